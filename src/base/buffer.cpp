@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/buffer.hpp"
+
+#include <sys/mman.h>
+
+namespace espalier {
+namespace {
+
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
+void unmap(void* data, std::size_t bytes) { munmap(data, bytes); }
+
+}  // namespace
+
+Expected<Buffer> Buffer::host(std::size_t bytes) {
+    if (bytes == 0) return Buffer();
+    if (bytes > (std::size_t{1} << 47))
+        return fail(ErrorKind::exhausted, "cannot allocate {} bytes", bytes);
+    // Over-map by one huge page and trim, so that the kernel can back an aligned range with huge
+    // pages.
+    const bool huge = bytes >= kHugePage;
+    const std::size_t wanted = huge ? (bytes + kHugePage - 1) / kHugePage * kHugePage : bytes;
+    const std::size_t mapped = huge ? wanted + kHugePage : wanted;
+    void* base = mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED)
+        return fail(ErrorKind::exhausted, "cannot allocate {} bytes: the system refused", bytes);
+    if (!huge) return Buffer(base, wanted, unmap);
+
+    const auto address = reinterpret_cast<std::uintptr_t>(base);
+    const std::uintptr_t aligned = (address + kHugePage - 1) / kHugePage * kHugePage;
+    const std::size_t before = aligned - address;
+    const std::size_t after = mapped - before - wanted;
+    if (before > 0) munmap(base, before);
+    if (after > 0) munmap(reinterpret_cast<void*>(aligned + wanted), after);
+    madvise(reinterpret_cast<void*>(aligned), wanted, MADV_HUGEPAGE);
+    return Buffer(reinterpret_cast<void*>(aligned), wanted, unmap);
+}
+
+}  // namespace espalier

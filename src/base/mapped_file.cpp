@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/mapped_file.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+namespace espalier {
+namespace {
+
+void advise(std::span<const std::byte> range, int advice) {
+    if (range.empty()) return;
+    constexpr std::uintptr_t kPage = 4096;
+    const auto begin = reinterpret_cast<std::uintptr_t>(range.data());
+    // will_need rounds outwards, done_with inwards: a page shared with a neighbour must not go.
+    const bool outwards = advice == MADV_WILLNEED;
+    const std::uintptr_t first = (outwards ? begin : begin + kPage - 1) / kPage * kPage;
+    const std::uintptr_t last = (begin + range.size() + (outwards ? kPage - 1 : 0)) / kPage * kPage;
+    if (last > first) madvise(reinterpret_cast<void*>(first), last - first, advice);
+}
+
+}  // namespace
+
+Expected<MappedFile> MappedFile::open(const std::filesystem::path& path) {
+    const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (descriptor < 0) {
+        const int error = errno;
+        return fail(error == ENOENT ? ErrorKind::not_found : ErrorKind::io, "{}: {}", path.string(),
+                    std::strerror(error));
+    }
+    struct stat status {};
+    if (fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode)) {
+        ::close(descriptor);
+        return fail(ErrorKind::io, "{}: not a regular file", path.string());
+    }
+    MappedFile file;
+    file.path_ = path;
+    file.size_ = static_cast<std::size_t>(status.st_size);
+    if (file.size_ > 0) {
+        void* data = mmap(nullptr, file.size_, PROT_READ, MAP_PRIVATE, descriptor, 0);
+        if (data == MAP_FAILED) {
+            const int error = errno;
+            ::close(descriptor);
+            return fail(ErrorKind::io, "{}: cannot map {} bytes: {}", path.string(),
+                        std::exchange(file.size_, 0), std::strerror(error));
+        }
+        file.data_ = static_cast<const std::byte*>(data);
+    }
+    ::close(descriptor);
+    return file;
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+    std::swap(path_, other.path_);
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+}
+
+MappedFile::~MappedFile() {
+    if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), size_);
+}
+
+void MappedFile::will_need(std::span<const std::byte> range) const { advise(range, MADV_WILLNEED); }
+void MappedFile::done_with(std::span<const std::byte> range) const { advise(range, MADV_DONTNEED); }
+
+Expected<std::string> read_text_file(const std::filesystem::path& path, std::size_t limit_bytes) {
+    ESPALIER_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::open(path));
+    if (file.size() > limit_bytes)
+        return fail(ErrorKind::exhausted, "{}: {} bytes, more than the limit of {}", path.string(),
+                    file.size(), limit_bytes);
+    return std::string(reinterpret_cast<const char*>(file.bytes().data()), file.size());
+}
+
+}  // namespace espalier
