@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+// The AVX2 variant: a panel is two registers of 8 outputs, x is widened to f32 in the tile, one
+// fused multiply-add per k.
+#include "base/isa.hpp"
+#include "linalg/microkernels.hpp"
+#include "linalg/product.hpp"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <cstring>
+#include <utility>
+
+namespace espalier::linalg {
+
+ESPALIER_ISA_BEGIN(ESPALIER_ISA_AVX2)
+namespace {
+
+struct Halves {
+    __m256 low, high;  // outputs 0–7 and 8–15
+};
+
+inline __m128i load_128(const std::byte* at) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
+}
+inline __m256i load_256(const std::byte* at) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+}
+
+struct Avx2Acc {
+    using Acc = Halves;
+    static constexpr int kBytesPerK = 4;
+    static constexpr int kMaxRows = 6;  // 12 of 16 registers; two for weights, one for x
+    static constexpr int kAccumulators = 6;
+
+    static Acc zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+    static Acc load(const float* from) {
+        return {_mm256_loadu_ps(from), _mm256_loadu_ps(from + 8)};
+    }
+    static void store(float* to, const Acc& acc) {
+        _mm256_storeu_ps(to, acc.low);
+        _mm256_storeu_ps(to + 8, acc.high);
+    }
+    static Acc multiply_add(const Acc& a, const float* scale, const Acc& b) {
+        return {_mm256_fmadd_ps(a.low, _mm256_loadu_ps(scale), b.low),
+                _mm256_fmadd_ps(a.high, _mm256_loadu_ps(scale + 8), b.high)};
+    }
+    static Acc add_product(const Acc& acc, const Halves& w, const std::byte* x) {
+        const __m256 factor = _mm256_broadcast_ss(reinterpret_cast<const float*>(x));
+        return {_mm256_fmadd_ps(factor, w.low, acc.low), _mm256_fmadd_ps(factor, w.high, acc.high)};
+    }
+};
+
+struct Avx2F32 : Avx2Acc {
+    using Packed = Halves;
+    static constexpr int kStepK = 1, kStepBytes = 64;
+    static constexpr int kGroup = 1;
+    static constexpr bool kScaled = false;
+    static void unpack(const std::byte* bytes, Packed (&packed)[1]) {
+        packed[0] = {_mm256_castsi256_ps(load_256(bytes)),
+                     _mm256_castsi256_ps(load_256(bytes + 32))};
+    }
+    static Acc step(const Acc& acc, const Packed& w, const std::byte* x) {
+        return add_product(acc, w, x);
+    }
+};
+
+struct Avx2F16 : Avx2Acc {
+    using Packed = Halves;
+    static constexpr int kStepK = 1, kStepBytes = 32;
+    static constexpr int kGroup = 1;
+    static constexpr bool kScaled = false;
+    static void unpack(const std::byte* bytes, Packed (&packed)[1]) {
+        packed[0] = {_mm256_cvtph_ps(load_128(bytes)), _mm256_cvtph_ps(load_128(bytes + 16))};
+    }
+    static Acc step(const Acc& acc, const Packed& w, const std::byte* x) {
+        return add_product(acc, w, x);
+    }
+};
+
+struct Avx2Pair : Avx2Acc {
+    struct Packed {
+        Halves even, odd;
+    };
+    static constexpr int kStepK = 2;
+    static Acc step(const Acc& acc, const Packed& w, const std::byte* x) {
+        return add_product(add_product(acc, w.even, x), w.odd, x + 4);
+    }
+};
+
+struct Avx2Bf16 : Avx2Pair {
+    static constexpr int kStepBytes = 64;
+    static constexpr int kGroup = 1;
+    static constexpr bool kScaled = false;
+    static __m256 even_of(__m256i pairs) {
+        return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+    }
+    static __m256 odd_of(__m256i pairs) {
+        return _mm256_castsi256_ps(
+            _mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+    }
+    static void unpack(const std::byte* bytes, Packed (&packed)[1]) {
+        const __m256i low = load_256(bytes), high = load_256(bytes + 32);
+        packed[0] = {{even_of(low), even_of(high)}, {odd_of(low), odd_of(high)}};
+    }
+};
+
+// e4m3 has the bits of an f16 whose exponent is 8 too small, shifted by one: S EEEE MMM → S 0EEEE
+// MMM0000000. So f16 → f32 and · 2⁸ is exact, subnormals included; only the NaN code (all ones)
+// needs help.
+struct Avx2E4m3 : Avx2Pair {
+    static constexpr int kStepBytes = 32;
+    static constexpr int kGroup = 1;
+    static constexpr bool kScaled = true;
+    // codes: 16 of 16 bits, the code in the high byte, the low byte zero.
+    static Halves widen(__m256i codes) {
+        const __m256i magnitude = _mm256_and_si256(codes, _mm256_set1_epi16(0x7f00));
+        const __m256i sign = _mm256_andnot_si256(_mm256_set1_epi16(0x7fff), codes);
+        const __m256i nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f00));
+        const __m256i half =
+            _mm256_or_si256(_mm256_or_si256(_mm256_srli_epi16(magnitude, 1), sign), nan);
+        const __m256 rebias = _mm256_set1_ps(256.0f);
+        return {_mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(half)), rebias),
+                _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(half, 1)), rebias)};
+    }
+    static void unpack(const std::byte* bytes, Packed (&packed)[1]) {
+        const __m256i codes = load_256(bytes);
+        packed[0] = {widen(_mm256_slli_epi16(codes, 8)),
+                     widen(_mm256_andnot_si256(_mm256_set1_epi16(0x00ff), codes))};
+    }
+};
+
+#include "linalg/kernel_body.hpp"
+
+void fill_f32(const std::byte* x, std::int64_t k, std::byte* tile_row) {
+    std::memcpy(tile_row, x, static_cast<std::size_t>(k) * sizeof(float));
+}
+
+void fill_widened(const std::byte* x, std::int64_t k, std::byte* tile_row) {
+    auto* to = reinterpret_cast<float*>(tile_row);
+    std::int64_t i = 0;
+    for (; i + 8 <= k; i += 8) {
+        const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu16_epi32(load_128(x + 2 * i)), 16);
+        _mm256_storeu_ps(to + i, _mm256_castsi256_ps(bits));
+    }
+    const auto* from = reinterpret_cast<const Bf16*>(x);
+    for (; i < k; ++i) to[i] = to_float(from[i]);
+    if (k % 2 != 0) to[k] = 0.0f;
+}
+
+// As to_bf16: nearest even, NaN kept quiet. The result is in the low half of each 32 bits.
+inline __m256i rounded_bf16(__m256 value) {
+    const __m256i bits = _mm256_castps_si256(value);
+    const __m256i high = _mm256_srli_epi32(bits, 16);
+    const __m256i bias =
+        _mm256_add_epi32(_mm256_and_si256(high, _mm256_set1_epi32(1)), _mm256_set1_epi32(0x7fff));
+    const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, bias), 16);
+    const __m256i quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
+    return _mm256_blendv_epi8(rounded, quiet,
+                              _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_UNORD_Q)));
+}
+
+inline __m128i narrow_8(__m256 value, DType dtype) {
+    if (dtype == DType::f16) return _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT);
+    const __m256i bits = rounded_bf16(value);
+    return _mm_packus_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
+}
+
+// Sixteen outputs at y, whatever is behind them.
+inline void store_panel(const float* acc, std::byte* y, DType dtype, Store store) {
+    const __m256 low = _mm256_loadu_ps(acc), high = _mm256_loadu_ps(acc + 8);
+    if (dtype != DType::f32) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(y), narrow_8(low, dtype));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(y + 16), narrow_8(high, dtype));
+        return;
+    }
+    auto* out = reinterpret_cast<float*>(y);
+    const bool add = store == Store::accumulate;
+    _mm256_storeu_ps(out, add ? _mm256_add_ps(_mm256_loadu_ps(out), low) : low);
+    _mm256_storeu_ps(out + 8, add ? _mm256_add_ps(_mm256_loadu_ps(out + 8), high) : high);
+}
+
+void store_row(const float* acc, std::int64_t acc_stride, std::int64_t columns, std::byte* y,
+               DType y_dtype, Store store) {
+    const auto size = static_cast<std::int64_t>(bytes_of(y_dtype));
+    for (; columns >= kPanel; columns -= kPanel, acc += acc_stride, y += kPanel * size)
+        store_panel(acc, y, y_dtype, store);
+    if (columns == 0) return;
+    std::byte whole[kPanel * sizeof(float)] = {};
+    std::memcpy(whole, y, static_cast<std::size_t>(columns * size));
+    store_panel(acc, whole, y_dtype, store);
+    std::memcpy(y, whole, static_cast<std::size_t>(columns * size));
+}
+
+float read_all(const std::byte* data, std::int64_t bytes) {
+    __m256i sums[8];
+    for (__m256i& sum : sums) sum = _mm256_setzero_si256();
+    for (std::int64_t at = 0; at < bytes; at += 256) {
+        ESPALIER_UNROLL
+        for (int i = 0; i < 8; ++i)
+            sums[i] = _mm256_add_epi32(sums[i], load_256(data + at + 32 * i));
+    }
+    ESPALIER_UNROLL
+    for (int i = 1; i < 8; ++i) sums[0] = _mm256_add_epi32(sums[0], sums[i]);
+    return static_cast<float>(_mm256_extract_epi32(sums[0], 0));
+}
+
+constexpr int kSpinAccumulators = 12;
+
+float spin(std::int64_t rounds) {
+    __m256 acc[kSpinAccumulators];
+    ESPALIER_UNROLL
+    for (int i = 0; i < kSpinAccumulators; ++i) acc[i] = _mm256_set1_ps(static_cast<float>(i));
+    const __m256 half = _mm256_set1_ps(0.5f);
+    for (std::int64_t round = 0; round < rounds; ++round) {
+        ESPALIER_UNROLL
+        for (int i = 0; i < kSpinAccumulators; ++i) acc[i] = _mm256_fmadd_ps(acc[i], half, half);
+    }
+    ESPALIER_UNROLL
+    for (int i = 1; i < kSpinAccumulators; ++i) acc[0] = _mm256_add_ps(acc[0], acc[i]);
+    return _mm256_cvtss_f32(acc[0]);
+}
+
+Microkernels make_table() {
+    Microkernels kernels;
+    kernels.f32 = kernels_for<Avx2F32>(fill_f32);
+    kernels.f16 = kernels_for<Avx2F16>(fill_f32);
+    kernels.bf16 = kernels_for<Avx2Bf16>(fill_widened);
+    kernels.e4m3 = kernels_for<Avx2E4m3>(fill_widened);
+    kernels.store_row = store_row;
+    kernels.read_all = read_all;
+    kernels.spin_bf16 = spin;
+    kernels.spin_f32 = spin;
+    kernels.bf16_flops_per_round = 16.0 * kSpinAccumulators;
+    kernels.f32_flops_per_round = 16.0 * kSpinAccumulators;
+    return kernels;
+}
+
+}  // namespace
+ESPALIER_ISA_END
+
+const Microkernels& avx2_microkernels() {
+    static const Microkernels table = make_table();
+    return table;
+}
+
+}  // namespace espalier::linalg
+#endif

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a CPU variant supplies to the products: for each weight type, one kernel per number of rows,
+// and the few row-wise helpers around it. product.cpp is the only caller; kernels_*.cpp fill the
+// tables.
+//
+// A kernel multiplies a tile of x (a few rows, copied to a fixed stride so that every row is a
+// constant offset from one pointer) with a run of panels. Tall tiles are what makes this fast: with
+// 24 rows each 64 bytes of weights feed 24 products, so the weights may stream from memory and the
+// tile stays in the first-level cache.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/cpu_features.hpp"
+#include "base/numeric.hpp"
+#include "linalg/packed.hpp"
+
+namespace espalier::linalg {
+
+enum class Store;
+
+inline constexpr int kMaxTileRows = 24;
+inline constexpr std::int64_t kTileBytes = 24
+                                           << 10;  // leaves 8 KiB of a 32 KiB cache to the weights
+
+// k per tile: a multiple of the scale block, so that a block's chain never crosses two calls.
+constexpr std::int64_t tile_depth(int rows, int bytes_per_k) {
+    return kTileBytes / (rows * bytes_per_k) / kScaleBlock * kScaleBlock;
+}
+// Bytes between rows of a tile; the extra line keeps rows out of each other's cache sets.
+constexpr std::int64_t tile_stride(int rows, int bytes_per_k) {
+    return tile_depth(rows, bytes_per_k) * bytes_per_k + 64;
+}
+
+struct TileCall {
+    const std::byte* x = nullptr;   // [rows][tile_stride], 64-byte aligned
+    const std::byte* w = nullptr;   // the first panel, at this call's first k
+    std::int64_t panel_stride = 0;  // bytes
+    std::int64_t panels = 0;
+    std::int64_t depth = 0;  // k of this call, ≤ tile_depth; padded to pairs where the weights are
+    const float* scales =
+        nullptr;  // e4m3: the first panel's at this call's first block, [blocks][16]
+    std::int64_t scale_stride = 0;  // floats between panels
+    float* acc = nullptr;           // [panels][rows][16]
+    bool first = false;             // chains begin at zero; otherwise they go on from acc
+};
+
+using TileKernel = void (*)(const TileCall& call);
+// Copies k elements of a row of x into a tile, in the tile's format; pads an odd k with zero for
+// paired weights.
+using FillRow = void (*)(const std::byte* x, std::int64_t k, std::byte* tile_row);
+
+struct WeightKernels {
+    int max_rows = 0;
+    int bytes_per_k = 0;  // of a tile row
+    FillRow fill_row = nullptr;
+    std::array<TileKernel, kMaxTileRows + 1> tile{};  // by rows, from 1
+};
+
+struct Microkernels {
+    WeightKernels f32, f16, bf16, e4m3;
+    // y[0 … columns) in y_dtype from panels acc[panel · acc_stride …][16].
+    void (*store_row)(const float* acc, std::int64_t acc_stride, std::int64_t columns, std::byte* y,
+                      DType y_dtype, Store store) = nullptr;
+    // For machine_peaks: reads every byte (a multiple of 1024), and keeps the multiply units busy.
+    float (*read_all)(const std::byte* data, std::int64_t bytes) = nullptr;
+    float (*spin_bf16)(std::int64_t rounds) = nullptr;
+    float (*spin_f32)(std::int64_t rounds) = nullptr;
+    double bf16_flops_per_round = 0;
+    double f32_flops_per_round = 0;
+
+    const WeightKernels& of(DType weight) const;
+};
+
+const Microkernels& portable_microkernels();
+const Microkernels& avx2_microkernels();
+const Microkernels& avx512_microkernels();
+const Microkernels& avx512_bf16_microkernels();
+// The table of a variant; variants this build does not have fall back to the portable one.
+const Microkernels& microkernels_of(CpuVariant variant);
+
+}  // namespace espalier::linalg

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cuts products into tasks. All three kinds of product become a list of segments (a matrix and the
+// output rows that use it); a segment is cut into units of (chunk of panels) × (block of rows), and
+// a task is a few units. No cut changes bits: a unit carries every chain from the first k to the
+// last, and sums that pause between two blocks of k pause in f32, which is what they are.
+#include "linalg/product.hpp"
+
+#include <algorithm>
+#include <array>
+#include <span>
+
+#include "base/check.hpp"
+#include "linalg/microkernels.hpp"
+
+namespace espalier::linalg {
+namespace {
+
+constexpr std::int64_t kRowBlock =
+    192;  // rows per unit: a chunk of weights is read from memory once for all
+constexpr std::int64_t kManyRowsChunk = 16;  // panels per unit for tall products
+constexpr std::int64_t kAccFloats = kRowBlock * kManyRowsChunk * kPanel;  // 192 KiB of running sums
+constexpr std::int64_t kTaskBytes = 256 << 10;  // weights per task when memory is the bound
+constexpr std::int64_t kTasksPerWorker =
+    8;                                   // or fewer bytes, so that the last task is not waited for
+constexpr std::int64_t kLeastChunk = 8;  // panels that one row keeps in flight
+constexpr std::size_t kSegments = 256;   // per run of the pool
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+struct Segment {
+    std::int64_t matrix = 0;
+    std::int64_t first_row = 0;
+    std::int64_t rows = 0;
+    std::int64_t first_unit = 0;
+};
+
+struct Job {
+    const Microkernels& microkernels;
+    const WeightKernels& kernels;
+    Matrix x, y;
+    PackedView w;
+    std::int64_t x_step = 0, y_step = 0;  // columns per matrix of the stack
+    const std::int32_t* source_row = nullptr;
+    Store store = Store::assign;
+    std::int64_t chunk = 1;  // panels per unit
+};
+
+// Piece `index` of `length` cut into `pieces` almost equal ones.
+struct Piece {
+    std::int64_t begin, end;
+};
+Piece piece_of(std::int64_t length, std::int64_t pieces, std::int64_t index) {
+    return {length * index / pieces, length * (index + 1) / pieces};
+}
+
+struct Unit {
+    std::int64_t matrix;
+    Piece rows;    // of y
+    Piece panels;  // of the matrix
+};
+
+Unit unit_at(const Job& job, std::span<const Segment> segments, std::int64_t index) {
+    const auto after =
+        std::upper_bound(segments.begin(), segments.end(), index,
+                         [](std::int64_t unit, const Segment& s) { return unit < s.first_unit; });
+    const Segment& segment = *(after - 1);
+    const std::int64_t chunks = ceil_div(job.w.panels(), job.chunk);
+    const std::int64_t row_blocks = ceil_div(segment.rows, kRowBlock);
+    const std::int64_t local =
+        index - segment.first_unit;  // rows run fastest: they share the weights
+    Piece rows = piece_of(segment.rows, row_blocks, local % row_blocks);
+    rows.begin += segment.first_row;
+    rows.end += segment.first_row;
+    return {segment.matrix, rows, piece_of(job.w.panels(), chunks, local / row_blocks)};
+}
+
+struct Scratch {
+    alignas(64) std::byte tile[kTileBytes + kMaxTileRows * 64];
+    alignas(64) float acc[kAccFloats];
+};
+
+// Rows [rows.begin, rows.end) of x, k [begin, begin + depth), into the tile.
+void fill_tile(const Job& job, const Unit& unit, Piece rows, Piece k, std::byte* tile) {
+    const auto count = static_cast<int>(rows.end - rows.begin);
+    const std::int64_t stride = tile_stride(count, job.kernels.bytes_per_k);
+    const auto element = static_cast<std::int64_t>(bytes_of(job.x.dtype));
+    for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+        const std::int64_t source = job.source_row == nullptr ? row : job.source_row[row];
+        const std::int64_t at = source * job.x.stride + unit.matrix * job.x_step + k.begin;
+        job.kernels.fill_row(job.x.data + at * element, k.end - k.begin,
+                             tile + (row - rows.begin) * stride);
+    }
+}
+
+void run_tile(const Job& job, const PackedView& matrix, const Unit& unit, Piece rows, Piece k,
+              Scratch& scratch) {
+    fill_tile(job, unit, rows, k, scratch.tile);
+    const std::int64_t panels = unit.panels.end - unit.panels.begin;
+    const std::int64_t element = static_cast<std::int64_t>(bytes_of(matrix.dtype));
+    TileCall call;
+    call.x = scratch.tile;
+    call.w = matrix.data + unit.panels.begin * matrix.panel_bytes() + k.begin * kPanel * element;
+    call.panel_stride = matrix.panel_bytes();
+    call.panels = panels;
+    call.depth =
+        std::min(k.end, matrix.k) == matrix.k ? matrix.k_padded() - k.begin : k.end - k.begin;
+    call.scale_stride = matrix.scale_blocks() * kPanel;
+    if (matrix.scales != nullptr)
+        call.scales =
+            matrix.scales + unit.panels.begin * call.scale_stride + k.begin / kScaleBlock * kPanel;
+    call.acc = scratch.acc + (rows.begin - unit.rows.begin) * panels * kPanel;
+    call.first = k.begin == 0;
+    job.kernels.tile[static_cast<std::size_t>(rows.end - rows.begin)](call);
+}
+
+void store_tile(const Job& job, const Unit& unit, Piece rows, const float* acc) {
+    const std::int64_t count = rows.end - rows.begin;
+    const std::int64_t first_column = unit.panels.begin * kPanel;
+    const std::int64_t columns = std::min(job.w.n, unit.panels.end * kPanel) - first_column;
+    const auto element = static_cast<std::int64_t>(bytes_of(job.y.dtype));
+    for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+        const std::int64_t at = row * job.y.stride + unit.matrix * job.y_step + first_column;
+        job.microkernels.store_row(acc + (row - rows.begin) * kPanel, count * kPanel, columns,
+                                   job.y.data + at * element, job.y.dtype, job.store);
+    }
+}
+
+// k outermost, then tiles of rows: the chunk's weights of one k block serve all tiles from the
+// second-level cache.
+void run_unit(const Job& job, const Unit& unit, Scratch& scratch) {
+    const PackedView matrix = job.w.at(unit.matrix);
+    const std::int64_t rows = unit.rows.end - unit.rows.begin;
+    const std::int64_t panels = unit.panels.end - unit.panels.begin;
+    const std::int64_t tiles = ceil_div(rows, job.kernels.max_rows);
+    const auto tallest = static_cast<int>(ceil_div(rows, tiles));
+    const std::int64_t depth = tile_depth(tallest, job.kernels.bytes_per_k);
+    for (std::int64_t begin = 0; begin < matrix.k; begin += depth) {
+        const Piece k{begin, std::min(matrix.k, begin + depth)};
+        for (std::int64_t tile = 0; tile < tiles; ++tile) {
+            Piece tile_rows = piece_of(rows, tiles, tile);
+            tile_rows.begin += unit.rows.begin;
+            tile_rows.end += unit.rows.begin;
+            run_tile(job, matrix, unit, tile_rows, k, scratch);
+            if (k.end == matrix.k)
+                store_tile(job, unit, tile_rows,
+                           scratch.acc + (tile_rows.begin - unit.rows.begin) * panels * kPanel);
+        }
+    }
+}
+
+// Panels per unit: bounded by the running sums, by the bytes a task should read, and by sharing
+// among workers.
+std::int64_t choose_chunk(const PackedView& w, std::int64_t most_rows,
+                          std::int64_t units_of_one_chunk, int workers) {
+    const std::int64_t rows = std::min(most_rows, kRowBlock);
+    std::int64_t chunk = std::min(w.panels(), kAccFloats / (rows * kPanel));
+    chunk = std::min(chunk, rows > kMaxTileRows
+                                ? kManyRowsChunk
+                                : std::max<std::int64_t>(1, kTaskBytes / w.panel_bytes()));
+    chunk = std::max(chunk, std::min(kLeastChunk, w.panels()));
+    if (workers == 1) return chunk;
+    while (chunk > kLeastChunk / 2 &&
+           units_of_one_chunk * ceil_div(w.panels(), chunk) < kTasksPerWorker * workers)
+        chunk = ceil_div(chunk, 2);
+    return chunk;
+}
+
+void run_segments(ThreadPool& pool, Job& job, std::span<Segment> segments) {
+    std::int64_t most_rows = 0, row_blocks = 0;
+    for (const Segment& segment : segments) {
+        most_rows = std::max(most_rows, segment.rows);
+        row_blocks += ceil_div(segment.rows, kRowBlock);
+    }
+    if (most_rows == 0) return;
+    job.chunk = choose_chunk(job.w, most_rows, row_blocks, pool.workers());
+    const std::int64_t chunks = ceil_div(job.w.panels(), job.chunk);
+    std::int64_t units = 0;
+    for (Segment& segment : segments) {
+        segment.first_unit = units;
+        units += ceil_div(segment.rows, kRowBlock) * chunks;
+    }
+    const std::int64_t unit_bytes = job.w.panel_bytes() * job.chunk;
+    const std::int64_t per_task = std::clamp<std::int64_t>(
+        std::min(kTaskBytes / unit_bytes, units / (kTasksPerWorker * pool.workers())), 1, units);
+    pool.run(ceil_div(units, per_task), [&](std::int64_t task, int) {
+        Scratch scratch;  // uninitialised: tiles and sums are written before they are read
+        const std::int64_t end = std::min(units, (task + 1) * per_task);
+        for (std::int64_t unit = task * per_task; unit < end; ++unit)
+            run_unit(job, unit_at(job, segments, unit), scratch);
+    });
+}
+
+void check_types(const Matrix& x, const PackedView& w, const Matrix& y, Store store) {
+    CHECK(x.dtype == input_dtype(w.dtype), "{} weights take x in {}, not {}", name_of(w.dtype),
+          name_of(input_dtype(w.dtype)), name_of(x.dtype));
+    CHECK(y.dtype != DType::e4m3, "a product cannot be stored as e4m3");
+    CHECK(store == Store::assign || y.dtype == DType::f32, "sums accumulate in f32, not {}",
+          name_of(y.dtype));
+}
+
+}  // namespace
+
+Products::Products(CpuVariant variant) : variant_(variant) { microkernels_of(variant); }
+
+void Products::product(ThreadPool& pool, const Matrix& x, const PackedView& w, const Matrix& y,
+                       Store store) const {
+    CHECK(w.count == 1 && x.cols == w.k && y.cols == w.n && x.rows == y.rows,
+          "x [{}, {}], W {} × [{}, {}], y [{}, {}]", x.rows, x.cols, w.count, w.n, w.k, y.rows,
+          y.cols);
+    check_types(x, w, y, store);
+    const Microkernels& microkernels = microkernels_of(variant_);
+    Job job{microkernels, microkernels.of(w.dtype), x, y, w};
+    job.store = store;
+    Segment all{0, 0, x.rows};
+    run_segments(pool, job, std::span(&all, 1));
+}
+
+void Products::stacked(ThreadPool& pool, const Matrix& x, std::int64_t x_step, const PackedView& w,
+                       const Matrix& y, std::int64_t y_step) const {
+    CHECK(w.count >= 1 && x.rows == y.rows && x.cols >= (w.count - 1) * x_step + w.k &&
+              y.cols >= (w.count - 1) * y_step + w.n && x_step >= 0 && y_step >= 0,
+          "x [{}, {}] by {}, W {} × [{}, {}], y [{}, {}] by {}", x.rows, x.cols, x_step, w.count,
+          w.n, w.k, y.rows, y.cols, y_step);
+    check_types(x, w, y, Store::assign);
+    const Microkernels& microkernels = microkernels_of(variant_);
+    Job job{microkernels, microkernels.of(w.dtype), x, y, w, x_step, y_step};
+    std::array<Segment, kSegments> segments;
+    for (std::int64_t first = 0; first < w.count; first += std::int64_t{kSegments}) {
+        const auto count =
+            static_cast<std::size_t>(std::min<std::int64_t>(kSegments, w.count - first));
+        for (std::size_t i = 0; i < count; ++i)
+            segments[i] = {first + static_cast<std::int64_t>(i), 0, x.rows};
+        run_segments(pool, job, std::span(segments.data(), count));
+    }
+}
+
+void Products::grouped(ThreadPool& pool, const Matrix& x, const std::int32_t* source_row,
+                       const std::int32_t* group_indptr, const PackedView& w,
+                       const Matrix& y) const {
+    CHECK(x.cols == w.k && y.cols == w.n, "x [{}, {}], W {} × [{}, {}], y [{}, {}]", x.rows, x.cols,
+          w.count, w.n, w.k, y.rows, y.cols);
+    CHECK(group_indptr[w.count] <= y.rows, "groups end at row {}, y has {}", group_indptr[w.count],
+          y.rows);
+    check_types(x, w, y, Store::assign);
+    const Microkernels& microkernels = microkernels_of(variant_);
+    Job job{microkernels, microkernels.of(w.dtype), x, y, w};
+    job.source_row = source_row;
+    std::array<Segment, kSegments> segments;
+    std::size_t filled = 0;
+    for (std::int64_t group = 0; group < w.count; ++group) {
+        const std::int64_t first = group_indptr[group], rows = group_indptr[group + 1] - first;
+        CHECK(rows >= 0, "group {} ends at row {} but begins at {}", group, group_indptr[group + 1],
+              first);
+        if (rows > 0) segments[filled++] = {group, first, rows};
+        if (filled == kSegments)
+            run_segments(pool, job, std::span(segments.data(), std::exchange(filled, 0)));
+    }
+    run_segments(pool, job, std::span(segments.data(), filled));
+}
+
+}  // namespace espalier::linalg

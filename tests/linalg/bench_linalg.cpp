@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// Prints how near the products come to this machine's bounds. Bandwidth and peak are measured in
+// the same run, right before each line, because a shared machine's speed drifts.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <ctime>
+#include <vector>
+
+#include "base/buffer.hpp"
+#include "linalg/machine_peaks.hpp"
+#include "linalg/product.hpp"
+
+namespace espalier::linalg {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Shape {
+    std::int64_t count, n, k;
+};
+
+constexpr Shape kShapes[] = {{1, 12288, 512}, {1, 1024, 16384}, {1, 3072, 1024}, {128, 512, 128}};
+constexpr std::int64_t kCopiesBytes = 256 << 20;  // weights in rotation: more than any cache holds
+
+// Matrices of random bits that are small numbers in every format.
+struct Weights {
+    std::vector<PackedMatrix> copies;
+
+    Weights(ThreadPool& pool, const Shape& shape, DType dtype) {
+        const auto elements = static_cast<std::size_t>(shape.count * shape.n * shape.k);
+        const std::size_t bytes = elements * bytes_of(dtype);
+        std::vector<std::byte> stored(bytes);
+        std::uint32_t state = 1;
+        for (std::size_t i = 0; i < bytes; ++i) {
+            state = state * 1664525u + 1013904223u;
+            const bool top = (i + 1) % bytes_of(dtype) == 0;
+            stored[i] = static_cast<std::byte>(top ? 0x38 + (state >> 31) * 0x80 : state >> 24);
+        }
+        const std::vector<float> scales(
+            static_cast<std::size_t>((shape.n + 127) / 128 * ((shape.k + 127) / 128)), 0.1f);
+        std::vector<WeightSource> sources;
+        for (std::int64_t s = 0; s < shape.count; ++s)
+            sources.push_back(
+                {stored.data() + static_cast<std::size_t>(s * shape.n * shape.k) * bytes_of(dtype),
+                 dtype, shape.n, shape.k, shape.k, false, scales.data(), (shape.k + 127) / 128});
+        std::vector<std::span<const WeightSource>> stack;
+        for (const WeightSource& source : sources) stack.emplace_back(&source, 1);
+        const auto wanted =
+            std::max<std::int64_t>(1, kCopiesBytes / static_cast<std::int64_t>(bytes));
+        for (std::int64_t i = 0; i < wanted; ++i)
+            copies.push_back(PackedMatrix::pack(pool, stack).value());
+    }
+};
+
+// The time in the fast tenth: on a machine shared with others the median measures them.
+double typical(std::vector<double> values) {
+    const auto at = static_cast<std::ptrdiff_t>(values.size() / 10);
+    std::nth_element(values.begin(), values.begin() + at, values.end());
+    return values[static_cast<std::size_t>(at)];
+}
+
+// One thread is timed by its own processor time, several by the wall.
+double now_seconds(const ThreadPool& pool) {
+    timespec time{};
+    clock_gettime(pool.workers() == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+void measure(ThreadPool& pool, const Products& products, const Shape& shape, DType dtype,
+             const Weights& weights, std::int64_t rows) {
+    const std::int64_t x_cols = shape.count * shape.k, y_cols = shape.count * shape.n;
+    const DType x_dtype = input_dtype(dtype);
+    Buffer x = Buffer::host(static_cast<std::size_t>(rows * x_cols) * 4).value();
+    Buffer y = Buffer::host(static_cast<std::size_t>(rows * y_cols) * 4).value();
+    std::fill_n(x.as<std::uint16_t>(), rows * x_cols * 2, std::uint16_t{0x3c00});
+    const Matrix x_view{x.data(), x_dtype, rows, x_cols, x_cols},
+        y_view{y.data(), DType::f32, rows, y_cols, y_cols};
+
+    const PackedView& view = weights.copies.front().view();
+    const double bytes = static_cast<double>(
+        view.count * view.panels() *
+        (view.panel_bytes() + (view.scales == nullptr ? 0 : view.scale_blocks() * 64)));
+    const double flops = 2.0 * static_cast<double>(rows * shape.count * shape.n * shape.k);
+    std::vector<double> seconds, read_seconds;
+    const double dot = x_dtype == DType::bf16 ? measured_bf16_peak(pool, products.variant())
+                                              : measured_f32_peak(pool, products.variant());
+    std::size_t next = 0;
+    const auto until = Clock::now() + std::chrono::milliseconds(150);
+    while (seconds.size() < 5 || Clock::now() < until) {
+        // Reading and the product take turns, so that both see the same neighbours.
+        const std::size_t half = weights.copies.size() / 2;
+        const PackedView other = weights.copies[(next + half) % weights.copies.size()].view();
+        const auto other_bytes =
+            static_cast<std::size_t>(other.count * other.panels() * other.panel_bytes());
+        // Timed by the same clock as the product; per byte, of the whole MiB it reads.
+        const double read_begin = now_seconds(pool);
+        measured_read_bandwidth(pool, products.variant(), {other.data, other_bytes}, 1);
+        read_seconds.push_back((now_seconds(pool) - read_begin) /
+                               static_cast<double>(other_bytes >> 20 << 20));
+        const PackedView& w = weights.copies[next++ % weights.copies.size()].view();
+        const double begin = now_seconds(pool);
+        if (shape.count == 1)
+            products.product(pool, x_view, w, y_view);
+        else
+            products.stacked(pool, x_view, shape.k, w, y_view, shape.n);
+        seconds.push_back(now_seconds(pool) - begin);
+    }
+    const double time = typical(seconds), read = 1 / typical(read_seconds);
+    fmt::print(
+        "| {:>4} | {:>3} × {:>5} × {:>5} | {:>4} | {} | {:>8.3f} | {:>6.1f} | {:>4.0f} % | "
+        "{:>6.1f} | {:>4.0f} % |\n",
+        name_of(dtype), shape.count, shape.n, shape.k, rows, pool.workers(), time * 1e3,
+        bytes / time / 1e9, 100 * bytes / time / read, flops / time / 1e9,
+        100 * flops / time / dot);
+    std::fflush(stdout);
+}
+
+}  // namespace
+}  // namespace espalier::linalg
+
+// bench_linalg [threads [weight type]]: all of them when not given.
+int main(int argc, char** argv) {
+    using namespace espalier;
+    using namespace espalier::linalg;
+    const CpuVariant variant = chosen_cpu_variant().value();
+    const Products products(variant);
+    fmt::print(
+        "{}\n\n| weights | shape | rows | threads | ms | GB/s | of read bandwidth | GFLOP/s | of "
+        "peak |\n"
+        "|---|---|---|---|---|---|---|---|---|\n",
+        name_of(variant));
+    for (const DType dtype : {DType::bf16, DType::e4m3, DType::f32}) {
+        if (argc > 2 && name_of(dtype) != argv[2]) continue;
+        for (const Shape& shape : kShapes) {
+            ThreadPool packer(2);
+            const Weights weights(packer, shape, dtype);
+            for (const int threads : {1, 2}) {
+                if (argc > 1 && std::atoi(argv[1]) != threads) continue;
+                ThreadPool pool(threads);
+                for (const std::int64_t rows : {1, 2, 4, 8, 16, 64, 512})
+                    measure(pool, products, shape, dtype, weights, rows);
+            }
+        }
+    }
+}
