@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "mla/checks.hpp"
+
+#include "mla/storage.hpp"
+
+namespace espalier::mla {
+namespace {
+
+constexpr std::int32_t kMaxHeads = 128;
+
+Expected<void> check_pages(const KvPages& kv) {
+    if (kv.page_tokens != 16 && kv.page_tokens != 32 && kv.page_tokens != 64 &&
+        kv.page_tokens != 128)
+        return fail(ErrorKind::unsupported, "pages of {} tokens: 16, 32, 64 or 128 are possible",
+                    kv.page_tokens);
+    const std::int64_t least = page_stride_bytes(kv.format, kv.page_tokens);
+    if (kv.page_stride < least)
+        return fail(ErrorKind::invalid,
+                    "{} pages of {} tokens need {} bytes, the page stride is {}",
+                    name_of(kv.format), kv.page_tokens, least, kv.page_stride);
+    if (kv.page_count < 0 || (kv.page_count > 0 && kv.data == nullptr))
+        return fail(ErrorKind::invalid, "{} pages at {}", kv.page_count,
+                    kv.data == nullptr ? "no address" : "an address");
+    return {};
+}
+
+Expected<void> check_row_mask(const RaggedRows& rows, std::int32_t b, std::int64_t q_len) {
+    switch (rows.mask[b]) {
+        case MaskKind::full:
+        case MaskKind::causal:
+            return {};
+        case MaskKind::tree: {
+            if (rows.words == nullptr)
+                return fail(ErrorKind::invalid, "row {} is a tree without words", b);
+            const std::int64_t tail = rows.tail_len == nullptr ? q_len : rows.tail_len[b];
+            if (tail < q_len || tail > kMaxTail)
+                return fail(ErrorKind::invalid,
+                            "row {}: a tree tail of {} slots, between q_len {} and {} is possible",
+                            b, tail, q_len, kMaxTail);
+            return {};
+        }
+        case MaskKind::dense:
+            if (rows.custom_mask_offset == nullptr || rows.custom_mask_len < 0 ||
+                (rows.custom_mask == nullptr && rows.custom_mask_len > 0))
+                return fail(ErrorKind::invalid, "row {} has a dense mask, but the call gives none",
+                            b);
+            return {};
+    }
+    return fail(ErrorKind::unsupported, "row {}: mask kind {}", b, static_cast<int>(rows.mask[b]));
+}
+
+// Only the entries that kv_len reaches are read.
+Expected<void> check_row_pages(const RaggedRows& rows, std::int32_t b, const KvPages& kv) {
+    const std::int64_t used =
+        (static_cast<std::int64_t>(rows.kv_len[b]) + kv.page_tokens - 1) / kv.page_tokens;
+    if (used > rows.block_stride)
+        return fail(ErrorKind::invalid,
+                    "row {}: {} cached slots need {} pages, its block table has {}", b,
+                    rows.kv_len[b], used, rows.block_stride);
+    for (std::int64_t index = 0; index < used; ++index) {
+        const std::int32_t page = rows.block_table[b * rows.block_stride + index];
+        if (page < 0 || page >= kv.page_count)
+            return fail(ErrorKind::invalid, "row {}: entry {} of the block table is page {} of {}",
+                        b, index, page, kv.page_count);
+    }
+    return {};
+}
+
+Expected<void> check_row(const RaggedRows& rows, std::int32_t b, const KvPages& kv) {
+    const std::int64_t q_len = static_cast<std::int64_t>(rows.q_indptr[b + 1]) - rows.q_indptr[b];
+    if (q_len < 0)
+        return fail(ErrorKind::invalid, "row {}: q_indptr falls from {} to {}", b, rows.q_indptr[b],
+                    rows.q_indptr[b + 1]);
+    if (q_len == 0) return {};
+    if (q_len > rows.max_q_len)
+        return fail(ErrorKind::invalid, "row {}: {} query tokens, more than max_q_len {}", b, q_len,
+                    rows.max_q_len);
+    if (rows.kv_len[b] < 0 || rows.kv_len[b] > rows.max_kv_len)
+        return fail(ErrorKind::invalid,
+                    "row {}: kv_len {}, between 0 and max_kv_len {} is possible", b, rows.kv_len[b],
+                    rows.max_kv_len);
+    ESPALIER_RETURN_IF_ERROR(check_row_mask(rows, b, q_len));
+    return check_row_pages(rows, b, kv);
+}
+
+Expected<void> check_rows(const RaggedRows& rows, const KvPages& kv) {
+    if (rows.rows < 0 || rows.q_indptr == nullptr)
+        return fail(ErrorKind::invalid, "{} rows{}", rows.rows,
+                    rows.q_indptr == nullptr ? " without q_indptr" : "");
+    if (rows.rows > 0 &&
+        (rows.kv_len == nullptr || rows.block_table == nullptr || rows.mask == nullptr))
+        return fail(ErrorKind::invalid, "{} rows need kv_len, block_table and mask", rows.rows);
+    if (rows.q_indptr[0] < 0 || rows.q_indptr[rows.rows] > rows.token_end)
+        return fail(ErrorKind::invalid, "query tokens {} to {} lie outside 0 to {}",
+                    rows.q_indptr[0], rows.q_indptr[rows.rows], rows.token_end);
+    if (rows.dcp_world < 1 || rows.dcp_rank < 0 || rows.dcp_rank >= rows.dcp_world)
+        return fail(ErrorKind::invalid, "context-parallel rank {} of {}", rows.dcp_rank,
+                    rows.dcp_world);
+    if (rows.dcp_world > 1 && rows.global_kv_len == nullptr)
+        return fail(ErrorKind::invalid, "context parallel over {} ranks needs global_kv_len",
+                    rows.dcp_world);
+    for (std::int32_t b = 0; b < rows.rows; ++b) ESPALIER_RETURN_IF_ERROR(check_row(rows, b, kv));
+    return {};
+}
+
+Expected<void> check_heads_and_output(std::int32_t heads, DType out_dtype, const std::byte* q,
+                                      const std::byte* out, std::int64_t token_end) {
+    if (heads < 1 || heads > kMaxHeads)
+        return fail(ErrorKind::unsupported, "{} heads: 1 to {} are possible", heads, kMaxHeads);
+    if (out_dtype == DType::e4m3) return fail(ErrorKind::unsupported, "attention output in e4m3");
+    if (token_end > 0 && (q == nullptr || out == nullptr))
+        return fail(ErrorKind::invalid, "{} query tokens without {}", token_end,
+                    q == nullptr ? "q" : "out");
+    return {};
+}
+
+bool query_fits_cache(DType query, KvFormat format) {
+    switch (format) {
+        case KvFormat::f32:
+            return query == DType::f32;
+        case KvFormat::bf16:
+            return query == DType::bf16;
+        case KvFormat::fp16:
+            return query == DType::f16;
+        case KvFormat::fp8_tensor:
+            return query != DType::f32;
+        case KvFormat::fp8_token:
+            return query == DType::bf16 || query == DType::f16;
+    }
+    return false;
+}
+
+Expected<void> check_up_weights(const linalg::PackedView& weights, std::string_view name,
+                                std::int32_t heads, std::int64_t outputs) {
+    if (weights.data == nullptr || weights.count != heads || weights.n != outputs ||
+        weights.k != kLatent)
+        return fail(ErrorKind::invalid, "{} holds {} matrices [{}, {}], wanted are {} of [{}, {}]",
+                    name, weights.data == nullptr ? 0 : weights.count, weights.n, weights.k, heads,
+                    outputs, kLatent);
+    if (weights.dtype == DType::e4m3 && weights.scales == nullptr)
+        return fail(ErrorKind::invalid, "{} is e4m3 without scales", name);
+    return {};
+}
+
+Expected<void> check_slot(const KvPages& kv, std::int64_t slot, std::string_view what,
+                          std::int64_t index) {
+    const std::int64_t slots = kv.page_count * kv.page_tokens;
+    if (slot < 0 || slot >= slots)
+        return fail(ErrorKind::invalid, "{} {} is slot {} of {}", what, index, slot, slots);
+    return {};
+}
+
+}  // namespace
+
+Expected<void> check_absorbed(const AbsorbedCall& call) {
+    ESPALIER_RETURN_IF_ERROR(
+        check_heads_and_output(call.heads, call.out_dtype, call.q, call.out, call.rows.token_end));
+    if (!query_fits_cache(call.q_dtype, call.kv.format))
+        return fail(ErrorKind::unsupported, "absorbed attention of {} queries over a {} cache",
+                    name_of(call.q_dtype), name_of(call.kv.format));
+    ESPALIER_RETURN_IF_ERROR(check_pages(call.kv));
+    return check_rows(call.rows, call.kv);
+}
+
+Expected<void> check_decompressed(const DecompressedCall& call) {
+    ESPALIER_RETURN_IF_ERROR(
+        check_heads_and_output(call.heads, call.out_dtype, call.q, call.out, call.rows.token_end));
+    if (call.q_dtype == DType::e4m3 || !query_fits_cache(call.q_dtype, call.kv.format))
+        return fail(ErrorKind::unsupported, "decompressed attention of {} queries over a {} cache",
+                    name_of(call.q_dtype), name_of(call.kv.format));
+    ESPALIER_RETURN_IF_ERROR(check_up_weights(call.up_key, "up_key", call.heads, kNope));
+    ESPALIER_RETURN_IF_ERROR(check_up_weights(call.up_value, "up_value", call.heads, kValue));
+    ESPALIER_RETURN_IF_ERROR(check_pages(call.kv));
+    ESPALIER_RETURN_IF_ERROR(check_rows(call.rows, call.kv));
+    if (call.rows.dcp_world > 1)
+        return fail(ErrorKind::unsupported, "decompressed attention over {} context-parallel ranks",
+                    call.rows.dcp_world);
+    for (std::int32_t b = 0; b < call.rows.rows; ++b)
+        if (call.rows.q_indptr[b + 1] > call.rows.q_indptr[b] &&
+            call.rows.mask[b] != MaskKind::causal)
+            return fail(ErrorKind::unsupported,
+                        "row {}: decompressed attention with a mask that is not causal", b);
+    return {};
+}
+
+Expected<void> check_append(const AppendCall& call) {
+    ESPALIER_RETURN_IF_ERROR(check_pages(call.kv));
+    if (call.tokens < 0) return fail(ErrorKind::invalid, "append of {} tokens", call.tokens);
+    if (call.tokens > 0 && (call.latent == nullptr || call.rope == nullptr || call.slot == nullptr))
+        return fail(ErrorKind::invalid, "append of {} tokens without latent, rope or slot",
+                    call.tokens);
+    if (call.kv.format == KvFormat::fp8_tensor && !(call.kv.scale > 0.0f))
+        return fail(ErrorKind::invalid, "an fp8_tensor cache with scale {}", call.kv.scale);
+    for (std::int64_t token = 0; token < call.tokens; ++token)
+        if (call.slot[token] >= 0)
+            ESPALIER_RETURN_IF_ERROR(check_slot(call.kv, call.slot[token], "token", token));
+    return {};
+}
+
+Expected<void> check_compact(const CompactCall& call) {
+    ESPALIER_RETURN_IF_ERROR(check_pages(call.kv));
+    if (call.moves < 0 ||
+        (call.moves > 0 && (call.source == nullptr || call.destination == nullptr)))
+        return fail(ErrorKind::invalid, "{} moves without source or destination", call.moves);
+    for (std::int64_t i = 0; i < call.moves; ++i) {
+        ESPALIER_RETURN_IF_ERROR(check_slot(call.kv, call.source[i], "source", i));
+        ESPALIER_RETURN_IF_ERROR(check_slot(call.kv, call.destination[i], "destination", i));
+    }
+    return {};
+}
+
+}  // namespace espalier::mla

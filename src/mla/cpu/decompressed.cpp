@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decompressed attention for prompt segments. A task is one head of one row: for each block of 256
+// keys from slot 0, up-project the block once, then fold it into every 16 query tokens that see any
+// of it. Blocks, and not chunks of the prompt, cut the keys, so a token's bits are the same in
+// whatever chunk it arrives.
+#include <algorithm>
+#include <cstring>
+
+#include "mla/cpu/entries.hpp"
+#include "mla/cpu/key_tiles.hpp"
+#include "mla/cpu/up_weights.hpp"
+
+namespace espalier::mla::cpu {
+namespace {
+
+constexpr std::int64_t kBlockKeys = 256;
+static_assert(kBlockKeys == kMaxTileKeys);
+constexpr std::int64_t kStateFloats = kLanes * (kValue + 2);
+
+LaneState state_at(float* memory) { return {memory, memory + kLanes, memory + 2 * kLanes}; }
+
+// Byte sizes of a worker's parts, one after another.
+struct WorkerLayout {
+    std::int64_t latents;  // copied groups of a block, [256][576]
+    std::int64_t keys;     // [256][192]
+    std::int64_t values;   // [256][128]
+    std::int64_t weights;  // one matrix, for up_key and for up_value
+    std::int64_t query;    // per 16 tokens
+    std::int64_t total;
+
+    WorkerLayout(const TileKernels& kernels, std::int64_t units) {
+        const std::int64_t element = element_bytes(kernels);
+        latents = kBlockKeys * kKey * element;
+        keys = kBlockKeys * kQuery * element;
+        values = kBlockKeys * kValue * element;
+        weights = kUpWeights * element;
+        query = kQuery * kLanes * element;
+        total = static_cast<std::int64_t>(sizeof(TileScratch)) + latents + keys + values +
+                2 * weights + units * (query + kStateFloats * 4);
+    }
+};
+
+struct Worker {
+    TileScratch* scratch;
+    std::byte* latents;
+    std::byte* keys;
+    std::byte* values;
+    std::byte* key_weights;
+    std::byte* value_weights;
+    std::byte* queries;  // [unit][192][16]
+    float* states;       // [unit]
+
+    Worker(const WorkerLayout& layout, std::int64_t units, std::byte* at) {
+        const auto take = [&at](std::int64_t bytes) { return std::exchange(at, at + bytes); };
+        scratch = reinterpret_cast<TileScratch*>(take(sizeof(TileScratch)));
+        latents = take(layout.latents);
+        keys = take(layout.keys);
+        values = take(layout.values);
+        key_weights = take(layout.weights);
+        value_weights = take(layout.weights);
+        queries = take(units * layout.query);
+        states = reinterpret_cast<float*>(take(units * kStateFloats * 4));
+    }
+};
+
+std::int64_t units_of(std::int64_t tokens) { return (tokens + kLanes - 1) / kLanes; }
+
+class Decompressed {
+  public:
+    Decompressed(const TileKernels& kernels, const DecompressedCall& call, const RowView& row,
+                 std::int64_t head, const WorkerLayout& layout, const Worker& mine)
+        : kernels_(kernels), call_(call), row_(row), head_(head), layout_(layout), mine_(mine) {}
+
+    void run() const {
+        const UpWeights up_key =
+            prepare_up_weights(kernels_, call_.up_key, head_, mine_.key_weights);
+        const UpWeights up_value =
+            prepare_up_weights(kernels_, call_.up_value, head_, mine_.value_weights);
+        for (std::int64_t unit = 0; unit < units_of(row_.tokens); ++unit) start_unit(unit);
+        // The last token sees the most.
+        const std::int64_t reach = row_.prefix(row_.tokens - 1);
+        for (std::int64_t first = 0; first < reach; first += kBlockKeys) {
+            project_block(first, std::min(kBlockKeys, reach - first), up_key, up_value);
+            for (std::int64_t unit = 0; unit < units_of(row_.tokens); ++unit)
+                fold_block(unit, first);
+        }
+        const OutputRows output{call_.out, call_.out_dtype, call_.lse, kValue};
+        for (std::int64_t i = 0; i < row_.tokens; ++i)
+            output.finish(kernels_, state(i / kLanes), static_cast<int>(i % kLanes), packed(i));
+    }
+
+  private:
+    LaneState state(std::int64_t unit) const {
+        return state_at(mine_.states + unit * kStateFloats);
+    }
+    std::byte* query(std::int64_t unit) const { return mine_.queries + unit * layout_.query; }
+    std::int64_t packed(std::int64_t i) const {
+        return (row_.first_token + i) * call_.heads + head_;
+    }
+
+    void start_unit(std::int64_t unit) const {
+        reset_state(state(unit), kValue);
+        const auto row_bytes = kQuery * static_cast<std::int64_t>(bytes_of(call_.q_dtype));
+        for (int lane = 0; lane < kLanes; ++lane) {
+            const std::int64_t i = unit * kLanes + lane;
+            if (i < row_.tokens)
+                pack_query(kernels_, call_.q + packed(i) * row_bytes, call_.q_dtype, kQuery, lane,
+                           query(unit));
+            else
+                clear_query(kernels_, kQuery, lane, query(unit));
+        }
+    }
+
+    // Keys and values of slots [first, first + count) for this head; the rest of the last group of
+    // 16 is zeros.
+    void project_block(std::int64_t first, std::int64_t count, const UpWeights& up_key,
+                       const UpWeights& up_value) const {
+        const std::int64_t element = element_bytes(kernels_);
+        const KeySource source(kernels_, call_.kv, row_);
+        const std::byte* latents[kMaxGroups];
+        int groups = 0;
+        for (std::int64_t key = 0; key < count; key += kGroupKeys, ++groups)
+            latents[groups] =
+                source.straight(first + key, std::min<std::int64_t>(kGroupKeys, count - key),
+                                mine_.latents + key * kKey * element);
+        kernels_.up_project(latents, groups, up_key, mine_.keys, kQuery);
+        kernels_.up_project(latents, groups, up_value, mine_.values, kValue);
+        if (!kernels_.bf16_elements && call_.kv.format != KvFormat::f32) {
+            round_to_bf16(reinterpret_cast<float*>(mine_.keys), groups * kGroupKeys * kQuery);
+            round_to_bf16(reinterpret_cast<float*>(mine_.values), groups * kGroupKeys * kValue);
+        }
+        for (std::int64_t key = 0; key < groups * kGroupKeys; ++key)
+            std::memcpy(mine_.keys + (key * kQuery + kNope) * element,
+                        latents[key / kGroupKeys] + (key % kGroupKeys * kKey + kLatent) * element,
+                        static_cast<std::size_t>(kRope * element));
+    }
+
+    // The rope columns are overwritten afterwards, so rounding them here does no harm.
+    static void round_to_bf16(float* values, std::int64_t count) {
+        for (std::int64_t i = 0; i < count; ++i) values[i] = to_float(to_bf16(values[i]));
+    }
+
+    void fold_block(std::int64_t unit, std::int64_t first) const {
+        KeyTile tile{};
+        std::int64_t most = 0;
+        for (int lane = 0; lane < kLanes; ++lane) {
+            const std::int64_t i = unit * kLanes + lane;
+            if (i >= row_.tokens) break;
+            most = std::clamp<std::int64_t>(row_.prefix(i) - first, 0, kBlockKeys);
+            tile.visible[lane] = static_cast<std::int32_t>(most);
+        }
+        if (most == 0) return;
+        tile.groups = static_cast<int>((most + kGroupKeys - 1) / kGroupKeys);
+        for (int group = 0; group < tile.groups; ++group) {
+            tile.key[group] = mine_.keys + group * kGroupKeys * kQuery * element_bytes(kernels_);
+            tile.value[group] =
+                mine_.values + group * kGroupKeys * kValue * element_bytes(kernels_);
+        }
+        kernels_.decompressed(query(unit), call_.scale, tile, *mine_.scratch, state(unit));
+    }
+
+    const TileKernels& kernels_;
+    const DecompressedCall& call_;
+    const RowView& row_;
+    std::int64_t head_;
+    const WorkerLayout& layout_;
+    const Worker& mine_;
+};
+
+}  // namespace
+
+void decompressed(OpContext& context, const TileKernels& kernels, const DecompressedCall& call) {
+    const Arena::Mark mark(context.arena);
+    const OutputRows output{call.out, call.out_dtype, call.lse, kValue};
+    for (std::int64_t packed = call.rows.q_indptr[call.rows.rows] * std::int64_t{call.heads};
+         packed < call.rows.token_end * call.heads; ++packed)
+        output.nothing(packed);
+
+    std::int64_t units = 0;
+    for (std::int32_t b = 0; b < call.rows.rows; ++b)
+        units = std::max(units, units_of(call.rows.q_indptr[b + 1] - call.rows.q_indptr[b]));
+    if (units == 0) return;
+    const WorkerLayout layout(kernels, units);
+    std::byte* memory = context.arena.take<std::byte>(layout.total * context.pool.workers());
+    context.pool.run(std::int64_t{call.rows.rows} * call.heads, [&](std::int64_t task, int index) {
+        const RowView row = view_row(call.rows, static_cast<std::int32_t>(task / call.heads));
+        if (row.tokens == 0) return;
+        const Worker mine(layout, units, memory + index * layout.total);
+        Decompressed(kernels, call, row, task % call.heads, layout, mine).run();
+    });
+}
+
+std::int64_t decompressed_scratch(const TileKernels& kernels, std::int64_t token_cap, int workers) {
+    return WorkerLayout(kernels, units_of(token_cap)).total * workers + 64;
+}
+
+}  // namespace espalier::mla::cpu

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two attention entries on the CPU, for calls that passed their checks, and the scratch they
+// take.
+#pragma once
+
+#include <cstdint>
+
+#include "base/op_context.hpp"
+#include "mla/contract.hpp"
+#include "mla/cpu/tile_kernels.hpp"
+
+namespace espalier::mla::cpu {
+
+void absorbed(OpContext& context, const TileKernels& kernels, const AbsorbedCall& call);
+std::int64_t absorbed_scratch(const TileKernels& kernels, int workers);
+
+void decompressed(OpContext& context, const TileKernels& kernels, const DecompressedCall& call);
+std::int64_t decompressed_scratch(const TileKernels& kernels, std::int64_t token_cap, int workers);
+
+}  // namespace espalier::mla::cpu

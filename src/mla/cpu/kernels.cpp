@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CPU's implementation of the contract: chooses tile kernels by variant, cache and weights, and
+// refuses by name what there are none for. Bits are row- and path-invariant always, within one
+// variant.
+#include <algorithm>
+
+#include "mla/checks.hpp"
+#include "mla/cpu/entries.hpp"
+#include "mla/cpu/up_weights.hpp"
+#include "mla/storage.hpp"
+
+namespace espalier::mla {
+namespace {
+
+Expected<void> refuse_fp8(KvFormat format, std::string_view entry) {
+    if (format == KvFormat::fp8_tensor || format == KvFormat::fp8_token)
+        return fail(ErrorKind::unsupported,
+                    "{} with a {} cache on the CPU: f32, bf16 and fp16 are possible", entry,
+                    name_of(format));
+    return {};
+}
+
+class CpuKernels final : public Kernels {
+  public:
+    CpuKernels(const cpu::TileKernels& f32, const cpu::TileKernels& bf16)
+        : f32_(f32), bf16_(bf16) {}
+
+    Expected<void> absorbed(OpContext& context, const AbsorbedCall& call) const override {
+        ESPALIER_RETURN_IF_ERROR(check_absorbed(call));
+        ESPALIER_RETURN_IF_ERROR(refuse_fp8(call.kv.format, "absorbed attention"));
+        cpu::absorbed(context, call.kv.format == KvFormat::bf16 ? bf16_ : f32_, call);
+        return {};
+    }
+
+    Expected<void> decompressed(OpContext& context, const DecompressedCall& call) const override {
+        ESPALIER_RETURN_IF_ERROR(check_decompressed(call));
+        ESPALIER_RETURN_IF_ERROR(refuse_fp8(call.kv.format, "decompressed attention"));
+        const bool bf16 = call.kv.format == KvFormat::bf16 &&
+                          cpu::multiplies(bf16_, call.up_key.dtype) &&
+                          cpu::multiplies(bf16_, call.up_value.dtype);
+        cpu::decompressed(context, bf16 ? bf16_ : f32_, call);
+        return {};
+    }
+
+    Expected<void> append(OpContext& context, const AppendCall& call) const override {
+        ESPALIER_RETURN_IF_ERROR(check_append(call));
+        ESPALIER_RETURN_IF_ERROR(refuse_fp8(call.kv.format, "append"));
+        constexpr std::int64_t kTokensPerTask = 16;
+        context.pool.run(
+            (call.tokens + kTokensPerTask - 1) / kTokensPerTask, [&](std::int64_t task, int) {
+                const std::int64_t end = std::min(call.tokens, (task + 1) * kTokensPerTask);
+                for (std::int64_t token = task * kTokensPerTask; token < end; ++token)
+                    append_token(call, token);
+            });
+        return {};
+    }
+
+    Expected<void> compact(OpContext&, const CompactCall& call) const override {
+        ESPALIER_RETURN_IF_ERROR(check_compact(call));
+        ESPALIER_RETURN_IF_ERROR(refuse_fp8(call.kv.format, "compact"));
+        for (std::int64_t i = 0; i < call.moves; ++i)
+            move_slot(call.kv, call.source[i], call.destination[i]);
+        return {};
+    }
+
+    std::size_t scratch_bytes(std::int32_t, std::int64_t token_cap, std::int32_t,
+                              int workers) const override {
+        std::int64_t most = 0;
+        for (const cpu::TileKernels* kernels : {&f32_, &bf16_})
+            most = std::max({most, cpu::absorbed_scratch(*kernels, workers),
+                             cpu::decompressed_scratch(*kernels, token_cap, workers)});
+        return static_cast<std::size_t>(most);
+    }
+
+  private:
+    static void append_token(const AppendCall& call, std::int64_t token) {
+        const bool flushed =
+            call.slot[token] >= 0 &&
+            write_slot(call.kv, call.slot[token], call.latent + token * call.latent_stride,
+                       call.rope + token * call.rope_stride);
+        if (call.nonfinite != nullptr) call.nonfinite[token] = flushed ? 1 : 0;
+    }
+
+    const cpu::TileKernels& f32_;   // every cache
+    const cpu::TileKernels& bf16_;  // bf16 caches; the same kernels where there are no dot products
+};
+
+}  // namespace
+
+std::unique_ptr<Kernels> make_cpu_kernels(CpuVariant variant) {
+    CHECK(variant <= best_cpu_variant(), "this machine has no {}", name_of(variant));
+#if defined(__x86_64__)
+    switch (variant) {
+        case CpuVariant::avx512_bf16:
+            return std::make_unique<CpuKernels>(cpu::kAvx512Tiles, cpu::kAvx512Bf16Tiles);
+        case CpuVariant::avx512:
+            return std::make_unique<CpuKernels>(cpu::kAvx512Tiles, cpu::kAvx512Tiles);
+        case CpuVariant::avx2:
+            return std::make_unique<CpuKernels>(cpu::kAvx2Tiles, cpu::kAvx2Tiles);
+        case CpuVariant::portable:
+            break;
+    }
+#endif
+    return std::make_unique<CpuKernels>(cpu::kPortableTiles, cpu::kPortableTiles);
+}
+
+}  // namespace espalier::mla

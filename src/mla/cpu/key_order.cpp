@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "mla/cpu/key_order.hpp"
+
+#include <algorithm>
+
+namespace espalier::mla::cpu {
+
+RowView view_row(const RaggedRows& rows, std::int32_t index) {
+    RowView row;
+    row.rows = &rows;
+    row.index = index;
+    row.first_token = rows.q_indptr[index];
+    row.tokens = rows.q_indptr[index + 1] - rows.q_indptr[index];
+    row.keys = rows.kv_len[index];
+    row.pages = rows.block_table + index * rows.block_stride;
+    row.mask = rows.mask[index];
+    return row;
+}
+
+std::int64_t RowView::slots_below(std::int64_t limit) const {
+    const std::int64_t world = rows->dcp_world;
+    const std::int64_t reach = limit - rows->dcp_rank;
+    return reach <= 0 ? 0 : std::min(keys, (reach + world - 1) / world);
+}
+
+std::int64_t RowView::straight() const {
+    switch (mask) {
+        case MaskKind::full:
+        case MaskKind::causal:
+            return keys;
+        case MaskKind::tree:
+            return slots_below(global_keys() - tail());
+        case MaskKind::dense:
+            return 0;
+    }
+    return 0;
+}
+
+std::int64_t RowView::prefix(std::int64_t i) const {
+    return mask == MaskKind::full ? keys : slots_below(global_keys() - (tokens - 1) + i);
+}
+
+std::int64_t RowView::slots(std::int64_t i, std::int64_t first, std::int64_t count,
+                            std::int32_t* slots) const {
+    return mask == MaskKind::tree ? tree_slots(i, first, count, slots)
+                                  : dense_slots(i, first, count, slots);
+}
+
+std::int64_t RowView::tree_slots(std::int64_t i, std::int64_t first, std::int64_t count,
+                                 std::int32_t* slots) const {
+    const std::int64_t history = straight();
+    std::int64_t found = 0;
+    for (std::int64_t slot = first; slot < std::min(history, first + count); ++slot)
+        slots[found++] = static_cast<std::int32_t>(slot);
+    const std::uint64_t word = rows->words[first_token + i];
+    const std::int64_t tail_begin = global_keys() - tail();
+    std::int64_t logical = history;
+    for (std::int64_t slot = history; slot < keys && found < count; ++slot) {
+        const std::int64_t bit = slot * rows->dcp_world + rows->dcp_rank - tail_begin;
+        if (bit >= tail()) break;
+        if (((word >> bit) & 1) == 0) continue;
+        if (logical++ >= first) slots[found++] = static_cast<std::int32_t>(slot);
+    }
+    return found;
+}
+
+std::int64_t RowView::dense_slots(std::int64_t i, std::int64_t first, std::int64_t count,
+                                  std::int32_t* slots) const {
+    // Keys whose mask byte lies in [0, custom_mask_len). The offset may be anything up to ±2^63: it
+    // is compared with small numbers before it takes part in a sum.
+    const std::int64_t before = i * keys;
+    const std::int64_t offset = rows->custom_mask_offset[index];
+    if (offset <= -before - keys || offset >= rows->custom_mask_len - before) return 0;
+    const std::int64_t begin = std::max<std::int64_t>(0, -(before + offset));
+    const std::int64_t end = std::min(keys, rows->custom_mask_len - before - offset);
+    std::int64_t found = 0;
+    std::int64_t logical = 0;
+    for (std::int64_t slot = begin; slot < end && found < count; ++slot) {
+        if (rows->custom_mask[offset + before + slot] == 0) continue;
+        if (logical++ >= first) slots[found++] = static_cast<std::int32_t>(slot);
+    }
+    return found;
+}
+
+}  // namespace espalier::mla::cpu

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// The logical order of a token's keys: the slots it sees, ascending. Tiles and splits are cut by
+// this order, never by slot, so a tree token folds the same keys in the same places as the causal
+// row over its compacted path. Every mask becomes two facts: how many leading logical keys are the
+// slots themselves, and the slots after those.
+#pragma once
+
+#include <cstdint>
+
+#include "mla/contract.hpp"
+
+namespace espalier::mla::cpu {
+
+struct RowView {
+    const RaggedRows* rows = nullptr;
+    std::int32_t index = 0;
+    std::int64_t first_token = 0;
+    std::int64_t tokens = 0;  // q_len
+    std::int64_t keys = 0;    // kv_len
+    const std::int32_t* pages = nullptr;
+    MaskKind mask = MaskKind::causal;
+
+    // Logical keys [0, straight) are slots [0, straight), for every token of the row.
+    std::int64_t straight() const;
+    // full and causal: every visible key is straight.
+    bool all_straight() const { return mask == MaskKind::full || mask == MaskKind::causal; }
+    // full and causal rows: how many keys token i sees.
+    std::int64_t prefix(std::int64_t i) const;
+    // The slots of token i's logical keys [first, first + count), as many as there are; tree and
+    // dense rows.
+    std::int64_t slots(std::int64_t i, std::int64_t first, std::int64_t count,
+                       std::int32_t* slots) const;
+
+  private:
+    std::int64_t tree_slots(std::int64_t i, std::int64_t first, std::int64_t count,
+                            std::int32_t* slots) const;
+    std::int64_t dense_slots(std::int64_t i, std::int64_t first, std::int64_t count,
+                             std::int32_t* slots) const;
+    // Local slots whose global number lies below `limit`.
+    std::int64_t slots_below(std::int64_t limit) const;
+    std::int64_t global_keys() const {
+        return rows->dcp_world > 1 ? rows->global_kv_len[index] : keys;
+    }
+    std::int64_t tail() const { return rows->tail_len == nullptr ? tokens : rows->tail_len[index]; }
+};
+
+RowView view_row(const RaggedRows& rows, std::int32_t index);
+
+}  // namespace espalier::mla::cpu

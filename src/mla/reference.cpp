@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+// The oracle: docs/mla_contract.md in double and plain loops, every mask and every format. It is
+// slow, allocates as it likes, and decides what the kernels must give.
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "mla/checks.hpp"
+#include "mla/storage.hpp"
+
+namespace espalier::mla {
+namespace {
+
+constexpr double kNothing = -std::numeric_limits<double>::infinity();
+
+double element(const std::byte* data, DType dtype, std::int64_t index) {
+    const std::byte* at = data + index * static_cast<std::int64_t>(bytes_of(dtype));
+    const auto read = [at]<typename T>(T value) {
+        std::memcpy(&value, at, sizeof(T));
+        return static_cast<double>(to_float(value));
+    };
+    switch (dtype) {
+        case DType::f32:
+            return read(float{});
+        case DType::f16:
+            return read(Fp16{});
+        case DType::bf16:
+            return read(Bf16{});
+        case DType::e4m3:
+            return read(E4m3{});
+    }
+    return 0.0;
+}
+
+void store(std::byte* data, DType dtype, std::int64_t index, double value) {
+    std::byte* at = data + index * static_cast<std::int64_t>(bytes_of(dtype));
+    const auto write = [at](auto stored) { std::memcpy(at, &stored, sizeof(stored)); };
+    const auto single = static_cast<float>(value);
+    switch (dtype) {
+        case DType::f32:
+            return write(single);
+        case DType::f16:
+            return write(to_fp16(single));
+        case DType::bf16:
+            return write(to_bf16(single));
+        case DType::e4m3:
+            return write(to_e4m3(single));
+    }
+}
+
+// Element (output, input) of matrix `index` of a stack, scale included, as packed.hpp lays it out.
+double weight(const linalg::PackedView& w, std::int64_t index, std::int64_t output,
+              std::int64_t input) {
+    const std::int64_t panel = index * w.panels() + output / linalg::kPanel;
+    const std::int64_t lane = output % linalg::kPanel;
+    const bool pairs = w.dtype == DType::bf16 || w.dtype == DType::e4m3;
+    const std::int64_t inside =
+        pairs ? (input / 2 * linalg::kPanel + lane) * 2 + input % 2 : input * linalg::kPanel + lane;
+    const double value = element(w.data, w.dtype, panel * w.k_padded() * linalg::kPanel + inside);
+    if (w.dtype != DType::e4m3) return value;
+    const std::int64_t block = panel * w.scale_blocks() + input / linalg::kScaleBlock;
+    return value * static_cast<double>(w.scales[block * linalg::kPanel + lane]);
+}
+
+// Whether token i of row b sees key c: the contract's four lines, in signed 64-bit arithmetic.
+bool visible(const RaggedRows& rows, std::int32_t b, std::int64_t i, std::int64_t c) {
+    const std::int64_t n = rows.q_indptr[b + 1] - rows.q_indptr[b];
+    const std::int64_t keys = rows.kv_len[b];
+    const std::int64_t slot = c * rows.dcp_world + rows.dcp_rank;
+    const std::int64_t slots = rows.dcp_world > 1 ? rows.global_kv_len[b] : keys;
+    switch (rows.mask[b]) {
+        case MaskKind::full:
+            return true;
+        case MaskKind::causal:
+            return slot < slots - (n - 1) + i;
+        case MaskKind::tree: {
+            const std::int64_t tail = rows.tail_len == nullptr ? n : rows.tail_len[b];
+            const std::int64_t bit = slot - (slots - tail);
+            if (bit < 0) return true;
+            return bit < tail && ((rows.words[rows.q_indptr[b] + i] >> bit) & 1) != 0;
+        }
+        case MaskKind::dense: {
+            const std::int64_t offset = rows.custom_mask_offset[b];
+            const std::int64_t inside = i * keys + c;
+            return offset >= -inside && offset < rows.custom_mask_len - inside &&
+                   rows.custom_mask[offset + inside] != 0;
+        }
+    }
+    return false;
+}
+
+// Softmax over the visible keys and the sum of their values; lse of nothing is -inf and its output
+// 0.
+struct Attended {
+    std::vector<double> out;
+    double lse = kNothing;
+};
+
+Attended attend(const std::vector<double>& scores, const double* values, std::int64_t value_stride,
+                std::int64_t columns) {
+    Attended result{std::vector<double>(static_cast<std::size_t>(columns), 0.0)};
+    double maximum = kNothing;
+    for (const double score : scores) maximum = std::max(maximum, score);
+    if (maximum == kNothing) return result;
+    double sum = 0.0;
+    for (std::size_t c = 0; c < scores.size(); ++c) {
+        if (scores[c] == kNothing) continue;
+        const double p = std::exp(scores[c] - maximum);
+        sum += p;
+        const double* value = values + static_cast<std::int64_t>(c) * value_stride;
+        for (std::int64_t d = 0; d < columns; ++d)
+            result.out[static_cast<std::size_t>(d)] += p * value[d];
+    }
+    for (double& value : result.out) value /= sum;
+    result.lse = maximum + std::log(sum);
+    return result;
+}
+
+// The row's keys [kv_len, 576].
+std::vector<double> read_keys(const RaggedRows& rows, std::int32_t b, const KvPages& kv) {
+    std::vector<double> keys(static_cast<std::size_t>(rows.kv_len[b] * kKey));
+    const std::int32_t* pages = rows.block_table + b * rows.block_stride;
+    for (std::int64_t c = 0; c < rows.kv_len[b]; ++c)
+        read_slot(kv, pool_slot(pages, kv.page_tokens, c), keys.data() + c * kKey);
+    return keys;
+}
+
+// Where a call's outputs go; both entries write the same way.
+struct Output {
+    std::byte* out;
+    DType dtype;
+    float* lse;
+    std::int32_t heads;
+    std::int64_t columns;
+
+    void write(std::int64_t token, std::int64_t head, const Attended& attended) const {
+        const std::int64_t packed = token * heads + head;
+        for (std::int64_t d = 0; d < columns; ++d)
+            store(out, dtype, packed * columns + d, attended.out[static_cast<std::size_t>(d)]);
+        if (lse != nullptr) lse[packed] = static_cast<float>(attended.lse);
+    }
+    void write_padding(const RaggedRows& rows) const {
+        const Attended nothing{std::vector<double>(static_cast<std::size_t>(columns), 0.0)};
+        for (std::int64_t token = rows.q_indptr[rows.rows]; token < rows.token_end; ++token)
+            for (std::int64_t head = 0; head < heads; ++head) write(token, head, nothing);
+    }
+};
+
+// Scores of one (token, head) against keys [kv_len, columns] that lie key_stride apart; hidden ones
+// are -inf.
+std::vector<double> score_keys(const RaggedRows& rows, std::int32_t b, std::int64_t i,
+                               const double* q, const double* keys, std::int64_t columns,
+                               double scale) {
+    std::vector<double> scores(static_cast<std::size_t>(rows.kv_len[b]), kNothing);
+    for (std::int64_t c = 0; c < rows.kv_len[b]; ++c) {
+        if (!visible(rows, b, i, c)) continue;
+        double dot = 0.0;
+        for (std::int64_t d = 0; d < columns; ++d) dot += q[d] * keys[c * columns + d];
+        scores[static_cast<std::size_t>(c)] = scale * dot;
+    }
+    return scores;
+}
+
+std::vector<double> read_query(const std::byte* q, DType dtype, double q_scale, std::int64_t packed,
+                               std::int64_t columns) {
+    std::vector<double> query(static_cast<std::size_t>(columns));
+    for (std::int64_t d = 0; d < columns; ++d)
+        query[static_cast<std::size_t>(d)] = element(q, dtype, packed * columns + d) * q_scale;
+    return query;
+}
+
+// Keys [kv_len, 192] and values [kv_len, 128] of one head, up-projected from the latents.
+struct HeadKeys {
+    std::vector<double> keys;
+    std::vector<double> values;
+};
+
+HeadKeys up_project(const DecompressedCall& call, std::int64_t head,
+                    const std::vector<double>& latents) {
+    const std::size_t count = latents.size() / kKey;
+    const bool keep = call.kv.format == KvFormat::f32;
+    const auto rounded = [keep](double value) {
+        return keep ? value : static_cast<double>(to_float(to_bf16(static_cast<float>(value))));
+    };
+    std::vector<double> key_row(kLatent);
+    std::vector<double> value_row(kLatent);
+    HeadKeys result{std::vector<double>(count * kQuery), std::vector<double>(count * kValue)};
+    for (std::int64_t output = 0; output < kNope; ++output) {
+        for (std::int64_t d = 0; d < kLatent; ++d) {
+            key_row[static_cast<std::size_t>(d)] = weight(call.up_key, head, output, d);
+            value_row[static_cast<std::size_t>(d)] = weight(call.up_value, head, output, d);
+        }
+        for (std::size_t c = 0; c < count; ++c) {
+            const double* latent = latents.data() + c * kKey;
+            double key = 0.0;
+            double value = 0.0;
+            for (std::size_t d = 0; d < kLatent; ++d) {
+                key += latent[d] * key_row[d];
+                value += latent[d] * value_row[d];
+            }
+            result.keys[c * kQuery + static_cast<std::size_t>(output)] = rounded(key);
+            result.values[c * kValue + static_cast<std::size_t>(output)] = rounded(value);
+        }
+    }
+    for (std::size_t c = 0; c < count; ++c)
+        for (std::size_t d = 0; d < kRope; ++d)
+            result.keys[c * kQuery + kNope + d] = latents[c * kKey + kLatent + d];
+    return result;
+}
+
+class ReferenceKernels final : public Kernels {
+  public:
+    Expected<void> absorbed(OpContext&, const AbsorbedCall& call) const override {
+        ESPALIER_RETURN_IF_ERROR(check_absorbed(call));
+        const Output output{call.out, call.out_dtype, call.lse, call.heads, kLatent};
+        output.write_padding(call.rows);
+        const double q_scale =
+            call.q_dtype == DType::e4m3 ? static_cast<double>(call.q_scale) : 1.0;
+        for (std::int32_t b = 0; b < call.rows.rows; ++b) {
+            const std::int64_t first = call.rows.q_indptr[b];
+            const std::int64_t q_len = call.rows.q_indptr[b + 1] - first;
+            if (q_len == 0) continue;
+            const std::vector<double> keys = read_keys(call.rows, b, call.kv);
+            for (std::int64_t packed = 0; packed < q_len * call.heads; ++packed) {
+                const std::int64_t i = packed / call.heads;
+                const auto query =
+                    read_query(call.q, call.q_dtype, q_scale, first * call.heads + packed, kKey);
+                const auto scores = score_keys(call.rows, b, i, query.data(), keys.data(), kKey,
+                                               static_cast<double>(call.scale));
+                output.write(first + i, packed % call.heads,
+                             attend(scores, keys.data(), kKey, kLatent));
+            }
+        }
+        return {};
+    }
+
+    Expected<void> decompressed(OpContext&, const DecompressedCall& call) const override {
+        ESPALIER_RETURN_IF_ERROR(check_decompressed(call));
+        const Output output{call.out, call.out_dtype, call.lse, call.heads, kValue};
+        output.write_padding(call.rows);
+        for (std::int32_t b = 0; b < call.rows.rows; ++b) {
+            const std::int64_t first = call.rows.q_indptr[b];
+            const std::int64_t q_len = call.rows.q_indptr[b + 1] - first;
+            if (q_len == 0) continue;
+            const std::vector<double> latents = read_keys(call.rows, b, call.kv);
+            for (std::int64_t head = 0; head < call.heads; ++head) {
+                const HeadKeys up = up_project(call, head, latents);
+                for (std::int64_t i = 0; i < q_len; ++i) {
+                    const auto query = read_query(call.q, call.q_dtype, 1.0,
+                                                  (first + i) * call.heads + head, kQuery);
+                    const auto scores = score_keys(call.rows, b, i, query.data(), up.keys.data(),
+                                                   kQuery, static_cast<double>(call.scale));
+                    output.write(first + i, head, attend(scores, up.values.data(), kValue, kValue));
+                }
+            }
+        }
+        return {};
+    }
+
+    Expected<void> append(OpContext&, const AppendCall& call) const override {
+        ESPALIER_RETURN_IF_ERROR(check_append(call));
+        for (std::int64_t token = 0; token < call.tokens; ++token) {
+            const bool flushed =
+                call.slot[token] >= 0 &&
+                write_slot(call.kv, call.slot[token], call.latent + token * call.latent_stride,
+                           call.rope + token * call.rope_stride);
+            if (call.nonfinite != nullptr) call.nonfinite[token] = flushed ? 1 : 0;
+        }
+        return {};
+    }
+
+    Expected<void> compact(OpContext&, const CompactCall& call) const override {
+        ESPALIER_RETURN_IF_ERROR(check_compact(call));
+        for (std::int64_t i = 0; i < call.moves; ++i)
+            move_slot(call.kv, call.source[i], call.destination[i]);
+        return {};
+    }
+
+    std::size_t scratch_bytes(std::int32_t, std::int64_t, std::int32_t, int) const override {
+        return 0;
+    }
+};
+
+}  // namespace
+
+std::unique_ptr<Kernels> make_reference_kernels() { return std::make_unique<ReferenceKernels>(); }
+
+}  // namespace espalier::mla

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "mla/storage.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace espalier::mla {
+namespace {
+
+constexpr float kE4m3Max = 448.0f;
+
+// The three planes of an fp8_token page, at one slot.
+struct TokenPlanes {
+    std::byte* latent;  // e4m3 [512]
+    std::byte* rope;    // bf16 [64]
+    std::byte* scale;   // f32
+};
+
+TokenPlanes token_planes(const KvPages& kv, std::int64_t slot) {
+    std::byte* page = kv.data + slot / kv.page_tokens * kv.page_stride;
+    const std::int64_t place = slot % kv.page_tokens;
+    const std::int64_t tokens = kv.page_tokens;
+    return {page + place * kLatent, page + tokens * kLatent + place * kRope * 2,
+            page + tokens * (kLatent + kRope * 2) + place * 4};
+}
+
+template <typename T>
+T load(const std::byte* data, std::int64_t index) {
+    T value;
+    std::memcpy(&value, data + index * static_cast<std::int64_t>(sizeof(T)), sizeof(T));
+    return value;
+}
+
+template <typename T>
+void store(std::byte* data, std::int64_t index, T value) {
+    std::memcpy(data + index * static_cast<std::int64_t>(sizeof(T)), &value, sizeof(T));
+}
+
+template <typename T>
+T narrow(float value) {
+    if constexpr (std::is_same_v<T, Bf16>) return to_bf16(value);
+    if constexpr (std::is_same_v<T, Fp16>) return to_fp16(value);
+    if constexpr (std::is_same_v<T, float>) return value;
+}
+
+template <typename T>
+void read_columns(const std::byte* data, std::int64_t count, double* columns, double scale = 1.0) {
+    for (std::int64_t d = 0; d < count; ++d)
+        columns[d] = static_cast<double>(to_float(load<T>(data, d))) * scale;
+}
+
+// Returns whether a value was flushed.
+template <typename T>
+bool write_columns(const float* values, std::int64_t count, std::byte* data) {
+    bool flushed = false;
+    for (std::int64_t d = 0; d < count; ++d) {
+        T stored = narrow<T>(values[d]);
+        if (!std::isfinite(to_float(stored))) {
+            stored = T{};
+            flushed = true;
+        }
+        store(data, d, stored);
+    }
+    return flushed;
+}
+
+bool write_e4m3(const float* values, std::int64_t count, float scale, std::byte* data) {
+    bool flushed = false;
+    for (std::int64_t d = 0; d < count; ++d) {
+        const bool finite = std::isfinite(values[d]);
+        flushed |= !finite;
+        store(data, d, to_e4m3(finite ? values[d] / scale : 0.0f));
+    }
+    return flushed;
+}
+
+// The scale that takes the token's largest finite magnitude to the end of e4m3's range.
+float token_scale(const float* latent) {
+    float largest = 0.0f;
+    for (std::int64_t d = 0; d < kLatent; ++d)
+        if (std::isfinite(latent[d])) largest = std::max(largest, std::fabs(latent[d]));
+    if (largest == 0.0f) return 1.0f;
+    return std::max(largest / kE4m3Max, std::numeric_limits<float>::min());
+}
+
+template <typename T>
+bool write_row(std::byte* row, const float* latent, const float* rope) {
+    const bool latent_flushed = write_columns<T>(latent, kLatent, row);
+    const bool rope_flushed =
+        write_columns<T>(rope, kRope, row + kLatent * static_cast<std::int64_t>(sizeof(T)));
+    return latent_flushed || rope_flushed;
+}
+
+}  // namespace
+
+std::string_view name_of(KvFormat format) {
+    switch (format) {
+        case KvFormat::f32:
+            return "f32";
+        case KvFormat::bf16:
+            return "bf16";
+        case KvFormat::fp16:
+            return "fp16";
+        case KvFormat::fp8_tensor:
+            return "fp8_tensor";
+        case KvFormat::fp8_token:
+            return "fp8_token";
+    }
+    return "?";
+}
+
+std::int64_t page_stride_bytes(KvFormat format, std::int64_t page_tokens) {
+    switch (format) {
+        case KvFormat::f32:
+            return page_tokens * kKey * 4;
+        case KvFormat::bf16:
+        case KvFormat::fp16:
+            return page_tokens * kKey * 2;
+        case KvFormat::fp8_tensor:
+            return page_tokens * kKey;
+        case KvFormat::fp8_token:
+            return (page_tokens * (kLatent + kRope * 2 + 4) + 127) / 128 * 128;
+    }
+    return 0;
+}
+
+void read_slot(const KvPages& kv, std::int64_t slot, double* columns) {
+    switch (kv.format) {
+        case KvFormat::f32:
+            return read_columns<float>(slot_bytes(kv, slot), kKey, columns);
+        case KvFormat::bf16:
+            return read_columns<Bf16>(slot_bytes(kv, slot), kKey, columns);
+        case KvFormat::fp16:
+            return read_columns<Fp16>(slot_bytes(kv, slot), kKey, columns);
+        case KvFormat::fp8_tensor:
+            return read_columns<E4m3>(slot_bytes(kv, slot), kKey, columns,
+                                      static_cast<double>(kv.scale));
+        case KvFormat::fp8_token: {
+            const TokenPlanes planes = token_planes(kv, slot);
+            const auto scale = static_cast<double>(load<float>(planes.scale, 0));
+            read_columns<E4m3>(planes.latent, kLatent, columns, scale);
+            read_columns<Bf16>(planes.rope, kRope, columns + kLatent);
+        }
+    }
+}
+
+bool write_slot(const KvPages& kv, std::int64_t slot, const float* latent, const float* rope) {
+    switch (kv.format) {
+        case KvFormat::f32:
+            return write_row<float>(slot_bytes(kv, slot), latent, rope);
+        case KvFormat::bf16:
+            return write_row<Bf16>(slot_bytes(kv, slot), latent, rope);
+        case KvFormat::fp16:
+            return write_row<Fp16>(slot_bytes(kv, slot), latent, rope);
+        case KvFormat::fp8_tensor: {
+            std::byte* row = slot_bytes(kv, slot);
+            const bool latent_flushed = write_e4m3(latent, kLatent, kv.scale, row);
+            return write_e4m3(rope, kRope, kv.scale, row + kLatent) || latent_flushed;
+        }
+        case KvFormat::fp8_token: {
+            const TokenPlanes planes = token_planes(kv, slot);
+            const float scale = token_scale(latent);
+            store(planes.scale, 0, scale);
+            const bool latent_flushed = write_e4m3(latent, kLatent, scale, planes.latent);
+            return write_columns<Bf16>(rope, kRope, planes.rope) || latent_flushed;
+        }
+    }
+    return false;
+}
+
+void move_slot(const KvPages& kv, std::int64_t source, std::int64_t destination) {
+    if (source == destination) return;
+    if (kv.format != KvFormat::fp8_token) {
+        std::memcpy(slot_bytes(kv, destination), slot_bytes(kv, source),
+                    static_cast<std::size_t>(page_stride_bytes(kv.format, 1)));
+        return;
+    }
+    const TokenPlanes from = token_planes(kv, source);
+    const TokenPlanes to = token_planes(kv, destination);
+    std::memcpy(to.latent, from.latent, kLatent);
+    std::memcpy(to.rope, from.rope, kRope * 2);
+    std::memcpy(to.scale, from.scale, 4);
+}
+
+}  // namespace espalier::mla
