@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CPU backend: cuts each operation into tasks over tokens and runs the kernel table of its
+// variant on them.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "ops/cpu/parallel.hpp"
+#include "ops/cpu/route.hpp"
+#include "ops/cpu/sample.hpp"
+#include "ops/kernels.hpp"
+#include "ops/ops.hpp"
+#include "ops/shapes.hpp"
+
+namespace espalier::ops {
+namespace {
+
+constexpr std::int64_t kBlock =
+    512;  // f32 results kept in cache until they are stored in their dtype
+constexpr std::int64_t kRopeWidth = 64;
+
+using Block = std::array<float, kBlock>;
+
+std::byte* address(const Matrix& matrix, std::int64_t row, std::int64_t col) {
+    return matrix.data +
+           (row * matrix.stride + col) * static_cast<std::int64_t>(bytes_of(matrix.dtype));
+}
+
+class CpuBackend final : public Backend {
+  public:
+    explicit CpuBackend(CpuVariant variant) : products_(variant), kernels_(kernels_for(variant)) {}
+
+    std::string name() const override {
+        return fmt::format("cpu {}", name_of(products_.variant()));
+    }
+
+    void embed(OpContext& context, const std::int32_t* tokens, const EmbeddingTable& table,
+               const Matrix& out) const override {
+        check_f32(out, "embeddings");
+        check_size(out.cols, table.hidden, "embedding width");
+        const auto row_bytes = table.hidden * static_cast<std::int64_t>(bytes_of(table.dtype));
+        for_rows(context.pool, out.rows, out.cols, [&](std::int64_t t) {
+            CHECK(tokens[t] >= 0 && tokens[t] < table.vocabulary, "token {} of {}", tokens[t],
+                  table.vocabulary);
+            kernels_.load(table.data + tokens[t] * row_bytes, out.cols, table.dtype,
+                          out.row<float>(t));
+        });
+    }
+
+    void rms_norm(OpContext& context, const Matrix& x, const float* weight, float epsilon,
+                  const Matrix& out, const Matrix& exact) const override {
+        check_f32(x, "rms_norm input");
+        check_activation(out, "rms_norm output");
+        check_size(out.cols, x.cols, "rms_norm output");
+        for_rows(context.pool, x.rows, x.cols, [&](std::int64_t t) {
+            const float* row = x.row<float>(t);
+            const float mean = kernels_.sum_of_squares(row, x.cols) / static_cast<float>(x.cols);
+            const float factor = 1.0f / std::sqrt(mean + epsilon);
+            Block block;
+            for (std::int64_t first = 0; first < x.cols; first += kBlock) {
+                const std::int64_t count = std::min(kBlock, x.cols - first);
+                kernels_.scale(row + first, factor, weight + first, count, block.data());
+                kernels_.store(block.data(), count, out.dtype, address(out, t, first));
+                if (exact.data != nullptr)
+                    kernels_.store(block.data(), count, DType::f32, address(exact, t, first));
+            }
+        });
+    }
+
+    void product(OpContext& context, const Matrix& x, const PackedView& w, const Matrix& y,
+                 Store store) const override {
+        products_.product(context.pool, x, w, y, store);
+    }
+    void stacked_product(OpContext& context, const Matrix& x, std::int64_t x_step,
+                         const PackedView& w, const Matrix& y, std::int64_t y_step) const override {
+        products_.stacked(context.pool, x, x_step, w, y, y_step);
+    }
+    void expert_product(OpContext& context, const Matrix& x, const std::int32_t* source_token,
+                        const std::int32_t* indptr, const PackedView& w,
+                        const Matrix& y) const override {
+        products_.grouped(context.pool, x, source_token, indptr, w, y);
+    }
+
+    void rope_angles(OpContext& context, const std::int32_t* position, std::int64_t tokens,
+                     const RopeRule& rule, const Matrix& cos_sin) const override {
+        check_size(cos_sin.cols, kRopeWidth, "rope angles");
+        // A sine costs about as much as 64 elements of other work.
+        for_rows(context.pool, tokens, kRopeWidth * 64, [&](std::int64_t t) {
+            float* out = cos_sin.row<float>(t);
+            for (std::int64_t i = 0; i < kRopeWidth / 2; ++i) {
+                const auto angle = static_cast<double>(static_cast<float>(position[t]) *
+                                                       rule.inverse_frequency[i]);
+                out[2 * i] = static_cast<float>(std::cos(angle)) * rule.magnitude;
+                out[2 * i + 1] = static_cast<float>(std::sin(angle)) * rule.magnitude;
+            }
+        });
+    }
+
+    void rope(OpContext& context, const Matrix& from, std::int64_t from_step, std::int32_t heads,
+              const Matrix& cos_sin, const Matrix& to, std::int64_t to_step) const override {
+        check_activation(to, "rope to");
+        check_heads(from, from_step, heads, kRopeWidth, "rope from");
+        check_heads(to, to_step, heads, kRopeWidth, "rope to");
+        for_rows(context.pool, from.rows, heads * kRopeWidth, [&](std::int64_t t) {
+            const float* row = from.row<float>(t);
+            std::array<float, kRopeWidth> rotated;
+            for (std::int32_t h = 0; h < heads; ++h) {
+                kernels_.rotate(row + h * from_step, cos_sin.row<float>(t), rotated.data());
+                kernels_.store(rotated.data(), kRopeWidth, to.dtype, address(to, t, h * to_step));
+            }
+        });
+    }
+
+    void convert(OpContext& context, const Matrix& from, std::int64_t from_step, std::int32_t heads,
+                 std::int64_t width, const Matrix& to, std::int64_t to_step) const override {
+        check_activation(to, "convert to");
+        check_heads(from, from_step, heads, width, "convert from");
+        check_heads(to, to_step, heads, width, "convert to");
+        for_rows(context.pool, from.rows, heads * width, [&](std::int64_t t) {
+            const float* row = from.row<float>(t);
+            for (std::int32_t h = 0; h < heads; ++h)
+                kernels_.store(row + h * from_step, width, to.dtype, address(to, t, h * to_step));
+        });
+    }
+
+    void swiglu(OpContext& context, const Matrix& gate_up, const Matrix& out) const override {
+        check_activation(out, "swiglu output");
+        check_size(gate_up.cols, 2 * out.cols, "gate and up");
+        for_ranges(context.pool, out.rows, out.cols,
+                   [&](std::int64_t r, std::int64_t first, std::int64_t count) {
+                       const float* gate = gate_up.row<float>(r);
+                       Block block;
+                       for (std::int64_t at = first; at < first + count; at += kBlock) {
+                           const std::int64_t some = std::min(kBlock, first + count - at);
+                           kernels_.swiglu(gate + at, gate + out.cols + at, some, block.data());
+                           kernels_.store(block.data(), some, out.dtype, address(out, r, at));
+                       }
+                   });
+    }
+
+    void route(OpContext& context, const Matrix& logits, const float* bias, const RouterRule& rule,
+               const std::int32_t* row_of, const ExpertPlan& plan) const override {
+        check_rule(rule, logits);
+        // Choosing costs about as much as 16 plain passes over the scores.
+        for_rows(context.pool, logits.rows, rule.experts * std::int64_t{16}, [&](std::int64_t t) {
+            std::int32_t* expert = plan.expert + t * rule.top_k;
+            float* weight = plan.weight + t * rule.top_k;
+            if (row_of[t] >= 0) {
+                route_token(kernels_, logits.row<float>(t), bias, rule, expert, weight);
+            } else {
+                std::fill_n(expert, rule.top_k, -1);
+                std::fill_n(weight, rule.top_k, 0.0f);
+            }
+        });
+        sort_pairs(rule, logits.rows, plan);
+    }
+
+    void combine_experts(OpContext& context, const Matrix& expert_out, const RouterRule& rule,
+                         const ExpertPlan& plan, const Matrix& shared,
+                         const Matrix& residual) const override {
+        check_f32(expert_out, "expert outputs");
+        check_f32(residual, "residual");
+        for_ranges(context.pool, residual.rows, residual.cols,
+                   [&](std::int64_t t, std::int64_t first, std::int64_t count) {
+                       Block sum;
+                       for (std::int64_t at = first; at < first + count; at += kBlock) {
+                           const std::int64_t some = std::min(kBlock, first + count - at);
+                           sum_experts(expert_out, rule, plan, t, at, some, sum.data());
+                           if (shared.data != nullptr)
+                               kernels_.add(shared.row<float>(t) + at, some, sum.data());
+                           kernels_.add(sum.data(), some, residual.row<float>(t) + at);
+                       }
+                   });
+    }
+
+    void gather_rows(OpContext& context, const Matrix& x, const std::int32_t* index,
+                     const Matrix& out) const override {
+        CHECK(x.dtype == out.dtype, "gather from {} to {}", name_of(x.dtype), name_of(out.dtype));
+        check_size(out.cols, x.cols, "gathered columns");
+        const std::size_t bytes = static_cast<std::size_t>(out.cols) * bytes_of(out.dtype);
+        for_rows(context.pool, out.rows, out.cols, [&](std::int64_t g) {
+            if (index[g] < 0) {
+                std::memset(address(out, g, 0), 0, bytes);
+            } else {
+                CHECK(index[g] < x.rows, "row {} of {}", index[g], x.rows);
+                std::memcpy(address(out, g, 0), address(x, index[g], 0), bytes);
+            }
+        });
+    }
+
+    void sample_nodes(OpContext& context, const Matrix& logits, const NodeSampling* nodes,
+                      Draw* draws) const override {
+        ops::sample_nodes(kernels_, context, logits, nodes, draws);
+    }
+
+    // Only sampling takes scratch: rows live on the stack of their task.
+    std::size_t scratch_bytes(std::int64_t, std::int64_t, std::int64_t vocabulary) const override {
+        return sampling_scratch_bytes(vocabulary);
+    }
+
+  private:
+    // sum [count] = Σ weight · expert_out over token t's pairs, in the plan's (ascending) order; 0
+    // for a pad.
+    void sum_experts(const Matrix& expert_out, const RouterRule& rule, const ExpertPlan& plan,
+                     std::int64_t t, std::int64_t first, std::int64_t count, float* sum) const {
+        bool begun = false;
+        for (std::int64_t i = t * rule.top_k; i < (t + 1) * rule.top_k; ++i) {
+            if (plan.pair_of[i] < 0) continue;
+            const float* out = expert_out.row<float>(plan.pair_of[i]) + first;
+            if (begun) {
+                kernels_.add_weighted(plan.weight[i], out, count, sum);
+            } else {
+                kernels_.weighted(plan.weight[i], out, count, sum);
+            }
+            begun = true;
+        }
+        if (!begun) std::fill_n(sum, count, 0.0f);
+    }
+
+    linalg::Products products_;
+    const KernelTable& kernels_;
+};
+
+}  // namespace
+
+const KernelTable& kernels_for(CpuVariant variant) {
+#if defined(__x86_64__)
+    if (variant >= CpuVariant::avx512) return avx512_kernels();
+    if (variant == CpuVariant::avx2) return avx2_kernels();
+#endif
+    static_cast<void>(variant);
+    return portable_kernels();
+}
+
+std::unique_ptr<Backend> make_cpu_backend(CpuVariant variant) {
+    return std::make_unique<CpuBackend>(variant);
+}
+
+}  // namespace espalier::ops

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+// Passes: largest logit and health · weights of raw · filters (cpu/prefix) · noise. With as many
+// nodes as workers each task is a node; with fewer, each node's vocabulary is split in fixed
+// chunks. Both give the same draws, because weights are integers and a maximum has no order.
+#include "ops/cpu/sample.hpp"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include "ops/cpu/prefix.hpp"
+#include "ops/draw.hpp"
+
+namespace espalier::ops {
+namespace {
+
+constexpr std::int64_t kMaxChunks = kMaxVocabulary / kChunk;
+constexpr std::int64_t kBlock = 256;
+
+// The best score so far; a higher one wins, then the lower id.
+struct Best {
+    double score;
+    std::int32_t token;
+
+    void offer(double other_score, std::int32_t other) {
+        if (other_score > score || (other_score == score && other < token)) {
+            score = other_score;
+            token = other;
+        }
+    }
+};
+
+// Draws among the tokens it is given, a block at a time, and takes logarithms only where they can
+// win: −ln u ≥ 1 − u, so G ≤ −ln(1 − u), and a token can reach the best only if 1 − u ≤ exp(scaled
+// − best). That leaves about ln V tokens of a vocabulary.
+class Race {
+  public:
+    Race(const NodeView& node, const NodeSampling& sampling, Best start)
+        : node_(node), sampling_(sampling), best_(start) {
+        raise_bar();
+    }
+
+    // Tokens [first, end), at most a block, that `kept` holds.
+    void enter(std::int64_t first, std::int64_t end, const Prefix& kept) {
+        // No branch: which ones are kept is hard to predict.
+        for (std::int64_t token = first; token < end; ++token) {
+            const float logit = node_.logits[token];
+            tokens_[count_] = static_cast<std::int32_t>(token);
+            logits_[count_] = logit;
+            count_ += kept.holds(logit, token) ? 1 : 0;
+        }
+        if (count_ >= kBlock) run();
+    }
+
+    // All of them; a logit of -inf has likelihood 0 and never wins.
+    void enter_all(std::int64_t first, std::int64_t end) {
+        for (std::int64_t token = first; token < end; ++token)
+            tokens_[static_cast<std::size_t>(token - first)] = static_cast<std::int32_t>(token);
+        std::copy(node_.logits + first, node_.logits + end, logits_.begin());
+        count_ = static_cast<std::size_t>(end - first);
+        run();
+    }
+
+    Best finish() {
+        run();
+        return best_;
+    }
+
+  private:
+    void raise_bar() {
+        // The margin of 2⁻¹⁶ covers the f32 kernel: exp 2 ulp, its argument (down to −26, where
+        // noise ends) and 1 − u one rounding each, below 2⁻¹⁸ together; and that scores are
+        // rounded: with |scaled| ≤ 2³⁰ by at most 2⁻²⁴. Beyond, unequal logits are further apart
+        // than noise reaches, and equal ones tie to the lower id, which came first.
+        bar_ =
+            static_cast<float>(portable_exp(node_.scaling.maximum - best_.score) * (1.0 + 0x1p-16));
+    }
+
+    void run() {
+        const auto count = static_cast<std::int64_t>(count_);
+        node_.kernels.philox(tokens_.data(), count, sampling_.seed, sampling_.position,
+                             sampling_.choice, words_.data());
+        node_.kernels.advantages(logits_.data(), words_.data(), node_.scaling, bar_, count,
+                                 advantages_.data());
+        for (std::size_t i = 0; i < count_; ++i) {
+            if (advantages_[i] < 0.0f) continue;
+            best_.offer(scaled(logits_[i], node_.scaling.inverse) + gumbel_of(words_[i]),
+                        tokens_[i]);
+        }
+        raise_bar();
+        count_ = 0;
+    }
+
+    const NodeView& node_;
+    const NodeSampling& sampling_;
+    Best best_;
+    float bar_ = 0.0f;
+    std::size_t count_ = 0;
+    std::array<std::int32_t, 2 * kBlock> tokens_;
+    std::array<float, 2 * kBlock> logits_;
+    std::array<std::uint32_t, 2 * kBlock> words_;
+    std::array<float, 2 * kBlock> advantages_;
+};
+
+// argmax of scaled + G over the prefix.
+std::int32_t draw_among(const NodeView& node, const NodeSampling& sampling, const Prefix& kept,
+                        std::int32_t likeliest) {
+    const Best start = {
+        node.scaling.maximum + gumbel(sampling.seed, sampling.position, likeliest, sampling.choice),
+        likeliest};
+    const bool all = kept == everything();
+    std::array<Best, kMaxChunks> best;
+    node.for_chunks([&](std::int64_t chunk, std::int64_t first, std::int64_t end) {
+        Race race(node, sampling, start);
+        for (std::int64_t at = first; at < end; at += kBlock) {
+            const std::int64_t block_end = std::min(at + kBlock, end);
+            if (all) {
+                race.enter_all(at, block_end);
+            } else if (node.kernels.scan(node.logits + at, block_end - at).maximum >= kept.least) {
+                race.enter(at, block_end, kept);
+            }
+        }
+        best[static_cast<std::size_t>(chunk)] = race.finish();
+    });
+    Best overall = start;
+    for (std::int64_t chunk = 0; chunk < node.chunks(); ++chunk) {
+        const Best& candidate = best[static_cast<std::size_t>(chunk)];
+        overall.offer(candidate.score, candidate.token);
+    }
+    return overall.token;
+}
+
+LogitScan scan_all(const NodeView& node) {
+    std::array<LogitScan, kMaxChunks> scans;
+    node.for_chunks([&](std::int64_t chunk, std::int64_t first, std::int64_t end) {
+        scans[static_cast<std::size_t>(chunk)] =
+            node.kernels.scan(node.logits + first, end - first);
+    });
+    LogitScan all = {-std::numeric_limits<float>::infinity(), false};
+    for (std::int64_t chunk = 0; chunk < node.chunks(); ++chunk) {
+        const LogitScan& part = scans[static_cast<std::size_t>(chunk)];
+        all = {std::max(all.maximum, part.maximum), all.bad || part.bad};
+    }
+    return all;
+}
+
+std::uint64_t sum_raw_weights(const NodeView& node) {
+    const Scaling raw = {1.0, static_cast<double>(node.maximum)};
+    std::array<std::uint64_t, kMaxChunks> sums;
+    node.for_chunks([&](std::int64_t chunk, std::int64_t first, std::int64_t end) {
+        sums[static_cast<std::size_t>(chunk)] =
+            node.kernels.sum_weights(node.logits + first, raw, end - first);
+    });
+    std::uint64_t total = 0;
+    for (std::int64_t chunk = 0; chunk < node.chunks(); ++chunk)
+        total += sums[static_cast<std::size_t>(chunk)];
+    return total;
+}
+
+Draw draw_node(NodeView node, const NodeSampling& sampling) {
+    const LogitScan found = scan_all(node);
+    if (found.bad) return {-1, 0.0f, DrawFlag::bad_logits};
+    if (found.maximum == -std::numeric_limits<float>::infinity())
+        return {-1, 0.0f, DrawFlag::nothing_left};
+    node.maximum = found.maximum;
+    const float* first = std::find(node.logits, node.logits + node.vocabulary, found.maximum);
+    const auto likeliest = static_cast<std::int32_t>(first - node.logits);
+    if (!(sampling.temperature >= kGreedyBelow))
+        return {likeliest, log_probability(found.maximum, found.maximum, sum_raw_weights(node)),
+                DrawFlag::fine};
+
+    node.scaling.inverse = 1.0 / static_cast<double>(sampling.temperature);
+    node.scaling.maximum = scaled(found.maximum, node.scaling.inverse);
+    const bool limited = sampling.top_k > 0 && sampling.top_k < node.vocabulary;
+    Prefix kept = everything();
+    if (sampling.min_p > 0.0f) kept = min_p_prefix(node, sampling.min_p);
+    if (limited) kept = top_k_prefix(node, kept, sampling.top_k);
+    std::uint64_t raw_total = 0;
+    if (sampling.top_p < 1.0f) kept = top_p_prefix(node, kept, sampling.top_p, raw_total);
+    // At temperature 1 and without other filters, top-p has just summed the raw weights.
+    const bool summed = sampling.temperature == 1.0f && sampling.top_p < 1.0f && !limited &&
+                        !(sampling.min_p > 0.0f);
+    if (!summed) raw_total = sum_raw_weights(node);
+    const std::int32_t token = draw_among(node, sampling, kept, likeliest);
+    return {token, log_probability(node.logits[token], found.maximum, raw_total), DrawFlag::fine};
+}
+
+std::int64_t chunks_of(std::int64_t vocabulary) { return (vocabulary + kChunk - 1) / kChunk; }
+
+}  // namespace
+
+void sample_nodes(const KernelTable& kernels, OpContext& context, const Matrix& logits,
+                  const NodeSampling* nodes, Draw* draws) {
+    CHECK(logits.cols <= kMaxVocabulary, "a vocabulary of {}, at most {}", logits.cols,
+          kMaxVocabulary);
+    const auto view = [&](std::int64_t g, ThreadPool* pool, std::uint64_t* histograms) {
+        return NodeView{kernels,   logits.row<float>(g), logits.cols, 0.0f, {1.0, 0.0}, pool,
+                        histograms};
+    };
+    if (logits.rows >= context.pool.workers()) {
+        context.pool.run(logits.rows, [&](std::int64_t g, int) {
+            std::array<std::uint64_t, kHistogram> histogram;
+            draws[g] = draw_node(view(g, nullptr, histogram.data()), nodes[g]);
+        });
+        return;
+    }
+    const Arena::Mark mark(context.arena);
+    auto* histograms = context.arena.take<std::uint64_t>(chunks_of(logits.cols) * kHistogram);
+    for (std::int64_t g = 0; g < logits.rows; ++g)
+        draws[g] = draw_node(view(g, &context.pool, histograms), nodes[g]);
+}
+
+std::size_t sampling_scratch_bytes(std::int64_t vocabulary) {
+    const auto bytes =
+        static_cast<std::size_t>(chunks_of(vocabulary) * kHistogram) * sizeof(std::uint64_t);
+    return (bytes + 63) / 64 * 64;  // the arena hands out whole cache lines
+}
+
+}  // namespace espalier::ops

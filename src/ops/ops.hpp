@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// The operations a backend offers besides attention (mla/contract.hpp). T is the batch's token
+// capacity, a host number that is fixed for a captured step; pad tokens are computed like any other
+// and belong to nobody, except in the mixture of experts, which skips tokens whose row_of is
+// negative. "act" below is the activation dtype: bf16 for bf16 and FP8 weights, f32 otherwise. Sums
+// are f32.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/cpu_features.hpp"
+#include "base/error.hpp"
+#include "base/matrix.hpp"
+#include "base/op_context.hpp"
+#include "linalg/packed.hpp"
+#include "linalg/product.hpp"
+#include "ops/sampling.hpp"
+
+namespace espalier::ops {
+
+using linalg::PackedView;
+using linalg::Store;
+
+// Rows of an embedding as the checkpoint holds them: [vocabulary, hidden] f32, f16 or bf16.
+struct EmbeddingTable {
+    const std::byte* data = nullptr;
+    DType dtype = DType::f32;
+    std::int64_t vocabulary = 0;
+    std::int64_t hidden = 0;
+};
+
+enum class RouterScore : std::uint8_t { softmax, sigmoid };
+enum class GroupScore : std::uint8_t {
+    none,         // greedy: no groups
+    maximum,      // V2 group-limited: a group's best score
+    top_two_sum,  // V3: sum of a group's two best corrected scores
+};
+
+// Routing keeps a token's scores on the stack; loaders refuse configurations beyond these (V3: 256,
+// Kimi K2: 384).
+inline constexpr std::int32_t kMaxExperts = 1024;
+inline constexpr std::int32_t kMaxTopK = 64;
+
+// DeepSeek's own order of operations: choose by (corrected) score, weights are the uncorrected
+// scores, normalised if asked, × scaling. Published code differs in corners that no published
+// checkpoint reaches, so the rule says it all:
+// - V2: DeepSeek's modeling_deepseek.py scales only when it does not normalise; transformers always
+//   scales and never normalises. All V2 checkpoints have norm_topk_prob = false, where both agree.
+//   (For DeepSeek's reading, pass scaling = 1 with normalise.)
+// - DeepSeek's code normalises only if top_k > 1; transformers' V3 and this one always.
+// - Groups not chosen are masked with -inf, as DeepSeek does; transformers masks with 0.0, which
+//   lets a masked expert win over a negative corrected score.
+struct RouterRule {
+    RouterScore score = RouterScore::sigmoid;
+    GroupScore group_score = GroupScore::none;
+    std::int32_t experts = 0;
+    std::int32_t top_k = 0;
+    std::int32_t groups = 1;      // experts / groups neighbours form a group
+    std::int32_t top_groups = 1;  // groups kept; the others are masked with -inf
+    bool normalise = false;       // weights divided by their sum + 1e-20
+    float scaling = 1.0f;         // weights multiplied at last
+};
+
+// Where each (token, choice) pair goes when pairs are sorted by expert, tokens ascending inside an
+// expert.
+struct ExpertPlan {
+    std::int32_t* expert;  // [T, top_k] ids, each token's ascending (they are summed in this order)
+    float* weight;         // [T, top_k]
+    std::int32_t* indptr;  // [experts + 1]: pairs of expert e are indptr[e] … indptr[e+1]-1
+    std::int32_t* source_token;  // [T · top_k]: pair → token
+    std::int32_t* pair_of;       // [T, top_k]: (token, choice) → pair, or -1 for pads
+};
+
+struct RopeRule {
+    const float* inverse_frequency = nullptr;  // [32], YaRN applied
+    float magnitude = 1.0f;                    // multiplies cos and sin (YaRN's mscale ratio)
+};
+
+class Backend {
+  public:
+    virtual ~Backend() = default;
+    virtual std::string name() const = 0;  // "cpu avx512_bf16"
+
+    // out [T, hidden] f32 = table[tokens[t]].
+    virtual void embed(OpContext& context, const std::int32_t* tokens, const EmbeddingTable& table,
+                       const Matrix& out) const = 0;
+    // out [T, D] = x / sqrt(mean(x²) + epsilon) · weight [D], in out's dtype; exact (may be empty)
+    // gets it in f32.
+    virtual void rms_norm(OpContext& context, const Matrix& x, const float* weight, float epsilon,
+                          const Matrix& out, const Matrix& exact) const = 0;
+    // y [T, n] = x [T, k] · Wᵀ.
+    virtual void product(OpContext& context, const Matrix& x, const PackedView& w, const Matrix& y,
+                         Store store) const = 0;
+    // Per head h: y columns [h·y_step, +n) from x columns [h·x_step, +k) with matrix h.
+    virtual void stacked_product(OpContext& context, const Matrix& x, std::int64_t x_step,
+                                 const PackedView& w, const Matrix& y,
+                                 std::int64_t y_step) const = 0;
+    // Pairs of expert e: y [pairs, n] from x[source_token[pair]] with matrix e (source_token null:
+    // x[pair]).
+    virtual void expert_product(OpContext& context, const Matrix& x,
+                                const std::int32_t* source_token, const std::int32_t* indptr,
+                                const PackedView& w, const Matrix& y) const = 0;
+    // cos_sin [T, 64] f32: (cos, sin) pairs of position[t] · inverse_frequency[i], angle formed in
+    // f32.
+    virtual void rope_angles(OpContext& context, const std::int32_t* position, std::int64_t tokens,
+                             const RopeRule& rule, const Matrix& cos_sin) const = 0;
+    // Interleaved pairs (2i, 2i+1) rotated: for each head h, to columns [h·to_step, +64) from
+    // [h·from_step, +64). from is f32; to has any activation dtype and may be from itself.
+    virtual void rope(OpContext& context, const Matrix& from, std::int64_t from_step,
+                      std::int32_t heads, const Matrix& cos_sin, const Matrix& to,
+                      std::int64_t to_step) const = 0;
+    // Copies columns [h·from_step, +width) f32 to [h·to_step, +width) in to's dtype.
+    virtual void convert(OpContext& context, const Matrix& from, std::int64_t from_step,
+                         std::int32_t heads, std::int64_t width, const Matrix& to,
+                         std::int64_t to_step) const = 0;
+    // out [rows, I] act = silu(gate) · up, gate_up [rows, 2·I] f32: gate first, then up.
+    virtual void swiglu(OpContext& context, const Matrix& gate_up, const Matrix& out) const = 0;
+    // logits [T, experts] f32, bias [experts] or null; fills the plan for tokens with row_of[t] ≥
+    // 0; a pad gets expert -1, weight 0, pair -1. Ties go to the lower index. A token with a NaN
+    // score gets experts 0 … top_k-1 with NaN weights: its own result is NaN and nobody else's
+    // changes.
+    virtual void route(OpContext& context, const Matrix& logits, const float* bias,
+                       const RouterRule& rule, const std::int32_t* row_of,
+                       const ExpertPlan& plan) const = 0;
+    // residual [T, D] += (Σ weight · expert_out[pair], ascending expert id) + shared [T, D] (may be
+    // empty), in f32.
+    virtual void combine_experts(OpContext& context, const Matrix& expert_out,
+                                 const RouterRule& rule, const ExpertPlan& plan,
+                                 const Matrix& shared, const Matrix& residual) const = 0;
+    // out [G, D] = x[index[g]]; a negative index gives zeros.
+    virtual void gather_rows(OpContext& context, const Matrix& x, const std::int32_t* index,
+                             const Matrix& out) const = 0;
+    // logits [G, V] f32 → one Draw per node; see ops/sampling.hpp. Logits are overwritten.
+    virtual void sample_nodes(OpContext& context, const Matrix& logits, const NodeSampling* nodes,
+                              Draw* draws) const = 0;
+    // Arena bytes that any operation within these capacities may take.
+    virtual std::size_t scratch_bytes(std::int64_t token_cap, std::int64_t gather_cap,
+                                      std::int64_t vocabulary) const = 0;
+};
+
+// Plain loops; products still go through linalg, whose own oracle is linalg/reference_product.
+std::unique_ptr<Backend> make_reference_backend(CpuVariant variant);
+std::unique_ptr<Backend> make_cpu_backend(CpuVariant variant);
+
+}  // namespace espalier::ops

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every backend asks of its arguments. A failure is a bug of the caller: files and requests
+// were checked before.
+#pragma once
+
+#include "base/check.hpp"
+#include "base/matrix.hpp"
+#include "ops/ops.hpp"
+
+namespace espalier::ops {
+
+inline void check_f32(const Matrix& matrix, const char* name) {
+    CHECK(matrix.dtype == DType::f32, "{} holds {}, expected f32", name, name_of(matrix.dtype));
+}
+
+inline void check_activation(const Matrix& matrix, const char* name) {
+    CHECK(matrix.dtype != DType::e4m3, "{} holds e4m3, expected f32, f16 or bf16", name);
+}
+
+inline void check_size(std::int64_t got, std::int64_t wanted, const char* name) {
+    CHECK(got == wanted, "{}: {} where {} are needed", name, got, wanted);
+}
+
+// Columns [h·step, +width) for every head must lie inside the rows.
+inline void check_heads(const Matrix& matrix, std::int64_t step, std::int32_t heads,
+                        std::int64_t width, const char* name) {
+    CHECK(heads == 0 || (heads - 1) * step + width <= matrix.cols,
+          "{}: {} heads of {} every {} in {} columns", name, heads, width, step, matrix.cols);
+}
+
+inline void check_rule(const RouterRule& rule, const Matrix& logits) {
+    check_f32(logits, "router logits");
+    check_size(logits.cols, rule.experts, "router logits");
+    CHECK(rule.experts >= 1 && rule.experts <= kMaxExperts, "{} experts, at most {}", rule.experts,
+          kMaxExperts);
+    CHECK(rule.top_k >= 1 && rule.top_k <= kMaxTopK, "top {} experts, at most {}", rule.top_k,
+          kMaxTopK);
+    const std::int32_t groups = rule.group_score == GroupScore::none ? 1 : rule.groups;
+    const std::int32_t kept = rule.group_score == GroupScore::none ? 1 : rule.top_groups;
+    CHECK(groups >= 1 && rule.experts % groups == 0, "{} experts in {} groups", rule.experts,
+          groups);
+    CHECK(kept >= 1 && kept <= groups, "{} of {} groups kept", kept, groups);
+    CHECK(rule.top_k <= rule.experts / groups * kept, "top {} of the {} experts that groups leave",
+          rule.top_k, rule.experts / groups * kept);
+}
+
+}  // namespace espalier::ops

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products go to linalg unchanged, and operations in the step loop take no memory but the arena's.
+#include <gtest/gtest.h>
+
+#include "ops/support.hpp"
+
+namespace espalier::ops {
+namespace {
+
+TEST(Products, AreThoseOfLinalg) {
+    constexpr std::int64_t kOut = 19;
+    constexpr std::int64_t kIn = 33;
+    ThreadPool pool(2);
+    Arena arena = make_arena(1 << 20);
+    OpContext context{pool, arena};
+    const std::vector<float> weights = values(1, 0, 2 * kOut, kIn);
+    std::vector<linalg::WeightSource> sources(2);
+    for (std::size_t i = 0; i < 2; ++i) {
+        sources[i].data = reinterpret_cast<const std::byte*>(weights.data() + i * kOut * kIn);
+        sources[i].n = kOut;
+        sources[i].k = sources[i].row_stride = kIn;
+    }
+    const std::span<const linalg::WeightSource> both(sources);
+    const std::vector<std::span<const linalg::WeightSource>> stack = {both.first(1), both.last(1)};
+    const linalg::PackedMatrix packed = linalg::PackedMatrix::pack(pool, stack).value();
+    const linalg::Products products(best_cpu_variant());
+
+    std::vector<float> x = values(2, 0, 4, 2 * kIn);
+    const Matrix in = Matrix::of(x.data(), 4, 2 * kIn);
+    const Matrix narrow = in.columns(0, kIn);
+    const std::vector<std::int32_t> source = {3, 0, 2, 2};
+    const std::vector<std::int32_t> indptr = {0, 1, 4};
+    for (const auto& backend :
+         {make_cpu_backend(best_cpu_variant()), make_reference_backend(best_cpu_variant())}) {
+        std::vector<float> got(4 * 2 * kOut, 1.0f), wanted(got);
+        const Matrix out = Matrix::of(got.data(), 4, 2 * kOut);
+        const Matrix truth = Matrix::of(wanted.data(), 4, 2 * kOut);
+        backend->product(context, narrow, packed.view().at(1), out.columns(0, kOut),
+                         Store::accumulate);
+        products.product(pool, narrow, packed.view().at(1), truth.columns(0, kOut),
+                         Store::accumulate);
+        EXPECT_EQ(got, wanted);
+        backend->stacked_product(context, in, kIn, packed.view(), out, kOut);
+        products.stacked(pool, in, kIn, packed.view(), truth, kOut);
+        EXPECT_EQ(got, wanted);
+        backend->expert_product(context, narrow, source.data(), indptr.data(), packed.view(),
+                                out.columns(0, kOut));
+        products.grouped(pool, narrow, source.data(), indptr.data(), packed.view(),
+                         truth.columns(0, kOut));
+        EXPECT_EQ(got, wanted);
+    }
+}
+
+TEST(StepLoop, OperationsDoNotAllocate) {
+    constexpr std::int64_t kTokens = 40;
+    constexpr std::int64_t kHidden = 1024;
+    constexpr std::int64_t kVocabulary = 40000;
+    const auto backend = make_cpu_backend(best_cpu_variant());
+    ThreadPool pool(3);
+    Arena arena = make_arena(backend->scratch_bytes(kTokens, 2, kVocabulary));
+    OpContext context{pool, arena};
+    std::vector<float> x = values(1, 0, kTokens, 2 * kHidden), y(x), angles(kTokens * 64),
+                       weight(kHidden, 1.0f);
+    std::vector<std::int32_t> index(kTokens, 1), row_of(kTokens, 0);
+    RouterRule rule;
+    rule.experts = 64;
+    rule.top_k = 4;
+    PlanStore store(kTokens, rule);
+    std::vector<float> router = values(2, 0, kTokens, rule.experts),
+                       expert_out(kTokens * 4 * kHidden);
+    std::vector<float> logits = values(3, 0, 2, kVocabulary);
+    std::vector<NodeSampling> nodes(2);
+    nodes[0].top_p = nodes[1].top_p = 0.9f;
+    nodes[1].top_k = 5000;
+    std::vector<Draw> draws(2);
+    const Matrix in = Matrix::of(x.data(), kTokens, kHidden, 2 * kHidden);
+    const Matrix out = Matrix::of(y.data(), kTokens, kHidden, 2 * kHidden);
+    const Matrix cos_sin = Matrix::of(angles.data(), kTokens, 64);
+
+    const std::int64_t before = allocations_so_far();
+    backend->rms_norm(context, in, weight.data(), 1e-6f, out, in);
+    backend->swiglu(context, Matrix::of(x.data(), kTokens, 2 * kHidden), out);
+    backend->rope_angles(context, index.data(), kTokens, {weight.data(), 1.0f}, cos_sin);
+    backend->rope(context, in, 64, 16, cos_sin, out, 64);
+    backend->convert(context, in, 64, 16, 64, out, 64);
+    backend->gather_rows(context, in, index.data(), out);
+    backend->embed(context, index.data(),
+                   {reinterpret_cast<const std::byte*>(x.data()), DType::f32, 2, kHidden}, out);
+    backend->route(context, Matrix::of(router.data(), kTokens, rule.experts), nullptr, rule,
+                   row_of.data(), store.plan());
+    backend->combine_experts(context, Matrix::of(expert_out.data(), kTokens * 4, kHidden), rule,
+                             store.plan(), Matrix(), out);
+    backend->sample_nodes(context, Matrix::of(logits.data(), 2, kVocabulary), nodes.data(),
+                          draws.data());
+    EXPECT_EQ(allocations_so_far() - before, 0);
+    EXPECT_EQ(draws[0].flag, DrawFlag::fine);
+}
+
+}  // namespace
+}  // namespace espalier::ops
