@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/checkpoint.hpp"
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <system_error>
+#include <utility>
+
+#include "base/json.hpp"
+#include "checkpoint/plain_name.hpp"
+
+namespace espalier::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t kMaxConfigBytes = 16u << 20;
+constexpr std::size_t kMaxIndexBytes = 256u << 20;  // Kimi K2's, with 140,000 tensors, has 15 MB
+constexpr const char* kSingleFile = "model.safetensors";
+constexpr const char* kIndexFile = "model.safetensors.index.json";
+
+// What stands beside "language_model." in a model that also sees.
+constexpr std::array<std::string_view, 3> kVisionPrefixes = {"vision_tower.", "mm_projector.",
+                                                             "multi_modal_projector."};
+
+bool is_there(const fs::path& path) {
+    std::error_code error;
+    return fs::exists(path, error);
+}
+
+// Formats that hold code or that we do not read, so that the error can name what is there.
+std::string other_weights_in(const fs::path& directory) {
+    std::error_code error;
+    for (const auto& item : fs::directory_iterator(directory, error)) {
+        const std::string extension = item.path().extension().string();
+        for (const char* known : {".bin", ".pt", ".pth", ".gguf", ".h5", ".safetensors"})
+            if (extension == known) return item.path().filename().string();
+    }
+    return "";
+}
+
+tl::unexpected<Error> no_weights(const fs::path& directory) {
+    const std::string other = other_weights_in(directory);
+    if (other.empty())
+        return fail(ErrorKind::not_found, "{}: neither {} nor {}", directory.string(), kSingleFile,
+                    kIndexFile);
+    return fail(ErrorKind::unsupported,
+                "{}: neither {} nor {}; '{}' is not opened: weights are read only from these two",
+                directory.string(), kSingleFile, kIndexFile, other);
+}
+
+// tensor → file name, as the index promises; every file name checked.
+using WeightMap = std::map<std::string, std::string, std::less<>>;
+
+Expected<WeightMap> read_index(const fs::path& path) {
+    ESPALIER_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kMaxIndexBytes));
+    ESPALIER_ASSIGN_OR_RETURN(const nlohmann::json document, parse_json(text, kIndexFile));
+    const auto list = document.is_object() ? document.find("weight_map") : document.end();
+    if (list == document.end() || !list->is_object() || list->empty())
+        return fail(ErrorKind::invalid, "{}: no weight_map of tensor names to file names",
+                    kIndexFile);
+    WeightMap map;
+    for (const auto& [tensor, file] : list->items()) {
+        const std::string* name = file.get_ptr<const std::string*>();
+        if (name == nullptr || !is_plain_name(*name) || !name->ends_with(".safetensors"))
+            return fail(ErrorKind::invalid,
+                        "{}: tensor '{}' is promised in {}, expected the plain name of a "
+                        ".safetensors file in the same directory",
+                        kIndexFile, tensor, file.dump().substr(0, 200));
+        map.emplace(tensor, *name);
+    }
+    return map;
+}
+
+}  // namespace
+
+Expected<Checkpoint> Checkpoint::open(std::string_view model) {
+    Checkpoint result;
+    ESPALIER_ASSIGN_OR_RETURN(result.directory_, resolve_model_path(model));
+    const fs::path config_path = result.directory_ / "config.json";
+    if (!is_there(config_path))
+        return fail(ErrorKind::not_found, "{}: no config.json; is this a model directory?",
+                    result.directory_.string());
+    ESPALIER_ASSIGN_OR_RETURN(const std::string config_text,
+                              read_text_file(config_path, kMaxConfigBytes));
+    ESPALIER_ASSIGN_OR_RETURN(result.config_, parse_model_config(config_text, "config.json"));
+    ESPALIER_RETURN_IF_ERROR(result.read_generation_config());
+    ESPALIER_RETURN_IF_ERROR(result.open_files());
+    return result;
+}
+
+Expected<void> Checkpoint::read_generation_config() {
+    const fs::path path = directory_ / "generation_config.json";
+    if (!is_there(path)) return {};
+    ESPALIER_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kMaxConfigBytes));
+    ESPALIER_ASSIGN_OR_RETURN(generation_, parse_generation_config(text, "generation_config.json"));
+    // Kimi K2 names one end token in either file; both end a text.
+    for (const std::int32_t id : generation_.eos_token_ids) {
+        if (id >= config_.vocab_size)
+            return fail(ErrorKind::invalid,
+                        "generation_config.json: eos_token_id is {} of a vocabulary of {}", id,
+                        config_.vocab_size);
+        auto& ids = config_.eos_token_ids;
+        if (std::find(ids.begin(), ids.end(), id) == ids.end()) ids.push_back(id);
+    }
+    return {};
+}
+
+Expected<void> Checkpoint::open_files() {
+    const bool single = is_there(directory_ / kSingleFile);
+    const bool sharded = is_there(directory_ / kIndexFile);
+    if (single && sharded)
+        return fail(ErrorKind::invalid, "{}: has both {} and {}; which one is meant cannot be told",
+                    directory_.string(), kSingleFile, kIndexFile);
+    if (!single && !sharded) return no_weights(directory_);
+    if (single) {
+        ESPALIER_ASSIGN_OR_RETURN(const SafetensorsFile* file, open_file(kSingleFile));
+        for (const auto& [tensor, entry] : file->tensors())
+            ESPALIER_RETURN_IF_ERROR(add(tensor, file, &entry));
+        return {};
+    }
+    ESPALIER_ASSIGN_OR_RETURN(const WeightMap promised, read_index(directory_ / kIndexFile));
+    std::map<std::string_view, const SafetensorsFile*> opened;
+    for (const auto& [tensor, name] : promised) {
+        const SafetensorsFile*& file = opened[name];
+        if (file == nullptr) {
+            if (!is_there(directory_ / name))
+                return fail(ErrorKind::not_found, "{}: missing, but {} promises tensor '{}' in it",
+                            (directory_ / name).string(), kIndexFile, tensor);
+            ESPALIER_ASSIGN_OR_RETURN(file, open_file(name));
+        }
+        const auto found = file->tensors().find(tensor);
+        if (found == file->tensors().end())
+            return fail(ErrorKind::not_found, "{}: no tensor '{}', which {} promises there", name,
+                        tensor, kIndexFile);
+        ESPALIER_RETURN_IF_ERROR(add(tensor, file, &found->second));
+    }
+    return {};
+}
+
+Expected<const SafetensorsFile*> Checkpoint::open_file(const std::string& name) {
+    ESPALIER_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::open(directory_ / name));
+    files_.push_back(std::make_unique<SafetensorsFile>(std::move(file)));
+    return files_.back().get();
+}
+
+Expected<void> Checkpoint::add(std::string_view tensor, const SafetensorsFile* file,
+                               const TensorEntry* entry) {
+    const std::string& prefix = config_.tensor_prefix;
+    if (tensor.starts_with(prefix)) {
+        where_.emplace(tensor.substr(prefix.size()), Place{file, entry});
+        return {};
+    }
+    for (const std::string_view vision : kVisionPrefixes)
+        if (tensor.starts_with(vision)) return {};
+    return fail(ErrorKind::unsupported,
+                "{}: tensor '{}' begins neither with '{}' nor with a vision part's {}",
+                file->name(), tensor, prefix, fmt::join(kVisionPrefixes, ", "));
+}
+
+bool Checkpoint::has(std::string_view name) const { return where_.find(name) != where_.end(); }
+
+Expected<Tensor> Checkpoint::find(std::string_view name, std::initializer_list<std::int64_t> shape,
+                                  std::initializer_list<StoredType> types) const {
+    const auto found = where_.find(name);
+    if (found == where_.end())
+        return fail(ErrorKind::not_found, "{}: no tensor '{}{}' in its {} file(s)",
+                    directory_.string(), config_.tensor_prefix, name, files_.size());
+    const auto& [file, entry] = found->second;
+    if (!std::equal(shape.begin(), shape.end(), entry->shape.begin(), entry->shape.end()))
+        return fail(ErrorKind::invalid, "{}: tensor '{}{}' has shape [{}], expected [{}]",
+                    file->name(), config_.tensor_prefix, name, fmt::join(entry->shape, ", "),
+                    fmt::join(shape, ", "));
+    if (std::find(types.begin(), types.end(), entry->type) == types.end()) {
+        std::vector<std::string_view> expected;
+        for (const StoredType type : types) expected.push_back(name_of(type));
+        return fail(ErrorKind::unsupported, "{}: tensor '{}{}' has dtype {}, expected {}",
+                    file->name(), config_.tensor_prefix, name, entry->type_name(),
+                    fmt::join(expected, " or "));
+    }
+    return Tensor{std::string(name), file, entry->type, entry->shape, file->bytes_of(*entry)};
+}
+
+std::vector<std::string> Checkpoint::names() const {
+    std::vector<std::string> result;
+    result.reserve(where_.size());
+    for (const auto& [name, place] : where_) result.push_back(name);
+    return result;
+}
+
+std::uint64_t Checkpoint::total_bytes() const {
+    std::uint64_t bytes = 0;
+    for (const auto& [name, place] : where_) bytes += place.entry->end - place.entry->begin;
+    return bytes;
+}
+
+}  // namespace espalier::checkpoint

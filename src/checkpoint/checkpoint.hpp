@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// A Hugging Face model directory: config, generation defaults, and its tensors in one or many
+// safetensors files.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/numeric.hpp"
+#include "checkpoint/model_config.hpp"
+#include "checkpoint/safetensors.hpp"
+
+namespace espalier::checkpoint {
+
+// A tensor in a mapped file.
+struct Tensor {
+    std::string name;
+    const SafetensorsFile* file = nullptr;
+    StoredType type = StoredType::f32;
+    std::vector<std::int64_t> shape;
+    std::span<const std::byte> bytes;  // not necessarily aligned to the element
+};
+
+class Checkpoint {
+  public:
+    // Directory or ORG/NAME. Reads headers only; tensors are mapped.
+    static Expected<Checkpoint> open(std::string_view model);
+
+    const std::filesystem::path& directory() const { return directory_; }
+    const ModelConfig& config() const { return config_; }
+    const GenerationDefaults& generation() const { return generation_; }
+    const std::vector<std::unique_ptr<SafetensorsFile>>& files() const { return files_; }
+
+    bool has(std::string_view name) const;  // name without the config's tensor_prefix
+    // The tensor, or an error that names file, tensor and what differs: missing, wrong shape, wrong
+    // dtype.
+    Expected<Tensor> find(std::string_view name, std::initializer_list<std::int64_t> shape,
+                          std::initializer_list<StoredType> types) const;
+    // Names of all tensors (prefix removed), vision tensors left out.
+    std::vector<std::string> names() const;
+    // Of the tensors in names().
+    std::uint64_t total_bytes() const;
+
+  private:
+    struct Place {
+        const SafetensorsFile* file;
+        const TensorEntry* entry;
+    };
+    Checkpoint() = default;
+    Expected<void> read_generation_config();
+    Expected<void> open_files();
+    Expected<const SafetensorsFile*> open_file(const std::string& name);
+    Expected<void> add(std::string_view tensor, const SafetensorsFile* file,
+                       const TensorEntry* entry);
+
+    std::filesystem::path directory_;
+    ModelConfig config_;
+    GenerationDefaults generation_;
+    std::vector<std::unique_ptr<SafetensorsFile>> files_;
+    std::map<std::string, Place, std::less<>> where_;  // by name without tensor_prefix
+};
+
+}  // namespace espalier::checkpoint

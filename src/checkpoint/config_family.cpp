@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/config_family.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "checkpoint/config_fields.hpp"
+#include "checkpoint/config_words.hpp"
+
+namespace espalier::checkpoint {
+namespace {
+
+// Relatives that look alike but compute something else. A class or model_type that begins so is
+// refused with the name people know it by.
+struct Relative {
+    std::string_view class_prefix;
+    std::string_view model_type_prefix;
+    std::string_view name;
+};
+constexpr std::array<Relative, 4> kRelatives = {{
+    {"DeepseekV32", "deepseek_v32", "DeepSeek-V3.2 (sparse attention with an indexer)"},
+    {"DeepseekV4", "deepseek_v4", "DeepSeek-V4"},
+    {"KimiK3", "kimi_k3", "Kimi K3"},
+    {"KimiLinear", "kimi_linear", "Kimi Linear"},
+}};
+
+std::string supported_list() {
+    std::string list;
+    for (const FamilyWords& family : kFamilies)
+        fmt::format_to(std::back_inserter(list), "{} ({}, {}), ", family.name, family.class_name,
+                       family.model_type);
+    return list + fmt::format("also inside {}", fmt::join(kWrapperClasses, " and "));
+}
+
+struct ClassNames {
+    std::string class_name;  // empty when the object names none
+    std::string model_type;
+};
+
+ClassNames class_names(ConfigFields& fields) {
+    ClassNames names{"", fields.text("model_type", "")};
+    const nlohmann::json* list = fields.find("architectures");
+    if (list == nullptr) return names;
+    if (!list->is_array() || list->empty() || !list->front().is_string()) {
+        fields.refuse(ErrorKind::invalid, "architectures is {}, expected a list of class names",
+                      list->is_array() ? "a list without a name" : ConfigFields::shown(*list));
+        return names;
+    }
+    names.class_name = list->front().get<std::string>();
+    return names;
+}
+
+Expected<void> refuse_relatives(const ClassNames& names, std::string_view place) {
+    for (const Relative& relative : kRelatives)
+        if (names.class_name.starts_with(relative.class_prefix) ||
+            names.model_type.starts_with(relative.model_type_prefix))
+            return fail(ErrorKind::unsupported,
+                        "{}: architecture '{}', model_type '{}' is {}, which is not supported; "
+                        "supported are {}",
+                        place, names.class_name, names.model_type, relative.name, supported_list());
+    return {};
+}
+
+std::optional<Architecture> architecture_of(const ClassNames& names) {
+    for (const FamilyWords& family : kFamilies) {
+        const bool class_fits = names.class_name == family.class_name ||
+                                (family.architecture == Architecture::kimi_k2 &&
+                                 names.class_name == "KimiK2ForCausalLM");
+        const bool type_fits = names.model_type == family.model_type;
+        if ((class_fits && type_fits) || (class_fits && names.model_type.empty()) ||
+            (type_fits && names.class_name.empty()))
+            return family.architecture;
+    }
+    return std::nullopt;
+}
+
+}  // namespace
+
+Expected<ConfigFamily> find_family(const nlohmann::json& document, std::string_view name) {
+    ConfigFields outer(document, std::string(name));
+    const ClassNames outer_names = class_names(outer);
+    ESPALIER_RETURN_IF_ERROR(outer.status());
+    ESPALIER_RETURN_IF_ERROR(refuse_relatives(outer_names, name));
+
+    ConfigFamily family{Architecture::deepseek_v3, &document, std::string(name), ""};
+    ClassNames names = outer_names;
+    const bool wrapped = std::find(kWrapperClasses.begin(), kWrapperClasses.end(),
+                                   outer_names.class_name) != kWrapperClasses.end();
+    if (wrapped) {
+        family.text = outer.object("text_config");
+        ESPALIER_RETURN_IF_ERROR(outer.status());
+        if (family.text == nullptr)
+            return fail(ErrorKind::not_found, "{}: {} without text_config", name,
+                        outer_names.class_name);
+        family.place = fmt::format("{}: text_config", name);
+        family.tensor_prefix = "language_model.";
+        ConfigFields inner(*family.text, family.place);
+        names = class_names(inner);
+        ESPALIER_RETURN_IF_ERROR(inner.status());
+        ESPALIER_RETURN_IF_ERROR(refuse_relatives(names, family.place));
+    }
+    const auto architecture = architecture_of(names);
+    if (!architecture)
+        return fail(ErrorKind::unsupported,
+                    "{}: architecture '{}', model_type '{}' is not supported; supported are {}",
+                    family.place, names.class_name, names.model_type, supported_list());
+    family.architecture = *architecture;
+    for (const char* field : {"index_topk", "index_n_heads", "index_head_dim"})
+        if (family.text->contains(field))
+            return fail(ErrorKind::unsupported,
+                        "{}: has {}: DeepSeek-V3.2's indexer is not supported", family.place,
+                        field);
+    return family;
+}
+
+namespace {
+
+std::string rope_type(ConfigFields& rope) {
+    const std::string type = rope.text("type", "");
+    const std::string rope_type = rope.text("rope_type", type);
+    if (!type.empty() && type != rope_type)
+        rope.refuse(ErrorKind::invalid, "type is '{}' but rope_type is '{}'", type, rope_type);
+    return rope_type.empty() ? "default" : rope_type;
+}
+
+void read_yarn(ConfigFields& rope, ModelConfig& config) {
+    YarnScaling yarn;
+    yarn.factor = rope.number("factor", 1.0, 1e4);
+    yarn.beta_fast = rope.number("beta_fast", 1e-3, 1e4, yarn.beta_fast);
+    yarn.beta_slow = rope.number("beta_slow", 1e-3, 1e4, yarn.beta_slow);
+    yarn.mscale = rope.number("mscale", 0.0, 100.0, yarn.mscale);
+    yarn.mscale_all_dim = rope.number("mscale_all_dim", 0.0, 100.0, yarn.mscale_all_dim);
+    yarn.original_max_position_embeddings =
+        rope.integer("original_max_position_embeddings", 1, 1 << 30);
+    if (yarn.beta_fast < yarn.beta_slow)
+        rope.refuse(ErrorKind::invalid, "beta_fast is {}, below beta_slow {}", yarn.beta_fast,
+                    yarn.beta_slow);
+    if (rope.has("attention_factor"))
+        rope.refuse(ErrorKind::unsupported,
+                    "attention_factor is given; only mscale and mscale_all_dim are supported");
+    if (!rope.boolean("truncate", true))
+        rope.refuse(ErrorKind::unsupported, "truncate is false, only true is supported");
+    config.yarn = yarn;
+}
+
+}  // namespace
+
+void read_rope(ConfigFields& fields, ModelConfig& config) {
+    constexpr double kMaxTheta = 1e12;
+    config.rope_theta = fields.number("rope_theta", 1.0, kMaxTheta, 10000.0);
+    const nlohmann::json* scaling = fields.object("rope_scaling");
+    const nlohmann::json* parameters = fields.object("rope_parameters");
+    if (scaling != nullptr && parameters != nullptr) {
+        fields.refuse(ErrorKind::invalid, "has both rope_scaling and rope_parameters");
+        return;
+    }
+    if (scaling == nullptr && parameters == nullptr) return;
+    ConfigFields rope(scaling != nullptr ? *scaling : *parameters,
+                      fmt::format("{}: {}", fields.place(),
+                                  scaling != nullptr ? "rope_scaling" : "rope_parameters"));
+    if (rope.has("rope_theta")) {
+        const double theta = rope.number("rope_theta", 1.0, kMaxTheta);
+        if (fields.has("rope_theta") && theta != config.rope_theta)
+            rope.refuse(ErrorKind::invalid, "rope_theta is {} but {} outside", theta,
+                        config.rope_theta);
+        config.rope_theta = theta;
+    }
+    const std::string type = rope_type(rope);
+    if (type == "yarn")
+        read_yarn(rope, config);
+    else if (type != "default")
+        rope.refuse(ErrorKind::unsupported,
+                    "type '{}' is not supported; supported are none and 'yarn'", type);
+    fields.absorb(rope);
+}
+
+void read_quantization(ConfigFields& fields, ModelConfig& config) {
+    for (const char* key : {"quantization_config", "compression_config"}) {
+        const nlohmann::json* object = fields.object(key);
+        if (object == nullptr) continue;
+        ConfigFields quantization(*object, fmt::format("{}: {}", fields.place(), key));
+        const std::string method = quantization.text("quant_method", "compressed-tensors");
+        if (method != "fp8") {
+            const std::string format = quantization.text("format", "");
+            quantization.refuse(
+                ErrorKind::unsupported,
+                "quant_method '{}'{} is not supported; supported are f32, f16, bf16 and 'fp8' in "
+                "128×128 blocks",
+                method, format.empty() ? "" : fmt::format(" with format '{}'", format));
+        }
+        if (const std::string format = quantization.text("fmt", "e4m3"); format != "e4m3")
+            quantization.refuse(ErrorKind::unsupported, "fmt is '{}', only 'e4m3' is supported",
+                                format);
+        if (const std::string scheme = quantization.text("activation_scheme", "dynamic");
+            scheme != "dynamic")
+            quantization.refuse(ErrorKind::unsupported,
+                                "activation_scheme is '{}', only 'dynamic' is supported", scheme);
+        const nlohmann::json* block = quantization.find("weight_block_size");
+        if (block == nullptr || *block != nlohmann::json({128, 128}))
+            quantization.refuse(ErrorKind::unsupported,
+                                "weight_block_size is {}, only [128, 128] is supported",
+                                block == nullptr ? "missing" : block->dump().substr(0, 60));
+        config.fp8_block = 128;
+        fields.absorb(quantization);
+    }
+}
+
+}  // namespace espalier::checkpoint

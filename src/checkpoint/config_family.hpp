@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// The parts of config.json that decide whether we can run the model at all: its class, its rotary
+// scaling, its quantisation. Each refuses by name what it does not know. For model_config.cpp.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+
+#include "base/error.hpp"
+#include "checkpoint/model_config.hpp"
+
+namespace espalier::checkpoint {
+
+class ConfigFields;
+
+struct ConfigFamily {
+    Architecture architecture;
+    const nlohmann::json*
+        text;  // the object that describes the language model: the document or its text_config
+    std::string place;  // for messages
+    std::string tensor_prefix;
+};
+
+Expected<ConfigFamily> find_family(const nlohmann::json& document, std::string_view name);
+
+// rope_theta and yarn, from rope_scaling or from the newer rope_parameters.
+void read_rope(ConfigFields& fields, ModelConfig& config);
+// fp8_block; refuses every other quantisation.
+void read_quantization(ConfigFields& fields, ModelConfig& config);
+
+}  // namespace espalier::checkpoint

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// A ModelConfig as the config.json its family publishes; the inverse of parse_model_config.
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/config_words.hpp"
+#include "checkpoint/synthetic.hpp"
+
+namespace espalier::checkpoint {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json eos_json(const ModelConfig& config) {
+    if (config.eos_token_ids.empty()) return nullptr;
+    if (config.eos_token_ids.size() == 1) return config.eos_token_ids.front();
+    return config.eos_token_ids;
+}
+
+Json bos_json(const ModelConfig& config) {
+    return config.bos_token_id ? Json(*config.bos_token_id) : Json(nullptr);
+}
+
+const char* torch_name(DType dtype) {
+    if (dtype == DType::f32) return "float32";
+    if (dtype == DType::f16) return "float16";
+    return "bfloat16";  // also FP8, whose unquantised tensors are bf16
+}
+
+Json rope_scaling_json(const std::optional<YarnScaling>& yarn) {
+    if (!yarn) return nullptr;
+    return {{"beta_fast", yarn->beta_fast},
+            {"beta_slow", yarn->beta_slow},
+            {"factor", yarn->factor},
+            {"mscale", yarn->mscale},
+            {"mscale_all_dim", yarn->mscale_all_dim},
+            {"original_max_position_embeddings", yarn->original_max_position_embeddings},
+            {"type", "yarn"}};
+}
+
+}  // namespace
+
+std::string config_json_of(const ModelConfig& config, DType dtype) {
+    const FamilyWords& family = words_of(config.architecture);
+    Json json;
+    json["architectures"] = {family.class_name};
+    json["model_type"] = family.model_type;
+    json["attention_bias"] = config.attention_bias;
+    json["bos_token_id"] = bos_json(config);
+    json["eos_token_id"] = eos_json(config);
+    json["first_k_dense_replace"] = config.first_k_dense_replace;
+    json["hidden_act"] = "silu";
+    json["hidden_size"] = config.hidden_size;
+    json["intermediate_size"] = config.intermediate_size;
+    json["kv_lora_rank"] = config.kv_lora_rank;
+    json["max_position_embeddings"] = config.max_position_embeddings;
+    json["moe_intermediate_size"] = config.moe_intermediate_size;
+    json["moe_layer_freq"] = config.moe_layer_freq;
+    json["n_group"] = config.n_group;
+    json["n_routed_experts"] =
+        config.n_routed_experts > 0 ? Json(config.n_routed_experts) : Json(nullptr);
+    json["n_shared_experts"] =
+        config.n_shared_experts > 0 ? Json(config.n_shared_experts) : Json(nullptr);
+    json["norm_topk_prob"] = config.norm_topk_prob;
+    json["num_attention_heads"] = config.num_attention_heads;
+    json["num_experts_per_tok"] = config.num_experts_per_tok;
+    json["num_hidden_layers"] = config.num_hidden_layers;
+    json["num_key_value_heads"] = config.num_attention_heads;
+    json["num_nextn_predict_layers"] = config.num_nextn_predict_layers;
+    json["q_lora_rank"] = config.q_lora_rank > 0 ? Json(config.q_lora_rank) : Json(nullptr);
+    json["qk_nope_head_dim"] = config.qk_nope_head_dim;
+    json["qk_rope_head_dim"] = config.qk_rope_head_dim;
+    if (dtype == DType::e4m3)
+        json["quantization_config"] = {{"activation_scheme", "dynamic"},
+                                       {"fmt", "e4m3"},
+                                       {"quant_method", "fp8"},
+                                       {"weight_block_size", {128, 128}}};
+    json["rms_norm_eps"] = config.rms_norm_eps;
+    json["rope_scaling"] = rope_scaling_json(config.yarn);
+    json["rope_theta"] = config.rope_theta;
+    json["routed_scaling_factor"] = config.routed_scaling_factor;
+    json["scoring_func"] = name_of(config.scoring);
+    json["tie_word_embeddings"] = config.tie_word_embeddings;
+    json["topk_group"] = config.topk_group;
+    json["topk_method"] = name_of(config.topk_method);
+    json["torch_dtype"] = torch_name(dtype);
+    json["use_cache"] = true;
+    json["v_head_dim"] = config.v_head_dim;
+    json["vocab_size"] = config.vocab_size;
+    if (config.tensor_prefix.empty()) return json.dump(2) + "\n";
+    Json outer;
+    outer["architectures"] = {"KimiK25ForConditionalGeneration"};
+    outer["model_type"] = "kimi_k25";
+    outer["text_config"] = std::move(json);
+    return outer.dump(2) + "\n";
+}
+
+std::string generation_config_json_of(const ModelConfig& config) {
+    const Json json = {{"_from_model_config", true},
+                       {"bos_token_id", bos_json(config)},
+                       {"eos_token_id", eos_json(config)}};
+    return json.dump(2) + "\n";
+}
+
+}  // namespace espalier::checkpoint

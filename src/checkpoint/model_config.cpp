@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+// config.json → ModelConfig. Defaults of absent fields are those of the published configuration
+// classes (configuration_deepseek_v2.py and _v3.py); sizes that no checkpoint leaves out must be
+// there.
+#include "checkpoint/model_config.hpp"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/json.hpp"
+#include "checkpoint/config_family.hpp"
+#include "checkpoint/config_fields.hpp"
+#include "checkpoint/config_words.hpp"
+
+namespace espalier::checkpoint {
+namespace {
+
+// Far above any published model, low enough that products of any three stay below 2^63.
+constexpr std::int64_t kMaxVocabulary = 1 << 24;
+constexpr std::int64_t kMaxWidth = 1 << 20;
+constexpr std::int64_t kMaxLayers = 1024;
+constexpr std::int64_t kMaxExperts = 4096;
+constexpr std::int64_t kMaxPositions = 1 << 30;
+
+void require_exactly(ConfigFields& fields, const char* key, std::int64_t value,
+                     std::int64_t supported) {
+    if (value != supported)
+        fields.refuse(ErrorKind::unsupported, "{} is {}, the attention library supports only {}",
+                      key, value, supported);
+}
+
+// null means none of it; only a field that is not there takes the class's default.
+std::int64_t read_count(ConfigFields& fields, const char* key, std::int64_t high,
+                        std::int64_t absent) {
+    return fields.integer(key, 0, high, fields.is_null(key) ? 0 : absent);
+}
+
+void read_attention(ConfigFields& fields, ModelConfig& config) {
+    config.num_attention_heads = fields.integer("num_attention_heads", 1, 128);
+    const std::int64_t kv_heads =
+        fields.integer("num_key_value_heads", 1, kMaxWidth, config.num_attention_heads);
+    if (kv_heads != config.num_attention_heads)
+        fields.refuse(
+            ErrorKind::unsupported,
+            "num_key_value_heads is {} but num_attention_heads is {}: grouped heads are not MLA",
+            kv_heads, config.num_attention_heads);
+    config.q_lora_rank = read_count(fields, "q_lora_rank", kMaxWidth, 1536);
+    config.kv_lora_rank = fields.integer("kv_lora_rank", 0, kMaxWidth, 512);
+    config.qk_rope_head_dim = fields.integer("qk_rope_head_dim", 0, kMaxWidth, 64);
+    config.qk_nope_head_dim = fields.integer("qk_nope_head_dim", 0, kMaxWidth, 128);
+    config.v_head_dim = fields.integer("v_head_dim", 0, kMaxWidth, 128);
+    require_exactly(fields, "kv_lora_rank", config.kv_lora_rank, 512);
+    require_exactly(fields, "qk_rope_head_dim", config.qk_rope_head_dim, 64);
+    require_exactly(fields, "qk_nope_head_dim", config.qk_nope_head_dim, 128);
+    require_exactly(fields, "v_head_dim", config.v_head_dim, 128);
+    config.attention_bias = fields.boolean("attention_bias", false);
+    for (const char* key : {"attention_bias", "mlp_bias"})
+        if (fields.boolean(key, false))
+            fields.refuse(ErrorKind::unsupported, "{} is true, only false is supported", key);
+    if (!fields.boolean("rope_interleave", true))
+        fields.refuse(ErrorKind::unsupported, "rope_interleave is false, only true is supported");
+}
+
+void read_routing(ConfigFields& fields, ModelConfig& config) {
+    const bool v2 = config.architecture == Architecture::deepseek_v2;
+    config.n_group =
+        fields.integer("n_group", 1, kMaxExperts, v2 || fields.is_null("n_group") ? 1 : 8);
+    config.topk_group =
+        fields.integer("topk_group", 1, kMaxExperts, v2 || fields.is_null("topk_group") ? 1 : 4);
+    config.norm_topk_prob = fields.boolean("norm_topk_prob", !v2);
+    config.routed_scaling_factor =
+        fields.number("routed_scaling_factor", 1e-6, 1e6, v2 ? 1.0 : 2.5);
+
+    const std::string method = fields.text("topk_method", v2 ? "greedy" : "noaux_tc");
+    const std::string scoring = fields.text("scoring_func", v2 ? "softmax" : "sigmoid");
+    config.scoring = v2 ? ScoringFunction::softmax : ScoringFunction::sigmoid;
+    if (scoring != name_of(config.scoring))
+        fields.refuse(ErrorKind::unsupported, "scoring_func is '{}', {} models support only '{}'",
+                      scoring, name_of(config.architecture), name_of(config.scoring));
+    if (!v2) {
+        config.topk_method = TopkMethod::noaux_tc;
+        if (method != name_of(TopkMethod::noaux_tc))
+            fields.refuse(ErrorKind::unsupported,
+                          "topk_method is '{}', {} models support only 'noaux_tc'", method,
+                          name_of(config.architecture));
+    } else if (method == name_of(TopkMethod::group_limited_greedy)) {
+        config.topk_method = TopkMethod::group_limited_greedy;
+    } else if (method != name_of(TopkMethod::greedy)) {
+        fields.refuse(
+            ErrorKind::unsupported,
+            "topk_method is '{}', {} models support only 'greedy' and 'group_limited_greedy'",
+            method, name_of(config.architecture));
+    }
+}
+
+void check_groups(ConfigFields& fields, const ModelConfig& config) {
+    const std::int64_t experts = config.n_routed_experts;
+    if (config.num_experts_per_tok > experts)
+        fields.refuse(ErrorKind::invalid, "num_experts_per_tok is {} of {} n_routed_experts",
+                      config.num_experts_per_tok, experts);
+    if (config.topk_method == TopkMethod::greedy) return;  // no groups
+    if (experts % config.n_group != 0)
+        fields.refuse(ErrorKind::invalid, "n_routed_experts is {}, no multiple of n_group {}",
+                      experts, config.n_group);
+    if (config.topk_group > config.n_group)
+        fields.refuse(ErrorKind::invalid, "topk_group is {} of {} n_group", config.topk_group,
+                      config.n_group);
+    const std::int64_t group_experts = experts / config.n_group;
+    if (config.topk_method == TopkMethod::noaux_tc && config.n_group > 1 && group_experts < 2)
+        fields.refuse(ErrorKind::invalid,
+                      "{} n_routed_experts in {} n_group: a group is ranked by its best 2", experts,
+                      config.n_group);
+    if (config.num_experts_per_tok > config.topk_group * group_experts)
+        fields.refuse(ErrorKind::invalid, "num_experts_per_tok is {} but {} groups hold {} experts",
+                      config.num_experts_per_tok, config.topk_group,
+                      config.topk_group * group_experts);
+}
+
+void read_experts(ConfigFields& fields, ModelConfig& config) {
+    const bool v2 = config.architecture == Architecture::deepseek_v2;
+    config.first_k_dense_replace =
+        fields.integer("first_k_dense_replace", 0, kMaxLayers, v2 ? 0 : 3);
+    config.moe_layer_freq = fields.integer("moe_layer_freq", 1, kMaxLayers, 1);
+    read_routing(fields, config);
+    if (!fields.contains("n_routed_experts"))
+        fields.refuse(ErrorKind::not_found,
+                      "n_routed_experts is missing (null stands for a dense model)");
+    config.n_routed_experts = read_count(fields, "n_routed_experts", kMaxExperts, 0);
+    config.n_shared_experts = read_count(fields, "n_shared_experts", 64, v2 ? 2 : 1);
+    const bool dense = config.n_routed_experts == 0;
+    config.moe_intermediate_size =
+        fields.integer("moe_intermediate_size", dense ? 0 : 1, kMaxWidth,
+                       dense ? std::optional<std::int64_t>(0) : std::nullopt);
+    config.num_experts_per_tok =
+        fields.integer("num_experts_per_tok", dense ? 0 : 1, kMaxExperts,
+                       dense ? std::optional<std::int64_t>(0) : std::nullopt);
+    if (!dense) check_groups(fields, config);
+    for (const char* key : {"ep_size", "pretraining_tp"})
+        if (const std::int64_t ranks = fields.integer(key, 0, kMaxWidth, 1); ranks != 1)
+            fields.refuse(ErrorKind::unsupported, "{} is {}, only 1 is supported", key, ranks);
+}
+
+void read_sizes(ConfigFields& fields, ModelConfig& config) {
+    config.vocab_size = fields.integer("vocab_size", 1, kMaxVocabulary);
+    config.hidden_size = fields.integer("hidden_size", 1, kMaxWidth);
+    config.num_hidden_layers = fields.integer("num_hidden_layers", 1, kMaxLayers);
+    config.num_nextn_predict_layers = fields.integer("num_nextn_predict_layers", 0, 64, 0);
+    config.intermediate_size = fields.integer("intermediate_size", 1, kMaxWidth);
+    config.max_position_embeddings = fields.integer("max_position_embeddings", 1, kMaxPositions);
+    config.rms_norm_eps = fields.number("rms_norm_eps", 0.0, 1.0, 1e-6);
+    config.tie_word_embeddings = fields.boolean("tie_word_embeddings", false);
+    if (const std::string act = fields.text("hidden_act", "silu"); act != "silu")
+        fields.refuse(ErrorKind::unsupported, "hidden_act is '{}', only 'silu' is supported", act);
+}
+
+void read_token_ids(ConfigFields& fields, ModelConfig& config) {
+    config.eos_token_ids = fields.token_ids("eos_token_id", config.vocab_size);
+    if (fields.has("bos_token_id"))
+        config.bos_token_id =
+            static_cast<std::int32_t>(fields.integer("bos_token_id", 0, config.vocab_size - 1));
+}
+
+}  // namespace
+
+std::string_view name_of(Architecture architecture) { return words_of(architecture).name; }
+
+Expected<ModelConfig> parse_model_config(std::string_view json_text, std::string_view name) {
+    ESPALIER_ASSIGN_OR_RETURN(const nlohmann::json document, parse_json(json_text, name));
+    ESPALIER_ASSIGN_OR_RETURN(const ConfigFamily family, find_family(document, name));
+
+    ModelConfig config;
+    config.architecture = family.architecture;
+    config.tensor_prefix = family.tensor_prefix;
+    ConfigFields fields(*family.text, family.place);
+    read_sizes(fields, config);
+    read_attention(fields, config);
+    read_experts(fields, config);
+    read_rope(fields, config);
+    read_quantization(fields, config);
+    read_token_ids(fields, config);
+    ESPALIER_RETURN_IF_ERROR(fields.status());
+    if (family.text == &document) return config;
+
+    // What a wrapper says for the whole model.
+    ConfigFields outer(document, std::string(name));
+    read_quantization(outer, config);
+    ModelConfig ids;
+    ids.vocab_size = config.vocab_size;
+    read_token_ids(outer, ids);
+    ESPALIER_RETURN_IF_ERROR(outer.status());
+    if (config.eos_token_ids.empty()) config.eos_token_ids = ids.eos_token_ids;
+    if (!config.bos_token_id) config.bos_token_id = ids.bos_token_id;
+    return config;
+}
+
+Expected<GenerationDefaults> parse_generation_config(std::string_view json_text,
+                                                     std::string_view name) {
+    ESPALIER_ASSIGN_OR_RETURN(const nlohmann::json document, parse_json(json_text, name));
+    ConfigFields fields(document, std::string(name));
+    GenerationDefaults defaults;
+    if (fields.has("temperature")) defaults.temperature = fields.number("temperature", 0.0, 1e6);
+    if (fields.has("top_p")) defaults.top_p = fields.number("top_p", 0.0, 1.0);
+    if (fields.has("top_k")) defaults.top_k = fields.integer("top_k", 0, kMaxVocabulary);
+    if (fields.has("do_sample")) defaults.do_sample = fields.boolean("do_sample", false);
+    defaults.eos_token_ids = fields.token_ids("eos_token_id", kMaxVocabulary);
+    ESPALIER_RETURN_IF_ERROR(fields.status());
+    return defaults;
+}
+
+}  // namespace espalier::checkpoint

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// config.json and generation_config.json as typed, range-checked structs. No JSON goes past this
+// header. Accepts DeepseekV2ForCausalLM, DeepseekV3ForCausalLM and Kimi K2 (which names DeepseekV3
+// or KimiK2 classes, also nested in text_config); refuses V3.2, V4, K3 and INT4 checkpoints by
+// name.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/numeric.hpp"
+
+namespace espalier::checkpoint {
+
+enum class Architecture : std::uint8_t { deepseek_v2, deepseek_v3, kimi_k2 };
+std::string_view name_of(Architecture architecture);
+
+enum class TopkMethod : std::uint8_t { greedy, group_limited_greedy, noaux_tc };
+enum class ScoringFunction : std::uint8_t { softmax, sigmoid };
+
+struct YarnScaling {
+    double factor = 1.0;
+    double beta_fast = 32.0;
+    double beta_slow = 1.0;
+    double mscale = 1.0;
+    double mscale_all_dim = 0.0;
+    std::int64_t original_max_position_embeddings = 4096;
+
+    bool operator==(const YarnScaling&) const = default;
+};
+
+struct ModelConfig {
+    Architecture architecture = Architecture::deepseek_v3;
+    std::string tensor_prefix;  // "" or "language_model." when nested in text_config
+    std::int64_t vocab_size = 0;
+    std::int64_t hidden_size = 0;
+    std::int64_t num_hidden_layers = 0;
+    std::int64_t num_nextn_predict_layers = 0;  // MTP layers after the last
+    std::int64_t num_attention_heads = 0;
+    std::int64_t q_lora_rank = 0;     // 0: q_proj instead of q_a/q_b
+    std::int64_t kv_lora_rank = 512;  // these four are fixed by the attention library
+    std::int64_t qk_rope_head_dim = 64;
+    std::int64_t qk_nope_head_dim = 128;
+    std::int64_t v_head_dim = 128;
+    bool attention_bias = false;  // only false is supported
+    std::int64_t intermediate_size = 0;
+    std::int64_t moe_intermediate_size = 0;
+    std::int64_t first_k_dense_replace = 0;
+    std::int64_t moe_layer_freq = 1;
+    std::int64_t n_routed_experts = 0;  // 0: every layer is dense
+    std::int64_t n_shared_experts = 0;
+    std::int64_t num_experts_per_tok = 0;
+    std::int64_t n_group = 1;
+    std::int64_t topk_group = 1;
+    bool norm_topk_prob = false;
+    double routed_scaling_factor = 1.0;
+    TopkMethod topk_method = TopkMethod::greedy;
+    ScoringFunction scoring = ScoringFunction::softmax;
+    double rms_norm_eps = 1e-6;
+    double rope_theta = 10000.0;
+    std::optional<YarnScaling> yarn;
+    std::int64_t max_position_embeddings = 0;
+    bool tie_word_embeddings = false;
+    std::optional<std::int64_t> fp8_block;    // 128 when quantization_config is FP8 block-wise
+    std::vector<std::int32_t> eos_token_ids;  // config.json, then generation_config.json
+    std::optional<std::int32_t> bos_token_id;
+
+    bool layer_is_moe(std::int64_t layer) const {
+        return n_routed_experts > 0 && layer >= first_k_dense_replace &&
+               layer % moe_layer_freq == 0;
+    }
+    bool operator==(const ModelConfig&) const = default;
+};
+
+// Sampling defaults a checkpoint recommends.
+struct GenerationDefaults {
+    std::optional<double> temperature;
+    std::optional<double> top_p;
+    std::optional<std::int64_t> top_k;
+    std::optional<bool> do_sample;
+    std::vector<std::int32_t> eos_token_ids;
+
+    bool operator==(const GenerationDefaults&) const = default;
+};
+
+// `name` stands in error messages.
+Expected<ModelConfig> parse_model_config(std::string_view json_text, std::string_view name);
+Expected<GenerationDefaults> parse_generation_config(std::string_view json_text,
+                                                     std::string_view name);
+
+// A directory as it is, or ORG/NAME[@REVISION] in the local hub cache (HF_HUB_CACHE, HF_HOME,
+// ~/.cache); no network.
+Expected<std::filesystem::path> resolve_model_path(std::string_view model);
+
+}  // namespace espalier::checkpoint

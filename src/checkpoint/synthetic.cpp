@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lays a synthetic model out in files and streams the tensors into them; see synthetic.hpp.
+#include "checkpoint/synthetic.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <utility>
+
+namespace espalier::checkpoint {
+namespace {
+
+// One unit of generation (a task) and of writing: 32 tasks per write keep two to sixteen cores busy
+// while the buffer stays at 8 MiB for f32.
+constexpr std::uint64_t kTaskElements = 64 * 1024;
+constexpr std::uint64_t kTasksPerWrite = 32;
+
+struct Shard {
+    std::string file;
+    std::vector<TensorSpec> tensors;
+};
+
+class OutputFile {
+  public:
+    explicit OutputFile(std::filesystem::path path)
+        : path_(std::move(path)),
+          descriptor_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644)) {}
+    ~OutputFile() {
+        if (descriptor_ >= 0) ::close(descriptor_);
+    }
+    OutputFile(const OutputFile&) = delete;
+    OutputFile& operator=(const OutputFile&) = delete;
+
+    Expected<void> write(const void* data, std::size_t bytes) {
+        const char* at = static_cast<const char*>(data);
+        while (bytes > 0) {
+            const ssize_t written = descriptor_ < 0 ? -1 : ::write(descriptor_, at, bytes);
+            if (written < 0 && errno == EINTR) continue;
+            if (written < 0)
+                return fail(ErrorKind::io, "{}: cannot write: {}", path_.string(),
+                            std::strerror(errno));
+            at += written;
+            bytes -= static_cast<std::size_t>(written);
+        }
+        return {};
+    }
+
+    // Some file systems report a full disk only here.
+    Expected<void> close() {
+        if (descriptor_ >= 0 && ::close(std::exchange(descriptor_, -1)) == 0) return {};
+        return fail(ErrorKind::io, "{}: cannot write: {}", path_.string(), std::strerror(errno));
+    }
+
+  private:
+    std::filesystem::path path_;
+    int descriptor_;
+};
+
+Expected<void> write_text(const std::filesystem::path& path, std::string_view text) {
+    OutputFile file(path);
+    ESPALIER_RETURN_IF_ERROR(file.write(text.data(), text.size()));
+    return file.close();
+}
+
+std::vector<Shard> split_into_shards(std::vector<TensorSpec> tensors, std::uint64_t limit_bytes) {
+    std::vector<Shard> shards(1);
+    std::uint64_t used = 0;
+    for (TensorSpec& spec : tensors) {
+        if (limit_bytes > 0 && used > 0 && used + spec.bytes() > limit_bytes) {
+            shards.emplace_back();
+            used = 0;
+        }
+        used += spec.bytes();
+        shards.back().tensors.push_back(std::move(spec));
+    }
+    for (std::size_t i = 0; i < shards.size(); ++i) {
+        shards[i].file = shards.size() == 1 ? "model.safetensors"
+                                            : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1,
+                                                          shards.size());
+        // As the reference writes them: wide elements first, which keeps every tensor aligned.
+        std::stable_sort(
+            shards[i].tensors.begin(), shards[i].tensors.end(),
+            [](const auto& a, const auto& b) { return bytes_of(a.type) > bytes_of(b.type); });
+    }
+    return shards;
+}
+
+// The u64 length and the JSON, padded with spaces so that the data begins at a multiple of 8.
+std::string safetensors_head(const Shard& shard) {
+    nlohmann::ordered_json header;
+    header["__metadata__"] = {{"format", "pt"}};
+    std::uint64_t offset = 0;
+    for (const TensorSpec& spec : shard.tensors) {
+        header[spec.name] = {{"dtype", name_of(spec.type)},
+                             {"shape", spec.shape},
+                             {"data_offsets", {offset, offset + spec.bytes()}}};
+        offset += spec.bytes();
+    }
+    std::string text = header.dump();
+    text.resize((text.size() + 7) / 8 * 8, ' ');
+    std::string head(8, '\0');
+    for (std::size_t i = 0; i < 8; ++i)
+        head[i] = static_cast<char>((static_cast<std::uint64_t>(text.size()) >> (8 * i)) & 0xff);
+    return head + text;
+}
+
+std::string index_json(std::span<const Shard> shards, std::uint64_t total_bytes) {
+    nlohmann::json index;
+    index["metadata"]["total_size"] = total_bytes;
+    for (const Shard& shard : shards)
+        for (const TensorSpec& spec : shard.tensors) index["weight_map"][spec.name] = shard.file;
+    return index.dump(2) + "\n";
+}
+
+struct Counter {
+    const SyntheticProgress& report;
+    std::uint64_t total = 0;
+    std::uint64_t done = 0;
+
+    void add(std::uint64_t bytes) {
+        done += bytes;
+        if (report) report(done, total);
+    }
+};
+
+Expected<void> write_tensor(const TensorSpec& spec, std::uint64_t seed, OutputFile& file,
+                            std::vector<std::byte>& buffer, ThreadPool& pool, Counter& counter) {
+    const std::uint64_t elements = spec.elements();
+    const std::uint64_t width = bytes_of(spec.type);
+    for (std::uint64_t first = 0; first < elements; first += kTaskElements * kTasksPerWrite) {
+        const std::uint64_t count = std::min(elements - first, kTaskElements * kTasksPerWrite);
+        const auto tasks = static_cast<std::int64_t>((count + kTaskElements - 1) / kTaskElements);
+        pool.run(tasks, [&](std::int64_t task, int) {
+            const std::uint64_t begin = static_cast<std::uint64_t>(task) * kTaskElements;
+            synthetic_values(spec, seed, first + begin, std::min(count - begin, kTaskElements),
+                             buffer.data() + begin * width);
+        });
+        ESPALIER_RETURN_IF_ERROR(
+            file.write(buffer.data(), static_cast<std::size_t>(count * width)));
+        counter.add(count * width);
+    }
+    return {};
+}
+
+Expected<void> make_empty_directory(const std::filesystem::path& directory) {
+    std::error_code error;
+    std::filesystem::create_directories(directory, error);
+    if (error)
+        return fail(ErrorKind::io, "{}: cannot make it: {}", directory.string(), error.message());
+    const bool empty = std::filesystem::is_empty(directory, error);
+    if (error)
+        return fail(ErrorKind::io, "{}: cannot read it: {}", directory.string(), error.message());
+    if (!empty)
+        return fail(ErrorKind::invalid,
+                    "{}: not empty; a model is only written into a new directory",
+                    directory.string());
+    return {};
+}
+
+}  // namespace
+
+Expected<void> write_synthetic(const SyntheticModel& model, const std::filesystem::path& directory,
+                               ThreadPool& pool, const SyntheticProgress& progress) {
+    // A configuration that could not be read back is refused before a byte is written.
+    const std::string config_text = config_json_of(model.config, model.dtype);
+    ESPALIER_RETURN_IF_ERROR(parse_model_config(config_text, "config.json"));
+    ESPALIER_ASSIGN_OR_RETURN(const std::string tokenizer_text,
+                              synthetic_tokenizer_json(model.config.vocab_size));
+    ESPALIER_RETURN_IF_ERROR(make_empty_directory(directory));
+
+    Counter counter{progress};
+    auto tensors = list_tensors(model.config, {model.dtype, model.repeat_mtp_embeddings});
+    for (const TensorSpec& spec : tensors) counter.total += spec.bytes();
+    const std::vector<Shard> shards =
+        split_into_shards(std::move(tensors), model.shard_limit_bytes);
+
+    std::vector<std::byte> buffer(kTaskElements * kTasksPerWrite * sizeof(float));
+    for (const Shard& shard : shards) {
+        OutputFile file(directory / shard.file);
+        const std::string head = safetensors_head(shard);
+        ESPALIER_RETURN_IF_ERROR(file.write(head.data(), head.size()));
+        for (const TensorSpec& spec : shard.tensors)
+            ESPALIER_RETURN_IF_ERROR(write_tensor(spec, model.seed, file, buffer, pool, counter));
+        ESPALIER_RETURN_IF_ERROR(file.close());
+    }
+    if (shards.size() > 1)
+        ESPALIER_RETURN_IF_ERROR(write_text(directory / "model.safetensors.index.json",
+                                            index_json(shards, counter.total)));
+    ESPALIER_RETURN_IF_ERROR(write_text(directory / "tokenizer.json", tokenizer_text));
+    ESPALIER_RETURN_IF_ERROR(
+        write_text(directory / "tokenizer_config.json", synthetic_tokenizer_config_json()));
+    ESPALIER_RETURN_IF_ERROR(
+        write_text(directory / "generation_config.json", generation_config_json_of(model.config)));
+    return write_text(directory / "config.json", config_text);
+}
+
+}  // namespace espalier::checkpoint

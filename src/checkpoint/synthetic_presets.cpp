@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// The models `espalier make-model --preset` knows: two tiny ones of either architecture, for tests,
+// and two whose attention has the width of the published models but whose weights fit a small
+// machine, for benchmarks.
+#include <array>
+
+#include "checkpoint/synthetic.hpp"
+
+namespace espalier::checkpoint {
+namespace {
+
+ModelConfig common_config() {
+    ModelConfig config;
+    config.vocab_size = 512;
+    config.hidden_size = 128;
+    config.num_hidden_layers = 3;
+    config.num_attention_heads = 4;
+    config.intermediate_size = 256;
+    config.moe_intermediate_size = 64;
+    config.first_k_dense_replace = 1;
+    config.n_routed_experts = 8;
+    config.num_experts_per_tok = 2;
+    config.max_position_embeddings = 163840;
+    config.bos_token_id = 0;
+    config.eos_token_ids = {1};
+    return config;
+}
+
+YarnScaling published_yarn(double mscale) {
+    YarnScaling yarn;
+    yarn.factor = 40.0;
+    yarn.mscale = mscale;
+    yarn.mscale_all_dim = mscale;
+    return yarn;
+}
+
+SyntheticModel tiny_v2() {
+    SyntheticModel model{.config = common_config()};
+    model.config.architecture = Architecture::deepseek_v2;
+    model.config.n_shared_experts = 2;
+    model.config.yarn = published_yarn(0.707);
+    return model;
+}
+
+SyntheticModel tiny_v3() {
+    SyntheticModel model{.config = common_config()};
+    ModelConfig& config = model.config;
+    config.architecture = Architecture::deepseek_v3;
+    config.num_nextn_predict_layers = 1;
+    config.q_lora_rank = 96;
+    config.n_shared_experts = 1;
+    config.n_group = 4;
+    config.topk_group = 2;
+    config.norm_topk_prob = true;
+    config.routed_scaling_factor = 2.5;
+    config.topk_method = TopkMethod::noaux_tc;
+    config.scoring = ScoringFunction::sigmoid;
+    config.yarn = published_yarn(1.0);
+    return model;
+}
+
+SyntheticModel bench(std::int64_t heads) {
+    SyntheticModel model = tiny_v3();
+    ModelConfig& config = model.config;
+    config.vocab_size = 8192;
+    config.hidden_size = 1024;
+    config.num_hidden_layers = 4;
+    config.num_nextn_predict_layers = 0;
+    config.num_attention_heads = heads;
+    config.q_lora_rank = 512;
+    config.intermediate_size = 3072;
+    config.moe_intermediate_size = 512;
+    config.n_routed_experts = 16;
+    config.num_experts_per_tok = 4;
+    config.n_group = 1;
+    config.topk_group = 1;
+    config.yarn.reset();
+    config.max_position_embeddings = 131072;
+    return model;
+}
+
+struct Preset {
+    std::string_view name;
+    SyntheticModel (*make)();
+};
+constexpr std::array<Preset, 4> kPresets = {{
+    {"tiny-v2", tiny_v2},
+    {"tiny-v3", tiny_v3},
+    {"bench-128h", [] { return bench(128); }},
+    {"bench-16h", [] { return bench(16); }},
+}};
+
+}  // namespace
+
+std::vector<std::string_view> synthetic_preset_names() {
+    std::vector<std::string_view> names;
+    for (const Preset& preset : kPresets) names.push_back(preset.name);
+    return names;
+}
+
+Expected<SyntheticModel> synthetic_preset(std::string_view name) {
+    for (const Preset& preset : kPresets)
+        if (preset.name == name) return preset.make();
+    return fail(ErrorKind::not_found, "preset '{}' is unknown; there are {}", name,
+                fmt::join(synthetic_preset_names(), ", "));
+}
+
+}  // namespace espalier::checkpoint

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// The generator of synthetic.hpp. Every expression rounds once in double (2u − 1, 0.25·(2u − 1) + 1
+// and 0.5 + u are exact with a 24-bit u), so a fused multiply-add cannot change a bit.
+#include <cmath>
+#include <cstring>
+
+#include "base/check.hpp"
+#include "base/numeric.hpp"
+#include "checkpoint/synthetic.hpp"
+
+namespace espalier::checkpoint {
+namespace {
+
+std::uint64_t fnv1a64(std::string_view text) {
+    std::uint64_t hash = 0xCBF29CE484222325ull;
+    for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3ull;
+    return hash;
+}
+
+double uniform(std::uint64_t start, std::uint64_t index) {
+    std::uint64_t x = start + index * 0xD1B54A32D192ED03ull;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+    x ^= x >> 31;
+    return static_cast<double>(static_cast<std::int64_t>(x >> 40)) * 0x1p-24;
+}
+
+// value = scale · (factor·u + shift) + offset; factor·u + shift is exact for all of the roles.
+struct Affine {
+    double scale, factor, shift, offset;
+};
+
+Affine affine_of(const TensorSpec& spec) {
+    const auto amplitude = [&spec] { return std::sqrt(3.0 / static_cast<double>(spec.inputs)); };
+    if (spec.type == StoredType::e4m3) return {448.0, 2.0, -1.0, 0.0};
+    switch (spec.role) {
+        case TensorRole::embedding:
+            return {1.0, 2.0, -1.0, 0.0};
+        case TensorRole::norm:
+            return {0.25, 2.0, -1.0, 1.0};
+        case TensorRole::router_bias:
+            return {0.1, 1.0, 0.0, 0.0};
+        case TensorRole::scale:
+            return {amplitude() / 448.0, 1.0, 0.5, 0.0};
+        case TensorRole::head:
+        case TensorRole::router:
+        case TensorRole::projection:
+            return {amplitude(), 2.0, -1.0, 0.0};
+    }
+    return {};
+}
+
+template <typename Convert>
+void fill(const TensorSpec& spec, std::uint64_t seed, std::uint64_t first, std::uint64_t count,
+          std::byte* out, Convert convert) {
+    const Affine affine = affine_of(spec);
+    const std::uint64_t start = fnv1a64(spec.name) + (seed + 1) * 0x9E3779B97F4A7C15ull;
+    for (std::uint64_t i = 0; i < count; ++i) {
+        const double u = uniform(start, first + i);
+        const auto value = convert(
+            static_cast<float>(affine.scale * (affine.factor * u + affine.shift) + affine.offset));
+        std::memcpy(out + i * sizeof(value), &value, sizeof(value));
+    }
+}
+
+}  // namespace
+
+void synthetic_values(const TensorSpec& spec, std::uint64_t seed, std::uint64_t first,
+                      std::uint64_t count, std::byte* out) {
+    switch (spec.type) {
+        case StoredType::f32:
+            return fill(spec, seed, first, count, out, [](float v) { return v; });
+        case StoredType::f16:
+            return fill(spec, seed, first, count, out, [](float v) { return to_fp16(v); });
+        case StoredType::bf16:
+            return fill(spec, seed, first, count, out, [](float v) { return to_bf16(v); });
+        case StoredType::e4m3:
+            return fill(spec, seed, first, count, out, [](float v) { return to_e4m3(v); });
+        default:
+            CHECK(false, "tensor '{}' of type {} has no generator", spec.name, name_of(spec.type));
+    }
+}
+
+}  // namespace espalier::checkpoint

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/tensor_list.hpp"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+namespace espalier::checkpoint {
+namespace {
+
+constexpr std::int64_t kFp8Block = 128;
+
+StoredType stored(DType dtype) {
+    switch (dtype) {
+        case DType::f32:
+            return StoredType::f32;
+        case DType::f16:
+            return StoredType::f16;
+        case DType::bf16:
+            return StoredType::bf16;
+        case DType::e4m3:
+            return StoredType::e4m3;
+    }
+    return StoredType::other;
+}
+
+class Lister {
+  public:
+    Lister(const ModelConfig& config, const TensorListOptions& options)
+        : config_(config),
+          options_(options),
+          projection_type_(stored(options.dtype)),
+          plain_type_(options.dtype == DType::e4m3 ? StoredType::bf16 : projection_type_) {}
+
+    std::vector<TensorSpec> all() {
+        const std::int64_t hidden = config_.hidden_size;
+        matrix("model.embed_tokens.weight", TensorRole::embedding, config_.vocab_size, hidden);
+        for (std::int64_t layer = 0; layer < config_.num_hidden_layers; ++layer)
+            decoder_layer(fmt::format("model.layers.{}.", layer), layer);
+        norm("model.norm.weight", hidden);
+        if (!config_.tie_word_embeddings)
+            matrix("lm_head.weight", TensorRole::head, config_.vocab_size, hidden);
+        for (std::int64_t extra = 0; extra < config_.num_nextn_predict_layers; ++extra)
+            mtp_layer(config_.num_hidden_layers + extra);
+        return std::move(specs_);
+    }
+
+  private:
+    void add(std::string name, TensorRole role, StoredType type, std::vector<std::int64_t> shape,
+             std::int64_t inputs) {
+        specs_.push_back(
+            {config_.tensor_prefix + name, role, type, std::move(shape), inputs, expert_});
+    }
+
+    void norm(const std::string& name, std::int64_t size) {
+        add(name, TensorRole::norm, plain_type_, {size}, 0);
+    }
+
+    void matrix(const std::string& name, TensorRole role, std::int64_t rows, std::int64_t cols) {
+        add(name, role, plain_type_, {rows, cols}, cols);
+    }
+
+    // name without ".weight"
+    void projection(const std::string& name, std::int64_t rows, std::int64_t cols) {
+        add(name + ".weight", TensorRole::projection, projection_type_, {rows, cols}, cols);
+        if (projection_type_ != StoredType::e4m3) return;
+        add(name + ".weight_scale_inv", TensorRole::scale, StoredType::f32,
+            {(rows + kFp8Block - 1) / kFp8Block, (cols + kFp8Block - 1) / kFp8Block}, cols);
+    }
+
+    void decoder_layer(const std::string& prefix, std::int64_t layer) {
+        norm(prefix + "input_layernorm.weight", config_.hidden_size);
+        attention(prefix + "self_attn.");
+        norm(prefix + "post_attention_layernorm.weight", config_.hidden_size);
+        if (config_.layer_is_moe(layer))
+            experts(prefix + "mlp.");
+        else
+            feed_forward(prefix + "mlp.", config_.intermediate_size);
+    }
+
+    void attention(const std::string& prefix) {
+        const std::int64_t hidden = config_.hidden_size;
+        const std::int64_t heads = config_.num_attention_heads;
+        const std::int64_t query = heads * (config_.qk_nope_head_dim + config_.qk_rope_head_dim);
+        if (config_.q_lora_rank > 0) {
+            projection(prefix + "q_a_proj", config_.q_lora_rank, hidden);
+            norm(prefix + "q_a_layernorm.weight", config_.q_lora_rank);
+            projection(prefix + "q_b_proj", query, config_.q_lora_rank);
+        } else {
+            projection(prefix + "q_proj", query, hidden);
+        }
+        projection(prefix + "kv_a_proj_with_mqa", config_.kv_lora_rank + config_.qk_rope_head_dim,
+                   hidden);
+        norm(prefix + "kv_a_layernorm.weight", config_.kv_lora_rank);
+        projection(prefix + "kv_b_proj", heads * (config_.qk_nope_head_dim + config_.v_head_dim),
+                   config_.kv_lora_rank);
+        projection(prefix + "o_proj", hidden, heads * config_.v_head_dim);
+    }
+
+    void feed_forward(const std::string& prefix, std::int64_t width) {
+        projection(prefix + "gate_proj", width, config_.hidden_size);
+        projection(prefix + "up_proj", width, config_.hidden_size);
+        projection(prefix + "down_proj", config_.hidden_size, width);
+    }
+
+    void experts(const std::string& prefix) {
+        matrix(prefix + "gate.weight", TensorRole::router, config_.n_routed_experts,
+               config_.hidden_size);
+        if (config_.topk_method == TopkMethod::noaux_tc)
+            add(prefix + "gate.e_score_correction_bias", TensorRole::router_bias, StoredType::f32,
+                {config_.n_routed_experts}, 0);
+        for (expert_ = 0; expert_ < config_.n_routed_experts; ++expert_)
+            feed_forward(fmt::format("{}experts.{}.", prefix, expert_),
+                         config_.moe_intermediate_size);
+        expert_ = -1;
+        if (config_.n_shared_experts > 0)
+            feed_forward(prefix + "shared_experts.",
+                         config_.n_shared_experts * config_.moe_intermediate_size);
+    }
+
+    void mtp_layer(std::int64_t layer) {
+        const std::int64_t hidden = config_.hidden_size;
+        const std::string prefix = fmt::format("model.layers.{}.", layer);
+        if (options_.repeat_mtp_embeddings)
+            matrix(prefix + "embed_tokens.weight", TensorRole::embedding, config_.vocab_size,
+                   hidden);
+        norm(prefix + "enorm.weight", hidden);
+        norm(prefix + "hnorm.weight", hidden);
+        projection(prefix + "eh_proj", hidden, 2 * hidden);
+        decoder_layer(prefix, layer);
+        norm(prefix + "shared_head.norm.weight", hidden);
+        if (options_.repeat_mtp_embeddings)
+            matrix(prefix + "shared_head.head.weight", TensorRole::head, config_.vocab_size,
+                   hidden);
+    }
+
+    const ModelConfig& config_;
+    const TensorListOptions& options_;
+    StoredType projection_type_;
+    StoredType plain_type_;
+    std::int64_t expert_ = -1;
+    std::vector<TensorSpec> specs_;
+};
+
+}  // namespace
+
+std::uint64_t TensorSpec::elements() const {
+    std::uint64_t product = 1;
+    for (const std::int64_t dimension : shape) product *= static_cast<std::uint64_t>(dimension);
+    return product;
+}
+
+std::vector<TensorSpec> list_tensors(const ModelConfig& config, const TensorListOptions& options) {
+    return Lister(config, options).all();
+}
+
+}  // namespace espalier::checkpoint

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which tensors a checkpoint of a given configuration holds: the one source of names and shapes,
+// for the writer of synthetic models, for counting parameters, and for tests that a loader asks for
+// exactly these.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "checkpoint/model_config.hpp"
+#include "checkpoint/safetensors.hpp"
+
+namespace espalier::checkpoint {
+
+enum class TensorRole : std::uint8_t {
+    embedding,    // embed_tokens, also the one an MTP layer may repeat
+    head,         // lm_head, shared_head.head
+    norm,         // 1-D weights of RMS norms
+    router,       // mlp.gate.weight
+    router_bias,  // mlp.gate.e_score_correction_bias, always f32
+    projection,   // every other matrix; the only role stored as FP8
+    scale,        // weight_scale_inv of an FP8 projection, always f32
+};
+
+struct TensorSpec {
+    std::string name;  // as in the file, tensor_prefix included
+    TensorRole role = TensorRole::projection;
+    StoredType type = StoredType::f32;
+    std::vector<std::int64_t> shape;
+    // Width k of the matrix a value belongs to (a scale's own matrix, not the scale's shape); 0 for
+    // 1-D.
+    std::int64_t inputs = 0;
+    // Index of the expert of a routed projection, −1 elsewhere: active parameters count only the
+    // chosen ones.
+    std::int64_t expert = -1;
+
+    std::uint64_t elements() const;
+    std::uint64_t bytes() const { return elements() * bytes_of(type); }
+};
+
+struct TensorListOptions {
+    DType dtype = DType::bf16;  // e4m3: FP8 projections with 128×128 scales, all else bf16
+    // MTP layers repeat embed_tokens and shared_head.head (DeepSeek-V3 does; a reader must accept
+    // both).
+    bool repeat_mtp_embeddings = false;
+};
+
+// In the order of the layers. `config` must be one that parse_model_config would accept.
+std::vector<TensorSpec> list_tensors(const ModelConfig& config, const TensorListOptions& options);
+
+}  // namespace espalier::checkpoint

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+// Models and values that config.json may name and we do not run: each is refused with its name and
+// both numbers.
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/model_config.hpp"
+#include "checkpoint/support.hpp"
+#include "checkpoint/synthetic.hpp"
+
+namespace espalier::checkpoint {
+namespace {
+
+using nlohmann::json;
+
+json valid(const char* preset = "tiny-v3") {
+    return json::parse(config_json_of(synthetic_preset(preset)->config, DType::bf16));
+}
+
+void expect_refused(const json& config, std::initializer_list<std::string_view> parts) {
+    expect_error(parse_model_config(config.dump(), "config.json"), parts);
+}
+
+// The valid configuration with one field changed.
+void expect_refused_with(const char* field, const json& value,
+                         std::initializer_list<std::string_view> parts,
+                         const char* preset = "tiny-v3") {
+    json config = valid(preset);
+    config[field] = value;
+    SCOPED_TRACE(std::string(field) + " = " + value.dump());
+    expect_refused(config, parts);
+}
+
+TEST(ConfigRefusal, TheUnchangedConfigurationsAreAccepted) {
+    for (const char* preset : {"tiny-v2", "tiny-v3"})
+        EXPECT_TRUE(parse_model_config(valid(preset).dump(), "config.json")) << preset;
+}
+
+TEST(ConfigRefusal, OtherModelsByName) {
+    const struct {
+        const char *class_name, *model_type, *shown;
+    } kCases[] = {
+        {"DeepseekV32ForCausalLM", "deepseek_v32", "DeepSeek-V3.2"},
+        {"DeepseekV3ForCausalLM", "deepseek_v32", "DeepSeek-V3.2"},
+        {"DeepseekV4ForCausalLM", "deepseek_v4", "DeepSeek-V4"},
+        {"KimiK3ForCausalLM", "kimi_k3", "Kimi K3"},
+        {"KimiK3ForConditionalGeneration", "kimi_k3", "Kimi K3"},
+        {"KimiLinearForCausalLM", "kimi_linear", "Kimi Linear"},
+        {"LlamaForCausalLM", "llama", "LlamaForCausalLM"},
+        {"DeepseekV2ForCausalLM", "deepseek_v3", "deepseek_v3"},
+        {"", "", "model_type ''"},
+    };
+    for (const auto& [class_name, model_type, shown] : kCases) {
+        json config = valid();
+        config["architectures"] = {class_name};
+        config["model_type"] = model_type;
+        expect_refused(
+            config, {"config.json", shown,
+                     "supported are DeepSeek-V2 (DeepseekV2ForCausalLM, deepseek_v2)", "Kimi K2"});
+    }
+    expect_refused_with("architectures", "DeepseekV3ForCausalLM", {"architectures"});
+    expect_refused_with("architectures", json::array(), {"architectures"});
+    expect_refused_with("architectures", {5}, {"architectures"});
+    expect_refused_with("index_topk", 2048, {"index_topk", "DeepSeek-V3.2"});
+    expect_refused(json::parse(R"({"architectures": ["KimiK25ForConditionalGeneration"]})"),
+                   {"text_config"});
+    json nested{{"architectures", {"KimiK25ForConditionalGeneration"}}, {"text_config", valid()}};
+    nested["text_config"]["architectures"] = {"KimiK3ForCausalLM"};
+    expect_refused(nested, {"config.json: text_config", "Kimi K3"});
+}
+
+TEST(ConfigRefusal, QuantisationsByName) {
+    const auto method = [](const char* name) { return json{{"quant_method", name}}; };
+    for (const char* name : {"awq", "gptq", "mxfp4", "bitsandbytes", "modelopt"})
+        expect_refused_with("quantization_config", method(name), {name, "'fp8' in 128×128 blocks"});
+    expect_refused_with("quantization_config",
+                        {{"quant_method", "compressed-tensors"}, {"format", "pack-quantized"}},
+                        {"compressed-tensors", "pack-quantized"});
+    expect_refused_with("compression_config", {{"format", "pack-quantized"}},
+                        {"compression_config", "pack-quantized"});
+    json fp8 = {{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}};
+    json good = valid();
+    good["quantization_config"] = fp8;
+    EXPECT_TRUE(parse_model_config(good.dump(), "config.json"));
+    fp8["weight_block_size"] = {64, 128};
+    expect_refused_with("quantization_config", fp8,
+                        {"weight_block_size", "[64,128]", "[128, 128]"});
+    fp8["weight_block_size"] = nullptr;
+    expect_refused_with("quantization_config", fp8, {"weight_block_size", "missing"});
+    fp8 = {{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}, {"fmt", "e5m2"}};
+    expect_refused_with("quantization_config", fp8, {"fmt", "e5m2"});
+    // Around the text_config, as K2.5 publishes it.
+    json nested{{"architectures", {"KimiK25ForConditionalGeneration"}},
+                {"text_config", valid()},
+                {"quantization_config", method("compressed-tensors")}};
+    expect_refused(nested, {"compressed-tensors"});
+}
+
+TEST(ConfigRefusal, ShapesTheAttentionLibraryDoesNotHave) {
+    expect_refused_with("kv_lora_rank", 256, {"kv_lora_rank is 256", "512"});
+    expect_refused_with("qk_rope_head_dim", 32, {"qk_rope_head_dim is 32", "64"});
+    expect_refused_with("qk_nope_head_dim", 64, {"qk_nope_head_dim is 64", "128"});
+    expect_refused_with("v_head_dim", 192, {"v_head_dim is 192", "128"});
+    expect_refused_with("num_attention_heads", 129, {"num_attention_heads is 129", "1 to 128"});
+    expect_refused_with("num_attention_heads", 0, {"num_attention_heads is 0", "1 to 128"});
+    expect_refused_with("num_key_value_heads", 1, {"num_key_value_heads is 1", "4"});
+    expect_refused_with("attention_bias", true, {"attention_bias is true"});
+    expect_refused_with("mlp_bias", true, {"mlp_bias is true"});
+    expect_refused_with("rope_interleave", false, {"rope_interleave"});
+    expect_refused_with("hidden_act", "gelu", {"hidden_act is 'gelu'", "'silu'"});
+    expect_refused_with("moe_layer_freq", 0, {"moe_layer_freq is 0"});
+    expect_refused_with("moe_layer_freq", -1, {"moe_layer_freq is -1"});
+    expect_refused_with("ep_size", 8, {"ep_size is 8", "1"});
+    expect_refused_with("pretraining_tp", 2, {"pretraining_tp is 2", "1"});
+}
+
+TEST(ConfigRefusal, RoutingThatContradictsItself) {
+    expect_refused_with("n_group", 3, {"n_routed_experts is 8", "n_group 3"});
+    expect_refused_with("n_group", 8, {"8", "best 2"});
+    expect_refused_with("topk_group", 5, {"topk_group is 5 of 4"});
+    expect_refused_with("num_experts_per_tok", 9, {"num_experts_per_tok is 9 of 8"});
+    expect_refused_with("num_experts_per_tok", 5, {"num_experts_per_tok is 5", "2 groups hold 4"});
+    expect_refused_with("topk_method", "greedy", {"topk_method is 'greedy'", "noaux_tc"});
+    expect_refused_with("topk_method", "noaux_tc",
+                        {"topk_method is 'noaux_tc'", "group_limited_greedy"}, "tiny-v2");
+    expect_refused_with("scoring_func", "softmax", {"scoring_func is 'softmax'", "sigmoid"});
+    expect_refused_with("scoring_func", "sigmoid", {"scoring_func is 'sigmoid'", "softmax"},
+                        "tiny-v2");
+    json config = valid();
+    config.erase("n_routed_experts");
+    expect_refused(config, {"n_routed_experts is missing"});
+}
+
+TEST(ConfigRefusal, RopeOfOtherKinds) {
+    for (const char* type : {"linear", "dynamic", "llama3", "longrope", "su"})
+        expect_refused_with("rope_scaling", {{"type", type}, {"factor", 2}},
+                            {"rope_scaling", type, "'yarn'"});
+    const json yarn = valid()["rope_scaling"];
+    const auto changed = [&yarn](const char* field, const json& value) {
+        json copy = yarn;
+        copy[field] = value;
+        return copy;
+    };
+    expect_refused_with("rope_scaling", changed("rope_type", "linear"), {"'yarn'", "'linear'"});
+    expect_refused_with("rope_scaling", changed("factor", 0.5), {"factor is 0.5"});
+    expect_refused_with("rope_scaling", changed("factor", nullptr), {"factor is missing"});
+    expect_refused_with("rope_scaling", changed("beta_slow", 33), {"beta_fast is 32", "33"});
+    expect_refused_with("rope_scaling", changed("attention_factor", 1.0), {"attention_factor"});
+    expect_refused_with("rope_scaling", changed("truncate", false), {"truncate"});
+    expect_refused_with("rope_scaling", changed("original_max_position_embeddings", 0),
+                        {"original_max_position_embeddings is 0"});
+    expect_refused_with("rope_parameters", {{"rope_type", "default"}},
+                        {"rope_scaling", "rope_parameters"});
+    json config = valid();
+    config.erase("rope_scaling");
+    config["rope_parameters"] = {{"rope_theta", 5.0}};
+    expect_refused(config, {"rope_theta is 5", "10000"});
+}
+
+TEST(ConfigRefusal, EveryIntegerOfEveryWrongKind) {
+    for (const char* field : {"vocab_size",
+                              "hidden_size",
+                              "num_hidden_layers",
+                              "num_nextn_predict_layers",
+                              "num_attention_heads",
+                              "num_key_value_heads",
+                              "q_lora_rank",
+                              "kv_lora_rank",
+                              "qk_rope_head_dim",
+                              "qk_nope_head_dim",
+                              "v_head_dim",
+                              "intermediate_size",
+                              "moe_intermediate_size",
+                              "first_k_dense_replace",
+                              "moe_layer_freq",
+                              "n_routed_experts",
+                              "n_shared_experts",
+                              "num_experts_per_tok",
+                              "n_group",
+                              "topk_group",
+                              "max_position_embeddings",
+                              "bos_token_id",
+                              "eos_token_id"})
+        for (const json& value :
+             {json(-1), json(INT64_MIN), json(INT64_MAX), json(UINT64_MAX), json(1.5), json(1e300),
+              json("128"), json(true), json(json::object()), json({json::array()})})
+            expect_refused_with(field, value, {"config.json", field});
+    for (const char* field : {"rms_norm_eps", "rope_theta", "routed_scaling_factor"})
+        for (const json& value :
+             {json(-1), json(1e300), json("1"), json(true), json(json::array())})
+            expect_refused_with(field, value, {"config.json", field});
+    for (const char* field : {"norm_topk_prob", "tie_word_embeddings", "attention_bias"})
+        for (const json& value : {json(1), json("true"), json(json::array())})
+            expect_refused_with(field, value, {"config.json", field});
+    for (const char* field : {"vocab_size", "hidden_size", "num_hidden_layers",
+                              "num_attention_heads", "intermediate_size", "max_position_embeddings",
+                              "moe_intermediate_size", "num_experts_per_tok"})
+        expect_refused_with(field, nullptr, {field, "missing"});
+    expect_refused_with("eos_token_id", 512, {"eos_token_id is 512", "511"});
+    expect_refused_with("eos_token_id", std::vector<int>(2000, 1), {"2000", "1024"});
+}
+
+TEST(ConfigRefusal, TextThatIsNoConfiguration) {
+    for (const std::string& text :
+         {std::string(""), std::string("{"), std::string("[]"), std::string("null"),
+          std::string("\xff\xfe"), std::string(R"({"a":)") + std::string(100'000, '[')})
+        expect_error(parse_model_config(text, "config.json"), {"config.json"});
+}
+
+}  // namespace
+}  // namespace espalier::checkpoint

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+// The published configurations, trimmed to what matters, and the defaults of what a file leaves
+// out.
+#include "checkpoint/model_config.hpp"
+
+#include "checkpoint/support.hpp"
+#include "checkpoint/synthetic.hpp"
+
+namespace espalier::checkpoint {
+namespace {
+
+constexpr const char* kV2Lite = R"({
+  "architectures": ["DeepseekV2ForCausalLM"], "attention_bias": false, "aux_loss_alpha": 0.001,
+  "bos_token_id": 100000, "eos_token_id": 100001, "first_k_dense_replace": 1, "hidden_act": "silu",
+  "hidden_size": 2048, "intermediate_size": 10944, "kv_lora_rank": 512, "max_position_embeddings": 163840,
+  "model_type": "deepseek_v2", "moe_intermediate_size": 1408, "moe_layer_freq": 1, "n_group": 1,
+  "n_routed_experts": 64, "n_shared_experts": 2, "norm_topk_prob": false, "num_attention_heads": 16,
+  "num_experts_per_tok": 6, "num_hidden_layers": 27, "num_key_value_heads": 16, "pretraining_tp": 1,
+  "q_lora_rank": null, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06,
+  "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707,
+                   "original_max_position_embeddings": 4096, "type": "yarn"},
+  "rope_theta": 10000, "routed_scaling_factor": 1.0, "scoring_func": "softmax", "seq_aux": true,
+  "tie_word_embeddings": false, "topk_group": 1, "topk_method": "greedy", "torch_dtype": "bfloat16",
+  "v_head_dim": 128, "vocab_size": 102400})";
+
+constexpr const char* kV3 = R"({
+  "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": false, "bos_token_id": 0, "eos_token_id": 1,
+  "ep_size": 1, "first_k_dense_replace": 3, "hidden_act": "silu", "hidden_size": 7168,
+  "intermediate_size": 18432, "kv_lora_rank": 512, "max_position_embeddings": 163840,
+  "model_type": "deepseek_v3", "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 8,
+  "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": true, "num_attention_heads": 128,
+  "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_key_value_heads": 128,
+  "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+  "quantization_config": {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
+                          "weight_block_size": [128, 128]},
+  "rms_norm_eps": 1e-06,
+  "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
+                   "original_max_position_embeddings": 4096, "type": "yarn"},
+  "rope_theta": 10000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "tie_word_embeddings": false,
+  "topk_group": 4, "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "v_head_dim": 128,
+  "vocab_size": 129280})";
+
+constexpr const char* kKimiFields =
+    R"("architectures": ["DeepseekV3ForCausalLM"], "attention_bias": false,
+  "bos_token_id": 163584, "eos_token_id": 163585, "first_k_dense_replace": 1, "hidden_act": "silu",
+  "hidden_size": 7168, "intermediate_size": 18432, "kv_lora_rank": 512, "max_position_embeddings": 131072,
+  "model_type": "kimi_k2", "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 1,
+  "n_routed_experts": 384, "n_shared_experts": 1, "norm_topk_prob": true, "num_attention_heads": 64,
+  "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_key_value_heads": 64,
+  "num_nextn_predict_layers": 0, "pretraining_tp": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
+  "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06,
+  "rope_scaling": {"beta_fast": 1.0, "beta_slow": 1.0, "factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+                   "original_max_position_embeddings": 4096, "type": "yarn"},
+  "rope_theta": 50000.0, "routed_scaling_factor": 2.827, "scoring_func": "sigmoid",
+  "tie_word_embeddings": false, "topk_group": 1, "topk_method": "noaux_tc", "v_head_dim": 128,
+  "vocab_size": 163840)";
+
+// The fewest fields a file may have, with `more` added.
+std::string minimal(const std::string& family, const std::string& more) {
+    return R"({"architectures": ["Deepseek)" + family +
+           R"(ForCausalLM"], "vocab_size": 512, "hidden_size": 64,
+      "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96, "max_position_embeddings": 4096)" +
+           more + "}";
+}
+
+ModelConfig parsed(const std::string& text) {
+    const auto config = parse_model_config(text, "config.json");
+    EXPECT_TRUE(config) << config.error().message;
+    return config ? *config : ModelConfig{};
+}
+
+TEST(ModelConfig, DeepseekV2Lite) {
+    const ModelConfig config = parsed(kV2Lite);
+    EXPECT_EQ(config.architecture, Architecture::deepseek_v2);
+    EXPECT_EQ(config.q_lora_rank, 0);
+    EXPECT_EQ(config.n_shared_experts, 2);
+    EXPECT_EQ(config.num_experts_per_tok, 6);
+    EXPECT_EQ(config.num_nextn_predict_layers, 0);
+    EXPECT_EQ(config.topk_method, TopkMethod::greedy);
+    EXPECT_EQ(config.scoring, ScoringFunction::softmax);
+    EXPECT_FALSE(config.norm_topk_prob);
+    ASSERT_TRUE(config.yarn);
+    EXPECT_EQ(config.yarn->mscale, 0.707);
+    EXPECT_EQ(config.yarn->factor, 40.0);
+    EXPECT_FALSE(config.fp8_block);
+    EXPECT_EQ(config.eos_token_ids, std::vector<std::int32_t>{100001});
+    EXPECT_EQ(config.bos_token_id, 100000);
+    EXPECT_FALSE(config.layer_is_moe(0));
+    EXPECT_TRUE(config.layer_is_moe(1));
+}
+
+TEST(ModelConfig, DeepseekV3) {
+    const ModelConfig config = parsed(kV3);
+    EXPECT_EQ(config.architecture, Architecture::deepseek_v3);
+    EXPECT_EQ(config.fp8_block, 128);
+    EXPECT_EQ(config.n_group, 8);
+    EXPECT_EQ(config.topk_group, 4);
+    EXPECT_EQ(config.num_nextn_predict_layers, 1);
+    EXPECT_EQ(config.topk_method, TopkMethod::noaux_tc);
+    EXPECT_EQ(config.scoring, ScoringFunction::sigmoid);
+    EXPECT_EQ(config.routed_scaling_factor, 2.5);
+    EXPECT_EQ(config.vocab_size, 129280);
+    EXPECT_EQ(config.tensor_prefix, "");
+}
+
+TEST(ModelConfig, KimiK2AlsoNestedInTextConfig) {
+    const std::string fields = kKimiFields;
+    ModelConfig plain = parsed("{" + fields + "}");
+    EXPECT_EQ(plain.architecture, Architecture::kimi_k2);
+    EXPECT_EQ(plain.rope_theta, 50000.0);
+    EXPECT_EQ(plain.routed_scaling_factor, 2.827);
+    EXPECT_EQ(plain.yarn->beta_fast, 1.0);
+    const ModelConfig nested = parsed(
+        R"({"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25", "vision_config": {},
+            "tie_word_embeddings": false, "eos_token_id": 163586, "text_config": {)" +
+        fields + "}}");
+    EXPECT_EQ(nested.tensor_prefix, "language_model.");
+    plain.tensor_prefix = nested.tensor_prefix;
+    EXPECT_EQ(nested, plain);
+    // The class of its own that some conversions name.
+    std::string renamed = fields;
+    renamed.replace(renamed.find("DeepseekV3"), 10, "KimiK2");
+    plain.tensor_prefix = "";
+    EXPECT_EQ(parsed("{" + renamed + "}"), plain);
+}
+
+TEST(ModelConfig, AbsentFieldsOfV2TakeItsClassDefaults) {
+    const ModelConfig config = parsed(minimal(
+        "V2", R"(, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32)"));
+    EXPECT_EQ(config.topk_method, TopkMethod::greedy);
+    EXPECT_EQ(config.scoring, ScoringFunction::softmax);
+    EXPECT_EQ(config.n_group, 1);
+    EXPECT_EQ(config.topk_group, 1);
+    EXPECT_FALSE(config.norm_topk_prob);
+    EXPECT_EQ(config.routed_scaling_factor, 1.0);
+    EXPECT_EQ(config.first_k_dense_replace, 0);
+    EXPECT_EQ(config.n_shared_experts, 2);
+    EXPECT_EQ(config.q_lora_rank, 1536);
+    EXPECT_EQ(config.rope_theta, 10000.0);
+    EXPECT_EQ(config.rms_norm_eps, 1e-6);
+    EXPECT_FALSE(config.yarn);
+    EXPECT_TRUE(config.eos_token_ids.empty());
+    EXPECT_FALSE(config.bos_token_id);
+}
+
+TEST(ModelConfig, AbsentFieldsOfV3TakeItsClassDefaults) {
+    const ModelConfig config = parsed(minimal(
+        "V3",
+        R"(, "n_routed_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 32)"));
+    EXPECT_EQ(config.topk_method, TopkMethod::noaux_tc);
+    EXPECT_EQ(config.scoring, ScoringFunction::sigmoid);
+    EXPECT_EQ(config.n_group, 8);
+    EXPECT_EQ(config.topk_group, 4);
+    EXPECT_TRUE(config.norm_topk_prob);
+    EXPECT_EQ(config.routed_scaling_factor, 2.5);
+    EXPECT_EQ(config.first_k_dense_replace, 3);
+    EXPECT_EQ(config.n_shared_experts, 1);
+}
+
+TEST(ModelConfig, NullExpertsAreADenseModel) {
+    const ModelConfig config =
+        parsed(minimal("V2", R"(, "n_routed_experts": null, "n_shared_experts": null)"));
+    EXPECT_EQ(config.n_routed_experts, 0);
+    EXPECT_EQ(config.n_shared_experts, 0);
+    EXPECT_FALSE(config.layer_is_moe(1));
+}
+
+TEST(ModelConfig, RopeInAllItsSpellings) {
+    const std::string dense = R"(, "n_routed_experts": null)";
+    const std::string yarn = R"("factor": 4, "original_max_position_embeddings": 1024})";
+    const YarnScaling expected{4.0, 32.0, 1.0, 1.0, 0.0, 1024};
+    for (const std::string& text :
+         {R"(, "rope_scaling": {"type": "yarn", )" + yarn,
+          R"(, "rope_scaling": {"rope_type": "yarn", )" + yarn,
+          R"(, "rope_scaling": {"type": "yarn", "rope_type": "yarn", )" + yarn,
+          R"(, "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, )" + yarn})
+        EXPECT_EQ(parsed(minimal("V2", dense + text)).yarn, expected) << text;
+    for (const char* text :
+         {"", R"(, "rope_scaling": null)", R"(, "rope_parameters": {"rope_type": "default"})",
+          R"(, "rope_parameters": {})"})
+        EXPECT_FALSE(parsed(minimal("V2", dense + text)).yarn) << text;
+    EXPECT_EQ(
+        parsed(minimal(
+                   "V2",
+                   dense + R"(, "rope_parameters": {"rope_theta": 50000, "rope_type": "default"})"))
+            .rope_theta,
+        50000.0);
+}
+
+TEST(ModelConfig, EndTokensAreOneOrAList) {
+    const std::string dense = R"(, "n_routed_experts": null)";
+    EXPECT_EQ(parsed(minimal("V2", dense + R"(, "eos_token_id": [3, 5])")).eos_token_ids,
+              (std::vector<std::int32_t>{3, 5}));
+    EXPECT_EQ(parsed(minimal("V2", dense + R"(, "eos_token_id": 3)")).eos_token_ids,
+              std::vector<std::int32_t>{3});
+}
+
+TEST(ModelConfig, WritesAndReadsBackAsItself) {
+    std::vector<ModelConfig> configs = {parsed(kV2Lite), parsed(kV3),
+                                        parsed("{" + std::string(kKimiFields) + "}")};
+    configs.push_back(configs.back());
+    configs.back().tensor_prefix = "language_model.";
+    for (const ModelConfig& config : configs) {
+        const auto again = parse_model_config(
+            config_json_of(config, config.fp8_block ? DType::e4m3 : DType::bf16), "again");
+        ASSERT_TRUE(again) << again.error().message;
+        EXPECT_EQ(*again, config);
+    }
+}
+
+TEST(GenerationConfig, ReadsWhatIsThere) {
+    const auto defaults = parse_generation_config(
+        R"({"do_sample": true, "eos_token_id": [1, 2], "temperature": 0.6, "top_p": 0.95, "top_k": 50})",
+        "g.json");
+    ASSERT_TRUE(defaults) << defaults.error().message;
+    EXPECT_EQ(*defaults, (GenerationDefaults{0.6, 0.95, 50, true, {1, 2}}));
+    EXPECT_EQ(*parse_generation_config("{}", "g.json"), GenerationDefaults{});
+    for (const char* text :
+         {R"({"temperature": -1})", R"({"temperature": "hot"})", R"({"top_p": 1.5})",
+          R"({"top_k": 1.5})", R"({"do_sample": 1})", R"({"eos_token_id": -1})",
+          R"({"eos_token_id": ["a"]})", "[]", "5", "{"})
+        expect_error(parse_generation_config(text, "g.json"), {"g.json"});
+}
+
+}  // namespace
+}  // namespace espalier::checkpoint
