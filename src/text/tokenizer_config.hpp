@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// tokenizer_config.json: the few fields that matter beside the vocabulary.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.hpp"
+
+namespace espalier::text {
+
+struct TokenizerConfig {
+    struct Added {
+        std::int64_t id;
+        std::string content;
+        bool special;
+    };
+    std::optional<std::string> bos_token;
+    std::optional<std::string> eos_token;
+    std::optional<bool> add_bos_token;
+    std::vector<std::string> special_tokens;  // named as special in any field
+    std::vector<Added> added_tokens;          // added_tokens_decoder, ascending ids
+    std::string chat_template;
+};
+
+// json_text may be empty: everything absent. `name` is the file's name for error messages.
+Expected<TokenizerConfig> parse_tokenizer_config(std::string_view json_text, std::string_view name);
+
+}  // namespace espalier::text
