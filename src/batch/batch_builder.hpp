@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lays rows out as the flat arrays of a BatchView. Reused from step to step: no allocation once it
+// has seen its largest batch.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/error.hpp"
+#include "batch/batch_view.hpp"
+
+namespace espalier::batch {
+
+class BatchBuilder {
+  public:
+    void clear();
+    // Copies the row. An error names what does not fit: pages too few, words missing, a tail above
+    // 64 …
+    Expected<void> add(const RowSpec& row);
+    // The view borrows from the builder until the next clear().
+    BatchView finish(const Padding& padding = {});
+    // Where the logits of row i (in order of add) begin among the gathered ones.
+    std::int64_t first_gather(std::size_t row) const { return first_gather_.at(row); }
+
+  private:
+    // Rows of one form, in order of add.
+    struct Part {
+        std::vector<std::int32_t> q_indptr, kv_len, tail_len, block_table, block_begin;
+        std::vector<mla::MaskKind> mask;
+        std::vector<std::int32_t> tokens, position, row_of;
+        std::vector<std::int64_t> slot;
+        std::vector<std::uint64_t> words;
+        // filled by finish()
+        std::vector<std::int32_t> padded_indptr, padded_table;
+
+        void clear();
+    };
+    struct Wanted {
+        Form form;
+        std::int64_t token;  // index inside its part
+    };
+
+    void append_tokens(const RowSpec& row, Part& part);
+    mla::RaggedRows finish_rows(Part& part, std::int64_t token_begin, std::int64_t token_end,
+                                std::int32_t rows);
+    void append_padded(const Part& part, std::int64_t token_capacity);
+
+    Part absorbed_;
+    Part decompressed_;
+    std::vector<Wanted> wanted_;
+    std::vector<std::int64_t> first_gather_;
+    std::vector<std::int32_t> tokens_, position_, row_of_, gather_;
+    std::vector<std::int64_t> slot_;
+    std::vector<std::uint64_t> words_;
+};
+
+}  // namespace espalier::batch

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// The paged latent cache: pages of 64 slots, one id per page across all layers. Page 0 is the null
+// page: it fills block tables, is never written and never owned. (Who owns which page is the page
+// pool's business.)
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/buffer.hpp"
+#include "base/error.hpp"
+#include "mla/contract.hpp"
+
+namespace espalier::cache {
+
+inline constexpr std::int32_t kPageTokens = 64;
+inline constexpr std::int32_t kNullPage = 0;
+
+// One layer's place in the storage. A page id is good for every layer.
+struct KvLayer {
+    mla::KvFormat format = mla::KvFormat::bf16;
+    std::int64_t page_stride = 0;  // bytes from page to page of this layer
+};
+
+struct KvLayout {
+    std::vector<KvLayer> target;
+    std::vector<KvLayer> draft;  // may have another format
+    std::int64_t tail_hidden =
+        0;  // floats per page: the draft's input state at the page's last slot; 0 without draft
+
+    std::int64_t bytes_per_page() const;
+    std::int64_t bytes_per_token() const { return bytes_per_page() / kPageTokens; }
+};
+
+KvLayout make_layout(std::int64_t target_layers, mla::KvFormat format);
+
+class KvStorage {
+  public:
+    // page_count includes the null page.
+    static Expected<KvStorage> create(const KvLayout& layout, std::int64_t page_count);
+
+    const KvLayout& layout() const { return layout_; }
+    std::int64_t page_count() const { return page_count_; }
+    mla::KvPages target(std::int64_t layer);  // the pages of one target layer
+
+  private:
+    KvLayout layout_;
+    std::int64_t page_count_ = 0;
+    std::vector<Buffer> target_;
+};
+
+}  // namespace espalier::cache
