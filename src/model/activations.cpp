@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/activations.hpp"
+
+#include <algorithm>
+
+#include "mla/contract.hpp"
+
+namespace espalier::model {
+namespace {
+
+// Lays out every activation through `take(bytes)`, so that planning and taking cannot disagree.
+template <typename Take>
+Activations lay_out(Take&& take, const checkpoint::ModelConfig& config, DType act,
+                    std::int64_t tokens, std::int64_t gather) {
+    const auto matrix = [&](std::int64_t rows, std::int64_t cols, DType dtype) {
+        return Matrix{take(rows * cols * static_cast<std::int64_t>(bytes_of(dtype))), dtype, rows,
+                      cols, cols};
+    };
+    const auto ints = [&](std::int64_t count) {
+        return reinterpret_cast<std::int32_t*>(take(count * 4));
+    };
+    const std::int64_t hidden = config.hidden_size;
+    const std::int64_t heads = config.num_attention_heads;
+    const std::int64_t q_lora = config.q_lora_rank;
+    const std::int64_t width =
+        std::max(config.intermediate_size, config.n_shared_experts * config.moe_intermediate_size);
+    const std::int64_t pairs = tokens * config.num_experts_per_tok;
+
+    Activations a;
+    a.residual = matrix(tokens, hidden, DType::f32);
+    a.normed = matrix(tokens, hidden, act);
+    a.normed_exact = matrix(tokens, hidden, DType::f32);
+    a.cos_sin = matrix(tokens, mla::kRope, DType::f32);
+    a.q_a = matrix(tokens, q_lora, DType::f32);
+    a.kv_a = matrix(tokens, mla::kKey, DType::f32);
+    a.q_low = matrix(tokens, q_lora, act);
+    a.q = matrix(tokens, heads * mla::kQuery, DType::f32);
+    a.q_act = matrix(tokens, heads * mla::kQuery, act);
+    a.q_absorbed = matrix(tokens, heads * mla::kKey, act);
+    a.latent = matrix(tokens, mla::kLatent, DType::f32);
+    a.key_rope = matrix(tokens, mla::kRope, DType::f32);
+    a.out_latent = matrix(tokens, heads * mla::kLatent, act);
+    a.out = matrix(tokens, heads * mla::kValue, act);
+    a.gate_up = matrix(tokens, 2 * width, DType::f32);
+    a.gated = matrix(tokens, width, act);
+    a.shared_out = matrix(tokens, hidden, DType::f32);
+    a.router_logits = matrix(tokens, config.n_routed_experts, DType::f32);
+    a.plan.expert = ints(pairs);
+    a.plan.weight = reinterpret_cast<float*>(take(pairs * 4));
+    a.plan.indptr = ints(config.n_routed_experts + 1);
+    a.plan.source_token = ints(pairs);
+    a.plan.pair_of = ints(pairs);
+    a.pair_gate_up = matrix(pairs, 2 * config.moe_intermediate_size, DType::f32);
+    a.pair_gated = matrix(pairs, config.moe_intermediate_size, act);
+    a.pair_out = matrix(pairs, hidden, DType::f32);
+    a.gathered = matrix(gather, hidden, DType::f32);
+    a.gathered_act = matrix(gather, hidden, act);
+    a.logits = matrix(gather, config.vocab_size, DType::f32);
+    a.nonfinite = reinterpret_cast<std::uint8_t*>(take(tokens));
+    a.layer_nonfinite = reinterpret_cast<std::uint8_t*>(take(tokens));
+    return a;
+}
+
+}  // namespace
+
+Activations Activations::take(Arena& arena, const checkpoint::ModelConfig& config, DType act,
+                              std::int64_t max_tokens, std::int64_t max_gather) {
+    return lay_out([&](std::int64_t bytes) { return arena.take<std::byte>(bytes); }, config, act,
+                   max_tokens, max_gather);
+}
+
+std::size_t Activations::plan_bytes(const checkpoint::ModelConfig& config, DType act,
+                                    std::int64_t max_tokens, std::int64_t max_gather) {
+    std::size_t total = 0;
+    lay_out(
+        [&](std::int64_t bytes) -> std::byte* {
+            total += (static_cast<std::size_t>(bytes) + 63) / 64 * 64;
+            return nullptr;
+        },
+        config, act, max_tokens, max_gather);
+    return total;
+}
+
+}  // namespace espalier::model

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// The activations of one forward pass, planned once for the largest batch. Memory that a smaller
+// batch does not touch is never backed by the system.
+#pragma once
+
+#include <cstdint>
+
+#include "base/error.hpp"
+#include "base/matrix.hpp"
+#include "base/op_context.hpp"
+#include "checkpoint/model_config.hpp"
+#include "ops/ops.hpp"
+
+namespace espalier::model {
+
+// Matrices have the rows of the largest batch (T tokens, G gathered); a step works on slices of
+// them. "act" is bf16 for bf16 and FP8 weights, f32 otherwise.
+struct Activations {
+    Matrix residual;       // [T, hidden] f32
+    Matrix normed;         // [T, hidden] act
+    Matrix normed_exact;   // [T, hidden] f32, for the router
+    Matrix cos_sin;        // [T, 64] f32
+    Matrix q_a;            // [T, q_lora] f32
+    Matrix kv_a;           // [T, 576] f32
+    Matrix q_low;          // [T, q_lora] act
+    Matrix q;              // [T, H·192] f32
+    Matrix q_act;          // [T, H·192] act: nope and, in the decompressed form, rotated rope
+    Matrix q_absorbed;     // [T, H·576] cache dtype
+    Matrix latent;         // [T, 512] f32
+    Matrix key_rope;       // [T, 64] f32
+    Matrix out_latent;     // [T, H·512] act
+    Matrix out;            // [T, H·128] act
+    Matrix gate_up;        // [T, 2·width] f32: dense layers and shared experts
+    Matrix gated;          // [T, width] act
+    Matrix shared_out;     // [T, hidden] f32
+    Matrix router_logits;  // [T, experts] f32
+    ops::ExpertPlan plan{};
+    Matrix pair_gate_up;                      // [T·top_k, 2·I] f32
+    Matrix pair_gated;                        // [T·top_k, I] act
+    Matrix pair_out;                          // [T·top_k, hidden] f32
+    Matrix gathered;                          // [G, hidden] f32
+    Matrix gathered_act;                      // [G, hidden] act
+    Matrix logits;                            // [G, vocabulary] f32
+    std::uint8_t* nonfinite = nullptr;        // [T]: any layer
+    std::uint8_t* layer_nonfinite = nullptr;  // [T]: this layer
+
+    // Takes everything from the arena; plan_bytes() says how much that is.
+    static Activations take(Arena& arena, const checkpoint::ModelConfig& config, DType act,
+                            std::int64_t max_tokens, std::int64_t max_gather);
+    static std::size_t plan_bytes(const checkpoint::ModelConfig& config, DType act,
+                                  std::int64_t max_tokens, std::int64_t max_gather);
+};
+
+}  // namespace espalier::model

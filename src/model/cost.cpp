@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/cost.hpp"
+
+#include <cmath>
+
+#include "mla/contract.hpp"
+
+namespace espalier::model {
+namespace {
+
+using checkpoint::ModelConfig;
+
+std::int64_t attention_parameters(const ModelConfig& c) {
+    const std::int64_t heads = c.num_attention_heads;
+    const std::int64_t query = c.q_lora_rank > 0
+                                   ? c.q_lora_rank * (c.hidden_size + heads * mla::kQuery)
+                                   : c.hidden_size * heads * mla::kQuery;
+    return query + c.hidden_size * mla::kKey + heads * (mla::kNope + mla::kValue) * mla::kLatent +
+           heads * mla::kValue * c.hidden_size;
+}
+
+std::int64_t expert_parameters(const ModelConfig& c) {
+    return 3 * c.hidden_size * c.moe_intermediate_size;
+}
+
+struct LayerParameters {
+    std::int64_t fixed = 0;   // read whatever the router says
+    std::int64_t routed = 0;  // all routed experts
+};
+
+LayerParameters layer_parameters(const ModelConfig& c, std::int64_t layer) {
+    LayerParameters p;
+    p.fixed = attention_parameters(c);
+    if (!c.layer_is_moe(layer)) {
+        p.fixed += 3 * c.hidden_size * c.intermediate_size;
+        return p;
+    }
+    p.fixed += c.hidden_size * c.n_routed_experts + c.n_shared_experts * expert_parameters(c);
+    p.routed = c.n_routed_experts * expert_parameters(c);
+    return p;
+}
+
+}  // namespace
+
+ParameterCount count_parameters(const ModelConfig& c) {
+    ParameterCount count;
+    const std::int64_t table = c.vocab_size * c.hidden_size;
+    count.total = c.tie_word_embeddings ? table : 2 * table;
+    count.active = table;  // the head; of the embedding one row
+    for (std::int64_t layer = 0; layer < c.num_hidden_layers; ++layer) {
+        const LayerParameters p = layer_parameters(c, layer);
+        count.total += p.fixed + p.routed;
+        count.experts += p.routed;
+        count.active += p.fixed + (p.routed > 0 ? c.num_experts_per_tok * expert_parameters(c) : 0);
+    }
+    for (std::int64_t mtp = 0; mtp < c.num_nextn_predict_layers; ++mtp) {
+        const LayerParameters p = layer_parameters(c, c.num_hidden_layers + mtp);
+        count.mtp += p.fixed + p.routed + 2 * c.hidden_size * c.hidden_size;
+    }
+    return count;
+}
+
+StepCost step_cost(const ModelConfig& c, DType weight, const StepShape& shape) {
+    StepCost cost;
+    const auto width = static_cast<double>(bytes_of(weight));
+    const auto tokens = static_cast<double>(shape.tokens);
+    const auto table = static_cast<double>(c.vocab_size * c.hidden_size);
+    cost.weight_bytes = table * (weight == DType::e4m3 ? 2.0 : width);
+    cost.flops = 2 * table * static_cast<double>(shape.gathered);
+
+    // Pairs of (query, visible key): causal over `depth` cached keys and the window itself.
+    const auto pairs_of = [&](double first, double count) {
+        return count * (static_cast<double>(shape.depth) + first) + count * (count + 1) / 2;
+    };
+    const auto decompressed = static_cast<double>(shape.decompressed);
+    const double absorbed_pairs = pairs_of(decompressed, tokens - decompressed);
+    const double decompressed_pairs = pairs_of(0, decompressed);
+    const auto heads = static_cast<double>(c.num_attention_heads);
+    const double attention_flops = 2 * heads *
+                                   (absorbed_pairs * (mla::kKey + mla::kLatent) +
+                                    decompressed_pairs * (mla::kQuery + mla::kValue));
+    // Each decompressed segment up-projects every key below its end once.
+    const double up_keys = decompressed > 0 ? static_cast<double>(shape.depth) + decompressed : 0.0;
+    const double kv_b = heads * static_cast<double>((mla::kNope + mla::kValue) * mla::kLatent);
+
+    for (std::int64_t layer = 0; layer < c.num_hidden_layers; ++layer) {
+        const LayerParameters p = layer_parameters(c, layer);
+        cost.weight_bytes += static_cast<double>(p.fixed) * width;
+        cost.flops += 2 * tokens * (static_cast<double>(p.fixed) - kv_b);
+        cost.flops += 2 * kv_b * (tokens - decompressed + up_keys) + attention_flops;
+        cost.cache_bytes += (static_cast<double>(shape.depth) + tokens) * mla::kKey *
+                            (weight == DType::f32 ? 4 : 2);
+        if (p.routed == 0) continue;
+        const double share =
+            static_cast<double>(c.num_experts_per_tok) / static_cast<double>(c.n_routed_experts);
+        cost.weight_bytes +=
+            static_cast<double>(p.routed) * width * (1 - std::pow(1 - share, tokens));
+        cost.flops +=
+            2 * tokens * static_cast<double>(c.num_experts_per_tok * expert_parameters(c));
+    }
+    return cost;
+}
+
+}  // namespace espalier::model

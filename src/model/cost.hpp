@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// How many parameters, bytes and operations a model and its steps take: what `inspect` prints and
+// what `bench` measures itself against. Pure arithmetic over the config.
+#pragma once
+
+#include <cstdint>
+
+#include "base/numeric.hpp"
+#include "checkpoint/model_config.hpp"
+
+namespace espalier::model {
+
+struct ParameterCount {
+    std::int64_t total = 0;  // target layers, embedding, head
+    std::int64_t active =
+        0;  // read for one token: the embedding row and the experts not chosen left out
+    std::int64_t experts = 0;  // of the total, in routed experts
+    std::int64_t mtp = 0;      // draft layers, not in the total
+};
+ParameterCount count_parameters(const checkpoint::ModelConfig& config);
+
+// One forward of `tokens` tokens whose last one sits at `depth` + tokens - 1, `gathered` of them
+// with logits.
+struct StepCost {
+    double weight_bytes = 0;  // routed experts in expectation, when tokens choose independently
+    double cache_bytes = 0;
+    double flops = 0;
+};
+struct StepShape {
+    std::int64_t tokens = 1;
+    std::int64_t depth = 0;         // cached tokens before them
+    std::int64_t decompressed = 0;  // of the tokens, how many take the decompressed form
+    std::int64_t gathered = 1;
+};
+StepCost step_cost(const checkpoint::ModelConfig& config, DType weight, const StepShape& shape);
+
+}  // namespace espalier::model

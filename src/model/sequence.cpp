@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/sequence.hpp"
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+
+namespace espalier::model {
+
+Expected<Sequence> Sequence::create(const DeepseekModel& model, std::int64_t prompt_tokens,
+                                    std::int64_t max_tokens) {
+    if (max_tokens > model.limits().max_kv_len)
+        return fail(ErrorKind::exhausted,
+                    "{} tokens of prompt and answer, but the model's context is {}", max_tokens,
+                    model.limits().max_kv_len);
+    Sequence sequence;
+    const std::int64_t pages = (max_tokens + cache::kPageTokens - 1) / cache::kPageTokens;
+    const cache::KvLayout layout =
+        cache::make_layout(model.config().num_hidden_layers, model.kv_format());
+    ESPALIER_ASSIGN_OR_RETURN(sequence.storage_, cache::KvStorage::create(layout, pages + 1));
+    sequence.block_table_.resize(static_cast<std::size_t>(pages));
+    std::iota(sequence.block_table_.begin(), sequence.block_table_.end(), cache::kNullPage + 1);
+    sequence.decompressed_below_ = batch::decompressed_below(prompt_tokens);
+    return sequence;
+}
+
+Expected<void> Sequence::feed(DeepseekModel& model, std::span<const std::int32_t> tokens,
+                              bool want_logits, std::int64_t max_chunk) {
+    const auto chunk =
+        static_cast<std::size_t>(max_chunk > 0 ? max_chunk : model.limits().max_tokens);
+    for (std::size_t begin = 0; begin < tokens.size(); begin += chunk) {
+        const std::span part = tokens.subspan(begin, std::min(chunk, tokens.size() - begin));
+        const bool last = begin + part.size() == tokens.size();
+        ESPALIER_RETURN_IF_ERROR(step(model, part, want_logits && last));
+    }
+    return {};
+}
+
+Expected<void> Sequence::step(DeepseekModel& model, std::span<const std::int32_t> tokens,
+                              bool want_logits) {
+    builder_.clear();
+    const auto count = static_cast<std::int64_t>(tokens.size());
+    const std::int64_t split = std::clamp(decompressed_below_ - length_, std::int64_t{0}, count);
+    const auto add = [&](std::int64_t first, std::int64_t q_len,
+                         batch::Form form) -> Expected<void> {
+        if (q_len == 0) return {};
+        batch::RowSpec row;
+        row.tokens =
+            tokens.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(q_len));
+        row.block_table = block_table_;
+        row.first_slot = static_cast<std::int32_t>(length_ + first);
+        row.form = form;
+        const std::array last = {static_cast<std::int32_t>(q_len - 1)};
+        if (want_logits && first + q_len == count) row.gather = last;
+        return builder_.add(row);
+    };
+    ESPALIER_RETURN_IF_ERROR(add(0, split, batch::Form::decompressed));
+    ESPALIER_RETURN_IF_ERROR(add(split, count - split, batch::Form::absorbed));
+    ESPALIER_RETURN_IF_ERROR(model.forward(builder_.finish(), storage_));
+    for (const std::uint8_t flag : model.nonfinite())
+        if (flag != 0)
+            return fail(ErrorKind::invalid,
+                        "the model computed a NaN or infinity for a token after position {}",
+                        length_);
+    length_ += count;
+    return {};
+}
+
+std::int64_t Sequence::slot_of(std::int64_t position) const {
+    const auto page = static_cast<std::size_t>(position / cache::kPageTokens);
+    return block_table_.at(page) * std::int64_t{cache::kPageTokens} + position % cache::kPageTokens;
+}
+
+}  // namespace espalier::model

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// One sequence in a paged cache of its own, fed to the model chunk by chunk. The form of each
+// position follows the form-by-place rule, so any chunking leaves the same bits.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/error.hpp"
+#include "batch/batch_builder.hpp"
+#include "cache/kv_storage.hpp"
+#include "model/deepseek.hpp"
+
+namespace espalier::model {
+
+class Sequence {
+  public:
+    // A cache for max_tokens; prompt_tokens decides which positions are decompressed.
+    static Expected<Sequence> create(const DeepseekModel& model, std::int64_t prompt_tokens,
+                                     std::int64_t max_tokens);
+
+    // Feeds tokens after those already there, in batches of at most max_chunk (0: the model's
+    // limit); the logits of the last token are the model's gathered ones afterwards, if
+    // want_logits.
+    Expected<void> feed(DeepseekModel& model, std::span<const std::int32_t> tokens,
+                        bool want_logits, std::int64_t max_chunk = 0);
+
+    std::int64_t length() const { return length_; }
+    // Moves the end: tokens after it are forgotten, slots before it are taken as written (a
+    // benchmark fills them).
+    void set_length(std::int64_t length) { length_ = length; }
+    // Where a position's latent lies in the storage.
+    std::int64_t slot_of(std::int64_t position) const;
+    std::span<const std::int32_t> block_table() const { return block_table_; }
+    cache::KvStorage& storage() { return storage_; }
+
+  private:
+    Expected<void> step(DeepseekModel& model, std::span<const std::int32_t> tokens,
+                        bool want_logits);
+
+    cache::KvStorage storage_;
+    std::vector<std::int32_t> block_table_;
+    batch::BatchBuilder builder_;
+    std::int64_t decompressed_below_ = 0;
+    std::int64_t length_ = 0;
+};
+
+}  // namespace espalier::model

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/cost.hpp"
+
+#include <gtest/gtest.h>
+
+namespace espalier::model {
+namespace {
+
+checkpoint::ModelConfig deepseek_v3() {
+    checkpoint::ModelConfig c;
+    c.vocab_size = 129280;
+    c.hidden_size = 7168;
+    c.num_hidden_layers = 61;
+    c.num_attention_heads = 128;
+    c.q_lora_rank = 1536;
+    c.intermediate_size = 18432;
+    c.moe_intermediate_size = 2048;
+    c.first_k_dense_replace = 3;
+    c.n_routed_experts = 256;
+    c.n_shared_experts = 1;
+    c.num_experts_per_tok = 8;
+    return c;
+}
+
+// The published figures: 671 B in all, 37 B active (the head counted, the embedding table not).
+TEST(Cost, CountsDeepseekV3AsPublished) {
+    const ParameterCount count = count_parameters(deepseek_v3());
+    EXPECT_NEAR(static_cast<double>(count.total), 671e9, 0.5e9);
+    EXPECT_NEAR(static_cast<double>(count.active), 37e9, 0.7e9);
+}
+
+TEST(Cost, OneRowReadsItsActiveWeightsOnce) {
+    const auto config = deepseek_v3();
+    const StepCost one = step_cost(config, DType::bf16, {1, 0, 0, 1});
+    EXPECT_NEAR(one.weight_bytes, 2.0 * static_cast<double>(count_parameters(config).active), 1e9);
+    const StepCost many = step_cost(config, DType::bf16, {4096, 0, 0, 1});
+    EXPECT_NEAR(many.weight_bytes,
+                2.0 * static_cast<double>(count_parameters(config).total -
+                                          config.vocab_size * config.hidden_size),
+                2e9);
+}
+
+// 1088 multiply-adds per head and visible key when absorbed, 320 when decompressed.
+TEST(Cost, AttentionCountsVisiblePairs) {
+    auto config = deepseek_v3();
+    config.num_hidden_layers = 1;
+    const double shallow = step_cost(config, DType::bf16, {1, 0, 0, 1}).flops;
+    const double deep = step_cost(config, DType::bf16, {1, 1000, 0, 1}).flops;
+    EXPECT_DOUBLE_EQ(deep - shallow, 2.0 * 128 * 1088 * 1000);
+}
+
+}  // namespace
+}  // namespace espalier::model

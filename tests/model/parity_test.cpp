@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parity with Hugging Face transformers on tiny random models of both architectures. The weights
+// are written here by the same rule that tools/make_goldens.py used; only results are stored.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "model/golden_file.hpp"
+#include "model/sequence.hpp"
+#include "model/tiny_model.hpp"
+
+namespace espalier::model {
+namespace {
+
+// f32 and f16 models, max|Δ| / max|logit|. Sums of up to 512 terms in f32 differ by ~1e-6 between
+// orders of summation and grow a few times over the layers; any wrong term of the forward pass
+// moves logits by 5e-4 or more (measured on the goldens: mscale², YaRN, bias, groups, epsilon …).
+constexpr double kF32Tolerance = 1e-4;
+// bf16 and FP8 models: our error against the f32 run, in units of torch-bf16's own error.
+constexpr double kBf16Ratio = 1.5;
+
+constexpr std::array kGoldens = {
+    "v2_greedy",     "v2_groups_yarn",    "v2_yarn_magnitude", "v2_dense",    "v3_yarn_long",
+    "v3_yarn_short", "v3_no_q_lora_tied", "kimi_k2",           "kimi_nested", "v3_f16",
+    "v2_bf16",       "v3_bf16",           "v2_bf16_tied_long", "v3_fp8",      "v3_fp8_long",
+};
+
+std::filesystem::path golden_folder() {
+    return std::filesystem::path(ESPALIER_SOURCE_DIR) / "tests/model/goldens";
+}
+
+struct Outcome {
+    std::vector<float> logits;  // [positions, vocabulary]
+    std::vector<std::int32_t> continuation;
+};
+
+// The golden's model as a directory: our writer's tensors under the golden's own config.json.
+void write_golden_model(const Golden& golden, const std::filesystem::path& directory) {
+    const auto config = checkpoint::parse_model_config(golden.config_json, "config.json");
+    if (!config) throw std::runtime_error(config.error().message);
+    checkpoint::SyntheticModel synthetic;
+    synthetic.config = *config;
+    synthetic.dtype = golden.dtype;
+    synthetic.seed = golden.seed;
+    write_model(synthetic, directory);
+    std::ofstream(directory / "config.json", std::ios::binary) << golden.config_json;
+}
+
+// The prompt in pieces that end at the wanted positions, then the greedy continuation.
+Outcome run_golden(const Golden& golden) {
+    TemporaryDirectory directory;
+    write_golden_model(golden, directory.path() / "model");
+    RunningModel model(directory.path() / "model", 2, best_cpu_variant());
+    const auto prompt_tokens = static_cast<std::int64_t>(golden.prompt.size());
+    auto sequence =
+        Sequence::create(*model, prompt_tokens,
+                         prompt_tokens + static_cast<std::int64_t>(golden.continuation.size()));
+    if (!sequence) throw std::runtime_error(sequence.error().message);
+    const auto feed = [&](std::span<const std::int32_t> tokens) {
+        const auto fed = sequence->feed(*model, tokens, true);
+        if (!fed) throw std::runtime_error(fed.error().message);
+        return copy_logits(model->last_logits());
+    };
+
+    Outcome outcome;
+    std::vector<float> last;
+    std::size_t begin = 0;
+    for (const std::int32_t position : golden.positions) {
+        const std::size_t end = static_cast<std::size_t>(position) + 1;
+        last = feed(std::span(golden.prompt).subspan(begin, end - begin));
+        outcome.logits.insert(outcome.logits.end(), last.begin(), last.end());
+        begin = end;
+    }
+    while (outcome.continuation.size() < golden.continuation.size()) {
+        const auto best = std::max_element(last.begin(), last.end()) - last.begin();
+        outcome.continuation.push_back(static_cast<std::int32_t>(best));
+        last = feed(std::span(outcome.continuation).last(1));
+    }
+    return outcome;
+}
+
+// NaN anywhere makes both measures NaN, which passes no comparison.
+double relative_maximum(std::span<const float> values, std::span<const float> reference) {
+    double difference = 0.0, largest = 0.0;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+        if (!std::isfinite(values[i])) return std::nan("");
+        difference = std::max(difference, std::abs(double{values[i]} - double{reference[i]}));
+        largest = std::max(largest, std::abs(double{reference[i]}));
+    }
+    return difference / largest;
+}
+
+double relative_l2(std::span<const float> values, std::span<const float> reference) {
+    double difference = 0.0, norm = 0.0;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+        difference += std::pow(double{values[i]} - double{reference[i]}, 2);
+        norm += std::pow(double{reference[i]}, 2);
+    }
+    return std::sqrt(difference / norm);
+}
+
+class Parity : public testing::TestWithParam<const char*> {};
+
+TEST_P(Parity, MatchesTransformers) {
+    const auto golden = read_golden(golden_folder() / fmt::format("{}.golden", GetParam()));
+    ASSERT_TRUE(golden) << golden.error().message;
+    const Outcome outcome = run_golden(*golden);
+    ASSERT_EQ(outcome.logits.size(), golden->reference.size());
+    if (golden->torch_bf16.empty()) {
+        const double error = relative_maximum(outcome.logits, golden->reference);
+        RecordProperty("max_error", fmt::format("{:.2e}", error));
+        EXPECT_LE(error, kF32Tolerance);
+        EXPECT_EQ(golden->continuation.size(), 64u);
+        EXPECT_EQ(outcome.continuation, golden->continuation);
+    } else {
+        const double ours = relative_l2(outcome.logits, golden->reference);
+        const double torch = relative_l2(golden->torch_bf16, golden->reference);
+        RecordProperty("error_ratio", fmt::format("{:.3f}", ours / torch));
+        EXPECT_LE(ours, kBf16Ratio * torch);
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Goldens, Parity, testing::ValuesIn(kGoldens),
+                         [](const auto& parameter) { return std::string(parameter.param); });
+
+TEST(ParityGoldens, EveryFileIsTested) {
+    std::set<std::string> files;
+    for (const auto& entry : std::filesystem::directory_iterator(golden_folder()))
+        files.insert(entry.path().stem().string());
+    EXPECT_EQ(files, std::set<std::string>(kGoldens.begin(), kGoldens.end()));
+}
+
+}  // namespace
+}  // namespace espalier::model

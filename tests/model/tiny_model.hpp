@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Small random-weight models for the model tests: written once per (config, dtype, seed), loaded
+// with any number of threads.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/checkpoint.hpp"
+#include "checkpoint/synthetic.hpp"
+#include "mla/contract.hpp"
+#include "model/deepseek.hpp"
+#include "model/sequence.hpp"
+#include "ops/ops.hpp"
+
+namespace espalier::model {
+
+// A directory that goes with its owner.
+class TemporaryDirectory {
+  public:
+    TemporaryDirectory() {
+        std::string pattern =
+            (std::filesystem::temp_directory_path() / "espalier-test-XXXXXX").string();
+        path_ = mkdtemp(pattern.data());
+    }
+    ~TemporaryDirectory() {
+        std::error_code ignored;
+        std::filesystem::remove_all(path_, ignored);
+    }
+    TemporaryDirectory(const TemporaryDirectory&) = delete;
+    TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
+    const std::filesystem::path& path() const { return path_; }
+
+  private:
+    std::filesystem::path path_;
+};
+
+// A model on the CPU with everything it borrows.
+class RunningModel {
+  public:
+    RunningModel(const std::filesystem::path& directory, int threads, CpuVariant variant,
+                 std::int64_t max_gather = 128)
+        : pool_(threads),
+          backend_(ops::make_cpu_backend(variant)),
+          kernels_(mla::make_cpu_kernels(variant)) {
+        auto opened = checkpoint::Checkpoint::open(directory.string());
+        if (!opened) throw std::runtime_error(opened.error().message);
+        const auto checkpoint = std::make_shared<const checkpoint::Checkpoint>(std::move(*opened));
+        auto weights = Weights::load(checkpoint, pool_);
+        if (!weights) throw std::runtime_error(weights.error().message);
+        ModelLimits limits;
+        limits.max_gather = max_gather;
+        auto made = DeepseekModel::create(checkpoint->config(), std::move(*weights), *backend_,
+                                          *kernels_, pool_, limits);
+        if (!made) throw std::runtime_error(made.error().message);
+        model_ = std::make_unique<DeepseekModel>(std::move(*made));
+    }
+    // Moves cached slots in every target layer, as a commit does.
+    void compact(cache::KvStorage& storage, const std::vector<std::int64_t>& source,
+                 const std::vector<std::int64_t>& destination) {
+        Arena arena(*Buffer::host(1 << 20));
+        OpContext context{pool_, arena};
+        for (std::int64_t layer = 0; layer < model_->config().num_hidden_layers; ++layer) {
+            mla::CompactCall call;
+            call.moves = static_cast<std::int64_t>(source.size());
+            call.source = source.data();
+            call.destination = destination.data();
+            call.kv = storage.target(layer);
+            const auto moved = kernels_->compact(context, call);
+            if (!moved) throw std::runtime_error(moved.error().message);
+        }
+    }
+    DeepseekModel& operator*() { return *model_; }
+    DeepseekModel* operator->() { return model_.get(); }
+
+  private:
+    ThreadPool pool_;
+    std::unique_ptr<ops::Backend> backend_;
+    std::unique_ptr<mla::Kernels> kernels_;
+    std::unique_ptr<DeepseekModel> model_;
+};
+
+inline void write_model(const checkpoint::SyntheticModel& model,
+                        const std::filesystem::path& directory) {
+    ThreadPool pool(2);
+    const auto written = checkpoint::write_synthetic(model, directory, pool);
+    if (!written) throw std::runtime_error(written.error().message);
+}
+
+inline std::vector<float> copy_logits(const Matrix& logits) {
+    std::vector<float> copy;
+    for (std::int64_t row = 0; row < logits.rows; ++row)
+        copy.insert(copy.end(), logits.row<float>(row), logits.row<float>(row) + logits.cols);
+    return copy;
+}
+
+}  // namespace espalier::model

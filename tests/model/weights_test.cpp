@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/weights.hpp"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "model/tiny_model.hpp"
+
+namespace espalier::model {
+namespace {
+
+namespace fs = std::filesystem;
+
+Expected<Weights> load(const fs::path& directory) {
+    auto opened = checkpoint::Checkpoint::open(directory.string());
+    if (!opened) return tl::unexpected<Error>(opened.error());
+    ThreadPool pool(2);
+    return Weights::load(std::make_shared<const checkpoint::Checkpoint>(std::move(*opened)), pool);
+}
+
+// Changes one field of a written config.json.
+void edit_config(const fs::path& directory, const char* field, const nlohmann::json& value) {
+    std::ifstream in(directory / "config.json");
+    nlohmann::json config = nlohmann::json::parse(in);
+    config[field] = value;
+    std::ofstream(directory / "config.json") << config.dump();
+}
+
+class WeightsTest : public testing::Test {
+  protected:
+    fs::path write(const char* preset, bool repeat_mtp_embeddings = false) {
+        auto model = checkpoint::synthetic_preset(preset);
+        EXPECT_TRUE(model);
+        model->repeat_mtp_embeddings = repeat_mtp_embeddings;
+        const fs::path path =
+            directory_.path() / (std::string(preset) + (repeat_mtp_embeddings ? "-full" : ""));
+        write_model(*model, path);
+        return path;
+    }
+    TemporaryDirectory directory_;
+};
+
+TEST_F(WeightsTest, MtpSharesWhatTheCheckpointDoesNotRepeat) {
+    const auto shared = load(write("tiny-v3"));
+    ASSERT_TRUE(shared) << shared.error().message;
+    ASSERT_EQ(shared->mtp.size(), 1u);
+    EXPECT_FALSE(shared->mtp[0].embedding);
+    EXPECT_FALSE(shared->mtp[0].head);
+    EXPECT_TRUE(shared->mtp[0].layer.moe);
+    const auto repeated = load(write("tiny-v3", true));
+    ASSERT_TRUE(repeated) << repeated.error().message;
+    ASSERT_EQ(repeated->mtp.size(), 1u);
+    EXPECT_TRUE(repeated->mtp[0].embedding);
+    EXPECT_TRUE(repeated->mtp[0].head);
+}
+
+TEST_F(WeightsTest, ProgressEndsAtTheWholeAndNeverGoesBack) {
+    auto opened = checkpoint::Checkpoint::open(write("tiny-v2").string());
+    ASSERT_TRUE(opened);
+    ThreadPool pool(1);
+    std::uint64_t last = 0, whole = 0;
+    const auto weights =
+        Weights::load(std::make_shared<const checkpoint::Checkpoint>(std::move(*opened)), pool,
+                      [&](std::uint64_t done, std::uint64_t total) {
+                          EXPECT_GE(done, last);
+                          last = done;
+                          whole = total;
+                      });
+    ASSERT_TRUE(weights);
+    EXPECT_GT(whole, 0u);
+    EXPECT_EQ(last, whole);
+}
+
+TEST_F(WeightsTest, AConfigThatDisagreesWithTheTensorsNamesBoth) {
+    const fs::path path = write("tiny-v3");
+    edit_config(path, "moe_intermediate_size", 80);
+    const auto result = load(path);
+    ASSERT_FALSE(result);
+    EXPECT_NE(result.error().message.find("80"), std::string::npos) << result.error().message;
+    EXPECT_NE(result.error().message.find("model.layers."), std::string::npos)
+        << result.error().message;
+}
+
+}  // namespace
+}  // namespace espalier::model

@@ -1,0 +1,441 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Makes tests/model/goldens/: what Hugging Face transformers computes for tiny random models, for parity_test.cpp.
+
+Pinned: torch==2.13.0 (CPU), transformers==5.22.2 (its DeepseekV2 has YaRN's mscale² in the softmax scale; asserted
+below), safetensors, numpy. The tests need none of them. Weights are a pure function of tensor names and a seed
+(the C++ twin is src/checkpoint/synthetic.cpp), so only configs, prompts and results are stored.
+
+  make_goldens.py --out tests/model/goldens        all cases with the seeds in CASES (a few minutes, one thread)
+  make_goldens.py --search 400 [CASE…]             the first seed whose choices are clear of rounding, per case
+"""
+import argparse
+import json
+import math
+import pathlib
+import struct
+import sys
+import tempfile
+
+import numpy as np
+import torch
+import transformers
+from safetensors.torch import save_file
+
+PINNED = {"torch": "2.13.0", "transformers": "5.22.2"}
+MASK64 = (1 << 64) - 1
+FP8_BLOCK = 128
+CONTINUATION = 64
+DISTINCT_TOKENS = 12     # random models like to repeat themselves; a continuation must say at least so many tokens
+# A choice must be clear of rounding. Two f32 runs differ by ~1e-6 relative; these leave a factor of 100 and more.
+TOKEN_MARGIN = 1e-3      # (best − second) / max|logit|, at each greedy step
+ROUTING_MARGIN = 1e-4    # (last kept − first dropped) / last kept score, experts and groups
+# In 16 bits correct programs may choose other experts, which says nothing about their rounding: a case counts only if
+# its choices stay the same in this many runs with noise as large as the largest error of torch's bf16 router logits.
+NOISE_TRIALS = 64
+
+
+# ---- weights: a pure function of (name, seed, index) ----------------------------------------------------------------
+
+def fnv1a64(text):
+    value = 0xCBF29CE484222325
+    for byte in text.encode():
+        value = ((value ^ byte) * 0x100000001B3) & MASK64
+    return value
+
+
+def uniform(name, seed, count):
+    """u in [0, 1) with 24 bits, float64 [count]."""
+    start = (fnv1a64(name) + (seed + 1) * 0x9E3779B97F4A7C15) & MASK64
+    x = np.uint64(start) + np.arange(count, dtype=np.uint64) * np.uint64(0xD1B54A32D192ED03)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x = x ^ (x >> np.uint64(31))
+    return (x >> np.uint64(40)).astype(np.float64) * 2.0**-24
+
+
+def f32(values, shape):
+    return torch.from_numpy(values.astype(np.float32)).reshape(shape)
+
+
+def centred(name, seed, shape, amplitude):
+    return f32((2.0 * uniform(name, seed, math.prod(shape)) - 1.0) * amplitude, shape)
+
+
+def stored_dtype(dtype):
+    return {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}[dtype]
+
+
+def fp8_matrix(name, seed, shape):
+    """Codes [n, k] e4m3 times one scale per 128 × 128 block, widened: f32(code) · scale, one f32 rounding."""
+    n, k = shape
+    codes = centred(name, seed, shape, 448.0).to(torch.float8_e4m3fn).to(torch.float32)
+    blocks = (-(-n // FP8_BLOCK), -(-k // FP8_BLOCK))
+    amplitude = math.sqrt(3.0 / k) / 448.0
+    scale = f32(amplitude * (0.5 + uniform(name + "_scale_inv", seed, math.prod(blocks))), blocks)
+    scale = scale.repeat_interleave(FP8_BLOCK, 0).repeat_interleave(FP8_BLOCK, 1)
+    return codes * scale[:n, :k]
+
+
+def tensor(name, seed, shape, dtype):
+    """The tensor as stored, widened to f32."""
+    if name.endswith("e_score_correction_bias"):
+        return f32(0.1 * uniform(name, seed, math.prod(shape)), shape)
+    if name.endswith("norm.weight"):
+        value = f32(1.0 + 0.25 * (2.0 * uniform(name, seed, math.prod(shape)) - 1.0), shape)
+    elif name.endswith("embed_tokens.weight"):
+        value = centred(name, seed, shape, 1.0)
+    elif dtype == "fp8" and not name.endswith("lm_head.weight") and not name.endswith("mlp.gate.weight"):
+        return fp8_matrix(name, seed, shape)
+    else:
+        value = centred(name, seed, shape, math.sqrt(3.0 / shape[-1]))
+    return value.to(stored_dtype(dtype)).to(torch.float32)
+
+
+def shapes_of(config):
+    """Published tensor names → shapes. An MTP layer is no part of the reference's forward pass and is left out."""
+    hidden, heads, q_lora = config["hidden_size"], config["num_attention_heads"], config["q_lora_rank"]
+    shapes = {"model.embed_tokens.weight": (config["vocab_size"], hidden), "model.norm.weight": (hidden,)}
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
+
+    def feed_forward(prefix, width):
+        shapes[prefix + "gate_proj.weight"] = (width, hidden)
+        shapes[prefix + "up_proj.weight"] = (width, hidden)
+        shapes[prefix + "down_proj.weight"] = (hidden, width)
+
+    for layer in range(config["num_hidden_layers"]):
+        base = f"model.layers.{layer}."
+        shapes[base + "input_layernorm.weight"] = (hidden,)
+        shapes[base + "post_attention_layernorm.weight"] = (hidden,)
+        attention = base + "self_attn."
+        if q_lora:
+            shapes[attention + "q_a_proj.weight"] = (q_lora, hidden)
+            shapes[attention + "q_a_layernorm.weight"] = (q_lora,)
+            shapes[attention + "q_b_proj.weight"] = (heads * 192, q_lora)
+        else:
+            shapes[attention + "q_proj.weight"] = (heads * 192, hidden)
+        shapes[attention + "kv_a_proj_with_mqa.weight"] = (576, hidden)
+        shapes[attention + "kv_a_layernorm.weight"] = (512,)
+        shapes[attention + "kv_b_proj.weight"] = (heads * 256, 512)
+        shapes[attention + "o_proj.weight"] = (hidden, heads * 128)
+        if layer < config["first_k_dense_replace"]:
+            feed_forward(base + "mlp.", config["intermediate_size"])
+            continue
+        experts, width = config["n_routed_experts"], config["moe_intermediate_size"]
+        shapes[base + "mlp.gate.weight"] = (experts, hidden)
+        if config["topk_method"] == "noaux_tc":
+            shapes[base + "mlp.gate.e_score_correction_bias"] = (experts,)
+        for expert in range(experts):
+            feed_forward(f"{base}mlp.experts.{expert}.", width)
+        feed_forward(base + "mlp.shared_experts.", width * config["n_shared_experts"])
+    return shapes
+
+
+# ---- cases -------------------------------------------------------------------------------------------------------
+
+def yarn(factor=40, original=4096, mscale=1.0, mscale_all_dim=1.0, beta_fast=32, beta_slow=1):
+    return {"type": "yarn", "factor": factor, "original_max_position_embeddings": original, "mscale": mscale,
+            "mscale_all_dim": mscale_all_dim, "beta_fast": beta_fast, "beta_slow": beta_slow}
+
+
+def base_config(**changes):
+    config = {
+        "bos_token_id": 0, "eos_token_id": 1, "vocab_size": 272, "hidden_size": 64, "num_hidden_layers": 3,
+        "num_attention_heads": 2, "q_lora_rank": None, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128, "v_head_dim": 128, "attention_bias": False, "hidden_act": "silu",
+        "intermediate_size": 96, "moe_intermediate_size": 48, "first_k_dense_replace": 1, "moe_layer_freq": 1,
+        "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 3, "rms_norm_eps": 1e-6,
+        "rope_theta": 10000, "rope_scaling": None, "max_position_embeddings": 4096, "tie_word_embeddings": False,
+    }
+    config.update(changes)
+    config["num_key_value_heads"] = config["num_attention_heads"]
+    return config
+
+
+def v2(**changes):
+    return base_config(**{
+        "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "scoring_func": "softmax",
+        "topk_method": "greedy", "n_group": 1, "topk_group": 1, "norm_topk_prob": False,
+        "routed_scaling_factor": 1.0, "n_shared_experts": 2, **changes})
+
+
+def v3(**changes):
+    return base_config(**{
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc", "n_group": 4, "topk_group": 2, "n_routed_experts": 16, "num_experts_per_tok": 4,
+        "norm_topk_prob": True, "routed_scaling_factor": 2.5, "q_lora_rank": 48, "num_nextn_predict_layers": 0,
+        **changes})
+
+
+FP8 = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
+KIMI = v3(model_type="kimi_k2", n_group=1, topk_group=1, routed_scaling_factor=2.827, rope_theta=50000.0,
+          rope_scaling=yarn(factor=32.0, beta_fast=1.0, beta_slow=1.0), n_routed_experts=12, vocab_size=320)
+V2_GROUPS = dict(q_lora_rank=48, topk_method="group_limited_greedy", n_group=4, topk_group=2, n_routed_experts=16,
+                 num_experts_per_tok=4, routed_scaling_factor=16.0)
+# n_routed_experts 0 with every layer dense is how a config says "no experts".
+DENSE = dict(num_hidden_layers=2, first_k_dense_replace=2, n_routed_experts=0, n_shared_experts=0)
+
+
+def case(config, seed, dtype="f32", prompt=40, prefix=""):
+    return {"config": config, "seed": seed, "dtype": dtype, "prompt": prompt, "prefix": prefix}
+
+
+CASES = {
+    "v2_greedy": case(v2(), 0),
+    "v2_groups_yarn": case(v2(**V2_GROUPS, rope_scaling=yarn(mscale=0.707, mscale_all_dim=0.707)), 1),
+    # mscale ≠ mscale_all_dim: cos and sin get a factor of their own. No dense layer.
+    "v2_yarn_magnitude": case(v2(first_k_dense_replace=0, num_hidden_layers=2,
+                                 rope_scaling=yarn(original=32, mscale=1.0, mscale_all_dim=0.707)), 0),
+    "v2_dense": case(v2(**DENSE), 1),
+    # 600 tokens: positions below 512 take the decompressed form, the others the absorbed one.
+    "v3_yarn_long": case(v3(num_attention_heads=4, rope_scaling=yarn()), 2, prompt=600),
+    "v3_yarn_short": case(v3(rope_scaling=yarn(original=64), num_nextn_predict_layers=1), 2),
+    # A large epsilon shows that q_a and kv_a norms keep 1e-6 whatever the config says.
+    "v3_no_q_lora_tied": case(v3(q_lora_rank=None, first_k_dense_replace=0, num_hidden_layers=2, num_attention_heads=1,
+                                 norm_topk_prob=False, rms_norm_eps=1e-3, tie_word_embeddings=True), 0),
+    "kimi_k2": case(KIMI, 1),
+    "kimi_nested": case(KIMI, 1, prefix="language_model."),
+    "v3_f16": case(v3(rope_scaling=yarn()), 2, "f16"),
+    "v2_bf16": case(v2(num_hidden_layers=2, num_experts_per_tok=2), 22, "bf16"),
+    "v3_bf16": case(v3(num_hidden_layers=2, num_experts_per_tok=2, n_routed_experts=8, n_group=2, topk_group=1,
+                       rope_scaling=yarn()), 37, "bf16"),
+    "v2_bf16_tied_long": case(v2(**DENSE, num_attention_heads=4, tie_word_embeddings=True), 0, "bf16", prompt=600),
+    # 160, 576, 96, 200: no dimension of these is a multiple of 128.
+    "v3_fp8": case(v3(hidden_size=160, q_lora_rank=96, intermediate_size=200, num_hidden_layers=2,
+                      moe_intermediate_size=96, n_routed_experts=8, n_group=2, topk_group=1, num_experts_per_tok=2,
+                      quantization_config=FP8), 29, "fp8"),
+    "v3_fp8_long": case(v3(**DENSE, hidden_size=96, q_lora_rank=None, intermediate_size=136, rope_scaling=yarn(),
+                           quantization_config=FP8), 0, "fp8", prompt=600),
+}
+
+
+def published_config(entry):
+    """config.json as a checkpoint of this kind has it."""
+    torch_dtype = str(stored_dtype(entry["dtype"])).removeprefix("torch.")
+    config = {**entry["config"], "torch_dtype": torch_dtype}
+    if not entry["prefix"]:
+        return config
+    return {"architectures": ["KimiVLForConditionalGeneration"], "model_type": "kimi_vl", "text_config": config,
+            "vision_config": {"model_type": "moonvit", "hidden_size": 32}}
+
+
+# ---- the reference -----------------------------------------------------------------------------------------------
+
+def build(config, tensors, dtype):
+    """A transformers model, loaded by published names from a written checkpoint with its own conversion mapping."""
+    dropped = ("quantization_config", "architectures", "model_type")
+    words = {key: value for key, value in config.items() if key not in dropped}
+    is_v2 = config["architectures"] == ["DeepseekV2ForCausalLM"]
+    kind, holder = ((transformers.DeepseekV2ForCausalLM, transformers.DeepseekV2Config) if is_v2 else
+                    (transformers.DeepseekV3ForCausalLM, transformers.DeepseekV3Config))
+    with tempfile.TemporaryDirectory() as folder:
+        holder(**words).save_pretrained(folder)
+        save_file(tensors, pathlib.Path(folder) / "model.safetensors", metadata={"format": "pt"})
+        model, report = kind.from_pretrained(folder, dtype=dtype, attn_implementation="eager",
+                                             experts_implementation="eager", output_loading_info=True)
+    for what, names in report.items():
+        assert not names, f"{what}: {names}"
+    model.eval()
+    check_scale(config, model)
+    return model
+
+
+def check_scale(config, model):
+    """YaRN's mscale² must be in the softmax scale (older releases of DeepseekV2 left it out)."""
+    expected = 192**-0.5
+    scaling = config["rope_scaling"]
+    if scaling:
+        expected *= (0.1 * scaling["mscale_all_dim"] * math.log(scaling["factor"]) + 1.0) ** 2
+    for layer in model.model.layers:
+        assert abs(layer.self_attn.scaling / expected - 1.0) < 1e-12, (layer.self_attn.scaling, expected)
+
+
+def least_gap(scores, kept):
+    """Per token: (last kept − first dropped) / last kept, of scores [T, n]; infinite if nothing is dropped."""
+    if kept >= scores.shape[-1]:
+        return torch.full(scores.shape[:1], math.inf, dtype=scores.dtype)
+    ordered = scores.sort(dim=-1, descending=True).values
+    return (ordered[:, kept - 1] - ordered[:, kept]) / ordered[:, kept - 1]
+
+
+def route(config, logits, bias):
+    """Our definition of the router: (experts kept [T, k] ascending, least relative gap [T])."""
+    scores = logits.double()
+    scores = scores.sigmoid() + bias.double() if bias is not None else scores.softmax(-1)
+    gap = torch.full(scores.shape[:1], math.inf, dtype=torch.float64)
+    if config["topk_method"] != "greedy":
+        groups = scores.view(len(scores), config["n_group"], -1)
+        best = groups.topk(2, -1).values.sum(-1) if bias is not None else groups.max(-1).values
+        gap = least_gap(best, config["topk_group"])
+        masked = torch.full_like(groups, -math.inf)
+        kept_groups = best.topk(config["topk_group"], -1).indices[:, :, None].expand(-1, -1, groups.shape[-1])
+        scores = masked.scatter(1, kept_groups, groups.gather(1, kept_groups)).view_as(scores)
+    kept = scores.topk(config["num_experts_per_tok"], -1).indices.sort(-1).values
+    return kept, torch.minimum(gap, least_gap(scores, config["num_experts_per_tok"]))
+
+
+class RouterTrace:
+    """What every router of a model saw and chose, over all forward passes while attached."""
+
+    def __init__(self, config, model):
+        self.config, self.calls, self.hooks = config, {}, []
+        for index, layer in enumerate(model.model.layers):
+            if hasattr(layer.mlp, "gate"):
+                self.calls[index] = []
+                self.hooks.append(layer.mlp.gate.register_forward_hook(self.recorder(index)))
+
+    def recorder(self, index):
+        def record(module, _, output):
+            logits, _, chosen = output
+            kept, gap = route(self.config, logits, getattr(module, "e_score_correction_bias", None))
+            assert torch.equal(kept, chosen.sort(-1).values) or gap.min() < ROUTING_MARGIN, "the router's definition"
+            self.calls[index].append((logits.double(), kept, gap))
+        return record
+
+    def take(self):
+        """(logits, kept, gap) per MoE layer, tokens of all calls joined; and detaches."""
+        for hook in self.hooks:
+            hook.remove()
+        return [tuple(torch.cat(parts) for parts in zip(*calls)) for calls in self.calls.values()]
+
+
+def biases(model):
+    gates = [layer.mlp.gate for layer in model.model.layers if hasattr(layer.mlp, "gate")]
+    return [getattr(gate, "e_score_correction_bias", None) for gate in gates]
+
+
+def noise_draws(shape):
+    """Uniform in [−1, 1)."""
+    return [centred(f"noise.{trial}", 0, shape, 1.0).double() for trial in range(NOISE_TRIALS)]
+
+
+@torch.no_grad()
+def prompt_logits(model, prompt):
+    return model(torch.tensor([prompt]), use_cache=False).logits[0]
+
+
+@torch.no_grad()
+def continue_greedily(model, prompt):
+    """(64 tokens, least margin of the best over the second relative to max|logit|)."""
+    tokens, margin, cache, feed = [], math.inf, transformers.DynamicCache(config=model.config), prompt
+    for _ in range(CONTINUATION):
+        logits = model(torch.tensor([feed]), past_key_values=cache, use_cache=True).logits[0, -1]
+        best = logits.topk(2).values
+        margin = min(margin, float((best[0] - best[1]) / logits.abs().max()))
+        feed = [int(logits.argmax())]
+        tokens += feed
+    return tokens, margin
+
+
+def prompt_of(name, entry, seed):
+    vocabulary = entry["config"]["vocab_size"]
+    return [int(u * vocabulary) for u in uniform(f"prompt.{name}", seed, entry["prompt"])]
+
+
+def kept_positions(length):
+    """Positions whose logits are stored: both ends, both sides of page and form borders, and the middle."""
+    wanted = {0, 1, length // 2, length - 1} | ({255, 256, 511, 512} if length > 512 else {7, 31})
+    return sorted(wanted)
+
+
+def relative_l2(a, b):
+    return float((a.double() - b.double()).norm() / b.double().norm())
+
+
+def run_case(name, entry, seed):
+    """The golden's header and arrays, and a list of what speaks against this seed."""
+    config, dtype = entry["config"], entry["dtype"]
+    # Values go by the name in the file, prefix included.
+    tensors = {key: tensor(entry["prefix"] + key, seed, shape, dtype) for key, shape in shapes_of(config).items()}
+    prompt = prompt_of(name, entry, seed)
+    positions = kept_positions(len(prompt))
+    header = {"name": name, "seed": seed, "dtype": dtype, "vocabulary": config["vocab_size"], "prompt": prompt,
+              "positions": positions, "continuation": [], "arrays": ["f32"],
+              "made_with": " ".join(f"{key}-{value}" for key, value in PINNED.items()),
+              "config": json.dumps(published_config(entry), indent=1)}
+    against = []
+
+    model = build(config, tensors, torch.float32)
+    trace = RouterTrace(config, model)
+    reference = prompt_logits(model, prompt)
+    routes = trace.take()
+    arrays = [reference[positions]]
+    if dtype in ("f32", "f16"):
+        trace = RouterTrace(config, model)
+        header["continuation"], margin = continue_greedily(model, prompt)
+        gap = min((float(gap.min()) for _, _, gap in trace.take()), default=math.inf)
+        if margin < TOKEN_MARGIN:
+            against.append(f"token margin {margin:.1e}")
+        if len(set(header["continuation"])) < DISTINCT_TOKENS:
+            against.append(f"only {len(set(header['continuation']))} different tokens")
+        if gap < ROUTING_MARGIN:
+            against.append(f"routing margin {gap:.1e}")
+        notes = f"token margin {margin:.1e}, routing margin {gap:.1e}"
+    else:
+        narrow = {key: value.to(torch.bfloat16) if "e_score" not in key else value for key, value in tensors.items()}
+        model = build(config, narrow, torch.bfloat16)
+        trace = RouterTrace(config, model)
+        rounded = prompt_logits(model, prompt).float()
+        for (wide, kept, _), (narrowed, kept_narrow, _), bias in zip(routes, trace.take(), biases(model)):
+            flips = int((kept != kept_narrow).any(-1).sum())
+            noise = float((wide - narrowed).abs().max())
+            flips += sum(int((route(config, wide + noise * draw, bias)[0] != kept).any(-1).sum())
+                         for draw in noise_draws(wide.shape))
+            if flips:
+                against.append(f"{flips} choices of experts change with noise {noise:.1e}")
+        arrays.append(rounded[positions])
+        header["arrays"].append("torch_bf16")
+        notes = f"torch bf16 error {relative_l2(arrays[1], arrays[0]):.2e}"
+    return header, arrays, against, notes
+
+
+def write_golden(path, header, arrays):
+    """'EGOLDEN1', u64 header bytes, JSON header, then the arrays [positions, vocabulary] f32, little endian."""
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    body = b"".join(array.contiguous().float().numpy().astype("<f4").tobytes() for array in arrays)
+    path.write_bytes(b"EGOLDEN1" + struct.pack("<Q", len(text)) + text + body)
+    return 16 + len(text) + len(body)
+
+
+def search(names, tries):
+    for name in names:
+        for seed in range(tries):
+            _, _, against, notes = run_case(name, CASES[name], seed)
+            if not against:
+                print(f"{name}: seed {seed} ({notes})", flush=True)
+                break
+        else:
+            print(f"{name}: none of {tries} seeds", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*")
+    parser.add_argument("--out", type=pathlib.Path)
+    parser.add_argument("--search", type=int, metavar="SEEDS")
+    arguments = parser.parse_args()
+    for module in (torch, transformers):
+        found = module.__version__.split("+")[0]
+        if found != PINNED[module.__name__]:
+            sys.exit(f"{module.__name__} {found} is installed, goldens are made with {PINNED[module.__name__]}")
+    torch.set_num_threads(1)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    names = arguments.cases or list(CASES)
+    if arguments.search:
+        return search(names, arguments.search)
+    total = 0
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        header, arrays, against, notes = run_case(name, CASES[name], CASES[name]["seed"])
+        if against:
+            sys.exit(f"{name}: seed {header['seed']} is too close to a tie: {', '.join(against)}")
+        total += write_golden(arguments.out / f"{name}.golden", header, arrays)
+        print(f"{name}: {notes}", flush=True)
+    print(f"{len(names)} goldens, {total} bytes")
+
+
+if __name__ == "__main__":
+    main()
