@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+// espalier bench model: how long a forward takes, and which share of this machine's read bandwidth
+// and peak that is; both are measured in the same run, so a busy neighbour shows in all figures
+// alike.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cli/command.hpp"
+#include "cli/loaded_model.hpp"
+#include "cli/terminal.hpp"
+#include "linalg/machine_peaks.hpp"
+#include "model/cost.hpp"
+#include "model/sequence.hpp"
+
+namespace espalier::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kProbeBytes = std::size_t{512} << 20;  // well above any cache
+
+struct Options {
+    std::string model;
+    std::vector<std::int64_t> depths = {0, 2048};
+    std::vector<std::int64_t> rows = {1, 2, 4, 8, 64};
+    std::vector<std::int64_t> prompts = {512, 2048};
+    int repetitions = 7;
+    int threads = 0;
+    std::string output = "md";
+};
+
+struct Machine {
+    double read_bytes_per_second = 0;
+    double flops_per_second = 0;
+};
+
+std::vector<std::int32_t> random_tokens(std::int64_t count, std::int64_t vocabulary) {
+    std::mt19937 generator(1);
+    std::uniform_int_distribution<std::int32_t> any(0, static_cast<std::int32_t>(vocabulary - 1));
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(count));
+    for (std::int32_t& token : tokens) token = any(generator);
+    return tokens;
+}
+
+// Fills positions [0, depth) of every layer with noise: the time of attention does not depend on
+// the values.
+Expected<void> fill_cache(LoadedModel& loaded, model::Sequence& sequence, std::int64_t depth) {
+    if (depth == 0) return {};
+    ESPALIER_ASSIGN_OR_RETURN(Buffer scratch, Buffer::host(1 << 20));
+    Arena arena(std::move(scratch));
+    OpContext context{*loaded.pool, arena};
+    std::mt19937 generator(2);
+    std::normal_distribution<float> normal;
+    std::vector<float> noise(static_cast<std::size_t>(depth * mla::kKey));
+    std::vector<std::int64_t> slots;
+    std::vector<std::uint8_t> nonfinite(static_cast<std::size_t>(depth));
+    for (float& value : noise) value = normal(generator);
+    for (std::int64_t position = 0; position < depth; ++position)
+        slots.push_back(sequence.slot_of(position));
+    for (std::int64_t layer = 0; layer < loaded.model->config().num_hidden_layers; ++layer) {
+        mla::AppendCall call;
+        call.tokens = depth;
+        call.latent = noise.data();
+        call.latent_stride = mla::kKey;
+        call.rope = noise.data() + mla::kLatent;
+        call.rope_stride = mla::kKey;
+        call.slot = slots.data();
+        call.kv = sequence.storage().target(layer);
+        call.nonfinite = nonfinite.data();
+        ESPALIER_RETURN_IF_ERROR(loaded.kernels->append(context, call));
+    }
+    return {};
+}
+
+// Median seconds of feeding `tokens` at `depth`, after one forward that nobody times.
+Expected<double> time_forward(LoadedModel& loaded, model::Sequence& sequence, std::int64_t depth,
+                              const std::vector<std::int32_t>& tokens, int repetitions) {
+    std::vector<double> seconds;
+    for (int repetition = -1; repetition < repetitions; ++repetition) {
+        sequence.set_length(depth);
+        const auto start = Clock::now();
+        ESPALIER_RETURN_IF_ERROR(sequence.feed(*loaded.model, tokens, true));
+        if (repetition >= 0)
+            seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+    }
+    std::nth_element(seconds.begin(), seconds.begin() + repetitions / 2, seconds.end());
+    return seconds[static_cast<std::size_t>(repetitions / 2)];
+}
+
+std::vector<std::string> result_row(const std::string& test, const model::StepShape& shape,
+                                    double seconds, const model::StepCost& cost,
+                                    const Machine& machine) {
+    const double bytes_rate = (cost.weight_bytes + cost.cache_bytes) / seconds;
+    const double flops_rate = cost.flops / seconds;
+    return {test,
+            std::to_string(shape.depth),
+            std::to_string(shape.tokens),
+            fmt::format("{:.2f}", seconds * 1e3),
+            fmt::format("{:.1f}", static_cast<double>(shape.tokens) / seconds),
+            fmt::format("{:.1f}", bytes_rate / 1e9),
+            fmt::format("{:.0f}", 100 * bytes_rate / machine.read_bytes_per_second),
+            fmt::format("{:.0f}", flops_rate / 1e9),
+            fmt::format("{:.0f}", 100 * flops_rate / machine.flops_per_second)};
+}
+
+Expected<Table> measure(const Options& options, LoadedModel& loaded, const Machine& machine) {
+    const checkpoint::ModelConfig& config = loaded.model->config();
+    const DType dtype = loaded.model->weights().dtype;
+    Table table;
+    table.columns = {
+        "test",    "depth",    "tokens", "ms", "tokens/s", "GB/s", "% of read bandwidth",
+        "GFLOP/s", "% of peak"};
+    for (const std::int64_t depth : options.depths) {
+        for (const std::int64_t rows : options.rows) {
+            ESPALIER_ASSIGN_OR_RETURN(auto sequence,
+                                      model::Sequence::create(*loaded.model, 0, depth + rows));
+            ESPALIER_RETURN_IF_ERROR(fill_cache(loaded, sequence, depth));
+            const auto tokens = random_tokens(rows, config.vocab_size);
+            ESPALIER_ASSIGN_OR_RETURN(
+                const double seconds,
+                time_forward(loaded, sequence, depth, tokens, options.repetitions));
+            const model::StepShape shape{rows, depth, 0, 1};
+            table.rows.push_back(result_row("window", shape, seconds,
+                                            model::step_cost(config, dtype, shape), machine));
+        }
+    }
+    for (const std::int64_t prompt : options.prompts) {
+        ESPALIER_ASSIGN_OR_RETURN(auto sequence,
+                                  model::Sequence::create(*loaded.model, prompt, prompt));
+        const auto tokens = random_tokens(prompt, config.vocab_size);
+        const int repetitions = std::max(1, options.repetitions / 2);
+        ESPALIER_ASSIGN_OR_RETURN(const double seconds,
+                                  time_forward(loaded, sequence, 0, tokens, repetitions));
+        const model::StepShape shape{prompt, 0, batch::decompressed_below(prompt), 1};
+        table.rows.push_back(
+            result_row("prompt", shape, seconds, model::step_cost(config, dtype, shape), machine));
+    }
+    return table;
+}
+
+Expected<void> run(const Options& options) {
+    ESPALIER_ASSIGN_OR_RETURN(const TableFormat format, parse_table_format(options.output));
+    model::ModelLimits limits;
+    limits.max_gather = 1;
+    for (const std::int64_t rows : options.rows)
+        limits.max_tokens = std::max(limits.max_tokens, rows);
+    ESPALIER_ASSIGN_OR_RETURN(LoadedModel loaded,
+                              load_model(options.model, options.threads, limits));
+    Machine machine;
+    ESPALIER_ASSIGN_OR_RETURN(Buffer probe, Buffer::host(kProbeBytes));
+    std::fill_n(probe.data(), kProbeBytes,
+                std::byte{1});  // untouched memory is one shared page of zeros
+    machine.read_bytes_per_second = linalg::measured_read_bandwidth(*loaded.pool, loaded.variant,
+                                                                    {probe.data(), probe.bytes()});
+    const bool narrow = linalg::input_dtype(loaded.model->weights().dtype) == DType::bf16;
+    machine.flops_per_second = narrow ? linalg::measured_bf16_peak(*loaded.pool, loaded.variant)
+                                      : linalg::measured_f32_peak(*loaded.pool, loaded.variant);
+    fmt::print(stderr,
+               "{}, {} threads, weights {}: {:.1f} GB/s read, {:.0f} GFLOP/s peak; loaded at "
+               "{:.2f} GB/s\n",
+               loaded.backend->name(), loaded.pool->workers(),
+               name_of(loaded.model->weights().dtype), machine.read_bytes_per_second / 1e9,
+               machine.flops_per_second / 1e9,
+               static_cast<double>(loaded.checkpoint->total_bytes()) / loaded.load_seconds / 1e9);
+    ESPALIER_ASSIGN_OR_RETURN(const Table table, measure(options, loaded, machine));
+    fmt::print("{}", table.text(format));
+    return {};
+}
+
+}  // namespace
+
+Run add_bench(CLI::App& app) {
+    const auto options = std::make_shared<Options>();
+    CLI::App* bench = app.add_subcommand("bench", "Measure speed");
+    bench->require_subcommand(1);
+    CLI::App* command =
+        bench->add_subcommand("model", "Time forwards against this machine's bandwidth and peak");
+    command
+        ->add_option("model", options->model, "Model directory or ORG/NAME in the local hub cache")
+        ->required();
+    const CLI::Range tokens(std::int64_t{1}, std::int64_t{1} << 20);
+    command->add_option("--depth", options->depths, "Cached tokens before the window")
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20))
+        ->capture_default_str();
+    command
+        ->add_option("--rows", options->rows,
+                     "Tokens of the window: 1 is plain decode, more is a verify step")
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->check(tokens)
+        ->capture_default_str();
+    command->add_option("--prompt", options->prompts, "Lengths of prompts, from an empty cache")
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->check(tokens)
+        ->capture_default_str();
+    command
+        ->add_option("-r,--repetitions", options->repetitions,
+                     "Timed forwards per line; the median is reported")
+        ->check(CLI::Range(1, 1000))
+        ->capture_default_str();
+    command->add_option("--threads", options->threads, "0: OMP_NUM_THREADS or one per core")
+        ->capture_default_str();
+    command->add_option("-o,--output", options->output, "md, csv or json")->capture_default_str();
+    return [options] { return run(*options); };
+}
+
+}  // namespace espalier::cli

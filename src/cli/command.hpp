@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// One file per sub-command: each declares its flags once, here through CLI11, and runs. Errors
+// travel as values to main(), which prints them and exits with 1; a wrong command line exits
+// with 2.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+#include "base/error.hpp"
+
+namespace espalier::cli {
+
+using Run = std::function<Expected<void>()>;
+
+// Adds the sub-command to the app; its Run is called after parsing if it was chosen.
+Run add_generate(CLI::App& app);
+Run add_inspect(CLI::App& app);
+Run add_tokenize(CLI::App& app);
+Run add_make_model(CLI::App& app);
+Run add_bench(CLI::App& app);
+
+}  // namespace espalier::cli

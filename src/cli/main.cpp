@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// The espalier binary: parses the command line and hands over to a sub-command.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include "cli/command.hpp"
+#include "espalier/version.hpp"
+
+namespace {
+
+int report(const char* message) {
+    fmt::print(stderr, "espalier: {}\n", message);
+    return 1;
+}
+
+int run(int argc, char** argv) {
+    using namespace espalier;
+    CLI::App app(
+        "Serves MLA models (DeepSeek-V2/V3, Kimi K2). Sub-commands have a --help of their own.",
+        "espalier");
+    app.set_version_flag("--version", "espalier " ESPALIER_VERSION);
+    app.require_subcommand(1);
+    app.failure_message(CLI::FailureMessage::simple);
+    std::vector<cli::Run> commands = {cli::add_generate(app), cli::add_inspect(app),
+                                      cli::add_tokenize(app), cli::add_make_model(app),
+                                      cli::add_bench(app)};
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+        return app.exit(error) == 0 ? 0 : 2;
+    }
+    const auto chosen = app.get_subcommands({});
+    for (std::size_t i = 0; i < commands.size(); ++i) {
+        if (!chosen[i]->parsed()) continue;
+        if (const auto result = commands[i](); !result)
+            return report(result.error().message.c_str());
+    }
+    return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    try {
+        return run(argc, argv);
+    } catch (const std::exception& error) {
+        return report(error.what());
+    }
+}

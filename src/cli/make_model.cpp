@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// espalier make-model: a model of random weights in the published format, for demos, tests and
+// benchmarks.
+#include <fmt/format.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint/synthetic.hpp"
+#include "cli/command.hpp"
+#include "cli/loaded_model.hpp"
+#include "cli/terminal.hpp"
+
+namespace espalier::cli {
+namespace {
+
+struct Options {
+    std::string preset = "tiny-v3";
+    std::string out;
+    std::string dtype;
+    std::uint64_t seed = 0;
+};
+
+Expected<DType> parse_dtype(const std::string& name) {
+    if (name == "f32") return DType::f32;
+    if (name == "f16") return DType::f16;
+    if (name == "bf16") return DType::bf16;
+    if (name == "fp8") return DType::e4m3;
+    return fail(ErrorKind::invalid, "--dtype {}: not one of f32, f16, bf16, fp8", name);
+}
+
+Expected<void> run(const Options& options) {
+    ESPALIER_ASSIGN_OR_RETURN(checkpoint::SyntheticModel model,
+                              checkpoint::synthetic_preset(options.preset));
+    model.seed = options.seed;
+    if (!options.dtype.empty()) {
+        ESPALIER_ASSIGN_OR_RETURN(model.dtype, parse_dtype(options.dtype));
+        model.config.fp8_block =
+            model.dtype == DType::e4m3 ? std::optional<std::int64_t>(128) : std::nullopt;
+    }
+    ESPALIER_ASSIGN_OR_RETURN(const int threads, thread_count(0));
+    ThreadPool pool(threads);
+    std::uint64_t written = 0;
+    {
+        ProgressBar bar("writing");
+        ESPALIER_RETURN_IF_ERROR(checkpoint::write_synthetic(
+            model, options.out, pool, [&](std::uint64_t done, std::uint64_t total) {
+                written = done;
+                bar.update(done, total);
+            }));
+    }
+    fmt::print("{}: {} of random weights ({}, seed {})\n", options.out,
+               bytes_text(static_cast<double>(written)), options.preset, options.seed);
+    return {};
+}
+
+}  // namespace
+
+Run add_make_model(CLI::App& app) {
+    const auto options = std::make_shared<Options>();
+    CLI::App* command =
+        app.add_subcommand("make-model", "Write a model of random weights in the published format");
+    std::vector<std::string> presets;
+    for (const std::string_view name : checkpoint::synthetic_preset_names())
+        presets.emplace_back(name);
+    command->add_option("--preset", options->preset, "Shape of the model")
+        ->check(CLI::IsMember(presets))
+        ->capture_default_str();
+    command->add_option("--out", options->out, "Directory to write; new or empty")->required();
+    command->add_option("--dtype", options->dtype,
+                        "f32, f16, bf16 or fp8; the preset's own if not given");
+    command->add_option("--seed", options->seed, "Other random weights")->capture_default_str();
+    return [options] { return run(*options); };
+}
+
+}  // namespace espalier::cli

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// The binary as a person uses it: what it prints, what it refuses, and with which exit status.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace {
+
+namespace fs = std::filesystem;
+const std::string kSapling = std::string(ESPALIER_SOURCE_DIR) + "/models/sapling";
+
+struct Result {
+    int status = -1;
+    std::string output;  // standard output and error
+};
+
+Result espalier(const std::string& arguments, const std::string& redirect = "2>&1") {
+    const std::string command =
+        std::string(ESPALIER_BINARY) + " " + arguments + " " + redirect + " < /dev/null";
+    Result result;
+    FILE* pipe = popen(command.c_str(), "r");
+    std::array<char, 4096> chunk{};
+    while (const std::size_t count = fread(chunk.data(), 1, chunk.size(), pipe))
+        result.output.append(chunk.data(), count);
+    const int status = pclose(pipe);
+    result.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    return result;
+}
+
+nlohmann::json json_of(const std::string& arguments) {
+    const Result result = espalier(arguments, "2>/dev/null");
+    EXPECT_EQ(result.status, 0) << arguments << "\n" << result.output;
+    return nlohmann::json::parse(result.output);
+}
+
+TEST(Cli, TheTextIsAFunctionOfPromptSeedAndParametersAlone) {
+    const std::string common =
+        "generate " + kSapling + " -p 'class Timer:' -n 40 --json --temperature 0.8 --top-p 0.95 ";
+    const auto first = json_of(common + "--seed 11 --threads 1");
+    EXPECT_EQ(first["completion_tokens"], 40);
+    EXPECT_EQ(first["seed"], 11);
+    for (const char* threads : {"1", "2", "3"})
+        EXPECT_EQ(json_of(common + "--seed 11 --threads " + threads)["tokens"], first["tokens"])
+            << threads;
+    EXPECT_NE(json_of(common + "--seed 12")["tokens"], first["tokens"]);
+}
+
+TEST(Cli, AReportedSeedRepeatsTheText) {
+    const std::string common =
+        "generate " + kSapling + " -p 'import os' -n 24 --json --temperature 1 ";
+    const auto drawn = json_of(common);
+    EXPECT_EQ(json_of(common + "--seed " + drawn["seed"].dump())["tokens"], drawn["tokens"]);
+}
+
+TEST(Cli, TokensAndTextAreEachOther) {
+    const Result ids = espalier("tokenize " + kSapling + " -p 'def café(x): return 1' --ids");
+    ASSERT_EQ(ids.status, 0) << ids.output;
+    std::string list = ids.output;
+    list.pop_back();
+    std::replace(list.begin(), list.end(), ' ', ',');
+    EXPECT_EQ(espalier("tokenize " + kSapling + " --decode " + list).output,
+              "def café(x): return 1\n");
+}
+
+TEST(Cli, AWrittenModelIsInspectedAndRuns) {
+    std::string pattern = (fs::temp_directory_path() / "espalier-cli-XXXXXX").string();
+    const fs::path directory = mkdtemp(pattern.data());
+    const std::string model = (directory / "model").string();
+    EXPECT_EQ(espalier("make-model --preset tiny-v2 --dtype fp8 --out " + model).status, 0);
+    const auto inspected = json_of("inspect " + model + " --json");
+    EXPECT_EQ(inspected["architecture"], "DeepSeek-V2");
+    EXPECT_EQ(inspected["weight_dtype"], "F8_E4M3");
+    EXPECT_EQ(
+        json_of("generate " + model + " -p hello -n 5 --ignore-eos --json")["completion_tokens"],
+        5);
+    const auto bench =
+        json_of("bench model " + model + " --depth 0,70 --rows 1,3 --prompt 20 -r 1 -o json");
+    ASSERT_EQ(bench.size(), 5u);
+    EXPECT_EQ(bench[3]["depth"], 70);
+    EXPECT_GT(bench[3]["ms"].get<double>(), 0.0);
+    EXPECT_EQ(espalier("make-model --out " + model).status, 1);  // not empty
+    fs::remove_all(directory);
+}
+
+TEST(Cli, RefusalsSaySoAndExitAccordingly) {
+    struct Refusal {
+        std::string arguments;
+        int status;
+        const char* sentence;
+    };
+    for (const Refusal& refusal : {
+             Refusal{"", 2, "A subcommand is required"},
+             Refusal{"generate " + kSapling + " -p x --temperature -1", 2, "--temperature"},
+             Refusal{"generate " + kSapling + " -p x --threads 5000", 1, "between 1 and 1024"},
+             Refusal{"generate NOBODY/nothing -p x", 1, "not in the hub cache"},
+             Refusal{"inspect " + kSapling + "-eagle3", 1, "is not supported; supported are"},
+             Refusal{"bench model " + kSapling + " -o xml", 1, "not one of md, csv, json"},
+         }) {
+        const Result result = espalier(refusal.arguments);
+        EXPECT_EQ(result.status, refusal.status) << refusal.arguments;
+        EXPECT_NE(result.output.find(refusal.sentence), std::string::npos) << result.output;
+    }
+}
+
+}  // namespace
