@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Dependencies between folders point one way. The table is docs/architecture.md's picture, as data.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <regex>
+#include <set>
+#include <string>
+
+namespace {
+
+namespace fs = std::filesystem;
+
+const std::map<std::string, std::set<std::string>> kMayInclude = {
+    {"base", {}},
+    {"linalg", {"base"}},
+    {"mla", {"base", "linalg"}},
+    {"ops", {"base", "linalg"}},
+    {"checkpoint", {"base"}},
+    {"text", {"base"}},
+    {"cache", {"base", "mla"}},
+    {"batch", {"base", "mla", "cache"}},
+    {"model", {"base", "linalg", "mla", "ops", "checkpoint", "cache", "batch"}},
+    {"cli", {"base", "linalg", "mla", "ops", "checkpoint", "text", "cache", "batch", "model"}},
+};
+
+TEST(Layering, FoldersIncludeOnlyWhatLiesBelowThem) {
+    const fs::path source = fs::path(ESPALIER_SOURCE_DIR) / "src";
+    const std::regex include("^\\s*#\\s*include\\s+\"([a-z_]+)/[^\"]+\"");
+    int files = 0;
+    for (const auto& entry : fs::recursive_directory_iterator(source)) {
+        const std::string extension = entry.path().extension();
+        if (extension != ".cpp" && extension != ".hpp" && extension != ".cu" &&
+            extension != ".cuh" && extension != ".inc")
+            continue;
+        ++files;
+        const std::string folder = fs::relative(entry.path(), source).begin()->string();
+        ASSERT_TRUE(kMayInclude.count(folder))
+            << folder << " is not in the picture of docs/architecture.md";
+        std::ifstream in(entry.path());
+        for (std::string line; std::getline(in, line);) {
+            std::smatch match;
+            if (!std::regex_search(line, match, include)) continue;
+            const std::string other = match[1];
+            if (other == folder || other == "espalier") continue;
+            EXPECT_TRUE(kMayInclude.at(folder).count(other)) << entry.path() << ": " << line;
+        }
+    }
+    EXPECT_GT(files, 30);
+}
+
+}  // namespace

