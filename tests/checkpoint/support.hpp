@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the checkpoint tests share: a directory that goes with its owner, files, safetensors bytes,
-// message checks.
+// What the checkpoint tests share: files, safetensors bytes, message checks.
 #pragma once
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -13,26 +11,9 @@
 #include <string>
 #include <string_view>
 
+#include "support/temporary_directory.hpp"
+
 namespace espalier::checkpoint {
-
-class TemporaryDirectory {
-  public:
-    TemporaryDirectory() {
-        std::string pattern =
-            (std::filesystem::temp_directory_path() / "espalier-checkpoint-XXXXXX").string();
-        path_ = mkdtemp(pattern.data());
-    }
-    ~TemporaryDirectory() {
-        std::error_code ignored;
-        std::filesystem::remove_all(path_, ignored);
-    }
-    TemporaryDirectory(const TemporaryDirectory&) = delete;
-    TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
-    const std::filesystem::path& path() const { return path_; }
-
-  private:
-    std::filesystem::path path_;
-};
 
 inline void write_file(const std::filesystem::path& path, std::string_view text) {
     std::filesystem::create_directories(path.parent_path());

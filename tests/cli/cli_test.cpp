@@ -7,13 +7,13 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "support/temporary_directory.hpp"
+
 namespace {
 
-namespace fs = std::filesystem;
 const std::string kSapling = std::string(ESPALIER_SOURCE_DIR) + "/models/sapling";
 
 struct Result {
@@ -70,9 +70,8 @@ TEST(Cli, TokensAndTextAreEachOther) {
 }
 
 TEST(Cli, AWrittenModelIsInspectedAndRuns) {
-    std::string pattern = (fs::temp_directory_path() / "espalier-cli-XXXXXX").string();
-    const fs::path directory = mkdtemp(pattern.data());
-    const std::string model = (directory / "model").string();
+    const espalier::TemporaryDirectory directory;
+    const std::string model = (directory.path() / "model").string();
     EXPECT_EQ(espalier("make-model --preset tiny-v2 --dtype fp8 --out " + model).status, 0);
     const auto inspected = json_of("inspect " + model + " --json");
     EXPECT_EQ(inspected["architecture"], "DeepSeek-V2");
@@ -86,7 +85,6 @@ TEST(Cli, AWrittenModelIsInspectedAndRuns) {
     EXPECT_EQ(bench[3]["depth"], 70);
     EXPECT_GT(bench[3]["ms"].get<double>(), 0.0);
     EXPECT_EQ(espalier("make-model --out " + model).status, 1);  // not empty
-    fs::remove_all(directory);
 }
 
 TEST(Cli, RefusalsSaySoAndExitAccordingly) {

@@ -17,28 +17,9 @@
 #include "model/deepseek.hpp"
 #include "model/sequence.hpp"
 #include "ops/ops.hpp"
+#include "support/temporary_directory.hpp"
 
 namespace espalier::model {
-
-// A directory that goes with its owner.
-class TemporaryDirectory {
-  public:
-    TemporaryDirectory() {
-        std::string pattern =
-            (std::filesystem::temp_directory_path() / "espalier-test-XXXXXX").string();
-        path_ = mkdtemp(pattern.data());
-    }
-    ~TemporaryDirectory() {
-        std::error_code ignored;
-        std::filesystem::remove_all(path_, ignored);
-    }
-    TemporaryDirectory(const TemporaryDirectory&) = delete;
-    TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
-    const std::filesystem::path& path() const { return path_; }
-
-  private:
-    std::filesystem::path path_;
-};
 
 // A model on the CPU with everything it borrows.
 class RunningModel {
