@@ -167,7 +167,8 @@ float read_all(const std::byte* data, std::int64_t bytes) {
     }
     ESPALIER_UNROLL
     for (int i = 1; i < 8; ++i) sums[0] = _mm512_add_epi32(sums[0], sums[i]);
-    return static_cast<float>(_mm512_reduce_add_epi32(sums[0]));
+    // Or, not add: a scalar sum of arbitrary data would overflow an int.
+    return static_cast<float>(_mm512_reduce_or_epi32(sums[0]));
 }
 
 constexpr int kSpinAccumulators = 24;
