@@ -11,7 +11,7 @@ for target in "$build"/tests/fuzz/fuzz_*; do
     name=$(basename "$target")
     work=$(mktemp -d)
     echo "fuzz: $name for $seconds s"
-    "$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=4096 -print_final_stats=0 -verbosity=0 \
+    "$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=4096 -print_final_stats=0 -print_funcs=0 -verbosity=0 \
         -artifact_prefix="$build/" "$work" "tests/fuzz/corpus/$name"
     rm -rf "$work"
 done
