@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "base/element.hpp"
 #include "mla/checks.hpp"
 #include "mla/storage.hpp"
 
@@ -13,41 +14,6 @@ namespace espalier::mla {
 namespace {
 
 constexpr double kNothing = -std::numeric_limits<double>::infinity();
-
-double element(const std::byte* data, DType dtype, std::int64_t index) {
-    const std::byte* at = data + index * static_cast<std::int64_t>(bytes_of(dtype));
-    const auto read = [at]<typename T>(T value) {
-        std::memcpy(&value, at, sizeof(T));
-        return static_cast<double>(to_float(value));
-    };
-    switch (dtype) {
-        case DType::f32:
-            return read(float{});
-        case DType::f16:
-            return read(Fp16{});
-        case DType::bf16:
-            return read(Bf16{});
-        case DType::e4m3:
-            return read(E4m3{});
-    }
-    return 0.0;
-}
-
-void store(std::byte* data, DType dtype, std::int64_t index, double value) {
-    std::byte* at = data + index * static_cast<std::int64_t>(bytes_of(dtype));
-    const auto write = [at](auto stored) { std::memcpy(at, &stored, sizeof(stored)); };
-    const auto single = static_cast<float>(value);
-    switch (dtype) {
-        case DType::f32:
-            return write(single);
-        case DType::f16:
-            return write(to_fp16(single));
-        case DType::bf16:
-            return write(to_bf16(single));
-        case DType::e4m3:
-            return write(to_e4m3(single));
-    }
-}
 
 // Element (output, input) of matrix `index` of a stack, scale included, as packed.hpp lays it out.
 double weight(const linalg::PackedView& w, std::int64_t index, std::int64_t output,
@@ -57,7 +23,8 @@ double weight(const linalg::PackedView& w, std::int64_t index, std::int64_t outp
     const bool pairs = w.dtype == DType::bf16 || w.dtype == DType::e4m3;
     const std::int64_t inside =
         pairs ? (input / 2 * linalg::kPanel + lane) * 2 + input % 2 : input * linalg::kPanel + lane;
-    const double value = element(w.data, w.dtype, panel * w.k_padded() * linalg::kPanel + inside);
+    const double value =
+        load_element(w.data, w.dtype, panel * w.k_padded() * linalg::kPanel + inside);
     if (w.dtype != DType::e4m3) return value;
     const std::int64_t block = panel * w.scale_blocks() + input / linalg::kScaleBlock;
     return value * static_cast<double>(w.scales[block * linalg::kPanel + lane]);
@@ -137,7 +104,8 @@ struct Output {
     void write(std::int64_t token, std::int64_t head, const Attended& attended) const {
         const std::int64_t packed = token * heads + head;
         for (std::int64_t d = 0; d < columns; ++d)
-            store(out, dtype, packed * columns + d, attended.out[static_cast<std::size_t>(d)]);
+            store_element(out, dtype, packed * columns + d,
+                          static_cast<float>(attended.out[static_cast<std::size_t>(d)]));
         if (lse != nullptr) lse[packed] = static_cast<float>(attended.lse);
     }
     void write_padding(const RaggedRows& rows) const {
@@ -166,7 +134,8 @@ std::vector<double> read_query(const std::byte* q, DType dtype, double q_scale, 
                                std::int64_t columns) {
     std::vector<double> query(static_cast<std::size_t>(columns));
     for (std::int64_t d = 0; d < columns; ++d)
-        query[static_cast<std::size_t>(d)] = element(q, dtype, packed * columns + d) * q_scale;
+        query[static_cast<std::size_t>(d)] =
+            double{load_element(q, dtype, packed * columns + d)} * q_scale;
     return query;
 }
 

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <span>
 
+#include "base/element.hpp"
+
 namespace espalier::model {
 namespace {
 
@@ -28,31 +30,11 @@ DType dtype_of(StoredType type) {
     CHECK(false, "{} is no weight dtype", checkpoint::name_of(type));
 }
 
-// The file need not align an element, so every one is copied out.
 std::vector<float> widen(const checkpoint::Tensor& tensor) {
     const DType dtype = dtype_of(tensor.type);
-    const std::size_t width = bytes_of(dtype);
-    std::vector<float> values(tensor.bytes.size() / width);
-    for (std::size_t i = 0; i < values.size(); ++i) {
-        const std::byte* at = tensor.bytes.data() + i * width;
-        std::uint16_t half = 0;
-        switch (dtype) {
-            case DType::f32:
-                std::memcpy(&values[i], at, 4);
-                break;
-            case DType::bf16:
-                std::memcpy(&half, at, 2);
-                values[i] = to_float(Bf16{half});
-                break;
-            case DType::f16:
-                std::memcpy(&half, at, 2);
-                values[i] = to_float(Fp16{half});
-                break;
-            case DType::e4m3:
-                values[i] = to_float(E4m3{std::to_integer<std::uint8_t>(*at)});
-                break;
-        }
-    }
+    std::vector<float> values(tensor.bytes.size() / bytes_of(dtype));
+    for (std::size_t i = 0; i < values.size(); ++i)
+        values[i] = load_element(tensor.bytes.data(), dtype, static_cast<std::int64_t>(i));
     return values;
 }
 

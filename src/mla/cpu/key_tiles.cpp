@@ -6,44 +6,11 @@
 #include <cstring>
 #include <limits>
 
+#include "base/element.hpp"
 #include "mla/storage.hpp"
 
 namespace espalier::mla::cpu {
 namespace {
-
-float read_element(const std::byte* data, DType dtype, std::int64_t index) {
-    const std::byte* at = data + index * static_cast<std::int64_t>(bytes_of(dtype));
-    const auto read = [at]<typename T>(T value) {
-        std::memcpy(&value, at, sizeof(T));
-        return to_float(value);
-    };
-    switch (dtype) {
-        case DType::f32:
-            return read(float{});
-        case DType::f16:
-            return read(Fp16{});
-        case DType::bf16:
-            return read(Bf16{});
-        case DType::e4m3:
-            return read(E4m3{});
-    }
-    return 0.0f;
-}
-
-void store_element(std::byte* data, DType dtype, std::int64_t index, float value) {
-    std::byte* at = data + index * static_cast<std::int64_t>(bytes_of(dtype));
-    const auto write = [at](auto stored) { std::memcpy(at, &stored, sizeof(stored)); };
-    switch (dtype) {
-        case DType::f32:
-            return write(value);
-        case DType::f16:
-            return write(to_fp16(value));
-        case DType::bf16:
-            return write(to_bf16(value));
-        case DType::e4m3:
-            return write(to_e4m3(value));
-    }
-}
 
 // Place of column d, lane `lane` in a query block, in elements.
 std::int64_t query_place(const TileKernels& kernels, std::int64_t d, int lane) {
@@ -98,7 +65,7 @@ void pack_query(const TileKernels& kernels, const std::byte* q, DType dtype, std
         return;
     }
     for (std::int64_t d = 0; d < columns; ++d)
-        store_element(block, DType::f32, query_place(kernels, d, lane), read_element(q, dtype, d));
+        store_element(block, DType::f32, query_place(kernels, d, lane), load_element(q, dtype, d));
 }
 
 void clear_query(const TileKernels& kernels, std::int64_t columns, int lane, std::byte* block) {
