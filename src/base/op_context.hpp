@@ -45,8 +45,9 @@ class Arena {
 };
 
 struct OpContext {
-    ThreadPool& pool;  // CPU backends run on it; a CUDA backend keeps its stream beside it
-    Arena& arena;      // scratch that lives no longer than the operation
+    ThreadPool& pool;  // CPU backends run on it
+    Arena& arena;  // scratch that lives no longer than the operation, on the device that runs it
+    void* stream = nullptr;  // CUDA backends: a cudaStream_t
 };
 
 }  // namespace espalier

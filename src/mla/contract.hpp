@@ -43,10 +43,11 @@ struct KvPages {
 
 enum class MaskKind : std::uint8_t { full, causal, tree, dense };
 
-// The ragged rows of one call. Row b owns query tokens q_indptr[b] … q_indptr[b+1]-1 of the token
-// arrays; tokens from q_indptr[rows] to token_end are padding: their out is 0 and their lse -inf.
-// Tokens before q_indptr[0] belong to another call and are left alone. kv_len includes the row's
-// own tokens.
+// The ragged rows of one call. All arrays of a call lie in the memory of the device that computes;
+// host integers are capacities, so that a captured graph may be replayed with other lengths. Row b
+// owns query tokens q_indptr[b] … q_indptr[b+1]-1 of the token arrays; tokens from q_indptr[rows]
+// to token_end are padding: their out is 0 and their lse -inf. Tokens before q_indptr[0] belong to
+// another call and are left alone. kv_len includes the row's own tokens.
 struct RaggedRows {
     std::int32_t rows = 0;                      // B
     std::int64_t token_end = 0;                 // total_q_cap
@@ -80,6 +81,9 @@ struct AbsorbedCall {
     std::byte* out = nullptr;
     DType out_dtype = DType::bf16;
     float* lse = nullptr;
+    // A token's bits depend on its query and visible keys alone. The CPU always keeps this; on CUDA
+    // it fixes the splits, at a price (docs/kernels/mla_decode.md).
+    bool invariant = true;
 };
 
 // Entry 2: prompt segments, causal rows only. q [token_end, H, 192] (128 nope, 64 rope), out
@@ -91,8 +95,10 @@ struct DecompressedCall {
     const std::byte* q = nullptr;
     DType q_dtype = DType::bf16;
     KvPages kv;
-    linalg::PackedView up_key;    // count = heads, n = 128, k = 512
-    linalg::PackedView up_value;  // count = heads, n = 128, k = 512
+    linalg::PackedView up_key;    // CPU: count = heads, n = 128, k = 512
+    linalg::PackedView up_value;  // CPU: count = heads, n = 128, k = 512
+    const std::byte* up_rows =
+        nullptr;  // CUDA: bf16 [heads, 128 key rows then 128 value rows, 512]
     float scale = 0.0f;
     std::byte* out = nullptr;
     DType out_dtype = DType::bf16;
@@ -123,6 +129,16 @@ struct CompactCall {
     KvPages kv;
 };
 
+// The largest call that scratch must do for.
+struct Capacities {
+    std::int32_t heads = 0;
+    std::int32_t rows = 0;
+    std::int64_t tokens = 0;  // token_end
+    std::int32_t max_q_len = 0;
+    std::int32_t max_kv_len = 0;
+    int workers = 1;  // threads of the pool
+};
+
 // What a device offers. Each call first checks its words (combination of formats, heads, shapes)
 // and returns an error that names what it cannot do; nothing is silently ignored.
 class Kernels {
@@ -133,12 +149,13 @@ class Kernels {
     virtual Expected<void> append(OpContext& context, const AppendCall& call) const = 0;
     virtual Expected<void> compact(OpContext& context, const CompactCall& call) const = 0;
     // Arena bytes that any call within these capacities may take.
-    virtual std::size_t scratch_bytes(std::int32_t heads, std::int64_t token_cap,
-                                      std::int32_t max_kv_len, int workers) const = 0;
+    virtual std::size_t scratch_bytes(const Capacities& most) const = 0;
 };
 
 // The oracle: double, plain loops, straight from the contract.
 std::unique_ptr<Kernels> make_reference_kernels();
 std::unique_ptr<Kernels> make_cpu_kernels(CpuVariant variant);
+// Hopper. An error where the build has no CUDA backend or the machine no such GPU.
+Expected<std::unique_ptr<Kernels>> make_cuda_kernels();
 
 }  // namespace espalier::mla

@@ -246,9 +246,7 @@ class ReferenceKernels final : public Kernels {
         return {};
     }
 
-    std::size_t scratch_bytes(std::int32_t, std::int64_t, std::int32_t, int) const override {
-        return 0;
-    }
+    std::size_t scratch_bytes(const Capacities&) const override { return 0; }
 };
 
 }  // namespace

@@ -270,11 +270,14 @@ Expected<DeepseekModel> DeepseekModel::create(const checkpoint::ModelConfig& con
     const DType act = linalg::input_dtype(weights.dtype);
     const std::size_t activation_bytes =
         Activations::plan_bytes(config, act, bounded.max_tokens, bounded.max_gather);
-    const std::size_t scratch_bytes =
-        std::max(backend.scratch_bytes(bounded.max_tokens, bounded.max_gather, config.vocab_size),
-                 kernels.scratch_bytes(
-                     static_cast<std::int32_t>(config.num_attention_heads), bounded.max_tokens,
-                     static_cast<std::int32_t>(bounded.max_kv_len), pool.workers()));
+    const std::size_t scratch_bytes = std::max(
+        backend.scratch_bytes(bounded.max_tokens, bounded.max_gather, config.vocab_size),
+        kernels.scratch_bytes({.heads = static_cast<std::int32_t>(config.num_attention_heads),
+                               .rows = static_cast<std::int32_t>(bounded.max_tokens),
+                               .tokens = bounded.max_tokens,
+                               .max_q_len = static_cast<std::int32_t>(bounded.max_tokens),
+                               .max_kv_len = static_cast<std::int32_t>(bounded.max_kv_len),
+                               .workers = pool.workers()}));
     ESPALIER_ASSIGN_OR_RETURN(Buffer activations, Buffer::host(activation_bytes));
     ESPALIER_ASSIGN_OR_RETURN(Buffer scratch, Buffer::host(scratch_bytes));
     return DeepseekModel(std::make_unique<State>(config, std::move(weights), backend, kernels, pool,

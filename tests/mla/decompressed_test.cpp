@@ -66,8 +66,7 @@ struct Prompt {
         call.out_dtype = out_dtype;
         call.lse = result.lse.data();
         ThreadPool pool(threads);
-        Arena arena = exact_arena(
-            kernels.scratch_bytes(heads, call.rows.token_end, call.rows.max_kv_len, threads));
+        Arena arena = exact_arena(kernels.scratch_bytes(capacities(call.rows, heads, threads)));
         OpContext context{pool, arena};
         const Expected<void> done = kernels.decompressed(context, call);
         EXPECT_TRUE(done) << (done ? "" : done.error().message);

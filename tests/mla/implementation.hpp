@@ -10,6 +10,15 @@
 
 namespace espalier::mla {
 
+inline Capacities capacities(const RaggedRows& rows, int heads, int threads) {
+    return {.heads = heads,
+            .rows = rows.rows,
+            .tokens = rows.token_end,
+            .max_q_len = rows.max_q_len,
+            .max_kv_len = rows.max_kv_len,
+            .workers = threads};
+}
+
 struct Implementation {
     std::optional<CpuVariant> variant;  // none: the oracle
     KvFormat format = KvFormat::bf16;
@@ -99,8 +108,7 @@ inline Expected<Result> try_absorbed(const Kernels& kernels, Batch& batch, int t
     call.out_dtype = out_dtype;
     call.lse = result.lse.data();
     ThreadPool pool(threads);
-    Arena arena = exact_arena(
-        kernels.scratch_bytes(call.heads, call.rows.token_end, call.rows.max_kv_len, threads));
+    Arena arena = exact_arena(kernels.scratch_bytes(capacities(call.rows, call.heads, threads)));
     OpContext context{pool, arena};
     ESPALIER_RETURN_IF_ERROR(kernels.absorbed(context, call));
     result.out = widened(out, out_dtype);

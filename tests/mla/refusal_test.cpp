@@ -43,7 +43,10 @@ class MlaRefusal : public testing::Test {
     AbsorbedCall call;
     std::vector<std::byte> out;
     ThreadPool pool{1};
-    Arena arena = exact_arena(make_cpu_kernels(best_cpu_variant())->scratch_bytes(2, 16, 128, 1));
+    Arena arena = exact_arena(
+        make_cpu_kernels(best_cpu_variant())
+            ->scratch_bytes(
+                {.heads = 2, .rows = 4, .tokens = 16, .max_q_len = 16, .max_kv_len = 128}));
     OpContext context{pool, arena};
 };
 

@@ -63,13 +63,12 @@ class CpuKernels final : public Kernels {
         return {};
     }
 
-    std::size_t scratch_bytes(std::int32_t, std::int64_t token_cap, std::int32_t,
-                              int workers) const override {
-        std::int64_t most = 0;
+    std::size_t scratch_bytes(const Capacities& most) const override {
+        std::int64_t bytes = 0;
         for (const cpu::TileKernels* kernels : {&f32_, &bf16_})
-            most = std::max({most, cpu::absorbed_scratch(*kernels, workers),
-                             cpu::decompressed_scratch(*kernels, token_cap, workers)});
-        return static_cast<std::size_t>(most);
+            bytes = std::max({bytes, cpu::absorbed_scratch(*kernels, most.workers),
+                              cpu::decompressed_scratch(*kernels, most.tokens, most.workers)});
+        return static_cast<std::size_t>(bytes);
     }
 
   private:

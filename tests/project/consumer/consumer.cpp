@@ -10,7 +10,8 @@ int main() {
     using namespace espalier;
     ThreadPool pool(1);
     auto kernels = mla::make_cpu_kernels(best_cpu_variant());
-    Arena arena(*Buffer::host(kernels->scratch_bytes(1, 1, 64, 1)));
+    Arena arena(*Buffer::host(kernels->scratch_bytes(
+        {.heads = 1, .rows = 1, .tokens = 1, .max_q_len = 1, .max_kv_len = 64})));
     OpContext context{pool, arena};
 
     std::vector<float> page(64 * mla::kKey, 1.0f), query(mla::kKey, 0.0f), out(mla::kLatent, 0.0f);
@@ -30,7 +31,12 @@ int main() {
     call.heads = 1;
     call.q = reinterpret_cast<std::byte*>(query.data());
     call.q_dtype = DType::f32;
-    call.kv = {reinterpret_cast<std::byte*>(page.data()), mla::KvFormat::f32, 64, 64 * mla::kKey * 4, 1, 1.0f};
+    call.kv = {reinterpret_cast<std::byte*>(page.data()),
+               mla::KvFormat::f32,
+               64,
+               64 * mla::kKey * 4,
+               1,
+               1.0f};
     call.scale = 1.0f;
     call.out = reinterpret_cast<std::byte*>(out.data());
     call.out_dtype = DType::f32;

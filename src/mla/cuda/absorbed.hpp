@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// Absorbed attention on Hopper. The words of the call are checked already; device arrays are never
+// read here.
+#pragma once
+
+#include "mla/contract.hpp"
+
+namespace espalier::mla::cuda {
+
+Expected<void> absorbed(OpContext& context, const AbsorbedCall& call);
+std::size_t absorbed_scratch(const Capacities& most);
+
+}  // namespace espalier::mla::cuda
