@@ -4,70 +4,15 @@
 // kernel take the same calls and pass the same tests.
 #pragma once
 
-#include <cstdint>
 #include <memory>
-#include <string_view>
 
 #include "base/cpu_features.hpp"
 #include "base/error.hpp"
-#include "base/numeric.hpp"
 #include "base/op_context.hpp"
 #include "linalg/packed.hpp"
+#include "mla/types.hpp"
 
 namespace espalier::mla {
-
-inline constexpr std::int64_t kLatent = 512;           // compressed key = value columns
-inline constexpr std::int64_t kRope = 64;              // rotary key columns
-inline constexpr std::int64_t kKey = kLatent + kRope;  // 576 columns of a cached slot
-inline constexpr std::int64_t kNope = 128;   // decompressed key columns per head, without rope
-inline constexpr std::int64_t kValue = 128;  // decompressed value columns per head
-inline constexpr std::int64_t kQuery = kNope + kRope;  // 192
-inline constexpr std::int64_t kMaxTail = 64;
-
-enum class KvFormat : std::uint8_t { f32, bf16, fp16, fp8_tensor, fp8_token };
-std::string_view name_of(KvFormat format);
-
-// Bytes from one page to the next: [page_tokens][576] elements; fp8_token has planes (latent, rope,
-// scales).
-std::int64_t page_stride_bytes(KvFormat format, std::int64_t page_tokens);
-
-// One layer's pages. Slot s of the pool lies in page s / page_tokens.
-struct KvPages {
-    std::byte* data = nullptr;
-    KvFormat format = KvFormat::bf16;
-    std::int32_t page_tokens = 64;  // 16, 32, 64 or 128
-    std::int64_t page_stride = 0;   // bytes
-    std::int64_t page_count = 0;
-    float scale = 1.0f;  // fp8_tensor
-};
-
-enum class MaskKind : std::uint8_t { full, causal, tree, dense };
-
-// The ragged rows of one call. All arrays of a call lie in the memory of the device that computes;
-// host integers are capacities, so that a captured graph may be replayed with other lengths. Row b
-// owns query tokens q_indptr[b] … q_indptr[b+1]-1 of the token arrays; tokens from q_indptr[rows]
-// to token_end are padding: their out is 0 and their lse -inf. Tokens before q_indptr[0] belong to
-// another call and are left alone. kv_len includes the row's own tokens.
-struct RaggedRows {
-    std::int32_t rows = 0;                      // B
-    std::int64_t token_end = 0;                 // total_q_cap
-    const std::int32_t* q_indptr = nullptr;     // [B+1]
-    const std::int32_t* kv_len = nullptr;       // [B]
-    const std::int32_t* block_table = nullptr;  // [B, block_stride]
-    std::int64_t block_stride = 0;
-    const MaskKind* mask = nullptr;          // [B]
-    const std::int32_t* tail_len = nullptr;  // [B]; null: q_len
-    const std::uint64_t* words = nullptr;    // [token_end], tree rows
-    const std::uint8_t* custom_mask =
-        nullptr;  // dense rows: [q_len × kv_len] at custom_mask_offset[b]
-    const std::int64_t* custom_mask_offset = nullptr;
-    std::int64_t custom_mask_len = 0;
-    std::int32_t max_q_len = 0;  // capacities for workspace
-    std::int32_t max_kv_len = 0;
-    std::int32_t dcp_world = 1;  // context parallel: local slot c is global slot c·W + r
-    std::int32_t dcp_rank = 0;
-    const std::int32_t* global_kv_len = nullptr;  // [B]; null unless dcp_world > 1
-};
 
 // Entry 1. q [token_end, H, 576], out [token_end, H, 512], lse [token_end, H] natural log, or null.
 struct AbsorbedCall {
@@ -84,6 +29,9 @@ struct AbsorbedCall {
     // A token's bits depend on its query and visible keys alone. The CPU always keeps this; on CUDA
     // it fixes the splits, at a price (docs/kernels/mla_decode.md).
     bool invariant = true;
+    // CUDA: the step's plan, plan_bytes() on the device, filled by plan(); the layers of a step share
+    // it. Null: the call makes its own.
+    std::byte* plan = nullptr;
 };
 
 // Entry 2: prompt segments, causal rows only. q [token_end, H, 192] (128 nope, 64 rope), out
@@ -137,6 +85,8 @@ struct Capacities {
     std::int32_t max_q_len = 0;
     std::int32_t max_kv_len = 0;
     int workers = 1;  // threads of the pool
+    bool invariant = true;
+    bool dense = false;  // calls may bring a custom_mask
 };
 
 // What a device offers. Each call first checks its words (combination of formats, heads, shapes)
@@ -145,6 +95,9 @@ class Kernels {
   public:
     virtual ~Kernels() = default;
     virtual Expected<void> absorbed(OpContext& context, const AbsorbedCall& call) const = 0;
+    // Fills call.plan from the lengths; devices that need none do nothing.
+    virtual Expected<void> plan(OpContext&, const AbsorbedCall&) const { return {}; }
+    virtual std::size_t plan_bytes(const Capacities&) const { return 0; }
     virtual Expected<void> decompressed(OpContext& context, const DecompressedCall& call) const = 0;
     virtual Expected<void> append(OpContext& context, const AppendCall& call) const = 0;
     virtual Expected<void> compact(OpContext& context, const CompactCall& call) const = 0;

@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+// The host's side of absorbed attention: maps for the copy engine, the partition's fixed numbers,
+// the workspace, and which widths to launch. It knows capacities only, never lengths.
+#include "mla/cuda/absorbed.hpp"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <vector>
+
+#include "mla/cuda/absorbed_params.hpp"
+
+namespace espalier::mla::cuda {
+namespace {
+
+constexpr int kWidest = 64;  // packed rows of one block; wider rows take several
+
+Expected<void> checked(cudaError_t status, std::string_view what) {
+    if (status == cudaSuccess) return {};
+    return fail(ErrorKind::io, "{}: {}", what, cudaGetErrorString(status));
+}
+
+Expected<int> multiprocessors() {
+    int device = 0;
+    int count = 0;
+    ESPALIER_RETURN_IF_ERROR(checked(cudaGetDevice(&device), "the current CUDA device"));
+    ESPALIER_RETURN_IF_ERROR(
+        checked(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
+                "the number of multiprocessors"));
+    return count;
+}
+
+// --- maps ---------------------------------------------------------------------------------------
+using Encode = decltype(&cuTensorMapEncodeTiled);
+
+Expected<Encode> encoder() {
+    static const Encode entry = [] {
+        void* address = nullptr;
+        cudaDriverEntryPointQueryResult found{};
+        if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &address, 12000,
+                                             cudaEnableDefault, &found) != cudaSuccess ||
+            found != cudaDriverEntryPointSuccess)
+            address = nullptr;
+        return reinterpret_cast<Encode>(address);
+    }();
+    if (entry == nullptr)
+        return fail(ErrorKind::unsupported, "this CUDA driver has no cuTensorMapEncodeTiled");
+    return entry;
+}
+
+struct Axis {
+    std::int64_t extent;
+    std::int64_t stride;  // bytes; the first axis is dense
+    std::int64_t box;
+};
+
+template <std::size_t kAxes>
+Expected<void> encode(CUtensorMap& map, CUtensorMapDataType type, const std::byte* data,
+                      const std::array<Axis, kAxes>& axes, CUtensorMapSwizzle swizzle) {
+    ESPALIER_ASSIGN_OR_RETURN(const Encode entry, encoder());
+    std::array<cuuint64_t, kAxes> extents;
+    std::array<cuuint64_t, kAxes> strides;
+    std::array<cuuint32_t, kAxes> box;
+    std::array<cuuint32_t, kAxes> steps;
+    for (std::size_t i = 0; i < kAxes; ++i) {
+        extents[i] = static_cast<cuuint64_t>(axes[i].extent);
+        if (i > 0) strides[i - 1] = static_cast<cuuint64_t>(axes[i].stride);
+        box[i] = static_cast<cuuint32_t>(axes[i].box);
+        steps[i] = 1;
+    }
+    const CUresult result =
+        entry(&map, type, kAxes, const_cast<std::byte*>(data), extents.data(), strides.data(),
+              box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+              CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (result != CUDA_SUCCESS)
+        return fail(ErrorKind::invalid,
+                    "the copy engine takes no map of {} pages or rows at this address and stride "
+                    "(CUDA error {})",
+                    axes.back().extent, static_cast<int>(result));
+    return {};
+}
+
+Expected<void> encode_maps(AbsorbedParams& p) {
+    const KvPages& kv = p.kv;
+    const std::int64_t tokens = kv.page_tokens;
+    const std::int64_t rows = std::min<std::int64_t>(tokens, kTileKeys);
+    const std::int64_t pages = std::max<std::int64_t>(kv.page_count, 1);
+    const auto fp16 = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    const auto bytes = CU_TENSOR_MAP_DATA_TYPE_UINT8;
+    const auto wide = CU_TENSOR_MAP_SWIZZLE_128B;
+    if (kv.format == KvFormat::bf16 || kv.format == KvFormat::fp16) {
+        const std::int64_t blocks = rows == kTileKeys ? 3 : 1;
+        ESPALIER_RETURN_IF_ERROR(encode(p.key_map, fp16, kv.data,
+                                        std::array<Axis, 4>{{{64, 0, 64},
+                                                             {tokens, 1152, rows},
+                                                             {9, 128, blocks},
+                                                             {pages, kv.page_stride, 1}}},
+                                        wide));
+        const std::int64_t packed = std::max<std::int64_t>(p.rows.token_end * p.heads, 1);
+        return encode(p.query_map, fp16, p.q,
+                      std::array<Axis, 3>{{{64, 0, 64}, {packed, 1152, p.query_rows}, {9, 128, 1}}}, wide);
+    }
+    const bool planes = kv.format == KvFormat::fp8_token;
+    const std::int64_t row_bytes = planes ? 512 : 576;
+    const std::int64_t blocks = rows == kTileKeys ? 4 : 1;
+    ESPALIER_RETURN_IF_ERROR(encode(p.key_map, bytes, kv.data,
+                                    std::array<Axis, 4>{{{128, 0, 128},
+                                                         {tokens, row_bytes, rows},
+                                                         {4, 128, blocks},
+                                                         {pages, kv.page_stride, 1}}},
+                                    wide));
+    if (planes)
+        return encode(p.rope_map, fp16, kv.data + 512 * tokens,
+                      std::array<Axis, 3>{
+                          {{64, 0, 64}, {tokens, 128, rows}, {pages, kv.page_stride, 1}}},
+                      wide);
+    return encode(
+        p.rope_map, bytes, kv.data + 512,
+        std::array<Axis, 3>{{{64, 0, 64}, {tokens, 576, rows}, {pages, kv.page_stride, 1}}},
+        CU_TENSOR_MAP_SWIZZLE_64B);
+}
+
+// --- the partition ------------------------------------------------------------------------------
+int ceil_divide(std::int64_t a, std::int64_t b) { return static_cast<int>((a + b - 1) / b); }
+
+// Rows of one launch: narrow ones fit one block, wide ones take several.
+struct Class {
+    int least_packed;
+    int most_packed;
+    int width;
+};
+
+int narrow_width(std::int64_t packed) { return packed <= 16 ? 16 : packed <= 32 ? 32 : kWidest; }
+
+// 16-bit caches have one width; over FP8 caches, columns that nobody asked for cost time.
+std::vector<Class> classes(std::int64_t max_q_len, std::int64_t heads, bool fp8) {
+    const int most = static_cast<int>(std::max<std::int64_t>(max_q_len * heads, 1));
+    std::vector<Class> all{{1, std::min(most, kWidest), fp8 ? narrow_width(most) : kWidest}};
+    if (most > kWidest) all.push_back({kWidest + 1, most, kWidest});
+    return all;
+}
+
+bool is_fp8(KvFormat format) {
+    return format == KvFormat::fp8_tensor || format == KvFormat::fp8_token;
+}
+
+// How many partial results a launch may write.
+std::int64_t partial_slots(const Class& rows, const Capacities& most, int processors) {
+    const std::int64_t blocks = ceil_divide(rows.most_packed, rows.width);
+    const std::int64_t lanes = std::min<std::int64_t>(blocks, processors);
+    const std::int64_t flexible = std::max<std::int64_t>(processors / lanes, 1) * blocks * 2;
+    if (!most.invariant) return flexible;
+    const std::int64_t splits = ceil_divide(most.max_kv_len, kSplitKeys);
+    const std::int64_t shared =
+        splits * std::min<std::int64_t>(most.rows * blocks,
+                                        most.tokens * most.heads / rows.width + most.rows);
+    // A tail of 64 slots touches two splits at most; a dense mask all of them.
+    const std::int64_t own = (most.dense ? splits : std::min<std::int64_t>(splits, 2)) *
+                             most.tokens * ceil_divide(most.heads, rows.width);
+    return std::max(flexible, shared + own);
+}
+
+std::size_t aligned(std::int64_t bytes) { return static_cast<std::size_t>((bytes + 63) / 64 * 64); }
+
+// The plan of one launch: partition, parts, merges.
+std::size_t class_plan_bytes(int parts, int rows) {
+    return aligned(sizeof(Partition)) + aligned(parts * static_cast<std::int64_t>(sizeof(PartPlan))) +
+           aligned(rows * static_cast<std::int64_t>(sizeof(MergeRow)));
+}
+
+// Everything of a launch but its workspace; returns where the next plan begins.
+std::byte* fit_class(AbsorbedParams& p, const Class& rows, int processors, std::byte* plan) {
+    p.least_packed = rows.least_packed;
+    p.most_packed = rows.most_packed;
+    p.width = rows.width;
+    p.query_rows = narrow_width(rows.most_packed);
+    p.max_blocks = ceil_divide(rows.most_packed, rows.width);
+    p.lanes = p.invariant ? 1 : std::min(p.max_blocks, processors);
+    p.parts = std::max(processors / p.lanes, 1);
+    p.row_cost = 2; 
+    p.least_tiles = getenv("LT") ? atoi(getenv("LT")) : rows.width == kWidest ? 2 : 1;
+    p.partition = reinterpret_cast<Partition*>(plan);
+    plan += aligned(sizeof(Partition));
+    p.part_plans = reinterpret_cast<PartPlan*>(plan);
+    plan += aligned(p.parts * static_cast<std::int64_t>(sizeof(PartPlan)));
+    p.merge_rows = reinterpret_cast<MergeRow*>(plan);
+    return plan + aligned(p.rows.rows * static_cast<std::int64_t>(sizeof(MergeRow)));
+}
+
+cudaError_t launch_main(const AbsorbedParams& p, cudaStream_t stream) {
+    switch (p.kv.format) {
+        case KvFormat::bf16:
+            return launch_bf16(p, stream);
+        case KvFormat::fp16:
+            return launch_fp16(p, stream);
+        case KvFormat::fp8_tensor:
+            return launch_fp8_tensor(p, stream);
+        case KvFormat::fp8_token:
+            return launch_fp8_token(p, stream);
+        case KvFormat::f32:
+            break;
+    }
+    return cudaErrorNotSupported;  // refused by the checks
+}
+
+Expected<void> launch_class(OpContext& context, AbsorbedParams& p, const Class& rows,
+                            const Capacities& most, int processors, bool last) {
+    const std::int64_t slots = partial_slots(rows, most, processors);
+    Arena::Mark mark(context.arena);
+    p.partial = context.arena.take<float>(slots * rows.width * kLatent);
+    p.stats = reinterpret_cast<float2*>(context.arena.take<float>(slots * rows.width * 2));
+    ESPALIER_RETURN_IF_ERROR(encode_maps(p));
+    const auto stream = static_cast<cudaStream_t>(context.stream);
+    if (p.dense_splits > 0)
+        ESPALIER_RETURN_IF_ERROR(checked(launch_dense_index(p, stream), "the index of dense masks"));
+    // As many warps as there are, for as few rows as there may be; invariant rows must not see how
+    // many that is.
+    const std::int64_t works = std::int64_t{p.rows.rows} * p.most_packed * 4;
+    p.team = p.invariant ? 4 : 1;
+    while (!p.invariant && p.team < 8 && works * p.team * 2 <= processors * 8) p.team *= 2;
+    if (getenv("TEAM")) p.team = atoi(getenv("TEAM"));
+    p.padding = last;
+    return checked(launch_main(p, stream), "absorbed attention");
+}
+
+// Numbers that 32-bit arithmetic on the device relies on.
+Expected<void> check_capacities(const AbsorbedCall& call) {
+    const std::int64_t packed = std::int64_t{call.rows.max_q_len} * call.heads;
+    if (packed >= std::int64_t{1} << 25)
+        return fail(ErrorKind::unsupported, "{} query tokens × {} heads in one row, below 2^25 is possible",
+                    call.rows.max_q_len, call.heads);
+    if (call.rows.token_end * call.heads >= std::int64_t{1} << 31)
+        return fail(ErrorKind::unsupported, "{} tokens × {} heads, below 2^31 is possible",
+                    call.rows.token_end, call.heads);
+    if (call.rows.rows * packed * 4 >= std::int64_t{1} << 32)
+        return fail(ErrorKind::unsupported, "{} rows of up to {} × {} packed rows: below 2^30 is possible",
+                    call.rows.rows, call.rows.max_q_len, call.heads);
+    const std::int64_t tiles = std::int64_t{call.rows.max_kv_len} / kTileKeys + 1;
+    const std::int64_t blocks = packed / 16 + 1;
+    if (call.rows.rows * tiles * (call.invariant ? blocks : 1) >= std::int64_t{1} << 31)
+        return fail(ErrorKind::unsupported, "{} rows of up to {} keys: too many tiles for one call",
+                    call.rows.rows, call.rows.max_kv_len);
+    return {};
+}
+
+AbsorbedParams parameters(const AbsorbedCall& call) {
+    AbsorbedParams p;
+    p.rows = call.rows;
+    p.kv = call.kv;
+    p.page_shift = std::countr_zero(static_cast<unsigned>(call.kv.page_tokens));
+    p.q = call.q;
+    p.q_dtype = call.q_dtype;
+    p.out_dtype = call.out_dtype;
+    p.heads = call.heads;
+    p.heads_inverse = ((std::uint64_t{1} << 32) + static_cast<std::uint64_t>(call.heads) - 1) /
+                      static_cast<std::uint64_t>(call.heads);
+    constexpr float kLog2E = 1.44269504088896341f;
+    p.score_scale = call.scale * kLog2E;
+    if (call.q_dtype == DType::e4m3) p.score_scale *= call.q_scale;
+    if (call.kv.format == KvFormat::fp8_tensor) {
+        p.score_scale *= call.kv.scale;
+        p.value_scale = call.kv.scale;
+    }
+    p.out = call.out;
+    p.lse = call.lse;
+    p.invariant = call.invariant;
+    return p;
+}
+
+Capacities capacities(const AbsorbedCall& call) {
+    return {.heads = call.heads,
+            .rows = call.rows.rows,
+            .tokens = call.rows.token_end,
+            .max_q_len = call.rows.max_q_len,
+            .max_kv_len = call.rows.max_kv_len,
+            .invariant = call.invariant,
+            .dense = call.rows.custom_mask != nullptr};
+}
+
+}  // namespace
+
+std::size_t absorbed_plan_bytes(const Capacities& most) {
+    const Expected<int> processors = multiprocessors();
+    if (!processors) return 0;
+    return 2 * class_plan_bytes(*processors, most.rows);
+}
+
+Expected<void> absorbed_plan(OpContext& context, const AbsorbedCall& call) {
+    if (call.rows.token_end == 0) return {};
+    ESPALIER_RETURN_IF_ERROR(check_capacities(call));
+    ESPALIER_ASSIGN_OR_RETURN(const int processors, multiprocessors());
+    AbsorbedParams p = parameters(call);
+    std::byte* plan = call.plan;
+    for (const Class& rows : classes(call.rows.max_q_len, call.heads, is_fp8(call.kv.format))) {
+        plan = fit_class(p, rows, processors, plan);
+        ESPALIER_RETURN_IF_ERROR(
+            checked(launch_plan(p, static_cast<cudaStream_t>(context.stream)), "the plan"));
+    }
+    return {};
+}
+
+Expected<void> absorbed(OpContext& context, const AbsorbedCall& call) {
+    if (call.rows.token_end == 0) return {};
+    const Capacities most = capacities(call);
+    Arena::Mark mark(context.arena);
+    if (call.plan == nullptr) {
+        AbsorbedCall planned = call;
+        planned.plan = context.arena.take<std::byte>(
+            static_cast<std::int64_t>(absorbed_plan_bytes(most)));
+        ESPALIER_RETURN_IF_ERROR(absorbed_plan(context, planned));
+        return absorbed(context, planned);
+    }
+    ESPALIER_RETURN_IF_ERROR(check_capacities(call));
+    ESPALIER_ASSIGN_OR_RETURN(const int processors, multiprocessors());
+    AbsorbedParams p = parameters(call);
+    if (most.invariant && most.dense) {
+        p.dense_splits = ceil_divide(most.max_kv_len, kSplitKeys);
+        p.dense_start =
+            context.arena.take<std::int32_t>(most.tokens * (std::int64_t{p.dense_splits} + 1));
+    }
+    std::byte* plan = call.plan;
+    const std::vector<Class> all = classes(call.rows.max_q_len, call.heads, is_fp8(call.kv.format));
+    for (const Class& rows : all) {
+        plan = fit_class(p, rows, processors, plan);
+        ESPALIER_RETURN_IF_ERROR(
+            launch_class(context, p, rows, most, processors, &rows == &all.back()));
+    }
+    return {};
+}
+
+std::size_t absorbed_scratch(const Capacities& most) {
+    const Expected<int> processors = multiprocessors();
+    if (!processors) return 0;
+    std::size_t bytes = 0;
+    for (const Class& rows : classes(most.max_q_len, most.heads, false)) {
+        const std::int64_t slots = partial_slots(rows, most, *processors);
+        bytes = std::max(bytes, aligned(slots * rows.width * kLatent * 4) +
+                                    aligned(slots * rows.width * 8));
+    }
+    bytes += aligned(static_cast<std::int64_t>(absorbed_plan_bytes(most)));
+    if (most.invariant && most.dense)
+        bytes += aligned(most.tokens * (ceil_divide(most.max_kv_len, kSplitKeys) + 1) * 4);
+    return bytes;
+}
+
+}  // namespace espalier::mla::cuda

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "mla/cuda/absorbed_launch.cuh"
+
+namespace espalier::mla::cuda {
+
+cudaError_t launch_fp8_tensor(const AbsorbedParams& p, cudaStream_t stream) {
+    if (p.width == 16) return launch_width<KvFormat::fp8_tensor, 16>(p, stream);
+    if (p.width == 32) return launch_width<KvFormat::fp8_tensor, 32>(p, stream);
+    return launch_width<KvFormat::fp8_tensor, 64>(p, stream);
+}
+
+}  // namespace espalier::mla::cuda

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// Absorbed attention on Hopper: what all cache formats share. Four warpgroups hand tiles of 64 keys
+// on through shared memory:
+//
+//   copies ──keys──▶ scores: S = Q·Kᵀ, mask, softmax ──P──▶ output: O += P·V (two halves of 256 columns)
+//
+// 16-bit caches have packed query rows (tokens × heads), 64 at a time, as the rows of the tensor
+// cores' products. FP8 caches have keys there, widened to fp16 in registers, which the tensor cores
+// take as the first operand only.
+//
+// One thread block per multiprocessor takes its share of the work (schedule.cuh) item by item; an
+// item is a run of tiles of one row for one block of kN packed rows.
+#pragma once
+
+#include "mla/cuda/schedule.cuh"
+#include "mla/cuda/wgmma.cuh"
+
+namespace espalier::mla::cuda {
+
+// The softmax works with finite numbers and -inf; nothing is ever subtracted from -inf.
+__device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
+
+template <KvFormat kFormat, int kN>
+struct Traits {
+    static constexpr bool kFp8 = kFormat == KvFormat::fp8_tensor || kFormat == KvFormat::fp8_token;
+    static constexpr bool kTokenScale = kFormat == KvFormat::fp8_token;
+    static constexpr Element kElement = kFormat == KvFormat::bf16 ? Element::bf16 : Element::f16;
+    // A tile in shared memory: blocks of 64 rows of 128 bytes; FP8: four of latent, one of rope.
+    static constexpr int kBlockBytes = kTileKeys * 128;
+    static constexpr int kRopeOffset = (kFp8 ? 4 : 8) * kBlockBytes;
+    static constexpr int kScaleOffset = kRopeOffset + kBlockBytes;
+    static constexpr int kSlotBytes = kTokenScale ? kScaleOffset + 1024 : kScaleOffset;
+    static constexpr int kQueryBlock = kN * 128;
+    // FP8 with token scales: rope queries as the sum of two bf16.
+    static constexpr int kQueryBytes = (kTokenScale ? 10 : 9) * kQueryBlock;
+    static constexpr int kWeightBytes = kN * 128;
+    static constexpr int kStages = kFp8 ? (kN == 64 ? 3 : 4) : 2;
+    // Keys arrive in three pieces of 192 columns, so that scores begin before a tile is complete.
+    static constexpr int kPieces = kFp8 ? 1 : 3;
+};
+
+// One item of work. All warps read it from shared memory.
+struct Item {
+    int row;
+    int packed_first;  // of its columns, among all packed rows of the call
+    int row_first;     // the same, within the row
+    int columns;
+    int first_token;   // of the row
+    int tokens;        // of the row
+    int keys;          // of the row, or of the gathered token
+    int tile_begin;
+    int tile_end;
+    int slot;          // of the partial result; -1: the output itself
+    int free_keys;     // keys below this are visible to all columns
+    int mask;          // MaskKind
+    int gathered;      // token whose keys are gathered, or -1
+    int last;          // no further item
+};
+
+template <KvFormat kFormat, int kN>
+struct SharedLayout {
+    using T = Traits<kFormat, kN>;
+    alignas(1024) std::byte keys[T::kStages][T::kSlotBytes];
+    alignas(1024) std::byte query[T::kQueryBytes];
+    alignas(1024) std::byte weights[T::kWeightBytes];
+    float maxima[2][4][T::kFp8 ? kN : 1];  // FP8: per warp of the scores; two tiles in turn
+    float factor[kN];        // what the output is rescaled by before this tile
+    float final_factor[kN];
+    float query_scale[T::kFp8 ? kN : 1];
+    Item items[2];
+    Barrier keys_full[T::kStages][T::kPieces];
+    Barrier keys_free[T::kStages];
+    Barrier query_full, query_free;
+    Barrier weights_full, weights_free;
+    Barrier final_full, final_free;
+    Barrier item_full[2], item_free[2];
+    int rescale[4];  // per warp of the scores; FP8: the first one speaks for all
+};
+
+// From the logarithm of base 2.
+__device__ __forceinline__ float natural_lse(float maximum, float sum) {
+    return sum > 0.0f ? (maximum + log2f(sum)) * 0.693147180559945309f : minus_infinity();
+}
+
+// Neighbouring columns of the output. A zero is always +0.
+__device__ __forceinline__ void store_pair(std::byte* out, DType dtype, long long index, float a,
+                                           float b) {
+    a += 0.0f;
+    b += 0.0f;
+    if (dtype == DType::f32)
+        *reinterpret_cast<float2*>(reinterpret_cast<float*>(out) + index) = float2{a, b};
+    else if (dtype == DType::bf16)
+        reinterpret_cast<__nv_bfloat162*>(out)[index / 2] = __floats2bfloat162_rn(a, b);
+    else
+        reinterpret_cast<__half2*>(out)[index / 2] = __floats2half2_rn(a, b);
+}
+
+template <Element kElement>
+__device__ __forceinline__ std::uint32_t pack(float a, float b) {
+    if constexpr (kElement == Element::bf16) {
+        const __nv_bfloat162 both = __floats2bfloat162_rn(a, b);
+        return reinterpret_cast<const std::uint32_t&>(both);
+    } else {
+        const __half2 both = __floats2half2_rn(a, b);
+        return reinterpret_cast<const std::uint32_t&>(both);
+    }
+}
+
+// Weights may reach 2^8 before their reference is raised: the output is seldom rescaled.
+inline constexpr float kHeadroom = 8.0f;
+inline constexpr int kScoreBarrier = 1;  // named, of the scoring warpgroup
+
+// Zeros rows `valid` … 63 of a tile of kBlocks blocks of 128 bytes. All threads of a warpgroup.
+template <int kBlocks>
+__device__ inline void clear_key_rows(std::byte* keys, int valid) {
+    const int chunks = (kTileKeys - valid) * 8;  // of 16 bytes, per block
+    for (int block = 0; block < kBlocks; ++block)
+        for (int i = threadIdx.x % 128; i < chunks; i += 128)
+            *reinterpret_cast<int4*>(keys + block * kTileKeys * 128 + valid * 128 + i * 16) =
+                int4{};
+}
+
+// What one packed row sees: docs/mla_contract.md, word for word, in 64-bit arithmetic.
+class RowMask {
+  public:
+    __device__ RowMask(const AbsorbedParams& p, const Item& item, int column)
+        : p_(p), row_(item.row), keys_(item.keys), mask_(static_cast<MaskKind>(item.mask)) {
+        token_ = token_of(p, item.row_first + column);
+        world_ = p.rows.dcp_world;
+        long long all = item.keys;  // over all ranks
+        if (world_ > 1 && item.gathered < 0) all = p.rows.global_kv_len[item.row];
+        if (mask_ == MaskKind::causal) bound_ = all - (item.tokens - 1) + token_;
+        if (mask_ == MaskKind::tree) {
+            const int tail =
+                p.rows.tail_len == nullptr ? item.tokens : p.rows.tail_len[item.row];
+            bound_ = all - tail;
+            word_ = p.rows.words[item.first_token + token_];
+        }
+    }
+    __device__ bool sees(int key) const {
+        if (key >= keys_) return false;
+        if (mask_ == MaskKind::full) return true;
+        if (mask_ == MaskKind::dense) return dense_visible(p_, row_, keys_, token_, key);
+        const long long bit = key * world_ + p_.rows.dcp_rank - bound_;
+        return bit < 0 || (bit < kMaxTail && ((word_ >> bit) & 1) != 0);
+    }
+
+  private:
+    // Division by the number of heads, exact below 2^25 packed rows.
+    __device__ static int token_of(const AbsorbedParams& p, int packed) {
+        return static_cast<int>(static_cast<std::uint64_t>(packed) * p.heads_inverse >> 32);
+    }
+
+    const AbsorbedParams& p_;
+    int row_, keys_, token_;
+    MaskKind mask_;
+    long long world_ = 1;
+    long long bound_ = 0;      // places before it are visible
+    std::uint64_t word_ = 0;   // from there on, by bit; 0: none
+};
+
+// A number that all lanes of a warp agree on, known as such to the compiler: matrix products under
+// branches that might diverge are serialised.
+__device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0u, value, 0); }
+
+// Counts the uses of a ring and knows which phase of its barriers comes next.
+template <int kDepth>
+struct Ring {
+    int index = 0;
+    std::uint32_t phase = 0;
+    __device__ void advance() {
+        if (++index == kDepth) {
+            index = 0;
+            phase ^= 1;
+        }
+    }
+};
+
+}  // namespace espalier::mla::cuda

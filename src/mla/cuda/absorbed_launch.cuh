@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// The absorbed kernel's entry and its launch, instantiated once per format and width in files of
+// their own (they compile side by side).
+#pragma once
+
+#include <cstdlib>
+
+#include "mla/cuda/copy_role.cuh"
+#include "mla/cuda/fp8_output_role.cuh"
+#include "mla/cuda/fp8_query_role.cuh"
+#include "mla/cuda/fp8_score_role.cuh"
+#include "mla/cuda/merge.cuh"
+#include "mla/cuda/output_role.cuh"
+#include "mla/cuda/score_role.cuh"
+
+namespace espalier::mla::cuda {
+
+template <KvFormat kFormat, int kN>
+__device__ inline void init_barriers(SharedLayout<kFormat, kN>& shared) {
+    using T = Traits<kFormat, kN>;
+    for (int stage = 0; stage < T::kStages; ++stage) {
+        for (int piece = 0; piece < T::kPieces; ++piece)
+            init_barrier(&shared.keys_full[stage][piece], 1);
+        init_barrier(&shared.keys_free[stage], 8);
+    }
+    init_barrier(&shared.query_full, T::kFp8 ? kQueryWarps : 1);
+    init_barrier(&shared.query_free, 4);
+    init_barrier(&shared.weights_full, 4);
+    init_barrier(&shared.weights_free, 8);
+    init_barrier(&shared.final_full, T::kFp8 ? 1 : 4);
+    init_barrier(&shared.final_free, 8);
+    for (int i = 0; i < 2; ++i) {
+        init_barrier(&shared.item_full[i], 1);
+        init_barrier(&shared.item_free[i], 4 + 8 + (T::kFp8 ? kQueryWarps : 0));
+    }
+    fence_barrier_init();
+}
+
+// Registers per thread: 65,536 for 512 threads, dealt by need.
+template <int kN>
+struct Registers {
+    static constexpr int kCopy = kN == 64 ? 56 : 80;
+    static constexpr int kScore = kN == 64 ? 120 : 144;
+    static constexpr int kOutput = (512 - kCopy - kScore) / 2;
+    static_assert(kOutput % 8 == 0);
+};
+
+template <KvFormat kFormat, int kN>
+__global__ void __launch_bounds__(kThreads, 1)
+    absorbed_kernel(const __grid_constant__ AbsorbedParams p) {
+    extern __shared__ __align__(1024) std::byte memory[];
+    auto& shared = *reinterpret_cast<SharedLayout<kFormat, kN>*>(memory);
+    using R = Registers<kN>;
+    constexpr bool kFp8 = Traits<kFormat, kN>::kFp8;
+    if (threadIdx.x == 0) {
+        init_barriers(shared);
+        prefetch_map(&p.key_map);
+        if constexpr (kFp8)
+            prefetch_map(&p.rope_map);
+        else
+            prefetch_map(&p.query_map);
+    }
+    __syncthreads();
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+    // The compiler must know that a warp has one role.
+    const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
+    if (role == 0) {
+        set_registers<R::kCopy>();
+        if (threadIdx.x < 32) {
+            Copier<kFormat, kN>(p, shared).run();
+        } else if constexpr (kFp8) {
+            QueryWidener<kFormat, kN>(p, shared).run();
+        }
+    } else if (role == 1) {
+        set_registers<R::kScore>();
+        if constexpr (kFp8)
+            Fp8Scorer<kFormat, kN>(p, shared).run();
+        else
+            Scorer<kFormat>(p, shared).run();
+        if (p.padding)
+            clear_padding(p, static_cast<long long>(blockIdx.x) * 128 + threadIdx.x % 128,
+                          static_cast<long long>(gridDim.x) * 128);
+    } else {
+        set_registers<R::kOutput>();
+        if constexpr (kFp8)
+            Fp8OutputHalf<kFormat, kN>(p, shared, role - 2).run();
+        else
+            OutputHalf<kFormat>(p, shared, role - 2).run();
+        merge(p, reinterpret_cast<float4*>(shared.weights));
+    }
+}
+
+template <KvFormat kFormat, int kN>
+cudaError_t launch_width(const AbsorbedParams& p, cudaStream_t stream) {
+    constexpr std::size_t kBytes = sizeof(SharedLayout<kFormat, kN>);
+    static_assert(kBytes <= 232448, "227 KB is what a block may have");
+    static const cudaError_t prepared =
+        cudaFuncSetAttribute(absorbed_kernel<kFormat, kN>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes));
+    if (prepared != cudaSuccess) return prepared;
+    // Cooperative: thread blocks wait for each other before they merge. Overlapping: the kernel may
+    // begin while its predecessor ends; it waits before it reads.
+    cudaLaunchAttribute attributes[2];
+    attributes[0].id = cudaLaunchAttributeCooperative;
+    attributes[0].val.cooperative = 1;
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(p.parts * p.lanes));
+    config.blockDim = dim3(kThreads);
+    config.dynamicSmemBytes = kBytes;
+    config.stream = stream;
+    const char* mode = getenv("COOP");
+    config.attrs = mode && mode[0] == 'p' ? attributes + 1 : attributes;
+    config.numAttrs = mode && (mode[0] == 'c' || mode[0] == 'p') ? 1 : mode && mode[0] == 'n' ? 0 : 2;
+    return cudaLaunchKernelEx(&config, absorbed_kernel<kFormat, kN>, p);
+}
+
+}  // namespace espalier::mla::cuda

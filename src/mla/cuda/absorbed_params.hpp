@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the absorbed kernels get: the call's words, the partition of the work, and the workspace.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "mla/types.hpp"
+
+namespace espalier::mla::cuda {
+
+inline constexpr int kTileKeys = 64;
+inline constexpr int kSplitKeys = 1024;  // of the invariant partition, for every head count and dtype
+inline constexpr int kSplitTiles = kSplitKeys / kTileKeys;
+inline constexpr int kThreads = 512;  // four warpgroups: copies, scores, two halves of the output
+
+// The line of work that parts are cut from (schedule.cuh).
+struct Partition {
+    std::int32_t total = 0;
+    std::int32_t length = 1;  // of a part
+    std::int32_t piece = 0;   // even: tiles of a piece at most; 0: not even
+    std::int32_t merges = 0;  // rows in the list of merges
+    std::int32_t most_splits = 0;  // of a row in it
+    std::uint32_t arrived = 0;  // thread blocks at the end of a call
+};
+
+// A part's share of the line and, with the even partition, the whole of its work.
+struct alignas(16) PartPlan {
+    std::int32_t begin = 0;  // of the share, in the line
+    std::int32_t end = 0;
+    std::int32_t row = 0;    // where it begins
+    std::int32_t start = 0;  // that row's place in the line
+    std::int32_t first_token = 0;
+    std::int32_t tokens = 0;
+    std::int32_t keys = 0;
+    std::int32_t mask = 0;
+    std::int32_t tile_begin = 0;
+    std::int32_t tile_end = 0;
+    std::int32_t tiles = 0;  // of the row
+    std::int32_t piece = 0;  // the partition's, so that one read does
+};
+
+// A row whose partial results are to be merged.
+struct alignas(16) MergeRow {
+    std::int32_t first_token = 0;
+    std::int32_t tokens = 0;
+    std::int32_t blocks = 0;  // of packed rows
+    std::int32_t splits = 0;
+    std::int32_t first = 0;   // flexible: the first part that has a piece of it; invariant: its first partial
+    std::int32_t place = 0;   // flexible: which of that part's two partials
+    std::int32_t shared_splits = 0;  // invariant: splits that all its tokens share, the first ones
+    std::int32_t unused = 0;
+};
+
+struct AbsorbedParams {
+    CUtensorMap key_map;   // 16-bit caches: all columns; FP8: the latent columns
+    CUtensorMap rope_map;  // FP8 caches: the rope columns
+    CUtensorMap query_map;  // 16-bit caches: query_rows packed rows of 64 columns at a time
+    RaggedRows rows;
+    KvPages kv;
+    std::int32_t query_rows = 64;
+    std::int32_t page_shift = 0;  // page_tokens = 2^page_shift
+    const std::byte* q = nullptr;
+    DType q_dtype = DType::bf16;
+    DType out_dtype = DType::bf16;
+    std::int32_t heads = 0;
+    std::uint64_t heads_inverse = 0;  // 2^32 / heads, rounded up
+    float score_scale = 0.0f;  // to the logarithm of base 2, with the scales of an FP8 tensor
+    float value_scale = 1.0f;
+    std::byte* out = nullptr;
+    float* lse = nullptr;
+
+    // The plan.
+    Partition* partition = nullptr;
+    PartPlan* part_plans = nullptr;  // [parts]
+    MergeRow* merge_rows = nullptr;  // [rows]
+
+    // Rows of this launch have least_packed … most_packed packed rows (tokens × heads).
+    std::int32_t least_packed = 0;
+    std::int32_t most_packed = 0;
+    std::int32_t width = 64;      // packed rows of a block
+    std::int32_t max_blocks = 1;  // blocks that such a row may have
+    std::int32_t lanes = 1;       // thread blocks that share a part, one block of packed rows each
+    std::int32_t parts = 1;
+    std::int32_t row_cost = 0;    // what starting a row costs, in tiles
+    std::int32_t least_tiles = 1; // of a part
+    std::int32_t team = 4;  // warps that share the splits of a row in the merge
+    bool invariant = false;
+    bool padding = false;  // this launch clears tokens that belong to no row
+
+    float* partial = nullptr;  // [slot][width][512]
+    float2* stats = nullptr;   // [slot][width]: maximum (base 2) and sum
+    std::int32_t* dense_start = nullptr;  // [token][splits + 1]: slot where a dense token's split begins
+    std::int32_t dense_splits = 0;
+};
+
+// One function per cache format, each in a file of its own: they take long to compile.
+cudaError_t launch_bf16(const AbsorbedParams& p, cudaStream_t stream);
+cudaError_t launch_fp16(const AbsorbedParams& p, cudaStream_t stream);
+cudaError_t launch_fp8_tensor(const AbsorbedParams& p, cudaStream_t stream);
+cudaError_t launch_fp8_token(const AbsorbedParams& p, cudaStream_t stream);
+// Writes partition, part_plans and merge_rows from the lengths.
+cudaError_t launch_plan(const AbsorbedParams& p, cudaStream_t stream);
+// Finds where the splits of dense rows' tokens begin; only the invariant partition needs it.
+cudaError_t launch_dense_index(const AbsorbedParams& p, cudaStream_t stream);
+
+}  // namespace espalier::mla::cuda

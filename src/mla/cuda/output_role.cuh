@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two output warpgroups of 16-bit caches: each owns 256 of the 512 value columns of 64 packed
+// rows, O += P·V, with V a transposed view of the key tile. A thread has rows g and g + 8 of its
+// warp's sixteen and columns 8j + 2c, 8j + 2c + 1.
+#pragma once
+
+#include "mla/cuda/absorbed_kernel.cuh"
+
+namespace espalier::mla::cuda {
+
+template <KvFormat kFormat>
+class OutputHalf {
+    using T = Traits<kFormat, 64>;
+    using Shared = SharedLayout<kFormat, 64>;
+    static constexpr int kSums = 64;  // of 128 columns; two such pieces
+
+  public:
+    __device__ OutputHalf(const AbsorbedParams& p, Shared& shared, int half)
+        : p_(p),
+          shared_(shared),
+          half_(half),
+          warp_(threadIdx.x % 128 / 32),
+          lane_(threadIdx.x % 32),
+          row_(warp_ * 16 + lane_ / 4) {}
+
+    __device__ void run() {
+        float out[2][kSums];
+        while (true) {
+            wait(&shared_.item_full[items_.index], items_.phase);
+            const Item& item = shared_.items[items_.index];
+            if (uniform(item.last) != 0) return;
+#pragma unroll
+            for (int i = 0; i < kSums; ++i) out[0][i] = out[1][i] = 0.0f;
+            for (int tiles = uniform(item.tile_end - item.tile_begin); tiles > 0; --tiles)
+                add_tile(out);
+            finish(item, out);
+            __syncwarp();
+            if (lane_ == 0) arrive(&shared_.item_free[items_.index]);
+            items_.advance();
+        }
+    }
+
+  private:
+    __device__ void add_tile(float (&out)[2][kSums]) {
+        for (int piece = 0; piece < T::kPieces; ++piece)  // makes the keys visible to this thread
+            wait(&shared_.keys_full[keys_.index][piece], keys_.phase);
+        wait(&shared_.weights_full, weights_phase_);
+        weights_phase_ ^= 1;
+        if (uniform(shared_.rescale[warp_]) != 0) rescale(out);
+        const std::uint32_t keys = shared_address(shared_.keys[keys_.index]);
+        const std::uint64_t weights = descriptor(shared_address(shared_.weights));
+        const std::uint64_t values =
+            descriptor(keys + half_ * 4 * T::kBlockBytes, T::kBlockBytes);
+        hold(out[0]);
+        hold(out[1]);
+        wgmma_begin();
+#pragma unroll
+        for (int step = 0; step < 4; ++step)
+#pragma unroll
+            for (int piece = 0; piece < 2; ++piece)
+                wgmma_values<T::kElement>(
+                    out[piece], weights + (step * 32 >> 4),
+                    values + ((step * 2048 + piece * 2 * T::kBlockBytes) >> 4));
+        wgmma_commit();
+        wgmma_wait<0>();
+        hold(out[0]);
+        hold(out[1]);
+        __syncwarp();
+        if (lane_ == 0) {
+            arrive(&shared_.keys_free[keys_.index]);
+            arrive(&shared_.weights_free);
+        }
+        keys_.advance();
+    }
+
+    __device__ void rescale(float (&out)[2][kSums]) {
+        const float upper = shared_.factor[row_];
+        const float lower = shared_.factor[row_ + 8];
+#pragma unroll
+        for (int i = 0; i < 2 * kSums; i += 4) {
+            float* quad = &out[i / kSums][i % kSums];
+            quad[0] *= upper;
+            quad[1] *= upper;
+            quad[2] *= lower;
+            quad[3] *= lower;
+        }
+    }
+
+    __device__ void finish(const Item& item, const float (&out)[2][kSums]) {
+        wait(&shared_.final_full, final_phase_);
+        final_phase_ ^= 1;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = row_ + 8 * half;
+            if (row >= item.columns) continue;
+            const int column = half_ * 256 + lane_ % 4 * 2;
+            if (item.slot >= 0) {
+                float* to = p_.partial +
+                            (static_cast<long long>(item.slot) * 64 + row) * kLatent + column;
+#pragma unroll
+                for (int j = 0; j < 32; ++j)
+                    *reinterpret_cast<float2*>(to + 8 * j) =
+                        float2{out[j / 16][j % 16 * 4 + 2 * half],
+                               out[j / 16][j % 16 * 4 + 2 * half + 1]};
+            } else {
+                const float factor = shared_.final_factor[row];
+                const long long to =
+                    static_cast<long long>(item.packed_first + row) * kLatent + column;
+#pragma unroll
+                for (int j = 0; j < 32; ++j)
+                    store_pair(p_.out, p_.out_dtype, to + 8 * j,
+                               out[j / 16][j % 16 * 4 + 2 * half] * factor,
+                               out[j / 16][j % 16 * 4 + 2 * half + 1] * factor);
+            }
+        }
+        __syncwarp();
+        if (lane_ == 0) arrive(&shared_.final_free);
+    }
+
+    const AbsorbedParams& p_;
+    Shared& shared_;
+    const int half_, warp_, lane_, row_;
+    Ring<2> items_;
+    Ring<T::kStages> keys_;
+    std::uint32_t weights_phase_ = 0, final_phase_ = 0;
+};
+
+}  // namespace espalier::mla::cuda

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// Hopper instructions that CUDA C++ has no words for: barriers in shared memory, bulk tensor copies,
+// register budgets, matrix loads and stores. One function per instruction, nothing else.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace espalier::mla::cuda {
+
+__device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
+    return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// --- barriers ---------------------------------------------------------------------------------
+using Barrier = std::uint64_t;
+
+__device__ __forceinline__ void init_barrier(Barrier* barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
+                 "r"(arrivals));
+}
+__device__ __forceinline__ void fence_barrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void arrive(Barrier* barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
+                 : "memory");
+}
+__device__ __forceinline__ void arrive_expecting(Barrier* barrier, std::uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
+                     shared_address(barrier)),
+                 "r"(bytes)
+                 : "memory");
+}
+__device__ __forceinline__ bool phase_done(Barrier* barrier, std::uint32_t parity) {
+    std::uint32_t done;
+    asm volatile(
+        "{ .reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p; }\n"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+    return done != 0;
+}
+__device__ __forceinline__ void wait(Barrier* barrier, std::uint32_t parity) {
+    while (!phase_done(barrier, parity)) {
+    }
+}
+// A barrier of `threads` threads of this block, by number (0 is __syncthreads).
+__device__ __forceinline__ void named_barrier(int number, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+// Orders this thread's ordinary shared-memory writes before what the copy engine and the tensor
+// cores do next.
+__device__ __forceinline__ void fence_async_proxy() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// --- launches that overlap ----------------------------------------------------------------------
+__device__ __forceinline__ void wait_for_previous_kernel() {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+__device__ __forceinline__ void let_next_kernel_start() {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// --- registers ----------------------------------------------------------------------------------
+// A kernel of 512 threads starts with 128 each; a warpgroup gives some away or waits for more.
+template <int kCount>
+__device__ __forceinline__ void set_registers() {
+    if constexpr (kCount < 128)
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+    else if constexpr (kCount > 128)
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
+// --- copies -------------------------------------------------------------------------------------
+__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+// Keys are read once per call: they leave the L2 first. Queries and partial results stay.
+inline constexpr std::uint64_t kEvictFirst = 0x12F0000000000000ull;
+inline constexpr std::uint64_t kEvictLast = 0x14F0000000000000ull;
+
+__device__ __forceinline__ void copy_tensor_3d(void* to, const CUtensorMap* map, Barrier* barrier,
+                                               int x, int y, int z, std::uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(to)),
+        "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "l"(policy)
+        : "memory");
+}
+__device__ __forceinline__ void copy_tensor_4d(void* to, const CUtensorMap* map, Barrier* barrier,
+                                               int x, int y, int z, int w, std::uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared_address(to)),
+        "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w), "l"(policy)
+        : "memory");
+}
+__device__ __forceinline__ void copy_bytes(void* to, const void* from, std::uint32_t bytes,
+                                           Barrier* barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(shared_address(to)),
+        "l"(from), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
+}
+__device__ __forceinline__ void copy_16_async(void* to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from)
+                 : "memory");
+}
+__device__ __forceinline__ void copy_4_async(void* to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from)
+                 : "memory");
+}
+__device__ __forceinline__ void wait_for_async_copies() {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+// --- 8×8 matrices of 16-bit elements ------------------------------------------------------------
+__device__ __forceinline__ void load_matrices(std::uint32_t (&r)[4], std::uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+__device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&r)[4],
+                                                         std::uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+__device__ __forceinline__ void store_matrices(std::uint32_t address, std::uint32_t a,
+                                               std::uint32_t b, std::uint32_t c, std::uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+                 "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
+}
+__device__ __forceinline__ void store_matrices_transposed(std::uint32_t address, std::uint32_t a,
+                                                          std::uint32_t b, std::uint32_t c,
+                                                          std::uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                     address),
+                 "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
+}
+
+// --- arithmetic ---------------------------------------------------------------------------------
+__device__ __forceinline__ float exp2_fast(float x) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+__device__ __forceinline__ float log2_fast(float x) {
+    float result;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+// Two e4m3 in the low half of `pair` to two fp16: exact.
+__device__ __forceinline__ std::uint32_t widen_e4m3(std::uint16_t pair) {
+    std::uint32_t result;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(result) : "h"(pair));
+    return result;
+}
+
+}  // namespace espalier::mla::cuda

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+// The scoring warpgroup of 16-bit caches: S = Q·Kᵀ for 64 packed rows and a tile of 64 keys, the
+// mask, and the running softmax. A warp owns 16 rows, a thread rows g and g + 8 of them and keys
+// 8j + 2c, 8j + 2c + 1 (lane = 4g + c), so that a row's maximum never leaves its warp.
+#pragma once
+
+#include "mla/cuda/absorbed_kernel.cuh"
+
+namespace espalier::mla::cuda {
+
+template <KvFormat kFormat>
+class Scorer {
+    using T = Traits<kFormat, 64>;
+    using Shared = SharedLayout<kFormat, 64>;
+    static constexpr int kSums = 32;
+
+  public:
+    __device__ Scorer(const AbsorbedParams& p, Shared& shared)
+        : p_(p),
+          shared_(shared),
+          warp_(threadIdx.x % 128 / 32),
+          lane_(threadIdx.x % 32),
+          row_(warp_ * 16 + lane_ / 4),
+          pair_(lane_ % 4) {}
+
+    __device__ void run() {
+        while (true) {
+            wait(&shared_.item_full[items_.index], items_.phase);
+            const Item& item = shared_.items[items_.index];
+            if (uniform(item.last) != 0) return;
+            score_item(item);
+            __syncwarp();
+            if (lane_ == 0) arrive(&shared_.item_free[items_.index]);
+            items_.advance();
+        }
+    }
+
+  private:
+    __device__ void score_item(const Item& item) {
+        maximum_[0] = maximum_[1] = minus_infinity();
+        sum_[0] = sum_[1] = 0.0f;
+        const int tile_end = uniform(item.tile_end);
+        int tile = uniform(item.tile_begin);
+        if (tile < tile_end) {
+            wait(&shared_.query_full, query_phase_);
+            query_phase_ ^= 1;
+        }
+        for (; tile < tile_end; ++tile) {
+            float score[kSums];
+            const int valid = item.keys - tile * kTileKeys;
+            if (valid < kTileKeys) clear_rows(valid);
+            multiply(score);
+            if (tile + 1 == tile_end) {
+                __syncwarp();
+                if (lane_ == 0) arrive(&shared_.query_free);
+            }
+#pragma unroll
+            for (int i = 0; i < kSums; ++i) score[i] *= p_.score_scale;
+            if ((tile + 1) * kTileKeys > item.free_keys) apply_mask(item, tile, score);
+            soften(score);
+            keys_.advance();
+        }
+        finish(item);
+    }
+
+    // Slots past the last key may hold NaN, which even a weight of zero would spread.
+    __device__ void clear_rows(int valid) {
+        for (int piece = 0; piece < T::kPieces; ++piece)
+            wait(&shared_.keys_full[keys_.index][piece], keys_.phase);
+        clear_key_rows<9>(shared_.keys[keys_.index], valid);
+        fence_async_proxy();
+        named_barrier(kScoreBarrier, 128);
+    }
+
+    __device__ void multiply(float (&score)[kSums]) {
+        const std::uint32_t query = shared_address(shared_.query);
+        const std::uint32_t keys = shared_address(shared_.keys[keys_.index]);
+        hold(score);
+        // Rolled: cold code costs a short call more than the loop does.
+#pragma unroll 1
+        for (int block = 0; block < 9; ++block) {
+            wait(&shared_.keys_full[keys_.index][block / 3], keys_.phase);
+            wgmma_begin();
+            const std::uint64_t a = descriptor(query + block * T::kQueryBlock);
+            const std::uint64_t b = descriptor(keys + block * T::kBlockBytes);
+#pragma unroll
+            for (int step = 0; step < 4; ++step)
+                wgmma<T::kElement, false>(score, a + 2 * step, b + 2 * step, block + step > 0);
+        }
+        wgmma_commit();
+        wgmma_wait<0>();
+        hold(score);
+    }
+
+    __device__ void apply_mask(const Item& item, int tile, float (&score)[kSums]) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const RowMask mask(p_, item, min(row_ + 8 * half, item.columns - 1));
+#pragma unroll
+            for (int i = 0; i < 16; ++i) {
+                const int key = tile * kTileKeys + i / 2 * 8 + pair_ * 2 + i % 2;
+                if (!mask.sees(key)) score[i / 2 * 4 + half * 2 + i % 2] = minus_infinity();
+            }
+        }
+    }
+
+    __device__ void soften(float (&score)[kSums]) {
+        float factor[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float tile = row_maximum(score, half);
+            const float before = maximum_[half];
+            // Weights may reach 2^8 before their reference is raised: output is seldom rescaled.
+            const bool raise = tile > before + kHeadroom;
+            if (raise) maximum_[half] = tile;
+            factor[half] = raise ? exp2_fast(before - tile) : 1.0f;
+            const float shift = maximum_[half] == minus_infinity() ? 0.0f : maximum_[half];
+            float added[4] = {};
+#pragma unroll
+            for (int i = 0; i < 16; ++i) {
+                float& weight = score[i / 2 * 4 + half * 2 + i % 2];
+                weight = exp2_fast(weight - shift);
+                added[i % 4] += weight;
+            }
+            sum_[half] =
+                sum_[half] * factor[half] + ((added[0] + added[1]) + (added[2] + added[3]));
+        }
+        const bool changed = __any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f);
+        wait(&shared_.weights_free, weights_phase_ ^ 1);
+        weights_phase_ ^= 1;
+        publish(score, factor, changed);
+    }
+
+    // Over this tile's keys; the same in the four lanes of a row.
+    __device__ static float row_maximum(const float (&score)[kSums], int half) {
+        float largest[8];
+#pragma unroll
+        for (int j = 0; j < 8; ++j)
+            largest[j] = fmaxf(score[4 * j + half * 2], score[4 * j + half * 2 + 1]);
+#pragma unroll
+        for (int left = 4; left > 0; left /= 2)
+#pragma unroll
+            for (int j = 0; j < left; ++j) largest[j] = fmaxf(largest[j], largest[j + left]);
+        const float other = fmaxf(largest[0], __shfl_xor_sync(~0u, largest[0], 1));
+        return fmaxf(other, __shfl_xor_sync(~0u, other, 2));
+    }
+
+    // P as 64 rows of 64 keys, swizzled as the products want it.
+    __device__ void publish(const float (&weight)[kSums], const float (&factor)[2], bool changed) {
+        const int row = warp_ * 16 + lane_ % 16;
+        const std::uint32_t base = shared_address(shared_.weights) + row * 128;
+#pragma unroll
+        for (int j = 0; j < 8; j += 2) {
+            const int chunk = j + lane_ / 16;
+            store_matrices(base + ((chunk ^ (row & 7)) << 4),
+                           pack<T::kElement>(weight[4 * j], weight[4 * j + 1]),
+                           pack<T::kElement>(weight[4 * j + 2], weight[4 * j + 3]),
+                           pack<T::kElement>(weight[4 * j + 4], weight[4 * j + 5]),
+                           pack<T::kElement>(weight[4 * j + 6], weight[4 * j + 7]));
+        }
+        if (changed && pair_ == 0) {
+            shared_.factor[row_] = factor[0];
+            shared_.factor[row_ + 8] = factor[1];
+        }
+        if (lane_ == 0) shared_.rescale[warp_] = changed ? 1 : 0;
+        fence_async_proxy();
+        __syncwarp();
+        if (lane_ == 0) arrive(&shared_.weights_full);
+    }
+
+    __device__ void finish(const Item& item) {
+        wait(&shared_.final_free, final_phase_ ^ 1);
+        final_phase_ ^= 1;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float sum = sum_[half] + __shfl_xor_sync(~0u, sum_[half], 1);
+            sum += __shfl_xor_sync(~0u, sum, 2);
+            const int row = row_ + 8 * half;
+            if (pair_ == 0 && row < item.columns) write_stats(item, row, maximum_[half], sum);
+        }
+        __syncwarp();
+        if (lane_ == 0) arrive(&shared_.final_full);
+    }
+
+    __device__ void write_stats(const Item& item, int row, float maximum, float sum) {
+        if (item.slot >= 0) {
+            p_.stats[static_cast<long long>(item.slot) * 64 + row] = float2{maximum, sum};
+            return;
+        }
+        shared_.final_factor[row] = sum > 0.0f ? p_.value_scale / sum : 0.0f;
+        if (p_.lse != nullptr) p_.lse[item.packed_first + row] = natural_lse(maximum, sum);
+    }
+
+    const AbsorbedParams& p_;
+    Shared& shared_;
+    const int warp_, lane_, row_, pair_;
+    Ring<2> items_;
+    Ring<T::kStages> keys_;
+    std::uint32_t query_phase_ = 0, weights_phase_ = 0, final_phase_ = 0;
+    float maximum_[2], sum_[2];
+};
+
+}  // namespace espalier::mla::cuda
