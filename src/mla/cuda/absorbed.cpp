@@ -13,8 +13,6 @@
 namespace espalier::mla::cuda {
 namespace {
 
-constexpr int kWidest = 64;  // packed rows of one block; wider rows take several
-
 Expected<void> checked(cudaError_t status, std::string_view what) {
     if (status == cudaSuccess) return {};
     return fail(ErrorKind::io, "{}: {}", what, cudaGetErrorString(status));
@@ -123,40 +121,32 @@ Expected<void> encode_maps(AbsorbedParams& p) {
 // --- the partition ------------------------------------------------------------------------------
 int ceil_divide(std::int64_t a, std::int64_t b) { return static_cast<int>((a + b - 1) / b); }
 
-// Rows of one launch: narrow ones fit one block, wide ones take several.
+// Rows of one launch: narrow ones fit one block of packed rows, wide ones take several.
 struct Class {
     int least_packed;
     int most_packed;
-    int width;
 };
 
-int narrow_width(std::int64_t packed) { return packed <= 16 ? 16 : packed <= 32 ? 32 : kWidest; }
-
-// 16-bit caches have one width; over FP8 caches, columns that nobody asked for cost time.
-std::vector<Class> classes(std::int64_t max_q_len, std::int64_t heads, bool fp8) {
+std::vector<Class> classes(std::int64_t max_q_len, std::int64_t heads) {
     const int most = static_cast<int>(std::max<std::int64_t>(max_q_len * heads, 1));
-    std::vector<Class> all{{1, std::min(most, kWidest), fp8 ? narrow_width(most) : kWidest}};
-    if (most > kWidest) all.push_back({kWidest + 1, most, kWidest});
+    std::vector<Class> all{{1, std::min(most, kBlockRows)}};
+    if (most > kBlockRows) all.push_back({kBlockRows + 1, most});
     return all;
-}
-
-bool is_fp8(KvFormat format) {
-    return format == KvFormat::fp8_tensor || format == KvFormat::fp8_token;
 }
 
 // How many partial results a launch may write.
 std::int64_t partial_slots(const Class& rows, const Capacities& most, int processors) {
-    const std::int64_t blocks = ceil_divide(rows.most_packed, rows.width);
+    const std::int64_t blocks = ceil_divide(rows.most_packed, kBlockRows);
     const std::int64_t lanes = std::min<std::int64_t>(blocks, processors);
     const std::int64_t flexible = std::max<std::int64_t>(processors / lanes, 1) * blocks * 2;
     if (!most.invariant) return flexible;
     const std::int64_t splits = ceil_divide(most.max_kv_len, kSplitKeys);
     const std::int64_t shared =
         splits * std::min<std::int64_t>(most.rows * blocks,
-                                        most.tokens * most.heads / rows.width + most.rows);
+                                        most.tokens * most.heads / kBlockRows + most.rows);
     // A tail of 64 slots touches two splits at most; a dense mask all of them.
     const std::int64_t own = (most.dense ? splits : std::min<std::int64_t>(splits, 2)) *
-                             most.tokens * ceil_divide(most.heads, rows.width);
+                             most.tokens * ceil_divide(most.heads, kBlockRows);
     return std::max(flexible, shared + own);
 }
 
@@ -173,10 +163,8 @@ std::size_t class_plan_bytes(int parts, int rows) {
 std::byte* fit_class(AbsorbedParams& p, const Class& rows, int processors, std::byte* plan) {
     p.least_packed = rows.least_packed;
     p.most_packed = rows.most_packed;
-    p.width = rows.width;
-    p.width_shift = std::countr_zero(static_cast<unsigned>(rows.width));
-    p.query_rows = narrow_width(rows.most_packed);
-    p.max_blocks = ceil_divide(rows.most_packed, rows.width);
+    p.query_rows = rows.most_packed <= 16 ? 16 : rows.most_packed <= 32 ? 32 : kBlockRows;
+    p.max_blocks = ceil_divide(rows.most_packed, kBlockRows);
     p.lanes = p.invariant ? 1 : std::min(p.max_blocks, processors);
     p.parts = std::max(processors / p.lanes, 1);
     p.row_cost = 2;
@@ -220,13 +208,13 @@ int merge_team(const AbsorbedParams& p, int processors) {
 Expected<void> launch_class(OpContext& context, AbsorbedParams& p, const Class& rows,
                             const Capacities& most, int processors, bool last) {
     const std::int64_t slots = partial_slots(rows, most, processors);
-    if (slots * rows.width >= std::int64_t{1} << 31)
+    if (slots * kBlockRows >= std::int64_t{1} << 31)
         return fail(ErrorKind::exhausted,
                     "{} partial results of {} rows: below 2^31 rows is possible", slots,
-                    rows.width);
+                    kBlockRows);
     Arena::Mark mark(context.arena);
-    p.partial = context.arena.take<float>(slots * rows.width * kLatent);
-    p.stats = reinterpret_cast<float2*>(context.arena.take<float>(slots * rows.width * 2));
+    p.partial = context.arena.take<float>(slots * kBlockRows * kLatent);
+    p.stats = reinterpret_cast<float2*>(context.arena.take<float>(slots * kBlockRows * 2));
     ESPALIER_RETURN_IF_ERROR(encode_maps(p));
     const auto stream = static_cast<cudaStream_t>(context.stream);
     if (p.dense_splits > 0)
@@ -307,7 +295,7 @@ Expected<void> absorbed_plan(OpContext& context, const AbsorbedCall& call) {
     ESPALIER_ASSIGN_OR_RETURN(const int processors, multiprocessors());
     AbsorbedParams p = parameters(call);
     std::byte* plan = call.plan;
-    for (const Class& rows : classes(call.rows.max_q_len, call.heads, is_fp8(call.kv.format))) {
+    for (const Class& rows : classes(call.rows.max_q_len, call.heads)) {
         plan = fit_class(p, rows, processors, plan);
         ESPALIER_RETURN_IF_ERROR(
             checked(launch_plan(p, static_cast<cudaStream_t>(context.stream)), "the plan"));
@@ -335,7 +323,7 @@ Expected<void> absorbed(OpContext& context, const AbsorbedCall& call) {
             context.arena.take<std::int32_t>(most.tokens * (std::int64_t{p.dense_splits} + 1));
     }
     std::byte* plan = call.plan;
-    const std::vector<Class> all = classes(call.rows.max_q_len, call.heads, is_fp8(call.kv.format));
+    const std::vector<Class> all = classes(call.rows.max_q_len, call.heads);
     for (const Class& rows : all) {
         plan = fit_class(p, rows, processors, plan);
         ESPALIER_RETURN_IF_ERROR(
@@ -348,10 +336,10 @@ std::size_t absorbed_scratch(const Capacities& most) {
     const Expected<int> processors = multiprocessors();
     if (!processors) return 0;
     std::size_t bytes = 0;
-    for (const Class& rows : classes(most.max_q_len, most.heads, false)) {
+    for (const Class& rows : classes(most.max_q_len, most.heads)) {
         const std::int64_t slots = partial_slots(rows, most, *processors);
         bytes = std::max(
-            bytes, aligned(slots * rows.width * kLatent * 4) + aligned(slots * rows.width * 8));
+            bytes, aligned(slots * kBlockRows * kLatent * 4) + aligned(slots * kBlockRows * 8));
     }
     bytes += aligned(static_cast<std::int64_t>(absorbed_plan_bytes(most)));
     if (most.invariant && most.dense)

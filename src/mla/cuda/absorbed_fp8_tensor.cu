@@ -4,9 +4,7 @@
 namespace espalier::mla::cuda {
 
 cudaError_t launch_fp8_tensor(const AbsorbedParams& p, cudaStream_t stream) {
-    if (p.width == 16) return launch_width<KvFormat::fp8_tensor, 16>(p, stream);
-    if (p.width == 32) return launch_width<KvFormat::fp8_tensor, 32>(p, stream);
-    return launch_width<KvFormat::fp8_tensor, 64>(p, stream);
+    return launch_format<KvFormat::fp8_tensor>(p, stream);
 }
 
 }  // namespace espalier::mla::cuda

@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Absorbed attention on Hopper: what all cache formats share. Four warpgroups hand tiles of 64 keys
-// on through shared memory:
+// Absorbed attention on Hopper: what its roles share. Four warpgroups hand tiles of 64 keys on
+// through shared memory, for 64 packed query rows (tokens × heads) at a time:
 //
-//   copies ──keys──▶ scores: S = Q·Kᵀ, mask, softmax ──P──▶ output: O += P·V (two halves of 256
-//   columns)
-//
-// 16-bit caches have packed query rows (tokens × heads), 64 at a time, as the rows of the tensor
-// cores' products. FP8 caches have keys there, widened to fp16 in registers, which the tensor cores
-// take as the first operand only.
+//   copies ──keys──▶ scores: S = Q·Kᵀ, mask, softmax ──P──▶ output: O += P·V, two halves of 256
 //
 // One thread block per multiprocessor takes its share of the work (schedule.cuh) item by item; an
-// item is a run of tiles of one row for one block of kN packed rows.
+// item is a run of tiles of one row for one block of packed rows. FP8 caches differ in the first
+// role only: their codes are widened to fp16 in place.
 #pragma once
 
 #include "mla/cuda/schedule.cuh"
@@ -18,26 +14,25 @@
 
 namespace espalier::mla::cuda {
 
+// Tiles and queries lie in blocks of 64 rows of 128 bytes (64 columns), swizzled: nine blocks.
+inline constexpr int kBlockBytes = kTileKeys * 128;
+inline constexpr int kTileBytes = 9 * kBlockBytes;
+inline constexpr int kStages = 2;  // all that 227 KB have room for
+
 // The softmax works with finite numbers and -inf; nothing is ever subtracted from -inf.
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 
-template <KvFormat kFormat, int kN>
+template <KvFormat kFormat>
 struct Traits {
     static constexpr bool kFp8 = kFormat == KvFormat::fp8_tensor || kFormat == KvFormat::fp8_token;
     static constexpr bool kTokenScale = kFormat == KvFormat::fp8_token;
     static constexpr Element kElement = kFormat == KvFormat::bf16 ? Element::bf16 : Element::f16;
-    // A tile in shared memory: blocks of 64 rows of 128 bytes; FP8: four of latent, one of rope.
-    static constexpr int kBlockBytes = kTileKeys * 128;
-    static constexpr int kRopeOffset = (kFp8 ? 4 : 8) * kBlockBytes;
-    static constexpr int kScaleOffset = kRopeOffset + kBlockBytes;
-    static constexpr int kSlotBytes = kTokenScale ? kScaleOffset + 1024 : kScaleOffset;
-    static constexpr int kQueryBlock = kN * 128;
-    // FP8 with token scales: rope queries as the sum of two bf16.
-    static constexpr int kQueryBytes = (kTokenScale ? 10 : 9) * kQueryBlock;
-    static constexpr int kWeightBytes = kN * 128;
-    static constexpr int kStages = kFp8 ? (kN == 64 ? 3 : 4) : 2;
     // Keys arrive in three pieces of 192 columns, so that scores begin before a tile is complete.
     static constexpr int kPieces = kFp8 ? 1 : 3;
+    // Where FP8 codes land inside a tile that will hold 16-bit columns. Widened block by block,
+    // they are overwritten only after they were read (widen_role.cuh).
+    static constexpr int kCodes = 4 * kBlockBytes;
+    static constexpr int kRopeCodes = 8 * kBlockBytes + (kTokenScale ? 0 : kBlockBytes / 2);
 };
 
 // One item of work. All warps read it from shared memory.
@@ -58,24 +53,29 @@ struct Item {
     int last;       // no further item
 };
 
-template <KvFormat kFormat, int kN>
+template <KvFormat kFormat>
 struct SharedLayout {
-    using T = Traits<kFormat, kN>;
-    alignas(1024) std::byte keys[T::kStages][T::kSlotBytes];
-    alignas(1024) std::byte query[T::kQueryBytes];
-    alignas(1024) std::byte weights[T::kWeightBytes];
-    float maxima[2][4][T::kFp8 ? kN : 1];  // FP8: per warp of the scores; two tiles in turn
-    float factor[kN];                      // what the output is rescaled by before this tile
-    float final_factor[kN];
-    float query_scale[T::kFp8 ? kN : 1];
+    using T = Traits<kFormat>;
+    static constexpr int kFp8Rows = T::kFp8 ? kBlockRows : 1;
+    static constexpr int kScaledKeys = T::kTokenScale ? kTileKeys : 1;
+    alignas(1024) std::byte keys[kStages][kTileBytes];
+    alignas(1024) std::byte query[kTileBytes];
+    alignas(1024) std::byte weights[kBlockBytes];
+    float factor[kBlockRows];  // what the output is rescaled by before this tile
+    float final_factor[kBlockRows];
+    float query_scale[kFp8Rows];              // FP8: a power of two per packed row
+    float key_scale[kStages][kScaledKeys];    // fp8_token, and what goes with it
+    float key_inverse[kStages][kScaledKeys];  // 1 / key_scale
+    float rope_factor[kStages][kScaledKeys];  // what the rope's part of a score is scaled by first
     Item items[2];
-    Barrier keys_full[T::kStages][T::kPieces];
-    Barrier keys_free[T::kStages];
+    Barrier codes_full[kStages];  // FP8
+    Barrier keys_full[kStages][T::kPieces];
+    Barrier keys_free[kStages];
     Barrier query_full, query_free;
     Barrier weights_full, weights_free;
     Barrier final_full, final_free;
     Barrier item_full[2], item_free[2];
-    int rescale[4];  // per warp of the scores; FP8: the first one speaks for all
+    int rescale[4];  // per warp of the scores
 };
 
 // From the logarithm of base 2.

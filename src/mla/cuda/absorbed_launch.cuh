@@ -4,52 +4,50 @@
 #pragma once
 
 #include "mla/cuda/copy_role.cuh"
-#include "mla/cuda/fp8_output_role.cuh"
-#include "mla/cuda/fp8_query_role.cuh"
-#include "mla/cuda/fp8_score_role.cuh"
 #include "mla/cuda/merge.cuh"
 #include "mla/cuda/output_role.cuh"
 #include "mla/cuda/score_role.cuh"
+#include "mla/cuda/widen_role.cuh"
 
 namespace espalier::mla::cuda {
 
-template <KvFormat kFormat, int kN>
-__device__ inline void init_barriers(SharedLayout<kFormat, kN>& shared) {
-    using T = Traits<kFormat, kN>;
-    for (int stage = 0; stage < T::kStages; ++stage) {
+template <KvFormat kFormat>
+__device__ inline void init_barriers(SharedLayout<kFormat>& shared) {
+    using T = Traits<kFormat>;
+    for (int stage = 0; stage < kStages; ++stage) {
+        init_barrier(&shared.codes_full[stage], 1);
         for (int piece = 0; piece < T::kPieces; ++piece)
-            init_barrier(&shared.keys_full[stage][piece], 1);
+            init_barrier(&shared.keys_full[stage][piece], T::kFp8 ? kWidenWarps : 1);
         init_barrier(&shared.keys_free[stage], 8);
     }
-    init_barrier(&shared.query_full, T::kFp8 ? kQueryWarps : 1);
+    init_barrier(&shared.query_full, T::kFp8 ? kWidenWarps : 1);
     init_barrier(&shared.query_free, 4);
     init_barrier(&shared.weights_full, 4);
     init_barrier(&shared.weights_free, 8);
-    init_barrier(&shared.final_full, T::kFp8 ? 1 : 4);
+    init_barrier(&shared.final_full, 4);
     init_barrier(&shared.final_free, 8);
     for (int i = 0; i < 2; ++i) {
         init_barrier(&shared.item_full[i], 1);
-        init_barrier(&shared.item_free[i], 4 + 8 + (T::kFp8 ? kQueryWarps : 0));
+        init_barrier(&shared.item_free[i], 4 + 8 + (T::kFp8 ? kWidenWarps : 0));
     }
     fence_barrier_init();
 }
 
 // Registers per thread: 65,536 for 512 threads, dealt by need.
-template <int kN>
 struct Registers {
-    static constexpr int kCopy = kN == 64 ? 56 : 80;
-    static constexpr int kScore = kN == 64 ? 120 : 144;
-    static constexpr int kOutput = (512 - kCopy - kScore) / 2;
-    static_assert(kOutput % 8 == 0);
+    static constexpr int kCopy = 88;
+    static constexpr int kScore = 104;
+    static constexpr int kOutput = 160;
+    static_assert(kCopy + kScore + 2 * kOutput == 512);
 };
 
-template <KvFormat kFormat, int kN>
+template <KvFormat kFormat>
 __global__ void __launch_bounds__(kThreads, 1)
     absorbed_kernel(const __grid_constant__ AbsorbedParams p) {
     extern __shared__ __align__(1024) std::byte memory[];
-    auto& shared = *reinterpret_cast<SharedLayout<kFormat, kN>*>(memory);
-    using R = Registers<kN>;
-    constexpr bool kFp8 = Traits<kFormat, kN>::kFp8;
+    auto& shared = *reinterpret_cast<SharedLayout<kFormat>*>(memory);
+    using R = Registers;
+    constexpr bool kFp8 = Traits<kFormat>::kFp8;
     if (threadIdx.x == 0) {
         init_barriers(shared);
         prefetch_map(&p.key_map);
@@ -66,36 +64,30 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (role == 0) {
         set_registers<R::kCopy>();
         if (threadIdx.x < 32) {
-            Copier<kFormat, kN>(p, shared).run();
+            Copier<kFormat>(p, shared).run();
         } else if constexpr (kFp8) {
-            QueryWidener<kFormat, kN>(p, shared).run();
+            Widener<kFormat>(p, shared).run();
         }
     } else if (role == 1) {
         set_registers<R::kScore>();
-        if constexpr (kFp8)
-            Fp8Scorer<kFormat, kN>(p, shared).run();
-        else
-            Scorer<kFormat>(p, shared).run();
+        Scorer<kFormat>(p, shared).run();
         if (p.padding)
             clear_padding(p, static_cast<long long>(blockIdx.x) * 128 + threadIdx.x % 128,
                           static_cast<long long>(gridDim.x) * 128);
     } else {
         set_registers<R::kOutput>();
-        if constexpr (kFp8)
-            Fp8OutputHalf<kFormat, kN>(p, shared, role - 2).run();
-        else
-            OutputHalf<kFormat>(p, shared, role - 2).run();
+        OutputHalf<kFormat>(p, shared, role - 2).run();
         merge(p, reinterpret_cast<float4*>(shared.keys));  // nothing is on its way there any more
     }
 }
 
-template <KvFormat kFormat, int kN>
-cudaError_t launch_width(const AbsorbedParams& p, cudaStream_t stream) {
-    constexpr std::size_t kBytes = sizeof(SharedLayout<kFormat, kN>);
+template <KvFormat kFormat>
+cudaError_t launch_format(const AbsorbedParams& p, cudaStream_t stream) {
+    constexpr std::size_t kBytes = sizeof(SharedLayout<kFormat>);
     static_assert(kBytes <= 232448, "227 KB is what a block may have");
     static const cudaError_t prepared =
-        cudaFuncSetAttribute(absorbed_kernel<kFormat, kN>,
-                             cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes));
+        cudaFuncSetAttribute(absorbed_kernel<kFormat>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(kBytes));
     if (prepared != cudaSuccess) return prepared;
     // Cooperative: thread blocks wait for each other before they merge. Overlapping: the kernel may
     // begin while its predecessor ends; it waits before it reads.
@@ -111,7 +103,7 @@ cudaError_t launch_width(const AbsorbedParams& p, cudaStream_t stream) {
     config.stream = stream;
     config.attrs = attributes;
     config.numAttrs = 2;
-    return cudaLaunchKernelEx(&config, absorbed_kernel<kFormat, kN>, p);
+    return cudaLaunchKernelEx(&config, absorbed_kernel<kFormat>, p);
 }
 
 }  // namespace espalier::mla::cuda

@@ -12,6 +12,7 @@
 namespace espalier::mla::cuda {
 
 inline constexpr int kTileKeys = 64;
+inline constexpr int kBlockRows = 64;  // packed rows that are computed together
 inline constexpr int kSplitKeys =
     1024;  // of the invariant partition, for every head count and dtype
 inline constexpr int kSplitTiles = kSplitKeys / kTileKeys;
@@ -92,8 +93,8 @@ struct AbsorbedParams {
     bool invariant = false;
     bool padding = false;  // this launch clears tokens that belong to no row
 
-    float* partial = nullptr;  // [slot][width][512]
-    float2* stats = nullptr;   // [slot][width]: maximum (base 2) and sum
+    float* partial = nullptr;  // [slot][64][512]
+    float2* stats = nullptr;   // [slot][64]: maximum (base 2) and sum
     std::int32_t* dense_start =
         nullptr;  // [token][splits + 1]: slot where a dense token's split begins
     std::int32_t dense_splits = 0;

@@ -28,21 +28,21 @@ struct Partials {
 
     __device__ Partials(const AbsorbedParams& p, const MergeRow& row, int packed)
         : splits(row.splits), shared(row.splits) {
-        const int block = packed >> p.width_shift;
-        const int column = packed & (p.width - 1);
+        const int block = packed / kBlockRows;
+        const int column = packed % kBlockRows;
         if (!p.invariant) {
-            stride = p.max_blocks * 2 << p.width_shift;
-            base = row.first * stride + (block * 2 << p.width_shift) + column;
-            first = base + (row.place << p.width_shift);
+            stride = p.max_blocks * 2 * kBlockRows;
+            base = row.first * stride + block * 2 * kBlockRows + column;
+            first = base + row.place * kBlockRows;
             return;
         }
         shared = row.shared_splits;
-        stride = row.blocks << p.width_shift;
-        base = ((row.first + block) << p.width_shift) + column;
+        stride = row.blocks * kBlockRows;
+        base = (row.first + block) * kBlockRows + column;
         const int token = packed / p.heads;
         const int head = packed - token * p.heads;
-        own_stride = (p.heads + p.width - 1) >> p.width_shift << p.width_shift;
-        own_base = ((row.first + shared * row.blocks) << p.width_shift) +
+        own_stride = ceil_div(p.heads, kBlockRows) * kBlockRows;
+        own_base = (row.first + shared * row.blocks) * kBlockRows +
                    token * (splits - shared) * own_stride + head;
         first = shared > 0 ? base : own_base;
     }

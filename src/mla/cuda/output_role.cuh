@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two output warpgroups of 16-bit caches: each owns 256 of the 512 value columns of 64 packed
+// The two output warpgroups: each owns 256 of the 512 value columns of 64 packed
 // rows, O += P·V, with V a transposed view of the key tile. A thread has rows g and g + 8 of its
 // warp's sixteen and columns 8j + 2c, 8j + 2c + 1.
 #pragma once
@@ -10,8 +10,8 @@ namespace espalier::mla::cuda {
 
 template <KvFormat kFormat>
 class OutputHalf {
-    using T = Traits<kFormat, 64>;
-    using Shared = SharedLayout<kFormat, 64>;
+    using T = Traits<kFormat>;
+    using Shared = SharedLayout<kFormat>;
     static constexpr int kSums = 64;  // of 128 columns; two such pieces
 
   public:
@@ -49,7 +49,7 @@ class OutputHalf {
         if (uniform(shared_.rescale[warp_]) != 0) rescale(out);
         const std::uint32_t keys = shared_address(shared_.keys[keys_.index]);
         const std::uint64_t weights = descriptor(shared_address(shared_.weights));
-        const std::uint64_t values = descriptor(keys + half_ * 4 * T::kBlockBytes, T::kBlockBytes);
+        const std::uint64_t values = descriptor(keys + half_ * 4 * kBlockBytes, kBlockBytes);
         hold(out[0]);
         hold(out[1]);
         wgmma_begin();
@@ -57,9 +57,8 @@ class OutputHalf {
         for (int step = 0; step < 4; ++step)
 #pragma unroll
             for (int piece = 0; piece < 2; ++piece)
-                wgmma_values<T::kElement>(
-                    out[piece], weights + (step * 32 >> 4),
-                    values + ((step * 2048 + piece * 2 * T::kBlockBytes) >> 4));
+                wgmma_values<T::kElement>(out[piece], weights + (step * 32 >> 4),
+                                          values + ((step * 2048 + piece * 2 * kBlockBytes) >> 4));
         wgmma_commit();
         wgmma_wait<0>();
         hold(out[0]);
@@ -108,8 +107,9 @@ class OutputHalf {
                           out[j / 16][j % 16 * 4 + 2 * half + 1]);
             };
             if (item.slot >= 0) {
-                float* to =
-                    p_.partial + (static_cast<long long>(item.slot) * 64 + row) * kLatent + column;
+                float* to = p_.partial +
+                            (static_cast<long long>(item.slot) * kBlockRows + row) * kLatent +
+                            column;
                 each([&](int at, float a, float b) {
                     *reinterpret_cast<float2*>(to + at) = float2{a, b};
                 });
@@ -136,7 +136,7 @@ class OutputHalf {
     Shared& shared_;
     const int half_, warp_, lane_, row_;
     Ring<2> items_;
-    Ring<T::kStages> keys_;
+    Ring<kStages> keys_;
     std::uint32_t weights_phase_ = 0, final_phase_ = 0;
 };
 

@@ -123,34 +123,12 @@ __device__ __forceinline__ void wait_for_async_copies() {
 }
 
 // --- 8×8 matrices of 16-bit elements ------------------------------------------------------------
-__device__ __forceinline__ void load_matrices(std::uint32_t (&r)[4], std::uint32_t address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-}
-__device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&r)[4],
-                                                         std::uint32_t address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-}
 __device__ __forceinline__ void store_matrices(std::uint32_t address, std::uint32_t a,
                                                std::uint32_t b, std::uint32_t c, std::uint32_t d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
                  "r"(a), "r"(b), "r"(c), "r"(d)
                  : "memory");
 }
-__device__ __forceinline__ void store_matrices_transposed(std::uint32_t address, std::uint32_t a,
-                                                          std::uint32_t b, std::uint32_t c,
-                                                          std::uint32_t d) {
-    asm volatile(
-        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
-        "r"(a), "r"(b), "r"(c), "r"(d)
-        : "memory");
-}
-
 // --- arithmetic ---------------------------------------------------------------------------------
 __device__ __forceinline__ float exp2_fast(float x) {
     float result;

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scoring warpgroup of 16-bit caches: S = Q·Kᵀ for 64 packed rows and a tile of 64 keys, the
-// mask, and the running softmax. A warp owns 16 rows, a thread rows g and g + 8 of them and keys
-// 8j + 2c, 8j + 2c + 1 (lane = 4g + c), so that a row's maximum never leaves its warp.
+// The scoring warpgroup: S = Q·Kᵀ for 64 packed rows and a tile of 64 keys, the mask, and the
+// running softmax. A warp owns 16 rows, a thread rows g and g + 8 of them and keys 8j + 2c, 8j + 2c
+// + 1 (lane = 4g + c), so that a row's maximum never leaves its warp.
+//
+// With a scale σ per key (fp8_token) the maximum is taken over score + log2 σ: weights P·σ stay
+// small whatever the scales, and the sum of P is the sum of weight / σ.
 #pragma once
 
 #include "mla/cuda/absorbed_kernel.cuh"
@@ -10,8 +13,8 @@ namespace espalier::mla::cuda {
 
 template <KvFormat kFormat>
 class Scorer {
-    using T = Traits<kFormat, 64>;
-    using Shared = SharedLayout<kFormat, 64>;
+    using T = Traits<kFormat>;
+    using Shared = SharedLayout<kFormat>;
     static constexpr int kSums = 32;
 
   public:
@@ -45,17 +48,21 @@ class Scorer {
             wait(&shared_.query_full, query_phase_);
             query_phase_ ^= 1;
         }
+        row_scale_[0] = row_scale_[1] = p_.score_scale;
+        if constexpr (T::kFp8) {
+            row_scale_[0] *= shared_.query_scale[row_];
+            row_scale_[1] *= shared_.query_scale[row_ + 8];
+        }
         for (; tile < tile_end; ++tile) {
             float score[kSums];
             const int valid = item.keys - tile * kTileKeys;
-            if (valid < kTileKeys) clear_rows(valid);
+            if (!T::kFp8 && valid < kTileKeys) clear_rows(valid);
             multiply(score);
             if (tile + 1 == tile_end) {
                 __syncwarp();
                 if (lane_ == 0) arrive(&shared_.query_free);
             }
-#pragma unroll
-            for (int i = 0; i < kSums; ++i) score[i] *= p_.score_scale;
+            scale(score);
             if ((tile + 1) * kTileKeys > item.free_keys) apply_mask(item, tile, score);
             soften(score);
             keys_.advance();
@@ -73,23 +80,61 @@ class Scorer {
     }
 
     __device__ void multiply(float (&score)[kSums]) {
-        const std::uint32_t query = shared_address(shared_.query);
-        const std::uint32_t keys = shared_address(shared_.keys[keys_.index]);
         hold(score);
+        if constexpr (T::kTokenScale) {
+            // The rope has no scale: its part is divided by those that the sum is multiplied with.
+            multiply_block(8, score, 0);
+            wgmma_commit();
+            wgmma_wait<0>();
+            hold(score);
+            for_pairs(shared_.rope_factor[keys_.index], [&](int i, float factor) {
+                score[i] *= factor;
+                score[i + 2] *= factor;
+            });
+            hold(score);
+        }
         // Rolled: cold code costs a short call more than the loop does.
 #pragma unroll 1
-        for (int block = 0; block < 9; ++block) {
-            wait(&shared_.keys_full[keys_.index][block / 3], keys_.phase);
-            wgmma_begin();
-            const std::uint64_t a = descriptor(query + block * T::kQueryBlock);
-            const std::uint64_t b = descriptor(keys + block * T::kBlockBytes);
-#pragma unroll
-            for (int step = 0; step < 4; ++step)
-                wgmma<T::kElement, false>(score, a + 2 * step, b + 2 * step, block + step > 0);
-        }
+        for (int block = 0; block < (T::kTokenScale ? 8 : 9); ++block)
+            multiply_block(block, score, T::kTokenScale || block > 0);
         wgmma_commit();
         wgmma_wait<0>();
         hold(score);
+    }
+
+    __device__ void multiply_block(int block, float (&score)[kSums], int add) {
+        wait(&shared_.keys_full[keys_.index][block * T::kPieces / 9], keys_.phase);
+        wgmma_begin();
+        const std::uint64_t a = descriptor(shared_address(shared_.query) + block * kBlockBytes);
+        const std::uint64_t b =
+            descriptor(shared_address(shared_.keys[keys_.index]) + block * kBlockBytes);
+#pragma unroll
+        for (int step = 0; step < 4; ++step)
+            wgmma<T::kElement>(score, a + 2 * step, b + 2 * step, add + step > 0);
+    }
+
+    // Calls `each` with the sums' index of this thread's keys (row g; row g + 8 is 2 further on)
+    // and the key's entry in a table.
+    template <typename Each>
+    __device__ void for_pairs(const float* table, Each each) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            const float2 pair = *reinterpret_cast<const float2*>(table + j * 8 + pair_ * 2);
+            each(4 * j, pair.x);
+            each(4 * j + 1, pair.y);
+        }
+    }
+
+    // To the logarithm of base 2.
+    __device__ void scale(float (&score)[kSums]) {
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) score[i] *= row_scale_[i / 2 % 2];
+        if constexpr (T::kTokenScale)
+            for_pairs(shared_.key_scale[keys_.index], [&](int i, float sigma) {
+                const float log_sigma = log2_fast(sigma);
+                score[i] = score[i] * sigma + log_sigma;
+                score[i + 2] = score[i + 2] * sigma + log_sigma;
+            });
     }
 
     __device__ void apply_mask(const Item& item, int tile, float (&score)[kSums]) {
@@ -120,8 +165,12 @@ class Scorer {
             for (int i = 0; i < 16; ++i) {
                 float& weight = score[i / 2 * 4 + half * 2 + i % 2];
                 weight = exp2_fast(weight - shift);
-                added[i % 4] += weight;
+                if constexpr (!T::kTokenScale) added[i % 4] += weight;
             }
+            if constexpr (T::kTokenScale)
+                for_pairs(shared_.key_inverse[keys_.index], [&](int i, float inverse) {
+                    added[i % 4] += score[i + half * 2] * inverse;
+                });
             sum_[half] =
                 sum_[half] * factor[half] + ((added[0] + added[1]) + (added[2] + added[3]));
         }
@@ -184,7 +233,7 @@ class Scorer {
 
     __device__ void write_stats(const Item& item, int row, float maximum, float sum) {
         if (item.slot >= 0) {
-            p_.stats[static_cast<long long>(item.slot) * 64 + row] = float2{maximum, sum};
+            p_.stats[static_cast<long long>(item.slot) * kBlockRows + row] = float2{maximum, sum};
             return;
         }
         shared_.final_factor[row] = sum > 0.0f ? p_.value_scale / sum : 0.0f;
@@ -195,9 +244,9 @@ class Scorer {
     Shared& shared_;
     const int warp_, lane_, row_, pair_;
     Ring<2> items_;
-    Ring<T::kStages> keys_;
+    Ring<kStages> keys_;
     std::uint32_t query_phase_ = 0, weights_phase_ = 0, final_phase_ = 0;
-    float maximum_[2], sum_[2];
+    float maximum_[2], sum_[2], row_scale_[2];
 };
 
 }  // namespace espalier::mla::cuda

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+// Brings tiles of keys to shared memory: by the copy engine, a box per page, or slot by slot where
+// one token's keys are gathered (the invariant partition of trees and dense masks). One warp.
+#pragma once
+
+#include "mla/cuda/absorbed_kernel.cuh"
+
+namespace espalier::mla::cuda {
+
+template <KvFormat kFormat>
+class KeyFetcher {
+    using T = Traits<kFormat>;
+    using Shared = SharedLayout<kFormat>;
+
+  public:
+    __device__ KeyFetcher(const AbsorbedParams& p, Shared& shared)
+        : p_(p), shared_(shared), lane_(threadIdx.x % 32), page_shift_(p.page_shift) {}
+
+    __device__ void begin(const Item& item) {
+        table_ = p_.rows.block_table + item.row * p_.rows.block_stride;
+        keys_ = item.keys;
+        page_base_ = -1;
+    }
+
+    __device__ void ask(const Item& item, int tile) {
+        // What can be known before a place is free: a place that waits is bandwidth lost.
+        const bool gather = item.gathered >= 0 && !in_history(tile);
+        const int page = gather ? 0 : page_of(tile * kTileKeys >> page_shift_);
+        wait(&shared_.keys_free[stage_.index], stage_.phase ^ 1);
+        if (gather)
+            gather_tile(item, tile);
+        else if (page_shift_ >= 6)
+            fetch_tile(page, tile * kTileKeys & (p_.kv.page_tokens - 1));
+        else
+            fetch_small_pages(tile * kTileKeys);
+        stage_.advance();
+    }
+
+    // The item's token will be gathered: a tree token sees the history and those slots of the tail
+    // that its word names, a dense token whatever its bytes say. Returns how many that are.
+    __device__ int gather_token(const Item& item, const RowShape& shape) {
+        const int token = item.first_token + item.gathered;
+        if (shape.mask == MaskKind::dense) {
+            history_ = 0;
+            if (p_.dense_start == nullptr) return 0;
+            return p_.dense_start[static_cast<long long>(token) * (p_.dense_splits + 1) +
+                                  p_.dense_splits];
+        }
+        history_ = history_keys(p_, item.row, shape);
+        const int tail = p_.rows.tail_len == nullptr ? shape.tokens : p_.rows.tail_len[item.row];
+        const long long world = p_.rows.dcp_world;
+        const long long all = world == 1 ? shape.keys : p_.rows.global_kv_len[item.row];
+        const std::uint64_t word = p_.rows.words == nullptr ? 0 : p_.rows.words[token];
+        tail_word_ = 0;
+        for (int half = 0; half < 2; ++half) {
+            const int key = history_ + half * 32 + lane_;
+            const long long bit = key * world + p_.rows.dcp_rank - (all - tail);
+            const bool seen =
+                key < shape.keys && bit >= 0 && bit < kMaxTail && ((word >> bit) & 1) != 0;
+            tail_word_ |= static_cast<std::uint64_t>(__ballot_sync(~0u, seen)) << (32 * half);
+        }
+        return history_ + __popcll(tail_word_);
+    }
+
+  private:
+    // --- keys by the copy engine ----------------------------------------------------------------
+    // Page ids are read 32 at a time, one per lane. Entries past the last key may hold anything.
+    __device__ int page_of(int index) {
+        if (page_base_ < 0 || index >= page_base_ + 32) {
+            page_base_ = index;
+            const int mine = index + lane_;
+            page_ = mine <= (keys_ - 1) >> page_shift_ ? table_[mine] : 0;
+        }
+        return __shfl_sync(~0u, page_, index - page_base_);
+    }
+
+    static constexpr int kRowBytes = T::kTokenScale ? 644 : T::kFp8 ? 576 : 1152;
+
+    // FP8 codes have a barrier of their own: keys are complete when they are widened.
+    __device__ Barrier* arrival(int block) {
+        if constexpr (T::kFp8)
+            return &shared_.codes_full[stage_.index];
+        else
+            return &shared_.keys_full[stage_.index][block / 3];
+    }
+    __device__ void expect_rows(int rows) {
+        for (int piece = 0; piece < T::kPieces; ++piece)
+            arrive_expecting(arrival(piece * 3), rows * kRowBytes / T::kPieces);
+    }
+
+    // A whole tile from one page of at least 64 slots; a page id outside the pool reads zeros.
+    __device__ void fetch_tile(int page, int row) {
+        if (lane_ != 0) return;
+        expect_rows(kTileKeys);
+        std::byte* tile = shared_.keys[stage_.index];
+        if constexpr (T::kFp8) {
+            copy_tensor_4d(tile + T::kCodes, &p_.key_map, arrival(0), 0, row, 0, page, kEvictFirst);
+            fetch_rope(page, row, 0, kTileKeys);
+        } else {
+#pragma unroll
+            for (int block = 0; block < 9; block += 3)
+                copy_tensor_4d(tile + block * kBlockBytes, &p_.key_map, arrival(block), 0, row,
+                               block, page, kEvictFirst);
+        }
+    }
+
+    // Rope columns and scales of an FP8 page, to `rows` rows of the tile from `first` on.
+    __device__ void fetch_rope(int page, int row, int first, int rows) {
+        constexpr int kRopeRow = T::kTokenScale ? 128 : 64;
+        copy_tensor_3d(shared_.keys[stage_.index] + T::kRopeCodes + first * kRopeRow, &p_.rope_map,
+                       arrival(0), 0, row, page, kEvictFirst);
+        if constexpr (T::kTokenScale) {
+            // The copy engine keeps page ids inside a map; here we must.
+            const int inside = page >= 0 && page < p_.kv.page_count ? page : 0;
+            copy_bytes(&shared_.key_scale[stage_.index][first],
+                       p_.kv.data + inside * p_.kv.page_stride + 640 * p_.kv.page_tokens + row * 4,
+                       rows * 4, arrival(0));
+        }
+    }
+
+    // A tile from two or four pages, block by block; pages past the last key are left out.
+    __device__ void fetch_small_pages(int first) {
+        const int rows = p_.kv.page_tokens;
+        const int pages = min(kTileKeys >> page_shift_, ((keys_ - 1 - first) >> page_shift_) + 1);
+        if (lane_ == 0) expect_rows(pages * rows);
+        __syncwarp();
+        for (int i = 0; i < pages; ++i) {
+            const int page = page_of((first >> page_shift_) + i);
+            std::byte* to = shared_.keys[stage_.index] + i * rows * 128;
+            constexpr int kBlocks = T::kFp8 ? 4 : 9;
+            if (lane_ < kBlocks)
+                copy_tensor_4d(to + (T::kFp8 ? T::kCodes : 0) + lane_ * kBlockBytes, &p_.key_map,
+                               arrival(lane_), 0, 0, lane_, page, kEvictFirst);
+            if (T::kFp8 && lane_ == 4) fetch_rope(page, 0, i * rows, rows);
+        }
+    }
+
+    // --- keys of one token, gathered (invariant)
+    __device__ bool in_history(int tile) const { return (tile + 1) * kTileKeys <= history_; }
+
+    // Slots of the keys with logical index first + lane and first + 32 + lane; -1 past the end.
+    __device__ void tree_slots(const Item& item, int first, int (&slots)[2]) {
+        for (int half = 0; half < 2; ++half) {
+            const int index = first + half * 32 + lane_;
+            slots[half] = index < history_ ? index : -1;
+            if (index < history_ || index >= item.keys) continue;
+            std::uint64_t left = tail_word_;
+            for (int skip = index - history_; skip > 0; --skip) left &= left - 1;
+            slots[half] = history_ + __ffsll(static_cast<long long>(left)) - 1;
+        }
+    }
+
+    __device__ void dense_slots(const Item& item, int tile, int (&slots)[2]) {
+        const long long token = item.first_token + item.gathered;
+        if (tile % kSplitTiles == 0)
+            cursor_ = p_.dense_start[token * (p_.dense_splits + 1) + tile / kSplitTiles];
+        const int row_keys = min(max(p_.rows.kv_len[item.row], 0), p_.rows.max_kv_len);
+        slots[0] = slots[1] = -1;
+        for (int found = 0; found < kTileKeys && cursor_ < row_keys;) {
+            const int key = cursor_ + lane_;
+            const bool seen =
+                key < row_keys && dense_visible(p_, item.row, row_keys, item.gathered, key);
+            const unsigned votes = __ballot_sync(~0u, seen);
+            const int taken = min(__popc(votes), kTileKeys - found);
+            for (int half = 0; half < 2; ++half) {
+                const int rank = half * 32 + lane_ - found;  // among this step's keys
+                if (rank < 0 || rank >= taken) continue;
+                slots[half] = cursor_ + static_cast<int>(__fns(votes, 0, rank + 1));
+            }
+            cursor_ += taken < __popc(votes) ? static_cast<int>(__fns(votes, 0, taken)) + 1 : 32;
+            found += taken;
+        }
+    }
+
+    __device__ void gather_tile(const Item& item, int tile) {
+        int slots[2];
+        if (p_.rows.mask[item.row] == MaskKind::dense)
+            dense_slots(item, tile, slots);
+        else
+            tree_slots(item, tile * kTileKeys, slots);
+        long long pages[2];
+        for (int half = 0; half < 2; ++half) {
+            const int page = slots[half] < 0 ? -1
+                                             : p_.rows.block_table[item.row * p_.rows.block_stride +
+                                                                   slots[half] / p_.kv.page_tokens];
+            const bool inside = page >= 0 && page < p_.kv.page_count;
+            pages[half] = inside ? page * p_.kv.page_stride : -1;
+        }
+        std::byte* to = shared_.keys[stage_.index];
+        for (int row = 0; row < kTileKeys; ++row) {
+            const long long page = __shfl_sync(~0u, pages[row / 32], row % 32);
+            const int slot = __shfl_sync(~0u, slots[row / 32], row % 32);
+            if (page >= 0) copy_row(to, row, p_.kv.data + page, slot & (p_.kv.page_tokens - 1));
+        }
+        wait_for_async_copies();
+        fence_async_proxy();
+        __syncwarp();
+        if (lane_ == 0)
+            for (int piece = 0; piece < T::kPieces; ++piece) arrive(arrival(piece * 3));
+    }
+
+    // One slot of a page into row `row` of the tile, 16 bytes per lane at a time.
+    __device__ void copy_row(std::byte* to, int row, const std::byte* page, int slot) {
+        constexpr int kLatentRow = T::kTokenScale ? 512 : T::kFp8 ? 576 : 1152;
+        constexpr int kChunks = T::kFp8 ? 32 : 72;
+        const std::byte* from = page + slot * kLatentRow;
+        for (int chunk = lane_; chunk < kChunks; chunk += 32)
+            copy_16_async(to + (T::kFp8 ? T::kCodes : 0) + chunk / 8 * kBlockBytes + row * 128 +
+                              ((chunk % 8 ^ (row & 7)) << 4),
+                          from + chunk * 16);
+        std::byte* rope = to + T::kRopeCodes;
+        if constexpr (T::kTokenScale) {
+            const int tokens = p_.kv.page_tokens;
+            if (lane_ < 8)
+                copy_16_async(rope + row * 128 + ((lane_ ^ (row & 7)) << 4),
+                              page + 512 * tokens + slot * 128 + lane_ * 16);
+            if (lane_ == 8)
+                copy_4_async(&shared_.key_scale[stage_.index][row], page + 640 * tokens + slot * 4);
+        } else if constexpr (T::kFp8) {
+            if (lane_ < 4)
+                copy_16_async(rope + row * 64 + ((lane_ ^ (row >> 1 & 3)) << 4),
+                              from + 512 + lane_ * 16);
+        }
+    }
+
+    const AbsorbedParams& p_;
+    Shared& shared_;
+    const int lane_, page_shift_;
+    Ring<kStages> stage_;
+    const std::int32_t* table_ = nullptr;
+    int keys_ = 0;
+    int page_base_ = -1;
+    int page_ = 0;
+    int history_ = 0;  // of the gathered token
+    std::uint64_t tail_word_ = 0;
+    int cursor_ = 0;  // next slot of a dense token
+};
+
+}  // namespace espalier::mla::cuda
