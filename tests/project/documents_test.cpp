@@ -60,12 +60,13 @@ TEST(Documents, ReadmeNamesCommandsThatExist) {
 }
 
 TEST(Documents, EverySourceFileSaysItsLicence) {
-    for (const char* folder : {"src", "tests", "include"}) {
+    for (const char* folder : {"src", "tests", "include", "examples"}) {
         for (const auto& entry :
              fs::recursive_directory_iterator(fs::path(ESPALIER_SOURCE_DIR) / folder)) {
             const std::string extension = entry.path().extension();
             if (extension != ".cpp" && extension != ".hpp" && extension != ".cu" &&
-                extension != ".inc")
+                extension != ".cuh" && extension != ".inc" && extension != ".h" &&
+                extension != ".c")
                 continue;
             std::ifstream in(entry.path());
             std::string first;
