@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "mla/cpu/absorbed_block.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace espalier::mla::cpu {
+namespace {
+
+constexpr std::int64_t kQueryBytes = query_block_bytes(kKey);
+constexpr std::int64_t kStatesBytes = kBlockUnits * kStateFloats * 4;
+
+std::int64_t tile_bytes(const TileKernels& kernels) {
+    return kernels.absorbed_tile * kKey * element_bytes(kernels);
+}
+
+}  // namespace
+
+AbsorbedPlan::AbsorbedPlan(const TileKernels& kernels_, const AbsorbedCall& call_)
+    : kernels(kernels_),
+      call(call_),
+      elements(elements_of(kernels, call.kv.format, call.kv.scale, call.q_dtype)),
+      scores(
+          plan_scores(kKey / 2, 0, elements.token_scales ? kLatent / 2 : 0, elements.query_terms)),
+      output{call.out, call.out_dtype, call.lse, kLatent, elements.key_scale} {
+    const double query_scale =
+        call.q_dtype == DType::e4m3 ? static_cast<double>(call.q_scale) : 1.0;
+    score_scale = static_cast<float>(static_cast<double>(call.scale) *
+                                     static_cast<double>(elements.key_scale) * query_scale);
+}
+
+BlockScratch::BlockScratch(const TileKernels& kernels, std::byte* memory) : packed(-1) {
+    const auto take = [&memory](std::int64_t bytes) {
+        return std::exchange(memory, memory + bytes);
+    };
+    tile = reinterpret_cast<TileScratch*>(take(sizeof(TileScratch)));
+    queries = take(kBlockUnits * kQueryBytes);
+    keys = take(tile_bytes(kernels));
+    scales = reinterpret_cast<float*>(take(kMaxTileKeys * 4));
+    part = reinterpret_cast<float*>(take(kStatesBytes));
+    total = reinterpret_cast<float*>(take(kStatesBytes));
+}
+
+std::int64_t BlockScratch::bytes(const TileKernels& kernels) {
+    static_assert(kQueryBytes % 64 == 0 && kStatesBytes % 64 == 0);
+    return static_cast<std::int64_t>(sizeof(TileScratch)) + kBlockUnits * kQueryBytes +
+           tile_bytes(kernels) + kMaxTileKeys * 4 + 2 * kStatesBytes;
+}
+
+BlockFold::BlockFold(const AbsorbedPlan& plan, const Block& block, BlockScratch& mine)
+    : plan_(plan),
+      block_(block),
+      mine_(mine),
+      source_(plan.kernels, plan.elements, plan.call.kv, block_.row) {
+    const std::int64_t packed = block_.row.first_token * plan_.call.heads + block_.first;
+    if (mine_.packed == packed) return;
+    mine_.packed = packed;
+    const auto row_bytes = kKey * static_cast<std::int64_t>(bytes_of(plan_.call.q_dtype));
+    for (int unit = 0; unit < block_.units(); ++unit)
+        pack_queries(plan_.kernels, plan_.call.q + (packed + unit * kLanes) * row_bytes,
+                     plan_.call.q_dtype, kKey, kKey, block_.lanes(unit),
+                     mine_.queries + unit * kQueryBytes);
+}
+
+void BlockFold::fold_split(std::int64_t split, std::int64_t fetch_end, float* states) {
+    for (int unit = 0; unit < block_.units(); ++unit) reset_state(state_at(states, unit), kLatent);
+    const std::int64_t tile = plan_.kernels.absorbed_tile;
+    const std::int64_t straight = block_.row.straight();
+    const std::int64_t end = std::min((split + 1) * kSplitKeys, block_.row.keys);
+    for (std::int64_t first = split * kSplitKeys; first < end; first += tile) {
+        if (block_.row.all_straight() || first + tile <= straight) {
+            fold_shared(first, std::min(fetch_end, straight), states);
+            continue;
+        }
+        for (std::int64_t token = token_of(0); token <= token_of(block_.rows - 1); ++token)
+            fold_private(token, first, states);
+    }
+}
+
+// How many of a shared tile's keys packed row `row` of the block sees.
+std::int64_t BlockFold::seen_by(int row, std::int64_t first) const {
+    const std::int64_t tile = plan_.kernels.absorbed_tile;
+    if (!block_.row.all_straight()) return tile;
+    return std::clamp<std::int64_t>(block_.row.prefix(token_of(row)) - first, 0, tile);
+}
+
+void BlockFold::fold_shared(std::int64_t first, std::int64_t fetch_end, float* states) {
+    KeyTile tile = empty_tile();
+    // The last token sees the most.
+    const std::int64_t most = seen_by(block_.rows - 1, first);
+    for (std::int64_t key = 0; key < most; key += kGroupKeys, ++tile.groups) {
+        const std::int64_t readable =
+            std::min<std::int64_t>(kGroupKeys, block_.row.keys - (first + key));
+        tile.key[tile.groups] = tile.value[tile.groups] =
+            source_.straight(first + key, readable, copy_of(tile), scales_of(tile));
+    }
+    fetch_ahead(first, fetch_end, tile);
+    for (int unit = 0; unit < block_.units(); ++unit) {
+        std::int64_t unit_most = 0;
+        for (int lane = 0; lane < block_.lanes(unit); ++lane) {
+            unit_most = seen_by(unit * kLanes + lane, first);
+            tile.visible[lane] = static_cast<std::int32_t>(unit_most);
+        }
+        tile.groups = static_cast<int>((unit_most + kGroupKeys - 1) / kGroupKeys);
+        tile.lanes = block_.lanes(unit);
+        std::fill(tile.visible + tile.lanes, tile.visible + kLanes, 0);
+        if (tile.groups == 0) continue;
+        fold(tile, unit, states);
+        tile.ahead_step = 0;  // once is enough
+    }
+}
+
+// Keys that are read in place are fetched a group ahead; what is widened, a tile ahead.
+void BlockFold::fetch_ahead(std::int64_t first, std::int64_t fetch_end, KeyTile& tile) const {
+    const std::int64_t lead = plan_.elements.in_place ? kGroupKeys : plan_.kernels.absorbed_tile;
+    for (int group = 0; group < tile.groups; ++group) {
+        const std::int64_t next = first + group * kGroupKeys + lead;
+        tile.ahead[group] = next < fetch_end ? source_.lines(next) : tile.key[group];
+    }
+    tile.ahead_step = source_.line_step();
+}
+
+// The lanes of one token; the others see nothing of this tile.
+void BlockFold::fold_private(std::int64_t token, std::int64_t first, float* states) {
+    const std::int64_t straight = block_.row.straight();
+    std::int32_t slots[kMaxTileKeys];
+    const std::int64_t count = block_.row.slots(token, first, plan_.kernels.absorbed_tile, slots,
+                                                cursors_[token - token_of(0)]);
+    if (count == 0) return;
+    KeyTile tile = empty_tile();
+    for (std::int64_t key = 0; key < count; key += kGroupKeys, ++tile.groups) {
+        const std::int64_t here = std::min<std::int64_t>(kGroupKeys, count - key);
+        const std::byte* group =
+            first + key + kGroupKeys <= straight
+                ? source_.straight(first + key, kGroupKeys, copy_of(tile), scales_of(tile))
+                : source_.gathered(slots + key, here, copy_of(tile), scales_of(tile));
+        tile.ahead[tile.groups] = tile.key[tile.groups] = tile.value[tile.groups] = group;
+    }
+    // The token's packed rows within the block.
+    const std::int64_t heads = plan_.call.heads;
+    const auto begin = static_cast<int>(std::max<std::int64_t>(token * heads - block_.first, 0));
+    const auto end =
+        static_cast<int>(std::min<std::int64_t>((token + 1) * heads - block_.first, block_.rows));
+    for (int unit = begin / kLanes; unit * kLanes < end; ++unit) {
+        tile.first_lane = std::max(begin - unit * kLanes, 0);
+        tile.lanes = std::min(end - unit * kLanes, kLanes) - tile.first_lane;
+        std::fill_n(tile.visible, kLanes, 0);
+        std::fill_n(tile.visible + tile.first_lane, tile.lanes, static_cast<std::int32_t>(count));
+        fold(tile, unit, states);
+    }
+}
+
+KeyTile BlockFold::empty_tile() const {
+    KeyTile tile{};
+    if (plan_.elements.token_scales) tile.score_scale = tile.value_scale = mine_.scales;
+    return tile;
+}
+std::byte* BlockFold::copy_of(const KeyTile& tile) const {
+    return mine_.keys + tile.groups * kGroupKeys * kKey * element_bytes(plan_.kernels);
+}
+float* BlockFold::scales_of(const KeyTile& tile) const {
+    return mine_.scales + tile.groups * kGroupKeys;
+}
+
+void BlockFold::fold(const KeyTile& tile, int unit, float* states) const {
+    plan_.kernels.absorbed({mine_.queries + unit * kQueryBytes, plan_.score_scale, &plan_.scores},
+                           tile, *mine_.tile, state_at(states, unit));
+}
+
+void finish_unit(const AbsorbedPlan& plan, const Block& block, float* states, int unit) {
+    const std::int64_t packed =
+        block.row.first_token * plan.call.heads + block.first + unit * kLanes;
+    for (int lane = 0; lane < block.lanes(unit); ++lane)
+        plan.output.finish(plan.kernels, state_at(states, unit), lane, packed + lane);
+}
+
+}  // namespace espalier::mla::cpu
