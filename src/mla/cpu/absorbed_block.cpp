@@ -110,12 +110,15 @@ void BlockFold::fold_shared(std::int64_t first, std::int64_t fetch_end, float* s
     }
 }
 
-// Keys that are read in place are fetched a group ahead; what is widened, a tile ahead.
+// Keys that are read in place are fetched two groups ahead (kernels may score two at once); what is
+// widened, a tile ahead.
 void BlockFold::fetch_ahead(std::int64_t first, std::int64_t fetch_end, KeyTile& tile) const {
-    const std::int64_t lead = plan_.elements.in_place ? kGroupKeys : plan_.kernels.absorbed_tile;
+    const std::int64_t lead =
+        plan_.elements.in_place ? 2 * kGroupKeys : plan_.kernels.absorbed_tile;
     for (int group = 0; group < tile.groups; ++group) {
         const std::int64_t next = first + group * kGroupKeys + lead;
-        tile.ahead[group] = next < fetch_end ? source_.lines(next) : tile.key[group];
+        tile.ahead[group] = tile.ahead_rope[group] = tile.key[group];
+        if (next < fetch_end) source_.lines(next, tile.ahead[group], tile.ahead_rope[group]);
     }
     tile.ahead_step = source_.line_step();
 }

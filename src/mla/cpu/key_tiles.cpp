@@ -60,45 +60,55 @@ ScorePlan plan_scores(int row_pairs, int first, int pairs, int query_terms) {
     return plan;
 }
 
-const std::byte* KeySource::lines(std::int64_t first) const {
+void KeySource::lines(std::int64_t first, const std::byte*& keys, const std::byte*& rope) const {
     const std::int64_t slot = slot_of(first);
-    return kv_.format == KvFormat::fp8_token ? token_planes(kv_, slot).latent
-                                             : slot_bytes(kv_, slot);
+    if (kv_.format != KvFormat::fp8_token) {
+        keys = rope = slot_bytes(kv_, slot);
+        return;
+    }
+    const TokenPlanes planes = token_planes(kv_, slot);
+    keys = planes.latent;
+    rope = planes.rope;
+    __builtin_prefetch(planes.scale, 0, 2);
 }
 
 int KeySource::line_step() const {
     return kv_.format == KvFormat::fp8_tensor || kv_.format == KvFormat::fp8_token ? 32 : 64;
 }
 
-void KeySource::copy_token_key(std::int64_t slot, std::byte* to, float* scale) const {
+// Slots of one page.
+void KeySource::copy_token_keys(std::int64_t slot, std::int64_t count, std::byte* to,
+                                float* scales) const {
     const TokenPlanes planes = token_planes(kv_, slot);
-    float own;
-    std::memcpy(&own, planes.scale, sizeof(own));
-    kernels_.widen_e4m3(planes.latent, own, to, kLatent);
-    std::byte* rope = to + kLatent * element_bytes(kernels_);
-    if (!elements_.token_scales)
-        return kernels_.widen_bf16(planes.rope, reinterpret_cast<float*>(rope), kRope);
-    std::memcpy(rope, planes.rope, kRope * 2);
-    *scale = own;
+    const std::int64_t element = element_bytes(kernels_);
+    for (std::int64_t i = 0; i < count; ++i, to += kKey * element) {
+        std::memcpy(scales + i, planes.scale + i * 4, 4);
+        kernels_.widen_e4m3(planes.latent + i * kLatent, scales[i], to, kLatent);
+        const std::byte* rope = planes.rope + i * kRope * 2;
+        if (kernels_.bf16_elements)
+            std::memcpy(to + kLatent * element, rope, kRope * 2);
+        else
+            kernels_.widen_bf16(rope, reinterpret_cast<float*>(to + kLatent * element), kRope);
+    }
 }
 
-void KeySource::copy_key(std::int64_t slot, std::byte* to, float* scale) const {
-    const std::int64_t pool = slot_of(slot);
+void KeySource::copy_keys(std::int64_t slot, std::int64_t count, std::byte* to,
+                          float* scales) const {
+    if (kv_.format == KvFormat::fp8_token) return copy_token_keys(slot, count, to, scales);
+    const std::byte* from = slot_bytes(kv_, slot);
     switch (kv_.format) {
         case KvFormat::bf16:
             if (kernels_.bf16_elements) break;
-            return kernels_.widen_bf16(slot_bytes(kv_, pool), reinterpret_cast<float*>(to), kKey);
+            return kernels_.widen_bf16(from, reinterpret_cast<float*>(to), count * kKey);
         case KvFormat::fp16:
-            return kernels_.widen_fp16(slot_bytes(kv_, pool), reinterpret_cast<float*>(to), kKey);
+            return kernels_.widen_fp16(from, reinterpret_cast<float*>(to), count * kKey);
         case KvFormat::fp8_tensor:
-            return kernels_.widen_e4m3(slot_bytes(kv_, pool), kv_.scale, to, kKey);
-        case KvFormat::fp8_token:
-            return copy_token_key(pool, to, scale);
+            return kernels_.widen_e4m3(from, kv_.scale, to, count * kKey);
         case KvFormat::f32:
+        case KvFormat::fp8_token:
             break;
     }
-    std::memcpy(to, slot_bytes(kv_, pool),
-                static_cast<std::size_t>(kKey * element_bytes(kernels_)));
+    std::memcpy(to, from, static_cast<std::size_t>(count * kKey * element_bytes(kernels_)));
 }
 
 void KeySource::clear_keys(std::int64_t from, std::byte* copy, float* scales) const {
@@ -110,9 +120,9 @@ void KeySource::clear_keys(std::int64_t from, std::byte* copy, float* scales) co
 
 const std::byte* KeySource::straight(std::int64_t first, std::int64_t count, std::byte* copy,
                                      float* scales) const {
-    if (elements_.in_place && count == kGroupKeys) return slot_bytes(kv_, slot_of(first));
-    for (std::int64_t i = 0; i < count; ++i)
-        copy_key(first + i, copy + i * kKey * element_bytes(kernels_), scales + i);
+    const std::int64_t slot = slot_of(first);
+    if (elements_.in_place && count == kGroupKeys) return slot_bytes(kv_, slot);
+    copy_keys(slot, count, copy, scales);
     clear_keys(count, copy, scales);
     return copy;
 }
@@ -120,7 +130,7 @@ const std::byte* KeySource::straight(std::int64_t first, std::int64_t count, std
 const std::byte* KeySource::gathered(const std::int32_t* slots, std::int64_t count, std::byte* copy,
                                      float* scales) const {
     for (std::int64_t i = 0; i < count; ++i)
-        copy_key(slots[i], copy + i * kKey * element_bytes(kernels_), scales + i);
+        copy_keys(slot_of(slots[i]), 1, copy + i * kKey * element_bytes(kernels_), scales + i);
     clear_keys(count, copy, scales);
     return copy;
 }

@@ -44,17 +44,18 @@ class KeySource {
     // Any slots, count ≤ 16.
     const std::byte* gathered(const std::int32_t* slots, std::int64_t count, std::byte* copy,
                               float* scales) const;
-    // First byte of the 16 slots' keys (of their latents, where planes keep them apart) and the
-    // bytes from one to the next line to fetch, so that 288 (256 where planes) steps cover them.
-    const std::byte* lines(std::int64_t first) const;
+    // What to fetch (KeyTile::ahead) before 16 slots are needed. Scales, one line, are fetched
+    // here.
+    void lines(std::int64_t first, const std::byte*& keys, const std::byte*& rope) const;
     int line_step() const;
 
   private:
     std::int64_t slot_of(std::int64_t slot) const {
         return pool_slot(pages_, kv_.page_tokens, slot);
     }
-    void copy_key(std::int64_t slot, std::byte* to, float* scale) const;
-    void copy_token_key(std::int64_t slot, std::byte* to, float* scale) const;
+    // Slots [slot, slot + count) of the pool, all in one page.
+    void copy_keys(std::int64_t slot, std::int64_t count, std::byte* to, float* scales) const;
+    void copy_token_keys(std::int64_t slot, std::int64_t count, std::byte* to, float* scales) const;
     void clear_keys(std::int64_t from, std::byte* copy, float* scales) const;
 
     const TileKernels& kernels_;

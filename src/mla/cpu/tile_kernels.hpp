@@ -34,9 +34,11 @@ struct KeyTile {
     // probabilities, are multiplied by. [groups][16], or null for 1.
     const float* score_scale;
     const float* value_scale;
-    // While group g is scored, the cache lines from ahead[g] on, ahead_step bytes apart, are
-    // fetched. A step of 0 (and any readable address) fetches nothing new.
+    // Fetched while group g is scored: a line per pair of the first segment from ahead[g] on,
+    // ahead_step bytes apart, and a line per pair of the last (if it is another) from
+    // ahead_rope[g] on, 64 bytes apart. Where ahead_step is 0, nothing.
     const std::byte* ahead[kMaxGroups];
+    const std::byte* ahead_rope[kMaxGroups];
     int ahead_step;
 };
 
