@@ -35,8 +35,10 @@ BlockScratch::BlockScratch(const TileKernels& kernels, std::byte* memory) : pack
     };
     tile = reinterpret_cast<TileScratch*>(take(sizeof(TileScratch)));
     queries = take(kBlockUnits * kQueryBytes);
-    keys = take(tile_bytes(kernels));
-    scales = reinterpret_cast<float*>(take(kMaxTileKeys * 4));
+    for (int buffer = 0; buffer < 2; ++buffer) {
+        keys[buffer] = take(tile_bytes(kernels));
+        scales[buffer] = reinterpret_cast<float*>(take(kMaxTileKeys * 4));
+    }
     part = reinterpret_cast<float*>(take(kStatesBytes));
     total = reinterpret_cast<float*>(take(kStatesBytes));
 }
@@ -44,7 +46,7 @@ BlockScratch::BlockScratch(const TileKernels& kernels, std::byte* memory) : pack
 std::int64_t BlockScratch::bytes(const TileKernels& kernels) {
     static_assert(kQueryBytes % 64 == 0 && kStatesBytes % 64 == 0);
     return static_cast<std::int64_t>(sizeof(TileScratch)) + kBlockUnits * kQueryBytes +
-           tile_bytes(kernels) + kMaxTileKeys * 4 + 2 * kStatesBytes;
+           2 * (tile_bytes(kernels) + kMaxTileKeys * 4) + 2 * kStatesBytes;
 }
 
 BlockFold::BlockFold(const AbsorbedPlan& plan, const Block& block, BlockScratch& mine)
@@ -85,14 +87,19 @@ std::int64_t BlockFold::seen_by(int row, std::int64_t first) const {
 }
 
 void BlockFold::fold_shared(std::int64_t first, std::int64_t fetch_end, float* states) {
+    const int ready = ready_first_ == first ? ready_groups_ : 0;
+    if (ready > 0) buffer_ ^= 1;
     KeyTile tile = empty_tile();
     // The last token sees the most.
     const std::int64_t most = seen_by(block_.rows - 1, first);
     for (std::int64_t key = 0; key < most; key += kGroupKeys, ++tile.groups) {
         const std::int64_t readable =
             std::min<std::int64_t>(kGroupKeys, block_.row.keys - (first + key));
+        std::byte* copy = copy_of(tile.groups, buffer_);
         tile.key[tile.groups] = tile.value[tile.groups] =
-            source_.straight(first + key, readable, copy_of(tile), scales_of(tile));
+            tile.groups < ready
+                ? copy
+                : source_.straight(first + key, readable, copy, scales_of(tile.groups, buffer_));
     }
     fetch_ahead(first, fetch_end, tile);
     for (int unit = 0; unit < block_.units(); ++unit) {
@@ -105,19 +112,35 @@ void BlockFold::fold_shared(std::int64_t first, std::int64_t fetch_end, float* s
         tile.lanes = block_.lanes(unit);
         std::fill(tile.visible + tile.lanes, tile.visible + kLanes, 0);
         if (tile.groups == 0) continue;
+        if (tile.ahead_step != 0) widen_ahead(first + plan_.kernels.absorbed_tile, fetch_end, tile);
         fold(tile, unit, states);
         tile.ahead_step = 0;  // once is enough
+        std::fill_n(tile.widening, kMaxGroups, nullptr);
     }
 }
 
-// Keys that are read in place are fetched two groups ahead (kernels may score two at once); what is
-// widened, a tile ahead.
+// Lets the tile's fold widen the first groups of the tile at `next`, as many as it scores itself.
+void BlockFold::widen_ahead(std::int64_t next, std::int64_t fetch_end, KeyTile& tile) {
+    if (!plan_.elements.codes || tile.lanes <= kLanes / 2) return;
+    const int other = buffer_ ^ 1;
+    int group = 0;
+    for (; group < tile.groups && next + (group + 1) * kGroupKeys <= fetch_end; ++group) {
+        widening_[group] = source_.widening(next + group * kGroupKeys, copy_of(group, other),
+                                            scales_of(group, other));
+        tile.widening[group] = &widening_[group];
+    }
+    ready_first_ = next;
+    ready_groups_ = group;
+}
+
+// Keys that are read in place are fetched two groups ahead (kernels may score two at once); codes,
+// two groups before they are widened, which is a tile before they are scored.
 void BlockFold::fetch_ahead(std::int64_t first, std::int64_t fetch_end, KeyTile& tile) const {
     const std::int64_t lead =
-        plan_.elements.in_place ? 2 * kGroupKeys : plan_.kernels.absorbed_tile;
+        2 * kGroupKeys + (plan_.elements.in_place ? 0 : plan_.kernels.absorbed_tile);
     for (int group = 0; group < tile.groups; ++group) {
         const std::int64_t next = first + group * kGroupKeys + lead;
-        tile.ahead[group] = tile.ahead_rope[group] = tile.key[group];
+        tile.ahead[group] = tile.key[group];
         if (next < fetch_end) source_.lines(next, tile.ahead[group], tile.ahead_rope[group]);
     }
     tile.ahead_step = source_.line_step();
@@ -133,10 +156,11 @@ void BlockFold::fold_private(std::int64_t token, std::int64_t first, float* stat
     KeyTile tile = empty_tile();
     for (std::int64_t key = 0; key < count; key += kGroupKeys, ++tile.groups) {
         const std::int64_t here = std::min<std::int64_t>(kGroupKeys, count - key);
-        const std::byte* group =
-            first + key + kGroupKeys <= straight
-                ? source_.straight(first + key, kGroupKeys, copy_of(tile), scales_of(tile))
-                : source_.gathered(slots + key, here, copy_of(tile), scales_of(tile));
+        std::byte* copy = copy_of(tile.groups, buffer_);
+        float* scales = scales_of(tile.groups, buffer_);
+        const std::byte* group = first + key + kGroupKeys <= straight
+                                     ? source_.straight(first + key, kGroupKeys, copy, scales)
+                                     : source_.gathered(slots + key, here, copy, scales);
         tile.ahead[tile.groups] = tile.key[tile.groups] = tile.value[tile.groups] = group;
     }
     // The token's packed rows within the block.
@@ -155,14 +179,14 @@ void BlockFold::fold_private(std::int64_t token, std::int64_t first, float* stat
 
 KeyTile BlockFold::empty_tile() const {
     KeyTile tile{};
-    if (plan_.elements.token_scales) tile.score_scale = tile.value_scale = mine_.scales;
+    if (plan_.elements.token_scales) tile.score_scale = tile.value_scale = mine_.scales[buffer_];
     return tile;
 }
-std::byte* BlockFold::copy_of(const KeyTile& tile) const {
-    return mine_.keys + tile.groups * kGroupKeys * kKey * element_bytes(plan_.kernels);
+std::byte* BlockFold::copy_of(int group, int buffer) const {
+    return mine_.keys[buffer] + group * kGroupKeys * kKey * element_bytes(plan_.kernels);
 }
-float* BlockFold::scales_of(const KeyTile& tile) const {
-    return mine_.scales + tile.groups * kGroupKeys;
+float* BlockFold::scales_of(int group, int buffer) const {
+    return mine_.scales[buffer] + group * kGroupKeys;
 }
 
 void BlockFold::fold(const KeyTile& tile, int unit, float* states) const {

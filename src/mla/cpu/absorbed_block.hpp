@@ -46,8 +46,8 @@ struct AbsorbedPlan {
 struct BlockScratch {
     TileScratch* tile;
     std::byte* queries;   // [unit][576][16]
-    std::byte* keys;      // one tile of copied keys
-    float* scales;        // their scales
+    std::byte* keys[2];   // a tile of copied keys, and the next one in the making
+    float* scales[2];     // their scales
     float* part;          // states [unit], for the caller
     float* total;         // likewise
     std::int64_t packed;  // the block whose queries are packed: its first packed row in the call
@@ -70,9 +70,10 @@ class BlockFold {
     void fold_shared(std::int64_t first, std::int64_t fetch_end, float* states);
     void fold_private(std::int64_t token, std::int64_t first, float* states);
     KeyTile empty_tile() const;
-    std::byte* copy_of(const KeyTile& tile) const;
-    float* scales_of(const KeyTile& tile) const;
+    std::byte* copy_of(int group, int buffer) const;
+    float* scales_of(int group, int buffer) const;
     void fetch_ahead(std::int64_t first, std::int64_t fetch_end, KeyTile& tile) const;
+    void widen_ahead(std::int64_t next, std::int64_t fetch_end, KeyTile& tile);
     void fold(const KeyTile& tile, int unit, float* states) const;
 
     const AbsorbedPlan& plan_;
@@ -80,6 +81,11 @@ class BlockFold {
     BlockScratch& mine_;
     KeySource source_;
     SlotCursor cursors_[kBlockRows];
+    int buffer_ = 0;  // of BlockScratch::keys
+    // The other buffer holds this many groups of the tile at this logical key.
+    std::int64_t ready_first_ = -1;
+    int ready_groups_ = 0;
+    Widening widening_[kMaxGroups];
 };
 
 // Writes the outputs of a unit whose keys are all folded.

@@ -42,6 +42,7 @@ std::int64_t element_bytes(const TileKernels& kernels) { return kernels.bf16_ele
 Elements elements_of(const TileKernels& kernels, KvFormat format, float kv_scale, DType query) {
     if (!kernels.bf16_elements) return {.in_place = format == KvFormat::f32};
     return {.in_place = format == KvFormat::bf16,
+            .codes = format != KvFormat::bf16,
             .token_scales = format == KvFormat::fp8_token,
             .key_scale = format == KvFormat::fp8_tensor ? kv_scale : 1.0f,
             .query_terms = query == DType::f16 ? 2 : 1};
@@ -63,7 +64,8 @@ ScorePlan plan_scores(int row_pairs, int first, int pairs, int query_terms) {
 void KeySource::lines(std::int64_t first, const std::byte*& keys, const std::byte*& rope) const {
     const std::int64_t slot = slot_of(first);
     if (kv_.format != KvFormat::fp8_token) {
-        keys = rope = slot_bytes(kv_, slot);
+        keys = slot_bytes(kv_, slot);
+        rope = nullptr;
         return;
     }
     const TokenPlanes planes = token_planes(kv_, slot);
@@ -74,6 +76,14 @@ void KeySource::lines(std::int64_t first, const std::byte*& keys, const std::byt
 
 int KeySource::line_step() const {
     return kv_.format == KvFormat::fp8_tensor || kv_.format == KvFormat::fp8_token ? 32 : 64;
+}
+
+Widening KeySource::widening(std::int64_t first, std::byte* to, float* scales) const {
+    const std::int64_t slot = slot_of(first);
+    if (kv_.format == KvFormat::fp8_tensor) return {slot_bytes(kv_, slot), nullptr, to};
+    const TokenPlanes planes = token_planes(kv_, slot);
+    std::memcpy(scales, planes.scale, kGroupKeys * 4);
+    return {planes.latent, planes.rope, to};
 }
 
 // Slots of one page.

@@ -20,6 +20,7 @@ std::int64_t element_bytes(const TileKernels& kernels);
 // its scores and probabilities. f32 kernels get keys that are scaled already.
 struct Elements {
     bool in_place = false;      // the cache's 16 keys are the kernels' 16 keys
+    bool codes = false;         // e4m3, for bf16 kernels to widen
     bool token_scales = false;  // keys come with scales of their own
     float key_scale = 1.0f;     // of all keys
     int query_terms = 1;        // f16 queries are the sum of two bf16 ones
@@ -48,6 +49,8 @@ class KeySource {
     // here.
     void lines(std::int64_t first, const std::byte*& keys, const std::byte*& rope) const;
     int line_step() const;
+    // 16 slots for the kernels to widen into `to`, and their scales.
+    Widening widening(std::int64_t first, std::byte* to, float* scales) const;
 
   private:
     std::int64_t slot_of(std::int64_t slot) const {

@@ -19,6 +19,14 @@ inline constexpr int kGroupKeys =
 inline constexpr int kMaxGroups = 16;
 inline constexpr int kMaxTileKeys = kGroupKeys * kMaxGroups;
 
+// 16 keys of an e4m3 cache on their way to bf16: 576 codes each, or 512 and 64 columns of bf16 rope
+// that lie apart (null: they do not).
+struct Widening {
+    const std::byte* codes;
+    const std::byte* rope;
+    std::byte* to;  // [16][576]
+};
+
 // Keys in logical order. Lane r sees the first visible[r] keys of the tile; a hidden key adds
 // exactly nothing.
 struct KeyTile {
@@ -35,11 +43,14 @@ struct KeyTile {
     const float* score_scale;
     const float* value_scale;
     // Fetched while group g is scored: a line per pair of the first segment from ahead[g] on,
-    // ahead_step bytes apart, and a line per pair of the last (if it is another) from
-    // ahead_rope[g] on, 64 bytes apart. Where ahead_step is 0, nothing.
+    // ahead_step bytes apart, and a line per pair of the last segment (if it is another) from
+    // ahead_rope[g] on (unless null), 64 bytes apart. Where ahead_step is 0, nothing.
     const std::byte* ahead[kMaxGroups];
     const std::byte* ahead_rope[kMaxGroups];
     int ahead_step;
+    // bf16 kernels, tiles of more than 8 lanes: keys of a later tile that are widened while group g
+    // is scored, where the dot products leave the shuffle units idle. Null: none.
+    const Widening* widening[kMaxGroups];
 };
 
 // bf16 kernels: a score is one chain of dot products of pairs over these segments in order. The

@@ -109,24 +109,9 @@ void up_project_bf16(const std::byte* const* latents, int groups, const UpWeight
     }
 }
 
-// In each 128 bits of the result, unpacking leaves the order it found there; so the codes are first
-// dealt out in eights.
 void widen_e4m3(const std::byte* from, float, std::byte* to, std::int64_t count) {
-    const __m512i low_table[2] = {_mm512_load_si512(kWidening.low),
-                                  _mm512_load_si512(kWidening.low + 64)};
-    const __m512i high_table[2] = {_mm512_load_si512(kWidening.high),
-                                   _mm512_load_si512(kWidening.high + 64)};
-    const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-    const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
-    for (std::int64_t i = 0; i < count; i += 64) {
-        const __m512i codes = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(from + i));
-        const __m512i low = _mm512_permutex2var_epi8(low_table[0], codes, low_table[1]);
-        const __m512i high = _mm512_permutex2var_epi8(high_table[0], codes, high_table[1]);
-        // high | (codes & sign)
-        const __m512i signed_high = _mm512_ternarylogic_epi32(high, codes, sign, 0xf8);
-        _mm512_storeu_si512(to + i * 2, _mm512_unpacklo_epi8(low, signed_high));
-        _mm512_storeu_si512(to + i * 2 + 64, _mm512_unpackhi_epi8(low, signed_high));
-    }
+    const Widener widener;
+    for (std::int64_t i = 0; i < count; i += 64) widener.widen(from + i, to + i * 2);
 }
 
 }  // namespace
