@@ -12,6 +12,8 @@ namespace espalier::mla::cpu {
 namespace {
 
 constexpr int kWaveSplits = 4;  // splits per worker between two merges when workers share blocks
+constexpr int kMergeLanes = 4;  // per task: few rows leave few units, and all workers should merge
+constexpr int kMergeTasks = kLanes / kMergeLanes;
 constexpr std::int64_t kBlockStates = kBlockUnits * kStateFloats;
 
 // A block's splits that fall into one wave of split tasks.
@@ -92,10 +94,6 @@ class Absorbed {
         return make_block(row, index);
     }
 
-    void merge(float* part, float* total, int unit) const {
-        plan_.kernels.merge(state_at(part, unit), state_at(total, unit), kLatent);
-    }
-
     void run_blocks() {
         context_.pool.run(blocks_, [this](std::int64_t task, int worker) {
             const Block block = block_at(task);
@@ -104,10 +102,12 @@ class Absorbed {
             fold.fold_split(0, block.row.keys, mine.total);
             for (std::int64_t split = 1; split < block.splits; ++split) {
                 fold.fold_split(split, block.row.keys, mine.part);
-                for (int unit = 0; unit < block.units(); ++unit) merge(mine.part, mine.total, unit);
+                for (int unit = 0; unit < block.units(); ++unit)
+                    plan_.kernels.merge(state_at(mine.part, unit), state_at(mine.total, unit),
+                                        kLatent, 0, kLanes);
             }
             for (int unit = 0; unit < block.units(); ++unit)
-                finish_unit(plan_, block, mine.total, unit);
+                finish_lanes(plan_, block, mine.total, unit, 0, kLanes);
         });
     }
 
@@ -156,24 +156,27 @@ class Absorbed {
             BlockFold(plan_, shares[at].block, scratch_[worker])
                 .fold_split(split, (split + 1) * kSplitKeys, states + task * kBlockStates);
         });
-        context_.pool.run(count * kBlockUnits, [&](std::int64_t task, int) {
-            const Share& share = shares[task / kBlockUnits];
-            const auto unit = static_cast<int>(task % kBlockUnits);
-            if (unit < share.block.units()) merge_share(share, unit, states, carry);
+        context_.pool.run(count * kBlockUnits * kMergeTasks, [&](std::int64_t task, int) {
+            const Share& share = shares[task / (kBlockUnits * kMergeTasks)];
+            const auto unit = static_cast<int>(task / kMergeTasks % kBlockUnits);
+            const auto first = static_cast<int>(task % kMergeTasks) * kMergeLanes;
+            if (unit < share.block.units()) merge_lanes(share, unit, first, states, carry);
         });
         const Share& last = shares[count - 1];
         if (last.last_split < last.block.splits && last.first_split == 0)
             std::copy_n(states + last.first_state * kBlockStates, kBlockStates, carry);
     }
 
-    void merge_share(const Share& share, int unit, float* states, float* carry) const {
+    void merge_lanes(const Share& share, int unit, int first, float* states, float* carry) const {
         float* const own = states + share.first_state * kBlockStates;
         const bool continues = share.first_split > 0;
         float* const total = continues ? carry : own;
         const std::int64_t parts = share.last_split - share.first_split;
         for (std::int64_t i = continues ? 0 : 1; i < parts; ++i)
-            merge(own + i * kBlockStates, total, unit);
-        if (share.last_split == share.block.splits) finish_unit(plan_, share.block, total, unit);
+            plan_.kernels.merge(state_at(own + i * kBlockStates, unit), state_at(total, unit),
+                                kLatent, first, first + kMergeLanes);
+        if (share.last_split == share.block.splits)
+            finish_lanes(plan_, share.block, total, unit, first, first + kMergeLanes);
     }
 
     OpContext& context_;

@@ -194,10 +194,11 @@ void BlockFold::fold(const KeyTile& tile, int unit, float* states) const {
                            tile, *mine_.tile, state_at(states, unit));
 }
 
-void finish_unit(const AbsorbedPlan& plan, const Block& block, float* states, int unit) {
+void finish_lanes(const AbsorbedPlan& plan, const Block& block, float* states, int unit, int first,
+                  int last) {
     const std::int64_t packed =
         block.row.first_token * plan.call.heads + block.first + unit * kLanes;
-    for (int lane = 0; lane < block.lanes(unit); ++lane)
+    for (int lane = first; lane < std::min(last, block.lanes(unit)); ++lane)
         plan.output.finish(plan.kernels, state_at(states, unit), lane, packed + lane);
 }
 

@@ -88,7 +88,8 @@ class BlockFold {
     Widening widening_[kMaxGroups];
 };
 
-// Writes the outputs of a unit whose keys are all folded.
-void finish_unit(const AbsorbedPlan& plan, const Block& block, float* states, int unit);
+// Writes the outputs of lanes [first, last) of a unit whose keys are all folded.
+void finish_lanes(const AbsorbedPlan& plan, const Block& block, float* states, int unit, int first,
+                  int last);
 
 }  // namespace espalier::mla::cpu

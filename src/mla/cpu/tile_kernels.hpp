@@ -107,8 +107,8 @@ struct TileKernels {
     // elements), times key_scale [groups][16] unless null (bf16 kernels only).
     void (*up_project)(const std::byte* const* latents, int groups, const UpWeights& weights,
                        const float* key_scale, std::byte* out, std::int64_t out_stride);
-    // total = total merged with part, columns each.
-    void (*merge)(const LaneState& part, const LaneState& total, int columns);
+    // Lanes [first, last) of total, columns each, merged with those of part.
+    void (*merge)(const LaneState& part, const LaneState& total, int columns, int first, int last);
     // One lane's row of `out` times `factor`, in column order, rounded once to f32, bf16 or f16.
     void (*store_row)(const float* row, float factor, int columns, DType dtype, std::byte* to);
     // `count` (a multiple of 64) elements of the cache in the kernels' elements. e4m3 becomes f32
