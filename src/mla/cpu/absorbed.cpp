@@ -99,9 +99,9 @@ class Absorbed {
             const Block block = block_at(task);
             BlockScratch& mine = scratch_[worker];
             BlockFold fold(plan_, block, mine);
-            fold.fold_split(0, block.row.keys, mine.total);
+            fold.fold_split(0, 1, mine.total);
             for (std::int64_t split = 1; split < block.splits; ++split) {
-                fold.fold_split(split, block.row.keys, mine.part);
+                fold.fold_split(split, 1, mine.part);
                 for (int unit = 0; unit < block.units(); ++unit)
                     plan_.kernels.merge(state_at(mine.part, unit), state_at(mine.total, unit),
                                         kLatent, 0, kLanes);
@@ -154,7 +154,7 @@ class Absorbed {
             while (at + 1 < count && shares[at + 1].first_state <= task) ++at;
             const std::int64_t split = shares[at].first_split + task - shares[at].first_state;
             BlockFold(plan_, shares[at].block, scratch_[worker])
-                .fold_split(split, (split + 1) * kSplitKeys, states + task * kBlockStates);
+                .fold_split(split, workers_, states + task * kBlockStates);
         });
         context_.pool.run(count * kBlockUnits * kMergeTasks, [&](std::int64_t task, int) {
             const Share& share = shares[task / (kBlockUnits * kMergeTasks)];

@@ -54,6 +54,8 @@ BlockFold::BlockFold(const AbsorbedPlan& plan, const Block& block, BlockScratch&
       block_(block),
       mine_(mine),
       source_(plan.kernels, plan.elements, plan.call.kv, block_.row) {
+    reach_ = block_.row.all_straight() ? block_.row.prefix(token_of(block_.rows - 1))
+                                       : block_.row.straight();
     const std::int64_t packed = block_.row.first_token * plan_.call.heads + block_.first;
     if (mine_.packed == packed) return;
     mine_.packed = packed;
@@ -64,14 +66,16 @@ BlockFold::BlockFold(const AbsorbedPlan& plan, const Block& block, BlockScratch&
                      mine_.queries + unit * kQueryBytes);
 }
 
-void BlockFold::fold_split(std::int64_t split, std::int64_t fetch_end, float* states) {
+void BlockFold::fold_split(std::int64_t split, std::int64_t stride, float* states) {
+    split_end_ = (split + 1) * kSplitKeys;
+    jump_ = (stride - 1) * kSplitKeys;
     for (int unit = 0; unit < block_.units(); ++unit) reset_state(state_at(states, unit), kLatent);
     const std::int64_t tile = plan_.kernels.absorbed_tile;
     const std::int64_t straight = block_.row.straight();
-    const std::int64_t end = std::min((split + 1) * kSplitKeys, block_.row.keys);
+    const std::int64_t end = std::min(split_end_, block_.row.keys);
     for (std::int64_t first = split * kSplitKeys; first < end; first += tile) {
         if (block_.row.all_straight() || first + tile <= straight) {
-            fold_shared(first, std::min(fetch_end, straight), states);
+            fold_shared(first, states);
             continue;
         }
         for (std::int64_t token = token_of(0); token <= token_of(block_.rows - 1); ++token)
@@ -86,7 +90,7 @@ std::int64_t BlockFold::seen_by(int row, std::int64_t first) const {
     return std::clamp<std::int64_t>(block_.row.prefix(token_of(row)) - first, 0, tile);
 }
 
-void BlockFold::fold_shared(std::int64_t first, std::int64_t fetch_end, float* states) {
+void BlockFold::fold_shared(std::int64_t first, float* states) {
     const int ready = ready_first_ == first ? ready_groups_ : 0;
     if (ready > 0) buffer_ ^= 1;
     KeyTile tile = empty_tile();
@@ -101,7 +105,7 @@ void BlockFold::fold_shared(std::int64_t first, std::int64_t fetch_end, float* s
                 ? copy
                 : source_.straight(first + key, readable, copy, scales_of(tile.groups, buffer_));
     }
-    fetch_ahead(first, fetch_end, tile);
+    fetch_ahead(first, tile);
     for (int unit = 0; unit < block_.units(); ++unit) {
         std::int64_t unit_most = 0;
         for (int lane = 0; lane < block_.lanes(unit); ++lane) {
@@ -112,7 +116,7 @@ void BlockFold::fold_shared(std::int64_t first, std::int64_t fetch_end, float* s
         tile.lanes = block_.lanes(unit);
         std::fill(tile.visible + tile.lanes, tile.visible + kLanes, 0);
         if (tile.groups == 0) continue;
-        if (tile.ahead_step != 0) widen_ahead(first + plan_.kernels.absorbed_tile, fetch_end, tile);
+        if (tile.ahead_step != 0) widen_ahead(first + plan_.kernels.absorbed_tile, tile);
         fold(tile, unit, states);
         tile.ahead_step = 0;  // once is enough
         std::fill_n(tile.widening, kMaxGroups, nullptr);
@@ -120,11 +124,12 @@ void BlockFold::fold_shared(std::int64_t first, std::int64_t fetch_end, float* s
 }
 
 // Lets the tile's fold widen the first groups of the tile at `next`, as many as it scores itself.
-void BlockFold::widen_ahead(std::int64_t next, std::int64_t fetch_end, KeyTile& tile) {
+void BlockFold::widen_ahead(std::int64_t next, KeyTile& tile) {
     if (!plan_.elements.codes || tile.lanes <= kLanes / 2) return;
+    const std::int64_t end = jump_ == 0 ? reach_ : std::min(reach_, split_end_);
     const int other = buffer_ ^ 1;
     int group = 0;
-    for (; group < tile.groups && next + (group + 1) * kGroupKeys <= fetch_end; ++group) {
+    for (; group < tile.groups && next + (group + 1) * kGroupKeys <= end; ++group) {
         widening_[group] = source_.widening(next + group * kGroupKeys, copy_of(group, other),
                                             scales_of(group, other));
         tile.widening[group] = &widening_[group];
@@ -135,13 +140,14 @@ void BlockFold::widen_ahead(std::int64_t next, std::int64_t fetch_end, KeyTile& 
 
 // Keys that are read in place are fetched two groups ahead (kernels may score two at once); codes,
 // two groups before they are widened, which is a tile before they are scored.
-void BlockFold::fetch_ahead(std::int64_t first, std::int64_t fetch_end, KeyTile& tile) const {
+void BlockFold::fetch_ahead(std::int64_t first, KeyTile& tile) const {
     const std::int64_t lead =
         2 * kGroupKeys + (plan_.elements.in_place ? 0 : plan_.kernels.absorbed_tile);
     for (int group = 0; group < tile.groups; ++group) {
-        const std::int64_t next = first + group * kGroupKeys + lead;
+        std::int64_t next = first + group * kGroupKeys + lead;
+        if (next >= split_end_) next += jump_;
         tile.ahead[group] = tile.key[group];
-        if (next < fetch_end) source_.lines(next, tile.ahead[group], tile.ahead_rope[group]);
+        if (next < reach_) source_.lines(next, tile.ahead[group], tile.ahead_rope[group]);
     }
     tile.ahead_step = source_.line_step();
 }

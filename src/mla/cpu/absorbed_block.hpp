@@ -60,20 +60,21 @@ class BlockFold {
   public:
     BlockFold(const AbsorbedPlan& plan, const Block& block, BlockScratch& mine);
 
-    // Folds split `split` of the block's keys into fresh states [unit]. Keys before `fetch_end` are
-    // this worker's to come: they are fetched while it computes.
-    void fold_split(std::int64_t split, std::int64_t fetch_end, float* states);
+    // Folds split `split` of the block's keys into fresh states [unit]. `stride` splits later comes
+    // the one that this worker will probably fold next: its first keys are fetched with the last of
+    // this one.
+    void fold_split(std::int64_t split, std::int64_t stride, float* states);
 
   private:
     std::int64_t token_of(int row) const { return (block_.first + row) / plan_.call.heads; }
     std::int64_t seen_by(int row, std::int64_t first) const;
-    void fold_shared(std::int64_t first, std::int64_t fetch_end, float* states);
+    void fold_shared(std::int64_t first, float* states);
     void fold_private(std::int64_t token, std::int64_t first, float* states);
     KeyTile empty_tile() const;
     std::byte* copy_of(int group, int buffer) const;
     float* scales_of(int group, int buffer) const;
-    void fetch_ahead(std::int64_t first, std::int64_t fetch_end, KeyTile& tile) const;
-    void widen_ahead(std::int64_t next, std::int64_t fetch_end, KeyTile& tile);
+    void fetch_ahead(std::int64_t first, KeyTile& tile) const;
+    void widen_ahead(std::int64_t next, KeyTile& tile);
     void fold(const KeyTile& tile, int unit, float* states) const;
 
     const AbsorbedPlan& plan_;
@@ -81,7 +82,11 @@ class BlockFold {
     BlockScratch& mine_;
     KeySource source_;
     SlotCursor cursors_[kBlockRows];
-    int buffer_ = 0;  // of BlockScratch::keys
+    // Logical keys that some row of the block sees and that are the slots themselves.
+    std::int64_t reach_ = 0;
+    std::int64_t split_end_ = 0;
+    std::int64_t jump_ = 0;  // from the end of a split to the next one's beginning
+    int buffer_ = 0;         // of BlockScratch::keys
     // The other buffer holds this many groups of the tile at this logical key.
     std::int64_t ready_first_ = -1;
     int ready_groups_ = 0;
