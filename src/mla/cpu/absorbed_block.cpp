@@ -29,15 +29,16 @@ AbsorbedPlan::AbsorbedPlan(const TileKernels& kernels_, const AbsorbedCall& call
                                      static_cast<double>(elements.key_scale) * query_scale);
 }
 
-BlockScratch::BlockScratch(const TileKernels& kernels, std::byte* memory) : packed(-1) {
+BlockScratch::BlockScratch(const TileKernels& kernels, std::byte* memory)
+    : packed(-1), buffer(0), ready_first(-1), ready_groups(0) {
     const auto take = [&memory](std::int64_t bytes) {
         return std::exchange(memory, memory + bytes);
     };
     tile = reinterpret_cast<TileScratch*>(take(sizeof(TileScratch)));
     queries = take(kBlockUnits * kQueryBytes);
-    for (int buffer = 0; buffer < 2; ++buffer) {
-        keys[buffer] = take(tile_bytes(kernels));
-        scales[buffer] = reinterpret_cast<float*>(take(kMaxTileKeys * 4));
+    for (int i = 0; i < 2; ++i) {
+        keys[i] = take(tile_bytes(kernels));
+        scales[i] = reinterpret_cast<float*>(take(kMaxTileKeys * 4));
     }
     part = reinterpret_cast<float*>(take(kStatesBytes));
     total = reinterpret_cast<float*>(take(kStatesBytes));
@@ -59,6 +60,7 @@ BlockFold::BlockFold(const AbsorbedPlan& plan, const Block& block, BlockScratch&
     const std::int64_t packed = block_.row.first_token * plan_.call.heads + block_.first;
     if (mine_.packed == packed) return;
     mine_.packed = packed;
+    mine_.ready_first = -1;
     const auto row_bytes = kKey * static_cast<std::int64_t>(bytes_of(plan_.call.q_dtype));
     for (int unit = 0; unit < block_.units(); ++unit)
         pack_queries(plan_.kernels, plan_.call.q + (packed + unit * kLanes) * row_bytes,
@@ -91,19 +93,19 @@ std::int64_t BlockFold::seen_by(int row, std::int64_t first) const {
 }
 
 void BlockFold::fold_shared(std::int64_t first, float* states) {
-    const int ready = ready_first_ == first ? ready_groups_ : 0;
-    if (ready > 0) buffer_ ^= 1;
+    const int ready = mine_.ready_first == first ? mine_.ready_groups : 0;
+    if (ready > 0) mine_.buffer ^= 1;
     KeyTile tile = empty_tile();
     // The last token sees the most.
     const std::int64_t most = seen_by(block_.rows - 1, first);
     for (std::int64_t key = 0; key < most; key += kGroupKeys, ++tile.groups) {
         const std::int64_t readable =
             std::min<std::int64_t>(kGroupKeys, block_.row.keys - (first + key));
-        std::byte* copy = copy_of(tile.groups, buffer_);
+        std::byte* copy = copy_of(tile.groups, mine_.buffer);
         tile.key[tile.groups] = tile.value[tile.groups] =
-            tile.groups < ready
-                ? copy
-                : source_.straight(first + key, readable, copy, scales_of(tile.groups, buffer_));
+            tile.groups < ready ? copy
+                                : source_.straight(first + key, readable, copy,
+                                                   scales_of(tile.groups, mine_.buffer));
     }
     fetch_ahead(first, tile);
     for (int unit = 0; unit < block_.units(); ++unit) {
@@ -126,16 +128,16 @@ void BlockFold::fold_shared(std::int64_t first, float* states) {
 // Lets the tile's fold widen the first groups of the tile at `next`, as many as it scores itself.
 void BlockFold::widen_ahead(std::int64_t next, KeyTile& tile) {
     if (!plan_.elements.codes || tile.lanes <= kLanes / 2) return;
-    const std::int64_t end = jump_ == 0 ? reach_ : std::min(reach_, split_end_);
-    const int other = buffer_ ^ 1;
+    if (next >= split_end_) next += jump_;
+    const int other = mine_.buffer ^ 1;
     int group = 0;
-    for (; group < tile.groups && next + (group + 1) * kGroupKeys <= end; ++group) {
+    for (; group < tile.groups && next + (group + 1) * kGroupKeys <= reach_; ++group) {
         widening_[group] = source_.widening(next + group * kGroupKeys, copy_of(group, other),
                                             scales_of(group, other));
         tile.widening[group] = &widening_[group];
     }
-    ready_first_ = next;
-    ready_groups_ = group;
+    mine_.ready_first = next;
+    mine_.ready_groups = group;
 }
 
 // Keys that are read in place are fetched two groups ahead (kernels may score two at once); codes,
@@ -162,8 +164,8 @@ void BlockFold::fold_private(std::int64_t token, std::int64_t first, float* stat
     KeyTile tile = empty_tile();
     for (std::int64_t key = 0; key < count; key += kGroupKeys, ++tile.groups) {
         const std::int64_t here = std::min<std::int64_t>(kGroupKeys, count - key);
-        std::byte* copy = copy_of(tile.groups, buffer_);
-        float* scales = scales_of(tile.groups, buffer_);
+        std::byte* copy = copy_of(tile.groups, mine_.buffer);
+        float* scales = scales_of(tile.groups, mine_.buffer);
         const std::byte* group = first + key + kGroupKeys <= straight
                                      ? source_.straight(first + key, kGroupKeys, copy, scales)
                                      : source_.gathered(slots + key, here, copy, scales);
@@ -185,7 +187,8 @@ void BlockFold::fold_private(std::int64_t token, std::int64_t first, float* stat
 
 KeyTile BlockFold::empty_tile() const {
     KeyTile tile{};
-    if (plan_.elements.token_scales) tile.score_scale = tile.value_scale = mine_.scales[buffer_];
+    if (plan_.elements.token_scales)
+        tile.score_scale = tile.value_scale = mine_.scales[mine_.buffer];
     return tile;
 }
 std::byte* BlockFold::copy_of(int group, int buffer) const {

@@ -51,6 +51,10 @@ struct BlockScratch {
     float* part;          // states [unit], for the caller
     float* total;         // likewise
     std::int64_t packed;  // the block whose queries are packed: its first packed row in the call
+    int buffer;           // of keys and scales: the current one
+    // The other buffer holds this many groups of that block's tile at this logical key.
+    std::int64_t ready_first;
+    int ready_groups;
 
     BlockScratch(const TileKernels& kernels, std::byte* memory);
     static std::int64_t bytes(const TileKernels& kernels);
@@ -61,8 +65,8 @@ class BlockFold {
     BlockFold(const AbsorbedPlan& plan, const Block& block, BlockScratch& mine);
 
     // Folds split `split` of the block's keys into fresh states [unit]. `stride` splits later comes
-    // the one that this worker will probably fold next: its first keys are fetched with the last of
-    // this one.
+    // the one that this worker will probably fold next: its first keys are fetched, and widened,
+    // with the last of this one.
     void fold_split(std::int64_t split, std::int64_t stride, float* states);
 
   private:
@@ -86,10 +90,6 @@ class BlockFold {
     std::int64_t reach_ = 0;
     std::int64_t split_end_ = 0;
     std::int64_t jump_ = 0;  // from the end of a split to the next one's beginning
-    int buffer_ = 0;         // of BlockScratch::keys
-    // The other buffer holds this many groups of the tile at this logical key.
-    std::int64_t ready_first_ = -1;
-    int ready_groups_ = 0;
     Widening widening_[kMaxGroups];
 };
 
