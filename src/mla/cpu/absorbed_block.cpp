@@ -71,7 +71,7 @@ BlockFold::BlockFold(const AbsorbedPlan& plan, const Block& block, BlockScratch&
 void BlockFold::fold_split(std::int64_t split, std::int64_t stride, float* states) {
     split_end_ = (split + 1) * kSplitKeys;
     jump_ = (stride - 1) * kSplitKeys;
-    for (int unit = 0; unit < block_.units(); ++unit) reset_state(state_at(states, unit), kLatent);
+    std::fill_n(fresh_, kBlockUnits, true);
     const std::int64_t tile = plan_.kernels.absorbed_tile;
     const std::int64_t straight = block_.row.straight();
     const std::int64_t end = std::min(split_end_, block_.row.keys);
@@ -83,6 +83,8 @@ void BlockFold::fold_split(std::int64_t split, std::int64_t stride, float* state
         for (std::int64_t token = token_of(0); token <= token_of(block_.rows - 1); ++token)
             fold_private(token, first, states);
     }
+    for (int unit = 0; unit < block_.units(); ++unit)
+        if (fresh_[unit]) reset_state(state_at(states, unit), kLatent);
 }
 
 // How many of a shared tile's keys packed row `row` of the block sees.
@@ -198,9 +200,15 @@ float* BlockFold::scales_of(int group, int buffer) const {
     return mine_.scales[buffer] + group * kGroupKeys;
 }
 
-void BlockFold::fold(const KeyTile& tile, int unit, float* states) const {
+// A state begins with the first tile folded into it. Where that writes all of `out`, zeroing it
+// first would only wait for 32 KB of lines that another core merged last.
+void BlockFold::fold(KeyTile& tile, int unit, float* states) {
+    const LaneState state = state_at(states, unit);
+    tile.fresh = fresh_[unit] && plan_.kernels.bf16_elements && tile.lanes > kLanes / 2;
+    if (fresh_[unit]) reset_state(state, tile.fresh ? 0 : kLatent);
+    fresh_[unit] = false;
     plan_.kernels.absorbed({mine_.queries + unit * kQueryBytes, plan_.score_scale, &plan_.scores},
-                           tile, *mine_.tile, state_at(states, unit));
+                           tile, *mine_.tile, state);
 }
 
 void finish_lanes(const AbsorbedPlan& plan, const Block& block, float* states, int unit, int first,

@@ -79,7 +79,7 @@ class BlockFold {
     float* scales_of(int group, int buffer) const;
     void fetch_ahead(std::int64_t first, KeyTile& tile) const;
     void widen_ahead(std::int64_t next, KeyTile& tile);
-    void fold(const KeyTile& tile, int unit, float* states) const;
+    void fold(KeyTile& tile, int unit, float* states);
 
     const AbsorbedPlan& plan_;
     const Block& block_;
@@ -89,7 +89,8 @@ class BlockFold {
     // Logical keys that some row of the block sees and that are the slots themselves.
     std::int64_t reach_ = 0;
     std::int64_t split_end_ = 0;
-    std::int64_t jump_ = 0;  // from the end of a split to the next one's beginning
+    std::int64_t jump_ = 0;         // from the end of a split to the next one's beginning
+    bool fresh_[kBlockUnits] = {};  // units of this split whose state was not begun
     Widening widening_[kMaxGroups];
 };
 

@@ -147,6 +147,8 @@ const std::byte* KeySource::gathered(const std::int32_t* slots, std::int64_t cou
 
 void pack_queries(const TileKernels& kernels, const std::byte* q, DType dtype, std::int64_t columns,
                   std::int64_t row_stride, int lanes, std::byte* block) {
+    if (lanes == kLanes && dtype == DType::bf16 && kernels.pack_rows != nullptr)
+        return kernels.pack_rows(q, row_stride, static_cast<int>(columns), block);
     if (lanes < kLanes) std::memset(block, 0, static_cast<std::size_t>(query_block_bytes(columns)));
     const auto row_bytes = row_stride * static_cast<std::int64_t>(bytes_of(dtype));
     for (int lane = 0; lane < lanes; ++lane) {

@@ -38,6 +38,9 @@ struct KeyTile {
     // alone.
     int first_lane;
     int lanes;
+    // bf16 kernels, tiles of more than 8 lanes: the state's `out` was not written yet and counts as
+    // zeros.
+    bool fresh;
     // bf16 kernels over e4m3 codes: what a key's scaled segments (ScorePlan), and its
     // probabilities, are multiplied by. [groups][16], or null for 1.
     const float* score_scale;
@@ -116,6 +119,10 @@ struct TileKernels {
     void (*widen_bf16)(const std::byte* from, float* to, std::int64_t count);
     void (*widen_fp16)(const std::byte* from, float* to, std::int64_t count);
     void (*widen_e4m3)(const std::byte* from, float scale, std::byte* to, std::int64_t count);
+    // 16 bf16 rows, row_stride elements apart, as a query block of one term. columns is a multiple
+    // of 32. Null: the kernels have other elements.
+    void (*pack_rows)(const std::byte* rows, std::int64_t row_stride, int columns,
+                      std::byte* block);
 };
 
 extern const TileKernels kPortableTiles;

@@ -126,7 +126,8 @@ constinit const TileKernels kAvx512Bf16Tiles = {
     store_row_bf16,
     nullptr,  // bf16 is read as it lies; f32 and fp16 caches go through the f32 kernels
     nullptr,
-    widen_e4m3};
+    widen_e4m3,
+    pack_rows};
 
 }  // namespace espalier::mla::cpu
 ESPALIER_ISA_END
