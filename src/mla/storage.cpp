@@ -9,21 +9,6 @@
 namespace espalier::mla {
 namespace {
 
-// The three planes of an fp8_token page, at one slot.
-struct TokenPlanes {
-    std::byte* latent;  // e4m3 [512]
-    std::byte* rope;    // bf16 [64]
-    std::byte* scale;   // f32
-};
-
-TokenPlanes token_planes(const KvPages& kv, std::int64_t slot) {
-    std::byte* page = kv.data + slot / kv.page_tokens * kv.page_stride;
-    const std::int64_t place = slot % kv.page_tokens;
-    const std::int64_t tokens = kv.page_tokens;
-    return {page + place * kLatent, page + tokens * kLatent + place * kRope * 2,
-            page + tokens * (kLatent + kRope * 2) + place * 4};
-}
-
 template <typename T>
 T load(const std::byte* data, std::int64_t index) {
     T value;
@@ -80,6 +65,14 @@ bool write_row(std::byte* row, const float* latent, const float* rope) {
 }
 
 }  // namespace
+
+TokenPlanes token_planes(const KvPages& kv, std::int64_t slot) {
+    std::byte* page = kv.data + slot / kv.page_tokens * kv.page_stride;
+    const std::int64_t place = slot % kv.page_tokens;
+    const std::int64_t tokens = kv.page_tokens;
+    return {page + place * kLatent, page + tokens * kLatent + place * kRope * 2,
+            page + tokens * (kLatent + kRope * 2) + place * 4};
+}
 
 std::string_view name_of(KvFormat format) {
     switch (format) {

@@ -110,7 +110,7 @@ TEST_P(MlaDecompressed, Accuracy) {
 TEST_P(MlaDecompressed, ChunksThreadsAndPagesGiveTheSameBits) {
     Random random(32);
     const int heads = 2;
-    const int tokens = 530;
+    const int tokens = GetParam().slow() ? 290 : 530;
     const Prompt prompt(random, usual_weights(), heads);
     const Row whole = prompt.row(random, tokens, tokens);
     const Result expected = prompt.run(*kernels, format(), {whole});
@@ -139,7 +139,7 @@ TEST_P(MlaDecompressed, ChunksThreadsAndPagesGiveTheSameBits) {
     }
     std::vector<Row> singles;
     for (const int token : {0, 1, 15, 16, 17, 100, 254, 255, 256, 257, 511, 512, 529})
-        singles.push_back(part(token, 1));
+        if (token < tokens) singles.push_back(part(token, 1));
     const Result result = prompt.run(*kernels, format(), singles, {}, 2);
     for (std::size_t i = 0; i < singles.size(); ++i)
         ASSERT_TRUE(same_bits(result, static_cast<std::int64_t>(i), expected, singles[i].keys - 1));

@@ -104,6 +104,7 @@ TEST_P(MlaInvariance, EveryTokenEqualsItsCompactedRow) {
         Random random(24);
         for (const int keys : {20, 64, 100, 128, 191, 520, 576}) {
             if (heads == 3 && keys > 128) continue;
+            if (heads == 16 && keys == 191 && GetParam().slow()) break;
             std::vector<Row> rows;
             rows.push_back(make_row(random, MaskKind::tree, heads, random.between(1, 16), keys));
             grow_tree(random, rows.back(), kShapes[random.between(1, 5)]);

@@ -100,19 +100,6 @@ TEST_F(MlaRefusal, NoSilentNoOp) {
     }
 }
 
-TEST_F(MlaRefusal, Fp8CachesOnTheCpu) {
-    const auto kernels = make_cpu_kernels(best_cpu_variant());
-    for (const KvFormat format : {KvFormat::fp8_tensor, KvFormat::fp8_token}) {
-        call.kv.format = format;
-        const Expected<void> done = kernels->absorbed(context, call);
-        ASSERT_FALSE(done);
-        EXPECT_NE(done.error().message.find(name_of(format)), std::string::npos);
-        EXPECT_EQ(done.error().kind, ErrorKind::unsupported);
-        EXPECT_FALSE(kernels->append(context, {.kv = call.kv}));
-        EXPECT_FALSE(kernels->compact(context, {.kv = call.kv}));
-    }
-}
-
 TEST_F(MlaRefusal, DecompressedTakesCausalRowsOfOneRank) {
     const std::vector<std::byte> weights(2 * 128 * 512 * 2);
     DecompressedCall prompt;
