@@ -18,6 +18,7 @@ Run add_generate(CLI::App& app);
 Run add_inspect(CLI::App& app);
 Run add_tokenize(CLI::App& app);
 Run add_make_model(CLI::App& app);
-Run add_bench(CLI::App& app);
+Run add_selftest(CLI::App& app);
+Run add_bench(CLI::App& app);  // with its own sub-commands: model and mla
 
 }  // namespace espalier::cli
