@@ -19,7 +19,7 @@ Reserve capacities_of_graph(int page_tokens) {
     const int pages = (kMaxKeys + page_tokens - 1) / page_tokens;
     reserve.rows = kRows;
     reserve.tokens = kRows * kMaxTokens + 3;
-    reserve.block_entries = pages + 1;
+    reserve.block_entries = pages + Layout{}.spare_entries;
     reserve.mask_bytes = kRows * kMaxTokens * kMaxKeys;
     reserve.pages = kRows * pages * 4 / 3 + 2;
     reserve.max_q_len = kMaxTokens;

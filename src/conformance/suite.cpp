@@ -86,9 +86,11 @@ std::vector<DType> legal_queries(KvFormat format) {
 Support ask(Device& device, KvFormat format) {
     Support support;
     support.format = format;
+    // Any other error is no refusal: the checks will run into it and say so.
     const auto accepted = [&](const Expected<void>& answer) {
-        if (!answer) support.refusals.push_back(answer.error().message);
-        return answer.has_value();
+        if (answer || answer.error().kind != ErrorKind::unsupported) return true;
+        support.refusals.push_back(answer.error().message);
+        return false;
     };
     for (const DType query : legal_queries(format)) {
         if (accepted(ask_absorbed(device, format, query))) support.queries.push_back(query);
