@@ -39,8 +39,8 @@ struct Layout {
     int spare_entries = 2;  // block-table entries past the last page
     int dcp_world = 1;
     int dcp_rank = 0;
-    std::optional<DType> query;  // none: the usual one
-    Reserve reserve;
+    std::optional<DType> query = {};  // none: the usual one
+    Reserve reserve = {};
 };
 
 // Plain arrays; the names are those of RaggedRows.
