@@ -49,8 +49,13 @@ inline const std::vector<Implementation>& cpu_implementations() {
     static const std::vector<Implementation> result = [] {
         std::vector<Implementation> found;
         for (const CpuVariant variant : cpu_variants())
-            for (const Implementation& implementation : formats_of(variant))
-                found.push_back(implementation);
+            for (const Implementation& implementation : formats_of(variant)) {
+                // bf16 dot products cannot serve these caches: the kernels are avx512's.
+                const bool same = variant == CpuVariant::avx512_bf16 &&
+                                  (implementation.format == mla::KvFormat::f32 ||
+                                   implementation.format == mla::KvFormat::fp16);
+                if (!same) found.push_back(implementation);
+            }
         return found;
     }();
     return result;
