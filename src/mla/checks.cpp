@@ -98,6 +98,9 @@ Expected<void> check_row_words(const RaggedRows& rows) {
     if (rows.custom_mask_len < 0 || (rows.custom_mask == nullptr && rows.custom_mask_len > 0))
         return fail(ErrorKind::invalid, "a dense mask of {} bytes at {}", rows.custom_mask_len,
                     rows.custom_mask == nullptr ? "no address" : "an address");
+    if (rows.custom_mask != nullptr && rows.custom_mask_offset == nullptr)
+        return fail(ErrorKind::invalid, "a dense mask of {} bytes without custom_mask_offset",
+                    rows.custom_mask_len);
     if (rows.dcp_world < 1 || rows.dcp_rank < 0 || rows.dcp_rank >= rows.dcp_world)
         return fail(ErrorKind::invalid, "context-parallel rank {} of {}", rows.dcp_rank,
                     rows.dcp_world);
@@ -159,14 +162,6 @@ Expected<void> check_slot(const KvPages& kv, std::int64_t slot, std::string_view
     const std::int64_t slots = kv.page_count * kv.page_tokens;
     if (slot < 0 || slot >= slots)
         return fail(ErrorKind::invalid, "{} {} is slot {} of {}", what, index, slot, slots);
-    return {};
-}
-
-Expected<void> check_aligned(const void* address, std::string_view name) {
-    const auto bytes = reinterpret_cast<std::uintptr_t>(address) % kCudaAlignment;
-    if (bytes != 0)
-        return fail(ErrorKind::invalid, "{} lies {} bytes behind a multiple of {}", name, bytes,
-                    kCudaAlignment);
     return {};
 }
 
@@ -254,16 +249,19 @@ Expected<void> check_cuda_pages(const KvPages& kv) {
     if (kv.format == KvFormat::f32)
         return fail(ErrorKind::unsupported,
                     "an f32 cache on CUDA: bf16, fp16, fp8_tensor and fp8_token are possible");
-    ESPALIER_RETURN_IF_ERROR(check_aligned(kv.data, "the first page"));
+    ESPALIER_RETURN_IF_ERROR(check_cuda_address(kv.data, "the first page"));
     if (kv.page_stride % kCudaAlignment != 0)
         return fail(ErrorKind::invalid, "a page stride of {} bytes is no multiple of {}",
                     kv.page_stride, kCudaAlignment);
     return {};
 }
 
-Expected<void> check_cuda_tokens(const void* q, const void* out) {
-    ESPALIER_RETURN_IF_ERROR(check_aligned(q, "q"));
-    return check_aligned(out, "out");
+Expected<void> check_cuda_address(const void* address, std::string_view name) {
+    const auto bytes = reinterpret_cast<std::uintptr_t>(address) % kCudaAlignment;
+    if (bytes != 0)
+        return fail(ErrorKind::invalid, "{} lies {} bytes behind a multiple of {}", name, bytes,
+                    kCudaAlignment);
+    return {};
 }
 
 }  // namespace espalier::mla

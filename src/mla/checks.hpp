@@ -23,6 +23,6 @@ Expected<void> check_compact_words(const CompactCall& call);
 
 // CUDA's own limits, on top of the words: no f32 caches, and alignment.
 Expected<void> check_cuda_pages(const KvPages& kv);
-Expected<void> check_cuda_tokens(const void* q, const void* out);
+Expected<void> check_cuda_address(const void* address, std::string_view name);
 
 }  // namespace espalier::mla

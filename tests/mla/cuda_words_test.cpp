@@ -82,9 +82,10 @@ TEST(MlaWords, CudaNamesItsLimits) {
     kv = pages(KvFormat::bf16);
     kv.page_stride += 8;
     EXPECT_NE(refusal(check_cuda_pages, kv).find("no multiple of 16"), std::string::npos);
-    EXPECT_TRUE(check_cuda_tokens(elsewhere<std::byte>(), elsewhere<std::byte>()));
-    EXPECT_FALSE(check_cuda_tokens(elsewhere<std::byte>(0x1002), elsewhere<std::byte>()));
-    EXPECT_FALSE(check_cuda_tokens(elsewhere<std::byte>(), elsewhere<std::byte>(0x1004)));
+    EXPECT_TRUE(check_cuda_address(elsewhere<std::byte>(), "q"));
+    const Expected<void> odd = check_cuda_address(elsewhere<std::byte>(0x1002), "out");
+    ASSERT_FALSE(odd);
+    EXPECT_NE(odd.error().message.find("out lies 2 bytes behind"), std::string::npos);
 }
 
 // Without a GPU the factory says what is missing; with one it works (tests labelled gpu).

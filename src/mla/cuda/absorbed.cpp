@@ -9,16 +9,12 @@
 #include <vector>
 
 #include "mla/cuda/absorbed_params.hpp"
+#include "mla/cuda/launch.hpp"
 
 namespace espalier::mla::cuda {
 namespace {
 
 constexpr int kWidest = 64;  // packed rows of one block; wider rows take several
-
-Expected<void> checked(cudaError_t status, std::string_view what) {
-    if (status == cudaSuccess) return {};
-    return fail(ErrorKind::io, "{}: {}", what, cudaGetErrorString(status));
-}
 
 Expected<int> multiprocessors() {
     int device = 0;

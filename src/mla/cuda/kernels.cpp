@@ -12,17 +12,28 @@ namespace {
 class CudaKernels final : public Kernels {
   public:
     Expected<void> absorbed(OpContext& context, const AbsorbedCall& call) const override {
-        ESPALIER_RETURN_IF_ERROR(check_absorbed_words(call));
-        ESPALIER_RETURN_IF_ERROR(check_cuda_pages(call.kv));
-        ESPALIER_RETURN_IF_ERROR(check_cuda_tokens(call.q, call.out));
+        ESPALIER_RETURN_IF_ERROR(check_words(call));
         return cuda::absorbed(context, call);
+    }
+
+    Expected<void> plan(OpContext& context, const AbsorbedCall& call) const override {
+        ESPALIER_RETURN_IF_ERROR(check_words(call));
+        if (call.plan == nullptr) return fail(ErrorKind::invalid, "a plan without memory for it");
+        return cuda::absorbed_plan(context, call);
+    }
+
+    std::size_t plan_bytes(const Capacities& most) const override {
+        return cuda::absorbed_plan_bytes(most);
     }
 
     Expected<void> decompressed(OpContext& context, const DecompressedCall& call) const override {
         ESPALIER_RETURN_IF_ERROR(check_decompressed_words(call));
         ESPALIER_RETURN_IF_ERROR(check_cuda_pages(call.kv));
-        ESPALIER_RETURN_IF_ERROR(check_cuda_tokens(call.q, call.out));
-        ESPALIER_RETURN_IF_ERROR(check_up_rows(call.up_rows));
+        ESPALIER_RETURN_IF_ERROR(check_cuda_address(call.q, "q"));
+        ESPALIER_RETURN_IF_ERROR(check_cuda_address(call.out, "out"));
+        if (call.up_rows == nullptr)
+            return fail(ErrorKind::invalid, "decompressed attention on CUDA without up_rows");
+        ESPALIER_RETURN_IF_ERROR(check_cuda_address(call.up_rows, "up_rows"));
         return cuda::decompressed(context, call);
     }
 
@@ -38,18 +49,18 @@ class CudaKernels final : public Kernels {
         return cuda::compact(context, call);
     }
 
-    // Only the absorbed entry takes scratch.
+    // Only the absorbed entry takes scratch; what its own plan takes is part of it.
     std::size_t scratch_bytes(const Capacities& most) const override {
         return cuda::absorbed_scratch(most);
     }
 
   private:
-    static Expected<void> check_up_rows(const std::byte* up_rows) {
-        if (up_rows == nullptr)
-            return fail(ErrorKind::invalid, "decompressed attention on CUDA without up_rows");
-        if (reinterpret_cast<std::uintptr_t>(up_rows) % kCudaAlignment != 0)
-            return fail(ErrorKind::invalid, "up_rows is not aligned to {} bytes", kCudaAlignment);
-        return {};
+    static Expected<void> check_words(const AbsorbedCall& call) {
+        ESPALIER_RETURN_IF_ERROR(check_absorbed_words(call));
+        ESPALIER_RETURN_IF_ERROR(check_cuda_pages(call.kv));
+        ESPALIER_RETURN_IF_ERROR(check_cuda_address(call.q, "q"));
+        ESPALIER_RETURN_IF_ERROR(check_cuda_address(call.out, "out"));
+        return check_cuda_address(call.plan, "the plan");
     }
 };
 
