@@ -124,9 +124,12 @@ typedef struct espalier_mla_capacities {
     int64_t tokens;  // token_end
     int32_t max_q_len;
     int32_t max_kv_len;
+    int32_t invariant;  // not 0: absorbed calls may set it too
+    int32_t dense;      // not 0: calls may bring a custom_mask
 } espalier_mla_capacities;
 
-// Bytes that any absorbed or decompressed call within these capacities may take.
+// Bytes that any absorbed or decompressed call within these capacities may take. CUDA: of absorbed
+// calls, decompressed ones take none.
 espalier_mla_status espalier_mla_workspace_bytes(const espalier_mla_context* context,
                                                  const espalier_mla_capacities* most,
                                                  uint64_t* bytes);
@@ -140,18 +143,32 @@ typedef struct espalier_mla_absorbed_call {
     int32_t heads;      // 1 to 128
     int32_t q_dtype;    // ESPALIER_MLA_BF16 …; docs/mla_contract.md has the legal pairs
     int32_t out_dtype;  // f32, f16 or bf16
-    int32_t invariant;  // not 0: a token's bits depend on its query and visible keys alone (the CPU
-                        // always keeps this)
+    int32_t invariant;  // not 0: a token's bits depend on its query and visible keys alone, on CUDA
+                        // at the price of time and workspace (the CPU always keeps this)
     const void* q;      // [token_end, heads, 576]
     void* out;          // [token_end, heads, 512]
     float* lse;         // [token_end, heads] natural log, or NULL
     float scale;        // of the softmax
     float q_scale;      // e4m3 queries
+    void* plan;         // CUDA: what espalier_mla_plan filled, or NULL: the call makes its own. The
+                        // CPU needs none
 } espalier_mla_absorbed_call;
 
 espalier_mla_status espalier_mla_absorbed(espalier_mla_context* context,
                                           const espalier_mla_absorbed_call* call, void* workspace,
                                           uint64_t workspace_bytes, void* stream);
+
+// Who computes what depends on the rows' lengths and masks alone, so the layers of a step can share
+// one plan instead of each making its own. Put plan_bytes of the device's memory, aligned like a
+// workspace, into call->plan of every layer, and let espalier_mla_plan fill it from any of these
+// calls once the step's arrays hold what they will. Calls with this plan must agree in rows and the
+// arrays' contents, heads, cache format and invariant, and follow one another in stream order: they
+// may not overlap. In a graph, capture it before the first layer. The CPU needs no plan: 0 bytes,
+// and nothing is done.
+espalier_mla_status espalier_mla_plan_bytes(const espalier_mla_context* context,
+                                            const espalier_mla_capacities* most, uint64_t* bytes);
+espalier_mla_status espalier_mla_plan(espalier_mla_context* context,
+                                      const espalier_mla_absorbed_call* call, void* stream);
 
 // ---- Entry 2: decompressed attention (prompt segments, causal rows) ----------------------------
 

@@ -191,11 +191,32 @@ espalier_mla_status espalier_mla_absorbed(espalier_mla_context* context,
     return guarded([&]() -> Expected<void> {
         ESPALIER_RETURN_IF_ERROR(check_context(context));
         ESPALIER_ASSIGN_OR_RETURN(const AbsorbedCall call, c_api::call_of(given));
-        ESPALIER_ASSIGN_OR_RETURN(
-            const Capacities most,
-            c_api::capacities_of(call.rows, call.heads, context->pool.workers()));
+        ESPALIER_ASSIGN_OR_RETURN(const Capacities most,
+                                  c_api::capacities_of(call, context->pool.workers()));
         return run_in(*context, workspace, workspace_bytes, scratch_of(*context, most), stream,
                       [&](OpContext& op) { return context->kernels->absorbed(op, call); });
+    });
+}
+
+espalier_mla_status espalier_mla_plan_bytes(const espalier_mla_context* context,
+                                            const espalier_mla_capacities* most, uint64_t* bytes) {
+    return guarded([&]() -> Expected<void> {
+        ESPALIER_RETURN_IF_ERROR(check_context(context));
+        if (bytes == nullptr) return fail(ErrorKind::invalid, "bytes is NULL");
+        ESPALIER_ASSIGN_OR_RETURN(const Capacities capacities,
+                                  c_api::capacities_of(most, context->pool.workers()));
+        *bytes = context->kernels->plan_bytes(capacities);
+        return {};
+    });
+}
+
+espalier_mla_status espalier_mla_plan(espalier_mla_context* context,
+                                      const espalier_mla_absorbed_call* given, void* stream) {
+    return guarded([&]() -> Expected<void> {
+        ESPALIER_RETURN_IF_ERROR(check_context(context));
+        ESPALIER_ASSIGN_OR_RETURN(const AbsorbedCall call, c_api::call_of(given));
+        return run_in(*context, nullptr, 0, 0, stream,
+                      [&](OpContext& op) { return context->kernels->plan(op, call); });
     });
 }
 
@@ -230,10 +251,11 @@ espalier_mla_status espalier_mla_decompressed(espalier_mla_context* context,
         ESPALIER_RETURN_IF_ERROR(check_context(context));
         ESPALIER_ASSIGN_OR_RETURN(const DecompressedCall call,
                                   c_api::call_of(given, context->device));
-        ESPALIER_ASSIGN_OR_RETURN(
-            const Capacities most,
-            c_api::capacities_of(call.rows, call.heads, context->pool.workers()));
-        return run_in(*context, workspace, workspace_bytes, scratch_of(*context, most), stream,
+        ESPALIER_ASSIGN_OR_RETURN(const Capacities most,
+                                  c_api::capacities_of(call, context->pool.workers()));
+        const std::size_t needed =
+            context->device == ComputeDevice::cuda ? 0 : scratch_of(*context, most);
+        return run_in(*context, workspace, workspace_bytes, needed, stream,
                       [&](OpContext& op) { return context->kernels->decompressed(op, call); });
     });
 }

@@ -112,15 +112,28 @@ Expected<Capacities> capacities_of(const espalier_mla_capacities* given, int wor
                     .tokens = given->tokens,
                     .max_q_len = given->max_q_len,
                     .max_kv_len = given->max_kv_len,
-                    .workers = workers});
+                    .workers = workers,
+                    .invariant = given->invariant != 0,
+                    .dense = given->dense != 0});
 }
 
-Expected<Capacities> capacities_of(const RaggedRows& rows, std::int32_t heads, int workers) {
-    return checked({.heads = heads,
-                    .rows = rows.rows,
-                    .tokens = rows.token_end,
-                    .max_q_len = rows.max_q_len,
-                    .max_kv_len = rows.max_kv_len,
+Expected<Capacities> capacities_of(const AbsorbedCall& call, int workers) {
+    return checked({.heads = call.heads,
+                    .rows = call.rows.rows,
+                    .tokens = call.rows.token_end,
+                    .max_q_len = call.rows.max_q_len,
+                    .max_kv_len = call.rows.max_kv_len,
+                    .workers = workers,
+                    .invariant = call.invariant,
+                    .dense = call.rows.custom_mask != nullptr});
+}
+
+Expected<Capacities> capacities_of(const DecompressedCall& call, int workers) {
+    return checked({.heads = call.heads,
+                    .rows = call.rows.rows,
+                    .tokens = call.rows.token_end,
+                    .max_q_len = call.rows.max_q_len,
+                    .max_kv_len = call.rows.max_kv_len,
                     .workers = workers});
 }
 
@@ -138,6 +151,7 @@ Expected<AbsorbedCall> call_of(const espalier_mla_absorbed_call* given) {
     call.out = static_cast<std::byte*>(given->out);
     call.lse = given->lse;
     call.invariant = given->invariant != 0;
+    call.plan = static_cast<std::byte*>(given->plan);
     return call;
 }
 

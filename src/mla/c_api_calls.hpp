@@ -19,6 +19,7 @@ Expected<CompatCall> call_of(const espalier_mla_compat_call* given);
 
 // Within what the calls' own checks let through, so that sizes cannot overflow.
 Expected<Capacities> capacities_of(const espalier_mla_capacities* given, int workers);
-Expected<Capacities> capacities_of(const RaggedRows& rows, std::int32_t heads, int workers);
+Expected<Capacities> capacities_of(const AbsorbedCall& call, int workers);
+Expected<Capacities> capacities_of(const DecompressedCall& call, int workers);
 
 }  // namespace espalier::mla::c_api

@@ -52,7 +52,9 @@ Capacities capacities_of(const CompatCall& call, int workers) {
             .tokens = token_count(call),
             .max_q_len = call.q_len,
             .max_kv_len = call.max_seq_len,
-            .workers = workers};
+            .workers = workers,
+            .invariant = call.attention.invariant,
+            .dense = call.custom_mask != nullptr};
 }
 
 }  // namespace

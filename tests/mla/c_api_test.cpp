@@ -172,31 +172,6 @@ TEST_F(MlaCApi, WorkspaceIsChecked) {
     EXPECT_TRUE(said("4 bytes behind a multiple of 64")) << espalier_mla_last_error();
 }
 
-espalier_mla_rows c_rows_of(const RaggedRows& rows) {
-    espalier_mla_rows result{};
-    result.size = sizeof result;
-    result.rows = rows.rows;
-    result.max_q_len = rows.max_q_len;
-    result.max_kv_len = rows.max_kv_len;
-    result.block_stride = static_cast<std::int32_t>(rows.block_stride);
-    result.token_end = rows.token_end;
-    result.q_indptr = rows.q_indptr;
-    result.kv_len = rows.kv_len;
-    result.block_table = rows.block_table;
-    result.mask = reinterpret_cast<const std::uint8_t*>(rows.mask);
-    return result;
-}
-
-espalier_mla_pages c_pages_of(const KvPages& kv) {
-    espalier_mla_pages result{};
-    result.size = sizeof result;
-    result.data = kv.data;
-    result.format = static_cast<std::int32_t>(kv.format);
-    result.page_tokens = kv.page_tokens;
-    result.page_count = kv.page_count;  // page_stride 0: they lie close
-    return result;
-}
-
 TEST_F(MlaCApi, NativeEntriesGiveNativeBits) {
     Random random(65);
     const Sequence sequence(random, 40, 2, kKey);
@@ -231,6 +206,32 @@ TEST_F(MlaCApi, NativeEntriesGiveNativeBits) {
     EXPECT_EQ(espalier_mla_absorbed(context, &call, workspace.data(), workspace.bytes, nullptr),
               ESPALIER_MLA_INVALID);
     EXPECT_TRUE(said("espalier_mla_rows is NULL"));
+}
+
+// The CPU needs no plan, and says so without an error.
+TEST_F(MlaCApi, PlansAreNothingOnTheCpu) {
+    espalier_mla_capacities most{};
+    most.size = sizeof most;
+    most.heads = 2;
+    most.rows = 3;
+    std::uint64_t bytes = 1;
+    EXPECT_EQ(espalier_mla_plan_bytes(context, &most, &bytes), ESPALIER_MLA_OK);
+    EXPECT_EQ(bytes, 0u);
+    EXPECT_EQ(espalier_mla_plan_bytes(context, &most, nullptr), ESPALIER_MLA_INVALID);
+    most.heads = 0;
+    EXPECT_EQ(espalier_mla_plan_bytes(context, &most, &bytes), ESPALIER_MLA_UNSUPPORTED);
+    Random random(67);
+    const Sequence sequence(random, 40, 2, kKey);
+    const Arrays arrays(KvFormat::bf16, DType::bf16, {chunk(sequence, 37, 3)}, {});
+    const espalier_mla_rows c_rows = c_rows_of(arrays.rows);
+    const espalier_mla_pages pages = c_pages_of(arrays.kv);
+    espalier_mla_absorbed_call call{};
+    call.size = sizeof call;
+    call.rows = &c_rows;
+    call.kv = &pages;
+    call.q_dtype = ESPALIER_MLA_BF16;
+    EXPECT_EQ(espalier_mla_plan(context, &call, nullptr), ESPALIER_MLA_OK);
+    EXPECT_EQ(espalier_mla_plan(context, nullptr, nullptr), ESPALIER_MLA_INVALID);
 }
 
 // Packed rows must be the matrices that the contract speaks of: an identity-like W tells which.

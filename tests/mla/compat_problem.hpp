@@ -92,4 +92,31 @@ struct CompatProblem {
     }
 };
 
+// A native call's rows and pages as the C API has them.
+inline espalier_mla_rows c_rows_of(const RaggedRows& rows) {
+    espalier_mla_rows result{};
+    result.size = sizeof result;
+    result.rows = rows.rows;
+    result.max_q_len = rows.max_q_len;
+    result.max_kv_len = rows.max_kv_len;
+    result.block_stride = static_cast<std::int32_t>(rows.block_stride);
+    result.token_end = rows.token_end;
+    result.q_indptr = rows.q_indptr;
+    result.kv_len = rows.kv_len;
+    result.block_table = rows.block_table;
+    result.mask = reinterpret_cast<const std::uint8_t*>(rows.mask);
+    return result;
+}
+
+inline espalier_mla_pages c_pages_of(const KvPages& kv) {
+    espalier_mla_pages result{};
+    result.size = sizeof result;
+    result.data = kv.data;
+    result.format = static_cast<std::int32_t>(kv.format);
+    result.page_tokens = kv.page_tokens;
+    result.page_count = kv.page_count;  // page_stride 0: they lie close
+    result.scale = kv.scale;
+    return result;
+}
+
 }  // namespace espalier::mla::simple

@@ -162,7 +162,8 @@ inline Capacities capacities(const RaggedRows& rows, int heads, int workers = 1)
             .tokens = rows.token_end,
             .max_q_len = rows.max_q_len,
             .max_kv_len = rows.max_kv_len,
-            .workers = workers};
+            .workers = workers,
+            .dense = rows.custom_mask != nullptr};
 }
 
 inline Arena host_arena(std::size_t bytes) {

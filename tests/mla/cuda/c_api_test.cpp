@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C API on CUDA: the compatible decode call against the oracle, its combined mask built on the
-// device, malformed lengths and offsets, and replay from a graph.
+// device, malformed lengths and offsets, replay from a graph, and a plan that layers share.
 #include <limits>
 
 #include "mla/compat_problem.hpp"
@@ -136,6 +136,66 @@ TEST_F(MlaCudaCApi, ReplayWithOtherLengths) {
     }
     cudaGraphExecDestroy(replay);
     cudaGraphDestroy(graph);
+}
+
+// Two layers of a step over one plan give the bits of calls that make their own.
+TEST_F(MlaCudaCApi, LayersShareAPlan) {
+    Random random(13);
+    const Sequence sequence(random, 3000, 2, kKey);
+    const Arrays arrays(KvFormat::bf16, DType::bf16,
+                        {chunk(sequence, 2997, 3), chunk(sequence, 40, 1)}, {});
+    const OnDevice<std::byte> data(arrays.pages), query(arrays.query);
+    const OnDevice<std::int32_t> q_indptr(arrays.q_indptr), kv_len(arrays.kv_len),
+        block_table(arrays.block_table);
+    const OnDevice<MaskKind> mask(arrays.mask);
+    espalier_mla_pages pages = c_pages_of(arrays.kv);
+    pages.data = data.data();
+    espalier_mla_rows rows = c_rows_of(arrays.rows);
+    rows.q_indptr = q_indptr.data();
+    rows.kv_len = kv_len.data();
+    rows.block_table = block_table.data();
+    rows.mask = reinterpret_cast<const std::uint8_t*>(mask.data());
+    espalier_mla_capacities most{};
+    most.size = sizeof most;
+    most.heads = 2;
+    most.rows = rows.rows;
+    most.tokens = rows.token_end;
+    most.max_q_len = rows.max_q_len;
+    most.max_kv_len = rows.max_kv_len;
+    std::uint64_t workspace_bytes = 0;
+    std::uint64_t plan_bytes = 0;
+    ASSERT_EQ(espalier_mla_workspace_bytes(cuda, &most, &workspace_bytes), ESPALIER_MLA_OK);
+    ASSERT_EQ(espalier_mla_plan_bytes(cuda, &most, &plan_bytes), ESPALIER_MLA_OK);
+    const OnDevice<std::byte> workspace(std::vector<std::byte>(workspace_bytes, std::byte{0xff}));
+    const OnDevice<std::byte> plan(std::vector<std::byte>(plan_bytes, std::byte{0xff}));
+    const auto packed = static_cast<std::size_t>(rows.token_end * 2);
+    OnDevice<float> out(std::vector<float>(packed * kLatent, -5.0f));
+    OnDevice<float> lse(std::vector<float>(packed, -5.0f));
+    espalier_mla_absorbed_call call{};
+    call.size = sizeof call;
+    call.rows = &rows;
+    call.kv = &pages;
+    call.heads = 2;
+    call.q_dtype = ESPALIER_MLA_BF16;
+    call.out_dtype = ESPALIER_MLA_F32;
+    call.q = query.data();
+    call.out = out.data();
+    call.lse = lse.data();
+    call.scale = kScale;
+    const auto layer = [&] {
+        out.upload(std::vector<float>(packed * kLatent, -5.0f));
+        EXPECT_EQ(espalier_mla_absorbed(cuda, &call, workspace.data(), workspace_bytes, stream),
+                  ESPALIER_MLA_OK)
+            << espalier_mla_last_error();
+        expect_cuda(cudaStreamSynchronize(stream));
+        return Outputs{kLatent, out.download(), lse.download()};
+    };
+    const Outputs expected = layer();
+    EXPECT_EQ(espalier_mla_plan(cuda, &call, stream), ESPALIER_MLA_INVALID);  // nowhere to put it
+    call.plan = plan.data();
+    ASSERT_EQ(espalier_mla_plan(cuda, &call, stream), ESPALIER_MLA_OK) << espalier_mla_last_error();
+    EXPECT_TRUE(all_same_bits(layer(), expected));
+    EXPECT_TRUE(all_same_bits(layer(), expected));
 }
 
 TEST_F(MlaCudaCApi, WordsAreRefusedBeforeAnythingIsLaunched) {
