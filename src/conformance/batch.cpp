@@ -94,13 +94,15 @@ Batch::Batch(KvFormat format, int heads, const std::vector<Row>& rows, const Lay
     point_view();
 }
 
-Capacities Batch::capacities(int workers) const {
+Capacities Batch::capacities(int workers, bool invariant) const {
     return {.heads = heads_,
             .rows = view_.rows,
             .tokens = view_.token_end,
             .max_q_len = view_.max_q_len,
             .max_kv_len = view_.max_kv_len,
-            .workers = workers};
+            .workers = workers,
+            .invariant = invariant,
+            .dense = !image_.custom_mask.empty()};
 }
 
 // Pages of all rows dealt from a shuffled pool in which every third page belongs to nobody.

@@ -77,7 +77,7 @@ class Batch {
     std::int64_t first_token(std::size_t row) const { return image_.q_indptr[row]; }
     std::int64_t tokens() const { return view_.token_end; }
     const Layout& layout() const { return layout_; }
-    mla::Capacities capacities(int workers) const;
+    mla::Capacities capacities(int workers, bool invariant) const;
 
   private:
     void lay_pages(const std::vector<Row>& rows);

@@ -71,9 +71,10 @@ void check_graph_safe(Trial& trial) {
     if (!placed || !output) return;
     const AbsorbedCall call = absorbed_call(*placed, first, *output, options);
     const auto replay = trial.keep(
-        device.record(options.workers,
-                      device.kernels().scratch_bytes(first.capacities(options.workers)),
-                      [&](OpContext& context) { return device.kernels().absorbed(context, call); }),
+        device.record(
+            options.workers,
+            device.kernels().scratch_bytes(first.capacities(options.workers, options.invariant)),
+            [&](OpContext& context) { return device.kernels().absorbed(context, call); }),
         "recording");
     if (!replay) return;
     // Backwards and forwards, so that long follows short and short follows long; each is played

@@ -68,6 +68,43 @@ void check_deterministic(Trial& trial) {
     }
 }
 
+// The layers of a step share one plan that is made ahead of them. Each call with it gives the bits
+// of a call that makes its own, and leaves it fit for the next.
+void check_shared_plan(Trial& trial) {
+    Device& device = trial.device();
+    const Kernels& kernels = device.kernels();
+    const int heads = trial.any_heads();
+    const Batch batch(trial.format(), heads, hostile_rows(trial.random, heads, 10000),
+                      trial.any_layout());
+    RunOptions options = trial.any_options();
+    for (const bool invariant : {false, true}) {
+        options.invariant = invariant;
+        const Capacities most = batch.capacities(options.workers, invariant);
+        const auto expected = trial.run(batch, options);
+        const auto placed = trial.keep(PlacedBatch::place(device, batch), "placing");
+        auto output = trial.keep(
+            PlacedOutput::place(device, batch.tokens(), heads, kLatent, options), "placing");
+        auto memory = trial.keep(device.allocate(kernels.plan_bytes(most)), "placing");
+        if (!expected || !placed || !output || !memory) return;
+        AbsorbedCall call = absorbed_call(*placed, batch, *output, options);
+        call.plan = memory->data();
+        const auto plan = [&](OpContext& context) { return kernels.plan(context, call); };
+        const auto attention = [&](OpContext& context) { return kernels.absorbed(context, call); };
+        if (!trial.done(device.run(options.workers, 0, plan), "the plan")) return;
+        for (const int layer : {1, 2, 3}) {
+            if (!trial.done(output->clear(), "clearing") ||
+                !trial.done(device.run(options.workers, kernels.scratch_bytes(most), attention),
+                            "a call with a plan"))
+                return;
+            const auto result = trial.keep(output->read(), "outputs");
+            if (!result) return;
+            trial.expect_none(bit_difference(*result, *expected), "call {} of a plan; {}", layer,
+                              describe(batch, options));
+        }
+        if (!trial.done(device.check_guards(memory->data(), memory->bytes()), "the plan")) return;
+    }
+}
+
 // A row alone, the batch, and the batch backwards on other pages.
 void check_row_invariant(Trial& trial) {
     const int heads = trial.any_heads();

@@ -173,10 +173,11 @@ void check_sibling_branches(Trial& trial) {
     };
     if (!trial.done(device.upload(rows_memory->data(), sick.data(), sick.size() * 4), "upload") ||
         !trial.done(device.upload(slot_memory->data(), slots.data(), slots.size() * 8), "upload") ||
-        !trial.done(
-            device.run(options.workers,
-                       device.kernels().scratch_bytes(batch.capacities(options.workers)), run),
-            "append and attention"))
+        !trial.done(device.run(options.workers,
+                               device.kernels().scratch_bytes(
+                                   batch.capacities(options.workers, options.invariant)),
+                               run),
+                    "append and attention"))
         return;
     const auto result = trial.keep(output->read(), "outputs");
     if (!result || !expected) return;
@@ -252,10 +253,11 @@ void check_large_cache(Trial& trial) {
     call.kv.page_count = pages;
     call.rows.block_table = table->as<std::int32_t>();
     const auto run = [&](OpContext& context) { return device.kernels().absorbed(context, call); };
-    if (!trial.done(
-            device.run(options.workers,
-                       device.kernels().scratch_bytes(batch.capacities(options.workers)), run),
-            "attention over far pages"))
+    if (!trial.done(device.run(options.workers,
+                               device.kernels().scratch_bytes(
+                                   batch.capacities(options.workers, options.invariant)),
+                               run),
+                    "attention over far pages"))
         return;
     if (const auto result = trial.keep(output->read(), "outputs"))
         trial.expect_none(bit_difference(*result, *expected), "pages {} to {} of {}; {}", far[2],

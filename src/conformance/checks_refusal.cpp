@@ -47,14 +47,14 @@ std::vector<Refusal> refusals(const KvPages& kv) {
         {"no starts", false, [](AbsorbedCall& c) { c.rows.q_indptr = nullptr; }, "q_indptr"},
         {"mask address", false, [](AbsorbedCall& c) { c.rows.custom_mask = nullptr; },
          "dense mask"},
+        {"no offsets", false, [](AbsorbedCall& c) { c.rows.custom_mask_offset = nullptr; },
+         "without custom_mask_offset"},
         {"page id", true, [](AbsorbedCall& c) { c.rows.block_table = kBadPages; }, "page 999 of"},
         {"short table", true, [](AbsorbedCall& c) { c.rows.block_stride = 1; },
          "need 2 pages, its block table has 1"},
         {"long tail", true, [](AbsorbedCall& c) { c.rows.tail_len = kLongTail; }, "tail of 65"},
         {"short tail", true, [](AbsorbedCall& c) { c.rows.tail_len = kShortTail; }, "tail of 2"},
         {"no words", true, [](AbsorbedCall& c) { c.rows.words = nullptr; }, "without words"},
-        {"no offsets", true, [](AbsorbedCall& c) { c.rows.custom_mask_offset = nullptr; },
-         "dense mask"},
         {"falling", true, [](AbsorbedCall& c) { c.rows.q_indptr = kFalling; }, "falls from 2 to 1"},
         {"negative start", true, [](AbsorbedCall& c) { c.rows.q_indptr = kNegative; }, "-1 to 6"},
         {"negative length", true, [](AbsorbedCall& c) { c.rows.kv_len = kNegativeLength; },
@@ -88,7 +88,7 @@ void expect_pairs_refused(Trial& trial, const PlacedBatch& placed, const Batch& 
         AbsorbedCall call = absorbed_call(placed, batch, output, options);
         call.q_dtype = query;
         const auto done = device.run(
-            1, device.kernels().scratch_bytes(batch.capacities(1)),
+            1, device.kernels().scratch_bytes(batch.capacities(1, options.invariant)),
             [&](OpContext& context) { return device.kernels().absorbed(context, call); });
         const bool allowed = std::count(legal.begin(), legal.end(), query) > 0;
         const std::string message = done ? "no error" : done.error().message;
@@ -119,7 +119,7 @@ void check_no_silent_no_op(Trial& trial) {
         AbsorbedCall call = absorbed_call(*placed, batch, *output, options);
         refusal.spoil(call);
         const auto done = device.run(
-            1, device.kernels().scratch_bytes(batch.capacities(1)),
+            1, device.kernels().scratch_bytes(batch.capacities(1, options.invariant)),
             [&](OpContext& context) { return device.kernels().absorbed(context, call); });
         const std::string message = done ? "no error" : done.error().message;
         trial.expect(!done && message.find(refusal.says) != std::string::npos,

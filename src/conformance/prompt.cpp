@@ -87,7 +87,7 @@ Expected<Result> Prompt::run(Device& device, KvFormat format, const std::vector<
         placed_call.up_rows = weights.data();
     }
     ESPALIER_RETURN_IF_ERROR(device.run(
-        options.workers, device.kernels().scratch_bytes(batch.capacities(options.workers)),
+        options.workers, device.kernels().scratch_bytes(batch.capacities(options.workers, false)),
         [&](OpContext& context) { return device.kernels().decompressed(context, placed_call); }));
     return output.read();
 }

@@ -106,7 +106,8 @@ Expected<Result> run_absorbed(Device& device, const Batch& batch, const RunOptio
         PlacedOutput::place(device, batch.tokens(), batch.heads(), kLatent, options));
     const AbsorbedCall call = absorbed_call(placed, batch, output, options);
     ESPALIER_RETURN_IF_ERROR(device.run(
-        options.workers, device.kernels().scratch_bytes(batch.capacities(options.workers)),
+        options.workers,
+        device.kernels().scratch_bytes(batch.capacities(options.workers, options.invariant)),
         [&](OpContext& context) { return device.kernels().absorbed(context, call); }));
     return output.read();
 }

@@ -57,6 +57,12 @@ class MutantKernels final : public Kernels {
     std::size_t scratch_bytes(const Capacities& most) const override {
         return base_->scratch_bytes(most);
     }
+    // One byte: whether a call has used it.
+    std::size_t plan_bytes(const Capacities&) const override { return 1; }
+    Expected<void> plan(OpContext&, const AbsorbedCall& call) const override {
+        *call.plan = std::byte{0};
+        return {};
+    }
 
   private:
     std::unique_ptr<Kernels> base_;
@@ -161,6 +167,14 @@ std::vector<Mutant> mutants() {
              const bool odd = ++calls % 2 == 1;
              return change_outputs(base, context, call, [odd](float& value, float&) {
                  if (odd) value = next_up(value);
+             });
+         }},
+        {"APlanServesOneCall", "plan",
+         [](const Kernels& base, OpContext& context, AbsorbedCall call) {
+             const bool used = call.plan != nullptr && *call.plan != std::byte{0};
+             if (call.plan != nullptr) *call.plan = std::byte{1};
+             return change_outputs(base, context, call, [used](float& value, float&) {
+                 if (used) value = next_up(value);
              });
          }},
         {"BitsDependOnTheBatch", "rows",
