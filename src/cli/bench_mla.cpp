@@ -109,12 +109,13 @@ Expected<std::vector<MlaTiming>> measure(conformance::Device& device, const Page
                                          bool peers, Table& table) {
     std::vector<MlaTiming> timings;
     for (const MlaShape& shape : shapes) {
-        ESPALIER_ASSIGN_OR_RETURN(const double seconds,
+        ESPALIER_ASSIGN_OR_RETURN(const CallTimes times,
                                   time_absorbed(device, pool, shape, options));
         const MlaCost cost = cost_of(shape, options.format, options.query, options.out);
         timings.push_back(
-            {shape, seconds,
-             std::max(cost.bytes / peaks.bytes_per_second, cost.flops / peaks.flops_per_second)});
+            {shape, times.seconds,
+             std::max(cost.bytes / peaks.bytes_per_second, cost.flops / peaks.flops_per_second),
+             times.plan_seconds});
         table.rows.push_back(
             result_row(timings.back(), cost, peaks, device.is_host() ? options.workers : 0, peers));
     }
@@ -128,6 +129,17 @@ Expected<void> write_csv(const std::string& path, const Table& table) {
     return {};
 }
 
+std::string plan_line(const std::vector<MlaTiming>& timings) {
+    const auto [least, most] = std::minmax_element(
+        timings.begin(), timings.end(),
+        [](const MlaTiming& a, const MlaTiming& b) { return a.plan_seconds < b.plan_seconds; });
+    if (least == timings.end()) return "";
+    return fmt::format(
+        "Plan: made once per shape, as once for the layers of a step, and not part of the times: "
+        "{:.1f} to {:.1f} us\n",
+        least->plan_seconds * 1e6, most->plan_seconds * 1e6);
+}
+
 Expected<std::string> measure_cuda(const MlaTimingOptions& timing, bool peers,
                                    const std::vector<MlaShape>& shapes, Table& table) {
     ESPALIER_ASSIGN_OR_RETURN(const auto device,
@@ -138,7 +150,7 @@ Expected<std::string> measure_cuda(const MlaTimingOptions& timing, bool peers,
     ESPALIER_ASSIGN_OR_RETURN(
         const auto timings,
         measure(*device, pool, shapes, timing, hopper_peaks(timing.format), peers, table));
-    return group_means(timings);
+    return group_means(timings) + plan_line(timings);
 }
 
 Expected<std::string> measure_cpu(MlaTimingOptions timing, const std::vector<int>& threads,

@@ -39,6 +39,7 @@ struct MlaTiming {
     MlaShape shape;
     double seconds = 0;
     double floor_seconds = 0;
+    double plan_seconds = 0;  // made once, not part of `seconds`; 0: the device needs none
 };
 
 // "R ≤ 64: 12 shapes, 1.13 × the floor, 1.21 × the peer's speed, worst 0.97", one line per group.

@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::int32_t kPageTokens = 64;
 constexpr std::int64_t kMostCalls = 512;  // in one replay
+constexpr int kPlans = 64;                // in one replay, so that its own launch hardly counts
 
 std::int64_t pages_of_call(const MlaShape& shape) {
     return std::int64_t{shape.batch} * ((shape.kv_len + kPageTokens - 1) / kPageTokens);
@@ -24,11 +25,9 @@ class Problem {
                                     const MlaShape& shape, const MlaTimingOptions& options);
     const mla::AbsorbedCall& call(std::size_t index) const { return calls_[index]; }
     std::size_t calls() const { return calls_.size(); }
-    mla::Capacities capacities(int workers) const {
-        const mla::RaggedRows& rows = calls_.front().rows;
-        return {calls_.front().heads, rows.rows,       rows.token_end,
-                rows.max_q_len,       rows.max_kv_len, workers};
-    }
+    // Whether the device needs a plan, which is still to be filled.
+    bool planned() const { return calls_.front().plan != nullptr; }
+    const mla::Capacities& capacities() const { return capacities_; }
 
   private:
     template <typename T>
@@ -44,6 +43,7 @@ class Problem {
 
     std::vector<Buffer> memory_;
     std::vector<mla::AbsorbedCall> calls_;
+    mla::Capacities capacities_;
 };
 
 Expected<void> Problem::lay_rows(conformance::Device& device, const MlaShape& shape, bool tree,
@@ -92,7 +92,6 @@ Expected<Problem> Problem::create(conformance::Device& device, const PagePool& p
     for (float& x : query) x = random.normal();
     ESPALIER_ASSIGN_OR_RETURN(call.q,
                               problem.put(device, conformance::narrowed(query, options.query)));
-    problem.memory_.reserve(problem.memory_.size() + 3);
     ESPALIER_ASSIGN_OR_RETURN(Buffer out,
                               device.allocate(packed * mla::kLatent * bytes_of(options.out)));
     ESPALIER_ASSIGN_OR_RETURN(Buffer lse, device.allocate(packed * sizeof(float)));
@@ -100,6 +99,18 @@ Expected<Problem> Problem::create(conformance::Device& device, const PagePool& p
     call.lse = lse.as<float>();
     problem.memory_.push_back(std::move(out));
     problem.memory_.push_back(std::move(lse));
+    problem.capacities_ = {.heads = call.heads,
+                           .rows = call.rows.rows,
+                           .tokens = call.rows.token_end,
+                           .max_q_len = call.rows.max_q_len,
+                           .max_kv_len = call.rows.max_kv_len,
+                           .workers = options.workers,
+                           .invariant = call.invariant,
+                           .dense = false};
+    ESPALIER_ASSIGN_OR_RETURN(Buffer plan,
+                              device.allocate(device.kernels().plan_bytes(problem.capacities_)));
+    call.plan = plan.data();
+    problem.memory_.push_back(std::move(plan));
 
     // All pages of the pool in one shuffled order; each call takes the next ones.
     const std::int64_t pages = pages_of_call(shape);
@@ -117,6 +128,31 @@ Expected<Problem> Problem::create(conformance::Device& device, const PagePool& p
         problem.calls_.push_back(call);
     }
     return problem;
+}
+
+// Seconds of one replay; the first one warms up.
+Expected<double> median_play(conformance::Replay& replay, int repetitions) {
+    std::vector<double> seconds;
+    for (int repetition = -1; repetition < repetitions; ++repetition) {
+        ESPALIER_ASSIGN_OR_RETURN(const double time, replay.timed_play());
+        if (repetition >= 0) seconds.push_back(time);
+    }
+    const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
+    std::nth_element(seconds.begin(), middle, seconds.end());
+    return *middle;
+}
+
+// Leaves the plan filled.
+Expected<double> time_plan(conformance::Device& device, const Problem& problem,
+                           const MlaTimingOptions& options) {
+    const auto work = [&](OpContext& context) -> Expected<void> {
+        for (int plan = 0; plan < kPlans; ++plan)
+            ESPALIER_RETURN_IF_ERROR(device.kernels().plan(context, problem.call(0)));
+        return {};
+    };
+    ESPALIER_ASSIGN_OR_RETURN(const auto replay, device.record(options.workers, 0, work));
+    ESPALIER_ASSIGN_OR_RETURN(const double seconds, median_play(*replay, options.repetitions));
+    return seconds / kPlans;
 }
 
 }  // namespace
@@ -163,9 +199,13 @@ Expected<PagePool> PagePool::create(conformance::Device& device, mla::KvFormat f
     return pool;
 }
 
-Expected<double> time_absorbed(conformance::Device& device, const PagePool& pool,
-                               const MlaShape& shape, const MlaTimingOptions& options) {
+Expected<CallTimes> time_absorbed(conformance::Device& device, const PagePool& pool,
+                                  const MlaShape& shape, const MlaTimingOptions& options) {
     ESPALIER_ASSIGN_OR_RETURN(const Problem problem, Problem::create(device, pool, shape, options));
+    CallTimes times;
+    if (problem.planned()) {
+        ESPALIER_ASSIGN_OR_RETURN(times.plan_seconds, time_plan(device, problem, options));
+    }
     // A host replay can be as short as one call; a graph holds a whole turn through the pool.
     std::size_t next = 0;
     const std::size_t calls =
@@ -180,16 +220,10 @@ Expected<double> time_absorbed(conformance::Device& device, const PagePool& pool
     };
     ESPALIER_ASSIGN_OR_RETURN(
         const auto replay,
-        device.record(options.workers,
-                      device.kernels().scratch_bytes(problem.capacities(options.workers)), work));
-    std::vector<double> seconds;
-    for (int repetition = -1; repetition < options.repetitions; ++repetition) {
-        ESPALIER_ASSIGN_OR_RETURN(const double time, replay->timed_play());
-        if (repetition >= 0) seconds.push_back(time / static_cast<double>(calls));
-    }
-    const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
-    std::nth_element(seconds.begin(), middle, seconds.end());
-    return *middle;
+        device.record(options.workers, device.kernels().scratch_bytes(problem.capacities()), work));
+    ESPALIER_ASSIGN_OR_RETURN(const double seconds, median_play(*replay, options.repetitions));
+    times.seconds = seconds / static_cast<double>(calls);
+    return times;
 }
 
 }  // namespace espalier::cli

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Timing one shape of absorbed attention on a device with a cold cache: consecutive calls read
-// other pages of a pool that is far larger than any cache, in shuffled order.
+// other pages of a pool that is far larger than any cache, in shuffled order. A device's plan is
+// made once for all of them, as an engine makes it once for the layers of a step.
 #pragma once
 
 #include "cli/mla_shapes.hpp"
@@ -35,8 +36,13 @@ class PagePool {
 std::int64_t pool_bytes(const std::vector<MlaShape>& shapes, mla::KvFormat format,
                         std::int64_t least);
 
-// Median seconds of one call.
-Expected<double> time_absorbed(conformance::Device& device, const PagePool& pool,
-                               const MlaShape& shape, const MlaTimingOptions& options);
+struct CallTimes {
+    double seconds = 0;       // of one call
+    double plan_seconds = 0;  // of the plan that all calls share; 0: the device needs none
+};
+
+// Medians.
+Expected<CallTimes> time_absorbed(conformance::Device& device, const PagePool& pool,
+                                  const MlaShape& shape, const MlaTimingOptions& options);
 
 }  // namespace espalier::cli
