@@ -29,8 +29,8 @@ struct AbsorbedCall {
     // A token's bits depend on its query and visible keys alone. The CPU always keeps this; on CUDA
     // it fixes the splits, at a price (docs/kernels/mla_decode.md).
     bool invariant = true;
-    // CUDA: the step's plan, plan_bytes() on the device, filled by plan(); the layers of a step share
-    // it. Null: the call makes its own.
+    // CUDA: the step's plan, plan_bytes() on the device, filled by plan(); the layers of a step
+    // share it. Null: the call makes its own.
     std::byte* plan = nullptr;
 };
 

@@ -86,15 +86,15 @@ Expected<void> encode_maps(AbsorbedParams& p) {
     const auto wide = CU_TENSOR_MAP_SWIZZLE_128B;
     if (kv.format == KvFormat::bf16 || kv.format == KvFormat::fp16) {
         const std::int64_t blocks = rows == kTileKeys ? 3 : 1;
-        ESPALIER_RETURN_IF_ERROR(encode(p.key_map, fp16, kv.data,
-                                        std::array<Axis, 4>{{{64, 0, 64},
-                                                             {tokens, 1152, rows},
-                                                             {9, 128, blocks},
-                                                             {pages, kv.page_stride, 1}}},
-                                        wide));
+        ESPALIER_RETURN_IF_ERROR(encode(
+            p.key_map, fp16, kv.data,
+            std::array<Axis, 4>{
+                {{64, 0, 64}, {tokens, 1152, rows}, {9, 128, blocks}, {pages, kv.page_stride, 1}}},
+            wide));
         const std::int64_t packed = std::max<std::int64_t>(p.rows.token_end * p.heads, 1);
         return encode(p.query_map, fp16, p.q,
-                      std::array<Axis, 3>{{{64, 0, 64}, {packed, 1152, p.query_rows}, {9, 128, 1}}}, wide);
+                      std::array<Axis, 3>{{{64, 0, 64}, {packed, 1152, p.query_rows}, {9, 128, 1}}},
+                      wide);
     }
     const bool planes = kv.format == KvFormat::fp8_token;
     const std::int64_t row_bytes = planes ? 512 : 576;
@@ -106,10 +106,10 @@ Expected<void> encode_maps(AbsorbedParams& p) {
                                                          {pages, kv.page_stride, 1}}},
                                     wide));
     if (planes)
-        return encode(p.rope_map, fp16, kv.data + 512 * tokens,
-                      std::array<Axis, 3>{
-                          {{64, 0, 64}, {tokens, 128, rows}, {pages, kv.page_stride, 1}}},
-                      wide);
+        return encode(
+            p.rope_map, fp16, kv.data + 512 * tokens,
+            std::array<Axis, 3>{{{64, 0, 64}, {tokens, 128, rows}, {pages, kv.page_stride, 1}}},
+            wide);
     return encode(
         p.rope_map, bytes, kv.data + 512,
         std::array<Axis, 3>{{{64, 0, 64}, {tokens, 576, rows}, {pages, kv.page_stride, 1}}},
@@ -160,7 +160,8 @@ std::size_t aligned(std::int64_t bytes) { return static_cast<std::size_t>((bytes
 
 // The plan of one launch: partition, parts, merges.
 std::size_t class_plan_bytes(int parts, int rows) {
-    return aligned(sizeof(Partition)) + aligned(parts * static_cast<std::int64_t>(sizeof(PartPlan))) +
+    return aligned(sizeof(Partition)) +
+           aligned(parts * static_cast<std::int64_t>(sizeof(PartPlan))) +
            aligned(rows * static_cast<std::int64_t>(sizeof(MergeRow)));
 }
 
@@ -169,12 +170,13 @@ std::byte* fit_class(AbsorbedParams& p, const Class& rows, int processors, std::
     p.least_packed = rows.least_packed;
     p.most_packed = rows.most_packed;
     p.width = rows.width;
+    p.width_shift = std::countr_zero(static_cast<unsigned>(rows.width));
     p.query_rows = narrow_width(rows.most_packed);
     p.max_blocks = ceil_divide(rows.most_packed, rows.width);
     p.lanes = p.invariant ? 1 : std::min(p.max_blocks, processors);
     p.parts = std::max(processors / p.lanes, 1);
-    p.row_cost = 2; 
-    p.least_tiles = getenv("LT") ? atoi(getenv("LT")) : rows.width == kWidest ? 2 : 1;
+    p.row_cost = 2;
+    p.least_tiles = 2;  // one tile per part loses 2 to 3 µs to partial results
     p.partition = reinterpret_cast<Partition*>(plan);
     plan += aligned(sizeof(Partition));
     p.part_plans = reinterpret_cast<PartPlan*>(plan);
@@ -199,22 +201,34 @@ cudaError_t launch_main(const AbsorbedParams& p, cudaStream_t stream) {
     return cudaErrorNotSupported;  // refused by the checks
 }
 
+// Warps to a packed row in the merge, one or eight: whichever takes fewer waits for memory, four
+// splits at a time and about one more to begin with. Invariant rows must not see how many there
+// are.
+int merge_team(const AbsorbedParams& p, int processors) {
+    if (p.invariant) return 1;
+    const std::int64_t packed = std::int64_t{p.rows.rows} * p.most_packed;
+    const std::int64_t splits = p.parts / std::max(p.rows.rows, 1) + 1;
+    const std::int64_t alone = ceil_divide(packed, processors * 8) * (ceil_divide(splits, 4) + 1);
+    const std::int64_t together = ceil_divide(packed, processors) * (ceil_divide(splits, 32) + 1);
+    return together < alone ? 8 : 1;
+}
+
 Expected<void> launch_class(OpContext& context, AbsorbedParams& p, const Class& rows,
                             const Capacities& most, int processors, bool last) {
     const std::int64_t slots = partial_slots(rows, most, processors);
+    if (slots * rows.width >= std::int64_t{1} << 31)
+        return fail(ErrorKind::exhausted,
+                    "{} partial results of {} rows: below 2^31 rows is possible", slots,
+                    rows.width);
     Arena::Mark mark(context.arena);
     p.partial = context.arena.take<float>(slots * rows.width * kLatent);
     p.stats = reinterpret_cast<float2*>(context.arena.take<float>(slots * rows.width * 2));
     ESPALIER_RETURN_IF_ERROR(encode_maps(p));
     const auto stream = static_cast<cudaStream_t>(context.stream);
     if (p.dense_splits > 0)
-        ESPALIER_RETURN_IF_ERROR(checked(launch_dense_index(p, stream), "the index of dense masks"));
-    // As many warps as there are, for as few rows as there may be; invariant rows must not see how
-    // many that is.
-    const std::int64_t works = std::int64_t{p.rows.rows} * p.most_packed * 4;
-    p.team = p.invariant ? 4 : 1;
-    while (!p.invariant && p.team < 8 && works * p.team * 2 <= processors * 8) p.team *= 2;
-    if (getenv("TEAM")) p.team = atoi(getenv("TEAM"));
+        ESPALIER_RETURN_IF_ERROR(
+            checked(launch_dense_index(p, stream), "the index of dense masks"));
+    p.team = merge_team(p, processors);
     p.padding = last;
     return checked(launch_main(p, stream), "absorbed attention");
 }
@@ -223,14 +237,16 @@ Expected<void> launch_class(OpContext& context, AbsorbedParams& p, const Class& 
 Expected<void> check_capacities(const AbsorbedCall& call) {
     const std::int64_t packed = std::int64_t{call.rows.max_q_len} * call.heads;
     if (packed >= std::int64_t{1} << 25)
-        return fail(ErrorKind::unsupported, "{} query tokens × {} heads in one row, below 2^25 is possible",
+        return fail(ErrorKind::unsupported,
+                    "{} query tokens × {} heads in one row, below 2^25 is possible",
                     call.rows.max_q_len, call.heads);
     if (call.rows.token_end * call.heads >= std::int64_t{1} << 31)
         return fail(ErrorKind::unsupported, "{} tokens × {} heads, below 2^31 is possible",
                     call.rows.token_end, call.heads);
-    if (call.rows.rows * packed * 4 >= std::int64_t{1} << 32)
-        return fail(ErrorKind::unsupported, "{} rows of up to {} × {} packed rows: below 2^30 is possible",
-                    call.rows.rows, call.rows.max_q_len, call.heads);
+    if (call.rows.rows * packed >= std::int64_t{1} << 31)
+        return fail(ErrorKind::unsupported,
+                    "{} rows of up to {} × {} packed rows: below 2^31 is possible", call.rows.rows,
+                    call.rows.max_q_len, call.heads);
     const std::int64_t tiles = std::int64_t{call.rows.max_kv_len} / kTileKeys + 1;
     const std::int64_t blocks = packed / 16 + 1;
     if (call.rows.rows * tiles * (call.invariant ? blocks : 1) >= std::int64_t{1} << 31)
@@ -301,8 +317,8 @@ Expected<void> absorbed(OpContext& context, const AbsorbedCall& call) {
     Arena::Mark mark(context.arena);
     if (call.plan == nullptr) {
         AbsorbedCall planned = call;
-        planned.plan = context.arena.take<std::byte>(
-            static_cast<std::int64_t>(absorbed_plan_bytes(most)));
+        planned.plan =
+            context.arena.take<std::byte>(static_cast<std::int64_t>(absorbed_plan_bytes(most)));
         ESPALIER_RETURN_IF_ERROR(absorbed_plan(context, planned));
         return absorbed(context, planned);
     }
@@ -330,8 +346,8 @@ std::size_t absorbed_scratch(const Capacities& most) {
     std::size_t bytes = 0;
     for (const Class& rows : classes(most.max_q_len, most.heads, false)) {
         const std::int64_t slots = partial_slots(rows, most, *processors);
-        bytes = std::max(bytes, aligned(slots * rows.width * kLatent * 4) +
-                                    aligned(slots * rows.width * 8));
+        bytes = std::max(
+            bytes, aligned(slots * rows.width * kLatent * 4) + aligned(slots * rows.width * 8));
     }
     bytes += aligned(static_cast<std::int64_t>(absorbed_plan_bytes(most)));
     if (most.invariant && most.dense)

@@ -2,7 +2,8 @@
 // Absorbed attention on Hopper: what all cache formats share. Four warpgroups hand tiles of 64 keys
 // on through shared memory:
 //
-//   copies ──keys──▶ scores: S = Q·Kᵀ, mask, softmax ──P──▶ output: O += P·V (two halves of 256 columns)
+//   copies ──keys──▶ scores: S = Q·Kᵀ, mask, softmax ──P──▶ output: O += P·V (two halves of 256
+//   columns)
 //
 // 16-bit caches have packed query rows (tokens × heads), 64 at a time, as the rows of the tensor
 // cores' products. FP8 caches have keys there, widened to fp16 in registers, which the tensor cores
@@ -45,16 +46,16 @@ struct Item {
     int packed_first;  // of its columns, among all packed rows of the call
     int row_first;     // the same, within the row
     int columns;
-    int first_token;   // of the row
-    int tokens;        // of the row
-    int keys;          // of the row, or of the gathered token
+    int first_token;  // of the row
+    int tokens;       // of the row
+    int keys;         // of the row, or of the gathered token
     int tile_begin;
     int tile_end;
-    int slot;          // of the partial result; -1: the output itself
-    int free_keys;     // keys below this are visible to all columns
-    int mask;          // MaskKind
-    int gathered;      // token whose keys are gathered, or -1
-    int last;          // no further item
+    int slot;       // of the partial result; -1: the output itself
+    int free_keys;  // keys below this are visible to all columns
+    int mask;       // MaskKind
+    int gathered;   // token whose keys are gathered, or -1
+    int last;       // no further item
 };
 
 template <KvFormat kFormat, int kN>
@@ -64,7 +65,7 @@ struct SharedLayout {
     alignas(1024) std::byte query[T::kQueryBytes];
     alignas(1024) std::byte weights[T::kWeightBytes];
     float maxima[2][4][T::kFp8 ? kN : 1];  // FP8: per warp of the scores; two tiles in turn
-    float factor[kN];        // what the output is rescaled by before this tile
+    float factor[kN];                      // what the output is rescaled by before this tile
     float final_factor[kN];
     float query_scale[T::kFp8 ? kN : 1];
     Item items[2];
@@ -82,19 +83,6 @@ __device__ __forceinline__ float natural_lse(float maximum, float sum) {
     return sum > 0.0f ? (maximum + log2f(sum)) * 0.693147180559945309f : minus_infinity();
 }
 
-// Neighbouring columns of the output. A zero is always +0.
-__device__ __forceinline__ void store_pair(std::byte* out, DType dtype, long long index, float a,
-                                           float b) {
-    a += 0.0f;
-    b += 0.0f;
-    if (dtype == DType::f32)
-        *reinterpret_cast<float2*>(reinterpret_cast<float*>(out) + index) = float2{a, b};
-    else if (dtype == DType::bf16)
-        reinterpret_cast<__nv_bfloat162*>(out)[index / 2] = __floats2bfloat162_rn(a, b);
-    else
-        reinterpret_cast<__half2*>(out)[index / 2] = __floats2half2_rn(a, b);
-}
-
 template <Element kElement>
 __device__ __forceinline__ std::uint32_t pack(float a, float b) {
     if constexpr (kElement == Element::bf16) {
@@ -104,6 +92,36 @@ __device__ __forceinline__ std::uint32_t pack(float a, float b) {
         const __half2 both = __floats2half2_rn(a, b);
         return reinterpret_cast<const std::uint32_t&>(both);
     }
+}
+
+// Neighbouring columns of the output. A zero is always +0.
+template <DType kDType>
+__device__ __forceinline__ void store_pair(std::byte* out, long long index, float a, float b) {
+    a += 0.0f;
+    b += 0.0f;
+    if constexpr (kDType == DType::f32)
+        *reinterpret_cast<float2*>(reinterpret_cast<float*>(out) + index) = float2{a, b};
+    else
+        *reinterpret_cast<std::uint32_t*>(out + index * 2) =
+            pack < kDType == DType::bf16 ? Element::bf16 : Element::f16 > (a, b);
+}
+__device__ __forceinline__ void store_pair(std::byte* out, DType dtype, long long index, float a,
+                                           float b) {
+    if (dtype == DType::f32) return store_pair<DType::f32>(out, index, a, b);
+    if (dtype == DType::bf16) return store_pair<DType::bf16>(out, index, a, b);
+    store_pair<DType::f16>(out, index, a, b);
+}
+__device__ __forceinline__ void store_quad(std::byte* out, DType dtype, long long index,
+                                           float4 quad) {
+    quad = {quad.x + 0.0f, quad.y + 0.0f, quad.z + 0.0f, quad.w + 0.0f};
+    if (dtype == DType::f32)
+        *reinterpret_cast<float4*>(reinterpret_cast<float*>(out) + index) = quad;
+    else if (dtype == DType::bf16)
+        *reinterpret_cast<uint2*>(out + index * 2) =
+            uint2{pack<Element::bf16>(quad.x, quad.y), pack<Element::bf16>(quad.z, quad.w)};
+    else
+        *reinterpret_cast<uint2*>(out + index * 2) =
+            uint2{pack<Element::f16>(quad.x, quad.y), pack<Element::f16>(quad.z, quad.w)};
 }
 
 // Weights may reach 2^8 before their reference is raised: the output is seldom rescaled.
@@ -120,6 +138,11 @@ __device__ inline void clear_key_rows(std::byte* keys, int valid) {
                 int4{};
 }
 
+// Division by the number of heads, exact below 2^25 packed rows.
+__device__ __forceinline__ int token_of(const AbsorbedParams& p, int packed) {
+    return static_cast<int>(static_cast<std::uint64_t>(packed) * p.heads_inverse >> 32);
+}
+
 // What one packed row sees: docs/mla_contract.md, word for word, in 64-bit arithmetic.
 class RowMask {
   public:
@@ -131,10 +154,9 @@ class RowMask {
         if (world_ > 1 && item.gathered < 0) all = p.rows.global_kv_len[item.row];
         if (mask_ == MaskKind::causal) bound_ = all - (item.tokens - 1) + token_;
         if (mask_ == MaskKind::tree) {
-            const int tail =
-                p.rows.tail_len == nullptr ? item.tokens : p.rows.tail_len[item.row];
+            const int tail = p.rows.tail_len == nullptr ? item.tokens : p.rows.tail_len[item.row];
             bound_ = all - tail;
-            word_ = p.rows.words[item.first_token + token_];
+            if (p.rows.words != nullptr) word_ = p.rows.words[item.first_token + token_];
         }
     }
     __device__ bool sees(int key) const {
@@ -146,17 +168,12 @@ class RowMask {
     }
 
   private:
-    // Division by the number of heads, exact below 2^25 packed rows.
-    __device__ static int token_of(const AbsorbedParams& p, int packed) {
-        return static_cast<int>(static_cast<std::uint64_t>(packed) * p.heads_inverse >> 32);
-    }
-
     const AbsorbedParams& p_;
     int row_, keys_, token_;
     MaskKind mask_;
     long long world_ = 1;
-    long long bound_ = 0;      // places before it are visible
-    std::uint64_t word_ = 0;   // from there on, by bit; 0: none
+    long long bound_ = 0;     // places before it are visible
+    std::uint64_t word_ = 0;  // from there on, by bit; 0: none
 };
 
 // A number that all lanes of a warp agree on, known as such to the compiler: matrix products under

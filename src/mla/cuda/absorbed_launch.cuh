@@ -3,8 +3,6 @@
 // their own (they compile side by side).
 #pragma once
 
-#include <cstdlib>
-
 #include "mla/cuda/copy_role.cuh"
 #include "mla/cuda/fp8_output_role.cuh"
 #include "mla/cuda/fp8_query_role.cuh"
@@ -87,7 +85,7 @@ __global__ void __launch_bounds__(kThreads, 1)
             Fp8OutputHalf<kFormat, kN>(p, shared, role - 2).run();
         else
             OutputHalf<kFormat>(p, shared, role - 2).run();
-        merge(p, reinterpret_cast<float4*>(shared.weights));
+        merge(p, reinterpret_cast<float4*>(shared.keys));  // nothing is on its way there any more
     }
 }
 
@@ -111,9 +109,8 @@ cudaError_t launch_width(const AbsorbedParams& p, cudaStream_t stream) {
     config.blockDim = dim3(kThreads);
     config.dynamicSmemBytes = kBytes;
     config.stream = stream;
-    const char* mode = getenv("COOP");
-    config.attrs = mode && mode[0] == 'p' ? attributes + 1 : attributes;
-    config.numAttrs = mode && (mode[0] == 'c' || mode[0] == 'p') ? 1 : mode && mode[0] == 'n' ? 0 : 2;
+    config.attrs = attributes;
+    config.numAttrs = 2;
     return cudaLaunchKernelEx(&config, absorbed_kernel<kFormat, kN>, p);
 }
 

@@ -12,17 +12,17 @@
 namespace espalier::mla::cuda {
 
 inline constexpr int kTileKeys = 64;
-inline constexpr int kSplitKeys = 1024;  // of the invariant partition, for every head count and dtype
+inline constexpr int kSplitKeys =
+    1024;  // of the invariant partition, for every head count and dtype
 inline constexpr int kSplitTiles = kSplitKeys / kTileKeys;
 inline constexpr int kThreads = 512;  // four warpgroups: copies, scores, two halves of the output
 
 // The line of work that parts are cut from (schedule.cuh).
 struct Partition {
     std::int32_t total = 0;
-    std::int32_t length = 1;  // of a part
-    std::int32_t piece = 0;   // even: tiles of a piece at most; 0: not even
-    std::int32_t merges = 0;  // rows in the list of merges
-    std::int32_t most_splits = 0;  // of a row in it
+    std::int32_t length = 1;    // of a part
+    std::int32_t piece = 0;     // even: tiles of a piece at most; 0: not even
+    std::int32_t merges = 0;    // rows in the list of merges
     std::uint32_t arrived = 0;  // thread blocks at the end of a call
 };
 
@@ -48,15 +48,16 @@ struct alignas(16) MergeRow {
     std::int32_t tokens = 0;
     std::int32_t blocks = 0;  // of packed rows
     std::int32_t splits = 0;
-    std::int32_t first = 0;   // flexible: the first part that has a piece of it; invariant: its first partial
-    std::int32_t place = 0;   // flexible: which of that part's two partials
+    std::int32_t first =
+        0;  // flexible: the first part that has a piece of it; invariant: its first partial
+    std::int32_t place = 0;          // flexible: which of that part's two partials
     std::int32_t shared_splits = 0;  // invariant: splits that all its tokens share, the first ones
     std::int32_t unused = 0;
 };
 
 struct AbsorbedParams {
-    CUtensorMap key_map;   // 16-bit caches: all columns; FP8: the latent columns
-    CUtensorMap rope_map;  // FP8 caches: the rope columns
+    CUtensorMap key_map;    // 16-bit caches: all columns; FP8: the latent columns
+    CUtensorMap rope_map;   // FP8 caches: the rope columns
     CUtensorMap query_map;  // 16-bit caches: query_rows packed rows of 64 columns at a time
     RaggedRows rows;
     KvPages kv;
@@ -80,19 +81,21 @@ struct AbsorbedParams {
     // Rows of this launch have least_packed … most_packed packed rows (tokens × heads).
     std::int32_t least_packed = 0;
     std::int32_t most_packed = 0;
-    std::int32_t width = 64;      // packed rows of a block
+    std::int32_t width = 64;  // packed rows of a block, 2^width_shift
+    std::int32_t width_shift = 6;
     std::int32_t max_blocks = 1;  // blocks that such a row may have
     std::int32_t lanes = 1;       // thread blocks that share a part, one block of packed rows each
     std::int32_t parts = 1;
-    std::int32_t row_cost = 0;    // what starting a row costs, in tiles
-    std::int32_t least_tiles = 1; // of a part
-    std::int32_t team = 4;  // warps that share the splits of a row in the merge
+    std::int32_t row_cost = 0;     // what starting a row costs, in tiles
+    std::int32_t least_tiles = 1;  // of a part
+    std::int32_t team = 1;  // warps that share the splits of a packed row in the merge: 1 or 8
     bool invariant = false;
     bool padding = false;  // this launch clears tokens that belong to no row
 
     float* partial = nullptr;  // [slot][width][512]
     float2* stats = nullptr;   // [slot][width]: maximum (base 2) and sum
-    std::int32_t* dense_start = nullptr;  // [token][splits + 1]: slot where a dense token's split begins
+    std::int32_t* dense_start =
+        nullptr;  // [token][splits + 1]: slot where a dense token's split begins
     std::int32_t dense_splits = 0;
 };
 

@@ -14,10 +14,7 @@ class Copier {
 
   public:
     __device__ Copier(const AbsorbedParams& p, Shared& shared)
-        : p_(p),
-          shared_(shared),
-          lane_(threadIdx.x % 32),
-          page_shift_(p.page_shift) {}
+        : p_(p), shared_(shared), lane_(threadIdx.x % 32), page_shift_(p.page_shift) {}
 
     // The whole warp.
     __device__ void run() {
@@ -116,9 +113,8 @@ class Copier {
         item.free_keys = item.keys;
         item.mask = static_cast<int>(MaskKind::full);
         item.tile_begin = split * kSplitTiles;
-        item.tile_end =
-            max(item.tile_begin,
-                min(item.tile_begin + kSplitTiles, ceil_div(item.keys, kTileKeys)));
+        item.tile_end = max(item.tile_begin,
+                            min(item.tile_begin + kSplitTiles, ceil_div(item.keys, kTileKeys)));
     }
 
     __device__ Item row_item(int row, const RowShape& shape) {
@@ -145,12 +141,13 @@ class Copier {
             case MaskKind::full:
                 return shape.keys;
             case MaskKind::causal: {
+                const int token = token_of(p_, item.row_first);
+                if (p_.rows.dcp_world == 1) return max(shape.keys - (shape.tokens - 1) + token, 0);
                 const long long world = p_.rows.dcp_world;
-                const long long all = world == 1 ? shape.keys : p_.rows.global_kv_len[item.row];
-                const long long bound = all - (shape.tokens - 1) + item.row_first / p_.heads;
+                const long long bound = static_cast<long long>(p_.rows.global_kv_len[item.row]) -
+                                        (shape.tokens - 1) + token;
                 const long long local = (bound - p_.rows.dcp_rank + world - 1) / world;
-                return static_cast<int>(
-                    min(max(local, 0ll), static_cast<long long>(shape.keys)));
+                return static_cast<int>(min(max(local, 0ll), static_cast<long long>(shape.keys)));
             }
             case MaskKind::tree:
                 return history_keys(p_, item.row, shape);
@@ -275,15 +272,16 @@ class Copier {
                 copy_tensor_4d(to + lane_ * T::kBlockBytes, &p_.key_map,
                                &full[T::kFp8 ? 0 : lane_ / 3], 0, 0, lane_, page, kEvictFirst);
             if (T::kFp8 && lane_ == 4)
-                copy_tensor_3d(slot + T::kRopeOffset + i * rows * kRopeRow, &p_.rope_map, full, 0, 0,
-                               page, kEvictFirst);
+                copy_tensor_3d(slot + T::kRopeOffset + i * rows * kRopeRow, &p_.rope_map, full, 0,
+                               0, page, kEvictFirst);
             if (T::kTokenScale && lane_ == 5) copy_scales(slot + i * rows * 4, full, page, 0, rows);
         }
     }
 
-    // --- keys of one token, gathered (invariant) --------------------------------------------------
-    // A tree token sees the history and those slots of the tail that its word names; a dense token
-    // whatever its bytes say. Finds how many that are.
+    // --- keys of one token, gathered (invariant)
+    // -------------------------------------------------- A tree token sees the history and those
+    // slots of the tail that its word names; a dense token whatever its bytes say. Finds how many
+    // that are.
     __device__ int visible_keys(const Item& item, const RowShape& shape) {
         const int token = item.first_token + item.gathered;
         if (shape.mask == MaskKind::dense) {
@@ -295,7 +293,7 @@ class Copier {
         const int tail = p_.rows.tail_len == nullptr ? shape.tokens : p_.rows.tail_len[item.row];
         const long long world = p_.rows.dcp_world;
         const long long all = world == 1 ? shape.keys : p_.rows.global_kv_len[item.row];
-        const std::uint64_t word = p_.rows.words[token];
+        const std::uint64_t word = p_.rows.words == nullptr ? 0 : p_.rows.words[token];
         tail_word_ = 0;
         for (int half = 0; half < 2; ++half) {
             const int key = history_ + half * 32 + lane_;
@@ -307,9 +305,7 @@ class Copier {
         return history_ + __popcll(tail_word_);
     }
 
-    __device__ bool in_history(int tile) const {
-        return (tile + 1) * kTileKeys <= history_;
-    }
+    __device__ bool in_history(int tile) const { return (tile + 1) * kTileKeys <= history_; }
 
     // Slots of the keys with logical index first + lane and first + 32 + lane; -1 past the end.
     __device__ void tree_slots(const Item& item, int first, int (&slots)[2]) {
@@ -353,10 +349,9 @@ class Copier {
             tree_slots(item, tile * kTileKeys, slots);
         long long pages[2];
         for (int half = 0; half < 2; ++half) {
-            const int page =
-                slots[half] < 0 ? -1
-                                : p_.rows.block_table[item.row * p_.rows.block_stride +
-                                                      slots[half] / p_.kv.page_tokens];
+            const int page = slots[half] < 0 ? -1
+                                             : p_.rows.block_table[item.row * p_.rows.block_stride +
+                                                                   slots[half] / p_.kv.page_tokens];
             const bool inside = page >= 0 && page < p_.kv.page_count;
             pages[half] = inside ? page * p_.kv.page_stride : -1;
         }
@@ -380,9 +375,9 @@ class Copier {
         constexpr int kChunks = T::kFp8 ? 32 : 72;
         const std::byte* from = page + slot * kLatentRow;
         for (int chunk = lane_; chunk < kChunks; chunk += 32)
-            copy_16_async(to + chunk / 8 * T::kBlockBytes + row * 128 +
-                              ((chunk % 8 ^ (row & 7)) << 4),
-                          from + chunk * 16);
+            copy_16_async(
+                to + chunk / 8 * T::kBlockBytes + row * 128 + ((chunk % 8 ^ (row & 7)) << 4),
+                from + chunk * 16);
         std::byte* rope = to + T::kRopeOffset;
         if constexpr (T::kTokenScale) {
             const int tokens = p_.kv.page_tokens;

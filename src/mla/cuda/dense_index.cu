@@ -20,8 +20,7 @@ __global__ void __launch_bounds__(kTokensPerBlock * 32)
         int seen = 0;
         for (int first = 0; first < shape.keys; first += 32) {
             const int key = first + lane;
-            const bool visible =
-                key < shape.keys && dense_visible(p, row, shape.keys, token, key);
+            const bool visible = key < shape.keys && dense_visible(p, row, shape.keys, token, key);
             const unsigned votes = __ballot_sync(~0u, visible);
             const int rank = seen + __popc(votes & ((1u << lane) - 1));
             if (visible && rank % kSplitKeys == 0) start[rank / kSplitKeys] = key;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two output warpgroups of FP8 caches: each owns 256 of the 512 value columns, Oᵀ += Vᵀ·Pᵀ, with
-// Vᵀ read from the key tile itself by transposed loads and widened in registers.
+// The two output warpgroups of FP8 caches: each owns 256 of the 512 value columns, Oᵀ += Vᵀ·Pᵀ,
+// with Vᵀ read from the key tile itself by transposed loads and widened in registers.
 #pragma once
 
 #include "mla/cuda/absorbed_kernel.cuh"
@@ -103,8 +103,7 @@ class Fp8OutputHalf {
             wgmma_begin();
 #pragma unroll
             for (int step = 0; step < 2; ++step)
-                wgmma(out[block], a[i % 2][step],
-                      descriptor(weights + (i / 4 * 2 + step) * 32), 1);
+                wgmma(out[block], a[i % 2][step], descriptor(weights + (i / 4 * 2 + step) * 32), 1);
             wgmma_commit();
             wgmma_wait<1>();
         }
@@ -113,7 +112,8 @@ class Fp8OutputHalf {
         for (int block = 0; block < 4; ++block) hold(out[block]);
     }
 
-    // --- the end of an item -------------------------------------------------------------------------
+    // --- the end of an item
+    // -------------------------------------------------------------------------
     __device__ void finish(const Item& item, float (&out)[4][kSums]) {
         wait(&shared_.final_full, final_phase_);
         final_phase_ ^= 1;
@@ -140,9 +140,10 @@ class Fp8OutputHalf {
                             p_.partial + (static_cast<long long>(item.slot) * kN + row) * kLatent +
                             column) = float2{a, b};
                     else
-                        store_pair(p_.out, p_.out_dtype,
-                                   static_cast<long long>(item.packed_first + row) * kLatent + column,
-                                   a * factor, b * factor);
+                        store_pair(
+                            p_.out, p_.out_dtype,
+                            static_cast<long long>(item.packed_first + row) * kLatent + column,
+                            a * factor, b * factor);
                 }
             }
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scoring warpgroup of FP8 caches: Sᵀ = K·Qᵀ for a tile of 64 keys, the mask, and the running softmax over
-// keys. Weights go to shared memory as Pᵀ, with the factor by which earlier output shrinks. A
-// thread holds keys g and g + 8 of its warp's sixteen, and columns 8j + 2c, 8j + 2c + 1 (lane =
-// 4g + c).
+// The scoring warpgroup of FP8 caches: Sᵀ = K·Qᵀ for a tile of 64 keys, the mask, and the running
+// softmax over keys. Weights go to shared memory as Pᵀ, with the factor by which earlier output
+// shrinks. A thread holds keys g and g + 8 of its warp's sixteen, and columns 8j + 2c, 8j + 2c + 1
+// (lane = 4g + c).
 //
 // With a scale σ per key (fp8_token) the maximum is taken over score + log2 σ: weights P·σ stay
 // below one whatever the scales, and the sum of P is their sum divided by σ again.
@@ -95,7 +95,8 @@ class Fp8Scorer {
         finish(item);
     }
 
-    // --- Sᵀ = K·Qᵀ --------------------------------------------------------------------------------
+    // --- Sᵀ = K·Qᵀ
+    // --------------------------------------------------------------------------------
     __device__ void multiply(const Item& item, int tile, float (&score)[kSums]) {
         const std::uint32_t keys = shared_address(shared_.keys[keys_.index]);
         wait(&shared_.keys_full[keys_.index][0], keys_.phase);
@@ -175,7 +176,8 @@ class Fp8Scorer {
     // The rope's part of a score has no scale: it is divided by those that the sum is multiplied
     // with afterwards. A hidden key may have any scale.
     __device__ void prepare_scales(float (&score)[kSums]) {
-        const auto* scales = reinterpret_cast<const float*>(shared_.keys[keys_.index] + T::kScaleOffset);
+        const auto* scales =
+            reinterpret_cast<const float*>(shared_.keys[keys_.index] + T::kScaleOffset);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float sigma = scales[warp_ * 16 + group_ + 8 * half];
@@ -201,7 +203,8 @@ class Fp8Scorer {
         }
     }
 
-    // --- the mask -----------------------------------------------------------------------------------
+    // --- the mask
+    // -----------------------------------------------------------------------------------
     __device__ void apply_mask(const Item& item, int tile, float (&score)[kSums]) {
         const int key = tile * kTileKeys + warp_ * 16 + group_;
 #pragma unroll
@@ -212,7 +215,8 @@ class Fp8Scorer {
         }
     }
 
-    // --- the softmax --------------------------------------------------------------------------------
+    // --- the softmax
+    // --------------------------------------------------------------------------------
     __device__ void soften(float (&score)[kSums]) {
         float excess[kColumns];
 #pragma unroll
@@ -255,7 +259,7 @@ class Fp8Scorer {
 #pragma unroll
         for (int i = 0; i < kColumns; ++i)
             largest[i] = fmaxf(score[i / 2 * 4 + i % 2], score[i / 2 * 4 + i % 2 + 2]);
-        float (&maxima)[4][kN] = shared_.maxima[turn_];
+        float(&maxima)[4][kN] = shared_.maxima[turn_];
         turn_ ^= 1;
         wait(&shared_.weights_free, weights_phase_ ^ 1);  // the factors of the last tile are used
         share_columns(largest, maxima[warp_], [](float a, float b) { return fmaxf(a, b); });
@@ -325,10 +329,11 @@ class Fp8Scorer {
         if (lane_ == 0) arrive(&shared_.weights_full);
     }
 
-    // --- the end of an item -------------------------------------------------------------------------
+    // --- the end of an item
+    // -------------------------------------------------------------------------
     __device__ void finish(const Item& item) {
-        float (&sums)[4][kN] = shared_.maxima[turn_];
-        float (&maxima)[4][kN] = shared_.maxima[turn_ ^ 1];
+        float(&sums)[4][kN] = shared_.maxima[turn_];
+        float(&maxima)[4][kN] = shared_.maxima[turn_ ^ 1];
         // Others may still read the last tile's maxima.
         named_barrier(kScoreBarrier, 128);
         share_columns(sum_, sums[warp_], [](float a, float b) { return a + b; });

@@ -49,8 +49,7 @@ class OutputHalf {
         if (uniform(shared_.rescale[warp_]) != 0) rescale(out);
         const std::uint32_t keys = shared_address(shared_.keys[keys_.index]);
         const std::uint64_t weights = descriptor(shared_address(shared_.weights));
-        const std::uint64_t values =
-            descriptor(keys + half_ * 4 * T::kBlockBytes, T::kBlockBytes);
+        const std::uint64_t values = descriptor(keys + half_ * 4 * T::kBlockBytes, T::kBlockBytes);
         hold(out[0]);
         hold(out[1]);
         wgmma_begin();
@@ -89,32 +88,48 @@ class OutputHalf {
     __device__ void finish(const Item& item, const float (&out)[2][kSums]) {
         wait(&shared_.final_full, final_phase_);
         final_phase_ ^= 1;
+        if (warp_ * 16 < item.columns) store_rows(item, out);
+        __syncwarp();
+        if (lane_ == 0) arrive(&shared_.final_free);
+    }
+
+    // Trading pairs between lanes for wider stores lost: a short call comes here once, and eight
+    // instructions of cold code cost as much as a store. So there are no branches inside, either.
+    __device__ void store_rows(const Item& item, const float (&out)[2][kSums]) {
+        const int column = half_ * 256 + lane_ % 4 * 2;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int row = row_ + 8 * half;
             if (row >= item.columns) continue;
-            const int column = half_ * 256 + lane_ % 4 * 2;
+            const auto each = [&](auto store) {
+#pragma unroll
+                for (int j = 0; j < 32; ++j)
+                    store(8 * j, out[j / 16][j % 16 * 4 + 2 * half],
+                          out[j / 16][j % 16 * 4 + 2 * half + 1]);
+            };
             if (item.slot >= 0) {
-                float* to = p_.partial +
-                            (static_cast<long long>(item.slot) * 64 + row) * kLatent + column;
-#pragma unroll
-                for (int j = 0; j < 32; ++j)
-                    *reinterpret_cast<float2*>(to + 8 * j) =
-                        float2{out[j / 16][j % 16 * 4 + 2 * half],
-                               out[j / 16][j % 16 * 4 + 2 * half + 1]};
-            } else {
-                const float factor = shared_.final_factor[row];
-                const long long to =
-                    static_cast<long long>(item.packed_first + row) * kLatent + column;
-#pragma unroll
-                for (int j = 0; j < 32; ++j)
-                    store_pair(p_.out, p_.out_dtype, to + 8 * j,
-                               out[j / 16][j % 16 * 4 + 2 * half] * factor,
-                               out[j / 16][j % 16 * 4 + 2 * half + 1] * factor);
+                float* to =
+                    p_.partial + (static_cast<long long>(item.slot) * 64 + row) * kLatent + column;
+                each([&](int at, float a, float b) {
+                    *reinterpret_cast<float2*>(to + at) = float2{a, b};
+                });
+                continue;
             }
+            const float factor = shared_.final_factor[row];
+            const long long to = static_cast<long long>(item.packed_first + row) * kLatent + column;
+            if (p_.out_dtype == DType::f32)
+                each([&](int at, float a, float b) {
+                    store_pair<DType::f32>(p_.out, to + at, a * factor, b * factor);
+                });
+            else if (p_.out_dtype == DType::bf16)
+                each([&](int at, float a, float b) {
+                    store_pair<DType::bf16>(p_.out, to + at, a * factor, b * factor);
+                });
+            else
+                each([&](int at, float a, float b) {
+                    store_pair<DType::f16>(p_.out, to + at, a * factor, b * factor);
+                });
         }
-        __syncwarp();
-        if (lane_ == 0) arrive(&shared_.final_free);
     }
 
     const AbsorbedParams& p_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hopper instructions that CUDA C++ has no words for: barriers in shared memory, bulk tensor copies,
-// register budgets, matrix loads and stores. One function per instruction, nothing else.
+// Hopper instructions that CUDA C++ has no words for: barriers in shared memory, bulk tensor
+// copies, register budgets, matrix loads and stores. One function per instruction, nothing else.
 #pragma once
 
 #include <cuda.h>
@@ -30,10 +30,10 @@ __device__ __forceinline__ void arrive(Barrier* barrier) {
                  : "memory");
 }
 __device__ __forceinline__ void arrive_expecting(Barrier* barrier, std::uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                     shared_address(barrier)),
-                 "r"(bytes)
-                 : "memory");
+    asm volatile(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+        "r"(bytes)
+        : "memory");
 }
 __device__ __forceinline__ bool phase_done(Barrier* barrier, std::uint32_t parity) {
     std::uint32_t done;
@@ -145,10 +145,10 @@ __device__ __forceinline__ void store_matrices(std::uint32_t address, std::uint3
 __device__ __forceinline__ void store_matrices_transposed(std::uint32_t address, std::uint32_t a,
                                                           std::uint32_t b, std::uint32_t c,
                                                           std::uint32_t d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                     address),
-                 "r"(a), "r"(b), "r"(c), "r"(d)
-                 : "memory");
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+        "r"(a), "r"(b), "r"(c), "r"(d)
+        : "memory");
 }
 
 // --- arithmetic ---------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ __device__ inline int history_keys(const AbsorbedParams& p, int row, const RowSh
 // Byte `key` of a dense token's mask; what lies outside the mask is hidden.
 __device__ inline bool dense_visible(const AbsorbedParams& p, int row, int keys, int token,
                                      int key) {
+    if (p.rows.custom_mask_offset == nullptr) return false;
     const auto offset = static_cast<std::uint64_t>(p.rows.custom_mask_offset[row]);
     const std::uint64_t index = offset + static_cast<std::uint64_t>(token) * keys + key;
     return index < static_cast<std::uint64_t>(p.rows.custom_mask_len) &&
@@ -111,8 +112,7 @@ __device__ inline int lane_cost(const AbsorbedParams& p, const Partition& partit
     const int end = min(first + rows_per_lane(p), p.rows.rows);
     int sum = 0;
 #pragma unroll 1
-    for (int row = first; row < end; ++row)
-        sum += row_cost(p, partition, row, row_shape(p, row));
+    for (int row = first; row < end; ++row) sum += row_cost(p, partition, row, row_shape(p, row));
     return sum;
 }
 
@@ -156,7 +156,8 @@ __device__ inline Partition make_partition(const AbsorbedParams& p) {
 }
 
 // The whole warp.
-__device__ inline PartPlan plan_part(const AbsorbedParams& p, const Partition& partition, int part) {
+__device__ inline PartPlan plan_part(const AbsorbedParams& p, const Partition& partition,
+                                     int part) {
     const int lane = threadIdx.x % 32;
     PartPlan share;
     share.piece = partition.piece;
@@ -221,7 +222,6 @@ __device__ inline void list_merges(const AbsorbedParams& p, Partition& partition
     const int lane = threadIdx.x % 32;
     int before = 0;
     int merges = 0;
-    int most_splits = 0;
 #pragma unroll 1
     for (int base = 0; base < p.rows.rows; base += 32) {
         const int row = base + lane;
@@ -239,10 +239,8 @@ __device__ inline void list_merges(const AbsorbedParams& p, Partition& partition
         if (merge.tokens > 0) p.merge_rows[merges + __popc(votes & ((1u << lane) - 1))] = merge;
         before += __shfl_sync(~0u, sum, 31);
         merges += __popc(votes);
-        most_splits = max(most_splits, __reduce_max_sync(~0u, merge.splits));
     }
     partition.merges = merges;
-    partition.most_splits = most_splits;
 }
 
 }  // namespace espalier::mla::cuda

@@ -40,41 +40,43 @@ __device__ __forceinline__ void hold(float (&sums)[kCount]) {
 
 enum class Element { bf16, f16 };
 
-#define ESPALIER_SUMS_8(d, i)                                                              \
+#define ESPALIER_SUMS_8(d, i)                                                                   \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
         "+f"(d[i + 6]), "+f"(d[i + 7])
 #define ESPALIER_SUMS_16(d, i) ESPALIER_SUMS_8(d, i), ESPALIER_SUMS_8(d, i + 8)
 #define ESPALIER_SUMS_32(d, i) ESPALIER_SUMS_16(d, i), ESPALIER_SUMS_16(d, i + 16)
 #define ESPALIER_SUMS_64(d, i) ESPALIER_SUMS_32(d, i), ESPALIER_SUMS_32(d, i + 32)
 #define ESPALIER_LIST_8 "{%0, %1, %2, %3, %4, %5, %6, %7}"
-#define ESPALIER_LIST_16 \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}"
-#define ESPALIER_LIST_32                                                                    \
+#define ESPALIER_LIST_16 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}"
+#define ESPALIER_LIST_32                                                                     \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, " \
     "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
 
-#define ESPALIER_LIST_64 \
+#define ESPALIER_LIST_64                                                                     \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, " \
-    "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, " \
-    "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, " \
+    "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "  \
+    "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, "  \
     "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
 
 // kAlongM: A's contiguous axis is M (a transposed view), else K. Operand numbers follow the sums.
-#define ESPALIER_WGMMA_SHARED(N, TYPE, SUMS, LIST, A, B, ADD, ALONG)                             \
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #ADD ", 0;\n"                                \
+#define ESPALIER_WGMMA_SHARED(N, TYPE, SUMS, LIST, A, B, ADD, ALONG)                               \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #ADD                                           \
+                 ", 0;\n"                                                                          \
                  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " " LIST ", %" #A \
-                 ", %" #B ", p, 1, 1, %" #ALONG ", 0; }\n"                                       \
-                 : SUMS(d, 0)                                                                    \
+                 ", %" #B ", p, 1, 1, %" #ALONG ", 0; }\n"                                         \
+                 : SUMS(d, 0)                                                                      \
                  : "l"(a), "l"(b), "r"(add), "n"(kAlongM ? 1 : 0))
-#define ESPALIER_WGMMA_REGISTERS(N, TYPE, SUMS, LIST, A0, A1, A2, A3, B, ADD)                    \
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #ADD ", 0;\n"                                \
-                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " " LIST ", {%" #A0 \
-                 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", p, 1, 1, 0; }\n"                     \
-                 : SUMS(d, 0)                                                                    \
+#define ESPALIER_WGMMA_REGISTERS(N, TYPE, SUMS, LIST, A0, A1, A2, A3, B, ADD)             \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #ADD                                  \
+                 ", 0;\n"                                                                 \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " " LIST \
+                 ", {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", p, 1, 1, 0; }\n"   \
+                 : SUMS(d, 0)                                                             \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
 
 template <Element kElement, bool kAlongM, int kSums>
-__device__ __forceinline__ void wgmma(float (&d)[kSums], std::uint64_t a, std::uint64_t b, int add) {
+__device__ __forceinline__ void wgmma(float (&d)[kSums], std::uint64_t a, std::uint64_t b,
+                                      int add) {
     static_assert(kSums == 8 || kSums == 16 || kSums == 32);
     if constexpr (kElement == Element::bf16) {
         if constexpr (kSums == 8)
@@ -112,12 +114,13 @@ __device__ __forceinline__ void wgmma(float (&d)[kSums], const std::uint32_t (&a
 // (256 columns at once would need more than the 128 registers a thread of 512 starts with.)
 template <Element kElement>
 __device__ __forceinline__ void wgmma_values(float (&d)[64], std::uint64_t a, std::uint64_t b) {
-#define ESPALIER_WGMMA_VALUES(TYPE)                                                            \
-    asm volatile("{ .reg .pred p; setp.eq.b32 p, 0, 0;\n"                                      \
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE                  \
-                 " " ESPALIER_LIST_64 ", %64, %65, p, 1, 1, 0, 1; }\n"                      \
-                 : ESPALIER_SUMS_64(d, 0)                                                     \
-                 : "l"(a), "l"(b))
+#define ESPALIER_WGMMA_VALUES(TYPE)                                                       \
+    asm volatile(                                                                         \
+        "{ .reg .pred p; setp.eq.b32 p, 0, 0;\n"                                          \
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " " ESPALIER_LIST_64 \
+        ", %64, %65, p, 1, 1, 0, 1; }\n"                                                  \
+        : ESPALIER_SUMS_64(d, 0)                                                          \
+        : "l"(a), "l"(b))
     if constexpr (kElement == Element::bf16)
         ESPALIER_WGMMA_VALUES("bf16");
     else
