@@ -176,12 +176,10 @@ Expected<void> run(const Options& options) {
 
 }  // namespace
 
-Run add_bench(CLI::App& app) {
+Run add_bench_model(CLI::App& bench) {
     const auto options = std::make_shared<Options>();
-    CLI::App* bench = app.add_subcommand("bench", "Measure speed");
-    bench->require_subcommand(1);
     CLI::App* command =
-        bench->add_subcommand("model", "Time forwards against this machine's bandwidth and peak");
+        bench.add_subcommand("model", "Time forwards against this machine's bandwidth and peak");
     command
         ->add_option("model", options->model, "Model directory or ORG/NAME in the local hub cache")
         ->required();

@@ -18,6 +18,10 @@ Run add_generate(CLI::App& app);
 Run add_inspect(CLI::App& app);
 Run add_tokenize(CLI::App& app);
 Run add_make_model(CLI::App& app);
+Run add_selftest(CLI::App& app);
 Run add_bench(CLI::App& app);
+// Sub-commands of bench.
+Run add_bench_model(CLI::App& bench);
+Run add_bench_mla(CLI::App& bench);
 
 }  // namespace espalier::cli

@@ -40,8 +40,7 @@ Expected<void> check_row_mask(const RaggedRows& rows, std::int32_t b, std::int64
             return {};
         }
         case MaskKind::dense:
-            if (rows.custom_mask_offset == nullptr || rows.custom_mask_len < 0 ||
-                (rows.custom_mask == nullptr && rows.custom_mask_len > 0))
+            if (rows.custom_mask_offset == nullptr)
                 return fail(ErrorKind::invalid, "row {} has a dense mask, but the call gives none",
                             b);
             return {};
@@ -83,22 +82,38 @@ Expected<void> check_row(const RaggedRows& rows, std::int32_t b, const KvPages& 
     return check_row_pages(rows, b, kv);
 }
 
-Expected<void> check_rows(const RaggedRows& rows, const KvPages& kv) {
+// Host integers and addresses only; what the arrays hold is not looked at.
+Expected<void> check_row_words(const RaggedRows& rows) {
     if (rows.rows < 0 || rows.q_indptr == nullptr)
         return fail(ErrorKind::invalid, "{} rows{}", rows.rows,
                     rows.q_indptr == nullptr ? " without q_indptr" : "");
     if (rows.rows > 0 &&
         (rows.kv_len == nullptr || rows.block_table == nullptr || rows.mask == nullptr))
         return fail(ErrorKind::invalid, "{} rows need kv_len, block_table and mask", rows.rows);
-    if (rows.q_indptr[0] < 0 || rows.q_indptr[rows.rows] > rows.token_end)
-        return fail(ErrorKind::invalid, "query tokens {} to {} lie outside 0 to {}",
-                    rows.q_indptr[0], rows.q_indptr[rows.rows], rows.token_end);
+    if (rows.token_end < 0 || rows.max_q_len < 0 || rows.max_kv_len < 0 || rows.block_stride < 0)
+        return fail(ErrorKind::invalid,
+                    "capacities below 0: token_end {}, max_q_len {}, max_kv_len {}, block_stride "
+                    "{}",
+                    rows.token_end, rows.max_q_len, rows.max_kv_len, rows.block_stride);
+    if (rows.custom_mask_len < 0 || (rows.custom_mask == nullptr && rows.custom_mask_len > 0))
+        return fail(ErrorKind::invalid, "a dense mask of {} bytes at {}", rows.custom_mask_len,
+                    rows.custom_mask == nullptr ? "no address" : "an address");
+    if (rows.custom_mask != nullptr && rows.custom_mask_offset == nullptr)
+        return fail(ErrorKind::invalid, "a dense mask of {} bytes without custom_mask_offset",
+                    rows.custom_mask_len);
     if (rows.dcp_world < 1 || rows.dcp_rank < 0 || rows.dcp_rank >= rows.dcp_world)
         return fail(ErrorKind::invalid, "context-parallel rank {} of {}", rows.dcp_rank,
                     rows.dcp_world);
     if (rows.dcp_world > 1 && rows.global_kv_len == nullptr)
         return fail(ErrorKind::invalid, "context parallel over {} ranks needs global_kv_len",
                     rows.dcp_world);
+    return {};
+}
+
+Expected<void> check_row_arrays(const RaggedRows& rows, const KvPages& kv) {
+    if (rows.q_indptr[0] < 0 || rows.q_indptr[rows.rows] > rows.token_end)
+        return fail(ErrorKind::invalid, "query tokens {} to {} lie outside 0 to {}",
+                    rows.q_indptr[0], rows.q_indptr[rows.rows], rows.token_end);
     for (std::int32_t b = 0; b < rows.rows; ++b) ESPALIER_RETURN_IF_ERROR(check_row(rows, b, kv));
     return {};
 }
@@ -152,29 +167,40 @@ Expected<void> check_slot(const KvPages& kv, std::int64_t slot, std::string_view
 
 }  // namespace
 
-Expected<void> check_absorbed(const AbsorbedCall& call) {
+Expected<void> check_absorbed_words(const AbsorbedCall& call) {
     ESPALIER_RETURN_IF_ERROR(
         check_heads_and_output(call.heads, call.out_dtype, call.q, call.out, call.rows.token_end));
     if (!query_fits_cache(call.q_dtype, call.kv.format))
         return fail(ErrorKind::unsupported, "absorbed attention of {} queries over a {} cache",
                     name_of(call.q_dtype), name_of(call.kv.format));
     ESPALIER_RETURN_IF_ERROR(check_pages(call.kv));
-    return check_rows(call.rows, call.kv);
+    return check_row_words(call.rows);
 }
 
-Expected<void> check_decompressed(const DecompressedCall& call) {
+Expected<void> check_absorbed(const AbsorbedCall& call) {
+    ESPALIER_RETURN_IF_ERROR(check_absorbed_words(call));
+    return check_row_arrays(call.rows, call.kv);
+}
+
+Expected<void> check_decompressed_words(const DecompressedCall& call) {
     ESPALIER_RETURN_IF_ERROR(
         check_heads_and_output(call.heads, call.out_dtype, call.q, call.out, call.rows.token_end));
     if (call.q_dtype == DType::e4m3 || !query_fits_cache(call.q_dtype, call.kv.format))
         return fail(ErrorKind::unsupported, "decompressed attention of {} queries over a {} cache",
                     name_of(call.q_dtype), name_of(call.kv.format));
-    ESPALIER_RETURN_IF_ERROR(check_up_weights(call.up_key, "up_key", call.heads, kNope));
-    ESPALIER_RETURN_IF_ERROR(check_up_weights(call.up_value, "up_value", call.heads, kValue));
     ESPALIER_RETURN_IF_ERROR(check_pages(call.kv));
-    ESPALIER_RETURN_IF_ERROR(check_rows(call.rows, call.kv));
+    ESPALIER_RETURN_IF_ERROR(check_row_words(call.rows));
     if (call.rows.dcp_world > 1)
         return fail(ErrorKind::unsupported, "decompressed attention over {} context-parallel ranks",
                     call.rows.dcp_world);
+    return {};
+}
+
+Expected<void> check_decompressed(const DecompressedCall& call) {
+    ESPALIER_RETURN_IF_ERROR(check_decompressed_words(call));
+    ESPALIER_RETURN_IF_ERROR(check_up_weights(call.up_key, "up_key", call.heads, kNope));
+    ESPALIER_RETURN_IF_ERROR(check_up_weights(call.up_value, "up_value", call.heads, kValue));
+    ESPALIER_RETURN_IF_ERROR(check_row_arrays(call.rows, call.kv));
     for (std::int32_t b = 0; b < call.rows.rows; ++b)
         if (call.rows.q_indptr[b + 1] > call.rows.q_indptr[b] &&
             call.rows.mask[b] != MaskKind::causal)
@@ -183,7 +209,7 @@ Expected<void> check_decompressed(const DecompressedCall& call) {
     return {};
 }
 
-Expected<void> check_append(const AppendCall& call) {
+Expected<void> check_append_words(const AppendCall& call) {
     ESPALIER_RETURN_IF_ERROR(check_pages(call.kv));
     if (call.tokens < 0) return fail(ErrorKind::invalid, "append of {} tokens", call.tokens);
     if (call.tokens > 0 && (call.latent == nullptr || call.rope == nullptr || call.slot == nullptr))
@@ -191,21 +217,50 @@ Expected<void> check_append(const AppendCall& call) {
                     call.tokens);
     if (call.kv.format == KvFormat::fp8_tensor && !(call.kv.scale > 0.0f))
         return fail(ErrorKind::invalid, "an fp8_tensor cache with scale {}", call.kv.scale);
+    return {};
+}
+
+Expected<void> check_append(const AppendCall& call) {
+    ESPALIER_RETURN_IF_ERROR(check_append_words(call));
     for (std::int64_t token = 0; token < call.tokens; ++token)
         if (call.slot[token] >= 0)
             ESPALIER_RETURN_IF_ERROR(check_slot(call.kv, call.slot[token], "token", token));
     return {};
 }
 
-Expected<void> check_compact(const CompactCall& call) {
+Expected<void> check_compact_words(const CompactCall& call) {
     ESPALIER_RETURN_IF_ERROR(check_pages(call.kv));
     if (call.moves < 0 ||
         (call.moves > 0 && (call.source == nullptr || call.destination == nullptr)))
         return fail(ErrorKind::invalid, "{} moves without source or destination", call.moves);
+    return {};
+}
+
+Expected<void> check_compact(const CompactCall& call) {
+    ESPALIER_RETURN_IF_ERROR(check_compact_words(call));
     for (std::int64_t i = 0; i < call.moves; ++i) {
         ESPALIER_RETURN_IF_ERROR(check_slot(call.kv, call.source[i], "source", i));
         ESPALIER_RETURN_IF_ERROR(check_slot(call.kv, call.destination[i], "destination", i));
     }
+    return {};
+}
+
+Expected<void> check_cuda_pages(const KvPages& kv) {
+    if (kv.format == KvFormat::f32)
+        return fail(ErrorKind::unsupported,
+                    "an f32 cache on CUDA: bf16, fp16, fp8_tensor and fp8_token are possible");
+    ESPALIER_RETURN_IF_ERROR(check_cuda_address(kv.data, "the first page"));
+    if (kv.page_stride % kCudaAlignment != 0)
+        return fail(ErrorKind::invalid, "a page stride of {} bytes is no multiple of {}",
+                    kv.page_stride, kCudaAlignment);
+    return {};
+}
+
+Expected<void> check_cuda_address(const void* address, std::string_view name) {
+    const auto bytes = reinterpret_cast<std::uintptr_t>(address) % kCudaAlignment;
+    if (bytes != 0)
+        return fail(ErrorKind::invalid, "{} lies {} bytes behind a multiple of {}", name, bytes,
+                    kCudaAlignment);
     return {};
 }
 

@@ -36,7 +36,8 @@ struct AbsorbedCall {
 
 // Entry 2: prompt segments, causal rows only. q [token_end, H, 192] (128 nope, 64 rope), out
 // [token_end, H, 128]. K_nope = latent · up_key[h]ᵀ and V = latent · up_value[h]ᵀ, f32 sums rounded
-// to bf16 (f32 stays f32); key blocks of 256 from slot 0, folded in order.
+// to bf16 (f32 stays f32); key blocks of 256 from slot 0, folded in order. A row with another mask
+// is refused on the CPU; on CUDA, where the host cannot see masks, it gives NaN.
 struct DecompressedCall {
     RaggedRows rows;
     std::int32_t heads = 0;
@@ -55,7 +56,8 @@ struct DecompressedCall {
 
 // Entry 3. latent [tokens, 512] and rope [tokens, 64], f32, rows latent_stride / rope_stride apart,
 // into slot[token] (of the pool; < 0: skipped). What the format would hold as NaN or infinity
-// becomes 0 and sets nonfinite[token] = 1 (otherwise 0; the array may be null).
+// becomes 0 and sets nonfinite[token] = 1 (otherwise 0; the array may be null). A slot beyond the
+// pool is an error on the CPU; CUDA, which cannot look, skips it.
 struct AppendCall {
     std::int64_t tokens = 0;
     const float* latent = nullptr;
@@ -69,7 +71,7 @@ struct AppendCall {
 
 // Entry 4. For i ascending: slot destination[i] of the pool becomes slot source[i]. Along a row
 // both ascend and the destination never lies behind the source, so no slot is overwritten before it
-// is read.
+// is read. Moves from or to slots outside the pool: as for append.
 struct CompactCall {
     std::int64_t moves = 0;
     const std::int64_t* source = nullptr;

@@ -2,29 +2,12 @@
 #include "mla/storage.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <limits>
+
+#include "mla/quantise.hpp"
 
 namespace espalier::mla {
 namespace {
-
-constexpr float kE4m3Max = 448.0f;
-
-// The three planes of an fp8_token page, at one slot.
-struct TokenPlanes {
-    std::byte* latent;  // e4m3 [512]
-    std::byte* rope;    // bf16 [64]
-    std::byte* scale;   // f32
-};
-
-TokenPlanes token_planes(const KvPages& kv, std::int64_t slot) {
-    std::byte* page = kv.data + slot / kv.page_tokens * kv.page_stride;
-    const std::int64_t place = slot % kv.page_tokens;
-    const std::int64_t tokens = kv.page_tokens;
-    return {page + place * kLatent, page + tokens * kLatent + place * kRope * 2,
-            page + tokens * (kLatent + kRope * 2) + place * 4};
-}
 
 template <typename T>
 T load(const std::byte* data, std::int64_t index) {
@@ -39,13 +22,6 @@ void store(std::byte* data, std::int64_t index, T value) {
 }
 
 template <typename T>
-T narrow(float value) {
-    if constexpr (std::is_same_v<T, Bf16>) return to_bf16(value);
-    if constexpr (std::is_same_v<T, Fp16>) return to_fp16(value);
-    if constexpr (std::is_same_v<T, float>) return value;
-}
-
-template <typename T>
 void read_columns(const std::byte* data, std::int64_t count, double* columns, double scale = 1.0) {
     for (std::int64_t d = 0; d < count; ++d)
         columns[d] = static_cast<double>(to_float(load<T>(data, d))) * scale;
@@ -56,12 +32,9 @@ template <typename T>
 bool write_columns(const float* values, std::int64_t count, std::byte* data) {
     bool flushed = false;
     for (std::int64_t d = 0; d < count; ++d) {
-        T stored = narrow<T>(values[d]);
-        if (!std::isfinite(to_float(stored))) {
-            stored = T{};
-            flushed = true;
-        }
-        store(data, d, stored);
+        const Quantised<T> column = quantise<T>(values[d]);
+        flushed |= column.flushed;
+        store(data, d, column.stored);
     }
     return flushed;
 }
@@ -69,20 +42,18 @@ bool write_columns(const float* values, std::int64_t count, std::byte* data) {
 bool write_e4m3(const float* values, std::int64_t count, float scale, std::byte* data) {
     bool flushed = false;
     for (std::int64_t d = 0; d < count; ++d) {
-        const bool finite = std::isfinite(values[d]);
-        flushed |= !finite;
-        store(data, d, to_e4m3(finite ? values[d] / scale : 0.0f));
+        const Quantised<E4m3> column = quantise_e4m3(values[d], scale);
+        flushed |= column.flushed;
+        store(data, d, column.stored);
     }
     return flushed;
 }
 
-// The scale that takes the token's largest finite magnitude to the end of e4m3's range.
-float token_scale(const float* latent) {
+float scale_of_token(const float* latent) {
     float largest = 0.0f;
     for (std::int64_t d = 0; d < kLatent; ++d)
-        if (std::isfinite(latent[d])) largest = std::max(largest, std::fabs(latent[d]));
-    if (largest == 0.0f) return 1.0f;
-    return std::max(largest / kE4m3Max, std::numeric_limits<float>::min());
+        largest = std::max(largest, finite_magnitude(latent[d]));
+    return token_scale(largest);
 }
 
 template <typename T>
@@ -94,6 +65,14 @@ bool write_row(std::byte* row, const float* latent, const float* rope) {
 }
 
 }  // namespace
+
+TokenPlanes token_planes(const KvPages& kv, std::int64_t slot) {
+    std::byte* page = kv.data + slot / kv.page_tokens * kv.page_stride;
+    const std::int64_t place = slot % kv.page_tokens;
+    const std::int64_t tokens = kv.page_tokens;
+    return {page + place * kLatent, page + tokens * kLatent + place * kRope * 2,
+            page + tokens * (kLatent + kRope * 2) + place * 4};
+}
 
 std::string_view name_of(KvFormat format) {
     switch (format) {
@@ -161,7 +140,7 @@ bool write_slot(const KvPages& kv, std::int64_t slot, const float* latent, const
         }
         case KvFormat::fp8_token: {
             const TokenPlanes planes = token_planes(kv, slot);
-            const float scale = token_scale(latent);
+            const float scale = scale_of_token(latent);
             store(planes.scale, 0, scale);
             const bool latent_flushed = write_e4m3(latent, kLatent, scale, planes.latent);
             return write_columns<Bf16>(rope, kRope, planes.rope) || latent_flushed;

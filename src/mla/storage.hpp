@@ -21,6 +21,14 @@ inline std::byte* slot_bytes(const KvPages& kv, std::int64_t slot) {
     return kv.data + slot / kv.page_tokens * kv.page_stride + slot % kv.page_tokens * row_bytes;
 }
 
+// The three planes of an fp8_token page, at one slot.
+struct TokenPlanes {
+    std::byte* latent;  // e4m3 [512]
+    std::byte* rope;    // bf16 [64]
+    std::byte* scale;   // f32
+};
+TokenPlanes token_planes(const KvPages& kv, std::int64_t slot);
+
 // The 576 columns of a slot, dequantised exactly.
 void read_slot(const KvPages& kv, std::int64_t slot, double* columns);
 

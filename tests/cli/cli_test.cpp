@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -87,6 +88,36 @@ TEST(Cli, AWrittenModelIsInspectedAndRuns) {
     EXPECT_EQ(espalier("make-model --out " + model).status, 1);  // not empty
 }
 
+TEST(Cli, SelftestEndsInATable) {
+    const Result result =
+        espalier("selftest --seconds 0 --variant portable --format bf16 --check bounds --seed 3");
+    EXPECT_EQ(result.status, 0) << result.output;
+    EXPECT_NE(result.output.find("3 Bounds"), std::string::npos) << result.output;
+    EXPECT_NE(result.output.find("seeds 3 to 3"), std::string::npos) << result.output;
+}
+
+TEST(Cli, BenchMlaComparesWithPeers) {
+    const espalier::TemporaryDirectory directory;
+    const std::string shapes = (directory.path() / "shapes.csv").string();
+    const std::string out = (directory.path() / "out.csv").string();
+    std::ofstream(shapes) << "batch,kv_len,heads,q_len,best_bf16_peer_us\n2,100,4,3,50.0\n";
+    const Result result =
+        espalier("bench mla -r 1 --threads 1 --mask tree --shapes " + shapes + " --csv " + out);
+    EXPECT_EQ(result.status, 0) << result.output;
+    EXPECT_NE(result.output.find("R ≤ 64: 1 shapes"), std::string::npos) << result.output;
+    std::ifstream written(out);
+    std::string header;
+    std::string row;
+    std::getline(written, header);
+    std::getline(written, row);
+    EXPECT_EQ(header.substr(header.size() - 17), "peer us,peer/ours");
+    EXPECT_EQ(row.substr(0, 14), "1,2,100,4,3,12");
+    std::ofstream(shapes) << "batch,kv_len,heads,q_len\n2,many,4,3\n";
+    const Result refused = espalier("bench mla --threads 1 --shapes " + shapes);
+    EXPECT_EQ(refused.status, 1);
+    EXPECT_NE(refused.output.find("line 2: kv_len is 'many'"), std::string::npos) << refused.output;
+}
+
 TEST(Cli, RefusalsSaySoAndExitAccordingly) {
     struct Refusal {
         std::string arguments;
@@ -100,6 +131,8 @@ TEST(Cli, RefusalsSaySoAndExitAccordingly) {
              Refusal{"generate NOBODY/nothing -p x", 1, "not in the hub cache"},
              Refusal{"inspect " + kSapling + "-eagle3", 1, "is not supported; supported are"},
              Refusal{"bench model " + kSapling + " -o xml", 1, "not one of md, csv, json"},
+             Refusal{"selftest --check nonsense", 2, "--check"},
+             Refusal{"selftest --device cuda --variant avx2", 1, "chooses among CPU kernels"},
          }) {
         const Result result = espalier(refusal.arguments);
         EXPECT_EQ(result.status, refusal.status) << refusal.arguments;

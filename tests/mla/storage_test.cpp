@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Append and compact: what is stored, what is flagged, what is left alone.
+#include "mla/storage.hpp"
+
 #include <cmath>
 #include <limits>
+#include <numeric>
 
+#include "conformance/random.hpp"
 #include "mla/implementation.hpp"
 
-namespace espalier::mla {
+namespace espalier::conformance {
 namespace {
+
+using namespace mla;
 
 class MlaStorage : public testing::TestWithParam<Implementation> {
   protected:
@@ -39,17 +45,15 @@ class MlaStorage : public testing::TestWithParam<Implementation> {
         call.slot = slots.data();
         call.kv = kv;
         call.nonfinite = flags == nullptr ? nullptr : flags->data();
-        ThreadPool pool(2);
-        Arena arena = exact_arena(0);
-        OpContext context{pool, arena};
-        const Expected<void> done = kernels->append(context, call);
+        const Expected<void> done = device->run(
+            2, 0, [&](OpContext& context) { return device->kernels().append(context, call); });
         ASSERT_TRUE(done) << done.error().message;
     }
 
     static constexpr std::byte kFill{0x11};
     std::vector<std::byte> memory_;
     KvPages kv;
-    std::unique_ptr<Kernels> kernels = GetParam().make();
+    std::unique_ptr<Device> device = GetParam().make();
 };
 INSTANTIATE_TEST_SUITE_P(All, MlaStorage, testing::ValuesIn(all_implementations()),
                          implementation_name);
@@ -132,10 +136,8 @@ TEST_P(MlaStorage, CompactMovesAPathInOrder) {
     call.source = source.data();
     call.destination = destination.data();
     call.kv = kv;
-    ThreadPool pool(1);
-    Arena arena = exact_arena(0);
-    OpContext context{pool, arena};
-    ASSERT_TRUE(kernels->compact(context, call));
+    ASSERT_TRUE(device->run(
+        1, 0, [&](OpContext& context) { return device->kernels().compact(context, call); }));
     for (std::int64_t index = 0; index < 48; ++index) {
         const auto moved = std::find(destination.begin(), destination.end(), index);
         const std::int64_t from =
@@ -147,4 +149,4 @@ TEST_P(MlaStorage, CompactMovesAPathInOrder) {
 }
 
 }  // namespace
-}  // namespace espalier::mla
+}  // namespace espalier::conformance

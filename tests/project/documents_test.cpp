@@ -36,8 +36,8 @@ std::string output_of(const std::string& arguments) {
 
 TEST(Documents, CommandLinePageHoldsEveryHelpTextAsPrinted) {
     const std::string page = read("docs/cli.md");
-    for (const char* command :
-         {"", "generate ", "inspect ", "tokenize ", "make-model ", "bench ", "bench model "}) {
+    for (const char* command : {"", "generate ", "inspect ", "tokenize ", "make-model ",
+                                "selftest ", "bench ", "bench model ", "bench mla "}) {
         const std::string help = output_of(std::string(command) + "--help");
         EXPECT_NE(page.find(help), std::string::npos)
             << "docs/cli.md does not hold `espalier " << command << "--help` as printed:\n"
@@ -60,12 +60,13 @@ TEST(Documents, ReadmeNamesCommandsThatExist) {
 }
 
 TEST(Documents, EverySourceFileSaysItsLicence) {
-    for (const char* folder : {"src", "tests", "include"}) {
+    for (const char* folder : {"src", "tests", "include", "examples"}) {
         for (const auto& entry :
              fs::recursive_directory_iterator(fs::path(ESPALIER_SOURCE_DIR) / folder)) {
             const std::string extension = entry.path().extension();
             if (extension != ".cpp" && extension != ".hpp" && extension != ".cu" &&
-                extension != ".inc")
+                extension != ".cuh" && extension != ".inc" && extension != ".h" &&
+                extension != ".c")
                 continue;
             std::ifstream in(entry.path());
             std::string first;

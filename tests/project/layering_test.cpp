@@ -17,13 +17,16 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"base", {}},
     {"linalg", {"base"}},
     {"mla", {"base", "linalg"}},
+    {"conformance", {"base", "linalg", "mla"}},
     {"ops", {"base", "linalg"}},
     {"checkpoint", {"base"}},
     {"text", {"base"}},
     {"cache", {"base", "mla"}},
     {"batch", {"base", "mla", "cache"}},
     {"model", {"base", "linalg", "mla", "ops", "checkpoint", "cache", "batch"}},
-    {"cli", {"base", "linalg", "mla", "ops", "checkpoint", "text", "cache", "batch", "model"}},
+    {"cli",
+     {"base", "linalg", "mla", "conformance", "ops", "checkpoint", "text", "cache", "batch",
+      "model"}},
 };
 
 TEST(Layering, FoldersIncludeOnlyWhatLiesBelowThem) {

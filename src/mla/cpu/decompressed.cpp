@@ -22,6 +22,7 @@ LaneState state_at(float* memory) { return {memory, memory + kLanes, memory + 2 
 // Byte sizes of a worker's parts, one after another.
 struct WorkerLayout {
     std::int64_t latents;  // copied groups of a block, [256][576]
+    std::int64_t scales;   // their scales, [256]
     std::int64_t keys;     // [256][192]
     std::int64_t values;   // [256][128]
     std::int64_t weights;  // one matrix, for up_key and for up_value
@@ -31,11 +32,12 @@ struct WorkerLayout {
     WorkerLayout(const TileKernels& kernels, std::int64_t units) {
         const std::int64_t element = element_bytes(kernels);
         latents = kBlockKeys * kKey * element;
+        scales = kBlockKeys * 4;
         keys = kBlockKeys * kQuery * element;
         values = kBlockKeys * kValue * element;
         weights = kUpWeights * element;
-        query = kQuery * kLanes * element;
-        total = static_cast<std::int64_t>(sizeof(TileScratch)) + latents + keys + values +
+        query = query_block_bytes(kQuery);
+        total = static_cast<std::int64_t>(sizeof(TileScratch)) + latents + scales + keys + values +
                 2 * weights + units * (query + kStateFloats * 4);
     }
 };
@@ -43,6 +45,7 @@ struct WorkerLayout {
 struct Worker {
     TileScratch* scratch;
     std::byte* latents;
+    float* scales;
     std::byte* keys;
     std::byte* values;
     std::byte* key_weights;
@@ -54,6 +57,7 @@ struct Worker {
         const auto take = [&at](std::int64_t bytes) { return std::exchange(at, at + bytes); };
         scratch = reinterpret_cast<TileScratch*>(take(sizeof(TileScratch)));
         latents = take(layout.latents);
+        scales = reinterpret_cast<float*>(take(layout.scales));
         keys = take(layout.keys);
         values = take(layout.values);
         key_weights = take(layout.weights);
@@ -69,7 +73,16 @@ class Decompressed {
   public:
     Decompressed(const TileKernels& kernels, const DecompressedCall& call, const RowView& row,
                  std::int64_t head, const WorkerLayout& layout, const Worker& mine)
-        : kernels_(kernels), call_(call), row_(row), head_(head), layout_(layout), mine_(mine) {}
+        : kernels_(kernels),
+          call_(call),
+          row_(row),
+          head_(head),
+          layout_(layout),
+          mine_(mine),
+          elements_(elements_of(kernels, call.kv.format, call.kv.scale, call.q_dtype)),
+          rope_scaled_(kernels.bf16_elements && call.kv.format == KvFormat::fp8_tensor),
+          scores_(plan_scores(kQuery / 2, kNope / 2, rope_scaled_ ? kRope / 2 : 0,
+                              elements_.query_terms)) {}
 
     void run() const {
         const UpWeights up_key =
@@ -94,6 +107,9 @@ class Decompressed {
         return state_at(mine_.states + unit * kStateFloats);
     }
     std::byte* query(std::int64_t unit) const { return mine_.queries + unit * layout_.query; }
+    int lanes(std::int64_t unit) const {
+        return static_cast<int>(std::min<std::int64_t>(kLanes, row_.tokens - unit * kLanes));
+    }
     std::int64_t packed(std::int64_t i) const {
         return (row_.first_token + i) * call_.heads + head_;
     }
@@ -101,14 +117,8 @@ class Decompressed {
     void start_unit(std::int64_t unit) const {
         reset_state(state(unit), kValue);
         const auto row_bytes = kQuery * static_cast<std::int64_t>(bytes_of(call_.q_dtype));
-        for (int lane = 0; lane < kLanes; ++lane) {
-            const std::int64_t i = unit * kLanes + lane;
-            if (i < row_.tokens)
-                pack_query(kernels_, call_.q + packed(i) * row_bytes, call_.q_dtype, kQuery, lane,
-                           query(unit));
-            else
-                clear_query(kernels_, kQuery, lane, query(unit));
-        }
+        pack_queries(kernels_, call_.q + packed(unit * kLanes) * row_bytes, call_.q_dtype, kQuery,
+                     call_.heads * kQuery, lanes(unit), query(unit));
     }
 
     // Keys and values of slots [first, first + count) for this head; the rest of the last group of
@@ -116,15 +126,18 @@ class Decompressed {
     void project_block(std::int64_t first, std::int64_t count, const UpWeights& up_key,
                        const UpWeights& up_value) const {
         const std::int64_t element = element_bytes(kernels_);
-        const KeySource source(kernels_, call_.kv, row_);
+        const KeySource source(kernels_, elements_, call_.kv, row_);
+        const bool scaled = elements_.token_scales || rope_scaled_;
         const std::byte* latents[kMaxGroups];
         int groups = 0;
         for (std::int64_t key = 0; key < count; key += kGroupKeys, ++groups)
             latents[groups] =
                 source.straight(first + key, std::min<std::int64_t>(kGroupKeys, count - key),
-                                mine_.latents + key * kKey * element);
-        kernels_.up_project(latents, groups, up_key, mine_.keys, kQuery);
-        kernels_.up_project(latents, groups, up_value, mine_.values, kValue);
+                                mine_.latents + key * kKey * element, mine_.scales + key);
+        if (rope_scaled_) std::fill_n(mine_.scales, kBlockKeys, elements_.key_scale);
+        const float* scales = scaled ? mine_.scales : nullptr;
+        kernels_.up_project(latents, groups, up_key, scales, mine_.keys, kQuery);
+        kernels_.up_project(latents, groups, up_value, scales, mine_.values, kValue);
         if (!kernels_.bf16_elements && call_.kv.format != KvFormat::f32) {
             round_to_bf16(reinterpret_cast<float*>(mine_.keys), groups * kGroupKeys * kQuery);
             round_to_bf16(reinterpret_cast<float*>(mine_.values), groups * kGroupKeys * kValue);
@@ -142,21 +155,24 @@ class Decompressed {
 
     void fold_block(std::int64_t unit, std::int64_t first) const {
         KeyTile tile{};
+        tile.lanes = lanes(unit);
         std::int64_t most = 0;
-        for (int lane = 0; lane < kLanes; ++lane) {
-            const std::int64_t i = unit * kLanes + lane;
-            if (i >= row_.tokens) break;
-            most = std::clamp<std::int64_t>(row_.prefix(i) - first, 0, kBlockKeys);
+        for (int lane = 0; lane < tile.lanes; ++lane) {
+            most =
+                std::clamp<std::int64_t>(row_.prefix(unit * kLanes + lane) - first, 0, kBlockKeys);
             tile.visible[lane] = static_cast<std::int32_t>(most);
         }
         if (most == 0) return;
         tile.groups = static_cast<int>((most + kGroupKeys - 1) / kGroupKeys);
         for (int group = 0; group < tile.groups; ++group) {
-            tile.key[group] = mine_.keys + group * kGroupKeys * kQuery * element_bytes(kernels_);
+            tile.ahead[group] = tile.key[group] =
+                mine_.keys + group * kGroupKeys * kQuery * element_bytes(kernels_);
             tile.value[group] =
                 mine_.values + group * kGroupKeys * kValue * element_bytes(kernels_);
         }
-        kernels_.decompressed(query(unit), call_.scale, tile, *mine_.scratch, state(unit));
+        if (rope_scaled_) tile.score_scale = mine_.scales;
+        kernels_.decompressed({query(unit), call_.scale, &scores_}, tile, *mine_.scratch,
+                              state(unit));
     }
 
     const TileKernels& kernels_;
@@ -165,6 +181,9 @@ class Decompressed {
     std::int64_t head_;
     const WorkerLayout& layout_;
     const Worker& mine_;
+    Elements elements_;
+    bool rope_scaled_;  // keys are K_nope and V as they are, and codes of rope times one scale
+    ScorePlan scores_;
 };
 
 }  // namespace

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU's implementation of the contract: chooses tile kernels by variant, cache and weights, and
-// refuses by name what there are none for. Bits are row- and path-invariant always, within one
-// variant.
+// The CPU's implementation of the contract: chooses tile kernels by variant, cache and weights.
+// Bits are row- and path-invariant always, within one variant.
 #include <algorithm>
 
 #include "mla/checks.hpp"
@@ -12,14 +11,6 @@
 namespace espalier::mla {
 namespace {
 
-Expected<void> refuse_fp8(KvFormat format, std::string_view entry) {
-    if (format == KvFormat::fp8_tensor || format == KvFormat::fp8_token)
-        return fail(ErrorKind::unsupported,
-                    "{} with a {} cache on the CPU: f32, bf16 and fp16 are possible", entry,
-                    name_of(format));
-    return {};
-}
-
 class CpuKernels final : public Kernels {
   public:
     CpuKernels(const cpu::TileKernels& f32, const cpu::TileKernels& bf16)
@@ -27,16 +18,13 @@ class CpuKernels final : public Kernels {
 
     Expected<void> absorbed(OpContext& context, const AbsorbedCall& call) const override {
         ESPALIER_RETURN_IF_ERROR(check_absorbed(call));
-        ESPALIER_RETURN_IF_ERROR(refuse_fp8(call.kv.format, "absorbed attention"));
-        cpu::absorbed(context, call.kv.format == KvFormat::bf16 ? bf16_ : f32_, call);
+        cpu::absorbed(context, dots(call.kv.format) ? bf16_ : f32_, call);
         return {};
     }
 
     Expected<void> decompressed(OpContext& context, const DecompressedCall& call) const override {
         ESPALIER_RETURN_IF_ERROR(check_decompressed(call));
-        ESPALIER_RETURN_IF_ERROR(refuse_fp8(call.kv.format, "decompressed attention"));
-        const bool bf16 = call.kv.format == KvFormat::bf16 &&
-                          cpu::multiplies(bf16_, call.up_key.dtype) &&
+        const bool bf16 = dots(call.kv.format) && cpu::multiplies(bf16_, call.up_key.dtype) &&
                           cpu::multiplies(bf16_, call.up_value.dtype);
         cpu::decompressed(context, bf16 ? bf16_ : f32_, call);
         return {};
@@ -44,7 +32,6 @@ class CpuKernels final : public Kernels {
 
     Expected<void> append(OpContext& context, const AppendCall& call) const override {
         ESPALIER_RETURN_IF_ERROR(check_append(call));
-        ESPALIER_RETURN_IF_ERROR(refuse_fp8(call.kv.format, "append"));
         constexpr std::int64_t kTokensPerTask = 16;
         context.pool.run(
             (call.tokens + kTokensPerTask - 1) / kTokensPerTask, [&](std::int64_t task, int) {
@@ -57,7 +44,6 @@ class CpuKernels final : public Kernels {
 
     Expected<void> compact(OpContext&, const CompactCall& call) const override {
         ESPALIER_RETURN_IF_ERROR(check_compact(call));
-        ESPALIER_RETURN_IF_ERROR(refuse_fp8(call.kv.format, "compact"));
         for (std::int64_t i = 0; i < call.moves; ++i)
             move_slot(call.kv, call.source[i], call.destination[i]);
         return {};
@@ -72,6 +58,11 @@ class CpuKernels final : public Kernels {
     }
 
   private:
+    // Caches whose numbers bf16 holds exactly.
+    static bool dots(KvFormat format) {
+        return format == KvFormat::bf16 || format == KvFormat::fp8_tensor ||
+               format == KvFormat::fp8_token;
+    }
     static void append_token(const AppendCall& call, std::int64_t token) {
         const bool flushed =
             call.slot[token] >= 0 &&
@@ -80,8 +71,9 @@ class CpuKernels final : public Kernels {
         if (call.nonfinite != nullptr) call.nonfinite[token] = flushed ? 1 : 0;
     }
 
-    const cpu::TileKernels& f32_;   // every cache
-    const cpu::TileKernels& bf16_;  // bf16 caches; the same kernels where there are no dot products
+    const cpu::TileKernels& f32_;  // every cache
+    const cpu::TileKernels&
+        bf16_;  // bf16 and e4m3 caches; the same kernels where there are no dot products
 };
 
 }  // namespace

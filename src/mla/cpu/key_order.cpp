@@ -41,9 +41,9 @@ std::int64_t RowView::prefix(std::int64_t i) const {
 }
 
 std::int64_t RowView::slots(std::int64_t i, std::int64_t first, std::int64_t count,
-                            std::int32_t* slots) const {
+                            std::int32_t* slots, SlotCursor& cursor) const {
     return mask == MaskKind::tree ? tree_slots(i, first, count, slots)
-                                  : dense_slots(i, first, count, slots);
+                                  : dense_slots(i, first, count, slots, cursor);
 }
 
 std::int64_t RowView::tree_slots(std::int64_t i, std::int64_t first, std::int64_t count,
@@ -65,7 +65,7 @@ std::int64_t RowView::tree_slots(std::int64_t i, std::int64_t first, std::int64_
 }
 
 std::int64_t RowView::dense_slots(std::int64_t i, std::int64_t first, std::int64_t count,
-                                  std::int32_t* slots) const {
+                                  std::int32_t* slots, SlotCursor& cursor) const {
     // Keys whose mask byte lies in [0, custom_mask_len). The offset may be anything up to ±2^63: it
     // is compared with small numbers before it takes part in a sum.
     const std::int64_t before = i * keys;
@@ -73,11 +73,21 @@ std::int64_t RowView::dense_slots(std::int64_t i, std::int64_t first, std::int64
     if (offset <= -before - keys || offset >= rows->custom_mask_len - before) return 0;
     const std::int64_t begin = std::max<std::int64_t>(0, -(before + offset));
     const std::int64_t end = std::min(keys, rows->custom_mask_len - before - offset);
+    if (cursor.logical > first) cursor = {};
+    cursor.slot = std::max(cursor.slot, begin);
+    const std::uint8_t* mask_row = rows->custom_mask + (offset + before);
+    constexpr std::int64_t kAtOnce = 64;
+    while (cursor.slot + kAtOnce <= end) {
+        const std::uint8_t* at = mask_row + cursor.slot;
+        const std::int64_t seen = kAtOnce - std::count(at, at + kAtOnce, std::uint8_t{0});
+        if (cursor.logical + seen > first) break;
+        cursor.logical += seen;
+        cursor.slot += kAtOnce;
+    }
     std::int64_t found = 0;
-    std::int64_t logical = 0;
-    for (std::int64_t slot = begin; slot < end && found < count; ++slot) {
-        if (rows->custom_mask[offset + before + slot] == 0) continue;
-        if (logical++ >= first) slots[found++] = static_cast<std::int32_t>(slot);
+    for (; cursor.slot < end && found < count; ++cursor.slot) {
+        if (mask_row[cursor.slot] == 0) continue;
+        if (cursor.logical++ >= first) slots[found++] = static_cast<std::int32_t>(cursor.slot);
     }
     return found;
 }

@@ -11,6 +11,12 @@
 
 namespace espalier::mla::cpu {
 
+// Where the search for a dense row's keys stands: slot `slot` comes after `logical` visible ones.
+struct SlotCursor {
+    std::int64_t logical = 0;
+    std::int64_t slot = 0;
+};
+
 struct RowView {
     const RaggedRows* rows = nullptr;
     std::int32_t index = 0;
@@ -27,15 +33,16 @@ struct RowView {
     // full and causal rows: how many keys token i sees.
     std::int64_t prefix(std::int64_t i) const;
     // The slots of token i's logical keys [first, first + count), as many as there are; tree and
-    // dense rows.
-    std::int64_t slots(std::int64_t i, std::int64_t first, std::int64_t count,
-                       std::int32_t* slots) const;
+    // dense rows. The cursor belongs to token i and saves a dense row from being searched again
+    // from its beginning.
+    std::int64_t slots(std::int64_t i, std::int64_t first, std::int64_t count, std::int32_t* slots,
+                       SlotCursor& cursor) const;
 
   private:
     std::int64_t tree_slots(std::int64_t i, std::int64_t first, std::int64_t count,
                             std::int32_t* slots) const;
     std::int64_t dense_slots(std::int64_t i, std::int64_t first, std::int64_t count,
-                             std::int32_t* slots) const;
+                             std::int32_t* slots, SlotCursor& cursor) const;
     // Local slots whose global number lies below `limit`.
     std::int64_t slots_below(std::int64_t limit) const;
     std::int64_t global_keys() const {

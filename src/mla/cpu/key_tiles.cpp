@@ -7,71 +7,159 @@
 #include <limits>
 
 #include "base/element.hpp"
-#include "mla/storage.hpp"
 
 namespace espalier::mla::cpu {
 namespace {
 
-// Place of column d, lane `lane` in a query block, in elements.
-std::int64_t query_place(const TileKernels& kernels, std::int64_t d, int lane) {
-    return kernels.bf16_elements ? (d / 2 * kLanes + lane) * 2 + d % 2 : d * kLanes + lane;
+std::uint16_t bf16_bits(float value) { return to_bf16(value).bits; }
+
+std::uint32_t pair_of(std::uint16_t even, std::uint16_t odd) {
+    return even | static_cast<std::uint32_t>(odd) << 16;
+}
+
+// One row's pairs into lane 0 of a block; a second term goes behind the first one's columns.
+void pack_pairs(const std::byte* row, DType dtype, std::int64_t columns, std::uint32_t* block) {
+    for (std::int64_t d = 0; d < columns / 2; ++d) {
+        if (dtype == DType::bf16) {
+            std::memcpy(block + d * kLanes, row + d * 4, 4);
+            continue;
+        }
+        const float even = load_element(row, dtype, 2 * d);
+        const float odd = load_element(row, dtype, 2 * d + 1);
+        const Bf16 first[2] = {to_bf16(even), to_bf16(odd)};
+        block[d * kLanes] = pair_of(first[0].bits, first[1].bits);
+        // f16 has 11 significant bits: 8 in the first term, and the rest fits the second.
+        if (dtype == DType::f16)
+            block[(columns / 2 + d) * kLanes] =
+                pair_of(bf16_bits(even - to_float(first[0])), bf16_bits(odd - to_float(first[1])));
+    }
 }
 
 }  // namespace
 
 std::int64_t element_bytes(const TileKernels& kernels) { return kernels.bf16_elements ? 2 : 4; }
 
-const std::byte* KeySource::address(std::int64_t slot) const {
-    return slot_bytes(kv_, pool_slot(pages_, kv_.page_tokens, slot));
+Elements elements_of(const TileKernels& kernels, KvFormat format, float kv_scale, DType query) {
+    if (!kernels.bf16_elements) return {.in_place = format == KvFormat::f32};
+    return {.in_place = format == KvFormat::bf16,
+            .codes = format != KvFormat::bf16,
+            .token_scales = format == KvFormat::fp8_token,
+            .key_scale = format == KvFormat::fp8_tensor ? kv_scale : 1.0f,
+            .query_terms = query == DType::f16 ? 2 : 1};
 }
 
-void KeySource::copy_key(std::int64_t slot, std::byte* to) const {
-    if (kv_.format == KvFormat::bf16 && !kernels_.bf16_elements)
-        return kernels_.widen_bf16(address(slot), reinterpret_cast<float*>(to), kKey);
-    if (kv_.format == KvFormat::fp16)
-        return kernels_.widen_fp16(address(slot), reinterpret_cast<float*>(to), kKey);
-    std::memcpy(to, address(slot), static_cast<std::size_t>(kKey * element_bytes(kernels_)));
+ScorePlan plan_scores(int row_pairs, int first, int pairs, int query_terms) {
+    ScorePlan plan{};
+    const auto add = [&](int begin, int end) {
+        for (int term = 0; term < query_terms && begin < end; ++term)
+            plan.segment[plan.segments++] = {term * row_pairs + begin, begin, end - begin};
+    };
+    add(first, first + pairs);
+    plan.scaled = plan.segments;
+    add(0, first);
+    add(first + pairs, row_pairs);
+    return plan;
 }
 
-void KeySource::clear_keys(std::int64_t from, std::byte* copy) const {
+void KeySource::lines(std::int64_t first, const std::byte*& keys, const std::byte*& rope) const {
+    const std::int64_t slot = slot_of(first);
+    if (kv_.format != KvFormat::fp8_token) {
+        keys = slot_bytes(kv_, slot);
+        rope = nullptr;
+        return;
+    }
+    const TokenPlanes planes = token_planes(kv_, slot);
+    keys = planes.latent;
+    rope = planes.rope;
+    __builtin_prefetch(planes.scale, 0, 2);
+}
+
+int KeySource::line_step() const {
+    return kv_.format == KvFormat::fp8_tensor || kv_.format == KvFormat::fp8_token ? 32 : 64;
+}
+
+Widening KeySource::widening(std::int64_t first, std::byte* to, float* scales) const {
+    const std::int64_t slot = slot_of(first);
+    if (kv_.format == KvFormat::fp8_tensor) return {slot_bytes(kv_, slot), nullptr, to};
+    const TokenPlanes planes = token_planes(kv_, slot);
+    std::memcpy(scales, planes.scale, kGroupKeys * 4);
+    return {planes.latent, planes.rope, to};
+}
+
+// Slots of one page.
+void KeySource::copy_token_keys(std::int64_t slot, std::int64_t count, std::byte* to,
+                                float* scales) const {
+    const TokenPlanes planes = token_planes(kv_, slot);
+    const std::int64_t element = element_bytes(kernels_);
+    for (std::int64_t i = 0; i < count; ++i, to += kKey * element) {
+        std::memcpy(scales + i, planes.scale + i * 4, 4);
+        kernels_.widen_e4m3(planes.latent + i * kLatent, scales[i], to, kLatent);
+        const std::byte* rope = planes.rope + i * kRope * 2;
+        if (kernels_.bf16_elements)
+            std::memcpy(to + kLatent * element, rope, kRope * 2);
+        else
+            kernels_.widen_bf16(rope, reinterpret_cast<float*>(to + kLatent * element), kRope);
+    }
+}
+
+void KeySource::copy_keys(std::int64_t slot, std::int64_t count, std::byte* to,
+                          float* scales) const {
+    if (kv_.format == KvFormat::fp8_token) return copy_token_keys(slot, count, to, scales);
+    const std::byte* from = slot_bytes(kv_, slot);
+    switch (kv_.format) {
+        case KvFormat::bf16:
+            if (kernels_.bf16_elements) break;
+            return kernels_.widen_bf16(from, reinterpret_cast<float*>(to), count * kKey);
+        case KvFormat::fp16:
+            return kernels_.widen_fp16(from, reinterpret_cast<float*>(to), count * kKey);
+        case KvFormat::fp8_tensor:
+            return kernels_.widen_e4m3(from, kv_.scale, to, count * kKey);
+        case KvFormat::f32:
+        case KvFormat::fp8_token:
+            break;
+    }
+    std::memcpy(to, from, static_cast<std::size_t>(count * kKey * element_bytes(kernels_)));
+}
+
+void KeySource::clear_keys(std::int64_t from, std::byte* copy, float* scales) const {
     const std::int64_t key_bytes = kKey * element_bytes(kernels_);
     std::memset(copy + from * key_bytes, 0,
                 static_cast<std::size_t>((kGroupKeys - from) * key_bytes));
+    std::fill(scales + from, scales + kGroupKeys, 0.0f);
 }
 
-const std::byte* KeySource::straight(std::int64_t first, std::int64_t count,
-                                     std::byte* copy) const {
-    const bool in_place = kernels_.bf16_elements || kv_.format == KvFormat::f32;
-    if (in_place && count == kGroupKeys) return address(first);
-    for (std::int64_t i = 0; i < count; ++i)
-        copy_key(first + i, copy + i * kKey * element_bytes(kernels_));
-    clear_keys(count, copy);
+const std::byte* KeySource::straight(std::int64_t first, std::int64_t count, std::byte* copy,
+                                     float* scales) const {
+    const std::int64_t slot = slot_of(first);
+    if (elements_.in_place && count == kGroupKeys) return slot_bytes(kv_, slot);
+    copy_keys(slot, count, copy, scales);
+    clear_keys(count, copy, scales);
     return copy;
 }
 
-const std::byte* KeySource::gathered(const std::int32_t* slots, std::int64_t count,
-                                     std::byte* copy) const {
+const std::byte* KeySource::gathered(const std::int32_t* slots, std::int64_t count, std::byte* copy,
+                                     float* scales) const {
     for (std::int64_t i = 0; i < count; ++i)
-        copy_key(slots[i], copy + i * kKey * element_bytes(kernels_));
-    clear_keys(count, copy);
+        copy_keys(slot_of(slots[i]), 1, copy + i * kKey * element_bytes(kernels_), scales + i);
+    clear_keys(count, copy, scales);
     return copy;
 }
 
-void pack_query(const TileKernels& kernels, const std::byte* q, DType dtype, std::int64_t columns,
-                int lane, std::byte* block) {
-    if (kernels.bf16_elements) {  // pairs of columns side by side; queries of a bf16 cache are bf16
-        for (std::int64_t d = 0; d < columns; d += 2)
-            std::memcpy(block + query_place(kernels, d, lane) * 2, q + d * 2, 4);
-        return;
+void pack_queries(const TileKernels& kernels, const std::byte* q, DType dtype, std::int64_t columns,
+                  std::int64_t row_stride, int lanes, std::byte* block) {
+    if (lanes == kLanes && dtype == DType::bf16 && kernels.pack_rows != nullptr)
+        return kernels.pack_rows(q, row_stride, static_cast<int>(columns), block);
+    if (lanes < kLanes) std::memset(block, 0, static_cast<std::size_t>(query_block_bytes(columns)));
+    const auto row_bytes = row_stride * static_cast<std::int64_t>(bytes_of(dtype));
+    for (int lane = 0; lane < lanes; ++lane) {
+        const std::byte* row = q + lane * row_bytes;
+        if (kernels.bf16_elements) {
+            pack_pairs(row, dtype, columns, reinterpret_cast<std::uint32_t*>(block) + lane);
+            continue;
+        }
+        auto* to = reinterpret_cast<float*>(block) + lane;
+        for (std::int64_t d = 0; d < columns; ++d) to[d * kLanes] = load_element(row, dtype, d);
     }
-    for (std::int64_t d = 0; d < columns; ++d)
-        store_element(block, DType::f32, query_place(kernels, d, lane), load_element(q, dtype, d));
-}
-
-void clear_query(const TileKernels& kernels, std::int64_t columns, int lane, std::byte* block) {
-    const DType dtype = kernels.bf16_elements ? DType::bf16 : DType::f32;
-    for (std::int64_t d = 0; d < columns; ++d)
-        store_element(block, dtype, query_place(kernels, d, lane), 0.0f);
 }
 
 void reset_state(const LaneState& state, std::int64_t columns) {
@@ -83,14 +171,9 @@ void reset_state(const LaneState& state, std::int64_t columns) {
 void OutputRows::finish(const TileKernels& kernels, const LaneState& state, int lane,
                         std::int64_t packed) const {
     if (state.maximum[lane] == -std::numeric_limits<float>::infinity()) return nothing(packed);
-    const float* row = state.out + lane * columns;
-    const float inverse = 1.0f / state.sum[lane];
-    for (std::int64_t c = 0; c < columns; ++c) {
-        // + 0: a hidden key may turn a sum of -0 into +0, and nothing else; after this the two are
-        // the same.
-        const float value = row[c / 32 * 32 + kernels.column[c % 32]] * inverse + 0.0f;
-        store_element(out, dtype, packed * columns + c, value);
-    }
+    const std::int64_t row_bytes = columns * static_cast<std::int64_t>(bytes_of(dtype));
+    kernels.store_row(state.out + lane * columns, scale / state.sum[lane],
+                      static_cast<int>(columns), dtype, out + packed * row_bytes);
     if (lse != nullptr)
         lse[packed] = static_cast<float>(static_cast<double>(state.maximum[lane]) +
                                          std::log(static_cast<double>(state.sum[lane])));

@@ -2,12 +2,14 @@
 // What an instruction set offers to attention: folding one tile of keys into 16 packed query rows,
 // and up-projecting latents. A packed row (token, head) is one lane of a 16-wide vector in the
 // scores and one row of the output sums, so its bits cannot depend on its neighbours. Plain data
-// and function pointers: the files compiled for an instruction set include nothing that could leave
-// such code in a shared inline function.
+// and function pointers: the files compiled for an instruction set call no inline function of a
+// header, so no such code is left in a shared one.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+
+#include "base/numeric.hpp"
 
 namespace espalier::mla::cpu {
 
@@ -17,6 +19,14 @@ inline constexpr int kGroupKeys =
 inline constexpr int kMaxGroups = 16;
 inline constexpr int kMaxTileKeys = kGroupKeys * kMaxGroups;
 
+// 16 keys of an e4m3 cache on their way to bf16: 576 codes each, or 512 and 64 columns of bf16 rope
+// that lie apart (null: they do not).
+struct Widening {
+    const std::byte* codes;
+    const std::byte* rope;
+    std::byte* to;  // [16][576]
+};
+
 // Keys in logical order. Lane r sees the first visible[r] keys of the tile; a hidden key adds
 // exactly nothing.
 struct KeyTile {
@@ -24,10 +34,52 @@ struct KeyTile {
     const std::byte* value[kMaxGroups];
     std::int32_t visible[kLanes];
     int groups;  // those that some lane sees
+    // Lanes [first_lane, first_lane + lanes) are folded; the others see nothing and may be left
+    // alone.
+    int first_lane;
+    int lanes;
+    // bf16 kernels, tiles of more than 8 lanes: the state's `out` was not written yet and counts as
+    // zeros.
+    bool fresh;
+    // bf16 kernels over e4m3 codes: what a key's scaled segments (ScorePlan), and its
+    // probabilities, are multiplied by. [groups][16], or null for 1.
+    const float* score_scale;
+    const float* value_scale;
+    // Fetched while group g is scored: a line per pair of the first segment from ahead[g] on,
+    // ahead_step bytes apart, and a line per pair of the last segment (if it is another) from
+    // ahead_rope[g] on (unless null), 64 bytes apart. Where ahead_step is 0, nothing.
+    const std::byte* ahead[kMaxGroups];
+    const std::byte* ahead_rope[kMaxGroups];
+    int ahead_step;
+    // bf16 kernels, tiles of more than 8 lanes: keys of a later tile that are widened while group g
+    // is scored, where the dot products leave the shuffle units idle. Null: none.
+    const Widening* widening[kMaxGroups];
 };
 
-// The running softmax of 16 lanes. A column's place in `out` is the kernels' affair (see
-// TileKernels::column).
+// bf16 kernels: a score is one chain of dot products of pairs over these segments in order. The
+// sum of the first `scaled` ones is multiplied by the key's scale before the chain goes on. Queries
+// that bf16 cannot hold come in two terms, each a segment.
+struct ScorePlan {
+    struct Segment {
+        int query;  // first pair
+        int key;    // first pair
+        int pairs;
+    };
+    Segment segment[4];
+    int segments;
+    int scaled;
+};
+
+// 16 packed rows: [columns][16] f32, or [columns / 2][16][2] bf16 (per term), as the kernels'
+// elements are.
+struct LaneQuery {
+    const std::byte* block;
+    float scale;
+    const ScorePlan* plan;  // bf16 kernels
+};
+
+// The running softmax of 16 lanes. A column's place in `out` is the kernels' affair; store_row
+// knows it.
 struct LaneState {
     float* maximum;  // [16]
     float* sum;      // [16]
@@ -45,9 +97,8 @@ struct UpWeights {
     const float* scales;  // [panel][4][16] per 128-wide block of k, or null: bf16 kernels only
 };
 
-// query: [columns][16] f32, or [columns / 2][16][2] bf16, as the kernels' elements are.
-using TileFold = void (*)(const std::byte* query, float scale, const KeyTile& tile,
-                          TileScratch& scratch, const LaneState& state);
+using TileFold = void (*)(const LaneQuery& query, const KeyTile& tile, TileScratch& scratch,
+                          const LaneState& state);
 
 struct TileKernels {
     bool bf16_elements;  // keys, values and queries are bf16 (pairs into dot products), otherwise
@@ -56,15 +107,22 @@ struct TileKernels {
     TileFold absorbed;   // keys [576] with the values as their first 512 columns
     TileFold decompressed;  // keys [192], values [128]
     // out[key][0 … 127], out_stride elements apart, from groups of 16 latents (rows of 576
-    // elements).
+    // elements), times key_scale [groups][16] unless null (bf16 kernels only).
     void (*up_project)(const std::byte* const* latents, int groups, const UpWeights& weights,
-                       std::byte* out, std::int64_t out_stride);
-    // total = total merged with part, columns each.
-    void (*merge)(const LaneState& part, const LaneState& total, int columns);
+                       const float* key_scale, std::byte* out, std::int64_t out_stride);
+    // Lanes [first, last) of total, columns each, merged with those of part.
+    void (*merge)(const LaneState& part, const LaneState& total, int columns, int first, int last);
+    // One lane's row of `out` times `factor`, in column order, rounded once to f32, bf16 or f16.
+    void (*store_row)(const float* row, float factor, int columns, DType dtype, std::byte* to);
+    // `count` (a multiple of 64) elements of the cache in the kernels' elements. e4m3 becomes f32
+    // times the scale, or exactly the bf16 of its code. Null where no cache needs it.
     void (*widen_bf16)(const std::byte* from, float* to, std::int64_t count);
     void (*widen_fp16)(const std::byte* from, float* to, std::int64_t count);
-    // Where column c of 32 lies in a row of `out`.
-    std::int8_t column[32];
+    void (*widen_e4m3)(const std::byte* from, float scale, std::byte* to, std::int64_t count);
+    // 16 bf16 rows, row_stride elements apart, as a query block of one term. columns is a multiple
+    // of 32. Null: the kernels have other elements.
+    void (*pack_rows)(const std::byte* rows, std::int64_t row_stride, int columns,
+                      std::byte* block);
 };
 
 extern const TileKernels kPortableTiles;

@@ -3,12 +3,37 @@
 // pairs of keys in the outputs, the broadcast side read from memory by the instruction itself.
 // vdpbf16ps adds the odd product, then the even one, each rounded to f32 with subnormals flushed;
 // so a key's place in its pair matters (it is its logical index) while a hidden key, whose
-// probability is 0, adds exactly nothing.
+// probability is 0, adds exactly nothing. e4m3 caches are widened to the bf16 of their codes, which
+// is exact, and keep their scales apart.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
 #include "base/isa.hpp"
 #include "mla/cpu/tile_kernels.hpp"
+
+namespace espalier::mla::cpu {
+namespace {
+
+// The low and the high byte of the bf16 of every e4m3 magnitude, for byte permutes.
+struct WideningTable {
+    alignas(64) std::uint8_t low[128];
+    alignas(64) std::uint8_t high[128];
+};
+
+constexpr WideningTable make_widening_table() {
+    WideningTable table{};
+    for (unsigned code = 0; code < 128; ++code) {
+        const Bf16 value = to_bf16(to_float(E4m3{static_cast<std::uint8_t>(code)}));
+        table.low[code] = static_cast<std::uint8_t>(value.bits & 0xffu);
+        table.high[code] = static_cast<std::uint8_t>(value.bits >> 8);
+    }
+    return table;
+}
+
+constexpr WideningTable kWidening = make_widening_table();
+
+}  // namespace
+}  // namespace espalier::mla::cpu
 
 ESPALIER_ISA_BEGIN(ESPALIER_ISA_AVX512_BF16)
 namespace espalier::mla::cpu {
@@ -17,98 +42,8 @@ namespace {
 #include "mla/cpu/avx512_vector.inc"
 // (needs the above)
 #include "mla/cpu/softmax_tile.inc"
-
-// sum + pairs · broadcast(*pair). Written out because compilers load the broadcast into a register
-// first, which costs the 17th and later registers of the tiles below.
-inline __m512 dot_broadcast(__m512 sum, __m512i pairs, const std::uint32_t* pair) {
-    asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(pairs), "m"(*pair));
-    return sum;
-}
-
-inline __m512i bf16_of(__m512 value) {
-    return _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(value)));
-}
-
-template <int kColumns>
-inline void score_group(const std::uint32_t* query, const std::uint32_t* keys, __m512 scale,
-                        float* scores) {
-    constexpr int kPairs = kColumns / 2;
-    __m512 dot[kGroupKeys];
-#pragma GCC unroll 16
-    for (int i = 0; i < kGroupKeys; ++i) dot[i] = _mm512_setzero_ps();
-    for (int d = 0; d < kPairs; ++d) {
-        const __m512i q = _mm512_loadu_si512(query + d * kLanes);
-#pragma GCC unroll 16
-        for (int i = 0; i < kGroupKeys; ++i)
-            dot[i] = dot_broadcast(dot[i], q, keys + i * kPairs + d);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < kGroupKeys; ++i)
-        _mm512_storeu_ps(scores + i * kLanes, _mm512_mul_ps(dot[i], scale));
-}
-
-void pack_probabilities(const float* p, int keys, std::uint32_t* pairs) {
-    for (int key = 0; key < keys; key += 2) {
-        const __m512i even = bf16_of(_mm512_loadu_ps(p + key * kLanes));
-        const __m512i odd = bf16_of(_mm512_loadu_ps(p + (key + 1) * kLanes));
-        _mm512_storeu_si512(pairs + key / 2 * kLanes,
-                            _mm512_or_si512(even, _mm512_slli_epi32(odd, 16)));
-    }
-}
-
-// 8 lanes × 32 columns. Two keys' values are interleaved on the fly; `column` below undoes the
-// order that leaves.
-template <int kColumns, int kValueStride>
-inline void add_values(const KeyTile& tile, const std::uint32_t* pairs, const float* shrink,
-                       float* out, int lane, int c) {
-    constexpr int kOutLanes = 8;
-    __m512 low[kOutLanes];
-    __m512 high[kOutLanes];
-    float* const at = out + lane * kColumns + c;
-#pragma GCC unroll 8
-    for (int i = 0; i < kOutLanes; ++i) {
-        const __m512 factor = _mm512_set1_ps(shrink[lane + i]);
-        low[i] = _mm512_mul_ps(_mm512_loadu_ps(at + i * kColumns), factor);
-        high[i] = _mm512_mul_ps(_mm512_loadu_ps(at + i * kColumns + kLanes), factor);
-    }
-    const std::uint32_t* weight = pairs + lane;
-    for (int group = 0; group < tile.groups; ++group) {
-        const std::byte* value = tile.value[group] + c * 2;
-        for (int key = 0; key < kGroupKeys; key += 2, value += 4 * kValueStride, weight += kLanes) {
-            const __m512i even = _mm512_loadu_si512(value);
-            const __m512i odd = _mm512_loadu_si512(value + 2 * kValueStride);
-            const __m512i first = _mm512_unpacklo_epi16(even, odd);
-            const __m512i second = _mm512_unpackhi_epi16(even, odd);
-#pragma GCC unroll 8
-            for (int i = 0; i < kOutLanes; ++i) {
-                low[i] = dot_broadcast(low[i], first, weight + i);
-                high[i] = dot_broadcast(high[i], second, weight + i);
-            }
-        }
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < kOutLanes; ++i) {
-        _mm512_storeu_ps(at + i * kColumns, low[i]);
-        _mm512_storeu_ps(at + i * kColumns + kLanes, high[i]);
-    }
-}
-
-template <int kKeyColumns, int kValueColumns, int kValueStride>
-void fold_bf16(const std::byte* query, float scale, const KeyTile& tile, TileScratch& scratch,
-               const LaneState& state) {
-    for (int group = 0; group < tile.groups; ++group)
-        score_group<kKeyColumns>(reinterpret_cast<const std::uint32_t*>(query),
-                                 reinterpret_cast<const std::uint32_t*>(tile.key[group]),
-                                 _mm512_set1_ps(scale),
-                                 scratch.scores + group * kGroupKeys * kLanes);
-    alignas(64) float shrink[kLanes];
-    softmax_tile<Vector>(scratch.scores, tile, state).store(shrink);
-    pack_probabilities(scratch.scores, tile.groups * kGroupKeys, scratch.pairs);
-    for (int c = 0; c < kValueColumns; c += 2 * kLanes)
-        for (int lane = 0; lane < kLanes; lane += 8)
-            add_values<kValueColumns, kValueStride>(tile, scratch.pairs, shrink, state.out, lane,
-                                                    c);
-}
+// (needs the above)
+#include "mla/cpu/bf16_tile.inc"
 
 // One panel of 16 outputs for 16 latents: 32 dot products of pairs per 64 columns and latent. With
 // scales, each 128-wide block of k has its own chain: total += chain · scale.
@@ -145,7 +80,7 @@ inline void project_panel(const std::uint32_t* latents, const std::uint32_t* pan
 }
 
 void up_project_bf16(const std::byte* const* latents, int groups, const UpWeights& weights,
-                     std::byte* out, std::int64_t out_stride) {
+                     const float* key_scale, std::byte* out, std::int64_t out_stride) {
     constexpr int kPanels = 8;
     constexpr int kPanelPairs = 256 * kLanes;
     constexpr int kScaleBlocks = 4;
@@ -159,6 +94,12 @@ void up_project_bf16(const std::byte* const* latents, int groups, const UpWeight
                 project_panel<false>(x, w, nullptr, total);
             else
                 project_panel<true>(x, w, weights.scales + panel * kScaleBlocks * kLanes, total);
+            if (key_scale != nullptr) {
+#pragma GCC unroll 16
+                for (int i = 0; i < kGroupKeys; ++i)
+                    total[i] =
+                        _mm512_mul_ps(total[i], _mm512_set1_ps(key_scale[group * kGroupKeys + i]));
+            }
             std::byte* to = out + (group * kGroupKeys * out_stride + panel * kLanes) * 2;
 #pragma GCC unroll 16
             for (int i = 0; i < kGroupKeys; ++i)
@@ -166,6 +107,11 @@ void up_project_bf16(const std::byte* const* latents, int groups, const UpWeight
                                     reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(total[i])));
         }
     }
+}
+
+void widen_e4m3(const std::byte* from, float, std::byte* to, std::int64_t count) {
+    const Widener widener;
+    for (std::int64_t i = 0; i < count; i += 64) widener.widen(from + i, to + i * 2);
 }
 
 }  // namespace
@@ -177,10 +123,11 @@ constinit const TileKernels kAvx512Bf16Tiles = {
     fold_bf16<192, 128, 128>,
     up_project_bf16,
     merge_states<Vector>,
-    nullptr,  // bf16 elements are read as they lie; other caches go through the f32 kernels
+    store_row_bf16,
+    nullptr,  // bf16 is read as it lies; f32 and fp16 caches go through the f32 kernels
     nullptr,
-    {0, 1, 2,  3,  16, 17, 18, 19, 4,  5,  6,  7,  20, 21, 22, 23,
-     8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31}};
+    widen_e4m3,
+    pack_rows};
 
 }  // namespace espalier::mla::cpu
 ESPALIER_ISA_END

@@ -28,6 +28,18 @@ struct Vector {
         return result;
     }
     void store(float* to) const { std::memcpy(to, lane, sizeof(lane)); }
+    void store_bf16(std::byte* to) const {
+        for (int i = 0; i < kLanes; ++i) {
+            const Bf16 narrow = to_bf16(lane[i]);
+            std::memcpy(to + i * 2, &narrow, 2);
+        }
+    }
+    void store_fp16(std::byte* to) const {
+        for (int i = 0; i < kLanes; ++i) {
+            const Fp16 narrow = to_fp16(lane[i]);
+            std::memcpy(to + i * 2, &narrow, 2);
+        }
+    }
 
     template <typename Op>
     static Vector each(const Op& op) {
@@ -73,6 +85,23 @@ void widen(const std::byte* from, float* to, std::int64_t count) {
 }
 constexpr auto widen_bf16 = widen<Bf16>;
 constexpr auto widen_fp16 = widen<Fp16>;
+
+struct E4m3Table {
+    float value[256];
+};
+constexpr E4m3Table make_e4m3_table() {
+    E4m3Table table{};
+    for (unsigned code = 0; code < 256; ++code)
+        table.value[code] = to_float(E4m3{static_cast<std::uint8_t>(code)});
+    return table;
+}
+
+void widen_e4m3(const std::byte* from, float scale, std::byte* to, std::int64_t count) {
+    static constexpr E4m3Table kTable = make_e4m3_table();
+    auto* out = reinterpret_cast<float*>(to);
+    for (std::int64_t i = 0; i < count; ++i)
+        out[i] = kTable.value[static_cast<std::uint8_t>(from[i])] * scale;
+}
 
 #include "mla/cpu/softmax_tile.inc"
 // (needs the above)

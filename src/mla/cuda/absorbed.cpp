@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The host's side of absorbed attention: maps for the copy engine, the partition's fixed numbers,
-// the workspace, and which widths to launch. It knows capacities only, never lengths.
+// the workspace, and what to launch. It knows capacities only, never lengths.
 #include "mla/cuda/absorbed.hpp"
 
 #include <algorithm>
@@ -9,14 +9,10 @@
 #include <vector>
 
 #include "mla/cuda/absorbed_params.hpp"
+#include "mla/cuda/launch.hpp"
 
 namespace espalier::mla::cuda {
 namespace {
-
-Expected<void> checked(cudaError_t status, std::string_view what) {
-    if (status == cudaSuccess) return {};
-    return fail(ErrorKind::io, "{}: {}", what, cudaGetErrorString(status));
-}
 
 Expected<int> multiprocessors() {
     int device = 0;

@@ -30,7 +30,7 @@ struct Traits {
     // Keys arrive in three pieces of 192 columns, so that scores begin before a tile is complete.
     static constexpr int kPieces = kFp8 ? 1 : 3;
     // Where FP8 codes land inside a tile that will hold 16-bit columns. Widened block by block,
-    // they are overwritten only after they were read (widen_role.cuh).
+    // they are overwritten only after they were read (key_widen.cuh).
     static constexpr int kCodes = 4 * kBlockBytes;
     static constexpr int kRopeCodes = 8 * kBlockBytes + (kTokenScale ? 0 : kBlockBytes / 2);
 };
@@ -75,7 +75,8 @@ struct SharedLayout {
     Barrier weights_full, weights_free;
     Barrier final_full, final_free;
     Barrier item_full[2], item_free[2];
-    int rescale[4];  // per warp of the scores
+    int rescale[4];    // per warp of the scores
+    int next_step[2];  // FP8: what the output warps do next
 };
 
 // From the logarithm of base 2.
@@ -127,6 +128,17 @@ __device__ __forceinline__ void store_quad(std::byte* out, DType dtype, long lon
 // Weights may reach 2^8 before their reference is raised: the output is seldom rescaled.
 inline constexpr float kHeadroom = 8.0f;
 inline constexpr int kScoreBarrier = 1;  // named, of the scoring warpgroup
+inline constexpr int kOutputThreads = 256;
+inline constexpr int kOutputBarrier = 2;  // named, of the output warpgroups
+
+// 2^shift with |shift| ≤ 126, and the shift that brings `largest` into [2^14, 2^15).
+__device__ __forceinline__ float power_of_two(int shift) {
+    return __int_as_float((127 + shift) << 23);
+}
+__device__ __forceinline__ int shift_below_2_15(float largest) {
+    const int exponent = (__float_as_int(largest) >> 23) - 127;  // -127: zero or subnormal
+    return exponent == 128 ? 0 : min(14 - exponent, 120);
+}
 
 // Zeros rows `valid` … 63 of a tile of kBlocks blocks of 128 bytes. All threads of a warpgroup.
 template <int kBlocks>

@@ -6,8 +6,8 @@
 #include "mla/cuda/copy_role.cuh"
 #include "mla/cuda/merge.cuh"
 #include "mla/cuda/output_role.cuh"
+#include "mla/cuda/query_role.cuh"
 #include "mla/cuda/score_role.cuh"
-#include "mla/cuda/widen_role.cuh"
 
 namespace espalier::mla::cuda {
 
@@ -17,10 +17,10 @@ __device__ inline void init_barriers(SharedLayout<kFormat>& shared) {
     for (int stage = 0; stage < kStages; ++stage) {
         init_barrier(&shared.codes_full[stage], 1);
         for (int piece = 0; piece < T::kPieces; ++piece)
-            init_barrier(&shared.keys_full[stage][piece], T::kFp8 ? kWidenWarps : 1);
+            init_barrier(&shared.keys_full[stage][piece], T::kFp8 ? 8 : 1);
         init_barrier(&shared.keys_free[stage], 8);
     }
-    init_barrier(&shared.query_full, T::kFp8 ? kWidenWarps : 1);
+    init_barrier(&shared.query_full, T::kFp8 ? kQueryWarps : 1);
     init_barrier(&shared.query_free, 4);
     init_barrier(&shared.weights_full, 4);
     init_barrier(&shared.weights_free, 8);
@@ -28,16 +28,16 @@ __device__ inline void init_barriers(SharedLayout<kFormat>& shared) {
     init_barrier(&shared.final_free, 8);
     for (int i = 0; i < 2; ++i) {
         init_barrier(&shared.item_full[i], 1);
-        init_barrier(&shared.item_free[i], 4 + 8 + (T::kFp8 ? kWidenWarps : 0));
+        init_barrier(&shared.item_free[i], 4 + 8 + (T::kFp8 ? kQueryWarps : 0));
     }
     fence_barrier_init();
 }
 
 // Registers per thread: 65,536 for 512 threads, dealt by need.
 struct Registers {
-    static constexpr int kCopy = 88;
-    static constexpr int kScore = 104;
-    static constexpr int kOutput = 160;
+    static constexpr int kCopy = 80;
+    static constexpr int kScore = 96;
+    static constexpr int kOutput = 168;
     static_assert(kCopy + kScore + 2 * kOutput == 512);
 };
 
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         if (threadIdx.x < 32) {
             Copier<kFormat>(p, shared).run();
         } else if constexpr (kFp8) {
-            Widener<kFormat>(p, shared).run();
+            QueryWidener<kFormat>(p, shared).run();
         }
     } else if (role == 1) {
         set_registers<R::kScore>();

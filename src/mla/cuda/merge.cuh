@@ -13,11 +13,10 @@
 
 namespace espalier::mla::cuda {
 
-inline constexpr int kMergeThreads = 256;  // the output warps
+inline constexpr int kMergeThreads = kOutputThreads;
 inline constexpr int kMergeWarps = kMergeThreads / 32;
-inline constexpr int kMergeBarrier = 2;  // named, of those
-inline constexpr int kQuarters = 4;      // of 128 value columns, four to a lane
-inline constexpr int kAhead = 4;         // splits whose values are asked for at once
+inline constexpr int kQuarters = 4;  // of 128 value columns, four to a lane
+inline constexpr int kAhead = 4;     // splits whose values are asked for at once
 
 // Where the partial results of one packed row lie, as rows among all rows of partial results: the
 // first split, those that all tokens share, and the token's own (invariant).
@@ -148,7 +147,7 @@ __device__ inline void clear_padding(const AbsorbedParams& p, long long thread, 
 // never reset but by the next plan.
 __device__ inline void wait_for_grid(unsigned* arrived) {
     __threadfence();
-    named_barrier(kMergeBarrier, kMergeThreads);
+    named_barrier(kOutputBarrier, kMergeThreads);
     if (threadIdx.x % kMergeThreads == 0) {
         unsigned before;
         asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;"
@@ -164,7 +163,7 @@ __device__ inline void wait_for_grid(unsigned* arrived) {
                          : "memory");
         } while (static_cast<int>(now - target) < 0);
     }
-    named_barrier(kMergeBarrier, kMergeThreads);
+    named_barrier(kOutputBarrier, kMergeThreads);
 }
 
 // The output warps of all thread blocks; `sums` has room for 2 KB of each warp.
@@ -193,13 +192,13 @@ __device__ inline void merge(const AbsorbedParams& p, float4* sums) {
 #pragma unroll
             for (int q = 0; q < kQuarters; ++q)
                 sums[(warp * kQuarters + q) * 32 + lane] = merged.out[q];
-            named_barrier(kMergeBarrier, kMergeThreads);
+            named_barrier(kOutputBarrier, kMergeThreads);
 #pragma unroll 1
             for (int w = 1; w < kMergeWarps && warp == 0; ++w)
 #pragma unroll
                 for (int q = 0; q < kQuarters; ++q)
                     add_weighted(merged.out[q], 1.0f, sums[(w * kQuarters + q) * 32 + lane]);
-            named_barrier(kMergeBarrier, kMergeThreads);
+            named_barrier(kOutputBarrier, kMergeThreads);
         }
         if (p.team == 1 || warp == 0)
             write_row(p, static_cast<long long>(row.first_token) * p.heads + packed, merged);

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// The checks by name; suite.cpp has their titles, the files checks_*.cpp what they do.
+#pragma once
+
+#include "conformance/trial.hpp"
+
+namespace espalier::conformance {
+
+// checks_masks.cpp
+void check_nothing_visible(Trial& trial);
+void check_garbage(Trial& trial);
+void check_sibling_branches(Trial& trial);
+void check_bounds(Trial& trial);
+void check_large_cache(Trial& trial);
+// checks_invariance.cpp
+void check_deterministic(Trial& trial);
+void check_shared_plan(Trial& trial);
+void check_row_invariant(Trial& trial);
+void check_chain_equals_causal(Trial& trial);
+void check_path_invariant(Trial& trial);
+void check_draft_levels(Trial& trial);
+// checks_graph.cpp
+void check_graph_safe(Trial& trial);
+// checks_refusal.cpp
+void check_no_silent_no_op(Trial& trial);
+// checks_accuracy.cpp
+void check_overflow_safe(Trial& trial);
+void check_accuracy(Trial& trial);
+void check_signal_to_noise(Trial& trial);
+void check_outputs(Trial& trial);
+void check_context_parallel(Trial& trial);
+// checks_prompt.cpp: the decompressed entry
+void check_prompt_accuracy(Trial& trial);
+void check_prompt_invariant(Trial& trial);
+void check_prompt_garbage(Trial& trial);
+// checks_storage.cpp
+void check_append(Trial& trial);
+void check_compact(Trial& trial);
+
+}  // namespace espalier::conformance

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+// Guarantees 4 and 5: a token's bits depend on its own q and its visible keys in order, and on
+// nothing else. On CUDA this holds with the flag `invariant`, which all but the first check set.
+#include <algorithm>
+
+#include "conformance/checks.hpp"
+
+namespace espalier::conformance {
+
+using namespace mla;
+
+namespace {
+
+RunOptions invariant_options(Trial& trial) {
+    RunOptions options = trial.any_options();
+    options.invariant = true;
+    return options;
+}
+
+// Bits are compared across batches, so the query dtype must stay; the rest may change.
+Layout other_layout(Trial& trial, const Layout& first) {
+    Layout layout = trial.any_layout();
+    layout.query = first.query;
+    layout.padding_tokens = trial.random.between(0, 20);
+    layout.spare_entries = trial.random.between(0, 5);
+    return layout;
+}
+
+// e4m3 queries are stored relative to the batch's largest: with one more row in every batch that
+// holds it, all batches agree.
+Row loudest_row(int heads) {
+    Row row;
+    row.tokens = row.tail = 1;
+    row.words = {1};
+    row.query.assign(static_cast<std::size_t>(heads * kKey), 0.0f);
+    row.query[0] = 32.0f;
+    return row;
+}
+
+std::optional<Result> run_rows(Trial& trial, std::vector<Row> rows, int heads, const Layout& layout,
+                               const RunOptions& options) {
+    rows.push_back(loudest_row(heads));
+    return trial.run(Batch(trial.format(), heads, rows, layout), options);
+}
+
+// As many tokens as the budget of scores allows, at most `most`; at least one.
+int affordable_tokens(Trial& trial, int heads, int keys, int budget, int most) {
+    return trial.random.between(1, std::clamp(budget / (heads * (keys + 1)), 1, most));
+}
+
+}  // namespace
+
+void check_deterministic(Trial& trial) {
+    const int heads = trial.any_heads();
+    const Batch batch(trial.format(), heads, hostile_rows(trial.random, heads, 20000),
+                      trial.any_layout());
+    RunOptions options = trial.any_options();
+    for (const bool invariant : {false, true}) {
+        options.invariant = invariant;
+        const auto expected = trial.run(batch, options);
+        for (const int workers : {1, 2, 3}) {
+            options.workers = workers;
+            const auto again = trial.run(batch, options);
+            if (!expected || !again) return;
+            trial.expect_none(bit_difference(*again, *expected), "{} workers; {}", workers,
+                              describe(batch, options));
+        }
+    }
+}
+
+// The layers of a step share one plan that is made ahead of them. Each call with it gives the bits
+// of a call that makes its own, and leaves it fit for the next.
+void check_shared_plan(Trial& trial) {
+    Device& device = trial.device();
+    const Kernels& kernels = device.kernels();
+    const int heads = trial.any_heads();
+    const Batch batch(trial.format(), heads, hostile_rows(trial.random, heads, 10000),
+                      trial.any_layout());
+    RunOptions options = trial.any_options();
+    for (const bool invariant : {false, true}) {
+        options.invariant = invariant;
+        const Capacities most = batch.capacities(options.workers, invariant);
+        const auto expected = trial.run(batch, options);
+        const auto placed = trial.keep(PlacedBatch::place(device, batch), "placing");
+        auto output = trial.keep(
+            PlacedOutput::place(device, batch.tokens(), heads, kLatent, options), "placing");
+        auto memory = trial.keep(device.allocate(kernels.plan_bytes(most)), "placing");
+        if (!expected || !placed || !output || !memory) return;
+        AbsorbedCall call = absorbed_call(*placed, batch, *output, options);
+        call.plan = memory->data();
+        const auto plan = [&](OpContext& context) { return kernels.plan(context, call); };
+        const auto attention = [&](OpContext& context) { return kernels.absorbed(context, call); };
+        if (!trial.done(device.run(options.workers, 0, plan), "the plan")) return;
+        for (const int layer : {1, 2, 3}) {
+            if (!trial.done(output->clear(), "clearing") ||
+                !trial.done(device.run(options.workers, kernels.scratch_bytes(most), attention),
+                            "a call with a plan"))
+                return;
+            const auto result = trial.keep(output->read(), "outputs");
+            if (!result) return;
+            trial.expect_none(bit_difference(*result, *expected), "call {} of a plan; {}", layer,
+                              describe(batch, options));
+        }
+        if (!trial.done(device.check_guards(memory->data(), memory->bytes()), "the plan")) return;
+    }
+}
+
+// A row alone, the batch, and the batch backwards on other pages.
+void check_row_invariant(Trial& trial) {
+    const int heads = trial.any_heads();
+    std::vector<Row> rows = hostile_rows(trial.random, heads, 15000);
+    const int tokens = heads > 32 ? 5 : 20;
+    const Row whole = make_row(trial.random, MaskKind::causal, heads, tokens,
+                               tokens + trial.random.between(0, 150));
+    rows.push_back(whole);
+    const Layout layout = trial.any_layout();
+    RunOptions options = invariant_options(trial);
+    const auto together = run_rows(trial, rows, heads, layout, options);
+    std::vector<Row> reversed(rows.rbegin(), rows.rend());
+    options.workers = trial.random.between(1, 3);
+    const auto backwards = run_rows(trial, reversed, heads, other_layout(trial, layout), options);
+    if (!together || !backwards) return;
+    std::int64_t total = 0;
+    for (const Row& row : rows) total += row.tokens;
+    std::int64_t first = 0;
+    for (const Row& row : rows) {
+        options.workers = trial.random.between(1, 3);
+        const auto alone = run_rows(trial, {row}, heads, other_layout(trial, layout), options);
+        if (!alone) return;
+        for (int i = 0; i < row.tokens; ++i) {
+            trial.expect_none(bit_difference(*alone, i, *together, first + i),
+                              "{} heads, token {} of a row of {} over {} keys, alone and in a "
+                              "batch",
+                              heads, i, row.tokens, row.keys);
+            trial.expect_none(
+                bit_difference(*backwards, total - first - row.tokens + i, *together, first + i),
+                "{} heads, token {} of a row of {} over {} keys, in another batch", heads, i,
+                row.tokens, row.keys);
+        }
+        first += row.tokens;
+    }
+    // q_len: the last row again, in chunks.
+    const int chunk = trial.random.between(1, 9);
+    std::vector<Row> chunks;
+    for (int at = 0; at < whole.tokens; at += chunk)
+        chunks.push_back(chunk_of(whole, heads, at, std::min(chunk, whole.tokens - at)));
+    const auto parts = run_rows(trial, chunks, heads, other_layout(trial, layout), options);
+    if (!parts) return;
+    for (int i = 0; i < whole.tokens; ++i)
+        trial.expect_none(bit_difference(*parts, i, *together, total - whole.tokens + i),
+                          "{} heads, token {} of {} over {} keys in chunks of {}", heads, i,
+                          whole.tokens, whole.keys, chunk);
+}
+
+void check_chain_equals_causal(Trial& trial) {
+    const int heads = trial.any_heads();
+    std::vector<Row> causal;
+    std::vector<Row> trees;
+    for (int count = 0; count < 12; ++count) {
+        const int keys = hostile_length(trial.random, 600);
+        causal.push_back(make_row(trial.random, MaskKind::causal, heads,
+                                  affordable_tokens(trial, heads, keys, 20000, 64), keys));
+        trees.push_back(causal.back());
+        trees.back().mask = MaskKind::tree;
+        grow_tree(trial.random, trees.back(), Shape::chain);
+    }
+    const Layout layout = trial.any_layout();
+    RunOptions options = invariant_options(trial);
+    const auto expected = trial.run(Batch(trial.format(), heads, causal, layout), options);
+    options.workers = trial.random.between(1, 3);
+    const auto result = trial.run(Batch(trial.format(), heads, trees, layout), options);
+    if (!expected || !result) return;
+    for (std::int64_t token = 0; token < result->tokens(); ++token)
+        trial.expect_none(bit_difference(*result, token, *expected, token),
+                          "{} heads, token {} of chains and causal rows", heads, token);
+}
+
+void check_path_invariant(Trial& trial) {
+    const int heads = trial.any_heads();
+    std::vector<Row> rows;
+    for (const Shape shape : kShapes) {
+        const int keys = hostile_length(trial.random, 600);
+        rows.push_back(make_row(trial.random, MaskKind::tree, heads,
+                                affordable_tokens(trial, heads, keys, 20000, 32), keys));
+        grow_tree(trial.random, rows.back(), shape);
+    }
+    rows.push_back(
+        make_row(trial.random, MaskKind::dense, heads, 2, hostile_length(trial.random, 600)));
+    punch_holes(trial.random, rows.back(), 0.6);
+    rows.push_back(make_row(trial.random, MaskKind::causal, heads, heads > 32 ? 2 : 9,
+                            9 + hostile_length(trial.random, 200), Spread::peaked));
+    // Columns of values so small that their sums underflow: a hidden key must not even turn the
+    // sign of a zero.
+    for (Row& row : rows)
+        for (std::size_t at = 0; at < row.key.size(); ++at)
+            if (at % kKey % 7 == 0) row.key[at] *= 2e-38f;
+    std::vector<Row> alone;
+    for (const Row& row : rows)
+        for (int i = 0; i < row.tokens; ++i) alone.push_back(compacted(row, heads, i));
+    const Layout layout = trial.any_layout();
+    RunOptions options = invariant_options(trial);
+    const auto expected = run_rows(trial, alone, heads, layout, options);
+    options.workers = trial.random.between(1, 3);
+    const auto result = run_rows(trial, rows, heads, other_layout(trial, layout), options);
+    if (!expected || !result) return;
+    std::int64_t token = 0;
+    for (const Row& row : rows)
+        for (int i = 0; i < row.tokens; ++i, ++token)
+            trial.expect_none(bit_difference(*result, token, *expected, token),
+                              "{} heads, token {} of a {} row of {} tokens (tail {}) over {} keys "
+                              "against its {} visible keys alone",
+                              heads, i,
+                              row.mask == MaskKind::tree    ? "tree"
+                              : row.mask == MaskKind::dense ? "dense"
+                                                            : "causal",
+                              row.tokens, row.tail, row.keys,
+                              alone[static_cast<std::size_t>(token)].keys);
+}
+
+// Drafting grows a tree level by level: each level is a row whose tail holds the levels before.
+// Verifying the whole tree in one row must give the same bits.
+void check_draft_levels(Trial& trial) {
+    const int heads = trial.any_heads();
+    std::vector<int> parent = {-1};
+    std::vector<int> level_begin = {0};
+    while (parent.size() < 40) {
+        const int begin = level_begin.back();
+        const int end = static_cast<int>(parent.size());
+        level_begin.push_back(end);
+        const int width = std::min(trial.random.between(1, 9), 64 - end);
+        for (int node = 0; node < width; ++node)
+            parent.push_back(trial.random.between(begin, end - 1));
+    }
+    const int nodes = static_cast<int>(parent.size());
+    level_begin.push_back(nodes);
+    const int history = hostile_length(trial.random, std::clamp(80000 / (heads * nodes), 8, 400));
+    Row whole = make_row(trial.random, MaskKind::tree, heads, nodes, history + nodes);
+    whole.words = ancestor_words(parent);
+    std::vector<Row> levels;
+    for (std::size_t level = 0; level + 1 < level_begin.size(); ++level) {
+        const int begin = level_begin[level];
+        const int end = level_begin[level + 1];
+        Row row = chunk_of(whole, heads, begin, end - begin);
+        row.mask = MaskKind::tree;
+        row.tail = end;
+        row.words.assign(whole.words.begin() + begin, whole.words.begin() + end);
+        levels.push_back(std::move(row));
+    }
+    const Layout layout = trial.any_layout();
+    RunOptions options = invariant_options(trial);
+    const auto expected = run_rows(trial, {whole}, heads, layout, options);
+    options.workers = trial.random.between(1, 3);
+    const auto result = run_rows(trial, levels, heads, other_layout(trial, layout), options);
+    if (!expected || !result) return;
+    for (int node = 0; node < nodes; ++node)
+        trial.expect_none(bit_difference(*result, node, *expected, node),
+                          "{} heads, node {} of {} after {} slots, by levels and at once", heads,
+                          node, nodes, history);
+}
+
+}  // namespace espalier::conformance

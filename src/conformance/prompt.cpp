@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "conformance/prompt.hpp"
+
+#include <cstring>
+
+namespace espalier::conformance {
+
+using namespace mla;
+
+UpWeights::UpWeights(Random& random, DType dtype, int heads) {
+    view_.dtype = dtype;
+    view_.count = heads;
+    view_.n = kNope;
+    view_.k = kLatent;
+    std::vector<float> packed(static_cast<std::size_t>(heads * kNope * kLatent));
+    // Outputs of a latent row have variance 1; e4m3 keeps that in its scales.
+    for (float& x : packed) x = random.normal() * (dtype == DType::e4m3 ? 60.0f : 0.0442f);
+    data_ = narrowed(packed, dtype);
+    scales_.resize(static_cast<std::size_t>(heads * kNope * 4));
+    for (float& scale : scales_)
+        scale = 0.0442f / 60.0f * static_cast<float>(random.between(1, 3)) / 2.0f;
+    view_.data = data_.data();
+    view_.scales = dtype == DType::e4m3 ? scales_.data() : nullptr;
+}
+
+Bf16 UpWeights::at(std::int64_t head, std::int64_t output, std::int64_t input) const {
+    CHECK(view_.dtype == DType::bf16, "plain rows of {} weights", name_of(view_.dtype));
+    const std::int64_t panel = head * view_.panels() + output / linalg::kPanel;
+    const std::int64_t inside =
+        (input / 2 * linalg::kPanel + output % linalg::kPanel) * 2 + input % 2;
+    Bf16 value;
+    std::memcpy(&value, data_.data() + (panel * kLatent * linalg::kPanel + inside) * 2, 2);
+    return value;
+}
+
+Prompt::Prompt(Random& random, DType weights, int heads)
+    : heads_(heads), up_key_(random, weights, heads), up_value_(random, weights, heads) {}
+
+Row Prompt::row(Random& random, int tokens, int keys) const {
+    return make_row(random, MaskKind::causal, heads_, tokens, keys, Spread::normal, kQuery);
+}
+
+DecompressedCall Prompt::call(const Batch& batch, const RunOptions& options) const {
+    DecompressedCall call;
+    call.rows = batch.view();
+    call.heads = heads_;
+    call.q = batch.image().query.data();
+    call.q_dtype = batch.query_dtype();
+    call.kv = batch.kv();
+    call.up_key = up_key_.view();
+    call.up_value = up_value_.view();
+    call.scale = options.scale;
+    call.out_dtype = options.out_dtype;
+    return call;
+}
+
+// [heads, 128 key rows then 128 value rows, 512]
+std::vector<Bf16> Prompt::plain_rows() const {
+    std::vector<Bf16> rows;
+    rows.reserve(static_cast<std::size_t>(heads_ * (kNope + kValue) * kLatent));
+    for (std::int64_t head = 0; head < heads_; ++head)
+        for (const UpWeights* half : {&up_key_, &up_value_})
+            for (std::int64_t output = 0; output < kNope; ++output)
+                for (std::int64_t input = 0; input < kLatent; ++input)
+                    rows.push_back(half->at(head, output, input));
+    return rows;
+}
+
+Expected<Result> Prompt::run(Device& device, KvFormat format, const std::vector<Row>& rows,
+                             const Layout& layout, const RunOptions& options) const {
+    const Batch batch(format, heads_, rows, layout, kQuery);
+    ESPALIER_ASSIGN_OR_RETURN(const PlacedBatch placed, PlacedBatch::place(device, batch));
+    ESPALIER_ASSIGN_OR_RETURN(PlacedOutput output,
+                              PlacedOutput::place(device, batch.tokens(), heads_, kValue, options));
+    DecompressedCall placed_call = call(batch, options);
+    placed_call.rows = placed.rows();
+    placed_call.kv = placed.kv();
+    placed_call.q = placed.query();
+    placed_call.out = output.out();
+    placed_call.lse = options.want_lse ? output.lse() : nullptr;
+    Buffer weights;
+    if (!device.is_host()) {
+        const std::vector<Bf16> plain = plain_rows();
+        ESPALIER_ASSIGN_OR_RETURN(weights, device.allocate(plain.size() * sizeof(Bf16)));
+        ESPALIER_RETURN_IF_ERROR(device.upload(weights.data(), plain.data(), weights.bytes()));
+        placed_call.up_key = placed_call.up_value = {};
+        placed_call.up_rows = weights.data();
+    }
+    ESPALIER_RETURN_IF_ERROR(device.run(
+        options.workers, device.kernels().scratch_bytes(batch.capacities(options.workers, false)),
+        [&](OpContext& context) { return device.kernels().decompressed(context, placed_call); }));
+    return output.read();
+}
+
+Expected<Result> Prompt::oracle(KvFormat format, const std::vector<Row>& rows,
+                                const Layout& layout) const {
+    const Batch batch(format, heads_, rows, layout, kQuery);
+    Result result{kValue, heads_, {}, {}};
+    const auto packed = static_cast<std::size_t>(batch.tokens() * heads_);
+    result.out.assign(packed * kValue, 0.0f);
+    result.lse.assign(packed, 0.0f);
+    DecompressedCall host = call(batch, {});
+    host.out = reinterpret_cast<std::byte*>(result.out.data());
+    host.lse = result.lse.data();
+    ThreadPool pool(1);
+    Arena arena{Buffer()};
+    OpContext context{pool, arena};
+    ESPALIER_RETURN_IF_ERROR(make_reference_kernels()->decompressed(context, host));
+    return result;
+}
+
+DType usual_weights(const Device& device, KvFormat format) {
+    return device.is_host() && format == KvFormat::f32 ? DType::f32 : DType::bf16;
+}
+
+Expected<void> ask_decompressed(Device& device, KvFormat format, DType query) {
+    Random random(1);
+    const Prompt prompt(random, usual_weights(device, format), 1);
+    Layout layout;
+    layout.page_tokens = 16;
+    layout.query = query;
+    const Expected<Result> result =
+        prompt.run(device, format, {prompt.row(random, 1, 1)}, layout, {});
+    if (!result) return tl::unexpected<Error>(result.error());
+    return {};
+}
+
+}  // namespace espalier::conformance

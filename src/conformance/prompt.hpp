@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// The decompressed entry with random up-projections: the weights in both layouts (packed for the
+// CPU and the oracle, plain bf16 rows for CUDA), and running prompts through a device.
+#pragma once
+
+#include "conformance/run.hpp"
+
+namespace espalier::conformance {
+
+// Random halves of W_kv_b: any order of random numbers is a packed matrix, and the oracle says
+// which.
+class UpWeights {
+  public:
+    UpWeights(Random& random, DType dtype, int heads);
+    const linalg::PackedView& view() const { return view_; }
+    // Element (output, input) of one head; bf16 only.
+    Bf16 at(std::int64_t head, std::int64_t output, std::int64_t input) const;
+
+  private:
+    linalg::PackedView view_;
+    std::vector<std::byte> data_;
+    std::vector<float> scales_;
+};
+
+class Prompt {
+  public:
+    Prompt(Random& random, DType weights, int heads);
+
+    int heads() const { return heads_; }
+    Row row(Random& random, int tokens, int keys) const;
+    Expected<Result> run(Device& device, mla::KvFormat format, const std::vector<Row>& rows,
+                         const Layout& layout = {}, const RunOptions& options = {}) const;
+    Expected<Result> oracle(mla::KvFormat format, const std::vector<Row>& rows,
+                            const Layout& layout = {}) const;
+
+  private:
+    mla::DecompressedCall call(const Batch& batch, const RunOptions& options) const;
+    std::vector<Bf16> plain_rows() const;
+
+    int heads_;
+    UpWeights up_key_;
+    UpWeights up_value_;
+};
+
+// The weights a cache usually comes with: bf16, or f32 for a cache of f32.
+DType usual_weights(const Device& device, mla::KvFormat format);
+
+// The smallest call there is: whether the device takes the format.
+Expected<void> ask_decompressed(Device& device, mla::KvFormat format, DType query);
+
+}  // namespace espalier::conformance

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "conformance/trial.hpp"
+
+#include <algorithm>
+
+namespace espalier::conformance {
+
+using namespace mla;
+
+Layout Trial::any_layout() {
+    Layout layout;
+    layout.page_tokens = random.one_of(kPageTokens);
+    layout.seed = random.bits();
+    if (!support_.queries.empty())
+        layout.query = support_.queries[random.bits() % support_.queries.size()];
+    return layout;
+}
+
+int Trial::any_heads() {
+    static constexpr int kFew[] = {1, 3, 12, 16};
+    return random.chance(0.7) ? random.one_of(kFew) : random.one_of(kHeadCounts);
+}
+
+RunOptions Trial::any_options() {
+    static constexpr DType kOutputs[] = {DType::f32, DType::bf16, DType::f16};
+    RunOptions options;
+    options.workers = random.between(1, 3);
+    options.out_dtype = random.one_of(kOutputs);
+    options.invariant = random.chance(0.5);
+    return options;
+}
+
+void Trial::expect_close(const Result& result, const Result& oracle, const Limits& limits,
+                         const std::string& context, std::int64_t first_token) {
+    const Closeness close = closeness(result, oracle, limits, first_token);
+    measured(close.worst);
+    note(close.beyond, context);
+}
+
+void Trial::measured(double share_of_limit) {
+    outcome_.worst = std::max(outcome_.worst, share_of_limit);
+}
+
+std::optional<Result> Trial::run(const Batch& batch, const RunOptions& options) {
+    Expected<Result> result = run_absorbed(device_, batch, options);
+    if (result) return std::move(*result);
+    failed(result.error(), describe(batch, options));
+    return std::nullopt;
+}
+
+std::optional<Result> Trial::oracle(const Batch& batch, float scale) {
+    return keep(oracle_absorbed(oracle_pool_, batch, scale), "the oracle");
+}
+
+void Trial::note(const Difference& difference, const std::string& context) {
+    ++outcome_.cases;
+    if (!difference) return;
+    ++outcome_.failures;
+    if (outcome_.first_failure.empty())
+        outcome_.first_failure = difference->empty() ? context : context + ": " + *difference;
+}
+
+void Trial::failed(const Error& error, std::string_view what) {
+    if (error.kind == ErrorKind::io) outcome_.device_lost = true;
+    note(error.message, std::string(what));
+}
+
+std::string describe(const Batch& batch, const RunOptions& options) {
+    return fmt::format("{} heads, {} rows, {} queries, pages of {}, {} output{}", batch.heads(),
+                       batch.view().rows, name_of(batch.query_dtype()), batch.kv().page_tokens,
+                       name_of(options.out_dtype), options.invariant ? ", invariant" : "");
+}
+
+}  // namespace espalier::conformance

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA entries besides absorbed attention (absorbed.hpp), for calls whose words are checked;
+// device arrays are never read on the host. Data that contradict themselves (a slot outside the
+// pool, a page id outside it, a length beyond the block table) are skipped, never followed.
+#pragma once
+
+#include "mla/contract.hpp"
+
+namespace espalier::mla::cuda {
+
+Expected<void> append(OpContext& context, const AppendCall& call);
+Expected<void> compact(OpContext& context, const CompactCall& call);
+
+// Takes no scratch. A row whose mask is not causal, which the host cannot see, gives NaN.
+Expected<void> decompressed(OpContext& context, const DecompressedCall& call);
+
+}  // namespace espalier::mla::cuda

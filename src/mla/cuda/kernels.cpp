@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// CUDA's implementation of the contract: checks the words of a call and hands it to its kernel. The
+// kernels are for Hopper (compute capability 9.0) and are refused elsewhere when they are made.
+#include "mla/checks.hpp"
+#include "mla/cuda/absorbed.hpp"
+#include "mla/cuda/entries.hpp"
+#include "mla/cuda/launch.hpp"
+
+namespace espalier::mla {
+namespace {
+
+class CudaKernels final : public Kernels {
+  public:
+    Expected<void> absorbed(OpContext& context, const AbsorbedCall& call) const override {
+        ESPALIER_RETURN_IF_ERROR(check_words(call));
+        return cuda::absorbed(context, call);
+    }
+
+    Expected<void> plan(OpContext& context, const AbsorbedCall& call) const override {
+        ESPALIER_RETURN_IF_ERROR(check_words(call));
+        if (call.plan == nullptr) return fail(ErrorKind::invalid, "a plan without memory for it");
+        return cuda::absorbed_plan(context, call);
+    }
+
+    std::size_t plan_bytes(const Capacities& most) const override {
+        return cuda::absorbed_plan_bytes(most);
+    }
+
+    Expected<void> decompressed(OpContext& context, const DecompressedCall& call) const override {
+        ESPALIER_RETURN_IF_ERROR(check_decompressed_words(call));
+        ESPALIER_RETURN_IF_ERROR(check_cuda_pages(call.kv));
+        ESPALIER_RETURN_IF_ERROR(check_cuda_address(call.q, "q"));
+        ESPALIER_RETURN_IF_ERROR(check_cuda_address(call.out, "out"));
+        if (call.up_rows == nullptr)
+            return fail(ErrorKind::invalid, "decompressed attention on CUDA without up_rows");
+        ESPALIER_RETURN_IF_ERROR(check_cuda_address(call.up_rows, "up_rows"));
+        return cuda::decompressed(context, call);
+    }
+
+    Expected<void> append(OpContext& context, const AppendCall& call) const override {
+        ESPALIER_RETURN_IF_ERROR(check_append_words(call));
+        ESPALIER_RETURN_IF_ERROR(check_cuda_pages(call.kv));
+        return cuda::append(context, call);
+    }
+
+    Expected<void> compact(OpContext& context, const CompactCall& call) const override {
+        ESPALIER_RETURN_IF_ERROR(check_compact_words(call));
+        ESPALIER_RETURN_IF_ERROR(check_cuda_pages(call.kv));
+        return cuda::compact(context, call);
+    }
+
+    // Only the absorbed entry takes scratch; what its own plan takes is part of it.
+    std::size_t scratch_bytes(const Capacities& most) const override {
+        return cuda::absorbed_scratch(most);
+    }
+
+  private:
+    static Expected<void> check_words(const AbsorbedCall& call) {
+        ESPALIER_RETURN_IF_ERROR(check_absorbed_words(call));
+        ESPALIER_RETURN_IF_ERROR(check_cuda_pages(call.kv));
+        ESPALIER_RETURN_IF_ERROR(check_cuda_address(call.q, "q"));
+        ESPALIER_RETURN_IF_ERROR(check_cuda_address(call.out, "out"));
+        return check_cuda_address(call.plan, "the plan");
+    }
+};
+
+Expected<int> attribute(cudaDeviceAttr which, int device) {
+    int value = 0;
+    ESPALIER_RETURN_IF_ERROR(cuda::checked(cudaDeviceGetAttribute(&value, which, device),
+                                           "to describe the current device"));
+    return value;
+}
+
+}  // namespace
+
+Expected<std::unique_ptr<Kernels>> make_cuda_kernels() {
+    int count = 0;
+    if (const cudaError_t status = cudaGetDeviceCount(&count); status != cudaSuccess || count == 0)
+        return fail(ErrorKind::not_found, "this machine has no CUDA GPU: {}",
+                    status == cudaSuccess ? "none is visible" : cudaGetErrorString(status));
+    int device = 0;
+    ESPALIER_RETURN_IF_ERROR(cuda::checked(cudaGetDevice(&device), "to name the current device"));
+    ESPALIER_ASSIGN_OR_RETURN(const int major,
+                              attribute(cudaDevAttrComputeCapabilityMajor, device));
+    ESPALIER_ASSIGN_OR_RETURN(const int minor,
+                              attribute(cudaDevAttrComputeCapabilityMinor, device));
+    if (major != 9 || minor != 0)
+        return fail(ErrorKind::unsupported,
+                    "CUDA device {} has compute capability {}.{}, the kernels are for 9.0 (Hopper)",
+                    device, major, minor);
+    return std::make_unique<CudaKernels>();
+}
+
+}  // namespace espalier::mla

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+// Append and compact on CUDA: the bytes of storage.cpp (quantise.hpp is the one text of the
+// rounding), in parallel. Slots outside the pool are skipped.
+#include <algorithm>
+
+#include "mla/cuda/entries.hpp"
+#include "mla/cuda/launch.hpp"
+#include "mla/quantise.hpp"
+
+namespace espalier::mla::cuda {
+namespace {
+
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+// Where the slot's latent, rope and (fp8_token) scale lie.
+struct SlotPlaces {
+    std::byte* latent;
+    std::byte* rope;
+    float* scale;
+};
+
+template <KvFormat kFormat>
+__device__ SlotPlaces places_of(const KvPages& kv, std::int64_t slot) {
+    const std::int64_t tokens = kv.page_tokens;
+    std::byte* page = kv.data + slot / tokens * kv.page_stride;
+    const std::int64_t place = slot % tokens;
+    if constexpr (kFormat == KvFormat::fp8_token) {
+        return {page + place * kLatent, page + tokens * kLatent + place * kRope * 2,
+                reinterpret_cast<float*>(page + tokens * (kLatent + kRope * 2)) + place};
+    } else {
+        constexpr std::int64_t kElement = kFormat == KvFormat::fp8_tensor ? 1 : 2;
+        std::byte* row = page + place * kKey * kElement;
+        return {row, row + kLatent * kElement, nullptr};
+    }
+}
+
+__device__ bool in_pool(const KvPages& kv, std::int64_t slot) {
+    return slot >= 0 && slot < kv.page_count * kv.page_tokens;
+}
+
+// Columns 2·pair and 2·pair + 1 in one store. Returns whether one was flushed.
+template <typename T>
+__device__ bool store_pair(std::byte* columns, int pair, Quantised<T> low, Quantised<T> high) {
+    using Word = std::conditional_t<sizeof(T) == 1, std::uint16_t, std::uint32_t>;
+    const auto word = static_cast<Word>(
+        low.stored.bits | static_cast<std::uint32_t>(high.stored.bits) << (8 * sizeof(T)));
+    reinterpret_cast<Word*>(columns)[pair] = word;
+    return low.flushed || high.flushed;
+}
+
+template <typename T>
+__device__ bool store_rounded(std::byte* columns, int pair, float2 values) {
+    return store_pair(columns, pair, quantise<T>(values.x), quantise<T>(values.y));
+}
+
+__device__ bool store_scaled(std::byte* columns, int pair, float2 values, float scale) {
+    return store_pair(columns, pair, quantise_e4m3(values.x, scale),
+                      quantise_e4m3(values.y, scale));
+}
+
+constexpr int kLatentPairs = static_cast<int>(kLatent) / 2 / 32;  // of a lane: 8
+static_assert(kRope == 64, "a lane has one pair of rope columns");
+
+// One warp writes one token: lane l holds the pairs l, l + 32, … of its columns.
+template <KvFormat kFormat>
+__device__ bool write_token(const AppendCall& call, std::int64_t token, std::int64_t slot,
+                            int lane) {
+    const float* from = call.latent + token * call.latent_stride;
+    float2 latent[kLatentPairs];
+#pragma unroll
+    for (int i = 0; i < kLatentPairs; ++i) {
+        const int pair = i * 32 + lane;
+        latent[i] = make_float2(from[2 * pair], from[2 * pair + 1]);
+    }
+    const float* rope_from = call.rope + token * call.rope_stride;
+    const float2 rope = make_float2(rope_from[2 * lane], rope_from[2 * lane + 1]);
+
+    const SlotPlaces to = places_of<kFormat>(call.kv, slot);
+    bool flushed = false;
+    if constexpr (kFormat == KvFormat::bf16 || kFormat == KvFormat::fp16) {
+        using T = std::conditional_t<kFormat == KvFormat::bf16, Bf16, Fp16>;
+#pragma unroll
+        for (int i = 0; i < kLatentPairs; ++i)
+            flushed |= store_rounded<T>(to.latent, i * 32 + lane, latent[i]);
+        flushed |= store_rounded<T>(to.rope, lane, rope);
+    } else {
+        float scale = call.kv.scale;
+        if constexpr (kFormat == KvFormat::fp8_token) {
+            float largest = 0.0f;
+#pragma unroll
+            for (int i = 0; i < kLatentPairs; ++i)
+                largest = fmaxf(
+                    largest, fmaxf(finite_magnitude(latent[i].x), finite_magnitude(latent[i].y)));
+            for (int distance = 16; distance > 0; distance /= 2)
+                largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, distance));
+            scale = token_scale(largest);
+            if (lane == 0) *to.scale = scale;
+        }
+#pragma unroll
+        for (int i = 0; i < kLatentPairs; ++i)
+            flushed |= store_scaled(to.latent, i * 32 + lane, latent[i], scale);
+        if constexpr (kFormat == KvFormat::fp8_token)
+            flushed |= store_rounded<Bf16>(to.rope, lane, rope);
+        else
+            flushed |= store_scaled(to.rope, lane, rope, scale);
+    }
+    return __any_sync(kAllLanes, flushed);
+}
+
+constexpr int kAppendWarps = 4;
+
+template <KvFormat kFormat>
+__global__ void __launch_bounds__(kAppendWarps * 32) append_kernel(const AppendCall call) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    const std::int64_t step = std::int64_t{gridDim.x} * kAppendWarps;
+    for (std::int64_t token = std::int64_t{blockIdx.x} * kAppendWarps + threadIdx.x / 32;
+         token < call.tokens; token += step) {
+        const std::int64_t slot = call.slot[token];  // the same for the whole warp
+        const bool flushed =
+            in_pool(call.kv, slot) && write_token<kFormat>(call, token, slot, lane);
+        if (lane == 0 && call.nonfinite != nullptr) call.nonfinite[token] = flushed ? 1 : 0;
+    }
+}
+
+// Compact. Every move must read what the moves before it left. A block owns 32 bytes of every slot
+// (or the scales) and walks all moves in order, 128 at a time: read all, wait, write all. Along one
+// row that is the order of the contract, since no source of a row is a destination of an earlier
+// move. Should a call hold such a pair all the same, or one destination twice, the 128 go one by
+// one: bits as the contract's loop gives them, whatever the moves are.
+constexpr int kMovesPerRound = 128;
+constexpr int kUnitBytes = 16;
+constexpr int kUnitsPerBlock = 2;
+constexpr int kCompactThreads = kMovesPerRound * kUnitsPerBlock;
+
+// A part of every slot: `stride` bytes apart inside a page, from byte `first` of it.
+struct Slice {
+    std::int64_t first;
+    std::int64_t stride;
+    bool words;  // one 4-byte word instead of two 16-byte units
+};
+
+__host__ __device__ int slices_of(KvFormat format) {
+    switch (format) {
+        case KvFormat::bf16:
+        case KvFormat::fp16:
+            return static_cast<int>(kKey * 2 / (kUnitBytes * kUnitsPerBlock));
+        case KvFormat::fp8_tensor:
+            return static_cast<int>(kKey / (kUnitBytes * kUnitsPerBlock));
+        case KvFormat::fp8_token:
+            return static_cast<int>((kLatent + kRope * 2) / (kUnitBytes * kUnitsPerBlock)) + 1;
+        case KvFormat::f32:
+            break;
+    }
+    return 0;
+}
+
+__device__ Slice slice_of(const KvPages& kv, int index) {
+    const std::int64_t offset = std::int64_t{index} * kUnitBytes * kUnitsPerBlock;
+    const std::int64_t tokens = kv.page_tokens;
+    if (kv.format == KvFormat::fp8_tensor) return {offset, kKey, false};
+    if (kv.format != KvFormat::fp8_token) return {offset, kKey * 2, false};
+    if (offset < kLatent) return {offset, kLatent, false};
+    if (offset < kLatent + kRope * 2)
+        return {tokens * kLatent + offset - kLatent, kRope * 2, false};
+    return {tokens * (kLatent + kRope * 2), 4, true};
+}
+
+__device__ std::byte* at(const KvPages& kv, const Slice& slice, std::int64_t slot) {
+    return kv.data + slot / kv.page_tokens * kv.page_stride + slice.first +
+           slot % kv.page_tokens * slice.stride;
+}
+
+__device__ uint4 load_unit(const std::byte* from, bool words) {
+    if (words) return make_uint4(*reinterpret_cast<const unsigned*>(from), 0, 0, 0);
+    return *reinterpret_cast<const uint4*>(from);
+}
+
+__device__ void store_unit(std::byte* to, bool words, uint4 unit) {
+    if (words)
+        *reinterpret_cast<unsigned*>(to) = unit.x;
+    else
+        *reinterpret_cast<uint4*>(to) = unit;
+}
+
+__global__ void __launch_bounds__(kCompactThreads) compact_kernel(const CompactCall call) {
+    __shared__ std::int64_t destinations[kMovesPerRound];
+    const Slice slice = slice_of(call.kv, static_cast<int>(blockIdx.x));
+    const int mine = static_cast<int>(threadIdx.x) / kUnitsPerBlock;  // move of the round
+    const int unit = static_cast<int>(threadIdx.x) % kUnitsPerBlock * kUnitBytes;
+    const bool has_unit = !slice.words || unit == 0;
+    for (std::int64_t first = 0; first < call.moves; first += kMovesPerRound) {
+        const std::int64_t i = first + mine;
+        const std::int64_t source = i < call.moves ? call.source[i] : -1;
+        const std::int64_t destination = i < call.moves ? call.destination[i] : -1;
+        const bool moves = in_pool(call.kv, source) && in_pool(call.kv, destination);
+        if (unit == 0) destinations[mine] = moves ? destination : -1;
+        __syncthreads();  // also: the round before has written
+        bool meets = false;
+        for (int earlier = 0; moves && earlier < mine; ++earlier)
+            meets |= destinations[earlier] == source || destinations[earlier] == destination;
+        const bool one_by_one = __syncthreads_or(meets);
+        const bool works = moves && has_unit;
+        if (one_by_one) {
+            for (int turn = 0; turn < kMovesPerRound; ++turn) {
+                if (works && mine == turn)
+                    store_unit(at(call.kv, slice, destination) + unit, slice.words,
+                               load_unit(at(call.kv, slice, source) + unit, slice.words));
+                __syncthreads();
+            }
+            continue;
+        }
+        uint4 held{};
+        if (works) held = load_unit(at(call.kv, slice, source) + unit, slice.words);
+        __syncthreads();
+        if (works) store_unit(at(call.kv, slice, destination) + unit, slice.words, held);
+    }
+}
+
+template <KvFormat kFormat>
+void launch_append(cudaStream_t stream, const AppendCall& call) {
+    constexpr std::int64_t kMostBlocks = 1 << 20;  // the kernel strides
+    const std::int64_t blocks =
+        std::min((call.tokens + kAppendWarps - 1) / kAppendWarps, kMostBlocks);
+    append_kernel<kFormat><<<static_cast<unsigned>(blocks), kAppendWarps * 32, 0, stream>>>(call);
+}
+
+}  // namespace
+
+Expected<void> append(OpContext& context, const AppendCall& call) {
+    if (call.tokens == 0) return {};
+    const cudaStream_t stream = stream_of(context);
+    switch (call.kv.format) {
+        case KvFormat::bf16:
+            launch_append<KvFormat::bf16>(stream, call);
+            break;
+        case KvFormat::fp16:
+            launch_append<KvFormat::fp16>(stream, call);
+            break;
+        case KvFormat::fp8_tensor:
+            launch_append<KvFormat::fp8_tensor>(stream, call);
+            break;
+        case KvFormat::fp8_token:
+            launch_append<KvFormat::fp8_token>(stream, call);
+            break;
+        case KvFormat::f32:
+            return fail(ErrorKind::unsupported, "append to an f32 cache on CUDA");
+    }
+    return launched("append");
+}
+
+Expected<void> compact(OpContext& context, const CompactCall& call) {
+    if (call.moves == 0) return {};
+    compact_kernel<<<static_cast<unsigned>(slices_of(call.kv.format)), kCompactThreads, 0,
+                     stream_of(context)>>>(call);
+    return launched("compact");
+}
+
+}  // namespace espalier::mla::cuda

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// One slice of the conformance suite on the GPU, each check by name and format. `espalier selftest
+// --device cuda` runs the same checks for as long as one likes.
+#include <gtest/gtest.h>
+
+#include "conformance/suite.hpp"
+
+namespace espalier::conformance {
+namespace {
+
+struct Case {
+    const Check* check;
+    mla::KvFormat format;
+};
+
+std::vector<Case> cases() {
+    std::vector<Case> result;
+    for (const Check& check : all_checks())
+        for (const mla::KvFormat format : kFormats)
+            if (format != mla::KvFormat::f32) result.push_back({&check, format});
+    return result;
+}
+
+class CudaConformance : public testing::TestWithParam<Case> {};
+std::string case_name(const testing::TestParamInfo<Case>& which) {
+    std::string name(which.param.check->name);
+    for (char& c : name)
+        if (c == '-') c = '_';
+    return name + "_" + std::string(name_of(which.param.format));
+}
+INSTANTIATE_TEST_SUITE_P(Cuda, CudaConformance, testing::ValuesIn(cases()), case_name);
+
+TEST_P(CudaConformance, Holds) {
+    const auto device = make_cuda_device(Allocation::guarded);
+    ASSERT_TRUE(device) << device.error().message;
+    const Check& check = *GetParam().check;
+    const Support support = ask(**device, GetParam().format);
+    for (const std::string& refusal : support.refusals) ADD_FAILURE() << "refused: " << refusal;
+    if (!applies(check, support)) return;
+    ThreadPool pool(4);
+    const Outcome outcome = run_check(check, **device, support, pool, 1);
+    EXPECT_GT(outcome.cases, 0);
+    EXPECT_EQ(outcome.failures, 0)
+        << check.title << ", " << outcome.cases << " cases: " << outcome.first_failure;
+}
+
+TEST(CudaFormats, F32IsRefusedByName) {
+    const auto device = make_cuda_device(Allocation::guarded);
+    ASSERT_TRUE(device) << device.error().message;
+    const Support support = ask(**device, mla::KvFormat::f32);
+    EXPECT_TRUE(support.queries.empty());
+    ASSERT_FALSE(support.refusals.empty());
+    EXPECT_NE(support.refusals.front().find("f32"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace espalier::conformance

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// What CUDA refuses by looking at host words alone: the …_words halves of the checks must hold
+// without reading an array, and CUDA's own limits are named.
+#include <gtest/gtest.h>
+
+#include "mla/checks.hpp"
+
+namespace espalier::mla {
+namespace {
+
+// An address that no test may read: words are all that is looked at.
+template <typename T>
+T* elsewhere(std::uintptr_t address = 0x1000) {
+    return reinterpret_cast<T*>(address);
+}
+
+KvPages pages(KvFormat format) {
+    return {elsewhere<std::byte>(), format, 64, page_stride_bytes(format, 64), 10, 1.0f};
+}
+
+AbsorbedCall device_call() {
+    AbsorbedCall call;
+    call.rows.rows = 3;
+    call.rows.token_end = 7;
+    call.rows.q_indptr = call.rows.kv_len = call.rows.block_table = elsewhere<std::int32_t>();
+    call.rows.mask = elsewhere<MaskKind>();
+    call.rows.block_stride = 4;
+    call.rows.max_q_len = 4;
+    call.rows.max_kv_len = 256;
+    call.heads = 2;
+    call.q = call.out = elsewhere<std::byte>();
+    call.kv = pages(KvFormat::bf16);
+    return call;
+}
+
+template <typename Check, typename Call>
+std::string refusal(Check check, const Call& call) {
+    const Expected<void> done = check(call);
+    return done ? "" : done.error().message;
+}
+
+TEST(MlaWords, ArraysAreNotRead) {
+    EXPECT_EQ(refusal(check_absorbed_words, device_call()), "");
+    DecompressedCall prompt;
+    prompt.rows = device_call().rows;
+    prompt.heads = 2;
+    prompt.q = prompt.out = elsewhere<std::byte>();
+    prompt.kv = pages(KvFormat::fp8_token);
+    EXPECT_EQ(refusal(check_decompressed_words, prompt), "");
+    AppendCall append;
+    append.tokens = 3;
+    append.latent = append.rope = elsewhere<float>();
+    append.slot = elsewhere<std::int64_t>();
+    append.kv = pages(KvFormat::fp16);
+    EXPECT_EQ(refusal(check_append_words, append), "");
+    const CompactCall compact{2, elsewhere<std::int64_t>(), elsewhere<std::int64_t>(), append.kv};
+    EXPECT_EQ(refusal(check_compact_words, compact), "");
+}
+
+TEST(MlaWords, CapacitiesBelowZeroAreRefused) {
+    for (const int which : {0, 1, 2, 3}) {
+        AbsorbedCall call = device_call();
+        if (which == 0) call.rows.token_end = -1;
+        if (which == 1) call.rows.max_q_len = -1;
+        if (which == 2) call.rows.max_kv_len = -1;
+        if (which == 3) call.rows.block_stride = -1;
+        EXPECT_NE(refusal(check_absorbed_words, call).find("-1"), std::string::npos) << which;
+    }
+    AbsorbedCall call = device_call();
+    call.rows.custom_mask_len = 5;
+    EXPECT_NE(refusal(check_absorbed_words, call).find("5 bytes at no address"), std::string::npos);
+}
+
+TEST(MlaWords, CudaNamesItsLimits) {
+    EXPECT_TRUE(check_cuda_pages(pages(KvFormat::fp8_tensor)));
+    EXPECT_NE(refusal(check_cuda_pages, pages(KvFormat::f32)).find("f32 cache on CUDA"),
+              std::string::npos);
+    KvPages kv = pages(KvFormat::bf16);
+    kv.data = elsewhere<std::byte>(0x1008);
+    EXPECT_NE(refusal(check_cuda_pages, kv).find("first page lies 8 bytes behind"),
+              std::string::npos);
+    kv = pages(KvFormat::bf16);
+    kv.page_stride += 8;
+    EXPECT_NE(refusal(check_cuda_pages, kv).find("no multiple of 16"), std::string::npos);
+    EXPECT_TRUE(check_cuda_address(elsewhere<std::byte>(), "q"));
+    const Expected<void> odd = check_cuda_address(elsewhere<std::byte>(0x1002), "out");
+    ASSERT_FALSE(odd);
+    EXPECT_NE(odd.error().message.find("out lies 2 bytes behind"), std::string::npos);
+}
+
+// Without a GPU the factory says what is missing; with one it works (tests labelled gpu).
+TEST(MlaWords, CudaKernelsAreMadeOrTheReasonIsNamed) {
+    const auto kernels = make_cuda_kernels();
+    if (!kernels) {
+        EXPECT_NE(kernels.error().message.find("CUDA"), std::string::npos);
+    }
+}
+
+}  // namespace
+}  // namespace espalier::mla
