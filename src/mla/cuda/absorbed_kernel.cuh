@@ -166,9 +166,9 @@ class RowMask {
         if (world_ > 1 && item.gathered < 0) all = p.rows.global_kv_len[item.row];
         if (mask_ == MaskKind::causal) bound_ = all - (item.tokens - 1) + token_;
         if (mask_ == MaskKind::tree) {
-            const int tail = p.rows.tail_len == nullptr ? item.tokens : p.rows.tail_len[item.row];
+            const int tail = tail_slots(p, item.row, item.tokens);
             bound_ = all - tail;
-            if (p.rows.words != nullptr) word_ = p.rows.words[item.first_token + token_];
+            word_ = tail_word(p, item.first_token + token_, tail);
         }
     }
     __device__ bool sees(int key) const {

@@ -85,7 +85,8 @@ template <KvFormat kFormat>
 cudaError_t launch_format(const AbsorbedParams& p, cudaStream_t stream) {
     constexpr std::size_t kBytes = sizeof(SharedLayout<kFormat>);
     static_assert(kBytes <= 232448, "227 KB is what a block may have");
-    static const cudaError_t prepared =
+    // Every time: the attribute belongs to the current device, of which there may be several.
+    const cudaError_t prepared =
         cudaFuncSetAttribute(absorbed_kernel<kFormat>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(kBytes));
     if (prepared != cudaSuccess) return prepared;

@@ -33,6 +33,7 @@ __global__ void __launch_bounds__(kTokensPerBlock * 32)
 }  // namespace
 
 cudaError_t launch_dense_index(const AbsorbedParams& p, cudaStream_t stream) {
+    if (p.rows.rows == 0) return cudaSuccess;
     dense_index_kernel<<<p.rows.rows, kTokensPerBlock * 32, 0, stream>>>(p);
     return cudaGetLastError();
 }

@@ -40,6 +40,7 @@ class KeyFetcher {
     // that its word names, a dense token whatever its bytes say. Returns how many that are.
     __device__ int gather_token(const Item& item, const RowShape& shape) {
         const int token = item.first_token + item.gathered;
+        row_keys_ = shape.keys;
         if (shape.mask == MaskKind::dense) {
             history_ = 0;
             if (p_.dense_start == nullptr) return 0;
@@ -47,10 +48,10 @@ class KeyFetcher {
                                   p_.dense_splits];
         }
         history_ = history_keys(p_, item.row, shape);
-        const int tail = p_.rows.tail_len == nullptr ? shape.tokens : p_.rows.tail_len[item.row];
+        const int tail = tail_slots(p_, item.row, shape.tokens);
         const long long world = p_.rows.dcp_world;
         const long long all = world == 1 ? shape.keys : p_.rows.global_kv_len[item.row];
-        const std::uint64_t word = p_.rows.words == nullptr ? 0 : p_.rows.words[token];
+        const std::uint64_t word = tail_word(p_, token, tail);
         tail_word_ = 0;
         for (int half = 0; half < 2; ++half) {
             const int key = history_ + half * 32 + lane_;
@@ -154,12 +155,11 @@ class KeyFetcher {
         const long long token = item.first_token + item.gathered;
         if (tile % kSplitTiles == 0)
             cursor_ = p_.dense_start[token * (p_.dense_splits + 1) + tile / kSplitTiles];
-        const int row_keys = min(max(p_.rows.kv_len[item.row], 0), p_.rows.max_kv_len);
         slots[0] = slots[1] = -1;
-        for (int found = 0; found < kTileKeys && cursor_ < row_keys;) {
+        for (int found = 0; found < kTileKeys && cursor_ < row_keys_;) {
             const int key = cursor_ + lane_;
             const bool seen =
-                key < row_keys && dense_visible(p_, item.row, row_keys, item.gathered, key);
+                key < row_keys_ && dense_visible(p_, item.row, row_keys_, item.gathered, key);
             const unsigned votes = __ballot_sync(~0u, seen);
             const int taken = min(__popc(votes), kTileKeys - found);
             for (int half = 0; half < 2; ++half) {
@@ -190,13 +190,32 @@ class KeyFetcher {
         for (int row = 0; row < kTileKeys; ++row) {
             const long long page = __shfl_sync(~0u, pages[row / 32], row % 32);
             const int slot = __shfl_sync(~0u, slots[row / 32], row % 32);
-            if (page >= 0) copy_row(to, row, p_.kv.data + page, slot & (p_.kv.page_tokens - 1));
+            if (page >= 0)
+                copy_row(to, row, p_.kv.data + page, slot & (p_.kv.page_tokens - 1));
+            else if (slot >= 0)
+                clear_row(to, row);
         }
         wait_for_async_copies();
         fence_async_proxy();
         __syncwarp();
         if (lane_ == 0)
             for (int piece = 0; piece < T::kPieces; ++piece) arrive(arrival(piece * 3));
+    }
+
+    // A slot of a page outside the pool reads zeros here too.
+    __device__ void clear_row(std::byte* to, int row) {
+        constexpr int kChunks = T::kFp8 ? 32 : 72;
+        for (int chunk = lane_; chunk < kChunks; chunk += 32)
+            *reinterpret_cast<int4*>(to + (T::kFp8 ? T::kCodes : 0) + chunk / 8 * kBlockBytes +
+                                     row * 128 + chunk % 8 * 16) = int4{};
+        if constexpr (T::kTokenScale) {
+            if (lane_ < 8)
+                *reinterpret_cast<int4*>(to + T::kRopeCodes + row * 128 + lane_ * 16) = int4{};
+            if (lane_ == 8) shared_.key_scale[stage_.index][row] = 1.0f;
+        } else if constexpr (T::kFp8) {
+            if (lane_ < 4)
+                *reinterpret_cast<int4*>(to + T::kRopeCodes + row * 64 + lane_ * 16) = int4{};
+        }
     }
 
     // One slot of a page into row `row` of the tile, 16 bytes per lane at a time.
@@ -233,6 +252,7 @@ class KeyFetcher {
     int page_ = 0;
     int history_ = 0;  // of the gathered token
     std::uint64_t tail_word_ = 0;
+    int row_keys_ = 0;
     int cursor_ = 0;  // next slot of a dense token
 };
 

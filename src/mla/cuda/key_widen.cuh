@@ -114,6 +114,8 @@ class KeyWidener {
             if (at % 8 != 0) continue;
             float sigma = row < valid ? shared_.key_scale[stage][row] : 1.0f;
             if (!(sigma > 0.0f && sigma < 3e38f)) sigma = 1.0f;  // a key of zeros
+            // Below 2^-64 a key's latent is nothing beside any rope, and 1 / σ must stay finite.
+            sigma = fmaxf(sigma, 0x1p-64f);
             shared_.key_scale[stage][row] = sigma;
             shared_.key_inverse[stage][row] = 1.0f / sigma;
             shared_.rope_factor[stage][row] = power_of_two(-shift) / sigma;

@@ -26,7 +26,8 @@ __device__ inline RowShape row_shape(const AbsorbedParams& p, int row) {
     RowShape shape;
     shape.first_token = p.rows.q_indptr[row];
     const int end = min(p.rows.q_indptr[row + 1], static_cast<int>(p.rows.token_end));
-    shape.tokens = min(max(end - shape.first_token, 0), p.rows.max_q_len);
+    shape.tokens = max(end - shape.first_token, 0);
+    if (shape.first_token < 0 || shape.tokens > p.rows.max_q_len) shape.tokens = 0;
     const long long reach = p.rows.block_stride * p.kv.page_tokens;
     shape.keys = min(max(p.rows.kv_len[row], 0), p.rows.max_kv_len);
     if (shape.keys > reach) shape.keys = static_cast<int>(reach);
@@ -38,9 +39,20 @@ __device__ inline RowShape row_shape(const AbsorbedParams& p, int row) {
 
 __device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
+// How many last slots a tree row's words speak of.
+__device__ inline int tail_slots(const AbsorbedParams& p, int row, int tokens) {
+    const int tail = p.rows.tail_len == nullptr ? tokens : p.rows.tail_len[row];
+    return min(max(tail, 0), static_cast<int>(kMaxTail));
+}
+// A token's word, without bits that lie behind the tail.
+__device__ inline std::uint64_t tail_word(const AbsorbedParams& p, int token, int tail) {
+    if (p.rows.words == nullptr || tail == 0) return 0;
+    return p.rows.words[token] & ~std::uint64_t{0} >> (kMaxTail - tail);
+}
+
 // Slots of a tree row that all its tokens see: those before the tail.
 __device__ inline int history_keys(const AbsorbedParams& p, int row, const RowShape& shape) {
-    const int tail = p.rows.tail_len == nullptr ? shape.tokens : p.rows.tail_len[row];
+    const int tail = tail_slots(p, row, shape.tokens);
     if (p.rows.dcp_world == 1) return max(shape.keys - tail, 0);
     const long long global = static_cast<long long>(p.rows.global_kv_len[row]) - tail;
     const long long world = p.rows.dcp_world;
@@ -51,7 +63,7 @@ __device__ inline int history_keys(const AbsorbedParams& p, int row, const RowSh
 // Byte `key` of a dense token's mask; what lies outside the mask is hidden.
 __device__ inline bool dense_visible(const AbsorbedParams& p, int row, int keys, int token,
                                      int key) {
-    if (p.rows.custom_mask_offset == nullptr) return false;
+    if (p.rows.custom_mask_offset == nullptr || p.rows.custom_mask == nullptr) return false;
     const auto offset = static_cast<std::uint64_t>(p.rows.custom_mask_offset[row]);
     const std::uint64_t index = offset + static_cast<std::uint64_t>(token) * keys + key;
     return index < static_cast<std::uint64_t>(p.rows.custom_mask_len) &&
@@ -64,12 +76,20 @@ struct RowSplits {
     int per_token = 0;  // splits gathered for each token
 };
 __device__ inline RowSplits row_splits(const AbsorbedParams& p, int row, const RowShape& shape) {
-    const int all = ceil_div(shape.keys, kSplitKeys);
     RowSplits splits;
-    splits.shared = all;
-    if (shape.mask == MaskKind::dense) splits.shared = 0;
-    if (shape.mask == MaskKind::tree) splits.shared = history_keys(p, row, shape) / kSplitKeys;
-    splits.per_token = all - splits.shared;
+    if (shape.mask == MaskKind::dense) {
+        // Without a mask nothing is visible, and no workspace was reserved.
+        if (p.rows.custom_mask != nullptr) splits.per_token = ceil_div(shape.keys, kSplitKeys);
+    } else if (shape.mask == MaskKind::tree) {
+        // What a token sees ends within 64 slots of the history: two splits at most.
+        const int history = history_keys(p, row, shape);
+        splits.shared = history / kSplitKeys;
+        splits.per_token =
+            ceil_div(min(shape.keys, history + static_cast<int>(kMaxTail)), kSplitKeys) -
+            splits.shared;
+    } else {
+        splits.shared = ceil_div(shape.keys, kSplitKeys);
+    }
     return splits;
 }
 
