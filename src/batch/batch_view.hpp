@@ -11,16 +11,13 @@
 #include <cstdint>
 #include <span>
 
+#include "cache/page.hpp"
 #include "mla/contract.hpp"
 
 namespace espalier::batch {
 
-enum class Form : std::uint8_t { absorbed, decompressed };
-
-// Positions below this use the decompressed form, for a prompt of P tokens (256·⌊(P−1)/256⌋).
-constexpr std::int64_t decompressed_below(std::int64_t prompt_tokens) {
-    return prompt_tokens <= 0 ? 0 : 256 * ((prompt_tokens - 1) / 256);
-}
+using cache::decompressed_below;
+using cache::Form;
 
 struct BatchView {
     std::int64_t cap_tokens = 0;             // T

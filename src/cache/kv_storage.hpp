@@ -9,12 +9,10 @@
 
 #include "base/buffer.hpp"
 #include "base/error.hpp"
+#include "cache/page.hpp"
 #include "mla/contract.hpp"
 
 namespace espalier::cache {
-
-inline constexpr std::int32_t kPageTokens = 64;
-inline constexpr std::int32_t kNullPage = 0;
 
 // One layer's place in the storage. A page id is good for every layer.
 struct KvLayer {

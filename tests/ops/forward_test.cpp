@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "ops/support.hpp"
+#include "support/allocation_counter.hpp"
 
 namespace espalier::ops {
 namespace {

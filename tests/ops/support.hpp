@@ -25,9 +25,6 @@ inline std::vector<CpuVariant> variants() {
 
 inline Arena make_arena(std::size_t bytes) { return Arena(Buffer::host(bytes).value()); }
 
-// How often this program called operator new (allocation_counter.cpp).
-std::int64_t allocations_so_far();
-
 // A value for (stream, row, col), roughly normal, the same in every batch.
 inline float value_at(std::uint32_t stream, std::int64_t row, std::int64_t col) {
     const auto word = philox4x32(

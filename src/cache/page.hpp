@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// The words of the paged cache: page ids, forms, and the lengths that decide what may be shared.
+// Plain data and arithmetic; who owns which page is page_pool.hpp's business.
+#pragma once
+
+#include <cstdint>
+
+namespace espalier::cache {
+
+using PageId = std::int32_t;  // good for every layer; 32 bits because block tables have them
+
+inline constexpr std::int32_t kPageTokens = 64;
+inline constexpr PageId kNullPage = 0;  // fills block tables; never written, never owned
+
+// How a token's attention is computed, which decides the bits of the layers above it.
+enum class Form : std::uint8_t { absorbed, decompressed };
+
+// Positions below this use the decompressed form, for a prompt of P tokens (256·⌊(P−1)/256⌋).
+constexpr std::int64_t decompressed_below(std::int64_t prompt_tokens) {
+    return prompt_tokens <= 0 ? 0 : 256 * ((prompt_tokens - 1) / 256);
+}
+
+constexpr std::int64_t pages_for(std::int64_t slots) {
+    return (slots + kPageTokens - 1) / kPageTokens;
+}
+
+// The last committed token is the next step's root: its KV is not there yet.
+constexpr std::int64_t written_length(std::int64_t committed_len) {
+    return committed_len <= 0 ? 0 : committed_len - 1;
+}
+
+// Page k may be published when written_len ≥ 64(k+1): how many pages that makes.
+constexpr std::int64_t publishable_pages(std::int64_t written_len) {
+    return written_len / kPageTokens;
+}
+
+// A lookup leaves at least one token to compute, or there would be no logits to go on with.
+constexpr std::int64_t matchable_pages(std::int64_t tokens) {
+    return tokens <= 0 ? 0 : (tokens - 1) / kPageTokens;
+}
+
+// What decides the bits of a sequence's pages besides its tokens.
+struct SequenceKey {
+    std::uint64_t salt = 0;               // tenant, adapter …: other salts never meet
+    std::int64_t decompressed_below = 0;  // F, a multiple of 64: no page has two forms
+
+    constexpr Form form_of_page(std::int64_t page_index) const {
+        return page_index * kPageTokens < decompressed_below ? Form::decompressed : Form::absorbed;
+    }
+};
+
+}  // namespace espalier::cache
