@@ -20,8 +20,8 @@ struct NgramLimits {
     std::int32_t max_children = 4;  // of one node, at most 16
     float least_path_score = 0.02f;
     // The history kept is between half of this and this many tokens. Memory per request: at most
-    // 1.5 · history · 192 bytes = 36 MiB at the default in the worst case, ~12 MiB for ordinary
-    // text of that length; a short request pays for its own tokens only.
+    // 1.5 · history · 192 bytes (36 MiB at the default), half of that for ordinary text of that
+    // length; a shorter request pays for its own tokens only.
     std::int64_t history = 131072;
 };
 

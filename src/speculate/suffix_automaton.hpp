@@ -4,10 +4,10 @@
 // newest state is the longest suffix of the text that has occurred before. That is the whole match
 // of an n-gram drafter, found in O(1).
 //
-// Cost: appending is amortised O(1) steps plus at most kCountedLength count updates. Memory: at
-// most 2n states of 16 bytes, 3n edges of 16, and a hash table of 4-byte places between 3/8 and 3/4
-// full: at most 112 bytes per token, 192 with the slack of growing vectors; about 75 for ordinary
-// text.
+// Cost: appending is amortised O(1) steps plus at most kCountedLength count updates; 0.1 to 0.5 µs
+// a token measured. Memory: at most 2n states of 16 bytes, 3n edges of 16, and a hash table of
+// 4-byte places between 3/8 and 3/4 full: at most 112 bytes per token, 192 with the slack of
+// growing vectors; 60 to 130 measured.
 #pragma once
 
 #include <cstdint>
