@@ -97,8 +97,6 @@ SuffixAutomaton::State SuffixAutomaton::clone(State parent, TokenId token, State
         if (e == kNone || edge(e).target != original) break;
         edges_[static_cast<std::size_t>(e)].target = copy;
     }
-    // The counted suffix may have been among the strings that moved.
-    if (counted_ == original && counted_length_ <= at(copy).length) counted_ = copy;
     return copy;
 }
 
@@ -120,6 +118,8 @@ void SuffixAutomaton::append(TokenId token) {
 }
 
 void SuffixAutomaton::count_suffixes(TokenId token) {
+    // If the counted suffix was among strings that a clone took over in this append, its old state
+    // still leads to the same place: both have the same edges.
     counted_ = follow(counted_, token);
     ++counted_length_;
     if (counted_length_ > kCountedLength) {

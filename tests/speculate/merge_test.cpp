@@ -214,6 +214,7 @@ TEST(Acceptance, OnlyChildrenOfThePathAreJudgedAndOnlyAsFarAsWasDrawn) {
     EXPECT_EQ(judged({7}), (std::vector<double>{1, 1, 0, 0, 0}));
     EXPECT_EQ(judged({1}),
               (std::vector<double>{1, 1, 0, 0, 0}));  // stopped there: 2 is not to blame
+    EXPECT_EQ(judged({7, 1}), (std::vector<double>{1, 1, 0, 0, 0}));  // 1 came a place too late
     EXPECT_EQ(judged({1, 9}), (std::vector<double>{1, 1, 1, 0, 0}));
     EXPECT_EQ(judged({4, 5}), (std::vector<double>{1, 1, 0, 0, 1}));
     EXPECT_EQ(judged({1, 2, 3, 6}), (std::vector<double>{1, 1, 1, 1, 0}));

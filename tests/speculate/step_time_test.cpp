@@ -19,7 +19,7 @@ double machine(std::int64_t rows, std::int64_t tokens) {
            0.00005 * static_cast<double>(rows);
 }
 
-// Three passes over a small grid, with `scatter` relative noise and every eighth step wild.
+// Three passes over a small grid, with `scatter` relative noise and every fourth step wild.
 std::vector<StepSample> measure(Random& random, double scatter, bool wild) {
     std::vector<StepSample> samples;
     int count = 0;
@@ -28,7 +28,7 @@ std::vector<StepSample> measure(Random& random, double scatter, bool wild) {
             for (const std::int64_t rows : {std::int64_t{1}, tokens / 4, tokens}) {
                 if (rows < 1) continue;
                 double seconds = machine(rows, tokens) * (1 + scatter * (2 * random.unit() - 1));
-                if (wild && ++count % 8 == 0) seconds *= 10;
+                if (wild && ++count % 4 == 0) seconds *= 2.5;
                 samples.push_back({rows, tokens, seconds});
             }
     return samples;
@@ -42,7 +42,8 @@ TEST(StepTime, FindsTheMachineBehindNoiseAndWildSteps) {
         for (const std::int64_t tokens : {1, 3, 8, 16, 24, 40, 64, 200, 512})
             for (const std::int64_t rows : {1, 4, 16}) {
                 if (rows > tokens) continue;
-                // Noise of 2 % per sample, 6 to 9 samples a knot.
+                // Noise of 2 % per sample, 6 to 9 samples a knot. Plain least squares would be
+                // (0.75 + 0.25 / 2.5) / (0.75 + 0.25 / 2.5²) = 1.076 under wild steps.
                 EXPECT_NEAR(time->seconds(rows, tokens) / machine(rows, tokens), 1, 0.05)
                     << rows << " rows, " << tokens << " tokens, wild " << wild;
             }
