@@ -26,7 +26,7 @@
 //   beyond the root is scratch inside the window that the scheduler reserved, and never published.
 //   Block tables, seeds and sampling parameters are found by request slot, as everywhere in a step;
 //   so a drafter may draw with the target's own noise at the node's position (coupled drafting).
-//   `seconds` per call is what the cost model charges for a drafter that is not free (budget.hpp).
+//   What such a call costs goes into StepLoad::draft_seconds (budget.hpp).
 //
 // Proposals carry scores; what a score is worth is measured, per drafter, not believed (merge.hpp).
 #pragma once
@@ -100,7 +100,10 @@ class Drafter {
     virtual ~Drafter() = default;
 
     virtual DrafterNeeds needs() const = 0;
-    // A request enters with its prompt, which counts as committed; it may come back to a used slot.
+    // A request enters with its prompt, which counts as committed; slots are used again after
+    // end(). A long prompt may come in pieces instead, the first here and the others through
+    // commit() beside its prefill chunks: reading 100k tokens at once takes the n-gram drafter up
+    // to 50 ms.
     virtual void begin(RequestSlot request, std::span<const TokenId> prompt,
                        std::int64_t max_tokens) = 0;
     virtual void end(RequestSlot request) = 0;
