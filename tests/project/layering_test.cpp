@@ -23,6 +23,7 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"text", {"base"}},
     {"cache", {"base", "mla"}},
     {"batch", {"base", "mla", "cache"}},
+    {"speculate", {"base"}},
     {"model", {"base", "linalg", "mla", "ops", "checkpoint", "cache", "batch"}},
     {"cli",
      {"base", "linalg", "mla", "conformance", "ops", "checkpoint", "text", "cache", "batch",

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Counters of acceptance, their shrinkage and the guesses they start from.
+#include "speculate/acceptance.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/check.hpp"
+
+namespace espalier::speculate {
+
+namespace {
+
+constexpr std::array<float, kMarginBuckets - 1> kBucketEnds = {0.1f, 0.25f, 0.5f, 0.75f};
+constexpr std::array<double, kMarginBuckets> kBucketMiddles = {0.05, 0.175, 0.375, 0.625, 0.875};
+
+// Before anything is measured. First choices: a third of those with no margin are right, four in
+// five of the surest. Others: what the first choice probably leaves, thinner with every rank.
+double guess(std::int32_t rank, std::int32_t bucket) {
+    const double middle = kBucketMiddles[static_cast<std::size_t>(bucket)];
+    const double first = 0.33 + 0.55 * middle;
+    return rank == 0 ? first : 0.3 * (1 - middle) / rank;
+}
+
+}  // namespace
+
+Place place_of(DrafterId drafter, std::int32_t depth, std::int32_t rank, float margin) {
+    CHECK(drafter < kMaxDrafters, "drafter {} of {}", drafter, kMaxDrafters);
+    CHECK(depth >= 1 && rank >= 0, "depth {}, rank {}", depth, rank);
+    const float distance = std::abs(margin);
+    const auto bucket = std::count_if(kBucketEnds.begin(), kBucketEnds.end(),
+                                      [&](float end) { return distance >= end; });
+    return Place{drafter, static_cast<std::uint8_t>(std::min(depth, kDepthClasses) - 1),
+                 static_cast<std::uint8_t>(std::min(rank, kRankClasses - 1)),
+                 static_cast<std::uint8_t>(bucket)};
+}
+
+void AcceptanceTable::Counter::add(bool hit) {
+    tried = tried * kDecay + 1;
+    accepted = accepted * kDecay + (hit ? 1 : 0);
+}
+
+double AcceptanceTable::estimate(const Place& p) const {
+    const double pooled =
+        pools_.at(p.drafter).at(p.rank).at(p.bucket).towards(guess(p.rank, p.bucket), kGuessWeight);
+    return places_.at(p.drafter).at(p.depth).at(p.rank).at(p.bucket).towards(pooled, kPoolWeight);
+}
+
+void AcceptanceTable::observe(const Place& p, bool accepted) {
+    places_.at(p.drafter).at(p.depth).at(p.rank).at(p.bucket).add(accepted);
+    pools_.at(p.drafter).at(p.rank).at(p.bucket).add(accepted);
+}
+
+double AcceptanceTable::tried(const Place& p) const {
+    return places_.at(p.drafter).at(p.depth).at(p.rank).at(p.bucket).tried;
+}
+
+double RequestBias::factor(DrafterId drafter) const {
+    const Sum& sum = sums_.at(drafter);
+    return std::min(kLargest, (sum.accepted + kWeight) / (sum.expected + kWeight));
+}
+
+void RequestBias::observe(DrafterId drafter, double expected, bool accepted) {
+    Sum& sum = sums_.at(drafter);
+    sum.expected = sum.expected * kDecay + expected;
+    sum.accepted = sum.accepted * kDecay + (accepted ? 1 : 0);
+}
+
+}  // namespace espalier::speculate

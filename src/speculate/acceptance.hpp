@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// How often a drafter was right, per (drafter, depth, rank, margin bucket). Pure counters with
+// decay: fed with what the target drew, read when proposals are merged. Estimates steer speed only.
+//
+// An estimate is the chance that a node is accepted *given that its parent is*. It shrinks towards
+// what the same (drafter, rank, bucket) shows over all depths, and that towards a fixed guess, so a
+// place never tried is neither trusted nor written off.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "speculate/drafter.hpp"
+
+namespace espalier::speculate {
+
+constexpr std::int32_t kDepthClasses = 16;  // depths from 16 on share one
+constexpr std::int32_t kRankClasses = 4;    // ranks from 3 on share one
+constexpr std::int32_t kMarginBuckets = 5;
+
+// Where a proposed node stands. rank: its place among its siblings by score, from 0. margin: how
+// far its score lies above the best other sibling's (rank 0; with no sibling, above 0) or below it.
+struct Place {
+    DrafterId drafter = 0;
+    std::uint8_t depth = 0;   // class, depth 1 is 0
+    std::uint8_t rank = 0;    // class
+    std::uint8_t bucket = 0;  // of |margin|
+};
+
+// depth ≥ 1, rank ≥ 0, margin in [-1, 1].
+Place place_of(DrafterId drafter, std::int32_t depth, std::int32_t rank, float margin);
+
+class AcceptanceTable {
+  public:
+    // The last ~256 observations of a place count; older ones fade.
+    static constexpr double kDecay = 1.0 - 1.0 / 256;
+    // A place never tried counts its pooled estimate as this many observations, a pool never tried
+    // the fixed guess.
+    static constexpr double kPoolWeight = 8;
+    static constexpr double kGuessWeight = 4;
+
+    // In (0, 1).
+    double estimate(const Place& place) const;
+    void observe(const Place& place, bool accepted);
+    // Decayed number of observations behind a place.
+    double tried(const Place& place) const;
+
+  private:
+    struct Counter {
+        double tried = 0;
+        double accepted = 0;
+        void add(bool hit);
+        double towards(double prior, double weight) const {
+            return (accepted + prior * weight) / (tried + weight);
+        }
+    };
+    using PerBucket = std::array<Counter, kMarginBuckets>;
+    using PerRank = std::array<PerBucket, kRankClasses>;
+
+    std::array<std::array<PerRank, kDepthClasses>, kMaxDrafters> places_;
+    std::array<PerRank, kMaxDrafters> pools_;
+};
+
+// How one request differs from the table, per drafter: accepted over expected, with decay. Quoting
+// and code editing sit above 1, text without repeats goes towards 0 within a dozen tokens, whatever
+// other requests do.
+class RequestBias {
+  public:
+    static constexpr double kDecay = 1.0 - 1.0 / 64;
+    static constexpr double kWeight =
+        2;  // expected acceptances before the request speaks for itself
+    static constexpr double kLargest = 2;
+
+    double factor(DrafterId drafter) const;  // in (0, kLargest]
+    void observe(DrafterId drafter, double expected, bool accepted);
+
+  private:
+    struct Sum {
+        double expected = 0;
+        double accepted = 0;
+    };
+    std::array<Sum, kMaxDrafters> sums_ = {};
+};
+
+}  // namespace espalier::speculate

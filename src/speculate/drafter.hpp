@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a drafter is: something that proposes a tree below the last committed token. It can be
+// wrong, slow or silent, but it cannot change the text: the walk compares tokens with the target's
+// draws.
+//
+// The engine calls, per step and for all requests at once:
+//   extend()   after the target's pass: which tokens' hidden states it has left behind
+//   commit()   tokens that are now part of the text, each token of a request exactly once
+//   propose()  trees for the next step, for every request that may draft
+//
+// How each kind fits:
+//   n-gram   (ngram.hpp) reads commit() only. It needs no hidden state, costs microseconds, and is
+//            asked even while speculation is off: its depth-1 proposals are compared with the drawn
+//            token for nothing, so the ranking stays warm (acceptance.hpp).
+//   MTP      needs h_{q-1}, the target's hidden state after the final norm, for every token q.
+//            extend() names them as places in the step's own tap buffer, so no device type appears
+//            here: the drafter was built with that buffer, the backend and the draft layers' KV.
+//            On extend() it runs the *KV half* of its layer (embed, norms, projection, kv_a, rope)
+//            for these tokens, also while speculation is off and for prompt chunks, so that draft
+//            KV exists for each page the prefix index may publish. After a preemption the same
+//            positions come again through extend() but not through commit().
+//   EAGLE3   as MTP, with taps of several layers; draft vocabulary ids become target ids (d2t)
+//            before they enter a Proposal: a Tree holds target ids only.
+//   Both grow trees level by level: one batch per level over all requests of the call, each row the
+//   level's nodes with tail_len = nodes so far > q_len, slots = root's slot + node index. Draft KV
+//   beyond the root is scratch inside the window that the scheduler reserved, and never published.
+//   Block tables, seeds and sampling parameters are found by request slot, as everywhere in a step;
+//   so a drafter may draw with the target's own noise at the node's position (coupled drafting).
+//   What such a call costs goes into StepLoad::draft_seconds (budget.hpp).
+//
+// Proposals carry scores; what a score is worth is measured, per drafter, not believed (merge.hpp).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "base/error.hpp"
+#include "speculate/tree.hpp"
+
+namespace espalier::speculate {
+
+using DrafterId = std::uint8_t;
+using RequestSlot = std::int32_t;  // index of a running request in the engine's arrays
+
+constexpr std::int32_t kMaxDrafters = 4;
+
+// One drafter's tree. A node's score is the drafter's own estimate, in [0, 1], that the node is
+// accepted given that its parent is. The root's score is not read.
+struct Proposal {
+    explicit Proposal(DrafterId source, TokenId root) : drafter(source), tree(root) {}
+
+    // Adds a node, or raises the score of the one that is there. A score outside [0, 1] is clamped,
+    // NaN becomes 0: a bad score may cost speed, never text.
+    std::int32_t add(std::int32_t parent, TokenId token, float node_score) {
+        const bool usable = node_score > 0.0f;  // false for NaN
+        const float clamped = !usable ? 0.0f : node_score < 1.0f ? node_score : 1.0f;
+        const std::int32_t before = tree.size();
+        const std::int32_t node = tree.add(parent, token);
+        float& kept = score[static_cast<std::size_t>(node)];
+        kept = node == before || clamped > kept ? clamped : kept;
+        return node;
+    }
+
+    DrafterId drafter;
+    Tree tree;
+    std::array<float, kMaxNodes> score = {};
+};
+
+// Tokens of one request whose target hidden states the last pass computed and that stay committed:
+// a prompt chunk, or the accepted path.
+struct Extension {
+    RequestSlot request = 0;
+    std::int64_t first_position = 0;
+    std::span<const TokenId> tokens;
+    std::span<const std::int32_t> taps;  // [tokens] index of each in the step's batch
+};
+
+struct Commitment {
+    RequestSlot request = 0;
+    std::span<const TokenId> tokens;
+};
+
+struct DraftCall {
+    RequestSlot request = 0;
+    std::int64_t root_position = 0;
+    std::int32_t max_nodes =
+        kMaxNodes;  // root included; also bounded by tokens left and the window
+    std::int32_t max_depth = kMaxNodes - 1;
+    Proposal* proposal = nullptr;  // holds the root; left with only the root when there is nothing
+};
+
+struct DrafterNeeds {
+    bool hidden_states = false;  // extend() must be called, and the taps kept
+    bool draft_cache = false;    // the KV layout has layers for it
+};
+
+class Drafter {
+  public:
+    virtual ~Drafter() = default;
+
+    virtual DrafterNeeds needs() const = 0;
+    // A request enters with its prompt, which counts as committed; slots are used again after
+    // end(). A long prompt may come in pieces instead, the first here and the others through
+    // commit() beside its prefill chunks: reading 100k tokens at once takes the n-gram drafter up
+    // to 50 ms.
+    virtual void begin(RequestSlot request, std::span<const TokenId> prompt,
+                       std::int64_t max_tokens) = 0;
+    virtual void end(RequestSlot request) = 0;
+    // Refused when the drafter's device is out of order; the engine then runs without this drafter.
+    virtual Expected<void> extend(std::span<const Extension> extensions) = 0;
+    virtual void commit(std::span<const Commitment> commitments) = 0;
+    virtual Expected<void> propose(std::span<const DraftCall> calls) = 0;
+};
+
+}  // namespace espalier::speculate

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// Merging, ranking and the accounting of proposals.
+#include "speculate/merge.hpp"
+
+#include <algorithm>
+
+#include "base/check.hpp"
+
+namespace espalier::speculate {
+
+namespace {
+
+constexpr std::size_t kMaxCandidates = kMaxDrafters * (kMaxNodes - 1) + 1;
+
+// Even a drafter that was always right is not certain: leaves every longer path a little cheaper.
+constexpr double kLargestConditional = 0.99;
+
+std::size_t at(std::int32_t node) { return static_cast<std::size_t>(node); }
+
+// Rank and margin of a node among its siblings, by score, ties to the earlier node.
+Place place_in(const Proposal& proposal, std::int32_t node) {
+    const Tree& tree = proposal.tree;
+    const float own = proposal.score[at(node)];
+    float best_other = 0;
+    std::int32_t rank = 0;
+    for (std::int32_t i = tree.parent(node) + 1; i < tree.size(); ++i) {
+        if (i == node || tree.parents()[at(i)] != tree.parent(node)) continue;
+        const float other = proposal.score[at(i)];
+        best_other = std::max(best_other, other);
+        rank += other > own || (other == own && i < node) ? 1 : 0;
+    }
+    return place_of(proposal.drafter, tree.depth(node), rank, own - best_other);
+}
+
+}  // namespace
+
+void Candidates::reset(TokenId root) {
+    nodes_.clear();
+    nodes_.reserve(kMaxCandidates);
+    nodes_.push_back(Node{root});
+}
+
+std::int32_t Candidates::child(std::int32_t parent, TokenId token) const {
+    for (std::int32_t i = parent + 1; i < size(); ++i)
+        if (nodes_[at(i)].parent == parent && nodes_[at(i)].token == token) return i;
+    return kNoNode;
+}
+
+std::int32_t Candidates::find_or_add(std::int32_t parent, TokenId token) {
+    if (const std::int32_t existing = child(parent, token); existing != kNoNode) return existing;
+    Node node;
+    node.token = token;
+    node.parent = parent;
+    node.depth = nodes_[at(parent)].depth + 1;
+    nodes_.push_back(node);
+    return size() - 1;
+}
+
+Expected<void> Candidates::add(const Proposal& proposal, std::int64_t vocabulary) {
+    const DrafterId drafter = proposal.drafter;
+    if (drafter >= kMaxDrafters)
+        return fail(ErrorKind::invalid, "drafter {}: at most {} drafters", drafter, kMaxDrafters);
+    const Tree& tree = proposal.tree;
+    if (tree.token(0) != nodes_[0].token)
+        return fail(ErrorKind::invalid, "drafter {}: root is token {}, the request's is {}",
+                    drafter, tree.token(0), nodes_[0].token);
+    if ((nodes_[0].sources >> drafter & 1) != 0)
+        return fail(ErrorKind::invalid, "drafter {}: a second proposal for one step", drafter);
+    for (std::int32_t i = 1; i < tree.size(); ++i)
+        if (tree.token(i) < 0 || tree.token(i) >= vocabulary)
+            return fail(ErrorKind::invalid,
+                        "drafter {}: node {} has token {} of a vocabulary of {}", drafter, i,
+                        tree.token(i), vocabulary);
+
+    const auto bit = static_cast<std::uint8_t>(1u << drafter);
+    nodes_[0].sources |= bit;
+    std::array<std::int32_t, kMaxNodes> merged = {};  // the proposal's node -> ours
+    for (std::int32_t i = 1; i < tree.size(); ++i) {
+        merged[at(i)] = find_or_add(merged[at(tree.parent(i))], tree.token(i));
+        Node& node = nodes_[at(merged[at(i)])];
+        node.sources |= bit;
+        node.places[drafter] = place_in(proposal, i);
+    }
+    return {};
+}
+
+// Drafters that agree are rarely independent, so the surest of them speaks for all.
+double Candidates::conditional(const Node& node, const AcceptanceTable& table,
+                               const RequestBias& bias) const {
+    double best = 0;
+    for (DrafterId d = 0; d < kMaxDrafters; ++d)
+        if ((node.sources >> d & 1) != 0)
+            best = std::max(best, table.estimate(node.places[d]) * bias.factor(d));
+    return std::min(best, kLargestConditional);
+}
+
+RankedTree Candidates::rank(const AcceptanceTable& table, const RequestBias& bias,
+                            std::int32_t max_nodes) const {
+    CHECK(max_nodes >= 1 && max_nodes <= kMaxNodes, "a budget of {} nodes", max_nodes);
+    std::array<double, kMaxCandidates> survival;
+    std::array<double, kMaxCandidates> children_sum = {};
+    survival[0] = 1;
+    for (std::size_t i = 1; i < nodes_.size(); ++i) {
+        survival[i] = conditional(nodes_[i], table, bias);
+        children_sum[at(nodes_[i].parent)] += survival[i];
+    }
+    // Siblings exclude each other: their chances may not add up to more than certainty.
+    for (std::size_t i = 1; i < nodes_.size(); ++i) {
+        const std::size_t parent = at(nodes_[i].parent);
+        survival[i] *= survival[parent] / std::max(1.0, children_sum[parent]);
+    }
+
+    std::array<std::int32_t, kMaxCandidates> order;
+    const auto end = order.begin() + static_cast<std::ptrdiff_t>(nodes_.size());
+    for (std::int32_t i = 0; i < size(); ++i) order[at(i)] = i;
+    const auto kept = order.begin() + std::min<std::ptrdiff_t>(max_nodes, end - order.begin());
+    std::partial_sort(order.begin(), kept, end, [&](std::int32_t a, std::int32_t b) {
+        return survival[at(a)] != survival[at(b)] ? survival[at(a)] > survival[at(b)] : a < b;
+    });
+
+    RankedTree ranked(nodes_[0].token);
+    ranked.sources[0] = nodes_[0].sources;
+    std::array<std::int32_t, kMaxCandidates> place;  // our node -> the ranked tree's
+    place[0] = 0;
+    for (auto i = order.begin() + 1; i < kept; ++i) {
+        const Node& node = nodes_[at(*i)];
+        const std::int32_t added = ranked.tree.add(place[at(node.parent)], node.token);
+        place[at(*i)] = added;
+        ranked.survival[at(added)] = survival[at(*i)];
+        ranked.sources[at(added)] = node.sources;
+    }
+    return ranked;
+}
+
+void Candidates::observe(std::span<const TokenId> drawn, AcceptanceTable& table,
+                         RequestBias& bias) const {
+    std::int32_t parent = 0;
+    for (const TokenId token : drawn) {
+        std::array<double, kMaxDrafters> expected = {};
+        std::array<bool, kMaxDrafters> hit = {};
+        std::uint8_t sources = 0;
+        for (std::size_t i = at(parent + 1); i < nodes_.size(); ++i) {
+            const Node& node = nodes_[i];
+            if (node.parent != parent) continue;
+            sources |= node.sources;
+            for (DrafterId d = 0; d < kMaxDrafters; ++d) {
+                if ((node.sources >> d & 1) == 0) continue;
+                expected[d] += table.estimate(node.places[d]);
+                hit[d] = hit[d] || node.token == token;
+                table.observe(node.places[d], node.token == token);
+            }
+        }
+        for (DrafterId d = 0; d < kMaxDrafters; ++d)
+            if ((sources >> d & 1) != 0) bias.observe(d, std::min(1.0, expected[d]), hit[d]);
+        parent = child(parent, token);
+        if (parent == kNoNode) return;
+    }
+}
+
+}  // namespace espalier::speculate

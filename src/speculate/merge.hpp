@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// Merges the proposals of several drafters into one tree and ranks its nodes by measured
+// acceptance. Pure. One Candidates per request lives from proposal to walk: what was proposed but
+// not verified is still compared with what the target drew, so a small budget does not blind the
+// ranking.
+//
+// survival(node) = the chance that the node is accepted = product of the conditional estimates
+// along its path, so it never exceeds its parent's. Hence the nodes sorted by survival, parents
+// first among equals, are a tree in each prefix, and the first n are the n-node connected subtree
+// with the largest sum of survival: any n nodes sum to at most the n largest values. So pruning is
+// cutting, and the scheduler grants a plain number of nodes.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/error.hpp"
+#include "speculate/acceptance.hpp"
+#include "speculate/drafter.hpp"
+#include "speculate/tree.hpp"
+
+namespace espalier::speculate {
+
+// The first `tree.size()` entries count. survival[0] = 1; survival does not increase with the
+// index.
+struct RankedTree {
+    explicit RankedTree(TokenId root) : tree(root) { survival[0] = 1; }
+
+    // What a grant is weighed by: the drafts' survival in order.
+    std::span<const double> drafts() const {
+        return {survival.data() + 1, static_cast<std::size_t>(tree.size() - 1)};
+    }
+
+    Tree tree;
+    std::array<double, kMaxNodes> survival = {};
+    std::array<std::uint8_t, kMaxNodes> sources = {};  // bit d: drafter d proposed this node
+};
+
+class Candidates {
+  public:
+    explicit Candidates(TokenId root = 0) { reset(root); }
+
+    // Forgets everything; keeps its memory (at most kMaxDrafters · 63 + 1 nodes).
+    void reset(TokenId root);
+
+    // Adds a proposal: the same path is one node, whoever proposed it. Refused whole, with this
+    // left as it was, when its root is another token, a token lies outside the vocabulary, or the
+    // drafter has already proposed.
+    Expected<void> add(const Proposal& proposal, std::int64_t vocabulary);
+
+    // The best `max_nodes` nodes (root included).
+    RankedTree rank(const AcceptanceTable& table, const RequestBias& bias,
+                    std::int32_t max_nodes) const;
+
+    // What the target drew below the root, in order: the accepted tokens and the one after them.
+    // Each child of a node on that path was right or wrong; nodes elsewhere say nothing. Stops
+    // where the draws do, so a stop string or token limit counts as no failure of any node.
+    void observe(std::span<const TokenId> drawn, AcceptanceTable& table, RequestBias& bias) const;
+
+    std::int32_t size() const { return static_cast<std::int32_t>(nodes_.size()); }
+
+  private:
+    struct Node {
+        TokenId token = 0;
+        std::int32_t parent = kNoNode;
+        std::int32_t depth = 0;
+        std::uint8_t sources = 0;
+        std::array<Place, kMaxDrafters> places = {};  // valid where sources has the bit
+    };
+
+    std::int32_t find_or_add(std::int32_t parent, TokenId token);
+    std::int32_t child(std::int32_t parent, TokenId token) const;
+    double conditional(const Node& node, const AcceptanceTable& table,
+                       const RequestBias& bias) const;
+
+    std::vector<Node> nodes_;  // parents before children
+};
+
+}  // namespace espalier::speculate

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+// The fit: hat functions over the knots, a weak penalty on changes of slope, weights that fall with
+// the residual; then a projection onto curves that do not decrease.
+#include "speculate/step_time.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "base/check.hpp"
+
+namespace espalier::speculate {
+
+namespace {
+
+constexpr std::size_t kCount = StepTime::kKnots.size();
+constexpr std::size_t kUnknowns = kCount + 1;  // the knots, and the cost of a row
+using Unknowns = std::array<double, kUnknowns>;
+using Matrix = std::array<Unknowns, kUnknowns>;
+
+double knot(std::size_t k) { return static_cast<double>(StepTime::kKnots[k]); }
+
+// tokens = (1 - share) · knot(left) + share · knot(left + 1); share exceeds 1 beyond the last knot.
+struct Segment {
+    std::size_t left;
+    double share;
+};
+
+Segment segment_of(std::int64_t tokens) {
+    const auto& knots = StepTime::kKnots;
+    const auto above = std::upper_bound(knots.begin() + 1, knots.end() - 1, tokens);
+    const auto left = static_cast<std::size_t>(above - knots.begin()) - 1;
+    const double width = knot(left + 1) - knot(left);
+    return {left, (static_cast<double>(std::max<std::int64_t>(tokens, 1)) - knot(left)) / width};
+}
+
+bool usable(const StepSample& s) {
+    return s.rows >= 1 && s.tokens >= s.rows && std::isfinite(s.seconds) && s.seconds > 0;
+}
+
+// Gaussian elimination for a symmetric positive definite system.
+Unknowns solve(Matrix a, Unknowns b) {
+    for (std::size_t i = 0; i < kUnknowns; ++i)
+        for (std::size_t j = i + 1; j < kUnknowns; ++j) {
+            const double factor = a[j][i] / a[i][i];
+            if (factor == 0) continue;
+            for (std::size_t k = i; k < kUnknowns; ++k) a[j][k] -= factor * a[i][k];
+            b[j] -= factor * b[i];
+        }
+    for (std::size_t i = kUnknowns; i-- > 0;) {
+        for (std::size_t k = i + 1; k < kUnknowns; ++k) b[i] -= a[i][k] * b[k];
+        b[i] /= a[i][i];
+    }
+    return b;
+}
+
+void add_square(Matrix& a, const Unknowns& row, double weight) {
+    for (std::size_t i = 0; i < kUnknowns; ++i)
+        if (row[i] != 0)
+            for (std::size_t j = 0; j < kUnknowns; ++j) a[i][j] += weight * row[i] * row[j];
+}
+
+// Penalties in units of a sample's squared relative error, times these: a relative bend of 3 % of
+// the typical time costs as much as an error of 0.03 %, so data always wins and gaps are bridged.
+constexpr double kBend = 1e-4;
+// Far weaker still: a flat curve, and rows for nothing, when the samples cannot tell.
+constexpr double kFlat = 1e-8;
+
+void add_penalties(Matrix& a, double typical_seconds) {
+    for (std::size_t k = 1; k + 1 < kCount; ++k) {
+        const double left = knot(k) / (knot(k) - knot(k - 1)) / typical_seconds;
+        const double right = knot(k) / (knot(k + 1) - knot(k)) / typical_seconds;
+        Unknowns bend = {};
+        bend[k - 1] = left;
+        bend[k] = -left - right;
+        bend[k + 1] = right;
+        add_square(a, bend, kBend);
+    }
+    for (std::size_t k = 0; k + 1 < kCount; ++k) {
+        Unknowns step = {};
+        step[k] = -1 / typical_seconds;
+        step[k + 1] = 1 / typical_seconds;
+        add_square(a, step, kFlat);
+    }
+    Unknowns row = {};
+    row[kCount] = 1 / typical_seconds;
+    add_square(a, row, kFlat);
+}
+
+// The sample's hat functions and rows, divided by its seconds: the fit should say 1.
+Unknowns equation(const StepSample& s, bool with_rows) {
+    Unknowns row = {};
+    const Segment segment = segment_of(s.tokens);
+    row[segment.left] = (1 - segment.share) / s.seconds;
+    row[segment.left + 1] = segment.share / s.seconds;
+    row[kCount] = with_rows ? static_cast<double>(s.rows) / s.seconds : 0;
+    return row;
+}
+
+double product(const Unknowns& row, const Unknowns& x) {
+    double sum = 0;
+    for (std::size_t i = 0; i < kUnknowns; ++i) sum += row[i] * x[i];
+    return sum;
+}
+
+double median(std::vector<double> values) {
+    const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+    std::nth_element(values.begin(), middle, values.end());
+    return *middle;
+}
+
+struct Fit {
+    Unknowns x;
+    double scatter;
+};
+
+constexpr double kLeastScatter = 0.005;
+
+// Five rounds of reweighting: a residual beyond twice the median loses weight with its square.
+Fit fit_robust(std::span<const StepSample> samples, double typical_seconds, bool with_rows) {
+    std::vector<double> weight(samples.size(), 1), error(samples.size());
+    Fit fit = {};
+    for (int round = 0; round < 5; ++round) {
+        Matrix a = {};
+        Unknowns b = {};
+        add_penalties(a, typical_seconds);
+        for (std::size_t i = 0; i < samples.size(); ++i) {
+            const Unknowns row = equation(samples[i], with_rows);
+            add_square(a, row, weight[i]);
+            for (std::size_t k = 0; k < kUnknowns; ++k) b[k] += weight[i] * row[k];
+        }
+        fit.x = solve(a, b);
+        for (std::size_t i = 0; i < samples.size(); ++i)
+            error[i] = std::abs(product(equation(samples[i], with_rows), fit.x) - 1);
+        fit.scatter = std::max(kLeastScatter, median(error));
+        for (std::size_t i = 0; i < samples.size(); ++i) {
+            const double excess = std::max(1.0, error[i] / (2 * fit.scatter));
+            weight[i] = 1 / (excess * excess);
+        }
+    }
+    return fit;
+}
+
+// Pool adjacent violators: the nearest curve, in squares, that does not decrease.
+template <typename Curve>
+Curve not_decreasing(const Curve& raw) {
+    struct Block {
+        double sum;
+        std::size_t length;
+        double mean() const { return sum / static_cast<double>(length); }
+    };
+    std::array<Block, kCount> blocks;
+    std::size_t count = 0;
+    for (const double value : raw) {
+        blocks[count++] = {value, 1};
+        while (count > 1 && blocks[count - 2].mean() > blocks[count - 1].mean()) {
+            blocks[count - 2].sum += blocks[count - 1].sum;
+            blocks[count - 2].length += blocks[count - 1].length;
+            --count;
+        }
+    }
+    Curve curve = {};
+    std::size_t k = 0;
+    for (std::size_t b = 0; b < count; ++b)
+        for (std::size_t i = 0; i < blocks[b].length; ++i) curve[k++] = blocks[b].mean();
+    return curve;
+}
+
+}  // namespace
+
+Expected<StepTime> StepTime::fit(std::span<const StepSample> samples) {
+    if (samples.empty()) return fail(ErrorKind::invalid, "step time: no samples to fit");
+    std::vector<double> seconds;
+    for (const StepSample& s : samples) {
+        if (!usable(s))
+            return fail(ErrorKind::invalid,
+                        "step time: a sample of {} rows, {} tokens and {} seconds", s.rows,
+                        s.tokens, s.seconds);
+        seconds.push_back(s.seconds);
+    }
+    const double typical = median(seconds);
+    Fit fit = fit_robust(samples, typical, true);
+    if (fit.x[kCount] < 0) fit = fit_robust(samples, typical, false);
+    StepTime time;
+    // A curve below a thousandth of the typical time is an artefact of extrapolation.
+    for (std::size_t k = 0; k < kCount; ++k) time.raw_[k] = std::max(fit.x[k], typical * 1e-3);
+    time.curve_ = not_decreasing(time.raw_);
+    time.per_row_ = std::max(0.0, fit.x[kCount]);
+    time.scatter_ = fit.scatter;
+    return time;
+}
+
+double StepTime::seconds(std::int64_t rows, std::int64_t tokens) const {
+    CHECK(rows >= 0 && tokens >= 0, "{} rows, {} tokens", rows, tokens);
+    const auto [left, share] = segment_of(tokens);
+    const double on_curve = curve_[left] + share * (curve_[left + 1] - curve_[left]);
+    return scale_ * (on_curve + per_row_ * static_cast<double>(rows));
+}
+
+void StepTime::observe(const StepSample& sample) {
+    constexpr double kScaleRate = 0.05, kKnotRate = 0.1, kScatterRate = 0.05;
+    constexpr double kWild = 4;  // times the usual scatter: no step says more than this
+    if (!usable(sample)) return;
+    const double error = sample.seconds / seconds(sample.rows, sample.tokens) - 1;
+    const double bounded = std::clamp(error, -kWild * scatter_, kWild * scatter_);
+    scatter_ += kScatterRate * (std::abs(bounded) - scatter_);
+    scatter_ = std::clamp(scatter_, kLeastScatter, 0.2);  // 0.2: a knot moves by 8 % at most
+
+    const Segment segment = segment_of(sample.tokens);
+    const double share = std::min(segment.share, 1.0);
+    scale_ *= 1 + kScaleRate * bounded;
+    raw_[segment.left] *= 1 + kKnotRate * (1 - share) * bounded;
+    raw_[segment.left + 1] *= 1 + kKnotRate * share * bounded;
+    curve_ = not_decreasing(raw_);
+}
+
+}  // namespace espalier::speculate

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tree: building, lookup and the validation of trees from outside.
+#include "speculate/tree.hpp"
+
+#include "base/check.hpp"
+
+namespace espalier::speculate {
+
+namespace {
+
+std::size_t at(std::int32_t node) { return static_cast<std::size_t>(node); }
+
+}  // namespace
+
+Tree::Tree(TokenId root) {
+    tokens_[0] = root;
+    parents_[0] = kNoNode;
+    depths_[0] = 0;
+    words_[0] = 1;
+}
+
+Expected<Tree> Tree::from(std::span<const TokenId> tokens, std::span<const std::int32_t> parents,
+                          std::int64_t vocabulary) {
+    if (tokens.size() != parents.size())
+        return fail(ErrorKind::invalid, "tree: {} tokens but {} parents", tokens.size(),
+                    parents.size());
+    if (tokens.empty()) return fail(ErrorKind::invalid, "tree: 0 nodes, but a root is needed");
+    if (tokens.size() > at(kMaxNodes))
+        return fail(ErrorKind::invalid, "tree: {} nodes, at most {} fit a word", tokens.size(),
+                    kMaxNodes);
+    if (parents[0] != kNoNode)
+        return fail(ErrorKind::invalid, "tree: the root's parent is {}, not {}", parents[0],
+                    kNoNode);
+    for (std::size_t i = 0; i < tokens.size(); ++i)
+        if (tokens[i] < 0 || tokens[i] >= vocabulary)
+            return fail(ErrorKind::invalid, "tree: node {} has token {} of a vocabulary of {}", i,
+                        tokens[i], vocabulary);
+    Tree tree(tokens[0]);
+    for (std::size_t i = 1; i < tokens.size(); ++i) {
+        const auto node = static_cast<std::int32_t>(i);
+        if (parents[i] < 0 || parents[i] >= node)
+            return fail(ErrorKind::invalid,
+                        "tree: node {} has parent {}, which is not a node before it", node,
+                        parents[i]);
+        if (const std::int32_t twin = tree.child(parents[i], tokens[i]); twin != kNoNode)
+            return fail(ErrorKind::invalid, "tree: nodes {} and {} are both child {} of node {}",
+                        twin, node, tokens[i], parents[i]);
+        tree.add(parents[i], tokens[i]);
+    }
+    return tree;
+}
+
+TokenId Tree::token(std::int32_t node) const {
+    CHECK(node >= 0 && node < size_, "node {} of {}", node, size_);
+    return tokens_[at(node)];
+}
+
+std::int32_t Tree::parent(std::int32_t node) const {
+    CHECK(node >= 0 && node < size_, "node {} of {}", node, size_);
+    return parents_[at(node)];
+}
+
+std::int32_t Tree::depth(std::int32_t node) const {
+    CHECK(node >= 0 && node < size_, "node {} of {}", node, size_);
+    return depths_[at(node)];
+}
+
+// A scan of at most 63 pairs beats any index that would have to be kept beside them.
+std::int32_t Tree::child(std::int32_t node, TokenId token) const {
+    CHECK(node >= 0 && node < size_, "node {} of {}", node, size_);
+    for (std::int32_t i = node + 1; i < size_; ++i)
+        if (parents_[at(i)] == node && tokens_[at(i)] == token) return i;
+    return kNoNode;
+}
+
+std::int32_t Tree::add(std::int32_t parent, TokenId token) {
+    if (const std::int32_t existing = child(parent, token); existing != kNoNode) return existing;
+    CHECK(!full(), "a tree of {} nodes is full", size_);
+    const std::int32_t node = size_++;
+    tokens_[at(node)] = token;
+    parents_[at(node)] = parent;
+    depths_[at(node)] = depths_[at(parent)] + 1;
+    words_[at(node)] = words_[at(parent)] | 1ull << node;
+    return node;
+}
+
+bool Tree::is_chain() const {
+    // Each parent is below its node, so the last node is as deep as it can be only in a chain.
+    return depths_[at(size_ - 1)] == size_ - 1;
+}
+
+Tree Tree::prefix(std::int32_t nodes) const {
+    CHECK(nodes >= 1 && nodes <= size_, "a prefix of {} of {} nodes", nodes, size_);
+    Tree first = *this;
+    first.size_ = nodes;
+    return first;
+}
+
+}  // namespace espalier::speculate
