@@ -42,8 +42,12 @@ NodeList path_tokens(const TreeView& tree, std::int32_t node) {
     CHECK(node >= 0 && node < tree.nodes() && tree.nodes() <= kMaxNodes, "node {} of {}", node,
           tree.nodes());
     NodeList upwards;
-    for (; node > 0; node = tree.parents[static_cast<std::size_t>(node)])
-        upwards.push_back(tree.tokens[static_cast<std::size_t>(node)]);
+    while (node > 0) {
+        const auto at = static_cast<std::size_t>(node);
+        upwards.push_back(tree.tokens[at]);
+        CHECK(tree.parents[at] < node, "node {} before its parent {}", node, tree.parents[at]);
+        node = tree.parents[at];
+    }
     NodeList path;
     const std::span<const std::int32_t> tokens = upwards.values();
     for (std::size_t i = tokens.size(); i-- > 0;) path.push_back(tokens[i]);

@@ -10,19 +10,8 @@ namespace espalier::accept {
 namespace {
 
 const std::vector<std::string>& pieces() {
-    static const std::vector<std::string> list = {"ab",
-                                                  "bc",
-                                                  "abc",
-                                                  "aa",
-                                                  "ba",
-                                                  "é",
-                                                  "你",
-                                                  "好a",
-                                                  "\xbd\xa0",
-                                                  "\xa9"
-                                                  "a",
-                                                  "b\xe4",
-                                                  "a\xc3"};
+    static const std::vector<std::string> list = {
+        "ab", "bc", "abc", "aa", "ba", "é", "你", "好a", "\xbd\xa0", "\xa9\n", "b\xe4", "a\xc3"};
     return list;
 }
 
