@@ -25,6 +25,7 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"batch", {"base", "mla", "cache"}},
     {"speculate", {"base"}},
     {"model", {"base", "linalg", "mla", "ops", "checkpoint", "cache", "batch"}},
+    {"accept", {"base", "ops", "text"}},
     {"cli",
      {"base", "linalg", "mla", "conformance", "ops", "checkpoint", "text", "cache", "batch",
       "model"}},

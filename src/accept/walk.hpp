@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// The walk: descends a verified tree along what was drawn. At each node the drawn token is
+// committed; where the tree has that child, it goes on there. So what is committed is what plain
+// decode would have drawn, and the tree only says how much of it this step can know. Pure; called
+// once per request and step, after sample_nodes.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "accept/request_progress.hpp"
+#include "ops/sampling.hpp"
+
+namespace espalier::accept {
+
+inline constexpr std::int32_t kMaxNodes = 64;  // root and 63 drafts: the width of a word
+
+// A tree as the walk reads it. Node 0 is the root; siblings hold different tokens.
+struct TreeView {
+    std::span<const std::int32_t> parents;  // [nodes], parents[i] < i; the root's is not read
+    std::span<const std::int32_t> tokens;   // [nodes]; the root's is not read
+    std::int32_t nodes() const { return static_cast<std::int32_t>(parents.size()); }
+    // -1: none. Looks from node + 1 on, since children lie behind their parent: a whole walk looks
+    // at each node once.
+    std::int32_t child_with(std::int32_t node, std::int32_t token) const;
+};
+
+// Up to 64 numbers in place: a step allocates nothing for its paths.
+class NodeList {
+  public:
+    void push_back(std::int32_t value) { values_[static_cast<std::size_t>(count_++)] = value; }
+    std::span<const std::int32_t> values() const {
+        return {values_.data(), static_cast<std::size_t>(count_)};
+    }
+
+  private:
+    std::array<std::int32_t, kMaxNodes> values_{};
+    std::int32_t count_ = 0;
+};
+
+// Tokens from depth 1 to the node: what penalties there count beside the committed ones. Empty for
+// the root.
+NodeList path_tokens(const TreeView& tree, std::int32_t node);
+
+// What the step computed for each node.
+struct NodeDraws {
+    std::span<const ops::Draw> draws;   // [nodes]
+    std::span<const TokenLogprob> top;  // [nodes, top_logprobs]
+    std::uint64_t flagged_nodes = 0;    // bit i: node i's latent had to be flushed to finite
+};
+
+struct WalkResult {
+    NodeList path;  // nodes visited, ascending, from the root on: what commit keeps
+    // What was drawn at them, in order. When a flagged node ended the request, none is drawn there.
+    NodeList tokens;
+    std::optional<Finish> finish;
+};
+
+// A request fails only by a flag on a node that is visited; elsewhere flags mean nothing.
+WalkResult walk(const TreeView& tree, const NodeDraws& draws, RequestProgress& progress,
+                Emission& out);
+
+}  // namespace espalier::accept
