@@ -5,6 +5,7 @@
 // vdpbf16ps treats subnormal inputs and results as zero. e4m3 loses nothing: its smallest value,
 // 2⁻⁹, is a normal bf16.
 #include "base/isa.hpp"
+#include "base/widening_table.hpp"
 #include "linalg/microkernels.hpp"
 #include "linalg/product.hpp"
 
@@ -15,28 +16,6 @@
 #include <utility>
 
 namespace espalier::linalg {
-namespace {
-
-// The low and the high byte of the bf16 of every e4m3 magnitude, for byte permutes.
-struct WideningTable {
-    alignas(64) std::uint8_t low[128];
-    alignas(64) std::uint8_t high[128];
-};
-
-constexpr WideningTable make_widening_table() {
-    WideningTable table{};
-    for (unsigned code = 0; code < 128; ++code) {
-        const Bf16 value = to_bf16(to_float(E4m3{static_cast<std::uint8_t>(code)}));
-        table.low[code] = static_cast<std::uint8_t>(value.bits & 0xffu);
-        table.high[code] = static_cast<std::uint8_t>(value.bits >> 8);
-    }
-    return table;
-}
-
-constexpr WideningTable kWidening = make_widening_table();
-
-}  // namespace
-
 ESPALIER_ISA_BEGIN(ESPALIER_ISA_AVX512_BF16)
 namespace {
 

@@ -9,31 +9,10 @@
 #include <immintrin.h>
 
 #include "base/isa.hpp"
+#include "base/widening_table.hpp"
 #include "mla/cpu/tile_kernels.hpp"
 
-namespace espalier::mla::cpu {
-namespace {
-
-// The low and the high byte of the bf16 of every e4m3 magnitude, for byte permutes.
-struct WideningTable {
-    alignas(64) std::uint8_t low[128];
-    alignas(64) std::uint8_t high[128];
-};
-
-constexpr WideningTable make_widening_table() {
-    WideningTable table{};
-    for (unsigned code = 0; code < 128; ++code) {
-        const Bf16 value = to_bf16(to_float(E4m3{static_cast<std::uint8_t>(code)}));
-        table.low[code] = static_cast<std::uint8_t>(value.bits & 0xffu);
-        table.high[code] = static_cast<std::uint8_t>(value.bits >> 8);
-    }
-    return table;
-}
-
-constexpr WideningTable kWidening = make_widening_table();
-
-}  // namespace
-}  // namespace espalier::mla::cpu
+namespace espalier::mla::cpu {}  // namespace espalier::mla::cpu
 
 ESPALIER_ISA_BEGIN(ESPALIER_ISA_AVX512_BF16)
 namespace espalier::mla::cpu {
