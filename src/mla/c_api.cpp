@@ -103,6 +103,20 @@ Expected<void> run_in(espalier_mla_context& context, void* workspace, std::uint6
     return operation(op);
 }
 
+// A size that follows from capacities.
+template <typename Size>
+espalier_mla_status bytes_for(const espalier_mla_context* context,
+                              const espalier_mla_capacities* most, uint64_t* bytes, Size size) {
+    return guarded([&]() -> Expected<void> {
+        ESPALIER_RETURN_IF_ERROR(check_context(context));
+        if (bytes == nullptr) return fail(ErrorKind::invalid, "bytes is NULL");
+        ESPALIER_ASSIGN_OR_RETURN(const Capacities capacities,
+                                  c_api::capacities_of(most, context->pool.workers()));
+        *bytes = size(capacities);
+        return {};
+    });
+}
+
 }  // namespace
 
 extern "C" {
@@ -175,13 +189,8 @@ espalier_mla_status espalier_mla_page_stride(int32_t format, int32_t page_tokens
 espalier_mla_status espalier_mla_workspace_bytes(const espalier_mla_context* context,
                                                  const espalier_mla_capacities* most,
                                                  uint64_t* bytes) {
-    return guarded([&]() -> Expected<void> {
-        ESPALIER_RETURN_IF_ERROR(check_context(context));
-        if (bytes == nullptr) return fail(ErrorKind::invalid, "bytes is NULL");
-        ESPALIER_ASSIGN_OR_RETURN(const Capacities capacities,
-                                  c_api::capacities_of(most, context->pool.workers()));
-        *bytes = scratch_of(*context, capacities);
-        return {};
+    return bytes_for(context, most, bytes, [&](const Capacities& capacities) {
+        return scratch_of(*context, capacities);
     });
 }
 
@@ -200,13 +209,8 @@ espalier_mla_status espalier_mla_absorbed(espalier_mla_context* context,
 
 espalier_mla_status espalier_mla_plan_bytes(const espalier_mla_context* context,
                                             const espalier_mla_capacities* most, uint64_t* bytes) {
-    return guarded([&]() -> Expected<void> {
-        ESPALIER_RETURN_IF_ERROR(check_context(context));
-        if (bytes == nullptr) return fail(ErrorKind::invalid, "bytes is NULL");
-        ESPALIER_ASSIGN_OR_RETURN(const Capacities capacities,
-                                  c_api::capacities_of(most, context->pool.workers()));
-        *bytes = context->kernels->plan_bytes(capacities);
-        return {};
+    return bytes_for(context, most, bytes, [&](const Capacities& capacities) {
+        return context->kernels->plan_bytes(capacities);
     });
 }
 
