@@ -5,8 +5,9 @@
 //   copies ──keys──▶ scores: S = Q·Kᵀ, mask, softmax ──P──▶ output: O += P·V, two halves of 256
 //
 // One thread block per multiprocessor takes its share of the work (schedule.cuh) item by item; an
-// item is a run of tiles of one row for one block of packed rows. FP8 caches differ in the first
-// role only: their codes are widened to fp16 in place.
+// item is a run of tiles of one row for one block of packed rows. Over FP8 caches the output warps also
+// widen codes to fp16 in place (key_widen.cuh), and three warps beside the copying one bring the
+// queries (query_role.cuh); the rest is the same.
 #pragma once
 
 #include "mla/cuda/schedule.cuh"
