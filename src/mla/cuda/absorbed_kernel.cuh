@@ -5,9 +5,9 @@
 //   copies ──keys──▶ scores: S = Q·Kᵀ, mask, softmax ──P──▶ output: O += P·V, two halves of 256
 //
 // One thread block per multiprocessor takes its share of the work (schedule.cuh) item by item; an
-// item is a run of tiles of one row for one block of packed rows. Over FP8 caches the output warps also
-// widen codes to fp16 in place (key_widen.cuh), and three warps beside the copying one bring the
-// queries (query_role.cuh); the rest is the same.
+// item is a run of tiles of one row for one block of packed rows. Over FP8 caches the output warps
+// also widen codes to fp16 in place (key_widen.cuh), and three warps beside the copying one bring
+// the queries (query_role.cuh); the rest is the same.
 #pragma once
 
 #include "mla/cuda/schedule.cuh"
@@ -96,6 +96,14 @@ __device__ __forceinline__ std::uint32_t pack(float a, float b) {
     }
 }
 
+template <Element kElement>
+__device__ __forceinline__ float2 unpack(std::uint32_t both) {
+    if constexpr (kElement == Element::bf16)
+        return float2{__uint_as_float(both << 16), __uint_as_float(both & 0xFFFF0000u)};
+    else
+        return __half22float2(reinterpret_cast<const __half2&>(both));
+}
+
 // Neighbouring columns of the output. A zero is always +0.
 template <DType kDType>
 __device__ __forceinline__ void store_pair(std::byte* out, long long index, float a, float b) {
@@ -126,8 +134,12 @@ __device__ __forceinline__ void store_quad(std::byte* out, DType dtype, long lon
             uint2{pack<Element::f16>(quad.x, quad.y), pack<Element::f16>(quad.z, quad.w)};
 }
 
-// Weights may reach 2^8 before their reference is raised: the output is seldom rescaled.
+// Weights may grow by 2^8 before their reference is raised: the output is seldom rescaled.
 inline constexpr float kHeadroom = 8.0f;
+// A raised reference makes the largest weight 2^6 in fp16, whose smallest is 2^-24: a hundred
+// thousand keys 2^30 below the largest are 1e-4 of a sum, and no weight exceeds 2^14.
+template <Element kElement>
+inline constexpr float kLargestAfterRaise = kElement == Element::f16 ? 6.0f : 0.0f;
 inline constexpr int kScoreBarrier = 1;  // named, of the scoring warpgroup
 inline constexpr int kOutputThreads = 256;
 inline constexpr int kOutputBarrier = 2;  // named, of the output warpgroups

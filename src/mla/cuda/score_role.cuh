@@ -125,6 +125,13 @@ class Scorer {
         }
     }
 
+    // What this thread's two keys of the j-th eight count for: 1, or 1/σ where the weight has σ.
+    __device__ float2 inverses(int j) {
+        if constexpr (!T::kTokenScale) return float2{1.0f, 1.0f};
+        const float* table = shared_.key_inverse[keys_.index];
+        return *reinterpret_cast<const float2*>(table + j * 8 + pair_ * 2);
+    }
+
     // To the logarithm of base 2.
     __device__ void scale(float (&score)[kSums]) {
 #pragma unroll
@@ -149,35 +156,37 @@ class Scorer {
         }
     }
 
-    __device__ void soften(float (&score)[kSums]) {
+    __device__ void soften(const float (&score)[kSums]) {
         float factor[2];
+        std::uint32_t weight[kSums / 2];  // pairs of keys; row g, then row g + 8
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const float tile = row_maximum(score, half);
             const float before = maximum_[half];
-            // Weights may reach 2^8 before their reference is raised: output is seldom rescaled.
-            const bool raise = tile > before + kHeadroom;
-            if (raise) maximum_[half] = tile;
-            factor[half] = raise ? exp2_fast(before - tile) : 1.0f;
+            constexpr float lift = kLargestAfterRaise<T::kElement>;
+            const bool raise = tile > before + (lift + kHeadroom);
+            if (raise) maximum_[half] = tile - lift;
+            factor[half] = raise ? exp2_fast(before - maximum_[half]) : 1.0f;
             const float shift = maximum_[half] == minus_infinity() ? 0.0f : maximum_[half];
-            float added[4] = {};
+            float added[2] = {};
 #pragma unroll
-            for (int i = 0; i < 16; ++i) {
-                float& weight = score[i / 2 * 4 + half * 2 + i % 2];
-                weight = exp2_fast(weight - shift);
-                if constexpr (!T::kTokenScale) added[i % 4] += weight;
+            for (int j = 0; j < 8; ++j) {
+                const int first = 4 * j + half * 2;
+                weight[2 * j + half] = pack<T::kElement>(exp2_fast(score[first] - shift),
+                                                         exp2_fast(score[first + 1] - shift));
+                // The sum is of the rounded weights: what rounding adds to a key's share it takes
+                // from the others. One visible key gives exactly its value, peaked rows gain 1 dB.
+                const float2 kept = unpack<T::kElement>(weight[2 * j + half]);
+                const float2 inverse = inverses(j);
+                added[0] += kept.x * inverse.x;
+                added[1] += kept.y * inverse.y;
             }
-            if constexpr (T::kTokenScale)
-                for_pairs(shared_.key_inverse[keys_.index], [&](int i, float inverse) {
-                    added[i % 4] += score[i + half * 2] * inverse;
-                });
-            sum_[half] =
-                sum_[half] * factor[half] + ((added[0] + added[1]) + (added[2] + added[3]));
+            sum_[half] = sum_[half] * factor[half] + (added[0] + added[1]);
         }
         const bool changed = __any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f);
         wait(&shared_.weights_free, weights_phase_ ^ 1);
         weights_phase_ ^= 1;
-        publish(score, factor, changed);
+        publish(weight, factor, changed);
     }
 
     // Over this tile's keys; the same in the four lanes of a row.
@@ -195,17 +204,15 @@ class Scorer {
     }
 
     // P as 64 rows of 64 keys, swizzled as the products want it.
-    __device__ void publish(const float (&weight)[kSums], const float (&factor)[2], bool changed) {
+    __device__ void publish(const std::uint32_t (&weight)[kSums / 2], const float (&factor)[2],
+                            bool changed) {
         const int row = warp_ * 16 + lane_ % 16;
         const std::uint32_t base = shared_address(shared_.weights) + row * 128;
 #pragma unroll
         for (int j = 0; j < 8; j += 2) {
             const int chunk = j + lane_ / 16;
-            store_matrices(base + ((chunk ^ (row & 7)) << 4),
-                           pack<T::kElement>(weight[4 * j], weight[4 * j + 1]),
-                           pack<T::kElement>(weight[4 * j + 2], weight[4 * j + 3]),
-                           pack<T::kElement>(weight[4 * j + 4], weight[4 * j + 5]),
-                           pack<T::kElement>(weight[4 * j + 6], weight[4 * j + 7]));
+            store_matrices(base + ((chunk ^ (row & 7)) << 4), weight[2 * j], weight[2 * j + 1],
+                           weight[2 * j + 2], weight[2 * j + 3]);
         }
         if (changed && pair_ == 0) {
             shared_.factor[row_] = factor[0];
