@@ -210,7 +210,7 @@ Expected<void> launch_class(OpContext& context, AbsorbedParams& p, const Class& 
                     kBlockRows);
     Arena::Mark mark(context.arena);
     p.partial = context.arena.take<float>(slots * kBlockRows * kLatent);
-    p.stats = reinterpret_cast<float2*>(context.arena.take<float>(slots * kBlockRows * 2));
+    p.partial_lse = context.arena.take<float>(slots * kBlockRows);
     ESPALIER_RETURN_IF_ERROR(encode_maps(p));
     const auto stream = static_cast<cudaStream_t>(context.stream);
     if (p.dense_splits > 0)

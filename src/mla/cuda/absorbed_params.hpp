@@ -93,8 +93,8 @@ struct AbsorbedParams {
     bool invariant = false;
     bool padding = false;  // this launch clears tokens that belong to no row
 
-    float* partial = nullptr;  // [slot][64][512]
-    float2* stats = nullptr;   // [slot][64]: maximum (base 2) and sum
+    float* partial = nullptr;      // [slot][64][512]
+    float* partial_lse = nullptr;  // [slot][64], base 2
     std::int32_t* dense_start =
         nullptr;  // [token][splits + 1]: slot where a dense token's split begins
     std::int32_t dense_splits = 0;

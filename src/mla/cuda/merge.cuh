@@ -51,7 +51,8 @@ struct Partials {
     }
 };
 
-// A packed row so far: sixteen columns per lane, and the maximum and sum that go with them.
+// A packed row so far: sixteen columns per lane, weighted by 2^(lse - maximum), and the weights'
+// sum.
 struct MergedRow {
     float4 out[kQuarters] = {};
     float maximum = minus_infinity();
@@ -66,17 +67,17 @@ __device__ inline void add_weighted(float4& out, float weight, float4 value) {
     out.w += weight * value.w;
 }
 
-// Takes the statistics of up to 32 splits, one per lane, into the row's; returns this lane's
-// weight.
-__device__ inline float take_stats(MergedRow& row, float2 stats) {
-    float above = stats.x;
+// Takes up to 32 splits into the row's maximum and sum, one per lane by its log-sum-exp; returns
+// this lane's weight.
+__device__ inline float take_weights(MergedRow& row, float lse) {
+    float above = lse;
 #pragma unroll 1
     for (int step = 16; step > 0; step /= 2)
         above = fmaxf(above, __shfl_xor_sync(~0u, above, step));
     above = fmaxf(above, row.maximum);
     const float shrink = row.maximum == above ? 1.0f : exp2_fast(row.maximum - above);
-    const float weight = stats.x == minus_infinity() ? 0.0f : exp2_fast(stats.x - above);
-    float sum = weight * stats.y;
+    const float weight = lse == minus_infinity() ? 0.0f : exp2_fast(lse - above);
+    float sum = weight;
 #pragma unroll 1
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
     row.maximum = above;
@@ -93,8 +94,8 @@ __device__ inline void add_splits(MergedRow& row, const AbsorbedParams& p, const
                                   int first, int team) {
     const int lane = threadIdx.x % 32;
     const int end = min(partials.splits - first, 32);
-    float2 stats = {minus_infinity(), 0.0f};
-    if (lane < end) stats = __ldcg(&p.stats[partials.place(first + lane)]);
+    float lse = minus_infinity();
+    if (lane < end) lse = __ldcg(&p.partial_lse[partials.place(first + lane)]);
     const int begin = static_cast<int>(threadIdx.x) / 32 % team;
     float weight = 0.0f;
     int s = begin;
@@ -108,7 +109,7 @@ __device__ inline void add_splits(MergedRow& row, const AbsorbedParams& p, const
 #pragma unroll
             for (int q = 0; q < kQuarters; ++q) values[i][q] = __ldcg(from + q * 32 + lane);
         }
-        if (s == begin) weight = take_stats(row, stats);
+        if (s == begin) weight = take_weights(row, lse);
 #pragma unroll
         for (int i = 0; i < kAhead; ++i, s += team) {
             const float one = __shfl_sync(~0u, weight, s % 32);
@@ -121,14 +122,16 @@ __device__ inline void add_splits(MergedRow& row, const AbsorbedParams& p, const
 
 __device__ inline void write_row(const AbsorbedParams& p, long long row, const MergedRow& merged) {
     const int lane = threadIdx.x % 32;
-    const float factor = merged.sum > 0.0f ? p.value_scale / merged.sum : 0.0f;
+    const float factor = merged.sum > 0.0f ? 1.0f / merged.sum : 0.0f;
 #pragma unroll
     for (int q = 0; q < kQuarters; ++q) {
         const float4 out = merged.out[q];
         store_quad(p.out, p.out_dtype, row * kLatent + q * 128 + lane * 4,
                    float4{out.x * factor, out.y * factor, out.z * factor, out.w * factor});
     }
-    if (lane == 0 && p.lse != nullptr) p.lse[row] = natural_lse(merged.maximum, merged.sum);
+    if (lane == 0 && p.lse != nullptr)
+        p.lse[row] =
+            merged.sum > 0.0f ? (merged.maximum + log2f(merged.sum)) * kLn2 : minus_infinity();
 }
 
 // Tokens that belong to no row; `thread` of `threads` of the whole grid.
@@ -146,7 +149,6 @@ __device__ inline void clear_padding(const AbsorbedParams& p, long long thread, 
 // Until every thread block of the grid has come here. The count goes up by one grid per call and is
 // never reset but by the next plan.
 __device__ inline void wait_for_grid(unsigned* arrived) {
-    __threadfence();
     named_barrier(kOutputBarrier, kMergeThreads);
     if (threadIdx.x % kMergeThreads == 0) {
         unsigned before;

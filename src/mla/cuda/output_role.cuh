@@ -133,7 +133,7 @@ class OutputHalf {
 
     // Trading pairs between lanes for wider stores lost: a short call comes here once, and eight
     // instructions of cold code cost as much as a store. So there are no branches inside, either.
-    __device__ void store_rows(const Item& item, const float (&out)[2][kSums]) {
+    __device__ void store_rows(const Item& item, const float (&sums)[2][kSums]) {
         const int column = half_ * 256 + lane_ % 4 * 2;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -142,31 +142,26 @@ class OutputHalf {
             const auto each = [&](auto store) {
 #pragma unroll
                 for (int j = 0; j < 32; ++j)
-                    store(8 * j, out[j / 16][j % 16 * 4 + 2 * half],
-                          out[j / 16][j % 16 * 4 + 2 * half + 1]);
+                    store(8 * j, sums[j / 16][j % 16 * 4 + 2 * half],
+                          sums[j / 16][j % 16 * 4 + 2 * half + 1]);
             };
-            if (item.slot >= 0) {
-                float* to = p_.partial +
-                            (static_cast<long long>(item.slot) * kBlockRows + row) * kLatent +
-                            column;
-                each([&](int at, float a, float b) {
-                    *reinterpret_cast<float2*>(to + at) = float2{a, b};
-                });
-                continue;
-            }
             const float factor = shared_.final_factor[row];
-            const long long to = static_cast<long long>(item.packed_first + row) * kLatent + column;
-            if (p_.out_dtype == DType::f32)
+            const bool partial = item.slot >= 0;
+            const long long place = partial ? static_cast<long long>(item.slot) * kBlockRows + row
+                                            : static_cast<long long>(item.packed_first + row);
+            const long long to = place * kLatent + column;
+            std::byte* out = partial ? reinterpret_cast<std::byte*>(p_.partial) : p_.out;
+            if (partial || p_.out_dtype == DType::f32)
                 each([&](int at, float a, float b) {
-                    store_pair<DType::f32>(p_.out, to + at, a * factor, b * factor);
+                    store_pair<DType::f32>(out, to + at, a * factor, b * factor);
                 });
             else if (p_.out_dtype == DType::bf16)
                 each([&](int at, float a, float b) {
-                    store_pair<DType::bf16>(p_.out, to + at, a * factor, b * factor);
+                    store_pair<DType::bf16>(out, to + at, a * factor, b * factor);
                 });
             else
                 each([&](int at, float a, float b) {
-                    store_pair<DType::f16>(p_.out, to + at, a * factor, b * factor);
+                    store_pair<DType::f16>(out, to + at, a * factor, b * factor);
                 });
         }
     }

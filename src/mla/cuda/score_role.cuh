@@ -41,7 +41,7 @@ class Scorer {
   private:
     __device__ void score_item(const Item& item) {
         maximum_[0] = maximum_[1] = minus_infinity();
-        sum_[0] = sum_[1] = 0.0f;
+        sum_[0] = sum_[1] = rounded_sum_[0] = rounded_sum_[1] = 0.0f;
         const int tile_end = uniform(item.tile_end);
         int tile = uniform(item.tile_begin);
         if (tile < tile_end) {
@@ -148,11 +148,11 @@ class Scorer {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const RowMask mask(p_, item, min(row_ + 8 * half, item.columns - 1));
+            const std::uint64_t visible = mask.visible(tile) >> pair_ * 2;
 #pragma unroll
-            for (int i = 0; i < 16; ++i) {
-                const int key = tile * kTileKeys + i / 2 * 8 + pair_ * 2 + i % 2;
-                if (!mask.sees(key)) score[i / 2 * 4 + half * 2 + i % 2] = minus_infinity();
-            }
+            for (int i = 0; i < 16; ++i)
+                if (((visible >> (i / 2 * 8 + i % 2)) & 1) == 0)
+                    score[i / 2 * 4 + half * 2 + i % 2] = minus_infinity();
         }
     }
 
@@ -168,20 +168,25 @@ class Scorer {
             if (raise) maximum_[half] = tile - lift;
             factor[half] = raise ? exp2_fast(before - maximum_[half]) : 1.0f;
             const float shift = maximum_[half] == minus_infinity() ? 0.0f : maximum_[half];
-            float added[2] = {};
+            // The output is divided by the sum of the rounded weights: what rounding adds to a
+            // key's share it takes from the others, and one visible key gives exactly its value.
+            // The log-sum-exp is of the weights themselves.
+            float exact[2] = {}, rounded[2] = {};
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
                 const int first = 4 * j + half * 2;
-                weight[2 * j + half] = pack<T::kElement>(exp2_fast(score[first] - shift),
-                                                         exp2_fast(score[first + 1] - shift));
-                // The sum is of the rounded weights: what rounding adds to a key's share it takes
-                // from the others. One visible key gives exactly its value, peaked rows gain 1 dB.
+                const float2 own = {exp2_fast(score[first] - shift),
+                                    exp2_fast(score[first + 1] - shift)};
+                weight[2 * j + half] = pack<T::kElement>(own.x, own.y);
                 const float2 kept = unpack<T::kElement>(weight[2 * j + half]);
                 const float2 inverse = inverses(j);
-                added[0] += kept.x * inverse.x;
-                added[1] += kept.y * inverse.y;
+                exact[0] += own.x * inverse.x;
+                exact[1] += own.y * inverse.y;
+                rounded[0] += kept.x * inverse.x;
+                rounded[1] += kept.y * inverse.y;
             }
-            sum_[half] = sum_[half] * factor[half] + (added[0] + added[1]);
+            sum_[half] = sum_[half] * factor[half] + (exact[0] + exact[1]);
+            rounded_sum_[half] = rounded_sum_[half] * factor[half] + (rounded[0] + rounded[1]);
         }
         const bool changed = __any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f);
         wait(&shared_.weights_free, weights_phase_ ^ 1);
@@ -229,22 +234,25 @@ class Scorer {
         final_phase_ ^= 1;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            float sum = sum_[half] + __shfl_xor_sync(~0u, sum_[half], 1);
-            sum += __shfl_xor_sync(~0u, sum, 2);
             const int row = row_ + 8 * half;
-            if (pair_ == 0 && row < item.columns) write_stats(item, row, maximum_[half], sum);
+            const float exact = over_row(sum_[half]);
+            const float rounded = over_row(rounded_sum_[half]);
+            if (pair_ != 0 || row >= item.columns) continue;
+            shared_.final_factor[row] = rounded > 0.0f ? p_.value_scale / rounded : 0.0f;
+            const float lse = exact > 0.0f ? maximum_[half] + log2f(exact) : minus_infinity();
+            if (item.slot >= 0)
+                p_.partial_lse[static_cast<long long>(item.slot) * kBlockRows + row] = lse;
+            else if (p_.lse != nullptr)
+                p_.lse[item.packed_first + row] = lse * kLn2;
         }
         __syncwarp();
         if (lane_ == 0) arrive(&shared_.final_full);
     }
 
-    __device__ void write_stats(const Item& item, int row, float maximum, float sum) {
-        if (item.slot >= 0) {
-            p_.stats[static_cast<long long>(item.slot) * kBlockRows + row] = float2{maximum, sum};
-            return;
-        }
-        shared_.final_factor[row] = sum > 0.0f ? p_.value_scale / sum : 0.0f;
-        if (p_.lse != nullptr) p_.lse[item.packed_first + row] = natural_lse(maximum, sum);
+    // The four lanes that share a row.
+    __device__ static float over_row(float value) {
+        value += __shfl_xor_sync(~0u, value, 1);
+        return value + __shfl_xor_sync(~0u, value, 2);
     }
 
     const AbsorbedParams& p_;
@@ -253,7 +261,7 @@ class Scorer {
     Ring<2> items_;
     Ring<kStages> keys_;
     std::uint32_t query_phase_ = 0, weights_phase_ = 0, final_phase_ = 0;
-    float maximum_[2], sum_[2], row_scale_[2];
+    float maximum_[2], sum_[2], rounded_sum_[2], row_scale_[2];
 };
 
 }  // namespace espalier::mla::cuda
