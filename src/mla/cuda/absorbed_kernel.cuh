@@ -5,9 +5,10 @@
 //   copies ──keys──▶ scores: S = Q·Kᵀ, mask, softmax ──P──▶ output: O += P·V, two halves of 256
 //
 // One thread block per multiprocessor takes its share of the work (schedule.cuh) item by item; an
-// item is a run of tiles of one row for one block of packed rows. Over FP8 caches the output warps
-// also widen codes to fp16 in place (key_widen.cuh), and three warps beside the copying one bring
-// the queries (query_role.cuh); the rest is the same.
+// item is a run of tiles of one row for one block of packed rows. Over FP8 caches the products are
+// turned round, Sᵀ = K·Qᵀ and Oᵀ += Vᵀ·Pᵀ: codes are widened to fp16 on their way into registers,
+// as the left operand (code_score_role.cuh, code_output_role.cuh), and three warps beside the
+// copying one bring the queries (query_role.cuh).
 #pragma once
 
 #include "mla/cuda/schedule.cuh"
@@ -17,8 +18,7 @@ namespace espalier::mla::cuda {
 
 // Tiles and queries lie in blocks of 64 rows of 128 bytes (64 columns), swizzled: nine blocks.
 inline constexpr int kBlockBytes = kTileKeys * 128;
-inline constexpr int kTileBytes = 9 * kBlockBytes;
-inline constexpr int kStages = 2;  // all that 227 KB have room for
+inline constexpr int kQueryBytes = 9 * kBlockBytes;
 
 // The softmax works with finite numbers and -inf; nothing is ever subtracted from -inf.
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
@@ -30,10 +30,10 @@ struct Traits {
     static constexpr Element kElement = kFormat == KvFormat::bf16 ? Element::bf16 : Element::f16;
     // Keys arrive in three pieces of 192 columns, so that scores begin before a tile is complete.
     static constexpr int kPieces = kFp8 ? 1 : 3;
-    // Where FP8 codes land inside a tile that will hold 16-bit columns. Widened block by block,
-    // they are overwritten only after they were read (key_widen.cuh).
-    static constexpr int kCodes = 4 * kBlockBytes;
-    static constexpr int kRopeCodes = 8 * kBlockBytes + (kTokenScale ? 0 : kBlockBytes / 2);
+    // A tile of FP8 codes: four blocks of 128 columns, then the rope, bf16 or codes.
+    static constexpr int kTileBytes = (kFp8 ? 5 : 9) * kBlockBytes;
+    static constexpr int kRopePlace = 4 * kBlockBytes;
+    static constexpr int kStages = kFp8 ? 3 : 2;  // all that 227 KB have room for
 };
 
 // One item of work. All warps read it from shared memory.
@@ -59,25 +59,24 @@ struct SharedLayout {
     using T = Traits<kFormat>;
     static constexpr int kFp8Rows = T::kFp8 ? kBlockRows : 1;
     static constexpr int kScaledKeys = T::kTokenScale ? kTileKeys : 1;
-    alignas(1024) std::byte keys[kStages][kTileBytes];
-    alignas(1024) std::byte query[kTileBytes];
+    alignas(1024) std::byte keys[T::kStages][T::kTileBytes];
+    alignas(1024) std::byte query[kQueryBytes];
     alignas(1024) std::byte weights[kBlockBytes];
     float factor[kBlockRows];  // what the output is rescaled by before this tile
     float final_factor[kBlockRows];
-    float query_scale[kFp8Rows];              // FP8: a power of two per packed row
-    float key_scale[kStages][kScaledKeys];    // fp8_token, and what goes with it
-    float key_inverse[kStages][kScaledKeys];  // 1 / key_scale
-    float rope_factor[kStages][kScaledKeys];  // what the rope's part of a score is scaled by first
+    float query_scale[kFp8Rows];  // FP8: a power of two per packed row
+    float reference[kFp8Rows];    // FP8: of the weights
+    float by_warp[4][kFp8Rows];   // FP8: what the scoring warps tell each other
+    std::uint64_t visible[kFp8Rows];
+    float key_scale[T::kStages][kScaledKeys];  // fp8_token
     Item items[2];
-    Barrier codes_full[kStages];  // FP8
-    Barrier keys_full[kStages][T::kPieces];
-    Barrier keys_free[kStages];
+    Barrier keys_full[T::kStages][T::kPieces];
+    Barrier keys_free[T::kStages];
     Barrier query_full, query_free;
     Barrier weights_full, weights_free;
     Barrier final_full, final_free;
     Barrier item_full[2], item_free[2];
-    int rescale[4];    // per warp of the scores
-    int next_step[2];  // FP8: what the output warps do next
+    int rescale[4];  // per warp of the scores
 };
 
 inline constexpr float kLn2 = 0.693147180559945309f;
@@ -184,12 +183,13 @@ class RowMask {
         }
     }
     // Which of the 64 keys of a tile are visible, bit by bit. Dense masks and ranks are looked up
-    // key by key, a quarter by each of the four lanes that share a row; the rest is arithmetic.
+    // key by key, in equal shares by the kLanes lanes that share a row; the rest is arithmetic.
+    template <int kLanes>
     __device__ std::uint64_t visible(int tile) const {
         const int first = tile * kTileKeys;
         const std::uint64_t inside = ones(keys_ - first);
         if (mask_ == MaskKind::full) return inside;
-        if (mask_ == MaskKind::dense || world_ > 1) return inside & looked_up(first);
+        if (mask_ == MaskKind::dense || world_ > 1) return inside & looked_up<kLanes>(first);
         const long long before = bound_ - first;  // keys of the tile that are visible anyway
         std::uint64_t tail = 0;
         if (before >= 0 && before < kTileKeys) tail = word_ << before;
@@ -202,14 +202,16 @@ class RowMask {
         if (count <= 0) return 0;
         return count >= kTileKeys ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1;
     }
+    template <int kLanes>
     __device__ std::uint64_t looked_up(int first) const {
+        constexpr int kShare = kTileKeys / kLanes;
         std::uint64_t bits = 0;
-        const int quarter = static_cast<int>(threadIdx.x) % 4 * 16;
+        const int begin = static_cast<int>(threadIdx.x) % kLanes * kShare;
 #pragma unroll 1
-        for (int i = quarter; i < quarter + 16; ++i)
+        for (int i = begin; i < begin + kShare; ++i)
             if (sees(first + i)) bits |= std::uint64_t{1} << i;
-        bits |= __shfl_xor_sync(~0u, bits, 1);
-        return bits | __shfl_xor_sync(~0u, bits, 2);
+        for (int lanes = 1; lanes < kLanes; lanes *= 2) bits |= __shfl_xor_sync(~0u, bits, lanes);
+        return bits;
     }
     __device__ bool sees(int key) const {
         if (key >= keys_) return false;

@@ -3,6 +3,8 @@
 // their own (they compile side by side).
 #pragma once
 
+#include "mla/cuda/code_output_role.cuh"
+#include "mla/cuda/code_score_role.cuh"
 #include "mla/cuda/copy_role.cuh"
 #include "mla/cuda/merge.cuh"
 #include "mla/cuda/output_role.cuh"
@@ -14,10 +16,9 @@ namespace espalier::mla::cuda {
 template <KvFormat kFormat>
 __device__ inline void init_barriers(SharedLayout<kFormat>& shared) {
     using T = Traits<kFormat>;
-    for (int stage = 0; stage < kStages; ++stage) {
-        init_barrier(&shared.codes_full[stage], 1);
+    for (int stage = 0; stage < T::kStages; ++stage) {
         for (int piece = 0; piece < T::kPieces; ++piece)
-            init_barrier(&shared.keys_full[stage][piece], T::kFp8 ? 8 : 1);
+            init_barrier(&shared.keys_full[stage][piece], 1);
         init_barrier(&shared.keys_free[stage], 8);
     }
     init_barrier(&shared.query_full, T::kFp8 ? kQueryWarps : 1);
@@ -34,20 +35,23 @@ __device__ inline void init_barriers(SharedLayout<kFormat>& shared) {
 }
 
 // Registers per thread: 65,536 for 512 threads, dealt by need.
+template <bool kFp8, int kColumns>
 struct Registers {
-    static constexpr int kCopy = 80;
-    static constexpr int kScore = 96;
-    static constexpr int kOutput = 168;
+    static constexpr bool kLight = kFp8 && kColumns < 64;
+    static constexpr int kCopy = kLight ? 96 : kFp8 ? 64 : 80;
+    static constexpr int kScore = kLight ? 128 : 96;
+    static constexpr int kOutput = kLight ? 144 : kFp8 ? 176 : 168;
     static_assert(kCopy + kScore + 2 * kOutput == 512);
 };
 
-template <KvFormat kFormat>
+// kColumns: packed rows that the products of FP8 codes are made for.
+template <KvFormat kFormat, int kColumns>
 __global__ void __launch_bounds__(kThreads, 1)
     absorbed_kernel(const __grid_constant__ AbsorbedParams p) {
     extern __shared__ __align__(1024) std::byte memory[];
     auto& shared = *reinterpret_cast<SharedLayout<kFormat>*>(memory);
-    using R = Registers;
     constexpr bool kFp8 = Traits<kFormat>::kFp8;
+    using R = Registers<kFp8, kColumns>;
     if (threadIdx.x == 0) {
         init_barriers(shared);
         prefetch_map(&p.key_map);
@@ -70,25 +74,31 @@ __global__ void __launch_bounds__(kThreads, 1)
         }
     } else if (role == 1) {
         set_registers<R::kScore>();
-        Scorer<kFormat>(p, shared).run();
+        if constexpr (kFp8)
+            CodeScorer<kFormat, kColumns>(p, shared).run();
+        else
+            Scorer<kFormat>(p, shared).run();
         if (p.padding)
             clear_padding(p, static_cast<long long>(blockIdx.x) * 128 + threadIdx.x % 128,
                           static_cast<long long>(gridDim.x) * 128);
     } else {
         set_registers<R::kOutput>();
-        OutputHalf<kFormat>(p, shared, role - 2).run();
+        if constexpr (kFp8)
+            CodeOutputHalf<kFormat, kColumns>(p, shared, role - 2).run();
+        else
+            OutputHalf<kFormat>(p, shared, role - 2).run();
         merge(p, reinterpret_cast<float4*>(shared.keys));  // nothing is on its way there any more
     }
 }
 
-template <KvFormat kFormat>
+template <KvFormat kFormat, int kColumns = kBlockRows>
 cudaError_t launch_format(const AbsorbedParams& p, cudaStream_t stream) {
     constexpr std::size_t kBytes = sizeof(SharedLayout<kFormat>);
     static_assert(kBytes <= 232448, "227 KB is what a block may have");
     // Every time: the attribute belongs to the current device, of which there may be several.
     const cudaError_t prepared =
-        cudaFuncSetAttribute(absorbed_kernel<kFormat>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(kBytes));
+        cudaFuncSetAttribute(absorbed_kernel<kFormat, kColumns>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes));
     if (prepared != cudaSuccess) return prepared;
     // Cooperative: thread blocks wait for each other before they merge. Overlapping: the kernel may
     // begin while its predecessor ends; it waits before it reads.
@@ -104,7 +114,7 @@ cudaError_t launch_format(const AbsorbedParams& p, cudaStream_t stream) {
     config.stream = stream;
     config.attrs = attributes;
     config.numAttrs = 2;
-    return cudaLaunchKernelEx(&config, absorbed_kernel<kFormat>, p);
+    return cudaLaunchKernelEx(&config, absorbed_kernel<kFormat, kColumns>, p);
 }
 
 }  // namespace espalier::mla::cuda

@@ -4,7 +4,7 @@
 // warp's sixteen and columns 8j + 2c, 8j + 2c + 1.
 #pragma once
 
-#include "mla/cuda/key_widen.cuh"
+#include "mla/cuda/absorbed_kernel.cuh"
 
 namespace espalier::mla::cuda {
 
@@ -21,8 +21,7 @@ class OutputHalf {
           half_(half),
           warp_(threadIdx.x % 128 / 32),
           lane_(threadIdx.x % 32),
-          row_(warp_ * 16 + lane_ / 4),
-          widener_(shared) {}
+          row_(warp_ * 16 + lane_ / 4) {}
 
     __device__ void run() {
         float out[2][kSums];
@@ -32,11 +31,8 @@ class OutputHalf {
             if (uniform(item.last) != 0) return;
 #pragma unroll
             for (int i = 0; i < kSums; ++i) out[0][i] = out[1][i] = 0.0f;
-            if constexpr (T::kFp8)
-                widen_and_add(item, out);
-            else
-                for (int tiles = uniform(item.tile_end - item.tile_begin); tiles > 0; --tiles)
-                    add_tile(out);
+            for (int tiles = uniform(item.tile_end - item.tile_begin); tiles > 0; --tiles)
+                add_tile(out);
             finish(item, out);
             __syncwarp();
             if (lane_ == 0) arrive(&shared_.item_free[items_.index]);
@@ -45,41 +41,6 @@ class OutputHalf {
     }
 
   private:
-    // Two things to do, in the order in which they become possible: widening the codes of a tile
-    // ahead, and adding the tile that was scored.
-    __device__ void widen_and_add(const Item& item, float (&out)[2][kSums]) {
-        const int tiles = uniform(item.tile_end - item.tile_begin);
-        const int first_valid = item.keys - item.tile_begin * kTileKeys;
-        int widened = 0;
-        for (int added = 0; added < tiles;) {
-            const bool must = widened == added;
-            const bool may = widened < tiles && widened < added + kStages;
-            if (must || (may && codes_come_first())) {
-                widener_.widen(first_valid - widened * kTileKeys);
-                ++widened;
-            } else {
-                add_tile(out);
-                ++added;
-            }
-        }
-    }
-
-    // One thread looks, all output warps agree.
-    __device__ bool codes_come_first() {
-        int& step = shared_.next_step[turn_];
-        turn_ ^= 1;
-        if (threadIdx.x % kOutputThreads == 0) {
-            bool codes = false;
-            while (!(codes = widener_.arrived()) &&
-                   !phase_done(&shared_.weights_full, weights_phase_)) {
-            }
-            step = codes ? 1 : 0;
-        }
-        __syncwarp();
-        named_barrier(kOutputBarrier, kOutputThreads);
-        return uniform(step) != 0;
-    }
-
     __device__ void add_tile(float (&out)[2][kSums]) {
         for (int piece = 0; piece < T::kPieces; ++piece)  // makes the keys visible to this thread
             wait(&shared_.keys_full[keys_.index][piece], keys_.phase);
@@ -170,9 +131,7 @@ class OutputHalf {
     Shared& shared_;
     const int half_, warp_, lane_, row_;
     Ring<2> items_;
-    KeyWidener<kFormat> widener_;
-    int turn_ = 0;
-    Ring<kStages> keys_;
+    Ring<T::kStages> keys_;
     std::uint32_t weights_phase_ = 0, final_phase_ = 0;
 };
 

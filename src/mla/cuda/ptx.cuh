@@ -54,6 +54,19 @@ __device__ __forceinline__ void wait(Barrier* barrier, std::uint32_t parity) {
 __device__ __forceinline__ void named_barrier(int number, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
+// The same; true for all if it is for one.
+__device__ __forceinline__ bool named_barrier_or(int number, int threads, bool mine) {
+    std::uint32_t any;
+    asm volatile(
+        "{ .reg .pred p, q;\n"
+        "setp.ne.u32 p, %3, 0;\n"
+        "bar.red.or.pred q, %1, %2, p;\n"
+        "selp.u32 %0, 1, 0, q; }\n"
+        : "=r"(any)
+        : "r"(number), "r"(threads), "r"(static_cast<std::uint32_t>(mine))
+        : "memory");
+    return any != 0;
+}
 // Orders this thread's ordinary shared-memory writes before what the copy engine and the tensor
 // cores do next.
 __device__ __forceinline__ void fence_async_proxy() {
@@ -129,6 +142,15 @@ __device__ __forceinline__ void store_matrices(std::uint32_t address, std::uint3
                  "r"(a), "r"(b), "r"(c), "r"(d)
                  : "memory");
 }
+// The same, each matrix transposed.
+__device__ __forceinline__ void store_transposed(std::uint32_t address, std::uint32_t a,
+                                                 std::uint32_t b, std::uint32_t c,
+                                                 std::uint32_t d) {
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+        "r"(a), "r"(b), "r"(c), "r"(d)
+        : "memory");
+}
 // --- arithmetic ---------------------------------------------------------------------------------
 __device__ __forceinline__ float exp2_fast(float x) {
     float result;
@@ -141,9 +163,9 @@ __device__ __forceinline__ float log2_fast(float x) {
     return result;
 }
 // Two e4m3 in the low half of `pair` to two fp16: exact.
-__device__ __forceinline__ std::uint32_t widen_e4m3(std::uint16_t pair) {
+__device__ __forceinline__ std::uint32_t widen_e4m3(std::uint32_t pair) {
     std::uint32_t result;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(result) : "h"(pair));
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(result) : "h"(static_cast<std::uint16_t>(pair)));
     return result;
 }
 

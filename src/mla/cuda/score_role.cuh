@@ -2,9 +2,6 @@
 // The scoring warpgroup: S = Q·Kᵀ for 64 packed rows and a tile of 64 keys, the mask, and the
 // running softmax. A warp owns 16 rows, a thread rows g and g + 8 of them and keys 8j + 2c, 8j + 2c
 // + 1 (lane = 4g + c), so that a row's maximum never leaves its warp.
-//
-// With a scale σ per key (fp8_token) the maximum is taken over score + log2 σ: weights P·σ stay
-// small whatever the scales, and the sum of P is the sum of weight / σ.
 #pragma once
 
 #include "mla/cuda/absorbed_kernel.cuh"
@@ -48,15 +45,10 @@ class Scorer {
             wait(&shared_.query_full, query_phase_);
             query_phase_ ^= 1;
         }
-        row_scale_[0] = row_scale_[1] = p_.score_scale;
-        if constexpr (T::kFp8) {
-            row_scale_[0] *= shared_.query_scale[row_];
-            row_scale_[1] *= shared_.query_scale[row_ + 8];
-        }
         for (; tile < tile_end; ++tile) {
             float score[kSums];
             const int valid = item.keys - tile * kTileKeys;
-            if (!T::kFp8 && valid < kTileKeys) clear_rows(valid);
+            if (valid < kTileKeys) clear_rows(valid);
             multiply(score);
             if (tile + 1 == tile_end) {
                 __syncwarp();
@@ -81,22 +73,9 @@ class Scorer {
 
     __device__ void multiply(float (&score)[kSums]) {
         hold(score);
-        if constexpr (T::kTokenScale) {
-            // The rope has no scale: its part is divided by those that the sum is multiplied with.
-            multiply_block(8, score, 0);
-            wgmma_commit();
-            wgmma_wait<0>();
-            hold(score);
-            for_pairs(shared_.rope_factor[keys_.index], [&](int i, float factor) {
-                score[i] *= factor;
-                score[i + 2] *= factor;
-            });
-            hold(score);
-        }
         // Rolled: cold code costs a short call more than the loop does.
 #pragma unroll 1
-        for (int block = 0; block < (T::kTokenScale ? 8 : 9); ++block)
-            multiply_block(block, score, T::kTokenScale || block > 0);
+        for (int block = 0; block < 9; ++block) multiply_block(block, score, block > 0);
         wgmma_commit();
         wgmma_wait<0>();
         hold(score);
@@ -113,42 +92,17 @@ class Scorer {
             wgmma<T::kElement>(score, a + 2 * step, b + 2 * step, add + step > 0);
     }
 
-    // Calls `each` with the sums' index of this thread's keys (row g; row g + 8 is 2 further on)
-    // and the key's entry in a table.
-    template <typename Each>
-    __device__ void for_pairs(const float* table, Each each) {
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-            const float2 pair = *reinterpret_cast<const float2*>(table + j * 8 + pair_ * 2);
-            each(4 * j, pair.x);
-            each(4 * j + 1, pair.y);
-        }
-    }
-
-    // What this thread's two keys of the j-th eight count for: 1, or 1/σ where the weight has σ.
-    __device__ float2 inverses(int j) {
-        if constexpr (!T::kTokenScale) return float2{1.0f, 1.0f};
-        const float* table = shared_.key_inverse[keys_.index];
-        return *reinterpret_cast<const float2*>(table + j * 8 + pair_ * 2);
-    }
-
     // To the logarithm of base 2.
     __device__ void scale(float (&score)[kSums]) {
 #pragma unroll
-        for (int i = 0; i < kSums; ++i) score[i] *= row_scale_[i / 2 % 2];
-        if constexpr (T::kTokenScale)
-            for_pairs(shared_.key_scale[keys_.index], [&](int i, float sigma) {
-                const float log_sigma = log2_fast(sigma);
-                score[i] = score[i] * sigma + log_sigma;
-                score[i + 2] = score[i + 2] * sigma + log_sigma;
-            });
+        for (float& one : score) one *= p_.score_scale;
     }
 
     __device__ void apply_mask(const Item& item, int tile, float (&score)[kSums]) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const RowMask mask(p_, item, min(row_ + 8 * half, item.columns - 1));
-            const std::uint64_t visible = mask.visible(tile) >> pair_ * 2;
+            const std::uint64_t visible = mask.template visible<4>(tile) >> pair_ * 2;
 #pragma unroll
             for (int i = 0; i < 16; ++i)
                 if (((visible >> (i / 2 * 8 + i % 2)) & 1) == 0)
@@ -179,11 +133,10 @@ class Scorer {
                                     exp2_fast(score[first + 1] - shift)};
                 weight[2 * j + half] = pack<T::kElement>(own.x, own.y);
                 const float2 kept = unpack<T::kElement>(weight[2 * j + half]);
-                const float2 inverse = inverses(j);
-                exact[0] += own.x * inverse.x;
-                exact[1] += own.y * inverse.y;
-                rounded[0] += kept.x * inverse.x;
-                rounded[1] += kept.y * inverse.y;
+                exact[0] += own.x;
+                exact[1] += own.y;
+                rounded[0] += kept.x;
+                rounded[1] += kept.y;
             }
             sum_[half] = sum_[half] * factor[half] + (exact[0] + exact[1]);
             rounded_sum_[half] = rounded_sum_[half] * factor[half] + (rounded[0] + rounded[1]);
@@ -259,9 +212,9 @@ class Scorer {
     Shared& shared_;
     const int warp_, lane_, row_, pair_;
     Ring<2> items_;
-    Ring<kStages> keys_;
+    Ring<T::kStages> keys_;
     std::uint32_t query_phase_ = 0, weights_phase_ = 0, final_phase_ = 0;
-    float maximum_[2], sum_[2], rounded_sum_[2], row_scale_[2];
+    float maximum_[2], sum_[2], rounded_sum_[2];
 };
 
 }  // namespace espalier::mla::cuda
