@@ -240,6 +240,21 @@ TEST(SamplingReports, AWantedTokenIsReportedAndNothingIsDrawn) {
               DrawFlag::nothing_left);
 }
 
+TEST(SamplingReports, ALogprobThatNobodyAsksForIsNoNumber) {
+    const std::vector<float> logits = {0.0f, 1.0f, 0.5f};
+    NodeSampling node;
+    node.top_p = 0.9f;
+    const Draw told = outcome_of(logits, node).draw;
+    node.logprob = false;
+    const Draw untold = outcome_of(logits, node).draw;
+    EXPECT_EQ(untold.token, told.token);
+    EXPECT_EQ(untold.flag, DrawFlag::fine);
+    EXPECT_TRUE(std::isnan(untold.logprob));
+    EXPECT_EQ(outcome_of(logits, node, 1).draw.logprob, told.logprob);
+    node.wanted = told.token;
+    EXPECT_EQ(outcome_of(logits, node).draw.logprob, told.logprob);
+}
+
 // A caller's mistakes are found before memory is touched.
 TEST(SamplingReports, MistakesOfTheCallerAreNamed) {
     const std::vector<float> logits = {0.0f, 1.0f};

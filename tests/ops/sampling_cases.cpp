@@ -145,6 +145,7 @@ void fill_random(std::mt19937& random, std::int64_t vocabulary, NodeCase& made) 
         made.allowed = random_mask(random, vocabulary);
         made.node.allowed = made.allowed.data();
     }
+    made.node.logprob = random() % 4 != 0;
     if (random() % 8 == 0) made.node.wanted = static_cast<std::int32_t>(random() % some);
 }
 

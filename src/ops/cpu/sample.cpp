@@ -197,6 +197,7 @@ Choice choose_adjusted(const NodeView& raw, const NodeSampling& sampling, float*
 }
 
 void report_top(const NodeView& raw, std::uint64_t total, std::span<TokenLogprob> top) {
+    if (top.empty()) return;
     const TopList largest = largest_logits(raw, top.size());
     std::transform(
         largest.entries().begin(), largest.entries().end(), top.begin(),
@@ -217,11 +218,15 @@ Draw sample_node(NodeView raw, const NodeSampling& sampling, float* spare) {
     if (sampling.wanted < 0)
         choice =
             is_adjusted(sampling) ? choose_adjusted(raw, sampling, spare) : choose(raw, sampling);
-    const std::uint64_t total = choice.total != 0 ? choice.total : sum_raw_weights(raw);
-    if (!sampling.top.empty()) report_top(raw, total, sampling.top);
+    float logprob = std::numeric_limits<float>::quiet_NaN();
+    if (asks_logprobs(sampling)) {
+        const std::uint64_t total = choice.total != 0 ? choice.total : sum_raw_weights(raw);
+        report_top(raw, total, sampling.top);
+        if (choice.token >= 0)
+            logprob = log_probability(raw.logits[choice.token], raw.maximum, total);
+    }
     if (choice.token < 0) return {-1, 0.0f, DrawFlag::nothing_left};
-    return {choice.token, log_probability(raw.logits[choice.token], raw.maximum, total),
-            DrawFlag::fine};
+    return {choice.token, logprob, DrawFlag::fine};
 }
 
 std::int64_t chunks_of(std::int64_t vocabulary) { return (vocabulary + kChunk - 1) / kChunk; }
