@@ -53,20 +53,19 @@ class Race {
             logits_[count_] = logit;
             count_ += kept.holds(logit, token) ? 1 : 0;
         }
-        if (count_ >= kBlock) run();
+        if (count_ >= kBlock) run(logits_.data());
     }
 
     // All of them; a logit of -inf has likelihood 0 and never wins.
     void enter_all(std::int64_t first, std::int64_t end) {
         for (std::int64_t token = first; token < end; ++token)
             tokens_[static_cast<std::size_t>(token - first)] = static_cast<std::int32_t>(token);
-        std::copy(node_.logits + first, node_.logits + end, logits_.begin());
         count_ = static_cast<std::size_t>(end - first);
-        run();
+        run(node_.logits + first);
     }
 
     Best finish() {
-        run();
+        run(logits_.data());
         return best_;
     }
 
@@ -80,19 +79,25 @@ class Race {
             static_cast<float>(portable_exp(node_.scaling.maximum - best_.score) * (1.0 + 0x1p-16));
     }
 
-    void run() {
+    // logits: of tokens_[0 … count_).
+    void run(const float* logits) {
         const auto count = static_cast<std::int64_t>(count_);
         node_.kernels.philox(tokens_.data(), count, sampling_.seed, sampling_.position,
                              sampling_.choice, words_.data());
-        node_.kernels.advantages(logits_.data(), words_.data(), node_.scaling, bar_, count,
+        node_.kernels.advantages(logits, words_.data(), node_.scaling, bar_, count,
                                  advantages_.data());
+        // Most blocks hold no survivor; to ask each token alone takes 100 µs of a vocabulary.
+        if (node_.kernels.scan(advantages_.data(), count).maximum >= 0.0f) offer_survivors(logits);
+        count_ = 0;
+    }
+
+    void offer_survivors(const float* logits) {
         for (std::size_t i = 0; i < count_; ++i) {
             if (advantages_[i] < 0.0f) continue;
-            best_.offer(scaled(logits_[i], node_.scaling.inverse) + gumbel_of(words_[i]),
+            best_.offer(scaled(logits[i], node_.scaling.inverse) + gumbel_of(words_[i]),
                         tokens_[i]);
         }
         raise_bar();
-        count_ = 0;
     }
 
     const NodeView& node_;
