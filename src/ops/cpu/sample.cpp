@@ -140,16 +140,22 @@ std::int32_t draw_among(const NodeView& node, const NodeSampling& sampling, cons
     return overall.token;
 }
 
-LogitScan scan_all(const NodeView& node) {
+struct NodeScan {
+    LogitScan found;
+    std::int64_t chunk;  // the first one that holds the maximum
+};
+
+NodeScan scan_all(const NodeView& node) {
     std::array<LogitScan, kMaxChunks> scans;
     node.for_chunks([&](std::int64_t chunk, std::int64_t first, std::int64_t end) {
         scans[static_cast<std::size_t>(chunk)] =
             node.kernels.scan(node.logits + first, end - first);
     });
-    LogitScan all = {-kInfinity, false};
+    NodeScan all = {{-kInfinity, false}, 0};
     for (std::int64_t chunk = 0; chunk < node.chunks(); ++chunk) {
         const LogitScan& part = scans[static_cast<std::size_t>(chunk)];
-        all = {std::max(all.maximum, part.maximum), all.bad || part.bad};
+        if (part.maximum > all.found.maximum) all = {{part.maximum, all.found.bad}, chunk};
+        all.found.bad = all.found.bad || part.bad;
     }
     return all;
 }
@@ -173,9 +179,11 @@ struct Choice {
     std::uint64_t total;
 };
 
-// Draws from a node whose maximum is known and finite.
-Choice choose(NodeView node, const NodeSampling& sampling) {
-    const float* first = std::find(node.logits, node.logits + node.vocabulary, node.maximum);
+// Draws from a node whose scan found something above -inf.
+Choice choose(NodeView node, const NodeScan& scan, const NodeSampling& sampling) {
+    node.maximum = scan.found.maximum;
+    const float* first =
+        std::find(node.logits + scan.chunk * kChunk, node.logits + node.vocabulary, node.maximum);
     const auto likeliest = static_cast<std::int32_t>(first - node.logits);
     if (!(sampling.temperature >= kGreedyBelow)) return {likeliest, 0};
 
@@ -196,9 +204,9 @@ Choice choose_adjusted(const NodeView& raw, const NodeSampling& sampling, float*
     NodeView node = raw;
     adjust(raw, sampling, spare);
     node.logits = spare;
-    node.maximum = scan_all(node).maximum;
-    if (node.maximum == -kInfinity) return {-1, 0};
-    return {choose(node, sampling).token, 0};
+    const NodeScan scan = scan_all(node);
+    if (scan.found.maximum == -kInfinity) return {-1, 0};
+    return {choose(node, scan, sampling).token, 0};
 }
 
 void report_top(const NodeView& raw, std::uint64_t total, std::span<TokenLogprob> top) {
@@ -214,15 +222,15 @@ void report_top(const NodeView& raw, std::uint64_t total, std::span<TokenLogprob
 Draw sample_node(NodeView raw, const NodeSampling& sampling, float* spare) {
     check_node(sampling, raw.vocabulary);
     std::fill(sampling.top.begin(), sampling.top.end(), TokenLogprob{-1, -kInfinity});
-    const LogitScan found = scan_all(raw);
-    if (found.bad) return {-1, 0.0f, DrawFlag::bad_logits};
-    if (found.maximum == -kInfinity) return {-1, 0.0f, DrawFlag::nothing_left};
-    raw.maximum = found.maximum;
+    const NodeScan scan = scan_all(raw);
+    if (scan.found.bad) return {-1, 0.0f, DrawFlag::bad_logits};
+    if (scan.found.maximum == -kInfinity) return {-1, 0.0f, DrawFlag::nothing_left};
+    raw.maximum = scan.found.maximum;
 
     Choice choice = {sampling.wanted, 0};
     if (sampling.wanted < 0)
-        choice =
-            is_adjusted(sampling) ? choose_adjusted(raw, sampling, spare) : choose(raw, sampling);
+        choice = is_adjusted(sampling) ? choose_adjusted(raw, sampling, spare)
+                                       : choose(raw, scan, sampling);
     float logprob = std::numeric_limits<float>::quiet_NaN();
     if (asks_logprobs(sampling)) {
         const std::uint64_t total = choice.total != 0 ? choice.total : sum_raw_weights(raw);
