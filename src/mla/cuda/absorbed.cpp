@@ -123,26 +123,28 @@ struct Class {
     int most_packed;
 };
 
-std::vector<Class> classes(std::int64_t max_q_len, std::int64_t heads) {
+std::vector<Class> classes(std::int64_t max_q_len, std::int64_t heads, int block_rows) {
     const int most = static_cast<int>(std::max<std::int64_t>(max_q_len * heads, 1));
-    std::vector<Class> all{{1, std::min(most, kBlockRows)}};
-    if (most > kBlockRows) all.push_back({kBlockRows + 1, most});
+    std::vector<Class> all;
+    if (heads <= block_rows) all.push_back({1, std::min(most, block_rows)});
+    if (most > block_rows) all.push_back({block_rows + 1, most});
     return all;
 }
 
 // How many partial results a launch may write.
-std::int64_t partial_slots(const Class& rows, const Capacities& most, int processors) {
-    const std::int64_t blocks = ceil_divide(rows.most_packed, kBlockRows);
+std::int64_t partial_slots(const Class& rows, const Capacities& most, int processors,
+                           int block_rows) {
+    const std::int64_t blocks = ceil_divide(rows.most_packed, block_rows);
     const std::int64_t lanes = std::min<std::int64_t>(blocks, processors);
     const std::int64_t flexible = std::max<std::int64_t>(processors / lanes, 1) * blocks * 2;
     if (!most.invariant) return flexible;
     const std::int64_t splits = ceil_divide(most.max_kv_len, kSplitKeys);
     const std::int64_t shared =
         splits * std::min<std::int64_t>(most.rows * blocks,
-                                        most.tokens * most.heads / kBlockRows + most.rows);
+                                        most.tokens * most.heads / block_rows + most.rows);
     // A tail of 64 slots touches two splits at most; a dense mask all of them.
     const std::int64_t own = (most.dense ? splits : std::min<std::int64_t>(splits, 2)) *
-                             most.tokens * ceil_divide(most.heads, kBlockRows);
+                             most.tokens * ceil_divide(most.heads, block_rows);
     return std::max(flexible, shared + own);
 }
 
@@ -159,8 +161,8 @@ std::size_t class_plan_bytes(int parts, int rows) {
 std::byte* fit_class(AbsorbedParams& p, const Class& rows, int processors, std::byte* plan) {
     p.least_packed = rows.least_packed;
     p.most_packed = rows.most_packed;
-    p.query_rows = rows.most_packed <= 16 ? 16 : rows.most_packed <= 32 ? 32 : kBlockRows;
-    p.max_blocks = ceil_divide(rows.most_packed, kBlockRows);
+    p.query_rows = rows.most_packed <= 16 ? 16 : rows.most_packed <= 32 ? 32 : p.block_rows;
+    p.max_blocks = ceil_divide(rows.most_packed, p.block_rows);
     p.lanes = p.invariant ? 1 : std::min(p.max_blocks, processors);
     p.parts = std::max(processors / p.lanes, 1);
     p.row_cost = 2;
@@ -203,14 +205,14 @@ int merge_team(const AbsorbedParams& p, int processors) {
 
 Expected<void> launch_class(OpContext& context, AbsorbedParams& p, const Class& rows,
                             const Capacities& most, int processors, bool last) {
-    const std::int64_t slots = partial_slots(rows, most, processors);
-    if (slots * kBlockRows >= std::int64_t{1} << 31)
+    const std::int64_t slots = partial_slots(rows, most, processors, p.block_rows);
+    if (slots * p.block_rows >= std::int64_t{1} << 31)
         return fail(ErrorKind::exhausted,
                     "{} partial results of {} rows: below 2^31 rows is possible", slots,
-                    kBlockRows);
+                    p.block_rows);
     Arena::Mark mark(context.arena);
-    p.partial = context.arena.take<float>(slots * kBlockRows * kLatent);
-    p.partial_lse = context.arena.take<float>(slots * kBlockRows);
+    p.partial = context.arena.take<float>(slots * p.block_rows * kLatent);
+    p.partial_lse = context.arena.take<float>(slots * p.block_rows);
     ESPALIER_RETURN_IF_ERROR(encode_maps(p));
     const auto stream = static_cast<cudaStream_t>(context.stream);
     if (p.dense_splits > 0)
@@ -264,6 +266,9 @@ AbsorbedParams parameters(const AbsorbedCall& call) {
     p.out = call.out;
     p.lse = call.lse;
     p.invariant = call.invariant;
+    const bool codes =
+        call.kv.format == KvFormat::fp8_tensor || call.kv.format == KvFormat::fp8_token;
+    p.block_rows = codes ? kCodeBlockRows : kBlockRows;
     return p;
 }
 
@@ -291,7 +296,7 @@ Expected<void> absorbed_plan(OpContext& context, const AbsorbedCall& call) {
     ESPALIER_ASSIGN_OR_RETURN(const int processors, multiprocessors());
     AbsorbedParams p = parameters(call);
     std::byte* plan = call.plan;
-    for (const Class& rows : classes(call.rows.max_q_len, call.heads)) {
+    for (const Class& rows : classes(call.rows.max_q_len, call.heads, p.block_rows)) {
         plan = fit_class(p, rows, processors, plan);
         ESPALIER_RETURN_IF_ERROR(
             checked(launch_plan(p, static_cast<cudaStream_t>(context.stream)), "the plan"));
@@ -319,7 +324,7 @@ Expected<void> absorbed(OpContext& context, const AbsorbedCall& call) {
             context.arena.take<std::int32_t>(most.tokens * (std::int64_t{p.dense_splits} + 1));
     }
     std::byte* plan = call.plan;
-    const std::vector<Class> all = classes(call.rows.max_q_len, call.heads);
+    const std::vector<Class> all = classes(call.rows.max_q_len, call.heads, p.block_rows);
     for (const Class& rows : all) {
         plan = fit_class(p, rows, processors, plan);
         ESPALIER_RETURN_IF_ERROR(
@@ -332,11 +337,12 @@ std::size_t absorbed_scratch(const Capacities& most) {
     const Expected<int> processors = multiprocessors();
     if (!processors) return 0;
     std::size_t bytes = 0;
-    for (const Class& rows : classes(most.max_q_len, most.heads)) {
-        const std::int64_t slots = partial_slots(rows, most, *processors);
-        bytes = std::max(
-            bytes, aligned(slots * kBlockRows * kLatent * 4) + aligned(slots * kBlockRows * 8));
-    }
+    for (const int block_rows : {kBlockRows, kCodeBlockRows})  // the format is the call's
+        for (const Class& rows : classes(most.max_q_len, most.heads, block_rows)) {
+            const std::int64_t partial =
+                partial_slots(rows, most, *processors, block_rows) * block_rows;
+            bytes = std::max(bytes, aligned(partial * kLatent * 4) + aligned(partial * 4));
+        }
     bytes += aligned(static_cast<std::int64_t>(absorbed_plan_bytes(most)));
     if (most.invariant && most.dense)
         bytes += aligned(most.tokens * (ceil_divide(most.max_kv_len, kSplitKeys) + 1) * 4);

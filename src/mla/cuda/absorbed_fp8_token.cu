@@ -5,7 +5,6 @@ namespace espalier::mla::cuda {
 
 cudaError_t launch_fp8_token(const AbsorbedParams& p, cudaStream_t stream) {
     if (p.query_rows == 16) return launch_format<KvFormat::fp8_token, 16>(p, stream);
-    if (p.query_rows == 32) return launch_format<KvFormat::fp8_token, 32>(p, stream);
     return launch_format<KvFormat::fp8_token>(p, stream);
 }
 

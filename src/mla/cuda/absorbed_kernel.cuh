@@ -5,10 +5,12 @@
 //   copies ──keys──▶ scores: S = Q·Kᵀ, mask, softmax ──P──▶ output: O += P·V, two halves of 256
 //
 // One thread block per multiprocessor takes its share of the work (schedule.cuh) item by item; an
-// item is a run of tiles of one row for one block of packed rows. Over FP8 caches the products are
-// turned round, Sᵀ = K·Qᵀ and Oᵀ += Vᵀ·Pᵀ: codes are widened to fp16 on their way into registers,
-// as the left operand (code_score_role.cuh, code_output_role.cuh), and three warps beside the
-// copying one bring the queries (query_role.cuh).
+// item is a run of tiles of one row for one block of packed rows.
+//
+// Over FP8 caches the products are turned round, Sᵀ = K·Qᵀ and Oᵀ += Vᵀ·Pᵀ: codes are widened to
+// fp16 on their way into registers, as the left operand (code_score_role.cuh,
+// code_output_role.cuh). Two warpgroups score, a tile each; blocks have 32 packed rows; three warps
+// beside the copying one bring the queries (query_role.cuh).
 #pragma once
 
 #include "mla/cuda/schedule.cuh"
@@ -18,7 +20,6 @@ namespace espalier::mla::cuda {
 
 // Tiles and queries lie in blocks of 64 rows of 128 bytes (64 columns), swizzled: nine blocks.
 inline constexpr int kBlockBytes = kTileKeys * 128;
-inline constexpr int kQueryBytes = 9 * kBlockBytes;
 
 // The softmax works with finite numbers and -inf; nothing is ever subtracted from -inf.
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
@@ -33,7 +34,11 @@ struct Traits {
     // A tile of FP8 codes: four blocks of 128 columns, then the rope, bf16 or codes.
     static constexpr int kTileBytes = (kFp8 ? 5 : 9) * kBlockBytes;
     static constexpr int kRopePlace = 4 * kBlockBytes;
-    static constexpr int kStages = kFp8 ? 3 : 2;  // all that 227 KB have room for
+    static constexpr int kStages = kFp8 ? 4 : 2;  // all that 227 KB have room for
+    static constexpr int kRows = kFp8 ? kCodeBlockRows : kBlockRows;
+    static constexpr int kQueryBlock = kRows * 128;  // bytes of 64 columns
+    static constexpr int kScorers = kFp8 ? 2 : 1;    // warpgroups, a tile each
+    static constexpr int kThreads = 128 * (1 + kScorers + 2);
 };
 
 // One item of work. All warps read it from shared memory.
@@ -57,23 +62,23 @@ struct Item {
 template <KvFormat kFormat>
 struct SharedLayout {
     using T = Traits<kFormat>;
-    static constexpr int kFp8Rows = T::kFp8 ? kBlockRows : 1;
+    static constexpr int kFp8Rows = T::kFp8 ? T::kRows : 1;
     static constexpr int kScaledKeys = T::kTokenScale ? kTileKeys : 1;
     alignas(1024) std::byte keys[T::kStages][T::kTileBytes];
-    alignas(1024) std::byte query[kQueryBytes];
-    alignas(1024) std::byte weights[kBlockBytes];
-    float factor[kBlockRows];  // what the output is rescaled by before this tile
-    float final_factor[kBlockRows];
-    float query_scale[kFp8Rows];  // FP8: a power of two per packed row
-    float reference[kFp8Rows];    // FP8: of the weights
-    float by_warp[4][kFp8Rows];   // FP8: what the scoring warps tell each other
-    std::uint64_t visible[kFp8Rows];
+    alignas(1024) std::byte query[9 * T::kQueryBlock];
+    alignas(1024) std::byte weights[T::kScorers][T::kRows * 128];
+    float factor[T::kRows];  // what the output is rescaled by before this tile
+    float final_factor[T::kRows];
+    float query_scale[kFp8Rows];               // FP8: a power of two per packed row
+    float reference[kFp8Rows];                 // FP8: of the weights
+    float by_warp[4 * T::kScorers][kFp8Rows];  // FP8: what the scoring warps tell each other
+    std::uint64_t visible[T::kScorers][kFp8Rows];
     float key_scale[T::kStages][kScaledKeys];  // fp8_token
     Item items[2];
     Barrier keys_full[T::kStages][T::kPieces];
     Barrier keys_free[T::kStages];
     Barrier query_full, query_free;
-    Barrier weights_full, weights_free;
+    Barrier weights_full[T::kScorers], weights_free[T::kScorers];
     Barrier final_full, final_free;
     Barrier item_full[2], item_free[2];
     int rescale[4];  // per warp of the scores
@@ -138,9 +143,10 @@ inline constexpr float kHeadroom = 1.0f;
 // thousand keys 2^30 below the largest are 1e-4 of a sum.
 template <Element kElement>
 inline constexpr float kLargestAfterRaise = kElement == Element::f16 ? 6.0f : 0.0f;
-inline constexpr int kScoreBarrier = 1;  // named, of the scoring warpgroup
+inline constexpr int kScoreBarrier = 1;  // named, of all that score
 inline constexpr int kOutputThreads = 256;
 inline constexpr int kOutputBarrier = 2;  // named, of the output warpgroups
+inline constexpr int kMaskBarrier = 3;    // and 4: named, of one scoring warpgroup over codes
 
 // 2^shift with |shift| ≤ 126, and the shift that brings `largest` into [2^14, 2^15).
 __device__ __forceinline__ float power_of_two(int shift) {
@@ -231,6 +237,25 @@ class RowMask {
 // A number that all lanes of a warp agree on, known as such to the compiler: matrix products under
 // branches that might diverge are serialised.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0u, value, 0); }
+
+// A descriptor made where all lanes agree on it: otherwise the compiler makes one for each product,
+// in registers that every lane has, and products wait for it.
+class UniformDescriptor {
+  public:
+    __device__ explicit UniformDescriptor(const void* place) {
+        low_ = static_cast<std::uint32_t>(descriptor(shared_address(place)));
+        asm volatile("" : "+r"(low_));
+        low_ = static_cast<std::uint32_t>(uniform(static_cast<int>(low_)));
+    }
+    // So many bytes further on.
+    __device__ std::uint64_t at(int bytes) const {
+        constexpr std::uint64_t kHigh = descriptor_high();
+        return kHigh << 32 | (low_ + static_cast<std::uint32_t>(bytes >> 4));
+    }
+
+  private:
+    std::uint32_t low_;
+};
 
 // Counts the uses of a ring and knows which phase of its barriers comes next.
 template <int kDepth>

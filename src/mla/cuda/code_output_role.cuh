@@ -19,8 +19,7 @@ class CodeOutputHalf {
     static constexpr int kSums = kColumns / 2;  // row 8n + 2p + j, value column h: 4n + 2h + j
     static constexpr int kProducts = 4;
     using Left = std::uint32_t[kProducts][4];  // left operands of 16 keys
-    // Filled while the products of the other run; 64 rows leave registers for one.
-    static constexpr int kSets = kColumns == 64 ? 1 : 2;
+    static constexpr int kSets = 1;            // one is filled while the other's products run
 
   public:
     __device__ CodeOutputHalf(const AbsorbedParams& p, Shared& shared, int half)
@@ -46,8 +45,8 @@ class CodeOutputHalf {
             for (int i = 0; i < kProducts; ++i)
 #pragma unroll
                 for (float& sum : out[i]) sum = 0.0f;
-            for (int tiles = uniform(item.tile_end - item.tile_begin); tiles > 0; --tiles)
-                add_tile(out);
+            const int tiles = uniform(item.tile_end - item.tile_begin);
+            for (int tile = 0; tile < tiles; ++tile) add_tile(tile % 2, out);
             wait(&shared_.final_full, final_phase_);
             final_phase_ ^= 1;
             store_rows(item, out);
@@ -61,15 +60,16 @@ class CodeOutputHalf {
     }
 
   private:
-    __device__ void add_tile(float (&out)[kProducts][kSums]) {
+    // `from`: which of the scoring warpgroups had it.
+    __device__ void add_tile(int from, float (&out)[kProducts][kSums]) {
         wait(&shared_.keys_full[keys_.index][0], keys_.phase);  // makes them visible to this thread
-        wait(&shared_.weights_full, weights_phase_);
-        weights_phase_ ^= 1;
-        if (uniform(shared_.rescale[0]) != 0) rescale(out);
+        wait(&shared_.weights_full[from], weights_phases_ >> from & 1);
+        weights_phases_ ^= 1u << from;
+        if (from == 0 && uniform(shared_.rescale[0]) != 0) rescale(out);
         const std::byte* tile = shared_.keys[keys_.index];
-        const std::uint64_t weights = descriptor(shared_address(shared_.weights));
 #pragma unroll
         for (int i = 0; i < kProducts; ++i) hold(out[i]);
+        const UniformDescriptor weights(shared_.weights[from]);
         Left left[kSets];
 #pragma unroll
         for (int step = 0; step < 4; ++step) {  // of sixteen keys
@@ -79,7 +79,7 @@ class CodeOutputHalf {
             wgmma_begin();
 #pragma unroll
             for (int i = 0; i < kProducts; ++i)
-                wgmma_left<kColumns>(out[i], left[step % kSets][i], weights + 2 * step, 1);
+                wgmma_left<kColumns>(out[i], left[step % kSets][i], weights.at(step * 32), 1);
             wgmma_commit();
         }
         wgmma_wait<0>();
@@ -88,7 +88,7 @@ class CodeOutputHalf {
         __syncwarp();
         if (lane_ == 0) {
             arrive(&shared_.keys_free[keys_.index]);
-            arrive(&shared_.weights_free);
+            arrive(&shared_.weights_free[from]);
         }
         keys_.advance();
     }
@@ -126,7 +126,7 @@ class CodeOutputHalf {
 
     __device__ void store_rows(const Item& item, const float (&sums)[kProducts][kSums]) {
         const bool partial = item.slot >= 0;
-        const long long first = partial ? static_cast<long long>(item.slot) * kBlockRows
+        const long long first = partial ? static_cast<long long>(item.slot) * T::kRows
                                         : static_cast<long long>(item.packed_first);
         std::byte* out = partial ? reinterpret_cast<std::byte*>(p_.partial) : p_.out;
         const DType dtype = partial ? DType::f32 : p_.out_dtype;
@@ -153,7 +153,7 @@ class CodeOutputHalf {
     int even_ = 0, odd_ = 0;
     Ring<2> items_;
     Ring<T::kStages> keys_;
-    std::uint32_t weights_phase_ = 0, final_phase_ = 0;
+    std::uint32_t weights_phases_ = 0, final_phase_ = 0;
 };
 
 }  // namespace espalier::mla::cuda

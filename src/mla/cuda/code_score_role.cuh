@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scoring warpgroup over FP8 caches: Sᵀ = K·Qᵀ for a tile of 64 keys and kColumns packed rows
-// (here columns), the mask, and the running softmax. Keys are the left operand: a thread loads the
-// codes it needs and widens them in registers, so that widened keys never pass through shared
-// memory, whose bandwidth would be the bound (docs/kernels/mla_decode.md).
+// The two scoring warpgroups over FP8 caches: Sᵀ = K·Qᵀ for a tile of 64 keys each and kColumns
+// packed rows (here columns), the mask, and the running softmax. Keys are the left operand: a
+// thread loads the codes it needs and widens them in registers, so that widened keys never pass
+// through shared memory, whose bandwidth would be the bound (docs/kernels/mla_decode.md).
 //
 // A warp owns 16 keys; a thread has two of them, g and g + 8 in the product's order, and columns
 // 8n + 2p, 8n + 2p + 1 (lane = 4g + p). Key g of the product is key_at(g) of the sixteen, which
 // makes the code loads here and in code_output_role.cuh free of bank conflicts. A column's maximum
-// is over all warps, so they look together whether any column needs a new reference; seldom.
+// is over all eight warps, so they look together whether any column needs a new reference; seldom.
 //
 // With a scale σ per key (fp8_token) the maximum is taken over score + log2 σ: weights P·σ stay
 // small whatever the scales, and the sum of P is the sum of weight / σ.
@@ -27,13 +27,14 @@ class CodeScorer {
     static constexpr int kEights = kColumns / 8;
     static constexpr int kSums = kColumns / 2;  // column 8n + 2p + j, key g + 8h: 4n + 2h + j
     using Left = std::uint32_t[4][4];           // left operands of 64 columns of K
-    // Filled while the products of the other run; 64 columns leave registers for one.
-    static constexpr int kSets = kColumns == 64 ? 1 : 2;
+    static constexpr int kSets = 2;             // one is filled while the other's products run
+    static constexpr int kAllThreads = 256;
 
   public:
-    __device__ CodeScorer(const AbsorbedParams& p, Shared& shared)
+    __device__ CodeScorer(const AbsorbedParams& p, Shared& shared, int which)
         : p_(p),
           shared_(shared),
+          which_(which),
           thread_(threadIdx.x % 128),
           warp_(thread_ / 32),
           lane_(threadIdx.x % 32),
@@ -58,38 +59,53 @@ class CodeScorer {
         float sigma[2], log_sigma[2], inverse[2];
     };
 
+    // Tiles are taken two at a time. Where the last one has no partner, the second warpgroup only
+    // takes part in the decisions.
     __device__ void score_item(const Item& item) {
 #pragma unroll
         for (float& sum : sum_) sum = 0.0f;
         // Columns that do not exist never ask for another reference.
-        if (thread_ < kColumns)
+        if (which_ == 0 && thread_ < kColumns)
             shared_.reference[thread_] =
                 thread_ < item.columns ? minus_infinity() : -minus_infinity();
-        named_barrier(kScoreBarrier, 128);
+        named_barrier(kScoreBarrier, kAllThreads);
         const int tile_end = uniform(item.tile_end);
-        int tile = uniform(item.tile_begin);
-        if (tile < tile_end) {
+        int tile = uniform(item.tile_begin) + which_;
+        if (tile - which_ < tile_end) {
             wait(&shared_.query_full, query_phase_);
             query_phase_ ^= 1;
         }
-        for (; tile < tile_end; ++tile) {
+        for (; tile - which_ < tile_end; tile += 2) {
             float score[kSums];
-            wait(&shared_.keys_full[keys_.index][0], keys_.phase);
-            // Slots past the last key may hold NaN, which even a weight of zero would spread.
-            const int valid = item.keys - tile * kTileKeys;
-            if (valid < kTileKeys) clear_key_rows<4>(shared_.keys[keys_.index], valid);
-            const Scales scales = key_scales();
-            multiply(score, scales);
-            if (tile + 1 == tile_end) {
+            Scales scales;
+            const bool mine = tile < tile_end;
+            if (which_ == 1) keys_.advance();
+            if (mine) {
+                score_tile(item, tile, score, scales);
+            } else {
+#pragma unroll
+                for (float& one : score) one = minus_infinity();
+            }
+            if (tile - which_ + 2 >= tile_end) {
                 __syncwarp();
                 if (lane_ == 0) arrive(&shared_.query_free);
             }
-            scale(score, scales);
-            if ((tile + 1) * kTileKeys > item.free_keys) apply_mask(item, tile, score);
-            soften(score, scales);
-            keys_.advance();
+            soften(score, scales, mine);
+            if (mine) keys_.advance();
+            if (which_ == 0 && tile + 1 < tile_end) keys_.advance();
         }
         finish(item);
+    }
+
+    __device__ void score_tile(const Item& item, int tile, float (&score)[kSums], Scales& scales) {
+        wait(&shared_.keys_full[keys_.index][0], keys_.phase);
+        // Slots past the last key may hold NaN, which even a weight of zero would spread.
+        const int valid = item.keys - tile * kTileKeys;
+        if (valid < kTileKeys) clear_key_rows<4>(shared_.keys[keys_.index], valid);
+        scales = key_scales();
+        multiply(score, scales);
+        scale(score, scales);
+        if ((tile + 1) * kTileKeys > item.free_keys) apply_mask(item, tile, score);
     }
 
     __device__ Scales key_scales() {
@@ -112,11 +128,12 @@ class CodeScorer {
     __device__ void multiply(float (&score)[kSums], const Scales& scales) {
         hold(score);
         Left left[kSets];
+        const UniformDescriptor query(shared_.query);
         if constexpr (T::kTokenScale) {
             // The rope has no scale: its part is divided by those that the sum is multiplied with.
             float factor[2];
             rope_operand(left[kSets - 1], scales, factor);
-            multiply_block(8, left[kSets - 1], score, 0);
+            multiply_block(query.at(8 * T::kQueryBlock), left[kSets - 1], score, 0);
             wgmma_wait<0>();
             hold(score);
 #pragma unroll
@@ -124,9 +141,9 @@ class CodeScorer {
             hold(score);
         } else {
             widen(rope_codes(0), rope_codes(1), left[kSets - 1]);
-            multiply_block(8, left[kSets - 1], score, 0);
+            multiply_block(query.at(8 * T::kQueryBlock), left[kSets - 1], score, 0);
         }
-#pragma unroll 1
+#pragma unroll
         for (int block = 0; block < 8; block += kSets) {
 #pragma unroll
             for (int set = 0; set < kSets; ++set) {
@@ -134,15 +151,15 @@ class CodeScorer {
                 const int4 lower = codes(block + set, 1);
                 wgmma_wait<kSets - 1>();
                 widen(upper, lower, left[set]);
-                multiply_block(block + set, left[set], score, 1);
+                multiply_block(query.at((block + set) * T::kQueryBlock), left[set], score, 1);
             }
         }
         wgmma_wait<0>();
         hold(score);
     }
 
-    __device__ void multiply_block(int block, const Left& left, float (&score)[kSums], int add) {
-        const std::uint64_t query = descriptor(shared_address(shared_.query) + block * kBlockBytes);
+    __device__ void multiply_block(std::uint64_t query, const Left& left, float (&score)[kSums],
+                                   int add) {
         wgmma_begin();
 #pragma unroll
         for (int step = 0; step < 4; ++step)
@@ -233,17 +250,17 @@ class CodeScorer {
             const int column = thread_ / 2;
             const RowMask mask(p_, item, min(column, item.columns - 1));
             const std::uint64_t visible = mask.template visible<2>(tile);
-            if (thread_ % 2 == 0) shared_.visible[column] = visible;
+            if (thread_ % 2 == 0) shared_.visible[which_][column] = visible;
         }
-        named_barrier(kScoreBarrier, 128);
+        named_barrier(kMaskBarrier + which_, 128);
 #pragma unroll
         for (int i = 0; i < kSums; ++i) {
-            const std::uint64_t visible = shared_.visible[i / 4 * 8 + pair_ * 2 + i % 2];
+            const std::uint64_t visible = shared_.visible[which_][i / 4 * 8 + pair_ * 2 + i % 2];
             if ((visible >> (key_ + i / 2 % 2 * 8) & 1) == 0) score[i] = minus_infinity();
         }
     }
 
-    __device__ void soften(float (&score)[kSums], const Scales& scales) {
+    __device__ void soften(float (&score)[kSums], const Scales& scales, bool mine) {
         bool above = false;
 #pragma unroll
         for (int n = 0; n < kEights; ++n) {
@@ -251,11 +268,13 @@ class CodeScorer {
             above |= fmaxf(score[4 * n], score[4 * n + 2]) > reference.x + kReach;
             above |= fmaxf(score[4 * n + 1], score[4 * n + 3]) > reference.y + kReach;
         }
-        const bool raise = named_barrier_or(kScoreBarrier, 128, above);
-        wait(&shared_.weights_free, weights_phase_ ^ 1);
-        weights_phase_ ^= 1;
+        const bool raise = named_barrier_or(kScoreBarrier, kAllThreads, above);
+        if (mine) {
+            wait(&shared_.weights_free[which_], weights_phase_ ^ 1);
+            weights_phase_ ^= 1;
+        }
         if (raise) raise_references(score);
-        publish(score, scales, raise);
+        if (mine) publish(score, scales, raise);
     }
 
     // Columns whose largest score is too far above get it as their reference.
@@ -265,20 +284,21 @@ class CodeScorer {
             const float2 largest = {over_keys_max(fmaxf(score[4 * n], score[4 * n + 2])),
                                     over_keys_max(fmaxf(score[4 * n + 1], score[4 * n + 3]))};
             if (lane_ < 4)
-                *reinterpret_cast<float2*>(&shared_.by_warp[warp_][n * 8 + pair_ * 2]) = largest;
+                *reinterpret_cast<float2*>(
+                    &shared_.by_warp[which_ * 4 + warp_][n * 8 + pair_ * 2]) = largest;
         }
-        named_barrier(kScoreBarrier, 128);
-        if (thread_ < kColumns) {
+        named_barrier(kScoreBarrier, kAllThreads);
+        if (which_ == 0 && thread_ < kColumns) {
             const float before = shared_.reference[thread_];
-            const float largest =
-                fmaxf(fmaxf(shared_.by_warp[0][thread_], shared_.by_warp[1][thread_]),
-                      fmaxf(shared_.by_warp[2][thread_], shared_.by_warp[3][thread_]));
+            float largest = minus_infinity();
+#pragma unroll
+            for (const auto& warp : shared_.by_warp) largest = fmaxf(largest, warp[thread_]);
             const bool raised = largest > before + kReach;
             const float after = raised ? largest - kLift : before;
             shared_.factor[thread_] = raised ? exp2_fast(before - after) : 1.0f;
             shared_.reference[thread_] = after;
         }
-        named_barrier(kScoreBarrier, 128);
+        named_barrier(kScoreBarrier, kAllThreads);
 #pragma unroll
         for (int n = 0; n < kEights; ++n) {
             const float2 factor = pair_of(shared_.factor, n);
@@ -298,8 +318,8 @@ class CodeScorer {
     __device__ void publish(const float (&score)[kSums], const Scales& scales, bool raise) {
         const int row = lane_ % 8;
         const int chunk = warp_ * 2 + lane_ / 8 % 2;
-        const std::uint32_t base =
-            shared_address(shared_.weights) + lane_ / 16 * 1024 + row * 128 + ((chunk ^ row) << 4);
+        const std::uint32_t base = shared_address(shared_.weights[which_]) + lane_ / 16 * 1024 +
+                                   row * 128 + ((chunk ^ row) << 4);
 #pragma unroll
         for (int n = 0; n < kEights; n += 2) {
             std::uint32_t packed[4];
@@ -319,10 +339,10 @@ class CodeScorer {
             }
             store_transposed(base + n * 1024, packed[0], packed[1], packed[2], packed[3]);
         }
-        if (thread_ == 0) shared_.rescale[0] = raise ? 1 : 0;
+        if (which_ == 0 && thread_ == 0) shared_.rescale[0] = raise ? 1 : 0;
         fence_async_proxy();
         __syncwarp();
-        if (lane_ == 0) arrive(&shared_.weights_full);
+        if (lane_ == 0) arrive(&shared_.weights_full[which_]);
     }
     __device__ static float finite_or_zero(float reference) {
         return reference == minus_infinity() ? 0.0f : reference;
@@ -336,17 +356,18 @@ class CodeScorer {
             float sum = sum_[i];
 #pragma unroll
             for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
-            if (lane_ < 4) shared_.by_warp[warp_][i / 2 * 8 + pair_ * 2 + i % 2] = sum;
+            if (lane_ < 4) shared_.by_warp[which_ * 4 + warp_][i / 2 * 8 + pair_ * 2 + i % 2] = sum;
         }
-        named_barrier(kScoreBarrier, 128);
-        if (thread_ < min(item.columns, kColumns)) {
-            const float sum = (shared_.by_warp[0][thread_] + shared_.by_warp[1][thread_]) +
-                              (shared_.by_warp[2][thread_] + shared_.by_warp[3][thread_]);
+        named_barrier(kScoreBarrier, kAllThreads);
+        if (which_ == 0 && thread_ < min(item.columns, kColumns)) {
+            float sum = 0.0f;
+#pragma unroll
+            for (const auto& warp : shared_.by_warp) sum += warp[thread_];
             shared_.final_factor[thread_] = sum > 0.0f ? p_.value_scale / sum : 0.0f;
             const float lse =
                 sum > 0.0f ? shared_.reference[thread_] + log2f(sum) : minus_infinity();
             if (item.slot >= 0)
-                p_.partial_lse[static_cast<long long>(item.slot) * kBlockRows + thread_] = lse;
+                p_.partial_lse[static_cast<long long>(item.slot) * T::kRows + thread_] = lse;
             else if (p_.lse != nullptr)
                 p_.lse[item.packed_first + thread_] = lse * kLn2;
         }
@@ -359,7 +380,7 @@ class CodeScorer {
 
     const AbsorbedParams& p_;
     Shared& shared_;
-    const int thread_, warp_, lane_, pair_, key_;
+    const int which_, thread_, warp_, lane_, pair_, key_;
     Ring<2> items_;
     Ring<T::kStages> keys_;
     std::uint32_t query_phase_ = 0, weights_phase_ = 0, final_phase_ = 0;

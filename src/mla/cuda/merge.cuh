@@ -27,21 +27,21 @@ struct Partials {
 
     __device__ Partials(const AbsorbedParams& p, const MergeRow& row, int packed)
         : splits(row.splits), shared(row.splits) {
-        const int block = packed / kBlockRows;
-        const int column = packed % kBlockRows;
+        const int block = packed / p.block_rows;
+        const int column = packed % p.block_rows;
         if (!p.invariant) {
-            stride = p.max_blocks * 2 * kBlockRows;
-            base = row.first * stride + block * 2 * kBlockRows + column;
-            first = base + row.place * kBlockRows;
+            stride = p.max_blocks * 2 * p.block_rows;
+            base = row.first * stride + block * 2 * p.block_rows + column;
+            first = base + row.place * p.block_rows;
             return;
         }
         shared = row.shared_splits;
-        stride = row.blocks * kBlockRows;
-        base = (row.first + block) * kBlockRows + column;
+        stride = row.blocks * p.block_rows;
+        base = (row.first + block) * p.block_rows + column;
         const int token = packed / p.heads;
         const int head = packed - token * p.heads;
-        own_stride = ceil_div(p.heads, kBlockRows) * kBlockRows;
-        own_base = (row.first + shared * row.blocks) * kBlockRows +
+        own_stride = ceil_div(p.heads, p.block_rows) * p.block_rows;
+        own_base = (row.first + shared * row.blocks) * p.block_rows +
                    token * (splits - shared) * own_stride + head;
         first = shared > 0 ? base : own_base;
     }

@@ -44,11 +44,11 @@ class OutputHalf {
     __device__ void add_tile(float (&out)[2][kSums]) {
         for (int piece = 0; piece < T::kPieces; ++piece)  // makes the keys visible to this thread
             wait(&shared_.keys_full[keys_.index][piece], keys_.phase);
-        wait(&shared_.weights_full, weights_phase_);
+        wait(&shared_.weights_full[0], weights_phase_);
         weights_phase_ ^= 1;
         if (uniform(shared_.rescale[warp_]) != 0) rescale(out);
         const std::uint32_t keys = shared_address(shared_.keys[keys_.index]);
-        const std::uint64_t weights = descriptor(shared_address(shared_.weights));
+        const std::uint64_t weights = descriptor(shared_address(shared_.weights[0]));
         const std::uint64_t values = descriptor(keys + half_ * 4 * kBlockBytes, kBlockBytes);
         hold(out[0]);
         hold(out[1]);
@@ -66,7 +66,7 @@ class OutputHalf {
         __syncwarp();
         if (lane_ == 0) {
             arrive(&shared_.keys_free[keys_.index]);
-            arrive(&shared_.weights_free);
+            arrive(&shared_.weights_free[0]);
         }
         keys_.advance();
     }

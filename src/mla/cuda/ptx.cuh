@@ -82,12 +82,12 @@ __device__ __forceinline__ void let_next_kernel_start() {
 }
 
 // --- registers ----------------------------------------------------------------------------------
-// A kernel of 512 threads starts with 128 each; a warpgroup gives some away or waits for more.
-template <int kCount>
+// A warpgroup that has kBefore registers per thread gives some away or waits for more.
+template <int kBefore, int kCount>
 __device__ __forceinline__ void set_registers() {
-    if constexpr (kCount < 128)
+    if constexpr (kCount < kBefore)
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
-    else if constexpr (kCount > 128)
+    else if constexpr (kCount > kBefore)
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 

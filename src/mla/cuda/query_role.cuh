@@ -91,7 +91,7 @@ class QueryWidener {
 #pragma unroll
         for (int i = 0; i < 9; ++i) {
             const float2 pair = decoded(raw[i]);
-            *reinterpret_cast<std::uint32_t*>(to + i * kBlockBytes) =
+            *reinterpret_cast<std::uint32_t*>(to + i * Traits<kFormat>::kQueryBlock) =
                 pack<Element::f16>(pair.x * scale, pair.y * scale);
         }
     }

@@ -94,7 +94,7 @@ __device__ inline RowSplits row_splits(const AbsorbedParams& p, int row, const R
 }
 
 __device__ inline int row_blocks(const AbsorbedParams& p, const RowShape& shape) {
-    return ceil_div(shape.tokens * p.heads, kBlockRows);
+    return ceil_div(shape.tokens * p.heads, p.block_rows);
 }
 
 // Even: pieces. Line: tiles and what starting a row costs. Invariant: units.
@@ -106,7 +106,7 @@ __device__ inline int row_cost(const AbsorbedParams& p, const Partition& partiti
     if (!p.invariant) return tiles + p.row_cost;
     const RowSplits splits = row_splits(p, row, shape);
     return splits.shared * row_blocks(p, shape) +
-           splits.per_token * shape.tokens * ceil_div(p.heads, kBlockRows);
+           splits.per_token * shape.tokens * ceil_div(p.heads, p.block_rows);
 }
 
 __device__ inline int warp_sum(int value) {

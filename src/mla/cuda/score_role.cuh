@@ -84,7 +84,7 @@ class Scorer {
     __device__ void multiply_block(int block, float (&score)[kSums], int add) {
         wait(&shared_.keys_full[keys_.index][block * T::kPieces / 9], keys_.phase);
         wgmma_begin();
-        const std::uint64_t a = descriptor(shared_address(shared_.query) + block * kBlockBytes);
+        const std::uint64_t a = descriptor(shared_address(shared_.query) + block * T::kQueryBlock);
         const std::uint64_t b =
             descriptor(shared_address(shared_.keys[keys_.index]) + block * kBlockBytes);
 #pragma unroll
@@ -142,7 +142,7 @@ class Scorer {
             rounded_sum_[half] = rounded_sum_[half] * factor[half] + (rounded[0] + rounded[1]);
         }
         const bool changed = __any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f);
-        wait(&shared_.weights_free, weights_phase_ ^ 1);
+        wait(&shared_.weights_free[0], weights_phase_ ^ 1);
         weights_phase_ ^= 1;
         publish(weight, factor, changed);
     }
@@ -165,7 +165,7 @@ class Scorer {
     __device__ void publish(const std::uint32_t (&weight)[kSums / 2], const float (&factor)[2],
                             bool changed) {
         const int row = warp_ * 16 + lane_ % 16;
-        const std::uint32_t base = shared_address(shared_.weights) + row * 128;
+        const std::uint32_t base = shared_address(shared_.weights[0]) + row * 128;
 #pragma unroll
         for (int j = 0; j < 8; j += 2) {
             const int chunk = j + lane_ / 16;
@@ -179,7 +179,7 @@ class Scorer {
         if (lane_ == 0) shared_.rescale[warp_] = changed ? 1 : 0;
         fence_async_proxy();
         __syncwarp();
-        if (lane_ == 0) arrive(&shared_.weights_full);
+        if (lane_ == 0) arrive(&shared_.weights_full[0]);
     }
 
     __device__ void finish(const Item& item) {

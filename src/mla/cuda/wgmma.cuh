@@ -13,10 +13,13 @@ namespace espalier::mla::cuda {
 // the stride between atoms is all a descriptor says besides the address.
 // Where the product's other axis is contiguous and longer than 64, `leading` is the stride between
 // its blocks of 64.
+constexpr std::uint32_t descriptor_high() {
+    constexpr std::uint32_t kSwizzle128 = std::uint32_t{1} << 30;
+    constexpr std::uint32_t kAtomStride = 1024 >> 4;
+    return kSwizzle128 | kAtomStride;
+}
 __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t address, int leading = 16) {
-    constexpr std::uint64_t kSwizzle128 = std::uint64_t{1} << 62;
-    constexpr std::uint64_t kAtomStride = std::uint64_t{1024 >> 4} << 32;
-    return kSwizzle128 | kAtomStride | static_cast<std::uint64_t>(leading >> 4) << 16 |
+    return std::uint64_t{descriptor_high()} << 32 | static_cast<std::uint64_t>(leading >> 4) << 16 |
            ((address & 0x3FFFF) >> 4);
 }
 
