@@ -19,7 +19,9 @@ class CodeOutputHalf {
     static constexpr int kSums = kColumns / 2;  // row 8n + 2p + j, value column h: 4n + 2h + j
     static constexpr int kProducts = 4;
     using Left = std::uint32_t[kProducts][4];  // left operands of 16 keys
-    static constexpr int kSets = 1;            // one is filled while the other's products run
+    static constexpr int kSets =
+        kColumns == 16 ? 2
+                       : 1;  // where registers allow, one is filled while the other's products run
 
   public:
     __device__ CodeOutputHalf(const AbsorbedParams& p, Shared& shared, int half)
@@ -103,8 +105,7 @@ class CodeOutputHalf {
             for (int i = 0; i < kProducts; ++i) {
                 const std::uint32_t both = __byte_perm(
                     i < 2 ? even.x : even.y, i < 2 ? odd.x : odd.y, i % 2 == 0 ? 0x5140 : 0x7362);
-                left[i][2 * half] = widen_e4m3(both);
-                left[i][2 * half + 1] = widen_e4m3(both >> 16);
+                widen_four(both, left[i][2 * half], left[i][2 * half + 1]);
             }
         }
     }

@@ -184,10 +184,8 @@ class CodeScorer {
         const int low[4] = {lower.x, lower.y, lower.z, lower.w};
 #pragma unroll
         for (int step = 0; step < 4; ++step) {
-            left[step][0] = widen_e4m3(static_cast<std::uint32_t>(up[step]));
-            left[step][1] = widen_e4m3(static_cast<std::uint32_t>(low[step]));
-            left[step][2] = widen_e4m3(static_cast<std::uint32_t>(up[step]) >> 16);
-            left[step][3] = widen_e4m3(static_cast<std::uint32_t>(low[step]) >> 16);
+            widen_four(static_cast<std::uint32_t>(up[step]), left[step][0], left[step][2]);
+            widen_four(static_cast<std::uint32_t>(low[step]), left[step][1], left[step][3]);
         }
     }
 

@@ -168,5 +168,16 @@ __device__ __forceinline__ std::uint32_t widen_e4m3(std::uint32_t pair) {
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(result) : "h"(static_cast<std::uint16_t>(pair)));
     return result;
 }
+// Four e4m3 to twice two fp16, the low ones first. (Written as one, so that the upper half needs no
+// shift.)
+__device__ __forceinline__ void widen_four(std::uint32_t codes, std::uint32_t& low,
+                                           std::uint32_t& high) {
+    asm("{ .reg .b16 l, h;\n"
+        "mov.b32 {l, h}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, l;\n"
+        "cvt.rn.f16x2.e4m3x2 %1, h; }\n"
+        : "=r"(low), "=r"(high)
+        : "r"(codes));
+}
 
 }  // namespace espalier::mla::cuda
