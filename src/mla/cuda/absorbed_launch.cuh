@@ -13,25 +13,32 @@
 
 namespace espalier::mla::cuda {
 
+__device__ inline void init_warps(Barrier* barrier, int warps) {
+    init_barrier(barrier, warps * kArrivalsOfWarp);
+}
+
 template <KvFormat kFormat>
 __device__ inline void init_barriers(SharedLayout<kFormat>& shared) {
     using T = Traits<kFormat>;
     for (int stage = 0; stage < T::kStages; ++stage) {
         for (int piece = 0; piece < T::kPieces; ++piece)
             init_barrier(&shared.keys_full[stage][piece], 1);
-        init_barrier(&shared.keys_free[stage], 8);
+        init_warps(&shared.keys_free[stage], 8);
     }
-    init_barrier(&shared.query_full, T::kFp8 ? kQueryWarps : 1);
-    init_barrier(&shared.query_free, 4 * T::kScorers);
+    if (T::kFp8)
+        init_warps(&shared.query_full, kQueryWarps);
+    else
+        init_barrier(&shared.query_full, 1);
+    init_warps(&shared.query_free, 4 * T::kScorers);
     for (int i = 0; i < T::kScorers; ++i) {
-        init_barrier(&shared.weights_full[i], 4);
-        init_barrier(&shared.weights_free[i], 8);
+        init_warps(&shared.weights_full[i], 4);
+        init_warps(&shared.weights_free[i], 8);
     }
-    init_barrier(&shared.final_full, 4 * T::kScorers);
-    init_barrier(&shared.final_free, 8);
+    init_warps(&shared.final_full, 4 * T::kScorers);
+    init_warps(&shared.final_free, 8);
     for (int i = 0; i < 2; ++i) {
         init_barrier(&shared.item_full[i], 1);
-        init_barrier(&shared.item_free[i], 4 * T::kScorers + 8 + (T::kFp8 ? kQueryWarps : 0));
+        init_warps(&shared.item_free[i], 4 * T::kScorers + 8 + (T::kFp8 ? kQueryWarps : 0));
     }
     fence_barrier_init();
 }
@@ -90,7 +97,8 @@ __global__ void __launch_bounds__(Traits<kFormat>::kThreads, 1)
             CodeOutputHalf<kFormat, kColumns>(p, shared, role - 1 - T::kScorers).run();
         else
             OutputHalf<kFormat>(p, shared, role - 2).run();
-        merge(p, reinterpret_cast<float4*>(shared.keys));  // nothing is on its way there any more
+        merge<T::kRows>(
+            p, reinterpret_cast<float4*>(shared.keys));  // nothing is on its way there any more
     }
 }
 

@@ -84,13 +84,14 @@ struct AbsorbedParams {
     // Rows of this launch have least_packed … most_packed packed rows (tokens × heads).
     std::int32_t least_packed = 0;
     std::int32_t most_packed = 0;
-    std::int32_t block_rows = 64;  // packed rows that are computed together
+    std::int32_t block_shift = 6;  // 2^this packed rows are computed together
     std::int32_t max_blocks = 1;   // blocks that such a row may have
     std::int32_t lanes = 1;        // thread blocks that share a part, one block of packed rows each
     std::int32_t parts = 1;
     std::int32_t row_cost = 0;     // what starting a row costs, in tiles
     std::int32_t least_tiles = 1;  // of a part
     std::int32_t team = 1;  // warps that share the splits of a packed row in the merge: 1 or 8
+    bool merge_quarters = false;  // units of the merge are quarters of packed rows
     bool invariant = false;
     bool padding = false;  // this launch clears tokens that belong to no row
 

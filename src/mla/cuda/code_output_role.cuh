@@ -52,11 +52,8 @@ class CodeOutputHalf {
             wait(&shared_.final_full, final_phase_);
             final_phase_ ^= 1;
             store_rows(item, out);
-            __syncwarp();
-            if (lane_ == 0) {
-                arrive(&shared_.final_free);
-                arrive(&shared_.item_free[items_.index]);
-            }
+            arrive_as_warp(&shared_.final_free);
+            arrive_as_warp(&shared_.item_free[items_.index]);
             items_.advance();
         }
     }
@@ -87,11 +84,8 @@ class CodeOutputHalf {
         wgmma_wait<0>();
 #pragma unroll
         for (int i = 0; i < kProducts; ++i) hold(out[i]);
-        __syncwarp();
-        if (lane_ == 0) {
-            arrive(&shared_.keys_free[keys_.index]);
-            arrive(&shared_.weights_free[from]);
-        }
+        arrive_as_warp(&shared_.keys_free[keys_.index]);
+        arrive_as_warp(&shared_.weights_free[from]);
         keys_.advance();
     }
 

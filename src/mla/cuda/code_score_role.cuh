@@ -47,8 +47,7 @@ class CodeScorer {
             const Item& item = shared_.items[items_.index];
             if (uniform(item.last) != 0) return;
             score_item(item);
-            __syncwarp();
-            if (lane_ == 0) arrive(&shared_.item_free[items_.index]);
+            arrive_as_warp(&shared_.item_free[items_.index]);
             items_.advance();
         }
     }
@@ -87,8 +86,7 @@ class CodeScorer {
                 for (float& one : score) one = minus_infinity();
             }
             if (tile - which_ + 2 >= tile_end) {
-                __syncwarp();
-                if (lane_ == 0) arrive(&shared_.query_free);
+                arrive_as_warp(&shared_.query_free);
             }
             soften(score, scales, mine);
             if (mine) keys_.advance();
@@ -101,7 +99,10 @@ class CodeScorer {
         wait(&shared_.keys_full[keys_.index][0], keys_.phase);
         // Slots past the last key may hold NaN, which even a weight of zero would spread.
         const int valid = item.keys - tile * kTileKeys;
-        if (valid < kTileKeys) clear_key_rows<4>(shared_.keys[keys_.index], valid);
+        if (valid < kTileKeys) {
+            clear_key_rows<4>(shared_.keys[keys_.index], valid);
+            named_barrier(kMaskBarrier + which_, 128);
+        }
         scales = key_scales();
         multiply(score, scales);
         scale(score, scales);
@@ -339,8 +340,7 @@ class CodeScorer {
         }
         if (which_ == 0 && thread_ == 0) shared_.rescale[0] = raise ? 1 : 0;
         fence_async_proxy();
-        __syncwarp();
-        if (lane_ == 0) arrive(&shared_.weights_full[which_]);
+        arrive_as_warp(&shared_.weights_full[which_]);
     }
     __device__ static float finite_or_zero(float reference) {
         return reference == minus_infinity() ? 0.0f : reference;
@@ -369,8 +369,7 @@ class CodeScorer {
             else if (p_.lse != nullptr)
                 p_.lse[item.packed_first + thread_] = lse * kLn2;
         }
-        __syncwarp();
-        if (lane_ == 0) arrive(&shared_.final_full);
+        arrive_as_warp(&shared_.final_full);
     }
 
     static constexpr float kLift = kLargestAfterRaise<Element::f16>;

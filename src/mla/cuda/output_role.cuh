@@ -34,8 +34,7 @@ class OutputHalf {
             for (int tiles = uniform(item.tile_end - item.tile_begin); tiles > 0; --tiles)
                 add_tile(out);
             finish(item, out);
-            __syncwarp();
-            if (lane_ == 0) arrive(&shared_.item_free[items_.index]);
+            arrive_as_warp(&shared_.item_free[items_.index]);
             items_.advance();
         }
     }
@@ -63,11 +62,8 @@ class OutputHalf {
         wgmma_wait<0>();
         hold(out[0]);
         hold(out[1]);
-        __syncwarp();
-        if (lane_ == 0) {
-            arrive(&shared_.keys_free[keys_.index]);
-            arrive(&shared_.weights_free[0]);
-        }
+        arrive_as_warp(&shared_.keys_free[keys_.index]);
+        arrive_as_warp(&shared_.weights_free[0]);
         keys_.advance();
     }
 
@@ -88,8 +84,7 @@ class OutputHalf {
         wait(&shared_.final_full, final_phase_);
         final_phase_ ^= 1;
         if (warp_ * 16 < item.columns) store_rows(item, out);
-        __syncwarp();
-        if (lane_ == 0) arrive(&shared_.final_free);
+        arrive_as_warp(&shared_.final_free);
     }
 
     // Trading pairs between lanes for wider stores lost: a short call comes here once, and eight

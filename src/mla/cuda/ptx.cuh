@@ -29,6 +29,17 @@ __device__ __forceinline__ void arrive(Barrier* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
                  : "memory");
 }
+// One arrival speaks for a warp. To compute-sanitizer's racecheck an arrival speaks for its own
+// thread only: for a run under it, build with -DESPALIER_EVERY_LANE_ARRIVES.
+#ifdef ESPALIER_EVERY_LANE_ARRIVES
+inline constexpr int kArrivalsOfWarp = 32;
+#else
+inline constexpr int kArrivalsOfWarp = 1;
+#endif
+__device__ __forceinline__ void arrive_as_warp(Barrier* barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 < kArrivalsOfWarp) arrive(barrier);
+}
 __device__ __forceinline__ void arrive_expecting(Barrier* barrier, std::uint32_t bytes) {
     asm volatile(
         "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),

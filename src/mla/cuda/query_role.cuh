@@ -38,11 +38,9 @@ class QueryWidener {
                     if (two) store(second, row + kQueryWarps);
                 }
                 fence_async_proxy();
-                __syncwarp();
-                if (lane_ == 0) arrive(&shared_.query_full);
+                arrive_as_warp(&shared_.query_full);
             }
-            __syncwarp();
-            if (lane_ == 0) arrive(&shared_.item_free[items.index]);
+            arrive_as_warp(&shared_.item_free[items.index]);
             items.advance();
         }
     }

@@ -29,8 +29,7 @@ class Scorer {
             const Item& item = shared_.items[items_.index];
             if (uniform(item.last) != 0) return;
             score_item(item);
-            __syncwarp();
-            if (lane_ == 0) arrive(&shared_.item_free[items_.index]);
+            arrive_as_warp(&shared_.item_free[items_.index]);
             items_.advance();
         }
     }
@@ -51,8 +50,7 @@ class Scorer {
             if (valid < kTileKeys) clear_rows(valid);
             multiply(score);
             if (tile + 1 == tile_end) {
-                __syncwarp();
-                if (lane_ == 0) arrive(&shared_.query_free);
+                arrive_as_warp(&shared_.query_free);
             }
             scale(score);
             if ((tile + 1) * kTileKeys > item.free_keys) apply_mask(item, tile, score);
@@ -178,8 +176,7 @@ class Scorer {
         }
         if (lane_ == 0) shared_.rescale[warp_] = changed ? 1 : 0;
         fence_async_proxy();
-        __syncwarp();
-        if (lane_ == 0) arrive(&shared_.weights_full[0]);
+        arrive_as_warp(&shared_.weights_full[0]);
     }
 
     __device__ void finish(const Item& item) {
@@ -198,8 +195,7 @@ class Scorer {
             else if (p_.lse != nullptr)
                 p_.lse[item.packed_first + row] = lse * kLn2;
         }
-        __syncwarp();
-        if (lane_ == 0) arrive(&shared_.final_full);
+        arrive_as_warp(&shared_.final_full);
     }
 
     // The four lanes that share a row.
