@@ -77,6 +77,7 @@ void BatchBuilder::clear() {
     decompressed_.clear();
     wanted_.clear();
     first_gather_.clear();
+    first_token_.clear();
 }
 
 Expected<void> BatchBuilder::add(const RowSpec& row) {
@@ -85,6 +86,7 @@ Expected<void> BatchBuilder::add(const RowSpec& row) {
     Part& part = row.form == Form::absorbed ? absorbed_ : decompressed_;
     const auto first_token = static_cast<std::int64_t>(part.tokens.size());
     first_gather_.push_back(static_cast<std::int64_t>(wanted_.size()));
+    first_token_.push_back({row.form, first_token});
     for (const std::int32_t index : row.gather) wanted_.push_back({row.form, first_token + index});
 
     append_tokens(row, part);
@@ -133,9 +135,9 @@ BatchView BatchBuilder::finish(const Padding& padding) {
         view.cap_absorbed + std::max(count(decompressed_), padding.decompressed_tokens);
     append_padded(absorbed_, view.cap_absorbed);
     append_padded(decompressed_, view.cap_tokens - view.cap_absorbed);
-    for (const Wanted& wanted : wanted_)
-        gather_.push_back(static_cast<std::int32_t>(
-            wanted.token + (wanted.form == Form::absorbed ? 0 : view.cap_absorbed)));
+    cap_absorbed_ = view.cap_absorbed;
+    for (const Place& wanted : wanted_)
+        gather_.push_back(static_cast<std::int32_t>(index_of(wanted)));
     gather_.resize(static_cast<std::size_t>(
                        std::max(static_cast<std::int64_t>(wanted_.size()), padding.gather)),
                    -1);
