@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "ops/sampling.hpp"
 #include "text/tokenizer.hpp"
 
 namespace espalier::accept {
@@ -19,7 +20,7 @@ namespace espalier::accept {
 inline constexpr std::int64_t kMaxStopStrings = 16;
 inline constexpr std::int64_t kMaxStopStringBytes = 256;
 inline constexpr std::int64_t kMaxStopTokens = 64;
-inline constexpr std::int32_t kMaxTopLogprobs = 20;
+using ops::kMaxTopLogprobs;
 
 // As a request or a checkpoint states it; names are those of the fields users write.
 struct OutputOptions {

@@ -7,13 +7,11 @@
 #include <span>
 #include <vector>
 
+#include "ops/sampling.hpp"
+
 namespace espalier::accept {
 
-struct TokenLogprob {
-    std::int32_t token = -1;
-    float logprob = 0.0f;
-    bool operator==(const TokenLogprob&) const = default;
-};
+using ops::TokenLogprob;
 
 class PromptLogprobs {
   public:

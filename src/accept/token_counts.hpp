@@ -9,19 +9,17 @@
 #include <span>
 #include <vector>
 
+#include "ops/sampling.hpp"
+
 namespace espalier::accept {
 
-struct TokenCount {
-    std::int32_t token = 0;
-    std::int32_t in_output = 0;
-    bool in_prompt = false;
-    bool operator==(const TokenCount&) const = default;
-};
+using ops::TokenCount;
 
-// Counts at one node: those of the request, with some replaced or added.
+// Counts at one node: those of the request, with some replaced or added. They are what
+// ops::NodeSampling takes; this must live until the draw is done.
 struct NodeCounts {
     std::span<const TokenCount> committed;  // each token once; valid until the next add
-    std::array<TokenCount, 63> changed_entries{};
+    std::array<TokenCount, ops::kMaxChangedCounts> changed_entries{};
     std::int32_t changed_count = 0;
     // Each token of the node's path once, with its count there: it replaces the committed entry.
     std::span<const TokenCount> changed() const {

@@ -271,7 +271,8 @@ Expected<DeepseekModel> DeepseekModel::create(const checkpoint::ModelConfig& con
     const std::size_t activation_bytes =
         Activations::plan_bytes(config, act, bounded.max_tokens, bounded.max_gather);
     const std::size_t scratch_bytes = std::max(
-        backend.scratch_bytes(bounded.max_tokens, bounded.max_gather, config.vocab_size),
+        backend.scratch_bytes(bounded.max_tokens, bounded.max_gather, config.vocab_size,
+                              pool.workers()),
         kernels.scratch_bytes({.heads = static_cast<std::int32_t>(config.num_attention_heads),
                                .rows = static_cast<std::int32_t>(bounded.max_tokens),
                                .tokens = bounded.max_tokens,

@@ -58,6 +58,9 @@ struct KernelTable {
     // for the others.
     void (*buckets)(const float* logits, BucketScale scale, float least, std::int32_t ties,
                     std::int64_t n, std::int32_t* out);
+    // out = logits where the bit is set, lowest bit of a word first; -inf elsewhere.
+    void (*keep_allowed)(const float* logits, const std::uint32_t* words, std::int64_t n,
+                         float* out);
     // exp(scaled - maximum) · bar - (1 - u) of listed logits and random words, to 2⁻¹⁸ relative:
     // not negative where the token's score may reach the best one (cpu/sample.cpp).
     void (*advantages)(const float* logits, const std::uint32_t* words, Scaling scaling, float bar,

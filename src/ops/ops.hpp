@@ -132,12 +132,12 @@ class Backend {
     // out [G, D] = x[index[g]]; a negative index gives zeros.
     virtual void gather_rows(OpContext& context, const Matrix& x, const std::int32_t* index,
                              const Matrix& out) const = 0;
-    // logits [G, V] f32 → one Draw per node; see ops/sampling.hpp. Logits are overwritten.
+    // logits [G, V] f32 → one Draw per node, and its node's alternatives; see ops/sampling.hpp.
     virtual void sample_nodes(OpContext& context, const Matrix& logits, const NodeSampling* nodes,
                               Draw* draws) const = 0;
-    // Arena bytes that any operation within these capacities may take.
+    // Arena bytes that any operation within these capacities may take on a pool of `workers`.
     virtual std::size_t scratch_bytes(std::int64_t token_cap, std::int64_t gather_cap,
-                                      std::int64_t vocabulary) const = 0;
+                                      std::int64_t vocabulary, int workers) const = 0;
 };
 
 // Plain loops; products still go through linalg, whose own oracle is linalg/reference_product.

@@ -290,7 +290,9 @@ class ReferenceBackend final : public Backend {
             draws[g] = reference_draw(logits.row<float>(g), logits.cols, nodes[g]);
     }
 
-    std::size_t scratch_bytes(std::int64_t, std::int64_t, std::int64_t) const override { return 0; }
+    std::size_t scratch_bytes(std::int64_t, std::int64_t, std::int64_t, int) const override {
+        return 0;
+    }
 
   private:
     linalg::Products products_;

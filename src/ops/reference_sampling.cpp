@@ -10,9 +10,12 @@
 #include <vector>
 
 #include "ops/draw.hpp"
+#include "ops/shapes.hpp"
 
 namespace espalier::ops {
 namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Cuts `order`, which is descending with ties by lower id, to what the filters keep.
 void apply_filters(const float* logits, const NodeSampling& node, double inverse,
@@ -59,27 +62,95 @@ std::int32_t draw_token(const float* logits, const NodeSampling& node,
     return best;
 }
 
+float kept_finite(float logit) {
+    return std::clamp(logit, std::numeric_limits<float>::lowest(),
+                      std::numeric_limits<float>::max());
+}
+
+// What penalties count of every token: the committed entries, then those of the node's path.
+std::vector<TokenCount> counts_by_token(const NodeSampling& node, std::int64_t vocabulary) {
+    std::vector<TokenCount> counts(static_cast<std::size_t>(vocabulary));
+    for (const TokenCount& count : node.committed_counts)
+        counts.at(static_cast<std::size_t>(count.token)) = count;
+    for (const TokenCount& count : node.changed_counts)
+        counts.at(static_cast<std::size_t>(count.token)) = count;
+    return counts;
+}
+
+// One step after the other, each over the whole vocabulary.
+std::vector<float> adjusted(const float* logits, std::int64_t vocabulary,
+                            const NodeSampling& node) {
+    std::vector<float> result(logits, logits + vocabulary);
+    std::vector<float> bias(result.size(), 0.0f);
+    for (const LogitBias& entry : node.logit_bias)
+        bias.at(static_cast<std::size_t>(entry.token)) = entry.bias;
+    const std::vector<TokenCount> counts = counts_by_token(node, vocabulary);
+    std::vector<bool> barred(result.size(), false);
+    for (const std::int32_t token : node.banned) barred.at(static_cast<std::size_t>(token)) = true;
+
+    for (std::size_t token = 0; token < result.size(); ++token) {
+        float& logit = result[token];
+        if (logit == -kInfinity) continue;
+        logit = kept_finite(logit + bias[token]);
+    }
+    for (std::size_t token = 0; token < result.size(); ++token) {
+        float& logit = result[token];
+        if (logit == -kInfinity) continue;
+        if (!counts[token].in_prompt && counts[token].in_output == 0) continue;
+        logit = kept_finite(logit > 0.0f ? logit / node.repetition_penalty
+                                         : logit * node.repetition_penalty);
+    }
+    for (std::size_t token = 0; token < result.size(); ++token) {
+        float& logit = result[token];
+        if (logit == -kInfinity || counts[token].in_output == 0) continue;
+        logit -= node.frequency_penalty * static_cast<float>(counts[token].in_output);
+        logit = kept_finite(logit - node.presence_penalty);
+    }
+    for (std::size_t token = 0; token < result.size(); ++token) {
+        const bool allowed =
+            node.allowed == nullptr || ((node.allowed[token / 32] >> (token % 32)) & 1u) != 0;
+        if (barred[token] || !allowed) result[token] = -kInfinity;
+    }
+    return result;
+}
+
+// Tokens above -inf, descending, ties by lower id.
+std::vector<std::int32_t> descending_order(const float* logits, std::int64_t vocabulary) {
+    std::vector<std::int32_t> order;
+    for (std::int64_t token = 0; token < vocabulary; ++token)
+        if (logits[token] != -kInfinity) order.push_back(static_cast<std::int32_t>(token));
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::int32_t a, std::int32_t b) { return logits[a] > logits[b]; });
+    return order;
+}
+
+bool is_bad(float logit) { return std::isnan(logit) || logit == kInfinity; }
+
 }  // namespace
 
 Draw reference_draw(const float* logits, std::int64_t vocabulary, const NodeSampling& node) {
-    std::vector<std::int32_t> order;
-    for (std::int64_t token = 0; token < vocabulary; ++token) {
-        const float logit = logits[token];
-        if (std::isnan(logit) || logit == std::numeric_limits<float>::infinity())
-            return {-1, 0.0f, DrawFlag::bad_logits};
-        if (logit != -std::numeric_limits<float>::infinity())
-            order.push_back(static_cast<std::int32_t>(token));
-    }
-    if (order.empty()) return {-1, 0.0f, DrawFlag::nothing_left};
-    std::stable_sort(order.begin(), order.end(),
-                     [&](std::int32_t a, std::int32_t b) { return logits[a] > logits[b]; });
+    check_node(node, vocabulary);
+    std::fill(node.top.begin(), node.top.end(), TokenLogprob{-1, -kInfinity});
+    if (std::any_of(logits, logits + vocabulary, is_bad)) return {-1, 0.0f, DrawFlag::bad_logits};
+    const std::vector<std::int32_t> raw_order = descending_order(logits, vocabulary);
+    if (raw_order.empty()) return {-1, 0.0f, DrawFlag::nothing_left};
 
-    const float maximum = logits[order.front()];
+    const float maximum = logits[raw_order.front()];
     std::uint64_t raw_total = 0;
-    for (const std::int32_t token : order)
+    for (const std::int32_t token : raw_order)
         raw_total += weight_of(static_cast<double>(logits[token]) - static_cast<double>(maximum));
-    const std::int32_t token = draw_token(logits, node, order);
-    return {token, log_probability(logits[token], maximum, raw_total), DrawFlag::fine};
+    const auto logprob = [&](std::int32_t token) {
+        return log_probability(logits[token], maximum, raw_total);
+    };
+    for (std::size_t i = 0; i < std::min(node.top.size(), raw_order.size()); ++i)
+        node.top[i] = {raw_order[i], logprob(raw_order[i])};
+    if (node.wanted >= 0) return {node.wanted, logprob(node.wanted), DrawFlag::fine};
+
+    const std::vector<float> changed = adjusted(logits, vocabulary, node);
+    std::vector<std::int32_t> order = descending_order(changed.data(), vocabulary);
+    if (order.empty()) return {-1, 0.0f, DrawFlag::nothing_left};
+    const std::int32_t token = draw_token(changed.data(), node, order);
+    return {token, logprob(token), DrawFlag::fine};
 }
 
 }  // namespace espalier::ops

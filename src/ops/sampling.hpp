@@ -1,16 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// A draw, exactly. The token at a position is argmax(l + G) over what temperature, min-p, top-k and
-// top-p leave, with Gumbel noise G that is a function of (seed, position, token id, choice) alone:
-// so a draw does not depend on the batch, the tree or the device, and the target's choice can be
-// drawn before a draft is asked about it.
+// A draw, exactly. The token at a position is argmax(l + G) over what a request's adjustments and
+// filters leave, with Gumbel noise G that is a function of (seed, position, token id, choice)
+// alone: so a draw does not depend on the batch, the tree or the device, and the target's choice
+// can be drawn before a draft is asked about it.
 //
-// Order: raw logits ÷ temperature → min-p → top-k → top-p → argmax(l + G), ties to the lower id.
-// temperature < 1e-5 is greedy: argmax of raw. G = −ln(−ln u), u = (x + ½)·2⁻³² in double, x the
-// first word of Philox4x32-10 with key = seed and counter = (position, token id, choice, 0).
+// Order: raw logits → logit_bias → repetition penalty → frequency and presence penalty → bans →
+// grammar → ÷ temperature → min-p → top-k → top-p → argmax(l + G), ties to the lower id.
+// temperature < 1e-5 is greedy: argmax of the adjusted logits. G = −ln(−ln u), u = (x + ½)·2⁻³² in
+// double, x the first word of Philox4x32-10 with key = seed and counter = (position, token id,
+// choice, 0). What is reported (logprobs and alternatives) is the log-softmax of the raw logits.
+//
+// Adjusting a logit l, each line one or two f32 operations, each rounded:
+//   l = l + bias
+//   l = l > 0 ? l / repetition_penalty : l · repetition_penalty   (token in prompt or output)
+//   l = (l − frequency_penalty · count) − presence_penalty        (token in output)
+//   l = −inf                                            (banned, or not allowed by the grammar)
+// A finite logit stays finite until the last line: where f32 ends, it stays at its largest or
+// smallest number. A raw −inf stays −inf.
 //
 // So that every backend draws the same token, all of it is exact:
-// - A scaled logit is the double raw · (1 / temperature); this keeps the order of the raw logits,
-//   ties included.
+// - A scaled logit is the double l · (1 / temperature); this keeps the order of the adjusted
+//   logits, ties included.
 // - exp and ln are those of ops/portable_math.hpp: plain double steps, the same bits everywhere.
 // - A token's weight is the integer round(2⁴⁴ · exp(scaled − largest scaled)). Sums of integers are
 //   exact in any order, so no backend needs to sort a vocabulary and threads cannot change a sum.
@@ -20,17 +30,43 @@
 // min-p keeps p ≥ min_p · max p, as scaled − largest ≥ ln(min_p). top-k keeps the k largest, ties
 // to the lower id. top-p keeps the smallest prefix of the descending order (ties by lower id) whose
 // weight reaches top_p of the weight of all that min-p and top-k left, the crossing token included.
-// Each filter keeps a prefix of that one order. Tokens with a raw logit of −inf are never drawn.
+// Each filter keeps a prefix of that one order. Tokens with a logit of −inf are never drawn.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <span>
 
 namespace espalier::ops {
 
 // Sums of so many integer weights are exact in 64 bits (draw.hpp).
 inline constexpr std::int64_t kMaxVocabulary = std::int64_t{1} << 19;
 
+inline constexpr std::int32_t kMaxTopLogprobs = 20;
+inline constexpr std::int32_t kMaxChangedCounts = 63;  // drafts on the longest path of a tree
+
+struct LogitBias {
+    std::int32_t token = 0;
+    float bias = 0.0f;  // finite
+    bool operator==(const LogitBias&) const = default;
+};
+
+// What a request has seen of a token.
+struct TokenCount {
+    std::int32_t token = 0;
+    std::int32_t in_output = 0;
+    bool in_prompt = false;
+    bool operator==(const TokenCount&) const = default;
+};
+
+struct TokenLogprob {
+    std::int32_t token = -1;
+    float logprob = 0.0f;
+    bool operator==(const TokenLogprob&) const = default;
+};
+
+// What is asked of one node. Spans and pointers are borrowed for the call, on the host; all ids lie
+// in the vocabulary.
 struct NodeSampling {
     float temperature = 1.0f;
     float min_p = 0.0f;      // 0: off
@@ -39,12 +75,33 @@ struct NodeSampling {
     std::uint64_t seed = 0;
     std::int32_t position = 0;  // of the token that is drawn
     std::int32_t choice = 0;    // which of n parallel answers
+
+    std::span<const LogitBias> logit_bias{};  // each token once
+    float repetition_penalty = 1.0f;          // > 0 and finite; 1: off
+    float frequency_penalty = 0.0f;           // finite; 0: off
+    float presence_penalty = 0.0f;            // finite; 0: off
+    // Counts that the penalties take, each token once; nobody reads them while all three are off.
+    std::span<const TokenCount> committed_counts{};
+    // Counts of the tokens on the node's path, at most kMaxChangedCounts: an entry replaces the
+    // committed one of its token.
+    std::span<const TokenCount> changed_counts{};
+    std::span<const std::int32_t> banned{};  // ids that must not be drawn
+    // A grammar's mask, [(vocabulary + 31) / 32] words: token t is allowed if bit t % 32 (from the
+    // lowest) of word t / 32 is set; null: everything. Bits beyond the vocabulary mean nothing.
+    const std::uint32_t* allowed = nullptr;
+
+    // Output: gets the tokens of the largest raw logits, descending, ties to the lower id, at most
+    // kMaxTopLogprobs. Places without a token (too few above -inf, or bad logits) get {-1, -inf}.
+    std::span<TokenLogprob> top{};
+    // ≥ 0: nothing is drawn and nothing adjusted; the Draw is this token with its logprob, which is
+    // -inf for a raw logit of -inf (a prompt's logprobs).
+    std::int32_t wanted = -1;
 };
 
 enum class DrawFlag : std::uint8_t {
     fine = 0,
     bad_logits,    // a NaN or +Inf raw logit: token is -1
-    nothing_left,  // every logit is -inf: token is -1
+    nothing_left,  // every logit is -inf, raw or adjusted: token is -1
 };
 
 struct Draw {

@@ -3,6 +3,8 @@
 // were checked before.
 #pragma once
 
+#include <cmath>
+
 #include "base/check.hpp"
 #include "base/matrix.hpp"
 #include "ops/ops.hpp"
@@ -42,6 +44,24 @@ inline void check_rule(const RouterRule& rule, const Matrix& logits) {
     CHECK(kept >= 1 && kept <= groups, "{} of {} groups kept", kept, groups);
     CHECK(rule.top_k <= rule.experts / groups * kept, "top {} of the {} experts that groups leave",
           rule.top_k, rule.experts / groups * kept);
+}
+
+inline void check_token(std::int32_t token, std::int64_t vocabulary, const char* name) {
+    CHECK(token >= 0 && token < vocabulary, "{}: token {} of {}", name, token, vocabulary);
+}
+
+// What a node asks beside filters, which take any number. Tokens are checked where they are used.
+inline void check_node(const NodeSampling& node, std::int64_t vocabulary) {
+    CHECK(node.top.size() <= static_cast<std::size_t>(kMaxTopLogprobs),
+          "{} alternatives, at most {}", node.top.size(), kMaxTopLogprobs);
+    CHECK(node.changed_counts.size() <= static_cast<std::size_t>(kMaxChangedCounts),
+          "{} changed counts, at most {}", node.changed_counts.size(), kMaxChangedCounts);
+    CHECK(node.wanted < vocabulary, "token {} wanted of {}", node.wanted, vocabulary);
+    CHECK(node.repetition_penalty > 0.0f && std::isfinite(node.repetition_penalty),
+          "a repetition penalty of {}", node.repetition_penalty);
+    CHECK(std::isfinite(node.frequency_penalty) && std::isfinite(node.presence_penalty),
+          "a frequency penalty of {}, a presence penalty of {}", node.frequency_penalty,
+          node.presence_penalty);
 }
 
 }  // namespace espalier::ops

@@ -58,7 +58,7 @@ TEST(StepLoop, OperationsDoNotAllocate) {
     constexpr std::int64_t kVocabulary = 40000;
     const auto backend = make_cpu_backend(best_cpu_variant());
     ThreadPool pool(3);
-    Arena arena = make_arena(backend->scratch_bytes(kTokens, 2, kVocabulary));
+    Arena arena = make_arena(backend->scratch_bytes(kTokens, 2, kVocabulary, pool.workers()));
     OpContext context{pool, arena};
     std::vector<float> x = values(1, 0, kTokens, 2 * kHidden), y(x), angles(kTokens * 64),
                        weight(kHidden, 1.0f);

@@ -19,7 +19,7 @@ class Sampler {
     Sampler(CpuVariant variant, int workers)
         : backend_(make_cpu_backend(variant)),
           pool_(workers),
-          arena_(make_arena(backend_->scratch_bytes(0, 64, 200000))) {}
+          arena_(make_arena(backend_->scratch_bytes(0, 64, 200000, workers))) {}
 
     std::vector<Draw> draw(std::vector<float> logits, const std::vector<NodeSampling>& nodes) {
         std::vector<Draw> draws(nodes.size());

@@ -195,8 +195,9 @@ class CpuBackend final : public Backend {
     }
 
     // Only sampling takes scratch: rows live on the stack of their task.
-    std::size_t scratch_bytes(std::int64_t, std::int64_t, std::int64_t vocabulary) const override {
-        return sampling_scratch_bytes(vocabulary);
+    std::size_t scratch_bytes(std::int64_t, std::int64_t, std::int64_t vocabulary,
+                              int workers) const override {
+        return sampling_scratch_bytes(vocabulary, workers);
     }
 
   private:

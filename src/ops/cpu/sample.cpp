@@ -1,21 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// Passes: largest logit and health · weights of raw · filters (cpu/prefix) · noise. With as many
-// nodes as workers each task is a node; with fewer, each node's vocabulary is split in fixed
-// chunks. Both give the same draws, because weights are integers and a maximum has no order.
+// Passes: largest logit and health · adjustments, if any (cpu/adjust) · filters (cpu/prefix) ·
+// noise · weights of raw · alternatives, if asked for (cpu/top). With as many nodes as workers each
+// task is a node; with fewer, each node's vocabulary is split in fixed chunks. Both give the same
+// draws, because weights are integers and a maximum has no order.
 #include "ops/cpu/sample.hpp"
 
 #include <algorithm>
 #include <array>
 #include <limits>
 
+#include "ops/cpu/adjust.hpp"
 #include "ops/cpu/prefix.hpp"
+#include "ops/cpu/top.hpp"
 #include "ops/draw.hpp"
+#include "ops/shapes.hpp"
 
 namespace espalier::ops {
 namespace {
 
-constexpr std::int64_t kMaxChunks = kMaxVocabulary / kChunk;
 constexpr std::int64_t kBlock = 256;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // The best score so far; a higher one wins, then the lower id.
 struct Best {
@@ -136,7 +140,7 @@ LogitScan scan_all(const NodeView& node) {
         scans[static_cast<std::size_t>(chunk)] =
             node.kernels.scan(node.logits + first, end - first);
     });
-    LogitScan all = {-std::numeric_limits<float>::infinity(), false};
+    LogitScan all = {-kInfinity, false};
     for (std::int64_t chunk = 0; chunk < node.chunks(); ++chunk) {
         const LogitScan& part = scans[static_cast<std::size_t>(chunk)];
         all = {std::max(all.maximum, part.maximum), all.bad || part.bad};
@@ -157,63 +161,106 @@ std::uint64_t sum_raw_weights(const NodeView& node) {
     return total;
 }
 
-Draw draw_node(NodeView node, const NodeSampling& sampling) {
-    const LogitScan found = scan_all(node);
-    if (found.bad) return {-1, 0.0f, DrawFlag::bad_logits};
-    if (found.maximum == -std::numeric_limits<float>::infinity())
-        return {-1, 0.0f, DrawFlag::nothing_left};
-    node.maximum = found.maximum;
-    const float* first = std::find(node.logits, node.logits + node.vocabulary, found.maximum);
+struct Choice {
+    std::int32_t token;
+    // Σ of weights at temperature 1 over the whole vocabulary, where a filter came by it; or 0.
+    std::uint64_t total;
+};
+
+// Draws from a node whose maximum is known and finite.
+Choice choose(NodeView node, const NodeSampling& sampling) {
+    const float* first = std::find(node.logits, node.logits + node.vocabulary, node.maximum);
     const auto likeliest = static_cast<std::int32_t>(first - node.logits);
-    if (!(sampling.temperature >= kGreedyBelow))
-        return {likeliest, log_probability(found.maximum, found.maximum, sum_raw_weights(node)),
-                DrawFlag::fine};
+    if (!(sampling.temperature >= kGreedyBelow)) return {likeliest, 0};
 
     node.scaling.inverse = 1.0 / static_cast<double>(sampling.temperature);
-    node.scaling.maximum = scaled(found.maximum, node.scaling.inverse);
+    node.scaling.maximum = scaled(node.maximum, node.scaling.inverse);
     const bool limited = sampling.top_k > 0 && sampling.top_k < node.vocabulary;
     Prefix kept = everything();
     if (sampling.min_p > 0.0f) kept = min_p_prefix(node, sampling.min_p);
     if (limited) kept = top_k_prefix(node, kept, sampling.top_k);
-    std::uint64_t raw_total = 0;
-    if (sampling.top_p < 1.0f) kept = top_p_prefix(node, kept, sampling.top_p, raw_total);
-    // At temperature 1 and without other filters, top-p has just summed the raw weights.
-    const bool summed = sampling.temperature == 1.0f && sampling.top_p < 1.0f && !limited &&
-                        !(sampling.min_p > 0.0f);
-    if (!summed) raw_total = sum_raw_weights(node);
-    const std::int32_t token = draw_among(node, sampling, kept, likeliest);
-    return {token, log_probability(node.logits[token], found.maximum, raw_total), DrawFlag::fine};
+    std::uint64_t total = 0;
+    if (sampling.top_p < 1.0f) kept = top_p_prefix(node, kept, sampling.top_p, total);
+    const bool whole = sampling.temperature == 1.0f && !limited && !(sampling.min_p > 0.0f);
+    return {draw_among(node, sampling, kept, likeliest), whole ? total : 0};
+}
+
+// spare: [vocabulary], for adjusted logits.
+Choice choose_adjusted(const NodeView& raw, const NodeSampling& sampling, float* spare) {
+    NodeView node = raw;
+    adjust(raw, sampling, spare);
+    node.logits = spare;
+    node.maximum = scan_all(node).maximum;
+    if (node.maximum == -kInfinity) return {-1, 0};
+    return {choose(node, sampling).token, 0};
+}
+
+void report_top(const NodeView& raw, std::uint64_t total, std::span<TokenLogprob> top) {
+    const TopList largest = largest_logits(raw, top.size());
+    std::transform(
+        largest.entries().begin(), largest.entries().end(), top.begin(),
+        [&](const TokenLogit& entry) {
+            return TokenLogprob{entry.token, log_probability(entry.logit, raw.maximum, total)};
+        });
+}
+
+Draw sample_node(NodeView raw, const NodeSampling& sampling, float* spare) {
+    check_node(sampling, raw.vocabulary);
+    std::fill(sampling.top.begin(), sampling.top.end(), TokenLogprob{-1, -kInfinity});
+    const LogitScan found = scan_all(raw);
+    if (found.bad) return {-1, 0.0f, DrawFlag::bad_logits};
+    if (found.maximum == -kInfinity) return {-1, 0.0f, DrawFlag::nothing_left};
+    raw.maximum = found.maximum;
+
+    Choice choice = {sampling.wanted, 0};
+    if (sampling.wanted < 0)
+        choice =
+            is_adjusted(sampling) ? choose_adjusted(raw, sampling, spare) : choose(raw, sampling);
+    const std::uint64_t total = choice.total != 0 ? choice.total : sum_raw_weights(raw);
+    if (!sampling.top.empty()) report_top(raw, total, sampling.top);
+    if (choice.token < 0) return {-1, 0.0f, DrawFlag::nothing_left};
+    return {choice.token, log_probability(raw.logits[choice.token], raw.maximum, total),
+            DrawFlag::fine};
 }
 
 std::int64_t chunks_of(std::int64_t vocabulary) { return (vocabulary + kChunk - 1) / kChunk; }
+
+// f32 of one worker's adjusted logits: whole cache lines.
+std::int64_t spare_stride(std::int64_t vocabulary) { return (vocabulary + 15) / 16 * 16; }
 
 }  // namespace
 
 void sample_nodes(const KernelTable& kernels, OpContext& context, const Matrix& logits,
                   const NodeSampling* nodes, Draw* draws) {
+    check_f32(logits, "logits");
     CHECK(logits.cols <= kMaxVocabulary, "a vocabulary of {}, at most {}", logits.cols,
           kMaxVocabulary);
     const auto view = [&](std::int64_t g, ThreadPool* pool, std::uint64_t* histograms) {
         return NodeView{kernels,   logits.row<float>(g), logits.cols, 0.0f, {1.0, 0.0}, pool,
                         histograms};
     };
+    const Arena::Mark mark(context.arena);
+    const std::int64_t stride = spare_stride(logits.cols);
     if (logits.rows >= context.pool.workers()) {
-        context.pool.run(logits.rows, [&](std::int64_t g, int) {
+        auto* spare = context.arena.take<float>(context.pool.workers() * stride);
+        context.pool.run(logits.rows, [&](std::int64_t g, int worker) {
             std::array<std::uint64_t, kHistogram> histogram;
-            draws[g] = draw_node(view(g, nullptr, histogram.data()), nodes[g]);
+            draws[g] =
+                sample_node(view(g, nullptr, histogram.data()), nodes[g], spare + worker * stride);
         });
         return;
     }
-    const Arena::Mark mark(context.arena);
+    auto* spare = context.arena.take<float>(stride);
     auto* histograms = context.arena.take<std::uint64_t>(chunks_of(logits.cols) * kHistogram);
     for (std::int64_t g = 0; g < logits.rows; ++g)
-        draws[g] = draw_node(view(g, &context.pool, histograms), nodes[g]);
+        draws[g] = sample_node(view(g, &context.pool, histograms), nodes[g], spare);
 }
 
-std::size_t sampling_scratch_bytes(std::int64_t vocabulary) {
-    const auto bytes =
+std::size_t sampling_scratch_bytes(std::int64_t vocabulary, int workers) {
+    const auto spare = static_cast<std::size_t>(workers * spare_stride(vocabulary)) * sizeof(float);
+    const auto histograms =
         static_cast<std::size_t>(chunks_of(vocabulary) * kHistogram) * sizeof(std::uint64_t);
-    return (bytes + 63) / 64 * 64;  // the arena hands out whole cache lines
+    return spare + (histograms + 63) / 64 * 64;  // the arena hands out whole cache lines
 }
 
 }  // namespace espalier::ops

@@ -16,6 +16,6 @@ namespace espalier::ops {
 void sample_nodes(const KernelTable& kernels, OpContext& context, const Matrix& logits,
                   const NodeSampling* nodes, Draw* draws);
 
-std::size_t sampling_scratch_bytes(std::int64_t vocabulary);
+std::size_t sampling_scratch_bytes(std::int64_t vocabulary, int workers);
 
 }  // namespace espalier::ops
