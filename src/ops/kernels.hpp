@@ -30,6 +30,13 @@ struct BucketScale {
     float per_unit;
 };
 
+// As in NodeSampling.
+struct Penalties {
+    float repetition;
+    float frequency;
+    float presence;
+};
+
 struct KernelTable {
     // Σ x² over n, in 32 lanes by index and a fixed tree.
     float (*sum_of_squares)(const float* x, std::int64_t n);
@@ -61,6 +68,10 @@ struct KernelTable {
     // out = logits where the bit is set, lowest bit of a word first; -inf elsewhere.
     void (*keep_allowed)(const float* logits, const std::uint32_t* words, std::int64_t n,
                          float* out);
+    // Logits of listed tokens under penalties: how often each is in the output, and whether (1) it
+    // is in the prompt.
+    void (*penalise)(float* logits, const std::int32_t* in_output, const std::int32_t* in_prompt,
+                     Penalties penalties, std::int64_t n);
     // exp(scaled - maximum) · bar - (1 - u) of listed logits and random words, to 2⁻¹⁸ relative:
     // not negative where the token's score may reach the best one (cpu/sample.cpp).
     void (*advantages)(const float* logits, const std::uint32_t* words, Scaling scaling, float bar,

@@ -27,15 +27,6 @@ float biased(float logit, float bias) {
     return logit == -kInfinity ? logit : kept_finite(logit + bias);
 }
 
-float penalised(float logit, const NodeSampling& sampling, const TokenCount& count) {
-    if (logit == -kInfinity || (!count.in_prompt && count.in_output == 0)) return logit;
-    logit = kept_finite(logit > 0.0f ? logit / sampling.repetition_penalty
-                                     : logit * sampling.repetition_penalty);
-    if (count.in_output == 0) return logit;
-    const float frequency = sampling.frequency_penalty * static_cast<float>(count.in_output);
-    return kept_finite((logit - frequency) - sampling.presence_penalty);
-}
-
 void copy_allowed(const NodeView& node, const std::uint32_t* allowed, float* out) {
     static_assert(kChunk % 32 == 0);  // a chunk begins with a word of the mask
     node.for_chunks([&](std::int64_t, std::int64_t first, std::int64_t end) {
@@ -48,22 +39,39 @@ void copy_allowed(const NodeView& node, const std::uint32_t* allowed, float* out
     });
 }
 
-void penalise(std::int64_t vocabulary, const NodeSampling& sampling, float* logits) {
-    // The committed entries come first, so tokens of the path begin again where they were.
+// Penalises logits[count.token], from the logits that `from` has for the entries, or where they
+// are if it is null. A block at a time: a token's sign and counts are coin tosses, so one by one
+// costs 8 ns for each; together they are the work of vectors.
+void penalise(const NodeView& node, const NodeSampling& sampling,
+              std::span<const TokenCount> counts, const float* from, float* logits) {
+    constexpr std::size_t kBlock = 128;
+    const Penalties penalties = {sampling.repetition_penalty, sampling.frequency_penalty,
+                                 sampling.presence_penalty};
+    std::array<float, kBlock> values;
+    std::array<std::int32_t, kBlock> in_output, in_prompt;
+    for (std::size_t first = 0; first < counts.size(); first += kBlock) {
+        const auto block = counts.subspan(first, std::min(kBlock, counts.size() - first));
+        for (std::size_t i = 0; i < block.size(); ++i) {
+            check_token(block[i].token, node.vocabulary, "counts");
+            values[i] = from != nullptr ? from[first + i] : logits[block[i].token];
+            in_output[i] = block[i].in_output;
+            in_prompt[i] = static_cast<std::int32_t>(block[i].in_prompt);
+        }
+        node.kernels.penalise(values.data(), in_output.data(), in_prompt.data(), penalties,
+                              static_cast<std::int64_t>(block.size()));
+        for (std::size_t i = 0; i < block.size(); ++i) logits[block[i].token] = values[i];
+    }
+}
+
+void penalise_path(const NodeView& node, const NodeSampling& sampling, float* logits) {
+    // Tokens of the path begin again where they were before the committed entries.
     std::array<float, kMaxChangedCounts> before;
     for (std::size_t i = 0; i < sampling.changed_counts.size(); ++i) {
-        const std::int32_t token = sampling.changed_counts[i].token;
-        check_token(token, vocabulary, "changed counts");
-        before[i] = logits[token];
+        check_token(sampling.changed_counts[i].token, node.vocabulary, "changed counts");
+        before[i] = logits[sampling.changed_counts[i].token];
     }
-    for (const TokenCount& count : sampling.committed_counts) {
-        check_token(count.token, vocabulary, "committed counts");
-        logits[count.token] = penalised(logits[count.token], sampling, count);
-    }
-    for (std::size_t i = 0; i < sampling.changed_counts.size(); ++i) {
-        const TokenCount& count = sampling.changed_counts[i];
-        logits[count.token] = penalised(before[i], sampling, count);
-    }
+    penalise(node, sampling, sampling.committed_counts, nullptr, logits);
+    penalise(node, sampling, sampling.changed_counts, before.data(), logits);
 }
 
 }  // namespace
@@ -81,7 +89,7 @@ void adjust(const NodeView& node, const NodeSampling& sampling, float* out) {
         CHECK(std::isfinite(entry.bias), "a logit bias of {}", entry.bias);
         out[entry.token] = biased(out[entry.token], entry.bias);
     }
-    if (penalises(sampling)) penalise(node.vocabulary, sampling, out);
+    if (penalises(sampling)) penalise_path(node, sampling, out);
     for (const std::int32_t token : sampling.banned) {
         check_token(token, node.vocabulary, "banned");
         out[token] = -kInfinity;

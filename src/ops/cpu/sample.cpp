@@ -112,7 +112,8 @@ std::int32_t draw_among(const NodeView& node, const NodeSampling& sampling, cons
     const Best start = {
         node.scaling.maximum + gumbel(sampling.seed, sampling.position, likeliest, sampling.choice),
         likeliest};
-    const bool all = kept == everything();
+    // Under a grammar most blocks may be empty: then they are skipped as a filter skips them.
+    const bool all = kept == everything() && sampling.allowed == nullptr;
     std::array<Best, kMaxChunks> best;
     node.for_chunks([&](std::int64_t chunk, std::int64_t first, std::int64_t end) {
         Race race(node, sampling, start);
