@@ -6,22 +6,27 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "accept/prompt_logprobs.hpp"
 #include "accept/request_progress.hpp"
+#include "accept/sampling_parameters.hpp"
 #include "engine/receiver.hpp"
-#include "engine/request.hpp"
 #include "schedule/request.hpp"
 
 namespace espalier::engine {
 
 // What the choices of a request have in common.
 struct RequestGroup {
-    SamplingOptions sampling;
+    explicit RequestGroup(accept::SamplingParameters parameters)
+        : sampling(std::move(parameters)) {}
+
+    accept::SamplingParameters sampling;
     bool speculate = true;
     std::int64_t max_tokens = 0;
     std::optional<accept::PromptLogprobs> prompt_logprobs;
+    bool prompt_logprobs_sent = false;
     std::shared_ptr<Receiver> receiver;
 };
 
@@ -35,8 +40,11 @@ struct LiveRequest {
     std::shared_ptr<RequestGroup> group;
     accept::RequestProgress progress;
     accept::Emission emission;
-    bool planned = false;             // drafters know it
-    bool prompt_logprobs_sent = false;
+    bool planned = false;            // it has been in a batch, and drafters know it
+    std::int64_t cached_tokens = 0;  // found in the prefix index when it was first planned
+    // Why it is to end, where the engine and not the scheduler decided so.
+    Interruption interruption = Interruption::none;
+    std::string message;
 };
 
 }  // namespace espalier::engine

@@ -2,51 +2,51 @@
 #include "engine/request.hpp"
 
 #include <algorithm>
-#include <cmath>
-#include <string_view>
+#include <utility>
+
+#include "cache/page.hpp"
 
 namespace espalier::engine {
 namespace {
 
-// False for NaN.
-Expected<void> within(std::string_view field, float value, float low, float high) {
-    if (value >= low && value <= high) return {};
-    return fail(ErrorKind::invalid, "{} is {}, not within {}…{}", field, value, low, high);
-}
-
-Expected<void> check_bias(const std::vector<ops::LogitBias>& biases, std::int64_t vocabulary) {
-    if (static_cast<std::int64_t>(biases.size()) > kMaxLogitBias)
-        return fail(ErrorKind::invalid, "logit_bias names {} tokens, at most {}", biases.size(),
-                    kMaxLogitBias);
-    std::vector<std::int32_t> tokens;
-    for (const ops::LogitBias& bias : biases) {
-        if (bias.token < 0 || bias.token >= vocabulary)
-            return fail(ErrorKind::invalid, "logit_bias: token {} of a vocabulary of {}",
-                        bias.token, vocabulary);
-        if (!std::isfinite(bias.bias))
-            return fail(ErrorKind::invalid, "logit_bias of token {} is {}", bias.token, bias.bias);
-        tokens.push_back(bias.token);
-    }
-    std::sort(tokens.begin(), tokens.end());
-    if (const auto twice = std::adjacent_find(tokens.begin(), tokens.end()); twice != tokens.end())
-        return fail(ErrorKind::invalid, "logit_bias names token {} twice", *twice);
+Expected<void> check_prompt(const std::vector<std::int32_t>& prompt, const RequestLimits& limits) {
+    const auto length = static_cast<std::int64_t>(prompt.size());
+    if (length == 0) return fail(ErrorKind::invalid, "the prompt is empty");
+    if (length >= limits.max_model_len)
+        return fail(ErrorKind::exhausted,
+                    "the prompt has {} tokens; prompt and output together may have {}", length,
+                    limits.max_model_len);
+    for (const std::int32_t token : prompt)
+        if (token < 0 || token >= limits.vocabulary)
+            return fail(ErrorKind::invalid, "the prompt has token {} of a vocabulary of {}", token,
+                        limits.vocabulary);
     return {};
 }
 
 }  // namespace
 
-Expected<void> check_sampling(const SamplingOptions& options, std::int64_t vocabulary) {
-    ESPALIER_RETURN_IF_ERROR(within("temperature", options.temperature, 0.0f, 100.0f));
-    ESPALIER_RETURN_IF_ERROR(within("min_p", options.min_p, 0.0f, 1.0f));
-    ESPALIER_RETURN_IF_ERROR(within("top_p", options.top_p, 0.0f, 1.0f));
-    ESPALIER_RETURN_IF_ERROR(
-        within("repetition_penalty", options.repetition_penalty, 0.01f, 100.0f));
-    ESPALIER_RETURN_IF_ERROR(
-        within("frequency_penalty", options.frequency_penalty, -100.0f, 100.0f));
-    ESPALIER_RETURN_IF_ERROR(within("presence_penalty", options.presence_penalty, -100.0f, 100.0f));
-    if (options.top_k < 0)
-        return fail(ErrorKind::invalid, "top_k is {}: 0 (off) or more", options.top_k);
-    return check_bias(options.logit_bias, vocabulary);
+Expected<CheckedRequest> check_request(Request request, const RequestLimits& limits,
+                                       const text::Tokenizer& tokenizer) {
+    ESPALIER_RETURN_IF_ERROR(check_prompt(request.prompt, limits));
+    if (request.choices < 1 || request.choices > kMaxChoices)
+        return fail(ErrorKind::invalid, "n is {}, not within 1…{}", request.choices, kMaxChoices);
+    ESPALIER_ASSIGN_OR_RETURN(
+        accept::SamplingParameters sampling,
+        accept::SamplingParameters::make(request.sampling, limits.vocabulary));
+    accept::OutputOptions output = request.output;
+    const auto length = static_cast<std::int64_t>(request.prompt.size());
+    output.max_tokens = std::min(output.max_tokens, limits.max_model_len - length);
+    output.count_tokens = sampling.counts_tokens();
+    if (output.eos_token_ids.empty()) output.eos_token_ids = limits.eos_token_ids;
+    ESPALIER_ASSIGN_OR_RETURN(
+        accept::OutputRules rules,
+        accept::OutputRules::make(std::move(output), tokenizer, limits.vocabulary));
+    const std::int64_t tokens = length + rules.options().max_tokens;
+    if (cache::pages_for(tokens) > limits.page_count - 1)
+        return fail(ErrorKind::exhausted,
+                    "{} tokens of prompt and output need {} pages of the cache, which has {}",
+                    tokens, cache::pages_for(tokens), limits.page_count - 1);
+    return CheckedRequest{std::move(request), std::move(sampling), std::move(rules)};
 }
 
 }  // namespace espalier::engine

@@ -50,6 +50,7 @@ class Speculation {
     Speculation(const SpeculationSettings& settings,
                 std::vector<std::unique_ptr<speculate::Drafter>> drafters);
 
+    bool has_drafters() const { return !sources_.empty(); }
     // The grant `measured` gives no node before this was called.
     void set_step_time(const speculate::StepTime& time) { time_ = time; }
 
