@@ -41,11 +41,12 @@ Expected<CheckedRequest> check_request(Request request, const RequestLimits& lim
     ESPALIER_ASSIGN_OR_RETURN(
         accept::OutputRules rules,
         accept::OutputRules::make(std::move(output), tokenizer, limits.vocabulary));
-    const std::int64_t tokens = length + rules.options().max_tokens;
-    if (cache::pages_for(tokens) > limits.page_count - 1)
+    // The last token's KV is never written.
+    const std::int64_t pages = cache::pages_for(length + rules.options().max_tokens - 1);
+    if (pages > limits.page_count - 1)
         return fail(ErrorKind::exhausted,
-                    "{} tokens of prompt and output need {} pages of the cache, which has {}",
-                    tokens, cache::pages_for(tokens), limits.page_count - 1);
+                    "a prompt of {} tokens with max_tokens {} needs {} pages; the cache has {}",
+                    length, rules.options().max_tokens, pages, limits.page_count - 1);
     return CheckedRequest{std::move(request), std::move(sampling), std::move(rules)};
 }
 

@@ -88,7 +88,8 @@ struct StepTokens {
 struct Plan {
     std::int64_t number = 0;  // counts from 1
     std::span<const PlannedRow> rows;
-    std::span<const PlannedRequest> requests;  // by order key; rows are in the same order
+    // Running requests by order key, then prompts by order key; rows are in the same order.
+    std::span<const PlannedRequest> requests;
     StepTokens tokens;
     bool empty() const { return rows.empty(); }
 };

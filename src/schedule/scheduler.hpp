@@ -22,6 +22,8 @@
 
 #include "base/error.hpp"
 #include "cache/page_pool.hpp"
+#include "schedule/job.hpp"
+#include "schedule/order.hpp"
 #include "schedule/plan.hpp"
 #include "schedule/request.hpp"
 
@@ -57,7 +59,7 @@ class Scheduler {
     ~Scheduler();
 
     // One id per choice, or an error that names what does not fit and both numbers; then nothing
-    // has changed.
+    // has changed. Kind invalid: it can never run here. Kind exhausted: the queue is full now.
     Expected<std::vector<RequestId>> submit(Request request);
     // Ends the request, at any moment. Cancelled between next_plan and advance, its row runs on,
     // its outcome is dropped, and it has ended when advance returns. False: it had ended already.
@@ -102,10 +104,90 @@ class Scheduler {
     void audit() const;
 
   private:
-    // (members follow with the implementation)
+    enum class Phase : std::uint8_t { idle, offered, planned };
+    struct Room {
+        std::int64_t tokens = 0;
+        std::int64_t gather = 0;
+    };
+
+    explicit Scheduler(const SchedulerOptions& options);
+
+    // Requests and their lists (scheduler.cpp).
+    Expected<void> check_request(const Request& request) const;
+    Expected<void> check_queue(const Request& request) const;
+    RequestId enlist(const Request& request, std::int32_t choice, std::int32_t group);
+    std::int32_t take_group(const Request& request);
+    Job& at(std::int32_t slot) { return jobs_[static_cast<std::size_t>(slot)]; }
+    const Job& at(std::int32_t slot) const { return jobs_[static_cast<std::size_t>(slot)]; }
+    const Job& live_job(std::int32_t slot) const;
+    Group& group_of(const Job& job) { return groups_[static_cast<std::size_t>(job.group)]; }
+    void wait(Job& job);          // into the queue
+    void stop_waiting(Job& job);  // out of it
+    void end(Job& job, EndReason reason);
+    void expire(Time now);
+    cache::PageTable take_table(const cache::SequenceKey& key);
+    void recycle(cache::PageTable&& table);
+
+    // Making a plan (scheduler_plan.cpp).
+    void begin_plan();
+    void grant_roots();
+    void grant_quantum();
+    void grant_drafts(std::span<const std::int32_t> drafts);
+    void grant_rest();
+    void list_offers();
+    void build_plan();
+    void plan_root(Job& job);
+    void plan_chunk(Job& job);
+    void plan_row(const Job& job, std::int64_t first, std::int64_t end, cache::Form form);
+    bool admit(Job& job, bool may_preempt);
+    bool grant_chunk(Job& job, bool may_preempt);
+    std::int64_t chunk_limit(const Job& job, std::int64_t first) const;
+    std::int64_t gather_of_chunk(const Job& job, std::int64_t first, std::int64_t chunk) const;
+    bool reserve(const Job& job, cache::PageTable& pages, std::int64_t slots);
+    void grant(Job& job, std::int64_t tokens, std::int64_t gather);
+    const OrderEntry* next_prompt(const OrderKey& after) const;
+    bool waits_for_sibling(const Job& job) const;
+    bool leads(const Job& job, const Prefilling& prompt) const;
+    std::int64_t look_up(const Job& job, cache::PageTable& pages) const;
+    const OrderEntry* youngest() const;
+    std::int64_t pages_behind(const OrderKey& key) const;
+    void preempt(Job& victim);
+    std::int64_t rows() const { return prefilling_.size() + running_.size(); }
+
+    // After the step (scheduler_advance.cpp).
+    void settle(Job& job, const PlannedRequest& share, const Outcome& outcome);
+    void check_outcome(const Job& job, const PlannedRequest& share, const Outcome& outcome) const;
+    void start_running(Job& job);
+    static void publish(const Job& job, cache::PageTable& pages, std::int64_t written);
+
     SchedulerOptions options_;
+    cache::PagePool pool_;   // before everything that holds pages
+    std::vector<Job> jobs_;  // [slot_count]
+    std::vector<std::int32_t> free_slots_;
+    std::vector<Group> groups_;  // [slot_count]
+    std::vector<std::int32_t> free_groups_;
+    std::vector<cache::PageTable> spare_tables_;  // without pages, with memory
+    // Every live request is in exactly one, as its state says (a leaving one in none).
+    OrderedSlots waiting_, prefilling_, running_;
+    std::int64_t waiting_tokens_ = 0;
+    std::int64_t next_serial_ = 0;
+    Time next_deadline_ = kNoDeadline;  // nobody expires before
     std::vector<Ended> ended_;
     Totals totals_;
+
+    // Of the plan that is being made, or runs.
+    Phase phase_ = Phase::idle;
+    Room left_;
+    std::int64_t passed_choices_ = 0;  // wait for a sibling's prompt and keep a row for then
+    bool prompts_blocked_ = false;     // one got too little: nobody behind it gets anything
+    std::optional<OrderKey> stalled_;  // a running request without a page; likewise
+    std::vector<NodeOffer> offer_rows_;
+    std::vector<std::int64_t> offer_serials_;
+    std::vector<std::int32_t> no_drafts_;
+    NodeOffers offers_;
+    std::vector<PlannedRow> plan_rows_;
+    std::vector<PlannedRequest> plan_requests_;
+    Plan plan_;
 };
 
 }  // namespace espalier::schedule
