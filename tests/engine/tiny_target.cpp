@@ -12,21 +12,45 @@
 namespace espalier::engine {
 namespace {
 
-// Overwrites the poisoned token's embedding (bf16) in the file.
+// One file of bf16 tensors, to be written to element by element.
+class Patch {
+  public:
+    explicit Patch(const std::filesystem::path& file)
+        : stream_(file, std::ios::in | std::ios::out | std::ios::binary) {
+        std::uint64_t header_bytes = 0;
+        stream_.read(reinterpret_cast<char*>(&header_bytes), sizeof header_bytes);
+        std::string header(header_bytes, ' ');
+        stream_.read(header.data(), static_cast<std::streamsize>(header.size()));
+        tensors_ = nlohmann::json::parse(header);
+        data_ = 8 + header_bytes;
+    }
+    void set(const char* tensor, std::int64_t row, std::int64_t column, std::uint16_t bits) {
+        const auto& entry = tensors_.at(tensor);
+        const auto begin = entry.at("data_offsets").at(0).get<std::uint64_t>();
+        const auto width = entry.at("shape").at(1).get<std::int64_t>();
+        stream_.seekp(static_cast<std::streamoff>(data_ + begin) + (row * width + column) * 2);
+        stream_.write(reinterpret_cast<const char*>(&bits), 2);
+        if (!stream_) throw std::runtime_error(std::string("could not patch ") + tensor);
+    }
+
+  private:
+    std::fstream stream_;
+    nlohmann::json tensors_;
+    std::uint64_t data_ = 0;
+};
+
+// kPoisonToken is not a number from the start. kQuietPoisonToken alone has something in column 0 of
+// its embedding, which a weight near the largest bf16 turns into an infinite rotary key of the
+// first layer: its cache entry is flushed and flagged, but all that it computes stays finite.
 void poison(const std::filesystem::path& file, std::int64_t hidden) {
-    std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
-    std::uint64_t header_bytes = 0;
-    stream.read(reinterpret_cast<char*>(&header_bytes), sizeof header_bytes);
-    std::string header(header_bytes, ' ');
-    stream.read(header.data(), static_cast<std::streamsize>(header.size()));
-    const auto tensor = nlohmann::json::parse(header).at("model.embed_tokens.weight");
-    const std::uint64_t begin = tensor.at("data_offsets").at(0).get<std::uint64_t>();
-    const std::vector<std::uint16_t> bad(static_cast<std::size_t>(hidden), 0x7fc0);
-    stream.seekp(static_cast<std::streamoff>(8 + header_bytes + begin) +
-                 std::streamoff{kPoisonToken} * hidden * 2);
-    stream.write(reinterpret_cast<const char*>(bad.data()),
-                 static_cast<std::streamsize>(bad.size() * 2));
-    if (!stream) throw std::runtime_error("could not poison " + file.string());
+    constexpr std::uint16_t kNan = 0x7fc0, kOne = 0x3f80, kLargest = 0x7f7f;
+    constexpr const char* kEmbedding = "model.embed_tokens.weight";
+    Patch patch(file);
+    for (std::int64_t token = 0; token < kTinyVocabulary; ++token)
+        patch.set(kEmbedding, token, 0, token == kQuietPoisonToken ? kOne : 0);
+    for (std::int64_t column = 0; column < hidden; ++column)
+        patch.set(kEmbedding, kPoisonToken, column, kNan);
+    patch.set("model.layers.0.self_attn.kv_a_proj_with_mqa.weight", mla::kLatent, 0, kLargest);
 }
 
 TinyTarget make(const char* preset_name) {

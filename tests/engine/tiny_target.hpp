@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small random models for the engine's tests, of both architectures, with one poisoned token: its
-// embedding is not a number, so whoever commits it must fail, and nobody else.
+// Small random models for the engine's tests, of both architectures, with two poisoned
+// tokens: whoever commits one of them must fail, and nobody else.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,9 @@
 namespace espalier::engine {
 
 inline constexpr std::int32_t kTinyVocabulary = 512;
-inline constexpr std::int32_t kPoisonToken = 511;
-inline constexpr std::int64_t kTinyMaxTokens = 1024;  // of a batch
+inline constexpr std::int32_t kPoisonToken = 511;       // all it computes is NaN
+inline constexpr std::int32_t kQuietPoisonToken = 510;  // only its cache entry is not finite
+inline constexpr std::int64_t kTinyMaxTokens = 1024;    // of a batch
 inline constexpr std::int64_t kTinyMaxGather = 512;
 
 enum class Family { v2, v3 };

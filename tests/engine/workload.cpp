@@ -31,7 +31,7 @@ class Generator {
             WorkloadRequest one;
             one.request = request();
             if (priorities) one.request.priority = random_.between(-2, 2);
-            one.arrival = random_.chance(0.4) ? 0 : random_.between(0, 30);
+            one.arrival = random_.chance(0.5) ? 0 : random_.between(0, 30);
             if (random_.chance(0.15)) {
                 one.cancelled = one.arrival + random_.between(0, 25);
                 one.cancelled_choice = random_.between(0, one.request.choices - 1);
@@ -44,10 +44,13 @@ class Generator {
     }
 
   private:
+    // No poison: in a text that all share, it would leave nobody to look at.
     std::int32_t any_token(double from_palette) {
-        if (random_.chance(from_palette)) return work_.palette[pick(work_.palette.size())];
-        return random_.between(2, kPoisonToken - 1);
+        const std::int32_t chosen = work_.palette[pick(work_.palette.size())];
+        if (chosen < kQuietPoisonToken && random_.chance(from_palette)) return chosen;
+        return random_.between(2, kQuietPoisonToken - 1);
     }
+    std::int32_t poison() { return random_.chance(0.5) ? kPoisonToken : kQuietPoisonToken; }
     std::size_t pick(std::size_t count) { return random_.bits() % count; }
 
     // Few tokens, so that texts repeat, stop strings are met and penalties bite.
@@ -56,7 +59,7 @@ class Generator {
         for (int i = 0; i < count; ++i) work_.palette.push_back(random_.between(5, 500));
         for (int i = 0; i < 3; ++i) work_.palette.push_back(5 + 'a' + random_.between(0, 5));
         if (random_.chance(0.6)) work_.palette.push_back(kEosToken);
-        if (random_.chance(0.2)) work_.palette.push_back(kPoisonToken);
+        if (random_.chance(0.3)) work_.palette.push_back(poison());
         std::sort(work_.palette.begin(), work_.palette.end());
         work_.palette.erase(std::unique(work_.palette.begin(), work_.palette.end()),
                             work_.palette.end());
@@ -76,7 +79,7 @@ class Generator {
         const int shared = random_.chance(0.3) ? length : random_.between(0, length);
         Tokens tokens(base.begin(), base.begin() + shared);
         while (static_cast<int>(tokens.size()) < length) tokens.push_back(any_token(0.5));
-        if (random_.chance(0.04)) tokens[pick(tokens.size())] = kPoisonToken;
+        if (random_.chance(0.04)) tokens[pick(tokens.size())] = poison();
         return tokens;
     }
 
@@ -109,13 +112,13 @@ class Generator {
             options.frequency_penalty = 0.25f * static_cast<float>(random_.between(-8, 8));
         if (random_.chance(0.75))
             for (const std::int32_t token : work_.palette)
-                if (token != kPoisonToken || random_.chance(0.3))
+                if (token < kQuietPoisonToken || random_.chance(0.3))
                     options.logit_bias.push_back(
                         {token, static_cast<float>(random_.between(2, 12))});
     }
 
     void output(accept::OutputOptions& options, std::size_t prompt_length) {
-        options.max_tokens = random_.chance(0.9) ? random_.between(1, 24) : random_.between(60, 80);
+        options.max_tokens = random_.chance(0.8) ? random_.between(1, 24) : random_.between(60, 80);
         if (random_.chance(0.3))
             options.min_tokens = random_.between(0, static_cast<int>(options.max_tokens));
         options.ignore_eos = random_.chance(0.3);
@@ -154,7 +157,7 @@ class Generator {
                 one.request.output.min_tokens,
                 options.max_model_len - static_cast<std::int64_t>(one.request.prompt.size()));
         options.page_count =
-            1 + cache::pages_for(longest) + (random_.chance(0.7) ? random_.between(0, 3) : 40);
+            1 + cache::pages_for(longest) + (random_.chance(0.75) ? random_.between(0, 2) : 40);
         options.max_rows = random_.between(1, 8);
         constexpr int kQuanta[] = {1, 7, 16, 64, 512};
         options.prompt_quantum = random_.one_of(kQuanta);
