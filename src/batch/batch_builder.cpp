@@ -62,6 +62,31 @@ void extend(std::vector<T>& to, const std::vector<T>& from) {
 
 }  // namespace
 
+void BatchBuilder::Part::reserve(std::size_t most_tokens, std::size_t rows, std::size_t pages) {
+    for (auto* list : {&tokens, &position, &row_of}) list->reserve(most_tokens);
+    slot.reserve(most_tokens);
+    words.reserve(most_tokens);
+    for (auto* list : {&q_indptr, &block_begin, &padded_indptr}) list->reserve(rows + 1);
+    for (auto* list : {&kv_len, &tail_len}) list->reserve(rows);
+    mask.reserve(rows);
+    for (auto* list : {&block_table, &padded_table}) list->reserve(rows * pages);
+}
+
+void BatchBuilder::reserve(std::int64_t tokens, std::int64_t rows, std::int64_t gather,
+                           std::int64_t pages) {
+    const auto most_tokens = static_cast<std::size_t>(tokens);
+    const auto most_rows = static_cast<std::size_t>(rows);
+    for (Part* part : {&absorbed_, &decompressed_})
+        part->reserve(most_tokens, most_rows, static_cast<std::size_t>(pages));
+    wanted_.reserve(static_cast<std::size_t>(gather));
+    gather_.reserve(static_cast<std::size_t>(gather));
+    first_token_.reserve(2 * most_rows);
+    first_gather_.reserve(2 * most_rows);
+    for (auto* list : {&tokens_, &position_, &row_of_}) list->reserve(most_tokens);
+    slot_.reserve(most_tokens);
+    words_.reserve(most_tokens);
+}
+
 void BatchBuilder::Part::clear() {
     q_indptr.assign(1, 0);
     block_begin.assign(1, 0);

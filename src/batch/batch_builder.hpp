@@ -13,6 +13,9 @@ namespace espalier::batch {
 
 class BatchBuilder {
   public:
+    // Takes the memory of the largest batch at once: tokens, rows of each form, gathered tokens,
+    // pages of a row.
+    void reserve(std::int64_t tokens, std::int64_t rows, std::int64_t gather, std::int64_t pages);
     void clear();
     // Copies the row. An error names what does not fit: pages too few, words missing, a tail above
     // 64 …
@@ -35,6 +38,7 @@ class BatchBuilder {
         // filled by finish()
         std::vector<std::int32_t> padded_indptr, padded_table;
 
+        void reserve(std::size_t most_tokens, std::size_t rows, std::size_t pages);
         void clear();
     };
     struct Place {

@@ -12,6 +12,7 @@
 #include "accept/prompt_logprobs.hpp"
 #include "accept/request_progress.hpp"
 #include "accept/sampling_parameters.hpp"
+#include "accept/walk.hpp"
 #include "engine/receiver.hpp"
 #include "schedule/request.hpp"
 
@@ -33,7 +34,13 @@ struct RequestGroup {
 struct LiveRequest {
     LiveRequest(schedule::RequestId request_id, std::int32_t which,
                 std::shared_ptr<RequestGroup> common, accept::RequestProgress start)
-        : id(request_id), choice(which), group(std::move(common)), progress(std::move(start)) {}
+        : id(request_id), choice(which), group(std::move(common)), progress(std::move(start)) {
+        // What one step can bring; text is mostly shorter.
+        const auto top = static_cast<std::size_t>(progress.rules().options().top_logprobs);
+        emission.tokens.reserve(accept::kMaxNodes);
+        emission.top.reserve(accept::kMaxNodes * top);
+        emission.text.reserve(accept::kMaxNodes * 16);
+    }
 
     schedule::RequestId id;
     std::int32_t choice = 0;

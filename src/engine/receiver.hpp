@@ -19,12 +19,13 @@ enum class Interruption : std::uint8_t {
     deadline,     // it passed
     step_failed,  // the model refused the batch, or the engine is out of order
     stopped,      // the engine was stopped
+    refused,      // the queue was full after all; it never ran
 };
 
 struct Ending {
     accept::Finish finish;
     Interruption interruption = Interruption::none;  // set when the reason is interrupted
-    std::string_view message;                        // of step_failed; good during receive()
+    std::string_view message;                        // for people; good during receive()
 };
 
 // News of one choice since the last update. References are good during receive().

@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/step_batch.hpp"
 
+#include <algorithm>
 #include <numeric>
 
 #include "base/check.hpp"
 
 namespace espalier::engine {
 
-StepBatch::StepBatch(std::int64_t max_rows, std::int64_t max_tokens)
-    : counting_(static_cast<std::size_t>(max_tokens)) {
-    trees_.reserve(static_cast<std::size_t>(max_rows));
+StepBatch::StepBatch(const schedule::SchedulerOptions& options)
+    : counting_(static_cast<std::size_t>(options.max_step_tokens)) {
+    const std::int64_t pages =
+        std::min(cache::pages_for(options.max_model_len), options.page_count - 1);
+    builder_.reserve(options.max_step_tokens, options.max_rows, options.max_step_gather, pages);
+    trees_.reserve(static_cast<std::size_t>(options.max_rows));
     std::iota(counting_.begin(), counting_.end(), 0);
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A plan laid out as one batch: chunks as they are, running requests as the trees chosen for them.
-// Knows where each request's tokens lie in the batch afterwards. Used by Stepper; no allocation
-// once it has seen its largest plan.
+// Knows where each request's tokens lie in the batch afterwards. Used by Stepper; all
+// memory is taken at creation.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,14 @@
 #include "batch/batch_builder.hpp"
 #include "engine/speculation.hpp"
 #include "schedule/plan.hpp"
+#include "schedule/scheduler.hpp"
 #include "speculate/tree.hpp"
 
 namespace espalier::engine {
 
 class StepBatch {
   public:
-    StepBatch(std::int64_t max_rows, std::int64_t max_tokens);
+    explicit StepBatch(const schedule::SchedulerOptions& options);
 
     // The view borrows from this until the next build.
     Expected<batch::BatchView> build(const schedule::Plan& plan, const Speculation& speculation);

@@ -55,7 +55,7 @@ Stepper::Stepper(StepperParts parts, const StepperSettings& settings,
       storage_(std::move(storage)),
       speculation_({settings.grant, settings.schedule.max_rows, limits_.vocabulary},
                    std::move(parts_.drafters)),
-      batch_(settings.schedule.max_rows, settings.schedule.max_step_tokens),
+      batch_(settings.schedule),
       draws_(settings.schedule.max_rows, settings.schedule.max_step_gather),
       moves_(settings.schedule.max_step_tokens) {
     const auto rows = static_cast<std::size_t>(settings.schedule.max_rows);
