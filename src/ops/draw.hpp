@@ -69,6 +69,10 @@ inline float log_probability(float logit, float maximum, std::uint64_t raw_total
                               portable_log(total));
 }
 
+inline bool asks_logprobs(const NodeSampling& node) {
+    return node.logprob || !node.top.empty() || node.wanted >= 0;
+}
+
 // Does a prefix of the descending order with this weight reach top_p of the whole?
 inline bool reaches(std::uint64_t prefix, float top_p, std::uint64_t whole) {
     return static_cast<double>(prefix) >= static_cast<double>(top_p) * static_cast<double>(whole);

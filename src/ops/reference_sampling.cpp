@@ -150,7 +150,8 @@ Draw reference_draw(const float* logits, std::int64_t vocabulary, const NodeSamp
     std::vector<std::int32_t> order = descending_order(changed.data(), vocabulary);
     if (order.empty()) return {-1, 0.0f, DrawFlag::nothing_left};
     const std::int32_t token = draw_token(changed.data(), node, order);
-    return {token, logprob(token), DrawFlag::fine};
+    return {token, asks_logprobs(node) ? logprob(token) : std::numeric_limits<float>::quiet_NaN(),
+            DrawFlag::fine};
 }
 
 }  // namespace espalier::ops

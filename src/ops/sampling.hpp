@@ -90,6 +90,9 @@ struct NodeSampling {
     // lowest) of word t / 32 is set; null: everything. Bits beyond the vocabulary mean nothing.
     const std::uint32_t* allowed = nullptr;
 
+    // false: nobody asks for the draw's logprob, and it is NaN. That saves a pass of exponentials:
+    // 170 of 178 µs for a greedy node of 129,280 tokens. Of no effect with `top` or `wanted`.
+    bool logprob = true;
     // Output: gets the tokens of the largest raw logits, descending, ties to the lower id, at most
     // kMaxTopLogprobs. Places without a token (too few above -inf, or bad logits) get {-1, -inf}.
     std::span<TokenLogprob> top{};

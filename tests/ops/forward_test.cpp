@@ -73,6 +73,16 @@ TEST(StepLoop, OperationsDoNotAllocate) {
     std::vector<NodeSampling> nodes(2);
     nodes[0].top_p = nodes[1].top_p = 0.9f;
     nodes[1].top_k = 5000;
+    const std::vector<TokenCount> counts = {{5, 2, true}, {39999, 1, false}};
+    const std::vector<LogitBias> biases = {{7, -3.0f}};
+    const std::vector<std::uint32_t> allowed(kVocabulary / 32, 0xf0f0f0f0u);
+    std::vector<TokenLogprob> top(20);
+    nodes[1].repetition_penalty = 1.2f;
+    nodes[1].committed_counts = nodes[1].changed_counts = counts;
+    nodes[1].logit_bias = biases;
+    nodes[1].banned = index;
+    nodes[1].allowed = allowed.data();
+    nodes[1].top = top;
     std::vector<Draw> draws(2);
     const Matrix in = Matrix::of(x.data(), kTokens, kHidden, 2 * kHidden);
     const Matrix out = Matrix::of(y.data(), kTokens, kHidden, 2 * kHidden);
@@ -95,6 +105,13 @@ TEST(StepLoop, OperationsDoNotAllocate) {
                           draws.data());
     EXPECT_EQ(allocations_so_far() - before, 0);
     EXPECT_EQ(draws[0].flag, DrawFlag::fine);
+    EXPECT_EQ(draws[1].flag, DrawFlag::fine);
+    ThreadPool alone(1);
+    OpContext one_worker{alone, arena};  // a task for each node
+    const std::int64_t between = allocations_so_far();
+    backend->sample_nodes(one_worker, Matrix::of(logits.data(), 2, kVocabulary), nodes.data(),
+                          draws.data());
+    EXPECT_EQ(allocations_so_far() - between, 0);
 }
 
 }  // namespace

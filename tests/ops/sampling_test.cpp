@@ -3,110 +3,14 @@
 // the distribution it should; a draw depends on (logits, parameters, seed, position, choice) alone.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <limits>
-
 #include "ops/reference_sampling.hpp"
-#include "ops/support.hpp"
+#include "ops/sampling_cases.hpp"
 
 namespace espalier::ops {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-class Sampler {
-  public:
-    Sampler(CpuVariant variant, int workers)
-        : backend_(make_cpu_backend(variant)),
-          pool_(workers),
-          arena_(make_arena(backend_->scratch_bytes(0, 64, 200000, workers))) {}
-
-    std::vector<Draw> draw(std::vector<float> logits, const std::vector<NodeSampling>& nodes) {
-        std::vector<Draw> draws(nodes.size());
-        const auto rows = static_cast<std::int64_t>(nodes.size());
-        OpContext context{pool_, arena_};
-        backend_->sample_nodes(
-            context,
-            Matrix::of(logits.data(), rows, static_cast<std::int64_t>(logits.size()) / rows),
-            nodes.data(), draws.data());
-        return draws;
-    }
-
-  private:
-    std::unique_ptr<Backend> backend_;
-    ThreadPool pool_;
-    Arena arena_;
-};
-
-void expect_same(const Draw& got, const Draw& wanted, const std::string& where) {
-    EXPECT_EQ(got.token, wanted.token) << where;
-    EXPECT_EQ(got.flag, wanted.flag) << where;
-    EXPECT_TRUE(same_bits(&got.logprob, &wanted.logprob, 1)) << where;
-}
-
-template <typename T>
-T one_of(std::mt19937& random, std::initializer_list<T> list) {
-    return *(list.begin() + random() % list.size());
-}
-
-NodeSampling random_node(std::mt19937& random) {
-    NodeSampling node;
-    node.temperature = one_of(
-        random, {0.0f, 1e-6f, 1e-5f, 1e-3f, 0.1f, 0.7f, 1.0f, 1.0f, 1.0f, 1.5f, 30.0f, 1e20f});
-    node.min_p = one_of(random, {0.0f, 0.0f, 0.0f, 0.01f, 0.1f, 1.0f, 2.0f, 1e-30f});
-    node.top_p = one_of(random, {1.0f, 1.0f, 0.95f, 0.5f, 0.1f, 1e-9f, 0.0f, 0.999999f, 0.25f});
-    node.top_k = one_of(random, {0, 0, 0, 1, 2, 5, 40, 1000000});
-    node.seed = (std::uint64_t{random()} << 32) | random();
-    node.position = static_cast<std::int32_t>(random() % 100000);
-    node.choice = static_cast<std::int32_t>(random() % 4);
-    return node;
-}
-
-// Ties, holes, huge, tiny, flat, peaked; sometimes a poison value.
-std::vector<float> random_logits(std::mt19937& random, std::int64_t vocabulary) {
-    std::vector<float> logits;
-    std::normal_distribution<float> normal;
-    const auto kind = random() % 8;
-    for (std::int64_t i = 0; i < vocabulary; ++i) {
-        switch (kind) {
-            case 0:
-                logits.push_back(normal(random) * 3.0f);
-                break;
-            case 1:
-                logits.push_back(static_cast<float>(random() % 3));
-                break;
-            case 2:
-                logits.push_back(random() % 2 == 0 ? -kInfinity : normal(random));
-                break;
-            case 3:
-                logits.push_back(normal(random) * 1e38f);
-                break;
-            case 4:
-                logits.push_back(std::clamp(normal(random) * 1e15f, -3e38f, 3e38f));
-                break;
-            case 5:
-                logits.push_back(1.5f);
-                break;
-            case 6:
-                logits.push_back(random() % 2 == 0
-                                     ? -0.0f
-                                     : (random() % 2 == 0 ? 0.0f : normal(random) * 1e-40f));
-                break;
-            default:
-                logits.push_back(std::round(normal(random) * 8.0f) / 8.0f + 20.0f);
-                break;
-        }
-        if (!(std::abs(logits.back()) < kInfinity)) logits.back() = -kInfinity;
-    }
-    const auto poison = random() % 40;
-    if (poison == 0) logits[random() % logits.size()] = std::nanf("");
-    if (poison == 1) logits[random() % logits.size()] = kInfinity;
-    if (poison == 2) std::fill(logits.begin(), logits.end(), -kInfinity);
-    return logits;
-}
-
-void compare_cases(CpuVariant variant, int cases, std::uint32_t seed, std::int64_t smallest,
-                   std::int64_t largest) {
+void compare_cases(CpuVariant variant, bool adjusted, int cases, std::uint32_t seed,
+                   std::int64_t smallest, std::int64_t largest) {
     Sampler whole_node(variant, 1);
     Sampler split_node(variant, 3);
     std::mt19937 random(seed);
@@ -114,13 +18,20 @@ void compare_cases(CpuVariant variant, int cases, std::uint32_t seed, std::int64
         const std::int64_t vocabulary =
             smallest + static_cast<std::int64_t>(random()) % (largest - smallest + 1);
         const std::vector<float> logits = random_logits(random, vocabulary);
-        const NodeSampling node = random_node(random);
-        const Draw wanted = reference_draw(logits.data(), vocabulary, node);
+        NodeCase made;
+        if (adjusted) {
+            fill_random(random, vocabulary, made);
+        } else {
+            made.node = random_filters(random);
+        }
+        const std::size_t top_count = random() % 3 == 0 ? random() % (kMaxTopLogprobs + 1) : 0;
+        const Outcome wanted = reference_outcome(logits, made.node, top_count);
         const std::string where =
-            fmt::format("{} case {}: V {} T {} min_p {} top_k {} top_p {}", name_of(variant), i,
-                        vocabulary, node.temperature, node.min_p, node.top_k, node.top_p);
-        expect_same(whole_node.draw(logits, {node})[0], wanted, where);
-        if (i % 8 == 0) expect_same(split_node.draw(logits, {node})[0], wanted, where + ", split");
+            fmt::format("{} case {}: V {} {}", name_of(variant), i, vocabulary, made.describe());
+        expect_same(whole_node.draw_one(logits, made.node, top_count), wanted, where);
+        if (i % 8 == 0)
+            expect_same(split_node.draw_one(logits, made.node, top_count), wanted,
+                        where + ", split");
     }
 }
 
@@ -129,30 +40,38 @@ INSTANTIATE_TEST_SUITE_P(Variants, Sampling, testing::ValuesIn(variants()),
                          [](const auto& tested) { return std::string(name_of(tested.param)); });
 
 TEST_P(Sampling, EqualsThePlainVersionOnSmallVocabularies) {
-    compare_cases(GetParam(), 20000, 1, 1, 120);
+    compare_cases(GetParam(), false, 6000, 1, 1, 120);
+    compare_cases(GetParam(), true, 12000, 4, 1, 120);
 }
 
 // Thousands of ties and several chunks: the narrowing of prefixes and the split over threads.
 TEST_P(Sampling, EqualsThePlainVersionOnLargeVocabularies) {
-    compare_cases(GetParam(), 150, 2, 1500, 50000);
+    compare_cases(GetParam(), false, 60, 2, 1500, 50000);
+    compare_cases(GetParam(), true, 80, 5, 1500, 50000);
 }
 
 TEST_P(Sampling, ManyNodesAtOnceAreManySingleNodes) {
     std::mt19937 random(3);
     constexpr std::int64_t kVocabulary = 3000;
+    constexpr std::size_t kNodes = 40;
     std::vector<float> logits;
+    std::vector<NodeCase> made(kNodes);
     std::vector<NodeSampling> nodes;
-    for (int g = 0; g < 40; ++g) {
+    std::vector<std::size_t> top_counts;
+    std::vector<Outcome> wanted;
+    for (std::size_t g = 0; g < kNodes; ++g) {
         const std::vector<float> row = random_logits(random, kVocabulary);
         logits.insert(logits.end(), row.begin(), row.end());
-        nodes.push_back(random_node(random));
+        if (g % 4 != 0) fill_random(random, kVocabulary, made[g]);
+        nodes.push_back(g % 4 != 0 ? made[g].node : random_filters(random));
+        top_counts.push_back(g % 5);
+        wanted.push_back(reference_outcome(row, nodes[g], top_counts[g]));
     }
     for (int workers = 1; workers <= 3; ++workers) {
-        const std::vector<Draw> draws = Sampler(GetParam(), workers).draw(logits, nodes);
+        const std::vector<Outcome> outcomes =
+            Sampler(GetParam(), workers).draw(logits, nodes, top_counts);
         for (std::size_t g = 0; g < nodes.size(); ++g)
-            expect_same(draws[g],
-                        reference_draw(logits.data() + g * kVocabulary, kVocabulary, nodes[g]),
-                        fmt::format("node {} with {} workers", g, workers));
+            expect_same(outcomes[g], wanted[g], fmt::format("node {} with {} workers", g, workers));
     }
 }
 

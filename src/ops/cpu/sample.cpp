@@ -53,20 +53,19 @@ class Race {
             logits_[count_] = logit;
             count_ += kept.holds(logit, token) ? 1 : 0;
         }
-        if (count_ >= kBlock) run();
+        if (count_ >= kBlock) run(logits_.data());
     }
 
     // All of them; a logit of -inf has likelihood 0 and never wins.
     void enter_all(std::int64_t first, std::int64_t end) {
         for (std::int64_t token = first; token < end; ++token)
             tokens_[static_cast<std::size_t>(token - first)] = static_cast<std::int32_t>(token);
-        std::copy(node_.logits + first, node_.logits + end, logits_.begin());
         count_ = static_cast<std::size_t>(end - first);
-        run();
+        run(node_.logits + first);
     }
 
     Best finish() {
-        run();
+        run(logits_.data());
         return best_;
     }
 
@@ -80,19 +79,25 @@ class Race {
             static_cast<float>(portable_exp(node_.scaling.maximum - best_.score) * (1.0 + 0x1p-16));
     }
 
-    void run() {
+    // logits: of tokens_[0 … count_).
+    void run(const float* logits) {
         const auto count = static_cast<std::int64_t>(count_);
         node_.kernels.philox(tokens_.data(), count, sampling_.seed, sampling_.position,
                              sampling_.choice, words_.data());
-        node_.kernels.advantages(logits_.data(), words_.data(), node_.scaling, bar_, count,
+        node_.kernels.advantages(logits, words_.data(), node_.scaling, bar_, count,
                                  advantages_.data());
+        // Most blocks hold no survivor; to ask each token alone takes 100 µs of a vocabulary.
+        if (node_.kernels.scan(advantages_.data(), count).maximum >= 0.0f) offer_survivors(logits);
+        count_ = 0;
+    }
+
+    void offer_survivors(const float* logits) {
         for (std::size_t i = 0; i < count_; ++i) {
             if (advantages_[i] < 0.0f) continue;
-            best_.offer(scaled(logits_[i], node_.scaling.inverse) + gumbel_of(words_[i]),
+            best_.offer(scaled(logits[i], node_.scaling.inverse) + gumbel_of(words_[i]),
                         tokens_[i]);
         }
         raise_bar();
-        count_ = 0;
     }
 
     const NodeView& node_;
@@ -135,16 +140,22 @@ std::int32_t draw_among(const NodeView& node, const NodeSampling& sampling, cons
     return overall.token;
 }
 
-LogitScan scan_all(const NodeView& node) {
+struct NodeScan {
+    LogitScan found;
+    std::int64_t chunk;  // the first one that holds the maximum
+};
+
+NodeScan scan_all(const NodeView& node) {
     std::array<LogitScan, kMaxChunks> scans;
     node.for_chunks([&](std::int64_t chunk, std::int64_t first, std::int64_t end) {
         scans[static_cast<std::size_t>(chunk)] =
             node.kernels.scan(node.logits + first, end - first);
     });
-    LogitScan all = {-kInfinity, false};
+    NodeScan all = {{-kInfinity, false}, 0};
     for (std::int64_t chunk = 0; chunk < node.chunks(); ++chunk) {
         const LogitScan& part = scans[static_cast<std::size_t>(chunk)];
-        all = {std::max(all.maximum, part.maximum), all.bad || part.bad};
+        if (part.maximum > all.found.maximum) all = {{part.maximum, all.found.bad}, chunk};
+        all.found.bad = all.found.bad || part.bad;
     }
     return all;
 }
@@ -168,9 +179,11 @@ struct Choice {
     std::uint64_t total;
 };
 
-// Draws from a node whose maximum is known and finite.
-Choice choose(NodeView node, const NodeSampling& sampling) {
-    const float* first = std::find(node.logits, node.logits + node.vocabulary, node.maximum);
+// Draws from a node whose scan found something above -inf.
+Choice choose(NodeView node, const NodeScan& scan, const NodeSampling& sampling) {
+    node.maximum = scan.found.maximum;
+    const float* first =
+        std::find(node.logits + scan.chunk * kChunk, node.logits + node.vocabulary, node.maximum);
     const auto likeliest = static_cast<std::int32_t>(first - node.logits);
     if (!(sampling.temperature >= kGreedyBelow)) return {likeliest, 0};
 
@@ -191,12 +204,13 @@ Choice choose_adjusted(const NodeView& raw, const NodeSampling& sampling, float*
     NodeView node = raw;
     adjust(raw, sampling, spare);
     node.logits = spare;
-    node.maximum = scan_all(node).maximum;
-    if (node.maximum == -kInfinity) return {-1, 0};
-    return {choose(node, sampling).token, 0};
+    const NodeScan scan = scan_all(node);
+    if (scan.found.maximum == -kInfinity) return {-1, 0};
+    return {choose(node, scan, sampling).token, 0};
 }
 
 void report_top(const NodeView& raw, std::uint64_t total, std::span<TokenLogprob> top) {
+    if (top.empty()) return;
     const TopList largest = largest_logits(raw, top.size());
     std::transform(
         largest.entries().begin(), largest.entries().end(), top.begin(),
@@ -208,20 +222,24 @@ void report_top(const NodeView& raw, std::uint64_t total, std::span<TokenLogprob
 Draw sample_node(NodeView raw, const NodeSampling& sampling, float* spare) {
     check_node(sampling, raw.vocabulary);
     std::fill(sampling.top.begin(), sampling.top.end(), TokenLogprob{-1, -kInfinity});
-    const LogitScan found = scan_all(raw);
-    if (found.bad) return {-1, 0.0f, DrawFlag::bad_logits};
-    if (found.maximum == -kInfinity) return {-1, 0.0f, DrawFlag::nothing_left};
-    raw.maximum = found.maximum;
+    const NodeScan scan = scan_all(raw);
+    if (scan.found.bad) return {-1, 0.0f, DrawFlag::bad_logits};
+    if (scan.found.maximum == -kInfinity) return {-1, 0.0f, DrawFlag::nothing_left};
+    raw.maximum = scan.found.maximum;
 
     Choice choice = {sampling.wanted, 0};
     if (sampling.wanted < 0)
-        choice =
-            is_adjusted(sampling) ? choose_adjusted(raw, sampling, spare) : choose(raw, sampling);
-    const std::uint64_t total = choice.total != 0 ? choice.total : sum_raw_weights(raw);
-    if (!sampling.top.empty()) report_top(raw, total, sampling.top);
+        choice = is_adjusted(sampling) ? choose_adjusted(raw, sampling, spare)
+                                       : choose(raw, scan, sampling);
+    float logprob = std::numeric_limits<float>::quiet_NaN();
+    if (asks_logprobs(sampling)) {
+        const std::uint64_t total = choice.total != 0 ? choice.total : sum_raw_weights(raw);
+        report_top(raw, total, sampling.top);
+        if (choice.token >= 0)
+            logprob = log_probability(raw.logits[choice.token], raw.maximum, total);
+    }
     if (choice.token < 0) return {-1, 0.0f, DrawFlag::nothing_left};
-    return {choice.token, log_probability(raw.logits[choice.token], raw.maximum, total),
-            DrawFlag::fine};
+    return {choice.token, logprob, DrawFlag::fine};
 }
 
 std::int64_t chunks_of(std::int64_t vocabulary) { return (vocabulary + kChunk - 1) / kChunk; }

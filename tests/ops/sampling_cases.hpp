@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Random nodes for the tests of sample_nodes: hostile logits, every filter, every adjustment.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "ops/support.hpp"
+
+namespace espalier::ops {
+
+inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// A node with everything it borrows. Copies are not made: spans point into it.
+struct NodeCase {
+    NodeCase() = default;
+    NodeCase(const NodeCase&) = delete;
+    NodeCase& operator=(const NodeCase&) = delete;
+
+    NodeSampling node;
+    std::vector<LogitBias> biases;
+    std::vector<TokenCount> committed, changed;
+    std::vector<std::int32_t> banned;
+    std::vector<std::uint32_t> allowed;
+    std::string describe() const;
+};
+
+// Filters, seed, position; no adjustments.
+NodeSampling random_filters(std::mt19937& random);
+// Ties, holes, huge, tiny, flat, peaked; sometimes a poison value.
+std::vector<float> random_logits(std::mt19937& random, std::int64_t vocabulary);
+// Filters and any mix of adjustments for this vocabulary.
+void fill_random(std::mt19937& random, std::int64_t vocabulary, NodeCase& made);
+
+// Everything a node gives.
+struct Outcome {
+    Draw draw;
+    std::vector<TokenLogprob> top;
+};
+Outcome reference_outcome(const std::vector<float>& logits, NodeSampling node,
+                          std::size_t top_count);
+void expect_same(const Outcome& got, const Outcome& wanted, const std::string& where);
+
+// A backend with its pool and arena.
+class Sampler {
+  public:
+    Sampler(CpuVariant variant, int workers);
+    // logits: [nodes, vocabulary]; top_counts: [nodes]. Also expects the logits to stay as they
+    // are.
+    std::vector<Outcome> draw(std::vector<float> logits, std::vector<NodeSampling> nodes,
+                              const std::vector<std::size_t>& top_counts);
+    Outcome draw_one(const std::vector<float>& logits, const NodeSampling& node,
+                     std::size_t top_count) {
+        return draw(logits, {node}, {top_count})[0];
+    }
+
+  private:
+    std::unique_ptr<Backend> backend_;
+    ThreadPool pool_;
+    Arena arena_;
+};
+
+}  // namespace espalier::ops
