@@ -297,6 +297,9 @@ std::span<const std::int32_t> Scheduler::tokens(std::int32_t slot) const {
 std::int64_t Scheduler::prompt_tokens(std::int32_t slot) const {
     return live_job(slot).prompt_tokens;
 }
+std::int64_t Scheduler::tokens_left(std::int32_t slot) const {
+    return live_job(slot).max_length - live_job(slot).length();
+}
 std::int32_t Scheduler::choice(std::int32_t slot) const { return live_job(slot).choice; }
 std::int64_t Scheduler::preemptions(std::int32_t slot) const { return live_job(slot).preemptions; }
 std::int64_t Scheduler::hit_tokens(std::int32_t slot) const { return live_job(slot).hit_tokens; }

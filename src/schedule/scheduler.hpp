@@ -88,7 +88,8 @@ class Scheduler {
     // the request's next advance.
     std::span<const std::int32_t> tokens(std::int32_t slot) const;
     std::int64_t prompt_tokens(std::int32_t slot) const;
-    std::int32_t choice(std::int32_t slot) const;  // 0 … choices − 1
+    std::int64_t tokens_left(std::int32_t slot) const;  // of max_tokens
+    std::int32_t choice(std::int32_t slot) const;       // 0 … choices − 1
     std::int64_t preemptions(std::int32_t slot) const;
     // Tokens that its first admission found in the prefix index (for usage).
     std::int64_t hit_tokens(std::int32_t slot) const;
