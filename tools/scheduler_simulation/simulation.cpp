@@ -225,8 +225,8 @@ class Simulation {
             Live& live = live_.at(share.id.serial);
             if (!live.answered)
                 result_.first_tokens.push_back(
-                    {live.submitted_seconds,
-                     static_cast<float>(seconds_ - live.submitted_seconds)});
+                    {live.submitted_seconds, static_cast<float>(seconds_ - live.submitted_seconds),
+                     live.order.priority});
             live.answered = true;
         }
     }

@@ -30,6 +30,7 @@ struct StepSample {
 struct FirstToken {
     double submitted_seconds = 0;
     float wait_seconds = 0;  // to its first token
+    std::int32_t priority = 0;
 };
 
 struct SimulationResult {
