@@ -183,6 +183,13 @@ TEST_F(SchedulerChoices, OneComputesThePromptAndTheOthersTheirTails) {
     EXPECT_EQ(scheduler_->gauges().pages.owned, 31 + 3);
 }
 
+// Also when the batch has room for all of them.
+TEST_F(SchedulerChoices, WaitRatherThanComputeThePromptTwice) {
+    submit(300, 3);
+    EXPECT_EQ(steps_.step().requests.size(), 1u);
+    EXPECT_EQ(steps_.plan().tokens.total(), 1 + 2 * (300 - 256));
+}
+
 TEST_F(SchedulerChoices, AnotherLeadsWhenTheFirstIsCancelled) {
     submit(2000, 3);
     steps_.step();

@@ -24,6 +24,14 @@ struct EngineHabits {
     double fail = 0.0;
 };
 
+// The pages of a state that has some, or null.
+inline const cache::PageTable* pages_of(const State& state) {
+    if (const auto* prompt = std::get_if<Prefilling>(&state)) return &prompt->pages;
+    if (const auto* running = std::get_if<Running>(&state)) return &running->pages;
+    if (const auto* leaving = std::get_if<Leaving>(&state)) return &leaving->pages;
+    return nullptr;
+}
+
 class Referee {
   public:
     Referee(Scheduler& scheduler, std::uint64_t seed, EngineHabits habits);
