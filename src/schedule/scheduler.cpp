@@ -171,9 +171,9 @@ RequestId Scheduler::enlist(const Request& request, std::int32_t choice, std::in
     if (options_.prefill_segment != 0)
         job.key.decompressed_below = cache::decompressed_below(job.prompt_tokens);
     job.key.accept_absorbed = options_.reuse_generated;
-    next_deadline_ = std::min(next_deadline_, job.deadline);
     ++totals_.submitted;
     wait(job);
+    remember_deadline(job);
     return job.id;
 }
 
@@ -191,10 +191,9 @@ void Scheduler::stop_waiting(Job& job) {
 }
 
 bool Scheduler::cancel(RequestId id) {
-    if (id.slot < 0 || id.slot >= slot_count() || at(id.slot).id != id) return false;
+    if (id.slot < 0 || id.slot >= slot_count() || !is_live(id)) return false;
     Job& job = at(id.slot);
-    if (std::holds_alternative<Finished>(job.state) || std::holds_alternative<Leaving>(job.state))
-        return false;
+    if (std::holds_alternative<Leaving>(job.state)) return false;
     if (phase_ != Phase::planned || job.grant.tokens == 0) {
         end(job, EndReason::cancelled);
         return true;
@@ -248,17 +247,29 @@ void Scheduler::end(Job& job, EndReason reason) {
 }
 
 void Scheduler::expire(Time now) {
-    if (now < next_deadline_) return;
-    next_deadline_ = kNoDeadline;
-    for (Job& job : jobs_) {
-        if (std::holds_alternative<std::monostate>(job.state) ||
-            std::holds_alternative<Finished>(job.state))
-            continue;
-        if (job.deadline <= now)
-            end(job, EndReason::expired);
-        else
-            next_deadline_ = std::min(next_deadline_, job.deadline);
+    while (!deadlines_.empty() && deadlines_.front().time <= now) {
+        std::pop_heap(deadlines_.begin(), deadlines_.end(), later);
+        const RequestId id = deadlines_.back().id;
+        deadlines_.pop_back();
+        if (is_live(id)) end(at(id.slot), EndReason::expired);
     }
+}
+
+// Requests that end in time leave their deadlines behind; once those could be the larger part, the
+// heap is made anew.
+void Scheduler::remember_deadline(const Job& job) {
+    if (job.deadline == kNoDeadline) return;
+    if (deadlines_.size() >= 2 * jobs_.size()) {
+        std::erase_if(deadlines_, [this](const Deadline& entry) { return !is_live(entry.id); });
+        std::make_heap(deadlines_.begin(), deadlines_.end(), later);
+    }
+    deadlines_.push_back({job.deadline, job.id});
+    std::push_heap(deadlines_.begin(), deadlines_.end(), later);
+}
+
+bool Scheduler::is_live(RequestId id) const {
+    const Job& job = at(id.slot);
+    return job.id == id && !std::holds_alternative<Finished>(job.state);
 }
 
 void Scheduler::forget_ended() {
@@ -296,6 +307,9 @@ std::span<const std::int32_t> Scheduler::tokens(std::int32_t slot) const {
 }
 std::int64_t Scheduler::prompt_tokens(std::int32_t slot) const {
     return live_job(slot).prompt_tokens;
+}
+std::int64_t Scheduler::tokens_left(std::int32_t slot) const {
+    return live_job(slot).max_length - live_job(slot).length();
 }
 std::int32_t Scheduler::choice(std::int32_t slot) const { return live_job(slot).choice; }
 std::int64_t Scheduler::preemptions(std::int32_t slot) const { return live_job(slot).preemptions; }

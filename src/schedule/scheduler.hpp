@@ -88,7 +88,8 @@ class Scheduler {
     // the request's next advance.
     std::span<const std::int32_t> tokens(std::int32_t slot) const;
     std::int64_t prompt_tokens(std::int32_t slot) const;
-    std::int32_t choice(std::int32_t slot) const;  // 0 … choices − 1
+    std::int64_t tokens_left(std::int32_t slot) const;  // of max_tokens
+    std::int32_t choice(std::int32_t slot) const;       // 0 … choices − 1
     std::int64_t preemptions(std::int32_t slot) const;
     // Tokens that its first admission found in the prefix index (for usage).
     std::int64_t hit_tokens(std::int32_t slot) const;
@@ -110,6 +111,14 @@ class Scheduler {
         std::int64_t gather = 0;
     };
 
+    struct Deadline {
+        Time time = kNoDeadline;
+        RequestId id;
+    };
+    static bool later(const Deadline& a, const Deadline& b) {
+        return a.time != b.time ? a.time > b.time : a.id.serial > b.id.serial;
+    }
+
     explicit Scheduler(const SchedulerOptions& options);
 
     // Requests and their lists (scheduler.cpp).
@@ -125,6 +134,8 @@ class Scheduler {
     void stop_waiting(Job& job);  // out of it
     void end(Job& job, EndReason reason);
     void expire(Time now);
+    void remember_deadline(const Job& job);
+    bool is_live(RequestId id) const;
     cache::PageTable take_table(const cache::SequenceKey& key);
     void recycle(cache::PageTable&& table);
 
@@ -171,7 +182,7 @@ class Scheduler {
     OrderedSlots waiting_, prefilling_, running_;
     std::int64_t waiting_tokens_ = 0;
     std::int64_t next_serial_ = 0;
-    Time next_deadline_ = kNoDeadline;  // nobody expires before
+    std::vector<Deadline> deadlines_;  // a heap, the next one first; some may have ended
     std::vector<Ended> ended_;
     Totals totals_;
 

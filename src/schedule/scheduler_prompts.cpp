@@ -68,9 +68,11 @@ void Scheduler::grant_rest() {
 bool Scheduler::grant_chunk(Job& job, bool may_preempt) {
     if (stalled_ && *stalled_ < job.order()) return false;
     if (std::holds_alternative<Waiting>(job.state)) {
-        // Without a lookup the whole of it counts, which may be more than it needs.
-        if (left_.tokens < std::min(options_.prompt_quantum, job.length())) return false;
-        if (left_.gather < 1 || !admit(job, may_preempt)) return false;
+        // Without a lookup the whole of it counts, which may be more than it needs. (The first
+        // prompt always has its quantum and a row of logits: at worst those of who makes way.)
+        const std::int64_t least = std::min(options_.prompt_quantum, job.length());
+        if (!may_preempt && (left_.tokens < least || left_.gather < 1)) return false;
+        if (!admit(job, may_preempt)) return false;
     }
     Prefilling& prompt = std::get<Prefilling>(job.state);
     const std::int64_t first = prompt.computed;

@@ -24,6 +24,7 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"cache", {"base", "mla"}},
     {"batch", {"base", "mla", "cache"}},
     {"speculate", {"base"}},
+    {"schedule", {"base", "cache"}},
     {"model", {"base", "linalg", "mla", "ops", "checkpoint", "cache", "batch"}},
     {"accept", {"base", "ops", "text"}},
     {"cli",
