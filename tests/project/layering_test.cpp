@@ -27,6 +27,8 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"schedule", {"base", "cache"}},
     {"model", {"base", "linalg", "mla", "ops", "checkpoint", "cache", "batch"}},
     {"accept", {"base", "ops", "text"}},
+    {"engine",
+     {"base", "mla", "ops", "text", "cache", "batch", "speculate", "schedule", "model", "accept"}},
     {"cli",
      {"base", "linalg", "mla", "conformance", "ops", "checkpoint", "text", "cache", "batch",
       "model"}},
