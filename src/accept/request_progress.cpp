@@ -18,6 +18,11 @@ RequestProgress::RequestProgress(OutputRules rules, const text::Tokenizer& token
       scanner_(rules_.options().stop) {
     usage_.prompt_tokens = static_cast<std::int64_t>(prompt.size());
     if (rules_.options().count_tokens) counts_.emplace(prompt);
+    // Mostly enough: a walk's steps then take no memory, and text is held back no further than a
+    // stop string is long.
+    held_text_.reserve(256);
+    held_tokens_.reserve(64);
+    held_top_.reserve(64 * static_cast<std::size_t>(rules_.options().top_logprobs));
 }
 
 std::span<const std::int32_t> RequestProgress::banned_at(std::int32_t depth) const {

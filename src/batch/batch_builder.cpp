@@ -62,6 +62,31 @@ void extend(std::vector<T>& to, const std::vector<T>& from) {
 
 }  // namespace
 
+void BatchBuilder::Part::reserve(std::size_t most_tokens, std::size_t rows, std::size_t pages) {
+    for (auto* list : {&tokens, &position, &row_of}) list->reserve(most_tokens);
+    slot.reserve(most_tokens);
+    words.reserve(most_tokens);
+    for (auto* list : {&q_indptr, &block_begin, &padded_indptr}) list->reserve(rows + 1);
+    for (auto* list : {&kv_len, &tail_len}) list->reserve(rows);
+    mask.reserve(rows);
+    for (auto* list : {&block_table, &padded_table}) list->reserve(rows * pages);
+}
+
+void BatchBuilder::reserve(std::int64_t tokens, std::int64_t rows, std::int64_t gather,
+                           std::int64_t pages) {
+    const auto most_tokens = static_cast<std::size_t>(tokens);
+    const auto most_rows = static_cast<std::size_t>(rows);
+    for (Part* part : {&absorbed_, &decompressed_})
+        part->reserve(most_tokens, most_rows, static_cast<std::size_t>(pages));
+    wanted_.reserve(static_cast<std::size_t>(gather));
+    gather_.reserve(static_cast<std::size_t>(gather));
+    first_token_.reserve(2 * most_rows);
+    first_gather_.reserve(2 * most_rows);
+    for (auto* list : {&tokens_, &position_, &row_of_}) list->reserve(most_tokens);
+    slot_.reserve(most_tokens);
+    words_.reserve(most_tokens);
+}
+
 void BatchBuilder::Part::clear() {
     q_indptr.assign(1, 0);
     block_begin.assign(1, 0);
@@ -77,6 +102,7 @@ void BatchBuilder::clear() {
     decompressed_.clear();
     wanted_.clear();
     first_gather_.clear();
+    first_token_.clear();
 }
 
 Expected<void> BatchBuilder::add(const RowSpec& row) {
@@ -85,6 +111,7 @@ Expected<void> BatchBuilder::add(const RowSpec& row) {
     Part& part = row.form == Form::absorbed ? absorbed_ : decompressed_;
     const auto first_token = static_cast<std::int64_t>(part.tokens.size());
     first_gather_.push_back(static_cast<std::int64_t>(wanted_.size()));
+    first_token_.push_back({row.form, first_token});
     for (const std::int32_t index : row.gather) wanted_.push_back({row.form, first_token + index});
 
     append_tokens(row, part);
@@ -133,9 +160,9 @@ BatchView BatchBuilder::finish(const Padding& padding) {
         view.cap_absorbed + std::max(count(decompressed_), padding.decompressed_tokens);
     append_padded(absorbed_, view.cap_absorbed);
     append_padded(decompressed_, view.cap_tokens - view.cap_absorbed);
-    for (const Wanted& wanted : wanted_)
-        gather_.push_back(static_cast<std::int32_t>(
-            wanted.token + (wanted.form == Form::absorbed ? 0 : view.cap_absorbed)));
+    cap_absorbed_ = view.cap_absorbed;
+    for (const Place& wanted : wanted_)
+        gather_.push_back(static_cast<std::int32_t>(index_of(wanted)));
     gather_.resize(static_cast<std::size_t>(
                        std::max(static_cast<std::int64_t>(wanted_.size()), padding.gather)),
                    -1);

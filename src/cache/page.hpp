@@ -43,6 +43,9 @@ constexpr std::int64_t matchable_pages(std::int64_t tokens) {
 struct SequenceKey {
     std::uint64_t salt = 0;               // tenant, adapter …: other salts never meet
     std::int64_t decompressed_below = 0;  // F, a multiple of 64: no page has two forms
+    // A lookup may take an absorbed page where a decompressed one belongs but is not found (pages
+    // of generated text are absorbed). What is computed and published keeps its own form.
+    bool accept_absorbed = false;
 
     constexpr Form form_of_page(std::int64_t page_index) const {
         return page_index * kPageTokens < decompressed_below ? Form::decompressed : Form::absorbed;

@@ -17,6 +17,16 @@ PageKey key_of_page(const SequenceKey& key, std::span<const std::int32_t> tokens
                    tokens.subspan(first).first<kPageTokens>()};
 }
 
+// The page that a sequence may share at this place, or kNullPage.
+PageId find_page(const PrefixIndex& index, const SequenceKey& key,
+                 std::span<const std::int32_t> tokens, std::int64_t page_index, PageId parent) {
+    PageKey page_key = key_of_page(key, tokens, page_index, parent);
+    const PageId page = index.find(page_key);
+    if (page != kNullPage || !key.accept_absorbed || page_key.form == Form::absorbed) return page;
+    page_key.form = Form::absorbed;
+    return index.find(page_key);
+}
+
 }  // namespace
 
 PageHandle::PageHandle(PageHandle&& other) noexcept
@@ -75,7 +85,7 @@ std::int64_t PagePool::find_prefix(const SequenceKey& key,
     const std::int64_t most = matchable_pages(static_cast<std::int64_t>(tokens.size()));
     PageId parent = kNullPage;
     for (std::int64_t index = 0; index < most; ++index) {
-        parent = ledger_->index().find(key_of_page(key, tokens, index, parent));
+        parent = find_page(ledger_->index(), key, tokens, index, parent);
         if (parent == kNullPage) return index;
     }
     return most;
@@ -88,7 +98,7 @@ std::int64_t PagePool::lookup(const SequenceKey& key, std::span<const std::int32
     const auto before = static_cast<std::int64_t>(pages.size());
     for (std::int64_t index = before; index < most; ++index) {
         const PageId parent = pages.empty() ? kNullPage : pages.back().id();
-        const PageId page = ledger_->index().find(key_of_page(key, tokens, index, parent));
+        const PageId page = find_page(ledger_->index(), key, tokens, index, parent);
         if (page == kNullPage) break;
         SharedPage& found = pages.emplace_back();  // may throw: nothing is held yet
         ledger_->hold(page);

@@ -40,6 +40,18 @@ void PageTable::publish(std::span<const std::int32_t> tokens, std::int64_t writt
     if (pool_->publish(key_, tokens, written_len, published_, owned_) > 0) refresh_ids(first);
 }
 
+void PageTable::restart(const SequenceKey& key) {
+    clear();
+    key_ = key;
+}
+
+void PageTable::reserve_memory(std::int64_t slots) {
+    const auto count = static_cast<std::size_t>(pages_for(slots));
+    published_.reserve(count);
+    owned_.reserve(count);
+    ids_.reserve(count);
+}
+
 PageTable PageTable::fork() const {
     PageTable other(*pool_, key_);
     other.published_.reserve(published_.size());

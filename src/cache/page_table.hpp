@@ -35,6 +35,10 @@ class PageTable {
     // See PagePool::publish: only pages wholly below written_len become findable. tokens: all that
     // are committed, of which the last one's KV is not written: written_length(committed).
     void publish(std::span<const std::int32_t> tokens, std::int64_t written_len);
+    // Gives every page back and begins another sequence, in the same memory.
+    void restart(const SequenceKey& key);
+    // Memory for this many slots, so that nothing allocates until there are more.
+    void reserve_memory(std::int64_t slots);
     // Another table that begins with the same read-only pages (n choices of one prompt).
     PageTable fork() const;
 

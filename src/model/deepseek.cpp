@@ -345,4 +345,20 @@ void DeepseekModel::sample(std::span<const ops::NodeSampling> nodes, std::span<o
     s.backend.sample_nodes(s.context, last_logits(), nodes.data(), draws.data());
 }
 
+Expected<void> DeepseekModel::compact(std::span<const std::int64_t> source,
+                                      std::span<const std::int64_t> destination,
+                                      cache::KvStorage& kv) {
+    CHECK(source.size() == destination.size(), "{} slots move to {}", source.size(),
+          destination.size());
+    mla::CompactCall call;
+    call.moves = static_cast<std::int64_t>(source.size());
+    call.source = source.data();
+    call.destination = destination.data();
+    for (std::size_t layer = 0; layer < kv.layout().target.size(); ++layer) {
+        call.kv = kv.target(static_cast<std::int64_t>(layer));
+        ESPALIER_RETURN_IF_ERROR(state_->kernels.compact(state_->context, call));
+    }
+    return {};
+}
+
 }  // namespace espalier::model

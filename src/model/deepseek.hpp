@@ -50,6 +50,11 @@ class DeepseekModel {
     // One draw per gathered token from the logits of the last forward.
     void sample(std::span<const ops::NodeSampling> nodes, std::span<ops::Draw> draws);
 
+    // Moves cached slots in every target layer: slot destination[i] of the pool becomes slot
+    // source[i], for i ascending (mla::CompactCall). A commit brings its paths together so.
+    Expected<void> compact(std::span<const std::int64_t> source,
+                           std::span<const std::int64_t> destination, cache::KvStorage& kv);
+
   private:
     struct State;
     explicit DeepseekModel(std::unique_ptr<State> state);

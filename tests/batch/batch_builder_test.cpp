@@ -51,6 +51,8 @@ TEST(BatchBuilder, LaysAbsorbedRowsBeforeDecompressedOnes) {
     ASSERT_EQ(view.cap_gather, 2);
     EXPECT_EQ(view.gather[builder.first_gather(0)], 2);
     EXPECT_EQ(view.gather[builder.first_gather(1)], 0);
+    EXPECT_EQ(builder.first_token(0), 1);
+    EXPECT_EQ(builder.first_token(1), 0);
 }
 
 TEST(BatchBuilder, PositionsGoByDepthAndSlotsByIndex) {

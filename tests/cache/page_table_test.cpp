@@ -205,5 +205,40 @@ TEST(PageTable, SpeculationDoesNotLowerTheHitRate) {
     }
 }
 
+// Pages of generated text are absorbed. Who accepts them finds them where its own form differs;
+// what it computes behind them is listed behind these very pages, so others do not meet it by
+// mistake.
+TEST(PageTable, AcceptsAbsorbedPagesOnlyWhenAsked) {
+    PagePool pool(32);
+    const Tokens tokens = counting(640);
+    serve(pool, {0, 128}, tokens);  // two decompressed pages, the others absorbed
+    const SequenceKey exact{0, 512}, any{0, 512, true};
+    EXPECT_EQ(findable(pool, exact, tokens), 2);
+    EXPECT_EQ(findable(pool, any, tokens), 9);
+    PageTable table(pool, any);
+    EXPECT_EQ(table.match(std::span(tokens).first(400)), 6 * 64);
+    ASSERT_TRUE(table.grow(576));
+    table.publish(tokens, 576);  // pages 6 and 7 decompressed, behind absorbed ones
+    EXPECT_EQ(findable(pool, exact, tokens), 2);
+    EXPECT_EQ(findable(pool, {0, 128}, tokens), 9);
+}
+
+TEST(PageTable, RestartsInTheSameMemory) {
+    PagePool pool(16);
+    const Tokens tokens = counting(300);
+    PageTable table(pool, {});
+    table.reserve_memory(300);
+    ASSERT_TRUE(table.grow(300));
+    table.publish(tokens, 299);
+    const auto* memory = table.block_table().data();
+    table.restart({7, 256});
+    EXPECT_EQ(table.pages(), 0);
+    EXPECT_EQ(pool.handles(), 0);
+    EXPECT_EQ(table.key().salt, 7u);
+    EXPECT_EQ(table.match(tokens), 0);  // another salt
+    ASSERT_TRUE(table.grow(300));
+    EXPECT_EQ(table.block_table().data(), memory);
+}
+
 }  // namespace
 }  // namespace espalier::cache

@@ -275,7 +275,7 @@ TEST_P(ModelInvariance, TreeNodesEqualPlainDecodeAndCommit) {
             verified->slot_of(history + static_cast<std::int64_t>(deepest_path[step])));
         destination.push_back(verified->slot_of(history + static_cast<std::int64_t>(step)));
     }
-    model.compact(verified->storage(), source, destination);
+    ASSERT_TRUE(model->compact(source, destination, verified->storage()));
     verified->set_length(history + static_cast<std::int64_t>(deepest_path.size()));
     ASSERT_TRUE(verified->feed(*model, std::array{next_token}, true));
     EXPECT_EQ(copy_logits(model->last_logits()), plain_next);

@@ -41,21 +41,6 @@ class RunningModel {
         if (!made) throw std::runtime_error(made.error().message);
         model_ = std::make_unique<DeepseekModel>(std::move(*made));
     }
-    // Moves cached slots in every target layer, as a commit does.
-    void compact(cache::KvStorage& storage, const std::vector<std::int64_t>& source,
-                 const std::vector<std::int64_t>& destination) {
-        Arena arena(*Buffer::host(1 << 20));
-        OpContext context{pool_, arena};
-        for (std::int64_t layer = 0; layer < model_->config().num_hidden_layers; ++layer) {
-            mla::CompactCall call;
-            call.moves = static_cast<std::int64_t>(source.size());
-            call.source = source.data();
-            call.destination = destination.data();
-            call.kv = storage.target(layer);
-            const auto moved = kernels_->compact(context, call);
-            if (!moved) throw std::runtime_error(moved.error().message);
-        }
-    }
     DeepseekModel& operator*() { return *model_; }
     DeepseekModel* operator->() { return model_.get(); }
 

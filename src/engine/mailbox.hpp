@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// The way out of the engine for one request: the engine's thread puts updates in, one reader takes
+// them out. A slow reader holds nobody up: what it has not read coalesces, and is at most the
+// request's own output (max_tokens tokens, each once). The lock is held only to append or to swap.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "accept/prompt_logprobs.hpp"
+#include "accept/request_progress.hpp"
+#include "engine/receiver.hpp"
+#include "schedule/request.hpp"
+
+namespace espalier::engine {
+
+// What a reader gets of one choice: all that is new since it last asked.
+struct ChoiceNews {
+    accept::Emission emission;
+    accept::Usage usage;             // so far
+    std::int64_t cached_tokens = 0;  // of the prompt, found in the prefix index
+    bool ended = false;              // then finish says how, and nothing more comes
+    accept::Finish finish;
+    Interruption interruption = Interruption::none;
+    std::string message;
+
+    void clear();
+};
+
+struct News {
+    std::vector<ChoiceNews> choices;
+    std::optional<accept::PromptLogprobs> prompt_logprobs;  // once
+};
+
+class Mailbox final : public Receiver {
+  public:
+    explicit Mailbox(std::int32_t choices);
+
+    // The engine's side.
+    void receive(const Update& update) override;
+    // Ends every choice that has not ended: the request never ran.
+    void refuse(Interruption why, const std::string& message);
+    // Touched by the engine's thread alone.
+    std::vector<schedule::RequestId> ids;
+
+    // True for the first who asks.
+    bool ask_to_cancel() { return !cancelling_.exchange(true); }
+
+    // The reader's side. Waits for news and takes all of it (into memory that `news` keeps from
+    // call to call); false: all choices have ended and everything was read.
+    bool next(News& news);
+    enum class Answer : std::uint8_t { news, over, nothing_yet };
+    Answer next_within(News& news, std::chrono::nanoseconds patience);
+
+  private:
+    bool over() const;
+    Answer take(News& news);
+
+    std::atomic<bool> cancelling_ = false;
+    std::mutex mutex_;
+    std::condition_variable arrived_;
+    News pending_;
+    bool has_news_ = false;
+    std::size_t ended_ = 0;
+};
+
+}  // namespace espalier::engine

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// What comes out of the engine for a request, and who takes it. Stepper calls receive() from
+// inside a step, so a receiver must neither wait nor call back.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "accept/prompt_logprobs.hpp"
+#include "accept/request_progress.hpp"
+
+namespace espalier::engine {
+
+// Why an output was interrupted, where it neither met a stop condition nor failed by its numbers.
+enum class Interruption : std::uint8_t {
+    none,
+    cancelled,
+    deadline,     // it passed
+    step_failed,  // the model refused the batch, or the engine is out of order
+    stopped,      // the engine was stopped
+    refused,      // the queue was full after all; it never ran
+};
+
+struct Ending {
+    accept::Finish finish;
+    Interruption interruption = Interruption::none;  // set when the reason is interrupted
+    std::string_view message;                        // for people; good during receive()
+};
+
+// News of one choice since the last update. References are good during receive().
+struct Update {
+    std::int32_t choice = 0;
+    const accept::Emission& emission;  // in order, each token once
+    // The prompt's logprobs, once, when they are complete; the same for all choices.
+    const accept::PromptLogprobs* prompt_logprobs = nullptr;
+    const accept::Usage& usage;
+    std::int64_t cached_tokens = 0;  // of the prompt, found in the prefix index
+    std::optional<Ending> ending;    // with the last update of the choice
+};
+
+class Receiver {
+  public:
+    virtual ~Receiver() = default;
+    virtual void receive(const Update& update) = 0;
+};
+
+}  // namespace espalier::engine

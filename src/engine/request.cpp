@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/request.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "cache/page.hpp"
+
+namespace espalier::engine {
+namespace {
+
+Expected<void> check_prompt(const std::vector<std::int32_t>& prompt, const RequestLimits& limits) {
+    const auto length = static_cast<std::int64_t>(prompt.size());
+    if (length == 0) return fail(ErrorKind::invalid, "the prompt is empty");
+    if (length >= limits.max_model_len)
+        return fail(ErrorKind::exhausted,
+                    "the prompt has {} tokens; prompt and output together may have {}", length,
+                    limits.max_model_len);
+    for (const std::int32_t token : prompt)
+        if (token < 0 || token >= limits.vocabulary)
+            return fail(ErrorKind::invalid, "the prompt has token {} of a vocabulary of {}", token,
+                        limits.vocabulary);
+    return {};
+}
+
+}  // namespace
+
+Expected<CheckedRequest> check_request(Request request, const RequestLimits& limits,
+                                       const text::Tokenizer& tokenizer) {
+    ESPALIER_RETURN_IF_ERROR(check_prompt(request.prompt, limits));
+    if (request.choices < 1 || request.choices > kMaxChoices)
+        return fail(ErrorKind::invalid, "n is {}, not within 1…{}", request.choices, kMaxChoices);
+    ESPALIER_ASSIGN_OR_RETURN(
+        accept::SamplingParameters sampling,
+        accept::SamplingParameters::make(request.sampling, limits.vocabulary));
+    accept::OutputOptions output = request.output;
+    const auto length = static_cast<std::int64_t>(request.prompt.size());
+    output.max_tokens = std::min(output.max_tokens, limits.max_model_len - length);
+    output.count_tokens = sampling.counts_tokens();
+    if (output.eos_token_ids.empty()) output.eos_token_ids = limits.eos_token_ids;
+    ESPALIER_ASSIGN_OR_RETURN(
+        accept::OutputRules rules,
+        accept::OutputRules::make(std::move(output), tokenizer, limits.vocabulary));
+    // The last token's KV is never written.
+    const std::int64_t pages = cache::pages_for(length + rules.options().max_tokens - 1);
+    if (pages > limits.page_count - 1)
+        return fail(ErrorKind::exhausted,
+                    "a prompt of {} tokens with max_tokens {} needs {} pages; the cache has {}",
+                    length, rules.options().max_tokens, pages, limits.page_count - 1);
+    return CheckedRequest{std::move(request), std::move(sampling), std::move(rules)};
+}
+
+}  // namespace espalier::engine

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a client asks of the engine, as plain data, and the check that every request passes once, at
+// the edge.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "accept/output_rules.hpp"
+#include "accept/sampling_parameters.hpp"
+#include "base/error.hpp"
+#include "schedule/request.hpp"
+#include "text/tokenizer.hpp"
+
+namespace espalier::engine {
+
+inline constexpr std::int32_t kMaxChoices = 128;
+
+struct Request {
+    std::vector<std::int32_t> prompt;
+    accept::SamplingOptions sampling;
+    accept::OutputOptions output;
+    std::int32_t choices = 1;                         // parallel answers to the one prompt
+    std::int32_t priority = 0;                        // smaller goes first
+    schedule::Time deadline = schedule::kNoDeadline;  // nanoseconds on the engine's clock
+    std::uint64_t salt = 0;                           // prompts of other salts never share pages
+    bool speculate = true;
+    // false: nobody asks for the tokens' logprobs; they are NaN unless top_logprobs are wanted, and
+    // draws are cheaper.
+    bool logprobs = true;
+};
+
+// What requests are held against.
+struct RequestLimits {
+    std::int64_t vocabulary = 0;
+    std::int64_t max_model_len = 0;  // tokens of prompt and output
+    std::int64_t page_count = 0;     // with the null page
+    std::vector<std::int32_t> eos_token_ids;
+};
+
+// A request past the edge: every number in range, max_tokens cut to the room that the prompt
+// leaves, the checkpoint's eos tokens where it named none.
+struct CheckedRequest {
+    Request request;
+    accept::SamplingParameters sampling;
+    accept::OutputRules rules;
+};
+
+// An error names the field and both numbers. Thread-safe; the tokenizer must outlive the request.
+Expected<CheckedRequest> check_request(Request request, const RequestLimits& limits,
+                                       const text::Tokenizer& tokenizer);
+
+}  // namespace espalier::engine

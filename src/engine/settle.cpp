@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// The second half of Stepper::step(): what the model computed becomes committed tokens, moved KV,
+// ended requests and updates.
+#include <algorithm>
+#include <utility>
+
+#include "base/check.hpp"
+#include "engine/stepper.hpp"
+
+namespace espalier::engine {
+
+using schedule::Outcome;
+
+// Bit i: token i of the share had a latent that was not finite. Of a chunk, bit 0 stands for all:
+// each of its tokens is an ancestor of what is drawn at its end.
+std::uint64_t Stepper::flagged_tokens(const schedule::PlannedRequest& share) const {
+    const std::span<const std::uint8_t> nonfinite = parts_.model.nonfinite();
+    std::uint64_t flags = 0;
+    for (std::int32_t r = share.first_row; r < share.first_row + share.rows; ++r) {
+        const auto row = static_cast<std::size_t>(r);
+        const auto first = static_cast<std::size_t>(batch_.first_token(row));
+        const auto count = static_cast<std::size_t>(plan_->rows[row].q_len);
+        for (std::size_t i = 0; i < count; ++i)
+            if (nonfinite[first + i] != 0) flags |= std::uint64_t{1} << (share.runs ? i : 0);
+    }
+    return flags;
+}
+
+// Walks what was drawn for one request, and says what the scheduler is to make of it.
+void Stepper::settle(std::size_t index) {
+    const schedule::PlannedRequest& share = plan_->requests[index];
+    LiveRequest& request = live(share.id);
+    walks_[index] = {};
+    const std::uint64_t flagged = flagged_tokens(share);
+    if (!share.runs) settle_prompt(index, request, flagged != 0);
+    if (!share.draws || outcomes_[index].end != Outcome::End::none) return;
+
+    accept::NodeDraws draws = draws_.nodes(index);
+    draws.flagged_nodes = flagged;
+    walks_[index] =
+        accept::walk(batch_.tree_view(index), draws, request.progress, request.emission);
+    outcomes_[index].committed = walks_[index].tokens.values();
+    if (!walks_[index].finish) return;
+    const accept::FinishReason reason = walks_[index].finish->reason;
+    const bool failed =
+        reason == accept::FinishReason::bad_numbers || reason == accept::FinishReason::nothing_left;
+    outcomes_[index].end = failed ? Outcome::End::failed : Outcome::End::finished;
+}
+
+// A chunk: its prompt's logprobs, and its failure where nothing is drawn at its end.
+void Stepper::settle_prompt(std::size_t index, LiveRequest& request, bool flagged) {
+    const StepDraws::PromptPart part = draws_.prompt(index);
+    if (part.bad || flagged) return fail(index, request, accept::FinishReason::bad_numbers);
+    std::optional<accept::PromptLogprobs>& known = request.group->prompt_logprobs;
+    if (!known || part.logprobs.empty()) return;
+    // What a preempted request computes again beyond its prompt is output, and known.
+    const std::int64_t last = scheduler_->prompt_tokens(request.id.slot) - 1;
+    const auto count = static_cast<std::size_t>(std::clamp<std::int64_t>(
+        last - part.first_position, 0, static_cast<std::int64_t>(part.logprobs.size())));
+    known->add(part.first_position, part.logprobs.first(count),
+               part.top.first(count * static_cast<std::size_t>(known->top_count())));
+}
+
+void Stepper::fail(std::size_t index, LiveRequest& request, accept::FinishReason reason) {
+    request.progress.end(reason, request.emission);
+    outcomes_[index].committed = {};
+    outcomes_[index].end = Outcome::End::failed;
+}
+
+// The model refused the batch, or the cache a move: nothing of this step counts, and whoever took
+// part in it ends. Others go on.
+void Stepper::fail_step(const std::string& message) {
+    for (std::size_t i = 0; i < plan_->requests.size(); ++i) {
+        LiveRequest& request = live(plan_->requests[i].id);
+        walks_[i] = {};
+        request.interruption = Interruption::step_failed;
+        request.message = message;
+        if (!request.progress.finish())
+            fail(i, request, accept::FinishReason::interrupted);
+        else
+            outcomes_[i].end = Outcome::End::failed;
+    }
+}
+
+// Names the tokens of this step that stay: drafters with layers of their own compute theirs now.
+void Stepper::offer_hidden_states() {
+    if (!speculation_.wants_hidden_states()) return;
+    extensions_.clear();
+    extension_tokens_.clear();
+    extension_taps_.clear();
+    extension_tokens_.reserve(static_cast<std::size_t>(plan_->tokens.total()));
+    extension_taps_.reserve(static_cast<std::size_t>(plan_->tokens.total()));
+    for (std::size_t i = 0; i < plan_->requests.size(); ++i) {
+        const schedule::PlannedRequest& share = plan_->requests[i];
+        if (outcomes_[i].end == Outcome::End::failed) continue;
+        const std::span<const std::int32_t> path = walks_[i].path.values();
+        for (std::int32_t r = share.first_row; r < share.first_row + share.rows; ++r) {
+            const schedule::PlannedRow& row = plan_->rows[static_cast<std::size_t>(r)];
+            const std::int64_t first = batch_.first_token(static_cast<std::size_t>(r));
+            const auto tokens = share.runs ? batch_.tree(i).tokens() : row.tokens;
+            const std::size_t count = share.runs ? path.size() : tokens.size();
+            const std::size_t begin = extension_tokens_.size();
+            for (std::size_t k = 0; k < count; ++k) {
+                const std::size_t index = share.runs ? static_cast<std::size_t>(path[k]) : k;
+                extension_tokens_.push_back(tokens[index]);
+                extension_taps_.push_back(static_cast<std::int32_t>(first) +
+                                          static_cast<std::int32_t>(index));
+            }
+            extensions_.push_back({share.id.slot, row.first_position,
+                                   std::span(extension_tokens_).subspan(begin, count),
+                                   std::span(extension_taps_).subspan(begin, count)});
+        }
+    }
+    speculation_.extend(extensions_);
+}
+
+// Accepted paths move to consecutive slots, in all layers, before advance() publishes any of them.
+Expected<void> Stepper::commit() {
+    moves_.clear();
+    for (std::size_t i = 0; i < plan_->requests.size(); ++i) {
+        const schedule::PlannedRequest& share = plan_->requests[i];
+        if (!share.runs || outcomes_[i].end == Outcome::End::failed) continue;
+        const schedule::PlannedRow& row = rows_of(share).front();
+        moves_.add(row.block_table, row.first_position, walks_[i].path.values());
+    }
+    if (moves_.source().empty()) return {};
+    return parts_.model.compact(moves_.source(), moves_.destination(), storage_);
+}
+
+void Stepper::learn(StepReport& report) {
+    report.moved = static_cast<std::int64_t>(moves_.source().size());
+    for (std::size_t i = 0; i < plan_->requests.size(); ++i) {
+        report.failed += outcomes_[i].end == Outcome::End::failed ? 1 : 0;
+        report.committed += static_cast<std::int64_t>(outcomes_[i].committed.size());
+        if (!plan_->requests[i].runs || walks_[i].path.values().empty()) continue;
+        report.accepted += static_cast<std::int64_t>(walks_[i].path.values().size()) - 1;
+        speculation_.learn(plan_->requests[i].id.slot, walks_[i].tokens.values());
+    }
+    speculation_.learn({report.requests, report.tokens.total(),
+                        static_cast<double>(report.model + report.sampling) * 1e-9});
+}
+
+// After advance: news to the receivers, new tokens to the drafters, the ended ones out.
+void Stepper::emit() {
+    bury_ended();
+    for (const schedule::PlannedRequest& share : plan_->requests) {
+        const auto slot = static_cast<std::size_t>(share.id.slot);
+        if (!live_[slot] || live_[slot]->id != share.id) continue;
+        LiveRequest& request = *live_[slot];
+        speculation_.read(share.id.slot, scheduler_->tokens(share.id.slot));
+        const bool news = !request.emission.tokens.empty() || !request.emission.text.empty();
+        const bool prompt_known = request.group->prompt_logprobs &&
+                                  request.group->prompt_logprobs->complete() &&
+                                  !request.group->prompt_logprobs_sent;
+        if (news || prompt_known) send(request, std::nullopt);
+    }
+}
+
+void Stepper::send(LiveRequest& request, std::optional<Ending> ending) {
+    RequestGroup& group = *request.group;
+    const accept::PromptLogprobs* prompt = nullptr;
+    if (group.prompt_logprobs && group.prompt_logprobs->complete() && !group.prompt_logprobs_sent) {
+        prompt = &*group.prompt_logprobs;
+        group.prompt_logprobs_sent = true;
+    }
+    group.receiver->receive({request.choice, request.emission, prompt, request.progress.usage(),
+                             request.cached_tokens, ending});
+    request.emission.clear();
+}
+
+void Stepper::bury_ended() {
+    if (scheduler_->ended().empty()) return;
+    for (const schedule::Ended& ended : scheduler_->ended()) {
+        LiveRequest& request = live(ended.id);
+        if (!request.progress.finish())
+            request.progress.end(accept::FinishReason::interrupted, request.emission);
+        Ending ending{*request.progress.finish(), Interruption::none, request.message};
+        if (ending.finish.reason == accept::FinishReason::interrupted)
+            ending.interruption = request.interruption != Interruption::none ? request.interruption
+                                  : ended.reason == schedule::EndReason::expired
+                                      ? Interruption::deadline
+                                      : Interruption::cancelled;
+        send(request, ending);
+        if (request.planned) speculation_.end(ended.id.slot);
+        live_[static_cast<std::size_t>(ended.id.slot)].reset();
+    }
+    scheduler_->forget_ended();
+}
+
+}  // namespace espalier::engine

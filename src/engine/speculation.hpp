@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// Drafting for all running requests of a step: keeps the drafters informed, merges what they
+// propose, decides how many nodes each request verifies, and learns from what was drawn. Holds no
+// thread and no clock; called by Stepper. Nothing in here can change a text.
+//
+// A drafter that returns an error is not asked again: requests go on without it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "speculate/budget.hpp"
+#include "speculate/drafter.hpp"
+#include "speculate/merge.hpp"
+#include "speculate/step_time.hpp"
+
+namespace espalier::engine {
+
+using speculate::RequestSlot;
+
+enum class NodeGrant : std::uint8_t {
+    measured,    // as many nodes as the cost model says will pay
+    everything,  // whatever is proposed and fits: for tests, and to measure acceptance
+};
+
+struct SpeculationSettings {
+    NodeGrant grant = NodeGrant::measured;
+    std::int64_t max_rows = 0;  // running requests in a step
+    std::int64_t vocabulary = 0;
+};
+
+// A running request as the scheduler's first stage left it.
+struct DraftRow {
+    RequestSlot request = 0;
+    std::span<const std::int32_t> tokens;  // all committed ones; the last is the root
+    std::int32_t max_drafts = 0;
+};
+
+class Speculation {
+  public:
+    // A drafter reads at most so many tokens of a request per step (a suffix automaton takes 2 ms
+    // for them); until it has read all, the request does not draft.
+    static constexpr std::int64_t kReadTokens = 4096;
+
+    // A drafter's id is its place in the list; at most kMaxDrafters.
+    Speculation(const SpeculationSettings& settings,
+                std::vector<std::unique_ptr<speculate::Drafter>> drafters);
+
+    bool has_drafters() const { return !sources_.empty(); }
+    // The grant `measured` gives no node before this was called.
+    void set_step_time(const speculate::StepTime& time) { time_ = time; }
+
+    // Every request begins and ends. One that does not draft is shown only to drafters that keep
+    // KV for each page of the cache.
+    void begin(RequestSlot request, std::span<const std::int32_t> prompt, std::int64_t max_tokens,
+               bool drafts);
+    void end(RequestSlot request);
+
+    // Lets the drafters read on in the request's committed tokens.
+    void read(RequestSlot request, std::span<const std::int32_t> tokens);
+
+    // Asks the drafters, and sets how many drafts each row verifies. load: the step without any.
+    void choose(std::span<const DraftRow> rows, const speculate::StepLoad& load,
+                std::span<std::int32_t> drafts);
+    // The root and the first `drafts` of those chosen for the request.
+    speculate::Tree tree(RequestSlot request, std::int32_t drafts) const;
+
+    // After the target's pass: hidden states that drafters may take (drafter.hpp).
+    bool wants_hidden_states() const;
+    void extend(std::span<const speculate::Extension> extensions);
+    // What the target drew below the root that choose() was last called with.
+    void learn(RequestSlot request, std::span<const std::int32_t> drawn);
+    void learn(const speculate::StepSample& sample);
+
+    const speculate::Grant& last_grant() const { return last_grant_; }
+    // Why drafters were given up, in the order of their ids; empty: works.
+    std::vector<std::string> failures() const;
+
+  private:
+    struct Source {
+        std::unique_ptr<speculate::Drafter> drafter;
+        std::string failure;
+        bool works() const { return failure.empty(); }
+    };
+    struct Slot {
+        bool open = false;
+        bool drafts = false;
+        bool proposed = false;
+        std::int64_t read = 0;
+        speculate::Candidates candidates;
+        speculate::RequestBias bias;
+        speculate::RankedTree ranked{0};
+    };
+
+    Slot& slot(RequestSlot request);
+    const Slot& slot(RequestSlot request) const;
+    void give_up(Source& source, const Error& error);
+    static bool shown_to(const Slot& state, const Source& source);
+    bool may_draft(const DraftRow& row) const;
+    void propose(Source& source, speculate::DrafterId id, std::span<const DraftRow> rows);
+
+    SpeculationSettings settings_;
+    std::vector<Source> sources_;
+    std::vector<Slot> slots_;
+    speculate::AcceptanceTable table_;
+    speculate::NodeBudget budget_;
+    std::optional<speculate::StepTime> time_;
+    speculate::Grant last_grant_;
+    // Reused from step to step.
+    std::vector<speculate::Proposal> proposals_;
+    std::vector<speculate::DraftCall> calls_;
+    std::vector<std::span<const double>> offers_;
+};
+
+}  // namespace espalier::engine

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/step_batch.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/check.hpp"
+
+namespace espalier::engine {
+
+StepBatch::StepBatch(const schedule::SchedulerOptions& options)
+    : counting_(static_cast<std::size_t>(options.max_step_tokens)) {
+    const std::int64_t pages =
+        std::min(cache::pages_for(options.max_model_len), options.page_count - 1);
+    builder_.reserve(options.max_step_tokens, options.max_rows, options.max_step_gather, pages);
+    trees_.reserve(static_cast<std::size_t>(options.max_rows));
+    std::iota(counting_.begin(), counting_.end(), 0);
+}
+
+Expected<batch::BatchView> StepBatch::build(const schedule::Plan& plan,
+                                            const Speculation& speculation) {
+    builder_.clear();
+    trees_.clear();
+    for (const schedule::PlannedRequest& share : plan.requests) {
+        const auto rows = plan.rows.subspan(static_cast<std::size_t>(share.first_row),
+                                            static_cast<std::size_t>(share.rows));
+        if (share.runs) {
+            trees_.push_back(speculation.tree(share.id.slot, share.drafts));
+            ESPALIER_RETURN_IF_ERROR(add_tree(rows[0], trees_.back()));
+            continue;
+        }
+        trees_.emplace_back(rows.back().tokens.back());
+        for (const schedule::PlannedRow& row : rows) ESPALIER_RETURN_IF_ERROR(add_chunk(row));
+    }
+    return builder_.finish();
+}
+
+batch::RowSpec StepBatch::base(const schedule::PlannedRow& row) const {
+    batch::RowSpec spec;
+    spec.block_table = row.block_table;
+    spec.first_slot = static_cast<std::int32_t>(row.first_position);
+    spec.form = row.form;
+    if (row.gather != schedule::Gather::none)
+        spec.gather = std::span(counting_).subspan(static_cast<std::size_t>(row.gather_first),
+                                                   static_cast<std::size_t>(row.gather_count()));
+    return spec;
+}
+
+// A chain is causal: it needs no words, and attention no gather of its ancestors.
+Expected<void> StepBatch::add_tree(const schedule::PlannedRow& row, const speculate::Tree& tree) {
+    CHECK(row.q_len == tree.size() && row.tokens.front() == tree.token(0),
+          "a row of {} tokens from {} on for a tree of {} from {} on", row.q_len,
+          row.tokens.front(), tree.size(), tree.token(0));
+    batch::RowSpec spec = base(row);
+    spec.tokens = tree.tokens();
+    if (!tree.is_chain()) {
+        spec.mask = mla::MaskKind::tree;
+        spec.depth = tree.depths();
+        spec.words = tree.words();
+    }
+    return builder_.add(spec);
+}
+
+Expected<void> StepBatch::add_chunk(const schedule::PlannedRow& row) {
+    batch::RowSpec spec = base(row);
+    spec.tokens = row.tokens;
+    return builder_.add(spec);
+}
+
+}  // namespace espalier::engine

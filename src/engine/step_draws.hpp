@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is drawn in a step: one entry per gathered token, in the order of the batch's gather list.
+// A node of a tree (or the end of a prompt) draws with its request's parameters, position, bans and
+// counts along its path; a token inside a prompt asks for the logprob of the one after it. Used by
+// Stepper; all memory is taken at creation.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "accept/token_counts.hpp"
+#include "accept/walk.hpp"
+#include "engine/live_request.hpp"
+#include "model/deepseek.hpp"
+#include "schedule/plan.hpp"
+
+namespace espalier::engine {
+
+class StepDraws {
+  public:
+    StepDraws(std::int64_t max_rows, std::int64_t max_gather);
+
+    // For each request of the plan, in order, one of these two; then draw().
+    void clear();
+    void add_tree(const LiveRequest& live, const accept::TreeView& tree,
+                  std::span<const std::int32_t> depths);
+    // rows: of one chunk. tokens: all of the request's committed ones.
+    void add_chunk(const LiveRequest& live, std::span<const schedule::PlannedRow> rows,
+                   std::span<const std::int32_t> tokens);
+    void draw(model::DeepseekModel& model);
+
+    // What request i of the plan drew at its nodes; flagged_nodes is left to the caller.
+    accept::NodeDraws nodes(std::size_t request) const;
+    // The logprobs of its prompt's tokens first_position + 1 …, computed in this step.
+    struct PromptPart {
+        std::int64_t first_position = 0;
+        std::span<const float> logprobs;
+        std::span<const accept::TokenLogprob> top;
+        bool bad = false;  // a NaN or +Inf among their logits
+    };
+    PromptPart prompt(std::size_t request);
+
+  private:
+    struct Share {
+        std::size_t first = 0;         // entry of its first gathered token
+        std::size_t prompt_count = 0;  // entries that ask for a prompt's logprob; then its nodes
+        std::size_t node_count = 0;
+        std::size_t prompt_top = 0, prompt_top_count = 0;  // in tops_
+        std::size_t node_top = 0, node_top_count = 0;
+        std::int64_t first_position = 0;
+    };
+
+    void add_prompt_token(std::int32_t wanted, std::int32_t top_count, Share& share);
+    void add_node(const LiveRequest& live, const accept::TreeView& tree, std::int32_t node,
+                  std::int32_t depth);
+    std::span<accept::TokenLogprob> take_top(std::int32_t count);
+
+    std::vector<Share> shares_;
+    std::vector<ops::NodeSampling> samplings_;
+    std::vector<ops::Draw> draws_;
+    std::vector<accept::TokenLogprob> tops_;
+    std::size_t tops_used_ = 0;
+    std::vector<accept::NodeCounts> counts_;
+    std::size_t counts_used_ = 0;
+    std::vector<float> prompt_logprobs_;
+};
+
+}  // namespace espalier::engine

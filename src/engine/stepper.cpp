@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/stepper.hpp"
+
+#include <utility>
+
+#include "base/check.hpp"
+#include "engine/calibration.hpp"
+
+namespace espalier::engine {
+namespace {
+
+Expected<void> check_model_holds(const model::ModelLimits& model,
+                                 const schedule::SchedulerOptions& options) {
+    const auto at_most = [](const char* what, std::int64_t wanted,
+                            std::int64_t limit) -> Expected<void> {
+        if (wanted <= limit) return {};
+        return espalier::fail(ErrorKind::exhausted, "{} is {}, but the model was set up for {}",
+                              what, wanted, limit);
+    };
+    ESPALIER_RETURN_IF_ERROR(at_most("max_step_tokens", options.max_step_tokens, model.max_tokens));
+    ESPALIER_RETURN_IF_ERROR(at_most("max_step_gather", options.max_step_gather, model.max_gather));
+    return at_most("max_model_len", options.max_model_len, model.max_kv_len);
+}
+
+}  // namespace
+
+Expected<std::unique_ptr<Stepper>> Stepper::create(StepperParts parts,
+                                                   const StepperSettings& settings) {
+    model::DeepseekModel& model = parts.model;
+    ESPALIER_RETURN_IF_ERROR(check_model_holds(model.limits(), settings.schedule));
+    ESPALIER_ASSIGN_OR_RETURN(auto scheduler, schedule::Scheduler::create(settings.schedule));
+    const cache::KvLayout layout =
+        cache::make_layout(model.config().num_hidden_layers, model.kv_format());
+    ESPALIER_ASSIGN_OR_RETURN(cache::KvStorage storage,
+                              cache::KvStorage::create(layout, settings.schedule.page_count));
+    std::unique_ptr<Stepper> stepper(
+        new Stepper(std::move(parts), settings, std::move(scheduler), std::move(storage)));
+    if (settings.step_time) {
+        stepper->speculation_.set_step_time(*settings.step_time);
+    } else if (settings.grant == NodeGrant::measured && stepper->speculation_.has_drafters()) {
+        ESPALIER_ASSIGN_OR_RETURN(
+            const speculate::StepTime time,
+            measure_step_time(model, stepper->storage_, stepper->parts_.clock));
+        stepper->speculation_.set_step_time(time);
+    }
+    return stepper;
+}
+
+Stepper::Stepper(StepperParts parts, const StepperSettings& settings,
+                 std::unique_ptr<schedule::Scheduler> scheduler, cache::KvStorage storage)
+    : parts_(std::move(parts)),
+      limits_{parts_.model.config().vocab_size, settings.schedule.max_model_len,
+              settings.schedule.page_count, parts_.model.config().eos_token_ids},
+      scheduler_(std::move(scheduler)),
+      storage_(std::move(storage)),
+      speculation_({settings.grant, settings.schedule.max_rows, limits_.vocabulary},
+                   std::move(parts_.drafters)),
+      batch_(settings.schedule),
+      draws_(settings.schedule.max_rows, settings.schedule.max_step_gather),
+      moves_(settings.schedule.max_step_tokens) {
+    const auto rows = static_cast<std::size_t>(settings.schedule.max_rows);
+    draft_rows_.reserve(rows);
+    drafts_.reserve(rows);
+    walks_.resize(rows);
+    outcomes_.reserve(rows);
+}
+
+LiveRequest& Stepper::live(const schedule::RequestId& id) {
+    const auto slot = static_cast<std::size_t>(id.slot);
+    CHECK(slot < live_.size() && live_[slot] && live_[slot]->id == id,
+          "request {} at slot {} is not known", id.serial, id.slot);
+    return *live_[slot];
+}
+
+std::span<const schedule::PlannedRow> Stepper::rows_of(
+    const schedule::PlannedRequest& share) const {
+    return plan_->rows.subspan(static_cast<std::size_t>(share.first_row),
+                               static_cast<std::size_t>(share.rows));
+}
+
+Expected<std::vector<schedule::RequestId>> Stepper::submit(CheckedRequest checked,
+                                                           std::shared_ptr<Receiver> receiver) {
+    Request& request = checked.request;
+    const accept::OutputOptions& output = checked.rules.options();
+    const auto group = std::make_shared<RequestGroup>(std::move(checked.sampling));
+    group->speculate = request.speculate;
+    group->logprobs = request.logprobs;
+    group->max_tokens = output.max_tokens;
+    group->receiver = std::move(receiver);
+    if (output.prompt_top_logprobs)
+        group->prompt_logprobs.emplace(request.prompt, *output.prompt_top_logprobs);
+
+    schedule::Request wanted;
+    wanted.prompt = request.prompt;
+    wanted.max_tokens = output.max_tokens;
+    wanted.choices = request.choices;
+    wanted.priority = request.priority;
+    wanted.deadline = request.deadline;
+    wanted.salt = request.salt;
+    wanted.prompt_logits = group->prompt_logprobs && !group->prompt_logprobs->complete();
+    wanted.max_drafts = request.speculate ? schedule::kMaxDrafts : 0;
+    ESPALIER_ASSIGN_OR_RETURN(std::vector<schedule::RequestId> ids,
+                              scheduler_->submit(std::move(wanted)));
+    for (std::size_t choice = 0; choice < ids.size(); ++choice) {
+        const auto slot = static_cast<std::size_t>(ids[choice].slot);
+        if (slot >= live_.size()) live_.resize(slot + 1);
+        CHECK(!live_[slot], "request slot {} is taken", slot);
+        live_[slot] = std::make_unique<LiveRequest>(
+            ids[choice], static_cast<std::int32_t>(choice), group,
+            accept::RequestProgress(checked.rules, parts_.tokenizer, request.prompt));
+    }
+    return ids;
+}
+
+bool Stepper::cancel(schedule::RequestId id) {
+    const bool was_live = scheduler_->cancel(id);
+    bury_ended();
+    return was_live;
+}
+
+void Stepper::abandon(Interruption why, const std::string& message) {
+    for (auto& request : live_) {
+        if (!request) continue;
+        accept::Finish finish =
+            request->progress.finish()
+                ? *request->progress.finish()
+                : request->progress.end(accept::FinishReason::interrupted, request->emission);
+        const bool interrupted = finish.reason == accept::FinishReason::interrupted;
+        send(*request, Ending{finish, interrupted ? why : Interruption::none, message});
+        request.reset();
+    }
+}
+
+StepReport Stepper::step() {
+    StepReport report;
+    const schedule::Time start = parts_.clock();
+    plan_ = &make_plan(start);
+    report.planning = parts_.clock() - start;
+    bury_ended();  // what expired
+    if (plan_->empty()) return report;
+    report.ran = true;
+    report.number = plan_->number;
+    report.requests = static_cast<std::int64_t>(plan_->requests.size());
+    report.tokens = plan_->tokens;
+    for (const schedule::PlannedRequest& share : plan_->requests) welcome(share);
+
+    outcomes_.assign(plan_->requests.size(), {});
+    const auto ran = run_model(report);
+    if (ran) {
+        for (std::size_t i = 0; i < plan_->requests.size(); ++i) settle(i);
+        offer_hidden_states();
+        if (const auto committed = commit(); !committed) fail_step(committed.error().message);
+    } else {
+        fail_step(ran.error().message);
+    }
+    learn(report);
+    scheduler_->advance(outcomes_, parts_.clock());
+    emit();
+    report.whole = parts_.clock() - start;
+    return report;
+}
+
+const schedule::Plan& Stepper::make_plan(schedule::Time now) {
+    const schedule::NodeOffers& offers = scheduler_->offer_nodes(now);
+    draft_rows_.clear();
+    for (const schedule::NodeOffer& offer : offers.rows)
+        draft_rows_.push_back({offer.slot, scheduler_->tokens(offer.slot), offer.max_drafts});
+    speculate::StepLoad load;
+    load.rows = offers.granted_rows;
+    load.tokens = offers.granted_tokens;
+    load.expected_tokens = static_cast<double>(offers.rows.size());
+    load.max_drafts = offers.max_drafts;
+    drafts_.resize(draft_rows_.size());
+    speculation_.choose(draft_rows_, load, drafts_);
+    return scheduler_->next_plan(drafts_);
+}
+
+// A request in its first batch.
+void Stepper::welcome(const schedule::PlannedRequest& share) {
+    LiveRequest& request = live(share.id);
+    if (request.planned) return;
+    request.planned = true;
+    request.cached_tokens = scheduler_->hit_tokens(share.id.slot);
+    const auto prompt = static_cast<std::size_t>(scheduler_->prompt_tokens(share.id.slot));
+    speculation_.begin(share.id.slot, scheduler_->tokens(share.id.slot).first(prompt),
+                       request.group->max_tokens, request.group->speculate);
+}
+
+Expected<void> Stepper::run_model(StepReport& report) {
+    ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView view, batch_.build(*plan_, speculation_));
+    draws_.clear();
+    for (std::size_t i = 0; i < plan_->requests.size(); ++i) {
+        const schedule::PlannedRequest& share = plan_->requests[i];
+        const LiveRequest& request = live(share.id);
+        if (share.runs)
+            draws_.add_tree(request, batch_.tree_view(i), batch_.tree(i).depths());
+        else
+            draws_.add_chunk(request, rows_of(share), scheduler_->tokens(share.id.slot));
+    }
+    const schedule::Time start = parts_.clock();
+    ESPALIER_RETURN_IF_ERROR(parts_.model.forward(view, storage_));
+    const schedule::Time forwarded = parts_.clock();
+    draws_.draw(parts_.model);
+    const schedule::Time sampled = parts_.clock();
+    report.model = forwarded - start;
+    report.sampling = sampled - forwarded;
+    return {};
+}
+
+}  // namespace espalier::engine

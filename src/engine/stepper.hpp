@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// The step, without a thread: plan → draft → build the batch → forward → sample → walk → commit →
+// advance → emit. Engine runs it on its own thread; tests drive it step by step. Time comes from
+// the clock it is given. docs/engine.md tells the whole story.
+//
+// A request's output depends on the model, its prompt and its own parameters alone. So does its
+// failure: bad numbers fail it only at a token that it has committed or that its walk visits.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+#include "cache/kv_storage.hpp"
+#include "engine/clock.hpp"
+#include "engine/live_request.hpp"
+#include "engine/path_moves.hpp"
+#include "engine/receiver.hpp"
+#include "engine/request.hpp"
+#include "engine/speculation.hpp"
+#include "engine/step_batch.hpp"
+#include "engine/step_draws.hpp"
+#include "model/deepseek.hpp"
+#include "schedule/scheduler.hpp"
+#include "text/tokenizer.hpp"
+
+namespace espalier::engine {
+
+struct StepperSettings {
+    schedule::SchedulerOptions schedule;
+    NodeGrant grant = NodeGrant::measured;
+    // For the grant `measured`; none: measured on the model at creation, which takes a second.
+    std::optional<speculate::StepTime> step_time;
+};
+
+// Borrowed, except the drafters; all must outlive the stepper. The model is used by nobody else.
+struct StepperParts {
+    model::DeepseekModel& model;
+    const text::Tokenizer& tokenizer;
+    std::vector<std::unique_ptr<speculate::Drafter>> drafters;
+    Clock clock;
+};
+
+// What a step did, and where its time went.
+struct StepReport {
+    bool ran = false;  // false: nobody had anything to compute
+    std::int64_t number = 0;
+    std::int64_t requests = 0;
+    schedule::StepTokens tokens;
+    std::int64_t accepted = 0;   // drafts
+    std::int64_t moved = 0;      // slots: accepted nodes that did not lie where they belong
+    std::int64_t committed = 0;  // output tokens
+    std::int64_t failed = 0;     // requests
+    // Nanoseconds.
+    schedule::Time whole = 0;
+    schedule::Time planning = 0;  // offers, drafts and the plan
+    schedule::Time model = 0, sampling = 0;
+};
+
+class Stepper {
+  public:
+    static Expected<std::unique_ptr<Stepper>> create(StepperParts parts,
+                                                     const StepperSettings& settings);
+
+    const RequestLimits& request_limits() const { return limits_; }
+    // One id per choice. Everything the request gives, its end included, goes to the receiver.
+    Expected<std::vector<schedule::RequestId>> submit(CheckedRequest request,
+                                                      std::shared_ptr<Receiver> receiver);
+    // Between steps. The receiver hears of the end before this returns; false: it had ended.
+    bool cancel(schedule::RequestId id);
+    StepReport step();
+    bool idle() const { return scheduler_->idle(); }
+    // Ends every request where it stands. No other call may follow.
+    void abandon(Interruption why, const std::string& message);
+
+    const schedule::Scheduler& scheduler() const { return *scheduler_; }
+    const Speculation& speculation() const { return speculation_; }
+    cache::KvStorage& storage() { return storage_; }
+
+  private:
+    Stepper(StepperParts parts, const StepperSettings& settings,
+            std::unique_ptr<schedule::Scheduler> scheduler, cache::KvStorage storage);
+
+    LiveRequest& live(const schedule::RequestId& id);
+    std::span<const schedule::PlannedRow> rows_of(const schedule::PlannedRequest& share) const;
+    const schedule::Plan& make_plan(schedule::Time now);
+    void welcome(const schedule::PlannedRequest& share);
+    Expected<void> run_model(StepReport& report);
+    void settle(std::size_t index);
+    void settle_prompt(std::size_t index, LiveRequest& request, bool flagged);
+    void fail(std::size_t index, LiveRequest& request, accept::FinishReason reason);
+    std::uint64_t flagged_tokens(const schedule::PlannedRequest& share) const;
+    void offer_hidden_states();
+    Expected<void> commit();
+    void fail_step(const std::string& message);
+    void learn(StepReport& report);
+    void emit();
+    void send(LiveRequest& request, std::optional<Ending> ending);
+    void bury_ended();
+
+    StepperParts parts_;
+    RequestLimits limits_;
+    std::unique_ptr<schedule::Scheduler> scheduler_;
+    cache::KvStorage storage_;
+    Speculation speculation_;
+    std::vector<std::unique_ptr<LiveRequest>> live_;  // by request slot
+
+    // Of the step under way; memory is kept.
+    const schedule::Plan* plan_ = nullptr;
+    StepBatch batch_;
+    StepDraws draws_;
+    PathMoves moves_;
+    std::vector<DraftRow> draft_rows_;
+    std::vector<std::int32_t> drafts_;  // by draft row
+    std::vector<accept::WalkResult> walks_;
+    std::vector<schedule::Outcome> outcomes_;
+    std::vector<speculate::Extension> extensions_;
+    std::vector<std::int32_t> extension_tokens_, extension_taps_;
+};
+
+}  // namespace espalier::engine

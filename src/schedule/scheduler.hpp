@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+// Chooses what runs in each step. Pure: no clock, no thread, no device; the same calls give the
+// same plans. Owns the page pool and, per request, its tokens, state and pages. Called by the
+// engine's thread alone:
+//
+//   submit → [ offer_nodes → next_plan → (the step runs) → advance ] …, cancel at any moment
+//
+// Grants of a step, in this order: one token to every running request; one quantum (512 tokens or
+// the rest) to the first prompt; draft nodes, as many as the engine chooses; what is left of the
+// batch to prompts. "First" is by (priority, arrival). So long prompts never stall streams, and
+// streams never starve a prompt. docs/scheduler.md has the rules and their reasons.
+//
+// Progress: whoever comes first in order may preempt everybody else, and alone it fits (submit
+// refuses what does not), so every step grants it something.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/error.hpp"
+#include "cache/page_pool.hpp"
+#include "schedule/job.hpp"
+#include "schedule/order.hpp"
+#include "schedule/plan.hpp"
+#include "schedule/request.hpp"
+
+namespace espalier::schedule {
+
+struct SchedulerOptions {
+    std::int64_t page_count = 0;     // with the null page, as in cache::KvStorage
+    std::int64_t max_model_len = 0;  // tokens of a sequence, prompt and output
+    std::int32_t max_rows = 256;     // requests in a batch; each has at most one row of each form
+    std::int64_t max_step_tokens = 2048;  // at least max_rows + prompt_quantum
+    std::int64_t max_step_gather = 2048;  // rows of logits; at least max_rows
+    std::int32_t max_waiting = 1024;      // requests (choices) that may wait when one is submitted
+    std::int64_t max_waiting_tokens = std::int64_t{1} << 24;
+    // Below about 170 queries up-projecting the history costs more than the decompressed form
+    // saves, so prompts advance by this much, or by what is left of them.
+    std::int64_t prompt_quantum = 512;
+    // 256: positions below 256·⌊(P−1)/256⌋ are decompressed. 0: everything is absorbed. Nothing
+    // else, because the form decides the bits.
+    std::int64_t prefill_segment = 256;
+    // Off: no request finds what another left (choices of one request still share their prompt).
+    bool prefix_cache = true;
+    // Lets prompts use pages of generated text where they themselves would compute the decompressed
+    // form. Saves work on a chat's next turn, but bits then depend on a hit. Off, a hit always has
+    // the bits of recomputation: pages of generated text are found only by prompts that would
+    // compute that very form there.
+    bool reuse_generated = false;
+    std::uint64_t hash_seed = 0;  // random bits keep clients from choosing bad prompts
+};
+
+class Scheduler {
+  public:
+    static Expected<std::unique_ptr<Scheduler>> create(const SchedulerOptions& options);
+    ~Scheduler();
+
+    // One id per choice, or an error that names what does not fit and both numbers; then nothing
+    // has changed. Kind invalid: it can never run here. Kind exhausted: the queue is full now.
+    Expected<std::vector<RequestId>> submit(Request request);
+    // Ends the request, at any moment. Cancelled between next_plan and advance, its row runs on,
+    // its outcome is dropped, and it has ended when advance returns. False: it had ended already.
+    bool cancel(RequestId id);
+
+    // First half of a plan: ends what is expired, preempts where pages run out, grants roots and
+    // one prompt quantum. The offers are good until next_plan, which leaves out who is cancelled
+    // in between.
+    const NodeOffers& offer_nodes(Time now);
+    // Second half. drafts[i]: how many the engine wants for offers.rows[i], within its limit and
+    // within the limit over all. Reserves the pages of every window and gives the rest to prompts.
+    // An empty plan needs no advance.
+    const Plan& next_plan(std::span<const std::int32_t> drafts);
+    // Both halves, without drafts.
+    const Plan& next_plan(Time now);
+    // After the step: outcomes[i] is of plan.requests[i]. Commits tokens, publishes pages that are
+    // wholly written, gives back what is not needed, ends what is over.
+    void advance(std::span<const Outcome> outcomes, Time now);
+
+    // Who has ended since forget_ended(), in order. Their slots are used again only after that, so
+    // it is called, once the list is read, before the next submit.
+    std::span<const Ended> ended() const { return ended_; }
+    void forget_ended();
+
+    // Of a request that has not ended. Tokens: prompt and committed output; the span is good until
+    // the request's next advance.
+    std::span<const std::int32_t> tokens(std::int32_t slot) const;
+    std::int64_t prompt_tokens(std::int32_t slot) const;
+    std::int64_t tokens_left(std::int32_t slot) const;  // of max_tokens
+    std::int32_t choice(std::int32_t slot) const;       // 0 … choices − 1
+    std::int64_t preemptions(std::int32_t slot) const;
+    // Tokens that its first admission found in the prefix index (for usage).
+    std::int64_t hit_tokens(std::int32_t slot) const;
+    const State& state(std::int32_t slot) const;
+    RequestId id(std::int32_t slot) const;
+
+    bool idle() const;                // nobody waits or runs
+    std::int32_t slot_count() const;  // slots are below this
+    const SchedulerOptions& options() const { return options_; }
+    Gauges gauges() const;
+    const Totals& totals() const { return totals_; }
+    // CHECKs the books: every request in one list, pages balanced. O(pages); for tests, shutdown.
+    void audit() const;
+
+  private:
+    enum class Phase : std::uint8_t { idle, offered, planned };
+    struct Room {
+        std::int64_t tokens = 0;
+        std::int64_t gather = 0;
+    };
+
+    struct Deadline {
+        Time time = kNoDeadline;
+        RequestId id;
+    };
+    static bool later(const Deadline& a, const Deadline& b) {
+        return a.time != b.time ? a.time > b.time : a.id.serial > b.id.serial;
+    }
+
+    explicit Scheduler(const SchedulerOptions& options);
+
+    // Requests and their lists (scheduler.cpp).
+    Expected<void> check_request(const Request& request) const;
+    Expected<void> check_queue(const Request& request) const;
+    RequestId enlist(const Request& request, std::int32_t choice, std::int32_t group);
+    std::int32_t take_group(const Request& request);
+    Job& at(std::int32_t slot) { return jobs_[static_cast<std::size_t>(slot)]; }
+    const Job& at(std::int32_t slot) const { return jobs_[static_cast<std::size_t>(slot)]; }
+    const Job& live_job(std::int32_t slot) const;
+    Group& group_of(const Job& job) { return groups_[static_cast<std::size_t>(job.group)]; }
+    void wait(Job& job);          // into the queue
+    void stop_waiting(Job& job);  // out of it
+    void end(Job& job, EndReason reason);
+    void expire(Time now);
+    void remember_deadline(const Job& job);
+    bool is_live(RequestId id) const;
+    cache::PageTable take_table(const cache::SequenceKey& key);
+    void recycle(cache::PageTable&& table);
+
+    // Making a plan (scheduler_plan.cpp).
+    void begin_plan();
+    void grant_roots();
+    void grant_quantum();
+    void grant_drafts(std::span<const std::int32_t> drafts);
+    void grant_rest();
+    void list_offers();
+    void build_plan();
+    void plan_root(Job& job);
+    void plan_chunk(Job& job);
+    void plan_row(const Job& job, std::int64_t first, std::int64_t end, cache::Form form);
+    bool admit(Job& job, bool may_preempt);
+    bool grant_chunk(Job& job, bool may_preempt);
+    std::int64_t chunk_limit(const Job& job, std::int64_t first) const;
+    std::int64_t gather_of_chunk(const Job& job, std::int64_t first, std::int64_t chunk) const;
+    bool reserve(const Job& job, cache::PageTable& pages, std::int64_t slots);
+    void grant(Job& job, std::int64_t tokens, std::int64_t gather);
+    const OrderEntry* next_prompt(const OrderKey& after) const;
+    bool waits_for_sibling(const Job& job) const;
+    bool leads(const Job& job, const Prefilling& prompt) const;
+    std::int64_t look_up(const Job& job, cache::PageTable& pages) const;
+    const OrderEntry* youngest() const;
+    std::int64_t pages_behind(const OrderKey& key) const;
+    void preempt(Job& victim);
+    std::int64_t rows() const { return prefilling_.size() + running_.size(); }
+
+    // After the step (scheduler_advance.cpp).
+    void settle(Job& job, const PlannedRequest& share, const Outcome& outcome);
+    void check_outcome(const Job& job, const PlannedRequest& share, const Outcome& outcome) const;
+    void start_running(Job& job);
+    static void publish(const Job& job, cache::PageTable& pages, std::int64_t written);
+
+    SchedulerOptions options_;
+    cache::PagePool pool_;   // before everything that holds pages
+    std::vector<Job> jobs_;  // [slot_count]
+    std::vector<std::int32_t> free_slots_;
+    std::vector<Group> groups_;  // [slot_count]
+    std::vector<std::int32_t> free_groups_;
+    std::vector<cache::PageTable> spare_tables_;  // without pages, with memory
+    // Every live request is in exactly one, as its state says (a leaving one in none).
+    OrderedSlots waiting_, prefilling_, running_;
+    std::int64_t waiting_tokens_ = 0;
+    std::int64_t next_serial_ = 0;
+    std::vector<Deadline> deadlines_;  // a heap, the next one first; some may have ended
+    std::vector<Ended> ended_;
+    Totals totals_;
+
+    // Of the plan that is being made, or runs.
+    Phase phase_ = Phase::idle;
+    Room left_;
+    std::int64_t passed_choices_ = 0;  // wait for a sibling's prompt and keep a row for then
+    bool prompts_blocked_ = false;     // one got too little: nobody behind it gets anything
+    std::optional<OrderKey> stalled_;  // a running request without a page; likewise
+    std::vector<NodeOffer> offer_rows_;
+    std::vector<std::int64_t> offer_serials_;
+    std::vector<std::int32_t> no_drafts_;
+    NodeOffers offers_;
+    std::vector<PlannedRow> plan_rows_;
+    std::vector<PlannedRequest> plan_requests_;
+    Plan plan_;
+};
+
+}  // namespace espalier::schedule

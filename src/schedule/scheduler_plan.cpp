@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+// A step's plan in the order of its grants: roots, one prompt quantum, drafts, the rest to prompts;
+// and who is preempted when pages run out. How prompts are admitted and cut into chunks is
+// scheduler_prompts.cpp's.
+#include <algorithm>
+#include <utility>
+
+#include "base/check.hpp"
+#include "schedule/scheduler.hpp"
+
+namespace espalier::schedule {
+
+const NodeOffers& Scheduler::offer_nodes(Time now) {
+    CHECK(phase_ == Phase::idle, "plan {} is not finished", plan_.number);
+    expire(now);
+    begin_plan();
+    grant_roots();
+    grant_quantum();
+    list_offers();
+    phase_ = Phase::offered;
+    return offers_;
+}
+
+const Plan& Scheduler::next_plan(std::span<const std::int32_t> drafts) {
+    CHECK(phase_ == Phase::offered, "plan {} has no offers: offer_nodes comes first",
+          plan_.number + 1);
+    grant_drafts(drafts);
+    grant_rest();
+    build_plan();
+    phase_ = plan_.empty() ? Phase::idle : Phase::planned;
+    return plan_;
+}
+
+const Plan& Scheduler::next_plan(Time now) {
+    const std::size_t rows = offer_nodes(now).rows.size();
+    no_drafts_.assign(rows, 0);
+    return next_plan(no_drafts_);
+}
+
+void Scheduler::begin_plan() {
+    ++plan_.number;
+    left_ = {options_.max_step_tokens, options_.max_step_gather};
+    prompts_blocked_ = false;
+    stalled_.reset();
+    for (const OrderEntry& entry : running_) at(entry.slot).grant = {};
+    for (const OrderEntry& entry : prefilling_) {
+        Job& job = at(entry.slot);
+        job.grant = {};
+        if (leads(job, std::get<Prefilling>(job.state))) group_of(job).leading_plan = plan_.number;
+    }
+}
+
+void Scheduler::grant(Job& job, std::int64_t tokens, std::int64_t gather) {
+    job.grant.tokens += tokens;
+    job.grant.gather += gather;
+    left_.tokens -= tokens;
+    left_.gather -= gather;
+}
+
+// ---- first half ---------------------------------------------------------------------------------
+
+// Preemption takes from the end of the list, so nobody loses a token granted here to another root.
+void Scheduler::grant_roots() {
+    for (std::size_t i = 0; i < static_cast<std::size_t>(running_.size()); ++i) {
+        Job& job = at(running_[i].slot);
+        if (!reserve(job, std::get<Running>(job.state).pages, job.length())) {
+            // It is the last in order and keeps its pages: they are worth more than a page that
+            // would come free, and whoever comes before it can still take them.
+            stalled_ = job.order();
+            ++totals_.stalled_rows;
+            continue;
+        }
+        grant(job, 1, 1);
+    }
+}
+
+void Scheduler::list_offers() {
+    offer_rows_.clear();
+    offer_serials_.clear();
+    const std::int64_t spare_slots = pool_.counts().available() * cache::kPageTokens;
+    for (const OrderEntry& entry : running_) {
+        const Job& job = at(entry.slot);
+        if (job.grant.tokens == 0) continue;
+        // Nodes, with the root: at most the tokens left and max_model_len − 1 − root. Every node
+        // can yield one token, and no slot lies beyond what submit found room for.
+        const std::int64_t root = job.length() - 1;
+        const std::int64_t nodes =
+            std::min(job.max_length - job.length(), options_.max_model_len - 1 - root);
+        const std::int64_t reserved =
+            std::get<Running>(job.state).pages.slots() - job.length() + spare_slots;
+        const std::int64_t drafts = std::min(
+            {nodes - 1, reserved, std::int64_t{job.max_drafts}, left_.tokens, left_.gather});
+        offer_rows_.push_back({entry.slot, static_cast<std::int32_t>(drafts)});
+        offer_serials_.push_back(job.id.serial);
+    }
+    std::int64_t backlog = waiting_tokens_;
+    std::int64_t prompts = 0;
+    for (const OrderEntry& entry : prefilling_) {
+        const Job& job = at(entry.slot);
+        backlog += job.length() - std::get<Prefilling>(job.state).computed - job.grant.tokens;
+        prompts += job.grant.tokens > 0 ? 1 : 0;
+    }
+    offers_.rows = offer_rows_;
+    offers_.max_drafts = std::min(left_.tokens, left_.gather);
+    offers_.granted_rows = static_cast<std::int64_t>(offer_rows_.size()) + prompts;
+    offers_.granted_tokens = options_.max_step_tokens - left_.tokens;
+    offers_.prompt_backlog = prompts_blocked_ ? 0 : std::min(backlog, left_.tokens);
+}
+
+// ---- second half --------------------------------------------------------------------------------
+
+// Drafts preempt nobody: where a page is missing they are cut to the page there is. A window of 64
+// reaches at most one page beyond the root's.
+void Scheduler::grant_drafts(std::span<const std::int32_t> drafts) {
+    CHECK(drafts.size() == offer_rows_.size(), "{} numbers of drafts for {} offers", drafts.size(),
+          offer_rows_.size());
+    std::int64_t sum = 0;
+    for (std::size_t i = 0; i < drafts.size(); ++i) {
+        const NodeOffer& offer = offer_rows_[i];
+        CHECK(drafts[i] >= 0 && drafts[i] <= offer.max_drafts, "{} drafts of {} offered", drafts[i],
+              offer.max_drafts);
+        sum += drafts[i];
+        CHECK(sum <= offers_.max_drafts, "{} drafts of {} offered over all", sum,
+              offers_.max_drafts);
+        Job& job = at(offer.slot);
+        if (drafts[i] == 0 || job.id.serial != offer_serials_[i]) continue;
+        auto* running = std::get_if<Running>(&job.state);
+        if (running == nullptr) continue;  // cancelled since
+        std::int64_t count = drafts[i];
+        if (!running->pages.grow(job.length() + count))
+            count = running->pages.slots() - job.length();
+        job.grant.drafts = static_cast<std::int32_t>(count);
+        grant(job, count, count);
+    }
+}
+
+void Scheduler::build_plan() {
+    plan_rows_.clear();
+    plan_requests_.clear();
+    plan_.tokens = {};
+    for (const OrderEntry& entry : running_)
+        if (at(entry.slot).grant.tokens > 0) plan_root(at(entry.slot));
+    for (const OrderEntry& entry : prefilling_)
+        if (at(entry.slot).grant.tokens > 0) plan_chunk(at(entry.slot));
+    plan_.rows = plan_rows_;
+    plan_.requests = plan_requests_;
+    plan_.tokens.gathered = 0;
+    for (const PlannedRow& row : plan_rows_) plan_.tokens.gathered += row.gather_count();
+    ++totals_.plans;
+}
+
+void Scheduler::plan_root(Job& job) {
+    const auto& pages = std::get<Running>(job.state).pages;
+    plan_requests_.push_back(
+        {job.id, static_cast<std::int32_t>(plan_rows_.size()), 1, job.grant.drafts, true, true});
+    PlannedRow row;
+    row.slot = job.id.slot;
+    row.first_position = job.length() - 1;
+    row.q_len = job.grant.tokens;
+    row.tokens = std::span(job.tokens).last(1);
+    row.block_table = pages.block_table();
+    row.gather = Gather::nodes;
+    plan_rows_.push_back(row);
+    plan_.tokens.roots += 1;
+    plan_.tokens.drafts += job.grant.drafts;
+}
+
+void Scheduler::plan_chunk(Job& job) {
+    const std::int64_t first = std::get<Prefilling>(job.state).computed;
+    const std::int64_t end = first + job.grant.tokens;
+    const std::int64_t turn = std::clamp(job.key.decompressed_below, first, end);
+    PlannedRequest share;
+    share.id = job.id;
+    share.first_row = static_cast<std::int32_t>(plan_rows_.size());
+    share.draws = end == job.length();
+    if (turn > first) plan_row(job, first, turn, cache::Form::decompressed);
+    if (end > turn) plan_row(job, turn, end, cache::Form::absorbed);
+    share.rows = static_cast<std::int32_t>(plan_rows_.size()) - share.first_row;
+    plan_requests_.push_back(share);
+    plan_.tokens.prompt_decompressed += turn - first;
+    plan_.tokens.prompt_absorbed += end - turn;
+    plan_.tokens.recomputed += std::clamp(job.ever_written, first, end) - first;
+}
+
+void Scheduler::plan_row(const Job& job, std::int64_t first, std::int64_t end, cache::Form form) {
+    const Group& group = groups_[static_cast<std::size_t>(job.group)];
+    PlannedRow row;
+    row.slot = job.id.slot;
+    row.first_position = first;
+    row.q_len = end - first;
+    row.form = form;
+    row.tokens = std::span(job.tokens)
+                     .subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(row.q_len));
+    row.block_table = std::get<Prefilling>(job.state).pages.block_table();
+    if (group.wants_logits() && end > group.logits_done) {
+        row.gather = Gather::prompt;
+        row.gather_first = std::max<std::int64_t>(0, group.logits_done - first);
+    } else if (end == job.length()) {
+        row.gather = Gather::last;
+        row.gather_first = row.q_len - 1;
+    }
+    plan_rows_.push_back(row);
+}
+
+// ---- preemption ---------------------------------------------------------------------------------
+
+// The lowest priority, then youngest, of those that have pages.
+const OrderEntry* Scheduler::youngest() const {
+    const OrderEntry* prompt = prefilling_.last();
+    const OrderEntry* running = running_.last();
+    if (prompt == nullptr || running == nullptr) return prompt == nullptr ? running : prompt;
+    return prompt->key < running->key ? running : prompt;
+}
+
+// Pages for this many slots of a request that has a row, preempting those behind it.
+bool Scheduler::reserve(const Job& job, cache::PageTable& pages, std::int64_t slots) {
+    while (!pages.grow(slots)) {
+        const OrderEntry* victim = youngest();
+        if (victim->slot == job.id.slot) return false;
+        preempt(at(victim->slot));
+    }
+    return true;
+}
+
+// Tokens are kept, pages given back. What it had published stays findable until evicted.
+void Scheduler::preempt(Job& victim) {
+    if (auto* prompt = std::get_if<Prefilling>(&victim.state)) {
+        victim.ever_written = std::max(victim.ever_written, prompt->computed);
+        group_of(victim).leading_plan = 0;
+        prefilling_.erase(victim.order());
+        recycle(std::move(prompt->pages));
+    } else {
+        victim.ever_written = std::max(victim.ever_written, victim.length() - 1);
+        running_.erase(victim.order());
+        recycle(std::move(std::get<Running>(victim.state).pages));
+    }
+    left_.tokens += victim.grant.tokens;  // it may have had its root in this very plan
+    left_.gather += victim.grant.gather;
+    victim.grant = {};
+    ++victim.preemptions;
+    ++totals_.preemptions;
+    wait(victim);
+}
+
+}  // namespace espalier::schedule

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+// The engine from the outside, by several threads at once: what clients read is what the plain run
+// gives, whoever comes, goes or is slow. The sanitizers' builds run these too.
+#include "engine/engine.hpp"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "engine/faulty_target.hpp"
+#include "engine/harness.hpp"
+#include "speculate/ngram.hpp"
+
+namespace espalier::engine {
+namespace {
+
+using namespace std::chrono_literals;
+
+std::unique_ptr<Engine> make_engine(model::DeepseekModel& model, const text::Tokenizer& tokenizer,
+                                    const StepperSettings& settings = roomy_settings()) {
+    StepperParts parts{model, tokenizer, {}, steady_clock()};
+    parts.drafters.push_back(
+        std::make_unique<speculate::NgramDrafter>(0, speculate::NgramLimits{}));
+    auto made = Engine::create(std::move(parts), settings);
+    if (!made) throw std::runtime_error(made.error().message);
+    return std::move(*made);
+}
+
+std::unique_ptr<Engine> make_engine(const StepperSettings& settings = roomy_settings()) {
+    TinyTarget& target = tiny_target(Family::v2);
+    return make_engine(**target.model, *target.tokenizer, settings);
+}
+
+// Reads to the end; what was read of choice 0.
+struct Read {
+    std::vector<accept::CommittedToken> tokens;
+    std::string text;
+    ChoiceNews last;
+    int updates = 0;
+};
+
+Read read_all(Stream& stream, std::chrono::microseconds pause = 0us) {
+    Read read;
+    News news;
+    while (stream.next(news)) {
+        const ChoiceNews& choice = news.choices[0];
+        read.tokens.insert(read.tokens.end(), choice.emission.tokens.begin(),
+                           choice.emission.tokens.end());
+        read.text += choice.emission.text;
+        read.last = choice;
+        ++read.updates;
+        if (pause > 0us) std::this_thread::sleep_for(pause);
+    }
+    return read;
+}
+
+Output plain_output(const Request& request) {
+    TinyTarget& target = tiny_target(Family::v2);
+    const RequestLimits limits{kTinyVocabulary, 1024, 65, {1}};
+    return run_plain(target, *check_request(request, limits, *target.tokenizer), 0);
+}
+
+// Several clients, each with its own requests: some read, some cancel half way, some just go.
+TEST(Engine, ConcurrentClientsGetTheirTextsWhateverOthersDo) {
+    constexpr int kClients = 4, kRequests = 6;
+    std::vector<Request> requests;
+    std::vector<Output> expected;
+    for (int i = 0; i < kRequests; ++i) {
+        requests.push_back(plain_request(static_cast<std::size_t>(5 + 20 * i), 12 + 4 * i,
+                                         static_cast<std::uint64_t>(i + 1)));
+        requests.back().sampling.temperature = i % 2 == 0 ? 0.0f : 1.0f;
+        expected.push_back(plain_output(requests.back()));
+    }
+    const auto engine = make_engine();
+    std::atomic<int> finished = 0, wrong = 0;
+    std::vector<std::thread> clients;
+    for (int client = 0; client < kClients; ++client)
+        clients.emplace_back([&, client] {
+            for (int i = 0; i < kRequests; ++i) {
+                const auto index = static_cast<std::size_t>(i);
+                auto stream = engine->submit(requests[index]);
+                if (!stream) {
+                    ++wrong;
+                    continue;
+                }
+                if ((client + i) % 5 == 3) continue;  // gone: the stream's end cancels
+                if ((client + i) % 5 == 4) stream->cancel();
+                const Read read = read_all(*stream);
+                const std::vector<accept::CommittedToken>& whole = expected[index].tokens;
+                const bool prefix =
+                    read.tokens.size() <= whole.size() &&
+                    std::equal(read.tokens.begin(), read.tokens.end(), whole.begin());
+                const bool cancelled = read.last.interruption == Interruption::cancelled;
+                if (!prefix || (!cancelled && read.text != expected[index].text)) ++wrong;
+                finished += cancelled ? 0 : 1;
+            }
+        });
+    for (std::thread& client : clients) client.join();
+    EXPECT_EQ(wrong, 0);
+    EXPECT_GE(finished, 12);
+    EXPECT_TRUE(engine->drain(60s));
+    const EngineStatus status = engine->status();
+    EXPECT_EQ(status.gauges.pages.owned, 0);
+    EXPECT_EQ(status.totals.submitted, kClients * kRequests);
+    EXPECT_EQ(status.queued, 0);
+}
+
+TEST(Engine, ASlowReaderHoldsNobodyUpAndMissesNothing) {
+    const Request request = plain_request(20, 60, 5);
+    const Output expected = plain_output(request);
+    const auto engine = make_engine();
+    auto slow = engine->submit(request);
+    auto fast = engine->submit(request);
+    ASSERT_TRUE(slow && fast);
+    const Read first = read_all(*fast);
+    EXPECT_TRUE(engine->drain(60s));  // the slow one's too, though nobody has read it
+    EXPECT_EQ(first.text, expected.text);
+    const Read second = read_all(*slow, 100us);
+    EXPECT_EQ(second.updates, 1);  // all of it in one piece
+    EXPECT_EQ(second.text, expected.text);
+    EXPECT_EQ(second.tokens, expected.tokens);
+    EXPECT_EQ(second.last.usage.completion_tokens, 60);
+}
+
+TEST(Engine, DrainFinishesWhatItHasAndRefusesTheRest) {
+    const auto engine = make_engine();
+    auto stream = engine->submit(plain_request(20, 100, 5));
+    ASSERT_TRUE(stream);
+    EXPECT_TRUE(engine->drain(60s));
+    EXPECT_EQ(engine->status().state, EngineState::draining);
+    EXPECT_EQ(read_all(*stream).tokens.size(), 100u);
+    const auto refused = engine->submit(plain_request(20, 10, 5));
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().message, "the engine is shutting down and takes no requests");
+}
+
+TEST(Engine, StopEndsEverythingAtOnceAndStreamsMayOutliveIt) {
+    StepperSettings settings = roomy_settings();
+    settings.schedule.max_rows = 1;
+    auto engine = make_engine(settings);
+    std::vector<Stream> streams;
+    for (std::uint64_t i = 0; i < 3; ++i)
+        streams.push_back(std::move(*engine->submit(plain_request(20, 900, i))));
+    News news;
+    ASSERT_TRUE(streams[0].next(news));  // it runs
+    engine->stop();
+    EXPECT_EQ(engine->status().state, EngineState::stopped);
+    EXPECT_FALSE(engine->submit(plain_request(20, 10, 5)));
+    engine.reset();
+    for (Stream& stream : streams) {
+        const Read read = read_all(stream);
+        EXPECT_EQ(read.last.interruption, Interruption::stopped);
+        EXPECT_LT(read.tokens.size(), 900u);
+    }
+}
+
+TEST(Engine, RefusesWhatCanNeverRunAndWhatTheQueueHasNoRoomFor) {
+    StepperSettings settings = roomy_settings();
+    settings.schedule.max_rows = 1;
+    settings.schedule.max_waiting = 3;
+    const auto engine = make_engine(settings);
+    const auto too_long = engine->submit(plain_request(1024, 10, 1));
+    ASSERT_FALSE(too_long);
+    EXPECT_EQ(too_long.error().message,
+              "the prompt has 1024 tokens; prompt and output together may have 1024");
+    std::vector<Stream> streams;
+    std::optional<Error> refusal;
+    for (std::uint64_t i = 0; i < 10 && !refusal; ++i) {
+        auto stream = engine->submit(plain_request(20, 900, i));
+        if (stream)
+            streams.push_back(std::move(*stream));
+        else
+            refusal = stream.error();
+    }
+    ASSERT_TRUE(refusal);
+    EXPECT_EQ(refusal->kind, ErrorKind::exhausted);
+    EXPECT_EQ(refusal->message, "the queue would have 4 requests; its limit is 3");
+    EXPECT_GE(streams.size(), 3u);
+    EXPECT_LE(streams.size(), 4u);
+}
+
+TEST(Engine, AnErrorOfTheProgramEndsTheRequestsAndIsTold) {
+    FaultyTarget target;
+    const auto engine = make_engine(target.model(), target.tokenizer());
+    auto stream = engine->submit(plain_request(20, 900, 1));
+    ASSERT_TRUE(stream);
+    News news;
+    ASSERT_TRUE(stream->next(news));
+    target.kernels.fault = FaultyKernels::Fault::throw_in_attention;
+    const Read read = read_all(*stream);
+    EXPECT_EQ(read.last.interruption, Interruption::step_failed);
+    EXPECT_EQ(read.last.message, "a fault of the test");
+    EXPECT_TRUE(engine->drain(60s));  // nothing is left to wait for
+    EXPECT_EQ(engine->status().state, EngineState::failed);
+    const auto refused = engine->submit(plain_request(20, 10, 5));
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().message, "the engine is out of order: a fault of the test");
+}
+
+TEST(Engine, AReaderMayAskWithoutWaiting) {
+    const auto engine = make_engine();
+    auto stream = engine->submit(plain_request(5, 3, 1));
+    ASSERT_TRUE(stream);
+    News news;
+    std::size_t tokens = 0;
+    for (;;) {
+        const Mailbox::Answer answer = stream->next_within(news, 1ms);
+        if (answer == Mailbox::Answer::over) break;
+        if (answer == Mailbox::Answer::news) tokens += news.choices[0].emission.tokens.size();
+    }
+    EXPECT_EQ(tokens, 3u);
+}
+
+}  // namespace
+}  // namespace espalier::engine

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/random_drafter.hpp"
+
+#include <algorithm>
+
+#include "base/check.hpp"
+
+namespace espalier::engine {
+
+void RandomDrafter::begin(speculate::RequestSlot request, std::span<const std::int32_t> prompt,
+                          std::int64_t) {
+    const auto slot = static_cast<std::size_t>(request);
+    if (slot >= committed_.size()) committed_.resize(slot + 1);
+    CHECK(committed_[slot].empty(), "slot {} begins twice", request);
+    committed_[slot].assign(prompt.begin(), prompt.end());
+}
+
+void RandomDrafter::end(speculate::RequestSlot request) {
+    committed_.at(static_cast<std::size_t>(request)).clear();
+}
+
+void RandomDrafter::commit(std::span<const speculate::Commitment> commitments) {
+    for (const speculate::Commitment& one : commitments) {
+        Tokens& tokens = committed_.at(static_cast<std::size_t>(one.request));
+        tokens.insert(tokens.end(), one.tokens.begin(), one.tokens.end());
+    }
+}
+
+// One of the texts that go on after these tokens.
+const RandomDrafter::Tokens* RandomDrafter::matching_text(const Tokens& committed) {
+    std::vector<const Tokens*> matching;
+    for (const Tokens& text : texts_)
+        if (text.size() > committed.size() &&
+            std::equal(committed.begin(), committed.end(), text.begin()))
+            matching.push_back(&text);
+    return matching.empty() ? nullptr : matching[random_.bits() % matching.size()];
+}
+
+float RandomDrafter::score(bool true_node) {
+    const float any = static_cast<float>(random_.between(1, 100)) / 100;
+    if (!options_.truth_last) return any;
+    return true_node ? any / 100 : any;
+}
+
+void RandomDrafter::grow(const speculate::DraftCall& call) {
+    speculate::Proposal& proposal = *call.proposal;
+    const Tokens& committed = committed_.at(static_cast<std::size_t>(call.request));
+    CHECK(committed.back() == proposal.tree.token(0), "the root is {}, committed was {}",
+          proposal.tree.token(0), committed.back());
+    const Tokens* text = matching_text(committed);
+    std::size_t next = committed.size();
+    std::int32_t tip = 0;  // deepest node that is right
+    const int most = std::min(call.max_nodes, random_.between(1, 1 << random_.between(1, 6)));
+    for (int tries = 0; proposal.tree.size() < most && tries < 200; ++tries) {
+        if (text != nullptr && next < text->size() && random_.chance(options_.truth) &&
+            proposal.tree.depth(tip) < call.max_depth) {
+            tip = proposal.add(tip, (*text)[next++], score(true));
+            continue;
+        }
+        const std::int32_t parent = random_.between(0, proposal.tree.size() - 1);
+        if (proposal.tree.depth(parent) >= call.max_depth) continue;
+        proposal.add(parent, palette_[random_.bits() % palette_.size()], score(false));
+    }
+}
+
+Expected<void> RandomDrafter::propose(std::span<const speculate::DraftCall> calls) {
+    ++calls_;
+    if (options_.breaks_after >= 0 && calls_ > options_.breaks_after)
+        return fail(ErrorKind::io, "the test's drafter broke after {} calls",
+                    options_.breaks_after);
+    for (const speculate::DraftCall& call : calls) {
+        if (random_.chance(options_.silence)) continue;
+        grow(call);
+        if (random_.chance(options_.out_of_vocabulary) && !call.proposal->tree.full())
+            call.proposal->add(0, 1 << 30, 1.0f);
+    }
+    return {};
+}
+
+}  // namespace espalier::engine

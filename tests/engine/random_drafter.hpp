@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// A drafter for tests: random trees that are sometimes right. It is given whole texts; where what a
+// request has committed begins some of them, their continuations may enter its tree, between wrong
+// branches.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "conformance/random.hpp"
+#include "speculate/drafter.hpp"
+
+namespace espalier::engine {
+
+struct RandomDrafterOptions {
+    double truth = 0.5;              // chance that a node continues a known text, if there is one
+    double silence = 0.2;            // chance to propose nothing
+    std::int64_t breaks_after = -1;  // calls; then it returns errors; < 0: never
+    double out_of_vocabulary = 0;    // chance of a proposal that must be refused
+    // Known continuations score below their wrong siblings, so they are never the first branch.
+    bool truth_last = false;
+};
+
+class RandomDrafter final : public speculate::Drafter {
+  public:
+    using Tokens = std::vector<std::int32_t>;
+    RandomDrafter(speculate::DrafterId id, std::uint64_t seed, RandomDrafterOptions options,
+                  std::vector<Tokens> texts, Tokens palette)
+        : id_(id),
+          random_(seed),
+          options_(options),
+          texts_(std::move(texts)),
+          palette_(std::move(palette)) {}
+
+    speculate::DrafterNeeds needs() const override { return {}; }
+    void begin(speculate::RequestSlot request, std::span<const std::int32_t> prompt,
+               std::int64_t max_tokens) override;
+    void end(speculate::RequestSlot request) override;
+    Expected<void> extend(std::span<const speculate::Extension>) override { return {}; }
+    void commit(std::span<const speculate::Commitment> commitments) override;
+    Expected<void> propose(std::span<const speculate::DraftCall> calls) override;
+
+  private:
+    void grow(const speculate::DraftCall& call);
+    const Tokens* matching_text(const Tokens& committed);
+    float score(bool true_node);
+
+    speculate::DrafterId id_;
+    conformance::Random random_;
+    RandomDrafterOptions options_;
+    std::vector<Tokens> texts_;
+    Tokens palette_;
+    std::vector<Tokens> committed_;  // by request slot
+    std::int64_t calls_ = 0;
+};
+
+}  // namespace espalier::engine

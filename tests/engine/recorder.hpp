@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// A receiver that keeps everything, for tests.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <vector>
+
+#include "engine/plain_run.hpp"
+#include "engine/receiver.hpp"
+
+namespace espalier::engine {
+
+struct RecordedChoice {
+    Output output;
+    accept::Usage usage;
+    std::int64_t cached_tokens = 0;
+    std::optional<Interruption> ended;  // with its interruption, none for its own end
+    std::int64_t updates = 0;
+};
+
+class Recorder final : public Receiver {
+  public:
+    explicit Recorder(std::int32_t choices) : choices_(static_cast<std::size_t>(choices)) {}
+
+    void receive(const Update& update) override {
+        RecordedChoice& choice = choices_.at(static_cast<std::size_t>(update.choice));
+        EXPECT_FALSE(choice.ended) << "an update after the end";
+        ++choice.updates;
+        Output& output = choice.output;
+        output.text += update.emission.text;
+        output.tokens.insert(output.tokens.end(), update.emission.tokens.begin(),
+                             update.emission.tokens.end());
+        output.top.insert(output.top.end(), update.emission.top.begin(), update.emission.top.end());
+        choice.usage = update.usage;
+        choice.cached_tokens = update.cached_tokens;
+        if (update.prompt_logprobs != nullptr) {
+            EXPECT_TRUE(prompt_logprobs_.empty()) << "the prompt's logprobs came twice";
+            const auto logprobs = update.prompt_logprobs->logprobs();
+            const auto tops = update.prompt_logprobs->tops();
+            prompt_logprobs_.assign(logprobs.begin(), logprobs.end());
+            prompt_tops_.assign(tops.begin(), tops.end());
+        }
+        if (!update.ending) return;
+        output.finish = update.ending->finish;
+        choice.ended = update.ending->interruption;
+    }
+
+    const RecordedChoice& choice(std::int32_t index) const {
+        return choices_.at(static_cast<std::size_t>(index));
+    }
+    bool ended() const {
+        for (const RecordedChoice& choice : choices_)
+            if (!choice.ended) return false;
+        return true;
+    }
+    const std::vector<float>& prompt_logprobs() const { return prompt_logprobs_; }
+    const std::vector<accept::TokenLogprob>& prompt_tops() const { return prompt_tops_; }
+
+  private:
+    std::vector<RecordedChoice> choices_;
+    std::vector<float> prompt_logprobs_;
+    std::vector<accept::TokenLogprob> prompt_tops_;
+};
+
+}  // namespace espalier::engine

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/request.hpp"
+
+#include <gtest/gtest.h>
+
+#include "engine/harness.hpp"
+
+namespace espalier::engine {
+namespace {
+
+class CheckRequest : public testing::Test {
+  protected:
+    Expected<CheckedRequest> check(const Request& request) const {
+        return check_request(request, limits_, *tiny_target(Family::v2).tokenizer);
+    }
+    std::string refusal(const Request& request) const {
+        const auto checked = check(request);
+        return checked ? "taken" : checked.error().message;
+    }
+    RequestLimits limits_{kTinyVocabulary, 100, 3, {1}};
+};
+
+TEST_F(CheckRequest, NamesTheFieldAndBothNumbers) {
+    const Request good = plain_request(10, 5, 1);
+    EXPECT_EQ(refusal(good), "taken");
+    Request bad = good;
+    bad.prompt.clear();
+    EXPECT_EQ(refusal(bad), "the prompt is empty");
+    bad = good;
+    bad.prompt.resize(100, 3);
+    EXPECT_EQ(refusal(bad), "the prompt has 100 tokens; prompt and output together may have 100");
+    bad = good;
+    bad.prompt[3] = 512;
+    EXPECT_EQ(refusal(bad), "the prompt has token 512 of a vocabulary of 512");
+    bad.prompt[3] = -1;
+    EXPECT_EQ(refusal(bad), "the prompt has token -1 of a vocabulary of 512");
+    bad = good;
+    bad.choices = 0;
+    EXPECT_EQ(refusal(bad), "n is 0, not within 1…128");
+    bad = good;
+    bad.sampling.temperature = -1;
+    EXPECT_EQ(refusal(bad), "temperature: -1, not within 0…100");
+}
+
+TEST_F(CheckRequest, CutsMaxTokensToTheRoomThatIsLeft) {
+    const auto checked = check(plain_request(90, 50, 1));
+    ASSERT_TRUE(checked);
+    EXPECT_EQ(checked->rules.options().max_tokens, 10);
+    EXPECT_EQ(checked->rules.options().eos_token_ids, std::vector{1});
+    EXPECT_FALSE(checked->rules.options().count_tokens);
+}
+
+TEST_F(CheckRequest, RefusesWhatTheCacheCannotHold) {
+    limits_.page_count = 2;
+    EXPECT_EQ(refusal(plain_request(60, 5, 1)), "taken");  // the last token needs no slot
+    EXPECT_EQ(refusal(plain_request(60, 6, 1)),
+              "a prompt of 60 tokens with max_tokens 6 needs 2 pages; the cache has 1");
+}
+
+TEST_F(CheckRequest, CountsTokensWherePenaltiesNeedThem) {
+    Request request = plain_request(10, 5, 1);
+    request.sampling.presence_penalty = 0.5f;
+    EXPECT_TRUE(check(request)->rules.options().count_tokens);
+}
+
+}  // namespace
+}  // namespace espalier::engine

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+// Single steps: what is committed and where it lies, what fails and who goes on, what drafters are
+// told. The lossless test has the texts.
+#include "engine/stepper.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "engine/faulty_target.hpp"
+#include "engine/harness.hpp"
+#include "engine/random_drafter.hpp"
+#include "model/sequence.hpp"
+#include "speculate/ngram.hpp"
+
+namespace espalier::engine {
+namespace {
+
+// The cache of slots [0, length) in every layer, by any block table.
+std::vector<std::byte> cache_bytes(cache::KvStorage& storage, std::span<const std::int32_t> pages,
+                                   std::int64_t length) {
+    std::vector<std::byte> bytes;
+    for (std::size_t layer = 0; layer < storage.layout().target.size(); ++layer) {
+        const mla::KvPages kv = storage.target(static_cast<std::int64_t>(layer));
+        const std::int64_t slot_bytes = kv.page_stride / kv.page_tokens;
+        for (std::int64_t slot = 0; slot < length; ++slot) {
+            const std::byte* at =
+                kv.data + mla::pool_slot(pages.data(), cache::kPageTokens, slot) * slot_bytes;
+            bytes.insert(bytes.end(), at, at + slot_bytes);
+        }
+    }
+    return bytes;
+}
+
+Harness::Drafters truth_last_drafter(const Request& request, const Output& output) {
+    RandomDrafterOptions options;
+    options.truth = 0.4;
+    options.silence = 0;
+    options.truth_last = true;
+    Harness::Drafters drafters;
+    drafters.push_back(std::make_unique<RandomDrafter>(
+        speculate::DrafterId{0}, 5, options,
+        std::vector<std::vector<std::int32_t>>{whole_text(request, output)},
+        std::vector<std::int32_t>{10, 11, 12, 13, 14, 15, kPoisonToken, kQuietPoisonToken}));
+    return drafters;
+}
+
+// Paths that are never the first branch: after each commit the cache holds the bytes of plain
+// decoding, in plain order.
+TEST(Stepper, CommitBringsAPathTogetherWhereverItLay) {
+    for (const Family family : {Family::v2, Family::v3}) {
+        TinyTarget& target = tiny_target(family);
+        const Request request = plain_request(100, 60, 3);
+        const RequestLimits limits{kTinyVocabulary, 1024, 65, {1}};
+        const auto checked = *check_request(request, limits, *target.tokenizer);
+        const Output plain = run_plain(target, checked, 0);
+        const std::vector<std::int32_t> text = whole_text(request, plain);
+        auto sequence = model::Sequence::create(**target.model, 100, 200);
+        ASSERT_TRUE(sequence->feed(**target.model, text, false));
+
+        Harness harness(target, roomy_settings(), truth_last_drafter(request, plain));
+        const auto recorder = harness.submit(request);
+        const std::int32_t slot = harness.ids[0].slot;
+        std::int64_t moved = 0;
+        while (!recorder->ended()) {
+            const StepReport report = harness.stepper->step();
+            moved += report.moved;
+            if (recorder->ended()) break;
+            const auto& state = harness.stepper->scheduler().state(slot);
+            const auto length = std::ssize(harness.stepper->scheduler().tokens(slot)) - 1;
+            ASSERT_TRUE(cache_bytes(harness.stepper->storage(),
+                                    std::get<schedule::Running>(state).pages.block_table(),
+                                    length) ==
+                        cache_bytes(sequence->storage(), sequence->block_table(), length))
+                << "after " << length << " slots";
+        }
+        EXPECT_GT(moved, 10);
+        EXPECT_EQ(recorder->choice(0).output.tokens, plain.tokens);
+        EXPECT_GT(recorder->choice(0).usage.accepted, 20);
+    }
+}
+
+TEST(Stepper, ASecondEqualPromptComputesItsTailOnly) {
+    Harness harness(tiny_target(Family::v3));
+    const Request request = plain_request(700, 4, 9);
+    const auto first = harness.submit(request);
+    EXPECT_EQ(harness.run().tokens.prompt_decompressed, 512);
+    const auto second = harness.submit(request);
+    const StepReport report = harness.run();
+    EXPECT_EQ(report.tokens.prompt_decompressed, 0);
+    EXPECT_EQ(report.tokens.prompt_absorbed, 700 - 640);
+    EXPECT_EQ(second->choice(0).cached_tokens, 640);
+    EXPECT_EQ(second->choice(0).output.tokens, first->choice(0).output.tokens);
+}
+
+TEST(Stepper, ChoicesComputeTheirPromptsPagesOnce) {
+    Harness harness(tiny_target(Family::v2));
+    Request request = plain_request(150, 6, 12);
+    request.sampling.temperature = 1.0f;
+    request.choices = 3;
+    const auto recorder = harness.submit(request);
+    // The pages once, and for each choice the tail that its own first draw needs.
+    EXPECT_EQ(harness.run().tokens.prompt_absorbed, 128 + 3 * (150 - 128));
+    EXPECT_NE(recorder->choice(0).output.tokens, recorder->choice(1).output.tokens);
+    for (std::int32_t choice = 0; choice < 3; ++choice)
+        EXPECT_EQ(recorder->choice(choice).output.tokens,
+                  run_plain(tiny_target(Family::v2), harness.check(request), choice).tokens);
+}
+
+TEST(Stepper, ARequestThatDoesNotSpeculateDraftsNothing) {
+    TinyTarget& target = tiny_target(Family::v2);
+    Request request = plain_request(20, 20, 4);
+    request.speculate = false;
+    Harness plain(target);
+    const auto expected = plain.submit(request);
+    plain.run();
+    Harness harness(target, roomy_settings(),
+                    truth_last_drafter(request, expected->choice(0).output));
+    const auto recorder = harness.submit(request);
+    EXPECT_EQ(harness.run().tokens.drafts, 0);
+    EXPECT_EQ(recorder->choice(0).usage.drafted, 0);
+    EXPECT_EQ(recorder->choice(0).usage.steps, 20);
+}
+
+TEST(Stepper, DeadlinesAndCancellationsEndARequestWhereItStands) {
+    TinyTarget& target = tiny_target(Family::v2);
+    Harness harness(target);
+    Request request = plain_request(10, 500, 8);
+    const auto cancelled = harness.submit(request);
+    const schedule::RequestId id = harness.ids[0];
+    for (int step = 0; step < 5; ++step) harness.stepper->step();
+    EXPECT_TRUE(harness.stepper->cancel(id));
+    EXPECT_FALSE(harness.stepper->cancel(id));
+    EXPECT_EQ(cancelled->choice(0).ended, Interruption::cancelled);
+    EXPECT_EQ(cancelled->choice(0).output.tokens.size(), 5u);
+    EXPECT_TRUE(harness.stepper->idle());
+
+    request.deadline = harness.now + 50'000;  // the clock ticks 1,000 at each look
+    const auto late = harness.submit(request);
+    harness.run();
+    EXPECT_EQ(late->choice(0).ended, Interruption::deadline);
+    EXPECT_GT(late->choice(0).output.tokens.size(), 1u);
+    EXPECT_LT(late->choice(0).output.tokens.size(), 20u);
+    EXPECT_EQ(harness.stepper->scheduler().gauges().pages.owned, 0);
+}
+
+TEST(Stepper, AStepThatCannotRunEndsThoseInItAndNobodyElse) {
+    FaultyTarget target;
+    StepperSettings settings = roomy_settings();
+    settings.schedule.max_rows = 1;
+    Harness harness(target.model(), target.tokenizer(), settings);
+    const auto first = harness.submit(plain_request(10, 10, 1));
+    const auto second = harness.submit(plain_request(10, 10, 2));
+    harness.stepper->step();
+    target.kernels.fault = FaultyKernels::Fault::refuse_attention;
+    EXPECT_EQ(harness.stepper->step().failed, 1);
+    target.kernels.fault = FaultyKernels::Fault::none;
+    EXPECT_EQ(first->choice(0).ended, Interruption::step_failed);
+    EXPECT_EQ(first->choice(0).output.tokens.size(), 1u);
+    harness.run();
+    EXPECT_EQ(second->choice(0).ended, Interruption::none);
+    EXPECT_EQ(second->choice(0).output.tokens.size(), 10u);
+    EXPECT_EQ(harness.stepper->scheduler().gauges().pages.owned, 0);
+}
+
+TEST(Stepper, APathThatCannotMoveEndsItsRequest) {
+    FaultyTarget target;
+    const Request request = plain_request(10, 40, 1);
+    Harness plain(target.model(), target.tokenizer());
+    const auto expected = plain.submit(request);
+    plain.run();
+    Harness harness(target.model(), target.tokenizer(), roomy_settings(),
+                    truth_last_drafter(request, expected->choice(0).output));
+    const auto recorder = harness.submit(request);
+    target.kernels.fault = FaultyKernels::Fault::refuse_compact;
+    harness.run();
+    EXPECT_EQ(recorder->choice(0).ended, Interruption::step_failed);
+    EXPECT_LT(recorder->choice(0).output.tokens.size(), 40u);
+}
+
+// A drafter with layers of its own, as far as the engine can tell: it wants every committed token's
+// hidden state, once, in order, before the token after it.
+class TapDrafter final : public speculate::Drafter {
+  public:
+    explicit TapDrafter(std::map<std::int32_t, std::vector<std::int32_t>>& seen) : seen_(seen) {}
+    speculate::DrafterNeeds needs() const override { return {.hidden_states = true}; }
+    void begin(RequestSlot request, std::span<const std::int32_t>, std::int64_t) override {
+        seen_[request].clear();
+    }
+    void end(RequestSlot) override {}
+    Expected<void> extend(std::span<const speculate::Extension> extensions) override {
+        for (const speculate::Extension& one : extensions) {
+            std::vector<std::int32_t>& tokens = seen_[one.request];
+            EXPECT_EQ(one.first_position, std::ssize(tokens));
+            EXPECT_EQ(one.taps.size(), one.tokens.size());
+            tokens.insert(tokens.end(), one.tokens.begin(), one.tokens.end());
+            for (std::size_t i = 1; i < one.taps.size(); ++i)
+                EXPECT_LT(one.taps[i - 1], one.taps[i]);
+        }
+        return {};
+    }
+    void commit(std::span<const speculate::Commitment>) override {}
+    Expected<void> propose(std::span<const speculate::DraftCall>) override { return {}; }
+
+  private:
+    std::map<std::int32_t, std::vector<std::int32_t>>& seen_;
+};
+
+TEST(Stepper, DraftersThatWantHiddenStatesGetThoseOfEveryCommittedToken) {
+    TinyTarget& target = tiny_target(Family::v3);
+    const Request request = plain_request(300, 40, 21);  // two forms: two rows in a chunk
+    Harness plain(target);
+    const auto expected = plain.submit(request);
+    plain.run();
+    const Output& output = expected->choice(0).output;
+    Harness::Drafters drafters = truth_last_drafter(request, output);
+    std::map<std::int32_t, std::vector<std::int32_t>> seen;
+    drafters.push_back(std::make_unique<TapDrafter>(seen));
+    Harness harness(target, roomy_settings(), std::move(drafters));
+    const auto recorder = harness.submit(request);
+    const std::int32_t slot = harness.ids[0].slot;
+    harness.run();
+    EXPECT_EQ(recorder->choice(0).output.tokens, output.tokens);
+    std::vector<std::int32_t> text = whole_text(request, output);
+    text.pop_back();  // drawn last, never computed
+    EXPECT_EQ(seen[slot], text);
+}
+
+TEST(Stepper, MeasuresItsStepTimeAtTheStart) {
+    StepperSettings settings = roomy_settings();
+    settings.grant = NodeGrant::measured;
+    Harness::Drafters drafters;
+    drafters.push_back(std::make_unique<speculate::NgramDrafter>(0, speculate::NgramLimits{}));
+    Harness harness(tiny_target(Family::v2), settings, std::move(drafters));
+    EXPECT_GT(harness.now, 60'000);  // at 1,000 a look
+    const auto recorder = harness.submit(plain_request(30, 30, 2));
+    harness.run();
+    EXPECT_EQ(recorder->choice(0).output.tokens.size(), 30u);
+}
+
+// A grant is worth what was accepted and what the step took.
+TEST(Stepper, TheGrantFollowsWhatWasAcceptedAndWhatItCost) {
+    TinyTarget& target = tiny_target(Family::v2);
+    const Request request = plain_request(20, 200, 6);
+    Harness plain(target);
+    const auto expected = plain.submit(request);
+    plain.run();
+    StepperSettings settings = roomy_settings();
+    settings.grant = NodeGrant::measured;
+    const auto drafters = [&](double truth) {
+        const std::vector<std::vector<std::int32_t>> texts = {
+            whole_text(request, expected->choice(0).output)};
+        RandomDrafterOptions options;
+        options.truth = truth;
+        options.silence = 0;
+        Harness::Drafters list;
+        list.push_back(std::make_unique<RandomDrafter>(speculate::DrafterId{0}, 3, options, texts,
+                                                       std::vector<std::int32_t>{10, 11}));
+        return list;
+    };
+    // By the ticks a step takes as long with any number of tokens: what is right pays.
+    Harness cheap(target, settings, drafters(1.0));
+    const auto right = cheap.submit(request);
+    cheap.run();
+    EXPECT_LT(right->choice(0).usage.steps, 100);
+    // In truth a token of this model costs about as much as a step, and hardly any was right.
+    Harness costly(target, settings, drafters(0.0), steady_clock());
+    const auto wrong = costly.submit(request);
+    costly.run();
+    EXPECT_GT(wrong->choice(0).usage.steps, 180);  // some are right by chance
+    EXPECT_LT(wrong->choice(0).usage.drafted, 100);
+    EXPECT_EQ(wrong->choice(0).output.tokens, right->choice(0).output.tokens);
+}
+
+TEST(Stepper, RefusesLimitsThatTheModelWasNotMadeFor) {
+    TinyTarget& target = tiny_target(Family::v2);
+    StepperSettings settings = roomy_settings();
+    settings.schedule.max_step_gather = kTinyMaxGather + 1;
+    StepperParts parts{**target.model, *target.tokenizer, {}, [] { return schedule::Time{1}; }};
+    const auto made = Stepper::create(std::move(parts), settings);
+    ASSERT_FALSE(made);
+    EXPECT_EQ(made.error().message, "max_step_gather is 513, but the model was set up for 512");
+}
+
+}  // namespace
+}  // namespace espalier::engine

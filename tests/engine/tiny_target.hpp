@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// Small random models for the engine's tests, of both architectures, with two poisoned
+// tokens: whoever commits one of them must fail, and nobody else.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "engine/request.hpp"
+#include "model/tiny_model.hpp"
+#include "ops/ops.hpp"
+#include "text/tokenizer.hpp"
+
+namespace espalier::engine {
+
+inline constexpr std::int32_t kTinyVocabulary = 512;
+inline constexpr std::int32_t kPoisonToken = 511;       // all it computes is NaN
+inline constexpr std::int32_t kQuietPoisonToken = 510;  // only its cache entry is not finite
+inline constexpr std::int64_t kTinyMaxTokens = 1024;    // of a batch
+inline constexpr std::int64_t kTinyMaxGather = 512;
+
+enum class Family { v2, v3 };
+
+struct TinyTarget {
+    std::unique_ptr<model::RunningModel> model;
+    std::unique_ptr<text::Tokenizer> tokenizer;
+};
+
+// Made at the first call, kept until the program ends; one thread at a time may use it.
+TinyTarget& tiny_target(Family family);
+
+}  // namespace espalier::engine

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/workload.hpp"
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "cache/page.hpp"
+#include "conformance/random.hpp"
+
+namespace espalier::engine {
+namespace {
+
+using conformance::Random;
+using Tokens = std::vector<std::int32_t>;
+
+constexpr std::int32_t kEosToken = 1;  // of the synthetic models
+
+class Generator {
+  public:
+    explicit Generator(std::uint64_t seed) : random_(seed) { work_.seed = seed; }
+
+    Workload operator()() {
+        work_.family = random_.chance(0.5) ? Family::v2 : Family::v3;
+        choose_palette();
+        for (Tokens& base : bases_)
+            for (int i = 0; i < 340; ++i) base.push_back(any_token(0.8));
+        const int count = random_.between(2, 7);
+        const bool priorities = random_.chance(0.5);
+        for (int i = 0; i < count; ++i) {
+            WorkloadRequest one;
+            one.request = request();
+            if (priorities) one.request.priority = random_.between(-2, 2);
+            one.arrival = random_.chance(0.5) ? 0 : random_.between(0, 30);
+            if (random_.chance(0.15)) {
+                one.cancelled = one.arrival + random_.between(0, 25);
+                one.cancelled_choice = random_.between(0, one.request.choices - 1);
+            }
+            work_.requests.push_back(one);
+        }
+        choose_settings();
+        choose_drafters();
+        return work_;
+    }
+
+  private:
+    // No poison: in a text that all share, it would leave nobody to look at.
+    std::int32_t any_token(double from_palette) {
+        const std::int32_t chosen = work_.palette[pick(work_.palette.size())];
+        if (chosen < kQuietPoisonToken && random_.chance(from_palette)) return chosen;
+        return random_.between(2, kQuietPoisonToken - 1);
+    }
+    std::int32_t poison() { return random_.chance(0.5) ? kPoisonToken : kQuietPoisonToken; }
+    std::size_t pick(std::size_t count) { return random_.bits() % count; }
+
+    // Few tokens, so that texts repeat, stop strings are met and penalties bite.
+    void choose_palette() {
+        const int count = random_.between(4, 12);
+        for (int i = 0; i < count; ++i) work_.palette.push_back(random_.between(5, 500));
+        for (int i = 0; i < 3; ++i) work_.palette.push_back(5 + 'a' + random_.between(0, 5));
+        if (random_.chance(0.6)) work_.palette.push_back(kEosToken);
+        if (random_.chance(0.3)) work_.palette.push_back(poison());
+        std::sort(work_.palette.begin(), work_.palette.end());
+        work_.palette.erase(std::unique(work_.palette.begin(), work_.palette.end()),
+                            work_.palette.end());
+    }
+
+    // Lengths around the edges of pages and of the decompressed segment.
+    int prompt_length() {
+        if (random_.chance(0.3)) return random_.between(1, 20);
+        if (random_.chance(0.4))
+            return random_.chance(0.6) ? random_.between(62, 67) : random_.between(126, 131);
+        return random_.chance(0.85) ? random_.between(20, 150) : random_.between(254, 300);
+    }
+
+    Tokens prompt() {
+        const int length = prompt_length();
+        const Tokens& base = bases_[pick(bases_.size())];
+        const int shared = random_.chance(0.3) ? length : random_.between(0, length);
+        Tokens tokens(base.begin(), base.begin() + shared);
+        while (static_cast<int>(tokens.size()) < length) tokens.push_back(any_token(0.5));
+        if (random_.chance(0.04)) tokens[pick(tokens.size())] = poison();
+        return tokens;
+    }
+
+    Request request() {
+        Request one;
+        one.prompt = prompt();
+        one.choices = random_.chance(0.75) ? 1 : random_.between(2, 3);
+        one.salt = random_.chance(0.1) ? 7 : 0;
+        one.speculate = !random_.chance(0.15);
+        one.logprobs = !random_.chance(0.2);
+        if (random_.chance(0.05)) one.deadline = random_.between(1, 400) * 1000;
+        sampling(one.sampling);
+        output(one.output, one.prompt.size());
+        return one;
+    }
+
+    void sampling(accept::SamplingOptions& options) {
+        options.seed = random_.bits();
+        options.temperature = random_.chance(0.35) ? 0.0f
+                              : random_.chance(0.7)
+                                  ? 1.0f
+                                  : 0.1f * static_cast<float>(random_.between(1, 20));
+        if (random_.chance(0.3)) options.top_k = random_.between(1, 20);
+        if (random_.chance(0.3)) options.top_p = 0.05f * static_cast<float>(random_.between(1, 19));
+        if (random_.chance(0.2)) options.min_p = 0.02f * static_cast<float>(random_.between(1, 20));
+        if (random_.chance(0.25))
+            options.repetition_penalty = 0.5f + 0.1f * static_cast<float>(random_.between(0, 15));
+        if (random_.chance(0.25))
+            options.presence_penalty = 0.25f * static_cast<float>(random_.between(-8, 8));
+        if (random_.chance(0.25))
+            options.frequency_penalty = 0.25f * static_cast<float>(random_.between(-8, 8));
+        if (random_.chance(0.75))
+            for (const std::int32_t token : work_.palette)
+                if (token < kQuietPoisonToken || random_.chance(0.3))
+                    options.logit_bias.push_back(
+                        {token, static_cast<float>(random_.between(2, 12))});
+    }
+
+    void output(accept::OutputOptions& options, std::size_t prompt_length) {
+        options.max_tokens = random_.chance(0.8) ? random_.between(1, 24) : random_.between(60, 80);
+        if (random_.chance(0.3))
+            options.min_tokens = random_.between(0, static_cast<int>(options.max_tokens));
+        options.ignore_eos = random_.chance(0.3);
+        options.include_stop = random_.chance(0.3);
+        options.skip_special_tokens = random_.chance(0.7);
+        if (random_.chance(0.2)) options.stop_token_ids = {any_token(0.9)};
+        if (random_.chance(0.4))
+            for (int i = random_.between(1, 3); i > 0; --i) options.stop.push_back(stop_string());
+        if (random_.chance(0.4)) options.top_logprobs = random_.between(0, 5);
+        if (prompt_length <= 150 && random_.chance(0.15))
+            options.prompt_top_logprobs = random_.between(0, 3);
+    }
+
+    // Text of one to three tokens of the palette, as far as it is text.
+    std::string stop_string() {
+        const text::Tokenizer& tokenizer = *tiny_target(work_.family).tokenizer;
+        Tokens tokens;
+        for (int i = random_.between(1, 3); i > 0; --i) tokens.push_back(any_token(1));
+        const std::string text = tokenizer.decode(tokens);
+        return text.empty() ? "a" : text;
+    }
+
+    void choose_settings() {
+        schedule::SchedulerOptions& options = work_.settings.schedule;
+        std::int64_t longest = 0;
+        for (const WorkloadRequest& one : work_.requests)
+            longest = std::max(longest, static_cast<std::int64_t>(one.request.prompt.size()) +
+                                            one.request.output.max_tokens);
+        // Now and then the context ends before max_tokens does.
+        options.max_model_len = random_.chance(0.8) ? 512 : std::max<std::int64_t>(longest - 5, 2);
+        for (WorkloadRequest& one : work_.requests)
+            if (static_cast<std::int64_t>(one.request.prompt.size()) >= options.max_model_len)
+                one.request.prompt.resize(static_cast<std::size_t>(options.max_model_len) - 1);
+        for (WorkloadRequest& one : work_.requests)
+            one.request.output.min_tokens = std::min(
+                one.request.output.min_tokens,
+                options.max_model_len - static_cast<std::int64_t>(one.request.prompt.size()));
+        options.page_count =
+            1 + cache::pages_for(longest) + (random_.chance(0.75) ? random_.between(0, 2) : 40);
+        options.max_rows = random_.between(1, 8);
+        constexpr int kQuanta[] = {1, 7, 16, 64, 512};
+        options.prompt_quantum = random_.one_of(kQuanta);
+        options.max_step_tokens =
+            options.max_rows + options.prompt_quantum + random_.between(0, 130);
+        options.max_step_gather = options.max_rows + random_.between(0, 200);
+        options.prefix_cache = random_.chance(0.85);
+        options.hash_seed = random_.bits();
+        work_.settings.grant = random_.chance(0.7) ? NodeGrant::everything : NodeGrant::measured;
+        // On a machine where tokens cost nothing, and on one where they cost something.
+        const double per_token = random_.chance(0.5) ? 1e-9 : 2e-4;
+        const std::array samples = {speculate::StepSample{1, 1, 1e-3},
+                                    speculate::StepSample{1, 64, 1e-3 + 64 * per_token}};
+        work_.settings.step_time = *speculate::StepTime::fit(samples);
+    }
+
+    void choose_drafters() {
+        work_.ngram = random_.chance(0.4);
+        work_.random_drafter = random_.chance(0.9);
+        work_.drafter.truth = 0.25 * random_.between(0, 4);
+        work_.drafter.silence = random_.chance(0.5) ? 0.0 : 0.3;
+        work_.drafter.truth_last = random_.chance(0.5);
+        if (random_.chance(0.1)) work_.drafter.breaks_after = random_.between(0, 20);
+        if (random_.chance(0.05)) work_.drafter.out_of_vocabulary = 0.1;
+    }
+
+    Random random_;
+    Workload work_;
+    std::array<Tokens, 3> bases_;
+};
+
+}  // namespace
+
+Workload random_workload(std::uint64_t seed) { return Generator(seed)(); }
+
+}  // namespace espalier::engine

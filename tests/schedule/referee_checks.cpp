@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the Referee holds every plan to.
+#include <algorithm>
+
+#include "base/check.hpp"
+#include "schedule/referee.hpp"
+
+namespace espalier::schedule {
+namespace {
+
+constexpr std::int64_t kPage = cache::kPageTokens;
+
+}  // namespace
+
+void Referee::count_page_users() {
+    page_users_.clear();
+    for (const auto& [order, serial] : live_) {
+        const auto* table = pages_of(scheduler_.state(books_.at(serial).id.slot));
+        if (table == nullptr) continue;
+        for (const std::int32_t page : table->block_table()) ++page_users_[page];
+    }
+}
+
+void Referee::check_budget(const Plan& plan) const {
+    const SchedulerOptions& options = scheduler_.options();
+    std::int64_t tokens = 0, gather = 0, absorbed = 0;
+    for (const PlannedRow& row : plan.rows) {
+        CHECK(row.q_len >= 1, "a row of {} tokens", row.q_len);
+        tokens += row.q_len;
+        gather += row.gather_count();
+        absorbed += row.form == cache::Form::absorbed ? 1 : 0;
+    }
+    CHECK(tokens <= options.max_step_tokens, "{} tokens", tokens);
+    CHECK(gather <= options.max_step_gather, "{} rows of logits", gather);
+    CHECK(std::ssize(plan.requests) <= options.max_rows, "{} requests", plan.requests.size());
+    CHECK(absorbed <= options.max_rows, "{} absorbed rows", absorbed);
+    CHECK(plan.tokens.total() == tokens && plan.tokens.gathered == gather, "{} tokens counted",
+          plan.tokens.total());
+}
+
+// Who lost its pages came, in order, behind everybody who kept them.
+void Referee::check_preempted() const {
+    for (const std::int64_t victim : resident_before_) {
+        const Book& book = books_.at(victim);
+        if (live_.count(book.order()) == 0) continue;
+        if (scheduler_.preemptions(book.id.slot) == book.preemptions) continue;
+        for (const std::int64_t other : resident_before_) {
+            const Book& kept = books_.at(other);
+            if (live_.count(kept.order()) == 0) continue;
+            if (scheduler_.preemptions(kept.id.slot) != kept.preemptions) continue;
+            CHECK(kept.order() < book.order(), "{} was preempted before {}", victim, other);
+        }
+    }
+}
+
+void Referee::check_share(const PlannedRequest& share) {
+    Book& book = books_.at(share.id.serial);
+    CHECK(live_.count(book.order()) == 1, "{} has ended and is planned", share.id.serial);
+    CHECK(share.id == book.id, "slot {} for {}", share.id.slot, book.id.slot);
+    const std::int64_t preemptions = scheduler_.preemptions(book.id.slot);
+    if (preemptions != book.preemptions) book.resident = false;
+    book.preemptions = preemptions;
+    const PlannedRow& row = plan_->rows[static_cast<std::size_t>(share.first_row)];
+    if (!book.resident) {  // what a lookup may skip: whole pages, with one token left
+        CHECK(!share.runs, "{} runs without its prompt", share.id.serial);
+        CHECK(row.first_position % kPage == 0 &&
+                  row.first_position <= (book.length() - 1) / kPage * kPage,
+              "{} begins at {} of {}", share.id.serial, row.first_position, book.length());
+        book.written = row.first_position;
+        book.resident = true;
+    }
+    if (share.runs)
+        check_root(book, row, share);
+    else
+        check_chunk(book, share);
+}
+
+void Referee::check_root(const Book& book, const PlannedRow& row, const PlannedRequest& share) {
+    CHECK(book.written == book.length() - 1, "{} has written {}", book.id.serial, book.written);
+    CHECK(share.rows == 1 && share.draws && row.q_len == 1 + share.drafts,
+          "{} tokens for {} drafts", row.q_len, share.drafts);
+    CHECK(row.first_position == book.written, "root at {}", row.first_position);
+    CHECK(row.form == cache::Form::absorbed, "a root is absorbed");
+    CHECK(row.tokens.size() == 1 && row.tokens[0] == book.tokens.back(), "another root");
+    CHECK(row.gather == Gather::nodes && row.gather_count() == row.q_len, "nodes without logits");
+    CHECK(
+        row.first_position + row.q_len < std::ssize(book.request.prompt) + book.request.max_tokens,
+        "the window ends at {}", row.first_position + row.q_len);
+    check_history(book, row, row.first_position);
+    check_writable(book, row);
+}
+
+void Referee::check_chunk(Book& book, const PlannedRequest& share) {
+    CHECK(share.rows == 1 || share.rows == 2, "{} rows", share.rows);
+    std::int64_t next = book.written;
+    for (std::int32_t i = 0; i < share.rows; ++i) {
+        const PlannedRow& row = plan_->rows[static_cast<std::size_t>(share.first_row + i)];
+        CHECK(row.slot == book.id.slot && row.first_position == next, "{} follows {}",
+              row.first_position, next);
+        const bool decompressed = row.form == cache::Form::decompressed;
+        const std::int64_t end = next + row.q_len;
+        CHECK(decompressed ? end <= book.turn : next >= book.turn, "[{}, {}) and {}", next, end,
+              book.turn);
+        CHECK(std::equal(row.tokens.begin(), row.tokens.end(), book.tokens.begin() + next,
+                         book.tokens.begin() + end),
+              "other tokens at {}", next);
+        check_gather(book, row);
+        check_history(book, row, book.written);
+        check_writable(book, row);
+        next = end;
+    }
+    CHECK(share.draws == (next == book.length()), "draws at {} of {}", next, book.length());
+    const std::int64_t rest = book.length() - book.written;
+    const bool logits = logits_done_[book.group] < std::ssize(book.request.prompt);
+    if (!book.request.prompt_logits || !logits)
+        CHECK(next - book.written >= std::min(scheduler_.options().prompt_quantum, rest),
+              "a chunk of {} with {} left", next - book.written, rest);
+}
+
+void Referee::check_gather(const Book& book, const PlannedRow& row) {
+    const std::int64_t end = row.first_position + row.q_len;
+    const std::int64_t done = logits_done_[book.group];
+    if (book.request.prompt_logits && done < std::ssize(book.request.prompt) && end > done) {
+        CHECK(row.gather == Gather::prompt, "no logits for [{}, {})", row.first_position, end);
+        CHECK(book.written <= done, "logits of [{}, {}) are left out", done, book.written);
+        CHECK(row.first_position + row.gather_first == std::max(done, row.first_position),
+              "logits from {} on, known up to {}", row.first_position + row.gather_first, done);
+    } else if (end == book.length()) {
+        CHECK(row.gather == Gather::last && row.gather_first == row.q_len - 1, "no last logits");
+    } else {
+        CHECK(row.gather == Gather::none, "logits inside a prompt");
+    }
+}
+
+void Referee::check_history(const Book& book, const PlannedRow& row, std::int64_t end) const {
+    for (std::int64_t p = 0; p < end; ++p) {
+        const std::int64_t page = row.block_table[static_cast<std::size_t>(p / kPage)];
+        CHECK(stored_[static_cast<std::size_t>(page * kPage + p % kPage)] ==
+                  book.latents[static_cast<std::size_t>(p)],
+              "request {}: position {} is not what it reads", book.id.serial, p);
+    }
+}
+
+// The whole window has pages, and nobody else can see them.
+void Referee::check_writable(const Book& book, const PlannedRow& row) const {
+    const cache::PageTable& table = *pages_of(scheduler_.state(book.id.slot));
+    CHECK(row.block_table.data() == table.block_table().data(), "another block table");
+    const std::int64_t end = row.first_position + row.q_len;
+    CHECK(table.slots() >= end, "{} slots reserved for {}", table.slots(), end);
+    CHECK(row.first_position >= table.published_pages() * kPage, "writes a published page");
+    for (std::int64_t index = row.first_position / kPage; index * kPage < end; ++index) {
+        const std::int32_t page = row.block_table[static_cast<std::size_t>(index)];
+        CHECK(page > 0 && page < scheduler_.options().page_count, "page {}", page);
+        CHECK(page_users_.at(page) == 1, "page {} is written by one of {}", page,
+              page_users_.at(page));
+    }
+}
+
+bool Referee::sibling_leads(const Book& book) const {
+    for (const auto& [order, serial] : live_) {
+        const Book& other = books_.at(serial);
+        if (other.group != book.group || serial == book.id.serial) continue;
+        if (!std::holds_alternative<Prefilling>(scheduler_.state(other.id.slot))) continue;
+        const std::int64_t prompt = std::ssize(other.request.prompt);
+        const auto known = logits_done_.find(book.group);
+        const bool logits =
+            other.request.prompt_logits && (known == logits_done_.end() || known->second < prompt);
+        if (other.written < (prompt - 1) / kPage * kPage || logits) return true;
+    }
+    return false;
+}
+
+// Nobody gets a row while somebody before it in order waits for more than a sibling; and only the
+// last in order among running requests may be left out, for want of a page.
+void Referee::check_order() const {
+    const Book* passed_over = nullptr;
+    bool stalled = false;
+    for (const auto& [order, serial] : live_) {
+        const Book& book = books_.at(serial);
+        const State& state = scheduler_.state(book.id.slot);
+        if (std::holds_alternative<Running>(state)) {
+            CHECK(!stalled, "{} runs, one before it is left out", serial);
+            stalled = planned_.count(serial) == 0;
+        } else if (std::holds_alternative<Waiting>(state)) {
+            if (before_.count(serial) == 1 && !sibling_leads(book) && passed_over == nullptr)
+                passed_over = &book;
+        } else if (resident_before_.count(serial) == 0 && before_.count(serial) == 1) {
+            CHECK(passed_over == nullptr, "{} was admitted, {} passed over", serial,
+                  passed_over->id.serial);
+        }
+    }
+}
+
+// Whoever is first in order gets something in every step, or a sibling computes its prompt.
+void Referee::check_progress(const Plan& plan) const {
+    if (head_ < 0 || live_.count(books_.at(head_).order()) == 0) return;
+    const Book& head = books_.at(head_);
+    for (const PlannedRequest& share : plan.requests) {
+        if (share.id.serial == head_) return;
+        const bool waits = std::holds_alternative<Waiting>(scheduler_.state(head.id.slot));
+        if (waits && books_.at(share.id.serial).group == head.group && !share.runs) return;
+    }
+    CHECK(false, "request {} is first in order and got nothing", head_);
+}
+
+// The first prompt that does not wait for a sibling gets its quantum, unless rows or pages are with
+// those before it. (Checked only when nobody left between the halves of the plan.)
+void Referee::check_quantum() const {
+    const SchedulerOptions& options = scheduler_.options();
+    const Gauges gauges = scheduler_.gauges();
+    std::int64_t running = 0, rows_before = 0;
+    for (const auto& [order, serial] : live_) {
+        const Book& book = books_.at(serial);
+        const State& state = scheduler_.state(book.id.slot);
+        rows_before += pages_of(state) != nullptr || sibling_leads(book) ? 1 : 0;
+        if (std::holds_alternative<Running>(state)) {
+            if (planned_.count(serial) == 0) return;  // it lacks a page: prompts behind it wait
+            ++running;
+            continue;
+        }
+        if (before_.count(serial) == 0) continue;
+        const auto* prompt = std::get_if<Prefilling>(&state);
+        if (prompt == nullptr && sibling_leads(book)) continue;
+        if (planned_.count(serial) == 1) return;
+        const std::int64_t spare = gauges.pages.available();
+        if (prompt != nullptr) {
+            const std::int64_t chunk =
+                std::min(options.prompt_quantum, book.length() - prompt->computed);
+            CHECK(prompt->pages.slots() + spare * kPage < prompt->computed + chunk,
+                  "{} has pages and no chunk", serial);
+        } else {
+            CHECK(rows_before >= options.max_rows ||
+                      spare < cache::pages_for(book.length()) + running,
+                  "{} could be admitted", serial);
+        }
+        return;
+    }
+}
+
+}  // namespace espalier::schedule

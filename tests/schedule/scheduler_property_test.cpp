@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// Random workloads against the Referee: arrivals, lengths, priorities, choices, cancels, deadlines,
+// pools too small for them, random drafts and accepted lengths. Each step is checked whole.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+
+#include "schedule/referee.hpp"
+
+namespace espalier::schedule {
+namespace {
+
+SchedulerOptions random_options(conformance::Random& random) {
+    SchedulerOptions options;
+    options.page_count = 1 + random.between(8, 40);
+    options.max_model_len = random.between(200, 1500);
+    options.max_rows = random.between(1, 12);
+    options.prompt_quantum = random.one_of({1, 7, 64, 200, 512});
+    options.max_step_tokens = options.max_rows + options.prompt_quantum + random.between(0, 600);
+    options.max_step_gather = options.max_rows + random.one_of({0, 3, 100, 1000});
+    options.max_waiting = random.between(4, 40);
+    options.prefill_segment = random.chance(0.8) ? 256 : 0;
+    options.prefix_cache = random.chance(0.9);
+    return options;
+}
+
+// Prompts begin alike, so that pages are shared and recomputed in many combinations.
+Request random_request(conformance::Random& random, Time now) {
+    Request request;
+    const int kind = random.between(0, 3);
+    const int length = random.chance(0.3) ? 64 * random.between(1, 12) + random.between(-1, 1)
+                                          : random.between(1, 900);
+    const int alike = random.chance(0.5) ? random.between(0, 900) : 0;
+    for (int i = 0; i < length; ++i)
+        request.prompt.push_back(i < alike ? kind : random.between(0, 9));
+    request.max_tokens = random.chance(0.5) ? random.between(1, 400) : random.between(1, 40);
+    request.choices = random.chance(0.25) ? random.between(2, 5) : 1;
+    request.priority = random.chance(0.3) ? random.between(1, 2) : 0;
+    if (random.chance(0.1)) request.deadline = now + random.between(0, 80);
+    request.salt = random.chance(0.1) ? 1 : 0;
+    request.prompt_logits = random.chance(0.15);
+    request.max_drafts = random.chance(0.2) ? random.between(0, 3) : kMaxDrafts;
+    return request;
+}
+
+struct Seen {
+    std::int64_t requests = 0, preemptions = 0, hits = 0, resumed_hits = 0, stalls = 0, drafts = 0;
+    std::int64_t expired = 0, cancelled = 0, failed = 0, refused = 0, steps = 0;
+};
+
+void run_workload(std::uint64_t seed, Seen& seen) {
+    conformance::Random random(seed);
+    const auto scheduler = Scheduler::create(random_options(random)).value();
+    Referee referee(*scheduler, seed + 1, {random.one_of({0.0, 0.5, 1.0}), 0.01, 0.002});
+    std::vector<RequestId> ids;
+    Time now = 0;
+    const double arrivals = random.one_of({0.05, 0.3, 1.0});
+    int left = random.between(5, 40);
+    const auto meanwhile = [&] {
+        if (left > 0 && random.chance(arrivals)) {
+            --left;
+            const auto more = referee.submit(random_request(random, now));
+            ids.insert(ids.end(), more.begin(), more.end());
+        }
+        if (!ids.empty() && random.chance(0.02)) referee.cancel(ids[random.bits() % ids.size()]);
+    };
+    while (left > 0 || referee.live() > 0) {
+        now += random.between(0, 2);
+        meanwhile();
+        referee.step(now, meanwhile);  // the referee sees that the first in order goes on
+    }
+    ASSERT_TRUE(scheduler->idle());
+    const Gauges gauges = scheduler->gauges();
+    ASSERT_EQ(gauges.pages.owned, 0);
+    ASSERT_EQ(gauges.waiting_tokens, 0);
+    const Totals& totals = scheduler->totals();
+    ASSERT_EQ(totals.submitted,
+              totals.finished + totals.failed + totals.cancelled + totals.expired);
+    seen.requests += totals.submitted;
+    seen.preemptions += totals.preemptions;
+    seen.hits += totals.hit_tokens;
+    seen.resumed_hits += totals.resumed_hit_tokens;
+    seen.stalls += totals.stalled_rows;
+    seen.drafts += totals.tokens.drafts;
+    seen.expired += totals.expired;
+    seen.cancelled += totals.cancelled;
+    seen.failed += totals.failed;
+    seen.refused += totals.refused;
+    seen.steps += totals.plans;
+}
+
+TEST(SchedulerProperty, EveryStepOfRandomWorkloadsIsRight) {
+    Seen seen;
+    for (std::uint64_t seed = 0; seed < ESPALIER_SCHEDULES; ++seed) {
+        SCOPED_TRACE(seed);
+        run_workload(seed, seen);
+        if (HasFatalFailure()) return;
+    }
+    // The workloads must reach what they are meant to test.
+    EXPECT_GT(seen.requests, ESPALIER_SCHEDULES * 10);
+    EXPECT_GT(seen.preemptions, ESPALIER_SCHEDULES);
+    EXPECT_GT(seen.hits, 0);
+    EXPECT_GT(seen.resumed_hits, 0);
+    EXPECT_GT(seen.stalls, 0);
+    EXPECT_GT(seen.drafts, 0);
+    EXPECT_GT(seen.expired, 0);
+    EXPECT_GT(seen.cancelled, 0);
+    EXPECT_GT(seen.failed, 0);
+    EXPECT_GT(seen.refused, 0);
+    std::printf(
+        "%lld requests in %lld steps: %lld preempted, %lld stalled, %lld tokens found, %lld "
+        "when resumed, %lld drafts, %lld expired, %lld cancelled, %lld failed, %lld refused\n",
+        static_cast<long long>(seen.requests), static_cast<long long>(seen.steps),
+        static_cast<long long>(seen.preemptions), static_cast<long long>(seen.stalls),
+        static_cast<long long>(seen.hits), static_cast<long long>(seen.resumed_hits),
+        static_cast<long long>(seen.drafts), static_cast<long long>(seen.expired),
+        static_cast<long long>(seen.cancelled), static_cast<long long>(seen.failed),
+        static_cast<long long>(seen.refused));
+}
+
+}  // namespace
+}  // namespace espalier::schedule
