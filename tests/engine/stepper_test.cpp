@@ -11,7 +11,7 @@
 
 #include "engine/faulty_target.hpp"
 #include "engine/harness.hpp"
-#include "engine/random_drafter.hpp"
+#include "lossless/random_drafter.hpp"
 #include "model/sequence.hpp"
 #include "speculate/ngram.hpp"
 
@@ -35,12 +35,12 @@ std::vector<std::byte> cache_bytes(cache::KvStorage& storage, std::span<const st
 }
 
 Harness::Drafters truth_last_drafter(const Request& request, const Output& output) {
-    RandomDrafterOptions options;
+    lossless::RandomDrafterOptions options;
     options.truth = 0.4;
     options.silence = 0;
     options.truth_last = true;
     Harness::Drafters drafters;
-    drafters.push_back(std::make_unique<RandomDrafter>(
+    drafters.push_back(std::make_unique<lossless::RandomDrafter>(
         speculate::DrafterId{0}, 5, options,
         std::vector<std::vector<std::int32_t>>{whole_text(request, output)},
         std::vector<std::int32_t>{10, 11, 12, 13, 14, 15, kPoisonToken, kQuietPoisonToken}));
