@@ -84,6 +84,7 @@ Expected<std::vector<schedule::RequestId>> Stepper::submit(CheckedRequest checke
     const accept::OutputOptions& output = checked.rules.options();
     const auto group = std::make_shared<RequestGroup>(std::move(checked.sampling));
     group->speculate = request.speculate;
+    group->logprobs = request.logprobs;
     group->max_tokens = output.max_tokens;
     group->receiver = std::move(receiver);
     if (output.prompt_top_logprobs)
