@@ -99,6 +99,8 @@ class Generator {
         if (random_.chance(0.05)) one.deadline = random_.between(1, 400) * 1000;
         sampling(one.sampling);
         output(one.output, one.prompt.size());
+        if (one.output.min_tokens == 0 && random_.chance(0.1))
+            for (int i = random_.between(1, 60); i > 0; --i) one.replay.push_back(any_token(0.9));
         return one;
     }
 
