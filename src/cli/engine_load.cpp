@@ -88,7 +88,8 @@ class PromptSource {
 
 // Lines of {"prompt": …, "completion": …}; other fields are the file's own business.
 Expected<std::vector<engine::Request>> read_replay(const std::string& path,
-                                                   const text::Tokenizer& tokenizer) {
+                                                   const text::Tokenizer& tokenizer,
+                                                   std::int64_t max_model_len) {
     ESPALIER_ASSIGN_OR_RETURN(const std::string text, read_file(path));
     std::vector<engine::Request> requests;
     std::size_t number = 0;
@@ -109,7 +110,12 @@ Expected<std::vector<engine::Request>> read_replay(const std::string& path,
         if (request.replay.empty())
             return fail(ErrorKind::invalid, "{}: line {} has an empty completion", path,
                         number + 1);
-        request.output.max_tokens = static_cast<std::int64_t>(request.replay.size());
+        request.output.max_tokens = std::ssize(request.replay);
+        const std::int64_t length = std::ssize(request.prompt) + std::ssize(request.replay);
+        if (length > max_model_len)
+            return fail(ErrorKind::exhausted,
+                        "{}: line {} has {} tokens, the model's context is {}", path, number + 1,
+                        length, max_model_len);
         requests.push_back(std::move(request));
     }
     if (requests.empty()) return fail(ErrorKind::invalid, "{}: no lines", path);
@@ -228,7 +234,7 @@ Expected<std::vector<LoadRequest>> make_load(const LoadOptions& options,
                     longest, max_model_len);
     std::vector<engine::Request> replay;
     if (!options.replay.empty()) {
-        ESPALIER_ASSIGN_OR_RETURN(replay, read_replay(options.replay, tokenizer));
+        ESPALIER_ASSIGN_OR_RETURN(replay, read_replay(options.replay, tokenizer, max_model_len));
     }
     ESPALIER_ASSIGN_OR_RETURN(PromptSource prompts,
                               PromptSource::open(options, tokenizer, vocabulary));
