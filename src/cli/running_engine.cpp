@@ -18,7 +18,7 @@ constexpr std::int64_t kMaxGather = 512;
 model::ModelLimits model_limits(const EngineSize& size) {
     model::ModelLimits limits;
     limits.max_tokens =
-        std::max(limits.max_tokens, size.rows + schedule::SchedulerOptions().prompt_quantum);
+        std::max(size.step_tokens, size.rows + schedule::SchedulerOptions().prompt_quantum);
     limits.max_gather = std::max(size.rows, std::min(kMaxGather, size.rows * accept::kMaxNodes));
     return limits;
 }

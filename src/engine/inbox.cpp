@@ -108,7 +108,7 @@ void EngineTotals::add(const StepReport& step) {
     drawing_steps += step.committed - step.accepted;
     accepted += step.accepted;
     moved += step.moved;
-    drafting += step.drafting;
+    planning += step.planning;
     model += step.model;
     sampling += step.sampling;
 }

@@ -34,7 +34,7 @@ struct EngineTotals {
     std::int64_t accepted = 0;       // drafts
     std::int64_t moved = 0;          // slots
     // busy: the engine's thread, whenever it had a request: the steps and all between them.
-    schedule::Time busy = 0, drafting = 0, model = 0, sampling = 0;
+    schedule::Time busy = 0, planning = 0, model = 0, sampling = 0;
 
     void add(const StepReport& step);
 };

@@ -60,7 +60,7 @@ Stepper::Stepper(StepperParts parts, const StepperSettings& settings,
       moves_(settings.schedule.max_step_tokens) {
     const auto rows = static_cast<std::size_t>(settings.schedule.max_rows);
     draft_rows_.reserve(rows);
-    nodes_.reserve(rows);
+    drafts_.reserve(rows);
     walks_.resize(rows);
     outcomes_.reserve(rows);
 }
@@ -136,7 +136,7 @@ StepReport Stepper::step() {
     StepReport report;
     const schedule::Time start = parts_.clock();
     plan_ = &make_plan(start);
-    report.drafting = parts_.clock() - start;
+    report.planning = parts_.clock() - start;
     bury_ended();  // what expired
     if (plan_->empty()) return report;
     report.ran = true;
@@ -165,16 +165,15 @@ const schedule::Plan& Stepper::make_plan(schedule::Time now) {
     const schedule::NodeOffers& offers = scheduler_->offer_nodes(now);
     draft_rows_.clear();
     for (const schedule::NodeOffer& offer : offers.rows)
-        draft_rows_.push_back({offer.slot, scheduler_->tokens(offer.slot), 1 + offer.max_drafts});
+        draft_rows_.push_back({offer.slot, scheduler_->tokens(offer.slot), offer.max_drafts});
     speculate::StepLoad load;
     load.rows = offers.granted_rows;
     load.tokens = offers.granted_tokens;
     load.expected_tokens = static_cast<double>(offers.rows.size());
     load.max_drafts = offers.max_drafts;
-    nodes_.resize(draft_rows_.size());
-    speculation_.choose(draft_rows_, load, nodes_);
-    for (std::int32_t& count : nodes_) --count;  // the scheduler counts drafts
-    return scheduler_->next_plan(nodes_);
+    drafts_.resize(draft_rows_.size());
+    speculation_.choose(draft_rows_, load, drafts_);
+    return scheduler_->next_plan(drafts_);
 }
 
 // A request in its first batch.

@@ -56,7 +56,9 @@ struct StepReport {
     std::int64_t committed = 0;  // output tokens
     std::int64_t failed = 0;     // requests
     // Nanoseconds.
-    schedule::Time whole = 0, drafting = 0, model = 0, sampling = 0;
+    schedule::Time whole = 0;
+    schedule::Time planning = 0;  // offers, drafts and the plan
+    schedule::Time model = 0, sampling = 0;
 };
 
 class Stepper {
@@ -113,7 +115,7 @@ class Stepper {
     StepDraws draws_;
     PathMoves moves_;
     std::vector<DraftRow> draft_rows_;
-    std::vector<std::int32_t> nodes_;
+    std::vector<std::int32_t> drafts_;  // by draft row
     std::vector<accept::WalkResult> walks_;
     std::vector<schedule::Outcome> outcomes_;
     std::vector<speculate::Extension> extensions_;
