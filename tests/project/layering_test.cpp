@@ -29,9 +29,12 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"accept", {"base", "ops", "text"}},
     {"engine",
      {"base", "mla", "ops", "text", "cache", "batch", "speculate", "schedule", "model", "accept"}},
+    {"lossless",
+     {"base", "conformance", "ops", "text", "cache", "speculate", "schedule", "model", "accept",
+      "engine"}},
     {"cli",
      {"base", "linalg", "mla", "conformance", "ops", "checkpoint", "text", "cache", "batch",
-      "model"}},
+      "speculate", "schedule", "model", "accept", "engine", "lossless"}},
 };
 
 TEST(Layering, FoldersIncludeOnlyWhatLiesBelowThem) {
