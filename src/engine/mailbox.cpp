@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/mailbox.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace espalier::engine {
 namespace {
+
+using namespace std::chrono_literals;
 
 void append(accept::Emission& to, const accept::Emission& from) {
     to.text += from.text;
@@ -91,7 +94,9 @@ bool Mailbox::next(News& news) {
 
 Mailbox::Answer Mailbox::next_within(News& news, std::chrono::nanoseconds patience) {
     std::unique_lock lock(mutex_);
-    arrived_.wait_for(lock, patience, [this] { return has_news_ || over(); });
+    // More would overflow the clock.
+    const std::chrono::nanoseconds bounded = std::min<std::chrono::nanoseconds>(patience, 24h);
+    arrived_.wait_for(lock, bounded, [this] { return has_news_ || over(); });
     return take(news);
 }
 

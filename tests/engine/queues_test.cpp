@@ -3,6 +3,8 @@
 // coalesce.
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "engine/harness.hpp"
 #include "engine/inbox.hpp"
 #include "engine/mailbox.hpp"
@@ -93,6 +95,18 @@ TEST(Mailbox, NewsCoalesceAndComeOnce) {
     EXPECT_EQ(news.choices[1].emission.text, "a");
     EXPECT_TRUE(news.choices[0].ended && news.choices[1].ended);
     EXPECT_EQ(mailbox.next_within(news, 0ns), Mailbox::Answer::over);
+}
+
+// The clock's now and all the time there is would be a moment long past.
+TEST(Mailbox, AReaderMayHaveAllThePatienceThereIs) {
+    Mailbox mailbox(1);
+    std::thread engine([&] {
+        std::this_thread::sleep_for(20ms);
+        mailbox.refuse(Interruption::refused, "late");
+    });
+    News news;
+    EXPECT_EQ(mailbox.next_within(news, std::chrono::nanoseconds::max()), Mailbox::Answer::news);
+    engine.join();
 }
 
 }  // namespace
