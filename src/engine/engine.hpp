@@ -49,7 +49,8 @@ class Engine {
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;
 
-    // Refuses at once what can never run and what the queue has no room for (ErrorKind::exhausted).
+    // Refuses at once what can never run (ErrorKind::invalid) and what there is no room for now
+    // (ErrorKind::exhausted).
     Expected<Stream> submit(Request request);
     // Takes nothing new from now on and waits until all that it has is finished; false: the time
     // was up first. What is left can still be waited for, or stopped.

@@ -22,10 +22,22 @@ Expected<void> check_prompt(const std::vector<std::int32_t>& prompt, const Reque
     const auto length = static_cast<std::int64_t>(prompt.size());
     if (length == 0) return fail(ErrorKind::invalid, "the prompt is empty");
     if (length >= limits.max_model_len)
-        return fail(ErrorKind::exhausted,
+        return fail(ErrorKind::invalid,
                     "the prompt has {} tokens; prompt and output together may have {}", length,
                     limits.max_model_len);
     return check_tokens("prompt", prompt, limits);
+}
+
+Expected<void> check_choices(const Request& request, const RequestLimits& limits) {
+    const std::int32_t most = std::min(kMaxChoices, limits.max_waiting);
+    if (request.choices < 1 || request.choices > most)
+        return fail(ErrorKind::invalid, "n is {}, not within 1…{}", request.choices, most);
+    const auto length = static_cast<std::int64_t>(request.prompt.size());
+    if (length * request.choices > limits.max_waiting_tokens)
+        return fail(ErrorKind::invalid,
+                    "{} choices of a prompt of {} tokens; the queue takes {} tokens",
+                    request.choices, length, limits.max_waiting_tokens);
+    return {};
 }
 
 }  // namespace
@@ -33,8 +45,7 @@ Expected<void> check_prompt(const std::vector<std::int32_t>& prompt, const Reque
 Expected<CheckedRequest> check_request(Request request, const RequestLimits& limits,
                                        const text::Tokenizer& tokenizer) {
     ESPALIER_RETURN_IF_ERROR(check_prompt(request.prompt, limits));
-    if (request.choices < 1 || request.choices > kMaxChoices)
-        return fail(ErrorKind::invalid, "n is {}, not within 1…{}", request.choices, kMaxChoices);
+    ESPALIER_RETURN_IF_ERROR(check_choices(request, limits));
     ESPALIER_ASSIGN_OR_RETURN(
         accept::SamplingParameters sampling,
         accept::SamplingParameters::make(request.sampling, limits.vocabulary));
@@ -57,7 +68,7 @@ Expected<CheckedRequest> check_request(Request request, const RequestLimits& lim
     // The last token's KV is never written.
     const std::int64_t pages = cache::pages_for(length + rules.options().max_tokens - 1);
     if (pages > limits.page_count - 1)
-        return fail(ErrorKind::exhausted,
+        return fail(ErrorKind::invalid,
                     "a prompt of {} tokens with max_tokens {} needs {} pages; the cache has {}",
                     length, rules.options().max_tokens, pages, limits.page_count - 1);
     return CheckedRequest{std::move(request), std::move(sampling), std::move(rules)};

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "accept/output_rules.hpp"
@@ -40,6 +41,9 @@ struct RequestLimits {
     std::int64_t max_model_len = 0;  // tokens of prompt and output
     std::int64_t page_count = 0;     // with the null page
     std::vector<std::int32_t> eos_token_ids;
+    std::int32_t max_waiting = kMaxChoices;  // choices in the queue
+    std::int64_t max_waiting_tokens =
+        std::numeric_limits<std::int64_t>::max();  // and their prompts
 };
 
 // A request past the edge: every number in range, max_tokens cut to the room that the prompt
@@ -50,7 +54,8 @@ struct CheckedRequest {
     accept::OutputRules rules;
 };
 
-// An error names the field and both numbers. Thread-safe; the tokenizer must outlive the request.
+// Refuses what can never run here, whatever the others do. An error is of kind invalid and names
+// the field and both numbers. Thread-safe; the tokenizer must outlive the request.
 Expected<CheckedRequest> check_request(Request request, const RequestLimits& limits,
                                        const text::Tokenizer& tokenizer);
 

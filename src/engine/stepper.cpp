@@ -28,11 +28,12 @@ Expected<std::unique_ptr<Stepper>> Stepper::create(StepperParts parts,
                                                    const StepperSettings& settings) {
     model::DeepseekModel& model = parts.model;
     ESPALIER_RETURN_IF_ERROR(check_model_holds(model.limits(), settings.schedule));
-    ESPALIER_ASSIGN_OR_RETURN(auto scheduler, schedule::Scheduler::create(settings.schedule));
+    // The cache first: it refuses a number of pages that the scheduler's books cannot have.
     const cache::KvLayout layout =
         cache::make_layout(model.config().num_hidden_layers, model.kv_format());
     ESPALIER_ASSIGN_OR_RETURN(cache::KvStorage storage,
                               cache::KvStorage::create(layout, settings.schedule.page_count));
+    ESPALIER_ASSIGN_OR_RETURN(auto scheduler, schedule::Scheduler::create(settings.schedule));
     std::unique_ptr<Stepper> stepper(
         new Stepper(std::move(parts), settings, std::move(scheduler), std::move(storage)));
     if (settings.step_time) {
@@ -50,7 +51,8 @@ Stepper::Stepper(StepperParts parts, const StepperSettings& settings,
                  std::unique_ptr<schedule::Scheduler> scheduler, cache::KvStorage storage)
     : parts_(std::move(parts)),
       limits_{parts_.model.config().vocab_size, settings.schedule.max_model_len,
-              settings.schedule.page_count, parts_.model.config().eos_token_ids},
+              settings.schedule.page_count,     parts_.model.config().eos_token_ids,
+              settings.schedule.max_waiting,    settings.schedule.max_waiting_tokens},
       scheduler_(std::move(scheduler)),
       storage_(std::move(storage)),
       speculation_({settings.grant, settings.schedule.max_rows, limits_.vocabulary},

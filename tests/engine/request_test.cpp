@@ -63,6 +63,29 @@ TEST_F(CheckRequest, RefusesWhatTheCacheCannotHold) {
               "a prompt of 60 tokens with max_tokens 6 needs 2 pages; the cache has 1");
 }
 
+// Exhausted means: not now. Whoever hears that tries again.
+TEST_F(CheckRequest, WhatCanNeverRunIsInvalidNotExhausted) {
+    limits_.page_count = 2;
+    for (const Request& request : {plain_request(100, 5, 1), plain_request(60, 6, 1)}) {
+        const auto checked = check(request);
+        ASSERT_FALSE(checked);
+        EXPECT_EQ(checked.error().kind, ErrorKind::invalid) << checked.error().message;
+    }
+}
+
+TEST_F(CheckRequest, RefusesWhatTheEmptyQueueCannotHold) {
+    limits_.max_waiting = 3;
+    limits_.max_waiting_tokens = 25;
+    Request request = plain_request(10, 5, 1);
+    request.choices = 2;
+    EXPECT_EQ(refusal(request), "taken");
+    request.choices = 3;
+    EXPECT_EQ(refusal(request), "3 choices of a prompt of 10 tokens; the queue takes 25 tokens");
+    request.choices = 4;
+    EXPECT_EQ(refusal(request), "n is 4, not within 1…3");
+    EXPECT_EQ(check(request).error().kind, ErrorKind::invalid);
+}
+
 TEST_F(CheckRequest, CountsTokensWherePenaltiesNeedThem) {
     Request request = plain_request(10, 5, 1);
     request.sampling.presence_penalty = 0.5f;

@@ -315,5 +315,16 @@ TEST(Stepper, RefusesLimitsThatTheModelWasNotMadeFor) {
     EXPECT_EQ(made.error().message, "max_step_gather is 513, but the model was set up for 512");
 }
 
+TEST(Stepper, RefusesACacheOfMorePagesThanThereAreIds) {
+    TinyTarget& target = tiny_target(Family::v2);
+    StepperSettings settings = roomy_settings();
+    settings.schedule.page_count = std::int64_t{1} << 31;
+    StepperParts parts{**target.model, *target.tokenizer, {}, [] { return schedule::Time{1}; }};
+    const auto made = Stepper::create(std::move(parts), settings);
+    ASSERT_FALSE(made);
+    EXPECT_EQ(made.error().message,
+              "a cache of 2147483648 pages: at least 2 and at most 2147483647 are possible");
+}
+
 }  // namespace
 }  // namespace espalier::engine
