@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <optional>
@@ -155,6 +156,39 @@ TEST(Engine, StopEndsEverythingAtOnceAndStreamsMayOutliveIt) {
         const Read read = read_all(stream);
         EXPECT_EQ(read.last.interruption, Interruption::stopped);
         EXPECT_LT(read.tokens.size(), 900u);
+    }
+}
+
+// Whoever was let in hears of an end, at whatever moment of its way the engine stops.
+TEST(Engine, EveryStreamEndsWhereverItWasWhenTheEngineStopped) {
+    for (int round = 0; round < 8; ++round) {
+        const auto engine = make_engine();
+        std::atomic<int> taken = 0, ended = 0;
+        std::vector<std::thread> clients;
+        for (int client = 0; client < 3; ++client)
+            clients.emplace_back([&, client] {
+                for (std::uint64_t i = 0;; ++i) {
+                    Request request = plain_request(10 + 30 * (i % 4), 20, i);
+                    request.choices = 1 + static_cast<std::int32_t>(i % 3);
+                    auto stream = engine->submit(std::move(request));
+                    if (!stream && stream.error().message.starts_with("the engine")) return;
+                    if (!stream) continue;  // the queue is full
+                    ++taken;
+                    if (client == 1) stream->cancel();
+                    News news;
+                    while (stream->next(news)) continue;
+                    ended += std::all_of(news.choices.begin(), news.choices.end(),
+                                         [](const ChoiceNews& choice) { return choice.ended; })
+                                 ? 1
+                                 : 0;
+                }
+            });
+        std::this_thread::sleep_for(std::chrono::milliseconds(round));
+        if (round % 2 == 0) engine->drain(0ns);
+        engine->stop();
+        for (std::thread& client : clients) client.join();
+        EXPECT_EQ(taken, ended);
+        EXPECT_EQ(engine->status().queued, 0);
     }
 }
 
