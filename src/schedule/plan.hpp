@@ -29,7 +29,6 @@ struct NodeOffers {
     std::int64_t max_drafts = 0;      // over all of them: room left in the batch
     std::int64_t granted_rows = 0;    // running requests and prompts granted so far
     std::int64_t granted_tokens = 0;  // roots and the prompt quantum
-    std::int64_t prompt_backlog = 0;  // prompt tokens that would still use room left by drafts
 };
 
 // ---- second half: the plan ----------------------------------------------------------------------

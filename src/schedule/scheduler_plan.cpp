@@ -92,18 +92,12 @@ void Scheduler::list_offers() {
         offer_rows_.push_back({entry.slot, static_cast<std::int32_t>(drafts)});
         offer_serials_.push_back(job.id.serial);
     }
-    std::int64_t backlog = waiting_tokens_;
     std::int64_t prompts = 0;
-    for (const OrderEntry& entry : prefilling_) {
-        const Job& job = at(entry.slot);
-        backlog += job.length() - std::get<Prefilling>(job.state).computed - job.grant.tokens;
-        prompts += job.grant.tokens > 0 ? 1 : 0;
-    }
+    for (const OrderEntry& entry : prefilling_) prompts += at(entry.slot).grant.tokens > 0 ? 1 : 0;
     offers_.rows = offer_rows_;
     offers_.max_drafts = std::min(left_.tokens, left_.gather);
     offers_.granted_rows = static_cast<std::int64_t>(offer_rows_.size()) + prompts;
     offers_.granted_tokens = options_.max_step_tokens - left_.tokens;
-    offers_.prompt_backlog = prompts_blocked_ ? 0 : std::min(backlog, left_.tokens);
 }
 
 // ---- second half --------------------------------------------------------------------------------
