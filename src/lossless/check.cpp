@@ -18,7 +18,7 @@ namespace {
 using accept::FinishReason;
 
 struct Case {
-    const WorkloadRequest* planned = nullptr;
+    WorkloadRequest planned;
     std::vector<Output> expected;  // by choice
     std::vector<schedule::RequestId> ids;
     std::shared_ptr<Recorder> recorder;
@@ -85,13 +85,16 @@ class Check {
 
     Expected<void> run_alone() {
         PlainRunner runner(target_);
+        const bool absorbed = work_.settings.schedule.prefill_segment == 0;
         for (const WorkloadRequest& planned : work_.requests) {
             Case one;
-            one.planned = &planned;
-            ESPALIER_ASSIGN_OR_RETURN(const auto checked, check(planned.request));
+            one.planned = planned;
+            if (planned.continues >= 0)
+                follow(cases_[static_cast<std::size_t>(planned.continues)], one.planned.request);
+            ESPALIER_ASSIGN_OR_RETURN(const auto checked, check(one.planned.request));
             for (std::int32_t choice = 0; choice < planned.request.choices; ++choice) {
-                ESPALIER_ASSIGN_OR_RETURN(Output plain, runner.run(checked, choice));
-                texts_.push_back(planned.request.prompt);
+                ESPALIER_ASSIGN_OR_RETURN(Output plain, runner.run(checked, choice, absorbed));
+                texts_.push_back(one.planned.request.prompt);
                 for (const auto& token : plain.tokens) texts_.back().push_back(token.token);
                 one.expected.push_back(std::move(plain));
             }
@@ -99,6 +102,17 @@ class Check {
             cases_.push_back(std::move(one));
         }
         return {};
+    }
+
+    // The turn after `earlier`, as far as there is room.
+    void follow(const Case& earlier, engine::Request& request) const {
+        std::vector<std::int32_t> chat = earlier.planned.request.prompt;
+        for (const auto& token : earlier.expected.front().tokens) chat.push_back(token.token);
+        chat.insert(chat.end(), request.prompt.begin(), request.prompt.end());
+        const std::int64_t room =
+            (limits_.page_count - 1) * cache::kPageTokens - request.output.max_tokens;
+        chat.resize(std::min(chat.size(), static_cast<std::size_t>(room)));
+        request.prompt = std::move(chat);
     }
 
     Expected<void> make_stepper() {
@@ -122,7 +136,7 @@ class Check {
         for (int step = 0; step < 20000; ++step) {
             bool more = false;
             for (Case& one : cases_) {
-                const WorkloadRequest& planned = *one.planned;
+                const WorkloadRequest& planned = one.planned;
                 more = more || planned.arrival > step;
                 if (planned.arrival == step) {
                     ESPALIER_ASSIGN_OR_RETURN(auto checked, check(planned.request));
@@ -140,8 +154,8 @@ class Check {
     }
 
     Expected<void> compare(const Case& one) {
-        ESPALIER_ASSIGN_OR_RETURN(const auto checked, check(one.planned->request));
-        for (std::int32_t choice = 0; choice < one.planned->request.choices; ++choice) {
+        ESPALIER_ASSIGN_OR_RETURN(const auto checked, check(one.planned.request));
+        for (std::int32_t choice = 0; choice < one.planned.request.choices; ++choice) {
             const RecordedChoice& got = one.recorder->choice(choice);
             const Output& plain = one.expected[static_cast<std::size_t>(choice)];
             if (!got.ended) {
@@ -167,7 +181,7 @@ class Check {
         const Output& plain = one.expected.front();
         const auto& got = one.recorder->prompt_logprobs();
         if (got.empty()) {  // none asked for, or all choices ended before
-            for (std::int32_t choice = 0; choice < one.planned->request.choices; ++choice)
+            for (std::int32_t choice = 0; choice < one.planned.request.choices; ++choice)
                 if (!plain.prompt_logprobs.empty() &&
                     !one.recorder->choice(choice).output.tokens.empty())
                     differs(one, choice, "the prompt's logprobs are missing");

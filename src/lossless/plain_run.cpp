@@ -109,10 +109,11 @@ PlainRunner::PlainRunner(const Target& target)
       pool_(1),
       arena_(Buffer()) {}
 
-Expected<Output> PlainRunner::run(const engine::CheckedRequest& checked, std::int32_t choice) {
+Expected<Output> PlainRunner::run(const engine::CheckedRequest& checked, std::int32_t choice,
+                                  bool absorbed) {
     const auto length = static_cast<std::int64_t>(checked.request.prompt.size());
     ESPALIER_ASSIGN_OR_RETURN(model::Sequence sequence,
-                              model::Sequence::create(target_.model, length,
+                              model::Sequence::create(target_.model, absorbed ? 0 : length,
                                                       length + checked.rules.options().max_tokens));
     return PlainRun(target_, *backend_, {pool_, arena_}, checked, choice, std::move(sequence))();
 }

@@ -40,8 +40,10 @@ struct Output {
 class PlainRunner {
   public:
     explicit PlainRunner(const Target& target);
-    // An error is one of the model's: it refused a batch.
-    Expected<Output> run(const engine::CheckedRequest& checked, std::int32_t choice);
+    // absorbed: everything is, as under prefill_segment = 0. An error is one of the model's: it
+    // refused a batch.
+    Expected<Output> run(const engine::CheckedRequest& checked, std::int32_t choice,
+                         bool absorbed = false);
 
   private:
     Target target_;

@@ -16,15 +16,18 @@ using Tokens = std::vector<std::int32_t>;
 
 class Generator {
   public:
-    Generator(std::uint64_t seed, const Target& target)
-        : random_(seed), target_(target), sound_(target.vocabulary() - target.poisoned) {
+    Generator(std::uint64_t seed, const Target& target, bool long_prompts)
+        : random_(seed),
+          target_(target),
+          sound_(target.vocabulary() - target.poisoned),
+          long_(long_prompts) {
         work_.seed = seed;
     }
 
     Workload operator()() {
         choose_palette();
         for (Tokens& base : bases_)
-            for (int i = 0; i < 340; ++i) base.push_back(any_token(0.8));
+            for (int i = 0; i < (long_ ? 900 : 340); ++i) base.push_back(any_token(0.8));
         const int count = random_.between(2, 7);
         const bool priorities = random_.chance(0.5);
         for (int i = 0; i < count; ++i) {
@@ -36,6 +39,8 @@ class Generator {
                 one.cancelled = one.arrival + random_.between(0, 25);
                 one.cancelled_choice = random_.between(0, one.request.choices - 1);
             }
+            if (long_ && i > 0 && random_.chance(0.5))
+                continue_chat(one, random_.between(0, i - 1));
             work_.requests.push_back(one);
         }
         choose_settings();
@@ -73,6 +78,9 @@ class Generator {
 
     // Lengths around the edges of pages and of the decompressed segment.
     int prompt_length() {
+        if (long_ && random_.chance(0.7))
+            return 256 * random_.between(1, 3) + 64 * random_.between(-1, 1) +
+                   random_.between(-2, 2);
         if (random_.chance(0.3)) return random_.between(1, 20);
         if (random_.chance(0.4))
             return random_.chance(0.6) ? random_.between(62, 67) : random_.between(126, 131);
@@ -87,6 +95,16 @@ class Generator {
         while (static_cast<int>(tokens.size()) < length) tokens.push_back(any_token(0.5));
         if (poisons(0.04)) tokens[pick(tokens.size())] = poison();
         return tokens;
+    }
+
+    // After the other has answered, or while it does: what it has generated is found page by page.
+    void continue_chat(WorkloadRequest& one, int earlier) {
+        one.continues = earlier;
+        one.arrival =
+            work_.requests[static_cast<std::size_t>(earlier)].arrival + 3 * random_.between(0, 30);
+        if (one.cancelled >= 0) one.cancelled = one.arrival + random_.between(0, 25);
+        one.request.prompt.resize(std::min<std::size_t>(one.request.prompt.size(), 1 + pick(80)));
+        one.request.salt = work_.requests[static_cast<std::size_t>(earlier)].request.salt;
     }
 
     engine::Request request() {
@@ -137,7 +155,7 @@ class Generator {
         if (random_.chance(0.4))
             for (int i = random_.between(1, 3); i > 0; --i) options.stop.push_back(stop_string());
         if (random_.chance(0.4)) options.top_logprobs = random_.between(0, 5);
-        if (prompt_length <= 150 && random_.chance(0.15))
+        if ((long_ || prompt_length <= 150) && random_.chance(0.15))
             options.prompt_top_logprobs = random_.between(0, 3);
     }
 
@@ -156,9 +174,11 @@ class Generator {
         for (const WorkloadRequest& one : work_.requests)
             longest = std::max(longest, static_cast<std::int64_t>(one.request.prompt.size()) +
                                             one.request.output.max_tokens);
+        if (long_) longest += 400;  // for next turns
         // Now and then the context ends before max_tokens does.
-        options.max_model_len =
-            random_.chance(0.8) ? kWorkloadLength : std::max<std::int64_t>(longest - 5, 2);
+        options.max_model_len = long_                 ? kLongWorkloadLength
+                                : random_.chance(0.8) ? kWorkloadLength
+                                                      : std::max<std::int64_t>(longest - 5, 2);
         for (WorkloadRequest& one : work_.requests)
             if (static_cast<std::int64_t>(one.request.prompt.size()) >= options.max_model_len)
                 one.request.prompt.resize(static_cast<std::size_t>(options.max_model_len) - 1);
@@ -176,6 +196,7 @@ class Generator {
         options.max_step_gather = options.max_rows + random_.between(0, 200);
         options.prefix_cache = random_.chance(0.85);
         options.hash_seed = random_.bits();
+        if (long_ && random_.chance(0.25)) options.prefill_segment = 0;
         work_.settings.grant =
             random_.chance(0.7) ? engine::NodeGrant::everything : engine::NodeGrant::measured;
         // On a machine where tokens cost nothing, and on one where they cost something.
@@ -198,6 +219,7 @@ class Generator {
     Random random_;
     Target target_;
     std::int32_t sound_;  // ids below this are not poisoned
+    bool long_;
     Workload work_;
     std::array<Tokens, 3> bases_;
 };
@@ -220,7 +242,11 @@ Expected<void> check_target(const Target& target) {
 }
 
 Workload random_workload(std::uint64_t seed, const Target& target) {
-    return Generator(seed, target)();
+    return Generator(seed, target, false)();
+}
+
+Workload long_workload(std::uint64_t seed, const Target& target) {
+    return Generator(seed, target, true)();
 }
 
 }  // namespace espalier::lossless

@@ -18,6 +18,7 @@ namespace espalier::lossless {
 inline constexpr std::int64_t kWorkloadTokens = 1024;  // of a batch
 inline constexpr std::int64_t kWorkloadGather = 512;
 inline constexpr std::int64_t kWorkloadLength = 512;  // of a sequence
+inline constexpr std::int64_t kLongWorkloadLength = 2048;
 inline constexpr std::int64_t kWorkloadVocabulary = 64;
 
 struct WorkloadRequest {
@@ -25,6 +26,9 @@ struct WorkloadRequest {
     int arrival = 0;     // the step before which it is submitted
     int cancelled = -1;  // the step before which it is cancelled; < 0: never
     int cancelled_choice = 0;
+    // The next turn of a chat: its prompt follows after the prompt and the answer (choice 0) of
+    // this earlier request; < 0: it begins a text.
+    int continues = -1;
 };
 
 struct Workload {
@@ -40,5 +44,9 @@ struct Workload {
 // Refuses a model that is too small, or set up for less.
 Expected<void> check_target(const Target& target);
 Workload random_workload(std::uint64_t seed, const Target& target);
+// The same with prompts of several segments (edges at 256, 512, 768), logprobs of all of them, next
+// turns that find generated text in the cache, and sometimes without the decompressed form. The
+// model must be set up for sequences of kLongWorkloadLength.
+Workload long_workload(std::uint64_t seed, const Target& target);
 
 }  // namespace espalier::lossless

@@ -17,29 +17,43 @@ namespace espalier::lossless {
 namespace {
 
 #if defined(ESPALIER_LONG_RUN)
-constexpr std::uint64_t kFirstSeed = 1'000'000, kWorkloads = 2000;
+constexpr std::uint64_t kFirstSeed = 1'000'000, kWorkloads = 2000, kLongWorkloads = 100;
 #elif defined(ESPALIER_SANITIZED)
 constexpr std::uint64_t kFirstSeed = 1, kWorkloads = 20;
 #else
 constexpr std::uint64_t kFirstSeed = 1, kWorkloads = 100;
 #endif
 
-TEST(Lossless, EveryRequestEqualsItselfRunAloneAndPlainly) {
-    Coverage coverage;
-    std::uint64_t first = kFirstSeed, count = kWorkloads;
-    if (const char* seed = std::getenv("ESPALIER_WORKLOAD")) {  // to look at one that failed
-        first = std::strtoull(seed, nullptr, 10);
-        count = 1;
-    }
-    for (std::uint64_t seed = first; seed < first + count; ++seed) {
+struct Seeds {
+    std::uint64_t first, count;
+};
+
+// One that failed is looked at by its seed.
+Seeds seeds(std::uint64_t count) {
+    const char* one = std::getenv("ESPALIER_WORKLOAD");
+    return one == nullptr ? Seeds{kFirstSeed, count} : Seeds{std::strtoull(one, nullptr, 10), 1};
+}
+
+using Generator = Workload (*)(std::uint64_t, const Target&);
+
+void expect_lossless(const Seeds& seeds, Generator generator, Coverage& coverage) {
+    for (std::uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
         const Target target =
             engine::tiny_target(seed % 2 == 0 ? engine::Family::v2 : engine::Family::v3).target();
-        const auto verdict = check_workload(random_workload(seed, target), target);
+        const auto verdict = check_workload(generator(seed, target), target);
         ASSERT_TRUE(verdict) << verdict.error().message;
         ASSERT_TRUE(verdict->differences.empty())
             << fmt::format("{}", fmt::join(verdict->differences, "\n"));
         coverage.add(verdict->coverage);
     }
+}
+
+TEST(Lossless, EveryRequestEqualsItselfRunAloneAndPlainly) {
+    Coverage coverage;
+    const Seeds wanted = seeds(kWorkloads);
+    expect_lossless(wanted, &random_workload, coverage);
+    const std::uint64_t count = wanted.count;
+    if (HasFatalFailure()) return;
     if (count < kWorkloads) return;
     const auto workloads = static_cast<std::int64_t>(count);
     EXPECT_GT(coverage.tokens, 30 * workloads);
@@ -56,6 +70,19 @@ TEST(Lossless, EveryRequestEqualsItselfRunAloneAndPlainly) {
     RecordProperty("preemptions", static_cast<int>(coverage.preemptions));
     RecordProperty("hit_tokens", static_cast<int>(coverage.hits));
 }
+
+#if defined(ESPALIER_LONG_RUN)  // a second for each
+TEST(Lossless, LongPromptsAndNextTurnsToo) {
+    Coverage coverage;
+    const Seeds wanted = seeds(kLongWorkloads);
+    expect_lossless(wanted, &long_workload, coverage);
+    if (HasFatalFailure() || wanted.count < kLongWorkloads) return;
+    for (const std::int64_t seen : {coverage.preemptions, coverage.hits, coverage.prompt_logprobs})
+        EXPECT_GT(seen, 0);
+    RecordProperty("preemptions", static_cast<int>(coverage.preemptions));
+    RecordProperty("hit_tokens", static_cast<int>(coverage.hits));
+}
+#endif
 
 TEST(Lossless, ADifferenceIsSeen) {
     const Target target = engine::tiny_target(engine::Family::v2).target();

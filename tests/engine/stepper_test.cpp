@@ -283,12 +283,12 @@ TEST(Stepper, TheGrantFollowsWhatWasAcceptedAndWhatItCost) {
     const auto drafters = [&](double truth) {
         const std::vector<std::vector<std::int32_t>> texts = {
             whole_text(request, expected->choice(0).output)};
-        RandomDrafterOptions options;
+        lossless::RandomDrafterOptions options;
         options.truth = truth;
         options.silence = 0;
         Harness::Drafters list;
-        list.push_back(std::make_unique<RandomDrafter>(speculate::DrafterId{0}, 3, options, texts,
-                                                       std::vector<std::int32_t>{10, 11}));
+        list.push_back(std::make_unique<lossless::RandomDrafter>(
+            speculate::DrafterId{0}, 3, options, texts, std::vector<std::int32_t>{10, 11}));
         return list;
     };
     // By the ticks a step takes as long with any number of tokens: what is right pays.
