@@ -116,6 +116,7 @@ void Speculation::choose(std::span<const DraftRow> rows, const speculate::StepLo
           proposals_.size());
     std::fill(nodes.begin(), nodes.end(), 0);
     last_grant_ = {};
+    if (settings_.script != nullptr) return follow_script(rows, load, nodes);
     for (const DraftRow& row : rows) {
         Slot& state = slot(row.request);
         state.proposed = may_draft(row);
@@ -142,6 +143,24 @@ void Speculation::choose(std::span<const DraftRow> rows, const speculate::StepLo
         }
     }
     for (std::int32_t& count : nodes) ++count;  // the root
+}
+
+void Speculation::follow_script(std::span<const DraftRow> rows, const speculate::StepLoad& load,
+                                std::span<std::int32_t> nodes) {
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        Slot& state = slot(rows[i].request);
+        state.proposed = false;
+        state.ranked = speculate::RankedTree(rows[i].tokens.back());
+        nodes[i] = 1;
+        const speculate::Tree* tree = settings_.script->tree(rows[i].request);
+        if (tree == nullptr || tree->token(0) != rows[i].tokens.back() ||
+            tree->size() > rows[i].max_nodes ||
+            last_grant_.drafts + tree->size() - 1 > load.max_drafts)
+            continue;
+        state.ranked.tree = *tree;
+        nodes[i] = tree->size();
+        last_grant_.drafts += tree->size() - 1;
+    }
 }
 
 speculate::Tree Speculation::tree(RequestSlot request, std::int32_t nodes) const {
