@@ -2,6 +2,7 @@
 // The decompressed entry: accuracy, and guarantees 1, 2, 4 and 5 (above all: the same prompt in any
 // chunks gives the same bits).
 #include <algorithm>
+#include <cmath>
 
 #include "conformance/checks.hpp"
 #include "conformance/prompt.hpp"
@@ -29,7 +30,10 @@ DType any_weights(Trial& trial) {
 // f32: as for the absorbed entry, with 512 more roundings in each key and value (√512·2^-25 ≈
 // 0.7e-6). 16-bit: the oracle rounds K_nope and V to bf16 after a sum in double, the kernels after
 // one in f32; one key element in ~2^9 falls to the other side (f32 sums of 512 terms err by 2^-19
-// of a bf16 step's 2^-9 or so), each worth 2^-8 of itself: 1e-4 in all.
+// of a bf16 step's 2^-9 or so), each worth 2^-8 of itself: 1e-4 in all. A row that sees few keys
+// feels one of them in its lse: by 2^-8 of that column's share of the score, which is up to 9 /
+// √192 where query and key lie three deviations out. (Tensor cores cut sums off, so they flip more
+// often than CPUs: 1.35e-3 was seen on an H200.)
 void check_prompt_accuracy(Trial& trial) {
     for (int round = 0; round < 2; ++round) {
         const Prompt prompt(trial.random, any_weights(trial), trial.random.between(1, 3));
@@ -44,8 +48,9 @@ void check_prompt_accuracy(Trial& trial) {
             trial.keep(prompt.run(trial.device(), trial.format(), rows, layout, options), "prompt");
         const auto oracle = trial.keep(prompt.oracle(trial.format(), rows, layout), "the oracle");
         if (!result || !oracle) return;
-        trial.expect_close(*result, *oracle,
-                           accuracy_limits(trial.format(), Spread::normal, options.out_dtype, 20),
+        Limits limits = accuracy_limits(trial.format(), Spread::normal, options.out_dtype, 20);
+        if (trial.format() != KvFormat::f32) limits.lse += 0x1p-8 * 9 / std::sqrt(192.0);
+        trial.expect_close(*result, *oracle, limits,
                            fmt::format("{} heads, pages of {}, {} output", prompt.heads(),
                                        layout.page_tokens, name_of(options.out_dtype)));
     }

@@ -25,6 +25,7 @@ struct RequestGroup {
 
     accept::SamplingParameters sampling;
     bool speculate = true;
+    bool logprobs = true;
     std::int64_t max_tokens = 0;
     std::optional<accept::PromptLogprobs> prompt_logprobs;
     bool prompt_logprobs_sent = false;

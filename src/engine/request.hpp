@@ -25,6 +25,9 @@ struct Request {
     schedule::Time deadline = schedule::kNoDeadline;  // nanoseconds on the engine's clock
     std::uint64_t salt = 0;                           // prompts of other salts never share pages
     bool speculate = true;
+    // false: nobody asks for the tokens' logprobs; they are NaN unless top_logprobs are wanted, and
+    // draws are cheaper.
+    bool logprobs = true;
 };
 
 // What requests are held against.

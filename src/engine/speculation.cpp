@@ -95,10 +95,10 @@ void Speculation::propose(Source& source, DrafterId id, std::span<const DraftRow
     calls_.clear();
     for (std::size_t i = 0; i < rows.size(); ++i) {
         const DraftRow& row = rows[i];
-        if (!may_draft(row) || row.max_nodes < 2) continue;
+        if (!may_draft(row) || row.max_drafts < 1) continue;
         proposals_[i] = Proposal(id, row.tokens.back());
         calls_.push_back({row.request, static_cast<std::int64_t>(row.tokens.size()) - 1,
-                          row.max_nodes, row.max_nodes - 1, &proposals_[i]});
+                          1 + row.max_drafts, row.max_drafts, &proposals_[i]});
     }
     if (calls_.empty()) return;
     if (const auto proposed = source.drafter->propose(calls_); !proposed)
@@ -110,13 +110,13 @@ void Speculation::propose(Source& source, DrafterId id, std::span<const DraftRow
 }
 
 void Speculation::choose(std::span<const DraftRow> rows, const speculate::StepLoad& load,
-                         std::span<std::int32_t> nodes) {
-    CHECK(rows.size() == nodes.size() && rows.size() <= proposals_.size(),
-          "{} rows, {} places for their nodes, at most {}", rows.size(), nodes.size(),
+                         std::span<std::int32_t> drafts) {
+    CHECK(rows.size() == drafts.size() && rows.size() <= proposals_.size(),
+          "{} rows, {} places for their drafts, at most {}", rows.size(), drafts.size(),
           proposals_.size());
-    std::fill(nodes.begin(), nodes.end(), 0);
+    std::fill(drafts.begin(), drafts.end(), 0);
     last_grant_ = {};
-    if (settings_.script != nullptr) return follow_script(rows, load, nodes);
+    if (settings_.script != nullptr) return follow_script(rows, load, drafts);
     for (const DraftRow& row : rows) {
         Slot& state = slot(row.request);
         state.proposed = may_draft(row);
@@ -129,42 +129,40 @@ void Speculation::choose(std::span<const DraftRow> rows, const speculate::StepLo
     for (const DraftRow& row : rows) {
         Slot& state = slot(row.request);
         state.ranked = state.candidates.rank(table_, state.bias,
-                                             std::clamp(row.max_nodes, 1, speculate::kMaxNodes));
+                                             std::min(1 + row.max_drafts, speculate::kMaxNodes));
         offers_.push_back(state.ranked.drafts());
     }
     if (settings_.grant == NodeGrant::measured) {
-        if (time_) last_grant_ = budget_.grant(*time_, load, offers_, nodes);
+        if (time_) last_grant_ = budget_.grant(*time_, load, offers_, drafts);
     } else {
         for (std::size_t i = 0; i < rows.size(); ++i) {
             const auto offered = static_cast<std::int64_t>(offers_[i].size());
             const std::int64_t given = std::min(offered, load.max_drafts - last_grant_.drafts);
-            nodes[i] = static_cast<std::int32_t>(given);
+            drafts[i] = static_cast<std::int32_t>(given);
             last_grant_.drafts += given;
         }
     }
-    for (std::int32_t& count : nodes) ++count;  // the root
 }
 
 void Speculation::follow_script(std::span<const DraftRow> rows, const speculate::StepLoad& load,
-                                std::span<std::int32_t> nodes) {
+                                std::span<std::int32_t> drafts) {
     for (std::size_t i = 0; i < rows.size(); ++i) {
         Slot& state = slot(rows[i].request);
         state.proposed = false;
         state.ranked = speculate::RankedTree(rows[i].tokens.back());
-        nodes[i] = 1;
         const speculate::Tree* tree = settings_.script->tree(rows[i].request);
         if (tree == nullptr || tree->token(0) != rows[i].tokens.back() ||
-            tree->size() > rows[i].max_nodes ||
+            tree->size() - 1 > rows[i].max_drafts ||
             last_grant_.drafts + tree->size() - 1 > load.max_drafts)
             continue;
         state.ranked.tree = *tree;
-        nodes[i] = tree->size();
-        last_grant_.drafts += tree->size() - 1;
+        drafts[i] = tree->size() - 1;
+        last_grant_.drafts += drafts[i];
     }
 }
 
-speculate::Tree Speculation::tree(RequestSlot request, std::int32_t nodes) const {
-    return slot(request).ranked.tree.prefix(nodes);
+speculate::Tree Speculation::tree(RequestSlot request, std::int32_t drafts) const {
+    return slot(request).ranked.tree.prefix(1 + drafts);
 }
 
 bool Speculation::wants_hidden_states() const {

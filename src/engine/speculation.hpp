@@ -39,7 +39,7 @@ struct SpeculationSettings {
 struct DraftRow {
     RequestSlot request = 0;
     std::span<const std::int32_t> tokens;  // all committed ones; the last is the root
-    std::int32_t max_nodes = 1;            // root included
+    std::int32_t max_drafts = 0;
 };
 
 class Speculation {
@@ -65,12 +65,11 @@ class Speculation {
     // Lets the drafters read on in the request's committed tokens.
     void read(RequestSlot request, std::span<const std::int32_t> tokens);
 
-    // Asks the drafters, and sets nodes[i] ≥ 1 of row i, root included. load: the step without
-    // drafts.
+    // Asks the drafters, and sets how many drafts each row verifies. load: the step without any.
     void choose(std::span<const DraftRow> rows, const speculate::StepLoad& load,
-                std::span<std::int32_t> nodes);
-    // What the first `nodes` nodes chosen for the request are.
-    speculate::Tree tree(RequestSlot request, std::int32_t nodes) const;
+                std::span<std::int32_t> drafts);
+    // The root and the first `drafts` of those chosen for the request.
+    speculate::Tree tree(RequestSlot request, std::int32_t drafts) const;
 
     // After the target's pass: hidden states that drafters may take (drafter.hpp).
     bool wants_hidden_states() const;
@@ -104,7 +103,7 @@ class Speculation {
     void give_up(Source& source, const Error& error);
     static bool shown_to(const Slot& state, const Source& source);
     void follow_script(std::span<const DraftRow> rows, const speculate::StepLoad& load,
-                       std::span<std::int32_t> nodes);
+                       std::span<std::int32_t> drafts);
     bool may_draft(const DraftRow& row) const;
     void propose(Source& source, speculate::DrafterId id, std::span<const DraftRow> rows);
 

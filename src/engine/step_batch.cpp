@@ -25,7 +25,7 @@ Expected<batch::BatchView> StepBatch::build(const schedule::Plan& plan,
         const auto rows = plan.rows.subspan(static_cast<std::size_t>(share.first_row),
                                             static_cast<std::size_t>(share.rows));
         if (share.runs) {
-            trees_.push_back(speculation.tree(share.id.slot, 1 + share.drafts));
+            trees_.push_back(speculation.tree(share.id.slot, share.drafts));
             ESPALIER_RETURN_IF_ERROR(add_tree(rows[0], trees_.back()));
             continue;
         }

@@ -37,6 +37,7 @@ void StepDraws::add_node(const LiveRequest& live, const accept::TreeView& tree, 
     ops::NodeSampling sampling = live.group->sampling.node();
     sampling.position = static_cast<std::int32_t>(progress.draw_position(depth));
     sampling.choice = live.choice;
+    sampling.logprob = live.group->logprobs;
     sampling.banned = progress.banned_at(depth);
     sampling.top = take_top(progress.rules().options().top_logprobs);
     if (live.group->sampling.counts_tokens()) {

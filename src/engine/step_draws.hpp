@@ -12,7 +12,6 @@
 #include "accept/token_counts.hpp"
 #include "accept/walk.hpp"
 #include "engine/live_request.hpp"
-#include "engine/step_batch.hpp"
 #include "model/deepseek.hpp"
 #include "schedule/plan.hpp"
 

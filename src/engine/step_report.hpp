@@ -36,8 +36,10 @@ struct StepReport {
     std::int64_t committed = 0;  // output tokens
     std::int64_t failed = 0;     // requests
     schedule::Time begin = 0;    // on the engine's clock; all expires that was due by then
-    // Nanoseconds. drafting: the first three phases.
-    schedule::Time whole = 0, drafting = 0, model = 0, sampling = 0;
+    // Nanoseconds.
+    schedule::Time whole = 0;
+    schedule::Time planning = 0;  // offers, drafts and the plan
+    schedule::Time model = 0, sampling = 0;
     std::array<schedule::Time, kPhases> phases = {};
     schedule::Time spent(Phase phase) const { return phases[static_cast<std::size_t>(phase)]; }
 };

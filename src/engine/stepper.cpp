@@ -60,7 +60,7 @@ Stepper::Stepper(StepperParts parts, const StepperSettings& settings,
       moves_(settings.schedule.max_step_tokens) {
     const auto rows = static_cast<std::size_t>(settings.schedule.max_rows);
     draft_rows_.reserve(rows);
-    nodes_.reserve(rows);
+    drafts_.reserve(rows);
     walks_.resize(rows);
     outcomes_.reserve(rows);
 }
@@ -84,6 +84,7 @@ Expected<std::vector<schedule::RequestId>> Stepper::submit(CheckedRequest checke
     const accept::OutputOptions& output = checked.rules.options();
     const auto group = std::make_shared<RequestGroup>(std::move(checked.sampling));
     group->speculate = request.speculate;
+    group->logprobs = request.logprobs;
     group->max_tokens = output.max_tokens;
     group->receiver = std::move(receiver);
     if (output.prompt_top_logprobs)
@@ -137,7 +138,7 @@ StepReport Stepper::step() {
     StepTimer timer(parts_.clock, report);
     plan_ = &make_plan(report.begin, timer);
     report.number = plan_->number;
-    report.drafting = timer.lap(Phase::plan) - report.begin;
+    report.planning = timer.lap(Phase::plan) - report.begin;
     if (parts_.observer != nullptr) show_trees();
     bury_ended();  // what expired
     if (!plan_->empty()) run_plan(report, timer);
@@ -177,24 +178,23 @@ const schedule::Plan& Stepper::make_plan(schedule::Time now, StepTimer& timer) {
     timer.lap(Phase::offer);
     draft_rows_.clear();
     for (const schedule::NodeOffer& offer : offers.rows)
-        draft_rows_.push_back({offer.slot, scheduler_->tokens(offer.slot), 1 + offer.max_drafts});
+        draft_rows_.push_back({offer.slot, scheduler_->tokens(offer.slot), offer.max_drafts});
     speculate::StepLoad load;
     load.rows = offers.granted_rows;
     load.tokens = offers.granted_tokens;
     load.expected_tokens = static_cast<double>(offers.rows.size());
     load.max_drafts = offers.max_drafts;
-    nodes_.resize(draft_rows_.size());
-    speculation_.choose(draft_rows_, load, nodes_);
-    for (std::int32_t& count : nodes_) --count;  // the scheduler counts drafts
+    drafts_.resize(draft_rows_.size());
+    speculation_.choose(draft_rows_, load, drafts_);
     timer.lap(Phase::draft);
-    return scheduler_->next_plan(nodes_);
+    return scheduler_->next_plan(drafts_);
 }
 
 void Stepper::show_trees() const {
     for (std::size_t i = 0; i < draft_rows_.size(); ++i) {
         const std::int32_t slot = draft_rows_[i].request;
-        if (nodes_[i] > 0)
-            parts_.observer->chosen(scheduler_->id(slot), speculation_.tree(slot, 1 + nodes_[i]));
+        if (drafts_[i] > 0)
+            parts_.observer->chosen(scheduler_->id(slot), speculation_.tree(slot, drafts_[i]));
     }
 }
 

@@ -106,7 +106,7 @@ class Stepper {
     StepDraws draws_;
     PathMoves moves_;
     std::vector<DraftRow> draft_rows_;
-    std::vector<std::int32_t> nodes_;
+    std::vector<std::int32_t> drafts_;  // by draft row
     std::vector<accept::WalkResult> walks_;
     std::vector<schedule::Outcome> outcomes_;
     std::vector<speculate::Extension> extensions_;

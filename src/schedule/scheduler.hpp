@@ -16,7 +16,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -191,7 +190,6 @@ class Scheduler {
     Room left_;
     std::int64_t passed_choices_ = 0;  // wait for a sibling's prompt and keep a row for then
     bool prompts_blocked_ = false;     // one got too little: nobody behind it gets anything
-    std::optional<OrderKey> stalled_;  // a running request without a page; likewise
     std::vector<NodeOffer> offer_rows_;
     std::vector<std::int64_t> offer_serials_;
     std::vector<std::int32_t> no_drafts_;

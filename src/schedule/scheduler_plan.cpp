@@ -41,7 +41,6 @@ void Scheduler::begin_plan() {
     ++plan_.number;
     left_ = {options_.max_step_tokens, options_.max_step_gather};
     prompts_blocked_ = false;
-    stalled_.reset();
     for (const OrderEntry& entry : running_) at(entry.slot).grant = {};
     for (const OrderEntry& entry : prefilling_) {
         Job& job = at(entry.slot);
@@ -65,8 +64,8 @@ void Scheduler::grant_roots() {
         Job& job = at(running_[i].slot);
         if (!reserve(job, std::get<Running>(job.state).pages, job.length())) {
             // It is the last in order and keeps its pages: they are worth more than a page that
-            // would come free, and whoever comes before it can still take them.
-            stalled_ = job.order();
+            // would come free, and whoever comes before it can still take them. No page is
+            // available, so no prompt behind it gets one either.
             ++totals_.stalled_rows;
             continue;
         }

@@ -66,7 +66,6 @@ void Scheduler::grant_rest() {
 // Gives the prompt a chunk, or makes the one it has larger. False: there is too little of something
 // for the smallest chunk, and the prompts behind wait too.
 bool Scheduler::grant_chunk(Job& job, bool may_preempt) {
-    if (stalled_ && *stalled_ < job.order()) return false;
     if (std::holds_alternative<Waiting>(job.state)) {
         // Without a lookup the whole of it counts, which may be more than it needs. (The first
         // prompt always has its quantum and a row of logits: at worst those of who makes way.)

@@ -51,16 +51,19 @@ class Harness {
   public:
     using Drafters = std::vector<std::unique_ptr<speculate::Drafter>>;
     Harness(model::DeepseekModel& model, const text::Tokenizer& tokenizer,
-            const StepperSettings& settings = roomy_settings(), Drafters drafters = {}) {
-        StepperParts parts{model, tokenizer, std::move(drafters), [this] { return now += 1000; }};
+            const StepperSettings& settings = roomy_settings(), Drafters drafters = {},
+            Clock clock = {}) {
+        if (!clock) clock = [this] { return now += 1000; };
+        StepperParts parts{model, tokenizer, std::move(drafters), std::move(clock)};
         auto made = Stepper::create(std::move(parts), settings);
         if (!made) throw std::runtime_error(made.error().message);
         stepper = std::move(*made);
         tokenizer_ = &tokenizer;
     }
     explicit Harness(TinyTarget& target, const StepperSettings& settings = roomy_settings(),
-                     Drafters drafters = {})
-        : Harness(**target.model, *target.tokenizer, settings, std::move(drafters)) {}
+                     Drafters drafters = {}, Clock clock = {})
+        : Harness(**target.model, *target.tokenizer, settings, std::move(drafters),
+                  std::move(clock)) {}
 
     CheckedRequest check(const Request& request) const {
         auto checked = check_request(request, stepper->request_limits(), *tokenizer_);

@@ -74,6 +74,7 @@ class PlainRun {
         ops::NodeSampling sampling = checked_.sampling.node();
         sampling.position = static_cast<std::int32_t>(sequence_.length());
         sampling.choice = choice_;
+        sampling.logprob = checked_.request.logprobs;
         sampling.banned = progress_.banned_at(0);
         accept::NodeCounts counts;
         if (checked_.sampling.counts_tokens()) counts = progress_.counts_at({});

@@ -240,6 +240,40 @@ TEST(Stepper, MeasuresItsStepTimeAtTheStart) {
     EXPECT_EQ(recorder->choice(0).output.tokens.size(), 30u);
 }
 
+// A grant is worth what was accepted and what the step took.
+TEST(Stepper, TheGrantFollowsWhatWasAcceptedAndWhatItCost) {
+    TinyTarget& target = tiny_target(Family::v2);
+    const Request request = plain_request(20, 200, 6);
+    Harness plain(target);
+    const auto expected = plain.submit(request);
+    plain.run();
+    StepperSettings settings = roomy_settings();
+    settings.grant = NodeGrant::measured;
+    const auto drafters = [&](double truth) {
+        const std::vector<std::vector<std::int32_t>> texts = {
+            whole_text(request, expected->choice(0).output)};
+        RandomDrafterOptions options;
+        options.truth = truth;
+        options.silence = 0;
+        Harness::Drafters list;
+        list.push_back(std::make_unique<RandomDrafter>(speculate::DrafterId{0}, 3, options, texts,
+                                                       std::vector<std::int32_t>{10, 11}));
+        return list;
+    };
+    // By the ticks a step takes as long with any number of tokens: what is right pays.
+    Harness cheap(target, settings, drafters(1.0));
+    const auto right = cheap.submit(request);
+    cheap.run();
+    EXPECT_LT(right->choice(0).usage.steps, 100);
+    // In truth a token of this model costs about as much as a step, and hardly any was right.
+    Harness costly(target, settings, drafters(0.0), steady_clock());
+    const auto wrong = costly.submit(request);
+    costly.run();
+    EXPECT_GT(wrong->choice(0).usage.steps, 180);  // some are right by chance
+    EXPECT_LT(wrong->choice(0).usage.drafted, 100);
+    EXPECT_EQ(wrong->choice(0).output.tokens, right->choice(0).output.tokens);
+}
+
 TEST(Stepper, RefusesLimitsThatTheModelWasNotMadeFor) {
     TinyTarget& target = tiny_target(Family::v2);
     StepperSettings settings = roomy_settings();

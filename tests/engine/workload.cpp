@@ -89,6 +89,7 @@ class Generator {
         one.choices = random_.chance(0.75) ? 1 : random_.between(2, 3);
         one.salt = random_.chance(0.1) ? 7 : 0;
         one.speculate = !random_.chance(0.15);
+        one.logprobs = !random_.chance(0.2);
         if (random_.chance(0.05)) one.deadline = random_.between(1, 400) * 1000;
         sampling(one.sampling);
         output(one.output, one.prompt.size());

@@ -222,6 +222,26 @@ TEST_F(SchedulerChoices, TheFirstLeadsAgainWhenItWasPreempted) {
     EXPECT_EQ(scheduler_->totals().finished, 3);
 }
 
+// In the very plan that preempts the first, its sibling and those behind it do not slip past it.
+TEST(SchedulerPrefix, NobodyPassesAFirstChoiceThatWasJustPreempted) {
+    SchedulerOptions options = small_options();
+    options.page_count = 1 + 20;
+    const auto scheduler = Scheduler::create(options).value();
+    Stepper steps(*scheduler);
+    Request pair = prompt_of(1100, 10);
+    pair.choices = 2;
+    const RequestId first = scheduler->submit(pair).value().at(0);
+    const RequestId small = submit_one(*scheduler, prompt_of(10, 5, 5000));
+    steps.step();
+    Request urgent = prompt_of(900, 2, 7000);
+    urgent.priority = -1;
+    submit_one(*scheduler, urgent);
+    const Plan& plan = steps.plan();
+    EXPECT_EQ(scheduler->preemptions(first.slot), 1);
+    EXPECT_EQ(tokens_for(plan, small), 0);
+    EXPECT_EQ(plan.requests.size(), 1u);
+}
+
 TEST_F(SchedulerChoices, ShortPromptsHaveNothingToWaitFor) {
     submit(64, 4);
     EXPECT_EQ(steps_.step().requests.size(), 4u);

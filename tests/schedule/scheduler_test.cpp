@@ -275,6 +275,18 @@ TEST(Scheduler, CutsTreesToThePagesThereAre) {
     EXPECT_EQ(scheduler->totals().preemptions, 0);
 }
 
+TEST(Scheduler, GivesBackThePageThatOnlyRejectedDraftsReached) {
+    const auto scheduler = Scheduler::create(small_options()).value();
+    Stepper steps(*scheduler);
+    submit_one(*scheduler, prompt_of(50, 100));
+    steps.step();
+    steps.accept_drafts = false;
+    steps.plan(63);
+    EXPECT_EQ(scheduler->gauges().pages.owned, 2);
+    steps.advance();
+    EXPECT_EQ(scheduler->gauges().pages.owned, 1);
+}
+
 // ---- ends ---------------------------------------------------------------------------------------
 
 TEST(Scheduler, CancelsAtAnyMoment) {

@@ -3,10 +3,11 @@
 // per drawing request.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <vector>
 
+#include "base/check.hpp"
 #include "schedule/scheduler.hpp"
 
 namespace espalier::schedule {
@@ -52,6 +53,7 @@ class Stepper {
     explicit Stepper(Scheduler& scheduler) : scheduler_(scheduler) {}
 
     const Plan& plan(std::int32_t drafts_each = 0) {
+        CHECK(++plans_ < 20'000, "the requests do not come to an end");
         const NodeOffers& offers = scheduler_.offer_nodes(now);
         drafts_.clear();
         std::int64_t left = offers.max_drafts;
@@ -108,6 +110,7 @@ class Stepper {
   private:
     Scheduler& scheduler_;
     const Plan* last_ = nullptr;
+    std::int64_t plans_ = 0;
     std::vector<std::int32_t> drafts_;
     std::vector<std::int32_t> drawn_ = std::vector<std::int32_t>(64, 7);
     std::vector<Outcome> outcomes_;

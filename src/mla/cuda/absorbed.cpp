@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <limits>
 #include <vector>
 
 #include "mla/cuda/absorbed_params.hpp"
@@ -123,26 +124,28 @@ struct Class {
     int most_packed;
 };
 
-std::vector<Class> classes(std::int64_t max_q_len, std::int64_t heads) {
+std::vector<Class> classes(std::int64_t max_q_len, std::int64_t heads, int block_rows) {
     const int most = static_cast<int>(std::max<std::int64_t>(max_q_len * heads, 1));
-    std::vector<Class> all{{1, std::min(most, kBlockRows)}};
-    if (most > kBlockRows) all.push_back({kBlockRows + 1, most});
+    std::vector<Class> all;
+    if (heads <= block_rows) all.push_back({1, std::min(most, block_rows)});
+    if (most > block_rows) all.push_back({block_rows + 1, most});
     return all;
 }
 
 // How many partial results a launch may write.
-std::int64_t partial_slots(const Class& rows, const Capacities& most, int processors) {
-    const std::int64_t blocks = ceil_divide(rows.most_packed, kBlockRows);
+std::int64_t partial_slots(const Class& rows, const Capacities& most, int processors,
+                           int block_rows) {
+    const std::int64_t blocks = ceil_divide(rows.most_packed, block_rows);
     const std::int64_t lanes = std::min<std::int64_t>(blocks, processors);
     const std::int64_t flexible = std::max<std::int64_t>(processors / lanes, 1) * blocks * 2;
     if (!most.invariant) return flexible;
     const std::int64_t splits = ceil_divide(most.max_kv_len, kSplitKeys);
     const std::int64_t shared =
         splits * std::min<std::int64_t>(most.rows * blocks,
-                                        most.tokens * most.heads / kBlockRows + most.rows);
+                                        most.tokens * most.heads / block_rows + most.rows);
     // A tail of 64 slots touches two splits at most; a dense mask all of them.
     const std::int64_t own = (most.dense ? splits : std::min<std::int64_t>(splits, 2)) *
-                             most.tokens * ceil_divide(most.heads, kBlockRows);
+                             most.tokens * ceil_divide(most.heads, block_rows);
     return std::max(flexible, shared + own);
 }
 
@@ -159,8 +162,8 @@ std::size_t class_plan_bytes(int parts, int rows) {
 std::byte* fit_class(AbsorbedParams& p, const Class& rows, int processors, std::byte* plan) {
     p.least_packed = rows.least_packed;
     p.most_packed = rows.most_packed;
-    p.query_rows = rows.most_packed <= 16 ? 16 : rows.most_packed <= 32 ? 32 : kBlockRows;
-    p.max_blocks = ceil_divide(rows.most_packed, kBlockRows);
+    p.query_rows = rows.most_packed <= 16 ? 16 : rows.most_packed <= 32 ? 32 : (1 << p.block_shift);
+    p.max_blocks = ceil_divide(rows.most_packed, (1 << p.block_shift));
     p.lanes = p.invariant ? 1 : std::min(p.max_blocks, processors);
     p.parts = std::max(processors / p.lanes, 1);
     p.row_cost = 2;
@@ -189,34 +192,43 @@ cudaError_t launch_main(const AbsorbedParams& p, cudaStream_t stream) {
     return cudaErrorNotSupported;  // refused by the checks
 }
 
-// Warps to a packed row in the merge, one or eight: whichever takes fewer waits for memory, four
-// splits at a time and about one more to begin with. Invariant rows must not see how many there
-// are.
-int merge_team(const AbsorbedParams& p, int processors) {
-    if (p.invariant) return 1;
-    const std::int64_t packed = std::int64_t{p.rows.rows} * p.most_packed;
+// How rows are merged: whole or by quarters, a unit by one warp or by a team of eight. What takes
+// fewest waits for memory: sixteen loads at a time, and about two more per unit to begin and end.
+// Invariant rows must not see a team.
+void choose_merge(AbsorbedParams& p, int processors) {
+    const std::int64_t rows = std::int64_t{p.rows.rows} * p.most_packed;
     const std::int64_t splits = p.parts / std::max(p.rows.rows, 1) + 1;
-    const std::int64_t alone = ceil_divide(packed, processors * 8) * (ceil_divide(splits, 4) + 1);
-    const std::int64_t together = ceil_divide(packed, processors) * (ceil_divide(splits, 32) + 1);
-    return together < alone ? 8 : 1;
+    std::int64_t least = std::numeric_limits<std::int64_t>::max();
+    for (const int quarters : {4, 1})  // to a unit
+        for (const int team : {1, 8}) {
+            if (p.invariant && team > 1) continue;
+            const std::int64_t units = rows * (4 / quarters);
+            const std::int64_t turns = ceil_divide(units * team, std::int64_t{processors} * 8);
+            const std::int64_t waits =
+                turns * (ceil_divide(splits, team > 1 ? 32 : 16 / quarters) + 2);
+            if (waits >= least) continue;
+            least = waits;
+            p.team = team;
+            p.merge_quarters = quarters == 1;
+        }
 }
 
 Expected<void> launch_class(OpContext& context, AbsorbedParams& p, const Class& rows,
                             const Capacities& most, int processors, bool last) {
-    const std::int64_t slots = partial_slots(rows, most, processors);
-    if (slots * kBlockRows >= std::int64_t{1} << 31)
+    const std::int64_t slots = partial_slots(rows, most, processors, (1 << p.block_shift));
+    if (slots << p.block_shift >= std::int64_t{1} << 31)
         return fail(ErrorKind::exhausted,
                     "{} partial results of {} rows: below 2^31 rows is possible", slots,
-                    kBlockRows);
+                    (1 << p.block_shift));
     Arena::Mark mark(context.arena);
-    p.partial = context.arena.take<float>(slots * kBlockRows * kLatent);
-    p.stats = reinterpret_cast<float2*>(context.arena.take<float>(slots * kBlockRows * 2));
+    p.partial = context.arena.take<float>(slots * (1 << p.block_shift) * kLatent);
+    p.partial_lse = context.arena.take<float>(slots * (1 << p.block_shift));
     ESPALIER_RETURN_IF_ERROR(encode_maps(p));
     const auto stream = static_cast<cudaStream_t>(context.stream);
     if (p.dense_splits > 0)
         ESPALIER_RETURN_IF_ERROR(
             checked(launch_dense_index(p, stream), "the index of dense masks"));
-    p.team = merge_team(p, processors);
+    choose_merge(p, processors);
     p.padding = last;
     return checked(launch_main(p, stream), "absorbed attention");
 }
@@ -231,9 +243,9 @@ Expected<void> check_capacities(const AbsorbedCall& call) {
     if (call.rows.token_end * call.heads >= std::int64_t{1} << 31)
         return fail(ErrorKind::unsupported, "{} tokens × {} heads, below 2^31 is possible",
                     call.rows.token_end, call.heads);
-    if (call.rows.rows * packed >= std::int64_t{1} << 31)
+    if (call.rows.rows * packed >= std::int64_t{1} << 29)  // quarters of them are counted
         return fail(ErrorKind::unsupported,
-                    "{} rows of up to {} × {} packed rows: below 2^31 is possible", call.rows.rows,
+                    "{} rows of up to {} × {} packed rows: below 2^29 is possible", call.rows.rows,
                     call.rows.max_q_len, call.heads);
     const std::int64_t tiles = std::int64_t{call.rows.max_kv_len} / kTileKeys + 1;
     const std::int64_t blocks = packed / 16 + 1;
@@ -264,6 +276,9 @@ AbsorbedParams parameters(const AbsorbedCall& call) {
     p.out = call.out;
     p.lse = call.lse;
     p.invariant = call.invariant;
+    const bool codes =
+        call.kv.format == KvFormat::fp8_tensor || call.kv.format == KvFormat::fp8_token;
+    p.block_shift = std::countr_zero(static_cast<unsigned>(codes ? kCodeBlockRows : kBlockRows));
     return p;
 }
 
@@ -291,7 +306,7 @@ Expected<void> absorbed_plan(OpContext& context, const AbsorbedCall& call) {
     ESPALIER_ASSIGN_OR_RETURN(const int processors, multiprocessors());
     AbsorbedParams p = parameters(call);
     std::byte* plan = call.plan;
-    for (const Class& rows : classes(call.rows.max_q_len, call.heads)) {
+    for (const Class& rows : classes(call.rows.max_q_len, call.heads, (1 << p.block_shift))) {
         plan = fit_class(p, rows, processors, plan);
         ESPALIER_RETURN_IF_ERROR(
             checked(launch_plan(p, static_cast<cudaStream_t>(context.stream)), "the plan"));
@@ -319,7 +334,7 @@ Expected<void> absorbed(OpContext& context, const AbsorbedCall& call) {
             context.arena.take<std::int32_t>(most.tokens * (std::int64_t{p.dense_splits} + 1));
     }
     std::byte* plan = call.plan;
-    const std::vector<Class> all = classes(call.rows.max_q_len, call.heads);
+    const std::vector<Class> all = classes(call.rows.max_q_len, call.heads, (1 << p.block_shift));
     for (const Class& rows : all) {
         plan = fit_class(p, rows, processors, plan);
         ESPALIER_RETURN_IF_ERROR(
@@ -332,11 +347,12 @@ std::size_t absorbed_scratch(const Capacities& most) {
     const Expected<int> processors = multiprocessors();
     if (!processors) return 0;
     std::size_t bytes = 0;
-    for (const Class& rows : classes(most.max_q_len, most.heads)) {
-        const std::int64_t slots = partial_slots(rows, most, *processors);
-        bytes = std::max(
-            bytes, aligned(slots * kBlockRows * kLatent * 4) + aligned(slots * kBlockRows * 8));
-    }
+    for (const int block_rows : {kBlockRows, kCodeBlockRows})  // the format is the call's
+        for (const Class& rows : classes(most.max_q_len, most.heads, block_rows)) {
+            const std::int64_t partial =
+                partial_slots(rows, most, *processors, block_rows) * block_rows;
+            bytes = std::max(bytes, aligned(partial * kLatent * 4) + aligned(partial * 4));
+        }
     bytes += aligned(static_cast<std::int64_t>(absorbed_plan_bytes(most)));
     if (most.invariant && most.dense)
         bytes += aligned(most.tokens * (ceil_divide(most.max_kv_len, kSplitKeys) + 1) * 4);

@@ -4,6 +4,7 @@
 namespace espalier::mla::cuda {
 
 cudaError_t launch_fp8_token(const AbsorbedParams& p, cudaStream_t stream) {
+    if (p.query_rows == 16) return launch_format<KvFormat::fp8_token, 16>(p, stream);
     return launch_format<KvFormat::fp8_token>(p, stream);
 }
 

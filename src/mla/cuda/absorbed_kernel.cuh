@@ -5,9 +5,12 @@
 //   copies ──keys──▶ scores: S = Q·Kᵀ, mask, softmax ──P──▶ output: O += P·V, two halves of 256
 //
 // One thread block per multiprocessor takes its share of the work (schedule.cuh) item by item; an
-// item is a run of tiles of one row for one block of packed rows. Over FP8 caches the output warps also
-// widen codes to fp16 in place (key_widen.cuh), and three warps beside the copying one bring the
-// queries (query_role.cuh); the rest is the same.
+// item is a run of tiles of one row for one block of packed rows.
+//
+// Over FP8 caches the products are turned round, Sᵀ = K·Qᵀ and Oᵀ += Vᵀ·Pᵀ: codes are widened to
+// fp16 on their way into registers, as the left operand (code_score_role.cuh,
+// code_output_role.cuh). Two warpgroups score, a tile each; blocks have 32 packed rows; three warps
+// beside the copying one bring the queries (query_role.cuh).
 #pragma once
 
 #include "mla/cuda/schedule.cuh"
@@ -17,8 +20,6 @@ namespace espalier::mla::cuda {
 
 // Tiles and queries lie in blocks of 64 rows of 128 bytes (64 columns), swizzled: nine blocks.
 inline constexpr int kBlockBytes = kTileKeys * 128;
-inline constexpr int kTileBytes = 9 * kBlockBytes;
-inline constexpr int kStages = 2;  // all that 227 KB have room for
 
 // The softmax works with finite numbers and -inf; nothing is ever subtracted from -inf.
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
@@ -30,10 +31,14 @@ struct Traits {
     static constexpr Element kElement = kFormat == KvFormat::bf16 ? Element::bf16 : Element::f16;
     // Keys arrive in three pieces of 192 columns, so that scores begin before a tile is complete.
     static constexpr int kPieces = kFp8 ? 1 : 3;
-    // Where FP8 codes land inside a tile that will hold 16-bit columns. Widened block by block,
-    // they are overwritten only after they were read (key_widen.cuh).
-    static constexpr int kCodes = 4 * kBlockBytes;
-    static constexpr int kRopeCodes = 8 * kBlockBytes + (kTokenScale ? 0 : kBlockBytes / 2);
+    // A tile of FP8 codes: four blocks of 128 columns, then the rope, bf16 or codes.
+    static constexpr int kTileBytes = (kFp8 ? 5 : 9) * kBlockBytes;
+    static constexpr int kRopePlace = 4 * kBlockBytes;
+    static constexpr int kStages = kFp8 ? 4 : 2;  // all that 227 KB have room for
+    static constexpr int kRows = kFp8 ? kCodeBlockRows : kBlockRows;
+    static constexpr int kQueryBlock = kRows * 128;  // bytes of 64 columns
+    static constexpr int kScorers = kFp8 ? 2 : 1;    // warpgroups, a tile each
+    static constexpr int kThreads = 128 * (1 + kScorers + 2);
 };
 
 // One item of work. All warps read it from shared memory.
@@ -57,33 +62,29 @@ struct Item {
 template <KvFormat kFormat>
 struct SharedLayout {
     using T = Traits<kFormat>;
-    static constexpr int kFp8Rows = T::kFp8 ? kBlockRows : 1;
+    static constexpr int kFp8Rows = T::kFp8 ? T::kRows : 1;
     static constexpr int kScaledKeys = T::kTokenScale ? kTileKeys : 1;
-    alignas(1024) std::byte keys[kStages][kTileBytes];
-    alignas(1024) std::byte query[kTileBytes];
-    alignas(1024) std::byte weights[kBlockBytes];
-    float factor[kBlockRows];  // what the output is rescaled by before this tile
-    float final_factor[kBlockRows];
-    float query_scale[kFp8Rows];              // FP8: a power of two per packed row
-    float key_scale[kStages][kScaledKeys];    // fp8_token, and what goes with it
-    float key_inverse[kStages][kScaledKeys];  // 1 / key_scale
-    float rope_factor[kStages][kScaledKeys];  // what the rope's part of a score is scaled by first
+    alignas(1024) std::byte keys[T::kStages][T::kTileBytes];
+    alignas(1024) std::byte query[9 * T::kQueryBlock];
+    alignas(1024) std::byte weights[T::kScorers][T::kRows * 128];
+    float factor[T::kRows];  // what the output is rescaled by before this tile
+    float final_factor[T::kRows];
+    float query_scale[kFp8Rows];               // FP8: a power of two per packed row
+    float reference[kFp8Rows];                 // FP8: of the weights
+    float by_warp[4 * T::kScorers][kFp8Rows];  // FP8: what the scoring warps tell each other
+    std::uint64_t visible[T::kScorers][kFp8Rows];
+    float key_scale[T::kStages][kScaledKeys];  // fp8_token
     Item items[2];
-    Barrier codes_full[kStages];  // FP8
-    Barrier keys_full[kStages][T::kPieces];
-    Barrier keys_free[kStages];
+    Barrier keys_full[T::kStages][T::kPieces];
+    Barrier keys_free[T::kStages];
     Barrier query_full, query_free;
-    Barrier weights_full, weights_free;
+    Barrier weights_full[T::kScorers], weights_free[T::kScorers];
     Barrier final_full, final_free;
     Barrier item_full[2], item_free[2];
-    int rescale[4];    // per warp of the scores
-    int next_step[2];  // FP8: what the output warps do next
+    int rescale[4];  // per warp of the scores
 };
 
-// From the logarithm of base 2.
-__device__ __forceinline__ float natural_lse(float maximum, float sum) {
-    return sum > 0.0f ? (maximum + log2f(sum)) * 0.693147180559945309f : minus_infinity();
-}
+inline constexpr float kLn2 = 0.693147180559945309f;
 
 template <Element kElement>
 __device__ __forceinline__ std::uint32_t pack(float a, float b) {
@@ -94,6 +95,14 @@ __device__ __forceinline__ std::uint32_t pack(float a, float b) {
         const __half2 both = __floats2half2_rn(a, b);
         return reinterpret_cast<const std::uint32_t&>(both);
     }
+}
+
+template <Element kElement>
+__device__ __forceinline__ float2 unpack(std::uint32_t both) {
+    if constexpr (kElement == Element::bf16)
+        return float2{__uint_as_float(both << 16), __uint_as_float(both & 0xFFFF0000u)};
+    else
+        return __half22float2(reinterpret_cast<const __half2&>(both));
 }
 
 // Neighbouring columns of the output. A zero is always +0.
@@ -126,11 +135,18 @@ __device__ __forceinline__ void store_quad(std::byte* out, DType dtype, long lon
             uint2{pack<Element::f16>(quad.x, quad.y), pack<Element::f16>(quad.z, quad.w)};
 }
 
-// Weights may reach 2^8 before their reference is raised: the output is seldom rescaled.
-inline constexpr float kHeadroom = 8.0f;
-inline constexpr int kScoreBarrier = 1;  // named, of the scoring warpgroup
+// The reference of the weights is raised when they exceed it twofold: the output is rescaled less
+// often. More (it was 2^8) costs accuracy: the largest weight is exact only where it is a power of
+// two, and an ideal kernel's always is; 2^8 lost 1 dB of signal over noise, twofold loses 0.05.
+inline constexpr float kHeadroom = 1.0f;
+// A raised reference makes the largest weight 2^6 in fp16, whose smallest is 2^-24: a hundred
+// thousand keys 2^30 below the largest are 1e-4 of a sum.
+template <Element kElement>
+inline constexpr float kLargestAfterRaise = kElement == Element::f16 ? 6.0f : 0.0f;
+inline constexpr int kScoreBarrier = 1;  // named, of all that score
 inline constexpr int kOutputThreads = 256;
 inline constexpr int kOutputBarrier = 2;  // named, of the output warpgroups
+inline constexpr int kMaskBarrier = 3;    // and 4: named, of one scoring warpgroup over codes
 
 // 2^shift with |shift| ≤ 126, and the shift that brings `largest` into [2^14, 2^15).
 __device__ __forceinline__ float power_of_two(int shift) {
@@ -172,15 +188,44 @@ class RowMask {
             word_ = tail_word(p, item.first_token + token_, tail);
         }
     }
+    // Which of the 64 keys of a tile are visible, bit by bit. Dense masks and ranks are looked up
+    // key by key, in equal shares by the kLanes lanes that share a row; the rest is arithmetic.
+    template <int kLanes>
+    __device__ std::uint64_t visible(int tile) const {
+        const int first = tile * kTileKeys;
+        const std::uint64_t inside = ones(keys_ - first);
+        if (mask_ == MaskKind::full) return inside;
+        if (mask_ == MaskKind::dense || world_ > 1) return inside & looked_up<kLanes>(first);
+        const long long before = bound_ - first;  // keys of the tile that are visible anyway
+        std::uint64_t tail = 0;
+        if (before >= 0 && before < kTileKeys) tail = word_ << before;
+        if (before < 0 && before > -kTileKeys) tail = word_ >> -before;
+        return inside & (ones(before) | tail);
+    }
+
+  private:
+    __device__ static std::uint64_t ones(long long count) {
+        if (count <= 0) return 0;
+        return count >= kTileKeys ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1;
+    }
+    template <int kLanes>
+    __device__ std::uint64_t looked_up(int first) const {
+        constexpr int kShare = kTileKeys / kLanes;
+        std::uint64_t bits = 0;
+        const int begin = static_cast<int>(threadIdx.x) % kLanes * kShare;
+#pragma unroll 1
+        for (int i = begin; i < begin + kShare; ++i)
+            if (sees(first + i)) bits |= std::uint64_t{1} << i;
+        for (int lanes = 1; lanes < kLanes; lanes *= 2) bits |= __shfl_xor_sync(~0u, bits, lanes);
+        return bits;
+    }
     __device__ bool sees(int key) const {
         if (key >= keys_) return false;
-        if (mask_ == MaskKind::full) return true;
         if (mask_ == MaskKind::dense) return dense_visible(p_, row_, keys_, token_, key);
         const long long bit = key * world_ + p_.rows.dcp_rank - bound_;
         return bit < 0 || (bit < kMaxTail && ((word_ >> bit) & 1) != 0);
     }
 
-  private:
     const AbsorbedParams& p_;
     int row_, keys_, token_;
     MaskKind mask_;
@@ -192,6 +237,25 @@ class RowMask {
 // A number that all lanes of a warp agree on, known as such to the compiler: matrix products under
 // branches that might diverge are serialised.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0u, value, 0); }
+
+// A descriptor made where all lanes agree on it: otherwise the compiler makes one for each product,
+// in registers that every lane has, and products wait for it.
+class UniformDescriptor {
+  public:
+    __device__ explicit UniformDescriptor(const void* place) {
+        low_ = static_cast<std::uint32_t>(descriptor(shared_address(place)));
+        asm volatile("" : "+r"(low_));
+        low_ = static_cast<std::uint32_t>(uniform(static_cast<int>(low_)));
+    }
+    // So many bytes further on.
+    __device__ std::uint64_t at(int bytes) const {
+        constexpr std::uint64_t kHigh = descriptor_high();
+        return kHigh << 32 | (low_ + static_cast<std::uint32_t>(bytes >> 4));
+    }
+
+  private:
+    std::uint32_t low_;
+};
 
 // Counts the uses of a ring and knows which phase of its barriers comes next.
 template <int kDepth>

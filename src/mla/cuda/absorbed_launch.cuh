@@ -3,6 +3,8 @@
 // their own (they compile side by side).
 #pragma once
 
+#include "mla/cuda/code_output_role.cuh"
+#include "mla/cuda/code_score_role.cuh"
 #include "mla/cuda/copy_role.cuh"
 #include "mla/cuda/merge.cuh"
 #include "mla/cuda/output_role.cuh"
@@ -11,47 +13,59 @@
 
 namespace espalier::mla::cuda {
 
+__device__ inline void init_warps(Barrier* barrier, int warps) {
+    init_barrier(barrier, warps * kArrivalsOfWarp);
+}
+
 template <KvFormat kFormat>
 __device__ inline void init_barriers(SharedLayout<kFormat>& shared) {
     using T = Traits<kFormat>;
-    for (int stage = 0; stage < kStages; ++stage) {
-        init_barrier(&shared.codes_full[stage], 1);
+    for (int stage = 0; stage < T::kStages; ++stage) {
         for (int piece = 0; piece < T::kPieces; ++piece)
-            init_barrier(&shared.keys_full[stage][piece], T::kFp8 ? 8 : 1);
-        init_barrier(&shared.keys_free[stage], 8);
+            init_barrier(&shared.keys_full[stage][piece], 1);
+        init_warps(&shared.keys_free[stage], 8);
     }
-    init_barrier(&shared.query_full, T::kFp8 ? kQueryWarps : 1);
-    init_barrier(&shared.query_free, 4);
-    init_barrier(&shared.weights_full, 4);
-    init_barrier(&shared.weights_free, 8);
-    init_barrier(&shared.final_full, 4);
-    init_barrier(&shared.final_free, 8);
+    if (T::kFp8)
+        init_warps(&shared.query_full, kQueryWarps);
+    else
+        init_barrier(&shared.query_full, 1);
+    init_warps(&shared.query_free, 4 * T::kScorers);
+    for (int i = 0; i < T::kScorers; ++i) {
+        init_warps(&shared.weights_full[i], 4);
+        init_warps(&shared.weights_free[i], 8);
+    }
+    init_warps(&shared.final_full, 4 * T::kScorers);
+    init_warps(&shared.final_free, 8);
     for (int i = 0; i < 2; ++i) {
         init_barrier(&shared.item_full[i], 1);
-        init_barrier(&shared.item_free[i], 4 + 8 + (T::kFp8 ? kQueryWarps : 0));
+        init_warps(&shared.item_free[i], 4 * T::kScorers + 8 + (T::kFp8 ? kQueryWarps : 0));
     }
     fence_barrier_init();
 }
 
-// Registers per thread: 65,536 for 512 threads, dealt by need.
+// Registers per thread, dealt by need: 512 threads start with 128 each, 640 with 96.
+template <bool kFp8>
 struct Registers {
-    static constexpr int kCopy = 80;
-    static constexpr int kScore = 96;
-    static constexpr int kOutput = 168;
-    static_assert(kCopy + kScore + 2 * kOutput == 512);
+    static constexpr int kCopy = kFp8 ? 80 : 80;
+    static constexpr int kScore = kFp8 ? 88 : 96;
+    static constexpr int kOutput = kFp8 ? 112 : 168;
+    static constexpr int kStart = kFp8 ? 96 : 128;
+    static_assert(kFp8 ? kCopy + 2 * kScore + 2 * kOutput <= 5 * kStart
+                       : kCopy + kScore + 2 * kOutput <= 4 * kStart);
 };
 
-template <KvFormat kFormat>
-__global__ void __launch_bounds__(kThreads, 1)
+// kColumns: packed rows that the products of FP8 codes are made for.
+template <KvFormat kFormat, int kColumns>
+__global__ void __launch_bounds__(Traits<kFormat>::kThreads, 1)
     absorbed_kernel(const __grid_constant__ AbsorbedParams p) {
     extern __shared__ __align__(1024) std::byte memory[];
     auto& shared = *reinterpret_cast<SharedLayout<kFormat>*>(memory);
-    using R = Registers;
-    constexpr bool kFp8 = Traits<kFormat>::kFp8;
+    using T = Traits<kFormat>;
+    using R = Registers<T::kFp8>;
     if (threadIdx.x == 0) {
         init_barriers(shared);
         prefetch_map(&p.key_map);
-        if constexpr (kFp8)
+        if constexpr (T::kFp8)
             prefetch_map(&p.rope_map);
         else
             prefetch_map(&p.query_map);
@@ -62,33 +76,40 @@ __global__ void __launch_bounds__(kThreads, 1)
     // The compiler must know that a warp has one role.
     const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
     if (role == 0) {
-        set_registers<R::kCopy>();
+        set_registers<R::kStart, R::kCopy>();
         if (threadIdx.x < 32) {
             Copier<kFormat>(p, shared).run();
-        } else if constexpr (kFp8) {
+        } else if constexpr (T::kFp8) {
             QueryWidener<kFormat>(p, shared).run();
         }
-    } else if (role == 1) {
-        set_registers<R::kScore>();
-        Scorer<kFormat>(p, shared).run();
-        if (p.padding)
+    } else if (role <= T::kScorers) {
+        set_registers<R::kStart, R::kScore>();
+        if constexpr (T::kFp8)
+            CodeScorer<kFormat, kColumns>(p, shared, role - 1).run();
+        else
+            Scorer<kFormat>(p, shared).run();
+        if (p.padding && role == 1)
             clear_padding(p, static_cast<long long>(blockIdx.x) * 128 + threadIdx.x % 128,
                           static_cast<long long>(gridDim.x) * 128);
     } else {
-        set_registers<R::kOutput>();
-        OutputHalf<kFormat>(p, shared, role - 2).run();
-        merge(p, reinterpret_cast<float4*>(shared.keys));  // nothing is on its way there any more
+        set_registers<R::kStart, R::kOutput>();
+        if constexpr (T::kFp8)
+            CodeOutputHalf<kFormat, kColumns>(p, shared, role - 1 - T::kScorers).run();
+        else
+            OutputHalf<kFormat>(p, shared, role - 2).run();
+        merge<T::kRows>(
+            p, reinterpret_cast<float4*>(shared.keys));  // nothing is on its way there any more
     }
 }
 
-template <KvFormat kFormat>
+template <KvFormat kFormat, int kColumns = Traits<kFormat>::kRows>
 cudaError_t launch_format(const AbsorbedParams& p, cudaStream_t stream) {
     constexpr std::size_t kBytes = sizeof(SharedLayout<kFormat>);
     static_assert(kBytes <= 232448, "227 KB is what a block may have");
     // Every time: the attribute belongs to the current device, of which there may be several.
     const cudaError_t prepared =
-        cudaFuncSetAttribute(absorbed_kernel<kFormat>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(kBytes));
+        cudaFuncSetAttribute(absorbed_kernel<kFormat, kColumns>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes));
     if (prepared != cudaSuccess) return prepared;
     // Cooperative: thread blocks wait for each other before they merge. Overlapping: the kernel may
     // begin while its predecessor ends; it waits before it reads.
@@ -99,12 +120,12 @@ cudaError_t launch_format(const AbsorbedParams& p, cudaStream_t stream) {
     attributes[1].val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(static_cast<unsigned>(p.parts * p.lanes));
-    config.blockDim = dim3(kThreads);
+    config.blockDim = dim3(Traits<kFormat>::kThreads);
     config.dynamicSmemBytes = kBytes;
     config.stream = stream;
     config.attrs = attributes;
     config.numAttrs = 2;
-    return cudaLaunchKernelEx(&config, absorbed_kernel<kFormat>, p);
+    return cudaLaunchKernelEx(&config, absorbed_kernel<kFormat, kColumns>, p);
 }
 
 }  // namespace espalier::mla::cuda

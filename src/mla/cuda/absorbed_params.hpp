@@ -12,11 +12,13 @@
 namespace espalier::mla::cuda {
 
 inline constexpr int kTileKeys = 64;
-inline constexpr int kBlockRows = 64;  // packed rows that are computed together
+// Packed rows that are computed together; fewer over FP8 codes, which are then widened twice for 64
+// rows but leave registers for two warpgroups that score.
+inline constexpr int kBlockRows = 64;
+inline constexpr int kCodeBlockRows = 32;
 inline constexpr int kSplitKeys =
     1024;  // of the invariant partition, for every head count and dtype
 inline constexpr int kSplitTiles = kSplitKeys / kTileKeys;
-inline constexpr int kThreads = 512;  // four warpgroups: copies, scores, two halves of the output
 
 // The line of work that parts are cut from (schedule.cuh).
 struct Partition {
@@ -82,19 +84,19 @@ struct AbsorbedParams {
     // Rows of this launch have least_packed … most_packed packed rows (tokens × heads).
     std::int32_t least_packed = 0;
     std::int32_t most_packed = 0;
-    std::int32_t width = 64;  // packed rows of a block, 2^width_shift
-    std::int32_t width_shift = 6;
-    std::int32_t max_blocks = 1;  // blocks that such a row may have
-    std::int32_t lanes = 1;       // thread blocks that share a part, one block of packed rows each
+    std::int32_t block_shift = 6;  // 2^this packed rows are computed together
+    std::int32_t max_blocks = 1;   // blocks that such a row may have
+    std::int32_t lanes = 1;        // thread blocks that share a part, one block of packed rows each
     std::int32_t parts = 1;
     std::int32_t row_cost = 0;     // what starting a row costs, in tiles
     std::int32_t least_tiles = 1;  // of a part
     std::int32_t team = 1;  // warps that share the splits of a packed row in the merge: 1 or 8
+    bool merge_quarters = false;  // units of the merge are quarters of packed rows
     bool invariant = false;
     bool padding = false;  // this launch clears tokens that belong to no row
 
-    float* partial = nullptr;  // [slot][64][512]
-    float2* stats = nullptr;   // [slot][64]: maximum (base 2) and sum
+    float* partial = nullptr;      // [slot][64][512]
+    float* partial_lse = nullptr;  // [slot][64], base 2
     std::int32_t* dense_start =
         nullptr;  // [token][splits + 1]: slot where a dense token's split begins
     std::int32_t dense_splits = 0;

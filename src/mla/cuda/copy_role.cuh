@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The copying warp: walks through this thread block's share, announces items and asks for keys and
-// queries (over FP8 caches, key_widen.cuh brings the queries).
+// queries (over FP8 caches, query_role.cuh brings the queries).
 #pragma once
 
 #include "mla/cuda/key_fetch.cuh"
@@ -65,8 +65,8 @@ class Copier {
         const int packed = shape.tokens * p_.heads;
         int block = 0;
         if (p_.lanes > 1) block = static_cast<int>(blockIdx.x) % p_.lanes;
-        for (; block * kBlockRows < packed; block += p_.lanes) {
-            place_columns(item, shape, block * kBlockRows, packed);
+        for (; block * T::kRows < packed; block += p_.lanes) {
+            place_columns(item, shape, block * T::kRows, packed);
             item.slot = whole ? -1 : (part_ * p_.max_blocks + block) * 2 + place;
             fetch(item);
         }
@@ -95,7 +95,7 @@ class Copier {
     }
 
     __device__ void shared_unit(Item& item, const RowShape& shape, int split, int block) {
-        place_columns(item, shape, block * kBlockRows, shape.tokens * p_.heads);
+        place_columns(item, shape, block * T::kRows, shape.tokens * p_.heads);
         item.tile_begin = split * kSplitTiles;
         item.tile_end = min(item.tile_begin + kSplitTiles, ceil_div(shape.keys, kTileKeys));
     }
@@ -103,10 +103,10 @@ class Copier {
     // A split of one token's own keys, in order; past its last key there are no tiles.
     __device__ void token_unit(Item& item, const RowShape& shape, const RowSplits& splits,
                                int unit) {
-        const int head_blocks = ceil_div(p_.heads, kBlockRows);
+        const int head_blocks = blocks_for(p_, p_.heads);
         const int token = unit / (splits.per_token * head_blocks);
         const int split = splits.shared + unit / head_blocks % splits.per_token;
-        place_columns(item, shape, token * p_.heads + unit % head_blocks * kBlockRows,
+        place_columns(item, shape, token * p_.heads + unit % head_blocks * T::kRows,
                       (token + 1) * p_.heads);
         item.gathered = token;
         item.keys = keys_.gather_token(item, shape);
@@ -131,7 +131,7 @@ class Copier {
     __device__ void place_columns(Item& item, const RowShape& shape, int first, int end) {
         item.row_first = first;
         item.packed_first = shape.first_token * p_.heads + first;
-        item.columns = min(end - first, kBlockRows);
+        item.columns = min(end - first, T::kRows);
         item.free_keys = free_keys(item, shape);
     }
 
@@ -192,8 +192,8 @@ class Copier {
         arrive_expecting(&shared_.query_full, 9 * p_.query_rows * 128);
 #pragma unroll 1
         for (int block = 0; block < 9; ++block)
-            copy_tensor_3d(shared_.query + block * kBlockBytes, &p_.query_map, &shared_.query_full,
-                           0, item.packed_first, block, kEvictLast);
+            copy_tensor_3d(shared_.query + block * T::kQueryBlock, &p_.query_map,
+                           &shared_.query_full, 0, item.packed_first, block, kEvictLast);
     }
 
     const AbsorbedParams& p_;

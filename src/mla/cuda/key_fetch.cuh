@@ -77,12 +77,8 @@ class KeyFetcher {
 
     static constexpr int kRowBytes = T::kTokenScale ? 644 : T::kFp8 ? 576 : 1152;
 
-    // FP8 codes have a barrier of their own: keys are complete when they are widened.
     __device__ Barrier* arrival(int block) {
-        if constexpr (T::kFp8)
-            return &shared_.codes_full[stage_.index];
-        else
-            return &shared_.keys_full[stage_.index][block / 3];
+        return &shared_.keys_full[stage_.index][T::kFp8 ? 0 : block / 3];
     }
     __device__ void expect_rows(int rows) {
         for (int piece = 0; piece < T::kPieces; ++piece)
@@ -95,7 +91,7 @@ class KeyFetcher {
         expect_rows(kTileKeys);
         std::byte* tile = shared_.keys[stage_.index];
         if constexpr (T::kFp8) {
-            copy_tensor_4d(tile + T::kCodes, &p_.key_map, arrival(0), 0, row, 0, page, kEvictFirst);
+            copy_tensor_4d(tile, &p_.key_map, arrival(0), 0, row, 0, page, kEvictFirst);
             fetch_rope(page, row, 0, kTileKeys);
         } else {
 #pragma unroll
@@ -108,7 +104,7 @@ class KeyFetcher {
     // Rope columns and scales of an FP8 page, to `rows` rows of the tile from `first` on.
     __device__ void fetch_rope(int page, int row, int first, int rows) {
         constexpr int kRopeRow = T::kTokenScale ? 128 : 64;
-        copy_tensor_3d(shared_.keys[stage_.index] + T::kRopeCodes + first * kRopeRow, &p_.rope_map,
+        copy_tensor_3d(shared_.keys[stage_.index] + T::kRopePlace + first * kRopeRow, &p_.rope_map,
                        arrival(0), 0, row, page, kEvictFirst);
         if constexpr (T::kTokenScale) {
             // The copy engine keeps page ids inside a map; here we must.
@@ -130,8 +126,8 @@ class KeyFetcher {
             std::byte* to = shared_.keys[stage_.index] + i * rows * 128;
             constexpr int kBlocks = T::kFp8 ? 4 : 9;
             if (lane_ < kBlocks)
-                copy_tensor_4d(to + (T::kFp8 ? T::kCodes : 0) + lane_ * kBlockBytes, &p_.key_map,
-                               arrival(lane_), 0, 0, lane_, page, kEvictFirst);
+                copy_tensor_4d(to + lane_ * kBlockBytes, &p_.key_map, arrival(lane_), 0, 0, lane_,
+                               page, kEvictFirst);
             if (T::kFp8 && lane_ == 4) fetch_rope(page, 0, i * rows, rows);
         }
     }
@@ -206,15 +202,15 @@ class KeyFetcher {
     __device__ void clear_row(std::byte* to, int row) {
         constexpr int kChunks = T::kFp8 ? 32 : 72;
         for (int chunk = lane_; chunk < kChunks; chunk += 32)
-            *reinterpret_cast<int4*>(to + (T::kFp8 ? T::kCodes : 0) + chunk / 8 * kBlockBytes +
-                                     row * 128 + chunk % 8 * 16) = int4{};
+            *reinterpret_cast<int4*>(to + chunk / 8 * kBlockBytes + row * 128 + chunk % 8 * 16) =
+                int4{};
         if constexpr (T::kTokenScale) {
             if (lane_ < 8)
-                *reinterpret_cast<int4*>(to + T::kRopeCodes + row * 128 + lane_ * 16) = int4{};
+                *reinterpret_cast<int4*>(to + T::kRopePlace + row * 128 + lane_ * 16) = int4{};
             if (lane_ == 8) shared_.key_scale[stage_.index][row] = 1.0f;
         } else if constexpr (T::kFp8) {
             if (lane_ < 4)
-                *reinterpret_cast<int4*>(to + T::kRopeCodes + row * 64 + lane_ * 16) = int4{};
+                *reinterpret_cast<int4*>(to + T::kRopePlace + row * 64 + lane_ * 16) = int4{};
         }
     }
 
@@ -224,10 +220,9 @@ class KeyFetcher {
         constexpr int kChunks = T::kFp8 ? 32 : 72;
         const std::byte* from = page + slot * kLatentRow;
         for (int chunk = lane_; chunk < kChunks; chunk += 32)
-            copy_16_async(to + (T::kFp8 ? T::kCodes : 0) + chunk / 8 * kBlockBytes + row * 128 +
-                              ((chunk % 8 ^ (row & 7)) << 4),
+            copy_16_async(to + chunk / 8 * kBlockBytes + row * 128 + ((chunk % 8 ^ (row & 7)) << 4),
                           from + chunk * 16);
-        std::byte* rope = to + T::kRopeCodes;
+        std::byte* rope = to + T::kRopePlace;
         if constexpr (T::kTokenScale) {
             const int tokens = p_.kv.page_tokens;
             if (lane_ < 8)
@@ -245,7 +240,7 @@ class KeyFetcher {
     const AbsorbedParams& p_;
     Shared& shared_;
     const int lane_, page_shift_;
-    Ring<kStages> stage_;
+    Ring<T::kStages> stage_;
     const std::int32_t* table_ = nullptr;
     int keys_ = 0;
     int page_base_ = -1;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The end of a call: when all thread blocks have written their partial results, their output warps
-// merge rows that were split and write zeros for rows without keys. A warp takes a whole packed
-// row, or a team of eight warps does, every eighth split each, where rows are few. They meet in a
-// fixed order; empty splits change no bit, so neither does their number.
+// merge rows that were split and write zeros for rows without keys. A warp takes a packed row or a
+// quarter of one, or a team of eight warps does, every eighth split each, where rows are few. They
+// meet in a fixed order; empty splits change no bit, so neither does their number.
 //
 // Thread blocks wait for each other here; the launch is cooperative, so all of them are resident. A
 // second kernel instead cost up to 5 µs more per call: nothing of it fits beside the first one's
@@ -15,11 +15,12 @@ namespace espalier::mla::cuda {
 
 inline constexpr int kMergeThreads = kOutputThreads;
 inline constexpr int kMergeWarps = kMergeThreads / 32;
-inline constexpr int kQuarters = 4;  // of 128 value columns, four to a lane
-inline constexpr int kAhead = 4;     // splits whose values are asked for at once
+inline constexpr int kInFlight =
+    16;  // loads of four columns per lane that are on their way at once
 
 // Where the partial results of one packed row lie, as rows among all rows of partial results: the
 // first split, those that all tokens share, and the token's own (invariant).
+template <int kRows>
 struct Partials {
     int splits = 0;
     int shared = 0;  // splits below it are shared by all tokens
@@ -27,21 +28,21 @@ struct Partials {
 
     __device__ Partials(const AbsorbedParams& p, const MergeRow& row, int packed)
         : splits(row.splits), shared(row.splits) {
-        const int block = packed / kBlockRows;
-        const int column = packed % kBlockRows;
+        const int block = packed / kRows;
+        const int column = packed % kRows;
         if (!p.invariant) {
-            stride = p.max_blocks * 2 * kBlockRows;
-            base = row.first * stride + block * 2 * kBlockRows + column;
-            first = base + row.place * kBlockRows;
+            stride = p.max_blocks * 2 * kRows;
+            base = row.first * stride + block * 2 * kRows + column;
+            first = base + row.place * kRows;
             return;
         }
         shared = row.shared_splits;
-        stride = row.blocks * kBlockRows;
-        base = (row.first + block) * kBlockRows + column;
+        stride = row.blocks * kRows;
+        base = (row.first + block) * kRows + column;
         const int token = packed / p.heads;
         const int head = packed - token * p.heads;
-        own_stride = ceil_div(p.heads, kBlockRows) * kBlockRows;
-        own_base = (row.first + shared * row.blocks) * kBlockRows +
+        own_stride = blocks_for(p, p.heads) * kRows;
+        own_base = (row.first + shared * row.blocks) * kRows +
                    token * (splits - shared) * own_stride + head;
         first = shared > 0 ? base : own_base;
     }
@@ -51,8 +52,10 @@ struct Partials {
     }
 };
 
-// A packed row so far: sixteen columns per lane, and the maximum and sum that go with them.
-struct MergedRow {
+// A packed row (four quarters of 128 columns) or a quarter of one so far, four columns of a quarter
+// per lane, weighted by 2^(lse - maximum), and the sum of weights.
+template <int kQuarters>
+struct Merged {
     float4 out[kQuarters] = {};
     float maximum = minus_infinity();
     float sum = 0.0f;
@@ -66,69 +69,78 @@ __device__ inline void add_weighted(float4& out, float weight, float4 value) {
     out.w += weight * value.w;
 }
 
-// Takes the statistics of up to 32 splits, one per lane, into the row's; returns this lane's
-// weight.
-__device__ inline float take_stats(MergedRow& row, float2 stats) {
-    float above = stats.x;
+// Takes up to 32 splits into the maximum and the sum, one per lane by its log-sum-exp; returns this
+// lane's weight.
+template <int kQuarters>
+__device__ inline float take_weights(Merged<kQuarters>& merged, float lse) {
+    float above = lse;
 #pragma unroll 1
     for (int step = 16; step > 0; step /= 2)
         above = fmaxf(above, __shfl_xor_sync(~0u, above, step));
-    above = fmaxf(above, row.maximum);
-    const float shrink = row.maximum == above ? 1.0f : exp2_fast(row.maximum - above);
-    const float weight = stats.x == minus_infinity() ? 0.0f : exp2_fast(stats.x - above);
-    float sum = weight * stats.y;
+    above = fmaxf(above, merged.maximum);
+    const float shrink = merged.maximum == above ? 1.0f : exp2_fast(merged.maximum - above);
+    const float weight = lse == minus_infinity() ? 0.0f : exp2_fast(lse - above);
+    float sum = weight;
 #pragma unroll 1
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-    row.maximum = above;
-    row.sum = row.sum * shrink + sum;
+    merged.maximum = above;
+    merged.sum = merged.sum * shrink + sum;
 #pragma unroll
-    for (float4& out : row.out)
+    for (float4& out : merged.out)
         out = {out.x * shrink, out.y * shrink, out.z * shrink, out.w * shrink};
     return weight;
 }
 
 // One warp's share (every team-th) of splits first … first + 31. What other multiprocessors wrote
 // is read past the L1; values are on their way before the weights are known.
-__device__ inline void add_splits(MergedRow& row, const AbsorbedParams& p, const Partials& partials,
-                                  int first, int team) {
+template <int kRows, int kQuarters>
+__device__ inline void add_splits(Merged<kQuarters>& merged, const AbsorbedParams& p,
+                                  const Partials<kRows>& partials, int quarter, int first) {
+    constexpr int kAhead = kInFlight / kQuarters;  // splits
     const int lane = threadIdx.x % 32;
     const int end = min(partials.splits - first, 32);
-    float2 stats = {minus_infinity(), 0.0f};
-    if (lane < end) stats = __ldcg(&p.stats[partials.place(first + lane)]);
-    const int begin = static_cast<int>(threadIdx.x) / 32 % team;
+    float lse = minus_infinity();
+    if (lane < end) lse = __ldcg(&p.partial_lse[partials.place(first + lane)]);
+    const int begin = static_cast<int>(threadIdx.x) / 32 % p.team;
     float weight = 0.0f;
     int s = begin;
     do {
         float4 values[kAhead][kQuarters];
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
-            if (s + i * team >= end) continue;
+            if (s + i * p.team >= end) continue;
             const auto* from = reinterpret_cast<const float4*>(
-                p.partial + static_cast<long long>(partials.place(first + s + i * team)) * kLatent);
+                p.partial +
+                static_cast<long long>(partials.place(first + s + i * p.team)) * kLatent);
 #pragma unroll
-            for (int q = 0; q < kQuarters; ++q) values[i][q] = __ldcg(from + q * 32 + lane);
+            for (int q = 0; q < kQuarters; ++q)
+                values[i][q] = __ldcg(from + (quarter + q) * 32 + lane);
         }
-        if (s == begin) weight = take_stats(row, stats);
+        if (s == begin) weight = take_weights(merged, lse);
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i, s += team) {
+        for (int i = 0; i < kAhead; ++i, s += p.team) {
             const float one = __shfl_sync(~0u, weight, s % 32);
             if (s >= end) continue;
 #pragma unroll
-            for (int q = 0; q < kQuarters; ++q) add_weighted(row.out[q], one, values[i][q]);
+            for (int q = 0; q < kQuarters; ++q) add_weighted(merged.out[q], one, values[i][q]);
         }
     } while (s < end);
 }
 
-__device__ inline void write_row(const AbsorbedParams& p, long long row, const MergedRow& merged) {
+template <int kQuarters>
+__device__ inline void write_merged(const AbsorbedParams& p, long long row, int quarter,
+                                    const Merged<kQuarters>& merged) {
     const int lane = threadIdx.x % 32;
-    const float factor = merged.sum > 0.0f ? p.value_scale / merged.sum : 0.0f;
+    const float factor = merged.sum > 0.0f ? 1.0f / merged.sum : 0.0f;
 #pragma unroll
     for (int q = 0; q < kQuarters; ++q) {
         const float4 out = merged.out[q];
-        store_quad(p.out, p.out_dtype, row * kLatent + q * 128 + lane * 4,
+        store_quad(p.out, p.out_dtype, row * kLatent + (quarter + q) * 128 + lane * 4,
                    float4{out.x * factor, out.y * factor, out.z * factor, out.w * factor});
     }
-    if (lane == 0 && p.lse != nullptr) p.lse[row] = natural_lse(merged.maximum, merged.sum);
+    if (lane == 0 && quarter == 0 && p.lse != nullptr)
+        p.lse[row] =
+            merged.sum > 0.0f ? (merged.maximum + log2f(merged.sum)) * kLn2 : minus_infinity();
 }
 
 // Tokens that belong to no row; `thread` of `threads` of the whole grid.
@@ -146,7 +158,6 @@ __device__ inline void clear_padding(const AbsorbedParams& p, long long thread, 
 // Until every thread block of the grid has come here. The count goes up by one grid per call and is
 // never reset but by the next plan.
 __device__ inline void wait_for_grid(unsigned* arrived) {
-    __threadfence();
     named_barrier(kOutputBarrier, kMergeThreads);
     if (threadIdx.x % kMergeThreads == 0) {
         unsigned before;
@@ -166,28 +177,28 @@ __device__ inline void wait_for_grid(unsigned* arrived) {
     named_barrier(kOutputBarrier, kMergeThreads);
 }
 
-// The output warps of all thread blocks; `sums` has room for 2 KB of each warp.
-__device__ inline void merge(const AbsorbedParams& p, float4* sums) {
-    const int merges = p.partition->merges;
-    if (merges == 0) return;
-    wait_for_grid(&p.partition->arrived);
+// Units of kQuarters quarters of a packed row.
+template <int kRows, int kQuarters>
+__device__ inline void merge_units(const AbsorbedParams& p, int merges, float4* sums) {
+    constexpr int kUnits = 4 / kQuarters;  // to a row
     const int warp = static_cast<int>(threadIdx.x) % kMergeThreads / 32;
     const int lane = threadIdx.x % 32;
     const int teams = p.team > 1 ? 1 : kMergeWarps;
-    const unsigned works = static_cast<unsigned>(merges) * p.most_packed;
+    const unsigned works = static_cast<unsigned>(merges) * p.most_packed * kUnits;
     // All warps of a block go round equally often: a team meets at barriers.
 #pragma unroll 1
     for (unsigned base = blockIdx.x * teams; base < works; base += gridDim.x * teams) {
         const unsigned work = base + warp % teams;
         if (work >= works) continue;  // never a team
-        const MergeRow row = p.merge_rows[work / p.most_packed];
-        const int packed = static_cast<int>(work % p.most_packed);
+        const int quarter = static_cast<int>(work % kUnits);
+        const MergeRow row = p.merge_rows[work / kUnits / p.most_packed];
+        const int packed = static_cast<int>(work / kUnits % p.most_packed);
         if (packed >= row.tokens * p.heads) continue;  // the same for a whole team
-        const Partials partials(p, row, packed);
-        MergedRow merged;
+        const Partials<kRows> partials(p, row, packed);
+        Merged<kQuarters> merged;
 #pragma unroll 1
         for (int first = 0; first < partials.splits; first += 32)
-            add_splits(merged, p, partials, first, p.team);
+            add_splits(merged, p, partials, quarter, first);
         if (p.team > 1) {
 #pragma unroll
             for (int q = 0; q < kQuarters; ++q)
@@ -201,8 +212,21 @@ __device__ inline void merge(const AbsorbedParams& p, float4* sums) {
             named_barrier(kOutputBarrier, kMergeThreads);
         }
         if (p.team == 1 || warp == 0)
-            write_row(p, static_cast<long long>(row.first_token) * p.heads + packed, merged);
+            write_merged(p, static_cast<long long>(row.first_token) * p.heads + packed, quarter,
+                         merged);
     }
+}
+
+// The output warps of all thread blocks; `sums` has room for 2 KB of each warp.
+template <int kRows>
+__device__ inline void merge(const AbsorbedParams& p, float4* sums) {
+    const int merges = p.partition->merges;
+    if (merges == 0) return;
+    wait_for_grid(&p.partition->arrived);
+    if (p.merge_quarters)
+        merge_units<kRows, 1>(p, merges, sums);
+    else
+        merge_units<kRows, 4>(p, merges, sums);
 }
 
 }  // namespace espalier::mla::cuda

@@ -4,7 +4,7 @@
 // warp's sixteen and columns 8j + 2c, 8j + 2c + 1.
 #pragma once
 
-#include "mla/cuda/key_widen.cuh"
+#include "mla/cuda/absorbed_kernel.cuh"
 
 namespace espalier::mla::cuda {
 
@@ -21,8 +21,7 @@ class OutputHalf {
           half_(half),
           warp_(threadIdx.x % 128 / 32),
           lane_(threadIdx.x % 32),
-          row_(warp_ * 16 + lane_ / 4),
-          widener_(shared) {}
+          row_(warp_ * 16 + lane_ / 4) {}
 
     __device__ void run() {
         float out[2][kSums];
@@ -32,62 +31,23 @@ class OutputHalf {
             if (uniform(item.last) != 0) return;
 #pragma unroll
             for (int i = 0; i < kSums; ++i) out[0][i] = out[1][i] = 0.0f;
-            if constexpr (T::kFp8)
-                widen_and_add(item, out);
-            else
-                for (int tiles = uniform(item.tile_end - item.tile_begin); tiles > 0; --tiles)
-                    add_tile(out);
+            for (int tiles = uniform(item.tile_end - item.tile_begin); tiles > 0; --tiles)
+                add_tile(out);
             finish(item, out);
-            __syncwarp();
-            if (lane_ == 0) arrive(&shared_.item_free[items_.index]);
+            arrive_as_warp(&shared_.item_free[items_.index]);
             items_.advance();
         }
     }
 
   private:
-    // Two things to do, in the order in which they become possible: widening the codes of a tile
-    // ahead, and adding the tile that was scored.
-    __device__ void widen_and_add(const Item& item, float (&out)[2][kSums]) {
-        const int tiles = uniform(item.tile_end - item.tile_begin);
-        const int first_valid = item.keys - item.tile_begin * kTileKeys;
-        int widened = 0;
-        for (int added = 0; added < tiles;) {
-            const bool must = widened == added;
-            const bool may = widened < tiles && widened < added + kStages;
-            if (must || (may && codes_come_first())) {
-                widener_.widen(first_valid - widened * kTileKeys);
-                ++widened;
-            } else {
-                add_tile(out);
-                ++added;
-            }
-        }
-    }
-
-    // One thread looks, all output warps agree.
-    __device__ bool codes_come_first() {
-        int& step = shared_.next_step[turn_];
-        turn_ ^= 1;
-        if (threadIdx.x % kOutputThreads == 0) {
-            bool codes = false;
-            while (!(codes = widener_.arrived()) &&
-                   !phase_done(&shared_.weights_full, weights_phase_)) {
-            }
-            step = codes ? 1 : 0;
-        }
-        __syncwarp();
-        named_barrier(kOutputBarrier, kOutputThreads);
-        return uniform(step) != 0;
-    }
-
     __device__ void add_tile(float (&out)[2][kSums]) {
         for (int piece = 0; piece < T::kPieces; ++piece)  // makes the keys visible to this thread
             wait(&shared_.keys_full[keys_.index][piece], keys_.phase);
-        wait(&shared_.weights_full, weights_phase_);
+        wait(&shared_.weights_full[0], weights_phase_);
         weights_phase_ ^= 1;
         if (uniform(shared_.rescale[warp_]) != 0) rescale(out);
         const std::uint32_t keys = shared_address(shared_.keys[keys_.index]);
-        const std::uint64_t weights = descriptor(shared_address(shared_.weights));
+        const std::uint64_t weights = descriptor(shared_address(shared_.weights[0]));
         const std::uint64_t values = descriptor(keys + half_ * 4 * kBlockBytes, kBlockBytes);
         hold(out[0]);
         hold(out[1]);
@@ -102,11 +62,8 @@ class OutputHalf {
         wgmma_wait<0>();
         hold(out[0]);
         hold(out[1]);
-        __syncwarp();
-        if (lane_ == 0) {
-            arrive(&shared_.keys_free[keys_.index]);
-            arrive(&shared_.weights_free);
-        }
+        arrive_as_warp(&shared_.keys_free[keys_.index]);
+        arrive_as_warp(&shared_.weights_free[0]);
         keys_.advance();
     }
 
@@ -127,13 +84,12 @@ class OutputHalf {
         wait(&shared_.final_full, final_phase_);
         final_phase_ ^= 1;
         if (warp_ * 16 < item.columns) store_rows(item, out);
-        __syncwarp();
-        if (lane_ == 0) arrive(&shared_.final_free);
+        arrive_as_warp(&shared_.final_free);
     }
 
     // Trading pairs between lanes for wider stores lost: a short call comes here once, and eight
     // instructions of cold code cost as much as a store. So there are no branches inside, either.
-    __device__ void store_rows(const Item& item, const float (&out)[2][kSums]) {
+    __device__ void store_rows(const Item& item, const float (&sums)[2][kSums]) {
         const int column = half_ * 256 + lane_ % 4 * 2;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -142,31 +98,26 @@ class OutputHalf {
             const auto each = [&](auto store) {
 #pragma unroll
                 for (int j = 0; j < 32; ++j)
-                    store(8 * j, out[j / 16][j % 16 * 4 + 2 * half],
-                          out[j / 16][j % 16 * 4 + 2 * half + 1]);
+                    store(8 * j, sums[j / 16][j % 16 * 4 + 2 * half],
+                          sums[j / 16][j % 16 * 4 + 2 * half + 1]);
             };
-            if (item.slot >= 0) {
-                float* to = p_.partial +
-                            (static_cast<long long>(item.slot) * kBlockRows + row) * kLatent +
-                            column;
-                each([&](int at, float a, float b) {
-                    *reinterpret_cast<float2*>(to + at) = float2{a, b};
-                });
-                continue;
-            }
             const float factor = shared_.final_factor[row];
-            const long long to = static_cast<long long>(item.packed_first + row) * kLatent + column;
-            if (p_.out_dtype == DType::f32)
+            const bool partial = item.slot >= 0;
+            const long long place = partial ? static_cast<long long>(item.slot) * kBlockRows + row
+                                            : static_cast<long long>(item.packed_first + row);
+            const long long to = place * kLatent + column;
+            std::byte* out = partial ? reinterpret_cast<std::byte*>(p_.partial) : p_.out;
+            if (partial || p_.out_dtype == DType::f32)
                 each([&](int at, float a, float b) {
-                    store_pair<DType::f32>(p_.out, to + at, a * factor, b * factor);
+                    store_pair<DType::f32>(out, to + at, a * factor, b * factor);
                 });
             else if (p_.out_dtype == DType::bf16)
                 each([&](int at, float a, float b) {
-                    store_pair<DType::bf16>(p_.out, to + at, a * factor, b * factor);
+                    store_pair<DType::bf16>(out, to + at, a * factor, b * factor);
                 });
             else
                 each([&](int at, float a, float b) {
-                    store_pair<DType::f16>(p_.out, to + at, a * factor, b * factor);
+                    store_pair<DType::f16>(out, to + at, a * factor, b * factor);
                 });
         }
     }
@@ -175,9 +126,7 @@ class OutputHalf {
     Shared& shared_;
     const int half_, warp_, lane_, row_;
     Ring<2> items_;
-    KeyWidener<kFormat> widener_;
-    int turn_ = 0;
-    Ring<kStages> keys_;
+    Ring<T::kStages> keys_;
     std::uint32_t weights_phase_ = 0, final_phase_ = 0;
 };
 

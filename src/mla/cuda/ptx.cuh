@@ -29,6 +29,17 @@ __device__ __forceinline__ void arrive(Barrier* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
                  : "memory");
 }
+// One arrival speaks for a warp. To compute-sanitizer's racecheck an arrival speaks for its own
+// thread only: for a run under it, build with -DESPALIER_EVERY_LANE_ARRIVES.
+#ifdef ESPALIER_EVERY_LANE_ARRIVES
+inline constexpr int kArrivalsOfWarp = 32;
+#else
+inline constexpr int kArrivalsOfWarp = 1;
+#endif
+__device__ __forceinline__ void arrive_as_warp(Barrier* barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 < kArrivalsOfWarp) arrive(barrier);
+}
 __device__ __forceinline__ void arrive_expecting(Barrier* barrier, std::uint32_t bytes) {
     asm volatile(
         "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
@@ -54,6 +65,19 @@ __device__ __forceinline__ void wait(Barrier* barrier, std::uint32_t parity) {
 __device__ __forceinline__ void named_barrier(int number, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
+// The same; true for all if it is for one.
+__device__ __forceinline__ bool named_barrier_or(int number, int threads, bool mine) {
+    std::uint32_t any;
+    asm volatile(
+        "{ .reg .pred p, q;\n"
+        "setp.ne.u32 p, %3, 0;\n"
+        "bar.red.or.pred q, %1, %2, p;\n"
+        "selp.u32 %0, 1, 0, q; }\n"
+        : "=r"(any)
+        : "r"(number), "r"(threads), "r"(static_cast<std::uint32_t>(mine))
+        : "memory");
+    return any != 0;
+}
 // Orders this thread's ordinary shared-memory writes before what the copy engine and the tensor
 // cores do next.
 __device__ __forceinline__ void fence_async_proxy() {
@@ -69,12 +93,12 @@ __device__ __forceinline__ void let_next_kernel_start() {
 }
 
 // --- registers ----------------------------------------------------------------------------------
-// A kernel of 512 threads starts with 128 each; a warpgroup gives some away or waits for more.
-template <int kCount>
+// A warpgroup that has kBefore registers per thread gives some away or waits for more.
+template <int kBefore, int kCount>
 __device__ __forceinline__ void set_registers() {
-    if constexpr (kCount < 128)
+    if constexpr (kCount < kBefore)
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
-    else if constexpr (kCount > 128)
+    else if constexpr (kCount > kBefore)
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 
@@ -129,6 +153,15 @@ __device__ __forceinline__ void store_matrices(std::uint32_t address, std::uint3
                  "r"(a), "r"(b), "r"(c), "r"(d)
                  : "memory");
 }
+// The same, each matrix transposed.
+__device__ __forceinline__ void store_transposed(std::uint32_t address, std::uint32_t a,
+                                                 std::uint32_t b, std::uint32_t c,
+                                                 std::uint32_t d) {
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+        "r"(a), "r"(b), "r"(c), "r"(d)
+        : "memory");
+}
 // --- arithmetic ---------------------------------------------------------------------------------
 __device__ __forceinline__ float exp2_fast(float x) {
     float result;
@@ -141,10 +174,21 @@ __device__ __forceinline__ float log2_fast(float x) {
     return result;
 }
 // Two e4m3 in the low half of `pair` to two fp16: exact.
-__device__ __forceinline__ std::uint32_t widen_e4m3(std::uint16_t pair) {
+__device__ __forceinline__ std::uint32_t widen_e4m3(std::uint32_t pair) {
     std::uint32_t result;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(result) : "h"(pair));
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(result) : "h"(static_cast<std::uint16_t>(pair)));
     return result;
+}
+// Four e4m3 to twice two fp16, the low ones first. (Written as one, so that the upper half needs no
+// shift.)
+__device__ __forceinline__ void widen_four(std::uint32_t codes, std::uint32_t& low,
+                                           std::uint32_t& high) {
+    asm("{ .reg .b16 l, h;\n"
+        "mov.b32 {l, h}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, l;\n"
+        "cvt.rn.f16x2.e4m3x2 %1, h; }\n"
+        : "=r"(low), "=r"(high)
+        : "r"(codes));
 }
 
 }  // namespace espalier::mla::cuda

@@ -29,48 +29,69 @@ class QueryWidener {
                 wait(&shared_.query_free, phase ^ 1);
                 phase ^= 1;
 #pragma unroll 1
-                for (int row = warp_; row < item.columns; row += kQueryWarps)
-                    widen_row(item.packed_first + row, row);
+                for (int row = warp_; row < item.columns; row += 2 * kQueryWarps) {
+                    Raw first, second;
+                    const bool two = row + kQueryWarps < item.columns;
+                    load(item.packed_first + row, first);
+                    if (two) load(item.packed_first + row + kQueryWarps, second);
+                    store(first, row);
+                    if (two) store(second, row + kQueryWarps);
+                }
                 fence_async_proxy();
-                __syncwarp();
-                if (lane_ == 0) arrive(&shared_.query_full);
+                arrive_as_warp(&shared_.query_full);
             }
-            __syncwarp();
-            if (lane_ == 0) arrive(&shared_.item_free[items.index]);
+            arrive_as_warp(&shared_.item_free[items.index]);
             items.advance();
         }
     }
 
   private:
-    __device__ float2 load_pair(long long packed, int pair) const {
-        const long long index = packed * (kKey / 2) + pair;
+    // Nine pairs of columns per lane, as they are stored: all loads of two rows are on their way
+    // before the first is looked at.
+    using Raw = std::uint32_t[9];
+
+    __device__ void load(long long packed, Raw& raw) const {
+        const long long first = packed * (kKey / 2) + lane_;
+        if (p_.q_dtype == DType::e4m3) {
+#pragma unroll
+            for (int i = 0; i < 9; ++i)
+                raw[i] = reinterpret_cast<const std::uint16_t*>(p_.q)[first + i * 32];
+        } else {
+#pragma unroll
+            for (int i = 0; i < 9; ++i)
+                raw[i] = reinterpret_cast<const std::uint32_t*>(p_.q)[first + i * 32];
+        }
+    }
+    __device__ float2 decoded(std::uint32_t raw) const {
         if (p_.q_dtype == DType::bf16)
-            return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162*>(p_.q)[index]);
-        if (p_.q_dtype == DType::f16)
-            return __half22float2(reinterpret_cast<const __half2*>(p_.q)[index]);
-        const std::uint32_t wide = widen_e4m3(reinterpret_cast<const std::uint16_t*>(p_.q)[index]);
-        return __half22float2(reinterpret_cast<const __half2&>(wide));
+            return {__uint_as_float(raw << 16), __uint_as_float(raw & 0xffff0000u)};
+        if (p_.q_dtype == DType::e4m3) raw = widen_e4m3(raw);
+        return __half22float2(reinterpret_cast<const __half2&>(raw));
     }
 
-    __device__ void widen_row(long long packed, int row) {
-        float2 pair[9];
+    // Lane i has columns 2i and 2i + 1 of each block of 64. They go where the scores' left operand
+    // has them (code_score_role.cuh): column 16p + 4s + 2h + j at 16s + 8h + 2p + j.
+    __device__ void store(const Raw& raw, int row) {
         float largest = 0.0f;
 #pragma unroll
         for (int i = 0; i < 9; ++i) {
-            pair[i] = load_pair(packed, i * 32 + lane_);
-            largest = fmaxf(largest, fmaxf(fabsf(pair[i].x), fabsf(pair[i].y)));
+            const float2 pair = decoded(raw[i]);
+            largest = fmaxf(largest, fmaxf(fabsf(pair.x), fabsf(pair.y)));
         }
-#pragma unroll 1
+#pragma unroll
         for (int step = 16; step > 0; step /= 2)
             largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
         const int shift = shift_below_2_15(largest);
         const float scale = power_of_two(shift);
         if (lane_ == 0) shared_.query_scale[row] = power_of_two(-shift);
+        const int chunk = lane_ % 8;  // 2s + h
+        std::byte* to = shared_.query + row * 128 + ((chunk ^ (row & 7)) << 4) + lane_ / 8 * 4;
 #pragma unroll
-        for (int i = 0; i < 9; ++i)
-            *reinterpret_cast<std::uint32_t*>(shared_.query + i * kBlockBytes + row * 128 +
-                                              ((lane_ / 4 ^ (row & 7)) << 4) + lane_ % 4 * 4) =
-                pack<Element::f16>(pair[i].x * scale, pair[i].y * scale);
+        for (int i = 0; i < 9; ++i) {
+            const float2 pair = decoded(raw[i]);
+            *reinterpret_cast<std::uint32_t*>(to + i * Traits<kFormat>::kQueryBlock) =
+                pack<Element::f16>(pair.x * scale, pair.y * scale);
+        }
     }
 
     const AbsorbedParams& p_;

@@ -39,6 +39,11 @@ __device__ inline RowShape row_shape(const AbsorbedParams& p, int row) {
 
 __device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
+// Blocks for so many packed rows.
+__device__ inline int blocks_for(const AbsorbedParams& p, int packed) {
+    return (packed + (1 << p.block_shift) - 1) >> p.block_shift;
+}
+
 // How many last slots a tree row's words speak of.
 __device__ inline int tail_slots(const AbsorbedParams& p, int row, int tokens) {
     const int tail = p.rows.tail_len == nullptr ? tokens : p.rows.tail_len[row];
@@ -94,7 +99,7 @@ __device__ inline RowSplits row_splits(const AbsorbedParams& p, int row, const R
 }
 
 __device__ inline int row_blocks(const AbsorbedParams& p, const RowShape& shape) {
-    return ceil_div(shape.tokens * p.heads, kBlockRows);
+    return blocks_for(p, shape.tokens * p.heads);
 }
 
 // Even: pieces. Line: tiles and what starting a row costs. Invariant: units.
@@ -106,7 +111,7 @@ __device__ inline int row_cost(const AbsorbedParams& p, const Partition& partiti
     if (!p.invariant) return tiles + p.row_cost;
     const RowSplits splits = row_splits(p, row, shape);
     return splits.shared * row_blocks(p, shape) +
-           splits.per_token * shape.tokens * ceil_div(p.heads, kBlockRows);
+           splits.per_token * shape.tokens * blocks_for(p, p.heads);
 }
 
 __device__ inline int warp_sum(int value) {

@@ -2,9 +2,6 @@
 // The scoring warpgroup: S = Q·Kᵀ for 64 packed rows and a tile of 64 keys, the mask, and the
 // running softmax. A warp owns 16 rows, a thread rows g and g + 8 of them and keys 8j + 2c, 8j + 2c
 // + 1 (lane = 4g + c), so that a row's maximum never leaves its warp.
-//
-// With a scale σ per key (fp8_token) the maximum is taken over score + log2 σ: weights P·σ stay
-// small whatever the scales, and the sum of P is the sum of weight / σ.
 #pragma once
 
 #include "mla/cuda/absorbed_kernel.cuh"
@@ -32,8 +29,7 @@ class Scorer {
             const Item& item = shared_.items[items_.index];
             if (uniform(item.last) != 0) return;
             score_item(item);
-            __syncwarp();
-            if (lane_ == 0) arrive(&shared_.item_free[items_.index]);
+            arrive_as_warp(&shared_.item_free[items_.index]);
             items_.advance();
         }
     }
@@ -41,26 +37,20 @@ class Scorer {
   private:
     __device__ void score_item(const Item& item) {
         maximum_[0] = maximum_[1] = minus_infinity();
-        sum_[0] = sum_[1] = 0.0f;
+        sum_[0] = sum_[1] = rounded_sum_[0] = rounded_sum_[1] = 0.0f;
         const int tile_end = uniform(item.tile_end);
         int tile = uniform(item.tile_begin);
         if (tile < tile_end) {
             wait(&shared_.query_full, query_phase_);
             query_phase_ ^= 1;
         }
-        row_scale_[0] = row_scale_[1] = p_.score_scale;
-        if constexpr (T::kFp8) {
-            row_scale_[0] *= shared_.query_scale[row_];
-            row_scale_[1] *= shared_.query_scale[row_ + 8];
-        }
         for (; tile < tile_end; ++tile) {
             float score[kSums];
             const int valid = item.keys - tile * kTileKeys;
-            if (!T::kFp8 && valid < kTileKeys) clear_rows(valid);
+            if (valid < kTileKeys) clear_rows(valid);
             multiply(score);
             if (tile + 1 == tile_end) {
-                __syncwarp();
-                if (lane_ == 0) arrive(&shared_.query_free);
+                arrive_as_warp(&shared_.query_free);
             }
             scale(score);
             if ((tile + 1) * kTileKeys > item.free_keys) apply_mask(item, tile, score);
@@ -81,22 +71,9 @@ class Scorer {
 
     __device__ void multiply(float (&score)[kSums]) {
         hold(score);
-        if constexpr (T::kTokenScale) {
-            // The rope has no scale: its part is divided by those that the sum is multiplied with.
-            multiply_block(8, score, 0);
-            wgmma_commit();
-            wgmma_wait<0>();
-            hold(score);
-            for_pairs(shared_.rope_factor[keys_.index], [&](int i, float factor) {
-                score[i] *= factor;
-                score[i + 2] *= factor;
-            });
-            hold(score);
-        }
         // Rolled: cold code costs a short call more than the loop does.
 #pragma unroll 1
-        for (int block = 0; block < (T::kTokenScale ? 8 : 9); ++block)
-            multiply_block(block, score, T::kTokenScale || block > 0);
+        for (int block = 0; block < 9; ++block) multiply_block(block, score, block > 0);
         wgmma_commit();
         wgmma_wait<0>();
         hold(score);
@@ -105,7 +82,7 @@ class Scorer {
     __device__ void multiply_block(int block, float (&score)[kSums], int add) {
         wait(&shared_.keys_full[keys_.index][block * T::kPieces / 9], keys_.phase);
         wgmma_begin();
-        const std::uint64_t a = descriptor(shared_address(shared_.query) + block * kBlockBytes);
+        const std::uint64_t a = descriptor(shared_address(shared_.query) + block * T::kQueryBlock);
         const std::uint64_t b =
             descriptor(shared_address(shared_.keys[keys_.index]) + block * kBlockBytes);
 #pragma unroll
@@ -113,71 +90,59 @@ class Scorer {
             wgmma<T::kElement>(score, a + 2 * step, b + 2 * step, add + step > 0);
     }
 
-    // Calls `each` with the sums' index of this thread's keys (row g; row g + 8 is 2 further on)
-    // and the key's entry in a table.
-    template <typename Each>
-    __device__ void for_pairs(const float* table, Each each) {
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-            const float2 pair = *reinterpret_cast<const float2*>(table + j * 8 + pair_ * 2);
-            each(4 * j, pair.x);
-            each(4 * j + 1, pair.y);
-        }
-    }
-
     // To the logarithm of base 2.
     __device__ void scale(float (&score)[kSums]) {
 #pragma unroll
-        for (int i = 0; i < kSums; ++i) score[i] *= row_scale_[i / 2 % 2];
-        if constexpr (T::kTokenScale)
-            for_pairs(shared_.key_scale[keys_.index], [&](int i, float sigma) {
-                const float log_sigma = log2_fast(sigma);
-                score[i] = score[i] * sigma + log_sigma;
-                score[i + 2] = score[i + 2] * sigma + log_sigma;
-            });
+        for (float& one : score) one *= p_.score_scale;
     }
 
     __device__ void apply_mask(const Item& item, int tile, float (&score)[kSums]) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const RowMask mask(p_, item, min(row_ + 8 * half, item.columns - 1));
+            const std::uint64_t visible = mask.template visible<4>(tile) >> pair_ * 2;
 #pragma unroll
-            for (int i = 0; i < 16; ++i) {
-                const int key = tile * kTileKeys + i / 2 * 8 + pair_ * 2 + i % 2;
-                if (!mask.sees(key)) score[i / 2 * 4 + half * 2 + i % 2] = minus_infinity();
-            }
+            for (int i = 0; i < 16; ++i)
+                if (((visible >> (i / 2 * 8 + i % 2)) & 1) == 0)
+                    score[i / 2 * 4 + half * 2 + i % 2] = minus_infinity();
         }
     }
 
-    __device__ void soften(float (&score)[kSums]) {
+    __device__ void soften(const float (&score)[kSums]) {
         float factor[2];
+        std::uint32_t weight[kSums / 2];  // pairs of keys; row g, then row g + 8
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const float tile = row_maximum(score, half);
             const float before = maximum_[half];
-            // Weights may reach 2^8 before their reference is raised: output is seldom rescaled.
-            const bool raise = tile > before + kHeadroom;
-            if (raise) maximum_[half] = tile;
-            factor[half] = raise ? exp2_fast(before - tile) : 1.0f;
+            constexpr float lift = kLargestAfterRaise<T::kElement>;
+            const bool raise = tile > before + (lift + kHeadroom);
+            if (raise) maximum_[half] = tile - lift;
+            factor[half] = raise ? exp2_fast(before - maximum_[half]) : 1.0f;
             const float shift = maximum_[half] == minus_infinity() ? 0.0f : maximum_[half];
-            float added[4] = {};
+            // The output is divided by the sum of the rounded weights: what rounding adds to a
+            // key's share it takes from the others, and one visible key gives exactly its value.
+            // The log-sum-exp is of the weights themselves.
+            float exact[2] = {}, rounded[2] = {};
 #pragma unroll
-            for (int i = 0; i < 16; ++i) {
-                float& weight = score[i / 2 * 4 + half * 2 + i % 2];
-                weight = exp2_fast(weight - shift);
-                if constexpr (!T::kTokenScale) added[i % 4] += weight;
+            for (int j = 0; j < 8; ++j) {
+                const int first = 4 * j + half * 2;
+                const float2 own = {exp2_fast(score[first] - shift),
+                                    exp2_fast(score[first + 1] - shift)};
+                weight[2 * j + half] = pack<T::kElement>(own.x, own.y);
+                const float2 kept = unpack<T::kElement>(weight[2 * j + half]);
+                exact[0] += own.x;
+                exact[1] += own.y;
+                rounded[0] += kept.x;
+                rounded[1] += kept.y;
             }
-            if constexpr (T::kTokenScale)
-                for_pairs(shared_.key_inverse[keys_.index], [&](int i, float inverse) {
-                    added[i % 4] += score[i + half * 2] * inverse;
-                });
-            sum_[half] =
-                sum_[half] * factor[half] + ((added[0] + added[1]) + (added[2] + added[3]));
+            sum_[half] = sum_[half] * factor[half] + (exact[0] + exact[1]);
+            rounded_sum_[half] = rounded_sum_[half] * factor[half] + (rounded[0] + rounded[1]);
         }
         const bool changed = __any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f);
-        wait(&shared_.weights_free, weights_phase_ ^ 1);
+        wait(&shared_.weights_free[0], weights_phase_ ^ 1);
         weights_phase_ ^= 1;
-        publish(score, factor, changed);
+        publish(weight, factor, changed);
     }
 
     // Over this tile's keys; the same in the four lanes of a row.
@@ -195,17 +160,15 @@ class Scorer {
     }
 
     // P as 64 rows of 64 keys, swizzled as the products want it.
-    __device__ void publish(const float (&weight)[kSums], const float (&factor)[2], bool changed) {
+    __device__ void publish(const std::uint32_t (&weight)[kSums / 2], const float (&factor)[2],
+                            bool changed) {
         const int row = warp_ * 16 + lane_ % 16;
-        const std::uint32_t base = shared_address(shared_.weights) + row * 128;
+        const std::uint32_t base = shared_address(shared_.weights[0]) + row * 128;
 #pragma unroll
         for (int j = 0; j < 8; j += 2) {
             const int chunk = j + lane_ / 16;
-            store_matrices(base + ((chunk ^ (row & 7)) << 4),
-                           pack<T::kElement>(weight[4 * j], weight[4 * j + 1]),
-                           pack<T::kElement>(weight[4 * j + 2], weight[4 * j + 3]),
-                           pack<T::kElement>(weight[4 * j + 4], weight[4 * j + 5]),
-                           pack<T::kElement>(weight[4 * j + 6], weight[4 * j + 7]));
+            store_matrices(base + ((chunk ^ (row & 7)) << 4), weight[2 * j], weight[2 * j + 1],
+                           weight[2 * j + 2], weight[2 * j + 3]);
         }
         if (changed && pair_ == 0) {
             shared_.factor[row_] = factor[0];
@@ -213,8 +176,7 @@ class Scorer {
         }
         if (lane_ == 0) shared_.rescale[warp_] = changed ? 1 : 0;
         fence_async_proxy();
-        __syncwarp();
-        if (lane_ == 0) arrive(&shared_.weights_full);
+        arrive_as_warp(&shared_.weights_full[0]);
     }
 
     __device__ void finish(const Item& item) {
@@ -222,31 +184,33 @@ class Scorer {
         final_phase_ ^= 1;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            float sum = sum_[half] + __shfl_xor_sync(~0u, sum_[half], 1);
-            sum += __shfl_xor_sync(~0u, sum, 2);
             const int row = row_ + 8 * half;
-            if (pair_ == 0 && row < item.columns) write_stats(item, row, maximum_[half], sum);
+            const float exact = over_row(sum_[half]);
+            const float rounded = over_row(rounded_sum_[half]);
+            if (pair_ != 0 || row >= item.columns) continue;
+            shared_.final_factor[row] = rounded > 0.0f ? p_.value_scale / rounded : 0.0f;
+            const float lse = exact > 0.0f ? maximum_[half] + log2f(exact) : minus_infinity();
+            if (item.slot >= 0)
+                p_.partial_lse[static_cast<long long>(item.slot) * kBlockRows + row] = lse;
+            else if (p_.lse != nullptr)
+                p_.lse[item.packed_first + row] = lse * kLn2;
         }
-        __syncwarp();
-        if (lane_ == 0) arrive(&shared_.final_full);
+        arrive_as_warp(&shared_.final_full);
     }
 
-    __device__ void write_stats(const Item& item, int row, float maximum, float sum) {
-        if (item.slot >= 0) {
-            p_.stats[static_cast<long long>(item.slot) * kBlockRows + row] = float2{maximum, sum};
-            return;
-        }
-        shared_.final_factor[row] = sum > 0.0f ? p_.value_scale / sum : 0.0f;
-        if (p_.lse != nullptr) p_.lse[item.packed_first + row] = natural_lse(maximum, sum);
+    // The four lanes that share a row.
+    __device__ static float over_row(float value) {
+        value += __shfl_xor_sync(~0u, value, 1);
+        return value + __shfl_xor_sync(~0u, value, 2);
     }
 
     const AbsorbedParams& p_;
     Shared& shared_;
     const int warp_, lane_, row_, pair_;
     Ring<2> items_;
-    Ring<kStages> keys_;
+    Ring<T::kStages> keys_;
     std::uint32_t query_phase_ = 0, weights_phase_ = 0, final_phase_ = 0;
-    float maximum_[2], sum_[2], row_scale_[2];
+    float maximum_[2], sum_[2], rounded_sum_[2];
 };
 
 }  // namespace espalier::mla::cuda

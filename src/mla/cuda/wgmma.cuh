@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Warpgroup matrix products D[64 × N] += A[64 × 16] · B[16 × N] with f32 sums. Both operands lie in
-// shared memory with the 128-byte swizzle.
+// Warpgroup matrix products D[64 × N] += A[64 × 16] · B[16 × N] with f32 sums. Operands lie in
+// shared memory with the 128-byte swizzle, or A in registers.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,13 @@ namespace espalier::mla::cuda {
 // the stride between atoms is all a descriptor says besides the address.
 // Where the product's other axis is contiguous and longer than 64, `leading` is the stride between
 // its blocks of 64.
+constexpr std::uint32_t descriptor_high() {
+    constexpr std::uint32_t kSwizzle128 = std::uint32_t{1} << 30;
+    constexpr std::uint32_t kAtomStride = 1024 >> 4;
+    return kSwizzle128 | kAtomStride;
+}
 __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t address, int leading = 16) {
-    constexpr std::uint64_t kSwizzle128 = std::uint64_t{1} << 62;
-    constexpr std::uint64_t kAtomStride = std::uint64_t{1024 >> 4} << 32;
-    return kSwizzle128 | kAtomStride | static_cast<std::uint64_t>(leading >> 4) << 16 |
+    return std::uint64_t{descriptor_high()} << 32 | static_cast<std::uint64_t>(leading >> 4) << 16 |
            ((address & 0x3FFFF) >> 4);
 }
 
@@ -89,6 +92,35 @@ __device__ __forceinline__ void wgmma_values(float (&d)[64], std::uint64_t a, st
     else
         ESPALIER_WGMMA_VALUES("f16");
 #undef ESPALIER_WGMMA_VALUES
+}
+
+// D[64 × N] += A[64 × 16] · B[16 × N], fp16: A in registers (rows g, g + 8, g, g + 8 of a warp's
+// sixteen; columns 2p, 2p, 2p + 8, 2p + 8 and the next ones), B with 16 consecutive elements to a
+// column.
+template <int kColumns>
+__device__ __forceinline__ void wgmma_left(float (&d)[kColumns / 2], const std::uint32_t (&a)[4],
+                                           std::uint64_t b, int add) {
+    if constexpr (kColumns == 16)
+        asm volatile(
+            "{ .reg .pred p; setp.ne.b32 p, %13, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7}, "
+            "{%8, %9, %10, %11}, %12, p, 1, 1, 0; }\n"
+            : ESPALIER_SUMS_8(d, 0)
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+    else if constexpr (kColumns == 32)
+        asm volatile(
+            "{ .reg .pred p; setp.ne.b32 p, %21, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, "
+            "%8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20, p, 1, 1, 0; }\n"
+            : ESPALIER_SUMS_16(d, 0)
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+    else
+        asm volatile(
+            "{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 " ESPALIER_LIST_32
+            ", {%32, %33, %34, %35}, %36, p, 1, 1, 0; }\n"
+            : ESPALIER_SUMS_32(d, 0)
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
 #undef ESPALIER_SUMS_8

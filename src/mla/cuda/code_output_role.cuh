@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two output warpgroups over FP8 caches: Oᵀ += Vᵀ·Pᵀ, 256 of the 512 value columns each, for
+// kColumns packed rows. Values are the left operand, widened in registers from the codes of the key
+// tile: four keys × eight value columns at a time.
+//
+// A warp owns 64 value columns, a thread eight neighbouring ones (8g … 8g + 7; two of them in each
+// of four products) and packed rows 8n + 2p, 8n + 2p + 1 (lane = 4g + p).
+#pragma once
+
+#include "mla/cuda/code_score_role.cuh"
+
+namespace espalier::mla::cuda {
+
+template <KvFormat kFormat, int kColumns>
+class CodeOutputHalf {
+    using T = Traits<kFormat>;
+    using Shared = SharedLayout<kFormat>;
+    static constexpr int kEights = kColumns / 8;
+    static constexpr int kSums = kColumns / 2;  // row 8n + 2p + j, value column h: 4n + 2h + j
+    static constexpr int kProducts = 4;
+    using Left = std::uint32_t[kProducts][4];  // left operands of 16 keys
+    static constexpr int kSets =
+        kColumns == 16 ? 2
+                       : 1;  // where registers allow, one is filled while the other's products run
+
+  public:
+    __device__ CodeOutputHalf(const AbsorbedParams& p, Shared& shared, int half)
+        : p_(p), shared_(shared), lane_(threadIdx.x % 32), pair_(lane_ % 4) {
+        const int warp = threadIdx.x % 128 / 32;
+        column_ = half * 256 + warp * 64 + lane_ / 4 * 8;
+        // Codes of a key's row: a block of 128 columns, a chunk of sixteen bytes in it, half of it.
+        const int chunk = column_ % 128 / 16;
+        const auto place = [&](int key) {
+            return column_ / 128 * kBlockBytes + key * 128 + ((chunk ^ key) << 4) + column_ % 16;
+        };
+        even_ = place(key_at(2 * pair_));
+        odd_ = place(key_at(2 * pair_ + 1));
+    }
+
+    __device__ void run() {
+        float out[kProducts][kSums];
+        while (true) {
+            wait(&shared_.item_full[items_.index], items_.phase);
+            const Item& item = shared_.items[items_.index];
+            if (uniform(item.last) != 0) return;
+#pragma unroll
+            for (int i = 0; i < kProducts; ++i)
+#pragma unroll
+                for (float& sum : out[i]) sum = 0.0f;
+            const int tiles = uniform(item.tile_end - item.tile_begin);
+            for (int tile = 0; tile < tiles; ++tile) add_tile(tile % 2, out);
+            wait(&shared_.final_full, final_phase_);
+            final_phase_ ^= 1;
+            store_rows(item, out);
+            arrive_as_warp(&shared_.final_free);
+            arrive_as_warp(&shared_.item_free[items_.index]);
+            items_.advance();
+        }
+    }
+
+  private:
+    // `from`: which of the scoring warpgroups had it.
+    __device__ void add_tile(int from, float (&out)[kProducts][kSums]) {
+        wait(&shared_.keys_full[keys_.index][0], keys_.phase);  // makes them visible to this thread
+        wait(&shared_.weights_full[from], weights_phases_ >> from & 1);
+        weights_phases_ ^= 1u << from;
+        if (from == 0 && uniform(shared_.rescale[0]) != 0) rescale(out);
+        const std::byte* tile = shared_.keys[keys_.index];
+#pragma unroll
+        for (int i = 0; i < kProducts; ++i) hold(out[i]);
+        const UniformDescriptor weights(shared_.weights[from]);
+        Left left[kSets];
+#pragma unroll
+        for (int step = 0; step < 4; ++step) {  // of sixteen keys
+            const std::byte* keys = tile + step * 16 * 128;
+            if (step >= kSets) wgmma_wait<kSets - 1>();
+            widen(keys, left[step % kSets]);
+            wgmma_begin();
+#pragma unroll
+            for (int i = 0; i < kProducts; ++i)
+                wgmma_left<kColumns>(out[i], left[step % kSets][i], weights.at(step * 32), 1);
+            wgmma_commit();
+        }
+        wgmma_wait<0>();
+#pragma unroll
+        for (int i = 0; i < kProducts; ++i) hold(out[i]);
+        arrive_as_warp(&shared_.keys_free[keys_.index]);
+        arrive_as_warp(&shared_.weights_free[from]);
+        keys_.advance();
+    }
+
+    // Pairs of keys come together byte by byte. Product i takes value columns 2i and 2i + 1.
+    __device__ void widen(const std::byte* keys, Left& left) const {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const uint2 even = *reinterpret_cast<const uint2*>(keys + even_ + half * 8 * 128);
+            const uint2 odd = *reinterpret_cast<const uint2*>(keys + odd_ + half * 8 * 128);
+#pragma unroll
+            for (int i = 0; i < kProducts; ++i) {
+                const std::uint32_t both = __byte_perm(
+                    i < 2 ? even.x : even.y, i < 2 ? odd.x : odd.y, i % 2 == 0 ? 0x5140 : 0x7362);
+                widen_four(both, left[i][2 * half], left[i][2 * half + 1]);
+            }
+        }
+    }
+
+    __device__ void rescale(float (&out)[kProducts][kSums]) {
+#pragma unroll
+        for (int n = 0; n < kEights; ++n) {
+            const float2 factor =
+                *reinterpret_cast<const float2*>(shared_.factor + n * 8 + pair_ * 2);
+#pragma unroll
+            for (int i = 0; i < kProducts; ++i) {
+                out[i][4 * n] *= factor.x;
+                out[i][4 * n + 1] *= factor.y;
+                out[i][4 * n + 2] *= factor.x;
+                out[i][4 * n + 3] *= factor.y;
+            }
+        }
+    }
+
+    __device__ void store_rows(const Item& item, const float (&sums)[kProducts][kSums]) {
+        const bool partial = item.slot >= 0;
+        const long long first = partial ? static_cast<long long>(item.slot) * T::kRows
+                                        : static_cast<long long>(item.packed_first);
+        std::byte* out = partial ? reinterpret_cast<std::byte*>(p_.partial) : p_.out;
+        const DType dtype = partial ? DType::f32 : p_.out_dtype;
+#pragma unroll
+        for (int i = 0; i < 2 * kEights; ++i) {
+            const int row = i / 2 * 8 + pair_ * 2 + i % 2;
+            if (row >= item.columns) continue;
+            const float factor = shared_.final_factor[row];
+            const long long to = (first + row) * kLatent + column_;
+            const auto value = [&](int column) {
+                return sums[column / 2][i / 2 * 4 + column % 2 * 2 + i % 2] * factor;
+            };
+#pragma unroll
+            for (int quad = 0; quad < 8; quad += 4)
+                store_quad(out, dtype, to + quad,
+                           float4{value(quad), value(quad + 1), value(quad + 2), value(quad + 3)});
+        }
+    }
+
+    const AbsorbedParams& p_;
+    Shared& shared_;
+    const int lane_, pair_;
+    int column_ = 0;  // first of this thread's eight
+    int even_ = 0, odd_ = 0;
+    Ring<2> items_;
+    Ring<T::kStages> keys_;
+    std::uint32_t weights_phases_ = 0, final_phase_ = 0;
+};
+
+}  // namespace espalier::mla::cuda

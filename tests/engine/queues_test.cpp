@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inbox and the mailbox by themselves: bounds that hold wherever requests wait, and news that
+// coalesce.
+#include <gtest/gtest.h>
+
+#include "engine/harness.hpp"
+#include "engine/inbox.hpp"
+#include "engine/mailbox.hpp"
+
+namespace espalier::engine {
+namespace {
+
+using namespace std::chrono_literals;
+
+Inbox::Incoming incoming(std::size_t prompt, std::int32_t choices) {
+    const RequestLimits limits{kTinyVocabulary, 1024, 65, {1}};
+    Request request = plain_request(prompt, 10, 1);
+    request.choices = choices;
+    return {*check_request(request, limits, *tiny_target(Family::v2).tokenizer),
+            std::make_shared<Mailbox>(choices)};
+}
+
+TEST(Inbox, CountsWhatWaitsHereOnItsWayAndAtTheScheduler) {
+    Inbox inbox(5, 100);
+    ASSERT_TRUE(inbox.submit(incoming(10, 2)));
+    ASSERT_TRUE(inbox.submit(incoming(10, 2)));
+    EXPECT_EQ(inbox.submit(incoming(10, 2)).error().message,
+              "the queue would have 6 requests; its limit is 5");
+    EXPECT_EQ(inbox.submit(incoming(61, 1)).error().message,
+              "the queue would have 101 tokens; its limit is 100");
+    Inbox::Taken taken;
+    inbox.take(false, taken);
+    EXPECT_EQ(taken.requests.size(), 2u);
+    EXPECT_FALSE(inbox.submit(incoming(10, 2)));  // taken, but not yet with the scheduler
+
+    auto scheduler = schedule::Scheduler::create(roomy_settings().schedule);
+    for (int i = 0; i < 2; ++i) {
+        schedule::Request request;
+        request.prompt = random_prompt(10, 1);
+        request.choices = 2;
+        ASSERT_TRUE((*scheduler)->submit(request));
+    }
+    inbox.report(taken, **scheduler);
+    EXPECT_EQ(inbox.status().queued, 0);
+    EXPECT_EQ(inbox.status().gauges.waiting, 4);
+    EXPECT_FALSE(inbox.submit(incoming(10, 2)));
+    EXPECT_FALSE(inbox.submit(incoming(61, 1)));
+    EXPECT_TRUE(inbox.submit(incoming(60, 1)));
+}
+
+TEST(Inbox, WhatIsLeftWhenItClosesHearsOfIt) {
+    Inbox inbox(5, 1000);
+    Inbox::Incoming one = incoming(10, 2);
+    const std::shared_ptr<Mailbox> mailbox = one.mailbox;
+    ASSERT_TRUE(inbox.submit(std::move(one)));
+    EXPECT_FALSE(inbox.wait_until_idle(0ns));
+    inbox.close(EngineState::stopped, "it was stopped");
+    EXPECT_TRUE(inbox.wait_until_idle(std::chrono::nanoseconds::max()));
+    News news;
+    ASSERT_TRUE(mailbox->next(news));
+    for (const ChoiceNews& choice : news.choices) {
+        EXPECT_TRUE(choice.ended);
+        EXPECT_EQ(choice.interruption, Interruption::stopped);
+        EXPECT_EQ(choice.message, "it was stopped");
+    }
+    EXPECT_FALSE(mailbox->next(news));
+    inbox.cancel(mailbox);  // of no effect
+}
+
+TEST(Mailbox, NewsCoalesceAndComeOnce) {
+    Mailbox mailbox(2);
+    accept::Emission emission;
+    emission.text = "a";
+    emission.tokens = {{7, -1.0f, 0}};
+    accept::Usage usage;
+    usage.completion_tokens = 1;
+    mailbox.receive({1, emission, nullptr, usage, 64, std::nullopt});
+    usage.completion_tokens = 2;
+    mailbox.receive({1, emission, nullptr, usage, 64, std::nullopt});
+    News news;
+    ASSERT_EQ(mailbox.next_within(news, 0ns), Mailbox::Answer::news);
+    EXPECT_EQ(news.choices[1].emission.text, "aa");
+    EXPECT_EQ(news.choices[1].emission.tokens.size(), 2u);
+    EXPECT_EQ(news.choices[1].usage.completion_tokens, 2);
+    EXPECT_EQ(news.choices[1].cached_tokens, 64);
+    EXPECT_TRUE(news.choices[0].emission.tokens.empty());
+    EXPECT_EQ(mailbox.next_within(news, 0ns), Mailbox::Answer::nothing_yet);
+
+    const Ending ending{{accept::FinishReason::length, -1}, Interruption::none, {}};
+    for (const std::int32_t choice : {0, 1})
+        mailbox.receive({choice, emission, nullptr, usage, 64, ending});
+    ASSERT_EQ(mailbox.next_within(news, 0ns), Mailbox::Answer::news);
+    EXPECT_EQ(news.choices[1].emission.text, "a");
+    EXPECT_TRUE(news.choices[0].ended && news.choices[1].ended);
+    EXPECT_EQ(mailbox.next_within(news, 0ns), Mailbox::Answer::over);
+}
+
+}  // namespace
+}  // namespace espalier::engine
