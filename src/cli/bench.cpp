@@ -9,7 +9,11 @@ Run add_bench(CLI::App& app) {
     bench->require_subcommand(1);
     const Run model = add_bench_model(*bench);
     const Run mla = add_bench_mla(*bench);
-    return [bench, model, mla] { return bench->got_subcommand("mla") ? mla() : model(); };
+    const Run engine = add_bench_engine(*bench);
+    return [bench, model, mla, engine] {
+        if (bench->got_subcommand("engine")) return engine();
+        return bench->got_subcommand("mla") ? mla() : model();
+    };
 }
 
 }  // namespace espalier::cli

@@ -1,74 +1,60 @@
 // SPDX-License-Identifier: Apache-2.0
 // espalier generate: continues a text, streaming it to the terminal. The output is a function of
-// model, prompt, seed and sampling parameters alone.
+// model, prompt, seed and sampling parameters alone: --speculate changes only how soon it is there.
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstdio>
 #include <iostream>
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "cli/command.hpp"
-#include "cli/loaded_model.hpp"
-#include "model/sequence.hpp"
+#include "cli/running_engine.hpp"
+#include "cli/sampling_flags.hpp"
 #include "text/tokenizer.hpp"
 
 namespace espalier::cli {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using Json = nlohmann::ordered_json;
 
 struct Options {
     std::string model;
     std::string prompt;
     bool prompt_given = false;
-    std::int64_t max_tokens = 128;
-    std::optional<float> temperature;
-    std::optional<float> top_p;
-    std::optional<std::int32_t> top_k;
-    float min_p = 0.0f;
-    std::optional<std::uint64_t> seed;
+    SamplingFlags sampling;
+    std::string speculate = "ngram";
+    std::string trace;
+    bool logprobs = false;
     int threads = 0;
-    bool ignore_eos = false;
     bool json = false;
 };
 
+struct Choice {
+    accept::Emission emission;
+    engine::ChoiceNews last;  // totals and the end
+};
+
 struct Result {
-    std::string text;
-    std::vector<std::int32_t> tokens;
-    std::string finish_reason = "length";
-    std::size_t prompt_tokens = 0;
+    std::vector<Choice> choices;
     double prompt_seconds = 0;
     double generation_seconds = 0;
 };
 
-double seconds_since(Clock::time_point start) {
-    return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-// Flags win over what the checkpoint recommends; without either, greedy.
-ops::NodeSampling sampling_of(const Options& options,
-                              const checkpoint::GenerationDefaults& defaults) {
-    const bool samples = defaults.do_sample.value_or(true);
-    ops::NodeSampling sampling;
-    sampling.temperature = options.temperature.value_or(
-        samples ? static_cast<float>(defaults.temperature.value_or(0.0)) : 0.0f);
-    sampling.top_p = options.top_p.value_or(static_cast<float>(defaults.top_p.value_or(1.0)));
-    sampling.top_k = options.top_k.value_or(static_cast<std::int32_t>(defaults.top_k.value_or(0)));
-    sampling.min_p = options.min_p;
-    sampling.seed = options.seed
-                        ? *options.seed
-                        : (std::uint64_t{std::random_device{}()} << 32) | std::random_device{}();
-    return sampling;
-}
+// All choices together.
+struct Totals {
+    std::int64_t prompt_tokens = 0, tokens = 0, steps = 0, drafted = 0, accepted = 0;
+    double prompt_rate = 0, rate = 0;
+    double acceptance() const {
+        return steps > 0 ? static_cast<double>(accepted) / static_cast<double>(steps) : 0.0;
+    }
+};
 
 Expected<std::vector<std::int32_t>> prompt_tokens(const Options& options,
                                                   const text::Tokenizer& tokenizer) {
@@ -84,111 +70,192 @@ Expected<std::vector<std::int32_t>> prompt_tokens(const Options& options,
     return tokens;
 }
 
-Expected<ops::Draw> draw_next(model::DeepseekModel& model, ops::NodeSampling sampling,
-                              std::int64_t position) {
-    sampling.position = static_cast<std::int32_t>(position);
-    std::array<ops::Draw, 1> draw;
-    model.sample(std::array{sampling}, draw);
-    if (draw[0].flag == ops::DrawFlag::fine) return draw[0];
-    return fail(ErrorKind::invalid, "position {}: {}", position,
-                draw[0].flag == ops::DrawFlag::bad_logits ? "the model computed a NaN or +infinity"
-                                                          : "no token has a finite logit");
+// The whole request is checked before the weights are read.
+Expected<EngineSize> size_for(const engine::Request& request, const checkpoint::ModelConfig& config,
+                              const text::Tokenizer& tokenizer) {
+    engine::RequestLimits limits;
+    limits.vocabulary = config.vocab_size;
+    limits.max_model_len = config.max_position_embeddings;
+    limits.page_count = 1 + cache::pages_for(limits.max_model_len);
+    ESPALIER_ASSIGN_OR_RETURN(const engine::CheckedRequest checked,
+                              engine::check_request(request, limits, tokenizer));
+    EngineSize size;
+    size.rows = request.choices;
+    size.pages =
+        request.choices * cache::pages_for(static_cast<std::int64_t>(request.prompt.size()) +
+                                           checked.rules.options().max_tokens);
+    return size;
 }
 
-void show(const Options& options, Result& result, const std::string& piece) {
-    result.text += piece;
-    if (options.json || piece.empty()) return;
-    std::fwrite(piece.data(), 1, piece.size(), stdout);
+void print(std::string_view text) {
+    std::fwrite(text.data(), 1, text.size(), stdout);
     std::fflush(stdout);
 }
 
-Expected<Result> generate(const Options& options, LoadedModel& loaded,
-                          const text::Tokenizer& tokenizer, const ops::NodeSampling& sampling,
-                          const std::vector<std::int32_t>& prompt) {
+// One choice is shown as it comes; of several, the first as it comes and the others after it.
+Expected<Result> generate(const Options& options, engine::Engine& engine,
+                          const engine::Request& request) {
     Result result;
-    result.prompt_tokens = prompt.size();
-    const std::vector<std::int32_t>& eos = loaded.checkpoint->config().eos_token_ids;
-    const auto length = static_cast<std::int64_t>(prompt.size());
-    const std::int64_t context = loaded.model->limits().max_kv_len;
-    if (length >= context)
-        return fail(ErrorKind::exhausted, "the prompt has {} tokens, but the model's context is {}",
-                    length, context);
-    const std::int64_t max_tokens = std::min(options.max_tokens, context - length);
-    ESPALIER_ASSIGN_OR_RETURN(model::Sequence sequence,
-                              model::Sequence::create(*loaded.model, length, length + max_tokens));
-    if (!options.json && options.prompt_given) fmt::print("{}", options.prompt);
-    std::fflush(stdout);
+    result.choices.resize(static_cast<std::size_t>(request.choices));
+    if (!options.json && options.prompt_given) print(options.prompt);
     const auto start = Clock::now();
-    ESPALIER_RETURN_IF_ERROR(sequence.feed(*loaded.model, prompt, true));
-    text::StreamDecoder decoder(tokenizer);
-    while (static_cast<std::int64_t>(result.tokens.size()) < max_tokens) {
-        ESPALIER_ASSIGN_OR_RETURN(const ops::Draw draw,
-                                  draw_next(*loaded.model, sampling, sequence.length()));
-        if (result.tokens.empty()) result.prompt_seconds = seconds_since(start);
-        const bool ends = std::find(eos.begin(), eos.end(), draw.token) != eos.end();
-        if (ends && !options.ignore_eos) {
-            result.finish_reason = "stop";
-            break;
+    auto first = start;
+    ESPALIER_ASSIGN_OR_RETURN(engine::Stream stream, engine.submit(request));
+    engine::News news;
+    while (stream.next(news)) {
+        if (first == start) first = Clock::now();
+        for (std::size_t i = 0; i < news.choices.size(); ++i) {
+            accept::Emission& all = result.choices[i].emission;
+            const accept::Emission& piece = news.choices[i].emission;
+            all.text += piece.text;
+            all.tokens.insert(all.tokens.end(), piece.tokens.begin(), piece.tokens.end());
+            all.top.insert(all.top.end(), piece.top.begin(), piece.top.end());
+            result.choices[i].last = news.choices[i];
         }
-        result.tokens.push_back(draw.token);
-        show(options, result, decoder.push(draw.token));
-        if (static_cast<std::int64_t>(result.tokens.size()) == max_tokens) break;
-        ESPALIER_RETURN_IF_ERROR(sequence.feed(*loaded.model, std::array{draw.token}, true));
+        if (!options.json) print(news.choices[0].emission.text);
     }
-    show(options, result, decoder.finish());
-    result.generation_seconds = seconds_since(start) - result.prompt_seconds;
+    result.prompt_seconds = std::chrono::duration<double>(first - start).count();
+    result.generation_seconds = std::chrono::duration<double>(Clock::now() - first).count();
     return result;
 }
 
-void report(const Options& options, const LoadedModel& loaded, const ops::NodeSampling& sampling,
-            const Result& result) {
-    const auto rate = [](double count, double seconds) {
-        return seconds > 0 ? count / seconds : 0.0;
-    };
-    const double prompt_rate =
-        rate(static_cast<double>(result.prompt_tokens), result.prompt_seconds);
-    // The first token comes out of the prompt's forward; the rate is that of the forwards after it.
-    const double steps =
-        result.tokens.empty() ? 0.0 : static_cast<double>(result.tokens.size() - 1);
-    const double rate_generated = rate(steps, result.generation_seconds);
-    if (options.json) {
-        const nlohmann::ordered_json object = {{"text", result.text},
-                                               {"tokens", result.tokens},
-                                               {"finish_reason", result.finish_reason},
-                                               {"seed", sampling.seed},
-                                               {"temperature", sampling.temperature},
-                                               {"prompt_tokens", result.prompt_tokens},
-                                               {"completion_tokens", result.tokens.size()},
-                                               {"load_seconds", loaded.load_seconds},
-                                               {"prompt_seconds", result.prompt_seconds},
-                                               {"generation_seconds", result.generation_seconds},
-                                               {"prompt_tokens_per_second", prompt_rate},
-                                               {"generation_tokens_per_second", rate_generated}};
-        fmt::print("{}\n", object.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
-        return;
+Expected<void> check_end(const Choice& choice) {
+    const std::int64_t tokens = choice.last.usage.completion_tokens;
+    switch (choice.last.finish.reason) {
+        case accept::FinishReason::bad_numbers:
+            return fail(ErrorKind::invalid, "after {} tokens: the model computed a NaN or infinity",
+                        tokens);
+        case accept::FinishReason::nothing_left:
+            return fail(ErrorKind::invalid, "after {} tokens: no token is left to choose", tokens);
+        case accept::FinishReason::interrupted:
+            return fail(ErrorKind::io, "after {} tokens: {}", tokens, choice.last.message);
+        default:
+            return {};
     }
+}
+
+const char* reason_of(const Choice& choice) {
+    return choice.last.finish.reason == accept::FinishReason::length ? "length" : "stop";
+}
+
+Totals totals_of(const Result& result) {
+    Totals totals;
+    for (const Choice& choice : result.choices) {
+        const accept::Usage& usage = choice.last.usage;
+        totals.prompt_tokens = usage.prompt_tokens;
+        totals.tokens += usage.completion_tokens;
+        totals.steps += usage.steps;
+        totals.drafted += usage.drafted;
+        totals.accepted += usage.accepted;
+    }
+    const auto rate = [](std::int64_t count, double seconds) {
+        return seconds > 0 ? static_cast<double>(count) / seconds : 0.0;
+    };
+    totals.prompt_rate = rate(totals.prompt_tokens, result.prompt_seconds);
+    // The first token comes out of the prompt's step; the rate is that of the steps after it.
+    const auto first = static_cast<std::int64_t>(result.choices.size());
+    totals.rate = rate(std::max<std::int64_t>(totals.tokens - first, 0), result.generation_seconds);
+    return totals;
+}
+
+Json logprobs_json(const accept::Emission& emission, const text::Tokenizer& tokenizer) {
+    const std::size_t top =
+        emission.tokens.empty() ? 0 : emission.top.size() / emission.tokens.size();
+    const auto entry = [&](std::int32_t token, float logprob) {
+        return Json{{"token", token},
+                    {"text", tokenizer.decode(std::vector{token}, false)},
+                    {"logprob", logprob}};
+    };
+    Json list = Json::array();
+    for (std::size_t i = 0; i < emission.tokens.size(); ++i) {
+        Json one = entry(emission.tokens[i].token, emission.tokens[i].logprob);
+        one["top"] = Json::array();
+        for (std::size_t j = i * top; j < (i + 1) * top; ++j)
+            one["top"].push_back(entry(emission.top[j].token, emission.top[j].logprob));
+        list.push_back(std::move(one));
+    }
+    return list;
+}
+
+void report_json(const Options& options, const LoadedModel& loaded,
+                 const text::Tokenizer& tokenizer, const engine::Request& request,
+                 const Result& result, const Totals& totals) {
+    Json list = Json::array();
+    for (const Choice& choice : result.choices) {
+        Json tokens = Json::array();
+        for (const accept::CommittedToken& token : choice.emission.tokens)
+            tokens.push_back(token.token);
+        Json one = {{"text", choice.emission.text},
+                    {"tokens", std::move(tokens)},
+                    {"finish_reason", reason_of(choice)}};
+        if (options.logprobs) one["logprobs"] = logprobs_json(choice.emission, tokenizer);
+        list.push_back(std::move(one));
+    }
+    Json object = list.size() == 1 ? list[0] : Json{{"choices", list}};
+    object.update(Json{{"seed", request.sampling.seed},
+                       {"temperature", request.sampling.temperature},
+                       {"prompt_tokens", totals.prompt_tokens},
+                       {"completion_tokens", totals.tokens},
+                       {"speculate", options.speculate},
+                       {"steps", totals.steps},
+                       {"drafted_tokens", totals.drafted},
+                       {"accepted_tokens", totals.accepted},
+                       {"acceptance_length", totals.acceptance()},
+                       {"load_seconds", loaded.load_seconds},
+                       {"prompt_seconds", result.prompt_seconds},
+                       {"generation_seconds", result.generation_seconds},
+                       {"prompt_tokens_per_second", totals.prompt_rate},
+                       {"generation_tokens_per_second", totals.rate}});
+    fmt::print("{}\n", object.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
+void report(const Options& options, const engine::Request& request, const Result& result,
+            const Totals& totals) {
+    for (std::size_t i = 1; i < result.choices.size(); ++i)
+        fmt::print("\n── choice {} ──\n{}{}", i + 1, options.prompt,
+                   result.choices[i].emission.text);
     fmt::print("\n");
-    fmt::print(
-        stderr,
-        "\n[prompt {} tokens, {:.1f} tokens/s · generated {} tokens, {:.1f} tokens/s · {}{}]\n",
-        result.prompt_tokens, prompt_rate, result.tokens.size(), rate_generated,
-        result.finish_reason,
-        sampling.temperature < 1e-5f ? " · greedy" : fmt::format(" · seed {}", sampling.seed));
+    std::fflush(stdout);
+    const std::string drafts =
+        options.speculate == "off"
+            ? ""
+            : fmt::format(", {:.2f} accepted drafts per step", totals.acceptance());
+    const std::string seed = request.sampling.temperature < 1e-5f
+                                 ? "greedy"
+                                 : fmt::format("seed {}", request.sampling.seed);
+    fmt::print(stderr,
+               "\n[prompt {} tokens, {:.1f} tokens/s · generated {} tokens, {:.1f} tokens/s · {} "
+               "steps{} · {} · {}]\n",
+               totals.prompt_tokens, totals.prompt_rate, totals.tokens, totals.rate, totals.steps,
+               drafts, reason_of(result.choices[0]), seed);
 }
 
 Expected<void> run(const Options& options) {
     ESPALIER_ASSIGN_OR_RETURN(const auto directory, checkpoint::resolve_model_path(options.model));
     ESPALIER_ASSIGN_OR_RETURN(const text::Tokenizer tokenizer, text::Tokenizer::load(directory));
-    ESPALIER_ASSIGN_OR_RETURN(const std::vector<std::int32_t> prompt,
-                              prompt_tokens(options, tokenizer));
-    model::ModelLimits limits;
-    limits.max_gather = 1;
+    ESPALIER_ASSIGN_OR_RETURN(const auto checkpoint,
+                              checkpoint::Checkpoint::open(directory.string()));
+    ESPALIER_ASSIGN_OR_RETURN(engine::Request request,
+                              options.sampling.make(checkpoint.generation()));
+    request.logprobs = options.logprobs;
+    ESPALIER_ASSIGN_OR_RETURN(request.prompt, prompt_tokens(options, tokenizer));
+    ESPALIER_ASSIGN_OR_RETURN(const EngineSize size,
+                              size_for(request, checkpoint.config(), tokenizer));
     ESPALIER_ASSIGN_OR_RETURN(LoadedModel loaded,
-                              load_model(directory.string(), options.threads, limits));
-    const ops::NodeSampling sampling = sampling_of(options, loaded.checkpoint->generation());
-    ESPALIER_ASSIGN_OR_RETURN(const Result result,
-                              generate(options, loaded, tokenizer, sampling, prompt));
-    report(options, loaded, sampling, result);
+                              load_model(directory.string(), options.threads, model_limits(size)));
+    ESPALIER_ASSIGN_OR_RETURN(TraceFile trace, TraceFile::open(options.trace, options.model, loaded,
+                                                               size, options.speculate));
+    ESPALIER_ASSIGN_OR_RETURN(const auto engine, start_engine(loaded, tokenizer, size,
+                                                              options.speculate, trace.observer()));
+    ESPALIER_ASSIGN_OR_RETURN(const Result result, generate(options, *engine, request));
+    engine->stop();
+    ESPALIER_RETURN_IF_ERROR(trace.finish());
+    for (const Choice& choice : result.choices) ESPALIER_RETURN_IF_ERROR(check_end(choice));
+    const Totals totals = totals_of(result);
+    if (options.json)
+        report_json(options, loaded, tokenizer, request, result, totals);
+    else
+        report(options, request, result, totals);
     return {};
 }
 
@@ -200,38 +267,25 @@ Run add_generate(CLI::App& app) {
     command
         ->add_option("model", options->model, "Model directory or ORG/NAME in the local hub cache")
         ->required();
-    CLI::Option* prompt = command->add_option("-p,--prompt", options->prompt,
+    CLI::Option* prompt = command->add_option("prompt,-p,--prompt", options->prompt,
                                               "Text to continue; standard input if not given");
-    command
-        ->add_option("-n,--max-tokens", options->max_tokens,
-                     "Tokens to generate at most; the context may end earlier")
-        ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24))
+    options->sampling.add_to(*command);
+    command->add_option("--speculate", options->speculate, kSpeculateHelp)
+        ->check(CLI::IsMember(kSpeculateNames))
         ->capture_default_str();
-    command
-        ->add_option("--temperature", options->temperature,
-                     "0 is greedy; the checkpoint's own, or 0, if not given")
-        ->check(CLI::Range(0.0, 100.0));
-    command
-        ->add_option("--top-p", options->top_p,
-                     "Keep the most likely tokens that make up this share")
-        ->check(CLI::Range(0.0, 1.0));
-    command
-        ->add_option("--top-k", options->top_k,
-                     "Keep this many of the most likely tokens; 0 keeps all")
-        ->check(CLI::Range(0, 1 << 24));
-    command
-        ->add_option("--min-p", options->min_p,
-                     "Drop tokens below this share of the most likely one")
-        ->check(CLI::Range(0.0, 1.0))
-        ->capture_default_str();
-    command->add_option("--seed", options->seed,
-                        "Seed of the noise; 64 random bits, reported, if not given");
+    command->add_option("--trace", options->trace, kTraceHelp);
     command->add_option("--threads", options->threads, "0: OMP_NUM_THREADS or one per core")
         ->capture_default_str();
-    command->add_flag("--ignore-eos", options->ignore_eos, "Go on after the end-of-text token");
-    command->add_flag("--json", options->json, "One JSON object instead of text");
-    return [options, prompt] {
+    CLI::Option* json =
+        command->add_flag("--json", options->json, "One JSON object instead of text");
+    CLI::Option* logprobs =
+        command
+            ->add_option("--logprobs", options->sampling.request.output.top_logprobs,
+                         "Report each token's logprob and so many alternatives")
+            ->needs(json);
+    return [options, prompt, logprobs] {
         options->prompt_given = prompt->count() > 0;
+        options->logprobs = logprobs->count() > 0;
         return run(*options);
     };
 }

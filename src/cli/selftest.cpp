@@ -2,7 +2,6 @@
 // espalier selftest: the attention library's conformance suite on this machine. Every guarantee of
 // docs/mla_contract.md with new random problems until the time is over, ending in a table.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -43,25 +42,6 @@ struct Subject {
     std::string flags;  // that choose the device
     suite::Support support;
     std::vector<suite::Outcome> outcomes;  // by check
-};
-
-// One line on a terminal's standard error, redrawn; nothing elsewhere.
-class StatusLine {
-  public:
-    ~StatusLine() {
-        if (drawn_) std::fputs("\r\033[K", stderr);
-    }
-    template <typename... Args>
-    void update(fmt::format_string<Args...> format, Args&&... args) {
-        if (!terminal_) return;
-        fmt::print(stderr, "\r\033[K{}", fmt::format(format, std::forward<Args>(args)...));
-        std::fflush(stderr);
-        drawn_ = true;
-    }
-
-  private:
-    bool terminal_ = isatty(STDERR_FILENO) == 1;
-    bool drawn_ = false;
 };
 
 Expected<std::vector<CpuVariant>> chosen_variants(const std::string& name) {
@@ -262,7 +242,10 @@ Run add_selftest(CLI::App& app) {
     command->add_flag("--exact-allocations", options->exact,
                       "No guard bytes around arrays, so that memory checkers see the first byte "
                       "outside");
-    return [options] { return run(*options); };
+    const Run lossless = add_selftest_lossless(*command);
+    return [options, command, lossless] {
+        return command->got_subcommand("lossless") ? lossless() : run(*options);
+    };
 }
 
 }  // namespace espalier::cli

@@ -102,11 +102,34 @@ void ProgressBar::update(std::uint64_t done, std::uint64_t total) {
     std::fflush(stderr);
 }
 
+StatusLine::StatusLine() : terminal_(isatty(STDERR_FILENO) == 1) {}
+
+StatusLine::~StatusLine() {
+    if (drawn_) std::fputs("\r\033[K", stderr);
+}
+
+void StatusLine::draw(const std::string& line) {
+    fmt::print(stderr, "\r\033[K{}", line);
+    std::fflush(stderr);
+    drawn_ = true;
+}
+
 Expected<TableFormat> parse_table_format(std::string_view name) {
     if (name == "md") return TableFormat::markdown;
     if (name == "csv") return TableFormat::csv;
     if (name == "json") return TableFormat::json;
     return fail(ErrorKind::invalid, "--output {}: not one of md, csv, json", name);
+}
+
+Table Table::transposed() const {
+    Table turned;
+    turned.columns.push_back(columns.front());
+    for (const auto& row : rows) turned.columns.push_back(row.front());
+    for (std::size_t i = 1; i < columns.size(); ++i) {
+        turned.rows.push_back({columns[i]});
+        for (const auto& row : rows) turned.rows.back().push_back(row[i]);
+    }
+    return turned;
 }
 
 std::string Table::text(TableFormat format) const {

@@ -2,10 +2,13 @@
 // What the sub-commands share in talking to a person: a progress bar, numbers with units, tables.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <chrono>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/error.hpp"
@@ -34,6 +37,24 @@ class ProgressBar {
     std::chrono::steady_clock::time_point last_draw_;
 };
 
+// One line on a terminal's standard error, redrawn; nothing elsewhere.
+class StatusLine {
+  public:
+    StatusLine();
+    ~StatusLine();
+    StatusLine(const StatusLine&) = delete;
+    StatusLine& operator=(const StatusLine&) = delete;
+    template <typename... Args>
+    void update(fmt::format_string<Args...> format, Args&&... args) {
+        if (terminal_) draw(fmt::format(format, std::forward<Args>(args)...));
+    }
+
+  private:
+    void draw(const std::string& line);
+    bool terminal_;
+    bool drawn_ = false;
+};
+
 enum class TableFormat { markdown, csv, json };
 Expected<TableFormat> parse_table_format(std::string_view name);
 
@@ -43,6 +64,8 @@ struct Table {
     std::vector<std::vector<std::string>> rows;
 
     std::string text(TableFormat format) const;
+    // Columns become rows: for one that is wider than a terminal.
+    Table transposed() const;
 };
 
 }  // namespace espalier::cli

@@ -65,13 +65,14 @@ void Engine::run() {
 void Engine::loop() {
     for (;;) {
         inbox_->take(!stepper_->idle(), taken_);
+        const schedule::Time began = clock_();
         if (taken_.stop)
             return end_all(EngineState::stopped, Interruption::stopped, "the engine was stopped");
         admit();
         inbox_->report(taken_, stepper_->scheduler());
         if (stepper_->idle()) continue;
         const StepReport step = stepper_->step();
-        inbox_->report(step, clock_(), stepper_->scheduler());
+        inbox_->report(step, began, clock_(), stepper_->scheduler());
     }
 }
 

@@ -103,12 +103,24 @@ void Inbox::report(Taken& taken, const schedule::Scheduler& scheduler) {
     copy_numbers(scheduler);
 }
 
-void Inbox::report(const StepReport& step, schedule::Time now,
+void EngineTotals::add(const StepReport& step) {
+    requests += step.requests;
+    drawing_steps += step.committed - step.accepted;
+    accepted += step.accepted;
+    moved += step.moved;
+    planning += step.planning;
+    model += step.model;
+    sampling += step.sampling;
+}
+
+void Inbox::report(const StepReport& step, schedule::Time began, schedule::Time now,
                    const schedule::Scheduler& scheduler) {
     const std::lock_guard lock(mutex_);
     status_.steps += step.ran ? 1 : 0;
     status_.last_step = now;
     status_.report = step;
+    status_.sums.add(step);
+    status_.sums.busy += now - began;
     copy_numbers(scheduler);
 }
 

@@ -27,6 +27,18 @@ enum class EngineState : std::uint8_t {
     failed,  // by an error of the program: takes nothing, has ended all it had
 };
 
+// Sums over all steps. Times in nanoseconds.
+struct EngineTotals {
+    std::int64_t requests = 0;       // in each step, summed
+    std::int64_t drawing_steps = 0;  // of requests: output tokens are these and the accepted drafts
+    std::int64_t accepted = 0;       // drafts
+    std::int64_t moved = 0;          // slots
+    // busy: the engine's thread, whenever it had a request: the steps and all between them.
+    schedule::Time busy = 0, planning = 0, model = 0, sampling = 0;
+
+    void add(const StepReport& step);
+};
+
 struct EngineStatus {
     EngineState state = EngineState::running;
     std::string failure;  // of state failed
@@ -36,6 +48,7 @@ struct EngineStatus {
     schedule::Gauges gauges;
     schedule::Totals totals;
     StepReport report;  // of the last step
+    EngineTotals sums;
 };
 
 class Inbox {
@@ -68,7 +81,8 @@ class Inbox {
     void take(bool busy, Taken& taken);
     // Once what was taken is with the scheduler, which counts it from then on; and after a step.
     void report(Taken& taken, const schedule::Scheduler& scheduler);
-    void report(const StepReport& step, schedule::Time now, const schedule::Scheduler& scheduler);
+    void report(const StepReport& step, schedule::Time began, schedule::Time now,
+                const schedule::Scheduler& scheduler);
     // Nothing is taken any more; what is still here ends so.
     void close(EngineState state, const std::string& failure);
 

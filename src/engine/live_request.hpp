@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "accept/prompt_logprobs.hpp"
 #include "accept/request_progress.hpp"
@@ -26,6 +27,7 @@ struct RequestGroup {
     accept::SamplingParameters sampling;
     bool speculate = true;
     bool logprobs = true;
+    std::vector<std::int32_t> replay;  // see Request
     std::int64_t max_tokens = 0;
     std::optional<accept::PromptLogprobs> prompt_logprobs;
     bool prompt_logprobs_sent = false;

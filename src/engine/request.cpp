@@ -9,6 +9,15 @@
 namespace espalier::engine {
 namespace {
 
+Expected<void> check_tokens(const char* what, const std::vector<std::int32_t>& tokens,
+                            const RequestLimits& limits) {
+    for (const std::int32_t token : tokens)
+        if (token < 0 || token >= limits.vocabulary)
+            return fail(ErrorKind::invalid, "the {} has token {} of a vocabulary of {}", what,
+                        token, limits.vocabulary);
+    return {};
+}
+
 Expected<void> check_prompt(const std::vector<std::int32_t>& prompt, const RequestLimits& limits) {
     const auto length = static_cast<std::int64_t>(prompt.size());
     if (length == 0) return fail(ErrorKind::invalid, "the prompt is empty");
@@ -16,11 +25,7 @@ Expected<void> check_prompt(const std::vector<std::int32_t>& prompt, const Reque
         return fail(ErrorKind::exhausted,
                     "the prompt has {} tokens; prompt and output together may have {}", length,
                     limits.max_model_len);
-    for (const std::int32_t token : prompt)
-        if (token < 0 || token >= limits.vocabulary)
-            return fail(ErrorKind::invalid, "the prompt has token {} of a vocabulary of {}", token,
-                        limits.vocabulary);
-    return {};
+    return check_tokens("prompt", prompt, limits);
 }
 
 }  // namespace
@@ -36,6 +41,14 @@ Expected<CheckedRequest> check_request(Request request, const RequestLimits& lim
     accept::OutputOptions output = request.output;
     const auto length = static_cast<std::int64_t>(request.prompt.size());
     output.max_tokens = std::min(output.max_tokens, limits.max_model_len - length);
+    if (!request.replay.empty()) {
+        ESPALIER_RETURN_IF_ERROR(check_tokens("replayed output", request.replay, limits));
+        output.max_tokens =
+            std::min(output.max_tokens, static_cast<std::int64_t>(request.replay.size()));
+        if (output.min_tokens > 0)
+            return fail(ErrorKind::invalid, "min_tokens is {}, but an output is replayed",
+                        output.min_tokens);
+    }
     output.count_tokens = sampling.counts_tokens();
     if (output.eos_token_ids.empty()) output.eos_token_ids = limits.eos_token_ids;
     ESPALIER_ASSIGN_OR_RETURN(

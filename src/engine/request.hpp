@@ -28,6 +28,10 @@ struct Request {
     // false: nobody asks for the tokens' logprobs; they are NaN unless top_logprobs are wanted, and
     // draws are cheaper.
     bool logprobs = true;
+    // Not empty: these are what the output is made of, whatever the model would draw, with their
+    // logprobs: to score a known text, or to measure on one. Its end is max_tokens, unless it meets
+    // a stop condition before. Goes with no min_tokens, which would ban some of them.
+    std::vector<std::int32_t> replay;
 };
 
 // What requests are held against.

@@ -85,6 +85,7 @@ Expected<std::vector<schedule::RequestId>> Stepper::submit(CheckedRequest checke
     const auto group = std::make_shared<RequestGroup>(std::move(checked.sampling));
     group->speculate = request.speculate;
     group->logprobs = request.logprobs;
+    group->replay = request.replay;
     group->max_tokens = output.max_tokens;
     group->receiver = std::move(receiver);
     if (output.prompt_top_logprobs)

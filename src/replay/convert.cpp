@@ -99,7 +99,9 @@ trace::Submission submission_of(const engine::CheckedRequest& checked, std::int6
     if (request.deadline <= trace::kMaxTime) out.deadline = request.deadline;
     out.salt = request.salt;
     out.speculate = request.speculate;
+    out.logprobs = request.logprobs;
     out.prompt = request.prompt;
+    out.replay = request.replay;
     out.sampling = {sampling.temperature,
                     sampling.top_p,
                     sampling.top_k,
@@ -123,6 +125,8 @@ engine::Request request_of(const trace::Submission& submission) {
     const trace::Output& output = submission.output;
     engine::Request out;
     out.prompt = submission.prompt;
+    out.replay = submission.replay;
+    out.logprobs = submission.logprobs;
     out.choices = submission.choices;
     out.priority = submission.priority;
     out.deadline = submission.deadline.value_or(schedule::kNoDeadline);

@@ -201,7 +201,9 @@ struct Submission {
     std::optional<std::int64_t> deadline;
     std::uint64_t salt = 0;
     bool speculate = true;
+    bool logprobs = true;
     std::vector<std::int32_t> prompt;
+    std::vector<std::int32_t> replay;  // what the output was made of, where it was prescribed
     Sampling sampling;
     Output output;
     template <typename Visitor, typename Self>
@@ -213,7 +215,9 @@ struct Submission {
         visit.maybe_integer("deadline", self.deadline, -kMaxTime, kMaxTime);
         visit.word64("salt", self.salt);
         visit.flag("speculate", self.speculate);
+        visit.flag("logprobs", self.logprobs);
         visit.integers("prompt", self.prompt, kMaxList, 0, kMaxToken);
+        visit.integers("replay", self.replay, kMaxList, 0, kMaxToken);
         visit.object("sampling", self.sampling);
         visit.object("output", self.output);
     }

@@ -26,7 +26,8 @@ Writer::Writer(std::unique_ptr<Sink> sink, WriterLimits limits)
 Writer::~Writer() { (void)finish(); }
 
 std::size_t Writer::numbers_in(const Event& event) {
-    if (const auto* submission = std::get_if<Submission>(&event)) return submission->prompt.size();
+    if (const auto* submission = std::get_if<Submission>(&event))
+        return submission->prompt.size() + submission->replay.size();
     const auto* step = std::get_if<Step>(&event);
     if (step == nullptr) return 1;
     std::size_t count = step->rows.size() + step->ended.size();

@@ -60,6 +60,109 @@ TEST(Cli, AReportedSeedRepeatsTheText) {
     EXPECT_EQ(json_of(common + "--seed " + drawn["seed"].dump())["tokens"], drawn["tokens"]);
 }
 
+// A list that goes on as it began: what drafts from the text's own past are for.
+const std::string kRepeating =
+    "'first = load(\"first\")\nsecond = load(\"second\")\nthird = load(\"third\")\nfirst = "
+    "load(\"first\")\nsecond = load(\"second\")\nthird ='";
+
+TEST(Cli, DraftsChangeTheSpeedAndNothingElse) {
+    const std::string common =
+        "generate " + kSapling + " " + kRepeating + " -n 60 --json --logprobs 2 --ignore-eos ";
+    for (const char* sampling : {"--temperature 0 ", "--temperature 0.7 --seed 3 ",
+                                 "--temperature 1 --seed 4 --repetition-penalty 1.1 "
+                                 "--presence-penalty 0.2 --frequency-penalty 0.1 --min-p 0.05 "}) {
+        const auto drafted = json_of(common + sampling + "--speculate ngram");
+        const auto plain = json_of(common + sampling + "--speculate off");
+        EXPECT_EQ(drafted["tokens"], plain["tokens"]) << sampling;
+        EXPECT_EQ(drafted["logprobs"], plain["logprobs"]) << sampling;
+        EXPECT_EQ(drafted["text"], plain["text"]) << sampling;
+        EXPECT_EQ(plain["accepted_tokens"], 0);
+        EXPECT_EQ(plain["steps"], 60);
+        EXPECT_EQ(drafted["steps"].get<int>() + drafted["accepted_tokens"].get<int>(), 60);
+    }
+    const auto greedy = json_of(common + "--temperature 0");
+    EXPECT_GT(greedy["acceptance_length"].get<double>(), 0.5) << greedy;
+    EXPECT_EQ(greedy["logprobs"].size(), 60u);
+    EXPECT_EQ(greedy["logprobs"][0]["top"].size(), 2u);
+}
+
+TEST(Cli, GenerateTellsStepsDraftsAndSpeed) {
+    const Result result =
+        espalier("generate " + kSapling + " " + kRepeating + " -n 30 --temperature 0");
+    EXPECT_EQ(result.status, 0) << result.output;
+    for (const char* part : {"third = load", " steps, ", " accepted drafts per step", "tokens/s"})
+        EXPECT_NE(result.output.find(part), std::string::npos) << part << "\n" << result.output;
+}
+
+TEST(Cli, ChoicesStopsAndLimitsAreTheEngines) {
+    const std::string common = "generate " + kSapling + " 'import os' --json --temperature 1 ";
+    const auto choices = json_of(common + "-n 12 --choices 3 --seed 5 --ignore-eos");
+    ASSERT_EQ(choices["choices"].size(), 3u);
+    EXPECT_EQ(choices["completion_tokens"], 36);
+    EXPECT_NE(choices["choices"][0]["tokens"], choices["choices"][1]["tokens"]);
+    const auto alone = json_of(common + "-n 12 --seed 5 --ignore-eos");
+    EXPECT_EQ(choices["choices"][0]["tokens"], alone["tokens"]);
+
+    const std::string text = alone["text"];
+    const std::string stop = text.substr(text.size() / 2, 3);
+    const auto stopped = json_of(common + "-n 12 --seed 5 --ignore-eos --stop \"" + stop + "\"");
+    EXPECT_EQ(stopped["finish_reason"], "stop");
+    EXPECT_EQ(stopped["text"], text.substr(0, text.find(stop)));
+    const std::string token = alone["tokens"][4].dump();
+    EXPECT_LE(json_of(common + "-n 12 --seed 5 --stop-token-id " + token)["tokens"].size(), 5u);
+    EXPECT_NE(json_of(common + "-n 12 --seed 5 --ignore-eos --logit-bias " +
+                      alone["tokens"][0].dump() + ":-100")["tokens"][0],
+              alone["tokens"][0]);
+}
+
+TEST(Cli, BenchEngineMeasuresTheSameRequestsInEachConfiguration) {
+    const auto bench = json_of("bench engine " + kSapling +
+                               " --requests 6 --prompt 70-90 --output 4-8 --shared 64 "
+                               "--concurrency 1,4 --speculate ngram,off --rounds 2 -o json");
+    ASSERT_EQ(bench.size(), 4u);
+    EXPECT_EQ(bench[0]["configuration"], "1 client ngram");
+    EXPECT_EQ(bench[3]["configuration"], "4 clients off");
+    for (const auto& one : bench) {
+        EXPECT_GT(one["output tokens/s"].get<double>(), 0.0);
+        EXPECT_GE(one["first token p99 ms"].get<double>(), one["first token p50 ms"].get<double>());
+        EXPECT_EQ(one["preemptions"], 0);
+        EXPECT_LT(one["% outside model and sampling"].get<double>(), 100.0);
+    }
+    // The first request's page serves the five after it.
+    EXPECT_EQ(bench[0]["prompt tokens from the prefix index"], 5 * 64);
+    EXPECT_EQ(bench[1]["prompt tokens from the prefix index"], 5 * 64);
+    EXPECT_TRUE(bench[0]["output tokens/s against off"].is_number());
+    EXPECT_EQ(bench[1]["output tokens/s against off"], "-");
+    EXPECT_EQ(bench[1]["drafts verified"], 0);
+}
+
+TEST(Cli, BenchEngineReplaysKnownTexts) {
+    const espalier::TemporaryDirectory directory;
+    const std::string file = (directory.path() / "replay.jsonl").string();
+    std::string words;
+    for (int i = 0; i < 60; ++i) words += "word" + std::to_string(i * i % 97) + " ";
+    std::ofstream(file) << nlohmann::json{{"prompt", words}, {"completion", words}} << "\n";
+    const auto bench = json_of("bench engine " + kSapling + " --requests 2 --concurrency 2 " +
+                               "--arrival 50 --speculate ngram --replay " + file + " -o json");
+    ASSERT_EQ(bench.size(), 1u);
+    EXPECT_GT(bench[0]["accepted drafts per step"].get<double>(), 1.0) << bench;
+    std::ofstream(file) << R"({"prompt": "a"})";
+    const Result refused = espalier("bench engine " + kSapling + " --replay " + file);
+    EXPECT_EQ(refused.status, 1);
+    EXPECT_NE(refused.output.find("line 1 has no text \"completion\""), std::string::npos)
+        << refused.output;
+}
+
+TEST(Cli, SelftestLosslessEndsInATable) {
+    const espalier::TemporaryDirectory directory;
+    const std::string model = (directory.path() / "model").string();
+    EXPECT_EQ(espalier("make-model --preset tiny-v3 --out " + model).status, 0);
+    const Result result = espalier("selftest lossless " + model + " --seconds 0 --seed 7");
+    EXPECT_EQ(result.status, 0) << result.output;
+    for (const char* part : {"drafts accepted", "workloads 7 to 7", "the bits it gives alone"})
+        EXPECT_NE(result.output.find(part), std::string::npos) << result.output;
+}
+
 TEST(Cli, TokensAndTextAreEachOther) {
     const Result ids = espalier("tokenize " + kSapling + " -p 'def café(x): return 1' --ids");
     ASSERT_EQ(ids.status, 0) << ids.output;
@@ -126,7 +229,18 @@ TEST(Cli, RefusalsSaySoAndExitAccordingly) {
     };
     for (const Refusal& refusal : {
              Refusal{"", 2, "A subcommand is required"},
-             Refusal{"generate " + kSapling + " -p x --temperature -1", 2, "--temperature"},
+             Refusal{"generate " + kSapling + " -p x --temperature -1", 1,
+                     "temperature: -1, not within 0…100"},
+             Refusal{"generate " + kSapling + " -p x --choices 0", 1, "n is 0, not within 1…128"},
+             Refusal{"generate " + kSapling + " -p x -n 0", 1, "max_tokens: 0, at least 1"},
+             Refusal{"generate " + kSapling + " -p x --logit-bias 7", 1, "not ID:BIAS"},
+             Refusal{"generate " + kSapling + " -p x --speculate mtp", 2, "--speculate"},
+             Refusal{"generate " + kSapling + " -p x --logprobs 2", 2, "--json"},
+             Refusal{"bench engine " + kSapling + " --prompt 9-3", 1, "--prompt 9-3: not a number"},
+             Refusal{"bench engine " + kSapling + " --arrival soon", 1, "--arrival soon"},
+             Refusal{"bench engine " + kSapling + " --prompt 4000", 1,
+                     "the model's context is 2048"},
+             Refusal{"selftest lossless", 2, "model is required"},
              Refusal{"generate " + kSapling + " -p x --threads 5000", 1, "between 1 and 1024"},
              Refusal{"generate NOBODY/nothing -p x", 1, "not in the hub cache"},
              Refusal{"inspect " + kSapling + "-eagle3", 1, "is not supported; supported are"},
@@ -138,6 +252,78 @@ TEST(Cli, RefusalsSaySoAndExitAccordingly) {
         EXPECT_EQ(result.status, refusal.status) << refusal.arguments;
         EXPECT_NE(result.output.find(refusal.sentence), std::string::npos) << result.output;
     }
+}
+
+// A trace of a short text, in a folder of its own.
+class CliReplay : public ::testing::Test {
+  protected:
+    CliReplay() {
+        const Result made = espalier("generate " + kSapling +
+                                     " -p 'def add(a, b):' -n 24 --seed 3 --temperature 0.7 "
+                                     "--trace " +
+                                     file_);
+        EXPECT_EQ(made.status, 0) << made.output;
+    }
+    std::string text() const {
+        std::ifstream in(file_);
+        return {std::istreambuf_iterator<char>(in), {}};
+    }
+    void expect_refused(const std::string& command, const std::string& why) const {
+        const Result result = espalier(command);
+        EXPECT_EQ(result.status, 1) << result.output;
+        EXPECT_NE(result.output.find(why), std::string::npos) << result.output;
+    }
+
+    const espalier::TemporaryDirectory directory_;
+    const std::string file_ = (directory_.path() / "run.jsonl").string();
+};
+
+TEST_F(CliReplay, RunsATraceAgain) {
+    for (const std::string& model : {std::string(), " " + kSapling}) {
+        const Result again = espalier("replay " + file_ + model);
+        EXPECT_EQ(again.status, 0) << again.output;
+        EXPECT_NE(again.output.find("24 tokens of 1 requests are the same"), std::string::npos)
+            << again.output;
+    }
+    EXPECT_EQ(espalier("replay " + file_ + " --threads 1").status, 0);
+}
+
+TEST_F(CliReplay, RefusesWhatDiffersByName) {
+    const std::string whole = text();
+    std::string changed = whole;
+    const std::size_t drawn = changed.rfind("\"drawn\":[");
+    changed.insert(drawn + 9, "1");  // another token
+    std::ofstream(file_) << changed;
+    expect_refused("replay " + file_, "drawn[0] (request 0): the trace has 1");
+    std::ofstream(file_) << whole.substr(0, whole.find('\n') + 1) << "{}\n";
+    expect_refused("replay " + file_, "run.jsonl, line 2: 'kind' is missing");
+    std::ofstream(file_) << whole;
+    const std::string other = (directory_.path() / "tiny").string();
+    ASSERT_EQ(espalier("make-model --preset tiny-v3 --out " + other).status, 0);
+    expect_refused("replay " + file_ + " " + other, "the trace was made with model 'sapling' of");
+    expect_refused("replay " + file_ + ".none", "cannot be opened");
+    EXPECT_EQ(espalier("replay " + file_ + " " + other + " --chrome x").status, 2);
+}
+
+TEST_F(CliReplay, DrawsATimelineWithoutAModel) {
+    const std::string out = (directory_.path() / "timeline.json").string();
+    const Result drawn = espalier("replay " + file_ + " --chrome " + out);
+    EXPECT_EQ(drawn.status, 0) << drawn.output;
+    std::ifstream in(out);
+    const auto timeline = nlohmann::json::parse(in);
+    EXPECT_GT(timeline["traceEvents"].size(), 100u);
+}
+
+TEST_F(CliReplay, ABenchIsTracedToo) {
+    const std::string bench = "bench engine " + kSapling +
+                              " --requests 4 --prompt 8-16 --output 4-8 --concurrency 2 --trace " +
+                              file_;
+    const Result made = espalier(bench);
+    ASSERT_EQ(made.status, 0) << made.output;
+    const Result again = espalier("replay " + file_);
+    EXPECT_EQ(again.status, 0) << again.output;
+    EXPECT_NE(again.output.find("of 4 requests are the same"), std::string::npos) << again.output;
+    expect_refused(bench + " --rounds 2", "--trace writes one run, but");
 }
 
 }  // namespace

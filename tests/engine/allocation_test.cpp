@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/harness.hpp"
-#include "engine/random_drafter.hpp"
+#include "lossless/random_drafter.hpp"
 #include "speculate/ngram.hpp"
 #include "support/allocation_counter.hpp"
 

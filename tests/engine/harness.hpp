@@ -10,12 +10,23 @@
 #include <vector>
 
 #include "conformance/random.hpp"
-#include "engine/plain_run.hpp"
-#include "engine/recorder.hpp"
 #include "engine/stepper.hpp"
 #include "engine/tiny_target.hpp"
+#include "lossless/plain_run.hpp"
+#include "lossless/recorder.hpp"
 
 namespace espalier::engine {
+
+using lossless::Output;
+using lossless::RecordedChoice;
+using lossless::Recorder;
+
+inline Output run_plain(const TinyTarget& target, const CheckedRequest& checked,
+                        std::int32_t choice) {
+    auto output = lossless::PlainRunner(target.target()).run(checked, choice);
+    if (!output) throw std::runtime_error(output.error().message);
+    return std::move(*output);
+}
 
 inline std::vector<std::int32_t> random_prompt(std::size_t length, std::uint64_t seed) {
     conformance::Random random(seed);

@@ -11,7 +11,7 @@
 
 #include "engine/faulty_target.hpp"
 #include "engine/harness.hpp"
-#include "engine/random_drafter.hpp"
+#include "lossless/random_drafter.hpp"
 #include "model/sequence.hpp"
 #include "speculate/ngram.hpp"
 
@@ -35,12 +35,12 @@ std::vector<std::byte> cache_bytes(cache::KvStorage& storage, std::span<const st
 }
 
 Harness::Drafters truth_last_drafter(const Request& request, const Output& output) {
-    RandomDrafterOptions options;
+    lossless::RandomDrafterOptions options;
     options.truth = 0.4;
     options.silence = 0;
     options.truth_last = true;
     Harness::Drafters drafters;
-    drafters.push_back(std::make_unique<RandomDrafter>(
+    drafters.push_back(std::make_unique<lossless::RandomDrafter>(
         speculate::DrafterId{0}, 5, options,
         std::vector<std::vector<std::int32_t>>{whole_text(request, output)},
         std::vector<std::int32_t>{10, 11, 12, 13, 14, 15, kPoisonToken, kQuietPoisonToken}));
@@ -93,6 +93,37 @@ TEST(Stepper, ASecondEqualPromptComputesItsTailOnly) {
     EXPECT_EQ(report.tokens.prompt_absorbed, 700 - 640);
     EXPECT_EQ(second->choice(0).cached_tokens, 640);
     EXPECT_EQ(second->choice(0).output.tokens, first->choice(0).output.tokens);
+}
+
+TEST(Stepper, AReplayedOutputIsScoredAndDrafted) {
+    TinyTarget& target = tiny_target(Family::v3);
+    Request request = plain_request(30, 100, 21);
+    request.replay = random_prompt(20, 22);
+    request.replay.insert(request.replay.end(), request.prompt.begin(), request.prompt.end());
+    Harness plain(target);
+    const auto alone = plain.submit(request);
+    plain.run();
+    std::vector<std::unique_ptr<speculate::Drafter>> drafters;
+    drafters.push_back(std::make_unique<speculate::NgramDrafter>(0, speculate::NgramLimits{}));
+    Harness harness(target, roomy_settings(), std::move(drafters));
+    const auto drafted = harness.submit(request);
+    harness.run();
+    EXPECT_EQ(alone->choice(0).output.tokens, drafted->choice(0).output.tokens);
+    EXPECT_EQ(whole_text({}, drafted->choice(0).output), request.replay);
+    EXPECT_GT(drafted->choice(0).usage.accepted, 15);  // where it quotes the prompt
+    EXPECT_EQ(alone->choice(0).usage.accepted, 0);
+}
+
+TEST(Stepper, ASecondPromptOf4000TokensCostsLessThanAPage) {
+    StepperSettings settings = roomy_settings();
+    settings.schedule.max_model_len = 4096;
+    Harness harness(tiny_target(Family::v3), settings);
+    const Request request = plain_request(4000, 1, 9);
+    harness.submit(request);
+    EXPECT_EQ(harness.run().tokens.total(), 4000);
+    const auto second = harness.submit(request);
+    EXPECT_EQ(harness.run().tokens.total(), 4000 % 64);
+    EXPECT_EQ(second->choice(0).cached_tokens, 4000 / 64 * 64);
 }
 
 TEST(Stepper, ChoicesComputeTheirPromptsPagesOnce) {

@@ -6,7 +6,8 @@
 #include <cstdint>
 #include <memory>
 
-#include "engine/request.hpp"
+#include "lossless/plain_run.hpp"
+#include "lossless/workload.hpp"
 #include "model/tiny_model.hpp"
 #include "ops/ops.hpp"
 #include "text/tokenizer.hpp"
@@ -16,14 +17,16 @@ namespace espalier::engine {
 inline constexpr std::int32_t kTinyVocabulary = 512;
 inline constexpr std::int32_t kPoisonToken = 511;       // all it computes is NaN
 inline constexpr std::int32_t kQuietPoisonToken = 510;  // only its cache entry is not finite
-inline constexpr std::int64_t kTinyMaxTokens = 1024;    // of a batch
-inline constexpr std::int64_t kTinyMaxGather = 512;
+inline constexpr std::int64_t kTinyMaxTokens = lossless::kWorkloadTokens;
+inline constexpr std::int64_t kTinyMaxGather = lossless::kWorkloadGather;
 
 enum class Family { v2, v3 };
 
 struct TinyTarget {
     std::unique_ptr<model::RunningModel> model;
     std::unique_ptr<text::Tokenizer> tokenizer;
+
+    lossless::Target target() const { return {**model, *tokenizer, 2}; }
 };
 
 // Made at the first call, kept until the program ends; one thread at a time may use it.

@@ -29,9 +29,16 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"accept", {"base", "ops", "text"}},
     {"engine",
      {"base", "mla", "ops", "text", "cache", "batch", "speculate", "schedule", "model", "accept"}},
+    {"lossless",
+     {"base", "conformance", "ops", "text", "cache", "speculate", "schedule", "model", "accept",
+      "engine"}},
+    {"trace", {"base"}},
+    {"replay",
+     {"base", "ops", "checkpoint", "text", "cache", "speculate", "schedule", "model", "accept",
+      "engine", "trace"}},
     {"cli",
      {"base", "linalg", "mla", "conformance", "ops", "checkpoint", "text", "cache", "batch",
-      "model"}},
+      "speculate", "schedule", "model", "accept", "engine", "lossless", "trace", "replay"}},
 };
 
 TEST(Layering, FoldersIncludeOnlyWhatLiesBelowThem) {

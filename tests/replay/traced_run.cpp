@@ -3,7 +3,7 @@
 
 #include <stdexcept>
 
-#include "engine/harness.hpp"
+#include "lossless/recorder.hpp"
 #include "replay/convert.hpp"
 #include "replay/recorder.hpp"
 #include "speculate/ngram.hpp"
@@ -12,31 +12,30 @@
 namespace espalier::replay {
 namespace {
 
-using engine::Workload;
-using engine::WorkloadRequest;
+using lossless::Workload;
+using lossless::WorkloadRequest;
 using Tokens = std::vector<std::int32_t>;
 
 // Runs the workload once; with texts that the random drafter knows, and watched, or neither.
-std::vector<Tokens> run(const Workload& work, const std::vector<Tokens>& known,
-                        engine::StepObserver* observer, TracedRun& sums) {
-    engine::TinyTarget& target = engine::tiny_target(work.family);
+std::vector<Tokens> run(const Workload& work, const lossless::Target& target,
+                        const std::vector<Tokens>& known, engine::StepObserver* observer,
+                        TracedRun& sums) {
     schedule::Time now = 0;
-    engine::StepperParts parts{
-        **target.model, *target.tokenizer, {}, [&now] { return now += 1000; }};
+    engine::StepperParts parts{target.model, target.tokenizer, {}, [&now] { return now += 1000; }};
     parts.observer = observer;
     if (work.ngram)
         parts.drafters.push_back(
             std::make_unique<speculate::NgramDrafter>(0, speculate::NgramLimits{}));
     if (work.random_drafter && observer != nullptr)
-        parts.drafters.push_back(std::make_unique<engine::RandomDrafter>(
+        parts.drafters.push_back(std::make_unique<lossless::RandomDrafter>(
             static_cast<speculate::DrafterId>(parts.drafters.size()), work.seed, work.drafter,
             known, work.palette));
     auto stepper = engine::Stepper::create(std::move(parts), work.settings);
     if (!stepper) throw std::runtime_error(stepper.error().message);
-    std::vector<std::shared_ptr<engine::Recorder>> recorders;
+    std::vector<std::shared_ptr<lossless::Recorder>> recorders;
     std::vector<std::vector<schedule::RequestId>> ids(work.requests.size());
     for (const WorkloadRequest& one : work.requests)
-        recorders.push_back(std::make_shared<engine::Recorder>(one.request.choices));
+        recorders.push_back(std::make_shared<lossless::Recorder>(one.request.choices));
     bool more = true;
     for (int step = 0; step < 20000 && (more || !(*stepper)->idle()); ++step) {
         more = false;
@@ -45,7 +44,7 @@ std::vector<Tokens> run(const Workload& work, const std::vector<Tokens>& known,
             more = more || one.arrival > step;
             if (one.arrival == step) {
                 auto checked = engine::check_request(one.request, (*stepper)->request_limits(),
-                                                     *target.tokenizer);
+                                                     target.tokenizer);
                 if (!checked) throw std::runtime_error(checked.error().message);
                 ids[i] = *(*stepper)->submit(std::move(*checked), recorders[i]);
             }
@@ -57,8 +56,9 @@ std::vector<Tokens> run(const Workload& work, const std::vector<Tokens>& known,
     std::vector<Tokens> texts;
     for (std::size_t i = 0; i < work.requests.size(); ++i)
         for (std::int32_t choice = 0; choice < work.requests[i].request.choices; ++choice) {
-            const engine::RecordedChoice& got = recorders[i]->choice(choice);
-            texts.push_back(whole_text(work.requests[i].request, got.output));
+            const lossless::RecordedChoice& got = recorders[i]->choice(choice);
+            texts.push_back(work.requests[i].request.prompt);
+            for (const auto& token : got.output.tokens) texts.back().push_back(token.token);
             sums.tokens += got.usage.completion_tokens;
         }
     sums.preemptions = (*stepper)->scheduler().totals().preemptions;
@@ -67,19 +67,17 @@ std::vector<Tokens> run(const Workload& work, const std::vector<Tokens>& known,
 
 }  // namespace
 
-trace::Header header_of(const Workload& work) {
+TracedRun run_traced(std::uint64_t seed) {
+    TracedRun plain, traced;
+    traced.family = seed % 2 == 0 ? engine::Family::v2 : engine::Family::v3;
+    const lossless::Target target = engine::tiny_target(traced.family).target();
+    const Workload work = lossless::random_workload(seed, target);
+    const std::vector<Tokens> texts = run(work, target, {}, nullptr, plain);
     trace::Header header = trace::sample_header();
     header.settings = settings_of(work.settings, {});
-    return header;
-}
-
-TracedRun run_traced(const Workload& work) {
-    TracedRun plain, traced;
-    const std::vector<Tokens> texts = run(work, {}, nullptr, plain);
-    auto writer =
-        trace::Writer::create(std::make_unique<trace::StringSink>(traced.text), header_of(work));
+    auto writer = trace::Writer::create(std::make_unique<trace::StringSink>(traced.text), header);
     Recorder recorder(std::move(*writer));
-    run(work, texts, &recorder, traced);
+    run(work, target, texts, &recorder, traced);
     const auto end = recorder.finish();
     if (!end) throw std::runtime_error(end.error().message);
     return traced;

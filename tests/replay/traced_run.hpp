@@ -4,17 +4,18 @@
 
 #include <string>
 
-#include "engine/workload.hpp"
+#include "engine/tiny_target.hpp"
+#include "lossless/workload.hpp"
 #include "trace/step.hpp"
 
 namespace espalier::replay {
 
 struct TracedRun {
     std::string text;  // the file
+    engine::Family family = engine::Family::v2;
     std::int64_t tokens = 0, preemptions = 0;
 };
 
-trace::Header header_of(const engine::Workload& work);
-TracedRun run_traced(const engine::Workload& work);
+TracedRun run_traced(std::uint64_t seed);
 
 }  // namespace espalier::replay

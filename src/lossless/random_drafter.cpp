@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/random_drafter.hpp"
+#include "lossless/random_drafter.hpp"
 
 #include <algorithm>
 
 #include "base/check.hpp"
 
-namespace espalier::engine {
+namespace espalier::lossless {
 
 void RandomDrafter::begin(speculate::RequestSlot request, std::span<const std::int32_t> prompt,
                           std::int64_t) {
@@ -66,7 +66,7 @@ void RandomDrafter::grow(const speculate::DraftCall& call) {
 Expected<void> RandomDrafter::propose(std::span<const speculate::DraftCall> calls) {
     ++calls_;
     if (options_.breaks_after >= 0 && calls_ > options_.breaks_after)
-        return fail(ErrorKind::io, "the test's drafter broke after {} calls",
+        return fail(ErrorKind::io, "the workload's drafter broke after {} calls",
                     options_.breaks_after);
     for (const speculate::DraftCall& call : calls) {
         if (random_.chance(options_.silence)) continue;
@@ -77,4 +77,4 @@ Expected<void> RandomDrafter::propose(std::span<const speculate::DraftCall> call
     return {};
 }
 
-}  // namespace espalier::engine
+}  // namespace espalier::lossless

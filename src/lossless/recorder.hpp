@@ -1,32 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-// A receiver that keeps everything, for tests.
+// A receiver that keeps everything. An update after the end, or a prompt's logprobs twice, is an
+// error of the engine's program.
 #pragma once
-
-#include <gtest/gtest.h>
 
 #include <optional>
 #include <vector>
 
-#include "engine/plain_run.hpp"
+#include "base/check.hpp"
 #include "engine/receiver.hpp"
+#include "lossless/plain_run.hpp"
 
-namespace espalier::engine {
+namespace espalier::lossless {
 
 struct RecordedChoice {
     Output output;
     accept::Usage usage;
     std::int64_t cached_tokens = 0;
-    std::optional<Interruption> ended;  // with its interruption, none for its own end
+    std::optional<engine::Interruption> ended;  // with its interruption, none for its own end
     std::int64_t updates = 0;
 };
 
-class Recorder final : public Receiver {
+class Recorder final : public engine::Receiver {
   public:
     explicit Recorder(std::int32_t choices) : choices_(static_cast<std::size_t>(choices)) {}
 
-    void receive(const Update& update) override {
+    void receive(const engine::Update& update) override {
         RecordedChoice& choice = choices_.at(static_cast<std::size_t>(update.choice));
-        EXPECT_FALSE(choice.ended) << "an update after the end";
+        CHECK(!choice.ended, "choice {} has an update after its end", update.choice);
         ++choice.updates;
         Output& output = choice.output;
         output.text += update.emission.text;
@@ -36,7 +36,8 @@ class Recorder final : public Receiver {
         choice.usage = update.usage;
         choice.cached_tokens = update.cached_tokens;
         if (update.prompt_logprobs != nullptr) {
-            EXPECT_TRUE(prompt_logprobs_.empty()) << "the prompt's logprobs came twice";
+            CHECK(prompt_logprobs_.empty(), "the prompt's {} logprobs came twice",
+                  prompt_logprobs_.size());
             const auto logprobs = update.prompt_logprobs->logprobs();
             const auto tops = update.prompt_logprobs->tops();
             prompt_logprobs_.assign(logprobs.begin(), logprobs.end());
@@ -64,4 +65,4 @@ class Recorder final : public Receiver {
     std::vector<accept::TokenLogprob> prompt_tops_;
 };
 
-}  // namespace espalier::engine
+}  // namespace espalier::lossless

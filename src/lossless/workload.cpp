@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/workload.hpp"
+#include "lossless/workload.hpp"
 
 #include <algorithm>
 #include <array>
@@ -8,20 +8,20 @@
 #include "cache/page.hpp"
 #include "conformance/random.hpp"
 
-namespace espalier::engine {
+namespace espalier::lossless {
 namespace {
 
 using conformance::Random;
 using Tokens = std::vector<std::int32_t>;
 
-constexpr std::int32_t kEosToken = 1;  // of the synthetic models
-
 class Generator {
   public:
-    explicit Generator(std::uint64_t seed) : random_(seed) { work_.seed = seed; }
+    Generator(std::uint64_t seed, const Target& target)
+        : random_(seed), target_(target), sound_(target.vocabulary() - target.poisoned) {
+        work_.seed = seed;
+    }
 
     Workload operator()() {
-        work_.family = random_.chance(0.5) ? Family::v2 : Family::v3;
         choose_palette();
         for (Tokens& base : bases_)
             for (int i = 0; i < 340; ++i) base.push_back(any_token(0.8));
@@ -47,19 +47,25 @@ class Generator {
     // No poison: in a text that all share, it would leave nobody to look at.
     std::int32_t any_token(double from_palette) {
         const std::int32_t chosen = work_.palette[pick(work_.palette.size())];
-        if (chosen < kQuietPoisonToken && random_.chance(from_palette)) return chosen;
-        return random_.between(2, kQuietPoisonToken - 1);
+        if (chosen < sound_ && random_.chance(from_palette)) return chosen;
+        return random_.between(2, sound_ - 1);
     }
-    std::int32_t poison() { return random_.chance(0.5) ? kPoisonToken : kQuietPoisonToken; }
+    std::int32_t poison() { return random_.between(sound_, target_.vocabulary() - 1); }
+    bool poisons(double chance) { return target_.poisoned > 0 && random_.chance(chance); }
     std::size_t pick(std::size_t count) { return random_.bits() % count; }
 
     // Few tokens, so that texts repeat, stop strings are met and penalties bite.
     void choose_palette() {
         const int count = random_.between(4, 12);
-        for (int i = 0; i < count; ++i) work_.palette.push_back(random_.between(5, 500));
-        for (int i = 0; i < 3; ++i) work_.palette.push_back(5 + 'a' + random_.between(0, 5));
-        if (random_.chance(0.6)) work_.palette.push_back(kEosToken);
-        if (random_.chance(0.3)) work_.palette.push_back(poison());
+        for (int i = 0; i < count; ++i) work_.palette.push_back(random_.between(2, sound_ - 1));
+        for (int i = 0; i < 3; ++i) {
+            const char letter = static_cast<char>('a' + random_.between(0, 5));
+            const auto letters = target_.tokenizer.encode({&letter, 1});
+            if (letters && letters->size() == 1) work_.palette.push_back(letters->front());
+        }
+        const auto& eos = target_.model.config().eos_token_ids;
+        if (!eos.empty() && random_.chance(0.6)) work_.palette.push_back(eos[pick(eos.size())]);
+        if (poisons(0.3)) work_.palette.push_back(poison());
         std::sort(work_.palette.begin(), work_.palette.end());
         work_.palette.erase(std::unique(work_.palette.begin(), work_.palette.end()),
                             work_.palette.end());
@@ -79,12 +85,12 @@ class Generator {
         const int shared = random_.chance(0.3) ? length : random_.between(0, length);
         Tokens tokens(base.begin(), base.begin() + shared);
         while (static_cast<int>(tokens.size()) < length) tokens.push_back(any_token(0.5));
-        if (random_.chance(0.04)) tokens[pick(tokens.size())] = poison();
+        if (poisons(0.04)) tokens[pick(tokens.size())] = poison();
         return tokens;
     }
 
-    Request request() {
-        Request one;
+    engine::Request request() {
+        engine::Request one;
         one.prompt = prompt();
         one.choices = random_.chance(0.75) ? 1 : random_.between(2, 3);
         one.salt = random_.chance(0.1) ? 7 : 0;
@@ -93,6 +99,8 @@ class Generator {
         if (random_.chance(0.05)) one.deadline = random_.between(1, 400) * 1000;
         sampling(one.sampling);
         output(one.output, one.prompt.size());
+        if (one.output.min_tokens == 0 && random_.chance(0.1))
+            for (int i = random_.between(1, 60); i > 0; --i) one.replay.push_back(any_token(0.9));
         return one;
     }
 
@@ -113,7 +121,7 @@ class Generator {
             options.frequency_penalty = 0.25f * static_cast<float>(random_.between(-8, 8));
         if (random_.chance(0.75))
             for (const std::int32_t token : work_.palette)
-                if (token < kQuietPoisonToken || random_.chance(0.3))
+                if (token < sound_ || random_.chance(0.3))
                     options.logit_bias.push_back(
                         {token, static_cast<float>(random_.between(2, 12))});
     }
@@ -135,11 +143,11 @@ class Generator {
 
     // Text of one to three tokens of the palette, as far as it is text.
     std::string stop_string() {
-        const text::Tokenizer& tokenizer = *tiny_target(work_.family).tokenizer;
         Tokens tokens;
         for (int i = random_.between(1, 3); i > 0; --i) tokens.push_back(any_token(1));
-        const std::string text = tokenizer.decode(tokens);
-        return text.empty() ? "a" : text;
+        const std::string text = target_.tokenizer.decode(tokens);
+        const bool fits = !text.empty() && std::ssize(text) <= accept::kMaxStopStringBytes;
+        return fits ? text : "a";
     }
 
     void choose_settings() {
@@ -149,7 +157,8 @@ class Generator {
             longest = std::max(longest, static_cast<std::int64_t>(one.request.prompt.size()) +
                                             one.request.output.max_tokens);
         // Now and then the context ends before max_tokens does.
-        options.max_model_len = random_.chance(0.8) ? 512 : std::max<std::int64_t>(longest - 5, 2);
+        options.max_model_len =
+            random_.chance(0.8) ? kWorkloadLength : std::max<std::int64_t>(longest - 5, 2);
         for (WorkloadRequest& one : work_.requests)
             if (static_cast<std::int64_t>(one.request.prompt.size()) >= options.max_model_len)
                 one.request.prompt.resize(static_cast<std::size_t>(options.max_model_len) - 1);
@@ -167,7 +176,8 @@ class Generator {
         options.max_step_gather = options.max_rows + random_.between(0, 200);
         options.prefix_cache = random_.chance(0.85);
         options.hash_seed = random_.bits();
-        work_.settings.grant = random_.chance(0.7) ? NodeGrant::everything : NodeGrant::measured;
+        work_.settings.grant =
+            random_.chance(0.7) ? engine::NodeGrant::everything : engine::NodeGrant::measured;
         // On a machine where tokens cost nothing, and on one where they cost something.
         const double per_token = random_.chance(0.5) ? 1e-9 : 2e-4;
         const std::array samples = {speculate::StepSample{1, 1, 1e-3},
@@ -186,12 +196,31 @@ class Generator {
     }
 
     Random random_;
+    Target target_;
+    std::int32_t sound_;  // ids below this are not poisoned
     Workload work_;
     std::array<Tokens, 3> bases_;
 };
 
 }  // namespace
 
-Workload random_workload(std::uint64_t seed) { return Generator(seed)(); }
+Expected<void> check_target(const Target& target) {
+    const auto at_least = [](const char* what, std::int64_t has,
+                             std::int64_t needs) -> Expected<void> {
+        if (has >= needs) return {};
+        return fail(ErrorKind::unsupported, "workloads need {} of {}, the model has {}", what,
+                    needs, has);
+    };
+    const model::ModelLimits& limits = target.model.limits();
+    ESPALIER_RETURN_IF_ERROR(
+        at_least("a vocabulary", target.vocabulary() - target.poisoned, kWorkloadVocabulary));
+    ESPALIER_RETURN_IF_ERROR(at_least("a context", limits.max_kv_len, kWorkloadLength));
+    ESPALIER_RETURN_IF_ERROR(at_least("batches", limits.max_tokens, kWorkloadTokens));
+    return at_least("gathered tokens", limits.max_gather, kWorkloadGather);
+}
 
-}  // namespace espalier::engine
+Workload random_workload(std::uint64_t seed, const Target& target) {
+    return Generator(seed, target)();
+}
+
+}  // namespace espalier::lossless

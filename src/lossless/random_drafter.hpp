@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A drafter for tests: random trees that are sometimes right. It is given whole texts; where what a
-// request has committed begins some of them, their continuations may enter its tree, between wrong
-// branches.
+// A drafter for workloads: random trees that are sometimes right. It is given whole texts; where
+// what a request has committed begins some of them, their continuations may enter its tree, between
+// wrong branches.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 #include "conformance/random.hpp"
 #include "speculate/drafter.hpp"
 
-namespace espalier::engine {
+namespace espalier::lossless {
 
 struct RandomDrafterOptions {
     double truth = 0.5;              // chance that a node continues a known text, if there is one
@@ -54,4 +54,4 @@ class RandomDrafter final : public speculate::Drafter {
     std::int64_t calls_ = 0;
 };
 
-}  // namespace espalier::engine
+}  // namespace espalier::lossless

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/engine_load.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <charconv>
+#include <chrono>
+#include <cmath>
+#include <fstream>
+#include <iterator>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <thread>
+#include <utility>
+
+#include "conformance/random.hpp"
+
+namespace espalier::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using conformance::Random;
+using Tokens = std::vector<std::int32_t>;
+
+double uniform(Random& random) {
+    return (static_cast<double>(random.bits() >> 11) + 0.5) * 0x1p-53;
+}
+
+std::int64_t length_in(const LengthRange& range, Random& random) {
+    const double low = std::log(static_cast<double>(range.low));
+    const double high = std::log(static_cast<double>(range.high) + 1);
+    const double drawn = std::exp(low + (high - low) * uniform(random));
+    return std::clamp(static_cast<std::int64_t>(drawn), range.low, range.high);
+}
+
+Expected<std::string> read_file(const std::string& path) {
+    std::ifstream in(path, std::ios::binary);
+    if (!in) return fail(ErrorKind::not_found, "{}: cannot be read", path);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+}
+
+// Where prompts come from: a file's tokens from random places on, or random tokens.
+class PromptSource {
+  public:
+    static Expected<PromptSource> open(const LoadOptions& options, const text::Tokenizer& tokenizer,
+                                       std::int64_t vocabulary) {
+        PromptSource source(static_cast<int>(vocabulary), options.seed);
+        if (!options.text.empty()) {
+            ESPALIER_ASSIGN_OR_RETURN(const std::string text, read_file(options.text));
+            ESPALIER_ASSIGN_OR_RETURN(source.text_, tokenizer.encode(text));
+            const auto longest =
+                static_cast<std::size_t>(std::max(options.prompt.high, options.shared));
+            if (source.text_.size() < longest)
+                return fail(ErrorKind::invalid, "{}: {} tokens, but a prompt may have {}",
+                            options.text, source.text_.size(), longest);
+        }
+        source.shared_ = source.take(static_cast<std::size_t>(options.shared));
+        return source;
+    }
+
+    Tokens prompt(std::int64_t length) {
+        const auto count = static_cast<std::size_t>(length);
+        Tokens tokens(shared_.begin(),
+                      shared_.begin() + std::min(std::ssize(shared_), std::ptrdiff_t{length}));
+        const Tokens own = take(count - tokens.size());
+        tokens.insert(tokens.end(), own.begin(), own.end());
+        return tokens;
+    }
+
+  private:
+    PromptSource(int vocabulary, std::uint64_t seed) : vocabulary_(vocabulary), random_(seed) {}
+
+    Tokens take(std::size_t count) {
+        if (!text_.empty()) {
+            const std::size_t from = random_.bits() % (text_.size() - count + 1);
+            const auto begin = text_.begin() + static_cast<std::ptrdiff_t>(from);
+            return {begin, begin + static_cast<std::ptrdiff_t>(count)};
+        }
+        Tokens tokens(count);
+        for (std::int32_t& token : tokens) token = random_.between(0, vocabulary_ - 1);
+        return tokens;
+    }
+
+    int vocabulary_;
+    Random random_;
+    Tokens text_, shared_;
+};
+
+// Lines of {"prompt": …, "completion": …}; other fields are the file's own business.
+Expected<std::vector<engine::Request>> read_replay(const std::string& path,
+                                                   const text::Tokenizer& tokenizer,
+                                                   std::int64_t max_model_len) {
+    ESPALIER_ASSIGN_OR_RETURN(const std::string text, read_file(path));
+    std::vector<engine::Request> requests;
+    std::size_t number = 0;
+    for (std::size_t begin = 0; begin < text.size(); ++number) {
+        const std::size_t end = std::min(text.find('\n', begin), text.size());
+        const auto line = nlohmann::json::parse(text.substr(begin, end - begin), nullptr, false);
+        begin = end + 1;
+        const auto field = [&](const char* name) -> Expected<Tokens> {
+            if (!line.is_object() || !line.contains(name) || !line[name].is_string())
+                return fail(ErrorKind::invalid, "{}: line {} has no text \"{}\"", path, number + 1,
+                            name);
+            return tokenizer.encode(line[name].get<std::string>());
+        };
+        engine::Request request;
+        ESPALIER_ASSIGN_OR_RETURN(request.prompt, field("prompt"));
+        ESPALIER_ASSIGN_OR_RETURN(request.replay, field("completion"));
+        if (tokenizer.bos()) request.prompt.insert(request.prompt.begin(), *tokenizer.bos());
+        if (request.replay.empty())
+            return fail(ErrorKind::invalid, "{}: line {} has an empty completion", path,
+                        number + 1);
+        request.output.max_tokens = std::ssize(request.replay);
+        const std::int64_t length = std::ssize(request.prompt) + std::ssize(request.replay);
+        if (length > max_model_len)
+            return fail(ErrorKind::exhausted,
+                        "{}: line {} has {} tokens, the model's context is {}", path, number + 1,
+                        length, max_model_len);
+        requests.push_back(std::move(request));
+    }
+    if (requests.empty()) return fail(ErrorKind::invalid, "{}: no lines", path);
+    return requests;
+}
+
+class Clients {
+  public:
+    Clients(engine::Engine& engine, const std::vector<LoadRequest>& load)
+        : engine_(engine), load_(load), start_(Clock::now()) {
+        result_.first_token.resize(load.size());
+    }
+
+    Expected<LoadResult> run(std::int64_t count,
+                             const std::function<void(std::int64_t)>& progress) {
+        std::vector<std::thread> threads;
+        for (std::int64_t i = 0; i < count; ++i) threads.emplace_back([this] { serve(); });
+        while (finished_ < count) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(20));
+            progress(done_);
+        }
+        for (std::thread& thread : threads) thread.join();
+        result_.status = engine_.status();
+        if (!failure_.empty()) return fail(ErrorKind::io, "{}", failure_);
+        return std::move(result_);
+    }
+
+  private:
+    double now() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+
+    void serve() {
+        engine::News news;
+        std::vector<double> gaps;
+        for (;;) {
+            const auto index = static_cast<std::size_t>(next_.fetch_add(1));
+            if (index >= load_.size()) break;
+            if (const auto served = serve(index, news, gaps); !served) {
+                const std::lock_guard lock(mutex_);
+                failure_ = served.error().message;
+                break;
+            }
+            ++done_;
+        }
+        const std::lock_guard lock(mutex_);
+        result_.gaps.insert(result_.gaps.end(), gaps.begin(), gaps.end());
+        ++finished_;
+    }
+
+    Expected<void> serve(std::size_t index, engine::News& news, std::vector<double>& gaps) {
+        const LoadRequest& one = load_[index];
+        if (one.arrival_seconds)
+            std::this_thread::sleep_until(start_ +
+                                          std::chrono::duration_cast<Clock::duration>(
+                                              std::chrono::duration<double>(*one.arrival_seconds)));
+        double last = one.arrival_seconds.value_or(now());
+        ESPALIER_ASSIGN_OR_RETURN(engine::Stream stream, engine_.submit(one.request));
+        std::int64_t tokens = 0;
+        while (stream.next(news)) {
+            const engine::ChoiceNews& choice = news.choices[0];
+            if (choice.ended && choice.finish.reason != accept::FinishReason::length)
+                return fail(ErrorKind::invalid, "request {} ended with reason {} {}", index,
+                            static_cast<int>(choice.finish.reason), choice.message);
+            const std::int64_t fresh = choice.usage.completion_tokens - tokens;
+            if (fresh == 0) continue;
+            const double arrived = now();
+            if (tokens == 0)
+                result_.first_token[index] = arrived - last;
+            else
+                gaps.insert(gaps.end(), static_cast<std::size_t>(fresh),
+                            (arrived - last) / static_cast<double>(fresh));
+            tokens += fresh;
+            last = arrived;
+        }
+        const std::lock_guard lock(mutex_);
+        result_.prompt_tokens += static_cast<std::int64_t>(one.request.prompt.size());
+        result_.tokens += tokens;
+        result_.seconds = std::max(result_.seconds, last);
+        return {};
+    }
+
+    engine::Engine& engine_;
+    const std::vector<LoadRequest>& load_;
+    const Clock::time_point start_;
+    std::atomic<std::int64_t> next_ = 0, done_ = 0;
+    std::atomic<std::int64_t> finished_ = 0;  // clients
+    std::mutex mutex_;
+    LoadResult result_;
+    std::string failure_;
+};
+
+}  // namespace
+
+Expected<LengthRange> parse_range(const char* flag, const std::string& text) {
+    LengthRange range;
+    const auto number = [](std::string_view part, std::int64_t& value) {
+        const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), value);
+        return error == std::errc() && end == part.data() + part.size();
+    };
+    const std::string_view view(text);
+    const std::size_t dash = view.find('-');
+    const std::string_view high = dash == std::string_view::npos ? view : view.substr(dash + 1);
+    constexpr std::int64_t kMost = std::int64_t{1} << 24;
+    if (!number(view.substr(0, dash), range.low) || !number(high, range.high) || range.low < 1 ||
+        range.low > range.high || range.high > kMost)
+        return fail(ErrorKind::invalid, "{} {}: not a number of tokens, or LOW-HIGH", flag, text);
+    return range;
+}
+
+Expected<std::vector<LoadRequest>> make_load(const LoadOptions& options,
+                                             const text::Tokenizer& tokenizer,
+                                             std::int64_t vocabulary, std::int64_t max_model_len) {
+    const std::int64_t longest = options.prompt.high + options.output.high;
+    if (options.replay.empty() && longest > max_model_len)
+        return fail(ErrorKind::exhausted,
+                    "--prompt and --output allow {} tokens together, the model's context is {}",
+                    longest, max_model_len);
+    std::vector<engine::Request> replay;
+    if (!options.replay.empty()) {
+        ESPALIER_ASSIGN_OR_RETURN(replay, read_replay(options.replay, tokenizer, max_model_len));
+    }
+    ESPALIER_ASSIGN_OR_RETURN(PromptSource prompts,
+                              PromptSource::open(options, tokenizer, vocabulary));
+    Random random(options.seed + 1);
+    std::vector<LoadRequest> load(static_cast<std::size_t>(options.requests));
+    double arrival = 0;
+    for (std::size_t i = 0; i < load.size(); ++i) {
+        engine::Request& request = load[i].request;
+        if (!replay.empty()) {
+            request = replay[i % replay.size()];
+        } else {
+            request.prompt = prompts.prompt(length_in(options.prompt, random));
+            request.output.max_tokens = length_in(options.output, random);
+        }
+        request.sampling.temperature = options.temperature;
+        request.sampling.seed = options.seed + i;
+        request.output.ignore_eos = true;
+        request.logprobs = false;
+        if (options.arrival_rate > 0) {
+            load[i].arrival_seconds = arrival;
+            arrival -= std::log(uniform(random)) / options.arrival_rate;
+        }
+    }
+    return load;
+}
+
+Expected<LoadResult> run_load(engine::Engine& engine, const std::vector<LoadRequest>& load,
+                              std::int64_t clients,
+                              const std::function<void(std::int64_t)>& progress) {
+    return Clients(engine, load).run(std::min(clients, std::ssize(load)), progress);
+}
+
+}  // namespace espalier::cli

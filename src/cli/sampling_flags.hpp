@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// The flags that say how tokens are drawn and where an output ends. They only carry what was
+// written: what is in range, engine::check_request says.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/model_config.hpp"
+#include "engine/request.hpp"
+
+namespace espalier::cli {
+
+struct SamplingFlags {
+    std::optional<float> temperature, top_p;
+    std::optional<std::int64_t> top_k;
+    std::optional<std::uint64_t> seed;
+    std::vector<std::string> logit_bias;  // ID:BIAS
+    engine::Request request;              // the rest goes where it belongs
+
+    void add_to(CLI::App& command);
+    // The request, but for its prompt. Flags win over what the checkpoint recommends; without
+    // either, greedy.
+    Expected<engine::Request> make(const checkpoint::GenerationDefaults& defaults) const;
+};
+
+}  // namespace espalier::cli

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lossless/check.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "lossless/recorder.hpp"
+#include "speculate/ngram.hpp"
+
+namespace espalier::lossless {
+namespace {
+
+using accept::FinishReason;
+
+struct Case {
+    const WorkloadRequest* planned = nullptr;
+    std::vector<Output> expected;  // by choice
+    std::vector<schedule::RequestId> ids;
+    std::shared_ptr<Recorder> recorder;
+};
+
+template <typename T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+    return a.size() == b.size() &&
+           (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+
+// A logprob that nobody asked for is NaN.
+bool same_token(const accept::CommittedToken& a, const accept::CommittedToken& b) {
+    return a.token == b.token && a.text_offset == b.text_offset &&
+           std::bit_cast<std::uint32_t>(a.logprob) == std::bit_cast<std::uint32_t>(b.logprob);
+}
+
+// What a request has emitted when it is interrupted after `count` tokens.
+Output cut_short(const Output& whole, std::int64_t count, const engine::CheckedRequest& checked,
+                 const text::Tokenizer& tokenizer) {
+    accept::RequestProgress progress(checked.rules, tokenizer, checked.request.prompt);
+    const auto top = static_cast<std::size_t>(checked.rules.options().top_logprobs);
+    accept::Emission emission;
+    for (std::size_t i = 0; i < static_cast<std::size_t>(count) && i < whole.tokens.size(); ++i)
+        progress.commit({whole.tokens[i].token, whole.tokens[i].logprob, ops::DrawFlag::fine},
+                        std::span(whole.top).subspan(i * top, top), emission);
+    Output cut;
+    cut.finish = progress.end(FinishReason::interrupted, emission);
+    cut.tokens = emission.tokens;
+    cut.top = emission.top;
+    cut.text = emission.text;
+    return cut;
+}
+
+class Check {
+  public:
+    Check(const Workload& work, const Target& target)
+        : work_(work),
+          target_(target),
+          limits_{target.vocabulary(), work.settings.schedule.max_model_len,
+                  work.settings.schedule.page_count, target.model.config().eos_token_ids} {}
+
+    Expected<Verdict> operator()() {
+        ESPALIER_RETURN_IF_ERROR(run_alone());
+        ESPALIER_RETURN_IF_ERROR(make_stepper());
+        ESPALIER_RETURN_IF_ERROR(drive());
+        for (const Case& one : cases_) ESPALIER_RETURN_IF_ERROR(compare(one));
+        const schedule::Scheduler& scheduler = stepper_->scheduler();
+        scheduler.audit();
+        if (const auto owned = scheduler.gauges().pages.owned; owned != 0)
+            verdict_.differences.push_back(fmt::format("{} pages are owned at the end", owned));
+        Coverage& seen = verdict_.coverage;
+        seen.preemptions = scheduler.totals().preemptions;
+        seen.hits = scheduler.totals().hit_tokens;
+        for (const std::string& failure : stepper_->speculation().failures())
+            seen.broken += failure.empty() ? 0 : 1;
+        return std::move(verdict_);
+    }
+
+  private:
+    Expected<engine::CheckedRequest> check(const engine::Request& request) const {
+        return engine::check_request(request, limits_, target_.tokenizer);
+    }
+
+    Expected<void> run_alone() {
+        PlainRunner runner(target_);
+        for (const WorkloadRequest& planned : work_.requests) {
+            Case one;
+            one.planned = &planned;
+            ESPALIER_ASSIGN_OR_RETURN(const auto checked, check(planned.request));
+            for (std::int32_t choice = 0; choice < planned.request.choices; ++choice) {
+                ESPALIER_ASSIGN_OR_RETURN(Output plain, runner.run(checked, choice));
+                texts_.push_back(planned.request.prompt);
+                for (const auto& token : plain.tokens) texts_.back().push_back(token.token);
+                one.expected.push_back(std::move(plain));
+            }
+            one.recorder = std::make_shared<Recorder>(planned.request.choices);
+            cases_.push_back(std::move(one));
+        }
+        return {};
+    }
+
+    Expected<void> make_stepper() {
+        engine::StepperParts parts{
+            target_.model, target_.tokenizer, {}, [this] { return now_ += 1000; }};
+        if (work_.ngram)
+            parts.drafters.push_back(
+                std::make_unique<speculate::NgramDrafter>(0, speculate::NgramLimits{}));
+        if (work_.random_drafter) {
+            const auto id = static_cast<speculate::DrafterId>(parts.drafters.size());
+            parts.drafters.push_back(std::make_unique<RandomDrafter>(
+                id, work_.seed, work_.drafter, std::move(texts_), work_.palette));
+        }
+        ESPALIER_ASSIGN_OR_RETURN(stepper_,
+                                  engine::Stepper::create(std::move(parts), work_.settings));
+        return {};
+    }
+
+    // Until all have come and gone. Every step brings some request on, so the steps are bounded.
+    Expected<void> drive() {
+        for (int step = 0; step < 20000; ++step) {
+            bool more = false;
+            for (Case& one : cases_) {
+                const WorkloadRequest& planned = *one.planned;
+                more = more || planned.arrival > step;
+                if (planned.arrival == step) {
+                    ESPALIER_ASSIGN_OR_RETURN(auto checked, check(planned.request));
+                    ESPALIER_ASSIGN_OR_RETURN(one.ids,
+                                              stepper_->submit(std::move(checked), one.recorder));
+                }
+                if (planned.cancelled == step)
+                    stepper_->cancel(one.ids[static_cast<std::size_t>(planned.cancelled_choice)]);
+            }
+            count(stepper_->step());
+            if (!more && stepper_->idle()) return {};
+        }
+        return fail(ErrorKind::exhausted, "workload {}: requests are left after 20,000 steps",
+                    work_.seed);
+    }
+
+    Expected<void> compare(const Case& one) {
+        ESPALIER_ASSIGN_OR_RETURN(const auto checked, check(one.planned->request));
+        for (std::int32_t choice = 0; choice < one.planned->request.choices; ++choice) {
+            const RecordedChoice& got = one.recorder->choice(choice);
+            const Output& plain = one.expected[static_cast<std::size_t>(choice)];
+            if (!got.ended) {
+                differs(one, choice, "it has not ended");
+                continue;
+            }
+            const bool cut = got.output.finish.reason == FinishReason::interrupted;
+            const std::int64_t committed = got.usage.completion_tokens;
+            const auto whole = static_cast<std::int64_t>(plain.tokens.size());
+            const Output want =
+                cut ? cut_short(plain, committed, checked, target_.tokenizer) : plain;
+            if (const std::string found = difference(got.output, want); !found.empty())
+                differs(one, choice, found);
+            if (committed > whole || (!cut && committed != whole))
+                differs(one, choice, fmt::format("{} tokens committed, not {}", committed, whole));
+            count(got, cut);
+        }
+        compare_prompt(one);
+        return {};
+    }
+
+    void compare_prompt(const Case& one) {
+        const Output& plain = one.expected.front();
+        const auto& got = one.recorder->prompt_logprobs();
+        if (got.empty()) {  // none asked for, or all choices ended before
+            for (std::int32_t choice = 0; choice < one.planned->request.choices; ++choice)
+                if (!plain.prompt_logprobs.empty() &&
+                    !one.recorder->choice(choice).output.tokens.empty())
+                    differs(one, choice, "the prompt's logprobs are missing");
+            return;
+        }
+        if (!same_bits(got, plain.prompt_logprobs) ||
+            !same_bits(one.recorder->prompt_tops(), plain.prompt_tops))
+            differs(one, 0, "the prompt's logprobs differ");
+        ++verdict_.coverage.prompt_logprobs;
+    }
+
+    void differs(const Case& one, std::int32_t choice, const std::string& how) {
+        verdict_.differences.push_back(fmt::format("workload {}, request {}, choice {}: {}",
+                                                   work_.seed, &one - cases_.data(), choice, how));
+    }
+
+    void count(const engine::StepReport& report) {
+        Coverage& seen = verdict_.coverage;
+        seen.steps += report.ran ? 1 : 0;
+        seen.drafts += report.tokens.drafts;
+        seen.accepted += report.accepted;
+        seen.moved += report.moved;
+    }
+
+    void count(const RecordedChoice& got, bool cut) {
+        Coverage& seen = verdict_.coverage;
+        const FinishReason reason = got.output.finish.reason;
+        ++seen.requests;
+        seen.prompt_tokens += got.usage.prompt_tokens;
+        seen.tokens += got.usage.completion_tokens;
+        seen.interrupted += cut ? 1 : 0;
+        seen.bad_numbers += reason == FinishReason::bad_numbers ? 1 : 0;
+        seen.stop_strings += reason == FinishReason::stop_string ? 1 : 0;
+        seen.eos += reason == FinishReason::eos ? 1 : 0;
+    }
+
+    const Workload& work_;
+    Target target_;
+    engine::RequestLimits limits_;
+    std::vector<Case> cases_;
+    std::vector<std::vector<std::int32_t>> texts_;  // prompts with their plain outputs
+    std::unique_ptr<engine::Stepper> stepper_;
+    schedule::Time now_ = 0;
+    Verdict verdict_;
+};
+
+}  // namespace
+
+std::string difference(const Output& got, const Output& want) {
+    for (std::size_t i = 0; i < std::max(got.tokens.size(), want.tokens.size()); ++i) {
+        if (i >= got.tokens.size() || i >= want.tokens.size())
+            return fmt::format("{} tokens, not {}", got.tokens.size(), want.tokens.size());
+        if (same_token(got.tokens[i], want.tokens[i])) continue;
+        return fmt::format("token {}: {} with logprob {} at {}, not {} with {} at {}", i,
+                           got.tokens[i].token, got.tokens[i].logprob, got.tokens[i].text_offset,
+                           want.tokens[i].token, want.tokens[i].logprob,
+                           want.tokens[i].text_offset);
+    }
+    if (!same_bits(got.top, want.top))
+        return fmt::format("the alternatives differ ({} and {})", got.top.size(), want.top.size());
+    if (got.text != want.text) return fmt::format("text '{}', not '{}'", got.text, want.text);
+    if (got.finish != want.finish)
+        return fmt::format("ends with reason {} ({}), not {} ({})",
+                           static_cast<int>(got.finish.reason), got.finish.which,
+                           static_cast<int>(want.finish.reason), want.finish.which);
+    return {};
+}
+
+void Coverage::add(const Coverage& other) {
+    requests += other.requests;
+    steps += other.steps;
+    prompt_tokens += other.prompt_tokens;
+    tokens += other.tokens;
+    drafts += other.drafts;
+    accepted += other.accepted;
+    moved += other.moved;
+    preemptions += other.preemptions;
+    hits += other.hits;
+    interrupted += other.interrupted;
+    bad_numbers += other.bad_numbers;
+    stop_strings += other.stop_strings;
+    eos += other.eos;
+    prompt_logprobs += other.prompt_logprobs;
+    broken += other.broken;
+}
+
+Expected<Verdict> check_workload(const Workload& work, const Target& target) {
+    return Check(work, target)();
+}
+
+}  // namespace espalier::lossless

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lossless/plain_run.hpp"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "model/sequence.hpp"
+
+namespace espalier::lossless {
+namespace {
+
+class PlainRun {
+  public:
+    PlainRun(const Target& target, const ops::Backend& backend, OpContext context,
+             const engine::CheckedRequest& checked, std::int32_t choice, model::Sequence sequence)
+        : model_(target.model),
+          backend_(backend),
+          context_(context),
+          checked_(checked),
+          choice_(choice),
+          progress_(checked.rules, target.tokenizer, checked.request.prompt),
+          sequence_(std::move(sequence)) {}
+
+    Expected<Output> operator()() {
+        ESPALIER_RETURN_IF_ERROR(feed_prompt());
+        while (!progress_.finish()) {
+            const ops::Draw drawn = draw();
+            if (drawn.flag == ops::DrawFlag::nothing_left)
+                progress_.end(accept::FinishReason::nothing_left, emission_);
+            else if (drawn.flag == ops::DrawFlag::bad_logits)
+                progress_.end(accept::FinishReason::bad_numbers, emission_);
+            else if (!progress_.commit(drawn, top_, emission_))
+                ESPALIER_RETURN_IF_ERROR(feed(std::array{drawn.token}));
+        }
+        output_.tokens = emission_.tokens;
+        output_.top = emission_.top;
+        output_.text = emission_.text;
+        output_.finish = *progress_.finish();
+        return output_;
+    }
+
+  private:
+    // A number that is not finite ends the request.
+    Expected<void> feed(std::span<const std::int32_t> tokens) {
+        const auto fed = sequence_.feed(model_, tokens, true);
+        if (fed) return {};
+        const auto flags = model_.nonfinite();
+        if (std::count(flags.begin(), flags.end(), 0) == std::ssize(flags)) return fed;
+        progress_.end(accept::FinishReason::bad_numbers, emission_);
+        return {};
+    }
+
+    Expected<void> feed_prompt() {
+        const std::vector<std::int32_t>& prompt = checked_.request.prompt;
+        const auto& asked = checked_.rules.options().prompt_top_logprobs;
+        if (!asked) return feed(prompt);
+        for (std::size_t i = 0; i < prompt.size(); ++i) {
+            ESPALIER_RETURN_IF_ERROR(feed(std::array{prompt[i]}));
+            if (progress_.finish() || i + 1 == prompt.size()) break;
+            ops::NodeSampling sampling;
+            sampling.wanted = prompt[i + 1];
+            output_.prompt_logprobs.push_back(sample(sampling, *asked).logprob);
+            output_.prompt_tops.insert(output_.prompt_tops.end(), top_.begin(), top_.end());
+        }
+        return {};
+    }
+
+    ops::Draw draw() {
+        ops::NodeSampling sampling = checked_.sampling.node();
+        sampling.position = static_cast<std::int32_t>(sequence_.length());
+        sampling.choice = choice_;
+        sampling.logprob = checked_.request.logprobs;
+        if (const auto& replay = checked_.request.replay; !replay.empty())
+            sampling.wanted = replay[static_cast<std::size_t>(progress_.usage().completion_tokens)];
+        sampling.banned = progress_.banned_at(0);
+        accept::NodeCounts counts;
+        if (checked_.sampling.counts_tokens()) counts = progress_.counts_at({});
+        sampling.committed_counts = counts.committed;
+        return sample(sampling, checked_.rules.options().top_logprobs);
+    }
+
+    ops::Draw sample(ops::NodeSampling sampling, std::int32_t top_count) {
+        top_.assign(static_cast<std::size_t>(top_count), {});
+        sampling.top = top_;
+        ops::Draw draw;
+        backend_.sample_nodes(context_, model_.last_logits(), &sampling, &draw);
+        return draw;
+    }
+
+    model::DeepseekModel& model_;
+    const ops::Backend& backend_;
+    OpContext context_;
+    const engine::CheckedRequest& checked_;
+    std::int32_t choice_;
+    accept::RequestProgress progress_;
+    model::Sequence sequence_;
+    accept::Emission emission_;
+    std::vector<accept::TokenLogprob> top_;
+    Output output_;
+};
+
+}  // namespace
+
+// The plain sampler's results do not depend on the variant, which is that of its products.
+PlainRunner::PlainRunner(const Target& target)
+    : target_(target),
+      backend_(ops::make_reference_backend(CpuVariant::portable)),
+      pool_(1),
+      arena_(Buffer()) {}
+
+Expected<Output> PlainRunner::run(const engine::CheckedRequest& checked, std::int32_t choice) {
+    const auto length = static_cast<std::int64_t>(checked.request.prompt.size());
+    ESPALIER_ASSIGN_OR_RETURN(model::Sequence sequence,
+                              model::Sequence::create(target_.model, length,
+                                                      length + checked.rules.options().max_tokens));
+    return PlainRun(target_, *backend_, {pool_, arena_}, checked, choice, std::move(sequence))();
+}
+
+}  // namespace espalier::lossless

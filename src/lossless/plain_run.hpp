@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a request's output is, plainly: the request alone, without cache, batch, tree or chunks, one
+// token at a time, drawn by the plain version of the sampler. The engine must give these bits.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "accept/request_progress.hpp"
+#include "base/error.hpp"
+#include "engine/request.hpp"
+#include "model/deepseek.hpp"
+#include "ops/ops.hpp"
+#include "text/tokenizer.hpp"
+
+namespace espalier::lossless {
+
+// Borrowed; nobody else uses the model meanwhile.
+struct Target {
+    model::DeepseekModel& model;
+    const text::Tokenizer& tokenizer;
+    // So many of the vocabulary's last ids compute numbers that are not finite, because a test made
+    // them so: whoever commits one of them must fail, and nobody else.
+    std::int32_t poisoned = 0;
+
+    std::int32_t vocabulary() const { return static_cast<std::int32_t>(model.config().vocab_size); }
+};
+
+struct Output {
+    std::vector<accept::CommittedToken> tokens;
+    std::vector<accept::TokenLogprob> top;
+    std::string text;
+    accept::Finish finish;
+    std::vector<float> prompt_logprobs;
+    std::vector<accept::TokenLogprob> prompt_tops;
+};
+
+class PlainRunner {
+  public:
+    explicit PlainRunner(const Target& target);
+    // An error is one of the model's: it refused a batch.
+    Expected<Output> run(const engine::CheckedRequest& checked, std::int32_t choice);
+
+  private:
+    Target target_;
+    std::unique_ptr<ops::Backend> backend_;
+    ThreadPool pool_;
+    Arena arena_;
+};
+
+}  // namespace espalier::lossless

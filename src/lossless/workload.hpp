@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Random workloads: requests that share prefixes, come and go at random steps, ask for everything a
+// request can ask for, and an engine whose limits force chunks, waiting and preemption. A workload
+// is a function of its seed and the model's vocabulary and tokenizer.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/request.hpp"
+#include "engine/stepper.hpp"
+#include "lossless/plain_run.hpp"
+#include "lossless/random_drafter.hpp"
+
+namespace espalier::lossless {
+
+// What the model must be set up for.
+inline constexpr std::int64_t kWorkloadTokens = 1024;  // of a batch
+inline constexpr std::int64_t kWorkloadGather = 512;
+inline constexpr std::int64_t kWorkloadLength = 512;  // of a sequence
+inline constexpr std::int64_t kWorkloadVocabulary = 64;
+
+struct WorkloadRequest {
+    engine::Request request;
+    int arrival = 0;     // the step before which it is submitted
+    int cancelled = -1;  // the step before which it is cancelled; < 0: never
+    int cancelled_choice = 0;
+};
+
+struct Workload {
+    std::uint64_t seed = 0;
+    engine::StepperSettings settings;
+    bool ngram = false;          // the n-gram drafter takes part
+    bool random_drafter = true;  // and the random one
+    RandomDrafterOptions drafter;
+    std::vector<std::int32_t> palette;  // tokens that prompts, biases and wrong drafts are made of
+    std::vector<WorkloadRequest> requests;
+};
+
+// Refuses a model that is too small, or set up for less.
+Expected<void> check_target(const Target& target);
+Workload random_workload(std::uint64_t seed, const Target& target);
+
+}  // namespace espalier::lossless
