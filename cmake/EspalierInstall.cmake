@@ -7,7 +7,7 @@ install(TARGETS espalier RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(TARGETS ${libraries} EXPORT espalierTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY include/espalier DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 # The C++ interfaces are included by folder, as inside the project: "mla/contract.hpp".
-install(DIRECTORY src/base src/linalg src/mla src/conformance src/ops src/checkpoint src/text src/cache src/batch src/speculate src/schedule src/model src/accept src/engine src/lossless
+install(DIRECTORY src/base src/linalg src/mla src/conformance src/ops src/checkpoint src/text src/cache src/batch src/speculate src/schedule src/model src/accept src/engine src/lossless src/trace src/replay
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/espalier/internal FILES_MATCHING PATTERN "*.hpp")
 install(EXPORT espalierTargets NAMESPACE espalier:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/espalier)
 configure_package_config_file(cmake/espalierConfig.cmake.in espalierConfig.cmake

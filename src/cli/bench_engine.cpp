@@ -32,6 +32,7 @@ struct Options {
     std::int64_t pages = 0;
     std::int64_t step_tokens = EngineSize().step_tokens;
     int rounds = 1;
+    std::string trace;
     int threads = 0;
     std::string table = "md";
 };
@@ -147,13 +148,13 @@ class Bench {
 
     Expected<std::vector<Configuration>> run() {
         // Once without a watch: the first steps touch memory that later ones find.
-        ESPALIER_RETURN_IF_ERROR(measure(configurations_.front(), warm_up()));
+        ESPALIER_RETURN_IF_ERROR(measure(configurations_.front(), warm_up(), ""));
         for (round_ = 0; round_ < options_.rounds; ++round_) {
             for (std::size_t i = 0; i < configurations_.size(); ++i) {
                 // Every other round the other way round: what drifts does not favour anybody.
                 Configuration& one =
                     configurations_[round_ % 2 == 0 ? i : configurations_.size() - 1 - i];
-                ESPALIER_ASSIGN_OR_RETURN(LoadResult result, measure(one, load_));
+                ESPALIER_ASSIGN_OR_RETURN(LoadResult result, measure(one, load_, options_.trace));
                 one.rounds.push_back(figures_of(result, load_.size()));
             }
         }
@@ -167,18 +168,24 @@ class Bench {
         return {one};
     }
 
-    Expected<LoadResult> measure(const Configuration& one, const std::vector<LoadRequest>& load) {
+    Expected<LoadResult> measure(const Configuration& one, const std::vector<LoadRequest>& load,
+                                 const std::string& trace_path) {
         EngineSize size;
         size.rows = one.clients;
         size.pages = options_.pages > 0 ? options_.pages : pages_for_clients(load_, one.clients);
         size.waiting = std::max(size.waiting, one.clients);
-        ESPALIER_ASSIGN_OR_RETURN(const auto engine,
-                                  start_engine(loaded_, tokenizer_, size, one.speculate));
+        ESPALIER_ASSIGN_OR_RETURN(TraceFile trace, TraceFile::open(trace_path, options_.model,
+                                                                   loaded_, size, one.speculate));
+        ESPALIER_ASSIGN_OR_RETURN(const auto engine, start_engine(loaded_, tokenizer_, size,
+                                                                  one.speculate, trace.observer()));
         StatusLine status;
-        return run_load(*engine, load, one.clients, [&](std::int64_t done) {
+        auto result = run_load(*engine, load, one.clients, [&](std::int64_t done) {
             status.update("round {} of {}, {}: {} of {} requests", round_ + 1, options_.rounds,
                           one.name(), done, load.size());
         });
+        engine->stop();
+        ESPALIER_RETURN_IF_ERROR(trace.finish());
+        return result;
     }
 
     const Options& options_;
@@ -235,6 +242,12 @@ Expected<void> run(Options options) {
     ESPALIER_ASSIGN_OR_RETURN(options.load.arrival_rate, parse_arrival(options.arrival));
     ESPALIER_ASSIGN_OR_RETURN(options.load.prompt, parse_range("--prompt", options.prompt));
     ESPALIER_ASSIGN_OR_RETURN(options.load.output, parse_range("--output", options.output));
+    const std::size_t runs = options.concurrency.size() * options.speculate.size() *
+                             static_cast<std::size_t>(options.rounds);
+    if (!options.trace.empty() && runs > 1)
+        return fail(ErrorKind::invalid,
+                    "--trace writes one run, but --concurrency, --speculate and --rounds make {}",
+                    runs);
     ESPALIER_ASSIGN_OR_RETURN(const auto directory, checkpoint::resolve_model_path(options.model));
     ESPALIER_ASSIGN_OR_RETURN(const text::Tokenizer tokenizer, text::Tokenizer::load(directory));
     EngineSize largest;
@@ -342,6 +355,7 @@ Run add_bench_engine(CLI::App& bench) {
                      "Times that everything is measured, interleaved; medians are reported")
         ->check(CLI::Range(1, 1000))
         ->capture_default_str();
+    command->add_option("--trace", options->trace, kTraceHelp);
     command->add_option("--threads", options->threads, "0: OMP_NUM_THREADS or one per core")
         ->capture_default_str();
     command->add_option("-o,--output-format", options->table, "md, csv or json")

@@ -30,6 +30,7 @@ struct Options {
     bool prompt_given = false;
     SamplingFlags sampling;
     std::string speculate = "ngram";
+    std::string trace;
     bool logprobs = false;
     int threads = 0;
     bool json = false;
@@ -242,9 +243,13 @@ Expected<void> run(const Options& options) {
                               size_for(request, checkpoint.config(), tokenizer));
     ESPALIER_ASSIGN_OR_RETURN(LoadedModel loaded,
                               load_model(directory.string(), options.threads, model_limits(size)));
-    ESPALIER_ASSIGN_OR_RETURN(const auto engine,
-                              start_engine(loaded, tokenizer, size, options.speculate));
+    ESPALIER_ASSIGN_OR_RETURN(TraceFile trace, TraceFile::open(options.trace, options.model, loaded,
+                                                               size, options.speculate));
+    ESPALIER_ASSIGN_OR_RETURN(const auto engine, start_engine(loaded, tokenizer, size,
+                                                              options.speculate, trace.observer()));
     ESPALIER_ASSIGN_OR_RETURN(const Result result, generate(options, *engine, request));
+    engine->stop();
+    ESPALIER_RETURN_IF_ERROR(trace.finish());
     for (const Choice& choice : result.choices) ESPALIER_RETURN_IF_ERROR(check_end(choice));
     const Totals totals = totals_of(result);
     if (options.json)
@@ -268,6 +273,7 @@ Run add_generate(CLI::App& app) {
     command->add_option("--speculate", options->speculate, kSpeculateHelp)
         ->check(CLI::IsMember(kSpeculateNames))
         ->capture_default_str();
+    command->add_option("--trace", options->trace, kTraceHelp);
     command->add_option("--threads", options->threads, "0: OMP_NUM_THREADS or one per core")
         ->capture_default_str();
     CLI::Option* json =

@@ -27,7 +27,8 @@ int run(int argc, char** argv) {
     app.failure_message(CLI::FailureMessage::simple);
     std::vector<cli::Run> commands = {cli::add_generate(app), cli::add_inspect(app),
                                       cli::add_tokenize(app), cli::add_make_model(app),
-                                      cli::add_selftest(app), cli::add_bench(app)};
+                                      cli::add_selftest(app), cli::add_bench(app),
+                                      cli::add_replay(app)};
     try {
         app.parse(argc, argv);
     } catch (const CLI::ParseError& error) {

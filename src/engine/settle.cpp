@@ -181,6 +181,8 @@ void Stepper::bury_ended() {
                                       ? Interruption::deadline
                                       : Interruption::cancelled;
         send(request, ending);
+        if (parts_.observer != nullptr)
+            parts_.observer->ended(ended.id, ending, request.progress.usage());
         if (request.planned) speculation_.end(ended.id.slot);
         live_[static_cast<std::size_t>(ended.id.slot)].reset();
     }

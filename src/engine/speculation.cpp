@@ -116,6 +116,7 @@ void Speculation::choose(std::span<const DraftRow> rows, const speculate::StepLo
           proposals_.size());
     std::fill(drafts.begin(), drafts.end(), 0);
     last_grant_ = {};
+    if (settings_.script != nullptr) return follow_script(rows, load, drafts);
     for (const DraftRow& row : rows) {
         Slot& state = slot(row.request);
         state.proposed = may_draft(row);
@@ -140,6 +141,23 @@ void Speculation::choose(std::span<const DraftRow> rows, const speculate::StepLo
             drafts[i] = static_cast<std::int32_t>(given);
             last_grant_.drafts += given;
         }
+    }
+}
+
+void Speculation::follow_script(std::span<const DraftRow> rows, const speculate::StepLoad& load,
+                                std::span<std::int32_t> drafts) {
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        Slot& state = slot(rows[i].request);
+        state.proposed = false;
+        state.ranked = speculate::RankedTree(rows[i].tokens.back());
+        const speculate::Tree* tree = settings_.script->tree(rows[i].request);
+        if (tree == nullptr || tree->token(0) != rows[i].tokens.back() ||
+            tree->size() - 1 > rows[i].max_drafts ||
+            last_grant_.drafts + tree->size() - 1 > load.max_drafts)
+            continue;
+        state.ranked.tree = *tree;
+        drafts[i] = tree->size() - 1;
+        last_grant_.drafts += drafts[i];
     }
 }
 

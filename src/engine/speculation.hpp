@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/tree_script.hpp"
 #include "speculate/budget.hpp"
 #include "speculate/drafter.hpp"
 #include "speculate/merge.hpp"
@@ -31,6 +32,7 @@ struct SpeculationSettings {
     NodeGrant grant = NodeGrant::measured;
     std::int64_t max_rows = 0;  // running requests in a step
     std::int64_t vocabulary = 0;
+    TreeScript* script = nullptr;  // says what to verify; drafters only look on
 };
 
 // A running request as the scheduler's first stage left it.
@@ -100,6 +102,8 @@ class Speculation {
     const Slot& slot(RequestSlot request) const;
     void give_up(Source& source, const Error& error);
     static bool shown_to(const Slot& state, const Source& source);
+    void follow_script(std::span<const DraftRow> rows, const speculate::StepLoad& load,
+                       std::span<std::int32_t> drafts);
     bool may_draft(const DraftRow& row) const;
     void propose(Source& source, speculate::DrafterId id, std::span<const DraftRow> rows);
 

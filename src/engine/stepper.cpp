@@ -55,7 +55,7 @@ Stepper::Stepper(StepperParts parts, const StepperSettings& settings,
               settings.schedule.max_waiting,    settings.schedule.max_waiting_tokens},
       scheduler_(std::move(scheduler)),
       storage_(std::move(storage)),
-      speculation_({settings.grant, settings.schedule.max_rows, limits_.vocabulary},
+      speculation_({settings.grant, settings.schedule.max_rows, limits_.vocabulary, parts_.script},
                    std::move(parts_.drafters)),
       batch_(settings.schedule),
       draws_(settings.schedule.max_rows, settings.schedule.max_step_gather),
@@ -104,6 +104,7 @@ Expected<std::vector<schedule::RequestId>> Stepper::submit(CheckedRequest checke
     wanted.max_drafts = request.speculate ? schedule::kMaxDrafts : 0;
     ESPALIER_ASSIGN_OR_RETURN(std::vector<schedule::RequestId> ids,
                               scheduler_->submit(std::move(wanted)));
+    if (parts_.observer != nullptr) parts_.observer->submitted(checked, ids, parts_.clock());
     for (std::size_t choice = 0; choice < ids.size(); ++choice) {
         const auto slot = static_cast<std::size_t>(ids[choice].slot);
         if (slot >= live_.size()) live_.resize(slot + 1);
@@ -117,6 +118,7 @@ Expected<std::vector<schedule::RequestId>> Stepper::submit(CheckedRequest checke
 
 bool Stepper::cancel(schedule::RequestId id) {
     const bool was_live = scheduler_->cancel(id);
+    if (was_live && parts_.observer != nullptr) parts_.observer->cancelled(id, parts_.clock());
     bury_ended();
     return was_live;
 }
@@ -136,35 +138,47 @@ void Stepper::abandon(Interruption why, const std::string& message) {
 
 StepReport Stepper::step() {
     StepReport report;
-    const schedule::Time start = parts_.clock();
-    plan_ = &make_plan(start);
-    report.planning = parts_.clock() - start;
-    bury_ended();  // what expired
-    if (plan_->empty()) return report;
-    report.ran = true;
+    StepTimer timer(parts_.clock, report);
+    plan_ = &make_plan(report.begin, timer);
     report.number = plan_->number;
+    report.planning = timer.lap(Phase::plan) - report.begin;
+    if (parts_.observer != nullptr) show_trees();
+    bury_ended();  // what expired
+    if (!plan_->empty()) run_plan(report, timer);
+    if (parts_.observer != nullptr) parts_.observer->stepped(report, scheduler_->gauges());
+    return report;
+}
+
+void Stepper::run_plan(StepReport& report, StepTimer& timer) {
+    report.ran = true;
     report.requests = static_cast<std::int64_t>(plan_->requests.size());
     report.tokens = plan_->tokens;
     for (const schedule::PlannedRequest& share : plan_->requests) welcome(share);
 
     outcomes_.assign(plan_->requests.size(), {});
-    const auto ran = run_model(report);
+    Expected<void> ran = run_model(timer);
     if (ran) {
         for (std::size_t i = 0; i < plan_->requests.size(); ++i) settle(i);
         offer_hidden_states();
-        if (const auto committed = commit(); !committed) fail_step(committed.error().message);
-    } else {
-        fail_step(ran.error().message);
+        timer.lap(Phase::walk);
+        ran = commit();
     }
+    if (!ran) fail_step(ran.error().message);
+    report.model = report.spent(Phase::forward);
+    report.sampling = report.spent(Phase::sample);
     learn(report);
-    scheduler_->advance(outcomes_, parts_.clock());
+    if (parts_.observer != nullptr)
+        parts_.observer->walked(
+            {*plan_, batch_, walks_, ran ? std::string_view() : ran.error().message});
+    scheduler_->advance(outcomes_, timer.lap(Phase::commit));
+    timer.lap(Phase::advance);
     emit();
-    report.whole = parts_.clock() - start;
-    return report;
+    report.whole = timer.lap(Phase::emit) - report.begin;
 }
 
-const schedule::Plan& Stepper::make_plan(schedule::Time now) {
+const schedule::Plan& Stepper::make_plan(schedule::Time now, StepTimer& timer) {
     const schedule::NodeOffers& offers = scheduler_->offer_nodes(now);
+    timer.lap(Phase::offer);
     draft_rows_.clear();
     for (const schedule::NodeOffer& offer : offers.rows)
         draft_rows_.push_back({offer.slot, scheduler_->tokens(offer.slot), offer.max_drafts});
@@ -175,7 +189,16 @@ const schedule::Plan& Stepper::make_plan(schedule::Time now) {
     load.max_drafts = offers.max_drafts;
     drafts_.resize(draft_rows_.size());
     speculation_.choose(draft_rows_, load, drafts_);
+    timer.lap(Phase::draft);
     return scheduler_->next_plan(drafts_);
+}
+
+void Stepper::show_trees() const {
+    for (std::size_t i = 0; i < draft_rows_.size(); ++i) {
+        const std::int32_t slot = draft_rows_[i].request;
+        if (drafts_[i] > 0)
+            parts_.observer->chosen(scheduler_->id(slot), speculation_.tree(slot, drafts_[i]));
+    }
 }
 
 // A request in its first batch.
@@ -189,7 +212,7 @@ void Stepper::welcome(const schedule::PlannedRequest& share) {
                        request.group->max_tokens, request.group->speculate);
 }
 
-Expected<void> Stepper::run_model(StepReport& report) {
+Expected<void> Stepper::run_model(StepTimer& timer) {
     ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView view, batch_.build(*plan_, speculation_));
     draws_.clear();
     for (std::size_t i = 0; i < plan_->requests.size(); ++i) {
@@ -200,13 +223,11 @@ Expected<void> Stepper::run_model(StepReport& report) {
         else
             draws_.add_chunk(request, rows_of(share), scheduler_->tokens(share.id.slot));
     }
-    const schedule::Time start = parts_.clock();
+    timer.lap(Phase::build);
     ESPALIER_RETURN_IF_ERROR(parts_.model.forward(view, storage_));
-    const schedule::Time forwarded = parts_.clock();
+    timer.lap(Phase::forward);
     draws_.draw(parts_.model);
-    const schedule::Time sampled = parts_.clock();
-    report.model = forwarded - start;
-    report.sampling = sampled - forwarded;
+    timer.lap(Phase::sample);
     return {};
 }
 

@@ -18,12 +18,15 @@
 #include "cache/kv_storage.hpp"
 #include "engine/clock.hpp"
 #include "engine/live_request.hpp"
+#include "engine/observer.hpp"
 #include "engine/path_moves.hpp"
 #include "engine/receiver.hpp"
 #include "engine/request.hpp"
 #include "engine/speculation.hpp"
 #include "engine/step_batch.hpp"
 #include "engine/step_draws.hpp"
+#include "engine/step_report.hpp"
+#include "engine/tree_script.hpp"
 #include "model/deepseek.hpp"
 #include "schedule/scheduler.hpp"
 #include "text/tokenizer.hpp"
@@ -43,22 +46,8 @@ struct StepperParts {
     const text::Tokenizer& tokenizer;
     std::vector<std::unique_ptr<speculate::Drafter>> drafters;
     Clock clock;
-};
-
-// What a step did, and where its time went.
-struct StepReport {
-    bool ran = false;  // false: nobody had anything to compute
-    std::int64_t number = 0;
-    std::int64_t requests = 0;
-    schedule::StepTokens tokens;
-    std::int64_t accepted = 0;   // drafts
-    std::int64_t moved = 0;      // slots: accepted nodes that did not lie where they belong
-    std::int64_t committed = 0;  // output tokens
-    std::int64_t failed = 0;     // requests
-    // Nanoseconds.
-    schedule::Time whole = 0;
-    schedule::Time planning = 0;  // offers, drafts and the plan
-    schedule::Time model = 0, sampling = 0;
+    StepObserver* observer = nullptr;  // hears of everything; none: nobody watches
+    TreeScript* script = nullptr;      // trees in place of the drafters'
 };
 
 class Stepper {
@@ -87,9 +76,11 @@ class Stepper {
 
     LiveRequest& live(const schedule::RequestId& id);
     std::span<const schedule::PlannedRow> rows_of(const schedule::PlannedRequest& share) const;
-    const schedule::Plan& make_plan(schedule::Time now);
+    const schedule::Plan& make_plan(schedule::Time now, StepTimer& timer);
+    void show_trees() const;
+    void run_plan(StepReport& report, StepTimer& timer);
     void welcome(const schedule::PlannedRequest& share);
-    Expected<void> run_model(StepReport& report);
+    Expected<void> run_model(StepTimer& timer);
     void settle(std::size_t index);
     void settle_prompt(std::size_t index, LiveRequest& request, bool flagged);
     void fail(std::size_t index, LiveRequest& request, accept::FinishReason reason);

@@ -42,6 +42,10 @@ namespace espalier::ops {
 // Sums of so many integer weights are exact in 64 bits (draw.hpp).
 inline constexpr std::int64_t kMaxVocabulary = std::int64_t{1} << 19;
 
+// Raised whenever the same logits and parameters draw another token than before: a trace of one
+// version is not run again by another.
+inline constexpr std::int32_t kSamplingVersion = 1;
+
 inline constexpr std::int32_t kMaxTopLogprobs = 20;
 inline constexpr std::int32_t kMaxChangedCounts = 63;  // drafts on the longest path of a tree
 

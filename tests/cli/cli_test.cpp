@@ -254,4 +254,76 @@ TEST(Cli, RefusalsSaySoAndExitAccordingly) {
     }
 }
 
+// A trace of a short text, in a folder of its own.
+class CliReplay : public ::testing::Test {
+  protected:
+    CliReplay() {
+        const Result made = espalier("generate " + kSapling +
+                                     " -p 'def add(a, b):' -n 24 --seed 3 --temperature 0.7 "
+                                     "--trace " +
+                                     file_);
+        EXPECT_EQ(made.status, 0) << made.output;
+    }
+    std::string text() const {
+        std::ifstream in(file_);
+        return {std::istreambuf_iterator<char>(in), {}};
+    }
+    void expect_refused(const std::string& command, const std::string& why) const {
+        const Result result = espalier(command);
+        EXPECT_EQ(result.status, 1) << result.output;
+        EXPECT_NE(result.output.find(why), std::string::npos) << result.output;
+    }
+
+    const espalier::TemporaryDirectory directory_;
+    const std::string file_ = (directory_.path() / "run.jsonl").string();
+};
+
+TEST_F(CliReplay, RunsATraceAgain) {
+    for (const std::string& model : {std::string(), " " + kSapling}) {
+        const Result again = espalier("replay " + file_ + model);
+        EXPECT_EQ(again.status, 0) << again.output;
+        EXPECT_NE(again.output.find("24 tokens of 1 requests are the same"), std::string::npos)
+            << again.output;
+    }
+    EXPECT_EQ(espalier("replay " + file_ + " --threads 1").status, 0);
+}
+
+TEST_F(CliReplay, RefusesWhatDiffersByName) {
+    const std::string whole = text();
+    std::string changed = whole;
+    const std::size_t drawn = changed.rfind("\"drawn\":[");
+    changed.insert(drawn + 9, "1");  // another token
+    std::ofstream(file_) << changed;
+    expect_refused("replay " + file_, "drawn[0] (request 0): the trace has 1");
+    std::ofstream(file_) << whole.substr(0, whole.find('\n') + 1) << "{}\n";
+    expect_refused("replay " + file_, "run.jsonl, line 2: 'kind' is missing");
+    std::ofstream(file_) << whole;
+    const std::string other = (directory_.path() / "tiny").string();
+    ASSERT_EQ(espalier("make-model --preset tiny-v3 --out " + other).status, 0);
+    expect_refused("replay " + file_ + " " + other, "the trace was made with model 'sapling' of");
+    expect_refused("replay " + file_ + ".none", "cannot be opened");
+    EXPECT_EQ(espalier("replay " + file_ + " " + other + " --chrome x").status, 2);
+}
+
+TEST_F(CliReplay, DrawsATimelineWithoutAModel) {
+    const std::string out = (directory_.path() / "timeline.json").string();
+    const Result drawn = espalier("replay " + file_ + " --chrome " + out);
+    EXPECT_EQ(drawn.status, 0) << drawn.output;
+    std::ifstream in(out);
+    const auto timeline = nlohmann::json::parse(in);
+    EXPECT_GT(timeline["traceEvents"].size(), 100u);
+}
+
+TEST_F(CliReplay, ABenchIsTracedToo) {
+    const std::string bench = "bench engine " + kSapling +
+                              " --requests 4 --prompt 8-16 --output 4-8 --concurrency 2 --trace " +
+                              file_;
+    const Result made = espalier(bench);
+    ASSERT_EQ(made.status, 0) << made.output;
+    const Result again = espalier("replay " + file_);
+    EXPECT_EQ(again.status, 0) << again.output;
+    EXPECT_NE(again.output.find("of 4 requests are the same"), std::string::npos) << again.output;
+    expect_refused(bench + " --rounds 2", "--trace writes one run, but");
+}
+
 }  // namespace

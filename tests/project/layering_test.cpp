@@ -32,9 +32,13 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"lossless",
      {"base", "conformance", "ops", "text", "cache", "speculate", "schedule", "model", "accept",
       "engine"}},
+    {"trace", {"base"}},
+    {"replay",
+     {"base", "ops", "checkpoint", "text", "cache", "speculate", "schedule", "model", "accept",
+      "engine", "trace"}},
     {"cli",
      {"base", "linalg", "mla", "conformance", "ops", "checkpoint", "text", "cache", "batch",
-      "speculate", "schedule", "model", "accept", "engine", "lossless"}},
+      "speculate", "schedule", "model", "accept", "engine", "lossless", "trace", "replay"}},
 };
 
 TEST(Layering, FoldersIncludeOnlyWhatLiesBelowThem) {

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// espalier replay: runs a trace again and holds every token of this run to it; or draws the trace
+// as a timeline, which needs no model.
+#include <fmt/format.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "cli/command.hpp"
+#include "cli/loaded_model.hpp"
+#include "replay/convert.hpp"
+#include "replay/recorder.hpp"
+#include "replay/replayer.hpp"
+#include "trace/chrome.hpp"
+
+namespace espalier::cli {
+namespace {
+
+struct Options {
+    std::string file;
+    std::string model;  // empty: the trace's
+    std::string chrome;
+    int threads = 0;
+};
+
+Expected<void> draw(const Options& options, trace::Reader& reader) {
+    ESPALIER_ASSIGN_OR_RETURN(const auto out, trace::open_file(options.chrome));
+    ESPALIER_ASSIGN_OR_RETURN(const std::int64_t steps, trace::write_chrome(reader, *out));
+    fmt::print("{}: {} steps, for chrome://tracing or ui.perfetto.dev\n", options.chrome, steps);
+    return {};
+}
+
+// What this run would write into its header. What a wrong model or build shows is said before the
+// weights are read.
+Expected<void> check_same(const Options& options, const trace::Header& traced,
+                          const std::string& model) {
+    ESPALIER_ASSIGN_OR_RETURN(const auto opened, checkpoint::Checkpoint::open(model));
+    ESPALIER_ASSIGN_OR_RETURN(const CpuVariant variant, chosen_cpu_variant());
+    ESPALIER_ASSIGN_OR_RETURN(const int threads, thread_count(options.threads));
+    ESPALIER_ASSIGN_OR_RETURN(
+        const trace::Header here,
+        replay::describe({opened, model, variant, threads,
+                          replay::stepper_settings_of(traced.settings), traced.settings.drafters}));
+    return replay::check_header(traced, here);
+}
+
+const char* ending_text(trace::Ending ending) {
+    switch (ending) {
+        case trace::Ending::finished:
+            return "";
+        case trace::Ending::overflow:
+            return "; the trace ends early, because the disk was too slow for it";
+        case trace::Ending::missing:
+            return "; the trace has no end line, as when a process is killed";
+    }
+    return "";
+}
+
+Expected<void> run(const Options& options) {
+    ESPALIER_ASSIGN_OR_RETURN(trace::Reader reader, trace::Reader::open(options.file));
+    if (!options.chrome.empty()) return draw(options, reader);
+    const trace::Header& header = reader.header();
+    const std::string& wanted = options.model.empty() ? header.model.path : options.model;
+    ESPALIER_ASSIGN_OR_RETURN(const auto directory, checkpoint::resolve_model_path(wanted));
+    const std::string model = directory.string();
+    ESPALIER_RETURN_IF_ERROR(check_same(options, header, model));
+    ESPALIER_ASSIGN_OR_RETURN(const text::Tokenizer tokenizer, text::Tokenizer::load(directory));
+    model::ModelLimits limits;
+    limits.max_tokens = header.settings.max_step_tokens;
+    limits.max_gather = header.settings.max_step_gather;
+    ESPALIER_ASSIGN_OR_RETURN(LoadedModel loaded, load_model(model, options.threads, limits));
+    const auto start = std::chrono::steady_clock::now();
+    ESPALIER_ASSIGN_OR_RETURN(const replay::Replayed done,
+                              replay::replay(reader, *loaded.model, tokenizer));
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    const std::string unfinished =
+        done.unfinished > 0 ? fmt::format("; {} requests were not finished", done.unfinished) : "";
+    fmt::print("{}: {} steps and {} tokens of {} requests are the same in {:.2f} s{}{}\n",
+               options.file, done.steps, done.tokens, done.requests, seconds.count(), unfinished,
+               ending_text(done.ending));
+    return {};
+}
+
+}  // namespace
+
+Run add_replay(CLI::App& app) {
+    const auto options = std::make_shared<Options>();
+    CLI::App* command = app.add_subcommand(
+        "replay", "Run a trace again, held to every token; or draw it as a timeline");
+    command->add_option("file", options->file, "A trace, as --trace writes it")->required();
+    CLI::Option* model = command->add_option(
+        "model", options->model,
+        "Model directory or ORG/NAME in the local hub cache; the trace's own if not given");
+    CLI::Option* threads =
+        command->add_option("--threads", options->threads, "0: OMP_NUM_THREADS or one per core");
+    threads->capture_default_str();
+    command
+        ->add_option("--chrome", options->chrome,
+                     "Run nothing; write the trace as a timeline for chrome://tracing or Perfetto")
+        ->excludes(model)
+        ->excludes(threads);
+    return [options] { return run(*options); };
+}
+
+}  // namespace espalier::cli

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a step did, and where its time went. Plain data, returned by Stepper::step().
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "engine/clock.hpp"
+#include "schedule/plan.hpp"
+
+namespace espalier::engine {
+
+// Consecutive parts of a step, in order. Draft nodes are chosen between the two halves of the plan;
+// walk includes what drafters take of the hidden states, commit what speculation learns.
+enum class Phase : std::uint8_t {
+    offer,
+    draft,
+    plan,
+    build,
+    forward,
+    sample,
+    walk,
+    commit,
+    advance,
+    emit,
+};
+inline constexpr std::size_t kPhases = 10;
+
+struct StepReport {
+    bool ran = false;  // false: nobody had anything to compute
+    std::int64_t number = 0;
+    std::int64_t requests = 0;
+    schedule::StepTokens tokens;
+    std::int64_t accepted = 0;   // drafts
+    std::int64_t moved = 0;      // slots: accepted nodes that did not lie where they belong
+    std::int64_t committed = 0;  // output tokens
+    std::int64_t failed = 0;     // requests
+    schedule::Time begin = 0;    // on the engine's clock; all expires that was due by then
+    // Nanoseconds.
+    schedule::Time whole = 0;
+    schedule::Time planning = 0;  // offers, drafts and the plan
+    schedule::Time model = 0, sampling = 0;
+    std::array<schedule::Time, kPhases> phases = {};
+    schedule::Time spent(Phase phase) const { return phases[static_cast<std::size_t>(phase)]; }
+};
+
+// Splits a step's time into phases: each lap ends one.
+class StepTimer {
+  public:
+    StepTimer(const Clock& clock, StepReport& report) : clock_(clock), report_(report) {
+        report.begin = last_ = clock();
+    }
+    // The time now, which is the end of the phase.
+    schedule::Time lap(Phase phase) {
+        const schedule::Time now = clock_();
+        report_.phases[static_cast<std::size_t>(phase)] = now - last_;
+        return last_ = now;
+    }
+
+  private:
+    const Clock& clock_;
+    StepReport& report_;
+    schedule::Time last_ = 0;
+};
+
+}  // namespace espalier::engine

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "replay/convert.hpp"
+
+#include <utility>
+
+namespace espalier::replay {
+namespace {
+
+trace::Reason reason_of(const engine::Ending& ending) {
+    using accept::FinishReason;
+    using engine::Interruption;
+    using trace::Reason;
+    switch (ending.finish.reason) {
+        case FinishReason::eos:
+            return Reason::eos;
+        case FinishReason::stop_token:
+            return Reason::stop_token;
+        case FinishReason::stop_string:
+            return Reason::stop_string;
+        case FinishReason::length:
+            return Reason::length;
+        case FinishReason::bad_numbers:
+            return Reason::bad_numbers;
+        case FinishReason::nothing_left:
+            return Reason::nothing_left;
+        case FinishReason::interrupted:
+            break;
+    }
+    switch (ending.interruption) {
+        case Interruption::deadline:
+            return Reason::deadline;
+        case Interruption::step_failed:
+            return Reason::step_failed;
+        case Interruption::stopped:
+            return Reason::stopped;
+        case Interruption::none:
+        case Interruption::refused:
+        case Interruption::cancelled:
+            break;
+    }
+    return Reason::cancelled;
+}
+
+}  // namespace
+
+trace::Settings settings_of(const engine::StepperSettings& settings,
+                            std::vector<std::string> drafters) {
+    const schedule::SchedulerOptions& options = settings.schedule;
+    trace::Settings out;
+    out.page_count = options.page_count;
+    out.max_model_len = options.max_model_len;
+    out.max_rows = options.max_rows;
+    out.max_step_tokens = options.max_step_tokens;
+    out.max_step_gather = options.max_step_gather;
+    out.max_waiting = options.max_waiting;
+    out.max_waiting_tokens = options.max_waiting_tokens;
+    out.prompt_quantum = options.prompt_quantum;
+    out.prefill_segment = options.prefill_segment;
+    out.prefix_cache = options.prefix_cache;
+    out.reuse_generated = options.reuse_generated;
+    out.hash_seed = options.hash_seed;
+    out.grant = settings.grant == engine::NodeGrant::measured ? trace::Grant::measured
+                                                              : trace::Grant::everything;
+    out.drafters = std::move(drafters);
+    return out;
+}
+
+engine::StepperSettings stepper_settings_of(const trace::Settings& settings) {
+    engine::StepperSettings out;
+    schedule::SchedulerOptions& options = out.schedule;
+    options.page_count = settings.page_count;
+    options.max_model_len = settings.max_model_len;
+    options.max_rows = settings.max_rows;
+    options.max_step_tokens = settings.max_step_tokens;
+    options.max_step_gather = settings.max_step_gather;
+    options.max_waiting = settings.max_waiting;
+    options.max_waiting_tokens = settings.max_waiting_tokens;
+    options.prompt_quantum = settings.prompt_quantum;
+    options.prefill_segment = settings.prefill_segment;
+    options.prefix_cache = settings.prefix_cache;
+    options.reuse_generated = settings.reuse_generated;
+    options.hash_seed = settings.hash_seed;
+    out.grant = settings.grant == trace::Grant::measured ? engine::NodeGrant::measured
+                                                         : engine::NodeGrant::everything;
+    return out;
+}
+
+trace::Submission submission_of(const engine::CheckedRequest& checked, std::int64_t first_request,
+                                schedule::Time now) {
+    const engine::Request& request = checked.request;
+    const accept::SamplingOptions& sampling = request.sampling;
+    const accept::OutputOptions& output = checked.rules.options();
+    trace::Submission out;
+    out.request = first_request;
+    out.choices = request.choices;
+    out.time = now;
+    out.priority = request.priority;
+    // Beyond the range of the format lies no time that will come.
+    if (request.deadline <= trace::kMaxTime) out.deadline = request.deadline;
+    out.salt = request.salt;
+    out.speculate = request.speculate;
+    out.logprobs = request.logprobs;
+    out.prompt = request.prompt;
+    out.replay = request.replay;
+    out.sampling = {sampling.temperature,
+                    sampling.top_p,
+                    sampling.top_k,
+                    sampling.min_p,
+                    sampling.repetition_penalty,
+                    sampling.presence_penalty,
+                    sampling.frequency_penalty,
+                    {},
+                    sampling.seed};
+    for (const accept::SamplingOptions::Bias& bias : sampling.logit_bias)
+        out.sampling.logit_bias.push_back({bias.token, bias.bias});
+    out.output = {output.max_tokens,         output.min_tokens,          output.eos_token_ids,
+                  output.stop_token_ids,     output.ignore_eos,          output.stop,
+                  output.include_stop,       output.skip_special_tokens, output.top_logprobs,
+                  output.prompt_top_logprobs};
+    return out;
+}
+
+engine::Request request_of(const trace::Submission& submission) {
+    const trace::Sampling& sampling = submission.sampling;
+    const trace::Output& output = submission.output;
+    engine::Request out;
+    out.prompt = submission.prompt;
+    out.replay = submission.replay;
+    out.logprobs = submission.logprobs;
+    out.choices = submission.choices;
+    out.priority = submission.priority;
+    out.deadline = submission.deadline.value_or(schedule::kNoDeadline);
+    out.salt = submission.salt;
+    out.speculate = submission.speculate;
+    out.sampling.temperature = sampling.temperature;
+    out.sampling.top_p = sampling.top_p;
+    out.sampling.top_k = sampling.top_k;
+    out.sampling.min_p = sampling.min_p;
+    out.sampling.repetition_penalty = sampling.repetition_penalty;
+    out.sampling.presence_penalty = sampling.presence_penalty;
+    out.sampling.frequency_penalty = sampling.frequency_penalty;
+    for (const trace::Bias& bias : sampling.logit_bias)
+        out.sampling.logit_bias.push_back({bias.token, bias.bias});
+    out.sampling.seed = sampling.seed;
+    out.output.max_tokens = output.max_tokens;
+    out.output.min_tokens = output.min_tokens;
+    out.output.eos_token_ids = output.eos_token_ids;
+    out.output.stop_token_ids = output.stop_token_ids;
+    out.output.ignore_eos = output.ignore_eos;
+    out.output.stop = output.stop;
+    out.output.include_stop = output.include_stop;
+    out.output.skip_special_tokens = output.skip_special_tokens;
+    out.output.top_logprobs = output.top_logprobs;
+    out.output.prompt_top_logprobs = output.prompt_top_logprobs;
+    return out;
+}
+
+trace::Ended ended_of(std::int64_t request, const engine::Ending& ending,
+                      const accept::Usage& usage) {
+    return {request, reason_of(ending), ending.finish.which, usage.completion_tokens};
+}
+
+}  // namespace espalier::replay

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Between the engine's words and the trace's: requests and settings, both ways.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/receiver.hpp"
+#include "engine/request.hpp"
+#include "engine/stepper.hpp"
+#include "trace/step.hpp"
+
+namespace espalier::replay {
+
+trace::Settings settings_of(const engine::StepperSettings& settings,
+                            std::vector<std::string> drafters);
+// Without a step time: trees are prescribed.
+engine::StepperSettings stepper_settings_of(const trace::Settings& settings);
+
+// As it was after the check: max_tokens cut, end tokens filled in. Checked again it stays the same.
+trace::Submission submission_of(const engine::CheckedRequest& checked, std::int64_t first_request,
+                                schedule::Time now);
+engine::Request request_of(const trace::Submission& submission);
+
+trace::Ended ended_of(std::int64_t request, const engine::Ending& ending,
+                      const accept::Usage& usage);
+
+}  // namespace espalier::replay

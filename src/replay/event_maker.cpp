@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "replay/event_maker.hpp"
+
+#include <utility>
+
+#include "replay/convert.hpp"
+
+namespace espalier::replay {
+namespace {
+
+trace::Row row_of(const schedule::PlannedRow& row, const schedule::PlannedRequest& share,
+                  const speculate::Tree* tree) {
+    trace::Row out;
+    out.request = share.id.serial;
+    out.first_position = row.first_position;
+    out.q_len = row.q_len;
+    out.form =
+        row.form == cache::Form::absorbed ? trace::Form::absorbed : trace::Form::decompressed;
+    out.gathered = row.gather_count();
+    if (!share.runs) return out;
+    out.nodes = 1 + share.drafts;
+    if (tree != nullptr && !tree->is_chain()) out.mask = trace::Mask::tree;
+    return out;
+}
+
+trace::Times times_of(const engine::StepReport& report) {
+    using engine::Phase;
+    return {report.spent(Phase::offer), report.spent(Phase::draft),   report.spent(Phase::plan),
+            report.spent(Phase::build), report.spent(Phase::forward), report.spent(Phase::sample),
+            report.spent(Phase::walk),  report.spent(Phase::commit),  report.spent(Phase::advance),
+            report.spent(Phase::emit)};
+}
+
+void clear(trace::Step& step) {
+    step.rows.clear();
+    step.trees.clear();
+    step.outcomes.clear();
+    step.ended.clear();
+    step.failure.reset();
+}
+
+std::vector<std::int32_t> copy(std::span<const std::int32_t> values) {
+    return {values.begin(), values.end()};
+}
+
+}  // namespace
+
+void EventMaker::submitted(const engine::CheckedRequest& request,
+                           std::span<const schedule::RequestId> ids, schedule::Time now) {
+    take(submission_of(request, ids.front().serial, now), ids);
+}
+
+void EventMaker::cancelled(const schedule::RequestId& id, schedule::Time now) {
+    take(trace::Cancellation{id.serial, now});
+}
+
+// A cancellation has a line of its own.
+void EventMaker::ended(const schedule::RequestId& id, const engine::Ending& ending,
+                       const accept::Usage& usage) {
+    note_end(id);
+    const trace::Ended out = ended_of(id.serial, ending, usage);
+    if (out.reason != trace::Reason::cancelled) step_.ended.push_back(out);
+}
+
+void EventMaker::chosen(const schedule::RequestId& id, const speculate::Tree& tree) {
+    step_.trees.push_back({id.serial, copy(tree.tokens()), copy(tree.parents())});
+}
+
+void EventMaker::walked(const engine::WalkedStep& step) {
+    if (!step.failure.empty()) step_.failure = step.failure;
+    for (std::size_t i = 0; i < step.plan.requests.size(); ++i) {
+        const schedule::PlannedRequest& share = step.plan.requests[i];
+        const auto rows = step.plan.rows.subspan(static_cast<std::size_t>(share.first_row),
+                                                 static_cast<std::size_t>(share.rows));
+        for (const schedule::PlannedRow& row : rows)
+            step_.rows.push_back(
+                row_of(row, share, step.failure.empty() ? &step.batch.tree(i) : nullptr));
+        if (!step.failure.empty() || step.walks[i].path.values().empty()) continue;
+        step_.outcomes.push_back({share.id.serial, copy(step.walks[i].path.values()),
+                                  copy(step.walks[i].tokens.values())});
+    }
+}
+
+void EventMaker::stepped(const engine::StepReport& report, const schedule::Gauges& gauges) {
+    step_.number = report.number;
+    step_.begin = report.begin;
+    step_.pages = {gauges.pages.free, gauges.pages.owned, gauges.pages.cached};
+    step_.queue = {gauges.waiting, gauges.waiting_tokens, gauges.prefilling, gauges.running};
+    step_.times = times_of(report);
+    take(step_);
+    clear(step_);
+}
+
+}  // namespace espalier::replay

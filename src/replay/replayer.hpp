@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs a recorded schedule again: the same submissions and cancellations between the same steps,
+// the same trees, the same times. The scheduler makes its plans and the model its draws anew, and
+// all of it must be what the trace says, step by step.
+#pragma once
+
+#include <cstdint>
+
+#include "base/error.hpp"
+#include "model/deepseek.hpp"
+#include "text/tokenizer.hpp"
+#include "trace/reader.hpp"
+
+namespace espalier::replay {
+
+// Whether this build, machine and model can be held to the trace: an error names what differs, and
+// both values. here: describe() of the model with the trace's settings.
+Expected<void> check_header(const trace::Header& traced, const trace::Header& here);
+
+struct Replayed {
+    std::int64_t steps = 0;
+    std::int64_t requests = 0;
+    std::int64_t tokens = 0;      // drawn, every one as in the trace
+    std::int64_t unfinished = 0;  // requests that run or wait where the trace ends
+    trace::Ending ending = trace::Ending::finished;
+};
+
+// Reads the trace to its end. An error names file, line and step, what differs and both values. The
+// model must have been made for the batch sizes of the header's settings.
+Expected<Replayed> replay(trace::Reader& reader, model::DeepseekModel& model,
+                          const text::Tokenizer& tokenizer);
+
+}  // namespace espalier::replay

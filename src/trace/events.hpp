@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a trace holds, as plain data: a header, then submissions, cancellations and steps as they
+// happened, then an end. Each struct lists its fields once, in fields(): their names in the file
+// and the range of what is read. Writing, reading, comparing and the table in docs/trace.md all go
+// by that list. Depends on nothing of the engine, so that files can be read and drawn without it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace espalier::trace {
+
+// Raised whenever a line changes its meaning.
+inline constexpr std::int32_t kFormat = 1;
+
+// Nothing real comes near these; sums and differences of such numbers stay in 64 bits.
+inline constexpr std::int64_t kMaxNumber = std::int64_t{1} << 53;
+inline constexpr std::int64_t kMaxTime = std::int64_t{1} << 60;
+inline constexpr std::int64_t kMaxToken = (std::int64_t{1} << 31) - 1;
+inline constexpr std::int64_t kMaxRows = std::int64_t{1} << 16;
+inline constexpr std::int64_t kMaxNodes = 64;
+inline constexpr std::int64_t kMaxList = std::int64_t{1} << 24;
+inline constexpr std::int64_t kMaxText = std::int64_t{1} << 16;  // bytes
+
+// ---- words, in the order of their enums ---------------------------------------------------------
+
+enum class Form : std::uint8_t { absorbed, decompressed };
+inline constexpr std::array<std::string_view, 2> kForms = {"absorbed", "decompressed"};
+
+enum class Mask : std::uint8_t { causal, tree };
+inline constexpr std::array<std::string_view, 2> kMasks = {"causal", "tree"};
+
+enum class Grant : std::uint8_t { measured, everything };
+inline constexpr std::array<std::string_view, 2> kGrants = {"measured", "everything"};
+
+enum class Reason : std::uint8_t {
+    eos,
+    stop_token,
+    stop_string,
+    length,
+    bad_numbers,
+    nothing_left,
+    cancelled,
+    deadline,
+    step_failed,
+    stopped,
+};
+inline constexpr std::array<std::string_view, 10> kReasons = {
+    "eos",          "stop_token", "stop_string", "length",      "bad_numbers",
+    "nothing_left", "cancelled",  "deadline",    "step_failed", "stopped"};
+
+enum class Close : std::uint8_t {
+    finished,  // everything that happened is here
+    overflow,  // the disk was too slow: what happened later is not here
+};
+inline constexpr std::array<std::string_view, 2> kCloses = {"finished", "overflow"};
+
+// ---- the header ---------------------------------------------------------------------------------
+
+struct Model {
+    std::string name;
+    std::string path;  // as it was asked for: a directory or ORG/NAME
+    std::string hash;  // of weights, configuration and tokenizer
+    template <typename Visitor, typename Self>
+    static void fields(Visitor& visit, Self& self) {
+        visit.text("name", self.name);
+        visit.text("path", self.path);
+        visit.text("hash", self.hash);
+    }
+    bool operator==(const Model&) const = default;
+};
+
+// schedule::SchedulerOptions and how drafts are granted.
+struct Settings {
+    std::int64_t page_count = 0;
+    std::int64_t max_model_len = 0;
+    std::int32_t max_rows = 0;
+    std::int64_t max_step_tokens = 0;
+    std::int64_t max_step_gather = 0;
+    std::int32_t max_waiting = 0;
+    std::int64_t max_waiting_tokens = 0;
+    std::int64_t prompt_quantum = 0;
+    std::int64_t prefill_segment = 0;
+    bool prefix_cache = true;
+    bool reuse_generated = false;
+    std::uint64_t hash_seed = 0;
+    Grant grant = Grant::measured;
+    std::vector<std::string> drafters;
+    template <typename Visitor, typename Self>
+    static void fields(Visitor& visit, Self& self) {
+        visit.integer("page_count", self.page_count, 0, std::int64_t{1} << 26);
+        visit.integer("max_model_len", self.max_model_len, 0, std::int64_t{1} << 26);
+        visit.integer("max_rows", self.max_rows, 0, kMaxRows);
+        visit.integer("max_step_tokens", self.max_step_tokens, 0, std::int64_t{1} << 20);
+        visit.integer("max_step_gather", self.max_step_gather, 0, std::int64_t{1} << 20);
+        visit.integer("max_waiting", self.max_waiting, 0, std::int64_t{1} << 20);
+        visit.integer("max_waiting_tokens", self.max_waiting_tokens, 0, kMaxNumber);
+        visit.integer("prompt_quantum", self.prompt_quantum, 0, std::int64_t{1} << 20);
+        visit.integer("prefill_segment", self.prefill_segment, 0, std::int64_t{1} << 20);
+        visit.flag("prefix_cache", self.prefix_cache);
+        visit.flag("reuse_generated", self.reuse_generated);
+        visit.word64("hash_seed", self.hash_seed);
+        visit.choice("grant", self.grant, kGrants);
+        visit.texts("drafters", self.drafters, 16);
+    }
+    bool operator==(const Settings&) const = default;
+};
+
+struct Header {
+    static constexpr std::string_view kKind = "header";
+    std::int32_t format = kFormat;
+    std::string version;  // of Espalier
+    Model model;
+    std::string variant;  // of the kernels
+    std::int32_t threads = 0;
+    std::int32_t sampling_version = 0;
+    Settings settings;
+    template <typename Visitor, typename Self>
+    static void fields(Visitor& visit, Self& self) {
+        visit.integer("format", self.format, 0, kMaxToken);
+        visit.text("version", self.version);
+        visit.object("model", self.model);
+        visit.text("variant", self.variant);
+        visit.integer("threads", self.threads, 0, kMaxRows);
+        visit.integer("sampling_version", self.sampling_version, 0, kMaxToken);
+        visit.object("settings", self.settings);
+    }
+    bool operator==(const Header&) const = default;
+};
+
+// ---- between steps ------------------------------------------------------------------------------
+
+struct Bias {
+    std::int64_t token = 0;
+    float bias = 0;
+    template <typename Visitor, typename Self>
+    static void fields(Visitor& visit, Self& self) {
+        visit.integer("token", self.token, 0, kMaxToken);
+        visit.real("bias", self.bias);
+    }
+    bool operator==(const Bias&) const = default;
+};
+
+struct Sampling {  // accept::SamplingOptions
+    float temperature = 1, top_p = 1;
+    std::int64_t top_k = 0;
+    float min_p = 0, repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0;
+    std::vector<Bias> logit_bias;
+    std::uint64_t seed = 0;
+    template <typename Visitor, typename Self>
+    static void fields(Visitor& visit, Self& self) {
+        visit.word64("seed", self.seed);
+        visit.real("temperature", self.temperature);
+        visit.real("top_p", self.top_p);
+        visit.integer("top_k", self.top_k, -1, kMaxNumber);
+        visit.real("min_p", self.min_p);
+        visit.real("repetition_penalty", self.repetition_penalty);
+        visit.real("presence_penalty", self.presence_penalty);
+        visit.real("frequency_penalty", self.frequency_penalty);
+        visit.objects("logit_bias", self.logit_bias, kMaxRows);
+    }
+    bool operator==(const Sampling&) const = default;
+};
+
+struct Output {  // accept::OutputOptions
+    std::int64_t max_tokens = 0, min_tokens = 0;
+    std::vector<std::int32_t> eos_token_ids, stop_token_ids;
+    bool ignore_eos = false;
+    std::vector<std::string> stop;
+    bool include_stop = false, skip_special_tokens = true;
+    std::int32_t top_logprobs = 0;
+    std::optional<std::int32_t> prompt_top_logprobs;
+    template <typename Visitor, typename Self>
+    static void fields(Visitor& visit, Self& self) {
+        visit.integer("max_tokens", self.max_tokens, 0, kMaxNumber);
+        visit.integer("min_tokens", self.min_tokens, 0, kMaxNumber);
+        visit.integers("eos_token_ids", self.eos_token_ids, kMaxRows, 0, kMaxToken);
+        visit.flag("ignore_eos", self.ignore_eos);
+        visit.integers("stop_token_ids", self.stop_token_ids, kMaxRows, 0, kMaxToken);
+        visit.texts("stop", self.stop, kMaxRows);
+        visit.flag("include_stop", self.include_stop);
+        visit.flag("skip_special_tokens", self.skip_special_tokens);
+        visit.integer("top_logprobs", self.top_logprobs, 0, kMaxToken);
+        visit.maybe_integer("prompt_top_logprobs", self.prompt_top_logprobs, 0, kMaxToken);
+    }
+    bool operator==(const Output&) const = default;
+};
+
+// A request with n choices has n consecutive numbers; they count up over the whole trace.
+struct Submission {
+    static constexpr std::string_view kKind = "submit";
+    std::int64_t request = 0;  // of the first choice
+    std::int32_t choices = 1;
+    std::int64_t time = 0;
+    std::int32_t priority = 0;
+    std::optional<std::int64_t> deadline;
+    std::uint64_t salt = 0;
+    bool speculate = true;
+    bool logprobs = true;
+    std::vector<std::int32_t> prompt;
+    std::vector<std::int32_t> replay;  // what the output was made of, where it was prescribed
+    Sampling sampling;
+    Output output;
+    template <typename Visitor, typename Self>
+    static void fields(Visitor& visit, Self& self) {
+        visit.integer("request", self.request, 0, kMaxNumber);
+        visit.integer("choices", self.choices, 1, 1024);
+        visit.integer("time", self.time, -kMaxTime, kMaxTime);
+        visit.integer("priority", self.priority, -kMaxToken - 1, kMaxToken);
+        visit.maybe_integer("deadline", self.deadline, -kMaxTime, kMaxTime);
+        visit.word64("salt", self.salt);
+        visit.flag("speculate", self.speculate);
+        visit.flag("logprobs", self.logprobs);
+        visit.integers("prompt", self.prompt, kMaxList, 0, kMaxToken);
+        visit.integers("replay", self.replay, kMaxList, 0, kMaxToken);
+        visit.object("sampling", self.sampling);
+        visit.object("output", self.output);
+    }
+    bool operator==(const Submission&) const = default;
+};
+
+struct Cancellation {
+    static constexpr std::string_view kKind = "cancel";
+    std::int64_t request = 0;
+    std::int64_t time = 0;
+    template <typename Visitor, typename Self>
+    static void fields(Visitor& visit, Self& self) {
+        visit.integer("request", self.request, 0, kMaxNumber);
+        visit.integer("time", self.time, -kMaxTime, kMaxTime);
+    }
+    bool operator==(const Cancellation&) const = default;
+};
+
+}  // namespace espalier::trace

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// One event of each kind with every field set, and random ones, for the tests of lines and files.
+#pragma once
+
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "conformance/random.hpp"
+#include "trace/line.hpp"
+#include "trace/reader.hpp"
+#include "trace/sink.hpp"
+
+namespace espalier::trace {
+
+inline Header sample_header() {
+    Header header;
+    header.version = "0.1.0";
+    header.model = {"tiny \"quoted\"", "models/tiny", "0123456789abcdef"};
+    header.variant = "avx2";
+    header.threads = 3;
+    header.sampling_version = 1;
+    header.settings = {65,
+                       1024,
+                       8,
+                       1024,
+                       512,
+                       1024,
+                       1 << 24,
+                       512,
+                       256,
+                       true,
+                       false,
+                       ~0ull,
+                       Grant::everything,
+                       {"ngram"}};
+    return header;
+}
+
+inline Submission sample_submission() {
+    Submission submission;
+    submission.request = 4;
+    submission.choices = 2;
+    submission.time = 500;
+    submission.priority = -3;
+    submission.deadline = 900'000;
+    submission.salt = 1ull << 63;
+    submission.speculate = false;
+    submission.logprobs = false;
+    submission.replay = {3, 4};
+    submission.prompt = {5, 6, 7};
+    submission.sampling = {0.7f, 0.95f, 40, 0.01f, 1.1f, 0.3f, -0.2f, {{17, -12.5f}}, ~0ull};
+    submission.output = {64, 2, {1}, {9, 10}, true, {"\n\n", "\"}"}, true, false, 3, 2};
+    return submission;
+}
+
+inline Step sample_step() {
+    Step step;
+    step.number = 12;
+    step.begin = 1'000;
+    step.rows = {{4, 128, 3, Form::absorbed, Mask::tree, 3, 3},
+                 {5, 0, 64, Form::decompressed, Mask::causal, 0, 0}};
+    step.trees = {{4, {7, 8, 9, 9}, {-1, 0, 0, 1}}};
+    step.outcomes = {{4, {0, 2}, {9, 3}}};
+    step.ended = {{4, Reason::stop_token, 9, 17}};
+    step.failure = "no \"memory\"";
+    step.pages = {50, 10, 4};
+    step.queue = {1, 300, 1, 1};
+    step.times = {1, 2, 3, 4, 500, 60, 7, 8, 9, 10};
+    return step;
+}
+
+inline std::vector<Event> sample_events() {
+    Submission plain;
+    plain.request = 6;
+    plain.time = 700;
+    plain.prompt = {1};
+    plain.output.max_tokens = 1;
+    return {sample_submission(), sample_step(), plain, Cancellation{5, 2'000}, Step{}};
+}
+
+inline std::string file_of(const Header& header, const std::vector<Event>& events) {
+    std::string text;
+    append_line(text, header);
+    for (const Event& event : events) append_line(text, event);
+    return text;
+}
+
+inline Expected<Reader> read_text(const std::string& text) {
+    return Reader::read(std::make_unique<std::istringstream>(text), "run.jsonl");
+}
+
+// The events of a file up to its end, or the first error.
+inline Expected<std::vector<Event>> events_of(const std::string& text) {
+    ESPALIER_ASSIGN_OR_RETURN(Reader reader, read_text(text));
+    std::vector<Event> events;
+    for (;;) {
+        ESPALIER_ASSIGN_OR_RETURN(std::optional<Event> event, reader.next());
+        if (!event) return events;
+        events.push_back(std::move(*event));
+    }
+}
+
+inline std::vector<std::string> lines_of(const std::string& text) {
+    std::vector<std::string> lines;
+    std::istringstream in(text);
+    for (std::string line; std::getline(in, line);) lines.push_back(line);
+    return lines;
+}
+
+inline std::string joined(const std::vector<std::string>& lines) {
+    std::string text;
+    for (const std::string& line : lines) text += line + "\n";
+    return text;
+}
+
+// Some small thing about the text is changed: a byte, a digit, a piece left out or doubled, a line
+// moved, the end cut off.
+inline std::string mutated(const std::string& text, conformance::Random& random) {
+    const auto place = [&](std::size_t size) {
+        return random.bits() % std::max<std::size_t>(size, 1);
+    };
+    std::string out = text;
+    if (out.empty()) return out;
+    switch (random.between(0, 6)) {
+        case 0:
+            out[place(out.size())] = static_cast<char>(random.between(0, 255));
+            break;
+        case 1: {  // a digit
+            const std::size_t at = out.find_first_of("0123456789", place(out.size()));
+            if (at != std::string::npos) out[at] = static_cast<char>('0' + random.between(0, 9));
+            break;
+        }
+        case 2:
+            out.erase(place(out.size()), 1 + place(12));
+            break;
+        case 3: {
+            const std::size_t at = place(out.size());
+            out.insert(at, out.substr(at, 1 + place(12)));
+            break;
+        }
+        case 4: {
+            static const std::vector<std::string> pieces = {"-",
+                                                            "1e999",
+                                                            "18446744073709551616",
+                                                            "null",
+                                                            "[]",
+                                                            "{}",
+                                                            "\"",
+                                                            "[[[[[[[[[[[[",
+                                                            "-1",
+                                                            "2147483648",
+                                                            "9007199254740993",
+                                                            ",",
+                                                            "\n",
+                                                            "0.5"};
+            out.insert(place(out.size()), pieces[place(pieces.size())]);
+            break;
+        }
+        case 5: {
+            std::vector<std::string> lines = lines_of(out);
+            const std::size_t from = place(lines.size()), to = place(lines.size());
+            if (random.chance(0.3))
+                lines.erase(lines.begin() + static_cast<std::ptrdiff_t>(from));
+            else if (random.chance(0.5))
+                lines.insert(lines.begin() + static_cast<std::ptrdiff_t>(to), lines[from]);
+            else
+                std::swap(lines[from], lines[to]);
+            return joined(lines);
+        }
+        default:
+            out.resize(place(out.size()));
+    }
+    return out;
+}
+
+// Keeps what is written.
+class StringSink final : public Sink {
+  public:
+    explicit StringSink(std::string& out) : out_(out) {}
+    Expected<void> write(std::string_view bytes) override {
+        out_ += bytes;
+        return {};
+    }
+
+  private:
+    std::string& out_;
+};
+
+}  // namespace espalier::trace
