@@ -290,10 +290,8 @@ TEST_F(CliReplay, RunsATraceAgain) {
 
 TEST_F(CliReplay, RefusesWhatDiffersByName) {
     const std::string whole = text();
-    std::string changed = whole;
-    const std::size_t drawn = changed.rfind("\"drawn\":[");
-    changed.insert(drawn + 9, "1");  // another token
-    std::ofstream(file_) << changed;
+    const std::size_t drawn = whole.rfind("\"drawn\":[") + 9;
+    std::ofstream(file_) << whole.substr(0, drawn) << '1' << whole.substr(drawn);  // another token
     expect_refused("replay " + file_, "drawn[0] (request 0): the trace has 1");
     std::ofstream(file_) << whole.substr(0, whole.find('\n') + 1) << "{}\n";
     expect_refused("replay " + file_, "run.jsonl, line 2: 'kind' is missing");

@@ -268,7 +268,7 @@ TEST_F(ReplayRefusal, SettingsThatThisModelOrMachineCannotHave) {
     };
     EXPECT_EQ(with("max_step_tokens", 1 << 20),
               "max_step_tokens is 1048576, but the model was set up for 2048");
-    EXPECT_NE(with("page_count", 1).find("page_count"), std::string::npos);
+    EXPECT_NE(with("page_count", 1).find("a cache of 1 pages"), std::string::npos);
     EXPECT_NE(with("prefill_segment", 100).find("prefill_segment is 100"), std::string::npos);
     EXPECT_NE(with("max_rows", 100000).find("'settings.max_rows' is 100000, not within"),
               std::string::npos);
