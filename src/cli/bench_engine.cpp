@@ -30,6 +30,7 @@ struct Options {
     std::vector<std::int64_t> concurrency = {8};
     std::vector<std::string> speculate = {"ngram"};
     std::int64_t pages = 0;
+    std::int64_t step_tokens = EngineSize().step_tokens;
     int rounds = 1;
     std::string trace;
     int threads = 0;
@@ -250,6 +251,7 @@ Expected<void> run(Options options) {
     ESPALIER_ASSIGN_OR_RETURN(const auto directory, checkpoint::resolve_model_path(options.model));
     ESPALIER_ASSIGN_OR_RETURN(const text::Tokenizer tokenizer, text::Tokenizer::load(directory));
     EngineSize largest;
+    largest.step_tokens = options.step_tokens;
     largest.rows = *std::max_element(options.concurrency.begin(), options.concurrency.end());
     ESPALIER_ASSIGN_OR_RETURN(
         LoadedModel loaded, load_model(directory.string(), options.threads, model_limits(largest)));
@@ -341,6 +343,12 @@ Run add_bench_engine(CLI::App& bench) {
         ->add_option("--pages", options->pages,
                      "Cache of so many pages of 64 tokens; 0: the longest request for each client")
         ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 30))
+        ->capture_default_str();
+    command
+        ->add_option("--step-tokens", options->step_tokens,
+                     "Tokens of a step at most: roots, drafts and prompts; one prompt quantum of "
+                     "512 at least")
+        ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
         ->capture_default_str();
     command
         ->add_option("-r,--rounds", options->rounds,

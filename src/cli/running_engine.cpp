@@ -33,7 +33,7 @@ engine::StepperSettings settings_for(const LoadedModel& loaded, const EngineSize
 model::ModelLimits model_limits(const EngineSize& size) {
     model::ModelLimits limits;
     limits.max_tokens =
-        std::max(limits.max_tokens, size.rows + schedule::SchedulerOptions().prompt_quantum);
+        std::max(size.step_tokens, size.rows + schedule::SchedulerOptions().prompt_quantum);
     limits.max_gather = std::max(size.rows, std::min(kMaxGather, size.rows * accept::kMaxNodes));
     return limits;
 }

@@ -23,6 +23,9 @@ struct EngineSize {
     std::int64_t rows = 1;        // requests in a step
     std::int64_t pages = 1;       // of the cache, beside the null page
     std::int64_t waiting = 1024;  // requests that may wait
+    // Of a step, at most (and at least one prompt quantum beside the rows): more are better for
+    // throughput, fewer let running requests wait less for others' prompts.
+    std::int64_t step_tokens = 2048;
 };
 
 // What --trace takes.

@@ -13,11 +13,14 @@
 #include "engine/stepper.hpp"
 #include "engine/tiny_target.hpp"
 #include "lossless/plain_run.hpp"
+#include "lossless/random_drafter.hpp"
 #include "lossless/recorder.hpp"
 
 namespace espalier::engine {
 
 using lossless::Output;
+using lossless::RandomDrafter;
+using lossless::RandomDrafterOptions;
 using lossless::RecordedChoice;
 using lossless::Recorder;
 

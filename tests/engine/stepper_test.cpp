@@ -35,12 +35,12 @@ std::vector<std::byte> cache_bytes(cache::KvStorage& storage, std::span<const st
 }
 
 Harness::Drafters truth_last_drafter(const Request& request, const Output& output) {
-    lossless::RandomDrafterOptions options;
+    RandomDrafterOptions options;
     options.truth = 0.4;
     options.silence = 0;
     options.truth_last = true;
     Harness::Drafters drafters;
-    drafters.push_back(std::make_unique<lossless::RandomDrafter>(
+    drafters.push_back(std::make_unique<RandomDrafter>(
         speculate::DrafterId{0}, 5, options,
         std::vector<std::vector<std::int32_t>>{whole_text(request, output)},
         std::vector<std::int32_t>{10, 11, 12, 13, 14, 15, kPoisonToken, kQuietPoisonToken}));
