@@ -279,8 +279,8 @@ class CliReplay : public ::testing::Test {
 };
 
 TEST_F(CliReplay, RunsATraceAgain) {
-    for (const std::string& model : {std::string(), " " + kSapling}) {
-        const Result again = espalier("replay " + file_ + model);
+    for (const std::string& model : {std::string(), kSapling}) {
+        const Result again = espalier("replay " + file_ + " " + model);
         EXPECT_EQ(again.status, 0) << again.output;
         EXPECT_NE(again.output.find("24 tokens of 1 requests are the same"), std::string::npos)
             << again.output;
