@@ -292,7 +292,7 @@ TEST_F(CliReplay, RefusesWhatDiffersByName) {
     const std::string whole = text();
     std::string changed = whole;
     const std::size_t drawn = changed.rfind("\"drawn\":[");
-    changed.insert(drawn + 9, "1");  // another token
+    changed.insert(drawn + 9, 1, '1');  // another token
     std::ofstream(file_) << changed;
     expect_refused("replay " + file_, "drawn[0] (request 0): the trace has 1");
     std::ofstream(file_) << whole.substr(0, whole.find('\n') + 1) << "{}\n";
