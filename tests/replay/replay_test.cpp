@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "engine/harness.hpp"
 #include "replay/recorder.hpp"
 #include "replay/replayer.hpp"
 #include "replay/traced_run.hpp"
@@ -84,6 +85,29 @@ TEST(Replay, RandomWorkloadsRunAgainTokenByToken) {
     for (const auto& [what, number] : needed) EXPECT_GT(number, 0) << what;
     RecordProperty("steps", static_cast<int>(seen.steps));
     RecordProperty("tokens", static_cast<int>(seen.tokens));
+}
+
+// Deadlines are looked at twice in a step, when it begins and when it has committed: the clock of
+// these runs ticks on with every look at it, so a deadline falls between the two in most of them.
+TEST(Replay, DeadlinesPassWhereTheyPassed) {
+    lossless::Workload work;
+    work.random_drafter = false;
+    work.settings = engine::roomy_settings();
+    work.requests.resize(1);
+    work.requests[0].request = engine::plain_request(20, 40, 7);
+    std::int64_t within = 0;
+    for (std::int64_t deadline = 1000; deadline <= 60'000; deadline += 1000) {
+        work.requests[0].request.deadline = deadline;
+        const TracedRun traced = run_traced(work, engine::Family::v2);
+        const auto again = replay_text(traced.text, traced.family);
+        ASSERT_TRUE(again) << "deadline " << deadline << ": " << again.error().message;
+        const auto events = trace::events_of(traced.text);
+        const auto& last = std::get<trace::Step>(events->back());
+        ASSERT_EQ(last.ended.size(), 1u);
+        EXPECT_EQ(last.ended[0].reason, trace::Reason::deadline);
+        within += last.begin < deadline ? 1 : 0;
+    }
+    EXPECT_GT(within, 20);
 }
 
 // A trace whose steps have trees and accepted drafts: what the refusals are tried on.

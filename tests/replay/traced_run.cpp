@@ -68,10 +68,15 @@ std::vector<Tokens> run(const Workload& work, const lossless::Target& target,
 }  // namespace
 
 TracedRun run_traced(std::uint64_t seed) {
+    const engine::Family family = seed % 2 == 0 ? engine::Family::v2 : engine::Family::v3;
+    return run_traced(lossless::random_workload(seed, engine::tiny_target(family).target()),
+                      family);
+}
+
+TracedRun run_traced(const Workload& work, engine::Family family) {
     TracedRun plain, traced;
-    traced.family = seed % 2 == 0 ? engine::Family::v2 : engine::Family::v3;
-    const lossless::Target target = engine::tiny_target(traced.family).target();
-    const Workload work = lossless::random_workload(seed, target);
+    traced.family = family;
+    const lossless::Target target = engine::tiny_target(family).target();
     const std::vector<Tokens> texts = run(work, target, {}, nullptr, plain);
     trace::Header header = trace::sample_header();
     header.settings = settings_of(work.settings, {});

@@ -17,5 +17,6 @@ struct TracedRun {
 };
 
 TracedRun run_traced(std::uint64_t seed);
+TracedRun run_traced(const lossless::Workload& work, engine::Family family);
 
 }  // namespace espalier::replay
