@@ -60,11 +60,12 @@ TEST(Lossless, EveryRequestEqualsItselfRunAloneAndPlainly) {
     EXPECT_GT(coverage.accepted, 3 * workloads);
     EXPECT_GT(coverage.moved, workloads);
     EXPECT_GT(coverage.hits, 10 * workloads);
-    if (kWorkloads >= 100)  // rarer things: twenty workloads need not have them all
+    if (kWorkloads >= 100) {  // rarer things: twenty workloads need not have them all
         for (const std::int64_t seen :
              {coverage.preemptions, coverage.interrupted, coverage.bad_numbers,
               coverage.stop_strings, coverage.eos, coverage.prompt_logprobs, coverage.broken})
             EXPECT_GT(seen, 0);
+    }
     RecordProperty("tokens", static_cast<int>(coverage.tokens));
     RecordProperty("accepted", static_cast<int>(coverage.accepted));
     RecordProperty("moved", static_cast<int>(coverage.moved));
