@@ -21,7 +21,8 @@ class Random {
     int between(int low, int high) {
         return low + static_cast<int>(bits() % static_cast<std::uint64_t>(high - low + 1));
     }
-    bool chance(double p) { return static_cast<double>(bits() >> 11) * 0x1p-53 < p; }
+    double unit() { return static_cast<double>(bits() >> 11) * 0x1p-53; }  // in [0, 1)
+    bool chance(double p) { return unit() < p; }
     template <typename T, std::size_t N>
     T one_of(const T (&values)[N]) {
         return values[bits() % N];
