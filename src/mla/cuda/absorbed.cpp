@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <limits>
 #include <vector>
 
 #include "mla/cuda/absorbed_params.hpp"
@@ -84,7 +83,7 @@ Expected<void> encode_maps(AbsorbedParams& p) {
     const auto bytes = CU_TENSOR_MAP_DATA_TYPE_UINT8;
     const auto wide = CU_TENSOR_MAP_SWIZZLE_128B;
     if (kv.format == KvFormat::bf16 || kv.format == KvFormat::fp16) {
-        const std::int64_t blocks = rows == kTileKeys ? 3 : 1;
+        const std::int64_t blocks = rows == kTileKeys ? 9 : 1;
         ESPALIER_RETURN_IF_ERROR(encode(
             p.key_map, fp16, kv.data,
             std::array<Axis, 4>{
@@ -92,7 +91,7 @@ Expected<void> encode_maps(AbsorbedParams& p) {
             wide));
         const std::int64_t packed = std::max<std::int64_t>(p.rows.token_end * p.heads, 1);
         return encode(p.query_map, fp16, p.q,
-                      std::array<Axis, 3>{{{64, 0, 64}, {packed, 1152, p.query_rows}, {9, 128, 1}}},
+                      std::array<Axis, 3>{{{64, 0, 64}, {packed, 1152, p.query_rows}, {9, 128, 9}}},
                       wide);
     }
     const bool planes = kv.format == KvFormat::fp8_token;
@@ -149,7 +148,9 @@ std::int64_t partial_slots(const Class& rows, const Capacities& most, int proces
     return std::max(flexible, shared + own);
 }
 
-std::size_t aligned(std::int64_t bytes) { return static_cast<std::size_t>((bytes + 63) / 64 * 64); }
+std::size_t aligned(std::int64_t bytes) {
+    return static_cast<std::size_t>((bytes + 127) / 128 * 128);  // lines of the cache
+}
 
 // The plan of one launch: partition, parts, merges.
 std::size_t class_plan_bytes(int parts, int rows) {
@@ -192,27 +193,6 @@ cudaError_t launch_main(const AbsorbedParams& p, cudaStream_t stream) {
     return cudaErrorNotSupported;  // refused by the checks
 }
 
-// How rows are merged: whole or by quarters, a unit by one warp or by a team of eight. What takes
-// fewest waits for memory: sixteen loads at a time, and about two more per unit to begin and end.
-// Invariant rows must not see a team.
-void choose_merge(AbsorbedParams& p, int processors) {
-    const std::int64_t rows = std::int64_t{p.rows.rows} * p.most_packed;
-    const std::int64_t splits = p.parts / std::max(p.rows.rows, 1) + 1;
-    std::int64_t least = std::numeric_limits<std::int64_t>::max();
-    for (const int quarters : {4, 1})  // to a unit
-        for (const int team : {1, 8}) {
-            if (p.invariant && team > 1) continue;
-            const std::int64_t units = rows * (4 / quarters);
-            const std::int64_t turns = ceil_divide(units * team, std::int64_t{processors} * 8);
-            const std::int64_t waits =
-                turns * (ceil_divide(splits, team > 1 ? 32 : 16 / quarters) + 2);
-            if (waits >= least) continue;
-            least = waits;
-            p.team = team;
-            p.merge_quarters = quarters == 1;
-        }
-}
-
 Expected<void> launch_class(OpContext& context, AbsorbedParams& p, const Class& rows,
                             const Capacities& most, int processors, bool last) {
     const std::int64_t slots = partial_slots(rows, most, processors, (1 << p.block_shift));
@@ -228,7 +208,6 @@ Expected<void> launch_class(OpContext& context, AbsorbedParams& p, const Class& 
     if (p.dense_splits > 0)
         ESPALIER_RETURN_IF_ERROR(
             checked(launch_dense_index(p, stream), "the index of dense masks"));
-    choose_merge(p, processors);
     p.padding = last;
     return checked(launch_main(p, stream), "absorbed attention");
 }

@@ -29,8 +29,6 @@ struct Traits {
     static constexpr bool kFp8 = kFormat == KvFormat::fp8_tensor || kFormat == KvFormat::fp8_token;
     static constexpr bool kTokenScale = kFormat == KvFormat::fp8_token;
     static constexpr Element kElement = kFormat == KvFormat::bf16 ? Element::bf16 : Element::f16;
-    // Keys arrive in three pieces of 192 columns, so that scores begin before a tile is complete.
-    static constexpr int kPieces = kFp8 ? 1 : 3;
     // A tile of FP8 codes: four blocks of 128 columns, then the rope, bf16 or codes.
     static constexpr int kTileBytes = (kFp8 ? 5 : 9) * kBlockBytes;
     static constexpr int kRopePlace = 4 * kBlockBytes;
@@ -39,24 +37,6 @@ struct Traits {
     static constexpr int kQueryBlock = kRows * 128;  // bytes of 64 columns
     static constexpr int kScorers = kFp8 ? 2 : 1;    // warpgroups, a tile each
     static constexpr int kThreads = 128 * (1 + kScorers + 2);
-};
-
-// One item of work. All warps read it from shared memory.
-struct Item {
-    int row;
-    int packed_first;  // of its columns, among all packed rows of the call
-    int row_first;     // the same, within the row
-    int columns;
-    int first_token;  // of the row
-    int tokens;       // of the row
-    int keys;         // of the row, or of the gathered token
-    int tile_begin;
-    int tile_end;
-    int slot;       // of the partial result; -1: the output itself
-    int free_keys;  // keys below this are visible to all columns
-    int mask;       // MaskKind
-    int gathered;   // token whose keys are gathered, or -1
-    int last;       // no further item
 };
 
 template <KvFormat kFormat>
@@ -75,11 +55,12 @@ struct SharedLayout {
     std::uint64_t visible[T::kScorers][kFp8Rows];
     float key_scale[T::kStages][kScaledKeys];  // fp8_token
     Item items[2];
-    Barrier keys_full[T::kStages][T::kPieces];
+    Barrier keys_full[T::kStages];
     Barrier keys_free[T::kStages];
     Barrier query_full, query_free;
     Barrier weights_full[T::kScorers], weights_free[T::kScorers];
     Barrier final_full, final_free;
+    Barrier scorers;  // FP8: where those that score meet
     Barrier item_full[2], item_free[2];
     int rescale[4];  // per warp of the scores
 };
@@ -143,10 +124,11 @@ inline constexpr float kHeadroom = 1.0f;
 // thousand keys 2^30 below the largest are 1e-4 of a sum.
 template <Element kElement>
 inline constexpr float kLargestAfterRaise = kElement == Element::f16 ? 6.0f : 0.0f;
-inline constexpr int kScoreBarrier = 1;  // named, of all that score
+inline constexpr int kScoreBarrier = 1;  // named, of the scoring warpgroup
 inline constexpr int kOutputThreads = 256;
 inline constexpr int kOutputBarrier = 2;  // named, of the output warpgroups
 inline constexpr int kMaskBarrier = 3;    // and 4: named, of one scoring warpgroup over codes
+inline constexpr int kVoteBarrier = 5;    // named, of all that score over codes
 
 // 2^shift with |shift| ≤ 126, and the shift that brings `largest` into [2^14, 2^15).
 __device__ __forceinline__ float power_of_two(int shift) {
@@ -165,11 +147,6 @@ __device__ inline void clear_key_rows(std::byte* keys, int valid) {
         for (int i = threadIdx.x % 128; i < chunks; i += 128)
             *reinterpret_cast<int4*>(keys + block * kTileKeys * 128 + valid * 128 + i * 16) =
                 int4{};
-}
-
-// Division by the number of heads, exact below 2^25 packed rows.
-__device__ __forceinline__ int token_of(const AbsorbedParams& p, int packed) {
-    return static_cast<int>(static_cast<std::uint64_t>(packed) * p.heads_inverse >> 32);
 }
 
 // What one packed row sees: docs/mla_contract.md, word for word, in 64-bit arithmetic.

@@ -21,8 +21,7 @@ template <KvFormat kFormat>
 __device__ inline void init_barriers(SharedLayout<kFormat>& shared) {
     using T = Traits<kFormat>;
     for (int stage = 0; stage < T::kStages; ++stage) {
-        for (int piece = 0; piece < T::kPieces; ++piece)
-            init_barrier(&shared.keys_full[stage][piece], 1);
+        init_warps(&shared.keys_full[stage], 1);
         init_warps(&shared.keys_free[stage], 8);
     }
     if (T::kFp8)
@@ -34,6 +33,7 @@ __device__ inline void init_barriers(SharedLayout<kFormat>& shared) {
         init_warps(&shared.weights_full[i], 4);
         init_warps(&shared.weights_free[i], 8);
     }
+    init_warps(&shared.scorers, 4 * T::kScorers);
     init_warps(&shared.final_full, 4 * T::kScorers);
     init_warps(&shared.final_free, 8);
     for (int i = 0; i < 2; ++i) {
@@ -62,16 +62,15 @@ __global__ void __launch_bounds__(Traits<kFormat>::kThreads, 1)
     auto& shared = *reinterpret_cast<SharedLayout<kFormat>*>(memory);
     using T = Traits<kFormat>;
     using R = Registers<T::kFp8>;
-    if (threadIdx.x == 0) {
+    // The copying warp reads its plan while another one prepares the barriers.
+    if (threadIdx.x == 32) {
         init_barriers(shared);
         prefetch_map(&p.key_map);
-        if constexpr (T::kFp8)
-            prefetch_map(&p.rope_map);
-        else
-            prefetch_map(&p.query_map);
+        prefetch_map(T::kFp8 ? &p.rope_map : &p.query_map);
     }
-    __syncthreads();
     wait_for_previous_kernel();
+    if (threadIdx.x < 32) Copier<kFormat>::look_ahead(p);
+    __syncthreads();
     let_next_kernel_start();
     // The compiler must know that a warp has one role.
     const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
@@ -93,12 +92,14 @@ __global__ void __launch_bounds__(Traits<kFormat>::kThreads, 1)
                           static_cast<long long>(gridDim.x) * 128);
     } else {
         set_registers<R::kStart, R::kOutput>();
+        Merger<T::kRows> merger(p);
         if constexpr (T::kFp8)
             CodeOutputHalf<kFormat, kColumns>(p, shared, role - 1 - T::kScorers).run();
         else
             OutputHalf<kFormat>(p, shared, role - 2).run();
-        merge<T::kRows>(
-            p, reinterpret_cast<float4*>(shared.keys));  // nothing is on its way there any more
+        // Nothing is on its way to the keys' place any more.
+        static_assert(sizeof(MergePlaces) <= sizeof(shared.keys));
+        merger.run(p, reinterpret_cast<MergePlaces&>(shared.keys));
     }
 }
 

@@ -20,6 +20,25 @@ inline constexpr int kSplitKeys =
     1024;  // of the invariant partition, for every head count and dtype
 inline constexpr int kSplitTiles = kSplitKeys / kTileKeys;
 
+// One item of work: a run of tiles of one row for one block of packed rows. All warps read it from
+// shared memory.
+struct Item {
+    std::int32_t row;
+    std::int32_t packed_first;  // of its columns, among all packed rows of the call
+    std::int32_t row_first;     // the same, within the row
+    std::int32_t columns;
+    std::int32_t first_token;  // of the row
+    std::int32_t tokens;       // of the row
+    std::int32_t keys;         // of the row, or of the gathered token
+    std::int32_t tile_begin;
+    std::int32_t tile_end;
+    std::int32_t slot;       // of the partial result; -1: the output itself
+    std::int32_t free_keys;  // keys below this are visible to all columns
+    std::int32_t mask;       // MaskKind
+    std::int32_t gathered;   // token whose keys are gathered, or -1
+    std::int32_t last;       // no further item
+};
+
 // The line of work that parts are cut from (schedule.cuh).
 struct Partition {
     std::int32_t total = 0;
@@ -29,21 +48,18 @@ struct Partition {
     std::uint32_t arrived = 0;  // thread blocks at the end of a call
 };
 
-// A part's share of the line and, with the even partition, the whole of its work.
+// A part's share of the line and, with the even partition, the whole of its work. A line of the
+// cache: nobody waits for memory twice.
 struct alignas(16) PartPlan {
     std::int32_t begin = 0;  // of the share, in the line
     std::int32_t end = 0;
     std::int32_t row = 0;    // where it begins
     std::int32_t start = 0;  // that row's place in the line
-    std::int32_t first_token = 0;
-    std::int32_t tokens = 0;
-    std::int32_t keys = 0;
-    std::int32_t mask = 0;
-    std::int32_t tile_begin = 0;
-    std::int32_t tile_end = 0;
-    std::int32_t tiles = 0;  // of the row
-    std::int32_t piece = 0;  // the partition's, so that one read does
+    std::int32_t even = 0;   // the item says all; of the first block of packed rows
+    Item item{};
+    std::int32_t unused[13] = {};
 };
+static_assert(sizeof(PartPlan) == 128);
 
 // A row whose partial results are to be merged.
 struct alignas(16) MergeRow {
@@ -90,8 +106,6 @@ struct AbsorbedParams {
     std::int32_t parts = 1;
     std::int32_t row_cost = 0;     // what starting a row costs, in tiles
     std::int32_t least_tiles = 1;  // of a part
-    std::int32_t team = 1;  // warps that share the splits of a packed row in the merge: 1 or 8
-    bool merge_quarters = false;  // units of the merge are quarters of packed rows
     bool invariant = false;
     bool padding = false;  // this launch clears tokens that belong to no row
 

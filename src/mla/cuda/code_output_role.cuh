@@ -61,7 +61,7 @@ class CodeOutputHalf {
   private:
     // `from`: which of the scoring warpgroups had it.
     __device__ void add_tile(int from, float (&out)[kProducts][kSums]) {
-        wait(&shared_.keys_full[keys_.index][0], keys_.phase);  // makes them visible to this thread
+        wait(&shared_.keys_full[keys_.index], keys_.phase);  // makes them visible to this thread
         wait(&shared_.weights_full[from], weights_phases_ >> from & 1);
         weights_phases_ ^= 1u << from;
         if (from == 0 && uniform(shared_.rescale[0]) != 0) rescale(out);

@@ -58,6 +58,13 @@ class CodeScorer {
         float sigma[2], log_sigma[2], inverse[2];
     };
 
+    // Both scoring warpgroups. (Named barriers would do, but to racecheck they are not always one.)
+    __device__ void meet() {
+        arrive_as_warp(&shared_.scorers);
+        wait(&shared_.scorers, meeting_phase_);
+        meeting_phase_ ^= 1;
+    }
+
     // Tiles are taken two at a time. Where the last one has no partner, the second warpgroup only
     // takes part in the decisions.
     __device__ void score_item(const Item& item) {
@@ -67,7 +74,7 @@ class CodeScorer {
         if (which_ == 0 && thread_ < kColumns)
             shared_.reference[thread_] =
                 thread_ < item.columns ? minus_infinity() : -minus_infinity();
-        named_barrier(kScoreBarrier, kAllThreads);
+        meet();
         const int tile_end = uniform(item.tile_end);
         int tile = uniform(item.tile_begin) + which_;
         if (tile - which_ < tile_end) {
@@ -96,7 +103,7 @@ class CodeScorer {
     }
 
     __device__ void score_tile(const Item& item, int tile, float (&score)[kSums], Scales& scales) {
-        wait(&shared_.keys_full[keys_.index][0], keys_.phase);
+        wait(&shared_.keys_full[keys_.index], keys_.phase);
         // Slots past the last key may hold NaN, which even a weight of zero would spread.
         const int valid = item.keys - tile * kTileKeys;
         if (valid < kTileKeys) {
@@ -267,7 +274,7 @@ class CodeScorer {
             above |= fmaxf(score[4 * n], score[4 * n + 2]) > reference.x + kReach;
             above |= fmaxf(score[4 * n + 1], score[4 * n + 3]) > reference.y + kReach;
         }
-        const bool raise = named_barrier_or(kScoreBarrier, kAllThreads, above);
+        const bool raise = named_barrier_or(kVoteBarrier, kAllThreads, above);
         if (mine) {
             wait(&shared_.weights_free[which_], weights_phase_ ^ 1);
             weights_phase_ ^= 1;
@@ -286,7 +293,7 @@ class CodeScorer {
                 *reinterpret_cast<float2*>(
                     &shared_.by_warp[which_ * 4 + warp_][n * 8 + pair_ * 2]) = largest;
         }
-        named_barrier(kScoreBarrier, kAllThreads);
+        meet();
         if (which_ == 0 && thread_ < kColumns) {
             const float before = shared_.reference[thread_];
             float largest = minus_infinity();
@@ -297,7 +304,7 @@ class CodeScorer {
             shared_.factor[thread_] = raised ? exp2_fast(before - after) : 1.0f;
             shared_.reference[thread_] = after;
         }
-        named_barrier(kScoreBarrier, kAllThreads);
+        meet();
 #pragma unroll
         for (int n = 0; n < kEights; ++n) {
             const float2 factor = pair_of(shared_.factor, n);
@@ -356,7 +363,7 @@ class CodeScorer {
             for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
             if (lane_ < 4) shared_.by_warp[which_ * 4 + warp_][i / 2 * 8 + pair_ * 2 + i % 2] = sum;
         }
-        named_barrier(kScoreBarrier, kAllThreads);
+        meet();
         if (which_ == 0 && thread_ < min(item.columns, kColumns)) {
             float sum = 0.0f;
 #pragma unroll
@@ -380,7 +387,7 @@ class CodeScorer {
     const int which_, thread_, warp_, lane_, pair_, key_;
     Ring<2> items_;
     Ring<T::kStages> keys_;
-    std::uint32_t query_phase_ = 0, weights_phase_ = 0, final_phase_ = 0;
+    std::uint32_t query_phase_ = 0, weights_phase_ = 0, final_phase_ = 0, meeting_phase_ = 0;
     float sum_[2 * kEights];
 };
 

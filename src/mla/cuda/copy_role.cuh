@@ -16,86 +16,126 @@ class Copier {
     __device__ Copier(const AbsorbedParams& p, Shared& shared)
         : p_(p), shared_(shared), lane_(threadIdx.x % 32), keys_(p, shared) {}
 
-    // The whole warp.
+    // Brings the plan and the first page ids to the L1 before anybody waits for them.
+    __device__ static void look_ahead(const AbsorbedParams& p) {
+        const Item& item = p.part_plans[part_of(p)].item;
+        const int page =
+            (item.tile_begin * kTileKeys >> p.page_shift) + static_cast<int>(threadIdx.x) % 32;
+        if (page > (item.keys - 1) >> p.page_shift) return;
+        std::int32_t id;
+        asm volatile("ld.global.b32 %0, [%1];"
+                     : "=r"(id)
+                     : "l"(p.rows.block_table + item.row * p.rows.block_stride + page));
+    }
+
+    // The whole warp. There is one place from which an item is fetched: inlined at three, this
+    // warp's code alone was 134 KB, more than a multiprocessor keeps of it.
     __device__ void run() {
-        part_ = static_cast<int>(blockIdx.x) / p_.lanes;
-        const PartPlan plan = p_.part_plans[part_];
-        if (plan.piece > 0)
-            take_piece(plan);
-        else if (p_.invariant)
-            walk_units(plan);
-        else
-            walk_line(plan);
+        const int part = part_of(p_);
+        const PartPlan& plan = p_.part_plans[part];  // read where it is needed: registers are few
+        int start = plan.begin < plan.end ? plan.start : plan.end;
+#pragma unroll 1
+        for (int row = plan.row; start < plan.end; ++row) {
+            Share share;
+            const bool ready = plan.even && p_.max_blocks == 1;  // nothing left to find out
+            if (ready) {
+                share.end = 1;
+                start = plan.end;
+            } else if (plan.even) {
+                take_piece(share, plan.item);
+                start = plan.end;
+            } else {
+                share.shape = row_shape(p_, row);
+                start += p_.invariant ? take_units(share, plan, row, start)
+                                      : take_tiles(share, plan, row, start, part);
+            }
+#pragma unroll 1
+            for (; share.unit < share.end; share.unit += share.step) {
+                const Item item = ready ? plan.item : item_of(share, row);
+                if (p_.invariant || item.tile_begin < item.tile_end) fetch(item);
+            }
+        }
         Item end{};
         end.last = 1;
-        announce(end);
+        write_down(end);
+        announce();
     }
 
   private:
-    __device__ void take_piece(const PartPlan& plan) {
-        if (plan.begin == plan.end) return;
-        const RowShape shape{plan.first_token, plan.tokens, plan.keys,
-                             static_cast<MaskKind>(plan.mask)};
-        Item item = row_item(plan.row, shape);
-        item.tile_begin = plan.tile_begin;
-        item.tile_end = plan.tile_end;
-        take_blocks(item, shape, plan.tiles, 0);
+    __device__ static int part_of(const AbsorbedParams& p) {
+        return static_cast<int>(blockIdx.x) / p.lanes;
     }
 
-    __device__ void walk_line(const PartPlan& plan) {
-        int start = plan.start;
-        for (int row = plan.row; start < plan.end; ++row) {
-            const RowShape shape = row_shape(p_, row);
-            const int cost = row_cost(p_, Partition{}, row, shape);
-            if (cost == 0) continue;
-            const int tiles = cost - p_.row_cost;
-            const int first_tile = start + p_.row_cost;
-            Item item = row_item(row, shape);
-            item.tile_begin = max(plan.begin - first_tile, 0);
-            item.tile_end = min(plan.end - first_tile, tiles);
-            start += cost;
-            if (item.tile_end > item.tile_begin)
-                take_blocks(item, shape, tiles, first_tile > plan.begin ? 1 : 0);
-        }
+    // What falls to this thread block of one row: flexible, blocks of packed rows by a run of
+    // tiles; invariant, units.
+    struct Share {
+        RowShape shape;
+        int unit = 0, end = 0, step = 1;
+        int tile_begin = 0, tile_end = 0;  // flexible
+        int slot = -1, slot_step = 0;      // of unit 0; -1: the output itself
+        RowSplits splits{};                // invariant
+    };
+
+    __device__ void take_blocks(Share& share, bool whole, int slot) {
+        if (p_.lanes > 1) share.unit = static_cast<int>(blockIdx.x) % p_.lanes;
+        share.end = row_blocks(p_, share.shape);
+        share.step = p_.lanes;
+        if (whole) return;
+        share.slot = slot;
+        share.slot_step = 2;
     }
 
-    // The blocks of packed rows that fall to this thread block.
-    __device__ void take_blocks(Item& item, const RowShape& shape, int tiles, int place) {
-        const bool whole = item.tile_begin == 0 && item.tile_end == tiles;
-        const int packed = shape.tokens * p_.heads;
-        int block = 0;
-        if (p_.lanes > 1) block = static_cast<int>(blockIdx.x) % p_.lanes;
-        for (; block * T::kRows < packed; block += p_.lanes) {
-            place_columns(item, shape, block * T::kRows, packed);
-            item.slot = whole ? -1 : (part_ * p_.max_blocks + block) * 2 + place;
-            fetch(item);
-        }
+    __device__ void take_piece(Share& share, const Item& item) {
+        share.shape = {item.first_token, item.tokens, item.keys, static_cast<MaskKind>(item.mask)};
+        share.tile_begin = item.tile_begin;
+        share.tile_end = item.tile_end;
+        take_blocks(share, item.slot < 0, item.slot);
     }
 
-    __device__ void walk_units(const PartPlan& plan) {
-        int start = plan.start;
-        for (int row = plan.row; start < plan.end; ++row) {
-            const RowShape shape = row_shape(p_, row);
-            const int cost = row_cost(p_, Partition{}, row, shape);
-            const RowSplits splits = row_splits(p_, row, shape);
-            const int blocks = row_blocks(p_, shape);
-            const int first = max(plan.begin - start, 0);
-            const int end = min(plan.end - start, cost);
-            for (int unit = first; unit < end; ++unit) {
-                Item item = row_item(row, shape);
-                item.slot = splits.shared + splits.per_token == 1 ? -1 : start + unit;
-                if (unit < splits.shared * blocks)
-                    shared_unit(item, shape, unit / blocks, unit % blocks);
-                else
-                    token_unit(item, shape, splits, unit - splits.shared * blocks);
-                fetch(item);
-            }
-            start += cost;
+    // Returns how far along the line the row reaches.
+    __device__ int take_tiles(Share& share, const PartPlan& plan, int row, int start, int part) {
+        const int cost = row_cost(p_, Partition{}, row, share.shape);
+        const int tiles = cost - p_.row_cost;
+        const int first_tile = start + p_.row_cost;
+        share.tile_begin = max(plan.begin - first_tile, 0);
+        share.tile_end = min(plan.end - first_tile, tiles);
+        if (share.tile_end > share.tile_begin)
+            take_blocks(share, share.tile_begin == 0 && share.tile_end == tiles,
+                        part * p_.max_blocks * 2 + (first_tile > plan.begin ? 1 : 0));
+        return cost;
+    }
+
+    __device__ int take_units(Share& share, const PartPlan& plan, int row, int start) {
+        const int cost = row_cost(p_, Partition{}, row, share.shape);
+        share.splits = row_splits(p_, row, share.shape);
+        share.unit = max(plan.begin - start, 0);
+        share.end = min(plan.end - start, cost);
+        if (share.splits.shared + share.splits.per_token > 1) {
+            share.slot = start;
+            share.slot_step = 1;
         }
+        return cost;
+    }
+
+    __device__ Item item_of(const Share& share, int row) {
+        const RowShape& shape = share.shape;
+        const int blocks = row_blocks(p_, shape);
+        Item item = row_item(row, shape);
+        item.slot = share.slot + share.unit * share.slot_step;
+        if (!p_.invariant) {
+            place_columns(p_, item, shape, share.unit * T::kRows, shape.tokens * p_.heads);
+            item.tile_begin = share.tile_begin;
+            item.tile_end = share.tile_end;
+        } else if (share.unit < share.splits.shared * blocks) {
+            shared_unit(item, shape, share.unit / blocks, share.unit % blocks);
+        } else {
+            token_unit(item, shape, share.splits, share.unit - share.splits.shared * blocks);
+        }
+        return item;
     }
 
     __device__ void shared_unit(Item& item, const RowShape& shape, int split, int block) {
-        place_columns(item, shape, block * T::kRows, shape.tokens * p_.heads);
+        place_columns(p_, item, shape, block * T::kRows, shape.tokens * p_.heads);
         item.tile_begin = split * kSplitTiles;
         item.tile_end = min(item.tile_begin + kSplitTiles, ceil_div(shape.keys, kTileKeys));
     }
@@ -106,7 +146,7 @@ class Copier {
         const int head_blocks = blocks_for(p_, p_.heads);
         const int token = unit / (splits.per_token * head_blocks);
         const int split = splits.shared + unit / head_blocks % splits.per_token;
-        place_columns(item, shape, token * p_.heads + unit % head_blocks * T::kRows,
+        place_columns(p_, item, shape, token * p_.heads + unit % head_blocks * T::kRows,
                       (token + 1) * p_.heads);
         item.gathered = token;
         item.keys = keys_.gather_token(item, shape);
@@ -117,90 +157,58 @@ class Copier {
                             min(item.tile_begin + kSplitTiles, ceil_div(item.keys, kTileKeys)));
     }
 
-    __device__ Item row_item(int row, const RowShape& shape) {
-        Item item{};
-        item.row = row;
-        item.first_token = shape.first_token;
-        item.tokens = shape.tokens;
-        item.keys = shape.keys;
-        item.mask = static_cast<int>(shape.mask);
-        item.gathered = -1;
-        return item;
-    }
-
-    __device__ void place_columns(Item& item, const RowShape& shape, int first, int end) {
-        item.row_first = first;
-        item.packed_first = shape.first_token * p_.heads + first;
-        item.columns = min(end - first, T::kRows);
-        item.free_keys = free_keys(item, shape);
-    }
-
-    // How many leading keys every column of the item sees.
-    __device__ int free_keys(const Item& item, const RowShape& shape) {
-        switch (shape.mask) {
-            case MaskKind::full:
-                return shape.keys;
-            case MaskKind::causal: {
-                const int token = token_of(p_, item.row_first);
-                if (p_.rows.dcp_world == 1) return max(shape.keys - (shape.tokens - 1) + token, 0);
-                const long long world = p_.rows.dcp_world;
-                const long long bound = static_cast<long long>(p_.rows.global_kv_len[item.row]) -
-                                        (shape.tokens - 1) + token;
-                const long long local = (bound - p_.rows.dcp_rank + world - 1) / world;
-                return static_cast<int>(min(max(local, 0ll), static_cast<long long>(shape.keys)));
-            }
-            case MaskKind::tree:
-                return history_keys(p_, item.row, shape);
-            case MaskKind::dense:
-                return 0;
-        }
-        return 0;
-    }
-
     // --- one item -----------------------------------------------------------------------------
     // Returns the shared copy, which only this warp overwrites: registers are few here.
-    __device__ const Item& announce(const Item& item) {
+    __device__ const Item& write_down(const Item& item) {
         Item& place = shared_.items[items_.index];
         wait(&shared_.item_free[items_.index], items_.phase ^ 1);
-        if (lane_ == 0) {
-            place = item;
-            arrive(&shared_.item_full[items_.index]);
-        }
+        if (lane_ == 0) place = item;
         __syncwarp();
-        items_.advance();
         return place;
     }
-
-    // The first tile's keys before the queries: a place for them is free earlier.
-    __device__ void fetch(const Item& draft) {
-        const Item& item = announce(draft);
-        const int tile_begin = item.tile_begin;
-        const int tile_end = item.tile_end;
-        if (tile_begin == tile_end) return;
-        keys_.begin(item);
-        keys_.ask(item, tile_begin);
-        if constexpr (!T::kFp8) fetch_query(item);
-#pragma unroll 1
-        for (int tile = tile_begin + 1; tile < tile_end; ++tile) keys_.ask(item, tile);
+    __device__ void announce() {
+        if (lane_ == 0) arrive(&shared_.item_full[items_.index]);
+        items_.advance();
     }
 
+    // Nobody needs to know of an item before its first keys are asked for. The queries are asked
+    // for while the page ids are on their way, unless the last item's are still in use: a place for
+    // keys is free earlier.
+    __device__ void fetch(const Item& draft) {
+        keys_.begin(draft);
+        const Item& item = write_down(draft);
+        const int tile_begin = item.tile_begin;
+        const int tile_end = item.tile_end;
+        if (tile_begin == tile_end) return announce();
+        bool asked = T::kFp8;
+        if (!T::kFp8 && phase_done(&shared_.query_free, query_phase_ ^ 1)) {
+            fetch_query(item);
+            asked = true;
+        }
+#pragma unroll 1
+        for (int tile = tile_begin; tile < tile_end; ++tile) {
+            keys_.ask(item, tile);
+            if (tile == tile_begin) announce();
+            if (!asked) fetch_query(item);
+            asked = true;
+        }
+    }
+
+    // Only as many rows as the call has, block by block of 64 columns: products read further, but
+    // what comes of it is nobody's output.
     __device__ void fetch_query(const Item& item) {
         wait(&shared_.query_free, query_phase_ ^ 1);
         query_phase_ ^= 1;
         if (lane_ != 0) return;
-        // Only as many rows as the call has: what lies below them is nobody's output.
         arrive_expecting(&shared_.query_full, 9 * p_.query_rows * 128);
-#pragma unroll 1
-        for (int block = 0; block < 9; ++block)
-            copy_tensor_3d(shared_.query + block * T::kQueryBlock, &p_.query_map,
-                           &shared_.query_full, 0, item.packed_first, block, kEvictLast);
+        copy_tensor_3d(shared_.query, &p_.query_map, &shared_.query_full, 0, item.packed_first, 0,
+                       kEvictLast);
     }
 
     const AbsorbedParams& p_;
     Shared& shared_;
     const int lane_;
     KeyFetcher<kFormat> keys_;
-    int part_ = 0;
     Ring<2> items_;
     std::uint32_t query_phase_ = 0;
 };

@@ -19,7 +19,7 @@ class KeyFetcher {
     __device__ void begin(const Item& item) {
         table_ = p_.rows.block_table + item.row * p_.rows.block_stride;
         keys_ = item.keys;
-        page_base_ = -1;
+        read_pages(item.tile_begin * kTileKeys >> page_shift_);
     }
 
     __device__ void ask(const Item& item, int tile) {
@@ -53,6 +53,7 @@ class KeyFetcher {
         const long long all = world == 1 ? shape.keys : p_.rows.global_kv_len[item.row];
         const std::uint64_t word = tail_word(p_, token, tail);
         tail_word_ = 0;
+#pragma unroll 1
         for (int half = 0; half < 2; ++half) {
             const int key = history_ + half * 32 + lane_;
             const long long bit = key * world + p_.rows.dcp_rank - (all - tail);
@@ -67,51 +68,46 @@ class KeyFetcher {
     // --- keys by the copy engine ----------------------------------------------------------------
     // Page ids are read 32 at a time, one per lane. Entries past the last key may hold anything.
     __device__ int page_of(int index) {
-        if (page_base_ < 0 || index >= page_base_ + 32) {
-            page_base_ = index;
-            const int mine = index + lane_;
-            page_ = mine <= (keys_ - 1) >> page_shift_ ? table_[mine] : 0;
-        }
+        if (index >= page_base_ + 32) read_pages(index);
         return __shfl_sync(~0u, page_, index - page_base_);
+    }
+    __device__ void read_pages(int index) {
+        page_base_ = index;
+        const int mine = index + lane_;
+        page_ = mine <= (keys_ - 1) >> page_shift_ ? table_[mine] : 0;
     }
 
     static constexpr int kRowBytes = T::kTokenScale ? 644 : T::kFp8 ? 576 : 1152;
 
-    __device__ Barrier* arrival(int block) {
-        return &shared_.keys_full[stage_.index][T::kFp8 ? 0 : block / 3];
-    }
-    __device__ void expect_rows(int rows) {
-        for (int piece = 0; piece < T::kPieces; ++piece)
-            arrive_expecting(arrival(piece * 3), rows * kRowBytes / T::kPieces);
+    __device__ Barrier* arrival() { return &shared_.keys_full[stage_.index]; }
+    // The warp's arrival, complete when so many bytes have come.
+    __device__ void expect(int bytes) {
+        if (lane_ == 0)
+            arrive_expecting(arrival(), static_cast<std::uint32_t>(bytes));
+        else if (lane_ < kArrivalsOfWarp)
+            arrive(arrival());
     }
 
     // A whole tile from one page of at least 64 slots; a page id outside the pool reads zeros.
     __device__ void fetch_tile(int page, int row) {
+        expect(kTileKeys * kRowBytes);
         if (lane_ != 0) return;
-        expect_rows(kTileKeys);
         std::byte* tile = shared_.keys[stage_.index];
-        if constexpr (T::kFp8) {
-            copy_tensor_4d(tile, &p_.key_map, arrival(0), 0, row, 0, page, kEvictFirst);
-            fetch_rope(page, row, 0, kTileKeys);
-        } else {
-#pragma unroll
-            for (int block = 0; block < 9; block += 3)
-                copy_tensor_4d(tile + block * kBlockBytes, &p_.key_map, arrival(block), 0, row,
-                               block, page, kEvictFirst);
-        }
+        copy_tensor_4d(tile, &p_.key_map, arrival(), 0, row, 0, page, kEvictFirst);
+        if constexpr (T::kFp8) fetch_rope(page, row, 0, kTileKeys);
     }
 
     // Rope columns and scales of an FP8 page, to `rows` rows of the tile from `first` on.
     __device__ void fetch_rope(int page, int row, int first, int rows) {
         constexpr int kRopeRow = T::kTokenScale ? 128 : 64;
         copy_tensor_3d(shared_.keys[stage_.index] + T::kRopePlace + first * kRopeRow, &p_.rope_map,
-                       arrival(0), 0, row, page, kEvictFirst);
+                       arrival(), 0, row, page, kEvictFirst);
         if constexpr (T::kTokenScale) {
             // The copy engine keeps page ids inside a map; here we must.
             const int inside = page >= 0 && page < p_.kv.page_count ? page : 0;
             copy_bytes(&shared_.key_scale[stage_.index][first],
                        p_.kv.data + inside * p_.kv.page_stride + 640 * p_.kv.page_tokens + row * 4,
-                       rows * 4, arrival(0));
+                       rows * 4, arrival());
         }
     }
 
@@ -119,15 +115,16 @@ class KeyFetcher {
     __device__ void fetch_small_pages(int first) {
         const int rows = p_.kv.page_tokens;
         const int pages = min(kTileKeys >> page_shift_, ((keys_ - 1 - first) >> page_shift_) + 1);
-        if (lane_ == 0) expect_rows(pages * rows);
+        expect(pages * rows * kRowBytes);
         __syncwarp();
+#pragma unroll 1
         for (int i = 0; i < pages; ++i) {
             const int page = page_of((first >> page_shift_) + i);
             std::byte* to = shared_.keys[stage_.index] + i * rows * 128;
             constexpr int kBlocks = T::kFp8 ? 4 : 9;
             if (lane_ < kBlocks)
-                copy_tensor_4d(to + lane_ * kBlockBytes, &p_.key_map, arrival(lane_), 0, 0, lane_,
-                               page, kEvictFirst);
+                copy_tensor_4d(to + lane_ * kBlockBytes, &p_.key_map, arrival(), 0, 0, lane_, page,
+                               kEvictFirst);
             if (T::kFp8 && lane_ == 4) fetch_rope(page, 0, i * rows, rows);
         }
     }
@@ -142,6 +139,7 @@ class KeyFetcher {
             slots[half] = index < history_ ? index : -1;
             if (index < history_ || index >= item.keys) continue;
             std::uint64_t left = tail_word_;
+#pragma unroll 1
             for (int skip = index - history_; skip > 0; --skip) left &= left - 1;
             slots[half] = history_ + __ffsll(static_cast<long long>(left)) - 1;
         }
@@ -152,6 +150,7 @@ class KeyFetcher {
         if (tile % kSplitTiles == 0)
             cursor_ = p_.dense_start[token * (p_.dense_splits + 1) + tile / kSplitTiles];
         slots[0] = slots[1] = -1;
+#pragma unroll 1
         for (int found = 0; found < kTileKeys && cursor_ < row_keys_;) {
             const int key = cursor_ + lane_;
             const bool seen =
@@ -183,9 +182,10 @@ class KeyFetcher {
             pages[half] = inside ? page * p_.kv.page_stride : -1;
         }
         std::byte* to = shared_.keys[stage_.index];
+#pragma unroll 1
         for (int row = 0; row < kTileKeys; ++row) {
-            const long long page = __shfl_sync(~0u, pages[row / 32], row % 32);
-            const int slot = __shfl_sync(~0u, slots[row / 32], row % 32);
+            const long long page = __shfl_sync(~0u, row < 32 ? pages[0] : pages[1], row % 32);
+            const int slot = __shfl_sync(~0u, row < 32 ? slots[0] : slots[1], row % 32);
             if (page >= 0)
                 copy_row(to, row, p_.kv.data + page, slot & (p_.kv.page_tokens - 1));
             else if (slot >= 0)
@@ -193,9 +193,7 @@ class KeyFetcher {
         }
         wait_for_async_copies();
         fence_async_proxy();
-        __syncwarp();
-        if (lane_ == 0)
-            for (int piece = 0; piece < T::kPieces; ++piece) arrive(arrival(piece * 3));
+        arrive_as_warp(arrival());
     }
 
     // A slot of a page outside the pool reads zeros here too.
@@ -243,7 +241,7 @@ class KeyFetcher {
     Ring<T::kStages> stage_;
     const std::int32_t* table_ = nullptr;
     int keys_ = 0;
-    int page_base_ = -1;
+    int page_base_ = 0;
     int page_ = 0;
     int history_ = 0;  // of the gathered token
     std::uint64_t tail_word_ = 0;

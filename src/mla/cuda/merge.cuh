@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The end of a call: when all thread blocks have written their partial results, their output warps
-// merge rows that were split and write zeros for rows without keys. A warp takes a packed row or a
-// quarter of one, or a team of eight warps does, every eighth split each, where rows are few. They
-// meet in a fixed order; empty splits change no bit, so neither does their number.
+// merge rows that were split and write zeros for rows without keys. A warp takes strips of packed
+// rows: quarters, or sixteenths where rows are few; then its four groups of eight lanes take splits
+// by turns. All partial results that a warp's share of shared memory has room for are on their way
+// at once. Splits meet in a fixed order; empty ones change no bit, so neither does their number.
 //
 // Thread blocks wait for each other here; the launch is cooperative, so all of them are resident. A
 // second kernel instead cost up to 5 µs more per call: nothing of it fits beside the first one's
-// registers. Code is cold when a short call comes here, so there is little of it.
+// registers.
 #pragma once
 
 #include "mla/cuda/absorbed_kernel.cuh"
@@ -15,8 +16,6 @@ namespace espalier::mla::cuda {
 
 inline constexpr int kMergeThreads = kOutputThreads;
 inline constexpr int kMergeWarps = kMergeThreads / 32;
-inline constexpr int kInFlight =
-    16;  // loads of four columns per lane that are on their way at once
 
 // Where the partial results of one packed row lie, as rows among all rows of partial results: the
 // first split, those that all tokens share, and the token's own (invariant).
@@ -26,6 +25,7 @@ struct Partials {
     int shared = 0;  // splits below it are shared by all tokens
     int first = 0, base = 0, stride = 0, own_base = 0, own_stride = 0;
 
+    Partials() = default;
     __device__ Partials(const AbsorbedParams& p, const MergeRow& row, int packed)
         : splits(row.splits), shared(row.splits) {
         const int block = packed / kRows;
@@ -46,99 +46,117 @@ struct Partials {
                    token * (splits - shared) * own_stride + head;
         first = shared > 0 ? base : own_base;
     }
+    // Another lane's.
+    __device__ Partials of_lane(int lane) const {
+        Partials other;
+        other.splits = __shfl_sync(~0u, splits, lane);
+        other.shared = __shfl_sync(~0u, shared, lane);
+        other.first = __shfl_sync(~0u, first, lane);
+        other.base = __shfl_sync(~0u, base, lane);
+        other.stride = __shfl_sync(~0u, stride, lane);
+        other.own_base = __shfl_sync(~0u, own_base, lane);
+        other.own_stride = __shfl_sync(~0u, own_stride, lane);
+        return other;
+    }
     __device__ int place(int s) const {
         if (s == 0) return first;
         return s < shared ? base + s * stride : own_base + (s - shared) * own_stride;
     }
 };
 
-// A packed row (four quarters of 128 columns) or a quarter of one so far, four columns of a quarter
-// per lane, weighted by 2^(lse - maximum), and the sum of weights.
-template <int kQuarters>
-struct Merged {
-    float4 out[kQuarters] = {};
-    float maximum = minus_infinity();
-    float sum = 0.0f;
+// How a warp lies over strips: groups of lanes, four columns to a lane. A number, not a type: one
+// copy of the code is enough to be kept near.
+struct StripShape {
+    int shift;  // 2^this lanes to a group: 32 or 8. (Divisions took most of the merge's time.)
+    __device__ int lanes() const { return 1 << shift; }
+    // The groups take splits by turns: split of a turn, and how many turns there are.
+    __device__ int split(int turn) const { return (turn << (5 - shift)) + group(); }
+    __device__ int turns(int splits) const { return (splits + (31 >> shift)) >> (5 - shift); }
+    __device__ int columns() const { return 4 << shift; }
+    __device__ int shift_of_row() const { return 7 - shift; }  // 2^this strips
+    __device__ int group() const { return (static_cast<int>(threadIdx.x) & 31) >> shift; }
+    __device__ int column() const {
+        return (static_cast<int>(threadIdx.x) & (lanes() - 1)) * 4;
+    }
 };
 
+// Where splits wait for their turn: their columns, and before them their log-sum-exps.
+inline constexpr int kMergePlaces = 1088;  // of 32 columns: 140 KB
+struct MergePlaces {
+    float lse[kMergePlaces];
+    float value[kMergePlaces * 32];  // or a quarter as many places of 128 columns
+};
+inline constexpr int kSplitsAtOnce = 32;  // that are weighted together
+static_assert(kMergePlaces / 4 / kMergeWarps >= kSplitsAtOnce);
+
+// A strip so far: of a group's splits, weighted by 2^(lse - maximum).
+struct Merged {
+    float4 out = {};
+    float maximum = minus_infinity();
+    float sum = 0.0f;  // of all weights
+};
+
+// A split without keys was perhaps never written: it is left out, whatever lies there. (By choice,
+// not by branch, so that loads need not wait for weights.)
 __device__ inline void add_weighted(float4& out, float weight, float4 value) {
-    if (weight == 0.0f) return;  // a split without keys was perhaps never written
-    out.x += weight * value.x;
-    out.y += weight * value.y;
-    out.z += weight * value.z;
-    out.w += weight * value.w;
+    const bool some = weight != 0.0f;
+    out.x = some ? out.x + weight * value.x : out.x;
+    out.y = some ? out.y + weight * value.y : out.y;
+    out.z = some ? out.z + weight * value.z : out.z;
+    out.w = some ? out.w + weight * value.w : out.w;
 }
 
 // Takes up to 32 splits into the maximum and the sum, one per lane by its log-sum-exp; returns this
 // lane's weight.
-template <int kQuarters>
-__device__ inline float take_weights(Merged<kQuarters>& merged, float lse) {
-    float above = lse;
-#pragma unroll 1
-    for (int step = 16; step > 0; step /= 2)
-        above = fmaxf(above, __shfl_xor_sync(~0u, above, step));
-    above = fmaxf(above, merged.maximum);
-    const float shrink = merged.maximum == above ? 1.0f : exp2_fast(merged.maximum - above);
-    const float weight = lse == minus_infinity() ? 0.0f : exp2_fast(lse - above);
-    float sum = weight;
-#pragma unroll 1
-    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-    merged.maximum = above;
-    merged.sum = merged.sum * shrink + sum;
+__device__ inline float weigh(Merged& merged, const MergePlaces& places, int at, int count) {
+    const int lane = threadIdx.x % 32;
+    const float lse = lane < count ? places.lse[at + lane] : minus_infinity();
+    float top = fmaxf(merged.maximum, lse);
 #pragma unroll
-    for (float4& out : merged.out)
-        out = {out.x * shrink, out.y * shrink, out.z * shrink, out.w * shrink};
+    for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+    const float shrink = merged.maximum == top ? 1.0f : exp2_fast(merged.maximum - top);
+    const float weight = lse == minus_infinity() ? 0.0f : exp2_fast(lse - top);
+    float sum = weight;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    float4& out = merged.out;
+    out = {out.x * shrink, out.y * shrink, out.z * shrink, out.w * shrink};
+    merged.sum = merged.sum * shrink + sum;
+    merged.maximum = top;
     return weight;
 }
 
-// One warp's share (every team-th) of splits first … first + 31. What other multiprocessors wrote
-// is read past the L1; values are on their way before the weights are known.
-template <int kRows, int kQuarters>
-__device__ inline void add_splits(Merged<kQuarters>& merged, const AbsorbedParams& p,
-                                  const Partials<kRows>& partials, int quarter, int first) {
-    constexpr int kAhead = kInFlight / kQuarters;  // splits
-    const int lane = threadIdx.x % 32;
-    const int end = min(partials.splits - first, 32);
-    float lse = minus_infinity();
-    if (lane < end) lse = __ldcg(&p.partial_lse[partials.place(first + lane)]);
-    const int begin = static_cast<int>(threadIdx.x) / 32 % p.team;
-    float weight = 0.0f;
-    int s = begin;
-    do {
-        float4 values[kAhead][kQuarters];
+// All of this is latency, of one warp on its scheduler: no branches, four turns at a time.
+__device__ inline void add_splits(float4& out, float weight, StripShape shape,
+                                  const MergePlaces& places, int at, int count) {
+    const float* value = places.value + at * shape.columns() + shape.column();
+#pragma unroll 1
+    for (int turn = 0; turn < shape.turns(count); turn += 4) {
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-            if (s + i * p.team >= end) continue;
-            const auto* from = reinterpret_cast<const float4*>(
-                p.partial +
-                static_cast<long long>(partials.place(first + s + i * p.team)) * kLatent);
-#pragma unroll
-            for (int q = 0; q < kQuarters; ++q)
-                values[i][q] = __ldcg(from + (quarter + q) * 32 + lane);
+        for (int i = 0; i < 4; ++i) {
+            const int s = shape.split(turn + i);
+            float4 one = {};
+            if (s < count) one = *reinterpret_cast<const float4*>(value + s * shape.columns());
+            add_weighted(out, __shfl_sync(~0u, weight, s), one);
         }
-        if (s == begin) weight = take_weights(merged, lse);
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i, s += p.team) {
-            const float one = __shfl_sync(~0u, weight, s % 32);
-            if (s >= end) continue;
-#pragma unroll
-            for (int q = 0; q < kQuarters; ++q) add_weighted(merged.out[q], one, values[i][q]);
-        }
-    } while (s < end);
+    }
 }
 
-template <int kQuarters>
-__device__ inline void write_merged(const AbsorbedParams& p, long long row, int quarter,
-                                    const Merged<kQuarters>& merged) {
-    const int lane = threadIdx.x % 32;
-    const float factor = merged.sum > 0.0f ? 1.0f / merged.sum : 0.0f;
-#pragma unroll
-    for (int q = 0; q < kQuarters; ++q) {
-        const float4 out = merged.out[q];
-        store_quad(p.out, p.out_dtype, row * kLatent + (quarter + q) * 128 + lane * 4,
-                   float4{out.x * factor, out.y * factor, out.z * factor, out.w * factor});
+__device__ inline void write_merged(const AbsorbedParams& p, StripShape shape, long long row,
+                                    int strip, const Merged& merged) {
+    float4 out = merged.out;
+#pragma unroll 1
+    for (int lanes = shape.lanes(); lanes < 32; lanes *= 2) {
+        out.x += __shfl_xor_sync(~0u, out.x, lanes);
+        out.y += __shfl_xor_sync(~0u, out.y, lanes);
+        out.z += __shfl_xor_sync(~0u, out.z, lanes);
+        out.w += __shfl_xor_sync(~0u, out.w, lanes);
     }
-    if (lane == 0 && quarter == 0 && p.lse != nullptr)
+    if (shape.group() != 0) return;
+    const float factor = merged.sum > 0.0f ? 1.0f / merged.sum : 0.0f;
+    store_quad(p.out, p.out_dtype, row * kLatent + strip * shape.columns() + shape.column(),
+               float4{out.x * factor, out.y * factor, out.z * factor, out.w * factor});
+    if (shape.column() == 0 && strip == 0 && p.lse != nullptr)
         p.lse[row] =
             merged.sum > 0.0f ? (merged.maximum + log2f(merged.sum)) * kLn2 : minus_infinity();
 }
@@ -155,78 +173,164 @@ __device__ inline void clear_padding(const AbsorbedParams& p, long long thread, 
     for (long long i = first + thread; i < end; i += threads) p.lse[i] = minus_infinity();
 }
 
-// Until every thread block of the grid has come here. The count goes up by one grid per call and is
-// never reset but by the next plan.
+// Until every thread block of the grid has come here. The count goes back to zero with the last of
+// them; those of the next call come when this one has ended.
 __device__ inline void wait_for_grid(unsigned* arrived) {
     named_barrier(kOutputBarrier, kMergeThreads);
     if (threadIdx.x % kMergeThreads == 0) {
         unsigned before;
-        asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;"
+        asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;"
                      : "=r"(before)
-                     : "l"(arrived)
+                     : "l"(arrived), "r"(gridDim.x - 1)
                      : "memory");
-        const unsigned target = (before / gridDim.x + 1) * gridDim.x;
-        unsigned now;
-        do {
+        bool all = before == gridDim.x - 1;
+        while (!all) {
+            unsigned now;
             asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
                          : "=r"(now)
                          : "l"(arrived)
                          : "memory");
-        } while (static_cast<int>(now - target) < 0);
+            all = now == 0;
+        }
     }
     named_barrier(kOutputBarrier, kMergeThreads);
 }
 
-// Units of kQuarters quarters of a packed row.
-template <int kRows, int kQuarters>
-__device__ inline void merge_units(const AbsorbedParams& p, int merges, float4* sums) {
-    constexpr int kUnits = 4 / kQuarters;  // to a row
-    const int warp = static_cast<int>(threadIdx.x) % kMergeThreads / 32;
+// Asks for `count` splits of a strip. What other multiprocessors wrote is read past the L1.
+template <int kRows>
+__device__ inline void request(const AbsorbedParams& p, const Partials<kRows>& partials,
+                               StripShape shape, int strip, int first, int count,
+                               MergePlaces& places, int at) {
     const int lane = threadIdx.x % 32;
-    const int teams = p.team > 1 ? 1 : kMergeWarps;
-    const unsigned works = static_cast<unsigned>(merges) * p.most_packed * kUnits;
-    // All warps of a block go round equally often: a team meets at barriers.
+    const int mine = partials.place(first + lane);
+    if (lane < count) copy_4_async(&places.lse[at + lane], &p.partial_lse[mine]);
+    const float* from = p.partial + strip * shape.columns() + shape.column();
+    float* to = places.value + at * shape.columns() + shape.column();
 #pragma unroll 1
-    for (unsigned base = blockIdx.x * teams; base < works; base += gridDim.x * teams) {
-        const unsigned work = base + warp % teams;
-        if (work >= works) continue;  // never a team
-        const int quarter = static_cast<int>(work % kUnits);
-        const MergeRow row = p.merge_rows[work / kUnits / p.most_packed];
-        const int packed = static_cast<int>(work / kUnits % p.most_packed);
-        if (packed >= row.tokens * p.heads) continue;  // the same for a whole team
-        const Partials<kRows> partials(p, row, packed);
-        Merged<kQuarters> merged;
-#pragma unroll 1
-        for (int first = 0; first < partials.splits; first += 32)
-            add_splits(merged, p, partials, quarter, first);
-        if (p.team > 1) {
+    for (int turn = 0; turn < shape.turns(count); turn += 4) {
 #pragma unroll
-            for (int q = 0; q < kQuarters; ++q)
-                sums[(warp * kQuarters + q) * 32 + lane] = merged.out[q];
-            named_barrier(kOutputBarrier, kMergeThreads);
-#pragma unroll 1
-            for (int w = 1; w < kMergeWarps && warp == 0; ++w)
-#pragma unroll
-                for (int q = 0; q < kQuarters; ++q)
-                    add_weighted(merged.out[q], 1.0f, sums[(w * kQuarters + q) * 32 + lane]);
-            named_barrier(kOutputBarrier, kMergeThreads);
+        for (int i = 0; i < 4; ++i) {
+            const int s = shape.split(turn + i);
+            const int place = __shfl_sync(~0u, mine, s);
+            if (s < count)
+                copy_16_async(to + s * shape.columns(),
+                              from + static_cast<long long>(place) * kLatent);
         }
-        if (p.team == 1 || warp == 0)
-            write_merged(p, static_cast<long long>(row.first_token) * p.heads + packed, quarter,
-                         merged);
     }
 }
 
-// The output warps of all thread blocks; `sums` has room for 2 KB of each warp.
+// A warp's share of the strips, 32 at a time, one known to each lane; steps of up to kSplitsAtOnce
+// splits. The output warps of the whole grid.
 template <int kRows>
-__device__ inline void merge(const AbsorbedParams& p, float4* sums) {
-    const int merges = p.partition->merges;
-    if (merges == 0) return;
-    wait_for_grid(&p.partition->arrived);
-    if (p.merge_quarters)
-        merge_units<kRows, 1>(p, merges, sums);
-    else
-        merge_units<kRows, 4>(p, merges, sums);
-}
+class Merger {
+  public:
+    // Made early, where there is time. Four strips to a thread block keep memory busy.
+    __device__ explicit Merger(const AbsorbedParams& p)
+        : warp_(static_cast<int>(threadIdx.x) % kMergeThreads / 32) {
+        const auto rows = static_cast<std::uint64_t>(p.partition->merges) * p.most_packed;
+        shape_.shift = rows >= gridDim.x && !p.invariant ? 5 : 3;  // invariant: one order
+        const std::uint64_t strips = rows << shape_.shift_of_row();
+        begin_ = strips * blockIdx.x / gridDim.x;
+        count_ = static_cast<int>(strips * (blockIdx.x + 1) / gridDim.x - begin_);
+        each_ = ceil_div(count_, kMergeWarps);
+        busy_ = rows == 0 ? -1 : ceil_div(count_, max(each_, 1));
+        share_ = (kMergePlaces >> (shape_.shift - 3)) / max(busy_, 1);
+        find(p, 0);
+    }
+
+    __device__ void run(const AbsorbedParams& p, MergePlaces& places) {
+        if (busy_ < 0) return;
+        wait_for_grid(&p.partition->arrived);
+        if (warp_ >= busy_) return;
+#pragma unroll 1
+        for (int base = 32;; base += 32) {
+            merge_known(p, places);
+            if (base >= each_) return;
+            find(p, base);
+        }
+    }
+
+  private:
+    // This lane's strip of the next 32; unused ones (of rows with fewer tokens) have no row.
+    __device__ void find(const AbsorbedParams& p, int base) {
+        row_ = -1;
+        const int place = base + static_cast<int>(threadIdx.x) % 32;
+        const int mine = warp_ * each_ + place;
+        if (place >= each_ || mine >= count_) return;
+        strip_ = static_cast<int>(begin_ + mine) & ((1 << shape_.shift_of_row()) - 1);
+        const auto packed_row = static_cast<unsigned>((begin_ + mine) >> shape_.shift_of_row());
+        const unsigned index = packed_row / p.most_packed;
+        const int packed = static_cast<int>(packed_row - index * p.most_packed);
+        const MergeRow& merge = p.merge_rows[index];
+        if (packed >= merge.tokens * p.heads) return;
+        row_ = merge.first_token * p.heads + packed;
+        partials_ = Partials<kRows>(p, merge, packed);
+    }
+
+    // A place in the warp's list: which lane's strip, and from which split on.
+    struct Step {
+        unsigned left;  // lanes, this one and those to come
+        int first = 0;
+        __device__ int lane() const { return __ffs(static_cast<int>(left)) - 1; }
+        __device__ bool advance(int splits) {  // true: that was the strip's last
+            first += kSplitsAtOnce;
+            if (first < splits) return false;
+            left &= left - 1;
+            first = 0;
+            return true;
+        }
+    };
+    __device__ void merge_known(const AbsorbedParams& p, MergePlaces& places) {
+        Step asked{__ballot_sync(~0u, row_ >= 0)};
+        Step taken = asked;
+        Merged merged;
+        float weight = 0.0f;
+        int weighed = -1;  // the row that these are of; its other strips need them again
+#pragma unroll 1
+        while (taken.left != 0) {
+            int at = warp_ * share_;
+            const int end = at + share_;
+#pragma unroll 1
+            while (asked.left != 0) {
+                const Partials<kRows> partials = partials_.of_lane(asked.lane());
+                const int count = min(partials.splits - asked.first, kSplitsAtOnce);
+                if (at + count > end) break;
+                request(p, partials, shape_, __shfl_sync(~0u, strip_, asked.lane()), asked.first,
+                        count, places, at);
+                at += count;
+                asked.advance(partials.splits);
+            }
+            wait_for_async_copies();
+            __syncwarp();
+            at = warp_ * share_;
+#pragma unroll 1
+            while (taken.left != asked.left || taken.first != asked.first) {
+                const int lane = taken.lane();
+                const int row = __shfl_sync(~0u, row_, lane);
+                const int splits = __shfl_sync(~0u, partials_.splits, lane);
+                const int count = min(splits - taken.first, kSplitsAtOnce);
+                if (taken.first > 0 || row != weighed || splits > kSplitsAtOnce) {
+                    if (taken.first == 0) merged = Merged{};
+                    weight = weigh(merged, places, at, count);
+                    weighed = row;
+                }
+                add_splits(merged.out, weight, shape_, places, at, count);
+                at += count;
+                if (!taken.advance(splits)) continue;
+                write_merged(p, shape_, row, __shfl_sync(~0u, strip_, lane), merged);
+                merged.out = {};
+            }
+            __syncwarp();
+        }
+    }
+
+    int warp_, busy_;
+    int count_, each_;  // strips of this thread block, and of each of its warps
+    int share_;         // places
+    StripShape shape_;
+    std::uint64_t begin_;
+    int row_, strip_;  // of the output
+    Partials<kRows> partials_;
+};
 
 }  // namespace espalier::mla::cuda

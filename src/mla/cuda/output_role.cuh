@@ -41,8 +41,7 @@ class OutputHalf {
 
   private:
     __device__ void add_tile(float (&out)[2][kSums]) {
-        for (int piece = 0; piece < T::kPieces; ++piece)  // makes the keys visible to this thread
-            wait(&shared_.keys_full[keys_.index][piece], keys_.phase);
+        wait(&shared_.keys_full[keys_.index], keys_.phase);  // makes them visible to this thread
         wait(&shared_.weights_full[0], weights_phase_);
         weights_phase_ ^= 1;
         if (uniform(shared_.rescale[warp_]) != 0) rescale(out);

@@ -14,6 +14,11 @@
 
 namespace espalier::mla::cuda {
 
+// Division by the number of heads, exact below 2^25 packed rows.
+__device__ __forceinline__ int token_of(const AbsorbedParams& p, int packed) {
+    return static_cast<int>(static_cast<std::uint64_t>(packed) * p.heads_inverse >> 32);
+}
+
 struct RowShape {
     int first_token = 0;
     int tokens = 0;
@@ -102,6 +107,48 @@ __device__ inline int row_blocks(const AbsorbedParams& p, const RowShape& shape)
     return blocks_for(p, shape.tokens * p.heads);
 }
 
+__device__ inline Item row_item(int row, const RowShape& shape) {
+    Item item{};
+    item.row = row;
+    item.first_token = shape.first_token;
+    item.tokens = shape.tokens;
+    item.keys = shape.keys;
+    item.mask = static_cast<int>(shape.mask);
+    item.gathered = -1;
+    return item;
+}
+
+// How many leading keys every column of the item sees.
+__device__ inline int free_keys(const AbsorbedParams& p, const Item& item, const RowShape& shape) {
+    switch (shape.mask) {
+        case MaskKind::full:
+            return shape.keys;
+        case MaskKind::causal: {
+            const int token = token_of(p, item.row_first);
+            if (p.rows.dcp_world == 1) return max(shape.keys - (shape.tokens - 1) + token, 0);
+            const long long world = p.rows.dcp_world;
+            const long long bound = static_cast<long long>(p.rows.global_kv_len[item.row]) -
+                                    (shape.tokens - 1) + token;
+            const long long local = (bound - p.rows.dcp_rank + world - 1) / world;
+            return static_cast<int>(min(max(local, 0ll), static_cast<long long>(shape.keys)));
+        }
+        case MaskKind::tree:
+            return history_keys(p, item.row, shape);
+        case MaskKind::dense:
+            return 0;
+    }
+    return 0;
+}
+
+// The item's columns are packed rows `first` … `end` - 1 of its row, or as many as fit a block.
+__device__ inline void place_columns(const AbsorbedParams& p, Item& item, const RowShape& shape,
+                                     int first, int end) {
+    item.row_first = first;
+    item.packed_first = shape.first_token * p.heads + first;
+    item.columns = min(end - first, 1 << p.block_shift);
+    item.free_keys = free_keys(p, item, shape);
+}
+
 // Even: pieces. Line: tiles and what starting a row costs. Invariant: units.
 __device__ inline int row_cost(const AbsorbedParams& p, const Partition& partition, int row,
                                const RowShape& shape) {
@@ -185,7 +232,7 @@ __device__ inline PartPlan plan_part(const AbsorbedParams& p, const Partition& p
                                      int part) {
     const int lane = threadIdx.x % 32;
     PartPlan share;
-    share.piece = partition.piece;
+    share.even = partition.piece > 0;
     share.begin = min(part * partition.length, partition.total);
     share.end = min(share.begin + partition.length, partition.total);
     const int mine = lane_cost(p, partition, lane);
@@ -207,13 +254,12 @@ __device__ inline PartPlan plan_part(const AbsorbedParams& p, const Partition& p
         }
         if (partition.piece == 0) return share;
         const long long piece = share.begin - share.start;
-        share.first_token = shape.first_token;
-        share.tokens = shape.tokens;
-        share.keys = shape.keys;
-        share.mask = static_cast<int>(shape.mask);
-        share.tiles = ceil_div(shape.keys, kTileKeys);
-        share.tile_begin = static_cast<int>(piece * share.tiles / cost);
-        share.tile_end = static_cast<int>((piece + 1) * share.tiles / cost);
+        const int tiles = ceil_div(shape.keys, kTileKeys);
+        share.item = row_item(share.row, shape);
+        share.item.tile_begin = static_cast<int>(piece * tiles / cost);
+        share.item.tile_end = static_cast<int>((piece + 1) * tiles / cost);
+        place_columns(p, share.item, shape, 0, shape.tokens * p.heads);
+        share.item.slot = cost == 1 ? -1 : part * p.max_blocks * 2;
         return share;
     }
 }
