@@ -9,8 +9,8 @@
 //
 // Over FP8 caches the products are turned round, Sᵀ = K·Qᵀ and Oᵀ += Vᵀ·Pᵀ: codes are widened to
 // fp16 on their way into registers, as the left operand (code_score_role.cuh,
-// code_output_role.cuh). Two warpgroups score, a tile each; blocks have 32 packed rows; three warps
-// beside the copying one bring the queries (query_role.cuh).
+// code_output_role.cuh). Two warpgroups score, a tile each, and widen the queries before
+// (query_widener.cuh); blocks have 32 packed rows.
 #pragma once
 
 #include "mla/cuda/schedule.cuh"
@@ -57,7 +57,7 @@ struct SharedLayout {
     Item items[2];
     Barrier keys_full[T::kStages];
     Barrier keys_free[T::kStages];
-    Barrier query_full, query_free;
+    Barrier query_full, query_free;  // 16-bit caches
     Barrier weights_full[T::kScorers], weights_free[T::kScorers];
     Barrier final_full, final_free;
     Barrier scorers;  // FP8: where those that score meet
@@ -97,23 +97,21 @@ __device__ __forceinline__ void store_pair(std::byte* out, long long index, floa
         *reinterpret_cast<std::uint32_t*>(out + index * 2) =
             pack < kDType == DType::bf16 ? Element::bf16 : Element::f16 > (a, b);
 }
-__device__ __forceinline__ void store_pair(std::byte* out, DType dtype, long long index, float a,
-                                           float b) {
-    if (dtype == DType::f32) return store_pair<DType::f32>(out, index, a, b);
-    if (dtype == DType::bf16) return store_pair<DType::bf16>(out, index, a, b);
-    store_pair<DType::f16>(out, index, a, b);
+template <DType kDType>
+__device__ __forceinline__ void store_quad(std::byte* out, long long index, float4 quad) {
+    quad = {quad.x + 0.0f, quad.y + 0.0f, quad.z + 0.0f, quad.w + 0.0f};
+    constexpr Element kElement = kDType == DType::bf16 ? Element::bf16 : Element::f16;
+    if constexpr (kDType == DType::f32)
+        *reinterpret_cast<float4*>(reinterpret_cast<float*>(out) + index) = quad;
+    else
+        *reinterpret_cast<uint2*>(out + index * 2) =
+            uint2{pack<kElement>(quad.x, quad.y), pack<kElement>(quad.z, quad.w)};
 }
 __device__ __forceinline__ void store_quad(std::byte* out, DType dtype, long long index,
                                            float4 quad) {
-    quad = {quad.x + 0.0f, quad.y + 0.0f, quad.z + 0.0f, quad.w + 0.0f};
-    if (dtype == DType::f32)
-        *reinterpret_cast<float4*>(reinterpret_cast<float*>(out) + index) = quad;
-    else if (dtype == DType::bf16)
-        *reinterpret_cast<uint2*>(out + index * 2) =
-            uint2{pack<Element::bf16>(quad.x, quad.y), pack<Element::bf16>(quad.z, quad.w)};
-    else
-        *reinterpret_cast<uint2*>(out + index * 2) =
-            uint2{pack<Element::f16>(quad.x, quad.y), pack<Element::f16>(quad.z, quad.w)};
+    if (dtype == DType::f32) return store_quad<DType::f32>(out, index, quad);
+    if (dtype == DType::bf16) return store_quad<DType::bf16>(out, index, quad);
+    store_quad<DType::f16>(out, index, quad);
 }
 
 // The reference of the weights is raised when they exceed it twofold: the output is rescaled less

@@ -8,7 +8,6 @@
 #include "mla/cuda/copy_role.cuh"
 #include "mla/cuda/merge.cuh"
 #include "mla/cuda/output_role.cuh"
-#include "mla/cuda/query_role.cuh"
 #include "mla/cuda/score_role.cuh"
 
 namespace espalier::mla::cuda {
@@ -24,11 +23,8 @@ __device__ inline void init_barriers(SharedLayout<kFormat>& shared) {
         init_warps(&shared.keys_full[stage], 1);
         init_warps(&shared.keys_free[stage], 8);
     }
-    if (T::kFp8)
-        init_warps(&shared.query_full, kQueryWarps);
-    else
-        init_barrier(&shared.query_full, 1);
-    init_warps(&shared.query_free, 4 * T::kScorers);
+    init_barrier(&shared.query_full, 1);
+    init_warps(&shared.query_free, 4);
     for (int i = 0; i < T::kScorers; ++i) {
         init_warps(&shared.weights_full[i], 4);
         init_warps(&shared.weights_free[i], 8);
@@ -38,7 +34,7 @@ __device__ inline void init_barriers(SharedLayout<kFormat>& shared) {
     init_warps(&shared.final_free, 8);
     for (int i = 0; i < 2; ++i) {
         init_barrier(&shared.item_full[i], 1);
-        init_warps(&shared.item_free[i], 4 * T::kScorers + 8 + (T::kFp8 ? kQueryWarps : 0));
+        init_warps(&shared.item_free[i], 4 * T::kScorers + 8);
     }
     fence_barrier_init();
 }
@@ -46,8 +42,8 @@ __device__ inline void init_barriers(SharedLayout<kFormat>& shared) {
 // Registers per thread, dealt by need: 512 threads start with 128 each, 640 with 96.
 template <bool kFp8>
 struct Registers {
-    static constexpr int kCopy = kFp8 ? 80 : 80;
-    static constexpr int kScore = kFp8 ? 88 : 96;
+    static constexpr int kCopy = kFp8 ? 64 : 80;
+    static constexpr int kScore = 96;
     static constexpr int kOutput = kFp8 ? 112 : 168;
     static constexpr int kStart = kFp8 ? 96 : 128;
     static_assert(kFp8 ? kCopy + 2 * kScore + 2 * kOutput <= 5 * kStart
@@ -76,11 +72,7 @@ __global__ void __launch_bounds__(Traits<kFormat>::kThreads, 1)
     const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
     if (role == 0) {
         set_registers<R::kStart, R::kCopy>();
-        if (threadIdx.x < 32) {
-            Copier<kFormat>(p, shared).run();
-        } else if constexpr (T::kFp8) {
-            QueryWidener<kFormat>(p, shared).run();
-        }
+        if (threadIdx.x < 32) Copier<kFormat>(p, shared).run();
     } else if (role <= T::kScorers) {
         set_registers<R::kStart, R::kScore>();
         if constexpr (T::kFp8)

@@ -121,10 +121,19 @@ class CodeOutputHalf {
 
     __device__ void store_rows(const Item& item, const float (&sums)[kProducts][kSums]) {
         const bool partial = item.slot >= 0;
-        const long long first = partial ? static_cast<long long>(item.slot) * T::kRows
-                                        : static_cast<long long>(item.packed_first);
-        std::byte* out = partial ? reinterpret_cast<std::byte*>(p_.partial) : p_.out;
-        const DType dtype = partial ? DType::f32 : p_.out_dtype;
+        if (partial || p_.out_dtype == DType::f32)
+            store_as<DType::f32>(item, partial ? reinterpret_cast<std::byte*>(p_.partial) : p_.out,
+                                 partial ? static_cast<long long>(item.slot) * T::kRows
+                                         : static_cast<long long>(item.packed_first),
+                                 sums);
+        else if (p_.out_dtype == DType::bf16)
+            store_as<DType::bf16>(item, p_.out, item.packed_first, sums);
+        else
+            store_as<DType::f16>(item, p_.out, item.packed_first, sums);
+    }
+    template <DType kDType>
+    __device__ void store_as(const Item& item, std::byte* out, long long first,
+                             const float (&sums)[kProducts][kSums]) {
 #pragma unroll
         for (int i = 0; i < 2 * kEights; ++i) {
             const int row = i / 2 * 8 + pair_ * 2 + i % 2;
@@ -136,8 +145,9 @@ class CodeOutputHalf {
             };
 #pragma unroll
             for (int quad = 0; quad < 8; quad += 4)
-                store_quad(out, dtype, to + quad,
-                           float4{value(quad), value(quad + 1), value(quad + 2), value(quad + 3)});
+                store_quad<kDType>(
+                    out, to + quad,
+                    float4{value(quad), value(quad + 1), value(quad + 2), value(quad + 3)});
         }
     }
 

@@ -14,6 +14,7 @@
 #pragma once
 
 #include "mla/cuda/absorbed_kernel.cuh"
+#include "mla/cuda/query_widener.cuh"
 
 namespace espalier::mla::cuda {
 
@@ -29,6 +30,7 @@ class CodeScorer {
     using Left = std::uint32_t[4][4];           // left operands of 64 columns of K
     static constexpr int kSets = 2;             // one is filled while the other's products run
     static constexpr int kAllThreads = 256;
+    static constexpr int kWarps = kAllThreads / 32;
 
   public:
     __device__ CodeScorer(const AbsorbedParams& p, Shared& shared, int which)
@@ -74,13 +76,12 @@ class CodeScorer {
         if (which_ == 0 && thread_ < kColumns)
             shared_.reference[thread_] =
                 thread_ < item.columns ? minus_infinity() : -minus_infinity();
-        meet();
         const int tile_end = uniform(item.tile_end);
         int tile = uniform(item.tile_begin) + which_;
-        if (tile - which_ < tile_end) {
-            wait(&shared_.query_full, query_phase_);
-            query_phase_ ^= 1;
-        }
+        // The last item's products are through: all have met since.
+        if (tile - which_ < tile_end)
+            QueryWidener<kFormat>(p_, shared_).run(item, which_ * 4 + warp_, kWarps);
+        meet();
         for (; tile - which_ < tile_end; tile += 2) {
             float score[kSums];
             Scales scales;
@@ -91,9 +92,6 @@ class CodeScorer {
             } else {
 #pragma unroll
                 for (float& one : score) one = minus_infinity();
-            }
-            if (tile - which_ + 2 >= tile_end) {
-                arrive_as_warp(&shared_.query_free);
             }
             soften(score, scales, mine);
             if (mine) keys_.advance();
@@ -186,7 +184,7 @@ class CodeScorer {
         return *reinterpret_cast<const int4*>(shared_.keys[keys_.index] + T::kRopePlace + row * 64 +
                                               ((pair_ ^ (row >> 1 & 3)) << 4));
     }
-    // Step s of a product takes columns 16p + 4s … 16p + 4s + 3 (query_role.cuh follows).
+    // Step s of a product takes columns 16p + 4s … 16p + 4s + 3 (query_widener.cuh follows).
     __device__ static void widen(const int4& upper, const int4& lower, Left& left) {
         const int up[4] = {upper.x, upper.y, upper.z, upper.w};
         const int low[4] = {lower.x, lower.y, lower.z, lower.w};
@@ -387,7 +385,7 @@ class CodeScorer {
     const int which_, thread_, warp_, lane_, pair_, key_;
     Ring<2> items_;
     Ring<T::kStages> keys_;
-    std::uint32_t query_phase_ = 0, weights_phase_ = 0, final_phase_ = 0, meeting_phase_ = 0;
+    std::uint32_t weights_phase_ = 0, final_phase_ = 0, meeting_phase_ = 0;
     float sum_[2 * kEights];
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The copying warp: walks through this thread block's share, announces items and asks for keys and
-// queries (over FP8 caches, query_role.cuh brings the queries).
+// queries (over FP8 caches those that score bring the queries).
 #pragma once
 
 #include "mla/cuda/key_fetch.cuh"
