@@ -191,6 +191,7 @@ __device__ inline void wait_for_grid(unsigned* arrived) {
                          : "l"(arrived)
                          : "memory");
             all = now == 0;
+            if (!all) __nanosleep(40);  // so many ask at one address
         }
     }
     named_barrier(kOutputBarrier, kMergeThreads);
@@ -228,7 +229,7 @@ class Merger {
     __device__ explicit Merger(const AbsorbedParams& p)
         : warp_(static_cast<int>(threadIdx.x) % kMergeThreads / 32) {
         const auto rows = static_cast<std::uint64_t>(p.partition->merges) * p.most_packed;
-        shape_.shift = rows >= gridDim.x && !p.invariant ? 5 : 3;  // invariant: one order
+        shape_.shift = rows >= gridDim.x || p.invariant ? 5 : 3;  // invariant: one order
         const std::uint64_t strips = rows << shape_.shift_of_row();
         begin_ = strips * blockIdx.x / gridDim.x;
         count_ = static_cast<int>(strips * (blockIdx.x + 1) / gridDim.x - begin_);
