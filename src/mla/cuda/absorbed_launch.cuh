@@ -42,8 +42,8 @@ __device__ inline void init_barriers(SharedLayout<kFormat>& shared) {
 // Registers per thread, dealt by need: 512 threads start with 128 each, 640 with 96.
 template <bool kFp8>
 struct Registers {
-    static constexpr int kCopy = kFp8 ? 64 : 80;
-    static constexpr int kScore = 96;
+    static constexpr int kCopy = kFp8 ? 48 : 80;
+    static constexpr int kScore = kFp8 ? 104 : 96;
     static constexpr int kOutput = kFp8 ? 112 : 168;
     static constexpr int kStart = kFp8 ? 96 : 128;
     static_assert(kFp8 ? kCopy + 2 * kScore + 2 * kOutput <= 5 * kStart

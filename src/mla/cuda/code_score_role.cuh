@@ -150,15 +150,12 @@ class CodeScorer {
             multiply_block(query.at(8 * T::kQueryBlock), left[kSets - 1], score, 0);
         }
 #pragma unroll
-        for (int block = 0; block < 8; block += kSets) {
-#pragma unroll
-            for (int set = 0; set < kSets; ++set) {
-                const int4 upper = codes(block + set, 0);
-                const int4 lower = codes(block + set, 1);
-                wgmma_wait<kSets - 1>();
-                widen(upper, lower, left[set]);
-                multiply_block(query.at((block + set) * T::kQueryBlock), left[set], score, 1);
-            }
+        for (int block = 0; block < 8; ++block) {
+            const int4 upper = codes(block, 0);
+            const int4 lower = codes(block, 1);
+            wgmma_wait<kSets - 1>();
+            widen(upper, lower, left[block % kSets]);
+            multiply_block(query.at(block * T::kQueryBlock), left[block % kSets], score, 1);
         }
         wgmma_wait<0>();
         hold(score);

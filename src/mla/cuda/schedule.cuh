@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who computes what, found on the device from the lengths alone (plan.cu writes it down once per
+// Who computes what, found on the device from lengths and masks (plan.cu writes it down once per
 // step; all layers share it). Nothing is read by the host, so a captured graph may be replayed with
 // other lengths.
 //
 // Even: every row is cut into pieces of nearly equal length, one piece to a part. Taken when that
 //   costs at most 8 % over a perfect balance, since no part then starts twice.
 // Line: otherwise the tiles of all rows in one line, cut into equal parts anywhere.
-// Invariant: units of one split of 512 keys by one block of packed rows; a tree's or dense row's
+// Invariant: units of one split of 1,024 keys by one block of packed rows; a tree's or dense row's
 //   tokens get units of their own where their keys differ.
 #pragma once
 
