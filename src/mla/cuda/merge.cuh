@@ -75,9 +75,7 @@ struct StripShape {
     __device__ int columns() const { return 4 << shift; }
     __device__ int shift_of_row() const { return 7 - shift; }  // 2^this strips
     __device__ int group() const { return (static_cast<int>(threadIdx.x) & 31) >> shift; }
-    __device__ int column() const {
-        return (static_cast<int>(threadIdx.x) & (lanes() - 1)) * 4;
-    }
+    __device__ int column() const { return (static_cast<int>(threadIdx.x) & (lanes() - 1)) * 4; }
 };
 
 // Where splits wait for their turn: their columns, and before them their log-sum-exps.

@@ -127,8 +127,8 @@ __device__ inline int free_keys(const AbsorbedParams& p, const Item& item, const
             const int token = token_of(p, item.row_first);
             if (p.rows.dcp_world == 1) return max(shape.keys - (shape.tokens - 1) + token, 0);
             const long long world = p.rows.dcp_world;
-            const long long bound = static_cast<long long>(p.rows.global_kv_len[item.row]) -
-                                    (shape.tokens - 1) + token;
+            const long long bound =
+                static_cast<long long>(p.rows.global_kv_len[item.row]) - (shape.tokens - 1) + token;
             const long long local = (bound - p.rows.dcp_rank + world - 1) / world;
             return static_cast<int>(min(max(local, 0ll), static_cast<long long>(shape.keys)));
         }

@@ -108,8 +108,7 @@ class Scorer {
         }
 #pragma unroll
         for (int i = 0; i < kSums; ++i)
-            if (((visible[i / 2 % 2] >> (i / 4 * 8 + i % 2)) & 1) == 0)
-                score[i] = minus_infinity();
+            if (((visible[i / 2 % 2] >> (i / 4 * 8 + i % 2)) & 1) == 0) score[i] = minus_infinity();
     }
 
     __device__ void soften(const float (&score)[kSums]) {
