@@ -29,7 +29,7 @@ class Copier {
     }
 
     // The whole warp. There is one place from which an item is fetched: inlined at three, this
-    // warp's code alone was 134 KB, more than a multiprocessor keeps of it.
+    // warp's code alone was 134 KB.
     __device__ void run() {
         const int part = part_of(p_);
         const PartPlan& plan = p_.part_plans[part];  // read where it is needed: registers are few

@@ -279,6 +279,8 @@ class Merger {
             return true;
         }
     };
+
+    // Asks for as many splits as there is room for, merges them, and so on.
     __device__ void merge_known(const AbsorbedParams& p, MergePlaces& places) {
         Step asked{__ballot_sync(~0u, row_ >= 0)};
         Step taken = asked;

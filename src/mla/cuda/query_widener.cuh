@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Queries over FP8 caches: the scoring warps bring each packed row to fp16, scaled by a power of
 // two so that its largest element is just below 2^15: exact for bf16, fp16 and e4m3 down to 2^-39
-// of it. They need the queries first and have nothing else to do then; three warps beside the
-// copying one took 4 µs for 32 rows.
+// of it. They need the queries first and have nothing else to do then; with three warps beside the
+// copying one a call of 32 packed rows took 3 µs more.
 #pragma once
 
 #include "mla/cuda/absorbed_kernel.cuh"

@@ -99,7 +99,7 @@ class Scorer {
     }
 
     __device__ void apply_mask(const Item& item, int tile, float (&score)[kSums]) {
-        std::uint64_t visible[2];
+        std::uint64_t visible[2] = {};
 #pragma unroll 1
         for (int half = 0; half < 2; ++half) {
             const RowMask mask(p_, item, min(row_ + 8 * half, item.columns - 1));
