@@ -26,7 +26,7 @@ PINNED = {"torch": "2.13.0", "transformers": "5.22.2"}
 MASK64 = (1 << 64) - 1
 FP8_BLOCK = 128
 CONTINUATION = 64
-DISTINCT_TOKENS = 12     # random models like to repeat themselves; a continuation must say at least so many tokens
+DISTINCT_TOKENS = 12     # random models like to repeat themselves; a continuation must say at least this many tokens
 # A choice must be clear of rounding. Two f32 runs differ by ~1e-6 relative; these leave a factor of 100 and more.
 TOKEN_MARGIN = 1e-3      # (best − second) / max|logit|, at each greedy step
 ROUTING_MARGIN = 1e-4    # (last kept − first dropped) / last kept score, experts and groups

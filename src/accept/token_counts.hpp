@@ -19,7 +19,7 @@ using ops::TokenCount;
 // ops::NodeSampling takes; this must live until the draw is done.
 struct NodeCounts {
     std::span<const TokenCount> committed;  // each token once; valid until the next add
-    std::array<TokenCount, ops::kMaxChangedCounts> changed_entries{};
+    std::array<TokenCount, kMaxDrafts> changed_entries{};
     std::int32_t changed_count = 0;
     // Each token of the node's path once, with its count there: it replaces the committed entry.
     std::span<const TokenCount> changed() const {

@@ -11,11 +11,10 @@
 #include <span>
 
 #include "accept/request_progress.hpp"
+#include "base/limits.hpp"
 #include "ops/sampling.hpp"
 
 namespace espalier::accept {
-
-inline constexpr std::int32_t kMaxNodes = 64;  // root and 63 drafts: the width of a word
 
 // A tree as the walk reads it. Node 0 is the root; siblings hold different tokens.
 struct TreeView {

@@ -297,13 +297,13 @@ void add_load_flags(CLI::App& command, Options& options) {
             ->capture_default_str();
     command
         .add_option("--shared", options.load.shared,
-                    "So many tokens that all prompts have in common at their beginning")
+                    "Tokens that all prompts have in common at their beginning")
         ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20))
         ->capture_default_str();
     CLI::Option* text = command.add_option(
         "--text", options.load.text, "File that prompts are cut from; otherwise random tokens");
     command
-        .add_option("--replay", options.load.replay,
+        .add_option("--completions", options.load.completions,
                     "JSON lines with prompt and completion: outputs are these completions")
         ->excludes(prompt)
         ->excludes(output)
@@ -341,7 +341,7 @@ Run add_bench_engine(CLI::App& bench) {
         ->capture_default_str();
     command
         ->add_option("--pages", options->pages,
-                     "Cache of so many pages of 64 tokens; 0: the longest request for each client")
+                     "Cache size in pages of 64 tokens; 0: the longest request for each client")
         ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 30))
         ->capture_default_str();
     command

@@ -87,9 +87,9 @@ class PromptSource {
 };
 
 // Lines of {"prompt": …, "completion": …}; other fields are the file's own business.
-Expected<std::vector<engine::Request>> read_replay(const std::string& path,
-                                                   const text::Tokenizer& tokenizer,
-                                                   std::int64_t max_model_len) {
+Expected<std::vector<engine::Request>> read_completions(const std::string& path,
+                                                        const text::Tokenizer& tokenizer,
+                                                        std::int64_t max_model_len) {
     ESPALIER_ASSIGN_OR_RETURN(const std::string text, read_file(path));
     std::vector<engine::Request> requests;
     std::size_t number = 0;
@@ -105,13 +105,13 @@ Expected<std::vector<engine::Request>> read_replay(const std::string& path,
         };
         engine::Request request;
         ESPALIER_ASSIGN_OR_RETURN(request.prompt, field("prompt"));
-        ESPALIER_ASSIGN_OR_RETURN(request.replay, field("completion"));
+        ESPALIER_ASSIGN_OR_RETURN(request.forced_output, field("completion"));
         if (tokenizer.bos()) request.prompt.insert(request.prompt.begin(), *tokenizer.bos());
-        if (request.replay.empty())
+        if (request.forced_output.empty())
             return fail(ErrorKind::invalid, "{}: line {} has an empty completion", path,
                         number + 1);
-        request.output.max_tokens = std::ssize(request.replay);
-        const std::int64_t length = std::ssize(request.prompt) + std::ssize(request.replay);
+        request.output.max_tokens = std::ssize(request.forced_output);
+        const std::int64_t length = std::ssize(request.prompt) + std::ssize(request.forced_output);
         if (length > max_model_len)
             return fail(ErrorKind::exhausted,
                         "{}: line {} has {} tokens, the model's context is {}", path, number + 1,
@@ -147,12 +147,12 @@ class Clients {
     double now() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
 
     void serve() {
-        engine::News news;
+        engine::Updates updates;
         std::vector<double> gaps;
         for (;;) {
             const auto index = static_cast<std::size_t>(next_.fetch_add(1));
             if (index >= load_.size()) break;
-            if (const auto served = serve(index, news, gaps); !served) {
+            if (const auto served = serve(index, updates, gaps); !served) {
                 const std::lock_guard lock(mutex_);
                 failure_ = served.error().message;
                 break;
@@ -164,7 +164,7 @@ class Clients {
         ++finished_;
     }
 
-    Expected<void> serve(std::size_t index, engine::News& news, std::vector<double>& gaps) {
+    Expected<void> serve(std::size_t index, engine::Updates& updates, std::vector<double>& gaps) {
         const LoadRequest& one = load_[index];
         if (one.arrival_seconds)
             std::this_thread::sleep_until(start_ +
@@ -173,8 +173,8 @@ class Clients {
         double last = one.arrival_seconds.value_or(now());
         ESPALIER_ASSIGN_OR_RETURN(engine::Stream stream, engine_.submit(one.request));
         std::int64_t tokens = 0;
-        while (stream.next(news)) {
-            const engine::ChoiceNews& choice = news.choices[0];
+        while (stream.next(updates)) {
+            const engine::ChoiceUpdate& choice = updates.choices[0];
             if (choice.ended && choice.finish.reason != accept::FinishReason::length)
                 return fail(ErrorKind::invalid, "request {} ended with reason {} {}", index,
                             static_cast<int>(choice.finish.reason), choice.message);
@@ -228,13 +228,14 @@ Expected<std::vector<LoadRequest>> make_load(const LoadOptions& options,
                                              const text::Tokenizer& tokenizer,
                                              std::int64_t vocabulary, std::int64_t max_model_len) {
     const std::int64_t longest = options.prompt.high + options.output.high;
-    if (options.replay.empty() && longest > max_model_len)
+    if (options.completions.empty() && longest > max_model_len)
         return fail(ErrorKind::exhausted,
                     "--prompt and --output allow {} tokens together, the model's context is {}",
                     longest, max_model_len);
-    std::vector<engine::Request> replay;
-    if (!options.replay.empty()) {
-        ESPALIER_ASSIGN_OR_RETURN(replay, read_replay(options.replay, tokenizer, max_model_len));
+    std::vector<engine::Request> completions;
+    if (!options.completions.empty()) {
+        ESPALIER_ASSIGN_OR_RETURN(completions,
+                                  read_completions(options.completions, tokenizer, max_model_len));
     }
     ESPALIER_ASSIGN_OR_RETURN(PromptSource prompts,
                               PromptSource::open(options, tokenizer, vocabulary));
@@ -243,8 +244,8 @@ Expected<std::vector<LoadRequest>> make_load(const LoadOptions& options,
     double arrival = 0;
     for (std::size_t i = 0; i < load.size(); ++i) {
         engine::Request& request = load[i].request;
-        if (!replay.empty()) {
-            request = replay[i % replay.size()];
+        if (!completions.empty()) {
+            request = completions[i % completions.size()];
         } else {
             request.prompt = prompts.prompt(length_in(options.prompt, random));
             request.output.max_tokens = length_in(options.output, random);

@@ -38,7 +38,7 @@ struct Options {
 
 struct Choice {
     accept::Emission emission;
-    engine::ChoiceNews last;  // totals and the end
+    engine::ChoiceUpdate last;  // totals and the end
 };
 
 struct Result {
@@ -101,18 +101,18 @@ Expected<Result> generate(const Options& options, engine::Engine& engine,
     const auto start = Clock::now();
     auto first = start;
     ESPALIER_ASSIGN_OR_RETURN(engine::Stream stream, engine.submit(request));
-    engine::News news;
-    while (stream.next(news)) {
+    engine::Updates updates;
+    while (stream.next(updates)) {
         if (first == start) first = Clock::now();
-        for (std::size_t i = 0; i < news.choices.size(); ++i) {
+        for (std::size_t i = 0; i < updates.choices.size(); ++i) {
             accept::Emission& all = result.choices[i].emission;
-            const accept::Emission& piece = news.choices[i].emission;
+            const accept::Emission& piece = updates.choices[i].emission;
             all.text += piece.text;
             all.tokens.insert(all.tokens.end(), piece.tokens.begin(), piece.tokens.end());
             all.top.insert(all.top.end(), piece.top.begin(), piece.top.end());
-            result.choices[i].last = news.choices[i];
+            result.choices[i].last = updates.choices[i];
         }
-        if (!options.json) print(news.choices[0].emission.text);
+        if (!options.json) print(updates.choices[0].emission.text);
     }
     result.prompt_seconds = std::chrono::duration<double>(first - start).count();
     result.generation_seconds = std::chrono::duration<double>(Clock::now() - first).count();
@@ -281,7 +281,7 @@ Run add_generate(CLI::App& app) {
     CLI::Option* logprobs =
         command
             ->add_option("--logprobs", options->sampling.request.output.top_logprobs,
-                         "Report each token's logprob and so many alternatives")
+                         "Report each token's logprob and this many alternatives")
             ->needs(json);
     return [options, prompt, logprobs] {
         options->prompt_given = prompt->count() > 0;

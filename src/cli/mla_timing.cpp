@@ -131,10 +131,10 @@ Expected<Problem> Problem::create(conformance::Device& device, const PagePool& p
 }
 
 // Seconds of one replay; the first one warms up.
-Expected<double> median_play(conformance::Replay& replay, int repetitions) {
+Expected<double> median_play(conformance::RecordedWork& recorded, int repetitions) {
     std::vector<double> seconds;
     for (int repetition = -1; repetition < repetitions; ++repetition) {
-        ESPALIER_ASSIGN_OR_RETURN(const double time, replay.timed_play());
+        ESPALIER_ASSIGN_OR_RETURN(const double time, recorded.timed_play());
         if (repetition >= 0) seconds.push_back(time);
     }
     const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
@@ -150,8 +150,8 @@ Expected<double> time_plan(conformance::Device& device, const Problem& problem,
             ESPALIER_RETURN_IF_ERROR(device.kernels().plan(context, problem.call(0)));
         return {};
     };
-    ESPALIER_ASSIGN_OR_RETURN(const auto replay, device.record(options.workers, 0, work));
-    ESPALIER_ASSIGN_OR_RETURN(const double seconds, median_play(*replay, options.repetitions));
+    ESPALIER_ASSIGN_OR_RETURN(const auto recorded, device.record(options.workers, 0, work));
+    ESPALIER_ASSIGN_OR_RETURN(const double seconds, median_play(*recorded, options.repetitions));
     return seconds / kPlans;
 }
 
@@ -219,9 +219,9 @@ Expected<CallTimes> time_absorbed(conformance::Device& device, const PagePool& p
         return {};
     };
     ESPALIER_ASSIGN_OR_RETURN(
-        const auto replay,
+        const auto recorded,
         device.record(options.workers, device.kernels().scratch_bytes(problem.capacities()), work));
-    ESPALIER_ASSIGN_OR_RETURN(const double seconds, median_play(*replay, options.repetitions));
+    ESPALIER_ASSIGN_OR_RETURN(const double seconds, median_play(*recorded, options.repetitions));
     times.seconds = seconds / static_cast<double>(calls);
     return times;
 }

@@ -34,7 +34,7 @@ model::ModelLimits model_limits(const EngineSize& size) {
     model::ModelLimits limits;
     limits.max_tokens =
         std::max(size.step_tokens, size.rows + schedule::SchedulerOptions().prompt_quantum);
-    limits.max_gather = std::max(size.rows, std::min(kMaxGather, size.rows * accept::kMaxNodes));
+    limits.max_gather = std::max(size.rows, std::min(kMaxGather, size.rows * kMaxNodes));
     return limits;
 }
 

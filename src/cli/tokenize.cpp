@@ -45,14 +45,12 @@ Expected<void> run(const Options& options) {
                                                 std::istreambuf_iterator<char>());
     const auto special =
         options.special ? text::SpecialTokens::parsed : text::SpecialTokens::as_text;
-    ESPALIER_ASSIGN_OR_RETURN(const std::vector<text::TokenId> ids,
-                              tokenizer.encode(input, special));
+    ESPALIER_ASSIGN_OR_RETURN(const std::vector<TokenId> ids, tokenizer.encode(input, special));
     if (options.ids_only) {
         fmt::print("{}\n", fmt::join(ids, " "));
         return {};
     }
-    for (const text::TokenId id : ids)
-        fmt::print("{:>8}  {}\n", id, quoted(tokenizer.token_bytes(id)));
+    for (const TokenId id : ids) fmt::print("{:>8}  {}\n", id, quoted(tokenizer.token_bytes(id)));
     fmt::print(stderr, "{} tokens for {} bytes\n", ids.size(), input.size());
     return {};
 }

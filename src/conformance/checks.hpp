@@ -34,7 +34,7 @@ void check_prompt_accuracy(Trial& trial);
 void check_prompt_invariant(Trial& trial);
 void check_prompt_garbage(Trial& trial);
 // checks_storage.cpp
-void check_append(Trial& trial);
-void check_compact(Trial& trial);
+void check_append_arrays(Trial& trial);
+void check_compact_arrays(Trial& trial);
 
 }  // namespace espalier::conformance

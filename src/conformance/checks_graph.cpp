@@ -70,19 +70,19 @@ void check_graph_safe(Trial& trial) {
         trial.keep(PlacedOutput::place(device, first.tokens(), heads, kLatent, options), "placing");
     if (!placed || !output) return;
     const AbsorbedCall call = absorbed_call(*placed, first, *output, options);
-    const auto replay = trial.keep(
+    const auto recorded = trial.keep(
         device.record(
             options.workers,
             device.kernels().scratch_bytes(first.capacities(options.workers, options.invariant)),
             [&](OpContext& context) { return device.kernels().absorbed(context, call); }),
         "recording");
-    if (!replay) return;
+    if (!recorded) return;
     // Backwards and forwards, so that long follows short and short follows long; each is played
     // twice, since the first play may leave something behind in scratch.
     for (const int step : {2, 1, 0, 0, 1, 2}) {
         const Batch& batch = *steps[static_cast<std::size_t>(step)];
         if (!trial.done(placed->refill(batch), "refilling") ||
-            !trial.done(output->clear(), "clearing") || !trial.done((*replay)->play(), "replay"))
+            !trial.done(output->clear(), "clearing") || !trial.done((*recorded)->play(), "replay"))
             return;
         const auto replayed = trial.keep(output->read(), "outputs");
         if (!replayed) return;

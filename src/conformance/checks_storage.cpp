@@ -93,7 +93,7 @@ std::optional<Buffer> on_device(Trial& trial, const std::vector<T>& values) {
 
 }  // namespace
 
-void check_append(Trial& trial) {
+void check_append_arrays(Trial& trial) {
     Device& device = trial.device();
     const auto oracle = make_reference_kernels();
     for (int round = 0; round < 4; ++round) {
@@ -149,7 +149,7 @@ void check_append(Trial& trial) {
     }
 }
 
-void check_compact(Trial& trial) {
+void check_compact_arrays(Trial& trial) {
     Device& device = trial.device();
     const auto oracle = make_reference_kernels();
     for (int round = 0; round < 4; ++round) {

@@ -27,11 +27,11 @@ Expected<void> wait_for(cudaStream_t stream) {
 void release_exact(void* data, std::size_t) { cudaFree(data); }
 void release_guarded(void* data, std::size_t) { cudaFree(static_cast<std::byte*>(data) - kGuard); }
 
-class CudaReplay final : public Replay {
+class CudaGraph final : public RecordedWork {
   public:
-    CudaReplay(cudaStream_t stream, ThreadPool& pool, Buffer scratch)
+    CudaGraph(cudaStream_t stream, ThreadPool& pool, Buffer scratch)
         : stream_(stream), arena_(std::move(scratch)), context_{pool, arena_, stream} {}
-    ~CudaReplay() override {
+    ~CudaGraph() override {
         if (executable_ != nullptr) cudaGraphExecDestroy(executable_);
         if (begin_ != nullptr) cudaEventDestroy(begin_);
         if (end_ != nullptr) cudaEventDestroy(end_);
@@ -141,13 +141,13 @@ class CudaDevice final : public Device {
         ESPALIER_RETURN_IF_ERROR(done);
         return check_guards(data, bytes);
     }
-    Expected<std::unique_ptr<Replay>> record(int, std::size_t scratch, Work work) override {
+    Expected<std::unique_ptr<RecordedWork>> record(int, std::size_t scratch, Work work) override {
         ESPALIER_ASSIGN_OR_RETURN(Buffer memory,
                                   allocate(std::max<std::size_t>(scratch, 64), Fill::poison));
         ESPALIER_RETURN_IF_ERROR(wait_for(stream_));
-        auto replay = std::make_unique<CudaReplay>(stream_, pool_, std::move(memory));
-        ESPALIER_RETURN_IF_ERROR(replay->capture(work));
-        return replay;
+        auto recorded = std::make_unique<CudaGraph>(stream_, pool_, std::move(memory));
+        ESPALIER_RETURN_IF_ERROR(recorded->capture(work));
+        return recorded;
     }
 
   private:

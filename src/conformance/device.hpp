@@ -19,9 +19,9 @@ using Work = std::function<Expected<void>(OpContext&)>;
 
 // Work that was recorded once and can be played again over changed arrays: a CUDA graph; on the
 // host simply the same call.
-class Replay {
+class RecordedWork {
   public:
-    virtual ~Replay() = default;
+    virtual ~RecordedWork() = default;
     // Returns after the work is done.
     virtual Expected<void> play() = 0;
     // Seconds of the work alone.
@@ -53,11 +53,11 @@ class Device {
     // An error if a byte just outside the memory that allocate() gave has changed.
     virtual Expected<void> check_guards(const std::byte* data, std::size_t bytes) = 0;
 
-    // Runs the work with so many workers in an arena of exactly `scratch` poisoned bytes and waits
-    // for it.
+    // Runs the work with this many workers in an arena of exactly `scratch` poisoned bytes and
+    // waits for it.
     virtual Expected<void> run(int workers, std::size_t scratch, const Work& work) = 0;
-    virtual Expected<std::unique_ptr<Replay>> record(int workers, std::size_t scratch,
-                                                     Work work) = 0;
+    virtual Expected<std::unique_ptr<RecordedWork>> record(int workers, std::size_t scratch,
+                                                           Work work) = 0;
 
   private:
     std::string name_;

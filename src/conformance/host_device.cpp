@@ -14,9 +14,9 @@ namespace {
 constexpr std::size_t kGuard = 256;
 constexpr int kPoison = 0xff;
 
-class HostReplay final : public Replay {
+class HostRecording final : public RecordedWork {
   public:
-    HostReplay(ThreadPool& pool, Buffer scratch, Work work)
+    HostRecording(ThreadPool& pool, Buffer scratch, Work work)
         : arena_(std::move(scratch)), context_{pool, arena_}, work_(std::move(work)) {}
     Expected<void> play() override { return work_(context_); }
     Expected<double> timed_play() override {
@@ -80,10 +80,11 @@ class HostDevice final : public Device {
         ESPALIER_RETURN_IF_ERROR(work(context));
         return check_guards(data, bytes);
     }
-    Expected<std::unique_ptr<Replay>> record(int workers, std::size_t scratch, Work work) override {
+    Expected<std::unique_ptr<RecordedWork>> record(int workers, std::size_t scratch,
+                                                   Work work) override {
         ESPALIER_ASSIGN_OR_RETURN(Buffer memory,
                                   allocate(std::max<std::size_t>(scratch, 64), Fill::poison));
-        return std::make_unique<HostReplay>(pool(workers), std::move(memory), std::move(work));
+        return std::make_unique<HostRecording>(pool(workers), std::move(memory), std::move(work));
     }
 
   private:

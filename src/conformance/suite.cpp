@@ -39,8 +39,8 @@ constexpr std::array kChecks = {
           check_prompt_invariant},
     Check{"prompt-garbage", "Decompressed: 1, 2 nothing and garbage", Entry::decompressed,
           check_prompt_garbage},
-    Check{"append", "Append equals the oracle", Entry::storage, check_append},
-    Check{"compact", "Compact equals the oracle", Entry::storage, check_compact},
+    Check{"append", "Append equals the oracle", Entry::storage, check_append_arrays},
+    Check{"compact", "Compact equals the oracle", Entry::storage, check_compact_arrays},
 };
 
 // One token over one key: the smallest call there is.

@@ -33,9 +33,9 @@ Expected<Stream> Engine::submit(Request request) {
     return Stream(inbox_, mailbox);
 }
 
-bool Engine::drain(std::chrono::nanoseconds patience) {
+bool Engine::drain(std::chrono::nanoseconds timeout) {
     inbox_->start_draining();
-    return inbox_->wait_until_idle(patience);
+    return inbox_->wait_until_idle(timeout);
 }
 
 void Engine::stop() {

@@ -27,13 +27,13 @@ class Stream {
     ~Stream() { cancel(); }  // nobody is left to read
 
     // See Mailbox.
-    bool next(News& news) { return mailbox_->next(news); }
-    Mailbox::Answer next_within(News& news, std::chrono::nanoseconds patience) {
-        return mailbox_->next_within(news, patience);
+    bool next(Updates& updates) { return mailbox_->next(updates); }
+    Mailbox::Poll next_within(Updates& updates, std::chrono::nanoseconds timeout) {
+        return mailbox_->next_within(updates, timeout);
     }
-    // Ends all choices before the next step, whether they wait or run; the ends come as news.
+    // Ends all choices before the next step, whether they wait or run; the ends come as updates.
     void cancel() {
-        if (inbox_ && mailbox_->ask_to_cancel()) inbox_->cancel(mailbox_);
+        if (inbox_ && mailbox_->request_cancel()) inbox_->cancel(mailbox_);
     }
 
   private:
@@ -54,7 +54,7 @@ class Engine {
     Expected<Stream> submit(Request request);
     // Takes nothing new from now on and waits until all that it has is finished; false: the time
     // was up first. What is left can still be waited for, or stopped.
-    bool drain(std::chrono::nanoseconds patience);
+    bool drain(std::chrono::nanoseconds timeout);
     // Ends every request where it stands, and the thread.
     void stop();
 

@@ -63,10 +63,10 @@ void Inbox::start_stopping() {
     work_.notify_one();
 }
 
-bool Inbox::wait_until_idle(std::chrono::nanoseconds patience) {
+bool Inbox::wait_until_idle(std::chrono::nanoseconds timeout) {
     std::unique_lock lock(mutex_);
     // More would overflow the clock.
-    const std::chrono::nanoseconds bounded = std::min<std::chrono::nanoseconds>(patience, 24h);
+    const std::chrono::nanoseconds bounded = std::min<std::chrono::nanoseconds>(timeout, 24h);
     return idle_.wait_for(lock, bounded, [this] { return idle_now_; });
 }
 

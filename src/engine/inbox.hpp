@@ -74,7 +74,7 @@ class Inbox {
     void start_draining();
     void start_stopping();
     // False: the time was up before the engine had finished all.
-    bool wait_until_idle(std::chrono::nanoseconds patience);
+    bool wait_until_idle(std::chrono::nanoseconds timeout);
     EngineStatus status() const;
 
     // The engine's thread. Waits for something to do unless it is busy anyway.

@@ -27,7 +27,7 @@ struct RequestGroup {
     accept::SamplingParameters sampling;
     bool speculate = true;
     bool logprobs = true;
-    std::vector<std::int32_t> replay;  // see Request
+    std::vector<std::int32_t> forced_output;  // see Request
     std::int64_t max_tokens = 0;
     std::optional<accept::PromptLogprobs> prompt_logprobs;
     bool prompt_logprobs_sent = false;
@@ -40,9 +40,9 @@ struct LiveRequest {
         : id(request_id), choice(which), group(std::move(common)), progress(std::move(start)) {
         // What one step can bring; text is mostly shorter.
         const auto top = static_cast<std::size_t>(progress.rules().options().top_logprobs);
-        emission.tokens.reserve(accept::kMaxNodes);
-        emission.top.reserve(accept::kMaxNodes * top);
-        emission.text.reserve(accept::kMaxNodes * 16);
+        emission.tokens.reserve(kMaxNodes);
+        emission.top.reserve(kMaxNodes * top);
+        emission.text.reserve(kMaxNodes * 16);
     }
 
     schedule::RequestId id;

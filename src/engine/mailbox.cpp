@@ -18,7 +18,7 @@ void append(accept::Emission& to, const accept::Emission& from) {
 }  // namespace
 
 // The numbers stay: they are totals.
-void ChoiceNews::clear() {
+void ChoiceUpdate::clear() {
     emission.clear();
     message.clear();
 }
@@ -30,7 +30,7 @@ Mailbox::Mailbox(std::int32_t choices) {
 void Mailbox::receive(const Update& update) {
     {
         const std::lock_guard lock(mutex_);
-        ChoiceNews& choice = pending_.choices.at(static_cast<std::size_t>(update.choice));
+        ChoiceUpdate& choice = pending_.choices.at(static_cast<std::size_t>(update.choice));
         append(choice.emission, update.emission);
         choice.usage = update.usage;
         choice.cached_tokens = update.cached_tokens;
@@ -42,7 +42,7 @@ void Mailbox::receive(const Update& update) {
             choice.message = update.ending->message;
             ++ended_;
         }
-        has_news_ = true;
+        has_updates_ = true;
     }
     arrived_.notify_one();
 }
@@ -50,7 +50,7 @@ void Mailbox::receive(const Update& update) {
 void Mailbox::refuse(Interruption why, const std::string& message) {
     {
         const std::lock_guard lock(mutex_);
-        for (ChoiceNews& choice : pending_.choices) {
+        for (ChoiceUpdate& choice : pending_.choices) {
             if (choice.ended) continue;
             choice.ended = true;
             choice.finish = {accept::FinishReason::interrupted, -1};
@@ -58,7 +58,7 @@ void Mailbox::refuse(Interruption why, const std::string& message) {
             choice.message = message;
             ++ended_;
         }
-        has_news_ = true;
+        has_updates_ = true;
     }
     arrived_.notify_one();
 }
@@ -66,12 +66,12 @@ void Mailbox::refuse(Interruption why, const std::string& message) {
 bool Mailbox::over() const { return ended_ == pending_.choices.size(); }
 
 // Under the lock.
-Mailbox::Answer Mailbox::take(News& news) {
-    if (!has_news_) return over() ? Answer::over : Answer::nothing_yet;
-    news.choices.resize(pending_.choices.size());
-    for (std::size_t i = 0; i < news.choices.size(); ++i) {
-        ChoiceNews& kept = pending_.choices[i];
-        ChoiceNews& given = news.choices[i];
+Mailbox::Poll Mailbox::take(Updates& updates) {
+    if (!has_updates_) return over() ? Poll::finished : Poll::timed_out;
+    updates.choices.resize(pending_.choices.size());
+    for (std::size_t i = 0; i < updates.choices.size(); ++i) {
+        ChoiceUpdate& kept = pending_.choices[i];
+        ChoiceUpdate& given = updates.choices[i];
         given.clear();
         std::swap(given.emission, kept.emission);
         given.usage = kept.usage;
@@ -81,23 +81,23 @@ Mailbox::Answer Mailbox::take(News& news) {
         given.interruption = kept.interruption;
         given.message = kept.message;
     }
-    news.prompt_logprobs = std::exchange(pending_.prompt_logprobs, std::nullopt);
-    has_news_ = false;
-    return Answer::news;
+    updates.prompt_logprobs = std::exchange(pending_.prompt_logprobs, std::nullopt);
+    has_updates_ = false;
+    return Poll::updated;
 }
 
-bool Mailbox::next(News& news) {
+bool Mailbox::next(Updates& updates) {
     std::unique_lock lock(mutex_);
-    arrived_.wait(lock, [this] { return has_news_ || over(); });
-    return take(news) == Answer::news;
+    arrived_.wait(lock, [this] { return has_updates_ || over(); });
+    return take(updates) == Poll::updated;
 }
 
-Mailbox::Answer Mailbox::next_within(News& news, std::chrono::nanoseconds patience) {
+Mailbox::Poll Mailbox::next_within(Updates& updates, std::chrono::nanoseconds timeout) {
     std::unique_lock lock(mutex_);
     // More would overflow the clock.
-    const std::chrono::nanoseconds bounded = std::min<std::chrono::nanoseconds>(patience, 24h);
-    arrived_.wait_for(lock, bounded, [this] { return has_news_ || over(); });
-    return take(news);
+    const std::chrono::nanoseconds bounded = std::min<std::chrono::nanoseconds>(timeout, 24h);
+    arrived_.wait_for(lock, bounded, [this] { return has_updates_ || over(); });
+    return take(updates);
 }
 
 }  // namespace espalier::engine

@@ -21,7 +21,7 @@
 namespace espalier::engine {
 
 // What a reader gets of one choice: all that is new since it last asked.
-struct ChoiceNews {
+struct ChoiceUpdate {
     accept::Emission emission;
     accept::Usage usage;             // so far
     std::int64_t cached_tokens = 0;  // of the prompt, found in the prefix index
@@ -33,8 +33,8 @@ struct ChoiceNews {
     void clear();
 };
 
-struct News {
-    std::vector<ChoiceNews> choices;
+struct Updates {
+    std::vector<ChoiceUpdate> choices;
     std::optional<accept::PromptLogprobs> prompt_logprobs;  // once
 };
 
@@ -50,23 +50,23 @@ class Mailbox final : public Receiver {
     std::vector<schedule::RequestId> ids;
 
     // True for the first who asks.
-    bool ask_to_cancel() { return !cancelling_.exchange(true); }
+    bool request_cancel() { return !cancelling_.exchange(true); }
 
-    // The reader's side. Waits for news and takes all of it (into memory that `news` keeps from
-    // call to call); false: all choices have ended and everything was read.
-    bool next(News& news);
-    enum class Answer : std::uint8_t { news, over, nothing_yet };
-    Answer next_within(News& news, std::chrono::nanoseconds patience);
+    // The reader's side. Waits for an update and takes all of it (into memory that `updates` keeps
+    // from call to call); false: all choices have ended and everything was read.
+    bool next(Updates& updates);
+    enum class Poll : std::uint8_t { updated, finished, timed_out };
+    Poll next_within(Updates& updates, std::chrono::nanoseconds timeout);
 
   private:
     bool over() const;
-    Answer take(News& news);
+    Poll take(Updates& updates);
 
     std::atomic<bool> cancelling_ = false;
     std::mutex mutex_;
     std::condition_variable arrived_;
-    News pending_;
-    bool has_news_ = false;
+    Updates pending_;
+    bool has_updates_ = false;
     std::size_t ended_ = 0;
 };
 

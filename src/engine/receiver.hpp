@@ -28,7 +28,7 @@ struct Ending {
     std::string_view message;                        // for people; good during receive()
 };
 
-// News of one choice since the last update. References are good during receive().
+// Updates of one choice since the last update. References are good during receive().
 struct Update {
     std::int32_t choice = 0;
     const accept::Emission& emission;  // in order, each token once

@@ -52,10 +52,10 @@ Expected<CheckedRequest> check_request(Request request, const RequestLimits& lim
     accept::OutputOptions output = request.output;
     const auto length = static_cast<std::int64_t>(request.prompt.size());
     output.max_tokens = std::min(output.max_tokens, limits.max_model_len - length);
-    if (!request.replay.empty()) {
-        ESPALIER_RETURN_IF_ERROR(check_tokens("replayed output", request.replay, limits));
+    if (!request.forced_output.empty()) {
+        ESPALIER_RETURN_IF_ERROR(check_tokens("forced output", request.forced_output, limits));
         output.max_tokens =
-            std::min(output.max_tokens, static_cast<std::int64_t>(request.replay.size()));
+            std::min(output.max_tokens, static_cast<std::int64_t>(request.forced_output.size()));
         if (output.min_tokens > 0)
             return fail(ErrorKind::invalid, "min_tokens is {}, but an output is replayed",
                         output.min_tokens);

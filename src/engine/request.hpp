@@ -32,7 +32,7 @@ struct Request {
     // Not empty: these are what the output is made of, whatever the model would draw, with their
     // logprobs: to score a known text, or to measure on one. Its end is max_tokens, unless it meets
     // a stop condition before. Goes with no min_tokens, which would ban some of them.
-    std::vector<std::int32_t> replay;
+    std::vector<std::int32_t> forced_output;
 };
 
 // What requests are held against.

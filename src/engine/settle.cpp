@@ -50,7 +50,7 @@ void Stepper::settle(std::size_t index) {
 // A chunk: its prompt's logprobs, and its failure where nothing is drawn at its end.
 void Stepper::settle_prompt(std::size_t index, LiveRequest& request, bool flagged) {
     const StepDraws::PromptPart part = draws_.prompt(index);
-    if (part.bad || flagged) return fail(index, request, accept::FinishReason::bad_numbers);
+    if (part.bad || flagged) return fail_request(index, request, accept::FinishReason::bad_numbers);
     std::optional<accept::PromptLogprobs>& known = request.group->prompt_logprobs;
     if (!known || part.logprobs.empty()) return;
     // What a preempted request computes again beyond its prompt is output, and known.
@@ -61,7 +61,7 @@ void Stepper::settle_prompt(std::size_t index, LiveRequest& request, bool flagge
                part.top.first(count * static_cast<std::size_t>(known->top_count())));
 }
 
-void Stepper::fail(std::size_t index, LiveRequest& request, accept::FinishReason reason) {
+void Stepper::fail_request(std::size_t index, LiveRequest& request, accept::FinishReason reason) {
     request.progress.end(reason, request.emission);
     outcomes_[index].committed = {};
     outcomes_[index].end = Outcome::End::failed;
@@ -76,14 +76,14 @@ void Stepper::fail_step(const std::string& message) {
         request.interruption = Interruption::step_failed;
         request.message = message;
         if (!request.progress.finish())
-            fail(i, request, accept::FinishReason::interrupted);
+            fail_request(i, request, accept::FinishReason::interrupted);
         else
             outcomes_[i].end = Outcome::End::failed;
     }
 }
 
 // Names the tokens of this step that stay: drafters with layers of their own compute theirs now.
-void Stepper::offer_hidden_states() {
+void Stepper::extend_drafters() {
     if (!speculation_.wants_hidden_states()) return;
     extensions_.clear();
     extension_tokens_.clear();
@@ -140,19 +140,19 @@ void Stepper::learn(StepReport& report) {
                         static_cast<double>(report.model + report.sampling) * 1e-9});
 }
 
-// After advance: news to the receivers, new tokens to the drafters, the ended ones out.
+// After advance: updates to the receivers, new tokens to the drafters, the ended ones out.
 void Stepper::emit() {
-    bury_ended();
+    finish_ended();
     for (const schedule::PlannedRequest& share : plan_->requests) {
         const auto slot = static_cast<std::size_t>(share.id.slot);
         if (!live_[slot] || live_[slot]->id != share.id) continue;
         LiveRequest& request = *live_[slot];
         speculation_.read(share.id.slot, scheduler_->tokens(share.id.slot));
-        const bool news = !request.emission.tokens.empty() || !request.emission.text.empty();
+        const bool updated = !request.emission.tokens.empty() || !request.emission.text.empty();
         const bool prompt_known = request.group->prompt_logprobs &&
                                   request.group->prompt_logprobs->complete() &&
                                   !request.group->prompt_logprobs_sent;
-        if (news || prompt_known) send(request, std::nullopt);
+        if (updated || prompt_known) send(request, std::nullopt);
     }
 }
 
@@ -168,7 +168,7 @@ void Stepper::send(LiveRequest& request, std::optional<Ending> ending) {
     request.emission.clear();
 }
 
-void Stepper::bury_ended() {
+void Stepper::finish_ended() {
     if (scheduler_->ended().empty()) return;
     for (const schedule::Ended& ended : scheduler_->ended()) {
         LiveRequest& request = live(ended.id);

@@ -128,8 +128,8 @@ void Speculation::choose(std::span<const DraftRow> rows, const speculate::StepLo
     offers_.clear();
     for (const DraftRow& row : rows) {
         Slot& state = slot(row.request);
-        state.ranked = state.candidates.rank(table_, state.bias,
-                                             std::min(1 + row.max_drafts, speculate::kMaxNodes));
+        state.ranked =
+            state.candidates.rank(table_, state.bias, std::min(1 + row.max_drafts, kMaxNodes));
         offers_.push_back(state.ranked.drafts());
     }
     if (settings_.grant == NodeGrant::measured) {

@@ -44,7 +44,7 @@ struct DraftRow {
 
 class Speculation {
   public:
-    // A drafter reads at most so many tokens of a request per step (a suffix automaton takes 2 ms
+    // A drafter reads at most this many tokens of a request per step (a suffix automaton takes 2 ms
     // for them); until it has read all, the request does not draft.
     static constexpr std::int64_t kReadTokens = 4096;
 

@@ -38,9 +38,9 @@ void StepDraws::add_node(const LiveRequest& live, const accept::TreeView& tree, 
     sampling.position = static_cast<std::int32_t>(progress.draw_position(depth));
     sampling.choice = live.choice;
     sampling.logprob = live.group->logprobs;
-    if (const auto& replay = live.group->replay; !replay.empty())
+    if (const auto& forced = live.group->forced_output; !forced.empty())
         sampling.wanted =
-            replay.at(static_cast<std::size_t>(progress.usage().completion_tokens + depth));
+            forced.at(static_cast<std::size_t>(progress.usage().completion_tokens + depth));
     sampling.banned = progress.banned_at(depth);
     sampling.top = take_top(progress.rules().options().top_logprobs);
     if (live.group->sampling.counts_tokens()) {

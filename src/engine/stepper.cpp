@@ -14,8 +14,8 @@ Expected<void> check_model_holds(const model::ModelLimits& model,
     const auto at_most = [](const char* what, std::int64_t wanted,
                             std::int64_t limit) -> Expected<void> {
         if (wanted <= limit) return {};
-        return espalier::fail(ErrorKind::exhausted, "{} is {}, but the model was set up for {}",
-                              what, wanted, limit);
+        return fail(ErrorKind::exhausted, "{} is {}, but the model was set up for {}", what, wanted,
+                    limit);
     };
     ESPALIER_RETURN_IF_ERROR(at_most("max_step_tokens", options.max_step_tokens, model.max_tokens));
     ESPALIER_RETURN_IF_ERROR(at_most("max_step_gather", options.max_step_gather, model.max_gather));
@@ -87,7 +87,7 @@ Expected<std::vector<schedule::RequestId>> Stepper::submit(CheckedRequest checke
     const auto group = std::make_shared<RequestGroup>(std::move(checked.sampling));
     group->speculate = request.speculate;
     group->logprobs = request.logprobs;
-    group->replay = request.replay;
+    group->forced_output = request.forced_output;
     group->max_tokens = output.max_tokens;
     group->receiver = std::move(receiver);
     if (output.prompt_top_logprobs)
@@ -101,7 +101,7 @@ Expected<std::vector<schedule::RequestId>> Stepper::submit(CheckedRequest checke
     wanted.deadline = request.deadline;
     wanted.salt = request.salt;
     wanted.prompt_logits = group->prompt_logprobs && !group->prompt_logprobs->complete();
-    wanted.max_drafts = request.speculate ? schedule::kMaxDrafts : 0;
+    wanted.max_drafts = request.speculate ? kMaxDrafts : 0;
     ESPALIER_ASSIGN_OR_RETURN(std::vector<schedule::RequestId> ids,
                               scheduler_->submit(std::move(wanted)));
     if (parts_.observer != nullptr) parts_.observer->submitted(checked, ids, parts_.clock());
@@ -119,7 +119,7 @@ Expected<std::vector<schedule::RequestId>> Stepper::submit(CheckedRequest checke
 bool Stepper::cancel(schedule::RequestId id) {
     const bool was_live = scheduler_->cancel(id);
     if (was_live && parts_.observer != nullptr) parts_.observer->cancelled(id, parts_.clock());
-    bury_ended();
+    finish_ended();
     return was_live;
 }
 
@@ -142,8 +142,8 @@ StepReport Stepper::step() {
     plan_ = &make_plan(report.begin, timer);
     report.number = plan_->number;
     report.planning = timer.lap(Phase::plan) - report.begin;
-    if (parts_.observer != nullptr) show_trees();
-    bury_ended();  // what expired
+    if (parts_.observer != nullptr) observe_trees();
+    finish_ended();  // what expired
     if (!plan_->empty()) run_plan(report, timer);
     if (parts_.observer != nullptr) parts_.observer->stepped(report, scheduler_->gauges());
     return report;
@@ -153,13 +153,13 @@ void Stepper::run_plan(StepReport& report, StepTimer& timer) {
     report.ran = true;
     report.requests = static_cast<std::int64_t>(plan_->requests.size());
     report.tokens = plan_->tokens;
-    for (const schedule::PlannedRequest& share : plan_->requests) welcome(share);
+    for (const schedule::PlannedRequest& share : plan_->requests) start_drafting(share);
 
     outcomes_.assign(plan_->requests.size(), {});
     Expected<void> ran = run_model(timer);
     if (ran) {
         for (std::size_t i = 0; i < plan_->requests.size(); ++i) settle(i);
-        offer_hidden_states();
+        extend_drafters();
         timer.lap(Phase::walk);
         ran = commit();
     }
@@ -193,7 +193,7 @@ const schedule::Plan& Stepper::make_plan(schedule::Time now, StepTimer& timer) {
     return scheduler_->next_plan(drafts_);
 }
 
-void Stepper::show_trees() const {
+void Stepper::observe_trees() const {
     for (std::size_t i = 0; i < draft_rows_.size(); ++i) {
         const std::int32_t slot = draft_rows_[i].request;
         if (drafts_[i] > 0)
@@ -202,7 +202,7 @@ void Stepper::show_trees() const {
 }
 
 // A request in its first batch.
-void Stepper::welcome(const schedule::PlannedRequest& share) {
+void Stepper::start_drafting(const schedule::PlannedRequest& share) {
     LiveRequest& request = live(share.id);
     if (request.planned) return;
     request.planned = true;

@@ -77,21 +77,21 @@ class Stepper {
     LiveRequest& live(const schedule::RequestId& id);
     std::span<const schedule::PlannedRow> rows_of(const schedule::PlannedRequest& share) const;
     const schedule::Plan& make_plan(schedule::Time now, StepTimer& timer);
-    void show_trees() const;
+    void observe_trees() const;
     void run_plan(StepReport& report, StepTimer& timer);
-    void welcome(const schedule::PlannedRequest& share);
+    void start_drafting(const schedule::PlannedRequest& share);
     Expected<void> run_model(StepTimer& timer);
     void settle(std::size_t index);
     void settle_prompt(std::size_t index, LiveRequest& request, bool flagged);
-    void fail(std::size_t index, LiveRequest& request, accept::FinishReason reason);
+    void fail_request(std::size_t index, LiveRequest& request, accept::FinishReason reason);
     std::uint64_t flagged_tokens(const schedule::PlannedRequest& share) const;
-    void offer_hidden_states();
+    void extend_drafters();
     Expected<void> commit();
     void fail_step(const std::string& message);
     void learn(StepReport& report);
     void emit();
     void send(LiveRequest& request, std::optional<Ending> ending);
-    void bury_ended();
+    void finish_ended();
 
     StepperParts parts_;
     RequestLimits limits_;

@@ -130,7 +130,7 @@ struct Avx2E4m3 : Avx2Pair {
     }
 };
 
-#include "linalg/kernel_body.hpp"
+#include "linalg/kernel_body.inc"
 
 void fill_f32(const std::byte* x, std::int64_t k, std::byte* tile_row) {
     std::memcpy(tile_row, x, static_cast<std::size_t>(k) * sizeof(float));

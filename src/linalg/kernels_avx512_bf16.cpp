@@ -85,7 +85,7 @@ struct DotE4m3 : DotAcc {
     }
 };
 
-#include "linalg/kernel_body.hpp"
+#include "linalg/kernel_body.inc"
 
 void fill_pairs(const std::byte* x, std::int64_t k, std::byte* tile_row) {
     std::memcpy(tile_row, x, static_cast<std::size_t>(k) * sizeof(Bf16));

@@ -106,7 +106,7 @@ struct PlainPair : PlainAcc {
     }
 };
 
-#include "linalg/kernel_body.hpp"
+#include "linalg/kernel_body.inc"
 
 void fill_f32(const std::byte* x, std::int64_t k, std::byte* tile_row) {
     std::memcpy(tile_row, x, static_cast<std::size_t>(k) * sizeof(float));

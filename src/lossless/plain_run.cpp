@@ -71,8 +71,8 @@ class PlainRun {
         sampling.position = static_cast<std::int32_t>(sequence_.length());
         sampling.choice = choice_;
         sampling.logprob = checked_.request.logprobs;
-        if (const auto& replay = checked_.request.replay; !replay.empty())
-            sampling.wanted = replay[static_cast<std::size_t>(progress_.usage().completion_tokens)];
+        if (const auto& forced = checked_.request.forced_output; !forced.empty())
+            sampling.wanted = forced[static_cast<std::size_t>(progress_.usage().completion_tokens)];
         sampling.banned = progress_.banned_at(0);
         accept::NodeCounts counts;
         if (checked_.sampling.counts_tokens()) counts = progress_.counts_at({});

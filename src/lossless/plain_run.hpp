@@ -21,8 +21,8 @@ namespace espalier::lossless {
 struct Target {
     model::DeepseekModel& model;
     const text::Tokenizer& tokenizer;
-    // So many of the vocabulary's last ids compute numbers that are not finite, because a test made
-    // them so: whoever commits one of them must fail, and nobody else.
+    // This many of the vocabulary's last ids compute numbers that are not finite, because a test
+    // made them so: whoever commits one of them must fail, and nobody else.
     std::int32_t poisoned = 0;
 
     std::int32_t vocabulary() const { return static_cast<std::int32_t>(model.config().vocab_size); }

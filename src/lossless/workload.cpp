@@ -118,7 +118,8 @@ class Generator {
         sampling(one.sampling);
         output(one.output, one.prompt.size());
         if (one.output.min_tokens == 0 && random_.chance(0.1))
-            for (int i = random_.between(1, 60); i > 0; --i) one.replay.push_back(any_token(0.9));
+            for (int i = random_.between(1, 60); i > 0; --i)
+                one.forced_output.push_back(any_token(0.9));
         return one;
     }
 

@@ -83,7 +83,7 @@ Expected<void> check_row(const RaggedRows& rows, std::int32_t b, const KvPages& 
 }
 
 // Host integers and addresses only; what the arrays hold is not looked at.
-Expected<void> check_row_words(const RaggedRows& rows) {
+Expected<void> check_row_arguments(const RaggedRows& rows) {
     if (rows.rows < 0 || rows.q_indptr == nullptr)
         return fail(ErrorKind::invalid, "{} rows{}", rows.rows,
                     rows.q_indptr == nullptr ? " without q_indptr" : "");
@@ -167,37 +167,37 @@ Expected<void> check_slot(const KvPages& kv, std::int64_t slot, std::string_view
 
 }  // namespace
 
-Expected<void> check_absorbed_words(const AbsorbedCall& call) {
+Expected<void> check_absorbed_arguments(const AbsorbedCall& call) {
     ESPALIER_RETURN_IF_ERROR(
         check_heads_and_output(call.heads, call.out_dtype, call.q, call.out, call.rows.token_end));
     if (!query_fits_cache(call.q_dtype, call.kv.format))
         return fail(ErrorKind::unsupported, "absorbed attention of {} queries over a {} cache",
                     name_of(call.q_dtype), name_of(call.kv.format));
     ESPALIER_RETURN_IF_ERROR(check_pages(call.kv));
-    return check_row_words(call.rows);
+    return check_row_arguments(call.rows);
 }
 
-Expected<void> check_absorbed(const AbsorbedCall& call) {
-    ESPALIER_RETURN_IF_ERROR(check_absorbed_words(call));
+Expected<void> check_absorbed_arrays(const AbsorbedCall& call) {
+    ESPALIER_RETURN_IF_ERROR(check_absorbed_arguments(call));
     return check_row_arrays(call.rows, call.kv);
 }
 
-Expected<void> check_decompressed_words(const DecompressedCall& call) {
+Expected<void> check_decompressed_arguments(const DecompressedCall& call) {
     ESPALIER_RETURN_IF_ERROR(
         check_heads_and_output(call.heads, call.out_dtype, call.q, call.out, call.rows.token_end));
     if (call.q_dtype == DType::e4m3 || !query_fits_cache(call.q_dtype, call.kv.format))
         return fail(ErrorKind::unsupported, "decompressed attention of {} queries over a {} cache",
                     name_of(call.q_dtype), name_of(call.kv.format));
     ESPALIER_RETURN_IF_ERROR(check_pages(call.kv));
-    ESPALIER_RETURN_IF_ERROR(check_row_words(call.rows));
+    ESPALIER_RETURN_IF_ERROR(check_row_arguments(call.rows));
     if (call.rows.dcp_world > 1)
         return fail(ErrorKind::unsupported, "decompressed attention over {} context-parallel ranks",
                     call.rows.dcp_world);
     return {};
 }
 
-Expected<void> check_decompressed(const DecompressedCall& call) {
-    ESPALIER_RETURN_IF_ERROR(check_decompressed_words(call));
+Expected<void> check_decompressed_arrays(const DecompressedCall& call) {
+    ESPALIER_RETURN_IF_ERROR(check_decompressed_arguments(call));
     ESPALIER_RETURN_IF_ERROR(check_up_weights(call.up_key, "up_key", call.heads, kNope));
     ESPALIER_RETURN_IF_ERROR(check_up_weights(call.up_value, "up_value", call.heads, kValue));
     ESPALIER_RETURN_IF_ERROR(check_row_arrays(call.rows, call.kv));
@@ -209,7 +209,7 @@ Expected<void> check_decompressed(const DecompressedCall& call) {
     return {};
 }
 
-Expected<void> check_append_words(const AppendCall& call) {
+Expected<void> check_append_arguments(const AppendCall& call) {
     ESPALIER_RETURN_IF_ERROR(check_pages(call.kv));
     if (call.tokens < 0) return fail(ErrorKind::invalid, "append of {} tokens", call.tokens);
     if (call.tokens > 0 && (call.latent == nullptr || call.rope == nullptr || call.slot == nullptr))
@@ -220,15 +220,15 @@ Expected<void> check_append_words(const AppendCall& call) {
     return {};
 }
 
-Expected<void> check_append(const AppendCall& call) {
-    ESPALIER_RETURN_IF_ERROR(check_append_words(call));
+Expected<void> check_append_arrays(const AppendCall& call) {
+    ESPALIER_RETURN_IF_ERROR(check_append_arguments(call));
     for (std::int64_t token = 0; token < call.tokens; ++token)
         if (call.slot[token] >= 0)
             ESPALIER_RETURN_IF_ERROR(check_slot(call.kv, call.slot[token], "token", token));
     return {};
 }
 
-Expected<void> check_compact_words(const CompactCall& call) {
+Expected<void> check_compact_arguments(const CompactCall& call) {
     ESPALIER_RETURN_IF_ERROR(check_pages(call.kv));
     if (call.moves < 0 ||
         (call.moves > 0 && (call.source == nullptr || call.destination == nullptr)))
@@ -236,8 +236,8 @@ Expected<void> check_compact_words(const CompactCall& call) {
     return {};
 }
 
-Expected<void> check_compact(const CompactCall& call) {
-    ESPALIER_RETURN_IF_ERROR(check_compact_words(call));
+Expected<void> check_compact_arrays(const CompactCall& call) {
+    ESPALIER_RETURN_IF_ERROR(check_compact_arguments(call));
     for (std::int64_t i = 0; i < call.moves; ++i) {
         ESPALIER_RETURN_IF_ERROR(check_slot(call.kv, call.source[i], "source", i));
         ESPALIER_RETURN_IF_ERROR(check_slot(call.kv, call.destination[i], "destination", i));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The words of a call, checked before any byte is computed: the oracle and the CPU kernels share
-// them, so what one refuses the other refuses too. The …_words half looks at host integers and
-// addresses only, so CUDA shares it; the arrays of a call lie in the device's memory, and only the
-// CPU looks into them (block-table entries included).
+// The arguments of a call, checked before any byte is computed: the oracle and the CPU kernels
+// share them, so what one refuses the other refuses too. The …_arguments half looks at host
+// integers and addresses only, so CUDA shares it; the arrays of a call lie in the device's memory,
+// and only the CPU looks into them (block-table entries included).
 #pragma once
 
 #include "mla/contract.hpp"
@@ -12,16 +12,17 @@ namespace espalier::mla {
 // What CUDA wants of the first page, the page stride, q and out: they are read 16 bytes at a time.
 inline constexpr std::int64_t kCudaAlignment = 16;
 
-Expected<void> check_absorbed(const AbsorbedCall& call);
-Expected<void> check_absorbed_words(const AbsorbedCall& call);
-Expected<void> check_decompressed(const DecompressedCall& call);
-Expected<void> check_decompressed_words(const DecompressedCall& call);  // not the up-projections
-Expected<void> check_append(const AppendCall& call);
-Expected<void> check_append_words(const AppendCall& call);
-Expected<void> check_compact(const CompactCall& call);
-Expected<void> check_compact_words(const CompactCall& call);
+Expected<void> check_absorbed_arrays(const AbsorbedCall& call);
+Expected<void> check_absorbed_arguments(const AbsorbedCall& call);
+Expected<void> check_decompressed_arrays(const DecompressedCall& call);
+Expected<void> check_decompressed_arguments(
+    const DecompressedCall& call);  // not the up-projections
+Expected<void> check_append_arrays(const AppendCall& call);
+Expected<void> check_append_arguments(const AppendCall& call);
+Expected<void> check_compact_arrays(const CompactCall& call);
+Expected<void> check_compact_arguments(const CompactCall& call);
 
-// CUDA's own limits, on top of the words: no f32 caches, and alignment.
+// CUDA's own limits, on top of the arguments: no f32 caches, and alignment.
 Expected<void> check_cuda_pages(const KvPages& kv);
 Expected<void> check_cuda_address(const void* address, std::string_view name);
 

@@ -184,7 +184,7 @@ HeadKeys up_project(const DecompressedCall& call, std::int64_t head,
 class ReferenceKernels final : public Kernels {
   public:
     Expected<void> absorbed(OpContext&, const AbsorbedCall& call) const override {
-        ESPALIER_RETURN_IF_ERROR(check_absorbed(call));
+        ESPALIER_RETURN_IF_ERROR(check_absorbed_arrays(call));
         const Output output{call.out, call.out_dtype, call.lse, call.heads, kLatent};
         output.write_padding(call.rows);
         const double q_scale =
@@ -208,7 +208,7 @@ class ReferenceKernels final : public Kernels {
     }
 
     Expected<void> decompressed(OpContext&, const DecompressedCall& call) const override {
-        ESPALIER_RETURN_IF_ERROR(check_decompressed(call));
+        ESPALIER_RETURN_IF_ERROR(check_decompressed_arrays(call));
         const Output output{call.out, call.out_dtype, call.lse, call.heads, kValue};
         output.write_padding(call.rows);
         for (std::int32_t b = 0; b < call.rows.rows; ++b) {
@@ -231,7 +231,7 @@ class ReferenceKernels final : public Kernels {
     }
 
     Expected<void> append(OpContext&, const AppendCall& call) const override {
-        ESPALIER_RETURN_IF_ERROR(check_append(call));
+        ESPALIER_RETURN_IF_ERROR(check_append_arrays(call));
         for (std::int64_t token = 0; token < call.tokens; ++token) {
             const bool flushed =
                 call.slot[token] >= 0 &&
@@ -243,7 +243,7 @@ class ReferenceKernels final : public Kernels {
     }
 
     Expected<void> compact(OpContext&, const CompactCall& call) const override {
-        ESPALIER_RETURN_IF_ERROR(check_compact(call));
+        ESPALIER_RETURN_IF_ERROR(check_compact_arrays(call));
         for (std::int64_t i = 0; i < call.moves; ++i)
             move_slot(call.kv, call.source[i], call.destination[i]);
         return {};

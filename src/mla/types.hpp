@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "base/limits.hpp"
 #include "base/numeric.hpp"
 
 namespace espalier::mla {
@@ -16,7 +17,7 @@ inline constexpr std::int64_t kKey = kLatent + kRope;  // 576 columns of a cache
 inline constexpr std::int64_t kNope = 128;   // decompressed key columns per head, without rope
 inline constexpr std::int64_t kValue = 128;  // decompressed value columns per head
 inline constexpr std::int64_t kQuery = kNope + kRope;  // 192
-inline constexpr std::int64_t kMaxTail = 64;
+inline constexpr std::int64_t kMaxTail = kMaxNodes;    // slots that a mask word speaks of
 
 enum class KvFormat : std::uint8_t { f32, bf16, fp16, fp8_tensor, fp8_token };
 std::string_view name_of(KvFormat format);

@@ -74,8 +74,8 @@ struct KernelTable {
                      Penalties penalties, std::int64_t n);
     // exp(scaled - maximum) · bar - (1 - u) of listed logits and random words, to 2⁻¹⁸ relative:
     // not negative where the token's score may reach the best one (cpu/sample.cpp).
-    void (*advantages)(const float* logits, const std::uint32_t* words, Scaling scaling, float bar,
-                       std::int64_t n, float* out);
+    void (*bound_margins)(const float* logits, const std::uint32_t* words, Scaling scaling,
+                          float bar, std::int64_t n, float* out);
     // The first Philox word of listed token ids.
     void (*philox)(const std::int32_t* tokens, std::int64_t n, std::uint64_t seed,
                    std::int32_t position, std::int32_t choice, std::uint32_t* out);

@@ -37,9 +37,11 @@
 #include <cstdint>
 #include <span>
 
+#include "base/limits.hpp"
+
 namespace espalier::ops {
 
-// Sums of so many integer weights are exact in 64 bits (draw.hpp).
+// Sums of this many integer weights are exact in 64 bits (draw.hpp).
 inline constexpr std::int64_t kMaxVocabulary = std::int64_t{1} << 19;
 
 // Raised whenever the same logits and parameters draw another token than before: a trace of one
@@ -47,7 +49,6 @@ inline constexpr std::int64_t kMaxVocabulary = std::int64_t{1} << 19;
 inline constexpr std::int32_t kSamplingVersion = 1;
 
 inline constexpr std::int32_t kMaxTopLogprobs = 20;
-inline constexpr std::int32_t kMaxChangedCounts = 63;  // drafts on the longest path of a tree
 
 struct LogitBias {
     std::int32_t token = 0;
@@ -86,7 +87,7 @@ struct NodeSampling {
     float presence_penalty = 0.0f;            // finite; 0: off
     // Counts that the penalties take, each token once; nobody reads them while all three are off.
     std::span<const TokenCount> committed_counts{};
-    // Counts of the tokens on the node's path, at most kMaxChangedCounts: an entry replaces the
+    // Counts of the tokens on the node's path, at most kMaxDrafts: an entry replaces the
     // committed one of its token.
     std::span<const TokenCount> changed_counts{};
     std::span<const std::int32_t> banned{};  // ids that must not be drawn

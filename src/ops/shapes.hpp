@@ -54,8 +54,8 @@ inline void check_token(std::int32_t token, std::int64_t vocabulary, const char*
 inline void check_node(const NodeSampling& node, std::int64_t vocabulary) {
     CHECK(node.top.size() <= static_cast<std::size_t>(kMaxTopLogprobs),
           "{} alternatives, at most {}", node.top.size(), kMaxTopLogprobs);
-    CHECK(node.changed_counts.size() <= static_cast<std::size_t>(kMaxChangedCounts),
-          "{} changed counts, at most {}", node.changed_counts.size(), kMaxChangedCounts);
+    CHECK(node.changed_counts.size() <= static_cast<std::size_t>(kMaxDrafts),
+          "{} changed counts, at most {}", node.changed_counts.size(), kMaxDrafts);
     CHECK(node.wanted < vocabulary, "token {} wanted of {}", node.wanted, vocabulary);
     CHECK(node.repetition_penalty > 0.0f && std::isfinite(node.repetition_penalty),
           "a repetition penalty of {}", node.repetition_penalty);

@@ -101,7 +101,7 @@ trace::Submission submission_of(const engine::CheckedRequest& checked, std::int6
     out.speculate = request.speculate;
     out.logprobs = request.logprobs;
     out.prompt = request.prompt;
-    out.replay = request.replay;
+    out.forced_output = request.forced_output;
     out.sampling = {sampling.temperature,
                     sampling.top_p,
                     sampling.top_k,
@@ -125,7 +125,7 @@ engine::Request request_of(const trace::Submission& submission) {
     const trace::Output& output = submission.output;
     engine::Request out;
     out.prompt = submission.prompt;
-    out.replay = submission.replay;
+    out.forced_output = submission.forced_output;
     out.logprobs = submission.logprobs;
     out.choices = submission.choices;
     out.priority = submission.priority;

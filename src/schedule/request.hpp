@@ -12,6 +12,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/limits.hpp"
 #include "cache/page_table.hpp"
 
 namespace espalier::schedule {
@@ -21,7 +22,6 @@ using Time = std::int64_t;
 inline constexpr Time kNoDeadline = std::numeric_limits<Time>::max();
 
 // The root and 63 drafts: one bit each in a 64-bit word.
-inline constexpr std::int32_t kMaxDrafts = 63;
 
 // What a caller submits. Its tokens are checked against the vocabulary at the edge, not here.
 struct Request {

@@ -24,7 +24,7 @@ constexpr std::size_t kMostChildren = 16;
 float escape_count(std::int32_t length) { return 2.0f / static_cast<float>(length); }
 
 // A place where the tree could grow.
-struct Bud {
+struct FrontierNode {
     float path_score;
     float score;
     std::int32_t parent;
@@ -34,7 +34,7 @@ struct Bud {
     std::int32_t order;  // of discovery: earlier wins among equals, for determinism
 };
 
-bool grows_later(const Bud& a, const Bud& b) {
+bool lower_priority(const FrontierNode& a, const FrontierNode& b) {
     return a.path_score != b.path_score ? a.path_score < b.path_score : a.order > b.order;
 }
 
@@ -124,10 +124,10 @@ void NgramHistory::propose(std::int32_t max_nodes, std::int32_t max_depth,
                            Proposal& proposal) const {
     const std::int32_t nodes = std::min(max_nodes, kMaxNodes);
     const std::int32_t depth = std::min(max_depth, limits_.max_depth);
-    std::array<Bud, kMaxNodes * kMostChildren> heap;
-    std::size_t buds = 0;
+    std::array<FrontierNode, kMaxNodes * kMostChildren> frontier;
+    std::size_t frontier_size = 0;
     std::int32_t order = 0;
-    const auto sprout = [&](std::int32_t node, float path_score, State context,
+    const auto expand = [&](std::int32_t node, float path_score, State context,
                             std::int32_t length) {
         std::array<Continuation, kMostChildren> found;
         const std::size_t count =
@@ -136,21 +136,25 @@ void NgramHistory::propose(std::int32_t max_nodes, std::int32_t max_depth,
         for (std::size_t i = 0; i < count; ++i) {
             const float child_path = path_score * found[i].score;
             if (child_path < limits_.least_path_score) break;
-            heap[buds++] = {child_path,     found[i].score,  node,   found[i].token,
-                            found[i].state, found[i].length, order++};
-            std::push_heap(heap.begin(), heap.begin() + static_cast<std::ptrdiff_t>(buds),
-                           grows_later);
+            frontier[frontier_size++] = {child_path,     found[i].score,  node,   found[i].token,
+                                         found[i].state, found[i].length, order++};
+            std::push_heap(frontier.begin(),
+                           frontier.begin() + static_cast<std::ptrdiff_t>(frontier_size),
+                           lower_priority);
         }
     };
 
     if (nodes <= 1 || depth < 1) return;
     const State match = old_.link(old_.text());
-    if (match != kNone) sprout(0, 1, match, old_.length(match));
-    while (buds > 0 && proposal.tree.size() < nodes) {
-        std::pop_heap(heap.begin(), heap.begin() + static_cast<std::ptrdiff_t>(buds), grows_later);
-        const Bud bud = heap[--buds];
-        const std::int32_t node = proposal.add(bud.parent, bud.token, bud.score);
-        if (proposal.tree.depth(node) < depth) sprout(node, bud.path_score, bud.state, bud.length);
+    if (match != kNone) expand(0, 1, match, old_.length(match));
+    while (frontier_size > 0 && proposal.tree.size() < nodes) {
+        std::pop_heap(frontier.begin(),
+                      frontier.begin() + static_cast<std::ptrdiff_t>(frontier_size),
+                      lower_priority);
+        const FrontierNode best = frontier[--frontier_size];
+        const std::int32_t node = proposal.add(best.parent, best.token, best.score);
+        if (proposal.tree.depth(node) < depth)
+            expand(node, best.path_score, best.state, best.length);
     }
 }
 

@@ -13,12 +13,10 @@
 #include <span>
 
 #include "base/error.hpp"
+#include "base/limits.hpp"
 
 namespace espalier::speculate {
 
-using TokenId = std::int32_t;
-
-constexpr std::int32_t kMaxNodes = 64;  // the root and 63 drafts: one bit each in a 64-bit word
 constexpr std::int32_t kNoNode = -1;
 
 class Tree {

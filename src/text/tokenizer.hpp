@@ -12,10 +12,9 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/limits.hpp"
 
 namespace espalier::text {
-
-using TokenId = std::int32_t;
 
 enum class SpecialTokens {
     // "<|EOT|>" in the text is plain characters (what a user typed). This holds for every added

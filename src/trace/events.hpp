@@ -13,6 +13,8 @@
 #include <variant>
 #include <vector>
 
+#include "base/limits.hpp"
+
 namespace espalier::trace {
 
 // Raised whenever a line changes its meaning.
@@ -23,7 +25,6 @@ inline constexpr std::int64_t kMaxNumber = std::int64_t{1} << 53;
 inline constexpr std::int64_t kMaxTime = std::int64_t{1} << 60;
 inline constexpr std::int64_t kMaxToken = (std::int64_t{1} << 31) - 1;
 inline constexpr std::int64_t kMaxRows = std::int64_t{1} << 16;
-inline constexpr std::int64_t kMaxNodes = 64;
 inline constexpr std::int64_t kMaxList = std::int64_t{1} << 24;
 inline constexpr std::int64_t kMaxText = std::int64_t{1} << 16;  // bytes
 
@@ -203,7 +204,8 @@ struct Submission {
     bool speculate = true;
     bool logprobs = true;
     std::vector<std::int32_t> prompt;
-    std::vector<std::int32_t> replay;  // what the output was made of, where it was prescribed
+    std::vector<std::int32_t>
+        forced_output;  // what the output was made of, where it was prescribed
     Sampling sampling;
     Output output;
     template <typename Visitor, typename Self>
@@ -217,7 +219,7 @@ struct Submission {
         visit.flag("speculate", self.speculate);
         visit.flag("logprobs", self.logprobs);
         visit.integers("prompt", self.prompt, kMaxList, 0, kMaxToken);
-        visit.integers("replay", self.replay, kMaxList, 0, kMaxToken);
+        visit.integers("replay", self.forced_output, kMaxList, 0, kMaxToken);
         visit.object("sampling", self.sampling);
         visit.object("output", self.output);
     }

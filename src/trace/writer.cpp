@@ -27,7 +27,7 @@ Writer::~Writer() { (void)finish(); }
 
 std::size_t Writer::numbers_in(const Event& event) {
     if (const auto* submission = std::get_if<Submission>(&event))
-        return submission->prompt.size() + submission->replay.size();
+        return submission->prompt.size() + submission->forced_output.size();
     const auto* step = std::get_if<Step>(&event);
     if (step == nullptr) return 1;
     std::size_t count = step->rows.size() + step->ended.size();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The number formats are one header for host and device: conversions must agree bit for bit on both.
+// The number formats are one header for host and device: conversions must agree bit for bit on
+// both.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -31,7 +32,8 @@ __host__ __device__ std::uint32_t widen(std::uint32_t code, int format) {
 
 __global__ void narrow_all(std::uint32_t first, std::uint32_t step, int count, Narrowed* out) {
     const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-    if (i < count) out[i] = narrow(std::bit_cast<float>(first + static_cast<std::uint32_t>(i) * step));
+    if (i < count)
+        out[i] = narrow(std::bit_cast<float>(first + static_cast<std::uint32_t>(i) * step));
 }
 
 __global__ void widen_all(int format, int count, std::uint32_t* out) {
@@ -45,14 +47,16 @@ std::vector<T> on_device(int count, Launch launch) {
     EXPECT_EQ(cudaMalloc(&device, sizeof(T) * static_cast<std::size_t>(count)), cudaSuccess);
     launch(device);
     std::vector<T> result(static_cast<std::size_t>(count));
-    EXPECT_EQ(cudaMemcpy(result.data(), device, sizeof(T) * result.size(), cudaMemcpyDeviceToHost), cudaSuccess);
+    EXPECT_EQ(cudaMemcpy(result.data(), device, sizeof(T) * result.size(), cudaMemcpyDeviceToHost),
+              cudaSuccess);
     cudaFree(device);
     return result;
 }
 
 TEST(NumericCuda, NarrowingAgreesWithTheHost) {
     constexpr int kCount = 1 << 22;
-    constexpr std::uint32_t kStep = 1021;  // a prime: 2^32 / 1021 samples over all floats, special ones included
+    constexpr std::uint32_t kStep =
+        1021;  // a prime: 2^32 / 1021 samples over all floats, special ones included
     const auto device = on_device<Narrowed>(
         kCount, [](Narrowed* out) { narrow_all<<<kCount / 256, 256>>>(0, kStep, kCount, out); });
     for (int i = 0; i < kCount; ++i) {
@@ -64,10 +68,12 @@ TEST(NumericCuda, NarrowingAgreesWithTheHost) {
 TEST(NumericCuda, WideningAgreesWithTheHost) {
     for (const int format : {0, 1, 2}) {
         const int count = format == 2 ? 256 : 65536;
-        const auto device =
-            on_device<std::uint32_t>(count, [&](std::uint32_t* out) { widen_all<<<256, 256>>>(format, count, out); });
+        const auto device = on_device<std::uint32_t>(
+            count, [&](std::uint32_t* out) { widen_all<<<256, 256>>>(format, count, out); });
         for (int code = 0; code < count; ++code)
-            ASSERT_EQ(device[static_cast<std::size_t>(code)], widen(static_cast<std::uint32_t>(code), format)) << code;
+            ASSERT_EQ(device[static_cast<std::size_t>(code)],
+                      widen(static_cast<std::uint32_t>(code), format))
+                << code;
     }
 }
 

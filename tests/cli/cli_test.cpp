@@ -136,18 +136,18 @@ TEST(Cli, BenchEngineMeasuresTheSameRequestsInEachConfiguration) {
     EXPECT_EQ(bench[1]["drafts verified"], 0);
 }
 
-TEST(Cli, BenchEngineReplaysKnownTexts) {
+TEST(Cli, BenchEngineWritesKnownTexts) {
     const espalier::TemporaryDirectory directory;
-    const std::string file = (directory.path() / "replay.jsonl").string();
+    const std::string file = (directory.path() / "completions.jsonl").string();
     std::string words;
     for (int i = 0; i < 60; ++i) words += "word" + std::to_string(i * i % 97) + " ";
     std::ofstream(file) << nlohmann::json{{"prompt", words}, {"completion", words}} << "\n";
     const auto bench = json_of("bench engine " + kSapling + " --requests 2 --concurrency 2 " +
-                               "--arrival 50 --speculate ngram --replay " + file + " -o json");
+                               "--arrival 50 --speculate ngram --completions " + file + " -o json");
     ASSERT_EQ(bench.size(), 1u);
     EXPECT_GT(bench[0]["accepted drafts per step"].get<double>(), 1.0) << bench;
     std::ofstream(file) << R"({"prompt": "a"})";
-    const Result refused = espalier("bench engine " + kSapling + " --replay " + file);
+    const Result refused = espalier("bench engine " + kSapling + " --completions " + file);
     EXPECT_EQ(refused.status, 1);
     EXPECT_NE(refused.output.find("line 1 has no text \"completion\""), std::string::npos)
         << refused.output;

@@ -10,7 +10,7 @@
 namespace espalier::engine {
 namespace {
 
-// Counts what arrives and keeps nothing: what a reader does with its news is its own.
+// Counts what arrives and keeps nothing: what a reader does with its updates is its own.
 class Counter final : public Receiver {
   public:
     void receive(const Update& update) override {

@@ -40,15 +40,15 @@ std::unique_ptr<Engine> make_engine(const StepperSettings& settings = roomy_sett
 struct Read {
     std::vector<accept::CommittedToken> tokens;
     std::string text;
-    ChoiceNews last;
+    ChoiceUpdate last;
     int updates = 0;
 };
 
 Read read_all(Stream& stream, std::chrono::microseconds pause = 0us) {
     Read read;
-    News news;
-    while (stream.next(news)) {
-        const ChoiceNews& choice = news.choices[0];
+    Updates updates;
+    while (stream.next(updates)) {
+        const ChoiceUpdate& choice = updates.choices[0];
         read.tokens.insert(read.tokens.end(), choice.emission.tokens.begin(),
                            choice.emission.tokens.end());
         read.text += choice.emission.text;
@@ -146,8 +146,8 @@ TEST(Engine, StopEndsEverythingAtOnceAndStreamsMayOutliveIt) {
     std::vector<Stream> streams;
     for (std::uint64_t i = 0; i < 3; ++i)
         streams.push_back(std::move(*engine->submit(plain_request(20, 900, i))));
-    News news;
-    ASSERT_TRUE(streams[0].next(news));  // it runs
+    Updates updates;
+    ASSERT_TRUE(streams[0].next(updates));  // it runs
     engine->stop();
     EXPECT_EQ(engine->status().state, EngineState::stopped);
     EXPECT_FALSE(engine->submit(plain_request(20, 10, 5)));
@@ -175,10 +175,10 @@ TEST(Engine, EveryStreamEndsWhereverItWasWhenTheEngineStopped) {
                     if (!stream) continue;  // the queue is full
                     ++taken;
                     if (client == 1) stream->cancel();
-                    News news;
-                    while (stream->next(news)) continue;
-                    ended += std::all_of(news.choices.begin(), news.choices.end(),
-                                         [](const ChoiceNews& choice) { return choice.ended; })
+                    Updates updates;
+                    while (stream->next(updates)) continue;
+                    ended += std::all_of(updates.choices.begin(), updates.choices.end(),
+                                         [](const ChoiceUpdate& choice) { return choice.ended; })
                                  ? 1
                                  : 0;
                 }
@@ -222,8 +222,8 @@ TEST(Engine, AnErrorOfTheProgramEndsTheRequestsAndIsTold) {
     const auto engine = make_engine(target.model(), target.tokenizer());
     auto stream = engine->submit(plain_request(20, 900, 1));
     ASSERT_TRUE(stream);
-    News news;
-    ASSERT_TRUE(stream->next(news));
+    Updates updates;
+    ASSERT_TRUE(stream->next(updates));
     target.kernels.fault = FaultyKernels::Fault::throw_in_attention;
     const Read read = read_all(*stream);
     EXPECT_EQ(read.last.interruption, Interruption::step_failed);
@@ -239,12 +239,12 @@ TEST(Engine, AReaderMayAskWithoutWaiting) {
     const auto engine = make_engine();
     auto stream = engine->submit(plain_request(5, 3, 1));
     ASSERT_TRUE(stream);
-    News news;
+    Updates updates;
     std::size_t tokens = 0;
     for (;;) {
-        const Mailbox::Answer answer = stream->next_within(news, 1ms);
-        if (answer == Mailbox::Answer::over) break;
-        if (answer == Mailbox::Answer::news) tokens += news.choices[0].emission.tokens.size();
+        const Mailbox::Poll answer = stream->next_within(updates, 1ms);
+        if (answer == Mailbox::Poll::finished) break;
+        if (answer == Mailbox::Poll::updated) tokens += updates.choices[0].emission.tokens.size();
     }
     EXPECT_EQ(tokens, 3u);
 }

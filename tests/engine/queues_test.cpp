@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inbox and the mailbox by themselves: bounds that hold wherever requests wait, and news that
-// coalesce.
+// The inbox and the mailbox by themselves: bounds that hold wherever requests wait, and updates
+// that coalesce.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -58,14 +58,14 @@ TEST(Inbox, WhatIsLeftWhenItClosesHearsOfIt) {
     EXPECT_FALSE(inbox.wait_until_idle(0ns));
     inbox.close(EngineState::stopped, "it was stopped");
     EXPECT_TRUE(inbox.wait_until_idle(std::chrono::nanoseconds::max()));
-    News news;
-    ASSERT_TRUE(mailbox->next(news));
-    for (const ChoiceNews& choice : news.choices) {
+    Updates updates;
+    ASSERT_TRUE(mailbox->next(updates));
+    for (const ChoiceUpdate& choice : updates.choices) {
         EXPECT_TRUE(choice.ended);
         EXPECT_EQ(choice.interruption, Interruption::stopped);
         EXPECT_EQ(choice.message, "it was stopped");
     }
-    EXPECT_FALSE(mailbox->next(news));
+    EXPECT_FALSE(mailbox->next(updates));
     inbox.cancel(mailbox);  // of no effect
 }
 
@@ -79,22 +79,22 @@ TEST(Mailbox, NewsCoalesceAndComeOnce) {
     mailbox.receive({1, emission, nullptr, usage, 64, std::nullopt});
     usage.completion_tokens = 2;
     mailbox.receive({1, emission, nullptr, usage, 64, std::nullopt});
-    News news;
-    ASSERT_EQ(mailbox.next_within(news, 0ns), Mailbox::Answer::news);
-    EXPECT_EQ(news.choices[1].emission.text, "aa");
-    EXPECT_EQ(news.choices[1].emission.tokens.size(), 2u);
-    EXPECT_EQ(news.choices[1].usage.completion_tokens, 2);
-    EXPECT_EQ(news.choices[1].cached_tokens, 64);
-    EXPECT_TRUE(news.choices[0].emission.tokens.empty());
-    EXPECT_EQ(mailbox.next_within(news, 0ns), Mailbox::Answer::nothing_yet);
+    Updates updates;
+    ASSERT_EQ(mailbox.next_within(updates, 0ns), Mailbox::Poll::updated);
+    EXPECT_EQ(updates.choices[1].emission.text, "aa");
+    EXPECT_EQ(updates.choices[1].emission.tokens.size(), 2u);
+    EXPECT_EQ(updates.choices[1].usage.completion_tokens, 2);
+    EXPECT_EQ(updates.choices[1].cached_tokens, 64);
+    EXPECT_TRUE(updates.choices[0].emission.tokens.empty());
+    EXPECT_EQ(mailbox.next_within(updates, 0ns), Mailbox::Poll::timed_out);
 
     const Ending ending{{accept::FinishReason::length, -1}, Interruption::none, {}};
     for (const std::int32_t choice : {0, 1})
         mailbox.receive({choice, emission, nullptr, usage, 64, ending});
-    ASSERT_EQ(mailbox.next_within(news, 0ns), Mailbox::Answer::news);
-    EXPECT_EQ(news.choices[1].emission.text, "a");
-    EXPECT_TRUE(news.choices[0].ended && news.choices[1].ended);
-    EXPECT_EQ(mailbox.next_within(news, 0ns), Mailbox::Answer::over);
+    ASSERT_EQ(mailbox.next_within(updates, 0ns), Mailbox::Poll::updated);
+    EXPECT_EQ(updates.choices[1].emission.text, "a");
+    EXPECT_TRUE(updates.choices[0].ended && updates.choices[1].ended);
+    EXPECT_EQ(mailbox.next_within(updates, 0ns), Mailbox::Poll::finished);
 }
 
 // The clock's now and all the time there is would be a moment long past.
@@ -104,8 +104,9 @@ TEST(Mailbox, AReaderMayHaveAllThePatienceThereIs) {
         std::this_thread::sleep_for(20ms);
         mailbox.refuse(Interruption::refused, "late");
     });
-    News news;
-    EXPECT_EQ(mailbox.next_within(news, std::chrono::nanoseconds::max()), Mailbox::Answer::news);
+    Updates updates;
+    EXPECT_EQ(mailbox.next_within(updates, std::chrono::nanoseconds::max()),
+              Mailbox::Poll::updated);
     engine.join();
 }
 

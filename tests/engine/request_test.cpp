@@ -35,9 +35,9 @@ TEST_F(CheckRequest, NamesTheFieldAndBothNumbers) {
     bad.prompt[3] = -1;
     EXPECT_EQ(refusal(bad), "the prompt has token -1 of a vocabulary of 512");
     bad = good;
-    bad.replay = {1, 512};
+    bad.forced_output = {1, 512};
     EXPECT_EQ(refusal(bad), "the replayed output has token 512 of a vocabulary of 512");
-    bad.replay = {1, 2};
+    bad.forced_output = {1, 2};
     bad.output.min_tokens = 1;
     EXPECT_EQ(refusal(bad), "min_tokens is 1, but an output is replayed");
     bad = good;

@@ -95,11 +95,12 @@ TEST(Stepper, ASecondEqualPromptComputesItsTailOnly) {
     EXPECT_EQ(second->choice(0).output.tokens, first->choice(0).output.tokens);
 }
 
-TEST(Stepper, AReplayedOutputIsScoredAndDrafted) {
+TEST(Stepper, AForcedOutputIsScoredAndDrafted) {
     TinyTarget& target = tiny_target(Family::v3);
     Request request = plain_request(30, 100, 21);
-    request.replay = random_prompt(20, 22);
-    request.replay.insert(request.replay.end(), request.prompt.begin(), request.prompt.end());
+    request.forced_output = random_prompt(20, 22);
+    request.forced_output.insert(request.forced_output.end(), request.prompt.begin(),
+                                 request.prompt.end());
     Harness plain(target);
     const auto alone = plain.submit(request);
     plain.run();
@@ -109,7 +110,7 @@ TEST(Stepper, AReplayedOutputIsScoredAndDrafted) {
     const auto drafted = harness.submit(request);
     harness.run();
     EXPECT_EQ(alone->choice(0).output.tokens, drafted->choice(0).output.tokens);
-    EXPECT_EQ(whole_text({}, drafted->choice(0).output), request.replay);
+    EXPECT_EQ(whole_text({}, drafted->choice(0).output), request.forced_output);
     EXPECT_GT(drafted->choice(0).usage.accepted, 15);  // where it quotes the prompt
     EXPECT_EQ(alone->choice(0).usage.accepted, 0);
 }

@@ -40,21 +40,21 @@ std::string refusal(Check check, const Call& call) {
 }
 
 TEST(MlaWords, ArraysAreNotRead) {
-    EXPECT_EQ(refusal(check_absorbed_words, device_call()), "");
+    EXPECT_EQ(refusal(check_absorbed_arguments, device_call()), "");
     DecompressedCall prompt;
     prompt.rows = device_call().rows;
     prompt.heads = 2;
     prompt.q = prompt.out = elsewhere<std::byte>();
     prompt.kv = pages(KvFormat::fp8_token);
-    EXPECT_EQ(refusal(check_decompressed_words, prompt), "");
+    EXPECT_EQ(refusal(check_decompressed_arguments, prompt), "");
     AppendCall append;
     append.tokens = 3;
     append.latent = append.rope = elsewhere<float>();
     append.slot = elsewhere<std::int64_t>();
     append.kv = pages(KvFormat::fp16);
-    EXPECT_EQ(refusal(check_append_words, append), "");
+    EXPECT_EQ(refusal(check_append_arguments, append), "");
     const CompactCall compact{2, elsewhere<std::int64_t>(), elsewhere<std::int64_t>(), append.kv};
-    EXPECT_EQ(refusal(check_compact_words, compact), "");
+    EXPECT_EQ(refusal(check_compact_arguments, compact), "");
 }
 
 TEST(MlaWords, CapacitiesBelowZeroAreRefused) {
@@ -64,11 +64,12 @@ TEST(MlaWords, CapacitiesBelowZeroAreRefused) {
         if (which == 1) call.rows.max_q_len = -1;
         if (which == 2) call.rows.max_kv_len = -1;
         if (which == 3) call.rows.block_stride = -1;
-        EXPECT_NE(refusal(check_absorbed_words, call).find("-1"), std::string::npos) << which;
+        EXPECT_NE(refusal(check_absorbed_arguments, call).find("-1"), std::string::npos) << which;
     }
     AbsorbedCall call = device_call();
     call.rows.custom_mask_len = 5;
-    EXPECT_NE(refusal(check_absorbed_words, call).find("5 bytes at no address"), std::string::npos);
+    EXPECT_NE(refusal(check_absorbed_arguments, call).find("5 bytes at no address"),
+              std::string::npos);
 }
 
 TEST(MlaWords, CudaNamesItsLimits) {

@@ -262,7 +262,7 @@ TEST(SamplingReports, MistakesOfTheCallerAreNamed) {
     const std::array<LogitBias, 1> outside = {LogitBias{-1, 0.0f}};
     const std::array<LogitBias, 1> infinite = {LogitBias{0, kInfinity}};
     const std::array<TokenCount, 1> counts = {TokenCount{.token = 2, .in_output = 1}};
-    const std::vector<TokenCount> many(kMaxChangedCounts + 1);
+    const std::vector<TokenCount> many(kMaxDrafts + 1);
     const auto refuses = [&](auto&& change, std::size_t top_count = 0) {
         NodeSampling node;
         change(node);

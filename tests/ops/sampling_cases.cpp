@@ -134,7 +134,7 @@ void fill_random(std::mt19937& random, std::int64_t vocabulary, NodeCase& made) 
         made.node.presence_penalty = one_of(random, {0.0f, 0.0f, 0.4f, -2.0f, 2.0f, -3e38f});
     }
     made.committed = random_counts(random, vocabulary, some);
-    made.changed = random_counts(random, vocabulary, kMaxChangedCounts);
+    made.changed = random_counts(random, vocabulary, kMaxDrafts);
     made.node.committed_counts = made.committed;
     made.node.changed_counts = made.changed;
     if (random() % 3 == 0) made.banned = random_ids(random, vocabulary, some + 4);

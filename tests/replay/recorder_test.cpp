@@ -41,10 +41,10 @@ TEST(Recorder, ARunningEngineWithManyClientsCanBeRunAgain) {
             for (std::uint64_t i = 0; i < 4; ++i) {
                 auto stream = (*engine)->submit(engine::plain_request(30, 20, seed * 10 + i));
                 if (!stream) continue;
-                engine::News news;
+                engine::Updates updates;
                 bool first = true;
-                while (stream->next(news)) {
-                    for (const auto& choice : news.choices)
+                while (stream->next(updates)) {
+                    for (const auto& choice : updates.choices)
                         tokens += std::ssize(choice.emission.tokens);
                     if (first && i == 2) stream->cancel();
                     first = false;

@@ -48,7 +48,7 @@ inline Submission sample_submission() {
     submission.salt = 1ull << 63;
     submission.speculate = false;
     submission.logprobs = false;
-    submission.replay = {3, 4};
+    submission.forced_output = {3, 4};
     submission.prompt = {5, 6, 7};
     submission.sampling = {0.7f, 0.95f, 40, 0.01f, 1.1f, 0.3f, -0.2f, {{17, -12.5f}}, ~0ull};
     submission.output = {64, 2, {1}, {9, 10}, true, {"\n\n", "\"}"}, true, false, 3, 2};

@@ -17,13 +17,13 @@ class CpuKernels final : public Kernels {
         : f32_(f32), bf16_(bf16) {}
 
     Expected<void> absorbed(OpContext& context, const AbsorbedCall& call) const override {
-        ESPALIER_RETURN_IF_ERROR(check_absorbed(call));
+        ESPALIER_RETURN_IF_ERROR(check_absorbed_arrays(call));
         cpu::absorbed(context, dots(call.kv.format) ? bf16_ : f32_, call);
         return {};
     }
 
     Expected<void> decompressed(OpContext& context, const DecompressedCall& call) const override {
-        ESPALIER_RETURN_IF_ERROR(check_decompressed(call));
+        ESPALIER_RETURN_IF_ERROR(check_decompressed_arrays(call));
         const bool bf16 = dots(call.kv.format) && cpu::multiplies(bf16_, call.up_key.dtype) &&
                           cpu::multiplies(bf16_, call.up_value.dtype);
         cpu::decompressed(context, bf16 ? bf16_ : f32_, call);
@@ -31,7 +31,7 @@ class CpuKernels final : public Kernels {
     }
 
     Expected<void> append(OpContext& context, const AppendCall& call) const override {
-        ESPALIER_RETURN_IF_ERROR(check_append(call));
+        ESPALIER_RETURN_IF_ERROR(check_append_arrays(call));
         constexpr std::int64_t kTokensPerTask = 16;
         context.pool.run(
             (call.tokens + kTokensPerTask - 1) / kTokensPerTask, [&](std::int64_t task, int) {
@@ -43,7 +43,7 @@ class CpuKernels final : public Kernels {
     }
 
     Expected<void> compact(OpContext&, const CompactCall& call) const override {
-        ESPALIER_RETURN_IF_ERROR(check_compact(call));
+        ESPALIER_RETURN_IF_ERROR(check_compact_arrays(call));
         for (std::int64_t i = 0; i < call.moves; ++i)
             move_slot(call.kv, call.source[i], call.destination[i]);
         return {};

@@ -257,7 +257,7 @@ AbsorbedParams parameters(const AbsorbedCall& call) {
     p.invariant = call.invariant;
     const bool codes =
         call.kv.format == KvFormat::fp8_tensor || call.kv.format == KvFormat::fp8_token;
-    p.block_shift = std::countr_zero(static_cast<unsigned>(codes ? kCodeBlockRows : kBlockRows));
+    p.block_shift = std::countr_zero(static_cast<unsigned>(codes ? kFp8BlockRows : kBlockRows));
     return p;
 }
 
@@ -326,7 +326,7 @@ std::size_t absorbed_scratch(const Capacities& most) {
     const Expected<int> processors = multiprocessors();
     if (!processors) return 0;
     std::size_t bytes = 0;
-    for (const int block_rows : {kBlockRows, kCodeBlockRows})  // the format is the call's
+    for (const int block_rows : {kBlockRows, kFp8BlockRows})  // the format is the call's
         for (const Class& rows : classes(most.max_q_len, most.heads, block_rows)) {
             const std::int64_t partial =
                 partial_slots(rows, most, *processors, block_rows) * block_rows;

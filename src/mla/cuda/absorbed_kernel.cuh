@@ -8,8 +8,8 @@
 // item is a run of tiles of one row for one block of packed rows.
 //
 // Over FP8 caches the products are turned round, Sᵀ = K·Qᵀ and Oᵀ += Vᵀ·Pᵀ: codes are widened to
-// fp16 on their way into registers, as the left operand (code_score_role.cuh,
-// code_output_role.cuh). Two warpgroups score, a tile each, and widen the queries before
+// fp16 on their way into registers, as the left operand (fp8_score_role.cuh,
+// fp8_output_role.cuh). Two warpgroups score, a tile each, and widen the queries before
 // (query_widener.cuh); blocks have 32 packed rows.
 #pragma once
 
@@ -33,7 +33,7 @@ struct Traits {
     static constexpr int kTileBytes = (kFp8 ? 5 : 9) * kBlockBytes;
     static constexpr int kRopePlace = 4 * kBlockBytes;
     static constexpr int kStages = kFp8 ? 4 : 2;  // all that 227 KB have room for
-    static constexpr int kRows = kFp8 ? kCodeBlockRows : kBlockRows;
+    static constexpr int kRows = kFp8 ? kFp8BlockRows : kBlockRows;
     static constexpr int kQueryBlock = kRows * 128;  // bytes of 64 columns
     static constexpr int kScorers = kFp8 ? 2 : 1;    // warpgroups, a tile each
     static constexpr int kThreads = 128 * (1 + kScorers + 2);
@@ -222,7 +222,7 @@ class UniformDescriptor {
         asm volatile("" : "+r"(low_));
         low_ = static_cast<std::uint32_t>(uniform(static_cast<int>(low_)));
     }
-    // So many bytes further on.
+    // This many bytes further on.
     __device__ std::uint64_t at(int bytes) const {
         constexpr std::uint64_t kHigh = descriptor_high();
         return kHigh << 32 | (low_ + static_cast<std::uint32_t>(bytes >> 4));

@@ -3,9 +3,9 @@
 // their own (they compile side by side).
 #pragma once
 
-#include "mla/cuda/code_output_role.cuh"
-#include "mla/cuda/code_score_role.cuh"
 #include "mla/cuda/copy_role.cuh"
+#include "mla/cuda/fp8_output_role.cuh"
+#include "mla/cuda/fp8_score_role.cuh"
 #include "mla/cuda/merge.cuh"
 #include "mla/cuda/output_role.cuh"
 #include "mla/cuda/score_role.cuh"
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(Traits<kFormat>::kThreads, 1)
     } else if (role <= T::kScorers) {
         set_registers<R::kStart, R::kScore>();
         if constexpr (T::kFp8)
-            CodeScorer<kFormat, kColumns>(p, shared, role - 1).run();
+            Fp8Scorer<kFormat, kColumns>(p, shared, role - 1).run();
         else
             Scorer<kFormat>(p, shared).run();
         if (p.padding && role == 1)
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(Traits<kFormat>::kThreads, 1)
         set_registers<R::kStart, R::kOutput>();
         Merger<T::kRows> merger(p);
         if constexpr (T::kFp8)
-            CodeOutputHalf<kFormat, kColumns>(p, shared, role - 1 - T::kScorers).run();
+            Fp8OutputHalf<kFormat, kColumns>(p, shared, role - 1 - T::kScorers).run();
         else
             OutputHalf<kFormat>(p, shared, role - 2).run();
         // Nothing is on its way to the keys' place any more.

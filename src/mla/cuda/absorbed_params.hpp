@@ -15,7 +15,7 @@ inline constexpr int kTileKeys = 64;
 // Packed rows that are computed together; fewer over FP8 codes, which are then widened twice for 64
 // rows but leave registers for two warpgroups that score.
 inline constexpr int kBlockRows = 64;
-inline constexpr int kCodeBlockRows = 32;
+inline constexpr int kFp8BlockRows = 32;
 inline constexpr int kSplitKeys =
     1024;  // of the invariant partition, for every head count and dtype
 inline constexpr int kSplitTiles = kSplitKeys / kTileKeys;

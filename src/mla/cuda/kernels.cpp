@@ -12,12 +12,12 @@ namespace {
 class CudaKernels final : public Kernels {
   public:
     Expected<void> absorbed(OpContext& context, const AbsorbedCall& call) const override {
-        ESPALIER_RETURN_IF_ERROR(check_words(call));
+        ESPALIER_RETURN_IF_ERROR(check_arguments(call));
         return cuda::absorbed(context, call);
     }
 
     Expected<void> plan(OpContext& context, const AbsorbedCall& call) const override {
-        ESPALIER_RETURN_IF_ERROR(check_words(call));
+        ESPALIER_RETURN_IF_ERROR(check_arguments(call));
         if (call.plan == nullptr) return fail(ErrorKind::invalid, "a plan without memory for it");
         return cuda::absorbed_plan(context, call);
     }
@@ -27,7 +27,7 @@ class CudaKernels final : public Kernels {
     }
 
     Expected<void> decompressed(OpContext& context, const DecompressedCall& call) const override {
-        ESPALIER_RETURN_IF_ERROR(check_decompressed_words(call));
+        ESPALIER_RETURN_IF_ERROR(check_decompressed_arguments(call));
         ESPALIER_RETURN_IF_ERROR(check_cuda_pages(call.kv));
         ESPALIER_RETURN_IF_ERROR(check_cuda_address(call.q, "q"));
         ESPALIER_RETURN_IF_ERROR(check_cuda_address(call.out, "out"));
@@ -38,13 +38,13 @@ class CudaKernels final : public Kernels {
     }
 
     Expected<void> append(OpContext& context, const AppendCall& call) const override {
-        ESPALIER_RETURN_IF_ERROR(check_append_words(call));
+        ESPALIER_RETURN_IF_ERROR(check_append_arguments(call));
         ESPALIER_RETURN_IF_ERROR(check_cuda_pages(call.kv));
         return cuda::append(context, call);
     }
 
     Expected<void> compact(OpContext& context, const CompactCall& call) const override {
-        ESPALIER_RETURN_IF_ERROR(check_compact_words(call));
+        ESPALIER_RETURN_IF_ERROR(check_compact_arguments(call));
         ESPALIER_RETURN_IF_ERROR(check_cuda_pages(call.kv));
         return cuda::compact(context, call);
     }
@@ -55,8 +55,8 @@ class CudaKernels final : public Kernels {
     }
 
   private:
-    static Expected<void> check_words(const AbsorbedCall& call) {
-        ESPALIER_RETURN_IF_ERROR(check_absorbed_words(call));
+    static Expected<void> check_arguments(const AbsorbedCall& call) {
+        ESPALIER_RETURN_IF_ERROR(check_absorbed_arguments(call));
         ESPALIER_RETURN_IF_ERROR(check_cuda_pages(call.kv));
         ESPALIER_RETURN_IF_ERROR(check_cuda_address(call.q, "q"));
         ESPALIER_RETURN_IF_ERROR(check_cuda_address(call.out, "out"));

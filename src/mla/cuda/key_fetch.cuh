@@ -80,7 +80,7 @@ class KeyFetcher {
     static constexpr int kRowBytes = T::kTokenScale ? 644 : T::kFp8 ? 576 : 1152;
 
     __device__ Barrier* arrival() { return &shared_.keys_full[stage_.index]; }
-    // The warp's arrival, complete when so many bytes have come.
+    // The warp's arrival, complete when this many bytes have come.
     __device__ void expect(int bytes) {
         if (lane_ == 0)
             arrive_expecting(arrival(), static_cast<std::uint32_t>(bytes));

@@ -189,7 +189,7 @@ __device__ inline void wait_for_grid(unsigned* arrived) {
                          : "l"(arrived)
                          : "memory");
             all = now == 0;
-            if (!all) __nanosleep(40);  // so many ask at one address
+            if (!all) __nanosleep(40);  // hundreds of blocks poll one address
         }
     }
     named_barrier(kOutputBarrier, kMergeThreads);

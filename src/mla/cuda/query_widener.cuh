@@ -56,7 +56,7 @@ class QueryWidener {
     }
 
     // Lane i has columns 2i and 2i + 1 of each block of 64. They go where the scores' left operand
-    // has them (code_score_role.cuh): column 16p + 4s + 2h + j at 16s + 8h + 2p + j.
+    // has them (fp8_score_role.cuh): column 16p + 4s + 2h + j at 16s + 8h + 2p + j.
     __device__ void store(const Raw& raw, int row) {
         float largest = 0.0f;
 #pragma unroll

@@ -44,7 +44,7 @@ __device__ inline RowShape row_shape(const AbsorbedParams& p, int row) {
 
 __device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// Blocks for so many packed rows.
+// Blocks for this many packed rows.
 __device__ inline int blocks_for(const AbsorbedParams& p, int packed) {
     return (packed + (1 << p.block_shift) - 1) >> p.block_shift;
 }

@@ -55,7 +55,7 @@ class Scorer {
             }
             scale(score);
             if ((tile + 1) * kTileKeys > item.free_keys) apply_mask(item, tile, score);
-            soften(score);
+            softmax_tile(score);
             keys_.advance();
         }
         finish(item);
@@ -111,7 +111,7 @@ class Scorer {
             if (((visible[i / 2 % 2] >> (i / 4 * 8 + i % 2)) & 1) == 0) score[i] = minus_infinity();
     }
 
-    __device__ void soften(const float (&score)[kSums]) {
+    __device__ void softmax_tile(const float (&score)[kSums]) {
         float factor[2];
         std::uint32_t weight[kSums / 2];  // pairs of keys; row g, then row g + 8
 #pragma unroll

@@ -65,7 +65,7 @@ void penalise(const NodeView& node, const NodeSampling& sampling,
 
 void penalise_path(const NodeView& node, const NodeSampling& sampling, float* logits) {
     // Tokens of the path begin again where they were before the committed entries.
-    std::array<float, kMaxChangedCounts> before;
+    std::array<float, kMaxDrafts> before;
     for (std::size_t i = 0; i < sampling.changed_counts.size(); ++i) {
         check_token(sampling.changed_counts[i].token, node.vocabulary, "changed counts");
         before[i] = logits[sampling.changed_counts[i].token];

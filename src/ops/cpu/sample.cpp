@@ -37,15 +37,15 @@ struct Best {
 // Draws among the tokens it is given, a block at a time, and takes logarithms only where they can
 // win: −ln u ≥ 1 − u, so G ≤ −ln(1 − u), and a token can reach the best only if 1 − u ≤ exp(scaled
 // − best). That leaves about ln V tokens of a vocabulary.
-class Race {
+class GumbelArgmax {
   public:
-    Race(const NodeView& node, const NodeSampling& sampling, Best start)
+    GumbelArgmax(const NodeView& node, const NodeSampling& sampling, Best start)
         : node_(node), sampling_(sampling), best_(start) {
-        raise_bar();
+        update_bound();
     }
 
     // Tokens [first, end), at most a block, that `kept` holds.
-    void enter(std::int64_t first, std::int64_t end, const Prefix& kept) {
+    void consider(std::int64_t first, std::int64_t end, const Prefix& kept) {
         // No branch: which ones are kept is hard to predict.
         for (std::int64_t token = first; token < end; ++token) {
             const float logit = node_.logits[token];
@@ -57,7 +57,7 @@ class Race {
     }
 
     // All of them; a logit of -inf has likelihood 0 and never wins.
-    void enter_all(std::int64_t first, std::int64_t end) {
+    void consider_all(std::int64_t first, std::int64_t end) {
         for (std::int64_t token = first; token < end; ++token)
             tokens_[static_cast<std::size_t>(token - first)] = static_cast<std::int32_t>(token);
         count_ = static_cast<std::size_t>(end - first);
@@ -70,12 +70,12 @@ class Race {
     }
 
   private:
-    void raise_bar() {
+    void update_bound() {
         // The margin of 2⁻¹⁶ covers the f32 kernel: exp 2 ulp, its argument (down to −26, where
         // noise ends) and 1 − u one rounding each, below 2⁻¹⁸ together; and that scores are
         // rounded: with |scaled| ≤ 2³⁰ by at most 2⁻²⁴. Beyond, unequal logits are further apart
         // than noise reaches, and equal ones tie to the lower id, which came first.
-        bar_ =
+        bound_ =
             static_cast<float>(portable_exp(node_.scaling.maximum - best_.score) * (1.0 + 0x1p-16));
     }
 
@@ -84,31 +84,31 @@ class Race {
         const auto count = static_cast<std::int64_t>(count_);
         node_.kernels.philox(tokens_.data(), count, sampling_.seed, sampling_.position,
                              sampling_.choice, words_.data());
-        node_.kernels.advantages(logits, words_.data(), node_.scaling, bar_, count,
-                                 advantages_.data());
+        node_.kernels.bound_margins(logits, words_.data(), node_.scaling, bound_, count,
+                                    margins_.data());
         // Most blocks hold no survivor; to ask each token alone takes 100 µs of a vocabulary.
-        if (node_.kernels.scan(advantages_.data(), count).maximum >= 0.0f) offer_survivors(logits);
+        if (node_.kernels.scan(margins_.data(), count).maximum >= 0.0f) offer_survivors(logits);
         count_ = 0;
     }
 
     void offer_survivors(const float* logits) {
         for (std::size_t i = 0; i < count_; ++i) {
-            if (advantages_[i] < 0.0f) continue;
+            if (margins_[i] < 0.0f) continue;
             best_.offer(scaled(logits[i], node_.scaling.inverse) + gumbel_of(words_[i]),
                         tokens_[i]);
         }
-        raise_bar();
+        update_bound();
     }
 
     const NodeView& node_;
     const NodeSampling& sampling_;
     Best best_;
-    float bar_ = 0.0f;
+    float bound_ = 0.0f;
     std::size_t count_ = 0;
     std::array<std::int32_t, 2 * kBlock> tokens_;
     std::array<float, 2 * kBlock> logits_;
     std::array<std::uint32_t, 2 * kBlock> words_;
-    std::array<float, 2 * kBlock> advantages_;
+    std::array<float, 2 * kBlock> margins_;
 };
 
 // argmax of scaled + G over the prefix.
@@ -121,16 +121,16 @@ std::int32_t draw_among(const NodeView& node, const NodeSampling& sampling, cons
     const bool all = kept == everything() && sampling.allowed == nullptr;
     std::array<Best, kMaxChunks> best;
     node.for_chunks([&](std::int64_t chunk, std::int64_t first, std::int64_t end) {
-        Race race(node, sampling, start);
+        GumbelArgmax argmax(node, sampling, start);
         for (std::int64_t at = first; at < end; at += kBlock) {
             const std::int64_t block_end = std::min(at + kBlock, end);
             if (all) {
-                race.enter_all(at, block_end);
+                argmax.consider_all(at, block_end);
             } else if (node.kernels.scan(node.logits + at, block_end - at).maximum >= kept.least) {
-                race.enter(at, block_end, kept);
+                argmax.consider(at, block_end, kept);
             }
         }
-        best[static_cast<std::size_t>(chunk)] = race.finish();
+        best[static_cast<std::size_t>(chunk)] = argmax.finish();
     });
     Best overall = start;
     for (std::int64_t chunk = 0; chunk < node.chunks(); ++chunk) {

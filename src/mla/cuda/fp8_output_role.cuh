@@ -7,12 +7,12 @@
 // of four products) and packed rows 8n + 2p, 8n + 2p + 1 (lane = 4g + p).
 #pragma once
 
-#include "mla/cuda/code_score_role.cuh"
+#include "mla/cuda/fp8_score_role.cuh"
 
 namespace espalier::mla::cuda {
 
 template <KvFormat kFormat, int kColumns>
-class CodeOutputHalf {
+class Fp8OutputHalf {
     using T = Traits<kFormat>;
     using Shared = SharedLayout<kFormat>;
     static constexpr int kEights = kColumns / 8;
@@ -24,7 +24,7 @@ class CodeOutputHalf {
                        : 1;  // where registers allow, one is filled while the other's products run
 
   public:
-    __device__ CodeOutputHalf(const AbsorbedParams& p, Shared& shared, int half)
+    __device__ Fp8OutputHalf(const AbsorbedParams& p, Shared& shared, int half)
         : p_(p), shared_(shared), lane_(threadIdx.x % 32), pair_(lane_ % 4) {
         const int warp = threadIdx.x % 128 / 32;
         column_ = half * 256 + warp * 64 + lane_ / 4 * 8;

@@ -6,7 +6,7 @@
 //
 // A warp owns 16 keys; a thread has two of them, g and g + 8 in the product's order, and columns
 // 8n + 2p, 8n + 2p + 1 (lane = 4g + p). Key g of the product is key_at(g) of the sixteen, which
-// makes the code loads here and in code_output_role.cuh free of bank conflicts. A column's maximum
+// makes the code loads here and in fp8_output_role.cuh free of bank conflicts. A column's maximum
 // is over all eight warps, so they look together whether any column needs a new reference; seldom.
 //
 // With a scale σ per key (fp8_token) the maximum is taken over score + log2 σ: weights P·σ stay
@@ -22,7 +22,7 @@ namespace espalier::mla::cuda {
 __device__ __forceinline__ int key_at(int g) { return g ^ (g & 1) << 2; }
 
 template <KvFormat kFormat, int kColumns>
-class CodeScorer {
+class Fp8Scorer {
     using T = Traits<kFormat>;
     using Shared = SharedLayout<kFormat>;
     static constexpr int kEights = kColumns / 8;
@@ -33,7 +33,7 @@ class CodeScorer {
     static constexpr int kWarps = kAllThreads / 32;
 
   public:
-    __device__ CodeScorer(const AbsorbedParams& p, Shared& shared, int which)
+    __device__ Fp8Scorer(const AbsorbedParams& p, Shared& shared, int which)
         : p_(p),
           shared_(shared),
           which_(which),
@@ -61,7 +61,7 @@ class CodeScorer {
     };
 
     // Both scoring warpgroups. (Named barriers would do, but to racecheck they are not always one.)
-    __device__ void meet() {
+    __device__ void sync_scorers() {
         arrive_as_warp(&shared_.scorers);
         wait(&shared_.scorers, meeting_phase_);
         meeting_phase_ ^= 1;
@@ -81,7 +81,7 @@ class CodeScorer {
         // The last item's products are through: all have met since.
         if (tile - which_ < tile_end)
             QueryWidener<kFormat>(p_, shared_).run(item, which_ * 4 + warp_, kWarps);
-        meet();
+        sync_scorers();
         for (; tile - which_ < tile_end; tile += 2) {
             float score[kSums];
             Scales scales;
@@ -93,7 +93,7 @@ class CodeScorer {
 #pragma unroll
                 for (float& one : score) one = minus_infinity();
             }
-            soften(score, scales, mine);
+            softmax_tile(score, scales, mine);
             if (mine) keys_.advance();
             if (which_ == 0 && tile + 1 < tile_end) keys_.advance();
         }
@@ -261,7 +261,7 @@ class CodeScorer {
         }
     }
 
-    __device__ void soften(float (&score)[kSums], const Scales& scales, bool mine) {
+    __device__ void softmax_tile(float (&score)[kSums], const Scales& scales, bool mine) {
         bool above = false;
 #pragma unroll
         for (int n = 0; n < kEights; ++n) {
@@ -288,7 +288,7 @@ class CodeScorer {
                 *reinterpret_cast<float2*>(
                     &shared_.by_warp[which_ * 4 + warp_][n * 8 + pair_ * 2]) = largest;
         }
-        meet();
+        sync_scorers();
         if (which_ == 0 && thread_ < kColumns) {
             const float before = shared_.reference[thread_];
             float largest = minus_infinity();
@@ -299,7 +299,7 @@ class CodeScorer {
             shared_.factor[thread_] = raised ? exp2_fast(before - after) : 1.0f;
             shared_.reference[thread_] = after;
         }
-        meet();
+        sync_scorers();
 #pragma unroll
         for (int n = 0; n < kEights; ++n) {
             const float2 factor = pair_of(shared_.factor, n);
@@ -358,7 +358,7 @@ class CodeScorer {
             for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
             if (lane_ < 4) shared_.by_warp[which_ * 4 + warp_][i / 2 * 8 + pair_ * 2 + i % 2] = sum;
         }
-        meet();
+        sync_scorers();
         if (which_ == 0 && thread_ < min(item.columns, kColumns)) {
             float sum = 0.0f;
 #pragma unroll
