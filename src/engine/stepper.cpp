@@ -31,8 +31,9 @@ Expected<std::unique_ptr<Stepper>> Stepper::create(StepperParts parts,
     // The cache first: it refuses a number of pages that the scheduler's books cannot have.
     const cache::KvLayout layout =
         cache::make_layout(model.config().num_hidden_layers, model.kv_format());
-    ESPALIER_ASSIGN_OR_RETURN(cache::KvStorage storage,
-                              cache::KvStorage::create(layout, settings.schedule.page_count));
+    ESPALIER_ASSIGN_OR_RETURN(
+        cache::KvStorage storage,
+        cache::KvStorage::create(parts.model.device(), layout, settings.schedule.page_count));
     ESPALIER_ASSIGN_OR_RETURN(auto scheduler, schedule::Scheduler::create(settings.schedule));
     std::unique_ptr<Stepper> stepper(
         new Stepper(std::move(parts), settings, std::move(scheduler), std::move(storage)));

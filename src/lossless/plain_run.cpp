@@ -106,7 +106,7 @@ class PlainRun {
 PlainRunner::PlainRunner(const Target& target)
     : target_(target),
       backend_(ops::make_reference_backend(CpuVariant::portable)),
-      pool_(1),
+      host_(1),
       arena_(Buffer()) {}
 
 Expected<Output> PlainRunner::run(const engine::CheckedRequest& checked, std::int32_t choice,
@@ -115,7 +115,7 @@ Expected<Output> PlainRunner::run(const engine::CheckedRequest& checked, std::in
     ESPALIER_ASSIGN_OR_RETURN(model::Sequence sequence,
                               model::Sequence::create(target_.model, absorbed ? 0 : length,
                                                       length + checked.rules.options().max_tokens));
-    return PlainRun(target_, *backend_, {pool_, arena_}, checked, choice, std::move(sequence))();
+    return PlainRun(target_, *backend_, {host_, arena_}, checked, choice, std::move(sequence))();
 }
 
 }  // namespace espalier::lossless

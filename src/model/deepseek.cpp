@@ -77,7 +77,7 @@ struct DeepseekModel::State {
     std::int64_t gather = 0;  // G of the last forward
 
     State(const checkpoint::ModelConfig& config_in, Weights weights_in,
-          const ops::Backend& backend_in, const mla::Kernels& kernels_in, ThreadPool& pool,
+          const ops::Backend& backend_in, const mla::Kernels& kernels_in, Device& device,
           const ModelLimits& limits_in, Buffer activations, Buffer scratch_memory)
         : config(config_in),
           weights(std::move(weights_in)),
@@ -94,7 +94,7 @@ struct DeepseekModel::State {
           scratch(std::move(scratch_memory)),
           a(Activations::take(activations_arena, config, act, limits.max_tokens,
                               limits.max_gather)),
-          context{pool, scratch} {}
+          context{device, scratch} {}
 
     Matrix live(const Matrix& matrix) const { return matrix.slice(0, tokens); }
     Matrix live_pairs(const Matrix& matrix) const { return matrix.slice(0, tokens * router.top_k); }
@@ -262,7 +262,7 @@ Expected<void> DeepseekModel::State::check_batch(const batch::BatchView& batch,
 
 Expected<DeepseekModel> DeepseekModel::create(const checkpoint::ModelConfig& config,
                                               Weights weights, const ops::Backend& backend,
-                                              const mla::Kernels& kernels, ThreadPool& pool,
+                                              const mla::Kernels& kernels, Device& device,
                                               const ModelLimits& limits) {
     ESPALIER_RETURN_IF_ERROR(check_operations_hold(config));
     ModelLimits bounded = limits;
@@ -272,17 +272,17 @@ Expected<DeepseekModel> DeepseekModel::create(const checkpoint::ModelConfig& con
         Activations::plan_bytes(config, act, bounded.max_tokens, bounded.max_gather);
     const std::size_t scratch_bytes = std::max(
         backend.scratch_bytes(bounded.max_tokens, bounded.max_gather, config.vocab_size,
-                              pool.workers()),
+                              device.workers()),
         kernels.scratch_bytes({.heads = static_cast<std::int32_t>(config.num_attention_heads),
                                .rows = static_cast<std::int32_t>(bounded.max_tokens),
                                .tokens = bounded.max_tokens,
                                .max_q_len = static_cast<std::int32_t>(bounded.max_tokens),
                                .max_kv_len = static_cast<std::int32_t>(bounded.max_kv_len),
-                               .workers = pool.workers()}));
-    ESPALIER_ASSIGN_OR_RETURN(Buffer activations, Buffer::host(activation_bytes));
-    ESPALIER_ASSIGN_OR_RETURN(Buffer scratch, Buffer::host(scratch_bytes));
-    return DeepseekModel(std::make_unique<State>(config, std::move(weights), backend, kernels, pool,
-                                                 bounded, std::move(activations),
+                               .workers = device.workers()}));
+    ESPALIER_ASSIGN_OR_RETURN(Buffer activations, device.allocate(activation_bytes));
+    ESPALIER_ASSIGN_OR_RETURN(Buffer scratch, device.allocate(scratch_bytes));
+    return DeepseekModel(std::make_unique<State>(config, std::move(weights), backend, kernels,
+                                                 device, bounded, std::move(activations),
                                                  std::move(scratch)));
 }
 
@@ -294,6 +294,7 @@ DeepseekModel::~DeepseekModel() = default;
 const checkpoint::ModelConfig& DeepseekModel::config() const { return state_->config; }
 const Weights& DeepseekModel::weights() const { return state_->weights; }
 const ModelLimits& DeepseekModel::limits() const { return state_->limits; }
+Device& DeepseekModel::device() const { return state_->context.device; }
 
 mla::KvFormat DeepseekModel::kv_format() const {
     return state_->act == DType::bf16 ? mla::KvFormat::bf16 : mla::KvFormat::f32;

@@ -17,8 +17,8 @@ const Matrix kNone;
 
 struct Machine {
     explicit Machine(int workers)
-        : pool(workers), arena(make_arena(1 << 20)), context{pool, arena} {}
-    ThreadPool pool;
+        : device(workers), arena(make_arena(1 << 20)), context{device, arena} {}
+    CpuDevice device;
     Arena arena;
     OpContext context;
 };
