@@ -84,7 +84,7 @@ struct DeepseekModel::State {
           backend(backend_in),
           kernels(kernels_in),
           limits(limits_in),
-          act(linalg::input_dtype(weights.dtype)),
+          act(weights.format.input()),
           router(router_rule(config)),
           frequencies(inverse_frequencies(config)),
           magnitude(rope_magnitude(config)),
@@ -267,7 +267,7 @@ Expected<DeepseekModel> DeepseekModel::create(const checkpoint::ModelConfig& con
     ESPALIER_RETURN_IF_ERROR(check_operations_hold(config));
     ModelLimits bounded = limits;
     if (bounded.max_kv_len == 0) bounded.max_kv_len = config.max_position_embeddings;
-    const DType act = linalg::input_dtype(weights.dtype);
+    const DType act = weights.format.input();
     const std::size_t activation_bytes =
         Activations::plan_bytes(config, act, bounded.max_tokens, bounded.max_gather);
     const std::size_t scratch_bytes = std::max(
@@ -306,8 +306,8 @@ Expected<Matrix> DeepseekModel::forward(const batch::BatchView& batch, cache::Kv
     s.tokens = batch.cap_tokens;
     s.gather = batch.cap_gather;
     std::fill_n(s.a.nonfinite, s.tokens, std::uint8_t{0});
-    s.backend.embed(s.context, batch.tokens, s.weights.embedding, s.live(s.a.residual));
-    s.backend.rope_angles(s.context, batch.position, s.tokens, {s.frequencies.data(), s.magnitude},
+    s.backend.embed(s.context, batch.tokens, s.weights.embedding.table, s.live(s.a.residual));
+    s.backend.rope_angles(s.context, batch.position, s.tokens, {s.frequencies, s.magnitude},
                           s.live(s.a.cos_sin));
     for (std::size_t index = 0; index < s.weights.layers.size(); ++index) {
         const LayerWeights& layer = s.weights.layers[index];
