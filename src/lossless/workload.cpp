@@ -5,13 +5,12 @@
 #include <array>
 #include <string>
 
+#include "base/random.hpp"
 #include "cache/page.hpp"
-#include "conformance/random.hpp"
 
 namespace espalier::lossless {
 namespace {
 
-using conformance::Random;
 using Tokens = std::vector<std::int32_t>;
 
 class Generator {
