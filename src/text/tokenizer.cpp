@@ -105,13 +105,6 @@ class Encoder {
     std::vector<TokenId> ids_;
 };
 
-// The text of a file beside the tokenizer, empty if it is not there.
-Expected<std::string> read_optional(const std::filesystem::path& path) {
-    auto text = read_text_file(path, VocabularyLimits::kFileBytes);
-    if (!text && text.error().kind == ErrorKind::not_found) return std::string();
-    return text;
-}
-
 }  // namespace
 
 void Tokenizer::Model::index_tokens(const std::vector<bool>& reachable, bool any_token) {
@@ -146,22 +139,25 @@ Expected<void> apply_config(const TokenizerConfig& config, std::string_view name
 }
 
 Expected<Tokenizer> Tokenizer::load(const std::filesystem::path& directory) {
-    ESPALIER_ASSIGN_OR_RETURN(const std::string config,
-                              read_optional(directory / "tokenizer_config.json"));
+    const auto read = [&](const char* name) {
+        return read_optional_text_file(directory / name, VocabularyLimits::kFileBytes);
+    };
+    ESPALIER_ASSIGN_OR_RETURN(const auto config, read("tokenizer_config.json"));
     auto tokenizer = [&]() -> Expected<Tokenizer> {
-        ESPALIER_ASSIGN_OR_RETURN(const std::string json,
-                                  read_optional(directory / "tokenizer.json"));
-        if (!json.empty()) return from_tokenizer_json(json, config, directory.string());
-        ESPALIER_ASSIGN_OR_RETURN(const std::string ranks,
-                                  read_optional(directory / "tiktoken.model"));
-        if (!ranks.empty()) return from_tiktoken(ranks, config, directory.string());
+        ESPALIER_ASSIGN_OR_RETURN(const auto json, read("tokenizer.json"));
+        if (json) return from_tokenizer_json(*json, config, directory.string());
+        ESPALIER_ASSIGN_OR_RETURN(const auto ranks, read("tiktoken.model"));
+        if (ranks) return from_tiktoken(*ranks, config, directory.string());
         return fail(ErrorKind::not_found, "{}: neither tokenizer.json nor tiktoken.model is there",
                     directory.string());
     }();
     if (!tokenizer) return tokenizer;
-    ESPALIER_ASSIGN_OR_RETURN(std::string own_file,
-                              read_optional(directory / "chat_template.jinja"));
-    if (!own_file.empty()) tokenizer->model_->chat_template = std::move(own_file);
+    ESPALIER_ASSIGN_OR_RETURN(auto own_file, read("chat_template.jinja"));
+    if (!own_file) return tokenizer;
+    if (own_file->empty())
+        return fail(ErrorKind::invalid, "{}: empty, expected a chat template",
+                    (directory / "chat_template.jinja").string());
+    tokenizer->model_->chat_template = std::move(*own_file);
     return tokenizer;
 }
 

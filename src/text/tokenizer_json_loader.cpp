@@ -204,7 +204,7 @@ Expected<void> check_config_tokens(const TokenizerConfig& config, const Tokenize
 }  // namespace
 
 Expected<Tokenizer> Tokenizer::from_tokenizer_json(std::string_view json_text,
-                                                   std::string_view config_json_text,
+                                                   std::optional<std::string_view> config_json_text,
                                                    std::string_view name) {
     const std::string file = fmt::format("{}/tokenizer.json", name);
     const std::string config_file = fmt::format("{}/tokenizer_config.json", name);
