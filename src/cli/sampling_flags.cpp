@@ -46,8 +46,8 @@ void SamplingFlags::add_to(CLI::App& command) {
                     "Drop tokens below this share of the most likely one")
         ->capture_default_str();
     command.add_option("--repetition-penalty", repetition_penalty,
-                       "Divides logits of tokens in prompt or output; the checkpoint's own, or 1, "
-                       "which is off, if not given");
+                       "Divides logits of tokens in prompt or output; the checkpoint's own, or 1 "
+                       "(off), if not given");
     command
         .add_option("--presence-penalty", sampling.presence_penalty,
                     "Subtracted from logits of tokens in the output; 0 is off")

@@ -3,6 +3,7 @@
 // words → BPE.
 #include "text/tokenizer.hpp"
 
+#include "base/at.hpp"
 #include "base/mapped_file.hpp"
 #include "text/model.hpp"
 #include "text/utf8.hpp"
@@ -110,7 +111,7 @@ class Encoder {
 void Tokenizer::Model::index_tokens(const std::vector<bool>& reachable, bool any_token) {
     std::vector<TokenId> ids;
     for (TokenId id = 0; id < vocabulary.size(); ++id) {
-        if (!reachable[static_cast<std::size_t>(id)]) continue;
+        if (!at(reachable, id)) continue;
         ids.clear();
         if (!any_token) bpe.encode(vocabulary.bytes(id), ids);
         vocabulary.index(id, any_token || (ids.size() == 1 && ids[0] == id));
@@ -121,7 +122,7 @@ Expected<void> apply_config(const TokenizerConfig& config, std::string_view name
                             Tokenizer::Model& model) {
     for (const std::string& token : config.special_tokens)
         if (const auto found = model.added_ids.find(token); found != model.added_ids.end())
-            model.special[static_cast<std::size_t>(found->second)] = true;
+            at(model.special, found->second) = true;
     const auto find = [&](const std::optional<std::string>& token,
                           std::string_view field) -> Expected<std::optional<TokenId>> {
         if (!token) return std::nullopt;
@@ -198,7 +199,7 @@ std::optional<TokenId> Tokenizer::id_of(std::string_view bytes) const {
 }
 
 bool Tokenizer::is_special(TokenId id) const {
-    return id >= 0 && id < vocabulary() && model_->special[static_cast<std::size_t>(id)];
+    return id >= 0 && id < vocabulary() && at(model_->special, id);
 }
 
 std::int64_t Tokenizer::vocabulary() const { return model_->vocabulary.size(); }
