@@ -106,7 +106,7 @@ Capacities Batch::capacities(int workers, bool invariant) const {
             .dense = !image_.custom_mask.empty()};
 }
 
-// Pages of all rows dealt from a shuffled pool in which every third page belongs to nobody.
+// Pages of all rows dealt from a shuffled pool in which every third page belongs to no row.
 void Batch::lay_pages(const std::vector<Row>& rows) {
     std::int64_t needed = 0;
     std::int64_t longest = 0;

@@ -34,7 +34,7 @@ struct Reserve {
 struct Layout {
     int page_tokens = 64;
     std::uint64_t seed = 1;      // of the shuffled pages
-    std::uint32_t poison = ~0u;  // fills every byte that nobody may read
+    std::uint32_t poison = ~0u;  // fills every byte that no kernel may read
     int leading_tokens = 0;      // of another call, before q_indptr[0]
     int padding_tokens = 3;
     int spare_entries = 2;  // block-table entries past the last page

@@ -6,7 +6,7 @@
 #include <limits>
 #include <numeric>
 
-#include "conformance/random.hpp"
+#include "base/random.hpp"
 #include "mla/implementation.hpp"
 
 namespace espalier::conformance {
