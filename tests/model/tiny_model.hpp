@@ -37,7 +37,7 @@ class RunningModel {
         ModelLimits limits;
         limits.max_gather = max_gather;
         auto made = DeepseekModel::create(checkpoint->config(), std::move(*weights), *backend_,
-                                          *kernels_, pool_, limits);
+                                          *kernels_, pool_, {.limits = limits});
         if (!made) throw std::runtime_error(made.error().message);
         model_ = std::make_unique<DeepseekModel>(std::move(*made));
     }
