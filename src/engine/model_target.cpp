@@ -7,8 +7,9 @@ namespace espalier::engine {
 
 Expected<std::unique_ptr<ModelTarget>> ModelTarget::create(model::DeepseekModel& model,
                                                            std::int64_t page_count) {
-    ESPALIER_ASSIGN_OR_RETURN(cache::KvStorage storage,
-                              cache::KvStorage::create(model.kv_layout(), page_count));
+    ESPALIER_ASSIGN_OR_RETURN(
+        cache::KvStorage storage,
+        cache::KvStorage::create(model.device(), model.kv_layout(), page_count));
     return std::unique_ptr<ModelTarget>(new ModelTarget(model, std::move(storage)));
 }
 
@@ -20,7 +21,8 @@ ModelTarget::ModelTarget(model::DeepseekModel& model, cache::KvStorage storage)
             .limits = model.limits(),
             .kv_layout = storage_.layout(),
             .page_count = storage_.page_count()},
-      draws_(static_cast<std::size_t>(info_.limits.max_gather)) {}
+      draws_(static_cast<std::size_t>(info_.limits.max_gather)),
+      nonfinite_(static_cast<std::size_t>(info_.limits.max_tokens)) {}
 
 Expected<void> ModelTarget::launch(const batch::BatchView& batch, const model::Taps& taps) {
     drawn_ = 0;
@@ -35,9 +37,13 @@ void ModelTarget::sample(std::span<const ops::NodeSampling> nodes) {
 }
 
 Expected<StepResult> ModelTarget::wait() {
+    Device& device = model_.device();
+    ESPALIER_RETURN_IF_ERROR(device.download(device.stream(), nonfinite_.data(),
+                                             computed_.nonfinite,
+                                             static_cast<std::size_t>(tokens_)));
     return StepResult{
         .draws = std::span(draws_).first(static_cast<std::size_t>(drawn_)),
-        .nonfinite = {computed_.nonfinite, static_cast<std::size_t>(tokens_)},
+        .nonfinite = std::span(nonfinite_).first(static_cast<std::size_t>(tokens_)),
     };
 }
 

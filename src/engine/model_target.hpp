@@ -37,6 +37,7 @@ class ModelTarget final : public Target {
     std::int64_t tokens_ = 0;
     std::vector<ops::Draw> draws_;
     std::int64_t drawn_ = 0;
+    std::vector<std::uint8_t> nonfinite_;
 };
 
 }  // namespace espalier::engine

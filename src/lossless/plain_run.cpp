@@ -100,7 +100,7 @@ class PlainRun {
 PlainRunner::PlainRunner(const Subject& subject)
     : subject_(subject),
       backend_(ops::make_reference_backend(CpuVariant::portable)),
-      pool_(1),
+      host_(1),
       arena_(Buffer()) {}
 
 Expected<Output> PlainRunner::run(const engine::CheckedRequest& checked, std::int32_t choice,
@@ -109,7 +109,7 @@ Expected<Output> PlainRunner::run(const engine::CheckedRequest& checked, std::in
     ESPALIER_ASSIGN_OR_RETURN(model::Sequence sequence,
                               model::Sequence::create(subject_.model, absorbed ? 0 : length,
                                                       length + checked.rules.options().max_tokens));
-    return PlainRun(subject_, *backend_, {pool_, arena_}, checked, choice, std::move(sequence))();
+    return PlainRun(subject_, *backend_, {host_, arena_}, checked, choice, std::move(sequence))();
 }
 
 }  // namespace espalier::lossless

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "accept/request_progress.hpp"
+#include "base/cpu_device.hpp"
 #include "base/error.hpp"
 #include "engine/request.hpp"
 #include "model/deepseek.hpp"
@@ -45,7 +46,7 @@ class PlainRunner {
   private:
     Subject subject_;
     std::unique_ptr<ops::Backend> backend_;
-    ThreadPool pool_;
+    CpuDevice host_;
     Arena arena_;
 };
 

@@ -58,6 +58,8 @@ Activations lay_out(Take&& take, const checkpoint::ModelConfig& config, DType ac
     a.gathered_act = matrix(gather, hidden, act);
     a.logits = matrix(gather, config.vocab_size, DType::f32);
     a.nonfinite = reinterpret_cast<std::uint8_t*>(take(tokens));
+    a.move_source = reinterpret_cast<std::int64_t*>(take(tokens * 8));
+    a.move_destination = reinterpret_cast<std::int64_t*>(take(tokens * 8));
     return a;
 }
 

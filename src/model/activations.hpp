@@ -43,6 +43,9 @@ struct Activations {
     Matrix gathered_act;                // [G, hidden] act
     Matrix logits;                      // [G, vocabulary] f32
     std::uint8_t* nonfinite = nullptr;  // [T]: 1 where any layer's cache entry was flushed
+    // [T] each: the slots that a commit moves
+    std::int64_t* move_source = nullptr;
+    std::int64_t* move_destination = nullptr;
 
     // Takes everything from the arena; plan_bytes() says how much that is.
     static Activations take(Arena& arena, const checkpoint::ModelConfig& config, DType act,

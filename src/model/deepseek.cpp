@@ -53,7 +53,7 @@ struct DeepseekModel::State {
     OpContext context;
 
     State(const checkpoint::ModelConfig& config_in, Weights weights_in,
-          const ops::Backend& backend_in, const mla::Kernels& kernels_in, ThreadPool& pool,
+          const ops::Backend& backend_in, const mla::Kernels& kernels_in, Device& device,
           const ModelLimits& limits_in, mla::KvFormat format, Buffer activations,
           Buffer scratch_memory)
         : config(config_in),
@@ -67,7 +67,7 @@ struct DeepseekModel::State {
           scratch(std::move(scratch_memory)),
           a(Activations::take(activations_arena, config, linalg::input_dtype(weights.dtype),
                               limits.max_tokens, limits.max_gather)),
-          context{pool, scratch} {}
+          context{device, scratch} {}
 
     Expected<void> check_batch(const batch::BatchView& batch, const cache::KvStorage& kv) const;
     Expected<void> check_taps(const Taps& taps, std::int64_t tokens) const;
@@ -137,7 +137,7 @@ Matrix DeepseekModel::State::logits_of(const batch::BatchView& batch) {
 
 Expected<DeepseekModel> DeepseekModel::create(const checkpoint::ModelConfig& config,
                                               Weights weights, const ops::Backend& backend,
-                                              const mla::Kernels& kernels, ThreadPool& pool,
+                                              const mla::Kernels& kernels, Device& device,
                                               const ModelSettings& settings) {
     ESPALIER_RETURN_IF_ERROR(check_operations_hold(config));
     ModelLimits bounded = settings.limits;
@@ -148,17 +148,17 @@ Expected<DeepseekModel> DeepseekModel::create(const checkpoint::ModelConfig& con
         Activations::plan_bytes(config, act, bounded.max_tokens, bounded.max_gather);
     const std::size_t scratch_bytes = std::max(
         backend.scratch_bytes(bounded.max_tokens, bounded.max_gather, config.vocab_size,
-                              pool.workers()),
+                              device.workers()),
         kernels.scratch_bytes({.heads = static_cast<std::int32_t>(config.num_attention_heads),
                                .rows = static_cast<std::int32_t>(bounded.max_tokens),
                                .tokens = bounded.max_tokens,
                                .max_q_len = static_cast<std::int32_t>(bounded.max_tokens),
                                .max_kv_len = static_cast<std::int32_t>(bounded.max_kv_len),
-                               .workers = pool.workers()}));
-    ESPALIER_ASSIGN_OR_RETURN(Buffer activations, Buffer::host(activation_bytes));
-    ESPALIER_ASSIGN_OR_RETURN(Buffer scratch, Buffer::host(scratch_bytes));
-    return DeepseekModel(std::make_unique<State>(config, std::move(weights), backend, kernels, pool,
-                                                 bounded, format, std::move(activations),
+                               .workers = device.workers()}));
+    ESPALIER_ASSIGN_OR_RETURN(Buffer activations, device.allocate(activation_bytes));
+    ESPALIER_ASSIGN_OR_RETURN(Buffer scratch, device.allocate(scratch_bytes));
+    return DeepseekModel(std::make_unique<State>(config, std::move(weights), backend, kernels,
+                                                 device, bounded, format, std::move(activations),
                                                  std::move(scratch)));
 }
 
@@ -170,6 +170,7 @@ DeepseekModel::~DeepseekModel() = default;
 const checkpoint::ModelConfig& DeepseekModel::config() const { return state_->config; }
 const Weights& DeepseekModel::weights() const { return state_->weights; }
 const ModelLimits& DeepseekModel::limits() const { return state_->limits; }
+Device& DeepseekModel::device() const { return state_->context.device; }
 const cache::KvLayout& DeepseekModel::kv_layout() const { return state_->kv_layout; }
 
 Expected<ForwardResult> DeepseekModel::forward(const batch::BatchView& batch, cache::KvStorage& kv,
@@ -178,7 +179,8 @@ Expected<ForwardResult> DeepseekModel::forward(const batch::BatchView& batch, ca
     const std::int64_t tokens = batch.cap_tokens;
     ESPALIER_RETURN_IF_ERROR(s.check_batch(batch, kv));
     ESPALIER_RETURN_IF_ERROR(s.check_taps(taps, tokens));
-    std::fill_n(s.a.nonfinite, tokens, std::uint8_t{0});
+    ESPALIER_RETURN_IF_ERROR(s.context.device.fill(s.context.stream, s.a.nonfinite, std::byte{0},
+                                                   static_cast<std::size_t>(tokens)));
     s.backend.embed(s.context, batch.tokens, s.weights.embedding, s.a.residual.slice(0, tokens));
     s.backend.rope_angles(s.context, batch.position, tokens, s.rule.rope(),
                           s.a.cos_sin.slice(0, tokens));
@@ -209,10 +211,17 @@ Expected<void> DeepseekModel::compact(std::span<const std::int64_t> source,
                                       cache::KvStorage& kv) {
     CHECK(source.size() == destination.size(), "{} slots move to {}", source.size(),
           destination.size());
+    CHECK(std::ssize(source) <= state_->limits.max_tokens, "{} moves after a batch of at most {}",
+          source.size(), state_->limits.max_tokens);
+    const OpContext& context = state_->context;
     mla::CompactCall call;
-    call.moves = static_cast<std::int64_t>(source.size());
-    call.source = source.data();
-    call.destination = destination.data();
+    call.moves = std::ssize(source);
+    call.source = state_->a.move_source;
+    call.destination = state_->a.move_destination;
+    ESPALIER_RETURN_IF_ERROR(context.device.upload(context.stream, state_->a.move_source,
+                                                   source.data(), source.size_bytes()));
+    ESPALIER_RETURN_IF_ERROR(context.device.upload(context.stream, state_->a.move_destination,
+                                                   destination.data(), destination.size_bytes()));
     for (std::size_t layer = 0; layer < kv.layout().target.size(); ++layer) {
         call.kv = kv.target(static_cast<std::int64_t>(layer));
         ESPALIER_RETURN_IF_ERROR(state_->kernels.compact(state_->context, call));

@@ -40,10 +40,10 @@ struct ForwardResult {
 
 class DeepseekModel {
   public:
-    // Kernels and backend outlive the model.
+    // Kernels, backend and device outlive the model.
     static Expected<DeepseekModel> create(const checkpoint::ModelConfig& config, Weights weights,
                                           const ops::Backend& backend, const mla::Kernels& kernels,
-                                          ThreadPool& pool, const ModelSettings& settings);
+                                          Device& device, const ModelSettings& settings);
 
     DeepseekModel(DeepseekModel&&) noexcept;
     DeepseekModel& operator=(DeepseekModel&&) noexcept;
@@ -52,6 +52,7 @@ class DeepseekModel {
     const checkpoint::ModelConfig& config() const;
     const Weights& weights() const;
     const ModelLimits& limits() const;
+    Device& device() const;
     const cache::KvLayout& kv_layout() const;  // of the cache that it reads and writes
 
     // Writes the batch's latents into the cache, the hidden states that are asked for into the

@@ -15,8 +15,8 @@ Expected<Sequence> Sequence::create(const DeepseekModel& model, std::int64_t pro
                     model.limits().max_kv_len);
     Sequence sequence;
     const std::int64_t pages = (max_tokens + cache::kPageTokens - 1) / cache::kPageTokens;
-    ESPALIER_ASSIGN_OR_RETURN(sequence.storage_,
-                              cache::KvStorage::create(model.kv_layout(), pages + 1));
+    ESPALIER_ASSIGN_OR_RETURN(
+        sequence.storage_, cache::KvStorage::create(model.device(), model.kv_layout(), pages + 1));
     sequence.block_table_.resize(static_cast<std::size_t>(pages));
     std::iota(sequence.block_table_.begin(), sequence.block_table_.end(), cache::kNullPage + 1);
     sequence.decompressed_below_ = batch::decompressed_below(prompt_tokens);
@@ -60,8 +60,10 @@ Expected<Fed> Sequence::step(DeepseekModel& model, std::span<const std::int32_t>
                               model.forward(builder_.finish(), storage_));
     Fed fed;
     fed.logits = computed.logits;
-    fed.nonfinite = std::any_of(computed.nonfinite, computed.nonfinite + count,
-                                [](std::uint8_t flag) { return flag != 0; });
+    flags_.resize(tokens.size());
+    ESPALIER_RETURN_IF_ERROR(model.device().download(model.device().stream(), flags_.data(),
+                                                     computed.nonfinite, flags_.size()));
+    fed.nonfinite = std::count(flags_.begin(), flags_.end(), 0) < count;
     if (!fed.nonfinite) length_ += count;
     return fed;
 }

@@ -47,6 +47,7 @@ class Sequence {
     cache::KvStorage storage_;
     std::vector<std::int32_t> block_table_;
     batch::BatchBuilder builder_;
+    std::vector<std::uint8_t> flags_;  // of the last step's tokens
     std::int64_t decompressed_below_ = 0;
     std::int64_t length_ = 0;
 };

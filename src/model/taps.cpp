@@ -7,7 +7,7 @@
 
 namespace espalier::model {
 
-Expected<TapMemory> TapMemory::create(const checkpoint::ModelConfig& config,
+Expected<TapMemory> TapMemory::create(Device& device, const checkpoint::ModelConfig& config,
                                       std::vector<std::int32_t> layers, bool final_state,
                                       std::int64_t max_tokens) {
     for (const std::int32_t layer : layers)
@@ -22,7 +22,7 @@ Expected<TapMemory> TapMemory::create(const checkpoint::ModelConfig& config,
     const std::int64_t matrix_floats = max_tokens * config.hidden_size;
     ESPALIER_ASSIGN_OR_RETURN(
         made.memory_,
-        Buffer::host(static_cast<std::size_t>(matrices * matrix_floats) * sizeof(float)));
+        device.allocate(static_cast<std::size_t>(matrices * matrix_floats) * sizeof(float)));
     const auto matrix = [&](std::int64_t index) {
         return Matrix{
             reinterpret_cast<std::byte*>(made.memory_.as<float>() + index * matrix_floats),

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "base/buffer.hpp"
+#include "base/device.hpp"
 #include "base/error.hpp"
 #include "base/matrix.hpp"
 #include "checkpoint/model_config.hpp"
@@ -26,7 +26,7 @@ struct Taps {
 // Memory for the taps of the largest batch, taken at creation.
 class TapMemory {
   public:
-    static Expected<TapMemory> create(const checkpoint::ModelConfig& config,
+    static Expected<TapMemory> create(Device& device, const checkpoint::ModelConfig& config,
                                       std::vector<std::int32_t> layers, bool final_state,
                                       std::int64_t max_tokens);
     // Good while this lives and is not moved.

@@ -8,6 +8,7 @@
 #include <limits>
 #include <vector>
 
+#include "base/cpu_device.hpp"
 #include "ops/ops.hpp"
 #include "ops/portable_math.hpp"
 #include "ops/reference_sampling.hpp"
@@ -161,16 +162,16 @@ class ReferenceBackend final : public Backend {
 
     void product(OpContext& context, const Matrix& x, const PackedView& w, const Matrix& y,
                  Store store) const override {
-        products_.product(context.pool, x, w, y, store);
+        products_.product(pool_of(context), x, w, y, store);
     }
     void stacked_product(OpContext& context, const Matrix& x, std::int64_t x_step,
                          const PackedView& w, const Matrix& y, std::int64_t y_step) const override {
-        products_.stacked(context.pool, x, x_step, w, y, y_step);
+        products_.stacked(pool_of(context), x, x_step, w, y, y_step);
     }
     void expert_product(OpContext& context, const Matrix& x, const std::int32_t* source_token,
                         const std::int32_t* indptr, const PackedView& w,
                         const Matrix& y) const override {
-        products_.grouped(context.pool, x, source_token, indptr, w, y);
+        products_.grouped(pool_of(context), x, source_token, indptr, w, y);
     }
 
     void rope_angles(OpContext&, const std::int32_t* position, std::int64_t tokens,

@@ -163,7 +163,7 @@ std::vector<std::vector<float>> run_rows(RunningModel& model, const std::vector<
 
 TEST_P(ModelInvariance, RowsTogetherEqualRowsAlone) {
     RunningModel model = load(2);
-    auto storage = cache::KvStorage::create(model->kv_layout(), 32);
+    auto storage = cache::KvStorage::create(model->device(), model->kv_layout(), 32);
     ASSERT_TRUE(storage);
     std::vector<Request> requests;
     std::int32_t next_page = 1;

@@ -17,8 +17,8 @@ const Matrix kNone;
 
 struct Machine {
     explicit Machine(int workers)
-        : pool(workers), arena(make_arena(1 << 20)), context{pool, arena} {}
-    ThreadPool pool;
+        : device(workers), arena(make_arena(1 << 20)), context{device, arena} {}
+    CpuDevice device;
     Arena arena;
     OpContext context;
 };
@@ -294,7 +294,7 @@ TEST(ReduceAdd, GivesTheBitsOfAProductThatAccumulates) {
     source.n = kOutputs;
     source.k = kInputs;
     source.row_stride = kInputs;
-    const auto packed = linalg::PackedMatrix::pack(machine.pool, source);
+    const auto packed = linalg::PackedMatrix::pack(machine.device, source);
     ASSERT_TRUE(packed);
     for (const auto& backend : cpu_backends()) {
         std::vector<float> accumulated = start, partial(start.size()), residual = start;
