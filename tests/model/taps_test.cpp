@@ -130,7 +130,7 @@ TEST_F(TapsTest, LayerZeroIsTheEmbedding) {
     std::vector<float> embedded(static_cast<std::size_t>(kTokens * whole->config().hidden_size));
     Arena none{Buffer()};
     OpContext context{whole->device(), none};
-    whole.backend().embed(context, tokens_.data(), whole->weights().embedding,
+    whole.backend().embed(context, tokens_.data(), whole->weights().embedding.table,
                           Matrix::of(embedded.data(), kTokens, whole->config().hidden_size));
     EXPECT_EQ(rows(memory->taps().residual[0], kTokens), embedded);
     EXPECT_EQ(memory->taps().final_state.data, nullptr);
@@ -160,7 +160,7 @@ TEST_F(TapsTest, TheKvHalfAloneWritesWhatAWholePassWrites) {
     const batch::BatchView view = batch();
     ASSERT_TRUE(whole->forward(view, kv, memory->taps()));
 
-    const DType act = linalg::input_dtype(whole->weights().dtype);
+    const DType act = whole->weights().format.input();
     const std::size_t bytes = Activations::plan_bytes(whole->config(), act, 2 * kTokens, 1);
     Arena arena(std::move(*whole->device().allocate(bytes))), scratch{Buffer()};
     Activations a = Activations::take(arena, whole->config(), act, 2 * kTokens, 1);
@@ -168,7 +168,7 @@ TEST_F(TapsTest, TheKvHalfAloneWritesWhatAWholePassWrites) {
     const DecoderRule rule(whole->config());
     std::memcpy(a.residual.data, memory->taps().residual[0].data,
                 static_cast<std::size_t>(2 * kTokens * whole->config().hidden_size) * 4);
-    whole.backend().rope_angles(context, view.position, 2 * kTokens, rule.rope(),
+    whole.backend().rope_angles(context, view.position, 2 * kTokens, rule.rope,
                                 a.cos_sin.slice(0, 2 * kTokens));
     const DecoderLayer layer({rule, whole.backend(), whole.kernels(), a, context},
                              whole->weights().layers[1]);

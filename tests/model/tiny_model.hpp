@@ -34,7 +34,7 @@ class RunningModel {
         auto opened = checkpoint::Checkpoint::open(directory.string());
         if (!opened) throw std::runtime_error(opened.error().message);
         const auto checkpoint = std::make_shared<const checkpoint::Checkpoint>(std::move(*opened));
-        auto weights = Weights::load(checkpoint, device_);
+        auto weights = Weights::load(checkpoint, device_, *backend_);
         if (!weights) throw std::runtime_error(weights.error().message);
         ModelLimits limits;
         limits.max_gather = max_gather;
