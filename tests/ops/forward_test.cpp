@@ -152,6 +152,7 @@ TEST(StepLoop, OperationsDoNotAllocate) {
                    row_of.data(), store.plan());
     backend->combine_experts(context, Matrix::of(expert_out.data(), kTokens * 4, kHidden), rule,
                              store.plan(), Matrix(), out);
+    backend->reduce_add(context, in, out);
     backend->sample_nodes(context, Matrix::of(logits.data(), 2, kVocabulary), nodes.data(),
                           draws.data());
     EXPECT_EQ(allocations_so_far() - before, 0);
