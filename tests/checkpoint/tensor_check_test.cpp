@@ -107,7 +107,7 @@ TEST_F(TensorCheckTest, TensorsOfOtherArchitecturesAreRefused) {
         SCOPED_TRACE(name);
         write("tiny-v3");
         put(name, "F32", shape);
-        expect_error(check(), {"1 tensor(s)", "'" + std::string(name) + "'"});
+        expect_error(check(), {"1 tensor(s)", fmt::format("'{}'", name)});
     }
     write("tiny-v2");
     put("model.layers.1.mlp.gate.e_score_correction_bias", "F32", {8});
