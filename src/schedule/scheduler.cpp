@@ -30,6 +30,16 @@ Expected<void> check_options(const SchedulerOptions& options) {
                                       options.max_rows + options.prompt_quantum));
     ESPALIER_RETURN_IF_ERROR(
         at_least("max_step_gather (max_rows)", options.max_step_gather, options.max_rows));
+    ESPALIER_RETURN_IF_ERROR(at_least("max_step_splits", options.max_step_splits, 0));
+    if (options.max_step_splits > 0) {
+        if (!options.row_splits)
+            return fail(ErrorKind::invalid, "scheduler: max_step_splits is {} without row_splits",
+                        options.max_step_splits);
+        // The longest running request and the longest prompt must both be able to go on.
+        ESPALIER_RETURN_IF_ERROR(at_least("max_step_splits (two rows of max_model_len)",
+                                          options.max_step_splits,
+                                          2 * options.row_splits(1, options.max_model_len)));
+    }
     if (options.prefill_segment != 0 && options.prefill_segment != 256)
         return fail(ErrorKind::unsupported,
                     "scheduler: prefill_segment is {}, but only 256 and 0 (everything absorbed) "
@@ -194,7 +204,7 @@ bool Scheduler::cancel(RequestId id) {
     if (id.slot < 0 || id.slot >= slot_count() || !is_live(id)) return false;
     Job& job = at(id.slot);
     if (std::holds_alternative<Leaving>(job.state)) return false;
-    if (phase_ != Phase::planned || job.grant.tokens == 0) {
+    if (stage_ != Stage::planned || job.grant.tokens == 0) {
         end(job, EndReason::cancelled);
         return true;
     }
@@ -222,9 +232,7 @@ void Scheduler::end(Job& job, EndReason reason) {
     } else {
         recycle(std::move(std::get<Leaving>(job.state).pages));
     }
-    left_.tokens += job.grant.tokens;  // ended between the halves of a plan: others may have it
-    left_.gather += job.grant.gather;
-    job.grant = {};
+    grant(job, {});  // ended between the halves of a plan: others may have it
     job.state = Finished{reason};
     job.tokens = {};
     Group& group = group_of(job);
@@ -308,16 +316,11 @@ std::span<const std::int32_t> Scheduler::tokens(std::int32_t slot) const {
 std::int64_t Scheduler::prompt_tokens(std::int32_t slot) const {
     return live_job(slot).prompt_tokens;
 }
-std::int64_t Scheduler::tokens_left(std::int32_t slot) const {
-    return live_job(slot).max_length - live_job(slot).length();
-}
 std::int32_t Scheduler::choice(std::int32_t slot) const { return live_job(slot).choice; }
-std::int64_t Scheduler::preemptions(std::int32_t slot) const { return live_job(slot).preemptions; }
 std::int64_t Scheduler::hit_tokens(std::int32_t slot) const { return live_job(slot).hit_tokens; }
-const State& Scheduler::state(std::int32_t slot) const { return live_job(slot).state; }
 RequestId Scheduler::id(std::int32_t slot) const { return live_job(slot).id; }
 
-bool Scheduler::idle() const { return waiting_.size() + rows() == 0 && phase_ != Phase::planned; }
+bool Scheduler::idle() const { return waiting_.size() + rows() == 0 && stage_ != Stage::planned; }
 
 std::int32_t Scheduler::slot_count() const { return static_cast<std::int32_t>(jobs_.size()); }
 

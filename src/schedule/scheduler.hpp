@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -28,13 +29,22 @@
 
 namespace espalier::schedule {
 
+// Partial results that attention keeps for one absorbed row: never fewer for more tokens or for
+// more slots, whatever the mask. Pure.
+using RowSplits = std::function<std::int64_t(std::int64_t q_len, std::int64_t kv_len)>;
+
 struct SchedulerOptions {
     std::int64_t page_count = 0;     // with the null page, as in cache::KvStorage
     std::int64_t max_model_len = 0;  // tokens of a sequence, prompt and output
     std::int32_t max_rows = 256;     // requests in a batch; each has at most one row of each form
     std::int64_t max_step_tokens = 2048;  // at least max_rows + prompt_quantum
     std::int64_t max_step_gather = 2048;  // rows of logits; at least max_rows
-    std::int32_t max_waiting = 1024;      // requests (choices) that may wait when one is submitted
+    // The workspace of attention that is cut into splits: the sum of row_splits over the absorbed
+    // rows of a step. At least twice that of a row of one token and max_model_len slots. 0: not
+    // bounded (the CPU needs none).
+    std::int64_t max_step_splits = 0;
+    RowSplits row_splits;             // with max_step_splits
+    std::int32_t max_waiting = 1024;  // requests (choices) that may wait when one is submitted
     std::int64_t max_waiting_tokens = std::int64_t{1} << 24;
     // Below about 170 queries up-projecting the history costs more than the decompressed form
     // saves, so prompts advance by this much, or by what is left of them.
@@ -49,6 +59,9 @@ struct SchedulerOptions {
     // the bits of recomputation: pages of generated text are found only by prompts that would
     // compute that very form there.
     bool reuse_generated = false;
+    // Drafters write KV while they draft, so the pages of an offer are the request's own from
+    // offer_nodes on. Off: they are counted then and taken in next_plan, as far as they are used.
+    bool reserve_windows = false;
     std::uint64_t hash_seed = 0;  // random bits keep clients from choosing bad prompts
 };
 
@@ -65,11 +78,12 @@ class Scheduler {
     bool cancel(RequestId id);
 
     // First half of a plan: ends what is expired, preempts where pages run out, grants roots and
-    // one prompt quantum. The offers are good until next_plan, which leaves out who is cancelled
-    // in between.
+    // one prompt quantum, and says (or reserves) how many drafts may follow. The offers are good
+    // until next_plan, which leaves out who is cancelled in between.
     const NodeOffers& offer_nodes(Time now);
     // Second half. drafts[i]: how many the engine wants for offers.rows[i], within its limit and
-    // within the limit over all. Reserves the pages of every window and gives the rest to prompts.
+    // within the limit over all. Takes the pages of every window, gives back what was reserved
+    // beyond, and the rest to prompts.
     // An empty plan needs no advance.
     const Plan& next_plan(std::span<const std::int32_t> drafts);
     // Both halves, without drafts.
@@ -87,12 +101,9 @@ class Scheduler {
     // the request's next advance.
     std::span<const std::int32_t> tokens(std::int32_t slot) const;
     std::int64_t prompt_tokens(std::int32_t slot) const;
-    std::int64_t tokens_left(std::int32_t slot) const;  // of max_tokens
-    std::int32_t choice(std::int32_t slot) const;       // 0 … choices − 1
-    std::int64_t preemptions(std::int32_t slot) const;
+    std::int32_t choice(std::int32_t slot) const;  // 0 … choices − 1
     // Tokens that its first admission found in the prefix index (for usage).
     std::int64_t hit_tokens(std::int32_t slot) const;
-    const State& state(std::int32_t slot) const;
     RequestId id(std::int32_t slot) const;
 
     bool idle() const;                // nobody waits or runs
@@ -104,10 +115,17 @@ class Scheduler {
     void audit() const;
 
   private:
-    enum class Phase : std::uint8_t { idle, offered, planned };
+    friend class SchedulerInspection;  // tests read requests' states and preemptions
+
+    enum class Stage : std::uint8_t { idle, offered, planned };
     struct Room {
         std::int64_t tokens = 0;
         std::int64_t gather = 0;
+        std::int64_t splits = 0;
+    };
+
+    struct ChunkForms {
+        std::int64_t first, turn, end;  // decompressed below turn, absorbed from there on
     };
 
     struct Deadline {
@@ -145,8 +163,10 @@ class Scheduler {
     void grant_drafts(std::span<const std::int32_t> drafts);
     void grant_rest();
     void list_offers();
+    std::int64_t reserve_drafts(Job& job, std::int64_t drafts);
     void build_plan();
     void plan_root(Job& job);
+    static ChunkForms forms_of_chunk(const Job& job);
     void plan_chunk(Job& job);
     void plan_row(const Job& job, std::int64_t first, std::int64_t end, cache::Form form);
     bool admit(Job& job, bool may_preempt);
@@ -154,7 +174,11 @@ class Scheduler {
     std::int64_t chunk_limit(const Job& job, std::int64_t first) const;
     std::int64_t gather_of_chunk(const Job& job, std::int64_t first, std::int64_t chunk) const;
     bool reserve(const Job& job, cache::PageTable& pages, std::int64_t slots);
-    void grant(Job& job, std::int64_t tokens, std::int64_t gather);
+    void grant(Job& job, const Grant& whole);
+    std::int64_t splits_of_row(std::int64_t q_len, std::int64_t kv_len) const;
+    std::int64_t splits_of_chunk(const Job& job, std::int64_t first, std::int64_t chunk) const;
+    std::int64_t within_splits(const Job& job, std::int64_t first, std::int64_t most) const;
+    std::int64_t drafts_within_splits(const Job& job, std::int64_t most) const;
     const OrderEntry* next_prompt(const OrderKey& after) const;
     bool waits_for_sibling(const Job& job) const;
     bool leads(const Job& job, const Prefilling& prompt) const;
@@ -165,7 +189,7 @@ class Scheduler {
     std::int64_t rows() const { return prefilling_.size() + running_.size(); }
 
     // After the step (scheduler_advance.cpp).
-    void settle(Job& job, const PlannedRequest& share, const Outcome& outcome);
+    void apply(Job& job, const PlannedRequest& share, const Outcome& outcome);
     void check_outcome(const Job& job, const PlannedRequest& share, const Outcome& outcome) const;
     void start_running(Job& job);
     static void publish(const Job& job, cache::PageTable& pages, std::int64_t written);
@@ -186,7 +210,7 @@ class Scheduler {
     Totals totals_;
 
     // Of the plan that is being made, or runs.
-    Phase phase_ = Phase::idle;
+    Stage stage_ = Stage::idle;
     Room left_;
     std::int64_t passed_choices_ = 0;  // wait for a sibling's prompt and keep a row for then
     bool prompts_blocked_ = false;     // one got too little: nobody behind it gets anything

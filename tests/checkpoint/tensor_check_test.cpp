@@ -5,6 +5,7 @@
 
 #include "checkpoint/support.hpp"
 #include "checkpoint/synthetic.hpp"
+#include "support/paths.hpp"
 #include "support/safetensors_editor.hpp"
 
 namespace espalier::checkpoint {
@@ -65,7 +66,7 @@ TEST_F(TensorCheckTest, WholeModelsPass) {
 }
 
 TEST_F(TensorCheckTest, TheShippedModelPasses) {
-    const auto sapling = Checkpoint::open(std::string(ESPALIER_SOURCE_DIR) + "/models/sapling");
+    const auto sapling = Checkpoint::open(std::string(test::source_directory()) + "/models/sapling");
     ASSERT_TRUE(sapling) << sapling.error().message;
     const auto result = check_tensors(*sapling);
     EXPECT_TRUE(result) << result.error().message;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.hpp"
+#include "schedule/inspection.hpp"
 #include "schedule/referee.hpp"
 
 namespace espalier::schedule {
@@ -15,21 +16,79 @@ constexpr std::int64_t kPage = cache::kPageTokens;
 void Referee::count_page_users() {
     page_users_.clear();
     for (const auto& [order, serial] : live_) {
-        const auto* table = pages_of(scheduler_.state(books_.at(serial).id.slot));
+        const auto* table = pages_of(state_of(scheduler_, books_.at(serial).id.slot));
         if (table == nullptr) continue;
         for (const std::int32_t page : table->block_table()) ++page_users_[page];
     }
 }
 
+std::int64_t Referee::splits(std::int64_t q_len, std::int64_t kv_len) const {
+    const SchedulerOptions& options = scheduler_.options();
+    return options.max_step_splits == 0 || q_len == 0 ? 0 : options.row_splits(q_len, kv_len);
+}
+
+std::int64_t Referee::splits_of_chunk(const Book& book, std::int64_t first,
+                                      std::int64_t end) const {
+    return splits(end - std::clamp(book.turn, first, end), end);
+}
+
+// A reserved window is the request's own, drafts included, from the offer on; what drafters leave
+// there must never be read as text.
+void Referee::check_offers(const NodeOffers& offers) {
+    if (!scheduler_.options().reserve_windows) return;
+    count_page_users();
+    for (const NodeOffer& offer : offers.rows) {
+        const Book& book = books_.at(scheduler_.id(offer.slot).serial);
+        const std::int64_t end = book.length() + offer.max_drafts;
+        CHECK(std::ssize(offer.block_table) == cache::pages_for(end), "{} pages for {} slots",
+              offer.block_table.size(), end);
+        for (std::int64_t p = book.length() - 1; p < end; ++p) {
+            const std::int64_t page = offer.block_table[static_cast<std::size_t>(p / kPage)];
+            CHECK(page > 0 && page < scheduler_.options().page_count, "page {}", page);
+            CHECK(page_users_.at(static_cast<std::int32_t>(page)) == 1,
+                  "page {} is offered to one of {}", page,
+                  page_users_.at(static_cast<std::int32_t>(page)));
+            if (p >= book.length())
+                stored_[static_cast<std::size_t>(page * kPage + p % kPage)] = ++noise_ | 1;
+        }
+    }
+}
+
+// A running request's pages are those of its root and granted drafts; with reserved windows every
+// draft that was asked for is granted, unless splits are bounded.
+void Referee::check_windows_given_back() const {
+    for (std::size_t i = 0; i < offered_.size(); ++i) {
+        const Book& book = books_.at(offered_[i]);
+        if (live_.count(book.order()) == 0) continue;
+        const auto planned =
+            std::find_if(plan_->requests.begin(), plan_->requests.end(),
+                         [&](const PlannedRequest& one) { return one.id == book.id; });
+        CHECK(planned != plan_->requests.end(), "{} was offered nodes and has no row", offered_[i]);
+        const bool may_be_cut =
+            !scheduler_.options().reserve_windows || scheduler_.options().max_step_splits > 0;
+        CHECK(planned->drafts == wanted_drafts_[i] ||
+                  (may_be_cut && planned->drafts < wanted_drafts_[i]),
+              "{} drafts for {} that were asked for", planned->drafts, wanted_drafts_[i]);
+        const auto* table = pages_of(state_of(scheduler_, book.id.slot));
+        CHECK(table->pages() == cache::pages_for(book.length() + planned->drafts),
+              "{} pages for {} tokens and {} drafts", table->pages(), book.length(),
+              planned->drafts);
+    }
+}
+
 void Referee::check_budget(const Plan& plan) const {
     const SchedulerOptions& options = scheduler_.options();
-    std::int64_t tokens = 0, gather = 0, absorbed = 0;
+    std::int64_t tokens = 0, gather = 0, absorbed = 0, all_splits = 0;
     for (const PlannedRow& row : plan.rows) {
         CHECK(row.q_len >= 1, "a row of {} tokens", row.q_len);
         tokens += row.q_len;
         gather += row.gather_count();
-        absorbed += row.form == cache::Form::absorbed ? 1 : 0;
+        if (row.form != cache::Form::absorbed) continue;
+        ++absorbed;
+        all_splits += splits(row.q_len, row.first_position + row.q_len);
     }
+    CHECK(all_splits <= options.max_step_splits && plan.splits == all_splits,
+          "{} splits, {} counted, of {}", all_splits, plan.splits, options.max_step_splits);
     CHECK(tokens <= options.max_step_tokens, "{} tokens", tokens);
     CHECK(gather <= options.max_step_gather, "{} rows of logits", gather);
     CHECK(std::ssize(plan.requests) <= options.max_rows, "{} requests", plan.requests.size());
@@ -43,11 +102,11 @@ void Referee::check_preempted() const {
     for (const std::int64_t victim : resident_before_) {
         const Book& book = books_.at(victim);
         if (live_.count(book.order()) == 0) continue;
-        if (scheduler_.preemptions(book.id.slot) == book.preemptions) continue;
+        if (preemptions_of(scheduler_, book.id.slot) == book.preemptions) continue;
         for (const std::int64_t other : resident_before_) {
             const Book& kept = books_.at(other);
             if (live_.count(kept.order()) == 0) continue;
-            if (scheduler_.preemptions(kept.id.slot) != kept.preemptions) continue;
+            if (preemptions_of(scheduler_, kept.id.slot) != kept.preemptions) continue;
             CHECK(kept.order() < book.order(), "{} was preempted before {}", victim, other);
         }
     }
@@ -57,7 +116,7 @@ void Referee::check_share(const PlannedRequest& share) {
     Book& book = books_.at(share.id.serial);
     CHECK(live_.count(book.order()) == 1, "{} has ended and is planned", share.id.serial);
     CHECK(share.id == book.id, "slot {} for {}", share.id.slot, book.id.slot);
-    const std::int64_t preemptions = scheduler_.preemptions(book.id.slot);
+    const std::int64_t preemptions = preemptions_of(scheduler_, book.id.slot);
     if (preemptions != book.preemptions) book.resident = false;
     book.preemptions = preemptions;
     const PlannedRow& row = plan_->rows[static_cast<std::size_t>(share.first_row)];
@@ -112,9 +171,14 @@ void Referee::check_chunk(Book& book, const PlannedRequest& share) {
     CHECK(share.draws == (next == book.length()), "draws at {} of {}", next, book.length());
     const std::int64_t rest = book.length() - book.written;
     const bool logits = logits_done_[book.group] < std::ssize(book.request.prompt);
-    if (!book.request.prompt_logits || !logits)
-        CHECK(next - book.written >= std::min(scheduler_.options().prompt_quantum, rest),
-              "a chunk of {} with {} left", next - book.written, rest);
+    if (book.request.prompt_logits && logits) return;
+    // Splits may cut it short: one token more would not fit, or did not before somebody left.
+    const std::int64_t had = splits_of_chunk(book, book.written, next);
+    const std::int64_t more =
+        splits_of_chunk(book, book.written, std::min(next + 1, book.length()));
+    const bool cut = more > splits_left() + had || (more > 0 && left_meanwhile_);
+    CHECK(cut || next - book.written >= std::min(scheduler_.options().prompt_quantum, rest),
+          "a chunk of {} with {} left", next - book.written, rest);
 }
 
 void Referee::check_gather(const Book& book, const PlannedRow& row) {
@@ -143,7 +207,7 @@ void Referee::check_history(const Book& book, const PlannedRow& row, std::int64_
 
 // The whole window has pages, and nobody else can see them.
 void Referee::check_writable(const Book& book, const PlannedRow& row) const {
-    const cache::PageTable& table = *pages_of(scheduler_.state(book.id.slot));
+    const cache::PageTable& table = *pages_of(state_of(scheduler_, book.id.slot));
     CHECK(row.block_table.data() == table.block_table().data(), "another block table");
     const std::int64_t end = row.first_position + row.q_len;
     CHECK(table.slots() >= end, "{} slots reserved for {}", table.slots(), end);
@@ -160,7 +224,7 @@ bool Referee::sibling_leads(const Book& book) const {
     for (const auto& [order, serial] : live_) {
         const Book& other = books_.at(serial);
         if (other.group != book.group || serial == book.id.serial) continue;
-        if (!std::holds_alternative<Prefilling>(scheduler_.state(other.id.slot))) continue;
+        if (!std::holds_alternative<Prefilling>(state_of(scheduler_, other.id.slot))) continue;
         const std::int64_t prompt = std::ssize(other.request.prompt);
         const auto known = logits_done_.find(book.group);
         const bool logits =
@@ -170,17 +234,25 @@ bool Referee::sibling_leads(const Book& book) const {
     return false;
 }
 
-// Nobody gets a row while somebody before it in order waits for more than a sibling; and only the
-// last in order among running requests may be left out, for want of a page.
+// Nobody gets a row while somebody before it in order waits for more than a sibling. Of the running
+// requests one may be left out whose splits are not there, half of them being the first prompt's;
+// for want of a page only the last in order.
 void Referee::check_order() const {
+    const std::int64_t most_splits = scheduler_.options().max_step_splits;
+    std::int64_t roots = 0;  // splits of those before
     const Book* passed_over = nullptr;
     bool stalled = false;
     for (const auto& [order, serial] : live_) {
         const Book& book = books_.at(serial);
-        const State& state = scheduler_.state(book.id.slot);
+        const State& state = state_of(scheduler_, book.id.slot);
         if (std::holds_alternative<Running>(state)) {
+            const std::int64_t root = splits(1, book.length());
+            // (Who was cancelled since may have had splits too.)
+            const bool no_splits = roots + root > most_splits / 2 || (root > 0 && left_meanwhile_);
+            if (planned_.count(serial) == 0 && no_splits) continue;
             CHECK(!stalled, "{} runs, one before it is left out", serial);
             stalled = planned_.count(serial) == 0;
+            roots += root;
         } else if (std::holds_alternative<Waiting>(state)) {
             if (before_.count(serial) == 1 && !sibling_leads(book) && passed_over == nullptr)
                 passed_over = &book;
@@ -197,7 +269,7 @@ void Referee::check_progress(const Plan& plan) const {
     const Book& head = books_.at(head_);
     for (const PlannedRequest& share : plan.requests) {
         if (share.id.serial == head_) return;
-        const bool waits = std::holds_alternative<Waiting>(scheduler_.state(head.id.slot));
+        const bool waits = std::holds_alternative<Waiting>(state_of(scheduler_, head.id.slot));
         if (waits && books_.at(share.id.serial).group == head.group && !share.runs) return;
     }
     CHECK(false, "request {} is first in order and got nothing", head_);
@@ -208,20 +280,31 @@ void Referee::check_progress(const Plan& plan) const {
 void Referee::check_quantum() const {
     const SchedulerOptions& options = scheduler_.options();
     const Gauges gauges = scheduler_.gauges();
-    std::int64_t running = 0, rows_before = 0;
+    std::int64_t running = 0, rows_before = 0, roots = 0;
+    const bool prompt_planned = std::ranges::any_of(
+        plan_->requests, [](const PlannedRequest& share) { return !share.runs; });
     for (const auto& [order, serial] : live_) {
         const Book& book = books_.at(serial);
-        const State& state = scheduler_.state(book.id.slot);
+        const State& state = state_of(scheduler_, book.id.slot);
         rows_before += pages_of(state) != nullptr || sibling_leads(book) ? 1 : 0;
         if (std::holds_alternative<Running>(state)) {
-            if (planned_.count(serial) == 0) return;  // it lacks a page: prompts behind it wait
             ++running;
+            const std::int64_t root = splits(1, book.length());
+            if (planned_.count(serial) == 0) {
+                if (roots + root <= options.max_step_splits / 2)
+                    return;                  // it lacks a page: prompts behind it wait
+                if (prompt_planned) return;  // it lacks splits: one prompt goes on
+                continue;
+            }
+            roots += root;
             continue;
         }
         if (before_.count(serial) == 0) continue;
         const auto* prompt = std::get_if<Prefilling>(&state);
         if (prompt == nullptr && sibling_leads(book)) continue;
         if (planned_.count(serial) == 1) return;
+        const std::int64_t begun = prompt == nullptr ? 0 : prompt->computed;
+        if (splits_of_chunk(book, begun, begun + 1) > splits_left()) return;
         const std::int64_t spare = gauges.pages.available();
         if (prompt != nullptr) {
             const std::int64_t chunk =
