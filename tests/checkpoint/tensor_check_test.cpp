@@ -5,6 +5,7 @@
 
 #include "checkpoint/support.hpp"
 #include "checkpoint/synthetic.hpp"
+#include "support/paths.hpp"
 #include "support/safetensors_editor.hpp"
 
 namespace espalier::checkpoint {
@@ -65,7 +66,7 @@ TEST_F(TensorCheckTest, WholeModelsPass) {
 }
 
 TEST_F(TensorCheckTest, TheShippedModelPasses) {
-    const auto sapling = Checkpoint::open(std::string(ESPALIER_SOURCE_DIR) + "/models/sapling");
+    const auto sapling = Checkpoint::open(std::string(test::source_directory()) + "/models/sapling");
     ASSERT_TRUE(sapling) << sapling.error().message;
     const auto result = check_tensors(*sapling);
     EXPECT_TRUE(result) << result.error().message;
@@ -107,7 +108,7 @@ TEST_F(TensorCheckTest, TensorsOfOtherArchitecturesAreRefused) {
         SCOPED_TRACE(name);
         write("tiny-v3");
         put(name, "F32", shape);
-        expect_error(check(), {"1 tensor(s)", "'" + std::string(name) + "'"});
+        expect_error(check(), {"1 tensor(s)", fmt::format("'{}'", name)});
     }
     write("tiny-v2");
     put("model.layers.1.mlp.gate.e_score_correction_bias", "F32", {8});
