@@ -57,7 +57,6 @@ Activations lay_out(Take&& take, const checkpoint::ModelConfig& config, DType ac
     a.gathered_act = matrix(gather, hidden, act);
     a.logits = matrix(gather, config.vocab_size, DType::f32);
     a.nonfinite = reinterpret_cast<std::uint8_t*>(take(tokens));
-    a.layer_nonfinite = reinterpret_cast<std::uint8_t*>(take(tokens));
     return a;
 }
 

@@ -35,14 +35,13 @@ struct Activations {
     Matrix shared_out;     // [T, hidden] f32
     Matrix router_logits;  // [T, experts] f32
     ops::ExpertPlan plan{};
-    Matrix pair_gate_up;                      // [T·top_k, 2·I] f32
-    Matrix pair_gated;                        // [T·top_k, I] act
-    Matrix pair_out;                          // [T·top_k, hidden] f32
-    Matrix gathered;                          // [G, hidden] f32
-    Matrix gathered_act;                      // [G, hidden] act
-    Matrix logits;                            // [G, vocabulary] f32
-    std::uint8_t* nonfinite = nullptr;        // [T]: any layer
-    std::uint8_t* layer_nonfinite = nullptr;  // [T]: this layer
+    Matrix pair_gate_up;                // [T·top_k, 2·I] f32
+    Matrix pair_gated;                  // [T·top_k, I] act
+    Matrix pair_out;                    // [T·top_k, hidden] f32
+    Matrix gathered;                    // [G, hidden] f32
+    Matrix gathered_act;                // [G, hidden] act
+    Matrix logits;                      // [G, vocabulary] f32
+    std::uint8_t* nonfinite = nullptr;  // [T]: any layer
 
     // Takes everything from the arena; plan_bytes() says how much that is.
     static Activations take(Arena& arena, const checkpoint::ModelConfig& config, DType act,

@@ -195,10 +195,8 @@ Expected<void> DeepseekModel::State::attention(const LayerWeights& layer,
     append.rope_stride = a.key_rope.stride;
     append.slot = batch.slot;
     append.kv = kv;
-    append.nonfinite = a.layer_nonfinite;
+    append.nonfinite = a.nonfinite;
     ESPALIER_RETURN_IF_ERROR(kernels.append(context, append));
-    for (std::int64_t token = 0; token < tokens; ++token)
-        a.nonfinite[token] |= a.layer_nonfinite[token];
 
     backend.convert(context, live(a.q), mla::kQuery,
                     static_cast<std::int32_t>(config.num_attention_heads), mla::kNope,
