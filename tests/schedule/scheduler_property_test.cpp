@@ -147,7 +147,7 @@ std::vector<std::int64_t> numbers_of(const Plan& plan) {
 TEST(SchedulerProperty, ReservingWindowsTakesNothingFromPrompts) {
     std::int64_t compared = 0, scarce = 0;
     for (std::uint64_t seed = 0; seed < 300; ++seed) {
-        conformance::Random random(seed);
+        Random random(seed);
         SchedulerOptions options = random_options(random);
         options.prefix_cache = false;
         options.reserve_windows = false;
