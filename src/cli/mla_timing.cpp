@@ -131,7 +131,7 @@ Expected<Problem> Problem::create(conformance::Device& device, const PagePool& p
 }
 
 // Seconds of one replay; the first one warms up.
-Expected<double> median_play(conformance::RecordedWork& recorded, int repetitions) {
+Expected<double> median_play(RecordedWork& recorded, int repetitions) {
     std::vector<double> seconds;
     for (int repetition = -1; repetition < repetitions; ++repetition) {
         ESPALIER_ASSIGN_OR_RETURN(const double time, recorded.timed_play());
