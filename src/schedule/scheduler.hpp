@@ -19,6 +19,7 @@
 #include <span>
 #include <vector>
 
+#include "base/engine_sizes.hpp"
 #include "base/error.hpp"
 #include "cache/page_pool.hpp"
 #include "schedule/job.hpp"
@@ -28,14 +29,8 @@
 
 namespace espalier::schedule {
 
-struct SchedulerOptions {
-    std::int64_t page_count = 0;     // with the null page, as in cache::KvStorage
-    std::int64_t max_model_len = 0;  // tokens of a sequence, prompt and output
-    std::int32_t max_rows = 256;     // requests in a batch; each has at most one row of each form
-    std::int64_t max_step_tokens = 2048;  // at least max_rows + prompt_quantum
-    std::int64_t max_step_gather = 2048;  // rows of logits; at least max_rows
-    std::int32_t max_waiting = 1024;      // requests (choices) that may wait when one is submitted
-    std::int64_t max_waiting_tokens = std::int64_t{1} << 24;
+// The sizes of the engine (base/engine_sizes.hpp), and how its scheduler is to work.
+struct SchedulerOptions : EngineSizes {
     // Below about 170 queries up-projecting the history costs more than the decompressed form
     // saves, so prompts advance by this much, or by what is left of them.
     std::int64_t prompt_quantum = 512;

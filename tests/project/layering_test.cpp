@@ -36,9 +36,13 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"replay",
      {"base", "ops", "checkpoint", "text", "cache", "speculate", "schedule", "model", "accept",
       "engine", "trace"}},
+    {"runtime",
+     {"base", "mla", "ops", "checkpoint", "text", "cache", "speculate", "schedule", "model",
+      "engine", "trace", "replay"}},
     {"cli",
      {"base", "linalg", "mla", "conformance", "ops", "checkpoint", "text", "cache", "batch",
-      "speculate", "schedule", "model", "accept", "engine", "lossless", "trace", "replay"}},
+      "speculate", "schedule", "model", "accept", "engine", "lossless", "trace", "replay",
+      "runtime"}},
 };
 
 TEST(Layering, FoldersIncludeOnlyWhatLiesBelowThem) {
