@@ -29,15 +29,15 @@ const Figure kFigures[] = {
     {"between tokens p99 ms", 2, [](Result r) { return 1e3 * percentile(r.gaps, 0.99); }},
     {"accepted drafts per step", 2,
      [](Result r) {
-         return ratio(number(r.status.sums.accepted), number(r.status.sums.drawing_steps));
+         return ratio(number(r.status.sums.steps.accepted), number(r.status.sums.drawing_steps()));
      }},
     {"drafts verified", 0, [](Result r) { return number(tokens(r).drafts); }},
     {"% of these accepted", 1,
      [](Result r) {
-         return 100 * ratio(number(r.status.sums.accepted), number(tokens(r).drafts));
+         return 100 * ratio(number(r.status.sums.steps.accepted), number(tokens(r).drafts));
      }},
     {"steps", 0, [](Result r) { return number(r.status.steps); }},
-    {"requests per step", 1, [](Result r) { return per_step(r, r.status.sums.requests); }},
+    {"requests per step", 1, [](Result r) { return per_step(r, r.status.sums.steps.requests); }},
     {"roots per step", 1, [](Result r) { return per_step(r, tokens(r).roots); }},
     {"drafts per step", 1, [](Result r) { return per_step(r, tokens(r).drafts); }},
     {"prompt tokens per step", 1,
@@ -48,12 +48,14 @@ const Figure kFigures[] = {
     {"prompt tokens from the prefix index", 0,
      [](Result r) { return number(r.status.totals.hit_tokens); }},
     {"ms per step", 3, [](Result r) { return 1e-6 * per_step(r, r.status.sums.busy); }},
-    {"% of the time in the model", 1, [](Result r) { return share(r, r.status.sums.model); }},
-    {"% in sampling", 1, [](Result r) { return share(r, r.status.sums.sampling); }},
-    {"% in planning and drafting", 2, [](Result r) { return share(r, r.status.sums.planning); }},
+    {"% of the time in the model", 1, [](Result r) { return share(r, r.status.sums.steps.model); }},
+    {"% in sampling", 1, [](Result r) { return share(r, r.status.sums.steps.sampling); }},
+    {"% in planning and drafting", 2,
+     [](Result r) { return share(r, r.status.sums.steps.planning); }},
     {"% outside model and sampling", 2,
      [](Result r) {
-         return share(r, r.status.sums.busy - r.status.sums.model - r.status.sums.sampling);
+         return share(
+             r, r.status.sums.busy - r.status.sums.steps.model - r.status.sums.steps.sampling);
      }},
 };
 

@@ -73,10 +73,10 @@ Expected<EngineSizes> sizes_for(const engine::Request& request, runtime::SizeOpt
                               runtime::size_facts(*files.checkpoint));
     engine::RequestLimits limits;
     limits.vocabulary = config.vocab_size;
-    limits.max_model_len =
+    limits.sizes.max_model_len =
         sizes.max_model_len > 0 ? sizes.max_model_len : config.max_position_embeddings;
-    limits.page_count =
-        1 + (sizes.pages > 0 ? sizes.pages : cache::pages_for(limits.max_model_len));
+    limits.sizes.page_count =
+        1 + (sizes.pages > 0 ? sizes.pages : cache::pages_for(limits.sizes.max_model_len));
     ESPALIER_ASSIGN_OR_RETURN(const engine::CheckedRequest checked,
                               engine::check_request(request, limits, *files.tokenizer));
     if (sizes.rows == 0) sizes.rows = request.choices;
@@ -105,11 +105,7 @@ Expected<Result> generate(const Options& options, engine::Engine& engine,
     while (stream.next(updates)) {
         if (first == start) first = Clock::now();
         for (std::size_t i = 0; i < updates.choices.size(); ++i) {
-            accept::Emission& all = result.choices[i].emission;
-            const accept::Emission& piece = updates.choices[i].emission;
-            all.text += piece.text;
-            all.tokens.insert(all.tokens.end(), piece.tokens.begin(), piece.tokens.end());
-            all.top.insert(all.top.end(), piece.top.begin(), piece.top.end());
+            result.choices[i].emission.append(updates.choices[i].emission);
             result.choices[i].last = updates.choices[i];
         }
         if (!options.json) print(updates.choices[0].emission.text);

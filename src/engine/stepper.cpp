@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/stepper.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/check.hpp"
@@ -50,9 +51,9 @@ Expected<std::unique_ptr<Stepper>> Stepper::create(StepperParts parts,
 Stepper::Stepper(StepperParts parts, const StepperSettings& settings,
                  std::unique_ptr<schedule::Scheduler> scheduler, cache::KvStorage storage)
     : parts_(std::move(parts)),
-      limits_{parts_.model.config().vocab_size, settings.schedule.max_model_len,
-              settings.schedule.page_count,     parts_.model.config().eos_token_ids,
-              settings.schedule.max_waiting,    settings.schedule.max_waiting_tokens},
+      limits_{.vocabulary = parts_.model.config().vocab_size,
+              .sizes = settings.schedule,
+              .eos_token_ids = parts_.model.config().eos_token_ids},
       scheduler_(std::move(scheduler)),
       storage_(std::move(storage)),
       speculation_({settings.grant, settings.schedule.max_rows, limits_.vocabulary, parts_.script},
@@ -80,8 +81,10 @@ std::span<const schedule::PlannedRow> Stepper::rows_of(
                                static_cast<std::size_t>(share.rows));
 }
 
-Expected<std::vector<schedule::RequestId>> Stepper::submit(CheckedRequest checked,
-                                                           std::shared_ptr<Receiver> receiver) {
+std::vector<schedule::RequestId> Stepper::submit(CheckedRequest checked,
+                                                 std::shared_ptr<Receiver> receiver,
+                                                 schedule::Time arrived) {
+    now_ = std::max(now_, arrived);
     Request& request = checked.request;
     const accept::OutputOptions& output = checked.rules.options();
     const auto group = std::make_shared<RequestGroup>(std::move(checked.sampling));
@@ -102,8 +105,7 @@ Expected<std::vector<schedule::RequestId>> Stepper::submit(CheckedRequest checke
     wanted.salt = request.salt;
     wanted.prompt_logits = group->prompt_logprobs && !group->prompt_logprobs->complete();
     wanted.max_drafts = request.speculate ? kMaxDrafts : 0;
-    ESPALIER_ASSIGN_OR_RETURN(std::vector<schedule::RequestId> ids,
-                              scheduler_->submit(std::move(wanted)));
+    const std::vector<schedule::RequestId> ids = scheduler_->submit(std::move(wanted));
     if (parts_.observer != nullptr) parts_.observer->submitted(checked, ids, parts_.clock());
     for (std::size_t choice = 0; choice < ids.size(); ++choice) {
         const auto slot = static_cast<std::size_t>(ids[choice].slot);
@@ -112,6 +114,7 @@ Expected<std::vector<schedule::RequestId>> Stepper::submit(CheckedRequest checke
         live_[slot] = std::make_unique<LiveRequest>(
             ids[choice], static_cast<std::int32_t>(choice), group,
             accept::RequestProgress(checked.rules, parts_.tokenizer, request.prompt));
+        live_[slot]->times.arrived = arrived;
     }
     return ids;
 }
@@ -139,6 +142,7 @@ void Stepper::abandon(Interruption why, const std::string& message) {
 StepReport Stepper::step() {
     StepReport report;
     StepTimer timer(parts_.clock, report);
+    now_ = report.begin;
     plan_ = &make_plan(report.begin, timer);
     report.number = plan_->number;
     report.planning = timer.lap(Phase::plan) - report.begin;
@@ -171,7 +175,7 @@ void Stepper::run_plan(StepReport& report, StepTimer& timer) {
         parts_.observer->walked(
             {*plan_, batch_, walks_, ran ? std::string_view() : ran.error().message});
     scheduler_->advance(outcomes_, timer.lap(Phase::commit));
-    timer.lap(Phase::advance);
+    now_ = timer.lap(Phase::advance);
     emit();
     report.whole = timer.lap(Phase::emit) - report.begin;
 }
@@ -206,6 +210,7 @@ void Stepper::start_drafting(const schedule::PlannedRequest& share) {
     LiveRequest& request = live(share.id);
     if (request.planned) return;
     request.planned = true;
+    request.times.planned = now_;
     request.cached_tokens = scheduler_->hit_tokens(share.id.slot);
     const auto prompt = static_cast<std::size_t>(scheduler_->prompt_tokens(share.id.slot));
     speculation_.begin(share.id.slot, scheduler_->tokens(share.id.slot).first(prompt),

@@ -158,6 +158,8 @@ class Generator {
         if (random_.chance(0.4)) options.top_logprobs = random_.between(0, 5);
         if ((long_ || prompt_length <= 150) && random_.chance(0.15))
             options.prompt_top_logprobs = random_.between(0, 3);
+        if (options.prompt_top_logprobs && random_.chance(0.2))
+            options.max_tokens = options.min_tokens = 0;  // the prompt is scored, nothing more
     }
 
     // Text of one to three tokens of the palette, as far as it is text.

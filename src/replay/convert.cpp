@@ -34,7 +34,6 @@ trace::Reason reason_of(const engine::Ending& ending) {
         case Interruption::stopped:
             return Reason::stopped;
         case Interruption::none:
-        case Interruption::refused:
         case Interruption::cancelled:
             break;
     }

@@ -10,7 +10,7 @@
 // batch to prompts. "First" is by (priority, arrival). So long prompts never stall streams, and
 // streams never starve a prompt. docs/scheduler.md has the rules and their reasons.
 //
-// Progress: whoever comes first in order may preempt everybody else, and alone it fits (submit
+// Progress: whoever comes first in order may preempt everybody else, and alone it fits (the edge
 // refuses what does not), so every step grants it something.
 #pragma once
 
@@ -55,9 +55,9 @@ class Scheduler {
     static Expected<std::unique_ptr<Scheduler>> create(const SchedulerOptions& options);
     ~Scheduler();
 
-    // One id per choice, or an error that names what does not fit and both numbers; then nothing
-    // has changed. Kind invalid: it can never run here. Kind exhausted: the queue is full now.
-    Expected<std::vector<RequestId>> submit(Request request);
+    // One id per choice. The request has passed the edge: it fits alone, and the queue has room
+    // for it (engine/request.hpp and engine/inbox.hpp see to that; here it is CHECKed).
+    std::vector<RequestId> submit(Request request);
     // Ends the request, at any moment. Cancelled between next_plan and advance, its row runs on,
     // its outcome is dropped, and it has ended when advance returns. False: it had ended already.
     bool cancel(RequestId id);
@@ -123,8 +123,7 @@ class Scheduler {
     explicit Scheduler(const SchedulerOptions& options);
 
     // Requests and their lists (scheduler.cpp).
-    Expected<void> check_request(const Request& request) const;
-    Expected<void> check_queue(const Request& request) const;
+    void check_fits(const Request& request) const;
     RequestId enlist(const Request& request, std::int32_t choice, std::int32_t group);
     std::int32_t take_group(const Request& request);
     Job& at(std::int32_t slot) { return jobs_[static_cast<std::size_t>(slot)]; }

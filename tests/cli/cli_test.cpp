@@ -233,7 +233,7 @@ TEST(Cli, RefusalsSaySoAndExitAccordingly) {
              Refusal{"generate " + kSapling + " -p x --temperature -1", 1,
                      "temperature: -1, not within 0…100"},
              Refusal{"generate " + kSapling + " -p x --choices 0", 1, "--choices: 0, not within 1…128"},
-             Refusal{"generate " + kSapling + " -p x -n 0", 1, "max_tokens: 0, at least 1"},
+             Refusal{"generate " + kSapling + " -p x -n 0", 1, "--max-tokens: 0, at least 1"},
              Refusal{"generate " + kSapling + " -p x --logit-bias 7", 1, "not ID:BIAS"},
              Refusal{"generate " + kSapling + " -p x --speculate mtp", 2, "--speculate"},
              Refusal{"generate " + kSapling + " -p x --logprobs 2", 2, "--json"},
