@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -29,8 +30,13 @@
 
 namespace espalier::schedule {
 
+// Partial results that attention keeps for one absorbed row: never fewer for more tokens or for
+// more slots, whatever the mask. Pure.
+using RowSplits = std::function<std::int64_t(std::int64_t q_len, std::int64_t kv_len)>;
+
 // The sizes of the engine (base/engine_sizes.hpp), and how its scheduler is to work.
 struct SchedulerOptions : EngineSizes {
+    RowSplits row_splits;  // with max_step_splits
     // Below about 170 queries up-projecting the history costs more than the decompressed form
     // saves, so prompts advance by this much, or by what is left of them.
     std::int64_t prompt_quantum = 512;
@@ -106,6 +112,7 @@ class Scheduler {
     struct Room {
         std::int64_t tokens = 0;
         std::int64_t gather = 0;
+        std::int64_t splits = 0;
     };
 
     struct ChunkForms {
@@ -157,7 +164,11 @@ class Scheduler {
     std::int64_t chunk_limit(const Job& job, std::int64_t first) const;
     std::int64_t gather_of_chunk(const Job& job, std::int64_t first, std::int64_t chunk) const;
     bool reserve(const Job& job, cache::PageTable& pages, std::int64_t slots);
-    void grant(Job& job, std::int64_t tokens, std::int64_t gather);
+    void grant(Job& job, const Grant& whole);
+    std::int64_t splits_of_row(std::int64_t q_len, std::int64_t kv_len) const;
+    std::int64_t splits_of_chunk(const Job& job, std::int64_t first, std::int64_t chunk) const;
+    std::int64_t within_splits(const Job& job, std::int64_t first, std::int64_t most) const;
+    std::int64_t drafts_within_splits(const Job& job, std::int64_t most) const;
     const OrderEntry* next_prompt(const OrderKey& after) const;
     bool waits_for_sibling(const Job& job) const;
     bool leads(const Job& job, const Prefilling& prompt) const;
