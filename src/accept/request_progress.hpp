@@ -68,6 +68,7 @@ struct Emission {
     std::string text;  // valid UTF-8
     std::vector<CommittedToken> tokens;
     std::vector<TokenLogprob> top;  // [tokens, top_logprobs]
+    void append(const Emission& next);
     void clear();
     void append(const Emission& later);
 };

@@ -123,7 +123,16 @@ std::string rope_type(ConfigFields& rope) {
     return rope_type.empty() ? "default" : rope_type;
 }
 
+void refuse_partial_rotation(ConfigFields& fields) {
+    if (const double factor = fields.number("partial_rotary_factor", 0.0, 1e6, 1.0); factor != 1.0)
+        fields.refuse(ErrorKind::unsupported, "partial_rotary_factor is {}, only 1 is supported",
+                      factor);
+}
+
 void read_yarn(ConfigFields& rope, ModelConfig& config) {
+    if (config.rope_theta <= 1.0)
+        rope.refuse(ErrorKind::invalid, "type is 'yarn' with rope_theta {}, expected more than 1",
+                    config.rope_theta);
     YarnScaling yarn;
     yarn.factor = rope.number("factor", 1.0, 1e4);
     yarn.beta_fast = rope.number("beta_fast", 1e-3, 1e4, yarn.beta_fast);
@@ -148,6 +157,7 @@ void read_yarn(ConfigFields& rope, ModelConfig& config) {
 void read_rope(ConfigFields& fields, ModelConfig& config) {
     constexpr double kMaxTheta = 1e12;
     config.rope_theta = fields.number("rope_theta", 1.0, kMaxTheta, 10000.0);
+    refuse_partial_rotation(fields);
     const nlohmann::json* scaling = fields.object("rope_scaling");
     const nlohmann::json* parameters = fields.object("rope_parameters");
     if (scaling != nullptr && parameters != nullptr) {
@@ -165,6 +175,7 @@ void read_rope(ConfigFields& fields, ModelConfig& config) {
                         config.rope_theta);
         config.rope_theta = theta;
     }
+    refuse_partial_rotation(rope);
     const std::string type = rope_type(rope);
     if (type == "yarn")
         read_yarn(rope, config);
@@ -172,37 +183,6 @@ void read_rope(ConfigFields& fields, ModelConfig& config) {
         rope.refuse(ErrorKind::unsupported,
                     "type '{}' is not supported; supported are none and 'yarn'", type);
     fields.absorb(rope);
-}
-
-void read_quantization(ConfigFields& fields, ModelConfig& config) {
-    for (const char* key : {"quantization_config", "compression_config"}) {
-        const nlohmann::json* object = fields.object(key);
-        if (object == nullptr) continue;
-        ConfigFields quantization(*object, fmt::format("{}: {}", fields.place(), key));
-        const std::string method = quantization.text("quant_method", "compressed-tensors");
-        if (method != "fp8") {
-            const std::string format = quantization.text("format", "");
-            quantization.refuse(
-                ErrorKind::unsupported,
-                "quant_method '{}'{} is not supported; supported are f32, f16, bf16 and 'fp8' in "
-                "128×128 blocks",
-                method, format.empty() ? "" : fmt::format(" with format '{}'", format));
-        }
-        if (const std::string format = quantization.text("fmt", "e4m3"); format != "e4m3")
-            quantization.refuse(ErrorKind::unsupported, "fmt is '{}', only 'e4m3' is supported",
-                                format);
-        if (const std::string scheme = quantization.text("activation_scheme", "dynamic");
-            scheme != "dynamic")
-            quantization.refuse(ErrorKind::unsupported,
-                                "activation_scheme is '{}', only 'dynamic' is supported", scheme);
-        const nlohmann::json* block = quantization.find("weight_block_size");
-        if (block == nullptr || *block != nlohmann::json({128, 128}))
-            quantization.refuse(ErrorKind::unsupported,
-                                "weight_block_size is {}, only [128, 128] is supported",
-                                block == nullptr ? "missing" : block->dump().substr(0, 60));
-        config.fp8_block = 128;
-        fields.absorb(quantization);
-    }
 }
 
 }  // namespace espalier::checkpoint

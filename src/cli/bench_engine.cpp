@@ -169,7 +169,7 @@ Expected<void> run(Options options) {
     ESPALIER_ASSIGN_OR_RETURN(const runtime::ModelFiles files,
                               runtime::ModelFiles::open(options.model));
     ESPALIER_ASSIGN_OR_RETURN(const runtime::SizeFacts facts,
-                              runtime::size_facts(*files.checkpoint));
+                              runtime::size_facts(*files.checkpoint, options.engine.load.kv_format));
     runtime::SizeOptions largest = options.engine.engine.sizes;
     ESPALIER_ASSIGN_OR_RETURN(
         std::vector<LoadRequest> load,
@@ -181,7 +181,7 @@ Expected<void> run(Options options) {
     if (largest.pages == 0) largest.pages = pages_for_clients(load, clients);
     ESPALIER_ASSIGN_OR_RETURN(const EngineSizes sizes, runtime::derive_sizes(largest, facts));
     ESPALIER_ASSIGN_OR_RETURN(runtime::LoadedModel loaded,
-                              load_model(files.checkpoint, sizes, options.engine.threads));
+                              load_model(files.checkpoint, sizes, options.engine.load));
     std::int64_t prompt_tokens = 0, output_tokens = 0;
     for (const LoadRequest& one : load) {
         prompt_tokens += std::ssize(one.request.prompt);
@@ -190,9 +190,9 @@ Expected<void> run(Options options) {
     fmt::print(stderr,
                "{}, {} threads, weights {}: {} requests, {} prompt tokens, {} output tokens; "
                "medians of {} rounds\n",
-               loaded.backend->name(), loaded.pool->workers(),
-               name_of(loaded.model->weights().dtype), load.size(), prompt_tokens, output_tokens,
-               options.rounds);
+               loaded.backend->name(), loaded.device->workers(),
+               name_of(loaded.model->weights().format.code), load.size(), prompt_tokens,
+               output_tokens, options.rounds);
     ESPALIER_ASSIGN_OR_RETURN(const auto measured,
                               Bench(options, files, loaded, facts, std::move(load)).run());
     const Table table = table_of(measured);

@@ -56,14 +56,19 @@ void EngineFlags::add_to(CLI::App& command, const Defaults& defaults) {
     command.add_option("--trace", engine.trace,
                        "Write every step to this file, for replay (docs/trace.md); it holds the "
                        "prompts");
-    add_threads_flag(command, threads);
+    command
+        .add_option_function<std::string>(
+            "--kv-format",
+            [this](const std::string& name) { load.kv_format = runtime::parse_kv_format(name); },
+            "Numbers of the cache: own (f32 or bf16, as the activations), fp8_token or fp8_tensor")
+        ->check(CLI::IsMember({"own", "fp8_token", "fp8_tensor"}))
+        ->default_str("own");
+    add_threads_flag(command, load.threads);
 }
 
 Expected<runtime::LoadedModel> load_model(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
-                                          const EngineSizes& sizes, int threads) {
+                                          const EngineSizes& sizes, runtime::LoadOptions options) {
     ProgressBar bar("loading");
-    runtime::LoadOptions options;
-    options.threads = threads;
     options.progress = [&](std::uint64_t done, std::uint64_t total) { bar.update(done, total); };
     return runtime::LoadedModel::load(std::move(checkpoint), sizes, options);
 }

@@ -13,7 +13,7 @@ namespace espalier::cli {
 
 struct EngineFlags {
     runtime::EngineOptions engine;
-    int threads = 0;
+    runtime::LoadOptions load;
 
     // How a command chooses what is not given.
     struct Defaults {
@@ -31,7 +31,7 @@ void add_threads_flag(CLI::App& command, int& threads);
 
 // Reads the weights behind a progress bar.
 Expected<runtime::LoadedModel> load_model(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
-                                          const EngineSizes& sizes, int threads);
+                                          const EngineSizes& sizes, runtime::LoadOptions options);
 
 // Stops the engine, and says on standard error if its trace could not hold all.
 Expected<void> stop_engine(runtime::RunningEngine& running);

@@ -66,11 +66,12 @@ Expected<std::vector<std::int32_t>> prompt_tokens(const Options& options,
 }
 
 // An engine for this one request. The whole request is checked before the weights are read.
-Expected<EngineSizes> sizes_for(const engine::Request& request, runtime::SizeOptions sizes,
+Expected<EngineSizes> sizes_for(const engine::Request& request, const EngineFlags& flags,
                                 const runtime::ModelFiles& files) {
+    runtime::SizeOptions sizes = flags.engine.sizes;
     const checkpoint::ModelConfig& config = files.checkpoint->config();
     ESPALIER_ASSIGN_OR_RETURN(const runtime::SizeFacts facts,
-                              runtime::size_facts(*files.checkpoint));
+                              runtime::size_facts(*files.checkpoint, flags.load.kv_format));
     engine::RequestLimits limits;
     limits.vocabulary = config.vocab_size;
     limits.sizes.max_model_len =
@@ -234,9 +235,9 @@ Expected<void> run(const Options& options) {
     request.logprobs = options.logprobs;
     ESPALIER_ASSIGN_OR_RETURN(request.prompt, prompt_tokens(options, files));
     ESPALIER_ASSIGN_OR_RETURN(const EngineSizes sizes,
-                              sizes_for(request, options.engine.engine.sizes, files));
+                              sizes_for(request, options.engine, files));
     ESPALIER_ASSIGN_OR_RETURN(runtime::LoadedModel loaded,
-                              load_model(files.checkpoint, sizes, options.engine.threads));
+                              load_model(files.checkpoint, sizes, options.engine.load));
     ESPALIER_ASSIGN_OR_RETURN(
         runtime::RunningEngine running,
         runtime::RunningEngine::start(files, loaded, sizes, options.engine.engine));

@@ -9,6 +9,7 @@
 
 #include "cli/command.hpp"
 #include "cli/engine_flags.hpp"
+#include "engine/model_target.hpp"
 #include "replay/convert.hpp"
 #include "replay/recorder.hpp"
 #include "replay/replayer.hpp"
@@ -40,7 +41,8 @@ Expected<void> check_same(const Options& options, const trace::Header& traced,
     ESPALIER_ASSIGN_OR_RETURN(
         const trace::Header here,
         replay::describe({*files.checkpoint, files.name, variant, threads,
-                          replay::stepper_settings_of(traced.settings), traced.settings.drafters}));
+                          replay::stepper_settings_of(traced.settings), traced.settings.drafters,
+                          traced.kv_format}));
     return replay::check_header(traced, here);
 }
 
@@ -67,10 +69,14 @@ Expected<void> run(const Options& options) {
     ESPALIER_ASSIGN_OR_RETURN(
         runtime::LoadedModel loaded,
         load_model(files.checkpoint, replay::stepper_settings_of(header.settings).schedule,
-                   options.threads));
+                   {.threads = options.threads,
+                    .kv_format = runtime::parse_kv_format(header.kv_format.value_or(""))}));
     const auto start = std::chrono::steady_clock::now();
+    const auto make_target = [&](std::int64_t page_count) {
+        return engine::ModelTarget::create(*loaded.model, page_count);
+    };
     ESPALIER_ASSIGN_OR_RETURN(const replay::Replayed done,
-                              replay::replay(reader, *loaded.model, *files.tokenizer));
+                              replay::replay(reader, make_target, *files.tokenizer));
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     const std::string unfinished =
         done.unfinished > 0 ? fmt::format("; {} requests were not finished", done.unfinished) : "";

@@ -37,6 +37,8 @@ Expected<void> PlacedBatch::fill(const Batch& batch) {
     ESPALIER_ASSIGN_OR_RETURN(rows_.q_indptr, put(q_indptr_, image.q_indptr));
     ESPALIER_ASSIGN_OR_RETURN(rows_.kv_len, put(kv_len_, image.kv_len));
     ESPALIER_ASSIGN_OR_RETURN(rows_.block_table, put(block_table_, image.block_table));
+    ESPALIER_ASSIGN_OR_RETURN(const std::int32_t* tables, put(table_row_, image.table_row));
+    rows_.table_row = batch.layout().by_slot ? tables : nullptr;
     ESPALIER_ASSIGN_OR_RETURN(rows_.mask, put(mask_, image.mask));
     ESPALIER_ASSIGN_OR_RETURN(rows_.tail_len, put(tail_len_, image.tail_len));
     ESPALIER_ASSIGN_OR_RETURN(rows_.words, put(words_, image.words));
@@ -96,6 +98,7 @@ AbsorbedCall absorbed_call(const PlacedBatch& placed, const Batch& batch, Placed
     call.out_dtype = options.out_dtype;
     call.lse = options.want_lse ? output.lse() : nullptr;
     call.invariant = options.invariant;
+    call.multiprocessors = options.multiprocessors;
     return call;
 }
 
@@ -114,7 +117,7 @@ Expected<Result> run_absorbed(Device& device, const Batch& batch, const RunOptio
 
 // The oracle takes one row at a time: a view of that row, whose token_end is its own end, has no
 // padding; the last view has all of it.
-Expected<Result> oracle_absorbed(ThreadPool& pool, const Batch& batch, float scale) {
+Expected<Result> oracle_absorbed(CpuDevice& host, const Batch& batch, float scale) {
     const auto oracle = make_reference_kernels();
     Result result{kLatent, batch.heads(), {}, {}};
     const auto packed = static_cast<std::size_t>(batch.tokens() * batch.heads());
@@ -123,14 +126,17 @@ Expected<Result> oracle_absorbed(ThreadPool& pool, const Batch& batch, float sca
     std::mutex guard;
     std::optional<Error> failure;
     const RaggedRows& all = batch.view();
-    pool.run(all.rows + 1, [&](std::int64_t b, int) {
+    host.pool().run(all.rows + 1, [&](std::int64_t b, int) {
         AbsorbedCall call;
         call.rows = all;
         call.rows.rows = b < all.rows ? 1 : 0;
         call.rows.q_indptr += b;
         call.rows.token_end = b < all.rows ? all.q_indptr[b + 1] : all.token_end;
         call.rows.kv_len += b;
-        call.rows.block_table += b * all.block_stride;
+        if (all.table_row != nullptr)
+            call.rows.table_row += b;
+        else
+            call.rows.block_table += b * all.block_stride;
         call.rows.mask += b;
         call.rows.tail_len += b;
         call.rows.custom_mask_offset += b;
@@ -145,7 +151,7 @@ Expected<Result> oracle_absorbed(ThreadPool& pool, const Batch& batch, float sca
         call.out_dtype = DType::f32;
         call.lse = result.lse.data();
         Arena arena{Buffer()};
-        OpContext context{pool, arena};
+        OpContext context{host, arena};
         if (const Expected<void> done = oracle->absorbed(context, call); !done) {
             const std::lock_guard lock(guard);
             failure = done.error();

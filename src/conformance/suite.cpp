@@ -20,6 +20,7 @@ constexpr std::array kChecks = {
     Check{"siblings", "2 Non-finite appends stay in their branch", Entry::absorbed,
           check_sibling_branches},
     Check{"bounds", "3 Bounds", Entry::absorbed, check_bounds},
+    Check{"tables", "3 Block tables by slot", Entry::absorbed, check_tables_by_slot},
     Check{"large-cache", "3 Cache above 2^31 elements", Entry::absorbed, check_large_cache},
     Check{"deterministic", "4 Deterministic", Entry::absorbed, check_deterministic},
     Check{"plan", "4 A shared plan changes no bits", Entry::absorbed, check_shared_plan},
@@ -144,12 +145,12 @@ bool applies(const Check& check, const Support& support) {
 }
 
 Outcome run_check(const Check& check, Device& device, const Support& support,
-                  ThreadPool& oracle_pool, std::uint64_t seed) {
+                  CpuDevice& oracle_device, std::uint64_t seed) {
     Outcome outcome;
     // Checks of one slice should not all draw the same heads and pages.
     std::uint64_t stream = seed;
     for (const char c : check.name) stream = stream * 131 + static_cast<unsigned char>(c);
-    Trial trial(device, support, oracle_pool, stream, outcome);
+    Trial trial(device, support, oracle_device, stream, outcome);
     try {
         check.run(trial);
     } catch (const std::exception& error) {  // an arena that is too small, for one

@@ -5,11 +5,8 @@
 #include <utility>
 
 namespace espalier::engine {
-namespace {
 
 using namespace std::chrono_literals;
-
-}  // namespace
 
 // The numbers stay: they are totals.
 void ChoiceUpdate::clear() {

@@ -16,6 +16,14 @@ constexpr int kMaxThreads = 1024;
 
 }  // namespace
 
+std::optional<mla::KvFormat> parse_kv_format(std::string_view name) {
+    using mla::KvFormat;
+    for (const KvFormat format : {KvFormat::f32, KvFormat::bf16, KvFormat::fp16,
+                                  KvFormat::fp8_tensor, KvFormat::fp8_token})
+        if (name == mla::name_of(format)) return format;
+    return std::nullopt;
+}
+
 Expected<int> thread_count(int wanted) {
     if (wanted < 0 || wanted > kMaxThreads)
         return fail_field(ErrorKind::invalid, "threads", "{}, not within 1…{} (or 0: all cores)",
@@ -41,24 +49,26 @@ Expected<LoadedModel> LoadedModel::load(std::shared_ptr<const checkpoint::Checkp
     ESPALIER_ASSIGN_OR_RETURN(loaded.variant, chosen_cpu_variant());
     ESPALIER_ASSIGN_OR_RETURN(const int workers, thread_count(options.threads));
     loaded.checkpoint = std::move(checkpoint);
-    loaded.pool = std::make_unique<ThreadPool>(workers);
+    loaded.kv_format = options.kv_format;
+    loaded.device = std::make_unique<CpuDevice>(workers);
     loaded.backend = ops::make_cpu_backend(loaded.variant);
     loaded.kernels = mla::make_cpu_kernels(loaded.variant);
 
     const auto start = std::chrono::steady_clock::now();
-    ESPALIER_ASSIGN_OR_RETURN(model::Weights weights,
-                              model::Weights::load(
-                                  loaded.checkpoint, *loaded.pool,
-                                  options.progress ? options.progress : [](auto, auto) {}));
+    ESPALIER_ASSIGN_OR_RETURN(
+        model::Weights weights,
+        model::Weights::load(loaded.checkpoint, *loaded.device, *loaded.backend,
+                             {.progress = options.progress}));
     loaded.load_seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     ESPALIER_ASSIGN_OR_RETURN(
         model::DeepseekModel model,
         model::DeepseekModel::create(loaded.checkpoint->config(), std::move(weights),
-                                     *loaded.backend, *loaded.kernels, *loaded.pool,
-                                     {.max_tokens = sizes.max_step_tokens,
-                                      .max_gather = sizes.max_step_gather,
-                                      .max_kv_len = sizes.max_model_len}));
+                                     *loaded.backend, *loaded.kernels, *loaded.device,
+                                     {.limits = {.max_tokens = sizes.max_step_tokens,
+                                                 .max_gather = sizes.max_step_gather,
+                                                 .max_kv_len = sizes.max_model_len},
+                                      .kv_format = options.kv_format}));
     loaded.model = std::make_unique<model::DeepseekModel>(std::move(model));
     return loaded;
 }

@@ -5,11 +5,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string_view>
 
+#include "base/cpu_device.hpp"
 #include "base/cpu_features.hpp"
 #include "base/engine_sizes.hpp"
 #include "base/error.hpp"
-#include "base/thread_pool.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "mla/contract.hpp"
 #include "model/deepseek.hpp"
@@ -22,22 +24,28 @@ using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
 
 struct LoadOptions {
     int threads = 0;  // 0: OMP_NUM_THREADS if set, otherwise one per core
-    Progress progress;
+    // Of the cache; see model::ModelSettings. None: the one whose bits are the activations' own.
+    std::optional<mla::KvFormat> kv_format = {};
+    Progress progress = {};
 };
 
 struct LoadedModel {
     std::shared_ptr<const checkpoint::Checkpoint> checkpoint;
-    std::unique_ptr<ThreadPool> pool;
+    std::unique_ptr<CpuDevice> device;
     std::unique_ptr<ops::Backend> backend;
     std::unique_ptr<mla::Kernels> kernels;
     std::unique_ptr<model::DeepseekModel> model;
     CpuVariant variant = CpuVariant::portable;
+    std::optional<mla::KvFormat> kv_format;  // where it was asked for
     double load_seconds = 0;
 
     // sizes: of the largest step that the model is to hold.
     static Expected<LoadedModel> load(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
                                       const EngineSizes& sizes, const LoadOptions& options);
 };
+
+// By its name (mla::name_of); none for a name that is not one, as "own".
+std::optional<mla::KvFormat> parse_kv_format(std::string_view name);
 
 // The number of workers that `threads` of LoadOptions stands for here.
 Expected<int> thread_count(int wanted);

@@ -7,6 +7,7 @@
 #include <random>
 #include <utility>
 
+#include "engine/model_target.hpp"
 #include "speculate/ngram.hpp"
 
 namespace espalier::runtime {
@@ -39,6 +40,11 @@ engine::StepperSettings settings_for(const EngineSizes& sizes, const EngineOptio
     return settings;
 }
 
+std::optional<std::string> kv_format_name(const LoadedModel& loaded) {
+    if (!loaded.kv_format) return std::nullopt;
+    return std::string(mla::name_of(*loaded.kv_format));
+}
+
 }  // namespace
 
 Expected<RunningEngine> RunningEngine::start(const ModelFiles& files, LoadedModel& loaded,
@@ -52,11 +58,14 @@ Expected<RunningEngine> RunningEngine::start(const ModelFiles& files, LoadedMode
         if (options.speculate != "off") drafters.push_back(options.speculate);
         ESPALIER_ASSIGN_OR_RETURN(
             const trace::Header header,
-            replay::describe({*files.checkpoint, files.name, loaded.variant, loaded.pool->workers(),
-                              settings, std::move(drafters)}));
+            replay::describe({*files.checkpoint, files.name, loaded.variant, loaded.device->workers(),
+                              settings, std::move(drafters),
+                              kv_format_name(loaded)}));
         ESPALIER_ASSIGN_OR_RETURN(running.recorder_, replay::Recorder::open(options.trace, header));
     }
-    engine::StepperParts parts{*loaded.model, *running.tokenizer_, {}, engine::steady_clock()};
+    ESPALIER_ASSIGN_OR_RETURN(auto target,
+                              engine::ModelTarget::create(*loaded.model, sizes.page_count));
+    engine::StepperParts parts{std::move(target), *running.tokenizer_, {}, engine::steady_clock()};
     ESPALIER_ASSIGN_OR_RETURN(parts.drafters, make_drafters(options.speculate));
     parts.observer = running.recorder_.get();
     ESPALIER_ASSIGN_OR_RETURN(running.engine_, engine::Engine::create(std::move(parts), settings));

@@ -9,6 +9,7 @@
 
 #include "base/limits.hpp"
 #include "cache/kv_storage.hpp"
+#include "checkpoint/quantization.hpp"
 #include "schedule/scheduler.hpp"
 
 namespace espalier::runtime {
@@ -78,15 +79,12 @@ std::optional<std::int64_t> number_in(const char* path) {
 }  // namespace
 
 Expected<mla::KvFormat> kv_format_of(const checkpoint::Checkpoint& checkpoint) {
-    using checkpoint::StoredType;
     const checkpoint::ModelConfig& config = checkpoint.config();
     ESPALIER_ASSIGN_OR_RETURN(
-        const checkpoint::Tensor projection,
-        checkpoint.find("model.layers.0.self_attn.o_proj.weight",
-                        {config.hidden_size, config.num_attention_heads * config.v_head_dim},
-                        {StoredType::bf16, StoredType::e4m3, StoredType::f16, StoredType::f32}));
-    const bool wide = projection.type == StoredType::f32 || projection.type == StoredType::f16;
-    return wide ? mla::KvFormat::f32 : mla::KvFormat::bf16;
+        const checkpoint::StoredWeight projection,
+        checkpoint::find_weight(checkpoint, "model.layers.0.self_attn.o_proj", config.hidden_size,
+                                config.num_attention_heads * config.v_head_dim));
+    return projection.format.input() == DType::f32 ? mla::KvFormat::f32 : mla::KvFormat::bf16;
 }
 
 std::int64_t memory_bytes() {
@@ -97,9 +95,11 @@ std::int64_t memory_bytes() {
     return std::min(machine, group);
 }
 
-Expected<SizeFacts> size_facts(const checkpoint::Checkpoint& checkpoint) {
+Expected<SizeFacts> size_facts(const checkpoint::Checkpoint& checkpoint,
+                               std::optional<mla::KvFormat> kv_format) {
     const checkpoint::ModelConfig& config = checkpoint.config();
-    ESPALIER_ASSIGN_OR_RETURN(const mla::KvFormat format, kv_format_of(checkpoint));
+    ESPALIER_ASSIGN_OR_RETURN(const mla::KvFormat own, kv_format_of(checkpoint));
+    const mla::KvFormat format = kv_format.value_or(own);
     return SizeFacts{
         .context = config.max_position_embeddings,
         .weight_bytes = static_cast<std::int64_t>(checkpoint.total_bytes()),

@@ -42,11 +42,13 @@ struct SizeFacts {
     std::int64_t memory_bytes = 0;  // of the machine
 };
 
-// The format of the model's cache: as asked, or the one whose bits are the activations' own.
+// The format of the model's cache where none is asked for: the activations' own.
 Expected<mla::KvFormat> kv_format_of(const checkpoint::Checkpoint& checkpoint);
 // What this process may have: the machine's memory, or its control group's limit.
 std::int64_t memory_bytes();
-Expected<SizeFacts> size_facts(const checkpoint::Checkpoint& checkpoint);
+// kv_format: as LoadOptions has it.
+Expected<SizeFacts> size_facts(const checkpoint::Checkpoint& checkpoint,
+                               std::optional<mla::KvFormat> kv_format = {});
 
 // Pure. An error names the option and both numbers.
 Expected<EngineSizes> derive_sizes(const SizeOptions& options, const SizeFacts& facts);

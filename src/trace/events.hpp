@@ -117,7 +117,8 @@ struct Header {
     std::int32_t format = kFormat;
     std::string version;  // of Espalier
     Model model;
-    std::string variant;  // of the kernels
+    std::string variant;                   // of the kernels
+    std::optional<std::string> kv_format;  // of the cache, where it was asked for
     std::int32_t threads = 0;
     std::int32_t sampling_version = 0;
     Settings settings;
@@ -127,6 +128,7 @@ struct Header {
         visit.text("version", self.version);
         visit.object("model", self.model);
         visit.text("variant", self.variant);
+        visit.maybe_text("kv_format", self.kv_format);
         visit.integer("threads", self.threads, 0, kMaxRows);
         visit.integer("sampling_version", self.sampling_version, 0, kMaxToken);
         visit.object("settings", self.settings);

@@ -10,15 +10,13 @@
 #include "accept/sampling_parameters.hpp"
 #include "accept/token_counts.hpp"
 #include "accept/walk.hpp"
-#include "base/op_context.hpp"
-#include "conformance/random.hpp"
+#include "base/cpu_device.hpp"
+#include "base/random.hpp"
 #include "ops/ops.hpp"
 #include "ops/reference_sampling.hpp"
 
 namespace espalier::accept {
 namespace {
-
-using conformance::Random;
 
 struct Text {
     std::vector<std::int32_t> prompt;
@@ -105,10 +103,10 @@ class Workload {
             sampling.back().changed_counts = at.back().changed();
         }
 
-        ThreadPool pool(workers);
+        CpuDevice device(workers);
         Arena arena(
-            Buffer::host(backend.scratch_bytes(0, kMaxNodes, vocabulary_, workers)).value());
-        OpContext context{pool, arena};
+            device.allocate(backend.scratch_bytes(0, kMaxNodes, vocabulary_, workers)).value());
+        OpContext context{device, arena};
         std::vector<ops::Draw> draws(nodes);
         backend.sample_nodes(
             context, Matrix::of(logits.data(), static_cast<std::int64_t>(nodes), vocabulary_),
@@ -134,7 +132,7 @@ class Workload {
 };
 
 TEST(Penalties, AtANodeCountItsAncestorsAsPlainDecodeWould) {
-    const auto plain = ops::make_reference_backend(CpuVariant::portable);
+    const auto plain = ops::make_reference_backend();
     const auto fast = ops::make_cpu_backend(best_cpu_variant());
     for (std::uint64_t seed = 0; seed < 400 && !HasFatalFailure(); ++seed) {
         SCOPED_TRACE(seed);

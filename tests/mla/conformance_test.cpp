@@ -28,14 +28,14 @@ class MlaConformance : public testing::TestWithParam<Implementation> {
 
   private:
     void holds(const Check& check, const Support& support) {
-        const Outcome outcome = run_check(check, *device_, support, pool_, 1);
+        const Outcome outcome = run_check(check, *device_, support, oracle_device_, 1);
         EXPECT_GT(outcome.cases, 0);
         EXPECT_EQ(outcome.failures, 0)
             << check.title << ", " << outcome.cases << " cases: " << outcome.first_failure;
     }
 
     std::unique_ptr<Device> device_ = GetParam().make();
-    ThreadPool pool_{1};
+    CpuDevice oracle_device_{1};
 };
 INSTANTIATE_TEST_SUITE_P(Cpu, MlaConformance, testing::ValuesIn(cpu_implementations()),
                          implementation_name);
@@ -48,6 +48,7 @@ TEST_P(MlaEverywhere, NothingVisibleNothingOut) { holds("nothing"); }
 TEST_P(MlaEverywhere, GarbageDoesNotLeak) { holds("garbage"); }
 TEST_P(MlaEverywhere, NonFiniteAppendsStayInTheirBranch) { holds("siblings"); }
 TEST_P(MlaEverywhere, Bounds) { holds("bounds"); }
+TEST_P(MlaEverywhere, BlockTablesBySlot) { holds("tables"); }
 TEST_P(MlaEverywhere, CacheAbove2To31Elements) { holds("large-cache"); }
 TEST_P(MlaEverywhere, NoSilentNoOp) { holds("refusals"); }
 TEST_P(MlaEverywhere, OverflowSafeScores) { holds("overflow"); }

@@ -8,17 +8,20 @@
 #include <sstream>
 
 #include "model/tiny_model.hpp"
+#include "support/safetensors_editor.hpp"
 
 namespace espalier::model {
 namespace {
 
 namespace fs = std::filesystem;
 
-Expected<Weights> load(const fs::path& directory) {
+Expected<Weights> load(const fs::path& directory, const LoadOptions& options = {.mtp = true}) {
     auto opened = checkpoint::Checkpoint::open(directory.string());
     if (!opened) return tl::unexpected<Error>(opened.error());
-    ThreadPool pool(2);
-    return Weights::load(std::make_shared<const checkpoint::Checkpoint>(std::move(*opened)), pool);
+    static CpuDevice device(2);
+    const auto backend = ops::make_cpu_backend(best_cpu_variant());
+    return Weights::load(std::make_shared<const checkpoint::Checkpoint>(std::move(*opened)), device,
+                         *backend, options);
 }
 
 // Changes one field of a written config.json.
@@ -57,21 +60,53 @@ TEST_F(WeightsTest, MtpSharesWhatTheCheckpointDoesNotRepeat) {
     EXPECT_TRUE(repeated->mtp[0].head);
 }
 
+TEST_F(WeightsTest, MtpIsLoadedForADrafterOnly) {
+    const auto plain = load(write("tiny-v3"), {});
+    ASSERT_TRUE(plain) << plain.error().message;
+    EXPECT_TRUE(plain->mtp.empty());
+}
+
 TEST_F(WeightsTest, ProgressEndsAtTheWholeAndNeverGoesBack) {
-    auto opened = checkpoint::Checkpoint::open(write("tiny-v2").string());
-    ASSERT_TRUE(opened);
-    ThreadPool pool(1);
     std::uint64_t last = 0, whole = 0;
     const auto weights =
-        Weights::load(std::make_shared<const checkpoint::Checkpoint>(std::move(*opened)), pool,
-                      [&](std::uint64_t done, std::uint64_t total) {
-                          EXPECT_GE(done, last);
-                          last = done;
-                          whole = total;
-                      });
+        load(write("tiny-v3"), {.progress = [&](std::uint64_t done, std::uint64_t total) {
+                 EXPECT_GE(done, last);
+                 last = done;
+                 whole = total;
+             }});
     ASSERT_TRUE(weights);
     EXPECT_GT(whole, 0u);
     EXPECT_EQ(last, whole);
+}
+
+// With checkpoint::check_tensors, which refuses what is not in the list: files, list and reader
+// agree on every tensor.
+TEST_F(WeightsTest, EveryTensorOfTheListIsNeeded) {
+    for (const char* preset : {"tiny-v2", "tiny-v3"}) {
+        const fs::path path = write(preset);
+        const SafetensorsEditor whole(path / "model.safetensors");
+        ASSERT_TRUE(load(path));
+        for (const auto& [name, entry] : whole.tensors) {
+            SafetensorsEditor file = whole;
+            file.tensors.erase(name);
+            file.save();
+            const auto result = load(path);
+            ASSERT_FALSE(result) << name;
+            // Without eh_proj there is no MTP layer, so that the rest of it is what is wrong.
+            const std::string named = name.ends_with("eh_proj.weight") ? "model.layers.3." : name;
+            EXPECT_NE(result.error().message.find(named), std::string::npos)
+                << name << ": " << result.error().message;
+        }
+    }
+}
+
+TEST_F(WeightsTest, ATensorThatIsNotReadIsRefused) {
+    const fs::path path = write("tiny-v2");
+    edit_config(path, "num_hidden_layers", 2);
+    const auto result = load(path);
+    ASSERT_FALSE(result);
+    EXPECT_NE(result.error().message.find("'model.layers.2."), std::string::npos)
+        << result.error().message;
 }
 
 TEST_F(WeightsTest, AConfigThatDisagreesWithTheTensorsNamesBoth) {

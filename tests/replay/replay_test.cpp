@@ -22,8 +22,8 @@ constexpr std::uint64_t kWorkloads = 60;
 
 Expected<Replayed> replay_text(const std::string& text, engine::Family family) {
     ESPALIER_ASSIGN_OR_RETURN(trace::Reader reader, trace::read_text(text));
-    engine::TinyTarget& target = engine::tiny_target(family);
-    return replay(reader, **target.model, *target.tokenizer);
+    engine::TinyTarget& tiny = engine::tiny_target(family);
+    return replay(reader, engine::target_maker(tiny), *tiny.tokenizer);
 }
 
 struct Seen {
@@ -254,13 +254,13 @@ TEST_F(ReplayRefusal, ASubmission) {
     };
     expect_says(change([](Json& line) { line["request"] = 9; }),
                 "request 9: request (request 9): the trace has 9, this run 0");
-    expect_says(change([](Json& line) { line["prompt"] = Json::array(); }), "the prompt is empty");
+    expect_says(change([](Json& line) { line["prompt"] = Json::array(); }), "prompt: has no tokens");
     expect_says(change([](Json& line) { line["prompt"][0] = 512; }),
-                "the prompt has token 512 of a vocabulary of 512");
+                "prompt[0]: token 512 is not an id of the vocabulary of 512");
     expect_says(change([](Json& line) { line["output"]["max_tokens"] = 1 << 20; }),
                 "output.max_tokens");
     expect_says(change([](Json& line) { line["sampling"]["top_p"] = 7.5; }), "top_p: 7.5");
-    expect_says(change([](Json& line) { line["choices"] = 1000; }), "n is 1000");
+    expect_says(change([](Json& line) { line["choices"] = 1000; }), "choices: 1000");
 }
 
 TEST_F(ReplayRefusal, ACancellation) {
@@ -346,7 +346,7 @@ TEST_F(ReplayRefusal, ATraceThatEndsEarlyIsRepeatedUpToThere) {
 // Whatever is changed: it runs again as it says, or is refused with a sentence. A failed CHECK
 // would throw, and so fail this test.
 TEST_F(ReplayRefusal, ChangedFilesAreRefusedOrRunAsTheySay) {
-    conformance::Random random(11);
+    Random random(11);
     int refused = 0;
     const int tries = kWorkloads * 2;
     for (int i = 0; i < tries; ++i) {

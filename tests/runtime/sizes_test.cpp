@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "conformance/random.hpp"
+#include "base/random.hpp"
 #include "schedule/scheduler.hpp"
 
 namespace espalier::runtime {
@@ -87,7 +87,7 @@ TEST(Sizes, RefuseByNameWithBothNumbers) {
 }
 
 TEST(Sizes, WhatIsDerivedMakesAScheduler) {
-    conformance::Random random(1);
+    Random random(1);
     int derived = 0;
     for (int i = 0; i < 3000; ++i) {
         const auto any = [&](std::int64_t most) {

@@ -13,7 +13,7 @@
 #include <set>
 #include <vector>
 
-#include "conformance/random.hpp"
+#include "base/random.hpp"
 #include "schedule/scheduler.hpp"
 
 namespace espalier::schedule {
@@ -117,7 +117,7 @@ class Referee {
 
     Scheduler& scheduler_;
     std::int64_t refused_ = 0;
-    conformance::Random random_;
+    Random random_;
     EngineHabits habits_;
     std::map<std::int64_t, Book> books_;                    // by serial
     std::map<OrderKey, std::int64_t> live_;                 // serials in order
