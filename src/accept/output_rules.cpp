@@ -13,47 +13,49 @@ namespace {
 Expected<void> check_stop_strings(const std::vector<std::string>& stop) {
     const auto count = static_cast<std::int64_t>(stop.size());
     if (count > kMaxStopStrings)
-        return fail(ErrorKind::invalid, "stop: {} strings, at most {}", count, kMaxStopStrings);
+        return fail_field(ErrorKind::invalid, "stop", "{} strings, at most {}", count,
+                          kMaxStopStrings);
     for (std::size_t i = 0; i < stop.size(); ++i) {
+        const std::string field = fmt::format("stop[{}]", i);
         const auto bytes = static_cast<std::int64_t>(stop[i].size());
-        if (bytes == 0) return fail(ErrorKind::invalid, "stop[{}]: an empty string", i);
+        if (bytes == 0) return fail_field(ErrorKind::invalid, field, "an empty string");
         if (bytes > kMaxStopStringBytes)
-            return fail(ErrorKind::invalid, "stop[{}]: {} bytes, at most {}", i, bytes,
-                        kMaxStopStringBytes);
+            return fail_field(ErrorKind::invalid, field, "{} bytes, at most {}", bytes,
+                              kMaxStopStringBytes);
         const auto valid = static_cast<std::int64_t>(text::valid_utf8_prefix(stop[i]));
         if (valid != bytes)
-            return fail(ErrorKind::invalid, "stop[{}]: no UTF-8 from byte {} of {} on", i, valid,
-                        bytes);
+            return fail_field(ErrorKind::invalid, field, "no UTF-8 from byte {} of {} on", valid,
+                              bytes);
     }
     return {};
 }
 
-Expected<void> check_ids(std::string_view field, const std::vector<std::int32_t>& ids,
+Expected<void> check_ids(const char* field, const std::vector<std::int32_t>& ids,
                          std::int64_t vocabulary) {
     const auto count = static_cast<std::int64_t>(ids.size());
     if (count > kMaxStopTokens)
-        return fail(ErrorKind::invalid, "{}: {} ids, at most {}", field, count, kMaxStopTokens);
+        return fail_field(ErrorKind::invalid, field, "{} ids, at most {}", count, kMaxStopTokens);
     for (std::size_t i = 0; i < ids.size(); ++i)
         if (ids[i] < 0 || ids[i] >= vocabulary)
-            return fail(ErrorKind::invalid, "{}[{}]: {} is not an id of the vocabulary of {}",
-                        field, i, ids[i], vocabulary);
+            return fail_field(ErrorKind::invalid, fmt::format("{}[{}]", field, i),
+                              "{} is not an id of the vocabulary of {}", ids[i], vocabulary);
     return {};
+}
+
+Expected<void> check_within(const char* field, std::int64_t value, std::int64_t most) {
+    if (value >= 0 && value <= most) return {};
+    return fail_field(ErrorKind::invalid, field, "{}, not within 0…{}", value, most);
 }
 
 Expected<void> check_numbers(const OutputOptions& options, std::int64_t vocabulary) {
     if (options.max_tokens < 1)
-        return fail(ErrorKind::invalid, "max_tokens: {}, at least 1", options.max_tokens);
+        return fail_field(ErrorKind::invalid, "max_tokens", "{}, at least 1", options.max_tokens);
     if (options.min_tokens < 0 || options.min_tokens > options.max_tokens)
-        return fail(ErrorKind::invalid, "min_tokens: {}, not within 0…max_tokens = {}",
-                    options.min_tokens, options.max_tokens);
+        return fail_field(ErrorKind::invalid, "min_tokens", "{}, not within 0…max_tokens = {}",
+                          options.min_tokens, options.max_tokens);
     const std::int64_t most = std::min<std::int64_t>(kMaxTopLogprobs, vocabulary);
-    if (options.top_logprobs < 0 || options.top_logprobs > most)
-        return fail(ErrorKind::invalid, "top_logprobs: {}, not within 0…{}", options.top_logprobs,
-                    most);
-    const std::int32_t prompt = options.prompt_top_logprobs.value_or(0);
-    if (prompt < 0 || prompt > most)
-        return fail(ErrorKind::invalid, "prompt_logprobs: {}, not within 0…{}", prompt, most);
-    return {};
+    ESPALIER_RETURN_IF_ERROR(check_within("top_logprobs", options.top_logprobs, most));
+    return check_within("prompt_logprobs", options.prompt_top_logprobs.value_or(0), most);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <iterator>
 #include <string>
 #include <tl/expected.hpp>
 #include <utility>
@@ -22,6 +23,9 @@ enum class ErrorKind {
 struct Error {
     ErrorKind kind = ErrorKind::invalid;
     std::string message;
+    // Of a request or a configuration: the field at fault, as its writer names it ("temperature",
+    // "stop[2]"); the message begins with it and a colon. Empty: no single field is at fault.
+    std::string field = {};
 };
 
 template <typename T>
@@ -31,6 +35,24 @@ using Expected = tl::expected<T, Error>;
 template <typename... Args>
 tl::unexpected<Error> fail(ErrorKind kind, fmt::format_string<Args...> format, Args&&... args) {
     return tl::unexpected<Error>(Error{kind, fmt::format(format, std::forward<Args>(args)...)});
+}
+
+// One field's error, for clients that are told which: the message becomes "field: sentence".
+// return fail_field(ErrorKind::invalid, "temperature", "{}, not within 0…100", temperature);
+template <typename... Args>
+tl::unexpected<Error> fail_field(ErrorKind kind, std::string field,
+                                 fmt::format_string<Args...> format, Args&&... args) {
+    std::string message = field + ": ";
+    fmt::format_to(std::back_inserter(message), format, std::forward<Args>(args)...);
+    return tl::unexpected<Error>(Error{kind, std::move(message), std::move(field)});
+}
+
+// The same error where its field goes by another name: a flag's, or another API's.
+inline Error with_field(Error error, std::string name) {
+    if (error.field.empty()) return error;
+    error.message.replace(0, error.field.size(), name);
+    error.field = std::move(name);
+    return error;
 }
 
 }  // namespace espalier

@@ -9,34 +9,36 @@
 namespace espalier::engine {
 namespace {
 
-Expected<void> check_tokens(const char* what, const std::vector<std::int32_t>& tokens,
+Expected<void> check_tokens(const char* field, const std::vector<std::int32_t>& tokens,
                             const RequestLimits& limits) {
-    for (const std::int32_t token : tokens)
-        if (token < 0 || token >= limits.vocabulary)
-            return fail(ErrorKind::invalid, "the {} has token {} of a vocabulary of {}", what,
-                        token, limits.vocabulary);
+    for (std::size_t i = 0; i < tokens.size(); ++i)
+        if (tokens[i] < 0 || tokens[i] >= limits.vocabulary)
+            return fail_field(ErrorKind::invalid, fmt::format("{}[{}]", field, i),
+                              "token {} is not an id of the vocabulary of {}", tokens[i],
+                              limits.vocabulary);
     return {};
 }
 
 Expected<void> check_prompt(const std::vector<std::int32_t>& prompt, const RequestLimits& limits) {
     const auto length = static_cast<std::int64_t>(prompt.size());
-    if (length == 0) return fail(ErrorKind::invalid, "the prompt is empty");
+    if (length == 0) return fail_field(ErrorKind::invalid, "prompt", "has no tokens");
     if (length >= limits.max_model_len)
-        return fail(ErrorKind::invalid,
-                    "the prompt has {} tokens; prompt and output together may have {}", length,
-                    limits.max_model_len);
+        return fail_field(ErrorKind::invalid, "prompt",
+                          "{} tokens; prompt and output together may have {}", length,
+                          limits.max_model_len);
     return check_tokens("prompt", prompt, limits);
 }
 
 Expected<void> check_choices(const Request& request, const RequestLimits& limits) {
     const std::int32_t most = std::min(kMaxChoices, limits.max_waiting);
     if (request.choices < 1 || request.choices > most)
-        return fail(ErrorKind::invalid, "n is {}, not within 1…{}", request.choices, most);
+        return fail_field(ErrorKind::invalid, "choices", "{}, not within 1…{}", request.choices,
+                          most);
     const auto length = static_cast<std::int64_t>(request.prompt.size());
     if (length * request.choices > limits.max_waiting_tokens)
-        return fail(ErrorKind::invalid,
-                    "{} choices of a prompt of {} tokens; the queue takes {} tokens",
-                    request.choices, length, limits.max_waiting_tokens);
+        return fail_field(ErrorKind::invalid, "prompt",
+                          "{} tokens for {} choices; the queue takes {} tokens", length,
+                          request.choices, limits.max_waiting_tokens);
     return {};
 }
 
@@ -53,12 +55,13 @@ Expected<CheckedRequest> check_request(Request request, const RequestLimits& lim
     const auto length = static_cast<std::int64_t>(request.prompt.size());
     output.max_tokens = std::min(output.max_tokens, limits.max_model_len - length);
     if (!request.forced_output.empty()) {
-        ESPALIER_RETURN_IF_ERROR(check_tokens("forced output", request.forced_output, limits));
+        ESPALIER_RETURN_IF_ERROR(check_tokens("forced_output", request.forced_output, limits));
         output.max_tokens =
             std::min(output.max_tokens, static_cast<std::int64_t>(request.forced_output.size()));
         if (output.min_tokens > 0)
-            return fail(ErrorKind::invalid, "min_tokens is {}, but an output is replayed",
-                        output.min_tokens);
+            return fail_field(ErrorKind::invalid, "min_tokens",
+                              "{}, but the output is forced, and min_tokens bans tokens",
+                              output.min_tokens);
     }
     output.count_tokens = sampling.counts_tokens();
     if (output.eos_token_ids.empty()) output.eos_token_ids = limits.eos_token_ids;
@@ -68,9 +71,9 @@ Expected<CheckedRequest> check_request(Request request, const RequestLimits& lim
     // The last token's KV is never written.
     const std::int64_t pages = cache::pages_for(length + rules.options().max_tokens - 1);
     if (pages > limits.page_count - 1)
-        return fail(ErrorKind::invalid,
-                    "a prompt of {} tokens with max_tokens {} needs {} pages; the cache has {}",
-                    length, rules.options().max_tokens, pages, limits.page_count - 1);
+        return fail_field(ErrorKind::invalid, "max_tokens",
+                          "{} after a prompt of {} tokens need {} pages; the cache has {}",
+                          rules.options().max_tokens, length, pages, limits.page_count - 1);
     return CheckedRequest{std::move(request), std::move(sampling), std::move(rules)};
 }
 

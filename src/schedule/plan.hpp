@@ -13,6 +13,18 @@
 
 namespace espalier::schedule {
 
+// Pairs of a query and a key it sees, by the form that computes them: what attention costs beside
+// the products.
+struct KeyPairs {
+    std::int64_t absorbed = 0;
+    std::int64_t decompressed = 0;
+    // A row of tokens at consecutive positions. A tree's nodes see no more than a chain's.
+    void add(std::int64_t first_position, std::int64_t tokens, cache::Form form) {
+        const std::int64_t pairs = tokens * first_position + tokens * (tokens + 1) / 2;
+        (form == cache::Form::absorbed ? absorbed : decompressed) += pairs;
+    }
+};
+
 // ---- first half: how many draft nodes there could be --------------------------------------------
 
 // A running request that takes part in the step. Its root is granted already.
@@ -21,6 +33,9 @@ struct NodeOffer {
     // The most drafts (nodes besides the root) it may verify: tokens left, the model's length, its
     // own limit, pages. Not more than 63.
     std::int32_t max_drafts = 0;
+    // Its pages, up to the root's; with SchedulerOptions::reserve_windows those of the root and
+    // max_drafts, which nobody else can see. Good until next_plan.
+    std::span<const std::int32_t> block_table;
 };
 
 // The step without drafts, in the words of speculate::StepLoad.
@@ -29,6 +44,7 @@ struct NodeOffers {
     std::int64_t max_drafts = 0;      // over all of them: room left in the batch
     std::int64_t granted_rows = 0;    // running requests and prompts granted so far
     std::int64_t granted_tokens = 0;  // roots and the prompt quantum
+    KeyPairs granted_keys;            // of these tokens
 };
 
 // ---- second half: the plan ----------------------------------------------------------------------
@@ -63,8 +79,8 @@ struct PlannedRequest {
     RequestId id;
     std::int32_t first_row = 0;
     std::int32_t rows = 0;
-    // Verified drafts; possibly fewer than were asked for, when pages ran out: take the tree's
-    // first 1 + drafts nodes.
+    // Verified drafts; where windows are not reserved possibly fewer than were asked for, when
+    // pages ran out: take the tree's first 1 + drafts nodes.
     std::int32_t drafts = 0;
     // The share ends with the last committed token, so a next token is drawn. Otherwise it is a
     // chunk inside a prompt.
@@ -90,6 +106,7 @@ struct Plan {
     // Running requests by order key, then prompts by order key; rows are in the same order.
     std::span<const PlannedRequest> requests;
     StepTokens tokens;
+    KeyPairs keys;
     bool empty() const { return rows.empty(); }
 };
 

@@ -194,7 +194,7 @@ bool Scheduler::cancel(RequestId id) {
     if (id.slot < 0 || id.slot >= slot_count() || !is_live(id)) return false;
     Job& job = at(id.slot);
     if (std::holds_alternative<Leaving>(job.state)) return false;
-    if (phase_ != Phase::planned || job.grant.tokens == 0) {
+    if (stage_ != Stage::planned || job.grant.tokens == 0) {
         end(job, EndReason::cancelled);
         return true;
     }
@@ -308,16 +308,11 @@ std::span<const std::int32_t> Scheduler::tokens(std::int32_t slot) const {
 std::int64_t Scheduler::prompt_tokens(std::int32_t slot) const {
     return live_job(slot).prompt_tokens;
 }
-std::int64_t Scheduler::tokens_left(std::int32_t slot) const {
-    return live_job(slot).max_length - live_job(slot).length();
-}
 std::int32_t Scheduler::choice(std::int32_t slot) const { return live_job(slot).choice; }
-std::int64_t Scheduler::preemptions(std::int32_t slot) const { return live_job(slot).preemptions; }
 std::int64_t Scheduler::hit_tokens(std::int32_t slot) const { return live_job(slot).hit_tokens; }
-const State& Scheduler::state(std::int32_t slot) const { return live_job(slot).state; }
 RequestId Scheduler::id(std::int32_t slot) const { return live_job(slot).id; }
 
-bool Scheduler::idle() const { return waiting_.size() + rows() == 0 && phase_ != Phase::planned; }
+bool Scheduler::idle() const { return waiting_.size() + rows() == 0 && stage_ != Stage::planned; }
 
 std::int32_t Scheduler::slot_count() const { return static_cast<std::int32_t>(jobs_.size()); }
 

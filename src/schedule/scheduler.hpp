@@ -49,6 +49,9 @@ struct SchedulerOptions {
     // the bits of recomputation: pages of generated text are found only by prompts that would
     // compute that very form there.
     bool reuse_generated = false;
+    // Drafters write KV while they draft, so the pages of an offer are the request's own from
+    // offer_nodes on. Off: they are counted then and taken in next_plan, as far as they are used.
+    bool reserve_windows = false;
     std::uint64_t hash_seed = 0;  // random bits keep clients from choosing bad prompts
 };
 
@@ -65,11 +68,12 @@ class Scheduler {
     bool cancel(RequestId id);
 
     // First half of a plan: ends what is expired, preempts where pages run out, grants roots and
-    // one prompt quantum. The offers are good until next_plan, which leaves out who is cancelled
-    // in between.
+    // one prompt quantum, and says (or reserves) how many drafts may follow. The offers are good
+    // until next_plan, which leaves out who is cancelled in between.
     const NodeOffers& offer_nodes(Time now);
     // Second half. drafts[i]: how many the engine wants for offers.rows[i], within its limit and
-    // within the limit over all. Reserves the pages of every window and gives the rest to prompts.
+    // within the limit over all. Takes the pages of every window, gives back what was reserved
+    // beyond, and the rest to prompts.
     // An empty plan needs no advance.
     const Plan& next_plan(std::span<const std::int32_t> drafts);
     // Both halves, without drafts.
@@ -87,12 +91,9 @@ class Scheduler {
     // the request's next advance.
     std::span<const std::int32_t> tokens(std::int32_t slot) const;
     std::int64_t prompt_tokens(std::int32_t slot) const;
-    std::int64_t tokens_left(std::int32_t slot) const;  // of max_tokens
-    std::int32_t choice(std::int32_t slot) const;       // 0 … choices − 1
-    std::int64_t preemptions(std::int32_t slot) const;
+    std::int32_t choice(std::int32_t slot) const;  // 0 … choices − 1
     // Tokens that its first admission found in the prefix index (for usage).
     std::int64_t hit_tokens(std::int32_t slot) const;
-    const State& state(std::int32_t slot) const;
     RequestId id(std::int32_t slot) const;
 
     bool idle() const;                // nobody waits or runs
@@ -104,10 +105,16 @@ class Scheduler {
     void audit() const;
 
   private:
-    enum class Phase : std::uint8_t { idle, offered, planned };
+    friend class SchedulerInspection;  // tests read requests' states and preemptions
+
+    enum class Stage : std::uint8_t { idle, offered, planned };
     struct Room {
         std::int64_t tokens = 0;
         std::int64_t gather = 0;
+    };
+
+    struct ChunkForms {
+        std::int64_t first, turn, end;  // decompressed below turn, absorbed from there on
     };
 
     struct Deadline {
@@ -145,8 +152,10 @@ class Scheduler {
     void grant_drafts(std::span<const std::int32_t> drafts);
     void grant_rest();
     void list_offers();
+    std::int64_t reserve_drafts(Job& job, std::int64_t drafts);
     void build_plan();
     void plan_root(Job& job);
+    static ChunkForms forms_of_chunk(const Job& job);
     void plan_chunk(Job& job);
     void plan_row(const Job& job, std::int64_t first, std::int64_t end, cache::Form form);
     bool admit(Job& job, bool may_preempt);
@@ -165,7 +174,7 @@ class Scheduler {
     std::int64_t rows() const { return prefilling_.size() + running_.size(); }
 
     // After the step (scheduler_advance.cpp).
-    void settle(Job& job, const PlannedRequest& share, const Outcome& outcome);
+    void apply(Job& job, const PlannedRequest& share, const Outcome& outcome);
     void check_outcome(const Job& job, const PlannedRequest& share, const Outcome& outcome) const;
     void start_running(Job& job);
     static void publish(const Job& job, cache::PageTable& pages, std::int64_t written);
@@ -186,7 +195,7 @@ class Scheduler {
     Totals totals_;
 
     // Of the plan that is being made, or runs.
-    Phase phase_ = Phase::idle;
+    Stage stage_ = Stage::idle;
     Room left_;
     std::int64_t passed_choices_ = 0;  // wait for a sibling's prompt and keep a row for then
     bool prompts_blocked_ = false;     // one got too little: nobody behind it gets anything

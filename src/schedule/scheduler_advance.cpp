@@ -10,12 +10,12 @@
 namespace espalier::schedule {
 
 void Scheduler::advance(std::span<const Outcome> outcomes, Time now) {
-    CHECK(phase_ == Phase::planned, "there is no plan to advance; the last was {}", plan_.number);
+    CHECK(stage_ == Stage::planned, "there is no plan to advance; the last was {}", plan_.number);
     CHECK(outcomes.size() == plan_requests_.size(), "{} outcomes for {} planned requests",
           outcomes.size(), plan_requests_.size());
     for (std::size_t i = 0; i < outcomes.size(); ++i)
-        settle(at(plan_requests_[i].id.slot), plan_requests_[i], outcomes[i]);
-    phase_ = Phase::idle;
+        apply(at(plan_requests_[i].id.slot), plan_requests_[i], outcomes[i]);
+    stage_ = Stage::idle;
     const StepTokens& step = plan_.tokens;
     totals_.tokens.roots += step.roots;
     totals_.tokens.drafts += step.drafts;
@@ -26,7 +26,7 @@ void Scheduler::advance(std::span<const Outcome> outcomes, Time now) {
     expire(now);
 }
 
-void Scheduler::settle(Job& job, const PlannedRequest& share, const Outcome& outcome) {
+void Scheduler::apply(Job& job, const PlannedRequest& share, const Outcome& outcome) {
     if (std::holds_alternative<Leaving>(job.state)) return end(job, EndReason::cancelled);
     // A failed step's pages hold numbers that were flushed: found by another request, they would
     // hide the failure that computing them again shows.

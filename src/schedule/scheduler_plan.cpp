@@ -11,23 +11,23 @@
 namespace espalier::schedule {
 
 const NodeOffers& Scheduler::offer_nodes(Time now) {
-    CHECK(phase_ == Phase::idle, "plan {} is not finished", plan_.number);
+    CHECK(stage_ == Stage::idle, "plan {} is not finished", plan_.number);
     expire(now);
     begin_plan();
     grant_roots();
     grant_quantum();
     list_offers();
-    phase_ = Phase::offered;
+    stage_ = Stage::offered;
     return offers_;
 }
 
 const Plan& Scheduler::next_plan(std::span<const std::int32_t> drafts) {
-    CHECK(phase_ == Phase::offered, "plan {} has no offers: offer_nodes comes first",
+    CHECK(stage_ == Stage::offered, "plan {} has no offers: offer_nodes comes first",
           plan_.number + 1);
     grant_drafts(drafts);
     grant_rest();
     build_plan();
-    phase_ = plan_.empty() ? Phase::idle : Phase::planned;
+    stage_ = plan_.empty() ? Stage::idle : Stage::planned;
     return plan_;
 }
 
@@ -76,34 +76,53 @@ void Scheduler::grant_roots() {
 void Scheduler::list_offers() {
     offer_rows_.clear();
     offer_serials_.clear();
+    offers_.granted_keys = {};
     const std::int64_t spare_slots = pool_.counts().available() * cache::kPageTokens;
     for (const OrderEntry& entry : running_) {
-        const Job& job = at(entry.slot);
+        Job& job = at(entry.slot);
         if (job.grant.tokens == 0) continue;
         // Nodes, with the root: at most the tokens left and max_model_len − 1 − root. Every node
         // can yield one token, and no slot lies beyond what submit found room for.
         const std::int64_t root = job.length() - 1;
         const std::int64_t nodes =
             std::min(job.max_length - job.length(), options_.max_model_len - 1 - root);
-        const std::int64_t reserved =
-            std::get<Running>(job.state).pages.slots() - job.length() + spare_slots;
-        const std::int64_t drafts = std::min(
-            {nodes - 1, reserved, std::int64_t{job.max_drafts}, left_.tokens, left_.gather});
-        offer_rows_.push_back({entry.slot, static_cast<std::int32_t>(drafts)});
+        cache::PageTable& pages = std::get<Running>(job.state).pages;
+        std::int64_t drafts =
+            std::min({nodes - 1, std::int64_t{job.max_drafts}, left_.tokens, left_.gather});
+        if (options_.reserve_windows)
+            drafts = reserve_drafts(job, drafts);
+        else
+            drafts = std::min(drafts, pages.slots() - job.length() + spare_slots);
+        offer_rows_.push_back({entry.slot, static_cast<std::int32_t>(drafts), pages.block_table()});
         offer_serials_.push_back(job.id.serial);
+        offers_.granted_keys.add(root, 1, cache::Form::absorbed);
     }
     std::int64_t prompts = 0;
-    for (const OrderEntry& entry : prefilling_) prompts += at(entry.slot).grant.tokens > 0 ? 1 : 0;
+    for (const OrderEntry& entry : prefilling_) {
+        const Job& job = at(entry.slot);
+        if (job.grant.tokens == 0) continue;
+        ++prompts;
+        const ChunkForms chunk = forms_of_chunk(job);
+        offers_.granted_keys.add(chunk.first, chunk.turn - chunk.first, cache::Form::decompressed);
+        offers_.granted_keys.add(chunk.turn, chunk.end - chunk.turn, cache::Form::absorbed);
+    }
     offers_.rows = offer_rows_;
     offers_.max_drafts = std::min(left_.tokens, left_.gather);
     offers_.granted_rows = static_cast<std::int64_t>(offer_rows_.size()) + prompts;
     offers_.granted_tokens = options_.max_step_tokens - left_.tokens;
 }
 
+// Pages for the root and this many drafts, or for as many as there are pages: a window of 64
+// reaches at most one page beyond the root's. Preempts nobody.
+std::int64_t Scheduler::reserve_drafts(Job& job, std::int64_t drafts) {
+    cache::PageTable& pages = std::get<Running>(job.state).pages;
+    if (pages.grow(job.length() + drafts)) return drafts;
+    return pages.slots() - job.length();
+}
+
 // ---- second half --------------------------------------------------------------------------------
 
-// Drafts preempt nobody: where a page is missing they are cut to the page there is. A window of 64
-// reaches at most one page beyond the root's.
+// What an offer reserved and the engine does not use is given back before prompts get the rest.
 void Scheduler::grant_drafts(std::span<const std::int32_t> drafts) {
     CHECK(drafts.size() == offer_rows_.size(), "{} numbers of drafts for {} offers", drafts.size(),
           offer_rows_.size());
@@ -116,12 +135,11 @@ void Scheduler::grant_drafts(std::span<const std::int32_t> drafts) {
         CHECK(sum <= offers_.max_drafts, "{} drafts of {} offered over all", sum,
               offers_.max_drafts);
         Job& job = at(offer.slot);
-        if (drafts[i] == 0 || job.id.serial != offer_serials_[i]) continue;
+        if (job.id.serial != offer_serials_[i]) continue;
         auto* running = std::get_if<Running>(&job.state);
         if (running == nullptr) continue;  // cancelled since
-        std::int64_t count = drafts[i];
-        if (!running->pages.grow(job.length() + count))
-            count = running->pages.slots() - job.length();
+        running->pages.truncate(job.length() + drafts[i]);
+        const std::int64_t count = reserve_drafts(job, drafts[i]);
         job.grant.drafts = static_cast<std::int32_t>(count);
         grant(job, count, count);
     }
@@ -131,6 +149,7 @@ void Scheduler::build_plan() {
     plan_rows_.clear();
     plan_requests_.clear();
     plan_.tokens = {};
+    plan_.keys = {};
     for (const OrderEntry& entry : running_)
         if (at(entry.slot).grant.tokens > 0) plan_root(at(entry.slot));
     for (const OrderEntry& entry : prefilling_)
@@ -138,7 +157,10 @@ void Scheduler::build_plan() {
     plan_.rows = plan_rows_;
     plan_.requests = plan_requests_;
     plan_.tokens.gathered = 0;
-    for (const PlannedRow& row : plan_rows_) plan_.tokens.gathered += row.gather_count();
+    for (const PlannedRow& row : plan_rows_) {
+        plan_.tokens.gathered += row.gather_count();
+        plan_.keys.add(row.first_position, row.q_len, row.form);
+    }
     ++totals_.plans;
 }
 
@@ -158,10 +180,15 @@ void Scheduler::plan_root(Job& job) {
     plan_.tokens.drafts += job.grant.drafts;
 }
 
-void Scheduler::plan_chunk(Job& job) {
+// A chunk in the making, cut at F.
+Scheduler::ChunkForms Scheduler::forms_of_chunk(const Job& job) {
     const std::int64_t first = std::get<Prefilling>(job.state).computed;
     const std::int64_t end = first + job.grant.tokens;
-    const std::int64_t turn = std::clamp(job.key.decompressed_below, first, end);
+    return {first, std::clamp(job.key.decompressed_below, first, end), end};
+}
+
+void Scheduler::plan_chunk(Job& job) {
+    const auto [first, turn, end] = forms_of_chunk(job);
     PlannedRequest share;
     share.id = job.id;
     share.first_row = static_cast<std::int32_t>(plan_rows_.size());

@@ -23,7 +23,11 @@ std::string message_after(const std::function<void(OutputOptions&)>& change) {
     OutputOptions options = plain();
     change(options);
     const auto rules = OutputRules::make(options, tiny_tokenizer(), kVocabulary);
-    return rules ? "accepted" : rules.error().message;
+    if (rules) return "accepted";
+    const Error& error = rules.error();
+    EXPECT_TRUE(!error.field.empty() && error.message.starts_with(error.field + ": "))
+        << error.message;
+    return error.message;
 }
 
 TEST(OutputRules, NameWhatTheyRefuse) {

@@ -15,7 +15,12 @@ class CheckRequest : public testing::Test {
     }
     std::string refusal(const Request& request) const {
         const auto checked = check(request);
-        return checked ? "taken" : checked.error().message;
+        if (checked) return "taken";
+        // A client is told the field apart, and finds it again at the head of the sentence.
+        const Error& error = checked.error();
+        EXPECT_FALSE(error.field.empty()) << error.message;
+        EXPECT_TRUE(error.message.starts_with(error.field + ": ")) << error.message;
+        return error.message;
     }
     RequestLimits limits_{kTinyVocabulary, 100, 3, {1}};
 };
@@ -25,24 +30,24 @@ TEST_F(CheckRequest, NamesTheFieldAndBothNumbers) {
     EXPECT_EQ(refusal(good), "taken");
     Request bad = good;
     bad.prompt.clear();
-    EXPECT_EQ(refusal(bad), "the prompt is empty");
+    EXPECT_EQ(refusal(bad), "prompt: has no tokens");
     bad = good;
     bad.prompt.resize(100, 3);
-    EXPECT_EQ(refusal(bad), "the prompt has 100 tokens; prompt and output together may have 100");
+    EXPECT_EQ(refusal(bad), "prompt: 100 tokens; prompt and output together may have 100");
     bad = good;
     bad.prompt[3] = 512;
-    EXPECT_EQ(refusal(bad), "the prompt has token 512 of a vocabulary of 512");
+    EXPECT_EQ(refusal(bad), "prompt[3]: token 512 is not an id of the vocabulary of 512");
     bad.prompt[3] = -1;
-    EXPECT_EQ(refusal(bad), "the prompt has token -1 of a vocabulary of 512");
+    EXPECT_EQ(refusal(bad), "prompt[3]: token -1 is not an id of the vocabulary of 512");
     bad = good;
     bad.forced_output = {1, 512};
-    EXPECT_EQ(refusal(bad), "the replayed output has token 512 of a vocabulary of 512");
+    EXPECT_EQ(refusal(bad), "forced_output[1]: token 512 is not an id of the vocabulary of 512");
     bad.forced_output = {1, 2};
     bad.output.min_tokens = 1;
-    EXPECT_EQ(refusal(bad), "min_tokens is 1, but an output is replayed");
+    EXPECT_EQ(refusal(bad), "min_tokens: 1, but the output is forced, and min_tokens bans tokens");
     bad = good;
     bad.choices = 0;
-    EXPECT_EQ(refusal(bad), "n is 0, not within 1…128");
+    EXPECT_EQ(refusal(bad), "choices: 0, not within 1…128");
     bad = good;
     bad.sampling.temperature = -1;
     EXPECT_EQ(refusal(bad), "temperature: -1, not within 0…100");
@@ -60,7 +65,7 @@ TEST_F(CheckRequest, RefusesWhatTheCacheCannotHold) {
     limits_.page_count = 2;
     EXPECT_EQ(refusal(plain_request(60, 5, 1)), "taken");  // the last token needs no slot
     EXPECT_EQ(refusal(plain_request(60, 6, 1)),
-              "a prompt of 60 tokens with max_tokens 6 needs 2 pages; the cache has 1");
+              "max_tokens: 6 after a prompt of 60 tokens need 2 pages; the cache has 1");
 }
 
 // Exhausted means: not now. Whoever hears that tries again.
@@ -80,9 +85,9 @@ TEST_F(CheckRequest, RefusesWhatTheEmptyQueueCannotHold) {
     request.choices = 2;
     EXPECT_EQ(refusal(request), "taken");
     request.choices = 3;
-    EXPECT_EQ(refusal(request), "3 choices of a prompt of 10 tokens; the queue takes 25 tokens");
+    EXPECT_EQ(refusal(request), "prompt: 10 tokens for 3 choices; the queue takes 25 tokens");
     request.choices = 4;
-    EXPECT_EQ(refusal(request), "n is 4, not within 1…3");
+    EXPECT_EQ(refusal(request), "choices: 4, not within 1…3");
     EXPECT_EQ(check(request).error().kind, ErrorKind::invalid);
 }
 

@@ -13,6 +13,7 @@
 #include "engine/harness.hpp"
 #include "lossless/random_drafter.hpp"
 #include "model/sequence.hpp"
+#include "schedule/inspection.hpp"
 #include "speculate/ngram.hpp"
 
 namespace espalier::engine {
@@ -68,7 +69,7 @@ TEST(Stepper, CommitBringsAPathTogetherWhereverItLay) {
             const StepReport report = harness.stepper->step();
             moved += report.moved;
             if (recorder->ended()) break;
-            const auto& state = harness.stepper->scheduler().state(slot);
+            const auto& state = schedule::state_of(harness.stepper->scheduler(), slot);
             const auto length = std::ssize(harness.stepper->scheduler().tokens(slot)) - 1;
             ASSERT_TRUE(cache_bytes(harness.stepper->storage(),
                                     std::get<schedule::Running>(state).pages.block_table(),

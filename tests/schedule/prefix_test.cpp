@@ -3,6 +3,7 @@
 // one request, pages of generated text.
 #include <gtest/gtest.h>
 
+#include "schedule/inspection.hpp"
 #include "schedule/scheduler.hpp"
 #include "schedule/steps.hpp"
 
@@ -211,8 +212,8 @@ TEST_F(SchedulerChoices, TheFirstLeadsAgainWhenItWasPreempted) {
     submit_one(*scheduler_, urgent);
     const Plan& plan = steps_.step();
     EXPECT_EQ(plan.requests.size(), 1u);
-    EXPECT_EQ(scheduler_->preemptions(ids_[0].slot), 1);
-    EXPECT_EQ(scheduler_->preemptions(ids_[1].slot), 0);
+    EXPECT_EQ(preemptions_of(*scheduler_, ids_[0].slot), 1);
+    EXPECT_EQ(preemptions_of(*scheduler_, ids_[1].slot), 0);
     while (!scheduler_->ended().size()) steps_.step();
     const Plan& again = steps_.plan();
     EXPECT_GE(tokens_for(again, ids_[0]), 976);
@@ -237,7 +238,7 @@ TEST(SchedulerPrefix, NobodyPassesAFirstChoiceThatWasJustPreempted) {
     urgent.priority = -1;
     submit_one(*scheduler, urgent);
     const Plan& plan = steps.plan();
-    EXPECT_EQ(scheduler->preemptions(first.slot), 1);
+    EXPECT_EQ(preemptions_of(*scheduler, first.slot), 1);
     EXPECT_EQ(tokens_for(plan, small), 0);
     EXPECT_EQ(plan.requests.size(), 1u);
 }

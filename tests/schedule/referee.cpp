@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/check.hpp"
+#include "schedule/inspection.hpp"
 
 namespace espalier::schedule {
 namespace {
@@ -91,7 +92,7 @@ void Referee::note_before() {
     head_ = live_.empty() ? -1 : live_.begin()->second;
     for (const auto& [order, serial] : live_) {
         before_.insert(serial);
-        if (pages_of(scheduler_.state(books_.at(serial).id.slot)) != nullptr)
+        if (pages_of(state_of(scheduler_, books_.at(serial).id.slot)) != nullptr)
             resident_before_.insert(serial);
     }
 }
@@ -108,7 +109,9 @@ void Referee::offer(Time now) {
     }
     left_meanwhile_ = false;
     head_ = live_.empty() ? -1 : live_.begin()->second;
+    check_offers(offers);
     wanted_drafts_.clear();
+    offered_.clear();
     std::int64_t left = offers.max_drafts;
     for (const NodeOffer& offer : offers.rows) {
         const Book& book = books_.at(scheduler_.id(offer.slot).serial);
@@ -122,6 +125,7 @@ void Referee::offer(Time now) {
             wanted = random_.between(0, static_cast<int>(std::min<std::int64_t>(
                                             {offer.max_drafts, left, random_.between(1, 63)})));
         wanted_drafts_.push_back(static_cast<std::int32_t>(wanted));
+        offered_.push_back(book.id.serial);
         left -= wanted;
     }
 }
@@ -131,6 +135,7 @@ bool Referee::plan() {
     scheduler_.audit();
     count_page_users();
     check_budget(*plan_);
+    check_windows_given_back();
     check_preempted();
     planned_.clear();
     for (const PlannedRequest& share : plan_->requests) {

@@ -4,7 +4,8 @@
 //
 // The cache holds, instead of latents, a number per slot that depends on all that a latent depends
 // on: salt, and tokens and forms up to its position. Drafts and failed steps write noise. A history
-// that a row reads must hold exactly its own numbers, whoever wrote them.
+// that a row reads must hold exactly its own numbers, whoever wrote them. Where windows are
+// reserved, drafters write noise into all of them before the plan is made.
 #pragma once
 
 #include <cstdint>
@@ -91,6 +92,8 @@ class Referee {
     std::int64_t work_bound(const Book& book) const;
 
     void note_before();
+    void check_offers(const NodeOffers& offers);
+    void check_windows_given_back() const;
     void count_page_users();
     void check_budget(const Plan& plan) const;
     void check_preempted() const;
@@ -119,7 +122,8 @@ class Referee {
     std::set<std::int64_t> before_;  // serials that were live when the plan was begun
     std::set<std::int64_t> resident_before_, planned_;
     std::vector<std::int32_t> wanted_drafts_;
-    std::vector<std::int32_t> drawn_;  // memory of the outcomes' tokens
+    std::vector<std::int64_t> offered_;  // serials, as wanted_drafts_
+    std::vector<std::int32_t> drawn_;    // memory of the outcomes' tokens
     std::vector<Outcome> outcomes_;
     const Plan* plan_ = nullptr;
     bool left_meanwhile_ = false;

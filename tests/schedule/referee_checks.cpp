@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.hpp"
+#include "schedule/inspection.hpp"
 #include "schedule/referee.hpp"
 
 namespace espalier::schedule {
@@ -15,9 +16,51 @@ constexpr std::int64_t kPage = cache::kPageTokens;
 void Referee::count_page_users() {
     page_users_.clear();
     for (const auto& [order, serial] : live_) {
-        const auto* table = pages_of(scheduler_.state(books_.at(serial).id.slot));
+        const auto* table = pages_of(state_of(scheduler_, books_.at(serial).id.slot));
         if (table == nullptr) continue;
         for (const std::int32_t page : table->block_table()) ++page_users_[page];
+    }
+}
+
+// A reserved window is the request's own, drafts included, from the offer on; what drafters leave
+// there must never be read as text.
+void Referee::check_offers(const NodeOffers& offers) {
+    if (!scheduler_.options().reserve_windows) return;
+    count_page_users();
+    for (const NodeOffer& offer : offers.rows) {
+        const Book& book = books_.at(scheduler_.id(offer.slot).serial);
+        const std::int64_t end = book.length() + offer.max_drafts;
+        CHECK(std::ssize(offer.block_table) == cache::pages_for(end), "{} pages for {} slots",
+              offer.block_table.size(), end);
+        for (std::int64_t p = book.length() - 1; p < end; ++p) {
+            const std::int64_t page = offer.block_table[static_cast<std::size_t>(p / kPage)];
+            CHECK(page > 0 && page < scheduler_.options().page_count, "page {}", page);
+            CHECK(page_users_.at(static_cast<std::int32_t>(page)) == 1,
+                  "page {} is offered to one of {}", page,
+                  page_users_.at(static_cast<std::int32_t>(page)));
+            if (p >= book.length())
+                stored_[static_cast<std::size_t>(page * kPage + p % kPage)] = ++noise_ | 1;
+        }
+    }
+}
+
+// A running request's pages are those of its root and granted drafts; with reserved windows every
+// draft that was asked for is granted.
+void Referee::check_windows_given_back() const {
+    for (std::size_t i = 0; i < offered_.size(); ++i) {
+        const Book& book = books_.at(offered_[i]);
+        if (live_.count(book.order()) == 0) continue;
+        const auto planned =
+            std::find_if(plan_->requests.begin(), plan_->requests.end(),
+                         [&](const PlannedRequest& one) { return one.id == book.id; });
+        CHECK(planned != plan_->requests.end(), "{} was offered nodes and has no row", offered_[i]);
+        CHECK(planned->drafts == wanted_drafts_[i] ||
+                  (!scheduler_.options().reserve_windows && planned->drafts < wanted_drafts_[i]),
+              "{} drafts for {} that were asked for", planned->drafts, wanted_drafts_[i]);
+        const auto* table = pages_of(state_of(scheduler_, book.id.slot));
+        CHECK(table->pages() == cache::pages_for(book.length() + planned->drafts),
+              "{} pages for {} tokens and {} drafts", table->pages(), book.length(),
+              planned->drafts);
     }
 }
 
@@ -43,11 +86,11 @@ void Referee::check_preempted() const {
     for (const std::int64_t victim : resident_before_) {
         const Book& book = books_.at(victim);
         if (live_.count(book.order()) == 0) continue;
-        if (scheduler_.preemptions(book.id.slot) == book.preemptions) continue;
+        if (preemptions_of(scheduler_, book.id.slot) == book.preemptions) continue;
         for (const std::int64_t other : resident_before_) {
             const Book& kept = books_.at(other);
             if (live_.count(kept.order()) == 0) continue;
-            if (scheduler_.preemptions(kept.id.slot) != kept.preemptions) continue;
+            if (preemptions_of(scheduler_, kept.id.slot) != kept.preemptions) continue;
             CHECK(kept.order() < book.order(), "{} was preempted before {}", victim, other);
         }
     }
@@ -57,7 +100,7 @@ void Referee::check_share(const PlannedRequest& share) {
     Book& book = books_.at(share.id.serial);
     CHECK(live_.count(book.order()) == 1, "{} has ended and is planned", share.id.serial);
     CHECK(share.id == book.id, "slot {} for {}", share.id.slot, book.id.slot);
-    const std::int64_t preemptions = scheduler_.preemptions(book.id.slot);
+    const std::int64_t preemptions = preemptions_of(scheduler_, book.id.slot);
     if (preemptions != book.preemptions) book.resident = false;
     book.preemptions = preemptions;
     const PlannedRow& row = plan_->rows[static_cast<std::size_t>(share.first_row)];
@@ -143,7 +186,7 @@ void Referee::check_history(const Book& book, const PlannedRow& row, std::int64_
 
 // The whole window has pages, and nobody else can see them.
 void Referee::check_writable(const Book& book, const PlannedRow& row) const {
-    const cache::PageTable& table = *pages_of(scheduler_.state(book.id.slot));
+    const cache::PageTable& table = *pages_of(state_of(scheduler_, book.id.slot));
     CHECK(row.block_table.data() == table.block_table().data(), "another block table");
     const std::int64_t end = row.first_position + row.q_len;
     CHECK(table.slots() >= end, "{} slots reserved for {}", table.slots(), end);
@@ -160,7 +203,7 @@ bool Referee::sibling_leads(const Book& book) const {
     for (const auto& [order, serial] : live_) {
         const Book& other = books_.at(serial);
         if (other.group != book.group || serial == book.id.serial) continue;
-        if (!std::holds_alternative<Prefilling>(scheduler_.state(other.id.slot))) continue;
+        if (!std::holds_alternative<Prefilling>(state_of(scheduler_, other.id.slot))) continue;
         const std::int64_t prompt = std::ssize(other.request.prompt);
         const auto known = logits_done_.find(book.group);
         const bool logits =
@@ -177,7 +220,7 @@ void Referee::check_order() const {
     bool stalled = false;
     for (const auto& [order, serial] : live_) {
         const Book& book = books_.at(serial);
-        const State& state = scheduler_.state(book.id.slot);
+        const State& state = state_of(scheduler_, book.id.slot);
         if (std::holds_alternative<Running>(state)) {
             CHECK(!stalled, "{} runs, one before it is left out", serial);
             stalled = planned_.count(serial) == 0;
@@ -197,7 +240,7 @@ void Referee::check_progress(const Plan& plan) const {
     const Book& head = books_.at(head_);
     for (const PlannedRequest& share : plan.requests) {
         if (share.id.serial == head_) return;
-        const bool waits = std::holds_alternative<Waiting>(scheduler_.state(head.id.slot));
+        const bool waits = std::holds_alternative<Waiting>(state_of(scheduler_, head.id.slot));
         if (waits && books_.at(share.id.serial).group == head.group && !share.runs) return;
     }
     CHECK(false, "request {} is first in order and got nothing", head_);
@@ -211,7 +254,7 @@ void Referee::check_quantum() const {
     std::int64_t running = 0, rows_before = 0;
     for (const auto& [order, serial] : live_) {
         const Book& book = books_.at(serial);
-        const State& state = scheduler_.state(book.id.slot);
+        const State& state = state_of(scheduler_, book.id.slot);
         rows_before += pages_of(state) != nullptr || sibling_leads(book) ? 1 : 0;
         if (std::holds_alternative<Running>(state)) {
             if (planned_.count(serial) == 0) return;  // it lacks a page: prompts behind it wait

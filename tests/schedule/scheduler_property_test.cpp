@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "schedule/referee.hpp"
+#include "schedule/steps.hpp"
 
 namespace espalier::schedule {
 namespace {
@@ -21,6 +22,7 @@ SchedulerOptions random_options(conformance::Random& random) {
     options.max_waiting = random.between(4, 40);
     options.prefill_segment = random.chance(0.8) ? 256 : 0;
     options.prefix_cache = random.chance(0.9);
+    options.reserve_windows = random.chance(0.5);
     return options;
 }
 
@@ -116,6 +118,56 @@ TEST(SchedulerProperty, EveryStepOfRandomWorkloadsIsRight) {
         static_cast<long long>(seen.drafts), static_cast<long long>(seen.expired),
         static_cast<long long>(seen.cancelled), static_cast<long long>(seen.failed),
         static_cast<long long>(seen.refused));
+}
+
+// The plan of a step without drafts, as numbers.
+std::vector<std::int64_t> numbers_of(const Plan& plan) {
+    std::vector<std::int64_t> numbers;
+    for (const PlannedRow& row : plan.rows)
+        numbers.insert(numbers.end(), {row.slot, row.first_position, row.q_len,
+                                       static_cast<std::int64_t>(row.form), row.gather_count(),
+                                       std::ssize(row.block_table)});
+    return numbers;
+}
+
+// Windows are given back before the rest of a step goes to prompts: where no draft is wanted the
+// plans are those of a scheduler that reserves nothing, in pools of every size. (Until the first
+// preemption: reserving may evict a page that the preempted request would have found again.)
+TEST(SchedulerProperty, ReservingWindowsTakesNothingFromPrompts) {
+    std::int64_t compared = 0, scarce = 0;
+    for (std::uint64_t seed = 0; seed < 300; ++seed) {
+        conformance::Random random(seed);
+        SchedulerOptions options = random_options(random);
+        options.prefix_cache = false;
+        options.reserve_windows = false;
+        const auto counting = Scheduler::create(options).value();
+        options.reserve_windows = true;
+        const auto reserving = Scheduler::create(options).value();
+        Stepper first(*counting), second(*reserving);
+        int left = random.between(5, 25);
+        while ((left > 0 || !counting->idle()) && counting->totals().preemptions == 0) {
+            if (left > 0 && random.chance(0.5)) {
+                --left;
+                Request request = random_request(random, 0);
+                request.deadline = kNoDeadline;
+                request.choices = 1;
+                ASSERT_EQ(counting->submit(request).has_value(),
+                          reserving->submit(request).has_value());
+            }
+            const std::vector<std::int64_t> counted = numbers_of(first.plan());
+            if (counting->totals().preemptions > 0) break;
+            ASSERT_EQ(counted, numbers_of(second.plan())) << "seed " << seed;
+            scarce += counting->gauges().pages.available() < counting->gauges().running ? 1 : 0;
+            first.advance();
+            second.advance();
+            counting->forget_ended();
+            reserving->forget_ended();
+            ++compared;
+        }
+        reserving->audit();
+    }
+    EXPECT_GT(compared, 3000);
+    EXPECT_GT(scarce, 100);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "base/check.hpp"
+#include "schedule/inspection.hpp"
 #include "schedule/steps.hpp"
 #include "support/allocation_counter.hpp"
 
@@ -145,8 +146,8 @@ TEST(Scheduler, FormGoesByPlaceAlsoAfterPreemption) {
     EXPECT_EQ(scheduler->tokens(young.slot).size(), 257u + 257u);
     const RequestId urgent = submit_one(*scheduler, prompt_of(400, 2, 5000));
     EXPECT_EQ(tokens_for(steps.step(), urgent), 400);
-    EXPECT_TRUE(std::holds_alternative<Waiting>(scheduler->state(young.slot)));
-    EXPECT_EQ(scheduler->preemptions(young.slot), 1);
+    EXPECT_TRUE(std::holds_alternative<Waiting>(state_of(*scheduler, young.slot)));
+    EXPECT_EQ(preemptions_of(*scheduler, young.slot), 1);
     EXPECT_EQ(scheduler->tokens(young.slot).size(), 257u + 257u);  // kept
     steps.step();
     // Now 514 tokens long; F is still 256.
@@ -187,15 +188,15 @@ TEST(Scheduler, PreemptsTheLowestPriorityThenTheYoungest) {
     while (length(old) < 193) steps.step();
     EXPECT_EQ(scheduler->totals().preemptions, 0);  // three pages each
     steps.step();
-    EXPECT_EQ(scheduler->preemptions(low.slot), 1);
+    EXPECT_EQ(preemptions_of(*scheduler, low.slot), 1);
     while (length(old) < 321) steps.step();  // five pages; four are left for the other
-    EXPECT_EQ(scheduler->preemptions(young.slot), 0);
+    EXPECT_EQ(preemptions_of(*scheduler, young.slot), 0);
     EXPECT_EQ(length(young), 257u);
     EXPECT_GT(scheduler->totals().stalled_rows, 0);
     steps.step();
-    EXPECT_EQ(scheduler->preemptions(young.slot), 1);
+    EXPECT_EQ(preemptions_of(*scheduler, young.slot), 1);
     EXPECT_EQ(length(young), 257u);
-    EXPECT_EQ(scheduler->preemptions(old.slot), 0);
+    EXPECT_EQ(preemptions_of(*scheduler, old.slot), 0);
     EXPECT_EQ(tokens_for(steps.plan(), old), 1);
 }
 
@@ -210,7 +211,7 @@ TEST(Scheduler, TheFirstInOrderProgressesInEveryStep) {
     const RequestId second = submit_one(*scheduler, prompt_of(200, 313, 1000));
     for (int i = 0; i < 313; ++i) ASSERT_GE(tokens_for(steps.step(), first), 1) << i;
     ASSERT_EQ(scheduler->ended().size(), 1u);
-    EXPECT_LE(scheduler->preemptions(second.slot), 1);
+    EXPECT_LE(preemptions_of(*scheduler, second.slot), 1);
     for (int i = 0; scheduler->ended().size() < 2; ++i) {
         ASSERT_GE(tokens_for(steps.step(), second), 1);
         ASSERT_LT(i, 314);
@@ -273,6 +274,45 @@ TEST(Scheduler, CutsTreesToThePagesThereAre) {
     const auto length = static_cast<std::int32_t>(scheduler->tokens(b.slot).size());
     EXPECT_EQ(share_of(plan, b)->drafts, 64 - length);
     EXPECT_EQ(scheduler->totals().preemptions, 0);
+}
+
+// The same two requests where drafters write while they draft: the first window has the page, the
+// second offer ends with its own, and next_plan gives back what is not used.
+TEST(Scheduler, ReservesWindowsInOrderAndGivesBackTheRest) {
+    SchedulerOptions options = small_options();
+    options.page_count = 1 + 3;
+    options.reserve_windows = true;
+    const auto scheduler = Scheduler::create(options).value();
+    Stepper steps(*scheduler);
+    const RequestId a = submit_one(*scheduler, prompt_of(50, 100));
+    const RequestId b = submit_one(*scheduler, prompt_of(50, 100, 100));
+    while (scheduler->gauges().running < 2) steps.step();
+    const NodeOffers& offers = scheduler->offer_nodes(0);
+    ASSERT_EQ(offers.rows.size(), 2u);
+    EXPECT_EQ(offers.rows[0].slot, a.slot);
+    EXPECT_EQ(offers.rows[0].max_drafts, 63);
+    EXPECT_EQ(offers.rows[0].block_table.size(), 2u);
+    EXPECT_EQ(offers.rows[1].block_table.size(), 1u);
+    EXPECT_EQ(offers.rows[1].max_drafts, 64 - std::ssize(scheduler->tokens(b.slot)));
+    EXPECT_EQ(scheduler->gauges().pages.owned, 3);
+    const std::vector<std::int32_t> few = {2, 1};
+    scheduler->next_plan(few);
+    EXPECT_EQ(scheduler->gauges().pages.owned, 2);
+    EXPECT_EQ(scheduler->totals().preemptions, 0);
+    scheduler->audit();
+}
+
+TEST(Scheduler, ReservesNothingForARequestThatDoesNotDraft) {
+    SchedulerOptions options = small_options();
+    options.reserve_windows = true;
+    const auto scheduler = Scheduler::create(options).value();
+    Stepper steps(*scheduler);
+    Request plain = prompt_of(50, 100);
+    plain.max_drafts = 0;
+    submit_one(*scheduler, plain);
+    steps.step();
+    EXPECT_EQ(scheduler->offer_nodes(0).rows[0].max_drafts, 0);
+    EXPECT_EQ(scheduler->gauges().pages.owned, 1);
 }
 
 TEST(Scheduler, GivesBackThePageThatOnlyRejectedDraftsReached) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/check.hpp"
+#include "schedule/inspection.hpp"
 #include "schedule/scheduler.hpp"
 
 namespace espalier::schedule {
@@ -76,8 +77,8 @@ class Stepper {
             const auto count = static_cast<std::size_t>(accept_drafts ? 1 + share.drafts : 1);
             outcomes_[i].committed = std::span<const std::int32_t>(drawn_).first(count);
             const auto committed = static_cast<std::int64_t>(count);
-            if (!std::holds_alternative<Leaving>(scheduler_.state(share.id.slot)) &&
-                scheduler_.tokens_left(share.id.slot) == committed)
+            if (!std::holds_alternative<Leaving>(state_of(scheduler_, share.id.slot)) &&
+                SchedulerInspection::tokens_left(scheduler_, share.id.slot) == committed)
                 outcomes_[i].end = Outcome::End::finished;
         }
         scheduler_.advance(outcomes_, now);

@@ -54,6 +54,7 @@ struct Live {
     std::int32_t slot = -1;
     std::int64_t group = 0;
     std::int32_t choices = 1;
+    std::int64_t tokens_left = 0;
     std::int64_t work = 0;  // steps it needs at most once it is first in order
     std::int64_t submitted_step = 0;
     std::int64_t step_bound = 0;
@@ -132,6 +133,7 @@ class Simulation {
         live.slot = id.slot;
         live.group = group;
         live.choices = request.choices;
+        live.tokens_left = request.max_tokens;
         const std::int64_t tokens = std::ssize(request.prompt) + request.max_tokens;
         const std::int64_t chunks = tokens / scheduler_->options().prompt_quantum + 1;
         live.work = chunks * (request.choices > 1 ? 2 : 1) + request.max_tokens + 1;
@@ -220,9 +222,9 @@ class Simulation {
             std::int64_t accepted = 1;
             while (accepted <= share.drafts && random_.chance(0.6)) ++accepted;
             outcomes_[i].committed = std::span(tokens_).first(static_cast<std::size_t>(accepted));
-            if (scheduler_->tokens_left(share.id.slot) == accepted)
-                outcomes_[i].end = Outcome::End::finished;
             Live& live = live_.at(share.id.serial);
+            live.tokens_left -= accepted;
+            if (live.tokens_left == 0) outcomes_[i].end = Outcome::End::finished;
             if (!live.answered)
                 result_.first_tokens.push_back(
                     {live.submitted_seconds, static_cast<float>(seconds_ - live.submitted_seconds),
