@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "batch/batch_builder.hpp"
+#include "ops/sampling_builder.hpp"
+#include "ops/sampling_memory.hpp"
 
 namespace espalier::engine {
 namespace {
@@ -37,11 +39,16 @@ Expected<double> measure(model::DeepseekModel& model, cache::KvStorage& storage,
         ESPALIER_RETURN_IF_ERROR(builder.add(spec));
     }
     const batch::BatchView view = builder.finish();
-    std::vector<ops::NodeSampling> nodes(static_cast<std::size_t>(view.cap_gather));
-    std::vector<ops::Draw> draws(nodes.size());
+    const ops::SamplingCapacity capacity{.nodes = view.cap_gather,
+                                         .vocabulary = model.config().vocab_size};
+    ESPALIER_ASSIGN_OR_RETURN(auto draws, ops::SamplingBatchBuilder::create(capacity));
+    ESPALIER_ASSIGN_OR_RETURN(auto memory, ops::SamplingMemory::create(capacity));
+    draws.begin(capacity.nodes);
+    for (std::int64_t node = 0; node < capacity.nodes; ++node) draws.add({});
+    draws.finish();
     const schedule::Time start = clock();
     ESPALIER_RETURN_IF_ERROR(model.forward(view, storage));
-    model.sample(nodes, draws);
+    model.sample(memory.upload(draws));
     return static_cast<double>(clock() - start) * 1e-9;
 }
 

@@ -9,20 +9,25 @@
 #include <span>
 #include <vector>
 
-#include "accept/token_counts.hpp"
 #include "accept/walk.hpp"
+#include "base/error.hpp"
 #include "engine/live_request.hpp"
 #include "model/deepseek.hpp"
+#include "ops/sampling_builder.hpp"
+#include "ops/sampling_memory.hpp"
 #include "schedule/plan.hpp"
 
 namespace espalier::engine {
 
 class StepDraws {
   public:
-    StepDraws(std::int64_t max_rows, std::int64_t max_gather);
+    // vocabulary, max_context: of the model.
+    static Expected<StepDraws> create(std::int64_t max_rows, std::int64_t max_gather,
+                                      std::int64_t vocabulary, std::int64_t max_context);
 
-    // For each request of the plan, in order, one of these two; then draw().
-    void clear();
+    // A step with logits of `gather` tokens. For each request of the plan, in order, one of these
+    // two; then draw().
+    void begin(std::int64_t gather);
     void add_tree(const LiveRequest& live, const accept::TreeView& tree,
                   std::span<const std::int32_t> depths);
     // rows: of one chunk. tokens: all of the request's committed ones.
@@ -51,18 +56,22 @@ class StepDraws {
         std::int64_t first_position = 0;
     };
 
+    StepDraws(std::int64_t max_rows, ops::SamplingBatchBuilder builder, ops::SamplingMemory memory);
+
+    // What the nodes of a request have in common.
+    ops::NodeRequest common(const LiveRequest& live);
     void add_prompt_token(std::int32_t wanted, std::int32_t top_count, Share& share);
-    void add_node(const LiveRequest& live, const accept::TreeView& tree, std::int32_t node,
-                  std::int32_t depth);
-    std::span<accept::TokenLogprob> take_top(std::int32_t count);
+    void add_node(const LiveRequest& live, ops::NodeRequest common, const accept::TreeView& tree,
+                  std::int32_t node, std::int32_t depth);
+    void add(const ops::NodeRequest& node);
 
     std::vector<Share> shares_;
-    std::vector<ops::NodeSampling> samplings_;
+    ops::SamplingBatchBuilder builder_;
+    ops::SamplingMemory memory_;
+    std::size_t nodes_ = 0;
+    std::size_t tops_used_ = 0;
     std::vector<ops::Draw> draws_;
     std::vector<accept::TokenLogprob> tops_;
-    std::size_t tops_used_ = 0;
-    std::vector<accept::NodeCounts> counts_;
-    std::size_t counts_used_ = 0;
     std::vector<float> prompt_logprobs_;
 };
 

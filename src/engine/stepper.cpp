@@ -34,8 +34,12 @@ Expected<std::unique_ptr<Stepper>> Stepper::create(StepperParts parts,
     ESPALIER_ASSIGN_OR_RETURN(cache::KvStorage storage,
                               cache::KvStorage::create(layout, settings.schedule.page_count));
     ESPALIER_ASSIGN_OR_RETURN(auto scheduler, schedule::Scheduler::create(settings.schedule));
-    std::unique_ptr<Stepper> stepper(
-        new Stepper(std::move(parts), settings, std::move(scheduler), std::move(storage)));
+    ESPALIER_ASSIGN_OR_RETURN(
+        StepDraws draws,
+        StepDraws::create(settings.schedule.max_rows, settings.schedule.max_step_gather,
+                          model.config().vocab_size, settings.schedule.max_model_len));
+    std::unique_ptr<Stepper> stepper(new Stepper(std::move(parts), settings, std::move(scheduler),
+                                                 std::move(storage), std::move(draws)));
     if (settings.step_time) {
         stepper->speculation_.set_step_time(*settings.step_time);
     } else if (settings.grant == NodeGrant::measured && stepper->speculation_.has_drafters()) {
@@ -48,7 +52,8 @@ Expected<std::unique_ptr<Stepper>> Stepper::create(StepperParts parts,
 }
 
 Stepper::Stepper(StepperParts parts, const StepperSettings& settings,
-                 std::unique_ptr<schedule::Scheduler> scheduler, cache::KvStorage storage)
+                 std::unique_ptr<schedule::Scheduler> scheduler, cache::KvStorage storage,
+                 StepDraws draws)
     : parts_(std::move(parts)),
       limits_{parts_.model.config().vocab_size, settings.schedule.max_model_len,
               settings.schedule.page_count,     parts_.model.config().eos_token_ids,
@@ -58,7 +63,7 @@ Stepper::Stepper(StepperParts parts, const StepperSettings& settings,
       speculation_({settings.grant, settings.schedule.max_rows, limits_.vocabulary, parts_.script},
                    std::move(parts_.drafters)),
       batch_(settings.schedule),
-      draws_(settings.schedule.max_rows, settings.schedule.max_step_gather),
+      draws_(std::move(draws)),
       moves_(settings.schedule.max_step_tokens) {
     const auto rows = static_cast<std::size_t>(settings.schedule.max_rows);
     draft_rows_.reserve(rows);
@@ -214,7 +219,7 @@ void Stepper::start_drafting(const schedule::PlannedRequest& share) {
 
 Expected<void> Stepper::run_model(StepTimer& timer) {
     ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView view, batch_.build(*plan_, speculation_));
-    draws_.clear();
+    draws_.begin(view.cap_gather);
     for (std::size_t i = 0; i < plan_->requests.size(); ++i) {
         const schedule::PlannedRequest& share = plan_->requests[i];
         const LiveRequest& request = live(share.id);

@@ -72,7 +72,8 @@ class Stepper {
 
   private:
     Stepper(StepperParts parts, const StepperSettings& settings,
-            std::unique_ptr<schedule::Scheduler> scheduler, cache::KvStorage storage);
+            std::unique_ptr<schedule::Scheduler> scheduler, cache::KvStorage storage,
+            StepDraws draws);
 
     LiveRequest& live(const schedule::RequestId& id);
     std::span<const schedule::PlannedRow> rows_of(const schedule::PlannedRequest& share) const;

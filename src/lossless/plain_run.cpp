@@ -6,17 +6,65 @@
 #include <utility>
 
 #include "model/sequence.hpp"
+#include "ops/sampling_builder.hpp"
+#include "ops/sampling_memory.hpp"
 
 namespace espalier::lossless {
 namespace {
 
+// Draws one token at a time from the logits of a model's last pass.
+class PlainSampler {
+  public:
+    static Expected<PlainSampler> create(const ops::Backend& backend, OpContext context,
+                                         std::int64_t vocabulary, std::int64_t max_context) {
+        const ops::SamplingCapacity capacity{
+            .nodes = 1,
+            .requests = 1,
+            .vocabulary = vocabulary,
+            .max_context = max_context,
+            .biases = accept::kMaxLogitBiases,
+            .banned = 2 * accept::kMaxStopTokens + accept::kMaxStopStrings};
+        ESPALIER_ASSIGN_OR_RETURN(auto builder, ops::SamplingBatchBuilder::create(capacity));
+        ESPALIER_ASSIGN_OR_RETURN(auto memory, ops::SamplingMemory::create(capacity));
+        return PlainSampler(backend, context, std::move(builder), std::move(memory));
+    }
+
+    // begin(), then what the node takes of the builder, then draw().
+    ops::SamplingBatchBuilder& begin() {
+        builder_.begin(1);
+        return builder_;
+    }
+    ops::Draw draw(const Matrix& logits, const ops::NodeRequest& node,
+                   std::vector<accept::TokenLogprob>& top) {
+        builder_.add(node);
+        builder_.finish();
+        backend_.sample_nodes(context_, logits, memory_.upload(builder_));
+        ops::Draw draw;
+        top.assign(static_cast<std::size_t>(node.alternatives), {});
+        memory_.download({&draw, 1}, top);
+        return draw;
+    }
+
+  private:
+    PlainSampler(const ops::Backend& backend, OpContext context, ops::SamplingBatchBuilder builder,
+                 ops::SamplingMemory memory)
+        : backend_(backend),
+          context_(context),
+          builder_(std::move(builder)),
+          memory_(std::move(memory)) {}
+
+    const ops::Backend& backend_;
+    OpContext context_;
+    ops::SamplingBatchBuilder builder_;
+    ops::SamplingMemory memory_;
+};
+
 class PlainRun {
   public:
-    PlainRun(const Target& target, const ops::Backend& backend, OpContext context,
-             const engine::CheckedRequest& checked, std::int32_t choice, model::Sequence sequence)
+    PlainRun(const Target& target, PlainSampler sampler, const engine::CheckedRequest& checked,
+             std::int32_t choice, model::Sequence sequence)
         : model_(target.model),
-          backend_(backend),
-          context_(context),
+          sampler_(std::move(sampler)),
           checked_(checked),
           choice_(choice),
           progress_(checked.rules, target.tokenizer, checked.request.prompt),
@@ -58,41 +106,38 @@ class PlainRun {
         for (std::size_t i = 0; i < prompt.size(); ++i) {
             ESPALIER_RETURN_IF_ERROR(feed(std::array{prompt[i]}));
             if (progress_.finish() || i + 1 == prompt.size()) break;
-            ops::NodeSampling sampling;
-            sampling.wanted = prompt[i + 1];
-            output_.prompt_logprobs.push_back(sample(sampling, *asked).logprob);
+            sampler_.begin();
+            const ops::Draw drawn = sampler_.draw(
+                model_.last_logits(), {.wanted = prompt[i + 1], .alternatives = *asked}, top_);
+            output_.prompt_logprobs.push_back(drawn.logprob);
             output_.prompt_tops.insert(output_.prompt_tops.end(), top_.begin(), top_.end());
         }
         return {};
     }
 
     ops::Draw draw() {
-        ops::NodeSampling sampling = checked_.sampling.node();
-        sampling.position = static_cast<std::int32_t>(sequence_.length());
-        sampling.choice = choice_;
-        sampling.logprob = checked_.request.logprobs;
+        ops::SamplingBatchBuilder& builder = sampler_.begin();
+        ops::NodeRequest node{.parameters = checked_.sampling.draw(),
+                              .position = static_cast<std::int32_t>(sequence_.length()),
+                              .choice = choice_,
+                              .logprob = checked_.request.logprobs,
+                              .alternatives = checked_.rules.options().top_logprobs};
         if (const auto& forced = checked_.request.forced_output; !forced.empty())
-            sampling.wanted = forced[static_cast<std::size_t>(progress_.usage().completion_tokens)];
-        sampling.banned = progress_.banned_at(0);
-        accept::NodeCounts counts;
-        if (checked_.sampling.counts_tokens()) counts = progress_.counts_at({});
-        sampling.committed_counts = counts.committed;
-        return sample(sampling, checked_.rules.options().top_logprobs);
-    }
-
-    ops::Draw sample(ops::NodeSampling sampling, std::int32_t top_count) {
-        top_.assign(static_cast<std::size_t>(top_count), {});
-        sampling.top = top_;
-        ops::Draw draw;
-        backend_.sample_nodes(context_, model_.last_logits(), &sampling, &draw);
-        return draw;
+            node.wanted = forced[static_cast<std::size_t>(progress_.usage().completion_tokens)];
+        node.biases = builder.add_biases(checked_.sampling.logit_bias());
+        node.banned = builder.add_banned(progress_.banned_at(0));
+        // As a whole each time: nothing is followed step by step.
+        if (checked_.sampling.counts_tokens())
+            node.committed =
+                builder.add_counts(draws_++, {.entries = progress_.committed_counts().entries});
+        return sampler_.draw(model_.last_logits(), node, top_);
     }
 
     model::DeepseekModel& model_;
-    const ops::Backend& backend_;
-    OpContext context_;
+    PlainSampler sampler_;
     const engine::CheckedRequest& checked_;
     std::int32_t choice_;
+    std::int64_t draws_ = 0;
     accept::RequestProgress progress_;
     model::Sequence sequence_;
     accept::Emission emission_;
@@ -115,7 +160,10 @@ Expected<Output> PlainRunner::run(const engine::CheckedRequest& checked, std::in
     ESPALIER_ASSIGN_OR_RETURN(model::Sequence sequence,
                               model::Sequence::create(target_.model, absorbed ? 0 : length,
                                                       length + checked.rules.options().max_tokens));
-    return PlainRun(target_, *backend_, {pool_, arena_}, checked, choice, std::move(sequence))();
+    ESPALIER_ASSIGN_OR_RETURN(PlainSampler sampler,
+                              PlainSampler::create(*backend_, {pool_, arena_}, target_.vocabulary(),
+                                                   length + checked.rules.options().max_tokens));
+    return PlainRun(target_, std::move(sampler), checked, choice, std::move(sequence))();
 }
 
 }  // namespace espalier::lossless

@@ -338,11 +338,8 @@ std::span<const std::uint8_t> DeepseekModel::nonfinite() const {
     return {state_->a.nonfinite, static_cast<std::size_t>(state_->tokens)};
 }
 
-void DeepseekModel::sample(std::span<const ops::NodeSampling> nodes, std::span<ops::Draw> draws) {
-    State& s = *state_;
-    CHECK(nodes.size() == static_cast<std::size_t>(s.gather) && draws.size() == nodes.size(),
-          "{} nodes and {} draws for {} gathered tokens", nodes.size(), draws.size(), s.gather);
-    s.backend.sample_nodes(s.context, last_logits(), nodes.data(), draws.data());
+void DeepseekModel::sample(const ops::SamplingBatch& batch) {
+    state_->backend.sample_nodes(state_->context, last_logits(), batch);
 }
 
 Expected<void> DeepseekModel::compact(std::span<const std::int64_t> source,

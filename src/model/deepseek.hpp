@@ -48,7 +48,7 @@ class DeepseekModel {
     std::span<const std::uint8_t> nonfinite() const;  // [T] of the last forward, over all layers
 
     // One draw per gathered token from the logits of the last forward.
-    void sample(std::span<const ops::NodeSampling> nodes, std::span<ops::Draw> draws);
+    void sample(const ops::SamplingBatch& batch);
 
     // Moves cached slots in every target layer: slot destination[i] of the pool becomes slot
     // source[i], for i ascending (mla::CompactCall). A commit brings its paths together so.

@@ -70,7 +70,7 @@ struct CommittedCounts {
     std::span<const TokenCount> entries;  // each token once
     std::int64_t changes = 0;             // entries appended or rewritten so far, one by one
     // [change % kMaxNodes]: the entry that a change touched, for the last kMaxNodes changes.
-    std::span<const std::int32_t> recent;
+    std::span<const std::int32_t> recent{};
 };
 
 struct TokenLogprob {
