@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 #include "ops/draw.hpp"
@@ -95,7 +96,7 @@ std::vector<float> reference_adjusted(std::span<const float> logits, std::int64_
     std::vector<std::size_t> id(result.size());
     for (std::size_t i = 0; i < id.size(); ++i)
         id[i] = target_of != nullptr ? static_cast<std::size_t>(target_of[i]) : i;
-    std::vector<float> bias(static_cast<std::size_t>(vocabulary), 0.0f);
+    std::vector<std::optional<float>> bias(static_cast<std::size_t>(vocabulary));
     for (const LogitBias& entry : node.biases)
         bias.at(static_cast<std::size_t>(entry.token)) = entry.bias;
     const std::vector<TokenCount> counts = counts_by_token(node, vocabulary);
@@ -104,8 +105,8 @@ std::vector<float> reference_adjusted(std::span<const float> logits, std::int64_
 
     for (std::size_t i = 0; i < result.size(); ++i) {
         float& logit = result[i];
-        if (logit == -kInfinity) continue;
-        logit = kept_finite(logit + bias.at(id[i]));
+        if (logit == -kInfinity || !bias.at(id[i])) continue;
+        logit = kept_finite(logit + *bias[id[i]]);
     }
     for (std::size_t i = 0; i < result.size(); ++i) {
         float& logit = result[i];
