@@ -20,7 +20,8 @@ KvLayout make_layout(std::int64_t target_layers, mla::KvFormat format) {
     return layout;
 }
 
-Expected<KvStorage> KvStorage::create(const KvLayout& layout, std::int64_t page_count) {
+Expected<KvStorage> KvStorage::create(Device& device, const KvLayout& layout,
+                                      std::int64_t page_count) {
     // Page ids are 32-bit in block tables, slots 64-bit.
     if (page_count < 2 || page_count > (std::int64_t{1} << 31) - 1)
         return fail(ErrorKind::invalid,
@@ -35,7 +36,7 @@ Expected<KvStorage> KvStorage::create(const KvLayout& layout, std::int64_t page_
             return fail(ErrorKind::exhausted,
                         "a cache of {} pages of {} bytes does not fit in 64 bits", page_count,
                         layer.page_stride);
-        ESPALIER_ASSIGN_OR_RETURN(Buffer buffer, Buffer::host(static_cast<std::size_t>(bytes)));
+        ESPALIER_ASSIGN_OR_RETURN(Buffer buffer, device.allocate(static_cast<std::size_t>(bytes)));
         storage.target_.push_back(std::move(buffer));
     }
     return storage;

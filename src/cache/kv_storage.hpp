@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/buffer.hpp"
+#include "base/device.hpp"
 #include "base/error.hpp"
 #include "cache/page.hpp"
 #include "mla/contract.hpp"
@@ -35,7 +35,8 @@ KvLayout make_layout(std::int64_t target_layers, mla::KvFormat format);
 class KvStorage {
   public:
     // page_count includes the null page.
-    static Expected<KvStorage> create(const KvLayout& layout, std::int64_t page_count);
+    static Expected<KvStorage> create(Device& device, const KvLayout& layout,
+                                      std::int64_t page_count);
 
     const KvLayout& layout() const { return layout_; }
     std::int64_t page_count() const { return page_count_; }

@@ -53,9 +53,9 @@ std::vector<std::int32_t> random_tokens(std::int64_t count, std::int64_t vocabul
 // the values.
 Expected<void> fill_cache(LoadedModel& loaded, model::Sequence& sequence, std::int64_t depth) {
     if (depth == 0) return {};
-    ESPALIER_ASSIGN_OR_RETURN(Buffer scratch, Buffer::host(1 << 20));
+    ESPALIER_ASSIGN_OR_RETURN(Buffer scratch, loaded.device->allocate(1 << 20));
     Arena arena(std::move(scratch));
-    OpContext context{*loaded.pool, arena};
+    OpContext context{*loaded.device, arena};
     std::mt19937 generator(2);
     std::normal_distribution<float> normal;
     std::vector<float> noise(static_cast<std::size_t>(depth * mla::kKey));
@@ -112,7 +112,7 @@ std::vector<std::string> result_row(const std::string& test, const model::StepSh
 
 Expected<Table> measure(const Options& options, LoadedModel& loaded, const Machine& machine) {
     const checkpoint::ModelConfig& config = loaded.model->config();
-    const DType dtype = loaded.model->weights().dtype;
+    const WeightFormat& weight = loaded.model->weights().format;
     Table table;
     table.columns = {
         "test",    "depth",    "tokens", "ms", "tokens/s", "GB/s", "% of read bandwidth",
@@ -128,7 +128,7 @@ Expected<Table> measure(const Options& options, LoadedModel& loaded, const Machi
                 time_forward(loaded, sequence, depth, tokens, options.repetitions));
             const model::StepShape shape{rows, depth, 0, 1};
             table.rows.push_back(result_row("window", shape, seconds,
-                                            model::step_cost(config, dtype, shape), machine));
+                                            model::step_cost(config, weight, shape), machine));
         }
     }
     for (const std::int64_t prompt : options.prompts) {
@@ -140,7 +140,7 @@ Expected<Table> measure(const Options& options, LoadedModel& loaded, const Machi
                                   time_forward(loaded, sequence, 0, tokens, repetitions));
         const model::StepShape shape{prompt, 0, batch::decompressed_below(prompt), 1};
         table.rows.push_back(
-            result_row("prompt", shape, seconds, model::step_cost(config, dtype, shape), machine));
+            result_row("prompt", shape, seconds, model::step_cost(config, weight, shape), machine));
     }
     return table;
 }
@@ -154,19 +154,20 @@ Expected<void> run(const Options& options) {
     ESPALIER_ASSIGN_OR_RETURN(LoadedModel loaded,
                               load_model(options.model, options.threads, limits));
     Machine machine;
-    ESPALIER_ASSIGN_OR_RETURN(Buffer probe, Buffer::host(kProbeBytes));
+    ESPALIER_ASSIGN_OR_RETURN(Buffer probe, loaded.device->allocate(kProbeBytes));
     std::fill_n(probe.data(), kProbeBytes,
                 std::byte{1});  // untouched memory is one shared page of zeros
-    machine.read_bytes_per_second = linalg::measured_read_bandwidth(*loaded.pool, loaded.variant,
-                                                                    {probe.data(), probe.bytes()});
-    const bool narrow = linalg::input_dtype(loaded.model->weights().dtype) == DType::bf16;
-    machine.flops_per_second = narrow ? linalg::measured_bf16_peak(*loaded.pool, loaded.variant)
-                                      : linalg::measured_f32_peak(*loaded.pool, loaded.variant);
+    machine.read_bytes_per_second = linalg::measured_read_bandwidth(
+        loaded.device->pool(), loaded.variant, {probe.data(), probe.bytes()});
+    const bool narrow = loaded.model->weights().format.input() == DType::bf16;
+    machine.flops_per_second =
+        narrow ? linalg::measured_bf16_peak(loaded.device->pool(), loaded.variant)
+               : linalg::measured_f32_peak(loaded.device->pool(), loaded.variant);
     fmt::print(stderr,
                "{}, {} threads, weights {}: {:.1f} GB/s read, {:.0f} GFLOP/s peak; loaded at "
                "{:.2f} GB/s\n",
-               loaded.backend->name(), loaded.pool->workers(),
-               name_of(loaded.model->weights().dtype), machine.read_bytes_per_second / 1e9,
+               loaded.backend->name(), loaded.device->workers(),
+               name_of(loaded.model->weights().format.code), machine.read_bytes_per_second / 1e9,
                machine.flops_per_second / 1e9,
                static_cast<double>(loaded.checkpoint->total_bytes()) / loaded.load_seconds / 1e9);
     ESPALIER_ASSIGN_OR_RETURN(const Table table, measure(options, loaded, machine));

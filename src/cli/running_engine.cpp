@@ -60,7 +60,7 @@ Expected<TraceFile> TraceFile::open(const std::string& path, const std::string& 
     if (speculate != "off") drafters.push_back(speculate);
     ESPALIER_ASSIGN_OR_RETURN(
         const trace::Header header,
-        replay::describe({*loaded.checkpoint, model, loaded.variant, loaded.pool->workers(),
+        replay::describe({*loaded.checkpoint, model, loaded.variant, loaded.device->workers(),
                           settings_for(loaded, size), std::move(drafters)}));
     ESPALIER_ASSIGN_OR_RETURN(file.recorder_, replay::Recorder::open(path, header));
     return file;

@@ -107,7 +107,7 @@ Expected<void> run(const Options& options) {
     const Findings findings = run_workloads(options, target);
     fmt::print("{}\n{} on {}, {} threads: {:.0f} s, workloads {} to {}.\n",
                table_of(findings).text(TableFormat::markdown), options.model,
-               loaded.backend->name(), loaded.pool->workers(), findings.seconds, options.seed,
+               loaded.backend->name(), loaded.device->workers(), findings.seconds, options.seed,
                options.seed + static_cast<std::uint64_t>(findings.workloads - 1));
     if (findings.failed == 0) {
         fmt::print("Every request gave the bits it gives alone, without drafts, cache or batch.\n");

@@ -42,13 +42,17 @@ Expected<double> measure(model::DeepseekModel& model, cache::KvStorage& storage,
     const ops::SamplingCapacity capacity{.nodes = view.cap_gather,
                                          .vocabulary = model.config().vocab_size};
     ESPALIER_ASSIGN_OR_RETURN(auto draws, ops::SamplingBatchBuilder::create(capacity));
-    ESPALIER_ASSIGN_OR_RETURN(auto memory, ops::SamplingMemory::create(capacity));
+    ESPALIER_ASSIGN_OR_RETURN(auto memory, ops::SamplingMemory::create(model.device(), capacity));
     draws.begin(capacity.nodes);
     for (std::int64_t node = 0; node < capacity.nodes; ++node) draws.add({});
     draws.finish();
     const schedule::Time start = clock();
     ESPALIER_RETURN_IF_ERROR(model.forward(view, storage));
-    model.sample(memory.upload(draws));
+    const Stream stream = model.device().stream();
+    ESPALIER_ASSIGN_OR_RETURN(const ops::SamplingBatch sampled, memory.upload(stream, draws));
+    model.sample(sampled);
+    std::vector<ops::Draw> drawn(static_cast<std::size_t>(capacity.nodes));
+    ESPALIER_RETURN_IF_ERROR(memory.download(stream, drawn, {}));
     return static_cast<double>(clock() - start) * 1e-9;
 }
 

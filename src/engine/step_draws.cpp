@@ -7,8 +7,9 @@
 
 namespace espalier::engine {
 
-Expected<StepDraws> StepDraws::create(std::int64_t max_rows, std::int64_t max_gather,
-                                      std::int64_t vocabulary, std::int64_t max_context) {
+Expected<StepDraws> StepDraws::create(Device& device, std::int64_t max_rows,
+                                      std::int64_t max_gather, std::int64_t vocabulary,
+                                      std::int64_t max_context) {
     const ops::SamplingCapacity capacity{
         .nodes = max_gather,
         .requests = max_rows,
@@ -18,7 +19,7 @@ Expected<StepDraws> StepDraws::create(std::int64_t max_rows, std::int64_t max_ga
         // What ends the output: eos and stop tokens, and stop strings that are special tokens.
         .banned = 2 * accept::kMaxStopTokens + accept::kMaxStopStrings};
     ESPALIER_ASSIGN_OR_RETURN(auto builder, ops::SamplingBatchBuilder::create(capacity));
-    ESPALIER_ASSIGN_OR_RETURN(auto memory, ops::SamplingMemory::create(capacity));
+    ESPALIER_ASSIGN_OR_RETURN(auto memory, ops::SamplingMemory::create(device, capacity));
     return StepDraws(max_rows, std::move(builder), std::move(memory));
 }
 
@@ -120,11 +121,14 @@ void StepDraws::add_chunk(const LiveRequest& live, std::span<const schedule::Pla
     shares_.push_back(share);
 }
 
-void StepDraws::draw(model::DeepseekModel& model) {
+Expected<void> StepDraws::draw(model::DeepseekModel& model) {
     builder_.finish();
-    if (builder_.nodes() == 0) return;
-    model.sample(memory_.upload(builder_));
-    memory_.download(std::span(draws_).first(nodes_), std::span(tops_).first(tops_used_));
+    if (builder_.nodes() == 0) return {};
+    const Stream stream = model.device().stream();
+    ESPALIER_ASSIGN_OR_RETURN(const ops::SamplingBatch batch, memory_.upload(stream, builder_));
+    model.sample(batch);
+    return memory_.download(stream, std::span(draws_).first(nodes_),
+                            std::span(tops_).first(tops_used_));
 }
 
 accept::NodeDraws StepDraws::nodes(std::size_t request) const {

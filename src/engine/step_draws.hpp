@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "accept/walk.hpp"
+#include "base/device.hpp"
 #include "base/error.hpp"
 #include "engine/live_request.hpp"
 #include "model/deepseek.hpp"
@@ -22,8 +23,9 @@ namespace espalier::engine {
 class StepDraws {
   public:
     // vocabulary, max_context: of the model.
-    static Expected<StepDraws> create(std::int64_t max_rows, std::int64_t max_gather,
-                                      std::int64_t vocabulary, std::int64_t max_context);
+    static Expected<StepDraws> create(Device& device, std::int64_t max_rows,
+                                      std::int64_t max_gather, std::int64_t vocabulary,
+                                      std::int64_t max_context);
 
     // A step with logits of `gather` tokens. For each request of the plan, in order, one of these
     // two; then draw().
@@ -33,7 +35,7 @@ class StepDraws {
     // rows: of one chunk. tokens: all of the request's committed ones.
     void add_chunk(const LiveRequest& live, std::span<const schedule::PlannedRow> rows,
                    std::span<const std::int32_t> tokens);
-    void draw(model::DeepseekModel& model);
+    Expected<void> draw(model::DeepseekModel& model);
 
     // What request i of the plan drew at its nodes; flagged_nodes is left to the caller.
     accept::NodeDraws nodes(std::size_t request) const;

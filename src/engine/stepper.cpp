@@ -31,13 +31,15 @@ Expected<std::unique_ptr<Stepper>> Stepper::create(StepperParts parts,
     // The cache first: it refuses a number of pages that the scheduler's books cannot have.
     const cache::KvLayout layout =
         cache::make_layout(model.config().num_hidden_layers, model.kv_format());
-    ESPALIER_ASSIGN_OR_RETURN(cache::KvStorage storage,
-                              cache::KvStorage::create(layout, settings.schedule.page_count));
+    ESPALIER_ASSIGN_OR_RETURN(
+        cache::KvStorage storage,
+        cache::KvStorage::create(parts.model.device(), layout, settings.schedule.page_count));
     ESPALIER_ASSIGN_OR_RETURN(auto scheduler, schedule::Scheduler::create(settings.schedule));
     ESPALIER_ASSIGN_OR_RETURN(
         StepDraws draws,
-        StepDraws::create(settings.schedule.max_rows, settings.schedule.max_step_gather,
-                          model.config().vocab_size, settings.schedule.max_model_len));
+        StepDraws::create(model.device(), settings.schedule.max_rows,
+                          settings.schedule.max_step_gather, model.config().vocab_size,
+                          settings.schedule.max_model_len));
     std::unique_ptr<Stepper> stepper(new Stepper(std::move(parts), settings, std::move(scheduler),
                                                  std::move(storage), std::move(draws)));
     if (settings.step_time) {
@@ -231,7 +233,7 @@ Expected<void> Stepper::run_model(StepTimer& timer) {
     timer.lap(Phase::build);
     ESPALIER_RETURN_IF_ERROR(parts_.model.forward(view, storage_));
     timer.lap(Phase::forward);
-    draws_.draw(parts_.model);
+    ESPALIER_RETURN_IF_ERROR(draws_.draw(parts_.model));
     timer.lap(Phase::sample);
     return {};
 }

@@ -25,7 +25,8 @@ class PlainSampler {
             .biases = accept::kMaxLogitBiases,
             .banned = 2 * accept::kMaxStopTokens + accept::kMaxStopStrings};
         ESPALIER_ASSIGN_OR_RETURN(auto builder, ops::SamplingBatchBuilder::create(capacity));
-        ESPALIER_ASSIGN_OR_RETURN(auto memory, ops::SamplingMemory::create(capacity));
+        ESPALIER_ASSIGN_OR_RETURN(auto memory,
+                                  ops::SamplingMemory::create(context.device, capacity));
         return PlainSampler(backend, context, std::move(builder), std::move(memory));
     }
 
@@ -34,14 +35,16 @@ class PlainSampler {
         builder_.begin(1);
         return builder_;
     }
-    ops::Draw draw(const Matrix& logits, const ops::NodeRequest& node,
-                   std::vector<accept::TokenLogprob>& top) {
+    Expected<ops::Draw> draw(const Matrix& logits, const ops::NodeRequest& node,
+                             std::vector<accept::TokenLogprob>& top) {
         builder_.add(node);
         builder_.finish();
-        backend_.sample_nodes(context_, logits, memory_.upload(builder_));
+        ESPALIER_ASSIGN_OR_RETURN(const ops::SamplingBatch batch,
+                                  memory_.upload(context_.stream, builder_));
+        backend_.sample_nodes(context_, logits, batch);
         ops::Draw draw;
         top.assign(static_cast<std::size_t>(node.alternatives), {});
-        memory_.download({&draw, 1}, top);
+        ESPALIER_RETURN_IF_ERROR(memory_.download(context_.stream, {&draw, 1}, top));
         return draw;
     }
 
@@ -73,7 +76,7 @@ class PlainRun {
     Expected<Output> operator()() {
         ESPALIER_RETURN_IF_ERROR(feed_prompt());
         while (!progress_.finish()) {
-            const ops::Draw drawn = draw();
+            ESPALIER_ASSIGN_OR_RETURN(const ops::Draw drawn, draw());
             if (drawn.flag == ops::DrawFlag::nothing_left)
                 progress_.end(accept::FinishReason::nothing_left, emission_);
             else if (drawn.flag == ops::DrawFlag::bad_logits)
@@ -107,15 +110,17 @@ class PlainRun {
             ESPALIER_RETURN_IF_ERROR(feed(std::array{prompt[i]}));
             if (progress_.finish() || i + 1 == prompt.size()) break;
             sampler_.begin();
-            const ops::Draw drawn = sampler_.draw(
-                model_.last_logits(), {.wanted = prompt[i + 1], .alternatives = *asked}, top_);
+            ESPALIER_ASSIGN_OR_RETURN(
+                const ops::Draw drawn,
+                sampler_.draw(model_.last_logits(),
+                              {.wanted = prompt[i + 1], .alternatives = *asked}, top_));
             output_.prompt_logprobs.push_back(drawn.logprob);
             output_.prompt_tops.insert(output_.prompt_tops.end(), top_.begin(), top_.end());
         }
         return {};
     }
 
-    ops::Draw draw() {
+    Expected<ops::Draw> draw() {
         ops::SamplingBatchBuilder& builder = sampler_.begin();
         ops::NodeRequest node{.parameters = checked_.sampling.draw(),
                               .position = static_cast<std::int32_t>(sequence_.length()),
@@ -147,12 +152,8 @@ class PlainRun {
 
 }  // namespace
 
-// The plain sampler's results do not depend on the variant, which is that of its products.
 PlainRunner::PlainRunner(const Target& target)
-    : target_(target),
-      backend_(ops::make_reference_backend(CpuVariant::portable)),
-      pool_(1),
-      arena_(Buffer()) {}
+    : target_(target), backend_(ops::make_reference_backend()), arena_(Buffer()) {}
 
 Expected<Output> PlainRunner::run(const engine::CheckedRequest& checked, std::int32_t choice,
                                   bool absorbed) {
@@ -160,9 +161,10 @@ Expected<Output> PlainRunner::run(const engine::CheckedRequest& checked, std::in
     ESPALIER_ASSIGN_OR_RETURN(model::Sequence sequence,
                               model::Sequence::create(target_.model, absorbed ? 0 : length,
                                                       length + checked.rules.options().max_tokens));
-    ESPALIER_ASSIGN_OR_RETURN(PlainSampler sampler,
-                              PlainSampler::create(*backend_, {pool_, arena_}, target_.vocabulary(),
-                                                   length + checked.rules.options().max_tokens));
+    ESPALIER_ASSIGN_OR_RETURN(
+        PlainSampler sampler,
+        PlainSampler::create(*backend_, {target_.model.device(), arena_}, target_.vocabulary(),
+                             length + checked.rules.options().max_tokens));
     return PlainRun(target_, std::move(sampler), checked, choice, std::move(sequence))();
 }
 

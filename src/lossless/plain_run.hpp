@@ -10,6 +10,7 @@
 
 #include "accept/request_progress.hpp"
 #include "base/error.hpp"
+#include "base/op_context.hpp"
 #include "engine/request.hpp"
 #include "model/deepseek.hpp"
 #include "ops/ops.hpp"
@@ -48,8 +49,7 @@ class PlainRunner {
   private:
     Target target_;
     std::unique_ptr<ops::Backend> backend_;
-    ThreadPool pool_;
-    Arena arena_;
+    Arena arena_;  // empty: the plain sampler takes its memory where it is
 };
 
 }  // namespace espalier::lossless

@@ -155,8 +155,7 @@ Expected<AbsorbedCall> call_of(const espalier_mla_absorbed_call* given) {
     return call;
 }
 
-Expected<DecompressedCall> call_of(const espalier_mla_decompressed_call* given,
-                                   ComputeDevice device) {
+Expected<DecompressedCall> call_of(const espalier_mla_decompressed_call* given, DeviceKind device) {
     ESPALIER_RETURN_IF_ERROR(check_struct(given, "espalier_mla_decompressed_call"));
     DecompressedCall call;
     ESPALIER_ASSIGN_OR_RETURN(call.rows, rows_of(given->rows));
@@ -169,17 +168,20 @@ Expected<DecompressedCall> call_of(const espalier_mla_decompressed_call* given,
     call.scale = given->scale;
     call.out = static_cast<std::byte*>(given->out);
     call.lse = given->lse;
-    const bool cuda = device == ComputeDevice::cuda;
+    const bool cuda = device == DeviceKind::cuda;
     if ((cuda ? given->up_rows : given->up_packed) == nullptr)
         return fail(ErrorKind::invalid, "decompressed attention on {} without {}",
                     cuda ? "CUDA" : "the CPU", cuda ? "up_rows" : "up_packed");
-    if (cuda) {
-        call.up_rows = bytes_at(given->up_rows);
-        return call;
-    }
-    call.up_key = {DType::bf16, call.heads, kNope, kLatent, bytes_at(given->up_packed), nullptr};
+    constexpr std::int64_t kHalf = kNope * kLatent * 2;  // bytes of one head's keys, or values
+    call.up_key = {.format = {.code = WeightCode::bf16},
+                   .layout = cuda ? linalg::WeightLayout::rows : linalg::WeightLayout::panels,
+                   .count = call.heads,
+                   .n = kNope,
+                   .k = kLatent,
+                   .matrix_bytes = cuda ? 2 * kHalf : kHalf,
+                   .data = bytes_at(cuda ? given->up_rows : given->up_packed)};
     call.up_value = call.up_key;
-    call.up_value.data += call.heads * kNope * kLatent * 2;
+    call.up_value.data += cuda ? kHalf : call.heads * kHalf;
     return call;
 }
 

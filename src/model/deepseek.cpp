@@ -77,14 +77,14 @@ struct DeepseekModel::State {
     std::int64_t gather = 0;  // G of the last forward
 
     State(const checkpoint::ModelConfig& config_in, Weights weights_in,
-          const ops::Backend& backend_in, const mla::Kernels& kernels_in, ThreadPool& pool,
+          const ops::Backend& backend_in, const mla::Kernels& kernels_in, Device& device,
           const ModelLimits& limits_in, Buffer activations, Buffer scratch_memory)
         : config(config_in),
           weights(std::move(weights_in)),
           backend(backend_in),
           kernels(kernels_in),
           limits(limits_in),
-          act(linalg::input_dtype(weights.dtype)),
+          act(weights.format.input()),
           router(router_rule(config)),
           frequencies(inverse_frequencies(config)),
           magnitude(rope_magnitude(config)),
@@ -94,7 +94,7 @@ struct DeepseekModel::State {
           scratch(std::move(scratch_memory)),
           a(Activations::take(activations_arena, config, act, limits.max_tokens,
                               limits.max_gather)),
-          context{pool, scratch} {}
+          context{device, scratch} {}
 
     Matrix live(const Matrix& matrix) const { return matrix.slice(0, tokens); }
     Matrix live_pairs(const Matrix& matrix) const { return matrix.slice(0, tokens * router.top_k); }
@@ -262,27 +262,27 @@ Expected<void> DeepseekModel::State::check_batch(const batch::BatchView& batch,
 
 Expected<DeepseekModel> DeepseekModel::create(const checkpoint::ModelConfig& config,
                                               Weights weights, const ops::Backend& backend,
-                                              const mla::Kernels& kernels, ThreadPool& pool,
+                                              const mla::Kernels& kernels, Device& device,
                                               const ModelLimits& limits) {
     ESPALIER_RETURN_IF_ERROR(check_operations_hold(config));
     ModelLimits bounded = limits;
     if (bounded.max_kv_len == 0) bounded.max_kv_len = config.max_position_embeddings;
-    const DType act = linalg::input_dtype(weights.dtype);
+    const DType act = weights.format.input();
     const std::size_t activation_bytes =
         Activations::plan_bytes(config, act, bounded.max_tokens, bounded.max_gather);
     const std::size_t scratch_bytes = std::max(
         backend.scratch_bytes(bounded.max_tokens, bounded.max_gather, config.vocab_size,
-                              pool.workers()),
+                              device.workers()),
         kernels.scratch_bytes({.heads = static_cast<std::int32_t>(config.num_attention_heads),
                                .rows = static_cast<std::int32_t>(bounded.max_tokens),
                                .tokens = bounded.max_tokens,
                                .max_q_len = static_cast<std::int32_t>(bounded.max_tokens),
                                .max_kv_len = static_cast<std::int32_t>(bounded.max_kv_len),
-                               .workers = pool.workers()}));
-    ESPALIER_ASSIGN_OR_RETURN(Buffer activations, Buffer::host(activation_bytes));
-    ESPALIER_ASSIGN_OR_RETURN(Buffer scratch, Buffer::host(scratch_bytes));
-    return DeepseekModel(std::make_unique<State>(config, std::move(weights), backend, kernels, pool,
-                                                 bounded, std::move(activations),
+                               .workers = device.workers()}));
+    ESPALIER_ASSIGN_OR_RETURN(Buffer activations, device.allocate(activation_bytes));
+    ESPALIER_ASSIGN_OR_RETURN(Buffer scratch, device.allocate(scratch_bytes));
+    return DeepseekModel(std::make_unique<State>(config, std::move(weights), backend, kernels,
+                                                 device, bounded, std::move(activations),
                                                  std::move(scratch)));
 }
 
@@ -294,6 +294,7 @@ DeepseekModel::~DeepseekModel() = default;
 const checkpoint::ModelConfig& DeepseekModel::config() const { return state_->config; }
 const Weights& DeepseekModel::weights() const { return state_->weights; }
 const ModelLimits& DeepseekModel::limits() const { return state_->limits; }
+Device& DeepseekModel::device() const { return state_->context.device; }
 
 mla::KvFormat DeepseekModel::kv_format() const {
     return state_->act == DType::bf16 ? mla::KvFormat::bf16 : mla::KvFormat::f32;
@@ -305,8 +306,8 @@ Expected<Matrix> DeepseekModel::forward(const batch::BatchView& batch, cache::Kv
     s.tokens = batch.cap_tokens;
     s.gather = batch.cap_gather;
     std::fill_n(s.a.nonfinite, s.tokens, std::uint8_t{0});
-    s.backend.embed(s.context, batch.tokens, s.weights.embedding, s.live(s.a.residual));
-    s.backend.rope_angles(s.context, batch.position, s.tokens, {s.frequencies.data(), s.magnitude},
+    s.backend.embed(s.context, batch.tokens, s.weights.embedding.table, s.live(s.a.residual));
+    s.backend.rope_angles(s.context, batch.position, s.tokens, {s.frequencies, s.magnitude},
                           s.live(s.a.cos_sin));
     for (std::size_t index = 0; index < s.weights.layers.size(); ++index) {
         const LayerWeights& layer = s.weights.layers[index];

@@ -25,10 +25,10 @@ struct ModelLimits {
 
 class DeepseekModel {
   public:
-    // Kernels and backend outlive the model.
+    // Kernels, backend and device outlive the model.
     static Expected<DeepseekModel> create(const checkpoint::ModelConfig& config, Weights weights,
                                           const ops::Backend& backend, const mla::Kernels& kernels,
-                                          ThreadPool& pool, const ModelLimits& limits);
+                                          Device& device, const ModelLimits& limits);
 
     DeepseekModel(DeepseekModel&&) noexcept;
     DeepseekModel& operator=(DeepseekModel&&) noexcept;
@@ -37,6 +37,7 @@ class DeepseekModel {
     const checkpoint::ModelConfig& config() const;
     const Weights& weights() const;
     const ModelLimits& limits() const;
+    Device& device() const;
     mla::KvFormat kv_format()
         const;  // the cache it reads: f32 for f32 and f16 checkpoints, bf16 otherwise
 

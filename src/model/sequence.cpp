@@ -17,7 +17,8 @@ Expected<Sequence> Sequence::create(const DeepseekModel& model, std::int64_t pro
     const std::int64_t pages = (max_tokens + cache::kPageTokens - 1) / cache::kPageTokens;
     const cache::KvLayout layout =
         cache::make_layout(model.config().num_hidden_layers, model.kv_format());
-    ESPALIER_ASSIGN_OR_RETURN(sequence.storage_, cache::KvStorage::create(layout, pages + 1));
+    ESPALIER_ASSIGN_OR_RETURN(sequence.storage_,
+                              cache::KvStorage::create(model.device(), layout, pages + 1));
     sequence.block_table_.resize(static_cast<std::size_t>(pages));
     std::iota(sequence.block_table_.begin(), sequence.block_table_.end(), cache::kNullPage + 1);
     sequence.decompressed_below_ = batch::decompressed_below(prompt_tokens);

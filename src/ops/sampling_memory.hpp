@@ -6,6 +6,7 @@
 #include <span>
 
 #include "base/buffer.hpp"
+#include "base/device.hpp"
 #include "base/error.hpp"
 #include "ops/sampling_batch.hpp"
 #include "ops/sampling_builder.hpp"
@@ -14,17 +15,21 @@ namespace espalier::ops {
 
 class SamplingMemory {
   public:
-    static Expected<SamplingMemory> create(const SamplingCapacity& capacity);
+    // The device outlives it.
+    static Expected<SamplingMemory> create(Device& device, const SamplingCapacity& capacity);
 
     // One upload of a finished batch, and one for each request whose counts are new here. The
     // builder may begin the next step when this returns.
-    SamplingBatch upload(const SamplingBatchBuilder& builder);
-    // What was drawn for the batch of the last upload. alternatives: [builder.alternatives()].
-    void download(std::span<Draw> draws, std::span<TokenLogprob> alternatives) const;
+    Expected<SamplingBatch> upload(Stream stream, const SamplingBatchBuilder& builder);
+    // What was drawn for the batch of the last upload; waits for it. alternatives:
+    // [builder.alternatives()].
+    Expected<void> download(Stream stream, std::span<Draw> draws,
+                            std::span<TokenLogprob> alternatives) const;
 
   private:
-    SamplingMemory(Buffer batch, Buffer counts, Buffer draws, Buffer alternatives);
+    SamplingMemory(Device& device, Buffer batch, Buffer counts, Buffer draws, Buffer alternatives);
 
+    Device* device_;
     Buffer batch_, counts_, draws_, alternatives_;
 };
 

@@ -10,7 +10,7 @@
 #include "accept/sampling_parameters.hpp"
 #include "accept/token_counts.hpp"
 #include "accept/walk.hpp"
-#include "base/op_context.hpp"
+#include "base/cpu_device.hpp"
 #include "conformance/random.hpp"
 #include "ops/ops.hpp"
 #include "ops/reference_sampling.hpp"
@@ -91,7 +91,8 @@ class Workload {
                                              .max_context = 60,
                                              .biases = 1};
         auto builder = ops::SamplingBatchBuilder::create(capacity).value();
-        auto memory = ops::SamplingMemory::create(capacity).value();
+        CpuDevice device(workers);
+        auto memory = ops::SamplingMemory::create(device, capacity).value();
         builder.begin(static_cast<std::int64_t>(nodes));
         ops::NodeRequest common{.parameters = parameters->draw()};
         common.biases = builder.add_biases(parameters->logit_bias());
@@ -115,15 +116,14 @@ class Workload {
         }
         builder.finish();
 
-        ThreadPool pool(workers);
         Arena arena(
-            Buffer::host(backend.scratch_bytes(0, kMaxNodes, vocabulary_, workers)).value());
-        OpContext context{pool, arena};
+            device.allocate(backend.scratch_bytes(0, kMaxNodes, vocabulary_, workers)).value());
+        OpContext context{device, arena};
         std::vector<ops::Draw> draws(nodes);
         backend.sample_nodes(
             context, Matrix::of(logits.data(), static_cast<std::int64_t>(nodes), vocabulary_),
-            memory.upload(builder));
-        memory.download(draws, {});
+            memory.upload(context.stream, builder).value());
+        ASSERT_TRUE(memory.download(context.stream, draws, {}));
         for (std::size_t node = 0; node < nodes; ++node) {
             ASSERT_EQ(draws[node].token, wanted[node].token) << "node " << node;
             ASSERT_EQ(draws[node].logprob, wanted[node].logprob) << "node " << node;
@@ -145,7 +145,7 @@ class Workload {
 };
 
 TEST(Penalties, AtANodeCountItsAncestorsAsPlainDecodeWould) {
-    const auto plain = ops::make_reference_backend(CpuVariant::portable);
+    const auto plain = ops::make_reference_backend();
     const auto fast = ops::make_cpu_backend(best_cpu_variant());
     for (std::uint64_t seed = 0; seed < 400 && !HasFatalFailure(); ++seed) {
         SCOPED_TRACE(seed);

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "base/cpu_device.hpp"
+
 namespace espalier::cache {
 namespace {
 
@@ -10,7 +12,8 @@ TEST(KvStorage, OnePageIdIsGoodForEveryLayer) {
     const KvLayout layout = make_layout(3, mla::KvFormat::bf16);
     EXPECT_EQ(layout.bytes_per_page(), 3 * 64 * 576 * 2);
     EXPECT_EQ(layout.bytes_per_token(), 3 * 576 * 2);
-    auto storage = KvStorage::create(layout, 5);
+    CpuDevice device(1);
+    auto storage = KvStorage::create(device, layout, 5);
     ASSERT_TRUE(storage);
     for (std::int64_t layer = 0; layer < 3; ++layer) {
         const mla::KvPages pages = storage->target(layer);
@@ -25,9 +28,10 @@ TEST(KvStorage, OnePageIdIsGoodForEveryLayer) {
 
 TEST(KvStorage, RefusesImpossibleSizes) {
     const KvLayout layout = make_layout(1, mla::KvFormat::f32);
-    EXPECT_FALSE(KvStorage::create(layout, 1));
-    EXPECT_FALSE(KvStorage::create(layout, std::int64_t{1} << 31));
-    EXPECT_FALSE(KvStorage::create(layout, -5));
+    CpuDevice device(1);
+    EXPECT_FALSE(KvStorage::create(device, layout, 1));
+    EXPECT_FALSE(KvStorage::create(device, layout, std::int64_t{1} << 31));
+    EXPECT_FALSE(KvStorage::create(device, layout, -5));
 }
 
 }  // namespace

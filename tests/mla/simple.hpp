@@ -13,6 +13,7 @@
 #include <random>
 #include <vector>
 
+#include "base/cpu_device.hpp"
 #include "base/element.hpp"
 #include "mla/contract.hpp"
 #include "mla/storage.hpp"
@@ -169,7 +170,7 @@ inline Capacities capacities(const RaggedRows& rows, int heads, int workers = 1)
 inline Arena host_arena(std::size_t bytes) {
     const std::size_t rounded = (bytes + 127) / 64 * 64;
     return Arena(Buffer(std::aligned_alloc(64, rounded), rounded,
-                        [](void* data, std::size_t) { std::free(data); }));
+                        [](void*, void* data, std::size_t) { std::free(data); }));
 }
 
 struct Outputs {
@@ -249,9 +250,9 @@ Outputs on_host(const Kernels& kernels, Call call, std::int64_t columns, Run run
     call.out = reinterpret_cast<std::byte*>(result.out.data());
     call.out_dtype = DType::f32;
     call.lse = result.lse.data();
-    ThreadPool pool(1);
+    CpuDevice device(1);
     Arena arena = host_arena(kernels.scratch_bytes(capacities(call.rows, call.heads)));
-    OpContext context{pool, arena};
+    OpContext context{device, arena};
     const Expected<void> done = run(context, call);
     EXPECT_TRUE(done) << (done ? "" : done.error().message);
     return result;

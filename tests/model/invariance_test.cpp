@@ -163,7 +163,8 @@ std::vector<std::vector<float>> run_rows(RunningModel& model, const std::vector<
 TEST_P(ModelInvariance, RowsTogetherEqualRowsAlone) {
     RunningModel model = load(2);
     auto storage = cache::KvStorage::create(
-        cache::make_layout(model->config().num_hidden_layers, model->kv_format()), 32);
+        model->device(), cache::make_layout(model->config().num_hidden_layers, model->kv_format()),
+        32);
     ASSERT_TRUE(storage);
     std::vector<Request> requests;
     std::int32_t next_page = 1;

@@ -46,7 +46,8 @@ SamplingCapacity small_capacity() {
 TEST(SamplingBuilder, CommittedCountsFollowTheirOwners) {
     std::mt19937 random(5);
     SamplingBatchBuilder builder = SamplingBatchBuilder::create(small_capacity()).value();
-    SamplingMemory memory = SamplingMemory::create(small_capacity()).value();
+    CpuDevice device(1);
+    SamplingMemory memory = SamplingMemory::create(device, small_capacity()).value();
     std::map<std::int64_t, Owner> owners;
     std::int64_t next_request = 0;
     int loads = 0, updates = 0;
@@ -72,7 +73,7 @@ TEST(SamplingBuilder, CommittedCountsFollowTheirOwners) {
         }
         builder.finish();
         loads += static_cast<int>(builder.loads().size());
-        const SamplingBatch view = memory.upload(builder);
+        const SamplingBatch view = memory.upload(nullptr, builder).value();
         updates += static_cast<int>(view.updates->count);
         apply_count_updates(view);
         for (const auto& [owner, g] : nodes) {
@@ -116,7 +117,8 @@ TEST(SamplingBuilder, AStepsChangesTravelInItsBatchAndNothingElse) {
 // Nodes of a request name one list.
 TEST(SamplingBuilder, ListsAreSharedAndPadsDrawNothing) {
     SamplingBatchBuilder builder = SamplingBatchBuilder::create(small_capacity()).value();
-    SamplingMemory memory = SamplingMemory::create(small_capacity()).value();
+    CpuDevice device(1);
+    SamplingMemory memory = SamplingMemory::create(device, small_capacity()).value();
     const std::vector<LogitBias> biases = {{7, 2.0f}, {3, -1.0f}};
     const std::vector<std::int32_t> banned = {299};
     const std::vector<TokenCount> changed = {{.token = 5, .in_output = 1, .in_prompt = false}};
@@ -131,7 +133,7 @@ TEST(SamplingBuilder, ListsAreSharedAndPadsDrawNothing) {
     node.allowed = -1;
     EXPECT_EQ(builder.add(node), (ListRange{3, 3}));
     builder.finish();
-    const SamplingBatch view = memory.upload(builder);
+    const SamplingBatch view = memory.upload(nullptr, builder).value();
     EXPECT_EQ(view.biases[0], view.biases[1]);
     const SamplingNode first = node_of(view, 0), second = node_of(view, 1);
     EXPECT_EQ(second.position, 11);
@@ -145,11 +147,9 @@ TEST(SamplingBuilder, ListsAreSharedAndPadsDrawNothing) {
 
     std::vector<float> logits(5 * 300, std::nanf(""));  // of pads, nobody looks at them
     std::fill_n(logits.begin(), 600, 1.0f);
-    for (const auto& backend :
-         {make_cpu_backend(best_cpu_variant()), make_reference_backend(best_cpu_variant())}) {
-        ThreadPool pool(1);
+    for (const auto& backend : {make_cpu_backend(best_cpu_variant()), make_reference_backend()}) {
         Arena arena = make_arena(backend->scratch_bytes(0, 5, 300, 1));
-        OpContext context{pool, arena};
+        OpContext context{device, arena};
         backend->sample_nodes(context, Matrix::of(logits.data(), 5, 300), view);
         EXPECT_GE(view.draws[1].token, 0);
         for (int pad = 2; pad < 5; ++pad) {

@@ -186,12 +186,17 @@ SamplingCapacity capacity_for(std::int64_t vocabulary, const std::vector<Samplin
     return capacity;
 }
 
+CpuDevice& host() {
+    static CpuDevice device(1);
+    return device;
+}
+
 }  // namespace
 
 NodeBatch::NodeBatch(std::int64_t vocabulary, const std::vector<SamplingNode>& nodes,
                      const std::vector<std::size_t>& top_counts, std::int64_t pads)
     : builder_(SamplingBatchBuilder::create(capacity_for(vocabulary, nodes, pads)).value()),
-      memory_(SamplingMemory::create(builder_.capacity()).value()) {
+      memory_(SamplingMemory::create(host(), builder_.capacity()).value()) {
     builder_.begin(std::ssize(nodes) + pads);
     for (std::size_t g = 0; g < nodes.size(); ++g) {
         const SamplingNode& node = nodes[g];
@@ -214,7 +219,7 @@ NodeBatch::NodeBatch(std::int64_t vocabulary, const std::vector<SamplingNode>& n
         reported_.push_back(builder_.add(request));
     }
     builder_.finish();
-    view_ = memory_.upload(builder_);
+    view_ = memory_.upload(nullptr, builder_).value();
     builder_.begin(0);  // what was uploaded does not depend on the builder
 }
 
@@ -222,7 +227,7 @@ std::vector<Outcome> NodeBatch::outcomes() const {
     std::vector<Draw> draws(static_cast<std::size_t>(view_.nodes));
     const ListRange last = reported_.empty() ? ListRange{} : reported_.back();
     std::vector<TokenLogprob> top(last.first + last.count);
-    memory_.download(draws, top);
+    EXPECT_TRUE(memory_.download(nullptr, draws, top));
     std::vector<Outcome> outcomes(draws.size());
     for (std::size_t g = 0; g < draws.size(); ++g) {
         outcomes[g].draw = draws[g];
@@ -235,7 +240,7 @@ std::vector<Outcome> NodeBatch::outcomes() const {
 
 Sampler::Sampler(CpuVariant variant, int workers)
     : backend_(make_cpu_backend(variant)),
-      pool_(workers),
+      device_(workers),
       arena_(make_arena(backend_->scratch_bytes(0, 64, 200000, workers))) {}
 
 std::vector<Outcome> Sampler::draw(std::vector<float> logits,
@@ -245,7 +250,7 @@ std::vector<Outcome> Sampler::draw(std::vector<float> logits,
     const std::int64_t vocabulary = static_cast<std::int64_t>(logits.size()) / rows;
     const std::vector<float> before = logits;
     const NodeBatch batch(vocabulary, nodes, top_counts);
-    OpContext context{pool_, arena_};
+    OpContext context{device_, arena_};
     backend_->sample_nodes(context, Matrix::of(logits.data(), rows, vocabulary), batch.view());
     EXPECT_TRUE(same_bits(logits.data(), before.data(), static_cast<std::int64_t>(logits.size())));
     return batch.outcomes();
@@ -259,7 +264,7 @@ std::vector<DraftChild> Sampler::children(std::vector<float> logits, std::int64_
     const NodeBatch batch(vocabulary, nodes, std::vector<std::size_t>(nodes.size(), 0));
     std::vector<DraftChild> children(nodes.size() * static_cast<std::size_t>(rule.width),
                                      DraftChild{.score = 77.0, .token = 77, .probability = 77.0f});
-    OpContext context{pool_, arena_};
+    OpContext context{device_, arena_};
     backend_->draft_children(
         context, Matrix::of(logits.data(), rows, static_cast<std::int64_t>(logits.size()) / rows),
         batch.view(), draft, rule, children.data());

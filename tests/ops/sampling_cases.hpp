@@ -61,7 +61,7 @@ class NodeBatch {
     std::vector<ListRange> reported_;
 };
 
-// A backend with its pool and arena.
+// A backend with its device and arena.
 class Sampler {
   public:
     Sampler(CpuVariant variant, int workers);
@@ -80,7 +80,7 @@ class Sampler {
 
   private:
     std::unique_ptr<Backend> backend_;
-    ThreadPool pool_;
+    CpuDevice device_;
     Arena arena_;
 };
 

@@ -24,8 +24,8 @@ class CpuKernels final : public Kernels {
 
     Expected<void> decompressed(OpContext& context, const DecompressedCall& call) const override {
         ESPALIER_RETURN_IF_ERROR(check_decompressed_arrays(call));
-        const bool bf16 = dots(call.kv.format) && cpu::multiplies(bf16_, call.up_key.dtype) &&
-                          cpu::multiplies(bf16_, call.up_value.dtype);
+        const bool bf16 = dots(call.kv.format) && cpu::multiplies(bf16_, call.up_key.format) &&
+                          cpu::multiplies(bf16_, call.up_value.format);
         cpu::decompressed(context, bf16 ? bf16_ : f32_, call);
         return {};
     }
@@ -33,7 +33,7 @@ class CpuKernels final : public Kernels {
     Expected<void> append(OpContext& context, const AppendCall& call) const override {
         ESPALIER_RETURN_IF_ERROR(check_append_arrays(call));
         constexpr std::int64_t kTokensPerTask = 16;
-        context.pool.run(
+        pool_of(context).run(
             (call.tokens + kTokensPerTask - 1) / kTokensPerTask, [&](std::int64_t task, int) {
                 const std::int64_t end = std::min(call.tokens, (task + 1) * kTokensPerTask);
                 for (std::int64_t token = task * kTokensPerTask; token < end; ++token)

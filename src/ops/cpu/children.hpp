@@ -2,8 +2,8 @@
 // draft_children for the CPU: ops/draft_children.hpp in two passes over the logits.
 #pragma once
 
+#include "base/cpu_device.hpp"
 #include "base/matrix.hpp"
-#include "base/op_context.hpp"
 #include "ops/draft_children.hpp"
 #include "ops/kernels.hpp"
 

@@ -7,9 +7,8 @@
 #include <array>
 #include <cstdint>
 
+#include "base/cpu_device.hpp"
 #include "base/matrix.hpp"
-#include "base/op_context.hpp"
-#include "base/thread_pool.hpp"
 #include "ops/draw.hpp"
 #include "ops/kernels.hpp"
 
@@ -83,15 +82,16 @@ void for_nodes(const KernelTable& kernels, OpContext& context, const Matrix& log
     };
     const Arena::Mark mark(context.arena);
     const std::int64_t stride = spare_stride(logits.cols);
-    if (logits.rows >= context.pool.workers()) {
-        auto* spare = context.arena.take<float>(context.pool.workers() * stride);
-        context.pool.run(logits.rows, [&](std::int64_t g, int worker) {
+    ThreadPool& pool = pool_of(context);
+    if (logits.rows >= pool.workers()) {
+        auto* spare = context.arena.take<float>(pool.workers() * stride);
+        pool.run(logits.rows, [&](std::int64_t g, int worker) {
             std::array<std::uint64_t, kHistogram> histogram;
             run(g, node, histogram.data(), spare + worker * stride);
         });
         return;
     }
-    node.pool = &context.pool;
+    node.pool = &pool;
     auto* spare = context.arena.take<float>(stride);
     auto* histograms = context.arena.take<std::uint64_t>(node.chunks() * kHistogram);
     for (std::int64_t g = 0; g < logits.rows; ++g) run(g, node, histograms, spare);

@@ -2,8 +2,8 @@
 // sample_nodes for the CPU: the draw of ops/sampling.hpp in a few passes over the logits.
 #pragma once
 
+#include "base/cpu_device.hpp"
 #include "base/matrix.hpp"
-#include "base/op_context.hpp"
 #include "ops/kernels.hpp"
 #include "ops/sampling_batch.hpp"
 
