@@ -47,17 +47,13 @@ struct SamplingOptions {
     std::uint64_t seed = 0;  // whoever is given none draws 64 random bits and reports them
     bool operator==(const SamplingOptions&) const = default;
 
-    // visit(parameter, value) for each; in the order of a trace's lines.
+    // visit(parameter, value) for each.
     template <typename Visitor, typename Self>
     static void parameters(Visitor&& visit, Self& self);
 };
 
 template <typename Visitor, typename Self>
 void SamplingOptions::parameters(Visitor&& visit, Self& self) {
-    visit(Parameter{.name = "seed",
-                    .help = "Seed of the noise; 64 random bits, reported, if not given",
-                    .decided_elsewhere = true},
-          self.seed);
     visit(Parameter{.name = "temperature",
                     .help = "0 is greedy; the checkpoint's own, or 0, if not given",
                     .least = 0.0,
@@ -114,6 +110,10 @@ void SamplingOptions::parameters(Visitor&& visit, Self& self) {
     visit(Parameter{.name = "logit_bias",
                     .help = "ID:BIAS, added to a token's logit; may be repeated"},
           self.logit_bias);
+    visit(Parameter{.name = "seed",
+                    .help = "Seed of the noise; 64 random bits, reported, if not given",
+                    .decided_elsewhere = true},
+          self.seed);
 }
 
 }  // namespace espalier::accept
