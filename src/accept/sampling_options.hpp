@@ -44,7 +44,7 @@ struct SamplingOptions {
     float presence_penalty = 0.0f;
     float frequency_penalty = 0.0f;
     std::vector<Bias> logit_bias{};
-    std::uint64_t seed = 0;  // whoever is given none draws 64 random bits and reports them
+    std::uint64_t seed = 0;  // callers without one draw 64 random bits and report them
     bool operator==(const SamplingOptions&) const = default;
 
     // visit(parameter, value) for each.
@@ -86,12 +86,15 @@ void SamplingOptions::parameters(Visitor&& visit, Self& self) {
                     .usual_most = 0.4},
           self.min_p);
     visit(Parameter{.name = "repetition_penalty",
-                    .help = "Divides logits of tokens in prompt or output; 1 is off",
+                    .help =
+                        "Divides logits of tokens in prompt or output; the checkpoint's own, or 1 "
+                        "(off), if not given",
                     .least = 0.0,
                     .most = 100.0,
                     .above_least = true,
                     .usual_least = 0.5,
-                    .usual_most = 2.0},
+                    .usual_most = 2.0,
+                    .decided_elsewhere = true},
           self.repetition_penalty);
     visit(Parameter{.name = "presence_penalty",
                     .help = "Subtracted from logits of tokens in the output; 0 is off",

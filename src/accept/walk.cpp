@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "accept/walk.hpp"
 
+#include "base/at.hpp"
 #include "base/check.hpp"
 
 namespace espalier::accept {
@@ -19,7 +20,7 @@ void check_shapes(const TreeView& tree, const NodeDraws& draws, std::size_t top_
 // Why nothing can be drawn at the node, if so.
 std::optional<FinishReason> failure_at(const NodeDraws& draws, std::int32_t node) {
     if (draws.flagged_nodes >> node & 1) return FinishReason::bad_numbers;
-    switch (draws.draws[static_cast<std::size_t>(node)].flag) {
+    switch (at(draws.draws, node).flag) {
         case ops::DrawFlag::fine:
             return std::nullopt;
         case ops::DrawFlag::nothing_left:
@@ -54,12 +55,23 @@ NodeList path_tokens(const TreeView& tree, std::int32_t node) {
     return path;
 }
 
+NodeList drawn_path(const TreeView& tree, const NodeDraws& draws) {
+    NodeList path;
+    for (std::int32_t node = 0; node >= 0;) {
+        path.push_back(node);
+        if (failure_at(draws, node)) break;
+        node = tree.child_with(node, draws.draws[static_cast<std::size_t>(node)].token);
+    }
+    return path;
+}
+
 WalkResult walk(const TreeView& tree, const NodeDraws& draws, RequestProgress& progress,
                 Emission& out) {
     const auto top_logprobs = static_cast<std::size_t>(progress.rules().options().top_logprobs);
     check_shapes(tree, draws, top_logprobs);
     WalkResult result;
-    for (std::int32_t node = 0; node >= 0 && !result.finish;) {
+    const NodeList drawn = drawn_path(tree, draws);
+    for (const std::int32_t node : drawn.values()) {
         result.path.push_back(node);
         if (const auto failure = failure_at(draws, node)) {
             result.finish = progress.end(*failure, out);
@@ -70,7 +82,7 @@ WalkResult walk(const TreeView& tree, const NodeDraws& draws, RequestProgress& p
         result.tokens.push_back(draw.token);
         result.finish =
             progress.commit(draw, draws.top.subspan(at * top_logprobs, top_logprobs), out);
-        node = tree.child_with(node, draw.token);
+        if (result.finish) break;
     }
     const auto visited = static_cast<std::int32_t>(result.path.values().size());
     progress.count_step(tree.nodes() - 1, visited - 1);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The paged latent cache: pages of 64 slots, one id per page across all layers. Page 0 is the null
-// page: it fills block tables, is never written and never owned. (Who owns which page is the page
-// pool's business.)
+// page: it fills block tables, is never written and never owned. (The page pool says which sequence
+// owns which page.)
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 
 #include "base/device.hpp"
 #include "base/error.hpp"
+#include "base/matrix.hpp"
 #include "cache/page.hpp"
 #include "mla/contract.hpp"
 
@@ -23,8 +24,9 @@ struct KvLayer {
 struct KvLayout {
     std::vector<KvLayer> target;
     std::vector<KvLayer> draft;  // may have another format
-    std::int64_t tail_hidden =
-        0;  // floats per page: the draft's input state at the page's last slot; 0 without draft
+    // Floats per page: the draft's input state at the page's last slot, from which a draft model
+    // goes on behind a page that was found in the prefix index; 0: none is kept.
+    std::int64_t tail_hidden = 0;
 
     std::int64_t bytes_per_page() const;
     std::int64_t bytes_per_token() const { return bytes_per_page() / kPageTokens; }
@@ -41,11 +43,15 @@ class KvStorage {
     const KvLayout& layout() const { return layout_; }
     std::int64_t page_count() const { return page_count_; }
     mla::KvPages target(std::int64_t layer);  // the pages of one target layer
+    mla::KvPages draft(std::int64_t layer);   // and of one draft layer
+    Matrix tail_hidden();                     // [page_count, layout().tail_hidden] f32
 
   private:
     KvLayout layout_;
     std::int64_t page_count_ = 0;
     std::vector<Buffer> target_;
+    std::vector<Buffer> draft_;
+    Buffer tail_hidden_;
 };
 
 }  // namespace espalier::cache

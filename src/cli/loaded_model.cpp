@@ -58,10 +58,10 @@ Expected<LoadedModel> load_model(const std::string& name, int threads,
                              }}));
     loaded.load_seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    ESPALIER_ASSIGN_OR_RETURN(
-        model::DeepseekModel model,
-        model::DeepseekModel::create(loaded.checkpoint->config(), std::move(weights),
-                                     *loaded.backend, *loaded.kernels, *loaded.device, limits));
+    ESPALIER_ASSIGN_OR_RETURN(model::DeepseekModel model,
+                              model::DeepseekModel::create(
+                                  loaded.checkpoint->config(), std::move(weights), *loaded.backend,
+                                  *loaded.kernels, *loaded.device, {.limits = limits}));
     loaded.model = std::make_unique<model::DeepseekModel>(std::move(model));
     return loaded;
 }

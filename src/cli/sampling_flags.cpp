@@ -78,12 +78,12 @@ Expected<engine::Request> SamplingFlags::make(
     engine::Request made = request;
     accept::SamplingOptions& sampling = made.sampling;
     const auto given = [this](const char* name) { return options.at(name)->count() > 0; };
-    const bool samples = defaults.do_sample.value_or(true);
     if (!given("temperature"))
-        sampling.temperature =
-            samples ? static_cast<float>(defaults.temperature.value_or(0.0)) : 0.0f;
+        sampling.temperature = static_cast<float>(defaults.temperature.value_or(0.0));
     if (!given("top_p")) sampling.top_p = static_cast<float>(defaults.top_p.value_or(1.0));
     if (!given("top_k")) sampling.top_k = defaults.top_k.value_or(0);
+    if (!given("repetition_penalty"))
+        sampling.repetition_penalty = static_cast<float>(defaults.repetition_penalty.value_or(1.0));
     if (!given("seed"))
         sampling.seed = (std::uint64_t{std::random_device{}()} << 32) | std::random_device{}();
     for (const std::string& text : logit_bias) {

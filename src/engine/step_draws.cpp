@@ -4,33 +4,26 @@
 #include <utility>
 
 #include "accept/token_counts.hpp"
+#include "base/check.hpp"
 
 namespace espalier::engine {
 
-Expected<StepDraws> StepDraws::create(Device& device, std::int64_t max_rows,
-                                      std::int64_t max_gather, std::int64_t vocabulary,
-                                      std::int64_t max_context) {
-    const ops::SamplingCapacity capacity{
-        .nodes = max_gather,
-        .requests = max_rows,
-        .vocabulary = vocabulary,
-        .max_context = max_context,
-        .biases = accept::kMaxLogitBiases,
-        // What ends the output: eos and stop tokens, and stop strings that are special tokens.
-        .banned = 2 * accept::kMaxStopTokens + accept::kMaxStopStrings};
-    ESPALIER_ASSIGN_OR_RETURN(auto builder, ops::SamplingBatchBuilder::create(capacity));
-    ESPALIER_ASSIGN_OR_RETURN(auto memory, ops::SamplingMemory::create(device, capacity));
-    return StepDraws(max_rows, std::move(builder), std::move(memory));
+ops::SamplingCapacity StepDraws::capacity(const schedule::SchedulerOptions& options,
+                                          std::int64_t vocabulary) {
+    return {.nodes = options.max_step_gather,
+            .requests = options.max_rows,
+            .vocabulary = vocabulary,
+            .max_context = options.max_model_len,
+            .biases = accept::kMaxLogitBiases,
+            // What ends the output: eos and stop tokens, and stop strings that are special tokens.
+            .banned = 2 * accept::kMaxStopTokens + accept::kMaxStopStrings,
+            .masks = 0};
 }
 
-StepDraws::StepDraws(std::int64_t max_rows, ops::SamplingBatchBuilder builder,
-                     ops::SamplingMemory memory)
-    : builder_(std::move(builder)), memory_(std::move(memory)) {
-    const auto gather = static_cast<std::size_t>(builder_.capacity().nodes);
+StepDraws::StepDraws(std::int64_t max_rows, ops::SamplingBatchBuilder builder)
+    : builder_(std::move(builder)) {
     shares_.reserve(static_cast<std::size_t>(max_rows));
-    draws_.resize(gather);
-    tops_.resize(gather * ops::kMaxTopLogprobs);
-    prompt_logprobs_.reserve(gather);
+    prompt_logprobs_.reserve(static_cast<std::size_t>(builder_.capacity().nodes));
 }
 
 void StepDraws::begin(std::int64_t gather) {
@@ -60,19 +53,19 @@ void StepDraws::add(const ops::NodeRequest& node) {
     tops_used_ += static_cast<std::size_t>(node.alternatives);
 }
 
-void StepDraws::add_node(const LiveRequest& live, ops::NodeRequest common,
-                         const accept::TreeView& tree, std::int32_t node, std::int32_t depth) {
+// path: the node's tokens from depth 1 on.
+void StepDraws::add_node(const LiveRequest& live, ops::NodeRequest node, std::int32_t depth,
+                         std::span<const std::int32_t> path) {
     const accept::RequestProgress& progress = live.progress;
-    common.position = static_cast<std::int32_t>(progress.draw_position(depth));
+    node.position = static_cast<std::int32_t>(progress.draw_position(depth));
     if (const auto& forced = live.group->forced_output; !forced.empty())
-        common.wanted =
+        node.wanted =
             forced.at(static_cast<std::size_t>(progress.usage().completion_tokens + depth));
-    if (progress.banned_at(depth).empty()) common.banned = {};
+    if (progress.banned_at(depth).empty()) node.banned = {};
     accept::NodeCounts counts;
-    if (live.group->sampling.counts_tokens())
-        counts = progress.counts_at(accept::path_tokens(tree, node).values());
-    common.changed = counts.changed();
-    add(common);
+    if (live.group->sampling.counts_tokens()) counts = progress.counts_at(path);
+    node.changed = counts.changed();
+    add(node);
 }
 
 void StepDraws::add_tree(const LiveRequest& live, const accept::TreeView& tree,
@@ -83,7 +76,8 @@ void StepDraws::add_tree(const LiveRequest& live, const accept::TreeView& tree,
     share.node_top = tops_used_;
     const ops::NodeRequest node_common = common(live);
     for (std::int32_t node = 0; node < tree.nodes(); ++node)
-        add_node(live, node_common, tree, node, depths[static_cast<std::size_t>(node)]);
+        add_node(live, node_common, depths[static_cast<std::size_t>(node)],
+                 accept::path_tokens(tree, node).values());
     share.node_top_count = tops_used_ - share.node_top;
     shares_.push_back(share);
 }
@@ -112,8 +106,7 @@ void StepDraws::add_chunk(const LiveRequest& live, std::span<const schedule::Pla
             share.prompt_top_count = tops_used_ - share.prompt_top;
             share.node_top = tops_used_;
             share.node_count = 1;
-            const std::int32_t no_parent = -1;
-            add_node(live, common(live), {{&no_parent, 1}, {&tokens.back(), 1}}, 0, 0);
+            add_node(live, common(live), 0, {});
             share.node_top_count = tops_used_ - share.node_top;
         }
     }
@@ -121,21 +114,24 @@ void StepDraws::add_chunk(const LiveRequest& live, std::span<const schedule::Pla
     shares_.push_back(share);
 }
 
-Expected<void> StepDraws::draw(model::DeepseekModel& model) {
+const ops::SamplingBatchBuilder& StepDraws::finish() {
     builder_.finish();
-    if (builder_.nodes() == 0) return {};
-    const Stream stream = model.device().stream();
-    ESPALIER_ASSIGN_OR_RETURN(const ops::SamplingBatch batch, memory_.upload(stream, builder_));
-    model.sample(batch);
-    return memory_.download(stream, std::span(draws_).first(nodes_),
-                            std::span(tops_).first(tops_used_));
+    return builder_;
 }
 
-accept::NodeDraws StepDraws::nodes(std::size_t request) const {
+void StepDraws::take(const StepResult& result) {
+    CHECK(result.draws.size() >= nodes_ && result.alternatives.size() >= tops_used_,
+          "{} draws and {} alternatives for {} nodes that report {}", result.draws.size(),
+          result.alternatives.size(), nodes_, tops_used_);
+    draws_ = result.draws;
+    tops_ = result.alternatives;
+}
+
+accept::NodeDraws StepDraws::nodes_of(std::size_t request) const {
     const Share& share = shares_[request];
     accept::NodeDraws draws;
-    draws.draws = std::span(draws_).subspan(share.first + share.prompt_count, share.node_count);
-    draws.top = std::span(tops_).subspan(share.node_top, share.node_top_count);
+    draws.draws = draws_.subspan(share.first + share.prompt_count, share.node_count);
+    draws.top = tops_.subspan(share.node_top, share.node_top_count);
     return draws;
 }
 
@@ -143,9 +139,9 @@ StepDraws::PromptPart StepDraws::prompt(std::size_t request) {
     const Share& share = shares_[request];
     PromptPart part;
     part.first_position = share.first_position;
-    part.top = std::span(tops_).subspan(share.prompt_top, share.prompt_top_count);
+    part.top = tops_.subspan(share.prompt_top, share.prompt_top_count);
     prompt_logprobs_.clear();
-    for (const ops::Draw& draw : std::span(draws_).subspan(share.first, share.prompt_count)) {
+    for (const ops::Draw& draw : draws_.subspan(share.first, share.prompt_count)) {
         prompt_logprobs_.push_back(draw.logprob);
         part.bad = part.bad || draw.flag == ops::DrawFlag::bad_logits;
     }

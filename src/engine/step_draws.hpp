@@ -10,35 +10,35 @@
 #include <vector>
 
 #include "accept/walk.hpp"
-#include "base/device.hpp"
-#include "base/error.hpp"
 #include "engine/live_request.hpp"
-#include "model/deepseek.hpp"
+#include "engine/target.hpp"
 #include "ops/sampling_builder.hpp"
-#include "ops/sampling_memory.hpp"
 #include "schedule/plan.hpp"
+#include "schedule/scheduler.hpp"
 
 namespace espalier::engine {
 
 class StepDraws {
   public:
-    // vocabulary, max_context: of the model.
-    static Expected<StepDraws> create(Device& device, std::int64_t max_rows,
-                                      std::int64_t max_gather, std::int64_t vocabulary,
-                                      std::int64_t max_context);
+    // What any step of these may ask for.
+    static ops::SamplingCapacity capacity(const schedule::SchedulerOptions& options,
+                                          std::int64_t vocabulary);
+    // builder: of that capacity.
+    StepDraws(std::int64_t max_rows, ops::SamplingBatchBuilder builder);
 
     // A step with logits of `gather` tokens. For each request of the plan, in order, one of these
-    // two; then draw().
+    // two; then the target draws what finish() returns, and take() gets what it drew.
     void begin(std::int64_t gather);
     void add_tree(const LiveRequest& live, const accept::TreeView& tree,
                   std::span<const std::int32_t> depths);
     // rows: of one chunk. tokens: all of the request's committed ones.
     void add_chunk(const LiveRequest& live, std::span<const schedule::PlannedRow> rows,
                    std::span<const std::int32_t> tokens);
-    Expected<void> draw(model::DeepseekModel& model);
+    const ops::SamplingBatchBuilder& finish();
+    void take(const StepResult& result);  // borrowed until the next step
 
     // What request i of the plan drew at its nodes; flagged_nodes is left to the caller.
-    accept::NodeDraws nodes(std::size_t request) const;
+    accept::NodeDraws nodes_of(std::size_t request) const;
     // The logprobs of its prompt's tokens first_position + 1 …, computed in this step.
     struct PromptPart {
         std::int64_t first_position = 0;
@@ -58,22 +58,19 @@ class StepDraws {
         std::int64_t first_position = 0;
     };
 
-    StepDraws(std::int64_t max_rows, ops::SamplingBatchBuilder builder, ops::SamplingMemory memory);
-
     // What the nodes of a request have in common.
     ops::NodeRequest common(const LiveRequest& live);
     void add_prompt_token(std::int32_t wanted, std::int32_t top_count, Share& share);
-    void add_node(const LiveRequest& live, ops::NodeRequest common, const accept::TreeView& tree,
-                  std::int32_t node, std::int32_t depth);
+    void add_node(const LiveRequest& live, ops::NodeRequest node, std::int32_t depth,
+                  std::span<const std::int32_t> path);
     void add(const ops::NodeRequest& node);
 
     std::vector<Share> shares_;
     ops::SamplingBatchBuilder builder_;
-    ops::SamplingMemory memory_;
     std::size_t nodes_ = 0;
     std::size_t tops_used_ = 0;
-    std::vector<ops::Draw> draws_;
-    std::vector<accept::TokenLogprob> tops_;
+    std::span<const ops::Draw> draws_;
+    std::span<const accept::TokenLogprob> tops_;
     std::vector<float> prompt_logprobs_;
 };
 

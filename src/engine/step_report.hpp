@@ -11,7 +11,8 @@
 namespace espalier::engine {
 
 // Consecutive parts of a step, in order. Draft nodes are chosen between the two halves of the plan;
-// walk includes what drafters take of the hidden states, commit what speculation learns.
+// commit moves the drawn paths; walk includes what drafters take of the hidden states and what
+// speculation learns.
 enum class Phase : std::uint8_t {
     offer,
     draft,
@@ -19,8 +20,8 @@ enum class Phase : std::uint8_t {
     build,
     forward,
     sample,
-    walk,
     commit,
+    walk,
     advance,
     emit,
 };

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lossless/plain_run.hpp"
 
-#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -64,13 +63,13 @@ class PlainSampler {
 
 class PlainRun {
   public:
-    PlainRun(const Target& target, PlainSampler sampler, const engine::CheckedRequest& checked,
+    PlainRun(const Subject& subject, PlainSampler sampler, const engine::CheckedRequest& checked,
              std::int32_t choice, model::Sequence sequence)
-        : model_(target.model),
+        : model_(subject.model),
           sampler_(std::move(sampler)),
           checked_(checked),
           choice_(choice),
-          progress_(checked.rules, target.tokenizer, checked.request.prompt),
+          progress_(checked.rules, subject.tokenizer, checked.request.prompt),
           sequence_(std::move(sequence)) {}
 
     Expected<Output> operator()() {
@@ -78,15 +77,12 @@ class PlainRun {
         while (!progress_.finish()) {
             ESPALIER_ASSIGN_OR_RETURN(const ops::Draw drawn, draw());
             if (drawn.flag == ops::DrawFlag::nothing_left)
-                progress_.end(accept::FinishReason::nothing_left, emission_);
+                progress_.end(accept::FinishReason::nothing_left, output_);
             else if (drawn.flag == ops::DrawFlag::bad_logits)
-                progress_.end(accept::FinishReason::bad_numbers, emission_);
-            else if (!progress_.commit(drawn, top_, emission_))
+                progress_.end(accept::FinishReason::bad_numbers, output_);
+            else if (!progress_.commit(drawn, top_, output_))
                 ESPALIER_RETURN_IF_ERROR(feed(std::array{drawn.token}));
         }
-        output_.tokens = emission_.tokens;
-        output_.top = emission_.top;
-        output_.text = emission_.text;
         output_.finish = *progress_.finish();
         return output_;
     }
@@ -94,11 +90,9 @@ class PlainRun {
   private:
     // A number that is not finite ends the request.
     Expected<void> feed(std::span<const std::int32_t> tokens) {
-        const auto fed = sequence_.feed(model_, tokens, true);
-        if (fed) return {};
-        const auto flags = model_.nonfinite();
-        if (std::count(flags.begin(), flags.end(), 0) == std::ssize(flags)) return fed;
-        progress_.end(accept::FinishReason::bad_numbers, emission_);
+        ESPALIER_ASSIGN_OR_RETURN(const model::Fed fed, sequence_.feed(model_, tokens, true));
+        if (fed.nonfinite) progress_.end(accept::FinishReason::bad_numbers, output_);
+        logits_ = fed.logits;
         return {};
     }
 
@@ -112,8 +106,7 @@ class PlainRun {
             sampler_.begin();
             ESPALIER_ASSIGN_OR_RETURN(
                 const ops::Draw drawn,
-                sampler_.draw(model_.last_logits(),
-                              {.wanted = prompt[i + 1], .alternatives = *asked}, top_));
+                sampler_.draw(logits_, {.wanted = prompt[i + 1], .alternatives = *asked}, top_));
             output_.prompt_logprobs.push_back(drawn.logprob);
             output_.prompt_tops.insert(output_.prompt_tops.end(), top_.begin(), top_.end());
         }
@@ -135,7 +128,7 @@ class PlainRun {
         if (checked_.sampling.counts_tokens())
             node.committed =
                 builder.add_counts(draws_++, {.entries = progress_.committed_counts().entries});
-        return sampler_.draw(model_.last_logits(), node, top_);
+        return sampler_.draw(logits_, node, top_);
     }
 
     model::DeepseekModel& model_;
@@ -145,27 +138,27 @@ class PlainRun {
     std::int64_t draws_ = 0;
     accept::RequestProgress progress_;
     model::Sequence sequence_;
-    accept::Emission emission_;
+    Matrix logits_;  // of the token fed last
     std::vector<accept::TokenLogprob> top_;
     Output output_;
 };
 
 }  // namespace
 
-PlainRunner::PlainRunner(const Target& target)
-    : target_(target), backend_(ops::make_reference_backend()), arena_(Buffer()) {}
+PlainRunner::PlainRunner(const Subject& subject)
+    : subject_(subject), backend_(ops::make_reference_backend()), arena_(Buffer()) {}
 
 Expected<Output> PlainRunner::run(const engine::CheckedRequest& checked, std::int32_t choice,
                                   bool absorbed) {
     const auto length = static_cast<std::int64_t>(checked.request.prompt.size());
     ESPALIER_ASSIGN_OR_RETURN(model::Sequence sequence,
-                              model::Sequence::create(target_.model, absorbed ? 0 : length,
+                              model::Sequence::create(subject_.model, absorbed ? 0 : length,
                                                       length + checked.rules.options().max_tokens));
     ESPALIER_ASSIGN_OR_RETURN(
         PlainSampler sampler,
-        PlainSampler::create(*backend_, {target_.model.device(), arena_}, target_.vocabulary(),
+        PlainSampler::create(*backend_, {subject_.model.device(), arena_}, subject_.vocabulary(),
                              length + checked.rules.options().max_tokens));
-    return PlainRun(target_, std::move(sampler), checked, choice, std::move(sequence))();
+    return PlainRun(subject_, std::move(sampler), checked, choice, std::move(sequence))();
 }
 
 }  // namespace espalier::lossless

@@ -18,21 +18,18 @@
 
 namespace espalier::lossless {
 
-// Borrowed; nobody else uses the model meanwhile.
-struct Target {
+// Borrowed; the model has no other user meanwhile.
+struct Subject {
     model::DeepseekModel& model;
     const text::Tokenizer& tokenizer;
     // This many of the vocabulary's last ids compute numbers that are not finite, because a test
-    // made them so: whoever commits one of them must fail, and nobody else.
+    // made them so: a request that commits one of them must fail, and no other may.
     std::int32_t poisoned = 0;
 
     std::int32_t vocabulary() const { return static_cast<std::int32_t>(model.config().vocab_size); }
 };
 
-struct Output {
-    std::vector<accept::CommittedToken> tokens;
-    std::vector<accept::TokenLogprob> top;
-    std::string text;
+struct Output : accept::Emission {
     accept::Finish finish;
     std::vector<float> prompt_logprobs;
     std::vector<accept::TokenLogprob> prompt_tops;
@@ -40,14 +37,14 @@ struct Output {
 
 class PlainRunner {
   public:
-    explicit PlainRunner(const Target& target);
+    explicit PlainRunner(const Subject& subject);
     // absorbed: everything is, as under prefill_segment = 0. An error is one of the model's: it
     // refused a batch.
     Expected<Output> run(const engine::CheckedRequest& checked, std::int32_t choice,
                          bool absorbed = false);
 
   private:
-    Target target_;
+    Subject subject_;
     std::unique_ptr<ops::Backend> backend_;
     Arena arena_;  // empty: the plain sampler takes its memory where it is
 };

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "conformance/random.hpp"
+#include "base/random.hpp"
 #include "speculate/drafter.hpp"
 
 namespace espalier::lossless {
@@ -46,7 +46,7 @@ class RandomDrafter final : public speculate::Drafter {
     float score(bool true_node);
 
     speculate::DrafterId id_;
-    conformance::Random random_;
+    Random random_;
     RandomDrafterOptions options_;
     std::vector<Tokens> texts_;
     Tokens palette_;

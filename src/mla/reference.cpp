@@ -73,7 +73,7 @@ Attended attend(const std::vector<double>& scores, const double* values, std::in
 // The row's keys [kv_len, 576].
 std::vector<double> read_keys(const RaggedRows& rows, std::int32_t b, const KvPages& kv) {
     std::vector<double> keys(static_cast<std::size_t>(rows.kv_len[b] * kKey));
-    const std::int32_t* pages = rows.block_table + b * rows.block_stride;
+    const std::int32_t* pages = rows.block_table + table_of(rows, b) * rows.block_stride;
     for (std::int64_t c = 0; c < rows.kv_len[b]; ++c)
         read_slot(kv, pool_slot(pages, kv.page_tokens, c), keys.data() + c * kKey);
     return keys;
@@ -224,7 +224,7 @@ class ReferenceKernels final : public Kernels {
                 call.slot[token] >= 0 &&
                 write_slot(call.kv, call.slot[token], call.latent + token * call.latent_stride,
                            call.rope + token * call.rope_stride);
-            if (call.nonfinite != nullptr) call.nonfinite[token] = flushed ? 1 : 0;
+            if (flushed && call.nonfinite != nullptr) call.nonfinite[token] = 1;
         }
         return {};
     }

@@ -49,11 +49,11 @@ inline constexpr std::int32_t kMaxTopK = 64;
 // scores, normalised if asked, × scaling. Published code differs in corners that no published
 // checkpoint reaches, so the rule says it all:
 // - V2: DeepSeek's modeling_deepseek.py scales only when it does not normalise; transformers always
-//   scales and never normalises. All V2 checkpoints have norm_topk_prob = false, where both agree.
-//   (For DeepSeek's reading, pass scaling = 1 with normalise.)
-// - DeepSeek's code normalises only if top_k > 1; transformers' V3 and this one always.
-// - Groups not chosen are masked with -inf, as DeepSeek does; transformers masks with 0.0, which
-//   lets a masked expert win over a negative corrected score.
+//   scales and never normalises. All V2 checkpoints have norm_topk_prob = false, where both agree;
+//   config.json with both is refused.
+// - DeepSeek's code normalises only if top_k > 1, transformers' V3 always: config.json with one
+//   expert per token and norm_topk_prob is refused.
+// - Groups not chosen are masked with -inf, as DeepSeek and transformers (5.22) do.
 struct RouterRule {
     RouterScore score = RouterScore::sigmoid;
     GroupScore group_score = GroupScore::none;
@@ -130,11 +130,14 @@ class Backend {
     virtual void route(OpContext& context, const Matrix& logits, const float* bias,
                        const RouterRule& rule, const std::int32_t* row_of,
                        const ExpertPlan& plan) const = 0;
-    // residual [T, D] += (Σ weight · expert_out[pair], ascending expert id) + shared [T, D] (may be
-    // empty), in f32.
+    // out [T, D] f32 = (Σ weight · expert_out[pair], ascending expert id) + shared [T, D] (may be
+    // empty); 0 for a pad without shared.
     virtual void combine_experts(OpContext& context, const Matrix& expert_out,
                                  const RouterRule& rule, const ExpertPlan& plan,
-                                 const Matrix& shared, const Matrix& residual) const = 0;
+                                 const Matrix& shared, const Matrix& out) const = 0;
+    // residual [T, D] f32 += the sum of all ranks' partial [T, D] f32; one rank's is the sum.
+    virtual void reduce_add(OpContext& context, const Matrix& partial,
+                            const Matrix& residual) const = 0;
     // out [G, D] = x[index[g]]; a negative index gives zeros.
     virtual void gather_rows(OpContext& context, const Matrix& x, const std::int32_t* index,
                              const Matrix& out) const = 0;

@@ -262,9 +262,9 @@ class ReferenceBackend final : public Backend {
 
     void combine_experts(OpContext&, const Matrix& expert_out, const RouterRule& rule,
                          const ExpertPlan& plan, const Matrix& shared,
-                         const Matrix& residual) const override {
-        for (std::int64_t t = 0; t < residual.rows; ++t) {
-            for (std::int64_t d = 0; d < residual.cols; ++d) {
+                         const Matrix& out) const override {
+        for (std::int64_t t = 0; t < out.rows; ++t) {
+            for (std::int64_t d = 0; d < out.cols; ++d) {
                 double sum = 0.0;
                 for (std::int64_t i = t * rule.top_k; i < (t + 1) * rule.top_k; ++i) {
                     if (plan.pair_of[i] < 0) continue;
@@ -272,10 +272,19 @@ class ReferenceBackend final : public Backend {
                            static_cast<double>(expert_out.row<float>(plan.pair_of[i])[d]);
                 }
                 if (shared.data != nullptr) sum += static_cast<double>(shared.row<float>(t)[d]);
-                float& out = residual.row<float>(t)[d];
-                out = static_cast<float>(static_cast<double>(out) + sum);
+                out.row<float>(t)[d] = static_cast<float>(sum);
             }
         }
+    }
+
+    void reduce_add(OpContext&, const Matrix& partial, const Matrix& residual) const override {
+        check_f32(partial, "partial sums");
+        check_f32(residual, "residual");
+        check_size(partial.rows, residual.rows, "rows of partial sums");
+        check_size(partial.cols, residual.cols, "columns of partial sums");
+        for (std::int64_t t = 0; t < residual.rows; ++t)
+            for (std::int64_t d = 0; d < residual.cols; ++d)
+                residual.row<float>(t)[d] += partial.row<float>(t)[d];
     }
 
     void gather_rows(OpContext&, const Matrix& x, const std::int32_t* index,

@@ -11,7 +11,7 @@
 #include "accept/token_counts.hpp"
 #include "accept/walk.hpp"
 #include "base/cpu_device.hpp"
-#include "conformance/random.hpp"
+#include "base/random.hpp"
 #include "ops/ops.hpp"
 #include "ops/reference_sampling.hpp"
 #include "ops/sampling_builder.hpp"
@@ -19,8 +19,6 @@
 
 namespace espalier::accept {
 namespace {
-
-using conformance::Random;
 
 struct Text {
     std::vector<std::int32_t> prompt;

@@ -38,11 +38,11 @@ Seeds seeds(std::uint64_t count) {
     return one == nullptr ? Seeds{kFirstSeed, count} : Seeds{std::strtoull(one, nullptr, 10), 1};
 }
 
-using Generator = Workload (*)(std::uint64_t, const Target&);
+using Generator = Workload (*)(std::uint64_t, const Subject&);
 
 void expect_lossless(const Seeds& seeds, Generator generator, Coverage& coverage) {
     for (std::uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
-        const Target target =
+        const Subject target =
             engine::tiny_target(seed % 2 == 0 ? engine::Family::v2 : engine::Family::v3).target();
         const auto verdict = check_workload(generator(seed, target), target);
         ASSERT_TRUE(verdict) << verdict.error().message;
@@ -77,6 +77,18 @@ TEST(Lossless, EveryRequestEqualsItselfRunAloneAndPlainly) {
     RecordProperty("hit_tokens", static_cast<int>(coverage.hits));
 }
 
+// The same with a cache of e4m3 latents: other numbers, as lossless.
+TEST(Lossless, AnFp8CacheToo) {
+    const Subject subject = engine::tiny_target(engine::Family::v3_fp8_cache).target();
+    ASSERT_EQ(subject.model.kv_layout().target[0].format, mla::KvFormat::fp8_token);
+    for (std::uint64_t seed = kFirstSeed; seed < kFirstSeed + kWorkloads / 10; ++seed) {
+        const auto verdict = check_workload(random_workload(seed, subject), subject);
+        ASSERT_TRUE(verdict) << verdict.error().message;
+        ASSERT_TRUE(verdict->differences.empty())
+            << fmt::format("{}", fmt::join(verdict->differences, "\n"));
+    }
+}
+
 // What a request has that does not name the parameter.
 template <typename T>
 std::remove_cvref_t<T> default_of(const accept::Parameter& wanted) {
@@ -94,7 +106,7 @@ std::remove_cvref_t<T> default_of(const accept::Parameter& wanted) {
 
 // A parameter that workloads leave alone would be lossless by default: each one is tried.
 TEST(Workloads, TryEverySamplingParameter) {
-    const Target target = engine::tiny_target(engine::Family::v3).target();
+    const Subject target = engine::tiny_target(engine::Family::v3).target();
     std::map<std::string, int> tried;
     int requests = 0;
     for (std::uint64_t seed = 1; seed <= 50; ++seed) {
@@ -126,7 +138,7 @@ TEST(Lossless, LongPromptsAndNextTurnsToo) {
 #endif
 
 TEST(Lossless, ADifferenceIsSeen) {
-    const Target target = engine::tiny_target(engine::Family::v2).target();
+    const Subject target = engine::tiny_target(engine::Family::v2).target();
     const auto checked = engine::check_request(engine::plain_request(20, 10, 5),
                                                {target.vocabulary(), 64, 4, {}}, target.tokenizer);
     ASSERT_TRUE(checked) << checked.error().message;
@@ -145,10 +157,10 @@ TEST(Lossless, ADifferenceIsSeen) {
 }
 
 TEST(Lossless, ASmallOrNarrowModelIsRefused) {
-    Target target = engine::tiny_target(engine::Family::v2).target();
-    EXPECT_TRUE(check_target(target));
+    Subject target = engine::tiny_target(engine::Family::v2).target();
+    EXPECT_TRUE(check_subject(target));
     target.poisoned = target.vocabulary() - 63;
-    const auto refused = check_target(target);
+    const auto refused = check_subject(target);
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().message, "workloads need a vocabulary of 64, the model has 63");
 }

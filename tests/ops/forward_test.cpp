@@ -138,10 +138,13 @@ TEST(StepLoop, OperationsDoNotAllocate) {
     const Matrix out = Matrix::of(y.data(), kTokens, kHidden, 2 * kHidden);
     const Matrix cos_sin = Matrix::of(angles.data(), kTokens, 64);
 
+    RopeRule rope;
+    std::copy_n(weight.begin(), rope.inverse_frequency.size(), rope.inverse_frequency.begin());
+
     const std::int64_t before = allocations_so_far();
     backend->rms_norm(context, in, weight.data(), 1e-6f, out, in);
     backend->swiglu(context, Matrix::of(x.data(), kTokens, 2 * kHidden), out);
-    backend->rope_angles(context, index.data(), kTokens, {weight.data(), 1.0f}, cos_sin);
+    backend->rope_angles(context, index.data(), kTokens, rope, cos_sin);
     backend->rope(context, in, 64, 16, cos_sin, out, 64);
     backend->convert(context, in, 64, 16, 64, out, 64);
     backend->gather_rows(context, in, index.data(), out);
@@ -151,6 +154,7 @@ TEST(StepLoop, OperationsDoNotAllocate) {
                    row_of.data(), store.plan());
     backend->combine_experts(context, Matrix::of(expert_out.data(), kTokens * 4, kHidden), rule,
                              store.plan(), Matrix(), out);
+    backend->reduce_add(context, in, out);
     const Matrix rows = Matrix::of(logits.data(), 2, kVocabulary);
     backend->sample_nodes(context, rows, batch.view());
     backend->draft_children(context, rows, batch.view(), {}, {.width = kMaxDrafts},

@@ -22,8 +22,8 @@ constexpr std::uint64_t kWorkloads = 60;
 
 Expected<Replayed> replay_text(const std::string& text, engine::Family family) {
     ESPALIER_ASSIGN_OR_RETURN(trace::Reader reader, trace::read_text(text));
-    engine::TinyTarget& target = engine::tiny_target(family);
-    return replay(reader, **target.model, *target.tokenizer);
+    engine::TinyTarget& tiny = engine::tiny_target(family);
+    return replay(reader, engine::target_maker(tiny), *tiny.tokenizer);
 }
 
 struct Seen {
@@ -346,7 +346,7 @@ TEST_F(ReplayRefusal, ATraceThatEndsEarlyIsRepeatedUpToThere) {
 // Whatever is changed: it runs again as it says, or is refused with a sentence. A failed CHECK
 // would throw, and so fail this test.
 TEST_F(ReplayRefusal, ChangedFilesAreRefusedOrRunAsTheySay) {
-    conformance::Random random(11);
+    Random random(11);
     int refused = 0;
     const int tries = kWorkloads * 2;
     for (int i = 0; i < tries; ++i) {

@@ -68,7 +68,7 @@ class CpuKernels final : public Kernels {
             call.slot[token] >= 0 &&
             write_slot(call.kv, call.slot[token], call.latent + token * call.latent_stride,
                        call.rope + token * call.rope_stride);
-        if (call.nonfinite != nullptr) call.nonfinite[token] = flushed ? 1 : 0;
+        if (flushed && call.nonfinite != nullptr) call.nonfinite[token] = 1;
     }
 
     const cpu::TileKernels& f32_;  // every cache

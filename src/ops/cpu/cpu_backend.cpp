@@ -171,19 +171,31 @@ class CpuBackend final : public Backend {
 
     void combine_experts(OpContext& context, const Matrix& expert_out, const RouterRule& rule,
                          const ExpertPlan& plan, const Matrix& shared,
-                         const Matrix& residual) const override {
+                         const Matrix& out) const override {
         check_f32(expert_out, "expert outputs");
-        check_f32(residual, "residual");
-        for_ranges(pool_of(context), residual.rows, residual.cols,
+        check_f32(out, "the sum of experts");
+        for_ranges(pool_of(context), out.rows, out.cols,
                    [&](std::int64_t t, std::int64_t first, std::int64_t count) {
-                       Block sum;
                        for (std::int64_t at = first; at < first + count; at += kBlock) {
                            const std::int64_t some = std::min(kBlock, first + count - at);
-                           sum_experts(expert_out, rule, plan, t, at, some, sum.data());
+                           float* sum = out.row<float>(t) + at;
+                           sum_experts(expert_out, rule, plan, t, at, some, sum);
                            if (shared.data != nullptr)
-                               kernels_.add(shared.row<float>(t) + at, some, sum.data());
-                           kernels_.add(sum.data(), some, residual.row<float>(t) + at);
+                               kernels_.add(shared.row<float>(t) + at, some, sum);
                        }
+                   });
+    }
+
+    void reduce_add(OpContext& context, const Matrix& partial,
+                    const Matrix& residual) const override {
+        check_f32(partial, "partial sums");
+        check_f32(residual, "residual");
+        check_size(partial.rows, residual.rows, "rows of partial sums");
+        check_size(partial.cols, residual.cols, "columns of partial sums");
+        for_ranges(pool_of(context), residual.rows, residual.cols,
+                   [&](std::int64_t t, std::int64_t first, std::int64_t count) {
+                       kernels_.add(partial.row<float>(t) + first, count,
+                                    residual.row<float>(t) + first);
                    });
     }
 
