@@ -100,6 +100,7 @@ class RequestProgress {
     // and the counts that penalties take; path: its tokens from depth 1 on. Only under
     // count_tokens.
     NodeCounts counts_at(std::span<const std::int32_t> path) const;
+    ops::CommittedCounts committed_counts() const;
 
     // Commits one drawn token (flag fine). top: [top_logprobs]. Returns the end if it is one.
     std::optional<Finish> commit(const ops::Draw& draw, std::span<const TokenLogprob> top,

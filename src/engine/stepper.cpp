@@ -33,7 +33,12 @@ Expected<std::unique_ptr<Stepper>> Stepper::create(StepperParts parts,
                                                    const StepperSettings& settings) {
     ESPALIER_RETURN_IF_ERROR(check_target_holds(parts.target->info(), settings.schedule));
     ESPALIER_ASSIGN_OR_RETURN(auto scheduler, schedule::Scheduler::create(settings.schedule));
-    std::unique_ptr<Stepper> stepper(new Stepper(std::move(parts), settings, std::move(scheduler)));
+    const ops::SamplingCapacity sampling =
+        StepDraws::capacity(settings.schedule, parts.target->info().vocabulary);
+    ESPALIER_ASSIGN_OR_RETURN(auto draws, ops::SamplingBatchBuilder::create(sampling));
+    ESPALIER_RETURN_IF_ERROR(parts.target->reserve(sampling));
+    std::unique_ptr<Stepper> stepper(
+        new Stepper(std::move(parts), settings, std::move(scheduler), std::move(draws)));
     if (settings.step_time) {
         stepper->speculation_.set_step_time(*settings.step_time);
     } else if (settings.grant == NodeGrant::measured && stepper->speculation_.has_drafters()) {
@@ -46,7 +51,7 @@ Expected<std::unique_ptr<Stepper>> Stepper::create(StepperParts parts,
 }
 
 Stepper::Stepper(StepperParts parts, const StepperSettings& settings,
-                 std::unique_ptr<schedule::Scheduler> scheduler)
+                 std::unique_ptr<schedule::Scheduler> scheduler, ops::SamplingBatchBuilder draws)
     : parts_(std::move(parts)),
       limits_{.vocabulary = parts_.target->info().vocabulary,
               .sizes = settings.schedule,
@@ -55,7 +60,7 @@ Stepper::Stepper(StepperParts parts, const StepperSettings& settings,
       speculation_({settings.grant, settings.schedule.max_rows, limits_.vocabulary, parts_.script},
                    std::move(parts_.drafters)),
       batch_(settings.schedule),
-      draws_(settings.schedule.max_rows, settings.schedule.max_step_gather),
+      draws_(settings.schedule.max_rows, std::move(draws)),
       moves_(settings.schedule.max_step_tokens) {
     const auto rows = static_cast<std::size_t>(settings.schedule.max_rows);
     draft_rows_.reserve(rows);
@@ -216,7 +221,7 @@ void Stepper::start_drafting(const schedule::PlannedRequest& share) {
 
 Expected<void> Stepper::run_model(StepTimer& timer) {
     ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView view, batch_.build(*plan_, speculation_));
-    draws_.clear();
+    draws_.begin(view.cap_gather);
     for (std::size_t i = 0; i < plan_->requests.size(); ++i) {
         const schedule::PlannedRequest& share = plan_->requests[i];
         const LiveRequest& request = live(share.id);
@@ -228,9 +233,10 @@ Expected<void> Stepper::run_model(StepTimer& timer) {
     timer.lap(Phase::build);
     ESPALIER_RETURN_IF_ERROR(parts_.target->launch(view, parts_.taps));
     timer.lap(Phase::forward);
-    if (!draws_.nodes().empty()) parts_.target->sample(draws_.nodes());
+    if (const ops::SamplingBatchBuilder& batch = draws_.finish(); batch.nodes() > 0)
+        ESPALIER_RETURN_IF_ERROR(parts_.target->sample(batch));
     ESPALIER_ASSIGN_OR_RETURN(result_, parts_.target->wait());
-    draws_.take(result_.draws);
+    draws_.take(result_);
     timer.lap(Phase::sample);
     return {};
 }

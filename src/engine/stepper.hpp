@@ -76,7 +76,7 @@ class Stepper {
 
   private:
     Stepper(StepperParts parts, const StepperSettings& settings,
-            std::unique_ptr<schedule::Scheduler> scheduler);
+            std::unique_ptr<schedule::Scheduler> scheduler, ops::SamplingBatchBuilder draws);
 
     LiveRequest& live(const schedule::RequestId& id);
     std::span<const schedule::PlannedRow> rows_of(const schedule::PlannedRequest& share) const;

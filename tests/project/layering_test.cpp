@@ -34,7 +34,7 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"lossless",
      {"base", "conformance", "ops", "text", "cache", "speculate", "schedule", "model", "accept",
       "engine"}},
-    {"trace", {"base"}},
+    {"trace", {"base", "accept"}},
     {"replay",
      {"base", "ops", "checkpoint", "text", "cache", "speculate", "schedule", "model", "accept",
       "engine", "trace"}},
