@@ -18,6 +18,12 @@ void Emission::clear() {
     top.clear();
 }
 
+void Emission::append(const Emission& later) {
+    text += later.text;
+    tokens.insert(tokens.end(), later.tokens.begin(), later.tokens.end());
+    top.insert(top.end(), later.top.begin(), later.top.end());
+}
+
 RequestProgress::RequestProgress(OutputRules rules, const text::Tokenizer& tokenizer,
                                  std::span<const std::int32_t> prompt)
     : rules_(std::move(rules)),
@@ -44,6 +50,11 @@ std::int64_t RequestProgress::draw_position(std::int32_t depth) const {
 NodeCounts RequestProgress::counts_at(std::span<const std::int32_t> path) const {
     CHECK(counts_.has_value(), "counts at a node of a request that does not count tokens");
     return counts_->at(path);
+}
+
+ops::CommittedCounts RequestProgress::committed_counts() const {
+    CHECK(counts_.has_value(), "counts of a request that does not count tokens");
+    return counts_->committed();
 }
 
 std::optional<Finish> RequestProgress::commit(const ops::Draw& draw,

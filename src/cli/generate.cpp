@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "cli/command.hpp"
-#include "cli/running_engine.hpp"
+#include "cli/engine_flags.hpp"
 #include "cli/sampling_flags.hpp"
 #include "text/tokenizer.hpp"
 
@@ -29,10 +29,9 @@ struct Options {
     std::string prompt;
     bool prompt_given = false;
     SamplingFlags sampling;
-    std::string speculate = "ngram";
-    std::string trace;
+    EngineFlags engine;
+    bool special = false;
     bool logprobs = false;
-    int threads = 0;
     bool json = false;
 };
 
@@ -57,34 +56,36 @@ struct Totals {
 };
 
 Expected<std::vector<std::int32_t>> prompt_tokens(const Options& options,
-                                                  const text::Tokenizer& tokenizer) {
+                                                  const runtime::ModelFiles& files) {
     const std::string prompt = options.prompt_given
                                    ? options.prompt
                                    : std::string(std::istreambuf_iterator<char>(std::cin),
                                                  std::istreambuf_iterator<char>());
-    ESPALIER_ASSIGN_OR_RETURN(std::vector<std::int32_t> tokens, tokenizer.encode(prompt));
-    if (tokenizer.bos()) tokens.insert(tokens.begin(), *tokenizer.bos());
-    if (tokens.empty())
-        return fail(ErrorKind::invalid,
-                    "the prompt is empty, and this model has no token to begin with");
-    return tokens;
+    return files.encode_prompt(
+        prompt, options.special ? text::SpecialTokens::parsed : text::SpecialTokens::as_text);
 }
 
-// The whole request is checked before the weights are read.
-Expected<EngineSize> size_for(const engine::Request& request, const checkpoint::ModelConfig& config,
-                              const text::Tokenizer& tokenizer) {
+// An engine for this one request. The whole request is checked before the weights are read.
+Expected<EngineSizes> sizes_for(const engine::Request& request, const EngineFlags& flags,
+                                const runtime::ModelFiles& files) {
+    runtime::SizeOptions sizes = flags.engine.sizes;
+    const checkpoint::ModelConfig& config = files.checkpoint->config();
+    ESPALIER_ASSIGN_OR_RETURN(const runtime::SizeFacts facts,
+                              runtime::size_facts(*files.checkpoint, flags.load.kv_format));
     engine::RequestLimits limits;
     limits.vocabulary = config.vocab_size;
-    limits.max_model_len = config.max_position_embeddings;
-    limits.page_count = 1 + cache::pages_for(limits.max_model_len);
+    limits.sizes.max_model_len =
+        sizes.max_model_len > 0 ? sizes.max_model_len : config.max_position_embeddings;
+    limits.sizes.page_count =
+        1 + (sizes.pages > 0 ? sizes.pages : cache::pages_for(limits.sizes.max_model_len));
     ESPALIER_ASSIGN_OR_RETURN(const engine::CheckedRequest checked,
-                              engine::check_request(request, limits, tokenizer));
-    EngineSize size;
-    size.rows = request.choices;
-    size.pages =
-        request.choices * cache::pages_for(static_cast<std::int64_t>(request.prompt.size()) +
-                                           checked.rules.options().max_tokens);
-    return size;
+                              engine::check_request(request, limits, *files.tokenizer));
+    if (sizes.rows == 0) sizes.rows = request.choices;
+    if (sizes.pages == 0)
+        sizes.pages =
+            request.choices * cache::pages_for(static_cast<std::int64_t>(request.prompt.size()) +
+                                               checked.rules.options().max_tokens);
+    return runtime::derive_sizes(sizes, facts);
 }
 
 void print(std::string_view text) {
@@ -173,7 +174,7 @@ Json logprobs_json(const accept::Emission& emission, const text::Tokenizer& toke
     return list;
 }
 
-void report_json(const Options& options, const LoadedModel& loaded,
+void report_json(const Options& options, const runtime::LoadedModel& loaded,
                  const text::Tokenizer& tokenizer, const engine::Request& request,
                  const Result& result, const Totals& totals) {
     Json list = Json::array();
@@ -192,7 +193,7 @@ void report_json(const Options& options, const LoadedModel& loaded,
                        {"temperature", request.sampling.temperature},
                        {"prompt_tokens", totals.prompt_tokens},
                        {"completion_tokens", totals.tokens},
-                       {"speculate", options.speculate},
+                       {"speculate", options.engine.engine.speculate},
                        {"steps", totals.steps},
                        {"drafted_tokens", totals.drafted},
                        {"accepted_tokens", totals.accepted},
@@ -213,7 +214,7 @@ void report(const Options& options, const engine::Request& request, const Result
     fmt::print("\n");
     std::fflush(stdout);
     const std::string drafts =
-        options.speculate == "off"
+        options.engine.engine.speculate == "off"
             ? ""
             : fmt::format(", {:.2f} accepted drafts per step", totals.acceptance());
     const std::string seed = request.sampling.temperature < 1e-5f
@@ -227,29 +228,25 @@ void report(const Options& options, const engine::Request& request, const Result
 }
 
 Expected<void> run(const Options& options) {
-    ESPALIER_ASSIGN_OR_RETURN(const auto directory, checkpoint::resolve_model_path(options.model));
-    ESPALIER_ASSIGN_OR_RETURN(const text::Tokenizer tokenizer, text::Tokenizer::load(directory));
-    ESPALIER_ASSIGN_OR_RETURN(const auto checkpoint,
-                              checkpoint::Checkpoint::open(directory.string()));
+    ESPALIER_ASSIGN_OR_RETURN(const runtime::ModelFiles files,
+                              runtime::ModelFiles::open(options.model));
     ESPALIER_ASSIGN_OR_RETURN(engine::Request request,
-                              options.sampling.make(checkpoint.generation()));
+                              options.sampling.make(files.checkpoint->generation()));
     request.logprobs = options.logprobs;
-    ESPALIER_ASSIGN_OR_RETURN(request.prompt, prompt_tokens(options, tokenizer));
-    ESPALIER_ASSIGN_OR_RETURN(const EngineSize size,
-                              size_for(request, checkpoint.config(), tokenizer));
-    ESPALIER_ASSIGN_OR_RETURN(LoadedModel loaded,
-                              load_model(directory.string(), options.threads, model_limits(size)));
-    ESPALIER_ASSIGN_OR_RETURN(TraceFile trace, TraceFile::open(options.trace, options.model, loaded,
-                                                               size, options.speculate));
-    ESPALIER_ASSIGN_OR_RETURN(const auto engine, start_engine(loaded, tokenizer, size,
-                                                              options.speculate, trace.observer()));
-    ESPALIER_ASSIGN_OR_RETURN(const Result result, generate(options, *engine, request));
-    engine->stop();
-    ESPALIER_RETURN_IF_ERROR(trace.finish());
+    ESPALIER_ASSIGN_OR_RETURN(request.prompt, prompt_tokens(options, files));
+    ESPALIER_ASSIGN_OR_RETURN(const EngineSizes sizes,
+                              sizes_for(request, options.engine, files));
+    ESPALIER_ASSIGN_OR_RETURN(runtime::LoadedModel loaded,
+                              load_model(files.checkpoint, sizes, options.engine.load));
+    ESPALIER_ASSIGN_OR_RETURN(
+        runtime::RunningEngine running,
+        runtime::RunningEngine::start(files, loaded, sizes, options.engine.engine));
+    ESPALIER_ASSIGN_OR_RETURN(const Result result, generate(options, running.engine(), request));
+    ESPALIER_RETURN_IF_ERROR(stop_engine(running));
     for (const Choice& choice : result.choices) ESPALIER_RETURN_IF_ERROR(check_end(choice));
     const Totals totals = totals_of(result);
     if (options.json)
-        report_json(options, loaded, tokenizer, request, result, totals);
+        report_json(options, loaded, *files.tokenizer, request, result, totals);
     else
         report(options, request, result, totals);
     return {};
@@ -266,12 +263,13 @@ Run add_generate(CLI::App& app) {
     CLI::Option* prompt = command->add_option("prompt,-p,--prompt", options->prompt,
                                               "Text to continue; standard input if not given");
     options->sampling.add_to(*command);
-    command->add_option("--speculate", options->speculate, kSpeculateHelp)
-        ->check(CLI::IsMember(kSpeculateNames))
+    command->add_flag("--special", options->special, "Recognise special tokens in the prompt");
+    command
+        ->add_option("--speculate", options->engine.engine.speculate, EngineFlags::kSpeculateHelp)
+        ->check(CLI::IsMember(runtime::kDrafterNames))
         ->capture_default_str();
-    command->add_option("--trace", options->trace, kTraceHelp);
-    command->add_option("--threads", options->threads, "0: OMP_NUM_THREADS or one per core")
-        ->capture_default_str();
+    options->engine.add_to(
+        *command, {.rows = "0: one for each choice", .pages = "0: what the request needs"});
     CLI::Option* json =
         command->add_flag("--json", options->json, "One JSON object instead of text");
     CLI::Option* logprobs =

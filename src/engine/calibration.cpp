@@ -35,10 +35,15 @@ Expected<double> measure(Target& target, const Clock& clock, const Shape& shape)
         ESPALIER_RETURN_IF_ERROR(builder.add(spec));
     }
     const batch::BatchView view = builder.finish();
-    const std::vector<ops::NodeSampling> nodes(static_cast<std::size_t>(view.cap_gather));
+    ESPALIER_ASSIGN_OR_RETURN(
+        auto draws, ops::SamplingBatchBuilder::create(
+                        {.nodes = view.cap_gather, .vocabulary = target.info().vocabulary}));
+    draws.begin(view.cap_gather);
+    for (std::int64_t node = 0; node < view.cap_gather; ++node) draws.add({});
+    draws.finish();
     const schedule::Time start = clock();
     ESPALIER_RETURN_IF_ERROR(target.launch(view, {}));
-    target.sample(nodes);
+    ESPALIER_RETURN_IF_ERROR(target.sample(draws));
     ESPALIER_RETURN_IF_ERROR(target.wait());
     return static_cast<double>(clock() - start) * 1e-9;
 }

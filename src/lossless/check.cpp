@@ -107,7 +107,7 @@ class Check {
         for (const auto& token : earlier.expected.front().tokens) chat.push_back(token.token);
         chat.insert(chat.end(), request.prompt.begin(), request.prompt.end());
         const std::int64_t room =
-            (limits_.page_count - 1) * cache::kPageTokens - request.output.max_tokens;
+            (limits_.sizes.page_count - 1) * cache::kPageTokens - request.output.max_tokens;
         chat.resize(std::min(chat.size(), static_cast<std::size_t>(room)));
         request.prompt = std::move(chat);
     }
@@ -139,8 +139,7 @@ class Check {
                 more = more || planned.arrival > step;
                 if (planned.arrival == step) {
                     ESPALIER_ASSIGN_OR_RETURN(auto checked, check(planned.request));
-                    ESPALIER_ASSIGN_OR_RETURN(one.ids,
-                                              stepper_->submit(std::move(checked), one.recorder));
+                    one.ids = stepper_->submit(std::move(checked), one.recorder);
                 }
                 if (planned.cancelled == step)
                     stepper_->cancel(one.ids[static_cast<std::size_t>(planned.cancelled_choice)]);

@@ -65,8 +65,8 @@ struct DeepseekModel::State {
           rule(config),
           activations_arena(std::move(activations)),
           scratch(std::move(scratch_memory)),
-          a(Activations::take(activations_arena, config, weights.format.input(),
-                              limits.max_tokens, limits.max_gather)),
+          a(Activations::take(activations_arena, config, weights.format.input(), limits.max_tokens,
+                              limits.max_gather)),
           context{device, scratch} {}
 
     Expected<void> check_batch(const batch::BatchView& batch, const cache::KvStorage& kv) const;
@@ -181,7 +181,8 @@ Expected<ForwardResult> DeepseekModel::forward(const batch::BatchView& batch, ca
     ESPALIER_RETURN_IF_ERROR(s.check_taps(taps, tokens));
     ESPALIER_RETURN_IF_ERROR(s.context.device.fill(s.context.stream, s.a.nonfinite, std::byte{0},
                                                    static_cast<std::size_t>(tokens)));
-    s.backend.embed(s.context, batch.tokens, s.weights.embedding.table, s.a.residual.slice(0, tokens));
+    s.backend.embed(s.context, batch.tokens, s.weights.embedding.table,
+                    s.a.residual.slice(0, tokens));
     s.backend.rope_angles(s.context, batch.position, tokens, s.rule.rope,
                           s.a.cos_sin.slice(0, tokens));
     const std::size_t layers = s.weights.layers.size();
@@ -199,11 +200,8 @@ Expected<ForwardResult> DeepseekModel::forward(const batch::BatchView& batch, ca
     return ForwardResult{.logits = s.logits_of(batch), .nonfinite = s.a.nonfinite};
 }
 
-void DeepseekModel::sample(const Matrix& logits, std::span<const ops::NodeSampling> nodes,
-                           std::span<ops::Draw> draws) {
-    CHECK(nodes.size() == static_cast<std::size_t>(logits.rows) && draws.size() == nodes.size(),
-          "{} nodes and {} draws for {} rows of logits", nodes.size(), draws.size(), logits.rows);
-    state_->backend.sample_nodes(state_->context, logits, nodes.data(), draws.data());
+void DeepseekModel::sample(const Matrix& logits, const ops::SamplingBatch& batch) {
+    state_->backend.sample_nodes(state_->context, logits, batch);
 }
 
 Expected<void> DeepseekModel::compact(std::span<const std::int64_t> source,

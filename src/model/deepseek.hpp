@@ -61,8 +61,7 @@ class DeepseekModel {
                                     const Taps& taps = {});
 
     // One draw per row of a forward's logits.
-    void sample(const Matrix& logits, std::span<const ops::NodeSampling> nodes,
-                std::span<ops::Draw> draws);
+    void sample(const Matrix& logits, const ops::SamplingBatch& batch);
 
     // Moves cached slots in every target layer: slot destination[i] of the pool becomes slot
     // source[i], for i ascending (mla::CompactCall). A commit brings its paths together so.

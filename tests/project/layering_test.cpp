@@ -34,13 +34,17 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"lossless",
      {"base", "linalg", "mla", "conformance", "ops", "text", "cache", "speculate", "schedule", "model",
       "accept", "engine"}},
-    {"trace", {"base"}},
+    {"trace", {"base", "accept"}},
     {"replay",
      {"base", "ops", "checkpoint", "text", "cache", "speculate", "schedule", "model", "accept",
       "engine", "trace"}},
+    {"runtime",
+     {"base", "mla", "ops", "checkpoint", "text", "cache", "speculate", "schedule", "model",
+      "engine", "trace", "replay"}},
     {"cli",
      {"base", "linalg", "mla", "conformance", "ops", "checkpoint", "text", "cache", "batch",
-      "speculate", "schedule", "model", "accept", "engine", "lossless", "trace", "replay"}},
+      "speculate", "schedule", "model", "accept", "engine", "lossless", "trace", "replay",
+      "runtime"}},
 };
 
 TEST(Layering, FoldersIncludeOnlyWhatLiesBelowThem) {

@@ -38,11 +38,11 @@ TEST(SplitBudget, MustDoForTheLongestStreamAndTheLongestPrompt) {
 // Six streams of 41 pages each, 246 splits a step, where 200 are there and no prompt wants any:
 // four go on, in order, and the others when those have ended.
 TEST(SplitBudget, LeavesOutStreamsFromTheEnd) {
-    const auto scheduler = Scheduler::create(options_with(200)).value();
+    const auto scheduler = Scheduler::create(options_with(200));
     Stepper steps(*scheduler);
     std::vector<RequestId> ids;
     for (std::int32_t i = 0; i < 6; ++i)
-        ids.push_back(scheduler->submit(prompt_of(2600, 400, 10'000 * i)).value().at(0));
+        ids.push_back(scheduler->submit(prompt_of(2600, 400, 10'000 * i)).at(0));
     while (scheduler->gauges().running < 6) steps.step();
     const Plan& plan = steps.plan();
     EXPECT_EQ(plan.requests.size(), 4u);
@@ -58,12 +58,12 @@ TEST(SplitBudget, LeavesOutStreamsFromTheEnd) {
 TEST(SplitBudget, KeepsHalfForTheFirstPrompt) {
     SchedulerOptions options = options_with(200);
     options.prefill_segment = 0;
-    const auto scheduler = Scheduler::create(options).value();
+    const auto scheduler = Scheduler::create(options);
     Stepper steps(*scheduler);
     for (std::int32_t i = 0; i < 3; ++i)
-        scheduler->submit(prompt_of(2600, 1000, 10'000 * i)).value();
+        scheduler->submit(prompt_of(2600, 1000, 10'000 * i));
     while (scheduler->gauges().running < 3) steps.step();
-    const RequestId late = scheduler->submit(prompt_of(1000, 1, 50'000)).value().at(0);
+    const RequestId late = scheduler->submit(prompt_of(1000, 1, 50'000)).at(0);
     const Plan& plan = steps.plan();
     EXPECT_EQ(plan.requests.size(), 3u);  // two streams of 41, then the prompt
     EXPECT_EQ(tokens_for(plan, late),
@@ -74,10 +74,10 @@ TEST(SplitBudget, KeepsHalfForTheFirstPrompt) {
 
 // A tree at 41 pages takes 41 splits a node.
 TEST(SplitBudget, CutsDraftsToWhatIsLeft) {
-    const auto scheduler = Scheduler::create(options_with(200)).value();
+    const auto scheduler = Scheduler::create(options_with(200));
     Stepper steps(*scheduler);
     for (std::int32_t i = 0; i < 2; ++i)
-        scheduler->submit(prompt_of(2600, 100, 10'000 * i)).value();
+        scheduler->submit(prompt_of(2600, 100, 10'000 * i));
     while (scheduler->gauges().running < 2) steps.step();
     const Plan& plan = steps.plan(10);
     ASSERT_EQ(plan.requests.size(), 2u);
