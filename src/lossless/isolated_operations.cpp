@@ -37,6 +37,16 @@ class Operation {
             check(device, name, at);
     }
 
+    static void check(IsolatedDevice& device, std::string_view name,
+                      const ops::SamplingBatch& batch) {
+        for (const void* at :
+             {static_cast<const void*>(batch.parameters), static_cast<const void*>(batch.position),
+              static_cast<const void*>(batch.choice), static_cast<const void*>(batch.wanted),
+              static_cast<const void*>(batch.lists), static_cast<const void*>(batch.counts),
+              static_cast<const void*>(batch.draws), static_cast<const void*>(batch.alternatives)})
+            check(device, name, at);
+    }
+
     IsolatedDevice::Access access_;
 };
 
@@ -124,10 +134,17 @@ class IsolatedBackend final : public ops::Backend {
         const Operation open(device_, "gather_rows", x, index, out);
         inner_->gather_rows(context, x, index, out);
     }
-    void sample_nodes(OpContext& context, const Matrix& logits, const ops::NodeSampling* nodes,
-                      ops::Draw* draws) const override {
-        const Operation open(device_, "sample_nodes", logits);
-        inner_->sample_nodes(context, logits, nodes, draws);
+    void sample_nodes(OpContext& context, const Matrix& logits,
+                      const ops::SamplingBatch& batch) const override {
+        const Operation open(device_, "sample_nodes", logits, batch);
+        inner_->sample_nodes(context, logits, batch);
+    }
+    void draft_children(OpContext& context, const Matrix& logits, const ops::SamplingBatch& batch,
+                        const ops::DraftVocabulary& vocabulary, const ops::DraftRule& rule,
+                        ops::DraftChild* children) const override {
+        const Operation open(device_, "draft_children", logits, batch, vocabulary.target_of,
+                             vocabulary.draft_of, children);
+        inner_->draft_children(context, logits, batch, vocabulary, rule, children);
     }
 
   private:

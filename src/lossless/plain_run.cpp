@@ -4,6 +4,7 @@
 #include <array>
 #include <utility>
 
+#include "lossless/isolated_device.hpp"
 #include "model/sequence.hpp"
 #include "ops/sampling_builder.hpp"
 #include "ops/sampling_memory.hpp"
@@ -145,10 +146,17 @@ class PlainRun {
     Output output_;
 };
 
+// The plain sampler, where the logits are.
+std::unique_ptr<ops::Backend> plain_backend(Device& device) {
+    auto backend = ops::make_reference_backend();
+    auto* isolated = dynamic_cast<IsolatedDevice*>(&device);
+    return isolated == nullptr ? std::move(backend) : isolate(*isolated, std::move(backend));
+}
+
 }  // namespace
 
 PlainRunner::PlainRunner(const Subject& subject)
-    : subject_(subject), backend_(ops::make_reference_backend()), arena_(Buffer()) {}
+    : subject_(subject), backend_(plain_backend(subject.model.device())), arena_(Buffer()) {}
 
 Expected<Output> PlainRunner::run(const engine::CheckedRequest& checked, std::int32_t choice,
                                   bool absorbed) {
