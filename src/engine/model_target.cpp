@@ -16,6 +16,7 @@ Expected<std::unique_ptr<ModelTarget>> ModelTarget::create(model::DeepseekModel&
 ModelTarget::ModelTarget(model::DeepseekModel& model, cache::KvStorage storage)
     : model_(model),
       storage_(std::move(storage)),
+      batch_(model.device()),
       info_{.vocabulary = model.config().vocab_size,
             .eos_token_ids = model.config().eos_token_ids,
             .limits = model.limits(),
@@ -24,10 +25,13 @@ ModelTarget::ModelTarget(model::DeepseekModel& model, cache::KvStorage storage)
       draws_(static_cast<std::size_t>(info_.limits.max_gather)),
       nonfinite_(static_cast<std::size_t>(info_.limits.max_tokens)) {}
 
-Expected<void> ModelTarget::launch(const batch::BatchView& batch, const model::Taps& taps) {
+Expected<void> ModelTarget::launch(const batch::HostBatch& batch, const model::Taps& taps) {
     drawn_ = 0;
-    ESPALIER_ASSIGN_OR_RETURN(computed_, model_.forward(batch, storage_, taps));
-    tokens_ = batch.cap_tokens;
+    ESPALIER_RETURN_IF_ERROR(batch.check_tokens(info_.vocabulary));
+    ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView view,
+                              batch_.upload(model_.device().stream(), batch));
+    ESPALIER_ASSIGN_OR_RETURN(computed_, model_.forward(view, storage_, taps));
+    tokens_ = view.cap_tokens;
     return {};
 }
 

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "batch/device_batch.hpp"
 #include "engine/target.hpp"
 
 namespace espalier::engine {
@@ -18,7 +19,7 @@ class ModelTarget final : public Target {
                                                          std::int64_t page_count);
 
     const TargetInfo& info() const override { return info_; }
-    Expected<void> launch(const batch::BatchView& batch, const model::Taps& taps) override;
+    Expected<void> launch(const batch::HostBatch& batch, const model::Taps& taps) override;
     void sample(std::span<const ops::NodeSampling> nodes) override;
     Expected<StepResult> wait() override;
     Expected<void> compact(std::span<const std::int64_t> source,
@@ -31,6 +32,7 @@ class ModelTarget final : public Target {
 
     model::DeepseekModel& model_;
     cache::KvStorage storage_;
+    batch::DeviceBatch batch_;
     TargetInfo info_;
     // Of the step under way.
     model::ForwardResult computed_;

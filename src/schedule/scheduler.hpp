@@ -43,7 +43,7 @@ struct SchedulerOptions {
     // rows of a step. At least twice that of a row of one token and max_model_len slots. 0: not
     // bounded (the CPU needs none).
     std::int64_t max_step_splits = 0;
-    RowSplits row_splits;             // with max_step_splits
+    RowSplits row_splits;             // with max_step_splits; the engine's is mla::row_splits
     std::int32_t max_waiting = 1024;  // requests (choices) that may wait when one is submitted
     std::int64_t max_waiting_tokens = std::int64_t{1} << 24;
     // Below about 170 queries up-projecting the history costs more than the decompressed form
@@ -63,6 +63,9 @@ struct SchedulerOptions {
     // offer_nodes on. Off: they are counted then and taken in next_plan, as far as they are used.
     bool reserve_windows = false;
     std::uint64_t hash_seed = 0;  // random bits keep clients from choosing bad prompts
+
+    // Slots of requests are below this.
+    std::int32_t request_slots() const { return max_rows + max_waiting; }
 };
 
 class Scheduler {

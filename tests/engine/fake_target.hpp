@@ -9,6 +9,8 @@
 #include <span>
 #include <vector>
 
+#include "base/cpu_device.hpp"
+#include "batch/device_batch.hpp"
 #include "engine/target.hpp"
 
 namespace espalier::engine {
@@ -24,7 +26,7 @@ class FakeTarget final : public Target {
                             std::span<const std::int32_t> banned = {}) const;
 
     const TargetInfo& info() const override { return info_; }
-    Expected<void> launch(const batch::BatchView& batch, const model::Taps& taps) override;
+    Expected<void> launch(const batch::HostBatch& batch, const model::Taps& taps) override;
     void sample(std::span<const ops::NodeSampling> nodes) override;
     Expected<StepResult> wait() override;
     Expected<void> compact(std::span<const std::int64_t> source,
@@ -40,6 +42,8 @@ class FakeTarget final : public Target {
     void read_prefixes(const mla::RaggedRows& rows, std::int64_t first, std::int64_t end);
 
     TargetInfo info_;
+    CpuDevice device_{1};
+    batch::DeviceBatch batch_{device_};
     std::vector<std::int32_t> cached_;                 // by slot of the pool: the token it holds
     std::vector<std::vector<std::int32_t>> prefixes_;  // by token of the batch
     std::vector<std::int32_t> gathered_;

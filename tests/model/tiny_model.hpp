@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/cpu_device.hpp"
+#include "batch/device_batch.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "checkpoint/synthetic.hpp"
 #include "mla/contract.hpp"
@@ -22,6 +23,17 @@
 #include "support/temporary_directory.hpp"
 
 namespace espalier::model {
+
+// Room for the batches of these tests.
+inline constexpr batch::StepCapacity kTestCapacity{.absorbed_tokens = 256,
+                                                   .decompressed_tokens = 256,
+                                                   .absorbed_rows = 16,
+                                                   .decompressed_rows = 16,
+                                                   .gather = 256,
+                                                   .max_q_len = 256,
+                                                   .max_kv_len = 512,
+                                                   .table_rows = 16,
+                                                   .block_stride = 8};
 
 // A model on the CPU with everything it borrows.
 class RunningModel {
@@ -49,9 +61,14 @@ class RunningModel {
     DeepseekModel* operator->() { return model_.get(); }
     const ops::Backend& backend() const { return *backend_; }
     const mla::Kernels& kernels() const { return *kernels_; }
+    // The view is good until the next one.
+    batch::BatchView upload(const batch::HostBatch& batch) {
+        return batch_.upload(device_.stream(), batch).value();
+    }
 
   private:
     CpuDevice device_;
+    batch::DeviceBatch batch_{device_};
     std::unique_ptr<ops::Backend> backend_;
     std::unique_ptr<mla::Kernels> kernels_;
     std::unique_ptr<DeepseekModel> model_;
