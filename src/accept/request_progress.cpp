@@ -18,12 +18,6 @@ void Emission::clear() {
     top.clear();
 }
 
-void Emission::append(const Emission& later) {
-    text += later.text;
-    tokens.insert(tokens.end(), later.tokens.begin(), later.tokens.end());
-    top.insert(top.end(), later.top.begin(), later.top.end());
-}
-
 RequestProgress::RequestProgress(OutputRules rules, const text::Tokenizer& tokenizer,
                                  std::span<const std::int32_t> prompt)
     : rules_(std::move(rules)),

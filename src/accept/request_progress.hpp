@@ -70,7 +70,6 @@ struct Emission {
     std::vector<TokenLogprob> top;  // [tokens, top_logprobs]
     void append(const Emission& next);
     void clear();
-    void append(const Emission& later);
 };
 
 struct Usage {

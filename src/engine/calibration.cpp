@@ -23,26 +23,35 @@ constexpr std::array<Shape, 11> kShapes = {
 
 Expected<double> measure(Target& target, const Clock& clock, const Shape& shape) {
     const std::vector<std::int32_t> tokens(static_cast<std::size_t>(shape.tokens), 0);
-    std::vector<std::int32_t> all(tokens.size());
-    std::iota(all.begin(), all.end(), 0);
-    batch::BatchBuilder builder;
-    for (std::int64_t row = 0; row < shape.rows; ++row) {
-        const std::array page = {static_cast<std::int32_t>(cache::kNullPage + 1 + row)};
+    std::vector<std::int32_t> pages(static_cast<std::size_t>(shape.rows));
+    std::iota(pages.begin(), pages.end(), cache::kNullPage + 1);
+    const auto rows = static_cast<std::int32_t>(shape.rows);
+    const auto q_len = static_cast<std::int32_t>(shape.tokens);
+    batch::BatchBuilder builder({.absorbed_tokens = shape.rows * shape.tokens,
+                                 .absorbed_rows = rows,
+                                 .gather = shape.rows * shape.tokens,
+                                 .max_q_len = q_len,
+                                 .max_kv_len = q_len,
+                                 .table_rows = rows,
+                                 .block_stride = 1});
+    for (std::int32_t row = 0; row < rows; ++row) {
         batch::RowSpec spec;
         spec.tokens = tokens;
-        spec.block_table = page;
-        spec.gather = all;
+        spec.block_table = std::span(pages).subspan(static_cast<std::size_t>(row), 1);
+        spec.table_row = row;
+        spec.gather = q_len;
         ESPALIER_RETURN_IF_ERROR(builder.add(spec));
     }
-    const batch::BatchView view = builder.finish();
+    const batch::HostBatch batch = builder.finish();
+    const std::int64_t gather = batch.capacity.gather;
     ESPALIER_ASSIGN_OR_RETURN(
         auto draws, ops::SamplingBatchBuilder::create(
-                        {.nodes = view.cap_gather, .vocabulary = target.info().vocabulary}));
-    draws.begin(view.cap_gather);
-    for (std::int64_t node = 0; node < view.cap_gather; ++node) draws.add({});
+                        {.nodes = gather, .vocabulary = target.info().vocabulary}));
+    draws.begin(gather);
+    for (std::int64_t node = 0; node < gather; ++node) draws.add({});
     draws.finish();
     const schedule::Time start = clock();
-    ESPALIER_RETURN_IF_ERROR(target.launch(view, {}));
+    ESPALIER_RETURN_IF_ERROR(target.launch(batch, {}));
     ESPALIER_RETURN_IF_ERROR(target.sample(draws));
     ESPALIER_RETURN_IF_ERROR(target.wait());
     return static_cast<double>(clock() - start) * 1e-9;

@@ -18,6 +18,7 @@ Expected<std::unique_ptr<ModelTarget>> ModelTarget::create(model::DeepseekModel&
 ModelTarget::ModelTarget(model::DeepseekModel& model, cache::KvStorage storage)
     : model_(model),
       storage_(std::move(storage)),
+      batch_(model.device()),
       info_{.vocabulary = model.config().vocab_size,
             .eos_token_ids = model.config().eos_token_ids,
             .limits = model.limits(),
@@ -32,10 +33,13 @@ Expected<void> ModelTarget::reserve(const ops::SamplingCapacity& capacity) {
     return {};
 }
 
-Expected<void> ModelTarget::launch(const batch::BatchView& batch, const model::Taps& taps) {
+Expected<void> ModelTarget::launch(const batch::HostBatch& batch, const model::Taps& taps) {
     drawn_ = reported_ = 0;
-    ESPALIER_ASSIGN_OR_RETURN(computed_, model_.forward(batch, storage_, taps));
-    tokens_ = batch.cap_tokens;
+    ESPALIER_RETURN_IF_ERROR(batch.check_tokens(info_.vocabulary));
+    ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView view,
+                              batch_.upload(model_.device().stream(), batch));
+    ESPALIER_ASSIGN_OR_RETURN(computed_, model_.forward(view, storage_, taps));
+    tokens_ = view.cap_tokens;
     return {};
 }
 

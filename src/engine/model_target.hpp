@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "batch/device_batch.hpp"
 #include "engine/target.hpp"
 #include "ops/sampling_memory.hpp"
 
@@ -21,7 +22,7 @@ class ModelTarget final : public Target {
 
     const TargetInfo& info() const override { return info_; }
     Expected<void> reserve(const ops::SamplingCapacity& capacity) override;
-    Expected<void> launch(const batch::BatchView& batch, const model::Taps& taps) override;
+    Expected<void> launch(const batch::HostBatch& batch, const model::Taps& taps) override;
     Expected<void> sample(const ops::SamplingBatchBuilder& draws) override;
     Expected<StepResult> wait() override;
     Expected<void> compact(std::span<const std::int64_t> source,
@@ -34,6 +35,7 @@ class ModelTarget final : public Target {
 
     model::DeepseekModel& model_;
     cache::KvStorage storage_;
+    batch::DeviceBatch batch_;
     TargetInfo info_;
     std::optional<ops::SamplingMemory> sampling_;
     // Of the step under way.

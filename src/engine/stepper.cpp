@@ -23,6 +23,16 @@ Expected<void> check_target_holds(const TargetInfo& target,
         at_most("max_step_tokens", options.max_step_tokens, limits.max_tokens));
     ESPALIER_RETURN_IF_ERROR(
         at_most("max_step_gather", options.max_step_gather, limits.max_gather));
+    if (limits.max_rows > 0)
+        ESPALIER_RETURN_IF_ERROR(at_most("max_rows", options.max_rows, limits.max_rows));
+    if (limits.max_splits > 0) {
+        if (options.max_step_splits == 0)
+            return fail(ErrorKind::exhausted,
+                        "max_step_splits is not bounded, but the model was set up for {}",
+                        limits.max_splits);
+        ESPALIER_RETURN_IF_ERROR(
+            at_most("max_step_splits", options.max_step_splits, limits.max_splits));
+    }
     ESPALIER_RETURN_IF_ERROR(at_most("page_count", options.page_count, target.page_count));
     return at_most("max_model_len", options.max_model_len, limits.max_kv_len);
 }
@@ -32,7 +42,9 @@ Expected<void> check_target_holds(const TargetInfo& target,
 Expected<std::unique_ptr<Stepper>> Stepper::create(StepperParts parts,
                                                    const StepperSettings& settings) {
     ESPALIER_RETURN_IF_ERROR(check_target_holds(parts.target->info(), settings.schedule));
-    ESPALIER_ASSIGN_OR_RETURN(auto scheduler, schedule::Scheduler::create(settings.schedule));
+    schedule::SchedulerOptions schedule = settings.schedule;
+    schedule.row_splits = mla::row_splits;
+    ESPALIER_ASSIGN_OR_RETURN(auto scheduler, schedule::Scheduler::create(schedule));
     const ops::SamplingCapacity sampling =
         StepDraws::capacity(settings.schedule, parts.target->info().vocabulary);
     ESPALIER_ASSIGN_OR_RETURN(auto draws, ops::SamplingBatchBuilder::create(sampling));
@@ -220,8 +232,8 @@ void Stepper::start_drafting(const schedule::PlannedRequest& share) {
 }
 
 Expected<void> Stepper::run_model(StepTimer& timer) {
-    ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView view, batch_.build(*plan_, speculation_));
-    draws_.begin(view.cap_gather);
+    ESPALIER_ASSIGN_OR_RETURN(const batch::HostBatch batch, batch_.build(*plan_, speculation_));
+    draws_.begin(batch.capacity.gather);
     for (std::size_t i = 0; i < plan_->requests.size(); ++i) {
         const schedule::PlannedRequest& share = plan_->requests[i];
         const LiveRequest& request = live(share.id);
@@ -231,10 +243,10 @@ Expected<void> Stepper::run_model(StepTimer& timer) {
             draws_.add_chunk(request, rows_of(share), scheduler_->tokens(share.id.slot));
     }
     timer.lap(Phase::build);
-    ESPALIER_RETURN_IF_ERROR(parts_.target->launch(view, parts_.taps));
+    ESPALIER_RETURN_IF_ERROR(parts_.target->launch(batch, parts_.taps));
     timer.lap(Phase::forward);
-    if (const ops::SamplingBatchBuilder& batch = draws_.finish(); batch.nodes() > 0)
-        ESPALIER_RETURN_IF_ERROR(parts_.target->sample(batch));
+    if (const ops::SamplingBatchBuilder& draws = draws_.finish(); draws.nodes() > 0)
+        ESPALIER_RETURN_IF_ERROR(parts_.target->sample(draws));
     ESPALIER_ASSIGN_OR_RETURN(result_, parts_.target->wait());
     draws_.take(result_);
     timer.lap(Phase::sample);

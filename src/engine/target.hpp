@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "batch/batch_view.hpp"
+#include "batch/batch_builder.hpp"
 #include "cache/kv_storage.hpp"
 #include "model/deepseek.hpp"
 #include "model/taps.hpp"
@@ -43,7 +43,7 @@ class Target {
 
     // The pass over the batch: its KV into the cache, the hidden states into the taps. The batch
     // may be changed afterwards. An error: the batch was refused and nothing was queued.
-    virtual Expected<void> launch(const batch::BatchView& batch, const model::Taps& taps) = 0;
+    virtual Expected<void> launch(const batch::HostBatch& batch, const model::Taps& taps) = 0;
     // One draw per gathered token of the batch launched last. The draws may be changed afterwards;
     // they are within what was reserved.
     virtual Expected<void> sample(const ops::SamplingBatchBuilder& draws) = 0;

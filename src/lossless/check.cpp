@@ -55,8 +55,9 @@ class Check {
     Check(const Workload& work, const Subject& subject)
         : work_(work),
           subject_(subject),
-          limits_{subject.vocabulary(), work.settings.schedule.max_model_len,
-                  work.settings.schedule.page_count, subject.model.config().eos_token_ids} {}
+          limits_{.vocabulary = subject.vocabulary(),
+                  .sizes = work.settings.schedule,
+                  .eos_token_ids = subject.model.config().eos_token_ids} {}
 
     Expected<Verdict> operator()() {
         ESPALIER_RETURN_IF_ERROR(run_alone());
@@ -114,7 +115,7 @@ class Check {
 
     Expected<void> make_stepper() {
         ESPALIER_ASSIGN_OR_RETURN(auto target,
-                                  engine::ModelTarget::create(subject_.model, limits_.page_count));
+                                  engine::ModelTarget::create(subject_.model, limits_.sizes.page_count));
         engine::StepperParts parts{
             std::move(target), subject_.tokenizer, {}, [this] { return now_ += 1000; }};
         if (work_.ngram)

@@ -76,7 +76,7 @@ class PlainRun {
     Expected<Output> operator()() {
         ESPALIER_RETURN_IF_ERROR(feed_prompt());
         if (!progress_.finish() && progress_.tokens_left() == 0)
-            progress_.end(accept::FinishReason::length, emission_);
+            progress_.end(accept::FinishReason::length, output_);
         while (!progress_.finish()) {
             ESPALIER_ASSIGN_OR_RETURN(const ops::Draw drawn, draw());
             if (drawn.flag == ops::DrawFlag::nothing_left)

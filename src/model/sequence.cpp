@@ -2,8 +2,8 @@
 #include "model/sequence.hpp"
 
 #include <algorithm>
-#include <array>
 #include <numeric>
+#include <utility>
 
 namespace espalier::model {
 
@@ -13,14 +13,32 @@ Expected<Sequence> Sequence::create(const DeepseekModel& model, std::int64_t pro
         return fail(ErrorKind::exhausted,
                     "{} tokens of prompt and answer, but the model's context is {}", max_tokens,
                     model.limits().max_kv_len);
-    Sequence sequence;
-    const std::int64_t pages = (max_tokens + cache::kPageTokens - 1) / cache::kPageTokens;
+    const std::int64_t pages = cache::pages_for(max_tokens);
     ESPALIER_ASSIGN_OR_RETURN(
-        sequence.storage_, cache::KvStorage::create(model.device(), model.kv_layout(), pages + 1));
-    sequence.block_table_.resize(static_cast<std::size_t>(pages));
-    std::iota(sequence.block_table_.begin(), sequence.block_table_.end(), cache::kNullPage + 1);
+        cache::KvStorage storage,
+        cache::KvStorage::create(model.device(), model.kv_layout(), pages + 1));
+    const std::int64_t step_tokens = model.limits().max_tokens;
+    Sequence sequence(model.device(), std::move(storage),
+                      {.absorbed_tokens = step_tokens,
+                       .decompressed_tokens = step_tokens,
+                       .absorbed_rows = 1,
+                       .decompressed_rows = 1,
+                       .gather = 1,
+                       .max_q_len = static_cast<std::int32_t>(step_tokens),
+                       .max_kv_len = static_cast<std::int32_t>(max_tokens),
+                       .table_rows = 1,
+                       .block_stride = pages,
+                       .total_splits = model.limits().max_splits});
     sequence.decompressed_below_ = batch::decompressed_below(prompt_tokens);
     return sequence;
+}
+
+Sequence::Sequence(Device& device, cache::KvStorage storage, const batch::StepCapacity& most)
+    : storage_(std::move(storage)),
+      block_table_(static_cast<std::size_t>(most.block_stride)),
+      builder_(most),
+      batch_(device) {
+    std::iota(block_table_.begin(), block_table_.end(), cache::kNullPage + 1);
 }
 
 Expected<Fed> Sequence::feed(DeepseekModel& model, std::span<const std::int32_t> tokens,
@@ -50,14 +68,16 @@ Expected<Fed> Sequence::step(DeepseekModel& model, std::span<const std::int32_t>
         row.block_table = block_table_;
         row.first_slot = static_cast<std::int32_t>(length_ + first);
         row.form = form;
-        const std::array last = {static_cast<std::int32_t>(q_len - 1)};
-        if (want_logits && first + q_len == count) row.gather = last;
+        row.gather = want_logits && first + q_len == count ? 1 : 0;
         return builder_.add(row);
     };
     ESPALIER_RETURN_IF_ERROR(add(0, split, batch::Form::decompressed));
     ESPALIER_RETURN_IF_ERROR(add(split, count - split, batch::Form::absorbed));
-    ESPALIER_ASSIGN_OR_RETURN(const ForwardResult computed,
-                              model.forward(builder_.finish(), storage_));
+    const batch::HostBatch batch = builder_.finish();
+    ESPALIER_RETURN_IF_ERROR(batch.check_tokens(model.config().vocab_size));
+    ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView view,
+                              batch_.upload(model.device().stream(), batch));
+    ESPALIER_ASSIGN_OR_RETURN(const ForwardResult computed, model.forward(view, storage_));
     Fed fed;
     fed.logits = computed.logits;
     flags_.resize(tokens.size());

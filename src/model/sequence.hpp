@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "batch/batch_builder.hpp"
+#include "batch/device_batch.hpp"
 #include "cache/kv_storage.hpp"
 #include "model/deepseek.hpp"
 
@@ -41,12 +41,14 @@ class Sequence {
     cache::KvStorage& storage() { return storage_; }
 
   private:
+    Sequence(Device& device, cache::KvStorage storage, const batch::StepCapacity& most);
     Expected<Fed> step(DeepseekModel& model, std::span<const std::int32_t> tokens,
                        bool want_logits);
 
     cache::KvStorage storage_;
     std::vector<std::int32_t> block_table_;
     batch::BatchBuilder builder_;
+    batch::DeviceBatch batch_;
     std::vector<std::uint8_t> flags_;  // of the last step's tokens
     std::int64_t decompressed_below_ = 0;
     std::int64_t length_ = 0;

@@ -59,7 +59,7 @@ Expected<std::unique_ptr<Scheduler>> Scheduler::create(const SchedulerOptions& o
 Scheduler::Scheduler(const SchedulerOptions& options)
     : options_(options), pool_(options.page_count, options.hash_seed) {
     const auto max_rows = static_cast<std::size_t>(options.max_rows);
-    const auto slots = max_rows + static_cast<std::size_t>(options.max_waiting);
+    const auto slots = static_cast<std::size_t>(options.request_slots());
     jobs_.resize(slots);
     groups_.resize(slots);
     for (std::size_t i = slots; i-- > 0;) {  // slot 0 is taken first

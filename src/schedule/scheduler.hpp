@@ -36,7 +36,7 @@ using RowSplits = std::function<std::int64_t(std::int64_t q_len, std::int64_t kv
 
 // The sizes of the engine (base/engine_sizes.hpp), and how its scheduler is to work.
 struct SchedulerOptions : EngineSizes {
-    RowSplits row_splits;  // with max_step_splits
+    RowSplits row_splits;  // with max_step_splits; the engine's is mla::row_splits
     // Below about 170 queries up-projecting the history costs more than the decompressed form
     // saves, so prompts advance by this much, or by what is left of them.
     std::int64_t prompt_quantum = 512;
@@ -54,6 +54,9 @@ struct SchedulerOptions : EngineSizes {
     // offer_nodes on. Off: they are counted then and taken in next_plan, as far as they are used.
     bool reserve_windows = false;
     std::uint64_t hash_seed = 0;  // random bits keep clients from choosing bad prompts
+
+    // Slots of requests are below this.
+    std::int32_t request_slots() const { return max_rows + max_waiting; }
 };
 
 class Scheduler {

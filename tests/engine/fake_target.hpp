@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/cpu_device.hpp"
+#include "batch/device_batch.hpp"
 #include "engine/target.hpp"
 #include "ops/sampling_memory.hpp"
 
@@ -28,7 +29,7 @@ class FakeTarget final : public Target {
 
     const TargetInfo& info() const override { return info_; }
     Expected<void> reserve(const ops::SamplingCapacity& capacity) override;
-    Expected<void> launch(const batch::BatchView& batch, const model::Taps& taps) override;
+    Expected<void> launch(const batch::HostBatch& batch, const model::Taps& taps) override;
     Expected<void> sample(const ops::SamplingBatchBuilder& draws) override;
     Expected<StepResult> wait() override;
     Expected<void> compact(std::span<const std::int64_t> source,
@@ -44,7 +45,8 @@ class FakeTarget final : public Target {
     void read_prefixes(const mla::RaggedRows& rows, std::int64_t first, std::int64_t end);
 
     TargetInfo info_;
-    CpuDevice host_{1};
+    CpuDevice device_{1};
+    batch::DeviceBatch batch_{device_};
     std::optional<ops::SamplingMemory> sampling_;
     std::vector<std::int32_t> cached_;                 // by slot of the pool: the token it holds
     std::vector<std::vector<std::int32_t>> prefixes_;  // by token of the batch

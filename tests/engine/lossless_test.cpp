@@ -140,7 +140,9 @@ TEST(Lossless, LongPromptsAndNextTurnsToo) {
 TEST(Lossless, ADifferenceIsSeen) {
     const Subject target = engine::tiny_target(engine::Family::v2).target();
     const auto checked = engine::check_request(engine::plain_request(20, 10, 5),
-                                               {target.vocabulary(), 64, 4, {}}, target.tokenizer);
+                                               {.vocabulary = target.vocabulary(),
+                                                .sizes = {.page_count = 4, .max_model_len = 64},
+                                                .eos_token_ids = {}}, target.tokenizer);
     ASSERT_TRUE(checked) << checked.error().message;
     const auto output = PlainRunner(target).run(*checked, 0);
     ASSERT_TRUE(output) << output.error().message;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/cpu_device.hpp"
+#include "batch/device_batch.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "checkpoint/synthetic.hpp"
 #include "mla/contract.hpp"
@@ -22,6 +23,17 @@
 #include "support/temporary_directory.hpp"
 
 namespace espalier::model {
+
+// Room for the batches of these tests.
+inline constexpr batch::StepCapacity kTestCapacity{.absorbed_tokens = 256,
+                                                   .decompressed_tokens = 256,
+                                                   .absorbed_rows = 16,
+                                                   .decompressed_rows = 16,
+                                                   .gather = 256,
+                                                   .max_q_len = 256,
+                                                   .max_kv_len = 512,
+                                                   .table_rows = 16,
+                                                   .block_stride = 8};
 
 // What a model runs on.
 struct Machine {
@@ -62,9 +74,14 @@ class RunningModel {
     DeepseekModel* operator->() { return model_.get(); }
     const ops::Backend& backend() const { return *machine_.backend; }
     const mla::Kernels& kernels() const { return *machine_.kernels; }
+    // The view is good until the next one.
+    batch::BatchView upload(const batch::HostBatch& batch) {
+        return batch_.upload(machine_.device->stream(), batch).value();
+    }
 
   private:
     Machine machine_;
+    batch::DeviceBatch batch_{*machine_.device};
     std::unique_ptr<DeepseekModel> model_;
 };
 

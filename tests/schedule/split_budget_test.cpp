@@ -38,7 +38,7 @@ TEST(SplitBudget, MustDoForTheLongestStreamAndTheLongestPrompt) {
 // Six streams of 41 pages each, 246 splits a step, where 200 are there and no prompt wants any:
 // four go on, in order, and the others when those have ended.
 TEST(SplitBudget, LeavesOutStreamsFromTheEnd) {
-    const auto scheduler = Scheduler::create(options_with(200));
+    const auto scheduler = Scheduler::create(options_with(200)).value();
     Stepper steps(*scheduler);
     std::vector<RequestId> ids;
     for (std::int32_t i = 0; i < 6; ++i)
@@ -58,7 +58,7 @@ TEST(SplitBudget, LeavesOutStreamsFromTheEnd) {
 TEST(SplitBudget, KeepsHalfForTheFirstPrompt) {
     SchedulerOptions options = options_with(200);
     options.prefill_segment = 0;
-    const auto scheduler = Scheduler::create(options);
+    const auto scheduler = Scheduler::create(options).value();
     Stepper steps(*scheduler);
     for (std::int32_t i = 0; i < 3; ++i)
         scheduler->submit(prompt_of(2600, 1000, 10'000 * i));
@@ -74,7 +74,7 @@ TEST(SplitBudget, KeepsHalfForTheFirstPrompt) {
 
 // A tree at 41 pages takes 41 splits a node.
 TEST(SplitBudget, CutsDraftsToWhatIsLeft) {
-    const auto scheduler = Scheduler::create(options_with(200));
+    const auto scheduler = Scheduler::create(options_with(200)).value();
     Stepper steps(*scheduler);
     for (std::int32_t i = 0; i < 2; ++i)
         scheduler->submit(prompt_of(2600, 100, 10'000 * i));
