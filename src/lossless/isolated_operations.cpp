@@ -33,7 +33,8 @@ class Operation {
         for (const void* at :
              {static_cast<const void*>(rows.q_indptr), static_cast<const void*>(rows.kv_len),
               static_cast<const void*>(rows.block_table), static_cast<const void*>(rows.mask),
-              static_cast<const void*>(rows.tail_len), static_cast<const void*>(rows.words)})
+              static_cast<const void*>(rows.tail_len), static_cast<const void*>(rows.words),
+              static_cast<const void*>(rows.table_row)})
             check(device, name, at);
     }
 
