@@ -209,7 +209,7 @@ typedef struct espalier_mla_append_call {
     const float* rope;  // [tokens, 64], rows rope_stride floats apart
     int64_t rope_stride;
     const int64_t* slot;  // [tokens] slot of the pool; below 0: skipped
-    uint8_t* nonfinite;   // [tokens] 1 where a number was stored as 0 instead, or NULL
+    uint8_t* nonfinite;   // [tokens] set to 1 where a number was stored as 0 instead, or NULL
 } espalier_mla_append_call;
 
 espalier_mla_status espalier_mla_append(espalier_mla_context* context,

@@ -5,6 +5,12 @@
 
 namespace espalier::accept {
 
+void Emission::append(const Emission& next) {
+    text += next.text;
+    tokens.insert(tokens.end(), next.tokens.begin(), next.tokens.end());
+    top.insert(top.end(), next.top.begin(), next.top.end());
+}
+
 void Emission::clear() {
     text.clear();
     tokens.clear();

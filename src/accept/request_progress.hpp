@@ -67,6 +67,7 @@ struct Emission {
     std::string text;  // valid UTF-8
     std::vector<CommittedToken> tokens;
     std::vector<TokenLogprob> top;  // [tokens, top_logprobs]
+    void append(const Emission& next);
     void clear();
 };
 

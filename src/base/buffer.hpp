@@ -1,34 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
-// Move-only memory: what a backend allocates for weights, pages and activations.
+// Move-only memory of a device (device.hpp): weights, pages, activations. On a device of its own it
+// is an address that the host must not follow.
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <utility>
 
-#include "base/error.hpp"
+#include "base/check.hpp"
 
 namespace espalier {
 
 class Buffer {
   public:
-    using Release = void (*)(void* data, std::size_t bytes);
+    using Release = void (*)(void* block, std::size_t bytes);
 
     Buffer() = default;
     Buffer(void* data, std::size_t bytes, Release release)
-        : data_(static_cast<std::byte*>(data)), bytes_(bytes), release_(release) {}
+        : data_(static_cast<std::byte*>(data)),
+          bytes_(bytes),
+          block_(data),
+          block_bytes_(bytes),
+          release_(release) {}
     Buffer(Buffer&& other) noexcept { swap(other); }
     Buffer& operator=(Buffer&& other) noexcept {
         Buffer(std::move(other)).swap(*this);
         return *this;
     }
     ~Buffer() {
-        if (release_ != nullptr) release_(data_, bytes_);
+        if (release_ != nullptr) release_(block_, block_bytes_);
     }
 
-    // Zero-filled, 64-byte aligned; from 2 MiB up on huge pages where the system has them
-    // (they take the TLB out of weight streaming). Untouched parts cost no memory.
-    static Expected<Buffer> host(std::size_t bytes);
+    // The same memory, of which only these bytes are shown.
+    Buffer narrowed(std::size_t first, std::size_t bytes) && {
+        CHECK(first <= bytes_ && bytes <= bytes_ - first, "bytes {} + {} of a buffer of {}", first,
+              bytes, bytes_);
+        Buffer result(std::move(*this));
+        result.data_ += first;
+        result.bytes_ = bytes;
+        return result;
+    }
 
     std::byte* data() { return data_; }
     const std::byte* data() const { return data_; }
@@ -46,11 +56,15 @@ class Buffer {
     void swap(Buffer& other) noexcept {
         std::swap(data_, other.data_);
         std::swap(bytes_, other.bytes_);
+        std::swap(block_, other.block_);
+        std::swap(block_bytes_, other.block_bytes_);
         std::swap(release_, other.release_);
     }
 
     std::byte* data_ = nullptr;
     std::size_t bytes_ = 0;
+    void* block_ = nullptr;  // what is released: data_ may lie further in
+    std::size_t block_bytes_ = 0;
     Release release_ = nullptr;
 };
 

@@ -7,7 +7,7 @@
 
 #include "base/buffer.hpp"
 #include "base/check.hpp"
-#include "base/thread_pool.hpp"
+#include "base/device.hpp"
 
 namespace espalier {
 
@@ -45,9 +45,9 @@ class Arena {
 };
 
 struct OpContext {
-    ThreadPool& pool;  // CPU backends run on it
-    Arena& arena;  // scratch that lives no longer than the operation, on the device that runs it
-    void* stream = nullptr;  // CUDA backends: a cudaStream_t
+    Device& device;
+    Arena& arena;  // scratch that lives no longer than the operation, in the device's memory
+    Stream stream = device.stream();
 };
 
 }  // namespace espalier

@@ -20,7 +20,47 @@ KvLayout make_layout(std::int64_t target_layers, mla::KvFormat format) {
     return layout;
 }
 
-Expected<KvStorage> KvStorage::create(const KvLayout& layout, std::int64_t page_count) {
+namespace {
+
+// One stretch of memory with `page_bytes` for each page.
+Expected<Buffer> allocate_pages(Device& device, std::int64_t page_bytes, std::int64_t page_count) {
+    std::int64_t bytes = 0;
+    if (__builtin_mul_overflow(page_bytes, page_count, &bytes))
+        return fail(ErrorKind::exhausted, "a cache of {} pages of {} bytes does not fit in 64 bits",
+                    page_count, page_bytes);
+    return device.allocate(static_cast<std::size_t>(bytes));
+}
+
+Expected<std::vector<Buffer>> allocate_layers(Device& device, const std::vector<KvLayer>& layers,
+                                              std::int64_t page_count) {
+    std::vector<Buffer> buffers;
+    for (const KvLayer& layer : layers) {
+        ESPALIER_ASSIGN_OR_RETURN(Buffer buffer,
+                                  allocate_pages(device, layer.page_stride, page_count));
+        buffers.push_back(std::move(buffer));
+    }
+    return buffers;
+}
+
+mla::KvPages pages_of(Buffer& buffer, const KvLayer& layer, std::int64_t page_count) {
+    mla::KvPages pages;
+    pages.data = buffer.data();
+    pages.format = layer.format;
+    pages.page_tokens = kPageTokens;
+    pages.page_stride = layer.page_stride;
+    pages.page_count = page_count;
+    return pages;
+}
+
+std::size_t index_of(std::int64_t layer, std::size_t layers) {
+    CHECK(layer >= 0 && layer < static_cast<std::int64_t>(layers), "layer {} of {}", layer, layers);
+    return static_cast<std::size_t>(layer);
+}
+
+}  // namespace
+
+Expected<KvStorage> KvStorage::create(Device& device, const KvLayout& layout,
+                                      std::int64_t page_count) {
     // Page ids are 32-bit in block tables, slots 64-bit.
     if (page_count < 2 || page_count > (std::int64_t{1} << 31) - 1)
         return fail(ErrorKind::invalid,
@@ -29,29 +69,27 @@ Expected<KvStorage> KvStorage::create(const KvLayout& layout, std::int64_t page_
     KvStorage storage;
     storage.layout_ = layout;
     storage.page_count_ = page_count;
-    for (const KvLayer& layer : layout.target) {
-        std::int64_t bytes = 0;
-        if (__builtin_mul_overflow(layer.page_stride, page_count, &bytes))
-            return fail(ErrorKind::exhausted,
-                        "a cache of {} pages of {} bytes does not fit in 64 bits", page_count,
-                        layer.page_stride);
-        ESPALIER_ASSIGN_OR_RETURN(Buffer buffer, Buffer::host(static_cast<std::size_t>(bytes)));
-        storage.target_.push_back(std::move(buffer));
-    }
+    ESPALIER_ASSIGN_OR_RETURN(storage.target_, allocate_layers(device, layout.target, page_count));
+    ESPALIER_ASSIGN_OR_RETURN(storage.draft_, allocate_layers(device, layout.draft, page_count));
+    ESPALIER_ASSIGN_OR_RETURN(
+        storage.tail_hidden_,
+        allocate_pages(device, layout.tail_hidden * static_cast<std::int64_t>(sizeof(float)),
+                       page_count));
     return storage;
 }
 
 mla::KvPages KvStorage::target(std::int64_t layer) {
-    CHECK(layer >= 0 && layer < static_cast<std::int64_t>(target_.size()), "layer {} of {}", layer,
-          target_.size());
-    const auto index = static_cast<std::size_t>(layer);
-    mla::KvPages pages;
-    pages.data = target_[index].data();
-    pages.format = layout_.target[index].format;
-    pages.page_tokens = kPageTokens;
-    pages.page_stride = layout_.target[index].page_stride;
-    pages.page_count = page_count_;
-    return pages;
+    const std::size_t index = index_of(layer, target_.size());
+    return pages_of(target_[index], layout_.target[index], page_count_);
+}
+
+mla::KvPages KvStorage::draft(std::int64_t layer) {
+    const std::size_t index = index_of(layer, draft_.size());
+    return pages_of(draft_[index], layout_.draft[index], page_count_);
+}
+
+Matrix KvStorage::tail_hidden() {
+    return Matrix::of(tail_hidden_.as<float>(), page_count_, layout_.tail_hidden);
 }
 
 }  // namespace espalier::cache

@@ -7,8 +7,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/buffer.hpp"
+#include "base/device.hpp"
 #include "base/error.hpp"
+#include "base/matrix.hpp"
 #include "cache/page.hpp"
 #include "mla/contract.hpp"
 
@@ -23,8 +24,9 @@ struct KvLayer {
 struct KvLayout {
     std::vector<KvLayer> target;
     std::vector<KvLayer> draft;  // may have another format
-    std::int64_t tail_hidden =
-        0;  // floats per page: the draft's input state at the page's last slot; 0 without draft
+    // Floats per page: the draft's input state at the page's last slot, from which a draft model
+    // goes on behind a page that was found in the prefix index; 0: none is kept.
+    std::int64_t tail_hidden = 0;
 
     std::int64_t bytes_per_page() const;
     std::int64_t bytes_per_token() const { return bytes_per_page() / kPageTokens; }
@@ -35,16 +37,21 @@ KvLayout make_layout(std::int64_t target_layers, mla::KvFormat format);
 class KvStorage {
   public:
     // page_count includes the null page.
-    static Expected<KvStorage> create(const KvLayout& layout, std::int64_t page_count);
+    static Expected<KvStorage> create(Device& device, const KvLayout& layout,
+                                      std::int64_t page_count);
 
     const KvLayout& layout() const { return layout_; }
     std::int64_t page_count() const { return page_count_; }
     mla::KvPages target(std::int64_t layer);  // the pages of one target layer
+    mla::KvPages draft(std::int64_t layer);   // and of one draft layer
+    Matrix tail_hidden();                     // [page_count, layout().tail_hidden] f32
 
   private:
     KvLayout layout_;
     std::int64_t page_count_ = 0;
     std::vector<Buffer> target_;
+    std::vector<Buffer> draft_;
+    Buffer tail_hidden_;
 };
 
 }  // namespace espalier::cache

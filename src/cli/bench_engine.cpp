@@ -267,7 +267,7 @@ Expected<void> run(Options options) {
     fmt::print(stderr,
                "{}, {} threads, weights {}: {} requests, {} prompt tokens, {} output tokens; "
                "medians of {} rounds\n",
-               loaded.backend->name(), loaded.pool->workers(),
+               loaded.backend->name(), loaded.device->workers(),
                name_of(loaded.model->weights().dtype), load.size(), prompt_tokens, output_tokens,
                options.rounds);
     ESPALIER_ASSIGN_OR_RETURN(const auto measured,

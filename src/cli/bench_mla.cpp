@@ -49,12 +49,13 @@ Peaks hopper_peaks(mla::KvFormat format) {
 }
 
 Expected<Peaks> cpu_peaks(CpuVariant variant, int threads, bool narrow) {
-    ThreadPool pool(threads);
-    ESPALIER_ASSIGN_OR_RETURN(Buffer probe, Buffer::host(static_cast<std::size_t>(kCpuPool)));
+    CpuDevice device(threads);
+    ESPALIER_ASSIGN_OR_RETURN(Buffer probe, device.allocate(static_cast<std::size_t>(kCpuPool)));
     std::fill_n(probe.data(), probe.bytes(), std::byte{1});  // untouched memory is one shared page
-    return Peaks{linalg::measured_read_bandwidth(pool, variant, {probe.data(), probe.bytes()}),
-                 narrow ? linalg::measured_bf16_peak(pool, variant)
-                        : linalg::measured_f32_peak(pool, variant)};
+    return Peaks{
+        linalg::measured_read_bandwidth(device.pool(), variant, {probe.data(), probe.bytes()}),
+        narrow ? linalg::measured_bf16_peak(device.pool(), variant)
+               : linalg::measured_f32_peak(device.pool(), variant)};
 }
 
 Expected<mla::KvFormat> parse_format(const std::string& name) {

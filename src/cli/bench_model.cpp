@@ -53,9 +53,9 @@ std::vector<std::int32_t> random_tokens(std::int64_t count, std::int64_t vocabul
 // the values.
 Expected<void> fill_cache(LoadedModel& loaded, model::Sequence& sequence, std::int64_t depth) {
     if (depth == 0) return {};
-    ESPALIER_ASSIGN_OR_RETURN(Buffer scratch, Buffer::host(1 << 20));
+    ESPALIER_ASSIGN_OR_RETURN(Buffer scratch, loaded.device->allocate(1 << 20));
     Arena arena(std::move(scratch));
-    OpContext context{*loaded.pool, arena};
+    OpContext context{*loaded.device, arena};
     std::mt19937 generator(2);
     std::normal_distribution<float> normal;
     std::vector<float> noise(static_cast<std::size_t>(depth * mla::kKey));
@@ -154,18 +154,19 @@ Expected<void> run(const Options& options) {
     ESPALIER_ASSIGN_OR_RETURN(LoadedModel loaded,
                               load_model(options.model, options.threads, limits));
     Machine machine;
-    ESPALIER_ASSIGN_OR_RETURN(Buffer probe, Buffer::host(kProbeBytes));
+    ESPALIER_ASSIGN_OR_RETURN(Buffer probe, loaded.device->allocate(kProbeBytes));
     std::fill_n(probe.data(), kProbeBytes,
                 std::byte{1});  // untouched memory is one shared page of zeros
-    machine.read_bytes_per_second = linalg::measured_read_bandwidth(*loaded.pool, loaded.variant,
-                                                                    {probe.data(), probe.bytes()});
+    machine.read_bytes_per_second = linalg::measured_read_bandwidth(
+        loaded.device->pool(), loaded.variant, {probe.data(), probe.bytes()});
     const bool narrow = linalg::input_dtype(loaded.model->weights().dtype) == DType::bf16;
-    machine.flops_per_second = narrow ? linalg::measured_bf16_peak(*loaded.pool, loaded.variant)
-                                      : linalg::measured_f32_peak(*loaded.pool, loaded.variant);
+    machine.flops_per_second =
+        narrow ? linalg::measured_bf16_peak(loaded.device->pool(), loaded.variant)
+               : linalg::measured_f32_peak(loaded.device->pool(), loaded.variant);
     fmt::print(stderr,
                "{}, {} threads, weights {}: {:.1f} GB/s read, {:.0f} GFLOP/s peak; loaded at "
                "{:.2f} GB/s\n",
-               loaded.backend->name(), loaded.pool->workers(),
+               loaded.backend->name(), loaded.device->workers(),
                name_of(loaded.model->weights().dtype), machine.read_bytes_per_second / 1e9,
                machine.flops_per_second / 1e9,
                static_cast<double>(loaded.checkpoint->total_bytes()) / loaded.load_seconds / 1e9);

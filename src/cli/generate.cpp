@@ -105,11 +105,7 @@ Expected<Result> generate(const Options& options, engine::Engine& engine,
     while (stream.next(updates)) {
         if (first == start) first = Clock::now();
         for (std::size_t i = 0; i < updates.choices.size(); ++i) {
-            accept::Emission& all = result.choices[i].emission;
-            const accept::Emission& piece = updates.choices[i].emission;
-            all.text += piece.text;
-            all.tokens.insert(all.tokens.end(), piece.tokens.begin(), piece.tokens.end());
-            all.top.insert(all.top.end(), piece.top.begin(), piece.top.end());
+            result.choices[i].emission.append(updates.choices[i].emission);
             result.choices[i].last = updates.choices[i];
         }
         if (!options.json) print(updates.choices[0].emission.text);

@@ -44,23 +44,23 @@ Expected<LoadedModel> load_model(const std::string& name, int threads,
     ESPALIER_ASSIGN_OR_RETURN(const int workers, thread_count(threads));
     ESPALIER_ASSIGN_OR_RETURN(checkpoint::Checkpoint opened, checkpoint::Checkpoint::open(name));
     loaded.checkpoint = std::make_shared<const checkpoint::Checkpoint>(std::move(opened));
-    loaded.pool = std::make_unique<ThreadPool>(workers);
+    loaded.device = std::make_unique<CpuDevice>(workers);
     loaded.backend = ops::make_cpu_backend(loaded.variant);
     loaded.kernels = mla::make_cpu_kernels(loaded.variant);
 
     const auto start = std::chrono::steady_clock::now();
     ProgressBar bar("loading");
     ESPALIER_ASSIGN_OR_RETURN(model::Weights weights,
-                              model::Weights::load(loaded.checkpoint, *loaded.pool,
+                              model::Weights::load(loaded.checkpoint, *loaded.device,
                                                    [&](std::uint64_t done, std::uint64_t total) {
                                                        bar.update(done, total);
                                                    }));
     loaded.load_seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    ESPALIER_ASSIGN_OR_RETURN(
-        model::DeepseekModel model,
-        model::DeepseekModel::create(loaded.checkpoint->config(), std::move(weights),
-                                     *loaded.backend, *loaded.kernels, *loaded.pool, limits));
+    ESPALIER_ASSIGN_OR_RETURN(model::DeepseekModel model,
+                              model::DeepseekModel::create(
+                                  loaded.checkpoint->config(), std::move(weights), *loaded.backend,
+                                  *loaded.kernels, *loaded.device, {.limits = limits}));
     loaded.model = std::make_unique<model::DeepseekModel>(std::move(model));
     return loaded;
 }

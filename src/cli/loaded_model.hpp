@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
+#include "base/cpu_device.hpp"
 #include "base/error.hpp"
-#include "base/thread_pool.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "mla/contract.hpp"
 #include "model/deepseek.hpp"
@@ -17,7 +17,7 @@ namespace espalier::cli {
 
 struct LoadedModel {
     std::shared_ptr<const checkpoint::Checkpoint> checkpoint;
-    std::unique_ptr<ThreadPool> pool;
+    std::unique_ptr<CpuDevice> device;
     std::unique_ptr<ops::Backend> backend;
     std::unique_ptr<mla::Kernels> kernels;
     std::unique_ptr<model::DeepseekModel> model;

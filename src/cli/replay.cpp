@@ -9,6 +9,7 @@
 
 #include "cli/command.hpp"
 #include "cli/loaded_model.hpp"
+#include "engine/model_target.hpp"
 #include "replay/convert.hpp"
 #include "replay/recorder.hpp"
 #include "replay/replayer.hpp"
@@ -71,8 +72,11 @@ Expected<void> run(const Options& options) {
     limits.max_gather = header.settings.max_step_gather;
     ESPALIER_ASSIGN_OR_RETURN(LoadedModel loaded, load_model(model, options.threads, limits));
     const auto start = std::chrono::steady_clock::now();
+    const auto make_target = [&](std::int64_t page_count) {
+        return engine::ModelTarget::create(*loaded.model, page_count);
+    };
     ESPALIER_ASSIGN_OR_RETURN(const replay::Replayed done,
-                              replay::replay(reader, *loaded.model, tokenizer));
+                              replay::replay(reader, make_target, tokenizer));
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     const std::string unfinished =
         done.unfinished > 0 ? fmt::format("; {} requests were not finished", done.unfinished) : "";

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "engine/model_target.hpp"
 #include "speculate/ngram.hpp"
 
 namespace espalier::cli {
@@ -43,12 +44,15 @@ Expected<std::unique_ptr<engine::Engine>> start_engine(LoadedModel& loaded,
                                                        const EngineSize& size,
                                                        const std::string& speculate,
                                                        engine::StepObserver* observer) {
-    engine::StepperParts parts{*loaded.model, tokenizer, {}, engine::steady_clock()};
+    const engine::StepperSettings settings = settings_for(loaded, size);
+    ESPALIER_ASSIGN_OR_RETURN(
+        auto target, engine::ModelTarget::create(*loaded.model, settings.schedule.page_count));
+    engine::StepperParts parts{std::move(target), tokenizer, {}, engine::steady_clock()};
     if (speculate == "ngram")
         parts.drafters.push_back(
             std::make_unique<speculate::NgramDrafter>(0, speculate::NgramLimits{}));
     parts.observer = observer;
-    return engine::Engine::create(std::move(parts), settings_for(loaded, size));
+    return engine::Engine::create(std::move(parts), settings);
 }
 
 Expected<TraceFile> TraceFile::open(const std::string& path, const std::string& model,
@@ -60,7 +64,7 @@ Expected<TraceFile> TraceFile::open(const std::string& path, const std::string& 
     if (speculate != "off") drafters.push_back(speculate);
     ESPALIER_ASSIGN_OR_RETURN(
         const trace::Header header,
-        replay::describe({*loaded.checkpoint, model, loaded.variant, loaded.pool->workers(),
+        replay::describe({*loaded.checkpoint, model, loaded.variant, loaded.device->workers(),
                           settings_for(loaded, size), std::move(drafters)}));
     ESPALIER_ASSIGN_OR_RETURN(file.recorder_, replay::Recorder::open(path, header));
     return file;

@@ -108,7 +108,7 @@ struct Progress {
 };
 
 // Slices with rising seeds; the time is looked at between checks, but the first slice is whole.
-Progress run_slices(const Options& options, std::vector<Subject>& subjects, ThreadPool& pool) {
+Progress run_slices(const Options& options, std::vector<Subject>& subjects, CpuDevice& oracle) {
     StatusLine status;
     Progress progress;
     const auto start = Clock::now();
@@ -127,7 +127,7 @@ Progress run_slices(const Options& options, std::vector<Subject>& subjects, Thre
                               seed, subject.device->name(), name_of(subject.support.format),
                               check.title, progress.cases, progress.failures);
                 const suite::Outcome outcome =
-                    suite::run_check(check, *subject.device, subject.support, pool, seed);
+                    suite::run_check(check, *subject.device, subject.support, oracle, seed);
                 progress.cases += outcome.cases;
                 progress.failures += outcome.failures;
                 progress.device_lost = outcome.device_lost;
@@ -190,8 +190,8 @@ Expected<void> run(const Options& options) {
     ESPALIER_ASSIGN_OR_RETURN(const auto devices, open_devices(options));
     ESPALIER_ASSIGN_OR_RETURN(const int threads, thread_count(0));
     std::vector<Subject> subjects = find_subjects(options, devices);
-    ThreadPool pool(threads);
-    const Progress progress = run_slices(options, subjects, pool);
+    CpuDevice oracle(threads);
+    const Progress progress = run_slices(options, subjects, oracle);
     for (const auto& device : devices)
         fmt::print("\n{}", device_table(*device, subjects).text(TableFormat::markdown));
     fmt::print(

@@ -36,7 +36,7 @@ struct Findings {
 };
 
 // A failed CHECK of the engine is a finding like any other.
-lossless::Verdict verdict_of(std::uint64_t seed, const lossless::Target& target) {
+lossless::Verdict verdict_of(std::uint64_t seed, const lossless::Subject& target) {
     lossless::Verdict broken;
     try {
         auto verdict = lossless::check_workload(lossless::random_workload(seed, target), target);
@@ -48,7 +48,7 @@ lossless::Verdict verdict_of(std::uint64_t seed, const lossless::Target& target)
     return broken;
 }
 
-Findings run_workloads(const Options& options, const lossless::Target& target) {
+Findings run_workloads(const Options& options, const lossless::Subject& target) {
     StatusLine status;
     Findings findings;
     const auto start = Clock::now();
@@ -102,12 +102,12 @@ Expected<void> run(const Options& options) {
     limits.max_gather = lossless::kWorkloadGather;
     ESPALIER_ASSIGN_OR_RETURN(LoadedModel loaded,
                               load_model(directory.string(), options.threads, limits));
-    const lossless::Target target{*loaded.model, tokenizer};
-    ESPALIER_RETURN_IF_ERROR(lossless::check_target(target));
+    const lossless::Subject target{*loaded.model, tokenizer};
+    ESPALIER_RETURN_IF_ERROR(lossless::check_subject(target));
     const Findings findings = run_workloads(options, target);
     fmt::print("{}\n{} on {}, {} threads: {:.0f} s, workloads {} to {}.\n",
                table_of(findings).text(TableFormat::markdown), options.model,
-               loaded.backend->name(), loaded.pool->workers(), findings.seconds, options.seed,
+               loaded.backend->name(), loaded.device->workers(), findings.seconds, options.seed,
                options.seed + static_cast<std::uint64_t>(findings.workloads - 1));
     if (findings.failed == 0) {
         fmt::print("Every request gave the bits it gives alone, without drafts, cache or batch.\n");

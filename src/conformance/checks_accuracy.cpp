@@ -70,7 +70,8 @@ void check_signal_to_noise(Trial& trial) {
     const auto result = trial.run(batch, options);
     const auto oracle = trial.oracle(batch);
     if (!result || !oracle) return;
-    const Result ideal = ideal_absorbed(trial.oracle_pool(), batch, rows, options.out_dtype);
+    const Result ideal =
+        ideal_absorbed(trial.oracle_device().pool(), batch, rows, options.out_dtype);
     const double reached = signal_to_noise(*result, *oracle);
     const double possible = signal_to_noise(ideal, *oracle);
     trial.measured(std::pow(10.0, (possible - 0.3 - reached) / 20.0));

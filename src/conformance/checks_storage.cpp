@@ -121,7 +121,7 @@ void check_append_arrays(Trial& trial) {
         call.kv.data = pool->bytes.data();
         call.nonfinite = flags.data();
         Arena no_arena{Buffer()};
-        OpContext host{trial.oracle_pool(), no_arena};
+        OpContext host{trial.oracle_device(), no_arena};
         if (!trial.done(oracle->append(host, call), "the oracle")) return;
 
         auto device_values = on_device(trial, values);
@@ -179,7 +179,7 @@ void check_compact_arrays(Trial& trial) {
         call.kv = pool->host;
         call.kv.data = pool->bytes.data();
         Arena no_arena{Buffer()};
-        OpContext host{trial.oracle_pool(), no_arena};
+        OpContext host{trial.oracle_device(), no_arena};
         if (!trial.done(oracle->compact(host, call), "the oracle")) return;
         auto device_source = on_device(trial, source);
         auto device_destination = on_device(trial, destination);

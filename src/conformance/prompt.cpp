@@ -102,9 +102,9 @@ Expected<Result> Prompt::oracle(KvFormat format, const std::vector<Row>& rows,
     DecompressedCall host = call(batch, {});
     host.out = reinterpret_cast<std::byte*>(result.out.data());
     host.lse = result.lse.data();
-    ThreadPool pool(1);
+    CpuDevice device(1);
     Arena arena{Buffer()};
-    OpContext context{pool, arena};
+    OpContext context{device, arena};
     ESPALIER_RETURN_IF_ERROR(make_reference_kernels()->decompressed(context, host));
     return result;
 }

@@ -114,7 +114,7 @@ Expected<Result> run_absorbed(Device& device, const Batch& batch, const RunOptio
 
 // The oracle takes one row at a time: a view of that row, whose token_end is its own end, has no
 // padding; the last view has all of it.
-Expected<Result> oracle_absorbed(ThreadPool& pool, const Batch& batch, float scale) {
+Expected<Result> oracle_absorbed(CpuDevice& host, const Batch& batch, float scale) {
     const auto oracle = make_reference_kernels();
     Result result{kLatent, batch.heads(), {}, {}};
     const auto packed = static_cast<std::size_t>(batch.tokens() * batch.heads());
@@ -123,7 +123,7 @@ Expected<Result> oracle_absorbed(ThreadPool& pool, const Batch& batch, float sca
     std::mutex guard;
     std::optional<Error> failure;
     const RaggedRows& all = batch.view();
-    pool.run(all.rows + 1, [&](std::int64_t b, int) {
+    host.pool().run(all.rows + 1, [&](std::int64_t b, int) {
         AbsorbedCall call;
         call.rows = all;
         call.rows.rows = b < all.rows ? 1 : 0;
@@ -145,7 +145,7 @@ Expected<Result> oracle_absorbed(ThreadPool& pool, const Batch& batch, float sca
         call.out_dtype = DType::f32;
         call.lse = result.lse.data();
         Arena arena{Buffer()};
-        OpContext context{pool, arena};
+        OpContext context{host, arena};
         if (const Expected<void> done = oracle->absorbed(context, call); !done) {
             const std::lock_guard lock(guard);
             failure = done.error();

@@ -89,6 +89,6 @@ mla::AbsorbedCall absorbed_call(const PlacedBatch& placed, const Batch& batch, P
 Expected<Result> run_absorbed(Device& device, const Batch& batch, const RunOptions& options = {});
 
 // The double oracle over the batch as it lies in host memory, rows in parallel on `pool`.
-Expected<Result> oracle_absorbed(ThreadPool& pool, const Batch& batch, float scale = kUsualScale);
+Expected<Result> oracle_absorbed(CpuDevice& host, const Batch& batch, float scale = kUsualScale);
 
 }  // namespace espalier::conformance

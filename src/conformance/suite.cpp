@@ -144,12 +144,12 @@ bool applies(const Check& check, const Support& support) {
 }
 
 Outcome run_check(const Check& check, Device& device, const Support& support,
-                  ThreadPool& oracle_pool, std::uint64_t seed) {
+                  CpuDevice& oracle_device, std::uint64_t seed) {
     Outcome outcome;
     // Checks of one slice should not all draw the same heads and pages.
     std::uint64_t stream = seed;
     for (const char c : check.name) stream = stream * 131 + static_cast<unsigned char>(c);
-    Trial trial(device, support, oracle_pool, stream, outcome);
+    Trial trial(device, support, oracle_device, stream, outcome);
     try {
         check.run(trial);
     } catch (const std::exception& error) {  // an arena that is too small, for one

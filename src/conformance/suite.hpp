@@ -60,8 +60,8 @@ const Check* find_check(std::string_view name);  // null: no such check
 // Whether the device takes what the check needs.
 bool applies(const Check& check, const Support& support);
 
-// One slice: some cases of the check, all from this seed. `oracle_pool` is where the oracle runs.
+// One slice: some cases of the check, all from this seed. `oracle_device` is where the oracle runs.
 Outcome run_check(const Check& check, Device& device, const Support& support,
-                  ThreadPool& oracle_pool, std::uint64_t seed);
+                  CpuDevice& oracle_device, std::uint64_t seed);
 
 }  // namespace espalier::conformance

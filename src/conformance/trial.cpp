@@ -49,7 +49,7 @@ std::optional<Result> Trial::run(const Batch& batch, const RunOptions& options) 
 }
 
 std::optional<Result> Trial::oracle(const Batch& batch, float scale) {
-    return keep(oracle_absorbed(oracle_pool_, batch, scale), "the oracle");
+    return keep(oracle_absorbed(oracle_device_, batch, scale), "the oracle");
 }
 
 void Trial::note(const Difference& difference, const std::string& context) {

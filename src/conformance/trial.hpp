@@ -14,12 +14,12 @@ namespace espalier::conformance {
 
 class Trial {
   public:
-    Trial(Device& device, const Support& support, ThreadPool& oracle_pool, std::uint64_t seed,
+    Trial(Device& device, const Support& support, CpuDevice& oracle_device, std::uint64_t seed,
           Outcome& outcome)
         : random(seed),
           device_(device),
           support_(support),
-          oracle_pool_(oracle_pool),
+          oracle_device_(oracle_device),
           outcome_(outcome) {}
 
     Random random;
@@ -27,7 +27,7 @@ class Trial {
     Device& device() { return device_; }
     mla::KvFormat format() const { return support_.format; }
     const Support& support() const { return support_; }
-    ThreadPool& oracle_pool() { return oracle_pool_; }
+    CpuDevice& oracle_device() { return oracle_device_; }
 
     // Any page size, shuffle and query dtype that the device takes.
     Layout any_layout();
@@ -72,7 +72,7 @@ class Trial {
 
     Device& device_;
     const Support& support_;
-    ThreadPool& oracle_pool_;
+    CpuDevice& oracle_device_;
     Outcome& outcome_;
 };
 

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <numeric>
 #include <vector>
 
@@ -22,8 +21,7 @@ struct Shape {
 constexpr std::array<Shape, 11> kShapes = {
     {{1, 1}, {1, 2}, {1, 4}, {1, 8}, {1, 16}, {1, 32}, {1, 64}, {4, 1}, {16, 1}, {4, 16}, {2, 64}}};
 
-Expected<double> measure(model::DeepseekModel& model, cache::KvStorage& storage, const Clock& clock,
-                         const Shape& shape) {
+Expected<double> measure(Target& target, const Clock& clock, const Shape& shape) {
     const std::vector<std::int32_t> tokens(static_cast<std::size_t>(shape.tokens), 0);
     std::vector<std::int32_t> all(tokens.size());
     std::iota(all.begin(), all.end(), 0);
@@ -37,37 +35,29 @@ Expected<double> measure(model::DeepseekModel& model, cache::KvStorage& storage,
         ESPALIER_RETURN_IF_ERROR(builder.add(spec));
     }
     const batch::BatchView view = builder.finish();
-    std::vector<ops::NodeSampling> nodes(static_cast<std::size_t>(view.cap_gather));
-    std::vector<ops::Draw> draws(nodes.size());
+    const std::vector<ops::NodeSampling> nodes(static_cast<std::size_t>(view.cap_gather));
     const schedule::Time start = clock();
-    ESPALIER_RETURN_IF_ERROR(model.forward(view, storage));
-    model.sample(nodes, draws);
+    ESPALIER_RETURN_IF_ERROR(target.launch(view, {}));
+    target.sample(nodes);
+    ESPALIER_RETURN_IF_ERROR(target.wait());
     return static_cast<double>(clock() - start) * 1e-9;
 }
 
 }  // namespace
 
-Clock steady_clock() {
-    return [] {
-        return std::chrono::duration_cast<std::chrono::nanoseconds>(
-                   std::chrono::steady_clock::now().time_since_epoch())
-            .count();
-    };
-}
-
-Expected<speculate::StepTime> measure_step_time(model::DeepseekModel& model,
-                                                cache::KvStorage& storage, const Clock& clock) {
+Expected<speculate::StepTime> measure_step_time(Target& target, const Clock& clock) {
+    const model::ModelLimits& limits = target.info().limits;
     std::vector<speculate::StepSample> samples;
     const schedule::Time start = clock();
     // The first pass touches every weight; it would tell of the disk, not of the step.
-    ESPALIER_RETURN_IF_ERROR(measure(model, storage, clock, kShapes[0]));
+    ESPALIER_RETURN_IF_ERROR(measure(target, clock, kShapes[0]));
     for (int pass = 0; pass < kPasses; ++pass) {
         for (const Shape& shape : kShapes) {
             const std::int64_t tokens = shape.rows * shape.tokens;
-            if (tokens > model.limits().max_tokens || tokens > model.limits().max_gather ||
-                shape.tokens > model.limits().max_kv_len || shape.rows >= storage.page_count())
+            if (tokens > limits.max_tokens || tokens > limits.max_gather ||
+                shape.tokens > limits.max_kv_len || shape.rows >= target.info().page_count)
                 continue;
-            ESPALIER_ASSIGN_OR_RETURN(const double seconds, measure(model, storage, clock, shape));
+            ESPALIER_ASSIGN_OR_RETURN(const double seconds, measure(target, clock, shape));
             samples.push_back({shape.rows, tokens, seconds});
         }
         if (clock() - start > kMostTime) break;

@@ -4,15 +4,13 @@
 #pragma once
 
 #include "base/error.hpp"
-#include "cache/kv_storage.hpp"
 #include "engine/clock.hpp"
-#include "model/deepseek.hpp"
+#include "engine/target.hpp"
 #include "speculate/step_time.hpp"
 
 namespace espalier::engine {
 
 // Writes into pages that no request owns yet; what it leaves there is never read.
-Expected<speculate::StepTime> measure_step_time(model::DeepseekModel& model,
-                                                cache::KvStorage& storage, const Clock& clock);
+Expected<speculate::StepTime> measure_step_time(Target& target, const Clock& clock);
 
 }  // namespace espalier::engine

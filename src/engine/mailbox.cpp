@@ -5,17 +5,8 @@
 #include <utility>
 
 namespace espalier::engine {
-namespace {
 
 using namespace std::chrono_literals;
-
-void append(accept::Emission& to, const accept::Emission& from) {
-    to.text += from.text;
-    to.tokens.insert(to.tokens.end(), from.tokens.begin(), from.tokens.end());
-    to.top.insert(to.top.end(), from.top.begin(), from.top.end());
-}
-
-}  // namespace
 
 // The numbers stay: they are totals.
 void ChoiceUpdate::clear() {
@@ -31,7 +22,7 @@ void Mailbox::receive(const Update& update) {
     {
         const std::lock_guard lock(mutex_);
         ChoiceUpdate& choice = pending_.choices.at(static_cast<std::size_t>(update.choice));
-        append(choice.emission, update.emission);
+        choice.emission.append(update.emission);
         choice.usage = update.usage;
         choice.cached_tokens = update.cached_tokens;
         if (update.prompt_logprobs != nullptr) pending_.prompt_logprobs = *update.prompt_logprobs;

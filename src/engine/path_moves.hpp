@@ -2,7 +2,7 @@
 // The commit of accepted paths: their KV rows move to consecutive slots. A node's slot is its
 // root's slot plus its index; the k-th node of the path belongs at the root's slot plus k. Indices
 // ascend along a path, so no row is overwritten before it has moved. Pure; filled by Stepper,
-// carried out by DeepseekModel::compact in every layer.
+// carried out by Target::compact in every layer.
 #pragma once
 
 #include <cstdint>

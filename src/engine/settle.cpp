@@ -14,14 +14,14 @@ using schedule::Outcome;
 // Bit i: token i of the share had a latent that was not finite. Of a chunk, bit 0 stands for all:
 // each of its tokens is an ancestor of what is drawn at its end.
 std::uint64_t Stepper::flagged_tokens(const schedule::PlannedRequest& share) const {
-    const std::span<const std::uint8_t> nonfinite = parts_.model.nonfinite();
     std::uint64_t flags = 0;
     for (std::int32_t r = share.first_row; r < share.first_row + share.rows; ++r) {
         const auto row = static_cast<std::size_t>(r);
         const auto first = static_cast<std::size_t>(batch_.first_token(row));
         const auto count = static_cast<std::size_t>(plan_->rows[row].q_len);
         for (std::size_t i = 0; i < count; ++i)
-            if (nonfinite[first + i] != 0) flags |= std::uint64_t{1} << (share.runs ? i : 0);
+            if (result_.nonfinite[first + i] != 0)
+                flags |= std::uint64_t{1} << (share.runs ? i : 0);
     }
     return flags;
 }
@@ -35,7 +35,7 @@ void Stepper::settle(std::size_t index) {
     if (!share.runs) settle_prompt(index, request, flagged != 0);
     if (!share.draws || outcomes_[index].end != Outcome::End::none) return;
 
-    accept::NodeDraws draws = draws_.nodes(index);
+    accept::NodeDraws draws = draws_.nodes_of(index);
     draws.flagged_nodes = flagged;
     walks_[index] =
         accept::walk(batch_.tree_view(index), draws, request.progress, request.emission);
@@ -124,7 +124,7 @@ Expected<void> Stepper::commit() {
         moves_.add(row.block_table, row.first_position, walks_[i].path.values());
     }
     if (moves_.source().empty()) return {};
-    return parts_.model.compact(moves_.source(), moves_.destination(), storage_);
+    return parts_.target->compact(moves_.source(), moves_.destination());
 }
 
 void Stepper::learn(StepReport& report) {

@@ -9,7 +9,6 @@ StepDraws::StepDraws(std::int64_t max_rows, std::int64_t max_gather) {
     const auto gather = static_cast<std::size_t>(max_gather);
     shares_.reserve(static_cast<std::size_t>(max_rows));
     samplings_.reserve(gather);
-    draws_.resize(gather);
     tops_.resize(gather * ops::kMaxTopLogprobs);
     counts_.resize(gather);
     prompt_logprobs_.reserve(gather);
@@ -100,15 +99,16 @@ void StepDraws::add_chunk(const LiveRequest& live, std::span<const schedule::Pla
     shares_.push_back(share);
 }
 
-void StepDraws::draw(model::DeepseekModel& model) {
-    if (samplings_.empty()) return;
-    model.sample(samplings_, std::span(draws_).first(samplings_.size()));
+void StepDraws::take(std::span<const ops::Draw> draws) {
+    CHECK(draws.size() == samplings_.size(), "{} draws for {} nodes", draws.size(),
+          samplings_.size());
+    draws_ = draws;
 }
 
-accept::NodeDraws StepDraws::nodes(std::size_t request) const {
+accept::NodeDraws StepDraws::nodes_of(std::size_t request) const {
     const Share& share = shares_[request];
     accept::NodeDraws draws;
-    draws.draws = std::span(draws_).subspan(share.first + share.prompt_count, share.node_count);
+    draws.draws = draws_.subspan(share.first + share.prompt_count, share.node_count);
     draws.top = std::span(tops_).subspan(share.node_top, share.node_top_count);
     return draws;
 }
@@ -119,7 +119,7 @@ StepDraws::PromptPart StepDraws::prompt(std::size_t request) {
     part.first_position = share.first_position;
     part.top = std::span(tops_).subspan(share.prompt_top, share.prompt_top_count);
     prompt_logprobs_.clear();
-    for (const ops::Draw& draw : std::span(draws_).subspan(share.first, share.prompt_count)) {
+    for (const ops::Draw& draw : draws_.subspan(share.first, share.prompt_count)) {
         prompt_logprobs_.push_back(draw.logprob);
         part.bad = part.bad || draw.flag == ops::DrawFlag::bad_logits;
     }

@@ -12,7 +12,7 @@
 #include "accept/token_counts.hpp"
 #include "accept/walk.hpp"
 #include "engine/live_request.hpp"
-#include "model/deepseek.hpp"
+#include "ops/sampling.hpp"
 #include "schedule/plan.hpp"
 
 namespace espalier::engine {
@@ -21,17 +21,19 @@ class StepDraws {
   public:
     StepDraws(std::int64_t max_rows, std::int64_t max_gather);
 
-    // For each request of the plan, in order, one of these two; then draw().
+    // For each request of the plan, in order, one of these two; then the target draws for nodes(),
+    // and take() gets what it drew.
     void clear();
     void add_tree(const LiveRequest& live, const accept::TreeView& tree,
                   std::span<const std::int32_t> depths);
     // rows: of one chunk. tokens: all of the request's committed ones.
     void add_chunk(const LiveRequest& live, std::span<const schedule::PlannedRow> rows,
                    std::span<const std::int32_t> tokens);
-    void draw(model::DeepseekModel& model);
+    std::span<const ops::NodeSampling> nodes() const { return samplings_; }
+    void take(std::span<const ops::Draw> draws);
 
     // What request i of the plan drew at its nodes; flagged_nodes is left to the caller.
-    accept::NodeDraws nodes(std::size_t request) const;
+    accept::NodeDraws nodes_of(std::size_t request) const;
     // The logprobs of its prompt's tokens first_position + 1 …, computed in this step.
     struct PromptPart {
         std::int64_t first_position = 0;
@@ -58,7 +60,7 @@ class StepDraws {
 
     std::vector<Share> shares_;
     std::vector<ops::NodeSampling> samplings_;
-    std::vector<ops::Draw> draws_;
+    std::span<const ops::Draw> draws_;
     std::vector<accept::TokenLogprob> tops_;
     std::size_t tops_used_ = 0;
     std::vector<accept::NodeCounts> counts_;

@@ -9,52 +9,48 @@
 namespace espalier::engine {
 namespace {
 
-Expected<void> check_model_holds(const model::ModelLimits& model,
-                                 const schedule::SchedulerOptions& options) {
+Expected<void> check_target_holds(const TargetInfo& target,
+                                  const schedule::SchedulerOptions& options) {
     const auto at_most = [](const char* what, std::int64_t wanted,
                             std::int64_t limit) -> Expected<void> {
         if (wanted <= limit) return {};
         return fail(ErrorKind::exhausted, "{} is {}, but the model was set up for {}", what, wanted,
                     limit);
     };
-    ESPALIER_RETURN_IF_ERROR(at_most("max_step_tokens", options.max_step_tokens, model.max_tokens));
-    ESPALIER_RETURN_IF_ERROR(at_most("max_step_gather", options.max_step_gather, model.max_gather));
-    return at_most("max_model_len", options.max_model_len, model.max_kv_len);
+    const model::ModelLimits& limits = target.limits;
+    ESPALIER_RETURN_IF_ERROR(
+        at_most("max_step_tokens", options.max_step_tokens, limits.max_tokens));
+    ESPALIER_RETURN_IF_ERROR(
+        at_most("max_step_gather", options.max_step_gather, limits.max_gather));
+    ESPALIER_RETURN_IF_ERROR(at_most("page_count", options.page_count, target.page_count));
+    return at_most("max_model_len", options.max_model_len, limits.max_kv_len);
 }
 
 }  // namespace
 
 Expected<std::unique_ptr<Stepper>> Stepper::create(StepperParts parts,
                                                    const StepperSettings& settings) {
-    model::DeepseekModel& model = parts.model;
-    ESPALIER_RETURN_IF_ERROR(check_model_holds(model.limits(), settings.schedule));
-    // The cache first: it refuses a number of pages that the scheduler's books cannot have.
-    const cache::KvLayout layout =
-        cache::make_layout(model.config().num_hidden_layers, model.kv_format());
-    ESPALIER_ASSIGN_OR_RETURN(cache::KvStorage storage,
-                              cache::KvStorage::create(layout, settings.schedule.page_count));
+    ESPALIER_RETURN_IF_ERROR(check_target_holds(parts.target->info(), settings.schedule));
     ESPALIER_ASSIGN_OR_RETURN(auto scheduler, schedule::Scheduler::create(settings.schedule));
-    std::unique_ptr<Stepper> stepper(
-        new Stepper(std::move(parts), settings, std::move(scheduler), std::move(storage)));
+    std::unique_ptr<Stepper> stepper(new Stepper(std::move(parts), settings, std::move(scheduler)));
     if (settings.step_time) {
         stepper->speculation_.set_step_time(*settings.step_time);
     } else if (settings.grant == NodeGrant::measured && stepper->speculation_.has_drafters()) {
         ESPALIER_ASSIGN_OR_RETURN(
             const speculate::StepTime time,
-            measure_step_time(model, stepper->storage_, stepper->parts_.clock));
+            measure_step_time(*stepper->parts_.target, stepper->parts_.clock));
         stepper->speculation_.set_step_time(time);
     }
     return stepper;
 }
 
 Stepper::Stepper(StepperParts parts, const StepperSettings& settings,
-                 std::unique_ptr<schedule::Scheduler> scheduler, cache::KvStorage storage)
+                 std::unique_ptr<schedule::Scheduler> scheduler)
     : parts_(std::move(parts)),
-      limits_{parts_.model.config().vocab_size, settings.schedule.max_model_len,
-              settings.schedule.page_count,     parts_.model.config().eos_token_ids,
+      limits_{parts_.target->info().vocabulary, settings.schedule.max_model_len,
+              settings.schedule.page_count,     parts_.target->info().eos_token_ids,
               settings.schedule.max_waiting,    settings.schedule.max_waiting_tokens},
       scheduler_(std::move(scheduler)),
-      storage_(std::move(storage)),
       speculation_({settings.grant, settings.schedule.max_rows, limits_.vocabulary, parts_.script},
                    std::move(parts_.drafters)),
       batch_(settings.schedule),
@@ -224,9 +220,11 @@ Expected<void> Stepper::run_model(StepTimer& timer) {
             draws_.add_chunk(request, rows_of(share), scheduler_->tokens(share.id.slot));
     }
     timer.lap(Phase::build);
-    ESPALIER_RETURN_IF_ERROR(parts_.model.forward(view, storage_));
+    ESPALIER_RETURN_IF_ERROR(parts_.target->launch(view, parts_.taps));
     timer.lap(Phase::forward);
-    draws_.draw(parts_.model);
+    if (!draws_.nodes().empty()) parts_.target->sample(draws_.nodes());
+    ESPALIER_ASSIGN_OR_RETURN(result_, parts_.target->wait());
+    draws_.take(result_.draws);
     timer.lap(Phase::sample);
     return {};
 }

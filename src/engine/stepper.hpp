@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "cache/kv_storage.hpp"
 #include "engine/clock.hpp"
 #include "engine/live_request.hpp"
 #include "engine/observer.hpp"
@@ -26,8 +25,9 @@
 #include "engine/step_batch.hpp"
 #include "engine/step_draws.hpp"
 #include "engine/step_report.hpp"
+#include "engine/target.hpp"
 #include "engine/tree_script.hpp"
-#include "model/deepseek.hpp"
+#include "model/taps.hpp"
 #include "schedule/scheduler.hpp"
 #include "text/tokenizer.hpp"
 
@@ -40,14 +40,15 @@ struct StepperSettings {
     std::optional<speculate::StepTime> step_time;
 };
 
-// Borrowed, except the drafters; all must outlive the stepper. The model is used by nobody else.
+// The target and the drafters are the stepper's own; the others are borrowed and must outlive it.
 struct StepperParts {
-    model::DeepseekModel& model;
+    std::unique_ptr<Target> target;
     const text::Tokenizer& tokenizer;
     std::vector<std::unique_ptr<speculate::Drafter>> drafters;
     Clock clock;
     StepObserver* observer = nullptr;  // hears of everything; none: nobody watches
     TreeScript* script = nullptr;      // trees in place of the drafters'
+    model::Taps taps{};                // where drafters find hidden states, if they want any
 };
 
 class Stepper {
@@ -68,11 +69,10 @@ class Stepper {
 
     const schedule::Scheduler& scheduler() const { return *scheduler_; }
     const Speculation& speculation() const { return speculation_; }
-    cache::KvStorage& storage() { return storage_; }
 
   private:
     Stepper(StepperParts parts, const StepperSettings& settings,
-            std::unique_ptr<schedule::Scheduler> scheduler, cache::KvStorage storage);
+            std::unique_ptr<schedule::Scheduler> scheduler);
 
     LiveRequest& live(const schedule::RequestId& id);
     std::span<const schedule::PlannedRow> rows_of(const schedule::PlannedRequest& share) const;
@@ -96,7 +96,6 @@ class Stepper {
     StepperParts parts_;
     RequestLimits limits_;
     std::unique_ptr<schedule::Scheduler> scheduler_;
-    cache::KvStorage storage_;
     Speculation speculation_;
     std::vector<std::unique_ptr<LiveRequest>> live_;  // by request slot
 
@@ -104,6 +103,7 @@ class Stepper {
     const schedule::Plan* plan_ = nullptr;
     StepBatch batch_;
     StepDraws draws_;
+    StepResult result_;
     PathMoves moves_;
     std::vector<DraftRow> draft_rows_;
     std::vector<std::int32_t> drafts_;  // by draft row

@@ -183,16 +183,16 @@ PackedView PackedView::outputs(std::int64_t first, std::int64_t outputs) const {
     return some;
 }
 
-Expected<PackedMatrix> PackedMatrix::pack(ThreadPool& pool,
+Expected<PackedMatrix> PackedMatrix::pack(CpuDevice& device,
                                           std::span<const std::span<const WeightSource>> stack) {
     PackedMatrix packed;
     ESPALIER_ASSIGN_OR_RETURN(packed.view_, common_shape(stack));
     PackedView& view = packed.view_;
     ESPALIER_ASSIGN_OR_RETURN(const Sizes sizes, sizes_of(view));
     ESPALIER_ASSIGN_OR_RETURN(packed.data_,
-                              Buffer::host(static_cast<std::size_t>(sizes.data_bytes)));
+                              device.allocate(static_cast<std::size_t>(sizes.data_bytes)));
     ESPALIER_ASSIGN_OR_RETURN(packed.scales_,
-                              Buffer::host(static_cast<std::size_t>(sizes.scale_bytes)));
+                              device.allocate(static_cast<std::size_t>(sizes.scale_bytes)));
     view.data = packed.data_.data();
     if (view.dtype == DType::e4m3) view.scales = packed.scales_.as<float>();
 
@@ -202,7 +202,7 @@ Expected<PackedMatrix> PackedMatrix::pack(ThreadPool& pool,
     const std::int64_t per_task =
         std::clamp<std::int64_t>((256 << 10) / view.panel_bytes(), 1, panels);
     const std::int64_t all_panels = view.count * panels;
-    pool.run((all_panels + per_task - 1) / per_task, [&](std::int64_t task, int) {
+    device.pool().run((all_panels + per_task - 1) / per_task, [&](std::int64_t task, int) {
         const std::int64_t end = std::min(all_panels, (task + 1) * per_task);
         for (std::int64_t index = task * per_task; index < end; ++index) {
             std::byte* panel = packed.data_.data() + index * view.panel_bytes();
@@ -217,9 +217,9 @@ Expected<PackedMatrix> PackedMatrix::pack(ThreadPool& pool,
     return packed;
 }
 
-Expected<PackedMatrix> PackedMatrix::pack(ThreadPool& pool, const WeightSource& source) {
+Expected<PackedMatrix> PackedMatrix::pack(CpuDevice& device, const WeightSource& source) {
     const Sources one(&source, 1);
-    return pack(pool, std::span<const Sources>(&one, 1));
+    return pack(device, std::span<const Sources>(&one, 1));
 }
 
 }  // namespace espalier::linalg

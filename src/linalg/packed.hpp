@@ -13,9 +13,9 @@
 #include <span>
 
 #include "base/buffer.hpp"
+#include "base/cpu_device.hpp"
 #include "base/error.hpp"
 #include "base/numeric.hpp"
-#include "base/thread_pool.hpp"
 
 namespace espalier::linalg {
 
@@ -72,9 +72,9 @@ class PackedMatrix {
     // `stack[i]` lists the sources that make matrix i; they are joined along n and must agree in k
     // and dtype, and all matrices must have the same n. Sizes are multiplied as 64-bit with
     // overflow checks. FP8 joined with FP8 keeps each source's own scales.
-    static Expected<PackedMatrix> pack(ThreadPool& pool,
+    static Expected<PackedMatrix> pack(CpuDevice& device,
                                        std::span<const std::span<const WeightSource>> stack);
-    static Expected<PackedMatrix> pack(ThreadPool& pool, const WeightSource& source);
+    static Expected<PackedMatrix> pack(CpuDevice& device, const WeightSource& source);
 
     const PackedView& view() const { return view_; }
     std::size_t bytes() const { return data_.bytes() + scales_.bytes(); }

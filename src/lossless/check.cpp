@@ -9,6 +9,7 @@
 #include <memory>
 #include <utility>
 
+#include "engine/model_target.hpp"
 #include "lossless/recorder.hpp"
 #include "speculate/ngram.hpp"
 
@@ -41,25 +42,21 @@ Output cut_short(const Output& whole, std::int64_t count, const engine::CheckedR
                  const text::Tokenizer& tokenizer) {
     accept::RequestProgress progress(checked.rules, tokenizer, checked.request.prompt);
     const auto top = static_cast<std::size_t>(checked.rules.options().top_logprobs);
-    accept::Emission emission;
+    Output cut;
     for (std::size_t i = 0; i < static_cast<std::size_t>(count) && i < whole.tokens.size(); ++i)
         progress.commit({whole.tokens[i].token, whole.tokens[i].logprob, ops::DrawFlag::fine},
-                        std::span(whole.top).subspan(i * top, top), emission);
-    Output cut;
-    cut.finish = progress.end(FinishReason::interrupted, emission);
-    cut.tokens = emission.tokens;
-    cut.top = emission.top;
-    cut.text = emission.text;
+                        std::span(whole.top).subspan(i * top, top), cut);
+    cut.finish = progress.end(FinishReason::interrupted, cut);
     return cut;
 }
 
 class Check {
   public:
-    Check(const Workload& work, const Target& target)
+    Check(const Workload& work, const Subject& subject)
         : work_(work),
-          target_(target),
-          limits_{target.vocabulary(), work.settings.schedule.max_model_len,
-                  work.settings.schedule.page_count, target.model.config().eos_token_ids} {}
+          subject_(subject),
+          limits_{subject.vocabulary(), work.settings.schedule.max_model_len,
+                  work.settings.schedule.page_count, subject.model.config().eos_token_ids} {}
 
     Expected<Verdict> operator()() {
         ESPALIER_RETURN_IF_ERROR(run_alone());
@@ -80,11 +77,11 @@ class Check {
 
   private:
     Expected<engine::CheckedRequest> check(const engine::Request& request) const {
-        return engine::check_request(request, limits_, target_.tokenizer);
+        return engine::check_request(request, limits_, subject_.tokenizer);
     }
 
     Expected<void> run_alone() {
-        PlainRunner runner(target_);
+        PlainRunner runner(subject_);
         const bool absorbed = work_.settings.schedule.prefill_segment == 0;
         for (const WorkloadRequest& planned : work_.requests) {
             Case one;
@@ -116,8 +113,10 @@ class Check {
     }
 
     Expected<void> make_stepper() {
+        ESPALIER_ASSIGN_OR_RETURN(auto target,
+                                  engine::ModelTarget::create(subject_.model, limits_.page_count));
         engine::StepperParts parts{
-            target_.model, target_.tokenizer, {}, [this] { return now_ += 1000; }};
+            std::move(target), subject_.tokenizer, {}, [this] { return now_ += 1000; }};
         if (work_.ngram)
             parts.drafters.push_back(
                 std::make_unique<speculate::NgramDrafter>(0, speculate::NgramLimits{}));
@@ -166,7 +165,7 @@ class Check {
             const std::int64_t committed = got.usage.completion_tokens;
             const auto whole = static_cast<std::int64_t>(plain.tokens.size());
             const Output want =
-                cut ? cut_short(plain, committed, checked, target_.tokenizer) : plain;
+                cut ? cut_short(plain, committed, checked, subject_.tokenizer) : plain;
             if (const std::string found = difference(got.output, want); !found.empty())
                 differs(one, choice, found);
             if (committed > whole || (!cut && committed != whole))
@@ -219,7 +218,7 @@ class Check {
     }
 
     const Workload& work_;
-    Target target_;
+    Subject subject_;
     engine::RequestLimits limits_;
     std::vector<Case> cases_;
     std::vector<std::vector<std::int32_t>> texts_;  // prompts with their plain outputs
@@ -268,8 +267,8 @@ void Coverage::add(const Coverage& other) {
     broken += other.broken;
 }
 
-Expected<Verdict> check_workload(const Workload& work, const Target& target) {
-    return Check(work, target)();
+Expected<Verdict> check_workload(const Workload& work, const Subject& subject) {
+    return Check(work, subject)();
 }
 
 }  // namespace espalier::lossless

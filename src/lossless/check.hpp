@@ -40,6 +40,6 @@ struct Verdict {
 };
 
 // An error: the model refused something, or the engine did not come to an end.
-Expected<Verdict> check_workload(const Workload& work, const Target& target);
+Expected<Verdict> check_workload(const Workload& work, const Subject& subject);
 
 }  // namespace espalier::lossless

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lossless/plain_run.hpp"
 
-#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -12,14 +11,14 @@ namespace {
 
 class PlainRun {
   public:
-    PlainRun(const Target& target, const ops::Backend& backend, OpContext context,
+    PlainRun(const Subject& subject, const ops::Backend& backend, OpContext context,
              const engine::CheckedRequest& checked, std::int32_t choice, model::Sequence sequence)
-        : model_(target.model),
+        : model_(subject.model),
           backend_(backend),
           context_(context),
           checked_(checked),
           choice_(choice),
-          progress_(checked.rules, target.tokenizer, checked.request.prompt),
+          progress_(checked.rules, subject.tokenizer, checked.request.prompt),
           sequence_(std::move(sequence)) {}
 
     Expected<Output> operator()() {
@@ -27,15 +26,12 @@ class PlainRun {
         while (!progress_.finish()) {
             const ops::Draw drawn = draw();
             if (drawn.flag == ops::DrawFlag::nothing_left)
-                progress_.end(accept::FinishReason::nothing_left, emission_);
+                progress_.end(accept::FinishReason::nothing_left, output_);
             else if (drawn.flag == ops::DrawFlag::bad_logits)
-                progress_.end(accept::FinishReason::bad_numbers, emission_);
-            else if (!progress_.commit(drawn, top_, emission_))
+                progress_.end(accept::FinishReason::bad_numbers, output_);
+            else if (!progress_.commit(drawn, top_, output_))
                 ESPALIER_RETURN_IF_ERROR(feed(std::array{drawn.token}));
         }
-        output_.tokens = emission_.tokens;
-        output_.top = emission_.top;
-        output_.text = emission_.text;
         output_.finish = *progress_.finish();
         return output_;
     }
@@ -43,11 +39,9 @@ class PlainRun {
   private:
     // A number that is not finite ends the request.
     Expected<void> feed(std::span<const std::int32_t> tokens) {
-        const auto fed = sequence_.feed(model_, tokens, true);
-        if (fed) return {};
-        const auto flags = model_.nonfinite();
-        if (std::count(flags.begin(), flags.end(), 0) == std::ssize(flags)) return fed;
-        progress_.end(accept::FinishReason::bad_numbers, emission_);
+        ESPALIER_ASSIGN_OR_RETURN(const model::Fed fed, sequence_.feed(model_, tokens, true));
+        if (fed.nonfinite) progress_.end(accept::FinishReason::bad_numbers, output_);
+        logits_ = fed.logits;
         return {};
     }
 
@@ -84,7 +78,7 @@ class PlainRun {
         top_.assign(static_cast<std::size_t>(top_count), {});
         sampling.top = top_;
         ops::Draw draw;
-        backend_.sample_nodes(context_, model_.last_logits(), &sampling, &draw);
+        backend_.sample_nodes(context_, logits_, &sampling, &draw);
         return draw;
     }
 
@@ -95,7 +89,7 @@ class PlainRun {
     std::int32_t choice_;
     accept::RequestProgress progress_;
     model::Sequence sequence_;
-    accept::Emission emission_;
+    Matrix logits_;  // of the token fed last
     std::vector<accept::TokenLogprob> top_;
     Output output_;
 };
@@ -103,19 +97,19 @@ class PlainRun {
 }  // namespace
 
 // The plain sampler's results do not depend on the variant, which is that of its products.
-PlainRunner::PlainRunner(const Target& target)
-    : target_(target),
+PlainRunner::PlainRunner(const Subject& subject)
+    : subject_(subject),
       backend_(ops::make_reference_backend(CpuVariant::portable)),
-      pool_(1),
+      host_(1),
       arena_(Buffer()) {}
 
 Expected<Output> PlainRunner::run(const engine::CheckedRequest& checked, std::int32_t choice,
                                   bool absorbed) {
     const auto length = static_cast<std::int64_t>(checked.request.prompt.size());
     ESPALIER_ASSIGN_OR_RETURN(model::Sequence sequence,
-                              model::Sequence::create(target_.model, absorbed ? 0 : length,
+                              model::Sequence::create(subject_.model, absorbed ? 0 : length,
                                                       length + checked.rules.options().max_tokens));
-    return PlainRun(target_, *backend_, {pool_, arena_}, checked, choice, std::move(sequence))();
+    return PlainRun(subject_, *backend_, {host_, arena_}, checked, choice, std::move(sequence))();
 }
 
 }  // namespace espalier::lossless

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "accept/request_progress.hpp"
+#include "base/cpu_device.hpp"
 #include "base/error.hpp"
 #include "engine/request.hpp"
 #include "model/deepseek.hpp"
@@ -18,7 +19,7 @@
 namespace espalier::lossless {
 
 // Borrowed; nobody else uses the model meanwhile.
-struct Target {
+struct Subject {
     model::DeepseekModel& model;
     const text::Tokenizer& tokenizer;
     // This many of the vocabulary's last ids compute numbers that are not finite, because a test
@@ -28,10 +29,7 @@ struct Target {
     std::int32_t vocabulary() const { return static_cast<std::int32_t>(model.config().vocab_size); }
 };
 
-struct Output {
-    std::vector<accept::CommittedToken> tokens;
-    std::vector<accept::TokenLogprob> top;
-    std::string text;
+struct Output : accept::Emission {
     accept::Finish finish;
     std::vector<float> prompt_logprobs;
     std::vector<accept::TokenLogprob> prompt_tops;
@@ -39,16 +37,16 @@ struct Output {
 
 class PlainRunner {
   public:
-    explicit PlainRunner(const Target& target);
+    explicit PlainRunner(const Subject& subject);
     // absorbed: everything is, as under prefill_segment = 0. An error is one of the model's: it
     // refused a batch.
     Expected<Output> run(const engine::CheckedRequest& checked, std::int32_t choice,
                          bool absorbed = false);
 
   private:
-    Target target_;
+    Subject subject_;
     std::unique_ptr<ops::Backend> backend_;
-    ThreadPool pool_;
+    CpuDevice host_;
     Arena arena_;
 };
 

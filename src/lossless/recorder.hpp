@@ -29,10 +29,7 @@ class Recorder final : public engine::Receiver {
         CHECK(!choice.ended, "choice {} has an update after its end", update.choice);
         ++choice.updates;
         Output& output = choice.output;
-        output.text += update.emission.text;
-        output.tokens.insert(output.tokens.end(), update.emission.tokens.begin(),
-                             update.emission.tokens.end());
-        output.top.insert(output.top.end(), update.emission.top.begin(), update.emission.top.end());
+        output.append(update.emission);
         choice.usage = update.usage;
         choice.cached_tokens = update.cached_tokens;
         if (update.prompt_logprobs != nullptr) {

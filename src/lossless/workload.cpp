@@ -16,10 +16,10 @@ using Tokens = std::vector<std::int32_t>;
 
 class Generator {
   public:
-    Generator(std::uint64_t seed, const Target& target, bool long_prompts)
+    Generator(std::uint64_t seed, const Subject& subject, bool long_prompts)
         : random_(seed),
-          target_(target),
-          sound_(target.vocabulary() - target.poisoned),
+          subject_(subject),
+          sound_(subject.vocabulary() - subject.poisoned),
           long_(long_prompts) {
         work_.seed = seed;
     }
@@ -55,8 +55,8 @@ class Generator {
         if (chosen < sound_ && random_.chance(from_palette)) return chosen;
         return random_.between(2, sound_ - 1);
     }
-    std::int32_t poison() { return random_.between(sound_, target_.vocabulary() - 1); }
-    bool poisons(double chance) { return target_.poisoned > 0 && random_.chance(chance); }
+    std::int32_t poison() { return random_.between(sound_, subject_.vocabulary() - 1); }
+    bool poisons(double chance) { return subject_.poisoned > 0 && random_.chance(chance); }
     std::size_t pick(std::size_t count) { return random_.bits() % count; }
 
     // Few tokens, so that texts repeat, stop strings are met and penalties bite.
@@ -65,10 +65,10 @@ class Generator {
         for (int i = 0; i < count; ++i) work_.palette.push_back(random_.between(2, sound_ - 1));
         for (int i = 0; i < 3; ++i) {
             const char letter = static_cast<char>('a' + random_.between(0, 5));
-            const auto letters = target_.tokenizer.encode({&letter, 1});
+            const auto letters = subject_.tokenizer.encode({&letter, 1});
             if (letters && letters->size() == 1) work_.palette.push_back(letters->front());
         }
-        const auto& eos = target_.model.config().eos_token_ids;
+        const auto& eos = subject_.model.config().eos_token_ids;
         if (!eos.empty() && random_.chance(0.6)) work_.palette.push_back(eos[pick(eos.size())]);
         if (poisons(0.3)) work_.palette.push_back(poison());
         std::sort(work_.palette.begin(), work_.palette.end());
@@ -164,7 +164,7 @@ class Generator {
     std::string stop_string() {
         Tokens tokens;
         for (int i = random_.between(1, 3); i > 0; --i) tokens.push_back(any_token(1));
-        const std::string text = target_.tokenizer.decode(tokens);
+        const std::string text = subject_.tokenizer.decode(tokens);
         const bool fits = !text.empty() && std::ssize(text) <= accept::kMaxStopStringBytes;
         return fits ? text : "a";
     }
@@ -218,7 +218,7 @@ class Generator {
     }
 
     Random random_;
-    Target target_;
+    Subject subject_;
     std::int32_t sound_;  // ids below this are not poisoned
     bool long_;
     Workload work_;
@@ -227,27 +227,27 @@ class Generator {
 
 }  // namespace
 
-Expected<void> check_target(const Target& target) {
+Expected<void> check_subject(const Subject& subject) {
     const auto at_least = [](const char* what, std::int64_t has,
                              std::int64_t needs) -> Expected<void> {
         if (has >= needs) return {};
         return fail(ErrorKind::unsupported, "workloads need {} of {}, the model has {}", what,
                     needs, has);
     };
-    const model::ModelLimits& limits = target.model.limits();
+    const model::ModelLimits& limits = subject.model.limits();
     ESPALIER_RETURN_IF_ERROR(
-        at_least("a vocabulary", target.vocabulary() - target.poisoned, kWorkloadVocabulary));
+        at_least("a vocabulary", subject.vocabulary() - subject.poisoned, kWorkloadVocabulary));
     ESPALIER_RETURN_IF_ERROR(at_least("a context", limits.max_kv_len, kWorkloadLength));
     ESPALIER_RETURN_IF_ERROR(at_least("batches", limits.max_tokens, kWorkloadTokens));
     return at_least("gathered tokens", limits.max_gather, kWorkloadGather);
 }
 
-Workload random_workload(std::uint64_t seed, const Target& target) {
-    return Generator(seed, target, false)();
+Workload random_workload(std::uint64_t seed, const Subject& subject) {
+    return Generator(seed, subject, false)();
 }
 
-Workload long_workload(std::uint64_t seed, const Target& target) {
-    return Generator(seed, target, true)();
+Workload long_workload(std::uint64_t seed, const Subject& subject) {
+    return Generator(seed, subject, true)();
 }
 
 }  // namespace espalier::lossless

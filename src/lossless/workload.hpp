@@ -42,11 +42,11 @@ struct Workload {
 };
 
 // Refuses a model that is too small, or set up for less.
-Expected<void> check_target(const Target& target);
-Workload random_workload(std::uint64_t seed, const Target& target);
+Expected<void> check_subject(const Subject& subject);
+Workload random_workload(std::uint64_t seed, const Subject& subject);
 // The same with prompts of several segments (edges at 256, 512, 768), logprobs of all of them, next
 // turns that find generated text in the cache, and sometimes without the decompressed form. The
 // model must be set up for sequences of kLongWorkloadLength.
-Workload long_workload(std::uint64_t seed, const Target& target);
+Workload long_workload(std::uint64_t seed, const Subject& subject);
 
 }  // namespace espalier::lossless

@@ -8,6 +8,7 @@
 #include <string>
 #include <thread>
 
+#include "base/cpu_device.hpp"
 #include "espalier/mla.h"
 #include "mla/c_api_calls.hpp"
 
@@ -15,13 +16,12 @@ using namespace espalier;
 using namespace espalier::mla;
 
 struct espalier_mla_context {
-    espalier_mla_context(ComputeDevice where, std::unique_ptr<Kernels> what, int threads)
-        : device(where), kernels(std::move(what)), pool(threads) {}
+    espalier_mla_context(std::unique_ptr<Device> where, std::unique_ptr<Kernels> what)
+        : device(std::move(where)), kernels(std::move(what)) {}
 
-    ComputeDevice device;
+    std::unique_ptr<Device> device;
     std::unique_ptr<Kernels> kernels;
-    ThreadPool pool;           // CUDA: never run
-    std::mutex one_at_a_time;  // the pool's rule
+    std::mutex one_at_a_time;  // the rule of the CPU's thread pool
 };
 
 namespace {
@@ -97,8 +97,8 @@ template <typename Operation>
 Expected<void> run_in(espalier_mla_context& context, void* workspace, std::uint64_t bytes,
                       std::size_t needed, void* stream, Operation operation) {
     ESPALIER_ASSIGN_OR_RETURN(Arena arena, workspace_of(workspace, bytes, needed));
-    OpContext op{context.pool, arena, stream};
-    if (context.device == ComputeDevice::cuda) return operation(op);
+    OpContext op{*context.device, arena, stream};
+    if (context.device->kind() == DeviceKind::cuda) return operation(op);
     const std::lock_guard lock(context.one_at_a_time);
     return operation(op);
 }
@@ -111,7 +111,7 @@ espalier_mla_status bytes_for(const espalier_mla_context* context,
         ESPALIER_RETURN_IF_ERROR(check_context(context));
         if (bytes == nullptr) return fail(ErrorKind::invalid, "bytes is NULL");
         ESPALIER_ASSIGN_OR_RETURN(const Capacities capacities,
-                                  c_api::capacities_of(most, context->pool.workers()));
+                                  c_api::capacities_of(most, context->device->workers()));
         *bytes = size(capacities);
         return {};
     });
@@ -157,7 +157,8 @@ espalier_mla_status espalier_mla_create_cpu(int32_t threads, espalier_mla_contex
             threads > 0 ? threads
                         : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
         ESPALIER_ASSIGN_OR_RETURN(const CpuVariant variant, chosen_cpu_variant());
-        *context = new espalier_mla_context(ComputeDevice::cpu, make_cpu_kernels(variant), workers);
+        *context = new espalier_mla_context(std::make_unique<CpuDevice>(workers),
+                                            make_cpu_kernels(variant));
         return {};
     });
 }
@@ -167,7 +168,8 @@ espalier_mla_status espalier_mla_create_cuda(espalier_mla_context** context) {
         if (context == nullptr) return fail(ErrorKind::invalid, "context is NULL");
         *context = nullptr;
         ESPALIER_ASSIGN_OR_RETURN(std::unique_ptr<Kernels> kernels, make_cuda_kernels());
-        *context = new espalier_mla_context(ComputeDevice::cuda, std::move(kernels), 1);
+        ESPALIER_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, make_cuda_device());
+        *context = new espalier_mla_context(std::move(device), std::move(kernels));
         return {};
     });
 }
@@ -201,7 +203,7 @@ espalier_mla_status espalier_mla_absorbed(espalier_mla_context* context,
         ESPALIER_RETURN_IF_ERROR(check_context(context));
         ESPALIER_ASSIGN_OR_RETURN(const AbsorbedCall call, c_api::call_of(given));
         ESPALIER_ASSIGN_OR_RETURN(const Capacities most,
-                                  c_api::capacities_of(call, context->pool.workers()));
+                                  c_api::capacities_of(call, context->device->workers()));
         return run_in(*context, workspace, workspace_bytes, scratch_of(*context, most), stream,
                       [&](OpContext& op) { return context->kernels->absorbed(op, call); });
     });
@@ -254,11 +256,11 @@ espalier_mla_status espalier_mla_decompressed(espalier_mla_context* context,
     return guarded([&]() -> Expected<void> {
         ESPALIER_RETURN_IF_ERROR(check_context(context));
         ESPALIER_ASSIGN_OR_RETURN(const DecompressedCall call,
-                                  c_api::call_of(given, context->device));
+                                  c_api::call_of(given, context->device->kind()));
         ESPALIER_ASSIGN_OR_RETURN(const Capacities most,
-                                  c_api::capacities_of(call, context->pool.workers()));
+                                  c_api::capacities_of(call, context->device->workers()));
         const std::size_t needed =
-            context->device == ComputeDevice::cuda ? 0 : scratch_of(*context, most);
+            context->device->kind() == DeviceKind::cuda ? 0 : scratch_of(*context, most);
         return run_in(*context, workspace, workspace_bytes, needed, stream,
                       [&](OpContext& op) { return context->kernels->decompressed(op, call); });
     });
@@ -290,7 +292,7 @@ espalier_mla_status espalier_mla_decode_compat_workspace_bytes(
         ESPALIER_RETURN_IF_ERROR(check_context(context));
         if (bytes == nullptr) return fail(ErrorKind::invalid, "bytes is NULL");
         ESPALIER_ASSIGN_OR_RETURN(const CompatCall call, c_api::call_of(given));
-        *bytes = compat_scratch_bytes(*context->kernels, call, context->pool.workers());
+        *bytes = compat_scratch_bytes(*context->kernels, call, context->device->workers());
         return {};
     });
 }
@@ -303,10 +305,9 @@ espalier_mla_status espalier_mla_decode_compat(espalier_mla_context* context,
         ESPALIER_RETURN_IF_ERROR(check_context(context));
         ESPALIER_ASSIGN_OR_RETURN(const CompatCall call, c_api::call_of(given));
         const std::size_t needed =
-            compat_scratch_bytes(*context->kernels, call, context->pool.workers());
-        return run_in(*context, workspace, workspace_bytes, needed, stream, [&](OpContext& op) {
-            return decode_compat(*context->kernels, context->device, op, call);
-        });
+            compat_scratch_bytes(*context->kernels, call, context->device->workers());
+        return run_in(*context, workspace, workspace_bytes, needed, stream,
+                      [&](OpContext& op) { return decode_compat(*context->kernels, op, call); });
     });
 }
 

@@ -155,8 +155,7 @@ Expected<AbsorbedCall> call_of(const espalier_mla_absorbed_call* given) {
     return call;
 }
 
-Expected<DecompressedCall> call_of(const espalier_mla_decompressed_call* given,
-                                   ComputeDevice device) {
+Expected<DecompressedCall> call_of(const espalier_mla_decompressed_call* given, DeviceKind device) {
     ESPALIER_RETURN_IF_ERROR(check_struct(given, "espalier_mla_decompressed_call"));
     DecompressedCall call;
     ESPALIER_ASSIGN_OR_RETURN(call.rows, rows_of(given->rows));
@@ -169,7 +168,7 @@ Expected<DecompressedCall> call_of(const espalier_mla_decompressed_call* given,
     call.scale = given->scale;
     call.out = static_cast<std::byte*>(given->out);
     call.lse = given->lse;
-    const bool cuda = device == ComputeDevice::cuda;
+    const bool cuda = device == DeviceKind::cuda;
     if ((cuda ? given->up_rows : given->up_packed) == nullptr)
         return fail(ErrorKind::invalid, "decompressed attention on {} without {}",
                     cuda ? "CUDA" : "the CPU", cuda ? "up_rows" : "up_packed");

@@ -11,8 +11,7 @@ namespace espalier::mla::c_api {
 
 Expected<KvFormat> format_of(std::int32_t value);
 Expected<AbsorbedCall> call_of(const espalier_mla_absorbed_call* given);
-Expected<DecompressedCall> call_of(const espalier_mla_decompressed_call* given,
-                                   ComputeDevice device);
+Expected<DecompressedCall> call_of(const espalier_mla_decompressed_call* given, DeviceKind device);
 Expected<AppendCall> call_of(const espalier_mla_append_call* given);
 Expected<CompactCall> call_of(const espalier_mla_compact_call* given);
 Expected<CompatCall> call_of(const espalier_mla_compat_call* given);

@@ -3,6 +3,8 @@
 
 #include <limits>
 
+#include "base/cpu_device.hpp"
+
 namespace espalier::mla {
 namespace {
 
@@ -39,7 +41,7 @@ Expected<void> build_on_cpu(OpContext& context, const CompatCall& call, const Co
     for (std::int32_t sequence = 0; sequence < call.batch; ++sequence)
         build_sequence(call, rows, sequence);
     if (!combines(call)) return {};
-    context.pool.run(token_count(call), [&](std::int64_t token, int) {
+    pool_of(context).run(token_count(call), [&](std::int64_t token, int) {
         build_mask(call, rows, static_cast<std::int32_t>(token / call.q_len), token % call.q_len, 0,
                    1);
     });
@@ -90,12 +92,11 @@ std::size_t compat_scratch_bytes(const Kernels& kernels, const CompatCall& call,
     return static_cast<std::size_t>(rows + rounded(static_cast<std::int64_t>(attention)));
 }
 
-Expected<void> decode_compat(const Kernels& kernels, ComputeDevice device, OpContext& context,
-                             const CompatCall& call) {
+Expected<void> decode_compat(const Kernels& kernels, OpContext& context, const CompatCall& call) {
     if (token_count(call) == 0) return {};
     const Arena::Mark mark(context.arena);
     const CompatRows built = take_rows(context.arena, call);
-    ESPALIER_RETURN_IF_ERROR(device == ComputeDevice::cuda
+    ESPALIER_RETURN_IF_ERROR(context.device.kind() == DeviceKind::cuda
                                  ? cuda::build_compat_rows(context, call, built)
                                  : build_on_cpu(context, call, built));
     AbsorbedCall absorbed = call.attention;

@@ -80,13 +80,10 @@ constexpr void build_mask(const CompatCall& call, const CompatRows& rows, std::i
         row[c] = sees(call, sequence, length, i, c) ? 1 : 0;
 }
 
-enum class ComputeDevice : std::uint8_t { cpu, cuda };
-
 Expected<void> check_compat(const CompatCall& call);  // host words
 std::size_t compat_scratch_bytes(const Kernels& kernels, const CompatCall& call, int workers);
 // The call's words are checked, and the arena has compat_scratch_bytes.
-Expected<void> decode_compat(const Kernels& kernels, ComputeDevice device, OpContext& context,
-                             const CompatCall& call);
+Expected<void> decode_compat(const Kernels& kernels, OpContext& context, const CompatCall& call);
 
 namespace cuda {
 Expected<void> build_compat_rows(OpContext& context, const CompatCall& call,

@@ -56,8 +56,9 @@ struct DecompressedCall {
 
 // Entry 3. latent [tokens, 512] and rope [tokens, 64], f32, rows latent_stride / rope_stride apart,
 // into slot[token] (of the pool; < 0: skipped). What the format would hold as NaN or infinity
-// becomes 0 and sets nonfinite[token] = 1 (otherwise 0; the array may be null). A slot beyond the
-// pool is an error on the CPU; CUDA, which cannot look, skips it.
+// becomes 0 and sets nonfinite[token] = 1; other flags stay as they are, so that the layers of a
+// step add up in one array that is cleared once (it may be null). A slot beyond the pool is an
+// error on the CPU; CUDA, which cannot look, skips it.
 struct AppendCall {
     std::int64_t tokens = 0;
     const float* latent = nullptr;

@@ -237,7 +237,7 @@ class ReferenceKernels final : public Kernels {
                 call.slot[token] >= 0 &&
                 write_slot(call.kv, call.slot[token], call.latent + token * call.latent_stride,
                            call.rope + token * call.rope_stride);
-            if (call.nonfinite != nullptr) call.nonfinite[token] = flushed ? 1 : 0;
+            if (flushed && call.nonfinite != nullptr) call.nonfinite[token] = 1;
         }
         return {};
     }

@@ -28,6 +28,7 @@ Activations lay_out(Take&& take, const checkpoint::ModelConfig& config, DType ac
 
     Activations a;
     a.residual = matrix(tokens, hidden, DType::f32);
+    a.partial = matrix(tokens, hidden, DType::f32);
     a.normed = matrix(tokens, hidden, act);
     a.normed_exact = matrix(tokens, hidden, DType::f32);
     a.cos_sin = matrix(tokens, mla::kRope, DType::f32);
@@ -57,7 +58,8 @@ Activations lay_out(Take&& take, const checkpoint::ModelConfig& config, DType ac
     a.gathered_act = matrix(gather, hidden, act);
     a.logits = matrix(gather, config.vocab_size, DType::f32);
     a.nonfinite = reinterpret_cast<std::uint8_t*>(take(tokens));
-    a.layer_nonfinite = reinterpret_cast<std::uint8_t*>(take(tokens));
+    a.move_source = reinterpret_cast<std::int64_t*>(take(tokens * 8));
+    a.move_destination = reinterpret_cast<std::int64_t*>(take(tokens * 8));
     return a;
 }
 

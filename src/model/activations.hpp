@@ -17,6 +17,7 @@ namespace espalier::model {
 // them. "act" is bf16 for bf16 and FP8 weights, f32 otherwise.
 struct Activations {
     Matrix residual;       // [T, hidden] f32
+    Matrix partial;        // [T, hidden] f32: what is about to be added to it
     Matrix normed;         // [T, hidden] act
     Matrix normed_exact;   // [T, hidden] f32, for the router
     Matrix cos_sin;        // [T, 64] f32
@@ -25,7 +26,7 @@ struct Activations {
     Matrix q_low;          // [T, q_lora] act
     Matrix q;              // [T, H·192] f32
     Matrix q_act;          // [T, H·192] act: nope and, in the decompressed form, rotated rope
-    Matrix q_absorbed;     // [T, H·576] cache dtype
+    Matrix q_absorbed;     // [T, H·576] act
     Matrix latent;         // [T, 512] f32
     Matrix key_rope;       // [T, 64] f32
     Matrix out_latent;     // [T, H·512] act
@@ -35,14 +36,16 @@ struct Activations {
     Matrix shared_out;     // [T, hidden] f32
     Matrix router_logits;  // [T, experts] f32
     ops::ExpertPlan plan{};
-    Matrix pair_gate_up;                      // [T·top_k, 2·I] f32
-    Matrix pair_gated;                        // [T·top_k, I] act
-    Matrix pair_out;                          // [T·top_k, hidden] f32
-    Matrix gathered;                          // [G, hidden] f32
-    Matrix gathered_act;                      // [G, hidden] act
-    Matrix logits;                            // [G, vocabulary] f32
-    std::uint8_t* nonfinite = nullptr;        // [T]: any layer
-    std::uint8_t* layer_nonfinite = nullptr;  // [T]: this layer
+    Matrix pair_gate_up;                // [T·top_k, 2·I] f32
+    Matrix pair_gated;                  // [T·top_k, I] act
+    Matrix pair_out;                    // [T·top_k, hidden] f32
+    Matrix gathered;                    // [G, hidden] f32
+    Matrix gathered_act;                // [G, hidden] act
+    Matrix logits;                      // [G, vocabulary] f32
+    std::uint8_t* nonfinite = nullptr;  // [T]: 1 where any layer's cache entry was flushed
+    // [T] each: the slots that a commit moves
+    std::int64_t* move_source = nullptr;
+    std::int64_t* move_destination = nullptr;
 
     // Takes everything from the arena; plan_bytes() says how much that is.
     static Activations take(Arena& arena, const checkpoint::ModelConfig& config, DType act,

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "base/error.hpp"
@@ -12,6 +13,7 @@
 #include "batch/batch_view.hpp"
 #include "cache/kv_storage.hpp"
 #include "checkpoint/checkpoint.hpp"
+#include "model/taps.hpp"
 #include "model/weights.hpp"
 #include "ops/ops.hpp"
 
@@ -23,12 +25,25 @@ struct ModelLimits {
     std::int64_t max_kv_len = 0;     // longest sequence; 0: the config's max_position_embeddings
 };
 
+struct ModelSettings {
+    ModelLimits limits;
+    // Of the cache. None: f32 for f32 and f16 checkpoints, bf16 otherwise. Those others may also
+    // have fp8_token (512 e4m3 with a scale per slot, the rotary part bf16) and fp8_tensor.
+    std::optional<mla::KvFormat> kv_format;
+};
+
+// Views into the model's own memory on its device, valid until the next forward.
+struct ForwardResult {
+    Matrix logits;                            // [G, V] f32, of the gathered tokens
+    const std::uint8_t* nonfinite = nullptr;  // [T]: 1 where a cache entry was flushed to zero
+};
+
 class DeepseekModel {
   public:
-    // Kernels and backend outlive the model.
+    // Kernels, backend and device outlive the model.
     static Expected<DeepseekModel> create(const checkpoint::ModelConfig& config, Weights weights,
                                           const ops::Backend& backend, const mla::Kernels& kernels,
-                                          ThreadPool& pool, const ModelLimits& limits);
+                                          Device& device, const ModelSettings& settings);
 
     DeepseekModel(DeepseekModel&&) noexcept;
     DeepseekModel& operator=(DeepseekModel&&) noexcept;
@@ -37,18 +52,17 @@ class DeepseekModel {
     const checkpoint::ModelConfig& config() const;
     const Weights& weights() const;
     const ModelLimits& limits() const;
-    mla::KvFormat kv_format()
-        const;  // the cache it reads: f32 for f32 and f16 checkpoints, bf16 otherwise
+    Device& device() const;
+    const cache::KvLayout& kv_layout() const;  // of the cache that it reads and writes
 
-    // Writes the batch's latents into the cache and returns logits [G, V] f32 of the gathered
-    // tokens. The view is valid until the next forward. nonfinite() tells which tokens' cache
-    // entries had to be flushed to zero.
-    Expected<Matrix> forward(const batch::BatchView& batch, cache::KvStorage& kv);
-    Matrix last_logits() const;
-    std::span<const std::uint8_t> nonfinite() const;  // [T] of the last forward, over all layers
+    // Writes the batch's latents into the cache, the hidden states that are asked for into the
+    // taps, and computes the gathered tokens' logits.
+    Expected<ForwardResult> forward(const batch::BatchView& batch, cache::KvStorage& kv,
+                                    const Taps& taps = {});
 
-    // One draw per gathered token from the logits of the last forward.
-    void sample(std::span<const ops::NodeSampling> nodes, std::span<ops::Draw> draws);
+    // One draw per row of a forward's logits.
+    void sample(const Matrix& logits, std::span<const ops::NodeSampling> nodes,
+                std::span<ops::Draw> draws);
 
     // Moves cached slots in every target layer: slot destination[i] of the pool becomes slot
     // source[i], for i ascending (mla::CompactCall). A commit brings its paths together so.

@@ -15,29 +15,29 @@ Expected<Sequence> Sequence::create(const DeepseekModel& model, std::int64_t pro
                     model.limits().max_kv_len);
     Sequence sequence;
     const std::int64_t pages = (max_tokens + cache::kPageTokens - 1) / cache::kPageTokens;
-    const cache::KvLayout layout =
-        cache::make_layout(model.config().num_hidden_layers, model.kv_format());
-    ESPALIER_ASSIGN_OR_RETURN(sequence.storage_, cache::KvStorage::create(layout, pages + 1));
+    ESPALIER_ASSIGN_OR_RETURN(
+        sequence.storage_, cache::KvStorage::create(model.device(), model.kv_layout(), pages + 1));
     sequence.block_table_.resize(static_cast<std::size_t>(pages));
     std::iota(sequence.block_table_.begin(), sequence.block_table_.end(), cache::kNullPage + 1);
     sequence.decompressed_below_ = batch::decompressed_below(prompt_tokens);
     return sequence;
 }
 
-Expected<void> Sequence::feed(DeepseekModel& model, std::span<const std::int32_t> tokens,
-                              bool want_logits, std::int64_t max_chunk) {
+Expected<Fed> Sequence::feed(DeepseekModel& model, std::span<const std::int32_t> tokens,
+                             bool want_logits, std::int64_t max_chunk) {
     const auto chunk =
         static_cast<std::size_t>(max_chunk > 0 ? max_chunk : model.limits().max_tokens);
-    for (std::size_t begin = 0; begin < tokens.size(); begin += chunk) {
+    Fed fed;
+    for (std::size_t begin = 0; begin < tokens.size() && !fed.nonfinite; begin += chunk) {
         const std::span part = tokens.subspan(begin, std::min(chunk, tokens.size() - begin));
         const bool last = begin + part.size() == tokens.size();
-        ESPALIER_RETURN_IF_ERROR(step(model, part, want_logits && last));
+        ESPALIER_ASSIGN_OR_RETURN(fed, step(model, part, want_logits && last));
     }
-    return {};
+    return fed;
 }
 
-Expected<void> Sequence::step(DeepseekModel& model, std::span<const std::int32_t> tokens,
-                              bool want_logits) {
+Expected<Fed> Sequence::step(DeepseekModel& model, std::span<const std::int32_t> tokens,
+                             bool want_logits) {
     builder_.clear();
     const auto count = static_cast<std::int64_t>(tokens.size());
     const std::int64_t split = std::clamp(decompressed_below_ - length_, std::int64_t{0}, count);
@@ -56,14 +56,16 @@ Expected<void> Sequence::step(DeepseekModel& model, std::span<const std::int32_t
     };
     ESPALIER_RETURN_IF_ERROR(add(0, split, batch::Form::decompressed));
     ESPALIER_RETURN_IF_ERROR(add(split, count - split, batch::Form::absorbed));
-    ESPALIER_RETURN_IF_ERROR(model.forward(builder_.finish(), storage_));
-    for (const std::uint8_t flag : model.nonfinite())
-        if (flag != 0)
-            return fail(ErrorKind::invalid,
-                        "the model computed a NaN or infinity for a token after position {}",
-                        length_);
-    length_ += count;
-    return {};
+    ESPALIER_ASSIGN_OR_RETURN(const ForwardResult computed,
+                              model.forward(builder_.finish(), storage_));
+    Fed fed;
+    fed.logits = computed.logits;
+    flags_.resize(tokens.size());
+    ESPALIER_RETURN_IF_ERROR(model.device().download(model.device().stream(), flags_.data(),
+                                                     computed.nonfinite, flags_.size()));
+    fed.nonfinite = std::count(flags_.begin(), flags_.end(), 0) < count;
+    if (!fed.nonfinite) length_ += count;
+    return fed;
 }
 
 std::int64_t Sequence::slot_of(std::int64_t position) const {

@@ -14,6 +14,12 @@
 
 namespace espalier::model {
 
+// What feeding tokens gave.
+struct Fed {
+    Matrix logits;           // [1, V] f32 of the last token, if asked for; as in ForwardResult
+    bool nonfinite = false;  // a token's numbers were not finite: its chunk does not count
+};
+
 class Sequence {
   public:
     // A cache for max_tokens; prompt_tokens decides which positions are decompressed.
@@ -21,10 +27,9 @@ class Sequence {
                                      std::int64_t max_tokens);
 
     // Feeds tokens after those already there, in batches of at most max_chunk (0: the model's
-    // limit); the logits of the last token are the model's gathered ones afterwards, if
-    // want_logits.
-    Expected<void> feed(DeepseekModel& model, std::span<const std::int32_t> tokens,
-                        bool want_logits, std::int64_t max_chunk = 0);
+    // limit), up to the first that computes something not finite.
+    Expected<Fed> feed(DeepseekModel& model, std::span<const std::int32_t> tokens, bool want_logits,
+                       std::int64_t max_chunk = 0);
 
     std::int64_t length() const { return length_; }
     // Moves the end: tokens after it are forgotten, slots before it are taken as written (a
@@ -36,12 +41,13 @@ class Sequence {
     cache::KvStorage& storage() { return storage_; }
 
   private:
-    Expected<void> step(DeepseekModel& model, std::span<const std::int32_t> tokens,
-                        bool want_logits);
+    Expected<Fed> step(DeepseekModel& model, std::span<const std::int32_t> tokens,
+                       bool want_logits);
 
     cache::KvStorage storage_;
     std::vector<std::int32_t> block_table_;
     batch::BatchBuilder builder_;
+    std::vector<std::uint8_t> flags_;  // of the last step's tokens
     std::int64_t decompressed_below_ = 0;
     std::int64_t length_ = 0;
 };

@@ -57,9 +57,12 @@ linalg::WeightSource StoredMatrix::rows(std::int64_t first, std::int64_t count,
     return source;
 }
 
-WeightReader::WeightReader(const checkpoint::Checkpoint& checkpoint, ThreadPool& pool,
+WeightReader::WeightReader(const checkpoint::Checkpoint& checkpoint, CpuDevice& device,
                            const Weights::Progress& progress)
-    : checkpoint_(checkpoint), pool_(pool), progress_(progress), total_(checkpoint.total_bytes()) {}
+    : checkpoint_(checkpoint),
+      device_(device),
+      progress_(progress),
+      total_(checkpoint.total_bytes()) {}
 
 void WeightReader::release(const checkpoint::Tensor& tensor) {
     tensor.file->file().done_with(tensor.bytes);
@@ -90,7 +93,7 @@ Expected<StoredMatrix> WeightReader::stored(const std::string& name, std::int64_
 Expected<PackedMatrix> WeightReader::pack(
     const std::vector<std::vector<linalg::WeightSource>>& stack) {
     std::vector<std::span<const linalg::WeightSource>> views(stack.begin(), stack.end());
-    return PackedMatrix::pack(pool_, views);
+    return PackedMatrix::pack(device_, views);
 }
 
 Expected<PackedMatrix> WeightReader::stack(const std::vector<std::vector<Part>>& parts,
@@ -148,7 +151,7 @@ Expected<PackedMatrix> WeightReader::widened(const std::string& name, std::int64
     source.n = n;
     source.k = k;
     source.row_stride = k;
-    ESPALIER_ASSIGN_OR_RETURN(PackedMatrix packed, PackedMatrix::pack(pool_, source));
+    ESPALIER_ASSIGN_OR_RETURN(PackedMatrix packed, PackedMatrix::pack(device_, source));
     release(tensor);
     return packed;
 }
@@ -166,7 +169,7 @@ Expected<ops::EmbeddingTable> WeightReader::embedding(const std::string& name,
     table.hidden = hidden;
     table.data = tensor.bytes.data();
     if (reinterpret_cast<std::uintptr_t>(table.data) % bytes_of(table.dtype) != 0) {
-        ESPALIER_ASSIGN_OR_RETURN(copy, Buffer::host(tensor.bytes.size()));
+        ESPALIER_ASSIGN_OR_RETURN(copy, device_.allocate(tensor.bytes.size()));
         std::memcpy(copy.data(), tensor.bytes.data(), tensor.bytes.size());
         table.data = copy.data();
     }

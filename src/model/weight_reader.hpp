@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "base/cpu_device.hpp"
 #include "base/error.hpp"
-#include "base/thread_pool.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "linalg/packed.hpp"
 #include "model/weights.hpp"
@@ -32,7 +32,7 @@ struct StoredMatrix {
 
 class WeightReader {
   public:
-    WeightReader(const checkpoint::Checkpoint& checkpoint, ThreadPool& pool,
+    WeightReader(const checkpoint::Checkpoint& checkpoint, CpuDevice& device,
                  const Weights::Progress& progress);
 
     // `name` without ".weight"; [n, k].
@@ -61,7 +61,7 @@ class WeightReader {
 
   private:
     const checkpoint::Checkpoint& checkpoint_;
-    ThreadPool& pool_;
+    CpuDevice& device_;
     const Weights::Progress& progress_;
     std::uint64_t done_ = 0;
     std::uint64_t total_ = 0;

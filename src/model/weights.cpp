@@ -176,9 +176,9 @@ Expected<void> check_activation(const Weights& weights) {
 }  // namespace
 
 Expected<Weights> Weights::load(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
-                                ThreadPool& pool, const Progress& progress) {
+                                CpuDevice& device, const Progress& progress) {
     const ModelConfig& config = checkpoint->config();
-    WeightReader reader(*checkpoint, pool, progress);
+    WeightReader reader(*checkpoint, device, progress);
     Weights weights;
     ESPALIER_ASSIGN_OR_RETURN(weights.embedding,
                               reader.embedding("model.embed_tokens.weight", config.vocab_size,

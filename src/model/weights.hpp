@@ -9,8 +9,8 @@
 #include <optional>
 #include <vector>
 
+#include "base/cpu_device.hpp"
 #include "base/error.hpp"
-#include "base/thread_pool.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "linalg/packed.hpp"
 #include "ops/ops.hpp"
@@ -77,7 +77,7 @@ struct Weights {
     // Called with bytes done and bytes in all.
     using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
     static Expected<Weights> load(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
-                                  ThreadPool& pool, const Progress& progress = {});
+                                  CpuDevice& device, const Progress& progress = {});
 
   private:
     std::shared_ptr<const checkpoint::Checkpoint> checkpoint_;  // keeps the embedding mapped

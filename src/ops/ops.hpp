@@ -124,11 +124,14 @@ class Backend {
     virtual void route(OpContext& context, const Matrix& logits, const float* bias,
                        const RouterRule& rule, const std::int32_t* row_of,
                        const ExpertPlan& plan) const = 0;
-    // residual [T, D] += (Σ weight · expert_out[pair], ascending expert id) + shared [T, D] (may be
-    // empty), in f32.
+    // out [T, D] f32 = (Σ weight · expert_out[pair], ascending expert id) + shared [T, D] (may be
+    // empty); 0 for a pad without shared.
     virtual void combine_experts(OpContext& context, const Matrix& expert_out,
                                  const RouterRule& rule, const ExpertPlan& plan,
-                                 const Matrix& shared, const Matrix& residual) const = 0;
+                                 const Matrix& shared, const Matrix& out) const = 0;
+    // residual [T, D] f32 += the sum of all ranks' partial [T, D] f32; one rank's is the sum.
+    virtual void reduce_add(OpContext& context, const Matrix& partial,
+                            const Matrix& residual) const = 0;
     // out [G, D] = x[index[g]]; a negative index gives zeros.
     virtual void gather_rows(OpContext& context, const Matrix& x, const std::int32_t* index,
                              const Matrix& out) const = 0;

@@ -8,6 +8,7 @@
 #include <limits>
 #include <vector>
 
+#include "base/cpu_device.hpp"
 #include "ops/ops.hpp"
 #include "ops/portable_math.hpp"
 #include "ops/reference_sampling.hpp"
@@ -161,16 +162,16 @@ class ReferenceBackend final : public Backend {
 
     void product(OpContext& context, const Matrix& x, const PackedView& w, const Matrix& y,
                  Store store) const override {
-        products_.product(context.pool, x, w, y, store);
+        products_.product(pool_of(context), x, w, y, store);
     }
     void stacked_product(OpContext& context, const Matrix& x, std::int64_t x_step,
                          const PackedView& w, const Matrix& y, std::int64_t y_step) const override {
-        products_.stacked(context.pool, x, x_step, w, y, y_step);
+        products_.stacked(pool_of(context), x, x_step, w, y, y_step);
     }
     void expert_product(OpContext& context, const Matrix& x, const std::int32_t* source_token,
                         const std::int32_t* indptr, const PackedView& w,
                         const Matrix& y) const override {
-        products_.grouped(context.pool, x, source_token, indptr, w, y);
+        products_.grouped(pool_of(context), x, source_token, indptr, w, y);
     }
 
     void rope_angles(OpContext&, const std::int32_t* position, std::int64_t tokens,
@@ -251,9 +252,9 @@ class ReferenceBackend final : public Backend {
 
     void combine_experts(OpContext&, const Matrix& expert_out, const RouterRule& rule,
                          const ExpertPlan& plan, const Matrix& shared,
-                         const Matrix& residual) const override {
-        for (std::int64_t t = 0; t < residual.rows; ++t) {
-            for (std::int64_t d = 0; d < residual.cols; ++d) {
+                         const Matrix& out) const override {
+        for (std::int64_t t = 0; t < out.rows; ++t) {
+            for (std::int64_t d = 0; d < out.cols; ++d) {
                 double sum = 0.0;
                 for (std::int64_t i = t * rule.top_k; i < (t + 1) * rule.top_k; ++i) {
                     if (plan.pair_of[i] < 0) continue;
@@ -261,10 +262,19 @@ class ReferenceBackend final : public Backend {
                            static_cast<double>(expert_out.row<float>(plan.pair_of[i])[d]);
                 }
                 if (shared.data != nullptr) sum += static_cast<double>(shared.row<float>(t)[d]);
-                float& out = residual.row<float>(t)[d];
-                out = static_cast<float>(static_cast<double>(out) + sum);
+                out.row<float>(t)[d] = static_cast<float>(sum);
             }
         }
+    }
+
+    void reduce_add(OpContext&, const Matrix& partial, const Matrix& residual) const override {
+        check_f32(partial, "partial sums");
+        check_f32(residual, "residual");
+        check_size(partial.rows, residual.rows, "rows of partial sums");
+        check_size(partial.cols, residual.cols, "columns of partial sums");
+        for (std::int64_t t = 0; t < residual.rows; ++t)
+            for (std::int64_t d = 0; d < residual.cols; ++d)
+                residual.row<float>(t)[d] += partial.row<float>(t)[d];
     }
 
     void gather_rows(OpContext&, const Matrix& x, const std::int32_t* index,

@@ -44,11 +44,11 @@ schedule::Time advance_time(const trace::Step& step) {
 
 class Replayer final : public EventMaker, public engine::TreeScript {
   public:
-    Replayer(trace::Reader& reader, model::DeepseekModel& model, const text::Tokenizer& tokenizer)
-        : reader_(reader), model_(model), tokenizer_(tokenizer) {}
+    Replayer(trace::Reader& reader, const text::Tokenizer& tokenizer)
+        : reader_(reader), tokenizer_(tokenizer) {}
 
-    Expected<Replayed> run() {
-        engine::StepperParts parts{model_, tokenizer_, {}, [this] { return clock_(); }};
+    Expected<Replayed> run(std::unique_ptr<engine::Target> target) {
+        engine::StepperParts parts{std::move(target), tokenizer_, {}, [this] { return clock_(); }};
         parts.observer = this;
         parts.script = this;
         ESPALIER_ASSIGN_OR_RETURN(
@@ -144,7 +144,6 @@ class Replayer final : public EventMaker, public engine::TreeScript {
     void note_end(const schedule::RequestId& id) override { live_.erase(id.serial); }
 
     trace::Reader& reader_;
-    model::DeepseekModel& model_;
     const text::Tokenizer& tokenizer_;
     ScriptedClock clock_;
     std::unique_ptr<engine::Stepper> stepper_;
@@ -187,11 +186,14 @@ Expected<void> check_header(const trace::Header& traced, const trace::Header& he
                 here.model.hash, fmt::format(" ('{}')", here.model.name));
 }
 
-Expected<Replayed> replay(trace::Reader& reader, model::DeepseekModel& model,
+Expected<Replayed> replay(trace::Reader& reader, const MakeTarget& make_target,
                           const text::Tokenizer& tokenizer) {
-    ESPALIER_RETURN_IF_ERROR(check_sizes(reader.header().settings, reader.place()));
+    const trace::Settings& settings = reader.header().settings;
+    ESPALIER_RETURN_IF_ERROR(check_sizes(settings, reader.place()));
     try {
-        return Replayer(reader, model, tokenizer).run();
+        ESPALIER_ASSIGN_OR_RETURN(std::unique_ptr<engine::Target> target,
+                                  make_target(settings.page_count));
+        return Replayer(reader, tokenizer).run(std::move(target));
     } catch (const std::bad_alloc&) {
         return fail(ErrorKind::exhausted, "{}: the trace's settings need more memory than there is",
                     reader.place());

@@ -5,9 +5,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 
 #include "base/error.hpp"
-#include "model/deepseek.hpp"
+#include "engine/target.hpp"
 #include "text/tokenizer.hpp"
 #include "trace/reader.hpp"
 
@@ -25,9 +27,12 @@ struct Replayed {
     trace::Ending ending = trace::Ending::finished;
 };
 
-// Reads the trace to its end. An error names file, line and step, what differs and both values. The
-// model must have been made for the batch sizes of the header's settings.
-Expected<Replayed> replay(trace::Reader& reader, model::DeepseekModel& model,
+// Makes the target of a run, for the batch sizes of the header's settings and this many pages.
+using MakeTarget =
+    std::function<Expected<std::unique_ptr<engine::Target>>(std::int64_t page_count)>;
+
+// Reads the trace to its end. An error names file, line and step, what differs and both values.
+Expected<Replayed> replay(trace::Reader& reader, const MakeTarget& make_target,
                           const text::Tokenizer& tokenizer);
 
 }  // namespace espalier::replay

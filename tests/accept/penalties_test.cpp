@@ -10,7 +10,7 @@
 #include "accept/sampling_parameters.hpp"
 #include "accept/token_counts.hpp"
 #include "accept/walk.hpp"
-#include "base/op_context.hpp"
+#include "base/cpu_device.hpp"
 #include "conformance/random.hpp"
 #include "ops/ops.hpp"
 #include "ops/reference_sampling.hpp"
@@ -105,10 +105,10 @@ class Workload {
             sampling.back().changed_counts = at.back().changed();
         }
 
-        ThreadPool pool(workers);
+        CpuDevice device(workers);
         Arena arena(
-            Buffer::host(backend.scratch_bytes(0, kMaxNodes, vocabulary_, workers)).value());
-        OpContext context{pool, arena};
+            device.allocate(backend.scratch_bytes(0, kMaxNodes, vocabulary_, workers)).value());
+        OpContext context{device, arena};
         std::vector<ops::Draw> draws(nodes);
         backend.sample_nodes(
             context, Matrix::of(logits.data(), static_cast<std::int64_t>(nodes), vocabulary_),

@@ -3,15 +3,16 @@
 
 #include <gtest/gtest.h>
 
-#include "base/op_context.hpp"
+#include "base/cpu_device.hpp"
 
 namespace espalier {
 namespace {
 
 TEST(Buffer, IsZeroedAlignedAndMoves) {
+    CpuDevice device(1);
     for (const std::size_t bytes :
          {std::size_t{1}, std::size_t{4097}, (std::size_t{4} << 20) + 5}) {
-        auto made = Buffer::host(bytes);
+        auto made = device.allocate(bytes);
         ASSERT_TRUE(made);
         EXPECT_GE(made->bytes(), bytes);
         EXPECT_EQ(reinterpret_cast<std::uintptr_t>(made->data()) % 64, 0u);
@@ -23,12 +24,14 @@ TEST(Buffer, IsZeroedAlignedAndMoves) {
 }
 
 TEST(Buffer, RefusesTheImpossible) {
-    EXPECT_FALSE(Buffer::host(~std::size_t{0}));
-    EXPECT_FALSE(Buffer::host(std::size_t{1} << 50));
+    CpuDevice device(1);
+    EXPECT_FALSE(device.allocate(~std::size_t{0}));
+    EXPECT_FALSE(device.allocate(std::size_t{1} << 50));
 }
 
 TEST(Arena, GivesBackAtAMarkAndRefusesTooMuch) {
-    Arena arena(*Buffer::host(4096));
+    CpuDevice device(1);
+    Arena arena(*device.allocate(4096));
     float* first = nullptr;
     {
         const Arena::Mark mark(arena);

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "base/cpu_device.hpp"
+
 namespace espalier::cache {
 namespace {
 
@@ -10,7 +12,8 @@ TEST(KvStorage, OnePageIdIsGoodForEveryLayer) {
     const KvLayout layout = make_layout(3, mla::KvFormat::bf16);
     EXPECT_EQ(layout.bytes_per_page(), 3 * 64 * 576 * 2);
     EXPECT_EQ(layout.bytes_per_token(), 3 * 576 * 2);
-    auto storage = KvStorage::create(layout, 5);
+    CpuDevice device(1);
+    auto storage = KvStorage::create(device, layout, 5);
     ASSERT_TRUE(storage);
     for (std::int64_t layer = 0; layer < 3; ++layer) {
         const mla::KvPages pages = storage->target(layer);
@@ -23,11 +26,33 @@ TEST(KvStorage, OnePageIdIsGoodForEveryLayer) {
     EXPECT_NE(storage->target(0).data, storage->target(1).data);
 }
 
+TEST(KvStorage, DraftLayersAndTailStatesHaveThePagesOfTheTarget) {
+    CpuDevice device(1);
+    KvLayout layout = make_layout(2, mla::KvFormat::f32);
+    layout.draft = make_layout(1, mla::KvFormat::bf16).target;
+    layout.tail_hidden = 100;
+    EXPECT_EQ(layout.bytes_per_page(), 2 * 64 * 576 * 4 + 64 * 576 * 2 + 400);
+    auto storage = KvStorage::create(device, layout, 7);
+    ASSERT_TRUE(storage);
+    const mla::KvPages pages = storage->draft(0);
+    EXPECT_EQ(pages.format, mla::KvFormat::bf16);
+    EXPECT_EQ(pages.page_stride, 64 * 576 * 2);
+    EXPECT_EQ(pages.page_count, 7);
+    pages.data[7 * pages.page_stride - 1] = std::byte{1};  // the last byte is ours
+    EXPECT_THROW(storage->draft(1), CheckFailure);
+    const Matrix tails = storage->tail_hidden();
+    EXPECT_EQ(tails.rows, 7);
+    EXPECT_EQ(tails.cols, 100);
+    tails.row<float>(6)[99] = 1.0f;
+    EXPECT_EQ(storage->target(0).format, mla::KvFormat::f32);
+}
+
 TEST(KvStorage, RefusesImpossibleSizes) {
     const KvLayout layout = make_layout(1, mla::KvFormat::f32);
-    EXPECT_FALSE(KvStorage::create(layout, 1));
-    EXPECT_FALSE(KvStorage::create(layout, std::int64_t{1} << 31));
-    EXPECT_FALSE(KvStorage::create(layout, -5));
+    CpuDevice device(1);
+    EXPECT_FALSE(KvStorage::create(device, layout, 1));
+    EXPECT_FALSE(KvStorage::create(device, layout, std::int64_t{1} << 31));
+    EXPECT_FALSE(KvStorage::create(device, layout, -5));
 }
 
 }  // namespace

@@ -54,13 +54,13 @@ TEST(ConformanceGenerator, LengthsLieAtPagesAndTiles) {
 
 // Keys dealt round robin over W ranks, each rank's output weighted by its exp(lse).
 TEST(ConformanceOracle, RanksMergeToTheWhole) {
-    ThreadPool pool(2);
+    CpuDevice host(2);
     for (const int world : {2, 3, 8}) {
         for (const MaskKind mask : {MaskKind::causal, MaskKind::tree}) {
             Random random(static_cast<std::uint64_t>(world));
             Row whole = make_row(random, mask, 2, 5, 41);
             if (mask == MaskKind::tree) grow_tree(random, whole, Shape::deep_tail);
-            const auto expected = oracle_absorbed(pool, Batch(KvFormat::f32, 2, {whole}, {}));
+            const auto expected = oracle_absorbed(host, Batch(KvFormat::f32, 2, {whole}, {}));
             ASSERT_TRUE(expected);
             std::vector<Result> parts;
             for (int rank = 0; rank < world; ++rank) {
@@ -71,7 +71,7 @@ TEST(ConformanceOracle, RanksMergeToTheWhole) {
                     part.key.insert(part.key.end(), whole.key.begin() + slot * kKey,
                                     whole.key.begin() + (slot + 1) * kKey);
                 const auto result = oracle_absorbed(
-                    pool, Batch(KvFormat::f32, 2, {part}, {.dcp_world = world, .dcp_rank = rank}));
+                    host, Batch(KvFormat::f32, 2, {part}, {.dcp_world = world, .dcp_rank = rank}));
                 ASSERT_TRUE(result);
                 parts.push_back(*result);
             }

@@ -23,7 +23,7 @@ using namespace std::chrono_literals;
 
 std::unique_ptr<Engine> make_engine(model::DeepseekModel& model, const text::Tokenizer& tokenizer,
                                     const StepperSettings& settings = roomy_settings()) {
-    StepperParts parts{model, tokenizer, {}, steady_clock()};
+    StepperParts parts{make_target(model), tokenizer, {}, steady_clock()};
     parts.drafters.push_back(
         std::make_unique<speculate::NgramDrafter>(0, speculate::NgramLimits{}));
     auto made = Engine::create(std::move(parts), settings);

@@ -49,7 +49,7 @@ class FaultyKernels final : public mla::Kernels {
 
 class FaultyTarget {
   public:
-    FaultyTarget() : pool_(1), backend_(ops::make_cpu_backend(best_cpu_variant())) {
+    FaultyTarget() : device_(1), backend_(ops::make_cpu_backend(best_cpu_variant())) {
         const TemporaryDirectory directory;
         auto preset = checkpoint::synthetic_preset("tiny-v2");
         preset->config.num_hidden_layers = 2;
@@ -57,10 +57,10 @@ class FaultyTarget {
         model::write_model(*preset, directory.path() / "model");
         auto opened = checkpoint::Checkpoint::open((directory.path() / "model").string());
         const auto checkpoint = std::make_shared<const checkpoint::Checkpoint>(std::move(*opened));
-        auto weights = model::Weights::load(checkpoint, pool_);
-        model_ = std::make_unique<model::DeepseekModel>(std::move(
-            *model::DeepseekModel::create(checkpoint->config(), std::move(*weights), *backend_,
-                                          kernels, pool_, {.max_gather = kTinyMaxGather})));
+        auto weights = model::Weights::load(checkpoint, device_);
+        model_ = std::make_unique<model::DeepseekModel>(std::move(*model::DeepseekModel::create(
+            checkpoint->config(), std::move(*weights), *backend_, kernels, device_,
+            {.limits = {.max_gather = kTinyMaxGather}})));
         tokenizer_ = std::make_unique<text::Tokenizer>(
             std::move(*text::Tokenizer::load(directory.path() / "model")));
     }
@@ -70,7 +70,7 @@ class FaultyTarget {
     FaultyKernels kernels;
 
   private:
-    ThreadPool pool_;
+    CpuDevice device_;
     std::unique_ptr<ops::Backend> backend_;
     std::unique_ptr<model::DeepseekModel> model_;
     std::unique_ptr<text::Tokenizer> tokenizer_;

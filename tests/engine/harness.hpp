@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "conformance/random.hpp"
+#include "engine/model_target.hpp"
 #include "engine/stepper.hpp"
 #include "engine/tiny_target.hpp"
 #include "lossless/plain_run.hpp"
@@ -61,23 +62,35 @@ inline StepperSettings roomy_settings() {
     return settings;
 }
 
+inline std::unique_ptr<ModelTarget> make_target(
+    model::DeepseekModel& model, std::int64_t page_count = roomy_settings().schedule.page_count) {
+    auto made = ModelTarget::create(model, page_count);
+    if (!made) throw std::runtime_error(made.error().message);
+    return std::move(*made);
+}
+
+inline auto target_maker(TinyTarget& tiny) {
+    return
+        [&tiny](std::int64_t page_count) { return ModelTarget::create(**tiny.model, page_count); };
+}
+
 class Harness {
   public:
     using Drafters = std::vector<std::unique_ptr<speculate::Drafter>>;
-    Harness(model::DeepseekModel& model, const text::Tokenizer& tokenizer,
+    Harness(std::unique_ptr<Target> target, const text::Tokenizer& tokenizer,
             const StepperSettings& settings = roomy_settings(), Drafters drafters = {},
             Clock clock = {}) {
         if (!clock) clock = [this] { return now += 1000; };
-        StepperParts parts{model, tokenizer, std::move(drafters), std::move(clock)};
+        StepperParts parts{std::move(target), tokenizer, std::move(drafters), std::move(clock)};
         auto made = Stepper::create(std::move(parts), settings);
         if (!made) throw std::runtime_error(made.error().message);
         stepper = std::move(*made);
         tokenizer_ = &tokenizer;
     }
-    explicit Harness(TinyTarget& target, const StepperSettings& settings = roomy_settings(),
+    explicit Harness(TinyTarget& tiny, const StepperSettings& settings = roomy_settings(),
                      Drafters drafters = {}, Clock clock = {})
-        : Harness(**target.model, *target.tokenizer, settings, std::move(drafters),
-                  std::move(clock)) {}
+        : Harness(make_target(**tiny.model, settings.schedule.page_count), *tiny.tokenizer,
+                  settings, std::move(drafters), std::move(clock)) {}
 
     CheckedRequest check(const Request& request) const {
         auto checked = check_request(request, stepper->request_limits(), *tokenizer_);

@@ -38,7 +38,7 @@ using Generator = Workload (*)(std::uint64_t, const Target&);
 
 void expect_lossless(const Seeds& seeds, Generator generator, Coverage& coverage) {
     for (std::uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
-        const Target target =
+        const Subject target =
             engine::tiny_target(seed % 2 == 0 ? engine::Family::v2 : engine::Family::v3).target();
         const auto verdict = check_workload(generator(seed, target), target);
         ASSERT_TRUE(verdict) << verdict.error().message;
@@ -87,7 +87,7 @@ TEST(Lossless, LongPromptsAndNextTurnsToo) {
 #endif
 
 TEST(Lossless, ADifferenceIsSeen) {
-    const Target target = engine::tiny_target(engine::Family::v2).target();
+    const Subject target = engine::tiny_target(engine::Family::v2).target();
     const auto checked = engine::check_request(engine::plain_request(20, 10, 5),
                                                {target.vocabulary(), 64, 4, {}}, target.tokenizer);
     ASSERT_TRUE(checked) << checked.error().message;
@@ -106,10 +106,10 @@ TEST(Lossless, ADifferenceIsSeen) {
 }
 
 TEST(Lossless, ASmallOrNarrowModelIsRefused) {
-    Target target = engine::tiny_target(engine::Family::v2).target();
-    EXPECT_TRUE(check_target(target));
+    Subject target = engine::tiny_target(engine::Family::v2).target();
+    EXPECT_TRUE(check_subject(target));
     target.poisoned = target.vocabulary() - 63;
-    const auto refused = check_target(target);
+    const auto refused = check_subject(target);
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().message, "workloads need a vocabulary of 64, the model has 63");
 }

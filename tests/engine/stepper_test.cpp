@@ -61,7 +61,10 @@ TEST(Stepper, CommitBringsAPathTogetherWhereverItLay) {
         auto sequence = model::Sequence::create(**target.model, 100, 200);
         ASSERT_TRUE(sequence->feed(**target.model, text, false));
 
-        Harness harness(target, roomy_settings(), truth_last_drafter(request, plain));
+        auto engine_target = make_target(**target.model);
+        cache::KvStorage& storage = engine_target->storage();
+        Harness harness(std::move(engine_target), *target.tokenizer, roomy_settings(),
+                        truth_last_drafter(request, plain));
         const auto recorder = harness.submit(request);
         const std::int32_t slot = harness.ids[0].slot;
         std::int64_t moved = 0;
@@ -71,8 +74,7 @@ TEST(Stepper, CommitBringsAPathTogetherWhereverItLay) {
             if (recorder->ended()) break;
             const auto& state = schedule::state_of(harness.stepper->scheduler(), slot);
             const auto length = std::ssize(harness.stepper->scheduler().tokens(slot)) - 1;
-            ASSERT_TRUE(cache_bytes(harness.stepper->storage(),
-                                    std::get<schedule::Running>(state).pages.block_table(),
+            ASSERT_TRUE(cache_bytes(storage, std::get<schedule::Running>(state).pages.block_table(),
                                     length) ==
                         cache_bytes(sequence->storage(), sequence->block_table(), length))
                 << "after " << length << " slots";
@@ -183,7 +185,7 @@ TEST(Stepper, AStepThatCannotRunEndsThoseInItAndNobodyElse) {
     FaultyTarget target;
     StepperSettings settings = roomy_settings();
     settings.schedule.max_rows = 1;
-    Harness harness(target.model(), target.tokenizer(), settings);
+    Harness harness(make_target(target.model()), target.tokenizer(), settings);
     const auto first = harness.submit(plain_request(10, 10, 1));
     const auto second = harness.submit(plain_request(10, 10, 2));
     harness.stepper->step();
@@ -201,10 +203,10 @@ TEST(Stepper, AStepThatCannotRunEndsThoseInItAndNobodyElse) {
 TEST(Stepper, APathThatCannotMoveEndsItsRequest) {
     FaultyTarget target;
     const Request request = plain_request(10, 40, 1);
-    Harness plain(target.model(), target.tokenizer());
+    Harness plain(make_target(target.model()), target.tokenizer());
     const auto expected = plain.submit(request);
     plain.run();
-    Harness harness(target.model(), target.tokenizer(), roomy_settings(),
+    Harness harness(make_target(target.model()), target.tokenizer(), roomy_settings(),
                     truth_last_drafter(request, expected->choice(0).output));
     const auto recorder = harness.submit(request);
     target.kernels.fault = FaultyKernels::Fault::refuse_compact;
@@ -311,18 +313,26 @@ TEST(Stepper, RefusesLimitsThatTheModelWasNotMadeFor) {
     TinyTarget& target = tiny_target(Family::v2);
     StepperSettings settings = roomy_settings();
     settings.schedule.max_step_gather = kTinyMaxGather + 1;
-    StepperParts parts{**target.model, *target.tokenizer, {}, [] { return schedule::Time{1}; }};
+    StepperParts parts{
+        make_target(**target.model), *target.tokenizer, {}, [] { return schedule::Time{1}; }};
     const auto made = Stepper::create(std::move(parts), settings);
     ASSERT_FALSE(made);
     EXPECT_EQ(made.error().message, "max_step_gather is 513, but the model was set up for 512");
 }
 
-TEST(Stepper, RefusesACacheOfMorePagesThanThereAreIds) {
+TEST(Stepper, RefusesMorePagesThanTheTargetHas) {
     TinyTarget& target = tiny_target(Family::v2);
     StepperSettings settings = roomy_settings();
-    settings.schedule.page_count = std::int64_t{1} << 31;
-    StepperParts parts{**target.model, *target.tokenizer, {}, [] { return schedule::Time{1}; }};
+    settings.schedule.page_count = 66;
+    StepperParts parts{
+        make_target(**target.model), *target.tokenizer, {}, [] { return schedule::Time{1}; }};
     const auto made = Stepper::create(std::move(parts), settings);
+    ASSERT_FALSE(made);
+    EXPECT_EQ(made.error().message, "page_count is 66, but the model was set up for 65");
+}
+
+TEST(ModelTarget, RefusesACacheOfMorePagesThanThereAreIds) {
+    const auto made = ModelTarget::create(**tiny_target(Family::v2).model, std::int64_t{1} << 31);
     ASSERT_FALSE(made);
     EXPECT_EQ(made.error().message,
               "a cache of 2147483648 pages: at least 2 and at most 2147483647 are possible");

@@ -26,7 +26,7 @@ struct TinyTarget {
     std::unique_ptr<model::RunningModel> model;
     std::unique_ptr<text::Tokenizer> tokenizer;
 
-    lossless::Target target() const { return {**model, *tokenizer, 2}; }
+    lossless::Subject target() const { return {**model, *tokenizer, 2}; }
 };
 
 // Made at the first call, kept until the program ends; one thread at a time may use it.

@@ -9,7 +9,7 @@
 #include <ctime>
 #include <vector>
 
-#include "base/buffer.hpp"
+#include "base/cpu_device.hpp"
 #include "linalg/machine_peaks.hpp"
 #include "linalg/product.hpp"
 
@@ -29,7 +29,7 @@ constexpr std::int64_t kCopiesBytes = 256 << 20;  // weights in rotation: more t
 struct Weights {
     std::vector<PackedMatrix> copies;
 
-    Weights(ThreadPool& pool, const Shape& shape, DType dtype) {
+    Weights(CpuDevice& device, const Shape& shape, DType dtype) {
         const auto elements = static_cast<std::size_t>(shape.count * shape.n * shape.k);
         const std::size_t bytes = elements * bytes_of(dtype);
         std::vector<std::byte> stored(bytes);
@@ -51,7 +51,7 @@ struct Weights {
         const auto wanted =
             std::max<std::int64_t>(1, kCopiesBytes / static_cast<std::int64_t>(bytes));
         for (std::int64_t i = 0; i < wanted; ++i)
-            copies.push_back(PackedMatrix::pack(pool, stack).value());
+            copies.push_back(PackedMatrix::pack(device, stack).value());
     }
 };
 
@@ -69,12 +69,13 @@ double now_seconds(const ThreadPool& pool) {
     return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-void measure(ThreadPool& pool, const Products& products, const Shape& shape, DType dtype,
+void measure(CpuDevice& device, const Products& products, const Shape& shape, DType dtype,
              const Weights& weights, std::int64_t rows) {
     const std::int64_t x_cols = shape.count * shape.k, y_cols = shape.count * shape.n;
     const DType x_dtype = input_dtype(dtype);
-    Buffer x = Buffer::host(static_cast<std::size_t>(rows * x_cols) * 4).value();
-    Buffer y = Buffer::host(static_cast<std::size_t>(rows * y_cols) * 4).value();
+    ThreadPool& pool = device.pool();
+    Buffer x = device.allocate(static_cast<std::size_t>(rows * x_cols) * 4).value();
+    Buffer y = device.allocate(static_cast<std::size_t>(rows * y_cols) * 4).value();
     std::fill_n(x.as<std::uint16_t>(), rows * x_cols * 2, std::uint16_t{0x3c00});
     const Matrix x_view{x.data(), x_dtype, rows, x_cols, x_cols},
         y_view{y.data(), DType::f32, rows, y_cols, y_cols};
@@ -135,13 +136,13 @@ int main(int argc, char** argv) {
     for (const DType dtype : {DType::bf16, DType::e4m3, DType::f32}) {
         if (argc > 2 && name_of(dtype) != argv[2]) continue;
         for (const Shape& shape : kShapes) {
-            ThreadPool packer(2);
+            CpuDevice packer(2);
             const Weights weights(packer, shape, dtype);
             for (const int threads : {1, 2}) {
                 if (argc > 1 && std::atoi(argv[1]) != threads) continue;
-                ThreadPool pool(threads);
+                CpuDevice device(threads);
                 for (const std::int64_t rows : {1, 2, 4, 8, 16, 64, 512})
-                    measure(pool, products, shape, dtype, weights, rows);
+                    measure(device, products, shape, dtype, weights, rows);
             }
         }
     }

@@ -35,7 +35,7 @@ class Invariance : public testing::TestWithParam<Case> {
 
     Products products_{GetParam().variant};
     DType dtype_ = GetParam().dtype;
-    ThreadPool one_{1}, two_{2}, three_{3};
+    CpuDevice one_{1}, two_{2}, three_{3};
 };
 
 // n of 3 panels and a bit, k of 4 scale blocks and an odd bit; 130 rows are several tiles of every
@@ -46,7 +46,7 @@ TEST_P(Invariance, RowsDoNotSeeEachOther) {
     const PackedMatrix packed = pack_or_die(one_, w.view());
     Activations x = Activations::random(input_dtype(dtype_), kMostRows, k, k + 3, 2);
     Activations alone = rows_alone(x, packed.view());
-    ThreadPool* pools[] = {&one_, &two_, &three_};
+    ThreadPool* pools[] = {&one_.pool(), &two_.pool(), &three_.pool()};
     for (std::int64_t rows = 1; rows <= kMostRows; ++rows) {
         const std::int64_t first = rows * 7 % (kMostRows - rows + 1);
         Activations y(DType::f32, rows, n, n + 2);

@@ -52,13 +52,13 @@ TEST_P(PackedTypes, RoundTripOfPlainAndTransposedSources) {
     const std::pair<std::int64_t, std::int64_t> shapes[] = {
         {1, 1}, {16, 2}, {17, 3}, {15, 129}, {130, 257}, {300, 128}, {33, 384}, {64, 2000}};
     for (const int workers : {1, 3}) {
-        ThreadPool pool(workers);
+        CpuDevice device(workers);
         for (const auto& [n, k] : shapes) {
             const StoredTensor plain(dtype, n, k, 1, 5), turned(dtype, k, n, 2, 3);
-            const PackedMatrix a = pack_or_die(pool, plain.view());
+            const PackedMatrix a = pack_or_die(device, plain.view());
             expect_block(a.view(), 0, plain, 0, 0, n, false);
             expect_zero_padding(a.view());
-            const PackedMatrix b = pack_or_die(pool, turned.view(true));
+            const PackedMatrix b = pack_or_die(device, turned.view(true));
             ASSERT_EQ(b.view().n, n);
             ASSERT_EQ(b.view().k, k);
             expect_block(b.view(), 0, turned, 0, 0, n, true);
@@ -69,7 +69,7 @@ TEST_P(PackedTypes, RoundTripOfPlainAndTransposedSources) {
 
 TEST_P(PackedTypes, RoundTripOfJoinedSourcesAndStacks) {
     const DType dtype = GetParam();
-    ThreadPool pool(2);
+    CpuDevice device(2);
     // kv_b of three heads, each with 128 + 40 rows, cut into head views joined the other way round,
     // and a transposed source in between: no join falls on a multiple of 16.
     const StoredTensor big(dtype, 3 * 168, 130, 3, 1), other(dtype, 130, 9, 4);
@@ -78,7 +78,7 @@ TEST_P(PackedTypes, RoundTripOfJoinedSourcesAndStacks) {
         lists.push_back({big.view(head * 168 + 128, 0, 40, 130), other.view(true),
                          big.view(head * 168, 0, 128, 130)});
     std::vector<std::span<const WeightSource>> stack(lists.begin(), lists.end());
-    auto packed = PackedMatrix::pack(pool, stack);
+    auto packed = PackedMatrix::pack(device, stack);
     ASSERT_TRUE(packed) << packed.error().message;
     ASSERT_EQ(packed->view().count, 3);
     ASSERT_EQ(packed->view().n, 177);
@@ -101,23 +101,23 @@ INSTANTIATE_TEST_SUITE_P(All, PackedTypes, testing::ValuesIn(kWeightTypes),
                          [](const auto& param) { return std::string(name_of(param.param)); });
 
 TEST(PackedScales, ViewsBeginAnywhereAlongOutputs) {
-    ThreadPool pool(1);
+    CpuDevice device(1);
     const StoredTensor tensor(DType::e4m3, 500, 400, 5);
     for (const std::int64_t first : {0, 1, 100, 127, 128, 200}) {
-        const PackedMatrix plain = pack_or_die(pool, tensor.view(first, 128, 150, 260));
+        const PackedMatrix plain = pack_or_die(device, tensor.view(first, 128, 150, 260));
         expect_block(plain.view(), 0, tensor, first, 128, 150, false);
-        const PackedMatrix turned = pack_or_die(pool, tensor.view(256, first, 200, 150, true));
+        const PackedMatrix turned = pack_or_die(device, tensor.view(256, first, 200, 150, true));
         expect_block(turned.view(), 0, tensor, 256, first, 150, true);
     }
     // Along k a view may begin anywhere as long as it stays in one block of scales.
-    const PackedMatrix inside = pack_or_die(pool, tensor.view(3, 140, 20, 116));
+    const PackedMatrix inside = pack_or_die(device, tensor.view(3, 140, 20, 116));
     expect_block(inside.view(), 0, tensor, 3, 140, 20, false);
 }
 
 std::string error_of(std::vector<std::vector<WeightSource>> lists) {
-    ThreadPool pool(1);
+    CpuDevice device(1);
     const std::vector<std::span<const WeightSource>> stack(lists.begin(), lists.end());
-    const auto packed = PackedMatrix::pack(pool, stack);
+    const auto packed = PackedMatrix::pack(device, stack);
     return packed ? "" : packed.error().message;
 }
 

@@ -52,9 +52,9 @@ void expect_product(CpuVariant variant, DType dtype, const Shape& shape, DType y
     SCOPED_TRACE(title(variant, dtype) + " " + std::to_string(shape.rows) + "×" +
                  std::to_string(shape.n) + "×" + std::to_string(shape.k) + " to " +
                  std::string(name_of(y_dtype)));
-    ThreadPool pool(2);
+    CpuDevice device(2);
     const StoredTensor w(dtype, shape.n, shape.k, 11);
-    const PackedMatrix packed = pack_or_die(pool, w.view());
+    const PackedMatrix packed = pack_or_die(device, w.view());
     Activations x =
         Activations::random(input_dtype(dtype), shape.rows, shape.k, shape.k + shape.x_extra, 12);
     Activations y = Activations::random(y_dtype, shape.rows, shape.n, shape.n + shape.y_extra, 13);
@@ -62,7 +62,7 @@ void expect_product(CpuVariant variant, DType dtype, const Shape& shape, DType y
         Activations::random(y_dtype, shape.rows, shape.n, shape.n + shape.y_extra, 13);
     Activations before =
         Activations::random(y_dtype, shape.rows, shape.n, shape.n + shape.y_extra, 13);
-    Products(variant).product(pool, x.matrix(), packed.view(), y.matrix(), store);
+    Products(variant).product(device.pool(), x.matrix(), packed.view(), y.matrix(), store);
     reference_product(x.matrix(), packed.view(), expected.matrix(), store);
     for (std::int64_t row = 0; row < shape.rows; ++row) {
         for (std::int64_t n = 0; n < shape.n; ++n) {
@@ -97,9 +97,9 @@ TEST(Product, RoundsOnceIntoEveryOutputType) {
 
 // Narrow outputs are the f32 outputs, rounded: not a second way of computing.
 TEST(Product, NarrowOutputsAreTheRoundedF32Outputs) {
-    ThreadPool pool(2);
+    CpuDevice device(2);
     const StoredTensor w(DType::bf16, 45, 77, 1);
-    const PackedMatrix packed = pack_or_die(pool, w.view());
+    const PackedMatrix packed = pack_or_die(device, w.view());
     Activations x = Activations::random(DType::bf16, 9, 77, 77, 2);
     // Rows of extreme size, NaN and infinity: rounding must keep NaN, reach infinity and f16's
     // subnormals.
@@ -111,9 +111,9 @@ TEST(Product, NarrowOutputsAreTheRoundedF32Outputs) {
         const Products products(variant);
         Activations exact(DType::f32, 9, 45, 45), brain(DType::bf16, 9, 45, 45),
             half(DType::f16, 9, 45, 45);
-        products.product(pool, x.matrix(), packed.view(), exact.matrix());
-        products.product(pool, x.matrix(), packed.view(), brain.matrix());
-        products.product(pool, x.matrix(), packed.view(), half.matrix());
+        products.product(device.pool(), x.matrix(), packed.view(), exact.matrix());
+        products.product(device.pool(), x.matrix(), packed.view(), brain.matrix());
+        products.product(device.pool(), x.matrix(), packed.view(), half.matrix());
         for (std::int64_t row = 0; row < 9; ++row) {
             for (std::int64_t n = 0; n < 45; ++n) {
                 const float value = exact.value(row, n);
@@ -131,18 +131,18 @@ TEST(Product, NarrowOutputsAreTheRoundedF32Outputs) {
 
 // Every code of e4m3 through every kernel: one input of 1 against a row of one code and zeros.
 TEST(Product, WidensEveryE4m3CodeExactly) {
-    ThreadPool pool(1);
+    CpuDevice device(1);
     StoredTensor w(DType::e4m3, 256, 2, 1);
     for (std::size_t code = 0; code < 256; ++code) {
         w.bytes()[1 + 2 * code] = static_cast<std::byte>(code);
         w.bytes()[2 + 2 * code] = static_cast<std::byte>(255 - code);
     }
-    const PackedMatrix packed = pack_or_die(pool, w.view());
+    const PackedMatrix packed = pack_or_die(device, w.view());
     for (const CpuVariant variant : variants_here()) {
         Activations x(DType::bf16, 2, 2, 2), y(DType::f32, 2, 256, 256);
         write_element(x.at(0, 0), DType::bf16, 1.0f);
         write_element(x.at(1, 1), DType::bf16, 1.0f);
-        Products(variant).product(pool, x.matrix(), packed.view(), y.matrix());
+        Products(variant).product(device.pool(), x.matrix(), packed.view(), y.matrix());
         for (std::int64_t code = 0; code < 256; ++code) {
             for (std::int64_t row = 0; row < 2; ++row) {
                 const float want = w.code(code, row) * w.scale(code, 0);
@@ -158,38 +158,41 @@ TEST(Product, WidensEveryE4m3CodeExactly) {
 }
 
 TEST(Product, NoRowsIsNothing) {
-    ThreadPool pool(2);
+    CpuDevice device(2);
     const StoredTensor w(DType::bf16, 20, 30, 1);
-    const PackedMatrix packed = pack_or_die(pool, w.view());
+    const PackedMatrix packed = pack_or_die(device, w.view());
     for (const CpuVariant variant : variants_here()) {
         const Products products(variant);
-        products.product(pool, Matrix{nullptr, DType::bf16, 0, 30, 30}, packed.view(),
+        products.product(device.pool(), Matrix{nullptr, DType::bf16, 0, 30, 30}, packed.view(),
                          Matrix{nullptr, DType::f32, 0, 20, 20});
-        products.stacked(pool, Matrix{nullptr, DType::bf16, 0, 30, 30}, 30, packed.view(),
+        products.stacked(device.pool(), Matrix{nullptr, DType::bf16, 0, 30, 30}, 30, packed.view(),
                          Matrix{nullptr, DType::f32, 0, 20, 20}, 20);
         const std::int32_t indptr[] = {0, 0};
-        products.grouped(pool, Matrix{nullptr, DType::bf16, 0, 30, 30}, nullptr, indptr,
+        products.grouped(device.pool(), Matrix{nullptr, DType::bf16, 0, 30, 30}, nullptr, indptr,
                          packed.view(), Matrix{nullptr, DType::f32, 0, 20, 20});
     }
 }
 
 TEST(Product, RefusesShapesThatDoNotFit) {
-    ThreadPool pool(1);
+    CpuDevice device(1);
     const StoredTensor w(DType::bf16, 20, 30, 1);
-    const PackedMatrix packed = pack_or_die(pool, w.view());
+    const PackedMatrix packed = pack_or_die(device, w.view());
     const Products products(CpuVariant::portable);
     Activations x(DType::bf16, 2, 30, 30), wide(DType::bf16, 2, 31, 31), f32(DType::f32, 2, 30, 30);
     Activations y(DType::f32, 2, 20, 20), narrow(DType::bf16, 2, 20, 20);
-    EXPECT_THROW(products.product(pool, wide.matrix(), packed.view(), y.matrix()), CheckFailure);
-    EXPECT_THROW(products.product(pool, f32.matrix(), packed.view(), y.matrix()), CheckFailure);
-    EXPECT_THROW(
-        products.product(pool, x.matrix(), packed.view(), narrow.matrix(), Store::accumulate),
-        CheckFailure);
-    EXPECT_THROW(products.product(pool, x.matrix().slice(0, 1), packed.view(), y.matrix()),
+    EXPECT_THROW(products.product(device.pool(), wide.matrix(), packed.view(), y.matrix()),
+                 CheckFailure);
+    EXPECT_THROW(products.product(device.pool(), f32.matrix(), packed.view(), y.matrix()),
+                 CheckFailure);
+    EXPECT_THROW(products.product(device.pool(), x.matrix(), packed.view(), narrow.matrix(),
+                                  Store::accumulate),
+                 CheckFailure);
+    EXPECT_THROW(products.product(device.pool(), x.matrix().slice(0, 1), packed.view(), y.matrix()),
                  CheckFailure);
     const std::int32_t indptr[] = {0, 3};
-    EXPECT_THROW(products.grouped(pool, x.matrix(), nullptr, indptr, packed.view(), y.matrix()),
-                 CheckFailure);
+    EXPECT_THROW(
+        products.grouped(device.pool(), x.matrix(), nullptr, indptr, packed.view(), y.matrix()),
+        CheckFailure);
 }
 
 }  // namespace

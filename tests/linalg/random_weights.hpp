@@ -170,8 +170,8 @@ inline bool same_row(Activations& a, std::int64_t a_row, Activations& b, std::in
                        static_cast<std::size_t>(cols) * bytes_of(a.matrix().dtype)) == 0;
 }
 
-inline PackedMatrix pack_or_die(ThreadPool& pool, const WeightSource& source) {
-    auto packed = PackedMatrix::pack(pool, source);
+inline PackedMatrix pack_or_die(CpuDevice& device, const WeightSource& source) {
+    auto packed = PackedMatrix::pack(device, source);
     EXPECT_TRUE(packed.has_value()) << (packed ? "" : packed.error().message);
     return std::move(packed.value());
 }

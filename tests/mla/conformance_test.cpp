@@ -28,14 +28,14 @@ class MlaConformance : public testing::TestWithParam<Implementation> {
 
   private:
     void holds(const Check& check, const Support& support) {
-        const Outcome outcome = run_check(check, *device_, support, pool_, 1);
+        const Outcome outcome = run_check(check, *device_, support, oracle_device_, 1);
         EXPECT_GT(outcome.cases, 0);
         EXPECT_EQ(outcome.failures, 0)
             << check.title << ", " << outcome.cases << " cases: " << outcome.first_failure;
     }
 
     std::unique_ptr<Device> device_ = GetParam().make();
-    ThreadPool pool_{1};
+    CpuDevice oracle_device_{1};
 };
 INSTANTIATE_TEST_SUITE_P(Cpu, MlaConformance, testing::ValuesIn(cpu_implementations()),
                          implementation_name);

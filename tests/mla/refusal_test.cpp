@@ -29,9 +29,9 @@ class MlaRefusal : public testing::Test {
 
     std::unique_ptr<Batch> batch;
     std::vector<std::byte> out;
-    ThreadPool pool{1};
+    CpuDevice device{1};
     Arena arena{Buffer()};
-    OpContext context{pool, arena};
+    OpContext context{device, arena};
 };
 
 TEST_F(MlaRefusal, DecompressedTakesCausalRowsOfOneRank) {

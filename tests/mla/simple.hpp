@@ -13,6 +13,7 @@
 #include <random>
 #include <vector>
 
+#include "base/cpu_device.hpp"
 #include "base/element.hpp"
 #include "mla/contract.hpp"
 #include "mla/storage.hpp"
@@ -249,9 +250,9 @@ Outputs on_host(const Kernels& kernels, Call call, std::int64_t columns, Run run
     call.out = reinterpret_cast<std::byte*>(result.out.data());
     call.out_dtype = DType::f32;
     call.lse = result.lse.data();
-    ThreadPool pool(1);
+    CpuDevice device(1);
     Arena arena = host_arena(kernels.scratch_bytes(capacities(call.rows, call.heads)));
-    OpContext context{pool, arena};
+    OpContext context{device, arena};
     const Expected<void> done = run(context, call);
     EXPECT_TRUE(done) << (done ? "" : done.error().message);
     return result;

@@ -100,7 +100,7 @@ Outcome run_prompt(RunningModel& model, const std::vector<std::int32_t>& prompt,
     const auto fed = sequence->feed(*model, prompt, true, chunk);
     EXPECT_TRUE(fed) << fed.error().message;
     return {cache_bytes(*sequence, model->config().num_hidden_layers, length),
-            copy_logits(model->last_logits())};
+            copy_logits(fed->logits)};
 }
 
 TEST_P(ModelInvariance, ChunksAndThreadsLeaveTheSameBits) {
@@ -150,20 +150,20 @@ std::vector<std::vector<float>> run_rows(RunningModel& model, const std::vector<
         if (requests[index].window.size() > 100) row.form = batch::Form::decompressed;
         EXPECT_TRUE(builder.add(row));
     }
-    const auto logits = model->forward(builder.finish(padding), storage);
-    EXPECT_TRUE(logits) << logits.error().message;
+    const auto computed = model->forward(builder.finish(padding), storage);
+    EXPECT_TRUE(computed) << computed.error().message;
+    const Matrix& logits = computed->logits;
     std::vector<std::vector<float>> result;
     for (std::size_t i = 0; i < chosen.size(); ++i) {
-        const float* row = logits->row<float>(builder.first_gather(i));
-        result.emplace_back(row, row + logits->cols);
+        const float* row = logits.row<float>(builder.first_gather(i));
+        result.emplace_back(row, row + logits.cols);
     }
     return result;
 }
 
 TEST_P(ModelInvariance, RowsTogetherEqualRowsAlone) {
     RunningModel model = load(2);
-    auto storage = cache::KvStorage::create(
-        cache::make_layout(model->config().num_hidden_layers, model->kv_format()), 32);
+    auto storage = cache::KvStorage::create(model->device(), model->kv_layout(), 32);
     ASSERT_TRUE(storage);
     std::vector<Request> requests;
     std::int32_t next_page = 1;
@@ -242,7 +242,7 @@ TEST_P(ModelInvariance, TreeNodesEqualPlainDecodeAndCommit) {
     ASSERT_TRUE(builder.add(row));
     const auto forward = model->forward(builder.finish(), verified->storage());
     ASSERT_TRUE(forward) << forward.error().message;
-    const std::vector<float> nodes = copy_logits(*forward);
+    const std::vector<float> nodes = copy_logits(forward->logits);
 
     std::vector<std::size_t> deepest_path;
     std::vector<float> plain_next;
@@ -254,17 +254,20 @@ TEST_P(ModelInvariance, TreeNodesEqualPlainDecodeAndCommit) {
             path.insert(path.begin(), static_cast<std::size_t>(at));
         auto plain = Sequence::create(*model, history, history + 64);
         ASSERT_TRUE(plain->feed(*model, prompt, false));
-        for (const std::size_t step : path)
-            ASSERT_TRUE(plain->feed(*model, std::array{tree.token[step]}, true));
+        std::vector<float> along;
+        for (const std::size_t step : path) {
+            const auto fed = plain->feed(*model, std::array{tree.token[step]}, true);
+            ASSERT_TRUE(fed) << fed.error().message;
+            along = copy_logits(fed->logits);
+        }
         const auto width = static_cast<std::size_t>(vocabulary_);
-        EXPECT_EQ(
-            std::memcmp(model->last_logits().row<float>(0), nodes.data() + node * width, width * 4),
-            0)
+        EXPECT_EQ(std::memcmp(along.data(), nodes.data() + node * width, width * 4), 0)
             << "node " << node << " at depth " << path.size() - 1;
         if (path.size() <= deepest_path.size()) continue;
         deepest_path = path;
-        ASSERT_TRUE(plain->feed(*model, std::array{next_token}, true));
-        plain_next = copy_logits(model->last_logits());
+        const auto next = plain->feed(*model, std::array{next_token}, true);
+        ASSERT_TRUE(next) << next.error().message;
+        plain_next = copy_logits(next->logits);
     }
     ASSERT_GT(deepest_path.back() + 1,
               deepest_path.size());  // the path is not simply the first branch
@@ -277,8 +280,9 @@ TEST_P(ModelInvariance, TreeNodesEqualPlainDecodeAndCommit) {
     }
     ASSERT_TRUE(model->compact(source, destination, verified->storage()));
     verified->set_length(history + static_cast<std::int64_t>(deepest_path.size()));
-    ASSERT_TRUE(verified->feed(*model, std::array{next_token}, true));
-    EXPECT_EQ(copy_logits(model->last_logits()), plain_next);
+    const auto next = verified->feed(*model, std::array{next_token}, true);
+    ASSERT_TRUE(next) << next.error().message;
+    EXPECT_EQ(copy_logits(next->logits), plain_next);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, ModelInvariance,

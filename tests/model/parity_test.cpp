@@ -68,7 +68,7 @@ Outcome run_golden(const Golden& golden) {
     const auto feed = [&](std::span<const std::int32_t> tokens) {
         const auto fed = sequence->feed(*model, tokens, true);
         if (!fed) throw std::runtime_error(fed.error().message);
-        return copy_logits(model->last_logits());
+        return copy_logits(fed->logits);
     };
 
     Outcome outcome;

@@ -44,9 +44,10 @@ TEST(Sapling, TokenizesAndComputesAsTransformersDoes) {
     std::size_t begin = 0;
     for (const std::int32_t position : golden->positions) {
         const std::size_t end = static_cast<std::size_t>(position) + 1;
-        ASSERT_TRUE(
-            sequence->feed(*model, std::span(golden->prompt).subspan(begin, end - begin), true));
-        const auto last = copy_logits(model->last_logits());
+        const auto fed =
+            sequence->feed(*model, std::span(golden->prompt).subspan(begin, end - begin), true);
+        ASSERT_TRUE(fed) << fed.error().message;
+        const auto last = copy_logits(fed->logits);
         logits.insert(logits.end(), last.begin(), last.end());
         begin = end;
     }

@@ -26,18 +26,18 @@ class RunningModel {
   public:
     RunningModel(const std::filesystem::path& directory, int threads, CpuVariant variant,
                  std::int64_t max_gather = 128)
-        : pool_(threads),
+        : device_(threads),
           backend_(ops::make_cpu_backend(variant)),
           kernels_(mla::make_cpu_kernels(variant)) {
         auto opened = checkpoint::Checkpoint::open(directory.string());
         if (!opened) throw std::runtime_error(opened.error().message);
         const auto checkpoint = std::make_shared<const checkpoint::Checkpoint>(std::move(*opened));
-        auto weights = Weights::load(checkpoint, pool_);
+        auto weights = Weights::load(checkpoint, device_);
         if (!weights) throw std::runtime_error(weights.error().message);
         ModelLimits limits;
         limits.max_gather = max_gather;
         auto made = DeepseekModel::create(checkpoint->config(), std::move(*weights), *backend_,
-                                          *kernels_, pool_, limits);
+                                          *kernels_, device_, {.limits = limits});
         if (!made) throw std::runtime_error(made.error().message);
         model_ = std::make_unique<DeepseekModel>(std::move(*made));
     }
@@ -45,7 +45,7 @@ class RunningModel {
     DeepseekModel* operator->() { return model_.get(); }
 
   private:
-    ThreadPool pool_;
+    CpuDevice device_;
     std::unique_ptr<ops::Backend> backend_;
     std::unique_ptr<mla::Kernels> kernels_;
     std::unique_ptr<DeepseekModel> model_;

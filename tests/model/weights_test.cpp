@@ -17,8 +17,9 @@ namespace fs = std::filesystem;
 Expected<Weights> load(const fs::path& directory) {
     auto opened = checkpoint::Checkpoint::open(directory.string());
     if (!opened) return tl::unexpected<Error>(opened.error());
-    ThreadPool pool(2);
-    return Weights::load(std::make_shared<const checkpoint::Checkpoint>(std::move(*opened)), pool);
+    CpuDevice device(2);
+    return Weights::load(std::make_shared<const checkpoint::Checkpoint>(std::move(*opened)),
+                         device);
 }
 
 // Changes one field of a written config.json.
@@ -60,10 +61,10 @@ TEST_F(WeightsTest, MtpSharesWhatTheCheckpointDoesNotRepeat) {
 TEST_F(WeightsTest, ProgressEndsAtTheWholeAndNeverGoesBack) {
     auto opened = checkpoint::Checkpoint::open(write("tiny-v2").string());
     ASSERT_TRUE(opened);
-    ThreadPool pool(1);
+    CpuDevice device(1);
     std::uint64_t last = 0, whole = 0;
     const auto weights =
-        Weights::load(std::make_shared<const checkpoint::Checkpoint>(std::move(*opened)), pool,
+        Weights::load(std::make_shared<const checkpoint::Checkpoint>(std::move(*opened)), device,
                       [&](std::uint64_t done, std::uint64_t total) {
                           EXPECT_GE(done, last);
                           last = done;

@@ -11,9 +11,9 @@ namespace {
 TEST(Products, AreThoseOfLinalg) {
     constexpr std::int64_t kOut = 19;
     constexpr std::int64_t kIn = 33;
-    ThreadPool pool(2);
+    CpuDevice device(2);
     Arena arena = make_arena(1 << 20);
-    OpContext context{pool, arena};
+    OpContext context{device, arena};
     const std::vector<float> weights = values(1, 0, 2 * kOut, kIn);
     std::vector<linalg::WeightSource> sources(2);
     for (std::size_t i = 0; i < 2; ++i) {
@@ -23,7 +23,7 @@ TEST(Products, AreThoseOfLinalg) {
     }
     const std::span<const linalg::WeightSource> both(sources);
     const std::vector<std::span<const linalg::WeightSource>> stack = {both.first(1), both.last(1)};
-    const linalg::PackedMatrix packed = linalg::PackedMatrix::pack(pool, stack).value();
+    const linalg::PackedMatrix packed = linalg::PackedMatrix::pack(device, stack).value();
     const linalg::Products products(best_cpu_variant());
 
     std::vector<float> x = values(2, 0, 4, 2 * kIn);
@@ -38,15 +38,15 @@ TEST(Products, AreThoseOfLinalg) {
         const Matrix truth = Matrix::of(wanted.data(), 4, 2 * kOut);
         backend->product(context, narrow, packed.view().at(1), out.columns(0, kOut),
                          Store::accumulate);
-        products.product(pool, narrow, packed.view().at(1), truth.columns(0, kOut),
+        products.product(device.pool(), narrow, packed.view().at(1), truth.columns(0, kOut),
                          Store::accumulate);
         EXPECT_EQ(got, wanted);
         backend->stacked_product(context, in, kIn, packed.view(), out, kOut);
-        products.stacked(pool, in, kIn, packed.view(), truth, kOut);
+        products.stacked(device.pool(), in, kIn, packed.view(), truth, kOut);
         EXPECT_EQ(got, wanted);
         backend->expert_product(context, narrow, source.data(), indptr.data(), packed.view(),
                                 out.columns(0, kOut));
-        products.grouped(pool, narrow, source.data(), indptr.data(), packed.view(),
+        products.grouped(device.pool(), narrow, source.data(), indptr.data(), packed.view(),
                          truth.columns(0, kOut));
         EXPECT_EQ(got, wanted);
     }
@@ -57,9 +57,9 @@ TEST(StepLoop, OperationsDoNotAllocate) {
     constexpr std::int64_t kHidden = 1024;
     constexpr std::int64_t kVocabulary = 40000;
     const auto backend = make_cpu_backend(best_cpu_variant());
-    ThreadPool pool(3);
-    Arena arena = make_arena(backend->scratch_bytes(kTokens, 2, kVocabulary, pool.workers()));
-    OpContext context{pool, arena};
+    CpuDevice device(3);
+    Arena arena = make_arena(backend->scratch_bytes(kTokens, 2, kVocabulary, device.workers()));
+    OpContext context{device, arena};
     std::vector<float> x = values(1, 0, kTokens, 2 * kHidden), y(x), angles(kTokens * 64),
                        weight(kHidden, 1.0f);
     std::vector<std::int32_t> index(kTokens, 1), row_of(kTokens, 0);
@@ -101,12 +101,13 @@ TEST(StepLoop, OperationsDoNotAllocate) {
                    row_of.data(), store.plan());
     backend->combine_experts(context, Matrix::of(expert_out.data(), kTokens * 4, kHidden), rule,
                              store.plan(), Matrix(), out);
+    backend->reduce_add(context, in, out);
     backend->sample_nodes(context, Matrix::of(logits.data(), 2, kVocabulary), nodes.data(),
                           draws.data());
     EXPECT_EQ(allocations_so_far() - before, 0);
     EXPECT_EQ(draws[0].flag, DrawFlag::fine);
     EXPECT_EQ(draws[1].flag, DrawFlag::fine);
-    ThreadPool alone(1);
+    CpuDevice alone(1);
     OpContext one_worker{alone, arena};  // a task for each node
     const std::int64_t between = allocations_so_far();
     backend->sample_nodes(one_worker, Matrix::of(logits.data(), 2, kVocabulary), nodes.data(),

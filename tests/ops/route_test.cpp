@@ -164,8 +164,8 @@ void check_pairs(const Case& made, const PlanStore& store) {
 
 void check_backend(const Backend& backend) {
     Arena arena = make_arena(1 << 20);
-    ThreadPool pool(2);
-    OpContext context{pool, arena};
+    CpuDevice device(2);
+    OpContext context{device, arena};
     std::mt19937 random(5);
     for (int round = 0; round < 2000 && !testing::Test::HasFailure(); ++round) {
         Case made = random_case(random);
@@ -203,8 +203,8 @@ TEST(Route, BiasChoosesButDoesNotWeigh) {
     const std::vector<float> bias = {-0.5f, -0.5f, 0.5f, 0.5f};  // group 1 wins: 1.77 against 0.61
     PlanStore store(1, rule);
     Arena arena = make_arena(1 << 20);
-    ThreadPool pool(1);
-    OpContext context{pool, arena};
+    CpuDevice device(1);
+    OpContext context{device, arena};
     const std::int32_t row = 0;
     make_cpu_backend(best_cpu_variant())
         ->route(context, Matrix::of(logits.data(), 1, 4), bias.data(), rule, &row, store.plan());
@@ -218,8 +218,8 @@ TEST(Route, BiasChoosesButDoesNotWeigh) {
 
 TEST(Route, ARuleThatCannotBeIsAProgrammersError) {
     Arena arena = make_arena(1 << 20);
-    ThreadPool pool(1);
-    OpContext context{pool, arena};
+    CpuDevice device(1);
+    OpContext context{device, arena};
     RouterRule rule;
     rule.group_score = GroupScore::maximum;
     rule.experts = 8;

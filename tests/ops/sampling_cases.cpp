@@ -172,7 +172,7 @@ void expect_same(const Outcome& got, const Outcome& wanted, const std::string& w
 
 Sampler::Sampler(CpuVariant variant, int workers)
     : backend_(make_cpu_backend(variant)),
-      pool_(workers),
+      device_(workers),
       arena_(make_arena(backend_->scratch_bytes(0, 64, 200000, workers))) {}
 
 std::vector<Outcome> Sampler::draw(std::vector<float> logits, std::vector<NodeSampling> nodes,
@@ -185,7 +185,7 @@ std::vector<Outcome> Sampler::draw(std::vector<float> logits, std::vector<NodeSa
     }
     const std::vector<float> before = logits;
     std::vector<Draw> draws(nodes.size());
-    OpContext context{pool_, arena_};
+    OpContext context{device_, arena_};
     backend_->sample_nodes(
         context, Matrix::of(logits.data(), rows, static_cast<std::int64_t>(logits.size()) / rows),
         nodes.data(), draws.data());

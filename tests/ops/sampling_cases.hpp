@@ -44,7 +44,7 @@ Outcome reference_outcome(const std::vector<float>& logits, NodeSampling node,
                           std::size_t top_count);
 void expect_same(const Outcome& got, const Outcome& wanted, const std::string& where);
 
-// A backend with its pool and arena.
+// A backend with its device and arena.
 class Sampler {
   public:
     Sampler(CpuVariant variant, int workers);
@@ -59,7 +59,7 @@ class Sampler {
 
   private:
     std::unique_ptr<Backend> backend_;
-    ThreadPool pool_;
+    CpuDevice device_;
     Arena arena_;
 };
 

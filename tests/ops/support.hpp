@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "base/op_context.hpp"
+#include "base/cpu_device.hpp"
 #include "ops/ops.hpp"
 
 namespace espalier::ops {
@@ -23,7 +23,10 @@ inline std::vector<CpuVariant> variants() {
     return found;
 }
 
-inline Arena make_arena(std::size_t bytes) { return Arena(Buffer::host(bytes).value()); }
+inline Arena make_arena(std::size_t bytes) {
+    static CpuDevice host(1);
+    return Arena(host.allocate(bytes).value());
+}
 
 // A value for (stream, row, col), roughly normal, the same in every batch.
 inline float value_at(std::uint32_t stream, std::int64_t row, std::int64_t col) {

@@ -29,7 +29,8 @@ TEST(Recorder, ARunningEngineWithManyClientsCanBeRunAgain) {
     header.settings = settings_of(settings, {"ngram"});
     auto recorder = Recorder::open(path, header);
     ASSERT_TRUE(recorder) << recorder.error().message;
-    engine::StepperParts parts{**target.model, *target.tokenizer, {}, engine::steady_clock()};
+    engine::StepperParts parts{
+        engine::make_target(**target.model), *target.tokenizer, {}, engine::steady_clock()};
     parts.drafters.push_back(
         std::make_unique<speculate::NgramDrafter>(0, speculate::NgramLimits{}));
     parts.observer = recorder->get();
@@ -61,7 +62,7 @@ TEST(Recorder, ARunningEngineWithManyClientsCanBeRunAgain) {
     EXPECT_EQ(end->submissions, 12);
     auto reader = trace::Reader::open(path);
     ASSERT_TRUE(reader) << reader.error().message;
-    const auto again = replay(*reader, **target.model, *target.tokenizer);
+    const auto again = replay(*reader, engine::target_maker(target), *target.tokenizer);
     ASSERT_TRUE(again) << again.error().message;
     EXPECT_EQ(again->steps, end->steps);
     EXPECT_EQ(again->requests, 12);

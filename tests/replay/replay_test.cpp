@@ -22,8 +22,8 @@ constexpr std::uint64_t kWorkloads = 60;
 
 Expected<Replayed> replay_text(const std::string& text, engine::Family family) {
     ESPALIER_ASSIGN_OR_RETURN(trace::Reader reader, trace::read_text(text));
-    engine::TinyTarget& target = engine::tiny_target(family);
-    return replay(reader, **target.model, *target.tokenizer);
+    engine::TinyTarget& tiny = engine::tiny_target(family);
+    return replay(reader, engine::target_maker(tiny), *tiny.tokenizer);
 }
 
 struct Seen {

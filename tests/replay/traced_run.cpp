@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 
+#include "engine/model_target.hpp"
 #include "lossless/recorder.hpp"
 #include "replay/convert.hpp"
 #include "replay/recorder.hpp"
@@ -17,11 +18,14 @@ using lossless::WorkloadRequest;
 using Tokens = std::vector<std::int32_t>;
 
 // Runs the workload once; with texts that the random drafter knows, and watched, or neither.
-std::vector<Tokens> run(const Workload& work, const lossless::Target& target,
+std::vector<Tokens> run(const Workload& work, const lossless::Subject& target,
                         const std::vector<Tokens>& known, engine::StepObserver* observer,
                         TracedRun& sums) {
     schedule::Time now = 0;
-    engine::StepperParts parts{target.model, target.tokenizer, {}, [&now] { return now += 1000; }};
+    auto made = engine::ModelTarget::create(target.model, work.settings.schedule.page_count);
+    if (!made) throw std::runtime_error(made.error().message);
+    engine::StepperParts parts{
+        std::move(*made), target.tokenizer, {}, [&now] { return now += 1000; }};
     parts.observer = observer;
     if (work.ngram)
         parts.drafters.push_back(
@@ -76,7 +80,7 @@ TracedRun run_traced(std::uint64_t seed) {
 TracedRun run_traced(const Workload& work, engine::Family family) {
     TracedRun plain, traced;
     traced.family = family;
-    const lossless::Target target = engine::tiny_target(family).target();
+    const lossless::Subject target = engine::tiny_target(family).target();
     const std::vector<Tokens> texts = run(work, target, {}, nullptr, plain);
     trace::Header header = trace::sample_header();
     header.settings = settings_of(work.settings, {});

@@ -27,7 +27,7 @@ struct Share {
 class Absorbed {
   public:
     Absorbed(OpContext& context, const TileKernels& kernels, const AbsorbedCall& call)
-        : context_(context), plan_(kernels, call), workers_(context.pool.workers()) {
+        : context_(context), plan_(kernels, call), workers_(context.device.workers()) {
         choose_block();
         const std::int64_t bytes = BlockScratch::bytes(kernels);
         std::byte* memory = context.arena.take<std::byte>(bytes * workers_);
@@ -95,7 +95,7 @@ class Absorbed {
     }
 
     void run_blocks() {
-        context_.pool.run(blocks_, [this](std::int64_t task, int worker) {
+        pool_of(context_).run(blocks_, [this](std::int64_t task, int worker) {
             const Block block = block_at(task);
             BlockScratch& mine = scratch_[worker];
             BlockFold fold(plan_, block, mine);
@@ -149,14 +149,14 @@ class Absorbed {
 
     void run_wave(const Share* shares, std::int64_t count, std::int64_t used, float* states) {
         float* carry = states + kWaveSplits * workers_ * kBlockStates;
-        context_.pool.run(used, [&](std::int64_t task, int worker) {
+        pool_of(context_).run(used, [&](std::int64_t task, int worker) {
             std::int64_t at = 0;
             while (at + 1 < count && shares[at + 1].first_state <= task) ++at;
             const std::int64_t split = shares[at].first_split + task - shares[at].first_state;
             BlockFold(plan_, shares[at].block, scratch_[worker])
                 .fold_split(split, workers_, states + task * kBlockStates);
         });
-        context_.pool.run(count * kBlockUnits * kMergeTasks, [&](std::int64_t task, int) {
+        pool_of(context_).run(count * kBlockUnits * kMergeTasks, [&](std::int64_t task, int) {
             const Share& share = shares[task / (kBlockUnits * kMergeTasks)];
             const auto unit = static_cast<int>(task / kMergeTasks % kBlockUnits);
             const auto first = static_cast<int>(task % kMergeTasks) * kMergeLanes;

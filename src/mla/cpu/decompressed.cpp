@@ -200,13 +200,14 @@ void decompressed(OpContext& context, const TileKernels& kernels, const Decompre
         units = std::max(units, units_of(call.rows.q_indptr[b + 1] - call.rows.q_indptr[b]));
     if (units == 0) return;
     const WorkerLayout layout(kernels, units);
-    std::byte* memory = context.arena.take<std::byte>(layout.total * context.pool.workers());
-    context.pool.run(std::int64_t{call.rows.rows} * call.heads, [&](std::int64_t task, int index) {
-        const RowView row = view_row(call.rows, static_cast<std::int32_t>(task / call.heads));
-        if (row.tokens == 0) return;
-        const Worker mine(layout, units, memory + index * layout.total);
-        Decompressed(kernels, call, row, task % call.heads, layout, mine).run();
-    });
+    std::byte* memory = context.arena.take<std::byte>(layout.total * context.device.workers());
+    pool_of(context).run(
+        std::int64_t{call.rows.rows} * call.heads, [&](std::int64_t task, int index) {
+            const RowView row = view_row(call.rows, static_cast<std::int32_t>(task / call.heads));
+            if (row.tokens == 0) return;
+            const Worker mine(layout, units, memory + index * layout.total);
+            Decompressed(kernels, call, row, task % call.heads, layout, mine).run();
+        });
 }
 
 std::int64_t decompressed_scratch(const TileKernels& kernels, std::int64_t token_cap, int workers) {

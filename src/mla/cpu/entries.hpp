@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "base/op_context.hpp"
+#include "base/cpu_device.hpp"
 #include "mla/contract.hpp"
 #include "mla/cpu/tile_kernels.hpp"
 

@@ -33,7 +33,7 @@ class CpuKernels final : public Kernels {
     Expected<void> append(OpContext& context, const AppendCall& call) const override {
         ESPALIER_RETURN_IF_ERROR(check_append_arrays(call));
         constexpr std::int64_t kTokensPerTask = 16;
-        context.pool.run(
+        pool_of(context).run(
             (call.tokens + kTokensPerTask - 1) / kTokensPerTask, [&](std::int64_t task, int) {
                 const std::int64_t end = std::min(call.tokens, (task + 1) * kTokensPerTask);
                 for (std::int64_t token = task * kTokensPerTask; token < end; ++token)
@@ -68,7 +68,7 @@ class CpuKernels final : public Kernels {
             call.slot[token] >= 0 &&
             write_slot(call.kv, call.slot[token], call.latent + token * call.latent_stride,
                        call.rope + token * call.rope_stride);
-        if (call.nonfinite != nullptr) call.nonfinite[token] = flushed ? 1 : 0;
+        if (flushed && call.nonfinite != nullptr) call.nonfinite[token] = 1;
     }
 
     const cpu::TileKernels& f32_;  // every cache

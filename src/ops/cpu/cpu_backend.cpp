@@ -40,7 +40,7 @@ class CpuBackend final : public Backend {
         check_f32(out, "embeddings");
         check_size(out.cols, table.hidden, "embedding width");
         const auto row_bytes = table.hidden * static_cast<std::int64_t>(bytes_of(table.dtype));
-        for_rows(context.pool, out.rows, out.cols, [&](std::int64_t t) {
+        for_rows(pool_of(context), out.rows, out.cols, [&](std::int64_t t) {
             CHECK(tokens[t] >= 0 && tokens[t] < table.vocabulary, "token {} of {}", tokens[t],
                   table.vocabulary);
             kernels_.load(table.data + tokens[t] * row_bytes, out.cols, table.dtype,
@@ -53,7 +53,7 @@ class CpuBackend final : public Backend {
         check_f32(x, "rms_norm input");
         check_activation(out, "rms_norm output");
         check_size(out.cols, x.cols, "rms_norm output");
-        for_rows(context.pool, x.rows, x.cols, [&](std::int64_t t) {
+        for_rows(pool_of(context), x.rows, x.cols, [&](std::int64_t t) {
             const float* row = x.row<float>(t);
             const float mean = kernels_.sum_of_squares(row, x.cols) / static_cast<float>(x.cols);
             const float factor = 1.0f / std::sqrt(mean + epsilon);
@@ -70,23 +70,23 @@ class CpuBackend final : public Backend {
 
     void product(OpContext& context, const Matrix& x, const PackedView& w, const Matrix& y,
                  Store store) const override {
-        products_.product(context.pool, x, w, y, store);
+        products_.product(pool_of(context), x, w, y, store);
     }
     void stacked_product(OpContext& context, const Matrix& x, std::int64_t x_step,
                          const PackedView& w, const Matrix& y, std::int64_t y_step) const override {
-        products_.stacked(context.pool, x, x_step, w, y, y_step);
+        products_.stacked(pool_of(context), x, x_step, w, y, y_step);
     }
     void expert_product(OpContext& context, const Matrix& x, const std::int32_t* source_token,
                         const std::int32_t* indptr, const PackedView& w,
                         const Matrix& y) const override {
-        products_.grouped(context.pool, x, source_token, indptr, w, y);
+        products_.grouped(pool_of(context), x, source_token, indptr, w, y);
     }
 
     void rope_angles(OpContext& context, const std::int32_t* position, std::int64_t tokens,
                      const RopeRule& rule, const Matrix& cos_sin) const override {
         check_size(cos_sin.cols, kRopeWidth, "rope angles");
         // A sine costs about as much as 64 elements of other work.
-        for_rows(context.pool, tokens, kRopeWidth * 64, [&](std::int64_t t) {
+        for_rows(pool_of(context), tokens, kRopeWidth * 64, [&](std::int64_t t) {
             float* out = cos_sin.row<float>(t);
             for (std::int64_t i = 0; i < kRopeWidth / 2; ++i) {
                 const auto angle = static_cast<double>(static_cast<float>(position[t]) *
@@ -102,7 +102,7 @@ class CpuBackend final : public Backend {
         check_activation(to, "rope to");
         check_heads(from, from_step, heads, kRopeWidth, "rope from");
         check_heads(to, to_step, heads, kRopeWidth, "rope to");
-        for_rows(context.pool, from.rows, heads * kRopeWidth, [&](std::int64_t t) {
+        for_rows(pool_of(context), from.rows, heads * kRopeWidth, [&](std::int64_t t) {
             const float* row = from.row<float>(t);
             std::array<float, kRopeWidth> rotated;
             for (std::int32_t h = 0; h < heads; ++h) {
@@ -117,7 +117,7 @@ class CpuBackend final : public Backend {
         check_activation(to, "convert to");
         check_heads(from, from_step, heads, width, "convert from");
         check_heads(to, to_step, heads, width, "convert to");
-        for_rows(context.pool, from.rows, heads * width, [&](std::int64_t t) {
+        for_rows(pool_of(context), from.rows, heads * width, [&](std::int64_t t) {
             const float* row = from.row<float>(t);
             for (std::int32_t h = 0; h < heads; ++h)
                 kernels_.store(row + h * from_step, width, to.dtype, address(to, t, h * to_step));
@@ -127,7 +127,7 @@ class CpuBackend final : public Backend {
     void swiglu(OpContext& context, const Matrix& gate_up, const Matrix& out) const override {
         check_activation(out, "swiglu output");
         check_size(gate_up.cols, 2 * out.cols, "gate and up");
-        for_ranges(context.pool, out.rows, out.cols,
+        for_ranges(pool_of(context), out.rows, out.cols,
                    [&](std::int64_t r, std::int64_t first, std::int64_t count) {
                        const float* gate = gate_up.row<float>(r);
                        Block block;
@@ -143,34 +143,47 @@ class CpuBackend final : public Backend {
                const std::int32_t* row_of, const ExpertPlan& plan) const override {
         check_rule(rule, logits);
         // Choosing costs about as much as 16 plain passes over the scores.
-        for_rows(context.pool, logits.rows, rule.experts * std::int64_t{16}, [&](std::int64_t t) {
-            std::int32_t* expert = plan.expert + t * rule.top_k;
-            float* weight = plan.weight + t * rule.top_k;
-            if (row_of[t] >= 0) {
-                route_token(kernels_, logits.row<float>(t), bias, rule, expert, weight);
-            } else {
-                std::fill_n(expert, rule.top_k, -1);
-                std::fill_n(weight, rule.top_k, 0.0f);
-            }
-        });
+        for_rows(pool_of(context), logits.rows, rule.experts * std::int64_t{16},
+                 [&](std::int64_t t) {
+                     std::int32_t* expert = plan.expert + t * rule.top_k;
+                     float* weight = plan.weight + t * rule.top_k;
+                     if (row_of[t] >= 0) {
+                         route_token(kernels_, logits.row<float>(t), bias, rule, expert, weight);
+                     } else {
+                         std::fill_n(expert, rule.top_k, -1);
+                         std::fill_n(weight, rule.top_k, 0.0f);
+                     }
+                 });
         sort_pairs(rule, logits.rows, plan);
     }
 
     void combine_experts(OpContext& context, const Matrix& expert_out, const RouterRule& rule,
                          const ExpertPlan& plan, const Matrix& shared,
-                         const Matrix& residual) const override {
+                         const Matrix& out) const override {
         check_f32(expert_out, "expert outputs");
-        check_f32(residual, "residual");
-        for_ranges(context.pool, residual.rows, residual.cols,
+        check_f32(out, "the sum of experts");
+        for_ranges(pool_of(context), out.rows, out.cols,
                    [&](std::int64_t t, std::int64_t first, std::int64_t count) {
-                       Block sum;
                        for (std::int64_t at = first; at < first + count; at += kBlock) {
                            const std::int64_t some = std::min(kBlock, first + count - at);
-                           sum_experts(expert_out, rule, plan, t, at, some, sum.data());
+                           float* sum = out.row<float>(t) + at;
+                           sum_experts(expert_out, rule, plan, t, at, some, sum);
                            if (shared.data != nullptr)
-                               kernels_.add(shared.row<float>(t) + at, some, sum.data());
-                           kernels_.add(sum.data(), some, residual.row<float>(t) + at);
+                               kernels_.add(shared.row<float>(t) + at, some, sum);
                        }
+                   });
+    }
+
+    void reduce_add(OpContext& context, const Matrix& partial,
+                    const Matrix& residual) const override {
+        check_f32(partial, "partial sums");
+        check_f32(residual, "residual");
+        check_size(partial.rows, residual.rows, "rows of partial sums");
+        check_size(partial.cols, residual.cols, "columns of partial sums");
+        for_ranges(pool_of(context), residual.rows, residual.cols,
+                   [&](std::int64_t t, std::int64_t first, std::int64_t count) {
+                       kernels_.add(partial.row<float>(t) + first, count,
+                                    residual.row<float>(t) + first);
                    });
     }
 
@@ -179,7 +192,7 @@ class CpuBackend final : public Backend {
         CHECK(x.dtype == out.dtype, "gather from {} to {}", name_of(x.dtype), name_of(out.dtype));
         check_size(out.cols, x.cols, "gathered columns");
         const std::size_t bytes = static_cast<std::size_t>(out.cols) * bytes_of(out.dtype);
-        for_rows(context.pool, out.rows, out.cols, [&](std::int64_t g) {
+        for_rows(pool_of(context), out.rows, out.cols, [&](std::int64_t g) {
             if (index[g] < 0) {
                 std::memset(address(out, g, 0), 0, bytes);
             } else {

@@ -260,9 +260,9 @@ void sample_nodes(const KernelTable& kernels, OpContext& context, const Matrix& 
     };
     const Arena::Mark mark(context.arena);
     const std::int64_t stride = spare_stride(logits.cols);
-    if (logits.rows >= context.pool.workers()) {
-        auto* spare = context.arena.take<float>(context.pool.workers() * stride);
-        context.pool.run(logits.rows, [&](std::int64_t g, int worker) {
+    if (logits.rows >= context.device.workers()) {
+        auto* spare = context.arena.take<float>(context.device.workers() * stride);
+        pool_of(context).run(logits.rows, [&](std::int64_t g, int worker) {
             std::array<std::uint64_t, kHistogram> histogram;
             draws[g] =
                 sample_node(view(g, nullptr, histogram.data()), nodes[g], spare + worker * stride);
@@ -272,7 +272,7 @@ void sample_nodes(const KernelTable& kernels, OpContext& context, const Matrix& 
     auto* spare = context.arena.take<float>(stride);
     auto* histograms = context.arena.take<std::uint64_t>(chunks_of(logits.cols) * kHistogram);
     for (std::int64_t g = 0; g < logits.rows; ++g)
-        draws[g] = sample_node(view(g, &context.pool, histograms), nodes[g], spare);
+        draws[g] = sample_node(view(g, &pool_of(context), histograms), nodes[g], spare);
 }
 
 std::size_t sampling_scratch_bytes(std::int64_t vocabulary, int workers) {

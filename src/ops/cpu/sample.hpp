@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/cpu_device.hpp"
 #include "base/matrix.hpp"
-#include "base/op_context.hpp"
 #include "ops/kernels.hpp"
 #include "ops/sampling.hpp"
 

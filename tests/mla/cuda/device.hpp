@@ -5,6 +5,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <stdexcept>
+
 #include "mla/simple.hpp"
 
 namespace espalier::mla::simple {
@@ -64,9 +66,16 @@ class CudaTest : public testing::Test {
 
     std::unique_ptr<Kernels> kernels;
     cudaStream_t stream = nullptr;
-    ThreadPool pool{1};
+    std::unique_ptr<Device> device = device_or_throw();
     Arena arena{Buffer{}};
-    OpContext context{pool, arena, nullptr};
+    OpContext context{*device, arena};
+
+  private:
+    static std::unique_ptr<Device> device_or_throw() {
+        auto made = make_cuda_device();
+        if (!made) throw std::runtime_error(made.error().message);
+        return std::move(*made);
+    }
 };
 
 inline constexpr KvFormat kCudaFormats[] = {KvFormat::bf16, KvFormat::fp16, KvFormat::fp8_tensor,

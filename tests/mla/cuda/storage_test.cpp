@@ -80,11 +80,11 @@ TEST_F(MlaCudaStorage, AppendGivesTheBytesOfTheCpu) {
             call.nonfinite = flags.data();
             finish(kernels->append(context, call));
 
-            std::vector<std::uint8_t> expected_flags(kTokens, 0);
+            std::vector<std::uint8_t> expected_flags(kTokens, 7);
             for (std::size_t token = 0; token < kTokens; ++token) {
                 if (slot[token] < 0 || slot[token] >= slots) continue;
                 const float* row = rows.data() + static_cast<std::int64_t>(token) * kStride;
-                expected_flags[token] = write_slot(host, slot[token], row, row + kLatent) ? 1 : 0;
+                if (write_slot(host, slot[token], row, row + kLatent)) expected_flags[token] = 1;
             }
             EXPECT_EQ(memory.download(), expected) << name_of(format) << ", " << page_tokens;
             EXPECT_EQ(flags.download(), expected_flags) << name_of(format);

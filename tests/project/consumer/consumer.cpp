@@ -4,15 +4,16 @@
 #include <cstdio>
 #include <vector>
 
+#include "base/cpu_device.hpp"
 #include "mla/contract.hpp"
 
 int main() {
     using namespace espalier;
-    ThreadPool pool(1);
+    CpuDevice device(1);
     auto kernels = mla::make_cpu_kernels(best_cpu_variant());
-    Arena arena(*Buffer::host(kernels->scratch_bytes(
+    Arena arena(*device.allocate(kernels->scratch_bytes(
         {.heads = 1, .rows = 1, .tokens = 1, .max_q_len = 1, .max_kv_len = 64})));
-    OpContext context{pool, arena};
+    OpContext context{device, arena};
 
     std::vector<float> page(64 * mla::kKey, 1.0f), query(mla::kKey, 0.0f), out(mla::kLatent, 0.0f);
     float lse = 0;

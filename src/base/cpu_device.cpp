@@ -1,18 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "base/buffer.hpp"
+#include "base/cpu_device.hpp"
 
 #include <sys/mman.h>
+
+#include <chrono>
+#include <cstring>
+#include <utility>
 
 namespace espalier {
 namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
-void unmap(void* data, std::size_t bytes) { munmap(data, bytes); }
+void unmap(void* block, std::size_t bytes) { munmap(block, bytes); }
+
+class RepeatedCalls final : public RecordedWork {
+  public:
+    explicit RepeatedCalls(Device::Work work) : work_(std::move(work)) {}
+    Expected<void> play() override { return work_(); }
+    Expected<double> timed_play() override {
+        const auto start = std::chrono::steady_clock::now();
+        ESPALIER_RETURN_IF_ERROR(work_());
+        return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    }
+
+  private:
+    Device::Work work_;
+};
 
 }  // namespace
 
-Expected<Buffer> Buffer::host(std::size_t bytes) {
+Expected<Buffer> CpuDevice::allocate(std::size_t bytes) {
     if (bytes == 0) return Buffer();
     if (bytes > (std::size_t{1} << 47))
         return fail(ErrorKind::exhausted, "cannot allocate {} bytes", bytes);
@@ -35,6 +53,30 @@ Expected<Buffer> Buffer::host(std::size_t bytes) {
     if (after > 0) munmap(reinterpret_cast<void*>(aligned + wanted), after);
     madvise(reinterpret_cast<void*>(aligned), wanted, MADV_HUGEPAGE);
     return Buffer(reinterpret_cast<void*>(aligned), wanted, unmap);
+}
+
+Expected<void> CpuDevice::upload(Stream, void* to, const void* from, std::size_t bytes) {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+    return {};
+}
+
+Expected<void> CpuDevice::download(Stream, void* to, const void* from, std::size_t bytes) {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+    return {};
+}
+
+Expected<void> CpuDevice::fill(Stream, void* at, std::byte value, std::size_t bytes) {
+    if (bytes > 0) std::memset(at, static_cast<int>(value), bytes);
+    return {};
+}
+
+Expected<void> CpuDevice::copy(Stream, void* to, const void* from, std::size_t bytes) {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+    return {};
+}
+
+Expected<std::unique_ptr<RecordedWork>> CpuDevice::record(Stream, Work work) {
+    return std::make_unique<RepeatedCalls>(std::move(work));
 }
 
 }  // namespace espalier

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// The current GPU as a device: its memory, one stream, graphs as recordings. Every error of the
+// runtime but exhausted memory is of kind `io`: most of them stick.
+#include <cuda_runtime_api.h>
+
+#include <utility>
+
+#include "base/device.hpp"
+
+namespace espalier {
+namespace {
+
+Expected<void> checked(cudaError_t status, std::string_view what) {
+    if (status == cudaSuccess) return {};
+    return fail(ErrorKind::io, "{}: CUDA says {}", what, cudaGetErrorString(status));
+}
+
+cudaStream_t cuda(Stream stream) { return static_cast<cudaStream_t>(stream); }
+
+Expected<void> wait_for(Stream stream) {
+    return checked(cudaStreamSynchronize(cuda(stream)), "waiting for the kernels");
+}
+
+// Releases what a destructor must not fail on; an error shows at the next checked call.
+void release(void* block, std::size_t) { cudaFree(block); }
+
+class CudaGraph final : public RecordedWork {
+  public:
+    explicit CudaGraph(cudaStream_t stream) : stream_(stream) {}
+    ~CudaGraph() override {
+        if (executable_ != nullptr) cudaGraphExecDestroy(executable_);
+        if (begin_ != nullptr) cudaEventDestroy(begin_);
+        if (end_ != nullptr) cudaEventDestroy(end_);
+    }
+
+    Expected<void> capture(const Device::Work& work) {
+        ESPALIER_RETURN_IF_ERROR(checked(cudaEventCreate(&begin_), "an event"));
+        ESPALIER_RETURN_IF_ERROR(checked(cudaEventCreate(&end_), "an event"));
+        ESPALIER_RETURN_IF_ERROR(checked(
+            cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "begin of capture"));
+        const Expected<void> done = work();
+        cudaGraph_t graph = nullptr;
+        const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);
+        ESPALIER_RETURN_IF_ERROR(done);
+        ESPALIER_RETURN_IF_ERROR(checked(ended, "end of capture"));
+        const cudaError_t made = cudaGraphInstantiate(&executable_, graph, 0);
+        cudaGraphDestroy(graph);
+        return checked(made, "instantiating the graph");
+    }
+    Expected<void> play() override {
+        ESPALIER_RETURN_IF_ERROR(checked(cudaGraphLaunch(executable_, stream_), "graph launch"));
+        return wait_for(stream_);
+    }
+    Expected<double> timed_play() override {
+        ESPALIER_RETURN_IF_ERROR(checked(cudaEventRecord(begin_, stream_), "an event"));
+        ESPALIER_RETURN_IF_ERROR(checked(cudaGraphLaunch(executable_, stream_), "graph launch"));
+        ESPALIER_RETURN_IF_ERROR(checked(cudaEventRecord(end_, stream_), "an event"));
+        ESPALIER_RETURN_IF_ERROR(wait_for(stream_));
+        float milliseconds = 0;
+        ESPALIER_RETURN_IF_ERROR(
+            checked(cudaEventElapsedTime(&milliseconds, begin_, end_), "the time of a replay"));
+        return static_cast<double>(milliseconds) * 1e-3;
+    }
+
+  private:
+    cudaStream_t stream_;
+    cudaGraphExec_t executable_ = nullptr;
+    cudaEvent_t begin_ = nullptr;
+    cudaEvent_t end_ = nullptr;
+};
+
+class CudaDevice final : public Device {
+  public:
+    explicit CudaDevice(cudaStream_t stream) : stream_(stream) {}
+    ~CudaDevice() override { cudaStreamDestroy(stream_); }
+
+    std::string_view name() const override { return "cuda"; }
+    DeviceKind kind() const override { return DeviceKind::cuda; }
+    bool reads_host_memory() const override { return false; }
+    int workers() const override { return 1; }
+    Stream stream() const override { return stream_; }
+
+    Expected<Buffer> allocate(std::size_t bytes) override {
+        if (bytes == 0) return Buffer();
+        void* block = nullptr;
+        if (const cudaError_t status = cudaMalloc(&block, bytes); status != cudaSuccess) {
+            cudaGetLastError();  // too little memory does not stick
+            return fail(ErrorKind::exhausted, "cannot allocate {} bytes on the GPU: {}", bytes,
+                        cudaGetErrorString(status));
+        }
+        Buffer memory(block, bytes, release);
+        ESPALIER_RETURN_IF_ERROR(fill(stream_, block, std::byte{0}, bytes));
+        ESPALIER_RETURN_IF_ERROR(wait_for(stream_));  // any stream may come next
+        return memory;
+    }
+    // The source is pageable memory: CUDA has copied it aside when the call returns.
+    Expected<void> upload(Stream stream, void* to, const void* from, std::size_t bytes) override {
+        return moved(stream, to, from, bytes, cudaMemcpyHostToDevice, "upload");
+    }
+    Expected<void> download(Stream stream, void* to, const void* from, std::size_t bytes) override {
+        ESPALIER_RETURN_IF_ERROR(
+            moved(stream, to, from, bytes, cudaMemcpyDeviceToHost, "download"));
+        return wait_for(stream);
+    }
+    Expected<void> fill(Stream stream, void* at, std::byte value, std::size_t bytes) override {
+        if (bytes == 0) return {};
+        return checked(cudaMemsetAsync(at, static_cast<int>(value), bytes, cuda(stream)), "fill");
+    }
+    Expected<void> copy(Stream stream, void* to, const void* from, std::size_t bytes) override {
+        return moved(stream, to, from, bytes, cudaMemcpyDeviceToDevice, "copy");
+    }
+    Expected<void> synchronize(Stream stream) override { return wait_for(stream); }
+
+    Expected<std::unique_ptr<RecordedWork>> record(Stream stream, Work work) override {
+        ESPALIER_RETURN_IF_ERROR(wait_for(stream));
+        auto recorded = std::make_unique<CudaGraph>(cuda(stream));
+        ESPALIER_RETURN_IF_ERROR(recorded->capture(work));
+        return recorded;
+    }
+
+  private:
+    Expected<void> moved(Stream stream, void* to, const void* from, std::size_t bytes,
+                         cudaMemcpyKind kind, std::string_view what) {
+        if (bytes == 0) return {};
+        return checked(cudaMemcpyAsync(to, from, bytes, kind, cuda(stream)), what);
+    }
+
+    cudaStream_t stream_;
+};
+
+}  // namespace
+
+Expected<std::unique_ptr<Device>> make_cuda_device() {
+    cudaStream_t stream = nullptr;
+    if (const cudaError_t status = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+        status != cudaSuccess) {
+        cudaGetLastError();
+        return fail(ErrorKind::not_found, "no GPU can be used: CUDA says {}",
+                    cudaGetErrorString(status));
+    }
+    return std::make_unique<CudaDevice>(stream);
+}
+
+}  // namespace espalier

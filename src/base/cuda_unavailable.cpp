@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+// The GPU of a build without CUDA.
+#include "base/device.hpp"
+
+namespace espalier {
+
+Expected<std::unique_ptr<Device>> make_cuda_device() {
+    return fail(ErrorKind::unsupported, "this build has no CUDA backend");
+}
+
+}  // namespace espalier

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where memory lives and operations run. Everything a model touches while it runs (weights, pages,
+// activations, batches) is memory of one device; the host sees it only through upload() and
+// download(). Errors of kind `io` mean that the device itself failed and nothing after can be
+// trusted.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string_view>
+
+#include "base/buffer.hpp"
+#include "base/error.hpp"
+
+namespace espalier {
+
+enum class DeviceKind : std::uint8_t { cpu, cuda };
+
+// An order of work on a device. CUDA: a cudaStream_t. The CPU has one order, that of the calls.
+using Stream = void*;
+
+// Work that was recorded once and can be played again over changed memory: a CUDA graph; on the
+// CPU simply the same calls.
+class RecordedWork {
+  public:
+    virtual ~RecordedWork() = default;
+    // Returns after the work is done.
+    virtual Expected<void> play() = 0;
+    // Seconds of the work alone.
+    virtual Expected<double> timed_play() = 0;
+};
+
+class Device {
+  public:
+    using Work = std::function<Expected<void>()>;
+
+    Device() = default;
+    virtual ~Device() = default;  // after every buffer of it
+    Device(const Device&) = delete;
+    Device& operator=(const Device&) = delete;
+
+    virtual std::string_view name() const = 0;
+    virtual DeviceKind kind() const = 0;
+    // Whether operations can read memory of the host in place: a mapped file, for one.
+    virtual bool reads_host_memory() const = 0;
+    // How many workers share an operation; scratch that each of them needs is sized by it.
+    virtual int workers() const = 0;
+    // The order in which work goes unless a caller has one of its own.
+    virtual Stream stream() const = 0;
+
+    // Zero-filled, 64-byte aligned. Nothing for 0 bytes.
+    virtual Expected<Buffer> allocate(std::size_t bytes) = 0;
+    // In the order of the stream; the source may be changed as soon as upload() returns.
+    virtual Expected<void> upload(Stream stream, void* to, const void* from, std::size_t bytes) = 0;
+    // Waits for the work before it in the stream, and for the bytes.
+    virtual Expected<void> download(Stream stream, void* to, const void* from,
+                                    std::size_t bytes) = 0;
+    // Both in the order of the stream; copies stay on the device and do not overlap.
+    virtual Expected<void> fill(Stream stream, void* at, std::byte value, std::size_t bytes) = 0;
+    virtual Expected<void> copy(Stream stream, void* to, const void* from, std::size_t bytes) = 0;
+    virtual Expected<void> synchronize(Stream stream) = 0;
+
+    // The work queues its operations on that stream. What it borrows outlives the recording.
+    virtual Expected<std::unique_ptr<RecordedWork>> record(Stream stream, Work work) = 0;
+};
+
+// The current GPU, with a stream of its own; an error that says why where there is none.
+Expected<std::unique_ptr<Device>> make_cuda_device();
+
+}  // namespace espalier

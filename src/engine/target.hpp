@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the engine runs its steps on: a model with its cache, wherever that lives. A step is
+// launch → sample → wait, and compact before the next one; all but wait() only queue work on a
+// device. wait() is the only place where the host reads what a step computed. One thread.
+//
+// model_target.hpp is the real one; tests have a fake whose tokens are hashes of their prefixes.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/error.hpp"
+#include "batch/batch_view.hpp"
+#include "cache/kv_storage.hpp"
+#include "model/deepseek.hpp"
+#include "model/taps.hpp"
+#include "ops/sampling.hpp"
+
+namespace espalier::engine {
+
+struct TargetInfo {
+    std::int64_t vocabulary = 0;
+    std::vector<std::int32_t> eos_token_ids;
+    model::ModelLimits limits;    // of one step
+    cache::KvLayout kv_layout;    // of the cache
+    std::int64_t page_count = 0;  // the null page included
+};
+
+// Good until the next launch.
+struct StepResult {
+    std::span<const ops::Draw> draws;         // [G]; empty if nothing was sampled
+    std::span<const std::uint8_t> nonfinite;  // [T]: 1 where a number of the token was not finite
+};
+
+class Target {
+  public:
+    virtual ~Target() = default;
+    virtual const TargetInfo& info() const = 0;
+
+    // The pass over the batch: its KV into the cache, the hidden states into the taps. The batch
+    // may be changed afterwards. An error: the batch was refused and nothing was queued.
+    virtual Expected<void> launch(const batch::BatchView& batch, const model::Taps& taps) = 0;
+    // One draw per gathered token of the batch launched last. The nodes, and what they point to,
+    // stay until wait().
+    virtual void sample(std::span<const ops::NodeSampling> nodes) = 0;
+    // Waits for both.
+    virtual Expected<StepResult> wait() = 0;
+
+    // Slot destination[i] of the pool becomes slot source[i] in every layer, for i ascending
+    // (mla::CompactCall), before anything that is launched later.
+    virtual Expected<void> compact(std::span<const std::int64_t> source,
+                                   std::span<const std::int64_t> destination) = 0;
+};
+
+}  // namespace espalier::engine

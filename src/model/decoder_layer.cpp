@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/decoder_layer.hpp"
+
+#include "model/rope_scaling.hpp"
+
+namespace espalier::model {
+namespace {
+
+// The norms of q_a and kv_a do not follow config.rms_norm_eps in the published models.
+constexpr float kLowRankEpsilon = 1e-6f;
+
+ops::RouterRule router_rule(const checkpoint::ModelConfig& config) {
+    using checkpoint::ScoringFunction;
+    using checkpoint::TopkMethod;
+    ops::RouterRule rule;
+    rule.score = config.scoring == ScoringFunction::sigmoid ? ops::RouterScore::sigmoid
+                                                            : ops::RouterScore::softmax;
+    switch (config.topk_method) {
+        case TopkMethod::greedy:
+            rule.group_score = ops::GroupScore::none;
+            break;
+        case TopkMethod::group_limited_greedy:
+            rule.group_score = ops::GroupScore::maximum;
+            break;
+        case TopkMethod::noaux_tc:
+            rule.group_score = ops::GroupScore::top_two_sum;
+            break;
+    }
+    rule.experts = static_cast<std::int32_t>(config.n_routed_experts);
+    rule.top_k = static_cast<std::int32_t>(config.num_experts_per_tok);
+    rule.groups = static_cast<std::int32_t>(config.n_group);
+    rule.top_groups = static_cast<std::int32_t>(config.topk_group);
+    rule.normalise = config.norm_topk_prob;
+    rule.scaling = static_cast<float>(config.routed_scaling_factor);
+    return rule;
+}
+
+}  // namespace
+
+DecoderRule::DecoderRule(const checkpoint::ModelConfig& config)
+    : heads(static_cast<std::int32_t>(config.num_attention_heads)),
+      epsilon(static_cast<float>(config.rms_norm_eps)),
+      softmax_scale(model::softmax_scale(config)),
+      inverse_frequency(inverse_frequencies(config)),
+      rope_magnitude(model::rope_magnitude(config)),
+      router(router_rule(config)) {}
+
+Expected<void> DecoderLayer::write_kv(const batch::BatchView& batch, const mla::KvPages& kv) const {
+    const AttentionWeights& w = weights_.attention;
+    const std::int64_t tokens = batch.cap_tokens;
+    const Matrix normed = a_.normed.slice(0, tokens);
+    backend_.rms_norm(context_, a_.residual.slice(0, tokens), weights_.input_norm.data(),
+                      rule_.epsilon, normed, {});
+    const Matrix kv_a = a_.kv_a.slice(0, tokens);
+    const Matrix latent = a_.latent.slice(0, tokens);
+    const Matrix key_rope = a_.key_rope.slice(0, tokens);
+    backend_.product(context_, normed, w.kv_a.view(), kv_a, ops::Store::assign);
+    backend_.rms_norm(context_, kv_a.columns(0, mla::kLatent), w.kv_a_norm.data(), kLowRankEpsilon,
+                      latent, {});
+    backend_.rope(context_, kv_a.columns(mla::kLatent, mla::kRope), 0, 1,
+                  a_.cos_sin.slice(0, tokens), key_rope, 0);
+    mla::AppendCall append;
+    append.tokens = tokens;
+    append.latent = latent.row<float>(0);
+    append.latent_stride = latent.stride;
+    append.rope = key_rope.row<float>(0);
+    append.rope_stride = key_rope.stride;
+    append.slot = batch.slot;
+    append.kv = kv;
+    append.nonfinite = a_.nonfinite;
+    return kernels_.append(context_, append);
+}
+
+// The norm that write_kv left → q f32, its rope part not yet rotated; the other part also as
+// products and attention read it.
+void DecoderLayer::project_queries(std::int64_t tokens) const {
+    const AttentionWeights& w = weights_.attention;
+    Matrix input = a_.normed.slice(0, tokens);
+    if (!w.q_a_norm.empty()) {
+        const Matrix q_a = a_.q_a.slice(0, tokens);
+        const Matrix q_low = a_.q_low.slice(0, tokens);
+        backend_.product(context_, input, w.q_a.view(), q_a, ops::Store::assign);
+        backend_.rms_norm(context_, q_a, w.q_a_norm.data(), kLowRankEpsilon, q_low, {});
+        input = q_low;
+    }
+    const Matrix q = a_.q.slice(0, tokens);
+    backend_.product(context_, input, w.q.view(), q, ops::Store::assign);
+    backend_.convert(context_, q, mla::kQuery, rule_.heads, mla::kNope, a_.q_act.slice(0, tokens),
+                     mla::kQuery);
+}
+
+// q_nope goes through kv_b's key half into the latent space, attends there, and comes back through
+// the value half.
+Expected<void> DecoderLayer::attend_absorbed(const batch::BatchView& batch,
+                                             const mla::KvPages& kv) const {
+    const std::int64_t count = batch.cap_absorbed;
+    const Matrix query = a_.q_absorbed.slice(0, count);
+    backend_.stacked_product(context_, a_.q_act.slice(0, count), mla::kQuery,
+                             weights_.attention.absorb_key.view(), query, mla::kKey);
+    backend_.rope(context_, a_.q.slice(0, count).columns(mla::kNope, a_.q.cols - mla::kNope),
+                  mla::kQuery, rule_.heads, a_.cos_sin.slice(0, count),
+                  query.columns(mla::kLatent, query.cols - mla::kLatent), mla::kKey);
+    mla::AbsorbedCall call;
+    call.rows = batch.absorbed;
+    call.heads = rule_.heads;
+    call.q = query.data;
+    call.q_dtype = query.dtype;
+    call.kv = kv;
+    call.scale = rule_.softmax_scale;
+    call.out = a_.out_latent.data;
+    call.out_dtype = a_.out_latent.dtype;
+    ESPALIER_RETURN_IF_ERROR(kernels_.absorbed(context_, call));
+    backend_.stacked_product(context_, a_.out_latent.slice(0, count), mla::kLatent,
+                             weights_.attention.up_value.view(), a_.out.slice(0, count),
+                             mla::kValue);
+    return {};
+}
+
+Expected<void> DecoderLayer::attend_decompressed(const batch::BatchView& batch,
+                                                 const mla::KvPages& kv) const {
+    const std::int64_t first = batch.cap_absorbed;
+    const std::int64_t count = batch.cap_tokens - first;
+    backend_.rope(context_, a_.q.slice(first, count).columns(mla::kNope, a_.q.cols - mla::kNope),
+                  mla::kQuery, rule_.heads, a_.cos_sin.slice(first, count),
+                  a_.q_act.slice(first, count).columns(mla::kNope, a_.q_act.cols - mla::kNope),
+                  mla::kQuery);
+    mla::DecompressedCall call;
+    call.rows = batch.decompressed;
+    call.heads = rule_.heads;
+    call.q = a_.q_act.data;
+    call.q_dtype = a_.q_act.dtype;
+    call.kv = kv;
+    call.up_key = weights_.attention.up_key.view();
+    call.up_value = weights_.attention.up_value.view();
+    call.scale = rule_.softmax_scale;
+    call.out = a_.out.data;
+    call.out_dtype = a_.out.dtype;
+    return kernels_.decompressed(context_, call);
+}
+
+Expected<void> DecoderLayer::attention(const batch::BatchView& batch,
+                                       const mla::KvPages& kv) const {
+    const std::int64_t tokens = batch.cap_tokens;
+    project_queries(tokens);
+    if (batch.cap_absorbed > 0) ESPALIER_RETURN_IF_ERROR(attend_absorbed(batch, kv));
+    if (batch.cap_absorbed < tokens) ESPALIER_RETURN_IF_ERROR(attend_decompressed(batch, kv));
+    const Matrix partial = a_.partial.slice(0, tokens);
+    backend_.product(context_, a_.out.slice(0, tokens), weights_.attention.o.view(), partial,
+                     ops::Store::assign);
+    backend_.reduce_add(context_, partial, a_.residual.slice(0, tokens));
+    return {};
+}
+
+void DecoderLayer::mlp(const batch::BatchView& batch) const {
+    const std::int64_t tokens = batch.cap_tokens;
+    const Matrix residual = a_.residual.slice(0, tokens);
+    const Matrix partial = a_.partial.slice(0, tokens);
+    const bool moe = weights_.moe.has_value();
+    backend_.rms_norm(context_, residual, weights_.post_attention_norm.data(), rule_.epsilon,
+                      a_.normed.slice(0, tokens),
+                      moe ? a_.normed_exact.slice(0, tokens) : Matrix{});
+    if (moe)
+        mixture_of_experts(batch);
+    else
+        feed_forward(*weights_.dense, partial);
+    backend_.reduce_add(context_, partial, residual);
+}
+
+// out [T, hidden] from activations.normed.
+void DecoderLayer::feed_forward(const FeedForwardWeights& weights, const Matrix& out) const {
+    const std::int64_t width = weights.down.view().k;
+    const Matrix gate_up{a_.gate_up.data, a_.gate_up.dtype, out.rows, 2 * width, 2 * width};
+    const Matrix gated{a_.gated.data, a_.gated.dtype, out.rows, width, width};
+    backend_.product(context_, a_.normed.slice(0, out.rows), weights.gate_up.view(), gate_up,
+                     ops::Store::assign);
+    backend_.swiglu(context_, gate_up, gated);
+    backend_.product(context_, gated, weights.down.view(), out, ops::Store::assign);
+}
+
+void DecoderLayer::mixture_of_experts(const batch::BatchView& batch) const {
+    const MoeWeights& moe = *weights_.moe;
+    const std::int64_t tokens = batch.cap_tokens;
+    const std::int64_t pairs = tokens * rule_.router.top_k;
+    const Matrix router_logits = a_.router_logits.slice(0, tokens);
+    const Matrix gate_up = a_.pair_gate_up.slice(0, pairs);
+    const Matrix gated = a_.pair_gated.slice(0, pairs);
+    const Matrix out = a_.pair_out.slice(0, pairs);
+    backend_.product(context_, a_.normed_exact.slice(0, tokens), moe.router.view(), router_logits,
+                     ops::Store::assign);
+    backend_.route(context_, router_logits, moe.bias.empty() ? nullptr : moe.bias.data(),
+                   rule_.router, batch.row_of, a_.plan);
+    backend_.expert_product(context_, a_.normed.slice(0, tokens), a_.plan.source_token,
+                            a_.plan.indptr, moe.gate_up.view(), gate_up);
+    backend_.swiglu(context_, gate_up, gated);
+    backend_.expert_product(context_, gated, nullptr, a_.plan.indptr, moe.down.view(), out);
+    const Matrix shared = moe.shared ? a_.shared_out.slice(0, tokens) : Matrix{};
+    if (moe.shared) feed_forward(*moe.shared, shared);
+    backend_.combine_experts(context_, out, rule_.router, a_.plan, shared,
+                             a_.partial.slice(0, tokens));
+}
+
+}  // namespace espalier::model

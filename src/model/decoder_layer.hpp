@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// One DeepSeek decoder layer over a ragged batch: latent attention, then a dense MLP or a mixture
+// of experts. The target runs its layers through this, and so does a draft model, which also needs
+// the KV half alone: write_kv() fills a cache from known hidden states without attending.
+//
+// The products o and down, and the sum of experts, are partial sums: they go to a buffer of their
+// own, and reduce_add brings them into the residual. One rank's partial sum is the whole sum.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "base/error.hpp"
+#include "base/op_context.hpp"
+#include "batch/batch_view.hpp"
+#include "checkpoint/model_config.hpp"
+#include "mla/contract.hpp"
+#include "model/activations.hpp"
+#include "model/weights.hpp"
+#include "ops/ops.hpp"
+
+namespace espalier::model {
+
+// What the layers of one model have in common.
+struct DecoderRule {
+    explicit DecoderRule(const checkpoint::ModelConfig& config);
+
+    std::int32_t heads = 0;
+    float epsilon = 0.0f;        // of the norms before attention and MLP, and of the final one
+    float softmax_scale = 0.0f;  // YaRN applied
+    std::array<float, 32> inverse_frequency{};
+    float rope_magnitude = 1.0f;
+    ops::RouterRule router;
+
+    ops::RopeRule rope() const { return {inverse_frequency.data(), rope_magnitude}; }
+};
+
+// What a pass runs on. All borrowed.
+struct DecoderParts {
+    const DecoderRule& rule;
+    const ops::Backend& backend;
+    const mla::Kernels& kernels;
+    Activations& activations;
+    OpContext& context;
+};
+
+// A layer of a pass, in the order of its calls. Before the first layer: the batch's hidden states
+// are in activations.residual [T, hidden], the angles of its positions in activations.cos_sin, and
+// activations.nonfinite [T] is cleared.
+class DecoderLayer {
+  public:
+    DecoderLayer(const DecoderParts& parts, const LayerWeights& weights)
+        : rule_(parts.rule),
+          backend_(parts.backend),
+          kernels_(parts.kernels),
+          a_(parts.activations),
+          context_(parts.context),
+          weights_(weights) {}
+
+    // The KV half: norm → kv_a → norm, rope → the batch's slots of the cache. Leaves the input's
+    // norm in activations.normed.
+    Expected<void> write_kv(const batch::BatchView& batch, const mla::KvPages& kv) const;
+    // After write_kv of the same layer: residual += attention.
+    Expected<void> attention(const batch::BatchView& batch, const mla::KvPages& kv) const;
+    // residual += MLP(norm(residual)).
+    void mlp(const batch::BatchView& batch) const;
+
+  private:
+    void project_queries(std::int64_t tokens) const;
+    Expected<void> attend_absorbed(const batch::BatchView& batch, const mla::KvPages& kv) const;
+    Expected<void> attend_decompressed(const batch::BatchView& batch, const mla::KvPages& kv) const;
+    void feed_forward(const FeedForwardWeights& weights, const Matrix& out) const;
+    void mixture_of_experts(const batch::BatchView& batch) const;
+
+    const DecoderRule& rule_;
+    const ops::Backend& backend_;
+    const mla::Kernels& kernels_;
+    Activations& a_;
+    OpContext& context_;
+    const LayerWeights& weights_;
+};
+
+}  // namespace espalier::model
