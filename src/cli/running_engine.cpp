@@ -50,7 +50,7 @@ Expected<std::unique_ptr<engine::Engine>> start_engine(LoadedModel& loaded,
     engine::StepperParts parts{std::move(target), tokenizer, {}, engine::steady_clock()};
     if (speculate == "ngram")
         parts.drafters.push_back(
-            std::make_unique<speculate::NgramDrafter>(0, speculate::NgramLimits{}));
+            std::make_unique<speculate::NgramDrafter>(speculate::NgramLimits{}));
     parts.observer = observer;
     return engine::Engine::create(std::move(parts), settings);
 }

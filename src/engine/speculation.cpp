@@ -15,6 +15,13 @@ namespace {
 
 constexpr std::size_t kFirstSamples = 32;
 
+template <typename Slots>
+auto& slot_in(Slots& slots, RequestSlot request) {
+    CHECK(request >= 0 && static_cast<std::size_t>(request) < slots.size(), "request slot {} of {}",
+          request, slots.size());
+    return slots[static_cast<std::size_t>(request)];
+}
+
 }  // namespace
 
 Speculation::Speculation(const SpeculationSettings& settings,
@@ -30,11 +37,10 @@ Speculation::Speculation(const SpeculationSettings& settings,
     first_samples_.reserve(kFirstSamples);
 }
 
-template <typename Slots>
-auto& Speculation::slot_in(Slots& slots, RequestSlot request) {
-    CHECK(request >= 0 && static_cast<std::size_t>(request) < slots.size(),
-          "request slot {} of {}", request, slots.size());
-    return slots[static_cast<std::size_t>(request)];
+Speculation::Slot& Speculation::slot(RequestSlot request) { return slot_in(slots_, request); }
+
+const Speculation::Slot& Speculation::slot(RequestSlot request) const {
+    return slot_in(slots_, request);
 }
 
 void Speculation::set_step_time(const speculate::StepTime& time) {
@@ -193,8 +199,8 @@ void Speculation::choose(std::span<const DraftRow> rows, speculate::StepLoad loa
         Slot& state = slot(row.request);
         state.ranked =
             state.candidates.rank(table_, state.bias, std::min(1 + row.max_drafts, kMaxNodes));
-        offers_.push_back({state.ranked.drafts(),
-                           settings_.key_cost * static_cast<double>(row.tokens.size())});
+        offers_.push_back(
+            {state.ranked.drafts(), settings_.key_cost * static_cast<double>(row.tokens.size())});
     }
     if (settings_.grant == NodeGrant::measured)
         grant_measured(load, drafts);
@@ -203,9 +209,8 @@ void Speculation::choose(std::span<const DraftRow> rows, speculate::StepLoad loa
 }
 
 void Speculation::grant_measured(const speculate::StepLoad& load, std::span<std::int32_t> drafts) {
-    const bool any = std::any_of(offers_.begin(), offers_.end(), [](const auto& offer) {
-        return !offer.survival.empty();
-    });
+    const bool any = std::any_of(offers_.begin(), offers_.end(),
+                                 [](const auto& offer) { return !offer.survival.empty(); });
     std::int64_t paying = kMaxDrafts;
     if (time_) paying = budget_.grant(*time_, load, offers_, drafts).drafts;
     if (!any || !starting()) return;
@@ -267,13 +272,13 @@ void Speculation::learn(RequestSlot request, std::span<const std::int32_t> drawn
     state.candidates.observe(drawn, table_, state.bias);
 }
 
-// While the first steps are being watched, a new size is fitted with those before it; more of a size
-// that is known corrects what was fitted.
+// While the first steps are being watched, a new size is fitted with those before it; more of a
+// size that is known corrects what was fitted.
 void Speculation::learn(const speculate::StepSample& sample) {
     if (settings_.grant != NodeGrant::measured || sources_.empty()) return;
-    const auto alike = std::count_if(
-        first_samples_.begin(), first_samples_.end(),
-        [&](const auto& one) { return one.size.tokens == sample.size.tokens; });
+    const auto alike =
+        std::count_if(first_samples_.begin(), first_samples_.end(),
+                      [&](const auto& one) { return one.size.tokens == sample.size.tokens; });
     if (starting() && alike < 4 && first_samples_.size() < kFirstSamples) {
         first_samples_.push_back(sample);
         if (const auto fitted = speculate::StepTime::fit(first_samples_)) {

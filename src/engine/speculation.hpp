@@ -46,9 +46,9 @@ struct SpeculationSettings {
 // A running request as the scheduler's first stage left it.
 struct DraftRow {
     RequestSlot request = 0;
-    std::span<const std::int32_t> tokens;  // all committed ones; the last is the root
+    std::span<const std::int32_t> tokens = {};  // all committed ones; the last is the root
     std::int32_t max_drafts = 0;
-    std::span<const std::int32_t> block_table;
+    std::span<const std::int32_t> block_table = {};
     const accept::SamplingParameters* sampling = nullptr;
     std::int32_t choice = 0;
 };
@@ -113,10 +113,8 @@ class Speculation {
         speculate::RankedTree ranked{0};
     };
 
-    template <typename Slots>
-    static auto& slot_in(Slots& slots, RequestSlot request);
-    Slot& slot(RequestSlot request) { return slot_in(slots_, request); }
-    const Slot& slot(RequestSlot request) const { return slot_in(slots_, request); }
+    Slot& slot(RequestSlot request);
+    const Slot& slot(RequestSlot request) const;
     void give_up(Source& source, const Error& error);
     static bool shown_to(const Slot& state, const Source& source);
     void follow_script(std::span<const DraftRow> rows, const speculate::StepLoad& load,

@@ -10,8 +10,9 @@
 
 namespace espalier::engine {
 
-// Consecutive parts of a step, in order. Draft nodes are chosen between the two halves of the plan;
-// walk includes what drafters take of the hidden states, commit what speculation learns.
+// Consecutive parts of a step, in order. Draft nodes are proposed and chosen (draft) between the
+// two halves of the plan; extend is what drafters take of the hidden states, nothing where none
+// wants them; commit includes what speculation learns.
 enum class Phase : std::uint8_t {
     offer,
     draft,
@@ -20,11 +21,12 @@ enum class Phase : std::uint8_t {
     forward,
     sample,
     walk,
+    extend,
     commit,
     advance,
     emit,
 };
-inline constexpr std::size_t kPhases = 10;
+inline constexpr std::size_t kPhases = 11;
 
 struct StepReport {
     bool ran = false;  // false: nobody had anything to compute

@@ -13,6 +13,7 @@
 #include "base/error.hpp"
 #include "batch/batch_view.hpp"
 #include "cache/kv_storage.hpp"
+#include "model/cost.hpp"
 #include "model/deepseek.hpp"
 #include "model/taps.hpp"
 #include "ops/sampling.hpp"
@@ -24,6 +25,7 @@ struct TargetInfo {
     std::vector<std::int32_t> eos_token_ids;
     model::ModelLimits limits;    // of one step
     cache::KvLayout kv_layout;    // of the cache
+    model::PairCost pair_cost;    // of attention, beside a token's other arithmetic
     std::int64_t page_count = 0;  // the null page included
 };
 

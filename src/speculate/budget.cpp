@@ -156,10 +156,9 @@ GrantedNodes NodeBudget::best(const StepTime& time, const StepLoad& load,
                                   .expected_tokens = load.expected_tokens,
                                   .seconds = seconds_with(time, load, 0, 0)};
     // A node's cost, for the order: a token's share of the longest batch, and its keys. Never zero.
-    const double token_seconds =
-        std::max((seconds_with(time, load, most, 0) - without.seconds) /
-                     static_cast<double>(std::max<std::int64_t>(most, 1)),
-                 1e-9 * without.seconds);
+    const double token_seconds = std::max((seconds_with(time, load, most, 0) - without.seconds) /
+                                              static_cast<double>(std::max<std::int64_t>(most, 1)),
+                                          1e-9 * without.seconds);
     begin(offers, granted, token_seconds, seconds_with(time, load, 0, 1) - without.seconds);
 
     GrantedNodes best = without;

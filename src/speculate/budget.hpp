@@ -5,10 +5,11 @@
 //
 // The step's rate is (tokens expected) / (seconds predicted). A node's worth is its survival over
 // its cost, and a request's nodes cost alike (a token, and the keys it sees), so taking the
-// worthiest node next, over all requests, gives whole prefixes of each request's drafts (merge.hpp);
-// where contexts are equally long it gives the best rate for every count n. While the time grows
-// evenly, the best n is where a node's worth falls below the rate; real times have plateaus (tiles
-// of 16 rows), so the search looks past a dip and stops only when no later n can win.
+// worthiest node next, over all requests, gives whole prefixes of each request's drafts
+// (merge.hpp); where contexts are equally long it gives the best rate for every count n. While the
+// time grows evenly, the best n is where a node's worth falls below the rate; real times have
+// plateaus (tiles of 16 rows), so the search looks past a dip and stops only when no later n can
+// win.
 #pragma once
 
 #include <array>
@@ -25,7 +26,7 @@ namespace espalier::speculate {
 
 // The step without drafts.
 struct StepLoad {
-    StepSize size;                // roots and prompt chunks
+    StepSize size = {};           // roots and prompt chunks
     double expected_tokens = 0;   // what it yields: one per drafting or decoding row; a caller who
                                   // wants prompts to count adds their worth
     std::int64_t max_drafts = 0;  // room left in the batch
@@ -34,8 +35,8 @@ struct StepLoad {
 
 // What one request could verify.
 struct OfferedDrafts {
-    std::span<const double> survival;  // not increasing (RankedTree::drafts())
-    double keys = 0;                   // that each of them sees, as in StepSize
+    std::span<const double> survival = {};  // not increasing (RankedTree::drafts())
+    double keys = 0;                        // that each of them sees, as in StepSize
 };
 
 struct GrantedNodes {
@@ -50,15 +51,15 @@ struct DraftQuestion {
     const StepTime& target;
     const DraftTime& draft;
     const AcceptanceTable& table;
-    StepLoad load;
+    StepLoad load = {};
     std::int64_t rows = 0;  // requests that would draft
     double keys = 0;        // that a node of one of them sees, on average
     double bias = 1;        // their RequestBias, on average
-    DraftShape most;        // no further than this
+    DraftShape most = {};   // no further than this
 };
 
 struct DraftPlan {
-    DraftShape shape;  // depth 0: it is not asked
+    DraftShape shape = {};  // depth 0: it is not asked
     bool probe = false;
 };
 

@@ -45,7 +45,7 @@ class SamplingParameters;  // accept/sampling_parameters.hpp; only drafters with
 
 namespace espalier::speculate {
 
-using DrafterId = std::uint8_t;  // a drafter's place in the engine's list
+using DrafterId = std::uint8_t;    // a drafter's place in the engine's list
 using RequestSlot = std::int32_t;  // index of a running request in the engine's arrays
 
 constexpr std::int32_t kMaxDrafters = 4;
@@ -77,10 +77,10 @@ struct Proposal {
 struct Extension {
     RequestSlot request = 0;
     std::int64_t first_position = 0;
-    std::span<const TokenId> tokens;
-    std::span<const std::int32_t> taps;  // [tokens] index of each in the step's batch
+    std::span<const TokenId> tokens = {};
+    std::span<const std::int32_t> taps = {};  // [tokens] index of each in the step's batch
     // The sequence's pages; those before first_position may have been another request's work.
-    std::span<const std::int32_t> block_table;
+    std::span<const std::int32_t> block_table = {};
 };
 
 struct Commitment {
@@ -99,10 +99,11 @@ struct DraftShape {
 struct DraftCall {
     RequestSlot request = 0;
     std::int64_t root_position = 0;
-    std::span<const std::int32_t> block_table;  // pages of the root and, if reserved, of the drafts
+    // Pages of the root and, where they are reserved, of the drafts.
+    std::span<const std::int32_t> block_table = {};
     const accept::SamplingParameters* sampling = nullptr;
     std::int32_t choice = 0;  // of the request's parallel answers
-    DraftShape shape;
+    DraftShape shape = {};
     Proposal* proposal = nullptr;  // holds the root; left with only the root when there is nothing
 };
 

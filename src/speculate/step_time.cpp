@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fit: hat functions over the knots, rows and keys; weak penalties on changes of slope and on keys
-// that cost unlike tokens; weights that fall with the residual; then a projection onto curves that do not decrease.
+// The fit: hat functions over the knots, rows and keys; weak penalties on changes of slope and on
+// keys that cost unlike tokens; weights that fall with the residual; then a projection onto curves
+// that do not decrease.
 #include "speculate/step_time.hpp"
 
 #include <algorithm>
@@ -232,8 +233,7 @@ double StepTime::seconds(const StepSize& size) const {
           size.rows, size.tokens, size.keys);
     const auto [left, share] = segment_of(size.tokens);
     const double on_curve = curve_[left] + share * (curve_[left + 1] - curve_[left]);
-    return scale_ *
-           (on_curve + per_row_ * static_cast<double>(size.rows) + per_key_ * size.keys);
+    return scale_ * (on_curve + per_row_ * static_cast<double>(size.rows) + per_key_ * size.keys);
 }
 
 void StepTime::observe(const StepSample& sample) {

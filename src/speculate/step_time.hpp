@@ -27,7 +27,7 @@ struct StepSize {
 };
 
 struct StepSample {
-    StepSize size;
+    StepSize size = {};
     double seconds = 0;
 };
 

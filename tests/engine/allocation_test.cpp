@@ -57,7 +57,7 @@ Count count(NodeGrant grant, Harness::Drafters drafters, bool penalties, int ste
 
 Harness::Drafters ngram() {
     Harness::Drafters drafters;
-    drafters.push_back(std::make_unique<speculate::NgramDrafter>(0, speculate::NgramLimits{}));
+    drafters.push_back(std::make_unique<speculate::NgramDrafter>(speculate::NgramLimits{}));
     return drafters;
 }
 

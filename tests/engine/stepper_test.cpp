@@ -42,7 +42,7 @@ Harness::Drafters truth_last_drafter(const Request& request, const Output& outpu
     options.truth_last = true;
     Harness::Drafters drafters;
     drafters.push_back(std::make_unique<RandomDrafter>(
-        speculate::DrafterId{0}, 5, options,
+        5, options,
         std::vector<std::vector<std::int32_t>>{whole_text(request, output)},
         std::vector<std::int32_t>{10, 11, 12, 13, 14, 15, kPoisonToken, kQuietPoisonToken}));
     return drafters;
@@ -108,7 +108,7 @@ TEST(Stepper, AForcedOutputIsScoredAndDrafted) {
     const auto alone = plain.submit(request);
     plain.run();
     std::vector<std::unique_ptr<speculate::Drafter>> drafters;
-    drafters.push_back(std::make_unique<speculate::NgramDrafter>(0, speculate::NgramLimits{}));
+    drafters.push_back(std::make_unique<speculate::NgramDrafter>(speculate::NgramLimits{}));
     Harness harness(target, roomy_settings(), std::move(drafters));
     const auto drafted = harness.submit(request);
     harness.run();
@@ -267,7 +267,7 @@ TEST(Stepper, MeasuresItsStepTimeAtTheStart) {
     StepperSettings settings = roomy_settings();
     settings.grant = NodeGrant::measured;
     Harness::Drafters drafters;
-    drafters.push_back(std::make_unique<speculate::NgramDrafter>(0, speculate::NgramLimits{}));
+    drafters.push_back(std::make_unique<speculate::NgramDrafter>(speculate::NgramLimits{}));
     Harness harness(tiny_target(Family::v2), settings, std::move(drafters));
     EXPECT_GT(harness.now, 60'000);  // at 1,000 a look
     const auto recorder = harness.submit(plain_request(30, 30, 2));
@@ -292,7 +292,7 @@ TEST(Stepper, TheGrantFollowsWhatWasAcceptedAndWhatItCost) {
         options.silence = 0;
         Harness::Drafters list;
         list.push_back(std::make_unique<lossless::RandomDrafter>(
-            speculate::DrafterId{0}, 3, options, texts, std::vector<std::int32_t>{10, 11}));
+            3, options, texts, std::vector<std::int32_t>{10, 11}));
         return list;
     };
     // By the ticks a step takes as long with any number of tokens: what is right pays.
