@@ -16,6 +16,7 @@ namespace espalier::schedule {
 struct Grant {
     std::int64_t tokens = 0;  // the root and its drafts, or a chunk of the prompt
     std::int64_t gather = 0;  // rows of logits
+    std::int64_t splits = 0;  // of attention, where they are bounded
     std::int32_t drafts = 0;
 };
 

@@ -107,6 +107,7 @@ struct Plan {
     std::span<const PlannedRequest> requests;
     StepTokens tokens;
     KeyPairs keys;
+    std::int64_t splits = 0;  // of all absorbed rows, where they are bounded
     bool empty() const { return rows.empty(); }
 };
 
@@ -157,7 +158,8 @@ struct Totals {
     std::int64_t resumed_tokens = 0;      // of preempted requests, when they came back
     std::int64_t resumed_hit_tokens = 0;  // of these, found
     std::int64_t committed = 0;           // output tokens
-    std::int64_t stalled_rows = 0;        // running requests that a step left out: no page
+    std::int64_t stalled_rows = 0;        // running requests that a step left out: no page, or
+                                          // no splits
     StepTokens tokens;
 };
 

@@ -30,6 +30,16 @@ Expected<void> check_options(const SchedulerOptions& options) {
                                       options.max_rows + options.prompt_quantum));
     ESPALIER_RETURN_IF_ERROR(
         at_least("max_step_gather (max_rows)", options.max_step_gather, options.max_rows));
+    ESPALIER_RETURN_IF_ERROR(at_least("max_step_splits", options.max_step_splits, 0));
+    if (options.max_step_splits > 0) {
+        if (!options.row_splits)
+            return fail(ErrorKind::invalid, "scheduler: max_step_splits is {} without row_splits",
+                        options.max_step_splits);
+        // The longest running request and the longest prompt must both be able to go on.
+        ESPALIER_RETURN_IF_ERROR(at_least("max_step_splits (two rows of max_model_len)",
+                                          options.max_step_splits,
+                                          2 * options.row_splits(1, options.max_model_len)));
+    }
     if (options.prefill_segment != 0 && options.prefill_segment != 256)
         return fail(ErrorKind::unsupported,
                     "scheduler: prefill_segment is {}, but only 256 and 0 (everything absorbed) "
@@ -222,9 +232,7 @@ void Scheduler::end(Job& job, EndReason reason) {
     } else {
         recycle(std::move(std::get<Leaving>(job.state).pages));
     }
-    left_.tokens += job.grant.tokens;  // ended between the halves of a plan: others may have it
-    left_.gather += job.grant.gather;
-    job.grant = {};
+    grant(job, {});  // ended between the halves of a plan: others may have it
     job.state = Finished{reason};
     job.tokens = {};
     Group& group = group_of(job);

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -28,13 +29,22 @@
 
 namespace espalier::schedule {
 
+// Partial results that attention keeps for one absorbed row: never fewer for more tokens or for
+// more slots, whatever the mask. Pure.
+using RowSplits = std::function<std::int64_t(std::int64_t q_len, std::int64_t kv_len)>;
+
 struct SchedulerOptions {
     std::int64_t page_count = 0;     // with the null page, as in cache::KvStorage
     std::int64_t max_model_len = 0;  // tokens of a sequence, prompt and output
     std::int32_t max_rows = 256;     // requests in a batch; each has at most one row of each form
     std::int64_t max_step_tokens = 2048;  // at least max_rows + prompt_quantum
     std::int64_t max_step_gather = 2048;  // rows of logits; at least max_rows
-    std::int32_t max_waiting = 1024;      // requests (choices) that may wait when one is submitted
+    // The workspace of attention that is cut into splits: the sum of row_splits over the absorbed
+    // rows of a step. At least twice that of a row of one token and max_model_len slots. 0: not
+    // bounded (the CPU needs none).
+    std::int64_t max_step_splits = 0;
+    RowSplits row_splits;             // with max_step_splits
+    std::int32_t max_waiting = 1024;  // requests (choices) that may wait when one is submitted
     std::int64_t max_waiting_tokens = std::int64_t{1} << 24;
     // Below about 170 queries up-projecting the history costs more than the decompressed form
     // saves, so prompts advance by this much, or by what is left of them.
@@ -111,6 +121,7 @@ class Scheduler {
     struct Room {
         std::int64_t tokens = 0;
         std::int64_t gather = 0;
+        std::int64_t splits = 0;
     };
 
     struct ChunkForms {
@@ -163,7 +174,11 @@ class Scheduler {
     std::int64_t chunk_limit(const Job& job, std::int64_t first) const;
     std::int64_t gather_of_chunk(const Job& job, std::int64_t first, std::int64_t chunk) const;
     bool reserve(const Job& job, cache::PageTable& pages, std::int64_t slots);
-    void grant(Job& job, std::int64_t tokens, std::int64_t gather);
+    void grant(Job& job, const Grant& whole);
+    std::int64_t splits_of_row(std::int64_t q_len, std::int64_t kv_len) const;
+    std::int64_t splits_of_chunk(const Job& job, std::int64_t first, std::int64_t chunk) const;
+    std::int64_t within_splits(const Job& job, std::int64_t first, std::int64_t most) const;
+    std::int64_t drafts_within_splits(const Job& job, std::int64_t most) const;
     const OrderEntry* next_prompt(const OrderKey& after) const;
     bool waits_for_sibling(const Job& job) const;
     bool leads(const Job& job, const Prefilling& prompt) const;

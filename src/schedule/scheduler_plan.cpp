@@ -39,7 +39,9 @@ const Plan& Scheduler::next_plan(Time now) {
 
 void Scheduler::begin_plan() {
     ++plan_.number;
-    left_ = {options_.max_step_tokens, options_.max_step_gather};
+    left_ = {.tokens = options_.max_step_tokens,
+             .gather = options_.max_step_gather,
+             .splits = options_.max_step_splits};
     prompts_blocked_ = false;
     for (const OrderEntry& entry : running_) at(entry.slot).grant = {};
     for (const OrderEntry& entry : prefilling_) {
@@ -49,19 +51,35 @@ void Scheduler::begin_plan() {
     }
 }
 
-void Scheduler::grant(Job& job, std::int64_t tokens, std::int64_t gather) {
-    job.grant.tokens += tokens;
-    job.grant.gather += gather;
-    left_.tokens -= tokens;
-    left_.gather -= gather;
+// In place of what it has been granted so far.
+void Scheduler::grant(Job& job, const Grant& whole) {
+    left_.tokens += job.grant.tokens - whole.tokens;
+    left_.gather += job.grant.gather - whole.gather;
+    left_.splits += job.grant.splits - whole.splits;
+    job.grant = whole;
+}
+
+// Where splits are not bounded nothing takes any.
+std::int64_t Scheduler::splits_of_row(std::int64_t q_len, std::int64_t kv_len) const {
+    return options_.max_step_splits == 0 || q_len == 0 ? 0 : options_.row_splits(q_len, kv_len);
 }
 
 // ---- first half ---------------------------------------------------------------------------------
 
 // Preemption takes from the end of the list, so nobody loses a token granted here to another root.
+// Half of the splits is kept for the first prompt: either half does for a token at max_model_len,
+// so neither prompts nor streams starve.
 void Scheduler::grant_roots() {
+    const bool prompts = prefilling_.size() + waiting_.size() > 0;
+    const std::int64_t kept_splits = prompts ? options_.max_step_splits / 2 : 0;
     for (std::size_t i = 0; i < static_cast<std::size_t>(running_.size()); ++i) {
         Job& job = at(running_[i].slot);
+        const Grant root{.tokens = 1, .gather = 1, .splits = splits_of_row(1, job.length())};
+        if (root.splits > left_.splits - kept_splits) {
+            ++totals_.stalled_rows;
+            prompts_blocked_ = true;  // there is enough to do: only the first prompt goes on
+            continue;
+        }
         if (!reserve(job, std::get<Running>(job.state).pages, job.length())) {
             // It is the last in order and keeps its pages: they are worth more than a page that
             // would come free, and whoever comes before it can still take them. No page is
@@ -69,7 +87,7 @@ void Scheduler::grant_roots() {
             ++totals_.stalled_rows;
             continue;
         }
-        grant(job, 1, 1);
+        grant(job, root);
     }
 }
 
@@ -87,8 +105,8 @@ void Scheduler::list_offers() {
         const std::int64_t nodes =
             std::min(job.max_length - job.length(), options_.max_model_len - 1 - root);
         cache::PageTable& pages = std::get<Running>(job.state).pages;
-        std::int64_t drafts =
-            std::min({nodes - 1, std::int64_t{job.max_drafts}, left_.tokens, left_.gather});
+        std::int64_t drafts = drafts_within_splits(
+            job, std::min({nodes - 1, std::int64_t{job.max_drafts}, left_.tokens, left_.gather}));
         if (options_.reserve_windows)
             drafts = reserve_drafts(job, drafts);
         else
@@ -120,9 +138,17 @@ std::int64_t Scheduler::reserve_drafts(Job& job, std::int64_t drafts) {
     return pages.slots() - job.length();
 }
 
+// The most drafts, of so many, that the splits left allow beside the root.
+std::int64_t Scheduler::drafts_within_splits(const Job& job, std::int64_t most) const {
+    const std::int64_t possible = left_.splits + job.grant.splits;
+    while (most > 0 && splits_of_row(1 + most, job.length() + most) > possible) --most;
+    return most;
+}
+
 // ---- second half --------------------------------------------------------------------------------
 
 // What an offer reserved and the engine does not use is given back before prompts get the rest.
+// Offers look at each request's splits alone: where all together want more, the last are cut.
 void Scheduler::grant_drafts(std::span<const std::int32_t> drafts) {
     CHECK(drafts.size() == offer_rows_.size(), "{} numbers of drafts for {} offers", drafts.size(),
           offer_rows_.size());
@@ -138,10 +164,13 @@ void Scheduler::grant_drafts(std::span<const std::int32_t> drafts) {
         if (job.id.serial != offer_serials_[i]) continue;
         auto* running = std::get_if<Running>(&job.state);
         if (running == nullptr) continue;  // cancelled since
-        running->pages.truncate(job.length() + drafts[i]);
-        const std::int64_t count = reserve_drafts(job, drafts[i]);
-        job.grant.drafts = static_cast<std::int32_t>(count);
-        grant(job, count, count);
+        const std::int64_t wanted = drafts_within_splits(job, drafts[i]);
+        running->pages.truncate(job.length() + wanted);
+        const std::int64_t count = reserve_drafts(job, wanted);
+        grant(job, {.tokens = 1 + count,
+                    .gather = 1 + count,
+                    .splits = splits_of_row(1 + count, job.length() + count),
+                    .drafts = static_cast<std::int32_t>(count)});
     }
 }
 
@@ -156,6 +185,7 @@ void Scheduler::build_plan() {
         if (at(entry.slot).grant.tokens > 0) plan_chunk(at(entry.slot));
     plan_.rows = plan_rows_;
     plan_.requests = plan_requests_;
+    plan_.splits = options_.max_step_splits - left_.splits;
     plan_.tokens.gathered = 0;
     for (const PlannedRow& row : plan_rows_) {
         plan_.tokens.gathered += row.gather_count();
@@ -254,9 +284,7 @@ void Scheduler::preempt(Job& victim) {
         running_.erase(victim.order());
         recycle(std::move(std::get<Running>(victim.state).pages));
     }
-    left_.tokens += victim.grant.tokens;  // it may have had its root in this very plan
-    left_.gather += victim.grant.gather;
-    victim.grant = {};
+    grant(victim, {});  // it may have had its root in this very plan
     ++victim.preemptions;
     ++totals_.preemptions;
     wait(victim);

@@ -40,7 +40,7 @@ void Scheduler::grant_quantum() {
             ++passed_choices_;
             continue;
         }
-        prompts_blocked_ = !grant_chunk(job, true);
+        if (!grant_chunk(job, true)) prompts_blocked_ = true;
         return;
     }
 }
@@ -71,42 +71,67 @@ bool Scheduler::grant_chunk(Job& job, bool may_preempt) {
         // prompt always has its quantum and a row of logits: at worst those of who makes way.)
         const std::int64_t least = std::min(options_.prompt_quantum, job.length());
         if (!may_preempt && (left_.tokens < least || left_.gather < 1)) return false;
+        // Without a chunk it would hold a row that nobody can take back: it has no pages. (There
+        // are splits for the first prompt unless it was preempted after the roots had been
+        // granted.)
+        if (left_.splits < splits_of_row(1, job.length())) return false;
         if (!admit(job, may_preempt)) return false;
     }
     Prefilling& prompt = std::get<Prefilling>(job.state);
     const std::int64_t first = prompt.computed;
     const std::int64_t rest = job.length() - first;
     const std::int64_t limit = chunk_limit(job, first);
-    std::int64_t chunk = std::min(rest, limit);
+    std::int64_t chunk = 0;
     if (may_preempt) {
-        chunk = std::min(chunk, options_.prompt_quantum);
-        if (!reserve(job, prompt.pages, first + chunk)) return false;
+        chunk = within_splits(job, first, std::min(limit, options_.prompt_quantum));
+        if (chunk == 0 || !reserve(job, prompt.pages, first + chunk)) return false;
     } else {
-        // Rows of logits are the one thing that may cut a chunk below the quantum.
-        const std::int64_t least = group_of(job).wants_logits()
-                                       ? std::min({options_.prompt_quantum, rest, limit})
-                                       : std::min(options_.prompt_quantum, rest);
+        // Rows of logits may cut a chunk below the quantum, and splits.
+        const std::int64_t least =
+            std::min(options_.prompt_quantum, group_of(job).wants_logits() ? limit : rest);
         const std::int64_t spare = pool_.counts().available() * cache::kPageTokens;
-        const std::int64_t fitting = std::min(chunk, prompt.pages.slots() + spare - first);
+        const std::int64_t fitting = std::min(limit, prompt.pages.slots() + spare - first);
         if (fitting < std::max(least, job.grant.tokens)) return job.grant.tokens > 0;
-        const bool grown = prompt.pages.grow(first + fitting);
-        CHECK(grown, "{} slots for a chunk were counted but not there", first + fitting);
-        if (fitting < chunk) prompts_blocked_ = true;  // it wants pages: nobody else gets any
-        chunk = fitting;
+        chunk = within_splits(job, first, fitting);
+        if (chunk == 0) return false;
+        const bool grown = prompt.pages.grow(first + chunk);
+        CHECK(grown, "{} slots for a chunk were counted but not there", first + chunk);
+        if (fitting < limit) prompts_blocked_ = true;  // it wants pages: nobody else gets any
     }
-    grant(job, chunk - job.grant.tokens, gather_of_chunk(job, first, chunk) - job.grant.gather);
+    grant(job, {.tokens = chunk,
+                .gather = gather_of_chunk(job, first, chunk),
+                .splits = splits_of_chunk(job, first, chunk)});
     return true;
 }
 
 // The largest chunk from `first` on that the step's tokens and rows of logits allow.
 std::int64_t Scheduler::chunk_limit(const Job& job, std::int64_t first) const {
     const Group& group = groups_[static_cast<std::size_t>(job.group)];
-    const std::int64_t tokens = left_.tokens + job.grant.tokens;
+    const std::int64_t rest = job.length() - first;
+    const std::int64_t tokens = std::min(rest, left_.tokens + job.grant.tokens);
     const std::int64_t gather = left_.gather + job.grant.gather;
     if (group.wants_logits())
         return std::min(tokens, gather + std::max<std::int64_t>(0, group.logits_done - first));
-    const std::int64_t rest = job.length() - first;
     return gather > 0 ? tokens : std::min(tokens, rest - 1);  // the prompt's end needs one
+}
+
+// The largest chunk up to `most` for which there are splits.
+std::int64_t Scheduler::within_splits(const Job& job, std::int64_t first, std::int64_t most) const {
+    const std::int64_t splits = left_.splits + job.grant.splits;
+    if (splits_of_chunk(job, first, most) <= splits) return most;
+    std::int64_t fits = 0, exceeds = most;
+    while (exceeds - fits > 1) {
+        const std::int64_t middle = fits + (exceeds - fits) / 2;
+        (splits_of_chunk(job, first, middle) <= splits ? fits : exceeds) = middle;
+    }
+    return fits;
+}
+
+// Only the absorbed part of a chunk has splits.
+std::int64_t Scheduler::splits_of_chunk(const Job& job, std::int64_t first,
+                                        std::int64_t chunk) const {
+    const std::int64_t end = first + chunk;
+    return splits_of_row(end - std::clamp(job.key.decompressed_below, first, end), end);
 }
 
 std::int64_t Scheduler::gather_of_chunk(const Job& job, std::int64_t first,

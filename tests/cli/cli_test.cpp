@@ -11,11 +11,12 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "support/paths.hpp"
 #include "support/temporary_directory.hpp"
 
 namespace {
 
-const std::string kSapling = std::string(ESPALIER_SOURCE_DIR) + "/models/sapling";
+const std::string kSapling = std::string(espalier::test::source_directory()) + "/models/sapling";
 
 struct Result {
     int status = -1;

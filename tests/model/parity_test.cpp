@@ -17,6 +17,7 @@
 #include "model/golden_file.hpp"
 #include "model/sequence.hpp"
 #include "model/tiny_model.hpp"
+#include "support/paths.hpp"
 
 namespace espalier::model {
 namespace {
@@ -35,7 +36,7 @@ constexpr std::array kGoldens = {
 };
 
 std::filesystem::path golden_folder() {
-    return std::filesystem::path(ESPALIER_SOURCE_DIR) / "tests/model/goldens";
+    return std::filesystem::path(test::source_directory()) / "tests/model/goldens";
 }
 
 struct Outcome {

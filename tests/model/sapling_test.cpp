@@ -12,13 +12,14 @@
 #include "model/golden_file.hpp"
 #include "model/sequence.hpp"
 #include "model/tiny_model.hpp"
+#include "support/paths.hpp"
 #include "text/tokenizer.hpp"
 
 namespace espalier::model {
 namespace {
 
 namespace fs = std::filesystem;
-const fs::path kSource = ESPALIER_SOURCE_DIR;
+const fs::path kSource = test::source_directory();
 
 TEST(Sapling, TokenizesAndComputesAsTransformersDoes) {
     const auto golden = read_golden(kSource / "tests/model/sapling.golden");

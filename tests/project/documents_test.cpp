@@ -10,13 +10,14 @@
 #include <string>
 
 #include "espalier/version.hpp"
+#include "support/paths.hpp"
 
 namespace {
 
 namespace fs = std::filesystem;
 
 std::string read(const fs::path& path) {
-    std::ifstream in(fs::path(ESPALIER_SOURCE_DIR) / path);
+    std::ifstream in(fs::path(espalier::test::source_directory()) / path);
     EXPECT_TRUE(in.good()) << path;
     std::stringstream text;
     text << in.rdbuf();
@@ -62,8 +63,8 @@ TEST(Documents, ReadmeNamesCommandsThatExist) {
 
 TEST(Documents, EverySourceFileSaysItsLicence) {
     for (const char* folder : {"src", "tests", "include", "examples"}) {
-        for (const auto& entry :
-             fs::recursive_directory_iterator(fs::path(ESPALIER_SOURCE_DIR) / folder)) {
+        for (const auto& entry : fs::recursive_directory_iterator(
+                 fs::path(espalier::test::source_directory()) / folder)) {
             const std::string extension = entry.path().extension();
             if (extension != ".cpp" && extension != ".hpp" && extension != ".cu" &&
                 extension != ".cuh" && extension != ".inc" && extension != ".h" &&

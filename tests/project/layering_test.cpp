@@ -9,6 +9,8 @@
 #include <set>
 #include <string>
 
+#include "support/paths.hpp"
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -42,7 +44,7 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
 };
 
 TEST(Layering, FoldersIncludeOnlyWhatLiesBelowThem) {
-    const fs::path source = fs::path(ESPALIER_SOURCE_DIR) / "src";
+    const fs::path source = fs::path(espalier::test::source_directory()) / "src";
     const std::regex include("^\\s*#\\s*include\\s+\"([a-z_]+)/[^\"]+\"");
     int files = 0;
     for (const auto& entry : fs::recursive_directory_iterator(source)) {

@@ -59,10 +59,12 @@ std::vector<RequestId> Referee::submit(const Request& request) {
 std::int64_t Referee::work_bound(const Book& book) const {
     const SchedulerOptions& options = scheduler_.options();
     const std::int64_t tokens = std::ssize(book.request.prompt) + book.request.max_tokens;
-    const std::int64_t chunk =
+    std::int64_t chunk =
         book.request.prompt_logits
             ? std::min(options.prompt_quantum, options.max_step_gather - options.max_rows + 1)
             : options.prompt_quantum;
+    // Half of the splits is the first prompt's.
+    while (chunk > 1 && splits(chunk, tokens) > options.max_step_splits / 2) --chunk;
     const std::int64_t computing = ceil_div(tokens, chunk) * (book.request.choices > 1 ? 2 : 1);
     return computing + book.request.max_tokens + 1;
 }

@@ -108,6 +108,11 @@ class Referee {
     void check_quantum() const;
     void write(const PlannedRow& row, std::int64_t position, std::uint64_t value);
     bool sibling_leads(const Book& book) const;
+    std::int64_t splits(std::int64_t q_len, std::int64_t kv_len) const;
+    std::int64_t splits_of_chunk(const Book& book, std::int64_t first, std::int64_t end) const;
+    std::int64_t splits_left() const {
+        return scheduler_.options().max_step_splits - plan_->splits;
+    }
 
     Scheduler& scheduler_;
     conformance::Random random_;

@@ -22,6 +22,16 @@ void Referee::count_page_users() {
     }
 }
 
+std::int64_t Referee::splits(std::int64_t q_len, std::int64_t kv_len) const {
+    const SchedulerOptions& options = scheduler_.options();
+    return options.max_step_splits == 0 || q_len == 0 ? 0 : options.row_splits(q_len, kv_len);
+}
+
+std::int64_t Referee::splits_of_chunk(const Book& book, std::int64_t first,
+                                      std::int64_t end) const {
+    return splits(end - std::clamp(book.turn, first, end), end);
+}
+
 // A reserved window is the request's own, drafts included, from the offer on; what drafters leave
 // there must never be read as text.
 void Referee::check_offers(const NodeOffers& offers) {
@@ -45,7 +55,7 @@ void Referee::check_offers(const NodeOffers& offers) {
 }
 
 // A running request's pages are those of its root and granted drafts; with reserved windows every
-// draft that was asked for is granted.
+// draft that was asked for is granted, unless splits are bounded.
 void Referee::check_windows_given_back() const {
     for (std::size_t i = 0; i < offered_.size(); ++i) {
         const Book& book = books_.at(offered_[i]);
@@ -54,8 +64,10 @@ void Referee::check_windows_given_back() const {
             std::find_if(plan_->requests.begin(), plan_->requests.end(),
                          [&](const PlannedRequest& one) { return one.id == book.id; });
         CHECK(planned != plan_->requests.end(), "{} was offered nodes and has no row", offered_[i]);
+        const bool may_be_cut =
+            !scheduler_.options().reserve_windows || scheduler_.options().max_step_splits > 0;
         CHECK(planned->drafts == wanted_drafts_[i] ||
-                  (!scheduler_.options().reserve_windows && planned->drafts < wanted_drafts_[i]),
+                  (may_be_cut && planned->drafts < wanted_drafts_[i]),
               "{} drafts for {} that were asked for", planned->drafts, wanted_drafts_[i]);
         const auto* table = pages_of(state_of(scheduler_, book.id.slot));
         CHECK(table->pages() == cache::pages_for(book.length() + planned->drafts),
@@ -66,13 +78,17 @@ void Referee::check_windows_given_back() const {
 
 void Referee::check_budget(const Plan& plan) const {
     const SchedulerOptions& options = scheduler_.options();
-    std::int64_t tokens = 0, gather = 0, absorbed = 0;
+    std::int64_t tokens = 0, gather = 0, absorbed = 0, all_splits = 0;
     for (const PlannedRow& row : plan.rows) {
         CHECK(row.q_len >= 1, "a row of {} tokens", row.q_len);
         tokens += row.q_len;
         gather += row.gather_count();
-        absorbed += row.form == cache::Form::absorbed ? 1 : 0;
+        if (row.form != cache::Form::absorbed) continue;
+        ++absorbed;
+        all_splits += splits(row.q_len, row.first_position + row.q_len);
     }
+    CHECK(all_splits <= options.max_step_splits && plan.splits == all_splits,
+          "{} splits, {} counted, of {}", all_splits, plan.splits, options.max_step_splits);
     CHECK(tokens <= options.max_step_tokens, "{} tokens", tokens);
     CHECK(gather <= options.max_step_gather, "{} rows of logits", gather);
     CHECK(std::ssize(plan.requests) <= options.max_rows, "{} requests", plan.requests.size());
@@ -155,9 +171,14 @@ void Referee::check_chunk(Book& book, const PlannedRequest& share) {
     CHECK(share.draws == (next == book.length()), "draws at {} of {}", next, book.length());
     const std::int64_t rest = book.length() - book.written;
     const bool logits = logits_done_[book.group] < std::ssize(book.request.prompt);
-    if (!book.request.prompt_logits || !logits)
-        CHECK(next - book.written >= std::min(scheduler_.options().prompt_quantum, rest),
-              "a chunk of {} with {} left", next - book.written, rest);
+    if (book.request.prompt_logits && logits) return;
+    // Splits may cut it short: one token more would not fit, or did not before somebody left.
+    const std::int64_t had = splits_of_chunk(book, book.written, next);
+    const std::int64_t more =
+        splits_of_chunk(book, book.written, std::min(next + 1, book.length()));
+    const bool cut = more > splits_left() + had || (more > 0 && left_meanwhile_);
+    CHECK(cut || next - book.written >= std::min(scheduler_.options().prompt_quantum, rest),
+          "a chunk of {} with {} left", next - book.written, rest);
 }
 
 void Referee::check_gather(const Book& book, const PlannedRow& row) {
@@ -213,17 +234,25 @@ bool Referee::sibling_leads(const Book& book) const {
     return false;
 }
 
-// Nobody gets a row while somebody before it in order waits for more than a sibling; and only the
-// last in order among running requests may be left out, for want of a page.
+// Nobody gets a row while somebody before it in order waits for more than a sibling. Of the running
+// requests one may be left out whose splits are not there, half of them being the first prompt's;
+// for want of a page only the last in order.
 void Referee::check_order() const {
+    const std::int64_t most_splits = scheduler_.options().max_step_splits;
+    std::int64_t roots = 0;  // splits of those before
     const Book* passed_over = nullptr;
     bool stalled = false;
     for (const auto& [order, serial] : live_) {
         const Book& book = books_.at(serial);
         const State& state = state_of(scheduler_, book.id.slot);
         if (std::holds_alternative<Running>(state)) {
+            const std::int64_t root = splits(1, book.length());
+            // (Who was cancelled since may have had splits too.)
+            const bool no_splits = roots + root > most_splits / 2 || (root > 0 && left_meanwhile_);
+            if (planned_.count(serial) == 0 && no_splits) continue;
             CHECK(!stalled, "{} runs, one before it is left out", serial);
             stalled = planned_.count(serial) == 0;
+            roots += root;
         } else if (std::holds_alternative<Waiting>(state)) {
             if (before_.count(serial) == 1 && !sibling_leads(book) && passed_over == nullptr)
                 passed_over = &book;
@@ -251,20 +280,31 @@ void Referee::check_progress(const Plan& plan) const {
 void Referee::check_quantum() const {
     const SchedulerOptions& options = scheduler_.options();
     const Gauges gauges = scheduler_.gauges();
-    std::int64_t running = 0, rows_before = 0;
+    std::int64_t running = 0, rows_before = 0, roots = 0;
+    const bool prompt_planned = std::ranges::any_of(
+        plan_->requests, [](const PlannedRequest& share) { return !share.runs; });
     for (const auto& [order, serial] : live_) {
         const Book& book = books_.at(serial);
         const State& state = state_of(scheduler_, book.id.slot);
         rows_before += pages_of(state) != nullptr || sibling_leads(book) ? 1 : 0;
         if (std::holds_alternative<Running>(state)) {
-            if (planned_.count(serial) == 0) return;  // it lacks a page: prompts behind it wait
             ++running;
+            const std::int64_t root = splits(1, book.length());
+            if (planned_.count(serial) == 0) {
+                if (roots + root <= options.max_step_splits / 2)
+                    return;                  // it lacks a page: prompts behind it wait
+                if (prompt_planned) return;  // it lacks splits: one prompt goes on
+                continue;
+            }
+            roots += root;
             continue;
         }
         if (before_.count(serial) == 0) continue;
         const auto* prompt = std::get_if<Prefilling>(&state);
         if (prompt == nullptr && sibling_leads(book)) continue;
         if (planned_.count(serial) == 1) return;
+        const std::int64_t begun = prompt == nullptr ? 0 : prompt->computed;
+        if (splits_of_chunk(book, begun, begun + 1) > splits_left()) return;
         const std::int64_t spare = gauges.pages.available();
         if (prompt != nullptr) {
             const std::int64_t chunk =

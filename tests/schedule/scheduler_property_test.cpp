@@ -23,6 +23,17 @@ SchedulerOptions random_options(conformance::Random& random) {
     options.prefill_segment = random.chance(0.8) ? 256 : 0;
     options.prefix_cache = random.chance(0.9);
     options.reserve_windows = random.chance(0.5);
+    if (random.chance(0.4)) {
+        // Like attention's: blocks of (token, head) pairs times splits of keys, and two for the
+        // tail of each token.
+        const std::int64_t keys = random.one_of({16, 64, 512});
+        const std::int64_t heads = random.one_of({1, 3, 16});
+        options.row_splits = [keys, heads](std::int64_t q_len, std::int64_t kv_len) {
+            return (kv_len + keys - 1) / keys * ((q_len * heads + 7) / 8) + 2 * q_len;
+        };
+        options.max_step_splits =
+            2 * options.row_splits(1, options.max_model_len) + random.one_of({0, 1, 50, 2000});
+    }
     return options;
 }
 

@@ -5,6 +5,7 @@
 #include <random>
 #include <string>
 
+#include "support/paths.hpp"
 #include "text/tokenizer.hpp"
 #include "text/utf8.hpp"
 
@@ -12,8 +13,8 @@ namespace espalier::text {
 namespace {
 
 Tokenizer load(const char* folder) {
-    auto tokenizer =
-        Tokenizer::load(std::filesystem::path(ESPALIER_SOURCE_DIR) / "tests/text/data" / folder);
+    auto tokenizer = Tokenizer::load(std::filesystem::path(test::source_directory()) /
+                                     "tests/text/data" / folder);
     if (!tokenizer) throw std::runtime_error(tokenizer.error().message);
     return std::move(*tokenizer);
 }

@@ -7,12 +7,14 @@
 #include <string>
 
 #include "base/mapped_file.hpp"
+#include "support/paths.hpp"
 #include "text/tokenizer.hpp"
 
 namespace espalier::text {
 namespace {
 
-const std::filesystem::path kData = std::filesystem::path(ESPALIER_SOURCE_DIR) / "tests/text/data";
+const std::filesystem::path kData =
+    std::filesystem::path(test::source_directory()) / "tests/text/data";
 
 class Reader {
   public:

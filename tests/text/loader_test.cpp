@@ -9,13 +9,15 @@
 #include <string>
 
 #include "base/mapped_file.hpp"
+#include "support/paths.hpp"
 #include "text/tokenizer.hpp"
 
 namespace espalier::text {
 namespace {
 
 using Json = nlohmann::json;
-const std::filesystem::path kData = std::filesystem::path(ESPALIER_SOURCE_DIR) / "tests/text/data";
+const std::filesystem::path kData =
+    std::filesystem::path(test::source_directory()) / "tests/text/data";
 
 const Json& good_json() {
     static const Json json =

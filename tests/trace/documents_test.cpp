@@ -8,6 +8,7 @@
 #include <regex>
 #include <string>
 
+#include "support/paths.hpp"
 #include "trace/samples.hpp"
 
 namespace espalier::trace {
@@ -17,7 +18,7 @@ using Fields = std::map<std::string, std::string>;  // "step rows[].q_len" → "
 
 // Rows of the form | `rows[].q_len` | integer | … | below a heading ## … `step`.
 Fields documented() {
-    std::ifstream in(std::string(ESPALIER_SOURCE_DIR) + "/docs/trace.md");
+    std::ifstream in(std::string(test::source_directory()) + "/docs/trace.md");
     EXPECT_TRUE(in.good());
     const std::regex heading("^## .*`([a-z]+)`"),
         row("^\\| `([a-z_0-9.\\[\\]]+)` \\| ([a-z ]+) \\|");
