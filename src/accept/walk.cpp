@@ -54,12 +54,23 @@ NodeList path_tokens(const TreeView& tree, std::int32_t node) {
     return path;
 }
 
+NodeList drawn_path(const TreeView& tree, const NodeDraws& draws) {
+    NodeList path;
+    for (std::int32_t node = 0; node >= 0;) {
+        path.push_back(node);
+        if (failure_at(draws, node)) break;
+        node = tree.child_with(node, draws.draws[static_cast<std::size_t>(node)].token);
+    }
+    return path;
+}
+
 WalkResult walk(const TreeView& tree, const NodeDraws& draws, RequestProgress& progress,
                 Emission& out) {
     const auto top_logprobs = static_cast<std::size_t>(progress.rules().options().top_logprobs);
     check_shapes(tree, draws, top_logprobs);
     WalkResult result;
-    for (std::int32_t node = 0; node >= 0 && !result.finish;) {
+    const NodeList drawn = drawn_path(tree, draws);
+    for (const std::int32_t node : drawn.values()) {
         result.path.push_back(node);
         if (const auto failure = failure_at(draws, node)) {
             result.finish = progress.end(*failure, out);
@@ -70,7 +81,7 @@ WalkResult walk(const TreeView& tree, const NodeDraws& draws, RequestProgress& p
         result.tokens.push_back(draw.token);
         result.finish =
             progress.commit(draw, draws.top.subspan(at * top_logprobs, top_logprobs), out);
-        node = tree.child_with(node, draw.token);
+        if (result.finish) break;
     }
     const auto visited = static_cast<std::int32_t>(result.path.values().size());
     progress.count_step(tree.nodes() - 1, visited - 1);

@@ -50,6 +50,10 @@ struct NodeDraws {
     std::uint64_t flagged_nodes = 0;    // bit i: node i's latent had to be flushed to finite
 };
 
+// The nodes that the draws lead to from the root on, ascending; the last one may be flagged or have
+// no draw. A walk visits a prefix of them: it may end earlier.
+NodeList drawn_path(const TreeView& tree, const NodeDraws& draws);
+
 struct WalkResult {
     NodeList path;  // nodes visited, ascending, from the root on: what commit keeps
     // What was drawn at them, in order. When a flagged node ended the request, none is drawn there.

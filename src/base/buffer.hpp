@@ -12,22 +12,24 @@ namespace espalier {
 
 class Buffer {
   public:
-    using Release = void (*)(void* block, std::size_t bytes);
+    // owner: what the buffer was made with.
+    using Release = void (*)(void* owner, void* block, std::size_t bytes);
 
     Buffer() = default;
-    Buffer(void* data, std::size_t bytes, Release release)
+    Buffer(void* data, std::size_t bytes, Release release, void* owner = nullptr)
         : data_(static_cast<std::byte*>(data)),
           bytes_(bytes),
           block_(data),
           block_bytes_(bytes),
-          release_(release) {}
+          release_(release),
+          owner_(owner) {}
     Buffer(Buffer&& other) noexcept { swap(other); }
     Buffer& operator=(Buffer&& other) noexcept {
         Buffer(std::move(other)).swap(*this);
         return *this;
     }
     ~Buffer() {
-        if (release_ != nullptr) release_(block_, block_bytes_);
+        if (release_ != nullptr) release_(owner_, block_, block_bytes_);
     }
 
     // The same memory, of which only these bytes are shown.
@@ -59,6 +61,7 @@ class Buffer {
         std::swap(block_, other.block_);
         std::swap(block_bytes_, other.block_bytes_);
         std::swap(release_, other.release_);
+        std::swap(owner_, other.owner_);
     }
 
     std::byte* data_ = nullptr;
@@ -66,6 +69,7 @@ class Buffer {
     void* block_ = nullptr;  // what is released: data_ may lie further in
     std::size_t block_bytes_ = 0;
     Release release_ = nullptr;
+    void* owner_ = nullptr;
 };
 
 }  // namespace espalier

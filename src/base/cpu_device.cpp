@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
-void unmap(void* block, std::size_t bytes) { munmap(block, bytes); }
+void unmap(void*, void* block, std::size_t bytes) { munmap(block, bytes); }
 
 class RepeatedCalls final : public RecordedWork {
   public:

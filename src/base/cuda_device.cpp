@@ -22,7 +22,7 @@ Expected<void> wait_for(Stream stream) {
 }
 
 // Releases what a destructor must not fail on; an error shows at the next checked call.
-void release(void* block, std::size_t) { cudaFree(block); }
+void release(void*, void* block, std::size_t) { cudaFree(block); }
 
 class CudaGraph final : public RecordedWork {
   public:

@@ -174,35 +174,4 @@ void read_rope(ConfigFields& fields, ModelConfig& config) {
     fields.absorb(rope);
 }
 
-void read_quantization(ConfigFields& fields, ModelConfig& config) {
-    for (const char* key : {"quantization_config", "compression_config"}) {
-        const nlohmann::json* object = fields.object(key);
-        if (object == nullptr) continue;
-        ConfigFields quantization(*object, fmt::format("{}: {}", fields.place(), key));
-        const std::string method = quantization.text("quant_method", "compressed-tensors");
-        if (method != "fp8") {
-            const std::string format = quantization.text("format", "");
-            quantization.refuse(
-                ErrorKind::unsupported,
-                "quant_method '{}'{} is not supported; supported are f32, f16, bf16 and 'fp8' in "
-                "128×128 blocks",
-                method, format.empty() ? "" : fmt::format(" with format '{}'", format));
-        }
-        if (const std::string format = quantization.text("fmt", "e4m3"); format != "e4m3")
-            quantization.refuse(ErrorKind::unsupported, "fmt is '{}', only 'e4m3' is supported",
-                                format);
-        if (const std::string scheme = quantization.text("activation_scheme", "dynamic");
-            scheme != "dynamic")
-            quantization.refuse(ErrorKind::unsupported,
-                                "activation_scheme is '{}', only 'dynamic' is supported", scheme);
-        const nlohmann::json* block = quantization.find("weight_block_size");
-        if (block == nullptr || *block != nlohmann::json({128, 128}))
-            quantization.refuse(ErrorKind::unsupported,
-                                "weight_block_size is {}, only [128, 128] is supported",
-                                block == nullptr ? "missing" : block->dump().substr(0, 60));
-        config.fp8_block = 128;
-        fields.absorb(quantization);
-    }
-}
-
 }  // namespace espalier::checkpoint

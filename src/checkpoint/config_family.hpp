@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of config.json that decide whether we can run the model at all: its class, its rotary
-// scaling, its quantisation. Each refuses by name what it does not know. For model_config.cpp.
+// The parts of config.json that decide whether we can run the model at all: its class and its
+// rotary scaling (its quantisation: quantization.hpp). Each refuses by name what it does not know.
+// For model_config.cpp.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -26,7 +27,5 @@ Expected<ConfigFamily> find_family(const nlohmann::json& document, std::string_v
 
 // rope_theta and yarn, from rope_scaling or from the newer rope_parameters.
 void read_rope(ConfigFields& fields, ModelConfig& config);
-// fp8_block; refuses every other quantisation.
-void read_quantization(ConfigFields& fields, ModelConfig& config);
 
 }  // namespace espalier::checkpoint

@@ -11,6 +11,7 @@
 #include "checkpoint/config_family.hpp"
 #include "checkpoint/config_fields.hpp"
 #include "checkpoint/config_words.hpp"
+#include "checkpoint/quantization.hpp"
 
 namespace espalier::checkpoint {
 namespace {

@@ -268,8 +268,8 @@ Expected<void> run(Options options) {
                "{}, {} threads, weights {}: {} requests, {} prompt tokens, {} output tokens; "
                "medians of {} rounds\n",
                loaded.backend->name(), loaded.device->workers(),
-               name_of(loaded.model->weights().dtype), load.size(), prompt_tokens, output_tokens,
-               options.rounds);
+               name_of(loaded.model->weights().format.code), load.size(), prompt_tokens,
+               output_tokens, options.rounds);
     ESPALIER_ASSIGN_OR_RETURN(const auto measured,
                               Bench(options, loaded, tokenizer, std::move(load)).run());
     const Table table = table_of(measured);

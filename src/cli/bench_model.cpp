@@ -112,7 +112,7 @@ std::vector<std::string> result_row(const std::string& test, const model::StepSh
 
 Expected<Table> measure(const Options& options, LoadedModel& loaded, const Machine& machine) {
     const checkpoint::ModelConfig& config = loaded.model->config();
-    const DType dtype = loaded.model->weights().dtype;
+    const WeightFormat& weight = loaded.model->weights().format;
     Table table;
     table.columns = {
         "test",    "depth",    "tokens", "ms", "tokens/s", "GB/s", "% of read bandwidth",
@@ -128,7 +128,7 @@ Expected<Table> measure(const Options& options, LoadedModel& loaded, const Machi
                 time_forward(loaded, sequence, depth, tokens, options.repetitions));
             const model::StepShape shape{rows, depth, 0, 1};
             table.rows.push_back(result_row("window", shape, seconds,
-                                            model::step_cost(config, dtype, shape), machine));
+                                            model::step_cost(config, weight, shape), machine));
         }
     }
     for (const std::int64_t prompt : options.prompts) {
@@ -140,7 +140,7 @@ Expected<Table> measure(const Options& options, LoadedModel& loaded, const Machi
                                   time_forward(loaded, sequence, 0, tokens, repetitions));
         const model::StepShape shape{prompt, 0, batch::decompressed_below(prompt), 1};
         table.rows.push_back(
-            result_row("prompt", shape, seconds, model::step_cost(config, dtype, shape), machine));
+            result_row("prompt", shape, seconds, model::step_cost(config, weight, shape), machine));
     }
     return table;
 }
@@ -159,7 +159,7 @@ Expected<void> run(const Options& options) {
                 std::byte{1});  // untouched memory is one shared page of zeros
     machine.read_bytes_per_second = linalg::measured_read_bandwidth(
         loaded.device->pool(), loaded.variant, {probe.data(), probe.bytes()});
-    const bool narrow = linalg::input_dtype(loaded.model->weights().dtype) == DType::bf16;
+    const bool narrow = loaded.model->weights().format.input() == DType::bf16;
     machine.flops_per_second =
         narrow ? linalg::measured_bf16_peak(loaded.device->pool(), loaded.variant)
                : linalg::measured_f32_peak(loaded.device->pool(), loaded.variant);
@@ -167,7 +167,7 @@ Expected<void> run(const Options& options) {
                "{}, {} threads, weights {}: {:.1f} GB/s read, {:.0f} GFLOP/s peak; loaded at "
                "{:.2f} GB/s\n",
                loaded.backend->name(), loaded.device->workers(),
-               name_of(loaded.model->weights().dtype), machine.read_bytes_per_second / 1e9,
+               name_of(loaded.model->weights().format.code), machine.read_bytes_per_second / 1e9,
                machine.flops_per_second / 1e9,
                static_cast<double>(loaded.checkpoint->total_bytes()) / loaded.load_seconds / 1e9);
     ESPALIER_ASSIGN_OR_RETURN(const Table table, measure(options, loaded, machine));

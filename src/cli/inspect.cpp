@@ -11,7 +11,7 @@
 
 #include "base/cpu_features.hpp"
 #include "cache/kv_storage.hpp"
-#include "checkpoint/checkpoint.hpp"
+#include "checkpoint/quantization.hpp"
 #include "cli/command.hpp"
 #include "cli/terminal.hpp"
 #include "model/cost.hpp"
@@ -58,13 +58,10 @@ Expected<void> run(const Options& options) {
     const checkpoint::ModelConfig& c = opened.config();
     const model::ParameterCount count = model::count_parameters(c);
     ESPALIER_ASSIGN_OR_RETURN(
-        const checkpoint::Tensor projection,
-        opened.find("model.layers.0.self_attn.o_proj.weight",
-                    {c.hidden_size, c.num_attention_heads * c.v_head_dim},
-                    {checkpoint::StoredType::bf16, checkpoint::StoredType::e4m3,
-                     checkpoint::StoredType::f16, checkpoint::StoredType::f32}));
-    const bool wide = projection.type == checkpoint::StoredType::f32 ||
-                      projection.type == checkpoint::StoredType::f16;
+        const checkpoint::StoredWeight projection,
+        checkpoint::find_weight(opened, "model.layers.0.self_attn.o_proj", c.hidden_size,
+                                c.num_attention_heads * c.v_head_dim));
+    const bool wide = projection.format.input() == DType::f32;
     const auto format = wide ? mla::KvFormat::f32 : mla::KvFormat::bf16;
     const auto kv_bytes =
         static_cast<double>(cache::make_layout(c.num_hidden_layers, format).bytes_per_token());
@@ -80,7 +77,7 @@ Expected<void> run(const Options& options) {
             {"heads", c.num_attention_heads},
             {"vocabulary", c.vocab_size},
             {"context", c.max_position_embeddings},
-            {"weight_dtype", checkpoint::name_of(projection.type)},
+            {"weight_dtype", checkpoint::name_of(projection.weights.type)},
             {"parameters", count.total},
             {"active_parameters", count.active},
             {"mtp_parameters", count.mtp},
@@ -107,9 +104,9 @@ Expected<void> run(const Options& options) {
         {"parameters",
          fmt::format("{}, {} active per token", count_text(static_cast<double>(count.total)),
                      count_text(static_cast<double>(count.active)))},
-        {"weights",
-         fmt::format("{} in {} file{}, {}", bytes_text(weight_bytes), opened.files().size(),
-                     opened.files().size() == 1 ? "" : "s", checkpoint::name_of(projection.type))},
+        {"weights", fmt::format("{} in {} file{}, {}", bytes_text(weight_bytes),
+                                opened.files().size(), opened.files().size() == 1 ? "" : "s",
+                                checkpoint::name_of(projection.weights.type))},
         {"KV cache", fmt::format("{} per token ({})", bytes_text(kv_bytes), mla::name_of(format))},
         {"kernels", std::string(name_of(best_cpu_variant()))},
         {"fits here", fits_text(weight_bytes, kv_bytes, memory)},

@@ -50,11 +50,12 @@ Expected<LoadedModel> load_model(const std::string& name, int threads,
 
     const auto start = std::chrono::steady_clock::now();
     ProgressBar bar("loading");
-    ESPALIER_ASSIGN_OR_RETURN(model::Weights weights,
-                              model::Weights::load(loaded.checkpoint, *loaded.device,
-                                                   [&](std::uint64_t done, std::uint64_t total) {
-                                                       bar.update(done, total);
-                                                   }));
+    ESPALIER_ASSIGN_OR_RETURN(
+        model::Weights weights,
+        model::Weights::load(loaded.checkpoint, *loaded.device, *loaded.backend,
+                             {.progress = [&](std::uint64_t done, std::uint64_t total) {
+                                 bar.update(done, total);
+                             }}));
     loaded.load_seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     ESPALIER_ASSIGN_OR_RETURN(model::DeepseekModel model,

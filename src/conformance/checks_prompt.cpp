@@ -20,9 +20,10 @@ Layout prompt_layout(Trial& trial) {
     return layout;
 }
 
-DType any_weights(Trial& trial) {
-    if (!trial.device().is_host()) return DType::bf16;
-    return trial.random.one_of({DType::f32, DType::f16, DType::bf16, DType::e4m3});
+WeightCode any_weights(Trial& trial) {
+    if (!trial.device().is_host()) return WeightCode::bf16;
+    return trial.random.one_of(
+        {WeightCode::f32, WeightCode::f16, WeightCode::bf16, WeightCode::e4m3});
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ Expected<Buffer> host_memory(std::size_t bytes) {
     void* block = nullptr;
     if (posix_memalign(&block, 64, bytes) != 0)
         return fail(ErrorKind::exhausted, "cannot allocate {} bytes", bytes);
-    return Buffer(block, bytes, [](void* memory, std::size_t) { std::free(memory); });
+    return Buffer(block, bytes, [](void*, void* memory, std::size_t) { std::free(memory); });
 }
 
 }  // namespace

@@ -1,39 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "conformance/prompt.hpp"
 
-#include <cstring>
+#include "linalg/weight_at.hpp"
 
 namespace espalier::conformance {
 
 using namespace mla;
 
-UpWeights::UpWeights(Random& random, DType dtype, int heads) {
-    view_.dtype = dtype;
+namespace {
+
+// The element that has the bits of a code.
+DType element_of(WeightCode code) {
+    switch (code) {
+        case WeightCode::f32:
+            return DType::f32;
+        case WeightCode::f16:
+            return DType::f16;
+        case WeightCode::bf16:
+            return DType::bf16;
+        case WeightCode::e4m3:
+            return DType::e4m3;
+    }
+    CHECK(false, "weights of code {}", static_cast<int>(code));
+}
+
+}  // namespace
+
+UpWeights::UpWeights(Random& random, WeightCode code, int heads) {
+    const bool scaled = code == WeightCode::e4m3;
+    view_.format = scaled ? kFp8Blocks : WeightFormat{.code = code};
+    view_.layout = linalg::WeightLayout::panels;
     view_.count = heads;
     view_.n = kNope;
     view_.k = kLatent;
+    view_.matrix_bytes = view_.format.bytes(kNope * kLatent);
+    view_.scale_bytes = kNope * view_.scale_groups() * 4;
     std::vector<float> packed(static_cast<std::size_t>(heads * kNope * kLatent));
     // Outputs of a latent row have variance 1; e4m3 keeps that in its scales.
-    for (float& x : packed) x = random.normal() * (dtype == DType::e4m3 ? 60.0f : 0.0442f);
-    data_ = narrowed(packed, dtype);
+    for (float& x : packed) x = random.normal() * (scaled ? 60.0f : 0.0442f);
+    data_ = narrowed(packed, element_of(code));
     scales_.resize(static_cast<std::size_t>(heads * kNope * 4));
     for (float& scale : scales_)
         scale = 0.0442f / 60.0f * static_cast<float>(random.between(1, 3)) / 2.0f;
     view_.data = data_.data();
-    view_.scales = dtype == DType::e4m3 ? scales_.data() : nullptr;
+    view_.scales = scaled ? reinterpret_cast<const std::byte*>(scales_.data()) : nullptr;
 }
 
-Bf16 UpWeights::at(std::int64_t head, std::int64_t output, std::int64_t input) const {
-    CHECK(view_.dtype == DType::bf16, "plain rows of {} weights", name_of(view_.dtype));
-    const std::int64_t panel = head * view_.panels() + output / linalg::kPanel;
-    const std::int64_t inside =
-        (input / 2 * linalg::kPanel + output % linalg::kPanel) * 2 + input % 2;
-    Bf16 value;
-    std::memcpy(&value, data_.data() + (panel * kLatent * linalg::kPanel + inside) * 2, 2);
-    return value;
-}
-
-Prompt::Prompt(Random& random, DType weights, int heads)
+Prompt::Prompt(Random& random, WeightCode weights, int heads)
     : heads_(heads), up_key_(random, weights, heads), up_value_(random, weights, heads) {}
 
 Row Prompt::row(Random& random, int tokens, int keys) const {
@@ -62,7 +75,8 @@ std::vector<Bf16> Prompt::plain_rows() const {
         for (const UpWeights* half : {&up_key_, &up_value_})
             for (std::int64_t output = 0; output < kNope; ++output)
                 for (std::int64_t input = 0; input < kLatent; ++input)
-                    rows.push_back(half->at(head, output, input));
+                    rows.push_back(to_bf16(
+                        static_cast<float>(linalg::weight_at(half->view(), head, output, input))));
     return rows;
 }
 
@@ -83,8 +97,12 @@ Expected<Result> Prompt::run(Device& device, KvFormat format, const std::vector<
         const std::vector<Bf16> plain = plain_rows();
         ESPALIER_ASSIGN_OR_RETURN(weights, device.allocate(plain.size() * sizeof(Bf16)));
         ESPALIER_RETURN_IF_ERROR(device.upload(weights.data(), plain.data(), weights.bytes()));
-        placed_call.up_key = placed_call.up_value = {};
-        placed_call.up_rows = weights.data();
+        constexpr std::int64_t kHalf = kNope * kLatent * 2;  // bytes of one head's keys, or values
+        placed_call.up_key.layout = linalg::WeightLayout::rows;
+        placed_call.up_key.matrix_bytes = 2 * kHalf;
+        placed_call.up_key.data = weights.data();
+        placed_call.up_value = placed_call.up_key;
+        placed_call.up_value.data += kHalf;
     }
     ESPALIER_RETURN_IF_ERROR(device.run(
         options.workers, device.kernels().scratch_bytes(batch.capacities(options.workers, false)),
@@ -109,8 +127,8 @@ Expected<Result> Prompt::oracle(KvFormat format, const std::vector<Row>& rows,
     return result;
 }
 
-DType usual_weights(const Device& device, KvFormat format) {
-    return device.is_host() && format == KvFormat::f32 ? DType::f32 : DType::bf16;
+WeightCode usual_weights(const Device& device, KvFormat format) {
+    return device.is_host() && format == KvFormat::f32 ? WeightCode::f32 : WeightCode::bf16;
 }
 
 Expected<void> ask_decompressed(Device& device, KvFormat format, DType query) {

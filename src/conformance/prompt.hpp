@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The decompressed entry with random up-projections: the weights in both layouts (packed for the
-// CPU and the oracle, plain bf16 rows for CUDA), and running prompts through a device.
+// The decompressed entry with random up-projections: the weights in both layouts (panels for the
+// CPU, bf16 rows for CUDA; the oracle reads any), and running prompts through a device.
 #pragma once
 
 #include "conformance/run.hpp"
@@ -11,20 +11,18 @@ namespace espalier::conformance {
 // which.
 class UpWeights {
   public:
-    UpWeights(Random& random, DType dtype, int heads);
-    const linalg::PackedView& view() const { return view_; }
-    // Element (output, input) of one head; bf16 only.
-    Bf16 at(std::int64_t head, std::int64_t output, std::int64_t input) const;
+    UpWeights(Random& random, WeightCode code, int heads);
+    const linalg::WeightView& view() const { return view_; }
 
   private:
-    linalg::PackedView view_;
+    linalg::WeightView view_;
     std::vector<std::byte> data_;
     std::vector<float> scales_;
 };
 
 class Prompt {
   public:
-    Prompt(Random& random, DType weights, int heads);
+    Prompt(Random& random, WeightCode weights, int heads);
 
     int heads() const { return heads_; }
     Row row(Random& random, int tokens, int keys) const;
@@ -43,7 +41,7 @@ class Prompt {
 };
 
 // The weights a cache usually comes with: bf16, or f32 for a cache of f32.
-DType usual_weights(const Device& device, mla::KvFormat format);
+WeightCode usual_weights(const Device& device, mla::KvFormat format);
 
 // The smallest call there is: whether the device takes the format.
 Expected<void> ask_decompressed(Device& device, mla::KvFormat format, DType query);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The second half of Stepper::step(): what the model computed becomes committed tokens, moved KV,
+// The second half of Stepper::step(): what the model computed becomes moved KV, committed tokens,
 // ended requests and updates.
 #include <algorithm>
 #include <utility>
@@ -10,6 +10,19 @@
 namespace espalier::engine {
 
 using schedule::Outcome;
+
+namespace {
+
+// Why the request ended, where neither a stop condition nor its numbers ended it.
+Interruption interruption_of(const LiveRequest& request, const schedule::Ended& ended) {
+    if (request.progress.finish()->reason != accept::FinishReason::interrupted)
+        return Interruption::none;
+    if (request.interruption != Interruption::none) return request.interruption;
+    return ended.reason == schedule::EndReason::expired ? Interruption::deadline
+                                                        : Interruption::cancelled;
+}
+
+}  // namespace
 
 // Bit i: token i of the share had a latent that was not finite. Of a chunk, bit 0 stands for all:
 // each of its tokens is an ancestor of what is drawn at its end.
@@ -26,19 +39,22 @@ std::uint64_t Stepper::flagged_tokens(const schedule::PlannedRequest& share) con
     return flags;
 }
 
+accept::NodeDraws Stepper::node_draws(std::size_t index) const {
+    accept::NodeDraws draws = draws_.nodes_of(index);
+    draws.flagged_nodes = flagged_tokens(plan_->requests[index]);
+    return draws;
+}
+
 // Walks what was drawn for one request, and says what the scheduler is to make of it.
 void Stepper::settle(std::size_t index) {
     const schedule::PlannedRequest& share = plan_->requests[index];
     LiveRequest& request = live(share.id);
     walks_[index] = {};
-    const std::uint64_t flagged = flagged_tokens(share);
-    if (!share.runs) settle_prompt(index, request, flagged != 0);
+    if (!share.runs) settle_prompt(index, request, flagged_tokens(share) != 0);
     if (!share.draws || outcomes_[index].end != Outcome::End::none) return;
 
-    accept::NodeDraws draws = draws_.nodes_of(index);
-    draws.flagged_nodes = flagged;
-    walks_[index] =
-        accept::walk(batch_.tree_view(index), draws, request.progress, request.emission);
+    walks_[index] = accept::walk(batch_.tree_view(index), node_draws(index), request.progress,
+                                 request.emission);
     outcomes_[index].committed = walks_[index].tokens.values();
     if (!walks_[index].finish) return;
     const accept::FinishReason reason = walks_[index].finish->reason;
@@ -67,18 +83,15 @@ void Stepper::fail_request(std::size_t index, LiveRequest& request, accept::Fini
     outcomes_[index].end = Outcome::End::failed;
 }
 
-// The model refused the batch, or the cache a move: nothing of this step counts, and whoever took
-// part in it ends. Others go on.
+// The model refused the batch, or the cache a move. No token of the step has been committed yet:
+// those that took part in it end where they stood before it, and others go on.
 void Stepper::fail_step(const std::string& message) {
     for (std::size_t i = 0; i < plan_->requests.size(); ++i) {
         LiveRequest& request = live(plan_->requests[i].id);
         walks_[i] = {};
         request.interruption = Interruption::step_failed;
         request.message = message;
-        if (!request.progress.finish())
-            fail_request(i, request, accept::FinishReason::interrupted);
-        else
-            outcomes_[i].end = Outcome::End::failed;
+        fail_request(i, request, accept::FinishReason::interrupted);
     }
 }
 
@@ -115,14 +128,16 @@ void Stepper::extend_drafters() {
     speculation_.extend(extensions_);
 }
 
-// Accepted paths move to consecutive slots, in all layers, before advance() publishes any of them.
-Expected<void> Stepper::commit() {
+// Drawn paths move to consecutive slots, in all layers, before anything of the step counts. A walk
+// that ends before its path does leaves slots behind that nobody reads.
+Expected<void> Stepper::move_paths() {
     moves_.clear();
     for (std::size_t i = 0; i < plan_->requests.size(); ++i) {
         const schedule::PlannedRequest& share = plan_->requests[i];
-        if (!share.runs || outcomes_[i].end == Outcome::End::failed) continue;
+        if (!share.runs) continue;
         const schedule::PlannedRow& row = rows_of(share).front();
-        moves_.add(row.block_table, row.first_position, walks_[i].path.values());
+        const accept::NodeList path = accept::drawn_path(batch_.tree_view(i), node_draws(i));
+        moves_.add(row.block_table, row.first_position, path.values());
     }
     if (moves_.source().empty()) return {};
     return parts_.target->compact(moves_.source(), moves_.destination());
@@ -177,12 +192,8 @@ void Stepper::finish_ended() {
         LiveRequest& request = live(ended.id);
         if (!request.progress.finish())
             request.progress.end(accept::FinishReason::interrupted, request.emission);
-        Ending ending{*request.progress.finish(), Interruption::none, request.message};
-        if (ending.finish.reason == accept::FinishReason::interrupted)
-            ending.interruption = request.interruption != Interruption::none ? request.interruption
-                                  : ended.reason == schedule::EndReason::expired
-                                      ? Interruption::deadline
-                                      : Interruption::cancelled;
+        const Ending ending{*request.progress.finish(), interruption_of(request, ended),
+                            request.message};
         send(request, ending);
         if (parts_.observer != nullptr)
             parts_.observer->ended(ended.id, ending, request.progress.usage());

@@ -11,8 +11,8 @@
 namespace espalier::engine {
 
 // Consecutive parts of a step, in order. Draft nodes are proposed and chosen (draft) between the
-// two halves of the plan; extend is what drafters take of the hidden states, nothing where none
-// wants them; commit includes what speculation learns.
+// two halves of the plan; commit moves the drawn paths; walk includes what speculation learns;
+// extend is what drafters take of the hidden states, nothing where none wants them.
 enum class Phase : std::uint8_t {
     offer,
     draft,
@@ -20,9 +20,9 @@ enum class Phase : std::uint8_t {
     build,
     forward,
     sample,
+    commit,
     walk,
     extend,
-    commit,
     advance,
     emit,
 };

@@ -161,23 +161,25 @@ void Stepper::run_plan(StepReport& report, StepTimer& timer) {
 
     outcomes_.assign(plan_->requests.size(), {});
     Expected<void> ran = run_model(timer);
+    if (ran) ran = move_paths();
+    timer.lap(Phase::commit);
     if (ran) {
         for (std::size_t i = 0; i < plan_->requests.size(); ++i) settle(i);
-        timer.lap(Phase::walk);
-        if (speculation_.wants_hidden_states()) {
-            extend_drafters();
-            timer.lap(Phase::extend);
-        }
-        ran = commit();
+    } else {
+        fail_step(ran.error().message);
     }
-    if (!ran) fail_step(ran.error().message);
     report.model = report.spent(Phase::forward);
     report.sampling = report.spent(Phase::sample);
     learn(report);
     if (parts_.observer != nullptr)
         parts_.observer->walked(
             {*plan_, batch_, walks_, ran ? std::string_view() : ran.error().message});
-    scheduler_->advance(outcomes_, timer.lap(Phase::commit));
+    schedule::Time now = timer.lap(Phase::walk);
+    if (ran && speculation_.wants_hidden_states()) {
+        extend_drafters();
+        now = timer.lap(Phase::extend);
+    }
+    scheduler_->advance(outcomes_, now);
     timer.lap(Phase::advance);
     emit();
     report.whole = timer.lap(Phase::emit) - report.begin;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The step, without a thread: plan → draft → build the batch → forward → sample → walk → commit →
-// advance → emit. Engine runs it on its own thread; tests drive it step by step. Time comes from
-// the clock it is given. docs/engine.md tells the whole story.
+// The step, without a thread: plan → draft → build the batch → forward → sample → move the drawn
+// paths → walk → advance → emit. Engine runs it on its own thread; tests drive it step by step.
+// Time comes from the clock it is given. docs/engine.md tells the whole story.
 //
 // A request's output depends on the model, its prompt and its own parameters alone. So does its
 // failure: bad numbers fail it only at a token that it has committed or that its walk visits.
@@ -85,9 +85,10 @@ class Stepper {
     void settle(std::size_t index);
     void settle_prompt(std::size_t index, LiveRequest& request, bool flagged);
     void fail_request(std::size_t index, LiveRequest& request, accept::FinishReason reason);
+    accept::NodeDraws node_draws(std::size_t index) const;
     std::uint64_t flagged_tokens(const schedule::PlannedRequest& share) const;
     void extend_drafters();
-    Expected<void> commit();
+    Expected<void> move_paths();
     void fail_step(const std::string& message);
     void learn(StepReport& report);
     void emit();

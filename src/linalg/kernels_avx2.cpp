@@ -55,7 +55,7 @@ struct Avx2F32 : Avx2Acc {
     using Packed = Halves;
     static constexpr int kStepK = 1, kStepBytes = 64;
     static constexpr int kGroup = 1;
-    static constexpr bool kScaled = false;
+    static constexpr int kScaleBlock = 0;
     static void unpack(const std::byte* bytes, Packed (&packed)[1]) {
         packed[0] = {_mm256_castsi256_ps(load_256(bytes)),
                      _mm256_castsi256_ps(load_256(bytes + 32))};
@@ -69,7 +69,7 @@ struct Avx2F16 : Avx2Acc {
     using Packed = Halves;
     static constexpr int kStepK = 1, kStepBytes = 32;
     static constexpr int kGroup = 1;
-    static constexpr bool kScaled = false;
+    static constexpr int kScaleBlock = 0;
     static void unpack(const std::byte* bytes, Packed (&packed)[1]) {
         packed[0] = {_mm256_cvtph_ps(load_128(bytes)), _mm256_cvtph_ps(load_128(bytes + 16))};
     }
@@ -91,7 +91,7 @@ struct Avx2Pair : Avx2Acc {
 struct Avx2Bf16 : Avx2Pair {
     static constexpr int kStepBytes = 64;
     static constexpr int kGroup = 1;
-    static constexpr bool kScaled = false;
+    static constexpr int kScaleBlock = 0;
     static __m256 even_of(__m256i pairs) {
         return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
     }
@@ -111,7 +111,7 @@ struct Avx2Bf16 : Avx2Pair {
 struct Avx2E4m3 : Avx2Pair {
     static constexpr int kStepBytes = 32;
     static constexpr int kGroup = 1;
-    static constexpr bool kScaled = true;
+    static constexpr int kScaleBlock = kFp8Blocks.group_k;
     // codes: 16 of 16 bits, the code in the high byte, the low byte zero.
     static Halves widen(__m256i codes) {
         const __m256i magnitude = _mm256_and_si256(codes, _mm256_set1_epi16(0x7f00));
@@ -223,10 +223,10 @@ float spin(std::int64_t rounds) {
 
 Microkernels make_table() {
     Microkernels kernels;
-    kernels.f32 = kernels_for<Avx2F32>(fill_f32);
-    kernels.f16 = kernels_for<Avx2F16>(fill_f32);
-    kernels.bf16 = kernels_for<Avx2Bf16>(fill_widened);
-    kernels.e4m3 = kernels_for<Avx2E4m3>(fill_widened);
+    kernels.of(WeightCode::f32) = kernels_for<Avx2F32>(fill_f32);
+    kernels.of(WeightCode::f16) = kernels_for<Avx2F16>(fill_f32);
+    kernels.of(WeightCode::bf16) = kernels_for<Avx2Bf16>(fill_widened);
+    kernels.of(WeightCode::e4m3) = kernels_for<Avx2E4m3>(fill_widened);
     kernels.store_row = store_row;
     kernels.read_all = read_all;
     kernels.spin_bf16 = spin;

@@ -41,7 +41,7 @@ struct Avx512F32 : Avx512Acc {
     using Packed = __m512;
     static constexpr int kStepK = 1, kStepBytes = 64;
     static constexpr int kGroup = 1;
-    static constexpr bool kScaled = false;
+    static constexpr int kScaleBlock = 0;
     static void unpack(const std::byte* bytes, Packed (&packed)[1]) {
         packed[0] = _mm512_loadu_ps(bytes);
     }
@@ -52,7 +52,7 @@ struct Avx512F16 : Avx512Acc {
     using Packed = __m512;
     static constexpr int kStepK = 1, kStepBytes = 32;
     static constexpr int kGroup = 1;
-    static constexpr bool kScaled = false;
+    static constexpr int kScaleBlock = 0;
     static void unpack(const std::byte* bytes, Packed (&packed)[1]) {
         packed[0] = _mm512_cvtph_ps(load_256(bytes));
     }
@@ -72,7 +72,7 @@ struct Avx512Pair : Avx512Acc {
 struct Avx512Bf16 : Avx512Pair {
     static constexpr int kStepBytes = 64;
     static constexpr int kGroup = 1;
-    static constexpr bool kScaled = false;
+    static constexpr int kScaleBlock = 0;
     static void unpack(const std::byte* bytes, Packed (&packed)[1]) {
         const __m512i pairs = _mm512_loadu_si512(bytes);
         const __m512i odd =
@@ -87,7 +87,7 @@ struct Avx512Bf16 : Avx512Pair {
 struct Avx512E4m3 : Avx512Pair {
     static constexpr int kStepBytes = 32;
     static constexpr int kGroup = 1;
-    static constexpr bool kScaled = true;
+    static constexpr int kScaleBlock = kFp8Blocks.group_k;
     // codes: 16 of 16 bits, the code in the high byte, the low byte zero.
     static __m512 widen(__m256i codes) {
         const __m256i magnitude = _mm256_and_si256(codes, _mm256_set1_epi16(0x7f00));
@@ -189,10 +189,10 @@ float spin(std::int64_t rounds) {
 
 Microkernels make_table() {
     Microkernels kernels;
-    kernels.f32 = kernels_for<Avx512F32>(fill_f32);
-    kernels.f16 = kernels_for<Avx512F16>(fill_f32);
-    kernels.bf16 = kernels_for<Avx512Bf16>(fill_widened);
-    kernels.e4m3 = kernels_for<Avx512E4m3>(fill_widened);
+    kernels.of(WeightCode::f32) = kernels_for<Avx512F32>(fill_f32);
+    kernels.of(WeightCode::f16) = kernels_for<Avx512F16>(fill_f32);
+    kernels.of(WeightCode::bf16) = kernels_for<Avx512Bf16>(fill_widened);
+    kernels.of(WeightCode::e4m3) = kernels_for<Avx512E4m3>(fill_widened);
     kernels.store_row = store_row;
     kernels.read_all = read_all;
     kernels.spin_bf16 = spin;

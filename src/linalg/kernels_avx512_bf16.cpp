@@ -48,7 +48,7 @@ struct DotAcc {
 struct DotBf16 : DotAcc {
     static constexpr int kStepBytes = 64;
     static constexpr int kGroup = 1;
-    static constexpr bool kScaled = false;
+    static constexpr int kScaleBlock = 0;
     static void unpack(const std::byte* bytes, Packed (&packed)[1]) {
         packed[0] = _mm512_loadu_si512(bytes);
     }
@@ -58,7 +58,7 @@ struct DotBf16 : DotAcc {
 struct DotE4m3 : DotAcc {
     static constexpr int kStepBytes = 32;
     static constexpr int kGroup = 2;
-    static constexpr bool kScaled = true;
+    static constexpr int kScaleBlock = kFp8Blocks.group_k;
 
     // codes: in each 16 bytes, eight of the first step and eight of the second.
     static void widen(__m512i codes, Packed (&packed)[2]) {
@@ -112,8 +112,8 @@ float spin(std::int64_t rounds) {
 
 Microkernels make_table() {
     Microkernels kernels = avx512_microkernels();
-    kernels.bf16 = kernels_for<DotBf16>(fill_pairs);
-    kernels.e4m3 = kernels_for<DotE4m3>(fill_pairs);
+    kernels.of(WeightCode::bf16) = kernels_for<DotBf16>(fill_pairs);
+    kernels.of(WeightCode::e4m3) = kernels_for<DotE4m3>(fill_pairs);
     kernels.spin_bf16 = spin;
     kernels.bf16_flops_per_round = 64.0 * kSpinAccumulators;
     return kernels;

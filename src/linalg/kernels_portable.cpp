@@ -59,7 +59,7 @@ struct PlainSingle : PlainAcc {
     static constexpr int kStepK = 1;
     static constexpr int kStepBytes = static_cast<int>(kPanel * sizeof(Element));
     static constexpr int kGroup = 1;
-    static constexpr bool kScaled = false;
+    static constexpr int kScaleBlock = 0;
 
     static void unpack(const std::byte* bytes, Packed (&out)[1]) {
         Element elements[kPanel];
@@ -76,7 +76,7 @@ struct PlainSingle : PlainAcc {
 };
 
 // Two k per step: bf16 and e4m3.
-template <typename Element, bool kWithScales>
+template <typename Element, int kShareScale>
 struct PlainPair : PlainAcc {
     struct Packed {
         Lanes even, odd;
@@ -84,7 +84,7 @@ struct PlainPair : PlainAcc {
     static constexpr int kStepK = 2;
     static constexpr int kStepBytes = static_cast<int>(2 * kPanel * sizeof(Element));
     static constexpr int kGroup = 1;
-    static constexpr bool kScaled = kWithScales;
+    static constexpr int kScaleBlock = kShareScale;
 
     static void unpack(const std::byte* bytes, Packed (&out)[1]) {
         Element elements[2 * kPanel];
@@ -172,10 +172,11 @@ float spin(std::int64_t rounds) {
 const Microkernels& portable_microkernels() {
     static const Microkernels table = [] {
         Microkernels kernels;
-        kernels.f32 = kernels_for<PlainSingle<float>>(fill_f32);
-        kernels.f16 = kernels_for<PlainSingle<Fp16>>(fill_f32);
-        kernels.bf16 = kernels_for<PlainPair<Bf16, false>>(fill_widened);
-        kernels.e4m3 = kernels_for<PlainPair<E4m3, true>>(fill_widened);
+        kernels.of(WeightCode::f32) = kernels_for<PlainSingle<float>>(fill_f32);
+        kernels.of(WeightCode::f16) = kernels_for<PlainSingle<Fp16>>(fill_f32);
+        kernels.of(WeightCode::bf16) = kernels_for<PlainPair<Bf16, 0>>(fill_widened);
+        kernels.of(WeightCode::e4m3) =
+            kernels_for<PlainPair<E4m3, kFp8Blocks.group_k>>(fill_widened);
         kernels.store_row = store_row;
         kernels.read_all = read_all;
         kernels.spin_bf16 = spin;

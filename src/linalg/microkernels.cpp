@@ -5,20 +5,6 @@
 
 namespace espalier::linalg {
 
-const WeightKernels& Microkernels::of(DType weight) const {
-    switch (weight) {
-        case DType::f32:
-            return f32;
-        case DType::f16:
-            return f16;
-        case DType::bf16:
-            return bf16;
-        case DType::e4m3:
-            return e4m3;
-    }
-    CHECK(false, "no kernels for weight type {}", static_cast<int>(weight));
-}
-
 const Microkernels& microkernels_of(CpuVariant variant) {
     CHECK(variant <= best_cpu_variant(), "this machine's best is {}, asked for {}",
           name_of(best_cpu_variant()), name_of(variant));

@@ -16,18 +16,19 @@
 #include "base/cpu_features.hpp"
 #include "base/numeric.hpp"
 #include "linalg/packed.hpp"
+#include "linalg/store.hpp"
 
 namespace espalier::linalg {
-
-enum class Store;
 
 inline constexpr int kMaxTileRows = 24;
 inline constexpr std::int64_t kTileBytes = 24
                                            << 10;  // leaves 8 KiB of a 32 KiB cache to the weights
 
-// k per tile: a multiple of the scale block, so that a block's chain never crosses two calls.
+// k per tile: a multiple of every group of k that shares a scale, so that a group's chain never
+// crosses two calls.
+inline constexpr std::int64_t kDepthUnit = 128;
 constexpr std::int64_t tile_depth(int rows, int bytes_per_k) {
-    return kTileBytes / (rows * bytes_per_k) / kScaleBlock * kScaleBlock;
+    return kTileBytes / (rows * bytes_per_k) / kDepthUnit * kDepthUnit;
 }
 // Bytes between rows of a tile; the extra line keeps rows out of each other's cache sets.
 constexpr std::int64_t tile_stride(int rows, int bytes_per_k) {
@@ -41,7 +42,7 @@ struct TileCall {
     std::int64_t panels = 0;
     std::int64_t depth = 0;  // k of this call, ≤ tile_depth; padded to pairs where the weights are
     const float* scales =
-        nullptr;  // e4m3: the first panel's at this call's first block, [blocks][16]
+        nullptr;  // where there are: the first panel's at this call's first group, [groups][16]
     std::int64_t scale_stride = 0;  // floats between panels
     float* acc = nullptr;           // [panels][rows][16]
     bool first = false;             // chains begin at zero; otherwise they go on from acc
@@ -55,12 +56,13 @@ using FillRow = void (*)(const std::byte* x, std::int64_t k, std::byte* tile_row
 struct WeightKernels {
     int max_rows = 0;
     int bytes_per_k = 0;  // of a tile row
+    int scale_block = 0;  // k that share a scale; 0: weights without scales
     FillRow fill_row = nullptr;
     std::array<TileKernel, kMaxTileRows + 1> tile{};  // by rows, from 1
 };
 
 struct Microkernels {
-    WeightKernels f32, f16, bf16, e4m3;
+    std::array<WeightKernels, kCodes.size()> by_code{};
     // y[0 … columns) in y_dtype from panels acc[panel · acc_stride …][16].
     void (*store_row)(const float* acc, std::int64_t acc_stride, std::int64_t columns, std::byte* y,
                       DType y_dtype, Store store) = nullptr;
@@ -71,7 +73,10 @@ struct Microkernels {
     double bf16_flops_per_round = 0;
     double f32_flops_per_round = 0;
 
-    const WeightKernels& of(DType weight) const;
+    WeightKernels& of(WeightCode code) { return by_code[static_cast<std::size_t>(code)]; }
+    const WeightKernels& of(WeightCode code) const {
+        return by_code[static_cast<std::size_t>(code)];
+    }
 };
 
 const Microkernels& portable_microkernels();

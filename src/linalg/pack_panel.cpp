@@ -126,23 +126,17 @@ void pack_panel_run(const PanelRun& run, std::byte* panel) {
     auto* halves = reinterpret_cast<uint16_t*>(panel);
     auto* words = reinterpret_cast<uint32_t*>(panel);
     const std::int64_t k = run.source->k;
-    const bool transposed = run.source->transposed;
-    switch (run.source->dtype) {
-        case DType::f32:
-            return transposed ? pack_columns(run, 4, panel) : pack_rows(run, k, 4, words);
-        case DType::f16:
-            return transposed ? pack_columns(run, 2, panel) : pack_rows(run, k, 2, halves);
-        case DType::bf16:
-            if (transposed) return pack_paired_columns<uint16_t>(run, words);
-            pack_rows(run, k / 2, 2, words);
-            if (k % 2 != 0) pack_last(run, halves);
-            return;
-        case DType::e4m3:
-            if (transposed) return pack_paired_columns<uint8_t>(run, halves);
-            pack_rows(run, k / 2, 1, halves);
-            if (k % 2 != 0) pack_last(run, bytes);
-            return;
+    const int bits = facts_of(run.source->format.code).bits;
+    if (!paired(run.source->format.code)) {
+        if (run.source->transposed) return pack_columns(run, bits / 8, panel);
+        return bits == 32 ? pack_rows(run, k, 4, words) : pack_rows(run, k, 2, halves);
     }
+    if (run.source->transposed)
+        return bits == 16 ? pack_paired_columns<uint16_t>(run, words)
+                          : pack_paired_columns<uint8_t>(run, halves);
+    bits == 16 ? pack_rows(run, k / 2, 2, words) : pack_rows(run, k / 2, 1, halves);
+    if (k % 2 == 0) return;
+    bits == 16 ? pack_last(run, halves) : pack_last(run, bytes);
 }
 
 }  // namespace espalier::linalg

@@ -96,18 +96,18 @@ void run_tile(const Job& job, const PackedView& matrix, const Unit& unit, Piece 
               Scratch& scratch) {
     fill_tile(job, unit, rows, k, scratch.tile);
     const std::int64_t panels = unit.panels.end - unit.panels.begin;
-    const std::int64_t element = static_cast<std::int64_t>(bytes_of(matrix.dtype));
     TileCall call;
     call.x = scratch.tile;
-    call.w = matrix.data + unit.panels.begin * matrix.panel_bytes() + k.begin * kPanel * element;
+    call.w = matrix.data + unit.panels.begin * matrix.panel_bytes() +
+             matrix.format.bytes(k.begin * kPanel);
     call.panel_stride = matrix.panel_bytes();
     call.panels = panels;
     call.depth =
         std::min(k.end, matrix.k) == matrix.k ? matrix.k_padded() - k.begin : k.end - k.begin;
-    call.scale_stride = matrix.scale_blocks() * kPanel;
+    call.scale_stride = matrix.scale_groups() * kPanel;
     if (matrix.scales != nullptr)
-        call.scales =
-            matrix.scales + unit.panels.begin * call.scale_stride + k.begin / kScaleBlock * kPanel;
+        call.scales = matrix.panel_scales() + unit.panels.begin * call.scale_stride +
+                      k.begin / job.kernels.scale_block * kPanel;
     call.acc = scratch.acc + (rows.begin - unit.rows.begin) * panels * kPanel;
     call.first = k.begin == 0;
     job.kernels.tile[static_cast<std::size_t>(rows.end - rows.begin)](call);
@@ -190,9 +190,9 @@ void run_segments(ThreadPool& pool, Job& job, std::span<Segment> segments) {
     });
 }
 
-void check_types(const Matrix& x, const PackedView& w, const Matrix& y, Store store) {
-    CHECK(x.dtype == input_dtype(w.dtype), "{} weights take x in {}, not {}", name_of(w.dtype),
-          name_of(input_dtype(w.dtype)), name_of(x.dtype));
+void check_types(const Matrix& x, const WeightView& w, const Matrix& y, Store store) {
+    CHECK(x.dtype == w.format.input(), "{} weights take x in {}, not {}", name_of(w.format.code),
+          name_of(w.format.input()), name_of(x.dtype));
     CHECK(y.dtype != DType::e4m3, "a product cannot be stored as e4m3");
     CHECK(store == Store::assign || y.dtype == DType::f32, "sums accumulate in f32, not {}",
           name_of(y.dtype));
@@ -202,20 +202,27 @@ void check_types(const Matrix& x, const PackedView& w, const Matrix& y, Store st
 
 Products::Products(CpuVariant variant) : variant_(variant) { microkernels_of(variant); }
 
-void Products::product(ThreadPool& pool, const Matrix& x, const PackedView& w, const Matrix& y,
+Expected<void> Products::check_format(const WeightFormat& format) const {
+    const int block = microkernels_of(variant_).of(format.code).scale_block;
+    if ((format.scaled() ? format.group_k : 0) == block) return {};
+    return fail(ErrorKind::unsupported, "{} weights with a scale for {} inputs: products take {}",
+                name_of(format.code), format.scaled() ? format.group_k : 0, block);
+}
+
+void Products::product(ThreadPool& pool, const Matrix& x, const WeightView& w, const Matrix& y,
                        Store store) const {
     CHECK(w.count == 1 && x.cols == w.k && y.cols == w.n && x.rows == y.rows,
           "x [{}, {}], W {} × [{}, {}], y [{}, {}]", x.rows, x.cols, w.count, w.n, w.k, y.rows,
           y.cols);
     check_types(x, w, y, store);
     const Microkernels& microkernels = microkernels_of(variant_);
-    Job job{microkernels, microkernels.of(w.dtype), x, y, w};
+    Job job{microkernels, microkernels.of(w.format.code), x, y, PackedView(w)};
     job.store = store;
     Segment all{0, 0, x.rows};
     run_segments(pool, job, std::span(&all, 1));
 }
 
-void Products::stacked(ThreadPool& pool, const Matrix& x, std::int64_t x_step, const PackedView& w,
+void Products::stacked(ThreadPool& pool, const Matrix& x, std::int64_t x_step, const WeightView& w,
                        const Matrix& y, std::int64_t y_step) const {
     CHECK(w.count >= 1 && x.rows == y.rows && x.cols >= (w.count - 1) * x_step + w.k &&
               y.cols >= (w.count - 1) * y_step + w.n && x_step >= 0 && y_step >= 0,
@@ -223,7 +230,7 @@ void Products::stacked(ThreadPool& pool, const Matrix& x, std::int64_t x_step, c
           w.n, w.k, y.rows, y.cols, y_step);
     check_types(x, w, y, Store::assign);
     const Microkernels& microkernels = microkernels_of(variant_);
-    Job job{microkernels, microkernels.of(w.dtype), x, y, w, x_step, y_step};
+    Job job{microkernels, microkernels.of(w.format.code), x, y, PackedView(w), x_step, y_step};
     std::array<Segment, kSegments> segments;
     for (std::int64_t first = 0; first < w.count; first += std::int64_t{kSegments}) {
         const auto count =
@@ -235,7 +242,7 @@ void Products::stacked(ThreadPool& pool, const Matrix& x, std::int64_t x_step, c
 }
 
 void Products::grouped(ThreadPool& pool, const Matrix& x, const std::int32_t* source_row,
-                       const std::int32_t* group_indptr, const PackedView& w,
+                       const std::int32_t* group_indptr, const WeightView& w,
                        const Matrix& y) const {
     CHECK(x.cols == w.k && y.cols == w.n, "x [{}, {}], W {} × [{}, {}], y [{}, {}]", x.rows, x.cols,
           w.count, w.n, w.k, y.rows, y.cols);
@@ -243,7 +250,7 @@ void Products::grouped(ThreadPool& pool, const Matrix& x, const std::int32_t* so
           y.rows);
     check_types(x, w, y, Store::assign);
     const Microkernels& microkernels = microkernels_of(variant_);
-    Job job{microkernels, microkernels.of(w.dtype), x, y, w};
+    Job job{microkernels, microkernels.of(w.format.code), x, y, PackedView(w)};
     job.source_row = source_row;
     std::array<Segment, kSegments> segments;
     std::size_t filled = 0;

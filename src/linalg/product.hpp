@@ -6,7 +6,7 @@
 //   bf16 weights       x bf16; pairs of k into one f32 accumulator
 //   e4m3 weights       x bf16; weights widened to bf16 exactly, one such chain per 128-wide block
 //                      of k, then total += chain · scale, blocks ascending
-// Equality of bits holds within one CpuVariant.
+// Equality of bits holds within one CpuVariant. Weights are laid out as panels (linalg/packed.hpp).
 #pragma once
 
 #include <cstdint>
@@ -14,44 +14,37 @@
 #include "base/cpu_features.hpp"
 #include "base/matrix.hpp"
 #include "base/thread_pool.hpp"
-#include "linalg/packed.hpp"
+#include "linalg/store.hpp"
+#include "linalg/weight.hpp"
 
 namespace espalier::linalg {
-
-// What x must be for a product with these weights.
-constexpr DType input_dtype(DType weight) {
-    return weight == DType::bf16 || weight == DType::e4m3 ? DType::bf16 : DType::f32;
-}
-
-enum class Store {
-    assign,      // y = x · Wᵀ, rounded once to y's dtype (f32, bf16 or f16)
-    accumulate,  // y += x · Wᵀ; y is f32
-};
 
 class Products {
   public:
     explicit Products(CpuVariant variant);
     CpuVariant variant() const { return variant_; }
+    // An error that names the format where there are no kernels for it.
+    Expected<void> check_format(const WeightFormat& format) const;
 
     // y [rows, n] from x [rows, k]; w is one matrix.
-    void product(ThreadPool& pool, const Matrix& x, const PackedView& w, const Matrix& y,
+    void product(ThreadPool& pool, const Matrix& x, const WeightView& w, const Matrix& y,
                  Store store = Store::assign) const;
 
     // For every stack index s (a head): y[s·y_step …] from x[s·x_step …]; steps are columns.
     // x [rows, ≥ (count-1)·x_step + k], y [rows, ≥ (count-1)·y_step + n].
-    void stacked(ThreadPool& pool, const Matrix& x, std::int64_t x_step, const PackedView& w,
+    void stacked(ThreadPool& pool, const Matrix& x, std::int64_t x_step, const WeightView& w,
                  const Matrix& y, std::int64_t y_step) const;
 
     // Grouped (experts): output rows group_indptr[g] … group_indptr[g+1]-1 use matrix g. Output row
     // r reads input row source_row[r] (or r itself when source_row is null).
     void grouped(ThreadPool& pool, const Matrix& x, const std::int32_t* source_row,
-                 const std::int32_t* group_indptr, const PackedView& w, const Matrix& y) const;
+                 const std::int32_t* group_indptr, const WeightView& w, const Matrix& y) const;
 
   private:
     CpuVariant variant_;
 };
 
 // The definition in plain loops, in double and then rounded: an oracle for tolerance, not for bits.
-void reference_product(const Matrix& x, const PackedView& w, const Matrix& y, Store store);
+void reference_product(const Matrix& x, const WeightView& w, const Matrix& y, Store store);
 
 }  // namespace espalier::linalg

@@ -96,12 +96,8 @@ class PlainRun {
 
 }  // namespace
 
-// The plain sampler's results do not depend on the variant, which is that of its products.
 PlainRunner::PlainRunner(const Subject& subject)
-    : subject_(subject),
-      backend_(ops::make_reference_backend(CpuVariant::portable)),
-      host_(1),
-      arena_(Buffer()) {}
+    : subject_(subject), backend_(ops::make_reference_backend()), host_(1), arena_(Buffer()) {}
 
 Expected<Output> PlainRunner::run(const engine::CheckedRequest& checked, std::int32_t choice,
                                   bool absorbed) {

@@ -10,6 +10,7 @@
 
 #include "base/cpu_device.hpp"
 #include "espalier/mla.h"
+#include "linalg/packed.hpp"
 #include "mla/c_api_calls.hpp"
 
 using namespace espalier;

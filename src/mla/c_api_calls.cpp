@@ -172,13 +172,16 @@ Expected<DecompressedCall> call_of(const espalier_mla_decompressed_call* given, 
     if ((cuda ? given->up_rows : given->up_packed) == nullptr)
         return fail(ErrorKind::invalid, "decompressed attention on {} without {}",
                     cuda ? "CUDA" : "the CPU", cuda ? "up_rows" : "up_packed");
-    if (cuda) {
-        call.up_rows = bytes_at(given->up_rows);
-        return call;
-    }
-    call.up_key = {DType::bf16, call.heads, kNope, kLatent, bytes_at(given->up_packed), nullptr};
+    constexpr std::int64_t kHalf = kNope * kLatent * 2;  // bytes of one head's keys, or values
+    call.up_key = {.format = {.code = WeightCode::bf16},
+                   .layout = cuda ? linalg::WeightLayout::rows : linalg::WeightLayout::panels,
+                   .count = call.heads,
+                   .n = kNope,
+                   .k = kLatent,
+                   .matrix_bytes = cuda ? 2 * kHalf : kHalf,
+                   .data = bytes_at(cuda ? given->up_rows : given->up_packed)};
     call.up_value = call.up_key;
-    call.up_value.data += call.heads * kNope * kLatent * 2;
+    call.up_value.data += cuda ? kHalf : call.heads * kHalf;
     return call;
 }
 

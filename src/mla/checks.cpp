@@ -145,15 +145,16 @@ bool query_fits_cache(DType query, KvFormat format) {
     return false;
 }
 
-Expected<void> check_up_weights(const linalg::PackedView& weights, std::string_view name,
+Expected<void> check_up_weights(const linalg::WeightView& weights, std::string_view name,
                                 std::int32_t heads, std::int64_t outputs) {
     if (weights.data == nullptr || weights.count != heads || weights.n != outputs ||
         weights.k != kLatent)
         return fail(ErrorKind::invalid, "{} holds {} matrices [{}, {}], wanted are {} of [{}, {}]",
                     name, weights.data == nullptr ? 0 : weights.count, weights.n, weights.k, heads,
                     outputs, kLatent);
-    if (weights.dtype == DType::e4m3 && weights.scales == nullptr)
-        return fail(ErrorKind::invalid, "{} is e4m3 without scales", name);
+    if (weights.format.scaled() && weights.scales == nullptr)
+        return fail(ErrorKind::invalid, "{} is {} without scales", name,
+                    name_of(weights.format.code));
     return {};
 }
 
@@ -193,13 +194,12 @@ Expected<void> check_decompressed_arguments(const DecompressedCall& call) {
     if (call.rows.dcp_world > 1)
         return fail(ErrorKind::unsupported, "decompressed attention over {} context-parallel ranks",
                     call.rows.dcp_world);
-    return {};
+    ESPALIER_RETURN_IF_ERROR(check_up_weights(call.up_key, "up_key", call.heads, kNope));
+    return check_up_weights(call.up_value, "up_value", call.heads, kValue);
 }
 
 Expected<void> check_decompressed_arrays(const DecompressedCall& call) {
     ESPALIER_RETURN_IF_ERROR(check_decompressed_arguments(call));
-    ESPALIER_RETURN_IF_ERROR(check_up_weights(call.up_key, "up_key", call.heads, kNope));
-    ESPALIER_RETURN_IF_ERROR(check_up_weights(call.up_value, "up_value", call.heads, kValue));
     ESPALIER_RETURN_IF_ERROR(check_row_arrays(call.rows, call.kv));
     for (std::int32_t b = 0; b < call.rows.rows; ++b)
         if (call.rows.q_indptr[b + 1] > call.rows.q_indptr[b] &&

@@ -9,7 +9,7 @@
 #include "base/cpu_features.hpp"
 #include "base/error.hpp"
 #include "base/op_context.hpp"
-#include "linalg/packed.hpp"
+#include "linalg/weight.hpp"
 #include "mla/types.hpp"
 
 namespace espalier::mla {
@@ -44,10 +44,11 @@ struct DecompressedCall {
     const std::byte* q = nullptr;
     DType q_dtype = DType::bf16;
     KvPages kv;
-    linalg::PackedView up_key;    // CPU: count = heads, n = 128, k = 512
-    linalg::PackedView up_value;  // CPU: count = heads, n = 128, k = 512
-    const std::byte* up_rows =
-        nullptr;  // CUDA: bf16 [heads, 128 key rows then 128 value rows, 512]
+    // count = heads, n = 128, k = 512 each, laid out as panels on the CPU and as rows on CUDA,
+    // whose kernels read both halves of W_kv_b where a checkpoint has them: bf16 [heads, 128 key
+    // rows then 128 value rows, 512].
+    linalg::WeightView up_key;
+    linalg::WeightView up_value;
     float scale = 0.0f;
     std::byte* out = nullptr;
     DType out_dtype = DType::bf16;
@@ -56,9 +57,8 @@ struct DecompressedCall {
 
 // Entry 3. latent [tokens, 512] and rope [tokens, 64], f32, rows latent_stride / rope_stride apart,
 // into slot[token] (of the pool; < 0: skipped). What the format would hold as NaN or infinity
-// becomes 0 and sets nonfinite[token] = 1; other flags stay as they are, so that the layers of a
-// step add up in one array that is cleared once (it may be null). A slot beyond the pool is an
-// error on the CPU; CUDA, which cannot look, skips it.
+// becomes 0 and sets nonfinite[token] = 1 (otherwise 0; the array may be null). A slot beyond the
+// pool is an error on the CPU; CUDA, which cannot look, skips it.
 struct AppendCall {
     std::int64_t tokens = 0;
     const float* latent = nullptr;

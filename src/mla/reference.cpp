@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/element.hpp"
+#include "linalg/weight_at.hpp"
 #include "mla/checks.hpp"
 #include "mla/storage.hpp"
 
@@ -14,21 +15,6 @@ namespace espalier::mla {
 namespace {
 
 constexpr double kNothing = -std::numeric_limits<double>::infinity();
-
-// Element (output, input) of matrix `index` of a stack, scale included, as packed.hpp lays it out.
-double weight(const linalg::PackedView& w, std::int64_t index, std::int64_t output,
-              std::int64_t input) {
-    const std::int64_t panel = index * w.panels() + output / linalg::kPanel;
-    const std::int64_t lane = output % linalg::kPanel;
-    const bool pairs = w.dtype == DType::bf16 || w.dtype == DType::e4m3;
-    const std::int64_t inside =
-        pairs ? (input / 2 * linalg::kPanel + lane) * 2 + input % 2 : input * linalg::kPanel + lane;
-    const double value =
-        load_element(w.data, w.dtype, panel * w.k_padded() * linalg::kPanel + inside);
-    if (w.dtype != DType::e4m3) return value;
-    const std::int64_t block = panel * w.scale_blocks() + input / linalg::kScaleBlock;
-    return value * static_cast<double>(w.scales[block * linalg::kPanel + lane]);
-}
 
 // Whether token i of row b sees key c: the contract's four lines, in signed 64-bit arithmetic.
 bool visible(const RaggedRows& rows, std::int32_t b, std::int64_t i, std::int64_t c) {
@@ -164,8 +150,9 @@ HeadKeys up_project(const DecompressedCall& call, std::int64_t head,
     HeadKeys result{std::vector<double>(count * kQuery), std::vector<double>(count * kValue)};
     for (std::int64_t output = 0; output < kNope; ++output) {
         for (std::int64_t d = 0; d < kLatent; ++d) {
-            key_row[static_cast<std::size_t>(d)] = weight(call.up_key, head, output, d);
-            value_row[static_cast<std::size_t>(d)] = weight(call.up_value, head, output, d);
+            key_row[static_cast<std::size_t>(d)] = linalg::weight_at(call.up_key, head, output, d);
+            value_row[static_cast<std::size_t>(d)] =
+                linalg::weight_at(call.up_value, head, output, d);
         }
         for (std::size_t c = 0; c < count; ++c) {
             const double* latent = latents.data() + c * kKey;

@@ -60,12 +60,12 @@ ParameterCount count_parameters(const ModelConfig& c) {
     return count;
 }
 
-StepCost step_cost(const ModelConfig& c, DType weight, const StepShape& shape) {
+StepCost step_cost(const ModelConfig& c, const WeightFormat& weight, const StepShape& shape) {
     StepCost cost;
-    const auto width = static_cast<double>(bytes_of(weight));
+    const auto width = facts_of(weight.code).bits / 8.0;
     const auto tokens = static_cast<double>(shape.tokens);
     const auto table = static_cast<double>(c.vocab_size * c.hidden_size);
-    cost.weight_bytes = table * (weight == DType::e4m3 ? 2.0 : width);
+    cost.weight_bytes = table * (weight.scaled() ? 2.0 : width);
     cost.flops = 2 * table * static_cast<double>(shape.gathered);
 
     // Pairs of (query, visible key): causal over `depth` cached keys and the window itself.
@@ -89,7 +89,7 @@ StepCost step_cost(const ModelConfig& c, DType weight, const StepShape& shape) {
         cost.flops += 2 * tokens * (static_cast<double>(p.fixed) - kv_b);
         cost.flops += 2 * kv_b * (tokens - decompressed + up_keys) + attention_flops;
         cost.cache_bytes += (static_cast<double>(shape.depth) + tokens) * mla::kKey *
-                            (weight == DType::f32 ? 4 : 2);
+                            (weight.input() == DType::f32 ? 4 : 2);
         if (p.routed == 0) continue;
         const double share =
             static_cast<double>(c.num_experts_per_tok) / static_cast<double>(c.n_routed_experts);

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "base/numeric.hpp"
+#include "base/weight_format.hpp"
 #include "checkpoint/model_config.hpp"
 
 namespace espalier::model {
@@ -32,7 +32,8 @@ struct StepShape {
     std::int64_t decompressed = 0;  // of the tokens, how many take the decompressed form
     std::int64_t gathered = 1;
 };
-StepCost step_cost(const checkpoint::ModelConfig& config, DType weight, const StepShape& shape);
+StepCost step_cost(const checkpoint::ModelConfig& config, const WeightFormat& weight,
+                   const StepShape& shape);
 
 // One more key for one query to see, in units of the operations of a token that sees none: how much
 // dearer a long context makes a step that is bound by arithmetic. What decompressed keys cost to

@@ -41,8 +41,7 @@ DecoderRule::DecoderRule(const checkpoint::ModelConfig& config)
     : heads(static_cast<std::int32_t>(config.num_attention_heads)),
       epsilon(static_cast<float>(config.rms_norm_eps)),
       softmax_scale(model::softmax_scale(config)),
-      inverse_frequency(inverse_frequencies(config)),
-      rope_magnitude(model::rope_magnitude(config)),
+      rope{inverse_frequencies(config), rope_magnitude(config)},
       router(router_rule(config)) {}
 
 Expected<void> DecoderLayer::write_kv(const batch::BatchView& batch, const mla::KvPages& kv) const {

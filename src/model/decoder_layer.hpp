@@ -7,7 +7,6 @@
 // own, and reduce_add brings them into the residual. One rank's partial sum is the whole sum.
 #pragma once
 
-#include <array>
 #include <cstdint>
 
 #include "base/error.hpp"
@@ -28,11 +27,8 @@ struct DecoderRule {
     std::int32_t heads = 0;
     float epsilon = 0.0f;        // of the norms before attention and MLP, and of the final one
     float softmax_scale = 0.0f;  // YaRN applied
-    std::array<float, 32> inverse_frequency{};
-    float rope_magnitude = 1.0f;
+    ops::RopeRule rope;
     ops::RouterRule router;
-
-    ops::RopeRule rope() const { return {inverse_frequency.data(), rope_magnitude}; }
 };
 
 // What a pass runs on. All borrowed.

@@ -65,7 +65,7 @@ struct DeepseekModel::State {
           rule(config),
           activations_arena(std::move(activations)),
           scratch(std::move(scratch_memory)),
-          a(Activations::take(activations_arena, config, linalg::input_dtype(weights.dtype),
+          a(Activations::take(activations_arena, config, weights.format.input(),
                               limits.max_tokens, limits.max_gather)),
           context{device, scratch} {}
 
@@ -142,7 +142,7 @@ Expected<DeepseekModel> DeepseekModel::create(const checkpoint::ModelConfig& con
     ESPALIER_RETURN_IF_ERROR(check_operations_hold(config));
     ModelLimits bounded = settings.limits;
     if (bounded.max_kv_len == 0) bounded.max_kv_len = config.max_position_embeddings;
-    const DType act = linalg::input_dtype(weights.dtype);
+    const DType act = weights.format.input();
     ESPALIER_ASSIGN_OR_RETURN(const mla::KvFormat format, kv_format_for(act, settings.kv_format));
     const std::size_t activation_bytes =
         Activations::plan_bytes(config, act, bounded.max_tokens, bounded.max_gather);
@@ -181,8 +181,8 @@ Expected<ForwardResult> DeepseekModel::forward(const batch::BatchView& batch, ca
     ESPALIER_RETURN_IF_ERROR(s.check_taps(taps, tokens));
     ESPALIER_RETURN_IF_ERROR(s.context.device.fill(s.context.stream, s.a.nonfinite, std::byte{0},
                                                    static_cast<std::size_t>(tokens)));
-    s.backend.embed(s.context, batch.tokens, s.weights.embedding, s.a.residual.slice(0, tokens));
-    s.backend.rope_angles(s.context, batch.position, tokens, s.rule.rope(),
+    s.backend.embed(s.context, batch.tokens, s.weights.embedding.table, s.a.residual.slice(0, tokens));
+    s.backend.rope_angles(s.context, batch.position, tokens, s.rule.rope,
                           s.a.cos_sin.slice(0, tokens));
     const std::size_t layers = s.weights.layers.size();
     for (std::size_t index = 0; index < layers; ++index) {

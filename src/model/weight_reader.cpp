@@ -2,8 +2,8 @@
 #include "model/weight_reader.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <span>
+#include <utility>
 
 #include "base/element.hpp"
 
@@ -11,8 +11,6 @@ namespace espalier::model {
 namespace {
 
 using checkpoint::StoredType;
-
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 DType dtype_of(StoredType type) {
     switch (type) {
@@ -22,12 +20,10 @@ DType dtype_of(StoredType type) {
             return DType::f16;
         case StoredType::bf16:
             return DType::bf16;
-        case StoredType::e4m3:
-            return DType::e4m3;
         default:
             break;
     }
-    CHECK(false, "{} is no weight dtype", checkpoint::name_of(type));
+    CHECK(false, "{} is no element", checkpoint::name_of(type));
 }
 
 std::vector<float> widen(const checkpoint::Tensor& tensor) {
@@ -42,25 +38,28 @@ std::vector<float> widen(const checkpoint::Tensor& tensor) {
 
 linalg::WeightSource StoredMatrix::rows(std::int64_t first, std::int64_t count,
                                         bool transposed) const {
+    const WeightFormat& format = stored.format;
     linalg::WeightSource source;
-    source.data = tensor.bytes.data() + first * k * static_cast<std::int64_t>(bytes_of(dtype));
-    source.dtype = dtype;
+    source.data = stored.weights.bytes.data() + format.bytes(first * k);
+    source.format = format;
     source.n = transposed ? k : count;
     source.k = transposed ? count : k;
     source.row_stride = k;
     source.transposed = transposed;
-    if (dtype == DType::e4m3) {
-        source.scale_inv = scale_inv.data();
-        source.scale_stride = ceil_div(k, linalg::kScaleBlock);
+    if (transposed) std::swap(source.format.group_n, source.format.group_k);
+    if (stored.scales) {
+        source.scales = stored.scales->bytes.data();
+        source.scale_stride = stored.scales->shape[1];
         source.first_row = first;
     }
     return source;
 }
 
-WeightReader::WeightReader(const checkpoint::Checkpoint& checkpoint, CpuDevice& device,
-                           const Weights::Progress& progress)
+WeightReader::WeightReader(const checkpoint::Checkpoint& checkpoint, Device& device,
+                           const ops::Backend& backend, const Progress& progress)
     : checkpoint_(checkpoint),
       device_(device),
+      backend_(backend),
       progress_(progress),
       total_(checkpoint.total_bytes()) {}
 
@@ -72,32 +71,17 @@ void WeightReader::release(const checkpoint::Tensor& tensor) {
 
 Expected<StoredMatrix> WeightReader::stored(const std::string& name, std::int64_t n,
                                             std::int64_t k) const {
-    StoredMatrix matrix;
-    matrix.n = n;
-    matrix.k = k;
-    ESPALIER_ASSIGN_OR_RETURN(matrix.tensor, checkpoint_.find(name + ".weight", {n, k},
-                                                              {StoredType::bf16, StoredType::e4m3,
-                                                               StoredType::f32, StoredType::f16}));
-    matrix.dtype = dtype_of(matrix.tensor.type);
-    if (matrix.dtype == DType::e4m3) {
-        ESPALIER_ASSIGN_OR_RETURN(
-            const checkpoint::Tensor scales,
-            checkpoint_.find(name + ".weight_scale_inv",
-                             {ceil_div(n, linalg::kScaleBlock), ceil_div(k, linalg::kScaleBlock)},
-                             {StoredType::f32}));
-        matrix.scale_inv = widen(scales);
-    }
-    return matrix;
+    ESPALIER_ASSIGN_OR_RETURN(checkpoint::StoredWeight found,
+                              checkpoint::find_weight(checkpoint_, name, n, k));
+    return StoredMatrix{std::move(found), n, k};
 }
 
-Expected<PackedMatrix> WeightReader::pack(
-    const std::vector<std::vector<linalg::WeightSource>>& stack) {
-    std::vector<std::span<const linalg::WeightSource>> views(stack.begin(), stack.end());
-    return PackedMatrix::pack(device_, views);
+Expected<Weight> WeightReader::pack(const std::vector<std::vector<linalg::WeightSource>>& stack) {
+    const std::vector<std::span<const linalg::WeightSource>> views(stack.begin(), stack.end());
+    return backend_.pack(device_, views);
 }
 
-Expected<PackedMatrix> WeightReader::stack(const std::vector<std::vector<Part>>& parts,
-                                           std::int64_t k) {
+Expected<Weight> WeightReader::stack(const std::vector<std::vector<Part>>& parts, std::int64_t k) {
     std::vector<std::vector<StoredMatrix>> matrices(parts.size());
     std::vector<std::vector<linalg::WeightSource>> sources(parts.size());
     for (std::size_t i = 0; i < parts.size(); ++i) {
@@ -105,75 +89,74 @@ Expected<PackedMatrix> WeightReader::stack(const std::vector<std::vector<Part>>&
             ESPALIER_ASSIGN_OR_RETURN(StoredMatrix matrix, stored(part.name, part.n, k));
             matrices[i].push_back(std::move(matrix));
         }
-        const DType first = matrices.front().front().dtype;
+        const checkpoint::StoredWeight& first = matrices.front().front().stored;
         for (const StoredMatrix& matrix : matrices[i]) {
-            if (matrix.dtype != first)
+            if (matrix.stored.format != first.format)
                 return fail(ErrorKind::unsupported,
-                            "{} is {} but {}, which is computed with it, is {}", matrix.tensor.name,
-                            espalier::name_of(matrix.dtype), matrices.front().front().tensor.name,
-                            espalier::name_of(first));
+                            "{} is {} but {}, which is computed with it, is {}",
+                            matrix.stored.weights.name, name_of(matrix.stored.format.code),
+                            first.weights.name, name_of(first.format.code));
             sources[i].push_back(matrix.whole());
         }
     }
-    ESPALIER_ASSIGN_OR_RETURN(PackedMatrix packed, pack(sources));
+    ESPALIER_ASSIGN_OR_RETURN(Weight packed, pack(sources));
     for (const auto& group : matrices)
-        for (const StoredMatrix& matrix : group) release(matrix.tensor);
+        for (const StoredMatrix& matrix : group) release(matrix.stored.weights);
     return packed;
 }
 
-Expected<PackedMatrix> WeightReader::joined(std::initializer_list<Part> parts, std::int64_t k) {
+Expected<Weight> WeightReader::joined(std::initializer_list<Part> parts, std::int64_t k) {
     return stack({std::vector<Part>(parts)}, k);
 }
 
-Expected<PackedMatrix> WeightReader::matrix(const std::string& name, std::int64_t n,
-                                            std::int64_t k) {
+Expected<Weight> WeightReader::matrix(const std::string& name, std::int64_t n, std::int64_t k) {
     return joined({{name, n}}, k);
 }
 
-Expected<std::vector<float>> WeightReader::vector(const std::string& name, std::int64_t n) {
+Expected<DeviceVector> WeightReader::vector(const std::string& name, std::int64_t n) {
     ESPALIER_ASSIGN_OR_RETURN(
         const checkpoint::Tensor tensor,
         checkpoint_.find(name, {n}, {StoredType::bf16, StoredType::f32, StoredType::f16}));
-    std::vector<float> values = widen(tensor);
+    const std::vector<float> values = widen(tensor);
     release(tensor);
-    return values;
+    return DeviceVector::upload(device_, values);
 }
 
-Expected<PackedMatrix> WeightReader::widened(const std::string& name, std::int64_t n,
-                                             std::int64_t k) {
+Expected<Weight> WeightReader::widened(const std::string& name, std::int64_t n, std::int64_t k) {
     ESPALIER_ASSIGN_OR_RETURN(
         const checkpoint::Tensor tensor,
         checkpoint_.find(name, {n, k}, {StoredType::bf16, StoredType::f32, StoredType::f16}));
     const std::vector<float> values = widen(tensor);
     linalg::WeightSource source;
     source.data = reinterpret_cast<const std::byte*>(values.data());
-    source.dtype = DType::f32;
+    source.format = {.code = WeightCode::f32};
     source.n = n;
     source.k = k;
     source.row_stride = k;
-    ESPALIER_ASSIGN_OR_RETURN(PackedMatrix packed, PackedMatrix::pack(device_, source));
+    ESPALIER_ASSIGN_OR_RETURN(Weight packed, pack({{source}}));
     release(tensor);
     return packed;
 }
 
-Expected<ops::EmbeddingTable> WeightReader::embedding(const std::string& name,
-                                                      std::int64_t vocabulary, std::int64_t hidden,
-                                                      Buffer& copy) {
+Expected<Embedding> WeightReader::embedding(const std::string& name, std::int64_t vocabulary,
+                                            std::int64_t hidden) {
     ESPALIER_ASSIGN_OR_RETURN(
         const checkpoint::Tensor tensor,
         checkpoint_.find(name, {vocabulary, hidden},
                          {StoredType::bf16, StoredType::f32, StoredType::f16}));
-    ops::EmbeddingTable table;
+    Embedding embedding;
+    ops::EmbeddingTable& table = embedding.table;
     table.dtype = dtype_of(tensor.type);
     table.vocabulary = vocabulary;
     table.hidden = hidden;
     table.data = tensor.bytes.data();
-    if (reinterpret_cast<std::uintptr_t>(table.data) % bytes_of(table.dtype) != 0) {
-        ESPALIER_ASSIGN_OR_RETURN(copy, device_.allocate(tensor.bytes.size()));
-        std::memcpy(copy.data(), tensor.bytes.data(), tensor.bytes.size());
-        table.data = copy.data();
-    }
-    return table;
+    const bool aligned = reinterpret_cast<std::uintptr_t>(table.data) % bytes_of(table.dtype) == 0;
+    if (aligned && device_.reads_host_memory()) return embedding;
+    ESPALIER_ASSIGN_OR_RETURN(embedding.copy, device_.allocate(tensor.bytes.size()));
+    ESPALIER_RETURN_IF_ERROR(device_.upload(device_.stream(), embedding.copy.data(),
+                                            tensor.bytes.data(), tensor.bytes.size()));
+    table.data = embedding.copy.data();
+    return embedding;
 }
 
 }  // namespace espalier::model

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads tensors of a checkpoint into the packed form: shapes and dtypes checked, FP8 scales kept
+// Reads tensors of a checkpoint into a backend's weights: shapes and dtypes checked, scales kept
 // beside their weights, the mapped pages let go once packed. Weights::load says what is read; this
 // says how.
 #pragma once
@@ -9,21 +9,20 @@
 #include <string>
 #include <vector>
 
-#include "base/cpu_device.hpp"
+#include "base/device.hpp"
 #include "base/error.hpp"
-#include "checkpoint/checkpoint.hpp"
-#include "linalg/packed.hpp"
+#include "checkpoint/quantization.hpp"
+#include "linalg/weight.hpp"
 #include "model/weights.hpp"
+#include "ops/ops.hpp"
 
 namespace espalier::model {
 
-// A matrix still in the mapped file, with its scales if it is FP8.
+// A matrix [n, k] still in the mapped file.
 struct StoredMatrix {
-    checkpoint::Tensor tensor;
-    DType dtype = DType::f32;
+    checkpoint::StoredWeight stored;
     std::int64_t n = 0;
     std::int64_t k = 0;
-    std::vector<float> scale_inv;  // FP8: [ceil(n/128), ceil(k/128)]
 
     // Stored rows [first, first + rows), as they lie or transposed.
     linalg::WeightSource rows(std::int64_t first, std::int64_t rows, bool transposed = false) const;
@@ -32,37 +31,38 @@ struct StoredMatrix {
 
 class WeightReader {
   public:
-    WeightReader(const checkpoint::Checkpoint& checkpoint, CpuDevice& device,
-                 const Weights::Progress& progress);
+    WeightReader(const checkpoint::Checkpoint& checkpoint, Device& device,
+                 const ops::Backend& backend, const Progress& progress);
 
     // `name` without ".weight"; [n, k].
     Expected<StoredMatrix> stored(const std::string& name, std::int64_t n, std::int64_t k) const;
-    Expected<PackedMatrix> matrix(const std::string& name, std::int64_t n, std::int64_t k);
+    Expected<Weight> matrix(const std::string& name, std::int64_t n, std::int64_t k);
     struct Part {
         std::string name;
         std::int64_t n;
     };
     // Several matrices of one k joined along n.
-    Expected<PackedMatrix> joined(std::initializer_list<Part> parts, std::int64_t k);
+    Expected<Weight> joined(std::initializer_list<Part> parts, std::int64_t k);
     // A stack (experts): matrix i joins `parts[i]`.
-    Expected<PackedMatrix> stack(const std::vector<std::vector<Part>>& parts, std::int64_t k);
-    Expected<PackedMatrix> pack(const std::vector<std::vector<linalg::WeightSource>>& stack);
+    Expected<Weight> stack(const std::vector<std::vector<Part>>& parts, std::int64_t k);
+    Expected<Weight> pack(const std::vector<std::vector<linalg::WeightSource>>& stack);
     // Widened to f32; [n].
-    Expected<std::vector<float>> vector(const std::string& name, std::int64_t n);
-    // Rows in the mapped file, or copied to `copy` if the file does not align them.
-    Expected<ops::EmbeddingTable> embedding(const std::string& name, std::int64_t vocabulary,
-                                            std::int64_t hidden, Buffer& copy);
+    Expected<DeviceVector> vector(const std::string& name, std::int64_t n);
+    // Where the device reads it: in the mapped file, or in memory of its own.
+    Expected<Embedding> embedding(const std::string& name, std::int64_t vocabulary,
+                                  std::int64_t hidden);
     // The router is computed in f32 whatever its stored dtype: [n, k] widened.
-    Expected<PackedMatrix> widened(const std::string& name, std::int64_t n, std::int64_t k);
+    Expected<Weight> widened(const std::string& name, std::int64_t n, std::int64_t k);
 
-    // A stored matrix has been packed: count its bytes and let its pages go.
+    // A stored tensor has been read: count its bytes and let its pages go.
     void release(const checkpoint::Tensor& tensor);
     bool has(const std::string& name) const { return checkpoint_.has(name); }
 
   private:
     const checkpoint::Checkpoint& checkpoint_;
-    CpuDevice& device_;
-    const Weights::Progress& progress_;
+    Device& device_;
+    const ops::Backend& backend_;
+    const Progress& progress_;
     std::uint64_t done_ = 0;
     std::uint64_t total_ = 0;
 };

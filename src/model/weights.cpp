@@ -30,7 +30,7 @@ Expected<void> load_kv_b(WeightReader& reader, const std::string& name, std::int
     ESPALIER_ASSIGN_OR_RETURN(to.absorb_key, reader.pack(absorb));
     ESPALIER_ASSIGN_OR_RETURN(to.up_key, reader.pack(key));
     ESPALIER_ASSIGN_OR_RETURN(to.up_value, reader.pack(value));
-    reader.release(kv_b.tensor);
+    reader.release(kv_b.stored.weights);
     return {};
 }
 
@@ -128,9 +128,8 @@ Expected<MtpWeights> load_mtp(WeightReader& reader, const ModelConfig& config, s
     ESPALIER_ASSIGN_OR_RETURN(to.head_norm,
                               reader.vector(name + "shared_head.norm.weight", hidden));
     if (reader.has(name + "embed_tokens.weight")) {
-        ESPALIER_ASSIGN_OR_RETURN(
-            to.embedding, reader.embedding(name + "embed_tokens.weight", config.vocab_size, hidden,
-                                           to.embedding_copy));
+        ESPALIER_ASSIGN_OR_RETURN(to.embedding, reader.embedding(name + "embed_tokens.weight",
+                                                                 config.vocab_size, hidden));
     }
     if (reader.has(name + "shared_head.head.weight")) {
         ESPALIER_ASSIGN_OR_RETURN(
@@ -141,9 +140,9 @@ Expected<MtpWeights> load_mtp(WeightReader& reader, const ModelConfig& config, s
 
 // Products of one model must agree on what they read: bf16 activations or f32 ones.
 Expected<void> check_activation(const Weights& weights) {
-    const DType act = linalg::input_dtype(weights.dtype);
-    const auto agrees = [&](const PackedMatrix& matrix) {
-        return matrix.view().count == 0 || linalg::input_dtype(matrix.view().dtype) == act;
+    const DType act = weights.format.input();
+    const auto agrees = [&](const Weight& matrix) {
+        return matrix.view().count == 0 || matrix.view().format.input() == act;
     };
     const auto forward_agrees = [&](const FeedForwardWeights& ff) {
         return agrees(ff.gate_up) && agrees(ff.down);
@@ -169,20 +168,21 @@ Expected<void> check_activation(const Weights& weights) {
                         "the MTP layer mixes bf16 or FP8 weights with f32 or f16 ones");
     if (!agrees(weights.head))
         return fail(ErrorKind::unsupported, "the head is {} but the layers are {}",
-                    name_of(weights.head.view().dtype), name_of(weights.dtype));
+                    name_of(weights.head.view().format.code), name_of(weights.format.code));
     return {};
 }
 
 }  // namespace
 
 Expected<Weights> Weights::load(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
-                                CpuDevice& device, const Progress& progress) {
+                                Device& device, const ops::Backend& backend,
+                                const LoadOptions& options) {
     const ModelConfig& config = checkpoint->config();
-    WeightReader reader(*checkpoint, device, progress);
+    WeightReader reader(*checkpoint, device, backend, options.progress);
     Weights weights;
-    ESPALIER_ASSIGN_OR_RETURN(weights.embedding,
-                              reader.embedding("model.embed_tokens.weight", config.vocab_size,
-                                               config.hidden_size, weights.embedding_copy_));
+    ESPALIER_ASSIGN_OR_RETURN(
+        weights.embedding,
+        reader.embedding("model.embed_tokens.weight", config.vocab_size, config.hidden_size));
     for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
         ESPALIER_ASSIGN_OR_RETURN(LayerWeights loaded, load_layer(reader, config, layer));
         weights.layers.push_back(std::move(loaded));
@@ -192,17 +192,17 @@ Expected<Weights> Weights::load(std::shared_ptr<const checkpoint::Checkpoint> ch
     const std::string head = config.tie_word_embeddings ? "model.embed_tokens" : "lm_head";
     ESPALIER_ASSIGN_OR_RETURN(weights.head,
                               reader.matrix(head, config.vocab_size, config.hidden_size));
-    for (std::int64_t mtp = 0; mtp < config.num_nextn_predict_layers; ++mtp) {
+    for (std::int64_t mtp = 0; options.mtp && mtp < config.num_nextn_predict_layers; ++mtp) {
         // Published checkpoints may announce MTP layers and leave their tensors out (Kimi K2 does).
         const std::int64_t layer = config.num_hidden_layers + mtp;
         if (!reader.has("model.layers." + std::to_string(layer) + ".eh_proj.weight")) break;
         ESPALIER_ASSIGN_OR_RETURN(MtpWeights loaded, load_mtp(reader, config, layer));
         weights.mtp.push_back(std::move(loaded));
     }
-    weights.dtype = weights.layers.front().attention.o.view().dtype;
+    weights.format = weights.layers.front().attention.o.view().format;
     ESPALIER_RETURN_IF_ERROR(check_activation(weights));
-    // The embedding stays in its file and scales travel with their weights: neither was counted.
-    if (progress) progress(checkpoint->total_bytes(), checkpoint->total_bytes());
+    // The embedding and scales were not counted, nor layers that nobody asked for.
+    if (options.progress) options.progress(checkpoint->total_bytes(), checkpoint->total_bytes());
     weights.checkpoint_ = std::move(checkpoint);
     return weights;
 }

@@ -6,6 +6,7 @@
 // are f32.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -14,18 +15,18 @@
 #include "base/error.hpp"
 #include "base/matrix.hpp"
 #include "base/op_context.hpp"
-#include "linalg/packed.hpp"
-#include "linalg/product.hpp"
+#include "linalg/store.hpp"
+#include "linalg/weight.hpp"
 #include "ops/sampling.hpp"
 
 namespace espalier::ops {
 
-using linalg::PackedView;
 using linalg::Store;
+using linalg::WeightView;
 
 // Rows of an embedding as the checkpoint holds them: [vocabulary, hidden] f32, f16 or bf16.
 struct EmbeddingTable {
-    const std::byte* data = nullptr;
+    const std::byte* data = nullptr;  // of the device
     DType dtype = DType::f32;
     std::int64_t vocabulary = 0;
     std::int64_t hidden = 0;
@@ -74,14 +75,18 @@ struct ExpertPlan {
 };
 
 struct RopeRule {
-    const float* inverse_frequency = nullptr;  // [32], YaRN applied
-    float magnitude = 1.0f;                    // multiplies cos and sin (YaRN's mscale ratio)
+    std::array<float, 32> inverse_frequency{};  // YaRN applied
+    float magnitude = 1.0f;                     // multiplies cos and sin (YaRN's mscale ratio)
 };
 
 class Backend {
   public:
     virtual ~Backend() = default;
     virtual std::string name() const = 0;  // "cpu avx512_bf16"
+
+    // Weights in this backend's own layout, in the device's memory. What it cannot multiply is an
+    // error that names the format.
+    virtual Expected<linalg::Weight> pack(Device& device, linalg::WeightStack stack) const = 0;
 
     // out [T, hidden] f32 = table[tokens[t]].
     virtual void embed(OpContext& context, const std::int32_t* tokens, const EmbeddingTable& table,
@@ -91,17 +96,17 @@ class Backend {
     virtual void rms_norm(OpContext& context, const Matrix& x, const float* weight, float epsilon,
                           const Matrix& out, const Matrix& exact) const = 0;
     // y [T, n] = x [T, k] · Wᵀ.
-    virtual void product(OpContext& context, const Matrix& x, const PackedView& w, const Matrix& y,
+    virtual void product(OpContext& context, const Matrix& x, const WeightView& w, const Matrix& y,
                          Store store) const = 0;
     // Per head h: y columns [h·y_step, +n) from x columns [h·x_step, +k) with matrix h.
     virtual void stacked_product(OpContext& context, const Matrix& x, std::int64_t x_step,
-                                 const PackedView& w, const Matrix& y,
+                                 const WeightView& w, const Matrix& y,
                                  std::int64_t y_step) const = 0;
     // Pairs of expert e: y [pairs, n] from x[source_token[pair]] with matrix e (source_token null:
     // x[pair]).
     virtual void expert_product(OpContext& context, const Matrix& x,
                                 const std::int32_t* source_token, const std::int32_t* indptr,
-                                const PackedView& w, const Matrix& y) const = 0;
+                                const WeightView& w, const Matrix& y) const = 0;
     // cos_sin [T, 64] f32: (cos, sin) pairs of position[t] · inverse_frequency[i], angle formed in
     // f32.
     virtual void rope_angles(OpContext& context, const std::int32_t* position, std::int64_t tokens,
@@ -143,8 +148,9 @@ class Backend {
                                       std::int64_t vocabulary, int workers) const = 0;
 };
 
-// Plain loops; products still go through linalg, whose own oracle is linalg/reference_product.
-std::unique_ptr<Backend> make_reference_backend(CpuVariant variant);
+// Plain loops over weights as a checkpoint has them (WeightLayout::rows). Products have the bits of
+// the CPU's portable variant.
+std::unique_ptr<Backend> make_reference_backend();
 std::unique_ptr<Backend> make_cpu_backend(CpuVariant variant);
 
 }  // namespace espalier::ops

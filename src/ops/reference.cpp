@@ -8,9 +8,10 @@
 #include <limits>
 #include <vector>
 
-#include "base/cpu_device.hpp"
+#include "linalg/rows.hpp"
 #include "ops/ops.hpp"
 #include "ops/portable_math.hpp"
+#include "ops/reference_product.hpp"
 #include "ops/reference_sampling.hpp"
 #include "ops/shapes.hpp"
 
@@ -127,9 +128,11 @@ void route_token(const float* logits, const float* bias, const RouterRule& rule,
 
 class ReferenceBackend final : public Backend {
   public:
-    explicit ReferenceBackend(CpuVariant variant) : products_(variant) {}
-
     std::string name() const override { return "reference"; }
+
+    Expected<linalg::Weight> pack(Device& device, linalg::WeightStack stack) const override {
+        return linalg::pack_rows(device, stack);
+    }
 
     void embed(OpContext&, const std::int32_t* tokens, const EmbeddingTable& table,
                const Matrix& out) const override {
@@ -160,25 +163,32 @@ class ReferenceBackend final : public Backend {
         }
     }
 
-    void product(OpContext& context, const Matrix& x, const PackedView& w, const Matrix& y,
+    void product(OpContext&, const Matrix& x, const WeightView& w, const Matrix& y,
                  Store store) const override {
-        products_.product(pool_of(context), x, w, y, store);
+        check_size(x.rows, y.rows, "rows of a product");
+        reference_product(x, w, y, store);
     }
-    void stacked_product(OpContext& context, const Matrix& x, std::int64_t x_step,
-                         const PackedView& w, const Matrix& y, std::int64_t y_step) const override {
-        products_.stacked(pool_of(context), x, x_step, w, y, y_step);
+    void stacked_product(OpContext&, const Matrix& x, std::int64_t x_step, const WeightView& w,
+                         const Matrix& y, std::int64_t y_step) const override {
+        for (std::int64_t head = 0; head < w.count; ++head)
+            reference_product(x.columns(head * x_step, w.k), w.at(head),
+                              y.columns(head * y_step, w.n), Store::assign);
     }
-    void expert_product(OpContext& context, const Matrix& x, const std::int32_t* source_token,
-                        const std::int32_t* indptr, const PackedView& w,
+    void expert_product(OpContext&, const Matrix& x, const std::int32_t* source_token,
+                        const std::int32_t* indptr, const WeightView& w,
                         const Matrix& y) const override {
-        products_.grouped(pool_of(context), x, source_token, indptr, w, y);
+        for (std::int64_t expert = 0; expert < w.count; ++expert)
+            for (std::int64_t pair = indptr[expert]; pair < indptr[expert + 1]; ++pair)
+                reference_product(x.slice(source_token == nullptr ? pair : source_token[pair], 1),
+                                  w.at(expert), y.slice(pair, 1), Store::assign);
     }
 
     void rope_angles(OpContext&, const std::int32_t* position, std::int64_t tokens,
                      const RopeRule& rule, const Matrix& cos_sin) const override {
         for (std::int64_t t = 0; t < tokens; ++t) {
             for (std::int64_t i = 0; i < 32; ++i) {
-                const float angle = static_cast<float>(position[t]) * rule.inverse_frequency[i];
+                const float angle = static_cast<float>(position[t]) *
+                                    rule.inverse_frequency[static_cast<std::size_t>(i)];
                 const auto wide = static_cast<double>(angle);
                 cos_sin.row<float>(t)[2 * i] = static_cast<float>(std::cos(wide)) * rule.magnitude;
                 cos_sin.row<float>(t)[2 * i + 1] =
@@ -303,15 +313,10 @@ class ReferenceBackend final : public Backend {
     std::size_t scratch_bytes(std::int64_t, std::int64_t, std::int64_t, int) const override {
         return 0;
     }
-
-  private:
-    linalg::Products products_;
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> make_reference_backend(CpuVariant variant) {
-    return std::make_unique<ReferenceBackend>(variant);
-}
+std::unique_ptr<Backend> make_reference_backend() { return std::make_unique<ReferenceBackend>(); }
 
 }  // namespace espalier::ops

@@ -31,8 +31,8 @@ trace::Times times_of(const engine::StepReport& report) {
                           .build = report.spent(Phase::build),
                           .forward = report.spent(Phase::forward),
                           .sample = report.spent(Phase::sample),
-                          .walk = report.spent(Phase::walk),
                           .commit = report.spent(Phase::commit),
+                          .walk = report.spent(Phase::walk),
                           .advance = report.spent(Phase::advance),
                           .emit = report.spent(Phase::emit)};
     if (report.spent(Phase::extend) > 0) times.extend = report.spent(Phase::extend);

@@ -134,7 +134,7 @@ class Workload {
 };
 
 TEST(Penalties, AtANodeCountItsAncestorsAsPlainDecodeWould) {
-    const auto plain = ops::make_reference_backend(CpuVariant::portable);
+    const auto plain = ops::make_reference_backend();
     const auto fast = ops::make_cpu_backend(best_cpu_variant());
     for (std::uint64_t seed = 0; seed < 400 && !HasFatalFailure(); ++seed) {
         SCOPED_TRACE(seed);

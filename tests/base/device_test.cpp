@@ -68,11 +68,13 @@ TEST(CpuDevice, LendsItsPoolToCpuOperationsOnly) {
 }
 
 TEST(Buffer, ShowsAPartAndReleasesTheWhole) {
-    static std::size_t released = 0;
+    std::size_t released = 0;
     std::array<std::byte, 96> block{};
+    const auto release = [](void* owner, void*, std::size_t bytes) {
+        *static_cast<std::size_t*>(owner) = bytes;
+    };
     {
-        Buffer whole(block.data(), block.size(),
-                     [](void*, std::size_t bytes) { released = bytes; });
+        Buffer whole(block.data(), block.size(), release, &released);
         const Buffer part = std::move(whole).narrowed(32, 16);
         EXPECT_EQ(part.data(), block.data() + 32);
         EXPECT_EQ(part.bytes(), 16u);

@@ -57,7 +57,7 @@ class FaultyTarget {
         model::write_model(*preset, directory.path() / "model");
         auto opened = checkpoint::Checkpoint::open((directory.path() / "model").string());
         const auto checkpoint = std::make_shared<const checkpoint::Checkpoint>(std::move(*opened));
-        auto weights = model::Weights::load(checkpoint, device_);
+        auto weights = model::Weights::load(checkpoint, device_, *backend_);
         model_ = std::make_unique<model::DeepseekModel>(std::move(*model::DeepseekModel::create(
             checkpoint->config(), std::move(*weights), *backend_, kernels, device_,
             {.limits = {.max_gather = kTinyMaxGather}})));

@@ -34,7 +34,7 @@ Seeds seeds(std::uint64_t count) {
     return one == nullptr ? Seeds{kFirstSeed, count} : Seeds{std::strtoull(one, nullptr, 10), 1};
 }
 
-using Generator = Workload (*)(std::uint64_t, const Target&);
+using Generator = Workload (*)(std::uint64_t, const Subject&);
 
 void expect_lossless(const Seeds& seeds, Generator generator, Coverage& coverage) {
     for (std::uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
@@ -71,6 +71,18 @@ TEST(Lossless, EveryRequestEqualsItselfRunAloneAndPlainly) {
     RecordProperty("moved", static_cast<int>(coverage.moved));
     RecordProperty("preemptions", static_cast<int>(coverage.preemptions));
     RecordProperty("hit_tokens", static_cast<int>(coverage.hits));
+}
+
+// The same with a cache of e4m3 latents: other numbers, as lossless.
+TEST(Lossless, AnFp8CacheToo) {
+    const Subject subject = engine::tiny_target(engine::Family::v3_fp8_cache).target();
+    ASSERT_EQ(subject.model.kv_layout().target[0].format, mla::KvFormat::fp8_token);
+    for (std::uint64_t seed = kFirstSeed; seed < kFirstSeed + kWorkloads / 10; ++seed) {
+        const auto verdict = check_workload(random_workload(seed, subject), subject);
+        ASSERT_TRUE(verdict) << verdict.error().message;
+        ASSERT_TRUE(verdict->differences.empty())
+            << fmt::format("{}", fmt::join(verdict->differences, "\n"));
+    }
 }
 
 #if defined(ESPALIER_LONG_RUN)  // a second for each

@@ -53,7 +53,7 @@ void poison(const std::filesystem::path& file, std::int64_t hidden) {
     patch.set("model.layers.0.self_attn.kv_a_proj_with_mqa.weight", mla::kLatent, 0, kLargest);
 }
 
-TinyTarget make(const char* preset_name) {
+TinyTarget make(const char* preset_name, std::optional<mla::KvFormat> kv_format = std::nullopt) {
     const TemporaryDirectory directory;
     auto preset = checkpoint::synthetic_preset(preset_name);
     if (!preset) throw std::runtime_error(preset.error().message);
@@ -68,8 +68,8 @@ TinyTarget make(const char* preset_name) {
     auto tokenizer = text::Tokenizer::load(path);
     if (!tokenizer) throw std::runtime_error(tokenizer.error().message);
     TinyTarget target;
-    target.model =
-        std::make_unique<model::RunningModel>(path, 1, best_cpu_variant(), kTinyMaxGather);
+    target.model = std::make_unique<model::RunningModel>(path, 1, best_cpu_variant(),
+                                                         kTinyMaxGather, kv_format);
     target.tokenizer = std::make_unique<text::Tokenizer>(std::move(*tokenizer));
     return target;
 }
@@ -80,6 +80,10 @@ TinyTarget& tiny_target(Family family) {
     if (family == Family::v2) {
         static TinyTarget v2 = make("tiny-v2");
         return v2;
+    }
+    if (family == Family::v3_fp8_cache) {
+        static TinyTarget narrow = make("tiny-v3", mla::KvFormat::fp8_token);
+        return narrow;
     }
     static TinyTarget v3 = make("tiny-v3");
     return v3;

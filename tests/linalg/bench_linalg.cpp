@@ -11,6 +11,7 @@
 
 #include "base/cpu_device.hpp"
 #include "linalg/machine_peaks.hpp"
+#include "linalg/packed.hpp"
 #include "linalg/product.hpp"
 
 namespace espalier::linalg {
@@ -27,31 +28,34 @@ constexpr std::int64_t kCopiesBytes = 256 << 20;  // weights in rotation: more t
 
 // Matrices of random bits that are small numbers in every format.
 struct Weights {
-    std::vector<PackedMatrix> copies;
+    std::vector<Weight> copies;
 
-    Weights(CpuDevice& device, const Shape& shape, DType dtype) {
-        const auto elements = static_cast<std::size_t>(shape.count * shape.n * shape.k);
-        const std::size_t bytes = elements * bytes_of(dtype);
+    Weights(CpuDevice& device, const Shape& shape, const WeightFormat& format) {
+        const auto bytes = static_cast<std::size_t>(format.bytes(shape.count * shape.n * shape.k));
         std::vector<std::byte> stored(bytes);
         std::uint32_t state = 1;
         for (std::size_t i = 0; i < bytes; ++i) {
             state = state * 1664525u + 1013904223u;
-            const bool top = (i + 1) % bytes_of(dtype) == 0;
+            const bool top = (i + 1) % static_cast<std::size_t>(format.bytes(1)) == 0;
             stored[i] = static_cast<std::byte>(top ? 0x38 + (state >> 31) * 0x80 : state >> 24);
         }
         const std::vector<float> scales(
             static_cast<std::size_t>((shape.n + 127) / 128 * ((shape.k + 127) / 128)), 0.1f);
         std::vector<WeightSource> sources;
         for (std::int64_t s = 0; s < shape.count; ++s)
-            sources.push_back(
-                {stored.data() + static_cast<std::size_t>(s * shape.n * shape.k) * bytes_of(dtype),
-                 dtype, shape.n, shape.k, shape.k, false, scales.data(), (shape.k + 127) / 128});
+            sources.push_back({.data = stored.data() + format.bytes(s * shape.n * shape.k),
+                               .format = format,
+                               .n = shape.n,
+                               .k = shape.k,
+                               .row_stride = shape.k,
+                               .scales = reinterpret_cast<const std::byte*>(scales.data()),
+                               .scale_stride = (shape.k + 127) / 128});
         std::vector<std::span<const WeightSource>> stack;
         for (const WeightSource& source : sources) stack.emplace_back(&source, 1);
         const auto wanted =
             std::max<std::int64_t>(1, kCopiesBytes / static_cast<std::int64_t>(bytes));
         for (std::int64_t i = 0; i < wanted; ++i)
-            copies.push_back(PackedMatrix::pack(device, stack).value());
+            copies.push_back(pack_panels(device, stack).value());
     }
 };
 
@@ -69,10 +73,10 @@ double now_seconds(const ThreadPool& pool) {
     return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-void measure(CpuDevice& device, const Products& products, const Shape& shape, DType dtype,
-             const Weights& weights, std::int64_t rows) {
+void measure(CpuDevice& device, const Products& products, const Shape& shape,
+             const WeightFormat& format, const Weights& weights, std::int64_t rows) {
     const std::int64_t x_cols = shape.count * shape.k, y_cols = shape.count * shape.n;
-    const DType x_dtype = input_dtype(dtype);
+    const DType x_dtype = format.input();
     ThreadPool& pool = device.pool();
     Buffer x = device.allocate(static_cast<std::size_t>(rows * x_cols) * 4).value();
     Buffer y = device.allocate(static_cast<std::size_t>(rows * y_cols) * 4).value();
@@ -80,10 +84,10 @@ void measure(CpuDevice& device, const Products& products, const Shape& shape, DT
     const Matrix x_view{x.data(), x_dtype, rows, x_cols, x_cols},
         y_view{y.data(), DType::f32, rows, y_cols, y_cols};
 
-    const PackedView& view = weights.copies.front().view();
+    const PackedView view(weights.copies.front().view());
     const double bytes = static_cast<double>(
         view.count * view.panels() *
-        (view.panel_bytes() + (view.scales == nullptr ? 0 : view.scale_blocks() * 64)));
+        (view.panel_bytes() + (view.scales == nullptr ? 0 : view.scale_groups() * 64)));
     const double flops = 2.0 * static_cast<double>(rows * shape.count * shape.n * shape.k);
     std::vector<double> seconds, read_seconds;
     const double dot = x_dtype == DType::bf16 ? measured_bf16_peak(pool, products.variant())
@@ -93,7 +97,7 @@ void measure(CpuDevice& device, const Products& products, const Shape& shape, DT
     while (seconds.size() < 5 || Clock::now() < until) {
         // Reading and the product take turns, so that both see the same neighbours.
         const std::size_t half = weights.copies.size() / 2;
-        const PackedView other = weights.copies[(next + half) % weights.copies.size()].view();
+        const PackedView other(weights.copies[(next + half) % weights.copies.size()].view());
         const auto other_bytes =
             static_cast<std::size_t>(other.count * other.panels() * other.panel_bytes());
         // Timed by the same clock as the product; per byte, of the whole MiB it reads.
@@ -101,7 +105,7 @@ void measure(CpuDevice& device, const Products& products, const Shape& shape, DT
         measured_read_bandwidth(pool, products.variant(), {other.data, other_bytes}, 1);
         read_seconds.push_back((now_seconds(pool) - read_begin) /
                                static_cast<double>(other_bytes >> 20 << 20));
-        const PackedView& w = weights.copies[next++ % weights.copies.size()].view();
+        const WeightView& w = weights.copies[next++ % weights.copies.size()].view();
         const double begin = now_seconds(pool);
         if (shape.count == 1)
             products.product(pool, x_view, w, y_view);
@@ -113,7 +117,7 @@ void measure(CpuDevice& device, const Products& products, const Shape& shape, DT
     fmt::print(
         "| {:>4} | {:>3} × {:>5} × {:>5} | {:>4} | {} | {:>8.3f} | {:>6.1f} | {:>4.0f} % | "
         "{:>6.1f} | {:>4.0f} % |\n",
-        name_of(dtype), shape.count, shape.n, shape.k, rows, pool.workers(), time * 1e3,
+        name_of(format.code), shape.count, shape.n, shape.k, rows, pool.workers(), time * 1e3,
         bytes / time / 1e9, 100 * bytes / time / read, flops / time / 1e9,
         100 * flops / time / dot);
     std::fflush(stdout);
@@ -133,16 +137,17 @@ int main(int argc, char** argv) {
         "peak |\n"
         "|---|---|---|---|---|---|---|---|---|\n",
         name_of(variant));
-    for (const DType dtype : {DType::bf16, DType::e4m3, DType::f32}) {
-        if (argc > 2 && name_of(dtype) != argv[2]) continue;
+    for (const WeightFormat& format :
+         {WeightFormat{.code = WeightCode::bf16}, kFp8Blocks, WeightFormat{}}) {
+        if (argc > 2 && name_of(format.code) != argv[2]) continue;
         for (const Shape& shape : kShapes) {
             CpuDevice packer(2);
-            const Weights weights(packer, shape, dtype);
+            const Weights weights(packer, shape, format);
             for (const int threads : {1, 2}) {
                 if (argc > 1 && std::atoi(argv[1]) != threads) continue;
                 CpuDevice device(threads);
                 for (const std::int64_t rows : {1, 2, 4, 8, 16, 64, 512})
-                    measure(device, products, shape, dtype, weights, rows);
+                    measure(device, products, shape, format, weights, rows);
             }
         }
     }

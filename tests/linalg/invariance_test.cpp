@@ -26,7 +26,7 @@ std::vector<Case> cases() {
 class Invariance : public testing::TestWithParam<Case> {
   protected:
     // Every row of x alone, on one thread.
-    Activations rows_alone(const Activations& x, const PackedView& w) {
+    Activations rows_alone(const Activations& x, const WeightView& w) {
         Activations y(DType::f32, x.matrix().rows, w.n, w.n);
         for (std::int64_t row = 0; row < x.matrix().rows; ++row)
             products_.product(one_, x.matrix().slice(row, 1), w, y.matrix().slice(row, 1));
@@ -43,8 +43,8 @@ class Invariance : public testing::TestWithParam<Case> {
 TEST_P(Invariance, RowsDoNotSeeEachOther) {
     const std::int64_t n = 53, k = 563;
     const StoredTensor w(dtype_, n, k, 1);
-    const PackedMatrix packed = pack_or_die(one_, w.view());
-    Activations x = Activations::random(input_dtype(dtype_), kMostRows, k, k + 3, 2);
+    const Weight packed = pack_or_die(one_, w.view());
+    Activations x = Activations::random(format_of(dtype_).input(), kMostRows, k, k + 3, 2);
     Activations alone = rows_alone(x, packed.view());
     ThreadPool* pools[] = {&one_.pool(), &two_.pool(), &three_.pool()};
     for (std::int64_t rows = 1; rows <= kMostRows; ++rows) {
@@ -67,8 +67,8 @@ TEST_P(Invariance, RowsDoNotSeeEachOther) {
 TEST_P(Invariance, LargeProductsAreTheSame) {
     const std::int64_t n = 330, k = 1410, rows = 401;
     const StoredTensor w(dtype_, n, k, 1);
-    const PackedMatrix packed = pack_or_die(one_, w.view());
-    Activations x = Activations::random(input_dtype(dtype_), rows, k, k, 2);
+    const Weight packed = pack_or_die(one_, w.view());
+    Activations x = Activations::random(format_of(dtype_).input(), rows, k, k, 2);
     Activations y(DType::f32, rows, n, n);
     products_.product(three_, x.matrix(), packed.view(), y.matrix());
     for (const std::int64_t row : {0, 1, 100, 200, 201, 399, 400}) {
@@ -85,12 +85,12 @@ TEST_P(Invariance, StackedIsProductPerMatrix) {
     for (std::int64_t s = 0; s < count; ++s) sources.push_back(tensor.view(s * 256, 0, n, k));
     std::vector<std::span<const WeightSource>> stack;
     for (const WeightSource& source : sources) stack.emplace_back(&source, 1);
-    const auto packed = PackedMatrix::pack(two_, stack);
+    const auto packed = pack_panels(two_, stack);
     ASSERT_TRUE(packed) << packed.error().message;
     for (const std::int64_t rows : {1, 3, 50}) {
         const std::int64_t x_step = k + 4, y_step = n + 1;
-        Activations x =
-            Activations::random(input_dtype(dtype_), rows, count * x_step, count * x_step + 1, 4);
+        Activations x = Activations::random(format_of(dtype_).input(), rows, count * x_step,
+                                            count * x_step + 1, 4);
         Activations y(DType::f32, rows, count * y_step, count * y_step);
         products_.stacked(three_, x.matrix(), x_step, packed->view(), y.matrix(), y_step);
         for (std::int64_t s = 0; s < count; ++s) {
@@ -113,7 +113,7 @@ TEST_P(Invariance, GroupedIsProductPerRow) {
     for (std::int64_t g = 0; g < count; ++g) sources.push_back(tensor.view(g * n, 0, n, k));
     std::vector<std::span<const WeightSource>> stack;
     for (const WeightSource& source : sources) stack.emplace_back(&source, 1);
-    const auto packed = PackedMatrix::pack(two_, stack);
+    const auto packed = pack_panels(two_, stack);
     ASSERT_TRUE(packed) << packed.error().message;
     for (const bool sparse : {true, false}) {
         const std::map<std::int64_t, std::int32_t> sizes = {
@@ -131,7 +131,7 @@ TEST_P(Invariance, GroupedIsProductPerRow) {
             source_row.push_back(static_cast<std::int32_t>(row * 5 % tokens));
         for (const bool gathered : {true, false}) {
             Activations x =
-                Activations::random(input_dtype(dtype_), gathered ? tokens : rows, k, k, 6);
+                Activations::random(format_of(dtype_).input(), gathered ? tokens : rows, k, k, 6);
             Activations y(DType::f32, rows + 1, n, n);
             y.fill(std::byte{0xff});
             products_.grouped(three_, x.matrix(), gathered ? source_row.data() : nullptr,

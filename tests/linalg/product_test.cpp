@@ -54,9 +54,9 @@ void expect_product(CpuVariant variant, DType dtype, const Shape& shape, DType y
                  std::string(name_of(y_dtype)));
     CpuDevice device(2);
     const StoredTensor w(dtype, shape.n, shape.k, 11);
-    const PackedMatrix packed = pack_or_die(device, w.view());
-    Activations x =
-        Activations::random(input_dtype(dtype), shape.rows, shape.k, shape.k + shape.x_extra, 12);
+    const Weight packed = pack_or_die(device, w.view());
+    Activations x = Activations::random(format_of(dtype).input(), shape.rows, shape.k,
+                                        shape.k + shape.x_extra, 12);
     Activations y = Activations::random(y_dtype, shape.rows, shape.n, shape.n + shape.y_extra, 13);
     Activations expected =
         Activations::random(y_dtype, shape.rows, shape.n, shape.n + shape.y_extra, 13);
@@ -99,7 +99,7 @@ TEST(Product, RoundsOnceIntoEveryOutputType) {
 TEST(Product, NarrowOutputsAreTheRoundedF32Outputs) {
     CpuDevice device(2);
     const StoredTensor w(DType::bf16, 45, 77, 1);
-    const PackedMatrix packed = pack_or_die(device, w.view());
+    const Weight packed = pack_or_die(device, w.view());
     Activations x = Activations::random(DType::bf16, 9, 77, 77, 2);
     // Rows of extreme size, NaN and infinity: rounding must keep NaN, reach infinity and f16's
     // subnormals.
@@ -137,7 +137,7 @@ TEST(Product, WidensEveryE4m3CodeExactly) {
         w.bytes()[1 + 2 * code] = static_cast<std::byte>(code);
         w.bytes()[2 + 2 * code] = static_cast<std::byte>(255 - code);
     }
-    const PackedMatrix packed = pack_or_die(device, w.view());
+    const Weight packed = pack_or_die(device, w.view());
     for (const CpuVariant variant : variants_here()) {
         Activations x(DType::bf16, 2, 2, 2), y(DType::f32, 2, 256, 256);
         write_element(x.at(0, 0), DType::bf16, 1.0f);
@@ -160,7 +160,7 @@ TEST(Product, WidensEveryE4m3CodeExactly) {
 TEST(Product, NoRowsIsNothing) {
     CpuDevice device(2);
     const StoredTensor w(DType::bf16, 20, 30, 1);
-    const PackedMatrix packed = pack_or_die(device, w.view());
+    const Weight packed = pack_or_die(device, w.view());
     for (const CpuVariant variant : variants_here()) {
         const Products products(variant);
         products.product(device.pool(), Matrix{nullptr, DType::bf16, 0, 30, 30}, packed.view(),
@@ -176,7 +176,7 @@ TEST(Product, NoRowsIsNothing) {
 TEST(Product, RefusesShapesThatDoNotFit) {
     CpuDevice device(1);
     const StoredTensor w(DType::bf16, 20, 30, 1);
-    const PackedMatrix packed = pack_or_die(device, w.view());
+    const Weight packed = pack_or_die(device, w.view());
     const Products products(CpuVariant::portable);
     Activations x(DType::bf16, 2, 30, 30), wide(DType::bf16, 2, 31, 31), f32(DType::f32, 2, 30, 30);
     Activations y(DType::f32, 2, 20, 20), narrow(DType::bf16, 2, 20, 20);

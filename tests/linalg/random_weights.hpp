@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -68,6 +69,21 @@ inline float read_element(const std::byte* at, DType dtype) {
     return value;
 }
 
+// Weights of these elements as checkpoints have them: e4m3 with scales.
+inline WeightFormat format_of(DType dtype) {
+    switch (dtype) {
+        case DType::f32:
+            return {.code = WeightCode::f32};
+        case DType::f16:
+            return {.code = WeightCode::f16};
+        case DType::bf16:
+            return {.code = WeightCode::bf16};
+        case DType::e4m3:
+            return kFp8Blocks;
+    }
+    return {};
+}
+
 // A stored tensor [rows, cols] with a row stride and an odd byte offset, and scales if it is e4m3.
 class StoredTensor {
   public:
@@ -95,12 +111,12 @@ class StoredTensor {
         WeightSource source;
         const auto at = static_cast<std::size_t>(row * stride_ + col);
         source.data = bytes_.data() + 1 + at * bytes_of(dtype_);
-        source.dtype = dtype_;
+        source.format = format_of(dtype_);
         source.n = transposed ? width : height;
         source.k = transposed ? height : width;
         source.row_stride = stride_;
         source.transposed = transposed;
-        source.scale_inv = scales_.empty() ? nullptr : scales_.data();
+        source.scales = reinterpret_cast<const std::byte*>(scales_.data());
         source.scale_stride = scale_stride_;
         source.first_row = row;
         source.first_col = col;
@@ -170,8 +186,9 @@ inline bool same_row(Activations& a, std::int64_t a_row, Activations& b, std::in
                        static_cast<std::size_t>(cols) * bytes_of(a.matrix().dtype)) == 0;
 }
 
-inline PackedMatrix pack_or_die(CpuDevice& device, const WeightSource& source) {
-    auto packed = PackedMatrix::pack(device, source);
+inline Weight pack_or_die(CpuDevice& device, const WeightSource& source) {
+    const std::span<const WeightSource> one(&source, 1);
+    auto packed = pack_panels(device, WeightStack(&one, 1));
     EXPECT_TRUE(packed.has_value()) << (packed ? "" : packed.error().message);
     return std::move(packed.value());
 }

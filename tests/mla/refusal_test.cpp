@@ -42,7 +42,13 @@ TEST_F(MlaRefusal, DecompressedTakesCausalRowsOfOneRank) {
     prompt.q = batch->image().query.data();
     prompt.kv = batch->kv();
     prompt.out = out.data();
-    prompt.up_key = {DType::bf16, 2, kNope, kLatent, weights.data(), nullptr};
+    prompt.up_key = {.format = {.code = WeightCode::bf16},
+                     .layout = linalg::WeightLayout::panels,
+                     .count = 2,
+                     .n = kNope,
+                     .k = kLatent,
+                     .matrix_bytes = kNope * kLatent * 2,
+                     .data = weights.data()};
     prompt.up_value = prompt.up_key;
     const auto refused = [&](const std::string& says) {
         for (const auto& kernels : implementations()) {
@@ -61,7 +67,7 @@ TEST_F(MlaRefusal, DecompressedTakesCausalRowsOfOneRank) {
     prompt.up_value.count = 1;
     refused("up_value holds 1 matrices");
     prompt.up_value = prompt.up_key;
-    prompt.up_value.dtype = DType::e4m3;
+    prompt.up_value.format = kFp8Blocks;
     refused("without scales");
 }
 

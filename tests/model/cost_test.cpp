@@ -31,9 +31,9 @@ TEST(Cost, CountsDeepseekV3AsPublished) {
 
 TEST(Cost, OneRowReadsItsActiveWeightsOnce) {
     const auto config = deepseek_v3();
-    const StepCost one = step_cost(config, DType::bf16, {1, 0, 0, 1});
+    const StepCost one = step_cost(config, {.code = WeightCode::bf16}, {1, 0, 0, 1});
     EXPECT_NEAR(one.weight_bytes, 2.0 * static_cast<double>(count_parameters(config).active), 1e9);
-    const StepCost many = step_cost(config, DType::bf16, {4096, 0, 0, 1});
+    const StepCost many = step_cost(config, {.code = WeightCode::bf16}, {4096, 0, 0, 1});
     EXPECT_NEAR(many.weight_bytes,
                 2.0 * static_cast<double>(count_parameters(config).total -
                                           config.vocab_size * config.hidden_size),
@@ -44,8 +44,8 @@ TEST(Cost, OneRowReadsItsActiveWeightsOnce) {
 TEST(Cost, AttentionCountsVisiblePairs) {
     auto config = deepseek_v3();
     config.num_hidden_layers = 1;
-    const double shallow = step_cost(config, DType::bf16, {1, 0, 0, 1}).flops;
-    const double deep = step_cost(config, DType::bf16, {1, 1000, 0, 1}).flops;
+    const double shallow = step_cost(config, {.code = WeightCode::bf16}, {1, 0, 0, 1}).flops;
+    const double deep = step_cost(config, {.code = WeightCode::bf16}, {1, 1000, 0, 1}).flops;
     EXPECT_DOUBLE_EQ(deep - shallow, 2.0 * 128 * 1088 * 1000);
 }
 

@@ -7,11 +7,13 @@
 #include <array>
 #include <cstring>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "batch/batch_builder.hpp"
+#include "mla/storage.hpp"
 #include "model/tiny_model.hpp"
 
 namespace espalier::model {
@@ -26,11 +28,13 @@ constexpr bool kLongRun = false;
 struct Case {
     std::string preset;
     DType dtype;
+    std::optional<mla::KvFormat> kv_format = std::nullopt;
 };
 
 // How a case stands in the names of tests.
 void PrintTo(const Case& chosen, std::ostream* out) {
     *out << chosen.preset << " " << name_of(chosen.dtype);
+    if (chosen.kv_format) *out << " " << mla::name_of(*chosen.kv_format);
 }
 
 std::vector<std::int32_t> random_tokens(std::size_t count, std::int64_t vocabulary, unsigned seed) {
@@ -59,7 +63,8 @@ class ModelInvariance : public testing::TestWithParam<Case> {
         write_model(*preset, directory_.path() / "model");
     }
     RunningModel load(int threads) const {
-        return RunningModel(directory_.path() / "model", threads, best_cpu_variant());
+        return RunningModel(directory_.path() / "model", threads, best_cpu_variant(), 128,
+                            GetParam().kv_format);
     }
     std::vector<std::int32_t> tokens(std::size_t count, unsigned seed) const {
         return random_tokens(count, vocabulary_, seed);
@@ -69,22 +74,18 @@ class ModelInvariance : public testing::TestWithParam<Case> {
     std::int64_t vocabulary_ = 0;
 };
 
-// The bytes of positions [0, length) in every layer.
-std::vector<std::byte> cache_bytes(Sequence& sequence, std::int64_t layers, std::int64_t length) {
-    std::vector<std::byte> bytes;
-    for (std::int64_t layer = 0; layer < layers; ++layer) {
-        const mla::KvPages pages = sequence.storage().target(layer);
-        const std::int64_t slot_bytes = pages.page_stride / pages.page_tokens;
-        for (std::int64_t position = 0; position < length; ++position) {
-            const std::byte* at = pages.data + sequence.slot_of(position) * slot_bytes;
-            bytes.insert(bytes.end(), at, at + slot_bytes);
-        }
-    }
-    return bytes;
+// The numbers of positions [0, length) in every layer, exactly.
+std::vector<double> cached_numbers(Sequence& sequence, std::int64_t layers, std::int64_t length) {
+    std::vector<double> numbers(static_cast<std::size_t>(layers * length * mla::kKey));
+    double* next = numbers.data();
+    for (std::int64_t layer = 0; layer < layers; ++layer)
+        for (std::int64_t position = 0; position < length; ++position, next += mla::kKey)
+            mla::read_slot(sequence.storage().target(layer), sequence.slot_of(position), next);
+    return numbers;
 }
 
 struct Outcome {
-    std::vector<std::byte> cache;
+    std::vector<double> cache;
     std::vector<float> logits;
     bool operator==(const Outcome& other) const {
         return cache == other.cache && logits.size() == other.logits.size() &&
@@ -99,7 +100,7 @@ Outcome run_prompt(RunningModel& model, const std::vector<std::int32_t>& prompt,
     EXPECT_TRUE(sequence);
     const auto fed = sequence->feed(*model, prompt, true, chunk);
     EXPECT_TRUE(fed) << fed.error().message;
-    return {cache_bytes(*sequence, model->config().num_hidden_layers, length),
+    return {cached_numbers(*sequence, model->config().num_hidden_layers, length),
             copy_logits(fed->logits)};
 }
 
@@ -285,12 +286,42 @@ TEST_P(ModelInvariance, TreeNodesEqualPlainDecodeAndCommit) {
     EXPECT_EQ(copy_logits(next->logits), plain_next);
 }
 
+TEST(KvFormat, ACacheThatAttentionCannotReadIsRefusedByName) {
+    const TemporaryDirectory directory;
+    for (const DType dtype : {DType::bf16, DType::f32}) {
+        auto preset = checkpoint::synthetic_preset("tiny-v2");
+        preset->dtype = dtype;
+        preset->config.num_hidden_layers = 1;
+        write_model(*preset, directory.path() / name_of(dtype));
+    }
+    const auto refusal = [&](const char* model, mla::KvFormat format) -> std::string {
+        try {
+            RunningModel(directory.path() / model, 1, best_cpu_variant(), 1, format);
+        } catch (const std::runtime_error& error) {
+            return error.what();
+        }
+        return "";
+    };
+    EXPECT_EQ(refusal("bf16", mla::KvFormat::f32),
+              "a f32 cache for bf16 activations: bf16, fp8_token and fp8_tensor are possible");
+    EXPECT_EQ(refusal("bf16", mla::KvFormat::fp16),
+              "a fp16 cache for bf16 activations: bf16, fp8_token and fp8_tensor are possible");
+    EXPECT_EQ(refusal("f32", mla::KvFormat::fp8_token),
+              "a fp8_token cache for f32 activations: only f32 is possible");
+    EXPECT_EQ(refusal("bf16", mla::KvFormat::fp8_token), "");
+    EXPECT_EQ(refusal("f32", mla::KvFormat::f32), "");
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, ModelInvariance,
                          testing::Values(Case{"tiny-v3", DType::bf16}, Case{"tiny-v3", DType::e4m3},
-                                         Case{"tiny-v2", DType::bf16}, Case{"tiny-v2", DType::f32}),
+                                         Case{"tiny-v2", DType::bf16}, Case{"tiny-v2", DType::f32},
+                                         Case{"tiny-v3", DType::bf16, mla::KvFormat::fp8_token},
+                                         Case{"tiny-v2", DType::e4m3, mla::KvFormat::fp8_tensor}),
                          [](const auto& chosen) {
                              std::string name = chosen.param.preset + "_" +
                                                 std::string(name_of(chosen.param.dtype));
+                             if (chosen.param.kv_format)
+                                 name += "_" + std::string(mla::name_of(*chosen.param.kv_format));
                              std::replace(name.begin(), name.end(), '-', '_');
                              return name;
                          });

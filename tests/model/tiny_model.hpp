@@ -7,6 +7,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,24 +26,28 @@ namespace espalier::model {
 class RunningModel {
   public:
     RunningModel(const std::filesystem::path& directory, int threads, CpuVariant variant,
-                 std::int64_t max_gather = 128)
+                 std::int64_t max_gather = 256,
+                 std::optional<mla::KvFormat> kv_format = std::nullopt)
         : device_(threads),
           backend_(ops::make_cpu_backend(variant)),
           kernels_(mla::make_cpu_kernels(variant)) {
         auto opened = checkpoint::Checkpoint::open(directory.string());
         if (!opened) throw std::runtime_error(opened.error().message);
         const auto checkpoint = std::make_shared<const checkpoint::Checkpoint>(std::move(*opened));
-        auto weights = Weights::load(checkpoint, device_);
+        auto weights = Weights::load(checkpoint, device_, *backend_);
         if (!weights) throw std::runtime_error(weights.error().message);
         ModelLimits limits;
         limits.max_gather = max_gather;
-        auto made = DeepseekModel::create(checkpoint->config(), std::move(*weights), *backend_,
-                                          *kernels_, device_, {.limits = limits});
+        auto made =
+            DeepseekModel::create(checkpoint->config(), std::move(*weights), *backend_, *kernels_,
+                                  device_, {.limits = limits, .kv_format = kv_format});
         if (!made) throw std::runtime_error(made.error().message);
         model_ = std::make_unique<DeepseekModel>(std::move(*made));
     }
     DeepseekModel& operator*() { return *model_; }
     DeepseekModel* operator->() { return model_.get(); }
+    const ops::Backend& backend() const { return *backend_; }
+    const mla::Kernels& kernels() const { return *kernels_; }
 
   private:
     CpuDevice device_;

@@ -14,12 +14,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-Expected<Weights> load(const fs::path& directory) {
+Expected<Weights> load(const fs::path& directory, const LoadOptions& options = {.mtp = true}) {
     auto opened = checkpoint::Checkpoint::open(directory.string());
     if (!opened) return tl::unexpected<Error>(opened.error());
-    CpuDevice device(2);
-    return Weights::load(std::make_shared<const checkpoint::Checkpoint>(std::move(*opened)),
-                         device);
+    static CpuDevice device(2);
+    const auto backend = ops::make_cpu_backend(best_cpu_variant());
+    return Weights::load(std::make_shared<const checkpoint::Checkpoint>(std::move(*opened)), device,
+                         *backend, options);
 }
 
 // Changes one field of a written config.json.
@@ -58,18 +59,20 @@ TEST_F(WeightsTest, MtpSharesWhatTheCheckpointDoesNotRepeat) {
     EXPECT_TRUE(repeated->mtp[0].head);
 }
 
+TEST_F(WeightsTest, MtpIsLoadedForADrafterOnly) {
+    const auto plain = load(write("tiny-v3"), {});
+    ASSERT_TRUE(plain) << plain.error().message;
+    EXPECT_TRUE(plain->mtp.empty());
+}
+
 TEST_F(WeightsTest, ProgressEndsAtTheWholeAndNeverGoesBack) {
-    auto opened = checkpoint::Checkpoint::open(write("tiny-v2").string());
-    ASSERT_TRUE(opened);
-    CpuDevice device(1);
     std::uint64_t last = 0, whole = 0;
     const auto weights =
-        Weights::load(std::make_shared<const checkpoint::Checkpoint>(std::move(*opened)), device,
-                      [&](std::uint64_t done, std::uint64_t total) {
-                          EXPECT_GE(done, last);
-                          last = done;
-                          whole = total;
-                      });
+        load(write("tiny-v3"), {.progress = [&](std::uint64_t done, std::uint64_t total) {
+                 EXPECT_GE(done, last);
+                 last = done;
+                 whole = total;
+             }});
     ASSERT_TRUE(weights);
     EXPECT_GT(whole, 0u);
     EXPECT_EQ(last, whole);

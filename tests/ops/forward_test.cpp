@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products go to linalg unchanged, and operations in the step loop take no memory but the arena's.
+// Products have the bits of linalg, and operations in the step loop take no memory but the arena's.
 #include <gtest/gtest.h>
 
+#include "linalg/packed.hpp"
+#include "linalg/product.hpp"
 #include "ops/support.hpp"
 #include "support/allocation_counter.hpp"
 
@@ -23,33 +25,82 @@ TEST(Products, AreThoseOfLinalg) {
     }
     const std::span<const linalg::WeightSource> both(sources);
     const std::vector<std::span<const linalg::WeightSource>> stack = {both.first(1), both.last(1)};
-    const linalg::PackedMatrix packed = linalg::PackedMatrix::pack(device, stack).value();
-    const linalg::Products products(best_cpu_variant());
-
     std::vector<float> x = values(2, 0, 4, 2 * kIn);
     const Matrix in = Matrix::of(x.data(), 4, 2 * kIn);
     const Matrix narrow = in.columns(0, kIn);
     const std::vector<std::int32_t> source = {3, 0, 2, 2};
     const std::vector<std::int32_t> indptr = {0, 1, 4};
-    for (const auto& backend :
-         {make_cpu_backend(best_cpu_variant()), make_reference_backend(best_cpu_variant())}) {
+    const linalg::Weight packed = linalg::pack_panels(device, stack).value();
+    struct Case {
+        std::unique_ptr<Backend> backend;
+        CpuVariant variant;
+    };
+    std::vector<Case> cases;
+    cases.push_back({make_cpu_backend(best_cpu_variant()), best_cpu_variant()});
+    cases.push_back({make_reference_backend(), CpuVariant::portable});
+    for (const auto& [backend, variant] : cases) {
+        const linalg::Products products(variant);
+        const linalg::Weight own = backend->pack(device, stack).value();
         std::vector<float> got(4 * 2 * kOut, 1.0f), wanted(got);
         const Matrix out = Matrix::of(got.data(), 4, 2 * kOut);
         const Matrix truth = Matrix::of(wanted.data(), 4, 2 * kOut);
-        backend->product(context, narrow, packed.view().at(1), out.columns(0, kOut),
+        backend->product(context, narrow, own.view().at(1), out.columns(0, kOut),
                          Store::accumulate);
         products.product(device.pool(), narrow, packed.view().at(1), truth.columns(0, kOut),
                          Store::accumulate);
         EXPECT_EQ(got, wanted);
-        backend->stacked_product(context, in, kIn, packed.view(), out, kOut);
+        backend->stacked_product(context, in, kIn, own.view(), out, kOut);
         products.stacked(device.pool(), in, kIn, packed.view(), truth, kOut);
         EXPECT_EQ(got, wanted);
-        backend->expert_product(context, narrow, source.data(), indptr.data(), packed.view(),
+        backend->expert_product(context, narrow, source.data(), indptr.data(), own.view(),
                                 out.columns(0, kOut));
         products.grouped(device.pool(), narrow, source.data(), indptr.data(), packed.view(),
                          truth.columns(0, kOut));
         EXPECT_EQ(got, wanted);
     }
+}
+
+TEST(Products, RefuseAForeignLayout) {
+    CpuDevice device(1);
+    Arena arena = make_arena(1 << 16);
+    OpContext context{device, arena};
+    const std::vector<float> weights = values(1, 0, 16, 8);
+    const linalg::WeightSource source{.data = reinterpret_cast<const std::byte*>(weights.data()),
+                                      .n = 16,
+                                      .k = 8,
+                                      .row_stride = 8};
+    const std::span<const linalg::WeightSource> one(&source, 1);
+    const auto cpu = make_cpu_backend(best_cpu_variant()), plain = make_reference_backend();
+    const linalg::Weight panels = cpu->pack(device, {&one, 1}).value();
+    const linalg::Weight rows = plain->pack(device, {&one, 1}).value();
+    std::vector<float> x(8), y(16);
+    const Matrix in = Matrix::of(x.data(), 1, 8), out = Matrix::of(y.data(), 1, 16);
+    EXPECT_THROW(cpu->product(context, in, rows.view(), out, Store::assign), CheckFailure);
+    EXPECT_THROW(plain->product(context, in, panels.view(), out, Store::assign), CheckFailure);
+}
+
+TEST(Products, RefuseAFormatWithoutKernelsByName) {
+    CpuDevice device(1);
+    const std::vector<std::byte> weights(64 * 64);
+    const std::vector<float> scales(64);
+    linalg::WeightSource source{.data = weights.data(),
+                                .format = kFp8Blocks,
+                                .n = 64,
+                                .k = 64,
+                                .row_stride = 64,
+                                .scales = reinterpret_cast<const std::byte*>(scales.data()),
+                                .scale_stride = 4};
+    source.format.group_k = 16;
+    const std::span<const linalg::WeightSource> one(&source, 1);
+    const auto refused = make_cpu_backend(best_cpu_variant())->pack(device, {&one, 1});
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().kind, ErrorKind::unsupported);
+    EXPECT_NE(refused.error().message.find("e4m3 weights with a scale for 16 inputs"),
+              std::string::npos)
+        << refused.error().message;
+    EXPECT_TRUE(make_reference_backend()->pack(device, {&one, 1}));
+    source.format.zero_points = true;
+    EXPECT_FALSE(make_reference_backend()->pack(device, {&one, 1}));
 }
 
 TEST(StepLoop, OperationsDoNotAllocate) {

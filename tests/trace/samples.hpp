@@ -62,9 +62,9 @@ inline Step sample_step() {
                   .build = 4,
                   .forward = 500,
                   .sample = 60,
+                  .commit = 8,
                   .walk = 7,
                   .extend = 5,
-                  .commit = 8,
                   .advance = 9,
                   .emit = 10};
     return step;

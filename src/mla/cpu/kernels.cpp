@@ -24,8 +24,8 @@ class CpuKernels final : public Kernels {
 
     Expected<void> decompressed(OpContext& context, const DecompressedCall& call) const override {
         ESPALIER_RETURN_IF_ERROR(check_decompressed_arrays(call));
-        const bool bf16 = dots(call.kv.format) && cpu::multiplies(bf16_, call.up_key.dtype) &&
-                          cpu::multiplies(bf16_, call.up_value.dtype);
+        const bool bf16 = dots(call.kv.format) && cpu::multiplies(bf16_, call.up_key.format) &&
+                          cpu::multiplies(bf16_, call.up_value.format);
         cpu::decompressed(context, bf16 ? bf16_ : f32_, call);
         return {};
     }

@@ -2,84 +2,77 @@
 #include "mla/cpu/up_weights.hpp"
 
 #include <array>
-#include <cstring>
+#include <utility>
 
 namespace espalier::mla::cpu {
 namespace {
 
 constexpr std::int64_t kInputs = 512;
 
-template <typename T>
-T load(const std::byte* data, std::int64_t index) {
-    T value;
-    std::memcpy(&value, data + index * static_cast<std::int64_t>(sizeof(T)), sizeof(T));
-    return value;
-}
-
-// Every e4m3 number is a bf16 number.
-constexpr std::array<std::uint16_t, 256> bf16_of_e4m3() {
-    std::array<std::uint16_t, 256> table{};
-    for (unsigned code = 0; code < 256; ++code)
-        table[code] = to_bf16(to_float(E4m3{static_cast<std::uint8_t>(code)})).bits;
-    return table;
-}
-
+// Codes of one byte whose numbers are all bf16 numbers.
+template <WeightCode kCode>
 void widen_to_bf16(const std::byte* from, std::byte* to) {
-    static constexpr std::array<std::uint16_t, 256> kTable = bf16_of_e4m3();
+    static const auto kTable = [] {
+        std::array<std::uint16_t, 256> table{};
+        for (unsigned code = 0; code < 256; ++code) {
+            const auto byte = static_cast<std::byte>(code);
+            table[code] = to_bf16(load_weight(&byte, kCode, 0)).bits;
+        }
+        return table;
+    }();
     auto* out = reinterpret_cast<std::uint16_t*>(to);
     for (std::int64_t i = 0; i < kUpWeights; ++i)
         out[i] = kTable[static_cast<std::uint8_t>(from[i])];
 }
 
-// f32 panels are [k][16]; bf16 and e4m3 keep pairs of k side by side.
-template <typename T>
-void widen_to_f32(const std::byte* from, const float* scales, std::byte* to) {
-    constexpr bool kPairs = sizeof(T) == 1 || std::is_same_v<T, Bf16>;
+// To f32 panels [k][16], times their scales.
+template <WeightCode kCode>
+void widen_to_f32(const std::byte* from, const float* scales, std::int64_t group, std::byte* to) {
     auto* out = reinterpret_cast<float*>(to);
     for (std::int64_t panel = 0; panel < kUpWeights / kInputs / kLanes; ++panel)
         for (std::int64_t k = 0; k < kInputs; ++k)
             for (std::int64_t lane = 0; lane < kLanes; ++lane) {
                 const std::int64_t inside =
-                    kPairs ? (k / 2 * kLanes + lane) * 2 + k % 2 : k * kLanes + lane;
-                const float value = to_float(load<T>(from, panel * kInputs * kLanes + inside));
-                const std::int64_t block =
-                    panel * (kInputs / linalg::kScaleBlock) + k / linalg::kScaleBlock;
+                    linalg::paired(kCode) ? (k / 2 * kLanes + lane) * 2 + k % 2 : k * kLanes + lane;
+                const float value = load_weight(from, kCode, panel * kInputs * kLanes + inside);
                 out[(panel * kInputs + k) * kLanes + lane] =
-                    scales == nullptr ? value : value * scales[block * kLanes + lane];
+                    scales == nullptr
+                        ? value
+                        : value * scales[(panel * (kInputs / group) + k / group) * kLanes + lane];
             }
 }
 
+struct Widening {
+    void (*to_bf16)(const std::byte* from, std::byte* to);
+    void (*to_f32)(const std::byte* from, const float* scales, std::int64_t group, std::byte* to);
+};
+
+template <std::size_t... kCode>
+constexpr auto widening_by_code(std::index_sequence<kCode...>) {
+    return std::array{Widening{widen_to_bf16<static_cast<WeightCode>(kCode)>,
+                               widen_to_f32<static_cast<WeightCode>(kCode)>}...};
+}
+constexpr auto kWidening = widening_by_code(std::make_index_sequence<kCodes.size()>());
+
 }  // namespace
 
-bool multiplies(const TileKernels& kernels, DType weight) {
-    return !kernels.bf16_elements || weight == DType::bf16 || weight == DType::e4m3;
+bool multiplies(const TileKernels& kernels, const WeightFormat& format) {
+    if (!kernels.bf16_elements) return true;
+    return format.input() == DType::bf16 && (!format.scaled() || format.group_k == kUpScaleGroup);
 }
 
-UpWeights prepare_up_weights(const TileKernels& kernels, const linalg::PackedView& weights,
+UpWeights prepare_up_weights(const TileKernels& kernels, const linalg::WeightView& weights,
                              std::int64_t head, std::byte* scratch) {
-    const std::byte* panels = weights.data + head * weights.panels() * weights.panel_bytes();
-    const float* scales =
-        weights.dtype == DType::e4m3
-            ? weights.scales + head * weights.panels() * weights.scale_blocks() * kLanes
-            : nullptr;
+    const linalg::PackedView matrix = linalg::PackedView(weights).at(head);
+    const WeightCode code = matrix.format.code;
+    const Widening& widening = kWidening[static_cast<std::size_t>(code)];
+    if (code == (kernels.bf16_elements ? WeightCode::bf16 : WeightCode::f32))
+        return {matrix.data, nullptr};
     if (kernels.bf16_elements) {
-        if (weights.dtype == DType::bf16) return {panels, nullptr};
-        widen_to_bf16(panels, scratch);
-        return {scratch, scales};
+        widening.to_bf16(matrix.data, scratch);
+        return {scratch, matrix.panel_scales()};
     }
-    switch (weights.dtype) {
-        case DType::f32:
-            return {panels, nullptr};
-        case DType::f16:
-            widen_to_f32<Fp16>(panels, nullptr, scratch);
-            break;
-        case DType::bf16:
-            widen_to_f32<Bf16>(panels, nullptr, scratch);
-            break;
-        case DType::e4m3:
-            widen_to_f32<E4m3>(panels, scales, scratch);
-            break;
-    }
+    widening.to_f32(matrix.data, matrix.panel_scales(), matrix.format.group_k, scratch);
     return {scratch, nullptr};
 }
 

@@ -107,7 +107,7 @@ Expected<void> decompressed(OpContext& context, const DecompressedCall& call) {
     const DecompressedParams params{.rows = call.rows,
                                     .kv = call.kv,
                                     .q = call.q,
-                                    .up_rows = call.up_rows,
+                                    .up_rows = call.up_key.data,
                                     .out = call.out,
                                     .lse = call.lse,
                                     .scale = call.scale,

@@ -31,9 +31,7 @@ class CudaKernels final : public Kernels {
         ESPALIER_RETURN_IF_ERROR(check_cuda_pages(call.kv));
         ESPALIER_RETURN_IF_ERROR(check_cuda_address(call.q, "q"));
         ESPALIER_RETURN_IF_ERROR(check_cuda_address(call.out, "out"));
-        if (call.up_rows == nullptr)
-            return fail(ErrorKind::invalid, "decompressed attention on CUDA without up_rows");
-        ESPALIER_RETURN_IF_ERROR(check_cuda_address(call.up_rows, "up_rows"));
+        ESPALIER_RETURN_IF_ERROR(check_up_rows(call));
         return cuda::decompressed(context, call);
     }
 
@@ -55,6 +53,24 @@ class CudaKernels final : public Kernels {
     }
 
   private:
+    // Both halves as a checkpoint has them, head by head: 128 key rows, then 128 value rows.
+    static Expected<void> check_up_rows(const DecompressedCall& call) {
+        constexpr std::int64_t kHalf = kNope * kLatent * 2;  // bytes
+        for (const linalg::WeightView& half : {call.up_key, call.up_value})
+            if (half.format != WeightFormat{.code = WeightCode::bf16} ||
+                half.layout != linalg::WeightLayout::rows || half.matrix_bytes != 2 * kHalf)
+                return fail(ErrorKind::unsupported,
+                            "decompressed attention on CUDA with {} weights as {}, {} bytes apart: "
+                            "bf16 rows, {} bytes apart, are possible",
+                            name_of(half.format.code), name_of(half.layout), half.matrix_bytes,
+                            2 * kHalf);
+        if (call.up_value.data != call.up_key.data + kHalf)
+            return fail(ErrorKind::unsupported,
+                        "decompressed attention on CUDA with up_value {} bytes behind up_key, {} "
+                        "are possible",
+                        call.up_value.data - call.up_key.data, kHalf);
+        return check_cuda_address(call.up_key.data, "up_key");
+    }
     static Expected<void> check_arguments(const AbsorbedCall& call) {
         ESPALIER_RETURN_IF_ERROR(check_absorbed_arguments(call));
         ESPALIER_RETURN_IF_ERROR(check_cuda_pages(call.kv));

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "linalg/packed.hpp"
+#include "linalg/product.hpp"
 #include "ops/cpu/parallel.hpp"
 #include "ops/cpu/route.hpp"
 #include "ops/cpu/sample.hpp"
@@ -33,6 +35,13 @@ class CpuBackend final : public Backend {
 
     std::string name() const override {
         return fmt::format("cpu {}", name_of(products_.variant()));
+    }
+
+    Expected<linalg::Weight> pack(Device& device, linalg::WeightStack stack) const override {
+        CHECK(device.kind() == DeviceKind::cpu, "weights packed for the CPU on {}", device.name());
+        if (!stack.empty() && !stack.front().empty())
+            ESPALIER_RETURN_IF_ERROR(products_.check_format(stack.front().front().format));
+        return linalg::pack_panels(static_cast<CpuDevice&>(device), stack);
     }
 
     void embed(OpContext& context, const std::int32_t* tokens, const EmbeddingTable& table,
@@ -68,16 +77,16 @@ class CpuBackend final : public Backend {
         });
     }
 
-    void product(OpContext& context, const Matrix& x, const PackedView& w, const Matrix& y,
+    void product(OpContext& context, const Matrix& x, const WeightView& w, const Matrix& y,
                  Store store) const override {
         products_.product(pool_of(context), x, w, y, store);
     }
     void stacked_product(OpContext& context, const Matrix& x, std::int64_t x_step,
-                         const PackedView& w, const Matrix& y, std::int64_t y_step) const override {
+                         const WeightView& w, const Matrix& y, std::int64_t y_step) const override {
         products_.stacked(pool_of(context), x, x_step, w, y, y_step);
     }
     void expert_product(OpContext& context, const Matrix& x, const std::int32_t* source_token,
-                        const std::int32_t* indptr, const PackedView& w,
+                        const std::int32_t* indptr, const WeightView& w,
                         const Matrix& y) const override {
         products_.grouped(pool_of(context), x, source_token, indptr, w, y);
     }
@@ -89,8 +98,9 @@ class CpuBackend final : public Backend {
         for_rows(pool_of(context), tokens, kRopeWidth * 64, [&](std::int64_t t) {
             float* out = cos_sin.row<float>(t);
             for (std::int64_t i = 0; i < kRopeWidth / 2; ++i) {
-                const auto angle = static_cast<double>(static_cast<float>(position[t]) *
-                                                       rule.inverse_frequency[i]);
+                const auto angle =
+                    static_cast<double>(static_cast<float>(position[t]) *
+                                        rule.inverse_frequency[static_cast<std::size_t>(i)]);
                 out[2 * i] = static_cast<float>(std::cos(angle)) * rule.magnitude;
                 out[2 * i + 1] = static_cast<float>(std::sin(angle)) * rule.magnitude;
             }

@@ -3,7 +3,6 @@
 // kernel can break: invariance, garbage, nothing visible, replay with other lengths.
 #include <limits>
 
-#include "espalier/mla.h"
 #include "mla/cuda/device.hpp"
 
 namespace espalier::mla::simple {
@@ -11,17 +10,13 @@ namespace {
 
 struct Weights {
     int heads;
-    std::vector<std::byte> rows;    // bf16 [heads, 256, 512]
-    std::vector<std::byte> packed;  // the oracle's
+    std::vector<std::byte> rows;  // bf16 [heads, 256, 512]
     OnDevice<std::byte> device;
 
     Weights(Random& random, int heads_)
         : heads(heads_),
           rows(narrowed(normal(random, heads_ * 256 * kLatent, 0.0442f), DType::bf16)),
-          packed(rows.size()),
-          device(rows) {
-        EXPECT_EQ(espalier_mla_pack_up_weights(rows.data(), heads, packed.data()), ESPALIER_MLA_OK);
-    }
+          device(rows) {}
     DecompressedCall call(const Arrays& arrays) const {
         DecompressedCall result;
         result.rows = arrays.rows;
@@ -29,12 +24,24 @@ struct Weights {
         result.q = arrays.query.data();
         result.q_dtype = arrays.q_dtype;
         result.kv = arrays.kv;
-        result.up_key = {DType::bf16, heads, kNope, kLatent, packed.data(), nullptr};
-        result.up_value = result.up_key;
-        result.up_value.data += heads * kNope * kLatent * 2;
-        result.up_rows = device.data();
         result.scale = kScale;
+        set_rows(result, rows.data());
         return result;
+    }
+    void place(DecompressedCall& call) const { set_rows(call, device.data()); }
+
+  private:
+    void set_rows(DecompressedCall& call, const std::byte* data) const {
+        constexpr std::int64_t kHalf = kNope * kLatent * 2;  // bytes of one head's keys, or values
+        call.up_key = {.format = {.code = WeightCode::bf16},
+                       .layout = linalg::WeightLayout::rows,
+                       .count = heads,
+                       .n = kNope,
+                       .k = kLatent,
+                       .matrix_bytes = 2 * kHalf,
+                       .data = data};
+        call.up_value = call.up_key;
+        call.up_value.data += kHalf;
     }
 };
 
@@ -74,6 +81,7 @@ class MlaCudaDecompressed : public CudaTest {
     Outputs run(const Weights& weights, const Arrays& arrays, DType out_dtype = DType::f32) {
         const DeviceArrays device(arrays);
         DecompressedCall call = weights.call(arrays);
+        weights.place(call);
         device.point(call);
         const std::int64_t packed = call.rows.token_end * call.heads;
         OnDevice<std::byte> out(std::vector<std::byte>(
@@ -216,6 +224,7 @@ TEST_F(MlaCudaDecompressed, ReplayWithOtherLengths) {
         arrays_of(29, {chunk(sequence, 7, 1), chunk(sequence, 250, 270), chunk(sequence, 3, 30)})};
     DeviceArrays device(*steps[0]);
     DecompressedCall call = weights.call(*steps[0]);
+    weights.place(call);
     device.point(call);
     const auto packed = static_cast<std::size_t>(call.rows.token_end * 2);
     OnDevice<float> out(std::vector<float>(packed * kValue, -5.0f));

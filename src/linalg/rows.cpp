@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "linalg/rows.hpp"
+
+#include <cstring>
+#include <vector>
+
+namespace espalier::linalg {
+namespace {
+
+// Output n of a source: k weights, one after another. Codes are whole bytes.
+void copy_output(const WeightSource& source, std::int64_t n, std::byte* to) {
+    const std::int64_t element = source.format.bytes(1);
+    if (!source.transposed) {
+        std::memcpy(to, source.data + n * source.row_stride * element,
+                    static_cast<std::size_t>(source.k * element));
+        return;
+    }
+    for (std::int64_t k = 0; k < source.k; ++k)
+        std::memcpy(to + k * element, source.data + (k * source.row_stride + n) * element,
+                    static_cast<std::size_t>(element));
+}
+
+}  // namespace
+
+Expected<Weight> pack_rows(Device& device, WeightStack stack) {
+    ESPALIER_ASSIGN_OR_RETURN(WeightView shape, common_shape(stack));
+    shape.layout = WeightLayout::rows;
+    ESPALIER_ASSIGN_OR_RETURN(const std::int64_t weights, checked_product(shape.n, shape.k));
+    ESPALIER_RETURN_IF_ERROR(checked_product(weights, facts_of(shape.format.code).bits));
+    shape.matrix_bytes = shape.format.bytes(weights);
+    shape.scale_bytes = shape.n * shape.scale_groups() * std::int64_t{sizeof(float)};
+    ESPALIER_ASSIGN_OR_RETURN(const std::int64_t data_bytes,
+                              checked_product(shape.count, shape.matrix_bytes));
+    ESPALIER_ASSIGN_OR_RETURN(const std::int64_t scale_bytes,
+                              checked_product(shape.count, shape.scale_bytes));
+    ESPALIER_ASSIGN_OR_RETURN(Buffer data, device.allocate(static_cast<std::size_t>(data_bytes)));
+    ESPALIER_ASSIGN_OR_RETURN(Buffer scales,
+                              device.allocate(static_cast<std::size_t>(scale_bytes)));
+
+    std::vector<std::byte> rows(static_cast<std::size_t>(shape.matrix_bytes));
+    std::vector<float> row_scales;
+    for (std::size_t index = 0; index < stack.size(); ++index) {
+        std::byte* row = rows.data();
+        row_scales.clear();
+        for (const WeightSource& source : stack[index])
+            for (std::int64_t n = 0; n < source.n; ++n) {
+                copy_output(source, n, row);
+                row += shape.format.bytes(shape.k);
+                for (std::int64_t group = 0; group < shape.scale_groups(); ++group)
+                    row_scales.push_back(scale_of(source, n, group));
+            }
+        const auto place = static_cast<std::int64_t>(index);
+        ESPALIER_RETURN_IF_ERROR(device.upload(
+            device.stream(), data.data() + place * shape.matrix_bytes, rows.data(), rows.size()));
+        ESPALIER_RETURN_IF_ERROR(
+            device.upload(device.stream(), scales.data() + place * shape.scale_bytes,
+                          row_scales.data(), row_scales.size() * sizeof(float)));
+    }
+    return Weight(std::move(data), std::move(scales), shape);
+}
+
+}  // namespace espalier::linalg

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+namespace espalier::linalg {
+
+// What a product does with y.
+enum class Store {
+    assign,      // y = x · Wᵀ, rounded once to y's dtype (f32, bf16 or f16)
+    accumulate,  // y += x · Wᵀ; y is f32
+};
+
+}  // namespace espalier::linalg

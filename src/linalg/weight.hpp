@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// Weights as a backend keeps them. A backend packs what a checkpoint holds (WeightSource) into a
+// layout of its own and gets it back as an opaque view; the layout's name lets a kernel refuse a
+// stranger's. Mostly plain data: attention reads this header without linking the library.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+
+#include "base/buffer.hpp"
+#include "base/check.hpp"
+#include "base/error.hpp"
+#include "base/weight_format.hpp"
+
+namespace espalier::linalg {
+
+// A weight matrix as a checkpoint holds it: row-major [n, k], or [k, n] when transposed. Unaligned
+// is fine.
+struct WeightSource {
+    const std::byte* data = nullptr;
+    WeightFormat format;
+    std::int64_t n = 0;
+    std::int64_t k = 0;
+    std::int64_t row_stride = 0;  // weights between stored rows
+    bool transposed = false;      // stored [k, n]
+    // Scaled formats only. The scale of the stored element (i, j) is
+    //   scales[(first_row + i) / rows_of_a_group · scale_stride + (first_col + j) / columns_of_one]
+    // where first_row and first_col say where this view begins in the tensor that owns the scales.
+    // Along n a view may begin anywhere; along k at a multiple of group_k, unless it lies in one
+    // group.
+    const std::byte* scales = nullptr;
+    std::int64_t scale_stride = 0;
+    std::int64_t first_row = 0;
+    std::int64_t first_col = 0;
+};
+
+// `stack[i]` lists the sources that make matrix i (heads, experts); they are joined along n and
+// must agree in k and format, and all matrices must have the same n.
+using WeightStack = std::span<const std::span<const WeightSource>>;
+
+enum class WeightLayout : std::uint8_t {
+    none,
+    rows,    // [count][n][k], scales [count][n][groups of k]: the reference backend, CUDA attention
+    panels,  // linalg/packed.hpp: the CPU backend
+};
+
+constexpr std::string_view name_of(WeightLayout layout) {
+    switch (layout) {
+        case WeightLayout::none:
+            return "none";
+        case WeightLayout::rows:
+            return "rows";
+        case WeightLayout::panels:
+            return "panels";
+    }
+    return "?";
+}
+
+// `count` matrices [n, k] of one format in a device's memory (y = x · Wᵀ).
+struct WeightView {
+    WeightFormat format;
+    WeightLayout layout = WeightLayout::none;
+    std::int64_t count = 0;
+    std::int64_t n = 0;
+    std::int64_t k = 0;
+    std::int64_t matrix_bytes = 0;  // from one matrix to the next
+    std::int64_t scale_bytes = 0;   // from one matrix's scales to the next one's
+    const std::byte* data = nullptr;
+    const std::byte* scales = nullptr;  // scaled formats only
+
+    std::int64_t scale_groups() const {
+        return format.scaled() ? (k + format.group_k - 1) / format.group_k : 0;
+    }
+    // One matrix of the stack.
+    WeightView at(std::int64_t index) const {
+        CHECK(index >= 0 && index < count, "matrix {} of {}", index, count);
+        WeightView one = *this;
+        one.count = 1;
+        one.data += index * matrix_bytes;
+        if (scales != nullptr) one.scales += index * scale_bytes;
+        return one;
+    }
+};
+
+// Owns what its view shows.
+class Weight {
+  public:
+    Weight() = default;
+    // view: without data and scales, which are the buffers'.
+    Weight(Buffer data, Buffer scales, const WeightView& view)
+        : data_(std::move(data)), scales_(std::move(scales)), view_(view) {
+        view_.data = data_.data();
+        view_.scales = scales_.data();
+    }
+
+    const WeightView& view() const { return view_; }
+    std::size_t bytes() const { return data_.bytes() + scales_.bytes(); }
+
+  private:
+    Buffer data_;
+    Buffer scales_;
+    WeightView view_;
+};
+
+// Format and shape that all matrices of the stack share, with every source checked. Sizes are
+// multiplied as 64-bit with overflow checks.
+Expected<WeightView> common_shape(WeightStack stack);
+Expected<std::int64_t> checked_product(std::int64_t a, std::int64_t b);
+
+// Where a source's outputs and inputs begin in its grid of scales.
+struct GridOrigin {
+    std::int64_t n = 0;
+    std::int64_t k = 0;
+};
+GridOrigin grid_origin(const WeightSource& source);
+// The f32 scale of output n and of group `group` of the view's inputs.
+float scale_of(const WeightSource& source, std::int64_t n, std::int64_t group);
+
+}  // namespace espalier::linalg

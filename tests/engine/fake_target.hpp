@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// A target without a model: the token drawn after a prefix is a hash of the prefix. The prefix is
+// read back through everything the engine lays out: slots, block tables, ancestor words, moves. So
+// a step that gets any of these wrong draws other tokens, and a test needs no weights to see it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/target.hpp"
+
+namespace espalier::engine {
+
+class FakeTarget final : public Target {
+  public:
+    enum class Fault { none, refuse_launch, refuse_wait, refuse_compact };
+
+    FakeTarget(std::int64_t vocabulary, const model::ModelLimits& limits, std::int64_t page_count);
+
+    // What it draws after these tokens; `banned` are never drawn.
+    std::int32_t next_token(std::span<const std::int32_t> prefix,
+                            std::span<const std::int32_t> banned = {}) const;
+
+    const TargetInfo& info() const override { return info_; }
+    Expected<void> launch(const batch::BatchView& batch, const model::Taps& taps) override;
+    void sample(std::span<const ops::NodeSampling> nodes) override;
+    Expected<StepResult> wait() override;
+    Expected<void> compact(std::span<const std::int64_t> source,
+                           std::span<const std::int64_t> destination) override;
+
+    Fault fault = Fault::none;
+    // Tokens whose numbers are not finite.
+    std::int32_t poison = -1;
+
+  private:
+    std::vector<std::int32_t> prefix_of(const mla::RaggedRows& rows, std::int32_t row,
+                                        std::int64_t token) const;
+    void read_prefixes(const mla::RaggedRows& rows, std::int64_t first, std::int64_t end);
+
+    TargetInfo info_;
+    std::vector<std::int32_t> cached_;                 // by slot of the pool: the token it holds
+    std::vector<std::vector<std::int32_t>> prefixes_;  // by token of the batch
+    std::vector<std::int32_t> gathered_;
+    std::vector<ops::Draw> draws_;
+    std::vector<std::uint8_t> nonfinite_;
+};
+
+}  // namespace espalier::engine
