@@ -23,10 +23,10 @@ namespace espalier::engine {
 struct TargetInfo {
     std::int64_t vocabulary = 0;
     std::vector<std::int32_t> eos_token_ids;
-    model::ModelLimits limits;    // of one step
-    cache::KvLayout kv_layout;    // of the cache
-    model::PairCost pair_cost;    // of attention, beside a token's other arithmetic
-    std::int64_t page_count = 0;  // the null page included
+    model::ModelLimits limits;       // of one step
+    cache::KvLayout kv_layout;       // of the cache
+    model::PairCost pair_cost = {};  // of attention, beside a token's other arithmetic
+    std::int64_t page_count = 0;     // the null page included
 };
 
 // Good until the next launch.
