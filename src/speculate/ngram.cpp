@@ -114,12 +114,6 @@ void NgramHistory::append(TokenId token) {
     young_ = SuffixAutomaton();
 }
 
-std::int32_t NgramHistory::match_length() const {
-    const State match = old_.link(old_.text());
-    const std::int32_t length = match == kNone ? 0 : old_.length(match);
-    return length >= limits_.least_match ? length : 0;
-}
-
 void NgramHistory::propose(const DraftShape& shape, Proposal& proposal) const {
     const std::int32_t nodes = std::min(shape.nodes, kMaxNodes);
     const std::int32_t depth = std::min(shape.depth, limits_.max_depth);

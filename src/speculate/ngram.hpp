@@ -33,15 +33,11 @@ class NgramHistory {
     // Amortised O(1).
     void append(TokenId token);
 
-    // Length of the longest suffix that occurred before, 0 when shorter than least_match.
-    std::int32_t match_length() const;
-
     // Fills the proposal (which holds the last appended token as its root) best first, within the
     // shape's depth and nodes. (Width is the cost of a draft model's pass; there is none here.)
     void propose(const DraftShape& shape, Proposal& proposal) const;
 
     std::int64_t bytes() const { return old_.bytes() + young_.bytes(); }
-    std::int64_t remembered() const { return old_.tokens(); }
 
   private:
     NgramLimits limits_;
