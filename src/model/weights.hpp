@@ -77,7 +77,7 @@ using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
 
 struct LoadOptions {
     bool mtp = false;  // the checkpoint's multi-token-prediction layers, for a drafter
-    Progress progress;
+    Progress progress = {};
 };
 
 struct Weights {

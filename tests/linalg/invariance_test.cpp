@@ -29,7 +29,7 @@ class Invariance : public testing::TestWithParam<Case> {
     Activations rows_alone(const Activations& x, const WeightView& w) {
         Activations y(DType::f32, x.matrix().rows, w.n, w.n);
         for (std::int64_t row = 0; row < x.matrix().rows; ++row)
-            products_.product(one_, x.matrix().slice(row, 1), w, y.matrix().slice(row, 1));
+            products_.product(one_.pool(), x.matrix().slice(row, 1), w, y.matrix().slice(row, 1));
         return y;
     }
 
@@ -70,10 +70,10 @@ TEST_P(Invariance, LargeProductsAreTheSame) {
     const Weight packed = pack_or_die(one_, w.view());
     Activations x = Activations::random(format_of(dtype_).input(), rows, k, k, 2);
     Activations y(DType::f32, rows, n, n);
-    products_.product(three_, x.matrix(), packed.view(), y.matrix());
+    products_.product(three_.pool(), x.matrix(), packed.view(), y.matrix());
     for (const std::int64_t row : {0, 1, 100, 200, 201, 399, 400}) {
         Activations one(DType::f32, 1, n, n);
-        products_.product(two_, x.matrix().slice(row, 1), packed.view(), one.matrix());
+        products_.product(two_.pool(), x.matrix().slice(row, 1), packed.view(), one.matrix());
         ASSERT_TRUE(same_row(y, row, one, 0, n)) << row;
     }
 }
@@ -92,10 +92,10 @@ TEST_P(Invariance, StackedIsProductPerMatrix) {
         Activations x = Activations::random(format_of(dtype_).input(), rows, count * x_step,
                                             count * x_step + 1, 4);
         Activations y(DType::f32, rows, count * y_step, count * y_step);
-        products_.stacked(three_, x.matrix(), x_step, packed->view(), y.matrix(), y_step);
+        products_.stacked(three_.pool(), x.matrix(), x_step, packed->view(), y.matrix(), y_step);
         for (std::int64_t s = 0; s < count; ++s) {
             Activations one(DType::f32, rows, n, n);
-            products_.product(one_, x.matrix().columns(s * x_step, k), packed->view().at(s),
+            products_.product(one_.pool(), x.matrix().columns(s * x_step, k), packed->view().at(s),
                               one.matrix());
             for (std::int64_t row = 0; row < rows; ++row)
                 ASSERT_TRUE(same_row(y, row, one, row, n, s * y_step))
@@ -134,7 +134,7 @@ TEST_P(Invariance, GroupedIsProductPerRow) {
                 Activations::random(format_of(dtype_).input(), gathered ? tokens : rows, k, k, 6);
             Activations y(DType::f32, rows + 1, n, n);
             y.fill(std::byte{0xff});
-            products_.grouped(three_, x.matrix(), gathered ? source_row.data() : nullptr,
+            products_.grouped(three_.pool(), x.matrix(), gathered ? source_row.data() : nullptr,
                               indptr.data(), packed->view(), y.matrix());
             std::int64_t group = 0;
             for (std::int64_t row = 0; row < rows; ++row) {
@@ -142,7 +142,7 @@ TEST_P(Invariance, GroupedIsProductPerRow) {
                 const std::int64_t from =
                     gathered ? source_row[static_cast<std::size_t>(row)] : row;
                 Activations one(DType::f32, 1, n, n);
-                products_.product(one_, x.matrix().slice(from, 1), packed->view().at(group),
+                products_.product(one_.pool(), x.matrix().slice(from, 1), packed->view().at(group),
                                   one.matrix());
                 ASSERT_TRUE(same_row(y, row, one, 0, n)) << "group " << group << " row " << row;
             }

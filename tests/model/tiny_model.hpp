@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/cpu_device.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "checkpoint/synthetic.hpp"
 #include "mla/contract.hpp"

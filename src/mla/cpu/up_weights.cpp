@@ -11,18 +11,22 @@ constexpr std::int64_t kInputs = 512;
 
 // Codes of one byte whose numbers are all bf16 numbers.
 template <WeightCode kCode>
-void widen_to_bf16(const std::byte* from, std::byte* to) {
-    static const auto kTable = [] {
-        std::array<std::uint16_t, 256> table{};
-        for (unsigned code = 0; code < 256; ++code) {
-            const auto byte = static_cast<std::byte>(code);
-            table[code] = to_bf16(load_weight(&byte, kCode, 0)).bits;
-        }
-        return table;
-    }();
-    auto* out = reinterpret_cast<std::uint16_t*>(to);
-    for (std::int64_t i = 0; i < kUpWeights; ++i)
-        out[i] = kTable[static_cast<std::uint8_t>(from[i])];
+void widen_to_bf16([[maybe_unused]] const std::byte* from, [[maybe_unused]] std::byte* to) {
+    if constexpr (facts_of(kCode).bits == 8) {
+        static const auto kTable = [] {
+            std::array<std::uint16_t, 256> table{};
+            for (unsigned code = 0; code < 256; ++code) {
+                const auto byte = static_cast<std::byte>(code);
+                table[code] = to_bf16(load_weight(&byte, kCode, 0)).bits;
+            }
+            return table;
+        }();
+        auto* out = reinterpret_cast<std::uint16_t*>(to);
+        for (std::int64_t i = 0; i < kUpWeights; ++i)
+            out[i] = kTable[static_cast<std::uint8_t>(from[i])];
+    } else {
+        CHECK(false, "{} does not widen to bf16", name_of(kCode));
+    }
 }
 
 // To f32 panels [k][16], times their scales.
@@ -42,17 +46,17 @@ void widen_to_f32(const std::byte* from, const float* scales, std::int64_t group
             }
 }
 
-struct Widening {
+struct Wideners {
     void (*to_bf16)(const std::byte* from, std::byte* to);
     void (*to_f32)(const std::byte* from, const float* scales, std::int64_t group, std::byte* to);
 };
 
 template <std::size_t... kCode>
-constexpr auto widening_by_code(std::index_sequence<kCode...>) {
-    return std::array{Widening{widen_to_bf16<static_cast<WeightCode>(kCode)>,
+constexpr auto wideners_by_code(std::index_sequence<kCode...>) {
+    return std::array{Wideners{widen_to_bf16<static_cast<WeightCode>(kCode)>,
                                widen_to_f32<static_cast<WeightCode>(kCode)>}...};
 }
-constexpr auto kWidening = widening_by_code(std::make_index_sequence<kCodes.size()>());
+constexpr auto kWideners = wideners_by_code(std::make_index_sequence<kCodes.size()>());
 
 }  // namespace
 
@@ -65,14 +69,14 @@ UpWeights prepare_up_weights(const TileKernels& kernels, const linalg::WeightVie
                              std::int64_t head, std::byte* scratch) {
     const linalg::PackedView matrix = linalg::PackedView(weights).at(head);
     const WeightCode code = matrix.format.code;
-    const Widening& widening = kWidening[static_cast<std::size_t>(code)];
+    const Wideners& wideners = kWideners[static_cast<std::size_t>(code)];
     if (code == (kernels.bf16_elements ? WeightCode::bf16 : WeightCode::f32))
         return {matrix.data, nullptr};
     if (kernels.bf16_elements) {
-        widening.to_bf16(matrix.data, scratch);
+        wideners.to_bf16(matrix.data, scratch);
         return {scratch, matrix.panel_scales()};
     }
-    widening.to_f32(matrix.data, matrix.panel_scales(), matrix.format.group_k, scratch);
+    wideners.to_f32(matrix.data, matrix.panel_scales(), matrix.format.group_k, scratch);
     return {scratch, nullptr};
 }
 
