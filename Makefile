@@ -1,9 +1,10 @@
 # The front door. `make demo` and `make test` each do all their set-up on a fresh Debian 12.
-BUILD ?= build
 JOBS ?= $(shell nproc)
 DEMO_MODEL ?= models/sapling
+# Configures, builds and tests a workflow of CMakePresets.json.
+WORKFLOW = CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) CTEST_PARALLEL_LEVEL=$(JOBS) cmake --workflow --preset
 
-.PHONY: help demo test test-long build asan tsan fuzz cuda install format clean
+.PHONY: help demo test test-long build asan tsan fuzz cuda gpu-test install format format-check clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -12,56 +13,61 @@ help:
 demo:
 	@tools/setup.sh run
 	@$(MAKE) --no-print-directory build TARGETS=espalier TESTS=OFF
-	@tools/demo.sh $(BUILD)/cpu/espalier $(DEMO_MODEL)
+	@tools/demo.sh build/cpu/espalier $(DEMO_MODEL)
 
 ## make test       install what testing needs, build, run the quick tests
 test:
 	@tools/setup.sh test
 	@$(MAKE) --no-print-directory build TESTS=ON
-	ctest --test-dir $(BUILD)/cpu -L quick -j $(JOBS) --output-on-failure --no-tests=error
+	ctest --preset quick -j $(JOBS)
 
 ## make test-long  the tests that take minutes
 test-long:
 	@tools/setup.sh long
 	@$(MAKE) --no-print-directory build TESTS=ON PYTHON=$(CURDIR)/.venv/bin/python3
-	ctest --test-dir $(BUILD)/cpu -L long --output-on-failure --no-tests=error
+	ctest --preset long
 
 ## make build      build/cpu/espalier and the tests, without set-up
 build:
-	@cmake --preset cpu $(if $(TESTS),-DESPALIER_TESTS=$(TESTS)) $(if $(PYTHON),-DESPALIER_TEST_PYTHON=$(PYTHON)) > $(BUILD)-configure.log 2>&1 || \
-	    { cat $(BUILD)-configure.log; rm -f $(BUILD)-configure.log; exit 1; }
-	@rm -f $(BUILD)-configure.log
+	@mkdir -p build
+	@cmake --preset cpu $(if $(TESTS),-DESPALIER_TESTS=$(TESTS)) $(if $(PYTHON),-DESPALIER_TEST_PYTHON=$(PYTHON)) \
+	    > build/configure.log 2>&1 || { cat build/configure.log; exit 1; }
 	cmake --build --preset cpu -j $(JOBS) $(if $(TARGETS),--target $(TARGETS))
 
 ## make asan       the quick tests under AddressSanitizer and UBSan
 asan:
-	cmake --preset asan && cmake --build --preset asan -j $(JOBS)
-	ctest --test-dir $(BUILD)/asan -L quick -j $(JOBS) --output-on-failure --no-tests=error
+	$(WORKFLOW) asan
 
-## make tsan       the quick tests under ThreadSanitizer
+## make tsan       the tests of what runs on several threads, under ThreadSanitizer
 tsan:
-	cmake --preset tsan && cmake --build --preset tsan -j $(JOBS)
-	ctest --test-dir $(BUILD)/tsan -L quick -j $(JOBS) --output-on-failure --no-tests=error
+	$(WORKFLOW) tsan
 
 ## make fuzz       each fuzz target for FUZZ_SECONDS (20)
 FUZZ_SECONDS ?= 20
 fuzz:
 	cmake --preset fuzz && cmake --build --preset fuzz -j $(JOBS)
-	tools/fuzz.sh $(BUILD)/fuzz $(FUZZ_SECONDS)
+	tools/fuzz.sh build/fuzz $(FUZZ_SECONDS)
 
 ## make cuda       build with the CUDA backend (needs nvcc)
 cuda:
 	@command -v nvcc > /dev/null || { echo "make cuda: nvcc is not on the PATH; install the CUDA toolkit (13.0 or newer)" >&2; exit 1; }
 	cmake --preset cuda && cmake --build --preset cuda -j $(JOBS)
 
-## make install    install binary, library and CMake package to PREFIX (/usr/local)
+## make gpu-test   that, and the tests that need a Hopper GPU
+gpu-test: cuda
+	ctest --preset gpu
+
+## make install    install binary, attention library and CMake package to PREFIX (/usr/local)
 PREFIX ?= /usr/local
 install: build
-	cmake --install $(BUILD)/cpu --prefix $(PREFIX)
+	cmake --install build/cpu --prefix $(PREFIX)
 
-## make format     clang-format every source file
+## make format     clang-format every source file; make format-check only says which differ
+SOURCES = git ls-files '*.cpp' '*.hpp' '*.h' '*.c' '*.cu' '*.cuh'
 format:
-	git ls-files '*.cpp' '*.hpp' '*.h' '*.cu' '*.cuh' | xargs clang-format-14 -i
+	$(SOURCES) | xargs clang-format-14 -i
+format-check:
+	$(SOURCES) | xargs clang-format-14 --dry-run -Werror
 
 clean:
-	rm -rf $(BUILD)
+	rm -rf build

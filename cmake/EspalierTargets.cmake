@@ -25,16 +25,14 @@ function(espalier_library folder)
     target_include_directories(${target} PUBLIC
         $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>
         $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
-        $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
-        $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/espalier/internal>)
+        $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
     list(TRANSFORM ARG_DEPENDS PREPEND espalier_ OUTPUT_VARIABLE folders)
     target_link_libraries(${target} PUBLIC ${folders} ${ARG_LINK})
     espalier_compile_options(${target})
-    set_property(GLOBAL APPEND PROPERTY ESPALIER_LIBRARIES ${target})
 endfunction()
 
 # espalier_test(<name> SOURCES … DEPENDS <folder> … [LABEL quick|long|gpu])
-# Tests labelled gpu need a CUDA device: they are built everywhere nvcc is.
+# Tests labelled gpu need a CUDA device: they are built everywhere nvcc is. Every test carries its folder as a second label.
 function(espalier_test name)
     cmake_parse_arguments(ARG "" "LABEL" "SOURCES;DEPENDS;LINK" ${ARGN})
     if(NOT ARG_LABEL)
@@ -51,6 +49,7 @@ function(espalier_test name)
     if(NOT ARG_LABEL STREQUAL quick)
         set(prefix TEST_PREFIX ${ARG_LABEL}/)
     endif()
+    cmake_path(GET CMAKE_CURRENT_SOURCE_DIR FILENAME folder)
     gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 ${prefix}
-        PROPERTIES LABELS ${ARG_LABEL} TIMEOUT 600)
+        PROPERTIES LABELS "${ARG_LABEL}\\;${folder}" TIMEOUT 600)
 endfunction()

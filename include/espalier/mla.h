@@ -26,7 +26,7 @@ extern "C" {
 #endif
 
 // Grows when a struct, an enumerator or a function changes its meaning; what is added keeps it.
-#define ESPALIER_MLA_ABI_VERSION 1
+#define ESPALIER_MLA_ABI_VERSION 2
 #define ESPALIER_MLA_WORKSPACE_ALIGNMENT 64
 
 // The ABI version of the library that was linked; compare with ESPALIER_MLA_ABI_VERSION.
@@ -104,17 +104,27 @@ typedef struct espalier_mla_rows {
     int32_t dcp_rank;      // local slot c is global slot c·world + rank
     int32_t block_stride;  // entries per row of block_table
     int64_t token_end;
-    const int32_t* q_indptr;            // [rows + 1]
-    const int32_t* kv_len;              // [rows]
-    const int32_t* block_table;         // [rows, block_stride] page ids
-    const uint8_t* mask;                // [rows] ESPALIER_MLA_FULL …
-    const int32_t* tail_len;            // [rows] tree rows: q_len … 64; NULL: q_len
-    const uint64_t* words;              // [token_end] tree rows: bit j = tail slot j is visible
-    const uint8_t* custom_mask;         // dense rows: [q_len × kv_len] at custom_mask_offset[b]
+    const int32_t* q_indptr;     // [rows + 1]
+    const int32_t* kv_len;       // [rows]
+    const int32_t* block_table;  // [rows, block_stride] page ids; with table_row, [table_rows, …]
+    const uint8_t* mask;         // [rows] ESPALIER_MLA_FULL …
+    const int32_t* tail_len;     // [rows] tree rows: q_len … 64; NULL: q_len
+    const uint64_t* words;       // [token_end] tree rows: bit j = tail slot j is visible
+    const uint8_t* custom_mask;  // dense rows: [q_len × kv_len] at custom_mask_offset[b]
     const int64_t* custom_mask_offset;  // [rows]
     int64_t custom_mask_len;            // bytes; what lies outside is hidden and never read
     const int32_t* global_kv_len;       // [rows] with dcp_world > 1
+    const int32_t* table_row;  // [rows]: row b's block table is the table_row[b]-th; NULL: the b-th
+    int64_t total_splits;  // the sum of espalier_mla_row_splits over all rows at most; 0: rows of
+                           // max_q_len tokens over max_kv_len slots, all of them
+    int32_t table_rows;    // block tables, with table_row
 } espalier_mla_rows;
+
+// What a row counts towards total_splits, whatever its mask. Invariant attention on CUDA takes
+// 1,028 bytes of workspace per split and head; a call whose rows have more splits than it said is
+// refused on the CPU, while CUDA, which cannot look, may leave out the first row that does not fit
+// and those behind it: their output stays as it was.
+int64_t espalier_mla_row_splits(int32_t q_len, int32_t kv_len);
 
 // The host integers that bound a call's workspace.
 typedef struct espalier_mla_capacities {
@@ -124,8 +134,9 @@ typedef struct espalier_mla_capacities {
     int64_t tokens;  // token_end
     int32_t max_q_len;
     int32_t max_kv_len;
-    int32_t invariant;  // not 0: absorbed calls may set it too
-    int32_t dense;      // not 0: calls may bring a custom_mask
+    int32_t invariant;     // not 0: absorbed calls may set it too
+    int32_t dense;         // not 0: calls may bring a custom_mask
+    int64_t total_splits;  // as in espalier_mla_rows; 0: derived
 } espalier_mla_capacities;
 
 // Bytes that any absorbed or decompressed call within these capacities may take. CUDA: of absorbed
@@ -152,6 +163,8 @@ typedef struct espalier_mla_absorbed_call {
     float q_scale;      // e4m3 queries
     void* plan;         // CUDA: what espalier_mla_plan filled, or NULL: the call makes its own. The
                         // CPU needs none
+    int32_t multiprocessors;  // CUDA: how many the call may take; 0: all. No bits of an invariant
+                              // call depend on it
 } espalier_mla_absorbed_call;
 
 espalier_mla_status espalier_mla_absorbed(espalier_mla_context* context,
@@ -162,9 +175,9 @@ espalier_mla_status espalier_mla_absorbed(espalier_mla_context* context,
 // one plan instead of each making its own. Put plan_bytes of the device's memory, aligned like a
 // workspace, into call->plan of every layer, and let espalier_mla_plan fill it from any of these
 // calls once the step's arrays hold what they will. Calls with this plan must agree in rows and the
-// arrays' contents, heads, cache format and invariant, and follow one another in stream order: they
-// may not overlap. In a graph, capture it before the first layer. The CPU needs no plan: 0 bytes,
-// and nothing is done.
+// arrays' contents, heads, cache format, invariant and multiprocessors, and follow one another in
+// stream order: they may not overlap. In a graph, capture it before the first layer. The CPU needs
+// no plan: 0 bytes, and nothing is done.
 espalier_mla_status espalier_mla_plan_bytes(const espalier_mla_context* context,
                                             const espalier_mla_capacities* most, uint64_t* bytes);
 espalier_mla_status espalier_mla_plan(espalier_mla_context* context,
@@ -209,7 +222,8 @@ typedef struct espalier_mla_append_call {
     const float* rope;  // [tokens, 64], rows rope_stride floats apart
     int64_t rope_stride;
     const int64_t* slot;  // [tokens] slot of the pool; below 0: skipped
-    uint8_t* nonfinite;   // [tokens] set to 1 where a number was stored as 0 instead, or NULL
+    uint8_t* nonfinite;   // [tokens] becomes 1 where a number was stored as 0 instead and stays as
+                         // it is elsewhere: clear it once for all layers of a step. Or NULL
 } espalier_mla_append_call;
 
 espalier_mla_status espalier_mla_append(espalier_mla_context* context,

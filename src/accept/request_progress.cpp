@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "accept/request_progress.hpp"
 
+#include "base/at.hpp"
 #include "base/check.hpp"
 
 namespace espalier::accept {
@@ -88,8 +89,7 @@ void RequestProgress::count_step(std::int32_t drafted, std::int32_t accepted) {
     ++usage_.steps;
     usage_.drafted += drafted;
     usage_.accepted += accepted;
-    for (std::int32_t depth = 1; depth <= accepted; ++depth)
-        ++usage_.accepted_at_depth[static_cast<std::size_t>(depth)];
+    for (std::int32_t depth = 1; depth <= accepted; ++depth) ++at(usage_.accepted_at_depth, depth);
 }
 
 std::optional<StopMatch> RequestProgress::take_text(std::string_view piece) {

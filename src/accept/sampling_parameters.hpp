@@ -29,7 +29,7 @@ struct SamplingOptions {
     float presence_penalty = 0.0f;
     float frequency_penalty = 0.0f;
     std::vector<Bias> logit_bias;
-    std::uint64_t seed = 0;  // whoever is given none draws 64 random bits and reports them
+    std::uint64_t seed = 0;  // callers without one draw 64 random bits and report them
 };
 
 class SamplingParameters {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/at.hpp"
 #include "base/check.hpp"
 
 namespace espalier::accept {
@@ -15,7 +16,7 @@ void TokenCounts::add(std::int32_t token) { ++entry(token).in_output; }
 
 TokenCount TokenCounts::of(std::int32_t token) const {
     const std::int32_t index = table_[place_of(token)];
-    return index < 0 ? TokenCount{.token = token} : entries_[static_cast<std::size_t>(index)];
+    return index < 0 ? TokenCount{.token = token} : espalier::at(entries_, index);
 }
 
 NodeCounts TokenCounts::at(std::span<const std::int32_t> path) const {
@@ -47,14 +48,14 @@ TokenCount& TokenCounts::entry(std::int32_t token) {
         table_[place] = static_cast<std::int32_t>(entries_.size());
         entries_.push_back({.token = token});
     }
-    return entries_[static_cast<std::size_t>(table_[place])];
+    return espalier::at(entries_, table_[place]);
 }
 
 std::size_t TokenCounts::place_of(std::int32_t token) const {
     const std::size_t mask = table_.size() - 1;
     // Knuth's multiplicative hash: neighbouring ids fall far apart.
     std::size_t place = (static_cast<std::uint32_t>(token) * std::size_t{0x9E3779B1u} >> 8) & mask;
-    while (table_[place] >= 0 && entries_[static_cast<std::size_t>(table_[place])].token != token)
+    while (table_[place] >= 0 && espalier::at(entries_, table_[place]).token != token)
         place = (place + 1) & mask;
     return place;
 }

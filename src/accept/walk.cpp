@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "accept/walk.hpp"
 
+#include "base/at.hpp"
 #include "base/check.hpp"
 
 namespace espalier::accept {
@@ -19,7 +20,7 @@ void check_shapes(const TreeView& tree, const NodeDraws& draws, std::size_t top_
 // Why nothing can be drawn at the node, if so.
 std::optional<FinishReason> failure_at(const NodeDraws& draws, std::int32_t node) {
     if (draws.flagged_nodes >> node & 1) return FinishReason::bad_numbers;
-    switch (draws.draws[static_cast<std::size_t>(node)].flag) {
+    switch (at(draws.draws, node).flag) {
         case ops::DrawFlag::fine:
             return std::nullopt;
         case ops::DrawFlag::nothing_left:

@@ -11,6 +11,7 @@
 #include <span>
 
 #include "accept/request_progress.hpp"
+#include "base/at.hpp"
 #include "base/limits.hpp"
 #include "ops/sampling.hpp"
 
@@ -29,7 +30,7 @@ struct TreeView {
 // Up to 64 numbers in place: a step allocates nothing for its paths.
 class NodeList {
   public:
-    void push_back(std::int32_t value) { values_[static_cast<std::size_t>(count_++)] = value; }
+    void push_back(std::int32_t value) { at(values_, count_++) = value; }
     std::span<const std::int32_t> values() const {
         return {values_.data(), static_cast<std::size_t>(count_)};
     }

@@ -33,6 +33,7 @@ Expected<void> check_depth(std::string_view text, std::string_view name, int max
 
 Expected<nlohmann::json> parse_json(std::string_view text, std::string_view name,
                                     JsonLimits limits) {
+    if (text.empty()) return fail(ErrorKind::invalid, "{}: empty, expected JSON", name);
     ESPALIER_RETURN_IF_ERROR(check_depth(text, name, limits.max_depth));
     try {
         return nlohmann::json::parse(text.begin(), text.end());

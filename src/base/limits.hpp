@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sizes that a draft tree has everywhere, because its mask is one 64-bit word per node, and the type
-// of a token id. Plain data; device code includes this.
+// Sizes that a draft tree has everywhere, because its mask is one 64-bit word per node, and the
+// type of a token id. Plain data; device code includes this.
 #pragma once
 
 #include <cstdint>

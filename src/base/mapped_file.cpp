@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <system_error>
 #include <utility>
 
 namespace espalier {
@@ -25,15 +26,25 @@ void advise(std::span<const std::byte> range, int advice) {
     if (last > first) madvise(reinterpret_cast<void*>(first), last - first, advice);
 }
 
+tl::unexpected<Error> not_opened(const std::filesystem::path& path, int error) {
+    if (error == ENXIO) return fail(ErrorKind::io, "{}: not a regular file", path.string());
+    if (error != ENOENT) return fail(ErrorKind::io, "{}: {}", path.string(), std::strerror(error));
+    // A link that points nowhere, as an interrupted download leaves it, is not an absent file:
+    // callers do without an absent one.
+    std::error_code no_link;
+    const std::filesystem::path target = std::filesystem::read_symlink(path, no_link);
+    if (!no_link)
+        return fail(ErrorKind::io, "{}: a link to {}, which is not there", path.string(),
+                    target.string());
+    return fail(ErrorKind::not_found, "{}: {}", path.string(), std::strerror(error));
+}
+
 }  // namespace
 
 Expected<MappedFile> MappedFile::open(const std::filesystem::path& path) {
-    const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (descriptor < 0) {
-        const int error = errno;
-        return fail(error == ENOENT ? ErrorKind::not_found : ErrorKind::io, "{}: {}", path.string(),
-                    std::strerror(error));
-    }
+    // O_NONBLOCK: opening a FIFO without it waits for a writer, perhaps for ever.
+    const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (descriptor < 0) return not_opened(path, errno);
     struct stat status {};
     if (fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode)) {
         ::close(descriptor);
@@ -81,6 +92,14 @@ Expected<std::string> read_text_file(const std::filesystem::path& path, std::siz
         return fail(ErrorKind::exhausted, "{}: {} bytes, more than the limit of {}", path.string(),
                     file.size(), limit_bytes);
     return std::string(reinterpret_cast<const char*>(file.bytes().data()), file.size());
+}
+
+Expected<std::optional<std::string>> read_optional_text_file(const std::filesystem::path& path,
+                                                             std::size_t limit_bytes) {
+    auto text = read_text_file(path, limit_bytes);
+    if (text) return std::optional(std::move(*text));
+    if (text.error().kind == ErrorKind::not_found) return std::optional<std::string>();
+    return tl::unexpected<Error>(std::move(text.error()));
 }
 
 }  // namespace espalier

@@ -5,7 +5,9 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <optional>
 #include <span>
+#include <string>
 
 #include "base/error.hpp"
 
@@ -13,6 +15,7 @@ namespace espalier {
 
 class MappedFile {
   public:
+    // Regular files only. not_found: nothing of that name; a link that points nowhere is io.
     static Expected<MappedFile> open(const std::filesystem::path& path);
 
     MappedFile() = default;
@@ -36,5 +39,8 @@ class MappedFile {
 
 // The whole of a small text file, refused above limit_bytes.
 Expected<std::string> read_text_file(const std::filesystem::path& path, std::size_t limit_bytes);
+// Nothing if there is no such file; an empty file is an empty text.
+Expected<std::optional<std::string>> read_optional_text_file(const std::filesystem::path& path,
+                                                             std::size_t limit_bytes);
 
 }  // namespace espalier

@@ -98,7 +98,7 @@ struct ThreadPool::State {
         }
     }
 
-    // Lets nobody in any more and waits for those inside.
+    // Admits no more workers and waits for those inside.
     void close() {
         inside.fetch_add(kClosed, std::memory_order_acq_rel);
         // More threads than cores: give the core away now and then, or the last worker waits for a

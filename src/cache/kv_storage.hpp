@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The paged latent cache: pages of 64 slots, one id per page across all layers. Page 0 is the null
-// page: it fills block tables, is never written and never owned. (Who owns which page is the page
-// pool's business.)
+// page: it fills block tables, is never written and never owned. (The page pool says which sequence
+// owns which page.)
 #pragma once
 
 #include <cstdint>

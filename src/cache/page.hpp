@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The words of the paged cache: page ids, forms, and the lengths that decide what may be shared.
-// Plain data and arithmetic; who owns which page is page_pool.hpp's business.
+// Plain data and arithmetic; page_pool.hpp says which sequence owns which page.
 #pragma once
 
 #include <cstdint>

@@ -83,7 +83,7 @@ void PageLedger::add_reference(PageId page) {
 // Amortised O(1) although it climbs: each page it passes was brought into use once.
 void PageLedger::drop_reference(PageId page) {
     check_page(page);
-    CHECK(at(page).references > 0, "page {} is given back but nobody holds it", page);
+    CHECK(at(page).references > 0, "page {} is given back but has no reference", page);
     while (page != kNullPage && --at(page).references == 0) {
         if (!index_.contains(page)) {
             free_.push_back(page);

@@ -46,7 +46,7 @@ class PageLedger {
     PageCounts counts() const;
     std::int64_t handles() const { return handles_; }  // references held from outside
     const PrefixIndex& index() const { return index_; }
-    // The pool is gone but handles are left: whoever releases the last one deletes the ledger.
+    // The pool is gone but handles are left: the last one to be released deletes the ledger.
     void abandon() { abandoned_ = true; }
     bool ownerless() const { return abandoned_ && handles_ == 0; }
     // CHECKs that every page is in exactly one state and that all counts agree. O(pages).

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who owns which page of the cache, and which pages a new sequence may share. Pure: no device, no
-// clock, no thread of its own (all calls come from the engine's). Sequences use it through
-// PageTable.
+// Which sequence owns which page of the cache, and which pages a new one may share. Pure: no
+// device, no clock, no thread of its own (all calls come from the engine's). Sequences use it
+// through PageTable.
 //
 // A page is either an OwnedPage, which one sequence writes, or a SharedPage, which is published,
 // can be found by others and is never written again. Publishing turns the first into the second.
@@ -36,7 +36,7 @@ class PageHandle {
     PageId id_ = kNullPage;
 };
 
-// A page nobody else can see. Its slots may be written.
+// A page that one sequence alone can see. Its slots may be written.
 class OwnedPage : public PageHandle {
   public:
     OwnedPage() = default;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/at.hpp"
 #include "base/check.hpp"
 
 namespace espalier::cache {
@@ -62,7 +63,7 @@ PageTable PageTable::fork() const {
 
 std::int64_t PageTable::slot_to_read(std::int64_t slot) const {
     CHECK(slot >= 0 && slot < slots(), "slot {} of {}", slot, slots());
-    const PageId page = ids_[static_cast<std::size_t>(slot / kPageTokens)];
+    const PageId page = at(ids_, slot / kPageTokens);
     return page * std::int64_t{kPageTokens} + slot % kPageTokens;
 }
 

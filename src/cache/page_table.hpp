@@ -4,8 +4,8 @@
 // Slot i of the sequence lies in page i/64 of the table. Pure; used by the scheduler.
 //
 // A page given back may be another sequence's in the next plan. That is safe when steps run in the
-// order of their plans: whoever gets the page writes it in a later step. A request cancelled while
-// its step runs anywhere else (a transfer) keeps its table until that has ended.
+// order of their plans: the sequence that gets the page writes it in a later step. A request
+// cancelled while its step runs anywhere else (a transfer) keeps its table until that has ended.
 #pragma once
 
 #include <cstdint>

@@ -12,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "base/at.hpp"
 #include "cache/page.hpp"
 
 namespace espalier::cache {
@@ -62,8 +63,8 @@ class PrefixIndex {
         std::array<std::int32_t, kPageTokens> tokens{};
     };
 
-    const Record& record(PageId page) const { return records_[static_cast<std::size_t>(page)]; }
-    Record& record(PageId page) { return records_[static_cast<std::size_t>(page)]; }
+    const Record& record(PageId page) const { return at(records_, page); }
+    Record& record(PageId page) { return at(records_, page); }
     std::uint64_t hash_of(const PageKey& key) const;
     PageId find(std::uint64_t hash, const PageKey& key) const;
     PageId& bucket(std::uint64_t hash) { return buckets_[hash & (buckets_.size() - 1)]; }

@@ -24,9 +24,10 @@ constexpr const char* kIndexFile = "model.safetensors.index.json";
 constexpr std::array<std::string_view, 3> kVisionPrefixes = {"vision_tower.", "mm_projector.",
                                                              "multi_modal_projector."};
 
+// Also true of a link that points nowhere: opening it says so.
 bool is_there(const fs::path& path) {
     std::error_code error;
-    return fs::exists(path, error);
+    return fs::exists(fs::symlink_status(path, error));
 }
 
 // Formats that hold code or that we do not read, so that the error can name what is there.
@@ -91,10 +92,12 @@ Expected<Checkpoint> Checkpoint::open(std::string_view model) {
 }
 
 Expected<void> Checkpoint::read_generation_config() {
-    const fs::path path = directory_ / "generation_config.json";
-    if (!is_there(path)) return {};
-    ESPALIER_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kMaxConfigBytes));
-    ESPALIER_ASSIGN_OR_RETURN(generation_, parse_generation_config(text, "generation_config.json"));
+    ESPALIER_ASSIGN_OR_RETURN(
+        const auto text,
+        read_optional_text_file(directory_ / "generation_config.json", kMaxConfigBytes));
+    if (!text) return {};
+    ESPALIER_ASSIGN_OR_RETURN(generation_,
+                              parse_generation_config(*text, "generation_config.json"));
     // Kimi K2 names one end token in either file; both end a text.
     for (const std::int32_t id : generation_.eos_token_ids) {
         if (id >= config_.vocab_size)
@@ -160,6 +163,13 @@ Expected<void> Checkpoint::add(std::string_view tensor, const SafetensorsFile* f
 }
 
 bool Checkpoint::has(std::string_view name) const { return where_.find(name) != where_.end(); }
+
+std::optional<Tensor> Checkpoint::stored(std::string_view name) const {
+    const auto found = where_.find(name);
+    if (found == where_.end()) return std::nullopt;
+    const auto& [file, entry] = found->second;
+    return Tensor{std::string(name), file, entry->type, entry->shape, file->bytes_of(*entry)};
+}
 
 Expected<Tensor> Checkpoint::find(std::string_view name, std::initializer_list<std::int64_t> shape,
                                   std::initializer_list<StoredType> types) const {

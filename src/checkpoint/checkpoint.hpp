@@ -8,6 +8,7 @@
 #include <initializer_list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -40,6 +41,8 @@ class Checkpoint {
     const std::vector<std::unique_ptr<SafetensorsFile>>& files() const { return files_; }
 
     bool has(std::string_view name) const;  // name without the config's tensor_prefix
+    // The tensor as it lies, shape and dtype unchecked; nothing if there is none.
+    std::optional<Tensor> stored(std::string_view name) const;
     // The tensor, or an error that names file, tensor and what differs: missing, wrong shape, wrong
     // dtype.
     Expected<Tensor> find(std::string_view name, std::initializer_list<std::int64_t> shape,

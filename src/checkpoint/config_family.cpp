@@ -123,7 +123,16 @@ std::string rope_type(ConfigFields& rope) {
     return rope_type.empty() ? "default" : rope_type;
 }
 
+void refuse_partial_rotation(ConfigFields& fields) {
+    if (const double factor = fields.number("partial_rotary_factor", 0.0, 1e6, 1.0); factor != 1.0)
+        fields.refuse(ErrorKind::unsupported, "partial_rotary_factor is {}, only 1 is supported",
+                      factor);
+}
+
 void read_yarn(ConfigFields& rope, ModelConfig& config) {
+    if (config.rope_theta <= 1.0)
+        rope.refuse(ErrorKind::invalid, "type is 'yarn' with rope_theta {}, expected more than 1",
+                    config.rope_theta);
     YarnScaling yarn;
     yarn.factor = rope.number("factor", 1.0, 1e4);
     yarn.beta_fast = rope.number("beta_fast", 1e-3, 1e4, yarn.beta_fast);
@@ -148,6 +157,7 @@ void read_yarn(ConfigFields& rope, ModelConfig& config) {
 void read_rope(ConfigFields& fields, ModelConfig& config) {
     constexpr double kMaxTheta = 1e12;
     config.rope_theta = fields.number("rope_theta", 1.0, kMaxTheta, 10000.0);
+    refuse_partial_rotation(fields);
     const nlohmann::json* scaling = fields.object("rope_scaling");
     const nlohmann::json* parameters = fields.object("rope_parameters");
     if (scaling != nullptr && parameters != nullptr) {
@@ -165,6 +175,7 @@ void read_rope(ConfigFields& fields, ModelConfig& config) {
                         config.rope_theta);
         config.rope_theta = theta;
     }
+    refuse_partial_rotation(rope);
     const std::string type = rope_type(rope);
     if (type == "yarn")
         read_yarn(rope, config);

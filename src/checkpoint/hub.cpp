@@ -98,6 +98,9 @@ Expected<fs::path> resolve_model_path(std::string_view model) {
     if (fs::exists(path, error))
         return fail(ErrorKind::invalid,
                     "{}: a file; a model is a directory with config.json and *.safetensors", model);
+    if (const fs::path target = fs::read_symlink(path, error); !error)
+        return fail(ErrorKind::not_found, "{}: a link to {}, which is not there", model,
+                    target.string());
     if (const auto wanted = repository_name(model)) return find_snapshot(*wanted, model);
     return fail(ErrorKind::not_found,
                 "'{}': no such directory, and not of the form ORG/NAME or ORG/NAME@REVISION",

@@ -22,6 +22,7 @@ constexpr std::int64_t kMaxWidth = 1 << 20;
 constexpr std::int64_t kMaxLayers = 1024;
 constexpr std::int64_t kMaxExperts = 4096;
 constexpr std::int64_t kMaxPositions = 1 << 30;
+constexpr double kAboveZero = 1e-6;
 
 void require_exactly(ConfigFields& fields, const char* key, std::int64_t value,
                      std::int64_t supported) {
@@ -72,6 +73,12 @@ void read_routing(ConfigFields& fields, ModelConfig& config) {
     config.routed_scaling_factor =
         fields.number("routed_scaling_factor", 1e-6, 1e6, v2 ? 1.0 : 2.5);
 
+    if (v2 && config.norm_topk_prob && config.routed_scaling_factor != 1.0)
+        fields.refuse(ErrorKind::unsupported,
+                      "norm_topk_prob is true and routed_scaling_factor is {}: published V2 code "
+                      "either normalises or scales, and disagrees on which",
+                      config.routed_scaling_factor);
+
     const std::string method = fields.text("topk_method", v2 ? "greedy" : "noaux_tc");
     const std::string scoring = fields.text("scoring_func", v2 ? "softmax" : "sigmoid");
     config.scoring = v2 ? ScoringFunction::softmax : ScoringFunction::sigmoid;
@@ -99,6 +106,10 @@ void check_groups(ConfigFields& fields, const ModelConfig& config) {
     if (config.num_experts_per_tok > experts)
         fields.refuse(ErrorKind::invalid, "num_experts_per_tok is {} of {} n_routed_experts",
                       config.num_experts_per_tok, experts);
+    if (config.num_experts_per_tok == 1 && config.norm_topk_prob)
+        fields.refuse(ErrorKind::unsupported,
+                      "num_experts_per_tok is 1 and norm_topk_prob is true: published code "
+                      "disagrees on whether one expert's weight is normalised");
     if (config.topk_method == TopkMethod::greedy) return;  // no groups
     if (experts % config.n_group != 0)
         fields.refuse(ErrorKind::invalid, "n_routed_experts is {}, no multiple of n_group {}",
@@ -199,10 +210,14 @@ Expected<GenerationDefaults> parse_generation_config(std::string_view json_text,
     ESPALIER_ASSIGN_OR_RETURN(const nlohmann::json document, parse_json(json_text, name));
     ConfigFields fields(document, std::string(name));
     GenerationDefaults defaults;
-    if (fields.has("temperature")) defaults.temperature = fields.number("temperature", 0.0, 1e6);
-    if (fields.has("top_p")) defaults.top_p = fields.number("top_p", 0.0, 1.0);
-    if (fields.has("top_k")) defaults.top_k = fields.integer("top_k", 0, kMaxVocabulary);
-    if (fields.has("do_sample")) defaults.do_sample = fields.boolean("do_sample", false);
+    // Ranges are those of a request, so that a value out of range is this file's error.
+    const double temperature = fields.number("temperature", 0.0, 100.0, 1.0);
+    if (fields.boolean("do_sample", false)) defaults.temperature = temperature;
+    if (fields.has("top_p")) defaults.top_p = fields.number("top_p", kAboveZero, 1.0);
+    if (fields.has("top_k"))
+        defaults.top_k = std::max<std::int64_t>(0, fields.integer("top_k", -1, kMaxVocabulary));
+    if (fields.has("repetition_penalty"))
+        defaults.repetition_penalty = fields.number("repetition_penalty", kAboveZero, 100.0);
     defaults.eos_token_ids = fields.token_ids("eos_token_id", kMaxVocabulary);
     ESPALIER_RETURN_IF_ERROR(fields.status());
     return defaults;

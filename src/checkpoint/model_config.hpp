@@ -77,12 +77,14 @@ struct ModelConfig {
     bool operator==(const ModelConfig&) const = default;
 };
 
-// Sampling defaults a checkpoint recommends.
+// Sampling defaults a checkpoint recommends, as transformers reads them: without do_sample a
+// temperature counts for nothing, and do_sample alone is temperature 1. (transformers' own default
+// of top_k 50 is no recommendation of the checkpoint.)
 struct GenerationDefaults {
-    std::optional<double> temperature;
+    std::optional<double> temperature;  // absent: greedy
     std::optional<double> top_p;
-    std::optional<std::int64_t> top_k;
-    std::optional<bool> do_sample;
+    std::optional<std::int64_t> top_k;  // 0: off
+    std::optional<double> repetition_penalty;
     std::vector<std::int32_t> eos_token_ids;
 
     bool operator==(const GenerationDefaults&) const = default;

@@ -9,10 +9,6 @@
 namespace espalier::checkpoint {
 namespace {
 
-// __metadata__ is a flat object in every published file; deeper nesting than this is an attack on
-// someone.
-constexpr int kMaxDepth = 16;
-
 struct TypeName {
     std::string_view name;
     StoredType type;
@@ -45,15 +41,14 @@ class HeaderEvents {
     TensorEntries& entries() { return entries_; }
     Error& error() { return error_; }
 
-    bool null() { return scalar("null"); }
+    bool null() { return (metadata_ && depth_ == 1) || scalar("null"); }
     bool boolean(bool) { return scalar("a boolean"); }
     bool number_float(double, const std::string& text) { return scalar(text); }
     bool number_integer(std::int64_t value) { return scalar(std::to_string(value)); }
     bool binary(nlohmann::json::binary_t&) { return scalar("binary"); }
 
     bool number_unsigned(std::uint64_t value) {
-        if (in_metadata()) return true;
-        if (depth_ != 3) return scalar(std::to_string(value));
+        if (in_metadata() || depth_ != 3) return scalar(std::to_string(value));
         if (field_ == Field::shape) {
             if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()))
                 return refuse("tensor '{}': dimension {} is above {}", tensor_, value,
@@ -67,7 +62,7 @@ class HeaderEvents {
     }
 
     bool string(std::string& value) {
-        if (in_metadata()) return true;
+        if (in_metadata()) return depth_ == 2 || refuse("__metadata__ is no map of strings");
         if (depth_ != 2 || field_ != Field::dtype) return scalar("a string");
         has_type_ = true;
         for (const TypeName& known : kTypes) {
@@ -95,8 +90,9 @@ class HeaderEvents {
     }
 
     bool start_object(std::size_t) {
-        if (!deeper()) return false;
-        if (in_metadata() || depth_ == 1) return true;
+        ++depth_;
+        if (depth_ == 1 || (metadata_ && depth_ == 2)) return true;
+        if (metadata_) return refuse("__metadata__ is no map of strings");
         if (depth_ != 2) return refuse("tensor '{}': an object where a value belongs", tensor_);
         entry_ = {};
         field_ = Field::none;
@@ -117,8 +113,8 @@ class HeaderEvents {
     }
 
     bool start_array(std::size_t) {
-        if (!deeper()) return false;
-        if (in_metadata()) return true;
+        ++depth_;
+        if (in_metadata()) return refuse("__metadata__ is no map of strings");
         if (depth_ != 3 || (field_ != Field::shape && field_ != Field::offsets))
             return refuse("tensor '{}': a list where another value belongs", tensor_);
         offsets_ = 0;
@@ -127,7 +123,6 @@ class HeaderEvents {
 
     bool end_array() {
         --depth_;
-        if (in_metadata()) return true;
         if (field_ == Field::shape) has_shape_ = true;
         if (field_ != Field::offsets) return true;
         if (offsets_ != 2)
@@ -144,11 +139,6 @@ class HeaderEvents {
 
     bool in_metadata() const { return metadata_ && depth_ >= 1; }
 
-    bool deeper() {
-        if (++depth_ > kMaxDepth) return refuse("nested deeper than {}", kMaxDepth);
-        return true;
-    }
-
     bool tensor_field(std::string_view value) {
         if (value == "dtype" && !has_type_) {
             field_ = Field::dtype;
@@ -162,9 +152,9 @@ class HeaderEvents {
         return true;
     }
 
-    // A number, string or word; allowed only inside __metadata__ when this is reached.
+    // A number, string or word where none belongs.
     bool scalar(std::string_view what) {
-        if (in_metadata()) return true;
+        if (in_metadata()) return refuse("__metadata__ is no map of strings");
         if (depth_ == 0) return refuse("the header is {}, expected an object", what);
         return refuse("tensor '{}': {} is no valid {}", tensor_, what,
                       field_ == Field::shape     ? "dimension"

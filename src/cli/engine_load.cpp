@@ -13,13 +13,12 @@
 #include <thread>
 #include <utility>
 
-#include "conformance/random.hpp"
+#include "base/random.hpp"
 
 namespace espalier::cli {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using conformance::Random;
 using Tokens = std::vector<std::int32_t>;
 
 double uniform(Random& random) {

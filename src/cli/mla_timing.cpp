@@ -52,7 +52,7 @@ Expected<void> Problem::lay_rows(conformance::Device& device, const MlaShape& sh
     std::vector<std::int32_t> starts(batch + 1);
     for (std::size_t b = 0; b <= batch; ++b) starts[b] = static_cast<std::int32_t>(b) * shape.q_len;
     std::vector<int> parent(static_cast<std::size_t>(shape.q_len), -1);
-    conformance::Random random(3);
+    Random random(3);
     for (int node = 1; node < shape.q_len; ++node)
         parent[static_cast<std::size_t>(node)] = random.between(0, node - 1);
     std::vector<std::uint64_t> words;
@@ -87,7 +87,7 @@ Expected<Problem> Problem::create(conformance::Device& device, const PagePool& p
     call.out_dtype = options.out;
     call.invariant = options.invariant;
     const auto packed = static_cast<std::size_t>(call.rows.token_end * shape.heads);
-    conformance::Random random(4);
+    Random random(4);
     std::vector<float> query(packed * mla::kKey);
     for (float& x : query) x = random.normal();
     ESPALIER_ASSIGN_OR_RETURN(call.q,
@@ -131,7 +131,7 @@ Expected<Problem> Problem::create(conformance::Device& device, const PagePool& p
 }
 
 // Seconds of one replay; the first one warms up.
-Expected<double> median_play(conformance::RecordedWork& recorded, int repetitions) {
+Expected<double> median_play(RecordedWork& recorded, int repetitions) {
     std::vector<double> seconds;
     for (int repetition = -1; repetition < repetitions; ++repetition) {
         ESPALIER_ASSIGN_OR_RETURN(const double time, recorded.timed_play());
@@ -185,7 +185,7 @@ Expected<PagePool> PagePool::create(conformance::Device& device, mla::KvFormat f
     mla::KvPages image = pool.kv_;
     image.data = pattern.data();
     image.page_count = kPattern;
-    conformance::Random random(5);
+    Random random(5);
     std::vector<float> key(mla::kKey);
     for (std::int64_t slot = 0; slot < kPattern * kPageTokens; ++slot) {
         for (float& x : key) x = random.normal();

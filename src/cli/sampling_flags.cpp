@@ -45,10 +45,9 @@ void SamplingFlags::add_to(CLI::App& command) {
         .add_option("--min-p", sampling.min_p,
                     "Drop tokens below this share of the most likely one")
         ->capture_default_str();
-    command
-        .add_option("--repetition-penalty", sampling.repetition_penalty,
-                    "Divides logits of tokens in prompt or output; 1 is off")
-        ->capture_default_str();
+    command.add_option("--repetition-penalty", repetition_penalty,
+                       "Divides logits of tokens in prompt or output; the checkpoint's own, or 1 "
+                       "(off), if not given");
     command
         .add_option("--presence-penalty", sampling.presence_penalty,
                     "Subtracted from logits of tokens in the output; 0 is off")
@@ -77,11 +76,12 @@ Expected<engine::Request> SamplingFlags::make(
     const checkpoint::GenerationDefaults& defaults) const {
     engine::Request made = request;
     accept::SamplingOptions& sampling = made.sampling;
-    const bool samples = defaults.do_sample.value_or(true);
-    sampling.temperature = temperature.value_or(
-        samples ? static_cast<float>(defaults.temperature.value_or(0.0)) : 0.0f);
+    sampling.temperature =
+        temperature.value_or(static_cast<float>(defaults.temperature.value_or(0.0)));
     sampling.top_p = top_p.value_or(static_cast<float>(defaults.top_p.value_or(1.0)));
     sampling.top_k = top_k.value_or(defaults.top_k.value_or(0));
+    sampling.repetition_penalty =
+        repetition_penalty.value_or(static_cast<float>(defaults.repetition_penalty.value_or(1.0)));
     sampling.seed =
         seed ? *seed : (std::uint64_t{std::random_device{}()} << 32) | std::random_device{}();
     for (const std::string& text : logit_bias) {

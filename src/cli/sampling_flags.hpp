@@ -15,7 +15,7 @@
 namespace espalier::cli {
 
 struct SamplingFlags {
-    std::optional<float> temperature, top_p;
+    std::optional<float> temperature, top_p, repetition_penalty;
     std::optional<std::int64_t> top_k;
     std::optional<std::uint64_t> seed;
     std::vector<std::string> logit_bias;  // ID:BIAS

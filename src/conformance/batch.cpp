@@ -100,12 +100,13 @@ Capacities Batch::capacities(int workers, bool invariant) const {
             .tokens = view_.token_end,
             .max_q_len = view_.max_q_len,
             .max_kv_len = view_.max_kv_len,
+            .total_splits = view_.total_splits,
             .workers = workers,
             .invariant = invariant,
             .dense = !image_.custom_mask.empty()};
 }
 
-// Pages of all rows dealt from a shuffled pool in which every third page belongs to nobody.
+// Pages of all rows dealt from a shuffled pool in which every third page belongs to no row.
 void Batch::lay_pages(const std::vector<Row>& rows) {
     std::int64_t needed = 0;
     std::int64_t longest = 0;
@@ -125,22 +126,34 @@ void Batch::lay_pages(const std::vector<Row>& rows) {
     for (std::size_t i = free.size(); i > 1; --i) std::swap(free[i - 1], free[random.bits() % i]);
     view_.block_stride =
         std::max<std::int64_t>({1, longest + layout_.spare_entries, layout_.reserve.block_entries});
-    for (const Row& row : rows) lay_row_keys(row, free, random);
+    lay_tables(rows.size(), random);
+    for (std::size_t b = 0; b < rows.size(); ++b)
+        lay_row_keys(rows[b], image_.block_table.data() + image_.table_row[b] * view_.block_stride,
+                     free);
 }
 
-void Batch::lay_row_keys(const Row& row, std::vector<std::int32_t>& free, Random& random) {
-    std::vector<std::int32_t>& table = image_.block_table;
-    const std::size_t begin = table.size();
-    for (std::int64_t entry = 0; entry < view_.block_stride; ++entry) {
-        if (entry * layout_.page_tokens < row.keys) {
-            table.push_back(free.back());
-            free.pop_back();
-        } else {  // anything
-            table.push_back(random.chance(0.5) ? -1 : static_cast<std::int32_t>(random.bits()));
-        }
+// Tables of garbage, and which of them the rows will have. By slot there are three that nobody has.
+void Batch::lay_tables(std::size_t rows, Random& random) {
+    const std::size_t most = std::max(rows, static_cast<std::size_t>(layout_.reserve.rows));
+    std::vector<std::int32_t> tables(most + (layout_.by_slot ? 3 : 0));
+    std::iota(tables.begin(), tables.end(), 0);
+    if (layout_.by_slot)
+        for (std::size_t i = tables.size(); i > 1; --i)
+            std::swap(tables[i - 1], tables[random.bits() % i]);
+    view_.table_rows = static_cast<std::int32_t>(tables.size());
+    image_.block_table.resize(tables.size() * static_cast<std::size_t>(view_.block_stride));
+    for (std::int32_t& page : image_.block_table)
+        page = random.chance(0.5) ? -1 : static_cast<std::int32_t>(random.bits());
+    image_.table_row.assign(tables.begin(), tables.begin() + static_cast<std::ptrdiff_t>(rows));
+}
+
+void Batch::lay_row_keys(const Row& row, std::int32_t* table, std::vector<std::int32_t>& free) {
+    for (std::int64_t entry = 0; entry * layout_.page_tokens < row.keys; ++entry) {
+        table[entry] = free.back();
+        free.pop_back();
     }
     for (int c = 0; c < row.keys; ++c) {
-        const std::int64_t slot = pool_slot(table.data() + begin, layout_.page_tokens, c);
+        const std::int64_t slot = pool_slot(table, layout_.page_tokens, c);
         const float* key = row.key.data() + c * kKey;
         write_slot(kv_, slot, key, key + kLatent);
     }
@@ -161,7 +174,10 @@ void Batch::lay_rows(const std::vector<Row>& rows) {
         image_.custom_mask.insert(image_.custom_mask.end(), row.dense.begin(), row.dense.end());
         view_.max_q_len = std::max(view_.max_q_len, row.tokens);
         view_.max_kv_len = std::max(view_.max_kv_len, row.keys);
+        view_.total_splits += row_splits(row.tokens, row.keys);
     }
+    view_.total_splits = std::max(view_.total_splits, layout_.reserve.total_splits);
+    if (!layout_.tight) view_.total_splits = 0;
 }
 
 // e4m3 queries use the whole range of the format.
@@ -197,8 +213,7 @@ void Batch::add_reserve() {
         image_.mask.push_back(static_cast<MaskKind>(random.between(0, 3)));
         image_.global_kv_len.push_back(image_.kv_len.back());
         image_.custom_mask_offset.push_back(malformed_offset(random));
-        for (std::int64_t entry = 0; entry < view_.block_stride; ++entry)
-            image_.block_table.push_back(static_cast<std::int32_t>(random.bits()));
+        image_.table_row.push_back(static_cast<std::int32_t>(random.bits()));
     }
     if (image_.custom_mask.size() < static_cast<std::size_t>(reserve.mask_bytes))
         image_.custom_mask.resize(static_cast<std::size_t>(reserve.mask_bytes), 0xff);
@@ -209,6 +224,7 @@ void Batch::point_view() {
     view_.q_indptr = image_.q_indptr.data();
     view_.kv_len = image_.kv_len.data();
     view_.block_table = image_.block_table.data();
+    view_.table_row = layout_.by_slot ? image_.table_row.data() : nullptr;
     view_.mask = image_.mask.data();
     view_.tail_len = image_.tail_len.data();
     view_.words = image_.words.data();

@@ -28,15 +28,18 @@ struct Reserve {
     int pages = 0;
     int max_q_len = 0;
     int max_kv_len = 0;
+    std::int64_t total_splits = 0;
 };
 
 struct Layout {
     int page_tokens = 64;
     std::uint64_t seed = 1;      // of the shuffled pages
-    std::uint32_t poison = ~0u;  // fills every byte that nobody may read
+    std::uint32_t poison = ~0u;  // fills every byte that no kernel may read
     int leading_tokens = 0;      // of another call, before q_indptr[0]
     int padding_tokens = 3;
     int spare_entries = 2;  // block-table entries past the last page
+    bool by_slot = false;   // block tables in any order, others between them
+    bool tight = false;     // total_splits says exactly what the rows need
     int dcp_world = 1;
     int dcp_rank = 0;
     std::optional<DType> query = {};  // none: the usual one
@@ -50,6 +53,7 @@ struct BatchImage {
     std::vector<std::int32_t> q_indptr;
     std::vector<std::int32_t> kv_len;
     std::vector<std::int32_t> block_table;
+    std::vector<std::int32_t> table_row;
     std::vector<mla::MaskKind> mask;
     std::vector<std::int32_t> tail_len;
     std::vector<std::uint64_t> words;
@@ -69,6 +73,9 @@ class Batch {
     const mla::RaggedRows& view() const { return view_; }
     const mla::KvPages& kv() const { return kv_; }
     const BatchImage& image() const { return image_; }
+    const std::int32_t* table(std::size_t row) const {
+        return image_.block_table.data() + image_.table_row[row] * view_.block_stride;
+    }
 
     int heads() const { return heads_; }
     std::int64_t columns() const { return columns_; }
@@ -81,7 +88,8 @@ class Batch {
 
   private:
     void lay_pages(const std::vector<Row>& rows);
-    void lay_row_keys(const Row& row, std::vector<std::int32_t>& free, Random& random);
+    void lay_tables(std::size_t rows, Random& random);
+    void lay_row_keys(const Row& row, std::int32_t* table, std::vector<std::int32_t>& free);
     void lay_rows(const std::vector<Row>& rows);
     void lay_queries(const std::vector<Row>& rows);
     void add_reserve();

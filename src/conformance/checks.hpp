@@ -11,6 +11,7 @@ void check_nothing_visible(Trial& trial);
 void check_garbage(Trial& trial);
 void check_sibling_branches(Trial& trial);
 void check_bounds(Trial& trial);
+void check_tables_by_slot(Trial& trial);
 void check_large_cache(Trial& trial);
 // checks_invariance.cpp
 void check_deterministic(Trial& trial);

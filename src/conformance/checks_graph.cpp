@@ -24,6 +24,7 @@ Reserve capacities_of_graph(int page_tokens) {
     reserve.pages = kRows * pages * 4 / 3 + 2;
     reserve.max_q_len = kMaxTokens;
     reserve.max_kv_len = kMaxKeys;
+    reserve.total_splits = kRows * row_splits(kMaxTokens, kMaxKeys);
     return reserve;
 }
 

@@ -17,6 +17,12 @@ RunOptions invariant_options(Trial& trial) {
     return options;
 }
 
+// What no bits may depend on.
+void vary_machine(Trial& trial, RunOptions& options) {
+    options.workers = trial.random.between(1, 3);
+    options.multiprocessors = trial.any_multiprocessors();
+}
+
 // Bits are compared across batches, so the query dtype must stay; the rest may change.
 Layout other_layout(Trial& trial, const Layout& first) {
     Layout layout = trial.any_layout();
@@ -117,14 +123,14 @@ void check_row_invariant(Trial& trial) {
     RunOptions options = invariant_options(trial);
     const auto together = run_rows(trial, rows, heads, layout, options);
     std::vector<Row> reversed(rows.rbegin(), rows.rend());
-    options.workers = trial.random.between(1, 3);
+    vary_machine(trial, options);
     const auto backwards = run_rows(trial, reversed, heads, other_layout(trial, layout), options);
     if (!together || !backwards) return;
     std::int64_t total = 0;
     for (const Row& row : rows) total += row.tokens;
     std::int64_t first = 0;
     for (const Row& row : rows) {
-        options.workers = trial.random.between(1, 3);
+        vary_machine(trial, options);
         const auto alone = run_rows(trial, {row}, heads, other_layout(trial, layout), options);
         if (!alone) return;
         for (int i = 0; i < row.tokens; ++i) {
@@ -167,7 +173,7 @@ void check_chain_equals_causal(Trial& trial) {
     const Layout layout = trial.any_layout();
     RunOptions options = invariant_options(trial);
     const auto expected = trial.run(Batch(trial.format(), heads, causal, layout), options);
-    options.workers = trial.random.between(1, 3);
+    vary_machine(trial, options);
     const auto result = trial.run(Batch(trial.format(), heads, trees, layout), options);
     if (!expected || !result) return;
     for (std::int64_t token = 0; token < result->tokens(); ++token)
@@ -200,7 +206,7 @@ void check_path_invariant(Trial& trial) {
     const Layout layout = trial.any_layout();
     RunOptions options = invariant_options(trial);
     const auto expected = run_rows(trial, alone, heads, layout, options);
-    options.workers = trial.random.between(1, 3);
+    vary_machine(trial, options);
     const auto result = run_rows(trial, rows, heads, other_layout(trial, layout), options);
     if (!expected || !result) return;
     std::int64_t token = 0;
@@ -249,7 +255,7 @@ void check_draft_levels(Trial& trial) {
     const Layout layout = trial.any_layout();
     RunOptions options = invariant_options(trial);
     const auto expected = run_rows(trial, {whole}, heads, layout, options);
-    options.workers = trial.random.between(1, 3);
+    vary_machine(trial, options);
     const auto result = run_rows(trial, levels, heads, other_layout(trial, layout), options);
     if (!expected || !result) return;
     for (int node = 0; node < nodes; ++node)

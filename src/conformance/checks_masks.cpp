@@ -143,8 +143,8 @@ void check_sibling_branches(Trial& trial) {
     std::vector<float> sick(static_cast<std::size_t>(nodes * kKey));
     std::vector<std::int64_t> slots;
     for (int node = 0; node < nodes; ++node) {
-        const std::int64_t slot = pool_slot(batch.image().block_table.data(), layout.page_tokens,
-                                            row.keys - nodes + node);
+        const std::int64_t slot =
+            pool_slot(batch.table(0), layout.page_tokens, row.keys - nodes + node);
         slots.push_back(node % 2 == 1 ? slot : -1);
         for (std::int64_t c = 0; c < kKey; ++c)
             sick[static_cast<std::size_t>(node * kKey + c)] =
@@ -218,12 +218,59 @@ void check_bounds(Trial& trial) {
                      "token {} before q_indptr[0] = {} was written", token, layout.leading_tokens);
 }
 
+// Block tables where their requests are: the same bits, and a row whose number names no table sees
+// nothing (the CPU refuses it: checks_refusal.cpp).
+void check_tables_by_slot(Trial& trial) {
+    Device& device = trial.device();
+    const int heads = trial.any_heads();
+    const std::vector<Row> rows = hostile_rows(trial.random, heads, 8000);
+    Layout layout = trial.any_layout();
+    const RunOptions options = trial.any_options();
+    layout.by_slot = false;
+    const auto expected = trial.run(Batch(trial.format(), heads, rows, layout), options);
+    layout.by_slot = true;
+    const Batch batch(trial.format(), heads, rows, layout);
+    const auto result = trial.run(batch, options);
+    if (!expected || !result) return;
+    trial.expect_none(bit_difference(*result, *expected), "block tables by slot; {}",
+                      describe(batch, options));
+    if (device.is_host()) return;
+    std::vector<std::int32_t> tables = batch.image().table_row;
+    constexpr std::int32_t kFar = std::numeric_limits<std::int32_t>::max();
+    const std::size_t victim = trial.random.bits() % tables.size();
+    tables[victim] = trial.random.one_of({-1, batch.view().table_rows, kFar, -kFar - 1});
+    auto memory = trial.keep(device.allocate(tables.size() * 4), "placing");
+    auto placed = trial.keep(PlacedBatch::place(device, batch), "placing");
+    auto output =
+        trial.keep(PlacedOutput::place(device, batch.tokens(), heads, kLatent, options), "placing");
+    if (!memory || !placed || !output ||
+        !trial.done(device.upload(memory->data(), tables.data(), memory->bytes()), "upload"))
+        return;
+    AbsorbedCall call = absorbed_call(*placed, batch, *output, options);
+    call.rows.table_row = memory->as<std::int32_t>();
+    const auto run = [&](OpContext& context) { return device.kernels().absorbed(context, call); };
+    if (!trial.done(device.run(options.workers,
+                               device.kernels().scratch_bytes(
+                                   batch.capacities(options.workers, options.invariant)),
+                               run),
+                    "a table that is none"))
+        return;
+    const auto blind = trial.keep(output->read(), "outputs");
+    if (!blind) return;
+    const std::int64_t first = batch.first_token(victim);
+    for (std::int64_t token = first; token < first + rows[victim].tokens; ++token)
+        trial.expect(blind->row(token, 0)[0] == 0.0f && std::isinf(blind->lse_of(token, heads - 1)),
+                     "token {} sees keys through table {} of {}", token, tables[victim],
+                     batch.view().table_rows);
+}
+
 void check_large_cache(Trial& trial) {
     Device& device = trial.device();
     const int heads = 4;
     Layout layout = trial.any_layout();
     layout.page_tokens = 64;
     layout.spare_entries = 0;
+    layout.by_slot = false;
     const RunOptions options = trial.any_options();
     const Batch batch(trial.format(), heads,
                       {make_row(trial.random, MaskKind::causal, heads, 3, 150)}, layout);

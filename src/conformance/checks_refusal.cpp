@@ -24,6 +24,7 @@ constexpr std::int32_t kLongTail[] = {2, 65, 1};
 constexpr std::int32_t kShortTail[] = {2, 2, 1};
 constexpr std::int32_t kFalling[] = {0, 2, 1, 6};
 constexpr std::int32_t kNegative[] = {-1, 2, 5, 6};
+constexpr std::int32_t kBadTables[] = {0, 3, -1};
 constexpr std::int32_t kNegativeLength[] = {-4, 20, 20};
 
 // The batch: rows of 2, 3 and 1 tokens (causal, tree, dense) over 70, 20 and 20 keys, pages of 64.
@@ -63,6 +64,19 @@ std::vector<Refusal> refusals(const KvPages& kv) {
          "0 to 6 lie outside 0 to 5"},
         {"q capacity", true, [](AbsorbedCall& c) { c.rows.max_q_len = 2; },
          "more than max_q_len 2"},
+        {"tables below 0", false, [](AbsorbedCall& c) { c.rows.table_rows = -1; }, "table_rows -1"},
+        {"splits below 0", false, [](AbsorbedCall& c) { c.rows.total_splits = -1; },
+         "total_splits -1"},
+        {"multiprocessors", false, [](AbsorbedCall& c) { c.multiprocessors = -1; },
+         "-1 multiprocessors"},
+        {"block table", true,
+         [](AbsorbedCall& c) {
+             c.rows.table_row = kBadTables;
+             c.rows.table_rows = 3;
+         },
+         "row 1 has block table 3 of 3"},
+        {"splits", true, [](AbsorbedCall& c) { c.rows.total_splits = 5; },
+         "have 6 splits, more than total_splits 5"},
         {"kv capacity", true, [](AbsorbedCall& c) { c.rows.max_kv_len = 69; }, "max_kv_len 69"},
     };
 }
@@ -107,6 +121,7 @@ void check_no_silent_no_op(Trial& trial) {
     Layout layout = trial.any_layout();
     layout.page_tokens = 64;
     layout.spare_entries = 0;
+    layout.by_slot = layout.tight = false;
     RunOptions options = trial.any_options();
     options.workers = 1;
     const Batch batch(trial.format(), heads, three_rows(trial.random, heads), layout);

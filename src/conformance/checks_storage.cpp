@@ -110,7 +110,10 @@ void check_append_arrays(Trial& trial) {
         // Latent and rope side by side in longer rows, as a projection leaves them.
         const std::int64_t stride = kKey + 4 * trial.random.between(0, 8);
         const std::vector<float> values = hostile_values(trial.random, tokens, stride);
-        std::vector<std::uint8_t> flags(slots.size(), 7);
+        // Flags of an earlier layer stay.
+        std::vector<std::uint8_t> flags(slots.size());
+        for (std::uint8_t& flag : flags) flag = trial.random.chance(0.3) ? 1 : 0;
+        auto device_flags = on_device(trial, flags);
         AppendCall call;
         call.tokens = tokens;
         call.latent = values.data();
@@ -126,7 +129,6 @@ void check_append_arrays(Trial& trial) {
 
         auto device_values = on_device(trial, values);
         auto device_slots = on_device(trial, slots);
-        auto device_flags = on_device(trial, std::vector<std::uint8_t>(slots.size(), 7));
         if (!device_values || !device_slots || !device_flags) return;
         const bool want_flags = round != 3;
         call.latent = device_values->as<float>();

@@ -47,8 +47,7 @@ Result ideal_absorbed(ThreadPool& pool, const Batch& batch, const std::vector<Ro
     for (std::size_t b = 0; b < rows.size(); ++b) {
         const Row& row = rows[b];
         std::vector<double> keys(static_cast<std::size_t>(row.keys * kKey));
-        const std::int32_t* table =
-            batch.view().block_table + static_cast<std::int64_t>(b) * batch.view().block_stride;
+        const std::int32_t* table = batch.table(static_cast<std::size_t>(b));
         for (int c = 0; c < row.keys; ++c)
             read_slot(batch.kv(), pool_slot(table, batch.kv().page_tokens, c),
                       keys.data() + c * kKey);

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "conformance/random.hpp"
+#include "base/random.hpp"
 #include "mla/contract.hpp"
 
 namespace espalier::conformance {

@@ -37,6 +37,8 @@ Expected<void> PlacedBatch::fill(const Batch& batch) {
     ESPALIER_ASSIGN_OR_RETURN(rows_.q_indptr, put(q_indptr_, image.q_indptr));
     ESPALIER_ASSIGN_OR_RETURN(rows_.kv_len, put(kv_len_, image.kv_len));
     ESPALIER_ASSIGN_OR_RETURN(rows_.block_table, put(block_table_, image.block_table));
+    ESPALIER_ASSIGN_OR_RETURN(const std::int32_t* tables, put(table_row_, image.table_row));
+    rows_.table_row = batch.layout().by_slot ? tables : nullptr;
     ESPALIER_ASSIGN_OR_RETURN(rows_.mask, put(mask_, image.mask));
     ESPALIER_ASSIGN_OR_RETURN(rows_.tail_len, put(tail_len_, image.tail_len));
     ESPALIER_ASSIGN_OR_RETURN(rows_.words, put(words_, image.words));
@@ -96,6 +98,7 @@ AbsorbedCall absorbed_call(const PlacedBatch& placed, const Batch& batch, Placed
     call.out_dtype = options.out_dtype;
     call.lse = options.want_lse ? output.lse() : nullptr;
     call.invariant = options.invariant;
+    call.multiprocessors = options.multiprocessors;
     return call;
 }
 
@@ -130,7 +133,10 @@ Expected<Result> oracle_absorbed(CpuDevice& host, const Batch& batch, float scal
         call.rows.q_indptr += b;
         call.rows.token_end = b < all.rows ? all.q_indptr[b + 1] : all.token_end;
         call.rows.kv_len += b;
-        call.rows.block_table += b * all.block_stride;
+        if (all.table_row != nullptr)
+            call.rows.table_row += b;
+        else
+            call.rows.block_table += b * all.block_stride;
         call.rows.mask += b;
         call.rows.tail_len += b;
         call.rows.custom_mask_offset += b;

@@ -13,7 +13,8 @@ namespace espalier::conformance {
 inline constexpr float kUsualScale = 0.0721687836f;  // 1/√192
 
 struct RunOptions {
-    int workers = 1;
+    int workers = 1;          // CPU
+    int multiprocessors = 0;  // CUDA; 0: all
     DType out_dtype = DType::f32;
     float scale = kUsualScale;
     bool invariant = true;
@@ -58,8 +59,8 @@ class PlacedBatch {
     Device* device_;
     mla::RaggedRows rows_;
     mla::KvPages kv_;
-    Buffer pages_, query_, q_indptr_, kv_len_, block_table_, mask_, tail_len_, words_, custom_mask_,
-        custom_mask_offset_, global_kv_len_;
+    Buffer pages_, query_, q_indptr_, kv_len_, block_table_, table_row_, mask_, tail_len_, words_,
+        custom_mask_, custom_mask_offset_, global_kv_len_;
 };
 
 // Where a call writes.

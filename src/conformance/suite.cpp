@@ -20,6 +20,7 @@ constexpr std::array kChecks = {
     Check{"siblings", "2 Non-finite appends stay in their branch", Entry::absorbed,
           check_sibling_branches},
     Check{"bounds", "3 Bounds", Entry::absorbed, check_bounds},
+    Check{"tables", "3 Block tables by slot", Entry::absorbed, check_tables_by_slot},
     Check{"large-cache", "3 Cache above 2^31 elements", Entry::absorbed, check_large_cache},
     Check{"deterministic", "4 Deterministic", Entry::absorbed, check_deterministic},
     Check{"plan", "4 A shared plan changes no bits", Entry::absorbed, check_shared_plan},

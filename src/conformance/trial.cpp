@@ -11,10 +11,14 @@ Layout Trial::any_layout() {
     Layout layout;
     layout.page_tokens = random.one_of(kPageTokens);
     layout.seed = random.bits();
+    layout.by_slot = random.chance(0.5);
+    layout.tight = random.chance(0.5);
     if (!support_.queries.empty())
         layout.query = support_.queries[random.bits() % support_.queries.size()];
     return layout;
 }
+
+int Trial::any_multiprocessors() { return random.chance(0.5) ? 0 : random.between(1, 140); }
 
 int Trial::any_heads() {
     static constexpr int kFew[] = {1, 3, 12, 16};
@@ -27,6 +31,7 @@ RunOptions Trial::any_options() {
     options.workers = random.between(1, 3);
     options.out_dtype = random.one_of(kOutputs);
     options.invariant = random.chance(0.5);
+    options.multiprocessors = any_multiprocessors();
     return options;
 }
 

@@ -31,8 +31,9 @@ class Trial {
 
     // Any page size, shuffle and query dtype that the device takes.
     Layout any_layout();
-    // Any number of workers, output dtype and flag of invariance.
+    // Any number of workers and multiprocessors, output dtype and flag of invariance.
     RunOptions any_options();
+    int any_multiprocessors();  // 0: all
     // Any count of heads; small ones more often, since they cost less.
     int any_heads();
 

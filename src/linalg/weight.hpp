@@ -19,7 +19,7 @@ namespace espalier::linalg {
 // is fine.
 struct WeightSource {
     const std::byte* data = nullptr;
-    WeightFormat format;
+    WeightFormat format = {};
     std::int64_t n = 0;
     std::int64_t k = 0;
     std::int64_t row_stride = 0;  // weights between stored rows

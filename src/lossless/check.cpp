@@ -31,7 +31,7 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
            (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
 
-// A logprob that nobody asked for is NaN.
+// A logprob that the request did not ask for is NaN.
 bool same_token(const accept::CommittedToken& a, const accept::CommittedToken& b) {
     return a.token == b.token && a.text_offset == b.text_offset &&
            std::bit_cast<std::uint32_t>(a.logprob) == std::bit_cast<std::uint32_t>(b.logprob);

@@ -14,7 +14,7 @@
 
 namespace espalier::lossless {
 
-// What workloads exercised, so that nobody passes by doing nothing.
+// What workloads exercised, so that an engine cannot pass by doing nothing.
 struct Coverage {
     std::int64_t requests = 0;  // choices
     std::int64_t steps = 0;

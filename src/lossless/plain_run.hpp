@@ -18,12 +18,12 @@
 
 namespace espalier::lossless {
 
-// Borrowed; nobody else uses the model meanwhile.
+// Borrowed; the model has no other user meanwhile.
 struct Subject {
     model::DeepseekModel& model;
     const text::Tokenizer& tokenizer;
     // This many of the vocabulary's last ids compute numbers that are not finite, because a test
-    // made them so: whoever commits one of them must fail, and nobody else.
+    // made them so: a request that commits one of them must fail, and no other may.
     std::int32_t poisoned = 0;
 
     std::int32_t vocabulary() const { return static_cast<std::int32_t>(model.config().vocab_size); }

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "conformance/random.hpp"
+#include "base/random.hpp"
 #include "speculate/drafter.hpp"
 
 namespace espalier::lossless {
@@ -48,7 +48,7 @@ class RandomDrafter final : public speculate::Drafter {
     const Tokens* matching_text(const Tokens& committed);
     float score(bool true_node);
 
-    conformance::Random random_;
+    Random random_;
     RandomDrafterOptions options_;
     std::vector<Tokens> texts_;
     Tokens palette_;

@@ -5,13 +5,12 @@
 #include <array>
 #include <string>
 
+#include "base/random.hpp"
 #include "cache/page.hpp"
-#include "conformance/random.hpp"
 
 namespace espalier::lossless {
 namespace {
 
-using conformance::Random;
 using Tokens = std::vector<std::int32_t>;
 
 class Generator {
@@ -49,7 +48,7 @@ class Generator {
     }
 
   private:
-    // No poison: in a text that all share, it would leave nobody to look at.
+    // Never a poisoned id: in a prompt that all requests share, it would fail every one of them.
     std::int32_t any_token(double from_palette) {
         const std::int32_t chosen = work_.palette[pick(work_.palette.size())];
         if (chosen < sound_ && random_.chance(from_palette)) return chosen;

@@ -210,6 +210,10 @@ espalier_mla_status espalier_mla_absorbed(espalier_mla_context* context,
     });
 }
 
+int64_t espalier_mla_row_splits(int32_t q_len, int32_t kv_len) {
+    return q_len <= 0 || kv_len <= 0 ? 0 : row_splits(q_len, kv_len);
+}
+
 espalier_mla_status espalier_mla_plan_bytes(const espalier_mla_context* context,
                                             const espalier_mla_capacities* most, uint64_t* bytes) {
     return bytes_for(context, most, bytes, [&](const Capacities& capacities) {

@@ -69,6 +69,8 @@ Expected<RaggedRows> rows_of(const espalier_mla_rows* given) {
     rows.kv_len = given->kv_len;
     rows.block_table = given->block_table;
     rows.block_stride = given->block_stride;
+    rows.table_row = given->table_row;
+    rows.table_rows = given->table_rows;
     rows.mask = reinterpret_cast<const MaskKind*>(given->mask);
     rows.tail_len = given->tail_len;
     rows.words = given->words;
@@ -77,6 +79,7 @@ Expected<RaggedRows> rows_of(const espalier_mla_rows* given) {
     rows.custom_mask_len = given->custom_mask_len;
     rows.max_q_len = given->max_q_len;
     rows.max_kv_len = given->max_kv_len;
+    rows.total_splits = given->total_splits;
     rows.dcp_world = given->dcp_world == 0 ? 1 : given->dcp_world;
     rows.dcp_rank = given->dcp_rank;
     rows.global_kv_len = given->global_kv_len;
@@ -92,10 +95,11 @@ Expected<void> check_heads(std::int32_t heads) {
 Expected<Capacities> checked(const Capacities& most) {
     ESPALIER_RETURN_IF_ERROR(check_heads(most.heads));
     if (most.rows < 0 || most.tokens < 0 || most.max_q_len < 0 || most.max_kv_len < 0 ||
-        most.tokens > std::int64_t{1} << 31)
+        most.total_splits < 0 || most.tokens > std::int64_t{1} << 31 ||
+        most.total_splits > std::int64_t{1} << 40)
         return fail(ErrorKind::invalid,
-                    "capacities: {} rows, {} tokens, max_q_len {}, max_kv_len {}", most.rows,
-                    most.tokens, most.max_q_len, most.max_kv_len);
+                    "capacities: {} rows, {} tokens, max_q_len {}, max_kv_len {}, total_splits {}",
+                    most.rows, most.tokens, most.max_q_len, most.max_kv_len, most.total_splits);
     return most;
 }
 
@@ -112,6 +116,7 @@ Expected<Capacities> capacities_of(const espalier_mla_capacities* given, int wor
                     .tokens = given->tokens,
                     .max_q_len = given->max_q_len,
                     .max_kv_len = given->max_kv_len,
+                    .total_splits = given->total_splits,
                     .workers = workers,
                     .invariant = given->invariant != 0,
                     .dense = given->dense != 0});
@@ -123,6 +128,7 @@ Expected<Capacities> capacities_of(const AbsorbedCall& call, int workers) {
                     .tokens = call.rows.token_end,
                     .max_q_len = call.rows.max_q_len,
                     .max_kv_len = call.rows.max_kv_len,
+                    .total_splits = call.rows.total_splits,
                     .workers = workers,
                     .invariant = call.invariant,
                     .dense = call.rows.custom_mask != nullptr});
@@ -151,6 +157,7 @@ Expected<AbsorbedCall> call_of(const espalier_mla_absorbed_call* given) {
     call.out = static_cast<std::byte*>(given->out);
     call.lse = given->lse;
     call.invariant = given->invariant != 0;
+    call.multiprocessors = given->multiprocessors;
     call.plan = static_cast<std::byte*>(given->plan);
     return call;
 }

@@ -56,8 +56,12 @@ Expected<void> check_row_pages(const RaggedRows& rows, std::int32_t b, const KvP
         return fail(ErrorKind::invalid,
                     "row {}: {} cached slots need {} pages, its block table has {}", b,
                     rows.kv_len[b], used, rows.block_stride);
+    const std::int64_t table = table_of(rows, b);
+    if (table < 0)
+        return fail(ErrorKind::invalid, "row {} has block table {} of {}", b, rows.table_row[b],
+                    rows.table_rows);
     for (std::int64_t index = 0; index < used; ++index) {
-        const std::int32_t page = rows.block_table[b * rows.block_stride + index];
+        const std::int32_t page = rows.block_table[table * rows.block_stride + index];
         if (page < 0 || page >= kv.page_count)
             return fail(ErrorKind::invalid, "row {}: entry {} of the block table is page {} of {}",
                         b, index, page, kv.page_count);
@@ -95,6 +99,9 @@ Expected<void> check_row_arguments(const RaggedRows& rows) {
                     "capacities below 0: token_end {}, max_q_len {}, max_kv_len {}, block_stride "
                     "{}",
                     rows.token_end, rows.max_q_len, rows.max_kv_len, rows.block_stride);
+    if (rows.table_rows < 0 || rows.total_splits < 0)
+        return fail(ErrorKind::invalid, "capacities below 0: table_rows {}, total_splits {}",
+                    rows.table_rows, rows.total_splits);
     if (rows.custom_mask_len < 0 || (rows.custom_mask == nullptr && rows.custom_mask_len > 0))
         return fail(ErrorKind::invalid, "a dense mask of {} bytes at {}", rows.custom_mask_len,
                     rows.custom_mask == nullptr ? "no address" : "an address");
@@ -114,7 +121,15 @@ Expected<void> check_row_arrays(const RaggedRows& rows, const KvPages& kv) {
     if (rows.q_indptr[0] < 0 || rows.q_indptr[rows.rows] > rows.token_end)
         return fail(ErrorKind::invalid, "query tokens {} to {} lie outside 0 to {}",
                     rows.q_indptr[0], rows.q_indptr[rows.rows], rows.token_end);
-    for (std::int32_t b = 0; b < rows.rows; ++b) ESPALIER_RETURN_IF_ERROR(check_row(rows, b, kv));
+    std::int64_t splits = 0;
+    for (std::int32_t b = 0; b < rows.rows; ++b) {
+        ESPALIER_RETURN_IF_ERROR(check_row(rows, b, kv));
+        const std::int64_t q_len = rows.q_indptr[b + 1] - rows.q_indptr[b];
+        if (q_len > 0) splits += row_splits(q_len, rows.kv_len[b]);
+    }
+    if (rows.total_splits > 0 && splits > rows.total_splits)
+        return fail(ErrorKind::invalid, "the rows have {} splits, more than total_splits {}",
+                    splits, rows.total_splits);
     return {};
 }
 
@@ -174,6 +189,8 @@ Expected<void> check_absorbed_arguments(const AbsorbedCall& call) {
     if (!query_fits_cache(call.q_dtype, call.kv.format))
         return fail(ErrorKind::unsupported, "absorbed attention of {} queries over a {} cache",
                     name_of(call.q_dtype), name_of(call.kv.format));
+    if (call.multiprocessors < 0)
+        return fail(ErrorKind::invalid, "{} multiprocessors", call.multiprocessors);
     ESPALIER_RETURN_IF_ERROR(check_pages(call.kv));
     return check_row_arguments(call.rows);
 }

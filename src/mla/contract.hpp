@@ -29,6 +29,9 @@ struct AbsorbedCall {
     // A token's bits depend on its query and visible keys alone. The CPU always keeps this; on CUDA
     // it fixes the splits, at a price (docs/kernels/mla_decode.md).
     bool invariant = true;
+    // CUDA: how many multiprocessors the call may take, so that other work can run beside it; 0:
+    // all of them. It changes no bits of an invariant call.
+    std::int32_t multiprocessors = 0;
     // CUDA: the step's plan, plan_bytes() on the device, filled by plan(); the layers of a step
     // share it. Null: the call makes its own.
     std::byte* plan = nullptr;
@@ -57,7 +60,8 @@ struct DecompressedCall {
 
 // Entry 3. latent [tokens, 512] and rope [tokens, 64], f32, rows latent_stride / rope_stride apart,
 // into slot[token] (of the pool; < 0: skipped). What the format would hold as NaN or infinity
-// becomes 0 and sets nonfinite[token] = 1 (otherwise 0; the array may be null). A slot beyond the
+// becomes 0 and sets nonfinite[token] = 1; other flags stay as they are, so that they gather over
+// the layers of a step if the caller clears them once (the array may be null). A slot beyond the
 // pool is an error on the CPU; CUDA, which cannot look, skips it.
 struct AppendCall {
     std::int64_t tokens = 0;
@@ -87,7 +91,8 @@ struct Capacities {
     std::int64_t tokens = 0;  // token_end
     std::int32_t max_q_len = 0;
     std::int32_t max_kv_len = 0;
-    int workers = 1;  // threads of the pool
+    std::int64_t total_splits = 0;  // 0: derived, as in RaggedRows
+    int workers = 1;                // threads of the pool
     bool invariant = true;
     bool dense = false;  // calls may bring a custom_mask
 };

@@ -73,7 +73,7 @@ Attended attend(const std::vector<double>& scores, const double* values, std::in
 // The row's keys [kv_len, 576].
 std::vector<double> read_keys(const RaggedRows& rows, std::int32_t b, const KvPages& kv) {
     std::vector<double> keys(static_cast<std::size_t>(rows.kv_len[b] * kKey));
-    const std::int32_t* pages = rows.block_table + b * rows.block_stride;
+    const std::int32_t* pages = rows.block_table + table_of(rows, b) * rows.block_stride;
     for (std::int64_t c = 0; c < rows.kv_len[b]; ++c)
         read_slot(kv, pool_slot(pages, kv.page_tokens, c), keys.data() + c * kKey);
     return keys;

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string_view>
 
 #include "base/limits.hpp"
@@ -44,24 +45,72 @@ enum class MaskKind : std::uint8_t { full, causal, tree, dense };
 // to token_end are padding: their out is 0 and their lse -inf. Tokens before q_indptr[0] belong to
 // another call and are left alone. kv_len includes the row's own tokens.
 struct RaggedRows {
-    std::int32_t rows = 0;                      // B
-    std::int64_t token_end = 0;                 // total_q_cap
-    const std::int32_t* q_indptr = nullptr;     // [B+1]
-    const std::int32_t* kv_len = nullptr;       // [B]
-    const std::int32_t* block_table = nullptr;  // [B, block_stride]
+    std::int32_t rows = 0;                   // B
+    std::int64_t token_end = 0;              // total_q_cap
+    const std::int32_t* q_indptr = nullptr;  // [B+1]
+    const std::int32_t* kv_len = nullptr;    // [B]
+    // [B, block_stride]; with table_row, [table_rows, block_stride]: row b's is the
+    // table_row[b]-th, so that tables can stay where their requests are while rows come and go.
+    const std::int32_t* block_table = nullptr;
     std::int64_t block_stride = 0;
-    const MaskKind* mask = nullptr;          // [B]
-    const std::int32_t* tail_len = nullptr;  // [B]; null: q_len
-    const std::uint64_t* words = nullptr;    // [token_end], tree rows
+    const std::int32_t* table_row = nullptr;  // [B]; null: row b has table b
+    std::int32_t table_rows = 0;              // with table_row
+    const MaskKind* mask = nullptr;           // [B]
+    const std::int32_t* tail_len = nullptr;   // [B]; null: q_len
+    const std::uint64_t* words = nullptr;     // [token_end], tree rows
     const std::uint8_t* custom_mask =
         nullptr;  // dense rows: [q_len × kv_len] at custom_mask_offset[b]
     const std::int64_t* custom_mask_offset = nullptr;
     std::int64_t custom_mask_len = 0;
     std::int32_t max_q_len = 0;  // capacities for workspace
     std::int32_t max_kv_len = 0;
+    // The sum of row_splits() over all rows at most, which bounds the workspace of invariant
+    // attention; 0: rows of max_q_len tokens over max_kv_len keys, all of them.
+    std::int64_t total_splits = 0;
     std::int32_t dcp_world = 1;  // context parallel: local slot c is global slot c·W + r
     std::int32_t dcp_rank = 0;
     const std::int32_t* global_kv_len = nullptr;  // [B]; null unless dcp_world > 1
 };
+
+// Which of the block tables is row b's; -1: table_row[b] names none.
+constexpr std::int64_t table_of(const RaggedRows& rows, std::int64_t b) {
+    if (rows.table_row == nullptr) return b;
+    const std::int32_t table = rows.table_row[b];
+    return table < 0 || table >= rows.table_rows ? -1 : table;
+}
+
+// --- splits -------------------------------------------------------------------------------------
+// Invariant attention cuts the keys that a token sees, in order, into splits whose length depends
+// on nothing but how many they are: short ones for few keys, so that one row can keep many
+// multiprocessors busy; long ones for many, since every split leaves a partial result.
+struct SplitRule {
+    std::int64_t most_keys;  // up to so many visible keys …
+    std::int32_t length;     // … a split has so many: whole tiles of 64
+};
+inline constexpr SplitRule kSplitRules[] = {
+    {2048, 128}, {8192, 256}, {16384, 512}, {std::int64_t{1} << 31, 1024}};
+
+constexpr std::int32_t split_keys(std::int64_t visible) {
+    for (const SplitRule& rule : kSplitRules)
+        if (visible <= rule.most_keys) return rule.length;
+    return kSplitRules[std::size(kSplitRules) - 1].length;
+}
+
+// The most splits of a token that sees up to so many keys.
+constexpr std::int64_t most_splits(std::int64_t keys) {
+    std::int64_t most = 0;
+    for (const SplitRule& rule : kSplitRules) {
+        const std::int64_t reach = keys < rule.most_keys ? keys : rule.most_keys;
+        const std::int64_t splits = (reach + rule.length - 1) / rule.length;
+        most = splits > most ? splits : most;
+        if (keys <= rule.most_keys) break;
+    }
+    return most;
+}
+
+// What a row counts towards RaggedRows::total_splits, whatever its mask.
+constexpr std::int64_t row_splits(std::int64_t q_len, std::int64_t kv_len) {
+    return q_len * most_splits(kv_len);
+}
 
 }  // namespace espalier::mla

@@ -29,7 +29,7 @@ struct ModelSettings {
     ModelLimits limits;
     // Of the cache. None: f32 for f32 and f16 checkpoints, bf16 otherwise. Those others may also
     // have fp8_token (512 e4m3 with a scale per slot, the rotary part bf16) and fp8_tensor.
-    std::optional<mla::KvFormat> kv_format;
+    std::optional<mla::KvFormat> kv_format = {};
 };
 
 // Views into the model's own memory on its device, valid until the next forward.

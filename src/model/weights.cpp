@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "checkpoint/tensor_check.hpp"
 #include "mla/contract.hpp"
 #include "model/weight_reader.hpp"
 
@@ -138,46 +139,13 @@ Expected<MtpWeights> load_mtp(WeightReader& reader, const ModelConfig& config, s
     return to;
 }
 
-// Products of one model must agree on what they read: bf16 activations or f32 ones.
-Expected<void> check_activation(const Weights& weights) {
-    const DType act = weights.format.input();
-    const auto agrees = [&](const Weight& matrix) {
-        return matrix.view().count == 0 || matrix.view().format.input() == act;
-    };
-    const auto forward_agrees = [&](const FeedForwardWeights& ff) {
-        return agrees(ff.gate_up) && agrees(ff.down);
-    };
-    const auto layer_agrees = [&](const LayerWeights& layer) {
-        const AttentionWeights& a = layer.attention;
-        bool fine =
-            agrees(a.q_a) && agrees(a.q) && agrees(a.kv_a) && agrees(a.absorb_key) && agrees(a.o);
-        if (layer.dense) fine = fine && forward_agrees(*layer.dense);
-        if (layer.moe) {
-            fine = fine && agrees(layer.moe->gate_up) && agrees(layer.moe->down);
-            if (layer.moe->shared) fine = fine && forward_agrees(*layer.moe->shared);
-        }
-        return fine;
-    };
-    for (std::size_t layer = 0; layer < weights.layers.size(); ++layer)
-        if (!layer_agrees(weights.layers[layer]))
-            return fail(ErrorKind::unsupported,
-                        "layer {} mixes bf16 or FP8 weights with f32 or f16 ones", layer);
-    for (const MtpWeights& mtp : weights.mtp)
-        if (!layer_agrees(mtp.layer) || !agrees(mtp.eh_proj) || (mtp.head && !agrees(*mtp.head)))
-            return fail(ErrorKind::unsupported,
-                        "the MTP layer mixes bf16 or FP8 weights with f32 or f16 ones");
-    if (!agrees(weights.head))
-        return fail(ErrorKind::unsupported, "the head is {} but the layers are {}",
-                    name_of(weights.head.view().format.code), name_of(weights.format.code));
-    return {};
-}
-
 }  // namespace
 
 Expected<Weights> Weights::load(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
                                 Device& device, const ops::Backend& backend,
                                 const LoadOptions& options) {
     const ModelConfig& config = checkpoint->config();
+    ESPALIER_RETURN_IF_ERROR(checkpoint::check_tensors(*checkpoint));
     WeightReader reader(*checkpoint, device, backend, options.progress);
     Weights weights;
     ESPALIER_ASSIGN_OR_RETURN(
@@ -200,7 +168,6 @@ Expected<Weights> Weights::load(std::shared_ptr<const checkpoint::Checkpoint> ch
         weights.mtp.push_back(std::move(loaded));
     }
     weights.format = weights.layers.front().attention.o.view().format;
-    ESPALIER_RETURN_IF_ERROR(check_activation(weights));
     // The embedding and scales were not counted, nor layers that nobody asked for.
     if (options.progress) options.progress(checkpoint->total_bytes(), checkpoint->total_bytes());
     weights.checkpoint_ = std::move(checkpoint);

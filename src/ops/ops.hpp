@@ -48,11 +48,11 @@ inline constexpr std::int32_t kMaxTopK = 64;
 // scores, normalised if asked, × scaling. Published code differs in corners that no published
 // checkpoint reaches, so the rule says it all:
 // - V2: DeepSeek's modeling_deepseek.py scales only when it does not normalise; transformers always
-//   scales and never normalises. All V2 checkpoints have norm_topk_prob = false, where both agree.
-//   (For DeepSeek's reading, pass scaling = 1 with normalise.)
-// - DeepSeek's code normalises only if top_k > 1; transformers' V3 and this one always.
-// - Groups not chosen are masked with -inf, as DeepSeek does; transformers masks with 0.0, which
-//   lets a masked expert win over a negative corrected score.
+//   scales and never normalises. All V2 checkpoints have norm_topk_prob = false, where both agree;
+//   config.json with both is refused.
+// - DeepSeek's code normalises only if top_k > 1, transformers' V3 always: config.json with one
+//   expert per token and norm_topk_prob is refused.
+// - Groups not chosen are masked with -inf, as DeepSeek and transformers (5.22) do.
 struct RouterRule {
     RouterScore score = RouterScore::sigmoid;
     GroupScore group_score = GroupScore::none;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Turns what an engine shows its observer into events of a trace. Who writes a trace and who
-// compares with one both derive from it, so both see the same.
+// Turns what an engine shows its observer into events of a trace. The recorder of a
+// trace and the replayer that compares with one both derive from it, so both see the same.
 #pragma once
 
 #include "engine/observer.hpp"

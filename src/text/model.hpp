@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/at.hpp"
 #include "text/added_tokens.hpp"
 #include "text/bpe.hpp"
 #include "text/pre_tokenizer.hpp"
@@ -54,7 +55,7 @@ struct Tokenizer::Model {
     void add(const AddedToken& token) {
         (token.normalized ? second_trie : first_trie).add(token.content, token.id);
         added_ids.emplace(token.content, token.id);
-        special[static_cast<std::size_t>(token.id)] = token.special;
+        at(special, token.id) = token.special;
     }
 
     // Once vocabulary and merges are complete: which words need no merging. With `any_token` every

@@ -123,7 +123,7 @@ class Translator {
                 return {};
             }
         if (next_is("(?")) return refuse("the group", 4);
-        out_.append("(?:");  // nobody asks for captures
+        out_.append("(?:");  // matches are used whole, never by group
         ++at_;
         return {};
     }

@@ -142,7 +142,7 @@ Expected<std::vector<AddedToken>> reserved_tokens(const TokenizerConfig& config,
 }  // namespace
 
 Expected<Tokenizer> Tokenizer::from_tiktoken(std::string_view model_text,
-                                             std::string_view config_json_text,
+                                             std::optional<std::string_view> config_json_text,
                                              std::string_view name) {
     const std::string file = fmt::format("{}/tiktoken.model", name);
     const std::string config_file = fmt::format("{}/tokenizer_config.json", name);

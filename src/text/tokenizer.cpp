@@ -3,6 +3,7 @@
 // words → BPE.
 #include "text/tokenizer.hpp"
 
+#include "base/at.hpp"
 #include "base/mapped_file.hpp"
 #include "text/model.hpp"
 #include "text/utf8.hpp"
@@ -105,19 +106,12 @@ class Encoder {
     std::vector<TokenId> ids_;
 };
 
-// The text of a file beside the tokenizer, empty if it is not there.
-Expected<std::string> read_optional(const std::filesystem::path& path) {
-    auto text = read_text_file(path, VocabularyLimits::kFileBytes);
-    if (!text && text.error().kind == ErrorKind::not_found) return std::string();
-    return text;
-}
-
 }  // namespace
 
 void Tokenizer::Model::index_tokens(const std::vector<bool>& reachable, bool any_token) {
     std::vector<TokenId> ids;
     for (TokenId id = 0; id < vocabulary.size(); ++id) {
-        if (!reachable[static_cast<std::size_t>(id)]) continue;
+        if (!at(reachable, id)) continue;
         ids.clear();
         if (!any_token) bpe.encode(vocabulary.bytes(id), ids);
         vocabulary.index(id, any_token || (ids.size() == 1 && ids[0] == id));
@@ -128,7 +122,7 @@ Expected<void> apply_config(const TokenizerConfig& config, std::string_view name
                             Tokenizer::Model& model) {
     for (const std::string& token : config.special_tokens)
         if (const auto found = model.added_ids.find(token); found != model.added_ids.end())
-            model.special[static_cast<std::size_t>(found->second)] = true;
+            at(model.special, found->second) = true;
     const auto find = [&](const std::optional<std::string>& token,
                           std::string_view field) -> Expected<std::optional<TokenId>> {
         if (!token) return std::nullopt;
@@ -146,22 +140,25 @@ Expected<void> apply_config(const TokenizerConfig& config, std::string_view name
 }
 
 Expected<Tokenizer> Tokenizer::load(const std::filesystem::path& directory) {
-    ESPALIER_ASSIGN_OR_RETURN(const std::string config,
-                              read_optional(directory / "tokenizer_config.json"));
+    const auto read = [&](const char* name) {
+        return read_optional_text_file(directory / name, VocabularyLimits::kFileBytes);
+    };
+    ESPALIER_ASSIGN_OR_RETURN(const auto config, read("tokenizer_config.json"));
     auto tokenizer = [&]() -> Expected<Tokenizer> {
-        ESPALIER_ASSIGN_OR_RETURN(const std::string json,
-                                  read_optional(directory / "tokenizer.json"));
-        if (!json.empty()) return from_tokenizer_json(json, config, directory.string());
-        ESPALIER_ASSIGN_OR_RETURN(const std::string ranks,
-                                  read_optional(directory / "tiktoken.model"));
-        if (!ranks.empty()) return from_tiktoken(ranks, config, directory.string());
+        ESPALIER_ASSIGN_OR_RETURN(const auto json, read("tokenizer.json"));
+        if (json) return from_tokenizer_json(*json, config, directory.string());
+        ESPALIER_ASSIGN_OR_RETURN(const auto ranks, read("tiktoken.model"));
+        if (ranks) return from_tiktoken(*ranks, config, directory.string());
         return fail(ErrorKind::not_found, "{}: neither tokenizer.json nor tiktoken.model is there",
                     directory.string());
     }();
     if (!tokenizer) return tokenizer;
-    ESPALIER_ASSIGN_OR_RETURN(std::string own_file,
-                              read_optional(directory / "chat_template.jinja"));
-    if (!own_file.empty()) tokenizer->model_->chat_template = std::move(own_file);
+    ESPALIER_ASSIGN_OR_RETURN(auto own_file, read("chat_template.jinja"));
+    if (!own_file) return tokenizer;
+    if (own_file->empty())
+        return fail(ErrorKind::invalid, "{}: empty, expected a chat template",
+                    (directory / "chat_template.jinja").string());
+    tokenizer->model_->chat_template = std::move(*own_file);
     return tokenizer;
 }
 
@@ -202,7 +199,7 @@ std::optional<TokenId> Tokenizer::id_of(std::string_view bytes) const {
 }
 
 bool Tokenizer::is_special(TokenId id) const {
-    return id >= 0 && id < vocabulary() && model_->special[static_cast<std::size_t>(id)];
+    return id >= 0 && id < vocabulary() && at(model_->special, id);
 }
 
 std::int64_t Tokenizer::vocabulary() const { return model_->vocabulary.size(); }

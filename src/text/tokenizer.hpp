@@ -28,13 +28,13 @@ class Tokenizer {
   public:
     // tokenizer.json, or tiktoken.model + tokenizer_config.json, whichever the directory has.
     static Expected<Tokenizer> load(const std::filesystem::path& directory);
-    // From the files' contents; config_json_text is tokenizer_config.json, empty if there is none.
+    // From the files' contents; config_json_text is tokenizer_config.json's, if there is one.
     // `name` stands before file names in error messages (a directory).
     static Expected<Tokenizer> from_tokenizer_json(std::string_view json_text,
-                                                   std::string_view config_json_text,
+                                                   std::optional<std::string_view> config_json_text,
                                                    std::string_view name);
     static Expected<Tokenizer> from_tiktoken(std::string_view model_text,
-                                             std::string_view config_json_text,
+                                             std::optional<std::string_view> config_json_text,
                                              std::string_view name);
 
     Tokenizer(Tokenizer&&) noexcept;

@@ -84,11 +84,11 @@ Expected<std::string> read_chat_template(const Json& root, std::string_view name
 
 }  // namespace
 
-Expected<TokenizerConfig> parse_tokenizer_config(std::string_view json_text,
+Expected<TokenizerConfig> parse_tokenizer_config(std::optional<std::string_view> json_text,
                                                  std::string_view name) {
     TokenizerConfig config;
-    if (json_text.empty()) return config;
-    ESPALIER_ASSIGN_OR_RETURN(const Json root, parse_json(json_text, name));
+    if (!json_text) return config;
+    ESPALIER_ASSIGN_OR_RETURN(const Json root, parse_json(*json_text, name));
     if (!root.is_object()) return wrong_type(name, "the top level", root, "an object");
     ESPALIER_RETURN_IF_ERROR(read_special_tokens(root, name, config));
     ESPALIER_RETURN_IF_ERROR(read_added_tokens(root, name, config));

@@ -26,7 +26,8 @@ struct TokenizerConfig {
     std::string chat_template;
 };
 
-// json_text may be empty: everything absent. `name` is the file's name for error messages.
-Expected<TokenizerConfig> parse_tokenizer_config(std::string_view json_text, std::string_view name);
+// Without a text everything is absent. `name` is the file's name for error messages.
+Expected<TokenizerConfig> parse_tokenizer_config(std::optional<std::string_view> json_text,
+                                                 std::string_view name);
 
 }  // namespace espalier::text

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "base/at.hpp"
 #include "base/json.hpp"
 #include "text/byte_level.hpp"
 #include "text/json_fields.hpp"
@@ -55,7 +56,7 @@ Expected<Tokens> read_vocab(const Json& vocab, std::string_view name) {
         const bool reachable = bytes.has_value();
         ESPALIER_RETURN_IF_ERROR(
             place(id, reachable ? std::move(*bytes) : token, name, field, tokens));
-        tokens.reachable[static_cast<std::size_t>(id)] = reachable;
+        at(tokens.reachable, id) = reachable;
         tokens.ids.emplace(token, static_cast<TokenId>(id));
     }
     return tokens;
@@ -68,7 +69,7 @@ Expected<std::array<TokenId, 256>> find_byte_tokens(const Tokens& tokens, std::s
         if (found == tokens.ids.end())
             return fail(ErrorKind::unsupported, "{}: model.vocab has no token for byte 0x{:02x}",
                         name, byte);
-        ids[static_cast<std::size_t>(byte)] = found->second;
+        at(ids, byte) = found->second;
     }
     return ids;
 }
@@ -204,7 +205,7 @@ Expected<void> check_config_tokens(const TokenizerConfig& config, const Tokenize
 }  // namespace
 
 Expected<Tokenizer> Tokenizer::from_tokenizer_json(std::string_view json_text,
-                                                   std::string_view config_json_text,
+                                                   std::optional<std::string_view> config_json_text,
                                                    std::string_view name) {
     const std::string file = fmt::format("{}/tokenizer.json", name);
     const std::string config_file = fmt::format("{}/tokenizer_config.json", name);

@@ -15,7 +15,7 @@ namespace espalier::trace {
 void append_line(std::string& out, const Header& header);
 void append_line(std::string& out, const Event& event);
 
-// Anybody may have written the text: sizes and ranges are checked, and a field that is missing,
+// The text is not trusted: sizes and ranges are checked, and a field that is missing,
 // unknown or of another type is refused by name. place stands in messages ("run.jsonl, line 7").
 Expected<Header> parse_header(std::string_view text, std::string_view place);
 Expected<Event> parse_event(std::string_view text, std::string_view place);

@@ -21,7 +21,7 @@ inline constexpr std::int64_t kMaxLineBytes = std::int64_t{1} << 25;
 enum class Ending : std::uint8_t {
     finished,
     overflow,  // its end line says that the disk was too slow
-    missing,   // no end line: whoever wrote it was killed, perhaps within a line
+    missing,   // no end line: its writer was killed, perhaps within a line
 };
 
 class Reader {

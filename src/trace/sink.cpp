@@ -38,7 +38,7 @@ class FileSink final : public Sink {
 }  // namespace
 
 Expected<std::unique_ptr<Sink>> open_file(const std::string& path) {
-    // Prompts are private: nobody else may read them.
+    // Prompts are private: only the owner may read the file.
     const int descriptor = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     if (descriptor < 0)
         return fail(ErrorKind::io, "{}: cannot be written: {}", path, std::strerror(errno));

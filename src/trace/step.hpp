@@ -143,7 +143,7 @@ struct Step {
     bool operator==(const Step&) const = default;
 };
 
-// The last line. Without it, whoever wrote the trace was killed.
+// The last line. Without it, the process that wrote the trace was killed.
 struct End {
     static constexpr std::string_view kKind = "end";
     Close reason = Close::finished;

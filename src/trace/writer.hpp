@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes a trace without holding up whoever makes it: events go into a bounded queue, and a thread
-// of its own turns them into lines. When the disk cannot keep up and the queue is full, the trace
+// Writes a trace without holding up the engine: events go into a bounded queue, and a thread of the
+// writer's own turns them into lines. When the disk cannot keep up and the queue is full, the trace
 // ends there: what is queued is still written, then an end line that says so, and nothing after.
 // (A trace with a hole could not be run again beyond it.)
 #pragma once
@@ -30,7 +30,7 @@ class Writer {
   public:
     static Expected<std::unique_ptr<Writer>> create(std::unique_ptr<Sink> sink,
                                                     const Header& header, WriterLimits limits = {});
-    ~Writer();  // as finish(), with nobody to hear of it
+    ~Writer();  // as finish(), its error dropped
     Writer(const Writer&) = delete;
     Writer& operator=(const Writer&) = delete;
 

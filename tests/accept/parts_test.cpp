@@ -11,12 +11,10 @@
 #include "accept/prompt_logprobs.hpp"
 #include "accept/stop_scanner.hpp"
 #include "accept/token_counts.hpp"
-#include "conformance/random.hpp"
+#include "base/random.hpp"
 
 namespace espalier::accept {
 namespace {
-
-using conformance::Random;
 
 std::string random_letters(Random& random, int longest) {
     std::string text;

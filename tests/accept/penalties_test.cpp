@@ -11,14 +11,12 @@
 #include "accept/token_counts.hpp"
 #include "accept/walk.hpp"
 #include "base/cpu_device.hpp"
-#include "conformance/random.hpp"
+#include "base/random.hpp"
 #include "ops/ops.hpp"
 #include "ops/reference_sampling.hpp"
 
 namespace espalier::accept {
 namespace {
-
-using conformance::Random;
 
 struct Text {
     std::vector<std::int32_t> prompt;

@@ -12,12 +12,11 @@
 #include "accept/one_token.hpp"
 #include "accept/tiny_tokenizer.hpp"
 #include "accept/walk.hpp"
-#include "conformance/random.hpp"
+#include "base/random.hpp"
 
 namespace espalier::accept {
 namespace {
 
-using conformance::Random;
 using Tokens = std::vector<std::int32_t>;
 
 struct Case {

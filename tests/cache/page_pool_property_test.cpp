@@ -8,9 +8,9 @@
 
 #include <list>
 
+#include "base/random.hpp"
 #include "cache/page_model.hpp"
 #include "cache/page_table.hpp"
-#include "conformance/random.hpp"
 
 namespace espalier::cache {
 namespace {
@@ -289,7 +289,7 @@ class World {
             ASSERT_TRUE(model_.take(reserved_[i].id()));
     }
 
-    conformance::Random random_;
+    Random random_;
     PagePool pool_;
     PageModel model_;
     std::vector<std::uint64_t> stored_;  // what a forward pass would have left in each slot

@@ -9,7 +9,7 @@
 #include <type_traits>
 
 #include "base/check.hpp"
-#include "conformance/random.hpp"
+#include "base/random.hpp"
 
 namespace espalier::cache {
 namespace {
@@ -185,7 +185,7 @@ TEST(PageTable, SpeculationDoesNotLowerTheHitRate) {
     const SequenceKey key{0, decompressed_below(100)};
     std::vector<std::int64_t> plain(tokens.size() + 1, 0);
     for (std::uint64_t seed = 0; seed < 50; ++seed) {
-        conformance::Random random(seed);
+        Random random(seed);
         PagePool pool(20);
         PageTable table(pool, key);
         ASSERT_TRUE(table.grow(written_length(100)));

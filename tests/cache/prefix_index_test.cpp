@@ -8,7 +8,7 @@
 #include <set>
 
 #include "base/check.hpp"
-#include "conformance/random.hpp"
+#include "base/random.hpp"
 
 namespace espalier::cache {
 namespace {
@@ -78,7 +78,7 @@ TEST_P(EveryHash, EqualContentIsListedOnce) {
 
 // Any order of leaving a shared bucket leaves the others in it.
 TEST_P(EveryHash, ErasingKeepsTheRestFindable) {
-    conformance::Random random(3);
+    Random random(3);
     constexpr PageId kCount = 40;
     PrefixIndex index(kCount + 1, 0, GetParam());
     std::set<PageId> listed;

@@ -123,6 +123,46 @@ TEST_F(CheckpointTest, OtherWeightsAreNamedAndNotOpened) {
     expect_error(open(), {"both", "model.safetensors.index.json"});
 }
 
+// What an interrupted download leaves: names whose content never came.
+TEST_F(CheckpointTest, LinksThatPointNowhereAreNamed) {
+    const auto link = [&](const char* name) {
+        fs::remove(directory_.path() / name);
+        fs::create_symlink("../../blobs/0a1b", directory_.path() / name);
+    };
+    const auto expect_link = [&](const char* name) {
+        expect_error(open(),
+                     {std::string(name) + ": a link to ../../blobs/0a1b, which is not there"});
+    };
+    link("model.safetensors");
+    expect_link("model.safetensors");
+    fs::remove(directory_.path() / "model.safetensors");
+    put_index({{"x", "a.safetensors"}});
+    link("a.safetensors");
+    expect_link("a.safetensors");
+    link("model.safetensors.index.json");
+    expect_link("model.safetensors.index.json");
+    fs::remove(directory_.path() / "model.safetensors.index.json");
+    put_tensor("model.safetensors", "x");
+    ASSERT_TRUE(open());
+    link("generation_config.json");
+    expect_link("generation_config.json");
+    link("config.json");
+    expect_link("config.json");
+    const fs::path whole = directory_.path() / "model";
+    fs::create_directory_symlink("nowhere", whole);
+    expect_error(Checkpoint::open(whole.string()), {"a link to nowhere, which is not there"});
+}
+
+TEST_F(CheckpointTest, EmptyFilesAreNamed) {
+    put("model.safetensors", "");
+    expect_error(open(), {"model.safetensors: 0 bytes"});
+    put_tensor("model.safetensors", "x");
+    put("generation_config.json", "");
+    expect_error(open(), {"generation_config.json: empty"});
+    put("config.json", "");
+    expect_error(open(), {"config.json: empty"});
+}
+
 TEST_F(CheckpointTest, ConfigIsNeeded) {
     put_tensor("model.safetensors", "x");
     fs::remove(directory_.path() / "config.json");
@@ -131,7 +171,8 @@ TEST_F(CheckpointTest, ConfigIsNeeded) {
 
 TEST_F(CheckpointTest, GenerationConfigIsOptionalAndAddsEndTokens) {
     put_tensor("model.safetensors", "x");
-    put("generation_config.json", R"({"eos_token_id": [5, 1], "temperature": 0.3})");
+    put("generation_config.json",
+        R"({"eos_token_id": [5, 1], "temperature": 0.3, "do_sample": true})");
     const auto checkpoint = open();
     ASSERT_TRUE(checkpoint) << checkpoint.error().message;
     EXPECT_EQ(checkpoint->config().eos_token_ids, (std::vector<std::int32_t>{1, 5}));

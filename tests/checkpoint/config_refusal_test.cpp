@@ -113,6 +113,39 @@ TEST(ConfigRefusal, ShapesTheAttentionLibraryDoesNotHave) {
     expect_refused_with("pretraining_tp", 2, {"pretraining_tp is 2", "1"});
 }
 
+// Published code disagrees with itself here, and no published checkpoint has these.
+TEST(ConfigRefusal, RoutingThatPublishedCodeReadsInTwoWays) {
+    json v2 = valid("tiny-v2");
+    v2["norm_topk_prob"] = true;
+    EXPECT_TRUE(parse_model_config(v2.dump(), "config.json"));
+    v2["routed_scaling_factor"] = 16.0;
+    expect_refused(v2, {"norm_topk_prob is true", "routed_scaling_factor is 16"});
+    v2["norm_topk_prob"] = false;
+    EXPECT_TRUE(parse_model_config(v2.dump(), "config.json"));
+    for (const char* preset : {"tiny-v2", "tiny-v3"}) {
+        json one = valid(preset);
+        one["num_experts_per_tok"] = 1;
+        one["norm_topk_prob"] = false;
+        EXPECT_TRUE(parse_model_config(one.dump(), "config.json")) << preset;
+        one["norm_topk_prob"] = true;
+        expect_refused(one, {"num_experts_per_tok is 1", "norm_topk_prob is true"});
+    }
+}
+
+TEST(ConfigRefusal, RotationsThatAreNotComputed) {
+    expect_refused_with("rope_theta", 1.0, {"rope_scaling", "rope_theta 1", "more than 1"});
+    json plain = valid();
+    plain["rope_theta"] = 1.0;
+    plain["rope_scaling"] = nullptr;
+    plain["partial_rotary_factor"] = 1.0;
+    EXPECT_TRUE(parse_model_config(plain.dump(), "config.json"));
+    expect_refused_with("partial_rotary_factor", 0.5, {"partial_rotary_factor is 0.5", "only 1"});
+    json newer = valid();
+    newer.erase("rope_scaling");
+    newer["rope_parameters"] = {{"rope_type", "default"}, {"partial_rotary_factor", 0.25}};
+    expect_refused(newer, {"rope_parameters: partial_rotary_factor is 0.25"});
+}
+
 TEST(ConfigRefusal, RoutingThatContradictsItself) {
     expect_refused_with("n_group", 3, {"n_routed_experts is 8", "n_group 3"});
     expect_refused_with("n_group", 8, {"8", "best 2"});

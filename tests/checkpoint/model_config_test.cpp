@@ -213,13 +213,49 @@ TEST(GenerationConfig, ReadsWhatIsThere) {
         R"({"do_sample": true, "eos_token_id": [1, 2], "temperature": 0.6, "top_p": 0.95, "top_k": 50})",
         "g.json");
     ASSERT_TRUE(defaults) << defaults.error().message;
-    EXPECT_EQ(*defaults, (GenerationDefaults{0.6, 0.95, 50, true, {1, 2}}));
+    EXPECT_EQ(*defaults, (GenerationDefaults{.temperature = 0.6,
+                                             .top_p = 0.95,
+                                             .top_k = 50,
+                                             .repetition_penalty = std::nullopt,
+                                             .eos_token_ids = {1, 2}}));
     EXPECT_EQ(*parse_generation_config("{}", "g.json"), GenerationDefaults{});
-    for (const char* text :
-         {R"({"temperature": -1})", R"({"temperature": "hot"})", R"({"top_p": 1.5})",
-          R"({"top_k": 1.5})", R"({"do_sample": 1})", R"({"eos_token_id": -1})",
-          R"({"eos_token_id": ["a"]})", "[]", "5", "{"})
-        expect_error(parse_generation_config(text, "g.json"), {"g.json"});
+}
+
+// As transformers: do_sample decides whether there is a temperature at all.
+TEST(GenerationConfig, SamplesOnlyWhereTheFileSaysSo) {
+    const auto parsed = [](const char* text) { return *parse_generation_config(text, "g.json"); };
+    EXPECT_EQ(parsed(R"({"do_sample": true})").temperature, 1.0);
+    EXPECT_EQ(parsed(R"({"do_sample": true, "temperature": null})").temperature, 1.0);
+    EXPECT_EQ(parsed(R"({"do_sample": true, "temperature": 0.3})").temperature, 0.3);
+    EXPECT_EQ(parsed(R"({"temperature": 0.3})").temperature, std::nullopt);
+    EXPECT_EQ(parsed(R"({"temperature": 0.3, "do_sample": false})").temperature, std::nullopt);
+    EXPECT_EQ(parsed(R"({"temperature": 0.3, "do_sample": null})").temperature, std::nullopt);
+    EXPECT_EQ(parsed(R"({"top_k": -1})").top_k, 0);
+    EXPECT_EQ(parsed(R"({"top_k": 0})").top_k, 0);
+    EXPECT_EQ(parsed(R"({"top_k": 7, "min_length": 3, "new_field": {}})").top_k, 7);
+    EXPECT_EQ(parsed(R"({"repetition_penalty": 1.05})").repetition_penalty, 1.05);
+}
+
+TEST(GenerationConfig, ErrorsNameTheFileAndTheField) {
+    const std::pair<const char*, const char*> cases[] = {
+        {R"({"temperature": -1})", "temperature"},
+        {R"({"temperature": 101})", "temperature"},
+        {R"({"temperature": "hot"})", "temperature"},
+        {R"({"top_p": 0})", "top_p is 0"},
+        {R"({"top_p": 1.5})", "top_p"},
+        {R"({"top_k": 1.5})", "top_k"},
+        {R"({"top_k": -2})", "top_k is -2"},
+        {R"({"repetition_penalty": 0})", "repetition_penalty is 0"},
+        {R"({"do_sample": 1})", "do_sample"},
+        {R"({"eos_token_id": -1})", "eos_token_id"},
+        {R"({"eos_token_id": ["a"]})", "eos_token_id"},
+        {"[]", "not a JSON object"},
+        {"5", "not a JSON object"},
+        {"{", "not valid JSON"},
+        {"", "empty"},
+    };
+    for (const auto& [text, part] : cases)
+        expect_error(parse_generation_config(text, "g.json"), {"g.json: ", part});
 }
 
 }  // namespace

@@ -157,13 +157,21 @@ TEST(Safetensors, RepeatedNamesAreRefused) {
     expect_error(parse_header(R"({"__metadata__":{},"__metadata__":{}})", 0), {"listed twice"});
 }
 
-TEST(Safetensors, MetadataIsIgnoredButNotItsDepth) {
-    EXPECT_TRUE(parse_header(
-        R"({"__metadata__":{"a":[1,-2,3.5,null,true,{"dtype":"F32"}],"shape":"x"}})", 0));
+// As the reference: a map of strings, or null.
+TEST(Safetensors, MetadataIsAMapOfStrings) {
+    EXPECT_TRUE(parse_header(R"({"__metadata__":{"format":"pt","shape":"x","dtype":""}})", 0));
     EXPECT_TRUE(parse_header(R"({"__metadata__":null})", 0));
+    EXPECT_TRUE(parse_header(R"({"__metadata__":{}})", 0));
+    for (const char* value : {"5", "-1", "0.5", "true", "\"text\"", "[]", "[\"text\"]",
+                              R"({"a":5})", R"({"a":-5})", R"({"a":0.5})", R"({"a":null})",
+                              R"({"a":false})", R"({"a":{}})", R"({"a":[]})", R"({"a":["b"]})"}) {
+        SCOPED_TRACE(value);
+        expect_error(parse_header(R"({"__metadata__":)" + std::string(value) + "}", 0),
+                     {"__metadata__ is no map of strings"});
+    }
     const std::string deep =
         R"({"__metadata__":)" + std::string(100'000, '[') + std::string(100'000, ']') + "}";
-    expect_error(parse_header(deep, 0), {"nested deeper than 16"});
+    expect_error(parse_header(deep, 0), {"__metadata__ is no map of strings"});
 }
 
 TEST(Safetensors, UnknownTypesAreKeptUntilUsed) {

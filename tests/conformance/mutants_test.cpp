@@ -36,8 +36,9 @@ class MutantKernels final : public Kernels {
     Expected<void> decompressed(OpContext& context, const DecompressedCall& call) const override {
         return base_->decompressed(context, call);
     }
-    // Keeps what should have been flushed to 0 (bf16 rows only).
+    // Keeps what should have been flushed to 0 (bf16 rows only), and forgets earlier flags.
     Expected<void> append(OpContext& context, const AppendCall& call) const override {
+        if (call.nonfinite != nullptr) std::fill_n(call.nonfinite, call.tokens, std::uint8_t{0});
         ESPALIER_RETURN_IF_ERROR(base_->append(context, call));
         for (std::int64_t token = 0; token < call.tokens; ++token) {
             if (call.slot[token] < 0) continue;
@@ -150,6 +151,11 @@ std::vector<Mutant> mutants() {
              std::memset(call.out, 0,
                          static_cast<std::size_t>(call.rows.q_indptr[0] * call.heads * kLatent) *
                              bytes_of(call.out_dtype));
+             return base.absorbed(context, call);
+         }},
+        {"TablesGoByRow", "tables",
+         [](const Kernels& base, OpContext& context, AbsorbedCall call) {
+             call.rows.table_row = nullptr;
              return base.absorbed(context, call);
          }},
         {"ElementOffsetsHave31Bits", "large-cache",

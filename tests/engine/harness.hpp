@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "conformance/random.hpp"
+#include "base/random.hpp"
 #include "engine/model_target.hpp"
 #include "engine/stepper.hpp"
 #include "engine/tiny_target.hpp"
@@ -33,7 +33,7 @@ inline Output run_plain(const TinyTarget& target, const CheckedRequest& checked,
 }
 
 inline std::vector<std::int32_t> random_prompt(std::size_t length, std::uint64_t seed) {
-    conformance::Random random(seed);
+    Random random(seed);
     std::vector<std::int32_t> tokens(length);
     for (std::int32_t& token : tokens) token = random.between(2, kQuietPoisonToken - 1);
     return tokens;

@@ -76,10 +76,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     std::string_view rest(reinterpret_cast<const char*>(data) + 1, size - 1);
     const std::string_view text = take_part(rest);
     const std::string_view file = take_part(rest);
+    const auto config = rest.empty() ? std::nullopt : std::optional(rest);
     const auto tokenizer =
-        (data[0] & 1) != 0   ? Tokenizer::from_tiktoken(file, rest, "fuzz")
-        : (data[0] & 2) != 0 ? Tokenizer::from_tokenizer_json(json_with_pattern(file), rest, "fuzz")
-                             : Tokenizer::from_tokenizer_json(file, rest, "fuzz");
+        (data[0] & 1) != 0 ? Tokenizer::from_tiktoken(file, config, "fuzz")
+        : (data[0] & 2) != 0
+            ? Tokenizer::from_tokenizer_json(json_with_pattern(file), config, "fuzz")
+            : Tokenizer::from_tokenizer_json(file, config, "fuzz");
     if (tokenizer) check(*tokenizer, text);
     return 0;
 }

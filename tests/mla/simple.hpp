@@ -170,7 +170,7 @@ inline Capacities capacities(const RaggedRows& rows, int heads, int workers = 1)
 inline Arena host_arena(std::size_t bytes) {
     const std::size_t rounded = (bytes + 127) / 64 * 64;
     return Arena(Buffer(std::aligned_alloc(64, rounded), rounded,
-                        [](void* data, std::size_t) { std::free(data); }));
+                        [](void*, void* data, std::size_t) { std::free(data); }));
 }
 
 struct Outputs {

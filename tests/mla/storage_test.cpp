@@ -6,7 +6,7 @@
 #include <limits>
 #include <numeric>
 
-#include "conformance/random.hpp"
+#include "base/random.hpp"
 #include "mla/implementation.hpp"
 
 namespace espalier::conformance {
@@ -75,7 +75,7 @@ TEST_P(MlaStorage, AppendRoundsToNearestAndSkipsNegativeSlots) {
     std::fill_n(rows.begin() + 4 * kKey, kLatent, 0.0f);  // all zero: a token scale of nothing
     std::vector<std::uint8_t> flags(slots.size(), 7);
     append(rows, slots, &flags);
-    EXPECT_EQ(flags, std::vector<std::uint8_t>(slots.size(), 7));  // left alone
+    EXPECT_EQ(flags, std::vector<std::uint8_t>(slots.size(), 7)) << "nothing was flushed";
     for (std::size_t token = 0; token < slots.size(); ++token) {
         if (slots[token] < 0) continue;
         const std::vector<double> stored = slot(slots[token]);
@@ -104,7 +104,7 @@ TEST_P(MlaStorage, AppendFlushesNonFiniteAndFlagsTheToken) {
     std::vector<std::uint8_t> flags(3, 7);
     append(rows, {1, 2, 3}, &flags);
     EXPECT_EQ(flags[0], 1);
-    EXPECT_EQ(flags[1], 7);
+    EXPECT_EQ(flags[1], 7);  // as it was
     EXPECT_EQ(flags[2], kv.format == KvFormat::fp16 ? 1 : 7);
     for (const std::int64_t index : {1, 2, 3})
         for (const double value : slot(index)) ASSERT_TRUE(std::isfinite(value));

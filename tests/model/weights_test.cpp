@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "model/tiny_model.hpp"
+#include "support/safetensors_editor.hpp"
 
 namespace espalier::model {
 namespace {
@@ -76,6 +77,36 @@ TEST_F(WeightsTest, ProgressEndsAtTheWholeAndNeverGoesBack) {
     ASSERT_TRUE(weights);
     EXPECT_GT(whole, 0u);
     EXPECT_EQ(last, whole);
+}
+
+// With checkpoint::check_tensors, which refuses what is not in the list: files, list and reader
+// agree on every tensor.
+TEST_F(WeightsTest, EveryTensorOfTheListIsNeeded) {
+    for (const char* preset : {"tiny-v2", "tiny-v3"}) {
+        const fs::path path = write(preset);
+        const SafetensorsEditor whole(path / "model.safetensors");
+        ASSERT_TRUE(load(path));
+        for (const auto& [name, entry] : whole.tensors) {
+            SafetensorsEditor file = whole;
+            file.tensors.erase(name);
+            file.save();
+            const auto result = load(path);
+            ASSERT_FALSE(result) << name;
+            // Without eh_proj there is no MTP layer, so that the rest of it is what is wrong.
+            const std::string named = name.ends_with("eh_proj.weight") ? "model.layers.3." : name;
+            EXPECT_NE(result.error().message.find(named), std::string::npos)
+                << name << ": " << result.error().message;
+        }
+    }
+}
+
+TEST_F(WeightsTest, ATensorThatIsNotReadIsRefused) {
+    const fs::path path = write("tiny-v2");
+    edit_config(path, "num_hidden_layers", 2);
+    const auto result = load(path);
+    ASSERT_FALSE(result);
+    EXPECT_NE(result.error().message.find("'model.layers.2."), std::string::npos)
+        << result.error().message;
 }
 
 TEST_F(WeightsTest, AConfigThatDisagreesWithTheTensorsNamesBoth) {

@@ -139,10 +139,13 @@ TEST(StepLoop, OperationsDoNotAllocate) {
     const Matrix out = Matrix::of(y.data(), kTokens, kHidden, 2 * kHidden);
     const Matrix cos_sin = Matrix::of(angles.data(), kTokens, 64);
 
+    RopeRule rope;
+    std::copy_n(weight.begin(), rope.inverse_frequency.size(), rope.inverse_frequency.begin());
+
     const std::int64_t before = allocations_so_far();
     backend->rms_norm(context, in, weight.data(), 1e-6f, out, in);
     backend->swiglu(context, Matrix::of(x.data(), kTokens, 2 * kHidden), out);
-    backend->rope_angles(context, index.data(), kTokens, {weight.data(), 1.0f}, cos_sin);
+    backend->rope_angles(context, index.data(), kTokens, rope, cos_sin);
     backend->rope(context, in, 64, 16, cos_sin, out, 64);
     backend->convert(context, in, 64, 16, 64, out, 64);
     backend->gather_rows(context, in, index.data(), out);

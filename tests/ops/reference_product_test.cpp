@@ -52,13 +52,13 @@ TEST_P(Layouts, MultiplyToTheSameBits) {
         Activations x = Activations::random(input, 7, k, k + 3, 4);
         for (const DType out : {DType::f32, DType::bf16, DType::f16}) {
             Activations got(out, 7, n, n + 1), wanted(out, 7, n, n + 1);
-            reference_product(x.matrix(), rows.view(), got.matrix(), Store::assign);
+            ops::reference_product(x.matrix(), rows.view(), got.matrix(), Store::assign);
             products.product(device.pool(), x.matrix(), panels.view(), wanted.matrix());
             EXPECT_EQ(got.bytes(), wanted.bytes()) << n << " × " << k << " to " << name_of(out);
         }
         Activations got = Activations::random(DType::f32, 7, n, n, 5);
         Activations wanted = Activations::random(DType::f32, 7, n, n, 5);
-        reference_product(x.matrix(), rows.view(), got.matrix(), Store::accumulate);
+        ops::reference_product(x.matrix(), rows.view(), got.matrix(), Store::accumulate);
         products.product(device.pool(), x.matrix(), panels.view(), wanted.matrix(),
                          Store::accumulate);
         EXPECT_EQ(got.bytes(), wanted.bytes()) << n << " × " << k << ", accumulated";

@@ -292,7 +292,7 @@ TEST(ReduceAdd, GivesTheBitsOfAProductThatAccumulates) {
     source.n = kOutputs;
     source.k = kInputs;
     source.row_stride = kInputs;
-    const std::span one(&source, 1);
+    const std::span<const linalg::WeightSource> one(&source, 1);
     for (const auto& backend : cpu_backends()) {
         const auto packed = backend->pack(machine.device, {&one, 1});
         ASSERT_TRUE(packed);
@@ -321,7 +321,12 @@ std::vector<float> widen(const std::vector<Bf16>& values_bf16) {
 const std::vector<std::pair<std::string, RowOperation>>& row_operations() {
     constexpr std::int64_t kHidden = 1300;  // twelve rows per task, and no multiple of a vector
     static const std::vector<float> weight = values(21, 0, 1, kHidden);
-    static const std::vector<float> frequency = values(22, 0, 1, 32);
+    static const RopeRule rope_rule = [] {
+        RopeRule rule;
+        const std::vector<float> frequency = values(22, 0, 1, 32);
+        std::copy_n(frequency.begin(), 32, rule.inverse_frequency.begin());
+        return rule;
+    }();
     static const std::vector<std::pair<std::string, RowOperation>> all = {
         {"embed",
          [](const Backend& backend, OpContext& context, std::int64_t first, std::int64_t count) {
@@ -362,8 +367,7 @@ const std::vector<std::pair<std::string, RowOperation>>& row_operations() {
              for (std::int64_t t = first; t < first + count; ++t)
                  position.push_back(static_cast<std::int32_t>(t * 31));
              const Matrix cos_sin = Matrix::of(angles.data(), count, 64);
-             backend.rope_angles(context, position.data(), count, {frequency.data(), 1.0f},
-                                 cos_sin);
+             backend.rope_angles(context, position.data(), count, rope_rule, cos_sin);
              const Matrix both = Matrix::of(x.data(), count, 5 * 64);
              backend.rope(context, both, 64, 5, cos_sin, both, 64);
              return x;

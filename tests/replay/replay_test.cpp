@@ -346,7 +346,7 @@ TEST_F(ReplayRefusal, ATraceThatEndsEarlyIsRepeatedUpToThere) {
 // Whatever is changed: it runs again as it says, or is refused with a sentence. A failed CHECK
 // would throw, and so fail this test.
 TEST_F(ReplayRefusal, ChangedFilesAreRefusedOrRunAsTheySay) {
-    conformance::Random random(11);
+    Random random(11);
     int refused = 0;
     const int tries = kWorkloads * 2;
     for (int i = 0; i < tries; ++i) {

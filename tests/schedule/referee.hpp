@@ -13,7 +13,7 @@
 #include <set>
 #include <vector>
 
-#include "conformance/random.hpp"
+#include "base/random.hpp"
 #include "schedule/scheduler.hpp"
 
 namespace espalier::schedule {
@@ -115,7 +115,7 @@ class Referee {
     }
 
     Scheduler& scheduler_;
-    conformance::Random random_;
+    Random random_;
     EngineHabits habits_;
     std::map<std::int64_t, Book> books_;                    // by serial
     std::map<OrderKey, std::int64_t> live_;                 // serials in order

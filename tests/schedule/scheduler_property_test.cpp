@@ -11,7 +11,7 @@
 namespace espalier::schedule {
 namespace {
 
-SchedulerOptions random_options(conformance::Random& random) {
+SchedulerOptions random_options(Random& random) {
     SchedulerOptions options;
     options.page_count = 1 + random.between(8, 40);
     options.max_model_len = random.between(200, 1500);
@@ -38,7 +38,7 @@ SchedulerOptions random_options(conformance::Random& random) {
 }
 
 // Prompts begin alike, so that pages are shared and recomputed in many combinations.
-Request random_request(conformance::Random& random, Time now) {
+Request random_request(Random& random, Time now) {
     Request request;
     const int kind = random.between(0, 3);
     const int length = random.chance(0.3) ? 64 * random.between(1, 12) + random.between(-1, 1)
@@ -62,7 +62,7 @@ struct Seen {
 };
 
 void run_workload(std::uint64_t seed, Seen& seen) {
-    conformance::Random random(seed);
+    Random random(seed);
     const auto scheduler = Scheduler::create(random_options(random)).value();
     Referee referee(*scheduler, seed + 1, {random.one_of({0.0, 0.5, 1.0}), 0.01, 0.002});
     std::vector<RequestId> ids;
@@ -147,7 +147,7 @@ std::vector<std::int64_t> numbers_of(const Plan& plan) {
 TEST(SchedulerProperty, ReservingWindowsTakesNothingFromPrompts) {
     std::int64_t compared = 0, scarce = 0;
     for (std::uint64_t seed = 0; seed < 300; ++seed) {
-        conformance::Random random(seed);
+        Random random(seed);
         SchedulerOptions options = random_options(random);
         options.prefix_cache = false;
         options.reserve_windows = false;

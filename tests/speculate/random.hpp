@@ -4,12 +4,10 @@
 
 #include <cstdint>
 
-#include "conformance/random.hpp"
+#include "base/random.hpp"
 #include "speculate/tree.hpp"
 
 namespace espalier::speculate {
-
-using conformance::Random;
 
 // A tree of at most `nodes` nodes over `vocabulary` tokens; deep or bushy as it comes.
 inline Tree random_tree(Random& random, std::int32_t nodes, std::int32_t vocabulary) {

@@ -10,6 +10,7 @@
 
 #include "base/mapped_file.hpp"
 #include "support/paths.hpp"
+#include "support/temporary_directory.hpp"
 #include "text/tokenizer.hpp"
 
 namespace espalier::text {
@@ -25,7 +26,8 @@ const Json& good_json() {
     return json;
 }
 
-std::string message_after(const std::function<void(Json&)>& change, std::string_view config = "") {
+std::string message_after(const std::function<void(Json&)>& change,
+                          std::optional<std::string_view> config = std::nullopt) {
     Json json = good_json();
     change(json);
     const auto result = Tokenizer::from_tokenizer_json(json.dump(), config, "dir");
@@ -178,7 +180,7 @@ TEST(Tiktoken, NamesWhatIsMalformed) {
         {good + "YQ== 1297\n", "the token of rank 1297 is there twice"},
     };
     for (const auto& [text, expected] : cases) {
-        const auto result = Tokenizer::from_tiktoken(text, "", "dir");
+        const auto result = Tokenizer::from_tiktoken(text, std::nullopt, "dir");
         ASSERT_FALSE(result) << expected;
         EXPECT_TRUE(result.error().message.starts_with("dir/tiktoken.model: "))
             << result.error().message;
@@ -205,6 +207,41 @@ TEST(Load, TakesTheTemplateFileFirst) {
     std::ofstream(directory / "chat_template.jinja") << "from the file\n";
     EXPECT_EQ(Tokenizer::load(directory)->chat_template(), "from the file\n");
     std::filesystem::remove_all(directory);
+}
+
+// An empty file is damaged, not absent: without tokenizer_config.json the text would lose its BOS.
+TEST(Load, AnEmptyFileIsRefusedByName) {
+    for (const char* name : {"tokenizer_config.json", "tokenizer.json", "chat_template.jinja"}) {
+        TemporaryDirectory directory;
+        std::filesystem::copy(kData / "kimi_small", directory.path());
+        ASSERT_TRUE(Tokenizer::load(directory.path()));
+        std::ofstream(directory.path() / name, std::ios::trunc);
+        const auto result = Tokenizer::load(directory.path());
+        ASSERT_FALSE(result) << name;
+        EXPECT_NE(result.error().message.find(std::string(name) + ": empty"), std::string::npos)
+            << result.error().message;
+    }
+    TemporaryDirectory ranks;
+    std::ofstream(ranks.path() / "tiktoken.model", std::ios::trunc);
+    const auto result = Tokenizer::load(ranks.path());
+    ASSERT_FALSE(result);
+    EXPECT_NE(result.error().message.find("tiktoken.model: "), std::string::npos)
+        << result.error().message;
+}
+
+// What an interrupted download leaves is not an absent file either.
+TEST(Load, ALinkThatPointsNowhereIsRefusedByName) {
+    for (const char* name : {"tokenizer_config.json", "tokenizer.json", "chat_template.jinja"}) {
+        TemporaryDirectory directory;
+        std::filesystem::copy(kData / "kimi_small", directory.path());
+        std::filesystem::remove(directory.path() / name);
+        std::filesystem::create_symlink("../../blobs/0a1b", directory.path() / name);
+        const auto result = Tokenizer::load(directory.path());
+        ASSERT_FALSE(result) << name;
+        EXPECT_NE(result.error().message.find(std::string(name) + ": a link to ../../blobs/0a1b"),
+                  std::string::npos)
+            << result.error().message;
+    }
 }
 
 }  // namespace

@@ -40,7 +40,7 @@ int main(int argc, char** argv) {
         if (!ids) std::fprintf(stderr, "%s\n", ids.error().message.c_str());
         const std::uint32_t count = ids ? static_cast<std::uint32_t>(ids->size()) : 0xFFFFFFFFu;
         std::fwrite(&count, sizeof count, 1, stdout);
-        if (ids && count > 0) std::fwrite(ids->data(), sizeof(TokenId), count, stdout);
+        if (ids && count > 0) std::fwrite(ids->data(), sizeof(espalier::TokenId), count, stdout);
     }
     return 0;
 }

@@ -90,7 +90,7 @@ TEST(Chrome, CountersShowTheMix) {
 
 TEST(Chrome, ChangedFilesGiveValidJsonOrAnError) {
     const std::string text = file_of(sample_header(), sample_events());
-    conformance::Random random(8);
+    Random random(8);
     int drawn = 0;
     for (int i = 0; i < 3000; ++i) {
         auto reader = read_text(mutated(text, random));

@@ -86,7 +86,7 @@ TEST(TraceFile, ErrorsNameTheLine) {
 TEST(TraceFile, ChangedFilesAreReadOrRefused) {
     const std::string text =
         file_of(sample_header(), with_end(sample_events(), {Close::finished, 2, 1, 2}));
-    conformance::Random random(5);
+    Random random(5);
     int refused = 0;
     for (int i = 0; i < 20000; ++i) {
         std::string changed = mutated(text, random);

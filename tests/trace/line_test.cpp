@@ -28,7 +28,7 @@ TEST(TraceLine, EveryKindComesBackAsItWas) {
 }
 
 TEST(TraceLine, NumbersKeepTheirBits) {
-    conformance::Random random(1);
+    Random random(1);
     for (int i = 0; i < 2000; ++i) {
         Submission submission = sample_submission();
         const auto bits = static_cast<std::uint32_t>(random.bits());

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "conformance/random.hpp"
+#include "base/random.hpp"
 #include "trace/line.hpp"
 #include "trace/reader.hpp"
 #include "trace/sink.hpp"
@@ -116,7 +116,7 @@ inline std::string joined(const std::vector<std::string>& lines) {
 
 // Some small thing about the text is changed: a byte, a digit, a piece left out or doubled, a line
 // moved, the end cut off.
-inline std::string mutated(const std::string& text, conformance::Random& random) {
+inline std::string mutated(const std::string& text, Random& random) {
     const auto place = [&](std::size_t size) {
         return random.bits() % std::max<std::size_t>(size, 1);
     };

@@ -10,12 +10,11 @@
 #include <unordered_map>
 
 #include "base/check.hpp"
-#include "conformance/random.hpp"
+#include "base/random.hpp"
 
 namespace espalier::simulation {
 namespace {
 
-using conformance::Random;
 using schedule::OrderKey;
 using schedule::Outcome;
 using schedule::Plan;

@@ -12,7 +12,9 @@ RowView view_row(const RaggedRows& rows, std::int32_t index) {
     row.first_token = rows.q_indptr[index];
     row.tokens = rows.q_indptr[index + 1] - rows.q_indptr[index];
     row.keys = rows.kv_len[index];
-    row.pages = rows.block_table + index * rows.block_stride;
+    // A row without tokens may name any table, and is never read.
+    const std::int64_t table = table_of(rows, index);
+    row.pages = table < 0 ? nullptr : rows.block_table + table * rows.block_stride;
     row.mask = rows.mask[index];
     return row;
 }

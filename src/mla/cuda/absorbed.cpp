@@ -14,14 +14,14 @@
 namespace espalier::mla::cuda {
 namespace {
 
-Expected<int> multiprocessors() {
+Expected<int> multiprocessors(std::int32_t most = 0) {
     int device = 0;
     int count = 0;
     ESPALIER_RETURN_IF_ERROR(checked(cudaGetDevice(&device), "the current CUDA device"));
     ESPALIER_RETURN_IF_ERROR(
         checked(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
                 "the number of multiprocessors"));
-    return count;
+    return most > 0 ? std::min(count, most) : count;
 }
 
 // --- maps ---------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ std::size_t absorbed_plan_bytes(const Capacities& most) {
 Expected<void> absorbed_plan(OpContext& context, const AbsorbedCall& call) {
     if (call.rows.token_end == 0) return {};
     ESPALIER_RETURN_IF_ERROR(check_capacities(call));
-    ESPALIER_ASSIGN_OR_RETURN(const int processors, multiprocessors());
+    ESPALIER_ASSIGN_OR_RETURN(const int processors, multiprocessors(call.multiprocessors));
     AbsorbedParams p = parameters(call);
     std::byte* plan = call.plan;
     for (const Class& rows : classes(call.rows.max_q_len, call.heads, (1 << p.block_shift))) {
@@ -305,7 +305,7 @@ Expected<void> absorbed(OpContext& context, const AbsorbedCall& call) {
         return absorbed(context, planned);
     }
     ESPALIER_RETURN_IF_ERROR(check_capacities(call));
-    ESPALIER_ASSIGN_OR_RETURN(const int processors, multiprocessors());
+    ESPALIER_ASSIGN_OR_RETURN(const int processors, multiprocessors(call.multiprocessors));
     AbsorbedParams p = parameters(call);
     if (most.invariant && most.dense) {
         p.dense_splits = ceil_divide(most.max_kv_len, kSplitKeys);

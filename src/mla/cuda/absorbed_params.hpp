@@ -24,6 +24,7 @@ inline constexpr int kSplitTiles = kSplitKeys / kTileKeys;
 // shared memory.
 struct Item {
     std::int32_t row;
+    std::int32_t table;         // its block table
     std::int32_t packed_first;  // of its columns, among all packed rows of the call
     std::int32_t row_first;     // the same, within the row
     std::int32_t columns;
@@ -57,7 +58,7 @@ struct alignas(16) PartPlan {
     std::int32_t start = 0;  // that row's place in the line
     std::int32_t even = 0;   // the item says all; of the first block of packed rows
     Item item{};
-    std::int32_t unused[13] = {};
+    std::int32_t unused[12] = {};
 };
 static_assert(sizeof(PartPlan) == 128);
 

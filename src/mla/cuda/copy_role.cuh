@@ -25,7 +25,7 @@ class Copier {
         std::int32_t id;
         asm volatile("ld.global.b32 %0, [%1];"
                      : "=r"(id)
-                     : "l"(p.rows.block_table + item.row * p.rows.block_stride + page));
+                     : "l"(p.rows.block_table + item.table * p.rows.block_stride + page));
     }
 
     // The whole warp. There is one place from which an item is fetched: inlined at three, this
@@ -120,7 +120,7 @@ class Copier {
     __device__ Item item_of(const Share& share, int row) {
         const RowShape& shape = share.shape;
         const int blocks = row_blocks(p_, shape);
-        Item item = row_item(row, shape);
+        Item item = row_item(p_, row, shape);
         item.slot = share.slot + share.unit * share.slot_step;
         if (!p_.invariant) {
             place_columns(p_, item, shape, share.unit * T::kRows, shape.tokens * p_.heads);

@@ -148,7 +148,7 @@ class DecompressedBlock {
         count_ = count;
         limit_ = limit;
         keys_ = keys;
-        pages_ = params_.rows.block_table + row * params_.rows.block_stride;
+        pages_ = params_.rows.block_table + table_of(params_.rows, row) * params_.rows.block_stride;
         reach_ = visible(count - 1);
         clear();
         const int tiles = reach_ / Config::kKeys + (reach_ % Config::kKeys != 0);

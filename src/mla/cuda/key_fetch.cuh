@@ -17,7 +17,7 @@ class KeyFetcher {
         : p_(p), shared_(shared), lane_(threadIdx.x % 32), page_shift_(p.page_shift) {}
 
     __device__ void begin(const Item& item) {
-        table_ = p_.rows.block_table + item.row * p_.rows.block_stride;
+        table_ = p_.rows.block_table + item.table * p_.rows.block_stride;
         keys_ = item.keys;
         read_pages(item.tile_begin * kTileKeys >> page_shift_);
     }
@@ -175,9 +175,10 @@ class KeyFetcher {
             tree_slots(item, tile * kTileKeys, slots);
         long long pages[2];
         for (int half = 0; half < 2; ++half) {
-            const int page = slots[half] < 0 ? -1
-                                             : p_.rows.block_table[item.row * p_.rows.block_stride +
-                                                                   slots[half] / p_.kv.page_tokens];
+            const int page = slots[half] < 0
+                                 ? -1
+                                 : p_.rows.block_table[item.table * p_.rows.block_stride +
+                                                       slots[half] / p_.kv.page_tokens];
             const bool inside = page >= 0 && page < p_.kv.page_count;
             pages[half] = inside ? page * p_.kv.page_stride : -1;
         }

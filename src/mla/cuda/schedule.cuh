@@ -36,6 +36,7 @@ __device__ inline RowShape row_shape(const AbsorbedParams& p, int row) {
     const long long reach = p.rows.block_stride * p.kv.page_tokens;
     shape.keys = min(max(p.rows.kv_len[row], 0), p.rows.max_kv_len);
     if (shape.keys > reach) shape.keys = static_cast<int>(reach);
+    if (table_of(p.rows, row) < 0) shape.keys = 0;
     shape.mask = p.rows.mask[row];
     const int packed = shape.tokens * p.heads;
     if (packed < p.least_packed || packed > p.most_packed) shape.tokens = 0;
@@ -107,9 +108,10 @@ __device__ inline int row_blocks(const AbsorbedParams& p, const RowShape& shape)
     return blocks_for(p, shape.tokens * p.heads);
 }
 
-__device__ inline Item row_item(int row, const RowShape& shape) {
+__device__ inline Item row_item(const AbsorbedParams& p, int row, const RowShape& shape) {
     Item item{};
     item.row = row;
+    item.table = static_cast<int>(table_of(p.rows, row));
     item.first_token = shape.first_token;
     item.tokens = shape.tokens;
     item.keys = shape.keys;
@@ -255,7 +257,7 @@ __device__ inline PartPlan plan_part(const AbsorbedParams& p, const Partition& p
         if (partition.piece == 0) return share;
         const long long piece = share.begin - share.start;
         const int tiles = ceil_div(shape.keys, kTileKeys);
-        share.item = row_item(share.row, shape);
+        share.item = row_item(p, share.row, shape);
         share.item.tile_begin = static_cast<int>(piece * tiles / cost);
         share.item.tile_end = static_cast<int>((piece + 1) * tiles / cost);
         place_columns(p, share.item, shape, 0, shape.tokens * p.heads);

@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kAppendWarps * 32) append_kernel(const AppendC
         const std::int64_t slot = call.slot[token];  // the same for the whole warp
         const bool flushed =
             in_pool(call.kv, slot) && write_token<kFormat>(call, token, slot, lane);
-        if (lane == 0 && flushed && call.nonfinite != nullptr) call.nonfinite[token] = 1;
+        if (flushed && lane == 0 && call.nonfinite != nullptr) call.nonfinite[token] = 1;
     }
 }
 

@@ -66,9 +66,9 @@ class CudaTest : public testing::Test {
 
     std::unique_ptr<Kernels> kernels;
     cudaStream_t stream = nullptr;
-    std::unique_ptr<Device> device = device_or_throw();
+    std::unique_ptr<Device> gpu = device_or_throw();
     Arena arena{Buffer{}};
-    OpContext context{*device, arena};
+    OpContext context{*gpu, arena};
 
   private:
     static std::unique_ptr<Device> device_or_throw() {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The suite's numbers: small, fast, and the same everywhere for the same seed.
+// Pseudo-random numbers for tests, workloads and benchmarks: the same everywhere for the same seed.
 #pragma once
 
 #include <cstdint>
 
-namespace espalier::conformance {
+namespace espalier {
 
 // SplitMix64.
 class Random {
@@ -41,4 +41,4 @@ class Random {
     std::uint64_t state_;
 };
 
-}  // namespace espalier::conformance
+}  // namespace espalier

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/tensor_check.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <unordered_map>
+
+#include "checkpoint/tensor_list.hpp"
+
+namespace espalier::checkpoint {
+namespace {
+
+constexpr std::string_view kHead = "lm_head.weight";
+constexpr std::string_view kEmbedding = "model.embed_tokens.weight";
+
+// The layer of "model.layers.N.…", or −1.
+std::int64_t layer_of(std::string_view name) {
+    constexpr std::string_view kLayers = "model.layers.";
+    if (!name.starts_with(kLayers)) return -1;
+    name.remove_prefix(kLayers.size());
+    std::int64_t layer = -1;
+    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), layer);
+    const bool whole = error == std::errc() && end != name.data() + name.size() && *end == '.';
+    return whole ? layer : -1;
+}
+
+class TensorCheck {
+  public:
+    explicit TensorCheck(const Checkpoint& checkpoint)
+        : checkpoint_(checkpoint), config_(checkpoint.config()) {
+        // MTP layers may be announced and left out (Kimi K2 does): the model has those that are
+        // there.
+        ModelConfig present = config_;
+        present.num_nextn_predict_layers = 0;
+        while (present.num_nextn_predict_layers < config_.num_nextn_predict_layers &&
+               is_mtp(present.num_hidden_layers + present.num_nextn_predict_layers))
+            ++present.num_nextn_predict_layers;
+        present.tensor_prefix.clear();
+        specs_ = list_tensors(present, {.dtype = DType::bf16, .repeat_mtp_embeddings = true});
+        for (const TensorSpec& spec : specs_) role_of_.emplace(spec.name, spec.role);
+    }
+
+    Expected<void> nothing_unread() const {
+        std::vector<std::string> unread;
+        for (std::string& name : checkpoint_.names())
+            if (!is_read(name)) unread.push_back(std::move(name));
+        if (unread.empty()) return {};
+        constexpr std::size_t kShown = 3;
+        const std::size_t shown = std::min(kShown, unread.size());
+        std::string list;
+        for (std::size_t i = 0; i < shown; ++i)
+            list += fmt::format("{}'{}{}'", i == 0 ? "" : ", ", config_.tensor_prefix, unread[i]);
+        if (unread.size() > shown) list += fmt::format(" and {} more", unread.size() - shown);
+        return fail(ErrorKind::unsupported,
+                    "{}: {} tensor(s) that are no part of the model config.json describes: {}",
+                    checkpoint_.stored(unread.front())->file->name(), unread.size(), list);
+    }
+
+    // Products of BF16 and F8_E4M3 weights read bf16 activations, those of F32 and F16 f32 ones; a
+    // model has one kind.
+    Expected<void> one_activation() const {
+        std::optional<Tensor> first;
+        for (const TensorSpec& spec : specs_) {
+            if (!is_product(spec.name, spec.role)) continue;
+            const std::optional<Tensor> tensor = checkpoint_.stored(spec.name);
+            if (!tensor) continue;
+            if (!first) first = tensor;
+            if (reads_f32(*tensor) != reads_f32(*first))
+                return fail(ErrorKind::unsupported,
+                            "{}: tensor '{}{}' is {} but '{}{}' is {}: BF16 and F8_E4M3 weights do "
+                            "not mix with F32 and F16 ones",
+                            tensor->file->name(), config_.tensor_prefix, tensor->name,
+                            name_of(tensor->type), config_.tensor_prefix, first->name,
+                            name_of(first->type));
+        }
+        return {};
+    }
+
+  private:
+    static bool reads_f32(const Tensor& tensor) {
+        return tensor.type == StoredType::f32 || tensor.type == StoredType::f16;
+    }
+
+    bool is_mtp(std::int64_t layer) const {
+        return checkpoint_.has(fmt::format("model.layers.{}.eh_proj.weight", layer));
+    }
+
+    bool is_product(std::string_view name, TensorRole role) const {
+        return role == TensorRole::projection || role == TensorRole::head ||
+               (config_.tie_word_embeddings && name == kEmbedding);
+    }
+
+    bool is_read(std::string_view name) const {
+        if (role_of_.contains(name)) return true;
+        if (name.ends_with(".rotary_emb.inv_freq")) return true;
+        if (is_scale_of_fp8(name)) return true;
+        if (name == kHead && config_.tie_word_embeddings) return repeats_embedding();
+        const std::int64_t layer = layer_of(name);
+        return layer >= config_.num_hidden_layers && is_mtp(layer) &&
+               !role_of_.contains(fmt::format("model.layers.{}.eh_proj.weight", layer));
+    }
+
+    // Scales are read with FP8 matrices only; beside another one they would be dropped.
+    bool is_scale_of_fp8(std::string_view name) const {
+        constexpr std::string_view kEnding = "_scale_inv";
+        if (!name.ends_with(kEnding)) return false;
+        name.remove_suffix(kEnding.size());
+        const auto matrix = role_of_.find(name);
+        if (matrix == role_of_.end() || !is_product(name, matrix->second)) return false;
+        const std::optional<Tensor> tensor = checkpoint_.stored(name);
+        return tensor && tensor->type == StoredType::e4m3;
+    }
+
+    bool repeats_embedding() const {
+        const std::optional<Tensor> head = checkpoint_.stored(kHead);
+        const std::optional<Tensor> embedding = checkpoint_.stored(kEmbedding);
+        return head && embedding && head->type == embedding->type &&
+               head->shape == embedding->shape && std::ranges::equal(head->bytes, embedding->bytes);
+    }
+
+    const Checkpoint& checkpoint_;
+    const ModelConfig& config_;
+    std::vector<TensorSpec> specs_;  // of the model as far as the files have it
+    std::unordered_map<std::string_view, TensorRole> role_of_;  // by name, into specs_
+};
+
+}  // namespace
+
+Expected<void> check_tensors(const Checkpoint& checkpoint) {
+    const TensorCheck check(checkpoint);
+    ESPALIER_RETURN_IF_ERROR(check.nothing_unread());
+    return check.one_activation();
+}
+
+}  // namespace espalier::checkpoint
