@@ -32,9 +32,10 @@ Expected<std::unique_ptr<Stepper>> Stepper::create(StepperParts parts,
                                                    const StepperSettings& settings) {
     ESPALIER_RETURN_IF_ERROR(check_target_holds(parts.target->info(), settings.schedule));
     ESPALIER_ASSIGN_OR_RETURN(auto scheduler, schedule::Scheduler::create(settings.schedule));
-    const ops::SamplingCapacity sampling =
-        StepDraws::capacity(settings.schedule, parts.target->info().vocabulary);
+    const TargetInfo& info = parts.target->info();
+    ops::SamplingCapacity sampling = StepDraws::capacity(settings.schedule, info.vocabulary);
     ESPALIER_ASSIGN_OR_RETURN(auto draws, ops::SamplingBatchBuilder::create(sampling));
+    sampling.nodes = info.limits.max_gather;  // calibration looks at steps of any size
     ESPALIER_RETURN_IF_ERROR(parts.target->reserve(sampling));
     std::unique_ptr<Stepper> stepper(
         new Stepper(std::move(parts), settings, std::move(scheduler), std::move(draws)));
