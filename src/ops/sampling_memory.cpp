@@ -29,8 +29,14 @@ SamplingMemory::SamplingMemory(Device& device, Buffer batch, Buffer counts, Buff
       alternatives_(std::move(alternatives)) {}
 
 Expected<SamplingBatch> SamplingMemory::upload(Stream stream, const SamplingBatchBuilder& builder) {
-    CHECK(builder.bytes().size() <= batch_.bytes(), "a batch of {} bytes for {}",
-          builder.bytes().size(), batch_.bytes());
+    const auto fits = [](std::int64_t count, std::size_t each, const Buffer& buffer) {
+        return static_cast<std::size_t>(count) * each <= buffer.bytes();
+    };
+    CHECK(builder.bytes().size() <= batch_.bytes() && fits(builder.nodes(), sizeof(Draw), draws_) &&
+              fits(builder.alternatives(), sizeof(TokenLogprob), alternatives_) &&
+              fits(builder.capacity().counts(), sizeof(TokenCount), counts_),
+          "a batch of {} bytes with {} nodes and {} alternatives is beyond the memory for draws",
+          builder.bytes().size(), builder.nodes(), builder.alternatives());
     SamplingBatch batch;
     place_arrays(batch, batch_.data(), builder.nodes());
     batch.vocabulary = builder.capacity().vocabulary;
