@@ -35,6 +35,7 @@ inline Header sample_header() {
                        ~0ull,
                        Grant::everything,
                        {"ngram"}};
+    header.settings.max_step_splits = 64;
     return header;
 }
 
