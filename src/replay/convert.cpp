@@ -51,6 +51,7 @@ trace::Settings settings_of(const engine::StepperSettings& settings,
     out.max_rows = options.max_rows;
     out.max_step_tokens = options.max_step_tokens;
     out.max_step_gather = options.max_step_gather;
+    if (options.max_step_splits > 0) out.max_step_splits = options.max_step_splits;
     out.max_waiting = options.max_waiting;
     out.max_waiting_tokens = options.max_waiting_tokens;
     out.prompt_quantum = options.prompt_quantum;
@@ -73,6 +74,7 @@ engine::StepperSettings stepper_settings_of(const trace::Settings& settings) {
     options.max_rows = settings.max_rows;
     options.max_step_tokens = settings.max_step_tokens;
     options.max_step_gather = settings.max_step_gather;
+    options.max_step_splits = settings.max_step_splits.value_or(0);
     options.max_waiting = settings.max_waiting;
     options.max_waiting_tokens = settings.max_waiting_tokens;
     options.prompt_quantum = settings.prompt_quantum;

@@ -96,6 +96,7 @@ struct Settings {
     std::uint64_t hash_seed = 0;
     Grant grant = Grant::measured;
     std::vector<std::string> drafters;
+    std::optional<std::int64_t> max_step_splits;
     template <typename Visitor, typename Self>
     static void fields(Visitor& visit, Self& self) {
         visit.integer("page_count", self.page_count, 0, std::int64_t{1} << 26);
@@ -103,6 +104,7 @@ struct Settings {
         visit.integer("max_rows", self.max_rows, 0, kMaxRows);
         visit.integer("max_step_tokens", self.max_step_tokens, 0, std::int64_t{1} << 20);
         visit.integer("max_step_gather", self.max_step_gather, 0, std::int64_t{1} << 20);
+        visit.maybe_integer("max_step_splits", self.max_step_splits, 1, kMaxNumber);
         visit.integer("max_waiting", self.max_waiting, 0, std::int64_t{1} << 20);
         visit.integer("max_waiting_tokens", self.max_waiting_tokens, 0, kMaxNumber);
         visit.integer("prompt_quantum", self.prompt_quantum, 0, std::int64_t{1} << 20);

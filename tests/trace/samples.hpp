@@ -24,6 +24,7 @@ inline Header sample_header() {
     header.settings = {65,       1024, 8,    1024,  512,  1024,  1 << 24,
                        512,      256,  true, false, true, ~0ull, Grant::everything,
                        {"ngram"}};
+    header.settings.max_step_splits = 64;
     return header;
 }
 
