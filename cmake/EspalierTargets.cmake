@@ -32,7 +32,7 @@ function(espalier_library folder)
 endfunction()
 
 # espalier_test(<name> SOURCES … DEPENDS <folder> … [LABEL quick|long|gpu])
-# Tests labelled gpu need a CUDA device: they are built everywhere nvcc is. Every test carries its folder as a second label.
+# Tests labelled gpu need a CUDA device: they are built everywhere nvcc is.
 function(espalier_test name)
     cmake_parse_arguments(ARG "" "LABEL" "SOURCES;DEPENDS;LINK" ${ARGN})
     if(NOT ARG_LABEL)
@@ -49,7 +49,6 @@ function(espalier_test name)
     if(NOT ARG_LABEL STREQUAL quick)
         set(prefix TEST_PREFIX ${ARG_LABEL}/)
     endif()
-    cmake_path(GET CMAKE_CURRENT_SOURCE_DIR FILENAME folder)
     gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 ${prefix}
-        PROPERTIES LABELS "${ARG_LABEL}\\;${folder}" TIMEOUT 600)
+        PROPERTIES LABELS ${ARG_LABEL} TIMEOUT 600)
 endfunction()

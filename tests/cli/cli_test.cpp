@@ -54,6 +54,28 @@ TEST(Cli, TheTextIsAFunctionOfPromptSeedAndParametersAlone) {
     EXPECT_NE(json_of(common + "--seed 12")["tokens"], first["tokens"]);
 }
 
+// As transformers reads it; flags win.
+TEST(Cli, GenerationConfigStandsForFlagsThatAreNotGiven) {
+    const espalier::TemporaryDirectory directory;
+    const std::string model = (directory.path() / "tiny").string();
+    ASSERT_EQ(espalier("make-model --preset tiny-v3 --out " + model).status, 0);
+    const auto tokens = [&](const std::string& flags, const char* config) {
+        std::ofstream(model + "/generation_config.json") << config;
+        return json_of("generate " + model + " -p abc -n 24 --ignore-eos --json --seed 3 " +
+                       flags)["tokens"];
+    };
+    const std::string sampled = "--temperature 0.7 --top-k 5 ";
+    const std::string penalty = "--repetition-penalty 1.5 ";
+    const char* full =
+        R"({"do_sample": true, "temperature": 0.7, "top_k": 5, "repetition_penalty": 1.5})";
+    EXPECT_EQ(tokens("", full), tokens(sampled + penalty, "{}"));
+    EXPECT_EQ(tokens("--repetition-penalty 1", full), tokens(sampled, "{}"));
+    EXPECT_NE(tokens(sampled + penalty, "{}"), tokens(sampled, "{}"));
+    EXPECT_EQ(tokens("", R"({"do_sample": true})"), tokens("--temperature 1", "{}"));
+    EXPECT_EQ(tokens("", R"({"temperature": 0.7, "top_k": -1})"), tokens("--temperature 0", "{}"));
+    EXPECT_EQ(tokens("", "{}"), tokens("--temperature 0", "{}"));
+}
+
 TEST(Cli, AReportedSeedRepeatsTheText) {
     const std::string common =
         "generate " + kSapling + " -p 'import os' -n 24 --json --temperature 1 ";
