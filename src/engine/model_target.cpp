@@ -23,6 +23,7 @@ ModelTarget::ModelTarget(model::DeepseekModel& model, cache::KvStorage storage)
             .eos_token_ids = model.config().eos_token_ids,
             .limits = model.limits(),
             .kv_layout = storage_.layout(),
+            .pair_cost = model::pair_cost(model.config()),
             .page_count = storage_.page_count()},
       nonfinite_(static_cast<std::size_t>(info_.limits.max_tokens)) {}
 

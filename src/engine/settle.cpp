@@ -102,7 +102,6 @@ void Stepper::fail_step(const std::string& message) {
 
 // Names the tokens of this step that stay: drafters with layers of their own compute theirs now.
 void Stepper::extend_drafters() {
-    if (!speculation_.wants_hidden_states()) return;
     extensions_.clear();
     extension_tokens_.clear();
     extension_taps_.clear();
@@ -124,9 +123,11 @@ void Stepper::extend_drafters() {
                 extension_taps_.push_back(static_cast<std::int32_t>(first) +
                                           static_cast<std::int32_t>(index));
             }
-            extensions_.push_back({share.id.slot, row.first_position,
-                                   std::span(extension_tokens_).subspan(begin, count),
-                                   std::span(extension_taps_).subspan(begin, count)});
+            extensions_.push_back({.request = share.id.slot,
+                                   .first_position = row.first_position,
+                                   .tokens = std::span(extension_tokens_).subspan(begin, count),
+                                   .taps = std::span(extension_taps_).subspan(begin, count),
+                                   .block_table = row.block_table});
         }
     }
     speculation_.extend(extensions_);
@@ -158,8 +159,10 @@ void Stepper::learn(StepReport& report) {
         for (std::size_t depth = 1; depth <= accepted; ++depth) ++report.accepted_at_depth[depth];
         speculation_.learn(plan_->requests[i].id.slot, walks_[i].tokens.values());
     }
-    speculation_.learn({report.requests, report.tokens.total(),
-                        static_cast<double>(report.model + report.sampling) * 1e-9});
+    speculation_.learn({.size = {.rows = report.requests,
+                                 .tokens = report.tokens.total(),
+                                 .keys = keys_of(plan_->keys)},
+                        .seconds = static_cast<double>(report.model + report.sampling) * 1e-9});
 }
 
 // After advance: updates to the receivers, new tokens to the drafters, the ended ones out.

@@ -11,9 +11,9 @@
 
 namespace espalier::engine {
 
-// Consecutive parts of a step, in order. Draft nodes are chosen between the two halves of the plan;
-// commit moves the drawn paths; walk includes what drafters take of the hidden states and what
-// speculation learns.
+// Consecutive parts of a step, in order. Draft nodes are proposed and chosen (draft) between the
+// two halves of the plan; commit moves the drawn paths; walk includes what speculation learns;
+// extend is what drafters take of the hidden states, nothing where none wants them.
 enum class Phase : std::uint8_t {
     offer,
     draft,
@@ -23,10 +23,11 @@ enum class Phase : std::uint8_t {
     sample,
     commit,
     walk,
+    extend,
     advance,
     emit,
 };
-inline constexpr std::size_t kPhases = 10;
+inline constexpr std::size_t kPhases = 11;
 
 // What can be summed over steps: of one step here, of all in EngineTotals (engine/status.hpp).
 struct StepCounts {

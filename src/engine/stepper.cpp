@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "engine/calibration.hpp"
 
 namespace espalier::engine {
 namespace {
@@ -37,11 +36,22 @@ Expected<void> check_target_holds(const TargetInfo& target,
     return at_most("max_model_len", options.max_model_len, limits.max_kv_len);
 }
 
+// The scheduler's options are in a trace; what drafters need must be among them.
+Expected<void> check_windows(std::span<const std::unique_ptr<speculate::Drafter>> drafters,
+                             const schedule::SchedulerOptions& options) {
+    for (std::size_t id = 0; id < drafters.size(); ++id)
+        if (drafters[id]->needs().draft_cache && !options.reserve_windows)
+            return fail(ErrorKind::invalid,
+                        "drafter {} writes KV while it drafts, but reserve_windows is off", id);
+    return {};
+}
+
 }  // namespace
 
 Expected<std::unique_ptr<Stepper>> Stepper::create(StepperParts parts,
                                                    const StepperSettings& settings) {
     ESPALIER_RETURN_IF_ERROR(check_target_holds(parts.target->info(), settings.schedule));
+    ESPALIER_RETURN_IF_ERROR(check_windows(parts.drafters, settings.schedule));
     schedule::SchedulerOptions schedule = settings.schedule;
     schedule.row_splits = mla::row_splits;
     ESPALIER_ASSIGN_OR_RETURN(auto scheduler, schedule::Scheduler::create(schedule));
@@ -51,14 +61,7 @@ Expected<std::unique_ptr<Stepper>> Stepper::create(StepperParts parts,
     ESPALIER_RETURN_IF_ERROR(parts.target->reserve(sampling));
     std::unique_ptr<Stepper> stepper(
         new Stepper(std::move(parts), settings, std::move(scheduler), std::move(draws)));
-    if (settings.step_time) {
-        stepper->speculation_.set_step_time(*settings.step_time);
-    } else if (settings.grant == NodeGrant::measured && stepper->speculation_.has_drafters()) {
-        ESPALIER_ASSIGN_OR_RETURN(
-            const speculate::StepTime time,
-            measure_step_time(*stepper->parts_.target, stepper->parts_.clock));
-        stepper->speculation_.set_step_time(time);
-    }
+    if (settings.step_time) stepper->speculation_.set_step_time(*settings.step_time);
     return stepper;
 }
 
@@ -69,7 +72,12 @@ Stepper::Stepper(StepperParts parts, const StepperSettings& settings,
               .sizes = settings.schedule,
               .eos_token_ids = parts_.target->info().eos_token_ids},
       scheduler_(std::move(scheduler)),
-      speculation_({settings.grant, settings.schedule.max_rows, limits_.vocabulary, parts_.script},
+      speculation_({.grant = settings.grant,
+                    .max_rows = settings.schedule.max_rows,
+                    .vocabulary = limits_.vocabulary,
+                    .key_cost = parts_.target->info().pair_cost.absorbed,
+                    .script = parts_.script,
+                    .clock = parts_.clock},
                    std::move(parts_.drafters)),
       batch_(settings.schedule),
       draws_(settings.schedule.max_rows, std::move(draws)),
@@ -178,7 +186,6 @@ void Stepper::run_plan(StepReport& report, StepTimer& timer) {
     timer.lap(Phase::commit);
     if (ran) {
         for (std::size_t i = 0; i < plan_->requests.size(); ++i) settle(i);
-        extend_drafters();
     } else {
         fail_step(ran.error().message);
     }
@@ -188,10 +195,22 @@ void Stepper::run_plan(StepReport& report, StepTimer& timer) {
     if (parts_.observer != nullptr)
         parts_.observer->walked(
             {*plan_, batch_, walks_, ran ? std::string_view() : ran.error().message});
-    scheduler_->advance(outcomes_, timer.lap(Phase::walk));
+    schedule::Time now = timer.lap(Phase::walk);
+    if (ran && speculation_.wants_hidden_states()) {
+        extend_drafters();
+        now = timer.lap(Phase::extend);
+    }
+    scheduler_->advance(outcomes_, now);
     now_ = timer.lap(Phase::advance);
     emit();
     report.whole = timer.lap(Phase::emit) - report.begin;
+}
+
+// In units of a token's arithmetic, as in speculate::StepSize.
+double Stepper::keys_of(const schedule::KeyPairs& pairs) const {
+    const model::PairCost& cost = parts_.target->info().pair_cost;
+    return cost.absorbed * static_cast<double>(pairs.absorbed) +
+           cost.decompressed * static_cast<double>(pairs.decompressed);
 }
 
 const schedule::Plan& Stepper::make_plan(schedule::Time now, StepTimer& timer) {
@@ -199,10 +218,16 @@ const schedule::Plan& Stepper::make_plan(schedule::Time now, StepTimer& timer) {
     timer.lap(Phase::offer);
     draft_rows_.clear();
     for (const schedule::NodeOffer& offer : offers.rows)
-        draft_rows_.push_back({offer.slot, scheduler_->tokens(offer.slot), offer.max_drafts});
+        draft_rows_.push_back({.request = offer.slot,
+                               .tokens = scheduler_->tokens(offer.slot),
+                               .max_drafts = offer.max_drafts,
+                               .block_table = offer.block_table,
+                               .sampling = &live(scheduler_->id(offer.slot)).group->sampling,
+                               .choice = scheduler_->choice(offer.slot)});
     speculate::StepLoad load;
-    load.rows = offers.granted_rows;
-    load.tokens = offers.granted_tokens;
+    load.size = {.rows = offers.granted_rows,
+                 .tokens = offers.granted_tokens,
+                 .keys = keys_of(offers.granted_keys)};
     load.expected_tokens = static_cast<double>(offers.rows.size());
     load.max_drafts = offers.max_drafts;
     drafts_.resize(draft_rows_.size());

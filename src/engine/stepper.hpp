@@ -37,7 +37,7 @@ namespace espalier::engine {
 struct StepperSettings {
     schedule::SchedulerOptions schedule;
     NodeGrant grant = NodeGrant::measured;
-    // For the grant `measured`; none: measured on the model at creation, which takes a second.
+    // For the grant `measured`; none: learnt from the first steps.
     std::optional<speculate::StepTime> step_time;
 };
 
@@ -80,6 +80,7 @@ class Stepper {
 
     LiveRequest& live(const schedule::RequestId& id);
     std::span<const schedule::PlannedRow> rows_of(const schedule::PlannedRequest& share) const;
+    double keys_of(const schedule::KeyPairs& pairs) const;
     const schedule::Plan& make_plan(schedule::Time now, StepTimer& timer);
     void observe_trees() const;
     void run_plan(StepReport& report, StepTimer& timer);

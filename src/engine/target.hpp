@@ -13,6 +13,7 @@
 #include "base/error.hpp"
 #include "batch/batch_builder.hpp"
 #include "cache/kv_storage.hpp"
+#include "model/cost.hpp"
 #include "model/deepseek.hpp"
 #include "model/taps.hpp"
 #include "ops/sampling_builder.hpp"
@@ -22,9 +23,10 @@ namespace espalier::engine {
 struct TargetInfo {
     std::int64_t vocabulary = 0;
     std::vector<std::int32_t> eos_token_ids;
-    model::ModelLimits limits;    // of one step
-    cache::KvLayout kv_layout;    // of the cache
-    std::int64_t page_count = 0;  // the null page included
+    model::ModelLimits limits;       // of one step
+    cache::KvLayout kv_layout;       // of the cache
+    model::PairCost pair_cost = {};  // of attention, beside a token's other arithmetic
+    std::int64_t page_count = 0;     // the null page included
 };
 
 // Good until the next launch.

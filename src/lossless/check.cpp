@@ -120,11 +120,10 @@ class Check {
             std::move(target), subject_.tokenizer, {}, [this] { return now_ += 1000; }};
         if (work_.ngram)
             parts.drafters.push_back(
-                std::make_unique<speculate::NgramDrafter>(0, speculate::NgramLimits{}));
+                std::make_unique<speculate::NgramDrafter>(speculate::NgramLimits{}));
         if (work_.random_drafter) {
-            const auto id = static_cast<speculate::DrafterId>(parts.drafters.size());
             parts.drafters.push_back(std::make_unique<RandomDrafter>(
-                id, work_.seed, work_.drafter, std::move(texts_), work_.palette));
+                work_.seed, work_.drafter, std::move(texts_), work_.palette));
         }
         ESPALIER_ASSIGN_OR_RETURN(stepper_,
                                   engine::Stepper::create(std::move(parts), work_.settings));

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/check.hpp"
+#include "cache/page.hpp"
 
 namespace espalier::lossless {
 
@@ -50,15 +51,20 @@ void RandomDrafter::grow(const speculate::DraftCall& call) {
     const Tokens* text = matching_text(committed);
     std::size_t next = committed.size();
     std::int32_t tip = 0;  // deepest node that is right
-    const int most = std::min(call.max_nodes, random_.between(1, 1 << random_.between(1, 6)));
+    if (options_.model_like)
+        CHECK(std::ssize(call.block_table) * cache::kPageTokens >=
+                  call.root_position + call.shape.nodes,
+              "{} pages for {} nodes from {} on", call.block_table.size(), call.shape.nodes,
+              call.root_position);
+    const int most = std::min(call.shape.nodes, random_.between(1, 1 << random_.between(1, 6)));
     for (int tries = 0; proposal.tree.size() < most && tries < 200; ++tries) {
         if (text != nullptr && next < text->size() && random_.chance(options_.truth) &&
-            proposal.tree.depth(tip) < call.max_depth) {
+            proposal.tree.depth(tip) < call.shape.depth) {
             tip = proposal.add(tip, (*text)[next++], score(true));
             continue;
         }
         const std::int32_t parent = random_.between(0, proposal.tree.size() - 1);
-        if (proposal.tree.depth(parent) >= call.max_depth) continue;
+        if (proposal.tree.depth(parent) >= call.shape.depth) continue;
         proposal.add(parent, palette_[random_.bits() % palette_.size()], score(false));
     }
 }

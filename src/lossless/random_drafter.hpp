@@ -19,20 +19,23 @@ struct RandomDrafterOptions {
     double out_of_vocabulary = 0;    // chance of a proposal that must be refused
     // Known continuations score below their wrong siblings, so they are never the first branch.
     bool truth_last = false;
+    // As a drafter with layers does: its windows must be reserved, and its shape is planned.
+    bool model_like = false;
 };
 
 class RandomDrafter final : public speculate::Drafter {
   public:
     using Tokens = std::vector<std::int32_t>;
-    RandomDrafter(speculate::DrafterId id, std::uint64_t seed, RandomDrafterOptions options,
-                  std::vector<Tokens> texts, Tokens palette)
-        : id_(id),
-          random_(seed),
+    RandomDrafter(std::uint64_t seed, RandomDrafterOptions options, std::vector<Tokens> texts,
+                  Tokens palette)
+        : random_(seed),
           options_(options),
           texts_(std::move(texts)),
           palette_(std::move(palette)) {}
 
-    speculate::DrafterNeeds needs() const override { return {}; }
+    speculate::DrafterNeeds needs() const override {
+        return {.draft_cache = options_.model_like, .passes = options_.model_like};
+    }
     void begin(speculate::RequestSlot request, std::span<const std::int32_t> prompt,
                std::int64_t max_tokens) override;
     void end(speculate::RequestSlot request) override;
@@ -45,7 +48,6 @@ class RandomDrafter final : public speculate::Drafter {
     const Tokens* matching_text(const Tokens& committed);
     float score(bool true_node);
 
-    speculate::DrafterId id_;
     Random random_;
     RandomDrafterOptions options_;
     std::vector<Tokens> texts_;

@@ -207,8 +207,10 @@ class Generator {
             random_.chance(0.7) ? engine::NodeGrant::everything : engine::NodeGrant::measured;
         // On a machine where tokens cost nothing, and on one where they cost something.
         const double per_token = random_.chance(0.5) ? 1e-9 : 2e-4;
-        const std::array samples = {speculate::StepSample{1, 1, 1e-3},
-                                    speculate::StepSample{1, 64, 1e-3 + 64 * per_token}};
+        const std::array samples = {
+            speculate::StepSample{.size = {.rows = 1, .tokens = 1}, .seconds = 1e-3},
+            speculate::StepSample{.size = {.rows = 1, .tokens = 64},
+                                  .seconds = 1e-3 + 64 * per_token}};
         work_.settings.step_time = *speculate::StepTime::fit(samples);
     }
 
@@ -220,6 +222,8 @@ class Generator {
         work_.drafter.truth_last = random_.chance(0.5);
         if (random_.chance(0.1)) work_.drafter.breaks_after = random_.between(0, 20);
         if (random_.chance(0.05)) work_.drafter.out_of_vocabulary = 0.1;
+        work_.drafter.model_like = random_.chance(0.3);
+        work_.settings.schedule.reserve_windows = work_.drafter.model_like;
     }
 
     Random random_;

@@ -101,4 +101,13 @@ StepCost step_cost(const ModelConfig& c, const WeightFormat& weight, const StepS
     return cost;
 }
 
+PairCost pair_cost(const ModelConfig& c) {
+    const auto layers = static_cast<double>(c.num_hidden_layers * c.num_attention_heads);
+    const double absorbed = 2 * layers * (mla::kKey + mla::kLatent);
+    // The weights' type counts bytes only. A token alone sees itself: that pair is taken off.
+    const double token = step_cost(c, WeightFormat{}, StepShape{}).flops - absorbed;
+    return {.absorbed = absorbed / token,
+            .decompressed = 2 * layers * (mla::kQuery + mla::kValue) / token};
+}
+
 }  // namespace espalier::model

@@ -35,4 +35,13 @@ struct StepShape {
 StepCost step_cost(const checkpoint::ModelConfig& config, const WeightFormat& weight,
                    const StepShape& shape);
 
+// One more key for one query to see, in units of the operations of a token that sees none: how much
+// dearer a long context makes a step that is bound by arithmetic. What decompressed keys cost to
+// project is left out.
+struct PairCost {
+    double absorbed = 0;
+    double decompressed = 0;
+};
+PairCost pair_cost(const checkpoint::ModelConfig& config);
+
 }  // namespace espalier::model

@@ -57,6 +57,7 @@ trace::Settings settings_of(const engine::StepperSettings& settings,
     out.prefill_segment = options.prefill_segment;
     out.prefix_cache = options.prefix_cache;
     out.reuse_generated = options.reuse_generated;
+    out.reserve_windows = options.reserve_windows;
     out.hash_seed = options.hash_seed;
     out.grant = settings.grant == engine::NodeGrant::measured ? trace::Grant::measured
                                                               : trace::Grant::everything;
@@ -78,6 +79,7 @@ engine::StepperSettings stepper_settings_of(const trace::Settings& settings) {
     options.prefill_segment = settings.prefill_segment;
     options.prefix_cache = settings.prefix_cache;
     options.reuse_generated = settings.reuse_generated;
+    options.reserve_windows = settings.reserve_windows;
     options.hash_seed = settings.hash_seed;
     out.grant = settings.grant == trace::Grant::measured ? engine::NodeGrant::measured
                                                          : engine::NodeGrant::everything;

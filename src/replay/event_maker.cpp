@@ -25,10 +25,18 @@ trace::Row row_of(const schedule::PlannedRow& row, const schedule::PlannedReques
 
 trace::Times times_of(const engine::StepReport& report) {
     using engine::Phase;
-    return {report.spent(Phase::offer), report.spent(Phase::draft),   report.spent(Phase::plan),
-            report.spent(Phase::build), report.spent(Phase::forward), report.spent(Phase::sample),
-            report.spent(Phase::walk),  report.spent(Phase::commit),  report.spent(Phase::advance),
-            report.spent(Phase::emit)};
+    trace::Times times = {.offer = report.spent(Phase::offer),
+                          .draft = report.spent(Phase::draft),
+                          .plan = report.spent(Phase::plan),
+                          .build = report.spent(Phase::build),
+                          .forward = report.spent(Phase::forward),
+                          .sample = report.spent(Phase::sample),
+                          .commit = report.spent(Phase::commit),
+                          .walk = report.spent(Phase::walk),
+                          .advance = report.spent(Phase::advance),
+                          .emit = report.spent(Phase::emit)};
+    if (report.spent(Phase::extend) > 0) times.extend = report.spent(Phase::extend);
+    return times;
 }
 
 void clear(trace::Step& step) {

@@ -39,7 +39,7 @@ class ScriptedClock {
 schedule::Time advance_time(const trace::Step& step) {
     const trace::Times& times = step.times;
     return step.begin + times.offer + times.draft + times.plan + times.build + times.forward +
-           times.sample + times.walk + times.commit;
+           times.sample + times.walk + times.extend.value_or(0) + times.commit;
 }
 
 class Replayer final : public EventMaker, public engine::TreeScript {

@@ -22,7 +22,7 @@ using Drafters = std::vector<std::unique_ptr<speculate::Drafter>>;
 Expected<Drafters> make_drafters(const std::string& name) {
     Drafters drafters;
     if (name == "ngram")
-        drafters.push_back(std::make_unique<speculate::NgramDrafter>(0, speculate::NgramLimits{}));
+        drafters.push_back(std::make_unique<speculate::NgramDrafter>(speculate::NgramLimits{}));
     else if (name != "off")
         return fail_field(ErrorKind::invalid, "speculate", "{}, not one of {}", name,
                           fmt::join(kDrafterNames, ", "));

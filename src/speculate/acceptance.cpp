@@ -51,8 +51,33 @@ void AcceptanceTable::observe(const Place& p, bool accepted) {
     pools_.at(p.drafter).at(p.rank).at(p.bucket).add(accepted);
 }
 
-double AcceptanceTable::tried(const Place& p) const {
-    return places_.at(p.drafter).at(p.depth).at(p.rank).at(p.bucket).tried;
+double AcceptanceTable::expected(DrafterId drafter, std::int32_t depth, std::int32_t rank) const {
+    const Place place = place_of(drafter, depth, rank, 0);
+    const auto all_margins = [](const PerBucket& buckets) {
+        Counter sum;
+        for (const Counter& one : buckets) {
+            sum.tried += one.tried;
+            sum.accepted += one.accepted;
+        }
+        return sum;
+    };
+    const double pooled = all_margins(pools_.at(drafter).at(place.rank))
+                              .towards(guess(rank, kMarginBuckets / 2), kGuessWeight);
+    return all_margins(places_.at(drafter).at(place.depth).at(place.rank))
+        .towards(pooled, kPoolWeight);
+}
+
+void AcceptanceTable::fade(DrafterId drafter) {
+    constexpr double kKept = 0.9;
+    const auto fade_ranks = [](PerRank& ranks) {
+        for (PerBucket& buckets : ranks)
+            for (Counter& one : buckets) {
+                one.tried *= kKept;
+                one.accepted *= kKept;
+            }
+    };
+    for (PerRank& ranks : places_.at(drafter)) fade_ranks(ranks);
+    fade_ranks(pools_.at(drafter));
 }
 
 double RequestBias::factor(DrafterId drafter) const {

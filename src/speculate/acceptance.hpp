@@ -42,10 +42,16 @@ class AcceptanceTable {
     // In (0, 1).
     double estimate(const Place& place) const;
     void observe(const Place& place, bool accepted);
-    // Decayed number of observations behind a place.
-    double tried(const Place& place) const;
+    // The chance, in (0, 1), that a drafter's choice of this rank at this depth is accepted given
+    // that its parent is, whatever its margin: what can be expected before anything is drafted.
+    double expected(DrafterId drafter, std::int32_t depth, std::int32_t rank) const;
+    // A drafter that is asked only now and then: what it showed before counts a tenth less, so that
+    // some thirty probes tell whether it has become right.
+    void fade(DrafterId drafter);
 
   private:
+    friend class AcceptanceInspection;  // tests count observations
+
     struct Counter {
         double tried = 0;
         double accepted = 0;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The grant of nodes by predicted throughput, and the probes that let it come back.
+// The grant of nodes and the plan of drafting by predicted throughput, and the probes that let both
+// come back.
 #include "speculate/budget.hpp"
 
 #include <algorithm>
-#include <cmath>
 
 #include "base/check.hpp"
 
@@ -11,22 +11,26 @@ namespace espalier::speculate {
 
 namespace {
 
-double seconds_with(const StepTime& time, const StepLoad& load, std::int64_t drafts) {
-    return time.seconds(load.rows, load.tokens + drafts) + (drafts > 0 ? load.draft_seconds : 0);
+// The step with this many drafts more, which see this many keys in all.
+double seconds_with(const StepTime& time, const StepLoad& load, std::int64_t drafts, double keys) {
+    return time.seconds({.rows = load.size.rows,
+                         .tokens = load.size.tokens + drafts,
+                         .keys = load.size.keys + keys}) +
+           load.draft_seconds;
 }
 
-// Whether some n in (drafts, most] could reach `rate` if every further node survived like the next
-// one. Both tokens and time are linear in n between knots then, so their ratio is monotone there
-// and only knots and the end need to be asked.
-bool may_reach(const StepTime& time, const StepLoad& load, std::int64_t drafts, std::int64_t most,
-               double tokens, double survival, double rate) {
+// Whether some n in (drafts, most] could reach `rate` if every further node survived like the
+// surest and saw no key. Both tokens and time are linear in n between knots then, so their ratio is
+// monotone there and only knots and the end need to be asked.
+bool may_reach(const StepTime& time, const StepLoad& load, std::int64_t drafts, double keys,
+               std::int64_t most, double tokens, double survival, double rate) {
     const auto reaches = [&](std::int64_t n) {
         const double bound = tokens + static_cast<double>(n - drafts) * survival;
-        return bound > rate * seconds_with(time, load, n);
+        return bound > rate * seconds_with(time, load, n, keys);
     };
     if (drafts < most && (reaches(drafts + 1) || reaches(most))) return true;
     for (const std::int64_t knot : StepTime::kKnots) {
-        const std::int64_t n = knot - load.tokens;
+        const std::int64_t n = knot - load.size.tokens;
         if (n > drafts && n < most && reaches(n)) return true;
     }
     return false;
@@ -34,100 +38,197 @@ bool may_reach(const StepTime& time, const StepLoad& load, std::int64_t drafts, 
 
 }  // namespace
 
-// A heap's order: the largest survival first, the lower request among equals.
-bool NodeBudget::later(const Next& a, const Next& b) {
-    return a.survival != b.survival ? a.survival < b.survival : a.request > b.request;
+// ---- drafting -----------------------------------------------------------------------------------
+
+void NodeBudget::Off::wait(double step_seconds) {
+    ++steps;
+    saved_seconds += kProbeShare * step_seconds;
 }
 
-NodeBudget::Next NodeBudget::take_best(std::span<const std::span<const double>> offers,
+// Savings beyond one probe are dropped, so that a long silence is not followed by a burst.
+bool NodeBudget::Off::spend(double seconds) {
+    if (steps < kProbeSteps || saved_seconds < seconds) return false;
+    *this = {};
+    return true;
+}
+
+DraftPlan NodeBudget::plan_drafting(DrafterId drafter, const DraftQuestion& q) {
+    const auto within = [&](const DraftShape& shape) {
+        return DraftShape{.depth = std::min(shape.depth, q.most.depth),
+                          .width = std::min(shape.width, q.most.width),
+                          .nodes = std::min(shape.nodes, q.most.nodes)};
+    };
+    DraftPlan plan{.shape = {.depth = 0, .width = 0, .nodes = 1}};
+    if (q.rows < 1 || q.most.depth < 1 || q.most.nodes < 2) return plan;
+    if (!q.draft.known()) return {.shape = within(kFirstShape)};
+
+    const double without = seconds_with(q.target, q.load, 0, 0);
+    double rate = kLeastGain * q.load.expected_tokens / without;
+    const auto rows = static_cast<double>(q.rows);
+    // Twice as wide each time: acceptance falls off fast with rank.
+    for (std::int32_t width = 1; width <= std::min(q.most.width, kMaxDrafts); width *= 2) {
+        double tokens = q.load.expected_tokens, alive = 1;
+        std::int32_t nodes = 0;  // of one request
+        for (std::int32_t depth = 1; depth <= q.most.depth; ++depth) {
+            nodes += width;
+            if (1 + nodes > q.most.nodes || nodes * q.rows > q.load.max_drafts) break;
+            double hit = 0;
+            for (std::int32_t rank = 0; rank < width; ++rank)
+                hit += q.bias * q.table.expected(drafter, depth, rank);
+            alive *= std::min(hit, 0.99);
+            tokens += rows * alive;
+            const std::int64_t all = nodes * q.rows;
+            const double seconds =
+                seconds_with(q.target, q.load, all, q.keys * static_cast<double>(all)) +
+                q.draft.seconds(depth, all);
+            if (tokens <= rate * seconds) continue;
+            rate = tokens / seconds;
+            plan.shape = {.depth = depth, .width = width, .nodes = 1 + nodes};
+        }
+    }
+    Off& off = drafting_.at(drafter);
+    if (plan.shape.depth > 0) {
+        off = {};
+        return plan;
+    }
+    off.wait(without);
+    if (off.spend(q.draft.seconds(1, q.rows)))
+        return {.shape = within({.depth = 1, .width = 1, .nodes = 2}), .probe = true};
+    return plan;
+}
+
+// ---- the grant ----------------------------------------------------------------------------------
+
+// A heap's order: the largest worth first, the lower request among equals.
+bool NodeBudget::later(const Next& a, const Next& b) {
+    return a.worth != b.worth ? a.worth < b.worth : a.request > b.request;
+}
+
+void NodeBudget::begin(std::span<const OfferedDrafts> offers, std::span<std::int32_t> granted,
+                       double token_seconds, double key_seconds) {
+    CHECK(offers.size() == granted.size(), "{} offers, {} places for grants", offers.size(),
+          granted.size());
+    heap_.clear();
+    taken_.clear();
+    token_seconds_ = token_seconds;
+    key_seconds_ = key_seconds;
+    for (std::size_t i = 0; i < offers.size(); ++i) {
+        granted[i] = 0;
+        if (offers[i].survival.empty()) continue;
+        const double survival = offers[i].survival[0];
+        heap_.push_back({survival / (token_seconds_ + key_seconds_ * offers[i].keys), survival,
+                         static_cast<std::int32_t>(i)});
+    }
+    std::make_heap(heap_.begin(), heap_.end(), later);
+}
+
+NodeBudget::Next NodeBudget::take_best(std::span<const OfferedDrafts> offers,
                                        std::span<std::int32_t> granted) {
     std::pop_heap(heap_.begin(), heap_.end(), later);
     const Next next = heap_.back();
     heap_.pop_back();
     const auto request = static_cast<std::size_t>(next.request);
     const auto taken = static_cast<std::size_t>(++granted[request]);
-    if (taken < offers[request].size()) {
-        heap_.push_back({offers[request][taken], next.request});
+    if (taken < offers[request].survival.size()) {
+        const double survival = offers[request].survival[taken];
+        heap_.push_back({survival / (token_seconds_ + key_seconds_ * offers[request].keys),
+                         survival, next.request});
         std::push_heap(heap_.begin(), heap_.end(), later);
     }
+    taken_.push_back(next.request);
     return next;
 }
 
-Grant NodeBudget::best(const StepTime& time, const StepLoad& load,
-                       std::span<const std::span<const double>> offers,
-                       std::span<std::int32_t> granted) {
-    heap_.clear();
-    taken_.clear();
-    std::int64_t offered = 0;
-    for (std::size_t i = 0; i < offers.size(); ++i) {
-        granted[i] = 0;
-        offered += static_cast<std::int64_t>(offers[i].size());
-        if (!offers[i].empty()) heap_.push_back({offers[i][0], static_cast<std::int32_t>(i)});
-    }
-    std::make_heap(heap_.begin(), heap_.end(), later);
+double NodeBudget::surest_left() const {
+    double surest = 0;
+    for (const Next& next : heap_) surest = std::max(surest, next.survival);
+    return surest;
+}
 
-    const Grant without = {0, load.expected_tokens, seconds_with(time, load, 0), false};
+GrantedNodes NodeBudget::best(const StepTime& time, const StepLoad& load,
+                              std::span<const OfferedDrafts> offers,
+                              std::span<std::int32_t> granted) {
+    std::int64_t offered = 0;
+    for (const OfferedDrafts& offer : offers)
+        offered += static_cast<std::int64_t>(offer.survival.size());
     const std::int64_t most = std::min(offered, load.max_drafts);
-    Grant best = without;
+    const GrantedNodes without = {.drafts = 0,
+                                  .expected_tokens = load.expected_tokens,
+                                  .seconds = seconds_with(time, load, 0, 0)};
+    // A node's cost, for the order: a token's share of the longest batch, and its keys. Never zero.
+    const double token_seconds = std::max((seconds_with(time, load, most, 0) - without.seconds) /
+                                              static_cast<double>(std::max<std::int64_t>(most, 1)),
+                                          1e-9 * without.seconds);
+    begin(offers, granted, token_seconds, seconds_with(time, load, 0, 1) - without.seconds);
+
+    GrantedNodes best = without;
     // To be beaten, not to be met: so few nodes win over many at the same rate.
     double rate = kLeastGain * without.expected_tokens / without.seconds;
-    double tokens = without.expected_tokens;
+    double tokens = without.expected_tokens, keys = 0;
     for (std::int64_t n = 1; n <= most; ++n) {
         // Each eighth node only: the question costs as much as the eight.
-        if (n % 8 == 1 && !may_reach(time, load, n - 1, most, tokens, heap_.front().survival, rate))
+        if (n % 8 == 1 && !may_reach(time, load, n - 1, keys, most, tokens, surest_left(), rate))
             break;
         const Next next = take_best(offers, granted);
-        taken_.push_back(next.request);
         tokens += next.survival;
-        const double seconds = seconds_with(time, load, n);
+        keys += offers[static_cast<std::size_t>(next.request)].keys;
+        const double seconds = seconds_with(time, load, n, keys);
         if (tokens <= rate * seconds) continue;
         rate = tokens / seconds;
-        best = {n, tokens, seconds, false};
+        best = {.drafts = n, .expected_tokens = tokens, .seconds = seconds};
     }
     for (std::size_t i = static_cast<std::size_t>(best.drafts); i < taken_.size(); ++i)
         --granted[static_cast<std::size_t>(taken_[i])];
     return best;
 }
 
-Grant NodeBudget::probe(const StepTime& time, const StepLoad& load,
-                        std::span<const std::span<const double>> offers,
-                        std::span<std::int32_t> granted) {
-    Grant nothing = {0, load.expected_tokens, seconds_with(time, load, 0), false};
-    ++steps_off_;
-    saved_seconds_ += kProbeShare * nothing.seconds;
+std::int64_t NodeBudget::grant_surest(std::int64_t drafts, std::span<const OfferedDrafts> offers,
+                                      std::span<std::int32_t> granted) {
+    begin(offers, granted, 1, 0);
+    std::int64_t given = 0;
+    for (; given < drafts && !heap_.empty(); ++given) take_best(offers, granted);
+    return given;
+}
 
+GrantedNodes NodeBudget::probe(const StepTime& time, const StepLoad& load,
+                               std::span<const OfferedDrafts> offers,
+                               std::span<std::int32_t> granted) {
+    const GrantedNodes nothing = {.drafts = 0,
+                                  .expected_tokens = load.expected_tokens,
+                                  .seconds = seconds_with(time, load, 0, 0)};
     std::size_t surest = offers.size();
     for (std::size_t i = 0; i < offers.size(); ++i)
-        if (!offers[i].empty() && (surest == offers.size() || offers[i][0] > offers[surest][0]))
+        if (!offers[i].survival.empty() &&
+            (surest == offers.size() || offers[i].survival[0] > offers[surest].survival[0]))
             surest = i;
-    if (surest == offers.size() || load.max_drafts < 1) return nothing;
-
-    const std::int64_t drafts =
-        std::min({kProbeDrafts, load.max_drafts, static_cast<std::int64_t>(offers[surest].size())});
-    const double seconds = seconds_with(time, load, drafts);
-    const double cost = seconds - nothing.seconds;
-    if (steps_off_ < kProbeSteps || saved_seconds_ < cost) return nothing;
-    // What was saved beyond one probe is not kept: no bursts after a long silence.
-    saved_seconds_ = 0;
-    steps_off_ = 0;
+    if (surest == offers.size() || load.max_drafts < 1) {
+        granting_.wait(nothing.seconds);
+        return nothing;
+    }
+    const std::int64_t drafts = std::min(
+        {kProbeDrafts, load.max_drafts, static_cast<std::int64_t>(offers[surest].survival.size())});
+    const double seconds =
+        seconds_with(time, load, drafts, static_cast<double>(drafts) * offers[surest].keys);
+    granting_.wait(nothing.seconds);
+    if (!granting_.spend(seconds - nothing.seconds)) return nothing;
     granted[surest] = static_cast<std::int32_t>(drafts);
-    Grant probe = {drafts, load.expected_tokens, seconds, true};
+    GrantedNodes probe = {.drafts = drafts,
+                          .expected_tokens = load.expected_tokens,
+                          .seconds = seconds,
+                          .probe = true};
     for (std::int64_t i = 0; i < drafts; ++i)
-        probe.expected_tokens += offers[surest][static_cast<std::size_t>(i)];
+        probe.expected_tokens += offers[surest].survival[static_cast<std::size_t>(i)];
     return probe;
 }
 
-Grant NodeBudget::grant(const StepTime& time, const StepLoad& load,
-                        std::span<const std::span<const double>> offers,
-                        std::span<std::int32_t> granted) {
-    CHECK(offers.size() == granted.size(), "{} offers, {} places for grants", offers.size(),
-          granted.size());
+GrantedNodes NodeBudget::grant(const StepTime& time, const StepLoad& load,
+                               std::span<const OfferedDrafts> offers,
+                               std::span<std::int32_t> granted) {
     CHECK(load.max_drafts >= 0 && load.expected_tokens >= 0, "room for {} drafts beside {} tokens",
           load.max_drafts, load.expected_tokens);
-    const Grant paying = best(time, load, offers, granted);
+    const GrantedNodes paying = best(time, load, offers, granted);
     if (paying.drafts == 0) return probe(time, load, offers, granted);
-    saved_seconds_ = 0;
-    steps_off_ = 0;
+    granting_ = {};
     return paying;
 }
 

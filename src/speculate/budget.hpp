@@ -1,73 +1,123 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many draft nodes each request gets in a step, and whether any. Pure and deterministic; called
-// by the scheduler once per step.
+// What speculation may cost in a step: how far a drafter with passes of its own is to go, and how
+// many of the nodes that were proposed each request verifies. Pure and deterministic; called by
+// Speculation (src/engine), first plan_drafting for each such drafter, then grant.
 //
-// The step's rate is (tokens expected) / (seconds predicted). Adding the node with the largest
-// survival next, over all requests, gives the best rate for every count n: a request's drafts come
-// in order of survival (merge.hpp), so the n largest are always whole prefixes. While the time
-// grows evenly, the best n is where a node's marginal value, survival / extra seconds, falls below
-// the rate; real times have plateaus (tiles of 16 rows), so the search looks past a dip and stops
-// only when no later n can win.
+// The step's rate is (tokens expected) / (seconds predicted). A node's worth is its survival over
+// its cost, and a request's nodes cost alike (a token, and the keys it sees), so taking the
+// worthiest node next, over all requests, gives whole prefixes of each request's drafts
+// (merge.hpp); where contexts are equally long it gives the best rate for every count n. While the
+// time grows evenly, the best n is where a node's worth falls below the rate; real times have
+// plateaus (tiles of 16 rows), so the search looks past a dip and stops only when no later n can
+// win.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "speculate/acceptance.hpp"
+#include "speculate/draft_time.hpp"
+#include "speculate/drafter.hpp"
 #include "speculate/step_time.hpp"
 
 namespace espalier::speculate {
 
 // The step without drafts.
 struct StepLoad {
-    std::int64_t rows = 0;
-    std::int64_t tokens = 0;      // roots and prompt chunks
+    StepSize size = {};           // roots and prompt chunks
     double expected_tokens = 0;   // what it yields: one per drafting or decoding row; a caller who
                                   // wants prompts to count adds their worth
     std::int64_t max_drafts = 0;  // room left in the batch
-    double draft_seconds = 0;     // still to be spent on drafting if any node is granted
+    double draft_seconds = 0;     // spent on drafting in this step already, whatever is granted
 };
 
-struct Grant {
+// What one request could verify.
+struct OfferedDrafts {
+    std::span<const double> survival = {};  // not increasing (RankedTree::drafts())
+    double keys = 0;                        // that each of them sees, as in StepSize
+};
+
+struct GrantedNodes {
     std::int64_t drafts = 0;     // over all requests
     double expected_tokens = 0;  // of the step
     double seconds = 0;
     bool probe = false;  // granted to learn, not because it pays
 };
 
+// What plan_drafting weighs.
+struct DraftQuestion {
+    const StepTime& target;
+    const DraftTime& draft;
+    const AcceptanceTable& table;
+    StepLoad load = {};
+    std::int64_t rows = 0;  // requests that would draft
+    double keys = 0;        // that a node of one of them sees, on average
+    double bias = 1;        // their RequestBias, on average
+    DraftShape most = {};   // no further than this
+};
+
+struct DraftPlan {
+    DraftShape shape = {};  // depth 0: it is not asked
+    bool probe = false;
+};
+
 class NodeBudget {
   public:
     // A smaller predicted gain than this is inside the prediction's own error.
     static constexpr double kLeastGain = 1.02;
-    // While off, at most this share of the time goes into probes of kProbeDrafts nodes of one
-    // request, and at most one step in kProbeSteps: speculation left on where it never pays costs
-    // no more than this.
+    // While off, at most this share of the time goes into probes, and at most one step in
+    // kProbeSteps: speculation left on where it never pays costs no more than this. A probe
+    // verifies kProbeDrafts nodes of one request, or asks a drafter for one node of each.
     static constexpr double kProbeShare = 0.005;
     static constexpr std::int64_t kProbeDrafts = 3;
     static constexpr std::int64_t kProbeSteps = 16;
+    // What a drafter is asked for while its cost is unknown.
+    static constexpr DraftShape kFirstShape = {.depth = 3, .width = 1, .nodes = 4};
 
-    // offers[i]: survival of request i's drafts, not increasing (RankedTree::drafts()), as many as
-    // it has room for. granted[i]: how many of them to verify, without the root.
-    Grant grant(const StepTime& time, const StepLoad& load,
-                std::span<const std::span<const double>> offers, std::span<std::int32_t> granted);
+    // The shape of the best predicted rate, if everything that is drafted is verified (the grant
+    // may then do better). Depth 0 when none gains kLeastGain; then a probe now and then.
+    DraftPlan plan_drafting(DrafterId drafter, const DraftQuestion& question);
+
+    // granted[i]: how many of offers[i] to verify, without the root.
+    GrantedNodes grant(const StepTime& time, const StepLoad& load,
+                       std::span<const OfferedDrafts> offers, std::span<std::int32_t> granted);
+
+    // As many as this, the surest first, whatever they cost: while no time is known.
+    std::int64_t grant_surest(std::int64_t drafts, std::span<const OfferedDrafts> offers,
+                              std::span<std::int32_t> granted);
 
   private:
     struct Next {
+        double worth;
         double survival;
         std::int32_t request;
     };
+    // What one part of speculation may spend on probes while it is off.
+    struct Off {
+        double saved_seconds = 0;
+        std::int64_t steps = 0;
+        void wait(double step_seconds);  // a step without a probe
+        bool spend(double seconds);      // true: a probe that costs this may run now
+    };
+
     static bool later(const Next& a, const Next& b);
-    Next take_best(std::span<const std::span<const double>> offers,
-                   std::span<std::int32_t> granted);
-    Grant best(const StepTime& time, const StepLoad& load,
-               std::span<const std::span<const double>> offers, std::span<std::int32_t> granted);
-    Grant probe(const StepTime& time, const StepLoad& load,
-                std::span<const std::span<const double>> offers, std::span<std::int32_t> granted);
+    void begin(std::span<const OfferedDrafts> offers, std::span<std::int32_t> granted,
+               double token_seconds, double key_seconds);
+    Next take_best(std::span<const OfferedDrafts> offers, std::span<std::int32_t> granted);
+    double surest_left() const;
+    GrantedNodes best(const StepTime& time, const StepLoad& load,
+                      std::span<const OfferedDrafts> offers, std::span<std::int32_t> granted);
+    GrantedNodes probe(const StepTime& time, const StepLoad& load,
+                       std::span<const OfferedDrafts> offers, std::span<std::int32_t> granted);
 
     std::vector<Next> heap_;           // each request's next draft; kept for its memory
     std::vector<std::int32_t> taken_;  // requests in the order their drafts were taken
-    double saved_seconds_ = 0;         // what probes may cost now
-    std::int64_t steps_off_ = 0;
+    double token_seconds_ = 1;         // by which worth is reckoned
+    double key_seconds_ = 0;
+    Off granting_;
+    std::array<Off, kMaxDrafters> drafting_;
 };
 
 }  // namespace espalier::speculate

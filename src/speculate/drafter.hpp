@@ -10,8 +10,8 @@
 //
 // How each kind fits:
 //   n-gram   (ngram.hpp) reads commit() only. It needs no hidden state, costs microseconds, and is
-//            asked even while speculation is off: its depth-1 proposals are compared with the drawn
-//            token for nothing, so the ranking stays warm (acceptance.hpp).
+//            asked for everything even while speculation is off: its depth-1 proposals are compared
+//            with the drawn token for nothing, so the ranking stays warm (acceptance.hpp).
 //   MTP      needs h_{q-1}, the target's hidden state after the final norm, for every token q.
 //            extend() names them as places in the step's own tap buffer, so no device type appears
 //            here: the drafter was built with that buffer, the backend and the draft layers' KV.
@@ -23,10 +23,11 @@
 //            before they enter a Proposal: a Tree holds target ids only.
 //   Both grow trees level by level: one batch per level over all requests of the call, each row the
 //   level's nodes with tail_len = nodes so far > q_len, slots = root's slot + node index. Draft KV
-//   beyond the root is scratch inside the window that the scheduler reserved, and never published.
-//   Block tables, seeds and sampling parameters are found by request slot, as everywhere in a step;
-//   so a drafter may draw with the target's own noise at the node's position (coupled drafting).
-//   What such a call costs goes into StepLoad::draft_seconds (budget.hpp).
+//   beyond the root is scratch in the call's block table, whose pages the scheduler has reserved
+//   for the root and shape.nodes - 1 drafts (needs().draft_cache), and never published. The call
+//   has the request's sampling parameters and choice, so a drafter may draw with the target's own
+//   noise at the node's position (coupled drafting).
+//   What a call may cost is planned before it (DraftShape, budget.hpp); what it took is measured.
 //
 // Proposals carry scores; what a score is worth is measured, per drafter, not believed (merge.hpp).
 #pragma once
@@ -38,9 +39,13 @@
 #include "base/error.hpp"
 #include "speculate/tree.hpp"
 
+namespace espalier::accept {
+class SamplingParameters;  // accept/sampling_parameters.hpp; only drafters with models read it
+}
+
 namespace espalier::speculate {
 
-using DrafterId = std::uint8_t;
+using DrafterId = std::uint8_t;    // a drafter's place in the engine's list
 using RequestSlot = std::int32_t;  // index of a running request in the engine's arrays
 
 constexpr std::int32_t kMaxDrafters = 4;
@@ -72,8 +77,10 @@ struct Proposal {
 struct Extension {
     RequestSlot request = 0;
     std::int64_t first_position = 0;
-    std::span<const TokenId> tokens;
-    std::span<const std::int32_t> taps;  // [tokens] index of each in the step's batch
+    std::span<const TokenId> tokens = {};
+    std::span<const std::int32_t> taps = {};  // [tokens] index of each in the step's batch
+    // The sequence's pages; those before first_position may have been another request's work.
+    std::span<const std::int32_t> block_table = {};
 };
 
 struct Commitment {
@@ -81,18 +88,31 @@ struct Commitment {
     std::span<const TokenId> tokens;
 };
 
+// How far a drafter is to go, for one request.
+struct DraftShape {
+    std::int32_t depth = kMaxDrafts;  // levels below the root: passes of a draft model
+    std::int32_t width = kMaxDrafts;  // nodes of one level
+    std::int32_t nodes = kMaxNodes;   // root included
+    bool operator==(const DraftShape&) const = default;
+};
+
 struct DraftCall {
     RequestSlot request = 0;
     std::int64_t root_position = 0;
-    std::int32_t max_nodes =
-        kMaxNodes;  // root included; also bounded by tokens left and the window
-    std::int32_t max_depth = kMaxNodes - 1;
+    // Pages of the root and, where they are reserved, of the drafts.
+    std::span<const std::int32_t> block_table = {};
+    const accept::SamplingParameters* sampling = nullptr;
+    std::int32_t choice = 0;  // of the request's parallel answers
+    DraftShape shape = {};
     Proposal* proposal = nullptr;  // holds the root; left with only the root when there is nothing
 };
 
 struct DrafterNeeds {
     bool hidden_states = false;  // extend() must be called, and the taps kept
-    bool draft_cache = false;    // the KV layout has layers for it
+    bool draft_cache = false;    // writes KV of its own while it drafts: windows are reserved
+    // Runs a pass of a model for every level: asked for the shape that pays, or not at all. A
+    // drafter without is asked for everything in every step.
+    bool passes = false;
 };
 
 class Drafter {

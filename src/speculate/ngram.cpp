@@ -114,16 +114,9 @@ void NgramHistory::append(TokenId token) {
     young_ = SuffixAutomaton();
 }
 
-std::int32_t NgramHistory::match_length() const {
-    const State match = old_.link(old_.text());
-    const std::int32_t length = match == kNone ? 0 : old_.length(match);
-    return length >= limits_.least_match ? length : 0;
-}
-
-void NgramHistory::propose(std::int32_t max_nodes, std::int32_t max_depth,
-                           Proposal& proposal) const {
-    const std::int32_t nodes = std::min(max_nodes, kMaxNodes);
-    const std::int32_t depth = std::min(max_depth, limits_.max_depth);
+void NgramHistory::propose(const DraftShape& shape, Proposal& proposal) const {
+    const std::int32_t nodes = std::min(shape.nodes, kMaxNodes);
+    const std::int32_t depth = std::min(shape.depth, limits_.max_depth);
     std::array<FrontierNode, kMaxNodes * kMostChildren> frontier;
     std::size_t frontier_size = 0;
     std::int32_t order = 0;
@@ -189,9 +182,8 @@ void NgramDrafter::commit(std::span<const Commitment> commitments) {
 
 Expected<void> NgramDrafter::propose(std::span<const DraftCall> calls) {
     for (const DraftCall& call : calls) {
-        CHECK(call.proposal != nullptr && call.proposal->drafter == id_,
-              "request slot {}: no proposal of drafter {}", call.request, id_);
-        history(call.request).propose(call.max_nodes, call.max_depth, *call.proposal);
+        CHECK(call.proposal != nullptr, "request slot {}: no proposal to fill", call.request);
+        history(call.request).propose(call.shape, *call.proposal);
     }
     return {};
 }

@@ -33,15 +33,11 @@ class NgramHistory {
     // Amortised O(1).
     void append(TokenId token);
 
-    // Length of the longest suffix that occurred before, 0 when shorter than least_match.
-    std::int32_t match_length() const;
-
-    // Fills the proposal (which holds the last appended token as its root) best first, up to
-    // `max_nodes` nodes including the root.
-    void propose(std::int32_t max_nodes, std::int32_t max_depth, Proposal& proposal) const;
+    // Fills the proposal (which holds the last appended token as its root) best first, within the
+    // shape's depth and nodes. (Width is the cost of a draft model's pass; there is none here.)
+    void propose(const DraftShape& shape, Proposal& proposal) const;
 
     std::int64_t bytes() const { return old_.bytes() + young_.bytes(); }
-    std::int64_t remembered() const { return old_.tokens(); }
 
   private:
     NgramLimits limits_;
@@ -69,7 +65,7 @@ std::size_t continuations(const SuffixAutomaton& automaton, SuffixAutomaton::Sta
 
 class NgramDrafter final : public Drafter {
   public:
-    NgramDrafter(DrafterId id, const NgramLimits& limits) : id_(id), limits_(limits) {}
+    explicit NgramDrafter(const NgramLimits& limits) : limits_(limits) {}
 
     DrafterNeeds needs() const override { return {}; }
     void begin(RequestSlot request, std::span<const TokenId> prompt,
@@ -84,7 +80,6 @@ class NgramDrafter final : public Drafter {
   private:
     NgramHistory& history(RequestSlot request);
 
-    DrafterId id_;
     NgramLimits limits_;
     std::vector<std::unique_ptr<NgramHistory>> histories_;  // by request slot
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fit: hat functions over the knots, a weak penalty on changes of slope, weights that fall with
-// the residual; then a projection onto curves that do not decrease.
+// The fit: hat functions over the knots, rows and keys; weak penalties on changes of slope and on
+// keys that cost unlike tokens; weights that fall with the residual; then a projection onto curves
+// that do not decrease.
 #include "speculate/step_time.hpp"
 
 #include <algorithm>
@@ -14,11 +15,12 @@ namespace espalier::speculate {
 namespace {
 
 constexpr std::size_t kCount = StepTime::kKnots.size();
-constexpr std::size_t kUnknowns = kCount + 1;  // the knots, and the cost of a row
+constexpr std::size_t kRow = kCount, kKey = kCount + 1;  // after the knots: costs of a row, a key
+constexpr std::size_t kUnknowns = kCount + 2;
 using Unknowns = std::array<double, kUnknowns>;
 using Matrix = std::array<Unknowns, kUnknowns>;
 
-double knot(std::size_t k) { return static_cast<double>(StepTime::kKnots[k]); }
+constexpr double knot(std::size_t k) { return static_cast<double>(StepTime::kKnots[k]); }
 
 // tokens = (1 - share) · knot(left) + share · knot(left + 1); share exceeds 1 beyond the last knot.
 struct Segment {
@@ -35,7 +37,9 @@ Segment segment_of(std::int64_t tokens) {
 }
 
 bool usable(const StepSample& s) {
-    return s.rows >= 1 && s.tokens >= s.rows && std::isfinite(s.seconds) && s.seconds > 0;
+    const StepSize& size = s.size;
+    return size.rows >= 1 && size.tokens >= size.rows && std::isfinite(size.keys) &&
+           size.keys >= 0 && std::isfinite(s.seconds) && s.seconds > 0;
 }
 
 // Gaussian elimination for a symmetric positive definite system.
@@ -66,6 +70,9 @@ constexpr double kBend = 1e-4;
 // Far weaker still: a flat curve, and rows for nothing, when the samples cannot tell.
 constexpr double kFlat = 1e-8;
 
+// Keys worth 64 tokens that are off by 10 % of the typical time cost as much as an error of 0.3 %.
+constexpr double kKeyPrior = 1e-3, kKeyTokens = 64;
+
 void add_penalties(Matrix& a, double typical_seconds) {
     for (std::size_t k = 1; k + 1 < kCount; ++k) {
         const double left = knot(k) / (knot(k) - knot(k - 1)) / typical_seconds;
@@ -83,17 +90,30 @@ void add_penalties(Matrix& a, double typical_seconds) {
         add_square(a, step, kFlat);
     }
     Unknowns row = {};
-    row[kCount] = 1 / typical_seconds;
+    row[kRow] = 1 / typical_seconds;
     add_square(a, row, kFlat);
+    // A key costs what its arithmetic costs in a long batch, by default.
+    constexpr double kSpan = knot(kCount - 1) - knot(0);
+    Unknowns key = {};
+    key[kKey] = kKeyTokens / typical_seconds;
+    key[0] = kKeyTokens / kSpan / typical_seconds;
+    key[kCount - 1] = -kKeyTokens / kSpan / typical_seconds;
+    add_square(a, key, kKeyPrior);
 }
 
-// The sample's hat functions and rows, divided by its seconds: the fit should say 1.
-Unknowns equation(const StepSample& s, bool with_rows) {
+// Which of the two costs besides the curve the fit may use.
+struct Terms {
+    bool rows = true, keys = true;
+};
+
+// The sample's hat functions, rows and keys, divided by its seconds: the fit should say 1.
+Unknowns equation(const StepSample& s, const Terms& terms) {
     Unknowns row = {};
-    const Segment segment = segment_of(s.tokens);
+    const Segment segment = segment_of(s.size.tokens);
     row[segment.left] = (1 - segment.share) / s.seconds;
     row[segment.left + 1] = segment.share / s.seconds;
-    row[kCount] = with_rows ? static_cast<double>(s.rows) / s.seconds : 0;
+    row[kRow] = terms.rows ? static_cast<double>(s.size.rows) / s.seconds : 0;
+    row[kKey] = terms.keys ? s.size.keys / s.seconds : 0;
     return row;
 }
 
@@ -117,7 +137,7 @@ struct Fit {
 constexpr double kLeastScatter = 0.005;
 
 // Five rounds of reweighting: a residual beyond twice the median loses weight with its square.
-Fit fit_robust(std::span<const StepSample> samples, double typical_seconds, bool with_rows) {
+Fit fit_robust(std::span<const StepSample> samples, double typical_seconds, const Terms& terms) {
     std::vector<double> weight(samples.size(), 1), error(samples.size());
     Fit fit = {};
     for (int round = 0; round < 5; ++round) {
@@ -125,18 +145,36 @@ Fit fit_robust(std::span<const StepSample> samples, double typical_seconds, bool
         Unknowns b = {};
         add_penalties(a, typical_seconds);
         for (std::size_t i = 0; i < samples.size(); ++i) {
-            const Unknowns row = equation(samples[i], with_rows);
+            const Unknowns row = equation(samples[i], terms);
             add_square(a, row, weight[i]);
             for (std::size_t k = 0; k < kUnknowns; ++k) b[k] += weight[i] * row[k];
         }
         fit.x = solve(a, b);
         for (std::size_t i = 0; i < samples.size(); ++i)
-            error[i] = std::abs(product(equation(samples[i], with_rows), fit.x) - 1);
+            error[i] = std::abs(product(equation(samples[i], terms), fit.x) - 1);
         fit.scatter = std::max(kLeastScatter, median(error));
         for (std::size_t i = 0; i < samples.size(); ++i) {
             const double excess = std::max(1.0, error[i] / (2 * fit.scatter));
             weight[i] = 1 / (excess * excess);
         }
+    }
+    return fit;
+}
+
+// A cost below zero is an artefact of the samples' scatter: the fit then goes without that term.
+Fit fit_not_negative(std::span<const StepSample> samples, double typical_seconds) {
+    Terms terms;
+    Fit fit = fit_robust(samples, typical_seconds, terms);
+    if (fit.x[kKey] < 0) {
+        terms.keys = false;
+        fit = fit_robust(samples, typical_seconds, terms);
+        fit.x[kKey] = 0;
+    }
+    if (fit.x[kRow] < 0) {
+        terms.rows = false;
+        fit = fit_robust(samples, typical_seconds, terms);
+        fit.x[kRow] = 0;
+        if (!terms.keys) fit.x[kKey] = 0;
     }
     return fit;
 }
@@ -174,43 +212,49 @@ Expected<StepTime> StepTime::fit(std::span<const StepSample> samples) {
     for (const StepSample& s : samples) {
         if (!usable(s))
             return fail(ErrorKind::invalid,
-                        "step time: a sample of {} rows, {} tokens and {} seconds", s.rows,
-                        s.tokens, s.seconds);
+                        "step time: a sample of {} rows, {} tokens, {} keys and {} seconds",
+                        s.size.rows, s.size.tokens, s.size.keys, s.seconds);
         seconds.push_back(s.seconds);
     }
     const double typical = median(seconds);
-    Fit fit = fit_robust(samples, typical, true);
-    if (fit.x[kCount] < 0) fit = fit_robust(samples, typical, false);
+    const Fit fit = fit_not_negative(samples, typical);
     StepTime time;
     // A curve below a thousandth of the typical time is an artefact of extrapolation.
     for (std::size_t k = 0; k < kCount; ++k) time.raw_[k] = std::max(fit.x[k], typical * 1e-3);
     time.curve_ = not_decreasing(time.raw_);
-    time.per_row_ = std::max(0.0, fit.x[kCount]);
+    time.per_row_ = std::max(0.0, fit.x[kRow]);
+    time.per_key_ = std::max(0.0, fit.x[kKey]);
     time.scatter_ = fit.scatter;
     return time;
 }
 
-double StepTime::seconds(std::int64_t rows, std::int64_t tokens) const {
-    CHECK(rows >= 0 && tokens >= 0, "{} rows, {} tokens", rows, tokens);
-    const auto [left, share] = segment_of(tokens);
+double StepTime::seconds(const StepSize& size) const {
+    CHECK(size.rows >= 0 && size.tokens >= 0 && size.keys >= 0, "{} rows, {} tokens, {} keys",
+          size.rows, size.tokens, size.keys);
+    const auto [left, share] = segment_of(size.tokens);
     const double on_curve = curve_[left] + share * (curve_[left + 1] - curve_[left]);
-    return scale_ * (on_curve + per_row_ * static_cast<double>(rows));
+    return scale_ * (on_curve + per_row_ * static_cast<double>(size.rows) + per_key_ * size.keys);
 }
 
 void StepTime::observe(const StepSample& sample) {
-    constexpr double kScaleRate = 0.05, kKnotRate = 0.1, kScatterRate = 0.05;
+    constexpr double kScaleRate = 0.05, kPlaceRate = 0.1, kScatterRate = 0.05;
     constexpr double kWild = 4;  // times the usual scatter: no step says more than this
     if (!usable(sample)) return;
-    const double error = sample.seconds / seconds(sample.rows, sample.tokens) - 1;
+    const double predicted = seconds(sample.size);
+    const double error = sample.seconds / predicted - 1;
     const double bounded = std::clamp(error, -kWild * scatter_, kWild * scatter_);
     scatter_ += kScatterRate * (std::abs(bounded) - scatter_);
     scatter_ = std::clamp(scatter_, kLeastScatter, 0.2);  // 0.2: a knot moves by 8 % at most
 
-    const Segment segment = segment_of(sample.tokens);
+    // Curve and keys share the correction as they share the time.
+    const double of_keys = scale_ * per_key_ * sample.size.keys / predicted;
+    const Segment segment = segment_of(sample.size.tokens);
     const double share = std::min(segment.share, 1.0);
+    const double of_curve = (1 - of_keys) * bounded;
     scale_ *= 1 + kScaleRate * bounded;
-    raw_[segment.left] *= 1 + kKnotRate * (1 - share) * bounded;
-    raw_[segment.left + 1] *= 1 + kKnotRate * share * bounded;
+    raw_[segment.left] *= 1 + kPlaceRate * (1 - share) * of_curve;
+    raw_[segment.left + 1] *= 1 + kPlaceRate * share * of_curve;
+    per_key_ *= 1 + kPlaceRate * of_keys * bounded;
     curve_ = not_decreasing(raw_);
 }
 

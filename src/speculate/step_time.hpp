@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long a step takes, as a function of (rows, tokens): a curve over tokens, linear between fixed
-// knots, plus a cost per row. Fitted to measurements at start-up, corrected by every step after.
-// Pure: durations come in as data.
+// How long a step takes, as a function of rows, tokens and the keys these tokens see: a curve over
+// tokens, linear between fixed knots, plus a cost per row and a cost per key. Fitted to the first
+// measurements, corrected by every step after. Pure: durations come in as data.
 //
-// seconds = scale · (curve(tokens) + per_row · rows). The one scale lets a machine that slows down
-// as a whole (heat, a neighbour) be followed without visiting every knot again; otherwise the knots
-// not visited would look cheap and speculation would rush there.
+// seconds = scale · (curve(tokens) + per_row · rows + per_key · keys). The one scale lets a machine
+// that slows down as a whole (heat, a neighbour) be followed without visiting every knot again;
+// otherwise the knots not visited would look cheap and speculation would rush there. The keys are
+// what makes a draft dearer in a long context: where 8 tokens cost 1.6 times one token at depth 0,
+// they cost 2.4 times as much at depth 1000.
 #pragma once
 
 #include <array>
@@ -16,9 +18,16 @@
 
 namespace espalier::speculate {
 
-struct StepSample {
+struct StepSize {
     std::int64_t rows = 0;
     std::int64_t tokens = 0;  // of all rows
+    // Pairs of a token and a key that it sees, in units of the arithmetic that a token costs beside
+    // attention: so a key's cost can be guessed before contexts of several lengths were seen.
+    double keys = 0;
+};
+
+struct StepSample {
+    StepSize size = {};
     double seconds = 0;
 };
 
@@ -30,16 +39,18 @@ class StepTime {
         64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192};
 
     // Robust least squares in relative error; outliers (a page fault, a first touch) lose their
-    // weight. Knots without samples continue their neighbours' slope. Refuses samples that are not
+    // weight. Knots without samples continue their neighbours' slope, and a key costs what the
+    // slope of the whole curve says, as far as the samples do not. Refuses samples that are not
     // positive, and an empty list.
     static Expected<StepTime> fit(std::span<const StepSample> samples);
 
-    // Positive, and not decreasing in tokens or rows.
-    double seconds(std::int64_t rows, std::int64_t tokens) const;
+    // Positive, and not decreasing in rows, tokens or keys.
+    double seconds(const StepSize& size) const;
 
-    // Corrects the curve near the sample and the scale. One wild step moves the estimate by at most
-    // a few times the usual scatter; a lasting change is followed within about fifty steps. A
-    // sample that is not positive carries no information and changes nothing.
+    // Corrects the curve near the sample, the cost of a key by its part in the time, and the scale.
+    // One wild step moves the estimate by at most a few times the usual scatter; a lasting change
+    // is followed within about fifty steps. A sample that is not positive carries no information
+    // and changes nothing.
     void observe(const StepSample& sample);
 
   private:
@@ -49,6 +60,7 @@ class StepTime {
     Curve raw_ = {};    // as fitted and corrected, seconds at scale 1
     Curve curve_ = {};  // nearest not decreasing curve
     double per_row_ = 0;
+    double per_key_ = 0;
     double scale_ = 1;
     double scatter_ = 0.01;  // usual relative error
 };

@@ -33,6 +33,10 @@ class PhaseLister {
         out_.push_back({name, next_, duration});
         next_ += duration;
     }
+    void maybe_integer(std::string_view name, const std::optional<std::int64_t>& duration,
+                       std::int64_t lo, std::int64_t hi) {
+        if (duration) integer(name, *duration, lo, hi);
+    }
     std::int64_t end() const { return next_; }
 
   private:

@@ -52,6 +52,7 @@ class Flattener {
                        std::int64_t) {
         add(name, value ? fmt::format("{}", *value) : "none");
     }
+    void maybe_flag(std::string_view name, bool value) { flag(name, value); }
     void maybe_text(std::string_view name, const std::optional<std::string>& value) {
         add(name, value ? fmt::format("'{}'", *value) : "none");
     }

@@ -92,6 +92,7 @@ struct Settings {
     std::int64_t prefill_segment = 0;
     bool prefix_cache = true;
     bool reuse_generated = false;
+    bool reserve_windows = false;
     std::uint64_t hash_seed = 0;
     Grant grant = Grant::measured;
     std::vector<std::string> drafters;
@@ -108,6 +109,7 @@ struct Settings {
         visit.integer("prefill_segment", self.prefill_segment, 0, std::int64_t{1} << 20);
         visit.flag("prefix_cache", self.prefix_cache);
         visit.flag("reuse_generated", self.reuse_generated);
+        visit.maybe_flag("reserve_windows", self.reserve_windows);
         visit.word64("hash_seed", self.hash_seed);
         visit.choice("grant", self.grant, kGrants);
         visit.texts("drafters", self.drafters, 16);

@@ -76,6 +76,10 @@ class LineReader {
         if (!has(name)) return;
         integer(name, value.emplace(), lo, hi);
     }
+    void maybe_flag(std::string_view name, bool& value) {
+        value = false;
+        if (has(name)) flag(name, value);
+    }
     void maybe_text(std::string_view name, std::optional<std::string>& value) {
         if (has(name)) text(name, value.emplace());
     }

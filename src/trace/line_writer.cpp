@@ -63,6 +63,10 @@ class LineWriter {
                        std::int64_t hi) {
         if (value) integer(name, *value, lo, hi);
     }
+    // Written where it is set.
+    void maybe_flag(std::string_view name, bool value) {
+        if (value) flag(name, value);
+    }
     void maybe_text(std::string_view name, const std::optional<std::string>& value) {
         if (value) text(name, *value);
     }

@@ -71,8 +71,10 @@ struct Ended {
 
 // Nanoseconds, one after the other from the step's begin.
 struct Times {
-    std::int64_t offer = 0, draft = 0, plan = 0, build = 0, forward = 0, sample = 0, walk = 0,
-                 commit = 0, advance = 0, emit = 0;
+    std::int64_t offer = 0, draft = 0, plan = 0, build = 0, forward = 0, sample = 0, commit = 0,
+                 walk = 0;
+    std::optional<std::int64_t> extend = {};  // where drafters take hidden states
+    std::int64_t advance = 0, emit = 0;
     template <typename Visitor, typename Self>
     static void fields(Visitor& visit, Self& self) {
         visit.integer("offer", self.offer, 0, kMaxNumber);
@@ -81,8 +83,9 @@ struct Times {
         visit.integer("build", self.build, 0, kMaxNumber);
         visit.integer("forward", self.forward, 0, kMaxNumber);
         visit.integer("sample", self.sample, 0, kMaxNumber);
-        visit.integer("walk", self.walk, 0, kMaxNumber);
         visit.integer("commit", self.commit, 0, kMaxNumber);
+        visit.integer("walk", self.walk, 0, kMaxNumber);
+        visit.maybe_integer("extend", self.extend, 0, kMaxNumber);
         visit.integer("advance", self.advance, 0, kMaxNumber);
         visit.integer("emit", self.emit, 0, kMaxNumber);
     }

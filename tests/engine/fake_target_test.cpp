@@ -46,8 +46,7 @@ Harness::Drafters random_drafter(std::vector<std::vector<std::int32_t>> texts, b
     options.silence = 0.1;
     options.truth_last = truth_last;
     Harness::Drafters drafters;
-    drafters.push_back(std::make_unique<RandomDrafter>(speculate::DrafterId{0}, 7, options,
-                                                       std::move(texts),
+    drafters.push_back(std::make_unique<RandomDrafter>(7, options, std::move(texts),
                                                        std::vector<std::int32_t>{10, 11, 12}));
     return drafters;
 }

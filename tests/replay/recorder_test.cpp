@@ -32,7 +32,7 @@ TEST(Recorder, ARunningEngineWithManyClientsCanBeRunAgain) {
     engine::StepperParts parts{
         engine::make_target(**target.model), *target.tokenizer, {}, engine::steady_clock()};
     parts.drafters.push_back(
-        std::make_unique<speculate::NgramDrafter>(0, speculate::NgramLimits{}));
+        std::make_unique<speculate::NgramDrafter>(speculate::NgramLimits{}));
     parts.observer = recorder->get();
     std::atomic<std::int64_t> tokens = 0;
     {

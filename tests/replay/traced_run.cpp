@@ -29,11 +29,10 @@ std::vector<Tokens> run(const Workload& work, const lossless::Subject& target,
     parts.observer = observer;
     if (work.ngram)
         parts.drafters.push_back(
-            std::make_unique<speculate::NgramDrafter>(0, speculate::NgramLimits{}));
+            std::make_unique<speculate::NgramDrafter>(speculate::NgramLimits{}));
     if (work.random_drafter && observer != nullptr)
-        parts.drafters.push_back(std::make_unique<lossless::RandomDrafter>(
-            static_cast<speculate::DrafterId>(parts.drafters.size()), work.seed, work.drafter,
-            known, work.palette));
+        parts.drafters.push_back(std::make_unique<lossless::RandomDrafter>(work.seed, work.drafter,
+                                                                           known, work.palette));
     auto stepper = engine::Stepper::create(std::move(parts), work.settings);
     if (!stepper) throw std::runtime_error(stepper.error().message);
     std::vector<std::shared_ptr<lossless::Recorder>> recorders;

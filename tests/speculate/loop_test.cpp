@@ -66,11 +66,12 @@ Totals run(std::vector<Text> texts, Random& random) {
     std::vector<StepSample> samples;
     for (const std::int64_t tokens : {1, 2, 4, 8, 16, 32, 64, 128, 256})
         for (int pass = 0; pass < 3; ++pass)
-            samples.push_back({1, tokens, machine(tokens) * (0.97 + 0.06 * random.unit())});
+            samples.push_back({.size = {.rows = 1, .tokens = tokens},
+                               .seconds = machine(tokens) * (0.97 + 0.06 * random.unit())});
     StepTime time = *StepTime::fit(samples);
     NodeBudget budget;
     AcceptanceTable table;
-    NgramDrafter drafter(0, NgramLimits{});
+    NgramDrafter drafter(NgramLimits{});
     std::vector<Request> requests(texts.size());
     for (std::size_t i = 0; i < texts.size(); ++i) {
         requests[i].text = std::move(texts[i]);
@@ -79,25 +80,27 @@ Totals run(std::vector<Text> texts, Random& random) {
     const auto rows = static_cast<std::int64_t>(requests.size());
     Totals totals;
     while (true) {
-        std::vector<std::span<const double>> offers;
+        std::vector<OfferedDrafts> offers;
         std::vector<std::int32_t> granted(requests.size());
         for (std::size_t i = 0; i < requests.size(); ++i) {
             Request& r = requests[i];
             if (r.committed + kMaxNodes > r.text.size()) return totals;
             Proposal proposal(0, r.text[r.committed - 1]);
-            const DraftCall call{static_cast<RequestSlot>(i),
-                                 static_cast<std::int64_t>(r.committed) - 1, kMaxNodes,
-                                 kMaxNodes - 1, &proposal};
+            const DraftCall call{.request = static_cast<RequestSlot>(i),
+                                 .root_position = static_cast<std::int64_t>(r.committed) - 1,
+                                 .proposal = &proposal};
             EXPECT_TRUE(drafter.propose({&call, 1}));
             r.candidates.reset(proposal.tree.token(0));
             EXPECT_TRUE(r.candidates.add(proposal, kVocabulary));
             r.ranked = r.candidates.rank(table, r.bias, kMaxNodes);
-            offers.push_back(r.ranked.drafts());
+            offers.push_back({r.ranked.drafts()});
         }
-        const Grant grant =
-            budget.grant(time, {rows, rows, static_cast<double>(rows), 512, 0}, offers, granted);
+        const StepLoad load = {.size = {.rows = rows, .tokens = rows},
+                               .expected_tokens = static_cast<double>(rows),
+                               .max_drafts = 512};
+        const GrantedNodes grant = budget.grant(time, load, offers, granted);
         const double seconds = machine(rows + grant.drafts) * (0.97 + 0.06 * random.unit());
-        time.observe({rows, rows + grant.drafts, seconds});
+        time.observe({.size = {.rows = rows, .tokens = rows + grant.drafts}, .seconds = seconds});
         totals.seconds += seconds;
         ++totals.steps;
         for (std::size_t i = 0; i < requests.size(); ++i) {

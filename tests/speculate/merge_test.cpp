@@ -12,7 +12,24 @@
 #include "speculate/random.hpp"
 
 namespace espalier::speculate {
+
+// Decayed number of observations behind a place.
+class AcceptanceInspection {
+  public:
+    static double tried(const AcceptanceTable& table, const Place& place) {
+        return table.places_.at(place.drafter)
+            .at(place.depth)
+            .at(place.rank)
+            .at(place.bucket)
+            .tried;
+    }
+};
+
 namespace {
+
+double tried(const AcceptanceTable& table, const Place& place) {
+    return AcceptanceInspection::tried(table, place);
+}
 
 using Path = std::vector<TokenId>;
 
@@ -175,7 +192,23 @@ TEST(Acceptance, EstimatesComeToWhatIsTrueAndFollowChanges) {
     EXPECT_EQ(table.estimate(place_of(2, 2, 0, 0.6f)), before);
     for (int i = 0; i < 1000; ++i) table.observe(place, random.chance(0.9));
     EXPECT_NEAR(table.estimate(place), 0.9, 0.1);
-    EXPECT_LE(table.tried(place), 256);
+    EXPECT_LE(tried(table, place), 256);
+}
+
+TEST(Acceptance, WhatToExpectBeforeDraftingComesFromAllMarginsAndFades) {
+    Random random(3);
+    AcceptanceTable table;
+    const double guess = table.expected(1, 1, 0);
+    EXPECT_GT(guess, table.expected(1, 1, 1));
+    for (int i = 0; i < 3000; ++i) {
+        const float margin = random.chance(0.5) ? 0.05f : 0.9f;
+        table.observe(place_of(1, 1, 0, margin), random.chance(margin < 0.5f ? 0.2 : 0.8));
+    }
+    EXPECT_NEAR(table.expected(1, 1, 0), 0.5, 0.1);  // half of each kind
+    EXPECT_NEAR(table.expected(1, 7, 0), 0.5, 0.1);  // never tried there: the pool speaks
+    EXPECT_EQ(table.expected(2, 1, 0), guess);
+    for (int i = 0; i < 200; ++i) table.fade(1);
+    EXPECT_NEAR(table.expected(1, 1, 0), guess, 0.01);
 }
 
 TEST(Acceptance, GuessesFallWithRankAndRiseWithMargin) {
@@ -207,8 +240,8 @@ TEST(Acceptance, OnlyChildrenOfThePathAreJudgedAndOnlyAsFarAsWasDrawn) {
         AcceptanceTable table;
         RequestBias bias;
         candidates.observe(drawn, table, bias);
-        return std::vector<double>{table.tried(first), table.tried(second), table.tried(deeper),
-                                   table.tried(deepest), table.tried(elsewhere)};
+        return std::vector<double>{tried(table, first), tried(table, second), tried(table, deeper),
+                                   tried(table, deepest), tried(table, elsewhere)};
     };
     EXPECT_EQ(judged({}), (std::vector<double>{0, 0, 0, 0, 0}));
     EXPECT_EQ(judged({7}), (std::vector<double>{1, 1, 0, 0, 0}));

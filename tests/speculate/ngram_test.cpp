@@ -4,7 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <map>
 #include <vector>
 
@@ -105,7 +104,7 @@ TEST(SuffixAutomaton, EveryShortSubstringIsCountedAndNoOtherIsFound) {
 
 Proposal propose(const NgramHistory& history, TokenId root, std::int32_t nodes = kMaxNodes) {
     Proposal proposal(0, root);
-    history.propose(nodes, kMaxNodes, proposal);
+    history.propose({.nodes = nodes}, proposal);
     return proposal;
 }
 
@@ -169,7 +168,6 @@ TEST(Ngram, TheFirstChildIsTheMostFrequentFollowerOfTheLongestMatch) {
         for (const auto& [token, count] : counts) most = std::max(most, count);
         const Proposal p = propose(history, text.back());
         ASSERT_GT(p.tree.size(), 1);
-        EXPECT_EQ(history.match_length(), static_cast<std::int32_t>(length));
         const auto found = counts.find(p.tree.token(1));
         ASSERT_NE(found, counts.end()) << "seed " << seed;
         EXPECT_EQ(found->second, most) << "seed " << seed;
@@ -212,13 +210,20 @@ TEST(Ngram, MemoryIsBoundedAndOldTextForgotten) {
     for (int i = 0; i < 20000; ++i) {
         history.append(random.between(0, 3));
         largest = std::max(largest, history.bytes());
-        ASSERT_LE(history.remembered(), limits.history);
-        if (i >= 1000) {
-            ASSERT_GE(history.remembered(), limits.history / 2);
-        }
     }
     // 1.5 histories of at most 192 bytes per token, and two empty tables of 64 places.
     EXPECT_LE(largest, 1000 * 3 / 2 * 192 + 1024);
+    // Half of the limit is always remembered, nothing beyond it.
+    const auto recalls_after = [&](int tokens) {
+        NgramHistory recalling(limits);
+        for (int i = 0; i < 3217; ++i) recalling.append(random.between(0, 3));
+        for (const TokenId token : {70, 71, 72}) recalling.append(token);
+        for (int i = 0; i < tokens; ++i) recalling.append(random.between(0, 3));
+        for (const TokenId token : {70, 71}) recalling.append(token);
+        return propose(recalling, 71).tree.child(0, 72) != kNoNode;
+    };
+    EXPECT_TRUE(recalls_after(480));
+    EXPECT_FALSE(recalls_after(1000));
 }
 
 TEST(Ngram, OneAutomatonStaysBelowItsDocumentedBytesPerToken) {
@@ -233,27 +238,23 @@ TEST(Ngram, OneAutomatonStaysBelowItsDocumentedBytesPerToken) {
     }
 }
 
-// 100k tokens take ~30 ms on one core; a quadratic mistake would take minutes. The bound is for a
-// loaded machine.
-TEST(Ngram, AppendsAHundredThousandTokensQuickly) {
+// 100k tokens take ~30 ms on one core; a quadratic mistake would take minutes and meet the test's
+// time limit. What the history may hold is bounded.
+TEST(Ngram, AppendsAHundredThousandTokensOfAnyKind) {
     for (const int kind : {0, 1, 2, 3}) {
         Random random(1);
         NgramHistory history(NgramLimits{});
-        const auto start = std::chrono::steady_clock::now();
         for (int i = 0; i < 100000; ++i)
             history.append(kind == 0   ? random.between(0, 99999)
                            : kind == 1 ? random.between(0, 1)
                            : kind == 2 ? 5
                                        : i % 1000);
-        const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-        EXPECT_LT(taken.count(), 2.0) << "kind " << kind;
-        RecordProperty("milliseconds_" + std::to_string(kind),
-                       static_cast<int>(taken.count() * 1e3));
+        EXPECT_LE(history.bytes(), NgramLimits{}.history * 3 / 2 * 192) << "kind " << kind;
     }
 }
 
 TEST(NgramDrafter, KeepsRequestsApartAndSlotsReusable) {
-    NgramDrafter drafter(2, NgramLimits{});
+    NgramDrafter drafter(NgramLimits{});
     EXPECT_FALSE(drafter.needs().hidden_states);
     const Text first = {1, 2, 3, 4, 1, 2}, second = {1, 2, 7, 8, 1};
     drafter.begin(0, first, 10);
@@ -262,7 +263,8 @@ TEST(NgramDrafter, KeepsRequestsApartAndSlotsReusable) {
     const Commitment commitment{3, two};
     drafter.commit({&commitment, 1});
     Proposal a(2, 2), b(2, 2);
-    const DraftCall calls[] = {{0, 5, kMaxNodes, 8, &a}, {3, 5, kMaxNodes, 8, &b}};
+    const DraftCall calls[] = {{.request = 0, .root_position = 5, .proposal = &a},
+                               {.request = 3, .root_position = 5, .proposal = &b}};
     ASSERT_TRUE(drafter.propose(calls));
     EXPECT_NE(a.tree.child(0, 3), kNoNode);
     EXPECT_EQ(a.tree.child(0, 7), kNoNode);
@@ -270,7 +272,7 @@ TEST(NgramDrafter, KeepsRequestsApartAndSlotsReusable) {
     drafter.end(0);
     drafter.begin(0, second, 10);
     Proposal c(2, 1);
-    const DraftCall again[] = {{0, 4, kMaxNodes, 8, &c}};
+    const DraftCall again[] = {{.request = 0, .root_position = 4, .proposal = &c}};
     ASSERT_TRUE(drafter.propose(again));
     EXPECT_EQ(c.tree.size(), 1);  // "8 1" is new
     drafter.end(0);

@@ -29,7 +29,7 @@ std::vector<StepSample> measure(Random& random, double scatter, bool wild) {
                 if (rows < 1) continue;
                 double seconds = machine(rows, tokens) * (1 + scatter * (2 * random.unit() - 1));
                 if (wild && ++count % 4 == 0) seconds *= 2.5;
-                samples.push_back({rows, tokens, seconds});
+                samples.push_back({.size = {.rows = rows, .tokens = tokens}, .seconds = seconds});
             }
     return samples;
 }
@@ -44,11 +44,12 @@ TEST(StepTime, FindsTheMachineBehindNoiseAndWildSteps) {
                 if (rows > tokens) continue;
                 // Noise of 2 % per sample, 6 to 9 samples a knot. Plain least squares would be
                 // (0.75 + 0.25 / 2.5) / (0.75 + 0.25 / 2.5²) = 1.076 under wild steps.
-                EXPECT_NEAR(time->seconds(rows, tokens) / machine(rows, tokens), 1, 0.05)
+                EXPECT_NEAR(time->seconds({.rows = rows, .tokens = tokens}) / machine(rows, tokens),
+                            1, 0.05)
                     << rows << " rows, " << tokens << " tokens, wild " << wild;
             }
         // Beyond what was measured the slope continues.
-        EXPECT_NEAR(time->seconds(8, 2048) / machine(8, 2048), 1, 0.2);
+        EXPECT_NEAR(time->seconds({.rows = 8, .tokens = 2048}) / machine(8, 2048), 1, 0.2);
     }
 }
 
@@ -58,22 +59,28 @@ TEST(StepTime, NeverDecreasesAndStaysPositiveWhateverItIsFed) {
         std::vector<StepSample> samples;
         for (std::int32_t i = random.between(1, 30); i > 0; --i) {
             const std::int32_t rows = random.between(1, 64);
-            samples.push_back(
-                {rows, random.between(rows, 3000), std::exp(10 * random.unit() - 10)});
+            samples.push_back({.size = {.rows = rows,
+                                        .tokens = random.between(rows, 3000),
+                                        .keys = 100 * random.unit()},
+                               .seconds = std::exp(10 * random.unit() - 10)});
         }
         auto time = StepTime::fit(samples);
         ASSERT_TRUE(time);
         for (int i = 0; i < 200; ++i) {
             const std::int32_t rows = random.between(1, 64);
-            time->observe({rows, random.between(rows, 20000), std::exp(10 * random.unit() - 10)});
+            time->observe({.size = {.rows = rows,
+                                    .tokens = random.between(rows, 20000),
+                                    .keys = 1000 * random.unit()},
+                           .seconds = std::exp(10 * random.unit() - 10)});
         }
         double before = 0;
         for (std::int64_t tokens = 1; tokens < 20000; tokens += 1 + tokens / 7) {
-            const double now = time->seconds(1, tokens);
+            const double now = time->seconds({.rows = 1, .tokens = tokens});
             ASSERT_TRUE(std::isfinite(now));
             ASSERT_GT(now, 0);
             ASSERT_GE(now, before * (1 - 1e-12));
-            ASSERT_GE(time->seconds(9, tokens), now);
+            ASSERT_GE(time->seconds({.rows = 9, .tokens = tokens}), now);
+            ASSERT_GE(time->seconds({.rows = 1, .tokens = tokens, .keys = 50}), now);
             before = now;
         }
     }
@@ -83,17 +90,19 @@ TEST(StepTime, OneWildStepMovesLittleALastingChangeIsFollowed) {
     Random random(2);
     auto time = StepTime::fit(measure(random, 0.02, false));
     ASSERT_TRUE(time);
-    const double before = time->seconds(4, 16);
-    time->observe({4, 16, 100 * before});
+    const double before = time->seconds({.rows = 4, .tokens = 16});
+    time->observe({.size = {.rows = 4, .tokens = 16}, .seconds = 100 * before});
     // 4 times a scatter of about 1 %, at a rate of 0.15.
-    EXPECT_NEAR(time->seconds(4, 16) / before, 1, 0.02);
+    EXPECT_NEAR(time->seconds({.rows = 4, .tokens = 16}) / before, 1, 0.02);
 
     // The machine becomes half as fast, seen at one place only.
-    for (int i = 0; i < 100; ++i) time->observe({4, 16, 2 * machine(4, 16)});
-    EXPECT_NEAR(time->seconds(4, 16) / machine(4, 16), 2, 0.1);
+    for (int i = 0; i < 100; ++i)
+        time->observe({.size = {.rows = 4, .tokens = 16}, .seconds = 2 * machine(4, 16)});
+    EXPECT_NEAR(time->seconds({.rows = 4, .tokens = 16}) / machine(4, 16), 2, 0.1);
     // The rest follows in part by the common scale: more tokens never look free.
-    EXPECT_GT(time->seconds(4, 64) - time->seconds(4, 16), 0.8 * (machine(4, 64) - machine(4, 16)));
-    EXPECT_GT(time->seconds(4, 64), 1.2 * machine(4, 64));
+    EXPECT_GT(time->seconds({.rows = 4, .tokens = 64}) - time->seconds({.rows = 4, .tokens = 16}),
+              0.8 * (machine(4, 64) - machine(4, 16)));
+    EXPECT_GT(time->seconds({.rows = 4, .tokens = 64}), 1.2 * machine(4, 64));
 }
 
 TEST(StepTime, APlaceThatWasWrongIsCorrectedThere) {
@@ -102,27 +111,101 @@ TEST(StepTime, APlaceThatWasWrongIsCorrectedThere) {
     ASSERT_TRUE(time);
     // 32 tokens cost 50 % more than start-up said; 4 tokens are as they were.
     for (int i = 0; i < 400; ++i) {
-        time->observe({4, 32, 1.5 * machine(4, 32)});
-        time->observe({4, 4, machine(4, 4)});
+        time->observe({.size = {.rows = 4, .tokens = 32}, .seconds = 1.5 * machine(4, 32)});
+        time->observe({.size = {.rows = 4, .tokens = 4}, .seconds = machine(4, 4)});
     }
-    EXPECT_NEAR(time->seconds(4, 32) / machine(4, 32), 1.5, 0.08);
-    EXPECT_NEAR(time->seconds(4, 4) / machine(4, 4), 1.0, 0.08);
+    EXPECT_NEAR(time->seconds({.rows = 4, .tokens = 32}) / machine(4, 32), 1.5, 0.08);
+    EXPECT_NEAR(time->seconds({.rows = 4, .tokens = 4}) / machine(4, 4), 1.0, 0.08);
 }
 
 TEST(StepTime, IgnoresAndRefusesWhatIsNoMeasurement) {
-    const StepSample zero[] = {{1, 1, 0.0}};
-    const StepSample fewer[] = {{4, 2, 1.0}};
+    const StepSample zero[] = {{.size = {.rows = 1, .tokens = 1}, .seconds = 0.0}};
+    const StepSample fewer[] = {{.size = {.rows = 4, .tokens = 2}, .seconds = 1.0}};
+    const StepSample keyless[] = {{.size = {.rows = 1, .tokens = 1, .keys = -1}, .seconds = 1.0}};
     EXPECT_FALSE(StepTime::fit({}));
     EXPECT_EQ(StepTime::fit(zero).error().message,
-              "step time: a sample of 1 rows, 1 tokens and 0 seconds");
+              "step time: a sample of 1 rows, 1 tokens, 0 keys and 0 seconds");
     EXPECT_FALSE(StepTime::fit(fewer));
-    const StepSample one[] = {{1, 4, 0.25}};
+    EXPECT_FALSE(StepTime::fit(keyless));
+    const StepSample one[] = {{.size = {.rows = 1, .tokens = 4}, .seconds = 0.25}};
     auto time = StepTime::fit(one);
     ASSERT_TRUE(time);
-    const double before = time->seconds(1, 4);
+    const double before = time->seconds({.rows = 1, .tokens = 4});
     EXPECT_NEAR(before, 0.25, 0.001);
-    for (const double seconds : {0.0, -1.0, std::nan(""), HUGE_VAL}) time->observe({1, 4, seconds});
-    EXPECT_EQ(time->seconds(1, 4), before);
+    for (const double seconds : {0.0, -1.0, std::nan(""), HUGE_VAL})
+        time->observe({.size = {.rows = 1, .tokens = 4}, .seconds = seconds});
+    EXPECT_EQ(time->seconds({.rows = 1, .tokens = 4}), before);
+}
+
+// ---- keys ---------------------------------------------------------------------------------------
+
+// Sapling as measured: eight tokens take 1.6 times as long as one at depth 0, and 2.4 times as long
+// at depth 1000. With 1/700 of a token's arithmetic per pair: 1000 keys for 1 token, 8000 for 8.
+double sapling(std::int64_t tokens, double depth) {
+    const auto count = static_cast<double>(tokens);
+    return 1e-3 * (1 + 0.6 / 7 * (count - 1) + count * depth / 7000);
+}
+
+StepSize size_of(std::int64_t tokens, double depth) {
+    return {.rows = 1, .tokens = tokens, .keys = static_cast<double>(tokens) * depth / 700};
+}
+
+TEST(StepTime, ExpressesWhatALongContextCosts) {
+    EXPECT_NEAR(sapling(8, 0) / sapling(1, 0), 1.6, 1e-9);
+    EXPECT_NEAR(sapling(8, 1000) / sapling(1, 1000), 2.4, 1e-9);
+    for (std::uint64_t seed = 0; seed < 20; ++seed) {
+        Random random(seed);
+        std::vector<StepSample> samples;
+        for (int pass = 0; pass < 3; ++pass)
+            for (const std::int64_t tokens : {1, 2, 4, 8, 16, 32, 64})
+                for (const double depth : {10.0, 300.0, 2000.0}) {
+                    double seconds = sapling(tokens, depth) * (0.97 + 0.06 * random.unit());
+                    if (random.chance(0.1)) seconds *= 3;
+                    samples.push_back({.size = size_of(tokens, depth), .seconds = seconds});
+                }
+        const auto time = StepTime::fit(samples);
+        ASSERT_TRUE(time);
+        for (const std::int64_t tokens : {1, 3, 8, 20, 64})
+            for (const double depth : {0.0, 1000.0, 4000.0})
+                EXPECT_NEAR(time->seconds(size_of(tokens, depth)) / sapling(tokens, depth), 1, 0.08)
+                    << tokens << " tokens at " << depth;
+        EXPECT_NEAR(time->seconds(size_of(8, 1000)) / time->seconds(size_of(1, 1000)), 2.4, 0.2);
+    }
+}
+
+// Contexts of one length only: what keys cost elsewhere is guessed by their arithmetic.
+TEST(StepTime, GuessesTheCostOfKeysItHasNotSeen) {
+    std::vector<StepSample> samples;
+    for (const std::int64_t tokens : {1, 4, 16, 64, 256})
+        samples.push_back({.size = size_of(tokens, 20), .seconds = sapling(tokens, 20)});
+    const auto time = StepTime::fit(samples);
+    ASSERT_TRUE(time);
+    const double guessed = time->seconds(size_of(8, 1000)) / time->seconds(size_of(1, 1000));
+    EXPECT_GT(guessed, 1.9);
+    EXPECT_LT(guessed, 3.2);
+}
+
+// The engine's way: a fit at the beginning of texts, then observation as they grow.
+TEST(StepTime, LearnsTheCostOfKeysAsTextsGrow) {
+    Random random(9);
+    const auto keys_cost = [](std::int64_t tokens, double depth) {  // three times what it seemed
+        const auto count = static_cast<double>(tokens);
+        return 1e-3 * (1 + 0.6 / 7 * (count - 1) + 3 * count * depth / 7000);
+    };
+    std::vector<StepSample> samples;
+    for (const std::int64_t tokens : {1, 4, 16, 64})
+        samples.push_back({.size = size_of(tokens, 20), .seconds = keys_cost(tokens, 20)});
+    auto time = StepTime::fit(samples);
+    ASSERT_TRUE(time);
+    for (int step = 0; step < 1500; ++step) {
+        const std::int64_t tokens = std::int64_t{1} << random.between(0, 4);
+        const double depth = 20 + step;
+        time->observe({.size = size_of(tokens, depth),
+                       .seconds = keys_cost(tokens, depth) * (0.97 + 0.06 * random.unit())});
+    }
+    for (const std::int64_t tokens : {1, 4, 16})
+        EXPECT_NEAR(time->seconds(size_of(tokens, 1500)) / keys_cost(tokens, 1500), 1, 0.1)
+            << tokens;
 }
 
 }  // namespace

@@ -22,19 +22,8 @@ inline Header sample_header() {
     header.kv_format = "fp8_token";
     header.threads = 3;
     header.sampling_version = 1;
-    header.settings = {65,
-                       1024,
-                       8,
-                       1024,
-                       512,
-                       1024,
-                       1 << 24,
-                       512,
-                       256,
-                       true,
-                       false,
-                       ~0ull,
-                       Grant::everything,
+    header.settings = {65,       1024, 8,    1024,  512,  1024,  1 << 24,
+                       512,      256,  true, false, true, ~0ull, Grant::everything,
                        {"ngram"}};
     return header;
 }
@@ -90,7 +79,17 @@ inline Step sample_step() {
     step.failure = "no \"memory\"";
     step.pages = {50, 10, 4};
     step.queue = {1, 300, 1, 1};
-    step.times = {1, 2, 3, 4, 500, 60, 7, 8, 9, 10};
+    step.times = {.offer = 1,
+                  .draft = 2,
+                  .plan = 3,
+                  .build = 4,
+                  .forward = 500,
+                  .sample = 60,
+                  .commit = 8,
+                  .walk = 7,
+                  .extend = 5,
+                  .advance = 9,
+                  .emit = 10};
     return step;
 }
 

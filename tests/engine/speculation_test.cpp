@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+// What speculation learns and decides on a machine whose times are known: a target without a model
+// whose steps take what the test says, and drafters that know the text and cost what the test says.
+#include "engine/speculation.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "engine/fake_target.hpp"
+#include "engine/harness.hpp"
+#include "engine/stepper.hpp"
+
+namespace espalier::engine {
+namespace {
+
+using Tokens = std::vector<std::int32_t>;
+constexpr std::int64_t kVocabulary = 512;
+constexpr schedule::Time kStep = 1'000'000;  // of one token, without drafts
+
+// Passes everything on to a fake target; a launch takes a step and this much per further token.
+class TimedTarget final : public Target {
+  public:
+    TimedTarget(schedule::Time& now, schedule::Time per_token)
+        : now_(now),
+          per_token_(per_token),
+          inner_(kVocabulary,
+                 {.max_tokens = kTinyMaxTokens, .max_gather = kTinyMaxGather, .max_kv_len = 4096},
+                 65) {}
+    const FakeTarget& inner() const { return inner_; }
+    const TargetInfo& info() const override { return inner_.info(); }
+    Expected<void> launch(const batch::BatchView& batch, const model::Taps& taps) override {
+        now_ += kStep + per_token_ * (batch.cap_tokens - 1);
+        return inner_.launch(batch, taps);
+    }
+    void sample(std::span<const ops::NodeSampling> nodes) override { inner_.sample(nodes); }
+    Expected<StepResult> wait() override { return inner_.wait(); }
+    Expected<void> compact(std::span<const std::int64_t> source,
+                           std::span<const std::int64_t> destination) override {
+        return inner_.compact(source, destination);
+    }
+
+  private:
+    schedule::Time& now_;
+    schedule::Time per_token_;
+    FakeTarget inner_;
+};
+
+// What a drafter of this file was asked for.
+struct Seen {
+    std::vector<speculate::DraftShape> shapes;
+    std::vector<std::int64_t> roots;
+    int begun = 0, ended = 0, destroyed = 0;
+};
+
+// Continues a known text, rightly or with tokens that are never in it; every level takes a while.
+class TextDrafter final : public speculate::Drafter {
+  public:
+    struct Habits {
+        bool right = true;
+        schedule::Time level = 0;
+        bool passes = true;
+        int breaks_after = -1;
+    };
+    TextDrafter(schedule::Time& now, Tokens text, Habits habits, Seen& seen)
+        : now_(now), text_(std::move(text)), habits_(habits), seen_(seen) {}
+    ~TextDrafter() override { ++seen_.destroyed; }
+
+    speculate::DrafterNeeds needs() const override {
+        return {.draft_cache = habits_.passes, .passes = habits_.passes};
+    }
+    void begin(RequestSlot, std::span<const std::int32_t>, std::int64_t) override { ++seen_.begun; }
+    void end(RequestSlot) override { ++seen_.ended; }
+    Expected<void> extend(std::span<const speculate::Extension>) override { return {}; }
+    void commit(std::span<const speculate::Commitment>) override {}
+    Expected<void> propose(std::span<const speculate::DraftCall> calls) override {
+        if (habits_.breaks_after == 0) return fail(ErrorKind::io, "the drafter's device is gone");
+        --habits_.breaks_after;
+        std::int32_t levels = 0;
+        for (const speculate::DraftCall& call : calls) {
+            seen_.shapes.push_back(call.shape);
+            seen_.roots.push_back(call.root_position);
+            EXPECT_NE(call.sampling, nullptr);
+            EXPECT_EQ(call.choice, 0);
+            if (habits_.passes)
+                EXPECT_GE(std::ssize(call.block_table) * cache::kPageTokens,
+                          call.root_position + call.shape.nodes);
+            std::int32_t node = 0;
+            const std::int32_t depth = std::min(call.shape.depth, call.shape.nodes - 1);
+            for (std::int32_t level = 0; level < depth; ++level) {
+                const auto next = static_cast<std::size_t>(call.root_position + 1 + level);
+                const std::int32_t token = habits_.right && next < text_.size() ? text_[next] : 0;
+                node = call.proposal->add(node, token, 0.9f);
+            }
+            levels = std::max(levels, depth);
+        }
+        now_ += levels * habits_.level;
+        return {};
+    }
+
+  private:
+    schedule::Time& now_;
+    Tokens text_;
+    Habits habits_;
+    Seen& seen_;
+};
+
+struct Run {
+    std::int64_t steps = 0, drafts = 0;
+    std::vector<std::int64_t> drafts_of_step;
+    schedule::Time began = 0, took = 0;
+    bool right = true;
+};
+
+struct Machine {
+    explicit Machine(schedule::Time per_token, NodeGrant grant = NodeGrant::measured) {
+        owned = std::make_unique<TimedTarget>(now, per_token);
+        target = owned.get();
+        settings.grant = grant;
+        settings.schedule.reserve_windows = true;
+    }
+    Tokens chain(const Request& request) const {
+        Tokens text = request.prompt;
+        for (std::int64_t i = 0; i < request.output.max_tokens; ++i)
+            text.push_back(target->inner().next_token(text));
+        return text;
+    }
+    void start(const Tokens& text, std::vector<TextDrafter::Habits> habits) {
+        Harness::Drafters drafters;
+        for (const TextDrafter::Habits& one : habits)
+            drafters.push_back(std::make_unique<TextDrafter>(now, text, one, seen));
+        harness = std::make_unique<Harness>(std::move(owned), *tiny_target(Family::v2).tokenizer,
+                                            settings, std::move(drafters), [this] { return now; });
+    }
+    Run run(const Request& request, const Tokens& text) {
+        Run run;
+        run.began = now;
+        const auto recorder = harness->submit(request);
+        while (!harness->stepper->idle()) {
+            const StepReport report = harness->stepper->step();
+            if (report.tokens.roots == 0) continue;
+            ++run.steps;
+            run.drafts += report.tokens.drafts;
+            run.drafts_of_step.push_back(report.tokens.drafts);
+        }
+        run.took = now - run.began;
+        run.right = whole_text(request, recorder->choice(0).output) == text;
+        return run;
+    }
+
+    schedule::Time now = 0;
+    Seen seen;
+    StepperSettings settings = roomy_settings();
+    std::unique_ptr<TimedTarget> owned;
+    TimedTarget* target = nullptr;
+    std::unique_ptr<Harness> harness;
+};
+
+Request request_of(std::int64_t tokens) { return plain_request(40, tokens, 11); }
+
+// Tokens cost next to nothing: after the first dozen steps whatever is offered pays.
+TEST(Speculation, LearnsFromTheFirstStepsThatDraftsPay) {
+    Machine machine(kStep / 200);
+    const Request request = request_of(400);
+    const Tokens text = machine.chain(request);
+    machine.start(text, {{.passes = false}});
+    EXPECT_EQ(machine.now, 0);  // a start waits for nothing
+    const Run run = machine.run(request, text);
+    EXPECT_TRUE(run.right);
+    // The first steps look at several sizes, plain ones among them.
+    ASSERT_GT(run.drafts_of_step.size(), 12u);
+    EXPECT_EQ(run.drafts_of_step[0], 0);
+    EXPECT_EQ(run.drafts_of_step[1], 3);
+    EXPECT_EQ(std::count(run.drafts_of_step.begin(), run.drafts_of_step.begin() + 12, 0), 4);
+    EXPECT_GT(run.drafts_of_step[13], 15);
+    EXPECT_LT(run.steps, 40);
+    for (const speculate::DraftShape& shape : machine.seen.shapes) EXPECT_GE(shape.depth, 1);
+}
+
+// A token costs as much as a step: none pays, and looking for it costs little.
+TEST(Speculation, LearnsFromTheFirstStepsThatDraftsDoNotPay) {
+    Machine machine(kStep);
+    const Request request = request_of(400);
+    const Tokens text = machine.chain(request);
+    machine.start(text, {{.right = false, .passes = false}});
+    const Run run = machine.run(request, text);
+    EXPECT_TRUE(run.right);
+    EXPECT_EQ(run.steps, 399);  // the prompt's step draws one
+    EXPECT_LT(run.drafts, 80);
+    EXPECT_LT(run.took, 1.2 * 440 * kStep);
+}
+
+TEST(Speculation, ADrafterThatPaysIsAskedForAShapeThatPays) {
+    Machine machine(kStep / 50);
+    const Request request = request_of(400);
+    const Tokens text = machine.chain(request);
+    machine.start(text, {{.level = kStep / 10}});
+    const Run run = machine.run(request, text);
+    EXPECT_TRUE(run.right);
+    EXPECT_LT(run.steps, 120);
+    EXPECT_EQ(machine.seen.shapes.front(), speculate::NodeBudget::kFirstShape);
+    const speculate::DraftShape& late = machine.seen.shapes[machine.seen.shapes.size() - 3];
+    EXPECT_GT(late.depth, 3);
+    EXPECT_EQ(late.width, 1);  // the text is known: branches would be wasted
+}
+
+TEST(Speculation, ADrafterThatDoesNotPayIsHardlyAsked) {
+    Machine machine(kStep / 50);
+    const Request request = request_of(900);
+    const Tokens text = machine.chain(request);
+    machine.start(text, {{.right = false, .level = kStep / 4}});
+    const Run run = machine.run(request, text);
+    EXPECT_TRUE(run.right);
+    EXPECT_EQ(run.steps, 899);
+    std::int64_t late = 0;
+    for (const std::int64_t root : machine.seen.roots) late += root > 40 + 300 ? 1 : 0;
+    EXPECT_GE(late, 1);  // it is still looked at now and then
+    // 0.5 % of 600 steps at a quarter of a step each, and what is verified of them.
+    EXPECT_LE(late, 14);
+    EXPECT_LT(run.took, 1.1 * 900 * kStep);
+}
+
+// Right, but so slow that plain steps are faster: what it costs is measured, not believed.
+TEST(Speculation, ADrafterThatIsRightButTooSlowIsHardlyAsked) {
+    Machine machine(kStep / 50);
+    const Request request = request_of(600);
+    const Tokens text = machine.chain(request);
+    machine.start(text, {{.level = 3 * kStep}});
+    const Run run = machine.run(request, text);
+    EXPECT_TRUE(run.right);
+    EXPECT_LT(machine.seen.shapes.size(), 20u);
+    EXPECT_LT(run.took, 1.2 * 640 * kStep);
+}
+
+TEST(Speculation, ADrafterThatFailsIsGoneAndTheTextIsNot) {
+    Machine machine(kStep / 50, NodeGrant::everything);
+    const Request request = request_of(60);
+    const Tokens text = machine.chain(request);
+    machine.start(text, {{.breaks_after = 3}});
+    EXPECT_TRUE(machine.run(request, text).right);
+    EXPECT_EQ(machine.seen.destroyed, 1);
+    EXPECT_EQ(machine.seen.ended, 0);  // its requests ended with it
+    EXPECT_TRUE(machine.run(request, text).right);
+    EXPECT_EQ(machine.seen.begun, 1);
+    EXPECT_EQ(machine.harness->stepper->speculation().failures(),
+              std::vector<std::string>{"the drafter's device is gone"});
+}
+
+TEST(Speculation, WindowsMustBeReservedForADrafterThatWrites) {
+    Machine machine(1);
+    machine.settings.schedule.reserve_windows = false;
+    Harness::Drafters drafters;
+    drafters.push_back(
+        std::make_unique<TextDrafter>(machine.now, Tokens{}, TextDrafter::Habits{}, machine.seen));
+    StepperParts parts{std::move(machine.owned), *tiny_target(Family::v2).tokenizer,
+                       std::move(drafters), [] { return schedule::Time{1}; }};
+    const auto made = Stepper::create(std::move(parts), machine.settings);
+    ASSERT_FALSE(made);
+    EXPECT_EQ(made.error().message,
+              "drafter 0 writes KV while it drafts, but reserve_windows is off");
+}
+
+}  // namespace
+}  // namespace espalier::engine
