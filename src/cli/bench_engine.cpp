@@ -168,8 +168,9 @@ Expected<void> run(Options options) {
                     runs);
     ESPALIER_ASSIGN_OR_RETURN(const runtime::ModelFiles files,
                               runtime::ModelFiles::open(options.model));
-    ESPALIER_ASSIGN_OR_RETURN(const runtime::SizeFacts facts,
-                              runtime::size_facts(*files.checkpoint, options.engine.load.kv_format));
+    ESPALIER_ASSIGN_OR_RETURN(
+        const runtime::SizeFacts facts,
+        runtime::size_facts(*files.checkpoint, options.engine.load.kv_format));
     runtime::SizeOptions largest = options.engine.engine.sizes;
     ESPALIER_ASSIGN_OR_RETURN(
         std::vector<LoadRequest> load,

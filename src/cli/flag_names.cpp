@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdint>
+#include <limits>
 #include <string_view>
 #include <utility>
 
@@ -35,10 +37,12 @@ constexpr std::pair<std::string_view, const char*> kOtherNames[] = {
 
 void require_decimal_integers(CLI::App& app) {
     for (CLI::Option* option : app.get_options()) {
-        // The names that CLI11 gives to types; an empty description keeps --help as it is.
-        if (option->get_type_name() == "INT")
+        // The names that CLI11 gives to types, with those of other checks behind a colon. An empty
+        // description keeps --help as it is.
+        const std::string type = option->get_type_name() + ":";
+        if (type.starts_with("INT:"))
             option->check(CLI::Validator(refusal<std::int64_t>, ""));
-        else if (option->get_type_name() == "UINT")
+        else if (type.starts_with("UINT:"))
             option->check(CLI::Validator(refusal<std::uint64_t>, ""));
     }
     for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; }))

@@ -10,11 +10,14 @@
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "cli/command.hpp"
 #include "cli/engine_flags.hpp"
+#include "cli/logits_file.hpp"
 #include "cli/sampling_flags.hpp"
 #include "text/tokenizer.hpp"
 
@@ -32,6 +35,7 @@ struct Options {
     EngineFlags engine;
     bool special = false;
     bool logprobs = false;
+    std::string logits;  // file
     bool json = false;
 };
 
@@ -42,6 +46,7 @@ struct Choice {
 
 struct Result {
     std::vector<Choice> choices;
+    std::optional<accept::PromptLogprobs> prompt_logprobs;
     double prompt_seconds = 0;
     double generation_seconds = 0;
 };
@@ -109,6 +114,7 @@ Expected<Result> generate(const Options& options, engine::Engine& engine,
             result.choices[i].emission.append(updates.choices[i].emission);
             result.choices[i].last = updates.choices[i];
         }
+        if (updates.prompt_logprobs) result.prompt_logprobs = std::move(updates.prompt_logprobs);
         if (!options.json) print(updates.choices[0].emission.text);
     }
     result.prompt_seconds = std::chrono::duration<double>(first - start).count();
@@ -155,20 +161,41 @@ Totals totals_of(const Result& result) {
     return totals;
 }
 
+Json token_json(std::int32_t token, std::optional<float> logprob,
+                const text::Tokenizer& tokenizer) {
+    return {{"token", token},
+            {"text", tokenizer.decode(std::vector{token}, false)},
+            {"logprob", logprob ? Json(*logprob) : Json()}};
+}
+
+Json tops_json(std::span<const accept::TokenLogprob> tops, const text::Tokenizer& tokenizer) {
+    Json list = Json::array();
+    for (const accept::TokenLogprob& top : tops)
+        list.push_back(token_json(top.token, top.logprob, tokenizer));
+    return list;
+}
+
 Json logprobs_json(const accept::Emission& emission, const text::Tokenizer& tokenizer) {
     const std::size_t top =
         emission.tokens.empty() ? 0 : emission.top.size() / emission.tokens.size();
-    const auto entry = [&](std::int32_t token, float logprob) {
-        return Json{{"token", token},
-                    {"text", tokenizer.decode(std::vector{token}, false)},
-                    {"logprob", logprob}};
-    };
     Json list = Json::array();
     for (std::size_t i = 0; i < emission.tokens.size(); ++i) {
-        Json one = entry(emission.tokens[i].token, emission.tokens[i].logprob);
-        one["top"] = Json::array();
-        for (std::size_t j = i * top; j < (i + 1) * top; ++j)
-            one["top"].push_back(entry(emission.top[j].token, emission.top[j].logprob));
+        Json one = token_json(emission.tokens[i].token, emission.tokens[i].logprob, tokenizer);
+        one["top"] = tops_json(std::span(emission.top).subspan(i * top, top), tokenizer);
+        list.push_back(std::move(one));
+    }
+    return list;
+}
+
+// The prompt's own tokens; the first has no logprob, since nothing speaks of it.
+Json prompt_json(std::span<const std::int32_t> prompt, const accept::PromptLogprobs& known,
+                 const text::Tokenizer& tokenizer) {
+    const auto top = static_cast<std::size_t>(known.top_count());
+    Json list = Json::array();
+    list.push_back(token_json(prompt.front(), std::nullopt, tokenizer));
+    for (std::size_t i = 0; i + 1 < prompt.size(); ++i) {
+        Json one = token_json(prompt[i + 1], known.logprobs()[i], tokenizer);
+        one["top"] = tops_json(known.tops().subspan(i * top, top), tokenizer);
         list.push_back(std::move(one));
     }
     return list;
@@ -189,6 +216,8 @@ void report_json(const Options& options, const runtime::LoadedModel& loaded,
         list.push_back(std::move(one));
     }
     Json object = list.size() == 1 ? list[0] : Json{{"choices", list}};
+    if (result.prompt_logprobs)
+        object["prompt_logprobs"] = prompt_json(request.prompt, *result.prompt_logprobs, tokenizer);
     object.update(Json{{"seed", request.sampling.seed},
                        {"temperature", request.sampling.temperature},
                        {"prompt_tokens", totals.prompt_tokens},
@@ -234,10 +263,11 @@ Expected<void> run(const Options& options) {
                               options.sampling.make(files.checkpoint->generation()));
     request.logprobs = options.logprobs;
     ESPALIER_ASSIGN_OR_RETURN(request.prompt, prompt_tokens(options, files));
-    ESPALIER_ASSIGN_OR_RETURN(const EngineSizes sizes,
-                              sizes_for(request, options.engine, files));
+    ESPALIER_ASSIGN_OR_RETURN(const EngineSizes sizes, sizes_for(request, options.engine, files));
     ESPALIER_ASSIGN_OR_RETURN(runtime::LoadedModel loaded,
                               load_model(files.checkpoint, sizes, options.engine.load));
+    if (!options.logits.empty())
+        ESPALIER_RETURN_IF_ERROR(write_logits(options.logits, *loaded.model, request.prompt));
     ESPALIER_ASSIGN_OR_RETURN(
         runtime::RunningEngine running,
         runtime::RunningEngine::start(files, loaded, sizes, options.engine.engine));
@@ -277,6 +307,13 @@ Run add_generate(CLI::App& app) {
             ->add_option("--logprobs", options->sampling.request.output.top_logprobs,
                          "Report each token's logprob and this many alternatives")
             ->needs(json);
+    command
+        ->add_option("--prompt-logprobs", options->sampling.request.output.prompt_top_logprobs,
+                     "The same for the prompt's own tokens; with -n 0 the prompt is all")
+        ->needs(json);
+    command->add_option("--logits", options->logits,
+                        "Write the logits of every position of the prompt to this file: NumPy's "
+                        ".npy, float32 [positions, vocabulary]");
     return [options, prompt, logprobs] {
         options->prompt_given = prompt->count() > 0;
         options->logprobs = logprobs->count() > 0;

@@ -38,11 +38,10 @@ Expected<void> check_same(const Options& options, const trace::Header& traced,
                           const runtime::ModelFiles& files) {
     ESPALIER_ASSIGN_OR_RETURN(const CpuVariant variant, chosen_cpu_variant());
     ESPALIER_ASSIGN_OR_RETURN(const int threads, runtime::thread_count(options.threads));
-    ESPALIER_ASSIGN_OR_RETURN(
-        const trace::Header here,
-        replay::describe({*files.checkpoint, files.name, variant, threads,
-                          replay::stepper_settings_of(traced.settings), traced.settings.drafters,
-                          traced.kv_format}));
+    ESPALIER_ASSIGN_OR_RETURN(const trace::Header here,
+                              replay::describe({*files.checkpoint, files.name, variant, threads,
+                                                replay::stepper_settings_of(traced.settings),
+                                                traced.settings.drafters, traced.kv_format}));
     return replay::check_header(traced, here);
 }
 

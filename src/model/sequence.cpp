@@ -23,7 +23,7 @@ Expected<Sequence> Sequence::create(const DeepseekModel& model, std::int64_t pro
                        .decompressed_tokens = step_tokens,
                        .absorbed_rows = 1,
                        .decompressed_rows = 1,
-                       .gather = 1,
+                       .gather = model.limits().max_gather,
                        .max_q_len = static_cast<std::int32_t>(step_tokens),
                        .max_kv_len = static_cast<std::int32_t>(max_tokens),
                        .table_rows = 1,
@@ -42,20 +42,20 @@ Sequence::Sequence(Device& device, cache::KvStorage storage, const batch::StepCa
 }
 
 Expected<Fed> Sequence::feed(DeepseekModel& model, std::span<const std::int32_t> tokens,
-                             bool want_logits, std::int64_t max_chunk) {
+                             std::int64_t logits, std::int64_t max_chunk) {
     const auto chunk =
         static_cast<std::size_t>(max_chunk > 0 ? max_chunk : model.limits().max_tokens);
     Fed fed;
     for (std::size_t begin = 0; begin < tokens.size() && !fed.nonfinite; begin += chunk) {
         const std::span part = tokens.subspan(begin, std::min(chunk, tokens.size() - begin));
         const bool last = begin + part.size() == tokens.size();
-        ESPALIER_ASSIGN_OR_RETURN(fed, step(model, part, want_logits && last));
+        ESPALIER_ASSIGN_OR_RETURN(fed, step(model, part, last ? logits : 0));
     }
     return fed;
 }
 
 Expected<Fed> Sequence::step(DeepseekModel& model, std::span<const std::int32_t> tokens,
-                             bool want_logits) {
+                             std::int64_t logits) {
     builder_.clear();
     const auto count = static_cast<std::int64_t>(tokens.size());
     const std::int64_t split = std::clamp(decompressed_below_ - length_, std::int64_t{0}, count);
@@ -68,7 +68,8 @@ Expected<Fed> Sequence::step(DeepseekModel& model, std::span<const std::int32_t>
         row.block_table = block_table_;
         row.first_slot = static_cast<std::int32_t>(length_ + first);
         row.form = form;
-        row.gather = want_logits && first + q_len == count ? 1 : 0;
+        const std::int64_t behind = count - (first + q_len);
+        row.gather = static_cast<std::int32_t>(std::clamp<std::int64_t>(logits - behind, 0, q_len));
         return builder_.add(row);
     };
     ESPALIER_RETURN_IF_ERROR(add(0, split, batch::Form::decompressed));

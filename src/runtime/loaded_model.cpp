@@ -18,8 +18,8 @@ constexpr int kMaxThreads = 1024;
 
 std::optional<mla::KvFormat> parse_kv_format(std::string_view name) {
     using mla::KvFormat;
-    for (const KvFormat format : {KvFormat::f32, KvFormat::bf16, KvFormat::fp16,
-                                  KvFormat::fp8_tensor, KvFormat::fp8_token})
+    for (const KvFormat format :
+         {KvFormat::f32, KvFormat::bf16, KvFormat::fp16, KvFormat::fp8_tensor, KvFormat::fp8_token})
         if (name == mla::name_of(format)) return format;
     return std::nullopt;
 }
@@ -67,7 +67,9 @@ Expected<LoadedModel> LoadedModel::load(std::shared_ptr<const checkpoint::Checkp
                                      *loaded.backend, *loaded.kernels, *loaded.device,
                                      {.limits = {.max_tokens = sizes.max_step_tokens,
                                                  .max_gather = sizes.max_step_gather,
-                                                 .max_kv_len = sizes.max_model_len},
+                                                 .max_kv_len = sizes.max_model_len,
+                                                 .max_rows = sizes.max_rows,
+                                                 .max_splits = sizes.max_step_splits},
                                       .kv_format = options.kv_format}));
     loaded.model = std::make_unique<model::DeepseekModel>(std::move(model));
     return loaded;

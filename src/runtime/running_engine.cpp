@@ -56,11 +56,10 @@ Expected<RunningEngine> RunningEngine::start(const ModelFiles& files, LoadedMode
     if (!options.trace.empty()) {
         std::vector<std::string> drafters;
         if (options.speculate != "off") drafters.push_back(options.speculate);
-        ESPALIER_ASSIGN_OR_RETURN(
-            const trace::Header header,
-            replay::describe({*files.checkpoint, files.name, loaded.variant, loaded.device->workers(),
-                              settings, std::move(drafters),
-                              kv_format_name(loaded)}));
+        ESPALIER_ASSIGN_OR_RETURN(const trace::Header header,
+                                  replay::describe({*files.checkpoint, files.name, loaded.variant,
+                                                    loaded.device->workers(), settings,
+                                                    std::move(drafters), kv_format_name(loaded)}));
         ESPALIER_ASSIGN_OR_RETURN(running.recorder_, replay::Recorder::open(options.trace, header));
     }
     ESPALIER_ASSIGN_OR_RETURN(auto target,

@@ -9,7 +9,8 @@ Expected<Runtime> Runtime::open(const RuntimeOptions& options) {
 }
 
 Expected<Runtime> Runtime::open(ModelFiles files, const RuntimeOptions& options) {
-    ESPALIER_ASSIGN_OR_RETURN(const SizeFacts facts, size_facts(*files.checkpoint, options.load.kv_format));
+    ESPALIER_ASSIGN_OR_RETURN(const SizeFacts facts,
+                              size_facts(*files.checkpoint, options.load.kv_format));
     ESPALIER_ASSIGN_OR_RETURN(const EngineSizes sizes, derive_sizes(options.engine.sizes, facts));
     ESPALIER_ASSIGN_OR_RETURN(LoadedModel loaded,
                               LoadedModel::load(files.checkpoint, sizes, options.load));

@@ -19,6 +19,7 @@ inline Header sample_header() {
     header.version = "0.1.0";
     header.model = {"tiny \"quoted\"", "models/tiny", "0123456789abcdef"};
     header.variant = "avx2";
+    header.kv_format = "fp8_token";
     header.threads = 3;
     header.sampling_version = 1;
     header.settings = {65,       1024, 8,    1024,  512,  1024,  1 << 24,
