@@ -96,7 +96,7 @@ struct Settings {
     std::uint64_t hash_seed = 0;
     Grant grant = Grant::measured;
     std::vector<std::string> drafters;
-    std::optional<std::int64_t> max_step_splits;
+    std::optional<std::int64_t> max_step_splits = {};
     template <typename Visitor, typename Self>
     static void fields(Visitor& visit, Self& self) {
         visit.integer("page_count", self.page_count, 0, std::int64_t{1} << 26);
