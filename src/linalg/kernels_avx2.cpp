@@ -16,9 +16,9 @@ namespace espalier::linalg {
 ESPALIER_ISA_BEGIN(ESPALIER_ISA_AVX2)
 namespace {
 
-struct Halves {
-    __m256 low, high;  // outputs 0–7 and 8–15
-};
+#include "base/simd_avx2.inc"
+
+using Halves = F32x16;  // the outputs of a panel
 
 inline __m128i load_128(const std::byte* at) {
     return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
@@ -105,28 +105,14 @@ struct Avx2Bf16 : Avx2Pair {
     }
 };
 
-// e4m3 has the bits of an f16 whose exponent is 8 too small, shifted by one: S EEEE MMM → S 0EEEE
-// MMM0000000. So f16 → f32 and · 2⁸ is exact, subnormals included; only the NaN code (all ones)
-// needs help.
 struct Avx2E4m3 : Avx2Pair {
     static constexpr int kStepBytes = 32;
     static constexpr int kGroup = 1;
     static constexpr int kScaleBlock = kFp8Blocks.group_k;
-    // codes: 16 of 16 bits, the code in the high byte, the low byte zero.
-    static Halves widen(__m256i codes) {
-        const __m256i magnitude = _mm256_and_si256(codes, _mm256_set1_epi16(0x7f00));
-        const __m256i sign = _mm256_andnot_si256(_mm256_set1_epi16(0x7fff), codes);
-        const __m256i nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f00));
-        const __m256i half =
-            _mm256_or_si256(_mm256_or_si256(_mm256_srli_epi16(magnitude, 1), sign), nan);
-        const __m256 rebias = _mm256_set1_ps(256.0f);
-        return {_mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(half)), rebias),
-                _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(half, 1)), rebias)};
-    }
     static void unpack(const std::byte* bytes, Packed (&packed)[1]) {
         const __m256i codes = load_256(bytes);
-        packed[0] = {widen(_mm256_slli_epi16(codes, 8)),
-                     widen(_mm256_andnot_si256(_mm256_set1_epi16(0x00ff), codes))};
+        packed[0] = {f32_of_e4m3(_mm256_slli_epi16(codes, 8)),
+                     f32_of_e4m3(_mm256_andnot_si256(_mm256_set1_epi16(0x00ff), codes))};
     }
 };
 
@@ -139,30 +125,15 @@ void fill_f32(const std::byte* x, std::int64_t k, std::byte* tile_row) {
 void fill_widened(const std::byte* x, std::int64_t k, std::byte* tile_row) {
     auto* to = reinterpret_cast<float*>(tile_row);
     std::int64_t i = 0;
-    for (; i + 8 <= k; i += 8) {
-        const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu16_epi32(load_128(x + 2 * i)), 16);
-        _mm256_storeu_ps(to + i, _mm256_castsi256_ps(bits));
-    }
+    for (; i + 8 <= k; i += 8) _mm256_storeu_ps(to + i, f32_of_bf16(load_128(x + 2 * i)));
     const auto* from = reinterpret_cast<const Bf16*>(x);
     for (; i < k; ++i) to[i] = to_float(from[i]);
     if (k % 2 != 0) to[k] = 0.0f;
 }
 
-// As to_bf16: nearest even, NaN kept quiet. The result is in the low half of each 32 bits.
-inline __m256i rounded_bf16(__m256 value) {
-    const __m256i bits = _mm256_castps_si256(value);
-    const __m256i high = _mm256_srli_epi32(bits, 16);
-    const __m256i bias =
-        _mm256_add_epi32(_mm256_and_si256(high, _mm256_set1_epi32(1)), _mm256_set1_epi32(0x7fff));
-    const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, bias), 16);
-    const __m256i quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
-    return _mm256_blendv_epi8(rounded, quiet,
-                              _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_UNORD_Q)));
-}
-
 inline __m128i narrow_8(__m256 value, DType dtype) {
     if (dtype == DType::f16) return _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT);
-    const __m256i bits = rounded_bf16(value);
+    const __m256i bits = bf16_of_f32(value);
     return _mm_packus_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
 }
 

@@ -16,6 +16,8 @@ namespace espalier::linalg {
 ESPALIER_ISA_BEGIN(ESPALIER_ISA_AVX512)
 namespace {
 
+#include "base/simd_avx512.inc"
+
 inline __m256i load_256(const std::byte* at) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
 }
@@ -81,26 +83,14 @@ struct Avx512Bf16 : Avx512Pair {
     }
 };
 
-// e4m3 has the bits of an f16 whose exponent is 8 too small, shifted by one: S EEEE MMM → S 0EEEE
-// MMM0000000. So f16 → f32 and · 2⁸ is exact, subnormals included; only the NaN code (all ones)
-// needs help.
 struct Avx512E4m3 : Avx512Pair {
     static constexpr int kStepBytes = 32;
     static constexpr int kGroup = 1;
     static constexpr int kScaleBlock = kFp8Blocks.group_k;
-    // codes: 16 of 16 bits, the code in the high byte, the low byte zero.
-    static __m512 widen(__m256i codes) {
-        const __m256i magnitude = _mm256_and_si256(codes, _mm256_set1_epi16(0x7f00));
-        const __m256i sign = _mm256_andnot_si256(_mm256_set1_epi16(0x7fff), codes);
-        const __m256i nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f00));
-        const __m256i half =
-            _mm256_or_si256(_mm256_or_si256(_mm256_srli_epi16(magnitude, 1), sign), nan);
-        return _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f));
-    }
     static void unpack(const std::byte* bytes, Packed (&packed)[1]) {
         const __m256i codes = load_256(bytes);
-        packed[0] = {widen(_mm256_slli_epi16(codes, 8)),
-                     widen(_mm256_andnot_si256(_mm256_set1_epi16(0x00ff), codes))};
+        packed[0] = {f32_of_e4m3(_mm256_slli_epi16(codes, 8)),
+                     f32_of_e4m3(_mm256_andnot_si256(_mm256_set1_epi16(0x00ff), codes))};
     }
 };
 
@@ -113,24 +103,10 @@ void fill_f32(const std::byte* x, std::int64_t k, std::byte* tile_row) {
 void fill_widened(const std::byte* x, std::int64_t k, std::byte* tile_row) {
     auto* to = reinterpret_cast<float*>(tile_row);
     std::int64_t i = 0;
-    for (; i + 16 <= k; i += 16) {
-        const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(load_256(x + 2 * i)), 16);
-        _mm512_storeu_ps(to + i, _mm512_castsi512_ps(bits));
-    }
+    for (; i + 16 <= k; i += 16) _mm512_storeu_ps(to + i, f32_of_bf16(load_256(x + 2 * i)));
     const auto* from = reinterpret_cast<const Bf16*>(x);
     for (; i < k; ++i) to[i] = to_float(from[i]);
     if (k % 2 != 0) to[k] = 0.0f;
-}
-
-// As to_bf16: nearest even, NaN kept quiet. (vcvtneps2bf16 would flush subnormals.)
-inline __m256i rounded_bf16(__m512 value) {
-    const __m512i bits = _mm512_castps_si512(value);
-    const __m512i high = _mm512_srli_epi32(bits, 16);
-    const __m512i bias =
-        _mm512_add_epi32(_mm512_and_si512(high, _mm512_set1_epi32(1)), _mm512_set1_epi32(0x7fff));
-    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, bias), 16);
-    const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
-    return _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(rounded, nan, high, _mm512_set1_epi32(0x40)));
 }
 
 inline void store_panel(const float* acc, std::byte* y, __mmask16 lanes, DType dtype, Store store) {
@@ -141,7 +117,7 @@ inline void store_panel(const float* acc, std::byte* y, __mmask16 lanes, DType d
                               add ? _mm512_add_ps(_mm512_maskz_loadu_ps(lanes, y), value) : value);
     } else {
         const __m256i narrow = dtype == DType::bf16
-                                   ? rounded_bf16(value)
+                                   ? bf16_of_f32(value)
                                    : _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT);
         _mm256_mask_storeu_epi16(y, lanes, narrow);
     }

@@ -19,6 +19,8 @@ namespace espalier::linalg {
 ESPALIER_ISA_BEGIN(ESPALIER_ISA_AVX512_BF16)
 namespace {
 
+#include "base/simd_avx512_bf16.inc"
+
 using Word [[gnu::may_alias]] = std::uint32_t;
 
 struct DotAcc {
@@ -54,34 +56,20 @@ struct DotBf16 : DotAcc {
     }
 };
 
-// Two permutes look up the low and the high byte of the bf16 of 64 codes, which is two steps.
+// 64 codes are two steps.
 struct DotE4m3 : DotAcc {
     static constexpr int kStepBytes = 32;
     static constexpr int kGroup = 2;
     static constexpr int kScaleBlock = kFp8Blocks.group_k;
 
-    // codes: in each 16 bytes, eight of the first step and eight of the second.
-    static void widen(__m512i codes, Packed (&packed)[2]) {
-        const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(kWidening.low), codes,
-                                                     _mm512_load_si512(kWidening.low + 64));
-        const __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(kWidening.high), codes,
-                                                      _mm512_load_si512(kWidening.high + 64));
-        // high | (codes & 0x80)
-        const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
-        const __m512i with_sign = _mm512_ternarylogic_epi32(high, codes, sign, 0xf8);
-        packed[0] = _mm512_unpacklo_epi8(low, with_sign);
-        packed[1] = _mm512_unpackhi_epi8(low, with_sign);
-    }
     static void unpack(const std::byte* bytes, Packed (&packed)[2]) {
-        const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-        widen(_mm512_permutexvar_epi64(order, _mm512_loadu_si512(bytes)), packed);
+        E4m3Lookup().widen(_mm512_loadu_si512(bytes), packed[0], packed[1]);
     }
     static Packed unpack_one(const std::byte* bytes) {
-        const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
         const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes));
-        Packed packed[2];
-        widen(_mm512_permutexvar_epi64(order, _mm512_castsi256_si512(codes)), packed);
-        return packed[0];
+        Packed one, nothing;
+        E4m3Lookup().widen(_mm512_castsi256_si512(codes), one, nothing);
+        return one;
     }
 };
 

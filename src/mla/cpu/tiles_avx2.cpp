@@ -10,6 +10,8 @@ ESPALIER_ISA_BEGIN(ESPALIER_ISA_AVX2)
 namespace espalier::mla::cpu {
 namespace {
 
+#include "base/simd_avx2.inc"
+
 struct Vector {
     __m256 low;
     __m256 high;
@@ -32,20 +34,8 @@ struct Vector {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(low, kNearest));
         _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 16), _mm256_cvtps_ph(high, kNearest));
     }
-    // The bf16 bits in the low half of each element. To nearest even; a NaN stays one.
-    static __m256i bf16_of(__m256 value) {
-        const __m256i bits = _mm256_castps_si256(value);
-        const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-        const __m256i rounded =
-            _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-        const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
-        const __m256 chosen =
-            _mm256_blendv_ps(_mm256_castsi256_ps(rounded), _mm256_castsi256_ps(quiet),
-                             _mm256_cmp_ps(value, value, _CMP_UNORD_Q));
-        return _mm256_srli_epi32(_mm256_castps_si256(chosen), 16);
-    }
     void store_bf16(std::byte* to) const {
-        const __m256i packed = _mm256_packus_epi32(bf16_of(low), bf16_of(high));
+        const __m256i packed = _mm256_packus_epi32(bf16_of_f32(low), bf16_of_f32(high));
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(packed, 0xd8));
     }
     static Vector add(Vector a, Vector b) {
@@ -78,13 +68,11 @@ struct Vector {
     }
 };
 
-// count is a multiple of 8.
+// count is a multiple of 16.
 void widen_bf16(const std::byte* from, float* to, std::int64_t count) {
-    for (std::int64_t i = 0; i < count; i += 8) {
-        const __m128i narrow = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i * 2));
-        _mm256_storeu_ps(to + i,
-                         _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(narrow), 16)));
-    }
+    for (std::int64_t i = 0; i < count; i += 8)
+        _mm256_storeu_ps(
+            to + i, f32_of_bf16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i * 2))));
 }
 void widen_fp16(const std::byte* from, float* to, std::int64_t count) {
     for (std::int64_t i = 0; i < count; i += 8)
@@ -93,31 +81,26 @@ void widen_fp16(const std::byte* from, float* to, std::int64_t count) {
             _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i * 2))));
 }
 
-// A code's magnitude bits at the top of an f32 are its value · 2⁻¹²⁰, subnormals included.
 void widen_e4m3(const std::byte* from, float scale, std::byte* to, std::int64_t count) {
-    for (std::int64_t i = 0; i < count; i += 8) {
+    auto* out = reinterpret_cast<float*>(to);
+    for (std::int64_t i = 0; i < count; i += 16) {
         const __m256i codes =
-            _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + i)));
-        const __m256i magnitude = _mm256_and_si256(codes, _mm256_set1_epi32(0x7f));
-        const __m256i sign = _mm256_slli_epi32(_mm256_xor_si256(codes, magnitude), 24);
-        const __m256 value = _mm256_mul_ps(
-            _mm256_castsi256_ps(_mm256_or_si256(_mm256_slli_epi32(magnitude, 20), sign)),
-            _mm256_set1_ps(0x1p120f));
-        const __m256i nan = _mm256_cmpeq_epi32(magnitude, _mm256_set1_epi32(0x7f));
-        const __m256 exact =
-            _mm256_blendv_ps(value, _mm256_set1_ps(__builtin_nanf("")), _mm256_castsi256_ps(nan));
-        _mm256_storeu_ps(reinterpret_cast<float*>(to) + i,
-                         _mm256_mul_ps(exact, _mm256_set1_ps(scale)));
+            _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
+        const F32x16 exact = f32_of_e4m3(_mm256_slli_epi16(codes, 8));
+        _mm256_storeu_ps(out + i, _mm256_mul_ps(exact.low, _mm256_set1_ps(scale)));
+        _mm256_storeu_ps(out + i + 8, _mm256_mul_ps(exact.high, _mm256_set1_ps(scale)));
     }
 }
 
+// Each needs those above.
+// clang-format off
 #include "mla/cpu/softmax_tile.inc"
-// (needs the above)
 #include "mla/cpu/f32_tile.inc"
+// clang-format on
 
 }  // namespace
 
-constinit const TileKernels kAvx2Tiles = ESPALIER_MLA_F32_TILES(Vector);
+constinit const TileKernels kAvx2Tiles = f32_tiles<Vector>();
 
 }  // namespace espalier::mla::cpu
 ESPALIER_ISA_END

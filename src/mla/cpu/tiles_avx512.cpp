@@ -10,15 +10,18 @@ ESPALIER_ISA_BEGIN(ESPALIER_ISA_AVX512)
 namespace espalier::mla::cpu {
 namespace {
 
+// Each needs those above.
+// clang-format off
+#include "base/simd_avx512.inc"
 #include "mla/cpu/avx512_vector.inc"
+// clang-format on
 
 // count is a multiple of 16.
 void widen_bf16(const std::byte* from, float* to, std::int64_t count) {
-    for (std::int64_t i = 0; i < count; i += 16) {
-        const __m256i narrow = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i * 2));
-        _mm512_storeu_ps(to + i,
-                         _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16)));
-    }
+    for (std::int64_t i = 0; i < count; i += 16)
+        _mm512_storeu_ps(
+            to + i,
+            f32_of_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i * 2))));
 }
 void widen_fp16(const std::byte* from, float* to, std::int64_t count) {
     for (std::int64_t i = 0; i < count; i += 16)
@@ -27,30 +30,25 @@ void widen_fp16(const std::byte* from, float* to, std::int64_t count) {
             _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i * 2))));
 }
 
-// A code's magnitude bits at the top of an f32 are its value · 2⁻¹²⁰, subnormals included.
 void widen_e4m3(const std::byte* from, float scale, std::byte* to, std::int64_t count) {
     for (std::int64_t i = 0; i < count; i += 16) {
-        const __m512i codes =
-            _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
-        const __m512i magnitude = _mm512_and_si512(codes, _mm512_set1_epi32(0x7f));
-        const __m512i sign = _mm512_slli_epi32(_mm512_xor_si512(codes, magnitude), 24);
-        const __m512 value = _mm512_mul_ps(
-            _mm512_castsi512_ps(_mm512_or_si512(_mm512_slli_epi32(magnitude, 20), sign)),
-            _mm512_set1_ps(0x1p120f));
-        const __mmask16 nan = _mm512_cmpeq_epi32_mask(magnitude, _mm512_set1_epi32(0x7f));
-        const __m512 exact = _mm512_mask_blend_ps(nan, value, _mm512_set1_ps(__builtin_nanf("")));
+        const __m256i codes =
+            _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
+        const __m512 exact = f32_of_e4m3(_mm256_slli_epi16(codes, 8));
         _mm512_storeu_ps(reinterpret_cast<float*>(to) + i,
                          _mm512_mul_ps(exact, _mm512_set1_ps(scale)));
     }
 }
 
+// Each needs those above.
+// clang-format off
 #include "mla/cpu/softmax_tile.inc"
-// (needs the above)
 #include "mla/cpu/f32_tile.inc"
+// clang-format on
 
 }  // namespace
 
-constinit const TileKernels kAvx512Tiles = ESPALIER_MLA_F32_TILES(Vector);
+constinit const TileKernels kAvx512Tiles = f32_tiles<Vector>();
 
 }  // namespace espalier::mla::cpu
 ESPALIER_ISA_END

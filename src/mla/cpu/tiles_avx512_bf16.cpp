@@ -12,17 +12,18 @@
 #include "base/widening_table.hpp"
 #include "mla/cpu/tile_kernels.hpp"
 
-namespace espalier::mla::cpu {}  // namespace espalier::mla::cpu
-
 ESPALIER_ISA_BEGIN(ESPALIER_ISA_AVX512_BF16)
 namespace espalier::mla::cpu {
 namespace {
 
+// Each needs those above.
+// clang-format off
+#include "base/simd_avx512.inc"
+#include "base/simd_avx512_bf16.inc"
 #include "mla/cpu/avx512_vector.inc"
-// (needs the above)
 #include "mla/cpu/softmax_tile.inc"
-// (needs the above)
 #include "mla/cpu/bf16_tile.inc"
+// clang-format on
 
 // One panel of 16 outputs for 16 latents: 32 dot products of pairs per 64 columns and latent. With
 // scales, each 128-wide block of k has its own chain: total += chain · scale.
@@ -89,24 +90,24 @@ void up_project_bf16(const std::byte* const* latents, int groups, const UpWeight
 }
 
 void widen_e4m3(const std::byte* from, float, std::byte* to, std::int64_t count) {
-    const Widener widener;
-    for (std::int64_t i = 0; i < count; i += 64) widener.widen(from + i, to + i * 2);
+    const E4m3Lookup lookup;
+    for (std::int64_t i = 0; i < count; i += 64) widen_64(lookup, from + i, to + i * 2);
 }
 
 }  // namespace
 
-constinit const TileKernels kAvx512Bf16Tiles = {
-    true,
-    128,
-    fold_bf16<576, 512, 576>,
-    fold_bf16<192, 128, 128>,
-    up_project_bf16,
-    merge_states<Vector>,
-    store_row_bf16,
-    nullptr,  // bf16 is read as it lies; f32 and fp16 caches go through the f32 kernels
-    nullptr,
-    widen_e4m3,
-    pack_rows};
+// bf16 is read as it lies; f32 and fp16 caches go through the f32 kernels.
+constinit const TileKernels kAvx512Bf16Tiles = {.bf16_elements = true,
+                                                .absorbed_tile = 128,
+                                                .absorbed = fold_bf16<576, 512, 576>,
+                                                .decompressed = fold_bf16<192, 128, 128>,
+                                                .up_project = up_project_bf16,
+                                                .merge = merge_states<Vector>,
+                                                .store_row = store_row_bf16,
+                                                .widen_bf16 = nullptr,
+                                                .widen_fp16 = nullptr,
+                                                .widen_e4m3 = widen_e4m3,
+                                                .pack_rows = pack_rows};
 
 }  // namespace espalier::mla::cpu
 ESPALIER_ISA_END

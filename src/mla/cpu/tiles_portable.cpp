@@ -103,12 +103,14 @@ void widen_e4m3(const std::byte* from, float scale, std::byte* to, std::int64_t 
         out[i] = kTable.value[static_cast<std::uint8_t>(from[i])] * scale;
 }
 
+// Each needs those above.
+// clang-format off
 #include "mla/cpu/softmax_tile.inc"
-// (needs the above)
 #include "mla/cpu/f32_tile.inc"
+// clang-format on
 
 }  // namespace
 
-constinit const TileKernels kPortableTiles = ESPALIER_MLA_F32_TILES(Vector);
+constinit const TileKernels kPortableTiles = f32_tiles<Vector>();
 
 }  // namespace espalier::mla::cpu
