@@ -48,8 +48,9 @@ Expected<void> check_within(const char* field, std::int64_t value, std::int64_t 
 }
 
 Expected<void> check_numbers(const OutputOptions& options, std::int64_t vocabulary) {
-    if (options.max_tokens < 1)
-        return fail_field(ErrorKind::invalid, "max_tokens", "{}, at least 1", options.max_tokens);
+    if (options.max_tokens < (options.prompt_top_logprobs ? 0 : 1))
+        return fail_field(ErrorKind::invalid, "max_tokens",
+                          "{}, at least 1 (or 0 with prompt_logprobs)", options.max_tokens);
     if (options.min_tokens < 0 || options.min_tokens > options.max_tokens)
         return fail_field(ErrorKind::invalid, "min_tokens", "{}, not within 0…max_tokens = {}",
                           options.min_tokens, options.max_tokens);

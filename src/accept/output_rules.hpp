@@ -31,8 +31,9 @@ struct OutputOptions {
     bool include_stop = false;        // the text keeps what stopped it
     bool skip_special_tokens = true;  // the text leaves special tokens out
     std::int64_t min_tokens = 0;      // these first ones never end the output
-    std::int64_t max_tokens = 0;      // ≥ 1, the room left in the context considered
-    std::int32_t top_logprobs = 0;    // alternatives reported with each token
+    // ≥ 1, the room left in the context considered; 0 where only the prompt's logprobs are wanted.
+    std::int64_t max_tokens = 0;
+    std::int32_t top_logprobs = 0;                    // alternatives reported with each token
     std::optional<std::int32_t> prompt_top_logprobs;  // the same for the prompt; none: no logprobs
     bool count_tokens = false;  // penalties are on, so draws need counts of tokens
 };

@@ -46,6 +46,11 @@ NodeCounts RequestProgress::counts_at(std::span<const std::int32_t> path) const 
     return counts_->at(path);
 }
 
+ops::CommittedCounts RequestProgress::committed_counts() const {
+    CHECK(counts_.has_value(), "counts of a request that does not count tokens");
+    return counts_->committed();
+}
+
 std::optional<Finish> RequestProgress::commit(const ops::Draw& draw,
                                               std::span<const TokenLogprob> top, Emission& out) {
     const OutputOptions& options = rules_.options();

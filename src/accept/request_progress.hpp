@@ -10,7 +10,7 @@
 //   beyond is dropped.
 // - eos, stop_token: the token is one of these. It is committed and counted, but its text is left
 //   out unless include_stop.
-// - length: it is number max_tokens.
+// - length: it is number max_tokens. (Where that is 0, the engine ends the output with the prompt.)
 // The first min_tokens tokens end nothing: ending tokens are banned from being drawn there, and a
 // stop string counts only if text of a later token completes it. (length still ends.)
 // When an output ends so, bytes of an unfinished code point become U+FFFD and count as text of the
@@ -45,6 +45,7 @@ enum class FinishReason : std::uint8_t {
     nothing_left,  // failed: no token was left to choose
     interrupted,   // cancelled or out of time: nothing in the text
 };
+inline constexpr std::size_t kFinishReasons = 7;
 
 struct Finish {
     FinishReason reason = FinishReason::length;
@@ -98,12 +99,13 @@ class RequestProgress {
     // and the counts that penalties take; path: its tokens from depth 1 on. Only under
     // count_tokens.
     NodeCounts counts_at(std::span<const std::int32_t> path) const;
+    ops::CommittedCounts committed_counts() const;
 
     // Commits one drawn token (flag fine). top: [top_logprobs]. Returns the end if it is one.
     std::optional<Finish> commit(const ops::Draw& draw, std::span<const TokenLogprob> top,
                                  Emission& out);
-    // Ends the output where it stands: a failure or an interruption. Text held back is emitted,
-    // bytes of an unfinished code point are not.
+    // Ends the output where it stands: a failure, an interruption, or no token asked for. Text held
+    // back is emitted, bytes of an unfinished code point are not.
     Finish end(FinishReason reason, Emission& out);
     // A verified tree: drafts in it, and how many of them the walk accepted.
     void count_step(std::int32_t drafted, std::int32_t accepted);

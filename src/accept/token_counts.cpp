@@ -9,10 +9,15 @@
 namespace espalier::accept {
 
 TokenCounts::TokenCounts(std::span<const std::int32_t> prompt) : table_(64, -1) {
-    for (const std::int32_t token : prompt) entry(token).in_prompt = true;
+    for (const std::int32_t token : prompt) entries_[entry(token)].in_prompt = true;
 }
 
-void TokenCounts::add(std::int32_t token) { ++entry(token).in_output; }
+void TokenCounts::add(std::int32_t token) {
+    const std::size_t index = entry(token);
+    ++entries_[index].in_output;
+    recent_[static_cast<std::size_t>(changes_++) % recent_.size()] =
+        static_cast<std::int32_t>(index);
+}
 
 TokenCount TokenCounts::of(std::int32_t token) const {
     const std::int32_t index = table_[place_of(token)];
@@ -38,7 +43,7 @@ NodeCounts TokenCounts::at(std::span<const std::int32_t> path) const {
     return counts;
 }
 
-TokenCount& TokenCounts::entry(std::int32_t token) {
+std::size_t TokenCounts::entry(std::int32_t token) {
     std::size_t place = place_of(token);
     if (table_[place] < 0) {
         if (2 * (entries_.size() + 1) > table_.size()) {
@@ -48,7 +53,7 @@ TokenCount& TokenCounts::entry(std::int32_t token) {
         table_[place] = static_cast<std::int32_t>(entries_.size());
         entries_.push_back({.token = token});
     }
-    return espalier::at(entries_, table_[place]);
+    return static_cast<std::size_t>(table_[place]);
 }
 
 std::size_t TokenCounts::place_of(std::int32_t token) const {

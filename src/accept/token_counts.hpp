@@ -15,8 +15,7 @@ namespace espalier::accept {
 
 using ops::TokenCount;
 
-// Counts at one node: those of the request, with some replaced or added. They are what
-// ops::NodeSampling takes; this must live until the draw is done.
+// Counts at one node: those of the request, with some replaced or added.
 struct NodeCounts {
     std::span<const TokenCount> committed;  // each token once; valid until the next add
     std::array<TokenCount, kMaxDrafts> changed_entries{};
@@ -34,17 +33,20 @@ class TokenCounts {
     // In order of first appearance and never reordered, so that a copy elsewhere follows by
     // appending and by rewriting single entries.
     std::span<const TokenCount> entries() const { return entries_; }
+    ops::CommittedCounts committed() const { return {entries_, changes_, recent_}; }
     TokenCount of(std::int32_t token) const;
     // path: tokens of the node and its ancestors below the root (which is committed), at most 63.
     NodeCounts at(std::span<const std::int32_t> path) const;
 
   private:
-    TokenCount& entry(std::int32_t token);
+    std::size_t entry(std::int32_t token);  // its index, added if it is new
     // Where the token's entry is named in table_, or the free place where it would be.
     std::size_t place_of(std::int32_t token) const;
     void grow();
 
     std::vector<TokenCount> entries_;
+    std::int64_t changes_ = 0;                      // committed tokens
+    std::array<std::int32_t, kMaxNodes> recent_{};  // see ops::CommittedCounts
     std::vector<std::int32_t> table_;  // open addressing: index into entries_, -1 free; 2^n places
 };
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "cache/kv_storage.hpp"
+#include "base/check.hpp"
 
 namespace espalier::batch {
 namespace {
@@ -12,227 +12,243 @@ namespace {
 using cache::kNullPage;
 using cache::kPageTokens;
 
-Expected<void> check_tree(const RowSpec& row) {
+constexpr std::int32_t kUnclaimed = -1;
+
+std::size_t pages_of(const RowSpec& row) {
+    return static_cast<std::size_t>(
+        cache::pages_for(row.first_slot + static_cast<std::int64_t>(row.tokens.size())));
+}
+
+Expected<void> check_pages(const RowSpec& row) {
+    const std::size_t pages = pages_of(row);
+    if (row.block_table.size() < pages)
+        return fail(ErrorKind::invalid, "a row of {} slots needs {} pages but has {}",
+                    row.first_slot + static_cast<std::int64_t>(row.tokens.size()), pages,
+                    row.block_table.size());
+    for (std::size_t page = 0; page < pages; ++page)
+        if (row.block_table[page] <= kNullPage)
+            return fail(ErrorKind::invalid, "page {} of a row is {}: the null page is never owned",
+                        page, row.block_table[page]);
+    return {};
+}
+
+Expected<void> check_mask(const RowSpec& row) {
+    if (row.form == Form::decompressed && row.mask != mla::MaskKind::causal)
+        return fail(ErrorKind::unsupported, "decompressed rows are causal only");
+    if (row.mask == mla::MaskKind::dense)
+        return fail(ErrorKind::unsupported,
+                    "rows of a batch are full, causal or tree; dense masks are the library's");
+    if (row.mask != mla::MaskKind::tree) return {};
     const std::size_t nodes = row.tokens.size();
     if (row.words.size() != nodes || row.depth.size() != nodes)
         return fail(ErrorKind::invalid, "a tree row of {} tokens has {} words and {} depths", nodes,
                     row.words.size(), row.depth.size());
-    const std::int64_t tail = row.tail_len == 0 ? static_cast<std::int64_t>(nodes) : row.tail_len;
-    if (tail < static_cast<std::int64_t>(nodes) || tail > mla::kMaxTail)
-        return fail(ErrorKind::invalid,
-                    "a tree row of {} tokens has a tail of {}: it must hold them and at most {}",
-                    nodes, tail, mla::kMaxTail);
+    if (nodes > mla::kMaxTail)
+        return fail(ErrorKind::invalid, "a tree row of {} tokens: at most {} are possible", nodes,
+                    mla::kMaxTail);
     return {};
 }
 
 Expected<void> check_row(const RowSpec& row) {
     const auto q_len = static_cast<std::int64_t>(row.tokens.size());
     if (q_len == 0) return fail(ErrorKind::invalid, "a row without tokens");
-    const std::int64_t kv_len = row.first_slot + q_len;
-    if (row.first_slot < 0 || kv_len > std::numeric_limits<std::int32_t>::max())
+    if (row.first_slot < 0 || row.first_slot + q_len > std::numeric_limits<std::int32_t>::max())
         return fail(ErrorKind::invalid, "a row at slot {} with {} tokens: slots are 31-bit",
                     row.first_slot, q_len);
-    const std::int64_t pages = (kv_len + kPageTokens - 1) / kPageTokens;
-    if (static_cast<std::int64_t>(row.block_table.size()) < pages)
-        return fail(ErrorKind::invalid, "a row of {} slots needs {} pages but has {}", kv_len,
-                    pages, row.block_table.size());
-    for (std::int64_t page = 0; page < pages; ++page)
-        if (row.block_table[static_cast<std::size_t>(page)] <= kNullPage)
-            return fail(ErrorKind::invalid, "page {} of a row is {}: the null page is never owned",
-                        page, row.block_table[static_cast<std::size_t>(page)]);
-    if (row.form == Form::decompressed && row.mask != mla::MaskKind::causal)
-        return fail(ErrorKind::unsupported, "decompressed rows are causal only");
-    if (row.mask == mla::MaskKind::dense)
-        return fail(ErrorKind::unsupported,
-                    "rows of a batch are full, causal or tree; dense masks are the library's");
-    for (std::size_t i = 0; i < row.gather.size(); ++i)
-        if (row.gather[i] < 0 || row.gather[i] >= q_len ||
-            (i > 0 && row.gather[i] <= row.gather[i - 1]))
-            return fail(ErrorKind::invalid,
-                        "gather index {} of a row of {} tokens: indices ascend below it",
-                        row.gather[i], q_len);
-    if (row.mask == mla::MaskKind::tree) return check_tree(row);
-    return {};
-}
-
-template <typename T>
-void extend(std::vector<T>& to, const std::vector<T>& from) {
-    to.insert(to.end(), from.begin(), from.end());
+    if (row.gather < 0 || row.gather > q_len)
+        return fail(ErrorKind::invalid, "{} of a row's {} tokens want logits", row.gather, q_len);
+    if (row.table_row < 0)
+        return fail(ErrorKind::invalid, "a row has block table {}", row.table_row);
+    ESPALIER_RETURN_IF_ERROR(check_pages(row));
+    return check_mask(row);
 }
 
 }  // namespace
 
-void BatchBuilder::Part::reserve(std::size_t most_tokens, std::size_t rows, std::size_t pages) {
-    for (auto* list : {&tokens, &position, &row_of}) list->reserve(most_tokens);
-    slot.reserve(most_tokens);
-    words.reserve(most_tokens);
-    for (auto* list : {&q_indptr, &block_begin, &padded_indptr}) list->reserve(rows + 1);
-    for (auto* list : {&kv_len, &tail_len}) list->reserve(rows);
-    mask.reserve(rows);
-    for (auto* list : {&block_table, &padded_table}) list->reserve(rows * pages);
-}
-
-void BatchBuilder::reserve(std::int64_t tokens, std::int64_t rows, std::int64_t gather,
-                           std::int64_t pages) {
-    const auto most_tokens = static_cast<std::size_t>(tokens);
-    const auto most_rows = static_cast<std::size_t>(rows);
-    for (Part* part : {&absorbed_, &decompressed_})
-        part->reserve(most_tokens, most_rows, static_cast<std::size_t>(pages));
-    wanted_.reserve(static_cast<std::size_t>(gather));
-    gather_.reserve(static_cast<std::size_t>(gather));
-    first_token_.reserve(2 * most_rows);
-    first_gather_.reserve(2 * most_rows);
-    for (auto* list : {&tokens_, &position_, &row_of_}) list->reserve(most_tokens);
-    slot_.reserve(most_tokens);
-    words_.reserve(most_tokens);
-}
-
-void BatchBuilder::Part::clear() {
-    q_indptr.assign(1, 0);
-    block_begin.assign(1, 0);
-    for (auto* list : {&kv_len, &tail_len, &block_table, &tokens, &position, &row_of})
-        list->clear();
-    mask.clear();
-    slot.clear();
-    words.clear();
-}
-
-void BatchBuilder::clear() {
-    absorbed_.clear();
-    decompressed_.clear();
-    wanted_.clear();
-    first_gather_.clear();
-    first_token_.clear();
-}
-
-Expected<void> BatchBuilder::add(const RowSpec& row) {
-    if (absorbed_.q_indptr.empty()) clear();
-    ESPALIER_RETURN_IF_ERROR(check_row(row));
-    Part& part = row.form == Form::absorbed ? absorbed_ : decompressed_;
-    const auto first_token = static_cast<std::int64_t>(part.tokens.size());
-    first_gather_.push_back(static_cast<std::int64_t>(wanted_.size()));
-    first_token_.push_back({row.form, first_token});
-    for (const std::int32_t index : row.gather) wanted_.push_back({row.form, first_token + index});
-
-    append_tokens(row, part);
-    const auto q_len = static_cast<std::int32_t>(row.tokens.size());
-    const std::int32_t kv_len = row.first_slot + q_len;
-    const auto pages = static_cast<std::size_t>((kv_len + kPageTokens - 1) / kPageTokens);
-    part.q_indptr.push_back(static_cast<std::int32_t>(part.tokens.size()));
-    part.kv_len.push_back(kv_len);
-    part.tail_len.push_back(row.tail_len == 0 ? std::min<std::int32_t>(q_len, mla::kMaxTail)
-                                              : row.tail_len);
-    part.mask.push_back(row.mask);
-    part.block_table.insert(part.block_table.end(), row.block_table.begin(),
-                            row.block_table.begin() + static_cast<std::ptrdiff_t>(pages));
-    part.block_begin.push_back(static_cast<std::int32_t>(part.block_table.size()));
+Expected<void> HostBatch::check_tokens(std::int64_t vocabulary) const {
+    const BatchView view = view_batch(capacity, bytes.data(), nullptr);
+    for (std::int64_t token = 0; token < view.cap_tokens; ++token)
+        if (view.tokens[token] < 0 || view.tokens[token] >= vocabulary)
+            return fail(ErrorKind::invalid, "token id {} is outside the vocabulary of {}",
+                        view.tokens[token], vocabulary);
     return {};
 }
 
-void BatchBuilder::append_tokens(const RowSpec& row, Part& part) {
-    const auto row_index = static_cast<std::int32_t>(first_gather_.size() - 1);
-    const std::int32_t first_position =
-        row.first_position < 0 ? row.first_slot : row.first_position;
-    const bool tree = row.mask == mla::MaskKind::tree;
-    for (std::size_t i = 0; i < row.tokens.size(); ++i) {
-        const std::int64_t place = row.first_slot + static_cast<std::int64_t>(i);
-        const std::int64_t page = row.block_table[static_cast<std::size_t>(place / kPageTokens)];
-        part.tokens.push_back(row.tokens[i]);
-        part.position.push_back(first_position +
-                                (tree ? row.depth[i] : static_cast<std::int32_t>(i)));
-        part.slot.push_back(page * kPageTokens + place % kPageTokens);
-        part.row_of.push_back(row_index);
-        part.words.push_back(tree ? row.words[i] : 0);
-    }
-}
-
-BatchView BatchBuilder::finish(const Padding& padding) {
-    if (absorbed_.q_indptr.empty()) clear();
-    for (auto* list : {&tokens_, &position_, &row_of_, &gather_}) list->clear();
-    slot_.clear();
-    words_.clear();
-    const auto count = [](const Part& part) {
-        return static_cast<std::int64_t>(part.tokens.size());
+// The arrays of BatchLayout, to be written.
+struct BatchBuilder::Arrays {
+    struct Rows {
+        std::int32_t *q_indptr, *kv_len, *tail_len, *table_row;
+        mla::MaskKind* mask;
+        std::int64_t capacity, token_begin;
     };
-    BatchView view;
-    view.cap_absorbed = std::max(count(absorbed_), padding.absorbed_tokens);
-    view.cap_tokens =
-        view.cap_absorbed + std::max(count(decompressed_), padding.decompressed_tokens);
-    append_padded(absorbed_, view.cap_absorbed);
-    append_padded(decompressed_, view.cap_tokens - view.cap_absorbed);
-    cap_absorbed_ = view.cap_absorbed;
-    for (const Place& wanted : wanted_)
-        gather_.push_back(static_cast<std::int32_t>(index_of(wanted)));
-    gather_.resize(static_cast<std::size_t>(
-                       std::max(static_cast<std::int64_t>(wanted_.size()), padding.gather)),
-                   -1);
+    StepCapacity capacity;
+    std::int32_t *tokens, *position, *row_of, *gather;
+    std::int64_t* slot;
+    std::uint64_t* words;
+    Rows absorbed, decompressed;
 
-    view.tokens = tokens_.data();
-    view.position = position_.data();
-    view.slot = slot_.data();
-    view.row_of = row_of_.data();
-    view.gather = gather_.data();
-    view.cap_gather = static_cast<std::int64_t>(gather_.size());
-    view.absorbed = finish_rows(absorbed_, 0, view.cap_absorbed, padding.rows);
-    view.decompressed =
-        finish_rows(decompressed_, view.cap_absorbed, view.cap_tokens, padding.rows);
-    return view;
-}
-
-void BatchBuilder::append_padded(const Part& part, std::int64_t token_capacity) {
-    extend(tokens_, part.tokens);
-    extend(position_, part.position);
-    extend(row_of_, part.row_of);
-    extend(slot_, part.slot);
-    extend(words_, part.words);
-    const std::size_t size =
-        tokens_.size() + static_cast<std::size_t>(token_capacity) - part.tokens.size();
-    tokens_.resize(size, 0);
-    position_.resize(size, 0);
-    row_of_.resize(size, -1);
-    slot_.resize(size, -1);
-    words_.resize(size, 0);
-}
-
-mla::RaggedRows BatchBuilder::finish_rows(Part& part, std::int64_t token_begin,
-                                          std::int64_t token_end, std::int32_t rows) {
-    const auto live = static_cast<std::int32_t>(part.q_indptr.size()) - 1;
-    const std::int32_t capacity = std::max(live, rows);
-    const auto padded = static_cast<std::size_t>(capacity);
-    part.padded_indptr.clear();
-    for (const std::int32_t begin : part.q_indptr)
-        part.padded_indptr.push_back(begin + static_cast<std::int32_t>(token_begin));
-    part.padded_indptr.resize(padded + 1, part.padded_indptr.back());
-    part.kv_len.resize(padded, 0);
-    part.tail_len.resize(padded, 0);
-    part.mask.resize(padded, mla::MaskKind::causal);
-
-    mla::RaggedRows view;
-    std::int32_t stride = 1;
-    for (std::int32_t row = 0; row < live; ++row)
-        stride = std::max(stride, part.block_begin[static_cast<std::size_t>(row) + 1] -
-                                      part.block_begin[static_cast<std::size_t>(row)]);
-    part.padded_table.assign(padded * static_cast<std::size_t>(stride), kNullPage);
-    for (std::size_t row = 0; row < static_cast<std::size_t>(live); ++row)
-        std::copy(part.block_table.begin() + part.block_begin[row],
-                  part.block_table.begin() + part.block_begin[row + 1],
-                  part.padded_table.begin() +
-                      static_cast<std::ptrdiff_t>(row * static_cast<std::size_t>(stride)));
-    for (std::size_t row = 0; row < padded; ++row) {
-        view.max_q_len =
-            std::max(view.max_q_len, part.padded_indptr[row + 1] - part.padded_indptr[row]);
-        view.max_kv_len = std::max(view.max_kv_len, part.kv_len[row]);
+    Arrays(const StepCapacity& sizes, std::byte* base) : capacity(sizes) {
+        const BatchLayout layout(sizes);
+        const auto ints = [base](std::size_t at) {
+            return reinterpret_cast<std::int32_t*>(base + at);
+        };
+        const auto rows = [&](const BatchLayout::Rows& of, std::int64_t count, std::int64_t begin) {
+            return Rows{.q_indptr = ints(of.q_indptr),
+                        .kv_len = ints(of.kv_len),
+                        .tail_len = ints(of.tail_len),
+                        .table_row = ints(of.table_row),
+                        .mask = reinterpret_cast<mla::MaskKind*>(base + of.mask),
+                        .capacity = count,
+                        .token_begin = begin};
+        };
+        tokens = ints(layout.tokens);
+        position = ints(layout.position);
+        row_of = ints(layout.row_of);
+        gather = ints(layout.gather);
+        slot = reinterpret_cast<std::int64_t*>(base + layout.slot);
+        words = reinterpret_cast<std::uint64_t*>(base + layout.words);
+        absorbed = rows(layout.absorbed, sizes.absorbed_rows, 0);
+        decompressed = rows(layout.decompressed, sizes.decompressed_rows, sizes.absorbed_tokens);
     }
-    view.rows = capacity;
-    view.token_end = token_end;
-    view.q_indptr = part.padded_indptr.data();
-    view.kv_len = part.kv_len.data();
-    view.block_table = part.padded_table.data();
-    view.block_stride = stride;
-    view.mask = part.mask.data();
-    view.tail_len = part.tail_len.data();
-    view.words = words_.data();
-    return view;
+
+    void pad_tokens(std::int64_t first, std::int64_t last) const {
+        std::fill(tokens + first, tokens + last, 0);
+        std::fill(position + first, position + last, 0);
+        std::fill(row_of + first, row_of + last, -1);
+        std::fill(slot + first, slot + last, -1);
+    }
+};
+
+BatchBuilder::BatchBuilder(const StepCapacity& most)
+    : most_(most),
+      table_owner_(static_cast<std::size_t>(most.table_rows), kUnclaimed),
+      memory_(BatchLayout(most).bytes) {
+    const auto rows = static_cast<std::size_t>(most.absorbed_rows + most.decompressed_rows);
+    rows_.reserve(rows);
+    tables_.reserve(rows);
+    clear();
+}
+
+void BatchBuilder::clear() {
+    for (const BlockTableRow& table : tables_)
+        table_owner_[static_cast<std::size_t>(table.row)] = kUnclaimed;
+    rows_.clear();
+    tables_.clear();
+    need_ = {.total_splits = most_.total_splits};
+}
+
+StepCapacity BatchBuilder::need_with(const RowSpec& row) const {
+    const auto q_len = static_cast<std::int32_t>(row.tokens.size());
+    StepCapacity need = need_;
+    const bool absorbed = row.form == Form::absorbed;
+    (absorbed ? need.absorbed_tokens : need.decompressed_tokens) += q_len;
+    (absorbed ? need.absorbed_rows : need.decompressed_rows) += 1;
+    need.gather += row.gather;
+    need.max_q_len = std::max(need.max_q_len, q_len);
+    need.max_kv_len = std::max(need.max_kv_len, row.first_slot + q_len);
+    need.table_rows = std::max(need.table_rows, row.table_row + 1);
+    need.block_stride = std::max(need.block_stride, static_cast<std::int64_t>(pages_of(row)));
+    return need;
+}
+
+Expected<void> BatchBuilder::add(const RowSpec& row) {
+    ESPALIER_RETURN_IF_ERROR(check_row(row));
+    const StepCapacity need = need_with(row);
+    ESPALIER_RETURN_IF_ERROR(most_.check_holds(need));
+    ESPALIER_RETURN_IF_ERROR(claim_table(row));
+    rows_.push_back(
+        {row, row.form == Form::absorbed ? need_.absorbed_tokens : need_.decompressed_tokens});
+    need_ = need;
+    return {};
+}
+
+// The two rows of one chunk share a block table; others would overwrite each other's.
+Expected<void> BatchBuilder::claim_table(const RowSpec& row) {
+    const auto pages = row.block_table.first(pages_of(row));
+    std::int32_t& owner = table_owner_[static_cast<std::size_t>(row.table_row)];
+    if (owner != kUnclaimed) {
+        const auto other = tables_[static_cast<std::size_t>(owner)].pages;
+        const std::size_t common = std::min(pages.size(), other.size());
+        if (!std::ranges::equal(pages.first(common), other.first(common)))
+            return fail(ErrorKind::invalid, "rows {} and {} have block table {} with other pages",
+                        owner, rows_.size(), row.table_row);
+    }
+    if (owner == kUnclaimed) owner = static_cast<std::int32_t>(tables_.size());
+    tables_.push_back({row.table_row, pages});
+    return {};
+}
+
+Expected<HostBatch> BatchBuilder::finish(const StepCapacity& capacity) {
+    ESPALIER_RETURN_IF_ERROR(capacity.check_holds(need_));
+    ESPALIER_RETURN_IF_ERROR(most_.check_holds(capacity));
+    return lay_out(capacity);
+}
+
+HostBatch BatchBuilder::lay_out(const StepCapacity& capacity) {
+    const Arrays arrays(capacity, memory_.data());
+    cap_absorbed_ = capacity.absorbed_tokens;
+    std::int32_t* gathered = arrays.gather;
+    for (std::size_t i = 0; i < rows_.size(); ++i) {
+        lay_tokens(arrays, i);
+        const auto end = static_cast<std::int32_t>(first_token(i)) + rows_[i].q_len();
+        for (std::int32_t token = end - rows_[i].spec.gather; token < end; ++token)
+            *gathered++ = token;
+    }
+    std::fill(gathered, arrays.gather + capacity.gather, -1);
+    lay_rows(arrays, Form::absorbed);
+    lay_rows(arrays, Form::decompressed);
+    return {.capacity = capacity,
+            .most = most_,
+            .bytes = std::span(memory_).first(BatchLayout(capacity).bytes),
+            .tables = tables_};
+}
+
+void BatchBuilder::lay_tokens(const Arrays& arrays, std::size_t row) const {
+    const RowSpec& spec = rows_[row].spec;
+    const std::int64_t first = first_token(row);
+    const bool tree = spec.mask == mla::MaskKind::tree;
+    std::ranges::copy(spec.tokens, arrays.tokens + first);
+    for (std::int32_t i = 0; i < rows_[row].q_len(); ++i) {
+        const std::int32_t place = spec.first_slot + i;
+        const auto index = static_cast<std::size_t>(i);
+        const std::int64_t page = spec.block_table[static_cast<std::size_t>(place / kPageTokens)];
+        arrays.position[first + i] = tree ? spec.first_slot + spec.depth[index] : place;
+        arrays.slot[first + i] = page * kPageTokens + place % kPageTokens;
+        arrays.row_of[first + i] = static_cast<std::int32_t>(row);
+        if (spec.form == Form::absorbed) arrays.words[first + i] = tree ? spec.words[index] : 0;
+    }
+}
+
+// The rows of one form, and the pads behind them and their tokens.
+void BatchBuilder::lay_rows(const Arrays& arrays, Form form) const {
+    const bool absorbed = form == Form::absorbed;
+    const Arrays::Rows& to = absorbed ? arrays.absorbed : arrays.decompressed;
+    std::int64_t count = 0;
+    auto end = static_cast<std::int32_t>(to.token_begin);
+    for (const Row& row : rows_) {
+        if (row.spec.form != form) continue;
+        to.q_indptr[count] = end;
+        to.kv_len[count] = row.kv_len();
+        to.tail_len[count] = std::min<std::int32_t>(row.q_len(), mla::kMaxTail);
+        to.table_row[count] = row.spec.table_row;
+        to.mask[count] = row.spec.mask;
+        end += row.q_len();
+        ++count;
+    }
+    std::fill(to.q_indptr + count, to.q_indptr + to.capacity + 1, end);
+    std::fill(to.kv_len + count, to.kv_len + to.capacity, 0);
+    std::fill(to.tail_len + count, to.tail_len + to.capacity, 0);
+    std::fill(to.table_row + count, to.table_row + to.capacity, 0);
+    std::fill(to.mask + count, to.mask + to.capacity, mla::MaskKind::causal);
+    const std::int64_t last = to.token_begin + (absorbed ? arrays.capacity.absorbed_tokens
+                                                         : arrays.capacity.decompressed_tokens);
+    arrays.pad_tokens(end, last);
+    if (absorbed) std::fill(arrays.words + end, arrays.words + last, 0);
+}
+
+std::int64_t BatchBuilder::first_token(std::size_t row) const {
+    const Row& of = rows_.at(row);
+    return of.first_token + (of.spec.form == Form::absorbed ? 0 : cap_absorbed_);
 }
 
 }  // namespace espalier::batch

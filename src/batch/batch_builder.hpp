@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lays rows out as the flat arrays of a BatchView. Reused from step to step: no allocation once it
-// has seen its largest batch.
+// Lays rows into one piece of host memory, which one upload brings to the device. Reused from step
+// to step; all memory is taken at creation.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "base/error.hpp"
@@ -11,58 +13,78 @@
 
 namespace espalier::batch {
 
+// One row, as a scheduler or a test describes it.
+struct RowSpec {
+    std::span<const std::int32_t> tokens;       // q_len of them
+    std::span<const std::int32_t> block_table;  // pages of the whole sequence, window included
+    std::int32_t table_row = 0;   // where these lie in the block tables: the request's own row
+    std::int32_t first_slot = 0;  // of the sequence, where the row's first token goes
+    Form form = Form::absorbed;
+    mla::MaskKind mask = mla::MaskKind::causal;
+    // Tree rows, at most 64 tokens: depth of each below the row's first (position = first_slot +
+    // depth) and ancestor words.
+    std::span<const std::int32_t> depth;
+    std::span<const std::uint64_t> words;
+    std::int32_t gather = 0;  // how many of its last tokens want logits
+};
+
+// What a row of the block tables must hold when the step runs.
+struct BlockTableRow {
+    std::int32_t row = 0;
+    std::span<const std::int32_t> pages;
+};
+
+// A batch on the host. Borrows from its builder and, for the block tables, from the rows it was
+// made of.
+struct HostBatch {
+    StepCapacity capacity;
+    StepCapacity most;                      // of its builder
+    std::span<const std::byte> bytes;       // as in BatchLayout(capacity)
+    std::span<const BlockTableRow> tables;  // of every row
+
+    // An error names a token outside the vocabulary: a device would read past its embeddings.
+    Expected<void> check_tokens(std::int64_t vocabulary) const;
+};
+
 class BatchBuilder {
   public:
-    // Takes the memory of the largest batch at once: tokens, rows of each form, gathered tokens,
-    // pages of a row.
-    void reserve(std::int64_t tokens, std::int64_t rows, std::int64_t gather, std::int64_t pages);
+    explicit BatchBuilder(const StepCapacity& most);
+
     void clear();
-    // Copies the row. An error names what does not fit: pages too few, words missing, a tail above
-    // 64 …
+    // The row's arrays must outlive finish(). An error names what does not fit: pages too few,
+    // words missing, more tokens than the largest batch has …
     Expected<void> add(const RowSpec& row);
-    // The view borrows from the builder until the next clear().
-    BatchView finish(const Padding& padding = {});
-    // Where the logits of row i (in order of add) begin among the gathered ones.
-    std::int64_t first_gather(std::size_t row) const { return first_gather_.at(row); }
-    // Where the tokens of row i begin in the batch; known after finish().
-    std::int64_t first_token(std::size_t row) const { return index_of(first_token_.at(row)); }
+    // What the rows so far need; splits as in the largest batch.
+    const StepCapacity& need() const { return need_; }
+    // Capacities equal to the counts.
+    HostBatch finish() { return lay_out(need_); }
+    // Padded to these capacities; an error when the rows need more.
+    Expected<HostBatch> finish(const StepCapacity& capacity);
+    // Where the tokens of row i (in order of add) begin in the batch; known after finish().
+    std::int64_t first_token(std::size_t row) const;
 
   private:
-    // Rows of one form, in order of add.
-    struct Part {
-        std::vector<std::int32_t> q_indptr, kv_len, tail_len, block_table, block_begin;
-        std::vector<mla::MaskKind> mask;
-        std::vector<std::int32_t> tokens, position, row_of;
-        std::vector<std::int64_t> slot;
-        std::vector<std::uint64_t> words;
-        // filled by finish()
-        std::vector<std::int32_t> padded_indptr, padded_table;
-
-        void reserve(std::size_t most_tokens, std::size_t rows, std::size_t pages);
-        void clear();
+    struct Row {
+        RowSpec spec;
+        std::int64_t first_token = 0;  // among those of its form
+        std::int32_t q_len() const { return static_cast<std::int32_t>(spec.tokens.size()); }
+        std::int32_t kv_len() const { return spec.first_slot + q_len(); }
     };
-    struct Place {
-        Form form;
-        std::int64_t token;  // index inside its part
-    };
-    std::int64_t index_of(const Place& place) const {
-        return place.token + (place.form == Form::absorbed ? 0 : cap_absorbed_);
-    }
+    struct Arrays;
 
-    void append_tokens(const RowSpec& row, Part& part);
-    mla::RaggedRows finish_rows(Part& part, std::int64_t token_begin, std::int64_t token_end,
-                                std::int32_t rows);
-    void append_padded(const Part& part, std::int64_t token_capacity);
+    StepCapacity need_with(const RowSpec& row) const;
+    Expected<void> claim_table(const RowSpec& row);
+    HostBatch lay_out(const StepCapacity& capacity);
+    void lay_tokens(const Arrays& arrays, std::size_t row) const;
+    void lay_rows(const Arrays& arrays, Form form) const;
 
-    Part absorbed_;
-    Part decompressed_;
-    std::vector<Place> wanted_;
-    std::vector<Place> first_token_;  // of each row
-    std::vector<std::int64_t> first_gather_;
-    std::int64_t cap_absorbed_ = 0;
-    std::vector<std::int32_t> tokens_, position_, row_of_, gather_;
-    std::vector<std::int64_t> slot_;
-    std::vector<std::uint64_t> words_;
+    StepCapacity most_;
+    StepCapacity need_;
+    std::vector<Row> rows_;
+    std::vector<BlockTableRow> tables_;      // of each row
+    std::vector<std::int32_t> table_owner_;  // [table_rows]: the first row that claims it, or -1
+    std::vector<std::byte> memory_;
+    std::int64_t cap_absorbed_ = 0;  // of the last finish
 };
 
 }  // namespace espalier::batch

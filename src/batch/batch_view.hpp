@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // One ragged batch, no modes. A row is some request's next q_len tokens over kv_len cached
-// positions with a mask: plain decode, a draft tree, a prompt chunk differ only in data. Capacities
-// are host numbers and stay fixed while a captured step is replayed; everything else is data. On
-// the CPU capacities equal the true counts.
+// positions with a mask: plain decode, a draft tree, a prompt chunk differ only in data.
 //
 // Tokens of absorbed rows come first, then those of decompressed rows; each part is padded at its
-// end. Pad tokens belong to no row: token 0, position 0, slot -1, row_of -1. Pad rows have q_len 0.
+// end. Pad tokens belong to no row: token 0, position 0, slot -1, row_of -1. Pad rows have q_len 0
+// and kv_len 0; they stand behind the others.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <span>
 
+#include "batch/step_capacity.hpp"
 #include "cache/page.hpp"
 #include "mla/contract.hpp"
 
@@ -19,6 +19,7 @@ namespace espalier::batch {
 using cache::decompressed_below;
 using cache::Form;
 
+// Pointers into device memory; every number is a capacity.
 struct BatchView {
     std::int64_t cap_tokens = 0;             // T
     std::int64_t cap_gather = 0;             // G
@@ -32,28 +33,24 @@ struct BatchView {
     const std::int32_t* gather = nullptr;  // [G] tokens whose logits are wanted; -1: pad
 };
 
-// One row, as a scheduler or a test describes it.
-struct RowSpec {
-    std::span<const std::int32_t> tokens;       // q_len of them
-    std::span<const std::int32_t> block_table;  // pages of the whole sequence, window included
-    std::int32_t first_slot = 0;  // index in the sequence's slots of the row's first token
-    Form form = Form::absorbed;
-    mla::MaskKind mask = mla::MaskKind::causal;
-    // Tree rows: depth of each token below the row's first (position = first_position + depth) and
-    // ancestor words.
-    std::span<const std::int32_t> depth;
-    std::span<const std::uint64_t> words;
-    std::int32_t tail_len = 0;             // 0: q_len
-    std::int32_t first_position = -1;      // -1: first_slot
-    std::span<const std::int32_t> gather;  // which of its tokens want logits, ascending
+// Where the arrays of a batch lie in its one piece of memory: a function of the capacity alone.
+// Offsets are in bytes, each a multiple of 64.
+struct BatchLayout {
+    struct Rows {
+        std::size_t q_indptr = 0, kv_len = 0, tail_len = 0, table_row = 0;  // int32
+        std::size_t mask = 0;                                               // mla::MaskKind
+    };
+    std::size_t tokens = 0, position = 0, row_of = 0, gather = 0;  // int32
+    std::size_t slot = 0;                                          // int64
+    std::size_t words = 0;                                         // uint64, absorbed tokens only
+    Rows absorbed, decompressed;
+    std::size_t bytes = 0;
+
+    explicit BatchLayout(const StepCapacity& capacity);
 };
 
-// Pads a batch to these capacities where they are larger than the true counts (tests, graphs).
-struct Padding {
-    std::int64_t absorbed_tokens = 0;
-    std::int64_t decompressed_tokens = 0;
-    std::int32_t rows = 0;  // of each form
-    std::int64_t gather = 0;
-};
+// The view of a batch that lies at `base`, with block tables [table_rows, block_stride].
+BatchView view_batch(const StepCapacity& capacity, const std::byte* base,
+                     const std::int32_t* block_tables);
 
 }  // namespace espalier::batch

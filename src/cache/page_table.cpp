@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "base/at.hpp"
 #include "base/check.hpp"
 
 namespace espalier::cache {
@@ -51,26 +50,6 @@ void PageTable::reserve_memory(std::int64_t slots) {
     published_.reserve(count);
     owned_.reserve(count);
     ids_.reserve(count);
-}
-
-PageTable PageTable::fork() const {
-    PageTable other(*pool_, key_);
-    other.published_.reserve(published_.size());
-    for (const SharedPage& page : published_) other.published_.push_back(page.share());
-    other.refresh_ids(0);
-    return other;
-}
-
-std::int64_t PageTable::slot_to_read(std::int64_t slot) const {
-    CHECK(slot >= 0 && slot < slots(), "slot {} of {}", slot, slots());
-    const PageId page = at(ids_, slot / kPageTokens);
-    return page * std::int64_t{kPageTokens} + slot % kPageTokens;
-}
-
-std::int64_t PageTable::slot_to_write(std::int64_t slot) const {
-    CHECK(slot >= published_pages() * kPageTokens, "slot {} lies below {}, in a published page",
-          slot, published_pages() * kPageTokens);
-    return slot_to_read(slot);
 }
 
 void PageTable::refresh_ids(std::size_t first) {

@@ -39,8 +39,6 @@ class PageTable {
     void restart(const SequenceKey& key);
     // Memory for this many slots, so that nothing allocates until there are more.
     void reserve_memory(std::int64_t slots);
-    // Another table that begins with the same read-only pages (n choices of one prompt).
-    PageTable fork() const;
 
     std::int64_t slots() const { return static_cast<std::int64_t>(ids_.size()) * kPageTokens; }
     std::int64_t pages() const { return static_cast<std::int64_t>(ids_.size()); }
@@ -48,10 +46,6 @@ class PageTable {
     const SequenceKey& key() const { return key_; }
     // Page ids for a batch's row; good until the next call that changes the table.
     std::span<const std::int32_t> block_table() const { return ids_; }
-    // Where in the pool a slot of the sequence lies. A slot to write must not be in a read-only
-    // page.
-    std::int64_t slot_to_read(std::int64_t slot) const;
-    std::int64_t slot_to_write(std::int64_t slot) const;
 
   private:
     void refresh_ids(std::size_t first);

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -14,8 +13,9 @@
 #include <vector>
 
 #include "cli/command.hpp"
+#include "cli/engine_figures.hpp"
+#include "cli/engine_flags.hpp"
 #include "cli/engine_load.hpp"
-#include "cli/running_engine.hpp"
 #include "cli/terminal.hpp"
 
 namespace espalier::cli {
@@ -29,103 +29,19 @@ struct Options {
     std::string output = "16-128";
     std::vector<std::int64_t> concurrency = {8};
     std::vector<std::string> speculate = {"ngram"};
-    std::int64_t pages = 0;
-    std::int64_t step_tokens = EngineSize().step_tokens;
+    EngineFlags engine;
     int rounds = 1;
-    std::string trace;
-    int threads = 0;
     std::string table = "md";
 };
-
-// Names and decimals of what is measured, in the order of Figures.
-struct Column {
-    const char* name;
-    int decimals;
-};
-constexpr Column kColumns[] = {
-    {"requests/s", 2},
-    {"output tokens/s", 1},
-    {"prompt tokens/s", 1},
-    {"first token p50 ms", 1},
-    {"first token p99 ms", 1},
-    {"between tokens p50 ms", 2},
-    {"between tokens p99 ms", 2},
-    {"accepted drafts per step", 2},
-    {"drafts verified", 0},
-    {"% of these accepted", 1},
-    {"steps", 0},
-    {"requests per step", 1},
-    {"roots per step", 1},
-    {"drafts per step", 1},
-    {"prompt tokens per step", 1},
-    {"preemptions", 0},
-    {"prompt tokens from the prefix index", 0},
-    {"ms per step", 3},
-    {"% of the time in the model", 1},
-    {"% in sampling", 1},
-    {"% in planning and drafting", 2},
-    {"% outside model and sampling", 2},
-};
-constexpr std::size_t kRate = 1;  // output tokens/s
-using Figures = std::vector<double>;
 
 struct Configuration {
     std::int64_t clients = 1;
     std::string speculate;
-    std::vector<Figures> rounds;
+    std::vector<LoadResult> rounds;
     std::string name() const {
         return fmt::format("{} client{} {}", clients, clients == 1 ? "" : "s", speculate);
     }
 };
-
-// Nearest rank; sorts.
-double percentile(std::vector<double>& values, double share) {
-    if (values.empty()) return 0;
-    std::sort(values.begin(), values.end());
-    const double rank = std::ceil(share * static_cast<double>(values.size()));
-    return values[static_cast<std::size_t>(std::max(rank, 1.0)) - 1];
-}
-
-double median(std::vector<double> values) {
-    std::sort(values.begin(), values.end());
-    const std::size_t half = values.size() / 2;
-    return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
-
-Figures figures_of(LoadResult& result, std::size_t requests) {
-    const engine::EngineTotals& sums = result.status.sums;
-    const schedule::StepTokens& tokens = result.status.totals.tokens;
-    const auto ratio = [](double part, double whole) { return whole > 0 ? part / whole : 0.0; };
-    const auto number = [](std::int64_t count) { return static_cast<double>(count); };
-    const auto per_step = [&](std::int64_t count) {
-        return ratio(number(count), number(result.status.steps));
-    };
-    const auto share = [&](schedule::Time time) {
-        return 100 * ratio(number(time), number(sums.busy));
-    };
-    return {ratio(number(static_cast<std::int64_t>(requests)), result.seconds),
-            ratio(number(result.tokens), result.seconds),
-            ratio(number(result.prompt_tokens), result.seconds),
-            1e3 * percentile(result.first_token, 0.5),
-            1e3 * percentile(result.first_token, 0.99),
-            1e3 * percentile(result.gaps, 0.5),
-            1e3 * percentile(result.gaps, 0.99),
-            ratio(number(sums.accepted), number(sums.drawing_steps)),
-            number(tokens.drafts),
-            100 * ratio(number(sums.accepted), number(tokens.drafts)),
-            number(result.status.steps),
-            per_step(sums.requests),
-            per_step(tokens.roots),
-            per_step(tokens.drafts),
-            per_step(tokens.prompt_absorbed + tokens.prompt_decompressed),
-            number(result.status.totals.preemptions),
-            number(result.status.totals.hit_tokens),
-            1e-6 * per_step(sums.busy),
-            share(sums.model),
-            share(sums.sampling),
-            share(sums.planning),
-            share(sums.busy - sums.model - sums.sampling)};
-}
 
 // Pages for the longest request of every client, so that nothing is preempted.
 std::int64_t pages_for_clients(const std::vector<LoadRequest>& load, std::int64_t clients) {
@@ -138,9 +54,9 @@ std::int64_t pages_for_clients(const std::vector<LoadRequest>& load, std::int64_
 
 class Bench {
   public:
-    Bench(const Options& options, LoadedModel& loaded, const text::Tokenizer& tokenizer,
-          std::vector<LoadRequest> load)
-        : options_(options), loaded_(loaded), tokenizer_(tokenizer), load_(std::move(load)) {
+    Bench(const Options& options, const runtime::ModelFiles& files, runtime::LoadedModel& loaded,
+          const runtime::SizeFacts& facts, std::vector<LoadRequest> load)
+        : options_(options), files_(files), loaded_(loaded), facts_(facts), load_(std::move(load)) {
         for (const std::int64_t clients : options.concurrency)
             for (const std::string& speculate : options.speculate)
                 configurations_.push_back({clients, speculate, {}});
@@ -154,8 +70,9 @@ class Bench {
                 // Every other round the other way round: what drifts does not favour anybody.
                 Configuration& one =
                     configurations_[round_ % 2 == 0 ? i : configurations_.size() - 1 - i];
-                ESPALIER_ASSIGN_OR_RETURN(LoadResult result, measure(one, load_, options_.trace));
-                one.rounds.push_back(figures_of(result, load_.size()));
+                ESPALIER_ASSIGN_OR_RETURN(LoadResult result,
+                                          measure(one, load_, options_.engine.engine.trace));
+                one.rounds.push_back(std::move(result));
             }
         }
         return configurations_;
@@ -169,28 +86,29 @@ class Bench {
     }
 
     Expected<LoadResult> measure(const Configuration& one, const std::vector<LoadRequest>& load,
-                                 const std::string& trace_path) {
-        EngineSize size;
-        size.rows = one.clients;
-        size.pages = options_.pages > 0 ? options_.pages : pages_for_clients(load_, one.clients);
-        size.waiting = std::max(size.waiting, one.clients);
-        ESPALIER_ASSIGN_OR_RETURN(TraceFile trace, TraceFile::open(trace_path, options_.model,
-                                                                   loaded_, size, one.speculate));
-        ESPALIER_ASSIGN_OR_RETURN(const auto engine, start_engine(loaded_, tokenizer_, size,
-                                                                  one.speculate, trace.observer()));
+                                 const std::string& trace) {
+        runtime::EngineOptions engine = options_.engine.engine;
+        engine.speculate = one.speculate;
+        engine.trace = trace;
+        if (engine.sizes.rows == 0) engine.sizes.rows = one.clients;
+        if (engine.sizes.pages == 0) engine.sizes.pages = pages_for_clients(load_, one.clients);
+        ESPALIER_ASSIGN_OR_RETURN(const EngineSizes sizes,
+                                  runtime::derive_sizes(engine.sizes, facts_));
+        ESPALIER_ASSIGN_OR_RETURN(runtime::RunningEngine running,
+                                  runtime::RunningEngine::start(files_, loaded_, sizes, engine));
         StatusLine status;
-        auto result = run_load(*engine, load, one.clients, [&](std::int64_t done) {
+        auto result = run_load(running.engine(), load, one.clients, [&](std::int64_t done) {
             status.update("round {} of {}, {}: {} of {} requests", round_ + 1, options_.rounds,
                           one.name(), done, load.size());
         });
-        engine->stop();
-        ESPALIER_RETURN_IF_ERROR(trace.finish());
+        ESPALIER_RETURN_IF_ERROR(stop_engine(running));
         return result;
     }
 
     const Options& options_;
-    LoadedModel& loaded_;
-    const text::Tokenizer& tokenizer_;
+    const runtime::ModelFiles& files_;
+    runtime::LoadedModel& loaded_;
+    const runtime::SizeFacts facts_;
     const std::vector<LoadRequest> load_;
     std::vector<Configuration> configurations_;
     int round_ = 0;
@@ -203,7 +121,7 @@ std::optional<double> speed_up(const Configuration& one, const std::vector<Confi
         if (other.speculate != "off" || other.clients != one.clients) continue;
         std::vector<double> ratios;
         for (std::size_t round = 0; round < one.rounds.size(); ++round)
-            ratios.push_back(one.rounds[round][kRate] / other.rounds[round][kRate]);
+            ratios.push_back(output_rate(one.rounds[round]) / output_rate(other.rounds[round]));
         return median(ratios);
     }
     return std::nullopt;
@@ -212,14 +130,14 @@ std::optional<double> speed_up(const Configuration& one, const std::vector<Confi
 Table table_of(const std::vector<Configuration>& configurations) {
     Table table;
     table.columns = {"configuration"};
-    for (const Column& column : kColumns) table.columns.emplace_back(column.name);
+    for (const Figure& figure : engine_figures()) table.columns.emplace_back(figure.name);
     table.columns.emplace_back("output tokens/s against off");
     for (const Configuration& one : configurations) {
         std::vector<std::string> row = {one.name()};
-        for (std::size_t i = 0; i < std::size(kColumns); ++i) {
+        for (const Figure& figure : engine_figures()) {
             std::vector<double> values;
-            for (const Figures& figures : one.rounds) values.push_back(figures[i]);
-            row.push_back(fmt::format("{:.{}f}", median(values), kColumns[i].decimals));
+            for (const LoadResult& result : one.rounds) values.push_back(figure.of(result));
+            row.push_back(fmt::format("{:.{}f}", median(values), figure.decimals));
         }
         const auto ratio = speed_up(one, configurations);
         row.push_back(ratio ? fmt::format("{:.3f}", *ratio) : "-");
@@ -244,21 +162,27 @@ Expected<void> run(Options options) {
     ESPALIER_ASSIGN_OR_RETURN(options.load.output, parse_range("--output", options.output));
     const std::size_t runs = options.concurrency.size() * options.speculate.size() *
                              static_cast<std::size_t>(options.rounds);
-    if (!options.trace.empty() && runs > 1)
+    if (!options.engine.engine.trace.empty() && runs > 1)
         return fail(ErrorKind::invalid,
                     "--trace writes one run, but --concurrency, --speculate and --rounds make {}",
                     runs);
-    ESPALIER_ASSIGN_OR_RETURN(const auto directory, checkpoint::resolve_model_path(options.model));
-    ESPALIER_ASSIGN_OR_RETURN(const text::Tokenizer tokenizer, text::Tokenizer::load(directory));
-    EngineSize largest;
-    largest.step_tokens = options.step_tokens;
-    largest.rows = *std::max_element(options.concurrency.begin(), options.concurrency.end());
+    ESPALIER_ASSIGN_OR_RETURN(const runtime::ModelFiles files,
+                              runtime::ModelFiles::open(options.model));
     ESPALIER_ASSIGN_OR_RETURN(
-        LoadedModel loaded, load_model(directory.string(), options.threads, model_limits(largest)));
-    const checkpoint::ModelConfig& config = loaded.model->config();
+        const runtime::SizeFacts facts,
+        runtime::size_facts(*files.checkpoint, options.engine.load.kv_format));
+    runtime::SizeOptions largest = options.engine.engine.sizes;
     ESPALIER_ASSIGN_OR_RETURN(
         std::vector<LoadRequest> load,
-        make_load(options.load, tokenizer, config.vocab_size, loaded.model->limits().max_kv_len));
+        make_load(options.load, *files.tokenizer, files.checkpoint->config().vocab_size,
+                  largest.max_model_len > 0 ? largest.max_model_len : facts.context));
+    // The model is made for the largest of the engines that it is to carry.
+    const std::int64_t clients = std::ranges::max(options.concurrency);
+    if (largest.rows == 0) largest.rows = clients;
+    if (largest.pages == 0) largest.pages = pages_for_clients(load, clients);
+    ESPALIER_ASSIGN_OR_RETURN(const EngineSizes sizes, runtime::derive_sizes(largest, facts));
+    ESPALIER_ASSIGN_OR_RETURN(runtime::LoadedModel loaded,
+                              load_model(files.checkpoint, sizes, options.engine.load));
     std::int64_t prompt_tokens = 0, output_tokens = 0;
     for (const LoadRequest& one : load) {
         prompt_tokens += std::ssize(one.request.prompt);
@@ -271,7 +195,7 @@ Expected<void> run(Options options) {
                name_of(loaded.model->weights().format.code), load.size(), prompt_tokens,
                output_tokens, options.rounds);
     ESPALIER_ASSIGN_OR_RETURN(const auto measured,
-                              Bench(options, loaded, tokenizer, std::move(load)).run());
+                              Bench(options, files, loaded, facts, std::move(load)).run());
     const Table table = table_of(measured);
     fmt::print("{}", (format == TableFormat::markdown ? table.transposed() : table).text(format));
     return {};
@@ -334,29 +258,17 @@ Run add_bench_engine(CLI::App& bench) {
         ->capture_default_str();
     command
         ->add_option("--speculate", options->speculate,
-                     std::string(kSpeculateHelp) + "; a list compares them")
+                     std::string(EngineFlags::kSpeculateHelp) + "; a list compares them")
         ->delimiter(',')
         ->allow_extra_args(false)
-        ->check(CLI::IsMember(kSpeculateNames))
+        ->check(CLI::IsMember(runtime::kDrafterNames))
         ->capture_default_str();
-    command
-        ->add_option("--pages", options->pages,
-                     "Cache size in pages of 64 tokens; 0: the longest request for each client")
-        ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 30))
-        ->capture_default_str();
-    command
-        ->add_option("--step-tokens", options->step_tokens,
-                     "Tokens of a step at most: roots, drafts and prompts; one prompt quantum of "
-                     "512 at least")
-        ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
-        ->capture_default_str();
+    options->engine.add_to(*command, {.rows = "0: one for each client",
+                                      .pages = "0: the longest request for each client"});
     command
         ->add_option("-r,--rounds", options->rounds,
                      "Times that everything is measured, interleaved; medians are reported")
         ->check(CLI::Range(1, 1000))
-        ->capture_default_str();
-    command->add_option("--trace", options->trace, kTraceHelp);
-    command->add_option("--threads", options->threads, "0: OMP_NUM_THREADS or one per core")
         ->capture_default_str();
     command->add_option("-o,--output-format", options->table, "md, csv or json")
         ->capture_default_str();

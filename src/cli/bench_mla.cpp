@@ -12,12 +12,12 @@
 #include <vector>
 
 #include "cli/command.hpp"
-#include "cli/loaded_model.hpp"
 #include "cli/mla_timing.hpp"
 #include "cli/terminal.hpp"
 #include "conformance/batch.hpp"
 #include "conformance/suite.hpp"
 #include "linalg/machine_peaks.hpp"
+#include "runtime/loaded_model.hpp"
 
 namespace espalier::cli {
 namespace {
@@ -196,7 +196,7 @@ Expected<void> run(const Options& options) {
     });
     std::vector<int> threads = options.threads;
     if (threads.empty()) {
-        ESPALIER_ASSIGN_OR_RETURN(const int all, thread_count(0));
+        ESPALIER_ASSIGN_OR_RETURN(const int all, runtime::thread_count(0));
         for (int count = 1; count < all; count *= 2) threads.push_back(count);
         threads.push_back(all);
     }

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "cli/command.hpp"
-#include "cli/loaded_model.hpp"
+#include "cli/engine_flags.hpp"
 #include "cli/terminal.hpp"
 #include "linalg/machine_peaks.hpp"
 #include "model/cost.hpp"
@@ -51,7 +51,8 @@ std::vector<std::int32_t> random_tokens(std::int64_t count, std::int64_t vocabul
 
 // Fills positions [0, depth) of every layer with noise: the time of attention does not depend on
 // the values.
-Expected<void> fill_cache(LoadedModel& loaded, model::Sequence& sequence, std::int64_t depth) {
+Expected<void> fill_cache(runtime::LoadedModel& loaded, model::Sequence& sequence,
+                          std::int64_t depth) {
     if (depth == 0) return {};
     ESPALIER_ASSIGN_OR_RETURN(Buffer scratch, loaded.device->allocate(1 << 20));
     Arena arena(std::move(scratch));
@@ -80,8 +81,9 @@ Expected<void> fill_cache(LoadedModel& loaded, model::Sequence& sequence, std::i
 }
 
 // Median seconds of feeding `tokens` at `depth`, after one forward that nobody times.
-Expected<double> time_forward(LoadedModel& loaded, model::Sequence& sequence, std::int64_t depth,
-                              const std::vector<std::int32_t>& tokens, int repetitions) {
+Expected<double> time_forward(runtime::LoadedModel& loaded, model::Sequence& sequence,
+                              std::int64_t depth, const std::vector<std::int32_t>& tokens,
+                              int repetitions) {
     std::vector<double> seconds;
     for (int repetition = -1; repetition < repetitions; ++repetition) {
         sequence.set_length(depth);
@@ -110,7 +112,8 @@ std::vector<std::string> result_row(const std::string& test, const model::StepSh
             fmt::format("{:.0f}", 100 * flops_rate / machine.flops_per_second)};
 }
 
-Expected<Table> measure(const Options& options, LoadedModel& loaded, const Machine& machine) {
+Expected<Table> measure(const Options& options, runtime::LoadedModel& loaded,
+                        const Machine& machine) {
     const checkpoint::ModelConfig& config = loaded.model->config();
     const WeightFormat& weight = loaded.model->weights().format;
     Table table;
@@ -147,12 +150,17 @@ Expected<Table> measure(const Options& options, LoadedModel& loaded, const Machi
 
 Expected<void> run(const Options& options) {
     ESPALIER_ASSIGN_OR_RETURN(const TableFormat format, parse_table_format(options.output));
-    model::ModelLimits limits;
-    limits.max_gather = 1;
+    ESPALIER_ASSIGN_OR_RETURN(checkpoint::Checkpoint opened,
+                              checkpoint::Checkpoint::open(options.model));
+    EngineSizes sizes;
+    sizes.max_model_len = opened.config().max_position_embeddings;
+    sizes.max_step_gather = 1;
     for (const std::int64_t rows : options.rows)
-        limits.max_tokens = std::max(limits.max_tokens, rows);
-    ESPALIER_ASSIGN_OR_RETURN(LoadedModel loaded,
-                              load_model(options.model, options.threads, limits));
+        sizes.max_step_tokens = std::max(sizes.max_step_tokens, rows);
+    ESPALIER_ASSIGN_OR_RETURN(
+        runtime::LoadedModel loaded,
+        load_model(std::make_shared<const checkpoint::Checkpoint>(std::move(opened)), sizes,
+                   {.threads = options.threads}));
     Machine machine;
     ESPALIER_ASSIGN_OR_RETURN(Buffer probe, loaded.device->allocate(kProbeBytes));
     std::fill_n(probe.data(), kProbeBytes,
@@ -207,8 +215,7 @@ Run add_bench_model(CLI::App& bench) {
                      "Timed forwards per line; the median is reported")
         ->check(CLI::Range(1, 1000))
         ->capture_default_str();
-    command->add_option("--threads", options->threads, "0: OMP_NUM_THREADS or one per core")
-        ->capture_default_str();
+    add_threads_flag(*command, options->threads);
     command->add_option("-o,--output", options->output, "md, csv or json")->capture_default_str();
     return [options] { return run(*options); };
 }

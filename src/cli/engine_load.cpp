@@ -138,6 +138,9 @@ class Clients {
         }
         for (std::thread& thread : threads) thread.join();
         result_.status = engine_.status();
+        result_.requests = std::ssize(load_);
+        std::sort(result_.first_token.begin(), result_.first_token.end());
+        std::sort(result_.gaps.begin(), result_.gaps.end());
         if (!failure_.empty()) return fail(ErrorKind::io, "{}", failure_);
         return std::move(result_);
     }

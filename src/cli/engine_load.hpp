@@ -44,11 +44,11 @@ Expected<std::vector<LoadRequest>> make_load(const LoadOptions& options,
                                              std::int64_t vocabulary, std::int64_t max_model_len);
 
 struct LoadResult {
-    double seconds = 0;               // from the start to the last end
-    std::vector<double> first_token;  // seconds from arrival, or from sending, by request
-    // Seconds from one token to the next. Tokens that come together share the wait for them.
-    std::vector<double> gaps;
-    std::int64_t prompt_tokens = 0, tokens = 0;
+    double seconds = 0;  // from the start to the last end
+    // Ascending. Seconds from arrival, or from sending, to the first token; and from one token to
+    // the next: tokens that come together share the wait for them.
+    std::vector<double> first_token, gaps;
+    std::int64_t requests = 0, prompt_tokens = 0, tokens = 0;
     engine::EngineStatus status;
 };
 

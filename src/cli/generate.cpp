@@ -10,11 +10,14 @@
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "cli/command.hpp"
-#include "cli/running_engine.hpp"
+#include "cli/engine_flags.hpp"
+#include "cli/logits_file.hpp"
 #include "cli/sampling_flags.hpp"
 #include "text/tokenizer.hpp"
 
@@ -29,10 +32,10 @@ struct Options {
     std::string prompt;
     bool prompt_given = false;
     SamplingFlags sampling;
-    std::string speculate = "ngram";
-    std::string trace;
+    EngineFlags engine;
+    bool special = false;
     bool logprobs = false;
-    int threads = 0;
+    std::string logits;  // file
     bool json = false;
 };
 
@@ -43,6 +46,7 @@ struct Choice {
 
 struct Result {
     std::vector<Choice> choices;
+    std::optional<accept::PromptLogprobs> prompt_logprobs;
     double prompt_seconds = 0;
     double generation_seconds = 0;
 };
@@ -57,34 +61,36 @@ struct Totals {
 };
 
 Expected<std::vector<std::int32_t>> prompt_tokens(const Options& options,
-                                                  const text::Tokenizer& tokenizer) {
+                                                  const runtime::ModelFiles& files) {
     const std::string prompt = options.prompt_given
                                    ? options.prompt
                                    : std::string(std::istreambuf_iterator<char>(std::cin),
                                                  std::istreambuf_iterator<char>());
-    ESPALIER_ASSIGN_OR_RETURN(std::vector<std::int32_t> tokens, tokenizer.encode(prompt));
-    if (tokenizer.bos()) tokens.insert(tokens.begin(), *tokenizer.bos());
-    if (tokens.empty())
-        return fail(ErrorKind::invalid,
-                    "the prompt is empty, and this model has no token to begin with");
-    return tokens;
+    return files.encode_prompt(
+        prompt, options.special ? text::SpecialTokens::parsed : text::SpecialTokens::as_text);
 }
 
-// The whole request is checked before the weights are read.
-Expected<EngineSize> size_for(const engine::Request& request, const checkpoint::ModelConfig& config,
-                              const text::Tokenizer& tokenizer) {
+// An engine for this one request. The whole request is checked before the weights are read.
+Expected<EngineSizes> sizes_for(const engine::Request& request, const EngineFlags& flags,
+                                const runtime::ModelFiles& files) {
+    runtime::SizeOptions sizes = flags.engine.sizes;
+    const checkpoint::ModelConfig& config = files.checkpoint->config();
+    ESPALIER_ASSIGN_OR_RETURN(const runtime::SizeFacts facts,
+                              runtime::size_facts(*files.checkpoint, flags.load.kv_format));
     engine::RequestLimits limits;
     limits.vocabulary = config.vocab_size;
-    limits.max_model_len = config.max_position_embeddings;
-    limits.page_count = 1 + cache::pages_for(limits.max_model_len);
+    limits.sizes.max_model_len =
+        sizes.max_model_len > 0 ? sizes.max_model_len : config.max_position_embeddings;
+    limits.sizes.page_count =
+        1 + (sizes.pages > 0 ? sizes.pages : cache::pages_for(limits.sizes.max_model_len));
     ESPALIER_ASSIGN_OR_RETURN(const engine::CheckedRequest checked,
-                              engine::check_request(request, limits, tokenizer));
-    EngineSize size;
-    size.rows = request.choices;
-    size.pages =
-        request.choices * cache::pages_for(static_cast<std::int64_t>(request.prompt.size()) +
-                                           checked.rules.options().max_tokens);
-    return size;
+                              engine::check_request(request, limits, *files.tokenizer));
+    if (sizes.rows == 0) sizes.rows = request.choices;
+    if (sizes.pages == 0)
+        sizes.pages =
+            request.choices * cache::pages_for(static_cast<std::int64_t>(request.prompt.size()) +
+                                               checked.rules.options().max_tokens);
+    return runtime::derive_sizes(sizes, facts);
 }
 
 void print(std::string_view text) {
@@ -108,6 +114,7 @@ Expected<Result> generate(const Options& options, engine::Engine& engine,
             result.choices[i].emission.append(updates.choices[i].emission);
             result.choices[i].last = updates.choices[i];
         }
+        if (updates.prompt_logprobs) result.prompt_logprobs = std::move(updates.prompt_logprobs);
         if (!options.json) print(updates.choices[0].emission.text);
     }
     result.prompt_seconds = std::chrono::duration<double>(first - start).count();
@@ -154,26 +161,47 @@ Totals totals_of(const Result& result) {
     return totals;
 }
 
+Json token_json(std::int32_t token, std::optional<float> logprob,
+                const text::Tokenizer& tokenizer) {
+    return {{"token", token},
+            {"text", tokenizer.decode(std::vector{token}, false)},
+            {"logprob", logprob ? Json(*logprob) : Json()}};
+}
+
+Json tops_json(std::span<const accept::TokenLogprob> tops, const text::Tokenizer& tokenizer) {
+    Json list = Json::array();
+    for (const accept::TokenLogprob& top : tops)
+        list.push_back(token_json(top.token, top.logprob, tokenizer));
+    return list;
+}
+
 Json logprobs_json(const accept::Emission& emission, const text::Tokenizer& tokenizer) {
     const std::size_t top =
         emission.tokens.empty() ? 0 : emission.top.size() / emission.tokens.size();
-    const auto entry = [&](std::int32_t token, float logprob) {
-        return Json{{"token", token},
-                    {"text", tokenizer.decode(std::vector{token}, false)},
-                    {"logprob", logprob}};
-    };
     Json list = Json::array();
     for (std::size_t i = 0; i < emission.tokens.size(); ++i) {
-        Json one = entry(emission.tokens[i].token, emission.tokens[i].logprob);
-        one["top"] = Json::array();
-        for (std::size_t j = i * top; j < (i + 1) * top; ++j)
-            one["top"].push_back(entry(emission.top[j].token, emission.top[j].logprob));
+        Json one = token_json(emission.tokens[i].token, emission.tokens[i].logprob, tokenizer);
+        one["top"] = tops_json(std::span(emission.top).subspan(i * top, top), tokenizer);
         list.push_back(std::move(one));
     }
     return list;
 }
 
-void report_json(const Options& options, const LoadedModel& loaded,
+// The prompt's own tokens; the first has no logprob, since nothing speaks of it.
+Json prompt_json(std::span<const std::int32_t> prompt, const accept::PromptLogprobs& known,
+                 const text::Tokenizer& tokenizer) {
+    const auto top = static_cast<std::size_t>(known.top_count());
+    Json list = Json::array();
+    list.push_back(token_json(prompt.front(), std::nullopt, tokenizer));
+    for (std::size_t i = 0; i + 1 < prompt.size(); ++i) {
+        Json one = token_json(prompt[i + 1], known.logprobs()[i], tokenizer);
+        one["top"] = tops_json(known.tops().subspan(i * top, top), tokenizer);
+        list.push_back(std::move(one));
+    }
+    return list;
+}
+
+void report_json(const Options& options, const runtime::LoadedModel& loaded,
                  const text::Tokenizer& tokenizer, const engine::Request& request,
                  const Result& result, const Totals& totals) {
     Json list = Json::array();
@@ -188,11 +216,13 @@ void report_json(const Options& options, const LoadedModel& loaded,
         list.push_back(std::move(one));
     }
     Json object = list.size() == 1 ? list[0] : Json{{"choices", list}};
+    if (result.prompt_logprobs)
+        object["prompt_logprobs"] = prompt_json(request.prompt, *result.prompt_logprobs, tokenizer);
     object.update(Json{{"seed", request.sampling.seed},
                        {"temperature", request.sampling.temperature},
                        {"prompt_tokens", totals.prompt_tokens},
                        {"completion_tokens", totals.tokens},
-                       {"speculate", options.speculate},
+                       {"speculate", options.engine.engine.speculate},
                        {"steps", totals.steps},
                        {"drafted_tokens", totals.drafted},
                        {"accepted_tokens", totals.accepted},
@@ -213,7 +243,7 @@ void report(const Options& options, const engine::Request& request, const Result
     fmt::print("\n");
     std::fflush(stdout);
     const std::string drafts =
-        options.speculate == "off"
+        options.engine.engine.speculate == "off"
             ? ""
             : fmt::format(", {:.2f} accepted drafts per step", totals.acceptance());
     const std::string seed = request.sampling.temperature < 1e-5f
@@ -227,29 +257,26 @@ void report(const Options& options, const engine::Request& request, const Result
 }
 
 Expected<void> run(const Options& options) {
-    ESPALIER_ASSIGN_OR_RETURN(const auto directory, checkpoint::resolve_model_path(options.model));
-    ESPALIER_ASSIGN_OR_RETURN(const text::Tokenizer tokenizer, text::Tokenizer::load(directory));
-    ESPALIER_ASSIGN_OR_RETURN(const auto checkpoint,
-                              checkpoint::Checkpoint::open(directory.string()));
+    ESPALIER_ASSIGN_OR_RETURN(const runtime::ModelFiles files,
+                              runtime::ModelFiles::open(options.model));
     ESPALIER_ASSIGN_OR_RETURN(engine::Request request,
-                              options.sampling.make(checkpoint.generation()));
+                              options.sampling.make(files.checkpoint->generation()));
     request.logprobs = options.logprobs;
-    ESPALIER_ASSIGN_OR_RETURN(request.prompt, prompt_tokens(options, tokenizer));
-    ESPALIER_ASSIGN_OR_RETURN(const EngineSize size,
-                              size_for(request, checkpoint.config(), tokenizer));
-    ESPALIER_ASSIGN_OR_RETURN(LoadedModel loaded,
-                              load_model(directory.string(), options.threads, model_limits(size)));
-    ESPALIER_ASSIGN_OR_RETURN(TraceFile trace, TraceFile::open(options.trace, options.model, loaded,
-                                                               size, options.speculate));
-    ESPALIER_ASSIGN_OR_RETURN(const auto engine, start_engine(loaded, tokenizer, size,
-                                                              options.speculate, trace.observer()));
-    ESPALIER_ASSIGN_OR_RETURN(const Result result, generate(options, *engine, request));
-    engine->stop();
-    ESPALIER_RETURN_IF_ERROR(trace.finish());
+    ESPALIER_ASSIGN_OR_RETURN(request.prompt, prompt_tokens(options, files));
+    ESPALIER_ASSIGN_OR_RETURN(const EngineSizes sizes, sizes_for(request, options.engine, files));
+    ESPALIER_ASSIGN_OR_RETURN(runtime::LoadedModel loaded,
+                              load_model(files.checkpoint, sizes, options.engine.load));
+    if (!options.logits.empty())
+        ESPALIER_RETURN_IF_ERROR(write_logits(options.logits, *loaded.model, request.prompt));
+    ESPALIER_ASSIGN_OR_RETURN(
+        runtime::RunningEngine running,
+        runtime::RunningEngine::start(files, loaded, sizes, options.engine.engine));
+    ESPALIER_ASSIGN_OR_RETURN(const Result result, generate(options, running.engine(), request));
+    ESPALIER_RETURN_IF_ERROR(stop_engine(running));
     for (const Choice& choice : result.choices) ESPALIER_RETURN_IF_ERROR(check_end(choice));
     const Totals totals = totals_of(result);
     if (options.json)
-        report_json(options, loaded, tokenizer, request, result, totals);
+        report_json(options, loaded, *files.tokenizer, request, result, totals);
     else
         report(options, request, result, totals);
     return {};
@@ -266,12 +293,13 @@ Run add_generate(CLI::App& app) {
     CLI::Option* prompt = command->add_option("prompt,-p,--prompt", options->prompt,
                                               "Text to continue; standard input if not given");
     options->sampling.add_to(*command);
-    command->add_option("--speculate", options->speculate, kSpeculateHelp)
-        ->check(CLI::IsMember(kSpeculateNames))
+    command->add_flag("--special", options->special, "Recognise special tokens in the prompt");
+    command
+        ->add_option("--speculate", options->engine.engine.speculate, EngineFlags::kSpeculateHelp)
+        ->check(CLI::IsMember(runtime::kDrafterNames))
         ->capture_default_str();
-    command->add_option("--trace", options->trace, kTraceHelp);
-    command->add_option("--threads", options->threads, "0: OMP_NUM_THREADS or one per core")
-        ->capture_default_str();
+    options->engine.add_to(
+        *command, {.rows = "0: one for each choice", .pages = "0: what the request needs"});
     CLI::Option* json =
         command->add_flag("--json", options->json, "One JSON object instead of text");
     CLI::Option* logprobs =
@@ -279,6 +307,13 @@ Run add_generate(CLI::App& app) {
             ->add_option("--logprobs", options->sampling.request.output.top_logprobs,
                          "Report each token's logprob and this many alternatives")
             ->needs(json);
+    command
+        ->add_option("--prompt-logprobs", options->sampling.request.output.prompt_top_logprobs,
+                     "The same for the prompt's own tokens; with -n 0 the prompt is all")
+        ->needs(json);
+    command->add_option("--logits", options->logits,
+                        "Write the logits of every position of the prompt to this file: NumPy's "
+                        ".npy, float32 [positions, vocabulary]");
     return [options, prompt, logprobs] {
         options->prompt_given = prompt->count() > 0;
         options->logprobs = logprobs->count() > 0;

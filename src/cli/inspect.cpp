@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // espalier inspect: what a checkpoint is, and whether it fits this machine. Reads headers only.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -15,6 +14,7 @@
 #include "cli/command.hpp"
 #include "cli/terminal.hpp"
 #include "model/cost.hpp"
+#include "runtime/sizes.hpp"
 
 namespace espalier::cli {
 namespace {
@@ -23,11 +23,6 @@ struct Options {
     std::string model;
     bool json = false;
 };
-
-double machine_memory_bytes() {
-    return static_cast<double>(sysconf(_SC_PHYS_PAGES)) *
-           static_cast<double>(sysconf(_SC_PAGE_SIZE));
-}
 
 std::string attention_text(const checkpoint::ModelConfig& c) {
     const std::string query =
@@ -61,12 +56,11 @@ Expected<void> run(const Options& options) {
         const checkpoint::StoredWeight projection,
         checkpoint::find_weight(opened, "model.layers.0.self_attn.o_proj", c.hidden_size,
                                 c.num_attention_heads * c.v_head_dim));
-    const bool wide = projection.format.input() == DType::f32;
-    const auto format = wide ? mla::KvFormat::f32 : mla::KvFormat::bf16;
+    ESPALIER_ASSIGN_OR_RETURN(const mla::KvFormat format, runtime::kv_format_of(opened));
     const auto kv_bytes =
         static_cast<double>(cache::make_layout(c.num_hidden_layers, format).bytes_per_token());
     const auto weight_bytes = static_cast<double>(opened.total_bytes());
-    const double memory = machine_memory_bytes();
+    const auto memory = static_cast<double>(runtime::memory_bytes());
 
     if (options.json) {
         const nlohmann::ordered_json report = {

@@ -4,23 +4,33 @@
 
 #include <cstdio>
 #include <exception>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "cli/command.hpp"
+#include "cli/flag_names.hpp"
 #include "espalier/version.hpp"
 
 namespace {
 
-int report(const char* message) {
+int report(const std::string& message) {
     fmt::print(stderr, "espalier: {}\n", message);
     return 1;
+}
+
+// The innermost command that was given: bench, then engine.
+const CLI::App& given_command(const CLI::App& app) {
+    const auto given = app.get_subcommands();
+    return given.empty() ? app : given_command(*given.front());
 }
 
 int run(int argc, char** argv) {
     using namespace espalier;
     CLI::App app(
-        "Serves MLA models (DeepSeek-V2/V3, Kimi K2). Sub-commands have a --help of their own.",
+        "Runs MLA models (DeepSeek-V2/V3, Kimi K2) with speculative trees. Sub-commands have a "
+        "--help "
+        "of their own.",
         "espalier");
     app.set_version_flag("--version", "espalier " ESPALIER_VERSION);
     app.require_subcommand(1);
@@ -29,6 +39,7 @@ int run(int argc, char** argv) {
                                       cli::add_tokenize(app), cli::add_make_model(app),
                                       cli::add_selftest(app), cli::add_bench(app),
                                       cli::add_replay(app)};
+    cli::require_decimal_integers(app);
     try {
         app.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
@@ -38,7 +49,7 @@ int run(int argc, char** argv) {
     for (std::size_t i = 0; i < commands.size(); ++i) {
         if (!chosen[i]->parsed()) continue;
         if (const auto result = commands[i](); !result)
-            return report(result.error().message.c_str());
+            return report(cli::named_by_flag(given_command(app), result.error()).message);
     }
     return 0;
 }

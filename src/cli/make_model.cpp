@@ -9,8 +9,8 @@
 
 #include "checkpoint/synthetic.hpp"
 #include "cli/command.hpp"
-#include "cli/loaded_model.hpp"
 #include "cli/terminal.hpp"
+#include "runtime/loaded_model.hpp"
 
 namespace espalier::cli {
 namespace {
@@ -39,7 +39,7 @@ Expected<void> run(const Options& options) {
         model.config.fp8_block =
             model.dtype == DType::e4m3 ? std::optional<std::int64_t>(128) : std::nullopt;
     }
-    ESPALIER_ASSIGN_OR_RETURN(const int threads, thread_count(0));
+    ESPALIER_ASSIGN_OR_RETURN(const int threads, runtime::thread_count(0));
     ThreadPool pool(threads);
     std::uint64_t written = 0;
     {

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "cli/command.hpp"
-#include "cli/loaded_model.hpp"
+#include "cli/engine_flags.hpp"
 #include "engine/model_target.hpp"
 #include "replay/convert.hpp"
 #include "replay/recorder.hpp"
@@ -35,14 +35,13 @@ Expected<void> draw(const Options& options, trace::Reader& reader) {
 // What this run would write into its header. What a wrong model or build shows is said before the
 // weights are read.
 Expected<void> check_same(const Options& options, const trace::Header& traced,
-                          const std::string& model) {
-    ESPALIER_ASSIGN_OR_RETURN(const auto opened, checkpoint::Checkpoint::open(model));
+                          const runtime::ModelFiles& files) {
     ESPALIER_ASSIGN_OR_RETURN(const CpuVariant variant, chosen_cpu_variant());
-    ESPALIER_ASSIGN_OR_RETURN(const int threads, thread_count(options.threads));
-    ESPALIER_ASSIGN_OR_RETURN(
-        const trace::Header here,
-        replay::describe({opened, model, variant, threads,
-                          replay::stepper_settings_of(traced.settings), traced.settings.drafters}));
+    ESPALIER_ASSIGN_OR_RETURN(const int threads, runtime::thread_count(options.threads));
+    ESPALIER_ASSIGN_OR_RETURN(const trace::Header here,
+                              replay::describe({*files.checkpoint, files.name, variant, threads,
+                                                replay::stepper_settings_of(traced.settings),
+                                                traced.settings.drafters, traced.kv_format}));
     return replay::check_header(traced, here);
 }
 
@@ -62,21 +61,21 @@ Expected<void> run(const Options& options) {
     ESPALIER_ASSIGN_OR_RETURN(trace::Reader reader, trace::Reader::open(options.file));
     if (!options.chrome.empty()) return draw(options, reader);
     const trace::Header& header = reader.header();
-    const std::string& wanted = options.model.empty() ? header.model.path : options.model;
-    ESPALIER_ASSIGN_OR_RETURN(const auto directory, checkpoint::resolve_model_path(wanted));
-    const std::string model = directory.string();
-    ESPALIER_RETURN_IF_ERROR(check_same(options, header, model));
-    ESPALIER_ASSIGN_OR_RETURN(const text::Tokenizer tokenizer, text::Tokenizer::load(directory));
-    model::ModelLimits limits;
-    limits.max_tokens = header.settings.max_step_tokens;
-    limits.max_gather = header.settings.max_step_gather;
-    ESPALIER_ASSIGN_OR_RETURN(LoadedModel loaded, load_model(model, options.threads, limits));
+    ESPALIER_ASSIGN_OR_RETURN(
+        const runtime::ModelFiles files,
+        runtime::ModelFiles::open(options.model.empty() ? header.model.path : options.model));
+    ESPALIER_RETURN_IF_ERROR(check_same(options, header, files));
+    ESPALIER_ASSIGN_OR_RETURN(
+        runtime::LoadedModel loaded,
+        load_model(files.checkpoint, replay::stepper_settings_of(header.settings).schedule,
+                   {.threads = options.threads,
+                    .kv_format = runtime::parse_kv_format(header.kv_format.value_or(""))}));
     const auto start = std::chrono::steady_clock::now();
     const auto make_target = [&](std::int64_t page_count) {
         return engine::ModelTarget::create(*loaded.model, page_count);
     };
     ESPALIER_ASSIGN_OR_RETURN(const replay::Replayed done,
-                              replay::replay(reader, make_target, tokenizer));
+                              replay::replay(reader, make_target, *files.tokenizer));
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     const std::string unfinished =
         done.unfinished > 0 ? fmt::format("; {} requests were not finished", done.unfinished) : "";

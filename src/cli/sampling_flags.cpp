@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/sampling_flags.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <random>
 #include <string_view>
@@ -21,10 +22,33 @@ Expected<accept::SamplingOptions::Bias> parse_bias(std::string_view text) {
     return bias;
 }
 
+std::string flag_of(std::string name) {
+    std::replace(name.begin(), name.end(), '_', '-');
+    return "--" + name;
+}
+
+// A flag for each parameter of a request's sampling.
+struct ParameterFlags {
+    CLI::App& command;
+    SamplingFlags& flags;
+
+    template <typename T>
+    void operator()(const accept::Parameter& parameter, T& value) const {
+        CLI::Option* option = command.add_option(flag_of(parameter.name), value, parameter.help);
+        if (!parameter.decided_elsewhere) option->capture_default_str();
+        flags.options[parameter.name] = option;
+    }
+    void operator()(const accept::Parameter& parameter,
+                    std::vector<accept::SamplingOptions::Bias>&) const {
+        flags.options[parameter.name] =
+            command.add_option(flag_of(parameter.name), flags.logit_bias, parameter.help)
+                ->allow_extra_args(false);
+    }
+};
+
 }  // namespace
 
 void SamplingFlags::add_to(CLI::App& command) {
-    accept::SamplingOptions& sampling = request.sampling;
     accept::OutputOptions& output = request.output;
     output.max_tokens = 128;
     command
@@ -37,30 +61,7 @@ void SamplingFlags::add_to(CLI::App& command) {
         .add_option("--choices", request.choices,
                     "Parallel answers to the one prompt, each with noise of its own")
         ->capture_default_str();
-    command.add_option("--temperature", temperature,
-                       "0 is greedy; the checkpoint's own, or 0, if not given");
-    command.add_option("--top-p", top_p, "Keep the most likely tokens that make up this share");
-    command.add_option("--top-k", top_k, "Keep this many of the most likely tokens; 0 keeps all");
-    command
-        .add_option("--min-p", sampling.min_p,
-                    "Drop tokens below this share of the most likely one")
-        ->capture_default_str();
-    command.add_option("--repetition-penalty", repetition_penalty,
-                       "Divides logits of tokens in prompt or output; the checkpoint's own, or 1 "
-                       "(off), if not given");
-    command
-        .add_option("--presence-penalty", sampling.presence_penalty,
-                    "Subtracted from logits of tokens in the output; 0 is off")
-        ->capture_default_str();
-    command
-        .add_option("--frequency-penalty", sampling.frequency_penalty,
-                    "The same, times how often the token is there")
-        ->capture_default_str();
-    command
-        .add_option("--logit-bias", logit_bias,
-                    "ID:BIAS, added to a token's logit; may be repeated")
-        ->allow_extra_args(false);
-    command.add_option("--seed", seed, "Seed of the noise; 64 random bits, reported, if not given");
+    accept::SamplingOptions::parameters(ParameterFlags{command, *this}, request.sampling);
     command
         .add_option("--stop", output.stop, "Text that ends the output before it; may be repeated")
         ->allow_extra_args(false);
@@ -76,14 +77,15 @@ Expected<engine::Request> SamplingFlags::make(
     const checkpoint::GenerationDefaults& defaults) const {
     engine::Request made = request;
     accept::SamplingOptions& sampling = made.sampling;
-    sampling.temperature =
-        temperature.value_or(static_cast<float>(defaults.temperature.value_or(0.0)));
-    sampling.top_p = top_p.value_or(static_cast<float>(defaults.top_p.value_or(1.0)));
-    sampling.top_k = top_k.value_or(defaults.top_k.value_or(0));
-    sampling.repetition_penalty =
-        repetition_penalty.value_or(static_cast<float>(defaults.repetition_penalty.value_or(1.0)));
-    sampling.seed =
-        seed ? *seed : (std::uint64_t{std::random_device{}()} << 32) | std::random_device{}();
+    const auto given = [this](const char* name) { return options.at(name)->count() > 0; };
+    if (!given("temperature"))
+        sampling.temperature = static_cast<float>(defaults.temperature.value_or(0.0));
+    if (!given("top_p")) sampling.top_p = static_cast<float>(defaults.top_p.value_or(1.0));
+    if (!given("top_k")) sampling.top_k = defaults.top_k.value_or(0);
+    if (!given("repetition_penalty"))
+        sampling.repetition_penalty = static_cast<float>(defaults.repetition_penalty.value_or(1.0));
+    if (!given("seed"))
+        sampling.seed = (std::uint64_t{std::random_device{}()} << 32) | std::random_device{}();
     for (const std::string& text : logit_bias) {
         ESPALIER_ASSIGN_OR_RETURN(const auto bias, parse_bias(text));
         sampling.logit_bias.push_back(bias);

@@ -5,7 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
-#include <optional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -15,11 +15,9 @@
 namespace espalier::cli {
 
 struct SamplingFlags {
-    std::optional<float> temperature, top_p, repetition_penalty;
-    std::optional<std::int64_t> top_k;
-    std::optional<std::uint64_t> seed;
-    std::vector<std::string> logit_bias;  // ID:BIAS
-    engine::Request request;              // the rest goes where it belongs
+    engine::Request request;
+    std::vector<std::string> logit_bias;          // ID:BIAS
+    std::map<std::string, CLI::Option*> options;  // of the sampling parameters, by their names
 
     void add_to(CLI::App& command);
     // The request, but for its prompt. Flags win over what the checkpoint recommends; without

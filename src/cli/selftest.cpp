@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "cli/command.hpp"
-#include "cli/loaded_model.hpp"
 #include "cli/terminal.hpp"
 #include "conformance/suite.hpp"
+#include "runtime/loaded_model.hpp"
 
 namespace espalier::cli {
 namespace {
@@ -188,7 +188,7 @@ Expected<void> run(const Options& options) {
     if (!options.check.empty() && suite::find_check(options.check) == nullptr)
         return fail(ErrorKind::not_found, "--check {}: there is no such check", options.check);
     ESPALIER_ASSIGN_OR_RETURN(const auto devices, open_devices(options));
-    ESPALIER_ASSIGN_OR_RETURN(const int threads, thread_count(0));
+    ESPALIER_ASSIGN_OR_RETURN(const int threads, runtime::thread_count(0));
     std::vector<Subject> subjects = find_subjects(options, devices);
     CpuDevice oracle(threads);
     const Progress progress = run_slices(options, subjects, oracle);

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "cli/command.hpp"
-#include "cli/loaded_model.hpp"
+#include "cli/engine_flags.hpp"
 #include "cli/terminal.hpp"
 #include "lossless/check.hpp"
 #include "text/tokenizer.hpp"
@@ -95,14 +95,15 @@ Table table_of(const Findings& findings) {
 }
 
 Expected<void> run(const Options& options) {
-    ESPALIER_ASSIGN_OR_RETURN(const auto directory, checkpoint::resolve_model_path(options.model));
-    ESPALIER_ASSIGN_OR_RETURN(const text::Tokenizer tokenizer, text::Tokenizer::load(directory));
-    model::ModelLimits limits;
-    limits.max_tokens = lossless::kWorkloadTokens;
-    limits.max_gather = lossless::kWorkloadGather;
-    ESPALIER_ASSIGN_OR_RETURN(LoadedModel loaded,
-                              load_model(directory.string(), options.threads, limits));
-    const lossless::Subject target{*loaded.model, tokenizer};
+    ESPALIER_ASSIGN_OR_RETURN(const runtime::ModelFiles files,
+                              runtime::ModelFiles::open(options.model));
+    EngineSizes sizes;
+    sizes.max_model_len = files.checkpoint->config().max_position_embeddings;
+    sizes.max_step_tokens = lossless::kWorkloadTokens;
+    sizes.max_step_gather = lossless::kWorkloadGather;
+    ESPALIER_ASSIGN_OR_RETURN(runtime::LoadedModel loaded,
+                              load_model(files.checkpoint, sizes, {.threads = options.threads}));
+    const lossless::Subject target{*loaded.model, *files.tokenizer};
     ESPALIER_RETURN_IF_ERROR(lossless::check_subject(target));
     const Findings findings = run_workloads(options, target);
     fmt::print("{}\n{} on {}, {} threads: {:.0f} s, workloads {} to {}.\n",
@@ -136,8 +137,7 @@ Run add_selftest_lossless(CLI::App& selftest) {
         ->capture_default_str();
     command->add_option("--seed", options->seed, "Of the first workload; the next ones count up")
         ->capture_default_str();
-    command->add_option("--threads", options->threads, "0: OMP_NUM_THREADS or one per core")
-        ->capture_default_str();
+    add_threads_flag(*command, options->threads);
     return [options] { return run(*options); };
 }
 

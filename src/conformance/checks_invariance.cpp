@@ -223,6 +223,37 @@ void check_path_invariant(Trial& trial) {
                               alone[static_cast<std::size_t>(token)].keys);
 }
 
+// Where the length of splits changes with the number of visible keys, a row's tokens fall on both
+// sides: a prompt's tail whole and in chunks, and a tree against its tokens' paths alone.
+void check_split_thresholds(Trial& trial) {
+    const int rule = trial.random.between(0, kSplitRules - 2);
+    const auto limit = static_cast<int>(split_rule(rule).most_keys);
+    const int heads = trial.random.one_of({1, 3, 16});
+    const int tokens = trial.random.between(65, heads == 16 ? 90 : 256);
+    const Row whole = make_row(trial.random, MaskKind::causal, heads, tokens,
+                               limit + trial.random.between(1, tokens - 1));
+    Row tree = make_row(trial.random, MaskKind::tree, heads, 12,
+                        limit + trial.random.between(-2, 12));
+    grow_tree(trial.random, tree, trial.random.one_of(kShapes));
+    const Layout layout = trial.any_layout();
+    RunOptions options = invariant_options(trial);
+    const auto expected = run_rows(trial, {whole, tree}, heads, layout, options);
+    std::vector<Row> parts;
+    for (int at = 0, count = 0; at < tokens; at += count) {
+        count = std::min(trial.random.between(1, 130), tokens - at);
+        parts.push_back(chunk_of(whole, heads, at, count));
+    }
+    for (int i = 0; i < tree.tokens; ++i) parts.push_back(compacted(tree, heads, i));
+    vary_machine(trial, options);
+    const auto result = run_rows(trial, parts, heads, other_layout(trial, layout), options);
+    if (!expected || !result) return;
+    for (int token = 0; token < tokens + tree.tokens; ++token)
+        trial.expect_none(bit_difference(*result, token, *expected, token),
+                          "{} heads, token {} of {} over {} keys and a tree of {} over {}, whole "
+                          "and in parts",
+                          heads, token, tokens, whole.keys, tree.tokens, tree.keys);
+}
+
 // Drafting grows a tree level by level: each level is a row whose tail holds the levels before.
 // Verifying the whole tree in one row must give the same bits.
 void check_draft_levels(Trial& trial) {

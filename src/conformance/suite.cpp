@@ -27,6 +27,8 @@ constexpr std::array kChecks = {
     Check{"rows", "5 Row-invariant", Entry::absorbed, check_row_invariant},
     Check{"chain", "5 Chain tree equals causal", Entry::absorbed, check_chain_equals_causal},
     Check{"path", "5 Path-invariant", Entry::absorbed, check_path_invariant},
+    Check{"thresholds", "5 Tokens on both sides of a split length", Entry::absorbed,
+          check_split_thresholds},
     Check{"levels", "5 Draft levels equal the whole tree", Entry::absorbed, check_draft_levels},
     Check{"graph", "6 Graph-safe", Entry::absorbed, check_graph_safe},
     Check{"refusals", "7 No silent no-op", Entry::absorbed, check_no_silent_no_op},

@@ -5,6 +5,13 @@
 #include <utility>
 
 namespace espalier::engine {
+namespace {
+
+// An idle engine's thread comes round this often, so that its heartbeat can be told from a thread
+// that hangs.
+constexpr std::chrono::seconds kIdleRound{1};
+
+}  // namespace
 
 Expected<std::unique_ptr<Engine>> Engine::create(StepperParts parts,
                                                  const StepperSettings& settings) {
@@ -25,11 +32,13 @@ Engine::Engine(std::unique_ptr<Stepper> stepper, const text::Tokenizer& tokenize
       stepper_(std::move(stepper)),
       thread_([this] { run(); }) {}
 
-Expected<Stream> Engine::submit(Request request) {
+Expected<Stream> Engine::submit(Request request, std::function<void()> wake) {
     ESPALIER_ASSIGN_OR_RETURN(CheckedRequest checked,
                               check_request(std::move(request), limits_, tokenizer_));
-    const auto mailbox = std::make_shared<Mailbox>(checked.request.choices);
-    ESPALIER_RETURN_IF_ERROR(inbox_->submit({std::move(checked), mailbox}));
+    const schedule::Time arrived = clock_();
+    const auto mailbox =
+        std::make_shared<Mailbox>(checked.request.choices, std::move(wake), arrived);
+    ESPALIER_RETURN_IF_ERROR(inbox_->submit({std::move(checked), mailbox, arrived}));
     return Stream(inbox_, mailbox);
 }
 
@@ -58,32 +67,28 @@ void Engine::run() {
     try {
         end_all(EngineState::failed, Interruption::step_failed, failure);
     } catch (...) {  // out of memory even for that
-        inbox_->close(EngineState::failed, failure);
+        inbox_->close(EngineState::failed, failure, stepper_->ends());
     }
 }
 
 void Engine::loop() {
     for (;;) {
-        inbox_->take(!stepper_->idle(), taken_);
+        inbox_->take(!stepper_->idle(), kIdleRound, taken_);
         const schedule::Time began = clock_();
         if (taken_.stop)
             return end_all(EngineState::stopped, Interruption::stopped, "the engine was stopped");
         admit();
-        inbox_->report(taken_, stepper_->scheduler());
+        inbox_->report(taken_, began, stepper_->scheduler(), stepper_->ends());
         if (stepper_->idle()) continue;
         const StepReport step = stepper_->step();
-        inbox_->report(step, began, clock_(), stepper_->scheduler());
+        inbox_->report(step, began, clock_(), stepper_->scheduler(), stepper_->ends());
     }
 }
 
 void Engine::admit() {
-    for (Inbox::Incoming& incoming : taken_.requests) {
-        auto ids = stepper_->submit(std::move(incoming.request), incoming.mailbox);
-        if (ids)
-            incoming.mailbox->ids = std::move(*ids);
-        else
-            incoming.mailbox->refuse(Interruption::refused, ids.error().message);
-    }
+    for (Inbox::Incoming& incoming : taken_.requests)
+        incoming.mailbox->ids =
+            stepper_->submit(std::move(incoming.request), incoming.mailbox, incoming.arrived);
     for (const std::shared_ptr<Mailbox>& mailbox : taken_.cancelled)
         for (const schedule::RequestId& id : mailbox->ids) stepper_->cancel(id);
 }
@@ -93,7 +98,7 @@ void Engine::admit() {
 void Engine::end_all(EngineState state, Interruption why, const std::string& message) {
     stepper_->abandon(why, message);
     for (const Inbox::Incoming& incoming : taken_.requests) incoming.mailbox->refuse(why, message);
-    inbox_->close(state, message);
+    inbox_->close(state, message, stepper_->ends());
 }
 
 }  // namespace espalier::engine

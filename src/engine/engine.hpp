@@ -4,6 +4,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -12,6 +13,7 @@
 #include "engine/inbox.hpp"
 #include "engine/mailbox.hpp"
 #include "engine/request.hpp"
+#include "engine/status.hpp"
 #include "engine/stepper.hpp"
 
 namespace espalier::engine {
@@ -49,16 +51,21 @@ class Engine {
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;
 
-    // Refuses at once what can never run (ErrorKind::invalid) and what there is no room for now
-    // (ErrorKind::exhausted).
-    Expected<Stream> submit(Request request);
+    // Refuses at once what can never run (ErrorKind::invalid, with the field at fault) and what
+    // there is no room for now (ErrorKind::exhausted). wake: for readers without a thread to wait
+    // with; see Mailbox.
+    Expected<Stream> submit(Request request, std::function<void()> wake = {});
     // Takes nothing new from now on and waits until all that it has is finished; false: the time
-    // was up first. What is left can still be waited for, or stopped.
+    // was up first, and what is left can still be waited for, or stopped; or the engine stopped or
+    // failed with requests unfinished.
     bool drain(std::chrono::nanoseconds timeout);
     // Ends every request where it stands, and the thread.
     void stop();
 
     EngineStatus status() const { return inbox_->status(); }
+    // The engine's clock, which deadlines, times and the heartbeat are on.
+    schedule::Time now() const { return clock_(); }
+    const RequestLimits& request_limits() const { return limits_; }
 
   private:
     Engine(std::unique_ptr<Stepper> stepper, const text::Tokenizer& tokenizer, Clock clock,

@@ -52,6 +52,7 @@ struct LiveRequest {
     accept::Emission emission;
     bool planned = false;            // it has been in a batch, and drafters know it
     std::int64_t cached_tokens = 0;  // found in the prefix index when it was first planned
+    RequestTimes times;
     // Why it is to end, where the engine and not the scheduler decided so.
     Interruption interruption = Interruption::none;
     std::string message;

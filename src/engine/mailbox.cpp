@@ -14,16 +14,26 @@ void ChoiceUpdate::clear() {
     message.clear();
 }
 
-Mailbox::Mailbox(std::int32_t choices) {
+Mailbox::Mailbox(std::int32_t choices, std::function<void()> wake, schedule::Time arrived)
+    : wake_(std::move(wake)) {
     pending_.choices.resize(static_cast<std::size_t>(choices));
+    for (ChoiceUpdate& choice : pending_.choices) choice.times.arrived = arrived;
+}
+
+// Outside the lock.
+void Mailbox::announce(bool was_empty) {
+    arrived_.notify_one();
+    if (was_empty && wake_) wake_();
 }
 
 void Mailbox::receive(const Update& update) {
+    bool was_empty = false;
     {
         const std::lock_guard lock(mutex_);
         ChoiceUpdate& choice = pending_.choices.at(static_cast<std::size_t>(update.choice));
         choice.emission.append(update.emission);
         choice.usage = update.usage;
+        choice.times = update.times;
         choice.cached_tokens = update.cached_tokens;
         if (update.prompt_logprobs != nullptr) pending_.prompt_logprobs = *update.prompt_logprobs;
         if (update.ending) {
@@ -33,12 +43,13 @@ void Mailbox::receive(const Update& update) {
             choice.message = update.ending->message;
             ++ended_;
         }
-        has_updates_ = true;
+        was_empty = !std::exchange(has_updates_, true);
     }
-    arrived_.notify_one();
+    announce(was_empty);
 }
 
 void Mailbox::refuse(Interruption why, const std::string& message) {
+    bool was_empty = false;
     {
         const std::lock_guard lock(mutex_);
         for (ChoiceUpdate& choice : pending_.choices) {
@@ -49,9 +60,9 @@ void Mailbox::refuse(Interruption why, const std::string& message) {
             choice.message = message;
             ++ended_;
         }
-        has_updates_ = true;
+        was_empty = !std::exchange(has_updates_, true);
     }
-    arrived_.notify_one();
+    announce(was_empty);
 }
 
 bool Mailbox::over() const { return ended_ == pending_.choices.size(); }
@@ -66,6 +77,7 @@ Mailbox::Poll Mailbox::take(Updates& updates) {
         given.clear();
         std::swap(given.emission, kept.emission);
         given.usage = kept.usage;
+        given.times = kept.times;
         given.cached_tokens = kept.cached_tokens;
         given.ended = kept.ended;
         given.finish = kept.finish;

@@ -4,10 +4,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "batch/device_batch.hpp"
 #include "engine/target.hpp"
+#include "ops/sampling_memory.hpp"
 
 namespace espalier::engine {
 
@@ -18,8 +21,9 @@ class ModelTarget final : public Target {
                                                          std::int64_t page_count);
 
     const TargetInfo& info() const override { return info_; }
-    Expected<void> launch(const batch::BatchView& batch, const model::Taps& taps) override;
-    void sample(std::span<const ops::NodeSampling> nodes) override;
+    Expected<void> reserve(const ops::SamplingCapacity& capacity) override;
+    Expected<void> launch(const batch::HostBatch& batch, const model::Taps& taps) override;
+    Expected<void> sample(const ops::SamplingBatchBuilder& draws) override;
     Expected<StepResult> wait() override;
     Expected<void> compact(std::span<const std::int64_t> source,
                            std::span<const std::int64_t> destination) override;
@@ -31,12 +35,15 @@ class ModelTarget final : public Target {
 
     model::DeepseekModel& model_;
     cache::KvStorage storage_;
+    batch::DeviceBatch batch_;
     TargetInfo info_;
+    std::optional<ops::SamplingMemory> sampling_;
     // Of the step under way.
     model::ForwardResult computed_;
     std::int64_t tokens_ = 0;
     std::vector<ops::Draw> draws_;
-    std::int64_t drawn_ = 0;
+    std::vector<ops::TokenLogprob> alternatives_;
+    std::int64_t drawn_ = 0, reported_ = 0;
     std::vector<std::uint8_t> nonfinite_;
 };
 

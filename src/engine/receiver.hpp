@@ -9,6 +9,7 @@
 
 #include "accept/prompt_logprobs.hpp"
 #include "accept/request_progress.hpp"
+#include "schedule/request.hpp"
 
 namespace espalier::engine {
 
@@ -19,13 +20,21 @@ enum class Interruption : std::uint8_t {
     deadline,     // it passed
     step_failed,  // the model refused the batch, or the engine is out of order
     stopped,      // the engine was stopped
-    refused,      // the queue was full after all; it never ran
 };
+inline constexpr std::size_t kInterruptions = 5;
 
 struct Ending {
     accept::Finish finish;
     Interruption interruption = Interruption::none;  // set when the reason is interrupted
     std::string_view message;                        // for people; good during receive()
+};
+
+// On the engine's clock, in nanoseconds.
+struct RequestTimes {
+    schedule::Time arrived = 0;                 // submitted
+    std::optional<schedule::Time> planned;      // in a batch for the first time
+    std::optional<schedule::Time> first_token;  // the step that drew it had ended
+    std::optional<schedule::Time> ended;
 };
 
 // Updates of one choice since the last update. References are good during receive().
@@ -35,6 +44,7 @@ struct Update {
     // The prompt's logprobs, once, when they are complete; the same for all choices.
     const accept::PromptLogprobs* prompt_logprobs = nullptr;
     const accept::Usage& usage;
+    const RequestTimes& times;
     std::int64_t cached_tokens = 0;  // of the prompt, found in the prefix index
     std::optional<Ending> ending;    // with the last update of the choice
 };

@@ -19,26 +19,27 @@ Expected<void> check_tokens(const char* field, const std::vector<std::int32_t>& 
     return {};
 }
 
-Expected<void> check_prompt(const std::vector<std::int32_t>& prompt, const RequestLimits& limits) {
-    const auto length = static_cast<std::int64_t>(prompt.size());
+Expected<void> check_prompt(const Request& request, const RequestLimits& limits) {
+    const auto length = static_cast<std::int64_t>(request.prompt.size());
     if (length == 0) return fail_field(ErrorKind::invalid, "prompt", "has no tokens");
-    if (length >= limits.max_model_len)
+    const std::int64_t output = request.output.max_tokens == 0 ? 0 : 1;
+    if (length + output > limits.sizes.max_model_len)
         return fail_field(ErrorKind::invalid, "prompt",
                           "{} tokens; prompt and output together may have {}", length,
-                          limits.max_model_len);
-    return check_tokens("prompt", prompt, limits);
+                          limits.sizes.max_model_len);
+    return check_tokens("prompt", request.prompt, limits);
 }
 
 Expected<void> check_choices(const Request& request, const RequestLimits& limits) {
-    const std::int32_t most = std::min(kMaxChoices, limits.max_waiting);
+    const std::int32_t most = std::min(kMaxChoices, limits.sizes.max_waiting);
     if (request.choices < 1 || request.choices > most)
         return fail_field(ErrorKind::invalid, "choices", "{}, not within 1…{}", request.choices,
                           most);
     const auto length = static_cast<std::int64_t>(request.prompt.size());
-    if (length * request.choices > limits.max_waiting_tokens)
+    if (length * request.choices > limits.sizes.max_waiting_tokens)
         return fail_field(ErrorKind::invalid, "prompt",
                           "{} tokens for {} choices; the queue takes {} tokens", length,
-                          request.choices, limits.max_waiting_tokens);
+                          request.choices, limits.sizes.max_waiting_tokens);
     return {};
 }
 
@@ -46,14 +47,14 @@ Expected<void> check_choices(const Request& request, const RequestLimits& limits
 
 Expected<CheckedRequest> check_request(Request request, const RequestLimits& limits,
                                        const text::Tokenizer& tokenizer) {
-    ESPALIER_RETURN_IF_ERROR(check_prompt(request.prompt, limits));
+    ESPALIER_RETURN_IF_ERROR(check_prompt(request, limits));
     ESPALIER_RETURN_IF_ERROR(check_choices(request, limits));
     ESPALIER_ASSIGN_OR_RETURN(
         accept::SamplingParameters sampling,
         accept::SamplingParameters::make(request.sampling, limits.vocabulary));
     accept::OutputOptions output = request.output;
     const auto length = static_cast<std::int64_t>(request.prompt.size());
-    output.max_tokens = std::min(output.max_tokens, limits.max_model_len - length);
+    output.max_tokens = std::min(output.max_tokens, limits.sizes.max_model_len - length);
     if (!request.forced_output.empty()) {
         ESPALIER_RETURN_IF_ERROR(check_tokens("forced_output", request.forced_output, limits));
         output.max_tokens =
@@ -68,12 +69,12 @@ Expected<CheckedRequest> check_request(Request request, const RequestLimits& lim
     ESPALIER_ASSIGN_OR_RETURN(
         accept::OutputRules rules,
         accept::OutputRules::make(std::move(output), tokenizer, limits.vocabulary));
-    // The last token's KV is never written.
-    const std::int64_t pages = cache::pages_for(length + rules.options().max_tokens - 1);
-    if (pages > limits.page_count - 1)
+    const std::int64_t pages =
+        cache::pages_for(schedule::written_slots(length, rules.options().max_tokens));
+    if (pages > limits.sizes.page_count - 1)
         return fail_field(ErrorKind::invalid, "max_tokens",
                           "{} after a prompt of {} tokens need {} pages; the cache has {}",
-                          rules.options().max_tokens, length, pages, limits.page_count - 1);
+                          rules.options().max_tokens, length, pages, limits.sizes.page_count - 1);
     return CheckedRequest{std::move(request), std::move(sampling), std::move(rules)};
 }
 

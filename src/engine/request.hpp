@@ -4,11 +4,11 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <vector>
 
 #include "accept/output_rules.hpp"
 #include "accept/sampling_parameters.hpp"
+#include "base/engine_sizes.hpp"
 #include "base/error.hpp"
 #include "schedule/request.hpp"
 #include "text/tokenizer.hpp"
@@ -35,15 +35,11 @@ struct Request {
     std::vector<std::int32_t> forced_output;
 };
 
-// What requests are held against.
+// What requests are held against: the engine's sizes, and the model's ids.
 struct RequestLimits {
     std::int64_t vocabulary = 0;
-    std::int64_t max_model_len = 0;  // tokens of prompt and output
-    std::int64_t page_count = 0;     // with the null page
+    EngineSizes sizes;
     std::vector<std::int32_t> eos_token_ids;
-    std::int32_t max_waiting = kMaxChoices;  // choices in the queue
-    std::int64_t max_waiting_tokens =
-        std::numeric_limits<std::int64_t>::max();  // and their prompts
 };
 
 // A request past the edge: every number in range, max_tokens cut to the room that the prompt
@@ -54,8 +50,9 @@ struct CheckedRequest {
     accept::OutputRules rules;
 };
 
-// Refuses what can never run here, whatever the others do. An error is of kind invalid and names
-// the field and both numbers. Thread-safe; the tokenizer must outlive the request.
+// Refuses what can never run here, whatever the others do; nobody checks it again. An error is of
+// kind invalid, has the field's name and says both numbers. Thread-safe; the tokenizer must outlive
+// the request.
 Expected<CheckedRequest> check_request(Request request, const RequestLimits& limits,
                                        const text::Tokenizer& tokenizer);
 

@@ -52,6 +52,11 @@ void Stepper::settle(std::size_t index) {
     walks_[index] = {};
     if (!share.runs) settle_prompt(index, request, flagged_tokens(share) != 0);
     if (!share.draws || outcomes_[index].end != Outcome::End::none) return;
+    if (request.progress.tokens_left() == 0) {  // max_tokens 0: only the prompt was wanted
+        request.progress.end(accept::FinishReason::length, request.emission);
+        outcomes_[index].end = Outcome::End::finished;
+        return;
+    }
 
     walks_[index] = accept::walk(batch_.tree_view(index), node_draws(index), request.progress,
                                  request.emission);
@@ -149,7 +154,9 @@ void Stepper::learn(StepReport& report) {
         report.failed += outcomes_[i].end == Outcome::End::failed ? 1 : 0;
         report.committed += static_cast<std::int64_t>(outcomes_[i].committed.size());
         if (!plan_->requests[i].runs || walks_[i].path.values().empty()) continue;
-        report.accepted += static_cast<std::int64_t>(walks_[i].path.values().size()) - 1;
+        const std::size_t accepted = walks_[i].path.values().size() - 1;
+        report.accepted += static_cast<std::int64_t>(accepted);
+        for (std::size_t depth = 1; depth <= accepted; ++depth) ++report.accepted_at_depth[depth];
         speculation_.learn(plan_->requests[i].id.slot, walks_[i].tokens.values());
     }
     speculation_.learn({.size = {.rows = report.requests,
@@ -181,8 +188,19 @@ void Stepper::send(LiveRequest& request, std::optional<Ending> ending) {
         prompt = &*group.prompt_logprobs;
         group.prompt_logprobs_sent = true;
     }
-    group.receiver->receive({request.choice, request.emission, prompt, request.progress.usage(),
-                             request.cached_tokens, ending});
+    const accept::Usage& usage = request.progress.usage();
+    if (usage.completion_tokens > 0 && !request.times.first_token) request.times.first_token = now_;
+    if (ending) {
+        request.times.ended = now_;
+        ends_.add(ending->finish, ending->interruption);
+    }
+    group.receiver->receive({.choice = request.choice,
+                             .emission = request.emission,
+                             .prompt_logprobs = prompt,
+                             .usage = usage,
+                             .times = request.times,
+                             .cached_tokens = request.cached_tokens,
+                             .ending = ending});
     request.emission.clear();
 }
 

@@ -2,25 +2,37 @@
 #include "engine/step_batch.hpp"
 
 #include <algorithm>
-#include <numeric>
 
 #include "base/check.hpp"
 
 namespace espalier::engine {
 
-StepBatch::StepBatch(const schedule::SchedulerOptions& options)
-    : counting_(static_cast<std::size_t>(options.max_step_tokens)) {
-    const std::int64_t pages =
-        std::min(cache::pages_for(options.max_model_len), options.page_count - 1);
-    builder_.reserve(options.max_step_tokens, options.max_rows, options.max_step_gather, pages);
-    trees_.reserve(static_cast<std::size_t>(options.max_rows));
-    std::iota(counting_.begin(), counting_.end(), 0);
+batch::StepCapacity step_capacity(const schedule::SchedulerOptions& options) {
+    return {
+        .absorbed_tokens = options.max_step_tokens,
+        .decompressed_tokens = options.max_step_tokens,
+        .absorbed_rows = options.max_rows,
+        .decompressed_rows = options.max_rows,
+        .gather = options.max_step_gather,
+        .max_q_len = static_cast<std::int32_t>(options.max_step_tokens),
+        .max_kv_len = static_cast<std::int32_t>(options.max_model_len),
+        .table_rows = options.max_rows,
+        .block_stride = std::min(cache::pages_for(options.max_model_len), options.page_count - 1),
+        .total_splits = options.max_step_splits};
 }
 
-Expected<batch::BatchView> StepBatch::build(const schedule::Plan& plan,
+StepBatch::StepBatch(const schedule::SchedulerOptions& options)
+    : builder_(step_capacity(options)), table_rows_(options.request_slots(), options.max_rows) {
+    trees_.reserve(static_cast<std::size_t>(options.max_rows));
+}
+
+Expected<batch::HostBatch> StepBatch::build(const schedule::Plan& plan,
                                             const Speculation& speculation) {
     builder_.clear();
     trees_.clear();
+    table_rows_.begin_step();
+    for (const schedule::PlannedRequest& share : plan.requests)
+        table_rows_.takes_part(share.id.slot);
     for (const schedule::PlannedRequest& share : plan.requests) {
         const auto rows = plan.rows.subspan(static_cast<std::size_t>(share.first_row),
                                             static_cast<std::size_t>(share.rows));
@@ -35,14 +47,13 @@ Expected<batch::BatchView> StepBatch::build(const schedule::Plan& plan,
     return builder_.finish();
 }
 
-batch::RowSpec StepBatch::base(const schedule::PlannedRow& row) const {
+batch::RowSpec StepBatch::base(const schedule::PlannedRow& row) {
     batch::RowSpec spec;
     spec.block_table = row.block_table;
+    spec.table_row = table_rows_.row_of(row.slot);
     spec.first_slot = static_cast<std::int32_t>(row.first_position);
     spec.form = row.form;
-    if (row.gather != schedule::Gather::none)
-        spec.gather = std::span(counting_).subspan(static_cast<std::size_t>(row.gather_first),
-                                                   static_cast<std::size_t>(row.gather_count()));
+    spec.gather = static_cast<std::int32_t>(row.gather_count());
     return spec;
 }
 

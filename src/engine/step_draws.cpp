@@ -1,73 +1,89 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/step_draws.hpp"
 
+#include <utility>
+
+#include "accept/token_counts.hpp"
 #include "base/check.hpp"
 
 namespace espalier::engine {
 
-StepDraws::StepDraws(std::int64_t max_rows, std::int64_t max_gather) {
-    const auto gather = static_cast<std::size_t>(max_gather);
+ops::SamplingCapacity StepDraws::capacity(const schedule::SchedulerOptions& options,
+                                          std::int64_t vocabulary) {
+    return {.nodes = options.max_step_gather,
+            .requests = options.max_rows,
+            .vocabulary = vocabulary,
+            .max_context = options.max_model_len,
+            .biases = accept::kMaxLogitBiases,
+            // What ends the output: eos and stop tokens, and stop strings that are special tokens.
+            .banned = 2 * accept::kMaxStopTokens + accept::kMaxStopStrings,
+            .masks = 0};
+}
+
+StepDraws::StepDraws(std::int64_t max_rows, ops::SamplingBatchBuilder builder)
+    : builder_(std::move(builder)) {
     shares_.reserve(static_cast<std::size_t>(max_rows));
-    samplings_.reserve(gather);
-    tops_.resize(gather * ops::kMaxTopLogprobs);
-    counts_.resize(gather);
-    prompt_logprobs_.reserve(gather);
+    prompt_logprobs_.reserve(static_cast<std::size_t>(builder_.capacity().nodes));
 }
 
-void StepDraws::clear() {
+void StepDraws::begin(std::int64_t gather) {
+    builder_.begin(gather);
     shares_.clear();
-    samplings_.clear();
+    nodes_ = 0;
     tops_used_ = 0;
-    counts_used_ = 0;
 }
 
-std::span<accept::TokenLogprob> StepDraws::take_top(std::int32_t count) {
-    const auto wanted = static_cast<std::size_t>(count);
-    CHECK(tops_used_ + wanted <= tops_.size(), "{} alternatives beside {} of {}", count, tops_used_,
-          tops_.size());
-    const auto taken = std::span(tops_).subspan(tops_used_, wanted);
-    tops_used_ += wanted;
-    return taken;
+ops::NodeRequest StepDraws::common(const LiveRequest& live) {
+    const accept::SamplingParameters& sampling = live.group->sampling;
+    ops::NodeRequest node{.parameters = sampling.draw(),
+                          .choice = live.choice,
+                          .logprob = live.group->logprobs,
+                          .alternatives = live.progress.rules().options().top_logprobs};
+    node.biases = builder_.add_biases(sampling.logit_bias());
+    // Bans end at some depth; they are the root's as far as they reach.
+    node.banned = builder_.add_banned(live.progress.banned_at(0));
+    if (sampling.counts_tokens())
+        node.committed = builder_.add_counts(live.id.serial, live.progress.committed_counts());
+    return node;
 }
 
-void StepDraws::add_node(const LiveRequest& live, const accept::TreeView& tree, std::int32_t node,
-                         std::int32_t depth) {
+void StepDraws::add(const ops::NodeRequest& node) {
+    builder_.add(node);
+    ++nodes_;
+    tops_used_ += static_cast<std::size_t>(node.alternatives);
+}
+
+// path: the node's tokens from depth 1 on.
+void StepDraws::add_node(const LiveRequest& live, ops::NodeRequest node, std::int32_t depth,
+                         std::span<const std::int32_t> path) {
     const accept::RequestProgress& progress = live.progress;
-    ops::NodeSampling sampling = live.group->sampling.node();
-    sampling.position = static_cast<std::int32_t>(progress.draw_position(depth));
-    sampling.choice = live.choice;
-    sampling.logprob = live.group->logprobs;
+    node.position = static_cast<std::int32_t>(progress.draw_position(depth));
     if (const auto& forced = live.group->forced_output; !forced.empty())
-        sampling.wanted =
+        node.wanted =
             forced.at(static_cast<std::size_t>(progress.usage().completion_tokens + depth));
-    sampling.banned = progress.banned_at(depth);
-    sampling.top = take_top(progress.rules().options().top_logprobs);
-    if (live.group->sampling.counts_tokens()) {
-        accept::NodeCounts& counts = counts_[counts_used_++];
-        counts = progress.counts_at(accept::path_tokens(tree, node).values());
-        sampling.committed_counts = counts.committed;
-        sampling.changed_counts = counts.changed();
-    }
-    samplings_.push_back(sampling);
+    if (progress.banned_at(depth).empty()) node.banned = {};
+    accept::NodeCounts counts;
+    if (live.group->sampling.counts_tokens()) counts = progress.counts_at(path);
+    node.changed = counts.changed();
+    add(node);
 }
 
 void StepDraws::add_tree(const LiveRequest& live, const accept::TreeView& tree,
                          std::span<const std::int32_t> depths) {
     Share share;
-    share.first = samplings_.size();
+    share.first = nodes_;
     share.node_count = static_cast<std::size_t>(tree.nodes());
     share.node_top = tops_used_;
+    const ops::NodeRequest node_common = common(live);
     for (std::int32_t node = 0; node < tree.nodes(); ++node)
-        add_node(live, tree, node, depths[static_cast<std::size_t>(node)]);
+        add_node(live, node_common, depths[static_cast<std::size_t>(node)],
+                 accept::path_tokens(tree, node).values());
     share.node_top_count = tops_used_ - share.node_top;
     shares_.push_back(share);
 }
 
 void StepDraws::add_prompt_token(std::int32_t wanted, std::int32_t top_count, Share& share) {
-    ops::NodeSampling sampling;
-    sampling.wanted = wanted;
-    sampling.top = take_top(top_count);
-    samplings_.push_back(sampling);
+    add({.wanted = wanted, .alternatives = top_count});
     ++share.prompt_count;
 }
 
@@ -77,7 +93,7 @@ void StepDraws::add_chunk(const LiveRequest& live, std::span<const schedule::Pla
     const std::int32_t top_count = prompt_logprobs ? prompt_logprobs->top_count() : 0;
     const auto length = static_cast<std::int64_t>(tokens.size());
     Share share;
-    share.first = samplings_.size();
+    share.first = nodes_;
     share.prompt_top = tops_used_;
     for (const schedule::PlannedRow& row : rows) {
         const std::int64_t end = row.first_position + row.q_len;
@@ -90,8 +106,7 @@ void StepDraws::add_chunk(const LiveRequest& live, std::span<const schedule::Pla
             share.prompt_top_count = tops_used_ - share.prompt_top;
             share.node_top = tops_used_;
             share.node_count = 1;
-            const std::int32_t no_parent = -1;
-            add_node(live, {{&no_parent, 1}, {&tokens.back(), 1}}, 0, 0);
+            add_node(live, common(live), 0, {});
             share.node_top_count = tops_used_ - share.node_top;
         }
     }
@@ -99,17 +114,24 @@ void StepDraws::add_chunk(const LiveRequest& live, std::span<const schedule::Pla
     shares_.push_back(share);
 }
 
-void StepDraws::take(std::span<const ops::Draw> draws) {
-    CHECK(draws.size() == samplings_.size(), "{} draws for {} nodes", draws.size(),
-          samplings_.size());
-    draws_ = draws;
+const ops::SamplingBatchBuilder& StepDraws::finish() {
+    builder_.finish();
+    return builder_;
+}
+
+void StepDraws::take(const StepResult& result) {
+    CHECK(result.draws.size() >= nodes_ && result.alternatives.size() >= tops_used_,
+          "{} draws and {} alternatives for {} nodes that report {}", result.draws.size(),
+          result.alternatives.size(), nodes_, tops_used_);
+    draws_ = result.draws;
+    tops_ = result.alternatives;
 }
 
 accept::NodeDraws StepDraws::nodes_of(std::size_t request) const {
     const Share& share = shares_[request];
     accept::NodeDraws draws;
     draws.draws = draws_.subspan(share.first + share.prompt_count, share.node_count);
-    draws.top = std::span(tops_).subspan(share.node_top, share.node_top_count);
+    draws.top = tops_.subspan(share.node_top, share.node_top_count);
     return draws;
 }
 
@@ -117,7 +139,7 @@ StepDraws::PromptPart StepDraws::prompt(std::size_t request) {
     const Share& share = shares_[request];
     PromptPart part;
     part.first_position = share.first_position;
-    part.top = std::span(tops_).subspan(share.prompt_top, share.prompt_top_count);
+    part.top = tops_.subspan(share.prompt_top, share.prompt_top_count);
     prompt_logprobs_.clear();
     for (const ops::Draw& draw : draws_.subspan(share.first, share.prompt_count)) {
         prompt_logprobs_.push_back(draw.logprob);

@@ -9,28 +9,33 @@
 #include <span>
 #include <vector>
 
-#include "accept/token_counts.hpp"
 #include "accept/walk.hpp"
 #include "engine/live_request.hpp"
-#include "ops/sampling.hpp"
+#include "engine/target.hpp"
+#include "ops/sampling_builder.hpp"
 #include "schedule/plan.hpp"
+#include "schedule/scheduler.hpp"
 
 namespace espalier::engine {
 
 class StepDraws {
   public:
-    StepDraws(std::int64_t max_rows, std::int64_t max_gather);
+    // What any step of these may ask for.
+    static ops::SamplingCapacity capacity(const schedule::SchedulerOptions& options,
+                                          std::int64_t vocabulary);
+    // builder: of that capacity.
+    StepDraws(std::int64_t max_rows, ops::SamplingBatchBuilder builder);
 
-    // For each request of the plan, in order, one of these two; then the target draws for nodes(),
-    // and take() gets what it drew.
-    void clear();
+    // A step with logits of `gather` tokens. For each request of the plan, in order, one of these
+    // two; then the target draws what finish() returns, and take() gets what it drew.
+    void begin(std::int64_t gather);
     void add_tree(const LiveRequest& live, const accept::TreeView& tree,
                   std::span<const std::int32_t> depths);
     // rows: of one chunk. tokens: all of the request's committed ones.
     void add_chunk(const LiveRequest& live, std::span<const schedule::PlannedRow> rows,
                    std::span<const std::int32_t> tokens);
-    std::span<const ops::NodeSampling> nodes() const { return samplings_; }
-    void take(std::span<const ops::Draw> draws);
+    const ops::SamplingBatchBuilder& finish();
+    void take(const StepResult& result);  // borrowed until the next step
 
     // What request i of the plan drew at its nodes; flagged_nodes is left to the caller.
     accept::NodeDraws nodes_of(std::size_t request) const;
@@ -53,18 +58,19 @@ class StepDraws {
         std::int64_t first_position = 0;
     };
 
+    // What the nodes of a request have in common.
+    ops::NodeRequest common(const LiveRequest& live);
     void add_prompt_token(std::int32_t wanted, std::int32_t top_count, Share& share);
-    void add_node(const LiveRequest& live, const accept::TreeView& tree, std::int32_t node,
-                  std::int32_t depth);
-    std::span<accept::TokenLogprob> take_top(std::int32_t count);
+    void add_node(const LiveRequest& live, ops::NodeRequest node, std::int32_t depth,
+                  std::span<const std::int32_t> path);
+    void add(const ops::NodeRequest& node);
 
     std::vector<Share> shares_;
-    std::vector<ops::NodeSampling> samplings_;
-    std::span<const ops::Draw> draws_;
-    std::vector<accept::TokenLogprob> tops_;
+    ops::SamplingBatchBuilder builder_;
+    std::size_t nodes_ = 0;
     std::size_t tops_used_ = 0;
-    std::vector<accept::NodeCounts> counts_;
-    std::size_t counts_used_ = 0;
+    std::span<const ops::Draw> draws_;
+    std::span<const accept::TokenLogprob> tops_;
     std::vector<float> prompt_logprobs_;
 };
 

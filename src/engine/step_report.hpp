@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 
+#include "base/limits.hpp"
 #include "engine/clock.hpp"
 #include "schedule/plan.hpp"
 
@@ -28,20 +29,42 @@ enum class Phase : std::uint8_t {
 };
 inline constexpr std::size_t kPhases = 11;
 
-struct StepReport {
-    bool ran = false;  // false: nobody had anything to compute
-    std::int64_t number = 0;
+// What can be summed over steps: of one step here, of all in EngineTotals (engine/status.hpp).
+struct StepCounts {
     std::int64_t requests = 0;
-    schedule::StepTokens tokens;
     std::int64_t accepted = 0;   // drafts
     std::int64_t moved = 0;      // slots: accepted nodes that did not lie where they belong
     std::int64_t committed = 0;  // output tokens
     std::int64_t failed = 0;     // requests
-    schedule::Time begin = 0;    // on the engine's clock; all expires that was due by then
     // Nanoseconds.
     schedule::Time whole = 0;
     schedule::Time planning = 0;  // offers, drafts and the plan
     schedule::Time model = 0, sampling = 0;
+    // [d]: trees that had a draft accepted at depth d; [0] stays 0.
+    std::array<std::int64_t, kMaxNodes> accepted_at_depth = {};
+
+    StepCounts& operator+=(const StepCounts& other) {
+        requests += other.requests;
+        accepted += other.accepted;
+        moved += other.moved;
+        committed += other.committed;
+        failed += other.failed;
+        whole += other.whole;
+        planning += other.planning;
+        model += other.model;
+        sampling += other.sampling;
+        for (std::size_t depth = 0; depth < accepted_at_depth.size(); ++depth)
+            accepted_at_depth[depth] += other.accepted_at_depth[depth];
+        return *this;
+    }
+};
+
+struct StepReport : StepCounts {
+    bool ran = false;  // false: nobody had anything to compute
+    std::int64_t number = 0;
+    schedule::StepTokens tokens;
+    schedule::Time begin = 0;  // on the engine's clock; all expires that was due by then
+    // Nanoseconds of each phase.
     std::array<schedule::Time, kPhases> phases = {};
     schedule::Time spent(Phase phase) const { return phases[static_cast<std::size_t>(phase)]; }
 };

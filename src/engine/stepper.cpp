@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/stepper.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/check.hpp"
@@ -21,6 +22,16 @@ Expected<void> check_target_holds(const TargetInfo& target,
         at_most("max_step_tokens", options.max_step_tokens, limits.max_tokens));
     ESPALIER_RETURN_IF_ERROR(
         at_most("max_step_gather", options.max_step_gather, limits.max_gather));
+    if (limits.max_rows > 0)
+        ESPALIER_RETURN_IF_ERROR(at_most("max_rows", options.max_rows, limits.max_rows));
+    if (limits.max_splits > 0) {
+        if (options.max_step_splits == 0)
+            return fail(ErrorKind::exhausted,
+                        "max_step_splits is not bounded, but the model was set up for {}",
+                        limits.max_splits);
+        ESPALIER_RETURN_IF_ERROR(
+            at_most("max_step_splits", options.max_step_splits, limits.max_splits));
+    }
     ESPALIER_RETURN_IF_ERROR(at_most("page_count", options.page_count, target.page_count));
     return at_most("max_model_len", options.max_model_len, limits.max_kv_len);
 }
@@ -41,18 +52,25 @@ Expected<std::unique_ptr<Stepper>> Stepper::create(StepperParts parts,
                                                    const StepperSettings& settings) {
     ESPALIER_RETURN_IF_ERROR(check_target_holds(parts.target->info(), settings.schedule));
     ESPALIER_RETURN_IF_ERROR(check_windows(parts.drafters, settings.schedule));
-    ESPALIER_ASSIGN_OR_RETURN(auto scheduler, schedule::Scheduler::create(settings.schedule));
-    std::unique_ptr<Stepper> stepper(new Stepper(std::move(parts), settings, std::move(scheduler)));
+    schedule::SchedulerOptions schedule = settings.schedule;
+    schedule.row_splits = mla::row_splits;
+    ESPALIER_ASSIGN_OR_RETURN(auto scheduler, schedule::Scheduler::create(schedule));
+    const ops::SamplingCapacity sampling =
+        StepDraws::capacity(settings.schedule, parts.target->info().vocabulary);
+    ESPALIER_ASSIGN_OR_RETURN(auto draws, ops::SamplingBatchBuilder::create(sampling));
+    ESPALIER_RETURN_IF_ERROR(parts.target->reserve(sampling));
+    std::unique_ptr<Stepper> stepper(
+        new Stepper(std::move(parts), settings, std::move(scheduler), std::move(draws)));
     if (settings.step_time) stepper->speculation_.set_step_time(*settings.step_time);
     return stepper;
 }
 
 Stepper::Stepper(StepperParts parts, const StepperSettings& settings,
-                 std::unique_ptr<schedule::Scheduler> scheduler)
+                 std::unique_ptr<schedule::Scheduler> scheduler, ops::SamplingBatchBuilder draws)
     : parts_(std::move(parts)),
-      limits_{parts_.target->info().vocabulary, settings.schedule.max_model_len,
-              settings.schedule.page_count,     parts_.target->info().eos_token_ids,
-              settings.schedule.max_waiting,    settings.schedule.max_waiting_tokens},
+      limits_{.vocabulary = parts_.target->info().vocabulary,
+              .sizes = settings.schedule,
+              .eos_token_ids = parts_.target->info().eos_token_ids},
       scheduler_(std::move(scheduler)),
       speculation_({.grant = settings.grant,
                     .max_rows = settings.schedule.max_rows,
@@ -62,7 +80,7 @@ Stepper::Stepper(StepperParts parts, const StepperSettings& settings,
                     .clock = parts_.clock},
                    std::move(parts_.drafters)),
       batch_(settings.schedule),
-      draws_(settings.schedule.max_rows, settings.schedule.max_step_gather),
+      draws_(settings.schedule.max_rows, std::move(draws)),
       moves_(settings.schedule.max_step_tokens) {
     const auto rows = static_cast<std::size_t>(settings.schedule.max_rows);
     draft_rows_.reserve(rows);
@@ -84,8 +102,10 @@ std::span<const schedule::PlannedRow> Stepper::rows_of(
                                static_cast<std::size_t>(share.rows));
 }
 
-Expected<std::vector<schedule::RequestId>> Stepper::submit(CheckedRequest checked,
-                                                           std::shared_ptr<Receiver> receiver) {
+std::vector<schedule::RequestId> Stepper::submit(CheckedRequest checked,
+                                                 std::shared_ptr<Receiver> receiver,
+                                                 schedule::Time arrived) {
+    now_ = std::max(now_, arrived);
     Request& request = checked.request;
     const accept::OutputOptions& output = checked.rules.options();
     const auto group = std::make_shared<RequestGroup>(std::move(checked.sampling));
@@ -106,8 +126,7 @@ Expected<std::vector<schedule::RequestId>> Stepper::submit(CheckedRequest checke
     wanted.salt = request.salt;
     wanted.prompt_logits = group->prompt_logprobs && !group->prompt_logprobs->complete();
     wanted.max_drafts = request.speculate ? kMaxDrafts : 0;
-    ESPALIER_ASSIGN_OR_RETURN(std::vector<schedule::RequestId> ids,
-                              scheduler_->submit(std::move(wanted)));
+    const std::vector<schedule::RequestId> ids = scheduler_->submit(std::move(wanted));
     if (parts_.observer != nullptr) parts_.observer->submitted(checked, ids, parts_.clock());
     for (std::size_t choice = 0; choice < ids.size(); ++choice) {
         const auto slot = static_cast<std::size_t>(ids[choice].slot);
@@ -116,6 +135,7 @@ Expected<std::vector<schedule::RequestId>> Stepper::submit(CheckedRequest checke
         live_[slot] = std::make_unique<LiveRequest>(
             ids[choice], static_cast<std::int32_t>(choice), group,
             accept::RequestProgress(checked.rules, parts_.tokenizer, request.prompt));
+        live_[slot]->times.arrived = arrived;
     }
     return ids;
 }
@@ -143,6 +163,7 @@ void Stepper::abandon(Interruption why, const std::string& message) {
 StepReport Stepper::step() {
     StepReport report;
     StepTimer timer(parts_.clock, report);
+    now_ = report.begin;
     plan_ = &make_plan(report.begin, timer);
     report.number = plan_->number;
     report.planning = timer.lap(Phase::plan) - report.begin;
@@ -180,7 +201,7 @@ void Stepper::run_plan(StepReport& report, StepTimer& timer) {
         now = timer.lap(Phase::extend);
     }
     scheduler_->advance(outcomes_, now);
-    timer.lap(Phase::advance);
+    now_ = timer.lap(Phase::advance);
     emit();
     report.whole = timer.lap(Phase::emit) - report.begin;
 }
@@ -228,6 +249,7 @@ void Stepper::start_drafting(const schedule::PlannedRequest& share) {
     LiveRequest& request = live(share.id);
     if (request.planned) return;
     request.planned = true;
+    request.times.planned = now_;
     request.cached_tokens = scheduler_->hit_tokens(share.id.slot);
     const auto prompt = static_cast<std::size_t>(scheduler_->prompt_tokens(share.id.slot));
     speculation_.begin(share.id.slot, scheduler_->tokens(share.id.slot).first(prompt),
@@ -235,8 +257,8 @@ void Stepper::start_drafting(const schedule::PlannedRequest& share) {
 }
 
 Expected<void> Stepper::run_model(StepTimer& timer) {
-    ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView view, batch_.build(*plan_, speculation_));
-    draws_.clear();
+    ESPALIER_ASSIGN_OR_RETURN(const batch::HostBatch batch, batch_.build(*plan_, speculation_));
+    draws_.begin(batch.capacity.gather);
     for (std::size_t i = 0; i < plan_->requests.size(); ++i) {
         const schedule::PlannedRequest& share = plan_->requests[i];
         const LiveRequest& request = live(share.id);
@@ -246,11 +268,12 @@ Expected<void> Stepper::run_model(StepTimer& timer) {
             draws_.add_chunk(request, rows_of(share), scheduler_->tokens(share.id.slot));
     }
     timer.lap(Phase::build);
-    ESPALIER_RETURN_IF_ERROR(parts_.target->launch(view, parts_.taps));
+    ESPALIER_RETURN_IF_ERROR(parts_.target->launch(batch, parts_.taps));
     timer.lap(Phase::forward);
-    if (!draws_.nodes().empty()) parts_.target->sample(draws_.nodes());
+    if (const ops::SamplingBatchBuilder& draws = draws_.finish(); draws.nodes() > 0)
+        ESPALIER_RETURN_IF_ERROR(parts_.target->sample(draws));
     ESPALIER_ASSIGN_OR_RETURN(result_, parts_.target->wait());
-    draws_.take(result_.draws);
+    draws_.take(result_);
     timer.lap(Phase::sample);
     return {};
 }

@@ -22,6 +22,7 @@
 #include "engine/receiver.hpp"
 #include "engine/request.hpp"
 #include "engine/speculation.hpp"
+#include "engine/status.hpp"
 #include "engine/step_batch.hpp"
 #include "engine/step_draws.hpp"
 #include "engine/step_report.hpp"
@@ -57,9 +58,11 @@ class Stepper {
                                                      const StepperSettings& settings);
 
     const RequestLimits& request_limits() const { return limits_; }
-    // One id per choice. Everything the request gives, its end included, goes to the receiver.
-    Expected<std::vector<schedule::RequestId>> submit(CheckedRequest request,
-                                                      std::shared_ptr<Receiver> receiver);
+    // One id per choice. Everything the request gives, its end included, goes to the receiver. The
+    // caller keeps to max_waiting (Inbox does). arrived: on the clock, when the client asked.
+    std::vector<schedule::RequestId> submit(CheckedRequest request,
+                                            std::shared_ptr<Receiver> receiver,
+                                            schedule::Time arrived = 0);
     // Between steps. The receiver hears of the end before this returns; false: it had ended.
     bool cancel(schedule::RequestId id);
     StepReport step();
@@ -68,11 +71,12 @@ class Stepper {
     void abandon(Interruption why, const std::string& message);
 
     const schedule::Scheduler& scheduler() const { return *scheduler_; }
+    const EndCounts& ends() const { return ends_; }
     const Speculation& speculation() const { return speculation_; }
 
   private:
     Stepper(StepperParts parts, const StepperSettings& settings,
-            std::unique_ptr<schedule::Scheduler> scheduler);
+            std::unique_ptr<schedule::Scheduler> scheduler, ops::SamplingBatchBuilder draws);
 
     LiveRequest& live(const schedule::RequestId& id);
     std::span<const schedule::PlannedRow> rows_of(const schedule::PlannedRequest& share) const;
@@ -100,6 +104,8 @@ class Stepper {
     std::unique_ptr<schedule::Scheduler> scheduler_;
     Speculation speculation_;
     std::vector<std::unique_ptr<LiveRequest>> live_;  // by request slot
+    EndCounts ends_;
+    schedule::Time now_ = 0;  // the last that was heard of: of a step's phase, or of an arrival
 
     // Of the step under way; memory is kept.
     const schedule::Plan* plan_ = nullptr;

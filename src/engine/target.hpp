@@ -11,12 +11,12 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "batch/batch_view.hpp"
+#include "batch/batch_builder.hpp"
 #include "cache/kv_storage.hpp"
 #include "model/cost.hpp"
 #include "model/deepseek.hpp"
 #include "model/taps.hpp"
-#include "ops/sampling.hpp"
+#include "ops/sampling_builder.hpp"
 
 namespace espalier::engine {
 
@@ -31,7 +31,8 @@ struct TargetInfo {
 
 // Good until the next launch.
 struct StepResult {
-    std::span<const ops::Draw> draws;         // [G]; empty if nothing was sampled
+    std::span<const ops::Draw> draws;                 // [G]; empty if nothing was sampled
+    std::span<const ops::TokenLogprob> alternatives;  // as SamplingBatch::reported has them
     std::span<const std::uint8_t> nonfinite;  // [T]: 1 where a number of the token was not finite
 };
 
@@ -39,13 +40,15 @@ class Target {
   public:
     virtual ~Target() = default;
     virtual const TargetInfo& info() const = 0;
+    // Takes the memory of draws, once, before the first sample(): any batch within the capacity.
+    virtual Expected<void> reserve(const ops::SamplingCapacity& capacity) = 0;
 
     // The pass over the batch: its KV into the cache, the hidden states into the taps. The batch
     // may be changed afterwards. An error: the batch was refused and nothing was queued.
-    virtual Expected<void> launch(const batch::BatchView& batch, const model::Taps& taps) = 0;
-    // One draw per gathered token of the batch launched last. The nodes, and what they point to,
-    // stay until wait().
-    virtual void sample(std::span<const ops::NodeSampling> nodes) = 0;
+    virtual Expected<void> launch(const batch::HostBatch& batch, const model::Taps& taps) = 0;
+    // One draw per gathered token of the batch launched last. The draws may be changed afterwards;
+    // they are within what was reserved.
+    virtual Expected<void> sample(const ops::SamplingBatchBuilder& draws) = 0;
     // Waits for both.
     virtual Expected<StepResult> wait() = 0;
 

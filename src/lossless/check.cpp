@@ -55,8 +55,9 @@ class Check {
     Check(const Workload& work, const Subject& subject)
         : work_(work),
           subject_(subject),
-          limits_{subject.vocabulary(), work.settings.schedule.max_model_len,
-                  work.settings.schedule.page_count, subject.model.config().eos_token_ids} {}
+          limits_{.vocabulary = subject.vocabulary(),
+                  .sizes = work.settings.schedule,
+                  .eos_token_ids = subject.model.config().eos_token_ids} {}
 
     Expected<Verdict> operator()() {
         ESPALIER_RETURN_IF_ERROR(run_alone());
@@ -107,14 +108,14 @@ class Check {
         for (const auto& token : earlier.expected.front().tokens) chat.push_back(token.token);
         chat.insert(chat.end(), request.prompt.begin(), request.prompt.end());
         const std::int64_t room =
-            (limits_.page_count - 1) * cache::kPageTokens - request.output.max_tokens;
+            (limits_.sizes.page_count - 1) * cache::kPageTokens - request.output.max_tokens;
         chat.resize(std::min(chat.size(), static_cast<std::size_t>(room)));
         request.prompt = std::move(chat);
     }
 
     Expected<void> make_stepper() {
         ESPALIER_ASSIGN_OR_RETURN(auto target,
-                                  engine::ModelTarget::create(subject_.model, limits_.page_count));
+                                  engine::ModelTarget::create(subject_.model, limits_.sizes.page_count));
         engine::StepperParts parts{
             std::move(target), subject_.tokenizer, {}, [this] { return now_ += 1000; }};
         if (work_.ngram)
@@ -138,8 +139,7 @@ class Check {
                 more = more || planned.arrival > step;
                 if (planned.arrival == step) {
                     ESPALIER_ASSIGN_OR_RETURN(auto checked, check(planned.request));
-                    ESPALIER_ASSIGN_OR_RETURN(one.ids,
-                                              stepper_->submit(std::move(checked), one.recorder));
+                    one.ids = stepper_->submit(std::move(checked), one.recorder);
                 }
                 if (planned.cancelled == step)
                     stepper_->cancel(one.ids[static_cast<std::size_t>(planned.cancelled_choice)]);

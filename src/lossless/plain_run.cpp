@@ -4,18 +4,70 @@
 #include <array>
 #include <utility>
 
+#include "lossless/isolated_device.hpp"
 #include "model/sequence.hpp"
+#include "ops/sampling_builder.hpp"
+#include "ops/sampling_memory.hpp"
 
 namespace espalier::lossless {
 namespace {
 
+// Draws one token at a time from the logits of a model's last pass.
+class PlainSampler {
+  public:
+    static Expected<PlainSampler> create(const ops::Backend& backend, OpContext context,
+                                         std::int64_t vocabulary, std::int64_t max_context) {
+        const ops::SamplingCapacity capacity{
+            .nodes = 1,
+            .requests = 1,
+            .vocabulary = vocabulary,
+            .max_context = max_context,
+            .biases = accept::kMaxLogitBiases,
+            .banned = 2 * accept::kMaxStopTokens + accept::kMaxStopStrings};
+        ESPALIER_ASSIGN_OR_RETURN(auto builder, ops::SamplingBatchBuilder::create(capacity));
+        ESPALIER_ASSIGN_OR_RETURN(auto memory,
+                                  ops::SamplingMemory::create(context.device, capacity));
+        return PlainSampler(backend, context, std::move(builder), std::move(memory));
+    }
+
+    // begin(), then what the node takes of the builder, then draw().
+    ops::SamplingBatchBuilder& begin() {
+        builder_.begin(1);
+        return builder_;
+    }
+    Expected<ops::Draw> draw(const Matrix& logits, const ops::NodeRequest& node,
+                             std::vector<accept::TokenLogprob>& top) {
+        builder_.add(node);
+        builder_.finish();
+        ESPALIER_ASSIGN_OR_RETURN(const ops::SamplingBatch batch,
+                                  memory_.upload(context_.stream, builder_));
+        backend_.sample_nodes(context_, logits, batch);
+        ops::Draw draw;
+        top.assign(static_cast<std::size_t>(node.alternatives), {});
+        ESPALIER_RETURN_IF_ERROR(memory_.download(context_.stream, {&draw, 1}, top));
+        return draw;
+    }
+
+  private:
+    PlainSampler(const ops::Backend& backend, OpContext context, ops::SamplingBatchBuilder builder,
+                 ops::SamplingMemory memory)
+        : backend_(backend),
+          context_(context),
+          builder_(std::move(builder)),
+          memory_(std::move(memory)) {}
+
+    const ops::Backend& backend_;
+    OpContext context_;
+    ops::SamplingBatchBuilder builder_;
+    ops::SamplingMemory memory_;
+};
+
 class PlainRun {
   public:
-    PlainRun(const Subject& subject, const ops::Backend& backend, OpContext context,
-             const engine::CheckedRequest& checked, std::int32_t choice, model::Sequence sequence)
+    PlainRun(const Subject& subject, PlainSampler sampler, const engine::CheckedRequest& checked,
+             std::int32_t choice, model::Sequence sequence)
         : model_(subject.model),
-          backend_(backend),
-          context_(context),
+          sampler_(std::move(sampler)),
           checked_(checked),
           choice_(choice),
           progress_(checked.rules, subject.tokenizer, checked.request.prompt),
@@ -23,8 +75,10 @@ class PlainRun {
 
     Expected<Output> operator()() {
         ESPALIER_RETURN_IF_ERROR(feed_prompt());
+        if (!progress_.finish() && progress_.tokens_left() == 0)
+            progress_.end(accept::FinishReason::length, output_);
         while (!progress_.finish()) {
-            const ops::Draw drawn = draw();
+            ESPALIER_ASSIGN_OR_RETURN(const ops::Draw drawn, draw());
             if (drawn.flag == ops::DrawFlag::nothing_left)
                 progress_.end(accept::FinishReason::nothing_left, output_);
             else if (drawn.flag == ops::DrawFlag::bad_logits)
@@ -52,41 +106,39 @@ class PlainRun {
         for (std::size_t i = 0; i < prompt.size(); ++i) {
             ESPALIER_RETURN_IF_ERROR(feed(std::array{prompt[i]}));
             if (progress_.finish() || i + 1 == prompt.size()) break;
-            ops::NodeSampling sampling;
-            sampling.wanted = prompt[i + 1];
-            output_.prompt_logprobs.push_back(sample(sampling, *asked).logprob);
+            sampler_.begin();
+            ESPALIER_ASSIGN_OR_RETURN(
+                const ops::Draw drawn,
+                sampler_.draw(logits_, {.wanted = prompt[i + 1], .alternatives = *asked}, top_));
+            output_.prompt_logprobs.push_back(drawn.logprob);
             output_.prompt_tops.insert(output_.prompt_tops.end(), top_.begin(), top_.end());
         }
         return {};
     }
 
-    ops::Draw draw() {
-        ops::NodeSampling sampling = checked_.sampling.node();
-        sampling.position = static_cast<std::int32_t>(sequence_.length());
-        sampling.choice = choice_;
-        sampling.logprob = checked_.request.logprobs;
+    Expected<ops::Draw> draw() {
+        ops::SamplingBatchBuilder& builder = sampler_.begin();
+        ops::NodeRequest node{.parameters = checked_.sampling.draw(),
+                              .position = static_cast<std::int32_t>(sequence_.length()),
+                              .choice = choice_,
+                              .logprob = checked_.request.logprobs,
+                              .alternatives = checked_.rules.options().top_logprobs};
         if (const auto& forced = checked_.request.forced_output; !forced.empty())
-            sampling.wanted = forced[static_cast<std::size_t>(progress_.usage().completion_tokens)];
-        sampling.banned = progress_.banned_at(0);
-        accept::NodeCounts counts;
-        if (checked_.sampling.counts_tokens()) counts = progress_.counts_at({});
-        sampling.committed_counts = counts.committed;
-        return sample(sampling, checked_.rules.options().top_logprobs);
-    }
-
-    ops::Draw sample(ops::NodeSampling sampling, std::int32_t top_count) {
-        top_.assign(static_cast<std::size_t>(top_count), {});
-        sampling.top = top_;
-        ops::Draw draw;
-        backend_.sample_nodes(context_, logits_, &sampling, &draw);
-        return draw;
+            node.wanted = forced[static_cast<std::size_t>(progress_.usage().completion_tokens)];
+        node.biases = builder.add_biases(checked_.sampling.logit_bias());
+        node.banned = builder.add_banned(progress_.banned_at(0));
+        // As a whole each time: nothing is followed step by step.
+        if (checked_.sampling.counts_tokens())
+            node.committed =
+                builder.add_counts(draws_++, {.entries = progress_.committed_counts().entries});
+        return sampler_.draw(logits_, node, top_);
     }
 
     model::DeepseekModel& model_;
-    const ops::Backend& backend_;
-    OpContext context_;
+    PlainSampler sampler_;
     const engine::CheckedRequest& checked_;
     std::int32_t choice_;
+    std::int64_t draws_ = 0;
     accept::RequestProgress progress_;
     model::Sequence sequence_;
     Matrix logits_;  // of the token fed last
@@ -94,10 +146,17 @@ class PlainRun {
     Output output_;
 };
 
+// The plain sampler, where the logits are.
+std::unique_ptr<ops::Backend> plain_backend(Device& device) {
+    auto backend = ops::make_reference_backend();
+    auto* isolated = dynamic_cast<IsolatedDevice*>(&device);
+    return isolated == nullptr ? std::move(backend) : isolate(*isolated, std::move(backend));
+}
+
 }  // namespace
 
 PlainRunner::PlainRunner(const Subject& subject)
-    : subject_(subject), backend_(ops::make_reference_backend()), host_(1), arena_(Buffer()) {}
+    : subject_(subject), backend_(plain_backend(subject.model.device())), arena_(Buffer()) {}
 
 Expected<Output> PlainRunner::run(const engine::CheckedRequest& checked, std::int32_t choice,
                                   bool absorbed) {
@@ -105,7 +164,11 @@ Expected<Output> PlainRunner::run(const engine::CheckedRequest& checked, std::in
     ESPALIER_ASSIGN_OR_RETURN(model::Sequence sequence,
                               model::Sequence::create(subject_.model, absorbed ? 0 : length,
                                                       length + checked.rules.options().max_tokens));
-    return PlainRun(subject_, *backend_, {host_, arena_}, checked, choice, std::move(sequence))();
+    ESPALIER_ASSIGN_OR_RETURN(
+        PlainSampler sampler,
+        PlainSampler::create(*backend_, {subject_.model.device(), arena_}, subject_.vocabulary(),
+                             length + checked.rules.options().max_tokens));
+    return PlainRun(subject_, std::move(sampler), checked, choice, std::move(sequence))();
 }
 
 }  // namespace espalier::lossless

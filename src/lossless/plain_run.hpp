@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "accept/request_progress.hpp"
-#include "base/cpu_device.hpp"
 #include "base/error.hpp"
+#include "base/op_context.hpp"
 #include "engine/request.hpp"
 #include "model/deepseek.hpp"
 #include "ops/ops.hpp"
@@ -46,8 +46,7 @@ class PlainRunner {
   private:
     Subject subject_;
     std::unique_ptr<ops::Backend> backend_;
-    CpuDevice host_;
-    Arena arena_;
+    Arena arena_;  // empty: the plain sampler takes its memory where it is
 };
 
 }  // namespace espalier::lossless

@@ -122,26 +122,30 @@ class Generator {
         return one;
     }
 
+    // Mostly what a request leaves alone; otherwise where requests usually are.
+    void choose(const accept::Parameter& parameter, float& value) {
+        if (!random_.chance(0.25)) return;
+        const double share = random_.between(0, 16) / 16.0;
+        value = static_cast<float>(parameter.usual_least +
+                                   share * (parameter.usual_most - parameter.usual_least));
+    }
+    void choose(const accept::Parameter& parameter, std::int64_t& value) {
+        if (random_.chance(0.3))
+            value = random_.between(static_cast<int>(parameter.usual_least),
+                                    static_cast<int>(parameter.usual_most));
+    }
+    void choose(const accept::Parameter&, std::uint64_t& value) { value = random_.bits(); }
+    void choose(const accept::Parameter&, std::vector<accept::SamplingOptions::Bias>& biases) {
+        if (!random_.chance(0.75)) return;
+        for (const std::int32_t token : work_.palette)
+            if (token < sound_ || random_.chance(0.3))
+                biases.push_back({token, static_cast<float>(random_.between(2, 12))});
+    }
     void sampling(accept::SamplingOptions& options) {
-        options.seed = random_.bits();
-        options.temperature = random_.chance(0.35) ? 0.0f
-                              : random_.chance(0.7)
-                                  ? 1.0f
-                                  : 0.1f * static_cast<float>(random_.between(1, 20));
-        if (random_.chance(0.3)) options.top_k = random_.between(1, 20);
-        if (random_.chance(0.3)) options.top_p = 0.05f * static_cast<float>(random_.between(1, 19));
-        if (random_.chance(0.2)) options.min_p = 0.02f * static_cast<float>(random_.between(1, 20));
-        if (random_.chance(0.25))
-            options.repetition_penalty = 0.5f + 0.1f * static_cast<float>(random_.between(0, 15));
-        if (random_.chance(0.25))
-            options.presence_penalty = 0.25f * static_cast<float>(random_.between(-8, 8));
-        if (random_.chance(0.25))
-            options.frequency_penalty = 0.25f * static_cast<float>(random_.between(-8, 8));
-        if (random_.chance(0.75))
-            for (const std::int32_t token : work_.palette)
-                if (token < sound_ || random_.chance(0.3))
-                    options.logit_bias.push_back(
-                        {token, static_cast<float>(random_.between(2, 12))});
+        accept::SamplingOptions::parameters(
+            [this](const accept::Parameter& parameter, auto& value) { choose(parameter, value); },
+            options);
+        if (random_.chance(0.35)) options.temperature = 0.0f;
     }
 
     void output(accept::OutputOptions& options, std::size_t prompt_length) {
@@ -157,6 +161,8 @@ class Generator {
         if (random_.chance(0.4)) options.top_logprobs = random_.between(0, 5);
         if ((long_ || prompt_length <= 150) && random_.chance(0.15))
             options.prompt_top_logprobs = random_.between(0, 3);
+        if (options.prompt_top_logprobs && random_.chance(0.2))
+            options.max_tokens = options.min_tokens = 0;  // the prompt is scored, nothing more
     }
 
     // Text of one to three tokens of the palette, as far as it is text.
@@ -196,6 +202,11 @@ class Generator {
         options.max_step_gather = options.max_rows + random_.between(0, 200);
         options.prefix_cache = random_.chance(0.85);
         options.hash_seed = random_.bits();
+        // A quarter plans within a budget of splits, often the smallest there may be. (Not from new
+        // random bits, which would make other workloads of old seeds.)
+        if (options.hash_seed % 4 == 0)
+            options.max_step_splits = 2 * ((options.max_model_len + 127) / 128) +
+                                      static_cast<std::int64_t>(options.hash_seed / 4 % 50);
         if (long_ && random_.chance(0.25)) options.prefill_segment = 0;
         work_.settings.grant =
             random_.chance(0.7) ? engine::NodeGrant::everything : engine::NodeGrant::measured;

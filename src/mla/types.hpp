@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <string_view>
 
 #include "base/limits.hpp"
@@ -87,23 +86,30 @@ struct SplitRule {
     std::int64_t most_keys;  // up to so many visible keys …
     std::int32_t length;     // … a split has so many: whole tiles of 64
 };
-inline constexpr SplitRule kSplitRules[] = {
-    {2048, 128}, {8192, 256}, {16384, 512}, {std::int64_t{1} << 31, 1024}};
-
+inline constexpr int kSplitRules = 3;
+constexpr SplitRule split_rule(int index) {
+    if (index == 0) return {1024, 128};
+    if (index == 1) return {2048, 192};
+    return {std::int64_t{1} << 31, 512};
+}
+// The rule for a token that sees so many keys.
+constexpr int split_rule_of(std::int64_t visible) {
+    int index = 0;
+    while (index + 1 < kSplitRules && visible > split_rule(index).most_keys) ++index;
+    return index;
+}
 constexpr std::int32_t split_keys(std::int64_t visible) {
-    for (const SplitRule& rule : kSplitRules)
-        if (visible <= rule.most_keys) return rule.length;
-    return kSplitRules[std::size(kSplitRules) - 1].length;
+    return split_rule(split_rule_of(visible)).length;
 }
 
 // The most splits of a token that sees up to so many keys.
 constexpr std::int64_t most_splits(std::int64_t keys) {
     std::int64_t most = 0;
-    for (const SplitRule& rule : kSplitRules) {
+    for (int index = 0; index <= split_rule_of(keys); ++index) {
+        const SplitRule rule = split_rule(index);
         const std::int64_t reach = keys < rule.most_keys ? keys : rule.most_keys;
         const std::int64_t splits = (reach + rule.length - 1) / rule.length;
         most = splits > most ? splits : most;
-        if (keys <= rule.most_keys) break;
     }
     return most;
 }

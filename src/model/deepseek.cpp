@@ -65,8 +65,8 @@ struct DeepseekModel::State {
           rule(config),
           activations_arena(std::move(activations)),
           scratch(std::move(scratch_memory)),
-          a(Activations::take(activations_arena, config, weights.format.input(),
-                              limits.max_tokens, limits.max_gather)),
+          a(Activations::take(activations_arena, config, weights.format.input(), limits.max_tokens,
+                              limits.max_gather)),
           context{device, scratch} {}
 
     Expected<void> check_batch(const batch::BatchView& batch, const cache::KvStorage& kv) const;
@@ -91,10 +91,15 @@ Expected<void> DeepseekModel::State::check_batch(const batch::BatchView& batch,
     if (static_cast<std::int64_t>(kv.layout().target.size()) != config.num_hidden_layers)
         return fail(ErrorKind::invalid, "a cache of {} layers for a model of {}",
                     kv.layout().target.size(), config.num_hidden_layers);
-    for (std::int64_t token = 0; token < batch.cap_tokens; ++token)
-        if (batch.tokens[token] < 0 || batch.tokens[token] >= config.vocab_size)
-            return fail(ErrorKind::invalid, "token id {} is outside the vocabulary of {}",
-                        batch.tokens[token], config.vocab_size);
+    const std::int32_t rows = std::max(batch.absorbed.rows, batch.decompressed.rows);
+    if (rows > limits.max_rows)
+        return fail(ErrorKind::exhausted, "a batch of {} rows: this model was set up for {}", rows,
+                    limits.max_rows);
+    if (limits.max_splits > 0 &&
+        (batch.absorbed.total_splits == 0 || batch.absorbed.total_splits > limits.max_splits))
+        return fail(ErrorKind::exhausted,
+                    "a batch of {} splits (0: not bounded): this model was set up for {}",
+                    batch.absorbed.total_splits, limits.max_splits);
     return {};
 }
 
@@ -142,6 +147,7 @@ Expected<DeepseekModel> DeepseekModel::create(const checkpoint::ModelConfig& con
     ESPALIER_RETURN_IF_ERROR(check_operations_hold(config));
     ModelLimits bounded = settings.limits;
     if (bounded.max_kv_len == 0) bounded.max_kv_len = config.max_position_embeddings;
+    if (bounded.max_rows == 0) bounded.max_rows = static_cast<std::int32_t>(bounded.max_tokens);
     const DType act = weights.format.input();
     ESPALIER_ASSIGN_OR_RETURN(const mla::KvFormat format, kv_format_for(act, settings.kv_format));
     const std::size_t activation_bytes =
@@ -150,10 +156,11 @@ Expected<DeepseekModel> DeepseekModel::create(const checkpoint::ModelConfig& con
         backend.scratch_bytes(bounded.max_tokens, bounded.max_gather, config.vocab_size,
                               device.workers()),
         kernels.scratch_bytes({.heads = static_cast<std::int32_t>(config.num_attention_heads),
-                               .rows = static_cast<std::int32_t>(bounded.max_tokens),
+                               .rows = bounded.max_rows,
                                .tokens = bounded.max_tokens,
                                .max_q_len = static_cast<std::int32_t>(bounded.max_tokens),
                                .max_kv_len = static_cast<std::int32_t>(bounded.max_kv_len),
+                               .total_splits = bounded.max_splits,
                                .workers = device.workers()}));
     ESPALIER_ASSIGN_OR_RETURN(Buffer activations, device.allocate(activation_bytes));
     ESPALIER_ASSIGN_OR_RETURN(Buffer scratch, device.allocate(scratch_bytes));
@@ -181,7 +188,8 @@ Expected<ForwardResult> DeepseekModel::forward(const batch::BatchView& batch, ca
     ESPALIER_RETURN_IF_ERROR(s.check_taps(taps, tokens));
     ESPALIER_RETURN_IF_ERROR(s.context.device.fill(s.context.stream, s.a.nonfinite, std::byte{0},
                                                    static_cast<std::size_t>(tokens)));
-    s.backend.embed(s.context, batch.tokens, s.weights.embedding.table, s.a.residual.slice(0, tokens));
+    s.backend.embed(s.context, batch.tokens, s.weights.embedding.table,
+                    s.a.residual.slice(0, tokens));
     s.backend.rope_angles(s.context, batch.position, tokens, s.rule.rope,
                           s.a.cos_sin.slice(0, tokens));
     const std::size_t layers = s.weights.layers.size();
@@ -199,11 +207,8 @@ Expected<ForwardResult> DeepseekModel::forward(const batch::BatchView& batch, ca
     return ForwardResult{.logits = s.logits_of(batch), .nonfinite = s.a.nonfinite};
 }
 
-void DeepseekModel::sample(const Matrix& logits, std::span<const ops::NodeSampling> nodes,
-                           std::span<ops::Draw> draws) {
-    CHECK(nodes.size() == static_cast<std::size_t>(logits.rows) && draws.size() == nodes.size(),
-          "{} nodes and {} draws for {} rows of logits", nodes.size(), draws.size(), logits.rows);
-    state_->backend.sample_nodes(state_->context, logits, nodes.data(), draws.data());
+void DeepseekModel::sample(const Matrix& logits, const ops::SamplingBatch& batch) {
+    state_->backend.sample_nodes(state_->context, logits, batch);
 }
 
 Expected<void> DeepseekModel::compact(std::span<const std::int64_t> source,

@@ -23,6 +23,10 @@ struct ModelLimits {
     std::int64_t max_tokens = 2048;  // T of the largest batch
     std::int64_t max_gather = 256;   // G of the largest batch
     std::int64_t max_kv_len = 0;     // longest sequence; 0: the config's max_position_embeddings
+    std::int32_t max_rows = 0;       // of each form; 0: as many as tokens
+    // The splits of a batch's absorbed rows (mla::row_splits), where scratch for all rows at their
+    // longest would be too much: 130 GB for DeepSeek-V3. 0: as many as they may have.
+    std::int64_t max_splits = 0;
 };
 
 struct ModelSettings {
@@ -61,8 +65,7 @@ class DeepseekModel {
                                     const Taps& taps = {});
 
     // One draw per row of a forward's logits.
-    void sample(const Matrix& logits, std::span<const ops::NodeSampling> nodes,
-                std::span<ops::Draw> draws);
+    void sample(const Matrix& logits, const ops::SamplingBatch& batch);
 
     // Moves cached slots in every target layer: slot destination[i] of the pool becomes slot
     // source[i], for i ascending (mla::CompactCall). A commit brings its paths together so.

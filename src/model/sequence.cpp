@@ -2,8 +2,8 @@
 #include "model/sequence.hpp"
 
 #include <algorithm>
-#include <array>
 #include <numeric>
+#include <utility>
 
 namespace espalier::model {
 
@@ -13,31 +13,49 @@ Expected<Sequence> Sequence::create(const DeepseekModel& model, std::int64_t pro
         return fail(ErrorKind::exhausted,
                     "{} tokens of prompt and answer, but the model's context is {}", max_tokens,
                     model.limits().max_kv_len);
-    Sequence sequence;
-    const std::int64_t pages = (max_tokens + cache::kPageTokens - 1) / cache::kPageTokens;
+    const std::int64_t pages = cache::pages_for(max_tokens);
     ESPALIER_ASSIGN_OR_RETURN(
-        sequence.storage_, cache::KvStorage::create(model.device(), model.kv_layout(), pages + 1));
-    sequence.block_table_.resize(static_cast<std::size_t>(pages));
-    std::iota(sequence.block_table_.begin(), sequence.block_table_.end(), cache::kNullPage + 1);
+        cache::KvStorage storage,
+        cache::KvStorage::create(model.device(), model.kv_layout(), pages + 1));
+    const std::int64_t step_tokens = model.limits().max_tokens;
+    Sequence sequence(model.device(), std::move(storage),
+                      {.absorbed_tokens = step_tokens,
+                       .decompressed_tokens = step_tokens,
+                       .absorbed_rows = 1,
+                       .decompressed_rows = 1,
+                       .gather = model.limits().max_gather,
+                       .max_q_len = static_cast<std::int32_t>(step_tokens),
+                       .max_kv_len = static_cast<std::int32_t>(max_tokens),
+                       .table_rows = 1,
+                       .block_stride = pages,
+                       .total_splits = model.limits().max_splits});
     sequence.decompressed_below_ = batch::decompressed_below(prompt_tokens);
     return sequence;
 }
 
+Sequence::Sequence(Device& device, cache::KvStorage storage, const batch::StepCapacity& most)
+    : storage_(std::move(storage)),
+      block_table_(static_cast<std::size_t>(most.block_stride)),
+      builder_(most),
+      batch_(device) {
+    std::iota(block_table_.begin(), block_table_.end(), cache::kNullPage + 1);
+}
+
 Expected<Fed> Sequence::feed(DeepseekModel& model, std::span<const std::int32_t> tokens,
-                             bool want_logits, std::int64_t max_chunk) {
+                             std::int64_t logits, std::int64_t max_chunk) {
     const auto chunk =
         static_cast<std::size_t>(max_chunk > 0 ? max_chunk : model.limits().max_tokens);
     Fed fed;
     for (std::size_t begin = 0; begin < tokens.size() && !fed.nonfinite; begin += chunk) {
         const std::span part = tokens.subspan(begin, std::min(chunk, tokens.size() - begin));
         const bool last = begin + part.size() == tokens.size();
-        ESPALIER_ASSIGN_OR_RETURN(fed, step(model, part, want_logits && last));
+        ESPALIER_ASSIGN_OR_RETURN(fed, step(model, part, last ? logits : 0));
     }
     return fed;
 }
 
 Expected<Fed> Sequence::step(DeepseekModel& model, std::span<const std::int32_t> tokens,
-                             bool want_logits) {
+                             std::int64_t logits) {
     builder_.clear();
     const auto count = static_cast<std::int64_t>(tokens.size());
     const std::int64_t split = std::clamp(decompressed_below_ - length_, std::int64_t{0}, count);
@@ -50,14 +68,17 @@ Expected<Fed> Sequence::step(DeepseekModel& model, std::span<const std::int32_t>
         row.block_table = block_table_;
         row.first_slot = static_cast<std::int32_t>(length_ + first);
         row.form = form;
-        const std::array last = {static_cast<std::int32_t>(q_len - 1)};
-        if (want_logits && first + q_len == count) row.gather = last;
+        const std::int64_t behind = count - (first + q_len);
+        row.gather = static_cast<std::int32_t>(std::clamp<std::int64_t>(logits - behind, 0, q_len));
         return builder_.add(row);
     };
     ESPALIER_RETURN_IF_ERROR(add(0, split, batch::Form::decompressed));
     ESPALIER_RETURN_IF_ERROR(add(split, count - split, batch::Form::absorbed));
-    ESPALIER_ASSIGN_OR_RETURN(const ForwardResult computed,
-                              model.forward(builder_.finish(), storage_));
+    const batch::HostBatch batch = builder_.finish();
+    ESPALIER_RETURN_IF_ERROR(batch.check_tokens(model.config().vocab_size));
+    ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView view,
+                              batch_.upload(model.device().stream(), batch));
+    ESPALIER_ASSIGN_OR_RETURN(const ForwardResult computed, model.forward(view, storage_));
     Fed fed;
     fed.logits = computed.logits;
     flags_.resize(tokens.size());

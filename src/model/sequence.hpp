@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "batch/batch_builder.hpp"
+#include "batch/device_batch.hpp"
 #include "cache/kv_storage.hpp"
 #include "model/deepseek.hpp"
 
@@ -16,7 +16,7 @@ namespace espalier::model {
 
 // What feeding tokens gave.
 struct Fed {
-    Matrix logits;           // [1, V] f32 of the last token, if asked for; as in ForwardResult
+    Matrix logits;           // [logits asked for, V] f32; as in ForwardResult
     bool nonfinite = false;  // a token's numbers were not finite: its chunk does not count
 };
 
@@ -27,9 +27,10 @@ class Sequence {
                                      std::int64_t max_tokens);
 
     // Feeds tokens after those already there, in batches of at most max_chunk (0: the model's
-    // limit), up to the first that computes something not finite.
-    Expected<Fed> feed(DeepseekModel& model, std::span<const std::int32_t> tokens, bool want_logits,
-                       std::int64_t max_chunk = 0);
+    // limit), up to the first that computes something not finite. logits: how many of the last
+    // tokens want theirs, all of one batch.
+    Expected<Fed> feed(DeepseekModel& model, std::span<const std::int32_t> tokens,
+                       std::int64_t logits, std::int64_t max_chunk = 0);
 
     std::int64_t length() const { return length_; }
     // Moves the end: tokens after it are forgotten, slots before it are taken as written (a
@@ -41,12 +42,14 @@ class Sequence {
     cache::KvStorage& storage() { return storage_; }
 
   private:
+    Sequence(Device& device, cache::KvStorage storage, const batch::StepCapacity& most);
     Expected<Fed> step(DeepseekModel& model, std::span<const std::int32_t> tokens,
-                       bool want_logits);
+                       std::int64_t logits);
 
     cache::KvStorage storage_;
     std::vector<std::int32_t> block_table_;
     batch::BatchBuilder builder_;
+    batch::DeviceBatch batch_;
     std::vector<std::uint8_t> flags_;  // of the last step's tokens
     std::int64_t decompressed_below_ = 0;
     std::int64_t length_ = 0;

@@ -69,8 +69,10 @@ inline float log_probability(float logit, float maximum, std::uint64_t raw_total
                               portable_log(total));
 }
 
-inline bool asks_logprobs(const NodeSampling& node) {
-    return node.logprob || !node.top.empty() || node.wanted >= 0;
+// A token's share of the weights, from its scaled distance to the largest logit.
+inline float probability(double distance, std::uint64_t total) {
+    return static_cast<float>(portable_exp(distance) /
+                              (static_cast<double>(total) * (1.0 / kWeightOne)));
 }
 
 // Does a prefix of the descending order with this weight reach top_p of the whole?

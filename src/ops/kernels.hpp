@@ -30,7 +30,7 @@ struct BucketScale {
     float per_unit;
 };
 
-// As in NodeSampling.
+// As in DrawParameters.
 struct Penalties {
     float repetition;
     float frequency;

@@ -17,7 +17,8 @@
 #include "base/op_context.hpp"
 #include "linalg/store.hpp"
 #include "linalg/weight.hpp"
-#include "ops/sampling.hpp"
+#include "ops/draft_children.hpp"
+#include "ops/sampling_batch.hpp"
 
 namespace espalier::ops {
 
@@ -141,8 +142,12 @@ class Backend {
     virtual void gather_rows(OpContext& context, const Matrix& x, const std::int32_t* index,
                              const Matrix& out) const = 0;
     // logits [G, V] f32 → one Draw per node, and its node's alternatives; see ops/sampling.hpp.
-    virtual void sample_nodes(OpContext& context, const Matrix& logits, const NodeSampling* nodes,
-                              Draw* draws) const = 0;
+    virtual void sample_nodes(OpContext& context, const Matrix& logits,
+                              const SamplingBatch& batch) const = 0;
+    // logits [G, Vd] f32 of a draft model → children [G, width]; see ops/draft_children.hpp.
+    virtual void draft_children(OpContext& context, const Matrix& logits,
+                                const SamplingBatch& batch, const DraftVocabulary& vocabulary,
+                                const DraftRule& rule, DraftChild* children) const = 0;
     // Arena bytes that any operation within these capacities may take on a pool of `workers`.
     virtual std::size_t scratch_bytes(std::int64_t token_cap, std::int64_t gather_cap,
                                       std::int64_t vocabulary, int workers) const = 0;

@@ -304,10 +304,25 @@ class ReferenceBackend final : public Backend {
         }
     }
 
-    void sample_nodes(OpContext&, const Matrix& logits, const NodeSampling* nodes,
-                      Draw* draws) const override {
+    void sample_nodes(OpContext&, const Matrix& logits, const SamplingBatch& batch) const override {
+        check_sampling(logits, batch);
+        check_size(logits.cols, batch.vocabulary, "logits");
+        apply_count_updates(batch);
         for (std::int64_t g = 0; g < logits.rows; ++g)
-            draws[g] = reference_draw(logits.row<float>(g), logits.cols, nodes[g]);
+            batch.draws[g] = reference_draw(logits.row<float>(g), logits.cols, node_of(batch, g),
+                                            alternatives_of(batch, g));
+    }
+
+    void draft_children(OpContext&, const Matrix& logits, const SamplingBatch& batch,
+                        const DraftVocabulary& vocabulary, const DraftRule& rule,
+                        DraftChild* children) const override {
+        check_draft(logits, batch, vocabulary, rule);
+        apply_count_updates(batch);
+        const auto width = static_cast<std::size_t>(rule.width);
+        for (std::int64_t g = 0; g < logits.rows; ++g)
+            reference_children({logits.row<float>(g), static_cast<std::size_t>(logits.cols)},
+                               batch.vocabulary, vocabulary.target_of, node_of(batch, g),
+                               rule.coupled, {children + g * rule.width, width});
     }
 
     std::size_t scratch_bytes(std::int64_t, std::int64_t, std::int64_t, int) const override {

@@ -7,10 +7,10 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 #include "ops/draw.hpp"
-#include "ops/shapes.hpp"
 
 namespace espalier::ops {
 namespace {
@@ -18,7 +18,7 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Cuts `order`, which is descending with ties by lower id, to what the filters keep.
-void apply_filters(const float* logits, const NodeSampling& node, double inverse,
+void apply_filters(const float* logits, const SamplingNode& node, double inverse,
                    std::vector<std::int32_t>& order) {
     const double largest = scaled(logits[order.front()], inverse);
     const auto distance = [&](std::int32_t token) {
@@ -44,7 +44,7 @@ void apply_filters(const float* logits, const NodeSampling& node, double inverse
     }
 }
 
-std::int32_t draw_token(const float* logits, const NodeSampling& node,
+std::int32_t draw_token(const float* logits, const SamplingNode& node,
                         std::vector<std::int32_t>& order) {
     if (!(node.temperature >= kGreedyBelow)) return order.front();
     const double inverse = 1.0 / static_cast<double>(node.temperature);
@@ -68,50 +68,13 @@ float kept_finite(float logit) {
 }
 
 // What penalties count of every token: the committed entries, then those of the node's path.
-std::vector<TokenCount> counts_by_token(const NodeSampling& node, std::int64_t vocabulary) {
+std::vector<TokenCount> counts_by_token(const SamplingNode& node, std::int64_t vocabulary) {
     std::vector<TokenCount> counts(static_cast<std::size_t>(vocabulary));
-    for (const TokenCount& count : node.committed_counts)
+    for (const TokenCount& count : node.committed)
         counts.at(static_cast<std::size_t>(count.token)) = count;
-    for (const TokenCount& count : node.changed_counts)
+    for (const TokenCount& count : node.changed)
         counts.at(static_cast<std::size_t>(count.token)) = count;
     return counts;
-}
-
-// One step after the other, each over the whole vocabulary.
-std::vector<float> adjusted(const float* logits, std::int64_t vocabulary,
-                            const NodeSampling& node) {
-    std::vector<float> result(logits, logits + vocabulary);
-    std::vector<float> bias(result.size(), 0.0f);
-    for (const LogitBias& entry : node.logit_bias)
-        bias.at(static_cast<std::size_t>(entry.token)) = entry.bias;
-    const std::vector<TokenCount> counts = counts_by_token(node, vocabulary);
-    std::vector<bool> barred(result.size(), false);
-    for (const std::int32_t token : node.banned) barred.at(static_cast<std::size_t>(token)) = true;
-
-    for (std::size_t token = 0; token < result.size(); ++token) {
-        float& logit = result[token];
-        if (logit == -kInfinity) continue;
-        logit = kept_finite(logit + bias[token]);
-    }
-    for (std::size_t token = 0; token < result.size(); ++token) {
-        float& logit = result[token];
-        if (logit == -kInfinity) continue;
-        if (!counts[token].in_prompt && counts[token].in_output == 0) continue;
-        logit = kept_finite(logit > 0.0f ? logit / node.repetition_penalty
-                                         : logit * node.repetition_penalty);
-    }
-    for (std::size_t token = 0; token < result.size(); ++token) {
-        float& logit = result[token];
-        if (logit == -kInfinity || counts[token].in_output == 0) continue;
-        logit -= node.frequency_penalty * static_cast<float>(counts[token].in_output);
-        logit = kept_finite(logit - node.presence_penalty);
-    }
-    for (std::size_t token = 0; token < result.size(); ++token) {
-        const bool allowed =
-            node.allowed == nullptr || ((node.allowed[token / 32] >> (token % 32)) & 1u) != 0;
-        if (barred[token] || !allowed) result[token] = -kInfinity;
-    }
-    return result;
 }
 
 // Tokens above -inf, descending, ties by lower id.
@@ -124,14 +87,56 @@ std::vector<std::int32_t> descending_order(const float* logits, std::int64_t voc
     return order;
 }
 
-bool is_bad(float logit) { return std::isnan(logit) || logit == kInfinity; }
-
 }  // namespace
 
-Draw reference_draw(const float* logits, std::int64_t vocabulary, const NodeSampling& node) {
-    check_node(node, vocabulary);
-    std::fill(node.top.begin(), node.top.end(), TokenLogprob{-1, -kInfinity});
-    if (std::any_of(logits, logits + vocabulary, is_bad)) return {-1, 0.0f, DrawFlag::bad_logits};
+// One step after the other, each over all logits.
+std::vector<float> reference_adjusted(std::span<const float> logits, std::int64_t vocabulary,
+                                      const std::int32_t* target_of, const SamplingNode& node) {
+    std::vector<float> result(logits.begin(), logits.end());
+    std::vector<std::size_t> id(result.size());
+    for (std::size_t i = 0; i < id.size(); ++i)
+        id[i] = target_of != nullptr ? static_cast<std::size_t>(target_of[i]) : i;
+    std::vector<std::optional<float>> bias(static_cast<std::size_t>(vocabulary));
+    for (const LogitBias& entry : node.biases)
+        bias.at(static_cast<std::size_t>(entry.token)) = entry.bias;
+    const std::vector<TokenCount> counts = counts_by_token(node, vocabulary);
+    std::vector<bool> barred(bias.size(), false);
+    for (const std::int32_t token : node.banned) barred.at(static_cast<std::size_t>(token)) = true;
+
+    for (std::size_t i = 0; i < result.size(); ++i) {
+        float& logit = result[i];
+        if (logit == -kInfinity || !bias.at(id[i])) continue;
+        logit = kept_finite(logit + *bias[id[i]]);
+    }
+    for (std::size_t i = 0; i < result.size(); ++i) {
+        float& logit = result[i];
+        if (logit == -kInfinity) continue;
+        if (!counts.at(id[i]).in_prompt && counts[id[i]].in_output == 0) continue;
+        logit = kept_finite(logit > 0.0f ? logit / node.repetition_penalty
+                                         : logit * node.repetition_penalty);
+    }
+    for (std::size_t i = 0; i < result.size(); ++i) {
+        float& logit = result[i];
+        if (logit == -kInfinity || counts[id[i]].in_output == 0) continue;
+        logit -= node.frequency_penalty * static_cast<float>(counts[id[i]].in_output);
+        logit = kept_finite(logit - node.presence_penalty);
+    }
+    for (std::size_t i = 0; i < result.size(); ++i) {
+        const bool allowed =
+            node.allowed == nullptr || ((node.allowed[id[i] / 32] >> (id[i] % 32)) & 1u) != 0;
+        if (barred[id[i]] || !allowed) result[i] = -kInfinity;
+    }
+    return result;
+}
+
+bool is_bad_logit(float logit) { return std::isnan(logit) || logit == kInfinity; }
+
+Draw reference_draw(const float* logits, std::int64_t vocabulary, const SamplingNode& node,
+                    std::span<TokenLogprob> alternatives) {
+    std::fill(alternatives.begin(), alternatives.end(), TokenLogprob{-1, -kInfinity});
+    if (node.wanted == kPad) return {};
+    if (std::any_of(logits, logits + vocabulary, is_bad_logit))
+        return {-1, 0.0f, DrawFlag::bad_logits};
     const std::vector<std::int32_t> raw_order = descending_order(logits, vocabulary);
     if (raw_order.empty()) return {-1, 0.0f, DrawFlag::nothing_left};
 
@@ -142,15 +147,17 @@ Draw reference_draw(const float* logits, std::int64_t vocabulary, const NodeSamp
     const auto logprob = [&](std::int32_t token) {
         return log_probability(logits[token], maximum, raw_total);
     };
-    for (std::size_t i = 0; i < std::min(node.top.size(), raw_order.size()); ++i)
-        node.top[i] = {raw_order[i], logprob(raw_order[i])};
+    for (std::size_t i = 0; i < std::min(alternatives.size(), raw_order.size()); ++i)
+        alternatives[i] = {raw_order[i], logprob(raw_order[i])};
     if (node.wanted >= 0) return {node.wanted, logprob(node.wanted), DrawFlag::fine};
 
-    const std::vector<float> changed = adjusted(logits, vocabulary, node);
+    const std::vector<float> changed = reference_adjusted(
+        {logits, static_cast<std::size_t>(vocabulary)}, vocabulary, nullptr, node);
     std::vector<std::int32_t> order = descending_order(changed.data(), vocabulary);
     if (order.empty()) return {-1, 0.0f, DrawFlag::nothing_left};
     const std::int32_t token = draw_token(changed.data(), node, order);
-    return {token, asks_logprobs(node) ? logprob(token) : std::numeric_limits<float>::quiet_NaN(),
+    const bool reports = node.logprob || !alternatives.empty();
+    return {token, reports ? logprob(token) : std::numeric_limits<float>::quiet_NaN(),
             DrawFlag::fine};
 }
 

@@ -64,46 +64,36 @@ struct TokenCount {
     bool operator==(const TokenCount&) const = default;
 };
 
+// Counts of a request as their owner keeps them, so that a copy can follow: entries are appended
+// and rewritten, never moved.
+struct CommittedCounts {
+    std::span<const TokenCount> entries;  // each token once
+    std::int64_t changes = 0;             // entries appended or rewritten so far, one by one
+    // [change % kMaxNodes]: the entry that a change touched, for the last kMaxNodes changes.
+    std::span<const std::int32_t> recent{};
+};
+
 struct TokenLogprob {
     std::int32_t token = -1;
     float logprob = 0.0f;
     bool operator==(const TokenLogprob&) const = default;
 };
 
-// What is asked of one node. Spans and pointers are borrowed for the call, on the host; all ids lie
-// in the vocabulary.
-struct NodeSampling {
+// The numbers of a request that its draws take. Device code reads them as they are.
+struct DrawParameters {
     float temperature = 1.0f;
-    float min_p = 0.0f;      // 0: off
-    float top_p = 1.0f;      // 1: off
-    std::int32_t top_k = 0;  // 0: off
+    float min_p = 0.0f;               // 0: off
+    float top_p = 1.0f;               // 1: off
+    std::int32_t top_k = 0;           // 0: off
+    float repetition_penalty = 1.0f;  // > 0 and finite; 1: off
+    float frequency_penalty = 0.0f;   // finite; 0: off
+    float presence_penalty = 0.0f;    // finite; 0: off
     std::uint64_t seed = 0;
-    std::int32_t position = 0;  // of the token that is drawn
-    std::int32_t choice = 0;    // which of n parallel answers
 
-    std::span<const LogitBias> logit_bias{};  // each token once
-    float repetition_penalty = 1.0f;          // > 0 and finite; 1: off
-    float frequency_penalty = 0.0f;           // finite; 0: off
-    float presence_penalty = 0.0f;            // finite; 0: off
-    // Counts that the penalties take, each token once; nobody reads them while all three are off.
-    std::span<const TokenCount> committed_counts{};
-    // Counts of the tokens on the node's path, at most kMaxDrafts: an entry replaces the
-    // committed one of its token.
-    std::span<const TokenCount> changed_counts{};
-    std::span<const std::int32_t> banned{};  // ids that must not be drawn
-    // A grammar's mask, [(vocabulary + 31) / 32] words: token t is allowed if bit t % 32 (from the
-    // lowest) of word t / 32 is set; null: everything. Bits beyond the vocabulary mean nothing.
-    const std::uint32_t* allowed = nullptr;
-
-    // false: nobody asks for the draw's logprob, and it is NaN. That saves a pass of exponentials:
-    // 170 of 178 µs for a greedy node of 129,280 tokens. Of no effect with `top` or `wanted`.
-    bool logprob = true;
-    // Output: gets the tokens of the largest raw logits, descending, ties to the lower id, at most
-    // kMaxTopLogprobs. Places without a token (too few above -inf, or bad logits) get {-1, -inf}.
-    std::span<TokenLogprob> top{};
-    // ≥ 0: nothing is drawn and nothing adjusted; the Draw is this token with its logprob, which is
-    // -inf for a raw logit of -inf (a prompt's logprobs).
-    std::int32_t wanted = -1;
+    // A penalty is on, so a draw needs counts of tokens.
+    bool penalises() const {
+        return repetition_penalty != 1.0f || frequency_penalty != 0.0f || presence_penalty != 0.0f;
+    }
 };
 
 enum class DrawFlag : std::uint8_t {

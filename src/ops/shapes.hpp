@@ -3,8 +3,6 @@
 // were checked before.
 #pragma once
 
-#include <cmath>
-
 #include "base/check.hpp"
 #include "base/matrix.hpp"
 #include "ops/ops.hpp"
@@ -46,22 +44,23 @@ inline void check_rule(const RouterRule& rule, const Matrix& logits) {
           rule.top_k, rule.experts / groups * kept);
 }
 
-inline void check_token(std::int32_t token, std::int64_t vocabulary, const char* name) {
-    CHECK(token >= 0 && token < vocabulary, "{}: token {} of {}", name, token, vocabulary);
+inline void check_sampling(const Matrix& logits, const SamplingBatch& batch) {
+    check_f32(logits, "logits");
+    check_size(logits.rows, batch.nodes, "nodes");
+    CHECK(batch.vocabulary >= 1 && batch.vocabulary <= kMaxVocabulary,
+          "a vocabulary of {}, at most {}", batch.vocabulary, kMaxVocabulary);
 }
 
-// What a node asks beside filters, which take any number. Tokens are checked where they are used.
-inline void check_node(const NodeSampling& node, std::int64_t vocabulary) {
-    CHECK(node.top.size() <= static_cast<std::size_t>(kMaxTopLogprobs),
-          "{} alternatives, at most {}", node.top.size(), kMaxTopLogprobs);
-    CHECK(node.changed_counts.size() <= static_cast<std::size_t>(kMaxDrafts),
-          "{} changed counts, at most {}", node.changed_counts.size(), kMaxDrafts);
-    CHECK(node.wanted < vocabulary, "token {} wanted of {}", node.wanted, vocabulary);
-    CHECK(node.repetition_penalty > 0.0f && std::isfinite(node.repetition_penalty),
-          "a repetition penalty of {}", node.repetition_penalty);
-    CHECK(std::isfinite(node.frequency_penalty) && std::isfinite(node.presence_penalty),
-          "a frequency penalty of {}, a presence penalty of {}", node.frequency_penalty,
-          node.presence_penalty);
+inline void check_draft(const Matrix& logits, const SamplingBatch& batch,
+                        const DraftVocabulary& vocabulary, const DraftRule& rule) {
+    check_sampling(logits, batch);
+    CHECK((vocabulary.target_of == nullptr) == (vocabulary.draft_of == nullptr),
+          "a draft's vocabulary has one map without the other");
+    CHECK(logits.cols >= 1 && logits.cols <= batch.vocabulary &&
+              (vocabulary.target_of != nullptr || logits.cols == batch.vocabulary),
+          "{} draft logits for a vocabulary of {}", logits.cols, batch.vocabulary);
+    CHECK(rule.width >= 1 && rule.width <= kMaxDrafts, "{} children, at most {}", rule.width,
+          kMaxDrafts);
 }
 
 }  // namespace espalier::ops

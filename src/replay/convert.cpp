@@ -34,7 +34,6 @@ trace::Reason reason_of(const engine::Ending& ending) {
         case Interruption::stopped:
             return Reason::stopped;
         case Interruption::none:
-        case Interruption::refused:
         case Interruption::cancelled:
             break;
     }
@@ -52,6 +51,7 @@ trace::Settings settings_of(const engine::StepperSettings& settings,
     out.max_rows = options.max_rows;
     out.max_step_tokens = options.max_step_tokens;
     out.max_step_gather = options.max_step_gather;
+    if (options.max_step_splits > 0) out.max_step_splits = options.max_step_splits;
     out.max_waiting = options.max_waiting;
     out.max_waiting_tokens = options.max_waiting_tokens;
     out.prompt_quantum = options.prompt_quantum;
@@ -74,6 +74,7 @@ engine::StepperSettings stepper_settings_of(const trace::Settings& settings) {
     options.max_rows = settings.max_rows;
     options.max_step_tokens = settings.max_step_tokens;
     options.max_step_gather = settings.max_step_gather;
+    options.max_step_splits = settings.max_step_splits.value_or(0);
     options.max_waiting = settings.max_waiting;
     options.max_waiting_tokens = settings.max_waiting_tokens;
     options.prompt_quantum = settings.prompt_quantum;
@@ -90,7 +91,6 @@ engine::StepperSettings stepper_settings_of(const trace::Settings& settings) {
 trace::Submission submission_of(const engine::CheckedRequest& checked, std::int64_t first_request,
                                 schedule::Time now) {
     const engine::Request& request = checked.request;
-    const accept::SamplingOptions& sampling = request.sampling;
     const accept::OutputOptions& output = checked.rules.options();
     trace::Submission out;
     out.request = first_request;
@@ -104,26 +104,21 @@ trace::Submission submission_of(const engine::CheckedRequest& checked, std::int6
     out.logprobs = request.logprobs;
     out.prompt = request.prompt;
     out.forced_output = request.forced_output;
-    out.sampling = {sampling.temperature,
-                    sampling.top_p,
-                    sampling.top_k,
-                    sampling.min_p,
-                    sampling.repetition_penalty,
-                    sampling.presence_penalty,
-                    sampling.frequency_penalty,
-                    {},
-                    sampling.seed};
-    for (const accept::SamplingOptions::Bias& bias : sampling.logit_bias)
-        out.sampling.logit_bias.push_back({bias.token, bias.bias});
-    out.output = {output.max_tokens,         output.min_tokens,          output.eos_token_ids,
-                  output.stop_token_ids,     output.ignore_eos,          output.stop,
-                  output.include_stop,       output.skip_special_tokens, output.top_logprobs,
-                  output.prompt_top_logprobs};
+    out.sampling = trace::Sampling(request.sampling);
+    out.output = {.max_tokens = output.max_tokens,
+                  .min_tokens = output.min_tokens,
+                  .eos_token_ids = output.eos_token_ids,
+                  .stop_token_ids = output.stop_token_ids,
+                  .ignore_eos = output.ignore_eos,
+                  .stop = output.stop,
+                  .include_stop = output.include_stop,
+                  .skip_special_tokens = output.skip_special_tokens,
+                  .top_logprobs = output.top_logprobs,
+                  .prompt_top_logprobs = output.prompt_top_logprobs};
     return out;
 }
 
 engine::Request request_of(const trace::Submission& submission) {
-    const trace::Sampling& sampling = submission.sampling;
     const trace::Output& output = submission.output;
     engine::Request out;
     out.prompt = submission.prompt;
@@ -134,16 +129,7 @@ engine::Request request_of(const trace::Submission& submission) {
     out.deadline = submission.deadline.value_or(schedule::kNoDeadline);
     out.salt = submission.salt;
     out.speculate = submission.speculate;
-    out.sampling.temperature = sampling.temperature;
-    out.sampling.top_p = sampling.top_p;
-    out.sampling.top_k = sampling.top_k;
-    out.sampling.min_p = sampling.min_p;
-    out.sampling.repetition_penalty = sampling.repetition_penalty;
-    out.sampling.presence_penalty = sampling.presence_penalty;
-    out.sampling.frequency_penalty = sampling.frequency_penalty;
-    for (const trace::Bias& bias : sampling.logit_bias)
-        out.sampling.logit_bias.push_back({bias.token, bias.bias});
-    out.sampling.seed = sampling.seed;
+    out.sampling = submission.sampling;
     out.output.max_tokens = output.max_tokens;
     out.output.min_tokens = output.min_tokens;
     out.output.eos_token_ids = output.eos_token_ids;
@@ -159,7 +145,10 @@ engine::Request request_of(const trace::Submission& submission) {
 
 trace::Ended ended_of(std::int64_t request, const engine::Ending& ending,
                       const accept::Usage& usage) {
-    return {request, reason_of(ending), ending.finish.which, usage.completion_tokens};
+    return {.request = request,
+            .reason = reason_of(ending),
+            .which = ending.finish.which,
+            .tokens = usage.completion_tokens};
 }
 
 }  // namespace espalier::replay

@@ -146,7 +146,6 @@ struct Gauges {
 // Since the scheduler was made.
 struct Totals {
     std::int64_t submitted = 0;  // choices
-    std::int64_t refused = 0;
     std::int64_t finished = 0;
     std::int64_t failed = 0;
     std::int64_t cancelled = 0;

@@ -21,13 +21,17 @@ namespace espalier::schedule {
 using Time = std::int64_t;
 inline constexpr Time kNoDeadline = std::numeric_limits<Time>::max();
 
-// The root and 63 drafts: one bit each in a 64-bit word.
+// Slots that a request writes at most: the last token's KV is never written, a prompt's is.
+constexpr std::int64_t written_slots(std::int64_t prompt_tokens, std::int64_t max_tokens) {
+    return max_tokens > 0 ? prompt_tokens + max_tokens - 1 : prompt_tokens;
+}
 
 // What a caller submits. Its tokens are checked against the vocabulary at the edge, not here.
 struct Request {
     std::vector<std::int32_t> prompt;  // at least one token
-    // At least one; prompt and output together must fit max_model_len (the edge clamps, and says
-    // so, when a client named no number).
+    // Prompt and output together must fit max_model_len (the edge clamps, and says so, when a
+    // client named no number). 0: the prompt alone is wanted, for its logits; it ends with the step
+    // that completes it.
     std::int64_t max_tokens = 1;
     std::int32_t choices = 1;
     std::int32_t priority = 0;    // smaller goes first; equal ones by arrival

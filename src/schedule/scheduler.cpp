@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Requests from submit to their end: what is refused, the lists they stand in, cancelling and
-// expiring. Plans are made in scheduler_plan.cpp.
+// Requests from submit to their end: the lists they stand in, cancelling and expiring. Plans are
+// made in scheduler_plan.cpp.
 #include "schedule/scheduler.hpp"
 
 #include <algorithm>
@@ -59,7 +59,7 @@ Expected<std::unique_ptr<Scheduler>> Scheduler::create(const SchedulerOptions& o
 Scheduler::Scheduler(const SchedulerOptions& options)
     : options_(options), pool_(options.page_count, options.hash_seed) {
     const auto max_rows = static_cast<std::size_t>(options.max_rows);
-    const auto slots = max_rows + static_cast<std::size_t>(options.max_waiting);
+    const auto slots = static_cast<std::size_t>(options.request_slots());
     jobs_.resize(slots);
     groups_.resize(slots);
     for (std::size_t i = slots; i-- > 0;) {  // slot 0 is taken first
@@ -85,13 +85,8 @@ Scheduler::~Scheduler() = default;
 
 // ---- submit -------------------------------------------------------------------------------------
 
-Expected<std::vector<RequestId>> Scheduler::submit(Request request) {
-    Expected<void> checked = check_request(request);
-    if (checked) checked = check_queue(request);
-    if (!checked) {
-        ++totals_.refused;
-        return tl::unexpected<Error>(std::move(checked.error()));
-    }
+std::vector<RequestId> Scheduler::submit(Request request) {
+    check_fits(request);
     std::vector<RequestId> ids;
     ids.reserve(static_cast<std::size_t>(request.choices));
     const std::int32_t group = take_group(request);
@@ -100,52 +95,20 @@ Expected<std::vector<RequestId>> Scheduler::submit(Request request) {
     return ids;
 }
 
-// What can never run here, whatever the others do.
-Expected<void> Scheduler::check_request(const Request& request) const {
+void Scheduler::check_fits(const Request& request) const {
     const auto prompt = static_cast<std::int64_t>(request.prompt.size());
-    if (prompt == 0) return fail(ErrorKind::invalid, "the prompt has 0 tokens; it needs 1");
-    if (request.max_tokens < 1)
-        return fail(ErrorKind::invalid, "max_tokens is {}, but must be at least 1",
-                    request.max_tokens);
-    if (request.choices < 1 || request.choices > options_.max_waiting)
-        return fail(ErrorKind::invalid, "{} choices asked for; the queue takes 1 to {}",
-                    request.choices, options_.max_waiting);
-    if (request.max_drafts < 0 || request.max_drafts > kMaxDrafts)
-        return fail(ErrorKind::invalid, "max_drafts is {}, but must be 0 to {}", request.max_drafts,
-                    kMaxDrafts);
-    if (request.max_tokens > options_.max_model_len - prompt)
-        return fail(ErrorKind::invalid,
-                    "a prompt of {} tokens with max_tokens {} exceeds max_model_len {}", prompt,
-                    request.max_tokens, options_.max_model_len);
-    // The last token's KV is never written.
-    const std::int64_t pages = cache::pages_for(prompt + request.max_tokens - 1);
-    const std::int64_t total = pool_.counts().total;
-    if (pages > total)
-        return fail(ErrorKind::invalid,
-                    "a prompt of {} tokens with max_tokens {} needs {} pages; the cache has {}",
-                    prompt, request.max_tokens, pages, total);
-    const std::int64_t queued = prompt * request.choices;
-    if (queued > options_.max_waiting_tokens)
-        return fail(ErrorKind::invalid, "{} choices of a prompt of {} tokens; the queue takes {}",
-                    request.choices, prompt, options_.max_waiting_tokens);
-    return {};
-}
-
-Expected<void> Scheduler::check_queue(const Request& request) const {
-    const std::int64_t requests = waiting_.size() + request.choices;
-    if (requests > options_.max_waiting)
-        return fail(ErrorKind::exhausted, "the queue would have {} requests; its limit is {}",
-                    requests, options_.max_waiting);
-    const std::int64_t tokens =
-        waiting_tokens_ + static_cast<std::int64_t>(request.prompt.size()) * request.choices;
-    if (tokens > options_.max_waiting_tokens)
-        return fail(ErrorKind::exhausted, "the queue would have {} tokens; its limit is {}", tokens,
-                    options_.max_waiting_tokens);
-    if (static_cast<std::int64_t>(free_slots_.size()) < request.choices)
-        return fail(ErrorKind::exhausted,
-                    "{} choices need slots, and {} are free until ended requests are forgotten",
-                    request.choices, free_slots_.size());
-    return {};
+    CHECK(prompt > 0, "a prompt of {} tokens", prompt);
+    CHECK(request.max_tokens >= 0 && request.max_tokens <= options_.max_model_len - prompt,
+          "a prompt of {} tokens with max_tokens {} exceeds max_model_len {}", prompt,
+          request.max_tokens, options_.max_model_len);
+    CHECK(request.max_drafts >= 0 && request.max_drafts <= kMaxDrafts, "{} drafts of {}",
+          request.max_drafts, kMaxDrafts);
+    const std::int64_t pages = cache::pages_for(written_slots(prompt, request.max_tokens));
+    CHECK(pages <= pool_.counts().total,
+          "a prompt of {} tokens with max_tokens {} needs {} pages; the cache has {}", prompt,
+          request.max_tokens, pages, pool_.counts().total);
+    CHECK(request.choices >= 1 && request.choices <= static_cast<std::int64_t>(free_slots_.size()),
+          "{} choices for {} free slots", request.choices, free_slots_.size());
 }
 
 std::int32_t Scheduler::take_group(const Request& request) {

@@ -10,7 +10,7 @@
 // batch to prompts. "First" is by (priority, arrival). So long prompts never stall streams, and
 // streams never starve a prompt. docs/scheduler.md has the rules and their reasons.
 //
-// Progress: whoever comes first in order may preempt everybody else, and alone it fits (submit
+// Progress: whoever comes first in order may preempt everybody else, and alone it fits (the edge
 // refuses what does not), so every step grants it something.
 #pragma once
 
@@ -20,6 +20,7 @@
 #include <span>
 #include <vector>
 
+#include "base/engine_sizes.hpp"
 #include "base/error.hpp"
 #include "cache/page_pool.hpp"
 #include "schedule/job.hpp"
@@ -33,19 +34,9 @@ namespace espalier::schedule {
 // more slots, whatever the mask. Pure.
 using RowSplits = std::function<std::int64_t(std::int64_t q_len, std::int64_t kv_len)>;
 
-struct SchedulerOptions {
-    std::int64_t page_count = 0;     // with the null page, as in cache::KvStorage
-    std::int64_t max_model_len = 0;  // tokens of a sequence, prompt and output
-    std::int32_t max_rows = 256;     // requests in a batch; each has at most one row of each form
-    std::int64_t max_step_tokens = 2048;  // at least max_rows + prompt_quantum
-    std::int64_t max_step_gather = 2048;  // rows of logits; at least max_rows
-    // The workspace of attention that is cut into splits: the sum of row_splits over the absorbed
-    // rows of a step. At least twice that of a row of one token and max_model_len slots. 0: not
-    // bounded (the CPU needs none).
-    std::int64_t max_step_splits = 0;
-    RowSplits row_splits;             // with max_step_splits
-    std::int32_t max_waiting = 1024;  // requests (choices) that may wait when one is submitted
-    std::int64_t max_waiting_tokens = std::int64_t{1} << 24;
+// The sizes of the engine (base/engine_sizes.hpp), and how its scheduler is to work.
+struct SchedulerOptions : EngineSizes {
+    RowSplits row_splits;  // with max_step_splits; the engine's is mla::row_splits
     // Below about 170 queries up-projecting the history costs more than the decompressed form
     // saves, so prompts advance by this much, or by what is left of them.
     std::int64_t prompt_quantum = 512;
@@ -63,6 +54,9 @@ struct SchedulerOptions {
     // offer_nodes on. Off: they are counted then and taken in next_plan, as far as they are used.
     bool reserve_windows = false;
     std::uint64_t hash_seed = 0;  // random bits keep clients from choosing bad prompts
+
+    // Slots of requests are below this.
+    std::int32_t request_slots() const { return max_rows + max_waiting; }
 };
 
 class Scheduler {
@@ -70,9 +64,9 @@ class Scheduler {
     static Expected<std::unique_ptr<Scheduler>> create(const SchedulerOptions& options);
     ~Scheduler();
 
-    // One id per choice, or an error that names what does not fit and both numbers; then nothing
-    // has changed. Kind invalid: it can never run here. Kind exhausted: the queue is full now.
-    Expected<std::vector<RequestId>> submit(Request request);
+    // One id per choice. The request has passed the edge: it fits alone, and the queue has room
+    // for it (engine/request.hpp and engine/inbox.hpp see to that; here it is CHECKed).
+    std::vector<RequestId> submit(Request request);
     // Ends the request, at any moment. Cancelled between next_plan and advance, its row runs on,
     // its outcome is dropped, and it has ended when advance returns. False: it had ended already.
     bool cancel(RequestId id);
@@ -139,8 +133,7 @@ class Scheduler {
     explicit Scheduler(const SchedulerOptions& options);
 
     // Requests and their lists (scheduler.cpp).
-    Expected<void> check_request(const Request& request) const;
-    Expected<void> check_queue(const Request& request) const;
+    void check_fits(const Request& request) const;
     RequestId enlist(const Request& request, std::int32_t choice, std::int32_t group);
     std::int32_t take_group(const Request& request);
     Job& at(std::int32_t slot) { return jobs_[static_cast<std::size_t>(slot)]; }

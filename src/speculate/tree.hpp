@@ -68,7 +68,4 @@ class Tree {
     std::array<std::uint64_t, kMaxNodes> words_;
 };
 
-// The word of token i of a chain.
-constexpr std::uint64_t causal_word(std::int32_t i) { return ~0ull >> (63 - i); }
-
 }  // namespace espalier::speculate

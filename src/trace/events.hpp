@@ -10,9 +10,12 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 #include <variant>
 #include <vector>
 
+#include "accept/sampling_options.hpp"
 #include "base/limits.hpp"
 
 namespace espalier::trace {
@@ -93,6 +96,7 @@ struct Settings {
     std::uint64_t hash_seed = 0;
     Grant grant = Grant::measured;
     std::vector<std::string> drafters;
+    std::optional<std::int64_t> max_step_splits = {};
     template <typename Visitor, typename Self>
     static void fields(Visitor& visit, Self& self) {
         visit.integer("page_count", self.page_count, 0, std::int64_t{1} << 26);
@@ -100,6 +104,7 @@ struct Settings {
         visit.integer("max_rows", self.max_rows, 0, kMaxRows);
         visit.integer("max_step_tokens", self.max_step_tokens, 0, std::int64_t{1} << 20);
         visit.integer("max_step_gather", self.max_step_gather, 0, std::int64_t{1} << 20);
+        visit.maybe_integer("max_step_splits", self.max_step_splits, 1, kMaxNumber);
         visit.integer("max_waiting", self.max_waiting, 0, std::int64_t{1} << 20);
         visit.integer("max_waiting_tokens", self.max_waiting_tokens, 0, kMaxNumber);
         visit.integer("prompt_quantum", self.prompt_quantum, 0, std::int64_t{1} << 20);
@@ -119,7 +124,8 @@ struct Header {
     std::int32_t format = kFormat;
     std::string version;  // of Espalier
     Model model;
-    std::string variant;  // of the kernels
+    std::string variant;                   // of the kernels
+    std::optional<std::string> kv_format;  // of the cache, where it was asked for
     std::int32_t threads = 0;
     std::int32_t sampling_version = 0;
     Settings settings;
@@ -129,6 +135,7 @@ struct Header {
         visit.text("version", self.version);
         visit.object("model", self.model);
         visit.text("variant", self.variant);
+        visit.maybe_text("kv_format", self.kv_format);
         visit.integer("threads", self.threads, 0, kMaxRows);
         visit.integer("sampling_version", self.sampling_version, 0, kMaxToken);
         visit.object("settings", self.settings);
@@ -138,36 +145,36 @@ struct Header {
 
 // ---- between steps ------------------------------------------------------------------------------
 
-struct Bias {
-    std::int64_t token = 0;
-    float bias = 0;
-    template <typename Visitor, typename Self>
-    static void fields(Visitor& visit, Self& self) {
-        visit.integer("token", self.token, 0, kMaxToken);
-        visit.real("bias", self.bias);
-    }
-    bool operator==(const Bias&) const = default;
-};
+// Names are those of its parameters(); numbers are read as they are and checked when a request is
+// made of them.
+struct Sampling : accept::SamplingOptions {
+    Sampling() = default;
+    explicit Sampling(accept::SamplingOptions options) : SamplingOptions(std::move(options)) {}
 
-struct Sampling {  // accept::SamplingOptions
-    float temperature = 1, top_p = 1;
-    std::int64_t top_k = 0;
-    float min_p = 0, repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0;
-    std::vector<Bias> logit_bias;
-    std::uint64_t seed = 0;
     template <typename Visitor, typename Self>
     static void fields(Visitor& visit, Self& self) {
-        visit.word64("seed", self.seed);
-        visit.real("temperature", self.temperature);
-        visit.real("top_p", self.top_p);
-        visit.integer("top_k", self.top_k, -1, kMaxNumber);
-        visit.real("min_p", self.min_p);
-        visit.real("repetition_penalty", self.repetition_penalty);
-        visit.real("presence_penalty", self.presence_penalty);
-        visit.real("frequency_penalty", self.frequency_penalty);
-        visit.objects("logit_bias", self.logit_bias, kMaxRows);
+        accept::SamplingOptions::parameters(Fields<Visitor>{visit}, self);
     }
     bool operator==(const Sampling&) const = default;
+
+  private:
+    template <typename Visitor>
+    struct Fields {
+        Visitor& visit;
+        template <typename T>
+        void operator()(const accept::Parameter& parameter, T& value) const {
+            using Value = std::remove_const_t<T>;
+            if constexpr (std::is_same_v<Value, float>)
+                visit.real(parameter.name, value);
+            else if constexpr (std::is_same_v<Value, std::uint64_t>)
+                visit.word64(parameter.name, value);
+            else if constexpr (std::is_same_v<Value, std::int64_t>)
+                visit.integer(parameter.name, value, static_cast<std::int64_t>(parameter.least),
+                              kMaxNumber);
+            else
+                visit.objects(parameter.name, value, kMaxRows);
+        }
+    };
 };
 
 struct Output {  // accept::OutputOptions

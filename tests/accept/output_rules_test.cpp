@@ -32,7 +32,8 @@ std::string message_after(const std::function<void(OutputOptions&)>& change) {
 
 TEST(OutputRules, NameWhatTheyRefuse) {
     const std::pair<std::function<void(OutputOptions&)>, std::string> cases[] = {
-        {[](auto& o) { o.max_tokens = 0; }, "max_tokens: 0, at least 1"},
+        {[](auto& o) { o.max_tokens = 0; },
+         "max_tokens: 0, at least 1 (or 0 with prompt_logprobs)"},
         {[](auto& o) { o.min_tokens = 11; }, "min_tokens: 11, not within 0…max_tokens = 10"},
         {[](auto& o) { o.min_tokens = -1; }, "min_tokens: -1, not within 0…max_tokens = 10"},
         {[](auto& o) { o.top_logprobs = 21; }, "top_logprobs: 21, not within 0…20"},

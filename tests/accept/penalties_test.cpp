@@ -14,6 +14,8 @@
 #include "base/random.hpp"
 #include "ops/ops.hpp"
 #include "ops/reference_sampling.hpp"
+#include "ops/sampling_builder.hpp"
+#include "ops/sampling_memory.hpp"
 
 namespace espalier::accept {
 namespace {
@@ -46,7 +48,7 @@ ops::Draw draw_next(const std::vector<float>& logits, const Text& text,
         }
     }
     const auto vocabulary = static_cast<std::int64_t>(logits.size());
-    ops::NodeSampling plain;
+    ops::SamplingNode plain;
     plain.temperature = options.temperature;
     plain.seed = options.seed;
     plain.position = static_cast<std::int32_t>(text.prompt.size() + text.output.size());
@@ -81,10 +83,19 @@ class Workload {
         TokenCounts counts(text_.prompt);
         for (const std::int32_t token : text_.output) counts.add(token);
 
+        const ops::SamplingCapacity capacity{.nodes = kMaxNodes,
+                                             .requests = 1,
+                                             .vocabulary = vocabulary_,
+                                             .max_context = 60,
+                                             .biases = 1};
+        auto builder = ops::SamplingBatchBuilder::create(capacity).value();
+        CpuDevice device(workers);
+        auto memory = ops::SamplingMemory::create(device, capacity).value();
+        builder.begin(static_cast<std::int64_t>(nodes));
+        ops::NodeRequest common{.parameters = parameters->draw()};
+        common.biases = builder.add_biases(parameters->logit_bias());
+        common.committed = builder.add_counts(0, counts.committed());
         std::vector<float> logits;
-        std::vector<NodeCounts> at;
-        at.reserve(nodes);
-        std::vector<ops::NodeSampling> sampling;
         std::vector<ops::Draw> wanted;
         for (std::size_t node = 0; node < nodes; ++node) {
             const NodeList path =
@@ -95,22 +106,22 @@ class Workload {
             for (int i = 0; i < vocabulary_; ++i) row.push_back(2.0f * random_.normal());
             wanted.push_back(draw_next(row, text, options_));
             logits.insert(logits.end(), row.begin(), row.end());
-            at.push_back(counts.at(path.values()));
-            sampling.push_back(parameters->node());
-            sampling.back().position =
-                static_cast<std::int32_t>(text.prompt.size() + text.output.size());
-            sampling.back().committed_counts = at.back().committed;
-            sampling.back().changed_counts = at.back().changed();
+            const NodeCounts at = counts.at(path.values());
+            ops::NodeRequest request = common;
+            request.position = static_cast<std::int32_t>(text.prompt.size() + text.output.size());
+            request.changed = at.changed();
+            builder.add(request);
         }
+        builder.finish();
 
-        CpuDevice device(workers);
         Arena arena(
             device.allocate(backend.scratch_bytes(0, kMaxNodes, vocabulary_, workers)).value());
         OpContext context{device, arena};
         std::vector<ops::Draw> draws(nodes);
         backend.sample_nodes(
             context, Matrix::of(logits.data(), static_cast<std::int64_t>(nodes), vocabulary_),
-            sampling.data(), draws.data());
+            memory.upload(context.stream, builder).value());
+        ASSERT_TRUE(memory.download(context.stream, draws, {}));
         for (std::size_t node = 0; node < nodes; ++node) {
             ASSERT_EQ(draws[node].token, wanted[node].token) << "node " << node;
             ASSERT_EQ(draws[node].logprob, wanted[node].logprob) << "node " << node;

@@ -64,14 +64,14 @@ TEST(SamplingParameters, TopKIsOffAtZeroAndMinusOneAndEndsAtTheVocabulary) {
     const auto top_k = [](std::int64_t value) {
         SamplingOptions options;
         options.top_k = value;
-        return SamplingParameters::make(options, kVocabulary)->node().top_k;
+        return SamplingParameters::make(options, kVocabulary)->draw().top_k;
     };
     EXPECT_EQ(top_k(0), 0);
     EXPECT_EQ(top_k(-1), 0);
     EXPECT_EQ(top_k(40), 40);
     EXPECT_EQ(top_k(std::numeric_limits<std::int64_t>::max()), kVocabulary);
     EXPECT_EQ(error_of([](SamplingOptions& options) { options.top_k = -2; }),
-              "top_k: -2, at least 0 (or -1: off)");
+              "top_k: -2, at least -1");
 }
 
 TEST(SamplingParameters, BiasesAreCheckedOneByOne) {
@@ -102,15 +102,15 @@ TEST(SamplingParameters, ANodeGetsAllOfThem) {
     ASSERT_TRUE(first);
     EXPECT_FALSE(first->counts_tokens());
     const SamplingParameters moved = std::move(*first);
-    const ops::NodeSampling& node = moved.node();
+    const ops::DrawParameters& node = moved.draw();
     EXPECT_EQ(node.temperature, 0.5f);
     EXPECT_EQ(node.top_p, 0.9f);
     EXPECT_EQ(node.top_k, 7);
     EXPECT_EQ(node.min_p, 0.1f);
     EXPECT_EQ(node.seed, 42u);
-    ASSERT_EQ(node.logit_bias.size(), 2u);
-    EXPECT_EQ(node.logit_bias[0], (ops::LogitBias{2, -1.0f}));
-    EXPECT_EQ(node.logit_bias[1], (ops::LogitBias{9, 1.0f}));
+    ASSERT_EQ(moved.logit_bias().size(), 2u);
+    EXPECT_EQ(moved.logit_bias()[0], (ops::LogitBias{2, -1.0f}));
+    EXPECT_EQ(moved.logit_bias()[1], (ops::LogitBias{9, 1.0f}));
 
     for (const auto penalty :
          {&SamplingOptions::repetition_penalty, &SamplingOptions::presence_penalty,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random requests over a pool that is too small for them, against PageModel: they arrive, match,
-// take chunks and trees of which a part is accepted, are preempted, forked and cancelled at any
-// moment, while stray handles come and go. After every operation all counts, all tables and what
-// can be found must agree, and a slot of a found page must hold what its place in the sequence
+// take chunks and trees of which a part is accepted, are preempted, arrive again and are cancelled
+// at any moment, while stray handles come and go. After every operation all counts, all tables and
+// what can be found must agree, and a slot of a found page must hold what its place in the sequence
 // needs.
 #include <gtest/gtest.h>
 
@@ -59,7 +59,7 @@ class World {
         else if (kind < 78)
             preempt();
         else if (kind < 82)
-            fork();
+            arrive_again();
         else if (kind < 88)
             lookup_stray();
         else if (kind < 94)
@@ -179,8 +179,7 @@ class World {
         grow(*request, root + window);
         if (request->table.slots() < root + window) return;
         for (std::int64_t i = 0; i < window; ++i)  // drafts: rejected until the walk says otherwise
-            stored_.at(static_cast<std::size_t>(request->table.slot_to_write(root + i))) =
-                random_.bits();
+            slot_to_write(request->table, root + i) = random_.bits();
         if (random_.chance(0.1)) return cancel();
         const std::int64_t accepted =
             in_prompt ? window : random_.between(1, static_cast<int>(window));
@@ -194,8 +193,7 @@ class World {
             request.tokens.push_back(last % 8 == 0 ? 1 : 0);
         }
         for (std::int64_t slot = request.written; slot < written; ++slot)
-            stored_.at(static_cast<std::size_t>(request.table.slot_to_write(slot))) =
-                latent(key, request.tokens, slot);
+            slot_to_write(request.table, slot) = latent(key, request.tokens, slot);
         request.written = written;
         if (random_.chance(0.7)) truncate(request, written);
         publish(request);
@@ -239,16 +237,19 @@ class World {
         if (random_.chance(0.5)) match(*request);
     }
 
-    void fork() {
-        Request* request = any_request();
+    void arrive_again() {  // with the text of another, generated part included
+        const Request* request = any_request();
         if (request == nullptr || requests_.size() > 5) return;
-        Request other{request->table.fork(), request->tokens, 0, {}, 0};
-        other.expected_published = request->expected_published;
-        other.expected.assign(request->expected.begin(),
-                              request->expected.begin() + request->expected_published);
-        other.written = other.expected_published * kPageTokens;
-        for (const PageId page : other.expected) model_.hold(page);
-        requests_.push_back(std::move(other));
+        match(requests_.emplace_back(
+            Request{PageTable(pool_, request->table.key()), request->tokens, 0, {}, 0}));
+    }
+
+    // What the slot holds; no page that others may read is written.
+    std::uint64_t& slot_to_write(const PageTable& table, std::int64_t slot) {
+        EXPECT_GE(slot, table.published_pages() * kPageTokens);
+        const PageId page = table.block_table()[static_cast<std::size_t>(slot / kPageTokens)];
+        return stored_.at(
+            static_cast<std::size_t>(page * std::int64_t{kPageTokens} + slot % kPageTokens));
     }
 
     void lookup_stray() {

@@ -44,8 +44,7 @@ Count count(NodeGrant grant, Harness::Drafters drafters, bool penalties, int ste
     Harness harness(tiny_target(Family::v3), settings, std::move(drafters));
     const auto counter = std::make_shared<Counter>();
     for (std::uint64_t seed = 1; seed <= 4; ++seed)
-        EXPECT_TRUE(
-            harness.stepper->submit(harness.check(repetitive_request(seed, penalties)), counter));
+        harness.stepper->submit(harness.check(repetitive_request(seed, penalties)), counter);
     // A measured grant fits its times anew while the first steps are watched.
     for (int step = 0; step < 25; ++step) harness.stepper->step();
     const std::int64_t tokens = counter->tokens;

@@ -8,6 +8,9 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -61,7 +64,7 @@ Read read_all(Stream& stream, std::chrono::microseconds pause = 0us) {
 
 Output plain_output(const Request& request) {
     TinyTarget& target = tiny_target(Family::v2);
-    const RequestLimits limits{kTinyVocabulary, 1024, 65, {1}};
+    const RequestLimits limits = roomy_limits();
     return run_plain(target, *check_request(request, limits, *target.tokenizer), 0);
 }
 
@@ -151,6 +154,8 @@ TEST(Engine, StopEndsEverythingAtOnceAndStreamsMayOutliveIt) {
     engine->stop();
     EXPECT_EQ(engine->status().state, EngineState::stopped);
     EXPECT_FALSE(engine->submit(plain_request(20, 10, 5)));
+    EXPECT_FALSE(engine->drain(60s));  // all have ended, but not as they should
+    EXPECT_EQ(engine->status().sums.ends.of(Interruption::stopped), 3);
     engine.reset();
     for (Stream& stream : streams) {
         const Read read = read_all(stream);
@@ -200,7 +205,7 @@ TEST(Engine, RefusesWhatCanNeverRunAndWhatTheQueueHasNoRoomFor) {
     const auto too_long = engine->submit(plain_request(1024, 10, 1));
     ASSERT_FALSE(too_long);
     EXPECT_EQ(too_long.error().message,
-              "the prompt has 1024 tokens; prompt and output together may have 1024");
+              "prompt: 1024 tokens; prompt and output together may have 1024");
     std::vector<Stream> streams;
     std::optional<Error> refusal;
     for (std::uint64_t i = 0; i < 10 && !refusal; ++i) {
@@ -228,11 +233,128 @@ TEST(Engine, AnErrorOfTheProgramEndsTheRequestsAndIsTold) {
     const Read read = read_all(*stream);
     EXPECT_EQ(read.last.interruption, Interruption::step_failed);
     EXPECT_EQ(read.last.message, "a fault of the test");
-    EXPECT_TRUE(engine->drain(60s));  // nothing is left to wait for
+    EXPECT_FALSE(engine->drain(60s));  // nothing is left to wait for, but it was not finished
     EXPECT_EQ(engine->status().state, EngineState::failed);
     const auto refused = engine->submit(plain_request(20, 10, 5));
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().message, "the engine is out of order: a fault of the test");
+}
+
+// One thread reads all streams: told by wake-ups, it polls and never waits for one of them. Others
+// submit and cancel meanwhile.
+TEST(Engine, OneThreadReadsManyStreamsByWakeUps) {
+    constexpr std::size_t kStreams = 12;
+    struct Mail {
+        std::mutex mutex;
+        std::condition_variable arrived;
+        std::vector<std::size_t> woken;
+    };
+    // A wake-up may come after its reader is gone.
+    const auto mail = std::make_shared<Mail>();
+    std::vector<Request> requests;
+    std::vector<Output> expected;
+    for (std::size_t i = 0; i < kStreams; ++i) {
+        requests.push_back(plain_request(5 + 11 * i, 20, i));
+        expected.push_back(plain_output(requests.back()));
+    }
+    const auto engine = make_engine();
+    std::vector<std::optional<Stream>> streams(kStreams);
+    for (std::size_t i = 0; i < kStreams; ++i) {
+        auto stream = engine->submit(requests[i], [mail, i] {
+            const std::lock_guard lock(mail->mutex);
+            mail->woken.push_back(i);
+            mail->arrived.notify_one();
+        });
+        ASSERT_TRUE(stream);
+        streams[i].emplace(std::move(*stream));
+    }
+    std::thread canceller([&] {
+        for (std::size_t i = 0; i < kStreams; i += 4) streams[i]->cancel();
+    });
+    std::vector<std::string> texts(kStreams);
+    std::vector<Updates> updates(kStreams);
+    std::size_t finished = 0;
+    while (finished < kStreams) {
+        std::vector<std::size_t> woken;
+        {
+            std::unique_lock lock(mail->mutex);
+            ASSERT_TRUE(mail->arrived.wait_for(lock, 60s, [&] { return !mail->woken.empty(); }));
+            std::swap(woken, mail->woken);
+        }
+        for (const std::size_t i : woken) {
+            if (streams[i]->next_within(updates[i], 0ns) != Mailbox::Poll::updated) continue;
+            texts[i] += updates[i].choices[0].emission.text;
+            if (updates[i].choices[0].ended) ++finished;
+        }
+    }
+    canceller.join();
+    for (std::size_t i = 0; i < kStreams; ++i) {
+        const ChoiceUpdate& last = updates[i].choices[0];
+        EXPECT_EQ(streams[i]->next_within(updates[i], 0ns), Mailbox::Poll::finished);
+        if (last.interruption == Interruption::cancelled) {
+            EXPECT_EQ(i % 4, 0u);
+            EXPECT_TRUE(expected[i].text.starts_with(texts[i]));
+        } else {
+            EXPECT_EQ(texts[i], expected[i].text);
+        }
+    }
+}
+
+TEST(Engine, ARequestsTimesFollowEachOther) {
+    const auto engine = make_engine();
+    const schedule::Time before = engine->now();
+    auto stream = engine->submit(plain_request(20, 5, 1));
+    ASSERT_TRUE(stream);
+    const RequestTimes times = read_all(*stream).last.times;
+    EXPECT_LE(before, times.arrived);
+    ASSERT_TRUE(times.planned && times.first_token && times.ended);
+    EXPECT_LE(times.arrived, *times.planned);
+    EXPECT_LT(*times.planned, *times.first_token);
+    EXPECT_LT(*times.first_token, *times.ended);
+    EXPECT_LE(*times.ended, engine->now());
+}
+
+TEST(Engine, TheHeartBeatsWhileThereIsNothingToDo) {
+    const auto engine = make_engine();
+    schedule::Time beat = engine->status().heartbeat;
+    for (int beats = 0; beats < 2; ++beats) {
+        const auto deadline = std::chrono::steady_clock::now() + 60s;
+        while (engine->status().heartbeat == beat) {
+            ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+            std::this_thread::sleep_for(1ms);
+        }
+        beat = engine->status().heartbeat;
+        EXPECT_LE(beat, engine->now());
+    }
+    EXPECT_EQ(engine->status().last_step, 0);
+}
+
+TEST(Engine, SumsWhatItsRequestsDid) {
+    const auto engine = make_engine();
+    Request request = plain_request(20, 30, 1);
+    accept::Usage usage;
+    for (int i = 0; i < 2; ++i) {
+        auto stream = engine->submit(request);
+        ASSERT_TRUE(stream);
+        usage = read_all(*stream).last.usage;
+    }
+    request.deadline = engine->now();
+    auto late = engine->submit(request);
+    ASSERT_TRUE(late);
+    EXPECT_EQ(read_all(*late).last.interruption, Interruption::deadline);
+    EXPECT_TRUE(engine->drain(60s));
+    const EngineTotals sums = engine->status().sums;
+    EXPECT_EQ(sums.ends.of(accept::FinishReason::length), 2);
+    EXPECT_EQ(sums.ends.of(accept::FinishReason::interrupted), 1);
+    EXPECT_EQ(sums.ends.of(Interruption::deadline), 1);
+    EXPECT_EQ(sums.steps.committed, 60);
+    std::int64_t accepted = 0;
+    for (const std::int64_t count : sums.steps.accepted_at_depth) accepted += count;
+    EXPECT_EQ(accepted, sums.steps.accepted);
+    EXPECT_GE(sums.steps.accepted, usage.accepted);
+    EXPECT_EQ(sums.drawing_steps() + sums.steps.accepted, 60);
+    engine->stop();
+    EXPECT_TRUE(engine->drain(0ns));  // it had finished all before it was stopped
 }
 
 TEST(Engine, AReaderMayAskWithoutWaiting) {

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "mla/storage.hpp"
+#include "ops/sampling_node.hpp"
 
 namespace espalier::engine {
 namespace {
@@ -47,7 +48,7 @@ std::vector<std::int32_t> FakeTarget::prefix_of(const mla::RaggedRows& rows, std
     const std::int64_t begin = tree ? kv_len - tail : kv_len - q_len + index + 1;
     std::vector<std::int32_t> prefix;
     const auto see = [&](std::int64_t slot) {
-        const std::int32_t* table = rows.block_table + row * rows.block_stride;
+        const std::int32_t* table = rows.block_table + mla::table_of(rows, row) * rows.block_stride;
         const auto at = mla::pool_slot(table, cache::kPageTokens, slot);
         prefix.push_back(cached_.at(static_cast<std::size_t>(at)));
     };
@@ -64,8 +65,10 @@ void FakeTarget::read_prefixes(const mla::RaggedRows& rows, std::int64_t first, 
             prefixes_[static_cast<std::size_t>(token)] = prefix_of(rows, row, token);
 }
 
-Expected<void> FakeTarget::launch(const batch::BatchView& batch, const model::Taps&) {
+Expected<void> FakeTarget::launch(const batch::HostBatch& host_batch, const model::Taps&) {
     if (fault == Fault::refuse_launch) return out_of_order();
+    ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView batch,
+                              batch_.upload(device_.stream(), host_batch));
     const auto tokens = static_cast<std::size_t>(batch.cap_tokens);
     nonfinite_.assign(tokens, 0);
     for (std::size_t t = 0; t < tokens; ++t) {
@@ -83,20 +86,31 @@ Expected<void> FakeTarget::launch(const batch::BatchView& batch, const model::Ta
             std::ssize(prefixes_[t]) != static_cast<std::int64_t>(batch.position[t]) + 1)
             throw std::runtime_error("a token's position is not the length of what it sees");
     draws_.clear();
+    alternatives_.clear();
     return {};
 }
 
-void FakeTarget::sample(std::span<const ops::NodeSampling> nodes) {
-    for (std::size_t g = 0; g < nodes.size(); ++g) {
-        const auto& prefix = prefixes_.at(static_cast<std::size_t>(gathered_.at(g)));
-        const std::int32_t wanted = nodes[g].wanted;
-        draws_.push_back({wanted >= 0 ? wanted : next_token(prefix, nodes[g].banned), -1.0f});
+Expected<void> FakeTarget::reserve(const ops::SamplingCapacity& capacity) {
+    ESPALIER_ASSIGN_OR_RETURN(sampling_, ops::SamplingMemory::create(device_, capacity));
+    return {};
+}
+
+Expected<void> FakeTarget::sample(const ops::SamplingBatchBuilder& draws) {
+    ESPALIER_ASSIGN_OR_RETURN(const ops::SamplingBatch batch,
+                              sampling_.value().upload(device_.stream(), draws));
+    for (std::int64_t g = 0; g < batch.nodes; ++g) {
+        const auto& prefix =
+            prefixes_.at(static_cast<std::size_t>(gathered_.at(static_cast<std::size_t>(g))));
+        const ops::SamplingNode node = ops::node_of(batch, g);
+        draws_.push_back({node.wanted >= 0 ? node.wanted : next_token(prefix, node.banned), -1.0f});
     }
+    alternatives_.assign(static_cast<std::size_t>(draws.alternatives()), {});
+    return {};
 }
 
 Expected<StepResult> FakeTarget::wait() {
     if (fault == Fault::refuse_wait) return out_of_order();
-    return StepResult{.draws = draws_, .nonfinite = nonfinite_};
+    return StepResult{.draws = draws_, .alternatives = alternatives_, .nonfinite = nonfinite_};
 }
 
 Expected<void> FakeTarget::compact(std::span<const std::int64_t> source,

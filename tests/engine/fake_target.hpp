@@ -6,10 +6,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "base/cpu_device.hpp"
+#include "batch/device_batch.hpp"
 #include "engine/target.hpp"
+#include "ops/sampling_memory.hpp"
 
 namespace espalier::engine {
 
@@ -24,8 +28,9 @@ class FakeTarget final : public Target {
                             std::span<const std::int32_t> banned = {}) const;
 
     const TargetInfo& info() const override { return info_; }
-    Expected<void> launch(const batch::BatchView& batch, const model::Taps& taps) override;
-    void sample(std::span<const ops::NodeSampling> nodes) override;
+    Expected<void> reserve(const ops::SamplingCapacity& capacity) override;
+    Expected<void> launch(const batch::HostBatch& batch, const model::Taps& taps) override;
+    Expected<void> sample(const ops::SamplingBatchBuilder& draws) override;
     Expected<StepResult> wait() override;
     Expected<void> compact(std::span<const std::int64_t> source,
                            std::span<const std::int64_t> destination) override;
@@ -40,10 +45,14 @@ class FakeTarget final : public Target {
     void read_prefixes(const mla::RaggedRows& rows, std::int64_t first, std::int64_t end);
 
     TargetInfo info_;
+    CpuDevice device_{1};
+    batch::DeviceBatch batch_{device_};
+    std::optional<ops::SamplingMemory> sampling_;
     std::vector<std::int32_t> cached_;                 // by slot of the pool: the token it holds
     std::vector<std::vector<std::int32_t>> prefixes_;  // by token of the batch
     std::vector<std::int32_t> gathered_;
     std::vector<ops::Draw> draws_;
+    std::vector<ops::TokenLogprob> alternatives_;
     std::vector<std::uint8_t> nonfinite_;
 };
 

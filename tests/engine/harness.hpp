@@ -62,6 +62,12 @@ inline StepperSettings roomy_settings() {
     return settings;
 }
 
+// What such a stepper holds requests against.
+inline RequestLimits roomy_limits() {
+    return {
+        .vocabulary = kTinyVocabulary, .sizes = roomy_settings().schedule, .eos_token_ids = {1}};
+}
+
 inline std::unique_ptr<ModelTarget> make_target(
     model::DeepseekModel& model, std::int64_t page_count = roomy_settings().schedule.page_count) {
     auto made = ModelTarget::create(model, page_count);
@@ -99,9 +105,7 @@ class Harness {
     }
     std::shared_ptr<Recorder> submit(const Request& request) {
         const auto recorder = std::make_shared<Recorder>(request.choices);
-        auto submitted = stepper->submit(check(request), recorder);
-        if (!submitted) throw std::runtime_error(submitted.error().message);
-        ids = *submitted;
+        ids = stepper->submit(check(request), recorder, now);
         return recorder;
     }
     // Steps until everything has ended; the sum of what they did.

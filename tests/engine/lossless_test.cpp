@@ -8,6 +8,10 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <map>
+#include <string>
+#include <string_view>
+#include <type_traits>
 
 #include "engine/harness.hpp"
 #include "engine/tiny_target.hpp"
@@ -85,6 +89,41 @@ TEST(Lossless, AnFp8CacheToo) {
     }
 }
 
+// What a request has that does not name the parameter.
+template <typename T>
+std::remove_cvref_t<T> default_of(const accept::Parameter& wanted) {
+    std::remove_cvref_t<T> found{};
+    const accept::SamplingOptions defaults;
+    accept::SamplingOptions::parameters(
+        [&](const accept::Parameter& parameter, const auto& value) {
+            if constexpr (std::is_same_v<std::remove_cvref_t<decltype(value)>,
+                                         std::remove_cvref_t<T>>)
+                if (std::string_view(parameter.name) == wanted.name) found = value;
+        },
+        defaults);
+    return found;
+}
+
+// A parameter that workloads leave alone would be lossless by default: each one is tried.
+TEST(Workloads, TryEverySamplingParameter) {
+    const Subject target = engine::tiny_target(engine::Family::v3).target();
+    std::map<std::string, int> tried;
+    int requests = 0;
+    for (std::uint64_t seed = 1; seed <= 50; ++seed) {
+        for (const WorkloadRequest& one : random_workload(seed, target).requests) {
+            ++requests;
+            accept::SamplingOptions::parameters(
+                [&](const accept::Parameter& parameter, const auto& value) {
+                    tried[parameter.name] +=
+                        value == default_of<decltype(value)>(parameter) ? 0 : 1;
+                },
+                one.request.sampling);
+        }
+    }
+    EXPECT_GE(tried.size(), 9u);
+    for (const auto& [name, count] : tried) EXPECT_GT(count, requests / 20) << name;
+}
+
 #if defined(ESPALIER_LONG_RUN)  // a second for each
 TEST(Lossless, LongPromptsAndNextTurnsToo) {
     Coverage coverage;
@@ -101,7 +140,9 @@ TEST(Lossless, LongPromptsAndNextTurnsToo) {
 TEST(Lossless, ADifferenceIsSeen) {
     const Subject target = engine::tiny_target(engine::Family::v2).target();
     const auto checked = engine::check_request(engine::plain_request(20, 10, 5),
-                                               {target.vocabulary(), 64, 4, {}}, target.tokenizer);
+                                               {.vocabulary = target.vocabulary(),
+                                                .sizes = {.page_count = 4, .max_model_len = 64},
+                                                .eos_token_ids = {}}, target.tokenizer);
     ASSERT_TRUE(checked) << checked.error().message;
     const auto output = PlainRunner(target).run(*checked, 0);
     ASSERT_TRUE(output) << output.error().message;

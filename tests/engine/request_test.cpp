@@ -22,7 +22,13 @@ class CheckRequest : public testing::Test {
         EXPECT_TRUE(error.message.starts_with(error.field + ": ")) << error.message;
         return error.message;
     }
-    RequestLimits limits_{kTinyVocabulary, 100, 3, {1}};
+    static RequestLimits small_limits() {
+        RequestLimits limits = roomy_limits();
+        limits.sizes.max_model_len = 100;
+        limits.sizes.page_count = 3;
+        return limits;
+    }
+    RequestLimits limits_ = small_limits();
 };
 
 TEST_F(CheckRequest, NamesTheFieldAndBothNumbers) {
@@ -62,7 +68,7 @@ TEST_F(CheckRequest, CutsMaxTokensToTheRoomThatIsLeft) {
 }
 
 TEST_F(CheckRequest, RefusesWhatTheCacheCannotHold) {
-    limits_.page_count = 2;
+    limits_.sizes.page_count = 2;
     EXPECT_EQ(refusal(plain_request(60, 5, 1)), "taken");  // the last token needs no slot
     EXPECT_EQ(refusal(plain_request(60, 6, 1)),
               "max_tokens: 6 after a prompt of 60 tokens need 2 pages; the cache has 1");
@@ -70,7 +76,7 @@ TEST_F(CheckRequest, RefusesWhatTheCacheCannotHold) {
 
 // Exhausted means: not now. Whoever hears that tries again.
 TEST_F(CheckRequest, WhatCanNeverRunIsInvalidNotExhausted) {
-    limits_.page_count = 2;
+    limits_.sizes.page_count = 2;
     for (const Request& request : {plain_request(100, 5, 1), plain_request(60, 6, 1)}) {
         const auto checked = check(request);
         ASSERT_FALSE(checked);
@@ -79,8 +85,8 @@ TEST_F(CheckRequest, WhatCanNeverRunIsInvalidNotExhausted) {
 }
 
 TEST_F(CheckRequest, RefusesWhatTheEmptyQueueCannotHold) {
-    limits_.max_waiting = 3;
-    limits_.max_waiting_tokens = 25;
+    limits_.sizes.max_waiting = 3;
+    limits_.sizes.max_waiting_tokens = 25;
     Request request = plain_request(10, 5, 1);
     request.choices = 2;
     EXPECT_EQ(refusal(request), "taken");
@@ -89,6 +95,30 @@ TEST_F(CheckRequest, RefusesWhatTheEmptyQueueCannotHold) {
     request.choices = 4;
     EXPECT_EQ(refusal(request), "choices: 4, not within 1…3");
     EXPECT_EQ(check(request).error().kind, ErrorKind::invalid);
+}
+
+// The prompt's own logprobs are the answer; nothing is drawn.
+TEST_F(CheckRequest, TakesNoTokensOnlyWithThePromptsLogprobs) {
+    Request request = plain_request(100, 0, 1);
+    EXPECT_EQ(refusal(request), "max_tokens: 0, at least 1 (or 0 with prompt_logprobs)");
+    request.output.prompt_top_logprobs = 0;
+    EXPECT_EQ(refusal(request), "taken");  // it may fill the whole context
+    EXPECT_EQ(check(request)->rules.options().max_tokens, 0);
+    request.output.min_tokens = 1;
+    EXPECT_EQ(refusal(request), "min_tokens: 1, not within 0…max_tokens = 0");
+    request = plain_request(101, 0, 1);
+    request.output.prompt_top_logprobs = 0;
+    EXPECT_EQ(refusal(request), "prompt: 101 tokens; prompt and output together may have 100");
+    limits_.sizes.page_count = 2;
+    request = plain_request(64, 0, 1);
+    request.output.prompt_top_logprobs = 0;
+    EXPECT_EQ(refusal(request), "taken");
+    request = plain_request(65, 0, 1);
+    request.output.prompt_top_logprobs = 0;
+    EXPECT_EQ(refusal(request),
+              "max_tokens: 0 after a prompt of 65 tokens need 2 pages; the cache has 1");
+    request.output.max_tokens = -1;
+    EXPECT_EQ(refusal(request), "max_tokens: -1, at least 1 (or 0 with prompt_logprobs)");
 }
 
 TEST_F(CheckRequest, CountsTokensWherePenaltiesNeedThem) {

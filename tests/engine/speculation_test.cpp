@@ -31,11 +31,17 @@ class TimedTarget final : public Target {
                  65) {}
     const FakeTarget& inner() const { return inner_; }
     const TargetInfo& info() const override { return inner_.info(); }
-    Expected<void> launch(const batch::BatchView& batch, const model::Taps& taps) override {
-        now_ += kStep + per_token_ * (batch.cap_tokens - 1);
+    Expected<void> reserve(const ops::SamplingCapacity& capacity) override {
+        return inner_.reserve(capacity);
+    }
+    Expected<void> launch(const batch::HostBatch& batch, const model::Taps& taps) override {
+        const batch::StepCapacity& size = batch.capacity;
+        now_ += kStep + per_token_ * (size.absorbed_tokens + size.decompressed_tokens - 1);
         return inner_.launch(batch, taps);
     }
-    void sample(std::span<const ops::NodeSampling> nodes) override { inner_.sample(nodes); }
+    Expected<void> sample(const ops::SamplingBatchBuilder& draws) override {
+        return inner_.sample(draws);
+    }
     Expected<StepResult> wait() override { return inner_.wait(); }
     Expected<void> compact(std::span<const std::int64_t> source,
                            std::span<const std::int64_t> destination) override {
@@ -86,14 +92,16 @@ class TextDrafter final : public speculate::Drafter {
             seen_.roots.push_back(call.root_position);
             EXPECT_NE(call.sampling, nullptr);
             EXPECT_EQ(call.choice, 0);
-            if (habits_.passes)
+            if (habits_.passes) {
                 EXPECT_GE(std::ssize(call.block_table) * cache::kPageTokens,
                           call.root_position + call.shape.nodes);
+            }
             std::int32_t node = 0;
             const std::int32_t depth = std::min(call.shape.depth, call.shape.nodes - 1);
             for (std::int32_t level = 0; level < depth; ++level) {
                 const auto next = static_cast<std::size_t>(call.root_position + 1 + level);
-                const std::int32_t token = habits_.right && next < text_.size() ? text_[next] : wrong_;
+                const std::int32_t token =
+                    habits_.right && next < text_.size() ? text_[next] : wrong_;
                 node = call.proposal->add(node, token, 0.9f);
             }
             levels = std::max(levels, depth);
@@ -110,7 +118,7 @@ class TextDrafter final : public speculate::Drafter {
     std::int32_t wrong_ = 2;  // a token that the text does not have
 };
 
-struct Run {
+struct RunReport {
     std::int64_t steps = 0, drafts = 0;
     std::vector<std::int64_t> drafts_of_step;
     schedule::Time began = 0, took = 0;
@@ -137,8 +145,8 @@ struct Machine {
         harness = std::make_unique<Harness>(std::move(owned), *tiny_target(Family::v2).tokenizer,
                                             settings, std::move(drafters), [this] { return now; });
     }
-    Run run(const Request& request, const Tokens& text) {
-        Run run;
+    RunReport run(const Request& request, const Tokens& text) {
+        RunReport run;
         run.began = now;
         const auto recorder = harness->submit(request);
         while (!harness->stepper->idle()) {
@@ -170,7 +178,7 @@ TEST(Speculation, LearnsFromTheFirstStepsThatDraftsPay) {
     const Tokens text = machine.chain(request);
     machine.start(text, {{.passes = false}});
     EXPECT_EQ(machine.now, 0);  // a start waits for nothing
-    const Run run = machine.run(request, text);
+    const RunReport run = machine.run(request, text);
     EXPECT_TRUE(run.right);
     // The first steps look at several sizes, plain ones among them.
     ASSERT_GT(run.drafts_of_step.size(), 12u);
@@ -188,7 +196,7 @@ TEST(Speculation, LearnsFromTheFirstStepsThatDraftsDoNotPay) {
     const Request request = request_of(400);
     const Tokens text = machine.chain(request);
     machine.start(text, {{.right = false, .passes = false}});
-    const Run run = machine.run(request, text);
+    const RunReport run = machine.run(request, text);
     EXPECT_TRUE(run.right);
     EXPECT_EQ(run.steps, 399);  // the prompt's step draws one
     EXPECT_LT(run.drafts, 80);
@@ -200,7 +208,7 @@ TEST(Speculation, ADrafterThatPaysIsAskedForAShapeThatPays) {
     const Request request = request_of(400);
     const Tokens text = machine.chain(request);
     machine.start(text, {{.level = kStep / 10}});
-    const Run run = machine.run(request, text);
+    const RunReport run = machine.run(request, text);
     EXPECT_TRUE(run.right);
     EXPECT_LT(run.steps, 120);
     EXPECT_EQ(machine.seen.shapes.front(), speculate::NodeBudget::kFirstShape);
@@ -214,7 +222,7 @@ TEST(Speculation, ADrafterThatDoesNotPayIsHardlyAsked) {
     const Request request = request_of(900);
     const Tokens text = machine.chain(request);
     machine.start(text, {{.right = false, .level = kStep / 4}});
-    const Run run = machine.run(request, text);
+    const RunReport run = machine.run(request, text);
     EXPECT_TRUE(run.right);
     EXPECT_EQ(run.steps, 899);
     std::int64_t late = 0;
@@ -231,7 +239,7 @@ TEST(Speculation, ADrafterThatIsRightButTooSlowIsHardlyAsked) {
     const Request request = request_of(600);
     const Tokens text = machine.chain(request);
     machine.start(text, {{.level = 3 * kStep}});
-    const Run run = machine.run(request, text);
+    const RunReport run = machine.run(request, text);
     EXPECT_TRUE(run.right);
     EXPECT_LT(machine.seen.shapes.size(), 20u);
     EXPECT_LT(run.took, 1.2 * 640 * kStep);

@@ -53,7 +53,7 @@ TEST(Stepper, CommitBringsAPathTogetherWhereverItLay) {
     for (const Family family : {Family::v2, Family::v3}) {
         TinyTarget& target = tiny_target(family);
         const Request request = plain_request(100, 60, 3);
-        const RequestLimits limits{kTinyVocabulary, 1024, 65, {1}};
+        const RequestLimits limits = roomy_limits();
         const auto checked = *check_request(request, limits, *target.tokenizer);
         const Output plain = run_plain(target, checked, 0);
         const std::vector<std::int32_t> text = whole_text(request, plain);
@@ -95,6 +95,38 @@ TEST(Stepper, ASecondEqualPromptComputesItsTailOnly) {
     EXPECT_EQ(report.tokens.prompt_absorbed, 700 - 640);
     EXPECT_EQ(second->choice(0).cached_tokens, 640);
     EXPECT_EQ(second->choice(0).output.tokens, first->choice(0).output.tokens);
+}
+
+// lm-eval's echo: the prompt is scored and nothing is drawn. The bits are those of a request that
+// goes on, in a step of its own or beside others, and in every choice.
+TEST(Stepper, APromptIsScoredWithoutAToken) {
+    for (const std::size_t length :
+         {std::size_t{1}, std::size_t{2}, std::size_t{64}, std::size_t{65}, std::size_t{700}}) {
+        Request request = plain_request(length, 5, 9);
+        request.output.prompt_top_logprobs = 2;
+        Harness longer(tiny_target(Family::v3));
+        const auto whole = longer.submit(request);
+        longer.run();
+        request.output.max_tokens = 0;
+        request.choices = 2;
+        Harness harness(tiny_target(Family::v3));
+        const auto beside = harness.submit(plain_request(30, 20, 4));
+        const auto scored = harness.submit(request);
+        harness.run();
+        EXPECT_EQ(beside->choice(0).output.tokens.size(), 20u);
+        for (const std::int32_t choice : {0, 1}) {
+            const RecordedChoice& got = scored->choice(choice);
+            EXPECT_EQ(got.output.finish.reason, accept::FinishReason::length);
+            EXPECT_EQ(got.ended, Interruption::none);
+            EXPECT_TRUE(got.output.tokens.empty() && got.output.text.empty());
+            EXPECT_EQ(got.usage.completion_tokens, 0);
+            EXPECT_EQ(got.usage.prompt_tokens, static_cast<std::int64_t>(length));
+        }
+        EXPECT_EQ(scored->prompt_logprobs().size(), length - 1);
+        EXPECT_EQ(scored->prompt_logprobs(), whole->prompt_logprobs());
+        EXPECT_EQ(scored->prompt_tops(), whole->prompt_tops());
+        EXPECT_EQ(harness.stepper->scheduler().gauges().pages.owned, 0);
+    }
 }
 
 TEST(Stepper, AForcedOutputIsScoredAndDrafted) {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "checkpoint/synthetic.hpp"
+#include "lossless/isolated_device.hpp"
 #include "support/temporary_directory.hpp"
 
 namespace espalier::engine {
@@ -53,7 +54,8 @@ void poison(const std::filesystem::path& file, std::int64_t hidden) {
     patch.set("model.layers.0.self_attn.kv_a_proj_with_mqa.weight", mla::kLatent, 0, kLargest);
 }
 
-TinyTarget make(const char* preset_name, std::optional<mla::KvFormat> kv_format = std::nullopt) {
+TinyTarget make(const char* preset_name, model::Machine machine,
+                std::optional<mla::KvFormat> kv_format = std::nullopt) {
     const TemporaryDirectory directory;
     auto preset = checkpoint::synthetic_preset(preset_name);
     if (!preset) throw std::runtime_error(preset.error().message);
@@ -68,24 +70,47 @@ TinyTarget make(const char* preset_name, std::optional<mla::KvFormat> kv_format 
     auto tokenizer = text::Tokenizer::load(path);
     if (!tokenizer) throw std::runtime_error(tokenizer.error().message);
     TinyTarget target;
-    target.model = std::make_unique<model::RunningModel>(path, 1, best_cpu_variant(),
-                                                         kTinyMaxGather, kv_format);
+    target.model =
+        std::make_unique<model::RunningModel>(path, std::move(machine), kTinyMaxGather, kv_format);
     target.tokenizer = std::make_unique<text::Tokenizer>(std::move(*tokenizer));
     return target;
 }
 
+model::Machine cpu() { return model::cpu_machine(1, best_cpu_variant()); }
+
+model::Machine isolated(std::unique_ptr<ops::Backend> backend,
+                        std::unique_ptr<mla::Kernels> kernels) {
+    auto device = std::make_unique<lossless::IsolatedDevice>(1);
+    model::Machine machine;
+    machine.backend = lossless::isolate(*device, std::move(backend));
+    machine.kernels = lossless::isolate(*device, std::move(kernels));
+    machine.device = std::move(device);
+    return machine;
+}
+
 }  // namespace
+
+TinyTarget& isolated_target(Operations operations) {
+    if (operations == Operations::reference) {
+        static TinyTarget plain =
+            make("tiny-v3", isolated(ops::make_reference_backend(), mla::make_reference_kernels()));
+        return plain;
+    }
+    static TinyTarget cpu = make("tiny-v2", isolated(ops::make_cpu_backend(best_cpu_variant()),
+                                                     mla::make_cpu_kernels(best_cpu_variant())));
+    return cpu;
+}
 
 TinyTarget& tiny_target(Family family) {
     if (family == Family::v2) {
-        static TinyTarget v2 = make("tiny-v2");
+        static TinyTarget v2 = make("tiny-v2", cpu());
         return v2;
     }
     if (family == Family::v3_fp8_cache) {
-        static TinyTarget narrow = make("tiny-v3", mla::KvFormat::fp8_token);
+        static TinyTarget narrow = make("tiny-v3", cpu(), mla::KvFormat::fp8_token);
         return narrow;
     }
-    static TinyTarget v3 = make("tiny-v3");
+    static TinyTarget v3 = make("tiny-v3", cpu());
     return v3;
 }
 

@@ -46,6 +46,16 @@ TEST(MlaWords, ArraysAreNotRead) {
     prompt.heads = 2;
     prompt.q = prompt.out = elsewhere<std::byte>();
     prompt.kv = pages(KvFormat::fp8_token);
+    EXPECT_EQ(refusal(check_decompressed_arguments, prompt),
+              "up_key holds 0 matrices [0, 0], wanted are 2 of [128, 512]");
+    prompt.up_key = {.format = {.code = WeightCode::bf16},
+                     .layout = linalg::WeightLayout::rows,
+                     .count = 2,
+                     .n = kNope,
+                     .k = kLatent,
+                     .matrix_bytes = 2 * kNope * kLatent * 2,
+                     .data = elsewhere<std::byte>()};
+    prompt.up_value = prompt.up_key;
     EXPECT_EQ(refusal(check_decompressed_arguments, prompt), "");
     AppendCall append;
     append.tokens = 3;

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <numeric>
 #include <optional>
 #include <random>
 #include <string>
@@ -129,34 +128,42 @@ struct Request {
     std::vector<std::int32_t> pages;
 };
 
-batch::RowSpec row_of(const Request& request, const std::vector<std::int32_t>& gather) {
+constexpr batch::StepCapacity kPadded{.absorbed_tokens = 61,
+                                      .decompressed_tokens = 137,
+                                      .absorbed_rows = 11,
+                                      .decompressed_rows = 3,
+                                      .gather = 9,
+                                      .max_q_len = 140,
+                                      .max_kv_len = 300,
+                                      .table_rows = 9,
+                                      .block_stride = 5};
+
+batch::RowSpec row_of(const Request& request) {
     batch::RowSpec row;
     row.tokens = request.window;
     row.block_table = request.pages;
     row.first_slot = static_cast<std::int32_t>(request.history.size());
-    row.gather = gather;
+    row.gather = 1;
     return row;
 }
 
 std::vector<std::vector<float>> run_rows(RunningModel& model, const std::vector<Request>& requests,
                                          const std::vector<std::size_t>& chosen,
-                                         cache::KvStorage& storage,
-                                         const batch::Padding& padding = {}) {
-    batch::BatchBuilder builder;
-    std::vector<std::vector<std::int32_t>> gathers;
-    gathers.reserve(chosen.size());
+                                         cache::KvStorage& storage, bool padded = false) {
+    batch::BatchBuilder builder(kTestCapacity);
     for (const std::size_t index : chosen) {
-        gathers.push_back({static_cast<std::int32_t>(requests[index].window.size()) - 1});
-        batch::RowSpec row = row_of(requests[index], gathers.back());
+        batch::RowSpec row = row_of(requests[index]);
+        row.table_row = static_cast<std::int32_t>(index);
         if (requests[index].window.size() > 100) row.form = batch::Form::decompressed;
         EXPECT_TRUE(builder.add(row));
     }
-    const auto computed = model->forward(builder.finish(padding), storage);
+    const batch::HostBatch batch = padded ? builder.finish(kPadded).value() : builder.finish();
+    const auto computed = model->forward(model.upload(batch), storage);
     EXPECT_TRUE(computed) << computed.error().message;
     const Matrix& logits = computed->logits;
     std::vector<std::vector<float>> result;
     for (std::size_t i = 0; i < chosen.size(); ++i) {
-        const float* row = logits.row<float>(builder.first_gather(i));
+        const float* row = logits.row<float>(static_cast<std::int64_t>(i));
         result.emplace_back(row, row + logits.cols);
     }
     return result;
@@ -186,11 +193,8 @@ TEST_P(ModelInvariance, RowsTogetherEqualRowsAlone) {
     const std::vector<std::vector<std::size_t>> orders = {
         {0, 1, 2, 3, 4, 5, 6, 7}, {7, 5, 3, 1}, {6, 4, 2, 0, 5}};
     for (const auto& order : orders)
-        for (const batch::Padding& padding :
-             {batch::Padding{},
-              batch::Padding{
-                  .absorbed_tokens = 61, .decompressed_tokens = 137, .rows = 11, .gather = 9}}) {
-            const auto together = run_rows(model, requests, order, *storage, padding);
+        for (const bool padded : {false, true}) {
+            const auto together = run_rows(model, requests, order, *storage, padded);
             for (std::size_t i = 0; i < order.size(); ++i)
                 EXPECT_EQ(std::memcmp(together[i].data(), alone[order[i]].data(),
                                       alone[order[i]].size() * 4),
@@ -229,19 +233,17 @@ TEST_P(ModelInvariance, TreeNodesEqualPlainDecodeAndCommit) {
 
     auto verified = Sequence::create(*model, history, history + 64);
     ASSERT_TRUE(verified->feed(*model, prompt, false));
-    batch::BatchBuilder builder;
+    batch::BatchBuilder builder(kTestCapacity);
     batch::RowSpec row;
-    std::vector<std::int32_t> all(tree.token.size());
-    std::iota(all.begin(), all.end(), 0);
     row.tokens = tree.token;
     row.block_table = verified->block_table();
     row.first_slot = static_cast<std::int32_t>(history);
     row.mask = mla::MaskKind::tree;
     row.depth = tree.depth;
     row.words = tree.words;
-    row.gather = all;
+    row.gather = static_cast<std::int32_t>(tree.token.size());
     ASSERT_TRUE(builder.add(row));
-    const auto forward = model->forward(builder.finish(), verified->storage());
+    const auto forward = model->forward(model.upload(builder.finish()), verified->storage());
     ASSERT_TRUE(forward) << forward.error().message;
     const std::vector<float> nodes = copy_logits(forward->logits);
 

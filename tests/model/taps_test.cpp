@@ -40,19 +40,18 @@ class TapsTest : public testing::Test {
         return *(models_[layers] = std::move(made));
     }
     // One chunk with every token gathered, then the same tokens at its end as a second sequence.
-    batch::BatchView batch() {
+    batch::BatchView batch(RunningModel& model) {
         builder_.clear();
-        gather_.resize(kTokens);
-        std::iota(gather_.begin(), gather_.end(), 0);
         for (const batch::Form form : {batch::Form::absorbed, batch::Form::decompressed}) {
             batch::RowSpec row;
             row.tokens = tokens_;
             row.form = form;
             row.block_table = form == batch::Form::absorbed ? absorbed_pages_ : other_pages_;
-            row.gather = gather_;
+            row.table_row = form == batch::Form::absorbed ? 0 : 1;
+            row.gather = kTokens;
             EXPECT_TRUE(builder_.add(row));
         }
-        return builder_.finish();
+        return model.upload(builder_.finish());
     }
     cache::KvStorage storage(RunningModel& model) {
         return std::move(*cache::KvStorage::create(model->device(), model->kv_layout(), 5));
@@ -64,9 +63,9 @@ class TapsTest : public testing::Test {
     checkpoint::SyntheticModel preset_;
     TemporaryDirectory directory_;
     std::map<std::int64_t, std::unique_ptr<RunningModel>> models_;
-    std::vector<std::int32_t> tokens_, gather_;
+    std::vector<std::int32_t> tokens_;
     std::vector<std::int32_t> absorbed_pages_ = {1, 2}, other_pages_ = {3, 4};
-    batch::BatchBuilder builder_;
+    batch::BatchBuilder builder_{kTestCapacity};
 };
 
 // Final norm and head, as a model of `layers` layers has them, over a residual.
@@ -94,14 +93,14 @@ TEST_F(TapsTest, TheResidualEnteringALayerIsWhatAModelThatEndsThereComputes) {
     ASSERT_TRUE(memory) << memory.error().message;
     const Taps taps = memory->taps();
     cache::KvStorage kv = storage(whole);
-    const auto computed = whole->forward(batch(), kv, taps);
+    const auto computed = whole->forward(batch(whole), kv, taps);
     ASSERT_TRUE(computed) << computed.error().message;
     const std::vector<float> logits = copy_logits(computed->logits);
     // Gathered tokens are in the order of the batch: absorbed first.
     for (std::size_t i = 0; i < taps.layers.size(); ++i) {
         RunningModel& shorter = model(taps.layers[i]);
         cache::KvStorage own = storage(shorter);
-        const auto expected = shorter->forward(batch(), own);
+        const auto expected = shorter->forward(batch(shorter), own);
         ASSERT_TRUE(expected) << expected.error().message;
         EXPECT_EQ(logits_from(shorter, taps.residual[i].slice(0, 2 * kTokens)),
                   copy_logits(expected->logits))
@@ -118,7 +117,7 @@ TEST_F(TapsTest, TheResidualEnteringALayerIsWhatAModelThatEndsThereComputes) {
     EXPECT_EQ(rows(taps.final_state, 2 * kTokens), normed);
     // Taps change nothing.
     cache::KvStorage untapped = storage(whole);
-    EXPECT_EQ(copy_logits(whole->forward(batch(), untapped)->logits), logits);
+    EXPECT_EQ(copy_logits(whole->forward(batch(whole), untapped)->logits), logits);
 }
 
 TEST_F(TapsTest, LayerZeroIsTheEmbedding) {
@@ -126,7 +125,7 @@ TEST_F(TapsTest, LayerZeroIsTheEmbedding) {
     auto memory = TapMemory::create(whole->device(), whole->config(), {0}, false, 2 * kTokens);
     ASSERT_TRUE(memory) << memory.error().message;
     cache::KvStorage kv = storage(whole);
-    ASSERT_TRUE(whole->forward(batch(), kv, memory->taps()));
+    ASSERT_TRUE(whole->forward(batch(whole), kv, memory->taps()));
     std::vector<float> embedded(static_cast<std::size_t>(kTokens * whole->config().hidden_size));
     Arena none{Buffer()};
     OpContext context{whole->device(), none};
@@ -146,7 +145,7 @@ TEST_F(TapsTest, RefusesLayersThatAreNotThereAndMemoryThatIsTooSmall) {
     auto small = TapMemory::create(device, whole->config(), {1}, false, 8);
     ASSERT_TRUE(small);
     cache::KvStorage kv = storage(whole);
-    const auto refused = whole->forward(batch(), kv, small->taps());
+    const auto refused = whole->forward(batch(whole), kv, small->taps());
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().kind, ErrorKind::exhausted);
 }
@@ -157,7 +156,7 @@ TEST_F(TapsTest, TheKvHalfAloneWritesWhatAWholePassWrites) {
     RunningModel& whole = model(2);
     auto memory = TapMemory::create(whole->device(), whole->config(), {1}, false, 2 * kTokens);
     cache::KvStorage kv = storage(whole), alone = storage(whole);
-    const batch::BatchView view = batch();
+    const batch::BatchView view = batch(whole);
     ASSERT_TRUE(whole->forward(view, kv, memory->taps()));
 
     const DType act = whole->weights().format.input();

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/cpu_device.hpp"
+#include "batch/device_batch.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "checkpoint/synthetic.hpp"
 #include "mla/contract.hpp"
@@ -23,37 +24,64 @@
 
 namespace espalier::model {
 
-// A model on the CPU with everything it borrows.
+// Room for the batches of these tests.
+inline constexpr batch::StepCapacity kTestCapacity{.absorbed_tokens = 256,
+                                                   .decompressed_tokens = 256,
+                                                   .absorbed_rows = 16,
+                                                   .decompressed_rows = 16,
+                                                   .gather = 256,
+                                                   .max_q_len = 256,
+                                                   .max_kv_len = 512,
+                                                   .table_rows = 16,
+                                                   .block_stride = 8};
+
+// What a model runs on.
+struct Machine {
+    std::unique_ptr<Device> device;
+    std::unique_ptr<ops::Backend> backend;
+    std::unique_ptr<mla::Kernels> kernels;
+};
+
+inline Machine cpu_machine(int threads, CpuVariant variant) {
+    return {std::make_unique<CpuDevice>(threads), ops::make_cpu_backend(variant),
+            mla::make_cpu_kernels(variant)};
+}
+
+// A model with everything it borrows.
 class RunningModel {
   public:
     RunningModel(const std::filesystem::path& directory, int threads, CpuVariant variant,
                  std::int64_t max_gather = 256,
                  std::optional<mla::KvFormat> kv_format = std::nullopt)
-        : device_(threads),
-          backend_(ops::make_cpu_backend(variant)),
-          kernels_(mla::make_cpu_kernels(variant)) {
+        : RunningModel(directory, cpu_machine(threads, variant), max_gather, kv_format) {}
+    RunningModel(const std::filesystem::path& directory, Machine machine, std::int64_t max_gather,
+                 std::optional<mla::KvFormat> kv_format = std::nullopt)
+        : machine_(std::move(machine)) {
         auto opened = checkpoint::Checkpoint::open(directory.string());
         if (!opened) throw std::runtime_error(opened.error().message);
         const auto checkpoint = std::make_shared<const checkpoint::Checkpoint>(std::move(*opened));
-        auto weights = Weights::load(checkpoint, device_, *backend_);
+        auto weights = Weights::load(checkpoint, *machine_.device, *machine_.backend);
         if (!weights) throw std::runtime_error(weights.error().message);
         ModelLimits limits;
         limits.max_gather = max_gather;
-        auto made =
-            DeepseekModel::create(checkpoint->config(), std::move(*weights), *backend_, *kernels_,
-                                  device_, {.limits = limits, .kv_format = kv_format});
+        auto made = DeepseekModel::create(checkpoint->config(), std::move(*weights),
+                                          *machine_.backend, *machine_.kernels, *machine_.device,
+                                          {.limits = limits, .kv_format = kv_format});
         if (!made) throw std::runtime_error(made.error().message);
         model_ = std::make_unique<DeepseekModel>(std::move(*made));
     }
     DeepseekModel& operator*() { return *model_; }
     DeepseekModel* operator->() { return model_.get(); }
-    const ops::Backend& backend() const { return *backend_; }
-    const mla::Kernels& kernels() const { return *kernels_; }
+    const ops::Backend& backend() const { return *machine_.backend; }
+    const mla::Kernels& kernels() const { return *machine_.kernels; }
+    // The view is good until the next one.
+    batch::BatchView upload(const batch::HostBatch& batch) {
+        return batch_.upload(machine_.device->stream(), batch).value();
+    }
 
   private:
-    CpuDevice device_;
-    std::unique_ptr<ops::Backend> backend_;
-    std::unique_ptr<mla::Kernels> kernels_;
+    Machine machine_;
+    batch::DeviceBatch batch_{*machine_.device};
     std::unique_ptr<DeepseekModel> model_;
 };
 

@@ -4,7 +4,7 @@
 
 #include "linalg/packed.hpp"
 #include "linalg/product.hpp"
-#include "ops/support.hpp"
+#include "ops/sampling_cases.hpp"
 #include "support/allocation_counter.hpp"
 
 namespace espalier::ops {
@@ -121,20 +121,19 @@ TEST(StepLoop, OperationsDoNotAllocate) {
     std::vector<float> router = values(2, 0, kTokens, rule.experts),
                        expert_out(kTokens * 4 * kHidden);
     std::vector<float> logits = values(3, 0, 2, kVocabulary);
-    std::vector<NodeSampling> nodes(2);
+    std::vector<SamplingNode> nodes(2);
     nodes[0].top_p = nodes[1].top_p = 0.9f;
     nodes[1].top_k = 5000;
     const std::vector<TokenCount> counts = {{5, 2, true}, {39999, 1, false}};
     const std::vector<LogitBias> biases = {{7, -3.0f}};
     const std::vector<std::uint32_t> allowed(kVocabulary / 32, 0xf0f0f0f0u);
-    std::vector<TokenLogprob> top(20);
     nodes[1].repetition_penalty = 1.2f;
-    nodes[1].committed_counts = nodes[1].changed_counts = counts;
-    nodes[1].logit_bias = biases;
+    nodes[1].committed = nodes[1].changed = counts;
+    nodes[1].biases = biases;
     nodes[1].banned = index;
     nodes[1].allowed = allowed.data();
-    nodes[1].top = top;
-    std::vector<Draw> draws(2);
+    const NodeBatch batch(kVocabulary, nodes, {0, 20});
+    std::vector<DraftChild> children(2 * kMaxDrafts);
     const Matrix in = Matrix::of(x.data(), kTokens, kHidden, 2 * kHidden);
     const Matrix out = Matrix::of(y.data(), kTokens, kHidden, 2 * kHidden);
     const Matrix cos_sin = Matrix::of(angles.data(), kTokens, 64);
@@ -156,16 +155,18 @@ TEST(StepLoop, OperationsDoNotAllocate) {
     backend->combine_experts(context, Matrix::of(expert_out.data(), kTokens * 4, kHidden), rule,
                              store.plan(), Matrix(), out);
     backend->reduce_add(context, in, out);
-    backend->sample_nodes(context, Matrix::of(logits.data(), 2, kVocabulary), nodes.data(),
-                          draws.data());
+    const Matrix rows = Matrix::of(logits.data(), 2, kVocabulary);
+    backend->sample_nodes(context, rows, batch.view());
+    backend->draft_children(context, rows, batch.view(), {}, {.width = kMaxDrafts},
+                            children.data());
     EXPECT_EQ(allocations_so_far() - before, 0);
-    EXPECT_EQ(draws[0].flag, DrawFlag::fine);
-    EXPECT_EQ(draws[1].flag, DrawFlag::fine);
+    for (const Outcome& outcome : batch.outcomes()) EXPECT_EQ(outcome.draw.flag, DrawFlag::fine);
     CpuDevice alone(1);
     OpContext one_worker{alone, arena};  // a task for each node
     const std::int64_t between = allocations_so_far();
-    backend->sample_nodes(one_worker, Matrix::of(logits.data(), 2, kVocabulary), nodes.data(),
-                          draws.data());
+    backend->sample_nodes(one_worker, rows, batch.view());
+    backend->draft_children(one_worker, rows, batch.view(), {}, {.width = kMaxDrafts},
+                            children.data());
     EXPECT_EQ(allocations_so_far() - between, 0);
 }
 

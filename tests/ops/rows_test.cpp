@@ -7,7 +7,7 @@
 #include <functional>
 #include <map>
 
-#include "ops/support.hpp"
+#include "ops/sampling_cases.hpp"
 
 namespace espalier::ops {
 namespace {
@@ -398,31 +398,50 @@ const std::vector<std::pair<std::string, RowOperation>>& row_operations() {
              std::vector<float> logits = tokens_of(28, first, count, 500);
              const std::vector<TokenCount> counts = {{3, 2, true}, {77, 0, true}, {401, 9, false}};
              const std::vector<std::int32_t> banned = {12, 300};
-             std::vector<NodeSampling> nodes(static_cast<std::size_t>(count));
-             std::vector<TokenLogprob> top(3 * nodes.size());
+             std::vector<SamplingNode> nodes(static_cast<std::size_t>(count));
              for (std::size_t g = 0; g < nodes.size(); ++g) {
                  nodes[g].position =
                      static_cast<std::int32_t>(first) + static_cast<std::int32_t>(g);
                  nodes[g].top_p = 0.9f;
                  nodes[g].temperature = g % 2 == static_cast<std::size_t>(first % 2) ? 1.0f : 0.6f;
-                 nodes[g].top = std::span(top).subspan(3 * g, 3);
                  if (nodes[g].position % 3 == 0) continue;
                  nodes[g].repetition_penalty = 1.5f;
                  nodes[g].frequency_penalty = 0.25f;
-                 nodes[g].committed_counts = counts;
+                 nodes[g].committed = counts;
                  nodes[g].banned = banned;
              }
-             std::vector<Draw> draws(nodes.size());
-             backend.sample_nodes(context, Matrix::of(logits.data(), count, 500), nodes.data(),
-                                  draws.data());
+             const NodeBatch batch(500, nodes, std::vector<std::size_t>(nodes.size(), 3));
+             backend.sample_nodes(context, Matrix::of(logits.data(), count, 500), batch.view());
              std::vector<float> out;
-             for (std::size_t g = 0; g < draws.size(); ++g) {
-                 out.push_back(static_cast<float>(draws[g].token));
-                 out.push_back(draws[g].logprob);
-                 for (const TokenLogprob& entry : nodes[g].top) {
+             for (const Outcome& outcome : batch.outcomes()) {
+                 out.push_back(static_cast<float>(outcome.draw.token));
+                 out.push_back(outcome.draw.logprob);
+                 for (const TokenLogprob& entry : outcome.top) {
                      out.push_back(static_cast<float>(entry.token));
                      out.push_back(entry.logprob);
                  }
+             }
+             return out;
+         }},
+        {"draft_children",
+         [](const Backend& backend, OpContext& context, std::int64_t first, std::int64_t count) {
+             std::vector<float> logits = tokens_of(29, first, count, 300);
+             const std::vector<std::int32_t> banned = {12, 200};
+             std::vector<SamplingNode> nodes(static_cast<std::size_t>(count));
+             for (std::size_t g = 0; g < nodes.size(); ++g) {
+                 nodes[g].position =
+                     static_cast<std::int32_t>(first) + static_cast<std::int32_t>(g);
+                 if (nodes[g].position % 3 != 0) nodes[g].banned = banned;
+             }
+             const NodeBatch batch(300, nodes, std::vector<std::size_t>(nodes.size(), 0));
+             std::vector<DraftChild> children(nodes.size() * 5);
+             backend.draft_children(context, Matrix::of(logits.data(), count, 300), batch.view(),
+                                    {}, {.width = 5}, children.data());
+             std::vector<float> out;
+             for (const DraftChild& child : children) {
+                 out.push_back(static_cast<float>(child.token));
+                 out.push_back(static_cast<float>(child.score));
+                 out.push_back(child.probability);
              }
              return out;
          }},

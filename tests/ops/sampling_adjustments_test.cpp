@@ -13,7 +13,7 @@ namespace espalier::ops {
 namespace {
 
 // The same by the plain version and by each variant, whole and split.
-Outcome outcome_of(const std::vector<float>& logits, const NodeSampling& node,
+Outcome outcome_of(const std::vector<float>& logits, const SamplingNode& node,
                    std::size_t top_count = 0) {
     const Outcome wanted = reference_outcome(logits, node, top_count);
     for (const CpuVariant variant : variants())
@@ -23,13 +23,13 @@ Outcome outcome_of(const std::vector<float>& logits, const NodeSampling& node,
     return wanted;
 }
 
-NodeSampling greedy() {
-    NodeSampling node;
+SamplingNode greedy() {
+    SamplingNode node;
     node.temperature = 0.0f;
     return node;
 }
 
-std::int32_t greedy_token(const std::vector<float>& logits, const NodeSampling& node) {
+std::int32_t greedy_token(const std::vector<float>& logits, const SamplingNode& node) {
     const Outcome outcome = outcome_of(logits, node);
     EXPECT_EQ(outcome.draw.flag, DrawFlag::fine);
     return outcome.draw.token;
@@ -38,11 +38,11 @@ std::int32_t greedy_token(const std::vector<float>& logits, const NodeSampling& 
 TEST(SamplingAdjustments, BiasMovesTheChoiceButNotTheLogprob) {
     const std::vector<float> logits = {1.0f, 3.0f, 2.0f};
     const std::array<LogitBias, 2> biases = {LogitBias{2, 1.5f}, LogitBias{1, 0.25f}};
-    NodeSampling node = greedy();
-    node.logit_bias = biases;  // 1, 3.25, 3.5
+    SamplingNode node = greedy();
+    node.biases = biases;  // 1, 3.25, 3.5
     const Draw draw = outcome_of(logits, node).draw;
     EXPECT_EQ(draw.token, 2);
-    NodeSampling plain;
+    SamplingNode plain;
     plain.wanted = 2;
     EXPECT_EQ(draw.logprob, outcome_of(logits, plain).draw.logprob);
 }
@@ -51,8 +51,8 @@ TEST(SamplingAdjustments, RepetitionDividesPositiveAndMultipliesOtherLogits) {
     const std::array<TokenCount, 2> counts = {
         TokenCount{.token = 0, .in_output = 0, .in_prompt = true},
         TokenCount{.token = 1, .in_output = 5, .in_prompt = false}};
-    NodeSampling node = greedy();
-    node.committed_counts = counts;
+    SamplingNode node = greedy();
+    node.committed = counts;
     node.repetition_penalty = 2.0f;
     EXPECT_EQ(greedy_token({4.0f, 4.0f, 2.5f}, node), 2);     // 2, 2, 2.5: prompt and output alike
     EXPECT_EQ(greedy_token({4.0f, 6.0f, 2.5f}, node), 1);     // 2, 3, 2.5: however often
@@ -65,8 +65,8 @@ TEST(SamplingAdjustments, PresenceAndFrequencyCountTheOutputOnly) {
         TokenCount{.token = 0, .in_output = 0, .in_prompt = true},
         TokenCount{.token = 1, .in_output = 1, .in_prompt = true},
         TokenCount{.token = 2, .in_output = 3, .in_prompt = false}};
-    NodeSampling node = greedy();
-    node.committed_counts = counts;
+    SamplingNode node = greedy();
+    node.committed = counts;
     node.presence_penalty = 1.0f;
     EXPECT_EQ(greedy_token({2.0f, 2.9f, 2.9f}, node), 0);  // 2, 1.9, 1.9
     EXPECT_EQ(greedy_token({2.0f, 2.9f, 3.1f}, node), 2);  // 2, 1.9, 2.1
@@ -82,10 +82,10 @@ TEST(SamplingAdjustments, StepsFollowTheirOrder) {
     const std::array<TokenCount, 1> counts = {
         TokenCount{.token = 0, .in_output = 1, .in_prompt = false}};
     const std::array<LogitBias, 1> biases = {LogitBias{0, 6.0f}};
-    NodeSampling node = greedy();
-    node.committed_counts = counts;
+    SamplingNode node = greedy();
+    node.committed = counts;
     node.repetition_penalty = 0.5f;
-    node.logit_bias = biases;
+    node.biases = biases;
     // (-2 + 6) / 0.5 = 8; repetition first would give -1 + 6 = 5.
     EXPECT_EQ(greedy_token({-2.0f, 7.0f}, node), 0);
     node.presence_penalty = 1.0f;
@@ -102,11 +102,11 @@ TEST(SamplingAdjustments, ChangedCountsReplaceCommittedOnes) {
     const std::array<TokenCount, 2> changed = {
         TokenCount{.token = 1, .in_output = 2, .in_prompt = false},
         TokenCount{.token = 2, .in_output = 1, .in_prompt = false}};
-    NodeSampling node = greedy();
+    SamplingNode node = greedy();
     node.frequency_penalty = 1.0f;
-    node.committed_counts = committed;
+    node.committed = committed;
     EXPECT_EQ(greedy_token({6.0f, 5.0f, 3.5f}, node), 1);  // 3, 4, 3.5
-    node.changed_counts = changed;
+    node.changed = changed;
     EXPECT_EQ(greedy_token({6.0f, 5.5f, 4.25f}, node), 1);  // 3, 3.5, 3.25; not 5.5 - 1 - 2
     EXPECT_EQ(greedy_token({6.0f, 5.0f, 4.5f}, node), 2);   // 3, 3, 3.5
 }
@@ -118,7 +118,7 @@ TEST(SamplingAdjustments, BannedAndForbiddenTokensAreNeverDrawn) {
     const std::array<std::int32_t, 3> banned = {69, 3, 69};
     std::array<std::uint32_t, 3> allowed = {0xffffffffu, 0u, 0xffffffffu};  // beyond 70: nobody
     for (std::int32_t position = 0; position < 200; ++position) {
-        NodeSampling node;
+        SamplingNode node;
         node.position = position;
         node.banned = banned;
         node.allowed = allowed.data();
@@ -127,7 +127,7 @@ TEST(SamplingAdjustments, BannedAndForbiddenTokensAreNeverDrawn) {
         EXPECT_TRUE(draw.token < 32 ? draw.token != 3 : draw.token >= 64 && draw.token < 69)
             << draw.token;
     }
-    NodeSampling node = greedy();
+    SamplingNode node = greedy();
     allowed = {1u << 3, 0u, 1u << 5};
     node.allowed = allowed.data();
     EXPECT_EQ(greedy_token(logits, node), 69);
@@ -146,7 +146,7 @@ TEST(SamplingAdjustments, ABadRawLogitIsFoundWhateverHidesIt) {
     const std::array<std::uint32_t, 1> allowed = {1u};
     for (const float bad : {kInfinity, std::nanf("")}) {
         const std::vector<float> logits = {1.0f, bad, 2.0f};
-        NodeSampling node;
+        SamplingNode node;
         node.banned = banned;
         node.allowed = allowed.data();
         EXPECT_EQ(outcome_of(logits, node, 2).draw.flag, DrawFlag::bad_logits);
@@ -166,9 +166,9 @@ TEST(SamplingAdjustments, FiniteStaysFiniteAndMinusInfinityStays) {
         TokenCount{.token = 1, .in_output = 1, .in_prompt = true},
         TokenCount{.token = 2, .in_output = 1, .in_prompt = true}};
     const std::array<LogitBias, 1> biases = {LogitBias{2, 3e38f}};
-    NodeSampling node = greedy();
-    node.committed_counts = counts;
-    node.logit_bias = biases;
+    SamplingNode node = greedy();
+    node.committed = counts;
+    node.biases = biases;
     node.repetition_penalty = 100.0f;
     EXPECT_EQ(greedy_token({-3e38f, -3.1e38f, -kInfinity}, node), 0);  // both end at the smallest
     EXPECT_EQ(greedy_token({-kInfinity, -3e38f, -kInfinity}, node), 1);
@@ -184,8 +184,8 @@ TEST(SamplingAdjustments, FiniteStaysFiniteAndMinusInfinityStays) {
 TEST(SamplingReports, AlternativesAreTheLargestRawLogitsTiesToTheLowerId) {
     const std::vector<float> logits = {1.0f, 2.0f, 2.0f, -kInfinity, 2.0f, 3.0f};
     const std::array<LogitBias, 1> biases = {LogitBias{0, 100.0f}};
-    NodeSampling node = greedy();
-    node.logit_bias = biases;
+    SamplingNode node = greedy();
+    node.biases = biases;
     const Outcome outcome = outcome_of(logits, node, 6);
     EXPECT_EQ(outcome.draw.token, 0);
     const std::vector<std::int32_t> order = {5, 1, 2, 4, 0, -1};
@@ -220,7 +220,7 @@ TEST(SamplingReports, TiesAcrossAVocabularyGoToTheLowestIds) {
 TEST(SamplingReports, AWantedTokenIsReportedAndNothingIsDrawn) {
     const std::vector<float> logits = {0.0f, 1.0f, -kInfinity};
     const std::array<std::int32_t, 1> banned = {0};
-    NodeSampling node;
+    SamplingNode node;
     node.banned = banned;  // of no concern to what is in the prompt already
     node.wanted = 0;
     const Outcome outcome = outcome_of(logits, node, 1);
@@ -232,7 +232,7 @@ TEST(SamplingReports, AWantedTokenIsReportedAndNothingIsDrawn) {
     EXPECT_EQ(outcome_of(logits, node).draw.logprob, -kInfinity);
     EXPECT_EQ(outcome_of({-kInfinity, -kInfinity},
                          [] {
-                             NodeSampling all;
+                             SamplingNode all;
                              all.wanted = 1;
                              return all;
                          }())
@@ -242,7 +242,7 @@ TEST(SamplingReports, AWantedTokenIsReportedAndNothingIsDrawn) {
 
 TEST(SamplingReports, ALogprobThatNobodyAsksForIsNoNumber) {
     const std::vector<float> logits = {0.0f, 1.0f, 0.5f};
-    NodeSampling node;
+    SamplingNode node;
     node.top_p = 0.9f;
     const Draw told = outcome_of(logits, node).draw;
     node.logprob = false;
@@ -264,27 +264,27 @@ TEST(SamplingReports, MistakesOfTheCallerAreNamed) {
     const std::array<TokenCount, 1> counts = {TokenCount{.token = 2, .in_output = 1}};
     const std::vector<TokenCount> many(kMaxDrafts + 1);
     const auto refuses = [&](auto&& change, std::size_t top_count = 0) {
-        NodeSampling node;
+        SamplingNode node;
         change(node);
         for (const CpuVariant variant : variants())
             EXPECT_THROW(Sampler(variant, 1).draw_one(logits, node, top_count), std::exception);
     };
-    refuses([&](NodeSampling& node) { node.banned = banned; });
-    refuses([&](NodeSampling& node) { node.logit_bias = outside; });
-    refuses([&](NodeSampling& node) { node.logit_bias = infinite; });
-    refuses([&](NodeSampling& node) { node.changed_counts = many; });
-    refuses([&](NodeSampling& node) { node.wanted = 2; });
-    refuses([&](NodeSampling& node) { node.repetition_penalty = 0.0f; });
-    refuses([&](NodeSampling& node) { node.presence_penalty = std::nanf(""); });
-    refuses([&](NodeSampling& node) {
+    refuses([&](SamplingNode& node) { node.banned = banned; });
+    refuses([&](SamplingNode& node) { node.biases = outside; });
+    refuses([&](SamplingNode& node) { node.biases = infinite; });
+    refuses([&](SamplingNode& node) { node.changed = many; });
+    refuses([&](SamplingNode& node) { node.wanted = 2; });
+    refuses([&](SamplingNode& node) { node.repetition_penalty = 0.0f; });
+    refuses([&](SamplingNode& node) { node.presence_penalty = std::nanf(""); });
+    refuses([&](SamplingNode& node) {
         node.presence_penalty = 1.0f;
-        node.committed_counts = counts;
+        node.committed = counts;
     });
-    refuses([&](NodeSampling& node) {
+    refuses([&](SamplingNode& node) {
         node.presence_penalty = 1.0f;
-        node.changed_counts = counts;
+        node.changed = counts;
     });
-    refuses([](NodeSampling&) {}, kMaxTopLogprobs + 1);
+    refuses([](SamplingNode&) {}, kMaxTopLogprobs + 1);
 }
 
 }  // namespace

@@ -63,8 +63,8 @@ std::string NodeCase::describe() const {
         changed.size(), banned.size(), node.allowed != nullptr ? "a mask" : "no mask", node.wanted);
 }
 
-NodeSampling random_filters(std::mt19937& random) {
-    NodeSampling node;
+SamplingNode random_filters(std::mt19937& random) {
+    SamplingNode node;
     node.temperature = one_of(
         random, {0.0f, 1e-6f, 1e-5f, 1e-3f, 0.1f, 0.7f, 1.0f, 1.0f, 1.0f, 1.5f, 30.0f, 1e20f});
     node.min_p = one_of(random, {0.0f, 0.0f, 0.0f, 0.01f, 0.1f, 1.0f, 2.0f, 1e-30f});
@@ -126,7 +126,7 @@ void fill_random(std::mt19937& random, std::int64_t vocabulary, NodeCase& made) 
              random_ids(random, vocabulary, std::min<std::size_t>(some, 1024)))
             made.biases.push_back(
                 {id, one_of(random, {-100.0f, -1.0f, 0.0f, 0.3f, 100.0f, 3e38f})});
-        made.node.logit_bias = made.biases;
+        made.node.biases = made.biases;
     }
     if (random() % 2 == 0) {
         made.node.repetition_penalty = one_of(random, {1.0f, 1.1f, 0.5f, 100.0f, 1e-30f, 1e-42f});
@@ -135,8 +135,8 @@ void fill_random(std::mt19937& random, std::int64_t vocabulary, NodeCase& made) 
     }
     made.committed = random_counts(random, vocabulary, some);
     made.changed = random_counts(random, vocabulary, kMaxDrafts);
-    made.node.committed_counts = made.committed;
-    made.node.changed_counts = made.changed;
+    made.node.committed = made.committed;
+    made.node.changed = made.changed;
     if (random() % 3 == 0) made.banned = random_ids(random, vocabulary, some + 4);
     if (random() % 30 == 0)  // all of them
         for (std::int32_t id = 0; id < vocabulary; ++id) made.banned.push_back(id);
@@ -149,12 +149,12 @@ void fill_random(std::mt19937& random, std::int64_t vocabulary, NodeCase& made) 
     if (random() % 8 == 0) made.node.wanted = static_cast<std::int32_t>(random() % some);
 }
 
-Outcome reference_outcome(const std::vector<float>& logits, NodeSampling node,
+Outcome reference_outcome(const std::vector<float>& logits, const SamplingNode& node,
                           std::size_t top_count) {
     Outcome outcome;
     outcome.top.assign(top_count, {77, 77.0f});
-    node.top = outcome.top;
-    outcome.draw = reference_draw(logits.data(), static_cast<std::int64_t>(logits.size()), node);
+    outcome.draw =
+        reference_draw(logits.data(), static_cast<std::int64_t>(logits.size()), node, outcome.top);
     return outcome;
 }
 
@@ -170,28 +170,106 @@ void expect_same(const Outcome& got, const Outcome& wanted, const std::string& w
     }
 }
 
+namespace {
+
+SamplingCapacity capacity_for(std::int64_t vocabulary, const std::vector<SamplingNode>& nodes,
+                              std::int64_t pads) {
+    SamplingCapacity capacity{.nodes = std::ssize(nodes) + pads,
+                              .requests = std::ssize(nodes),
+                              .vocabulary = vocabulary,
+                              .max_context = vocabulary};
+    for (const SamplingNode& node : nodes) {
+        capacity.biases = std::max(capacity.biases, std::ssize(node.biases));
+        capacity.banned = std::max(capacity.banned, std::ssize(node.banned));
+        capacity.masks += node.allowed != nullptr ? 1 : 0;
+    }
+    return capacity;
+}
+
+CpuDevice& host() {
+    static CpuDevice device(1);
+    return device;
+}
+
+}  // namespace
+
+NodeBatch::NodeBatch(std::int64_t vocabulary, const std::vector<SamplingNode>& nodes,
+                     const std::vector<std::size_t>& top_counts, std::int64_t pads)
+    : builder_(SamplingBatchBuilder::create(capacity_for(vocabulary, nodes, pads)).value()),
+      memory_(SamplingMemory::create(host(), builder_.capacity()).value()) {
+    builder_.begin(std::ssize(nodes) + pads);
+    for (std::size_t g = 0; g < nodes.size(); ++g) {
+        const SamplingNode& node = nodes[g];
+        NodeRequest request{.parameters = node,
+                            .position = node.position,
+                            .choice = node.choice,
+                            .wanted = node.wanted,
+                            .logprob = node.logprob,
+                            .alternatives = static_cast<std::int32_t>(top_counts[g]),
+                            .biases = builder_.add_biases(node.biases),
+                            .banned = builder_.add_banned(node.banned),
+                            .changed = node.changed};
+        if (!node.committed.empty())
+            request.committed = builder_.add_counts(static_cast<std::int64_t>(g),
+                                                    {.entries = node.committed, .recent = {}});
+        if (node.allowed != nullptr) {
+            const std::span<std::uint32_t> mask = builder_.add_mask(request.allowed);
+            std::copy_n(node.allowed, mask.size(), mask.begin());
+        }
+        reported_.push_back(builder_.add(request));
+    }
+    builder_.finish();
+    view_ = memory_.upload(nullptr, builder_).value();
+    builder_.begin(0);  // what was uploaded does not depend on the builder
+}
+
+std::vector<Outcome> NodeBatch::outcomes() const {
+    std::vector<Draw> draws(static_cast<std::size_t>(view_.nodes));
+    const ListRange last = reported_.empty() ? ListRange{} : reported_.back();
+    std::vector<TokenLogprob> top(last.first + last.count);
+    EXPECT_TRUE(memory_.download(nullptr, draws, top));
+    std::vector<Outcome> outcomes(draws.size());
+    for (std::size_t g = 0; g < draws.size(); ++g) {
+        outcomes[g].draw = draws[g];
+        if (g >= reported_.size()) continue;
+        const auto of_node = std::span(top).subspan(reported_[g].first, reported_[g].count);
+        outcomes[g].top.assign(of_node.begin(), of_node.end());
+    }
+    return outcomes;
+}
+
 Sampler::Sampler(CpuVariant variant, int workers)
     : backend_(make_cpu_backend(variant)),
       device_(workers),
       arena_(make_arena(backend_->scratch_bytes(0, 64, 200000, workers))) {}
 
-std::vector<Outcome> Sampler::draw(std::vector<float> logits, std::vector<NodeSampling> nodes,
+std::vector<Outcome> Sampler::draw(std::vector<float> logits,
+                                   const std::vector<SamplingNode>& nodes,
                                    const std::vector<std::size_t>& top_counts) {
     const auto rows = static_cast<std::int64_t>(nodes.size());
-    std::vector<Outcome> outcomes(nodes.size());
-    for (std::size_t g = 0; g < nodes.size(); ++g) {
-        outcomes[g].top.assign(top_counts[g], {78, 78.0f});
-        nodes[g].top = outcomes[g].top;
-    }
+    const std::int64_t vocabulary = static_cast<std::int64_t>(logits.size()) / rows;
     const std::vector<float> before = logits;
-    std::vector<Draw> draws(nodes.size());
+    const NodeBatch batch(vocabulary, nodes, top_counts);
     OpContext context{device_, arena_};
-    backend_->sample_nodes(
-        context, Matrix::of(logits.data(), rows, static_cast<std::int64_t>(logits.size()) / rows),
-        nodes.data(), draws.data());
+    backend_->sample_nodes(context, Matrix::of(logits.data(), rows, vocabulary), batch.view());
     EXPECT_TRUE(same_bits(logits.data(), before.data(), static_cast<std::int64_t>(logits.size())));
-    for (std::size_t g = 0; g < nodes.size(); ++g) outcomes[g].draw = draws[g];
-    return outcomes;
+    return batch.outcomes();
+}
+
+std::vector<DraftChild> Sampler::children(std::vector<float> logits, std::int64_t vocabulary,
+                                          const std::vector<SamplingNode>& nodes,
+                                          const DraftVocabulary& draft, const DraftRule& rule) {
+    const auto rows = static_cast<std::int64_t>(nodes.size());
+    const std::vector<float> before = logits;
+    const NodeBatch batch(vocabulary, nodes, std::vector<std::size_t>(nodes.size(), 0));
+    std::vector<DraftChild> children(nodes.size() * static_cast<std::size_t>(rule.width),
+                                     DraftChild{.score = 77.0, .token = 77, .probability = 77.0f});
+    OpContext context{device_, arena_};
+    backend_->draft_children(
+        context, Matrix::of(logits.data(), rows, static_cast<std::int64_t>(logits.size()) / rows),
+        batch.view(), draft, rule, children.data());
+    EXPECT_TRUE(same_bits(logits.data(), before.data(), static_cast<std::int64_t>(logits.size())));
+    return children;
 }
 
 }  // namespace espalier::ops

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "ops/sampling_memory.hpp"
+#include "ops/sampling_node.hpp"
 #include "ops/support.hpp"
 
 namespace espalier::ops {
@@ -20,7 +22,7 @@ struct NodeCase {
     NodeCase(const NodeCase&) = delete;
     NodeCase& operator=(const NodeCase&) = delete;
 
-    NodeSampling node;
+    SamplingNode node;
     std::vector<LogitBias> biases;
     std::vector<TokenCount> committed, changed;
     std::vector<std::int32_t> banned;
@@ -29,7 +31,7 @@ struct NodeCase {
 };
 
 // Filters, seed, position; no adjustments.
-NodeSampling random_filters(std::mt19937& random);
+SamplingNode random_filters(std::mt19937& random);
 // Ties, holes, huge, tiny, flat, peaked; sometimes a poison value.
 std::vector<float> random_logits(std::mt19937& random, std::int64_t vocabulary);
 // Filters and any mix of adjustments for this vocabulary.
@@ -40,9 +42,24 @@ struct Outcome {
     Draw draw;
     std::vector<TokenLogprob> top;
 };
-Outcome reference_outcome(const std::vector<float>& logits, NodeSampling node,
+Outcome reference_outcome(const std::vector<float>& logits, const SamplingNode& node,
                           std::size_t top_count);
 void expect_same(const Outcome& got, const Outcome& wanted, const std::string& where);
+
+// Nodes as a batch in memory of their own, as a device would have them.
+class NodeBatch {
+  public:
+    NodeBatch(std::int64_t vocabulary, const std::vector<SamplingNode>& nodes,
+              const std::vector<std::size_t>& top_counts, std::int64_t pads = 0);
+    const SamplingBatch& view() const { return view_; }
+    std::vector<Outcome> outcomes() const;  // pads included
+
+  private:
+    SamplingBatchBuilder builder_;
+    SamplingMemory memory_;
+    SamplingBatch view_;
+    std::vector<ListRange> reported_;
+};
 
 // A backend with its device and arena.
 class Sampler {
@@ -50,12 +67,16 @@ class Sampler {
     Sampler(CpuVariant variant, int workers);
     // logits: [nodes, vocabulary]; top_counts: [nodes]. Also expects the logits to stay as they
     // are.
-    std::vector<Outcome> draw(std::vector<float> logits, std::vector<NodeSampling> nodes,
+    std::vector<Outcome> draw(std::vector<float> logits, const std::vector<SamplingNode>& nodes,
                               const std::vector<std::size_t>& top_counts);
-    Outcome draw_one(const std::vector<float>& logits, const NodeSampling& node,
+    Outcome draw_one(const std::vector<float>& logits, const SamplingNode& node,
                      std::size_t top_count) {
         return draw(logits, {node}, {top_count})[0];
     }
+    // logits: [nodes, Vd] of a draft. Returns [nodes, width].
+    std::vector<DraftChild> children(std::vector<float> logits, std::int64_t vocabulary,
+                                     const std::vector<SamplingNode>& nodes,
+                                     const DraftVocabulary& draft, const DraftRule& rule);
 
   private:
     std::unique_ptr<Backend> backend_;

@@ -56,7 +56,7 @@ TEST_P(Sampling, ManyNodesAtOnceAreManySingleNodes) {
     constexpr std::size_t kNodes = 40;
     std::vector<float> logits;
     std::vector<NodeCase> made(kNodes);
-    std::vector<NodeSampling> nodes;
+    std::vector<SamplingNode> nodes;
     std::vector<std::size_t> top_counts;
     std::vector<Outcome> wanted;
     for (std::size_t g = 0; g < kNodes; ++g) {
@@ -87,7 +87,7 @@ TEST(SamplingDefinition, FlagsSayWhy) {
 
 TEST(SamplingDefinition, GreedyTakesTheLowestOfEqualLogitsAndReportsItsLogprob) {
     const std::vector<float> logits = {1.0f, 3.0f, 2.0f, 3.0f};
-    NodeSampling node;
+    SamplingNode node;
     node.temperature = 0.0f;
     const Draw draw = reference_draw(logits.data(), 4, node);
     EXPECT_EQ(draw.token, 1);
@@ -100,16 +100,16 @@ TEST(SamplingDefinition, GreedyTakesTheLowestOfEqualLogitsAndReportsItsLogprob) 
 TEST(SamplingDefinition, FiltersKeepThePrefixTheySay) {
     const std::vector<float> logits = {std::log(0.2f), std::log(0.4f), std::log(0.1f),
                                        std::log(0.3f)};
-    const auto support = [&](const NodeSampling& proto) {
+    const auto support = [&](const SamplingNode& proto) {
         std::vector<bool> seen(4);
         for (std::int32_t position = 0; position < 400; ++position) {
-            NodeSampling node = proto;
+            SamplingNode node = proto;
             node.position = position;
             seen[static_cast<std::size_t>(reference_draw(logits.data(), 4, node).token)] = true;
         }
         return seen;
     };
-    NodeSampling node;
+    SamplingNode node;
     EXPECT_EQ(support(node), (std::vector<bool>{true, true, true, true}));
     node.top_k = 2;
     EXPECT_EQ(support(node), (std::vector<bool>{false, true, false, true}));
@@ -155,7 +155,7 @@ TEST(SamplingDefinition, DrawsFollowTheSoftmax) {
     for (int axis = 0; axis < 3; ++axis) {
         std::vector<std::int64_t> counts(8);
         for (std::int32_t i = 0; i < 100000; ++i) {
-            NodeSampling node;
+            SamplingNode node;
             node.temperature = 1.3f;
             node.seed = axis == 2 ? static_cast<std::uint64_t>(i) << 20 : 99;
             node.position = axis == 0 ? i : 12;
@@ -177,10 +177,10 @@ TEST(SamplingDefinition, NeighbouringDrawsAreIndependent) {
     for (int axis = 0; axis < 3; ++axis) {
         std::vector<std::int64_t> counts(16);
         for (std::int32_t i = 0; i < 50000; ++i) {
-            NodeSampling first;
+            SamplingNode first;
             first.seed = 4242;
             first.position = 2 * i;
-            NodeSampling second = first;
+            SamplingNode second = first;
             if (axis == 0) ++second.position;
             if (axis == 1) ++second.choice;
             if (axis == 2) ++second.seed;
@@ -196,7 +196,7 @@ TEST(SamplingDefinition, NeighbouringDrawsAreIndependent) {
 TEST(SamplingDefinition, ATokenOutOfReachDoesNotChangeTheDraw) {
     std::vector<float> logits = {0.3f, -0.5f, 1.0f, -100.0f, 0.0f};
     for (std::int32_t position = 0; position < 200; ++position) {
-        NodeSampling node;
+        SamplingNode node;
         node.position = position;
         logits[3] = -100.0f;
         const std::int32_t before = reference_draw(logits.data(), 5, node).token;

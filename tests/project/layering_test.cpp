@@ -32,14 +32,19 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"engine",
      {"base", "mla", "ops", "text", "cache", "batch", "speculate", "schedule", "model", "accept"}},
     {"lossless",
-     {"base", "ops", "text", "cache", "speculate", "schedule", "model", "accept", "engine"}},
-    {"trace", {"base"}},
+     {"base", "linalg", "mla", "ops", "text", "cache", "speculate", "schedule", "model", "accept",
+      "engine"}},
+    {"trace", {"base", "accept"}},
     {"replay",
      {"base", "ops", "checkpoint", "text", "cache", "speculate", "schedule", "model", "accept",
       "engine", "trace"}},
+    {"runtime",
+     {"base", "mla", "ops", "checkpoint", "text", "cache", "speculate", "schedule", "model",
+      "engine", "trace", "replay"}},
     {"cli",
      {"base", "linalg", "mla", "conformance", "ops", "checkpoint", "text", "cache", "batch",
-      "speculate", "schedule", "model", "accept", "engine", "lossless", "trace", "replay"}},
+      "speculate", "schedule", "model", "accept", "engine", "lossless", "trace", "replay",
+      "runtime"}},
 };
 
 TEST(Layering, FoldersIncludeOnlyWhatLiesBelowThem) {

@@ -254,13 +254,13 @@ TEST_F(ReplayRefusal, ASubmission) {
     };
     expect_says(change([](Json& line) { line["request"] = 9; }),
                 "request 9: request (request 9): the trace has 9, this run 0");
-    expect_says(change([](Json& line) { line["prompt"] = Json::array(); }), "the prompt is empty");
+    expect_says(change([](Json& line) { line["prompt"] = Json::array(); }), "prompt: has no tokens");
     expect_says(change([](Json& line) { line["prompt"][0] = 512; }),
-                "the prompt has token 512 of a vocabulary of 512");
+                "prompt[0]: token 512 is not an id of the vocabulary of 512");
     expect_says(change([](Json& line) { line["output"]["max_tokens"] = 1 << 20; }),
                 "output.max_tokens");
     expect_says(change([](Json& line) { line["sampling"]["top_p"] = 7.5; }), "top_p: 7.5");
-    expect_says(change([](Json& line) { line["choices"] = 1000; }), "n is 1000");
+    expect_says(change([](Json& line) { line["choices"] = 1000; }), "choices: 1000");
 }
 
 TEST_F(ReplayRefusal, ACancellation) {

@@ -49,7 +49,7 @@ std::vector<Tokens> run(const Workload& work, const lossless::Subject& target,
                 auto checked = engine::check_request(one.request, (*stepper)->request_limits(),
                                                      target.tokenizer);
                 if (!checked) throw std::runtime_error(checked.error().message);
-                ids[i] = *(*stepper)->submit(std::move(*checked), recorders[i]);
+                ids[i] = (*stepper)->submit(std::move(*checked), recorders[i]);
             }
             if (one.cancelled == step)
                 (*stepper)->cancel(ids[i][static_cast<std::size_t>(one.cancelled_choice)]);

@@ -29,17 +29,20 @@ Referee::Referee(Scheduler& scheduler, std::uint64_t seed, EngineHabits habits)
 // ---- what clients do ----------------------------------------------------------------------------
 
 std::vector<RequestId> Referee::submit(const Request& request) {
-    const auto ids = scheduler_.submit(request);
-    if (!ids) return {};
-    CHECK(std::ssize(*ids) == request.choices, "{} ids", ids->size());
+    if (!edge_takes(scheduler_, request)) {
+        refused_ += request.choices;
+        return {};
+    }
+    const std::vector<RequestId> ids = scheduler_.submit(request);
+    CHECK(std::ssize(ids) == request.choices, "{} ids", ids.size());
     std::int64_t ahead = 0;
     for (const auto& [order, serial] : live_)
         if (order.priority <= request.priority) ahead += work_bound(books_.at(serial));
-    for (const RequestId id : *ids) {
+    for (const RequestId id : ids) {
         Book book;
         book.id = id;
         book.request = request;
-        book.group = ids->front().serial;
+        book.group = ids.front().serial;
         if (scheduler_.options().prefill_segment != 0)
             book.turn = 256 * ((std::ssize(request.prompt) - 1) / 256);
         for (const std::int32_t token : request.prompt) push(book, token);
@@ -51,7 +54,7 @@ std::vector<RequestId> Referee::submit(const Request& request) {
         live_[book.order()] = id.serial;
         CHECK(books_.emplace(id.serial, std::move(book)).second, "serial {} again", id.serial);
     }
-    return *ids;
+    return ids;
 }
 
 // As first in order a request is never preempted, and each step gives it a chunk or a token.

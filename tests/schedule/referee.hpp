@@ -37,8 +37,9 @@ class Referee {
   public:
     Referee(Scheduler& scheduler, std::uint64_t seed, EngineHabits habits);
 
-    // Empty when the scheduler refused.
+    // Empty when the edge would not let it in.
     std::vector<RequestId> submit(const Request& request);
+    std::int64_t refused() const { return refused_; }
     void cancel(RequestId id);
     // One whole step; between its parts `meanwhile` may submit and cancel. False: empty plan.
     template <typename Meanwhile>
@@ -115,6 +116,7 @@ class Referee {
     }
 
     Scheduler& scheduler_;
+    std::int64_t refused_ = 0;
     Random random_;
     EngineHabits habits_;
     std::map<std::int64_t, Book> books_;                    // by serial

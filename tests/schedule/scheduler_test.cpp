@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Single rules of the scheduler: what is refused, the order of grants, preemption, limits of
+// Single rules of the scheduler: what it checks, the order of grants, preemption, limits of
 // drafts, ends at any moment, slots, allocation.
 #include "schedule/scheduler.hpp"
 
@@ -13,13 +13,17 @@
 namespace espalier::schedule {
 namespace {
 
-std::string refusal(Scheduler& scheduler, const Request& request) {
-    const auto ids = scheduler.submit(request);
-    return ids ? "accepted" : ids.error().message;
+bool taken(Scheduler& scheduler, const Request& request) {
+    try {
+        scheduler.submit(request);
+        return true;
+    } catch (const CheckFailure&) {
+        return false;
+    }
 }
 
 RequestId submit_one(Scheduler& scheduler, const Request& request) {
-    return scheduler.submit(request).value().at(0);
+    return scheduler.submit(request).at(0);
 }
 
 Request with_priority(Request request, std::int32_t priority) {
@@ -27,45 +31,51 @@ Request with_priority(Request request, std::int32_t priority) {
     return request;
 }
 
-TEST(Scheduler, RefusesWhatCanNeverFitWithBothNumbers) {
+// The edge refuses these; what comes through all the same is an error of the program, and changes
+// nothing.
+TEST(Scheduler, ChecksWhatTheEdgeLetsThrough) {
     const auto scheduler = Scheduler::create(small_options()).value();
-    EXPECT_EQ(refusal(*scheduler, prompt_of(0)), "the prompt has 0 tokens; it needs 1");
-    EXPECT_EQ(refusal(*scheduler, prompt_of(10, 0)), "max_tokens is 0, but must be at least 1");
-    EXPECT_EQ(refusal(*scheduler, prompt_of(6000, 401)),
-              "a prompt of 6000 tokens with max_tokens 401 exceeds max_model_len 6400");
+    EXPECT_FALSE(taken(*scheduler, prompt_of(0)));
+    EXPECT_FALSE(taken(*scheduler, prompt_of(10, -1)));
+    EXPECT_FALSE(taken(*scheduler, prompt_of(6000, 401)));  // of 6400
     SchedulerOptions tiny = small_options();
     tiny.page_count = 11;
     const auto small = Scheduler::create(tiny).value();
-    EXPECT_EQ(refusal(*small, prompt_of(600, 42)),
-              "a prompt of 600 tokens with max_tokens 42 needs 11 pages; the cache has 10");
-    EXPECT_EQ(refusal(*small, prompt_of(600, 41)), "accepted");  // the last token's KV is not kept
+    EXPECT_FALSE(taken(*small, prompt_of(600, 42)));
+    EXPECT_TRUE(taken(*small, prompt_of(600, 41)));  // the last token's KV is not kept
+    EXPECT_TRUE(taken(*small, prompt_of(640, 0)));   // a prompt's is
+    EXPECT_FALSE(taken(*small, prompt_of(641, 0)));
     Request request = prompt_of(10);
-    request.choices = 17;
-    EXPECT_EQ(refusal(*scheduler, request), "17 choices asked for; the queue takes 1 to 16");
+    request.choices = 0;
+    EXPECT_FALSE(taken(*scheduler, request));
+    request.choices = scheduler->slot_count() + 1;
+    EXPECT_FALSE(taken(*scheduler, request));
     request.choices = 1;
     request.max_drafts = 64;
-    EXPECT_EQ(refusal(*scheduler, request), "max_drafts is 64, but must be 0 to 63");
-    EXPECT_EQ(scheduler->totals().refused, 5);
+    EXPECT_FALSE(taken(*scheduler, request));
+    EXPECT_EQ(scheduler->totals().submitted, 0);
     EXPECT_TRUE(scheduler->idle());
 }
 
-TEST(Scheduler, TheQueueIsBoundedInRequestsAndTokens) {
-    SchedulerOptions options = small_options();
-    options.max_waiting_tokens = 1000;
-    const auto scheduler = Scheduler::create(options).value();
-    Request pair = prompt_of(10);
-    pair.choices = 15;
-    ASSERT_TRUE(scheduler->submit(pair));
-    pair.choices = 2;
-    const auto full = scheduler->submit(pair);
-    ASSERT_FALSE(full);
-    EXPECT_EQ(full.error().kind, ErrorKind::exhausted);
-    EXPECT_EQ(full.error().message, "the queue would have 17 requests; its limit is 16");
-    EXPECT_EQ(refusal(*scheduler, prompt_of(900)),
-              "the queue would have 1050 tokens; its limit is 1000");
-    EXPECT_EQ(refusal(*scheduler, prompt_of(1001)),
-              "1 choices of a prompt of 1001 tokens; the queue takes 1000");
-    EXPECT_EQ(refusal(*scheduler, prompt_of(850)), "accepted");
+// A prompt that only its logits are wanted of ends with the step that completes it.
+TEST(Scheduler, APromptMayBeAllThatIsWanted) {
+    const auto scheduler = Scheduler::create(small_options()).value();
+    Request request = prompt_of(700, 0);
+    request.prompt_logits = true;
+    request.choices = 2;
+    const std::vector<RequestId> ids = scheduler->submit(request);
+    Time now = 0;
+    for (int step = 0; step < 20 && !scheduler->idle(); ++step) {
+        const Plan& plan = scheduler->next_plan(++now);
+        std::vector<Outcome> outcomes(plan.requests.size());
+        for (std::size_t i = 0; i < outcomes.size(); ++i)
+            if (plan.requests[i].draws) outcomes[i].end = Outcome::End::finished;
+        scheduler->advance(outcomes, now);
+    }
+    EXPECT_TRUE(scheduler->idle());
+    EXPECT_EQ(scheduler->totals().finished, 2);
+    EXPECT_EQ(scheduler->totals().committed, 0);
+    EXPECT_EQ(scheduler->ended().size(), ids.size());
 }
 
 TEST(Scheduler, RefusesContradictingOptions) {
@@ -452,7 +462,7 @@ TEST(Scheduler, AllocatesNothingInItsSteps) {
         for (int i = 0; i < 6; ++i) {
             Request request = prompt_of(100 + 90 * i, 150, 1000 * i);
             request.choices = 1 + i % 2;
-            ASSERT_TRUE(scheduler->submit(request));
+            scheduler->submit(request);
         }
         const std::int64_t before = allocations_so_far();
         while (!scheduler->idle()) {

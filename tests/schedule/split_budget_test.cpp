@@ -42,7 +42,7 @@ TEST(SplitBudget, LeavesOutStreamsFromTheEnd) {
     Stepper steps(*scheduler);
     std::vector<RequestId> ids;
     for (std::int32_t i = 0; i < 6; ++i)
-        ids.push_back(scheduler->submit(prompt_of(2600, 400, 10'000 * i)).value().at(0));
+        ids.push_back(scheduler->submit(prompt_of(2600, 400, 10'000 * i)).at(0));
     while (scheduler->gauges().running < 6) steps.step();
     const Plan& plan = steps.plan();
     EXPECT_EQ(plan.requests.size(), 4u);
@@ -61,9 +61,9 @@ TEST(SplitBudget, KeepsHalfForTheFirstPrompt) {
     const auto scheduler = Scheduler::create(options).value();
     Stepper steps(*scheduler);
     for (std::int32_t i = 0; i < 3; ++i)
-        scheduler->submit(prompt_of(2600, 1000, 10'000 * i)).value();
+        scheduler->submit(prompt_of(2600, 1000, 10'000 * i));
     while (scheduler->gauges().running < 3) steps.step();
-    const RequestId late = scheduler->submit(prompt_of(1000, 1, 50'000)).value().at(0);
+    const RequestId late = scheduler->submit(prompt_of(1000, 1, 50'000)).at(0);
     const Plan& plan = steps.plan();
     EXPECT_EQ(plan.requests.size(), 3u);  // two streams of 41, then the prompt
     EXPECT_EQ(tokens_for(plan, late),
@@ -77,7 +77,7 @@ TEST(SplitBudget, CutsDraftsToWhatIsLeft) {
     const auto scheduler = Scheduler::create(options_with(200)).value();
     Stepper steps(*scheduler);
     for (std::int32_t i = 0; i < 2; ++i)
-        scheduler->submit(prompt_of(2600, 100, 10'000 * i)).value();
+        scheduler->submit(prompt_of(2600, 100, 10'000 * i));
     while (scheduler->gauges().running < 2) steps.step();
     const Plan& plan = steps.plan(10);
     ASSERT_EQ(plan.requests.size(), 2u);

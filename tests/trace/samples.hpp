@@ -19,13 +19,28 @@ inline Header sample_header() {
     header.version = "0.1.0";
     header.model = {"tiny \"quoted\"", "models/tiny", "0123456789abcdef"};
     header.variant = "avx2";
+    header.kv_format = "fp8_token";
     header.threads = 3;
     header.sampling_version = 1;
     header.settings = {65,       1024, 8,    1024,  512,  1024,  1 << 24,
                        512,      256,  true, false, true, ~0ull, Grant::everything,
                        {"ngram"}};
+    header.settings.max_step_splits = 64;
     return header;
 }
+
+// A value for every parameter that is not its default.
+struct SampleParameters {
+    void operator()(const accept::Parameter& parameter, float& value) const {
+        value = static_cast<float>(0.75 * parameter.usual_least + 0.25 * parameter.usual_most);
+    }
+    void operator()(const accept::Parameter&, std::int64_t& value) const { value = 40; }
+    void operator()(const accept::Parameter&, std::uint64_t& value) const { value = ~0ull; }
+    void operator()(const accept::Parameter&,
+                    std::vector<accept::SamplingOptions::Bias>& value) const {
+        value = {{17, -12.5f}};
+    }
+};
 
 inline Submission sample_submission() {
     Submission submission;
@@ -39,8 +54,17 @@ inline Submission sample_submission() {
     submission.logprobs = false;
     submission.forced_output = {3, 4};
     submission.prompt = {5, 6, 7};
-    submission.sampling = {0.7f, 0.95f, 40, 0.01f, 1.1f, 0.3f, -0.2f, {{17, -12.5f}}, ~0ull};
-    submission.output = {64, 2, {1}, {9, 10}, true, {"\n\n", "\"}"}, true, false, 3, 2};
+    accept::SamplingOptions::parameters(SampleParameters{}, submission.sampling);
+    submission.output = {.max_tokens = 64,
+                         .min_tokens = 2,
+                         .eos_token_ids = {1},
+                         .stop_token_ids = {9, 10},
+                         .ignore_eos = true,
+                         .stop = {"\n\n", "\"}"},
+                         .include_stop = true,
+                         .skip_special_tokens = false,
+                         .top_logprobs = 3,
+                         .prompt_top_logprobs = 2};
     return submission;
 }
 

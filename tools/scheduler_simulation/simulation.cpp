@@ -112,8 +112,7 @@ class Simulation {
         while (submitted_ < options_.requests && next_arrival_ <= seconds_) {
             const Request request = make_request();
             const auto ids = scheduler_->submit(request);
-            CHECK(ids.has_value(), "{}", ids.error().message);
-            for (const RequestId id : *ids) enlist(request, id, ids->front().serial);
+            for (const RequestId id : ids) enlist(request, id, ids.front().serial);
             ++submitted_;
             const bool burst =
                 submitted_ > options_.requests * 2 / 5 && submitted_ <= options_.requests * 3 / 5;

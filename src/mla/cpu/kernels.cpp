@@ -24,6 +24,12 @@ class CpuKernels final : public Kernels {
 
     Expected<void> decompressed(OpContext& context, const DecompressedCall& call) const override {
         ESPALIER_RETURN_IF_ERROR(check_decompressed_arrays(call));
+        for (const linalg::WeightView& half : {call.up_key, call.up_value})
+            if (half.layout != linalg::WeightLayout::panels)
+                return fail(ErrorKind::unsupported,
+                            "decompressed attention on the CPU with weights as {}: panels are "
+                            "possible",
+                            name_of(half.layout));
         const bool bf16 = dots(call.kv.format) && cpu::multiplies(bf16_, call.up_key.format) &&
                           cpu::multiplies(bf16_, call.up_value.format);
         cpu::decompressed(context, bf16 ? bf16_ : f32_, call);

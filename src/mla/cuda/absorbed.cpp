@@ -131,32 +131,39 @@ std::vector<Class> classes(std::int64_t max_q_len, std::int64_t heads, int block
     return all;
 }
 
-// How many partial results a launch may write.
-std::int64_t partial_slots(const Class& rows, const Capacities& most, int processors,
-                           int block_rows) {
+// How many partial results of block_rows packed rows a launch of the flexible partition may write.
+std::int64_t flexible_slots(const Class& rows, int processors, int block_rows) {
     const std::int64_t blocks = ceil_divide(rows.most_packed, block_rows);
     const std::int64_t lanes = std::min<std::int64_t>(blocks, processors);
-    const std::int64_t flexible = std::max<std::int64_t>(processors / lanes, 1) * blocks * 2;
-    if (!most.invariant) return flexible;
-    const std::int64_t splits = ceil_divide(most.max_kv_len, kSplitKeys);
-    const std::int64_t shared =
-        splits * std::min<std::int64_t>(most.rows * blocks,
-                                        most.tokens * most.heads / block_rows + most.rows);
-    // A tail of 64 slots touches two splits at most; a dense mask all of them.
-    const std::int64_t own = (most.dense ? splits : std::min<std::int64_t>(splits, 2)) *
-                             most.tokens * ceil_divide(most.heads, block_rows);
-    return std::max(flexible, shared + own);
+    return std::max<std::int64_t>(processors / lanes, 1) * blocks * 2;
+}
+// And of kStripRows with the invariant one: a token of a row has ceil(heads / 16) of them per
+// split.
+std::int64_t invariant_slots(const Capacities& most) {
+    if (!most.invariant) return 0;
+    const std::int64_t splits =
+        most.total_splits > 0 ? most.total_splits : most.tokens * most_splits(most.max_kv_len);
+    return splits * ceil_divide(most.heads, kStripRows);
 }
 
 std::size_t aligned(std::int64_t bytes) {
     return static_cast<std::size_t>((bytes + 127) / 128 * 128);  // lines of the cache
 }
 
-// The plan of one launch: partition, parts, merges.
-std::size_t class_plan_bytes(int parts, int rows) {
+std::size_t flexible_partial_bytes(std::int64_t packed_rows) {
+    return aligned(packed_rows * kLatent * 4) + aligned(packed_rows * 4);
+}
+std::size_t invariant_partial_bytes(std::int64_t slots) {
+    return aligned(slots * kStripChunks * kChunkBytes) + aligned(slots * kStripScales * 4) +
+           aligned(slots * kStripRows * 4);
+}
+
+// The plan of one launch: partition, parts, merges or counters.
+std::size_t class_plan_bytes(int parts, int rows, std::int64_t slots) {
     return aligned(sizeof(Partition)) +
            aligned(parts * static_cast<std::int64_t>(sizeof(PartPlan))) +
-           aligned(rows * static_cast<std::int64_t>(sizeof(MergeRow)));
+           aligned(rows * static_cast<std::int64_t>(sizeof(MergeRow))) +
+           aligned(slots * static_cast<std::int64_t>(sizeof(Counter)));
 }
 
 // Everything of a launch but its workspace; returns where the next plan begins.
@@ -174,7 +181,23 @@ std::byte* fit_class(AbsorbedParams& p, const Class& rows, int processors, std::
     p.part_plans = reinterpret_cast<PartPlan*>(plan);
     plan += aligned(p.parts * static_cast<std::int64_t>(sizeof(PartPlan)));
     p.merge_rows = reinterpret_cast<MergeRow*>(plan);
-    return plan + aligned(p.rows.rows * static_cast<std::int64_t>(sizeof(MergeRow)));
+    plan += aligned(p.rows.rows * static_cast<std::int64_t>(sizeof(MergeRow)));
+    p.counters = reinterpret_cast<Counter*>(plan);
+    return plan + aligned(p.slots * static_cast<std::int64_t>(sizeof(Counter)));
+}
+
+void take_partials(Arena& arena, AbsorbedParams& p, const Class& rows, int processors) {
+    if (p.invariant) {
+        const std::int64_t slots = p.slots;
+        p.partial = arena.take<float>(slots * kStripChunks * kChunkBytes / 4);
+        p.partial_scale = arena.take<float>(slots * kStripScales);
+        p.partial_lse = arena.take<float>(slots * kStripRows);
+        return;
+    }
+    const std::int64_t packed_rows = flexible_slots(rows, processors, 1 << p.block_shift)
+                                     << p.block_shift;
+    p.partial = arena.take<float>(packed_rows * kLatent);
+    p.partial_lse = arena.take<float>(packed_rows);
 }
 
 cudaError_t launch_main(const AbsorbedParams& p, cudaStream_t stream) {
@@ -194,15 +217,9 @@ cudaError_t launch_main(const AbsorbedParams& p, cudaStream_t stream) {
 }
 
 Expected<void> launch_class(OpContext& context, AbsorbedParams& p, const Class& rows,
-                            const Capacities& most, int processors, bool last) {
-    const std::int64_t slots = partial_slots(rows, most, processors, (1 << p.block_shift));
-    if (slots << p.block_shift >= std::int64_t{1} << 31)
-        return fail(ErrorKind::exhausted,
-                    "{} partial results of {} rows: below 2^31 rows is possible", slots,
-                    (1 << p.block_shift));
+                            int processors, bool last) {
     Arena::Mark mark(context.arena);
-    p.partial = context.arena.take<float>(slots * (1 << p.block_shift) * kLatent);
-    p.partial_lse = context.arena.take<float>(slots * (1 << p.block_shift));
+    take_partials(context.arena, p, rows, processors);
     ESPALIER_RETURN_IF_ERROR(encode_maps(p));
     const auto stream = static_cast<cudaStream_t>(context.stream);
     if (p.dense_splits > 0)
@@ -210,6 +227,17 @@ Expected<void> launch_class(OpContext& context, AbsorbedParams& p, const Class& 
             checked(launch_dense_index(p, stream), "the index of dense masks"));
     p.padding = last;
     return checked(launch_main(p, stream), "absorbed attention");
+}
+
+Capacities capacities(const AbsorbedCall& call) {
+    return {.heads = call.heads,
+            .rows = call.rows.rows,
+            .tokens = call.rows.token_end,
+            .max_q_len = call.rows.max_q_len,
+            .max_kv_len = call.rows.max_kv_len,
+            .total_splits = call.rows.total_splits,
+            .invariant = call.invariant,
+            .dense = call.rows.custom_mask != nullptr};
 }
 
 // Numbers that 32-bit arithmetic on the device relies on.
@@ -228,9 +256,16 @@ Expected<void> check_capacities(const AbsorbedCall& call) {
                     call.rows.max_q_len, call.heads);
     const std::int64_t tiles = std::int64_t{call.rows.max_kv_len} / kTileKeys + 1;
     const std::int64_t blocks = packed / 16 + 1;
-    if (call.rows.rows * tiles * (call.invariant ? blocks : 1) >= std::int64_t{1} << 31)
+    // Invariant: a split of two tiles costs three, and a tree's blocks some more.
+    if (call.rows.rows * tiles * (call.invariant ? 4 * blocks : 1) >= std::int64_t{1} << 31)
         return fail(ErrorKind::unsupported, "{} rows of up to {} keys: too many tiles for one call",
                     call.rows.rows, call.rows.max_kv_len);
+    const std::int64_t slots = invariant_slots(capacities(call));
+    if (slots >= std::int64_t{1} << 26)
+        return fail(ErrorKind::exhausted,
+                    "{} partial results of {} packed rows: below 2^26 are possible (total_splits "
+                    "says how many there will be)",
+                    slots, kStripRows);
     return {};
 }
 
@@ -255,20 +290,11 @@ AbsorbedParams parameters(const AbsorbedCall& call) {
     p.out = call.out;
     p.lse = call.lse;
     p.invariant = call.invariant;
+    p.slots = static_cast<std::int32_t>(invariant_slots(capacities(call)));
     const bool codes =
         call.kv.format == KvFormat::fp8_tensor || call.kv.format == KvFormat::fp8_token;
     p.block_shift = std::countr_zero(static_cast<unsigned>(codes ? kFp8BlockRows : kBlockRows));
     return p;
-}
-
-Capacities capacities(const AbsorbedCall& call) {
-    return {.heads = call.heads,
-            .rows = call.rows.rows,
-            .tokens = call.rows.token_end,
-            .max_q_len = call.rows.max_q_len,
-            .max_kv_len = call.rows.max_kv_len,
-            .invariant = call.invariant,
-            .dense = call.rows.custom_mask != nullptr};
 }
 
 }  // namespace
@@ -276,7 +302,7 @@ Capacities capacities(const AbsorbedCall& call) {
 std::size_t absorbed_plan_bytes(const Capacities& most) {
     const Expected<int> processors = multiprocessors();
     if (!processors) return 0;
-    return 2 * class_plan_bytes(*processors, most.rows);
+    return 2 * class_plan_bytes(*processors, most.rows, invariant_slots(most));
 }
 
 Expected<void> absorbed_plan(OpContext& context, const AbsorbedCall& call) {
@@ -308,7 +334,7 @@ Expected<void> absorbed(OpContext& context, const AbsorbedCall& call) {
     ESPALIER_ASSIGN_OR_RETURN(const int processors, multiprocessors(call.multiprocessors));
     AbsorbedParams p = parameters(call);
     if (most.invariant && most.dense) {
-        p.dense_splits = ceil_divide(most.max_kv_len, kSplitKeys);
+        p.dense_splits = static_cast<std::int32_t>(most_splits(most.max_kv_len));
         p.dense_start =
             context.arena.take<std::int32_t>(most.tokens * (std::int64_t{p.dense_splits} + 1));
     }
@@ -316,8 +342,7 @@ Expected<void> absorbed(OpContext& context, const AbsorbedCall& call) {
     const std::vector<Class> all = classes(call.rows.max_q_len, call.heads, (1 << p.block_shift));
     for (const Class& rows : all) {
         plan = fit_class(p, rows, processors, plan);
-        ESPALIER_RETURN_IF_ERROR(
-            launch_class(context, p, rows, most, processors, &rows == &all.back()));
+        ESPALIER_RETURN_IF_ERROR(launch_class(context, p, rows, processors, &rows == &all.back()));
     }
     return {};
 }
@@ -328,13 +353,14 @@ std::size_t absorbed_scratch(const Capacities& most) {
     std::size_t bytes = 0;
     for (const int block_rows : {kBlockRows, kFp8BlockRows})  // the format is the call's
         for (const Class& rows : classes(most.max_q_len, most.heads, block_rows)) {
-            const std::int64_t partial =
-                partial_slots(rows, most, *processors, block_rows) * block_rows;
-            bytes = std::max(bytes, aligned(partial * kLatent * 4) + aligned(partial * 4));
+            bytes = std::max(
+                bytes,
+                flexible_partial_bytes(flexible_slots(rows, *processors, block_rows) * block_rows));
         }
+    bytes = std::max(bytes, invariant_partial_bytes(invariant_slots(most)));
     bytes += aligned(static_cast<std::int64_t>(absorbed_plan_bytes(most)));
     if (most.invariant && most.dense)
-        bytes += aligned(most.tokens * (ceil_divide(most.max_kv_len, kSplitKeys) + 1) * 4);
+        bytes += aligned(most.tokens * (most_splits(most.max_kv_len) + 1) * 4);
     return bytes;
 }
 

@@ -55,6 +55,7 @@ struct SharedLayout {
     std::uint64_t visible[T::kScorers][kFp8Rows];
     float key_scale[T::kStages][kScaledKeys];  // fp8_token
     Item items[2];
+    Item deferred[2];  // invariant: merges that wait for other thread blocks
     Barrier keys_full[T::kStages];
     Barrier keys_free[T::kStages];
     Barrier query_full, query_free;  // 16-bit caches
@@ -96,6 +97,12 @@ __device__ __forceinline__ void store_pair(std::byte* out, long long index, floa
     else
         *reinterpret_cast<std::uint32_t*>(out + index * 2) =
             pack < kDType == DType::bf16 ? Element::bf16 : Element::f16 > (a, b);
+}
+__device__ __forceinline__ void store_pair(std::byte* out, DType dtype, long long index, float a,
+                                           float b) {
+    if (dtype == DType::f32) return store_pair<DType::f32>(out, index, a, b);
+    if (dtype == DType::bf16) return store_pair<DType::bf16>(out, index, a, b);
+    store_pair<DType::f16>(out, index, a, b);
 }
 template <DType kDType>
 __device__ __forceinline__ void store_quad(std::byte* out, long long index, float4 quad) {
@@ -153,6 +160,7 @@ class RowMask {
     __device__ RowMask(const AbsorbedParams& p, const Item& item, int column)
         : p_(p), row_(item.row), keys_(item.keys), mask_(static_cast<MaskKind>(item.mask)) {
         token_ = token_of(p, item.row_first + column);
+        own_ = token_ == item.gathered;
         world_ = p.rows.dcp_world;
         long long all = item.keys;  // over all ranks
         if (world_ > 1 && item.gathered < 0) all = p.rows.global_kv_len[item.row];
@@ -170,6 +178,7 @@ class RowMask {
         const int first = tile * kTileKeys;
         const std::uint64_t inside = ones(keys_ - first);
         if (mask_ == MaskKind::full) return inside;
+        if (static_cast<int>(mask_) == kOwnKeys) return own_ ? inside : 0;
         if (mask_ == MaskKind::dense || world_ > 1) return inside & looked_up<kLanes>(first);
         const long long before = bound_ - first;  // keys of the tile that are visible anyway
         std::uint64_t tail = 0;
@@ -203,11 +212,18 @@ class RowMask {
 
     const AbsorbedParams& p_;
     int row_, keys_, token_;
+    bool own_;  // gathers this row's token
     MaskKind mask_;
     long long world_ = 1;
     long long bound_ = 0;     // places before it are visible
     std::uint64_t word_ = 0;  // from there on, by bit; 0: none
 };
+
+// What an item says by flags where the partition is invariant, and always where it is not.
+template <bool kInvariant>
+__device__ __forceinline__ bool item_says(const Item& item, int flag) {
+    return !kInvariant || (item.flags & flag) != 0;
+}
 
 // A number that all lanes of a warp agree on, known as such to the compiler: matrix products under
 // branches that might diverge are serialised.

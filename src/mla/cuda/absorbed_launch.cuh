@@ -3,9 +3,9 @@
 // their own (they compile side by side).
 #pragma once
 
-#include "mla/cuda/copy_role.cuh"
 #include "mla/cuda/fp8_output_role.cuh"
 #include "mla/cuda/fp8_score_role.cuh"
+#include "mla/cuda/invariant_copy.cuh"
 #include "mla/cuda/merge.cuh"
 #include "mla/cuda/output_role.cuh"
 #include "mla/cuda/score_role.cuh"
@@ -51,7 +51,7 @@ struct Registers {
 };
 
 // kColumns: packed rows that the products of FP8 codes are made for.
-template <KvFormat kFormat, int kColumns>
+template <KvFormat kFormat, int kColumns, bool kInvariant>
 __global__ void __launch_bounds__(Traits<kFormat>::kThreads, 1)
     absorbed_kernel(const __grid_constant__ AbsorbedParams p) {
     extern __shared__ __align__(1024) std::byte memory[];
@@ -65,43 +65,56 @@ __global__ void __launch_bounds__(Traits<kFormat>::kThreads, 1)
         prefetch_map(T::kFp8 ? &p.rope_map : &p.query_map);
     }
     wait_for_previous_kernel();
-    if (threadIdx.x < 32) Copier<kFormat>::look_ahead(p);
+    if (threadIdx.x < 32) look_ahead(p);
     __syncthreads();
     let_next_kernel_start();
     // The compiler must know that a warp has one role.
     const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
     if (role == 0) {
         set_registers<R::kStart, R::kCopy>();
-        if (threadIdx.x < 32) Copier<kFormat>(p, shared).run();
+        if (threadIdx.x < 32) {
+            if constexpr (kInvariant)
+                InvariantCopier<kFormat>(p, shared).run();
+            else
+                Copier<kFormat>(p, shared).run();
+        }
     } else if (role <= T::kScorers) {
         set_registers<R::kStart, R::kScore>();
         if constexpr (T::kFp8)
-            Fp8Scorer<kFormat, kColumns>(p, shared, role - 1).run();
+            Fp8Scorer<kFormat, kColumns, kInvariant>(p, shared, role - 1).run();
         else
-            Scorer<kFormat>(p, shared).run();
+            Scorer<kFormat, kInvariant>(p, shared).run();
         if (p.padding && role == 1)
             clear_padding(p, static_cast<long long>(blockIdx.x) * 128 + threadIdx.x % 128,
                           static_cast<long long>(gridDim.x) * 128);
     } else {
         set_registers<R::kStart, R::kOutput>();
-        Merger<T::kRows> merger(p);
-        if constexpr (T::kFp8)
-            Fp8OutputHalf<kFormat, kColumns>(p, shared, role - 1 - T::kScorers).run();
-        else
-            OutputHalf<kFormat>(p, shared, role - 2).run();
-        // Nothing is on its way to the keys' place any more.
-        static_assert(sizeof(MergePlaces) <= sizeof(shared.keys));
-        merger.run(p, reinterpret_cast<MergePlaces&>(shared.keys));
+        const auto output = [&] {
+            if constexpr (T::kFp8)
+                Fp8OutputHalf<kFormat, kColumns, kInvariant>(p, shared, role - 1 - T::kScorers)
+                    .run();
+            else
+                OutputHalf<kFormat, kInvariant>(p, shared, role - 2).run();
+        };
+        if constexpr (kInvariant) {
+            output();
+        } else {
+            Merger<T::kRows> merger(p);
+            output();
+            // Nothing is on its way to the keys' place any more.
+            static_assert(sizeof(MergePlaces) <= sizeof(shared.keys));
+            merger.run(p, reinterpret_cast<MergePlaces&>(shared.keys));
+        }
     }
 }
 
-template <KvFormat kFormat, int kColumns = Traits<kFormat>::kRows>
-cudaError_t launch_format(const AbsorbedParams& p, cudaStream_t stream) {
+template <KvFormat kFormat, int kColumns, bool kInvariant>
+cudaError_t launch_kernel(const AbsorbedParams& p, cudaStream_t stream) {
     constexpr std::size_t kBytes = sizeof(SharedLayout<kFormat>);
     static_assert(kBytes <= 232448, "227 KB is what a block may have");
     // Every time: the attribute belongs to the current device, of which there may be several.
     const cudaError_t prepared =
-        cudaFuncSetAttribute(absorbed_kernel<kFormat, kColumns>,
+        cudaFuncSetAttribute(absorbed_kernel<kFormat, kColumns, kInvariant>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes));
     if (prepared != cudaSuccess) return prepared;
     // Cooperative: thread blocks wait for each other before they merge. Overlapping: the kernel may
@@ -118,7 +131,13 @@ cudaError_t launch_format(const AbsorbedParams& p, cudaStream_t stream) {
     config.stream = stream;
     config.attrs = attributes;
     config.numAttrs = 2;
-    return cudaLaunchKernelEx(&config, absorbed_kernel<kFormat, kColumns>, p);
+    return cudaLaunchKernelEx(&config, absorbed_kernel<kFormat, kColumns, kInvariant>, p);
+}
+
+template <KvFormat kFormat, int kColumns = Traits<kFormat>::kRows>
+cudaError_t launch_format(const AbsorbedParams& p, cudaStream_t stream) {
+    return p.invariant ? launch_kernel<kFormat, kColumns, true>(p, stream)
+                       : launch_kernel<kFormat, kColumns, false>(p, stream);
 }
 
 }  // namespace espalier::mla::cuda

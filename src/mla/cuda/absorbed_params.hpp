@@ -16,9 +16,23 @@ inline constexpr int kTileKeys = 64;
 // rows but leave registers for two warpgroups that score.
 inline constexpr int kBlockRows = 64;
 inline constexpr int kFp8BlockRows = 32;
-inline constexpr int kSplitKeys =
-    1024;  // of the invariant partition, for every head count and dtype
-inline constexpr int kSplitTiles = kSplitKeys / kTileKeys;
+// Invariant: partial results lie in slots of 16 packed rows, 32 chunks of 512 bytes.
+inline constexpr int kStripRows = 16;
+inline constexpr int kStripChunks = 32;
+inline constexpr int kChunkBytes = 512;
+inline constexpr int kStripScales = 8 * kStripRows;
+
+// What the invariant partition says of an item. A split whose tokens do not share all keys is
+// several items, one after another; a merge has no tiles.
+enum ItemFlag : std::int32_t {
+    kStarts = 1,      // the first item of its split
+    kEnds = 2,        // the last one
+    kNewQuery = 4,    // the queries are not yet there
+    kFreesQuery = 8,  // nobody needs them afterwards
+    kMerges =
+        16,  // splits tile_begin … tile_end - 1 of `splits` say which share of a block's merge
+    kLocal = 32,  // all splits of the block were computed here
+};
 
 // One item of work: a run of tiles of one row for one block of packed rows. All warps read it from
 // shared memory.
@@ -38,14 +52,24 @@ struct Item {
     std::int32_t mask;       // MaskKind
     std::int32_t gathered;   // token whose keys are gathered, or -1
     std::int32_t last;       // no further item
+    // Invariant.
+    std::int32_t flags;
+    std::int32_t splits;  // of its block
+    std::int32_t
+        arrivals;       // partial results that are there with this one, to be counted; 0: not yet
+    std::int32_t base;  // first slot of the block; its counter has the same number
 };
+
+// The mask of an item that gathers one of several tokens: that token sees all keys, others none.
+inline constexpr std::int32_t kOwnKeys = 4;
 
 // The line of work that parts are cut from (schedule.cuh).
 struct Partition {
     std::int32_t total = 0;
     std::int32_t length = 1;    // of a part
     std::int32_t piece = 0;     // even: tiles of a piece at most; 0: not even
-    std::int32_t merges = 0;    // rows in the list of merges
+    std::int32_t merges = 0;    // flexible: rows in the list of merges
+    std::int32_t slots = 0;     // invariant: in use
     std::uint32_t arrived = 0;  // thread blocks at the end of a call
 };
 
@@ -56,9 +80,18 @@ struct alignas(16) PartPlan {
     std::int32_t end = 0;
     std::int32_t row = 0;    // where it begins
     std::int32_t start = 0;  // that row's place in the line
-    std::int32_t even = 0;   // the item says all; of the first block of packed rows
+    std::int32_t even = 0;   // the item says all: of the first block of packed rows, or split
     Item item{};
-    std::int32_t unused[12] = {};
+    // Invariant: the first block of packed rows that the part has splits of, and which; then, what
+    // is left of the part's share of the line, counted from that block's beginning.
+    std::int32_t group = 0;
+    std::int32_t block = 0;
+    std::int32_t split = 0;
+    std::int32_t split_end = 0;
+    std::int32_t left = 0;
+    std::int32_t slot = 0;   // first of the group
+    std::int32_t tiles = 0;  // of a split
+    std::int32_t reach = 0;  // tiles that some token of the block sees
 };
 static_assert(sizeof(PartPlan) == 128);
 
@@ -68,11 +101,16 @@ struct alignas(16) MergeRow {
     std::int32_t tokens = 0;
     std::int32_t blocks = 0;  // of packed rows
     std::int32_t splits = 0;
-    std::int32_t first =
-        0;  // flexible: the first part that has a piece of it; invariant: its first partial
-    std::int32_t place = 0;          // flexible: which of that part's two partials
-    std::int32_t shared_splits = 0;  // invariant: splits that all its tokens share, the first ones
-    std::int32_t unused = 0;
+    std::int32_t first = 0;  // the first part that has a piece of it
+    std::int32_t place = 0;  // which of that part's two partials
+    std::int32_t unused[2] = {};
+};
+
+// How many partial results of a block of packed rows are there, and how many parts' worth of them
+// took part in the merge; the last resets both.
+struct Counter {
+    std::uint32_t arrived = 0;
+    std::uint32_t merged = 0;
 };
 
 struct AbsorbedParams {
@@ -96,7 +134,8 @@ struct AbsorbedParams {
     // The plan.
     Partition* partition = nullptr;
     PartPlan* part_plans = nullptr;  // [parts]
-    MergeRow* merge_rows = nullptr;  // [rows]
+    MergeRow* merge_rows = nullptr;  // flexible: [rows]
+    Counter* counters = nullptr;     // invariant: [slots]
 
     // Rows of this launch have least_packed … most_packed packed rows (tokens × heads).
     std::int32_t least_packed = 0;
@@ -110,10 +149,15 @@ struct AbsorbedParams {
     bool invariant = false;
     bool padding = false;  // this launch clears tokens that belong to no row
 
-    float* partial = nullptr;      // [slot][64][512]
-    float* partial_lse = nullptr;  // [slot][64], base 2
+    // Flexible: partial [slot][block rows][512], partial_lse [slot][block rows], base 2. Invariant:
+    // 16-bit numbers [slot][chunk][lane][8], times partial_scale [slot][8][16]; partial_lse
+    // [slot][16].
+    float* partial = nullptr;
+    float* partial_lse = nullptr;
+    float* partial_scale = nullptr;
+    std::int32_t slots = 0;  // invariant: that there are
     std::int32_t* dense_start =
-        nullptr;  // [token][splits + 1]: slot where a dense token's split begins
+        nullptr;  // [token][splits + 1]: slot where a dense token's split begins; how many it sees
     std::int32_t dense_splits = 0;
 };
 

@@ -7,157 +7,72 @@
 
 namespace espalier::mla::cuda {
 
-template <KvFormat kFormat>
-class Copier {
+__device__ inline int part_of(const AbsorbedParams& p) {
+    return static_cast<int>(blockIdx.x) / p.lanes;
+}
+
+// Brings the plan and the first page ids to the L1 before anybody waits for them.
+__device__ inline void look_ahead(const AbsorbedParams& p) {
+    const Item& item = p.part_plans[part_of(p)].item;
+    const int page =
+        (item.tile_begin * kTileKeys >> p.page_shift) + static_cast<int>(threadIdx.x) % 32;
+    if (page > (item.keys - 1) >> p.page_shift) return;
+    [[maybe_unused]] std::int32_t id;
+    asm volatile("ld.global.b32 %0, [%1];"
+                 : "=r"(id)
+                 : "l"(p.rows.block_table + item.table * p.rows.block_stride + page));
+}
+
+// Hands items on, with their keys and queries. Only the invariant partition has items that share
+// queries.
+template <KvFormat kFormat, bool kInvariant>
+class ItemFeeder {
     using T = Traits<kFormat>;
     using Shared = SharedLayout<kFormat>;
 
   public:
-    __device__ Copier(const AbsorbedParams& p, Shared& shared)
+    __device__ ItemFeeder(const AbsorbedParams& p, Shared& shared)
         : p_(p), shared_(shared), lane_(threadIdx.x % 32), keys_(p, shared) {}
 
-    // Brings the plan and the first page ids to the L1 before anybody waits for them.
-    __device__ static void look_ahead(const AbsorbedParams& p) {
-        const Item& item = p.part_plans[part_of(p)].item;
-        const int page =
-            (item.tile_begin * kTileKeys >> p.page_shift) + static_cast<int>(threadIdx.x) % 32;
-        if (page > (item.keys - 1) >> p.page_shift) return;
-        std::int32_t id;
-        asm volatile("ld.global.b32 %0, [%1];"
-                     : "=r"(id)
-                     : "l"(p.rows.block_table + item.table * p.rows.block_stride + page));
-    }
+    __device__ KeyFetcher<kFormat>& keys() { return keys_; }
+    __device__ Item* deferred() { return shared_.deferred; }
 
-    // The whole warp. There is one place from which an item is fetched: inlined at three, this
-    // warp's code alone was 134 KB.
-    __device__ void run() {
-        const int part = part_of(p_);
-        const PartPlan& plan = p_.part_plans[part];  // read where it is needed: registers are few
-        int start = plan.begin < plan.end ? plan.start : plan.end;
-#pragma unroll 1
-        for (int row = plan.row; start < plan.end; ++row) {
-            Share share;
-            const bool ready = plan.even && p_.max_blocks == 1;  // nothing left to find out
-            if (ready) {
-                share.end = 1;
-                start = plan.end;
-            } else if (plan.even) {
-                take_piece(share, plan.item);
-                start = plan.end;
-            } else {
-                share.shape = row_shape(p_, row);
-                start += p_.invariant ? take_units(share, plan, row, start)
-                                      : take_tiles(share, plan, row, start, part);
-            }
-#pragma unroll 1
-            for (; share.unit < share.end; share.unit += share.step) {
-                const Item item = ready ? plan.item : item_of(share, row);
-                if (p_.invariant || item.tile_begin < item.tile_end) fetch(item);
-            }
-        }
+    // An item without tiles.
+    __device__ void tell(const Item& item) {
+        write_down(item);
+        announce();
+    }
+    __device__ void end() {
         Item end{};
         end.last = 1;
-        write_down(end);
-        announce();
+        tell(end);
+    }
+
+    // Nobody needs to know of an item before its first keys are asked for. The queries are asked
+    // for while the page ids are on their way, unless the last item's are still in use: a place for
+    // keys is free earlier.
+    __device__ void fetch(const Item& draft) {
+        keys_.begin(draft);
+        const Item& item = write_down(draft);
+        const int tile_begin = item.tile_begin;
+        const int tile_end = item.tile_end;
+        if (tile_begin == tile_end || (kInvariant && (item.flags & kMerges) != 0))
+            return announce();
+        bool asked = T::kFp8 || (kInvariant && (item.flags & kNewQuery) == 0);
+        if (!asked && phase_done(&shared_.query_free, query_phase_ ^ 1)) {
+            fetch_query(item);
+            asked = true;
+        }
+#pragma unroll 1
+        for (int tile = tile_begin; tile < tile_end; ++tile) {
+            keys_.ask(item, tile);
+            if (tile == tile_begin) announce();
+            if (!asked) fetch_query(item);
+            asked = true;
+        }
     }
 
   private:
-    __device__ static int part_of(const AbsorbedParams& p) {
-        return static_cast<int>(blockIdx.x) / p.lanes;
-    }
-
-    // What falls to this thread block of one row: flexible, blocks of packed rows by a run of
-    // tiles; invariant, units.
-    struct Share {
-        RowShape shape;
-        int unit = 0, end = 0, step = 1;
-        int tile_begin = 0, tile_end = 0;  // flexible
-        int slot = -1, slot_step = 0;      // of unit 0; -1: the output itself
-        RowSplits splits{};                // invariant
-    };
-
-    __device__ void take_blocks(Share& share, bool whole, int slot) {
-        if (p_.lanes > 1) share.unit = static_cast<int>(blockIdx.x) % p_.lanes;
-        share.end = row_blocks(p_, share.shape);
-        share.step = p_.lanes;
-        if (whole) return;
-        share.slot = slot;
-        share.slot_step = 2;
-    }
-
-    __device__ void take_piece(Share& share, const Item& item) {
-        share.shape = {item.first_token, item.tokens, item.keys, static_cast<MaskKind>(item.mask)};
-        share.tile_begin = item.tile_begin;
-        share.tile_end = item.tile_end;
-        take_blocks(share, item.slot < 0, item.slot);
-    }
-
-    // Returns how far along the line the row reaches.
-    __device__ int take_tiles(Share& share, const PartPlan& plan, int row, int start, int part) {
-        const int cost = row_cost(p_, Partition{}, row, share.shape);
-        const int tiles = cost - p_.row_cost;
-        const int first_tile = start + p_.row_cost;
-        share.tile_begin = max(plan.begin - first_tile, 0);
-        share.tile_end = min(plan.end - first_tile, tiles);
-        if (share.tile_end > share.tile_begin)
-            take_blocks(share, share.tile_begin == 0 && share.tile_end == tiles,
-                        part * p_.max_blocks * 2 + (first_tile > plan.begin ? 1 : 0));
-        return cost;
-    }
-
-    __device__ int take_units(Share& share, const PartPlan& plan, int row, int start) {
-        const int cost = row_cost(p_, Partition{}, row, share.shape);
-        share.splits = row_splits(p_, row, share.shape);
-        share.unit = max(plan.begin - start, 0);
-        share.end = min(plan.end - start, cost);
-        if (share.splits.shared + share.splits.per_token > 1) {
-            share.slot = start;
-            share.slot_step = 1;
-        }
-        return cost;
-    }
-
-    __device__ Item item_of(const Share& share, int row) {
-        const RowShape& shape = share.shape;
-        const int blocks = row_blocks(p_, shape);
-        Item item = row_item(p_, row, shape);
-        item.slot = share.slot + share.unit * share.slot_step;
-        if (!p_.invariant) {
-            place_columns(p_, item, shape, share.unit * T::kRows, shape.tokens * p_.heads);
-            item.tile_begin = share.tile_begin;
-            item.tile_end = share.tile_end;
-        } else if (share.unit < share.splits.shared * blocks) {
-            shared_unit(item, shape, share.unit / blocks, share.unit % blocks);
-        } else {
-            token_unit(item, shape, share.splits, share.unit - share.splits.shared * blocks);
-        }
-        return item;
-    }
-
-    __device__ void shared_unit(Item& item, const RowShape& shape, int split, int block) {
-        place_columns(p_, item, shape, block * T::kRows, shape.tokens * p_.heads);
-        item.tile_begin = split * kSplitTiles;
-        item.tile_end = min(item.tile_begin + kSplitTiles, ceil_div(shape.keys, kTileKeys));
-    }
-
-    // A split of one token's own keys, in order; past its last key there are no tiles.
-    __device__ void token_unit(Item& item, const RowShape& shape, const RowSplits& splits,
-                               int unit) {
-        const int head_blocks = blocks_for(p_, p_.heads);
-        const int token = unit / (splits.per_token * head_blocks);
-        const int split = splits.shared + unit / head_blocks % splits.per_token;
-        place_columns(p_, item, shape, token * p_.heads + unit % head_blocks * T::kRows,
-                      (token + 1) * p_.heads);
-        item.gathered = token;
-        item.keys = keys_.gather_token(item, shape);
-        item.free_keys = item.keys;
-        item.mask = static_cast<int>(MaskKind::full);
-        item.tile_begin = split * kSplitTiles;
-        item.tile_end = max(item.tile_begin,
-                            min(item.tile_begin + kSplitTiles, ceil_div(item.keys, kTileKeys)));
-    }
-
-    // --- one item -----------------------------------------------------------------------------
     // Returns the shared copy, which only this warp overwrites: registers are few here.
     __device__ const Item& write_down(const Item& item) {
         Item& place = shared_.items[items_.index];
@@ -169,29 +84,6 @@ class Copier {
     __device__ void announce() {
         if (lane_ == 0) arrive(&shared_.item_full[items_.index]);
         items_.advance();
-    }
-
-    // Nobody needs to know of an item before its first keys are asked for. The queries are asked
-    // for while the page ids are on their way, unless the last item's are still in use: a place for
-    // keys is free earlier.
-    __device__ void fetch(const Item& draft) {
-        keys_.begin(draft);
-        const Item& item = write_down(draft);
-        const int tile_begin = item.tile_begin;
-        const int tile_end = item.tile_end;
-        if (tile_begin == tile_end) return announce();
-        bool asked = T::kFp8;
-        if (!T::kFp8 && phase_done(&shared_.query_free, query_phase_ ^ 1)) {
-            fetch_query(item);
-            asked = true;
-        }
-#pragma unroll 1
-        for (int tile = tile_begin; tile < tile_end; ++tile) {
-            keys_.ask(item, tile);
-            if (tile == tile_begin) announce();
-            if (!asked) fetch_query(item);
-            asked = true;
-        }
     }
 
     // Only as many rows as the call has, block by block of 64 columns: products read further, but
@@ -211,6 +103,96 @@ class Copier {
     KeyFetcher<kFormat> keys_;
     Ring<2> items_;
     std::uint32_t query_phase_ = 0;
+};
+
+// The flexible partition's.
+template <KvFormat kFormat>
+class Copier {
+    using T = Traits<kFormat>;
+    using Shared = SharedLayout<kFormat>;
+
+  public:
+    __device__ Copier(const AbsorbedParams& p, Shared& shared) : p_(p), feeder_(p, shared) {}
+
+    // The whole warp. There is one place from which an item is fetched: inlined at three, this
+    // warp's code alone was 134 KB.
+    __device__ void run() {
+        const int part = part_of(p_);
+        const PartPlan& plan = p_.part_plans[part];  // read where it is needed: registers are few
+        int start = plan.begin < plan.end ? plan.start : plan.end;
+#pragma unroll 1
+        for (int row = plan.row; start < plan.end; ++row) {
+            Share share;
+            const bool ready = plan.even && p_.max_blocks == 1;  // nothing left to find out
+            if (ready) {
+                share.end = 1;
+                start = plan.end;
+            } else if (plan.even) {
+                take_piece(share, plan.item);
+                start = plan.end;
+            } else {
+                share.shape = row_shape(p_, row);
+                start += take_tiles(share, plan, start, part);
+            }
+#pragma unroll 1
+            for (; share.unit < share.end; share.unit += share.step) {
+                const Item item = ready ? plan.item : item_of(share, row);
+                if (item.tile_begin < item.tile_end) feeder_.fetch(item);
+            }
+        }
+        feeder_.end();
+    }
+
+  private:
+    // What falls to this thread block of one row: blocks of packed rows by a run of tiles.
+    struct Share {
+        RowShape shape;
+        int unit = 0, end = 0, step = 1;
+        int tile_begin = 0, tile_end = 0;  // flexible
+        int slot = -1, slot_step = 0;      // of unit 0; -1: the output itself
+    };
+
+    __device__ void take_blocks(Share& share, bool whole, int slot) {
+        if (p_.lanes > 1) share.unit = static_cast<int>(blockIdx.x) % p_.lanes;
+        share.end = row_blocks(p_, share.shape);
+        share.step = p_.lanes;
+        if (whole) return;
+        share.slot = slot;
+        share.slot_step = 2;
+    }
+
+    __device__ void take_piece(Share& share, const Item& item) {
+        share.shape = {item.first_token, item.tokens, item.keys, static_cast<MaskKind>(item.mask)};
+        share.tile_begin = item.tile_begin;
+        share.tile_end = item.tile_end;
+        take_blocks(share, item.slot < 0, item.slot);
+    }
+
+    // Returns how far along the line the row reaches.
+    __device__ int take_tiles(Share& share, const PartPlan& plan, int start, int part) {
+        const int cost = row_cost(p_, Partition{}, share.shape);
+        const int tiles = cost - p_.row_cost;
+        const int first_tile = start + p_.row_cost;
+        share.tile_begin = max(plan.begin - first_tile, 0);
+        share.tile_end = min(plan.end - first_tile, tiles);
+        if (share.tile_end > share.tile_begin)
+            take_blocks(share, share.tile_begin == 0 && share.tile_end == tiles,
+                        part * p_.max_blocks * 2 + (first_tile > plan.begin ? 1 : 0));
+        return cost;
+    }
+
+    __device__ Item item_of(const Share& share, int row) {
+        const RowShape& shape = share.shape;
+        Item item = row_item(p_, row, shape);
+        item.slot = share.slot + share.unit * share.slot_step;
+        place_columns(p_, item, shape, share.unit * T::kRows, shape.tokens * p_.heads);
+        item.tile_begin = share.tile_begin;
+        item.tile_end = share.tile_end;
+        return item;
+    }
+
+    const AbsorbedParams& p_;
+    ItemFeeder<kFormat, false> feeder_;
 };
 
 }  // namespace espalier::mla::cuda

@@ -1,12 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// For the invariant partition of dense rows: the slot at which each token's next 512 visible keys
-// begin, and how many it sees in all.
+// For the invariant partition of dense rows: the slots at which each token's splits begin, and how
+// many keys it sees in all.
 #include "mla/cuda/schedule.cuh"
 
 namespace espalier::mla::cuda {
 namespace {
 
 constexpr int kTokensPerBlock = 4;
+
+// The whole warp: each(rank, key) for every visible key. Returns how many there are.
+template <typename Each>
+__device__ int walk(const AbsorbedParams& p, int row, const RowShape& shape, int token, Each each) {
+    const int lane = threadIdx.x % 32;
+    int seen = 0;
+    for (int first = 0; first < shape.keys; first += 32) {
+        const int key = first + lane;
+        const bool visible = key < shape.keys && dense_visible(p, row, shape.keys, token, key);
+        const unsigned votes = __ballot_sync(~0u, visible);
+        if (visible) each(seen + __popc(votes & ((1u << lane) - 1)), key);
+        seen += __popc(votes);
+    }
+    return seen;
+}
 
 __global__ void __launch_bounds__(kTokensPerBlock * 32)
     dense_index_kernel(const __grid_constant__ AbsorbedParams p) {
@@ -17,15 +32,11 @@ __global__ void __launch_bounds__(kTokensPerBlock * 32)
     for (int token = threadIdx.x / 32; token < shape.tokens; token += kTokensPerBlock) {
         std::int32_t* start = p.dense_start + static_cast<long long>(shape.first_token + token) *
                                                   (p.dense_splits + 1);
-        int seen = 0;
-        for (int first = 0; first < shape.keys; first += 32) {
-            const int key = first + lane;
-            const bool visible = key < shape.keys && dense_visible(p, row, shape.keys, token, key);
-            const unsigned votes = __ballot_sync(~0u, visible);
-            const int rank = seen + __popc(votes & ((1u << lane) - 1));
-            if (visible && rank % kSplitKeys == 0) start[rank / kSplitKeys] = key;
-            seen += __popc(votes);
-        }
+        const int seen = walk(p, row, shape, token, [](int, int) {});
+        const int length = split_keys(seen);
+        walk(p, row, shape, token, [&](int rank, int key) {
+            if (rank % length == 0) start[rank / length] = key;
+        });
         if (lane == 0) start[p.dense_splits] = seen;
     }
 }

@@ -8,10 +8,11 @@
 #pragma once
 
 #include "mla/cuda/fp8_score_role.cuh"
+#include "mla/cuda/invariant_merge.cuh"
 
 namespace espalier::mla::cuda {
 
-template <KvFormat kFormat, int kColumns>
+template <KvFormat kFormat, int kColumns, bool kInvariant>
 class Fp8OutputHalf {
     using T = Traits<kFormat>;
     using Shared = SharedLayout<kFormat>;
@@ -43,22 +44,41 @@ class Fp8OutputHalf {
             wait(&shared_.item_full[items_.index], items_.phase);
             const Item& item = shared_.items[items_.index];
             if (uniform(item.last) != 0) return;
-#pragma unroll
-            for (int i = 0; i < kProducts; ++i)
-#pragma unroll
-                for (float& sum : out[i]) sum = 0.0f;
-            const int tiles = uniform(item.tile_end - item.tile_begin);
-            for (int tile = 0; tile < tiles; ++tile) add_tile(tile % 2, out);
-            wait(&shared_.final_full, final_phase_);
-            final_phase_ ^= 1;
-            store_rows(item, out);
-            arrive_as_warp(&shared_.final_free);
+            if (kInvariant && (uniform(item.flags) & kMerges) != 0) {
+                static_assert(sizeof(FoldedPlaces) <= sizeof(shared_.keys));
+                Merge<true>(p_, item, reinterpret_cast<FoldedPlaces&>(shared_.keys)).run();
+                clear(out);  // nothing of it is kept in registers meanwhile
+            } else {
+                add_item(item, out);
+            }
             arrive_as_warp(&shared_.item_free[items_.index]);
             items_.advance();
         }
     }
 
   private:
+    __device__ static void clear(float (&out)[kProducts][kSums]) {
+#pragma unroll
+        for (int i = 0; i < kProducts; ++i)
+#pragma unroll
+            for (float& sum : out[i]) sum = 0.0f;
+    }
+
+    __device__ void add_item(const Item& item, float (&out)[kProducts][kSums]) {
+        if (item_says<kInvariant>(item, kStarts)) clear(out);
+        const int tiles = uniform(item.tile_end - item.tile_begin);
+        for (int tile = 0; tile < tiles; ++tile) add_tile(tile % 2, out);
+        if (!item_says<kInvariant>(item, kEnds)) return;
+        wait(&shared_.final_full, final_phase_);
+        final_phase_ ^= 1;
+        if constexpr (kInvariant)
+            store_rounded(item, out);
+        else
+            store_rows(item, out);
+        arrive_as_warp(&shared_.final_free);
+        if constexpr (kInvariant) count_partials(p_, item);
+    }
+
     // `from`: which of the scoring warpgroups had it.
     __device__ void add_tile(int from, float (&out)[kProducts][kSums]) {
         wait(&shared_.keys_full[keys_.index], keys_.phase);  // makes them visible to this thread
@@ -116,6 +136,47 @@ class Fp8OutputHalf {
                 out[i][4 * n + 2] *= factor.x;
                 out[i][4 * n + 3] *= factor.y;
             }
+        }
+    }
+
+    // Each row in 16 bits, 64 columns with one scale: to the output if it has no other splits, or
+    // to where it waits for them.
+    __device__ void store_rounded(const Item& item, const float (&sums)[kProducts][kSums]) {
+#pragma unroll
+        for (int i = 0; i < 2 * kEights; ++i) {
+            const int row = i / 2 * 8 + pair_ * 2 + i % 2;
+            const float factor = row < item.columns ? shared_.final_factor[row] : 0.0f;
+            float value[8];
+            float largest = 0.0f;
+#pragma unroll
+            for (int column = 0; column < 8; ++column) {
+                value[column] = sums[column / 2][i / 2 * 4 + column % 2 * 2 + i % 2] * factor;
+                largest = fmaxf(largest, fabsf(value[column]));
+            }
+#pragma unroll
+            for (int step = 4; step < 32; step *= 2)
+                largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
+            const RowScale of_row(largest);
+            if (item.slot < 0) {
+                if (row >= item.columns) continue;
+                const long long to =
+                    static_cast<long long>(item.packed_first + row) * kLatent + column_;
+#pragma unroll
+                for (int column = 0; column < 8; column += 2)
+                    store_pair(p_.out, p_.out_dtype, to + column,
+                               RowScale::rounded(of_row.scale, of_row.inverse, value[column]),
+                               RowScale::rounded(of_row.scale, of_row.inverse, value[column + 1]));
+                continue;
+            }
+            if (i / 4 * kStripRows >= item.columns) continue;
+            const int slot = item.slot + i / 4;
+            const int group = column_ / 64;
+            if (lane_ < 4) *scale_of(p_, slot, group, row % kStripRows) = of_row.inverse;
+            const auto packed = [&](int column) {
+                return RowScale::packed(of_row.scale, value[column], value[column + 1]);
+            };
+            *chunk_of(p_, slot, group * 4 + i % 4) =
+                uint4{packed(0), packed(2), packed(4), packed(6)};
         }
     }
 

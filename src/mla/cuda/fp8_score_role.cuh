@@ -13,7 +13,7 @@
 // small whatever the scales, and the sum of P is the sum of weight / σ.
 #pragma once
 
-#include "mla/cuda/absorbed_kernel.cuh"
+#include "mla/cuda/partial.cuh"
 #include "mla/cuda/query_widener.cuh"
 
 namespace espalier::mla::cuda {
@@ -21,7 +21,7 @@ namespace espalier::mla::cuda {
 // Which of eight keys stands at place g of a product.
 __device__ __forceinline__ int key_at(int g) { return g ^ (g & 1) << 2; }
 
-template <KvFormat kFormat, int kColumns>
+template <KvFormat kFormat, int kColumns, bool kInvariant>
 class Fp8Scorer {
     using T = Traits<kFormat>;
     using Shared = SharedLayout<kFormat>;
@@ -48,7 +48,7 @@ class Fp8Scorer {
             wait(&shared_.item_full[items_.index], items_.phase);
             const Item& item = shared_.items[items_.index];
             if (uniform(item.last) != 0) return;
-            score_item(item);
+            if (!kInvariant || (uniform(item.flags) & kMerges) == 0) score_item(item);
             arrive_as_warp(&shared_.item_free[items_.index]);
             items_.advance();
         }
@@ -70,16 +70,18 @@ class Fp8Scorer {
     // Tiles are taken two at a time. Where the last one has no partner, the second warpgroup only
     // takes part in the decisions.
     __device__ void score_item(const Item& item) {
+        if (item_says<kInvariant>(item, kStarts)) {
 #pragma unroll
-        for (float& sum : sum_) sum = 0.0f;
-        // Columns that do not exist never ask for another reference.
-        if (which_ == 0 && thread_ < kColumns)
-            shared_.reference[thread_] =
-                thread_ < item.columns ? minus_infinity() : -minus_infinity();
+            for (float& sum : sum_) sum = 0.0f;
+            // Columns that do not exist never ask for another reference.
+            if (which_ == 0 && thread_ < kColumns)
+                shared_.reference[thread_] =
+                    thread_ < item.columns ? minus_infinity() : -minus_infinity();
+        }
         const int tile_end = uniform(item.tile_end);
         int tile = uniform(item.tile_begin) + which_;
         // The last item's products are through: all have met since.
-        if (tile - which_ < tile_end)
+        if (tile - which_ < tile_end && item_says<kInvariant>(item, kNewQuery))
             QueryWidener<kFormat>(p_, shared_).run(item, which_ * 4 + warp_, kWarps);
         sync_scorers();
         for (; tile - which_ < tile_end; tile += 2) {
@@ -97,7 +99,7 @@ class Fp8Scorer {
             if (mine) keys_.advance();
             if (which_ == 0 && tile + 1 < tile_end) keys_.advance();
         }
-        finish(item);
+        if (item_says<kInvariant>(item, kEnds)) finish(item);
     }
 
     __device__ void score_tile(const Item& item, int tile, float (&score)[kSums], Scales& scales) {
@@ -367,7 +369,9 @@ class Fp8Scorer {
             const float lse =
                 sum > 0.0f ? shared_.reference[thread_] + log2f(sum) : minus_infinity();
             if (item.slot >= 0)
-                p_.partial_lse[static_cast<long long>(item.slot) * T::kRows + thread_] = lse;
+                *(kInvariant ? lse_of(p_, item.slot + thread_ / kStripRows, thread_ % kStripRows)
+                             : p_.partial_lse + static_cast<long long>(item.slot) * T::kRows +
+                                   thread_) = lse;
             else if (p_.lse != nullptr)
                 p_.lse[item.packed_first + thread_] = lse * kLn2;
         }

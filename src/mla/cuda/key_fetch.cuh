@@ -4,6 +4,7 @@
 #pragma once
 
 #include "mla/cuda/absorbed_kernel.cuh"
+#include "mla/cuda/invariant_schedule.cuh"
 
 namespace espalier::mla::cuda {
 
@@ -17,9 +18,15 @@ class KeyFetcher {
         : p_(p), shared_(shared), lane_(threadIdx.x % 32), page_shift_(p.page_shift) {}
 
     __device__ void begin(const Item& item) {
-        table_ = p_.rows.block_table + item.table * p_.rows.block_stride;
-        keys_ = item.keys;
-        read_pages(item.tile_begin * kTileKeys >> page_shift_);
+        const std::int32_t* table = p_.rows.block_table + item.table * p_.rows.block_stride;
+        const int keys = item.gathered < 0 ? item.keys : row_keys_;
+        const int page = item.tile_begin * kTileKeys >> page_shift_;
+        // Items of one row follow one another: what is known need not be waited for again.
+        const bool known = table == table_ && keys == keys_ && page >= page_base_ &&
+                           page + kTailPages <= page_base_ + 32;
+        table_ = table;
+        keys_ = keys;
+        if (!known) read_pages(page);
     }
 
     __device__ void ask(const Item& item, int tile) {
@@ -36,32 +43,43 @@ class KeyFetcher {
         stage_.advance();
     }
 
-    // The item's token will be gathered: a tree token sees the history and those slots of the tail
-    // that its word names, a dense token whatever its bytes say. Returns how many that are.
-    __device__ int gather_token(const Item& item, const RowShape& shape) {
-        const int token = item.first_token + item.gathered;
+    // The tokens of this tree row will be gathered: each sees the history and those slots of the
+    // tail that its word names.
+    __device__ void begin_tree(int row, const RowShape& shape) {
         row_keys_ = shape.keys;
-        if (shape.mask == MaskKind::dense) {
-            history_ = 0;
-            if (p_.dense_start == nullptr) return 0;
-            return p_.dense_start[static_cast<long long>(token) * (p_.dense_splits + 1) +
-                                  p_.dense_splits];
+        history_ = history_keys(p_, row, shape);
+        tail_ = tail_slots(p_, row, shape.tokens);
+        all_ = p_.rows.dcp_world == 1 ? shape.keys : p_.rows.global_kv_len[row];
+        word_base_ = -64;
+    }
+    // The next item gathers its token. Returns how many keys it sees.
+    __device__ int tree_token(const Item& item) {
+        if (item.gathered < word_base_ || item.gathered >= word_base_ + 32) {
+            word_base_ = item.gathered;
+            const int mine = word_base_ + lane_;
+            word_ = mine < item.tokens ? tail_word(p_, item.first_token + mine, tail_) : 0;
         }
-        history_ = history_keys(p_, item.row, shape);
-        const int tail = tail_slots(p_, item.row, shape.tokens);
-        const long long world = p_.rows.dcp_world;
-        const long long all = world == 1 ? shape.keys : p_.rows.global_kv_len[item.row];
-        const std::uint64_t word = tail_word(p_, token, tail);
+        const std::uint64_t word = __shfl_sync(~0u, word_, item.gathered - word_base_);
         tail_word_ = 0;
 #pragma unroll 1
         for (int half = 0; half < 2; ++half) {
             const int key = history_ + half * 32 + lane_;
-            const long long bit = key * world + p_.rows.dcp_rank - (all - tail);
+            const long long bit =
+                static_cast<long long>(key) * p_.rows.dcp_world + p_.rows.dcp_rank - (all_ - tail_);
             const bool seen =
-                key < shape.keys && bit >= 0 && bit < kMaxTail && ((word >> bit) & 1) != 0;
+                key < row_keys_ && bit >= 0 && bit < kMaxTail && ((word >> bit) & 1) != 0;
             tail_word_ |= static_cast<std::uint64_t>(__ballot_sync(~0u, seen)) << (32 * half);
         }
         return history_ + __popcll(tail_word_);
+    }
+    // The same for a dense row, whose tokens see whatever their bytes say.
+    __device__ int dense_token(const Item& item, const RowShape& shape) {
+        row_keys_ = shape.keys;
+        history_ = 0;
+        if (p_.dense_start == nullptr) return 0;
+        return p_.dense_start[static_cast<long long>(item.first_token + item.gathered) *
+                                  (p_.dense_splits + 1) +
+                              p_.dense_splits];
     }
 
   private:
@@ -147,8 +165,8 @@ class KeyFetcher {
 
     __device__ void dense_slots(const Item& item, int tile, int (&slots)[2]) {
         const long long token = item.first_token + item.gathered;
-        if (tile % kSplitTiles == 0)
-            cursor_ = p_.dense_start[token * (p_.dense_splits + 1) + tile / kSplitTiles];
+        if (tile == item.tile_begin)
+            cursor_ = p_.dense_start[token * (p_.dense_splits + 1) + tile / split_tiles(item.keys)];
         slots[0] = slots[1] = -1;
 #pragma unroll 1
         for (int found = 0; found < kTileKeys && cursor_ < row_keys_;) {
@@ -175,65 +193,76 @@ class KeyFetcher {
             tree_slots(item, tile * kTileKeys, slots);
         long long pages[2];
         for (int half = 0; half < 2; ++half) {
-            const int page = slots[half] < 0
-                                 ? -1
-                                 : p_.rows.block_table[item.table * p_.rows.block_stride +
-                                                       slots[half] / p_.kv.page_tokens];
+            const int index = slots[half] >> page_shift_;
+            int page = __shfl_sync(~0u, page_, (index - page_base_) & 31);
+            if (slots[half] < 0)
+                page = -1;
+            else if (index < page_base_ || index >= page_base_ + 32)
+                page = table_[index];
             const bool inside = page >= 0 && page < p_.kv.page_count;
             pages[half] = inside ? page * p_.kv.page_stride : -1;
         }
-        std::byte* to = shared_.keys[stage_.index];
+        const int rows = min(item.keys - tile * kTileKeys, kTileKeys);
 #pragma unroll 1
-        for (int row = 0; row < kTileKeys; ++row) {
-            const long long page = __shfl_sync(~0u, row < 32 ? pages[0] : pages[1], row % 32);
-            const int slot = __shfl_sync(~0u, row < 32 ? slots[0] : slots[1], row % 32);
+        for (int first = 0; first < rows; first += kRowsAtOnce) {
+            const int row = first + lane_ / kLanesOfRow;
+            const long long page = __shfl_sync(~0u, first < 32 ? pages[0] : pages[1], row % 32);
+            const int slot = __shfl_sync(~0u, first < 32 ? slots[0] : slots[1], row % 32);
             if (page >= 0)
-                copy_row(to, row, p_.kv.data + page, slot & (p_.kv.page_tokens - 1));
+                copy_row(row, p_.kv.data + page, slot & (p_.kv.page_tokens - 1));
             else if (slot >= 0)
-                clear_row(to, row);
+                clear_row(row);
         }
-        wait_for_async_copies();
-        fence_async_proxy();
+        // Whoever multiplies these rows orders them before its products.
+        hold_for_async_copies(arrival());
         arrive_as_warp(arrival());
     }
 
+    // Eight lanes bring a row, 16 bytes each at a time; four rows at once.
+    static constexpr int kLanesOfRow = 8;
+    static constexpr int kRowsAtOnce = 32 / kLanesOfRow;
+    static constexpr int kWideBlocks = T::kFp8 ? 4 : 9;  // of 128 bytes
+
+    // Where this lane's 16 bytes of a row lie in the first block.
+    __device__ std::byte* place(int row) const {
+        return shared_.keys[stage_.index] + row * 128 + ((lane_ % kLanesOfRow ^ (row & 7)) << 4);
+    }
+
     // A slot of a page outside the pool reads zeros here too.
-    __device__ void clear_row(std::byte* to, int row) {
-        constexpr int kChunks = T::kFp8 ? 32 : 72;
-        for (int chunk = lane_; chunk < kChunks; chunk += 32)
-            *reinterpret_cast<int4*>(to + chunk / 8 * kBlockBytes + row * 128 + chunk % 8 * 16) =
-                int4{};
+    __device__ void clear_row(int row) {
+        std::byte* to = place(row);
+#pragma unroll
+        for (int block = 0; block < kWideBlocks; ++block)
+            *reinterpret_cast<int4*>(to + block * kBlockBytes) = int4{};
         if constexpr (T::kTokenScale) {
-            if (lane_ < 8)
-                *reinterpret_cast<int4*>(to + T::kRopePlace + row * 128 + lane_ * 16) = int4{};
-            if (lane_ == 8) shared_.key_scale[stage_.index][row] = 1.0f;
+            *reinterpret_cast<int4*>(to + T::kRopePlace) = int4{};
+            if (lane_ % kLanesOfRow == 0) shared_.key_scale[stage_.index][row] = 1.0f;
         } else if constexpr (T::kFp8) {
-            if (lane_ < 4)
-                *reinterpret_cast<int4*>(to + T::kRopePlace + row * 64 + lane_ * 16) = int4{};
+            if (lane_ % kLanesOfRow < 4) *reinterpret_cast<int4*>(rope_codes(row)) = int4{};
         }
     }
 
-    // One slot of a page into row `row` of the tile, 16 bytes per lane at a time.
-    __device__ void copy_row(std::byte* to, int row, const std::byte* page, int slot) {
+    // One slot of a page into row `row` of the tile.
+    __device__ void copy_row(int row, const std::byte* page, int slot) {
         constexpr int kLatentRow = T::kTokenScale ? 512 : T::kFp8 ? 576 : 1152;
-        constexpr int kChunks = T::kFp8 ? 32 : 72;
-        const std::byte* from = page + slot * kLatentRow;
-        for (int chunk = lane_; chunk < kChunks; chunk += 32)
-            copy_16_async(to + chunk / 8 * kBlockBytes + row * 128 + ((chunk % 8 ^ (row & 7)) << 4),
-                          from + chunk * 16);
-        std::byte* rope = to + T::kRopePlace;
+        const int chunk = lane_ % kLanesOfRow;
+        const std::byte* from = page + slot * kLatentRow + chunk * 16;
+        std::byte* to = place(row);
+#pragma unroll
+        for (int block = 0; block < kWideBlocks; ++block)
+            copy_16_async(to + block * kBlockBytes, from + block * 128);
         if constexpr (T::kTokenScale) {
             const int tokens = p_.kv.page_tokens;
-            if (lane_ < 8)
-                copy_16_async(rope + row * 128 + ((lane_ ^ (row & 7)) << 4),
-                              page + 512 * tokens + slot * 128 + lane_ * 16);
-            if (lane_ == 8)
+            copy_16_async(to + T::kRopePlace, page + 512 * tokens + slot * 128 + chunk * 16);
+            if (chunk == 0)
                 copy_4_async(&shared_.key_scale[stage_.index][row], page + 640 * tokens + slot * 4);
         } else if constexpr (T::kFp8) {
-            if (lane_ < 4)
-                copy_16_async(rope + row * 64 + ((lane_ ^ (row >> 1 & 3)) << 4),
-                              from + 512 + lane_ * 16);
+            if (chunk < 4) copy_16_async(rope_codes(row), from + 512);
         }
+    }
+    __device__ std::byte* rope_codes(int row) const {
+        return shared_.keys[stage_.index] + T::kRopePlace + row * 64 +
+               ((lane_ % kLanesOfRow ^ (row >> 1 & 3)) << 4);
     }
 
     const AbsorbedParams& p_;
@@ -242,12 +271,18 @@ class KeyFetcher {
     Ring<T::kStages> stage_;
     const std::int32_t* table_ = nullptr;
     int keys_ = 0;
-    int page_base_ = 0;
+    static constexpr int kTailPages = 9;  // that 64 slots of history and a tail of 64 may touch
+    int page_base_ = -64;
     int page_ = 0;
-    int history_ = 0;  // of the gathered token
-    std::uint64_t tail_word_ = 0;
+    // Of gathered tokens.
     int row_keys_ = 0;
-    int cursor_ = 0;  // next slot of a dense token
+    int history_ = 0;
+    int tail_ = 0;
+    long long all_ = 0;  // keys over all ranks
+    int word_base_ = 0;  // a word per lane
+    std::uint64_t word_ = 0;
+    std::uint64_t tail_word_ = 0;  // of the token that is gathered, from the history's end
+    int cursor_ = 0;               // next slot of a dense token
 };
 
 }  // namespace espalier::mla::cuda

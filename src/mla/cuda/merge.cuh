@@ -3,7 +3,7 @@
 // merge rows that were split and write zeros for rows without keys. A warp takes strips of packed
 // rows: quarters, or sixteenths where rows are few; then its four groups of eight lanes take splits
 // by turns. All partial results that a warp's share of shared memory has room for are on their way
-// at once. Splits meet in a fixed order; empty ones change no bit, so neither does their number.
+// at once. (The flexible partition; the invariant one merges block by block: invariant_merge.cuh.)
 //
 // Thread blocks wait for each other here; the launch is cooperative, so all of them are resident. A
 // second kernel instead cost up to 5 µs more per call: nothing of it fits beside the first one's
@@ -17,51 +17,29 @@ namespace espalier::mla::cuda {
 inline constexpr int kMergeThreads = kOutputThreads;
 inline constexpr int kMergeWarps = kMergeThreads / 32;
 
-// Where the partial results of one packed row lie, as rows among all rows of partial results: the
-// first split, those that all tokens share, and the token's own (invariant).
+// Where the partial results of one packed row lie, as rows among all rows of partial results.
 template <int kRows>
 struct Partials {
     int splits = 0;
-    int shared = 0;  // splits below it are shared by all tokens
-    int first = 0, base = 0, stride = 0, own_base = 0, own_stride = 0;
+    int first = 0, base = 0, stride = 0;
 
     Partials() = default;
     __device__ Partials(const AbsorbedParams& p, const MergeRow& row, int packed)
-        : splits(row.splits), shared(row.splits) {
-        const int block = packed / kRows;
-        const int column = packed % kRows;
-        if (!p.invariant) {
-            stride = p.max_blocks * 2 * kRows;
-            base = row.first * stride + block * 2 * kRows + column;
-            first = base + row.place * kRows;
-            return;
-        }
-        shared = row.shared_splits;
-        stride = row.blocks * kRows;
-        base = (row.first + block) * kRows + column;
-        const int token = packed / p.heads;
-        const int head = packed - token * p.heads;
-        own_stride = blocks_for(p, p.heads) * kRows;
-        own_base = (row.first + shared * row.blocks) * kRows +
-                   token * (splits - shared) * own_stride + head;
-        first = shared > 0 ? base : own_base;
+        : splits(row.splits) {
+        stride = p.max_blocks * 2 * kRows;
+        base = row.first * stride + packed / kRows * 2 * kRows + packed % kRows;
+        first = base + row.place * kRows;
     }
     // Another lane's.
     __device__ Partials of_lane(int lane) const {
         Partials other;
         other.splits = __shfl_sync(~0u, splits, lane);
-        other.shared = __shfl_sync(~0u, shared, lane);
         other.first = __shfl_sync(~0u, first, lane);
         other.base = __shfl_sync(~0u, base, lane);
         other.stride = __shfl_sync(~0u, stride, lane);
-        other.own_base = __shfl_sync(~0u, own_base, lane);
-        other.own_stride = __shfl_sync(~0u, own_stride, lane);
         return other;
     }
-    __device__ int place(int s) const {
-        if (s == 0) return first;
-        return s < shared ? base + s * stride : own_base + (s - shared) * own_stride;
-    }
+    __device__ int place(int s) const { return s == 0 ? first : base + s * stride; }
 };
 
 // How a warp lies over strips: groups of lanes, four columns to a lane. A number, not a type: one
@@ -227,7 +205,7 @@ class Merger {
     __device__ explicit Merger(const AbsorbedParams& p)
         : warp_(static_cast<int>(threadIdx.x) % kMergeThreads / 32) {
         const auto rows = static_cast<std::uint64_t>(p.partition->merges) * p.most_packed;
-        shape_.shift = rows >= gridDim.x || p.invariant ? 5 : 3;  // invariant: one order
+        shape_.shift = rows >= gridDim.x ? 5 : 3;
         const std::uint64_t strips = rows << shape_.shift_of_row();
         begin_ = strips * blockIdx.x / gridDim.x;
         count_ = static_cast<int>(strips * (blockIdx.x + 1) / gridDim.x - begin_);

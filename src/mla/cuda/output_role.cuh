@@ -4,11 +4,11 @@
 // warp's sixteen and columns 8j + 2c, 8j + 2c + 1.
 #pragma once
 
-#include "mla/cuda/absorbed_kernel.cuh"
+#include "mla/cuda/invariant_merge.cuh"
 
 namespace espalier::mla::cuda {
 
-template <KvFormat kFormat>
+template <KvFormat kFormat, bool kInvariant>
 class OutputHalf {
     using T = Traits<kFormat>;
     using Shared = SharedLayout<kFormat>;
@@ -29,19 +29,34 @@ class OutputHalf {
             wait(&shared_.item_full[items_.index], items_.phase);
             const Item& item = shared_.items[items_.index];
             if (uniform(item.last) != 0) return;
-#pragma unroll
-            for (int i = 0; i < kSums; ++i) out[0][i] = out[1][i] = 0.0f;
-            for (int tiles = uniform(item.tile_end - item.tile_begin); tiles > 0; --tiles)
-                add_tile(out);
-            finish(item, out);
+            if (kInvariant && (uniform(item.flags) & kMerges) != 0) {
+                static_assert(sizeof(FoldedPlaces) <= sizeof(shared_.keys));
+                Merge<false>(p_, item, reinterpret_cast<FoldedPlaces&>(shared_.keys)).run();
+                clear(out);  // nothing of it is kept in registers meanwhile
+            } else {
+                add_item(item, out);
+            }
             arrive_as_warp(&shared_.item_free[items_.index]);
             items_.advance();
         }
     }
 
   private:
-    __device__ void add_tile(float (&out)[2][kSums]) {
+    __device__ static void clear(float (&out)[2][kSums]) {
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) out[0][i] = out[1][i] = 0.0f;
+    }
+
+    __device__ void add_item(const Item& item, float (&out)[2][kSums]) {
+        if (item_says<kInvariant>(item, kStarts)) clear(out);
+        for (int tiles = uniform(item.tile_end - item.tile_begin); tiles > 0; --tiles)
+            add_tile(kInvariant && item.gathered >= 0, out);
+        if (item_says<kInvariant>(item, kEnds)) finish(item, out);
+    }
+
+    __device__ void add_tile(bool gathered, float (&out)[2][kSums]) {
         wait(&shared_.keys_full[keys_.index], keys_.phase);  // makes them visible to this thread
+        if (gathered) fence_async_proxy();
         wait(&shared_.weights_full[0], weights_phase_);
         weights_phase_ ^= 1;
         if (uniform(shared_.rescale[warp_]) != 0) rescale(out);
@@ -79,11 +94,75 @@ class OutputHalf {
         }
     }
 
-    __device__ void finish(const Item& item, const float (&out)[2][kSums]) {
+    __device__ void finish(const Item& item, float (&out)[2][kSums]) {
         wait(&shared_.final_full, final_phase_);
         final_phase_ ^= 1;
-        if (warp_ * 16 < item.columns) store_rows(item, out);
+        if (warp_ * 16 < item.columns) {
+            if constexpr (kInvariant)
+                store_rounded(item, out);
+            else
+                store_rows(item, out);
+        }
         arrive_as_warp(&shared_.final_free);
+        if constexpr (kInvariant) count_partials(p_, item);
+    }
+
+    // Columns 8j + 2c and 8j + 2c + 1 of row g are sums 4j and 4j + 1, of row g + 8 the next two.
+    __device__ static float& sum(float (&out)[2][kSums], int j, int half, int i) {
+        return out[j / 16][j % 16 * 4 + 2 * half + i];
+    }
+
+    // Each row in 16 bits: to the output if it has no other splits, or to where it waits for them.
+    __device__ void store_rounded(const Item& item, float (&out)[2][kSums]) {
+        float inverse[2], scale[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = row_ + 8 * half;
+            const float factor = row < item.columns ? shared_.final_factor[row] : 0.0f;
+            float chain[4] = {};
+#pragma unroll
+            for (int j = 0; j < 32; ++j) {
+                sum(out, j, half, 0) *= factor;
+                sum(out, j, half, 1) *= factor;
+                chain[j % 4] = fmaxf(
+                    chain[j % 4], fmaxf(fabsf(sum(out, j, half, 0)), fabsf(sum(out, j, half, 1))));
+            }
+            float largest = fmaxf(fmaxf(chain[0], chain[1]), fmaxf(chain[2], chain[3]));
+            largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+            largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+            const RowScale of_row(largest);
+            inverse[half] = of_row.inverse;
+            scale[half] = of_row.scale;
+        }
+        if (item.slot < 0) return write_rounded(item, out, scale, inverse);
+        const int slot = item.slot + warp_;
+        if (lane_ % 4 == 0) {
+            *scale_of(p_, slot, half_, lane_ / 4) = inverse[0];
+            *scale_of(p_, slot, half_, lane_ / 4 + 8) = inverse[1];
+        }
+        const auto packed = [&](int j, int half) {
+            return RowScale::packed(scale[half], sum(out, j, half, 0), sum(out, j, half, 1));
+        };
+#pragma unroll
+        for (int k = 0; k < 16; ++k)
+            *chunk_of(p_, slot, half_ * 16 + k) = uint4{packed(2 * k, 0), packed(2 * k, 1),
+                                                        packed(2 * k + 1, 0), packed(2 * k + 1, 1)};
+    }
+
+    __device__ void write_rounded(const Item& item, float (&out)[2][kSums], const float (&scale)[2],
+                                  const float (&inverse)[2]) {
+        const int column = half_ * 256 + lane_ % 4 * 2;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            if (row_ + 8 * half >= item.columns) continue;
+            const long long to =
+                static_cast<long long>(item.packed_first + row_ + 8 * half) * kLatent + column;
+#pragma unroll
+            for (int j = 0; j < 32; ++j)
+                store_pair(p_.out, p_.out_dtype, to + 8 * j,
+                           RowScale::rounded(scale[half], inverse[half], sum(out, j, half, 0)),
+                           RowScale::rounded(scale[half], inverse[half], sum(out, j, half, 1)));
+        }
     }
 
     // Trading pairs between lanes for wider stores lost: a short call comes here once, and eight

@@ -142,6 +142,11 @@ __device__ __forceinline__ void copy_4_async(void* to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from)
                  : "memory");
 }
+// The barrier's phase does not end before this thread's copies so far have arrived.
+__device__ __forceinline__ void hold_for_async_copies(Barrier* barrier) {
+    asm volatile("cp.async.mbarrier.arrive.shared.b64 [%0];" ::"r"(shared_address(barrier))
+                 : "memory");
+}
 __device__ __forceinline__ void wait_for_async_copies() {
     asm volatile("cp.async.wait_all;" ::: "memory");
 }

@@ -6,8 +6,7 @@
 // Even: every row is cut into pieces of nearly equal length, one piece to a part. Taken when that
 //   costs at most 8 % over a perfect balance, since no part then starts twice.
 // Line: otherwise the tiles of all rows in one line, cut into equal parts anywhere.
-// Invariant: units of one split of 1,024 keys by one block of packed rows; a tree's or dense row's
-//   tokens get units of their own where their keys differ.
+// Invariant: invariant_schedule.cuh.
 #pragma once
 
 #include "mla/cuda/absorbed_params.hpp"
@@ -81,29 +80,6 @@ __device__ inline bool dense_visible(const AbsorbedParams& p, int row, int keys,
            p.rows.custom_mask[index] != 0;
 }
 
-// The invariant partition of a row.
-struct RowSplits {
-    int shared = 0;     // splits that all tokens share
-    int per_token = 0;  // splits gathered for each token
-};
-__device__ inline RowSplits row_splits(const AbsorbedParams& p, int row, const RowShape& shape) {
-    RowSplits splits;
-    if (shape.mask == MaskKind::dense) {
-        // Without a mask nothing is visible, and no workspace was reserved.
-        if (p.rows.custom_mask != nullptr) splits.per_token = ceil_div(shape.keys, kSplitKeys);
-    } else if (shape.mask == MaskKind::tree) {
-        // What a token sees ends within 64 slots of the history: two splits at most.
-        const int history = history_keys(p, row, shape);
-        splits.shared = history / kSplitKeys;
-        splits.per_token =
-            ceil_div(min(shape.keys, history + static_cast<int>(kMaxTail)), kSplitKeys) -
-            splits.shared;
-    } else {
-        splits.shared = ceil_div(shape.keys, kSplitKeys);
-    }
-    return splits;
-}
-
 __device__ inline int row_blocks(const AbsorbedParams& p, const RowShape& shape) {
     return blocks_for(p, shape.tokens * p.heads);
 }
@@ -151,16 +127,13 @@ __device__ inline void place_columns(const AbsorbedParams& p, Item& item, const 
     item.free_keys = free_keys(p, item, shape);
 }
 
-// Even: pieces. Line: tiles and what starting a row costs. Invariant: units.
-__device__ inline int row_cost(const AbsorbedParams& p, const Partition& partition, int row,
+// Even: pieces. Line: tiles and what starting a row costs.
+__device__ inline int row_cost(const AbsorbedParams& p, const Partition& partition,
                                const RowShape& shape) {
     if (shape.tokens == 0 || shape.keys == 0) return 0;
     const int tiles = ceil_div(shape.keys, kTileKeys);
     if (partition.piece > 0) return ceil_div(tiles, partition.piece);
-    if (!p.invariant) return tiles + p.row_cost;
-    const RowSplits splits = row_splits(p, row, shape);
-    return splits.shared * row_blocks(p, shape) +
-           splits.per_token * shape.tokens * blocks_for(p, p.heads);
+    return tiles + p.row_cost;
 }
 
 __device__ inline int warp_sum(int value) {
@@ -186,7 +159,7 @@ __device__ inline int lane_cost(const AbsorbedParams& p, const Partition& partit
     const int end = min(first + rows_per_lane(p), p.rows.rows);
     int sum = 0;
 #pragma unroll 1
-    for (int row = first; row < end; ++row) sum += row_cost(p, partition, row, row_shape(p, row));
+    for (int row = first; row < end; ++row) sum += row_cost(p, partition, row_shape(p, row));
     return sum;
 }
 
@@ -194,18 +167,13 @@ __device__ inline int lane_cost(const AbsorbedParams& p, const Partition& partit
 __device__ inline Partition make_partition(const AbsorbedParams& p) {
     const int lane = threadIdx.x % 32;
     Partition partition;
-    if (p.invariant) {
-        partition.total = warp_sum(lane_cost(p, partition, lane));
-        partition.length = max(ceil_div(partition.total, p.parts), 1);
-        return partition;
-    }
     int tiles = 0;
     int most = 0;
     int busy = 0;  // rows with work
     const int end = min((lane + 1) * rows_per_lane(p), p.rows.rows);
 #pragma unroll 1
     for (int row = lane * rows_per_lane(p); row < end; ++row) {
-        const int cost = row_cost(p, partition, row, row_shape(p, row)) - p.row_cost;
+        const int cost = row_cost(p, partition, row_shape(p, row)) - p.row_cost;
         if (cost <= 0) continue;
         tiles += cost;
         most = max(most, cost);
@@ -249,7 +217,7 @@ __device__ inline PartPlan plan_part(const AbsorbedParams& p, const Partition& p
 #pragma unroll 1
     for (share.row = lane_of_row * rows_per_lane(p);; ++share.row) {
         const RowShape shape = row_shape(p, share.row);
-        const int cost = row_cost(p, partition, share.row, shape);
+        const int cost = row_cost(p, partition, shape);
         if (share.begin >= share.start + cost) {
             share.start += cost;
             continue;
@@ -267,18 +235,14 @@ __device__ inline PartPlan plan_part(const AbsorbedParams& p, const Partition& p
 }
 
 // What the merge must know of a row; of no tokens if there is nothing to merge.
-__device__ inline MergeRow merge_row(const AbsorbedParams& p, const Partition& partition, int row,
+__device__ inline MergeRow merge_row(const AbsorbedParams& p, const Partition& partition,
                                      const RowShape& shape, int start, int cost) {
     MergeRow merge;
     if (shape.tokens == 0) return merge;
     merge.first_token = shape.first_token;
     merge.blocks = row_blocks(p, shape);
     merge.first = start;
-    if (p.invariant) {
-        const RowSplits splits = row_splits(p, row, shape);
-        merge.splits = splits.shared + splits.per_token;
-        merge.shared_splits = splits.shared;
-    } else if (partition.piece > 0) {
+    if (partition.piece > 0) {
         merge.splits = cost;
     } else if (cost > 0) {
         const int first_tile = start + p.row_cost;
@@ -302,12 +266,11 @@ __device__ inline void list_merges(const AbsorbedParams& p, Partition& partition
         int cost = 0;
         if (row < p.rows.rows) {
             shape = row_shape(p, row);
-            cost = row_cost(p, partition, row, shape);
+            cost = row_cost(p, partition, shape);
         }
         const int sum = warp_prefix(cost);
         MergeRow merge;
-        if (row < p.rows.rows)
-            merge = merge_row(p, partition, row, shape, before + sum - cost, cost);
+        if (row < p.rows.rows) merge = merge_row(p, partition, shape, before + sum - cost, cost);
         const unsigned votes = __ballot_sync(~0u, merge.tokens > 0);
         if (merge.tokens > 0) p.merge_rows[merges + __popc(votes & ((1u << lane) - 1))] = merge;
         before += __shfl_sync(~0u, sum, 31);

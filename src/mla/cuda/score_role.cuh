@@ -4,11 +4,11 @@
 // + 1 (lane = 4g + c), so that a row's maximum never leaves its warp.
 #pragma once
 
-#include "mla/cuda/absorbed_kernel.cuh"
+#include "mla/cuda/partial.cuh"
 
 namespace espalier::mla::cuda {
 
-template <KvFormat kFormat>
+template <KvFormat kFormat, bool kInvariant>
 class Scorer {
     using T = Traits<kFormat>;
     using Shared = SharedLayout<kFormat>;
@@ -28,7 +28,7 @@ class Scorer {
             wait(&shared_.item_full[items_.index], items_.phase);
             const Item& item = shared_.items[items_.index];
             if (uniform(item.last) != 0) return;
-            score_item(item);
+            if (!kInvariant || (uniform(item.flags) & kMerges) == 0) score_item(item);
             arrive_as_warp(&shared_.item_free[items_.index]);
             items_.advance();
         }
@@ -36,29 +36,32 @@ class Scorer {
 
   private:
     __device__ void score_item(const Item& item) {
-        maximum_[0] = maximum_[1] = minus_infinity();
-        sum_[0] = sum_[1] = rounded_sum_[0] = rounded_sum_[1] = 0.0f;
+        if (item_says<kInvariant>(item, kStarts)) {
+            maximum_[0] = maximum_[1] = minus_infinity();
+            sum_[0] = sum_[1] = rounded_sum_[0] = rounded_sum_[1] = 0.0f;
+        }
         const int tile_end = uniform(item.tile_end);
         int tile = uniform(item.tile_begin);
-        if (tile < tile_end) {
+        if (tile < tile_end && item_says<kInvariant>(item, kNewQuery)) {
             wait(&shared_.query_full, query_phase_);
             query_phase_ ^= 1;
         }
+        const bool frees = !kInvariant || (uniform(item.flags) & kFreesQuery) != 0;
+        if (kInvariant && frees && tile == tile_end) arrive_as_warp(&shared_.query_free);
         for (; tile < tile_end; ++tile) {
             float score[kSums];
             const int valid = item.keys - tile * kTileKeys;
             wait(&shared_.keys_full[keys_.index], keys_.phase);
+            if (kInvariant && item.gathered >= 0) fence_async_proxy();
             if (valid < kTileKeys) clear_rows(valid);
             multiply(score);
-            if (tile + 1 == tile_end) {
-                arrive_as_warp(&shared_.query_free);
-            }
+            if (frees && tile + 1 == tile_end) arrive_as_warp(&shared_.query_free);
             scale(score);
             if ((tile + 1) * kTileKeys > item.free_keys) apply_mask(item, tile, score);
             softmax_tile(score);
             keys_.advance();
         }
-        finish(item);
+        if (item_says<kInvariant>(item, kEnds)) finish(item);
     }
 
     // Slots past the last key may hold NaN, which even a weight of zero would spread.
@@ -194,7 +197,9 @@ class Scorer {
             shared_.final_factor[row] = rounded > 0.0f ? p_.value_scale / rounded : 0.0f;
             const float lse = exact > 0.0f ? maximum_[half] + log2f(exact) : minus_infinity();
             if (item.slot >= 0)
-                p_.partial_lse[static_cast<long long>(item.slot) * kBlockRows + row] = lse;
+                *(kInvariant ? lse_of(p_, item.slot + row / kStripRows, row % kStripRows)
+                             : p_.partial_lse + static_cast<long long>(item.slot) * kBlockRows +
+                                   row) = lse;
             else if (p_.lse != nullptr)
                 p_.lse[item.packed_first + row] = lse * kLn2;
         }

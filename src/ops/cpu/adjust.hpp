@@ -4,13 +4,14 @@
 #pragma once
 
 #include "ops/cpu/prefix.hpp"
-#include "ops/sampling.hpp"
+#include "ops/draft_children.hpp"
+#include "ops/sampling_node.hpp"
 
 namespace espalier::ops {
 
-bool is_adjusted(const NodeSampling& sampling);
-
-// out [vocabulary] = the node's logits, adjusted. The node's own stay as they are.
-void adjust(const NodeView& node, const NodeSampling& sampling, float* out);
+// out [node.vocabulary] = the node's logits, adjusted. The node's own stay as they are. vocabulary:
+// what ids its logits have.
+void adjust(const NodeView& node, const SamplingNode& sampling, const DraftVocabulary& vocabulary,
+            float* out);
 
 }  // namespace espalier::ops

@@ -8,6 +8,8 @@
 
 #include "linalg/packed.hpp"
 #include "linalg/product.hpp"
+#include "ops/cpu/children.hpp"
+#include "ops/cpu/node_view.hpp"
 #include "ops/cpu/parallel.hpp"
 #include "ops/cpu/route.hpp"
 #include "ops/cpu/sample.hpp"
@@ -212,15 +214,21 @@ class CpuBackend final : public Backend {
         });
     }
 
-    void sample_nodes(OpContext& context, const Matrix& logits, const NodeSampling* nodes,
-                      Draw* draws) const override {
-        ops::sample_nodes(kernels_, context, logits, nodes, draws);
+    void sample_nodes(OpContext& context, const Matrix& logits,
+                      const SamplingBatch& batch) const override {
+        ops::sample_nodes(kernels_, context, logits, batch);
     }
 
-    // Only sampling takes scratch: rows live on the stack of their task.
+    void draft_children(OpContext& context, const Matrix& logits, const SamplingBatch& batch,
+                        const DraftVocabulary& vocabulary, const DraftRule& rule,
+                        DraftChild* children) const override {
+        ops::draft_children(kernels_, context, logits, batch, vocabulary, rule, children);
+    }
+
+    // Only sampling and drafting take scratch: rows live on the stack of their task.
     std::size_t scratch_bytes(std::int64_t, std::int64_t, std::int64_t vocabulary,
                               int workers) const override {
-        return sampling_scratch_bytes(vocabulary, workers);
+        return node_scratch_bytes(vocabulary, workers);
     }
 
   private:

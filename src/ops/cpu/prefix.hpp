@@ -6,18 +6,9 @@
 
 #include <cstdint>
 
-#include "base/thread_pool.hpp"
-#include "ops/draw.hpp"
-#include "ops/kernels.hpp"
-#include "ops/sampling.hpp"
+#include "ops/cpu/node_view.hpp"
 
 namespace espalier::ops {
-
-inline constexpr std::int64_t kChunk = 16384;  // tokens of one task when a node is split
-inline constexpr std::int64_t kMaxChunks = kMaxVocabulary / kChunk;
-
-inline constexpr std::int64_t kHistogram =
-    kBuckets + 1;  // the last place takes what a prefix does not hold
 
 // A prefix of the order: larger logits, and of equal ones the ids up to last_tie.
 struct Prefix {
@@ -30,34 +21,6 @@ struct Prefix {
         return static_cast<bool>(
             static_cast<int>(logit > least) |
             (static_cast<int>(logit == least) & static_cast<int>(token <= last_tie)));
-    }
-};
-
-// One node's logits and how to walk over them.
-struct NodeView {
-    const KernelTable& kernels;
-    const float* logits;  // [vocabulary]
-    std::int64_t vocabulary;
-    float maximum;
-    Scaling scaling;
-    // Split over a pool, or null: all chunks in turn on this thread. Then one histogram serves all
-    // chunks.
-    ThreadPool* pool;
-    std::uint64_t* histograms;  // [pool == null ? 1 : chunks, kHistogram]
-
-    std::int64_t chunks() const { return (vocabulary + kChunk - 1) / kChunk; }
-    // body(chunk, first, end)
-    template <typename Body>
-    void for_chunks(const Body& body) const {
-        const auto one = [&](std::int64_t chunk, int) {
-            const std::int64_t end = (chunk + 1) * kChunk;
-            body(chunk, chunk * kChunk, end < vocabulary ? end : vocabulary);
-        };
-        if (pool != nullptr) {
-            pool->run(chunks(), one);
-        } else {
-            for (std::int64_t chunk = 0; chunk < chunks(); ++chunk) one(chunk, 0);
-        }
     }
 };
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Passes: largest logit and health · adjustments, if any (cpu/adjust) · filters (cpu/prefix) ·
-// noise · weights of raw · alternatives, if asked for (cpu/top). With as many nodes as workers each
-// task is a node; with fewer, each node's vocabulary is split in fixed chunks. Both give the same
-// draws, because weights are integers and a maximum has no order.
+// noise · weights of raw · alternatives, if asked for (cpu/top).
 #include "ops/cpu/sample.hpp"
 
 #include <algorithm>
@@ -39,7 +37,7 @@ struct Best {
 // − best). That leaves about ln V tokens of a vocabulary.
 class GumbelArgmax {
   public:
-    GumbelArgmax(const NodeView& node, const NodeSampling& sampling, Best start)
+    GumbelArgmax(const NodeView& node, const SamplingNode& sampling, Best start)
         : node_(node), sampling_(sampling), best_(start) {
         update_bound();
     }
@@ -101,7 +99,7 @@ class GumbelArgmax {
     }
 
     const NodeView& node_;
-    const NodeSampling& sampling_;
+    const SamplingNode& sampling_;
     Best best_;
     float bound_ = 0.0f;
     std::size_t count_ = 0;
@@ -112,7 +110,7 @@ class GumbelArgmax {
 };
 
 // argmax of scaled + G over the prefix.
-std::int32_t draw_among(const NodeView& node, const NodeSampling& sampling, const Prefix& kept,
+std::int32_t draw_among(const NodeView& node, const SamplingNode& sampling, const Prefix& kept,
                         std::int32_t likeliest) {
     const Best start = {
         node.scaling.maximum + gumbel(sampling.seed, sampling.position, likeliest, sampling.choice),
@@ -140,39 +138,6 @@ std::int32_t draw_among(const NodeView& node, const NodeSampling& sampling, cons
     return overall.token;
 }
 
-struct NodeScan {
-    LogitScan found;
-    std::int64_t chunk;  // the first one that holds the maximum
-};
-
-NodeScan scan_all(const NodeView& node) {
-    std::array<LogitScan, kMaxChunks> scans;
-    node.for_chunks([&](std::int64_t chunk, std::int64_t first, std::int64_t end) {
-        scans[static_cast<std::size_t>(chunk)] =
-            node.kernels.scan(node.logits + first, end - first);
-    });
-    NodeScan all = {{-kInfinity, false}, 0};
-    for (std::int64_t chunk = 0; chunk < node.chunks(); ++chunk) {
-        const LogitScan& part = scans[static_cast<std::size_t>(chunk)];
-        if (part.maximum > all.found.maximum) all = {{part.maximum, all.found.bad}, chunk};
-        all.found.bad = all.found.bad || part.bad;
-    }
-    return all;
-}
-
-std::uint64_t sum_raw_weights(const NodeView& node) {
-    const Scaling raw = {1.0, static_cast<double>(node.maximum)};
-    std::array<std::uint64_t, kMaxChunks> sums;
-    node.for_chunks([&](std::int64_t chunk, std::int64_t first, std::int64_t end) {
-        sums[static_cast<std::size_t>(chunk)] =
-            node.kernels.sum_weights(node.logits + first, raw, end - first);
-    });
-    std::uint64_t total = 0;
-    for (std::int64_t chunk = 0; chunk < node.chunks(); ++chunk)
-        total += sums[static_cast<std::size_t>(chunk)];
-    return total;
-}
-
 struct Choice {
     std::int32_t token;
     // Σ of weights at temperature 1 over the whole vocabulary, where a filter came by it; or 0.
@@ -180,7 +145,7 @@ struct Choice {
 };
 
 // Draws from a node whose scan found something above -inf.
-Choice choose(NodeView node, const NodeScan& scan, const NodeSampling& sampling) {
+Choice choose(NodeView node, const NodeScan& scan, const SamplingNode& sampling) {
     node.maximum = scan.found.maximum;
     const float* first =
         std::find(node.logits + scan.chunk * kChunk, node.logits + node.vocabulary, node.maximum);
@@ -200,9 +165,9 @@ Choice choose(NodeView node, const NodeScan& scan, const NodeSampling& sampling)
 }
 
 // spare: [vocabulary], for adjusted logits.
-Choice choose_adjusted(const NodeView& raw, const NodeSampling& sampling, float* spare) {
+Choice choose_adjusted(const NodeView& raw, const SamplingNode& sampling, float* spare) {
     NodeView node = raw;
-    adjust(raw, sampling, spare);
+    adjust(raw, sampling, {}, spare);
     node.logits = spare;
     const NodeScan scan = scan_all(node);
     if (scan.found.maximum == -kInfinity) return {-1, 0};
@@ -219,9 +184,10 @@ void report_top(const NodeView& raw, std::uint64_t total, std::span<TokenLogprob
         });
 }
 
-Draw sample_node(NodeView raw, const NodeSampling& sampling, float* spare) {
-    check_node(sampling, raw.vocabulary);
-    std::fill(sampling.top.begin(), sampling.top.end(), TokenLogprob{-1, -kInfinity});
+Draw sample_node(NodeView raw, const SamplingNode& sampling, std::span<TokenLogprob> alternatives,
+                 float* spare) {
+    std::fill(alternatives.begin(), alternatives.end(), TokenLogprob{-1, -kInfinity});
+    if (sampling.wanted == kPad) return {};
     const NodeScan scan = scan_all(raw);
     if (scan.found.bad) return {-1, 0.0f, DrawFlag::bad_logits};
     if (scan.found.maximum == -kInfinity) return {-1, 0.0f, DrawFlag::nothing_left};
@@ -229,12 +195,13 @@ Draw sample_node(NodeView raw, const NodeSampling& sampling, float* spare) {
 
     Choice choice = {sampling.wanted, 0};
     if (sampling.wanted < 0)
-        choice = is_adjusted(sampling) ? choose_adjusted(raw, sampling, spare)
-                                       : choose(raw, scan, sampling);
+        choice = sampling.is_adjusted() ? choose_adjusted(raw, sampling, spare)
+                                        : choose(raw, scan, sampling);
     float logprob = std::numeric_limits<float>::quiet_NaN();
-    if (asks_logprobs(sampling)) {
-        const std::uint64_t total = choice.total != 0 ? choice.total : sum_raw_weights(raw);
-        report_top(raw, total, sampling.top);
+    if (sampling.logprob || !alternatives.empty() || sampling.wanted >= 0) {
+        raw.scaling = {1.0, static_cast<double>(raw.maximum)};
+        const std::uint64_t total = choice.total != 0 ? choice.total : sum_weights(raw);
+        report_top(raw, total, alternatives);
         if (choice.token >= 0)
             logprob = log_probability(raw.logits[choice.token], raw.maximum, total);
     }
@@ -242,44 +209,16 @@ Draw sample_node(NodeView raw, const NodeSampling& sampling, float* spare) {
     return {choice.token, logprob, DrawFlag::fine};
 }
 
-std::int64_t chunks_of(std::int64_t vocabulary) { return (vocabulary + kChunk - 1) / kChunk; }
-
-// f32 of one worker's adjusted logits: whole cache lines.
-std::int64_t spare_stride(std::int64_t vocabulary) { return (vocabulary + 15) / 16 * 16; }
-
 }  // namespace
 
 void sample_nodes(const KernelTable& kernels, OpContext& context, const Matrix& logits,
-                  const NodeSampling* nodes, Draw* draws) {
-    check_f32(logits, "logits");
-    CHECK(logits.cols <= kMaxVocabulary, "a vocabulary of {}, at most {}", logits.cols,
-          kMaxVocabulary);
-    const auto view = [&](std::int64_t g, ThreadPool* pool, std::uint64_t* histograms) {
-        return NodeView{kernels,   logits.row<float>(g), logits.cols, 0.0f, {1.0, 0.0}, pool,
-                        histograms};
-    };
-    const Arena::Mark mark(context.arena);
-    const std::int64_t stride = spare_stride(logits.cols);
-    if (logits.rows >= context.device.workers()) {
-        auto* spare = context.arena.take<float>(context.device.workers() * stride);
-        pool_of(context).run(logits.rows, [&](std::int64_t g, int worker) {
-            std::array<std::uint64_t, kHistogram> histogram;
-            draws[g] =
-                sample_node(view(g, nullptr, histogram.data()), nodes[g], spare + worker * stride);
-        });
-        return;
-    }
-    auto* spare = context.arena.take<float>(stride);
-    auto* histograms = context.arena.take<std::uint64_t>(chunks_of(logits.cols) * kHistogram);
-    for (std::int64_t g = 0; g < logits.rows; ++g)
-        draws[g] = sample_node(view(g, &pool_of(context), histograms), nodes[g], spare);
-}
-
-std::size_t sampling_scratch_bytes(std::int64_t vocabulary, int workers) {
-    const auto spare = static_cast<std::size_t>(workers * spare_stride(vocabulary)) * sizeof(float);
-    const auto histograms =
-        static_cast<std::size_t>(chunks_of(vocabulary) * kHistogram) * sizeof(std::uint64_t);
-    return spare + (histograms + 63) / 64 * 64;  // the arena hands out whole cache lines
+                  const SamplingBatch& batch) {
+    check_sampling(logits, batch);
+    check_size(logits.cols, batch.vocabulary, "logits");
+    apply_count_updates(batch);
+    for_nodes(kernels, context, logits, [&](std::int64_t g, const NodeView& node, float* spare) {
+        batch.draws[g] = sample_node(node, node_of(batch, g), alternatives_of(batch, g), spare);
+    });
 }
 
 }  // namespace espalier::ops

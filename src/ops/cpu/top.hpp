@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <span>
 
-#include "ops/cpu/prefix.hpp"
+#include "ops/cpu/node_view.hpp"
 #include "ops/sampling.hpp"
 
 namespace espalier::ops {

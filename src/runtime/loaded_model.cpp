@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cli/loaded_model.hpp"
+#include "runtime/loaded_model.hpp"
 
 #include <algorithm>
 #include <charconv>
@@ -9,19 +9,25 @@
 #include <thread>
 #include <utility>
 
-#include "cli/terminal.hpp"
-
-namespace espalier::cli {
+namespace espalier::runtime {
 namespace {
 
 constexpr int kMaxThreads = 1024;
 
 }  // namespace
 
+std::optional<mla::KvFormat> parse_kv_format(std::string_view name) {
+    using mla::KvFormat;
+    for (const KvFormat format :
+         {KvFormat::f32, KvFormat::bf16, KvFormat::fp16, KvFormat::fp8_tensor, KvFormat::fp8_token})
+        if (name == mla::name_of(format)) return format;
+    return std::nullopt;
+}
+
 Expected<int> thread_count(int wanted) {
     if (wanted < 0 || wanted > kMaxThreads)
-        return fail(ErrorKind::invalid, "--threads {}: between 1 and {}, or 0 for all cores",
-                    wanted, kMaxThreads);
+        return fail_field(ErrorKind::invalid, "threads", "{}, not within 1…{} (or 0: all cores)",
+                          wanted, kMaxThreads);
     if (wanted > 0) return wanted;
     if (const char* text = std::getenv("OMP_NUM_THREADS"); text != nullptr && *text != '\0') {
         int value = 0;
@@ -37,33 +43,36 @@ Expected<int> thread_count(int wanted) {
         std::clamp(std::thread::hardware_concurrency(), 1u, static_cast<unsigned>(kMaxThreads)));
 }
 
-Expected<LoadedModel> load_model(const std::string& name, int threads,
-                                 const model::ModelLimits& limits) {
+Expected<LoadedModel> LoadedModel::load(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
+                                        const EngineSizes& sizes, const LoadOptions& options) {
     LoadedModel loaded;
     ESPALIER_ASSIGN_OR_RETURN(loaded.variant, chosen_cpu_variant());
-    ESPALIER_ASSIGN_OR_RETURN(const int workers, thread_count(threads));
-    ESPALIER_ASSIGN_OR_RETURN(checkpoint::Checkpoint opened, checkpoint::Checkpoint::open(name));
-    loaded.checkpoint = std::make_shared<const checkpoint::Checkpoint>(std::move(opened));
+    ESPALIER_ASSIGN_OR_RETURN(const int workers, thread_count(options.threads));
+    loaded.checkpoint = std::move(checkpoint);
+    loaded.kv_format = options.kv_format;
     loaded.device = std::make_unique<CpuDevice>(workers);
     loaded.backend = ops::make_cpu_backend(loaded.variant);
     loaded.kernels = mla::make_cpu_kernels(loaded.variant);
 
     const auto start = std::chrono::steady_clock::now();
-    ProgressBar bar("loading");
     ESPALIER_ASSIGN_OR_RETURN(
         model::Weights weights,
         model::Weights::load(loaded.checkpoint, *loaded.device, *loaded.backend,
-                             {.progress = [&](std::uint64_t done, std::uint64_t total) {
-                                 bar.update(done, total);
-                             }}));
+                             {.progress = options.progress}));
     loaded.load_seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    ESPALIER_ASSIGN_OR_RETURN(model::DeepseekModel model,
-                              model::DeepseekModel::create(
-                                  loaded.checkpoint->config(), std::move(weights), *loaded.backend,
-                                  *loaded.kernels, *loaded.device, {.limits = limits}));
+    ESPALIER_ASSIGN_OR_RETURN(
+        model::DeepseekModel model,
+        model::DeepseekModel::create(loaded.checkpoint->config(), std::move(weights),
+                                     *loaded.backend, *loaded.kernels, *loaded.device,
+                                     {.limits = {.max_tokens = sizes.max_step_tokens,
+                                                 .max_gather = sizes.max_step_gather,
+                                                 .max_kv_len = sizes.max_model_len,
+                                                 .max_rows = sizes.max_rows,
+                                                 .max_splits = sizes.max_step_splits},
+                                      .kv_format = options.kv_format}));
     loaded.model = std::make_unique<model::DeepseekModel>(std::move(model));
     return loaded;
 }
 
-}  // namespace espalier::cli
+}  // namespace espalier::runtime

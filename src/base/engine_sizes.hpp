@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// How large an engine is: the one list of sizes that its model, cache, scheduler and queue share.
+// Plain data. runtime/sizes.hpp derives it from what a user asks for and what a model can do.
+#pragma once
+
+#include <cstdint>
+
+namespace espalier {
+
+struct EngineSizes {
+    std::int64_t page_count = 0;     // of the cache, with the null page
+    std::int64_t max_model_len = 0;  // tokens of a sequence, prompt and output
+    std::int32_t max_rows = 256;     // requests in a batch; each has at most one row of each form
+    std::int64_t max_step_tokens = 2048;  // at least max_rows + a prompt's quantum
+    std::int64_t max_step_gather = 2048;  // rows of logits; at least max_rows
+    // The workspace of attention that is cut into splits: partial results of the absorbed rows of a
+    // step. At least twice those of a row of one token and max_model_len slots. 0: not bounded (the
+    // CPU needs none).
+    std::int64_t max_step_splits = 0;
+    std::int32_t max_waiting = 1024;  // requests (choices) that may wait when one is submitted
+    std::int64_t max_waiting_tokens = std::int64_t{1} << 24;  // of their prompts
+
+    bool operator==(const EngineSizes&) const = default;
+};
+
+}  // namespace espalier

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where a step reads its batch: memory of the device for the largest one of its builder, and the
+// block tables of all requests. Addresses change only when a builder of larger batches comes, so a
+// captured step finds every later batch of its capacity in its place.
+#pragma once
+
+#include <cstdint>
+
+#include "base/buffer.hpp"
+#include "base/device.hpp"
+#include "base/error.hpp"
+#include "batch/batch_builder.hpp"
+#include "batch/block_tables.hpp"
+
+namespace espalier::batch {
+
+class DeviceBatch {
+  public:
+    // The device must outlive it.
+    explicit DeviceBatch(Device& device) : device_(&device), tables_(0, 0) {}
+
+    // Queues the batch and what has changed of the block tables. The next upload writes over it, in
+    // the order of the stream.
+    Expected<BatchView> upload(Stream stream, const HostBatch& batch);
+
+  private:
+    Expected<void> make_room(const StepCapacity& most);
+
+    Device* device_;
+    Buffer memory_;
+    Buffer table_memory_;
+    BlockTables tables_;  // what table_memory_ holds
+};
+
+}  // namespace espalier::batch

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/engine_figures.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace espalier::cli {
+namespace {
+
+double number(std::int64_t count) { return static_cast<double>(count); }
+double ratio(double part, double whole) { return whole > 0 ? part / whole : 0.0; }
+double per_step(const LoadResult& r, std::int64_t count) {
+    return ratio(number(count), number(r.status.steps));
+}
+// Of the time in which the engine had a request, in percent.
+double share(const LoadResult& r, schedule::Time time) {
+    return 100 * ratio(number(time), number(r.status.sums.busy));
+}
+const schedule::StepTokens& tokens(const LoadResult& r) { return r.status.totals.tokens; }
+
+using Result = const LoadResult&;
+const Figure kFigures[] = {
+    {"requests/s", 2, [](Result r) { return ratio(number(r.requests), r.seconds); }},
+    {"output tokens/s", 1, output_rate},
+    {"prompt tokens/s", 1, [](Result r) { return ratio(number(r.prompt_tokens), r.seconds); }},
+    {"first token p50 ms", 1, [](Result r) { return 1e3 * percentile(r.first_token, 0.5); }},
+    {"first token p99 ms", 1, [](Result r) { return 1e3 * percentile(r.first_token, 0.99); }},
+    {"between tokens p50 ms", 2, [](Result r) { return 1e3 * percentile(r.gaps, 0.5); }},
+    {"between tokens p99 ms", 2, [](Result r) { return 1e3 * percentile(r.gaps, 0.99); }},
+    {"accepted drafts per step", 2,
+     [](Result r) {
+         return ratio(number(r.status.sums.steps.accepted), number(r.status.sums.drawing_steps()));
+     }},
+    {"drafts verified", 0, [](Result r) { return number(tokens(r).drafts); }},
+    {"% of these accepted", 1,
+     [](Result r) {
+         return 100 * ratio(number(r.status.sums.steps.accepted), number(tokens(r).drafts));
+     }},
+    {"steps", 0, [](Result r) { return number(r.status.steps); }},
+    {"requests per step", 1, [](Result r) { return per_step(r, r.status.sums.steps.requests); }},
+    {"roots per step", 1, [](Result r) { return per_step(r, tokens(r).roots); }},
+    {"drafts per step", 1, [](Result r) { return per_step(r, tokens(r).drafts); }},
+    {"prompt tokens per step", 1,
+     [](Result r) {
+         return per_step(r, tokens(r).prompt_absorbed + tokens(r).prompt_decompressed);
+     }},
+    {"preemptions", 0, [](Result r) { return number(r.status.totals.preemptions); }},
+    {"prompt tokens from the prefix index", 0,
+     [](Result r) { return number(r.status.totals.hit_tokens); }},
+    {"ms per step", 3, [](Result r) { return 1e-6 * per_step(r, r.status.sums.busy); }},
+    {"% of the time in the model", 1, [](Result r) { return share(r, r.status.sums.steps.model); }},
+    {"% in sampling", 1, [](Result r) { return share(r, r.status.sums.steps.sampling); }},
+    {"% in planning and drafting", 2,
+     [](Result r) { return share(r, r.status.sums.steps.planning); }},
+    {"% outside model and sampling", 2,
+     [](Result r) {
+         return share(
+             r, r.status.sums.busy - r.status.sums.steps.model - r.status.sums.steps.sampling);
+     }},
+};
+
+}  // namespace
+
+std::span<const Figure> engine_figures() { return kFigures; }
+
+double output_rate(const LoadResult& result) {
+    return ratio(number(result.tokens), result.seconds);
+}
+
+double percentile(std::span<const double> sorted, double share) {
+    if (sorted.empty()) return 0;
+    const double rank = std::ceil(share * static_cast<double>(sorted.size()));
+    return sorted[static_cast<std::size_t>(std::max(rank, 1.0)) - 1];
+}
+
+double median(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    const std::size_t half = values.size() / 2;
+    return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
+}  // namespace espalier::cli

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/engine_flags.hpp"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <utility>
+
+namespace espalier::cli {
+
+void add_threads_flag(CLI::App& command, int& threads) {
+    command.add_option("--threads", threads, "0: OMP_NUM_THREADS or one per core")
+        ->capture_default_str();
+}
+
+void EngineFlags::add_to(CLI::App& command, const Defaults& defaults) {
+    const auto number = [&](const char* name, std::int64_t& value, const std::string& help) {
+        command.add_option(name, value, help)->capture_default_str();
+    };
+    const auto one_of = [&](const char* name, const char* first, const char* other,
+                            const char* help, std::function<void(bool is_first)> set) {
+        command
+            .add_option_function<std::string>(
+                name,
+                [first = std::string(first), set = std::move(set)](const std::string& text) {
+                    set(text == first);
+                },
+                help)
+            ->check(CLI::IsMember({first, other}))
+            ->default_str(first);
+    };
+    runtime::SizeOptions& sizes = engine.sizes;
+    number("--rows", sizes.rows, fmt::format("Requests in a step at most; {}", defaults.rows));
+    number("--pages", sizes.pages,
+           fmt::format("Cache size in pages of 64 tokens; {}", defaults.pages));
+    number("--step-tokens", sizes.step_tokens,
+           "Tokens of a step at most: roots, drafts and prompts; one per row and a prompt quantum "
+           "of 512 at least");
+    number("--max-waiting", sizes.max_waiting, "Requests that may wait; more are refused");
+    number("--max-model-len", sizes.max_model_len,
+           "Tokens of prompt and output together; 0: the model's context");
+    one_of("--grant", "measured", "everything",
+           "Drafts that are verified: measured (as many as pay) or everything (that is proposed)",
+           [this](bool measured) {
+               engine.grant =
+                   measured ? engine::NodeGrant::measured : engine::NodeGrant::everything;
+           });
+    one_of("--prefix-cache", "on", "off", "Prompts use pages that others left: on or off",
+           [this](bool on) { engine.prefix_cache = on; });
+    one_of("--prefill-segment", "256", "0",
+           "Prompts compute whole segments of 256 tokens decompressed, or (0) everything absorbed; "
+           "decides the last bits of a text",
+           [this](bool segments) { engine.prefill_segment = segments ? 256 : 0; });
+    command.add_flag("--reuse-generated", engine.reuse_generated,
+                     "Prompts also use pages of generated text; their bits then depend on a hit");
+    command.add_option("--trace", engine.trace,
+                       "Write every step to this file, for replay (docs/trace.md); it holds the "
+                       "prompts");
+    command
+        .add_option_function<std::string>(
+            "--kv-format",
+            [this](const std::string& name) { load.kv_format = runtime::parse_kv_format(name); },
+            "Numbers of the cache: own (f32 or bf16, as the activations), fp8_token or fp8_tensor")
+        ->check(CLI::IsMember({"own", "fp8_token", "fp8_tensor"}))
+        ->default_str("own");
+    add_threads_flag(command, load.threads);
+}
+
+Expected<runtime::LoadedModel> load_model(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
+                                          const EngineSizes& sizes, runtime::LoadOptions options) {
+    ProgressBar bar("loading");
+    options.progress = [&](std::uint64_t done, std::uint64_t total) { bar.update(done, total); };
+    return runtime::LoadedModel::load(std::move(checkpoint), sizes, options);
+}
+
+Expected<void> stop_engine(runtime::RunningEngine& running) {
+    ESPALIER_ASSIGN_OR_RETURN(const auto end, running.stop());
+    if (end && end->reason == trace::Close::overflow)
+        fmt::print(stderr, "the trace ends after {} steps: the disk was too slow for more\n",
+                   end->steps);
+    return {};
+}
+
+}  // namespace espalier::cli

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// The flags that say what an engine is like, in one table for every command that runs one. They
+// only carry what was written: what is in range, runtime::derive_sizes says.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+#include "cli/terminal.hpp"
+#include "runtime/runtime.hpp"
+
+namespace espalier::cli {
+
+struct EngineFlags {
+    runtime::EngineOptions engine;
+    runtime::LoadOptions load;
+
+    // How a command chooses what is not given.
+    struct Defaults {
+        const char* rows;
+        const char* pages;
+    };
+    // All but --speculate.
+    void add_to(CLI::App& command, const Defaults& defaults);
+
+    static constexpr const char* kSpeculateHelp =
+        "Drafts: ngram (what followed the same tokens before in the text) or off";
+};
+
+void add_threads_flag(CLI::App& command, int& threads);
+
+// Reads the weights behind a progress bar.
+Expected<runtime::LoadedModel> load_model(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
+                                          const EngineSizes& sizes, runtime::LoadOptions options);
+
+// Stops the engine, and says on standard error if its trace could not hold all.
+Expected<void> stop_engine(runtime::RunningEngine& running);
+
+}  // namespace espalier::cli

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+// The copying warp's walk through its part of the invariant partition: the splits of one block of
+// packed rows after another, and after each block its merge, or, where other thread blocks have
+// splits of it too, at the very end.
+//
+// A tree's tokens share the tiles of their history. What follows differs among them, so a split
+// that reaches beyond is several items: the history for all, then each token's own tiles, gathered
+// slot by slot in logical order, which the others do not see. Sums go on from item to item: these
+// are the bits of a row that has the token's path for keys.
+#pragma once
+
+#include "mla/cuda/copy_role.cuh"
+
+namespace espalier::mla::cuda {
+
+template <KvFormat kFormat>
+class InvariantCopier {
+    using T = Traits<kFormat>;
+    using Shared = SharedLayout<kFormat>;
+
+  public:
+    __device__ InvariantCopier(const AbsorbedParams& p, Shared& shared)
+        : p_(p), plan_(p.part_plans[part_of(p)]), feeder_(p, shared) {}
+
+    // The whole warp. There is one place from which an item is fetched: its code is long.
+    __device__ void run() {
+        begin();
+        Item item;
+#pragma unroll 1
+        while (next(item)) feeder_.fetch(item);
+#pragma unroll 1
+        for (int i = 0; i < deferred_; ++i) feeder_.tell(feeder_.deferred()[i]);
+        feeder_.end();
+    }
+
+  private:
+    // --- blocks ---------------------------------------------------------------------------------
+    __device__ void begin() {
+        row_ = plan_.row;
+        group_index_ = plan_.group;
+        block_ = plan_.block;
+        slot_ = plan_.slot;
+        left_ = plan_.left;
+        split_ = plan_.split;
+        split_end_ = plan_.split_end;
+        if (split_ >= split_end_) return;
+        item_ = plan_.item;
+        if (plan_.even != 0) {
+            tiles_ = plan_.tiles;
+            reach_ = plan_.reach;
+            enter_block();
+        } else {
+            find_group();
+            prepare_block();
+        }
+    }
+    __device__ void find_group() {
+        const RowShape shape = row_shape(p_, row_);
+        group_ = RowGroups(p_, row_, shape).at(group_index_);
+    }
+
+    // Finds the next block of which this part has splits.
+    __device__ bool next_block() {
+        if (left_ <= 0) return false;
+        find_group();
+        left_ -= block_cost(p_, group_);
+        if (left_ <= 0) return false;
+        if (++block_ == group_blocks(p_, group_)) {
+            block_ = 0;
+            slot_ += group_slots(group_);
+            if (!next_group()) return false;
+        }
+        const RowShape shape = row_shape(p_, row_);
+        split_ = 0;
+        split_end_ = min(ceil_div(left_, split_cost(group_)), group_.splits);
+        item_ = block_item(p_, row_, shape, group_, block_, slot_);
+        prepare_block();
+        return true;
+    }
+    __device__ bool next_group() {
+        while (true) {
+            const RowShape shape = row_shape(p_, row_);
+            const RowGroups groups(p_, row_, shape);
+#pragma unroll 1
+            while (++group_index_ < groups.count()) {
+                group_ = groups.at(group_index_);
+                if (group_.end > group_.first) return true;
+            }
+            if (++row_ == p_.rows.rows) return false;
+            group_index_ = -1;
+        }
+    }
+    // What of a block the plan has not told.
+    __device__ void prepare_block() {
+        const RowShape shape = row_shape(p_, row_);
+        tiles_ = group_.tiles;
+        if (group_.alone >= 0) {
+            if (shape.mask == MaskKind::tree) feeder_.keys().begin_tree(row_, shape);
+            item_.keys = shape.mask == MaskKind::tree ? feeder_.keys().tree_token(item_)
+                                                      : feeder_.keys().dense_token(item_, shape);
+            item_.free_keys = item_.keys;
+            item_.mask = static_cast<int>(MaskKind::full);
+            tiles_ = split_tiles(item_.keys);
+            reach_ = ceil_div(item_.keys, kTileKeys);
+        } else if (group_.history >= 0) {
+            feeder_.keys().begin_tree(row_, shape);
+        } else {
+            reach_ = straight_tiles(p_, shape, item_);
+        }
+        enter_block();
+    }
+    // Rows that the workspace has no room for are left out.
+    __device__ void enter_block() {
+        tree_ = group_.history >= 0;
+        begun_ = split_;
+        token_ = -1;
+        query_there_ = false;
+        if (item_.splits > 1 &&
+            item_.base + ceil_div(item_.columns, kStripRows) * item_.splits > p_.slots)
+            split_ = begun_ = split_end_;
+    }
+
+    // --- items ----------------------------------------------------------------------------------
+    __device__ bool next(Item& item) {
+        while (true) {
+            if (split_ < split_end_) {
+                item = item_;
+                if (tree_ && (split_ + 1) * tiles_ * kTileKeys > group_.history)
+                    next_of_tree(item);
+                else
+                    whole_split(item);
+                set_flags(item);
+                return true;
+            }
+            if (begun_ < split_end_ && item_.splits > 1 && merge(item)) return true;
+            if (!next_block()) return false;
+        }
+    }
+
+    __device__ void whole_split(Item& item) {
+        const int reach = tree_ ? group_.history / kTileKeys : reach_;
+        item.tile_begin = split_ * tiles_;
+        item.tile_end = max(min(item.tile_begin + tiles_, reach), item.tile_begin);
+        item.flags = kStarts | kEnds;
+        ++split_;
+    }
+
+    // The shared tiles, then each token's. Over FP8 codes tiles are scored in pairs, which must be
+    // the same ones for every tree.
+    __device__ void next_of_tree(Item& item) {
+        const int first = split_ * tiles_;
+        const int history = min(max(group_.history / kTileKeys - first, 0), tiles_);
+        const int own = first + (T::kFp8 ? history & ~1 : history);
+        if (token_ < 0) {
+            item.tile_begin = first;
+            item.tile_end = own;
+            item.flags = kStarts;
+            token_ = token_of(p_, item.row_first);
+            return;
+        }
+        item.gathered = token_;
+        item.keys = feeder_.keys().tree_token(item);
+        item.free_keys = 0;
+        item.mask = kOwnKeys;
+        item.tile_begin = own;
+        item.tile_end = max(min(first + tiles_, ceil_div(item.keys, kTileKeys)), own);
+        if (++token_ <= token_of(p_, item.row_first + item.columns - 1)) return;
+        item.flags = kEnds;
+        token_ = -1;
+        ++split_;
+    }
+
+    // Of the item whose split, if it ends here, was the one before split_.
+    __device__ void set_flags(Item& item) {
+        if (item.tile_begin < item.tile_end && !query_there_) {
+            item.flags |= kNewQuery;
+            query_there_ = true;
+        }
+        if ((item.flags & kEnds) != 0) {
+            item.slot = item.splits == 1 ? -1 : slot_of(item, split_ - 1);
+            if (split_ == split_end_) {
+                if (item.splits > 1) item.arrivals = split_end_ - begun_;
+                if (local()) item.flags |= kLocal;
+                if (query_there_) item.flags |= kFreesQuery;
+            }
+        }
+    }
+    __device__ bool local() const { return begun_ == 0 && split_end_ == item_.splits; }
+
+    // True: at once; otherwise it is put off.
+    __device__ bool merge(Item& item) {
+        item = item_;
+        item.flags = local() ? kMerges | kLocal : kMerges;
+        item.tile_begin = begun_;
+        item.tile_end = split_end_;
+        begun_ = split_end_;
+        if ((item.flags & kLocal) != 0) return true;
+        if (threadIdx.x % 32 == 0) feeder_.deferred()[deferred_] = item;
+        ++deferred_;
+        return false;
+    }
+
+    const AbsorbedParams& p_;
+    const PartPlan& plan_;
+    ItemFeeder<kFormat, true> feeder_;
+    int row_ = 0, group_index_ = 0, block_ = 0;
+    int slot_ = 0;  // first of the group
+    int left_ = 0;  // of the part's share of the line, from the block's beginning
+    Group group_;   // of the block, where the plan does not tell
+    Item item_{};   // all items of the block are made from it
+    bool tree_ = false;
+    int tiles_ = 1, reach_ = 0;  // of a split; of the block
+    int split_ = 0, split_end_ = 0, begun_ = 0;
+    int token_ = -1;  // of a tree, whose turn it is
+    bool query_there_ = false;
+    int deferred_ = 0;
+};
+
+}  // namespace espalier::mla::cuda

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// The device's side of sampling: its copy of a step's batch, the committed counts of requests, and
+// the results. Taken once, for a capacity.
+#pragma once
+
+#include <span>
+
+#include "base/buffer.hpp"
+#include "base/device.hpp"
+#include "base/error.hpp"
+#include "ops/sampling_batch.hpp"
+#include "ops/sampling_builder.hpp"
+
+namespace espalier::ops {
+
+class SamplingMemory {
+  public:
+    // The device outlives it.
+    static Expected<SamplingMemory> create(Device& device, const SamplingCapacity& capacity);
+
+    // One upload of a finished batch, and one for each request whose counts are new here. The
+    // builder may begin the next step when this returns.
+    Expected<SamplingBatch> upload(Stream stream, const SamplingBatchBuilder& builder);
+    // What was drawn for the batch of the last upload; waits for it. alternatives:
+    // [builder.alternatives()].
+    Expected<void> download(Stream stream, std::span<Draw> draws,
+                            std::span<TokenLogprob> alternatives) const;
+
+  private:
+    SamplingMemory(Device& device, Buffer batch, Buffer counts, Buffer draws, Buffer alternatives);
+
+    Device* device_;
+    Buffer batch_, counts_, draws_, alternatives_;
+};
+
+}  // namespace espalier::ops

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// A model with all it needs to run on this machine's CPU.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include "base/cpu_device.hpp"
+#include "base/cpu_features.hpp"
+#include "base/engine_sizes.hpp"
+#include "base/error.hpp"
+#include "checkpoint/checkpoint.hpp"
+#include "mla/contract.hpp"
+#include "model/deepseek.hpp"
+#include "ops/ops.hpp"
+
+namespace espalier::runtime {
+
+// Of loading: bytes of weights that are in place, and of all. Called on the loading thread.
+using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
+
+struct LoadOptions {
+    int threads = 0;  // 0: OMP_NUM_THREADS if set, otherwise one per core
+    // Of the cache; see model::ModelSettings. None: the one whose bits are the activations' own.
+    std::optional<mla::KvFormat> kv_format = {};
+    Progress progress = {};
+};
+
+struct LoadedModel {
+    std::shared_ptr<const checkpoint::Checkpoint> checkpoint;
+    std::unique_ptr<CpuDevice> device;
+    std::unique_ptr<ops::Backend> backend;
+    std::unique_ptr<mla::Kernels> kernels;
+    std::unique_ptr<model::DeepseekModel> model;
+    CpuVariant variant = CpuVariant::portable;
+    std::optional<mla::KvFormat> kv_format;  // where it was asked for
+    double load_seconds = 0;
+
+    // sizes: of the largest step that the model is to hold.
+    static Expected<LoadedModel> load(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
+                                      const EngineSizes& sizes, const LoadOptions& options);
+};
+
+// By its name (mla::name_of); none for a name that is not one, as "own".
+std::optional<mla::KvFormat> parse_kv_format(std::string_view name);
+
+// The number of workers that `threads` of LoadOptions stands for here.
+Expected<int> thread_count(int wanted);
+
+}  // namespace espalier::runtime

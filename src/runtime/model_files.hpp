@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// A model's files, found and opened once: headers and configuration are read, tensors are mapped.
+// All that is needed to check a request before the weights are read.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.hpp"
+#include "checkpoint/checkpoint.hpp"
+#include "text/tokenizer.hpp"
+
+namespace espalier::runtime {
+
+struct ModelFiles {
+    std::string name;  // as it was asked for: a directory or ORG/NAME
+    std::shared_ptr<const checkpoint::Checkpoint> checkpoint;
+    std::shared_ptr<const text::Tokenizer> tokenizer;
+
+    static Expected<ModelFiles> open(const std::string& name);
+
+    // A prompt's tokens, the model's first one included; at least one, all of the vocabulary.
+    Expected<std::vector<std::int32_t>> encode_prompt(std::string_view text,
+                                                      text::SpecialTokens special) const;
+};
+
+}  // namespace espalier::runtime

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// An engine on a loaded model: with the drafters it was asked for, and with the trace it writes if
+// a file was named.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/engine_sizes.hpp"
+#include "base/error.hpp"
+#include "engine/engine.hpp"
+#include "replay/recorder.hpp"
+#include "runtime/loaded_model.hpp"
+#include "runtime/model_files.hpp"
+#include "runtime/sizes.hpp"
+
+namespace espalier::runtime {
+
+// What drafts: ngram is what followed the same tokens before in the text.
+inline const std::vector<std::string> kDrafterNames = {"ngram", "off"};
+
+// Everything about an engine that a user may choose.
+struct EngineOptions {
+    SizeOptions sizes;
+    std::string speculate = "ngram";  // one of kDrafterNames
+    engine::NodeGrant grant = engine::NodeGrant::measured;
+    // See schedule::SchedulerOptions.
+    bool prefix_cache = true;
+    std::int64_t prefill_segment = 256;
+    bool reuse_generated = false;
+    // Of the prefix index. No text and no hit depends on it; none: random, so that clients cannot
+    // choose prompts that collide.
+    std::optional<std::uint64_t> hash_seed;
+    std::string trace;  // a file for every step (docs/trace.md); empty: none
+};
+
+class RunningEngine {
+  public:
+    // The model outlives the engine. Measures the step time first if it speculates.
+    static Expected<RunningEngine> start(const ModelFiles& files, LoadedModel& loaded,
+                                         const EngineSizes& sizes, const EngineOptions& options);
+    engine::Engine& engine() { return *engine_; }
+    // Stops the engine and ends its trace: what the trace's last line says; none: no trace.
+    Expected<std::optional<trace::End>> stop();
+
+  private:
+    std::shared_ptr<const text::Tokenizer> tokenizer_;
+    std::unique_ptr<replay::Recorder> recorder_;  // before the engine, and so outlives it
+    std::unique_ptr<engine::Engine> engine_;
+};
+
+}  // namespace espalier::runtime

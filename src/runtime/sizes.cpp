@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/sizes.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+
+#include "base/limits.hpp"
+#include "cache/kv_storage.hpp"
+#include "checkpoint/quantization.hpp"
+#include "schedule/scheduler.hpp"
+
+namespace espalier::runtime {
+namespace {
+
+constexpr std::int64_t kDefaultRows = 32;
+constexpr std::int64_t kMaxRows = 4096;
+constexpr std::int64_t kMaxStepTokens = std::int64_t{1} << 20;
+constexpr std::int64_t kMaxWaiting = std::int64_t{1} << 20;
+constexpr std::int64_t kMaxPages = std::int64_t{1} << 30;
+constexpr std::int64_t kStepGather = 512;
+
+Expected<void> check_within(const char* field, std::int64_t value, std::int64_t least,
+                            std::int64_t most) {
+    if (value >= least && value <= most) return {};
+    return fail_field(ErrorKind::invalid, field, "{}, not within {}…{}", value, least, most);
+}
+
+Expected<void> check_options(const SizeOptions& options, const SizeFacts& facts) {
+    ESPALIER_RETURN_IF_ERROR(check_within("rows", options.rows, 0, kMaxRows));
+    ESPALIER_RETURN_IF_ERROR(check_within("pages", options.pages, 0, kMaxPages));
+    ESPALIER_RETURN_IF_ERROR(check_within("step_tokens", options.step_tokens, 1, kMaxStepTokens));
+    ESPALIER_RETURN_IF_ERROR(check_within("max_waiting", options.max_waiting, 1, kMaxWaiting));
+    if (options.max_model_len == 0) return {};
+    return check_within("max_model_len", options.max_model_len, 2, facts.context);
+}
+
+std::string gigabytes(double bytes) { return fmt::format("{:.2f} GB", bytes / 1e9); }
+
+// Beside the null page.
+Expected<std::int64_t> pages_for(const SizeOptions& options, const SizeFacts& facts,
+                                 std::int64_t rows, std::int64_t max_model_len) {
+    const auto weights = static_cast<double>(facts.weight_bytes);
+    const auto memory = static_cast<double>(facts.memory_bytes);
+    if (weights > memory)
+        return fail(ErrorKind::exhausted, "the model's weights take {}, and there are {} of memory",
+                    gigabytes(weights), gigabytes(memory));
+    if (options.pages > 0) {
+        const double cache =
+            static_cast<double>(options.pages + 1) * static_cast<double>(facts.page_bytes);
+        if (weights + cache > memory)
+            return fail_field(ErrorKind::exhausted, "pages",
+                              "{} take {}, the weights {}, and there are {} of memory",
+                              options.pages, gigabytes(cache), gigabytes(weights),
+                              gigabytes(memory));
+        return options.pages;
+    }
+    // A tenth of the memory is left to the system and to activations.
+    const double room = (0.9 * memory - weights) / static_cast<double>(facts.page_bytes) - 1;
+    const std::int64_t longest = cache::pages_for(max_model_len);
+    if (room < static_cast<double>(longest))
+        return fail_field(ErrorKind::exhausted, "max_model_len",
+                          "a sequence of {} tokens takes {} of cache, the weights {}, and there "
+                          "are {} of memory",
+                          max_model_len, gigabytes(static_cast<double>(longest * facts.page_bytes)),
+                          gigabytes(weights), gigabytes(memory));
+    return std::min({static_cast<std::int64_t>(room), longest * rows, kMaxPages});
+}
+
+std::optional<std::int64_t> number_in(const char* path) {
+    std::ifstream in(path);
+    std::int64_t value = 0;
+    if (in >> value) return value;
+    return std::nullopt;  // no such file, or "max"
+}
+
+}  // namespace
+
+Expected<mla::KvFormat> kv_format_of(const checkpoint::Checkpoint& checkpoint) {
+    const checkpoint::ModelConfig& config = checkpoint.config();
+    ESPALIER_ASSIGN_OR_RETURN(
+        const checkpoint::StoredWeight projection,
+        checkpoint::find_weight(checkpoint, "model.layers.0.self_attn.o_proj", config.hidden_size,
+                                config.num_attention_heads * config.v_head_dim));
+    return projection.format.input() == DType::f32 ? mla::KvFormat::f32 : mla::KvFormat::bf16;
+}
+
+std::int64_t memory_bytes() {
+    const std::int64_t machine = static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) *
+                                 static_cast<std::int64_t>(sysconf(_SC_PAGE_SIZE));
+    const std::int64_t group =
+        number_in("/sys/fs/cgroup/memory.max").value_or(std::numeric_limits<std::int64_t>::max());
+    return std::min(machine, group);
+}
+
+Expected<SizeFacts> size_facts(const checkpoint::Checkpoint& checkpoint,
+                               std::optional<mla::KvFormat> kv_format) {
+    const checkpoint::ModelConfig& config = checkpoint.config();
+    ESPALIER_ASSIGN_OR_RETURN(const mla::KvFormat own, kv_format_of(checkpoint));
+    const mla::KvFormat format = kv_format.value_or(own);
+    return SizeFacts{
+        .context = config.max_position_embeddings,
+        .weight_bytes = static_cast<std::int64_t>(checkpoint.total_bytes()),
+        .page_bytes = cache::make_layout(config.num_hidden_layers, format).bytes_per_page(),
+        .memory_bytes = memory_bytes()};
+}
+
+Expected<EngineSizes> derive_sizes(const SizeOptions& options, const SizeFacts& facts) {
+    ESPALIER_RETURN_IF_ERROR(check_options(options, facts));
+    const std::int64_t rows = options.rows > 0 ? options.rows : kDefaultRows;
+    EngineSizes sizes;
+    sizes.max_model_len = options.max_model_len > 0 ? options.max_model_len : facts.context;
+    sizes.max_rows = static_cast<std::int32_t>(rows);
+    sizes.max_step_tokens =
+        std::max(options.step_tokens, rows + schedule::SchedulerOptions().prompt_quantum);
+    sizes.max_step_gather = std::max(rows, std::min(kStepGather, rows * kMaxNodes));
+    sizes.max_waiting = static_cast<std::int32_t>(std::max(options.max_waiting, rows));
+    ESPALIER_ASSIGN_OR_RETURN(const std::int64_t pages,
+                              pages_for(options, facts, rows, sizes.max_model_len));
+    sizes.page_count = 1 + pages;
+    return sizes;
+}
+
+}  // namespace espalier::runtime

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// How large an engine becomes: from what was asked for, what the model can do and what the machine
+// has, to the one list of sizes that everything is made with. The rules, one per size:
+//
+//   max_model_len    as asked, and at most the model's context; not asked: the context
+//   max_rows         as asked; not asked: 32
+//   max_step_tokens  as asked (2048), but one token for every row and one prompt quantum at least
+//   max_step_gather  whole trees of 64 nodes for 8 rows, a share of these 512 for more; every row's
+//                    root at least. 512 rows of a vocabulary of 129,280 are 265 MB.
+//   page_count       the null page and as many as asked; not asked: the longest sequence for every
+//                    row, or what nine tenths of the memory hold beside the weights
+//   max_waiting      as asked, but one batch of rows at least
+//
+// What cannot fit the machine's memory is refused, with what it needs and what there is.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "base/engine_sizes.hpp"
+#include "base/error.hpp"
+#include "checkpoint/checkpoint.hpp"
+#include "mla/contract.hpp"
+
+namespace espalier::runtime {
+
+// What is asked for; 0: derived.
+struct SizeOptions {
+    std::int64_t rows = 0;   // requests in a step
+    std::int64_t pages = 0;  // of the cache, 64 tokens each, beside the null page
+    // More are better for throughput, fewer let running requests wait less for others' prompts.
+    std::int64_t step_tokens = 2048;
+    std::int64_t max_waiting = 1024;  // requests (choices) in the queue
+    std::int64_t max_model_len = 0;   // tokens of prompt and output
+};
+
+// What sizes depend on besides.
+struct SizeFacts {
+    std::int64_t context = 0;       // max_position_embeddings
+    std::int64_t weight_bytes = 0;  // all of them stay in memory
+    std::int64_t page_bytes = 0;    // a page of the cache, all layers
+    std::int64_t memory_bytes = 0;  // of the machine
+};
+
+// The format of the model's cache where none is asked for: the activations' own.
+Expected<mla::KvFormat> kv_format_of(const checkpoint::Checkpoint& checkpoint);
+// What this process may have: the machine's memory, or its control group's limit.
+std::int64_t memory_bytes();
+// kv_format: as LoadOptions has it.
+Expected<SizeFacts> size_facts(const checkpoint::Checkpoint& checkpoint,
+                               std::optional<mla::KvFormat> kv_format = {});
+
+// Pure. An error names the option and both numbers.
+Expected<EngineSizes> derive_sizes(const SizeOptions& options, const SizeFacts& facts);
+
+}  // namespace espalier::runtime

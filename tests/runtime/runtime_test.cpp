@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a name to an answer and back: what opens, what is refused before the weights are read, and
+// options that must not change a text.
+#include "runtime/runtime.hpp"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "support/paths.hpp"
+#include "support/temporary_directory.hpp"
+
+namespace espalier::runtime {
+namespace {
+
+const std::string kSapling = std::string(test::source_directory()) + "/models/sapling";
+
+RuntimeOptions sapling_options() {
+    RuntimeOptions options;
+    options.model = kSapling;
+    options.load.threads = 1;
+    options.engine.sizes = {.rows = 2, .pages = 20, .max_model_len = 512};
+    options.engine.grant = engine::NodeGrant::everything;
+    return options;
+}
+
+engine::Request request_for(const Runtime& runtime, const std::string& prompt) {
+    engine::Request request;
+    request.prompt = runtime.files().encode_prompt(prompt, text::SpecialTokens::as_text).value();
+    request.sampling.temperature = 0.8f;
+    request.sampling.seed = 5;
+    request.output.max_tokens = 24;
+    request.output.ignore_eos = true;
+    return request;
+}
+
+std::string answer(Runtime& runtime, const std::string& prompt) {
+    auto stream = runtime.engine().submit(request_for(runtime, prompt));
+    if (!stream) throw std::runtime_error(stream.error().message);
+    engine::Updates updates;
+    std::string text;
+    while (stream->next(updates)) text += updates.choices[0].emission.text;
+    return text;
+}
+
+std::string refusal(const RuntimeOptions& options) {
+    const auto opened = Runtime::open(options);
+    return opened ? "opened" : opened.error().message;
+}
+
+TEST(Runtime, AnswersAndStops) {
+    auto runtime = Runtime::open(sapling_options());
+    ASSERT_TRUE(runtime) << runtime.error().message;
+    Runtime moved = std::move(*runtime);
+    const std::string text = answer(moved, "class Timer:");
+    EXPECT_FALSE(text.empty());
+    EXPECT_EQ(answer(moved, "class Timer:"), text);
+    const auto end = moved.stop();
+    ASSERT_TRUE(end);
+    EXPECT_FALSE(end->has_value());  // no trace
+    EXPECT_EQ(moved.engine().status().state, engine::EngineState::stopped);
+}
+
+// Everything but the prefill segment, which decides the bits of long prompts, and the reuse of
+// generated text.
+TEST(Runtime, OptionsChangeTheWorkAndNotTheText) {
+    auto plain = Runtime::open(sapling_options());
+    ASSERT_TRUE(plain) << plain.error().message;
+    const std::string text = answer(*plain, "def add(a, b):");
+    for (int i = 0; i < 4; ++i) {
+        RuntimeOptions options = sapling_options();
+        options.engine.hash_seed = 1234 + i;
+        if (i == 1) options.engine.speculate = "off";
+        if (i == 2) options.engine.prefix_cache = false;
+        if (i == 3) options.engine.sizes.step_tokens = 1;
+        auto other = Runtime::open(options);
+        ASSERT_TRUE(other) << other.error().message;
+        EXPECT_EQ(answer(*other, "def add(a, b):"), text) << i;
+    }
+}
+
+std::int64_t hits(std::optional<std::uint64_t> seed) {
+    RuntimeOptions options = sapling_options();
+    options.engine.hash_seed = seed;
+    auto runtime = Runtime::open(options);
+    EXPECT_TRUE(runtime);
+    std::string prompt;
+    for (int i = 0; i < 60; ++i) prompt += "x" + std::to_string(i) + " = 1\n";
+    for (int i = 0; i < 2; ++i) answer(*runtime, prompt);
+    return runtime->engine().status().totals.hit_tokens;
+}
+
+TEST(Runtime, WhatIsFoundDoesNotDependOnTheHash) {
+    const std::int64_t found = hits(0);
+    EXPECT_GT(found, 64);
+    for (const auto seed : {std::optional<std::uint64_t>(1), std::optional<std::uint64_t>(~0ull),
+                            std::optional<std::uint64_t>()})
+        EXPECT_EQ(hits(seed), found);
+}
+
+// The seed of the hash is random, and the trace says which it was.
+TEST(Runtime, WritesATraceThatNamesTheHashSeed) {
+    const TemporaryDirectory directory;
+    std::vector<std::string> headers;
+    for (int i = 0; i < 2; ++i) {
+        RuntimeOptions options = sapling_options();
+        options.engine.trace = (directory.path() / "run.jsonl").string();
+        auto runtime = Runtime::open(options);
+        ASSERT_TRUE(runtime) << runtime.error().message;
+        answer(*runtime, "import os");
+        const auto end = runtime->stop();
+        ASSERT_TRUE(end && end->has_value());
+        EXPECT_EQ((*end)->reason, trace::Close::finished);
+        EXPECT_GT((*end)->steps, 1);
+        std::ifstream in(options.engine.trace);
+        std::getline(in, headers.emplace_back());
+    }
+    EXPECT_NE(headers[0].find("\"hash_seed\""), std::string::npos);
+    EXPECT_NE(headers[0], headers[1]);
+}
+
+TEST(Runtime, RefusesBeforeTheWeightsAreRead) {
+    RuntimeOptions options = sapling_options();
+    int reports = 0;
+    options.load.progress = [&](std::uint64_t, std::uint64_t) { ++reports; };
+    options.model = "NOBODY/nothing";
+    EXPECT_NE(refusal(options).find("not in the hub cache"), std::string::npos);
+    options.model = kSapling;
+    options.engine.sizes.max_model_len = 1 << 20;
+    EXPECT_EQ(refusal(options), "max_model_len: 1048576, not within 2…2048");
+    options = sapling_options();
+    options.engine.sizes.pages = 1 << 30;
+    EXPECT_TRUE(refusal(options).starts_with("pages: 1073741824 take ")) << refusal(options);
+    EXPECT_EQ(reports, 0);
+    options = sapling_options();
+    options.load.threads = 5000;
+    EXPECT_EQ(refusal(options), "threads: 5000, not within 1…1024 (or 0: all cores)");
+    options = sapling_options();
+    options.engine.speculate = "tea leaves";
+    EXPECT_EQ(refusal(options), "speculate: tea leaves, not one of ngram, off");
+}
+
+TEST(Runtime, TellsHowFarLoadingIs) {
+    RuntimeOptions options = sapling_options();
+    std::uint64_t last = 0, all = 0;
+    options.load.progress = [&](std::uint64_t done, std::uint64_t total) {
+        EXPECT_GE(done, last);
+        EXPECT_LE(done, total);
+        last = done;
+        all = total;
+    };
+    ASSERT_TRUE(Runtime::open(options));
+    EXPECT_GT(all, 0u);
+    EXPECT_EQ(last, all);
+}
+
+TEST(ModelFiles, APromptWithTokensBeyondTheVocabularyNamesBothFiles) {
+    namespace fs = std::filesystem;
+    const TemporaryDirectory directory;
+    for (const auto& entry : fs::directory_iterator(kSapling))
+        if (entry.path().extension() == ".json" || entry.path().extension() == ".safetensors")
+            fs::create_symlink(entry.path(), directory.path() / entry.path().filename());
+    std::ifstream in(kSapling + "/config.json");
+    std::stringstream text;
+    text << in.rdbuf();
+    std::string config = text.str();
+    const std::size_t at = config.find(':', config.find("\"vocab_size\"")) + 1;
+    config.replace(at, config.find_first_of(",\n}", at) - at, " 63");
+    fs::remove(directory.path() / "config.json");
+    std::ofstream(directory.path() / "config.json") << config;
+    auto files = ModelFiles::open(directory.path().string());
+    ASSERT_TRUE(files) << files.error().message;
+    const auto tokens = files->encode_prompt("class Timer:", text::SpecialTokens::as_text);
+    ASSERT_FALSE(tokens);
+    EXPECT_NE(tokens.error().message.find("vocab_size of config.json is 63"), std::string::npos)
+        << tokens.error().message;
+}
+
+}  // namespace
+}  // namespace espalier::runtime
