@@ -71,7 +71,9 @@ class TextDrafter final : public speculate::Drafter {
         int breaks_after = -1;
     };
     TextDrafter(schedule::Time& now, Tokens text, Habits habits, Seen& seen)
-        : now_(now), text_(std::move(text)), habits_(habits), seen_(seen) {}
+        : now_(now), text_(std::move(text)), habits_(habits), seen_(seen) {
+        while (std::find(text_.begin(), text_.end(), wrong_) != text_.end()) ++wrong_;
+    }
     ~TextDrafter() override { ++seen_.destroyed; }
 
     speculate::DrafterNeeds needs() const override {
@@ -98,7 +100,8 @@ class TextDrafter final : public speculate::Drafter {
             const std::int32_t depth = std::min(call.shape.depth, call.shape.nodes - 1);
             for (std::int32_t level = 0; level < depth; ++level) {
                 const auto next = static_cast<std::size_t>(call.root_position + 1 + level);
-                const std::int32_t token = habits_.right && next < text_.size() ? text_[next] : 0;
+                const std::int32_t token =
+                    habits_.right && next < text_.size() ? text_[next] : wrong_;
                 node = call.proposal->add(node, token, 0.9f);
             }
             levels = std::max(levels, depth);
@@ -112,6 +115,7 @@ class TextDrafter final : public speculate::Drafter {
     Tokens text_;
     Habits habits_;
     Seen& seen_;
+    std::int32_t wrong_ = 2;  // a token that the text does not have
 };
 
 struct RunReport {
