@@ -492,4 +492,30 @@ TEST_F(CliReplay, ABenchIsTracedToo) {
     expect_refused(bench + " --rounds 2", "--trace writes one run, but");
 }
 
+// Traces that version 0.1.0 recorded before the engine stood on devices and targets: their format,
+// the fingerprint of their models and every token in them still hold. (tiny-v2 in f32 at
+// temperature 0.7 with preemptions, and with trees along known texts; tiny-v3 in FP8, greedy.)
+TEST(EarlierTraces, ReplayToTheSameTokens) {
+    const espalier::TemporaryDirectory directory;
+    ASSERT_EQ(::setenv("ESPALIER_CPU_VARIANT", "portable", 1), 0);
+    const std::string v2 = (directory.path() / "v2").string();
+    const std::string v3 = (directory.path() / "v3").string();
+    EXPECT_EQ(espalier("make-model --preset tiny-v2 --dtype f32 --out " + v2).status, 0);
+    EXPECT_EQ(espalier("make-model --preset tiny-v3 --dtype fp8 --seed 7 --out " + v3).status, 0);
+    const std::string traces =
+        std::string(espalier::test::source_directory()) + "/tests/replay/data/";
+    struct Case {
+        std::string file, model, says;
+    };
+    for (const auto& [file, model, says] :
+         {Case{"tiny_v2_sampled.jsonl", v2, "299 tokens of 10 requests are the same"},
+          Case{"tiny_v2_trees.jsonl", v2, "1665 tokens of 8 requests are the same"},
+          Case{"tiny_v3_greedy.jsonl", v3, "460 tokens of 10 requests are the same"}}) {
+        const Result again = espalier("replay " + traces + file + " " + model);
+        EXPECT_EQ(again.status, 0) << again.output;
+        EXPECT_NE(again.output.find(says), std::string::npos) << again.output;
+    }
+    ASSERT_EQ(::unsetenv("ESPALIER_CPU_VARIANT"), 0);
+}
+
 }  // namespace
