@@ -223,7 +223,7 @@ typedef struct espalier_mla_append_call {
     int64_t rope_stride;
     const int64_t* slot;  // [tokens] slot of the pool; below 0: skipped
     uint8_t* nonfinite;   // [tokens] becomes 1 where a number was stored as 0 instead and stays as
-                         // it is elsewhere: clear it once for all layers of a step. Or NULL
+                          // it is elsewhere: clear it once for all layers of a step. Or NULL
 } espalier_mla_append_call;
 
 espalier_mla_status espalier_mla_append(espalier_mla_context* context,

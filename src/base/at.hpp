@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements by signed index: sizes and positions are std::int64_t throughout, containers want size_t.
+// Elements by signed index: sizes and positions are std::int64_t throughout, containers want
+// size_t.
 #pragma once
 
 #include <cstddef>

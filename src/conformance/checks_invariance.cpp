@@ -232,8 +232,8 @@ void check_split_thresholds(Trial& trial) {
     const int tokens = trial.random.between(65, heads == 16 ? 90 : 256);
     const Row whole = make_row(trial.random, MaskKind::causal, heads, tokens,
                                limit + trial.random.between(1, tokens - 1));
-    Row tree = make_row(trial.random, MaskKind::tree, heads, 12,
-                        limit + trial.random.between(-2, 12));
+    Row tree =
+        make_row(trial.random, MaskKind::tree, heads, 12, limit + trial.random.between(-2, 12));
     grow_tree(trial.random, tree, trial.random.one_of(kShapes));
     const Layout layout = trial.any_layout();
     RunOptions options = invariant_options(trial);

@@ -114,8 +114,8 @@ class Check {
     }
 
     Expected<void> make_stepper() {
-        ESPALIER_ASSIGN_OR_RETURN(auto target,
-                                  engine::ModelTarget::create(subject_.model, limits_.sizes.page_count));
+        ESPALIER_ASSIGN_OR_RETURN(
+            auto target, engine::ModelTarget::create(subject_.model, limits_.sizes.page_count));
         engine::StepperParts parts{
             std::move(target), subject_.tokenizer, {}, [this] { return now_ += 1000; }};
         if (work_.ngram)

@@ -131,8 +131,8 @@ std::size_t SamplingBatchBuilder::slot_of(std::int64_t request) {
     return oldest;
 }
 
-// Brings the device's copy up to date: by what changed, or as a whole. It is taken to get there: the
-// requests of a step that was not uploaded end with it.
+// Brings the device's copy up to date: by what changed, or as a whole. It is taken to get there:
+// the requests of a step that was not uploaded end with it.
 void SamplingBatchBuilder::update(std::size_t index, const CommittedCounts& counts) {
     CountSlot& slot = slots_[index];
     const auto place =

@@ -25,7 +25,7 @@ struct Run {
     CpuVariant variant;
     int threads = 0;
     engine::StepperSettings settings;
-    std::vector<std::string> drafters;           // names
+    std::vector<std::string> drafters;          // names
     std::optional<std::string> kv_format = {};  // where it was asked for
 };
 Expected<trace::Header> describe(const Run& run);

@@ -66,7 +66,8 @@ TEST_F(TensorCheckTest, WholeModelsPass) {
 }
 
 TEST_F(TensorCheckTest, TheShippedModelPasses) {
-    const auto sapling = Checkpoint::open(std::string(test::source_directory()) + "/models/sapling");
+    const auto sapling =
+        Checkpoint::open(std::string(test::source_directory()) + "/models/sapling");
     ASSERT_TRUE(sapling) << sapling.error().message;
     const auto result = check_tensors(*sapling);
     EXPECT_TRUE(result) << result.error().message;

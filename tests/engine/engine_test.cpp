@@ -27,8 +27,7 @@ using namespace std::chrono_literals;
 std::unique_ptr<Engine> make_engine(model::DeepseekModel& model, const text::Tokenizer& tokenizer,
                                     const StepperSettings& settings = roomy_settings()) {
     StepperParts parts{make_target(model), tokenizer, {}, steady_clock()};
-    parts.drafters.push_back(
-        std::make_unique<speculate::NgramDrafter>(speculate::NgramLimits{}));
+    parts.drafters.push_back(std::make_unique<speculate::NgramDrafter>(speculate::NgramLimits{}));
     auto made = Engine::create(std::move(parts), settings);
     if (!made) throw std::runtime_error(made.error().message);
     return std::move(*made);

@@ -142,7 +142,8 @@ TEST(Lossless, ADifferenceIsSeen) {
     const auto checked = engine::check_request(engine::plain_request(20, 10, 5),
                                                {.vocabulary = target.vocabulary(),
                                                 .sizes = {.page_count = 4, .max_model_len = 64},
-                                                .eos_token_ids = {}}, target.tokenizer);
+                                                .eos_token_ids = {}},
+                                               target.tokenizer);
     ASSERT_TRUE(checked) << checked.error().message;
     const auto output = PlainRunner(target).run(*checked, 0);
     ASSERT_TRUE(output) << output.error().message;

@@ -31,8 +31,7 @@ TEST(Recorder, ARunningEngineWithManyClientsCanBeRunAgain) {
     ASSERT_TRUE(recorder) << recorder.error().message;
     engine::StepperParts parts{
         engine::make_target(**target.model), *target.tokenizer, {}, engine::steady_clock()};
-    parts.drafters.push_back(
-        std::make_unique<speculate::NgramDrafter>(speculate::NgramLimits{}));
+    parts.drafters.push_back(std::make_unique<speculate::NgramDrafter>(speculate::NgramLimits{}));
     parts.observer = recorder->get();
     std::atomic<std::int64_t> tokens = 0;
     {

@@ -254,7 +254,8 @@ TEST_F(ReplayRefusal, ASubmission) {
     };
     expect_says(change([](Json& line) { line["request"] = 9; }),
                 "request 9: request (request 9): the trace has 9, this run 0");
-    expect_says(change([](Json& line) { line["prompt"] = Json::array(); }), "prompt: has no tokens");
+    expect_says(change([](Json& line) { line["prompt"] = Json::array(); }),
+                "prompt: has no tokens");
     expect_says(change([](Json& line) { line["prompt"][0] = 512; }),
                 "prompt[0]: token 512 is not an id of the vocabulary of 512");
     expect_says(change([](Json& line) { line["output"]["max_tokens"] = 1 << 20; }),

@@ -60,8 +60,7 @@ TEST(SplitBudget, KeepsHalfForTheFirstPrompt) {
     options.prefill_segment = 0;
     const auto scheduler = Scheduler::create(options).value();
     Stepper steps(*scheduler);
-    for (std::int32_t i = 0; i < 3; ++i)
-        scheduler->submit(prompt_of(2600, 1000, 10'000 * i));
+    for (std::int32_t i = 0; i < 3; ++i) scheduler->submit(prompt_of(2600, 1000, 10'000 * i));
     while (scheduler->gauges().running < 3) steps.step();
     const RequestId late = scheduler->submit(prompt_of(1000, 1, 50'000)).at(0);
     const Plan& plan = steps.plan();
@@ -76,8 +75,7 @@ TEST(SplitBudget, KeepsHalfForTheFirstPrompt) {
 TEST(SplitBudget, CutsDraftsToWhatIsLeft) {
     const auto scheduler = Scheduler::create(options_with(200)).value();
     Stepper steps(*scheduler);
-    for (std::int32_t i = 0; i < 2; ++i)
-        scheduler->submit(prompt_of(2600, 100, 10'000 * i));
+    for (std::int32_t i = 0; i < 2; ++i) scheduler->submit(prompt_of(2600, 100, 10'000 * i));
     while (scheduler->gauges().running < 2) steps.step();
     const Plan& plan = steps.plan(10);
     ASSERT_EQ(plan.requests.size(), 2u);
