@@ -13,6 +13,10 @@ constexpr std::chrono::seconds kIdleRound{1};
 
 }  // namespace
 
+void Stream::cancel() {
+    if (inbox_ && mailbox_->request_cancel()) inbox_->cancel(mailbox_);
+}
+
 Expected<std::unique_ptr<Engine>> Engine::create(StepperParts parts,
                                                  const StepperSettings& settings) {
     const text::Tokenizer& tokenizer = parts.tokenizer;

@@ -34,9 +34,7 @@ class Stream {
         return mailbox_->next_within(updates, timeout);
     }
     // Ends all choices before the next step, whether they wait or run; the ends come as updates.
-    void cancel() {
-        if (inbox_ && mailbox_->request_cancel()) inbox_->cancel(mailbox_);
-    }
+    void cancel();
 
   private:
     std::shared_ptr<Inbox> inbox_;
