@@ -231,8 +231,7 @@ Prefix find_crossing(const NodeView& node, const Prefix& within, Mass mass,
 
 Prefix everything() { return {kLeastFinite, std::numeric_limits<std::int32_t>::max()}; }
 
-Prefix min_p_prefix(const NodeView& node, float min_p) {
-    const double least = min_p_distance(min_p);
+Prefix distance_prefix(const NodeView& node, double least) {
     const float logit = smallest_where(node.maximum, [&](float candidate) {
         return scaled(candidate, node.scaling.inverse) - node.scaling.maximum >= least;
     });

@@ -25,7 +25,8 @@ struct Prefix {
 };
 
 Prefix everything();  // every logit above -inf
-Prefix min_p_prefix(const NodeView& node, float min_p);
+// What lies no further below the maximum than `least`, a scaled distance ≤ 0.
+Prefix distance_prefix(const NodeView& node, double least);
 // The first k of `within`.
 Prefix top_k_prefix(const NodeView& node, const Prefix& within, std::int64_t k);
 // The shortest prefix of `within` that reaches top_p of its weight; whole gets that weight.

@@ -156,7 +156,7 @@ Choice choose(NodeView node, const NodeScan& scan, const SamplingNode& sampling)
     node.scaling.maximum = scaled(node.maximum, node.scaling.inverse);
     const bool limited = sampling.top_k > 0 && sampling.top_k < node.vocabulary;
     Prefix kept = everything();
-    if (sampling.min_p > 0.0f) kept = min_p_prefix(node, sampling.min_p);
+    if (sampling.min_p > 0.0f) kept = distance_prefix(node, min_p_distance(sampling.min_p));
     if (limited) kept = top_k_prefix(node, kept, sampling.top_k);
     std::uint64_t total = 0;
     if (sampling.top_p < 1.0f) kept = top_p_prefix(node, kept, sampling.top_p, total);
