@@ -31,6 +31,7 @@ std::int32_t FakeTarget::next_token(std::span<const std::int32_t> prefix,
     std::uint64_t hash = 0xcbf29ce484222325u;
     for (const std::int32_t token : prefix)
         hash = (hash ^ static_cast<std::uint64_t>(token)) * 0x100000001b3u;
+    hash ^= hash >> 32;  // the low bits of such a hash know only the low bits of the ids
     auto drawn = static_cast<std::int32_t>(hash % static_cast<std::uint64_t>(info_.vocabulary));
     while (std::find(banned.begin(), banned.end(), drawn) != banned.end())
         drawn = (drawn + 1) % static_cast<std::int32_t>(info_.vocabulary);

@@ -101,11 +101,13 @@ TEST(FakeTarget, NothingOfAFailedStepCounts) {
         EXPECT_EQ(whole_text(request, choice.output),
                   std::vector(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(
                                                                request.prompt.size() + before)));
-        EXPECT_EQ(choice.output.text,
-                  tiny_target(Family::v2)
-                      .tokenizer->decode(std::vector(text.begin() + std::ssize(request.prompt),
-                                                     text.begin() + std::ssize(request.prompt) +
-                                                         static_cast<std::ptrdiff_t>(before))));
+        accept::RequestProgress plain(harness.check(request).rules,
+                                      *tiny_target(Family::v2).tokenizer, request.prompt);
+        accept::Emission expected;
+        for (std::size_t i = 0; i < before; ++i)
+            plain.commit({.token = text[request.prompt.size() + i]}, {}, expected);
+        plain.end(accept::FinishReason::interrupted, expected);
+        EXPECT_EQ(choice.output.text, expected.text);
         EXPECT_EQ(harness.stepper->scheduler().gauges().pages.owned, 0);
         // The device is well again, and the engine goes on.
         fake.target.fault = FakeTarget::Fault::none;

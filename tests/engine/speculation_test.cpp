@@ -247,7 +247,7 @@ TEST(Speculation, ADrafterThatIsRightButTooSlowIsHardlyAsked) {
 
 TEST(Speculation, ADrafterThatFailsIsGoneAndTheTextIsNot) {
     Machine machine(kStep / 50, NodeGrant::everything);
-    const Request request = request_of(60);
+    const Request request = request_of(400);  // of seven steps and more
     const Tokens text = machine.chain(request);
     machine.start(text, {{.breaks_after = 3}});
     EXPECT_TRUE(machine.run(request, text).right);

@@ -32,7 +32,7 @@ inline Header sample_header() {
 // A value for every parameter that is not its default.
 struct SampleParameters {
     void operator()(const accept::Parameter& parameter, float& value) const {
-        value = static_cast<float>(0.75 * parameter.usual_least + 0.25 * parameter.usual_most);
+        value = static_cast<float>(0.7 * parameter.usual_least + 0.3 * parameter.usual_most);
     }
     void operator()(const accept::Parameter&, std::int64_t& value) const { value = 40; }
     void operator()(const accept::Parameter&, std::uint64_t& value) const { value = ~0ull; }

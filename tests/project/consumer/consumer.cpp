@@ -3,6 +3,7 @@
 // asks it one question. (The calls themselves are the C example's.)
 #include <espalier/mla.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <espalier/version.hpp>
 
