@@ -52,9 +52,9 @@ Harness::Drafters random_drafter(std::vector<std::vector<std::int32_t>> texts, b
 }
 
 TEST(FakeTarget, EveryOutputIsTheChainOfItsOwnPrefix) {
-    Fake fake(25);
+    Fake fake(17);
     StepperSettings settings = roomy_settings();
-    settings.schedule.page_count = 25;  // 24 for requests that want 34: some are preempted
+    settings.schedule.page_count = 17;  // 16 for requests that want 30: some are preempted
     std::vector<Request> requests;
     std::vector<std::vector<std::int32_t>> texts;
     for (std::uint64_t i = 0; i < 6; ++i) {
