@@ -30,8 +30,7 @@ class OutputHalf {
             const Item& item = shared_.items[items_.index];
             if (uniform(item.last) != 0) return;
             if (kInvariant && (uniform(item.flags) & kMerges) != 0) {
-                static_assert(sizeof(FoldedPlaces) <= sizeof(shared_.keys));
-                Merge<false>(p_, item, reinterpret_cast<FoldedPlaces&>(shared_.keys)).run();
+                merge_share<false>(p_, item);
                 clear(out);  // nothing of it is kept in registers meanwhile
             } else {
                 add_item(item, out);
