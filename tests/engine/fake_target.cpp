@@ -25,14 +25,15 @@ FakeTarget::FakeTarget(std::int64_t vocabulary, const model::ModelLimits& limits
             .page_count = page_count},
       cached_(static_cast<std::size_t>(page_count * cache::kPageTokens), -1) {}
 
-// FNV-1a over the ids.
+// FNV-1a over the ids, of which the upper bits are drawn: an id taken from the lowest bits would
+// clear them when it is hashed in turn, and every token after it would be 0.
 std::int32_t FakeTarget::next_token(std::span<const std::int32_t> prefix,
                                     std::span<const std::int32_t> banned) const {
     std::uint64_t hash = 0xcbf29ce484222325u;
     for (const std::int32_t token : prefix)
         hash = (hash ^ static_cast<std::uint64_t>(token)) * 0x100000001b3u;
-    hash ^= hash >> 32;  // the low bits of such a hash know only the low bits of the ids
-    auto drawn = static_cast<std::int32_t>(hash % static_cast<std::uint64_t>(info_.vocabulary));
+    auto drawn =
+        static_cast<std::int32_t>((hash >> 40) % static_cast<std::uint64_t>(info_.vocabulary));
     while (std::find(banned.begin(), banned.end(), drawn) != banned.end())
         drawn = (drawn + 1) % static_cast<std::int32_t>(info_.vocabulary);
     return drawn;
