@@ -59,7 +59,7 @@ void check(const Tokenizer& tokenizer, std::string_view text) {
         if (!ids) continue;
         StreamDecoder decoder(tokenizer, false);
         std::string joined;
-        for (const TokenId id : *ids) {
+        for (const espalier::TokenId id : *ids) {
             require(id >= 0 && id < tokenizer.vocabulary());
             joined += decoder.push(id);
         }
