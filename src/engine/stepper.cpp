@@ -217,13 +217,16 @@ const schedule::Plan& Stepper::make_plan(schedule::Time now, StepTimer& timer) {
     const schedule::NodeOffers& offers = scheduler_->offer_nodes(now);
     timer.lap(Phase::offer);
     draft_rows_.clear();
-    for (const schedule::NodeOffer& offer : offers.rows)
+    for (const schedule::NodeOffer& offer : offers.rows) {
+        const LiveRequest& request = live(scheduler_->id(offer.slot));
         draft_rows_.push_back({.request = offer.slot,
                                .tokens = scheduler_->tokens(offer.slot),
                                .max_drafts = offer.max_drafts,
                                .block_table = offer.block_table,
-                               .sampling = &live(scheduler_->id(offer.slot)).group->sampling,
+                               .sampling = &request.group->sampling,
+                               .progress = &request.progress,
                                .choice = scheduler_->choice(offer.slot)});
+    }
     speculate::StepLoad load;
     load.size = {.rows = offers.granted_rows,
                  .tokens = offers.granted_tokens,
