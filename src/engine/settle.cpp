@@ -134,7 +134,7 @@ void Stepper::extend_drafters() {
 }
 
 // Drawn paths move to consecutive slots, in all layers, before anything of the step counts. A walk
-// that ends before its path does leaves slots behind that nobody reads.
+// that ends before its path does leaves slots behind that are never read.
 Expected<void> Stepper::move_paths() {
     moves_.clear();
     for (std::size_t i = 0; i < plan_->requests.size(); ++i) {

@@ -47,7 +47,7 @@ struct StepperParts {
     const text::Tokenizer& tokenizer;
     std::vector<std::unique_ptr<speculate::Drafter>> drafters;
     Clock clock;
-    StepObserver* observer = nullptr;  // hears of everything; none: nobody watches
+    StepObserver* observer = nullptr;  // told of every step; null: none
     TreeScript* script = nullptr;      // trees in place of the drafters'
     model::Taps taps{};                // where drafters find hidden states, if they want any
 };

@@ -34,7 +34,7 @@ struct NodeOffer {
     // own limit, pages. Not more than 63.
     std::int32_t max_drafts = 0;
     // Its pages, up to the root's; with SchedulerOptions::reserve_windows those of the root and
-    // max_drafts, which nobody else can see. Good until next_plan.
+    // max_drafts, which is invisible to others. Good until next_plan.
     std::span<const std::int32_t> block_table;
 };
 

@@ -66,9 +66,9 @@ std::int64_t Scheduler::splits_of_row(std::int64_t q_len, std::int64_t kv_len) c
 
 // ---- first half ---------------------------------------------------------------------------------
 
-// Preemption takes from the end of the list, so nobody loses a token granted here to another root.
-// Half of the splits is kept for the first prompt: either half does for a token at max_model_len,
-// so neither prompts nor streams starve.
+// Preemption takes from the end of the list, so no request loses a token granted here to another
+// root. Half of the splits is kept for the first prompt: either half does for a token at
+// max_model_len, so neither prompts nor streams starve.
 void Scheduler::grant_roots() {
     const bool prompts = prefilling_.size() + waiting_.size() > 0;
     const std::int64_t kept_splits = prompts ? options_.max_step_splits / 2 : 0;
@@ -82,7 +82,7 @@ void Scheduler::grant_roots() {
         }
         if (!reserve(job, std::get<Running>(job.state).pages, job.length())) {
             // It is the last in order and keeps its pages: they are worth more than a page that
-            // would come free, and whoever comes before it can still take them. No page is
+            // would come free, and a request before it can still take them. No page is
             // available, so no prompt behind it gets one either.
             ++totals_.stalled_rows;
             continue;
@@ -131,7 +131,7 @@ void Scheduler::list_offers() {
 }
 
 // Pages for the root and this many drafts, or for as many as there are pages: a window of 64
-// reaches at most one page beyond the root's. Preempts nobody.
+// reaches at most one page beyond the root's. Preempts no request.
 std::int64_t Scheduler::reserve_drafts(Job& job, std::int64_t drafts) {
     cache::PageTable& pages = std::get<Running>(job.state).pages;
     if (pages.grow(job.length() + drafts)) return drafts;
