@@ -182,8 +182,8 @@ class Scheduler {
     std::int64_t rows() const { return prefilling_.size() + running_.size(); }
 
     // After the step (scheduler_advance.cpp).
-    void apply(Job& job, const PlannedRequest& share, const Outcome& outcome);
-    void check_outcome(const Job& job, const PlannedRequest& share, const Outcome& outcome) const;
+    void apply(Job& job, const PlannedRequest& planned, const Outcome& outcome);
+    void check_outcome(const Job& job, const PlannedRequest& planned, const Outcome& outcome) const;
     void start_running(Job& job);
     static void publish(const Job& job, cache::PageTable& pages, std::int64_t written);
 

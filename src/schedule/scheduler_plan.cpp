@@ -196,8 +196,11 @@ void Scheduler::build_plan() {
 
 void Scheduler::plan_root(Job& job) {
     const auto& pages = std::get<Running>(job.state).pages;
-    plan_requests_.push_back(
-        {job.id, static_cast<std::int32_t>(plan_rows_.size()), 1, job.grant.drafts, true, true});
+    plan_requests_.push_back({.id = job.id,
+                              .first_row = static_cast<std::int32_t>(plan_rows_.size()),
+                              .rows = 1,
+                              .drafts = job.grant.drafts,
+                              .work = Work::decode});
     PlannedRow row;
     row.slot = job.id.slot;
     row.first_position = job.length() - 1;
@@ -219,14 +222,14 @@ Scheduler::ChunkForms Scheduler::forms_of_chunk(const Job& job) {
 
 void Scheduler::plan_chunk(Job& job) {
     const auto [first, turn, end] = forms_of_chunk(job);
-    PlannedRequest share;
-    share.id = job.id;
-    share.first_row = static_cast<std::int32_t>(plan_rows_.size());
-    share.draws = end == job.length();
+    PlannedRequest planned;
+    planned.id = job.id;
+    planned.first_row = static_cast<std::int32_t>(plan_rows_.size());
+    planned.work = end == job.length() ? Work::last_chunk : Work::chunk;
     if (turn > first) plan_row(job, first, turn, cache::Form::decompressed);
     if (end > turn) plan_row(job, turn, end, cache::Form::absorbed);
-    share.rows = static_cast<std::int32_t>(plan_rows_.size()) - share.first_row;
-    plan_requests_.push_back(share);
+    planned.rows = static_cast<std::int32_t>(plan_rows_.size()) - planned.first_row;
+    plan_requests_.push_back(planned);
     plan_.tokens.prompt_decompressed += turn - first;
     plan_.tokens.prompt_absorbed += end - turn;
     plan_.tokens.recomputed += std::clamp(job.ever_written, first, end) - first;
