@@ -147,6 +147,7 @@ double Speculation::propose(DrafterId id, std::span<const DraftRow> rows, const 
                           .root_position = static_cast<std::int64_t>(row.tokens.size()) - 1,
                           .block_table = row.block_table,
                           .sampling = row.sampling,
+                          .progress = row.progress,
                           .choice = row.choice,
                           .shape = {.depth = std::min(shape.depth, row.max_drafts),
                                     .width = std::min(shape.width, row.max_drafts),

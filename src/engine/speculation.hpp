@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "accept/request_progress.hpp"
 #include "accept/sampling_parameters.hpp"
 #include "engine/clock.hpp"
 #include "engine/tree_script.hpp"
@@ -50,6 +51,7 @@ struct DraftRow {
     std::int32_t max_drafts = 0;
     std::span<const std::int32_t> block_table = {};
     const accept::SamplingParameters* sampling = nullptr;
+    const accept::RequestProgress* progress = nullptr;
     std::int32_t choice = 0;
 };
 

@@ -25,8 +25,9 @@
 //   level's nodes with tail_len = nodes so far > q_len, slots = root's slot + node index. Draft KV
 //   beyond the root is scratch in the call's block table, whose pages the scheduler has reserved
 //   for the root and shape.nodes - 1 drafts (needs().draft_cache), and never published. The call
-//   has the request's sampling parameters and choice, so a drafter may draw with the target's own
-//   noise at the node's position (coupled drafting).
+//   has the request's sampling parameters, its progress (bans, counts of tokens along a path) and
+//   its choice, so a drafter may draw with the target's own noise at the node's position. Whether
+//   it does (coupled drafting) is the caller's to say, call by call.
 //   What a call may cost is planned before it (DraftShape, budget.hpp); what it took is measured.
 //
 // Proposals carry scores; what a score is worth is measured, per drafter, not believed (merge.hpp).
@@ -40,8 +41,10 @@
 #include "speculate/tree.hpp"
 
 namespace espalier::accept {
-class SamplingParameters;  // accept/sampling_parameters.hpp; only drafters with models read it
-}
+// Of accept/, by these names; only drafters with models read them.
+class SamplingParameters;
+class RequestProgress;
+}  // namespace espalier::accept
 
 namespace espalier::speculate {
 
@@ -102,7 +105,10 @@ struct DraftCall {
     // Pages of the root and, where they are reserved, of the drafts.
     std::span<const std::int32_t> block_table = {};
     const accept::SamplingParameters* sampling = nullptr;
+    const accept::RequestProgress* progress = nullptr;
     std::int32_t choice = 0;  // of the request's parallel answers
+    // Above temperature 0: choose children with the noise that the target will draw with.
+    bool coupled = true;
     DraftShape shape = {};
     Proposal* proposal = nullptr;  // holds the root; left with only the root when there is nothing
 };
