@@ -4,7 +4,7 @@ DEMO_MODEL ?= models/sapling
 # Configures, builds and tests a workflow of CMakePresets.json.
 WORKFLOW = CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) CTEST_PARALLEL_LEVEL=$(JOBS) cmake --workflow --preset
 
-.PHONY: help demo test test-long build asan tsan fuzz cuda gpu-test install format format-check clean
+.PHONY: help demo serve test test-long build asan tsan fuzz cuda gpu-test install format format-check clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -14,6 +14,12 @@ demo:
 	@tools/setup.sh run
 	@$(MAKE) --no-print-directory build TARGETS=espalier TESTS=OFF
 	@tools/demo.sh build/cpu/espalier $(DEMO_MODEL)
+
+## make serve      install what running needs, build, and serve Sapling on http://127.0.0.1:8000
+serve:
+	@tools/setup.sh run
+	@$(MAKE) --no-print-directory build TARGETS=espalier TESTS=OFF
+	build/cpu/espalier serve $(DEMO_MODEL)
 
 ## make test       install what testing needs, build, run the quick tests
 test:

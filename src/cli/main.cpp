@@ -39,6 +39,9 @@ int run(int argc, char** argv) {
                                       cli::add_tokenize(app), cli::add_make_model(app),
                                       cli::add_selftest(app), cli::add_bench(app),
                                       cli::add_replay(app)};
+#ifdef ESPALIER_SERVER
+    commands.push_back(cli::add_serve(app));
+#endif
     cli::require_decimal_integers(app);
     try {
         app.parse(argc, argv);

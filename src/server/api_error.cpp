@@ -3,7 +3,6 @@
 
 #include <nlohmann/json.hpp>
 
-
 namespace espalier::server {
 namespace {
 

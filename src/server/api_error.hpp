@@ -19,7 +19,8 @@ struct ApiError {
     int retry_after_seconds = 0;  // 0: not said
 };
 
-// invalid and unsupported are the client's (400), exhausted is a full queue (429), all else is ours.
+// invalid and unsupported are the client's (400), exhausted is a full queue (429), all else is
+// ours.
 ApiError api_error(const Error& error);
 // 503: the model is not there yet, or the server is on its way down.
 ApiError unavailable(const std::string& message);

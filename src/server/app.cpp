@@ -131,6 +131,7 @@ std::optional<HttpResponse> App::preflight(const HttpRequest& head) {
     if (const auto error = guard_.check(head, true)) return counted(*error);
     metrics_.count_response(204);
     return HttpResponse{.status = 204,
+                        .body = {},
                         .headers = {{"Access-Control-Allow-Methods", "GET, POST"},
                                     {"Access-Control-Allow-Headers", "Authorization, Content-Type"},
                                     {"Access-Control-Max-Age", "600"}}};
@@ -185,10 +186,9 @@ void App::live(HttpRequest&, const std::shared_ptr<Exchange>& exchange) {
     const engine::EngineStatus status = engine.status();
     const double age = static_cast<double>(engine.now() - status.heartbeat) * 1e-9;
     if (status.state == engine::EngineState::failed || age > options_.heartbeat_seconds)
-        return send(exchange,
-                    error_response(unavailable(fmt::format(
-                        "the engine has not come round for {:.0f} seconds{}{}", age,
-                        status.failure.empty() ? "" : ": ", status.failure))));
+        return send(exchange, error_response(unavailable(fmt::format(
+                                  "the engine has not come round for {:.0f} seconds{}{}", age,
+                                  status.failure.empty() ? "" : ": ", status.failure))));
     send(exchange, {.body = Json({{"status", "ok"}, {"heartbeat_age_seconds", age}}).dump()});
 }
 
@@ -203,8 +203,8 @@ void App::models(HttpRequest&, const std::shared_ptr<Exchange>& exchange) {
 }
 
 void App::one_model(HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {
-    const std::string name =
-        percent_decoded(std::string_view(request.path).substr(std::string_view("/v1/models/").size()));
+    const std::string name = percent_decoded(
+        std::string_view(request.path).substr(std::string_view("/v1/models/").size()));
     if (!model_->is_called(name))
         return send(exchange, error_response({.status = 404,
                                               .message = "model: '" + name + "' is not here",
@@ -216,9 +216,10 @@ void App::one_model(HttpRequest& request, const std::shared_ptr<Exchange>& excha
 void App::metrics(HttpRequest&, const std::shared_ptr<Exchange>& exchange) {
     std::optional<engine::EngineStatus> status;
     if (model_) status = model_->engine().status();
-    send(exchange, {.content_type = "text/plain; version=0.0.4; charset=utf-8",
-                    .body = metrics_.text(options_.metrics_prefix, model_ ? model_->name() : "",
-                                          status ? &*status : nullptr, context_->http->connections())});
+    send(exchange,
+         {.content_type = "text/plain; version=0.0.4; charset=utf-8",
+          .body = metrics_.text(options_.metrics_prefix, model_ ? model_->name() : "",
+                                status ? &*status : nullptr, context_->http->connections())});
 }
 
 // ---- what takes a while -------------------------------------------------------------------------
@@ -247,14 +248,15 @@ void App::run_work(HttpRequest& request, const std::shared_ptr<Exchange>& exchan
             else
                 response = error_response(api_error(made.error()));
         } catch (const std::exception& error) {
-            response = error_response(
-                {.status = 500, .message = error.what(), .type = "server_error"});
+            response =
+                error_response({.status = 500, .message = error.what(), .type = "server_error"});
         }
         body = {};
-        context_->http->post([this, exchange = std::move(exchange), response = std::move(response)] {
-            exchange->release_body();
-            send(exchange, response);
-        });
+        context_->http->post(
+            [this, exchange = std::move(exchange), response = std::move(response)] {
+                exchange->release_body();
+                send(exchange, response);
+            });
     });
 }
 

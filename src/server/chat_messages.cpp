@@ -16,9 +16,11 @@ using Json = nlohmann::json;
 constexpr std::string_view kRoles[] = {"system", "developer", "user", "assistant"};
 // Names that a template takes from the server; a request must not set them
 // (CVE-2025-62426: chat_template_kwargs that replaced the template itself).
-constexpr std::string_view kServersOwn[] = {"messages",  "add_generation_prompt", "bos_token",
-                                            "eos_token", "chat_template",         "tools",
-                                            "documents", "tokenize",              "strftime_now"};
+constexpr std::string_view kServersOwn[] = {"messages",      "add_generation_prompt",
+                                            "bos_token",     "eos_token",
+                                            "chat_template", "tools",
+                                            "documents",     "tokenize",
+                                            "strftime_now"};
 
 // A string, or parts of type text, which are joined by line ends.
 std::optional<std::string> text_of(const Json& content, Fields& fields, const std::string& path) {

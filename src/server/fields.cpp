@@ -55,7 +55,9 @@ const Json* Fields::find(const char* name) {
     return found == object_.end() || found->is_null() ? nullptr : &*found;
 }
 
-void Fields::ignore(std::span<const char* const> names) { asked_.insert(names.begin(), names.end()); }
+void Fields::ignore(std::span<const char* const> names) {
+    asked_.insert(names.begin(), names.end());
+}
 
 void Fields::read(const char* name, bool& value) {
     const Json* found = find(name);
@@ -92,8 +94,8 @@ void Fields::read_integer(const char* name, Number& value, std::int64_t least, s
         return fail_at(name, fmt::format("an integer is expected, not {}", json_kind(*found)));
     const std::optional<std::int64_t> number = as_integer(*found);
     if (!number || *number < least || *number > most)
-        return fail_at(name, fmt::format("{}, not an integer within {}…{}", found->dump(), least,
-                                         most));
+        return fail_at(name,
+                       fmt::format("{}, not an integer within {}…{}", found->dump(), least, most));
     value = static_cast<Number>(*number);
 }
 
@@ -132,8 +134,8 @@ void Fields::read_strings(const char* name, std::vector<std::string>& value, std
         return;
     }
     if (!found->is_array())
-        return fail_at(name, fmt::format("a string or a list of them is expected, not {}",
-                                         json_kind(*found)));
+        return fail_at(
+            name, fmt::format("a string or a list of them is expected, not {}", json_kind(*found)));
     if (found->size() > most)
         return fail_at(name, fmt::format("{} strings, at most {}", found->size(), most));
     std::vector<std::string> strings;

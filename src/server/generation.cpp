@@ -29,6 +29,7 @@ ApiError model_not_found(const std::string& asked, const std::string& served) {
 
 HttpResponse stream_head() {
     return {.content_type = "text/event-stream; charset=utf-8",
+            .body = {},
             .headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}}};
 }
 
@@ -51,8 +52,8 @@ void Generation::start(std::string body) {
         try {
             self->prepare(text, *prepared);
         } catch (const std::exception& error) {  // out of memory, or an error of the program
-            prepared->error = ApiError{.status = 500, .message = error.what(),
-                                       .type = "server_error"};
+            prepared->error =
+                ApiError{.status = 500, .message = error.what(), .type = "server_error"};
             prepared->streams.clear();
         }
         text = {};
@@ -103,14 +104,14 @@ std::function<void()> Generation::wake_up() {
 // All prompts, or none: a stream that is dropped is cancelled.
 Expected<void> Generation::submit(Prepared& prepared) {
     GenerationRequest& parsed = prepared.request;
-    if (!parsed.seed_given)
-        parsed.engine.sampling.seed = random_bits() >> (64 - kDrawnSeedBits);
+    if (!parsed.seed_given) parsed.engine.sampling.seed = random_bits() >> (64 - kDrawnSeedBits);
     parsed.engine.salt = model_->salt_of(tenant_, parsed.cache_salt);
     engine::Engine& engine = model_->engine();
     if (context_.request_time.count() > 0)
         parsed.engine.deadline = engine.now() + context_.request_time.count();
     for (std::size_t i = 0; i < parsed.prompts.size(); ++i) {
-        const std::string field = parsed.prompts.size() > 1 ? fmt::format("prompt[{}]", i) : "prompt";
+        const std::string field =
+            parsed.prompts.size() > 1 ? fmt::format("prompt[{}]", i) : "prompt";
         ESPALIER_ASSIGN_OR_RETURN(EchoedPrompt prompt, model_->encode(parsed.prompts[i], field));
         engine::Request request = parsed.engine;
         request.prompt = prompt.tokens;
@@ -141,18 +142,18 @@ void Generation::begin(Prepared& prepared) {
                  {Clock::now()});
     streams_ = std::move(prepared.streams);
     const char* kind = api_ == Api::chat ? "chatcmpl" : "cmpl";
-    reply_.emplace(ReplyOptions{.api = api_,
-                                .id = fmt::format("{}-{:016x}{:016x}", kind, random_bits(),
-                                                  random_bits()),
-                                .created = std::time(nullptr),
-                                .model = model_->name(),
-                                .stream = request.stream,
-                                .include_usage = request.include_usage,
-                                .logprobs = request.logprobs,
-                                .echo = request.echo,
-                                .choices = request.engine.choices,
-                                .seed = request.engine.sampling.seed},
-                   model_->tokenizer(), std::move(prepared.prompts));
+    reply_.emplace(
+        ReplyOptions{.api = api_,
+                     .id = fmt::format("{}-{:016x}{:016x}", kind, random_bits(), random_bits()),
+                     .created = std::time(nullptr),
+                     .model = model_->name(),
+                     .stream = request.stream,
+                     .include_usage = request.include_usage,
+                     .logprobs = request.logprobs,
+                     .echo = request.echo,
+                     .choices = request.engine.choices,
+                     .seed = request.engine.sampling.seed},
+        model_->tokenizer(), std::move(prepared.prompts));
     if (stream_) {
         exchange_->start_stream(stream_head());
         std::string first;

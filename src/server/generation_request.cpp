@@ -17,17 +17,39 @@ using Json = nlohmann::json;
 
 // Not built: refused, so that nobody takes free text for a checked form.
 constexpr const char* kRefused[] = {
-    "tools",          "functions",        "function_call",    "structured_outputs",
-    "guided_json",    "guided_regex",     "guided_choice",    "guided_grammar",
-    "regex",          "ebnf",             "json_schema",      "grammar",
-    "prediction",     "audio",            "web_search_options", "suffix",
-    "prompt_embeds",  "use_beam_search",  "continue_final_message", "prompt_logprobs",
+    "tools",
+    "functions",
+    "function_call",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "regex",
+    "ebnf",
+    "json_schema",
+    "grammar",
+    "prediction",
+    "audio",
+    "web_search_options",
+    "suffix",
+    "prompt_embeds",
+    "use_beam_search",
+    "continue_final_message",
+    "prompt_logprobs",
 };
 
 // OpenAI's, and without a meaning here.
 constexpr const char* kIgnored[] = {
-    "user",         "metadata",         "store",            "service_tier", "parallel_tool_calls",
-    "verbosity",    "reasoning_effort", "safety_identifier", "prompt_cache_key",
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "parallel_tool_calls",
+    "verbosity",
+    "reasoning_effort",
+    "safety_identifier",
+    "prompt_cache_key",
     "prompt_cache_retention",
 };
 
@@ -81,12 +103,12 @@ struct SamplingReader {
         const Json* found = fields.find(parameter.name);
         if (found == nullptr) return;
         if (!found->is_object())
-            return fields.fail_at(parameter.name, fmt::format("an object is expected, not {}",
-                                                              json_kind(*found)));
+            return fields.fail_at(parameter.name,
+                                  fmt::format("an object is expected, not {}", json_kind(*found)));
         if (found->size() > static_cast<std::size_t>(accept::kMaxLogitBiases))
-            return fields.fail_at(parameter.name, fmt::format("{} entries, at most {}",
-                                                              found->size(),
-                                                              accept::kMaxLogitBiases));
+            return fields.fail_at(
+                parameter.name,
+                fmt::format("{} entries, at most {}", found->size(), accept::kMaxLogitBiases));
         Fields entries(*found, parameter.name);
         for (const auto& [key, bias] : found->items()) {
             accept::SamplingOptions::Bias entry;
@@ -143,8 +165,8 @@ std::vector<PromptInput> read_prompts(Fields& fields) {
         return {};
     }
     if (value->size() > static_cast<std::size_t>(kMaxChoicesPerRequest)) {
-        fields.fail_at("prompt", fmt::format("{} prompts, at most {}", value->size(),
-                                             kMaxChoicesPerRequest));
+        fields.fail_at("prompt",
+                       fmt::format("{} prompts, at most {}", value->size(), kMaxChoicesPerRequest));
         return {};
     }
     std::vector<PromptInput> prompts;
@@ -217,16 +239,17 @@ void read_choices(Fields& fields, GenerationRequest& request) {
     std::int32_t best_of = engine.choices;
     fields.read("best_of", best_of, 1, engine::kMaxChoices);
     if (best_of != engine.choices)
-        fields.fail_at("best_of", fmt::format("{}, but n is {}: choosing among more is not "
-                                              "supported",
-                                              best_of, engine.choices),
+        fields.fail_at("best_of",
+                       fmt::format("{}, but n is {}: choosing among more is not "
+                                   "supported",
+                                   best_of, engine.choices),
                        ErrorKind::unsupported);
     const std::int64_t all =
         static_cast<std::int64_t>(request.prompts.size()) * std::int64_t{engine.choices};
     if (all > kMaxChoicesPerRequest)
-        fields.fail_at("n", fmt::format("{} choices for {} prompts, at most {} together",
-                                        engine.choices, request.prompts.size(),
-                                        kMaxChoicesPerRequest));
+        fields.fail_at("n",
+                       fmt::format("{} choices for {} prompts, at most {} together", engine.choices,
+                                   request.prompts.size(), kMaxChoicesPerRequest));
 }
 
 void read_stream(Fields& fields, GenerationRequest& request) {
@@ -280,8 +303,7 @@ Expected<GenerationRequest> parse_generation_request(
 Error named_as_in_request(Error error, const GenerationRequest& request) {
     const bool chat = request.api == Api::chat;
     if (error.field == "choices") return with_field(std::move(error), "n");
-    if (error.field == "max_tokens")
-        return with_field(std::move(error), request.max_tokens_field);
+    if (error.field == "max_tokens") return with_field(std::move(error), request.max_tokens_field);
     if (error.field == "prompt" && chat) return with_field(std::move(error), "messages");
     if (!chat && (error.field == "top_logprobs" || error.field == "prompt_logprobs"))
         return with_field(std::move(error), "logprobs");

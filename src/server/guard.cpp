@@ -18,10 +18,14 @@ std::string lower(std::string_view text) {
     return made;
 }
 
-// "name:port", "[::1]:port" → the name or address alone.
+// "name:port", "[::1]:port" → the name or address alone; all of it where no port follows.
 std::string name_of_host(std::string_view host) {
-    if (host.starts_with('[')) return std::string(host.substr(0, host.find(']') + 1));
-    return lower(host.substr(0, host.find(':')));
+    const std::size_t bracket = host.starts_with('[') ? host.find(']') : 0;
+    const std::size_t colon = host.find(':', std::min(bracket, host.size()));
+    if (colon == std::string_view::npos) return lower(host);
+    const std::string_view port = host.substr(colon + 1);
+    const bool is_port = std::ranges::all_of(port, [](char c) { return c >= '0' && c <= '9'; });
+    return lower(is_port ? host.substr(0, colon) : host);
 }
 
 bool is_address(const std::string& name) {

@@ -69,9 +69,9 @@ class Loop final : public HttpServer {
 Expected<void> Loop::bind(const std::string& host, std::uint16_t port) {
     Failure failure;
     tcp::resolver resolver(context_);
-    const auto found = resolver.resolve(host, std::to_string(port),
-                                        tcp::resolver::passive | tcp::resolver::numeric_service,
-                                        failure);
+    const auto found =
+        resolver.resolve(host, std::to_string(port),
+                         tcp::resolver::passive | tcp::resolver::numeric_service, failure);
     if (failure || found.empty())
         return fail_field(ErrorKind::invalid, "host", "{}: {}", host, failure.message());
     const tcp::endpoint endpoint = *found.begin();
@@ -102,9 +102,8 @@ void Loop::run() {
 }
 
 void Loop::accept() {
-    acceptor_.async_accept([this](Failure failure, tcp::socket socket) {
-        on_accepted(failure, std::move(socket));
-    });
+    acceptor_.async_accept(
+        [this](Failure failure, tcp::socket socket) { on_accepted(failure, std::move(socket)); });
 }
 
 void Loop::on_accepted(Failure failure, tcp::socket socket) {
@@ -132,8 +131,8 @@ void Loop::check_times() {
 }
 
 void Loop::every(std::chrono::milliseconds interval, std::function<void()> call) {
-    repeat(repeated_.emplace_back(
-        Repeated{asio::steady_timer(context_), interval, std::move(call)}));
+    repeat(
+        repeated_.emplace_back(Repeated{asio::steady_timer(context_), interval, std::move(call)}));
 }
 
 void Loop::repeat(Repeated& repeated) {

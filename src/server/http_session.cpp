@@ -23,7 +23,9 @@ constexpr std::size_t kMaxPipelinedBytes = 64 << 10;
 constexpr std::chrono::milliseconds kLingerTime{1000};
 constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 
-std::string text_of(boost::beast::string_view view) { return std::string(view.data(), view.size()); }
+std::string text_of(boost::beast::string_view view) {
+    return std::string(view.data(), view.size());
+}
 
 bool repeats_header(const http::request<http::string_body>& message) {
     for (const http::field field : {http::field::host, http::field::origin,
@@ -62,9 +64,7 @@ void Session::start() {
     next_request();
 }
 
-void Session::refuse() {
-    refuse_request(room_->handler.refusal(503, "too many connections"));
-}
+void Session::refuse() { refuse_request(room_->handler.refusal(503, "too many connections")); }
 
 void Session::close() {
     if (state_ == State::closing) return;
@@ -175,9 +175,9 @@ bool Session::admit_body() {
     else if (parser_->chunked())
         bytes = limits.max_body_bytes;
     if (bytes > limits.max_body_bytes) {
-        refuse_request(room_->handler.refusal(
-            413, fmt::format("the body has {} bytes; at most {} are taken", *length,
-                             limits.max_body_bytes)));
+        refuse_request(
+            room_->handler.refusal(413, fmt::format("the body has {} bytes; at most {} are taken",
+                                                    *length, limits.max_body_bytes)));
         return false;
     }
     if (room_->body_bytes + bytes > limits.max_bodies_bytes) {
@@ -243,9 +243,9 @@ void Session::listen(std::shared_ptr<ExchangeListener> listener) {
 
 std::string Session::head_of(const HttpResponse& response, bool stream) const {
     const auto status = http::int_to_status(static_cast<unsigned>(response.status));
-    std::string head = fmt::format("HTTP/1.1 {} {}\r\nServer: espalier\r\nContent-Type: {}\r\n",
-                                   response.status, text_of(http::obsolete_reason(status)),
-                                   response.content_type);
+    std::string head =
+        fmt::format("HTTP/1.1 {} {}\r\nServer: espalier\r\nContent-Type: {}\r\n", response.status,
+                    text_of(http::obsolete_reason(status)), response.content_type);
     for (const auto& [name, value] : response.headers)
         head += fmt::format("{}: {}\r\n", name, value);
     if (!allowed_origin_.empty())

@@ -61,9 +61,7 @@ void CompletionLogprobs::add(const text::Tokenizer& tokenizer, const ScoredToken
 }
 
 OrderedJson CompletionLogprobs::take() {
-    const auto taken = [](OrderedJson& list) {
-        return std::exchange(list, OrderedJson::array());
-    };
+    const auto taken = [](OrderedJson& list) { return std::exchange(list, OrderedJson::array()); };
     return {{"tokens", taken(tokens_)},
             {"token_logprobs", taken(logprobs_)},
             {"top_logprobs", taken(tops_)},
@@ -75,8 +73,7 @@ OrderedJson chat_logprob(const text::Tokenizer& tokenizer, const ScoredToken& sc
         token_object(tokenizer, scored.token, scored.logprob.value_or(kLeastLogprob));
     OrderedJson tops = OrderedJson::array();
     for (const accept::TokenLogprob& other : scored.top)
-        if (other.token >= 0)
-            tops.push_back(token_object(tokenizer, other.token, other.logprob));
+        if (other.token >= 0) tops.push_back(token_object(tokenizer, other.token, other.logprob));
     object["top_logprobs"] = std::move(tops);
     return object;
 }

@@ -19,10 +19,10 @@ constexpr double kFirstTokenBounds[] = {.001, .005, .01, .02, .04, .06, .08, .1,
 // vLLM's begin at 10 ms, which is too coarse here: ours have three more below.
 constexpr double kTokenBounds[] = {.001, .0025, .005, .01, .025, .05, .075, .1, .15, .2, .3,
                                    .4,   .5,    .75,  1,   2.5,  5,   7.5,  10, 20,  40, 80};
-constexpr double kRequestBounds[] = {.3, .5, .8, 1,  1.5, 2,   2.5, 5,   10,  15,  20,
+constexpr double kRequestBounds[] = {.3, .5, .8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
                                      30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680};
-constexpr double kCountBounds[] = {1,    2,    5,     10,    20,    50,     100,    200,    500,
-                                   1000, 2000, 5000,  10000, 20000, 50000,  100000, 200000};
+constexpr double kCountBounds[] = {1,    2,    5,    10,    20,    50,    100,    200,   500,
+                                   1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000};
 constexpr double kChoiceBounds[] = {1, 2, 5, 10, 20};
 
 double number(std::int64_t value) { return static_cast<double>(value); }

@@ -20,7 +20,8 @@ namespace espalier::server {
 class Histogram {
   public:
     // Ascending upper bounds, each included; what is above the last is counted too.
-    explicit Histogram(std::span<const double> bounds) : bounds_(bounds), counts_(bounds.size() + 1) {}
+    explicit Histogram(std::span<const double> bounds)
+        : bounds_(bounds), counts_(bounds.size() + 1) {}
     void observe(double value, std::int64_t times = 1);
     std::int64_t count() const { return count_; }
     double sum() const { return sum_; }
@@ -62,8 +63,19 @@ class Metrics {
         Histogram histogram;
     };
     enum Index : std::size_t {
-        kFirstToken, kGap, kPerToken, kWhole, kQueue, kPrefill, kDecode, kInference, kPrompt,
-        kOutput, kLongest, kMaxTokens, kChoices,
+        kFirstToken,
+        kGap,
+        kPerToken,
+        kWhole,
+        kQueue,
+        kPrefill,
+        kDecode,
+        kInference,
+        kPrompt,
+        kOutput,
+        kLongest,
+        kMaxTokens,
+        kChoices,
     };
     std::vector<Named> histograms_;  // by Index
     std::map<int, std::int64_t> responses_;

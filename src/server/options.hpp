@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Everything about a server that a user may choose, apart from its engine. Each option stands once
 // in ServerOptions::flags(), with all that is known about it: the flag, its help, its limits, its
-// environment variable, its key in a file and its line in docs/flags.md go by that list. Plain data.
+// environment variable, its key in a file and its line in docs/flags.md go by that list. Plain
+// data.
 #pragma once
 
 #include <cstdint>
@@ -52,9 +53,9 @@ template <typename Visitor, typename Self>
 void ServerOptions::flags(Visitor&& visit, Self& self) {
     visit(Flag{.name = "host", .help = "Address to listen on; 0.0.0.0 lets other machines in"},
           self.host);
-    visit(Flag{.name = "port", .help = "0: any free one, which is logged", .least = 0,
-               .most = 65535},
-          self.port);
+    visit(
+        Flag{.name = "port", .help = "0: any free one, which is logged", .least = 0, .most = 65535},
+        self.port);
     visit(Flag{.name = "api_key",
                .help = "Clients must send it as a Bearer token; may be repeated, and prompts of "
                        "different keys never share cached pages"},
@@ -74,38 +75,54 @@ void ServerOptions::flags(Visitor&& visit, Self& self) {
     visit(Flag{.name = "chat_template",
                .help = "File with the Jinja template of chats, in place of the model's own"},
           self.chat_template);
-    visit(Flag{.name = "max_connections", .help = "More are answered with 503", .least = 1,
+    visit(Flag{.name = "max_connections",
+               .help = "More are answered with 503",
+               .least = 1,
                .most = 1e6},
           self.max_connections);
-    visit(Flag{.name = "max_body_bytes", .help = "Of a request; more is answered with 413",
-               .least = 1024, .most = 1 << 30},
+    visit(Flag{.name = "max_body_bytes",
+               .help = "Of a request; more is answered with 413",
+               .least = 1024,
+               .most = 1 << 30},
           self.max_body_bytes);
-    visit(Flag{.name = "max_header_bytes", .help = "Of a request; more is answered with 431",
-               .least = 1024, .most = 1 << 20},
+    visit(Flag{.name = "max_header_bytes",
+               .help = "Of a request; more is answered with 431",
+               .least = 1024,
+               .most = 1 << 20},
           self.max_header_bytes);
-    visit(Flag{.name = "idle_seconds", .help = "A connection may wait this long for a request",
-               .least = 0.1, .most = 86400},
+    visit(Flag{.name = "idle_seconds",
+               .help = "A connection may wait this long for a request",
+               .least = 0.1,
+               .most = 86400},
           self.idle_seconds);
-    visit(Flag{.name = "read_seconds", .help = "A request's body must be there by then",
-               .least = 0.1, .most = 86400},
+    visit(Flag{.name = "read_seconds",
+               .help = "A request's body must be there by then",
+               .least = 0.1,
+               .most = 86400},
           self.read_seconds);
     visit(Flag{.name = "write_seconds",
-               .help = "A client that takes nothing for this long is cut off", .least = 0.1,
+               .help = "A client that takes nothing for this long is cut off",
+               .least = 0.1,
                .most = 86400},
           self.write_seconds);
     visit(Flag{.name = "request_seconds",
                .help = "A request that takes longer is ended with an error; 0: none is",
-               .least = 0, .most = 1e9},
+               .least = 0,
+               .most = 1e9},
           self.request_seconds);
     visit(Flag{.name = "drain_seconds",
-               .help = "After SIGTERM running requests have this long to finish", .least = 0,
+               .help = "After SIGTERM running requests have this long to finish",
+               .least = 0,
                .most = 86400},
           self.drain_seconds);
     visit(Flag{.name = "heartbeat_seconds",
                .help = "/livez says no when the engine has not come round for this long",
-               .least = 1, .most = 1e9},
+               .least = 1,
+               .most = 1e9},
           self.heartbeat_seconds);
-    visit(Flag{.name = "workers", .help = "Threads that parse and tokenise requests", .least = 1,
+    visit(Flag{.name = "workers",
+               .help = "Threads that parse and tokenise requests",
+               .least = 1,
                .most = 256},
           self.workers);
     visit(Flag{.name = "metrics_prefix",

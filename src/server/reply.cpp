@@ -39,7 +39,7 @@ const char* finish_reason(FinishReason reason) {
 ApiError failure_of(const engine::ChoiceUpdate& update) {
     if (update.finish.reason == FinishReason::nothing_left)
         return {.message = "no token was left to choose: its bans and filters leave none"};
-    ApiError error{.status = 500, .type = "server_error"};
+    ApiError error{.status = 500, .message = {}, .type = "server_error"};
     if (update.finish.reason == FinishReason::bad_numbers)
         error.message = "the model computed a number that is not finite";
     else if (update.interruption == Interruption::deadline)
@@ -130,8 +130,7 @@ void Reply::echo_prompt(std::size_t prompt, Choice& choice, std::string& text) {
 void Reply::add_logprobs(std::size_t prompt, Choice& choice, const accept::Emission& emission) {
     const std::size_t count = emission.tokens.size();
     const std::size_t top = count == 0 ? 0 : emission.top.size() / count;
-    const auto before =
-        options_.echo ? static_cast<std::int64_t>(prompts_[prompt].text.size()) : 0;
+    const auto before = options_.echo ? static_cast<std::int64_t>(prompts_[prompt].text.size()) : 0;
     for (std::size_t i = 0; i < count; ++i) {
         const accept::CommittedToken& token = emission.tokens[i];
         ScoredToken scored{.token = token.token,
@@ -224,9 +223,8 @@ std::string Reply::whole() {
         Choice& choice = choices_[index];
         OrderedJson one = {{"index", index}};
         if (chat())
-            one["message"] = {{"role", "assistant"},
-                              {"content", std::move(choice.text)},
-                              {"refusal", nullptr}};
+            one["message"] = {
+                {"role", "assistant"}, {"content", std::move(choice.text)}, {"refusal", nullptr}};
         else
             one["text"] = std::move(choice.text);
         one["logprobs"] = take_logprobs(choice);

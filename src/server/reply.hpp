@@ -47,7 +47,8 @@ struct EchoedPrompt {
 class Reply {
   public:
     // The tokenizer outlives the reply. prompts: as many as were sent; filled in only with echo.
-    Reply(ReplyOptions options, const text::Tokenizer& tokenizer, std::vector<EchoedPrompt> prompts);
+    Reply(ReplyOptions options, const text::Tokenizer& tokenizer,
+          std::vector<EchoedPrompt> prompts);
 
     // What a stream begins with.
     void begin(std::string& out);

@@ -36,9 +36,7 @@ class ServedModel {
     const checkpoint::GenerationDefaults& defaults() const {
         return files_.checkpoint->generation();
     }
-    std::int64_t max_model_len() const {
-        return engine_.request_limits().sizes.max_model_len;
-    }
+    std::int64_t max_model_len() const { return engine_.request_limits().sizes.max_model_len; }
 
     // A raw prompt, the model's first token included where a text is given; special tokens in it
     // are taken, as tokenizers do. `field` names it in errors.
@@ -58,7 +56,7 @@ class ServedModel {
     engine::Engine& engine_;
     const std::vector<std::string> names_;
     const std::int64_t created_;
-    const std::string salt_key_;  // random, so that clients cannot choose salts that meet
+    const std::string salt_key_;      // random, so that clients cannot choose salts that meet
     std::int64_t longest_token_ = 1;  // bytes
 };
 

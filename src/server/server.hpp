@@ -36,7 +36,8 @@ class Server {
     bool shut_down();
 
   private:
-    Server(const ServerOptions& options, Log& log) : options_(options), log_(log), app_(options, log) {}
+    Server(const ServerOptions& options, Log& log)
+        : options_(options), log_(log), app_(options, log) {}
     void log_throughput();
     void flush();
     bool wait_until_idle(std::chrono::duration<double> timeout);

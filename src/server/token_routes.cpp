@@ -28,9 +28,8 @@ Expected<std::string> tokenize_body(const ServedModel& model, const std::string&
     ESPALIER_RETURN_IF_ERROR(fields.result());
     ESPALIER_ASSIGN_OR_RETURN(const std::vector<std::int32_t> tokens,
                               model.encode_text(prompt, add_special_tokens, "prompt"));
-    OrderedJson answer = {{"count", tokens.size()},
-                          {"max_model_len", model.max_model_len()},
-                          {"tokens", tokens}};
+    OrderedJson answer = {
+        {"count", tokens.size()}, {"max_model_len", model.max_model_len()}, {"tokens", tokens}};
     if (return_token_strs) {
         OrderedJson texts = OrderedJson::array();
         for (const std::int32_t token : tokens)
@@ -49,9 +48,9 @@ Expected<std::string> detokenize_body(const ServedModel& model, const std::strin
     const std::int64_t vocabulary = model.tokenizer().vocabulary();
     for (std::size_t i = 0; i < tokens.size(); ++i)
         if (tokens[i] >= vocabulary)
-            fields.fail_at(fmt::format("tokens[{}]", i),
-                           fmt::format("{} is not an id of the vocabulary of {}", tokens[i],
-                                       vocabulary));
+            fields.fail_at(
+                fmt::format("tokens[{}]", i),
+                fmt::format("{} is not an id of the vocabulary of {}", tokens[i], vocabulary));
     ESPALIER_RETURN_IF_ERROR(fields.result());
     return dump({{"prompt", model.tokenizer().decode(tokens, false)}});
 }
