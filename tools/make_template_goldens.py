@@ -113,7 +113,7 @@ def write(path, lines):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--random", type=int, default=400, help="templates of random.jsonl")
+    parser.add_argument("--random", type=int, default=300, help="templates of random.jsonl")
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path(__file__).parent.parent / "tests/chat/data")
     arguments = parser.parse_args()
     templates = sorted((pathlib.Path(__file__).parent.parent / "tests/chat/data/templates").glob("*.jinja"))

@@ -103,6 +103,12 @@ struct Expression {
 struct Statement;
 using Block = std::vector<Statement>;
 
+// Statements in a scope of their own.
+struct ScopedBlock {
+    Block statements = {};
+    std::vector<std::string> unset = {};  // names that begin undefined here (scope_analysis.hpp)
+};
+
 // What `set` and `for` assign to: names, or attributes of namespaces.
 struct Target {
     struct Place {
@@ -131,8 +137,8 @@ struct For {
     Target target;
     ExpressionPtr sequence;
     ExpressionPtr condition;  // for … in … if condition; may be null
-    Block body;
-    Block otherwise;
+    ScopedBlock body;
+    ScopedBlock otherwise;
 };
 struct Set {
     Target target;
@@ -141,15 +147,15 @@ struct Set {
 struct SetBlock {  // {% set x %}…{% endset %}
     Target target;
     ExpressionPtr filter;  // may be null
-    Block body;
+    ScopedBlock body;
 };
 struct FilterBlock {
     ExpressionPtr filter;
-    Block body;
+    ScopedBlock body;
 };
 struct With {
     std::vector<std::pair<Target, ExpressionPtr>> values;
-    Block body;
+    ScopedBlock body;
 };
 struct Macro {
     struct Parameter {
@@ -158,10 +164,10 @@ struct Macro {
     };
     std::string name;
     std::vector<Parameter> parameters;
-    Block body;
+    ScopedBlock body;
 };
 struct MacroDefinition {
-    std::unique_ptr<const Macro> macro;  // values point at it
+    std::unique_ptr<Macro> macro;  // values point at it
 };
 struct Break {};
 struct Continue {};

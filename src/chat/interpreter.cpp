@@ -26,7 +26,7 @@ class Restored {
 
 }  // namespace
 
-Text Interpreter::run(const Block& block) {
+Text Interpreter::run(const ScopedBlock& block) {
     Text text;
     out_ = &text;
     with_line(line_, [&] { execute(block); });
@@ -45,6 +45,13 @@ Interpreter::Flow Interpreter::execute(const Block& block) {
     for (const Statement& statement : block)
         if (const Flow flow = execute(statement); flow != Flow::next) return flow;
     return Flow::next;
+}
+
+// In the current scope, which is the block's own.
+Interpreter::Flow Interpreter::execute(const ScopedBlock& block) {
+    for (const std::string& name : block.unset)
+        set_name(*scope_, name, Value::undefined(fmt::format("'{}' is undefined", name)));
+    return execute(block.statements);
 }
 
 Interpreter::Flow Interpreter::execute(const Statement& statement) {
@@ -124,7 +131,7 @@ Interpreter::Flow Interpreter::run_node(const FilterBlock& node) {
 }
 
 // A block's output as a value, through the filter if there is one.
-Value Interpreter::render_block(const Block& block, const Expression* filter) {
+Value Interpreter::render_block(const ScopedBlock& block, const Expression* filter) {
     Text text;
     {
         Scope scope{.parent = scope_};

@@ -22,7 +22,7 @@ class Interpreter {
         : constants_(constants), context_(context), budget_(budget), now_(now) {}
 
     // Throws Failure, with its line.
-    Text run(const Block& block);
+    Text run(const ScopedBlock& block);
 
   private:
     struct Loop {
@@ -39,6 +39,7 @@ class Interpreter {
     static constexpr std::int64_t kMaxDepth = 600;
 
     Flow execute(const Block& block);
+    Flow execute(const ScopedBlock& block);
     Flow execute(const Statement& statement);
     Flow run_node(const Data& node);
     Flow run_node(const Output& node);
@@ -52,7 +53,7 @@ class Interpreter {
     Flow run_node(const Break&) { return Flow::broken; }
     Flow run_node(const Continue&) { return Flow::continued; }
     bool run_turns(const For& node, const std::vector<Value>& items);
-    Value render_block(const Block& block, const Expression* filter);
+    Value render_block(const ScopedBlock& block, const Expression* filter);
 
     Value evaluate(const Expression& expression);
     Value evaluate_or_none(const ExpressionPtr& expression);

@@ -6,6 +6,7 @@
 
 #include "chat/budget.hpp"
 #include "chat/expression_parser.hpp"
+#include "chat/scope_analysis.hpp"
 
 namespace espalier::chat {
 namespace {
@@ -128,9 +129,9 @@ class Parser : ExpressionParser {
             refuse(ErrorKind::unsupported, current().line, "recursive loops are not supported");
         ++loops_;
         ++scopes_;
-        statement.body = parse_body({"endfor", "else"});
+        statement.body.statements = parse_body({"endfor", "else"});
         --loops_;
-        if (take().text == "else") statement.otherwise = parse_last_body("endfor");
+        if (take().text == "else") statement.otherwise.statements = parse_last_body("endfor");
         --scopes_;
         return statement;
     }
@@ -143,7 +144,7 @@ class Parser : ExpressionParser {
             return;
         }
         ExpressionPtr filter = parse_filters(nullptr, false);
-        Block body = parse_in_buffer("endset");
+        ScopedBlock body = parse_in_buffer("endset");
         block.push_back({line, SetBlock{std::move(target), std::move(filter), std::move(body)}});
     }
 
@@ -156,16 +157,16 @@ class Parser : ExpressionParser {
             statement.values.emplace_back(std::move(target), parse_expression());
         }
         ++scopes_;
-        statement.body = parse_last_body("endwith");
+        statement.body.statements = parse_last_body("endwith");
         --scopes_;
         return statement;
     }
 
     // A body whose output goes elsewhere: a loop around it is out of reach.
-    Block parse_in_buffer(std::string_view end) {
+    ScopedBlock parse_in_buffer(std::string_view end) {
         const std::int64_t loops = std::exchange(loops_, 0);
         ++scopes_;
-        Block body = parse_last_body(end);
+        ScopedBlock body{.statements = parse_last_body(end)};
         --scopes_;
         loops_ = loops;
         return body;
@@ -230,8 +231,10 @@ class Parser : ExpressionParser {
 
 }  // namespace
 
-Block parse(std::string_view source, const Limits& limits) {
-    return Parser(tokenize(source), limits).run();
+ScopedBlock parse(std::string_view source, const Limits& limits) {
+    ScopedBlock root{.statements = Parser(tokenize(source), limits).run()};
+    analyze_scopes(root);
+    return root;
 }
 
 }  // namespace espalier::chat

@@ -11,6 +11,6 @@
 namespace espalier::chat {
 
 // source: valid UTF-8. Throws Failure.
-Block parse(std::string_view source, const Limits& limits);
+ScopedBlock parse(std::string_view source, const Limits& limits);
 
 }  // namespace espalier::chat

@@ -26,7 +26,7 @@ auto guarded(Work&& work) -> Expected<decltype(work())> {
 
 struct Template::Parsed {
     Limits limits;
-    Block block;
+    ScopedBlock block;
     Dict constants;
 };
 
