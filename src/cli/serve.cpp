@@ -142,6 +142,7 @@ bool wait_for_signal(int signals, int loaded) {
 Expected<void> run_server(const Options& options, const std::vector<std::string>& ignored) {
     const sigset_t signals = ending_signals();
     pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // in every thread from here on
+    std::signal(SIGPIPE, SIG_IGN);  // nobody reads the log any more: no reason to end
     const Descriptor arrived(signalfd(-1, &signals, SFD_CLOEXEC));
     server::raise_file_limit();
     server::Log log(options.server.log_format == "json" ? server::Log::Format::json

@@ -43,7 +43,7 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
      {"base", "mla", "ops", "checkpoint", "text", "cache", "speculate", "schedule", "model",
       "engine", "trace", "replay"}},
     {"server",
-     {"base", "ops", "checkpoint", "text", "schedule", "accept", "engine", "runtime"}},
+     {"base", "ops", "checkpoint", "text", "chat", "schedule", "accept", "engine", "runtime"}},
     {"cli",
      {"base", "linalg", "mla", "conformance", "ops", "checkpoint", "text", "cache", "batch",
       "speculate", "schedule", "model", "accept", "engine", "lossless", "trace", "replay",
