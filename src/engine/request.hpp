@@ -26,8 +26,8 @@ struct Request {
     schedule::Time deadline = schedule::kNoDeadline;  // nanoseconds on the engine's clock
     std::uint64_t salt = 0;                           // prompts of other salts never share pages
     bool speculate = true;
-    // false: nobody asks for the tokens' logprobs; they are NaN unless top_logprobs are wanted, and
-    // draws are cheaper.
+    // false: the tokens' logprobs are not asked for; they are NaN unless top_logprobs are wanted,
+    // and draws are cheaper.
     bool logprobs = true;
     // Not empty: these are what the output is made of, whatever the model would draw, with their
     // logprobs: to score a known text, or to measure on one. Its end is max_tokens, unless it meets
@@ -50,9 +50,9 @@ struct CheckedRequest {
     accept::OutputRules rules;
 };
 
-// Refuses what can never run here, whatever the others do; nobody checks it again. An error is of
-// kind invalid, has the field's name and says both numbers. Thread-safe; the tokenizer must outlive
-// the request.
+// Refuses what can never run here, whatever other requests do; it is not checked again. An error is
+// of kind invalid, has the field's name and says both numbers. Thread-safe; the tokenizer must
+// outlive the request.
 Expected<CheckedRequest> check_request(Request request, const RequestLimits& limits,
                                        const text::Tokenizer& tokenizer);
 

@@ -31,13 +31,13 @@ Expected<batch::HostBatch> StepBatch::build(const schedule::Plan& plan,
     builder_.clear();
     trees_.clear();
     table_rows_.begin_step();
-    for (const schedule::PlannedRequest& share : plan.requests)
-        table_rows_.takes_part(share.id.slot);
-    for (const schedule::PlannedRequest& share : plan.requests) {
-        const auto rows = plan.rows.subspan(static_cast<std::size_t>(share.first_row),
-                                            static_cast<std::size_t>(share.rows));
-        if (share.runs) {
-            trees_.push_back(speculation.tree(share.id.slot, share.drafts));
+    for (const schedule::PlannedRequest& planned : plan.requests)
+        table_rows_.takes_part(planned.id.slot);
+    for (const schedule::PlannedRequest& planned : plan.requests) {
+        const auto rows = plan.rows.subspan(static_cast<std::size_t>(planned.first_row),
+                                            static_cast<std::size_t>(planned.rows));
+        if (planned.decodes()) {
+            trees_.push_back(speculation.tree(planned.id.slot, planned.drafts));
             ESPALIER_RETURN_IF_ERROR(add_tree(rows[0], trees_.back()));
             continue;
         }
