@@ -75,7 +75,7 @@ std::vector<std::shared_ptr<engine::Recorder>> run_all(Harness& harness,
 // Few pages, small chunks.
 StepperSettings tight_settings() {
     StepperSettings settings = engine::roomy_settings();
-    settings.schedule.page_count = 1 + 9;
+    settings.schedule.page_count = 1 + 6;
     settings.schedule.max_model_len = 512;
     settings.schedule.max_rows = 4;
     settings.schedule.prompt_quantum = 16;
@@ -224,9 +224,7 @@ TEST_F(DraftKvBits, AreThereBehindAPrefixHit) {
 }
 
 TEST_F(DraftKvBits, SurvivePreemption) {
-    StepperSettings settings = tight_settings();
-    settings.schedule.page_count = 1 + 7;
-    DraftingEngine engine(on_cpu(), settings, truth());
+    DraftingEngine engine(on_cpu(), tight_settings(), truth());
     engine.harness->submit(engine::plain_request(200, 150, 77));
     engine.harness->submit(request_);
     const std::int32_t slot = engine.harness->ids[0].slot;
