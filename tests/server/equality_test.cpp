@@ -81,7 +81,7 @@ TEST(Equality, SixtyFourMixedRequestsAtOnceEachGetTheEnginesOwnText) {
     EXPECT_TRUE(server.becomes_idle());
 
     RunningServer::Setup plain;
-    plain.speculate = "off";
+    plain.speculate = {"off"};
     RunningServer alone(plain);
     for (int i = 0; i < kRequests; ++i) {
         const Json body = mixed_request(i);
