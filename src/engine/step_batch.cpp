@@ -24,19 +24,24 @@ batch::StepCapacity step_capacity(const schedule::SchedulerOptions& options) {
 StepBatch::StepBatch(const schedule::SchedulerOptions& options)
     : builder_(step_capacity(options)), table_rows_(options.request_slots(), options.max_rows) {
     trees_.reserve(static_cast<std::size_t>(options.max_rows));
+    origins_.reserve(static_cast<std::size_t>(options.max_rows));
 }
 
 Expected<batch::HostBatch> StepBatch::build(const schedule::Plan& plan,
                                             const Speculation& speculation) {
     builder_.clear();
     trees_.clear();
+    origins_.clear();
     table_rows_.begin_step();
     for (const schedule::PlannedRequest& share : plan.requests)
         table_rows_.takes_part(share.id.slot);
     for (const schedule::PlannedRequest& share : plan.requests) {
         const auto rows = plan.rows.subspan(static_cast<std::size_t>(share.first_row),
                                             static_cast<std::size_t>(share.rows));
+        origins_.emplace_back();
         if (share.runs) {
+            std::ranges::copy(speculation.origins(share.id.slot, share.drafts),
+                              origins_.back().begin());
             trees_.push_back(speculation.tree(share.id.slot, share.drafts));
             ESPALIER_RETURN_IF_ERROR(add_tree(rows[0], trees_.back()));
             continue;

@@ -73,7 +73,7 @@ TEST(Merge, IsTheUnionOfPathsWithEverySourceKept) {
         ASSERT_EQ(ranked.tree.size(),
                   std::min(kMaxNodes, static_cast<std::int32_t>(expected.size())));
         for (std::int32_t i = 0; i < ranked.tree.size(); ++i)
-            EXPECT_EQ(ranked.sources[static_cast<std::size_t>(i)],
+            EXPECT_EQ(ranked.origins[static_cast<std::size_t>(i)].drafters,
                       expected.at(path_of(ranked.tree, i)));
     }
 }

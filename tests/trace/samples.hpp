@@ -51,6 +51,9 @@ inline Submission sample_submission() {
     submission.deadline = 900'000;
     submission.salt = 1ull << 63;
     submission.speculate = false;
+    submission.draft_depth = 6;
+    submission.draft_width = 2;
+    submission.draft_nodes = 9;
     submission.logprobs = false;
     submission.forced_output = {3, 4};
     submission.prompt = {5, 6, 7};
@@ -74,7 +77,7 @@ inline Step sample_step() {
     step.begin = 1'000;
     step.rows = {{4, 128, 3, Form::absorbed, Mask::tree, 3, 3},
                  {5, 0, 64, Form::decompressed, Mask::causal, 0, 0}};
-    step.trees = {{4, {7, 8, 9, 9}, {-1, 0, 0, 1}}};
+    step.trees = {{4, {7, 8, 9, 9}, {-1, 0, 0, 1}, {0, 1, 3, 2}, {0, 0, 1, 1}, {0, 0, 1, 2}}};
     step.outcomes = {{4, {0, 2}, {9, 3}}};
     step.ended = {{4, Reason::stop_token, 9, 17}};
     step.failure = "no \"memory\"";
