@@ -80,7 +80,7 @@ Expected<void> fill_cache(runtime::LoadedModel& loaded, model::Sequence& sequenc
     return {};
 }
 
-// Median seconds of feeding `tokens` at `depth`, after one forward that nobody times.
+// Median seconds of feeding `tokens` at `depth`, after one forward that is not timed.
 Expected<double> time_forward(runtime::LoadedModel& loaded, model::Sequence& sequence,
                               std::int64_t depth, const std::vector<std::int32_t>& tokens,
                               int repetitions) {

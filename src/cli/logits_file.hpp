@@ -13,7 +13,7 @@
 namespace espalier::cli {
 
 // NumPy's .npy, version 1.0: float32 [positions, vocabulary], C order; row i speaks of token i + 1.
-// Runs the model, which nobody else uses meanwhile.
+// Runs the model, which is not used otherwise meanwhile.
 Expected<void> write_logits(const std::string& path, model::DeepseekModel& model,
                             std::span<const std::int32_t> prompt);
 

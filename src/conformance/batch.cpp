@@ -132,7 +132,7 @@ void Batch::lay_pages(const std::vector<Row>& rows) {
                      free);
 }
 
-// Tables of garbage, and which of them the rows will have. By slot there are three that nobody has.
+// Tables of garbage, and which of them the rows will have. By slot there are three that no row has.
 void Batch::lay_tables(std::size_t rows, Random& random) {
     const std::size_t most = std::max(rows, static_cast<std::size_t>(layout_.reserve.rows));
     std::vector<std::int32_t> tables(most + (layout_.by_slot ? 3 : 0));

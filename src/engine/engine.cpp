@@ -59,7 +59,7 @@ void Engine::stop() {
 }
 
 // Whatever goes wrong here is an error of the program. The requests end, the process goes on, and
-// whoever asks is told.
+// every caller is told.
 void Engine::run() {
     std::string failure;
     try {

@@ -26,7 +26,7 @@ class Stream {
         : inbox_(std::move(inbox)), mailbox_(std::move(mailbox)) {}
     Stream(Stream&&) = default;
     Stream& operator=(Stream&&) = delete;
-    ~Stream() { cancel(); }  // nobody is left to read
+    ~Stream() { cancel(); }  // its reader is gone
 
     // See Mailbox.
     bool next(Updates& updates) { return mailbox_->next(updates); }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The way out of the engine for one request: the engine's thread puts updates in, one reader takes
-// them out. A slow reader holds nobody up: what it has not read coalesces, and is at most the
+// them out. A slow reader delays no other: what it has not read coalesces, and is at most the
 // request's own output (max_tokens tokens, each once). The lock is held only to append or to swap.
 // A reader that has no thread to wait with is woken by a call and polls.
 #pragma once

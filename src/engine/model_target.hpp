@@ -16,7 +16,7 @@ namespace espalier::engine {
 
 class ModelTarget final : public Target {
   public:
-    // Borrows the model, which nobody else uses meanwhile; owns the cache.
+    // Borrows the model, which is not used otherwise meanwhile; owns the cache.
     static Expected<std::unique_ptr<ModelTarget>> create(model::DeepseekModel& model,
                                                          std::int64_t page_count);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whoever watches a stepper: all that is needed to run the same steps again, as it happens. Called
+// An observer of a stepper: all that is needed to run the same steps again, as it happens. Called
 // on the stepper's thread, so an observer must neither wait nor call back. References are good
 // during the call. Without an observer none of this costs anything.
 #pragma once

@@ -35,8 +35,8 @@ struct Request {
     // that a draft model goes on from, drafts in all. Where one is given, the others are
     // kPrescribedDepth, 1 and depth × width.
     std::int32_t draft_depth = 0, draft_width = 0, draft_nodes = 0;
-    // false: nobody asks for the tokens' logprobs; they are NaN unless top_logprobs are wanted, and
-    // draws are cheaper.
+    // false: the tokens' logprobs are not asked for; they are NaN unless top_logprobs are wanted,
+    // and draws are cheaper.
     bool logprobs = true;
     // Not empty: these are what the output is made of, whatever the model would draw, with their
     // logprobs: to score a known text, or to measure on one. Its end is max_tokens, unless it meets
@@ -60,9 +60,9 @@ struct CheckedRequest {
     std::optional<speculate::DraftShape> drafts = {};  // prescribed; none: off, or what pays
 };
 
-// Refuses what can never run here, whatever the others do; nobody checks it again. An error is of
-// kind invalid, has the field's name and says both numbers. Thread-safe; the tokenizer must outlive
-// the request.
+// Refuses what can never run here, whatever other requests do; it is not checked again. An error is
+// of kind invalid, has the field's name and says both numbers. Thread-safe; the tokenizer must
+// outlive the request.
 Expected<CheckedRequest> check_request(Request request, const RequestLimits& limits,
                                        const text::Tokenizer& tokenizer);
 

@@ -36,17 +36,17 @@ void count_origins(std::span<const DraftOrigin> origins, std::span<const std::in
 
 }  // namespace
 
-// Bit i: token i of the share had a latent that was not finite. Of a chunk, bit 0 stands for all:
-// each of its tokens is an ancestor of what is drawn at its end.
-std::uint64_t Stepper::flagged_tokens(const schedule::PlannedRequest& share) const {
+// Bit i: token i of the planned request had a latent that was not finite. Of a chunk, bit 0 stands
+// for all: each of its tokens is an ancestor of what is drawn at its end.
+std::uint64_t Stepper::flagged_tokens(const schedule::PlannedRequest& planned) const {
     std::uint64_t flags = 0;
-    for (std::int32_t r = share.first_row; r < share.first_row + share.rows; ++r) {
+    for (std::int32_t r = planned.first_row; r < planned.first_row + planned.rows; ++r) {
         const auto row = static_cast<std::size_t>(r);
         const auto first = static_cast<std::size_t>(batch_.first_token(row));
         const auto count = static_cast<std::size_t>(plan_->rows[row].q_len);
         for (std::size_t i = 0; i < count; ++i)
             if (result_.nonfinite[first + i] != 0)
-                flags |= std::uint64_t{1} << (share.runs ? i : 0);
+                flags |= std::uint64_t{1} << (planned.decodes() ? i : 0);
     }
     return flags;
 }
@@ -59,11 +59,11 @@ accept::NodeDraws Stepper::node_draws(std::size_t index) const {
 
 // Walks what was drawn for one request, and says what the scheduler is to make of it.
 void Stepper::settle(std::size_t index) {
-    const schedule::PlannedRequest& share = plan_->requests[index];
-    LiveRequest& request = live(share.id);
+    const schedule::PlannedRequest& planned = plan_->requests[index];
+    LiveRequest& request = live(planned.id);
     walks_[index] = {};
-    if (!share.runs) settle_prompt(index, request, flagged_tokens(share) != 0);
-    if (!share.draws || outcomes_[index].end != Outcome::End::none) return;
+    if (!planned.decodes()) settle_prompt(index, request, flagged_tokens(planned) != 0);
+    if (!planned.draws() || outcomes_[index].end != Outcome::End::none) return;
     if (request.progress.tokens_left() == 0) {  // max_tokens 0: only the prompt was wanted
         request.progress.end(accept::FinishReason::length, request.emission);
         outcomes_[index].end = Outcome::End::finished;
@@ -120,22 +120,22 @@ void Stepper::extend_drafters() {
     extension_tokens_.reserve(static_cast<std::size_t>(plan_->tokens.total()));
     extension_taps_.reserve(static_cast<std::size_t>(plan_->tokens.total()));
     for (std::size_t i = 0; i < plan_->requests.size(); ++i) {
-        const schedule::PlannedRequest& share = plan_->requests[i];
+        const schedule::PlannedRequest& planned = plan_->requests[i];
         if (outcomes_[i].end == Outcome::End::failed) continue;
         const std::span<const std::int32_t> path = walks_[i].path.values();
-        for (std::int32_t r = share.first_row; r < share.first_row + share.rows; ++r) {
+        for (std::int32_t r = planned.first_row; r < planned.first_row + planned.rows; ++r) {
             const schedule::PlannedRow& row = plan_->rows[static_cast<std::size_t>(r)];
             const std::int64_t first = batch_.first_token(static_cast<std::size_t>(r));
-            const auto tokens = share.runs ? batch_.tree(i).tokens() : row.tokens;
-            const std::size_t count = share.runs ? path.size() : tokens.size();
+            const auto tokens = planned.decodes() ? batch_.tree(i).tokens() : row.tokens;
+            const std::size_t count = planned.decodes() ? path.size() : tokens.size();
             const std::size_t begin = extension_tokens_.size();
             for (std::size_t k = 0; k < count; ++k) {
-                const std::size_t index = share.runs ? static_cast<std::size_t>(path[k]) : k;
+                const std::size_t index = planned.decodes() ? static_cast<std::size_t>(path[k]) : k;
                 extension_tokens_.push_back(tokens[index]);
                 extension_taps_.push_back(static_cast<std::int32_t>(first) +
                                           static_cast<std::int32_t>(index));
             }
-            extensions_.push_back({.request = share.id.slot,
+            extensions_.push_back({.request = planned.id.slot,
                                    .first_position = row.first_position,
                                    .tokens = std::span(extension_tokens_).subspan(begin, count),
                                    .taps = std::span(extension_taps_).subspan(begin, count),
@@ -146,13 +146,13 @@ void Stepper::extend_drafters() {
 }
 
 // Drawn paths move to consecutive slots, in all layers, before anything of the step counts. A walk
-// that ends before its path does leaves slots behind that nobody reads.
+// that ends before its path does leaves slots behind that are never read.
 Expected<void> Stepper::move_paths() {
     moves_.clear();
     for (std::size_t i = 0; i < plan_->requests.size(); ++i) {
-        const schedule::PlannedRequest& share = plan_->requests[i];
-        if (!share.runs) continue;
-        const schedule::PlannedRow& row = rows_of(share).front();
+        const schedule::PlannedRequest& planned = plan_->requests[i];
+        if (!planned.decodes()) continue;
+        const schedule::PlannedRow& row = rows_of(planned).front();
         const accept::NodeList path = accept::drawn_path(batch_.tree_view(i), node_draws(i));
         moves_.add(row.block_table, row.first_position, path.values());
     }
@@ -165,7 +165,7 @@ void Stepper::learn(StepReport& report) {
     for (std::size_t i = 0; i < plan_->requests.size(); ++i) {
         report.failed += outcomes_[i].end == Outcome::End::failed ? 1 : 0;
         report.committed += static_cast<std::int64_t>(outcomes_[i].committed.size());
-        if (!plan_->requests[i].runs || walks_[i].path.values().empty()) continue;
+        if (!plan_->requests[i].decodes() || walks_[i].path.values().empty()) continue;
         const std::size_t accepted = walks_[i].path.values().size() - 1;
         report.accepted += static_cast<std::int64_t>(accepted);
         for (std::size_t depth = 1; depth <= accepted; ++depth) ++report.accepted_at_depth[depth];
@@ -181,11 +181,11 @@ void Stepper::learn(StepReport& report) {
 // After advance: updates to the receivers, new tokens to the drafters, the ended ones out.
 void Stepper::emit() {
     finish_ended();
-    for (const schedule::PlannedRequest& share : plan_->requests) {
-        const auto slot = static_cast<std::size_t>(share.id.slot);
-        if (!live_[slot] || live_[slot]->id != share.id) continue;
+    for (const schedule::PlannedRequest& planned : plan_->requests) {
+        const auto slot = static_cast<std::size_t>(planned.id.slot);
+        if (!live_[slot] || live_[slot]->id != planned.id) continue;
         LiveRequest& request = *live_[slot];
-        speculation_.read(share.id.slot, scheduler_->tokens(share.id.slot));
+        speculation_.read(planned.id.slot, scheduler_->tokens(planned.id.slot));
         const bool updated = !request.emission.tokens.empty() || !request.emission.text.empty();
         const bool prompt_known = request.group->prompt_logprobs &&
                                   request.group->prompt_logprobs->complete() &&

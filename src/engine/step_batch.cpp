@@ -33,16 +33,16 @@ Expected<batch::HostBatch> StepBatch::build(const schedule::Plan& plan,
     trees_.clear();
     origins_.clear();
     table_rows_.begin_step();
-    for (const schedule::PlannedRequest& share : plan.requests)
-        table_rows_.takes_part(share.id.slot);
-    for (const schedule::PlannedRequest& share : plan.requests) {
-        const auto rows = plan.rows.subspan(static_cast<std::size_t>(share.first_row),
-                                            static_cast<std::size_t>(share.rows));
+    for (const schedule::PlannedRequest& planned : plan.requests)
+        table_rows_.takes_part(planned.id.slot);
+    for (const schedule::PlannedRequest& planned : plan.requests) {
+        const auto rows = plan.rows.subspan(static_cast<std::size_t>(planned.first_row),
+                                            static_cast<std::size_t>(planned.rows));
         origins_.emplace_back();
-        if (share.runs) {
-            std::ranges::copy(speculation.origins(share.id.slot, share.drafts),
+        if (planned.decodes()) {
+            std::ranges::copy(speculation.origins(planned.id.slot, planned.drafts),
                               origins_.back().begin());
-            trees_.push_back(speculation.tree(share.id.slot, share.drafts));
+            trees_.push_back(speculation.tree(planned.id.slot, planned.drafts));
             ESPALIER_RETURN_IF_ERROR(add_tree(rows[0], trees_.back()));
             continue;
         }

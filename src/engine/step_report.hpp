@@ -71,7 +71,7 @@ struct StepCounts {
 };
 
 struct StepReport : StepCounts {
-    bool ran = false;  // false: nobody had anything to compute
+    bool ran = false;  // false: no request had anything to compute
     std::int64_t number = 0;
     schedule::StepTokens tokens;
     schedule::Time begin = 0;  // on the engine's clock; all expires that was due by then

@@ -98,9 +98,9 @@ LiveRequest& Stepper::live(const schedule::RequestId& id) {
 }
 
 std::span<const schedule::PlannedRow> Stepper::rows_of(
-    const schedule::PlannedRequest& share) const {
-    return plan_->rows.subspan(static_cast<std::size_t>(share.first_row),
-                               static_cast<std::size_t>(share.rows));
+    const schedule::PlannedRequest& planned) const {
+    return plan_->rows.subspan(static_cast<std::size_t>(planned.first_row),
+                               static_cast<std::size_t>(planned.rows));
 }
 
 std::vector<schedule::RequestId> Stepper::submit(CheckedRequest checked,
@@ -183,7 +183,7 @@ void Stepper::run_plan(StepReport& report, StepTimer& timer) {
     report.requests = static_cast<std::int64_t>(plan_->requests.size());
     report.tokens = plan_->tokens;
     report.draft_levels = speculation_.draft_levels();
-    for (const schedule::PlannedRequest& share : plan_->requests) start_drafting(share);
+    for (const schedule::PlannedRequest& planned : plan_->requests) start_drafting(planned);
 
     outcomes_.assign(plan_->requests.size(), {});
     Expected<void> ran = run_model(timer);
@@ -258,14 +258,14 @@ void Stepper::observe_trees() const {
 }
 
 // A request in its first batch.
-void Stepper::start_drafting(const schedule::PlannedRequest& share) {
-    LiveRequest& request = live(share.id);
+void Stepper::start_drafting(const schedule::PlannedRequest& planned) {
+    LiveRequest& request = live(planned.id);
     if (request.planned) return;
     request.planned = true;
     request.times.planned = now_;
-    request.cached_tokens = scheduler_->hit_tokens(share.id.slot);
-    const auto prompt = static_cast<std::size_t>(scheduler_->prompt_tokens(share.id.slot));
-    speculation_.begin(share.id.slot, scheduler_->tokens(share.id.slot).first(prompt),
+    request.cached_tokens = scheduler_->hit_tokens(planned.id.slot);
+    const auto prompt = static_cast<std::size_t>(scheduler_->prompt_tokens(planned.id.slot));
+    speculation_.begin(planned.id.slot, scheduler_->tokens(planned.id.slot).first(prompt),
                        request.group->max_tokens, request.group->speculate);
 }
 
@@ -273,12 +273,12 @@ Expected<void> Stepper::run_model(StepTimer& timer) {
     ESPALIER_ASSIGN_OR_RETURN(const batch::HostBatch batch, batch_.build(*plan_, speculation_));
     draws_.begin(batch.capacity.gather);
     for (std::size_t i = 0; i < plan_->requests.size(); ++i) {
-        const schedule::PlannedRequest& share = plan_->requests[i];
-        const LiveRequest& request = live(share.id);
-        if (share.runs)
+        const schedule::PlannedRequest& planned = plan_->requests[i];
+        const LiveRequest& request = live(planned.id);
+        if (planned.decodes())
             draws_.add_tree(request, batch_.tree_view(i), batch_.tree(i).depths());
         else
-            draws_.add_chunk(request, rows_of(share), scheduler_->tokens(share.id.slot));
+            draws_.add_chunk(request, rows_of(planned), scheduler_->tokens(planned.id.slot));
     }
     timer.lap(Phase::build);
     ESPALIER_RETURN_IF_ERROR(parts_.target->launch(batch, parts_.taps));

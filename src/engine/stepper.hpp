@@ -48,7 +48,7 @@ struct StepperParts {
     const text::Tokenizer& tokenizer;
     std::vector<std::unique_ptr<speculate::Drafter>> drafters;
     Clock clock;
-    StepObserver* observer = nullptr;  // hears of everything; none: nobody watches
+    StepObserver* observer = nullptr;  // told of every step; null: none
     TreeScript* script = nullptr;      // trees in place of the drafters'
     model::Taps taps{};                // where drafters find hidden states, if they want any
 };
@@ -80,18 +80,18 @@ class Stepper {
             std::unique_ptr<schedule::Scheduler> scheduler, ops::SamplingBatchBuilder draws);
 
     LiveRequest& live(const schedule::RequestId& id);
-    std::span<const schedule::PlannedRow> rows_of(const schedule::PlannedRequest& share) const;
+    std::span<const schedule::PlannedRow> rows_of(const schedule::PlannedRequest& planned) const;
     double keys_of(const schedule::KeyPairs& pairs) const;
     const schedule::Plan& make_plan(schedule::Time now, StepTimer& timer);
     void observe_trees() const;
     void run_plan(StepReport& report, StepTimer& timer);
-    void start_drafting(const schedule::PlannedRequest& share);
+    void start_drafting(const schedule::PlannedRequest& planned);
     Expected<void> run_model(StepTimer& timer);
     void settle(std::size_t index);
     void settle_prompt(std::size_t index, LiveRequest& request, bool flagged);
     void fail_request(std::size_t index, LiveRequest& request, accept::FinishReason reason);
     accept::NodeDraws node_draws(std::size_t index) const;
-    std::uint64_t flagged_tokens(const schedule::PlannedRequest& share) const;
+    std::uint64_t flagged_tokens(const schedule::PlannedRequest& planned) const;
     void extend_drafters();
     Expected<void> move_paths();
     void fail_step(const std::string& message);

@@ -16,7 +16,7 @@ class TableRows {
           owner_(static_cast<std::size_t>(rows), kNone),
           last_step_(static_cast<std::size_t>(rows), 0) {}
 
-    // In each step: begin, name everybody that takes part, then ask for their rows.
+    // In each step: begin, name every request that takes part, then ask for their rows.
     void begin_step() { ++step_; }
     void takes_part(std::int32_t slot) {
         const std::int32_t row = row_of_[static_cast<std::size_t>(slot)];

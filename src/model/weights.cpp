@@ -168,7 +168,7 @@ Expected<Weights> Weights::load(std::shared_ptr<const checkpoint::Checkpoint> ch
         weights.mtp.push_back(std::move(loaded));
     }
     weights.format = weights.layers.front().attention.o.view().format;
-    // The embedding and scales were not counted, nor layers that nobody asked for.
+    // The embedding and scales were not counted, nor layers that were not asked for.
     if (options.progress) options.progress(checkpoint->total_bytes(), checkpoint->total_bytes());
     weights.checkpoint_ = std::move(checkpoint);
     return weights;

@@ -6,7 +6,7 @@
 // s = l · (1 / temperature) + G, in double, without G where drafting is not coupled; s = l where
 // temperature < 1e-5. l is the draft's logit adjusted as for a draw: biases, penalties with the
 // counts of the node's path, bans, mask. No top-k, top-p or min-p. Children are those of the
-// largest s, descending, ties to the lower target id; a logit of -inf is nobody's child.
+// largest s, descending, ties to the lower target id; a logit of -inf is no child.
 //
 // A child's probability is softmax(l / temperature) of the adjusted logits over the draft's
 // vocabulary (temperature 1 where it is < 1e-5), from the exact integer weights of a draw; it has

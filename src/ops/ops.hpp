@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operations a backend offers besides attention (mla/contract.hpp). T is the batch's token
 // capacity, a host number that is fixed for a captured step; pad tokens are computed like any other
-// and belong to nobody, except in the mixture of experts, which skips tokens whose row_of is
+// and mean nothing, except in the mixture of experts, which skips tokens whose row_of is
 // negative. "act" below is the activation dtype: bf16 for bf16 and FP8 weights, f32 otherwise. Sums
 // are f32.
 #pragma once
@@ -125,7 +125,7 @@ class Backend {
     virtual void swiglu(OpContext& context, const Matrix& gate_up, const Matrix& out) const = 0;
     // logits [T, experts] f32, bias [experts] or null; fills the plan for tokens with row_of[t] ≥
     // 0; a pad gets expert -1, weight 0, pair -1. Ties go to the lower index. A token with a NaN
-    // score gets experts 0 … top_k-1 with NaN weights: its own result is NaN and nobody else's
+    // score gets experts 0 … top_k-1 with NaN weights: its own result is NaN, no other token's
     // changes.
     virtual void route(OpContext& context, const Matrix& logits, const float* bias,
                        const RouterRule& rule, const std::int32_t* row_of,

@@ -31,7 +31,7 @@ struct CountUpdate {
 
 // Values of `wanted` that are no token.
 inline constexpr std::int32_t kDraw = -1;  // the node draws
-inline constexpr std::int32_t kPad = -2;   // a row of logits that belongs to nobody: token -1, fine
+inline constexpr std::int32_t kPad = -2;   // a row of logits that no request has: token -1, fine
 
 struct SamplingBatch {
     std::int64_t nodes = 0;       // G: rows of logits, pads at the end included
@@ -43,7 +43,7 @@ struct SamplingBatch {
     // [G] ≥ 0: nothing is drawn and nothing adjusted; the Draw is this token with its logprob,
     // which is -inf for a raw logit of -inf (a prompt's logprobs).
     std::int32_t* wanted = nullptr;
-    // [G] 0: nobody asks for the draw's logprob, and it is NaN. That saves a pass of exponentials:
+    // [G] 0: the draw's logprob is not asked for, and it is NaN. That saves a pass of exponentials:
     // 170 of 178 µs for a greedy node of 129,280 tokens. Of no effect with alternatives or wanted.
     std::uint8_t* logprob = nullptr;
     ListRange* biases = nullptr;   // [G] LogitBias in lists, each token once

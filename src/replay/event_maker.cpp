@@ -8,17 +8,17 @@
 namespace espalier::replay {
 namespace {
 
-trace::Row row_of(const schedule::PlannedRow& row, const schedule::PlannedRequest& share,
+trace::Row row_of(const schedule::PlannedRow& row, const schedule::PlannedRequest& planned,
                   const speculate::Tree* tree) {
     trace::Row out;
-    out.request = share.id.serial;
+    out.request = planned.id.serial;
     out.first_position = row.first_position;
     out.q_len = row.q_len;
     out.form =
         row.form == cache::Form::absorbed ? trace::Form::absorbed : trace::Form::decompressed;
     out.gathered = row.gather_count();
-    if (!share.runs) return out;
-    out.nodes = 1 + share.drafts;
+    if (!planned.decodes()) return out;
+    out.nodes = 1 + planned.drafts;
     if (tree != nullptr && !tree->is_chain()) out.mask = trace::Mask::tree;
     return out;
 }
@@ -87,14 +87,14 @@ void EventMaker::chosen(const schedule::RequestId& id, const speculate::Tree& tr
 void EventMaker::walked(const engine::WalkedStep& step) {
     if (!step.failure.empty()) step_.failure = step.failure;
     for (std::size_t i = 0; i < step.plan.requests.size(); ++i) {
-        const schedule::PlannedRequest& share = step.plan.requests[i];
-        const auto rows = step.plan.rows.subspan(static_cast<std::size_t>(share.first_row),
-                                                 static_cast<std::size_t>(share.rows));
+        const schedule::PlannedRequest& planned = step.plan.requests[i];
+        const auto rows = step.plan.rows.subspan(static_cast<std::size_t>(planned.first_row),
+                                                 static_cast<std::size_t>(planned.rows));
         for (const schedule::PlannedRow& row : rows)
             step_.rows.push_back(
-                row_of(row, share, step.failure.empty() ? &step.batch.tree(i) : nullptr));
+                row_of(row, planned, step.failure.empty() ? &step.batch.tree(i) : nullptr));
         if (!step.failure.empty() || step.walks[i].path.values().empty()) continue;
-        step_.outcomes.push_back({share.id.serial, copy(step.walks[i].path.values()),
+        step_.outcomes.push_back({planned.id.serial, copy(step.walks[i].path.values()),
                                   copy(step.walks[i].tokens.values())});
     }
 }

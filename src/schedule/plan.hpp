@@ -34,7 +34,7 @@ struct NodeOffer {
     // own limit, pages. Not more than 63.
     std::int32_t max_drafts = 0;
     // Its pages, up to the root's; with SchedulerOptions::reserve_windows those of the root and
-    // max_drafts, which nobody else can see. Good until next_plan.
+    // max_drafts, which is invisible to others. Good until next_plan.
     std::span<const std::int32_t> block_table;
 };
 
@@ -73,8 +73,15 @@ struct PlannedRow {
     std::int64_t gather_count() const { return gather == Gather::none ? 0 : q_len - gather_first; }
 };
 
-// A request's share of the step: one row, or two adjacent ones (the decompressed and the absorbed
-// part of one chunk).
+// What a planned request computes.
+enum class Work : std::uint8_t {
+    decode,      // a running request's root, with or without drafts
+    chunk,       // a part inside its prompt
+    last_chunk,  // the part that ends with the last committed token
+};
+
+// What a step does for one request: one row, or two adjacent ones (the decompressed and the
+// absorbed part of one chunk).
 struct PlannedRequest {
     RequestId id;
     std::int32_t first_row = 0;
@@ -82,10 +89,9 @@ struct PlannedRequest {
     // Verified drafts; where windows are not reserved possibly fewer than were asked for, when
     // pages ran out: take the tree's first 1 + drafts nodes.
     std::int32_t drafts = 0;
-    // The share ends with the last committed token, so a next token is drawn. Otherwise it is a
-    // chunk inside a prompt.
-    bool draws = false;
-    bool runs = false;  // it is a running request's root, with or without drafts; not a prompt
+    Work work = Work::chunk;
+    bool decodes() const { return work == Work::decode; }
+    bool draws() const { return work != Work::chunk; }  // a next token
 };
 
 // Tokens of a step by kind. Recomputed: those of prompts that had been computed before a
@@ -115,7 +121,7 @@ struct Plan {
 
 // For one planned request. Its accepted path must lie in consecutive slots (compacted) by now.
 struct Outcome {
-    // What the walk drew, in order: at least one token when the share draws and the request goes
+    // What the walk drew, in order: at least one token when it draws and the request goes
     // on, none for a chunk inside a prompt.
     std::span<const std::int32_t> committed;
     enum class End : std::uint8_t {

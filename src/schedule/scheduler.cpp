@@ -138,7 +138,8 @@ RequestId Scheduler::enlist(const Request& request, std::int32_t choice, std::in
     job.max_length = job.prompt_tokens + request.max_tokens;
     job.tokens.reserve(static_cast<std::size_t>(job.max_length));
     job.tokens.assign(request.prompt.begin(), request.prompt.end());
-    // Without a shared cache the salt is the group's own: its choices meet, nobody else does.
+    // Without a shared cache the salt is the group's own: its choices share pages, no other request
+    // does.
     job.key.salt =
         options_.prefix_cache ? request.salt : static_cast<std::uint64_t>(job.id.serial - choice);
     if (options_.prefill_segment != 0)

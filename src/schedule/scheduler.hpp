@@ -10,7 +10,7 @@
 // batch to prompts. "First" is by (priority, arrival). So long prompts never stall streams, and
 // streams never starve a prompt. docs/scheduler.md has the rules and their reasons.
 //
-// Progress: whoever comes first in order may preempt everybody else, and alone it fits (the edge
+// Progress: the first request in order may preempt all others, and alone it fits (the edge
 // refuses what does not), so every step grants it something.
 #pragma once
 
@@ -100,7 +100,7 @@ class Scheduler {
     std::int64_t hit_tokens(std::int32_t slot) const;
     RequestId id(std::int32_t slot) const;
 
-    bool idle() const;                // nobody waits or runs
+    bool idle() const;                // no request waits or runs
     std::int32_t slot_count() const;  // slots are below this
     const SchedulerOptions& options() const { return options_; }
     Gauges gauges() const;
@@ -182,8 +182,8 @@ class Scheduler {
     std::int64_t rows() const { return prefilling_.size() + running_.size(); }
 
     // After the step (scheduler_advance.cpp).
-    void apply(Job& job, const PlannedRequest& share, const Outcome& outcome);
-    void check_outcome(const Job& job, const PlannedRequest& share, const Outcome& outcome) const;
+    void apply(Job& job, const PlannedRequest& planned, const Outcome& outcome);
+    void check_outcome(const Job& job, const PlannedRequest& planned, const Outcome& outcome) const;
     void start_running(Job& job);
     static void publish(const Job& job, cache::PageTable& pages, std::int64_t written);
 
@@ -206,7 +206,7 @@ class Scheduler {
     Stage stage_ = Stage::idle;
     Room left_;
     std::int64_t passed_choices_ = 0;  // wait for a sibling's prompt and keep a row for then
-    bool prompts_blocked_ = false;     // one got too little: nobody behind it gets anything
+    bool prompts_blocked_ = false;     // one got too little: none behind it gets anything
     std::vector<NodeOffer> offer_rows_;
     std::vector<std::int64_t> offer_serials_;
     std::vector<std::int32_t> no_drafts_;

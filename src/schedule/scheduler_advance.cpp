@@ -26,13 +26,13 @@ void Scheduler::advance(std::span<const Outcome> outcomes, Time now) {
     expire(now);
 }
 
-void Scheduler::apply(Job& job, const PlannedRequest& share, const Outcome& outcome) {
+void Scheduler::apply(Job& job, const PlannedRequest& planned, const Outcome& outcome) {
     if (std::holds_alternative<Leaving>(job.state)) return end(job, EndReason::cancelled);
     // A failed step's pages hold numbers that were flushed: found by another request, they would
     // hide the failure that computing them again shows.
     if (outcome.end == Outcome::End::failed) return end(job, EndReason::failed);
     const bool finished = outcome.end == Outcome::End::finished;
-    check_outcome(job, share, outcome);
+    check_outcome(job, planned, outcome);
     const auto committed = static_cast<std::int64_t>(outcome.committed.size());
     job.tokens.insert(job.tokens.end(), outcome.committed.begin(), outcome.committed.end());
     totals_.committed += committed;
@@ -42,7 +42,7 @@ void Scheduler::apply(Job& job, const PlannedRequest& share, const Outcome& outc
         group.logits_done =
             std::max(group.logits_done, std::min(prompt->computed, group.logits_wanted));
         publish(job, prompt->pages, prompt->computed);
-        if (share.draws && !finished) start_running(job);
+        if (planned.draws() && !finished) start_running(job);
     } else {
         cache::PageTable& pages = std::get<Running>(job.state).pages;
         publish(job, pages, cache::written_length(job.length()));
@@ -53,19 +53,19 @@ void Scheduler::apply(Job& job, const PlannedRequest& share, const Outcome& outc
 }
 
 // The engine's walk knows the rules of the output; here it is held to the plan.
-void Scheduler::check_outcome(const Job& job, const PlannedRequest& share,
+void Scheduler::check_outcome(const Job& job, const PlannedRequest& planned,
                               const Outcome& outcome) const {
     const auto committed = static_cast<std::int64_t>(outcome.committed.size());
-    const std::int64_t most = share.draws ? share.drafts + 1 : 0;
+    const std::int64_t most = planned.draws() ? planned.drafts + 1 : 0;
     CHECK(committed <= most, "request {}: {} tokens committed where {} could be drawn",
           job.id.serial, committed, most);
     const std::int64_t left = job.max_length - job.length();
     CHECK(committed <= left, "request {}: {} tokens committed, {} were left", job.id.serial,
           committed, left);
     if (outcome.end == Outcome::End::finished) return;
-    CHECK(committed > 0 || !share.draws, "request {}: no token was drawn and it goes on",
+    CHECK(committed > 0 || !planned.draws(), "request {}: no token was drawn and it goes on",
           job.id.serial);
-    CHECK(!share.draws || committed < left, "request {}: goes on after the last of its tokens",
+    CHECK(!planned.draws() || committed < left, "request {}: goes on after the last of its tokens",
           job.id.serial);
 }
 

@@ -66,9 +66,9 @@ std::int64_t Scheduler::splits_of_row(std::int64_t q_len, std::int64_t kv_len) c
 
 // ---- first half ---------------------------------------------------------------------------------
 
-// Preemption takes from the end of the list, so nobody loses a token granted here to another root.
-// Half of the splits is kept for the first prompt: either half does for a token at max_model_len,
-// so neither prompts nor streams starve.
+// Preemption takes from the end of the list, so no request loses a token granted here to another
+// root. Half of the splits is kept for the first prompt: either half does for a token at
+// max_model_len, so neither prompts nor streams starve.
 void Scheduler::grant_roots() {
     const bool prompts = prefilling_.size() + waiting_.size() > 0;
     const std::int64_t kept_splits = prompts ? options_.max_step_splits / 2 : 0;
@@ -82,7 +82,7 @@ void Scheduler::grant_roots() {
         }
         if (!reserve(job, std::get<Running>(job.state).pages, job.length())) {
             // It is the last in order and keeps its pages: they are worth more than a page that
-            // would come free, and whoever comes before it can still take them. No page is
+            // would come free, and a request before it can still take them. No page is
             // available, so no prompt behind it gets one either.
             ++totals_.stalled_rows;
             continue;
@@ -131,7 +131,7 @@ void Scheduler::list_offers() {
 }
 
 // Pages for the root and this many drafts, or for as many as there are pages: a window of 64
-// reaches at most one page beyond the root's. Preempts nobody.
+// reaches at most one page beyond the root's. Preempts no request.
 std::int64_t Scheduler::reserve_drafts(Job& job, std::int64_t drafts) {
     cache::PageTable& pages = std::get<Running>(job.state).pages;
     if (pages.grow(job.length() + drafts)) return drafts;
@@ -196,8 +196,11 @@ void Scheduler::build_plan() {
 
 void Scheduler::plan_root(Job& job) {
     const auto& pages = std::get<Running>(job.state).pages;
-    plan_requests_.push_back(
-        {job.id, static_cast<std::int32_t>(plan_rows_.size()), 1, job.grant.drafts, true, true});
+    plan_requests_.push_back({.id = job.id,
+                              .first_row = static_cast<std::int32_t>(plan_rows_.size()),
+                              .rows = 1,
+                              .drafts = job.grant.drafts,
+                              .work = Work::decode});
     PlannedRow row;
     row.slot = job.id.slot;
     row.first_position = job.length() - 1;
@@ -219,14 +222,14 @@ Scheduler::ChunkForms Scheduler::forms_of_chunk(const Job& job) {
 
 void Scheduler::plan_chunk(Job& job) {
     const auto [first, turn, end] = forms_of_chunk(job);
-    PlannedRequest share;
-    share.id = job.id;
-    share.first_row = static_cast<std::int32_t>(plan_rows_.size());
-    share.draws = end == job.length();
+    PlannedRequest planned;
+    planned.id = job.id;
+    planned.first_row = static_cast<std::int32_t>(plan_rows_.size());
+    planned.work = end == job.length() ? Work::last_chunk : Work::chunk;
     if (turn > first) plan_row(job, first, turn, cache::Form::decompressed);
     if (end > turn) plan_row(job, turn, end, cache::Form::absorbed);
-    share.rows = static_cast<std::int32_t>(plan_rows_.size()) - share.first_row;
-    plan_requests_.push_back(share);
+    planned.rows = static_cast<std::int32_t>(plan_rows_.size()) - planned.first_row;
+    plan_requests_.push_back(planned);
     plan_.tokens.prompt_decompressed += turn - first;
     plan_.tokens.prompt_absorbed += end - turn;
     plan_.tokens.recomputed += std::clamp(job.ever_written, first, end) - first;

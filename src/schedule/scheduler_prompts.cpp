@@ -45,8 +45,8 @@ void Scheduler::grant_quantum() {
     }
 }
 
-// In order, until one does not get what it needs: whoever came later must not take the pages that
-// it waits for. Nobody is preempted here.
+// In order, until one does not get what it needs: a later request must not take the pages that
+// it waits for. No request is preempted here.
 void Scheduler::grant_rest() {
     passed_choices_ = 0;
     OrderKey after = kBeforeAll;
@@ -71,7 +71,7 @@ bool Scheduler::grant_chunk(Job& job, bool may_preempt) {
         // prompt always has its quantum and a row of logits: at worst those of who makes way.)
         const std::int64_t least = std::min(options_.prompt_quantum, job.length());
         if (!may_preempt && (left_.tokens < least || left_.gather < 1)) return false;
-        // Without a chunk it would hold a row that nobody can take back: it has no pages. (There
+        // Without a chunk it would hold a row that cannot be taken back: it has no pages. (There
         // are splits for the first prompt unless it was preempted after the roots had been
         // granted.)
         if (left_.splits < splits_of_row(1, job.length())) return false;
@@ -96,7 +96,7 @@ bool Scheduler::grant_chunk(Job& job, bool may_preempt) {
         if (chunk == 0) return false;
         const bool grown = prompt.pages.grow(first + chunk);
         CHECK(grown, "{} slots for a chunk were counted but not there", first + chunk);
-        if (fitting < limit) prompts_blocked_ = true;  // it wants pages: nobody else gets any
+        if (fitting < limit) prompts_blocked_ = true;  // it wants pages: no other gets any
     }
     grant(job, {.tokens = chunk,
                 .gather = gather_of_chunk(job, first, chunk),
@@ -225,7 +225,7 @@ bool Scheduler::leads(const Job& job, const Prefilling& prompt) const {
 }
 
 // No record of who leads is kept, so none can be stale: when the leader is cancelled or preempted,
-// nobody leads, and the next in order does.
+// no request leads, and the next in order does.
 bool Scheduler::waits_for_sibling(const Job& job) const {
     return std::holds_alternative<Waiting>(job.state) &&
            groups_[static_cast<std::size_t>(job.group)].leading_plan == plan_.number;

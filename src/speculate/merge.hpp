@@ -45,9 +45,9 @@ class Candidates {
     // Forgets everything; keeps its memory (at most kMaxDrafters · 63 + 1 nodes).
     void reset(TokenId root);
 
-    // Adds a proposal: the same path is one node, whoever proposed it. Refused whole, with this
-    // left as it was, when its root is another token, a token lies outside the vocabulary, or the
-    // drafter has already proposed.
+    // Adds a proposal: the same path is one node, whichever drafter proposed it. Refused whole,
+    // with this left as it was, when its root is another token, a token lies outside the
+    // vocabulary, or the drafter has already proposed.
     Expected<void> add(const Proposal& proposal, std::int64_t vocabulary);
 
     // The best `max_nodes` nodes (root included).

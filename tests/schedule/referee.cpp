@@ -143,9 +143,9 @@ bool Referee::plan() {
     check_windows_given_back();
     check_preempted();
     planned_.clear();
-    for (const PlannedRequest& share : plan_->requests) {
-        planned_.insert(share.id.serial);
-        check_share(share);
+    for (const PlannedRequest& planned : plan_->requests) {
+        planned_.insert(planned.id.serial);
+        check_planned(planned);
     }
     check_order();
     check_progress(*plan_);
@@ -166,20 +166,20 @@ void Referee::advance(Time now) {
     drawn_.clear();
     drawn_.reserve(plan_->requests.size() * 64);
     for (std::size_t i = 0; i < plan_->requests.size(); ++i) {
-        const PlannedRequest& share = plan_->requests[i];
-        Book& book = books_.at(share.id.serial);
+        const PlannedRequest& planned = plan_->requests[i];
+        Book& book = books_.at(planned.id.serial);
         const bool live = live_.count(book.order()) == 1;
         const bool fails = live && random_.chance(habits_.fail);
         const std::int64_t left =
             std::ssize(book.request.prompt) + book.request.max_tokens - book.length();
         std::int64_t accepted = 0;
-        if (share.draws && !fails)
-            accepted = random_.between(1, 1 + static_cast<int>(share.drafts));
+        if (planned.draws() && !fails)
+            accepted = random_.between(1, 1 + static_cast<int>(planned.drafts));
         CHECK(!live || accepted <= left, "{} accepted of {} left", accepted, left);
         const std::size_t first_drawn = drawn_.size();
         for (std::int64_t n = 0; n < accepted; ++n) drawn_.push_back(random_.between(0, 1));
-        for (std::int32_t r = 0; r < share.rows; ++r) {
-            const PlannedRow& row = plan_->rows[static_cast<std::size_t>(share.first_row + r)];
+        for (std::int32_t r = 0; r < planned.rows; ++r) {
+            const PlannedRow& row = plan_->rows[static_cast<std::size_t>(planned.first_row + r)];
             for (std::int64_t p = row.first_position; p < row.first_position + row.q_len; ++p) {
                 const bool right = !fails && p < book.length();
                 write(row, p, right ? book.latents[static_cast<std::size_t>(p)] : ++noise_ | 1);
@@ -192,15 +192,15 @@ void Referee::advance(Time now) {
         if (!live) continue;  // what it drew is dropped
         for (const std::int32_t token : outcome.committed) push(book, token);
         const PlannedRow& last =
-            plan_->rows[static_cast<std::size_t>(share.first_row + share.rows - 1)];
-        book.written = share.runs ? book.length() - 1 : last.first_position + last.q_len;
-        if (share.runs)  // compaction: the accepted path lies in consecutive slots
+            plan_->rows[static_cast<std::size_t>(planned.first_row + planned.rows - 1)];
+        book.written = planned.decodes() ? book.length() - 1 : last.first_position + last.q_len;
+        if (planned.decodes())  // compaction: the accepted path lies in consecutive slots
             for (std::int64_t p = last.first_position; p < book.written; ++p)
                 write(last, p, book.latents[static_cast<std::size_t>(p)]);
         if (fails) {
             outcome.end = Outcome::End::failed;
             expected_[book.id.serial] = EndReason::failed;
-        } else if (share.draws && (accepted == left || random_.chance(habits_.finish))) {
+        } else if (planned.draws() && (accepted == left || random_.chance(habits_.finish))) {
             outcome.end = Outcome::End::finished;
             expected_[book.id.serial] = EndReason::finished;
         }

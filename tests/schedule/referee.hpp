@@ -98,9 +98,9 @@ class Referee {
     void count_page_users();
     void check_budget(const Plan& plan) const;
     void check_preempted() const;
-    void check_share(const PlannedRequest& share);
-    void check_root(const Book& book, const PlannedRow& row, const PlannedRequest& share);
-    void check_chunk(Book& book, const PlannedRequest& share);
+    void check_planned(const PlannedRequest& planned);
+    void check_root(const Book& book, const PlannedRow& row, const PlannedRequest& planned);
+    void check_chunk(Book& book, const PlannedRequest& planned);
     void check_gather(const Book& book, const PlannedRow& row);
     void check_history(const Book& book, const PlannedRow& row, std::int64_t end) const;
     void check_writable(const Book& book, const PlannedRow& row) const;

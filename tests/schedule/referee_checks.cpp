@@ -112,32 +112,32 @@ void Referee::check_preempted() const {
     }
 }
 
-void Referee::check_share(const PlannedRequest& share) {
-    Book& book = books_.at(share.id.serial);
-    CHECK(live_.count(book.order()) == 1, "{} has ended and is planned", share.id.serial);
-    CHECK(share.id == book.id, "slot {} for {}", share.id.slot, book.id.slot);
+void Referee::check_planned(const PlannedRequest& planned) {
+    Book& book = books_.at(planned.id.serial);
+    CHECK(live_.count(book.order()) == 1, "{} has ended and is planned", planned.id.serial);
+    CHECK(planned.id == book.id, "slot {} for {}", planned.id.slot, book.id.slot);
     const std::int64_t preemptions = preemptions_of(scheduler_, book.id.slot);
     if (preemptions != book.preemptions) book.resident = false;
     book.preemptions = preemptions;
-    const PlannedRow& row = plan_->rows[static_cast<std::size_t>(share.first_row)];
+    const PlannedRow& row = plan_->rows[static_cast<std::size_t>(planned.first_row)];
     if (!book.resident) {  // what a lookup may skip: whole pages, with one token left
-        CHECK(!share.runs, "{} runs without its prompt", share.id.serial);
+        CHECK(!planned.decodes(), "{} runs without its prompt", planned.id.serial);
         CHECK(row.first_position % kPage == 0 &&
                   row.first_position <= (book.length() - 1) / kPage * kPage,
-              "{} begins at {} of {}", share.id.serial, row.first_position, book.length());
+              "{} begins at {} of {}", planned.id.serial, row.first_position, book.length());
         book.written = row.first_position;
         book.resident = true;
     }
-    if (share.runs)
-        check_root(book, row, share);
+    if (planned.decodes())
+        check_root(book, row, planned);
     else
-        check_chunk(book, share);
+        check_chunk(book, planned);
 }
 
-void Referee::check_root(const Book& book, const PlannedRow& row, const PlannedRequest& share) {
+void Referee::check_root(const Book& book, const PlannedRow& row, const PlannedRequest& planned) {
     CHECK(book.written == book.length() - 1, "{} has written {}", book.id.serial, book.written);
-    CHECK(share.rows == 1 && share.draws && row.q_len == 1 + share.drafts,
-          "{} tokens for {} drafts", row.q_len, share.drafts);
+    CHECK(planned.rows == 1 && planned.draws() && row.q_len == 1 + planned.drafts,
+          "{} tokens for {} drafts", row.q_len, planned.drafts);
     CHECK(row.first_position == book.written, "root at {}", row.first_position);
     CHECK(row.form == cache::Form::absorbed, "a root is absorbed");
     CHECK(row.tokens.size() == 1 && row.tokens[0] == book.tokens.back(), "another root");
@@ -149,11 +149,11 @@ void Referee::check_root(const Book& book, const PlannedRow& row, const PlannedR
     check_writable(book, row);
 }
 
-void Referee::check_chunk(Book& book, const PlannedRequest& share) {
-    CHECK(share.rows == 1 || share.rows == 2, "{} rows", share.rows);
+void Referee::check_chunk(Book& book, const PlannedRequest& planned) {
+    CHECK(planned.rows == 1 || planned.rows == 2, "{} rows", planned.rows);
     std::int64_t next = book.written;
-    for (std::int32_t i = 0; i < share.rows; ++i) {
-        const PlannedRow& row = plan_->rows[static_cast<std::size_t>(share.first_row + i)];
+    for (std::int32_t i = 0; i < planned.rows; ++i) {
+        const PlannedRow& row = plan_->rows[static_cast<std::size_t>(planned.first_row + i)];
         CHECK(row.slot == book.id.slot && row.first_position == next, "{} follows {}",
               row.first_position, next);
         const bool decompressed = row.form == cache::Form::decompressed;
@@ -168,7 +168,7 @@ void Referee::check_chunk(Book& book, const PlannedRequest& share) {
         check_writable(book, row);
         next = end;
     }
-    CHECK(share.draws == (next == book.length()), "draws at {} of {}", next, book.length());
+    CHECK(planned.draws() == (next == book.length()), "draws at {} of {}", next, book.length());
     const std::int64_t rest = book.length() - book.written;
     const bool logits = logits_done_[book.group] < std::ssize(book.request.prompt);
     if (book.request.prompt_logits && logits) return;
@@ -267,10 +267,10 @@ void Referee::check_order() const {
 void Referee::check_progress(const Plan& plan) const {
     if (head_ < 0 || live_.count(books_.at(head_).order()) == 0) return;
     const Book& head = books_.at(head_);
-    for (const PlannedRequest& share : plan.requests) {
-        if (share.id.serial == head_) return;
+    for (const PlannedRequest& planned : plan.requests) {
+        if (planned.id.serial == head_) return;
         const bool waits = std::holds_alternative<Waiting>(state_of(scheduler_, head.id.slot));
-        if (waits && books_.at(share.id.serial).group == head.group && !share.runs) return;
+        if (waits && books_.at(planned.id.serial).group == head.group && !planned.decodes()) return;
     }
     CHECK(false, "request {} is first in order and got nothing", head_);
 }
@@ -282,7 +282,7 @@ void Referee::check_quantum() const {
     const Gauges gauges = scheduler_.gauges();
     std::int64_t running = 0, rows_before = 0, roots = 0;
     const bool prompt_planned = std::ranges::any_of(
-        plan_->requests, [](const PlannedRequest& share) { return !share.runs; });
+        plan_->requests, [](const PlannedRequest& planned) { return !planned.decodes(); });
     for (const auto& [order, serial] : live_) {
         const Book& book = books_.at(serial);
         const State& state = state_of(scheduler_, book.id.slot);

@@ -69,7 +69,7 @@ TEST(Scheduler, APromptMayBeAllThatIsWanted) {
         const Plan& plan = scheduler->next_plan(++now);
         std::vector<Outcome> outcomes(plan.requests.size());
         for (std::size_t i = 0; i < outcomes.size(); ++i)
-            if (plan.requests[i].draws) outcomes[i].end = Outcome::End::finished;
+            if (plan.requests[i].draws()) outcomes[i].end = Outcome::End::finished;
         scheduler->advance(outcomes, now);
     }
     EXPECT_TRUE(scheduler->idle());
@@ -280,9 +280,9 @@ TEST(Scheduler, CutsTreesToThePagesThereAre) {
     if (scheduler->gauges().running < 2) steps.step();
     ASSERT_EQ(scheduler->gauges().running, 2);
     const Plan& plan = steps.plan(40);
-    EXPECT_EQ(share_of(plan, a)->drafts, 40);
+    EXPECT_EQ(planned_of(plan, a)->drafts, 40);
     const auto length = static_cast<std::int32_t>(scheduler->tokens(b.slot).size());
-    EXPECT_EQ(share_of(plan, b)->drafts, 64 - length);
+    EXPECT_EQ(planned_of(plan, b)->drafts, 64 - length);
     EXPECT_EQ(scheduler->totals().preemptions, 0);
 }
 

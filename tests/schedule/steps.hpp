@@ -34,9 +34,9 @@ inline Request prompt_of(std::int64_t tokens, std::int64_t max_tokens = 100,
     return request;
 }
 
-inline const PlannedRequest* share_of(const Plan& plan, RequestId id) {
-    for (const PlannedRequest& share : plan.requests)
-        if (share.id == id) return &share;
+inline const PlannedRequest* planned_of(const Plan& plan, RequestId id) {
+    for (const PlannedRequest& planned : plan.requests)
+        if (planned.id == id) return &planned;
     return nullptr;
 }
 
@@ -72,13 +72,13 @@ class Stepper {
         if (last_->empty()) return;
         outcomes_.assign(last_->requests.size(), {});
         for (std::size_t i = 0; i < outcomes_.size(); ++i) {
-            const PlannedRequest& share = last_->requests[i];
-            if (!share.draws) continue;
-            const auto count = static_cast<std::size_t>(accept_drafts ? 1 + share.drafts : 1);
+            const PlannedRequest& planned = last_->requests[i];
+            if (!planned.draws()) continue;
+            const auto count = static_cast<std::size_t>(accept_drafts ? 1 + planned.drafts : 1);
             outcomes_[i].committed = std::span<const std::int32_t>(drawn_).first(count);
             const auto committed = static_cast<std::int64_t>(count);
-            if (!std::holds_alternative<Leaving>(state_of(scheduler_, share.id.slot)) &&
-                SchedulerInspection::tokens_left(scheduler_, share.id.slot) == committed)
+            if (!std::holds_alternative<Leaving>(state_of(scheduler_, planned.id.slot)) &&
+                SchedulerInspection::tokens_left(scheduler_, planned.id.slot) == committed)
                 outcomes_[i].end = Outcome::End::finished;
         }
         scheduler_.advance(outcomes_, now);

@@ -215,12 +215,12 @@ class Simulation {
         tokens_.resize(64);
         for (auto& token : tokens_) token = static_cast<std::int32_t>(random_.bits() & 0xffff);
         for (std::size_t i = 0; i < outcomes_.size(); ++i) {
-            const PlannedRequest& share = plan.requests[i];
-            if (!share.draws) continue;
+            const PlannedRequest& planned = plan.requests[i];
+            if (!planned.draws()) continue;
             std::int64_t accepted = 1;
-            while (accepted <= share.drafts && random_.chance(0.6)) ++accepted;
+            while (accepted <= planned.drafts && random_.chance(0.6)) ++accepted;
             outcomes_[i].committed = std::span(tokens_).first(static_cast<std::size_t>(accepted));
-            Live& live = live_.at(share.id.serial);
+            Live& live = live_.at(planned.id.serial);
             live.tokens_left -= accepted;
             if (live.tokens_left == 0) outcomes_[i].end = Outcome::End::finished;
             if (!live.answered)
@@ -242,14 +242,14 @@ class Simulation {
         drop_ended_orders();
         const Live* head = order_.empty() ? nullptr : &live_.at(order_.begin()->serial);
         bool progress = head == nullptr;
-        for (const PlannedRequest& share : plan.requests) {
-            Live& live = live_.at(share.id.serial);
+        for (const PlannedRequest& planned : plan.requests) {
+            Live& live = live_.at(planned.id.serial);
             progress = progress || &live == head || live.group == head->group;
             if (live.begun || live.choices > 1) continue;
             live.begun = true;
             auto& last = last_begun_[static_cast<std::size_t>(live.order.priority)];
-            CHECK(share.id.serial > last, "{} began after {}", share.id.serial, last);
-            last = share.id.serial;
+            CHECK(planned.id.serial > last, "{} began after {}", planned.id.serial, last);
+            last = planned.id.serial;
         }
         CHECK(progress, "request {} is first in order and got nothing", head->order.serial);
     }
