@@ -84,7 +84,8 @@ struct Usage {
     std::int64_t steps = 0;
     std::int64_t drafted = 0;   // nodes verified, roots aside
     std::int64_t accepted = 0;  // of these
-    // [d]: counted to drafter d (DraftOrigin); sums to drafted and accepted where drafters proposed.
+    // [d]: counted to drafter d (DraftOrigin); sums to drafted and accepted where drafters
+    // proposed.
     std::array<std::int64_t, kMaxDrafters> drafted_from{}, accepted_from{};
     // [d]: steps that accepted a draft at depth d; [0] stays 0.
     std::array<std::int64_t, 64> accepted_at_depth{};

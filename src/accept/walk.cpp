@@ -84,8 +84,7 @@ WalkResult walk(const TreeView& tree, const NodeDraws& draws, RequestProgress& p
         const auto at = static_cast<std::size_t>(node);
         const ops::Draw& draw = draws.draws[at];
         result.tokens.push_back(draw.token);
-        const DraftOrigin origin =
-            i + 1 < path.size() ? tree.origin(path[i + 1]) : DraftOrigin{};
+        const DraftOrigin origin = i + 1 < path.size() ? tree.origin(path[i + 1]) : DraftOrigin{};
         result.finish =
             progress.commit(draw, draws.top.subspan(at * top_logprobs, top_logprobs), out, origin);
         if (result.finish) break;

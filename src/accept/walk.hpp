@@ -20,8 +20,8 @@ namespace espalier::accept {
 
 // A tree as the walk reads it. Node 0 is the root; siblings hold different tokens.
 struct TreeView {
-    std::span<const std::int32_t> parents;  // [nodes], parents[i] < i; the root's is not read
-    std::span<const std::int32_t> tokens;   // [nodes]; the root's is not read
+    std::span<const std::int32_t> parents;      // [nodes], parents[i] < i; the root's is not read
+    std::span<const std::int32_t> tokens;       // [nodes]; the root's is not read
     std::span<const DraftOrigin> origins = {};  // [nodes], or empty: not known
     std::int32_t nodes() const { return static_cast<std::int32_t>(parents.size()); }
     // -1: none. Looks from node + 1 on, since children lie behind their parent: a whole walk looks

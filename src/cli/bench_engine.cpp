@@ -226,11 +226,16 @@ void add_load_flags(CLI::App& command, Options& options) {
         ->capture_default_str();
     CLI::Option* text = command.add_option(
         "--text", options.load.text, "File that prompts are cut from; otherwise random tokens");
+    CLI::Option* prompts =
+        command.add_option("--prompts", options.load.prompts, "JSON lines with a prompt each")
+            ->excludes(prompt)
+            ->excludes(text);
     command
         .add_option("--completions", options.load.completions,
                     "JSON lines with prompt and completion: outputs are these completions")
         ->excludes(prompt)
         ->excludes(output)
+        ->excludes(prompts)
         ->excludes(text);
     command.add_option("--temperature", options.load.temperature, "Of all requests")
         ->capture_default_str();

@@ -50,9 +50,9 @@ Expected<std::optional<speculate::DraftShape>> check_drafts(const Request& reque
         std::int32_t value;
     };
     bool given = false;
-    for (const Field& field : {Field{"draft_depth", request.draft_depth},
-                               Field{"draft_width", request.draft_width},
-                               Field{"draft_nodes", request.draft_nodes}}) {
+    for (const Field& field :
+         {Field{"draft_depth", request.draft_depth}, Field{"draft_width", request.draft_width},
+          Field{"draft_nodes", request.draft_nodes}}) {
         if (field.value == 0) continue;
         given = true;
         if (field.value < 0 || field.value > kMaxDrafts)
@@ -63,9 +63,10 @@ Expected<std::optional<speculate::DraftShape>> check_drafts(const Request& reque
                               field.value);
     }
     if (!given) return std::optional<speculate::DraftShape>();
-    const std::int32_t depth = request.draft_depth > 0   ? request.draft_depth
-                               : request.draft_nodes > 0 ? std::min(kPrescribedDepth, request.draft_nodes)
-                                                         : kPrescribedDepth;
+    const std::int32_t depth = request.draft_depth > 0 ? request.draft_depth
+                               : request.draft_nodes > 0
+                                   ? std::min(kPrescribedDepth, request.draft_nodes)
+                                   : kPrescribedDepth;
     const std::int32_t width = std::max(request.draft_width, 1);
     const std::int32_t nodes =
         request.draft_nodes > 0 ? request.draft_nodes : std::min(depth * width, kMaxDrafts);

@@ -31,8 +31,8 @@ struct Request {
     // Speculation decides how soon the output is there, never what it is. true: as far as it is
     // measured to pay (auto); false: off.
     bool speculate = true;
-    // Not 0: in place of what pays, in every step: levels of drafts below the root, nodes of a level
-    // that a draft model goes on from, drafts in all. Where one is given, the others are
+    // Not 0: in place of what pays, in every step: levels of drafts below the root, nodes of a
+    // level that a draft model goes on from, drafts in all. Where one is given, the others are
     // kPrescribedDepth, 1 and depth × width.
     std::int32_t draft_depth = 0, draft_width = 0, draft_nodes = 0;
     // false: the tokens' logprobs are not asked for; they are NaN unless top_logprobs are wanted,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Drafting for all running requests of a step: keeps the drafters informed, plans what they are
-// asked for, merges what they propose, decides how many nodes each request verifies, and learns from
-// what was drawn and what it took. Holds no thread; called by Stepper. Nothing in here can change a
-// text. docs/speculation.md tells how trees grow.
+// asked for, merges what they propose, decides how many nodes each request verifies, and learns
+// from what was drawn and what it took. Holds no thread; called by Stepper. Nothing in here can
+// change a text. docs/speculation.md tells how trees grow.
 //
 // A drafter that returns an error is destroyed: requests go on without it.
 //
@@ -128,6 +128,7 @@ class Speculation {
         bool open = false;
         bool drafts = false;
         bool proposed = false;
+        bool prescribed = false;  // the row prescribes its drafts
         std::int64_t read = 0;
         speculate::Candidates candidates;
         speculate::RequestBias bias;
@@ -174,7 +175,7 @@ class Speculation {
     std::vector<speculate::DraftCall> calls_;
     std::vector<speculate::OfferedDrafts> offers_;
     std::vector<speculate::PlanRow> plan_rows_;
-    std::vector<std::size_t> plan_index_;  // by row: in plan_rows_, or kNoPlan
+    std::vector<std::size_t> plan_index_;   // by row: in plan_rows_, or kNoPlan
     std::vector<std::int32_t> prescribed_;  // drafts, by row
     std::int64_t draft_levels_ = 0;
 };

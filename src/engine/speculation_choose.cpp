@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first half of Speculation's step: what drafters are asked for, what they propose, and how many
-// nodes each request verifies.
+// The first half of Speculation's step: what drafters are asked for, what they propose, and how
+// many nodes each request verifies.
 #include <algorithm>
 
 #include "base/check.hpp"
@@ -55,6 +55,7 @@ void Speculation::start_choice(std::span<const DraftRow> rows) {
     for (const DraftRow& row : rows) {
         Slot& state = slot(row.request);
         state.proposed = may_draft(row);
+        state.prescribed = row.prescribed != nullptr;
         state.candidates.reset(row.tokens.back());
         state.temperature = row.sampling != nullptr ? row.sampling->draw().temperature : 0.0f;
     }
@@ -164,20 +165,27 @@ double Speculation::propose(DrafterId id, std::span<const DraftRow> rows) {
 // Takes in what the calls brought, and what they took.
 double Speculation::merge(Source& source, double seconds) {
     std::int32_t levels = 1;
-    std::int64_t computed = 0;  // by the drafter: the roots, and all but the deepest level
+    std::int64_t computed = 0;  // by the drafter's passes
     for (const speculate::DraftCall& call : calls_) {
-        const speculate::Tree& tree = call.proposal->tree;
-        const auto added = slot(call.request).candidates.add(*call.proposal, settings_.vocabulary);
+        Slot& state = slot(call.request);
+        // A request that prescribes a width gets it: a chain where it is 1.
+        if (source.passes() && state.prescribed)
+            *call.proposal = speculate::narrowed(*call.proposal, call.shape.width);
+        const auto added = state.candidates.add(*call.proposal, settings_.vocabulary);
         if (!added) {
             give_up(source, added.error());
             return 0;
         }
-        const auto depths = tree.depths();
-        const std::int32_t deepest = *std::max_element(depths.begin(), depths.end());
+        // The roots, and of each level but the last what the drafter went on from.
+        std::array<std::int32_t, kMaxNodes> of_level = {};
+        std::int32_t deepest = 0;
+        for (const std::int32_t depth : call.proposal->tree.depths()) {
+            ++of_level[static_cast<std::size_t>(depth)];
+            deepest = std::max(deepest, depth);
+        }
+        for (std::int32_t depth = 0; depth < std::max(deepest, 1); ++depth)
+            computed += std::min(of_level[static_cast<std::size_t>(depth)], call.shape.width);
         levels = std::max(levels, deepest);
-        computed += std::count_if(depths.begin(), depths.end(), [&](std::int32_t depth) {
-            return depth == 0 || depth < deepest;
-        });
     }
     if (source.passes()) {
         source.time.observe(levels, computed, seconds);
@@ -241,8 +249,7 @@ void Speculation::grant_prescribed(std::span<const DraftRow> rows, speculate::St
     }
 }
 
-void Speculation::grant_measured(const speculate::StepLoad& load,
-                                 std::span<std::int32_t> drafts) {
+void Speculation::grant_measured(const speculate::StepLoad& load, std::span<std::int32_t> drafts) {
     const bool any = std::any_of(offers_.begin(), offers_.end(),
                                  [](const auto& offer) { return !offer.survival.empty(); });
     std::int64_t paying = kMaxDrafts;

@@ -50,7 +50,7 @@ struct EngineTotals {
 struct EngineStatus {
     EngineState state = EngineState::running;
     std::vector<std::string> drafters;  // their names, by id
-    std::string failure;  // of state failed
+    std::string failure;                // of state failed
     std::int64_t steps = 0;
     // On the engine's clock (Engine::now). heartbeat: when its thread last came round, once a
     // second at least while it is idle; it stands still for as long as a step takes. last_step:

@@ -30,13 +30,36 @@ enum class Phase : std::uint8_t {
 };
 inline constexpr std::size_t kPhases = 11;
 
+// Steps that computed no prompt: what decoding takes and yields by itself.
+struct DecodeCounts {
+    std::int64_t steps = 0;
+    std::int64_t requests = 0;   // in each step, summed
+    std::int64_t committed = 0;  // output tokens
+    std::int64_t drafts = 0;     // verified
+    std::int64_t draft_levels = 0;
+    // Nanoseconds.
+    schedule::Time whole = 0;
+    schedule::Time drafting = 0;
+
+    DecodeCounts& operator+=(const DecodeCounts& other) {
+        steps += other.steps;
+        requests += other.requests;
+        committed += other.committed;
+        drafts += other.drafts;
+        draft_levels += other.draft_levels;
+        whole += other.whole;
+        drafting += other.drafting;
+        return *this;
+    }
+};
+
 // What can be summed over steps: of one step here, of all in EngineTotals (engine/status.hpp).
 struct StepCounts {
     std::int64_t requests = 0;
-    std::int64_t accepted = 0;   // drafts
-    std::int64_t moved = 0;      // slots: accepted nodes that did not lie where they belong
-    std::int64_t committed = 0;  // output tokens
-    std::int64_t failed = 0;     // requests
+    std::int64_t accepted = 0;      // drafts
+    std::int64_t moved = 0;         // slots: accepted nodes that did not lie where they belong
+    std::int64_t committed = 0;     // output tokens
+    std::int64_t failed = 0;        // requests
     std::int64_t draft_levels = 0;  // passes of draft models
     // Nanoseconds.
     schedule::Time whole = 0;
@@ -47,6 +70,7 @@ struct StepCounts {
     std::array<std::int64_t, kMaxNodes> accepted_at_depth = {};
     // [d]: verified and accepted drafts that are counted to drafter d (DraftOrigin).
     std::array<std::int64_t, kMaxDrafters> drafted_from = {}, accepted_from = {};
+    DecodeCounts decode;
 
     StepCounts& operator+=(const StepCounts& other) {
         requests += other.requests;
@@ -60,6 +84,7 @@ struct StepCounts {
         model += other.model;
         sampling += other.sampling;
         drafting += other.drafting;
+        decode += other.decode;
         for (std::size_t depth = 0; depth < accepted_at_depth.size(); ++depth)
             accepted_at_depth[depth] += other.accepted_at_depth[depth];
         for (std::size_t drafter = 0; drafter < accepted_from.size(); ++drafter) {

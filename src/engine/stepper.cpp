@@ -211,6 +211,14 @@ void Stepper::run_plan(StepReport& report, StepTimer& timer) {
     now_ = timer.lap(Phase::advance);
     emit();
     report.whole = timer.lap(Phase::emit) - report.begin;
+    if (report.tokens.prompt_absorbed + report.tokens.prompt_decompressed > 0) return;
+    report.decode = {.steps = 1,
+                     .requests = report.requests,
+                     .committed = report.committed,
+                     .drafts = report.tokens.drafts,
+                     .draft_levels = report.draft_levels,
+                     .whole = report.whole,
+                     .drafting = report.drafting};
 }
 
 // In units of a token's arithmetic, as in speculate::StepSize.
@@ -226,15 +234,15 @@ const schedule::Plan& Stepper::make_plan(schedule::Time now, StepTimer& timer) {
     draft_rows_.clear();
     for (const schedule::NodeOffer& offer : offers.rows) {
         const LiveRequest& request = live(scheduler_->id(offer.slot));
-        draft_rows_.push_back({.request = offer.slot,
-                               .tokens = scheduler_->tokens(offer.slot),
-                               .max_drafts = offer.max_drafts,
-                               .block_table = offer.block_table,
-                               .sampling = &request.group->sampling,
-                               .progress = &request.progress,
-                               .choice = scheduler_->choice(offer.slot),
-                               .prescribed = request.group->drafts ? &*request.group->drafts
-                                                                   : nullptr});
+        draft_rows_.push_back(
+            {.request = offer.slot,
+             .tokens = scheduler_->tokens(offer.slot),
+             .max_drafts = offer.max_drafts,
+             .block_table = offer.block_table,
+             .sampling = &request.group->sampling,
+             .progress = &request.progress,
+             .choice = scheduler_->choice(offer.slot),
+             .prescribed = request.group->drafts ? &*request.group->drafts : nullptr});
     }
     speculate::StepLoad load;
     load.size = {.rows = offers.granted_rows,

@@ -121,10 +121,13 @@ class Check {
         if (work_.ngram)
             parts.drafters.push_back(
                 std::make_unique<speculate::NgramDrafter>(speculate::NgramLimits{}));
-        if (work_.random_drafter) {
-            parts.drafters.push_back(std::make_unique<RandomDrafter>(
-                work_.seed, work_.drafter, std::move(texts_), work_.palette));
-        }
+        const auto add_random = [&](std::uint64_t seed, const RandomDrafterOptions& options) {
+            parts.drafters.push_back(
+                std::make_unique<RandomDrafter>(seed, options, texts_, work_.palette, &now_));
+        };
+        if (work_.random_drafter) add_random(work_.seed, work_.drafter);
+        for (std::size_t i = 0; i < work_.more_drafters.size(); ++i)
+            add_random(work_.seed + 1 + i, work_.more_drafters[i]);
         ESPALIER_ASSIGN_OR_RETURN(stepper_,
                                   engine::Stepper::create(std::move(parts), work_.settings));
         return {};
@@ -169,10 +172,29 @@ class Check {
                 differs(one, choice, found);
             if (committed > whole || (!cut && committed != whole))
                 differs(one, choice, fmt::format("{} tokens committed, not {}", committed, whole));
+            if (const std::string found = origins_difference(got); !found.empty())
+                differs(one, choice, found);
             count(got, cut);
         }
         compare_prompt(one);
         return {};
+    }
+
+    // Every draft is counted to one drafter, and every accepted one is a token that says so. (The
+    // token that ends an output may have been drafted too; nothing was gained by that.)
+    static std::string origins_difference(const RecordedChoice& got) {
+        std::int64_t drafted = 0, accepted = 0, tokens = 0;
+        for (std::size_t d = 0; d < got.usage.drafted_from.size(); ++d) {
+            drafted += got.usage.drafted_from[d];
+            accepted += got.usage.accepted_from[d];
+        }
+        for (const accept::CommittedToken& token : got.output.tokens)
+            tokens += token.origin.drafted() ? 1 : 0;
+        if (drafted == got.usage.drafted && accepted == got.usage.accepted && tokens >= accepted &&
+            tokens <= accepted + 1)
+            return {};
+        return fmt::format("{} of {} drafts accepted, but {} of {} counted to drafters, {} tokens",
+                           got.usage.accepted, got.usage.drafted, accepted, drafted, tokens);
     }
 
     void compare_prompt(const Case& one) {
@@ -201,6 +223,8 @@ class Check {
         seen.steps += report.ran ? 1 : 0;
         seen.drafts += report.tokens.drafts;
         seen.accepted += report.accepted;
+        for (std::size_t d = 0; d < report.accepted_from.size(); ++d)
+            seen.accepted_beside += d > 0 ? report.accepted_from[d] : 0;
         seen.moved += report.moved;
     }
 
@@ -255,6 +279,7 @@ void Coverage::add(const Coverage& other) {
     tokens += other.tokens;
     drafts += other.drafts;
     accepted += other.accepted;
+    accepted_beside += other.accepted_beside;
     moved += other.moved;
     preemptions += other.preemptions;
     hits += other.hits;

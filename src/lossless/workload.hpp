@@ -37,6 +37,8 @@ struct Workload {
     bool ngram = false;          // the n-gram drafter takes part
     bool random_drafter = true;  // and the random one
     RandomDrafterOptions drafter;
+    std::vector<RandomDrafterOptions>
+        more_drafters;                  // random ones beside it, up to the engine's most
     std::vector<std::int32_t> palette;  // tokens that prompts, biases and wrong drafts are made of
     std::vector<WorkloadRequest> requests;
 };

@@ -72,8 +72,8 @@ void EventMaker::ended(const schedule::RequestId& id, const engine::Ending& endi
 
 void EventMaker::chosen(const schedule::RequestId& id, const speculate::Tree& tree,
                         std::span<const DraftOrigin> origins) {
-    trace::Tree& out = step_.trees.emplace_back(
-        trace::Tree{id.serial, copy(tree.tokens()), copy(tree.parents())});
+    trace::Tree& out =
+        step_.trees.emplace_back(trace::Tree{id.serial, copy(tree.tokens()), copy(tree.parents())});
     // The root was drawn, not drafted.
     if (!origins[1].drafted()) return;  // a prescribed tree
     for (const DraftOrigin& origin : origins) {

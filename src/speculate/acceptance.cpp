@@ -19,7 +19,7 @@ constexpr std::array<double, kMarginBuckets> kBucketMiddles = {0.05, 0.175, 0.37
 double guess(std::int32_t rank, std::int32_t bucket) {
     const double middle = kBucketMiddles[static_cast<std::size_t>(bucket)];
     const double first = 0.33 + 0.55 * middle;
-    return rank == 0 ? first : 0.3 * (1 - middle) / rank;
+    return rank == 0 ? first : 0.3 * (1 - middle) / (rank * rank);
 }
 
 }  // namespace

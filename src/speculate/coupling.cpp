@@ -29,8 +29,8 @@ bool CouplingPolicy::prefers_coupled(DrafterId drafter, float temperature) const
     const auto rate = [](const Counter& counter, double guess) {
         return (counter.hits + kWeight * guess) / (counter.places + kWeight);
     };
-    // The guess is the other mode's rate once there is one, so that a mode is not judged by how hard
-    // the text is.
+    // The guess is the other mode's rate once there is one, so that a mode is not judged by how
+    // hard the text is.
     const double both_places = seen.modes[0].places + seen.modes[1].places;
     const double both_hits = seen.modes[0].hits + seen.modes[1].hits;
     const double middle = (both_hits + kMiddle * kWeight) / (both_places + kWeight);

@@ -3,9 +3,9 @@
 // either way; what differs is how often a draft is right, and that is measured: per drafter and
 // class of temperature, both ways, the other way in one call of kOtherEvery. Pure counters.
 //
-// Before anything is measured, coupled from temperature 0.6 on: in the trials of Sapling the two are
-// alike at 0.5 and coupled drafts are right more often above (at 1.0: 74 % against 58 % of the first
-// ones).
+// Before anything is measured, coupled from temperature 0.6 on: in the trials of Sapling the two
+// are alike at 0.5 and coupled drafts are right more often above (at 1.0: 74 % against 58 % of the
+// first ones).
 #pragma once
 
 #include <array>

@@ -11,8 +11,8 @@ namespace espalier::speculate {
 class DraftTime {
   public:
     bool known() const { return calls_ > 0; }
-    // A call whose passes compute `tokens` over all its requests in `levels` passes. 0 while nothing
-    // is known.
+    // A call whose passes compute `tokens` over all its requests in `levels` passes. 0 while
+    // nothing is known.
     double seconds(std::int32_t levels, std::int64_t tokens) const {
         return static_cast<double>(levels) * per_level_ + static_cast<double>(tokens) * per_token_;
     }

@@ -36,18 +36,18 @@ ExpectedTree::ExpectedTree(const AcceptanceTable& table, DrafterId drafter, bool
 
 void ExpectedTree::grow(const Chances& chances, std::int32_t width, Levels& levels) {
     // At most 20 pairs (i, r) have (i + 1)(r + 1) ≤ 8.
-    std::array<float, 20> best;
-    std::array<float, kWidths.back()> parents = {1};
+    std::array<float, 20> best = {};
+    std::array<float, kKept> parents = {1};
     std::int32_t parent_count = 1;
     float parent_sum = 1;
     for (std::int32_t depth = 0; depth < kLevels; ++depth) {
         const auto& chance = chances[static_cast<std::size_t>(depth)];
         std::size_t count = 0;
         for (std::int32_t i = 0; i < parent_count; ++i)
-            for (std::int32_t rank = 0; (i + 1) * (rank + 1) <= width; ++rank)
+            for (std::int32_t rank = 0; (i + 1) * (rank + 1) <= kKept; ++rank)
                 best[count++] = parents[static_cast<std::size_t>(i)] *
                                 chance[static_cast<std::size_t>(std::min(rank, kRankClasses - 1))];
-        const auto kept = std::min(static_cast<std::size_t>(width), count);
+        const auto kept = std::min(static_cast<std::size_t>(kKept), count);
         const auto end = best.begin() + static_cast<std::ptrdiff_t>(count);
         std::partial_sort(best.begin(), best.begin() + static_cast<std::ptrdiff_t>(kept), end,
                           std::greater<>());
@@ -62,9 +62,12 @@ void ExpectedTree::grow(const Chances& chances, std::int32_t width, Levels& leve
         const float scale = most / std::max(most, level.sum);
         for (std::size_t i = 0; i < kept; ++i) level.survival[i] = scale * best[i];
         level.sum *= scale;
-        level.nodes = parent_count = static_cast<std::int32_t>(kept);
+        level.nodes = static_cast<std::int32_t>(kept);
+        parent_count = std::min(width, level.nodes);
         parents = level.survival;
-        parent_sum = level.sum;
+        parent_sum = 0;
+        for (std::int32_t i = 0; i < parent_count; ++i)
+            parent_sum += parents[static_cast<std::size_t>(i)];
     }
 }
 

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tree that a drafter can be expected to grow, before it is asked: its nodes' survival by level,
-// for a few widths, from what was measured of the drafter (AcceptanceTable::expected) and of the
-// request (RequestBias). Pure; made by DraftPlanner.
+// The tree that a drafter can be expected to grow, before it is asked: its nodes' survival by
+// level, for a few widths, from what was measured of the drafter (AcceptanceTable::expected) and of
+// the request (RequestBias). Pure; made by DraftPlanner.
 //
-// A drafter keeps the best `width` nodes of a level. Survival is a product along a path, so of the
-// children of nodes with survivals s_0 ≥ s_1 ≥ …, by rank with chances p_0 ≥ p_1 ≥ …, the best
-// `width` have (i + 1)(r + 1) ≤ width: for any other there are as many that are no worse.
+// A drafter goes on from the best `width` nodes of a level; their siblings cost it nothing, so of
+// each level the best kKept are expected. Survival is a product along a path, so of the children of
+// nodes with survivals s_0 ≥ s_1 ≥ …, by rank with chances p_0 ≥ p_1 ≥ …, the best n have
+// (i + 1)(r + 1) ≤ n: for any other there are as many that are no worse.
 #pragma once
 
 #include <array>
@@ -20,6 +21,7 @@ class ExpectedTree {
   public:
     // Twice as wide each time: acceptance falls off fast with rank.
     static constexpr std::array<std::int32_t, 4> kWidths = {1, 2, 4, 8};
+    static constexpr std::int32_t kKept = 8;
     // Deeper places share one class of the table, and no text was right so far for long.
     static constexpr std::int32_t kLevels = kDepthClasses;
 
@@ -38,7 +40,7 @@ class ExpectedTree {
 
   private:
     struct Level {
-        std::array<float, kWidths.back()> survival = {};
+        std::array<float, kKept> survival = {};
         std::int32_t nodes = 0;
         float sum = 0;
     };

@@ -40,6 +40,21 @@ Standing standing_in(const Proposal& proposal, std::int32_t node) {
 
 }  // namespace
 
+Proposal narrowed(const Proposal& proposal, std::int32_t width) {
+    const Tree& tree = proposal.tree;
+    Proposal kept(proposal.drafter, tree.token(0));
+    kept.coupled = proposal.coupled;
+    std::array<std::int32_t, kMaxNodes> place = {}, of_level = {};
+    for (std::int32_t i = 1; i < tree.size(); ++i) {
+        const std::int32_t parent = place[at(tree.parent(i))];
+        std::int32_t& count = of_level[at(tree.depth(i))];
+        const bool fits = parent != kNoNode && count < width;
+        place[at(i)] = fits ? kept.add(parent, tree.token(i), proposal.score[at(i)]) : kNoNode;
+        count += fits ? 1 : 0;
+    }
+    return kept;
+}
+
 void Candidates::reset(TokenId root) {
     nodes_.clear();
     nodes_.reserve(kMaxCandidates);

@@ -38,6 +38,9 @@ struct RankedTree {
     std::array<DraftOrigin, kMaxNodes> origins = {};  // the root's: all who proposed
 };
 
+// At most `width` nodes of each level, the first in the proposal's own order: a chain for width 1.
+Proposal narrowed(const Proposal& proposal, std::int32_t width);
+
 class Candidates {
   public:
     explicit Candidates(TokenId root = 0) { reset(root); }

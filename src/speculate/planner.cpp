@@ -19,6 +19,11 @@ constexpr std::array<DraftShape, 4> kFirstShapes = {{DraftPlanner::kFirstShape,
                                                      {.depth = 2, .width = 4, .nodes = 9},
                                                      {.depth = 4, .width = 2, .nodes = 9}}};
 
+// One pass: all choices of a drafter are compared with what is drawn, verified or not.
+constexpr DraftShape kProbeShape = {.depth = DraftPlanner::kProbe.depth,
+                                    .width = DraftPlanner::kProbe.width,
+                                    .nodes = 1 + ExpectedTree::kKept};
+
 DraftShape within(const DraftShape& shape, std::int32_t max_drafts) {
     if (max_drafts < 1) return DraftPlanner::kNotAsked;
     return {.depth = std::min(shape.depth, max_drafts),
@@ -37,9 +42,10 @@ class Descent {
         if (depth_ == static_cast<std::int32_t>(kLevels)) return false;
         const std::span<const float> level = tree_.level(width_, depth_ + 1);
         if (level.empty()) return false;
-        computed_ += depth_ == 0 ? 1 : static_cast<std::int32_t>(nodes_.size());
+        computed_ += depth_ == 0 ? 1
+                                 : std::min(ExpectedTree::kWidths[width_],
+                                            static_cast<std::int32_t>(nodes_.size()));
         nodes_ = level;
-        all_nodes_ += static_cast<std::int32_t>(level.size());
         const double there = there_[static_cast<std::size_t>(depth_)];
         const double reached = tree_.reach(width_, ++depth_);
         const double own = reached / reach_before_;
@@ -52,9 +58,8 @@ class Descent {
         return true;
     }
     std::int32_t depth() const { return depth_; }
-    std::span<const float> nodes() const { return nodes_; }       // of the level
-    std::int32_t all_nodes() const { return all_nodes_; }         // down to it
-    std::int32_t computed() const { return computed_; }           // by the drafter's passes
+    std::span<const float> nodes() const { return nodes_; }  // of the level
+    std::int32_t computed() const { return computed_; }      // by the drafter's passes
     double fresh() const { return fresh_; }    // the part of its survival that is not there yet
     double merged() const { return merged_; }  // chance that all together reach it
 
@@ -64,18 +69,18 @@ class Descent {
     const Reach& there_;
     double novelty_;
     std::span<const float> nodes_;
-    std::int32_t depth_ = 0, all_nodes_ = 0, computed_ = 0;
+    std::int32_t depth_ = 0, computed_ = 0;
     double reach_before_ = 1, there_before_ = 1, merged_ = 1, fresh_ = 0;
 };
 
 }  // namespace
 
 void DraftPlanner::set_rate(const PlanQuestion& q, Outlook& outlook) {
-    outlook.rate = outlook.tokens /
-                   (q.target.seconds({.rows = q.load.size.rows,
-                                      .tokens = q.load.size.tokens + outlook.drafts,
-                                      .keys = q.load.size.keys + outlook.keys}) +
-                    outlook.draft_seconds);
+    outlook.rate =
+        outlook.tokens / (q.target.seconds({.rows = q.load.size.rows,
+                                            .tokens = q.load.size.tokens + outlook.drafts,
+                                            .keys = q.load.size.keys + outlook.keys}) +
+                          outlook.draft_seconds);
 }
 
 const ExpectedTree& DraftPlanner::tree(const PlanQuestion& q, DrafterId drafter,
@@ -84,8 +89,8 @@ const ExpectedTree& DraftPlanner::tree(const PlanQuestion& q, DrafterId drafter,
     const auto bias = static_cast<std::size_t>(std::lround(row.bias->factor(drafter) * steps));
     Cached& cached = trees_.at(drafter)[row.coupled.at(drafter) ? 1 : 0].at(bias);
     if (cached.made < 0 || plans_ - cached.made >= kTreeAge) {
-        cached.tree = ExpectedTree(q.table, drafter, row.coupled[drafter],
-                                   static_cast<double>(bias) / steps);
+        cached.tree =
+            ExpectedTree(q.table, drafter, row.coupled[drafter], static_cast<double>(bias) / steps);
         cached.made = plans_;
     }
     return cached.tree;
@@ -111,22 +116,20 @@ void DraftPlanner::weigh_row(const PlanQuestion& q, DrafterId drafter, std::size
                              const Standing& before, const Price& price) {
     const PlanRow& asked = q.rows[row];
     const ExpectedTree& expected = tree(q, drafter, asked);
-    const double verify =
-        price.rate * (price.token_seconds + price.key_seconds * asked.keys);
+    const double verify = price.rate * (price.token_seconds + price.key_seconds * asked.keys);
     const double compute = price.rate * q.times[drafter]->per_token();
     const double novelty = q.table.novelty(drafter);
     const std::int64_t share = q.load.max_drafts / static_cast<std::int64_t>(q.rows.size());
-    const std::int64_t room =
-        std::min<std::int64_t>(asked.max_drafts, share) - before.drafts[row];
+    const std::int64_t room = std::min<std::int64_t>(asked.max_drafts, share) - before.drafts[row];
     Gain* gains = gains_.data() + row * kLevels;
     std::fill(gains, gains + kLevels, Gain{});
     for (std::size_t width = 0; width < ExpectedTree::kWidths.size(); ++width) {
         Descent descent(expected, width, before.reach[row], novelty);
         Gain sum;
-        while (descent.next() && descent.all_nodes() <= room) {
+        while (descent.next()) {
             for (const float survival : descent.nodes()) {
                 const double worth = descent.fresh() * survival - verify;
-                if (worth <= 0) break;
+                if (worth <= 0 || sum.drafts >= room) break;
                 sum.value += worth;
                 sum.tokens += descent.fresh() * survival;
                 ++sum.drafts;
@@ -148,8 +151,7 @@ void DraftPlanner::weigh_row(const PlanQuestion& q, DrafterId drafter, std::size
 void DraftPlanner::add_at(const PlanQuestion& q, DrafterId drafter, const Standing& before,
                           const Price& price, Addition& out) {
     gains_.resize(q.rows.size() * kLevels);
-    for (std::size_t row = 0; row < q.rows.size(); ++row)
-        weigh_row(q, drafter, row, before, price);
+    for (std::size_t row = 0; row < q.rows.size(); ++row) weigh_row(q, drafter, row, before, price);
     std::size_t levels = 0;
     double best = 0;
     for (std::size_t depth = 1; depth <= kLevels; ++depth) {
@@ -191,11 +193,10 @@ void DraftPlanner::add(const PlanQuestion& q, DrafterId drafter, const Standing&
     const auto rows = static_cast<std::int64_t>(q.rows.size());
     out.outlook.rate = 0;
     const auto round = [&](std::int64_t nodes) {
-        const Price price = {
-            .rate = std::max(before.outlook.rate, out.outlook.rate),
-            .token_seconds =
-                (seconds(first + nodes, 0) - seconds(first, 0)) / static_cast<double>(nodes),
-            .key_seconds = seconds(first, 1) - seconds(first, 0)};
+        const Price price = {.rate = std::max(before.outlook.rate, out.outlook.rate),
+                             .token_seconds = (seconds(first + nodes, 0) - seconds(first, 0)) /
+                                              static_cast<double>(nodes),
+                             .key_seconds = seconds(first, 1) - seconds(first, 0)};
         add_at(q, drafter, before, price, trial_);
         if (trial_.outlook.drafts > first && trial_.outlook.rate > out.outlook.rate)
             std::swap(trial_, out);
@@ -229,13 +230,13 @@ void DraftPlanner::keep(const PlanQuestion& q, DrafterId drafter, const Addition
         shapes_[drafter][row] =
             within({.depth = chosen.depth,
                     .width = width,
-                    .nodes = std::min(1 + width * chosen.depth, kMaxNodes)},
+                    .nodes = std::min(1 + ExpectedTree::kKept * chosen.depth, kMaxNodes)},
                    q.rows[row].max_drafts);
     }
 }
 
-// A drafter whose cost is hardly known is asked for its first shapes, unless one call has shown that
-// the next would take longer than a step.
+// A drafter whose cost is hardly known is asked for its first shapes, unless one call has shown
+// that the next would take longer than a step.
 bool DraftPlanner::plan_first(const PlanQuestion& q, DrafterId drafter) {
     std::size_t& calls = first_calls_.at(drafter);
     if (calls == kFirstShapes.size()) return false;
@@ -259,7 +260,7 @@ void DraftPlanner::probe(const PlanQuestion& q, DrafterId drafter) {
     if (!off_[drafter].spend(q.times[drafter]->seconds(1, rows))) return;
     probes_[drafter] = true;
     for (std::size_t row = 0; row < q.rows.size(); ++row)
-        shapes_[drafter][row] = within(kProbe, q.rows[row].max_drafts);
+        shapes_[drafter][row] = within(kProbeShape, q.rows[row].max_drafts);
 }
 
 void DraftPlanner::plan(const PlanQuestion& q) {

@@ -4,13 +4,13 @@
 // deterministic; called by Speculation (src/engine) once per step, after the drafters that cost
 // nothing have proposed and before NodeBudget grants.
 //
-// A step's rate is (tokens expected) / (seconds predicted); seconds are the target's (StepTime), for
-// all nodes that would be verified, and the drafters' (DraftTime). The plan of the best rate is
-// found by pricing: at a rate r a second is worth r tokens, so a node that is verified for v seconds
-// adds (survival − r·v), and each request by itself takes the width and depth that add most, given
-// what a level costs all of them together. The best price is the best rate itself: two rounds come
-// near enough. v is the slope of the step's time, and that depends on how many nodes there are (tiles,
-// plateaus), so a few counts are tried and every plan is held to the whole curve.
+// A step's rate is (tokens expected) / (seconds predicted); seconds are the target's (StepTime),
+// for all nodes that would be verified, and the drafters' (DraftTime). The plan of the best rate is
+// found by pricing: at a rate r a second is worth r tokens, so a node that is verified for v
+// seconds adds (survival − r·v), and each request by itself takes the width and depth that add
+// most, given what a level costs all of them together. The best price is the best rate itself: two
+// rounds come near enough. v is the slope of the step's time, and that depends on how many nodes
+// there are (tiles, plateaus), so a few counts are tried and every plan is held to the whole curve.
 //
 // Drafters overlap: one that is asked beside others adds only where they miss
 // (AcceptanceTable::novelty). All ways of asking one or two of them are compared.

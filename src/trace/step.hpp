@@ -28,8 +28,8 @@ struct Row {
     bool operator==(const Row&) const = default;
 };
 
-// What a request asked to verify; its row has the first `nodes` of these. Who proposed each node, the
-// root's entry first and 0: not in traces of before that was known.
+// What a request asked to verify; its row has the first `nodes` of these. Who proposed each node,
+// the root's entry first and 0: not in traces of before that was known.
 struct Tree {
     std::int64_t request = 0;
     std::vector<std::int32_t> tokens, parents;

@@ -22,9 +22,21 @@ inline Header sample_header() {
     header.kv_format = "fp8_token";
     header.threads = 3;
     header.sampling_version = 1;
-    header.settings = {65,       1024, 8,    1024,  512,  1024,  1 << 24,
-                       512,      256,  true, false, true, ~0ull, Grant::everything,
-                       {"ngram"}};
+    header.settings = {65,
+                       1024,
+                       8,
+                       1024,
+                       512,
+                       1024,
+                       1 << 24,
+                       512,
+                       256,
+                       true,
+                       false,
+                       true,
+                       ~0ull,
+                       Grant::everything,
+                       {"ngram", "mtp"}};
     header.settings.max_step_splits = 64;
     return header;
 }
