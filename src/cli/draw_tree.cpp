@@ -20,7 +20,9 @@ std::optional<DrawnTree> verified(const trace::Step& step, const trace::Tree& tr
         if (row.request == tree.request && row.nodes > 0)
             nodes = static_cast<std::size_t>(row.nodes);
     if (nodes < 2 || nodes > tree.tokens.size() || nodes > tree.parents.size()) return std::nullopt;
-    DrawnTree drawn{.step = step.number, .request = tree.request};
+    DrawnTree drawn;
+    drawn.step = step.number;
+    drawn.request = tree.request;
     for (std::size_t i = 0; i < nodes; ++i) {
         if (i > 0 && (tree.parents[i] < 0 || tree.parents[i] >= static_cast<std::int32_t>(i)))
             return std::nullopt;
