@@ -3,6 +3,8 @@
 // words → BPE.
 #include "text/tokenizer.hpp"
 
+#include <algorithm>
+
 #include "base/at.hpp"
 #include "base/mapped_file.hpp"
 #include "text/model.hpp"
@@ -12,13 +14,6 @@ namespace espalier::text {
 namespace {
 
 constexpr std::size_t kMaxTextBytes = 256u << 20;
-
-// Python's str.isspace(), which Kimi's cuts are defined by.
-bool is_python_space(std::uint32_t c) {
-    return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 ||
-           c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 ||
-           c == 0x202F || c == 0x205F || c == 0x3000;
-}
 
 // Where Kimi's encode() ends the chunk that begins at text[0].
 std::size_t published_cut(std::string_view text, const PublishedCuts& cuts,
@@ -43,10 +38,13 @@ std::size_t published_cut(std::string_view text, const PublishedCuts& cuts,
 
 class Encoder {
   public:
-    Encoder(const Tokenizer::Model& model, SpecialTokens special)
-        : model_(model), special_(special) {}
+    // plain: where no added token may lie, ascending and apart.
+    Encoder(const Tokenizer::Model& model, SpecialTokens special,
+            std::span<const ByteRange> plain = {})
+        : model_(model), special_(special), plain_(plain) {}
 
     Expected<std::vector<TokenId>> run(std::string_view text) {
+        whole_ = text;
         if (!model_.cuts) {
             ESPALIER_RETURN_IF_ERROR(encode_chunk(text));
             return std::move(ids_);
@@ -74,13 +72,34 @@ class Encoder {
     Expected<void> between(const AddedTokenTrie& trie, std::string_view text, Other&& other) {
         std::size_t from = 0;
         while (!trie.empty()) {
-            const auto match = trie.find(text, from);
+            const auto match = find_outside_plain(trie, text, from);
             if (!match) break;
             ESPALIER_RETURN_IF_ERROR(other(text.substr(from, match->begin - from)));
             ids_.push_back(match->id);
             from = match->end;
         }
         return other(text.substr(from));
+    }
+
+    // The trie's first match that touches no plain range: each gap between them is searched as if
+    // it were all there is, so a longer token that would reach into one does not hide a shorter.
+    std::optional<AddedTokenTrie::Match> find_outside_plain(const AddedTokenTrie& trie,
+                                                            std::string_view text,
+                                                            std::size_t from) const {
+        const auto offset = static_cast<std::size_t>(text.data() - whole_.data());
+        auto range = std::ranges::upper_bound(plain_, offset + from, {}, &ByteRange::end);
+        while (from < text.size()) {
+            const std::size_t gap_end =
+                range == plain_.end()
+                    ? text.size()
+                    : std::min(range->begin - std::min(range->begin, offset), text.size());
+            if (from < gap_end)
+                if (const auto match = trie.find(text.substr(0, gap_end), from)) return match;
+            if (range == plain_.end()) break;
+            from = std::max(from, range->end - offset);
+            ++range;
+        }
+        return std::nullopt;
     }
 
     Expected<void> encode_plain(std::string_view text) {
@@ -101,6 +120,8 @@ class Encoder {
 
     const Tokenizer::Model& model_;
     SpecialTokens special_;
+    std::span<const ByteRange> plain_;
+    std::string_view whole_;  // what plain_ counts in
     std::string prefixed_;
     std::vector<PreTokenizer::Word> words_;
     std::vector<TokenId> ids_;
@@ -153,12 +174,8 @@ Expected<Tokenizer> Tokenizer::load(const std::filesystem::path& directory) {
                     directory.string());
     }();
     if (!tokenizer) return tokenizer;
-    ESPALIER_ASSIGN_OR_RETURN(auto own_file, read("chat_template.jinja"));
-    if (!own_file) return tokenizer;
-    if (own_file->empty())
-        return fail(ErrorKind::invalid, "{}: empty, expected a chat template",
-                    (directory / "chat_template.jinja").string());
-    tokenizer->model_->chat_template = std::move(*own_file);
+    ESPALIER_ASSIGN_OR_RETURN(auto own_file, read_chat_template_file(directory));
+    if (own_file) tokenizer->model_->chat_template = std::move(*own_file);
     return tokenizer;
 }
 
@@ -176,6 +193,16 @@ Expected<std::vector<TokenId>> Tokenizer::encode(std::string_view text,
     std::string valid;
     append_valid_utf8(text, /*keep_unfinished=*/false, valid);
     return Encoder(*model_, special).run(valid);
+}
+
+Expected<std::vector<TokenId>> Tokenizer::encode_mixed(std::string_view text,
+                                                       std::span<const ByteRange> plain) const {
+    if (text.size() > kMaxTextBytes)
+        return fail(ErrorKind::exhausted, "a text of {} bytes, more than the limit of {}",
+                    text.size(), kMaxTextBytes);
+    if (const std::size_t valid = valid_utf8_prefix(text); valid != text.size())
+        return fail(ErrorKind::invalid, "the text is not valid UTF-8 at byte {}", valid);
+    return Encoder(*model_, SpecialTokens::parsed, plain).run(text);
 }
 
 std::string Tokenizer::decode(std::span<const TokenId> ids, bool skip_special) const {

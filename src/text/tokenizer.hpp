@@ -24,6 +24,13 @@ enum class SpecialTokens {
     parsed,  // added tokens are recognised (text made by a chat template)
 };
 
+// Bytes [begin, end) of a text.
+struct ByteRange {
+    std::size_t begin = 0;
+    std::size_t end = 0;
+    bool operator==(const ByteRange&) const = default;
+};
+
 class Tokenizer {
   public:
     // tokenizer.json, or tiktoken.model + tokenizer_config.json, whichever the directory has.
@@ -45,6 +52,12 @@ class Tokenizer {
     // when it reads such text. Adds no bos. Thread-safe.
     Expected<std::vector<TokenId>> encode(std::string_view text,
                                           SpecialTokens special = SpecialTokens::as_text) const;
+
+    // One text of two origins: added tokens are recognised where they do not touch one of the
+    // `plain` ranges (ascending, apart from each other), which are what a user typed. Words go
+    // across the borders. The text is valid UTF-8. Thread-safe.
+    Expected<std::vector<TokenId>> encode_mixed(std::string_view text,
+                                                std::span<const ByteRange> plain) const;
 
     std::string decode(std::span<const TokenId> ids, bool skip_special = true) const;
     // The bytes of one token; empty for ids that stand for nothing.

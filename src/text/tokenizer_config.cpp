@@ -5,6 +5,7 @@
 #include <charconv>
 
 #include "base/json.hpp"
+#include "base/mapped_file.hpp"
 #include "text/json_fields.hpp"
 #include "text/vocabulary.hpp"
 
@@ -99,6 +100,16 @@ Expected<TokenizerConfig> parse_tokenizer_config(std::optional<std::string_view>
     }
     ESPALIER_ASSIGN_OR_RETURN(config.chat_template, read_chat_template(root, name));
     return config;
+}
+
+Expected<std::optional<std::string>> read_chat_template_file(
+    const std::filesystem::path& directory) {
+    const std::filesystem::path path = directory / "chat_template.jinja";
+    ESPALIER_ASSIGN_OR_RETURN(auto file,
+                              read_optional_text_file(path, VocabularyLimits::kFileBytes));
+    if (file && file->empty())
+        return fail(ErrorKind::invalid, "{}: empty, expected a chat template", path.string());
+    return file;
 }
 
 }  // namespace espalier::text

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -29,5 +30,10 @@ struct TokenizerConfig {
 // Without a text everything is absent. `name` is the file's name for error messages.
 Expected<TokenizerConfig> parse_tokenizer_config(std::optional<std::string_view> json_text,
                                                  std::string_view name);
+
+// The directory's chat_template.jinja, which goes before the template of tokenizer_config.json;
+// nothing where there is no such file.
+Expected<std::optional<std::string>> read_chat_template_file(
+    const std::filesystem::path& directory);
 
 }  // namespace espalier::text

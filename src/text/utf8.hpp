@@ -39,6 +39,13 @@ constexpr std::uint32_t code_point_at(std::string_view valid_text, std::size_t a
     }
 }
 
+// Python's str.isspace(): what its strip() and split() go by, and Kimi's published encode().
+constexpr bool is_python_space(std::uint32_t c) {
+    return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 ||
+           c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 ||
+           c == 0x202F || c == 0x205F || c == 0x3000;
+}
+
 // code_point ≤ 0x10FFFF
 void append_code_point(std::uint32_t code_point, std::string& out);
 
