@@ -71,7 +71,7 @@ TEST(Runtime, OptionsChangeTheWorkAndNotTheText) {
     for (int i = 0; i < 4; ++i) {
         RuntimeOptions options = sapling_options();
         options.engine.hash_seed = 1234 + i;
-        if (i == 1) options.engine.speculate = "off";
+        if (i == 1) options.engine.speculate = {"off"};
         if (i == 2) options.engine.prefix_cache = false;
         if (i == 3) options.engine.sizes.step_tokens = 1;
         auto other = Runtime::open(options);
@@ -137,7 +137,7 @@ TEST(Runtime, RefusesBeforeTheWeightsAreRead) {
     options.load.threads = 5000;
     EXPECT_EQ(refusal(options), "threads: 5000, not within 1…1024 (or 0: all cores)");
     options = sapling_options();
-    options.engine.speculate = "tea leaves";
+    options.engine.speculate = {"tea leaves"};
     EXPECT_EQ(refusal(options), "speculate: tea leaves, not one of ngram, off");
 }
 
