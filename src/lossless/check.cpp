@@ -114,10 +114,17 @@ class Check {
     }
 
     Expected<void> make_stepper() {
-        ESPALIER_ASSIGN_OR_RETURN(
-            auto target, engine::ModelTarget::create(subject_.model, limits_.sizes.page_count));
-        engine::StepperParts parts{
-            std::move(target), subject_.tokenizer, {}, [this] { return now_ += 1000; }};
+        Subject::Parts made;
+        if (work_.own_drafters) {
+            ESPALIER_ASSIGN_OR_RETURN(made, subject_.make_parts(work_.settings.schedule));
+        } else {
+            ESPALIER_ASSIGN_OR_RETURN(
+                made.target, engine::ModelTarget::create(subject_.model, limits_.sizes.page_count));
+        }
+        memory_ = std::move(made.memory);
+        engine::StepperParts parts{std::move(made.target), subject_.tokenizer,
+                                   std::move(made.drafters), [this] { return now_ += 1000; }};
+        parts.taps = made.taps;
         if (work_.ngram)
             parts.drafters.push_back(
                 std::make_unique<speculate::NgramDrafter>(speculate::NgramLimits{}));
@@ -245,6 +252,7 @@ class Check {
     engine::RequestLimits limits_;
     std::vector<Case> cases_;
     std::vector<std::vector<std::int32_t>> texts_;  // prompts with their plain outputs
+    std::shared_ptr<void> memory_;                  // of what the stepper is made of
     std::unique_ptr<engine::Stepper> stepper_;
     schedule::Time now_ = 0;
     Verdict verdict_;

@@ -238,6 +238,11 @@ class Generator {
     // asked. (Not from the generator's random bits, which would make other workloads of old seeds.)
     void add_drafters() {
         Random random(work_.settings.schedule.hash_seed);
+        if (subject_.make_parts) {
+            work_.own_drafters = true;
+            work_.settings.schedule.reserve_windows = true;
+            return;
+        }
         if (!random.chance(0.33)) return;
         const RandomDrafterOptions kinds[] = {
             {.truth = 0.8, .silence = 0, .truth_last = true},

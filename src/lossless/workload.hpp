@@ -34,7 +34,8 @@ struct WorkloadRequest {
 struct Workload {
     std::uint64_t seed = 0;
     engine::StepperSettings settings;
-    bool ngram = false;          // the n-gram drafter takes part
+    bool own_drafters = false;   // the model's own take part
+    bool ngram = false;          // the n-gram drafter too
     bool random_drafter = true;  // and the random one
     RandomDrafterOptions drafter;
     std::vector<RandomDrafterOptions>

@@ -19,11 +19,6 @@ constexpr std::array<DraftShape, 4> kFirstShapes = {{DraftPlanner::kFirstShape,
                                                      {.depth = 2, .width = 4, .nodes = 9},
                                                      {.depth = 4, .width = 2, .nodes = 9}}};
 
-// One pass: all choices of a drafter are compared with what is drawn, verified or not.
-constexpr DraftShape kProbeShape = {.depth = DraftPlanner::kProbe.depth,
-                                    .width = DraftPlanner::kProbe.width,
-                                    .nodes = 1 + ExpectedTree::kKept};
-
 DraftShape within(const DraftShape& shape, std::int32_t max_drafts) {
     if (max_drafts < 1) return DraftPlanner::kNotAsked;
     return {.depth = std::min(shape.depth, max_drafts),
@@ -260,7 +255,7 @@ void DraftPlanner::probe(const PlanQuestion& q, DrafterId drafter) {
     if (!off_[drafter].spend(q.times[drafter]->seconds(1, rows))) return;
     probes_[drafter] = true;
     for (std::size_t row = 0; row < q.rows.size(); ++row)
-        shapes_[drafter][row] = within(kProbeShape, q.rows[row].max_drafts);
+        shapes_[drafter][row] = within(kProbe, q.rows[row].max_drafts);
 }
 
 void DraftPlanner::plan(const PlanQuestion& q) {
@@ -279,7 +274,8 @@ void DraftPlanner::plan(const PlanQuestion& q) {
     std::size_t asked_count = 0;
     for (std::size_t i = 0; i < count; ++i) {
         add(q, known[i], without_, alone_);
-        if (alone_.outlook.rate <= 0) continue;
+        // One that loses alone does not win as the first of two.
+        if (alone_.outlook.rate <= without_.outlook.rate) continue;
         apply(q, known[i], alone_, with_one_);
         if (alone_.outlook.rate > best) {
             best = alone_.outlook.rate;

@@ -60,7 +60,8 @@ class DraftPlanner {
     // cost is told from a token's.
     static constexpr DraftShape kFirstShape = {.depth = 3, .width = 1, .nodes = 4};
     static constexpr DraftShape kNotAsked = {.depth = 0, .width = 0, .nodes = 1};
-    static constexpr DraftShape kProbe = {.depth = 1, .width = 1, .nodes = 2};
+    // One pass: all its choices are compared with what is drawn, verified or not.
+    static constexpr DraftShape kProbe = {.depth = 1, .width = 1, .nodes = 1 + ExpectedTree::kKept};
 
     // shape(drafter, row) until the next plan. Where nothing pays, a probe now and then.
     void plan(const PlanQuestion& question);
