@@ -127,9 +127,9 @@ double relative_error(std::span<const float> got, std::span<const float> want) {
 }
 
 // Runs a golden's tokens through a DraftModel as ModelDrafter does.
-class Run {
+class GoldenRun {
   public:
-    explicit Run(const Golden& golden)
+    explicit GoldenRun(const Golden& golden)
         : golden_(golden),
           subject_(golden),
           committed_(golden.ints("committed")),
@@ -245,7 +245,7 @@ class DraftParity : public testing::TestWithParam<const char*> {};
 
 TEST_P(DraftParity, MatchesThePlainRestatement) {
     const Golden golden = read_golden(GetParam());
-    Run run(golden);
+    GoldenRun run(golden);
     const std::vector<float> keys = run.write_committed();
     ASSERT_EQ(keys.size(), golden.keys.size());
     const double key_error = relative_error(keys, golden.keys);
