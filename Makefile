@@ -1,6 +1,7 @@
 # The front door. `make demo` and `make test` each do all their set-up on a fresh Debian 12.
 JOBS ?= $(shell nproc)
 DEMO_MODEL ?= models/sapling
+DEMO_DRAFT ?= models/sapling-eagle3
 # Configures, builds and tests a workflow of CMakePresets.json.
 WORKFLOW = CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) CTEST_PARALLEL_LEVEL=$(JOBS) cmake --workflow --preset
 
@@ -9,11 +10,11 @@ WORKFLOW = CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) CTEST_PARALLEL_LEVEL=$(JOBS) cmake
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 
-## make demo       install what running needs, build, and let Sapling (models/sapling) write
+## make demo       install what running needs, build, and let Sapling write without and with speculation
 demo:
 	@tools/setup.sh run
 	@$(MAKE) --no-print-directory build TARGETS=espalier TESTS=OFF
-	@tools/demo.sh build/cpu/espalier $(DEMO_MODEL)
+	@tools/demo.sh build/cpu/espalier $(DEMO_MODEL) $(DEMO_DRAFT)
 
 ## make serve      install what running needs, build, and serve Sapling on http://127.0.0.1:8000
 serve:

@@ -45,6 +45,7 @@ class ModelDrafter final : public speculate::Drafter {
         std::unique_ptr<Network> network, const Machine& machine, const PassLimits& limits,
         const DraftCache& cache, const model::Taps& taps, std::int64_t vocabulary);
 
+    std::string_view name() const override { return model_->network().name(); }
     speculate::DrafterNeeds needs() const override {
         return {.hidden_states = true, .draft_cache = true, .passes = true};
     }
