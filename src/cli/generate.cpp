@@ -186,27 +186,31 @@ Json tops_json(std::span<const accept::TokenLogprob> tops, const text::Tokenizer
     return list;
 }
 
-// Who had drafted an accepted token.
-Json draft_json(const DraftOrigin& origin, const std::vector<std::string>& drafters) {
-    Json who = Json::array();
-    for (std::size_t d = 0; d < drafters.size(); ++d)
-        if ((origin.drafters >> d & 1) != 0) who.push_back(drafters[d]);
-    return {{"drafters", std::move(who)},
-            {"from", drafters.at(origin.drafter)},
-            {"depth", origin.depth},
-            {"rank", origin.rank}};
+// The accepted tokens that had been drafted, by index, and who had drafted them.
+Json drafts_json(const accept::Emission& emission, const std::vector<std::string>& drafters) {
+    Json list = Json::array();
+    for (std::size_t i = 0; i < emission.tokens.size(); ++i) {
+        const DraftOrigin& origin = emission.tokens[i].origin;
+        if (!origin.drafted()) continue;
+        Json who = Json::array();
+        for (std::size_t d = 0; d < drafters.size(); ++d)
+            if ((origin.drafters >> d & 1) != 0) who.push_back(drafters[d]);
+        list.push_back({{"token", i},
+                        {"drafters", std::move(who)},
+                        {"from", drafters.at(origin.drafter)},
+                        {"depth", origin.depth},
+                        {"rank", origin.rank}});
+    }
+    return list;
 }
 
-Json logprobs_json(const accept::Emission& emission, const text::Tokenizer& tokenizer,
-                   const std::vector<std::string>& drafters) {
+Json logprobs_json(const accept::Emission& emission, const text::Tokenizer& tokenizer) {
     const std::size_t top =
         emission.tokens.empty() ? 0 : emission.top.size() / emission.tokens.size();
     Json list = Json::array();
     for (std::size_t i = 0; i < emission.tokens.size(); ++i) {
         Json one = token_json(emission.tokens[i].token, emission.tokens[i].logprob, tokenizer);
         one["top"] = tops_json(std::span(emission.top).subspan(i * top, top), tokenizer);
-        if (const DraftOrigin& origin = emission.tokens[i].origin; origin.drafted())
-            one["draft"] = draft_json(origin, drafters);
         list.push_back(std::move(one));
     }
     return list;
@@ -245,8 +249,8 @@ void report_json(const Options& options, const runtime::LoadedModel& loaded,
         Json one = {{"text", choice.emission.text},
                     {"tokens", std::move(tokens)},
                     {"finish_reason", reason_of(choice)}};
-        if (options.logprobs)
-            one["logprobs"] = logprobs_json(choice.emission, tokenizer, result.drafters);
+        if (options.logprobs) one["logprobs"] = logprobs_json(choice.emission, tokenizer);
+        if (!result.drafters.empty()) one["drafts"] = drafts_json(choice.emission, result.drafters);
         list.push_back(std::move(one));
     }
     Json object = list.size() == 1 ? list[0] : Json{{"choices", list}};

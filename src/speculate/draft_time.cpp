@@ -18,6 +18,12 @@ void DraftTime::observe(std::int32_t levels, std::int64_t tokens, double seconds
         return;
     }
     const double predicted = this->seconds(levels, tokens);
+    // The first calls find memory cold and a prompt's tokens waiting: the cheapest of them counts.
+    if (constexpr std::int64_t kCold = 4; calls_ <= kCold && seconds < predicted) {
+        per_level_ *= seconds / predicted;
+        per_token_ *= seconds / predicted;
+        return;
+    }
     const double rate = std::max(0.1, 1 / static_cast<double>(calls_));
     const double step = rate * std::clamp(seconds / predicted - 1, -1.0, 1.0);
     const double of_levels = level_count * per_level_ / predicted;

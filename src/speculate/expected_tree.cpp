@@ -20,15 +20,18 @@ ExpectedTree::ExpectedTree(const AcceptanceTable& table, DrafterId drafter, bool
     Chances chances;
     for (std::int32_t depth = 1; depth <= kLevels; ++depth) {
         std::array<double, kRankClasses> one;
-        double sum = 0;
-        for (std::int32_t rank = 0; rank < kRankClasses; ++rank)
-            sum += one[static_cast<std::size_t>(rank)] =
-                bias * table.expected(drafter, depth, rank, coupled);
-        // Siblings exclude each other: their chances may not add up to more than certainty.
-        const double scale = kLargestSum / std::max(kLargestSum, sum);
+        double others = 0;
+        for (std::int32_t rank = 0; rank < kRankClasses; ++rank) {
+            const double chance = bias * table.expected(drafter, depth, rank, coupled);
+            one[static_cast<std::size_t>(rank)] = std::min(chance, kLargestSum);
+            others += rank > 0 ? chance : 0;
+        }
+        // Siblings exclude each other: what the first choice leaves is all there is for the others.
+        // (They may never have been seen, and be a guess.)
+        const double scale = std::min(1.0, (kLargestSum - one[0]) / std::max(others, 1e-9));
         auto& scaled = chances[static_cast<std::size_t>(depth - 1)];
         for (std::size_t rank = 0; rank < one.size(); ++rank)
-            scaled[rank] = static_cast<float>(one[rank] * scale);
+            scaled[rank] = static_cast<float>(rank == 0 ? one[0] : one[rank] * scale);
     }
     for (std::size_t width = 0; width < kWidths.size(); ++width)
         grow(chances, kWidths[width], widths_[width]);

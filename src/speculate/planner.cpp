@@ -230,16 +230,17 @@ void DraftPlanner::keep(const PlanQuestion& q, DrafterId drafter, const Addition
     }
 }
 
-// A drafter whose cost is hardly known is asked for its first shapes, unless one call has shown
-// that the next would take longer than a step.
+// A drafter whose cost is hardly known is asked for its first shapes, unless what it took so far
+// says that the next would take as long as many steps. (The first calls find memory cold.)
 bool DraftPlanner::plan_first(const PlanQuestion& q, DrafterId drafter) {
     std::size_t& calls = first_calls_.at(drafter);
     if (calls == kFirstShapes.size()) return false;
     const DraftShape shape = kFirstShapes[calls];
     const auto rows = static_cast<std::int64_t>(q.rows.size());
     const DraftTime& time = *q.times[drafter];
-    if (time.known() && time.seconds(shape.depth, rows * (1 + (shape.depth - 1) * shape.width)) >
-                            q.target.seconds(q.load.size)) {
+    constexpr double kManySteps = 8;
+    if (calls > 1 && time.seconds(shape.depth, rows * (1 + (shape.depth - 1) * shape.width)) >
+                         kManySteps * q.target.seconds(q.load.size)) {
         calls = kFirstShapes.size();
         return false;
     }

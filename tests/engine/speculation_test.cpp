@@ -102,19 +102,17 @@ class TextDrafter final : public speculate::Drafter {
             std::int32_t node = 0;
             const std::int32_t depth = std::min(call.shape.depth, call.shape.nodes - 1);
             for (std::int32_t level = 0; level < depth; ++level) {
-                // The wrong choice comes first, and alone where only one may be made.
+                // The wrong choice comes first; a single node a level is gone on from it.
+                std::int32_t first = -1;
                 if (habits_.second_branch) {
-                    const std::int32_t wrong = call.proposal->add(node, wrong_, 0.6f);
-                    if (call.shape.width < 2) {
-                        node = wrong;
-                        continue;
-                    }
-                    if (call.proposal->tree.size() >= call.shape.nodes) break;
+                    if (call.proposal->tree.size() + 1 >= call.shape.nodes) break;
+                    first = call.proposal->add(node, wrong_, 0.6f);
                 }
                 const auto next = static_cast<std::size_t>(call.root_position + 1 + level);
                 const std::int32_t token =
                     habits_.right && next < text_.size() ? text_[next] : wrong_;
                 node = call.proposal->add(node, token, habits_.second_branch ? 0.3f : 0.9f);
+                if (first >= 0 && call.shape.width < 2) node = first;
             }
             levels = std::max(levels, depth);
         }

@@ -141,8 +141,11 @@ TEST(Planner, ADrafterOfUnknownCostIsAskedForLittle) {
     fresh.ask({fresh.row()});
     EXPECT_EQ(fresh.planner.shape(0, 0), DraftPlanner::kFirstShape);
     EXPECT_FALSE(fresh.planner.probes(0));
-    // One call of three levels took three seconds: no other shape is tried for its own sake.
+    // Two calls took a second for each level: no other shape is tried for its own sake.
     fresh.times[0].observe(3, 3, 3.0);
+    fresh.ask({fresh.row()});
+    EXPECT_EQ(fresh.planner.shape(0, 0).depth, 1);
+    fresh.times[0].observe(1, 1, 1.0);
     fresh.ask({fresh.row()});
     EXPECT_EQ(fresh.planner.shape(0, 0).depth, 0);
 }
