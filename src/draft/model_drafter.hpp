@@ -66,6 +66,7 @@ class ModelDrafter final : public speculate::Drafter {
     ModelDrafter(std::unique_ptr<DraftModel> model, const PassLimits& limits,
                  const DraftCache& cache, const model::Taps& taps, LevelDraws draws);
     Expected<void> allocate(const PassLimits& limits);
+    Expected<void> warm_up();
 
     struct TokenArrays;
     Expected<void> log_taps(std::span<const speculate::Extension> extensions);
