@@ -22,7 +22,8 @@
 namespace espalier::cli {
 namespace {
 
-// Tokens of a step, where nothing else is said. docs/server.md has the measurement.
+// Tokens of a step, where nothing else is said: a prompt quantum of 512 and 256 for roots and
+// drafts. Others' prompts hold a stream up for one such step at most.
 constexpr std::int64_t kStepTokens = 768;
 
 struct Options {
