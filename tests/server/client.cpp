@@ -35,6 +35,9 @@ std::vector<std::string> Answer::events() const {
 }
 
 Client::Client(std::uint16_t port) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    // A small one, so that what a silent reader leaves behind fills it soon.
+    const int receive_bytes = 16 << 10;
+    ::setsockopt(socket_, SOL_SOCKET, SO_RCVBUF, &receive_bytes, sizeof receive_bytes);
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_port = htons(port);
