@@ -29,7 +29,7 @@ struct Options {
     std::string prompt = "32-512";
     std::string output = "16-128";
     std::vector<std::int64_t> concurrency = {8};
-    std::vector<std::string> speculate = {"ngram"};
+    std::vector<std::string> speculate = {"auto"};
     EngineFlags engine;
     int rounds = 1;
     std::string table = "md";

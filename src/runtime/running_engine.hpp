@@ -24,7 +24,7 @@ namespace espalier::runtime {
 // Everything about an engine that a user may choose.
 struct EngineOptions {
     SizeOptions sizes;
-    std::vector<std::string> speculate = {"ngram"};  // of kDrafterNames; see choose_drafters
+    std::vector<std::string> speculate = {"auto"};  // of kDrafterNames; see choose_drafters
     engine::NodeGrant grant = engine::NodeGrant::measured;
     engine::Coupling coupling = engine::Coupling::measured;
     // See schedule::SchedulerOptions.
