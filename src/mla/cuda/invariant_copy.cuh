@@ -29,6 +29,7 @@ class InvariantCopier {
         Item item;
 #pragma unroll 1
         while (next(item)) feeder_.fetch(item);
+        __syncwarp();  // all lanes look at what the first has put off
 #pragma unroll 1
         for (int i = 0; i < deferred_; ++i) feeder_.tell(feeder_.deferred()[i]);
         feeder_.end();

@@ -59,12 +59,13 @@ class RowGroups {
         } else if (shape.mask == MaskKind::tree) {
             history_ = history_keys(p, row, shape);
             reach_ = min(shape.keys, history_ + static_cast<int>(kMaxTail));
-            if (split_rule_of(history_) != split_rule_of(reach_)) count_ = shape.tokens;
+            alone_ = split_rule_of(history_) != split_rule_of(reach_);
+            if (alone_) count_ = shape.tokens;
         } else if (shape.mask == MaskKind::dense && p.rows.custom_mask != nullptr) {
             count_ = shape.tokens;
             reach_ = shape.keys;
         }
-        alone_ = shape.mask == MaskKind::dense || (shape.mask == MaskKind::tree && count_ > 1);
+        if (shape.mask == MaskKind::dense) alone_ = true;
     }
     __device__ int count() const { return count_; }
 
