@@ -1,19 +1,26 @@
 # The front door. `make demo` and `make test` each do all their set-up on a fresh Debian 12.
 JOBS ?= $(shell nproc)
 DEMO_MODEL ?= models/sapling
+DEMO_DRAFT ?= models/sapling-eagle3
 # Configures, builds and tests a workflow of CMakePresets.json.
 WORKFLOW = CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) CTEST_PARALLEL_LEVEL=$(JOBS) cmake --workflow --preset
 
-.PHONY: help demo test test-long build asan tsan fuzz cuda gpu-test install format format-check clean
+.PHONY: help demo serve test test-long test-clients build asan tsan fuzz cuda gpu-test install format format-check clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 
-## make demo       install what running needs, build, and let Sapling (models/sapling) write
+## make demo       install what running needs, build, and let Sapling write without and with speculation
 demo:
 	@tools/setup.sh run
 	@$(MAKE) --no-print-directory build TARGETS=espalier TESTS=OFF
-	@tools/demo.sh build/cpu/espalier $(DEMO_MODEL)
+	@tools/demo.sh build/cpu/espalier $(DEMO_MODEL) $(DEMO_DRAFT)
+
+## make serve      install what running needs, build, and serve Sapling on http://127.0.0.1:8000
+serve:
+	@tools/setup.sh run
+	@$(MAKE) --no-print-directory build TARGETS=espalier TESTS=OFF
+	build/cpu/espalier serve $(DEMO_MODEL)
 
 ## make test       install what testing needs, build, run the quick tests
 test:
@@ -26,6 +33,15 @@ test-long:
 	@tools/setup.sh long
 	@$(MAKE) --no-print-directory build TESTS=ON PYTHON=$(CURDIR)/.venv/bin/python3
 	ctest --preset long
+
+## make test-clients  the server with the official OpenAI client (PyPI, installed outside the tree)
+CLIENTS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/espalier/clients
+test-clients:
+	@tools/setup.sh long
+	@$(MAKE) --no-print-directory build TARGETS=espalier
+	@test -x $(CLIENTS)/bin/python3 || python3 -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/pip install -q --disable-pip-version-check openai==3.49.0
+	$(CLIENTS)/bin/python3 tests/clients/openai_client_test.py build/cpu/espalier $(DEMO_MODEL)
 
 ## make build      build/cpu/espalier and the tests, without set-up
 build:

@@ -52,7 +52,8 @@ ops::CommittedCounts RequestProgress::committed_counts() const {
 }
 
 std::optional<Finish> RequestProgress::commit(const ops::Draw& draw,
-                                              std::span<const TokenLogprob> top, Emission& out) {
+                                              std::span<const TokenLogprob> top, Emission& out,
+                                              const DraftOrigin& origin) {
     const OutputOptions& options = rules_.options();
     CHECK(!finish_, "token {} after the end of its request", draw.token);
     CHECK(draw.flag == ops::DrawFlag::fine && draw.token >= 0, "token {} with flag {}", draw.token,
@@ -65,7 +66,7 @@ std::optional<Finish> RequestProgress::commit(const ops::Draw& draw,
 
     ++usage_.completion_tokens;
     if (counts_) counts_->add(draw.token);
-    held_tokens_.push_back({{draw.token, draw.logprob, decoded_bytes_}, 0});
+    held_tokens_.push_back({{draw.token, draw.logprob, decoded_bytes_, origin}, 0});
     held_top_.insert(held_top_.end(), top.begin(), top.end());
     std::optional<StopMatch> match;
     if (!ends || options.include_stop) match = take_text(decoder_.push(draw.token));
@@ -95,6 +96,12 @@ void RequestProgress::count_step(std::int32_t drafted, std::int32_t accepted) {
     usage_.drafted += drafted;
     usage_.accepted += accepted;
     for (std::int32_t depth = 1; depth <= accepted; ++depth) ++at(usage_.accepted_at_depth, depth);
+}
+
+void RequestProgress::count_origin(const DraftOrigin& origin, bool accepted) {
+    if (!origin.drafted()) return;
+    ++at(usage_.drafted_from, origin.drafter);
+    if (accepted) ++at(usage_.accepted_from, origin.drafter);
 }
 
 std::optional<StopMatch> RequestProgress::take_text(std::string_view piece) {

@@ -31,6 +31,7 @@
 #include "accept/prompt_logprobs.hpp"
 #include "accept/stop_scanner.hpp"
 #include "accept/token_counts.hpp"
+#include "base/draft_origin.hpp"
 #include "ops/sampling.hpp"
 #include "text/tokenizer.hpp"
 
@@ -60,7 +61,12 @@ struct CommittedToken {
     // Bytes of text before this token's. Tokens that lie wholly in a stop string that was cut off
     // have an offset at or beyond the end of the text.
     std::int64_t text_offset = 0;
-    bool operator==(const CommittedToken&) const = default;
+    // The draft that was right about it, if one was. How soon a token was there is no part of what
+    // it is: two runs of a request may differ here, and compare equal.
+    DraftOrigin origin = {};
+    bool operator==(const CommittedToken& other) const {
+        return token == other.token && logprob == other.logprob && text_offset == other.text_offset;
+    }
 };
 
 // What a client may see now. Calls append; the owner clears it and so keeps its memory.
@@ -78,6 +84,9 @@ struct Usage {
     std::int64_t steps = 0;
     std::int64_t drafted = 0;   // nodes verified, roots aside
     std::int64_t accepted = 0;  // of these
+    // [d]: counted to drafter d (DraftOrigin); sums to drafted and accepted where drafters
+    // proposed.
+    std::array<std::int64_t, kMaxDrafters> drafted_from{}, accepted_from{};
     // [d]: steps that accepted a draft at depth d; [0] stays 0.
     std::array<std::int64_t, 64> accepted_at_depth{};
     bool operator==(const Usage&) const = default;
@@ -101,14 +110,17 @@ class RequestProgress {
     NodeCounts counts_at(std::span<const std::int32_t> path) const;
     ops::CommittedCounts committed_counts() const;
 
-    // Commits one drawn token (flag fine). top: [top_logprobs]. Returns the end if it is one.
+    // Commits one drawn token (flag fine). top: [top_logprobs]. origin: of the draft that has this
+    // token. Returns the end if it is one.
     std::optional<Finish> commit(const ops::Draw& draw, std::span<const TokenLogprob> top,
-                                 Emission& out);
+                                 Emission& out, const DraftOrigin& origin = {});
     // Ends the output where it stands: a failure, an interruption, or no token asked for. Text held
     // back is emitted, bytes of an unfinished code point are not.
     Finish end(FinishReason reason, Emission& out);
     // A verified tree: drafts in it, and how many of them the walk accepted.
     void count_step(std::int32_t drafted, std::int32_t accepted);
+    // Its drafts, each with its origin.
+    void count_origin(const DraftOrigin& origin, bool accepted);
 
     const std::optional<Finish>& finish() const { return finish_; }
     const Usage& usage() const { return usage_; }

@@ -13,6 +13,8 @@ void check_shapes(const TreeView& tree, const NodeDraws& draws, std::size_t top_
           kMaxNodes);
     CHECK(tree.tokens.size() == nodes && draws.draws.size() == nodes,
           "{} nodes, but {} tokens and {} draws", nodes, tree.tokens.size(), draws.draws.size());
+    CHECK(tree.origins.empty() || tree.origins.size() == nodes, "{} nodes, but {} origins", nodes,
+          tree.origins.size());
     CHECK(draws.top.size() == nodes * top_logprobs, "{} alternatives for {} nodes, not {} each",
           draws.top.size(), nodes, top_logprobs);
 }
@@ -71,7 +73,9 @@ WalkResult walk(const TreeView& tree, const NodeDraws& draws, RequestProgress& p
     check_shapes(tree, draws, top_logprobs);
     WalkResult result;
     const NodeList drawn = drawn_path(tree, draws);
-    for (const std::int32_t node : drawn.values()) {
+    const std::span<const std::int32_t> path = drawn.values();
+    for (std::size_t i = 0; i < path.size(); ++i) {
+        const std::int32_t node = path[i];
         result.path.push_back(node);
         if (const auto failure = failure_at(draws, node)) {
             result.finish = progress.end(*failure, out);
@@ -80,12 +84,20 @@ WalkResult walk(const TreeView& tree, const NodeDraws& draws, RequestProgress& p
         const auto at = static_cast<std::size_t>(node);
         const ops::Draw& draw = draws.draws[at];
         result.tokens.push_back(draw.token);
+        const DraftOrigin origin = i + 1 < path.size() ? tree.origin(path[i + 1]) : DraftOrigin{};
         result.finish =
-            progress.commit(draw, draws.top.subspan(at * top_logprobs, top_logprobs), out);
+            progress.commit(draw, draws.top.subspan(at * top_logprobs, top_logprobs), out, origin);
         if (result.finish) break;
     }
     const auto visited = static_cast<std::int32_t>(result.path.values().size());
     progress.count_step(tree.nodes() - 1, visited - 1);
+    std::size_t next = 1;  // on the path; both ascend
+    for (std::int32_t node = 1; node < tree.nodes(); ++node) {
+        const bool accepted =
+            next < result.path.values().size() && result.path.values()[next] == node;
+        progress.count_origin(tree.origin(node), accepted);
+        next += accepted ? 1 : 0;
+    }
     return result;
 }
 

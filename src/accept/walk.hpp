@@ -12,6 +12,7 @@
 
 #include "accept/request_progress.hpp"
 #include "base/at.hpp"
+#include "base/draft_origin.hpp"
 #include "base/limits.hpp"
 #include "ops/sampling.hpp"
 
@@ -19,12 +20,16 @@ namespace espalier::accept {
 
 // A tree as the walk reads it. Node 0 is the root; siblings hold different tokens.
 struct TreeView {
-    std::span<const std::int32_t> parents;  // [nodes], parents[i] < i; the root's is not read
-    std::span<const std::int32_t> tokens;   // [nodes]; the root's is not read
+    std::span<const std::int32_t> parents;      // [nodes], parents[i] < i; the root's is not read
+    std::span<const std::int32_t> tokens;       // [nodes]; the root's is not read
+    std::span<const DraftOrigin> origins = {};  // [nodes], or empty: not known
     std::int32_t nodes() const { return static_cast<std::int32_t>(parents.size()); }
     // -1: none. Looks from node + 1 on, since children lie behind their parent: a whole walk looks
     // at each node once.
     std::int32_t child_with(std::int32_t node, std::int32_t token) const;
+    DraftOrigin origin(std::int32_t node) const {
+        return origins.empty() ? DraftOrigin{} : at(origins, node);
+    }
 };
 
 // Up to 64 numbers in place: a step allocates nothing for its paths.

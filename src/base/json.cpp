@@ -4,11 +4,10 @@
 #include <nlohmann/json.hpp>
 
 namespace espalier {
-namespace {
 
-// Nesting is checked before parsing: one pass over the bytes, strings skipped. The parser itself
-// keeps an explicit stack, but destroying or walking a deep value recurses.
-Expected<void> check_depth(std::string_view text, std::string_view name, int max_depth) {
+// Strings are skipped. The parser itself keeps an explicit stack, but destroying or walking a deep
+// value recurses.
+Expected<void> check_json_depth(std::string_view text, std::string_view name, JsonLimits limits) {
     int depth = 0;
     bool in_string = false;
     for (std::size_t at = 0; at < text.size(); ++at) {
@@ -19,9 +18,9 @@ Expected<void> check_depth(std::string_view text, std::string_view name, int max
         } else if (c == '"') {
             in_string = true;
         } else if (c == '{' || c == '[') {
-            if (++depth > max_depth)
+            if (++depth > limits.max_depth)
                 return fail(ErrorKind::invalid, "{}: nested deeper than {} at byte {}", name,
-                            max_depth, at);
+                            limits.max_depth, at);
         } else if (c == '}' || c == ']') {
             --depth;
         }
@@ -29,12 +28,10 @@ Expected<void> check_depth(std::string_view text, std::string_view name, int max
     return {};
 }
 
-}  // namespace
-
 Expected<nlohmann::json> parse_json(std::string_view text, std::string_view name,
                                     JsonLimits limits) {
     if (text.empty()) return fail(ErrorKind::invalid, "{}: empty, expected JSON", name);
-    ESPALIER_RETURN_IF_ERROR(check_depth(text, name, limits.max_depth));
+    ESPALIER_RETURN_IF_ERROR(check_json_depth(text, name, limits));
     try {
         return nlohmann::json::parse(text.begin(), text.end());
     } catch (const nlohmann::json::exception& error) {

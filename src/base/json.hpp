@@ -14,7 +14,9 @@ struct JsonLimits {
     int max_depth = 64;
 };
 
-// `name` stands in error messages (a file name).
+// One pass over the bytes, before a parser sees them. `name` stands in error messages (a file
+// name).
+Expected<void> check_json_depth(std::string_view text, std::string_view name, JsonLimits limits);
 Expected<nlohmann::json> parse_json(std::string_view text, std::string_view name,
                                     JsonLimits limits = {});
 

@@ -105,7 +105,7 @@ using Block = std::vector<Statement>;
 
 // Statements in a scope of their own.
 struct ScopedBlock {
-    Block statements = {};
+    Block statements;
     std::vector<std::string> unset = {};  // names that begin undefined here (scope_analysis.hpp)
 };
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cli/command.hpp"
+#include "cli/draft_setting.hpp"
 #include "cli/engine_figures.hpp"
 #include "cli/engine_flags.hpp"
 #include "cli/engine_load.hpp"
@@ -34,25 +35,24 @@ struct Options {
     std::string table = "md";
 };
 
-// Names joined by +.
-std::vector<std::string> drafter_names(const std::string& joined) {
-    std::vector<std::string> names;
-    for (std::size_t begin = 0; begin <= joined.size();) {
-        const std::size_t end = std::min(joined.find('+', begin), joined.size());
-        names.push_back(joined.substr(begin, end - begin));
-        begin = end + 1;
-    }
-    return names;
-}
-
 struct Configuration {
     std::int64_t clients = 1;
-    std::string speculate;  // drafters, joined by +
+    std::string speculate;
+    DraftSetting drafts;  // what that says
     std::vector<LoadResult> rounds;
     std::string name() const {
         return fmt::format("{} client{} {}", clients, clients == 1 ? "" : "s", speculate);
     }
 };
+
+// The model's files without a draft that this way of drafting has no use for: another one has.
+runtime::ModelFiles files_for(const DraftSetting& setting, runtime::ModelFiles files) {
+    const auto names = [&](const char* name) {
+        return std::ranges::find(setting.drafters, name) != setting.drafters.end();
+    };
+    if (!names("eagle3") && !names("auto")) files.draft = nullptr;
+    return files;
+}
 
 // Pages for the longest request of every client, so that nothing is preempted.
 std::int64_t pages_for_clients(const std::vector<LoadRequest>& load, std::int64_t clients) {
@@ -70,7 +70,8 @@ class Bench {
         : options_(options), files_(files), loaded_(loaded), facts_(facts), load_(std::move(load)) {
         for (const std::int64_t clients : options.concurrency)
             for (const std::string& speculate : options.speculate)
-                configurations_.push_back({clients, speculate, {}});
+                configurations_.push_back(
+                    {clients, speculate, *DraftSetting::parse(speculate), {}});
     }
 
     Expected<std::vector<Configuration>> run() {
@@ -96,17 +97,20 @@ class Bench {
         return {one};
     }
 
-    Expected<LoadResult> measure(const Configuration& one, const std::vector<LoadRequest>& load,
+    Expected<LoadResult> measure(const Configuration& one, std::vector<LoadRequest> load,
                                  const std::string& trace) {
+        for (LoadRequest& request : load) one.drafts.apply_to(request.request);
         runtime::EngineOptions engine = options_.engine.engine;
-        engine.speculate = drafter_names(one.speculate);
+        engine.speculate = one.drafts.drafters;
+        engine.coupling = one.drafts.coupling;
         engine.trace = trace;
         if (engine.sizes.rows == 0) engine.sizes.rows = one.clients;
         if (engine.sizes.pages == 0) engine.sizes.pages = pages_for_clients(load_, one.clients);
         ESPALIER_ASSIGN_OR_RETURN(const EngineSizes sizes,
                                   runtime::derive_sizes(engine.sizes, facts_));
-        ESPALIER_ASSIGN_OR_RETURN(runtime::RunningEngine running,
-                                  runtime::RunningEngine::start(files_, loaded_, sizes, engine));
+        ESPALIER_ASSIGN_OR_RETURN(
+            runtime::RunningEngine running,
+            runtime::RunningEngine::start(files_for(one.drafts, files_), loaded_, sizes, engine));
         StatusLine status;
         auto result = run_load(running.engine(), load, one.clients, [&](std::int64_t done) {
             status.update("round {} of {}, {}: {} of {} requests", round_ + 1, options_.rounds,
@@ -181,8 +185,10 @@ Expected<void> run(Options options) {
                               runtime::ModelFiles::open(options.model, options.engine.draft));
     runtime::DrafterChoice drafters;  // of all configurations
     for (const std::string& speculate : options.speculate) {
-        ESPALIER_ASSIGN_OR_RETURN(const runtime::DrafterChoice one,
-                                  runtime::choose_drafters(drafter_names(speculate), files));
+        ESPALIER_ASSIGN_OR_RETURN(const DraftSetting setting, DraftSetting::parse(speculate));
+        ESPALIER_ASSIGN_OR_RETURN(
+            const runtime::DrafterChoice one,
+            runtime::choose_drafters(setting.drafters, files_for(setting, files)));
         drafters.mtp = drafters.mtp || one.mtp;
         drafters.eagle3 = drafters.eagle3 || one.eagle3;
     }
@@ -245,11 +251,16 @@ void add_load_flags(CLI::App& command, Options& options) {
         ->capture_default_str();
     CLI::Option* text = command.add_option(
         "--text", options.load.text, "File that prompts are cut from; otherwise random tokens");
+    CLI::Option* prompts =
+        command.add_option("--prompts", options.load.prompts, "JSON lines with a prompt each")
+            ->excludes(prompt)
+            ->excludes(text);
     command
         .add_option("--completions", options.load.completions,
                     "JSON lines with prompt and completion: outputs are these completions")
         ->excludes(prompt)
         ->excludes(output)
+        ->excludes(prompts)
         ->excludes(text);
     command.add_option("--temperature", options.load.temperature, "Of all requests")
         ->capture_default_str();
@@ -278,7 +289,9 @@ Run add_bench_engine(CLI::App& bench) {
     command
         ->add_option("--speculate", options->speculate,
                      std::string(EngineFlags::kSpeculateHelp) +
-                         "; several drafters at once are joined by +, a list compares them")
+                         "; several drafters at once are joined by +, a list compares them. "
+                         ":DEPTH[xWIDTH][/NODES] prescribes trees, @plain or @coupled how draft "
+                         "models draw: mtp+ngram, eagle3:4x4/8@plain")
         ->delimiter(',')
         ->allow_extra_args(false)
         ->capture_default_str();

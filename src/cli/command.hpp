@@ -21,6 +21,8 @@ Run add_make_model(CLI::App& app);
 Run add_selftest(CLI::App& app);
 Run add_bench(CLI::App& app);
 Run add_replay(CLI::App& app);
+Run add_serve(CLI::App& app);
+Run add_demo(CLI::App& app);
 Run add_selftest_lossless(CLI::App& selftest);
 // Sub-commands of bench.
 Run add_bench_model(CLI::App& bench);

@@ -17,6 +17,11 @@ double share(const LoadResult& r, schedule::Time time) {
     return 100 * ratio(number(time), number(r.status.sums.busy));
 }
 const schedule::StepTokens& tokens(const LoadResult& r) { return r.status.totals.tokens; }
+// Of steps that computed no prompt.
+const engine::DecodeCounts& decode(const LoadResult& r) { return r.status.sums.steps.decode; }
+double per_decode_step(const LoadResult& r, std::int64_t count) {
+    return ratio(number(count), number(decode(r).steps));
+}
 
 using Result = const LoadResult&;
 const Figure kFigures[] = {
@@ -52,6 +57,17 @@ const Figure kFigures[] = {
     {"% in sampling", 1, [](Result r) { return share(r, r.status.sums.steps.sampling); }},
     {"% in planning and drafting", 2,
      [](Result r) { return share(r, r.status.sums.steps.planning); }},
+    {"decode: ms per step", 3, [](Result r) { return 1e-6 * per_decode_step(r, decode(r).whole); }},
+    {"decode: of this drafting", 3,
+     [](Result r) { return 1e-6 * per_decode_step(r, decode(r).drafting); }},
+    {"decode: draft levels per step", 2,
+     [](Result r) { return per_decode_step(r, decode(r).draft_levels); }},
+    {"decode: drafts per step and request", 2,
+     [](Result r) { return ratio(number(decode(r).drafts), number(decode(r).requests)); }},
+    {"decode: tokens per step and request", 3,
+     [](Result r) { return ratio(number(decode(r).committed), number(decode(r).requests)); }},
+    {"decode: tokens/s", 1,
+     [](Result r) { return ratio(number(decode(r).committed), 1e-9 * number(decode(r).whole)); }},
     {"% outside model and sampling", 2,
      [](Result r) {
          return share(

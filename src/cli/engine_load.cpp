@@ -85,10 +85,13 @@ class PromptSource {
     Tokens text_, shared_;
 };
 
-// Lines of {"prompt": …, "completion": …}; other fields are the file's own business.
-Expected<std::vector<engine::Request>> read_completions(const std::string& path,
-                                                        const text::Tokenizer& tokenizer,
-                                                        std::int64_t max_model_len) {
+// Lines of {"prompt": …, "completion": …}, or of prompts that get outputs of max_output tokens at
+// most; other fields are the file's own business.
+Expected<std::vector<engine::Request>> read_requests(const LoadOptions& options,
+                                                     const text::Tokenizer& tokenizer,
+                                                     std::int64_t max_model_len) {
+    const bool completions = !options.completions.empty();
+    const std::string& path = completions ? options.completions : options.prompts;
     ESPALIER_ASSIGN_OR_RETURN(const std::string text, read_file(path));
     std::vector<engine::Request> requests;
     std::size_t number = 0;
@@ -104,13 +107,16 @@ Expected<std::vector<engine::Request>> read_completions(const std::string& path,
         };
         engine::Request request;
         ESPALIER_ASSIGN_OR_RETURN(request.prompt, field("prompt"));
-        ESPALIER_ASSIGN_OR_RETURN(request.forced_output, field("completion"));
+        if (completions) {
+            ESPALIER_ASSIGN_OR_RETURN(request.forced_output, field("completion"));
+            if (request.forced_output.empty())
+                return fail(ErrorKind::invalid, "{}: line {} has an empty completion", path,
+                            number + 1);
+        }
         if (tokenizer.bos()) request.prompt.insert(request.prompt.begin(), *tokenizer.bos());
-        if (request.forced_output.empty())
-            return fail(ErrorKind::invalid, "{}: line {} has an empty completion", path,
-                        number + 1);
-        request.output.max_tokens = std::ssize(request.forced_output);
-        const std::int64_t length = std::ssize(request.prompt) + std::ssize(request.forced_output);
+        request.output.max_tokens =
+            completions ? std::ssize(request.forced_output) : options.output.high;
+        const std::int64_t length = std::ssize(request.prompt) + request.output.max_tokens;
         if (length > max_model_len)
             return fail(ErrorKind::exhausted,
                         "{}: line {} has {} tokens, the model's context is {}", path, number + 1,
@@ -229,15 +235,15 @@ Expected<LengthRange> parse_range(const char* flag, const std::string& text) {
 Expected<std::vector<LoadRequest>> make_load(const LoadOptions& options,
                                              const text::Tokenizer& tokenizer,
                                              std::int64_t vocabulary, std::int64_t max_model_len) {
+    const bool from_file = !options.completions.empty() || !options.prompts.empty();
     const std::int64_t longest = options.prompt.high + options.output.high;
-    if (options.completions.empty() && longest > max_model_len)
+    if (!from_file && longest > max_model_len)
         return fail(ErrorKind::exhausted,
                     "--prompt and --output allow {} tokens together, the model's context is {}",
                     longest, max_model_len);
-    std::vector<engine::Request> completions;
-    if (!options.completions.empty()) {
-        ESPALIER_ASSIGN_OR_RETURN(completions,
-                                  read_completions(options.completions, tokenizer, max_model_len));
+    std::vector<engine::Request> given;
+    if (from_file) {
+        ESPALIER_ASSIGN_OR_RETURN(given, read_requests(options, tokenizer, max_model_len));
     }
     ESPALIER_ASSIGN_OR_RETURN(PromptSource prompts,
                               PromptSource::open(options, tokenizer, vocabulary));
@@ -246,12 +252,12 @@ Expected<std::vector<LoadRequest>> make_load(const LoadOptions& options,
     double arrival = 0;
     for (std::size_t i = 0; i < load.size(); ++i) {
         engine::Request& request = load[i].request;
-        if (!completions.empty()) {
-            request = completions[i % completions.size()];
-        } else {
+        if (from_file)
+            request = given[i % given.size()];
+        else
             request.prompt = prompts.prompt(length_in(options.prompt, random));
+        if (options.completions.empty())
             request.output.max_tokens = length_in(options.output, random);
-        }
         request.sampling.temperature = options.temperature;
         request.sampling.seed = options.seed + i;
         request.output.ignore_eos = true;

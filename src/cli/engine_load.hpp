@@ -28,6 +28,7 @@ struct LoadOptions {
     LengthRange prompt, output;
     std::int64_t shared = 0;  // tokens that all prompts begin with
     std::string text;         // file that prompts are cut from; empty: random tokens
+    std::string prompts;  // JSON lines with a prompt each, in turn; then its range does not count
     std::string completions;  // JSON lines of prompt and completion, in turn; then no ranges count
     float temperature = 0;
     std::uint64_t seed = 1;

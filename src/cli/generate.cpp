@@ -2,8 +2,10 @@
 // espalier generate: continues a text, streaming it to the terminal. The output is a function of
 // model, prompt, seed and sampling parameters alone: --speculate changes only how soon it is there.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <iostream>
@@ -47,6 +49,7 @@ struct Choice {
 struct Result {
     std::vector<Choice> choices;
     std::optional<accept::PromptLogprobs> prompt_logprobs;
+    std::vector<std::string> drafters;  // names, by id
     double prompt_seconds = 0;
     double generation_seconds = 0;
 };
@@ -54,6 +57,7 @@ struct Result {
 // All choices together.
 struct Totals {
     std::int64_t prompt_tokens = 0, tokens = 0, steps = 0, drafted = 0, accepted = 0;
+    std::array<std::int64_t, kMaxDrafters> drafted_from = {}, accepted_from = {};
     double prompt_rate = 0, rate = 0;
     double acceptance() const {
         return steps > 0 ? static_cast<double>(accepted) / static_cast<double>(steps) : 0.0;
@@ -104,6 +108,7 @@ void print(std::string_view text) {
 Expected<Result> generate(const Options& options, engine::Engine& engine,
                           const engine::Request& request) {
     Result result;
+    result.drafters = engine.status().drafters;
     result.choices.resize(static_cast<std::size_t>(request.choices));
     if (!options.json && options.prompt_given) print(options.prompt);
     const auto start = Clock::now();
@@ -152,6 +157,10 @@ Totals totals_of(const Result& result) {
         totals.steps += usage.steps;
         totals.drafted += usage.drafted;
         totals.accepted += usage.accepted;
+        for (std::size_t d = 0; d < totals.accepted_from.size(); ++d) {
+            totals.drafted_from[d] += usage.drafted_from[d];
+            totals.accepted_from[d] += usage.accepted_from[d];
+        }
     }
     const auto rate = [](std::int64_t count, double seconds) {
         return seconds > 0 ? static_cast<double>(count) / seconds : 0.0;
@@ -177,6 +186,24 @@ Json tops_json(std::span<const accept::TokenLogprob> tops, const text::Tokenizer
     return list;
 }
 
+// The accepted tokens that had been drafted, by index, and who had drafted them.
+Json drafts_json(const accept::Emission& emission, const std::vector<std::string>& drafters) {
+    Json list = Json::array();
+    for (std::size_t i = 0; i < emission.tokens.size(); ++i) {
+        const DraftOrigin& origin = emission.tokens[i].origin;
+        if (!origin.drafted()) continue;
+        Json who = Json::array();
+        for (std::size_t d = 0; d < drafters.size(); ++d)
+            if ((origin.drafters >> d & 1) != 0) who.push_back(drafters[d]);
+        list.push_back({{"token", i},
+                        {"drafters", std::move(who)},
+                        {"from", drafters.at(origin.drafter)},
+                        {"depth", origin.depth},
+                        {"rank", origin.rank}});
+    }
+    return list;
+}
+
 Json logprobs_json(const accept::Emission& emission, const text::Tokenizer& tokenizer) {
     const std::size_t top =
         emission.tokens.empty() ? 0 : emission.top.size() / emission.tokens.size();
@@ -187,6 +214,14 @@ Json logprobs_json(const accept::Emission& emission, const text::Tokenizer& toke
         list.push_back(std::move(one));
     }
     return list;
+}
+
+// Drafts by the drafter that they are counted to.
+Json by_drafter(const std::array<std::int64_t, kMaxDrafters>& counts,
+                const std::vector<std::string>& drafters) {
+    Json object = Json::object();
+    for (std::size_t d = 0; d < drafters.size(); ++d) object[drafters[d]] = counts[d];
+    return object;
 }
 
 // The prompt's own tokens; the first has no logprob, since nothing speaks of it.
@@ -215,6 +250,7 @@ void report_json(const Options& options, const runtime::LoadedModel& loaded,
                     {"tokens", std::move(tokens)},
                     {"finish_reason", reason_of(choice)}};
         if (options.logprobs) one["logprobs"] = logprobs_json(choice.emission, tokenizer);
+        if (!result.drafters.empty()) one["drafts"] = drafts_json(choice.emission, result.drafters);
         list.push_back(std::move(one));
     }
     Json object = list.size() == 1 ? list[0] : Json{{"choices", list}};
@@ -228,6 +264,8 @@ void report_json(const Options& options, const runtime::LoadedModel& loaded,
                        {"steps", totals.steps},
                        {"drafted_tokens", totals.drafted},
                        {"accepted_tokens", totals.accepted},
+                       {"drafted_from", by_drafter(totals.drafted_from, result.drafters)},
+                       {"accepted_from", by_drafter(totals.accepted_from, result.drafters)},
                        {"acceptance_length", totals.acceptance()},
                        {"load_seconds", loaded.load_seconds},
                        {"prompt_seconds", result.prompt_seconds},
@@ -237,6 +275,15 @@ void report_json(const Options& options, const runtime::LoadedModel& loaded,
     fmt::print("{}\n", object.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
+// " (ngram 12, mtp 40)": where accepted drafts came from, if there can be a question.
+std::string sources_text(const Result& result, const Totals& totals) {
+    if (result.drafters.size() < 2) return {};
+    std::vector<std::string> parts;
+    for (std::size_t d = 0; d < result.drafters.size(); ++d)
+        parts.push_back(fmt::format("{} {}", result.drafters[d], totals.accepted_from[d]));
+    return fmt::format(" ({})", fmt::join(parts, ", "));
+}
+
 void report(const Options& options, const engine::Request& request, const Result& result,
             const Totals& totals) {
     for (std::size_t i = 1; i < result.choices.size(); ++i)
@@ -244,10 +291,10 @@ void report(const Options& options, const engine::Request& request, const Result
                    result.choices[i].emission.text);
     fmt::print("\n");
     std::fflush(stdout);
-    const std::string drafts =
-        options.engine.engine.speculate == std::vector<std::string>{"off"}
-            ? ""
-            : fmt::format(", {:.2f} accepted drafts per step", totals.acceptance());
+    const std::string drafts = result.drafters.empty()
+                                   ? ""
+                                   : fmt::format(", {:.2f} accepted drafts per step{}",
+                                                 totals.acceptance(), sources_text(result, totals));
     const std::string seed = request.sampling.temperature < 1e-5f
                                  ? "greedy"
                                  : fmt::format("seed {}", request.sampling.seed);

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // espalier replay: runs a trace again and holds every token of this run to it; or draws the trace
-// as a timeline, which needs no model.
+// as a timeline, or one of its trees, which runs nothing.
 #include <fmt/format.h>
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "cli/command.hpp"
+#include "cli/draw_tree.hpp"
 #include "cli/engine_flags.hpp"
+#include "cli/terminal.hpp"
 #include "engine/model_target.hpp"
 #include "replay/convert.hpp"
 #include "replay/recorder.hpp"
@@ -22,13 +25,28 @@ struct Options {
     std::string file;
     std::string model;  // empty: the trace's
     std::string chrome;
+    std::optional<std::int64_t> tree;  // step
     int threads = 0;
 };
 
-Expected<void> draw(const Options& options, trace::Reader& reader) {
+Expected<void> draw_timeline(const Options& options, trace::Reader& reader) {
     ESPALIER_ASSIGN_OR_RETURN(const auto out, trace::open_file(options.chrome));
     ESPALIER_ASSIGN_OR_RETURN(const std::int64_t steps, trace::write_chrome(reader, *out));
     fmt::print("{}: {} steps, for chrome://tracing or ui.perfetto.dev\n", options.chrome, steps);
+    return {};
+}
+
+Expected<void> draw_trees(const Options& options, trace::Reader& reader) {
+    const std::string& model = options.model.empty() ? reader.header().model.path : options.model;
+    ESPALIER_ASSIGN_OR_RETURN(const runtime::ModelFiles files, runtime::ModelFiles::open(model));
+    ESPALIER_ASSIGN_OR_RETURN(const std::vector<DrawnTree> trees, trees_of(reader, *options.tree));
+    if (trees.empty())
+        return fail(ErrorKind::not_found, "{}: no tree was verified{}", options.file,
+                    *options.tree > 0 ? fmt::format(" in step {}", *options.tree) : "");
+    for (const DrawnTree& tree : trees)
+        fmt::print(
+            "step {}, request {}: {} drafts\n{}", tree.step, tree.request, tree.tokens.size() - 1,
+            draw(tree, reader.header().settings.drafters, *files.tokenizer, terminal_colours()));
     return {};
 }
 
@@ -59,7 +77,8 @@ const char* ending_text(trace::Ending ending) {
 
 Expected<void> run(const Options& options) {
     ESPALIER_ASSIGN_OR_RETURN(trace::Reader reader, trace::Reader::open(options.file));
-    if (!options.chrome.empty()) return draw(options, reader);
+    if (!options.chrome.empty()) return draw_timeline(options, reader);
+    if (options.tree) return draw_trees(options, reader);
     const trace::Header& header = reader.header();
     ESPALIER_ASSIGN_OR_RETURN(
         const runtime::ModelFiles files,
@@ -102,6 +121,11 @@ Run add_replay(CLI::App& app) {
         ->add_option("--chrome", options->chrome,
                      "Run nothing; write the trace as a timeline for chrome://tracing or Perfetto")
         ->excludes(model)
+        ->excludes(threads);
+    command
+        ->add_option("--tree", options->tree,
+                     "Run nothing; draw the trees of this step with their accepted paths, or (0) "
+                     "the one tree that shows most")
         ->excludes(threads);
     return [options] { return run(*options); };
 }

@@ -48,6 +48,17 @@ struct ParameterFlags {
 
 }  // namespace
 
+void add_draft_flags(CLI::App& command, engine::Request& request) {
+    const auto number = [&](const char* name, std::int32_t& value, const char* help) {
+        command.add_option(name, value, help)->capture_default_str();
+    };
+    number("--draft-depth", request.draft_depth,
+           "Levels of drafts in every step, in place of what is measured to pay; 0: what pays");
+    number("--draft-width", request.draft_width,
+           "Nodes of each level that a draft model goes on from; likewise");
+    number("--draft-nodes", request.draft_nodes, "Drafts verified in every step; likewise");
+}
+
 void SamplingFlags::add_to(CLI::App& command) {
     accept::OutputOptions& output = request.output;
     output.max_tokens = 128;
@@ -71,6 +82,7 @@ void SamplingFlags::add_to(CLI::App& command) {
         ->allow_extra_args(false);
     command.add_flag("--include-stop", output.include_stop, "Keep what stopped the text");
     command.add_flag("--ignore-eos", output.ignore_eos, "Go on after the end-of-text token");
+    add_draft_flags(command, request);
 }
 
 Expected<engine::Request> SamplingFlags::make(

@@ -14,6 +14,9 @@
 
 namespace espalier::cli {
 
+// What a request prescribes for its drafts: --draft-depth, --draft-width, --draft-nodes.
+void add_draft_flags(CLI::App& command, engine::Request& request);
+
 struct SamplingFlags {
     engine::Request request;
     std::vector<std::string> logit_bias;          // ID:BIAS

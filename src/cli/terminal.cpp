@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -101,6 +102,8 @@ void ProgressBar::update(std::uint64_t done, std::uint64_t total) {
                static_cast<double>(done) / std::max(seconds, 1e-9) / 1e9);
     std::fflush(stderr);
 }
+
+bool terminal_colours() { return isatty(STDOUT_FILENO) == 1 && std::getenv("NO_COLOR") == nullptr; }
 
 StatusLine::StatusLine() : terminal_(isatty(STDERR_FILENO) == 1) {}
 

@@ -37,6 +37,9 @@ class ProgressBar {
     std::chrono::steady_clock::time_point last_draw_;
 };
 
+// Standard output is a terminal that may show colours (NO_COLOR is not set).
+bool terminal_colours();
+
 // One line on a terminal's standard error, redrawn; nothing elsewhere.
 class StatusLine {
   public:

@@ -21,6 +21,7 @@ class Eagle3 final : public Network {
                  .attention_input = 2 * weights_->config.layer.hidden_size,
                  .vocabulary = weights_->config.draft_vocab_size} {}
 
+    std::string_view name() const override { return "eagle3"; }
     const NetworkShape& shape() const override { return shape_; }
     const model::LayerWeights& layer() const override { return weights_->layer; }
     const linalg::WeightView& head() const override { return weights_->head.view(); }

@@ -2,6 +2,7 @@
 #include "draft/model_drafter.hpp"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "base/check.hpp"
@@ -39,7 +40,31 @@ Expected<std::unique_ptr<ModelDrafter>> ModelDrafter::create(
     std::unique_ptr<ModelDrafter> drafter(
         new ModelDrafter(std::move(model), limits, cache, taps, std::move(draws)));
     ESPALIER_RETURN_IF_ERROR(drafter->allocate(limits));
+    ESPALIER_RETURN_IF_ERROR(drafter->warm_up());
     return drafter;
+}
+
+// A pass over a page that is thrown away. Memory that nothing has touched yet would make the first
+// call hundreds of times as long as the others, and calls are planned by what they take.
+Expected<void> ModelDrafter::warm_up() {
+    OpContext& context = model_->context();
+    cache::KvLayout layout;
+    layout.draft = {cache_.storage.layout().draft[static_cast<std::size_t>(cache_.layer)]};
+    ESPALIER_ASSIGN_OR_RETURN(cache::KvStorage storage,
+                              cache::KvStorage::create(context.device, layout, 2));
+    const std::array<TokenId, 1> token = {0};
+    const std::array<std::int32_t, 1> pages = {cache::kNullPage + 1};
+    batch::RowSpec row;
+    row.tokens = token;
+    row.block_table = pages;
+    ESPALIER_RETURN_IF_ERROR(builder_.add(row));
+    ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView batch,
+                              batch_.upload(context.stream, builder_.finish()));
+    model_->combine(log_.slice(0, 1), states_.slice(0, 1));
+    ESPALIER_RETURN_IF_ERROR(model_->write_kv({1, batch.tokens, batch.position, batch.slot},
+                                              before_.slice(0, 1), storage.draft(0)));
+    ESPALIER_RETURN_IF_ERROR(model_->logits(batch, storage.draft(0), after_.slice(0, 1)));
+    return context.device.synchronize(context.stream);
 }
 
 ModelDrafter::ModelDrafter(std::unique_ptr<DraftModel> model, const PassLimits& limits,

@@ -45,6 +45,7 @@ class ModelDrafter final : public speculate::Drafter {
         std::unique_ptr<Network> network, const Machine& machine, const PassLimits& limits,
         const DraftCache& cache, const model::Taps& taps, std::int64_t vocabulary);
 
+    std::string_view name() const override { return model_->network().name(); }
     speculate::DrafterNeeds needs() const override {
         return {.hidden_states = true, .draft_cache = true, .passes = true};
     }
@@ -65,6 +66,7 @@ class ModelDrafter final : public speculate::Drafter {
     ModelDrafter(std::unique_ptr<DraftModel> model, const PassLimits& limits,
                  const DraftCache& cache, const model::Taps& taps, LevelDraws draws);
     Expected<void> allocate(const PassLimits& limits);
+    Expected<void> warm_up();
 
     struct TokenArrays;
     Expected<void> log_taps(std::span<const speculate::Extension> extensions);

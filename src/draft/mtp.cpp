@@ -19,6 +19,7 @@ class Mtp final : public Network {
                  .attention_input = config.hidden_size,
                  .vocabulary = config.vocab_size} {}
 
+    std::string_view name() const override { return "mtp"; }
     const NetworkShape& shape() const override { return shape_; }
     const model::LayerWeights& layer() const override { return weights_.layer; }
     const linalg::WeightView& head() const override { return head_; }

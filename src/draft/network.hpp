@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "base/device.hpp"
@@ -33,6 +34,7 @@ struct NetworkShape {
 class Network {
   public:
     virtual ~Network() = default;
+    virtual std::string_view name() const = 0;  // of its drafter
     virtual const NetworkShape& shape() const = 0;
     virtual const model::LayerWeights& layer() const = 0;
     virtual const linalg::WeightView& head() const = 0;

@@ -32,7 +32,8 @@ Engine::Engine(std::unique_ptr<Stepper> stepper, const text::Tokenizer& tokenize
     : tokenizer_(tokenizer),
       limits_(stepper->request_limits()),
       clock_(std::move(clock)),
-      inbox_(std::make_shared<Inbox>(options.max_waiting, options.max_waiting_tokens)),
+      inbox_(std::make_shared<Inbox>(options.max_waiting, options.max_waiting_tokens,
+                                     stepper->speculation().names())),
       stepper_(std::move(stepper)),
       thread_([this] { run(); }) {}
 

@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.hpp"
@@ -23,9 +24,13 @@ namespace espalier::engine {
 
 class Inbox {
   public:
-    // In choices and prompt tokens that wait, here and at the scheduler.
-    Inbox(std::int64_t max_waiting, std::int64_t max_waiting_tokens)
-        : max_waiting_(max_waiting), max_waiting_tokens_(max_waiting_tokens) {}
+    // In choices and prompt tokens that wait, here and at the scheduler. drafters: names, for the
+    // status.
+    Inbox(std::int64_t max_waiting, std::int64_t max_waiting_tokens,
+          std::vector<std::string> drafters = {})
+        : max_waiting_(max_waiting), max_waiting_tokens_(max_waiting_tokens) {
+        status_.drafters = std::move(drafters);
+    }
 
     struct Incoming {
         CheckedRequest request;

@@ -16,6 +16,7 @@
 #include "accept/walk.hpp"
 #include "engine/receiver.hpp"
 #include "schedule/request.hpp"
+#include "speculate/drafter.hpp"
 
 namespace espalier::engine {
 
@@ -26,6 +27,7 @@ struct RequestGroup {
 
     accept::SamplingParameters sampling;
     bool speculate = true;
+    std::optional<speculate::DraftShape> drafts;  // prescribed
     bool logprobs = true;
     std::vector<std::int32_t> forced_output;  // see Request
     std::int64_t max_tokens = 0;

@@ -39,9 +39,10 @@ class StepObserver {
                        const accept::Usage& usage) = 0;
 
     // Within a step, in this order.
-    // For each running request that asks for drafts: the tree it wants to verify. The plan may
-    // grant only its first nodes.
-    virtual void chosen(const schedule::RequestId& id, const speculate::Tree& tree) = 0;
+    // For each running request that asks for drafts: the tree it wants to verify, and who proposed
+    // each node. The plan may grant only its first nodes.
+    virtual void chosen(const schedule::RequestId& id, const speculate::Tree& tree,
+                        std::span<const DraftOrigin> origins) = 0;
     // Not called when the plan is empty.
     virtual void walked(const WalkedStep& step) = 0;
     virtual void stepped(const StepReport& report, const schedule::Gauges& gauges) = 0;

@@ -43,12 +43,43 @@ Expected<void> check_choices(const Request& request, const RequestLimits& limits
     return {};
 }
 
+// What the request prescribes for its drafts, if anything.
+Expected<std::optional<speculate::DraftShape>> check_drafts(const Request& request) {
+    struct Field {
+        const char* name;
+        std::int32_t value;
+    };
+    bool given = false;
+    for (const Field& field :
+         {Field{"draft_depth", request.draft_depth}, Field{"draft_width", request.draft_width},
+          Field{"draft_nodes", request.draft_nodes}}) {
+        if (field.value == 0) continue;
+        given = true;
+        if (field.value < 0 || field.value > kMaxDrafts)
+            return fail_field(ErrorKind::invalid, field.name, "{}, not within 0…{}", field.value,
+                              kMaxDrafts);
+        if (!request.speculate)
+            return fail_field(ErrorKind::invalid, field.name, "{}, but speculation is off",
+                              field.value);
+    }
+    if (!given) return std::optional<speculate::DraftShape>();
+    const std::int32_t depth = request.draft_depth > 0 ? request.draft_depth
+                               : request.draft_nodes > 0
+                                   ? std::min(kPrescribedDepth, request.draft_nodes)
+                                   : kPrescribedDepth;
+    const std::int32_t width = std::max(request.draft_width, 1);
+    const std::int32_t nodes =
+        request.draft_nodes > 0 ? request.draft_nodes : std::min(depth * width, kMaxDrafts);
+    return speculate::DraftShape{.depth = depth, .width = width, .nodes = 1 + nodes};
+}
+
 }  // namespace
 
 Expected<CheckedRequest> check_request(Request request, const RequestLimits& limits,
                                        const text::Tokenizer& tokenizer) {
     ESPALIER_RETURN_IF_ERROR(check_prompt(request, limits));
     ESPALIER_RETURN_IF_ERROR(check_choices(request, limits));
+    ESPALIER_ASSIGN_OR_RETURN(const auto drafts, check_drafts(request));
     ESPALIER_ASSIGN_OR_RETURN(
         accept::SamplingParameters sampling,
         accept::SamplingParameters::make(request.sampling, limits.vocabulary));
@@ -75,7 +106,7 @@ Expected<CheckedRequest> check_request(Request request, const RequestLimits& lim
         return fail_field(ErrorKind::invalid, "max_tokens",
                           "{} after a prompt of {} tokens need {} pages; the cache has {}",
                           rules.options().max_tokens, length, pages, limits.sizes.page_count - 1);
-    return CheckedRequest{std::move(request), std::move(sampling), std::move(rules)};
+    return CheckedRequest{std::move(request), std::move(sampling), std::move(rules), drafts};
 }
 
 }  // namespace espalier::engine

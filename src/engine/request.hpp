@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "accept/output_rules.hpp"
@@ -11,11 +12,13 @@
 #include "base/engine_sizes.hpp"
 #include "base/error.hpp"
 #include "schedule/request.hpp"
+#include "speculate/drafter.hpp"
 #include "text/tokenizer.hpp"
 
 namespace espalier::engine {
 
 inline constexpr std::int32_t kMaxChoices = 128;
+inline constexpr std::int32_t kPrescribedDepth = 4;
 
 struct Request {
     std::vector<std::int32_t> prompt;
@@ -25,7 +28,13 @@ struct Request {
     std::int32_t priority = 0;                        // smaller goes first
     schedule::Time deadline = schedule::kNoDeadline;  // nanoseconds on the engine's clock
     std::uint64_t salt = 0;                           // prompts of other salts never share pages
+    // Speculation decides how soon the output is there, never what it is. true: as far as it is
+    // measured to pay (auto); false: off.
     bool speculate = true;
+    // Not 0: in place of what pays, in every step: levels of drafts below the root, nodes of a
+    // level that a draft model goes on from, drafts in all. Where one is given, the others are
+    // kPrescribedDepth, 1 and depth × width.
+    std::int32_t draft_depth = 0, draft_width = 0, draft_nodes = 0;
     // false: the tokens' logprobs are not asked for; they are NaN unless top_logprobs are wanted,
     // and draws are cheaper.
     bool logprobs = true;
@@ -48,6 +57,7 @@ struct CheckedRequest {
     Request request;
     accept::SamplingParameters sampling;
     accept::OutputRules rules;
+    std::optional<speculate::DraftShape> drafts = {};  // prescribed; none: off, or what pays
 };
 
 // Refuses what can never run here, whatever other requests do; it is not checked again. An error is

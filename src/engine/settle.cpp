@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/at.hpp"
 #include "base/check.hpp"
 #include "engine/stepper.hpp"
 
@@ -20,6 +21,17 @@ Interruption interruption_of(const LiveRequest& request, const schedule::Ended& 
     if (request.interruption != Interruption::none) return request.interruption;
     return ended.reason == schedule::EndReason::expired ? Interruption::deadline
                                                         : Interruption::cancelled;
+}
+
+// Drafts of a verified tree, by whom they are counted to. path: nodes that were visited.
+void count_origins(std::span<const DraftOrigin> origins, std::span<const std::int32_t> path,
+                   StepCounts& counts) {
+    for (std::size_t node = 1; node < origins.size(); ++node)
+        if (origins[node].drafted()) ++counts.drafted_from[origins[node].drafter];
+    for (const std::int32_t node : path.subspan(1)) {
+        const DraftOrigin& origin = at(origins, node);
+        if (origin.drafted()) ++counts.accepted_from[origin.drafter];
+    }
 }
 
 }  // namespace
@@ -157,6 +169,7 @@ void Stepper::learn(StepReport& report) {
         const std::size_t accepted = walks_[i].path.values().size() - 1;
         report.accepted += static_cast<std::int64_t>(accepted);
         for (std::size_t depth = 1; depth <= accepted; ++depth) ++report.accepted_at_depth[depth];
+        count_origins(batch_.tree_view(i).origins, walks_[i].path.values(), report);
         speculation_.learn(plan_->requests[i].id.slot, walks_[i].tokens.values());
     }
     speculation_.learn({.size = {.rows = report.requests,

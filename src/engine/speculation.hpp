@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Drafting for all running requests of a step: keeps the drafters informed, merges what they
-// propose, decides how many nodes each request verifies, and learns from what was drawn and what it
-// took. Holds no thread; called by Stepper. Nothing in here can change a text.
+// Drafting for all running requests of a step: keeps the drafters informed, plans what they are
+// asked for, merges what they propose, decides how many nodes each request verifies, and learns
+// from what was drawn and what it took. Holds no thread; called by Stepper. Nothing in here can
+// change a text. docs/speculation.md tells how trees grow.
 //
 // A drafter that returns an error is destroyed: requests go on without it.
 //
@@ -22,8 +23,10 @@
 #include "engine/clock.hpp"
 #include "engine/tree_script.hpp"
 #include "speculate/budget.hpp"
+#include "speculate/coupling.hpp"
 #include "speculate/drafter.hpp"
 #include "speculate/merge.hpp"
+#include "speculate/planner.hpp"
 #include "speculate/step_time.hpp"
 
 namespace espalier::engine {
@@ -35,8 +38,16 @@ enum class NodeGrant : std::uint8_t {
     everything,  // whatever is proposed and fits: for tests, and to measure acceptance
 };
 
+// How drafts of a request with a temperature are drawn (DraftCall::coupled).
+enum class Coupling : std::uint8_t {
+    measured,  // the way that is right more often (speculate::CouplingPolicy)
+    plain,     // these two to measure one way
+    coupled,
+};
+
 struct SpeculationSettings {
     NodeGrant grant = NodeGrant::measured;
+    Coupling coupling = Coupling::measured;
     std::int64_t max_rows = 0;  // running requests in a step
     std::int64_t vocabulary = 0;
     double key_cost = 0;           // of a key that a draft sees, as in speculate::StepSize
@@ -53,6 +64,8 @@ struct DraftRow {
     const accept::SamplingParameters* sampling = nullptr;
     const accept::RequestProgress* progress = nullptr;
     std::int32_t choice = 0;
+    // What the request prescribes: drafted and verified whatever it costs. None: what pays.
+    const speculate::DraftShape* prescribed = nullptr;
 };
 
 class Speculation {
@@ -87,6 +100,10 @@ class Speculation {
                 std::span<std::int32_t> drafts);
     // The root and the first `drafts` of those chosen for the request.
     speculate::Tree tree(RequestSlot request, std::int32_t drafts) const;
+    // Who proposed these: [1 + drafts], the root's first. Good until the next choice.
+    std::span<const DraftOrigin> origins(RequestSlot request, std::int32_t drafts) const;
+    // Levels that drafters with passes ran for the last choice.
+    std::int64_t draft_levels() const { return draft_levels_; }
 
     // After the target's pass: hidden states that drafters may take (drafter.hpp).
     bool wants_hidden_states() const;
@@ -95,25 +112,31 @@ class Speculation {
     void learn(RequestSlot request, std::span<const std::int32_t> drawn);
     void learn(const speculate::StepSample& sample);
 
-    // Why drafters were given up, in the order of their ids; empty: works.
+    // In the order of their ids: what they are called, and why they were given up; empty: works.
+    std::vector<std::string> names() const;
     std::vector<std::string> failures() const;
 
   private:
     struct Source {
         std::unique_ptr<speculate::Drafter> drafter;  // null: it failed
-        std::string failure;
+        std::string name, failure;
         speculate::DraftTime time;
         bool works() const { return drafter != nullptr; }
+        bool passes() const { return works() && drafter->needs().passes; }
     };
     struct Slot {
         bool open = false;
         bool drafts = false;
         bool proposed = false;
+        bool prescribed = false;  // the row prescribes its drafts
         std::int64_t read = 0;
         speculate::Candidates candidates;
         speculate::RequestBias bias;
         speculate::RankedTree ranked{0};
+        float temperature = 0;
+        std::array<bool, speculate::kMaxDrafters> coupled = {};  // how each was asked, or would be
     };
+    static constexpr std::size_t kNoPlan = ~std::size_t{0};
 
     Slot& slot(RequestSlot request);
     const Slot& slot(RequestSlot request) const;
@@ -122,18 +145,27 @@ class Speculation {
     void follow_script(std::span<const DraftRow> rows, const speculate::StepLoad& load,
                        std::span<std::int32_t> drafts);
     bool may_draft(const DraftRow& row) const;
-    speculate::DraftShape plan_shape(speculate::DrafterId id, std::span<const DraftRow> rows,
-                                     const speculate::StepLoad& load);
-    double propose(speculate::DrafterId id, std::span<const DraftRow> rows,
-                   const speculate::DraftShape& shape);
+    void start_choice(std::span<const DraftRow> rows);
+    bool coupled(speculate::DrafterId id, float temperature);
+    void plan_drafting(std::span<const DraftRow> rows, speculate::StepLoad load);
+    speculate::PlanRow plan_row(const DraftRow& row) const;
+    speculate::DraftShape shape_for(speculate::DrafterId id, std::span<const DraftRow> rows,
+                                    std::size_t row) const;
+    double propose(speculate::DrafterId id, std::span<const DraftRow> rows);
+    double merge(Source& source, double seconds);
+    void offer(std::span<const DraftRow> rows);
     void grant_measured(const speculate::StepLoad& load, std::span<std::int32_t> drafts);
     void grant_everything(const speculate::StepLoad& load, std::span<std::int32_t> drafts);
+    void grant_prescribed(std::span<const DraftRow> rows, speculate::StepLoad& load,
+                          std::span<std::int32_t> drafts);
     bool starting() const { return first_grants_ < kFirstDrafts.size(); }
 
     SpeculationSettings settings_;
     std::vector<Source> sources_;
     std::vector<Slot> slots_;
     speculate::AcceptanceTable table_;
+    speculate::CouplingPolicy coupling_;
+    speculate::DraftPlanner planner_;
     speculate::NodeBudget budget_;
     std::optional<speculate::StepTime> time_;
     std::vector<speculate::StepSample> first_samples_;
@@ -142,6 +174,10 @@ class Speculation {
     std::vector<speculate::Proposal> proposals_;
     std::vector<speculate::DraftCall> calls_;
     std::vector<speculate::OfferedDrafts> offers_;
+    std::vector<speculate::PlanRow> plan_rows_;
+    std::vector<std::size_t> plan_index_;   // by row: in plan_rows_, or kNoPlan
+    std::vector<std::int32_t> prescribed_;  // drafts, by row
+    std::int64_t draft_levels_ = 0;
 };
 
 }  // namespace espalier::engine

@@ -72,6 +72,35 @@ const Metric kMetrics[] = {
      [](Status s) { return seconds(s.sums.steps.model); }},
     {"sampling_seconds_total", Kind::counter, "Of this: sampling",
      [](Status s) { return seconds(s.sums.steps.sampling); }},
+    {"drafting_seconds_total", Kind::counter,
+     "Of this: drafters, when they propose and when they take hidden states",
+     [](Status s) { return seconds(s.sums.steps.drafting); }},
+    {"draft_levels_total", Kind::counter, "Passes of draft models",
+     [](Status s) { return number(s.sums.steps.draft_levels); }},
+};
+
+// Positions that any tree has reached so far.
+std::size_t positions(Status s) {
+    std::size_t reached = 0;
+    for (std::size_t depth = 1; depth < s.sums.steps.accepted_at_depth.size(); ++depth)
+        if (s.sums.steps.accepted_at_depth[depth] > 0) reached = depth;
+    return reached;
+}
+
+const MetricFamily kFamilies[] = {
+    {"drafts_accepted_at_position_total", Kind::counter,
+     "Accepted drafts by how far behind the last committed token they stand, from 0", "position",
+     positions, [](Status, std::size_t i) { return std::to_string(i); },
+     [](Status s, std::size_t i) { return number(s.sums.steps.accepted_at_depth[i + 1]); }},
+    {"drafts_verified_by_drafter_total", Kind::counter,
+     "Draft nodes in steps, counted to the drafter that was surest of each", "drafter",
+     [](Status s) { return s.drafters.size(); },
+     [](Status s, std::size_t i) { return s.drafters[i]; },
+     [](Status s, std::size_t i) { return number(s.sums.steps.drafted_from[i]); }},
+    {"drafts_accepted_by_drafter_total", Kind::counter, "Of these, drawn", "drafter",
+     [](Status s) { return s.drafters.size(); },
+     [](Status s, std::size_t i) { return s.drafters[i]; },
+     [](Status s, std::size_t i) { return number(s.sums.steps.accepted_from[i]); }},
 };
 
 }  // namespace
@@ -83,5 +112,6 @@ void EndCounts::add(const accept::Finish& finish, Interruption interruption, std
 }
 
 std::span<const Metric> engine_metrics() { return kMetrics; }
+std::span<const MetricFamily> engine_metric_families() { return kFamilies; }
 
 }  // namespace espalier::engine

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "engine/receiver.hpp"
 #include "engine/step_report.hpp"
@@ -48,7 +49,8 @@ struct EngineTotals {
 
 struct EngineStatus {
     EngineState state = EngineState::running;
-    std::string failure;  // of state failed
+    std::vector<std::string> drafters;  // their names, by id
+    std::string failure;                // of state failed
     std::int64_t steps = 0;
     // On the engine's clock (Engine::now). heartbeat: when its thread last came round, once a
     // second at least while it is idle; it stands still for as long as a step takes. last_step:
@@ -72,5 +74,17 @@ struct Metric {
 
 // All of them, each once. A new metric is a number in one of the structs above and a line here.
 std::span<const Metric> engine_metrics();
+
+// A metric with one number for each value of a label.
+struct MetricFamily {
+    const char* name;
+    Metric::Kind kind;
+    const char* help;
+    const char* label;
+    std::size_t (*size)(const EngineStatus&);
+    std::string (*value)(const EngineStatus&, std::size_t);  // of the label
+    double (*of)(const EngineStatus&, std::size_t);
+};
+std::span<const MetricFamily> engine_metric_families();
 
 }  // namespace espalier::engine

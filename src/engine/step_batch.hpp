@@ -4,6 +4,7 @@
 // memory is taken at creation.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -32,7 +33,9 @@ class StepBatch {
     // What request i of the plan verifies: its tree, or just the last token of its chunk.
     const speculate::Tree& tree(std::size_t request) const { return trees_[request]; }
     accept::TreeView tree_view(std::size_t request) const {
-        return {trees_[request].parents(), trees_[request].tokens()};
+        const speculate::Tree& tree = trees_[request];
+        return {tree.parents(), tree.tokens(),
+                std::span(origins_[request]).first(static_cast<std::size_t>(tree.size()))};
     }
     // Index in the batch of the first token of plan.rows[row].
     std::int64_t first_token(std::size_t row) const { return builder_.first_token(row); }
@@ -44,7 +47,9 @@ class StepBatch {
 
     batch::BatchBuilder builder_;
     TableRows table_rows_;
-    std::vector<speculate::Tree> trees_;  // by request of the plan
+    // By request of the plan.
+    std::vector<speculate::Tree> trees_;
+    std::vector<std::array<DraftOrigin, kMaxNodes>> origins_;
 };
 
 }  // namespace espalier::engine

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 
+#include "base/draft_origin.hpp"
 #include "base/limits.hpp"
 #include "engine/clock.hpp"
 #include "schedule/plan.hpp"
@@ -29,19 +30,47 @@ enum class Phase : std::uint8_t {
 };
 inline constexpr std::size_t kPhases = 11;
 
+// Steps that computed no prompt: what decoding takes and yields by itself.
+struct DecodeCounts {
+    std::int64_t steps = 0;
+    std::int64_t requests = 0;   // in each step, summed
+    std::int64_t committed = 0;  // output tokens
+    std::int64_t drafts = 0;     // verified
+    std::int64_t draft_levels = 0;
+    // Nanoseconds.
+    schedule::Time whole = 0;
+    schedule::Time drafting = 0;
+
+    DecodeCounts& operator+=(const DecodeCounts& other) {
+        steps += other.steps;
+        requests += other.requests;
+        committed += other.committed;
+        drafts += other.drafts;
+        draft_levels += other.draft_levels;
+        whole += other.whole;
+        drafting += other.drafting;
+        return *this;
+    }
+};
+
 // What can be summed over steps: of one step here, of all in EngineTotals (engine/status.hpp).
 struct StepCounts {
     std::int64_t requests = 0;
-    std::int64_t accepted = 0;   // drafts
-    std::int64_t moved = 0;      // slots: accepted nodes that did not lie where they belong
-    std::int64_t committed = 0;  // output tokens
-    std::int64_t failed = 0;     // requests
+    std::int64_t accepted = 0;      // drafts
+    std::int64_t moved = 0;         // slots: accepted nodes that did not lie where they belong
+    std::int64_t committed = 0;     // output tokens
+    std::int64_t failed = 0;        // requests
+    std::int64_t draft_levels = 0;  // passes of draft models
     // Nanoseconds.
     schedule::Time whole = 0;
     schedule::Time planning = 0;  // offers, drafts and the plan
     schedule::Time model = 0, sampling = 0;
+    schedule::Time drafting = 0;  // drafters' proposals and what they take of hidden states
     // [d]: trees that had a draft accepted at depth d; [0] stays 0.
     std::array<std::int64_t, kMaxNodes> accepted_at_depth = {};
+    // [d]: verified and accepted drafts that are counted to drafter d (DraftOrigin).
+    std::array<std::int64_t, kMaxDrafters> drafted_from = {}, accepted_from = {};
+    DecodeCounts decode;
 
     StepCounts& operator+=(const StepCounts& other) {
         requests += other.requests;
@@ -49,12 +78,19 @@ struct StepCounts {
         moved += other.moved;
         committed += other.committed;
         failed += other.failed;
+        draft_levels += other.draft_levels;
         whole += other.whole;
         planning += other.planning;
         model += other.model;
         sampling += other.sampling;
+        drafting += other.drafting;
+        decode += other.decode;
         for (std::size_t depth = 0; depth < accepted_at_depth.size(); ++depth)
             accepted_at_depth[depth] += other.accepted_at_depth[depth];
+        for (std::size_t drafter = 0; drafter < accepted_from.size(); ++drafter) {
+            drafted_from[drafter] += other.drafted_from[drafter];
+            accepted_from[drafter] += other.accepted_from[drafter];
+        }
         return *this;
     }
 };

@@ -73,6 +73,7 @@ Stepper::Stepper(StepperParts parts, const StepperSettings& settings,
               .eos_token_ids = parts_.target->info().eos_token_ids},
       scheduler_(std::move(scheduler)),
       speculation_({.grant = settings.grant,
+                    .coupling = settings.coupling,
                     .max_rows = settings.schedule.max_rows,
                     .vocabulary = limits_.vocabulary,
                     .key_cost = parts_.target->info().pair_cost.absorbed,
@@ -110,6 +111,7 @@ std::vector<schedule::RequestId> Stepper::submit(CheckedRequest checked,
     const accept::OutputOptions& output = checked.rules.options();
     const auto group = std::make_shared<RequestGroup>(std::move(checked.sampling));
     group->speculate = request.speculate;
+    group->drafts = checked.drafts;
     group->logprobs = request.logprobs;
     group->forced_output = request.forced_output;
     group->max_tokens = output.max_tokens;
@@ -125,7 +127,9 @@ std::vector<schedule::RequestId> Stepper::submit(CheckedRequest checked,
     wanted.deadline = request.deadline;
     wanted.salt = request.salt;
     wanted.prompt_logits = group->prompt_logprobs && !group->prompt_logprobs->complete();
-    wanted.max_drafts = request.speculate ? kMaxDrafts : 0;
+    wanted.max_drafts = !request.speculate ? 0
+                        : checked.drafts   ? checked.drafts->nodes - 1
+                                           : kMaxDrafts;
     const std::vector<schedule::RequestId> ids = scheduler_->submit(std::move(wanted));
     if (parts_.observer != nullptr) parts_.observer->submitted(checked, ids, parts_.clock());
     for (std::size_t choice = 0; choice < ids.size(); ++choice) {
@@ -178,6 +182,7 @@ void Stepper::run_plan(StepReport& report, StepTimer& timer) {
     report.ran = true;
     report.requests = static_cast<std::int64_t>(plan_->requests.size());
     report.tokens = plan_->tokens;
+    report.draft_levels = speculation_.draft_levels();
     for (const schedule::PlannedRequest& planned : plan_->requests) start_drafting(planned);
 
     outcomes_.assign(plan_->requests.size(), {});
@@ -191,6 +196,7 @@ void Stepper::run_plan(StepReport& report, StepTimer& timer) {
     }
     report.model = report.spent(Phase::forward);
     report.sampling = report.spent(Phase::sample);
+    report.drafting = report.spent(Phase::draft);
     learn(report);
     if (parts_.observer != nullptr)
         parts_.observer->walked(
@@ -199,11 +205,20 @@ void Stepper::run_plan(StepReport& report, StepTimer& timer) {
     if (ran && speculation_.wants_hidden_states()) {
         extend_drafters();
         now = timer.lap(Phase::extend);
+        report.drafting += report.spent(Phase::extend);
     }
     scheduler_->advance(outcomes_, now);
     now_ = timer.lap(Phase::advance);
     emit();
     report.whole = timer.lap(Phase::emit) - report.begin;
+    if (report.tokens.prompt_absorbed + report.tokens.prompt_decompressed > 0) return;
+    report.decode = {.steps = 1,
+                     .requests = report.requests,
+                     .committed = report.committed,
+                     .drafts = report.tokens.drafts,
+                     .draft_levels = report.draft_levels,
+                     .whole = report.whole,
+                     .drafting = report.drafting};
 }
 
 // In units of a token's arithmetic, as in speculate::StepSize.
@@ -219,13 +234,15 @@ const schedule::Plan& Stepper::make_plan(schedule::Time now, StepTimer& timer) {
     draft_rows_.clear();
     for (const schedule::NodeOffer& offer : offers.rows) {
         const LiveRequest& request = live(scheduler_->id(offer.slot));
-        draft_rows_.push_back({.request = offer.slot,
-                               .tokens = scheduler_->tokens(offer.slot),
-                               .max_drafts = offer.max_drafts,
-                               .block_table = offer.block_table,
-                               .sampling = &request.group->sampling,
-                               .progress = &request.progress,
-                               .choice = scheduler_->choice(offer.slot)});
+        draft_rows_.push_back(
+            {.request = offer.slot,
+             .tokens = scheduler_->tokens(offer.slot),
+             .max_drafts = offer.max_drafts,
+             .block_table = offer.block_table,
+             .sampling = &request.group->sampling,
+             .progress = &request.progress,
+             .choice = scheduler_->choice(offer.slot),
+             .prescribed = request.group->drafts ? &*request.group->drafts : nullptr});
     }
     speculate::StepLoad load;
     load.size = {.rows = offers.granted_rows,
@@ -243,7 +260,8 @@ void Stepper::observe_trees() const {
     for (std::size_t i = 0; i < draft_rows_.size(); ++i) {
         const std::int32_t slot = draft_rows_[i].request;
         if (drafts_[i] > 0)
-            parts_.observer->chosen(scheduler_->id(slot), speculation_.tree(slot, drafts_[i]));
+            parts_.observer->chosen(scheduler_->id(slot), speculation_.tree(slot, drafts_[i]),
+                                    speculation_.origins(slot, drafts_[i]));
     }
 }
 

@@ -37,6 +37,7 @@ namespace espalier::engine {
 struct StepperSettings {
     schedule::SchedulerOptions schedule;
     NodeGrant grant = NodeGrant::measured;
+    Coupling coupling = Coupling::measured;
     // For the grant `measured`; none: learnt from the first steps.
     std::optional<speculate::StepTime> step_time;
 };

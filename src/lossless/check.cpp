@@ -114,17 +114,27 @@ class Check {
     }
 
     Expected<void> make_stepper() {
-        ESPALIER_ASSIGN_OR_RETURN(
-            auto target, engine::ModelTarget::create(subject_.model, limits_.sizes.page_count));
-        engine::StepperParts parts{
-            std::move(target), subject_.tokenizer, {}, [this] { return now_ += 1000; }};
+        Subject::Parts made;
+        if (work_.own_drafters) {
+            ESPALIER_ASSIGN_OR_RETURN(made, subject_.make_parts(work_.settings.schedule));
+        } else {
+            ESPALIER_ASSIGN_OR_RETURN(
+                made.target, engine::ModelTarget::create(subject_.model, limits_.sizes.page_count));
+        }
+        memory_ = std::move(made.memory);
+        engine::StepperParts parts{std::move(made.target), subject_.tokenizer,
+                                   std::move(made.drafters), [this] { return now_ += 1000; }};
+        parts.taps = made.taps;
         if (work_.ngram)
             parts.drafters.push_back(
                 std::make_unique<speculate::NgramDrafter>(speculate::NgramLimits{}));
-        if (work_.random_drafter) {
-            parts.drafters.push_back(std::make_unique<RandomDrafter>(
-                work_.seed, work_.drafter, std::move(texts_), work_.palette));
-        }
+        const auto add_random = [&](std::uint64_t seed, const RandomDrafterOptions& options) {
+            parts.drafters.push_back(
+                std::make_unique<RandomDrafter>(seed, options, texts_, work_.palette, &now_));
+        };
+        if (work_.random_drafter) add_random(work_.seed, work_.drafter);
+        for (std::size_t i = 0; i < work_.more_drafters.size(); ++i)
+            add_random(work_.seed + 1 + i, work_.more_drafters[i]);
         ESPALIER_ASSIGN_OR_RETURN(stepper_,
                                   engine::Stepper::create(std::move(parts), work_.settings));
         return {};
@@ -169,10 +179,29 @@ class Check {
                 differs(one, choice, found);
             if (committed > whole || (!cut && committed != whole))
                 differs(one, choice, fmt::format("{} tokens committed, not {}", committed, whole));
+            if (const std::string found = origins_difference(got); !found.empty())
+                differs(one, choice, found);
             count(got, cut);
         }
         compare_prompt(one);
         return {};
+    }
+
+    // Every draft is counted to one drafter, and every accepted one is a token that says so. (The
+    // token that ends an output may have been drafted too; nothing was gained by that.)
+    static std::string origins_difference(const RecordedChoice& got) {
+        std::int64_t drafted = 0, accepted = 0, tokens = 0;
+        for (std::size_t d = 0; d < got.usage.drafted_from.size(); ++d) {
+            drafted += got.usage.drafted_from[d];
+            accepted += got.usage.accepted_from[d];
+        }
+        for (const accept::CommittedToken& token : got.output.tokens)
+            tokens += token.origin.drafted() ? 1 : 0;
+        if (drafted == got.usage.drafted && accepted == got.usage.accepted && tokens >= accepted &&
+            tokens <= accepted + 1)
+            return {};
+        return fmt::format("{} of {} drafts accepted, but {} of {} counted to drafters, {} tokens",
+                           got.usage.accepted, got.usage.drafted, accepted, drafted, tokens);
     }
 
     void compare_prompt(const Case& one) {
@@ -201,6 +230,8 @@ class Check {
         seen.steps += report.ran ? 1 : 0;
         seen.drafts += report.tokens.drafts;
         seen.accepted += report.accepted;
+        for (std::size_t d = 0; d < report.accepted_from.size(); ++d)
+            seen.accepted_beside += d > 0 ? report.accepted_from[d] : 0;
         seen.moved += report.moved;
     }
 
@@ -221,6 +252,7 @@ class Check {
     engine::RequestLimits limits_;
     std::vector<Case> cases_;
     std::vector<std::vector<std::int32_t>> texts_;  // prompts with their plain outputs
+    std::shared_ptr<void> memory_;                  // of what the stepper is made of
     std::unique_ptr<engine::Stepper> stepper_;
     schedule::Time now_ = 0;
     Verdict verdict_;
@@ -255,6 +287,7 @@ void Coverage::add(const Coverage& other) {
     tokens += other.tokens;
     drafts += other.drafts;
     accepted += other.accepted;
+    accepted_beside += other.accepted_beside;
     moved += other.moved;
     preemptions += other.preemptions;
     hits += other.hits;

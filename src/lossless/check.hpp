@@ -20,7 +20,8 @@ struct Coverage {
     std::int64_t steps = 0;
     std::int64_t prompt_tokens = 0, tokens = 0;
     std::int64_t drafts = 0, accepted = 0;
-    std::int64_t moved = 0;  // slots, by commits of paths that were not the first branch
+    std::int64_t accepted_beside = 0;  // of drafters beside the first
+    std::int64_t moved = 0;            // slots, by commits of paths that were not the first branch
     std::int64_t preemptions = 0;
     std::int64_t hits = 0;         // tokens found in the prefix index
     std::int64_t interrupted = 0;  // cancelled or out of time

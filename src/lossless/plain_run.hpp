@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,8 +13,12 @@
 #include "base/error.hpp"
 #include "base/op_context.hpp"
 #include "engine/request.hpp"
+#include "engine/target.hpp"
 #include "model/deepseek.hpp"
+#include "model/taps.hpp"
 #include "ops/ops.hpp"
+#include "schedule/scheduler.hpp"
+#include "speculate/drafter.hpp"
 #include "text/tokenizer.hpp"
 
 namespace espalier::lossless {
@@ -25,6 +30,15 @@ struct Subject {
     // This many of the vocabulary's last ids compute numbers that are not finite, because a test
     // made them so: a request that commits one of them must fail, and no other may.
     std::int32_t poisoned = 0;
+    // What its engines are made of, where the model has drafters of its own: a target whose cache
+    // has their layers, and the hidden states that they read, in memory that outlives both.
+    struct Parts {
+        std::shared_ptr<void> memory;
+        std::unique_ptr<engine::Target> target;
+        model::Taps taps;
+        std::vector<std::unique_ptr<speculate::Drafter>> drafters;
+    };
+    std::function<Expected<Parts>(const schedule::SchedulerOptions&)> make_parts = {};
 
     std::int32_t vocabulary() const { return static_cast<std::int32_t>(model.config().vocab_size); }
 };

@@ -71,6 +71,7 @@ void RandomDrafter::grow(const speculate::DraftCall& call) {
 
 Expected<void> RandomDrafter::propose(std::span<const speculate::DraftCall> calls) {
     ++calls_;
+    if (clock_ != nullptr) *clock_ += options_.call_nanoseconds;
     if (options_.breaks_after >= 0 && calls_ > options_.breaks_after)
         return fail(ErrorKind::io, "the workload's drafter broke after {} calls",
                     options_.breaks_after);

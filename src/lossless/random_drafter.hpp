@@ -21,18 +21,22 @@ struct RandomDrafterOptions {
     bool truth_last = false;
     // As a drafter with layers does: its windows must be reserved, and its shape is planned.
     bool model_like = false;
+    std::int64_t call_nanoseconds = 0;  // that a call takes, on the workload's clock
 };
 
 class RandomDrafter final : public speculate::Drafter {
   public:
     using Tokens = std::vector<std::int32_t>;
+    // clock: advanced by what its calls take; null: they take nothing.
     RandomDrafter(std::uint64_t seed, RandomDrafterOptions options, std::vector<Tokens> texts,
-                  Tokens palette)
+                  Tokens palette, std::int64_t* clock = nullptr)
         : random_(seed),
           options_(options),
           texts_(std::move(texts)),
-          palette_(std::move(palette)) {}
+          palette_(std::move(palette)),
+          clock_(clock) {}
 
+    std::string_view name() const override { return "random"; }
     speculate::DrafterNeeds needs() const override {
         return {.draft_cache = options_.model_like, .passes = options_.model_like};
     }
@@ -52,6 +56,7 @@ class RandomDrafter final : public speculate::Drafter {
     RandomDrafterOptions options_;
     std::vector<Tokens> texts_;
     Tokens palette_;
+    std::int64_t* clock_;
     std::vector<Tokens> committed_;  // by request slot
     std::int64_t calls_ = 0;
 };

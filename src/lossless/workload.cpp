@@ -44,6 +44,7 @@ class Generator {
         }
         choose_settings();
         choose_drafters();
+        prescribe_drafts();
         return work_;
     }
 
@@ -229,6 +230,44 @@ class Generator {
         if (random_.chance(0.05)) work_.drafter.out_of_vocabulary = 0.1;
         work_.drafter.model_like = random_.chance(0.3);
         work_.settings.schedule.reserve_windows = work_.drafter.model_like;
+        add_drafters();
+    }
+
+    // A third has several drafters that behave differently: one that is right, but never on the
+    // first branch, one that is never right, one that breaks, one so slow that it should not be
+    // asked. (Not from the generator's random bits, which would make other workloads of old seeds.)
+    void add_drafters() {
+        Random random(work_.settings.schedule.hash_seed);
+        if (subject_.make_parts) {
+            work_.own_drafters = true;
+            work_.settings.schedule.reserve_windows = true;
+            return;
+        }
+        if (!random.chance(0.33)) return;
+        const RandomDrafterOptions kinds[] = {
+            {.truth = 0.8, .silence = 0, .truth_last = true},
+            {.truth = 0, .silence = 0},
+            {.truth = 0.5, .breaks_after = random.between(0, 12)},
+            {.truth = 0.9, .silence = 0, .call_nanoseconds = 40'000'000},
+        };
+        const int most = kMaxDrafters - (work_.ngram ? 1 : 0) - (work_.random_drafter ? 1 : 0);
+        for (int i = random.between(1, most); i > 0; --i) {
+            RandomDrafterOptions one = random.one_of(kinds);
+            one.model_like = random.chance(0.7);
+            work_.more_drafters.push_back(one);
+            if (one.model_like) work_.settings.schedule.reserve_windows = true;
+        }
+    }
+
+    // A fifth of the requests that draft prescribe their trees.
+    void prescribe_drafts() {
+        Random random(work_.settings.schedule.hash_seed + 1);
+        for (WorkloadRequest& one : work_.requests) {
+            if (!one.request.speculate || !random.chance(0.2)) continue;
+            if (random.chance(0.7)) one.request.draft_depth = random.between(1, 8);
+            if (random.chance(0.5)) one.request.draft_width = random.between(1, 6);
+            if (random.chance(0.3)) one.request.draft_nodes = random.between(1, 63);
+        }
     }
 
     Random random_;

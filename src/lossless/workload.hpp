@@ -34,9 +34,12 @@ struct WorkloadRequest {
 struct Workload {
     std::uint64_t seed = 0;
     engine::StepperSettings settings;
-    bool ngram = false;          // the n-gram drafter takes part
+    bool own_drafters = false;   // the model's own take part
+    bool ngram = false;          // the n-gram drafter too
     bool random_drafter = true;  // and the random one
     RandomDrafterOptions drafter;
+    std::vector<RandomDrafterOptions>
+        more_drafters;                  // random ones beside it, up to the engine's most
     std::vector<std::int32_t> palette;  // tokens that prompts, biases and wrong drafts are made of
     std::vector<WorkloadRequest> requests;
 };

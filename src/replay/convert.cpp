@@ -101,6 +101,9 @@ trace::Submission submission_of(const engine::CheckedRequest& checked, std::int6
     if (request.deadline <= trace::kMaxTime) out.deadline = request.deadline;
     out.salt = request.salt;
     out.speculate = request.speculate;
+    if (request.draft_depth > 0) out.draft_depth = request.draft_depth;
+    if (request.draft_width > 0) out.draft_width = request.draft_width;
+    if (request.draft_nodes > 0) out.draft_nodes = request.draft_nodes;
     out.logprobs = request.logprobs;
     out.prompt = request.prompt;
     out.forced_output = request.forced_output;
@@ -129,6 +132,9 @@ engine::Request request_of(const trace::Submission& submission) {
     out.deadline = submission.deadline.value_or(schedule::kNoDeadline);
     out.salt = submission.salt;
     out.speculate = submission.speculate;
+    out.draft_depth = submission.draft_depth.value_or(0);
+    out.draft_width = submission.draft_width.value_or(0);
+    out.draft_nodes = submission.draft_nodes.value_or(0);
     out.sampling = submission.sampling;
     out.output.max_tokens = output.max_tokens;
     out.output.min_tokens = output.min_tokens;

@@ -70,8 +70,18 @@ void EventMaker::ended(const schedule::RequestId& id, const engine::Ending& endi
     if (out.reason != trace::Reason::cancelled) step_.ended.push_back(out);
 }
 
-void EventMaker::chosen(const schedule::RequestId& id, const speculate::Tree& tree) {
-    step_.trees.push_back({id.serial, copy(tree.tokens()), copy(tree.parents())});
+void EventMaker::chosen(const schedule::RequestId& id, const speculate::Tree& tree,
+                        std::span<const DraftOrigin> origins) {
+    trace::Tree& out =
+        step_.trees.emplace_back(trace::Tree{id.serial, copy(tree.tokens()), copy(tree.parents())});
+    // The root was drawn, not drafted.
+    if (!origins[1].drafted()) return;  // a prescribed tree
+    for (const DraftOrigin& origin : origins) {
+        const bool root = &origin == origins.data();
+        out.drafters.push_back(root ? 0 : origin.drafters);
+        out.from.push_back(root ? 0 : origin.drafter);
+        out.ranks.push_back(root ? 0 : origin.rank);
+    }
 }
 
 void EventMaker::walked(const engine::WalkedStep& step) {

@@ -15,7 +15,8 @@ class EventMaker : public engine::StepObserver {
     void cancelled(const schedule::RequestId& id, schedule::Time now) final;
     void ended(const schedule::RequestId& id, const engine::Ending& ending,
                const accept::Usage& usage) final;
-    void chosen(const schedule::RequestId& id, const speculate::Tree& tree) final;
+    void chosen(const schedule::RequestId& id, const speculate::Tree& tree,
+                std::span<const DraftOrigin> origins) final;
     void walked(const engine::WalkedStep& step) final;
     void stepped(const engine::StepReport& report, const schedule::Gauges& gauges) final;
 

@@ -23,6 +23,7 @@ engine::StepperSettings settings_for(const EngineSizes& sizes, const EngineOptio
     settings.schedule.hash_seed = options.hash_seed ? *options.hash_seed : random_bits();
     settings.schedule.reserve_windows = drafters.runs_models();
     settings.grant = options.grant;
+    settings.coupling = options.coupling;
     return settings;
 }
 

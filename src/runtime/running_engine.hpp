@@ -26,6 +26,7 @@ struct EngineOptions {
     SizeOptions sizes;
     std::vector<std::string> speculate = {"ngram"};  // of kDrafterNames; see choose_drafters
     engine::NodeGrant grant = engine::NodeGrant::measured;
+    engine::Coupling coupling = engine::Coupling::measured;
     // See schedule::SchedulerOptions.
     bool prefix_cache = true;
     std::int64_t prefill_segment = 256;

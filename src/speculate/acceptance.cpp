@@ -19,12 +19,13 @@ constexpr std::array<double, kMarginBuckets> kBucketMiddles = {0.05, 0.175, 0.37
 double guess(std::int32_t rank, std::int32_t bucket) {
     const double middle = kBucketMiddles[static_cast<std::size_t>(bucket)];
     const double first = 0.33 + 0.55 * middle;
-    return rank == 0 ? first : 0.3 * (1 - middle) / rank;
+    return rank == 0 ? first : 0.3 * (1 - middle) / (rank * rank);
 }
 
 }  // namespace
 
-Place place_of(DrafterId drafter, std::int32_t depth, std::int32_t rank, float margin) {
+Place place_of(DrafterId drafter, std::int32_t depth, std::int32_t rank, float margin,
+               bool coupled) {
     CHECK(drafter < kMaxDrafters, "drafter {} of {}", drafter, kMaxDrafters);
     CHECK(depth >= 1 && rank >= 0, "depth {}, rank {}", depth, rank);
     const float distance = std::abs(margin);
@@ -32,7 +33,7 @@ Place place_of(DrafterId drafter, std::int32_t depth, std::int32_t rank, float m
                                       [&](float end) { return distance >= end; });
     return Place{drafter, static_cast<std::uint8_t>(std::min(depth, kDepthClasses) - 1),
                  static_cast<std::uint8_t>(std::min(rank, kRankClasses - 1)),
-                 static_cast<std::uint8_t>(bucket)};
+                 static_cast<std::uint8_t>(bucket), coupled};
 }
 
 void AcceptanceTable::Counter::add(bool hit) {
@@ -41,18 +42,22 @@ void AcceptanceTable::Counter::add(bool hit) {
 }
 
 double AcceptanceTable::estimate(const Place& p) const {
+    const std::size_t which = row(p.drafter, p.coupled);
     const double pooled =
-        pools_.at(p.drafter).at(p.rank).at(p.bucket).towards(guess(p.rank, p.bucket), kGuessWeight);
-    return places_.at(p.drafter).at(p.depth).at(p.rank).at(p.bucket).towards(pooled, kPoolWeight);
+        pools_.at(which).at(p.rank).at(p.bucket).towards(guess(p.rank, p.bucket), kGuessWeight);
+    return places_.at(which).at(p.depth).at(p.rank).at(p.bucket).towards(pooled, kPoolWeight);
 }
 
 void AcceptanceTable::observe(const Place& p, bool accepted) {
-    places_.at(p.drafter).at(p.depth).at(p.rank).at(p.bucket).add(accepted);
-    pools_.at(p.drafter).at(p.rank).at(p.bucket).add(accepted);
+    const std::size_t which = row(p.drafter, p.coupled);
+    places_.at(which).at(p.depth).at(p.rank).at(p.bucket).add(accepted);
+    pools_.at(which).at(p.rank).at(p.bucket).add(accepted);
 }
 
-double AcceptanceTable::expected(DrafterId drafter, std::int32_t depth, std::int32_t rank) const {
+double AcceptanceTable::expected(DrafterId drafter, std::int32_t depth, std::int32_t rank,
+                                 bool coupled) const {
     const Place place = place_of(drafter, depth, rank, 0);
+    const std::size_t which = row(drafter, coupled);
     const auto all_margins = [](const PerBucket& buckets) {
         Counter sum;
         for (const Counter& one : buckets) {
@@ -61,10 +66,15 @@ double AcceptanceTable::expected(DrafterId drafter, std::int32_t depth, std::int
         }
         return sum;
     };
-    const double pooled = all_margins(pools_.at(drafter).at(place.rank))
+    const double pooled = all_margins(pools_.at(which).at(place.rank))
                               .towards(guess(rank, kMarginBuckets / 2), kGuessWeight);
-    return all_margins(places_.at(drafter).at(place.depth).at(place.rank))
+    return all_margins(places_.at(which).at(place.depth).at(place.rank))
         .towards(pooled, kPoolWeight);
+}
+
+double AcceptanceTable::novelty(DrafterId drafter) const {
+    constexpr double kGuess = 0.25;
+    return novel_.at(drafter).towards(kGuess, kPoolWeight);
 }
 
 void AcceptanceTable::fade(DrafterId drafter) {
@@ -76,8 +86,10 @@ void AcceptanceTable::fade(DrafterId drafter) {
                 one.accepted *= kKept;
             }
     };
-    for (PerRank& ranks : places_.at(drafter)) fade_ranks(ranks);
-    fade_ranks(pools_.at(drafter));
+    for (const bool coupled : {false, true}) {
+        for (PerRank& ranks : places_.at(row(drafter, coupled))) fade_ranks(ranks);
+        fade_ranks(pools_.at(row(drafter, coupled)));
+    }
 }
 
 double RequestBias::factor(DrafterId drafter) const {
@@ -89,6 +101,12 @@ void RequestBias::observe(DrafterId drafter, double expected, bool accepted) {
     Sum& sum = sums_.at(drafter);
     sum.expected = sum.expected * kDecay + expected;
     sum.accepted = sum.accepted * kDecay + (accepted ? 1 : 0);
+}
+
+void RequestBias::relax(DrafterId drafter) {
+    constexpr double kKept = 1 - 1.0 / 256;
+    sums_.at(drafter).expected *= kKept;
+    sums_.at(drafter).accepted *= kKept;
 }
 
 }  // namespace espalier::speculate

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How often a drafter was right, per (drafter, depth, rank, margin bucket). Pure counters with
-// decay: fed with what the target drew, read when proposals are merged. Estimates steer speed only.
+// How often a drafter was right, per (drafter, plain or coupled, depth, rank, margin bucket). Pure
+// counters with decay: fed with what the target drew, read when drafting is planned and proposals
+// are merged. Estimates steer speed only.
 //
 // An estimate is the chance that a node is accepted *given that its parent is*. It shrinks towards
 // what the same (drafter, rank, bucket) shows over all depths, and that towards a fixed guess, so a
@@ -25,10 +26,12 @@ struct Place {
     std::uint8_t depth = 0;   // class, depth 1 is 0
     std::uint8_t rank = 0;    // class
     std::uint8_t bucket = 0;  // of |margin|
+    bool coupled = false;     // drawn with the target's noise: other scores, other chances
 };
 
 // depth ≥ 1, rank ≥ 0, margin in [-1, 1].
-Place place_of(DrafterId drafter, std::int32_t depth, std::int32_t rank, float margin);
+Place place_of(DrafterId drafter, std::int32_t depth, std::int32_t rank, float margin,
+               bool coupled = false);
 
 class AcceptanceTable {
   public:
@@ -44,7 +47,12 @@ class AcceptanceTable {
     void observe(const Place& place, bool accepted);
     // The chance, in (0, 1), that a drafter's choice of this rank at this depth is accepted given
     // that its parent is, whatever its margin: what can be expected before anything is drafted.
-    double expected(DrafterId drafter, std::int32_t depth, std::int32_t rank) const;
+    double expected(DrafterId drafter, std::int32_t depth, std::int32_t rank,
+                    bool coupled = false) const;
+    // The chance, in (0, 1), that a drafter has the token where the others that proposed there do
+    // not: what asking it too can add.
+    double novelty(DrafterId drafter) const;
+    void observe_novelty(DrafterId drafter, bool hit) { novel_.at(drafter).add(hit); }
     // A drafter that is asked only now and then: what it showed before counts a tenth less, so that
     // some thirty probes tell whether it has become right.
     void fade(DrafterId drafter);
@@ -63,8 +71,14 @@ class AcceptanceTable {
     using PerBucket = std::array<Counter, kMarginBuckets>;
     using PerRank = std::array<PerBucket, kRankClasses>;
 
-    std::array<std::array<PerRank, kDepthClasses>, kMaxDrafters> places_;
-    std::array<PerRank, kMaxDrafters> pools_;
+    // By drafter; coupled ones after all plain ones.
+    static std::size_t row(DrafterId drafter, bool coupled) {
+        return static_cast<std::size_t>(drafter + (coupled ? kMaxDrafters : 0));
+    }
+
+    std::array<std::array<PerRank, kDepthClasses>, 2 * kMaxDrafters> places_;
+    std::array<PerRank, 2 * kMaxDrafters> pools_;
+    std::array<Counter, kMaxDrafters> novel_;
 };
 
 // How one request differs from the table, per drafter: accepted over expected, with decay. Quoting
@@ -79,6 +93,9 @@ class RequestBias {
 
     double factor(DrafterId drafter) const;  // in (0, kLargest]
     void observe(DrafterId drafter, double expected, bool accepted);
+    // A step in which the drafter was not asked for this request: what it showed fades, so that in
+    // some 250 steps it is asked once more.
+    void relax(DrafterId drafter);
 
   private:
     struct Sum {

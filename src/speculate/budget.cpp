@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The grant of nodes and the plan of drafting by predicted throughput, and the probes that let both
-// come back.
+// The grant of nodes by predicted throughput, and the probes that let it come back.
 #include "speculate/budget.hpp"
 
 #include <algorithm>
@@ -38,66 +37,17 @@ bool may_reach(const StepTime& time, const StepLoad& load, std::int64_t drafts, 
 
 }  // namespace
 
-// ---- drafting -----------------------------------------------------------------------------------
-
-void NodeBudget::Off::wait(double step_seconds) {
-    ++steps;
-    saved_seconds += kProbeShare * step_seconds;
+void ProbeSavings::wait(double step_seconds) {
+    ++steps_;
+    saved_seconds_ += kShare * step_seconds;
 }
 
 // Savings beyond one probe are dropped, so that a long silence is not followed by a burst.
-bool NodeBudget::Off::spend(double seconds) {
-    if (steps < kProbeSteps || saved_seconds < seconds) return false;
-    *this = {};
+bool ProbeSavings::spend(double seconds) {
+    if (steps_ < kSteps || saved_seconds_ < seconds) return false;
+    reset();
     return true;
 }
-
-DraftPlan NodeBudget::plan_drafting(DrafterId drafter, const DraftQuestion& q) {
-    const auto within = [&](const DraftShape& shape) {
-        return DraftShape{.depth = std::min(shape.depth, q.most.depth),
-                          .width = std::min(shape.width, q.most.width),
-                          .nodes = std::min(shape.nodes, q.most.nodes)};
-    };
-    DraftPlan plan{.shape = {.depth = 0, .width = 0, .nodes = 1}};
-    if (q.rows < 1 || q.most.depth < 1 || q.most.nodes < 2) return plan;
-    if (!q.draft.known()) return {.shape = within(kFirstShape)};
-
-    const double without = seconds_with(q.target, q.load, 0, 0);
-    double rate = kLeastGain * q.load.expected_tokens / without;
-    const auto rows = static_cast<double>(q.rows);
-    // Twice as wide each time: acceptance falls off fast with rank.
-    for (std::int32_t width = 1; width <= std::min(q.most.width, kMaxDrafts); width *= 2) {
-        double tokens = q.load.expected_tokens, alive = 1;
-        std::int32_t nodes = 0;  // of one request
-        for (std::int32_t depth = 1; depth <= q.most.depth; ++depth) {
-            nodes += width;
-            if (1 + nodes > q.most.nodes || nodes * q.rows > q.load.max_drafts) break;
-            double hit = 0;
-            for (std::int32_t rank = 0; rank < width; ++rank)
-                hit += q.bias * q.table.expected(drafter, depth, rank);
-            alive *= std::min(hit, 0.99);
-            tokens += rows * alive;
-            const std::int64_t all = nodes * q.rows;
-            const double seconds =
-                seconds_with(q.target, q.load, all, q.keys * static_cast<double>(all)) +
-                q.draft.seconds(depth, all);
-            if (tokens <= rate * seconds) continue;
-            rate = tokens / seconds;
-            plan.shape = {.depth = depth, .width = width, .nodes = 1 + nodes};
-        }
-    }
-    Off& off = drafting_.at(drafter);
-    if (plan.shape.depth > 0) {
-        off = {};
-        return plan;
-    }
-    off.wait(without);
-    if (off.spend(q.draft.seconds(1, q.rows)))
-        return {.shape = within({.depth = 1, .width = 1, .nodes = 2}), .probe = true};
-    return plan;
-}
-
-// ---- the grant ----------------------------------------------------------------------------------
 
 // A heap's order: the largest worth first, the lower request among equals.
 bool NodeBudget::later(const Next& a, const Next& b) {
@@ -202,15 +152,15 @@ GrantedNodes NodeBudget::probe(const StepTime& time, const StepLoad& load,
             (surest == offers.size() || offers[i].survival[0] > offers[surest].survival[0]))
             surest = i;
     if (surest == offers.size() || load.max_drafts < 1) {
-        granting_.wait(nothing.seconds);
+        off_.wait(nothing.seconds);
         return nothing;
     }
     const std::int64_t drafts = std::min(
         {kProbeDrafts, load.max_drafts, static_cast<std::int64_t>(offers[surest].survival.size())});
     const double seconds =
         seconds_with(time, load, drafts, static_cast<double>(drafts) * offers[surest].keys);
-    granting_.wait(nothing.seconds);
-    if (!granting_.spend(seconds - nothing.seconds)) return nothing;
+    off_.wait(nothing.seconds);
+    if (!off_.spend(seconds - nothing.seconds)) return nothing;
     granted[surest] = static_cast<std::int32_t>(drafts);
     GrantedNodes probe = {.drafts = drafts,
                           .expected_tokens = load.expected_tokens,
@@ -228,7 +178,7 @@ GrantedNodes NodeBudget::grant(const StepTime& time, const StepLoad& load,
           load.max_drafts, load.expected_tokens);
     const GrantedNodes paying = best(time, load, offers, granted);
     if (paying.drafts == 0) return probe(time, load, offers, granted);
-    granting_ = {};
+    off_.reset();
     return paying;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What speculation may cost in a step: how far a drafter with passes of its own is to go, and how
-// many of the nodes that were proposed each request verifies. Pure and deterministic; called by
-// Speculation (src/engine), first plan_drafting for each such drafter, then grant.
+// What speculation may cost in a step: how many of the nodes that were proposed each request
+// verifies. Pure and deterministic; called by Speculation (src/engine) when all drafters have
+// proposed. (What is drafted is planned before: planner.hpp.)
 //
 // The step's rate is (tokens expected) / (seconds predicted). A node's worth is its survival over
 // its cost, and a request's nodes cost alike (a token, and the keys it sees), so taking the
@@ -12,14 +12,10 @@
 // win.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
 
-#include "speculate/acceptance.hpp"
-#include "speculate/draft_time.hpp"
-#include "speculate/drafter.hpp"
 #include "speculate/step_time.hpp"
 
 namespace espalier::speculate {
@@ -46,39 +42,27 @@ struct GrantedNodes {
     bool probe = false;  // granted to learn, not because it pays
 };
 
-// What plan_drafting weighs.
-struct DraftQuestion {
-    const StepTime& target;
-    const DraftTime& draft;
-    const AcceptanceTable& table;
-    StepLoad load = {};
-    std::int64_t rows = 0;  // requests that would draft
-    double keys = 0;        // that a node of one of them sees, on average
-    double bias = 1;        // their RequestBias, on average
-    DraftShape most = {};   // no further than this
-};
+// What one part of speculation may spend on probes while it is off: at most kShare of the time, and
+// at most one step in kSteps.
+class ProbeSavings {
+  public:
+    static constexpr double kShare = 0.005;
+    static constexpr std::int64_t kSteps = 16;
+    void wait(double step_seconds);  // a step without a probe
+    bool spend(double seconds);      // true: a probe that costs this may run now
+    void reset() { *this = {}; }
 
-struct DraftPlan {
-    DraftShape shape = {};  // depth 0: it is not asked
-    bool probe = false;
+  private:
+    double saved_seconds_ = 0;
+    std::int64_t steps_ = 0;
 };
 
 class NodeBudget {
   public:
     // A smaller predicted gain than this is inside the prediction's own error.
     static constexpr double kLeastGain = 1.02;
-    // While off, at most this share of the time goes into probes, and at most one step in
-    // kProbeSteps: speculation left on where it never pays costs no more than this. A probe
-    // verifies kProbeDrafts nodes of one request, or asks a drafter for one node of each.
-    static constexpr double kProbeShare = 0.005;
+    // While nothing pays, a probe verifies this many nodes of one request (ProbeSavings).
     static constexpr std::int64_t kProbeDrafts = 3;
-    static constexpr std::int64_t kProbeSteps = 16;
-    // What a drafter is asked for while its cost is unknown.
-    static constexpr DraftShape kFirstShape = {.depth = 3, .width = 1, .nodes = 4};
-
-    // The shape of the best predicted rate, if everything that is drafted is verified (the grant
-    // may then do better). Depth 0 when none gains kLeastGain; then a probe now and then.
-    DraftPlan plan_drafting(DrafterId drafter, const DraftQuestion& question);
 
     // granted[i]: how many of offers[i] to verify, without the root.
     GrantedNodes grant(const StepTime& time, const StepLoad& load,
@@ -94,14 +78,6 @@ class NodeBudget {
         double survival;
         std::int32_t request;
     };
-    // What one part of speculation may spend on probes while it is off.
-    struct Off {
-        double saved_seconds = 0;
-        std::int64_t steps = 0;
-        void wait(double step_seconds);  // a step without a probe
-        bool spend(double seconds);      // true: a probe that costs this may run now
-    };
-
     static bool later(const Next& a, const Next& b);
     void begin(std::span<const OfferedDrafts> offers, std::span<std::int32_t> granted,
                double token_seconds, double key_seconds);
@@ -116,8 +92,7 @@ class NodeBudget {
     std::vector<std::int32_t> taken_;  // requests in the order their drafts were taken
     double token_seconds_ = 1;         // by which worth is reckoned
     double key_seconds_ = 0;
-    Off granting_;
-    std::array<Off, kMaxDrafters> drafting_;
+    ProbeSavings off_;
 };
 
 }  // namespace espalier::speculate

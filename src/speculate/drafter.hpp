@@ -36,7 +36,9 @@
 #include <array>
 #include <cstdint>
 #include <span>
+#include <string_view>
 
+#include "base/draft_origin.hpp"
 #include "base/error.hpp"
 #include "speculate/tree.hpp"
 
@@ -51,7 +53,7 @@ namespace espalier::speculate {
 using DrafterId = std::uint8_t;    // a drafter's place in the engine's list
 using RequestSlot = std::int32_t;  // index of a running request in the engine's arrays
 
-constexpr std::int32_t kMaxDrafters = 4;
+using espalier::kMaxDrafters;
 
 // One drafter's tree. A node's score is the drafter's own estimate, in [0, 1], that the node is
 // accepted given that its parent is. The root's score is not read.
@@ -71,6 +73,7 @@ struct Proposal {
     }
 
     DrafterId drafter;
+    bool coupled = false;  // as the call was
     Tree tree;
     std::array<float, kMaxNodes> score = {};
 };
@@ -125,6 +128,8 @@ class Drafter {
   public:
     virtual ~Drafter() = default;
 
+    // In reports, metrics and traces.
+    virtual std::string_view name() const { return "draft"; }
     virtual DrafterNeeds needs() const = 0;
     // A request enters with its prompt, which counts as committed; slots are used again after
     // end(). A long prompt may come in pieces instead, the first here and the others through

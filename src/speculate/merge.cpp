@@ -17,8 +17,13 @@ constexpr double kLargestConditional = 0.99;
 
 std::size_t at(std::int32_t node) { return static_cast<std::size_t>(node); }
 
+struct Standing {
+    Place place;
+    std::int32_t rank;
+};
+
 // Rank and margin of a node among its siblings, by score, ties to the earlier node.
-Place place_in(const Proposal& proposal, std::int32_t node) {
+Standing standing_in(const Proposal& proposal, std::int32_t node) {
     const Tree& tree = proposal.tree;
     const float own = proposal.score[at(node)];
     float best_other = 0;
@@ -29,10 +34,26 @@ Place place_in(const Proposal& proposal, std::int32_t node) {
         best_other = std::max(best_other, other);
         rank += other > own || (other == own && i < node) ? 1 : 0;
     }
-    return place_of(proposal.drafter, tree.depth(node), rank, own - best_other);
+    return {place_of(proposal.drafter, tree.depth(node), rank, own - best_other, proposal.coupled),
+            rank};
 }
 
 }  // namespace
+
+Proposal narrowed(const Proposal& proposal, std::int32_t width) {
+    const Tree& tree = proposal.tree;
+    Proposal kept(proposal.drafter, tree.token(0));
+    kept.coupled = proposal.coupled;
+    std::array<std::int32_t, kMaxNodes> place = {}, of_level = {};
+    for (std::int32_t i = 1; i < tree.size(); ++i) {
+        const std::int32_t parent = place[at(tree.parent(i))];
+        std::int32_t& count = of_level[at(tree.depth(i))];
+        const bool fits = parent != kNoNode && count < width;
+        place[at(i)] = fits ? kept.add(parent, tree.token(i), proposal.score[at(i)]) : kNoNode;
+        count += fits ? 1 : 0;
+    }
+    return kept;
+}
 
 void Candidates::reset(TokenId root) {
     nodes_.clear();
@@ -79,19 +100,25 @@ Expected<void> Candidates::add(const Proposal& proposal, std::int64_t vocabulary
         merged[at(i)] = find_or_add(merged[at(tree.parent(i))], tree.token(i));
         Node& node = nodes_[at(merged[at(i)])];
         node.sources |= bit;
-        node.places[drafter] = place_in(proposal, i);
+        const Standing standing = standing_in(proposal, i);
+        node.places[drafter] = standing.place;
+        node.ranks[drafter] = static_cast<std::uint8_t>(standing.rank);
     }
     return {};
 }
 
-// Drafters that agree are rarely independent, so the surest of them speaks for all.
-double Candidates::conditional(const Node& node, const AcceptanceTable& table,
-                               const RequestBias& bias) const {
-    double best = 0;
-    for (DrafterId d = 0; d < kMaxDrafters; ++d)
-        if ((node.sources >> d & 1) != 0)
-            best = std::max(best, table.estimate(node.places[d]) * bias.factor(d));
-    return std::min(best, kLargestConditional);
+// Drafters that agree are rarely independent, so the surest of them speaks for all: the node is
+// counted to it.
+Candidates::Estimate Candidates::conditional(const Node& node, const AcceptanceTable& table,
+                                             const RequestBias& bias) {
+    Estimate best;
+    for (DrafterId d = 0; d < kMaxDrafters; ++d) {
+        if ((node.sources >> d & 1) == 0) continue;
+        const double chance = table.estimate(node.places[d]) * bias.factor(d);
+        if (chance > best.chance) best = {chance, d};
+    }
+    best.chance = std::min(best.chance, kLargestConditional);
+    return best;
 }
 
 RankedTree Candidates::rank(const AcceptanceTable& table, const RequestBias& bias,
@@ -99,9 +126,12 @@ RankedTree Candidates::rank(const AcceptanceTable& table, const RequestBias& bia
     CHECK(max_nodes >= 1 && max_nodes <= kMaxNodes, "a budget of {} nodes", max_nodes);
     std::array<double, kMaxCandidates> survival;
     std::array<double, kMaxCandidates> children_sum = {};
+    std::array<DrafterId, kMaxCandidates> surest;
     survival[0] = 1;
     for (std::size_t i = 1; i < nodes_.size(); ++i) {
-        survival[i] = conditional(nodes_[i], table, bias);
+        const Estimate estimate = conditional(nodes_[i], table, bias);
+        survival[i] = estimate.chance;
+        surest[i] = estimate.drafter;
         children_sum[at(nodes_[i].parent)] += survival[i];
     }
     // Siblings exclude each other: their chances may not add up to more than certainty.
@@ -119,7 +149,7 @@ RankedTree Candidates::rank(const AcceptanceTable& table, const RequestBias& bia
     });
 
     RankedTree ranked(nodes_[0].token);
-    ranked.sources[0] = nodes_[0].sources;
+    ranked.origins[0].drafters = nodes_[0].sources;
     std::array<std::int32_t, kMaxCandidates> place;  // our node -> the ranked tree's
     place[0] = 0;
     for (auto i = order.begin() + 1; i < kept; ++i) {
@@ -127,13 +157,19 @@ RankedTree Candidates::rank(const AcceptanceTable& table, const RequestBias& bia
         const std::int32_t added = ranked.tree.add(place[at(node.parent)], node.token);
         place[at(*i)] = added;
         ranked.survival[at(added)] = survival[at(*i)];
-        ranked.sources[at(added)] = node.sources;
+        const DrafterId drafter = surest[at(*i)];
+        ranked.origins[at(added)] = {.drafters = node.sources,
+                                     .drafter = drafter,
+                                     .depth = static_cast<std::uint8_t>(node.depth),
+                                     .rank = node.ranks[drafter]};
     }
     return ranked;
 }
 
-void Candidates::observe(std::span<const TokenId> drawn, AcceptanceTable& table,
-                         RequestBias& bias) const {
+std::array<Candidates::Shown, kMaxDrafters> Candidates::observe(std::span<const TokenId> drawn,
+                                                                AcceptanceTable& table,
+                                                                RequestBias& bias) const {
+    std::array<Shown, kMaxDrafters> shown = {};
     std::int32_t parent = 0;
     for (const TokenId token : drawn) {
         std::array<double, kMaxDrafters> expected = {};
@@ -150,11 +186,19 @@ void Candidates::observe(std::span<const TokenId> drawn, AcceptanceTable& table,
                 table.observe(node.places[d], node.token == token);
             }
         }
-        for (DrafterId d = 0; d < kMaxDrafters; ++d)
-            if ((sources >> d & 1) != 0) bias.observe(d, std::min(1.0, expected[d]), hit[d]);
+        const auto hits = std::count(hit.begin(), hit.end(), true);
+        for (DrafterId d = 0; d < kMaxDrafters; ++d) {
+            if ((sources >> d & 1) == 0) continue;
+            bias.observe(d, std::min(1.0, expected[d]), hit[d]);
+            ++shown[d].places;
+            shown[d].hits += hit[d] ? 1 : 0;
+            const bool others_hit = hits > (hit[d] ? 1 : 0);
+            if (sources != 1u << d && !others_hit) table.observe_novelty(d, hit[d]);
+        }
         parent = child(parent, token);
-        if (parent == kNoNode) return;
+        if (parent == kNoNode) break;
     }
+    return shown;
 }
 
 }  // namespace espalier::speculate

@@ -35,8 +35,11 @@ struct RankedTree {
 
     Tree tree;
     std::array<double, kMaxNodes> survival = {};
-    std::array<std::uint8_t, kMaxNodes> sources = {};  // bit d: drafter d proposed this node
+    std::array<DraftOrigin, kMaxNodes> origins = {};  // the root's: all who proposed
 };
+
+// At most `width` nodes of each level, the first in the proposal's own order: a chain for width 1.
+Proposal narrowed(const Proposal& proposal, std::int32_t width);
 
 class Candidates {
   public:
@@ -56,8 +59,13 @@ class Candidates {
 
     // What the target drew below the root, in order: the accepted tokens and the one after them.
     // Each child of a node on that path was right or wrong; nodes elsewhere say nothing. Stops
-    // where the draws do, so a stop string or token limit counts as no failure of any node.
-    void observe(std::span<const TokenId> drawn, AcceptanceTable& table, RequestBias& bias) const;
+    // where the draws do, so a stop string or token limit counts as no failure of any node. Returns
+    // what each drafter showed: draws below nodes where it had proposals, and how many it had.
+    struct Shown {
+        std::int64_t places = 0, hits = 0;
+    };
+    std::array<Shown, kMaxDrafters> observe(std::span<const TokenId> drawn, AcceptanceTable& table,
+                                            RequestBias& bias) const;
 
     std::int32_t size() const { return static_cast<std::int32_t>(nodes_.size()); }
 
@@ -67,13 +75,20 @@ class Candidates {
         std::int32_t parent = kNoNode;
         std::int32_t depth = 0;
         std::uint8_t sources = 0;
-        std::array<Place, kMaxDrafters> places = {};  // valid where sources has the bit
+        // Valid where sources has the bit.
+        std::array<Place, kMaxDrafters> places = {};
+        std::array<std::uint8_t, kMaxDrafters> ranks = {};  // the places' own stop at a class
     };
 
     std::int32_t find_or_add(std::int32_t parent, TokenId token);
     std::int32_t child(std::int32_t parent, TokenId token) const;
-    double conditional(const Node& node, const AcceptanceTable& table,
-                       const RequestBias& bias) const;
+    // The chance that the node is accepted given its parent, and whose estimate that is.
+    struct Estimate {
+        double chance = 0;
+        DrafterId drafter = 0;
+    };
+    static Estimate conditional(const Node& node, const AcceptanceTable& table,
+                                const RequestBias& bias);
 
     std::vector<Node> nodes_;  // parents before children
 };

@@ -67,6 +67,7 @@ class NgramDrafter final : public Drafter {
   public:
     explicit NgramDrafter(const NgramLimits& limits) : limits_(limits) {}
 
+    std::string_view name() const override { return "ngram"; }
     DrafterNeeds needs() const override { return {}; }
     void begin(RequestSlot request, std::span<const TokenId> prompt,
                std::int64_t max_tokens) override;

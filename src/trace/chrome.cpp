@@ -55,6 +55,7 @@ class Timeline {
         add(R"({{"ph":"M","pid":1,"tid":1,"name":"process_name","args":{{"name":{}}}}})",
             quoted(process));
         add(R"({{"ph":"M","pid":1,"tid":1,"name":"thread_name","args":{{"name":"engine"}}}})");
+        drafters_ = header.settings.drafters;
         return flush();
     }
 
@@ -83,8 +84,8 @@ class Timeline {
         for (const Outcome& outcome : step.outcomes)
             drawn += static_cast<std::int64_t>(outcome.drawn.size());
         span(fmt::format("step {}", step.number), step.begin, lister.end() - step.begin,
-             fmt::format(R"("rows":{},"trees":{},"drawn":{},"ended":{})", step.rows.size(),
-                         step.trees.size(), drawn, step.ended.size()));
+             fmt::format(R"("rows":{},"trees":{},"drawn":{},"ended":{}{})", step.rows.size(),
+                         step.trees.size(), drawn, step.ended.size(), accepted_from(step)));
         for (const PhaseSpan& phase : phases)
             if (phase.duration > 0) span(phase.name, phase.begin, phase.duration, "");
         counters(step);
@@ -138,6 +139,26 @@ class Timeline {
     void counter(std::string_view name, std::int64_t when, std::string_view args) {
         add(R"({{"ph":"C","pid":1,"name":"{}","ts":{},"args":{{{}}}}})", name, time(when), args);
     }
+    // Accepted drafts by drafter, as arguments of the step. What the file says is only looked up.
+    std::string accepted_from(const Step& step) const {
+        std::map<std::int32_t, std::int64_t> counts;
+        for (const Outcome& outcome : step.outcomes)
+            for (const Tree& tree : step.trees) {
+                if (tree.request != outcome.request) continue;
+                for (std::size_t i = 1; i < outcome.path.size(); ++i)
+                    if (const auto node = static_cast<std::size_t>(outcome.path[i]);
+                        node < tree.from.size())
+                        ++counts[tree.from[node]];
+            }
+        std::string text;
+        for (const auto& [drafter, count] : counts) {
+            const auto index = static_cast<std::size_t>(drafter);
+            const std::string name =
+                index < drafters_.size() ? drafters_[index] : fmt::format("drafter {}", drafter);
+            text += fmt::format(",{}:{}", quoted("accepted from " + name), count);
+        }
+        return text;
+    }
     void counters(const Step& step) {
         std::int64_t roots = 0, drafts = 0, absorbed = 0, decompressed = 0;
         for (const Row& row : step.rows) {
@@ -170,6 +191,7 @@ class Timeline {
     bool first_ = true;
     std::optional<std::int64_t> zero_, last_;
     std::map<std::int64_t, std::int64_t> open_;  // requests that have not ended, by number
+    std::vector<std::string> drafters_;          // names, by id
 };
 
 }  // namespace

@@ -52,6 +52,10 @@ class Flattener {
                        std::int64_t) {
         add(name, value ? fmt::format("{}", *value) : "none");
     }
+    void maybe_integers(std::string_view name, const std::vector<std::int32_t>& values,
+                        std::int64_t most, std::int64_t lo, std::int64_t hi) {
+        integers(name, values, most, lo, hi);
+    }
     void maybe_flag(std::string_view name, bool value) { flag(name, value); }
     void maybe_text(std::string_view name, const std::optional<std::string>& value) {
         add(name, value ? fmt::format("'{}'", *value) : "none");

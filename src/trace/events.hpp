@@ -211,6 +211,7 @@ struct Submission {
     std::optional<std::int64_t> deadline;
     std::uint64_t salt = 0;
     bool speculate = true;
+    std::optional<std::int32_t> draft_depth, draft_width, draft_nodes;  // where prescribed
     bool logprobs = true;
     std::vector<std::int32_t> prompt;
     std::vector<std::int32_t>
@@ -226,6 +227,9 @@ struct Submission {
         visit.maybe_integer("deadline", self.deadline, -kMaxTime, kMaxTime);
         visit.word64("salt", self.salt);
         visit.flag("speculate", self.speculate);
+        visit.maybe_integer("draft_depth", self.draft_depth, 1, kMaxDrafts);
+        visit.maybe_integer("draft_width", self.draft_width, 1, kMaxDrafts);
+        visit.maybe_integer("draft_nodes", self.draft_nodes, 1, kMaxDrafts);
         visit.flag("logprobs", self.logprobs);
         visit.integers("prompt", self.prompt, kMaxList, 0, kMaxToken);
         visit.integers("replay", self.forced_output, kMaxList, 0, kMaxToken);

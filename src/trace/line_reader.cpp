@@ -76,6 +76,11 @@ class LineReader {
         if (!has(name)) return;
         integer(name, value.emplace(), lo, hi);
     }
+    void maybe_integers(std::string_view name, std::vector<std::int32_t>& values, std::int64_t most,
+                        std::int64_t lo, std::int64_t hi) {
+        values.clear();
+        if (has(name)) integers(name, values, most, lo, hi);
+    }
     void maybe_flag(std::string_view name, bool& value) {
         value = false;
         if (has(name)) flag(name, value);

@@ -63,6 +63,11 @@ class LineWriter {
                        std::int64_t hi) {
         if (value) integer(name, *value, lo, hi);
     }
+    // Written where there are any.
+    void maybe_integers(std::string_view name, const std::vector<std::int32_t>& values,
+                        std::int64_t most, std::int64_t lo, std::int64_t hi) {
+        if (!values.empty()) integers(name, values, most, lo, hi);
+    }
     // Written where it is set.
     void maybe_flag(std::string_view name, bool value) {
         if (value) flag(name, value);

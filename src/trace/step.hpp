@@ -28,15 +28,22 @@ struct Row {
     bool operator==(const Row&) const = default;
 };
 
-// What a request asked to verify; its row has the first `nodes` of these.
+// What a request asked to verify; its row has the first `nodes` of these. Who proposed each node,
+// the root's entry first and 0: not in traces of before that was known.
 struct Tree {
     std::int64_t request = 0;
     std::vector<std::int32_t> tokens, parents;
+    std::vector<std::int32_t> drafters = {};  // bit d: drafter d of the settings
+    std::vector<std::int32_t> from = {};      // the drafter that the node is counted to
+    std::vector<std::int32_t> ranks = {};     // among that drafter's choices there
     template <typename Visitor, typename Self>
     static void fields(Visitor& visit, Self& self) {
         visit.integer("request", self.request, 0, kMaxNumber);
         visit.integers("tokens", self.tokens, kMaxNodes, 0, kMaxToken);
         visit.integers("parents", self.parents, kMaxNodes, -1, kMaxNodes);
+        visit.maybe_integers("drafters", self.drafters, kMaxNodes, 0, 255);
+        visit.maybe_integers("from", self.from, kMaxNodes, 0, 255);
+        visit.maybe_integers("ranks", self.ranks, kMaxNodes, 0, kMaxNodes);
     }
     bool operator==(const Tree&) const = default;
 };

@@ -72,6 +72,37 @@ TEST(Walk, AllocatesNothingOnceItHasItsMemory) {
     EXPECT_EQ(progress.usage().completion_tokens, 9000);
 }
 
+// Each draft is counted to its drafter, and a token says which draft was right about it; the token
+// that nobody drafted says nothing.
+TEST(Walk, TellsWhereAcceptedTokensCameFrom) {
+    OutputOptions options;
+    options.max_tokens = 1000;
+    RequestProgress progress(OutputRules::make(options, tiny_tokenizer(), 1000).value(),
+                             tiny_tokenizer(), std::array{id_of("a")});
+    const std::int32_t a = id_of("a"), b = id_of("b"), c = id_of("c");
+    const std::vector<std::int32_t> parents = {-1, 0, 0, 2, 2}, tokens = {a, a, b, a, c};
+    const std::vector<DraftOrigin> origins = {{},
+                                              {.drafters = 1, .drafter = 0, .depth = 1},
+                                              {.drafters = 5, .drafter = 2, .depth = 1, .rank = 1},
+                                              {.drafters = 4, .drafter = 2, .depth = 2},
+                                              {.drafters = 1, .drafter = 0, .depth = 2, .rank = 3}};
+    std::vector<ops::Draw> draws(5, {c, 0.0f, ops::DrawFlag::fine});
+    draws[0].token = b;
+    Emission out;
+    walk({parents, tokens, origins}, {draws, {}, 0}, progress, out);
+    ASSERT_EQ(out.tokens.size(), 3u);
+    EXPECT_EQ(out.tokens[0].origin, origins[2]);
+    EXPECT_EQ(out.tokens[1].origin, origins[4]);
+    EXPECT_FALSE(out.tokens[2].origin.drafted());
+    const Usage& usage = progress.usage();
+    EXPECT_EQ(usage.drafted_from, (std::array<std::int64_t, kMaxDrafters>{2, 0, 2, 0}));
+    EXPECT_EQ(usage.accepted_from, (std::array<std::int64_t, kMaxDrafters>{1, 0, 1, 0}));
+    EXPECT_EQ(usage.accepted, 2);
+    CommittedToken same = out.tokens[0];
+    same.origin = {};
+    EXPECT_EQ(same, out.tokens[0]);  // how soon it was there is no part of it
+}
+
 TEST(Walk, TakesTheLargestTree) {
     OutputOptions options;
     options.max_tokens = 1000;

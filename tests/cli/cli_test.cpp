@@ -106,6 +106,8 @@ TEST(Cli, DraftsChangeTheSpeedAndNothingElse) {
         EXPECT_EQ(plain["accepted_tokens"], 0);
         EXPECT_EQ(plain["steps"], 60);
         EXPECT_EQ(drafted["steps"].get<int>() + drafted["accepted_tokens"].get<int>(), 60);
+        EXPECT_EQ(drafted["accepted_from"]["ngram"], drafted["accepted_tokens"]);
+        EXPECT_GE(drafted["drafts"].size(), drafted["accepted_tokens"].get<std::size_t>());
     }
     // How many drafts are verified depends on measured times, unless all are.
     const auto greedy = json_of(common + "--temperature 0 --grant everything");
@@ -401,7 +403,11 @@ TEST(Cli, RefusalsSaySoAndExitAccordingly) {
              Refusal{"generate " + kSapling + " -p x --logits /nowhere/logits.npy", 1,
                      "--logits: '/nowhere/logits.npy' cannot be written"},
              Refusal{"generate " + kSapling + " -p x --logit-bias 7", 1, "not ID:BIAS"},
-             Refusal{"generate " + kSapling + " -p x --speculate mtp", 2, "--speculate"},
+             Refusal{"generate " + kSapling + " -p x --speculate luck", 2, "--speculate"},
+             Refusal{"generate " + kSapling + " -p x --draft-depth 99", 1,
+                     "--draft-depth: 99, not within 0…63"},
+             Refusal{"bench engine " + kSapling + " --speculate mtp:x", 1,
+                     "--speculate mtp:x: not NAMES"},
              Refusal{"generate " + kSapling + " -p x --logprobs 2", 2, "--json"},
              Refusal{"bench engine " + kSapling + " --prompt 9-3", 1, "--prompt 9-3: not a number"},
              Refusal{"bench engine " + kSapling + " --arrival soon", 1, "--arrival soon"},

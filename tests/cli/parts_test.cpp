@@ -1,14 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the commands are made of: figures, ranges, tables, the header of a file of logits.
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <memory>
 #include <set>
+#include <sstream>
 #include <string>
 
+#include "cli/draft_setting.hpp"
+#include "cli/draw_tree.hpp"
 #include "cli/engine_figures.hpp"
 #include "cli/logits_file.hpp"
 #include "cli/terminal.hpp"
+#include "support/paths.hpp"
+#include "trace/line.hpp"
 
 namespace espalier::cli {
 namespace {
@@ -50,6 +57,82 @@ TEST(EngineFigures, ReadTheResult) {
     EXPECT_DOUBLE_EQ(value("ms per step"), 100);
     EXPECT_DOUBLE_EQ(value("% of the time in the model"), 75);
     EXPECT_NEAR(value("% outside model and sampling"), 20, 1e-9);
+}
+
+TEST(DraftSetting, IsReadFromAWord) {
+    const auto read = [](const std::string& text) {
+        const auto setting = DraftSetting::parse(text);
+        if (!setting) return std::string("refused");
+        return fmt::format("{} {} {} {} {}", fmt::join(setting->drafters, "+"), setting->depth,
+                           setting->width, setting->nodes, static_cast<int>(setting->coupling));
+    };
+    EXPECT_EQ(read("off"), "off 0 0 0 0");
+    EXPECT_EQ(read("ngram"), "ngram 0 0 0 0");
+    EXPECT_EQ(read("mtp+ngram"), "mtp+ngram 0 0 0 0");
+    EXPECT_EQ(read("mtp:4"), "mtp 4 0 0 0");
+    EXPECT_EQ(read("mtp:4x3"), "mtp 4 3 0 0");
+    EXPECT_EQ(read("mtp:4/9@plain"), "mtp 4 0 9 1");
+    EXPECT_EQ(read("eagle3+mtp:4x4/8@coupled"), "eagle3+mtp 4 4 8 2");
+    for (const char* wrong :
+         {"", "+", "mtp+", "mtp:", "mtp:x", "mtp:4x", "mtp:4/", "mtp:0", "mtp:-1", "mtp:4x2x3",
+          "mtp:4/8/9", "mtp@", "mtp@shared", "off:4", "mtp:4.5", "mtp:99999999999"})
+        EXPECT_EQ(read(wrong), "refused") << wrong;
+    engine::Request request;
+    DraftSetting::parse("mtp:4x3/9")->apply_to(request);
+    EXPECT_EQ(request.draft_depth, 4);
+    EXPECT_EQ(request.draft_width, 3);
+    EXPECT_EQ(request.draft_nodes, 9);
+}
+
+// A trace of two steps; the second's tree has an accepted path over a later branch.
+TEST(DrawTree, ShowsTheAcceptedPathAndWhoProposedIt) {
+    trace::Header header;
+    header.settings.drafters = {"ngram", "mtp"};
+    trace::Step plain, branched;
+    plain.number = 1;
+    plain.rows = {{0, 5, 2, trace::Form::absorbed, trace::Mask::causal, 2, 2}};
+    plain.trees = {{0, {10, 11}, {-1, 0}}};
+    plain.outcomes = {{0, {0}, {12}}};
+    branched.number = 2;
+    branched.rows = {{0, 6, 5, trace::Form::absorbed, trace::Mask::tree, 5, 5}};
+    branched.trees = {
+        {0, {12, 13, 14, 15, 16, 17}, {-1, 0, 0, 2, 1, 0}, {0, 1, 3, 2, 1, 1}, {}, {}}};
+    branched.outcomes = {{0, {0, 2, 3}, {14, 15, 20}}};
+    trace::Step broken = branched;  // files are not trusted
+    broken.number = 3;
+    broken.trees[0].parents[2] = 4;
+    std::string text;
+    trace::append_line(text, header);
+    for (const trace::Step& step : {plain, branched, broken})
+        trace::append_line(text, trace::Event(step));
+    const auto trees_in = [&](std::int64_t step) {
+        auto reader = trace::Reader::read(std::make_unique<std::istringstream>(text), "run.jsonl");
+        return *trees_of(*reader, step);
+    };
+    EXPECT_EQ(trees_in(1).size(), 1u);
+    EXPECT_EQ(trees_in(3).size(), 0u);
+    EXPECT_EQ(trees_in(9).size(), 0u);
+    const auto best = trees_in(0);
+    ASSERT_EQ(best.size(), 1u);
+    EXPECT_EQ(best[0].step, 2);
+    EXPECT_EQ(best[0].tokens.size(), 5u);  // of six that were asked for, five were verified
+
+    const auto tokenizer =
+        text::Tokenizer::load(std::string(test::source_directory()) + "/models/sapling");
+    ASSERT_TRUE(tokenizer) << tokenizer.error().message;
+    const std::string drawn = draw(best[0], header.settings.drafters, *tokenizer, false);
+    std::vector<std::string> lines;
+    std::istringstream in(drawn);
+    for (std::string line; std::getline(in, line);) lines.push_back(line);
+    ASSERT_EQ(lines.size(), 6u) << drawn;
+    EXPECT_TRUE(lines[0].starts_with("●")) << drawn;
+    EXPECT_TRUE(lines[1].starts_with("├─○")) << drawn;
+    EXPECT_TRUE(lines[2].starts_with("│ └─○")) << drawn;
+    EXPECT_TRUE(lines[3].starts_with("└─●")) << drawn;
+    EXPECT_TRUE(lines[3].ends_with("ngram + mtp")) << drawn;
+    EXPECT_TRUE(lines[4].starts_with("  └─●")) << drawn;
+    EXPECT_TRUE(lines[5].starts_with("2 accepted")) << drawn;
+    EXPECT_NE(draw(best[0], header.settings.drafters, *tokenizer, true), drawn);
 }
 
 TEST(EngineFigures, PercentilesAreOfTheNearestRank) {

@@ -67,7 +67,8 @@ TEST(Lossless, EveryRequestEqualsItselfRunAloneAndPlainly) {
     if (kWorkloads >= 100) {  // rarer things: twenty workloads need not have them all
         for (const std::int64_t seen :
              {coverage.preemptions, coverage.interrupted, coverage.bad_numbers,
-              coverage.stop_strings, coverage.eos, coverage.prompt_logprobs, coverage.broken})
+              coverage.stop_strings, coverage.eos, coverage.prompt_logprobs, coverage.broken,
+              coverage.accepted_beside})
             EXPECT_GT(seen, 0);
     }
     RecordProperty("tokens", static_cast<int>(coverage.tokens));

@@ -57,6 +57,36 @@ TEST_F(CheckRequest, NamesTheFieldAndBothNumbers) {
     bad = good;
     bad.sampling.temperature = -1;
     EXPECT_EQ(refusal(bad), "temperature: -1, not within 0…100");
+    bad = good;
+    bad.draft_depth = 64;
+    EXPECT_EQ(refusal(bad), "draft_depth: 64, not within 0…63");
+    bad = good;
+    bad.draft_width = -1;
+    EXPECT_EQ(refusal(bad), "draft_width: -1, not within 0…63");
+    bad = good;
+    bad.draft_nodes = 5;
+    bad.speculate = false;
+    EXPECT_EQ(refusal(bad), "draft_nodes: 5, but speculation is off");
+}
+
+TEST_F(CheckRequest, PrescribesDraftsWhereOneNumberIsGiven) {
+    using Shape = speculate::DraftShape;
+    Request request = plain_request(10, 5, 1);
+    EXPECT_FALSE(check(request)->drafts);
+    const auto shape = [&](std::int32_t depth, std::int32_t width, std::int32_t nodes) {
+        request.draft_depth = depth;
+        request.draft_width = width;
+        request.draft_nodes = nodes;
+        return *check(request)->drafts;
+    };
+    EXPECT_EQ(shape(3, 0, 0), (Shape{.depth = 3, .width = 1, .nodes = 4}));
+    EXPECT_EQ(shape(3, 4, 0), (Shape{.depth = 3, .width = 4, .nodes = 13}));
+    EXPECT_EQ(shape(3, 4, 7), (Shape{.depth = 3, .width = 4, .nodes = 8}));
+    EXPECT_EQ(shape(0, 2, 0), (Shape{.depth = 4, .width = 2, .nodes = 9}));
+    EXPECT_EQ(shape(0, 0, 2), (Shape{.depth = 2, .width = 1, .nodes = 3}));
+    EXPECT_EQ(shape(63, 63, 0), (Shape{.depth = 63, .width = 63, .nodes = 64}));
+    request.speculate = false;
+    EXPECT_FALSE(check(request));
 }
 
 TEST_F(CheckRequest, CutsMaxTokensToTheRoomThatIsLeft) {

@@ -58,6 +58,7 @@ class TimedTarget final : public Target {
 struct Seen {
     std::vector<speculate::DraftShape> shapes;
     std::vector<std::int64_t> roots;
+    std::vector<bool> coupled;
     int begun = 0, ended = 0, destroyed = 0;
 };
 
@@ -69,6 +70,7 @@ class TextDrafter final : public speculate::Drafter {
         schedule::Time level = 0;
         bool passes = true;
         int breaks_after = -1;
+        bool second_branch = false;  // right, but below a wrong choice that it is surer of
     };
     TextDrafter(schedule::Time& now, Tokens text, Habits habits, Seen& seen)
         : now_(now), text_(std::move(text)), habits_(habits), seen_(seen) {
@@ -90,6 +92,7 @@ class TextDrafter final : public speculate::Drafter {
         for (const speculate::DraftCall& call : calls) {
             seen_.shapes.push_back(call.shape);
             seen_.roots.push_back(call.root_position);
+            seen_.coupled.push_back(call.coupled);
             EXPECT_NE(call.sampling, nullptr);
             EXPECT_EQ(call.choice, 0);
             if (habits_.passes) {
@@ -99,10 +102,17 @@ class TextDrafter final : public speculate::Drafter {
             std::int32_t node = 0;
             const std::int32_t depth = std::min(call.shape.depth, call.shape.nodes - 1);
             for (std::int32_t level = 0; level < depth; ++level) {
+                // The wrong choice comes first; a single node a level is gone on from it.
+                std::int32_t first = -1;
+                if (habits_.second_branch) {
+                    if (call.proposal->tree.size() + 1 >= call.shape.nodes) break;
+                    first = call.proposal->add(node, wrong_, 0.6f);
+                }
                 const auto next = static_cast<std::size_t>(call.root_position + 1 + level);
                 const std::int32_t token =
                     habits_.right && next < text_.size() ? text_[next] : wrong_;
-                node = call.proposal->add(node, token, 0.9f);
+                node = call.proposal->add(node, token, habits_.second_branch ? 0.3f : 0.9f);
+                if (first >= 0 && call.shape.width < 2) node = first;
             }
             levels = std::max(levels, depth);
         }
@@ -123,6 +133,8 @@ struct RunReport {
     std::vector<std::int64_t> drafts_of_step;
     schedule::Time began = 0, took = 0;
     bool right = true;
+    RecordedChoice choice;
+    std::int64_t accepted_beside = 0;  // by drafters other than the first
 };
 
 struct Machine {
@@ -155,9 +167,12 @@ struct Machine {
             ++run.steps;
             run.drafts += report.tokens.drafts;
             run.drafts_of_step.push_back(report.tokens.drafts);
+            for (std::size_t d = 1; d < report.accepted_from.size(); ++d)
+                run.accepted_beside += report.accepted_from[d];
         }
         run.took = now - run.began;
-        run.right = whole_text(request, recorder->choice(0).output) == text;
+        run.choice = recorder->choice(0);
+        run.right = whole_text(request, run.choice.output) == text;
         return run;
     }
 
@@ -211,9 +226,9 @@ TEST(Speculation, ADrafterThatPaysIsAskedForAShapeThatPays) {
     const RunReport run = machine.run(request, text);
     EXPECT_TRUE(run.right);
     EXPECT_LT(run.steps, 120);
-    EXPECT_EQ(machine.seen.shapes.front(), speculate::NodeBudget::kFirstShape);
-    const speculate::DraftShape& late = machine.seen.shapes[machine.seen.shapes.size() - 3];
-    EXPECT_GT(late.depth, 3);
+    EXPECT_EQ(machine.seen.shapes.front(), speculate::DraftPlanner::kFirstShape);
+    const speculate::DraftShape& late = machine.seen.shapes[machine.seen.shapes.size() * 2 / 3];
+    EXPECT_GT(late.depth, 4);
     EXPECT_EQ(late.width, 1);  // the text is known: branches would be wasted
 }
 
@@ -257,6 +272,154 @@ TEST(Speculation, ADrafterThatFailsIsGoneAndTheTextIsNot) {
     EXPECT_EQ(machine.seen.begun, 1);
     EXPECT_EQ(machine.harness->stepper->speculation().failures(),
               std::vector<std::string>{"the drafter's device is gone"});
+}
+
+// ---- what a request prescribes
+// -------------------------------------------------------------------
+
+// A token costs as much as a step, so nothing pays; what is prescribed is done all the same.
+TEST(Speculation, APrescribedTreeIsDraftedAndVerifiedWhateverItCosts) {
+    Machine machine(kStep);
+    Request request = request_of(100);
+    request.draft_depth = 3;
+    request.draft_width = 2;
+    const Tokens text = machine.chain(request);
+    machine.start(text, {{.level = kStep, .second_branch = true}});
+    const RunReport run = machine.run(request, text);
+    EXPECT_TRUE(run.right);
+    EXPECT_EQ(run.steps, 26);  // 99 tokens, four a step, fewer where the output ends
+    for (std::size_t i = 0; i + 2 < run.drafts_of_step.size(); ++i)
+        EXPECT_EQ(run.drafts_of_step[i], 6) << i;
+    for (std::size_t i = 0; i + 2 < machine.seen.shapes.size(); ++i)
+        EXPECT_EQ(machine.seen.shapes[i],
+                  (speculate::DraftShape{.depth = 3, .width = 2, .nodes = 7}));
+}
+
+TEST(Speculation, OneRequestsPrescriptionLeavesTheOthersToWhatPays) {
+    Machine machine(kStep);
+    const Request free = request_of(300);
+    const Tokens text = machine.chain(free);
+    machine.start(text, {{.right = false, .passes = false}});
+    machine.run(free, text);  // nothing pays, and that is known now
+    Request fixed = request_of(60), off = request_of(60);
+    fixed.draft_depth = 2;
+    off.speculate = false;
+    const auto a = machine.harness->submit(free), b = machine.harness->submit(fixed),
+               c = machine.harness->submit(off);
+    machine.harness->run();
+    EXPECT_LT(a->choice(0).usage.drafted, 30);
+    EXPECT_GE(b->choice(0).usage.drafted, 2 * 55);
+    EXPECT_EQ(c->choice(0).usage.drafted, 0);
+    for (const auto& recorder : {a, b, c})
+        for (std::size_t i = 0; i < recorder->choice(0).output.tokens.size(); ++i)
+            ASSERT_EQ(recorder->choice(0).output.tokens[i].token, text[40 + i]);
+}
+
+// ---- where accepted tokens came from
+// -------------------------------------------------------------
+
+TEST(Speculation, AcceptedTokensAreCountedToTheDrafterThatHadThem) {
+    Machine machine(kStep / 50, NodeGrant::everything);
+    Request request = request_of(200);
+    request.draft_depth = 4;
+    request.draft_nodes = 12;
+    const Tokens text = machine.chain(request);
+    machine.start(text, {{.right = false}, {.right = true}, {.right = true, .passes = false}});
+    const RunReport run = machine.run(request, text);
+    EXPECT_TRUE(run.right);
+    const accept::Usage& usage = run.choice.usage;
+    EXPECT_GT(usage.accepted, 100);
+    EXPECT_EQ(usage.accepted_from[0], 0);
+    EXPECT_GT(usage.drafted_from[0], 100);
+    EXPECT_EQ(usage.accepted_from[1] + usage.accepted_from[2], usage.accepted);
+    EXPECT_EQ(run.accepted_beside, usage.accepted);
+    std::int64_t tokens = 0;
+    for (const accept::CommittedToken& token : run.choice.output.tokens) {
+        if (!token.origin.drafted()) continue;
+        ++tokens;
+        EXPECT_EQ(token.origin.drafters, 0b110);  // both right ones had it
+        EXPECT_EQ(token.origin.rank, 0);
+        EXPECT_GE(token.origin.depth, 1);
+        EXPECT_LE(token.origin.depth, 4);
+    }
+    EXPECT_GE(tokens, usage.accepted);
+    EXPECT_LE(tokens, usage.accepted + 1);  // the last token's draft was right, but gained nothing
+}
+
+TEST(Speculation, ASecondBranchIsAcceptedAndKeepsItsRank) {
+    Machine machine(kStep / 100);
+    const Request request = request_of(400);
+    const Tokens text = machine.chain(request);
+    machine.start(text, {{.level = kStep / 20, .second_branch = true}});
+    const RunReport run = machine.run(request, text);
+    EXPECT_TRUE(run.right);
+    EXPECT_LT(run.steps, 200);  // wider trees were found to pay
+    std::int64_t second = 0;
+    for (const accept::CommittedToken& token : run.choice.output.tokens)
+        second += token.origin.drafted() && token.origin.rank == 1 ? 1 : 0;
+    EXPECT_GT(second, 150);
+}
+
+// ---- off where nothing is gained
+// -----------------------------------------------------------------
+
+// Two drafters that are never right, at a fifth of a step for a level, left on.
+TEST(Speculation, LeftOnWhereNothingIsGainedCostsThreePercentAtMost) {
+    Machine machine(kStep / 20);
+    const Request request = request_of(900);
+    const Tokens text = machine.chain(request);
+    machine.start(text,
+                  {{.right = false, .level = kStep / 5}, {.right = false, .level = kStep / 5}});
+    machine.run(request, text);  // what the first steps cost to learn
+    schedule::Time took = 0, plain = 0;
+    for (int i = 0; i < 3; ++i) {
+        Request off = request;
+        off.speculate = false;
+        plain += machine.run(off, text).took;
+        const RunReport run = machine.run(request, text);
+        EXPECT_TRUE(run.right);
+        took += run.took;
+    }
+    EXPECT_LT(static_cast<double>(took), 1.03 * static_cast<double>(plain));
+}
+
+TEST(Speculation, SharesTheNoiseWhereThatIsExpectedToPay) {
+    for (const float temperature : {0.0f, 0.3f, 1.0f}) {
+        Machine machine(kStep / 50);
+        Request request = request_of(200);
+        request.sampling.temperature = temperature;
+        const Tokens text = machine.chain(request);
+        machine.start(text, {{.level = kStep / 20}});
+        EXPECT_TRUE(machine.run(request, text).right);
+        const auto coupled =
+            std::count(machine.seen.coupled.begin(), machine.seen.coupled.end(), true);
+        const auto calls = std::ssize(machine.seen.coupled);
+        ASSERT_GT(calls, 10);
+        EXPECT_LE(coupled, temperature < 0.1f ? 0 : temperature < 0.5f ? calls / 10 : calls);
+        EXPECT_GE(coupled, temperature < 0.5f ? 0 : calls - calls / 10);
+    }
+}
+
+// A page is published by what is committed, however many tokens a step committed.
+TEST(Speculation, PrefixHitsAreNoFewerThanWithoutDrafts) {
+    std::vector<std::vector<std::int64_t>> hits;
+    for (const bool drafts : {false, true}) {
+        Machine machine(kStep / 100);
+        const Request first = request_of(300);
+        const Tokens text = machine.chain(first);
+        machine.start(text, {{.level = kStep / 20}, {.passes = false}});
+        std::vector<std::int64_t>& found = hits.emplace_back();
+        for (const std::size_t length : {40, 104, 168, 200, 300, 340}) {
+            Request next = first;
+            next.speculate = drafts;
+            next.prompt.assign(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(length));
+            next.output.max_tokens = 340 - static_cast<std::int64_t>(length) + 1;
+            const RunReport run = machine.run(next, Tokens());
+            found.push_back(run.choice.cached_tokens);
+        }
+    }
+    EXPECT_EQ(hits[0], hits[1]);
+    EXPECT_GT(hits[0].back(), 0);
 }
 
 TEST(Speculation, WindowsMustBeReservedForADrafterThatWrites) {

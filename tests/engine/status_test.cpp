@@ -51,6 +51,29 @@ TEST(EngineStatus, EveryMetricHasItsNameAndANumber) {
     EXPECT_GT(names.size(), 20u);
 }
 
+TEST(EngineStatus, FamiliesHaveOneNumberForEachLabel) {
+    EngineStatus status;
+    for (const MetricFamily& family : engine_metric_families())
+        EXPECT_EQ(family.size(status), 0u) << family.name;
+    status.drafters = {"ngram", "mtp"};
+    status.sums.steps.drafted_from = {9, 4};
+    status.sums.steps.accepted_from = {3, 2};
+    status.sums.steps.accepted_at_depth[1] = 4;
+    status.sums.steps.accepted_at_depth[2] = 1;
+    std::vector<std::string> lines;
+    for (const MetricFamily& family : engine_metric_families())
+        for (std::size_t i = 0; i < family.size(status); ++i)
+            lines.push_back(std::string(family.name) + "{" + family.label + "=" +
+                            family.value(status, i) + "} " +
+                            std::to_string(static_cast<int>(family.of(status, i))));
+    EXPECT_EQ(lines, (std::vector<std::string>{"drafts_accepted_at_position_total{position=0} 4",
+                                               "drafts_accepted_at_position_total{position=1} 1",
+                                               "drafts_verified_by_drafter_total{drafter=ngram} 9",
+                                               "drafts_verified_by_drafter_total{drafter=mtp} 4",
+                                               "drafts_accepted_by_drafter_total{drafter=ngram} 3",
+                                               "drafts_accepted_by_drafter_total{drafter=mtp} 2"}));
+}
+
 TEST(EngineStatus, MetricsReadTheStatus) {
     EngineStatus status;
     status.queued = 2;

@@ -45,10 +45,12 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"runtime",
      {"base", "mla", "ops", "checkpoint", "text", "cache", "speculate", "schedule", "model",
       "draft", "engine", "trace", "replay"}},
+    {"server",
+     {"base", "ops", "checkpoint", "text", "chat", "schedule", "accept", "engine", "runtime"}},
     {"cli",
      {"base", "linalg", "mla", "conformance", "ops", "checkpoint", "text", "cache", "batch",
       "speculate", "schedule", "model", "accept", "engine", "lossless", "trace", "replay",
-      "runtime"}},
+      "runtime", "server"}},
 };
 
 TEST(Layering, FoldersIncludeOnlyWhatLiesBelowThem) {

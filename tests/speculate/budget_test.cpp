@@ -273,7 +273,7 @@ TEST(NodeBudget, TurnsItselfOffProbesCheaplyAndComesBack) {
         ++probes;
     }
     EXPECT_GT(probes, 20);
-    EXPECT_LE(spent, NodeBudget::kProbeShare * total);
+    EXPECT_LE(spent, ProbeSavings::kShare * total);
     // The same budget on a machine where tokens are nearly free.
     const StepTime free = time_of([](double t) { return 1 + 1e-4 * t; });
     const Outcome on = ask(budget, free, load, offers);
@@ -293,137 +293,6 @@ TEST(NodeBudget, WithNothingOfferedThereIsNothingToProbe) {
         ASSERT_EQ(ask(budget, time, load, Offers(1, {0.9})).grant.drafts, 0);
     std::vector<std::int32_t> granted(2);
     EXPECT_THROW(budget.grant(time, load, {}, granted), CheckFailure);
-}
-
-// ---- planning what is drafted -------------------------------------------------------------------
-
-// A target of 10 ms a step and 0.1 ms a token; a drafter whose choices of each rank are right so
-// often, at any depth.
-struct Planning {
-    explicit Planning(double right, double level_seconds) {
-        samples = {{.size = {.rows = 1, .tokens = 1}, .seconds = 0.0101},
-                   {.size = {.rows = 1, .tokens = 64}, .seconds = 0.0164},
-                   {.size = {.rows = 1, .tokens = 512}, .seconds = 0.0612}};
-        time = *StepTime::fit(samples);
-        for (int i = 0; i < 1000; ++i) learn(right, i);
-        for (const std::int32_t levels : {1, 3, 6})
-            for (int i = 0; i < 30; ++i)
-                draft.observe(levels, levels, static_cast<double>(levels) * level_seconds);
-    }
-    void learn(double right, int i) {
-        for (std::int32_t depth = 1; depth <= 16; ++depth) {
-            table.observe(place_of(0, depth, 0, 0.6f), i % 100 < 100 * right);
-            table.observe(place_of(0, depth, 1, -0.6f), i % 100 >= 95);
-        }
-    }
-    DraftPlan plan(std::int64_t rows = 1) {
-        return budget.plan_drafting(0, {.target = *time,
-                                        .draft = draft,
-                                        .table = table,
-                                        .load = {.size = {.rows = rows, .tokens = rows},
-                                                 .expected_tokens = static_cast<double>(rows),
-                                                 .max_drafts = 512},
-                                        .rows = rows,
-                                        .most = {}});
-    }
-
-    std::vector<StepSample> samples;
-    std::optional<StepTime> time;
-    DraftTime draft;
-    AcceptanceTable table;
-    NodeBudget budget;
-};
-
-TEST(PlanDrafting, GoesDeeperTheMoreIsRightAndTheLessItCosts) {
-    std::int32_t before = 0;
-    for (const double right : {0.3, 0.5, 0.7, 0.9}) {
-        const std::int32_t depth = Planning(right, 0.0005).plan().shape.depth;
-        EXPECT_GE(depth, before) << right;
-        before = depth;
-    }
-    EXPECT_GT(before, 6);
-    before = kMaxNodes;
-    for (const double level : {1e-6, 2e-4, 1e-3, 4e-3}) {
-        const std::int32_t depth = Planning(0.8, level).plan().shape.depth;
-        EXPECT_LE(depth, before) << level;
-        before = depth;
-    }
-    EXPECT_GE(before, 1);
-}
-
-TEST(PlanDrafting, ADrafterOfUnknownCostIsAskedForLittle) {
-    Planning fresh(0.9, 1);
-    fresh.draft = {};
-    EXPECT_EQ(fresh.plan().shape, NodeBudget::kFirstShape);
-    EXPECT_FALSE(fresh.plan().probe);
-}
-
-TEST(PlanDrafting, StopsAskingWhatDoesNotPayProbesAndComesBack) {
-    Planning planning(0.2, 0.005);  // half a step for a fifth of a token
-    double probed = 0, total = 0;
-    int probes = 0;
-    for (int step = 0; step < 10000; ++step) {
-        const DraftPlan plan = planning.plan();
-        total += 0.0101;
-        if (plan.shape.depth == 0) continue;
-        ASSERT_TRUE(plan.probe) << step;
-        ASSERT_EQ(plan.shape, (DraftShape{.depth = 1, .width = 1, .nodes = 2}));
-        planning.table.fade(0);  // as the engine does
-        planning.table.observe(place_of(0, 1, 0, 0.6f), probes % 5 == 0);
-        probed += planning.draft.seconds(1, 1);
-        ++probes;
-    }
-    EXPECT_GT(probes, 50);
-    EXPECT_LE(probed, NodeBudget::kProbeShare * total * 1.01);
-    // The text changes: what it drafts is right now.
-    int needed = 0;
-    for (DraftPlan plan = planning.plan(); plan.shape.depth == 0 || plan.probe;
-         plan = planning.plan(), ++needed) {
-        ASSERT_LT(needed, 6000);
-        if (!plan.probe) continue;
-        planning.table.fade(0);
-        planning.table.observe(place_of(0, 1, 0, 0.6f), true);
-    }
-    EXPECT_GT(planning.plan().shape.depth, 0);
-}
-
-TEST(PlanDrafting, StaysWithinWhatTheRequestsMayVerify) {
-    Planning planning(0.9, 1e-6);
-    DraftQuestion question{
-        .target = *planning.time,
-        .draft = planning.draft,
-        .table = planning.table,
-        .load = {.size = {.rows = 4, .tokens = 4}, .expected_tokens = 4, .max_drafts = 512},
-        .rows = 4,
-        .most = {.depth = 3, .width = 2, .nodes = 5}};
-    DraftShape shape = planning.budget.plan_drafting(0, question).shape;
-    EXPECT_LE(shape.depth, 3);
-    EXPECT_LE(shape.width, 2);
-    EXPECT_LE(shape.nodes, 5);
-    EXPECT_GT(shape.depth, 0);
-    question.most = {.depth = 0, .width = 0, .nodes = 1};
-    EXPECT_EQ(planning.budget.plan_drafting(0, question).shape.depth, 0);
-    question.most = {};
-    question.rows = 0;
-    EXPECT_EQ(planning.budget.plan_drafting(0, question).shape.depth, 0);
-}
-
-TEST(DraftTime, TellsLevelsFromNodesAndShrugsAtAWildCall) {
-    Random random(5);
-    DraftTime time;
-    EXPECT_FALSE(time.known());
-    for (int i = 0; i < 2000; ++i) {
-        const std::int32_t levels = random.between(1, 8);
-        const std::int64_t nodes = levels * random.between(1, 40);
-        time.observe(levels, nodes, 1e-3 * levels + 1e-5 * static_cast<double>(nodes));
-    }
-    EXPECT_NEAR(time.seconds(4, 4) / 4.04e-3, 1, 0.1);
-    EXPECT_NEAR(time.seconds(2, 80) / 2.8e-3, 1, 0.1);
-    const double before = time.seconds(2, 8);
-    time.observe(2, 8, 1.0);
-    EXPECT_LE(time.seconds(2, 8), 1.11 * before);
-    for (const double seconds : {0.0, -1.0, std::nan("")}) time.observe(1, 1, seconds);
-    EXPECT_LE(time.seconds(2, 8), 1.11 * before);
 }
 
 }  // namespace

@@ -73,9 +73,68 @@ TEST(Merge, IsTheUnionOfPathsWithEverySourceKept) {
         ASSERT_EQ(ranked.tree.size(),
                   std::min(kMaxNodes, static_cast<std::int32_t>(expected.size())));
         for (std::int32_t i = 0; i < ranked.tree.size(); ++i)
-            EXPECT_EQ(ranked.sources[static_cast<std::size_t>(i)],
+            EXPECT_EQ(ranked.origins[static_cast<std::size_t>(i)].drafters,
                       expected.at(path_of(ranked.tree, i)));
     }
+}
+
+TEST(Merge, NarrowingKeepsATreeOfAtMostSoManyNodesALevel) {
+    for (std::uint64_t seed = 0; seed < 200; ++seed) {
+        Random random(seed);
+        const Proposal whole = random_proposal(random, 1, random.between(1, 40), 5);
+        for (const std::int32_t width : {1, 2, 5, 63}) {
+            const Proposal kept = narrowed(whole, width);
+            std::map<std::int32_t, std::int32_t> of_level;
+            for (std::int32_t i = 1; i < kept.tree.size(); ++i) {
+                ++of_level[kept.tree.depth(i)];
+                // Each is a node of the whole, with its score.
+                std::int32_t node = 0;
+                for (const TokenId token : path_of(kept.tree, i))
+                    node = whole.tree.child(node, token);
+                ASSERT_NE(node, kNoNode);
+                EXPECT_EQ(kept.score[static_cast<std::size_t>(i)],
+                          whole.score[static_cast<std::size_t>(node)]);
+            }
+            for (const auto& [depth, count] : of_level) EXPECT_LE(count, width) << depth;
+            if (width == 1) {
+                EXPECT_TRUE(kept.tree.is_chain());
+            }
+            if (width == 63) {
+                EXPECT_EQ(kept.tree.size(), whole.tree.size());
+            }
+        }
+    }
+}
+
+// A node that several propose is counted to the one whose measured estimate put it where it stands,
+// with that drafter's own rank.
+TEST(Merge, CountsANodeToTheSurestDrafter) {
+    AcceptanceTable table;
+    for (int i = 0; i < 300; ++i) {
+        table.observe(place_of(0, 1, 0, 0.6f), i % 10 == 0);
+        table.observe(place_of(1, 1, 1, -0.1f), i % 10 < 6);
+    }
+    Proposal first(0, 7), second(1, 7);
+    first.add(0, 20, 0.6f);
+    second.add(0, 30, 0.5f);
+    second.add(0, 20, 0.45f);
+    Candidates candidates(7);
+    ASSERT_TRUE(candidates.add(first, 100));
+    ASSERT_TRUE(candidates.add(second, 100));
+    const RankedTree ranked = candidates.rank(table, RequestBias{}, kMaxNodes);
+    const std::int32_t node = ranked.tree.child(0, 20);
+    ASSERT_NE(node, kNoNode);
+    EXPECT_EQ(ranked.origins[static_cast<std::size_t>(node)],
+              (DraftOrigin{.drafters = 3, .drafter = 1, .depth = 1, .rank = 1}));
+    // The other was right alone at one of two places: that is what it adds.
+    AcceptanceTable seen;
+    RequestBias bias;
+    const auto shown = candidates.observe(std::array<TokenId, 1>{30}, seen, bias);
+    EXPECT_EQ(shown[0].places, 1);
+    EXPECT_EQ(shown[0].hits, 0);
+    EXPECT_EQ(shown[1].hits, 1);
+    EXPECT_GT(seen.novelty(1), AcceptanceTable{}.novelty(1));
+    EXPECT_EQ(seen.novelty(0), AcceptanceTable{}.novelty(0));  // the other one had it
 }
 
 // The largest sum of survival over all connected subtrees with the root and n nodes, by trying all.

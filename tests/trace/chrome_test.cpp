@@ -59,6 +59,19 @@ TEST(Chrome, StepsHoldTheirPhases) {
     EXPECT_NEAR(spans[0]["ts"].get<double>(), 0.5, 1e-9);
 }
 
+TEST(Chrome, AStepTellsWhereItsAcceptedDraftsCameFrom) {
+    Step hostile = sample_step();
+    hostile.outcomes[0].path = {0, 64};  // no such node
+    hostile.trees[0].from = {200, 200, 200, 200};
+    hostile.outcomes.push_back({4, {0, 1}, {1, 1}});
+    const auto spans = events_with(
+        timeline_of(file_of(sample_header(), {sample_submission(), sample_step(), hostile})), "X");
+    const auto& drafters = sample_header().settings.drafters;
+    const std::string name = drafters.size() > 1 ? drafters[1] : "drafter 1";
+    EXPECT_EQ(spans[0]["args"]["accepted from " + name], 1) << spans[0];
+    EXPECT_EQ(spans[12]["args"]["accepted from drafter 200"], 1) << spans[12];
+}
+
 TEST(Chrome, RequestsBeginAndEndOnce) {
     Step more = sample_step();
     more.begin = 3'000;

@@ -22,9 +22,21 @@ inline Header sample_header() {
     header.kv_format = "fp8_token";
     header.threads = 3;
     header.sampling_version = 1;
-    header.settings = {65,       1024, 8,    1024,  512,  1024,  1 << 24,
-                       512,      256,  true, false, true, ~0ull, Grant::everything,
-                       {"ngram"}};
+    header.settings = {65,
+                       1024,
+                       8,
+                       1024,
+                       512,
+                       1024,
+                       1 << 24,
+                       512,
+                       256,
+                       true,
+                       false,
+                       true,
+                       ~0ull,
+                       Grant::everything,
+                       {"ngram", "mtp"}};
     header.settings.max_step_splits = 64;
     return header;
 }
@@ -51,6 +63,9 @@ inline Submission sample_submission() {
     submission.deadline = 900'000;
     submission.salt = 1ull << 63;
     submission.speculate = false;
+    submission.draft_depth = 6;
+    submission.draft_width = 2;
+    submission.draft_nodes = 9;
     submission.logprobs = false;
     submission.forced_output = {3, 4};
     submission.prompt = {5, 6, 7};
@@ -74,7 +89,7 @@ inline Step sample_step() {
     step.begin = 1'000;
     step.rows = {{4, 128, 3, Form::absorbed, Mask::tree, 3, 3},
                  {5, 0, 64, Form::decompressed, Mask::causal, 0, 0}};
-    step.trees = {{4, {7, 8, 9, 9}, {-1, 0, 0, 1}}};
+    step.trees = {{4, {7, 8, 9, 9}, {-1, 0, 0, 1}, {0, 1, 3, 2}, {0, 0, 1, 1}, {0, 0, 1, 2}}};
     step.outcomes = {{4, {0, 2}, {9, 3}}};
     step.ended = {{4, Reason::stop_token, 9, 17}};
     step.failure = "no \"memory\"";

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+// espalier serve: an OpenAI-compatible server. The main thread waits for signals and for the model;
+// a thread of its own loads that, so that probes are answered meanwhile.
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "cli/command.hpp"
+#include "cli/engine_flags.hpp"
+#include "cli/settings.hpp"
+#include "server/server.hpp"
+
+namespace espalier::cli {
+namespace {
+
+// Tokens of a step, where nothing else is said: a prompt quantum of 512 and 256 for roots and
+// drafts. Others' prompts hold a stream up for one such step at most.
+constexpr std::int64_t kStepTokens = 768;
+
+struct Options {
+    std::string model;
+    std::string config;
+    server::ServerOptions server;
+    EngineFlags engine;
+    bool explain = false;
+    bool print_flags = false;
+};
+
+// A flag for each option of the server.
+struct ServerFlags {
+    CLI::App& command;
+
+    static std::string flag_of(std::string name) {
+        std::ranges::replace(name, '_', '-');
+        return "--" + name;
+    }
+    template <typename T>
+    void operator()(const server::Flag& flag, T& value) const {
+        command.add_option(flag_of(flag.name), value, flag.help)->capture_default_str();
+    }
+    void operator()(const server::Flag& flag, std::string& value) const {
+        CLI::Option* option = command.add_option(flag_of(flag.name), value, flag.help);
+        option->capture_default_str();
+        if (!flag.one_of.empty()) option->check(CLI::IsMember(flag.one_of));
+    }
+    void operator()(const server::Flag& flag, std::vector<std::string>& value) const {
+        command.add_option(flag_of(flag.name), value, flag.help)->allow_extra_args(false);
+    }
+};
+
+// A descriptor that poll() can wait for; closed with its owner.
+class Descriptor {
+  public:
+    explicit Descriptor(int number) : number_(number) {}
+    ~Descriptor() { ::close(number_); }
+    Descriptor(const Descriptor&) = delete;
+    Descriptor& operator=(const Descriptor&) = delete;
+    int number() const { return number_; }
+
+  private:
+    int number_;
+};
+
+sigset_t ending_signals() {
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+    return signals;
+}
+
+// Loads the model beside the server, and says when it is there.
+class Loader {
+  public:
+    Loader(const Options& options, server::Server& server, server::Log& log)
+        : done_(eventfd(0, EFD_CLOEXEC)), thread_([this, &options, &server, &log] {
+              result_ = load(options, server, log);
+              const std::uint64_t one = 1;
+              [[maybe_unused]] const auto written = ::write(done_.number(), &one, sizeof one);
+          }) {}
+    ~Loader() { finish(); }
+    int done() const { return done_.number(); }
+    // After done(): the runtime, or why there is none.
+    const Expected<void>& finish() {
+        if (thread_.joinable()) thread_.join();
+        return result_;
+    }
+    std::optional<runtime::Runtime>& runtime() { return runtime_; }
+
+  private:
+    Expected<void> load(const Options& options, server::Server& server, server::Log& log) {
+        const auto start = std::chrono::steady_clock::now();
+        runtime::RuntimeOptions wanted{.model = options.model,
+                                       .draft = options.engine.draft,
+                                       .load = options.engine.load,
+                                       .engine = options.engine.engine};
+        ProgressBar bar("loading");
+        wanted.load.progress = [&](std::uint64_t done, std::uint64_t total) {
+            bar.update(done, total);
+        };
+        ESPALIER_ASSIGN_OR_RETURN(runtime::Runtime opened, runtime::Runtime::open(wanted));
+        runtime_.emplace(std::move(opened));
+        ESPALIER_RETURN_IF_ERROR(server.serve(*runtime_));
+        log.info(fmt::format(
+            "{} is ready after {:.2f} s", options.model,
+            std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()));
+        return {};
+    }
+
+    Descriptor done_;
+    std::optional<runtime::Runtime> runtime_;
+    Expected<void> result_;
+    std::thread thread_;
+};
+
+void announce(const Options& options, const server::Server& server, server::Log& log) {
+    const bool is_v6 = options.server.host.find(':') != std::string::npos;
+    log.info(fmt::format("listening on http://{}{}{}:{}", is_v6 ? "[" : "", options.server.host,
+                         is_v6 ? "]" : "", server.port()));
+    const bool is_local = options.server.host.starts_with("127.") ||
+                          options.server.host == "localhost" || options.server.host == "::1";
+    if (!is_local && options.server.api_key.empty())
+        log.warning("other machines can reach this server, and it asks for no --api-key");
+}
+
+// True: a signal came; false: the model is loaded, or could not be.
+bool wait_for_signal(int signals, int loaded) {
+    pollfd waiting[] = {{signals, POLLIN, 0}, {loaded, POLLIN, 0}};
+    while (::poll(waiting, loaded < 0 ? 1 : 2, -1) < 0) {
+    }
+    if ((waiting[0].revents & POLLIN) == 0) return false;
+    signalfd_siginfo taken{};  // what is not read stays pending, and would count as the second
+    return ::read(signals, &taken, sizeof taken) > 0;
+}
+
+// Streams outlive nothing here: the server goes before the runtime, the loader holds both back.
+Expected<void> run_server(const Options& options, const std::vector<std::string>& ignored) {
+    const sigset_t signals = ending_signals();
+    pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // in every thread from here on
+    std::signal(SIGPIPE, SIG_IGN);  // nobody reads the log any more: no reason to end
+    const Descriptor arrived(signalfd(-1, &signals, SFD_CLOEXEC));
+    server::raise_file_limit();
+    server::Log log(options.server.log_format == "json" ? server::Log::Format::json
+                                                        : server::Log::Format::text);
+    for (const std::string& name : ignored)
+        log.warning(fmt::format("{} in the environment is no flag of serve and was ignored", name));
+    ESPALIER_ASSIGN_OR_RETURN(const auto server, server::Server::start(options.server, log));
+    announce(options, *server, log);
+    Loader loader(options, *server, log);
+    if (wait_for_signal(arrived.number(), loader.done())) {
+        log.info("stopped while loading");
+        std::_Exit(0);  // nobody is being answered, and reading weights cannot be interrupted
+    }
+    if (const auto& loaded = loader.finish(); !loaded) return tl::unexpected<Error>(loaded.error());
+    wait_for_signal(arrived.number(), -1);
+    // A second signal ends the process at once, as it would by itself.
+    pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+    log.info(fmt::format("shutting down: requests have {} seconds to finish",
+                         options.server.drain_seconds));
+    const bool finished = server->shut_down();
+    log.info(finished ? "all requests finished" : "requests were ended before they finished");
+    ESPALIER_RETURN_IF_ERROR(loader.runtime()->stop());
+    return {};
+}
+
+Expected<void> explain(const Options& options, const CLI::App& command, const Sources& sources) {
+    ESPALIER_ASSIGN_OR_RETURN(const runtime::ModelFiles files,
+                              runtime::ModelFiles::open(options.model, options.engine.draft));
+    ESPALIER_ASSIGN_OR_RETURN(const runtime::DrafterChoice drafters,
+                              runtime::choose_drafters(options.engine.engine.speculate, files));
+    ESPALIER_ASSIGN_OR_RETURN(const runtime::SizeFacts facts,
+                              runtime::size_facts(files, drafters, options.engine.load.kv_format));
+    ESPALIER_ASSIGN_OR_RETURN(const EngineSizes sizes,
+                              runtime::derive_sizes(options.engine.engine.sizes, facts));
+    ESPALIER_ASSIGN_OR_RETURN(const int threads,
+                              runtime::thread_count(options.engine.load.threads));
+    ESPALIER_RETURN_IF_ERROR(server::check_options(options.server));
+    fmt::print("{}", explain_settings(command, sources));
+    const auto bytes = [](std::int64_t count) { return bytes_text(static_cast<double>(count)); };
+    fmt::print(
+        "\nFrom these, the model and this machine:\n"
+        "  served as       {}\n"
+        "  context         {} tokens (the model's: {})\n"
+        "  rows            {} requests in a step\n"
+        "  step            {} tokens at most: one per row, a prompt quantum of 512, the rest "
+        "drafts "
+        "and prompts\n"
+        "  cache           {} pages of 64 tokens, {} (nine tenths of {} hold them and {} of "
+        "weights)\n"
+        "  queue           {} requests, {} tokens of prompts; more are answered with 429\n"
+        "  threads         {} for the model, {} for requests, one for connections\n",
+        options.server.served_model_name.empty() ? server::default_model_name(options.model)
+                                                 : options.server.served_model_name.front(),
+        sizes.max_model_len, facts.context, sizes.max_rows, sizes.max_step_tokens,
+        sizes.page_count - 1, bytes(sizes.page_count * facts.page_bytes), bytes(facts.memory_bytes),
+        bytes(facts.weight_bytes), sizes.max_waiting, sizes.max_waiting_tokens, threads,
+        options.server.workers);
+    return {};
+}
+
+Expected<void> run(Options& options, CLI::App& command) {
+    if (options.print_flags) {
+        fmt::print("{}", flags_page(command));
+        return {};
+    }
+    std::vector<std::string> ignored;
+    ESPALIER_ASSIGN_OR_RETURN(const Sources sources,
+                              apply_settings(command, options.config, ignored));
+    if (options.model.empty())
+        return fail(ErrorKind::invalid,
+                    "which model? espalier serve MODEL, ESPALIER_MODEL or model = … in --config");
+    if (options.explain) return explain(options, command, sources);
+    return run_server(options, ignored);
+}
+
+}  // namespace
+
+Run add_serve(CLI::App& app) {
+    const auto options = std::make_shared<Options>();
+    CLI::App* command = app.add_subcommand("serve", "Answer OpenAI-compatible requests over HTTP");
+    command->footer(
+        "Every flag can also be set by the environment (ESPALIER_MAX_MODEL_LEN) and in the file of "
+        "--config\n(max-model-len = 4096); docs/flags.md lists them, docs/server.md tells the "
+        "rest.");
+    command->add_option("model,--model", options->model,
+                        "Model directory or ORG/NAME in the local hub cache");
+    server::ServerOptions::flags(ServerFlags{*command}, options->server);
+    command
+        ->add_option("--speculate", options->engine.engine.speculate, EngineFlags::kSpeculateHelp)
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->check(CLI::IsMember(runtime::kDrafterNames))
+        ->capture_default_str();
+    options->engine.engine.sizes.step_tokens = kStepTokens;
+    options->engine.add_to(*command, {.rows = "0: 32",
+                                      .pages = "0: the longest sequence for every row, or what "
+                                               "nine tenths of the memory hold"});
+    command->add_option("--config", options->config, "File of settings, key = value");
+    command->add_flag("--explain", options->explain,
+                      "Print what would be chosen, and why, instead of serving");
+    command->add_flag("--print-flags", options->print_flags, "Print docs/flags.md");
+    return [options, command] { return run(*options, *command); };
+}
+
+}  // namespace espalier::cli

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/settings.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+#include <fstream>
+#include <numeric>
+#include <sstream>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "cli/settings_file.hpp"
+
+namespace espalier::cli {
+namespace {
+
+constexpr std::string_view kPrefix = "ESPALIER_";
+// Read elsewhere, and no flags.
+constexpr std::string_view kOtherVariables[] = {"ESPALIER_CPU_VARIANT"};
+
+// Levenshtein's.
+std::size_t distance(std::string_view a, std::string_view b) {
+    std::vector<std::size_t> row(b.size() + 1);
+    std::iota(row.begin(), row.end(), std::size_t{0});
+    for (std::size_t i = 1; i <= a.size(); ++i) {
+        std::size_t diagonal = std::exchange(row[0], i);
+        for (std::size_t j = 1; j <= b.size(); ++j) {
+            const std::size_t change = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+            diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, change}));
+        }
+    }
+    return row.back();
+}
+
+std::vector<CLI::Option*> settable(CLI::App& command) {
+    return command.get_options([](const CLI::Option* option) {
+        const std::string key = key_of(*option);
+        return !key.empty() && key != "config" && key != "explain" && key != "print-flags";
+    });
+}
+
+CLI::Option* find(CLI::App& command, const std::string& key) {
+    for (CLI::Option* option : settable(command))
+        if (key_of(*option) == key) return option;
+    return nullptr;
+}
+
+std::string nearest(CLI::App& command, const std::string& key) {
+    std::string best;
+    for (const CLI::Option* option : settable(command))
+        if (best.empty() || distance(key, key_of(*option)) < distance(key, best))
+            best = key_of(*option);
+    return best;
+}
+
+bool takes_several(const CLI::Option& option) { return option.get_items_expected_max() > 1; }
+
+Expected<void> set(CLI::Option& option, const std::vector<std::string>& values,
+                   const std::string& from) {
+    try {
+        for (const std::string& value : values)
+            option.add_result(option.get_expected_max() == 0
+                                  ? option.get_flag_value("--" + key_of(option), value)
+                                  : value);
+        option.run_callback();
+    } catch (const CLI::Error& error) {
+        return fail(ErrorKind::invalid, "{}: {}", from, error.what());
+    }
+    return {};
+}
+
+std::vector<std::string> split(const std::string& text) {
+    std::vector<std::string> parts;
+    std::stringstream in(text);
+    for (std::string part; std::getline(in, part, ',');) parts.push_back(part);
+    return parts;
+}
+
+Expected<void> apply_environment(CLI::App& command, Sources& sources,
+                                 std::vector<std::string>& ignored) {
+    for (CLI::Option* option : settable(command)) {
+        const std::string key = key_of(*option);
+        const std::string name = environment_name(key);
+        const char* value = std::getenv(name.c_str());
+        if (value == nullptr || *value == '\0' || sources[key] != "default") continue;
+        // A Kubernetes service called espalier has ESPALIER_PORT=tcp://… set in every pod.
+        if (std::string_view(value).starts_with("tcp://")) {
+            ignored.push_back(name);
+            continue;
+        }
+        ESPALIER_RETURN_IF_ERROR(
+            set(*option, takes_several(*option) ? split(value) : std::vector<std::string>{value},
+                name));
+        sources[key] = "environment";
+    }
+    for (char** entry = environ; *entry != nullptr; ++entry) {
+        const std::string_view whole = *entry;
+        const std::string name(whole.substr(0, whole.find('=')));
+        if (!name.starts_with(kPrefix) ||
+            std::ranges::find(kOtherVariables, name) != std::end(kOtherVariables))
+            continue;
+        std::string key = name.substr(kPrefix.size());
+        std::ranges::transform(key, key.begin(), [](unsigned char c) {
+            return c == '_' ? '-' : static_cast<char>(std::tolower(c));
+        });
+        if (find(command, key) == nullptr) ignored.push_back(name);
+    }
+    return {};
+}
+
+Expected<void> apply_file(CLI::App& command, const std::string& config, Sources& sources) {
+    std::ifstream in(config);
+    if (!in) return fail_field(ErrorKind::not_found, "config", "{}: cannot be read", config);
+    std::stringstream text;
+    text << in.rdbuf();
+    ESPALIER_ASSIGN_OR_RETURN(const std::vector<Setting> settings,
+                              parse_settings(text.str(), config));
+    for (const Setting& setting : settings) {
+        CLI::Option* option = find(command, setting.key);
+        if (option == nullptr)
+            return fail(ErrorKind::invalid, "{}:{}: there is no {}; did you mean {}?", config,
+                        setting.line, setting.key, nearest(command, setting.key));
+        if (setting.values.size() != 1 && !takes_several(*option))
+            return fail(ErrorKind::invalid, "{}:{}: {} takes one value, not {}", config,
+                        setting.line, setting.key, setting.values.size());
+        if (sources[setting.key] != "default") continue;
+        ESPALIER_RETURN_IF_ERROR(
+            set(*option, setting.values, fmt::format("{}:{}", config, setting.line)));
+        sources[setting.key] = "file";
+    }
+    return {};
+}
+
+std::string value_of(const CLI::Option& option) {
+    if (option.count() > 0) {
+        if (key_of(option) == "api-key") return "(hidden)";
+        return fmt::format("{}", fmt::join(option.results(), ", "));
+    }
+    if (option.get_expected_max() == 0) return "false";
+    const std::string value = option.get_default_str();
+    return value.empty() || value == "[]" ? "–" : value;
+}
+
+}  // namespace
+
+std::string key_of(const CLI::Option& option) {
+    const std::vector<std::string>& names = option.get_lnames();
+    if (names.empty() || names.front() == "help") return {};
+    return names.front();
+}
+
+std::string environment_name(const std::string& key) {
+    std::string name = std::string(kPrefix) + key;
+    std::ranges::transform(name, name.begin(), [](unsigned char c) {
+        return c == '-' ? '_' : static_cast<char>(std::toupper(c));
+    });
+    return name;
+}
+
+Expected<Sources> apply_settings(CLI::App& command, const std::string& config,
+                                 std::vector<std::string>& ignored) {
+    Sources sources;
+    for (const CLI::Option* option : settable(command))
+        sources[key_of(*option)] = option->count() > 0 ? "command line" : "default";
+    ESPALIER_RETURN_IF_ERROR(apply_environment(command, sources, ignored));
+    if (!config.empty()) ESPALIER_RETURN_IF_ERROR(apply_file(command, config, sources));
+    return sources;
+}
+
+std::string flags_page(const CLI::App& command) {
+    std::string page =
+        "# The server's flags\n\n"
+        "`espalier serve --print-flags` writes this page, and a test holds it to that. Each flag "
+        "can "
+        "also be set by the\nenvironment variable beside it, and in the file of `--config` by its "
+        "name without the dashes (`max-model-len = 4096`; lists\nas `[\"a\", \"b\"]`, in the "
+        "environment `a,b`). The command line wins, then the environment, then the file. `serve "
+        "--explain`\nprints what was chosen and where each value came from.\n\n"
+        "| flag | environment | default | what |\n|---|---|---|---|\n";
+    for (const CLI::Option* option : command.get_options()) {
+        const std::string key = key_of(*option);
+        if (key.empty()) continue;
+        const bool on_the_line_only = key == "config" || key == "explain" || key == "print-flags";
+        std::string help = option->get_description();
+        for (std::size_t at = 0; (at = help.find('|', at)) != std::string::npos; at += 2)
+            help.replace(at, 1, "\\|");
+        page += fmt::format("| `--{}` | {} | {} | {} |\n", key,
+                            on_the_line_only ? "–" : "`" + environment_name(key) + "`",
+                            option->get_expected_max() == 0 ? "false"
+                            : option->get_default_str().empty() || option->get_default_str() == "[]"
+                                ? "–"
+                                : "`" + option->get_default_str() + "`",
+                            help);
+    }
+    return page;
+}
+
+std::string explain_settings(const CLI::App& command, const Sources& sources) {
+    std::string made;
+    for (const CLI::Option* option : command.get_options()) {
+        const auto source = sources.find(key_of(*option));
+        if (source == sources.end()) continue;
+        made += fmt::format("{:<22} {:<26} {}\n", source->first, value_of(*option), source->second);
+    }
+    return made;
+}
+
+}  // namespace espalier::cli

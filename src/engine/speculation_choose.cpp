@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+// The first half of Speculation's step: what drafters are asked for, what they propose, and how
+// many nodes each request verifies.
+#include <algorithm>
+
+#include "base/check.hpp"
+#include "engine/speculation.hpp"
+
+namespace espalier::engine {
+
+using speculate::DrafterId;
+using speculate::DraftPlanner;
+using speculate::DraftShape;
+using speculate::Proposal;
+
+namespace {
+
+// What is proposed for nothing counts as there, for a plan, from this survival on.
+constexpr double kThere = 0.2;
+
+DraftShape within(const DraftShape& shape, std::int32_t max_drafts) {
+    return {.depth = std::min(shape.depth, max_drafts),
+            .width = std::min(shape.width, max_drafts),
+            .nodes = std::min(shape.nodes, 1 + max_drafts)};
+}
+
+double keys_of(const SpeculationSettings& settings, const DraftRow& row) {
+    return settings.key_cost * static_cast<double>(row.tokens.size());
+}
+
+}  // namespace
+
+bool Speculation::may_draft(const DraftRow& row) const {
+    const Slot& state = slot(row.request);
+    return state.drafts && row.max_drafts > 0 &&
+           state.read == static_cast<std::int64_t>(row.tokens.size());
+}
+
+bool Speculation::coupled(DrafterId id, float temperature) {
+    switch (settings_.coupling) {
+        case Coupling::plain:
+            return false;
+        case Coupling::coupled:
+            return true;
+        case Coupling::measured:
+            break;
+    }
+    return coupling_.choose(id, temperature);
+}
+
+void Speculation::start_choice(std::span<const DraftRow> rows) {
+    draft_levels_ = 0;
+    plan_rows_.clear();
+    plan_index_.assign(rows.size(), kNoPlan);
+    for (const DraftRow& row : rows) {
+        Slot& state = slot(row.request);
+        state.proposed = may_draft(row);
+        state.prescribed = row.prescribed != nullptr;
+        state.candidates.reset(row.tokens.back());
+        state.temperature = row.sampling != nullptr ? row.sampling->draw().temperature : 0.0f;
+    }
+}
+
+// A request whose shape is to be planned, with what is proposed for it already.
+speculate::PlanRow Speculation::plan_row(const DraftRow& row) const {
+    const Slot& state = slot(row.request);
+    speculate::PlanRow planned{.bias = &state.bias,
+                               .coupled = state.coupled,
+                               .keys = keys_of(settings_, row),
+                               .max_drafts = row.max_drafts};
+    if (state.candidates.size() == 1) return planned;
+    const speculate::RankedTree ranked =
+        state.candidates.rank(table_, state.bias, std::min(1 + row.max_drafts, kMaxNodes));
+    for (std::int32_t node = 1; node < ranked.tree.size(); ++node) {
+        const auto depth = static_cast<std::size_t>(ranked.tree.depth(node));
+        const double survival = ranked.survival[static_cast<std::size_t>(node)];
+        if (survival < kThere || depth > planned.reach.size()) break;
+        planned.reach[depth - 1] += static_cast<float>(survival);
+        ++planned.drafts;
+    }
+    return planned;
+}
+
+// After the drafters that cost nothing have proposed: what the others are asked for.
+void Speculation::plan_drafting(std::span<const DraftRow> rows, speculate::StepLoad load) {
+    std::array<const speculate::DraftTime*, speculate::kMaxDrafters> times = {};
+    bool any = false;
+    for (std::size_t i = 0; i < sources_.size(); ++i) {
+        if (!sources_[i].passes()) continue;
+        any = true;
+        times[i] = &sources_[i].time;
+    }
+    if (!any) return;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        if (!may_draft(rows[i])) continue;
+        Slot& state = slot(rows[i].request);
+        for (std::size_t d = 0; d < sources_.size(); ++d)
+            if (times[d] != nullptr)
+                state.coupled[d] = coupled(static_cast<DrafterId>(d), state.temperature);
+        if (rows[i].prescribed != nullptr) {
+            const std::int64_t drafts = within(*rows[i].prescribed, rows[i].max_drafts).nodes - 1;
+            load.size.tokens += drafts;
+            load.size.keys += static_cast<double>(drafts) * keys_of(settings_, rows[i]);
+            load.max_drafts = std::max<std::int64_t>(load.max_drafts - drafts, 0);
+            continue;
+        }
+        plan_index_[i] = plan_rows_.size();
+        plan_rows_.push_back(plan_row(rows[i]));
+    }
+    if (!time_ || settings_.grant == NodeGrant::everything) return;
+    planner_.plan(
+        {.target = *time_, .table = table_, .times = times, .load = load, .rows = plan_rows_});
+    for (std::size_t d = 0; d < sources_.size(); ++d) {
+        const auto id = static_cast<DrafterId>(d);
+        if (times[d] == nullptr) continue;
+        if (planner_.probes(id)) table_.fade(id);
+        for (std::size_t i = 0; i < rows.size(); ++i)
+            if (plan_index_[i] != kNoPlan && planner_.shape(id, plan_index_[i]).depth == 0)
+                slot(rows[i].request).bias.relax(id);
+    }
+}
+
+// Depth 0: the drafter is not asked for this row.
+DraftShape Speculation::shape_for(DrafterId id, std::span<const DraftRow> rows,
+                                  std::size_t row) const {
+    const DraftRow& asked = rows[row];
+    if (!may_draft(asked)) return DraftPlanner::kNotAsked;
+    if (asked.prescribed != nullptr) return within(*asked.prescribed, asked.max_drafts);
+    if (!sources_[id].passes() || settings_.grant == NodeGrant::everything)
+        return within({}, asked.max_drafts);
+    if (!time_) return within(DraftPlanner::kFirstShape, asked.max_drafts);
+    return planner_.shape(id, plan_index_[row]);
+}
+
+// One drafter's trees for all rows that it is asked for. Returns the seconds that it took.
+double Speculation::propose(DrafterId id, std::span<const DraftRow> rows) {
+    Source& source = sources_[id];
+    calls_.clear();
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        const DraftRow& row = rows[i];
+        const DraftShape shape = shape_for(id, rows, i);
+        if (shape.depth < 1) continue;
+        proposals_[i] = Proposal(id, row.tokens.back());
+        proposals_[i].coupled = source.passes() && slot(row.request).coupled[id];
+        calls_.push_back({.request = row.request,
+                          .root_position = static_cast<std::int64_t>(row.tokens.size()) - 1,
+                          .block_table = row.block_table,
+                          .sampling = row.sampling,
+                          .progress = row.progress,
+                          .choice = row.choice,
+                          .coupled = proposals_[i].coupled,
+                          .shape = shape,
+                          .proposal = &proposals_[i]});
+    }
+    if (calls_.empty()) return 0;
+    const schedule::Time begin = settings_.clock ? settings_.clock() : 0;
+    if (const auto proposed = source.drafter->propose(calls_); !proposed) {
+        give_up(source, proposed.error());
+        return 0;
+    }
+    const schedule::Time end = settings_.clock ? settings_.clock() : 0;
+    return merge(source, static_cast<double>(end - begin) * 1e-9);
+}
+
+// Takes in what the calls brought, and what they took.
+double Speculation::merge(Source& source, double seconds) {
+    std::int32_t levels = 1;
+    std::int64_t computed = 0;  // by the drafter's passes
+    for (const speculate::DraftCall& call : calls_) {
+        Slot& state = slot(call.request);
+        // A request that prescribes a width gets it: a chain where it is 1.
+        if (source.passes() && state.prescribed)
+            *call.proposal = speculate::narrowed(*call.proposal, call.shape.width);
+        const auto added = state.candidates.add(*call.proposal, settings_.vocabulary);
+        if (!added) {
+            give_up(source, added.error());
+            return 0;
+        }
+        // The roots, and of each level but the last what the drafter went on from.
+        std::array<std::int32_t, kMaxNodes> of_level = {};
+        std::int32_t deepest = 0;
+        for (const std::int32_t depth : call.proposal->tree.depths()) {
+            ++of_level[static_cast<std::size_t>(depth)];
+            deepest = std::max(deepest, depth);
+        }
+        for (std::int32_t depth = 0; depth < std::max(deepest, 1); ++depth)
+            computed += std::min(of_level[static_cast<std::size_t>(depth)], call.shape.width);
+        levels = std::max(levels, deepest);
+    }
+    if (source.passes()) {
+        source.time.observe(levels, computed, seconds);
+        draft_levels_ += levels;
+    }
+    return seconds;
+}
+
+void Speculation::choose(std::span<const DraftRow> rows, speculate::StepLoad load,
+                         std::span<std::int32_t> drafts) {
+    CHECK(rows.size() == drafts.size() && rows.size() <= proposals_.size(),
+          "{} rows, {} places for their drafts, at most {}", rows.size(), drafts.size(),
+          proposals_.size());
+    std::fill(drafts.begin(), drafts.end(), 0);
+    draft_levels_ = 0;
+    if (settings_.script != nullptr) return follow_script(rows, load, drafts);
+    start_choice(rows);
+    for (const bool passes : {false, true}) {
+        if (passes) plan_drafting(rows, load);
+        for (std::size_t i = 0; i < sources_.size(); ++i)
+            if (sources_[i].works() && sources_[i].passes() == passes)
+                load.draft_seconds += propose(static_cast<DrafterId>(i), rows);
+    }
+    offer(rows);
+    grant_prescribed(rows, load, drafts);
+    if (settings_.grant == NodeGrant::measured)
+        grant_measured(load, drafts);
+    else
+        grant_everything(load, drafts);
+    for (std::size_t i = 0; i < rows.size(); ++i) drafts[i] += prescribed_[i];
+}
+
+void Speculation::offer(std::span<const DraftRow> rows) {
+    offers_.clear();
+    for (const DraftRow& row : rows) {
+        Slot& state = slot(row.request);
+        const std::int32_t most = row.prescribed != nullptr
+                                      ? within(*row.prescribed, row.max_drafts).nodes
+                                      : 1 + row.max_drafts;
+        state.ranked = state.candidates.rank(table_, state.bias, std::min(most, kMaxNodes));
+        offers_.push_back({state.ranked.drafts(), keys_of(settings_, row)});
+    }
+}
+
+// What requests prescribe comes first, and is part of the step that the others are weighed in.
+void Speculation::grant_prescribed(std::span<const DraftRow> rows, speculate::StepLoad& load,
+                                   std::span<std::int32_t> drafts) {
+    prescribed_.assign(drafts.size(), 0);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        if (rows[i].prescribed == nullptr) continue;
+        speculate::OfferedDrafts& offer = offers_[i];
+        const auto count =
+            std::min(static_cast<std::int64_t>(offer.survival.size()), load.max_drafts);
+        prescribed_[i] = static_cast<std::int32_t>(count);
+        for (std::int64_t n = 0; n < count; ++n)
+            load.expected_tokens += offer.survival[static_cast<std::size_t>(n)];
+        load.size.tokens += count;
+        load.size.keys += static_cast<double>(count) * offer.keys;
+        load.max_drafts -= count;
+        offer.survival = {};
+    }
+}
+
+void Speculation::grant_measured(const speculate::StepLoad& load, std::span<std::int32_t> drafts) {
+    const bool any = std::any_of(offers_.begin(), offers_.end(),
+                                 [](const auto& offer) { return !offer.survival.empty(); });
+    std::int64_t paying = kMaxDrafts;
+    if (time_) paying = budget_.grant(*time_, load, offers_, drafts).drafts;
+    if (!any || !starting()) return;
+    // One size further than what seems to pay: what few samples say may be wrong.
+    const std::int64_t near = 2 * paying + speculate::NodeBudget::kProbeDrafts;
+    const std::int64_t first = std::min(kFirstDrafts[first_grants_++], near);
+    budget_.grant_surest(std::min(first, load.max_drafts), offers_, drafts);
+}
+
+void Speculation::grant_everything(const speculate::StepLoad& load,
+                                   std::span<std::int32_t> drafts) {
+    std::int64_t left = load.max_drafts;
+    for (std::size_t i = 0; i < drafts.size(); ++i) {
+        const auto offered = static_cast<std::int64_t>(offers_[i].survival.size());
+        drafts[i] = static_cast<std::int32_t>(std::min(offered, left));
+        left -= drafts[i];
+    }
+}
+
+void Speculation::follow_script(std::span<const DraftRow> rows, const speculate::StepLoad& load,
+                                std::span<std::int32_t> drafts) {
+    std::int64_t left = load.max_drafts;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        Slot& state = slot(rows[i].request);
+        state.proposed = false;
+        state.ranked = speculate::RankedTree(rows[i].tokens.back());
+        const speculate::Tree* tree = settings_.script->tree(rows[i].request);
+        if (tree == nullptr || tree->token(0) != rows[i].tokens.back() ||
+            tree->size() - 1 > rows[i].max_drafts || tree->size() - 1 > left)
+            continue;
+        state.ranked.tree = *tree;
+        drafts[i] = tree->size() - 1;
+        left -= drafts[i];
+    }
+}
+
+}  // namespace espalier::engine

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/api_error.hpp"
+
+#include <nlohmann/json.hpp>
+
+namespace espalier::server {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Messages repeat what clients sent, who must not get it back by the megabyte.
+constexpr std::size_t kMaxMessageBytes = 500;
+
+Json text_or_null(const std::string& text) {
+    return text.empty() ? Json() : Json(text.substr(0, kMaxMessageBytes));
+}
+
+std::string shortened(const std::string& text) {
+    if (text.size() <= kMaxMessageBytes) return text;
+    return text.substr(0, kMaxMessageBytes) + " …";
+}
+
+}  // namespace
+
+ApiError api_error(const Error& error) {
+    ApiError made{.message = error.message, .param = error.field};
+    switch (error.kind) {
+        case ErrorKind::invalid:
+        case ErrorKind::unsupported:
+            break;
+        case ErrorKind::exhausted:
+            made.status = 429;
+            made.type = "rate_limit_error";
+            made.code = "queue_full";
+            made.retry_after_seconds = 1;
+            break;
+        case ErrorKind::not_found:
+        case ErrorKind::io:
+            made.status = 500;
+            made.type = "server_error";
+            break;
+    }
+    return made;
+}
+
+ApiError unavailable(const std::string& message) {
+    return {.status = 503,
+            .message = message,
+            .type = "unavailable_error",
+            .code = "503",
+            .retry_after_seconds = 1};
+}
+
+std::string error_json(const ApiError& error) {
+    const Json json = {{"error",
+                        {{"message", shortened(error.message)},
+                         {"type", error.type},
+                         {"param", text_or_null(error.param)},
+                         {"code", text_or_null(error.code)}}}};
+    return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+HttpResponse error_response(const ApiError& error) {
+    HttpResponse response{.status = error.status, .body = error_json(error)};
+    if (error.retry_after_seconds > 0)
+        response.headers.emplace_back("Retry-After", std::to_string(error.retry_after_seconds));
+    if (error.status == 401) response.headers.emplace_back("WWW-Authenticate", "Bearer");
+    return response;
+}
+
+}  // namespace espalier::server

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/app.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "espalier/version.hpp"
+#include "server/token_routes.hpp"
+
+namespace espalier::server {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// A path that ends with * stands for everything that begins so.
+bool matches(std::string_view pattern, std::string_view path) {
+    if (!pattern.ends_with('*')) return pattern == path;
+    pattern.remove_suffix(1);
+    return path.size() > pattern.size() && path.starts_with(pattern);
+}
+
+// %2F in a model's name.
+std::string percent_decoded(std::string_view text) {
+    std::string made;
+    for (std::size_t i = 0; i < text.size(); ++i) {
+        unsigned value = 0;
+        if (text[i] == '%' && i + 2 < text.size() &&
+            std::from_chars(&text[i + 1], &text[i + 1] + 2, value, 16).ptr == &text[i + 1] + 2) {
+            made += static_cast<char>(value);
+            i += 2;
+        } else {
+            made += text[i];
+        }
+    }
+    return made;
+}
+
+ApiError no_route(const HttpRequest& head) {
+    if (head.path == "/v1/responses" || head.path == "/v1/messages")
+        return {.status = 404,
+                .message = head.path + " is not offered yet; use /v1/chat/completions",
+                .code = "not_found"};
+    return {.status = 404, .message = head.path + ": no such path", .code = "not_found"};
+}
+
+Json model_json(const ServedModel& model, const std::string& name) {
+    return {{"id", name},
+            {"object", "model"},
+            {"created", model.created()},
+            {"owned_by", "espalier"},
+            {"root", model.name()},
+            {"parent", nullptr},
+            {"max_model_len", model.max_model_len()}};
+}
+
+}  // namespace
+
+const App::Route App::kRoutes[] = {
+    {"GET", "/health", true, false, &App::health},
+    {"GET", "/v1/health", true, false, &App::health},
+    {"GET", "/ping", true, false, &App::health},
+    {"GET", "/livez", true, false, &App::live},
+    {"GET", "/version", false, false, &App::version},
+    {"GET", "/metrics", false, false, &App::metrics},
+    {"GET", "/v1/models", false, true, &App::models},
+    {"GET", "/v1/models/*", false, true, &App::one_model},
+    {"POST", "/v1/completions", false, true, &App::completions},
+    {"POST", "/v1/chat/completions", false, true, &App::chat},
+    {"POST", "/apply-template", false, true, &App::apply_template},
+    {"POST", "/tokenize", false, true, &App::tokenize},
+    {"POST", "/detokenize", false, true, &App::detokenize},
+};
+
+App::App(const ServerOptions& options, Log& log)
+    : options_(options),
+      log_(log),
+      guard_({options.api_key, options.allowed_host, options.allowed_origin}),
+      workers_(static_cast<int>(options.workers)) {}
+
+void App::attach(std::shared_ptr<HttpServer> http) {
+    const auto time = std::chrono::duration_cast<std::chrono::nanoseconds>(
+        std::chrono::duration<double>(options_.request_seconds));
+    context_.emplace(GenerationContext{std::move(http), workers_, metrics_, log_, time});
+}
+
+void App::start_draining(std::function<void()> idle) {
+    draining_ = true;
+    idle_ = std::move(idle);
+    if (active_.empty() && idle_) idle_();
+}
+
+void App::ping_silent() {
+    const auto now = Generation::Clock::now();
+    for (const auto& [key, generation] : active_) generation->ping_if_silent(now);
+}
+
+void App::failed(const char* what) {
+    log_.error(fmt::format("an exception on the I/O thread: {}", what));
+}
+
+// ---- who may come in ----------------------------------------------------------------------------
+
+const App::Route* App::find_route(std::string_view method, std::string_view path) {
+    for (const Route& route : kRoutes)
+        if (matches(route.path, path) && (method.empty() || method == route.method)) return &route;
+    return nullptr;
+}
+
+std::optional<ApiError> App::unready() const {
+    if (draining_) return unavailable("the server is shutting down");
+    if (!model_) return unavailable("Loading model");
+    return std::nullopt;
+}
+
+HttpResponse App::counted(const ApiError& error) {
+    metrics_.count_response(error.status);
+    return error_response(error);
+}
+
+HttpResponse App::refusal(int status, const std::string& message) {
+    ApiError error{.status = status, .message = message};
+    if (status == 503) error = unavailable(message);
+    return counted(error);
+}
+
+// A browser asks first, without a key, whether a page may.
+std::optional<HttpResponse> App::preflight(const HttpRequest& head) {
+    if (head.method != "OPTIONS" || !allows_origin(head.origin)) return std::nullopt;
+    if (const auto error = guard_.check(head, true)) return counted(*error);
+    metrics_.count_response(204);
+    return HttpResponse{.status = 204,
+                        .body = {},
+                        .headers = {{"Access-Control-Allow-Methods", "GET, POST"},
+                                    {"Access-Control-Allow-Headers", "Authorization, Content-Type"},
+                                    {"Access-Control-Max-Age", "600"}}};
+}
+
+std::optional<HttpResponse> App::check_head(const HttpRequest& head) {
+    if (auto answer = preflight(head)) return answer;
+    const Route* route = find_route(head.method, head.path);
+    if (const auto error = guard_.check(head, route != nullptr && route->is_open))
+        return counted(*error);
+    if (route == nullptr) {
+        const Route* other = find_route({}, head.path);
+        if (other == nullptr) return counted(no_route(head));
+        HttpResponse response = counted(
+            {.status = 405, .message = fmt::format("{} wants {}", head.path, other->method)});
+        response.headers.emplace_back("Allow", other->method);
+        return response;
+    }
+    if (route->needs_model)
+        if (const auto error = unready()) return counted(*error);
+    return std::nullopt;
+}
+
+void App::handle(HttpRequest request, std::shared_ptr<Exchange> exchange) {
+    const Route* route = find_route(request.method, request.path);
+    // Its head passed, but the model may have gone while the body came.
+    if (route->needs_model)
+        if (const auto error = unready()) return send(exchange, error_response(*error));
+    (this->*route->answer)(request, exchange);
+}
+
+void App::send(const std::shared_ptr<Exchange>& exchange, const HttpResponse& response) {
+    metrics_.count_response(response.status);
+    exchange->respond(response);
+}
+
+// ---- what is answered at once -------------------------------------------------------------------
+
+void App::health(HttpRequest&, const std::shared_ptr<Exchange>& exchange) {
+    if (const auto error = unready()) return send(exchange, error_response(*error));
+    const engine::EngineStatus status = model_->engine().status();
+    if (status.state == engine::EngineState::failed)
+        return send(exchange,
+                    error_response(unavailable("the engine is out of order: " + status.failure)));
+    send(exchange, {.body = R"({"status":"ok"})"});
+}
+
+// Alive while it loads and drains too: a restart would help nobody then.
+void App::live(HttpRequest&, const std::shared_ptr<Exchange>& exchange) {
+    if (!model_) return send(exchange, {.body = R"({"status":"loading"})"});
+    const engine::EngineStatus status = model_->engine().status();
+    const double age = model_->heartbeat_age_seconds(status);
+    if (status.state == engine::EngineState::failed || age > options_.heartbeat_seconds)
+        return send(exchange, error_response(unavailable(fmt::format(
+                                  "the engine has not come round for {:.0f} seconds{}{}", age,
+                                  status.failure.empty() ? "" : ": ", status.failure))));
+    send(exchange, {.body = Json({{"status", "ok"}, {"heartbeat_age_seconds", age}}).dump()});
+}
+
+void App::version(HttpRequest&, const std::shared_ptr<Exchange>& exchange) {
+    send(exchange, {.body = Json({{"version", ESPALIER_VERSION}}).dump()});
+}
+
+void App::models(HttpRequest&, const std::shared_ptr<Exchange>& exchange) {
+    Json list = Json::array();
+    for (const std::string& name : model_->names()) list.push_back(model_json(*model_, name));
+    send(exchange, {.body = Json({{"object", "list"}, {"data", std::move(list)}}).dump()});
+}
+
+void App::one_model(HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {
+    const std::string name = percent_decoded(
+        std::string_view(request.path).substr(std::string_view("/v1/models/").size()));
+    if (!model_->is_called(name))
+        return send(exchange, error_response({.status = 404,
+                                              .message = "model: '" + name + "' is not here",
+                                              .param = "model",
+                                              .code = "model_not_found"}));
+    send(exchange, {.body = model_json(*model_, name).dump()});
+}
+
+void App::metrics(HttpRequest&, const std::shared_ptr<Exchange>& exchange) {
+    std::optional<engine::EngineStatus> status;
+    if (model_) status = model_->engine().status();
+    send(exchange,
+         {.content_type = "text/plain; version=0.0.4; charset=utf-8",
+          .body = metrics_.text(options_.metrics_prefix, model_ ? model_->name() : "",
+                                status ? &*status : nullptr, context_->http->connections())});
+}
+
+// ---- what takes a while -------------------------------------------------------------------------
+
+void App::completions(HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {
+    generate(Api::completions, request, exchange);
+}
+
+void App::chat(HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {
+    generate(Api::chat, request, exchange);
+}
+
+void App::generate(Api api, HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {
+    const auto generation = std::make_shared<Generation>(
+        *context_, model_, api, guard_.tenant(request), exchange, [this](const Generation* over) {
+            active_.erase(over);
+            if (draining_ && active_.empty() && idle_) idle_();
+        });
+    active_.emplace(generation.get(), generation);
+    generation->start(std::move(request.body));
+}
+
+void App::run_work(HttpRequest& request, const std::shared_ptr<Exchange>& exchange, Work work) {
+    workers_.run([this, exchange, model = model_, body = std::move(request.body),
+                  work = std::move(work)]() mutable {
+        HttpResponse response;
+        try {
+            if (auto made = work(*model, body); made)
+                response.body = std::move(*made);
+            else
+                response = error_response(api_error(made.error()));
+        } catch (const std::exception& error) {
+            response =
+                error_response({.status = 500, .message = error.what(), .type = "server_error"});
+        }
+        body = {};
+        context_->http->post(
+            [this, exchange = std::move(exchange), response = std::move(response)] {
+                exchange->release_body();
+                send(exchange, response);
+            });
+    });
+}
+
+void App::tokenize(HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {
+    run_work(request, exchange, tokenize_body);
+}
+
+void App::apply_template(HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {
+    run_work(request, exchange, apply_template_body);
+}
+
+void App::detokenize(HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {
+    run_work(request, exchange, detokenize_body);
+}
+
+}  // namespace espalier::server

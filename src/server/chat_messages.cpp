@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/chat_messages.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace espalier::server {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::string_view kRoles[] = {"system", "developer", "user", "assistant"};
+// Names that a template takes from the server; a request must not set them
+// (CVE-2025-62426: chat_template_kwargs that replaced the template itself).
+constexpr std::string_view kServersOwn[] = {"messages",      "add_generation_prompt",
+                                            "bos_token",     "eos_token",
+                                            "chat_template", "tools",
+                                            "documents",     "tokenize",
+                                            "strftime_now"};
+
+// A string, or parts of type text, which are joined by line ends.
+std::optional<std::string> text_of(const Json& content, Fields& fields, const std::string& path) {
+    if (content.is_string()) return content.get<std::string>();
+    if (!content.is_array() || content.empty()) {
+        fields.fail_at(path, fmt::format("a string or a list of parts is expected, not {}",
+                                         content.empty() ? "nothing" : json_kind(content)));
+        return std::nullopt;
+    }
+    std::string text;
+    for (std::size_t i = 0; i < content.size(); ++i) {
+        const Json& part = content[i];
+        const std::string place = fmt::format("{}[{}]", path, i);
+        if (!part.is_object() || part.value("type", Json()) != "text" ||
+            !part.value("text", Json()).is_string()) {
+            fields.fail_at(place, "a part {\"type\": \"text\", \"text\": …} is expected",
+                           ErrorKind::unsupported);
+            return std::nullopt;
+        }
+        if (i > 0) text += '\n';
+        text += part["text"].get_ref<const std::string&>();
+    }
+    return text;
+}
+
+std::optional<Json> one_message(const Json& given, Fields& fields, const std::string& path) {
+    if (!given.is_object()) {
+        fields.fail_at(path, fmt::format("an object is expected, not {}", json_kind(given)));
+        return std::nullopt;
+    }
+    const Json role = given.value("role", Json());
+    if (!role.is_string() ||
+        std::ranges::find(kRoles, role.get_ref<const std::string&>()) == std::end(kRoles)) {
+        fields.fail_at(path + ".role", "one of system, developer, user, assistant is expected",
+                       ErrorKind::unsupported);
+        return std::nullopt;
+    }
+    for (const char* name : {"tool_calls", "function_call", "audio"})
+        if (const Json value = given.value(name, Json()); !value.is_null() && !value.empty()) {
+            fields.fail_at(path + "." + name, "is not supported by this server",
+                           ErrorKind::unsupported);
+            return std::nullopt;
+        }
+    auto content = text_of(given.value("content", Json()), fields, path + ".content");
+    if (!content) return std::nullopt;
+    // OpenAI's newer name for the same part.
+    Json message = {{"role", role == "developer" ? Json("system") : role}, {"content", *content}};
+    for (const char* name : {"name", "reasoning_content"})
+        if (const Json value = given.value(name, Json()); value.is_string()) message[name] = value;
+    return message;
+}
+
+Json read_messages(Fields& fields) {
+    const Json* given = fields.find("messages");
+    Json messages = Json::array();
+    if (given == nullptr) {
+        fields.fail_at("messages", "is missing");
+    } else if (!given->is_array() || given->empty()) {
+        fields.fail_at("messages", fmt::format("a list of messages is expected, not {}",
+                                               given->empty() ? "nothing" : json_kind(*given)));
+    } else {
+        for (std::size_t i = 0; i < given->size(); ++i) {
+            auto message = one_message((*given)[i], fields, fmt::format("messages[{}]", i));
+            if (!message) break;
+            messages.push_back(std::move(*message));
+        }
+    }
+    return messages;
+}
+
+}  // namespace
+
+ChatInput read_chat(Fields& fields) {
+    ChatInput chat;
+    chat.messages = read_messages(fields);
+    fields.read("add_generation_prompt", chat.add_generation_prompt);
+    const Json* arguments = fields.find("chat_template_kwargs");
+    if (arguments == nullptr) return chat;
+    if (!arguments->is_object()) {
+        fields.fail_at("chat_template_kwargs",
+                       fmt::format("an object is expected, not {}", json_kind(*arguments)));
+        return chat;
+    }
+    for (const std::string_view name : kServersOwn)
+        if (arguments->contains(name))
+            fields.fail_at(fmt::format("chat_template_kwargs.{}", name), "is the server's own");
+    chat.arguments = *arguments;
+    return chat;
+}
+
+}  // namespace espalier::server

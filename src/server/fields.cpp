@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/fields.hpp"
+
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+namespace espalier::server {
+
+using Json = nlohmann::json;
+
+const char* json_kind(const Json& value) {
+    if (value.is_null()) return "null";
+    if (value.is_boolean()) return "a boolean";
+    if (value.is_number_integer()) return "an integer";
+    if (value.is_number()) return "a number";
+    if (value.is_string()) return "a string";
+    return value.is_array() ? "a list" : "an object";
+}
+
+std::optional<std::int64_t> as_integer(const Json& value) {
+    if (value.is_number_unsigned()) {
+        const auto number = value.get<std::uint64_t>();
+        if (number > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()))
+            return std::nullopt;
+        return static_cast<std::int64_t>(number);
+    }
+    if (value.is_number_integer()) return value.get<std::int64_t>();
+    if (!value.is_number_float()) return std::nullopt;
+    const double number = value.get<double>();
+    if (std::trunc(number) != number || std::abs(number) > 0x1p53) return std::nullopt;
+    return static_cast<std::int64_t>(number);
+}
+
+Fields::Fields(const Json& object, std::string path) : object_(object), path_(std::move(path)) {
+    if (!object.is_object())
+        error_ = fail_field(ErrorKind::invalid, path_, "an object is expected, not {}",
+                            json_kind(object))
+                     .value();
+}
+
+std::string Fields::path_of(std::string_view name) const {
+    return path_.empty() ? std::string(name) : fmt::format("{}.{}", path_, name);
+}
+
+void Fields::fail_at(const std::string& name, std::string sentence, ErrorKind kind) {
+    if (!error_) error_ = fail_field(kind, path_of(name), "{}", sentence).value();
+}
+
+const Json* Fields::find(const char* name) {
+    asked_.insert(name);
+    if (error_) return nullptr;
+    const auto found = object_.find(name);
+    return found == object_.end() || found->is_null() ? nullptr : &*found;
+}
+
+void Fields::ignore(std::span<const char* const> names) {
+    asked_.insert(names.begin(), names.end());
+}
+
+void Fields::read(const char* name, bool& value) {
+    const Json* found = find(name);
+    if (found == nullptr) return;
+    if (!found->is_boolean())
+        return fail_at(name, fmt::format("a boolean is expected, not {}", json_kind(*found)));
+    value = found->get<bool>();
+}
+
+void Fields::read(const char* name, std::string& value) {
+    const Json* found = find(name);
+    if (found == nullptr) return;
+    if (!found->is_string())
+        return fail_at(name, fmt::format("a string is expected, not {}", json_kind(*found)));
+    value = found->get<std::string>();
+}
+
+void Fields::read(const char* name, float& value) {
+    const Json* found = find(name);
+    if (found == nullptr) return;
+    if (!found->is_number())
+        return fail_at(name, fmt::format("a number is expected, not {}", json_kind(*found)));
+    const double number = found->get<double>();
+    if (!(std::abs(number) <= static_cast<double>(std::numeric_limits<float>::max())))
+        return fail_at(name, fmt::format("{} is too large", number));
+    value = static_cast<float>(number);
+}
+
+template <typename Number>
+void Fields::read_integer(const char* name, Number& value, std::int64_t least, std::int64_t most) {
+    const Json* found = find(name);
+    if (found == nullptr) return;
+    if (!found->is_number())
+        return fail_at(name, fmt::format("an integer is expected, not {}", json_kind(*found)));
+    const std::optional<std::int64_t> number = as_integer(*found);
+    if (!number || *number < least || *number > most)
+        return fail_at(name,
+                       fmt::format("{}, not an integer within {}…{}", found->dump(), least, most));
+    value = static_cast<Number>(*number);
+}
+
+void Fields::read(const char* name, std::int64_t& value, std::int64_t least, std::int64_t most) {
+    read_integer(name, value, least, most);
+}
+
+void Fields::read(const char* name, std::int32_t& value, std::int32_t least, std::int32_t most) {
+    read_integer(name, value, least, most);
+}
+
+void Fields::read(const char* name, std::vector<std::int32_t>& value, std::size_t most) {
+    const Json* found = find(name);
+    if (found == nullptr) return;
+    if (!found->is_array())
+        return fail_at(name, fmt::format("a list is expected, not {}", json_kind(*found)));
+    if (found->size() > most)
+        return fail_at(name, fmt::format("{} entries, at most {}", found->size(), most));
+    std::vector<std::int32_t> numbers;
+    numbers.reserve(found->size());
+    for (const Json& entry : *found) {
+        const std::optional<std::int64_t> number = as_integer(entry);
+        if (!number || *number < 0 || *number > std::numeric_limits<std::int32_t>::max())
+            return fail_at(fmt::format("{}[{}]", name, numbers.size()),
+                           fmt::format("a token id is expected, not {}", json_kind(entry)));
+        numbers.push_back(static_cast<std::int32_t>(*number));
+    }
+    value = std::move(numbers);
+}
+
+void Fields::read_strings(const char* name, std::vector<std::string>& value, std::size_t most) {
+    const Json* found = find(name);
+    if (found == nullptr) return;
+    if (found->is_string()) {
+        value = {found->get<std::string>()};
+        return;
+    }
+    if (!found->is_array())
+        return fail_at(
+            name, fmt::format("a string or a list of them is expected, not {}", json_kind(*found)));
+    if (found->size() > most)
+        return fail_at(name, fmt::format("{} strings, at most {}", found->size(), most));
+    std::vector<std::string> strings;
+    for (const Json& entry : *found) {
+        if (!entry.is_string())
+            return fail_at(fmt::format("{}[{}]", name, strings.size()),
+                           fmt::format("a string is expected, not {}", json_kind(entry)));
+        strings.push_back(entry.get<std::string>());
+    }
+    value = std::move(strings);
+}
+
+Expected<void> Fields::result() const {
+    if (error_) return tl::unexpected<Error>(*error_);
+    return {};
+}
+
+std::vector<std::string> Fields::unknown() const {
+    std::vector<std::string> names;
+    if (!object_.is_object()) return names;
+    for (const auto& [name, value] : object_.items())
+        if (!asked_.contains(name)) names.push_back(path_of(name));
+    return names;
+}
+
+}  // namespace espalier::server

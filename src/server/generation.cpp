@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/generation.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <ctime>
+#include <exception>
+#include <random>
+#include <utility>
+
+#include "server/body.hpp"
+
+namespace espalier::server {
+namespace {
+
+constexpr std::chrono::seconds kSilence{15};
+
+std::uint64_t random_bits() {
+    return (std::uint64_t{std::random_device{}()} << 32) | std::random_device{}();
+}
+
+ApiError model_not_found(const std::string& asked, const std::string& served) {
+    return {.status = 404,
+            .message = fmt::format("model: '{}' is not here; this server has '{}'", asked, served),
+            .param = "model",
+            .code = "model_not_found"};
+}
+
+HttpResponse stream_head() {
+    return {.content_type = "text/event-stream; charset=utf-8",
+            .body = {},
+            .headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}}};
+}
+
+}  // namespace
+
+Generation::Generation(const GenerationContext& context, std::shared_ptr<const ServedModel> model,
+                       Api api, std::size_t tenant, std::shared_ptr<Exchange> exchange,
+                       std::function<void(const Generation*)> done)
+    : context_(context),
+      model_(std::move(model)),
+      api_(api),
+      tenant_(tenant),
+      exchange_(std::move(exchange)),
+      done_(std::move(done)) {}
+
+void Generation::start(std::string body) {
+    exchange_->listen(shared_from_this());
+    context_.workers.run([self = shared_from_this(), text = std::move(body)]() mutable {
+        const auto prepared = std::make_shared<Prepared>();
+        try {
+            self->prepare(text, *prepared);
+        } catch (const std::exception& error) {  // out of memory, or an error of the program
+            prepared->error =
+                ApiError{.status = 500, .message = error.what(), .type = "server_error"};
+            prepared->streams.clear();
+        }
+        text = {};
+        // The I/O thread is to be the one that lets go of both.
+        HttpServer& http = *self->context_.http;
+        http.post([kept = std::move(self), prepared] { kept->begin(*prepared); });
+    });
+}
+
+// ---- on a worker's thread -----------------------------------------------------------------------
+
+void Generation::prepare(const std::string& body, Prepared& prepared) {
+    const auto refuse = [&](const Error& error) { prepared.error = api_error(error); };
+    auto json = parse_body(body);
+    if (!json) return refuse(json.error());
+    auto request = parse_generation_request(*json, api_, model_->defaults());
+    if (!request) return refuse(request.error());
+    prepared.request = std::move(*request);
+    const GenerationRequest& parsed = prepared.request;
+    for (const std::string& name : parsed.unknown)
+        context_.log.warn_once(
+            fmt::format("a request has the field '{}', which is not known here and was ignored",
+                        name.substr(0, 80)));
+    if (!model_->is_called(parsed.model)) {
+        prepared.error = model_not_found(parsed.model, model_->name());
+        return;
+    }
+    if (const auto submitted = submit(prepared); !submitted) {
+        prepared.streams.clear();
+        const engine::EngineState state = model_->engine().status().state;
+        if (submitted.error().kind == ErrorKind::exhausted && state != engine::EngineState::running)
+            prepared.error = unavailable(submitted.error().message);
+        else
+            refuse(named_as_in_request(submitted.error(), parsed));
+    }
+}
+
+// For the engine's thread, which may call it once more when all here is gone.
+std::function<void()> Generation::wake_up() {
+    return [weak = weak_from_this(), loop = std::weak_ptr(context_.http)] {
+        if (const auto http = loop.lock())
+            http->post([weak] {
+                if (const auto self = weak.lock()) self->pump();
+            });
+    };
+}
+
+// All prompts, or none: a stream that is dropped is cancelled.
+Expected<void> Generation::submit(Prepared& prepared) {
+    GenerationRequest& parsed = prepared.request;
+    if (!parsed.seed_given) parsed.engine.sampling.seed = random_bits() >> (64 - kDrawnSeedBits);
+    parsed.engine.salt = model_->salt_of(tenant_, parsed.cache_salt);
+    engine::Engine& engine = model_->engine();
+    if (context_.request_time.count() > 0)
+        parsed.engine.deadline = engine.now() + context_.request_time.count();
+    if (api_ == Api::chat) {
+        ESPALIER_ASSIGN_OR_RETURN(EchoedPrompt prompt, model_->encode(parsed.chat));
+        return submit_prompt(prepared, std::move(prompt), "messages");
+    }
+    for (std::size_t i = 0; i < parsed.prompts.size(); ++i) {
+        const std::string field =
+            parsed.prompts.size() > 1 ? fmt::format("prompt[{}]", i) : "prompt";
+        ESPALIER_ASSIGN_OR_RETURN(EchoedPrompt prompt, model_->encode(parsed.prompts[i], field));
+        ESPALIER_RETURN_IF_ERROR(submit_prompt(prepared, std::move(prompt), field));
+    }
+    return {};
+}
+
+Expected<void> Generation::submit_prompt(Prepared& prepared, EchoedPrompt prompt,
+                                         const std::string& field) {
+    engine::Request request = prepared.request.engine;
+    request.prompt = prompt.tokens;
+    auto stream = model_->engine().submit(std::move(request), wake_up());
+    if (!stream) {
+        Error error = std::move(stream.error());
+        if (error.field.starts_with("prompt") && field != "prompt")
+            error = with_field(std::move(error), field);
+        return tl::unexpected<Error>(std::move(error));
+    }
+    prepared.streams.push_back(std::move(*stream));
+    if (!prepared.request.echo) prompt = {};
+    prepared.prompts.push_back(std::move(prompt));
+    return {};
+}
+
+// ---- on the I/O thread --------------------------------------------------------------------------
+
+void Generation::begin(Prepared& prepared) {
+    if (!exchange_) return;  // the client has gone meanwhile, and so do the streams
+    exchange_->release_body();
+    if (prepared.error) return fail(*prepared.error, {});
+    const GenerationRequest& request = prepared.request;
+    stream_ = request.stream;
+    shape_ = {.choices = request.engine.choices, .max_tokens = request.max_tokens.value_or(0)};
+    seen_.assign(prepared.streams.size() * static_cast<std::size_t>(request.engine.choices),
+                 {Clock::now()});
+    streams_ = std::move(prepared.streams);
+    const char* kind = api_ == Api::chat ? "chatcmpl" : "cmpl";
+    reply_.emplace(
+        ReplyOptions{.api = api_,
+                     .id = fmt::format("{}-{:016x}{:016x}", kind, random_bits(), random_bits()),
+                     .created = std::time(nullptr),
+                     .model = model_->name(),
+                     .stream = request.stream,
+                     .include_usage = request.include_usage,
+                     .logprobs = request.logprobs,
+                     .echo = request.echo,
+                     .speculation = request.speculation_report,
+                     .drafters = request.speculation_report ? model_->engine().status().drafters
+                                                            : std::vector<std::string>{},
+                     .choices = request.engine.choices,
+                     .seed = request.engine.sampling.seed},
+        model_->tokenizer(), std::move(prepared.prompts));
+    if (stream_) {
+        exchange_->start_stream(stream_head());
+        std::string first;
+        reply_->begin(first);
+        exchange_->write(std::move(first));
+        last_write_ = Clock::now();
+    }
+    pump();
+}
+
+void Generation::pump() {
+    if (!exchange_ || !reply_ || exchange_->writing()) return;
+    std::string out;
+    take_updates(out);
+    if (reply_->failure()) return fail(*reply_->failure(), std::move(out));
+    if (reply_->complete()) return succeed(std::move(out));
+    if (out.empty()) return;
+    last_write_ = Clock::now();
+    exchange_->write(std::move(out));
+}
+
+void Generation::take_updates(std::string& out) {
+    const Clock::time_point now = Clock::now();
+    for (std::size_t prompt = 0; prompt < streams_.size(); ++prompt) {
+        const auto poll = streams_[prompt].next_within(updates_, std::chrono::nanoseconds(0));
+        if (poll != engine::Mailbox::Poll::updated) continue;
+        observe(prompt, now);
+        reply_->add(prompt, updates_, out);
+    }
+}
+
+void Generation::observe(std::size_t prompt, Clock::time_point now) {
+    for (std::size_t i = 0; i < updates_.choices.size(); ++i) {
+        const engine::ChoiceUpdate& update = updates_.choices[i];
+        Seen& seen = seen_[prompt * updates_.choices.size() + i];
+        const std::int64_t tokens = update.usage.completion_tokens;
+        if (seen.ended) continue;
+        if (seen.tokens > 0)
+            context_.metrics.observe_gap(std::chrono::duration<double>(now - seen.last).count(),
+                                         tokens - seen.tokens);
+        if (tokens > seen.tokens) seen.last = now;
+        seen.tokens = tokens;
+        seen.ended = update.ended;
+        if (update.ended) context_.metrics.observe_choice(update);
+    }
+}
+
+void Generation::succeed(std::string out) {
+    reply_->end(out);
+    std::int64_t longest = 0;
+    for (const Seen& seen : seen_) longest = std::max(longest, seen.tokens);
+    context_.metrics.observe_request(shape_, longest);
+    context_.metrics.count_response(200);
+    if (stream_) {
+        exchange_->write(std::move(out));
+        exchange_->finish();
+    } else {
+        exchange_->respond({.body = std::move(out)});
+    }
+    over();
+}
+
+// Where a stream has begun, its status is out already: the error is its last event.
+void Generation::fail(const ApiError& error, std::string out) {
+    context_.metrics.count_response(error.status);
+    if (stream_) {
+        exchange_->write(std::move(out) + sse_event(error_json(error)));
+        exchange_->finish();
+    } else {
+        exchange_->respond(error_response(error));
+    }
+    over();
+}
+
+void Generation::closed() {
+    if (!exchange_) return;
+    context_.metrics.count_response(499);  // as nginx counts clients that went
+    over();
+}
+
+void Generation::over() {
+    exchange_.reset();
+    streams_.clear();
+    if (const auto done = std::exchange(done_, nullptr)) done(this);
+}
+
+void Generation::ping_if_silent(Clock::time_point now) {
+    if (!exchange_ || !reply_ || !stream_ || exchange_->writing()) return;
+    if (now - last_write_ < kSilence) return;
+    last_write_ = now;
+    exchange_->write(kSsePing);
+}
+
+}  // namespace espalier::server

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// One generation request from its body to its last byte. The body is parsed, tokenised and handed
+// to the engine by a worker; all else happens on the I/O thread: the engine's wake-ups are posted
+// there, updates are taken when the last ones have left, and a client that goes ends its outputs
+// before the next step.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/engine.hpp"
+#include "server/http.hpp"
+#include "server/log.hpp"
+#include "server/metrics.hpp"
+#include "server/reply.hpp"
+#include "server/served_model.hpp"
+#include "server/workers.hpp"
+
+namespace espalier::server {
+
+// What generations share; outlives them.
+struct GenerationContext {
+    std::shared_ptr<HttpServer> http;
+    Workers& workers;
+    Metrics& metrics;
+    Log& log;
+    std::chrono::nanoseconds request_time{0};  // 0: as long as it takes
+};
+
+class Generation final : public ExchangeListener, public std::enable_shared_from_this<Generation> {
+  public:
+    using Clock = std::chrono::steady_clock;
+    // done is called once, when the exchange is over.
+    Generation(const GenerationContext& context, std::shared_ptr<const ServedModel> model, Api api,
+               std::size_t tenant, std::shared_ptr<Exchange> exchange,
+               std::function<void(const Generation*)> done);
+
+    void start(std::string body);
+    // A comment to a client that has heard nothing for this long, so that nobody between takes the
+    // connection for dead.
+    void ping_if_silent(Clock::time_point now);
+
+    void written() override { pump(); }
+    void closed() override;
+
+  private:
+    // What a worker makes of a body.
+    struct Prepared {
+        std::optional<ApiError> error;
+        GenerationRequest request;
+        std::vector<EchoedPrompt> prompts;
+        std::vector<engine::Stream> streams;
+    };
+    void prepare(const std::string& body, Prepared& prepared);
+    std::function<void()> wake_up();
+    Expected<void> submit(Prepared& prepared);
+    Expected<void> submit_prompt(Prepared& prepared, EchoedPrompt prompt, const std::string& field);
+    void begin(Prepared& prepared);
+    void pump();
+    void take_updates(std::string& out);
+    void observe(std::size_t prompt, Clock::time_point now);
+    void succeed(std::string out);
+    void fail(const ApiError& error, std::string out);
+    void over();
+
+    const GenerationContext& context_;
+    const std::shared_ptr<const ServedModel> model_;
+    const Api api_;
+    const std::size_t tenant_;
+    std::shared_ptr<Exchange> exchange_;
+    std::function<void(const Generation*)> done_;
+    std::vector<engine::Stream> streams_;  // by prompt
+    std::optional<Reply> reply_;
+    engine::Updates updates_;
+    bool stream_ = false;
+    RequestShape shape_;
+    // Per choice, for the metrics.
+    struct Seen {
+        Clock::time_point last;
+        std::int64_t tokens = 0;
+        bool ended = false;
+    };
+    std::vector<Seen> seen_;
+    Clock::time_point last_write_;
+};
+
+}  // namespace espalier::server

@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/generation_request.hpp"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <limits>
+#include <string_view>
+#include <utility>
+
+#include "server/fields.hpp"
+
+namespace espalier::server {
+namespace {
+
+using Json = nlohmann::json;
+
+// Not built: refused, so that nobody takes free text for a checked form.
+constexpr const char* kRefused[] = {
+    "tools",
+    "functions",
+    "function_call",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "regex",
+    "ebnf",
+    "json_schema",
+    "grammar",
+    "prediction",
+    "audio",
+    "web_search_options",
+    "suffix",
+    "prompt_embeds",
+    "use_beam_search",
+    "continue_final_message",
+    "prompt_logprobs",
+};
+
+// OpenAI's, and without a meaning here.
+constexpr const char* kIgnored[] = {
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "parallel_tool_calls",
+    "verbosity",
+    "reasoning_effort",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+};
+
+constexpr std::int64_t kCompletionTokens = 16;  // OpenAI's, where a completion says nothing
+
+bool says_nothing(const Json& value) {
+    return value == false || (value.is_array() && value.empty()) ||
+           (value.is_string() && value.get_ref<const std::string&>().empty());
+}
+
+void refuse_unbuilt(Fields& fields) {
+    for (const char* name : kRefused)
+        if (const Json* value = fields.find(name); value != nullptr && !says_nothing(*value))
+            fields.fail_at(name, "is not supported by this server", ErrorKind::unsupported);
+    if (const Json* format = fields.find("response_format"); format != nullptr)
+        if (!format->is_object() || format->value("type", Json()) != "text")
+            fields.fail_at("response_format", "only {\"type\": \"text\"} is supported",
+                           ErrorKind::unsupported);
+    if (const Json* choice = fields.find("tool_choice"); choice != nullptr && *choice != "none")
+        fields.fail_at("tool_choice", "tools are not supported by this server",
+                       ErrorKind::unsupported);
+    if (const Json* modalities = fields.find("modalities");
+        modalities != nullptr && *modalities != Json{"text"})
+        fields.fail_at("modalities", "only [\"text\"] is supported", ErrorKind::unsupported);
+}
+
+// Each parameter of accept::SamplingOptions by its own name; ranges are checked with the request.
+struct SamplingReader {
+    Fields& fields;
+
+    void operator()(const accept::Parameter& parameter, float& value) const {
+        fields.read(parameter.name, value);
+    }
+    void operator()(const accept::Parameter& parameter, std::int64_t& value) const {
+        fields.read(parameter.name, value, -1, std::numeric_limits<std::int32_t>::max());
+    }
+    // Any integer of 64 bits, signed or not.
+    void operator()(const accept::Parameter& parameter, std::uint64_t& value) const {
+        const Json* found = fields.find(parameter.name);
+        if (found == nullptr) return;
+        if (found->is_number_unsigned())
+            value = found->get<std::uint64_t>();
+        else if (const auto integer = as_integer(*found))
+            value = static_cast<std::uint64_t>(*integer);
+        else
+            fields.fail_at(parameter.name, fmt::format("an integer of 64 bits is expected, not {}",
+                                                       json_kind(*found)));
+    }
+    void operator()(const accept::Parameter& parameter,
+                    std::vector<accept::SamplingOptions::Bias>& value) const {
+        const Json* found = fields.find(parameter.name);
+        if (found == nullptr) return;
+        if (!found->is_object())
+            return fields.fail_at(parameter.name,
+                                  fmt::format("an object is expected, not {}", json_kind(*found)));
+        if (found->size() > static_cast<std::size_t>(accept::kMaxLogitBiases))
+            return fields.fail_at(
+                parameter.name,
+                fmt::format("{} entries, at most {}", found->size(), accept::kMaxLogitBiases));
+        Fields entries(*found, parameter.name);
+        for (const auto& [key, bias] : found->items()) {
+            accept::SamplingOptions::Bias entry;
+            const auto [end, error] =
+                std::from_chars(key.data(), key.data() + key.size(), entry.token);
+            if (error != std::errc() || end != key.data() + key.size() || entry.token < 0)
+                return fields.fail_at(parameter.name,
+                                      fmt::format("'{}' is no token id", key.substr(0, 40)));
+            entries.read(key.c_str(), entry.bias);
+            value.push_back(entry);
+        }
+        if (const auto result = entries.result(); !result)
+            fields.fail_at(parameter.name, result.error().message.substr(
+                                               std::string_view(parameter.name).size() + 1));
+    }
+};
+
+void take_defaults(accept::SamplingOptions& sampling,
+                   const checkpoint::GenerationDefaults& defaults) {
+    sampling.temperature = static_cast<float>(defaults.temperature.value_or(0.0));
+    sampling.top_p = static_cast<float>(defaults.top_p.value_or(1.0));
+    sampling.top_k = defaults.top_k.value_or(0);
+    sampling.repetition_penalty = static_cast<float>(defaults.repetition_penalty.value_or(1.0));
+}
+
+std::optional<PromptInput> one_prompt(const Json& value) {
+    if (value.is_string()) return value.get<std::string>();
+    if (!value.is_array()) return std::nullopt;
+    std::vector<std::int32_t> tokens;
+    tokens.reserve(value.size());
+    for (const Json& entry : value) {
+        const std::optional<std::int64_t> token = as_integer(entry);
+        if (!token || *token < 0 || *token > std::numeric_limits<std::int32_t>::max())
+            return std::nullopt;
+        tokens.push_back(static_cast<std::int32_t>(*token));
+    }
+    return tokens;
+}
+
+// A string, tokens, or a list of either.
+std::vector<PromptInput> read_prompts(Fields& fields) {
+    constexpr const char* kForms =
+        "a string, a list of token ids or a list of these is expected, not {}";
+    const Json* value = fields.find("prompt");
+    if (value == nullptr) {
+        fields.fail_at("prompt", "is missing");
+        return {};
+    }
+    const bool several = value->is_array() && !value->empty() &&
+                         (value->front().is_string() || value->front().is_array());
+    if (!several) {
+        if (auto prompt = one_prompt(*value)) return {std::move(*prompt)};
+        fields.fail_at("prompt", fmt::format(fmt::runtime(kForms), json_kind(*value)));
+        return {};
+    }
+    if (value->size() > static_cast<std::size_t>(kMaxChoicesPerRequest)) {
+        fields.fail_at("prompt",
+                       fmt::format("{} prompts, at most {}", value->size(), kMaxChoicesPerRequest));
+        return {};
+    }
+    std::vector<PromptInput> prompts;
+    for (const Json& entry : *value) {
+        auto prompt = one_prompt(entry);
+        if (!prompt) {
+            fields.fail_at(fmt::format("prompt[{}]", prompts.size()),
+                           "a string or a list of token ids is expected");
+            return {};
+        }
+        prompts.push_back(std::move(*prompt));
+    }
+    return prompts;
+}
+
+void read_max_tokens(Fields& fields, GenerationRequest& request) {
+    constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+    const std::int64_t least = request.api == Api::chat ? 1 : 0;
+    if (fields.has("max_tokens")) {
+        std::int64_t value = 0;
+        fields.read("max_tokens", value, least, kMost);
+        request.max_tokens = value;
+    }
+    if (fields.has("max_completion_tokens")) {
+        std::int64_t value = 0;
+        fields.read("max_completion_tokens", value, least, kMost);
+        if (request.max_tokens && *request.max_tokens != value)
+            fields.fail_at("max_completion_tokens",
+                           fmt::format("{}, but max_tokens is {}", value, *request.max_tokens));
+        request.max_tokens = value;
+        request.max_tokens_field = "max_completion_tokens";
+    }
+    request.engine.output.max_tokens =
+        request.max_tokens.value_or(request.api == Api::chat ? kMost : kCompletionTokens);
+}
+
+void read_output(Fields& fields, accept::OutputOptions& output) {
+    fields.read_strings("stop", output.stop, static_cast<std::size_t>(accept::kMaxStopStrings));
+    fields.read("stop_token_ids", output.stop_token_ids,
+                static_cast<std::size_t>(accept::kMaxStopTokens));
+    fields.read("ignore_eos", output.ignore_eos);
+    fields.read("include_stop_str_in_output", output.include_stop);
+    fields.read("skip_special_tokens", output.skip_special_tokens);
+    fields.read("min_tokens", output.min_tokens, 0, std::numeric_limits<std::int32_t>::max());
+}
+
+void read_completion_logprobs(Fields& fields, GenerationRequest& request) {
+    accept::OutputOptions& output = request.engine.output;
+    fields.read("echo", request.echo);
+    request.logprobs = fields.has("logprobs");
+    fields.read("logprobs", output.top_logprobs, 0, accept::kMaxTopLogprobs);
+    if (request.echo && request.logprobs) output.prompt_top_logprobs = output.top_logprobs;
+    if (request.max_tokens != 0) return;
+    if (!request.echo)
+        return fields.fail_at(request.max_tokens_field, "0, at least 1 (or 0 with echo)");
+    // Nothing is drawn; the engine takes that where the prompt's logprobs are wanted.
+    output.prompt_top_logprobs = output.top_logprobs;
+}
+
+void read_chat_logprobs(Fields& fields, GenerationRequest& request) {
+    fields.read("logprobs", request.logprobs);
+    fields.read("top_logprobs", request.engine.output.top_logprobs, 0, accept::kMaxTopLogprobs);
+    if (!request.logprobs && request.engine.output.top_logprobs > 0)
+        fields.fail_at("top_logprobs", "wants \"logprobs\": true");
+}
+
+void read_choices(Fields& fields, GenerationRequest& request) {
+    engine::Request& engine = request.engine;
+    fields.read("n", engine.choices, 1, engine::kMaxChoices);
+    std::int32_t best_of = engine.choices;
+    fields.read("best_of", best_of, 1, engine::kMaxChoices);
+    if (best_of != engine.choices)
+        fields.fail_at("best_of",
+                       fmt::format("{}, but n is {}: choosing among more is not "
+                                   "supported",
+                                   best_of, engine.choices),
+                       ErrorKind::unsupported);
+    const std::int64_t all =
+        static_cast<std::int64_t>(request.prompts.size()) * std::int64_t{engine.choices};
+    if (all > kMaxChoicesPerRequest)
+        fields.fail_at("n",
+                       fmt::format("{} choices for {} prompts, at most {} together", engine.choices,
+                                   request.prompts.size(), kMaxChoicesPerRequest));
+}
+
+void read_stream(Fields& fields, GenerationRequest& request) {
+    fields.read("stream", request.stream);
+    const Json* options = fields.find("stream_options");
+    if (options == nullptr) return;
+    if (!request.stream) return fields.fail_at("stream_options", "wants \"stream\": true");
+    Fields inner(*options, "stream_options");
+    inner.read("include_usage", request.include_usage);
+    constexpr const char* kMeaningless[] = {"include_obfuscation", "continuous_usage_stats"};
+    inner.ignore(kMeaningless);
+    if (const auto result = inner.result(); !result)
+        fields.fail_at("stream_options", result.error().message);
+    for (std::string& name : inner.unknown()) request.unknown.push_back(std::move(name));
+}
+
+// No text depends on any of it.
+void read_speculation(Fields& fields, GenerationRequest& request) {
+    engine::Request& engine = request.engine;
+    fields.read("speculate", engine.speculate);
+    fields.read("draft_depth", engine.draft_depth, 0, kMaxDrafts);
+    fields.read("draft_width", engine.draft_width, 0, kMaxDrafts);
+    fields.read("draft_nodes", engine.draft_nodes, 0, kMaxDrafts);
+    fields.read("speculation_report", request.speculation_report);
+}
+
+}  // namespace
+
+Expected<GenerationRequest> parse_generation_request(
+    const Json& body, Api api, const checkpoint::GenerationDefaults& defaults) {
+    GenerationRequest request;
+    request.api = api;
+    Fields fields(body);
+    refuse_unbuilt(fields);
+    fields.ignore(kIgnored);
+    fields.read("model", request.model);
+    if (api == Api::chat)
+        request.chat = read_chat(fields);
+    else
+        request.prompts = read_prompts(fields);
+    take_defaults(request.engine.sampling, defaults);
+    request.seed_given = fields.has("seed");
+    accept::SamplingOptions::parameters(SamplingReader{fields}, request.engine.sampling);
+    read_max_tokens(fields, request);
+    read_output(fields, request.engine.output);
+    if (api == Api::chat)
+        read_chat_logprobs(fields, request);
+    else
+        read_completion_logprobs(fields, request);
+    request.engine.logprobs = request.logprobs;
+    read_choices(fields, request);
+    read_stream(fields, request);
+    read_speculation(fields, request);
+    fields.read("priority", request.engine.priority, 0, kMaxPriority);
+    fields.read("cache_salt", request.cache_salt);
+    ESPALIER_RETURN_IF_ERROR(fields.result());
+    for (std::string& name : fields.unknown()) request.unknown.push_back(std::move(name));
+    return request;
+}
+
+Error named_as_in_request(Error error, const GenerationRequest& request) {
+    const bool chat = request.api == Api::chat;
+    if (error.field == "choices") return with_field(std::move(error), "n");
+    if (error.field == "max_tokens") return with_field(std::move(error), request.max_tokens_field);
+    if (error.field == "prompt" && chat) return with_field(std::move(error), "messages");
+    if (!chat && (error.field == "top_logprobs" || error.field == "prompt_logprobs"))
+        return with_field(std::move(error), "logprobs");
+    return error;
+}
+
+}  // namespace espalier::server

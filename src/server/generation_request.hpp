@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// POST /v1/completions and /v1/chat/completions as types: what a body may say, each field checked
+// once and named when it is wrong. What a model or an engine limits besides, check_request says.
+// Pure; nothing of the JSON goes further than this, but for a chat's messages and what its template
+// is given.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/error.hpp"
+#include "checkpoint/model_config.hpp"
+#include "engine/request.hpp"
+#include "server/chat_messages.hpp"
+
+namespace espalier::server {
+
+enum class Api { completions, chat };
+
+// A text, or tokens that are taken as they are.
+using PromptInput = std::variant<std::string, std::vector<std::int32_t>>;
+
+// Prompts of one request, times n: all of them are answered at once.
+inline constexpr std::int64_t kMaxChoicesPerRequest = engine::kMaxChoices;
+// Larger goes later; clients cannot pass others by.
+inline constexpr std::int32_t kMaxPriority = 1000;
+// Seeds that are drawn here are reported, and JavaScript reads integers as doubles.
+inline constexpr int kDrawnSeedBits = 53;
+
+struct GenerationRequest {
+    Api api = Api::completions;
+    std::string model;                 // empty: not said
+    std::vector<PromptInput> prompts;  // of completions, at least one
+    ChatInput chat;                    // of chat
+    engine::Request engine;            // but for prompt, deadline and salt
+    std::string cache_salt;
+    bool seed_given = false;
+    bool stream = false;
+    bool include_usage = false;
+    bool echo = false;
+    bool speculation_report = false;  // the answer tells what drafts did for it
+    // As the request says it, for the names in answers and errors.
+    bool logprobs = false;
+    std::optional<std::int64_t> max_tokens;
+    const char* max_tokens_field = "max_tokens";
+    std::vector<std::string> unknown;  // fields that mean nothing here or at OpenAI
+};
+
+Expected<GenerationRequest> parse_generation_request(
+    const nlohmann::json& body, Api api, const checkpoint::GenerationDefaults& defaults);
+
+// An error of check_request by the name that the request's own field has.
+Error named_as_in_request(Error error, const GenerationRequest& request);
+
+}  // namespace espalier::server

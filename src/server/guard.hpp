@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who may ask. A server on 127.0.0.1 can be reached by every web page that its user opens, so three
+// things are looked at besides the key:
+//   Host    a page elsewhere can have its own name resolve to 127.0.0.1 (DNS rebinding). Without a
+//           key only addresses, localhost and names that were allowed are taken.
+//   Origin  is sent by browsers with a page's own name: it must be the server's, or allowed.
+//   Content-Type  of a POST must be application/json, which a page elsewhere cannot send unasked.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "server/api_error.hpp"
+#include "server/http.hpp"
+
+namespace espalier::server {
+
+// Takes a time that depends on the lengths alone.
+bool equal_in_constant_time(std::string_view secret, std::string_view given);
+
+class Guard {
+  public:
+    struct Rules {
+        std::vector<std::string> api_keys;         // none: nobody needs one
+        std::vector<std::string> allowed_hosts;    // "*": all
+        std::vector<std::string> allowed_origins;  // "https://chat.example.org"; "*": all
+    };
+    explicit Guard(Rules rules) : rules_(std::move(rules)) {}
+
+    // is_open: of a route that needs no key. None: come in.
+    std::optional<ApiError> check(const HttpRequest& head, bool is_open) const;
+    // Which key it was, from 1; 0: none was needed.
+    std::size_t tenant(const HttpRequest& head) const;
+    // A page at this origin may read the answers.
+    bool allows_origin(std::string_view origin) const;
+
+  private:
+    bool allows_host(std::string_view host) const;
+
+    Rules rules_;
+};
+
+}  // namespace espalier::server

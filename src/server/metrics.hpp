@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// What /metrics tells: the engine's numbers, and what the server saw of each request, as Prometheus
+// reads them (text 0.0.4). Names are vLLM's, so that boards made for it work with
+// --metrics-prefix vllm. Belongs to the I/O thread.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/mailbox.hpp"
+#include "engine/status.hpp"
+
+namespace espalier::server {
+
+class Histogram {
+  public:
+    // Ascending upper bounds, each included; what is above the last is counted too.
+    explicit Histogram(std::span<const double> bounds)
+        : bounds_(bounds), counts_(bounds.size() + 1) {}
+    void observe(double value, std::int64_t times = 1);
+    std::int64_t count() const { return count_; }
+    double sum() const { return sum_; }
+    // name_bucket{labels,le="…"}, _sum and _count.
+    void append_to(std::string& text, const std::string& name, const std::string& labels) const;
+
+  private:
+    std::span<const double> bounds_;
+    std::vector<std::int64_t> counts_;
+    double sum_ = 0;
+    std::int64_t count_ = 0;
+};
+
+// What a request asked for that is counted when it is over.
+struct RequestShape {
+    std::int64_t choices = 1;     // per prompt
+    std::int64_t max_tokens = 0;  // 0: as many as fit
+};
+
+class Metrics {
+  public:
+    Metrics();
+    // A choice has ended.
+    void observe_choice(const engine::ChoiceUpdate& choice);
+    // A whole request has; longest: tokens of its longest output.
+    void observe_request(const RequestShape& shape, std::int64_t longest);
+    // Tokens came together after a wait; they share it.
+    void observe_gap(double seconds, std::int64_t tokens);
+    void count_response(int status) { ++responses_[status]; }
+
+    // status: none while the model loads.
+    std::string text(std::string_view prefix, std::string_view model,
+                     const engine::EngineStatus* status, std::int64_t connections) const;
+
+  private:
+    struct Named {
+        const char* name;
+        const char* help;
+        Histogram histogram;
+    };
+    enum Index : std::size_t {
+        kFirstToken,
+        kGap,
+        kPerToken,
+        kWhole,
+        kQueue,
+        kPrefill,
+        kDecode,
+        kInference,
+        kPrompt,
+        kOutput,
+        kLongest,
+        kMaxTokens,
+        kChoices,
+    };
+    std::vector<Named> histograms_;  // by Index
+    std::map<int, std::int64_t> responses_;
+};
+
+}  // namespace espalier::server

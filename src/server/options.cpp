@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/options.hpp"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cctype>
+
+namespace espalier::server {
+namespace {
+
+struct Check {
+    Expected<void> result;
+
+    template <typename Number>
+    void operator()(const Flag& flag, const Number& value) {
+        const auto number = static_cast<double>(value);
+        if (result && !(number >= flag.least && number <= flag.most))
+            result = fail_field(ErrorKind::invalid, flag.name, "{}, not within {}…{}", value,
+                                flag.least, flag.most);
+    }
+    void operator()(const Flag& flag, const std::string& value) {
+        if (!result || flag.one_of.empty() || std::ranges::count(flag.one_of, value) > 0) return;
+        result = fail_field(ErrorKind::invalid, flag.name, "{}, not one of {}", value,
+                            fmt::join(flag.one_of, ", "));
+    }
+    void operator()(const Flag& flag, const std::vector<std::string>& values) {
+        for (const std::string& value : values)
+            if (result && value.empty())
+                result = fail_field(ErrorKind::invalid, flag.name, "is empty");
+    }
+};
+
+bool is_metric_prefix(const std::string& prefix) {
+    return !prefix.empty() && std::isdigit(static_cast<unsigned char>(prefix[0])) == 0 &&
+           std::ranges::all_of(prefix, [](unsigned char c) {
+               return c < 128 && (std::isalnum(c) != 0 || c == '_');
+           });
+}
+
+}  // namespace
+
+Expected<void> check_options(const ServerOptions& options) {
+    Check check;
+    ServerOptions::flags(check, options);
+    ESPALIER_RETURN_IF_ERROR(check.result);
+    if (!is_metric_prefix(options.metrics_prefix))
+        return fail_field(ErrorKind::invalid, "metrics_prefix",
+                          "{}: letters, digits and _ alone, and no digit first",
+                          options.metrics_prefix);
+    return {};
+}
+
+}  // namespace espalier::server

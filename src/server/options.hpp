@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Everything about a server that a user may choose, apart from its engine. Each option stands once
+// in ServerOptions::flags(), with all that is known about it: the flag, its help, its limits, its
+// environment variable, its key in a file and its line in docs/flags.md go by that list. Plain
+// data.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+
+namespace espalier::server {
+
+struct Flag {
+    const char* name;  // of the field in errors; the flag is --name, with hyphens
+    const char* help;
+    double least = 0;  // of numbers
+    double most = 0;
+    std::vector<std::string> one_of = {};  // of words; empty: any text
+};
+
+struct ServerOptions {
+    std::string host = "127.0.0.1";
+    std::int64_t port = 8000;
+    std::vector<std::string> api_key;
+    std::vector<std::string> served_model_name;
+    std::vector<std::string> allowed_host, allowed_origin;
+    std::string chat_template;  // a file
+    std::int64_t max_connections = 4096;
+    std::int64_t max_body_bytes = 16 << 20;
+    std::int64_t max_header_bytes = 16 << 10;
+    double idle_seconds = 75;
+    double read_seconds = 30;
+    double write_seconds = 30;
+    double request_seconds = 3600;
+    double drain_seconds = 30;
+    double heartbeat_seconds = 120;
+    std::int64_t workers = 2;
+    std::string metrics_prefix = "espalier";
+    std::string log_format = "text";
+
+    // visit(flag, value) for each.
+    template <typename Visitor, typename Self>
+    static void flags(Visitor&& visit, Self& self);
+};
+
+// Numbers within their limits, words among their choices; the error names the field.
+Expected<void> check_options(const ServerOptions& options);
+
+template <typename Visitor, typename Self>
+void ServerOptions::flags(Visitor&& visit, Self& self) {
+    visit(Flag{.name = "host", .help = "Address to listen on; 0.0.0.0 lets other machines in"},
+          self.host);
+    visit(
+        Flag{.name = "port", .help = "0: any free one, which is logged", .least = 0, .most = 65535},
+        self.port);
+    visit(Flag{.name = "api_key",
+               .help = "Clients must send it as a Bearer token; may be repeated, and prompts of "
+                       "different keys never share cached pages"},
+          self.api_key);
+    visit(Flag{.name = "served_model_name",
+               .help = "Name in requests and answers, the directory's own if not given; may be "
+                       "repeated, the first is the one in answers"},
+          self.served_model_name);
+    visit(Flag{.name = "allowed_host",
+               .help = "Name that clients may reach a server without a key by, beside addresses "
+                       "and localhost; * is every name; may be repeated"},
+          self.allowed_host);
+    visit(Flag{.name = "allowed_origin",
+               .help = "Web page that may use this server, as https://chat.example.org; * is every "
+                       "page; may be repeated"},
+          self.allowed_origin);
+    visit(Flag{.name = "chat_template",
+               .help = "File with the Jinja template of chats, in place of the model's own"},
+          self.chat_template);
+    visit(Flag{.name = "max_connections",
+               .help = "More are answered with 503",
+               .least = 1,
+               .most = 1e6},
+          self.max_connections);
+    visit(Flag{.name = "max_body_bytes",
+               .help = "Of a request; more is answered with 413",
+               .least = 1024,
+               .most = 1 << 30},
+          self.max_body_bytes);
+    visit(Flag{.name = "max_header_bytes",
+               .help = "Of a request; more is answered with 431",
+               .least = 1024,
+               .most = 1 << 20},
+          self.max_header_bytes);
+    visit(Flag{.name = "idle_seconds",
+               .help = "A connection may wait this long for a request",
+               .least = 0.1,
+               .most = 86400},
+          self.idle_seconds);
+    visit(Flag{.name = "read_seconds",
+               .help = "A request's body must be there by then",
+               .least = 0.1,
+               .most = 86400},
+          self.read_seconds);
+    visit(Flag{.name = "write_seconds",
+               .help = "A client that takes nothing for this long is cut off",
+               .least = 0.1,
+               .most = 86400},
+          self.write_seconds);
+    visit(Flag{.name = "request_seconds",
+               .help = "A request that takes longer is ended with an error; 0: none is",
+               .least = 0,
+               .most = 1e9},
+          self.request_seconds);
+    visit(Flag{.name = "drain_seconds",
+               .help = "After SIGTERM running requests have this long to finish",
+               .least = 0,
+               .most = 86400},
+          self.drain_seconds);
+    visit(Flag{.name = "heartbeat_seconds",
+               .help = "/livez says no when the engine has not come round for this long",
+               .least = 1,
+               .most = 1e9},
+          self.heartbeat_seconds);
+    visit(Flag{.name = "workers",
+               .help = "Threads that parse and tokenise requests",
+               .least = 1,
+               .most = 256},
+          self.workers);
+    visit(Flag{.name = "metrics_prefix",
+               .help = "First part of the names in /metrics; vllm suits boards made for it"},
+          self.metrics_prefix);
+    visit(Flag{.name = "log_format", .help = "Lines on standard error", .one_of = {"text", "json"}},
+          self.log_format);
+}
+
+}  // namespace espalier::server

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/reply.hpp"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "server/speculation_report.hpp"
+
+namespace espalier::server {
+namespace {
+
+using accept::FinishReason;
+using engine::Interruption;
+
+std::string dump(const OrderedJson& json) {
+    return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+}
+
+OrderedJson text_or_null(const char* text) {
+    return text == nullptr ? OrderedJson() : OrderedJson(text);
+}
+
+// Null: not one that a client is told as a reason.
+const char* finish_reason(FinishReason reason) {
+    switch (reason) {
+        case FinishReason::eos:
+        case FinishReason::stop_token:
+        case FinishReason::stop_string:
+            return "stop";
+        case FinishReason::length:
+            return "length";
+        case FinishReason::bad_numbers:
+        case FinishReason::nothing_left:
+        case FinishReason::interrupted:
+            return nullptr;
+    }
+    return nullptr;
+}
+
+ApiError failure_of(const engine::ChoiceUpdate& update) {
+    if (update.finish.reason == FinishReason::nothing_left)
+        return {.message = "no token was left to choose: its bans and filters leave none"};
+    ApiError error{.status = 500, .message = {}, .type = "server_error"};
+    if (update.finish.reason == FinishReason::bad_numbers)
+        error.message = "the model computed a number that is not finite";
+    else if (update.interruption == Interruption::deadline)
+        error = {.status = 504,
+                 .message = "the request took longer than this server allows",
+                 .type = "timeout_error"};
+    else if (update.interruption == Interruption::stopped)
+        error = unavailable("the server is shutting down");
+    else
+        error.message = "the request was interrupted: " + update.message;
+    return error;
+}
+
+}  // namespace
+
+std::string sse_event(const std::string& json) { return "data: " + json + "\n\n"; }
+
+Reply::Reply(ReplyOptions options, const text::Tokenizer& tokenizer,
+             std::vector<EchoedPrompt> prompts)
+    : options_(std::move(options)),
+      tokenizer_(tokenizer),
+      prompts_(std::move(prompts)),
+      prompt_logprobs_(prompts_.size()),
+      choices_(prompts_.size() * static_cast<std::size_t>(options_.choices)) {}
+
+// ---- what comes of the engine -------------------------------------------------------------------
+
+void Reply::add(std::size_t prompt, const engine::Updates& updates, std::string& out) {
+    if (updates.prompt_logprobs) prompt_logprobs_[prompt] = updates.prompt_logprobs;
+    for (std::size_t i = 0; i < updates.choices.size(); ++i)
+        add_choice(prompt * updates.choices.size() + i, updates.choices[i], out);
+}
+
+void Reply::add_choice(std::size_t index, const engine::ChoiceUpdate& update, std::string& out) {
+    Choice& choice = choices_[index];
+    const accept::Emission& emission = update.emission;
+    if (choice.ended || (emission.tokens.empty() && emission.text.empty() && !update.ended)) return;
+    choice.usage = update.usage;
+    choice.cached_tokens = update.cached_tokens;
+    std::string text;
+    const std::size_t prompt = index / static_cast<std::size_t>(options_.choices);
+    if (options_.echo && !std::exchange(choice.echoed, true)) echo_prompt(prompt, choice, text);
+    text += emission.text;
+    if (keeps_text()) choice.text += emission.text;
+    if (options_.logprobs) add_logprobs(prompt, choice, emission);
+    if (options_.speculation)
+        for (OrderedJson& source :
+             text_sources(emission.text, choice.output_bytes, emission.tokens, options_.drafters))
+            choice.sources.push_back(std::move(source));
+    choice.output_bytes += static_cast<std::int64_t>(emission.text.size());
+    if (update.ended) {
+        choice.ended = true;
+        ++ended_;
+        choice.finish = finish_reason(update.finish.reason);
+        if (choice.finish == nullptr && !failure_) failure_ = failure_of(update);
+    }
+    if (!options_.stream || failure_) return;
+    const bool is_last = update.ended && !chat();
+    if (!text.empty() || (options_.logprobs && !emission.tokens.empty()) || is_last)
+        text_event(index, std::move(text), is_last ? choice.finish : nullptr, out);
+    if (!update.ended || !chat()) return;
+    OrderedJson last = {{"index", index},
+                        {"delta", OrderedJson::object()},
+                        {"logprobs", nullptr},
+                        {"finish_reason", choice.finish}};
+    add_speculation(choice, true, last);
+    event(std::move(last), out);
+}
+
+// What is new; with the output's end its totals too.
+void Reply::add_speculation(Choice& choice, bool with_totals, OrderedJson& told) const {
+    if (!options_.speculation) return;
+    OrderedJson report = {{"tokens", std::exchange(choice.sources, OrderedJson::array())}};
+    if (with_totals) report.update(speculation_totals(choice.usage, options_.drafters));
+    told["speculation"] = std::move(report);
+}
+
+// The text of an echoed prompt stands before the output's, so that offsets count it too.
+void Reply::echo_prompt(std::size_t prompt, Choice& choice, std::string& text) {
+    const EchoedPrompt& echoed = prompts_[prompt];
+    text = echoed.text;
+    if (keeps_text()) choice.text = echoed.text;
+    const auto& known = prompt_logprobs_[prompt];
+    if (!options_.logprobs || !known) return;
+    const auto count = static_cast<std::size_t>(known->top_count());
+    std::int64_t bytes = 0;
+    for (std::size_t i = 0; i < echoed.tokens.size(); ++i) {
+        ScoredToken scored{.token = echoed.tokens[i],
+                           .logprob = std::nullopt,
+                           .text_offset = choice.points.upto(choice.text, bytes)};
+        if (i > 0) {
+            scored.logprob = known->logprobs()[i - 1];
+            scored.top = known->tops().subspan((i - 1) * count, count);
+        }
+        choice.lists.add(tokenizer_, scored);
+        if (i >= static_cast<std::size_t>(echoed.added))
+            bytes += static_cast<std::int64_t>(tokenizer_.token_bytes(scored.token).size());
+    }
+}
+
+void Reply::add_logprobs(std::size_t prompt, Choice& choice, const accept::Emission& emission) {
+    const std::size_t count = emission.tokens.size();
+    const std::size_t top = count == 0 ? 0 : emission.top.size() / count;
+    const auto before = options_.echo ? static_cast<std::int64_t>(prompts_[prompt].text.size()) : 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        const accept::CommittedToken& token = emission.tokens[i];
+        ScoredToken scored{.token = token.token,
+                           .logprob = token.logprob,
+                           .top = std::span(emission.top).subspan(i * top, top)};
+        if (chat()) {
+            choice.chat_logprobs.push_back(chat_logprob(tokenizer_, scored));
+            continue;
+        }
+        scored.text_offset = choice.points.upto(choice.text, before + token.text_offset);
+        choice.lists.add(tokenizer_, scored);
+    }
+}
+
+// Of tokens since the last time; null: there are none, or none are wanted.
+OrderedJson Reply::take_logprobs(Choice& choice) {
+    if (!options_.logprobs) return nullptr;
+    if (!chat()) return choice.lists.empty() ? OrderedJson() : choice.lists.take();
+    if (choice.chat_logprobs.empty()) return nullptr;
+    return {{"content", std::exchange(choice.chat_logprobs, OrderedJson::array())},
+            {"refusal", nullptr}};
+}
+
+// ---- bytes --------------------------------------------------------------------------------------
+
+OrderedJson Reply::envelope(const char* object) const {
+    return {{"id", options_.id},
+            {"object", object},
+            {"created", options_.created},
+            {"model", options_.model}};
+}
+
+void Reply::event(OrderedJson choice, std::string& out) const {
+    OrderedJson chunk = envelope(chat() ? "chat.completion.chunk" : "text_completion");
+    chunk["choices"] = OrderedJson::array({std::move(choice)});
+    if (options_.include_usage) chunk["usage"] = nullptr;
+    out += sse_event(dump(chunk));
+}
+
+void Reply::text_event(std::size_t index, std::string text, const char* finish, std::string& out) {
+    Choice& told = choices_[index];
+    OrderedJson choice = {{"index", index}};
+    if (chat())
+        choice["delta"] = {{"content", std::move(text)}};
+    else
+        choice["text"] = std::move(text);
+    choice["logprobs"] = take_logprobs(told);
+    choice["finish_reason"] = text_or_null(finish);
+    add_speculation(told, finish != nullptr, choice);
+    event(std::move(choice), out);
+}
+
+void Reply::begin(std::string& out) {
+    if (!options_.stream || !chat()) return;
+    for (std::size_t index = 0; index < choices_.size(); ++index)
+        event({{"index", index},
+               {"delta", {{"role", "assistant"}, {"content", ""}}},
+               {"logprobs", nullptr},
+               {"finish_reason", nullptr}},
+              out);
+}
+
+// A prompt is counted once, whatever the number of its choices.
+OrderedJson Reply::usage() const {
+    accept::Usage sum;
+    std::int64_t cached = 0;
+    for (std::size_t i = 0; i < choices_.size(); ++i) {
+        const Choice& choice = choices_[i];
+        if (i % static_cast<std::size_t>(options_.choices) == 0) {
+            sum.prompt_tokens += choice.usage.prompt_tokens;
+            cached += choice.cached_tokens;
+        }
+        sum.completion_tokens += choice.usage.completion_tokens;
+        sum.drafted += choice.usage.drafted;
+        sum.accepted += choice.usage.accepted;
+    }
+    return {{"prompt_tokens", sum.prompt_tokens},
+            {"completion_tokens", sum.completion_tokens},
+            {"total_tokens", sum.prompt_tokens + sum.completion_tokens},
+            {"prompt_tokens_details", {{"cached_tokens", cached}}},
+            {"completion_tokens_details",
+             {{"reasoning_tokens", 0},
+              {"accepted_prediction_tokens", sum.accepted},
+              {"rejected_prediction_tokens", sum.drafted - sum.accepted}}}};
+}
+
+std::string Reply::whole() {
+    OrderedJson object = envelope(chat() ? "chat.completion" : "text_completion");
+    OrderedJson list = OrderedJson::array();
+    for (std::size_t index = 0; index < choices_.size(); ++index) {
+        Choice& choice = choices_[index];
+        OrderedJson one = {{"index", index}};
+        if (chat())
+            one["message"] = {
+                {"role", "assistant"}, {"content", std::move(choice.text)}, {"refusal", nullptr}};
+        else
+            one["text"] = std::move(choice.text);
+        one["logprobs"] = take_logprobs(choice);
+        one["finish_reason"] = text_or_null(choice.finish);
+        add_speculation(choice, true, one);
+        list.push_back(std::move(one));
+    }
+    object["choices"] = std::move(list);
+    object["usage"] = usage();
+    object["seed"] = options_.seed;
+    return dump(object);
+}
+
+void Reply::end(std::string& out) {
+    if (!options_.stream) {
+        out += whole();
+        return;
+    }
+    if (options_.include_usage) {
+        OrderedJson chunk = envelope(chat() ? "chat.completion.chunk" : "text_completion");
+        chunk["choices"] = OrderedJson::array();
+        chunk["usage"] = usage();
+        chunk["seed"] = options_.seed;
+        out += sse_event(dump(chunk));
+    }
+    out += kSseDone;
+}
+
+}  // namespace espalier::server

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// The answer to a generation request, as OpenAI's clients read it: server-sent events while tokens
+// come, or one JSON object at the end. Updates of the engine go in, bytes come out; pure but for
+// that.
+//
+//   begin → add … until complete() or failure() → end
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/mailbox.hpp"
+#include "server/api_error.hpp"
+#include "server/generation_request.hpp"
+#include "server/logprobs.hpp"
+#include "text/tokenizer.hpp"
+
+namespace espalier::server {
+
+// data: {…}\n\n
+std::string sse_event(const std::string& json);
+inline constexpr const char* kSseDone = "data: [DONE]\n\n";
+inline constexpr const char* kSsePing = ": ping\n\n";
+
+struct ReplyOptions {
+    Api api = Api::completions;
+    std::string id;            // cmpl-… or chatcmpl-…
+    std::int64_t created = 0;  // seconds since 1970
+    std::string model;
+    bool stream = false;
+    bool include_usage = false;
+    bool logprobs = false;
+    bool echo = false;
+    bool speculation = false;  // what drafts did is told, under these names
+    std::vector<std::string> drafters = {};
+    std::int32_t choices = 1;  // per prompt
+    std::uint64_t seed = 0;
+};
+
+// A prompt as it was sent, for echo and for its logprobs.
+struct EchoedPrompt {
+    std::vector<std::int32_t> tokens;
+    std::string text;
+    std::int32_t added = 0;  // tokens at the beginning that the text does not have
+};
+
+class Reply {
+  public:
+    // The tokenizer outlives the reply. prompts: as many as were sent; filled in only with echo.
+    Reply(ReplyOptions options, const text::Tokenizer& tokenizer,
+          std::vector<EchoedPrompt> prompts);
+
+    // What a stream begins with.
+    void begin(std::string& out);
+    // Updates of one prompt's choices; events, where there are any, are appended.
+    void add(std::size_t prompt, const engine::Updates& updates, std::string& out);
+    bool complete() const { return ended_ == choices_.size(); }
+    // An output ended otherwise than by its text.
+    const std::optional<ApiError>& failure() const { return failure_; }
+    // What a stream ends with, or the whole object.
+    void end(std::string& out);
+
+  private:
+    struct Choice {
+        std::string text;  // all of it, where it is needed
+        CodePointCounter points;
+        CompletionLogprobs lists;
+        OrderedJson chat_logprobs = OrderedJson::array();
+        OrderedJson sources = OrderedJson::array();  // of text that was not told yet
+        std::int64_t output_bytes = 0;               // of text so far, without an echoed prompt
+        bool echoed = false;
+        bool ended = false;
+        const char* finish = nullptr;
+        accept::Usage usage;
+        std::int64_t cached_tokens = 0;
+    };
+
+    bool chat() const { return options_.api == Api::chat; }
+    bool keeps_text() const { return !options_.stream || options_.logprobs; }
+    void echo_prompt(std::size_t prompt, Choice& choice, std::string& text);
+    void add_logprobs(std::size_t prompt, Choice& choice, const accept::Emission& emission);
+    void add_choice(std::size_t index, const engine::ChoiceUpdate& update, std::string& out);
+    OrderedJson take_logprobs(Choice& choice);
+    void add_speculation(Choice& choice, bool with_totals, OrderedJson& told) const;
+    OrderedJson envelope(const char* object) const;
+    void event(OrderedJson choice, std::string& out) const;
+    void text_event(std::size_t index, std::string text, const char* finish, std::string& out);
+    OrderedJson usage() const;
+    std::string whole();
+
+    ReplyOptions options_;
+    const text::Tokenizer& tokenizer_;
+    std::vector<EchoedPrompt> prompts_;
+    std::vector<std::optional<accept::PromptLogprobs>> prompt_logprobs_;  // by prompt
+    std::vector<Choice> choices_;  // [prompts, choices per prompt]
+    std::size_t ended_ = 0;
+    std::optional<ApiError> failure_;
+};
+
+}  // namespace espalier::server

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// espalier serve as a process: its start, and its end by signals.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "server/client.hpp"
+#include "support/temporary_directory.hpp"
+
+namespace espalier::cli {
+namespace {
+
+using Json = nlohmann::json;
+using server::test::Client;
+using server::test::request_text;
+using namespace std::chrono_literals;
+
+// A tiny model of random weights, written once.
+const std::string& model() {
+    static const TemporaryDirectory directory;
+    static const std::string path = [] {
+        const std::string made = (directory.path() / "tiny").string();
+        const std::string command =
+            std::string(ESPALIER_BINARY) + " make-model --preset tiny-v3 --out " + made;
+        EXPECT_EQ(std::system((command + " > /dev/null").c_str()), 0);
+        return made;
+    }();
+    return path;
+}
+
+std::string streamed(int tokens, int choices = 1) {
+    return Json{{"prompt", "abc"},    {"max_tokens", tokens}, {"temperature", 0.8}, {"seed", 7},
+                {"ignore_eos", true}, {"stream", true},       {"n", choices}}
+        .dump();
+}
+
+// The binary, its log in a file.
+class Process {
+  public:
+    explicit Process(const std::vector<std::string>& arguments) : log_(directory_.path() / "log") {
+        std::vector<std::string> all = {ESPALIER_BINARY, "serve", model(),           "--port", "0",
+                                        "--threads",     "1",     "--max-model-len", "8192"};
+        all.insert(all.end(), arguments.begin(), arguments.end());
+        id_ = fork();
+        if (id_ == 0) {
+            const int file = ::open(log_.c_str(), O_WRONLY | O_CREAT, 0600);
+            dup2(file, STDERR_FILENO);
+            std::vector<char*> pointers;
+            for (std::string& argument : all) pointers.push_back(argument.data());
+            pointers.push_back(nullptr);
+            execv(ESPALIER_BINARY, pointers.data());
+            _exit(127);
+        }
+    }
+    ~Process() {
+        if (id_ <= 0) return;
+        ::kill(id_, SIGKILL);
+        ::waitpid(id_, nullptr, 0);
+    }
+    std::string log() const {
+        std::stringstream text;
+        text << std::ifstream(log_).rdbuf();
+        return text.str();
+    }
+    bool says(const std::string& text) const {
+        for (int i = 0; i < 60'000; ++i) {
+            if (log().find(text) != std::string::npos) return true;
+            std::this_thread::sleep_for(1ms);
+        }
+        return false;
+    }
+    std::uint16_t port() const {
+        EXPECT_TRUE(says("is ready")) << log();
+        const std::string text = log();
+        const std::string mark = "listening on http://127.0.0.1:";
+        return static_cast<std::uint16_t>(std::stoi(text.substr(text.find(mark) + mark.size())));
+    }
+    void signal(int number) const { ::kill(id_, number); }
+    // The exit status; minus the signal that ended it.
+    int wait() {
+        int status = 0;
+        ::waitpid(std::exchange(id_, -1), &status, 0);
+        return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+    }
+
+  private:
+    TemporaryDirectory directory_;
+    std::filesystem::path log_;
+    pid_t id_ = -1;
+};
+
+TEST(Signals, TheFirstDrainsAndExitsWithZero) {
+    Process process({"--drain-seconds", "100", "--log-format", "json"});
+    const std::uint16_t port = process.port();
+    EXPECT_EQ(Json::parse(process.log().substr(0, process.log().find('\n')))["level"], "info");
+    Client client(port);
+    client.send(request_text("POST", "/v1/completions", streamed(400)));
+    ASSERT_TRUE(client.receive_until("data: "));
+    process.signal(SIGTERM);
+    ASSERT_TRUE(process.says("shutting down"));
+    EXPECT_TRUE(client.receive_until("data: [DONE]\n\n"));
+    EXPECT_EQ(process.wait(), 0);
+    EXPECT_NE(process.log().find("all requests finished"), std::string::npos);
+}
+
+TEST(Signals, WhatOutlastsTheDrainGetsAnErrorAndTheExitIsZero) {
+    Process process({"--drain-seconds", "0"});
+    Client client(process.port());
+    client.send(request_text("POST", "/v1/completions", streamed(8000, 4)));
+    ASSERT_TRUE(client.receive_until("data: "));
+    process.signal(SIGINT);
+    EXPECT_TRUE(client.receive_until("the server is shutting down"));
+    EXPECT_EQ(process.wait(), 0);
+}
+
+TEST(Signals, TheSecondEndsItAtOnce) {
+    Process process({"--drain-seconds", "10000"});
+    Client client(process.port());
+    client.send(request_text("POST", "/v1/completions", streamed(8000, 8)));
+    ASSERT_TRUE(client.receive_until("data: "));
+    process.signal(SIGTERM);
+    ASSERT_TRUE(process.says("shutting down"));
+    process.signal(SIGTERM);
+    EXPECT_EQ(process.wait(), -SIGTERM);
+}
+
+}  // namespace
+}  // namespace espalier::cli

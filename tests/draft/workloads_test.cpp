@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// The lossless test with all drafters on: random schedules, mixed batches, chunks, prefix hits,
+// preemption, cancellation and several choices, drafted for by MTP, EAGLE3, n-grams and a drafter
+// whose right branches are never the first. Each request equals itself run alone and plainly.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <gtest/gtest.h>
+
+#include "draft/tiny_drafts.hpp"
+#include "lossless/check.hpp"
+
+namespace espalier::draft {
+namespace {
+
+#if defined(ESPALIER_LONG_RUN)
+constexpr std::uint64_t kFirstSeed = 2'000'000, kWorkloads = 2000;
+#else
+constexpr std::uint64_t kFirstSeed = 1, kWorkloads = 25;
+#endif
+
+TinyDrafts& tiny_drafts() {
+    static TinyDrafts tiny = make_tiny_drafts(model::cpu_machine(1, best_cpu_variant()));
+    return tiny;
+}
+
+Expected<lossless::Subject::Parts> make_parts(const TinyDrafts& tiny,
+                                              const schedule::SchedulerOptions& options) {
+    lossless::Subject::Parts parts;
+    ESPALIER_ASSIGN_OR_RETURN(model::TapMemory memory,
+                              tiny.set().make_taps(options.max_step_tokens));
+    const auto taps = std::make_shared<model::TapMemory>(std::move(memory));
+    parts.taps = taps->taps();
+    parts.memory = taps;
+    ESPALIER_ASSIGN_OR_RETURN(
+        auto target,
+        engine::ModelTarget::create(*tiny.model, tiny.set().layout(), options.page_count));
+    ESPALIER_ASSIGN_OR_RETURN(
+        auto models,
+        tiny.set().make({*tiny.machine.device, *tiny.machine.backend, *tiny.machine.kernels},
+                        {.tokens = options.max_step_tokens,
+                         .nodes = options.max_step_gather,
+                         .rows = options.max_rows,
+                         .max_kv_len = options.max_model_len},
+                        target->storage(), parts.taps));
+    for (auto& drafter : models) parts.drafters.push_back(std::move(drafter));
+    parts.target = std::move(target);
+    return parts;
+}
+
+lossless::Subject subject() {
+    lossless::Subject subject{*tiny_drafts().model, *tiny_drafts().tokenizer};
+    subject.make_parts = [](const schedule::SchedulerOptions& options) {
+        return make_parts(tiny_drafts(), options);
+    };
+    return subject;
+}
+
+TEST(DraftWorkloads, EveryRequestEqualsItselfRunAloneAndPlainly) {
+    lossless::Coverage coverage;
+    const lossless::Subject target = subject();
+    ASSERT_TRUE(lossless::check_subject(target));
+    for (std::uint64_t seed = kFirstSeed; seed < kFirstSeed + kWorkloads; ++seed) {
+        const auto verdict =
+            lossless::check_workload(lossless::random_workload(seed, target), target);
+        ASSERT_TRUE(verdict) << verdict.error().message;
+        ASSERT_TRUE(verdict->differences.empty())
+            << fmt::format("{}", fmt::join(verdict->differences, "\n"));
+        coverage.add(verdict->coverage);
+    }
+    for (const std::int64_t seen : {coverage.accepted, coverage.accepted_beside, coverage.moved,
+                                    coverage.hits, coverage.preemptions, coverage.interrupted})
+        EXPECT_GT(seen, 0);
+    RecordProperty("accepted", static_cast<int>(coverage.accepted));
+}
+
+// The turns of a chat, one after the other: what each finds in the cache.
+std::vector<std::int64_t> hits_of(engine::Harness& harness) {
+    std::vector<std::int64_t> hits;
+    engine::Request turn = engine::plain_request(70, 60, 21);
+    for (int i = 0; i < 5; ++i) {
+        const auto recorder = harness.submit(turn);
+        harness.run();
+        hits.push_back(recorder->choice(0).cached_tokens);
+        turn.prompt = engine::whole_text(turn, recorder->choice(0).output);
+        turn.output.max_tokens = 30 + 7 * i;
+    }
+    return hits;
+}
+
+TEST(DraftWorkloads, PrefixHitsAreNotOneTokenFewer) {
+    engine::StepperSettings settings = engine::roomy_settings();
+    settings.schedule.page_count = 1 + 16;
+    engine::Harness plain(
+        must(engine::ModelTarget::create(*tiny_drafts().model, settings.schedule.page_count)),
+        *tiny_drafts().tokenizer, settings);
+    DraftingEngine drafting(tiny_drafts(), settings);
+    const std::vector<std::int64_t> without = hits_of(plain);
+    EXPECT_EQ(hits_of(*drafting.harness), without);
+    EXPECT_GT(without.back(), 0);
+}
+
+}  // namespace
+}  // namespace espalier::draft

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/metrics.hpp"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <regex>
+#include <set>
+#include <sstream>
+
+#include "server/throughput_line.hpp"
+
+namespace espalier::server {
+namespace {
+
+std::vector<std::string> lines_of(const std::string& text) {
+    std::vector<std::string> lines;
+    std::stringstream in(text);
+    for (std::string line; std::getline(in, line);) lines.push_back(line);
+    return lines;
+}
+
+TEST(Histogram, CountsWhatIsAtABoundBelowIt) {
+    constexpr double kBounds[] = {1, 2, 5};
+    Histogram histogram(kBounds);
+    for (const double value : {0.5, 1.0, 1.5, 5.0, 7.0}) histogram.observe(value);
+    histogram.observe(2, 3);
+    std::string text;
+    histogram.append_to(text, "h", "a=\"b\"");
+    EXPECT_EQ(text,
+              "h_bucket{a=\"b\",le=\"1\"} 2\nh_bucket{a=\"b\",le=\"2\"} 6\n"
+              "h_bucket{a=\"b\",le=\"5\"} 7\nh_bucket{a=\"b\",le=\"+Inf\"} 8\n"
+              "h_sum{a=\"b\"} 21\nh_count{a=\"b\"} 8\n");
+}
+
+// As Prometheus reads it: each family once, HELP and TYPE before its samples, names and labels of
+// the allowed form, counters ending in _total.
+TEST(Metrics, TheTextIsWellFormedAndEveryFamilyIsThereOnce) {
+    Metrics metrics;
+    metrics.count_response(200);
+    engine::EngineStatus status;
+    status.sums.steps.accepted_at_depth[3] = 5;
+    const std::string text = metrics.text("espalier", "a \"quoted\\\" name\n", &status, 3);
+    const std::regex sample(
+        R"re(([a-zA-Z_:][a-zA-Z0-9_:]*)\{((\w+="([^"\\\n]|\\.)*",?)+)\} (\S+))re");
+    std::map<std::string, std::string> types;
+    for (const std::string& line : lines_of(text)) {
+        if (line.starts_with("# HELP ")) continue;
+        if (line.starts_with("# TYPE ")) {
+            const std::string rest = line.substr(7);
+            const std::string name = rest.substr(0, rest.find(' '));
+            EXPECT_TRUE(types.emplace(name, rest.substr(name.size() + 1)).second) << name;
+            continue;
+        }
+        std::smatch match;
+        ASSERT_TRUE(std::regex_match(line, match, sample)) << line;
+        std::string name = match[1];
+        EXPECT_NO_THROW(std::stod(match[5])) << line;
+        for (const char* suffix : {"_bucket", "_sum", "_count"})
+            if (name.ends_with(suffix) && !types.contains(name))
+                name = name.substr(0, name.size() - std::string_view(suffix).size());
+        ASSERT_TRUE(types.contains(name)) << line;
+        EXPECT_EQ(types[name] == "counter", name.ends_with("_total")) << name;
+    }
+    // What vLLM's stock board asks for.
+    for (const char* name :
+         {"num_requests_running", "num_requests_waiting", "kv_cache_usage_perc",
+          "prompt_tokens_total", "generation_tokens_total", "prefix_cache_queries_total",
+          "prefix_cache_hits_total", "num_preemptions_total", "request_success_total",
+          "time_to_first_token_seconds", "inter_token_latency_seconds",
+          "e2e_request_latency_seconds", "request_queue_time_seconds",
+          "request_prefill_time_seconds", "request_decode_time_seconds", "request_prompt_tokens",
+          "request_generation_tokens", "request_max_num_generation_tokens",
+          "spec_decode_num_accepted_tokens_per_pos_total"})
+        EXPECT_TRUE(types.contains(std::string("espalier:") + name)) << name;
+    EXPECT_NE(text.find("position=\"2\"} 5"), std::string::npos);
+}
+
+TEST(Metrics, ThePrefixIsTheWholeDifference) {
+    Metrics metrics;
+    const engine::EngineStatus status;
+    std::string ours = metrics.text("espalier", "m", &status, 0);
+    const std::string theirs = metrics.text("vllm", "m", &status, 0);
+    for (std::size_t at = 0; (at = ours.find("espalier:", at)) != std::string::npos;)
+        ours.replace(at, 9, "vllm:");
+    EXPECT_EQ(ours, theirs);
+    EXPECT_NE(metrics.text("espalier", "m", nullptr, 0).find("http_connections"),
+              std::string::npos);
+}
+
+TEST(Metrics, AChoicesTimesAreTheEngines) {
+    Metrics metrics;
+    engine::ChoiceUpdate choice;
+    choice.usage.prompt_tokens = 10;
+    choice.usage.completion_tokens = 5;
+    choice.times = {.arrived = 0,
+                    .planned = 1'000'000'000,
+                    .first_token = 3'000'000'000,
+                    .ended = 11'000'000'000};
+    metrics.observe_choice(choice);
+    metrics.observe_gap(0.5, 5);
+    metrics.observe_request({.choices = 2, .max_tokens = 7}, 5);
+    const std::string text = metrics.text("e", "m", nullptr, 0);
+    for (const char* line :
+         {"e:time_to_first_token_seconds_sum{model_name=\"m\",engine=\"0\"} 3\n",
+          "e:request_queue_time_seconds_sum{model_name=\"m\",engine=\"0\"} 1\n",
+          "e:request_prefill_time_seconds_sum{model_name=\"m\",engine=\"0\"} 2\n",
+          "e:request_decode_time_seconds_sum{model_name=\"m\",engine=\"0\"} 8\n",
+          "e:request_inference_time_seconds_sum{model_name=\"m\",engine=\"0\"} 10\n",
+          "e:e2e_request_latency_seconds_sum{model_name=\"m\",engine=\"0\"} 11\n",
+          "e:request_time_per_output_token_seconds_sum{model_name=\"m\",engine=\"0\"} 2\n",
+          "e:inter_token_latency_seconds_count{model_name=\"m\",engine=\"0\"} 5\n",
+          "e:request_params_n_sum{model_name=\"m\",engine=\"0\"} 2\n",
+          "e:request_params_max_tokens_sum{model_name=\"m\",engine=\"0\"} 7\n"})
+        EXPECT_NE(text.find(line), std::string::npos) << line;
+}
+
+TEST(ThroughputLine, TellsRatesSinceTheLastOneAndThenIsQuiet) {
+    ThroughputLine line;
+    engine::EngineStatus status;
+    EXPECT_TRUE(line.lines(status, 10).empty());
+    status.totals.prompt_tokens = 100;
+    status.totals.hit_tokens = 25;
+    status.sums.steps.committed = 300;
+    status.sums.steps.accepted = 100;
+    status.totals.tokens.drafts = 400;
+    status.gauges.running = 2;
+    const auto lines = line.lines(status, 10);
+    ASSERT_EQ(lines.size(), 2u);
+    EXPECT_EQ(
+        lines[0],
+        "Avg prompt throughput: 10.0 tokens/s, Avg generation throughput: 30.0 tokens/s, "
+        "Running: 2 reqs, Waiting: 0 reqs, KV cache usage: 0.0%, Prefix cache hit rate: 25.0%");
+    EXPECT_TRUE(lines[1].starts_with("Drafts: mean acceptance length: 1.50, accepted 100 of 400"))
+        << lines[1];
+    status.gauges.running = 0;
+    EXPECT_EQ(line.lines(status, 10).size(), 1u);
+    EXPECT_TRUE(line.lines(status, 10).empty());
+}
+
+}  // namespace
+}  // namespace espalier::server
