@@ -61,7 +61,7 @@ RunningServer::~RunningServer() {
 }
 
 bool RunningServer::reaches(const std::function<bool(const engine::EngineStatus&)>& condition) {
-    for (int i = 0; i < 60'000; ++i) {
+    for (int i = 0; i < 300'000; ++i) {  // only what hangs takes as long
         if (condition(status())) return true;
         std::this_thread::sleep_for(1ms);
     }
