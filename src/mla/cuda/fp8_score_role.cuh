@@ -356,9 +356,6 @@ class Fp8Scorer {
         fence_async_proxy();
         arrive_as_warp(&shared_.weights_full[which_]);
     }
-    __device__ static float finite_or_zero(float reference) {
-        return reference == minus_infinity() ? 0.0f : reference;
-    }
 
     __device__ void finish(const Item& item, int slot) {
         wait(&shared_.final_free, final_phase_ ^ 1);

@@ -132,7 +132,7 @@ class Scorer {
             const bool raise = tile > before + (lift + kHeadroom);
             if (raise) maximum_[half] = tile - lift;
             factor[half] = raise ? exp2_fast(before - maximum_[half]) : 1.0f;
-            const float shift = maximum_[half] == minus_infinity() ? 0.0f : maximum_[half];
+            const float shift = finite_or_zero(maximum_[half]);
             // The output is divided by the sum of the rounded weights: what rounding adds to a
             // key's share it takes from the others, and one visible key gives exactly its value.
             // The log-sum-exp is of the weights themselves.
