@@ -18,10 +18,10 @@ namespace espalier::linalg::cuda {
 struct FewParams {
     Problem problem;
     Segments segments;
-    int row_warps = 1;    // warps side by side over outputs
-    int row_blocks = 0;   // of a group
-    int ring = 0;         // chunks (of each row tile) in a warp's ring
-    int token_tiles = 0;  // what the list of an expert product's tiles has room for
+    int row_warps_log = 0;  // of the number of warps side by side over outputs
+    int row_blocks = 0;     // of a group
+    int ring = 0;           // chunks (of each row tile) in a warp's ring
+    int token_tiles = 0;    // what the list of an expert product's tiles has room for
 };
 
 template <bool kFp8_, int kTokenTiles_, int kRowTiles_, int kSegment_, bool kVectorX_ = true>
@@ -85,7 +85,7 @@ class FewTokens {
                                               static_cast<std::size_t>(warps * ring_bytes));
     }
 
-    __device__ void run() {
+    __device__ void run(int* listed) {
         let_next_kernel_start();
         if (lane_ == 0) {
             for (int i = 0; i < params_.ring; ++i)
@@ -97,11 +97,10 @@ class FewTokens {
             wait_for_previous_kernel();
             if (warp_ == 0) {
                 const int count = list_expert_tiles(p_, C::kTokens, tiles_, params_.token_tiles);
-                if (lane_ == 0) *reinterpret_cast<int*>(sums_) = count;
+                if (lane_ == 0) *listed = count;
             }
             __syncthreads();
-            items_ = *reinterpret_cast<int*>(sums_) * params_.row_blocks;
-            __syncthreads();  // the sums' place is free again
+            items_ = *listed * params_.row_blocks;
         } else {
             items_ = params_.token_tiles * params_.row_blocks;
         }
@@ -111,6 +110,7 @@ class FewTokens {
         __syncwarp();
         const int first = static_cast<int>(blockIdx.x);
         if constexpr (C::kFp8) ask_scales(first);
+        if (first < items_) locate(first / params_.row_blocks);
         if (!experts) wait_for_previous_kernel();
         for (int item = first; item < items_; item += static_cast<int>(gridDim.x)) {
             enter(item / params_.row_blocks);
@@ -126,7 +126,8 @@ class FewTokens {
     }
     // The first of the warp's tiles of outputs, of which the last may lie beyond the matrix.
     __device__ int row_tile(int item) const {
-        return (item % params_.row_blocks * params_.row_warps + row_warp_) * C::kRowTiles;
+        return (item % params_.row_blocks * (1 << params_.row_warps_log) + row_warp_) *
+               C::kRowTiles;
     }
     __device__ int existing(int row_tile) const {
         return min(row_tile, static_cast<int>(tiles_of(p_.n)) - 1);
@@ -175,10 +176,12 @@ class FewTokens {
     }
 
     // --- x --------------------------------------------------------------------------------------
-    __device__ void enter(int tile) {
-        if (tile == tile_index_) return;
+    // Where the lane's tokens of that tile are. Reads nothing that another kernel writes, except of
+    // experts.
+    __device__ void locate(int tile) {
         tile_index_ = tile;
         tile_ = tile_at(tile);
+        fresh_ = true;
 #pragma unroll
         for (int t = 0; t < C::kTokenTiles; ++t) {
             const int i = t * 8 + lane_ / 4;
@@ -187,7 +190,13 @@ class FewTokens {
             const int row = p_.source != nullptr ? p_.source[tile_.first + i] : tile_.first + i;
             x_[t] = row * static_cast<int>(p_.x_stride) + tile_.group * static_cast<int>(p_.x_step);
         }
+    }
+
+    __device__ void enter(int tile) {
+        if (tile != tile_index_) locate(tile);
         if constexpr (C::kKeepX) {
+            if (!fresh_) return;
+            fresh_ = false;
 #pragma unroll
             for (int c = 0; c < C::kSegment; ++c)
 #pragma unroll
@@ -327,11 +336,11 @@ class FewTokens {
                          e / 2 * 8] = sum_[r][t][e];
         __syncthreads();
         constexpr int kOutputs = 16 * C::kRowTiles;  // of a warp
-        const int outputs = params_.row_warps * kOutputs;
+        const int outputs = kOutputs << params_.row_warps_log;
         const int first = item % params_.row_blocks * outputs;
         for (int i = static_cast<int>(threadIdx.x); i < outputs * tile_.count;
              i += static_cast<int>(blockDim.x)) {
-            const int token = i / outputs, n = i % outputs;
+            const int n = i & (outputs - 1), token = (i / kOutputs) >> params_.row_warps_log;
             if (first + n >= p_.n) continue;
             const float* from =
                 sums_ +
@@ -383,6 +392,7 @@ class FewTokens {
     int slot_ = 0;
     std::uint32_t parity_ = 0;
     int tile_index_ = -1;
+    bool fresh_ = false;  // the tile's x is not in kept_ yet
     TokenTile tile_{};
     int x_[C::kTokenTiles];  // where the lane's tokens begin in x; -1: no token
     uint4 kept_[C::kKeepX ? C::kSegment : 1][C::kTokenTiles][4];
@@ -394,7 +404,8 @@ template <class C>
 __global__ void __maxnreg__(C::kRegisters)
     few_tokens_kernel(const __grid_constant__ FewParams params) {
     extern __shared__ __align__(128) std::byte shared[];
-    FewTokens<C>(params, shared).run();
+    __shared__ int listed;  // an expert product's tiles of tokens
+    FewTokens<C>(params, shared).run(&listed);
 }
 
 }  // namespace espalier::linalg::cuda

@@ -2,6 +2,8 @@
 // From a plan to the kernel that was compiled for it.
 #pragma once
 
+#include <bit>
+
 #include "linalg/cuda/few_tokens.cuh"
 #include "linalg/cuda/few_tokens.hpp"
 
@@ -12,7 +14,7 @@ void launch_few(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
     FewParams params;
     params.problem = p;
     params.segments = segments_of(p.n, p.k);
-    params.row_warps = plan.row_warps;
+    params.row_warps_log = std::countr_zero(static_cast<unsigned>(plan.row_warps));
     params.row_blocks =
         static_cast<int>(divide_up(tiles_of(p.n), std::int64_t{plan.row_warps} * C::kRowTiles));
     params.ring = plan.ring;

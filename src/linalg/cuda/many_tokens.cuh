@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products for many tokens: bound by the tensor cores. A tile is 128 outputs × 128 tokens.
 //
-// One block per multiprocessor goes through its tiles. A producing warpgroup brings x to shared
-// memory 64 inputs at a time, in the order in which fragments.hpp has a step's inputs; two
-// multiplying warpgroups have 64 outputs each. Their weights come straight from memory to
-// registers, as the left operand of wgmma wants them, two stages ahead; e4m3 codes are widened
-// there.
+// One block per multiprocessor goes through its tiles. A producing warpgroup brings 64 inputs at a
+// time to shared memory: x in the order in which fragments.hpp has a step's inputs, weights as they
+// are, by bulk copies. Two multiplying warpgroups have 64 outputs each; weights pass through their
+// registers, which is where wgmma takes its left operand from and where e4m3 codes are widened.
 //
 // The sums are those of few_tokens.cuh: a chain of steps per segment (e4m3: per block of 128
 // inputs, which enters the segment's sum by its scale), segments added in ascending order. That
@@ -31,15 +30,14 @@ struct ManyConfig {
     static constexpr bool kFp8 = kFp8_;
     static constexpr int kOutputs = 128;
     static constexpr int kTokens = 128;
-    static constexpr int kStages = 4;
-    static constexpr int kStageBytes = kTokens * 128;        // 64 inputs
+    static constexpr int kStages = 6;
+    static constexpr int kInputBytes = kTokens * 128;        // 64 inputs
     static constexpr int kWeightBytes = kFp8 ? 1024 : 2048;  // of 16 outputs in a stage
-    static constexpr int kWeightLoads = kWeightBytes / 512;
-    static constexpr int kAhead = 3;  // stages whose weights are in registers or on their way
+    static constexpr int kStageBytes = kInputBytes + kOutputs / 16 * kWeightBytes;
     static constexpr int kThreads = 384;
     // Of 168 at entry: three warpgroups share 504.
-    static constexpr int kProducerRegisters = kFp8 ? 88 : 96;
-    static constexpr int kMultiplierRegisters = kFp8 ? 208 : 200;
+    static constexpr int kProducerRegisters = 72;
+    static constexpr int kMultiplierRegisters = 216;
     static constexpr int kTotalBytes = kFp8 ? 2 * 64 * kTokens * 4 : 0;
     static constexpr int kBarrierBytes = 128;
 
@@ -84,95 +82,105 @@ struct StageCursor {
     }
 };
 
-// --- x ------------------------------------------------------------------------------------------
-// A warp brings 32 tokens, four of them (128 bytes each) with one load: lane = 8 · token + unit,
-// where unit 4j + t is the eight inputs that lane t of a fragment has for steps 2j and 2j + 1. Its
-// four words go to four different 16-byte units of the token's row.
+// --- x and weights ------------------------------------------------------------------------------
+// A warp brings 32 tokens and two of the eight tiles of outputs. A token's 64 inputs are 32 words
+// of two, one per lane: word 16j + 4t + c is what lane t of a fragment has for half c % 2 of step
+// 2j + c / 2, and goes there, swizzled as wgmma reads it.
 template <class C>
 class Producer {
   public:
     __device__ Producer(const ManyParams& params, const ManyShared<C>& shared)
         : params_(params), p_(params.problem), shared_(shared) {
-        const int thread = static_cast<int>(threadIdx.x);
-        warp_ = thread / 32;
-        token_ = thread % 32 / 8;
-        unit_ = thread % 8;
-#pragma unroll
-        for (int word = 0; word < 4; ++word)
-            to_[word] =
-                warp_ * 4096 + token_ * 128 + unit_ / 4 * 64 + (word ^ token_) * 16 + unit_ % 4 * 4;
+        warp_ = static_cast<int>(threadIdx.x) / 32;
+        lane_ = static_cast<int>(threadIdx.x) % 32;
+        to_ = static_cast<std::uint32_t>(warp_ * 4096 + lane_ / 16 * 64 + lane_ % 4 * 16 +
+                                         lane_ / 4 % 4 * 4);
+        stages_ = 2 * static_cast<int>(chunks_of(p_.k));
     }
 
+    // Stages are announced when they have arrived, kInFlight later than they were asked for.
     __device__ void run() {
-        const int stages = 2 * static_cast<int>(chunks_of(p_.k));
+        int asked = 0;
         for (int item = static_cast<int>(blockIdx.x); item < shared_.items;
              item += static_cast<int>(gridDim.x)) {
-            enter(shared_.tile(p_, item / params_.row_blocks));
-            uint4 x[2][8];
-            load(x[0], 0);
-            for (int stage = 0; stage < stages; stage += 2) {  // stages are pairs: a chunk has two
-                load(x[1], stage + 1);
-                put(x[0]);
-                if (stage + 2 < stages) load(x[0], stage + 2);
-                put(x[1]);
+            enter(shared_.tile(p_, item / params_.row_blocks), item % params_.row_blocks);
+            for (int stage = 0; stage < stages_; ++stage) {
+                ask(stage);
+                if (++asked <= kInFlight) continue;
+                asm volatile("cp.async.wait_group %0;" ::"n"(kInFlight) : "memory");
+                announce();
             }
         }
+        asm volatile("cp.async.wait_group 0;" ::: "memory");
+        for (int left = min(asked, kInFlight); left > 0; --left) announce();
     }
 
   private:
-    __device__ void enter(const TokenTile& tile) {
+    static constexpr int kInFlight = 3;
+    static_assert(kInFlight < C::kStages);
+
+    __device__ void enter(const TokenTile& tile, int row_block) {
+        // Tiles of outputs beyond the last are computed like it and not stored.
+        const int last = static_cast<int>(tiles_of(p_.n)) - 1;
+        const std::int64_t tile_bytes = std::int64_t{stages_} * C::kWeightBytes;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const int token = warp_ * 32 + i * 4 + token_;
-            from_[i] = -1;
-            if (token >= tile.count) continue;
-            const int row =
-                p_.source != nullptr ? p_.source[tile.first + token] : tile.first + token;
-            from_[i] = row * static_cast<int>(p_.x_stride) +
-                       tile.group * static_cast<int>(p_.x_step) + unit_ * 8;
-        }
+        for (int i = 0; i < 2; ++i)
+            weights_[i] = p_.weights + tile.group * p_.matrix_bytes +
+                          min(row_block * 8 + warp_ * 2 + i, last) * tile_bytes;
+        // Lane i finds token i of the warp's.
+        const int token = warp_ * 32 + lane_;
+        from_ = -1;
+        if (token >= tile.count) return;
+        const int row = p_.source != nullptr ? p_.source[tile.first + token] : tile.first + token;
+        from_ = row * static_cast<int>(p_.x_stride) + tile.group * static_cast<int>(p_.x_step);
     }
 
-    __device__ void load(uint4 (&x)[8], int stage) const {
-        const bool exists = stage * 64 + unit_ * 8 < p_.k;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            x[i] = make_uint4(0, 0, 0, 0);
-            if (exists && from_[i] >= 0)
-                x[i] = load_global(reinterpret_cast<const std::uint16_t*>(p_.x) + from_[i] +
-                                   stage * 64);
-        }
-    }
-
-    __device__ void put(const uint4 (&x)[8]) {
+    __device__ void ask(int stage) {
         wait(shared_.free(cursor_.slot), cursor_.parity ^ 1);
         const std::uint32_t base = shared_.stage(cursor_.slot);
+        if (lane_ == 0) {
+            expect_bytes(shared_.full(cursor_.slot), 2 * C::kWeightBytes);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            // Tokens 4 … 7 of eight: the swizzle turns the row's halves round.
-            const std::uint32_t row = base + static_cast<std::uint32_t>(i * 512);
-            const std::uint32_t words[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
-#pragma unroll
-            for (int word = 0; word < 4; ++word)
-                asm volatile("st.shared.u32 [%0], %1;" ::"r"(
-                                 row + static_cast<std::uint32_t>(to_[word] ^ (i % 2 * 64))),
-                             "r"(words[word])
-                             : "memory");
+            for (int i = 0; i < 2; ++i)
+                copy_bytes(base + static_cast<std::uint32_t>(C::kInputBytes +
+                                                             (warp_ * 2 + i) * C::kWeightBytes),
+                           weights_[i] + static_cast<std::int64_t>(stage) * C::kWeightBytes,
+                           C::kWeightBytes, shared_.full(cursor_.slot));
         }
-        // The tensor cores read what ordinary stores wrote.
+        const int input = stage * 64 + lane_ * 2;
+        const auto* x = reinterpret_cast<const std::uint16_t*>(p_.x) + input;
+#pragma unroll
+        for (int token = 0; token < 32; ++token) {
+            const int from = __shfl_sync(~0u, from_, token);
+            const bool exists = from >= 0 && input < p_.k;
+            // Where there is nothing to copy zeros are written; the address must still be one.
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(
+                             base + (to_ ^ static_cast<std::uint32_t>(token % 8 * 16)) +
+                             static_cast<std::uint32_t>(token * 128)),
+                         "l"(exists ? x + from : reinterpret_cast<const std::uint16_t*>(p_.x)),
+                         "r"(exists ? 4 : 0)
+                         : "memory");
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        cursor_.advance();
+    }
+
+    __device__ void announce() {
+        // The tensor cores read what ordinary copies wrote.
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         __syncwarp();
-        if (threadIdx.x % 32 == 0) arrive(shared_.full(cursor_.slot));
-        cursor_.advance();
+        if (lane_ == 0) arrive(shared_.full(announced_.slot));
+        announced_.advance();
     }
 
     const ManyParams& params_;
     const Problem& p_;
     const ManyShared<C>& shared_;
-    StageCursor<C> cursor_;
-    int warp_, token_, unit_;
-    int to_[4];
-    int from_[8];  // where the thread's tokens begin in x; -1: no token
+    StageCursor<C> cursor_, announced_;
+    int warp_, lane_, stages_;
+    std::uint32_t to_;  // the lane's word in the row of the warp's first token
+    int from_ = -1;     // where the lane's token begins in x; -1: no token
+    const std::byte* weights_[2];
 };
 
 // --- products -----------------------------------------------------------------------------------
@@ -188,99 +196,84 @@ class Multiplier {
     }
 
     __device__ void run() {
-        int item = static_cast<int>(blockIdx.x);
-        if (item < shared_.items) start(item);
-        while (item < shared_.items) {
+        for (int item = static_cast<int>(blockIdx.x); item < shared_.items;
+             item += static_cast<int>(gridDim.x)) {
+            const TokenTile tile = shared_.tile(p_, item / params_.row_blocks);
+            const int row_tile =
+                item % params_.row_blocks * (C::kOutputs / 16) + group_ * 4 + warp_;
+            if constexpr (C::kFp8)
+                scales_ = p_.scales + tile.group * p_.matrix_scales +
+                          std::int64_t{min(row_tile, static_cast<int>(tiles_of(p_.n)) - 1)} *
+                              chunks_ * p_.scale_outputs;
             multiply_item();
-            const TokenTile tile = tile_;
-            const int output = output_;
-            item += static_cast<int>(gridDim.x);
-            if (item < shared_.items) start(item);  // its weights are on their way while we store
-            store_total(tile, output);
+            store_total(tile, row_tile * 16 + lane_ / 4);
         }
     }
 
   private:
     static constexpr int kSums = 64;  // token 8j + 2t + i, output g + 8h: 4j + 2h + i
 
-    // The weights of the first stages of an item.
-    __device__ void start(int item) {
-        tile_ = shared_.tile(p_, item / params_.row_blocks);
-        const int row_tile = item % params_.row_blocks * (C::kOutputs / 16) + group_ * 4 + warp_;
-        output_ = row_tile * 16 + lane_ / 4;
-        const std::int64_t existing = min(row_tile, static_cast<int>(tiles_of(p_.n)) - 1);
-        weights_ = p_.weights + tile_.group * p_.matrix_bytes +
-                   existing * stages_ * C::kWeightBytes + lane_ * 16;
-        if constexpr (C::kFp8)
-            scales_ =
-                p_.scales + tile_.group * p_.matrix_scales + existing * chunks_ * p_.scale_outputs;
-        load<0>(0);
-        load<1>(1);
-    }
-
-    template <int kBuffer>
-    __device__ void load(int stage) {
-#pragma unroll
-        for (int i = 0; i < C::kWeightLoads; ++i)
-            left_[kBuffer][i] = load_global(
-                weights_ + static_cast<std::int64_t>(stage) * C::kWeightBytes + i * 512);
-    }
-
     __device__ void multiply_item() {
         clear(block_);
-        segment_end_ = 2 * params_.segments.chunks;
-        first_segment_ = true;
-        if constexpr (C::kFp8) clear(segment_);
-        for (int stage = 0; stage < stages_; stage += 6) {
-            multiply_stage<0>(stage);
-            multiply_stage<1>(stage + 1);
-            if (stage + 2 >= stages_) break;
-            multiply_stage<2>(stage + 2);
-            multiply_stage<3>(stage + 3);
-            if (stage + 4 >= stages_) break;
-            multiply_stage<4>(stage + 4);
-            multiply_stage<5>(stage + 5);
+        first_stage_ = true;
+        for (int first = 0; first < chunks_; first += params_.segments.chunks) {
+            if constexpr (C::kFp8) clear(segment_);
+            const int end = min(first + params_.segments.chunks, chunks_);
+            for (int chunk = first; chunk < end; ++chunk) multiply_chunk(chunk);
+            if constexpr (!C::kFp8) {
+                wgmma_wait<0>();
+                hold(block_);
+            }
+            end_segment(first == 0, end == chunks_);
         }
         release(previous_slot_);
     }
 
-    template <int kPhase>
-    __device__ void multiply_stage(int stage) {
-        constexpr int kBuffer = kPhase % 3;
+    __device__ void multiply_chunk(int chunk) {
         float scale[2];
-        if constexpr (C::kFp8 && kPhase % 2 == 1) load_scales(stage / 2, scale);
-        wait(shared_.full(cursor_.slot), cursor_.parity);
-        const std::uint64_t right = swizzled_operand(shared_.stage(cursor_.slot));
-        uint4 step[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            if constexpr (C::kFp8) {
-                const uint4& codes = left_[kBuffer][i / 2];
-                step[i] = i % 2 == 0 ? widen(codes.x, codes.y) : widen(codes.z, codes.w);
-            } else {
-                step[i] = left_[kBuffer][i];
-            }
-        }
-        hold(block_);
-        wgmma_begin();
-#pragma unroll
-        for (int i = 0; i < 4; ++i) wgmma(block_, step[i], right + static_cast<unsigned>(2 * i));
-        wgmma_commit();
-        constexpr bool chunk_ends = kPhase % 2 == 1;
-        const bool segment_ends = stage + 1 == segment_end_ || stage + 1 == stages_;
-        if ((C::kFp8 && chunk_ends) || segment_ends) {
+        if constexpr (C::kFp8) load_scales(chunk, scale);
+        multiply_stage(left_[0]);
+        multiply_stage(left_[1]);
+        if constexpr (C::kFp8) {
             wgmma_wait<0>();
             hold(block_);
-            if constexpr (C::kFp8) add_block(scale);
-            if (segment_ends) end_segment(stage + 1 == stages_);
-        } else {
-            wgmma_wait<1>();
+            add_block(scale);
         }
-        // The stage before has been read.
-        if (stage > 0) release(previous_slot_);
+    }
+
+    // Stages alternate between two sets of registers: one is filled while the other's products run.
+    __device__ void multiply_stage(uint4 (&left)[4]) {
+        wait(shared_.full(cursor_.slot), cursor_.parity);
+        const std::uint32_t base = shared_.stage(cursor_.slot);
+        load_left(left, base);
+        hold(block_);
+        wgmma_begin();
+        const std::uint64_t right = swizzled_operand(base);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) wgmma(block_, left[i], right + static_cast<unsigned>(2 * i));
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (!first_stage_) release(previous_slot_);  // the stage before has been read
+        first_stage_ = false;
         previous_slot_ = cursor_.slot;
         cursor_.advance();
-        if (stage + 2 < stages_) load<(kPhase + 2) % 3>(stage + 2);
+    }
+
+    __device__ void load_left(uint4 (&left)[4], std::uint32_t base) const {
+        const std::uint32_t from =
+            base + static_cast<std::uint32_t>(C::kInputBytes +
+                                              (group_ * 4 + warp_) * C::kWeightBytes + lane_ * 16);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            if constexpr (C::kFp8) {
+                const uint4 codes = load_shared(from + static_cast<std::uint32_t>(i * 512));
+                left[2 * i] = widen(codes.x, codes.y);
+                left[2 * i + 1] = widen(codes.z, codes.w);
+            } else {
+                left[2 * i] = load_shared(from + static_cast<std::uint32_t>(i * 1024));
+                left[2 * i + 1] = load_shared(from + static_cast<std::uint32_t>(i * 1024 + 512));
+            }
+        }
     }
 
     __device__ void release(int slot) {
@@ -302,8 +295,7 @@ class Multiplier {
         clear(block_);
     }
 
-    __device__ void end_segment(bool last) {
-        segment_end_ += 2 * params_.segments.chunks;
+    __device__ void end_segment(bool first, bool last) {
         if constexpr (C::kFp8) {
             const std::uint32_t place = shared_.totals +
                                         static_cast<std::uint32_t>(group_ * 64 * C::kTokens * 4) +
@@ -311,17 +303,15 @@ class Multiplier {
 #pragma unroll
             for (int i = 0; i < kSums / 4; ++i) {
                 const std::uint32_t at = place + static_cast<std::uint32_t>(i * 2048);
-                if (!first_segment_) add_shared(segment_ + 4 * i, at);
+                if (!first) add_shared(segment_ + 4 * i, at);
                 if (!last) store_shared(segment_ + 4 * i, at);
             }
-            if (!last) clear(segment_);
         } else {
 #pragma unroll
             for (int i = 0; i < kSums; ++i)
-                total_[i] = first_segment_ ? block_[i] : __fadd_rn(total_[i], block_[i]);
+                total_[i] = first ? block_[i] : __fadd_rn(total_[i], block_[i]);
             clear(block_);
         }
-        first_segment_ = false;
     }
 
     __device__ static void add_shared(float* to, std::uint32_t at) {
@@ -360,13 +350,9 @@ class Multiplier {
     int group_;  // which of the two
     int warp_, lane_, chunks_, stages_;
     int previous_slot_ = 0;
-    int segment_end_ = 0;
-    bool first_segment_ = true;
-    TokenTile tile_{};
-    int output_ = 0;  // the thread's first
-    const std::byte* weights_ = nullptr;
+    bool first_stage_ = true;
     const float* scales_ = nullptr;
-    uint4 left_[C::kAhead][C::kWeightLoads];
+    uint4 left_[2][4];
     float block_[kSums];                  // what the tensor cores add to
     float segment_[C::kFp8 ? kSums : 1];  // e4m3: the segment's sum
     float total_[C::kFp8 ? 1 : kSums];    // bf16: of the segments before

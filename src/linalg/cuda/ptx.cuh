@@ -32,6 +32,12 @@ __device__ __forceinline__ void arrive_expecting(std::uint32_t barrier, std::uin
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");
 }
+// The phase waits for so many bytes more; the caller's own arrival comes later.
+__device__ __forceinline__ void expect_bytes(std::uint32_t barrier, std::uint32_t bytes) {
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier),
+                 "r"(bytes)
+                 : "memory");
+}
 __device__ __forceinline__ void wait(std::uint32_t barrier, std::uint32_t parity) {
     asm volatile(
         "{ .reg .pred p;\n"

@@ -16,29 +16,46 @@ struct TokenTile {
     std::int32_t count;
 };
 
-// Lists the tiles of `tokens` tokens of all experts, in order; the calling warp does it. Returns
-// their number. `room` is what the host has reckoned with: more would mean that indptr contradicts
-// y, and is dropped.
-__device__ inline int list_expert_tiles(const Problem& p, int tokens, TokenTile* tiles, int room) {
+// Calls visit(index, tile) for the tiles of `tokens` tokens of all experts; the calling warp does
+// it, each lane for some. Returns their number.
+template <typename Visit>
+__device__ int scan_expert_tiles(const Problem& p, int tokens, const Visit& visit) {
+    constexpr int kAtOnce = 4;  // experts of a lane whose loads are on their way together
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int each = (p.groups + 31) / 32;  // a lane's experts, so that all loads are on their way
-    const int begin = min(lane * each, p.groups), end = min(begin + each, p.groups);
-    int mine = 0;
-    for (int e = begin; e < end; ++e)
-        mine += (max(0, p.indptr[e + 1] - p.indptr[e]) + tokens - 1) / tokens;
-    int after = mine;
-    for (int step = 1; step < 32; step *= 2) {
-        const int other = __shfl_up_sync(~0u, after, step);
-        if (lane >= step) after += other;
+    int seen = 0;
+    for (int base = 0; base < p.groups; base += 32 * kAtOnce) {
+        int bound[kAtOnce + 1];
+#pragma unroll
+        for (int i = 0; i <= kAtOnce; ++i)
+            bound[i] = min(p.indptr[min(base + lane * kAtOnce + i, p.groups)], p.rows);
+        int mine = 0;
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i)
+            mine += (max(0, bound[i + 1] - bound[i]) + tokens - 1) / tokens;
+        int after = mine;
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const int other = __shfl_up_sync(~0u, after, step);
+            if (lane >= step) after += other;
+        }
+        int index = seen + after - mine;
+        seen += __shfl_sync(~0u, after, 31);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i)
+            for (int first = bound[i]; first < bound[i + 1]; first += tokens)
+                visit(index++, TokenTile{base + lane * kAtOnce + i, first,
+                                         min(tokens, bound[i + 1] - first)});
     }
-    const int total = __shfl_sync(~0u, after, 31);
-    int place = after - mine;
-    for (int e = begin; e < end; ++e) {
-        const int last = min(p.indptr[e + 1], p.rows);
-        for (int first = p.indptr[e]; first < last && place < room; first += tokens)
-            tiles[place++] = {e, first, min(tokens, last - first)};
-    }
-    return min(total, room);
+    return seen;
+}
+
+// Lists them. `room` is what the host has reckoned with: more would mean that indptr contradicts y,
+// and is dropped.
+__device__ inline int list_expert_tiles(const Problem& p, int tokens, TokenTile* tiles, int room) {
+    const int count = scan_expert_tiles(p, tokens, [&](int index, const TokenTile& tile) {
+        if (index < room) tiles[index] = tile;
+    });
+    return min(count, room);
 }
 
 // Tile `index` of a problem whose groups all have every token.

@@ -21,7 +21,7 @@ struct Case {
 std::vector<Case> cases() {
     std::vector<Case> all;
     for (const DType dtype : {DType::bf16, DType::e4m3})
-        for (const auto [n, k] : {std::pair{200, 128},
+        for (const auto& [n, k] : {std::pair{200, 128},
                                   {72, 520},
                                   {136, 1408},
                                   {152, 2048},
