@@ -3,7 +3,7 @@
 // for each node. Every score is taken once and kept; a thread owns every 512th of them and knows
 // its best. Each round takes the best of these, and its owner looks for its next.
 #include "ops/cuda/kernels.hpp"
-#include "ops/cuda/launch.hpp"
+#include "ops/cuda/launch.cuh"
 #include "ops/cuda/node.cuh"
 
 namespace espalier::ops::cuda {
@@ -114,6 +114,7 @@ __device__ void find_children(Row row, const Node& node, const DraftVocabulary& 
 __global__ void __launch_bounds__(kNodeThreads)
     children_kernel(Matrix logits, SamplingBatch batch, DraftVocabulary vocabulary, DraftRule rule,
                     std::int64_t first, float* spare, double* scores, DraftChild* children) {
+    begin_kernel();
     __shared__ ChildMemory memory;
     const std::int64_t g = first + blockIdx.x;
     const Row row{.logits = reinterpret_cast<const float*>(logits.data) + g * logits.stride,
@@ -131,9 +132,8 @@ void draft_children(Stream stream, const Matrix& logits, const SamplingBatch& ba
     apply_count_updates(stream, batch);
     for (std::int64_t first = 0; first < logits.rows; first += kNodesAtOnce) {
         const auto nodes = static_cast<unsigned>(std::min(kNodesAtOnce, logits.rows - first));
-        children_kernel<<<nodes, kNodeThreads, 0, stream_of(stream)>>>(
-            logits, batch, vocabulary, rule, first, spare, scores, children);
-        launched("draft_children");
+        launch("draft_children", children_kernel, nodes, kNodeThreads, stream, logits, batch,
+               vocabulary, rule, first, spare, scores, children);
     }
 }
 

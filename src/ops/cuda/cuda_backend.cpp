@@ -88,9 +88,7 @@ class CudaBackend final : public Backend {
     void route(OpContext& context, const Matrix& logits, const float* bias, const RouterRule& rule,
                const std::int32_t* row_of, const ExpertPlan& plan) const override {
         check_rule(rule, logits);
-        const Arena::Mark mark(context.arena);
-        cuda::route(context.stream, logits, bias, rule, row_of, plan,
-                    context.arena.take<std::int32_t>(rule.experts));
+        cuda::route(context.stream, logits, bias, rule, row_of, plan);
     }
 
     void combine_experts(OpContext& context, const Matrix& expert_out, const RouterRule& rule,
@@ -140,9 +138,8 @@ class CudaBackend final : public Backend {
 
     std::size_t scratch_bytes(std::int64_t, std::int64_t gather_cap, std::int64_t vocabulary,
                               int) const override {
-        return std::max(sizeof(std::int32_t) * kMaxExperts,
-                        static_cast<std::size_t>(scratch_elements(gather_cap, vocabulary)) *
-                            (sizeof(float) + sizeof(double)));
+        return static_cast<std::size_t>(scratch_elements(gather_cap, vocabulary)) *
+               (sizeof(float) + sizeof(double));
     }
 
   private:

@@ -8,6 +8,7 @@
 
 #include "base/matrix.hpp"
 #include "base/numeric.hpp"
+#include "ops/cuda/launch.cuh"
 
 namespace espalier::ops::cuda {
 
@@ -19,9 +20,10 @@ inline dim3 element_grid(std::int64_t rows, std::int64_t cols) {
                 static_cast<unsigned>(std::min(rows, kMostGridRows)));
 }
 
-// body(row, col) for every element of this thread.
+// A whole kernel: body(row, col) for every element of this thread.
 template <typename Body>
 __device__ void for_elements(std::int64_t rows, std::int64_t cols, const Body& body) {
+    begin_kernel();
     const std::int64_t col = std::int64_t{blockIdx.x} * kElementThreads + threadIdx.x;
     if (col >= cols) return;
     for (std::int64_t row = blockIdx.y; row < rows; row += gridDim.y) body(row, col);

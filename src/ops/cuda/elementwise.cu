@@ -3,7 +3,7 @@
 // the same bits.
 #include "ops/cuda/elements.cuh"
 #include "ops/cuda/kernels.hpp"
-#include "ops/cuda/launch.hpp"
+#include "ops/cuda/launch.cuh"
 #include "ops/portable_math.hpp"
 
 namespace espalier::ops::cuda {
@@ -101,66 +101,59 @@ __global__ void gather_kernel(Matrix x, const std::int32_t* index, Matrix out) {
 void embed(Stream stream, const std::int32_t* tokens, const EmbeddingTable& table,
            const Matrix& out) {
     if (out.rows == 0) return;
-    embed_kernel<<<element_grid(out.rows, out.cols), kElementThreads, 0, stream_of(stream)>>>(
-        tokens, table, out);
-    launched("embed");
+    launch("embed", embed_kernel, element_grid(out.rows, out.cols), kElementThreads, stream, tokens,
+           table, out);
 }
 
 void rope_angles(Stream stream, const std::int32_t* position, std::int64_t tokens,
                  const RopeRule& rule, const Matrix& cos_sin) {
     if (tokens == 0) return;
-    rope_angles_kernel<<<element_grid(tokens, kRopePairs), kElementThreads, 0, stream_of(stream)>>>(
-        position, tokens, rule, cos_sin);
-    launched("rope_angles");
+    launch("rope_angles", rope_angles_kernel, element_grid(tokens, kRopePairs), kElementThreads,
+           stream, position, tokens, rule, cos_sin);
 }
 
 void rope(Stream stream, const Matrix& from, std::int64_t from_step, std::int32_t heads,
           const Matrix& cos_sin, const Matrix& to, std::int64_t to_step) {
     if (from.rows == 0 || heads == 0) return;
-    rope_kernel<<<element_grid(from.rows, heads * kRopePairs), kElementThreads, 0,
-                  stream_of(stream)>>>(from, from_step, heads, cos_sin, to, to_step);
-    launched("rope");
+    launch("rope", rope_kernel, element_grid(from.rows, heads * kRopePairs), kElementThreads,
+           stream, from, from_step, heads, cos_sin, to, to_step);
 }
 
 void convert(Stream stream, const Matrix& from, std::int64_t from_step, std::int32_t heads,
              std::int64_t width, const Matrix& to, std::int64_t to_step) {
     if (from.rows == 0 || heads * width == 0) return;
-    convert_kernel<<<element_grid(from.rows, heads * width), kElementThreads, 0,
-                     stream_of(stream)>>>(from, from_step, heads, width, to, to_step);
-    launched("convert");
+    launch("convert", convert_kernel, element_grid(from.rows, heads * width), kElementThreads,
+           stream, from, from_step, heads, width, to, to_step);
 }
 
 void swiglu(Stream stream, const Matrix& gate_up, const Matrix& out) {
     if (out.rows == 0) return;
-    swiglu_kernel<<<element_grid(out.rows, out.cols), kElementThreads, 0, stream_of(stream)>>>(
-        gate_up, out);
-    launched("swiglu");
+    launch("swiglu", swiglu_kernel, element_grid(out.rows, out.cols), kElementThreads, stream,
+           gate_up, out);
 }
 
 void combine_experts(Stream stream, const Matrix& expert_out, std::int32_t top_k,
                      const ExpertPlan& plan, const Matrix& shared, const Matrix& out) {
     if (out.rows == 0) return;
-    combine_kernel<<<element_grid(out.rows, out.cols), kElementThreads, 0, stream_of(stream)>>>(
-        expert_out, top_k, plan, shared, out);
-    launched("combine_experts");
+    launch("combine_experts", combine_kernel, element_grid(out.rows, out.cols), kElementThreads,
+           stream, expert_out, top_k, plan, shared, out);
 }
 
 void reduce_add(Stream stream, const Matrix& partial, const Matrix& residual) {
     if (residual.rows == 0) return;
-    add_kernel<<<element_grid(residual.rows, residual.cols), kElementThreads, 0,
-                 stream_of(stream)>>>(partial, residual);
-    launched("reduce_add");
+    launch("reduce_add", add_kernel, element_grid(residual.rows, residual.cols), kElementThreads,
+           stream, partial, residual);
 }
 
 void gather_rows(Stream stream, const Matrix& x, const std::int32_t* index, const Matrix& out) {
     if (out.rows == 0) return;
     const dim3 grid = element_grid(out.rows, out.cols);
-    const cudaStream_t order = stream_of(stream);
     if (bytes_of(out.dtype) == 4)
-        gather_kernel<std::uint32_t><<<grid, kElementThreads, 0, order>>>(x, index, out);
+        launch("gather_rows", gather_kernel<std::uint32_t>, grid, kElementThreads, stream, x, index,
+               out);
     else
-        gather_kernel<std::uint16_t><<<grid, kElementThreads, 0, order>>>(x, index, out);
-    launched("gather_rows");
+        launch("gather_rows", gather_kernel<std::uint16_t>, grid, kElementThreads, stream, x, index,
+               out);
 }
 
 }  // namespace espalier::ops::cuda

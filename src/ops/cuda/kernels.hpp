@@ -28,9 +28,8 @@ void combine_experts(Stream stream, const Matrix& expert_out, std::int32_t top_k
 void reduce_add(Stream stream, const Matrix& partial, const Matrix& residual);
 void gather_rows(Stream stream, const Matrix& x, const std::int32_t* index, const Matrix& out);
 
-// counters: int32 [experts].
 void route(Stream stream, const Matrix& logits, const float* bias, const RouterRule& rule,
-           const std::int32_t* row_of, const ExpertPlan& plan, std::int32_t* counters);
+           const std::int32_t* row_of, const ExpertPlan& plan);
 
 // Nodes that are drawn at a time: scratch is for these. (An H200 has 132 multiprocessors, a block
 // takes half of one.)

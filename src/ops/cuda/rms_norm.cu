@@ -6,7 +6,7 @@
 #include "ops/cuda/block.cuh"
 #include "ops/cuda/elements.cuh"
 #include "ops/cuda/kernels.hpp"
-#include "ops/cuda/launch.hpp"
+#include "ops/cuda/launch.cuh"
 
 namespace espalier::ops::cuda {
 namespace {
@@ -15,6 +15,7 @@ constexpr int kThreads = 256;
 
 __global__ void rms_norm_kernel(Matrix x, const float* weight, float epsilon, Matrix out,
                                 Matrix exact) {
+    begin_kernel();
     __shared__ float sums[kThreads / 32];
     const std::int64_t t = blockIdx.x;
     const float* row = row_of(x, t);
@@ -34,9 +35,8 @@ __global__ void rms_norm_kernel(Matrix x, const float* weight, float epsilon, Ma
 void rms_norm(Stream stream, const Matrix& x, const float* weight, float epsilon, const Matrix& out,
               const Matrix& exact) {
     if (x.rows == 0) return;
-    rms_norm_kernel<<<static_cast<unsigned>(x.rows), kThreads, 0, stream_of(stream)>>>(
-        x, weight, epsilon, out, exact);
-    launched("rms_norm");
+    launch("rms_norm", rms_norm_kernel, static_cast<unsigned>(x.rows), kThreads, stream, x, weight,
+           epsilon, out, exact);
 }
 
 }  // namespace espalier::ops::cuda

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Routing. A block for a token scores all experts and ranks them: an expert is chosen if fewer than
 // top_k are better, which makes E²/128 comparisons a thread (512 for V3's 256) but needs no sort.
-// Then a block for an expert walks over all choices and gives its pairs their places, in the order
-// of the tokens. Counts are integers: their order does not show.
+// Then a block for an expert walks over all choices twice: it counts those of lower experts, and
+// gives its own pairs their places, in the order of the tokens.
 #include <limits>
 
 #include "ops/cuda/block.cuh"
 #include "ops/cuda/elements.cuh"
 #include "ops/cuda/kernels.hpp"
-#include "ops/cuda/launch.hpp"
+#include "ops/cuda/launch.cuh"
 #include "ops/portable_math.hpp"
 
 namespace espalier::ops::cuda {
@@ -120,8 +120,8 @@ __device__ void write_choices(const RouterRule& rule, TokenMemory& memory, std::
 }
 
 __global__ void route_tokens(Matrix logits, const float* bias, RouterRule rule,
-                             const std::int32_t* row_of_token, ExpertPlan plan,
-                             std::int32_t* counters) {
+                             const std::int32_t* row_of_token, ExpertPlan plan) {
+    begin_kernel();
     __shared__ TokenMemory memory;
     const std::int64_t t = blockIdx.x;
     std::int32_t* expert = plan.expert + t * rule.top_k;
@@ -150,25 +150,21 @@ __global__ void route_tokens(Matrix logits, const float* bias, RouterRule rule,
         choose(rule, memory);
         write_choices(rule, memory, expert, weight);
     }
-    __syncthreads();
-    if (place < rule.top_k) atomicAdd(&counters[expert[place]], 1);
 }
 
 // A block for each expert.
 __global__ void place_pairs(std::int64_t choices, std::int32_t top_k, std::int32_t experts,
-                            ExpertPlan plan, const std::int32_t* counters) {
+                            ExpertPlan plan) {
+    begin_kernel();
     __shared__ std::int32_t sums[kPairThreads / 32];
     __shared__ std::int32_t found[kPairThreads / 32];
     const auto expert = static_cast<std::int32_t>(blockIdx.x);
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     std::int32_t before = 0;
-    for (int e = static_cast<int>(threadIdx.x); e < expert; e += kPairThreads)
-        before += counters[e];
+    for (std::int64_t i = threadIdx.x; i < choices; i += kPairThreads)
+        before += plan.expert[i] >= 0 && plan.expert[i] < expert ? 1 : 0;
     std::int32_t next = block_sum<kPairThreads>(before, sums);
-    if (threadIdx.x == 0) {
-        plan.indptr[expert] = next;
-        if (expert + 1 == experts) plan.indptr[experts] = next + counters[expert];
-    }
+    if (threadIdx.x == 0) plan.indptr[expert] = next;
     for (std::int64_t first = 0; first < choices; first += kPairThreads) {
         const std::int64_t i = first + threadIdx.x;
         const bool mine = i < choices && plan.expert[i] == expert;
@@ -186,26 +182,19 @@ __global__ void place_pairs(std::int64_t choices, std::int32_t top_k, std::int32
         }
         __syncthreads();
     }
+    if (threadIdx.x == 0 && expert + 1 == experts) plan.indptr[experts] = next;
 }
 
 }  // namespace
 
 void route(Stream stream, const Matrix& logits, const float* bias, const RouterRule& rule,
-           const std::int32_t* row_of, const ExpertPlan& plan, std::int32_t* counters) {
-    const cudaStream_t order = stream_of(stream);
+           const std::int32_t* row_of, const ExpertPlan& plan) {
     static_assert(kMaxTopK <= kTokenThreads);
-    const cudaError_t cleared = cudaMemsetAsync(
-        counters, 0, static_cast<std::size_t>(rule.experts) * sizeof(std::int32_t), order);
-    CHECK(cleared == cudaSuccess, "CUDA refused to clear counters: {}",
-          cudaGetErrorString(cleared));
-    if (logits.rows > 0) {
-        route_tokens<<<static_cast<unsigned>(logits.rows), kTokenThreads, 0, order>>>(
-            logits, bias, rule, row_of, plan, counters);
-        launched("route");
-    }
-    place_pairs<<<static_cast<unsigned>(rule.experts), kPairThreads, 0, order>>>(
-        logits.rows * rule.top_k, rule.top_k, rule.experts, plan, counters);
-    launched("the places of pairs");
+    if (logits.rows > 0)
+        launch("route", route_tokens, static_cast<unsigned>(logits.rows), kTokenThreads, stream,
+               logits, bias, rule, row_of, plan);
+    launch("the places of pairs", place_pairs, static_cast<unsigned>(rule.experts), kPairThreads,
+           stream, logits.rows * rule.top_k, rule.top_k, rule.experts, plan);
 }
 
 }  // namespace espalier::ops::cuda

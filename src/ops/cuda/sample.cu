@@ -3,13 +3,14 @@
 // row: largest logit and health · adjustments, if any · filters (prefix.cuh) · noise · weights of
 // raw · alternatives, if asked for.
 #include "ops/cuda/kernels.hpp"
-#include "ops/cuda/launch.hpp"
+#include "ops/cuda/launch.cuh"
 #include "ops/cuda/prefix.cuh"
 
 namespace espalier::ops::cuda {
 namespace {
 
 __global__ void update_counts(SamplingBatch batch) {
+    begin_kernel();
     const auto* updates = reinterpret_cast<const CountUpdate*>(batch.lists + batch.updates->first);
     for (std::uint32_t i = threadIdx.x; i < batch.updates->count; i += blockDim.x)
         batch.counts[updates[i].place] = updates[i].count;
@@ -157,6 +158,7 @@ __device__ Draw sample_node(Row raw, const Node& node, ListRange reported,
 
 __global__ void __launch_bounds__(kNodeThreads)
     sample_kernel(Matrix logits, SamplingBatch batch, std::int64_t first, float* spare) {
+    begin_kernel();
     __shared__ SampleMemory memory;
     const std::int64_t g = first + blockIdx.x;
     const Row raw{.logits = reinterpret_cast<const float*>(logits.data) + g * logits.stride,
@@ -169,16 +171,15 @@ __global__ void __launch_bounds__(kNodeThreads)
 }  // namespace
 
 void apply_count_updates(Stream stream, const SamplingBatch& batch) {
-    update_counts<<<1, 256, 0, stream_of(stream)>>>(batch);
-    launched("the updates of counts");
+    launch("the updates of counts", update_counts, 1, 256, stream, batch);
 }
 
 void sample_nodes(Stream stream, const Matrix& logits, const SamplingBatch& batch, float* spare) {
     apply_count_updates(stream, batch);
     for (std::int64_t first = 0; first < logits.rows; first += kNodesAtOnce) {
         const auto nodes = static_cast<unsigned>(std::min(kNodesAtOnce, logits.rows - first));
-        sample_kernel<<<nodes, kNodeThreads, 0, stream_of(stream)>>>(logits, batch, first, spare);
-        launched("sample_nodes");
+        launch("sample_nodes", sample_kernel, nodes, kNodeThreads, stream, logits, batch, first,
+               spare);
     }
 }
 
