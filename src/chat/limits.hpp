@@ -13,8 +13,8 @@ struct Limits {
     std::int64_t nesting = 100;              // of statements and of expressions, each
     std::int64_t macro_depth = 40;           // a macro that calls itself
     std::int64_t steps = 2'000'000;          // statements and operations, elements of sequences
-    std::int64_t output_bytes = 64 << 20;    // the rendered text
-    std::int64_t touched_bytes = 512 << 20;  // read or written by all operations together
+    std::int64_t output_bytes = 32 << 20;    // the rendered text
+    std::int64_t touched_bytes = 256 << 20;  // read or written by all operations together
 };
 
 }  // namespace espalier::chat
