@@ -10,8 +10,10 @@ Run add_bench(CLI::App& app) {
     const Run model = add_bench_model(*bench);
     const Run mla = add_bench_mla(*bench);
     const Run engine = add_bench_engine(*bench);
-    return [bench, model, mla, engine] {
+    const Run serve = add_bench_serve(*bench);
+    return [bench, model, mla, engine, serve] {
         if (bench->got_subcommand("engine")) return engine();
+        if (bench->got_subcommand("serve")) return serve();
         return bench->got_subcommand("mla") ? mla() : model();
     };
 }

@@ -28,5 +28,6 @@ Run add_selftest_lossless(CLI::App& selftest);
 Run add_bench_model(CLI::App& bench);
 Run add_bench_mla(CLI::App& bench);
 Run add_bench_engine(CLI::App& bench);
+Run add_bench_serve(CLI::App& bench);
 
 }  // namespace espalier::cli
