@@ -34,14 +34,11 @@ test-long:
 	@$(MAKE) --no-print-directory build TESTS=ON PYTHON=$(CURDIR)/.venv/bin/python3
 	ctest --preset long
 
-## make test-clients  the server with the official OpenAI client (PyPI, installed outside the tree)
-CLIENTS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/espalier/clients
+## make test-clients  the server with OpenAI's official clients (PyPI and npm, installed outside the tree)
 test-clients:
-	@tools/setup.sh long
-	@$(MAKE) --no-print-directory build TARGETS=espalier
-	@test -x $(CLIENTS)/bin/python3 || python3 -m venv $(CLIENTS)
-	@$(CLIENTS)/bin/pip install -q --disable-pip-version-check openai==3.49.0
-	$(CLIENTS)/bin/python3 tests/clients/openai_client_test.py build/cpu/espalier $(DEMO_MODEL)
+	@tools/setup.sh clients
+	@$(MAKE) --no-print-directory build TARGETS=espalier TESTS=OFF
+	tools/test_clients.sh build/cpu/espalier $(DEMO_MODEL)
 
 ## make build      build/cpu/espalier and the tests, without set-up
 build:

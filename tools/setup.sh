@@ -3,6 +3,7 @@
 #   tools/setup.sh run    what building and running needs
 #   tools/setup.sh test   that, and what the tests, sanitizers and fuzzers need
 #   tools/setup.sh long   that, and the reference tokenizers that the long tests compare with (PyPI, into .venv)
+#   tools/setup.sh clients   what running and `make test-clients` need
 set -euo pipefail
 
 run_packages=(
@@ -11,13 +12,15 @@ run_packages=(
 )
 test_packages=(libgtest-dev ccache clang-14 clang-format-14 libclang-rt-14-dev python3)
 long_packages=(python3-venv)
+clients_packages=(python3-venv)
 
 case "${1:-}" in
     run) packages=("${run_packages[@]}") ;;
     test) packages=("${run_packages[@]}" "${test_packages[@]}") ;;
     long) packages=("${run_packages[@]}" "${test_packages[@]}" "${long_packages[@]}") ;;
+    clients) packages=("${run_packages[@]}" "${clients_packages[@]}") ;;
     *)
-        echo "usage: tools/setup.sh run|test|long" >&2
+        echo "usage: tools/setup.sh run|test|long|clients" >&2
         exit 2
         ;;
 esac

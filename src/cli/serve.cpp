@@ -234,12 +234,7 @@ Run add_serve(CLI::App& app) {
     command->add_option("model,--model", options->model,
                         "Model directory or ORG/NAME in the local hub cache");
     server::ServerOptions::flags(ServerFlags{*command}, options->server);
-    command
-        ->add_option("--speculate", options->engine.engine.speculate, EngineFlags::kSpeculateHelp)
-        ->delimiter(',')
-        ->allow_extra_args(false)
-        ->check(CLI::IsMember(runtime::kDrafterNames))
-        ->capture_default_str();
+    options->engine.add_speculate_to(*command);
     options->engine.engine.sizes.step_tokens = kStepTokens;
     options->engine.add_to(*command, {.rows = "0: 32",
                                       .pages = "0: the longest sequence for every row, or what "
