@@ -7,6 +7,7 @@
 #include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -178,7 +179,7 @@ void add_load_flags(CLI::App& command, Options& options) {
         .add_option("--request-rate", load.rate,
                     "Requests per second; inf: all at once, or as soon as one may be under way")
         ->capture_default_str()
-        ->check(CLI::PositiveNumber);
+        ->check(CLI::Range(1e-3, std::numeric_limits<double>::infinity()));
     command
         .add_option(
             "--burstiness", load.burstiness,

@@ -2,10 +2,13 @@
 // espalier chat: a conversation in the terminal, with a model or with a running server.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "accept/sampling_options.hpp"
 #include "cli/chat_history.hpp"
@@ -212,12 +215,7 @@ Run add_chat(CLI::App& app) {
         ->capture_default_str();
     accept::SamplingOptions::parameters(SamplingParameterFlags{*command, options->sampling_flags},
                                         options->sampling);
-    command
-        ->add_option("--speculate", options->engine.engine.speculate, EngineFlags::kSpeculateHelp)
-        ->delimiter(',')
-        ->allow_extra_args(false)
-        ->check(CLI::IsMember(runtime::kDrafterNames))
-        ->capture_default_str();
+    options->engine.add_speculate_to(*command);
     options->engine.add_to(*command,
                            {.rows = "0: one", .pages = "0: what the longest conversation needs"});
     return [options] { return run(*options); };

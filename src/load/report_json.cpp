@@ -22,7 +22,7 @@ void add_latencies(const Report& report, const Figures& figures, Json& json) {
         json[key("median")] = percentile(values, 50);
         json[key("std")] = deviation(values);
         for (const double percent : report.percentiles)
-            json[key("p" + percent_text(percent))] = percentile(values, percent);
+            json[key(fmt::format("p{}", percent_text(percent)))] = percentile(values, percent);
     }
 }
 
