@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <regex>
 
@@ -209,7 +211,7 @@ TEST(Plot, TicksAreRoundAndReachTheMost) {
         EXPECT_GE(ticks.size(), 2u);
         EXPECT_LE(ticks.size(), 6u);
     }
-    for (const double odd : {0.0, -1.0, std::nan(""), INFINITY})
+    for (const double odd : {0.0, -1.0, std::nan(""), std::numeric_limits<double>::infinity()})
         EXPECT_EQ(round_ticks(odd).back(), 1);
 }
 
