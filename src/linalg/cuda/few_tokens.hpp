@@ -9,11 +9,10 @@
 namespace espalier::linalg::cuda {
 
 struct FewPlan {
-    int token_tiles = 1;      // of 8 tokens: 1, 2, 4 or 8
-    int row_tiles = 1;        // of 16 outputs per warp: 1 or 2
-    int row_warps = 1;        // warps side by side over outputs: 1, 2 or 4
-    int ring = 1;             // chunks of each row tile in flight per warp
-    std::int64_t blocks = 0;  // at most; each takes every so manieth part of the work
+    int token_tiles = 1;  // of 8 tokens: 1, 2, 4 or 8
+    int row_tiles = 1;    // of 16 outputs per warp: 1 or 2
+    int row_warps = 1;    // warps side by side over outputs: 1, 2 or 4
+    int ring = 1;         // chunks of each row tile in flight per warp
 };
 
 FewPlan few_plan(const Problem& p);
