@@ -41,7 +41,7 @@ int row_tiles_of(const Problem& p, const FewPlan& plan, std::int64_t items, int 
 FewPlan few_plan(const Problem& p) {
     const Segments segments = segments_of(p.n, p.k);
     FewPlan plan;
-    plan.row_warps = segments.count == 1 ? 4 : segments.count <= 3 ? 2 : 1;
+    plan.row_warps = row_warps_of(segments);
     const int warps = segments.count * plan.row_warps;
     const std::int64_t tokens = p.vector_x ? usual_tokens(p) : 1;
     plan.token_tiles = tokens <= 8 ? 1 : tokens <= 16 ? 2 : tokens <= 32 || warps > 12 ? 4 : 8;

@@ -15,6 +15,10 @@ struct FewPlan {
     int ring = 1;         // chunks of each row tile in flight per warp
 };
 
+// Warps side by side over outputs, where segments are too few to fill a block.
+constexpr int row_warps_of(const Segments& segments) {
+    return segments.count == 1 ? 4 : segments.count <= 3 ? 2 : 1;
+}
 FewPlan few_plan(const Problem& p);
 void few_tokens_as(cudaStream_t stream, const Problem& p, const FewPlan& plan);
 

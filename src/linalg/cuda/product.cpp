@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "linalg/cuda/few_tokens.hpp"
 #include "linalg/cuda/fragments.hpp"
 #include "linalg/cuda/problem.hpp"
 
@@ -56,21 +57,29 @@ Problem problem_of(const Matrix& x, std::int64_t x_step, const WeightView& w, co
     return p;
 }
 
-// Which kernel is faster follows from two estimates, both from measurements on an H200. Few tokens:
-// the time to read the weights, times how much slower tokens make it. Many: tiles of 128 × 128 by
-// 1.4 µs per 128 inputs. Experts are taken to have the average number of tokens each.
+// Which kernel is faster follows from two estimates, both from measurements on an H200 (the figures
+// below are microseconds). Experts are taken to have the average number of tokens each.
+
+// Few tokens: reading the weights, times how much slower tokens make it; or, where groups are many
+// and small, the blocks' rounds of work.
 double few_microseconds(const Problem& p) {
     const std::int64_t groups = p.indptr == nullptr ? p.groups : std::min(p.groups, p.rows);
     const std::int64_t tokens = p.indptr == nullptr ? p.rows : divide_up(p.rows, p.groups);
-    const double read = static_cast<double>(groups * p.matrix_bytes) / 4.45e6;
+    const std::int64_t token_tiles = divide_up(tokens, 64);
+    const double read = static_cast<double>(groups * p.matrix_bytes * token_tiles) / 4.45e6;
     const double slower = tokens <= 8 ? 1.05 : tokens <= 16 ? 1.25 : tokens <= 32 ? 1.8 : 4.5;
-    return read * slower * static_cast<double>(divide_up(tokens, 64));
+    const std::int64_t items =
+        groups * token_tiles * divide_up(tiles_of(p.n), row_warps_of(segments_of(p.n, p.k)));
+    const std::int64_t rounds = divide_up(items, 2 * multiprocessors());
+    const double round = 1.0 + 0.12 * static_cast<double>(std::min<std::int64_t>(tokens, 64));
+    return std::max(read * slower, static_cast<double>(rounds) * round);
 }
 
+// Many: rounds of tiles of 128 × 128.
 double many_microseconds(const Problem& p) {
     const std::int64_t tiles = most_token_tiles(p, 128) * divide_up(p.n, 128);
     const std::int64_t rounds = divide_up(tiles, multiprocessors());
-    return 4.0 + 1.4 * static_cast<double>(rounds * chunks_of(p.k));
+    return 4.0 + static_cast<double>(rounds) * (2.0 + 1.4 * static_cast<double>(chunks_of(p.k)));
 }
 
 void run(Stream stream, const Problem& p) {
