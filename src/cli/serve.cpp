@@ -16,6 +16,7 @@
 
 #include "cli/command.hpp"
 #include "cli/engine_flags.hpp"
+#include "cli/service_manager.hpp"
 #include "cli/settings.hpp"
 #include "server/server.hpp"
 
@@ -161,7 +162,9 @@ Expected<void> run_server(const Options& options, const std::vector<std::string>
         std::_Exit(0);  // nobody is being answered, and reading weights cannot be interrupted
     }
     if (const auto& loaded = loader.finish(); !loaded) return tl::unexpected<Error>(loaded.error());
+    notify_service_manager("READY=1");
     wait_for_signal(arrived.number(), -1);
+    notify_service_manager("STOPPING=1");
     // A second signal ends the process at once, as it would by itself.
     pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
     log.info(fmt::format("shutting down: requests have {} seconds to finish",

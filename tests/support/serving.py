@@ -1,10 +1,12 @@
 """A server for tests in Python: espalier serve on a free port, which its log names."""
 
+import json
 import os
 import re
 import subprocess
 import threading
 import time
+import urllib.error
 import urllib.request
 
 
@@ -39,6 +41,16 @@ class Server:
         request = urllib.request.Request(self.root + path, headers={"Authorization": f"Bearer {key}"} if key else {})
         with urllib.request.urlopen(request) as answer:
             return answer.read().decode()
+
+    def post(self, path, **body):
+        """The status of the answer, after all of it was read."""
+        request = urllib.request.Request(self.root + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request) as answer:
+                answer.read()
+                return answer.status
+        except urllib.error.HTTPError as error:
+            return error.code
 
     def metric(self, name, key=None):
         """The sum of its series, 0 where there is none yet."""
