@@ -22,12 +22,12 @@ std::vector<Case> cases() {
     std::vector<Case> all;
     for (const DType dtype : {DType::bf16, DType::e4m3})
         for (const auto& [n, k] : {std::pair{200, 128},
-                                  {72, 520},
-                                  {136, 1408},
-                                  {152, 2048},
-                                  {40, 3400},
-                                  {24, 7168},
-                                  {4400, 2048}})
+                                   {72, 520},
+                                   {136, 1408},
+                                   {152, 2048},
+                                   {40, 3400},
+                                   {24, 7168},
+                                   {4400, 2048}})
             all.push_back({dtype, n, k});
     for (const DType dtype : {DType::f32, DType::f16}) all.push_back({dtype, 37, 520});
     all.push_back({DType::bf16, 53, 563});  // x cannot be read 16 bytes at a time
