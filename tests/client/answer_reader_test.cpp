@@ -32,10 +32,9 @@ TEST(AnswerReader, ReadsACompletion) {
     const Read answer =
         read(event(R"({"choices":[{"text":"ab","finish_reason":null}]})") +
              event(R"({"choices":[{"text":"c","finish_reason":"stop"}],"usage":null})") +
-             event(R"({"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":9,
-                    "completion_tokens_details":{"accepted_prediction_tokens":4,
-                                                 "rejected_prediction_tokens":2}}})" +
-                   std::string()) +
+             event(R"({"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":9,)"
+                   R"("completion_tokens_details":{"accepted_prediction_tokens":4,)"
+                   R"("rejected_prediction_tokens":2}}})") +
              kDone + event("behind the end"));
     EXPECT_FALSE(answer.failure);
     EXPECT_EQ(answer.pieces, (std::vector<std::string>{"ab", "c"}));

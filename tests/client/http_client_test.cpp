@@ -84,7 +84,7 @@ TEST(HttpClient, BrokenAnswersAreFailuresByKind) {
         {{ok + "Content-Length: x\r\n\r\nab"}, FailureKind::protocol},
         {{ok + "Content-Length: 99999999999\r\n\r\nab"}, FailureKind::protocol},
         {{chunked + "zz\r\n"}, FailureKind::protocol},
-        {{chunked + "2\r\nabc\r\n"}, FailureKind::protocol},
+        {{chunked + "2\r\nabc\r\n"}, FailureKind::closed},
         {{chunked + "5\r\nab"}, FailureKind::closed},
         {{chunked + "ffffffffffffffff1\r\n"}, FailureKind::protocol},
         // Heads that do not end.

@@ -110,8 +110,10 @@ TEST(Prompts, AreIdsOfTheirRange) {
 TEST(Prompts, HaveNothingInCommon) {
     const LoadOptions options{.input_tokens = 200, .vocabulary = 1 << 24};
     std::set<int> seen;
-    for (std::size_t i = 0; i < 50; ++i)
-        for (const int id : Json::parse(request_body(options, i))["prompt"]) seen.insert(id);
+    for (std::size_t i = 0; i < 50; ++i) {
+        const Json body = Json::parse(request_body(options, i));
+        for (const int id : body["prompt"]) seen.insert(id);
+    }
     EXPECT_GT(seen.size(), 9'950u);  // of 10,000; about 3 pairs are equal by chance
 }
 
