@@ -4,7 +4,7 @@ DEMO_MODEL ?= models/sapling
 # Configures, builds and tests a workflow of CMakePresets.json.
 WORKFLOW = CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) CTEST_PARALLEL_LEVEL=$(JOBS) cmake --workflow --preset
 
-.PHONY: help demo serve test test-long build asan tsan fuzz cuda gpu-test install format format-check clean
+.PHONY: help demo serve test test-long test-clients build asan tsan fuzz cuda gpu-test install format format-check clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -32,6 +32,15 @@ test-long:
 	@tools/setup.sh long
 	@$(MAKE) --no-print-directory build TESTS=ON PYTHON=$(CURDIR)/.venv/bin/python3
 	ctest --preset long
+
+## make test-clients  the server with the official OpenAI client (PyPI, installed outside the tree)
+CLIENTS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/espalier/clients
+test-clients:
+	@tools/setup.sh long
+	@$(MAKE) --no-print-directory build TARGETS=espalier
+	@test -x $(CLIENTS)/bin/python3 || python3 -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/pip install -q --disable-pip-version-check openai==3.49.0
+	$(CLIENTS)/bin/python3 tests/clients/openai_client_test.py build/cpu/espalier $(DEMO_MODEL)
 
 ## make build      build/cpu/espalier and the tests, without set-up
 build:

@@ -22,8 +22,9 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
+from synthetic_weights import uniform
+
 PINNED = {"torch": "2.13.0", "transformers": "5.22.2"}
-MASK64 = (1 << 64) - 1
 FP8_BLOCK = 128
 CONTINUATION = 64
 DISTINCT_TOKENS = 12     # random models like to repeat themselves; a continuation must say at least this many tokens
@@ -36,23 +37,6 @@ NOISE_TRIALS = 64
 
 
 # ---- weights: a pure function of (name, seed, index) ----------------------------------------------------------------
-
-def fnv1a64(text):
-    value = 0xCBF29CE484222325
-    for byte in text.encode():
-        value = ((value ^ byte) * 0x100000001B3) & MASK64
-    return value
-
-
-def uniform(name, seed, count):
-    """u in [0, 1) with 24 bits, float64 [count]."""
-    start = (fnv1a64(name) + (seed + 1) * 0x9E3779B97F4A7C15) & MASK64
-    x = np.uint64(start) + np.arange(count, dtype=np.uint64) * np.uint64(0xD1B54A32D192ED03)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    x = x ^ (x >> np.uint64(31))
-    return (x >> np.uint64(40)).astype(np.float64) * 2.0**-24
-
 
 def f32(values, shape):
     return torch.from_numpy(values.astype(np.float32)).reshape(shape)

@@ -38,7 +38,10 @@ Expected<void> check_mask(const RowSpec& row) {
     if (row.mask == mla::MaskKind::dense)
         return fail(ErrorKind::unsupported,
                     "rows of a batch are full, causal or tree; dense masks are the library's");
-    if (row.mask != mla::MaskKind::tree) return {};
+    if (row.mask != mla::MaskKind::tree) {
+        if (row.tail_len == 0) return {};
+        return fail(ErrorKind::invalid, "a tail of {} slots in a row without words", row.tail_len);
+    }
     const std::size_t nodes = row.tokens.size();
     if (row.words.size() != nodes || row.depth.size() != nodes)
         return fail(ErrorKind::invalid, "a tree row of {} tokens has {} words and {} depths", nodes,
@@ -46,6 +49,14 @@ Expected<void> check_mask(const RowSpec& row) {
     if (nodes > mla::kMaxTail)
         return fail(ErrorKind::invalid, "a tree row of {} tokens: at most {} are possible", nodes,
                     mla::kMaxTail);
+    const auto q_len = static_cast<std::int32_t>(nodes);
+    if (row.tail_len == 0) return {};
+    if (row.tail_len < q_len || row.tail_len > mla::kMaxTail ||
+        row.tail_len - q_len > row.first_slot)
+        return fail(ErrorKind::invalid,
+                    "a tail of {} slots: between the row's {} tokens and {} are possible, and no "
+                    "more than the {} slots before it",
+                    row.tail_len, q_len, mla::kMaxTail, row.first_slot);
     return {};
 }
 
@@ -72,6 +83,11 @@ Expected<void> HostBatch::check_tokens(std::int64_t vocabulary) const {
             return fail(ErrorKind::invalid, "token id {} is outside the vocabulary of {}",
                         view.tokens[token], vocabulary);
     return {};
+}
+
+std::int32_t BatchBuilder::Row::tail_len() const {
+    if (spec.tail_len > 0) return spec.tail_len;
+    return std::min<std::int32_t>(q_len(), mla::kMaxTail);
 }
 
 // The arrays of BatchLayout, to be written.
@@ -207,12 +223,13 @@ void BatchBuilder::lay_tokens(const Arrays& arrays, std::size_t row) const {
     const RowSpec& spec = rows_[row].spec;
     const std::int64_t first = first_token(row);
     const bool tree = spec.mask == mla::MaskKind::tree;
+    const std::int32_t root_slot = rows_[row].kv_len() - rows_[row].tail_len();
     std::ranges::copy(spec.tokens, arrays.tokens + first);
     for (std::int32_t i = 0; i < rows_[row].q_len(); ++i) {
         const std::int32_t place = spec.first_slot + i;
         const auto index = static_cast<std::size_t>(i);
         const std::int64_t page = spec.block_table[static_cast<std::size_t>(place / kPageTokens)];
-        arrays.position[first + i] = tree ? spec.first_slot + spec.depth[index] : place;
+        arrays.position[first + i] = tree ? root_slot + spec.depth[index] : place;
         arrays.slot[first + i] = page * kPageTokens + place % kPageTokens;
         arrays.row_of[first + i] = static_cast<std::int32_t>(row);
         if (spec.form == Form::absorbed) arrays.words[first + i] = tree ? spec.words[index] : 0;
@@ -229,7 +246,7 @@ void BatchBuilder::lay_rows(const Arrays& arrays, Form form) const {
         if (row.spec.form != form) continue;
         to.q_indptr[count] = end;
         to.kv_len[count] = row.kv_len();
-        to.tail_len[count] = std::min<std::int32_t>(row.q_len(), mla::kMaxTail);
+        to.tail_len[count] = row.tail_len();
         to.table_row[count] = row.spec.table_row;
         to.mask[count] = row.spec.mask;
         end += row.q_len();

@@ -21,8 +21,11 @@ struct RowSpec {
     std::int32_t first_slot = 0;  // of the sequence, where the row's first token goes
     Form form = Form::absorbed;
     mla::MaskKind mask = mla::MaskKind::causal;
-    // Tree rows, at most 64 tokens: depth of each below the row's first (position = first_slot +
-    // depth) and ancestor words.
+    // Tree rows: the last tail_len slots, at most 64, hold the tree; 0: it is the row's own tokens.
+    // A longer tail begins with nodes that are in the cache already: that is how a draft model
+    // computes one level after another. depth: of each token below the tail's first slot, which is
+    // the root's (position = that slot + depth). words: over the tail.
+    std::int32_t tail_len = 0;
     std::span<const std::int32_t> depth;
     std::span<const std::uint64_t> words;
     std::int32_t gather = 0;  // how many of its last tokens want logits
@@ -69,6 +72,7 @@ class BatchBuilder {
         std::int64_t first_token = 0;  // among those of its form
         std::int32_t q_len() const { return static_cast<std::int32_t>(spec.tokens.size()); }
         std::int32_t kv_len() const { return spec.first_slot + q_len(); }
+        std::int32_t tail_len() const;
     };
     struct Arrays;
 

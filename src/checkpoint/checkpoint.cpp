@@ -76,17 +76,29 @@ Expected<WeightMap> read_index(const fs::path& path) {
 
 }  // namespace
 
-Expected<Checkpoint> Checkpoint::open(std::string_view model) {
-    Checkpoint result;
-    ESPALIER_ASSIGN_OR_RETURN(result.directory_, resolve_model_path(model));
-    const fs::path config_path = result.directory_ / "config.json";
+Expected<std::string> Checkpoint::find_config(std::string_view model) {
+    ESPALIER_ASSIGN_OR_RETURN(directory_, resolve_model_path(model));
+    const fs::path config_path = directory_ / "config.json";
     if (!is_there(config_path))
         return fail(ErrorKind::not_found, "{}: no config.json; is this a model directory?",
-                    result.directory_.string());
-    ESPALIER_ASSIGN_OR_RETURN(const std::string config_text,
-                              read_text_file(config_path, kMaxConfigBytes));
+                    directory_.string());
+    return read_text_file(config_path, kMaxConfigBytes);
+}
+
+Expected<Checkpoint> Checkpoint::open(std::string_view model) {
+    Checkpoint result;
+    ESPALIER_ASSIGN_OR_RETURN(const std::string config_text, result.find_config(model));
     ESPALIER_ASSIGN_OR_RETURN(result.config_, parse_model_config(config_text, "config.json"));
     ESPALIER_RETURN_IF_ERROR(result.read_generation_config());
+    ESPALIER_RETURN_IF_ERROR(result.open_files());
+    return result;
+}
+
+Expected<Checkpoint> Checkpoint::open_eagle3(std::string_view draft) {
+    Checkpoint result;
+    ESPALIER_ASSIGN_OR_RETURN(const std::string config_text, result.find_config(draft));
+    ESPALIER_ASSIGN_OR_RETURN(result.eagle3_, parse_eagle3_config(config_text, "config.json"));
+    result.config_ = result.eagle3_->layer;
     ESPALIER_RETURN_IF_ERROR(result.open_files());
     return result;
 }

@@ -16,6 +16,7 @@
 
 #include "base/error.hpp"
 #include "base/numeric.hpp"
+#include "checkpoint/eagle3_config.hpp"
 #include "checkpoint/model_config.hpp"
 #include "checkpoint/safetensors.hpp"
 
@@ -34,9 +35,12 @@ class Checkpoint {
   public:
     // Directory or ORG/NAME. Reads headers only; tensors are mapped.
     static Expected<Checkpoint> open(std::string_view model);
+    // The same for an EAGLE3 draft: config() is its layer's.
+    static Expected<Checkpoint> open_eagle3(std::string_view draft);
 
     const std::filesystem::path& directory() const { return directory_; }
     const ModelConfig& config() const { return config_; }
+    const std::optional<Eagle3Config>& eagle3() const { return eagle3_; }  // of a draft
     const GenerationDefaults& generation() const { return generation_; }
     const std::vector<std::unique_ptr<SafetensorsFile>>& files() const { return files_; }
 
@@ -58,6 +62,8 @@ class Checkpoint {
         const TensorEntry* entry;
     };
     Checkpoint() = default;
+    // Finds the directory and reads its config.json.
+    Expected<std::string> find_config(std::string_view model);
     Expected<void> read_generation_config();
     Expected<void> open_files();
     Expected<const SafetensorsFile*> open_file(const std::string& name);
@@ -66,6 +72,7 @@ class Checkpoint {
 
     std::filesystem::path directory_;
     ModelConfig config_;
+    std::optional<Eagle3Config> eagle3_;
     GenerationDefaults generation_;
     std::vector<std::unique_ptr<SafetensorsFile>> files_;
     std::map<std::string, Place, std::less<>> where_;  // by name without tensor_prefix

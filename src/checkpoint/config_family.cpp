@@ -38,16 +38,7 @@ struct ClassNames {
 };
 
 ClassNames class_names(ConfigFields& fields) {
-    ClassNames names{"", fields.text("model_type", "")};
-    const nlohmann::json* list = fields.find("architectures");
-    if (list == nullptr) return names;
-    if (!list->is_array() || list->empty() || !list->front().is_string()) {
-        fields.refuse(ErrorKind::invalid, "architectures is {}, expected a list of class names",
-                      list->is_array() ? "a list without a name" : ConfigFields::shown(*list));
-        return names;
-    }
-    names.class_name = list->front().get<std::string>();
-    return names;
+    return {class_name_of(fields), fields.text("model_type", "")};
 }
 
 Expected<void> refuse_relatives(const ClassNames& names, std::string_view place) {
@@ -75,6 +66,17 @@ std::optional<Architecture> architecture_of(const ClassNames& names) {
 }
 
 }  // namespace
+
+std::string class_name_of(ConfigFields& fields) {
+    const nlohmann::json* list = fields.find("architectures");
+    if (list == nullptr) return "";
+    if (!list->is_array() || list->empty() || !list->front().is_string()) {
+        fields.refuse(ErrorKind::invalid, "architectures is {}, expected a list of class names",
+                      list->is_array() ? "a list without a name" : ConfigFields::shown(*list));
+        return "";
+    }
+    return list->front().get<std::string>();
+}
 
 Expected<ConfigFamily> find_family(const nlohmann::json& document, std::string_view name) {
     ConfigFields outer(document, std::string(name));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of config.json that decide whether we can run the model at all: its class and its
-// rotary scaling (its quantisation: quantization.hpp). Each refuses by name what it does not know.
-// For model_config.cpp.
+// The parts of config.json that decide whether we can run the model at all: its class, its sizes,
+// its attention and its rotary scaling (its quantisation: quantization.hpp). Each refuses by name
+// what it does not know. For model_config.cpp and eagle3_config.cpp.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -25,6 +25,13 @@ struct ConfigFamily {
 
 Expected<ConfigFamily> find_family(const nlohmann::json& document, std::string_view name);
 
+// The first of "architectures"; empty: none is named.
+std::string class_name_of(ConfigFields& fields);
+
+// Vocabulary, widths, layers, positions, epsilon, tied head.
+void read_sizes(ConfigFields& fields, ModelConfig& config);
+// Heads, ranks and head dimensions.
+void read_attention(ConfigFields& fields, ModelConfig& config);
 // rope_theta and yarn, from rope_scaling or from the newer rope_parameters.
 void read_rope(ConfigFields& fields, ModelConfig& config);
 

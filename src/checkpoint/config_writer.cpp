@@ -37,13 +37,9 @@ Json rope_scaling_json(const std::optional<YarnScaling>& yarn) {
             {"type", "yarn"}};
 }
 
-}  // namespace
-
-std::string config_json_of(const ModelConfig& config, DType dtype) {
-    const FamilyWords& family = words_of(config.architecture);
+// What every layer's configuration has.
+Json common_json(const ModelConfig& config, DType dtype) {
     Json json;
-    json["architectures"] = {family.class_name};
-    json["model_type"] = family.model_type;
     json["attention_bias"] = config.attention_bias;
     json["bos_token_id"] = bos_json(config);
     json["eos_token_id"] = eos_json(config);
@@ -86,6 +82,34 @@ std::string config_json_of(const ModelConfig& config, DType dtype) {
     json["use_cache"] = true;
     json["v_head_dim"] = config.v_head_dim;
     json["vocab_size"] = config.vocab_size;
+    return json;
+}
+
+}  // namespace
+
+std::string eagle3_config_json_of(const Eagle3Config& config, DType dtype) {
+    Json json;
+    json["architectures"] = {"Eagle3DeepseekV2ForCausalLM"};
+    json["model_type"] = "deepseek_v3";
+    json.update(common_json(config.layer, dtype));
+    json["draft_vocab_size"] = config.draft_vocab_size;
+    json["target_hidden_size"] = config.target_hidden_size;
+    json["norm_before_residual"] = config.norm_before_residual;
+    json["norm_before_fc"] = config.norm_before_fc;
+    json["fc_norm"] = config.fc_norm;
+    json["norm_output"] = config.norm_output;
+    if (!config.aux_layer_ids.empty())
+        json["eagle_config"] = {{"eagle_aux_hidden_state_layer_ids", config.aux_layer_ids},
+                                {"use_aux_hidden_state", true}};
+    return json.dump(2) + "\n";
+}
+
+std::string config_json_of(const ModelConfig& config, DType dtype) {
+    const FamilyWords& family = words_of(config.architecture);
+    Json json;
+    json["architectures"] = {family.class_name};
+    json["model_type"] = family.model_type;
+    json.update(common_json(config, dtype));
     if (config.tensor_prefix.empty()) return json.dump(2) + "\n";
     Json outer;
     outer["architectures"] = {"KimiK25ForConditionalGeneration"};

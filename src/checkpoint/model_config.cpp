@@ -37,6 +37,8 @@ std::int64_t read_count(ConfigFields& fields, const char* key, std::int64_t high
     return fields.integer(key, 0, high, fields.is_null(key) ? 0 : absent);
 }
 
+}  // namespace
+
 void read_attention(ConfigFields& fields, ModelConfig& config) {
     config.num_attention_heads = fields.integer("num_attention_heads", 1, 128);
     const std::int64_t kv_heads =
@@ -62,6 +64,8 @@ void read_attention(ConfigFields& fields, ModelConfig& config) {
     if (!fields.boolean("rope_interleave", true))
         fields.refuse(ErrorKind::unsupported, "rope_interleave is false, only true is supported");
 }
+
+namespace {
 
 void read_routing(ConfigFields& fields, ModelConfig& config) {
     const bool v2 = config.architecture == Architecture::deepseek_v2;
@@ -152,6 +156,8 @@ void read_experts(ConfigFields& fields, ModelConfig& config) {
             fields.refuse(ErrorKind::unsupported, "{} is {}, only 1 is supported", key, ranks);
 }
 
+}  // namespace
+
 void read_sizes(ConfigFields& fields, ModelConfig& config) {
     config.vocab_size = fields.integer("vocab_size", 1, kMaxVocabulary);
     config.hidden_size = fields.integer("hidden_size", 1, kMaxWidth);
@@ -164,6 +170,8 @@ void read_sizes(ConfigFields& fields, ModelConfig& config) {
     if (const std::string act = fields.text("hidden_act", "silu"); act != "silu")
         fields.refuse(ErrorKind::unsupported, "hidden_act is '{}', only 'silu' is supported", act);
 }
+
+namespace {
 
 void read_token_ids(ConfigFields& fields, ModelConfig& config) {
     config.eos_token_ids = fields.token_ids("eos_token_id", config.vocab_size);

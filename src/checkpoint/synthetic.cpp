@@ -147,6 +147,21 @@ Expected<void> write_tensor(const TensorSpec& spec, std::uint64_t seed, OutputFi
     return {};
 }
 
+Expected<void> write_shards(std::span<const Shard> shards, std::uint64_t seed,
+                            const std::filesystem::path& directory, ThreadPool& pool,
+                            Counter& counter) {
+    std::vector<std::byte> buffer(kTaskElements * kTasksPerWrite * sizeof(std::int64_t));
+    for (const Shard& shard : shards) {
+        OutputFile file(directory / shard.file);
+        const std::string head = safetensors_head(shard);
+        ESPALIER_RETURN_IF_ERROR(file.write(head.data(), head.size()));
+        for (const TensorSpec& spec : shard.tensors)
+            ESPALIER_RETURN_IF_ERROR(write_tensor(spec, seed, file, buffer, pool, counter));
+        ESPALIER_RETURN_IF_ERROR(file.close());
+    }
+    return {};
+}
+
 Expected<void> make_empty_directory(const std::filesystem::path& directory) {
     std::error_code error;
     std::filesystem::create_directories(directory, error);
@@ -179,15 +194,7 @@ Expected<void> write_synthetic(const SyntheticModel& model, const std::filesyste
     const std::vector<Shard> shards =
         split_into_shards(std::move(tensors), model.shard_limit_bytes);
 
-    std::vector<std::byte> buffer(kTaskElements * kTasksPerWrite * sizeof(float));
-    for (const Shard& shard : shards) {
-        OutputFile file(directory / shard.file);
-        const std::string head = safetensors_head(shard);
-        ESPALIER_RETURN_IF_ERROR(file.write(head.data(), head.size()));
-        for (const TensorSpec& spec : shard.tensors)
-            ESPALIER_RETURN_IF_ERROR(write_tensor(spec, model.seed, file, buffer, pool, counter));
-        ESPALIER_RETURN_IF_ERROR(file.close());
-    }
+    ESPALIER_RETURN_IF_ERROR(write_shards(shards, model.seed, directory, pool, counter));
     if (shards.size() > 1)
         ESPALIER_RETURN_IF_ERROR(write_text(directory / "model.safetensors.index.json",
                                             index_json(shards, counter.total)));
@@ -196,6 +203,20 @@ Expected<void> write_synthetic(const SyntheticModel& model, const std::filesyste
         write_text(directory / "tokenizer_config.json", synthetic_tokenizer_config_json()));
     ESPALIER_RETURN_IF_ERROR(
         write_text(directory / "generation_config.json", generation_config_json_of(model.config)));
+    return write_text(directory / "config.json", config_text);
+}
+
+Expected<void> write_synthetic_draft(const SyntheticDraft& draft,
+                                     const std::filesystem::path& directory, ThreadPool& pool,
+                                     const SyntheticProgress& progress) {
+    const std::string config_text = eagle3_config_json_of(draft.config, draft.tensors.dtype);
+    ESPALIER_RETURN_IF_ERROR(parse_eagle3_config(config_text, "config.json"));
+    ESPALIER_RETURN_IF_ERROR(make_empty_directory(directory));
+    Counter counter{progress};
+    auto tensors = list_eagle3_tensors(draft.config, draft.tensors);
+    for (const TensorSpec& spec : tensors) counter.total += spec.bytes();
+    const std::vector<Shard> shards = split_into_shards(std::move(tensors), 0);
+    ESPALIER_RETURN_IF_ERROR(write_shards(shards, draft.seed, directory, pool, counter));
     return write_text(directory / "config.json", config_text);
 }
 

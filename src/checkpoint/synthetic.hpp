@@ -33,9 +33,19 @@ struct SyntheticModel {
     bool repeat_mtp_embeddings = false;   // see TensorListOptions
 };
 
+// An EAGLE3 draft; its d2t spreads its tokens evenly over the target's.
+struct SyntheticDraft {
+    Eagle3Config config;
+    Eagle3ListOptions tensors;  // dtype and what is there
+    std::uint64_t seed = 0;
+};
+
 // Names for --preset and their models.
 std::vector<std::string_view> synthetic_preset_names();
 Expected<SyntheticModel> synthetic_preset(std::string_view name);
+// A small EAGLE3 draft for a model: half of its vocabulary, three taps, a layer like its dense
+// ones.
+SyntheticDraft synthetic_draft_for(const SyntheticModel& model);
 
 // Called with bytes done and bytes in all.
 using SyntheticProgress = std::function<void(std::uint64_t done, std::uint64_t total)>;
@@ -46,11 +56,18 @@ using SyntheticProgress = std::function<void(std::uint64_t done, std::uint64_t t
 Expected<void> write_synthetic(const SyntheticModel& model, const std::filesystem::path& directory,
                                ThreadPool& pool, const SyntheticProgress& progress = {});
 
+// The draft in the same way: config.json and model.safetensors.
+Expected<void> write_synthetic_draft(const SyntheticDraft& draft,
+                                     const std::filesystem::path& directory, ThreadPool& pool,
+                                     const SyntheticProgress& progress = {});
+
 // Elements [first, first + count) of a tensor, in its stored dtype, into `out`
 // (count·bytes_of(spec.type) bytes).
 void synthetic_values(const TensorSpec& spec, std::uint64_t seed, std::uint64_t first,
                       std::uint64_t count, std::byte* out);
 
+// config.json such that parse_eagle3_config(…) gives `config` back.
+std::string eagle3_config_json_of(const Eagle3Config& config, DType dtype);
 // config.json and generation_config.json such that parse_model_config(…) gives `config` back.
 std::string config_json_of(const ModelConfig& config, DType dtype);
 std::string generation_config_json_of(const ModelConfig& config);

@@ -2,6 +2,7 @@
 // The models `espalier make-model --preset` knows: two tiny ones of either architecture, for tests,
 // and two whose attention has the width of the published models but whose weights fit a small
 // machine, for benchmarks.
+#include <algorithm>
 #include <array>
 
 #include "checkpoint/synthetic.hpp"
@@ -96,6 +97,30 @@ std::vector<std::string_view> synthetic_preset_names() {
     std::vector<std::string_view> names;
     for (const Preset& preset : kPresets) names.push_back(preset.name);
     return names;
+}
+
+SyntheticDraft synthetic_draft_for(const SyntheticModel& model) {
+    const ModelConfig& target = model.config;
+    SyntheticDraft draft;
+    ModelConfig& layer = draft.config.layer;
+    layer.vocab_size = target.vocab_size;
+    layer.hidden_size = target.hidden_size;
+    layer.num_hidden_layers = 1;
+    layer.num_attention_heads = target.num_attention_heads;
+    layer.q_lora_rank = target.q_lora_rank;
+    layer.intermediate_size = target.intermediate_size;
+    layer.rms_norm_eps = target.rms_norm_eps;
+    layer.rope_theta = target.rope_theta;
+    layer.yarn = target.yarn;
+    layer.max_position_embeddings = target.max_position_embeddings;
+    layer.fp8_block = target.fp8_block;
+    draft.config.target_hidden_size = target.hidden_size;
+    draft.config.draft_vocab_size = std::max<std::int64_t>(1, target.vocab_size / 2);
+    const std::int64_t layers = target.num_hidden_layers;
+    draft.config.aux_layer_ids = {0, layers / 2, layers};
+    draft.tensors.dtype = model.dtype;
+    draft.seed = model.seed;
+    return draft;
 }
 
 Expected<SyntheticModel> synthetic_preset(std::string_view name) {

@@ -46,8 +46,38 @@ Affine affine_of(const TensorSpec& spec) {
         case TensorRole::router:
         case TensorRole::projection:
             return {amplitude(), 2.0, -1.0, 0.0};
+        case TensorRole::draft_offset:
+        case TensorRole::draft_member:
+            break;
     }
-    return {};
+    CHECK(false, "tensor '{}' holds no numbers of a model", spec.name);
+}
+
+// A draft's token i is the target's ⌊i · V / Vd⌋: spread over the vocabulary, ascending.
+std::int64_t target_token(std::int64_t draft, std::int64_t draft_size, std::int64_t target_size) {
+    return draft * target_size / draft_size;
+}
+
+void fill_offsets(const TensorSpec& spec, std::uint64_t first, std::uint64_t count,
+                  std::byte* out) {
+    for (std::uint64_t i = 0; i < count; ++i) {
+        const auto draft = static_cast<std::int64_t>(first + i);
+        const std::int64_t offset = target_token(draft, spec.shape[0], spec.inputs) - draft;
+        std::memcpy(out + i * sizeof(offset), &offset, sizeof(offset));
+    }
+}
+
+void fill_members(const TensorSpec& spec, std::uint64_t first, std::uint64_t count,
+                  std::byte* out) {
+    const std::int64_t target_size = spec.shape[0], draft_size = spec.inputs;
+    for (std::uint64_t i = 0; i < count; ++i) {
+        const auto token = static_cast<std::int64_t>(first + i);
+        // The least draft token whose target is not below it.
+        const std::int64_t draft = (token * draft_size + target_size - 1) / target_size;
+        const bool is_member =
+            draft < draft_size && target_token(draft, draft_size, target_size) == token;
+        out[i] = std::byte{is_member};
+    }
 }
 
 template <typename Convert>
@@ -67,6 +97,8 @@ void fill(const TensorSpec& spec, std::uint64_t seed, std::uint64_t first, std::
 
 void synthetic_values(const TensorSpec& spec, std::uint64_t seed, std::uint64_t first,
                       std::uint64_t count, std::byte* out) {
+    if (spec.role == TensorRole::draft_offset) return fill_offsets(spec, first, count, out);
+    if (spec.role == TensorRole::draft_member) return fill_members(spec, first, count, out);
     switch (spec.type) {
         case StoredType::f32:
             return fill(spec, seed, first, count, out, [](float v) { return v; });

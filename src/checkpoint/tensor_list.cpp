@@ -26,11 +26,11 @@ StoredType stored(DType dtype) {
 
 class Lister {
   public:
-    Lister(const ModelConfig& config, const TensorListOptions& options)
+    Lister(const ModelConfig& config, DType dtype, bool repeat_mtp_embeddings)
         : config_(config),
-          options_(options),
-          projection_type_(stored(options.dtype)),
-          plain_type_(options.dtype == DType::e4m3 ? StoredType::bf16 : projection_type_) {}
+          repeat_mtp_embeddings_(repeat_mtp_embeddings),
+          projection_type_(stored(dtype)),
+          plain_type_(dtype == DType::e4m3 ? StoredType::bf16 : projection_type_) {}
 
     std::vector<TensorSpec> all() {
         const std::int64_t hidden = config_.hidden_size;
@@ -42,6 +42,30 @@ class Lister {
             matrix("lm_head.weight", TensorRole::head, config_.vocab_size, hidden);
         for (std::int64_t extra = 0; extra < config_.num_nextn_predict_layers; ++extra)
             mtp_layer(config_.num_hidden_layers + extra);
+        return std::move(specs_);
+    }
+
+    std::vector<TensorSpec> eagle3(const Eagle3Config& draft, const Eagle3ListOptions& options) {
+        const std::int64_t hidden = config_.hidden_size;
+        const std::int64_t taps = draft.taps() * draft.target_hidden_size;
+        if (draft.norm_before_fc) norm("input_norm.weight", taps);
+        for (std::int64_t tap = 0; draft.fc_norm && tap < draft.taps(); ++tap)
+            norm(fmt::format("fc_norm.{}.weight", tap), draft.target_hidden_size);
+        projection("fc", hidden, taps);
+        norm(options.layer + "input_layernorm.weight", hidden);
+        norm(options.layer + "hidden_norm.weight", hidden);
+        attention(options.layer + "self_attn.", 2 * hidden);
+        norm(options.layer + "post_attention_layernorm.weight", hidden);
+        feed_forward(options.layer + "mlp.", config_.intermediate_size);
+        norm("norm.weight", hidden);
+        matrix("lm_head.weight", TensorRole::head, draft.draft_vocab_size, hidden);
+        if (options.embedding)
+            matrix("embed_tokens.weight", TensorRole::embedding, config_.vocab_size, hidden);
+        if (draft.draft_vocab_size == config_.vocab_size) return std::move(specs_);
+        add("d2t", TensorRole::draft_offset, StoredType::i64, {draft.draft_vocab_size},
+            config_.vocab_size);
+        add("t2d", TensorRole::draft_member, StoredType::boolean, {config_.vocab_size},
+            draft.draft_vocab_size);
         return std::move(specs_);
     }
 
@@ -70,7 +94,7 @@ class Lister {
 
     void decoder_layer(const std::string& prefix, std::int64_t layer) {
         norm(prefix + "input_layernorm.weight", config_.hidden_size);
-        attention(prefix + "self_attn.");
+        attention(prefix + "self_attn.", config_.hidden_size);
         norm(prefix + "post_attention_layernorm.weight", config_.hidden_size);
         if (config_.layer_is_moe(layer))
             experts(prefix + "mlp.");
@@ -78,23 +102,23 @@ class Lister {
             feed_forward(prefix + "mlp.", config_.intermediate_size);
     }
 
-    void attention(const std::string& prefix) {
-        const std::int64_t hidden = config_.hidden_size;
+    // input: the width that queries and keys are projected from
+    void attention(const std::string& prefix, std::int64_t input) {
         const std::int64_t heads = config_.num_attention_heads;
         const std::int64_t query = heads * (config_.qk_nope_head_dim + config_.qk_rope_head_dim);
         if (config_.q_lora_rank > 0) {
-            projection(prefix + "q_a_proj", config_.q_lora_rank, hidden);
+            projection(prefix + "q_a_proj", config_.q_lora_rank, input);
             norm(prefix + "q_a_layernorm.weight", config_.q_lora_rank);
             projection(prefix + "q_b_proj", query, config_.q_lora_rank);
         } else {
-            projection(prefix + "q_proj", query, hidden);
+            projection(prefix + "q_proj", query, input);
         }
         projection(prefix + "kv_a_proj_with_mqa", config_.kv_lora_rank + config_.qk_rope_head_dim,
-                   hidden);
+                   input);
         norm(prefix + "kv_a_layernorm.weight", config_.kv_lora_rank);
         projection(prefix + "kv_b_proj", heads * (config_.qk_nope_head_dim + config_.v_head_dim),
                    config_.kv_lora_rank);
-        projection(prefix + "o_proj", hidden, heads * config_.v_head_dim);
+        projection(prefix + "o_proj", config_.hidden_size, heads * config_.v_head_dim);
     }
 
     void feed_forward(const std::string& prefix, std::int64_t width) {
@@ -121,7 +145,7 @@ class Lister {
     void mtp_layer(std::int64_t layer) {
         const std::int64_t hidden = config_.hidden_size;
         const std::string prefix = fmt::format("model.layers.{}.", layer);
-        if (options_.repeat_mtp_embeddings)
+        if (repeat_mtp_embeddings_)
             matrix(prefix + "embed_tokens.weight", TensorRole::embedding, config_.vocab_size,
                    hidden);
         norm(prefix + "enorm.weight", hidden);
@@ -129,13 +153,13 @@ class Lister {
         projection(prefix + "eh_proj", hidden, 2 * hidden);
         decoder_layer(prefix, layer);
         norm(prefix + "shared_head.norm.weight", hidden);
-        if (options_.repeat_mtp_embeddings)
+        if (repeat_mtp_embeddings_)
             matrix(prefix + "shared_head.head.weight", TensorRole::head, config_.vocab_size,
                    hidden);
     }
 
     const ModelConfig& config_;
-    const TensorListOptions& options_;
+    bool repeat_mtp_embeddings_;
     StoredType projection_type_;
     StoredType plain_type_;
     std::int64_t expert_ = -1;
@@ -151,7 +175,12 @@ std::uint64_t TensorSpec::elements() const {
 }
 
 std::vector<TensorSpec> list_tensors(const ModelConfig& config, const TensorListOptions& options) {
-    return Lister(config, options).all();
+    return Lister(config, options.dtype, options.repeat_mtp_embeddings).all();
+}
+
+std::vector<TensorSpec> list_eagle3_tensors(const Eagle3Config& config,
+                                            const Eagle3ListOptions& options) {
+    return Lister(config.layer, options.dtype, false).eagle3(config, options);
 }
 
 }  // namespace espalier::checkpoint

@@ -8,19 +8,22 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/eagle3_config.hpp"
 #include "checkpoint/model_config.hpp"
 #include "checkpoint/safetensors.hpp"
 
 namespace espalier::checkpoint {
 
 enum class TensorRole : std::uint8_t {
-    embedding,    // embed_tokens, also the one an MTP layer may repeat
-    head,         // lm_head, shared_head.head
-    norm,         // 1-D weights of RMS norms
-    router,       // mlp.gate.weight
-    router_bias,  // mlp.gate.e_score_correction_bias, always f32
-    projection,   // every other matrix; the only role stored as FP8
-    scale,        // weight_scale_inv of an FP8 projection, always f32
+    embedding,     // embed_tokens, also the one an MTP layer may repeat
+    head,          // lm_head, shared_head.head
+    norm,          // 1-D weights of RMS norms
+    router,        // mlp.gate.weight
+    router_bias,   // mlp.gate.e_score_correction_bias, always f32
+    projection,    // every other matrix; the only role stored as FP8
+    scale,         // weight_scale_inv of an FP8 projection, always f32
+    draft_offset,  // d2t: target id − draft id, for each token of a draft
+    draft_member,  // t2d: whether a draft has the target's token
 };
 
 struct TensorSpec {
@@ -29,7 +32,7 @@ struct TensorSpec {
     StoredType type = StoredType::f32;
     std::vector<std::int64_t> shape;
     // Width k of the matrix a value belongs to (a scale's own matrix, not the scale's shape); 0 for
-    // 1-D.
+    // 1-D, but for a draft's vocabulary the size of the other one.
     std::int64_t inputs = 0;
     // Index of the expert of a routed projection, −1 elsewhere: active parameters count only the
     // chosen ones.
@@ -48,5 +51,14 @@ struct TensorListOptions {
 
 // In the order of the layers. `config` must be one that parse_model_config would accept.
 std::vector<TensorSpec> list_tensors(const ModelConfig& config, const TensorListOptions& options);
+
+struct Eagle3ListOptions {
+    DType dtype = DType::bf16;
+    std::string layer = "midlayer.";  // what its layer is called; "layers.0." is published too
+    bool embedding = false;           // it has one of its own
+};
+// Of an EAGLE3 draft. d2t and t2d are there where its vocabulary is not the target's.
+std::vector<TensorSpec> list_eagle3_tensors(const Eagle3Config& config,
+                                            const Eagle3ListOptions& options);
 
 }  // namespace espalier::checkpoint

@@ -34,9 +34,20 @@ struct Options {
     std::string table = "md";
 };
 
+// Names joined by +.
+std::vector<std::string> drafter_names(const std::string& joined) {
+    std::vector<std::string> names;
+    for (std::size_t begin = 0; begin <= joined.size();) {
+        const std::size_t end = std::min(joined.find('+', begin), joined.size());
+        names.push_back(joined.substr(begin, end - begin));
+        begin = end + 1;
+    }
+    return names;
+}
+
 struct Configuration {
     std::int64_t clients = 1;
-    std::string speculate;
+    std::string speculate;  // drafters, joined by +
     std::vector<LoadResult> rounds;
     std::string name() const {
         return fmt::format("{} client{} {}", clients, clients == 1 ? "" : "s", speculate);
@@ -88,7 +99,7 @@ class Bench {
     Expected<LoadResult> measure(const Configuration& one, const std::vector<LoadRequest>& load,
                                  const std::string& trace) {
         runtime::EngineOptions engine = options_.engine.engine;
-        engine.speculate = one.speculate;
+        engine.speculate = drafter_names(one.speculate);
         engine.trace = trace;
         if (engine.sizes.rows == 0) engine.sizes.rows = one.clients;
         if (engine.sizes.pages == 0) engine.sizes.pages = pages_for_clients(load_, one.clients);
@@ -167,10 +178,16 @@ Expected<void> run(Options options) {
                     "--trace writes one run, but --concurrency, --speculate and --rounds make {}",
                     runs);
     ESPALIER_ASSIGN_OR_RETURN(const runtime::ModelFiles files,
-                              runtime::ModelFiles::open(options.model));
-    ESPALIER_ASSIGN_OR_RETURN(
-        const runtime::SizeFacts facts,
-        runtime::size_facts(*files.checkpoint, options.engine.load.kv_format));
+                              runtime::ModelFiles::open(options.model, options.engine.draft));
+    runtime::DrafterChoice drafters;  // of all configurations
+    for (const std::string& speculate : options.speculate) {
+        ESPALIER_ASSIGN_OR_RETURN(const runtime::DrafterChoice one,
+                                  runtime::choose_drafters(drafter_names(speculate), files));
+        drafters.mtp = drafters.mtp || one.mtp;
+        drafters.eagle3 = drafters.eagle3 || one.eagle3;
+    }
+    ESPALIER_ASSIGN_OR_RETURN(const runtime::SizeFacts facts,
+                              runtime::size_facts(files, drafters, options.engine.load.kv_format));
     runtime::SizeOptions largest = options.engine.engine.sizes;
     ESPALIER_ASSIGN_OR_RETURN(
         std::vector<LoadRequest> load,
@@ -181,8 +198,10 @@ Expected<void> run(Options options) {
     if (largest.rows == 0) largest.rows = clients;
     if (largest.pages == 0) largest.pages = pages_for_clients(load, clients);
     ESPALIER_ASSIGN_OR_RETURN(const EngineSizes sizes, runtime::derive_sizes(largest, facts));
-    ESPALIER_ASSIGN_OR_RETURN(runtime::LoadedModel loaded,
-                              load_model(files.checkpoint, sizes, options.engine.load));
+    ESPALIER_ASSIGN_OR_RETURN(
+        runtime::LoadedModel loaded,
+        load_model(files.checkpoint, sizes,
+                   runtime::with_drafters(options.engine.load, drafters, files)));
     std::int64_t prompt_tokens = 0, output_tokens = 0;
     for (const LoadRequest& one : load) {
         prompt_tokens += std::ssize(one.request.prompt);
@@ -258,10 +277,10 @@ Run add_bench_engine(CLI::App& bench) {
         ->capture_default_str();
     command
         ->add_option("--speculate", options->speculate,
-                     std::string(EngineFlags::kSpeculateHelp) + "; a list compares them")
+                     std::string(EngineFlags::kSpeculateHelp) +
+                         "; several drafters at once are joined by +, a list compares them")
         ->delimiter(',')
         ->allow_extra_args(false)
-        ->check(CLI::IsMember(runtime::kDrafterNames))
         ->capture_default_str();
     options->engine.add_to(*command, {.rows = "0: one for each client",
                                       .pages = "0: the longest request for each client"});

@@ -29,6 +29,8 @@ void EngineFlags::add_to(CLI::App& command, const Defaults& defaults) {
             ->check(CLI::IsMember({first, other}))
             ->default_str(first);
     };
+    command.add_option("--draft", draft,
+                       "EAGLE3 draft for the model: directory or ORG/NAME in the local hub cache");
     runtime::SizeOptions& sizes = engine.sizes;
     number("--rows", sizes.rows, fmt::format("Requests in a step at most; {}", defaults.rows));
     number("--pages", sizes.pages,

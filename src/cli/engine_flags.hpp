@@ -14,6 +14,7 @@ namespace espalier::cli {
 struct EngineFlags {
     runtime::EngineOptions engine;
     runtime::LoadOptions load;
+    std::string draft;  // an EAGLE3 draft: a directory or ORG/NAME
 
     // How a command chooses what is not given.
     struct Defaults {
@@ -24,7 +25,9 @@ struct EngineFlags {
     void add_to(CLI::App& command, const Defaults& defaults);
 
     static constexpr const char* kSpeculateHelp =
-        "Drafts: ngram (what followed the same tokens before in the text) or off";
+        "Drafts: ngram (what followed the same tokens before in the text), mtp (the model's own "
+        "prediction layer), eagle3 (the draft of --draft), several of them, auto (all there are) "
+        "or off";
 };
 
 void add_threads_flag(CLI::App& command, int& threads);

@@ -75,8 +75,10 @@ Expected<EngineSizes> sizes_for(const engine::Request& request, const EngineFlag
                                 const runtime::ModelFiles& files) {
     runtime::SizeOptions sizes = flags.engine.sizes;
     const checkpoint::ModelConfig& config = files.checkpoint->config();
+    ESPALIER_ASSIGN_OR_RETURN(const runtime::DrafterChoice drafters,
+                              runtime::choose_drafters(flags.engine.speculate, files));
     ESPALIER_ASSIGN_OR_RETURN(const runtime::SizeFacts facts,
-                              runtime::size_facts(*files.checkpoint, flags.load.kv_format));
+                              runtime::size_facts(files, drafters, flags.load.kv_format));
     engine::RequestLimits limits;
     limits.vocabulary = config.vocab_size;
     limits.sizes.max_model_len =
@@ -243,7 +245,7 @@ void report(const Options& options, const engine::Request& request, const Result
     fmt::print("\n");
     std::fflush(stdout);
     const std::string drafts =
-        options.engine.engine.speculate == "off"
+        options.engine.engine.speculate == std::vector<std::string>{"off"}
             ? ""
             : fmt::format(", {:.2f} accepted drafts per step", totals.acceptance());
     const std::string seed = request.sampling.temperature < 1e-5f
@@ -258,14 +260,18 @@ void report(const Options& options, const engine::Request& request, const Result
 
 Expected<void> run(const Options& options) {
     ESPALIER_ASSIGN_OR_RETURN(const runtime::ModelFiles files,
-                              runtime::ModelFiles::open(options.model));
+                              runtime::ModelFiles::open(options.model, options.engine.draft));
     ESPALIER_ASSIGN_OR_RETURN(engine::Request request,
                               options.sampling.make(files.checkpoint->generation()));
     request.logprobs = options.logprobs;
     ESPALIER_ASSIGN_OR_RETURN(request.prompt, prompt_tokens(options, files));
     ESPALIER_ASSIGN_OR_RETURN(const EngineSizes sizes, sizes_for(request, options.engine, files));
-    ESPALIER_ASSIGN_OR_RETURN(runtime::LoadedModel loaded,
-                              load_model(files.checkpoint, sizes, options.engine.load));
+    ESPALIER_ASSIGN_OR_RETURN(const runtime::DrafterChoice drafters,
+                              runtime::choose_drafters(options.engine.engine.speculate, files));
+    ESPALIER_ASSIGN_OR_RETURN(
+        runtime::LoadedModel loaded,
+        load_model(files.checkpoint, sizes,
+                   runtime::with_drafters(options.engine.load, drafters, files)));
     if (!options.logits.empty())
         ESPALIER_RETURN_IF_ERROR(write_logits(options.logits, *loaded.model, request.prompt));
     ESPALIER_ASSIGN_OR_RETURN(
@@ -296,6 +302,8 @@ Run add_generate(CLI::App& app) {
     command->add_flag("--special", options->special, "Recognise special tokens in the prompt");
     command
         ->add_option("--speculate", options->engine.engine.speculate, EngineFlags::kSpeculateHelp)
+        ->delimiter(',')
+        ->allow_extra_args(false)
         ->check(CLI::IsMember(runtime::kDrafterNames))
         ->capture_default_str();
     options->engine.add_to(

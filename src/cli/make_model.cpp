@@ -19,6 +19,7 @@ struct Options {
     std::string preset = "tiny-v3";
     std::string out;
     std::string dtype;
+    std::string eagle3;
     std::uint64_t seed = 0;
 };
 
@@ -52,6 +53,10 @@ Expected<void> run(const Options& options) {
     }
     fmt::print("{}: {} of random weights ({}, seed {})\n", options.out,
                bytes_text(static_cast<double>(written)), options.preset, options.seed);
+    if (options.eagle3.empty()) return {};
+    ESPALIER_RETURN_IF_ERROR(checkpoint::write_synthetic_draft(
+        checkpoint::synthetic_draft_for(model), options.eagle3, pool));
+    fmt::print("{}: an EAGLE3 draft for it\n", options.eagle3);
     return {};
 }
 
@@ -70,6 +75,8 @@ Run add_make_model(CLI::App& app) {
     command->add_option("--out", options->out, "Directory to write; new or empty")->required();
     command->add_option("--dtype", options->dtype,
                         "f32, f16, bf16 or fp8; the preset's own if not given");
+    command->add_option("--eagle3", options->eagle3,
+                        "Directory for an EAGLE3 draft of random weights for the model");
     command->add_option("--seed", options->seed, "Other random weights")->capture_default_str();
     return [options] { return run(*options); };
 }

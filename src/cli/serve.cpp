@@ -98,7 +98,10 @@ class Loader {
   private:
     Expected<void> load(const Options& options, server::Server& server, server::Log& log) {
         const auto start = std::chrono::steady_clock::now();
-        runtime::RuntimeOptions wanted{options.model, options.engine.load, options.engine.engine};
+        runtime::RuntimeOptions wanted{.model = options.model,
+                                       .draft = options.engine.draft,
+                                       .load = options.engine.load,
+                                       .engine = options.engine.engine};
         ProgressBar bar("loading");
         wanted.load.progress = [&](std::uint64_t done, std::uint64_t total) {
             bar.update(done, total);
@@ -142,6 +145,7 @@ bool wait_for_signal(int signals, int loaded) {
 Expected<void> run_server(const Options& options, const std::vector<std::string>& ignored) {
     const sigset_t signals = ending_signals();
     pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // in every thread from here on
+    std::signal(SIGPIPE, SIG_IGN);  // nobody reads the log any more: no reason to end
     const Descriptor arrived(signalfd(-1, &signals, SFD_CLOEXEC));
     server::raise_file_limit();
     server::Log log(options.server.log_format == "json" ? server::Log::Format::json
@@ -169,10 +173,11 @@ Expected<void> run_server(const Options& options, const std::vector<std::string>
 
 Expected<void> explain(const Options& options, const CLI::App& command, const Sources& sources) {
     ESPALIER_ASSIGN_OR_RETURN(const runtime::ModelFiles files,
-                              runtime::ModelFiles::open(options.model));
-    ESPALIER_ASSIGN_OR_RETURN(
-        const runtime::SizeFacts facts,
-        runtime::size_facts(*files.checkpoint, options.engine.load.kv_format));
+                              runtime::ModelFiles::open(options.model, options.engine.draft));
+    ESPALIER_ASSIGN_OR_RETURN(const runtime::DrafterChoice drafters,
+                              runtime::choose_drafters(options.engine.engine.speculate, files));
+    ESPALIER_ASSIGN_OR_RETURN(const runtime::SizeFacts facts,
+                              runtime::size_facts(files, drafters, options.engine.load.kv_format));
     ESPALIER_ASSIGN_OR_RETURN(const EngineSizes sizes,
                               runtime::derive_sizes(options.engine.engine.sizes, facts));
     ESPALIER_ASSIGN_OR_RETURN(const int threads,
@@ -230,6 +235,8 @@ Run add_serve(CLI::App& app) {
     server::ServerOptions::flags(ServerFlags{*command}, options->server);
     command
         ->add_option("--speculate", options->engine.engine.speculate, EngineFlags::kSpeculateHelp)
+        ->delimiter(',')
+        ->allow_extra_args(false)
         ->check(CLI::IsMember(runtime::kDrafterNames))
         ->capture_default_str();
     options->engine.engine.sizes.step_tokens = kStepTokens;

@@ -9,9 +9,14 @@ namespace espalier::engine {
 
 Expected<std::unique_ptr<ModelTarget>> ModelTarget::create(model::DeepseekModel& model,
                                                            std::int64_t page_count) {
-    ESPALIER_ASSIGN_OR_RETURN(
-        cache::KvStorage storage,
-        cache::KvStorage::create(model.device(), model.kv_layout(), page_count));
+    return create(model, model.kv_layout(), page_count);
+}
+
+Expected<std::unique_ptr<ModelTarget>> ModelTarget::create(model::DeepseekModel& model,
+                                                           const cache::KvLayout& layout,
+                                                           std::int64_t page_count) {
+    ESPALIER_ASSIGN_OR_RETURN(cache::KvStorage storage,
+                              cache::KvStorage::create(model.device(), layout, page_count));
     return std::unique_ptr<ModelTarget>(new ModelTarget(model, std::move(storage)));
 }
 

@@ -19,6 +19,10 @@ class ModelTarget final : public Target {
     // Borrows the model, which is not used otherwise meanwhile; owns the cache.
     static Expected<std::unique_ptr<ModelTarget>> create(model::DeepseekModel& model,
                                                          std::int64_t page_count);
+    // layout: the model's own with draft layers beside it.
+    static Expected<std::unique_ptr<ModelTarget>> create(model::DeepseekModel& model,
+                                                         const cache::KvLayout& layout,
+                                                         std::int64_t page_count);
 
     const TargetInfo& info() const override { return info_; }
     Expected<void> reserve(const ops::SamplingCapacity& capacity) override;

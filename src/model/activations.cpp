@@ -11,7 +11,8 @@ namespace {
 // Lays out every activation through `take(bytes)`, so that planning and taking cannot disagree.
 template <typename Take>
 Activations lay_out(Take&& take, const checkpoint::ModelConfig& config, DType act,
-                    std::int64_t tokens, std::int64_t gather) {
+                    const Activations::Sizes& most) {
+    const auto [tokens, gather, input_width] = most;
     const auto matrix = [&](std::int64_t rows, std::int64_t cols, DType dtype) {
         return Matrix{take(rows * cols * static_cast<std::int64_t>(bytes_of(dtype))), dtype, rows,
                       cols, cols};
@@ -30,6 +31,8 @@ Activations lay_out(Take&& take, const checkpoint::ModelConfig& config, DType ac
     a.residual = matrix(tokens, hidden, DType::f32);
     a.partial = matrix(tokens, hidden, DType::f32);
     a.normed = matrix(tokens, hidden, act);
+    const bool wider = input_width != 0 && input_width != hidden;
+    a.attention_input = wider ? matrix(tokens, input_width, act) : a.normed;
     a.normed_exact = matrix(tokens, hidden, DType::f32);
     a.cos_sin = matrix(tokens, mla::kRope, DType::f32);
     a.q_a = matrix(tokens, q_lora, DType::f32);
@@ -66,20 +69,20 @@ Activations lay_out(Take&& take, const checkpoint::ModelConfig& config, DType ac
 }  // namespace
 
 Activations Activations::take(Arena& arena, const checkpoint::ModelConfig& config, DType act,
-                              std::int64_t max_tokens, std::int64_t max_gather) {
+                              const Sizes& most) {
     return lay_out([&](std::int64_t bytes) { return arena.take<std::byte>(bytes); }, config, act,
-                   max_tokens, max_gather);
+                   most);
 }
 
 std::size_t Activations::plan_bytes(const checkpoint::ModelConfig& config, DType act,
-                                    std::int64_t max_tokens, std::int64_t max_gather) {
+                                    const Sizes& most) {
     std::size_t total = 0;
     lay_out(
         [&](std::int64_t bytes) -> std::byte* {
             total += (static_cast<std::size_t>(bytes) + 63) / 64 * 64;
             return nullptr;
         },
-        config, act, max_tokens, max_gather);
+        config, act, most);
     return total;
 }
 

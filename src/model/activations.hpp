@@ -16,25 +16,28 @@ namespace espalier::model {
 // Matrices have the rows of the largest batch (T tokens, G gathered); a step works on slices of
 // them. "act" is bf16 for bf16 and FP8 weights, f32 otherwise.
 struct Activations {
-    Matrix residual;       // [T, hidden] f32
-    Matrix partial;        // [T, hidden] f32: what is about to be added to it
-    Matrix normed;         // [T, hidden] act
-    Matrix normed_exact;   // [T, hidden] f32, for the router
-    Matrix cos_sin;        // [T, 64] f32
-    Matrix q_a;            // [T, q_lora] f32
-    Matrix kv_a;           // [T, 576] f32
-    Matrix q_low;          // [T, q_lora] act
-    Matrix q;              // [T, H·192] f32
-    Matrix q_act;          // [T, H·192] act: nope and, in the decompressed form, rotated rope
-    Matrix q_absorbed;     // [T, H·576] act
-    Matrix latent;         // [T, 512] f32
-    Matrix key_rope;       // [T, 64] f32
-    Matrix out_latent;     // [T, H·512] act
-    Matrix out;            // [T, H·128] act
-    Matrix gate_up;        // [T, 2·width] f32: dense layers and shared experts
-    Matrix gated;          // [T, width] act
-    Matrix shared_out;     // [T, hidden] f32
-    Matrix router_logits;  // [T, experts] f32
+    Matrix residual;  // [T, hidden] f32
+    Matrix partial;   // [T, hidden] f32: what is about to be added to it
+    Matrix normed;    // [T, hidden] act
+    // What attention projects: the layer's normed input, in the place of `normed` unless it is
+    // wider.
+    Matrix attention_input;  // [T, input width] act
+    Matrix normed_exact;     // [T, hidden] f32, for the router
+    Matrix cos_sin;          // [T, 64] f32
+    Matrix q_a;              // [T, q_lora] f32
+    Matrix kv_a;             // [T, 576] f32
+    Matrix q_low;            // [T, q_lora] act
+    Matrix q;                // [T, H·192] f32
+    Matrix q_act;            // [T, H·192] act: nope and, in the decompressed form, rotated rope
+    Matrix q_absorbed;       // [T, H·576] act
+    Matrix latent;           // [T, 512] f32
+    Matrix key_rope;         // [T, 64] f32
+    Matrix out_latent;       // [T, H·512] act
+    Matrix out;              // [T, H·128] act
+    Matrix gate_up;          // [T, 2·width] f32: dense layers and shared experts
+    Matrix gated;            // [T, width] act
+    Matrix shared_out;       // [T, hidden] f32
+    Matrix router_logits;    // [T, experts] f32
     ops::ExpertPlan plan{};
     Matrix pair_gate_up;                // [T·top_k, 2·I] f32
     Matrix pair_gated;                  // [T·top_k, I] act
@@ -47,11 +50,16 @@ struct Activations {
     std::int64_t* move_source = nullptr;
     std::int64_t* move_destination = nullptr;
 
+    struct Sizes {
+        std::int64_t tokens = 0;           // T
+        std::int64_t gather = 0;           // G
+        std::int64_t attention_input = 0;  // width; 0: hidden
+    };
     // Takes everything from the arena; plan_bytes() says how much that is.
     static Activations take(Arena& arena, const checkpoint::ModelConfig& config, DType act,
-                            std::int64_t max_tokens, std::int64_t max_gather);
+                            const Sizes& most);
     static std::size_t plan_bytes(const checkpoint::ModelConfig& config, DType act,
-                                  std::int64_t max_tokens, std::int64_t max_gather);
+                                  const Sizes& most);
 };
 
 }  // namespace espalier::model

@@ -47,13 +47,14 @@ DecoderRule::DecoderRule(const checkpoint::ModelConfig& config)
 Expected<void> DecoderLayer::write_kv(const batch::BatchView& batch, const mla::KvPages& kv) const {
     const AttentionWeights& w = weights_.attention;
     const std::int64_t tokens = batch.cap_tokens;
-    const Matrix normed = a_.normed.slice(0, tokens);
-    backend_.rms_norm(context_, a_.residual.slice(0, tokens), weights_.input_norm.data(),
-                      rule_.epsilon, normed, {});
+    const Matrix input = a_.attention_input.slice(0, tokens);
+    if (!weights_.input_norm.empty())
+        backend_.rms_norm(context_, a_.residual.slice(0, tokens), weights_.input_norm.data(),
+                          rule_.epsilon, input, {});
     const Matrix kv_a = a_.kv_a.slice(0, tokens);
     const Matrix latent = a_.latent.slice(0, tokens);
     const Matrix key_rope = a_.key_rope.slice(0, tokens);
-    backend_.product(context_, normed, w.kv_a.view(), kv_a, ops::Store::assign);
+    backend_.product(context_, input, w.kv_a.view(), kv_a, ops::Store::assign);
     backend_.rms_norm(context_, kv_a.columns(0, mla::kLatent), w.kv_a_norm.data(), kLowRankEpsilon,
                       latent, {});
     backend_.rope(context_, kv_a.columns(mla::kLatent, mla::kRope), 0, 1,
@@ -70,11 +71,11 @@ Expected<void> DecoderLayer::write_kv(const batch::BatchView& batch, const mla::
     return kernels_.append(context_, append);
 }
 
-// The norm that write_kv left → q f32, its rope part not yet rotated; the other part also as
+// The input that write_kv left → q f32, its rope part not yet rotated; the other part also as
 // products and attention read it.
 void DecoderLayer::project_queries(std::int64_t tokens) const {
     const AttentionWeights& w = weights_.attention;
-    Matrix input = a_.normed.slice(0, tokens);
+    Matrix input = a_.attention_input.slice(0, tokens);
     if (!w.q_a_norm.empty()) {
         const Matrix q_a = a_.q_a.slice(0, tokens);
         const Matrix q_low = a_.q_low.slice(0, tokens);

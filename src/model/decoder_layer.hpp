@@ -54,7 +54,7 @@ class DecoderLayer {
           weights_(weights) {}
 
     // The KV half: norm → kv_a → norm, rope → the batch's slots of the cache. Leaves the input's
-    // norm in activations.normed.
+    // norm in activations.attention_input; a layer without input_norm finds it there.
     Expected<void> write_kv(const batch::BatchView& batch, const mla::KvPages& kv) const;
     // After write_kv of the same layer: residual += attention.
     Expected<void> attention(const batch::BatchView& batch, const mla::KvPages& kv) const;

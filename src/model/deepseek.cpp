@@ -65,8 +65,8 @@ struct DeepseekModel::State {
           rule(config),
           activations_arena(std::move(activations)),
           scratch(std::move(scratch_memory)),
-          a(Activations::take(activations_arena, config, weights.format.input(), limits.max_tokens,
-                              limits.max_gather)),
+          a(Activations::take(activations_arena, config, weights.format.input(),
+                              {.tokens = limits.max_tokens, .gather = limits.max_gather})),
           context{device, scratch} {}
 
     Expected<void> check_batch(const batch::BatchView& batch, const cache::KvStorage& kv) const;
@@ -150,8 +150,8 @@ Expected<DeepseekModel> DeepseekModel::create(const checkpoint::ModelConfig& con
     if (bounded.max_rows == 0) bounded.max_rows = static_cast<std::int32_t>(bounded.max_tokens);
     const DType act = weights.format.input();
     ESPALIER_ASSIGN_OR_RETURN(const mla::KvFormat format, kv_format_for(act, settings.kv_format));
-    const std::size_t activation_bytes =
-        Activations::plan_bytes(config, act, bounded.max_tokens, bounded.max_gather);
+    const std::size_t activation_bytes = Activations::plan_bytes(
+        config, act, {.tokens = bounded.max_tokens, .gather = bounded.max_gather});
     const std::size_t scratch_bytes = std::max(
         backend.scratch_bytes(bounded.max_tokens, bounded.max_gather, config.vocab_size,
                               device.workers()),

@@ -53,7 +53,7 @@ struct MoeWeights {
 };
 
 struct LayerWeights {
-    DeviceVector input_norm;  // [hidden]
+    DeviceVector input_norm;  // [hidden]; empty: the layer is handed its normed input
     AttentionWeights attention;
     DeviceVector post_attention_norm;         // [hidden]
     std::optional<FeedForwardWeights> dense;  // exactly one of dense and moe

@@ -14,6 +14,23 @@ namespace {
 
 constexpr int kMaxThreads = 1024;
 
+// Draft KV lies in the target's pages, in its format.
+Expected<std::shared_ptr<const draft::Eagle3Weights>> load_eagle3(
+    std::shared_ptr<const checkpoint::Checkpoint> draft, const model::Weights& target,
+    const LoadedModel& loaded, const Progress& progress) {
+    ESPALIER_ASSIGN_OR_RETURN(
+        draft::Eagle3Weights weights,
+        draft::Eagle3Weights::load(std::move(draft), loaded.checkpoint->config(), *loaded.device,
+                                   *loaded.backend, progress));
+    const WeightFormat& format = weights.layer.attention.o.view().format;
+    if (format.input() != target.format.input())
+        return fail_field(ErrorKind::unsupported, "draft",
+                          "its weights are {}, the model's {}: BF16 and F8_E4M3 ones do not mix "
+                          "with F32 and F16 ones",
+                          name_of(format.code), name_of(target.format.code));
+    return std::make_shared<const draft::Eagle3Weights>(std::move(weights));
+}
+
 }  // namespace
 
 std::optional<mla::KvFormat> parse_kv_format(std::string_view name) {
@@ -58,7 +75,11 @@ Expected<LoadedModel> LoadedModel::load(std::shared_ptr<const checkpoint::Checkp
     ESPALIER_ASSIGN_OR_RETURN(
         model::Weights weights,
         model::Weights::load(loaded.checkpoint, *loaded.device, *loaded.backend,
-                             {.progress = options.progress}));
+                             {.mtp = options.mtp, .progress = options.progress}));
+    if (options.draft != nullptr) {
+        ESPALIER_ASSIGN_OR_RETURN(loaded.eagle3,
+                                  load_eagle3(options.draft, weights, loaded, options.progress));
+    }
     loaded.load_seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     ESPALIER_ASSIGN_OR_RETURN(

@@ -13,6 +13,7 @@
 #include "base/engine_sizes.hpp"
 #include "base/error.hpp"
 #include "checkpoint/checkpoint.hpp"
+#include "draft/eagle3_weights.hpp"
 #include "mla/contract.hpp"
 #include "model/deepseek.hpp"
 #include "ops/ops.hpp"
@@ -26,6 +27,8 @@ struct LoadOptions {
     int threads = 0;  // 0: OMP_NUM_THREADS if set, otherwise one per core
     // Of the cache; see model::ModelSettings. None: the one whose bits are the activations' own.
     std::optional<mla::KvFormat> kv_format = {};
+    bool mtp = false;  // the model's multi-token-prediction layer too
+    std::shared_ptr<const checkpoint::Checkpoint> draft = {};  // and this EAGLE3 draft
     Progress progress = {};
 };
 
@@ -35,6 +38,7 @@ struct LoadedModel {
     std::unique_ptr<ops::Backend> backend;
     std::unique_ptr<mla::Kernels> kernels;
     std::unique_ptr<model::DeepseekModel> model;
+    std::shared_ptr<const draft::Eagle3Weights> eagle3;  // null: not asked for
     CpuVariant variant = CpuVariant::portable;
     std::optional<mla::KvFormat> kv_format;  // where it was asked for
     double load_seconds = 0;

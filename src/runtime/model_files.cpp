@@ -5,12 +5,17 @@
 
 namespace espalier::runtime {
 
-Expected<ModelFiles> ModelFiles::open(const std::string& name) {
+Expected<ModelFiles> ModelFiles::open(const std::string& name, const std::string& draft) {
     ModelFiles files;
     files.name = name;
     ESPALIER_ASSIGN_OR_RETURN(checkpoint::Checkpoint opened, checkpoint::Checkpoint::open(name));
     ESPALIER_ASSIGN_OR_RETURN(text::Tokenizer tokenizer, text::Tokenizer::load(opened.directory()));
     files.checkpoint = std::make_shared<const checkpoint::Checkpoint>(std::move(opened));
+    if (!draft.empty()) {
+        ESPALIER_ASSIGN_OR_RETURN(checkpoint::Checkpoint head,
+                                  checkpoint::Checkpoint::open_eagle3(draft));
+        files.draft = std::make_shared<const checkpoint::Checkpoint>(std::move(head));
+    }
     files.tokenizer = std::make_shared<const text::Tokenizer>(std::move(tokenizer));
     return files;
 }

@@ -18,9 +18,11 @@ namespace espalier::runtime {
 struct ModelFiles {
     std::string name;  // as it was asked for: a directory or ORG/NAME
     std::shared_ptr<const checkpoint::Checkpoint> checkpoint;
+    std::shared_ptr<const checkpoint::Checkpoint> draft;  // an EAGLE3 draft for it; null: none
     std::shared_ptr<const text::Tokenizer> tokenizer;
 
-    static Expected<ModelFiles> open(const std::string& name);
+    // draft: as name; empty: none.
+    static Expected<ModelFiles> open(const std::string& name, const std::string& draft = "");
 
     // A prompt's tokens, the model's first one included; at least one, all of the vocabulary.
     Expected<std::vector<std::int32_t>> encode_prompt(std::string_view text,

@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/running_engine.hpp"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <random>
 #include <utility>
 
 #include "engine/model_target.hpp"
-#include "speculate/ngram.hpp"
 
 namespace espalier::runtime {
 namespace {
@@ -17,25 +13,15 @@ std::uint64_t random_bits() {
     return (std::uint64_t{std::random_device{}()} << 32) | std::random_device{}();
 }
 
-using Drafters = std::vector<std::unique_ptr<speculate::Drafter>>;
-
-Expected<Drafters> make_drafters(const std::string& name) {
-    Drafters drafters;
-    if (name == "ngram")
-        drafters.push_back(std::make_unique<speculate::NgramDrafter>(speculate::NgramLimits{}));
-    else if (name != "off")
-        return fail_field(ErrorKind::invalid, "speculate", "{}, not one of {}", name,
-                          fmt::join(kDrafterNames, ", "));
-    return drafters;
-}
-
-engine::StepperSettings settings_for(const EngineSizes& sizes, const EngineOptions& options) {
+engine::StepperSettings settings_for(const EngineSizes& sizes, const EngineOptions& options,
+                                     const DrafterChoice& drafters) {
     engine::StepperSettings settings;
     static_cast<EngineSizes&>(settings.schedule) = sizes;
     settings.schedule.prefill_segment = options.prefill_segment;
     settings.schedule.prefix_cache = options.prefix_cache;
     settings.schedule.reuse_generated = options.reuse_generated;
     settings.schedule.hash_seed = options.hash_seed ? *options.hash_seed : random_bits();
+    settings.schedule.reserve_windows = drafters.runs_models();
     settings.grant = options.grant;
     return settings;
 }
@@ -52,20 +38,26 @@ Expected<RunningEngine> RunningEngine::start(const ModelFiles& files, LoadedMode
                                              const EngineOptions& options) {
     RunningEngine running;
     running.tokenizer_ = files.tokenizer;
-    const engine::StepperSettings settings = settings_for(sizes, options);
+    ESPALIER_ASSIGN_OR_RETURN(const DrafterChoice drafters,
+                              choose_drafters(options.speculate, files));
+    const engine::StepperSettings settings = settings_for(sizes, options, drafters);
     if (!options.trace.empty()) {
-        std::vector<std::string> drafters;
-        if (options.speculate != "off") drafters.push_back(options.speculate);
         ESPALIER_ASSIGN_OR_RETURN(const trace::Header header,
                                   replay::describe({*files.checkpoint, files.name, loaded.variant,
                                                     loaded.device->workers(), settings,
-                                                    std::move(drafters), kv_format_name(loaded)}));
+                                                    drafters.names(), kv_format_name(loaded)}));
         ESPALIER_ASSIGN_OR_RETURN(running.recorder_, replay::Recorder::open(options.trace, header));
     }
-    ESPALIER_ASSIGN_OR_RETURN(auto target,
-                              engine::ModelTarget::create(*loaded.model, sizes.page_count));
+    const draft::DraftSet models = draft_set(loaded, drafters);
+    ESPALIER_ASSIGN_OR_RETURN(
+        auto target, engine::ModelTarget::create(*loaded.model, models.layout(), sizes.page_count));
+    ESPALIER_ASSIGN_OR_RETURN(model::TapMemory taps, models.make_taps(sizes.max_step_tokens));
+    running.taps_ = std::make_unique<model::TapMemory>(std::move(taps));
+    cache::KvStorage& storage = target->storage();
     engine::StepperParts parts{std::move(target), *running.tokenizer_, {}, engine::steady_clock()};
-    ESPALIER_ASSIGN_OR_RETURN(parts.drafters, make_drafters(options.speculate));
+    parts.taps = running.taps_->taps();
+    ESPALIER_ASSIGN_OR_RETURN(
+        parts.drafters, make_drafters(loaded, drafters, sizes, storage, running.taps_->taps()));
     parts.observer = running.recorder_.get();
     ESPALIER_ASSIGN_OR_RETURN(running.engine_, engine::Engine::create(std::move(parts), settings));
     return running;

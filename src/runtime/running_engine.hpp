@@ -12,20 +12,19 @@
 #include "base/engine_sizes.hpp"
 #include "base/error.hpp"
 #include "engine/engine.hpp"
+#include "model/taps.hpp"
 #include "replay/recorder.hpp"
+#include "runtime/drafters.hpp"
 #include "runtime/loaded_model.hpp"
 #include "runtime/model_files.hpp"
 #include "runtime/sizes.hpp"
 
 namespace espalier::runtime {
 
-// What drafts: ngram is what followed the same tokens before in the text.
-inline const std::vector<std::string> kDrafterNames = {"ngram", "off"};
-
 // Everything about an engine that a user may choose.
 struct EngineOptions {
     SizeOptions sizes;
-    std::string speculate = "ngram";  // one of kDrafterNames
+    std::vector<std::string> speculate = {"ngram"};  // of kDrafterNames; see choose_drafters
     engine::NodeGrant grant = engine::NodeGrant::measured;
     // See schedule::SchedulerOptions.
     bool prefix_cache = true;
@@ -39,7 +38,7 @@ struct EngineOptions {
 
 class RunningEngine {
   public:
-    // The model outlives the engine. Measures the step time first if it speculates.
+    // The model outlives the engine, and was loaded with what the engine's drafters need.
     static Expected<RunningEngine> start(const ModelFiles& files, LoadedModel& loaded,
                                          const EngineSizes& sizes, const EngineOptions& options);
     engine::Engine& engine() { return *engine_; }
@@ -48,7 +47,9 @@ class RunningEngine {
 
   private:
     std::shared_ptr<const text::Tokenizer> tokenizer_;
-    std::unique_ptr<replay::Recorder> recorder_;  // before the engine, and so outlives it
+    // These outlive the engine.
+    std::unique_ptr<replay::Recorder> recorder_;
+    std::unique_ptr<model::TapMemory> taps_;
     std::unique_ptr<engine::Engine> engine_;
 };
 

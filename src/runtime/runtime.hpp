@@ -17,6 +17,7 @@ namespace espalier::runtime {
 
 struct RuntimeOptions {
     std::string model;  // a directory or ORG/NAME in the hub cache
+    std::string draft;  // an EAGLE3 draft for it, named alike; empty: none
     LoadOptions load;
     EngineOptions engine;
 };
@@ -24,7 +25,7 @@ struct RuntimeOptions {
 class Runtime {
   public:
     static Expected<Runtime> open(const RuntimeOptions& options);
-    // For those who had to look into the files first; options.model is not read.
+    // For those who had to look into the files first; options.model and options.draft are not read.
     static Expected<Runtime> open(ModelFiles files, const RuntimeOptions& options);
 
     const ModelFiles& files() const { return files_; }

@@ -95,16 +95,18 @@ std::int64_t memory_bytes() {
     return std::min(machine, group);
 }
 
-Expected<SizeFacts> size_facts(const checkpoint::Checkpoint& checkpoint,
+Expected<SizeFacts> size_facts(const ModelFiles& files, const DrafterChoice& drafters,
                                std::optional<mla::KvFormat> kv_format) {
-    const checkpoint::ModelConfig& config = checkpoint.config();
-    ESPALIER_ASSIGN_OR_RETURN(const mla::KvFormat own, kv_format_of(checkpoint));
-    const mla::KvFormat format = kv_format.value_or(own);
-    return SizeFacts{
-        .context = config.max_position_embeddings,
-        .weight_bytes = static_cast<std::int64_t>(checkpoint.total_bytes()),
-        .page_bytes = cache::make_layout(config.num_hidden_layers, format).bytes_per_page(),
-        .memory_bytes = memory_bytes()};
+    const checkpoint::ModelConfig& config = files.checkpoint->config();
+    ESPALIER_ASSIGN_OR_RETURN(const mla::KvFormat own, kv_format_of(*files.checkpoint));
+    const cache::KvLayout layout = layout_with(
+        cache::make_layout(config.num_hidden_layers, kv_format.value_or(own)), drafters, files);
+    std::uint64_t weights = files.checkpoint->total_bytes();
+    if (drafters.eagle3) weights += files.draft->total_bytes();
+    return SizeFacts{.context = config.max_position_embeddings,
+                     .weight_bytes = static_cast<std::int64_t>(weights),
+                     .page_bytes = layout.bytes_per_page(),
+                     .memory_bytes = memory_bytes()};
 }
 
 Expected<EngineSizes> derive_sizes(const SizeOptions& options, const SizeFacts& facts) {

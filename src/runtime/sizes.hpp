@@ -21,6 +21,8 @@
 #include "base/error.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "mla/contract.hpp"
+#include "runtime/drafters.hpp"
+#include "runtime/model_files.hpp"
 
 namespace espalier::runtime {
 
@@ -38,7 +40,7 @@ struct SizeOptions {
 struct SizeFacts {
     std::int64_t context = 0;       // max_position_embeddings
     std::int64_t weight_bytes = 0;  // all of them stay in memory
-    std::int64_t page_bytes = 0;    // a page of the cache, all layers
+    std::int64_t page_bytes = 0;    // a page of the cache, all layers, the drafts' too
     std::int64_t memory_bytes = 0;  // of the machine
 };
 
@@ -47,7 +49,7 @@ Expected<mla::KvFormat> kv_format_of(const checkpoint::Checkpoint& checkpoint);
 // What this process may have: the machine's memory, or its control group's limit.
 std::int64_t memory_bytes();
 // kv_format: as LoadOptions has it.
-Expected<SizeFacts> size_facts(const checkpoint::Checkpoint& checkpoint,
+Expected<SizeFacts> size_facts(const ModelFiles& files, const DrafterChoice& drafters,
                                std::optional<mla::KvFormat> kv_format = {});
 
 // Pure. An error names the option and both numbers.

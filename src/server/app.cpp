@@ -71,6 +71,8 @@ const App::Route App::kRoutes[] = {
     {"GET", "/v1/models", false, true, &App::models},
     {"GET", "/v1/models/*", false, true, &App::one_model},
     {"POST", "/v1/completions", false, true, &App::completions},
+    {"POST", "/v1/chat/completions", false, true, &App::chat},
+    {"POST", "/apply-template", false, true, &App::apply_template},
     {"POST", "/tokenize", false, true, &App::tokenize},
     {"POST", "/detokenize", false, true, &App::detokenize},
 };
@@ -184,9 +186,8 @@ void App::health(HttpRequest&, const std::shared_ptr<Exchange>& exchange) {
 // Alive while it loads and drains too: a restart would help nobody then.
 void App::live(HttpRequest&, const std::shared_ptr<Exchange>& exchange) {
     if (!model_) return send(exchange, {.body = R"({"status":"loading"})"});
-    const engine::Engine& engine = model_->engine();
-    const engine::EngineStatus status = engine.status();
-    const double age = static_cast<double>(engine.now() - status.heartbeat) * 1e-9;
+    const engine::EngineStatus status = model_->engine().status();
+    const double age = model_->heartbeat_age_seconds(status);
     if (status.state == engine::EngineState::failed || age > options_.heartbeat_seconds)
         return send(exchange, error_response(unavailable(fmt::format(
                                   "the engine has not come round for {:.0f} seconds{}{}", age,
@@ -240,6 +241,10 @@ void App::completions(HttpRequest& request, const std::shared_ptr<Exchange>& exc
     generate(Api::completions, request, exchange);
 }
 
+void App::chat(HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {
+    generate(Api::chat, request, exchange);
+}
+
 void App::generate(Api api, HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {
     const auto generation = std::make_shared<Generation>(
         *context_, model_, api, guard_.tenant(request), exchange, [this](const Generation* over) {
@@ -274,6 +279,10 @@ void App::run_work(HttpRequest& request, const std::shared_ptr<Exchange>& exchan
 
 void App::tokenize(HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {
     run_work(request, exchange, tokenize_body);
+}
+
+void App::apply_template(HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {
+    run_work(request, exchange, apply_template_body);
 }
 
 void App::detokenize(HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {

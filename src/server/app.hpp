@@ -62,6 +62,8 @@ class App final : public HttpHandler {
     void one_model(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
     void metrics(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
     void completions(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
+    void chat(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
+    void apply_template(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
     void tokenize(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
     void detokenize(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
     void generate(Api api, HttpRequest& request, const std::shared_ptr<Exchange>& exchange);

@@ -109,23 +109,33 @@ Expected<void> Generation::submit(Prepared& prepared) {
     engine::Engine& engine = model_->engine();
     if (context_.request_time.count() > 0)
         parsed.engine.deadline = engine.now() + context_.request_time.count();
+    if (api_ == Api::chat) {
+        ESPALIER_ASSIGN_OR_RETURN(EchoedPrompt prompt, model_->encode(parsed.chat));
+        return submit_prompt(prepared, std::move(prompt), "messages");
+    }
     for (std::size_t i = 0; i < parsed.prompts.size(); ++i) {
         const std::string field =
             parsed.prompts.size() > 1 ? fmt::format("prompt[{}]", i) : "prompt";
         ESPALIER_ASSIGN_OR_RETURN(EchoedPrompt prompt, model_->encode(parsed.prompts[i], field));
-        engine::Request request = parsed.engine;
-        request.prompt = prompt.tokens;
-        auto stream = engine.submit(std::move(request), wake_up());
-        if (!stream) {
-            Error error = std::move(stream.error());
-            if (error.field.starts_with("prompt") && parsed.prompts.size() > 1)
-                error = with_field(std::move(error), field);
-            return tl::unexpected<Error>(std::move(error));
-        }
-        prepared.streams.push_back(std::move(*stream));
-        if (!parsed.echo) prompt = {};
-        prepared.prompts.push_back(std::move(prompt));
+        ESPALIER_RETURN_IF_ERROR(submit_prompt(prepared, std::move(prompt), field));
     }
+    return {};
+}
+
+Expected<void> Generation::submit_prompt(Prepared& prepared, EchoedPrompt prompt,
+                                         const std::string& field) {
+    engine::Request request = prepared.request.engine;
+    request.prompt = prompt.tokens;
+    auto stream = model_->engine().submit(std::move(request), wake_up());
+    if (!stream) {
+        Error error = std::move(stream.error());
+        if (error.field.starts_with("prompt") && field != "prompt")
+            error = with_field(std::move(error), field);
+        return tl::unexpected<Error>(std::move(error));
+    }
+    prepared.streams.push_back(std::move(*stream));
+    if (!prepared.request.echo) prompt = {};
+    prepared.prompts.push_back(std::move(prompt));
     return {};
 }
 

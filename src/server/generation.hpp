@@ -59,6 +59,7 @@ class Generation final : public ExchangeListener, public std::enable_shared_from
     void prepare(const std::string& body, Prepared& prepared);
     std::function<void()> wake_up();
     Expected<void> submit(Prepared& prepared);
+    Expected<void> submit_prompt(Prepared& prepared, EchoedPrompt prompt, const std::string& field);
     void begin(Prepared& prepared);
     void pump();
     void take_updates(std::string& out);

@@ -5,11 +5,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/error.hpp"
+#include "chat/template.hpp"
 #include "runtime/runtime.hpp"
 #include "server/generation_request.hpp"
 #include "server/options.hpp"
@@ -32,6 +34,8 @@ class ServedModel {
     bool is_called(std::string_view name) const;
     std::int64_t created() const { return created_; }
     engine::Engine& engine() const { return engine_; }
+    // Since the engine's thread last came round; before it first does, since the model was ready.
+    double heartbeat_age_seconds(const engine::EngineStatus& status) const;
     const text::Tokenizer& tokenizer() const { return *files_.tokenizer; }
     const checkpoint::GenerationDefaults& defaults() const {
         return files_.checkpoint->generation();
@@ -45,17 +49,24 @@ class ServedModel {
     // bytes than the longest.
     Expected<std::vector<std::int32_t>> encode_text(std::string_view text, bool add_first,
                                                     const std::string& field) const;
+    // A chat in the form of the model's template. What the template refuses is the request's fault.
+    Expected<chat::Rendered> render(const ChatInput& chat) const;
+    // Special tokens are taken where the template wrote them, not where a message has them.
+    Expected<EchoedPrompt> encode(const ChatInput& chat) const;
     // Prompts of other tenants or salts never share pages; 0 is everybody who names neither.
     std::uint64_t salt_of(std::size_t tenant, std::string_view cache_salt) const;
 
   private:
+    Expected<void> check_bytes(std::string_view text, const std::string& field) const;
     ServedModel(const runtime::ModelFiles& files, engine::Engine& engine,
-                std::vector<std::string> names);
+                std::vector<std::string> names, std::optional<chat::Template> chat_template);
 
     const runtime::ModelFiles& files_;
     engine::Engine& engine_;
     const std::vector<std::string> names_;
+    const std::optional<chat::Template> template_;  // none: the model has none
     const std::int64_t created_;
+    const schedule::Time started_;    // on the engine's clock
     const std::string salt_key_;      // random, so that clients cannot choose salts that meet
     std::int64_t longest_token_ = 1;  // bytes
 };

@@ -21,13 +21,23 @@ Expected<std::string> tokenize_body(const ServedModel& model, const std::string&
     Fields fields(json);
     std::string prompt;
     bool add_special_tokens = true, return_token_strs = false;
-    if (!fields.has("prompt")) fields.fail_at("prompt", "is missing");
+    const bool is_chat = fields.has("messages");
+    ChatInput chat;
+    if (is_chat)
+        chat = read_chat(fields);
+    else if (!fields.has("prompt"))
+        fields.fail_at("prompt", "is missing");
     fields.read("prompt", prompt);
     fields.read("add_special_tokens", add_special_tokens);
     fields.read("return_token_strs", return_token_strs);
     ESPALIER_RETURN_IF_ERROR(fields.result());
-    ESPALIER_ASSIGN_OR_RETURN(const std::vector<std::int32_t> tokens,
-                              model.encode_text(prompt, add_special_tokens, "prompt"));
+    std::vector<std::int32_t> tokens;
+    if (is_chat) {
+        ESPALIER_ASSIGN_OR_RETURN(EchoedPrompt encoded, model.encode(chat));
+        tokens = std::move(encoded.tokens);
+    } else {
+        ESPALIER_ASSIGN_OR_RETURN(tokens, model.encode_text(prompt, add_special_tokens, "prompt"));
+    }
     OrderedJson answer = {
         {"count", tokens.size()}, {"max_model_len", model.max_model_len()}, {"tokens", tokens}};
     if (return_token_strs) {
@@ -37,6 +47,15 @@ Expected<std::string> tokenize_body(const ServedModel& model, const std::string&
         answer["token_strs"] = std::move(texts);
     }
     return dump(answer);
+}
+
+Expected<std::string> apply_template_body(const ServedModel& model, const std::string& body) {
+    ESPALIER_ASSIGN_OR_RETURN(const nlohmann::json json, parse_body(body));
+    Fields fields(json);
+    const ChatInput chat = read_chat(fields);
+    ESPALIER_RETURN_IF_ERROR(fields.result());
+    ESPALIER_ASSIGN_OR_RETURN(const chat::Rendered rendered, model.render(chat));
+    return dump({{"prompt", rendered.text}});
 }
 
 Expected<std::string> detokenize_body(const ServedModel& model, const std::string& body) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// POST /tokenize and /detokenize: a body in, the answer's body out. Any thread.
+// POST /tokenize, /apply-template and /detokenize: a body in, the answer's body out. Any thread.
 #pragma once
 
 #include <string>
@@ -9,8 +9,10 @@
 
 namespace espalier::server {
 
-// {"prompt", "add_special_tokens": true, "return_token_strs": false}
+// {"prompt", "add_special_tokens": true, "return_token_strs": false}, or "messages" as a chat has
 Expected<std::string> tokenize_body(const ServedModel& model, const std::string& body);
+// {"messages", "chat_template_kwargs", "add_generation_prompt"}
+Expected<std::string> apply_template_body(const ServedModel& model, const std::string& body);
 // {"tokens"}
 Expected<std::string> detokenize_body(const ServedModel& model, const std::string& body);
 

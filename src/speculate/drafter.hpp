@@ -15,10 +15,10 @@
 //   MTP      needs h_{q-1}, the target's hidden state after the final norm, for every token q.
 //            extend() names them as places in the step's own tap buffer, so no device type appears
 //            here: the drafter was built with that buffer, the backend and the draft layers' KV.
-//            On extend() it runs the *KV half* of its layer (embed, norms, projection, kv_a, rope)
-//            for these tokens, also while speculation is off and for prompt chunks, so that draft
-//            KV exists for each page the prefix index may publish. After a preemption the same
-//            positions come again through extend() but not through commit().
+//            The *KV half* of its layer (embed, norms, projection, kv_a, rope) runs for them, also
+//            while speculation is off and for prompt chunks: at the latest in the extend() that
+//            completes a page, which may be published then. After a preemption the same positions
+//            come again through extend() but not through commit().
 //   EAGLE3   as MTP, with taps of several layers; draft vocabulary ids become target ids (d2t)
 //            before they enter a Proposal: a Tree holds target ids only.
 //   Both grow trees level by level: one batch per level over all requests of the call, each row the

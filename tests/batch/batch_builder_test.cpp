@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "batch/batch_builder.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -94,6 +95,27 @@ TEST(BatchBuilder, PositionsGoByDepthAndSlotsByIndex) {
     EXPECT_EQ(std::vector(view.gather, view.gather + 3), (std::vector{1, 2, 3}));
 }
 
+// Two nodes at depth 2, below a root and three nodes that the cache has already.
+TEST(BatchBuilder, ALevelOfATreeLiesBehindTheLevelsBefore) {
+    BatchBuilder builder(kMost);
+    const std::array<std::int32_t, 2> tokens = {5, 6};
+    const std::array<std::int32_t, 2> depth = {2, 2};
+    const std::array<std::uint64_t, 2> words = {0b010011, 0b101001};
+    RowSpec row = row_of(tokens, 64);
+    row.mask = mla::MaskKind::tree;
+    row.tail_len = 6;
+    row.depth = depth;
+    row.words = words;
+    ASSERT_TRUE(builder.add(row));
+    const HostBatch batch = builder.finish();
+    const BatchView view = view_of(batch);
+    EXPECT_EQ(std::vector(view.position, view.position + 2), (std::vector{62, 62}));
+    EXPECT_EQ(std::vector(view.slot, view.slot + 2),
+              (std::vector<std::int64_t>{3 * 64, 3 * 64 + 1}));
+    EXPECT_EQ(view.absorbed.kv_len[0], 66);
+    EXPECT_EQ(view.absorbed.tail_len[0], 6);
+}
+
 TEST(BatchBuilder, PadsBelongToNobody) {
     BatchBuilder builder(kMost);
     const std::array<std::int32_t, 2> tokens = {5, 6};
@@ -150,6 +172,19 @@ TEST(BatchBuilder, RefusesWhatDoesNotFit) {
     EXPECT_EQ(message(tree), "a tree row of 65 tokens: at most 64 are possible");
     tree.form = Form::decompressed;
     EXPECT_EQ(message(tree), "decompressed rows are causal only");
+    RowSpec level = row_of(std::span(many).first(3), 2);
+    level.tail_len = 4;
+    EXPECT_EQ(message(level), "a tail of 4 slots in a row without words");
+    level.mask = mla::MaskKind::tree;
+    level.words = std::span(words).first(3);
+    level.depth = std::span(depth).first(3);
+    for (const std::int32_t tail : {2, 65, 6}) {
+        level.tail_len = tail;
+        EXPECT_EQ(message(level),
+                  fmt::format("a tail of {} slots: between the row's 3 tokens and 64 are possible, "
+                              "and no more than the 2 slots before it",
+                              tail));
+    }
     RowSpec null_page = row_of(std::span(many).first(1), 0);
     const std::array<std::int32_t, 1> null_table = {0};
     null_page.block_table = null_table;

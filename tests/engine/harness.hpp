@@ -85,9 +85,10 @@ class Harness {
     using Drafters = std::vector<std::unique_ptr<speculate::Drafter>>;
     Harness(std::unique_ptr<Target> target, const text::Tokenizer& tokenizer,
             const StepperSettings& settings = roomy_settings(), Drafters drafters = {},
-            Clock clock = {}) {
+            Clock clock = {}, const model::Taps& taps = {}) {
         if (!clock) clock = [this] { return now += 1000; };
         StepperParts parts{std::move(target), tokenizer, std::move(drafters), std::move(clock)};
+        parts.taps = taps;
         auto made = Stepper::create(std::move(parts), settings);
         if (!made) throw std::runtime_error(made.error().message);
         stepper = std::move(*made);

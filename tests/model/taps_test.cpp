@@ -160,9 +160,10 @@ TEST_F(TapsTest, TheKvHalfAloneWritesWhatAWholePassWrites) {
     ASSERT_TRUE(whole->forward(view, kv, memory->taps()));
 
     const DType act = whole->weights().format.input();
-    const std::size_t bytes = Activations::plan_bytes(whole->config(), act, 2 * kTokens, 1);
+    constexpr Activations::Sizes most{.tokens = 2 * kTokens, .gather = 1};
+    const std::size_t bytes = Activations::plan_bytes(whole->config(), act, most);
     Arena arena(std::move(*whole->device().allocate(bytes))), scratch{Buffer()};
-    Activations a = Activations::take(arena, whole->config(), act, 2 * kTokens, 1);
+    Activations a = Activations::take(arena, whole->config(), act, most);
     OpContext context{whole->device(), scratch};
     const DecoderRule rule(whole->config());
     std::memcpy(a.residual.data, memory->taps().residual[0].data,

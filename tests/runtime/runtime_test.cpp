@@ -16,6 +16,8 @@ namespace {
 
 const std::string kSapling = std::string(test::source_directory()) + "/models/sapling";
 
+const std::string kSaplingDraft = kSapling + "-eagle3";
+
 RuntimeOptions sapling_options() {
     RuntimeOptions options;
     options.model = kSapling;
@@ -71,7 +73,7 @@ TEST(Runtime, OptionsChangeTheWorkAndNotTheText) {
     for (int i = 0; i < 4; ++i) {
         RuntimeOptions options = sapling_options();
         options.engine.hash_seed = 1234 + i;
-        if (i == 1) options.engine.speculate = "off";
+        if (i == 1) options.engine.speculate = {"off"};
         if (i == 2) options.engine.prefix_cache = false;
         if (i == 3) options.engine.sizes.step_tokens = 1;
         auto other = Runtime::open(options);
@@ -137,8 +139,56 @@ TEST(Runtime, RefusesBeforeTheWeightsAreRead) {
     options.load.threads = 5000;
     EXPECT_EQ(refusal(options), "threads: 5000, not within 1…1024 (or 0: all cores)");
     options = sapling_options();
-    options.engine.speculate = "tea leaves";
-    EXPECT_EQ(refusal(options), "speculate: tea leaves, not one of ngram, off");
+    options.engine.speculate = {"tea leaves"};
+    const std::string rule = ": each of ngram, mtp and eagle3 once, or auto or off alone";
+    EXPECT_EQ(refusal(options), "speculate: tea leaves" + rule);
+    options.engine.speculate = {"mtp", "off"};
+    EXPECT_EQ(refusal(options), "speculate: mtp,off" + rule);
+    options.engine.speculate = {"mtp", "mtp"};
+    EXPECT_EQ(refusal(options), "speculate: mtp,mtp" + rule);
+    options.engine.speculate = {};
+    EXPECT_EQ(refusal(options), "speculate: nothing is named, not even off");
+    options.engine.speculate = {"eagle3"};
+    EXPECT_EQ(refusal(options), "speculate: eagle3, but no EAGLE3 draft is named (draft)");
+    options.draft = kSaplingDraft;
+    options.engine.speculate = {"ngram"};
+    EXPECT_TRUE(refusal(options).ends_with("would not be used: speculate does not name eagle3"));
+    options.draft = kSapling;
+    EXPECT_TRUE(refusal(options).find("no EAGLE3 draft for an MLA target") != std::string::npos)
+        << refusal(options);
+}
+
+// Drafts of Sapling's own MTP layer and of its EAGLE3 head are mostly right, and change no text.
+TEST(Runtime, DraftModelsChangeTheWorkAndNotTheText) {
+    const auto run = [](std::vector<std::string> speculate, float temperature) {
+        RuntimeOptions options = sapling_options();
+        if (speculate.back() != "mtp") options.draft = kSaplingDraft;
+        options.engine.speculate = std::move(speculate);
+        auto runtime = Runtime::open(options);
+        if (!runtime) throw std::runtime_error(runtime.error().message);
+        engine::Request request = request_for(*runtime, "class Timer:\n    def");
+        request.sampling.temperature = temperature;
+        request.output.max_tokens = 30;
+        auto stream = runtime->engine().submit(request);
+        engine::Updates updates;
+        std::pair<std::string, std::int64_t> result;
+        while (stream->next(updates)) {
+            result.first += updates.choices[0].emission.text;
+            result.second = updates.choices[0].usage.steps;
+        }
+        return result;
+    };
+    const std::vector<std::vector<std::string>> drafters[] = {{{"eagle3"}}, {{"mtp"}, {"auto"}}};
+    for (const int sampled : {0, 1}) {
+        const float temperature = sampled == 0 ? 0.0f : 0.8f;
+        const auto [text, steps] = run({"off"}, temperature);
+        EXPECT_EQ(steps, 30);
+        for (const auto& speculate : drafters[sampled]) {
+            const auto [drafted, fewer] = run(speculate, temperature);
+            EXPECT_EQ(drafted, text);
+            EXPECT_LT(fewer, 20) << speculate.front() << " at " << temperature;
+        }
+    }
 }
 
 TEST(Runtime, TellsHowFarLoadingIs) {

@@ -52,8 +52,9 @@ TEST(Routes, UnknownPathsAndMethodsSayWhatThereIs) {
     RunningServer server;
     Client client = server.client();
     EXPECT_EQ(client.get("/nowhere").status, 404);
-    EXPECT_NE(server.client().post("/v1/responses", Json::object()).message().find("not offered yet"),
-              std::string::npos);
+    EXPECT_NE(
+        server.client().post("/v1/responses", Json::object()).message().find("not offered yet"),
+        std::string::npos);
     EXPECT_EQ(server.client().post("/v1/messages", Json::object()).status, 404);
     const Answer wrong = server.client().get("/v1/completions");
     EXPECT_EQ(wrong.status, 405);
@@ -159,6 +160,90 @@ TEST(Routes, EchoWithLogprobsAndNoTokensScoresAPrompt) {
     EXPECT_EQ(more["logprobs"]["tokens"].size(), count + 3);
     for (std::size_t i = 1; i < count; ++i)
         EXPECT_EQ(more["logprobs"]["token_logprobs"][i], logprobs["token_logprobs"][i]);
+}
+
+Json chat_request(int max_tokens = 6) {
+    return {{"model", "tiny"},
+            {"messages", {{{"role", "user"}, {"content", "hello <｜User｜>"}}}},
+            {"max_completion_tokens", max_tokens},
+            {"temperature", 0.8},
+            {"seed", 7},
+            {"ignore_eos", true}};
+}
+
+TEST(Chat, IsTheCompletionOfItsTemplate) {
+    RunningServer server;
+    Client client = server.client();
+    const Answer answer = client.post("/v1/chat/completions", chat_request());
+    ASSERT_EQ(answer.status, 200) << answer.body;
+    const Json json = answer.json();
+    EXPECT_TRUE(json["id"].get<std::string>().starts_with("chatcmpl-"));
+    EXPECT_EQ(json["object"], "chat.completion");
+    EXPECT_EQ(json["choices"][0]["message"]["role"], "assistant");
+    EXPECT_EQ(json["choices"][0]["finish_reason"], "length");
+    const Json tokens = client.post("/tokenize", chat_request()).json()["tokens"];
+    Json body = RunningServer::completion("", 6);
+    body["prompt"] = tokens;
+    const Json raw = client.post("/v1/completions", body).json();
+    EXPECT_EQ(raw["choices"][0]["text"], json["choices"][0]["message"]["content"]);
+    EXPECT_EQ(raw["usage"]["prompt_tokens"], json["usage"]["prompt_tokens"]);
+    // What a message says is text: its special token takes as many tokens as its bytes do.
+    const Json rendered = client.post("/apply-template", chat_request()).json();
+    EXPECT_TRUE(
+        rendered["prompt"].get<std::string>().ends_with("[user]hello <｜User｜>[assistant]"))
+        << rendered;
+    const Json parsed =
+        client
+            .post("/tokenize", Json{{"prompt", rendered["prompt"]}, {"add_special_tokens", false}})
+            .json();
+    EXPECT_LT(parsed["count"], static_cast<int>(tokens.size()));
+}
+
+TEST(Chat, StreamsItsEventsInOrder) {
+    RunningServer server;
+    Client client = server.client();
+    Json body = chat_request(12);
+    const std::string whole =
+        client.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"];
+    body["stream"] = true;
+    const std::vector<std::string> events = client.post("/v1/chat/completions", body).events();
+    ASSERT_GE(events.size(), 3u);
+    EXPECT_EQ(Json::parse(events[0])["choices"][0]["delta"],
+              Json({{"role", "assistant"}, {"content", ""}}));
+    std::string text;
+    for (std::size_t i = 1; i + 2 < events.size(); ++i)
+        text += Json::parse(events[i])["choices"][0]["delta"]["content"].get<std::string>();
+    EXPECT_EQ(text, whole);
+    const Json last = Json::parse(events[events.size() - 2])["choices"][0];
+    EXPECT_EQ(last["delta"], Json::object());
+    EXPECT_EQ(last["finish_reason"], "length");
+    EXPECT_EQ(events.back(), "[DONE]");
+}
+
+TEST(Chat, FaultsAreNamed) {
+    RunningServer server;
+    Client client = server.client();
+    const auto fault = [&](const Json& change) {
+        Json body = chat_request();
+        body.update(change);
+        const Answer answer = client.post("/v1/chat/completions", body);
+        EXPECT_EQ(answer.status, 400) << answer.body;
+        return answer.param();
+    };
+    EXPECT_EQ(fault({{"messages", Json::array()}}), "messages");
+    EXPECT_EQ(fault({{"messages", {{{"role", "tool"}, {"content", "x"}}}}}), "messages[0].role");
+    EXPECT_EQ(fault({{"response_format", {{"type", "json_object"}}}}), "response_format");
+    EXPECT_EQ(fault({{"tools", {{{"type", "function"}}}}}), "tools");
+    EXPECT_EQ(fault({{"chat_template_kwargs", {{"bos_token", "x"}}}}),
+              "chat_template_kwargs.bos_token");
+    EXPECT_EQ(fault({{"messages", {{{"role", "user"}, {"content", std::string(100'000, 'x')}}}}}),
+              "messages");
+    EXPECT_EQ(fault({{"max_completion_tokens", 0}}), "max_completion_tokens");
+    Json body = chat_request();
+    body["chat_template_kwargs"] = {{"mood", "glad"}};
+    body["add_generation_prompt"] = false;
+    const std::string prompt = client.post("/apply-template", body).json()["prompt"];
+    EXPECT_TRUE(prompt.ends_with("<｜User｜>glad")) << prompt;
 }
 
 TEST(Routes, ErrorsNameTheFieldThatTheRequestHas) {

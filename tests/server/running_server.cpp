@@ -2,6 +2,7 @@
 #include "server/running_server.hpp"
 
 #include <chrono>
+#include <fstream>
 #include <stdexcept>
 #include <thread>
 
@@ -20,6 +21,10 @@ const std::string& tiny_model() {
         auto preset = checkpoint::synthetic_preset("tiny-v3");
         const auto written = checkpoint::write_synthetic(*preset, model, pool);
         if (!written) throw std::runtime_error(written.error().message);
+        std::ofstream(model / "chat_template.jinja")
+            << "{{ bos_token }}{% for message in messages %}[{{ message['role'] }}]"
+               "{{ message['content'] }}{% endfor %}{% if add_generation_prompt %}[assistant]"
+               "{% endif %}{{ mood }}";
         return model.string();
     }();
     return path;

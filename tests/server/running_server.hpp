@@ -26,7 +26,7 @@ class RunningServer {
     struct Setup {
         ServerOptions server = test_options();
         runtime::SizeOptions sizes = {.rows = 8, .pages = 600, .max_model_len = 8192};
-        std::string speculate = "ngram";
+        std::vector<std::string> speculate = {"ngram"};
         bool load = true;  // false: the model never comes
     };
     RunningServer() : RunningServer(Setup{}) {}

@@ -23,7 +23,7 @@ TEST(ShutDown, WhatRunsFinishesAndNothingNewIsTaken) {
     Client idle = server.client();
     EXPECT_EQ(idle.get("/health").status, 200);
     Client client = server.client();
-    client.send(request_text("POST", "/v1/completions", streamed(1500, 2).dump()));
+    client.send(request_text("POST", "/v1/completions", streamed(500, 2).dump()));
     ASSERT_TRUE(client.receive_until("data: "));
     auto down = std::async(std::launch::async, [&] { return server.server->shut_down(); });
     // A connection that was open before is told; new ones find nobody.

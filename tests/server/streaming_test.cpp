@@ -13,7 +13,8 @@ std::string joined(const Answer& answer, int index = 0) {
     std::string text;
     for (const std::string& event : answer.events()) {
         if (event == "[DONE]") continue;
-        for (const Json& choice : Json::parse(event)["choices"])
+        const Json chunk = Json::parse(event);
+        for (const Json& choice : chunk["choices"])
             if (choice["index"] == index) text += choice["text"].get<std::string>();
     }
     return text;

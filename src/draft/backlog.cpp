@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "draft/backlog.hpp"
+
+#include "base/check.hpp"
+
+namespace espalier::draft {
+
+using cache::kPageTokens;
+
+Backlog::Backlog(std::int64_t capacity, std::int64_t page_count)
+    : capacity_(capacity), page_user_(static_cast<std::size_t>(page_count), kNone) {
+    entries_.reserve(static_cast<std::size_t>(capacity));
+}
+
+std::int32_t& Backlog::last(RequestSlot request) {
+    CHECK(request >= 0, "request slot {}", request);
+    const auto index = static_cast<std::size_t>(request);
+    if (index >= last_row_.size()) last_row_.resize(index + 1, kNone);
+    return last_row_[index];
+}
+
+std::int32_t Backlog::last_row(RequestSlot request, std::int64_t position) const {
+    const auto index = static_cast<std::size_t>(request);
+    if (index >= last_row_.size() || last_row_[index] == kNone) return kNone;
+    const std::int32_t row = last_row_[index];
+    return entries_[static_cast<std::size_t>(row)].position == position ? row : kNone;
+}
+
+bool Backlog::keeps_state(std::size_t row) const {
+    const Entry& entry = entries_[row];
+    if (entry.slot < 0) return false;
+    return entry.position % kPageTokens == kPageTokens - 1 ||
+           last_row_[static_cast<std::size_t>(entry.request)] == static_cast<std::int32_t>(row);
+}
+
+void Backlog::drop(RequestSlot request) {
+    if (last(request) == kNone) return;
+    last(request) = kNone;
+    for (Entry& entry : entries_) {
+        if (entry.request != request || entry.slot < 0) continue;
+        entry.slot = -1;
+        page_user_[static_cast<std::size_t>(entry.page)] = kNone;
+    }
+}
+
+void Backlog::clear() {
+    for (const Entry& entry : entries_) {
+        last(entry.request) = kNone;
+        page_user_[static_cast<std::size_t>(entry.page)] = kNone;
+    }
+    entries_.clear();
+    completes_page_ = false;
+}
+
+void Backlog::drop_stale(const speculate::Extension& extension) {
+    const std::int32_t row = last(extension.request);
+    if (row != kNone &&
+        entries_[static_cast<std::size_t>(row)].position + 1 != extension.first_position)
+        drop(extension.request);
+    const std::int64_t end = extension.first_position + std::ssize(extension.tokens);
+    for (std::int64_t page = extension.first_position / kPageTokens; page * kPageTokens < end;
+         ++page) {
+        const cache::PageId id = extension.block_table[static_cast<std::size_t>(page)];
+        const RequestSlot user = page_user_[static_cast<std::size_t>(id)];
+        if (user != kNone && user != extension.request) drop(user);
+    }
+}
+
+void Backlog::add(const speculate::Extension& extension) {
+    const std::int64_t count = std::ssize(extension.tokens);
+    const std::int64_t end = extension.first_position + count;
+    CHECK(count <= capacity_ - size(), "{} tokens beside {} of {}", count, size(), capacity_);
+    CHECK(
+        extension.first_position >= 0 && std::ssize(extension.block_table) >= cache::pages_for(end),
+        "tokens {} to {} with {} pages", extension.first_position, end,
+        extension.block_table.size());
+    drop_stale(extension);
+    std::int32_t& last_of_request = last(extension.request);
+    for (std::int64_t i = 0; i < count; ++i) {
+        const std::int64_t position = extension.first_position + i;
+        const auto page_at = [&](std::int64_t at) {
+            return extension.block_table[static_cast<std::size_t>(at / kPageTokens)];
+        };
+        Entry entry{.request = extension.request,
+                    .token = extension.tokens[static_cast<std::size_t>(i)],
+                    .position = position,
+                    .before_row = last_of_request,
+                    .page = page_at(position)};
+        entry.slot = std::int64_t{entry.page} * kPageTokens + position % kPageTokens;
+        if (entry.before_row == kNone && position > 0) entry.before_page = page_at(position - 1);
+        page_user_[static_cast<std::size_t>(entry.page)] = extension.request;
+        completes_page_ = completes_page_ || position % kPageTokens == kPageTokens - 1;
+        last_of_request = static_cast<std::int32_t>(entries_.size());
+        entries_.push_back(entry);
+    }
+}
+
+}  // namespace espalier::draft

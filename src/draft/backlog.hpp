@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Committed tokens whose draft KV is not written yet, because many at once cost little more than
+// one. Row i of the drafter's log holds the taps of entry i. Pure; used by ModelDrafter, which
+// empties it at the latest when a page is complete (before it is published) and before it drafts.
+//
+// The state that a token's KV is made from is that of the token before it: of the entry before, or,
+// for the first entry of a request, what was kept with the page of the token before it (the page's
+// tail state; kept for the last token that was written to the page, so for a full page for its last
+// slot, whoever wrote it).
+//
+// Nobody says that a request was preempted. Its entries are stale then, and its pages may be
+// others': entries are dropped when their request goes on somewhere else, or when another request
+// writes to their page. Until then they may be written, to slots that nobody has written since.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "cache/page.hpp"
+#include "speculate/drafter.hpp"
+
+namespace espalier::draft {
+
+using speculate::RequestSlot;
+
+class Backlog {
+  public:
+    struct Entry {
+        RequestSlot request = 0;
+        TokenId token = 0;
+        std::int64_t position = 0;
+        std::int64_t slot = 0;          // of the pool; -1: dropped
+        std::int32_t before_row = -1;   // the entry with the state before
+        cache::PageId page = 0;         // of its slot
+        cache::PageId before_page = 0;  // without such an entry: whose tail state it is; 0: none
+    };
+
+    Backlog(std::int64_t capacity, std::int64_t page_count);
+
+    // capacity() - size() tokens at most.
+    void add(const speculate::Extension& extension);
+    void drop(RequestSlot request);
+    void clear();
+
+    std::int64_t size() const { return std::ssize(entries_); }
+    std::int64_t capacity() const { return capacity_; }
+    std::span<const Entry> entries() const { return entries_; }
+    // An entry fills a page.
+    bool completes_page() const { return completes_page_; }
+    // The entry of the request's token at this position, if it is the last one; -1: it is not here.
+    std::int32_t last_row(RequestSlot request, std::int64_t position) const;
+    // The entry's state is to be kept with its page: nothing later of the page is here.
+    bool keeps_state(std::size_t row) const;
+
+  private:
+    static constexpr std::int32_t kNone = -1;
+
+    std::int32_t& last(RequestSlot request);
+    void drop_stale(const speculate::Extension& extension);
+
+    std::int64_t capacity_;
+    std::vector<Entry> entries_;
+    std::vector<std::int32_t> last_row_;  // by request: its last entry
+    std::vector<RequestSlot> page_user_;  // by page: whose entries it has
+    bool completes_page_ = false;
+};
+
+}  // namespace espalier::draft

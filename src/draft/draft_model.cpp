@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "draft/draft_model.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/limits.hpp"
+
+namespace espalier::draft {
+namespace {
+
+model::Activations::Sizes sizes_of(const NetworkShape& shape, const PassLimits& limits) {
+    return {.tokens = std::max(limits.tokens, limits.nodes),
+            .gather = limits.nodes,
+            .attention_input = shape.attention_input};
+}
+
+}  // namespace
+
+Expected<std::unique_ptr<DraftModel>> DraftModel::create(std::unique_ptr<Network> network,
+                                                         const Machine& machine,
+                                                         const PassLimits& limits) {
+    const NetworkShape& shape = network->shape();
+    const model::Activations::Sizes sizes = sizes_of(shape, limits);
+    ESPALIER_RETURN_IF_ERROR(network->reserve(machine.device, sizes.tokens));
+    const std::size_t scratch_bytes =
+        std::max(machine.backend.scratch_bytes(sizes.tokens, sizes.gather, shape.config.vocab_size,
+                                               machine.device.workers()),
+                 machine.kernels.scratch_bytes(
+                     {.heads = static_cast<std::int32_t>(shape.config.num_attention_heads),
+                      .rows = limits.rows,
+                      .tokens = limits.nodes,
+                      .max_q_len = kMaxNodes,
+                      .max_kv_len = static_cast<std::int32_t>(limits.max_kv_len),
+                      .workers = machine.device.workers()}));
+    ESPALIER_ASSIGN_OR_RETURN(
+        Buffer activations,
+        machine.device.allocate(model::Activations::plan_bytes(shape.config, shape.act, sizes)));
+    ESPALIER_ASSIGN_OR_RETURN(Buffer scratch, machine.device.allocate(scratch_bytes));
+    return std::unique_ptr<DraftModel>(new DraftModel(std::move(network), machine, limits,
+                                                      std::move(activations), std::move(scratch)));
+}
+
+DraftModel::DraftModel(std::unique_ptr<Network> network, const Machine& machine,
+                       const PassLimits& limits, Buffer activations, Buffer scratch)
+    : network_(std::move(network)),
+      backend_(machine.backend),
+      kernels_(machine.kernels),
+      rule_(network_->shape().config),
+      activations_arena_(std::move(activations)),
+      scratch_(std::move(scratch)),
+      a_(model::Activations::take(activations_arena_, network_->shape().config,
+                                  network_->shape().act, sizes_of(network_->shape(), limits))),
+      context_{machine.device, scratch_} {}
+
+model::DecoderParts DraftModel::parts() { return {rule_, backend_, kernels_, a_, context_}; }
+
+Matrix DraftModel::combine(const Matrix& taps, const Matrix& room) {
+    return network_->combine(parts(), taps, room);
+}
+
+Expected<void> DraftModel::write_kv(const TokenView& tokens, const Matrix& before,
+                                    const mla::KvPages& kv) {
+    network_->enter(parts(), tokens.tokens, before);
+    backend_.rope_angles(context_, tokens.position, tokens.count, rule_.rope,
+                         a_.cos_sin.slice(0, tokens.count));
+    batch::BatchView view;
+    view.cap_tokens = tokens.count;
+    view.slot = tokens.slot;
+    return model::DecoderLayer(parts(), network_->layer()).write_kv(view, kv);
+}
+
+Expected<Matrix> DraftModel::logits(const batch::BatchView& batch, const mla::KvPages& kv,
+                                    const Matrix& after) {
+    const model::DecoderLayer layer(parts(), network_->layer());
+    ESPALIER_RETURN_IF_ERROR(layer.attention(batch, kv));
+    layer.mlp(batch);
+    network_->leave(parts(), after);
+    const std::int64_t vocabulary = network_->shape().vocabulary;
+    const Matrix logits{a_.logits.data, DType::f32, batch.cap_tokens, vocabulary, vocabulary};
+    backend_.product(context_, a_.gathered_act.slice(0, batch.cap_tokens), network_->head(), logits,
+                     ops::Store::assign);
+    return logits;
+}
+
+}  // namespace espalier::draft

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "draft/model_drafter.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.hpp"
+
+namespace espalier::draft {
+
+using cache::kPageTokens;
+using speculate::DraftCall;
+
+// The arrays of a KV half in one piece of memory: one upload.
+struct ModelDrafter::TokenArrays {
+    std::int64_t* slot = nullptr;
+    std::int32_t* tokens = nullptr;
+    std::int32_t* position = nullptr;
+    std::int32_t* before = nullptr;  // row of the states; -1: zeros
+
+    TokenArrays(std::byte* base, std::int64_t count)
+        : slot(reinterpret_cast<std::int64_t*>(base)),
+          tokens(reinterpret_cast<std::int32_t*>(slot + count)),
+          position(tokens + count),
+          before(position + count) {}
+    static std::size_t bytes(std::int64_t count) {
+        return static_cast<std::size_t>(count) * (sizeof(std::int64_t) + 3 * sizeof(std::int32_t));
+    }
+};
+
+Expected<std::unique_ptr<ModelDrafter>> ModelDrafter::create(
+    std::unique_ptr<Network> network, const Machine& machine, const PassLimits& limits,
+    const DraftCache& cache, const model::Taps& taps, std::int64_t vocabulary) {
+    CHECK(limits.nodes >= limits.rows, "{} nodes of a level for {} requests", limits.nodes,
+          limits.rows);
+    ESPALIER_ASSIGN_OR_RETURN(auto model, DraftModel::create(std::move(network), machine, limits));
+    ESPALIER_ASSIGN_OR_RETURN(LevelDraws draws,
+                              LevelDraws::create(machine.device, limits, vocabulary));
+    std::unique_ptr<ModelDrafter> drafter(
+        new ModelDrafter(std::move(model), limits, cache, taps, std::move(draws)));
+    ESPALIER_RETURN_IF_ERROR(drafter->allocate(limits));
+    return drafter;
+}
+
+ModelDrafter::ModelDrafter(std::unique_ptr<DraftModel> model, const PassLimits& limits,
+                           const DraftCache& cache, const model::Taps& taps, LevelDraws draws)
+    : model_(std::move(model)),
+      cache_(cache),
+      tap_sources_(model_->network().tap_sources(taps)),
+      limits_(limits),
+      draws_(std::move(draws)),
+      backlog_(limits.tokens, cache.storage.page_count()),
+      batch_(model_->context().device),
+      builder_({.absorbed_tokens = limits.nodes,
+                .absorbed_rows = limits.rows,
+                .max_q_len = kMaxNodes,
+                .max_kv_len = static_cast<std::int32_t>(limits.max_kv_len),
+                .table_rows = limits.rows,
+                .block_stride = cache::pages_for(limits.max_kv_len)}),
+      arrays_(TokenArrays::bytes(limits.tokens)) {
+    growths_.resize(static_cast<std::size_t>(limits.rows));
+    roots_.reserve(static_cast<std::size_t>(limits.rows));
+    const auto nodes = static_cast<std::size_t>(limits.nodes);
+    parent_rows_.reserve(nodes);
+    tokens_.reserve(nodes);
+    depths_.reserve(nodes);
+    words_.reserve(nodes);
+}
+
+Expected<void> ModelDrafter::allocate(const PassLimits& limits) {
+    const NetworkShape& shape = model_->network().shape();
+    Device& device = model_->context().device;
+    const auto matrix = [&](Buffer& memory, Matrix& to, std::int64_t rows,
+                            std::int64_t cols) -> Expected<void> {
+        ESPALIER_ASSIGN_OR_RETURN(
+            memory, device.allocate(static_cast<std::size_t>(rows * cols) * sizeof(float)));
+        to = Matrix::of(memory.as<float>(), rows, cols);
+        return {};
+    };
+    ESPALIER_RETURN_IF_ERROR(matrix(log_memory_, log_, limits.tokens, shape.taps));
+    ESPALIER_RETURN_IF_ERROR(matrix(state_memory_, states_, limits.tokens, shape.state));
+    ESPALIER_RETURN_IF_ERROR(
+        matrix(before_memory_, before_, std::max(limits.tokens, limits.nodes), shape.state));
+    ESPALIER_RETURN_IF_ERROR(matrix(after_memory_, after_, limits.nodes, shape.state));
+    const std::int64_t longest = std::max(limits.tokens, limits.nodes);
+    ESPALIER_ASSIGN_OR_RETURN(array_memory_, device.allocate(TokenArrays::bytes(longest)));
+    return {};
+}
+
+Matrix ModelDrafter::tails() const {
+    return cache_.storage.tail_hidden().columns(cache_.first_tail, model_->network().shape().state);
+}
+
+void ModelDrafter::begin(RequestSlot request, std::span<const TokenId>, std::int64_t) {
+    const auto index = static_cast<std::size_t>(request);
+    if (index >= serials_.size()) serials_.resize(index + 1);
+    serials_[index] = next_serial_++;
+}
+
+Expected<void> ModelDrafter::copy_state(const Matrix& to, std::int64_t to_row, const Matrix& from,
+                                        std::int64_t from_row) {
+    const OpContext& context = model_->context();
+    return context.device.copy(context.stream, to.slice(to_row, 1).data,
+                               from.slice(from_row, 1).data,
+                               static_cast<std::size_t>(to.cols) * sizeof(float));
+}
+
+Expected<void> ModelDrafter::extend(std::span<const speculate::Extension> extensions) {
+    std::int64_t count = 0;
+    for (const speculate::Extension& one : extensions) count += std::ssize(one.tokens);
+    if (count > backlog_.capacity() - backlog_.size()) ESPALIER_RETURN_IF_ERROR(flush());
+    ESPALIER_RETURN_IF_ERROR(log_taps(extensions));
+    if (backlog_.completes_page()) ESPALIER_RETURN_IF_ERROR(flush());
+    return {};
+}
+
+Expected<void> ModelDrafter::log_taps(std::span<const speculate::Extension> extensions) {
+    OpContext& context = model_->context();
+    const std::int64_t first = backlog_.size();
+    auto* rows = reinterpret_cast<std::int32_t*>(arrays_.data());
+    std::int64_t count = 0;
+    for (const speculate::Extension& one : extensions) {
+        backlog_.add(one);
+        std::ranges::copy(one.taps, rows + count);
+        count += std::ssize(one.taps);
+    }
+    CHECK(first + count == backlog_.size(), "{} taps for {} tokens", count,
+          backlog_.size() - first);
+    if (count == 0) return {};
+    ESPALIER_RETURN_IF_ERROR(
+        context.device.upload(context.stream, array_memory_.data(), rows,
+                              static_cast<std::size_t>(count) * sizeof(std::int32_t)));
+    std::int64_t column = 0;
+    for (const Matrix& source : tap_sources_) {
+        model_->backend().gather_rows(context, source, array_memory_.as<std::int32_t>(),
+                                      log_.slice(first, count).columns(column, source.cols));
+        column += source.cols;
+    }
+    return {};
+}
+
+Expected<void> ModelDrafter::flush() {
+    roots_.clear();
+    return run_kv_half();
+}
+
+// Roots first, then all that waits.
+void ModelDrafter::lay_out(const TokenArrays& arrays) const {
+    std::int64_t i = 0;
+    for (const DraftCall* call : roots_) {
+        const std::int64_t position = call->root_position;
+        const cache::PageId page =
+            call->block_table[static_cast<std::size_t>(position / kPageTokens)];
+        arrays.slot[i] = std::int64_t{page} * kPageTokens + position % kPageTokens;
+        arrays.tokens[i] = call->proposal->tree.token(0);
+        arrays.position[i] = static_cast<std::int32_t>(position);
+        arrays.before[i] = backlog_.last_row(call->request, position - 1);
+        ++i;
+    }
+    for (const Backlog::Entry& entry : backlog_.entries()) {
+        arrays.slot[i] = entry.slot;
+        arrays.tokens[i] = entry.token;
+        arrays.position[i] = static_cast<std::int32_t>(entry.position);
+        arrays.before[i] = entry.before_row;
+        ++i;
+    }
+}
+
+// before_: from the states of the backlog, or from what was kept with pages.
+Expected<void> ModelDrafter::gather_states(const TokenArrays& host, const TokenArrays& device,
+                                           const Matrix& states) {
+    const std::int64_t roots = std::ssize(roots_);
+    const std::span<const Backlog::Entry> entries = backlog_.entries();
+    // Without states every index is -1: nothing is read.
+    model_->backend().gather_rows(model_->context(), states.rows > 0 ? states : after_,
+                                  device.before, before_.slice(0, roots + std::ssize(entries)));
+    for (std::int64_t i = 0; i < roots; ++i) {
+        const DraftCall& call = *roots_[static_cast<std::size_t>(i)];
+        if (host.before[i] >= 0 || call.root_position == 0) continue;
+        const auto page = static_cast<std::size_t>((call.root_position - 1) / kPageTokens);
+        ESPALIER_RETURN_IF_ERROR(copy_state(before_, i, tails(), call.block_table[page]));
+    }
+    for (std::size_t row = 0; row < entries.size(); ++row)
+        if (entries[row].before_page != cache::kNullPage)
+            ESPALIER_RETURN_IF_ERROR(copy_state(before_, roots + static_cast<std::int64_t>(row),
+                                                tails(), entries[row].before_page));
+    return {};
+}
+
+// The KV of roots_ and of all that waits.
+Expected<void> ModelDrafter::run_kv_half() {
+    const std::int64_t waiting = backlog_.size();
+    const std::int64_t count = std::ssize(roots_) + waiting;
+    if (count == 0) return {};
+    OpContext& context = model_->context();
+    const TokenArrays host(arrays_.data(), count), device(array_memory_.data(), count);
+    lay_out(host);
+    ESPALIER_RETURN_IF_ERROR(context.device.upload(context.stream, array_memory_.data(),
+                                                   arrays_.data(), TokenArrays::bytes(count)));
+    Matrix states;
+    if (waiting > 0) states = model_->combine(log_.slice(0, waiting), states_.slice(0, waiting));
+    ESPALIER_RETURN_IF_ERROR(gather_states(host, device, states));
+    ESPALIER_RETURN_IF_ERROR(model_->write_kv({count, device.tokens, device.position, device.slot},
+                                              before_.slice(0, count), kv()));
+    for (std::int64_t row = 0; row < waiting; ++row)
+        if (backlog_.keeps_state(static_cast<std::size_t>(row)))
+            ESPALIER_RETURN_IF_ERROR(copy_state(
+                tails(), backlog_.entries()[static_cast<std::size_t>(row)].page, states, row));
+    backlog_.clear();
+    return {};
+}
+
+Expected<void> ModelDrafter::propose(std::span<const DraftCall> calls) {
+    CHECK(std::ssize(calls) <= limits_.rows, "{} requests, at most {}", calls.size(), limits_.rows);
+    if (calls.empty()) return {};
+    start(calls);
+    const std::span<Growth> growths = std::span(growths_).first(calls.size());
+    const auto grows = [](const Growth& one) { return !one.frontier().empty(); };
+    for (std::int32_t level = 0; std::any_of(growths.begin(), growths.end(), grows); ++level) {
+        ESPALIER_RETURN_IF_ERROR(run_level(calls, level));
+        for (Growth& one : growths) one.next_level();
+    }
+    for (std::size_t i = 0; i < calls.size(); ++i) growths_[i].finish(*calls[i].proposal);
+    return {};
+}
+
+void ModelDrafter::start(std::span<const DraftCall> calls) {
+    const auto width =
+        static_cast<std::int32_t>(std::max<std::int64_t>(1, limits_.nodes / std::ssize(calls)));
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+        const DraftCall& call = calls[i];
+        const std::int64_t slots =
+            std::min(std::ssize(call.block_table) * kPageTokens, limits_.max_kv_len);
+        const auto places = std::clamp<std::int64_t>(slots - call.root_position, 0, kMaxNodes);
+        growths_[i].start(call.proposal->tree.token(0), call.shape,
+                          static_cast<std::int32_t>(places), width);
+    }
+}
+
+// The frontiers as one batch: a row for each request that has one.
+Expected<batch::BatchView> ModelDrafter::upload_frontiers(std::span<const DraftCall> calls) {
+    builder_.clear();
+    tokens_.clear();
+    depths_.clear();
+    words_.clear();
+    parent_rows_.clear();
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+        Growth& growth = growths_[i];
+        const std::size_t first = tokens_.size();
+        for (const std::int32_t index : growth.frontier()) {
+            Growth::Node& node = growth.node(index);
+            node.row = static_cast<std::int32_t>(tokens_.size());
+            tokens_.push_back(node.token);
+            depths_.push_back(node.depth);
+            words_.push_back(node.word);
+            parent_rows_.push_back(index == 0 ? -1 : growth.node(node.parent).row);
+        }
+        const std::size_t count = tokens_.size() - first;
+        if (count == 0) continue;
+        const std::int32_t before =
+            growth.places_used() - static_cast<std::int32_t>(count);  // nodes in the cache
+        batch::RowSpec row;
+        row.tokens = std::span(tokens_).subspan(first, count);
+        row.block_table = calls[i].block_table;
+        row.table_row = static_cast<std::int32_t>(i);
+        row.first_slot = static_cast<std::int32_t>(calls[i].root_position) + before;
+        if (before > 0) {
+            row.mask = mla::MaskKind::tree;
+            row.tail_len = growth.places_used();
+            row.depth = std::span(depths_).subspan(first, count);
+            row.words = std::span(words_).subspan(first, count);
+        }
+        ESPALIER_RETURN_IF_ERROR(builder_.add(row));
+    }
+    return batch_.upload(model_->context().stream, builder_.finish());
+}
+
+// before_: the states that the last level left for the parents of this one's nodes.
+Expected<void> ModelDrafter::gather_parents(std::int64_t nodes) {
+    OpContext& context = model_->context();
+    ESPALIER_RETURN_IF_ERROR(context.device.upload(context.stream, array_memory_.data(),
+                                                   parent_rows_.data(),
+                                                   parent_rows_.size() * sizeof(std::int32_t)));
+    model_->backend().gather_rows(context, after_, array_memory_.as<std::int32_t>(),
+                                  before_.slice(0, nodes));
+    return {};
+}
+
+Expected<void> ModelDrafter::run_level(std::span<const DraftCall> calls, std::int32_t level) {
+    ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView batch, upload_frontiers(calls));
+    const std::int64_t nodes = batch.cap_tokens;
+    if (level == 0) {
+        if (nodes + backlog_.size() > limits_.tokens) ESPALIER_RETURN_IF_ERROR(flush());
+        roots_.clear();
+        for (std::size_t i = 0; i < calls.size(); ++i)
+            if (!growths_[i].frontier().empty()) roots_.push_back(&calls[i]);
+        ESPALIER_RETURN_IF_ERROR(run_kv_half());
+    } else {
+        ESPALIER_RETURN_IF_ERROR(gather_parents(nodes));
+        ESPALIER_RETURN_IF_ERROR(model_->write_kv({nodes, batch.tokens, batch.position, batch.slot},
+                                                  before_.slice(0, nodes), kv()));
+    }
+    ESPALIER_ASSIGN_OR_RETURN(const Matrix logits,
+                              model_->logits(batch, kv(), after_.slice(0, nodes)));
+    return find_children(calls, logits);
+}
+
+Expected<void> ModelDrafter::find_children(std::span<const DraftCall> calls, const Matrix& logits) {
+    draws_.begin(logits.rows);
+    std::int32_t width = 1;
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+        if (growths_[i].frontier().empty()) continue;
+        const speculate::DraftShape& shape = calls[i].shape;
+        width = std::max(width, std::min(shape.nodes - 1, std::max(kChildren, shape.width)));
+        draws_.add(calls[i], growths_[i], serials_[static_cast<std::size_t>(calls[i].request)]);
+    }
+    ESPALIER_RETURN_IF_ERROR(draws_.run(*model_, logits, std::min(width, kMaxDrafts)));
+    for (Growth& growth : std::span(growths_).first(calls.size()))
+        for (const std::int32_t index : growth.frontier())
+            growth.add_children(index, draws_.children(growth.node(index).row));
+    return {};
+}
+
+}  // namespace espalier::draft

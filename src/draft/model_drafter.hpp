@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// MTP and EAGLE3 as drafters. Draft KV lies in the target's pages, in a layer of its own; with each
+// page goes a tail state, so that a request goes on behind pages that another one wrote.
+//
+//   extend()   notes the committed tokens and copies their taps: their KV half is computed with
+//   that
+//              of many others, at the latest when a page is complete or when somebody drafts.
+//   propose()  one pass per level over the frontiers of all requests. The first runs the roots, and
+//              the KV half of all that wait goes with it: the same weights are read once.
+//
+// The host sees of a pass the best children of its nodes and nothing else.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/buffer.hpp"
+#include "base/error.hpp"
+#include "batch/batch_builder.hpp"
+#include "batch/device_batch.hpp"
+#include "cache/kv_storage.hpp"
+#include "draft/backlog.hpp"
+#include "draft/draft_model.hpp"
+#include "draft/growth.hpp"
+#include "draft/level_draws.hpp"
+#include "model/taps.hpp"
+#include "speculate/drafter.hpp"
+
+namespace espalier::draft {
+
+// Where a drafter keeps what belongs to pages.
+struct DraftCache {
+    cache::KvStorage& storage;    // outlives the drafter
+    std::int64_t layer = 0;       // of its draft layers
+    std::int64_t first_tail = 0;  // its columns of tail_hidden begin here
+};
+
+class ModelDrafter final : public speculate::Drafter {
+  public:
+    // taps: of the target that the engine runs; their memory outlives the drafter. vocabulary: the
+    // target's.
+    static Expected<std::unique_ptr<ModelDrafter>> create(
+        std::unique_ptr<Network> network, const Machine& machine, const PassLimits& limits,
+        const DraftCache& cache, const model::Taps& taps, std::int64_t vocabulary);
+
+    speculate::DrafterNeeds needs() const override {
+        return {.hidden_states = true, .draft_cache = true, .passes = true};
+    }
+    void begin(RequestSlot request, std::span<const TokenId> prompt,
+               std::int64_t max_tokens) override;
+    void end(RequestSlot request) override { backlog_.drop(request); }
+    Expected<void> extend(std::span<const speculate::Extension> extensions) override;
+    void commit(std::span<const speculate::Commitment>) override {}
+    Expected<void> propose(std::span<const speculate::DraftCall> calls) override;
+
+    // Computes the KV half of all that waits.
+    Expected<void> flush();
+
+  private:
+    // Most of a node's children that are looked at: rank 8 is right in one step of a hundred.
+    static constexpr std::int32_t kChildren = 8;
+
+    ModelDrafter(std::unique_ptr<DraftModel> model, const PassLimits& limits,
+                 const DraftCache& cache, const model::Taps& taps, LevelDraws draws);
+    Expected<void> allocate(const PassLimits& limits);
+
+    struct TokenArrays;
+    Expected<void> log_taps(std::span<const speculate::Extension> extensions);
+    void start(std::span<const speculate::DraftCall> calls);
+    void lay_out(const TokenArrays& arrays) const;
+    Expected<void> gather_states(const TokenArrays& host, const TokenArrays& device,
+                                 const Matrix& states);
+    Expected<void> run_kv_half();
+    Expected<batch::BatchView> upload_frontiers(std::span<const speculate::DraftCall> calls);
+    Expected<void> gather_parents(std::int64_t nodes);
+    Expected<void> run_level(std::span<const speculate::DraftCall> calls, std::int32_t level);
+    Expected<void> find_children(std::span<const speculate::DraftCall> calls, const Matrix& logits);
+    Expected<void> copy_state(const Matrix& to, std::int64_t to_row, const Matrix& from,
+                              std::int64_t from_row);
+    mla::KvPages kv() { return cache_.storage.draft(cache_.layer); }
+    Matrix tails() const;
+
+    std::unique_ptr<DraftModel> model_;
+    DraftCache cache_;
+    std::vector<Matrix> tap_sources_;
+    PassLimits limits_;
+    LevelDraws draws_;
+    Backlog backlog_;
+    std::vector<std::int64_t> serials_;  // by request slot
+    std::int64_t next_serial_ = 0;
+
+    // Of the device.
+    Buffer log_memory_, state_memory_, before_memory_, after_memory_, array_memory_;
+    Matrix log_;     // [tokens, taps]: by entry of the backlog
+    Matrix states_;  // [tokens, state]: of the same, where they are not the taps
+    Matrix before_;  // [tokens, state]: what a pass reads
+    Matrix after_;   // [nodes, state]: what the last level left
+    batch::DeviceBatch batch_;
+
+    // Of the host, reused from call to call.
+    batch::BatchBuilder builder_;
+    std::vector<std::byte> arrays_;
+    std::vector<Growth> growths_;                     // by call
+    std::vector<const speculate::DraftCall*> roots_;  // whose KV half goes with the backlog's
+    std::vector<std::int32_t> parent_rows_;
+    std::vector<TokenId> tokens_;
+    std::vector<std::int32_t> depths_;
+    std::vector<std::uint64_t> words_;
+};
+
+}  // namespace espalier::draft

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which tensors make a decoder layer, by the names DeepSeek publishes. One function per block.
+#include "model/layer_loader.hpp"
+
+#include <string>
+
+#include "mla/contract.hpp"
+
+namespace espalier::model {
+
+using checkpoint::ModelConfig;
+using linalg::WeightSource;
+
+namespace {
+
+// kv_b holds, head after head, 128 rows that make k_nope and 128 rows that make v.
+Expected<void> load_kv_b(WeightReader& reader, const std::string& name, std::int64_t heads,
+                         AttentionWeights& to) {
+    constexpr std::int64_t kRows = mla::kNope + mla::kValue;
+    ESPALIER_ASSIGN_OR_RETURN(const StoredMatrix kv_b,
+                              reader.stored(name, heads * kRows, mla::kLatent));
+    std::vector<std::vector<WeightSource>> absorb, key, value;
+    for (std::int64_t head = 0; head < heads; ++head) {
+        absorb.push_back({kv_b.rows(head * kRows, mla::kNope, true)});
+        key.push_back({kv_b.rows(head * kRows, mla::kNope)});
+        value.push_back({kv_b.rows(head * kRows + mla::kNope, mla::kValue)});
+    }
+    ESPALIER_ASSIGN_OR_RETURN(to.absorb_key, reader.pack(absorb));
+    ESPALIER_ASSIGN_OR_RETURN(to.up_key, reader.pack(key));
+    ESPALIER_ASSIGN_OR_RETURN(to.up_value, reader.pack(value));
+    reader.release(kv_b.stored.weights);
+    return {};
+}
+
+}  // namespace
+
+Expected<AttentionWeights> load_attention(WeightReader& reader, const ModelConfig& config,
+                                          const std::string& name, std::int64_t input_width) {
+    const std::int64_t heads = config.num_attention_heads;
+    const std::int64_t q_lora = config.q_lora_rank;
+    AttentionWeights to;
+    if (q_lora > 0) {
+        ESPALIER_ASSIGN_OR_RETURN(to.q_a, reader.matrix(name + "q_a_proj", q_lora, input_width));
+        ESPALIER_ASSIGN_OR_RETURN(to.q_a_norm,
+                                  reader.vector(name + "q_a_layernorm.weight", q_lora));
+        ESPALIER_ASSIGN_OR_RETURN(to.q,
+                                  reader.matrix(name + "q_b_proj", heads * mla::kQuery, q_lora));
+    } else {
+        ESPALIER_ASSIGN_OR_RETURN(to.q,
+                                  reader.matrix(name + "q_proj", heads * mla::kQuery, input_width));
+    }
+    ESPALIER_ASSIGN_OR_RETURN(to.kv_a,
+                              reader.matrix(name + "kv_a_proj_with_mqa", mla::kKey, input_width));
+    ESPALIER_ASSIGN_OR_RETURN(to.kv_a_norm,
+                              reader.vector(name + "kv_a_layernorm.weight", mla::kLatent));
+    ESPALIER_RETURN_IF_ERROR(load_kv_b(reader, name + "kv_b_proj", heads, to));
+    ESPALIER_ASSIGN_OR_RETURN(
+        to.o, reader.matrix(name + "o_proj", config.hidden_size, heads * mla::kValue));
+    return to;
+}
+
+Expected<FeedForwardWeights> load_feed_forward(WeightReader& reader, const ModelConfig& config,
+                                               const std::string& name, std::int64_t width) {
+    FeedForwardWeights to;
+    ESPALIER_ASSIGN_OR_RETURN(
+        to.gate_up, reader.joined({{name + "gate_proj", width}, {name + "up_proj", width}},
+                                  config.hidden_size));
+    ESPALIER_ASSIGN_OR_RETURN(to.down,
+                              reader.matrix(name + "down_proj", config.hidden_size, width));
+    return to;
+}
+
+namespace {
+
+Expected<MoeWeights> load_moe(WeightReader& reader, const ModelConfig& config,
+                              const std::string& name) {
+    const std::int64_t width = config.moe_intermediate_size;
+    MoeWeights to;
+    ESPALIER_ASSIGN_OR_RETURN(
+        to.router,
+        reader.widened(name + "gate.weight", config.n_routed_experts, config.hidden_size));
+    if (config.topk_method == checkpoint::TopkMethod::noaux_tc) {
+        ESPALIER_ASSIGN_OR_RETURN(
+            to.bias, reader.vector(name + "gate.e_score_correction_bias", config.n_routed_experts));
+    }
+    std::vector<std::vector<WeightReader::Part>> gate_up, down;
+    for (std::int64_t expert = 0; expert < config.n_routed_experts; ++expert) {
+        const std::string expert_name = name + "experts." + std::to_string(expert) + ".";
+        gate_up.push_back({{expert_name + "gate_proj", width}, {expert_name + "up_proj", width}});
+        down.push_back({{expert_name + "down_proj", config.hidden_size}});
+    }
+    ESPALIER_ASSIGN_OR_RETURN(to.gate_up, reader.stack(gate_up, config.hidden_size));
+    ESPALIER_ASSIGN_OR_RETURN(to.down, reader.stack(down, width));
+    if (config.n_shared_experts > 0) {
+        ESPALIER_ASSIGN_OR_RETURN(to.shared,
+                                  load_feed_forward(reader, config, name + "shared_experts.",
+                                                    width * config.n_shared_experts));
+    }
+    return to;
+}
+
+}  // namespace
+
+Expected<LayerWeights> load_layer(WeightReader& reader, const ModelConfig& config,
+                                  std::int64_t layer) {
+    const std::string name = "model.layers." + std::to_string(layer) + ".";
+    LayerWeights to;
+    ESPALIER_ASSIGN_OR_RETURN(to.input_norm,
+                              reader.vector(name + "input_layernorm.weight", config.hidden_size));
+    ESPALIER_ASSIGN_OR_RETURN(
+        to.attention, load_attention(reader, config, name + "self_attn.", config.hidden_size));
+    ESPALIER_ASSIGN_OR_RETURN(
+        to.post_attention_norm,
+        reader.vector(name + "post_attention_layernorm.weight", config.hidden_size));
+    if (config.layer_is_moe(layer)) {
+        ESPALIER_ASSIGN_OR_RETURN(to.moe, load_moe(reader, config, name + "mlp."));
+    } else {
+        ESPALIER_ASSIGN_OR_RETURN(
+            to.dense, load_feed_forward(reader, config, name + "mlp.", config.intermediate_size));
+    }
+    return to;
+}
+
+}  // namespace espalier::model

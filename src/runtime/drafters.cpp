@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/drafters.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "speculate/ngram.hpp"
+
+namespace espalier::runtime {
+namespace {
+
+bool has_mtp(const checkpoint::Checkpoint& checkpoint) {
+    const checkpoint::ModelConfig& config = checkpoint.config();
+    return config.num_nextn_predict_layers > 0 &&
+           checkpoint.has(fmt::format("model.layers.{}.eh_proj.weight", config.num_hidden_layers));
+}
+
+Expected<void> check_available(const DrafterChoice& chosen, const ModelFiles& files) {
+    if (chosen.mtp && !has_mtp(*files.checkpoint))
+        return fail_field(ErrorKind::not_found, "speculate",
+                          "mtp, but {} has no multi-token-prediction layer "
+                          "(num_nextn_predict_layers is {}, its tensors would be "
+                          "model.layers.{}.*)",
+                          files.name, files.checkpoint->config().num_nextn_predict_layers,
+                          files.checkpoint->config().num_hidden_layers);
+    if (chosen.eagle3 && files.draft == nullptr)
+        return fail_field(ErrorKind::not_found, "speculate",
+                          "eagle3, but no EAGLE3 draft is named (draft)");
+    if (files.draft != nullptr && chosen.any() && !chosen.eagle3)
+        return fail_field(ErrorKind::invalid, "draft",
+                          "{} would not be used: speculate does not name eagle3",
+                          files.draft->directory().string());
+    return {};
+}
+
+}  // namespace
+
+std::vector<std::string> DrafterChoice::names() const {
+    std::vector<std::string> names;
+    if (ngram) names.emplace_back("ngram");
+    if (mtp) names.emplace_back("mtp");
+    if (eagle3) names.emplace_back("eagle3");
+    return names;
+}
+
+Expected<DrafterChoice> choose_drafters(const std::vector<std::string>& wanted,
+                                        const ModelFiles& files) {
+    DrafterChoice chosen;
+    if (wanted == std::vector<std::string>{"off"}) return chosen;
+    if (wanted == std::vector<std::string>{"auto"})
+        return DrafterChoice{
+            .ngram = true, .mtp = has_mtp(*files.checkpoint), .eagle3 = files.draft != nullptr};
+    for (const std::string& name : wanted) {
+        bool* const flag = name == "ngram"    ? &chosen.ngram
+                           : name == "mtp"    ? &chosen.mtp
+                           : name == "eagle3" ? &chosen.eagle3
+                                              : nullptr;
+        if (flag == nullptr || *flag)
+            return fail_field(ErrorKind::invalid, "speculate",
+                              "{}: each of ngram, mtp and eagle3 once, or auto or off alone",
+                              fmt::join(wanted, ","));
+        *flag = true;
+    }
+    if (wanted.empty())
+        return fail_field(ErrorKind::invalid, "speculate", "nothing is named, not even off");
+    ESPALIER_RETURN_IF_ERROR(check_available(chosen, files));
+    return chosen;
+}
+
+LoadOptions with_drafters(LoadOptions options, const DrafterChoice& drafters,
+                          const ModelFiles& files) {
+    options.mtp = drafters.mtp;
+    options.draft = drafters.eagle3 ? files.draft : nullptr;
+    return options;
+}
+
+cache::KvLayout layout_with(cache::KvLayout target, const DrafterChoice& drafters,
+                            const ModelFiles& files) {
+    std::vector<std::int64_t> widths;
+    if (drafters.mtp) widths.push_back(files.checkpoint->config().hidden_size);
+    if (drafters.eagle3) widths.push_back(files.draft->config().hidden_size);
+    return draft::layout_with(std::move(target), widths);
+}
+
+draft::DraftSet draft_set(const LoadedModel& loaded, const DrafterChoice& drafters) {
+    return {.target = *loaded.model,
+            .mtp = drafters.mtp,
+            .eagle3 = drafters.eagle3 ? loaded.eagle3 : nullptr};
+}
+
+Expected<std::vector<std::unique_ptr<speculate::Drafter>>> make_drafters(
+    const LoadedModel& loaded, const DrafterChoice& drafters, const EngineSizes& sizes,
+    cache::KvStorage& storage, const model::Taps& taps) {
+    std::vector<std::unique_ptr<speculate::Drafter>> made;
+    if (drafters.ngram)
+        made.push_back(std::make_unique<speculate::NgramDrafter>(speculate::NgramLimits{}));
+    ESPALIER_ASSIGN_OR_RETURN(auto models,
+                              draft_set(loaded, drafters)
+                                  .make({*loaded.device, *loaded.backend, *loaded.kernels},
+                                        {.tokens = sizes.max_step_tokens,
+                                         .nodes = sizes.max_step_gather,
+                                         .rows = sizes.max_rows,
+                                         .max_kv_len = sizes.max_model_len},
+                                        storage, taps));
+    for (auto& drafter : models) made.push_back(std::move(drafter));
+    return made;
+}
+
+}  // namespace espalier::runtime

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// What drafts: which drafters a user asks for, whether the model has them, and how they are made.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/engine_sizes.hpp"
+#include "base/error.hpp"
+#include "cache/kv_storage.hpp"
+#include "draft/draft_set.hpp"
+#include "model/taps.hpp"
+#include "runtime/loaded_model.hpp"
+#include "runtime/model_files.hpp"
+#include "speculate/drafter.hpp"
+
+namespace espalier::runtime {
+
+// ngram: what followed the same tokens before in the text. mtp: the model's own
+// multi-token-prediction layer. eagle3: an EAGLE3 draft beside it (ModelFiles::draft).
+// Alone: auto, all that there are; off, none.
+inline const std::vector<std::string> kDrafterNames = {"ngram", "mtp", "eagle3", "auto", "off"};
+
+struct DrafterChoice {
+    bool ngram = false;
+    bool mtp = false;
+    bool eagle3 = false;
+
+    bool any() const { return ngram || mtp || eagle3; }
+    bool runs_models() const { return mtp || eagle3; }
+    std::vector<std::string> names() const;  // in the order of the engine's list
+    bool operator==(const DrafterChoice&) const = default;
+};
+
+// An error names what is asked for and what is missing.
+Expected<DrafterChoice> choose_drafters(const std::vector<std::string>& wanted,
+                                        const ModelFiles& files);
+
+// What must be loaded for them.
+LoadOptions with_drafters(LoadOptions options, const DrafterChoice& drafters,
+                          const ModelFiles& files);
+
+// What the target's pages hold with them, before anything is loaded.
+cache::KvLayout layout_with(cache::KvLayout target, const DrafterChoice& drafters,
+                            const ModelFiles& files);
+
+// Their models, of what was loaded for them.
+draft::DraftSet draft_set(const LoadedModel& loaded, const DrafterChoice& drafters);
+
+// In the order of names(). storage: of the set's layout; it and the taps outlive the drafters.
+Expected<std::vector<std::unique_ptr<speculate::Drafter>>> make_drafters(
+    const LoadedModel& loaded, const DrafterChoice& drafters, const EngineSizes& sizes,
+    cache::KvStorage& storage, const model::Taps& taps);
+
+}  // namespace espalier::runtime

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// A small random target with an MTP layer and an EAGLE3 draft, on any machine, and engines on it.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/synthetic.hpp"
+#include "draft/draft_set.hpp"
+#include "engine/harness.hpp"
+#include "model/tiny_model.hpp"
+#include "support/temporary_directory.hpp"
+#include "text/tokenizer.hpp"
+
+namespace espalier::draft {
+
+template <typename T>
+T must(Expected<T> result) {
+    if (!result) throw std::runtime_error(result.error().message);
+    return std::move(*result);
+}
+
+struct TinyDrafts {
+    model::Machine machine;
+    std::unique_ptr<model::DeepseekModel> model;
+    std::shared_ptr<const Eagle3Weights> eagle3;
+    std::unique_ptr<text::Tokenizer> tokenizer;
+
+    DraftSet set() const { return {.target = *model, .mtp = true, .eagle3 = eagle3}; }
+};
+
+inline TinyDrafts make_tiny_drafts(model::Machine machine) {
+    const TemporaryDirectory directory;
+    checkpoint::SyntheticModel preset = must(checkpoint::synthetic_preset("tiny-v3"));
+    preset.config.num_hidden_layers = 2;
+    preset.config.num_attention_heads = 2;
+    const auto path = directory.path() / "model", draft_path = directory.path() / "draft";
+    model::write_model(preset, path);
+    ThreadPool pool(1);
+    if (const auto written = checkpoint::write_synthetic_draft(
+            checkpoint::synthetic_draft_for(preset), draft_path, pool);
+        !written)
+        throw std::runtime_error(written.error().message);
+
+    TinyDrafts tiny;
+    tiny.machine = std::move(machine);
+    const auto opened = std::make_shared<const checkpoint::Checkpoint>(
+        must(checkpoint::Checkpoint::open(path.string())));
+    auto weights = must(
+        model::Weights::load(opened, *tiny.machine.device, *tiny.machine.backend, {.mtp = true}));
+    model::ModelLimits limits;
+    limits.max_tokens = engine::kTinyMaxTokens;
+    limits.max_gather = engine::kTinyMaxGather;
+    tiny.model = std::make_unique<model::DeepseekModel>(must(model::DeepseekModel::create(
+        opened->config(), std::move(weights), *tiny.machine.backend, *tiny.machine.kernels,
+        *tiny.machine.device, {.limits = limits})));
+    tiny.eagle3 = std::make_shared<const Eagle3Weights>(
+        must(Eagle3Weights::load(std::make_shared<const checkpoint::Checkpoint>(must(
+                                     checkpoint::Checkpoint::open_eagle3(draft_path.string()))),
+                                 opened->config(), *tiny.machine.device, *tiny.machine.backend)));
+    tiny.tokenizer = std::make_unique<text::Tokenizer>(must(text::Tokenizer::load(path)));
+    return tiny;
+}
+
+// An engine with both drafters; others may be added behind them.
+class DraftingEngine {
+  public:
+    DraftingEngine(const TinyDrafts& tiny, engine::StepperSettings settings,
+                   std::vector<std::unique_ptr<speculate::Drafter>> others = {})
+        : taps_(must(tiny.set().make_taps(settings.schedule.max_step_tokens))) {
+        settings.schedule.reserve_windows = true;
+        auto target = must(engine::ModelTarget::create(*tiny.model, tiny.set().layout(),
+                                                       settings.schedule.page_count));
+        storage_ = &target->storage();
+        auto models = must(
+            tiny.set().make({*tiny.machine.device, *tiny.machine.backend, *tiny.machine.kernels},
+                            {.tokens = settings.schedule.max_step_tokens,
+                             .nodes = settings.schedule.max_step_gather,
+                             .rows = settings.schedule.max_rows,
+                             .max_kv_len = settings.schedule.max_model_len},
+                            *storage_, taps_.taps()));
+        std::vector<std::unique_ptr<speculate::Drafter>> drafters;
+        for (auto& drafter : models) {
+            models_.push_back(drafter.get());
+            drafters.push_back(std::move(drafter));
+        }
+        for (auto& drafter : others) drafters.push_back(std::move(drafter));
+        harness =
+            std::make_unique<engine::Harness>(std::move(target), *tiny.tokenizer, settings,
+                                              std::move(drafters), engine::Clock{}, taps_.taps());
+    }
+
+    cache::KvStorage& storage() { return *storage_; }
+    void flush() {
+        for (ModelDrafter* drafter : models_)
+            if (const auto flushed = drafter->flush(); !flushed)
+                throw std::runtime_error(flushed.error().message);
+    }
+
+  private:
+    model::TapMemory taps_;
+    cache::KvStorage* storage_ = nullptr;
+    std::vector<ModelDrafter*> models_;
+
+  public:
+    std::unique_ptr<engine::Harness> harness;  // the last, so that it ends first
+};
+
+}  // namespace espalier::draft
