@@ -5,7 +5,7 @@ DEMO_DRAFT ?= models/sapling-eagle3
 # Configures, builds and tests a workflow of CMakePresets.json.
 WORKFLOW = CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) CTEST_PARALLEL_LEVEL=$(JOBS) cmake --workflow --preset
 
-.PHONY: help demo serve test test-long test-clients build asan tsan fuzz cuda gpu-test install format format-check clean
+.PHONY: help demo serve test test-page test-long test-clients build asan tsan fuzz cuda gpu-test install format format-check clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -27,6 +27,10 @@ test:
 	@tools/setup.sh test
 	@$(MAKE) --no-print-directory build TESTS=ON
 	ctest --preset quick -j $(JOBS)
+
+## make test-page  the server's page in a real browser (needs chromium); takes docs/pictures
+test-page:
+	python3 tests/page/browser_test.py --pictures docs/pictures
 
 ## make test-long  the tests that take minutes
 test-long:
