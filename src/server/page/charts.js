@@ -4,6 +4,13 @@ const SECONDS = 120;
 const FEWEST_SECONDS = 20; // the width before there is more to show
 
 const milliseconds = (seconds) => seconds === undefined ? undefined : seconds * 1000;
+// Of a counter (less another one) between two readings, for each step of the engine.
+function per_step(now, before, name, less) {
+  const steps = difference(now, before, "steps_total");
+  const count = difference(now, before, name) - (less ? difference(now, before, less) : 0);
+  return steps ? Math.max(0, count) / steps : undefined;
+}
+
 const plain = (digits) => (value) => value === undefined ? "–" : value.toLocaleString("en", { maximumFractionDigits: digits });
 
 // Each line: what it is called, its colour, and its value from two readings `seconds` apart.
@@ -16,8 +23,12 @@ const CHARTS = [
     { name: "acceptance length", colour: "--ngram", of: (now, before) => {
       const drafts = difference(now, before, "spec_decode_num_drafts_total");
       return drafts ? 1 + difference(now, before, "spec_decode_num_accepted_tokens_total") / drafts : undefined; } }] },
+  { title: "Batch, tokens per step", show: plain(0), lines: [
+    { name: "decoding", colour: "--accent", of: (now, before) => per_step(now, before, "spec_decode_num_drafts_total") },
+    { name: "drafts", colour: "--ngram", of: (now, before) => per_step(now, before, "drafts_verified_total") },
+    { name: "prompts", colour: "--mtp", of: (now, before) => per_step(now, before, "prompt_tokens_total", "prompt_tokens_cached_total") }] },
   { title: "Requests", show: plain(0), lines: [
-    { name: "decoding", colour: "--accent", of: (now) => now.values.requests_running ?? now.values.num_requests_running },
+    { name: "decoding", colour: "--accent", of: (now) => now.values.requests_running },
     { name: "prompts", colour: "--mtp", of: (now) => now.values.requests_prefilling },
     { name: "waiting", colour: "--eagle3", of: (now) => now.values.num_requests_waiting }] },
   { title: "Cache pages in use", show: (value) => value === undefined ? "–" : `${(100 * value).toFixed(1)} %`, most: 1, lines: [

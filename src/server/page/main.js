@@ -55,30 +55,19 @@ function append_token(said, text, source) {
   said.append(token);
 }
 
-// A chunk's tokens with their sources. Without a report, or where it does not spell the chunk's text (a stop
-// string held text back), the text stands as the model's own.
-function tokens_of(choice, text) {
-  const tokens = choice.speculation?.tokens;
-  if (!tokens || tokens.map((token) => token.text).join("") !== text) return [{ text, source: "target" }];
-  return tokens.map((token) => ({ text: token.text, source: source_of(token.source) }));
-}
-
-// The trees that a report holds, or the chain of what was accepted where it holds none.
-function trees_of(choice) {
-  const report = choice.speculation;
-  if (!report) return [];
-  if (report.trees) return report.trees;
-  const tokens = report.tokens || [];
-  if (!tokens.some((token) => source_of(token.source) !== "target")) return [];
-  const path = tokens.map((_, i) => i);
-  return [{ texts: tokens.map((token) => token.text), sources: tokens.map((token) => token.source), parents: path.map((i) => i - 1), path, complete: false }];
-}
+// What the request says about drafts; the text is the same with each of them.
+const DRAFTS = {
+  auto: {},
+  chain: { draft_depth: 4 },
+  tree: { draft_depth: 4, draft_width: 3, draft_nodes: 12 },
+  off: { speculate: false },
+};
 
 function request_body(prompt) {
   const body = {
     model: page.model, stream: true, stream_options: { include_usage: true }, speculation_report: true,
     max_tokens: Number(element("max-tokens").value) || 128, temperature: Number(element("temperature").value) || 0,
-    speculate: element("speculate").checked };
+    ...DRAFTS[element("drafts").value] };
   return page.mode === "chat" ? { ...body, messages: page.messages } : { ...body, prompt };
 }
 
@@ -87,7 +76,7 @@ function show_figures(answer, count, seconds, usage, ended) {
   const parts = [`${tokens} tokens`];
   if (seconds > 0) parts.push(`${(tokens / seconds).toFixed(0)} tokens/s`);
   const accepted = usage?.completion_tokens_details?.accepted_prediction_tokens;
-  if (accepted !== undefined && accepted !== null) parts.push(`${accepted} from drafts`);
+  if (accepted !== undefined) parts.push(`${accepted} from drafts`);
   parts.push(ended);
   answer.figures.textContent = parts.join(" · ");
   return parts.join(", ");
@@ -96,13 +85,14 @@ function show_figures(answer, count, seconds, usage, ended) {
 async function generate(prompt) {
   const answer = add_message(page.mode === "chat" ? "Assistant" : "Continuation");
   if (page.mode === "completion") {
+    answer.said.classList.add("plain-text"); // as often code as not
     const given = document.createElement("span");
     given.className = "prompt-part";
     given.textContent = prompt;
     answer.said.append(given);
   }
   const began = performance.now();
-  let text = "", count = 0, usage = null, ended = "stopped";
+  let text = "", count = 0, usage = null, ended = "the connection was cut";
   page.controller = new AbortController();
   const path = page.mode === "chat" ? "/v1/chat/completions" : "/v1/completions";
   try {
@@ -113,15 +103,15 @@ async function generate(prompt) {
         if (choice.finish_reason) ended = choice.finish_reason === "length" ? "length reached" : "end of text";
         if (piece === "") continue;
         text += piece;
-        const tokens = tokens_of(choice, piece);
-        count += tokens.length;
-        for (const token of tokens) append_token(answer.said, token.text, token.source);
-        for (const tree of trees_of(choice)) show_tree(tree, element("trees"));
+        count += choice.speculation.tokens.length;
+        for (const token of choice.speculation.tokens) append_token(answer.said, token.text, source_of(token.source));
+        for (const tree of choice.speculation.trees) show_tree(tree, element("trees"));
         element("tree-note").hidden = element("trees").children.length > 0;
         scroll_down();
       }
     }
   } catch (error) {
+    ended = "stopped";
     if (error.name !== "AbortError") {
       answer.figures.classList.add("error");
       answer.figures.textContent = error.message;

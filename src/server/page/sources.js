@@ -8,14 +8,9 @@ const SOURCES = {
   draft: { name: "Draft", help: "proposed by another drafter" },
 };
 
-// The server's name of a drafter as one of the above: "ngram", "n-gram", "eagle-3", null, …
+// The server's name of a source as one of the above.
 function source_of(name) {
-  if (!name || name === "target") return "target";
-  const plain = String(name).toLowerCase().replace(/[^a-z0-9]/g, "");
-  if (plain.startsWith("ngram") || plain.startsWith("suffix")) return "ngram";
-  if (plain.startsWith("mtp")) return "mtp";
-  if (plain.startsWith("eagle")) return "eagle3";
-  return "draft";
+  return Object.hasOwn(SOURCES, name) ? name : "draft";
 }
 
 function show_legend(list) {

@@ -70,9 +70,7 @@ function draw_tree(tree) {
   const figure = document.createElement("figure");
   figure.className = "step";
   const caption = document.createElement("figcaption");
-  caption.textContent = tree.complete === false
-    ? `${accepted} ${accepted === 1 ? "draft" : "drafts"} accepted`
-    : `${accepted} of ${drafts} drafts accepted`;
+  caption.textContent = `${accepted} of ${drafts} ${drafts === 1 ? "draft" : "drafts"} accepted`;
   figure.append(caption, image);
   return figure;
 }
