@@ -5,7 +5,7 @@ DEMO_DRAFT ?= models/sapling-eagle3
 # Configures, builds and tests a workflow of CMakePresets.json.
 WORKFLOW = CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) CTEST_PARALLEL_LEVEL=$(JOBS) cmake --workflow --preset
 
-.PHONY: help demo serve test test-page test-long test-clients build asan tsan fuzz cuda gpu-test install format format-check clean
+.PHONY: help demo serve test test-page test-long test-clients test-deploy package test-package test-image build asan tsan fuzz cuda gpu-test install format format-check clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -40,14 +40,31 @@ test-long:
 	@$(MAKE) --no-print-directory build TESTS=ON PYTHON=$(CURDIR)/.venv/bin/python3
 	ctest --preset long
 
-## make test-clients  the server with the official OpenAI client (PyPI, installed outside the tree)
-CLIENTS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/espalier/clients
+## make test-clients  the server with OpenAI's official clients (PyPI and npm, installed outside the tree)
 test-clients:
-	@tools/setup.sh long
-	@$(MAKE) --no-print-directory build TARGETS=espalier
-	@test -x $(CLIENTS)/bin/python3 || python3 -m venv $(CLIENTS)
-	@$(CLIENTS)/bin/pip install -q --disable-pip-version-check openai==3.49.0
-	$(CLIENTS)/bin/python3 tests/clients/openai_client_test.py build/cpu/espalier $(DEMO_MODEL)
+	@tools/setup.sh clients
+	@$(MAKE) --no-print-directory build TARGETS=espalier TESTS=OFF
+	tools/test_clients.sh build/cpu/espalier $(DEMO_MODEL)
+
+## make test-deploy   deploy/ against a server, systemd, promtool and Kubernetes' schema
+test-deploy:
+	@tools/setup.sh deploy
+	@$(MAKE) --no-print-directory build TARGETS=espalier TESTS=OFF
+	tools/test_deploy.sh build/cpu/espalier $(DEMO_MODEL)
+
+## make package    a Debian package and a tarball in PACKAGES (build/package); test-package installs both in fresh roots,
+##                 test-image runs deploy/Dockerfile's lines in such (both as root)
+PACKAGES ?= build/package
+package:
+	@tools/setup.sh package
+	@$(MAKE) --no-print-directory build TARGETS="espalier espalier_mla" TESTS=OFF
+	tools/package.sh build/cpu $(PACKAGES)
+test-package: package
+	@tools/setup.sh deploy
+	python3 tests/deploy/package_test.py $(PACKAGES)
+test-image:
+	@tools/setup.sh deploy
+	python3 tests/deploy/image_test.py
 
 ## make build      build/cpu/espalier and the tests, without set-up
 build:
@@ -79,9 +96,11 @@ cuda:
 gpu-test: cuda
 	ctest --preset gpu
 
-## make install    install binary, attention library and CMake package to PREFIX (/usr/local)
+## make install    build and install binary, attention library and CMake package to PREFIX (/usr/local)
 PREFIX ?= /usr/local
-install: build
+install:
+	@tools/setup.sh run
+	@$(MAKE) --no-print-directory build TESTS=OFF
 	cmake --install build/cpu --prefix $(PREFIX)
 
 ## make format     clang-format every source file; make format-check only says which differ

@@ -92,23 +92,21 @@ ExpressionPtr ExpressionParser::parse_conditional() {
 }
 
 ExpressionPtr ExpressionParser::parse_or() {
-    const int line = current().line;
-    ExpressionPtr left = parse_and();
-    while (take_name("or")) {
-        ExpressionPtr right = parse_and();
-        const std::int64_t depth = std::max(depth_of(left), depth_of(right));
-        left = make(line, depth, Logic{false, std::move(left), std::move(right)});
-    }
-    return left;
+    return parse_logic("or", false, &ExpressionParser::parse_and);
 }
 
 ExpressionPtr ExpressionParser::parse_and() {
+    return parse_logic("and", true, &ExpressionParser::parse_not);
+}
+
+ExpressionPtr ExpressionParser::parse_logic(std::string_view name, bool is_and,
+                                            ExpressionPtr (ExpressionParser::*operand)()) {
     const int line = current().line;
-    ExpressionPtr left = parse_not();
-    while (take_name("and")) {
-        ExpressionPtr right = parse_not();
+    ExpressionPtr left = (this->*operand)();
+    while (take_name(name)) {
+        ExpressionPtr right = (this->*operand)();
         const std::int64_t depth = std::max(depth_of(left), depth_of(right));
-        left = make(line, depth, Logic{true, std::move(left), std::move(right)});
+        left = make(line, depth, Logic{is_and, std::move(left), std::move(right)});
     }
     return left;
 }

@@ -56,6 +56,8 @@ class ExpressionParser {
     ExpressionPtr parse_conditional();
     ExpressionPtr parse_or();
     ExpressionPtr parse_and();
+    ExpressionPtr parse_logic(std::string_view name, bool is_and,
+                              ExpressionPtr (ExpressionParser::*operand)());
     ExpressionPtr parse_not();
     ExpressionPtr parse_comparison();
     ExpressionPtr parse_sum();

@@ -13,6 +13,14 @@ void add_threads_flag(CLI::App& command, int& threads) {
         ->capture_default_str();
 }
 
+void EngineFlags::add_speculate_to(CLI::App& command) {
+    command.add_option("--speculate", engine.speculate, kSpeculateHelp)
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->check(CLI::IsMember(runtime::kDrafterNames))
+        ->capture_default_str();
+}
+
 void EngineFlags::add_to(CLI::App& command, const Defaults& defaults) {
     const auto number = [&](const char* name, std::int64_t& value, const std::string& help) {
         command.add_option(name, value, help)->capture_default_str();

@@ -21,8 +21,9 @@ struct EngineFlags {
         const char* rows;
         const char* pages;
     };
-    // All but --speculate.
+    // All but --speculate, which bench takes as a list to compare.
     void add_to(CLI::App& command, const Defaults& defaults);
+    void add_speculate_to(CLI::App& command);
 
     static constexpr const char* kSpeculateHelp =
         "Drafts: ngram (what followed the same tokens before in the text), mtp (the model's own "

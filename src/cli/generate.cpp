@@ -347,12 +347,7 @@ Run add_generate(CLI::App& app) {
                                               "Text to continue; standard input if not given");
     options->sampling.add_to(*command);
     command->add_flag("--special", options->special, "Recognise special tokens in the prompt");
-    command
-        ->add_option("--speculate", options->engine.engine.speculate, EngineFlags::kSpeculateHelp)
-        ->delimiter(',')
-        ->allow_extra_args(false)
-        ->check(CLI::IsMember(runtime::kDrafterNames))
-        ->capture_default_str();
+    options->engine.add_speculate_to(*command);
     options->engine.add_to(
         *command, {.rows = "0: one for each choice", .pages = "0: what the request needs"});
     CLI::Option* json =

@@ -16,6 +16,7 @@
 
 #include "cli/command.hpp"
 #include "cli/engine_flags.hpp"
+#include "cli/service_manager.hpp"
 #include "cli/settings.hpp"
 #include "server/server.hpp"
 
@@ -161,7 +162,9 @@ Expected<void> run_server(const Options& options, const std::vector<std::string>
         std::_Exit(0);  // no request is being answered, and reading weights cannot be interrupted
     }
     if (const auto& loaded = loader.finish(); !loaded) return tl::unexpected<Error>(loaded.error());
+    notify_service_manager("READY=1");
     wait_for_signal(arrived.number(), -1);
+    notify_service_manager("STOPPING=1");
     // A second signal ends the process at once, as it would by itself.
     pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
     log.info(fmt::format("shutting down: requests have {} seconds to finish",
@@ -234,12 +237,7 @@ Run add_serve(CLI::App& app) {
     command->add_option("model,--model", options->model,
                         "Model directory or ORG/NAME in the local hub cache");
     server::ServerOptions::flags(ServerFlags{*command}, options->server);
-    command
-        ->add_option("--speculate", options->engine.engine.speculate, EngineFlags::kSpeculateHelp)
-        ->delimiter(',')
-        ->allow_extra_args(false)
-        ->check(CLI::IsMember(runtime::kDrafterNames))
-        ->capture_default_str();
+    options->engine.add_speculate_to(*command);
     options->engine.engine.sizes.step_tokens = kStepTokens;
     options->engine.add_to(*command, {.rows = "0: 32",
                                       .pages = "0: the longest sequence for every row, or what "

@@ -20,6 +20,7 @@ void check_row_invariant(Trial& trial);
 void check_chain_equals_causal(Trial& trial);
 void check_path_invariant(Trial& trial);
 void check_split_thresholds(Trial& trial);
+void check_compositions(Trial& trial);
 void check_draft_levels(Trial& trial);
 // checks_graph.cpp
 void check_graph_safe(Trial& trial);

@@ -254,6 +254,81 @@ void check_split_thresholds(Trial& trial) {
                           heads, token, tokens, whole.keys, tree.tokens, tree.keys);
 }
 
+namespace {
+
+// A token's own keys and query, in one of the forms that a step may have it in: alone, as a node of
+// its tree, under a dense mask that says the same, and at the end of a longer row.
+struct Composed {
+    Row row;
+    int token = 0;
+};
+Composed composed(Trial& trial, const Row& tree, int token, int heads) {
+    Row alone = compacted(tree, heads, token);
+    switch (trial.random.between(0, 3)) {
+        case 0:
+            return {alone, 0};
+        case 1:
+            return {tree, token};
+        case 2: {
+            Row dense = tree;
+            dense.mask = MaskKind::dense;
+            dense.dense.clear();
+            for (int i = 0; i < tree.tokens; ++i)
+                for (int c = 0; c < tree.keys; ++c) dense.dense.push_back(sees(tree, i, c) ? 1 : 0);
+            return {dense, token};
+        }
+        default: {
+            const int tokens = trial.random.between(1, std::clamp(alone.keys, 1, 64 / heads + 5));
+            Row chunk = make_row(trial.random, MaskKind::causal, heads, tokens, alone.keys);
+            chunk.key = alone.key;
+            std::copy(alone.query.begin(), alone.query.end(),
+                      chunk.query.end() - static_cast<std::ptrdiff_t>(alone.query.size()));
+            return {chunk, tokens - 1};
+        }
+    }
+}
+
+}  // namespace
+
+// One token in any company: form, neighbours, place among them, pages and multiprocessors.
+void check_compositions(Trial& trial) {
+    constexpr int kCompositions = 8;
+    const int heads = trial.random.one_of({1, 3, 16});
+    const int tokens = trial.random.between(1, 5);
+    int keys = tokens + hostile_length(trial.random, 300);
+    const int rule = trial.random.between(0, 2 * kSplitRules - 1);
+    if (heads < 16 && rule < kSplitRules - 1)  // near where the length of splits changes
+        keys = static_cast<int>(split_rule(rule).most_keys) + trial.random.between(-2, tokens + 2);
+    else if (heads == 1 && rule == kSplitRules - 1)  // more splits than one warp merges
+        keys = trial.random.between(6200, 9000);
+    Row tree = make_row(trial.random, MaskKind::tree, heads, tokens, keys);
+    grow_tree(trial.random, tree, trial.random.one_of(kShapes));
+    const int token = trial.random.between(0, tokens - 1);
+    const Layout layout = trial.any_layout();
+    RunOptions options = invariant_options(trial);
+    const auto expected = run_rows(trial, {compacted(tree, heads, token)}, heads, layout, options);
+    for (int count = 0; count < kCompositions; ++count) {
+        std::vector<Row> rows = hostile_rows(trial.random, heads, 3000);
+        const Composed own = composed(trial, tree, token, heads);
+        const int place = trial.random.between(0, static_cast<int>(rows.size()));
+        std::int64_t at = own.token;
+        for (int row = 0; row < place; ++row) at += rows[static_cast<std::size_t>(row)].tokens;
+        rows.insert(rows.begin() + place, own.row);
+        vary_machine(trial, options);
+        const auto result = run_rows(trial, rows, heads, other_layout(trial, layout), options);
+        if (!expected || !result) return;
+        trial.expect_none(bit_difference(*result, at, *expected, 0),
+                          "{} heads, token {} of a {} row of {} tokens over {} keys, in place {} "
+                          "of {} rows, {} multiprocessors",
+                          heads, own.token,
+                          own.row.mask == MaskKind::tree    ? "tree"
+                          : own.row.mask == MaskKind::dense ? "dense"
+                                                            : "causal",
+                          own.row.tokens, own.row.keys, place, rows.size(),
+                          options.multiprocessors);
+    }
+}
+
 // Drafting grows a tree level by level: each level is a row whose tail holds the levels before.
 // Verifying the whole tree in one row must give the same bits.
 void check_draft_levels(Trial& trial) {

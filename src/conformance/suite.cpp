@@ -29,6 +29,7 @@ constexpr std::array kChecks = {
     Check{"path", "5 Path-invariant", Entry::absorbed, check_path_invariant},
     Check{"thresholds", "5 Tokens on both sides of a split length", Entry::absorbed,
           check_split_thresholds},
+    Check{"compositions", "5 One token in any composition", Entry::absorbed, check_compositions},
     Check{"levels", "5 Draft levels equal the whole tree", Entry::absorbed, check_draft_levels},
     Check{"graph", "6 Graph-safe", Entry::absorbed, check_graph_safe},
     Check{"refusals", "7 No silent no-op", Entry::absorbed, check_no_silent_no_op},

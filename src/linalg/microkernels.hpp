@@ -35,8 +35,11 @@ constexpr std::int64_t tile_stride(int rows, int bytes_per_k) {
     return tile_depth(rows, bytes_per_k) * bytes_per_k + 64;
 }
 
+// The same where weights were widened: one group of k.
+inline constexpr std::int64_t kWidenedTileStride = kDepthUnit * std::int64_t{sizeof(float)} + 64;
+
 struct TileCall {
-    const std::byte* x = nullptr;   // [rows][tile_stride], 64-byte aligned
+    const std::byte* x = nullptr;   // [rows][tile stride], 64-byte aligned
     const std::byte* w = nullptr;   // the first panel, at this call's first k
     std::int64_t panel_stride = 0;  // bytes
     std::int64_t panels = 0;
@@ -52,13 +55,24 @@ using TileKernel = void (*)(const TileCall& call);
 // Copies k elements of a row of x into a tile, in the tile's format; pads an odd k with zero for
 // paired weights.
 using FillRow = void (*)(const std::byte* x, std::int64_t k, std::byte* tile_row);
+using TileKernels = std::array<TileKernel, kMaxTileRows + 1>;  // by rows, from 1
+
+// For weights whose widening costs as much as several rows' products: a panel's weights of one
+// group of k become f32 once for all tiles of rows. The same products in the same order.
+struct WidenedKernels {
+    int from_rows = 0;  // fewer are faster in tiles that widen for themselves; 0: all are
+    // A panel's weights of `depth` k, [depth][16].
+    void (*widen)(const std::byte* w, std::int64_t depth, float* to) = nullptr;
+    TileKernels tile{};
+};
 
 struct WeightKernels {
     int max_rows = 0;
     int bytes_per_k = 0;  // of a tile row
     int scale_block = 0;  // k that share a scale; 0: weights without scales
     FillRow fill_row = nullptr;
-    std::array<TileKernel, kMaxTileRows + 1> tile{};  // by rows, from 1
+    TileKernels tile{};
+    WidenedKernels widened;
 };
 
 struct Microkernels {

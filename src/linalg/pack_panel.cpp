@@ -139,4 +139,23 @@ void pack_panel_run(const PanelRun& run, std::byte* panel) {
     bits == 16 ? pack_last(run, halves) : pack_last(run, bytes);
 }
 
+bool holds_nan_code(const PanelRun& run) {
+    const WeightSource& source = *run.source;
+    if (source.format.code != WeightCode::e4m3) return false;
+    const bool columns = source.transposed;
+    const std::int64_t lines = columns ? source.k : run.lanes;
+    const std::int64_t length = columns ? run.lanes : source.k;
+    const std::byte* first = source.data + run.first_n * (columns ? 1 : source.row_stride);
+    bool found = false;
+    for (std::int64_t line = 0; line < lines; ++line) {
+        const std::byte* codes = first + line * source.row_stride;
+        // The largest magnitude, without a branch: compilers take 16 or 32 codes at once.
+        auto largest = std::byte{0};
+        for (std::int64_t i = 0; i < length; ++i)
+            largest = std::max(largest, codes[i] & std::byte{0x7f});
+        found = found || largest == std::byte{0x7f};
+    }
+    return found;
+}
+
 }  // namespace espalier::linalg

@@ -4,6 +4,7 @@
 #include "linalg/packed.hpp"
 
 #include <algorithm>
+#include <atomic>
 
 #include "linalg/pack_panel.hpp"
 
@@ -66,6 +67,7 @@ Expected<Weight> pack_panels(CpuDevice& device, WeightStack stack) {
     const std::int64_t per_task =
         std::clamp<std::int64_t>((256 << 10) / view.panel_bytes(), 1, panels);
     const std::int64_t all_panels = view.count * panels;
+    std::atomic<bool> nan = false;
     device.pool().run((all_panels + per_task - 1) / per_task, [&](std::int64_t task, int) {
         const std::int64_t end = std::min(all_panels, (task + 1) * per_task);
         for (std::int64_t index = task * per_task; index < end; ++index) {
@@ -73,11 +75,15 @@ Expected<Weight> pack_panels(CpuDevice& device, WeightStack stack) {
             float* panel_scales = scales.as<float>() + index * view.scale_groups() * kPanel;
             for_runs(stack[static_cast<std::size_t>(index / panels)], view.n, index % panels,
                      [&](const PanelRun& run) {
+                         if (holds_nan_code(run)) nan = true;
                          pack_panel_run(run, panel);
                          pack_scales(view, run, panel_scales);
                      });
         }
     });
+    if (nan)
+        return fail(ErrorKind::invalid, "e4m3 weights [{}, {}] with NaN among them", view.n,
+                    view.k);
     return Weight(std::move(data), std::move(scales), view);
 }
 

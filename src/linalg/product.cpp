@@ -74,15 +74,19 @@ Unit unit_at(const Job& job, std::span<const Segment> segments, std::int64_t ind
     return {segment.matrix, rows, piece_of(job.w.panels(), chunks, local / row_blocks)};
 }
 
+// Rows that widened weights serve before others take their place: 24 KiB of x beside 8 KiB of them.
+constexpr std::int64_t kWidenedRows = 42;
+static_assert(kWidenedRows * kWidenedTileStride <= kTileBytes);
+
 struct Scratch {
     alignas(64) std::byte tile[kTileBytes + kMaxTileRows * 64];
     alignas(64) float acc[kAccFloats];
+    alignas(64) float widened[kDepthUnit * kPanel];  // one panel
 };
 
 // Rows [rows.begin, rows.end) of x, k [begin, begin + depth), into the tile.
-void fill_tile(const Job& job, const Unit& unit, Piece rows, Piece k, std::byte* tile) {
-    const auto count = static_cast<int>(rows.end - rows.begin);
-    const std::int64_t stride = tile_stride(count, job.kernels.bytes_per_k);
+void fill_tile(const Job& job, const Unit& unit, Piece rows, Piece k, std::int64_t stride,
+               std::byte* tile) {
     const auto element = static_cast<std::int64_t>(bytes_of(job.x.dtype));
     for (std::int64_t row = rows.begin; row < rows.end; ++row) {
         const std::int64_t source = job.source_row == nullptr ? row : job.source_row[row];
@@ -92,25 +96,30 @@ void fill_tile(const Job& job, const Unit& unit, Piece rows, Piece k, std::byte*
     }
 }
 
-void run_tile(const Job& job, const PackedView& matrix, const Unit& unit, Piece rows, Piece k,
-              Scratch& scratch) {
-    fill_tile(job, unit, rows, k, scratch.tile);
-    const std::int64_t panels = unit.panels.end - unit.panels.begin;
+// Where the sums of some rows of a unit are: [panels][rows][16] for each tile of rows.
+float* sums_of(const Unit& unit, Piece rows, Scratch& scratch) {
+    return scratch.acc +
+           (rows.begin - unit.rows.begin) * (unit.panels.end - unit.panels.begin) * kPanel;
+}
+
+// A tile's call over some panels of its unit and some k.
+TileCall call_of(const Job& job, const PackedView& matrix, const Unit& unit, Piece rows,
+                 Piece panels, Piece k, Scratch& scratch) {
     TileCall call;
     call.x = scratch.tile;
-    call.w = matrix.data + unit.panels.begin * matrix.panel_bytes() +
-             matrix.format.bytes(k.begin * kPanel);
+    call.w =
+        matrix.data + panels.begin * matrix.panel_bytes() + matrix.format.bytes(k.begin * kPanel);
     call.panel_stride = matrix.panel_bytes();
-    call.panels = panels;
-    call.depth =
-        std::min(k.end, matrix.k) == matrix.k ? matrix.k_padded() - k.begin : k.end - k.begin;
+    call.panels = panels.end - panels.begin;
+    call.depth = k.end == matrix.k ? matrix.k_padded() - k.begin : k.end - k.begin;
     call.scale_stride = matrix.scale_groups() * kPanel;
     if (matrix.scales != nullptr)
-        call.scales = matrix.panel_scales() + unit.panels.begin * call.scale_stride +
+        call.scales = matrix.panel_scales() + panels.begin * call.scale_stride +
                       k.begin / job.kernels.scale_block * kPanel;
-    call.acc = scratch.acc + (rows.begin - unit.rows.begin) * panels * kPanel;
+    call.acc = sums_of(unit, rows, scratch) +
+               (panels.begin - unit.panels.begin) * (rows.end - rows.begin) * kPanel;
     call.first = k.begin == 0;
-    job.kernels.tile[static_cast<std::size_t>(rows.end - rows.begin)](call);
+    return call;
 }
 
 void store_tile(const Job& job, const Unit& unit, Piece rows, const float* acc) {
@@ -125,27 +134,73 @@ void store_tile(const Job& job, const Unit& unit, Piece rows, const float* acc) 
     }
 }
 
+// A unit's rows in tiles of almost equal height.
+struct Tiles {
+    Piece rows;
+    std::int64_t count;
+
+    Piece at(std::int64_t index) const {
+        const Piece piece = piece_of(rows.end - rows.begin, count, index);
+        return {rows.begin + piece.begin, rows.begin + piece.end};
+    }
+    int tallest() const { return static_cast<int>(ceil_div(rows.end - rows.begin, count)); }
+};
+
 // k outermost, then tiles of rows: the chunk's weights of one k block serve all tiles from the
 // second-level cache.
+void multiply(const Job& job, const PackedView& matrix, const Unit& unit, const Tiles& tiles,
+              Scratch& scratch) {
+    const std::int64_t depth = tile_depth(tiles.tallest(), job.kernels.bytes_per_k);
+    for (std::int64_t begin = 0; begin < matrix.k; begin += depth) {
+        const Piece k{begin, std::min(matrix.k, begin + depth)};
+        for (std::int64_t tile = 0; tile < tiles.count; ++tile) {
+            const Piece rows = tiles.at(tile);
+            const auto height = static_cast<int>(rows.end - rows.begin);
+            fill_tile(job, unit, rows, k, tile_stride(height, job.kernels.bytes_per_k),
+                      scratch.tile);
+            const TileCall call = call_of(job, matrix, unit, rows, unit.panels, k, scratch);
+            job.kernels.tile[static_cast<std::size_t>(height)](call);
+        }
+    }
+}
+
+// The same over weights that become f32 first, a group of k of one panel at a time, for the tiles
+// [first, end).
+void multiply_widened(const Job& job, const PackedView& matrix, const Unit& unit,
+                      const Tiles& tiles, Piece some, Scratch& scratch) {
+    const WidenedKernels& kernels = job.kernels.widened;
+    const Piece all{tiles.at(some.begin).begin, tiles.at(some.end - 1).end};
+    for (std::int64_t begin = 0; begin < matrix.k; begin += kDepthUnit) {
+        const Piece k{begin, std::min(matrix.k, begin + kDepthUnit)};
+        fill_tile(job, unit, all, k, kWidenedTileStride, scratch.tile);
+        for (std::int64_t panel = unit.panels.begin; panel < unit.panels.end; ++panel) {
+            for (std::int64_t tile = some.begin; tile < some.end; ++tile) {
+                const Piece rows = tiles.at(tile);
+                TileCall call = call_of(job, matrix, unit, rows, {panel, panel + 1}, k, scratch);
+                if (tile == some.begin) kernels.widen(call.w, call.depth, scratch.widened);
+                call.x = scratch.tile + (rows.begin - all.begin) * kWidenedTileStride;
+                call.w = reinterpret_cast<const std::byte*>(scratch.widened);
+                kernels.tile[static_cast<std::size_t>(rows.end - rows.begin)](call);
+            }
+        }
+    }
+}
+
 void run_unit(const Job& job, const Unit& unit, Scratch& scratch) {
     const PackedView matrix = job.w.at(unit.matrix);
     const std::int64_t rows = unit.rows.end - unit.rows.begin;
-    const std::int64_t panels = unit.panels.end - unit.panels.begin;
-    const std::int64_t tiles = ceil_div(rows, job.kernels.max_rows);
-    const auto tallest = static_cast<int>(ceil_div(rows, tiles));
-    const std::int64_t depth = tile_depth(tallest, job.kernels.bytes_per_k);
-    for (std::int64_t begin = 0; begin < matrix.k; begin += depth) {
-        const Piece k{begin, std::min(matrix.k, begin + depth)};
-        for (std::int64_t tile = 0; tile < tiles; ++tile) {
-            Piece tile_rows = piece_of(rows, tiles, tile);
-            tile_rows.begin += unit.rows.begin;
-            tile_rows.end += unit.rows.begin;
-            run_tile(job, matrix, unit, tile_rows, k, scratch);
-            if (k.end == matrix.k)
-                store_tile(job, unit, tile_rows,
-                           scratch.acc + (tile_rows.begin - unit.rows.begin) * panels * kPanel);
-        }
+    const Tiles tiles{unit.rows, ceil_div(rows, job.kernels.max_rows)};
+    const int from = job.kernels.widened.from_rows;
+    if (from == 0 || rows < from) {
+        multiply(job, matrix, unit, tiles, scratch);
+    } else {
+        const std::int64_t at_once = kWidenedRows / tiles.tallest();
+        for (std::int64_t tile = 0; tile < tiles.count; tile += at_once)
+            multiply_widened(job, matrix, unit, tiles,
+                             {tile, std::min(tiles.count, tile + at_once)}, scratch);
     }
+    for (std::int64_t tile = 0; tile < tiles.count; ++tile)
+        store_tile(job, unit, tiles.at(tile), sums_of(unit, tiles.at(tile), scratch));
 }
 
 // Panels per unit: bounded by the running sums, by the bytes a task should read, and by sharing

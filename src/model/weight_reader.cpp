@@ -99,7 +99,10 @@ Expected<Weight> WeightReader::stack(const std::vector<std::vector<Part>>& parts
             sources[i].push_back(matrix.whole());
         }
     }
-    ESPALIER_ASSIGN_OR_RETURN(Weight packed, pack(sources));
+    Expected<Weight> packed = pack(sources);
+    if (!packed)
+        return fail(packed.error().kind, "{}: {}", matrices.front().front().stored.weights.name,
+                    packed.error().message);
     for (const auto& group : matrices)
         for (const StoredMatrix& matrix : group) release(matrix.stored.weights);
     return packed;

@@ -152,6 +152,25 @@ TEST(PackedErrors, NameTheTwoNumbers) {
         "e4m3 weights with 200 inputs begin at input 64 of their scale grid, no multiple of 128");
 }
 
+// Wherever the one NaN is, and not where it lies beside the view.
+TEST(PackedErrors, NanAmongE4m3WeightsIsRefused) {
+    for (const std::size_t at : {0, 17, 299, 300 * 150 + 7, 300 * 300 - 1}) {
+        for (const std::byte code : {std::byte{0x7f}, std::byte{0xff}}) {
+            StoredTensor w(DType::e4m3, 300, 300, 1);
+            w.bytes()[1 + at] = code;
+            for (const bool transposed : {false, true})
+                EXPECT_EQ(error_of({{w.view(transposed)}}),
+                          "e4m3 weights [300, 300] with NaN among them")
+                    << at;
+        }
+    }
+    StoredTensor beside(DType::e4m3, 40, 40, 1);
+    beside.bytes()[1 + 40 * 3 + 39] = std::byte{0x7f};
+    EXPECT_EQ(error_of({{beside.view(0, 0, 40, 39)}}), "");
+    EXPECT_EQ(error_of({{beside.view(0, 0, 40, 39, true)}}), "");
+    EXPECT_EQ(error_of({{beside.view(4, 0, 36, 40)}}), "");
+}
+
 TEST(PackedErrors, SizesAreMultipliedWithOverflowChecks) {
     const StoredTensor tensor(DType::f32, 1, 1, 1);
     WeightSource huge = tensor.view();

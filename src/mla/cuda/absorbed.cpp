@@ -154,8 +154,7 @@ std::size_t flexible_partial_bytes(std::int64_t packed_rows) {
     return aligned(packed_rows * kLatent * 4) + aligned(packed_rows * 4);
 }
 std::size_t invariant_partial_bytes(std::int64_t slots) {
-    return aligned(slots * kStripChunks * kChunkBytes) + aligned(slots * kStripScales * 4) +
-           aligned(slots * kStripRows * 4);
+    return aligned(slots * kStripChunks * kChunkBytes) + aligned(slots * kStripScales * 8);
 }
 
 // The plan of one launch: partition, parts, merges or counters.
@@ -190,8 +189,7 @@ void take_partials(Arena& arena, AbsorbedParams& p, const Class& rows, int proce
     if (p.invariant) {
         const std::int64_t slots = p.slots;
         p.partial = arena.take<float>(slots * kStripChunks * kChunkBytes / 4);
-        p.partial_scale = arena.take<float>(slots * kStripScales);
-        p.partial_lse = arena.take<float>(slots * kStripRows);
+        p.partial_rows = arena.take<float2>(slots * kStripScales);
         return;
     }
     const std::int64_t packed_rows = flexible_slots(rows, processors, 1 << p.block_shift)

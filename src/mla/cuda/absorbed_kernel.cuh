@@ -23,6 +23,10 @@ inline constexpr int kBlockBytes = kTileKeys * 128;
 
 // The softmax works with finite numbers and -inf; nothing is ever subtracted from -inf.
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
+// What exponents are taken against: nothing was seen where the largest score is -inf.
+__device__ __forceinline__ float finite_or_zero(float reference) {
+    return reference == minus_infinity() ? 0.0f : reference;
+}
 
 template <KvFormat kFormat>
 struct Traits {
@@ -49,13 +53,15 @@ struct SharedLayout {
     alignas(1024) std::byte weights[T::kScorers][T::kRows * 128];
     float factor[T::kRows];  // what the output is rescaled by before this tile
     float final_factor[T::kRows];
+    float final_lse[T::kRows];                 // invariant: of a split
     float query_scale[kFp8Rows];               // FP8: a power of two per packed row
     float reference[kFp8Rows];                 // FP8: of the weights
     float by_warp[4 * T::kScorers][kFp8Rows];  // FP8: what the scoring warps tell each other
     std::uint64_t visible[T::kScorers][kFp8Rows];
     float key_scale[T::kStages][kScaledKeys];  // fp8_token
     Item items[2];
-    Item deferred[2];  // invariant: merges that wait for other thread blocks
+    std::int32_t seen[2][T::kRows];  // of an item with kOwnKeys, by its tokens
+    Item deferred[2];                // invariant: merges that wait for other thread blocks
     Barrier keys_full[T::kStages];
     Barrier keys_free[T::kStages];
     Barrier query_full, query_free;  // 16-bit caches
@@ -157,10 +163,12 @@ __device__ inline void clear_key_rows(std::byte* keys, int valid) {
 // What one packed row sees: docs/mla_contract.md, word for word, in 64-bit arithmetic.
 class RowMask {
   public:
-    __device__ RowMask(const AbsorbedParams& p, const Item& item, int column)
+    // `seen`: by an item with kOwnKeys, which says how many keys each of its tokens sees.
+    __device__ RowMask(const AbsorbedParams& p, const Item& item, const std::int32_t* seen,
+                       int column)
         : p_(p), row_(item.row), keys_(item.keys), mask_(static_cast<MaskKind>(item.mask)) {
         token_ = token_of(p, item.row_first + column);
-        own_ = token_ == item.gathered;
+        if (item.mask == kOwnKeys) keys_ = seen[token_ - token_of(p, item.row_first)];
         world_ = p.rows.dcp_world;
         long long all = item.keys;  // over all ranks
         if (world_ > 1 && item.gathered < 0) all = p.rows.global_kv_len[item.row];
@@ -177,8 +185,7 @@ class RowMask {
     __device__ std::uint64_t visible(int tile) const {
         const int first = tile * kTileKeys;
         const std::uint64_t inside = ones(keys_ - first);
-        if (mask_ == MaskKind::full) return inside;
-        if (static_cast<int>(mask_) == kOwnKeys) return own_ ? inside : 0;
+        if (mask_ == MaskKind::full || static_cast<int>(mask_) == kOwnKeys) return inside;
         if (mask_ == MaskKind::dense || world_ > 1) return inside & looked_up<kLanes>(first);
         const long long before = bound_ - first;  // keys of the tile that are visible anyway
         std::uint64_t tail = 0;
@@ -212,7 +219,6 @@ class RowMask {
 
     const AbsorbedParams& p_;
     int row_, keys_, token_;
-    bool own_;  // gathers this row's token
     MaskKind mask_;
     long long world_ = 1;
     long long bound_ = 0;     // places before it are visible
@@ -228,6 +234,48 @@ __device__ __forceinline__ bool item_says(const Item& item, int flag) {
 // A number that all lanes of a warp agree on, known as such to the compiler: matrix products under
 // branches that might diverge are serialised.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0u, value, 0); }
+
+// The splits of an item: their tiles, and where their results go (-1: to the output itself).
+template <bool kInvariant>
+class SplitRun {
+  public:
+    __device__ explicit SplitRun(const Item& item) : item_(item), end_(uniform(item.tile_begin)) {}
+    __device__ bool next() {
+        if (++split_ == uniform(item_.run)) return false;
+        const int tile_end = uniform(item_.tile_end);
+        end_ = last() ? tile_end : min(end_ + uniform(item_.split_tiles), tile_end);
+        return true;
+    }
+    __device__ bool last() const { return split_ + 1 == uniform(item_.run); }
+    __device__ int end() const { return end_; }
+    __device__ int slot() const {
+        if (item_.slot < 0) return item_.slot;
+        return item_.slot + split_ * ((item_.columns + kStripRows - 1) / kStripRows);
+    }
+
+  private:
+    const Item& item_;
+    int end_;
+    int split_ = -1;
+};
+// The flexible partition's items have one.
+template <>
+class SplitRun<false> {
+  public:
+    __device__ explicit SplitRun(const Item& item) : item_(item) {}
+    __device__ bool next() {
+        const bool first = first_;
+        first_ = false;
+        return first;
+    }
+    __device__ int end() const { return uniform(item_.tile_end); }
+    __device__ int slot() const { return item_.slot; }
+    __device__ static constexpr bool last() { return true; }
+
+  private:
+    const Item& item_;
+    bool first_ = true;
+};
 
 // A descriptor made where all lanes agree on it: otherwise the compiler makes one for each product,
 // in registers that every lane has, and products wait for it.

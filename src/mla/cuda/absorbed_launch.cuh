@@ -33,7 +33,7 @@ __device__ inline void init_barriers(SharedLayout<kFormat>& shared) {
     init_warps(&shared.final_full, 4 * T::kScorers);
     init_warps(&shared.final_free, 8);
     for (int i = 0; i < 2; ++i) {
-        init_barrier(&shared.item_full[i], 1);
+        init_warps(&shared.item_full[i], 1);
         init_warps(&shared.item_free[i], 4 * T::kScorers + 8);
     }
     fence_barrier_init();

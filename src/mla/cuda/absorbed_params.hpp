@@ -16,14 +16,14 @@ inline constexpr int kTileKeys = 64;
 // rows but leave registers for two warpgroups that score.
 inline constexpr int kBlockRows = 64;
 inline constexpr int kFp8BlockRows = 32;
-// Invariant: partial results lie in slots of 16 packed rows, 32 chunks of 512 bytes.
+// Invariant: partial results lie in slots of 16 packed rows, 16 chunks of 1,024 bytes.
 inline constexpr int kStripRows = 16;
-inline constexpr int kStripChunks = 32;
-inline constexpr int kChunkBytes = 512;
+inline constexpr int kStripChunks = 16;
+inline constexpr int kChunkBytes = 1024;
 inline constexpr int kStripScales = 8 * kStripRows;
 
-// What the invariant partition says of an item. A split whose tokens do not share all keys is
-// several items, one after another; a merge has no tiles.
+// What the invariant partition says of an item. It is a run of splits or, where a split's tokens do
+// not share all keys, one of several items that make up that split; a merge has no tiles.
 enum ItemFlag : std::int32_t {
     kStarts = 1,      // the first item of its split
     kEnds = 2,        // the last one
@@ -54,13 +54,16 @@ struct Item {
     std::int32_t last;       // no further item
     // Invariant.
     std::int32_t flags;
-    std::int32_t splits;  // of its block
+    std::int32_t run;          // splits that the item consists of, one after another …
+    std::int32_t split_tiles;  // … of so many tiles each, the last perhaps fewer
+    std::int32_t splits;       // of its block
     std::int32_t
         arrivals;       // partial results that are there with this one, to be counted; 0: not yet
     std::int32_t base;  // first slot of the block; its counter has the same number
 };
 
-// The mask of an item that gathers one of several tokens: that token sees all keys, others none.
+// The mask of an item that gathers a path of a tree: its tokens see the first of these keys, as
+// many as belong to their own paths, the other tokens none.
 inline constexpr std::int32_t kOwnKeys = 4;
 
 // The line of work that parts are cut from (schedule.cuh).
@@ -80,7 +83,9 @@ struct alignas(16) PartPlan {
     std::int32_t end = 0;
     std::int32_t row = 0;    // where it begins
     std::int32_t start = 0;  // that row's place in the line
-    std::int32_t even = 0;   // the item says all: of the first block of packed rows, or split
+    // The item says all: of the first block of packed rows or, invariant, of the first block, with
+    // tile_end what some token of it sees.
+    std::int32_t even = 0;
     Item item{};
     // Invariant: the first block of packed rows that the part has splits of, and which; then, what
     // is left of the part's share of the line, counted from that block's beginning.
@@ -89,9 +94,7 @@ struct alignas(16) PartPlan {
     std::int32_t split = 0;
     std::int32_t split_end = 0;
     std::int32_t left = 0;
-    std::int32_t slot = 0;   // first of the group
-    std::int32_t tiles = 0;  // of a split
-    std::int32_t reach = 0;  // tiles that some token of the block sees
+    std::int32_t slot = 0;  // first of the group
 };
 static_assert(sizeof(PartPlan) == 128);
 
@@ -150,11 +153,11 @@ struct AbsorbedParams {
     bool padding = false;  // this launch clears tokens that belong to no row
 
     // Flexible: partial [slot][block rows][512], partial_lse [slot][block rows], base 2. Invariant:
-    // 16-bit numbers [slot][chunk][lane][8], times partial_scale [slot][8][16]; partial_lse
-    // [slot][16].
+    // 16-bit numbers [slot][chunk][2][lane][8], and for each row and group of columns the
+    // log-sum-exp and what the numbers are to be multiplied with: partial_rows [slot][8][16].
     float* partial = nullptr;
     float* partial_lse = nullptr;
-    float* partial_scale = nullptr;
+    float2* partial_rows = nullptr;
     std::int32_t slots = 0;  // invariant: that there are
     std::int32_t* dense_start =
         nullptr;  // [token][splits + 1]: slot where a dense token's split begins; how many it sees

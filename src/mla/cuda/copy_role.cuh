@@ -78,11 +78,12 @@ class ItemFeeder {
         Item& place = shared_.items[items_.index];
         wait(&shared_.item_free[items_.index], items_.phase ^ 1);
         if (lane_ == 0) place = item;
+        if (kInvariant && item.mask == kOwnKeys) keys_.tell_seen(shared_.seen[items_.index]);
         __syncwarp();
         return place;
     }
     __device__ void announce() {
-        if (lane_ == 0) arrive(&shared_.item_full[items_.index]);
+        arrive_as_warp(&shared_.item_full[items_.index]);
         items_.advance();
     }
 

@@ -39,23 +39,33 @@ class Fp8OutputHalf {
     }
 
     __device__ void run() {
-        float out[kProducts][kSums];
-        while (true) {
-            wait(&shared_.item_full[items_.index], items_.phase);
-            const Item& item = shared_.items[items_.index];
-            if (uniform(item.last) != 0) return;
-            if (kInvariant && (uniform(item.flags) & kMerges) != 0) {
-                merge_share<true>(p_, item);
-                clear(out);  // nothing of it is kept in registers meanwhile
-            } else {
-                add_item(item, out);
-            }
-            arrive_as_warp(&shared_.item_free[items_.index]);
-            items_.advance();
+        while (accumulate()) {
+            merge_share<true>(p_, shared_.items[items_.index], shared_.keys[0]);
+            release_item();
         }
     }
 
   private:
+    // Up to an item that merges, which has no need of these registers; false: up to the end.
+    __device__ bool accumulate() {
+        float out[kProducts][kSums];
+        clear(out);
+#pragma unroll
+        for (auto& sums : out) hold(sums);
+        while (true) {
+            wait(&shared_.item_full[items_.index], items_.phase);
+            const Item& item = shared_.items[items_.index];
+            if (uniform(item.last) != 0) return false;
+            if (kInvariant && (uniform(item.flags) & kMerges) != 0) return true;
+            add_item(item, out);
+            release_item();
+        }
+    }
+    __device__ void release_item() {
+        arrive_as_warp(&shared_.item_free[items_.index]);
+        items_.advance();
+    }
+
     __device__ static void clear(float (&out)[kProducts][kSums]) {
 #pragma unroll
         for (int i = 0; i < kProducts; ++i)
@@ -64,18 +74,26 @@ class Fp8OutputHalf {
     }
 
     __device__ void add_item(const Item& item, float (&out)[kProducts][kSums]) {
-        if (item_says<kInvariant>(item, kStarts)) clear(out);
-        const int tiles = uniform(item.tile_end - item.tile_begin);
-        for (int tile = 0; tile < tiles; ++tile) add_tile(tile % 2, out);
-        if (!item_says<kInvariant>(item, kEnds)) return;
+        int tile = uniform(item.tile_begin);
+        SplitRun<kInvariant> run(item);
+        while (run.next()) {
+            if (item_says<kInvariant>(item, kStarts)) clear(out);
+            const int begin = tile;
+            for (const int end = run.end(); tile < end; ++tile) add_tile((tile - begin) % 2, out);
+            if (item_says<kInvariant>(item, kEnds)) finish(item, run, out);
+        }
+    }
+
+    __device__ void finish(const Item& item, const SplitRun<kInvariant>& run,
+                           const float (&out)[kProducts][kSums]) {
         wait(&shared_.final_full, final_phase_);
         final_phase_ ^= 1;
         if constexpr (kInvariant)
-            store_rounded(item, out);
+            store_rounded(item, run.slot(), out);
         else
             store_rows(item, out);
         arrive_as_warp(&shared_.final_free);
-        if constexpr (kInvariant) count_partials(p_, item);
+        if (kInvariant && run.last()) count_partials(p_, item);
     }
 
     // `from`: which of the scoring warpgroups had it.
@@ -140,7 +158,8 @@ class Fp8OutputHalf {
 
     // Each row in 16 bits, 64 columns with one scale: to the output if it has no other splits, or
     // to where it waits for them.
-    __device__ void store_rounded(const Item& item, const float (&sums)[kProducts][kSums]) {
+    __device__ void store_rounded(const Item& item, int first_slot,
+                                  const float (&sums)[kProducts][kSums]) {
 #pragma unroll
         for (int i = 0; i < 2 * kEights; ++i) {
             const int row = i / 2 * 8 + pair_ * 2 + i % 2;
@@ -156,7 +175,7 @@ class Fp8OutputHalf {
             for (int step = 4; step < 32; step *= 2)
                 largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
             const RowScale of_row(largest);
-            if (item.slot < 0) {
+            if (first_slot < 0) {
                 if (row >= item.columns) continue;
                 const long long to =
                     static_cast<long long>(item.packed_first + row) * kLatent + column_;
@@ -168,14 +187,16 @@ class Fp8OutputHalf {
                 continue;
             }
             if (i / 4 * kStripRows >= item.columns) continue;
-            const int slot = item.slot + i / 4;
+            const int slot = first_slot + i / 4;
             const int group = column_ / 64;
-            if (lane_ < 4) *scale_of(p_, slot, group, row % kStripRows) = of_row.inverse;
+            if (lane_ < 4)
+                *row_of(p_, slot, group, row % kStripRows) = {shared_.final_lse[row],
+                                                              of_row.inverse};
             const auto packed = [&](int column) {
                 return RowScale::packed(of_row.scale, value[column], value[column + 1]);
             };
-            *chunk_of(p_, slot, group * 4 + i % 4) =
-                uint4{packed(0), packed(2), packed(4), packed(6)};
+            store_to_stay(chunk_of(p_, slot, group * 2 + i % 4 / 2) + i % 2 * 32,
+                          uint4{packed(0), packed(2), packed(4), packed(6)});
         }
     }
 

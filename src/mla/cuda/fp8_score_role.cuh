@@ -70,21 +70,32 @@ class Fp8Scorer {
     // Tiles are taken two at a time. Where the last one has no partner, the second warpgroup only
     // takes part in the decisions.
     __device__ void score_item(const Item& item) {
-        if (item_says<kInvariant>(item, kStarts)) {
-#pragma unroll
-            for (float& sum : sum_) sum = 0.0f;
-            // Columns that do not exist never ask for another reference.
-            if (which_ == 0 && thread_ < kColumns)
-                shared_.reference[thread_] =
-                    thread_ < item.columns ? minus_infinity() : -minus_infinity();
-        }
-        const int tile_end = uniform(item.tile_end);
-        int tile = uniform(item.tile_begin) + which_;
+        int tile = uniform(item.tile_begin);
         // The last item's products are through: all have met since.
-        if (tile - which_ < tile_end && item_says<kInvariant>(item, kNewQuery))
+        if (tile < uniform(item.tile_end) && item_says<kInvariant>(item, kNewQuery))
             QueryWidener<kFormat>(p_, shared_).run(item, which_ * 4 + warp_, kWarps);
-        sync_scorers();
-        for (; tile - which_ < tile_end; tile += 2) {
+        SplitRun<kInvariant> run(item);
+        while (run.next()) {
+            if (item_says<kInvariant>(item, kStarts)) start(item);
+            sync_scorers();
+            const int end = run.end();
+            score_tiles(item, tile, end);
+            tile = end;
+            if (item_says<kInvariant>(item, kEnds)) finish(item, run.slot());
+        }
+    }
+
+    __device__ void start(const Item& item) {
+#pragma unroll
+        for (float& sum : sum_) sum = 0.0f;
+        // Columns that do not exist never ask for another reference.
+        if (which_ == 0 && thread_ < kColumns)
+            shared_.reference[thread_] =
+                thread_ < item.columns ? minus_infinity() : -minus_infinity();
+    }
+
+    __device__ void score_tiles(const Item& item, int tile_begin, int tile_end) {
+        for (int tile = tile_begin + which_; tile - which_ < tile_end; tile += 2) {
             float score[kSums];
             Scales scales;
             const bool mine = tile < tile_end;
@@ -99,7 +110,6 @@ class Fp8Scorer {
             if (mine) keys_.advance();
             if (which_ == 0 && tile + 1 < tile_end) keys_.advance();
         }
-        if (item_says<kInvariant>(item, kEnds)) finish(item);
     }
 
     __device__ void score_tile(const Item& item, int tile, float (&score)[kSums], Scales& scales) {
@@ -251,7 +261,7 @@ class Fp8Scorer {
     __device__ void apply_mask(const Item& item, int tile, float (&score)[kSums]) {
         if (thread_ < 2 * kColumns) {
             const int column = thread_ / 2;
-            const RowMask mask(p_, item, min(column, item.columns - 1));
+            const RowMask mask(p_, item, shared_.seen[items_.index], min(column, item.columns - 1));
             const std::uint64_t visible = mask.template visible<2>(tile);
             if (thread_ % 2 == 0) shared_.visible[which_][column] = visible;
         }
@@ -346,11 +356,8 @@ class Fp8Scorer {
         fence_async_proxy();
         arrive_as_warp(&shared_.weights_full[which_]);
     }
-    __device__ static float finite_or_zero(float reference) {
-        return reference == minus_infinity() ? 0.0f : reference;
-    }
 
-    __device__ void finish(const Item& item) {
+    __device__ void finish(const Item& item, int slot) {
         wait(&shared_.final_free, final_phase_ ^ 1);
         final_phase_ ^= 1;
 #pragma unroll
@@ -365,13 +372,13 @@ class Fp8Scorer {
             float sum = 0.0f;
 #pragma unroll
             for (const auto& warp : shared_.by_warp) sum += warp[thread_];
-            shared_.final_factor[thread_] = sum > 0.0f ? p_.value_scale / sum : 0.0f;
+            shared_.final_factor[thread_] = sum > 0.0f ? __fdividef(p_.value_scale, sum) : 0.0f;
             const float lse =
-                sum > 0.0f ? shared_.reference[thread_] + log2f(sum) : minus_infinity();
-            if (item.slot >= 0)
-                *(kInvariant ? lse_of(p_, item.slot + thread_ / kStripRows, thread_ % kStripRows)
-                             : p_.partial_lse + static_cast<long long>(item.slot) * T::kRows +
-                                   thread_) = lse;
+                sum > 0.0f ? shared_.reference[thread_] + log2_fast(sum) : minus_infinity();
+            if (kInvariant && slot >= 0)
+                shared_.final_lse[thread_] = lse;
+            else if (slot >= 0)
+                p_.partial_lse[static_cast<long long>(slot) * T::kRows + thread_] = lse;
             else if (p_.lse != nullptr)
                 p_.lse[item.packed_first + thread_] = lse * kLn2;
         }

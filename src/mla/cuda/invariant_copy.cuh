@@ -4,9 +4,10 @@
 // splits of it too, at the very end.
 //
 // A tree's tokens share the tiles of their history. What follows differs among them, so a split
-// that reaches beyond is several items: the history for all, then each token's own tiles, gathered
-// slot by slot in logical order, which the others do not see. Sums go on from item to item: these
-// are the bits of a row that has the token's path for keys.
+// that reaches beyond is several items: the history for all, then the tiles of each path from the
+// root to a leaf, gathered slot by slot in logical order, of which a token of the path sees those
+// up to itself and others nothing. Sums go on from item to item: these are the bits of a row that
+// has the token's path for keys.
 #pragma once
 
 #include "mla/cuda/copy_role.cuh"
@@ -28,6 +29,7 @@ class InvariantCopier {
         Item item;
 #pragma unroll 1
         while (next(item)) feeder_.fetch(item);
+        __syncwarp();  // all lanes look at what the first has put off
 #pragma unroll 1
         for (int i = 0; i < deferred_; ++i) feeder_.tell(feeder_.deferred()[i]);
         feeder_.end();
@@ -46,8 +48,8 @@ class InvariantCopier {
         if (split_ >= split_end_) return;
         item_ = plan_.item;
         if (plan_.even != 0) {
-            tiles_ = plan_.tiles;
-            reach_ = plan_.reach;
+            tiles_ = item_.split_tiles;
+            reach_ = item_.tile_end;
             enter_block();
         } else {
             find_group();
@@ -113,7 +115,7 @@ class InvariantCopier {
     __device__ void enter_block() {
         tree_ = group_.history >= 0;
         begun_ = split_;
-        token_ = -1;
+        paths_ = Paths::none;
         query_there_ = false;
         if (item_.splits > 1 &&
             item_.base + ceil_div(item_.columns, kStripRows) * item_.splits > p_.slots)
@@ -128,7 +130,7 @@ class InvariantCopier {
                 if (tree_ && (split_ + 1) * tiles_ * kTileKeys > group_.history)
                     next_of_tree(item);
                 else
-                    whole_split(item);
+                    whole_splits(item);
                 set_flags(item);
                 return true;
             }
@@ -137,47 +139,55 @@ class InvariantCopier {
         }
     }
 
-    __device__ void whole_split(Item& item) {
-        const int reach = tree_ ? group_.history / kTileKeys : reach_;
+    // All that are left, or those of a tree's history: this warp's way from item to item is long.
+    __device__ void whole_splits(Item& item) {
+        const int end = tree_ ? min(group_.history / (tiles_ * kTileKeys), split_end_) : split_end_;
+        item.run = end - split_;
+        item.split_tiles = tiles_;
         item.tile_begin = split_ * tiles_;
-        item.tile_end = max(min(item.tile_begin + tiles_, reach), item.tile_begin);
+        item.tile_end = end * tiles_;
+        if (!tree_) item.tile_end = max(min(item.tile_end, reach_), item.tile_begin);
         item.flags = kStarts | kEnds;
-        ++split_;
+        split_ = end;
     }
 
-    // The shared tiles, then each token's. Over FP8 codes tiles are scored in pairs, which must be
-    // the same ones for every tree.
+    // The shared tiles, then those of each path. Over FP8 codes tiles are scored in pairs, which
+    // must be the same ones for every tree.
     __device__ void next_of_tree(Item& item) {
         const int first = split_ * tiles_;
         const int history = min(max(group_.history / kTileKeys - first, 0), tiles_);
         const int own = first + (T::kFp8 ? history & ~1 : history);
-        if (token_ < 0) {
+        if (paths_ == Paths::none) {
             item.tile_begin = first;
             item.tile_end = own;
             item.flags = kStarts;
-            token_ = token_of(p_, item.row_first);
+            paths_ = Paths::ahead;
             return;
         }
-        item.gathered = token_;
-        item.keys = feeder_.keys().tree_token(item);
+        // Words are read while the shared tiles are on their way.
+        if (paths_ == Paths::ahead) feeder_.keys().begin_paths(item);
+        paths_ = Paths::begun;
+        const bool last = feeder_.keys().next_path(item);
         item.free_keys = 0;
         item.mask = kOwnKeys;
         item.tile_begin = own;
         item.tile_end = max(min(first + tiles_, ceil_div(item.keys, kTileKeys)), own);
-        if (++token_ <= token_of(p_, item.row_first + item.columns - 1)) return;
+        if (!last) return;
         item.flags = kEnds;
-        token_ = -1;
+        paths_ = Paths::none;
         ++split_;
     }
 
-    // Of the item whose split, if it ends here, was the one before split_.
+    // Of the item whose splits, if they end here, were those before split_.
     __device__ void set_flags(Item& item) {
         if (item.tile_begin < item.tile_end && !query_there_) {
             item.flags |= kNewQuery;
             query_there_ = true;
         }
         if ((item.flags & kEnds) != 0) {
-            item.slot = item.splits == 1 ? -1 : slot_of(item, split_ - 1);
+            item.slot = item.splits == 1
+                            ? -1
+                            : item.base + (split_ - item.run) * ceil_div(item.columns, kStripRows);
             if (split_ == split_end_) {
                 if (item.splits > 1) item.arrivals = split_end_ - begun_;
                 if (local()) item.flags |= kLocal;
@@ -191,6 +201,7 @@ class InvariantCopier {
     __device__ bool merge(Item& item) {
         item = item_;
         item.flags = local() ? kMerges | kLocal : kMerges;
+        item.split_tiles = tiles_;
         item.tile_begin = begun_;
         item.tile_end = split_end_;
         begun_ = split_end_;
@@ -209,9 +220,9 @@ class InvariantCopier {
     Group group_;   // of the block, where the plan does not tell
     Item item_{};   // all items of the block are made from it
     bool tree_ = false;
-    int tiles_ = 1, reach_ = 0;  // of a split; of the block
+    int tiles_ = 1, reach_ = 0;  // of a split; that some token of the block sees
     int split_ = 0, split_end_ = 0, begun_ = 0;
-    int token_ = -1;  // of a tree, whose turn it is
+    enum class Paths { none, ahead, begun } paths_ = Paths::none;  // of a tree's split
     bool query_there_ = false;
     int deferred_ = 0;
 };

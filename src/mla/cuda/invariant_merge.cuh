@@ -1,8 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merges the splits of a block of packed rows, in ascending order, as soon as all are there. Every
-// part that computed some of the splits merges that share of the chunks, so nobody waits for a
-// whole grid. A warp takes a chunk: 16 packed rows by 16 columns, or 4 rows of 64 (FP8), and eight
-// splits at a time, all of them asked for at once.
+// Merges the splits of a block of packed rows as soon as all are there. Four in ascending order
+// make a quad; one quad, or two where splits are long and many, make a group (short calls want more
+// warps at work, long ones fewer groups); groups follow one another in ascending order. Every part
+// that computed some of the splits merges that share of the chunks, so nobody waits for a whole
+// grid.
+//
+// A warp takes a group of a chunk (16 packed rows by 32 columns, or 8 rows of 64 over FP8 codes)
+// and asks for all of it at once. Where other parts have splits too, keys are done with: their
+// place in shared memory is where a block's warps bring their groups together. Where all splits are
+// this part's, the next row's keys may be there, and a warp goes through all groups itself.
 #pragma once
 
 #include "mla/cuda/partial.cuh"
@@ -10,148 +16,301 @@
 namespace espalier::mla::cuda {
 
 inline constexpr int kOutputWarps = kOutputThreads / 32;
+inline constexpr int kQuad = 4;
+// Splits of so many keys and more have groups of two quads: a matter of the token's own number of
+// keys, as their length is.
+inline constexpr int kLongSplit = 512;
 
-// What a lane has of a chunk: words 0 … 3 of two columns each, word w of row w % kRows.
+// What a lane has of a chunk: two rows, eight columns of each, in two parts of four words (two
+// columns each).
 template <bool kFp8>
 struct ChunkLane {
-    static constexpr int kRows = kFp8 ? 1 : 2;
-    int chunk;  // of its slot
+    int strip, chunk;
     int lane = static_cast<int>(threadIdx.x) % 32;
-    // In the strip.
-    __device__ int row(int index) const {
-        if constexpr (kFp8) return chunk % 4 / 2 * 8 + lane % 4 * 2 + chunk % 2;
+    __device__ int row(int index) const {  // in the strip
+        if constexpr (kFp8) return chunk % 2 * 8 + lane % 4 * 2 + index;
         return lane / 4 + index * 8;
     }
-    __device__ int scale_group() const { return kFp8 ? chunk / 4 : chunk / 16; }
-    __device__ int column(int word) const {
-        if constexpr (kFp8) return chunk / 4 * 64 + lane / 4 * 8 + word * 2;
-        return chunk / 16 * 256 + (chunk % 16 * 2 + word / 2) * 8 + lane % 4 * 2;
+    __device__ static constexpr int row_of_word(int part, int word) {
+        return kFp8 ? part : word % 2;
+    }
+    __device__ int scale_group() const { return kFp8 ? chunk / 2 : chunk / 8; }
+    __device__ int column(int part, int word) const {
+        if constexpr (kFp8) return chunk / 2 * 64 + lane / 4 * 8 + word * 2;
+        return (chunk * 4 + part * 2 + word / 2) * 8 + lane % 4 * 2;
     }
     // Whether this lane writes the rows' log-sum-exp.
     __device__ bool first_of_row() const {
-        return kFp8 ? chunk < 4 && lane < 4 : chunk == 0 && lane % 4 == 0;
+        return kFp8 ? chunk < 2 && lane < 4 : chunk == 0 && lane % 4 == 0;
     }
 };
 
-template <bool kFp8>
-class ChunkMerge {
-    using Lane = ChunkLane<kFp8>;
-    static constexpr int kRows = Lane::kRows;
-    static constexpr int kAtOnce = 8;
+// A lane's share so far, weighted by 2^(lse - maximum). Rounding is spelled out: these are the same
+// bits wherever the compiler puts them.
+struct MergedChunk {
+    float maximum[2] = {minus_infinity(), minus_infinity()};
+    float sum[2] = {};
+    float2 out[2][4] = {};
 
-  public:
-    __device__ ChunkMerge(const AbsorbedParams& p, const Item& item, int strip, int chunk)
-        : p_(p), item_(item), strip_(strip), at_{chunk} {
+    template <bool kFp8>
+    __device__ void append(const MergedChunk& next) {
 #pragma unroll
-        for (float& maximum : maximum_) maximum = minus_infinity();
-#pragma unroll 1
-        for (int first = 0; first < item.splits; first += kAtOnce) add(first);
-        write();
+        for (int r = 0; r < 2; ++r) {
+            if (next.maximum[r] == minus_infinity()) continue;
+            const float top = fmaxf(maximum[r], next.maximum[r]);
+            const float mine = maximum[r] == top ? 1.0f : exp2_fast(maximum[r] - top);
+            const float other = next.maximum[r] == top ? 1.0f : exp2_fast(next.maximum[r] - top);
+            maximum[r] = top;
+            sum[r] = __fmaf_rn(sum[r], mine, __fmul_rn(next.sum[r], other));
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                if (ChunkLane<kFp8>::row_of_word(i / 4, i % 4) != r) continue;
+                float2& to = out[i / 4][i % 4];
+                const float2 from = next.out[i / 4][i % 4];
+                to.x = __fmaf_rn(to.x, mine, __fmul_rn(from.x, other));
+                to.y = __fmaf_rn(to.y, mine, __fmul_rn(from.y, other));
+            }
+        }
+    }
+};
+
+// Up to four splits of a chunk, asked for at once.
+template <bool kFp8>
+class QuadMerge {
+  public:
+    __device__ QuadMerge(const AbsorbedParams& p, const Item& item, const ChunkLane<kFp8>& at,
+                         int quad) {
+        const int count = item.splits - quad * kQuad;
+        const int step = ceil_div(item.columns, kStripRows);
+        const int slot = item.base + quad * kQuad * step + at.strip;
+        const float2* row = row_of(p, slot, at.scale_group(), at.row(0));
+        const uint4* chunk = chunk_of(p, slot, at.chunk);
+#pragma unroll
+        for (int s = 0; s < kQuad; ++s) {
+            rows_[s][0] = rows_[s][1] = {minus_infinity(), 0.0f};
+            value_[s][0] = value_[s][1] = {};
+            if (s < count) {
+                rows_[s][0] = __ldcg(row);
+                rows_[s][1] = __ldcg(row + at.row(1) - at.row(0));
+                value_[s][0] = __ldcg(chunk);
+                value_[s][1] = __ldcg(chunk + 32);
+            }
+            row += step * kStripScales;
+            chunk += step * kStripChunks * (kChunkBytes / 16);
+        }
+    }
+
+    __device__ MergedChunk merged() {
+        MergedChunk merged;
+        weigh(merged);
+#pragma unroll
+        for (int s = 0; s < kQuad; ++s)
+#pragma unroll
+            for (int part = 0; part < 2; ++part) {
+                const uint4 value = value_[s][part];
+                const std::uint32_t words[4] = {value.x, value.y, value.z, value.w};
+#pragma unroll
+                for (int w = 0; w < 4; ++w) {
+                    const float2 pair = unpacked(words[w]);
+                    const float weight = rows_[s][ChunkLane<kFp8>::row_of_word(part, w)].y;
+                    float2& to = merged.out[part][w];
+                    to.x = __fmaf_rn(weight, pair.x, to.x);
+                    to.y = __fmaf_rn(weight, pair.y, to.y);
+                }
+            }
+        return merged;
     }
 
   private:
-    __device__ void add(int first) {
-        const int step = ceil_div(item_.columns, kStripRows);
-        const int count = min(item_.splits - first, kAtOnce);
-        float lse[kAtOnce][kRows], scale[kAtOnce][kRows];
-        uint4 value[kAtOnce];
+    // From here on rows_ has factors. A split without keys is left out, whatever lies there.
+    __device__ void weigh(MergedChunk& merged) {
 #pragma unroll
-        for (int s = 0; s < kAtOnce; ++s) {
-            const int slot = item_.base + (first + min(s, count - 1)) * step + strip_;
+        for (int r = 0; r < 2; ++r) {
 #pragma unroll
-            for (int r = 0; r < kRows; ++r) {
-                lse[s][r] = __ldcg(lse_of(p_, slot, at_.row(r)));
-                scale[s][r] = __ldcg(scale_of(p_, slot, at_.scale_group(), at_.row(r)));
-            }
-            value[s] = __ldcg(chunk_of(p_, slot, at_.chunk));
-        }
+            for (const auto& row : rows_) merged.maximum[r] = fmaxf(merged.maximum[r], row[r].x);
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-            float top = maximum_[r];
-#pragma unroll
-            for (int s = 0; s < kAtOnce; ++s) {
-                if (s >= count) lse[s][r] = minus_infinity();
-                top = fmaxf(top, lse[s][r]);
-            }
-            const float shrink = maximum_[r] == top ? 1.0f : exp2_fast(maximum_[r] - top);
-            maximum_[r] = top;
-            sum_[r] *= shrink;
-#pragma unroll
-            for (int w = r; w < 4; w += kRows) {
-                out_[w].x *= shrink;
-                out_[w].y *= shrink;
-            }
-#pragma unroll
-            for (int s = 0; s < kAtOnce; ++s) {
-                // A split without keys is left out, whatever lies there.
-                if (lse[s][r] == minus_infinity()) continue;
-                const float weight = exp2_fast(lse[s][r] - top);
-                sum_[r] += weight;
-                const float factor = weight * scale[s][r];
-                const std::uint32_t words[4] = {value[s].x, value[s].y, value[s].z, value[s].w};
-#pragma unroll
-                for (int w = r; w < 4; w += kRows) {
-                    const float2 pair = unpacked(words[w]);
-                    out_[w].x = __fmaf_rn(factor, pair.x, out_[w].x);
-                    out_[w].y = __fmaf_rn(factor, pair.y, out_[w].y);
-                }
+            for (auto& row : rows_) {
+                const bool some = row[r].x != minus_infinity();
+                const float weight = some ? exp2_fast(row[r].x - merged.maximum[r]) : 0.0f;
+                merged.sum[r] = __fadd_rn(merged.sum[r], weight);
+                row[r].y = some ? __fmul_rn(weight, row[r].y) : 0.0f;
             }
         }
     }
 
-    __device__ void write() const {
+    float2 rows_[kQuad][2];  // log-sum-exp, scale
+    uint4 value_[kQuad][2];
+};
+
+template <bool kFp8>
+__device__ inline void write_chunk(const AbsorbedParams& p, const Item& item,
+                                   const ChunkLane<kFp8>& at, const MergedChunk& merged) {
+    float factor[2];
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-            const int row = strip_ * kStripRows + at_.row(r);
-            if (row >= item_.columns) continue;
-            const long long packed = item_.packed_first + row;
-            const float factor = sum_[r] > 0.0f ? 1.0f / sum_[r] : 0.0f;
+    for (int r = 0; r < 2; ++r) {
+        const float sum = merged.sum[r];
+        factor[r] = sum > 0.0f ? 1.0f / sum : 0.0f;
+        const int row = at.strip * kStripRows + at.row(r);
+        if (at.first_of_row() && p.lse != nullptr && row < item.columns)
+            p.lse[item.packed_first + row] =
+                sum > 0.0f ? (merged.maximum[r] + log2f(sum)) * kLn2 : minus_infinity();
+    }
+    const auto each = [&](auto store) {
 #pragma unroll
-            for (int w = r; w < 4; w += kRows)
-                store_pair(p_.out, p_.out_dtype, packed * kLatent + at_.column(w),
-                           out_[w].x * factor, out_[w].y * factor);
-            if (at_.first_of_row() && p_.lse != nullptr)
-                p_.lse[packed] =
-                    sum_[r] > 0.0f ? (maximum_[r] + log2f(sum_[r])) * kLn2 : minus_infinity();
+        for (int i = 0; i < 8; ++i) {
+            const int r = ChunkLane<kFp8>::row_of_word(i / 4, i % 4);
+            const int row = at.strip * kStripRows + at.row(r);
+            if (row >= item.columns) continue;
+            const float2 pair = merged.out[i / 4][i % 4];
+            store(
+                static_cast<long long>(item.packed_first + row) * kLatent + at.column(i / 4, i % 4),
+                pair.x * factor[r], pair.y * factor[r]);
         }
+    };
+    if (p.out_dtype == DType::f32)
+        each([&](long long to, float a, float b) { store_pair<DType::f32>(p.out, to, a, b); });
+    else if (p.out_dtype == DType::bf16)
+        each([&](long long to, float a, float b) { store_pair<DType::bf16>(p.out, to, a, b); });
+    else
+        each([&](long long to, float a, float b) { store_pair<DType::f16>(p.out, to, a, b); });
+}
+
+// Where groups wait for each other: in shared memory, word by word for all lanes of a warp.
+class GroupPlaces {
+    static constexpr int kWords = 20;
+    static_assert(kWords * 4 == sizeof(MergedChunk));
+
+  public:
+    static constexpr int kCount = Traits<KvFormat::bf16>::kTileBytes * 2 / (kWords * 128);
+    static_assert(Traits<KvFormat::fp8_token>::kTileBytes * 4 >= kCount * kWords * 128);
+
+    __device__ explicit GroupPlaces(std::byte* room)
+        : words_(reinterpret_cast<float*>(room) + threadIdx.x % 32) {}
+    __device__ void put(int place, MergedChunk merged) {
+        each_word(merged, words_ + place * kWords * 32,
+                  [](float& own, float& word) { word = own; });
+    }
+    __device__ MergedChunk get(int place) const {
+        MergedChunk merged;
+        each_word(merged, words_ + place * kWords * 32,
+                  [](float& own, float& word) { own = word; });
+        return merged;
+    }
+
+  private:
+    template <typename Move>
+    __device__ static void each_word(MergedChunk& merged, float* words, Move move) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            move(merged.maximum[r], words[r * 32]);
+            move(merged.sum[r], words[(2 + r) * 32]);
+        }
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            move(merged.out[i / 4][i % 4].x, words[(4 + 2 * i) * 32]);
+            move(merged.out[i / 4][i % 4].y, words[(5 + 2 * i) * 32]);
+        }
+    }
+
+    float* words_;
+};
+
+// Chunks `begin` … `end` - 1 of a block, by the output warps.
+template <bool kFp8>
+class ChunkMerger {
+  public:
+    __device__ ChunkMerger(const AbsorbedParams& p, const Item& item)
+        : p_(p),
+          item_(item),
+          warp_(static_cast<int>(threadIdx.x) % kOutputThreads / 32),
+          quads_(!kFp8 && item.split_tiles * kTileKeys >= kLongSplit ? 2 : 1),
+          groups_(ceil_div(item.splits, quads_ * kQuad)) {}
+
+    // Each warp for itself.
+    __device__ void alone(int begin, int end) const {
+#pragma unroll 1
+        for (int chunk = begin + warp_; chunk < end; chunk += kOutputWarps) {
+            const ChunkLane<kFp8> at = lane_of(chunk);
+            MergedChunk all;
+#pragma unroll 1
+            for (int group = 0; group < groups_; ++group) all.append<kFp8>(merged_group(at, group));
+            write_chunk<kFp8>(p_, item_, at, all);
+        }
+    }
+
+    // All together, as many chunks at a time as have room; true: there was room.
+    __device__ bool together(int begin, int end, GroupPlaces places) const {
+        const int at_once = GroupPlaces::kCount / groups_;
+        if (at_once == 0) return false;
+#pragma unroll 1
+        for (int first = begin; first < end; first += at_once) {
+            const int count = min(end - first, at_once);
+#pragma unroll 1
+            for (int place = warp_; place < count * groups_; place += kOutputWarps)
+                places.put(place, merged_group(lane_of(first + place / groups_), place % groups_));
+            named_barrier(kOutputBarrier, kOutputThreads);
+#pragma unroll 1
+            for (int chunk = warp_; chunk < count; chunk += kOutputWarps) {
+                MergedChunk all;
+#pragma unroll 1
+                for (int group = 0; group < groups_; ++group)
+                    all.append<kFp8>(places.get(chunk * groups_ + group));
+                write_chunk<kFp8>(p_, item_, lane_of(first + chunk), all);
+            }
+            if (first + at_once < end) named_barrier(kOutputBarrier, kOutputThreads);
+        }
+        return true;
+    }
+
+  private:
+    // Two quads are asked for before the first is looked at.
+    __device__ MergedChunk merged_group(const ChunkLane<kFp8>& at, int group) const {
+        QuadMerge<kFp8> first(p_, item_, at, group * quads_);
+        if constexpr (!kFp8) {
+            if (quads_ == 2) {
+                QuadMerge<kFp8> second(p_, item_, at, group * 2 + 1);
+                MergedChunk both = first.merged();
+                both.append<kFp8>(second.merged());
+                return both;
+            }
+        }
+        return first.merged();
+    }
+    __device__ static ChunkLane<kFp8> lane_of(int chunk) {
+        return {chunk / kStripChunks, chunk % kStripChunks};
     }
 
     const AbsorbedParams& p_;
     const Item& item_;
-    const int strip_;
-    const Lane at_;
-    float maximum_[kRows];
-    float sum_[kRows] = {};
-    float2 out_[4] = {};
+    const int warp_, quads_, groups_;
 };
 
-// The output warps, for an item that merges.
-template <bool kFp8>
-__device__ inline void merge_share(const AbsorbedParams& p, const Item& item) {
-    const int thread = static_cast<int>(threadIdx.x) % kOutputThreads;
-    const bool local = (item.flags & kLocal) != 0;
-    Counter& counter = p.counters[item.base];
-    if (!local) {
-        if (thread == 0) {
-            unsigned arrived = 0;
-            while (true) {
-                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
-                             : "=r"(arrived)
-                             : "l"(&counter.arrived)
-                             : "memory");
-                if (arrived >= static_cast<unsigned>(item.splits)) break;
-                __nanosleep(20);
-            }
-        }
-        named_barrier(kOutputBarrier, kOutputThreads);
+__device__ inline void wait_for_splits(const Counter& counter, int splits) {
+    while (true) {
+        unsigned arrived = 0;
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                     : "=r"(arrived)
+                     : "l"(&counter.arrived)
+                     : "memory");
+        if (arrived >= static_cast<unsigned>(splits)) return;
+        __nanosleep(20);
     }
+}
+
+// The output warps, for an item that merges. `room`: the keys' place.
+template <bool kFp8>
+__device__ inline void merge_share(const AbsorbedParams& p, const Item& item, std::byte* room) {
+    const bool first_thread = threadIdx.x % kOutputThreads == 0;
     const long long chunks = ceil_div(item.columns, kStripRows) * kStripChunks;
+    const int begin = static_cast<int>(chunks * item.tile_begin / item.splits);
     const int end = static_cast<int>(chunks * item.tile_end / item.splits);
-#pragma unroll 1
-    for (int chunk = static_cast<int>(chunks * item.tile_begin / item.splits) + thread / 32;
-         chunk < end; chunk += kOutputWarps)
-        ChunkMerge<kFp8>(p, item, chunk / kStripChunks, chunk % kStripChunks);
-    if (local || thread != 0) return;
+    const ChunkMerger<kFp8> merger(p, item);
+    if ((item.flags & kLocal) != 0) return merger.alone(begin, end);
+    Counter& counter = p.counters[item.base];
+    if (first_thread) wait_for_splits(counter, item.splits);
+    named_barrier(kOutputBarrier, kOutputThreads);
+    if (!merger.together(begin, end, GroupPlaces(room))) merger.alone(begin, end);
+    if (!first_thread) return;
     // Who merges last leaves the counter as it was before the call.
     const auto mine = static_cast<unsigned>(item.tile_end - item.tile_begin);
     if (atomicAdd(&counter.merged, mine) + mine == static_cast<unsigned>(item.splits))

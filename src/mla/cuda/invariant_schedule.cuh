@@ -59,12 +59,13 @@ class RowGroups {
         } else if (shape.mask == MaskKind::tree) {
             history_ = history_keys(p, row, shape);
             reach_ = min(shape.keys, history_ + static_cast<int>(kMaxTail));
-            if (split_rule_of(history_) != split_rule_of(reach_)) count_ = shape.tokens;
+            alone_ = split_rule_of(history_) != split_rule_of(reach_);
+            if (alone_) count_ = shape.tokens;
         } else if (shape.mask == MaskKind::dense && p.rows.custom_mask != nullptr) {
             count_ = shape.tokens;
             reach_ = shape.keys;
         }
-        alone_ = shape.mask == MaskKind::dense || (shape.mask == MaskKind::tree && count_ > 1);
+        if (shape.mask == MaskKind::dense) alone_ = true;
     }
     __device__ int count() const { return count_; }
 
@@ -130,11 +131,12 @@ __device__ inline int group_slots(const Group& group) {
     return ceil_div(group.end - group.first, kStripRows) * group.splits;
 }
 
-// The line, in tiles: a split costs one more, and a tree's last one a tile for each token.
+// The line, in tiles: a split costs one more, and a tree's last one a tile for each path: about
+// half as many as there are tokens.
 __device__ inline int split_cost(const Group& group) { return group.tiles + 1; }
 __device__ inline int block_cost(const AbsorbedParams& p, const Group& group) {
-    const int tokens = group.history < 0 ? 0 : max((1 << p.block_shift) / p.heads, 1);
-    return group.splits * split_cost(group) + tokens;
+    const int paths = group.history < 0 ? 0 : max((1 << p.block_shift) / (2 * p.heads), 1);
+    return group.splits * split_cost(group) + paths;
 }
 // Even: splits of a piece, and pieces of a block.
 __device__ inline int piece_splits(const Partition& partition, const Group& group) {
@@ -251,11 +253,6 @@ __device__ inline int straight_tiles(const AbsorbedParams& p, const RowShape& sh
     const int token = token_of(p, item.row_first + item.columns - 1);
     return ceil_div(straight_keys(p, item.row, shape, token), kTileKeys);
 }
-// The slot of a split's partial result; -1: the output itself.
-__device__ inline int slot_of(const Item& item, int split) {
-    if (item.splits == 1) return -1;
-    return item.base + split * ceil_div(item.columns, kStripRows);
-}
 
 // The whole warp. What the part begins with; `mine`: this lane's rows.
 __device__ inline PartPlan plan_invariant_part(const AbsorbedParams& p, const Partition& partition,
@@ -304,9 +301,9 @@ __device__ inline PartPlan plan_invariant_part(const AbsorbedParams& p, const Pa
     share.item = block_item(p, share.row, shape, group, share.block, share.slot);
     // Where keys lie in one piece, everything is told: nobody waits for memory twice.
     share.even = group.history < 0 && group.alone < 0;
-    share.tiles = group.tiles;
-    if (share.even) share.reach = straight_tiles(p, shape, share.item);
+    share.item.split_tiles = group.tiles;
     share.item.tile_begin = share.split * group.tiles;
+    if (share.even) share.item.tile_end = straight_tiles(p, shape, share.item);
     return share;
 }
 

@@ -50,28 +50,48 @@ class KeyFetcher {
         history_ = history_keys(p_, row, shape);
         tail_ = tail_slots(p_, row, shape.tokens);
         all_ = p_.rows.dcp_world == 1 ? shape.keys : p_.rows.global_kv_len[row];
-        word_base_ = -64;
     }
     // The next item gathers its token. Returns how many keys it sees.
     __device__ int tree_token(const Item& item) {
-        if (item.gathered < word_base_ || item.gathered >= word_base_ + 32) {
-            word_base_ = item.gathered;
-            const int mine = word_base_ + lane_;
-            word_ = mine < item.tokens ? tail_word(p_, item.first_token + mine, tail_) : 0;
-        }
-        const std::uint64_t word = __shfl_sync(~0u, word_, item.gathered - word_base_);
-        tail_word_ = 0;
-#pragma unroll 1
-        for (int half = 0; half < 2; ++half) {
-            const int key = history_ + half * 32 + lane_;
-            const long long bit =
-                static_cast<long long>(key) * p_.rows.dcp_world + p_.rows.dcp_rank - (all_ - tail_);
-            const bool seen =
-                key < row_keys_ && bit >= 0 && bit < kMaxTail && ((word >> bit) & 1) != 0;
-            tail_word_ |= static_cast<std::uint64_t>(__ballot_sync(~0u, seen)) << (32 * half);
-        }
+        tail_word_ = local_word(item.first_token + item.gathered);
         return history_ + __popcll(tail_word_);
     }
+
+    // The tokens of a block, one or two to a lane, none of which has been gathered yet.
+    __device__ void begin_paths(const Item& item) {
+        first_ = token_of(p_, item.row_first);
+        const int count = token_of(p_, item.row_first + item.columns - 1) + 1 - first_;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int mine = half * 32 + lane_;
+            word_[half] = mine < count ? local_word(item.first_token + first_ + mine) : 0;
+            left_[half] = __ballot_sync(~0u, mine < count);
+        }
+    }
+    // The next item gathers the keys of the last token that is left, and serves all tokens that see
+    // the first of these and nothing else: its ancestors. True: no token is left.
+    __device__ bool next_path(Item& item) {
+        const bool upper = left_[1] != 0;
+        const int lane = 31 - __clz(static_cast<int>(upper ? left_[1] : left_[0]));
+        tail_word_ = __shfl_sync(~0u, upper ? word_[1] : word_[0], lane);
+        item.gathered = first_ + (upper ? 32 : 0) + lane;
+        item.keys = history_ + __popcll(tail_word_);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const std::uint64_t word = word_[half];
+            const std::uint64_t reach = word == 0 ? 0 : ~std::uint64_t{0} >> __clzll(word);
+            const bool serves = (left_[half] >> lane_ & 1) != 0 && (tail_word_ & reach) == word;
+            seen_[half] = serves ? history_ + __popcll(word) : 0;
+            left_[half] &= ~__ballot_sync(~0u, serves);
+        }
+        return (left_[0] | left_[1]) == 0;
+    }
+    // How many keys each token of the block sees of this item.
+    __device__ void tell_seen(std::int32_t (&seen)[T::kRows]) const {
+        seen[lane_] = seen_[0];
+        if (T::kRows > 32) seen[(lane_ + 32) % T::kRows] = seen_[1];
+    }
+
     // The same for a dense row, whose tokens see whatever their bytes say.
     __device__ int dense_token(const Item& item, const RowShape& shape) {
         row_keys_ = shape.keys;
@@ -83,6 +103,26 @@ class KeyFetcher {
     }
 
   private:
+    // The slots of the tail that a token sees, from the history's end on.
+    __device__ std::uint64_t local_word(int token) const {
+        const std::uint64_t word = tail_word(p_, token, tail_);
+        const long long world = p_.rows.dcp_world;
+        const long long skip = history_ * world + p_.rows.dcp_rank - (all_ - tail_);
+        const int slots = static_cast<int>(min(row_keys_ - history_, static_cast<int>(kMaxTail)));
+        std::uint64_t local = 0;
+        if (world == 1) {
+            if (skip < kMaxTail && slots > 0)
+                local = word >> skip & ~std::uint64_t{0} >> (kMaxTail - slots);
+            return local;
+        }
+#pragma unroll 1
+        for (int slot = 0; slot < slots; ++slot) {
+            const long long bit = skip + slot * world;
+            if (bit >= 0 && bit < kMaxTail) local |= (word >> bit & 1) << slot;
+        }
+        return local;
+    }
+
     // --- keys by the copy engine ----------------------------------------------------------------
     // Page ids are read 32 at a time, one per lane. Entries past the last key may hold anything.
     __device__ int page_of(int index) {
@@ -92,7 +132,9 @@ class KeyFetcher {
     __device__ void read_pages(int index) {
         page_base_ = index;
         const int mine = index + lane_;
-        page_ = mine <= (keys_ - 1) >> page_shift_ ? table_[mine] : 0;
+        const int last = (keys_ - 1) >> page_shift_;
+        page_ = mine <= last ? table_[mine] : 0;
+        if (lane_ == 31 && mine < last) prefetch_line(table_ + mine + 1);
     }
 
     static constexpr int kRowBytes = T::kTokenScale ? 644 : T::kFp8 ? 576 : 1152;
@@ -278,11 +320,14 @@ class KeyFetcher {
     int row_keys_ = 0;
     int history_ = 0;
     int tail_ = 0;
-    long long all_ = 0;  // keys over all ranks
-    int word_base_ = 0;  // a word per lane
-    std::uint64_t word_ = 0;
+    long long all_ = 0;            // keys over all ranks
     std::uint64_t tail_word_ = 0;  // of the token that is gathered, from the history's end
-    int cursor_ = 0;               // next slot of a dense token
+    // Of a block's tokens: the first; two words per lane; which are left, and what they see.
+    int first_ = 0;
+    std::uint64_t word_[2] = {};
+    unsigned left_[2] = {};
+    int seen_[2] = {};
+    int cursor_ = 0;  // next slot of a dense token
 };
 
 }  // namespace espalier::mla::cuda

@@ -24,33 +24,47 @@ class OutputHalf {
           row_(warp_ * 16 + lane_ / 4) {}
 
     __device__ void run() {
-        float out[2][kSums];
-        while (true) {
-            wait(&shared_.item_full[items_.index], items_.phase);
-            const Item& item = shared_.items[items_.index];
-            if (uniform(item.last) != 0) return;
-            if (kInvariant && (uniform(item.flags) & kMerges) != 0) {
-                merge_share<false>(p_, item);
-                clear(out);  // nothing of it is kept in registers meanwhile
-            } else {
-                add_item(item, out);
-            }
-            arrive_as_warp(&shared_.item_free[items_.index]);
-            items_.advance();
+        while (accumulate()) {
+            merge_share<false>(p_, shared_.items[items_.index], shared_.keys[0]);
+            release_item();
         }
     }
 
   private:
+    // Up to an item that merges, which has no need of these registers; false: up to the end.
+    __device__ bool accumulate() {
+        float out[2][kSums];
+        clear(out);
+        hold(out[0]);
+        hold(out[1]);
+        while (true) {
+            wait(&shared_.item_full[items_.index], items_.phase);
+            const Item& item = shared_.items[items_.index];
+            if (uniform(item.last) != 0) return false;
+            if (kInvariant && (uniform(item.flags) & kMerges) != 0) return true;
+            add_item(item, out);
+            release_item();
+        }
+    }
+    __device__ void release_item() {
+        arrive_as_warp(&shared_.item_free[items_.index]);
+        items_.advance();
+    }
+
     __device__ static void clear(float (&out)[2][kSums]) {
 #pragma unroll
         for (int i = 0; i < kSums; ++i) out[0][i] = out[1][i] = 0.0f;
     }
 
     __device__ void add_item(const Item& item, float (&out)[2][kSums]) {
-        if (item_says<kInvariant>(item, kStarts)) clear(out);
-        for (int tiles = uniform(item.tile_end - item.tile_begin); tiles > 0; --tiles)
-            add_tile(kInvariant && item.gathered >= 0, out);
-        if (item_says<kInvariant>(item, kEnds)) finish(item, out);
+        int tile = uniform(item.tile_begin);
+        SplitRun<kInvariant> run(item);
+        while (run.next()) {
+            if (item_says<kInvariant>(item, kStarts)) clear(out);
+            for (const int end = run.end(); tile < end; ++tile)
+                add_tile(kInvariant && item.gathered >= 0, out);
+            if (item_says<kInvariant>(item, kEnds)) finish(item, run, out);
+        }
     }
 
     __device__ void add_tile(bool gathered, float (&out)[2][kSums]) {
@@ -93,17 +107,18 @@ class OutputHalf {
         }
     }
 
-    __device__ void finish(const Item& item, float (&out)[2][kSums]) {
+    __device__ void finish(const Item& item, const SplitRun<kInvariant>& run,
+                           float (&out)[2][kSums]) {
         wait(&shared_.final_full, final_phase_);
         final_phase_ ^= 1;
         if (warp_ * 16 < item.columns) {
             if constexpr (kInvariant)
-                store_rounded(item, out);
+                store_rounded(item, run.slot(), out);
             else
                 store_rows(item, out);
         }
         arrive_as_warp(&shared_.final_free);
-        if constexpr (kInvariant) count_partials(p_, item);
+        if (kInvariant && run.last()) count_partials(p_, item);
     }
 
     // Columns 8j + 2c and 8j + 2c + 1 of row g are sums 4j and 4j + 1, of row g + 8 the next two.
@@ -112,7 +127,7 @@ class OutputHalf {
     }
 
     // Each row in 16 bits: to the output if it has no other splits, or to where it waits for them.
-    __device__ void store_rounded(const Item& item, float (&out)[2][kSums]) {
+    __device__ void store_rounded(const Item& item, int first_slot, float (&out)[2][kSums]) {
         float inverse[2], scale[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -133,19 +148,20 @@ class OutputHalf {
             inverse[half] = of_row.inverse;
             scale[half] = of_row.scale;
         }
-        if (item.slot < 0) return write_rounded(item, out, scale, inverse);
-        const int slot = item.slot + warp_;
+        if (first_slot < 0) return write_rounded(item, out, scale, inverse);
+        const int slot = first_slot + warp_;
         if (lane_ % 4 == 0) {
-            *scale_of(p_, slot, half_, lane_ / 4) = inverse[0];
-            *scale_of(p_, slot, half_, lane_ / 4 + 8) = inverse[1];
+            *row_of(p_, slot, half_, lane_ / 4) = {shared_.final_lse[row_], inverse[0]};
+            *row_of(p_, slot, half_, lane_ / 4 + 8) = {shared_.final_lse[row_ + 8], inverse[1]};
         }
         const auto packed = [&](int j, int half) {
             return RowScale::packed(scale[half], sum(out, j, half, 0), sum(out, j, half, 1));
         };
 #pragma unroll
         for (int k = 0; k < 16; ++k)
-            *chunk_of(p_, slot, half_ * 16 + k) = uint4{packed(2 * k, 0), packed(2 * k, 1),
-                                                        packed(2 * k + 1, 0), packed(2 * k + 1, 1)};
+            store_to_stay(chunk_of(p_, slot, half_ * 8 + k / 2) + k % 2 * 32,
+                          uint4{packed(2 * k, 0), packed(2 * k, 1), packed(2 * k + 1, 0),
+                                packed(2 * k + 1, 1)});
     }
 
     __device__ void write_rounded(const Item& item, float (&out)[2][kSums], const float (&scale)[2],

@@ -4,7 +4,8 @@
 // goes straight to the output: whether it meets others must not show. (fp16 would overflow on bf16
 // values, and its 11 bits cost an fp16 cache 3 dB of signal over noise.)
 //
-// Where they wait for the merge, 16 packed rows are 32 chunks, each a warp's: 16 bytes per lane.
+// Where they wait for the merge, 16 packed rows are 16 chunks, each a warp's: twice 16 bytes per
+// lane.
 #pragma once
 
 #include "mla/cuda/absorbed_kernel.cuh"
@@ -38,17 +39,15 @@ __device__ __forceinline__ float2 unpacked(std::uint32_t word) {
             __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7432)) - kIntegers};
 }
 
+// This lane's first 16 bytes; the others lie 32 further on.
 __device__ __forceinline__ uint4* chunk_of(const AbsorbedParams& p, int slot, int chunk) {
     return reinterpret_cast<uint4*>(p.partial) +
            (static_cast<long long>(slot) * kStripChunks + chunk) * (kChunkBytes / 16) +
            threadIdx.x % 32;
 }
-// `group`: of a slot's columns, eight at most.
-__device__ __forceinline__ float* scale_of(const AbsorbedParams& p, int slot, int group, int row) {
-    return p.partial_scale + static_cast<long long>(slot) * kStripScales + group * kStripRows + row;
-}
-__device__ __forceinline__ float* lse_of(const AbsorbedParams& p, int slot, int row) {
-    return p.partial_lse + static_cast<long long>(slot) * kStripRows + row;
+// A row's log-sum-exp and scale; `group`: of a slot's columns, eight at most.
+__device__ __forceinline__ float2* row_of(const AbsorbedParams& p, int slot, int group, int row) {
+    return p.partial_rows + static_cast<long long>(slot) * kStripScales + group * kStripRows + row;
 }
 
 // The output warps' word that partial results are there: they have all stored them.

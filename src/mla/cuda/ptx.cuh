@@ -106,9 +106,19 @@ __device__ __forceinline__ void set_registers() {
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
+__device__ __forceinline__ void prefetch_line(const void* from) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
 // Keys are read once per call: they leave the L2 first. Queries and partial results stay.
 inline constexpr std::uint64_t kEvictFirst = 0x12F0000000000000ull;
 inline constexpr std::uint64_t kEvictLast = 0x14F0000000000000ull;
+
+// A store that stays in the L2 while others go.
+__device__ __forceinline__ void store_to_stay(uint4* to, uint4 value) {
+    asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to),
+                 "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "l"(kEvictLast)
+                 : "memory");
+}
 
 __device__ __forceinline__ void copy_tensor_3d(void* to, const CUtensorMap* map, Barrier* barrier,
                                                int x, int y, int z, std::uint64_t policy) {

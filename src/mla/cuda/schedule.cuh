@@ -93,6 +93,7 @@ __device__ inline Item row_item(const AbsorbedParams& p, int row, const RowShape
     item.keys = shape.keys;
     item.mask = static_cast<int>(shape.mask);
     item.gathered = -1;
+    item.run = 1;
     return item;
 }
 

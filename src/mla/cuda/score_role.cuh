@@ -36,10 +36,6 @@ class Scorer {
 
   private:
     __device__ void score_item(const Item& item) {
-        if (item_says<kInvariant>(item, kStarts)) {
-            maximum_[0] = maximum_[1] = minus_infinity();
-            sum_[0] = sum_[1] = rounded_sum_[0] = rounded_sum_[1] = 0.0f;
-        }
         const int tile_end = uniform(item.tile_end);
         int tile = uniform(item.tile_begin);
         if (tile < tile_end && item_says<kInvariant>(item, kNewQuery)) {
@@ -48,20 +44,30 @@ class Scorer {
         }
         const bool frees = !kInvariant || (uniform(item.flags) & kFreesQuery) != 0;
         if (kInvariant && frees && tile == tile_end) arrive_as_warp(&shared_.query_free);
-        for (; tile < tile_end; ++tile) {
-            float score[kSums];
-            const int valid = item.keys - tile * kTileKeys;
-            wait(&shared_.keys_full[keys_.index], keys_.phase);
-            if (kInvariant && item.gathered >= 0) fence_async_proxy();
-            if (valid < kTileKeys) clear_rows(valid);
-            multiply(score);
-            if (frees && tile + 1 == tile_end) arrive_as_warp(&shared_.query_free);
-            scale(score);
-            if ((tile + 1) * kTileKeys > item.free_keys) apply_mask(item, tile, score);
-            softmax_tile(score);
-            keys_.advance();
+        SplitRun<kInvariant> run(item);
+        while (run.next()) {
+            if (item_says<kInvariant>(item, kStarts)) {
+                maximum_[0] = maximum_[1] = minus_infinity();
+                sum_[0] = sum_[1] = rounded_sum_[0] = rounded_sum_[1] = 0.0f;
+            }
+            for (const int end = run.end(); tile < end; ++tile)
+                score_tile(item, tile, frees && tile + 1 == tile_end);
+            if (item_says<kInvariant>(item, kEnds)) finish(item, run.slot());
         }
-        if (item_says<kInvariant>(item, kEnds)) finish(item);
+    }
+
+    __device__ void score_tile(const Item& item, int tile, bool frees_query) {
+        float score[kSums];
+        const int valid = item.keys - tile * kTileKeys;
+        wait(&shared_.keys_full[keys_.index], keys_.phase);
+        if (kInvariant && item.gathered >= 0) fence_async_proxy();
+        if (valid < kTileKeys) clear_rows(valid);
+        multiply(score);
+        if (frees_query) arrive_as_warp(&shared_.query_free);
+        scale(score);
+        if ((tile + 1) * kTileKeys > item.free_keys) apply_mask(item, tile, score);
+        softmax_tile(score);
+        keys_.advance();
     }
 
     // Slots past the last key may hold NaN, which even a weight of zero would spread.
@@ -105,7 +111,8 @@ class Scorer {
         std::uint64_t visible[2] = {};
 #pragma unroll 1
         for (int half = 0; half < 2; ++half) {
-            const RowMask mask(p_, item, min(row_ + 8 * half, item.columns - 1));
+            const RowMask mask(p_, item, shared_.seen[items_.index],
+                               min(row_ + 8 * half, item.columns - 1));
             visible[0] = visible[1];
             visible[1] = mask.template visible<4>(tile) >> pair_ * 2;
         }
@@ -125,7 +132,7 @@ class Scorer {
             const bool raise = tile > before + (lift + kHeadroom);
             if (raise) maximum_[half] = tile - lift;
             factor[half] = raise ? exp2_fast(before - maximum_[half]) : 1.0f;
-            const float shift = maximum_[half] == minus_infinity() ? 0.0f : maximum_[half];
+            const float shift = finite_or_zero(maximum_[half]);
             // The output is divided by the sum of the rounded weights: what rounding adds to a
             // key's share it takes from the others, and one visible key gives exactly its value.
             // The log-sum-exp is of the weights themselves.
@@ -185,7 +192,7 @@ class Scorer {
         arrive_as_warp(&shared_.weights_full[0]);
     }
 
-    __device__ void finish(const Item& item) {
+    __device__ void finish(const Item& item, int slot) {
         wait(&shared_.final_free, final_phase_ ^ 1);
         final_phase_ ^= 1;
 #pragma unroll
@@ -194,12 +201,12 @@ class Scorer {
             const float exact = over_row(sum_[half]);
             const float rounded = over_row(rounded_sum_[half]);
             if (pair_ != 0 || row >= item.columns) continue;
-            shared_.final_factor[row] = rounded > 0.0f ? p_.value_scale / rounded : 0.0f;
-            const float lse = exact > 0.0f ? maximum_[half] + log2f(exact) : minus_infinity();
-            if (item.slot >= 0)
-                *(kInvariant ? lse_of(p_, item.slot + row / kStripRows, row % kStripRows)
-                             : p_.partial_lse + static_cast<long long>(item.slot) * kBlockRows +
-                                   row) = lse;
+            shared_.final_factor[row] = rounded > 0.0f ? __fdividef(p_.value_scale, rounded) : 0.0f;
+            const float lse = exact > 0.0f ? maximum_[half] + log2_fast(exact) : minus_infinity();
+            if (kInvariant && slot >= 0)
+                shared_.final_lse[row] = lse;
+            else if (slot >= 0)
+                p_.partial_lse[static_cast<long long>(slot) * kBlockRows + row] = lse;
             else if (p_.lse != nullptr)
                 p_.lse[item.packed_first + row] = lse * kLn2;
         }

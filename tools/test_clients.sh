@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# The official OpenAI clients for Python (PyPI) and JavaScript (npm) against a server.
+#   tools/test_clients.sh build/cpu/espalier models/sapling
+# They are pinned in tests/clients and installed outside the tree; node comes from PyPI, as the client wants one that is
+# newer than Debian's.
+set -euo pipefail
+environment=$(tools/python_environment.sh clients tests/clients/requirements.txt)
+modules=$environment/modules
+if ! cmp -s tests/clients/package-lock.json "$modules/package-lock.json"; then
+    rm -rf "$modules" "$modules.new"
+    mkdir -p "$modules.new"
+    cp tests/clients/package.json tests/clients/package-lock.json "$modules.new"
+    PATH=$environment/bin:$PATH npm ci --prefix "$modules.new" --no-audit --no-fund --ignore-scripts --loglevel=error || {
+        echo "the client for JavaScript could not be installed: npm's registry must be reachable" >&2
+        exit 1
+    }
+    mv "$modules.new" "$modules"
+fi
+"$environment/bin/python3" tests/clients/openai_client_test.py "$1" "$2"
+"$environment/bin/node" tests/clients/openai_client_test.mjs "$1" "$2" "$modules"
