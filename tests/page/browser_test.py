@@ -33,6 +33,12 @@ def open_page(browser, address):
     browser.wait_for("/Ready|key/.test(document.getElementById('status').textContent)")
 
 
+def leave_page(browser):
+    """Before its server ends: it would go on asking for metrics."""
+    browser.call("Page.navigate", url="about:blank")
+    browser.wait_for("location.href === 'about:blank'")
+
+
 def choose(browser, mode="completion", drafts="tree", tokens=128):
     browser.evaluate(f"document.getElementById('mode-{mode}').click()")
     browser.evaluate(f"document.getElementById('drafts').value = '{drafts}'")
@@ -183,6 +189,7 @@ def asks_for_a_key(browser, arguments):
         ask(browser, PROMPT)
         check(len(browser.evaluate(SAID)) > len(PROMPT), "with its key the page works")
         browser.evaluate("sessionStorage.clear()")
+        leave_page(browser)
     browser.errors = [error for error in browser.errors if "401" not in error]
 
 
@@ -195,6 +202,7 @@ def completes_without_a_template(browser, arguments):
             choose(browser, drafts="off", tokens=20)
             ask(browser, "<b>Once</b>")
             check(browser.evaluate(SAID).startswith("<b>Once</b>"), "a prompt is text, and no markup")
+            leave_page(browser)
     browser.errors = [error for error in browser.errors if "400" not in error]
 
 
@@ -224,6 +232,7 @@ def main():
             stops(browser, server.address, by="document.dispatchEvent(new KeyboardEvent('keydown', { key: 'Escape', bubbles: true }))")
             has_names(browser)
             fits_a_phone(browser)
+            leave_page(browser)
         asks_for_a_key(browser, arguments)
         completes_without_a_template(browser, arguments)
         outside = [url for url in browser.requests if not url.startswith(("http://127.0.0.1", "data:", "about:"))]
