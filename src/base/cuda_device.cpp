@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "base/cuda_memory.hpp"
 #include "base/device.hpp"
 
 namespace espalier {
@@ -139,6 +140,16 @@ Expected<std::unique_ptr<Device>> make_cuda_device() {
                     cudaGetErrorString(status));
     }
     return std::make_unique<CudaDevice>(stream);
+}
+
+Expected<std::int64_t> free_cuda_memory() {
+    std::size_t free = 0, total = 0;
+    if (const cudaError_t status = cudaMemGetInfo(&free, &total); status != cudaSuccess) {
+        cudaGetLastError();
+        return fail(ErrorKind::not_found, "no GPU can be used: CUDA says {}",
+                    cudaGetErrorString(status));
+    }
+    return static_cast<std::int64_t>(free);
 }
 
 }  // namespace espalier

@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The GPU of a build without CUDA.
+#include "base/cuda_memory.hpp"
 #include "base/device.hpp"
 
 namespace espalier {
 
 Expected<std::unique_ptr<Device>> make_cuda_device() {
+    return fail(ErrorKind::unsupported, "this build has no CUDA backend");
+}
+
+Expected<std::int64_t> free_cuda_memory() {
     return fail(ErrorKind::unsupported, "this build has no CUDA backend");
 }
 

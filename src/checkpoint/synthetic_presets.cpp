@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The models `espalier make-model --preset` knows: two tiny ones of either architecture, for tests,
-// and two whose attention has the width of the published models but whose weights fit a small
-// machine, for benchmarks.
+// The models `espalier make-model --preset` knows: two tiny ones of either architecture, for tests;
+// two whose attention has the width of the published models but whose weights fit a small machine,
+// for benchmarks; and DeepSeek-V2-Lite's own dimensions (31 GB), for benchmarks of a GPU.
 #include <algorithm>
 #include <array>
 
@@ -80,15 +80,30 @@ SyntheticModel bench(std::int64_t heads) {
     return model;
 }
 
+SyntheticModel v2_lite() {
+    SyntheticModel model = tiny_v2();
+    ModelConfig& config = model.config;
+    config.vocab_size = 102400;
+    config.hidden_size = 2048;
+    config.num_hidden_layers = 27;
+    config.num_attention_heads = 16;
+    config.intermediate_size = 10944;
+    config.moe_intermediate_size = 1408;
+    config.n_routed_experts = 64;
+    config.num_experts_per_tok = 6;
+    return model;
+}
+
 struct Preset {
     std::string_view name;
     SyntheticModel (*make)();
 };
-constexpr std::array<Preset, 4> kPresets = {{
+constexpr std::array<Preset, 5> kPresets = {{
     {"tiny-v2", tiny_v2},
     {"tiny-v3", tiny_v3},
     {"bench-128h", [] { return bench(128); }},
     {"bench-16h", [] { return bench(16); }},
+    {"v2-lite", v2_lite},
 }};
 
 }  // namespace

@@ -193,7 +193,7 @@ Expected<void> run(Options options) {
         drafters.eagle3 = drafters.eagle3 || one.eagle3;
     }
     ESPALIER_ASSIGN_OR_RETURN(const runtime::SizeFacts facts,
-                              runtime::size_facts(files, drafters, options.engine.load.kv_format));
+                              runtime::size_facts(files, drafters, options.engine.load));
     runtime::SizeOptions largest = options.engine.engine.sizes;
     ESPALIER_ASSIGN_OR_RETURN(
         std::vector<LoadRequest> load,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // espalier bench model: how long a forward takes, and which share of this machine's read bandwidth
 // and peak that is; both are measured in the same run, so a busy neighbour shows in all figures
-// alike.
+// alike. On a GPU, whose peaks are not measured here, each window is also replayed as a graph.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/cpu_device.hpp"
 #include "cli/command.hpp"
 #include "cli/engine_flags.hpp"
 #include "cli/terminal.hpp"
@@ -32,10 +33,11 @@ struct Options {
     std::vector<std::int64_t> rows = {1, 2, 4, 8, 64};
     std::vector<std::int64_t> prompts = {512, 2048};
     int repetitions = 7;
-    int threads = 0;
+    runtime::LoadOptions load;
     std::string output = "md";
 };
 
+// 0: not measured.
 struct Machine {
     double read_bytes_per_second = 0;
     double flops_per_second = 0;
@@ -54,30 +56,59 @@ std::vector<std::int32_t> random_tokens(std::int64_t count, std::int64_t vocabul
 Expected<void> fill_cache(runtime::LoadedModel& loaded, model::Sequence& sequence,
                           std::int64_t depth) {
     if (depth == 0) return {};
-    ESPALIER_ASSIGN_OR_RETURN(Buffer scratch, loaded.device->allocate(1 << 20));
+    Device& device = *loaded.device;
+    const auto on_device = [&](const auto& values) -> Expected<Buffer> {
+        const std::size_t bytes = values.size() * sizeof(values[0]);
+        ESPALIER_ASSIGN_OR_RETURN(Buffer buffer, device.allocate(bytes));
+        ESPALIER_RETURN_IF_ERROR(
+            device.upload(device.stream(), buffer.data(), values.data(), bytes));
+        return buffer;
+    };
+    ESPALIER_ASSIGN_OR_RETURN(Buffer scratch, device.allocate(1 << 20));
     Arena arena(std::move(scratch));
-    OpContext context{*loaded.device, arena};
+    OpContext context{device, arena};
     std::mt19937 generator(2);
     std::normal_distribution<float> normal;
     std::vector<float> noise(static_cast<std::size_t>(depth * mla::kKey));
     std::vector<std::int64_t> slots;
-    std::vector<std::uint8_t> nonfinite(static_cast<std::size_t>(depth));
     for (float& value : noise) value = normal(generator);
     for (std::int64_t position = 0; position < depth; ++position)
         slots.push_back(sequence.slot_of(position));
+    ESPALIER_ASSIGN_OR_RETURN(const Buffer latents, on_device(noise));
+    ESPALIER_ASSIGN_OR_RETURN(const Buffer places, on_device(slots));
     for (std::int64_t layer = 0; layer < loaded.model->config().num_hidden_layers; ++layer) {
         mla::AppendCall call;
         call.tokens = depth;
-        call.latent = noise.data();
+        call.latent = latents.as<float>();
         call.latent_stride = mla::kKey;
-        call.rope = noise.data() + mla::kLatent;
+        call.rope = latents.as<float>() + mla::kLatent;
         call.rope_stride = mla::kKey;
-        call.slot = slots.data();
+        call.slot = places.as<std::int64_t>();
         call.kv = sequence.storage().target(layer);
-        call.nonfinite = nonfinite.data();
         ESPALIER_RETURN_IF_ERROR(loaded.kernels->append(context, call));
     }
-    return {};
+    return device.synchronize(device.stream());
+}
+
+double median(std::vector<double>& seconds) {
+    const auto middle = seconds.begin() + std::ssize(seconds) / 2;
+    std::nth_element(seconds.begin(), middle, seconds.end());
+    return *middle;
+}
+
+// Median seconds of a recorded forward of `tokens` at `depth`: the GPU's alone.
+Expected<double> time_recorded(runtime::LoadedModel& loaded, model::Sequence& sequence,
+                               std::int64_t depth, const std::vector<std::int32_t>& tokens,
+                               int repetitions) {
+    sequence.set_length(depth);
+    ESPALIER_ASSIGN_OR_RETURN(const auto forward, sequence.record(*loaded.model, tokens, 1));
+    ESPALIER_RETURN_IF_ERROR(forward->play());
+    std::vector<double> all;
+    for (int repetition = 0; repetition < repetitions; ++repetition) {
+        ESPALIER_ASSIGN_OR_RETURN(const double seconds, forward->timed_play());
+        all.push_back(seconds);
+    }
+    return median(all);
 }
 
 // Median seconds of feeding `tokens` at `depth`, after one forward that is not timed.
@@ -92,8 +123,11 @@ Expected<double> time_forward(runtime::LoadedModel& loaded, model::Sequence& seq
         if (repetition >= 0)
             seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
     }
-    std::nth_element(seconds.begin(), seconds.begin() + repetitions / 2, seconds.end());
-    return seconds[static_cast<std::size_t>(repetitions / 2)];
+    return median(seconds);
+}
+
+std::string share(double rate, double peak) {
+    return peak > 0 ? fmt::format("{:.0f}", 100 * rate / peak) : "-";
 }
 
 std::vector<std::string> result_row(const std::string& test, const model::StepShape& shape,
@@ -107,9 +141,9 @@ std::vector<std::string> result_row(const std::string& test, const model::StepSh
             fmt::format("{:.2f}", seconds * 1e3),
             fmt::format("{:.1f}", static_cast<double>(shape.tokens) / seconds),
             fmt::format("{:.1f}", bytes_rate / 1e9),
-            fmt::format("{:.0f}", 100 * bytes_rate / machine.read_bytes_per_second),
+            share(bytes_rate, machine.read_bytes_per_second),
             fmt::format("{:.0f}", flops_rate / 1e9),
-            fmt::format("{:.0f}", 100 * flops_rate / machine.flops_per_second)};
+            share(flops_rate, machine.flops_per_second)};
 }
 
 Expected<Table> measure(const Options& options, runtime::LoadedModel& loaded,
@@ -126,12 +160,17 @@ Expected<Table> measure(const Options& options, runtime::LoadedModel& loaded,
                                       model::Sequence::create(*loaded.model, 0, depth + rows));
             ESPALIER_RETURN_IF_ERROR(fill_cache(loaded, sequence, depth));
             const auto tokens = random_tokens(rows, config.vocab_size);
+            const model::StepShape shape{rows, depth, 0, 1};
+            const model::StepCost cost = model::step_cost(config, weight, shape);
             ESPALIER_ASSIGN_OR_RETURN(
                 const double seconds,
                 time_forward(loaded, sequence, depth, tokens, options.repetitions));
-            const model::StepShape shape{rows, depth, 0, 1};
-            table.rows.push_back(result_row("window", shape, seconds,
-                                            model::step_cost(config, weight, shape), machine));
+            table.rows.push_back(result_row("window", shape, seconds, cost, machine));
+            if (options.load.device == DeviceKind::cpu) continue;
+            ESPALIER_ASSIGN_OR_RETURN(
+                const double recorded,
+                time_recorded(loaded, sequence, depth, tokens, options.repetitions));
+            table.rows.push_back(result_row("graph", shape, recorded, cost, machine));
         }
     }
     for (const std::int64_t prompt : options.prompts) {
@@ -141,11 +180,26 @@ Expected<Table> measure(const Options& options, runtime::LoadedModel& loaded,
         const int repetitions = std::max(1, options.repetitions / 2);
         ESPALIER_ASSIGN_OR_RETURN(const double seconds,
                                   time_forward(loaded, sequence, 0, tokens, repetitions));
-        const model::StepShape shape{prompt, 0, batch::decompressed_below(prompt), 1};
+        const std::int64_t decompressed =
+            loaded.model->decompresses() ? batch::decompressed_below(prompt) : 0;
+        const model::StepShape shape{prompt, 0, decompressed, 1};
         table.rows.push_back(
             result_row("prompt", shape, seconds, model::step_cost(config, weight, shape), machine));
     }
     return table;
+}
+
+Expected<Machine> measured_cpu(runtime::LoadedModel& loaded) {
+    ThreadPool& pool = static_cast<CpuDevice&>(*loaded.device).pool();
+    ESPALIER_ASSIGN_OR_RETURN(const CpuVariant variant, chosen_cpu_variant());
+    ESPALIER_ASSIGN_OR_RETURN(Buffer probe, loaded.device->allocate(kProbeBytes));
+    std::fill_n(probe.data(), kProbeBytes,
+                std::byte{1});  // untouched memory is one shared page of zeros
+    const bool narrow = loaded.model->weights().format.input() == DType::bf16;
+    return Machine{.read_bytes_per_second = linalg::measured_read_bandwidth(
+                       pool, variant, {probe.data(), probe.bytes()}),
+                   .flops_per_second = narrow ? linalg::measured_bf16_peak(pool, variant)
+                                              : linalg::measured_f32_peak(pool, variant)};
 }
 
 Expected<void> run(const Options& options) {
@@ -153,31 +207,31 @@ Expected<void> run(const Options& options) {
     ESPALIER_ASSIGN_OR_RETURN(checkpoint::Checkpoint opened,
                               checkpoint::Checkpoint::open(options.model));
     EngineSizes sizes;
-    sizes.max_model_len = opened.config().max_position_embeddings;
     sizes.max_step_gather = 1;
-    for (const std::int64_t rows : options.rows)
+    for (const std::int64_t rows : options.rows) {
         sizes.max_step_tokens = std::max(sizes.max_step_tokens, rows);
+        for (const std::int64_t depth : options.depths)
+            sizes.max_model_len = std::max(sizes.max_model_len, depth + rows);
+    }
+    for (const std::int64_t prompt : options.prompts)
+        sizes.max_model_len = std::max(sizes.max_model_len, prompt);
+    sizes.max_model_len = std::min(sizes.max_model_len, opened.config().max_position_embeddings);
     ESPALIER_ASSIGN_OR_RETURN(
         runtime::LoadedModel loaded,
         load_model(std::make_shared<const checkpoint::Checkpoint>(std::move(opened)), sizes,
-                   {.threads = options.threads}));
+                   options.load));
+    const std::string loading = fmt::format(
+        "weights {}, loaded at {:.2f} GB/s", name_of(loaded.model->weights().format.code),
+        static_cast<double>(loaded.checkpoint->total_bytes()) / loaded.load_seconds / 1e9);
     Machine machine;
-    ESPALIER_ASSIGN_OR_RETURN(Buffer probe, loaded.device->allocate(kProbeBytes));
-    std::fill_n(probe.data(), kProbeBytes,
-                std::byte{1});  // untouched memory is one shared page of zeros
-    machine.read_bytes_per_second = linalg::measured_read_bandwidth(
-        loaded.device->pool(), loaded.variant, {probe.data(), probe.bytes()});
-    const bool narrow = loaded.model->weights().format.input() == DType::bf16;
-    machine.flops_per_second =
-        narrow ? linalg::measured_bf16_peak(loaded.device->pool(), loaded.variant)
-               : linalg::measured_f32_peak(loaded.device->pool(), loaded.variant);
-    fmt::print(stderr,
-               "{}, {} threads, weights {}: {:.1f} GB/s read, {:.0f} GFLOP/s peak; loaded at "
-               "{:.2f} GB/s\n",
-               loaded.backend->name(), loaded.device->workers(),
-               name_of(loaded.model->weights().format.code), machine.read_bytes_per_second / 1e9,
-               machine.flops_per_second / 1e9,
-               static_cast<double>(loaded.checkpoint->total_bytes()) / loaded.load_seconds / 1e9);
+    if (options.load.device == DeviceKind::cpu) {
+        ESPALIER_ASSIGN_OR_RETURN(machine, measured_cpu(loaded));
+        fmt::print(stderr, "{}, {} threads: {:.1f} GB/s read, {:.0f} GFLOP/s peak; {}\n",
+                   loaded.backend->name(), loaded.device->workers(),
+                   machine.read_bytes_per_second / 1e9, machine.flops_per_second / 1e9, loading);
+    } else {
+        fmt::print(stderr, "{}: {}\n", loaded.backend->name(), loading);
+    }
     ESPALIER_ASSIGN_OR_RETURN(const Table table, measure(options, loaded, machine));
     fmt::print("{}", table.text(format));
     return {};
@@ -215,7 +269,8 @@ Run add_bench_model(CLI::App& bench) {
                      "Timed forwards per line; the median is reported")
         ->check(CLI::Range(1, 1000))
         ->capture_default_str();
-    add_threads_flag(*command, options->threads);
+    add_device_flag(*command, options->load.device);
+    add_threads_flag(*command, options->load.threads);
     command->add_option("-o,--output", options->output, "md, csv or json")->capture_default_str();
     return [options] { return run(*options); };
 }

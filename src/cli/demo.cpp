@@ -192,7 +192,7 @@ class Demo {
         runtime::LoadOptions load;
         load.threads = options_.threads;
         ESPALIER_ASSIGN_OR_RETURN(const runtime::SizeFacts facts,
-                                  runtime::size_facts(*files_, drafters, load.kv_format));
+                                  runtime::size_facts(*files_, drafters, load));
         runtime::SizeOptions sizes;
         sizes.rows = 1;
         sizes.step_tokens = 1024;

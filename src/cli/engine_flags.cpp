@@ -13,6 +13,28 @@ void add_threads_flag(CLI::App& command, int& threads) {
         ->capture_default_str();
 }
 
+void add_device_flag(CLI::App& command, DeviceKind& device) {
+    command
+        .add_option_function<std::string>(
+            "--device",
+            [&device](const std::string& name) {
+                device = runtime::parse_device(name).value_or(DeviceKind::cpu);
+            },
+            "Where the model runs: cpu, or cuda (a Hopper GPU; BF16 and F8_E4M3 weights)")
+        ->check(CLI::IsMember({"cpu", "cuda"}))
+        ->default_str("cpu");
+}
+
+void add_kv_format_flag(CLI::App& command, std::optional<mla::KvFormat>& format) {
+    command
+        .add_option_function<std::string>(
+            "--kv-format",
+            [&format](const std::string& name) { format = runtime::parse_kv_format(name); },
+            "Numbers of the cache: own (f32 or bf16, as the activations), fp8_token or fp8_tensor")
+        ->check(CLI::IsMember({"own", "fp8_token", "fp8_tensor"}))
+        ->default_str("own");
+}
+
 void EngineFlags::add_speculate_to(CLI::App& command) {
     command.add_option("--speculate", engine.speculate, kSpeculateHelp)
         ->delimiter(',')
@@ -58,21 +80,16 @@ void EngineFlags::add_to(CLI::App& command, const Defaults& defaults) {
     one_of("--prefix-cache", "on", "off", "Prompts use pages that others left: on or off",
            [this](bool on) { engine.prefix_cache = on; });
     one_of("--prefill-segment", "256", "0",
-           "Prompts compute whole segments of 256 tokens decompressed, or (0) everything absorbed; "
-           "decides the last bits of a text",
+           "Prompts compute whole segments of 256 tokens decompressed, or (0, and always on a GPU) "
+           "everything absorbed; decides the last bits of a text",
            [this](bool segments) { engine.prefill_segment = segments ? 256 : 0; });
     command.add_flag("--reuse-generated", engine.reuse_generated,
                      "Prompts also use pages of generated text; their bits then depend on a hit");
     command.add_option("--trace", engine.trace,
                        "Write every step to this file, for replay (docs/trace.md); it holds the "
                        "prompts");
-    command
-        .add_option_function<std::string>(
-            "--kv-format",
-            [this](const std::string& name) { load.kv_format = runtime::parse_kv_format(name); },
-            "Numbers of the cache: own (f32 or bf16, as the activations), fp8_token or fp8_tensor")
-        ->check(CLI::IsMember({"own", "fp8_token", "fp8_tensor"}))
-        ->default_str("own");
+    add_kv_format_flag(command, load.kv_format);
+    add_device_flag(command, load.device);
     add_threads_flag(command, load.threads);
 }
 

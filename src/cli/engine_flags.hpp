@@ -32,6 +32,8 @@ struct EngineFlags {
 };
 
 void add_threads_flag(CLI::App& command, int& threads);
+void add_device_flag(CLI::App& command, DeviceKind& device);
+void add_kv_format_flag(CLI::App& command, std::optional<mla::KvFormat>& format);
 
 // Reads the weights behind a progress bar.
 Expected<runtime::LoadedModel> load_model(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,

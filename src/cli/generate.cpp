@@ -82,7 +82,7 @@ Expected<EngineSizes> sizes_for(const engine::Request& request, const EngineFlag
     ESPALIER_ASSIGN_OR_RETURN(const runtime::DrafterChoice drafters,
                               runtime::choose_drafters(flags.engine.speculate, files));
     ESPALIER_ASSIGN_OR_RETURN(const runtime::SizeFacts facts,
-                              runtime::size_facts(files, drafters, flags.load.kv_format));
+                              runtime::size_facts(files, drafters, flags.load));
     engine::RequestLimits limits;
     limits.vocabulary = config.vocab_size;
     limits.sizes.max_model_len =

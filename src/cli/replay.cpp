@@ -54,7 +54,7 @@ Expected<void> draw_trees(const Options& options, trace::Reader& reader) {
 // weights are read.
 Expected<void> check_same(const Options& options, const trace::Header& traced,
                           const runtime::ModelFiles& files) {
-    ESPALIER_ASSIGN_OR_RETURN(const CpuVariant variant, chosen_cpu_variant());
+    ESPALIER_ASSIGN_OR_RETURN(const std::string variant, runtime::kernel_variant(DeviceKind::cpu));
     ESPALIER_ASSIGN_OR_RETURN(const int threads, runtime::thread_count(options.threads));
     ESPALIER_ASSIGN_OR_RETURN(const trace::Header here,
                               replay::describe({*files.checkpoint, files.name, variant, threads,

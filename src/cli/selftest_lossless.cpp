@@ -12,6 +12,7 @@
 #include "cli/command.hpp"
 #include "cli/engine_flags.hpp"
 #include "cli/terminal.hpp"
+#include "engine/model_target.hpp"
 #include "lossless/check.hpp"
 #include "text/tokenizer.hpp"
 
@@ -24,7 +25,9 @@ struct Options {
     std::string model;
     double seconds = 10;
     std::uint64_t seed = 1;
-    int threads = 0;
+    runtime::LoadOptions load;
+    std::string draft;
+    std::vector<std::string> speculate = {"off"};
 };
 
 struct Findings {
@@ -94,16 +97,43 @@ Table table_of(const Findings& findings) {
     return table;
 }
 
+// What an engine with the model's own drafters is made of.
+Expected<lossless::Subject::Parts> parts_with(const runtime::DrafterChoice& drafters,
+                                              runtime::LoadedModel& loaded,
+                                              const EngineSizes& sizes) {
+    const draft::DraftSet models = runtime::draft_set(loaded, drafters);
+    lossless::Subject::Parts parts;
+    ESPALIER_ASSIGN_OR_RETURN(model::TapMemory memory, models.make_taps(sizes.max_step_tokens));
+    const auto taps = std::make_shared<model::TapMemory>(std::move(memory));
+    parts.taps = taps->taps();
+    parts.memory = taps;
+    ESPALIER_ASSIGN_OR_RETURN(
+        auto target, engine::ModelTarget::create(*loaded.model, models.layout(), sizes.page_count));
+    ESPALIER_ASSIGN_OR_RETURN(
+        parts.drafters,
+        runtime::make_drafters(loaded, drafters, sizes, target->storage(), parts.taps));
+    parts.target = std::move(target);
+    return parts;
+}
+
 Expected<void> run(const Options& options) {
     ESPALIER_ASSIGN_OR_RETURN(const runtime::ModelFiles files,
-                              runtime::ModelFiles::open(options.model));
+                              runtime::ModelFiles::open(options.model, options.draft));
+    ESPALIER_ASSIGN_OR_RETURN(runtime::DrafterChoice drafters,
+                              runtime::choose_drafters(options.speculate, files));
+    drafters.ngram = false;  // workloads have it at random
     EngineSizes sizes;
     sizes.max_model_len = files.checkpoint->config().max_position_embeddings;
     sizes.max_step_tokens = lossless::kWorkloadTokens;
     sizes.max_step_gather = lossless::kWorkloadGather;
-    ESPALIER_ASSIGN_OR_RETURN(runtime::LoadedModel loaded,
-                              load_model(files.checkpoint, sizes, {.threads = options.threads}));
-    const lossless::Subject target{*loaded.model, *files.tokenizer};
+    ESPALIER_ASSIGN_OR_RETURN(
+        runtime::LoadedModel loaded,
+        load_model(files.checkpoint, sizes, runtime::with_drafters(options.load, drafters, files)));
+    lossless::Subject target{*loaded.model, *files.tokenizer};
+    if (drafters.runs_models())
+        target.make_parts = [&](const schedule::SchedulerOptions& of) {
+            return parts_with(drafters, loaded, of);
+        };
     ESPALIER_RETURN_IF_ERROR(lossless::check_subject(target));
     const Findings findings = run_workloads(options, target);
     fmt::print("{}\n{} on {}, {} threads: {:.0f} s, workloads {} to {}.\n",
@@ -114,9 +144,8 @@ Expected<void> run(const Options& options) {
         fmt::print("Every request gave the bits it gives alone, without drafts, cache or batch.\n");
         return {};
     }
-    fmt::print("FAILED\n  {}\n  espalier selftest lossless {} --seed {} --seconds 0 --threads {}\n",
-               fmt::join(findings.first_failure, "\n  "), options.model, findings.failing_seed,
-               options.threads);
+    fmt::print("FAILED\n  {}\n  again: the same command with --seed {} --seconds 0\n",
+               fmt::join(findings.first_failure, "\n  "), findings.failing_seed);
     return fail(ErrorKind::invalid, "selftest lossless: {} of {} workloads failed", findings.failed,
                 findings.workloads);
 }
@@ -137,7 +166,18 @@ Run add_selftest_lossless(CLI::App& selftest) {
         ->capture_default_str();
     command->add_option("--seed", options->seed, "Of the first workload; the next ones count up")
         ->capture_default_str();
-    add_threads_flag(*command, options->threads);
+    command->add_option("--draft", options->draft, "EAGLE3 draft for the model");
+    command
+        ->add_option("--speculate", options->speculate,
+                     "The model's own drafters that take part, beside random ones: mtp, eagle3, "
+                     "auto (all there are) or off")
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->check(CLI::IsMember({"mtp", "eagle3", "auto", "off"}))
+        ->capture_default_str();
+    add_kv_format_flag(*command, options->load.kv_format);
+    add_device_flag(*command, options->load.device);
+    add_threads_flag(*command, options->load.threads);
     return [options] { return run(*options); };
 }
 

@@ -181,7 +181,7 @@ Expected<void> explain(const Options& options, const CLI::App& command, const So
     ESPALIER_ASSIGN_OR_RETURN(const runtime::DrafterChoice drafters,
                               runtime::choose_drafters(options.engine.engine.speculate, files));
     ESPALIER_ASSIGN_OR_RETURN(const runtime::SizeFacts facts,
-                              runtime::size_facts(files, drafters, options.engine.load.kv_format));
+                              runtime::size_facts(files, drafters, options.engine.load));
     ESPALIER_ASSIGN_OR_RETURN(const EngineSizes sizes,
                               runtime::derive_sizes(options.engine.engine.sizes, facts));
     ESPALIER_ASSIGN_OR_RETURN(const int threads,

@@ -43,6 +43,7 @@ enum class WeightLayout : std::uint8_t {
     none,
     rows,    // [count][n][k], scales [count][n][groups of k]: the reference backend, CUDA attention
     panels,  // linalg/packed.hpp: the CPU backend
+    fragments,  // linalg/cuda/fragments.hpp: the CUDA backend
 };
 
 constexpr std::string_view name_of(WeightLayout layout) {
@@ -53,6 +54,8 @@ constexpr std::string_view name_of(WeightLayout layout) {
             return "rows";
         case WeightLayout::panels:
             return "panels";
+        case WeightLayout::fragments:
+            return "fragments";
     }
     return "?";
 }

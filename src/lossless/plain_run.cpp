@@ -4,7 +4,6 @@
 #include <array>
 #include <utility>
 
-#include "lossless/isolated_device.hpp"
 #include "model/sequence.hpp"
 #include "ops/sampling_builder.hpp"
 #include "ops/sampling_memory.hpp"
@@ -12,11 +11,13 @@
 namespace espalier::lossless {
 namespace {
 
-// Draws one token at a time from the logits of a model's last pass.
+// Draws one token at a time from the logits of a model's last pass, which it brings to the host.
 class PlainSampler {
   public:
+    // context: of the host.
     static Expected<PlainSampler> create(const ops::Backend& backend, OpContext context,
-                                         std::int64_t vocabulary, std::int64_t max_context) {
+                                         Device& model, std::int64_t vocabulary,
+                                         std::int64_t max_context) {
         const ops::SamplingCapacity capacity{
             .nodes = 1,
             .requests = 1,
@@ -27,7 +28,7 @@ class PlainSampler {
         ESPALIER_ASSIGN_OR_RETURN(auto builder, ops::SamplingBatchBuilder::create(capacity));
         ESPALIER_ASSIGN_OR_RETURN(auto memory,
                                   ops::SamplingMemory::create(context.device, capacity));
-        return PlainSampler(backend, context, std::move(builder), std::move(memory));
+        return PlainSampler(backend, context, model, std::move(builder), std::move(memory));
     }
 
     // begin(), then what the node takes of the builder, then draw().
@@ -41,7 +42,10 @@ class PlainSampler {
         builder_.finish();
         ESPALIER_ASSIGN_OR_RETURN(const ops::SamplingBatch batch,
                                   memory_.upload(context_.stream, builder_));
-        backend_.sample_nodes(context_, logits, batch);
+        logits_.resize(static_cast<std::size_t>(logits.cols));
+        ESPALIER_RETURN_IF_ERROR(model_.download(model_.stream(), logits_.data(), logits.data,
+                                                 logits_.size() * sizeof(float)));
+        backend_.sample_nodes(context_, Matrix::of(logits_.data(), 1, logits.cols), batch);
         ops::Draw draw;
         top.assign(static_cast<std::size_t>(node.alternatives), {});
         ESPALIER_RETURN_IF_ERROR(memory_.download(context_.stream, {&draw, 1}, top));
@@ -49,15 +53,18 @@ class PlainSampler {
     }
 
   private:
-    PlainSampler(const ops::Backend& backend, OpContext context, ops::SamplingBatchBuilder builder,
-                 ops::SamplingMemory memory)
+    PlainSampler(const ops::Backend& backend, OpContext context, Device& model,
+                 ops::SamplingBatchBuilder builder, ops::SamplingMemory memory)
         : backend_(backend),
           context_(context),
+          model_(model),
           builder_(std::move(builder)),
           memory_(std::move(memory)) {}
 
     const ops::Backend& backend_;
     OpContext context_;
+    Device& model_;
+    std::vector<float> logits_;  // of the last draw
     ops::SamplingBatchBuilder builder_;
     ops::SamplingMemory memory_;
 };
@@ -146,17 +153,10 @@ class PlainRun {
     Output output_;
 };
 
-// The plain sampler, where the logits are.
-std::unique_ptr<ops::Backend> plain_backend(Device& device) {
-    auto backend = ops::make_reference_backend();
-    auto* isolated = dynamic_cast<IsolatedDevice*>(&device);
-    return isolated == nullptr ? std::move(backend) : isolate(*isolated, std::move(backend));
-}
-
 }  // namespace
 
 PlainRunner::PlainRunner(const Subject& subject)
-    : subject_(subject), backend_(plain_backend(subject.model.device())), arena_(Buffer()) {}
+    : subject_(subject), backend_(ops::make_reference_backend()), arena_(Buffer()) {}
 
 Expected<Output> PlainRunner::run(const engine::CheckedRequest& checked, std::int32_t choice,
                                   bool absorbed) {
@@ -166,8 +166,8 @@ Expected<Output> PlainRunner::run(const engine::CheckedRequest& checked, std::in
                                                       length + checked.rules.options().max_tokens));
     ESPALIER_ASSIGN_OR_RETURN(
         PlainSampler sampler,
-        PlainSampler::create(*backend_, {subject_.model.device(), arena_}, subject_.vocabulary(),
-                             length + checked.rules.options().max_tokens));
+        PlainSampler::create(*backend_, {host_, arena_}, subject_.model.device(),
+                             subject_.vocabulary(), length + checked.rules.options().max_tokens));
     return PlainRun(subject_, std::move(sampler), checked, choice, std::move(sequence))();
 }
 

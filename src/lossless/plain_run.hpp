@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a request's output is, plainly: the request alone, without cache, batch, tree or chunks, one
-// token at a time, drawn by the plain version of the sampler. The engine must give these bits.
+// token at a time, drawn on the host by the plain version of the sampler. The engine must give
+// these bits.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "accept/request_progress.hpp"
+#include "base/cpu_device.hpp"
 #include "base/error.hpp"
 #include "base/op_context.hpp"
 #include "engine/request.hpp"
@@ -59,6 +61,7 @@ class PlainRunner {
 
   private:
     Subject subject_;
+    CpuDevice host_{1};
     std::unique_ptr<ops::Backend> backend_;
     Arena arena_;  // empty: the plain sampler takes its memory where it is
 };

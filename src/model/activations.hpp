@@ -46,6 +46,9 @@ struct Activations {
     Matrix gathered_act;                // [G, hidden] act
     Matrix logits;                      // [G, vocabulary] f32
     std::uint8_t* nonfinite = nullptr;  // [T]: 1 where any layer's cache entry was flushed
+    // The step's plan of absorbed attention, which its layers share (mla::AbsorbedCall); null: each
+    // makes its own, or none is needed. Not taken here.
+    std::byte* attention_plan = nullptr;
     // [T] each: the slots that a commit moves
     std::int64_t* move_source = nullptr;
     std::int64_t* move_destination = nullptr;

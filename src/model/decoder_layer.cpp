@@ -89,6 +89,27 @@ void DecoderLayer::project_queries(std::int64_t tokens) const {
                      mla::kQuery);
 }
 
+mla::AbsorbedCall DecoderLayer::absorbed_call(const batch::BatchView& batch,
+                                              const mla::KvPages& kv) const {
+    mla::AbsorbedCall call;
+    call.rows = batch.absorbed;
+    call.heads = rule_.heads;
+    call.q = a_.q_absorbed.data;
+    call.q_dtype = a_.q_absorbed.dtype;
+    call.kv = kv;
+    call.scale = rule_.softmax_scale;
+    call.out = a_.out_latent.data;
+    call.out_dtype = a_.out_latent.dtype;
+    call.plan = a_.attention_plan;
+    return call;
+}
+
+Expected<void> DecoderLayer::plan_attention(const batch::BatchView& batch,
+                                            const mla::KvPages& kv) const {
+    if (a_.attention_plan == nullptr || batch.cap_absorbed == 0) return {};
+    return kernels_.plan(context_, absorbed_call(batch, kv));
+}
+
 // q_nope goes through kv_b's key half into the latent space, attends there, and comes back through
 // the value half.
 Expected<void> DecoderLayer::attend_absorbed(const batch::BatchView& batch,
@@ -100,16 +121,7 @@ Expected<void> DecoderLayer::attend_absorbed(const batch::BatchView& batch,
     backend_.rope(context_, a_.q.slice(0, count).columns(mla::kNope, a_.q.cols - mla::kNope),
                   mla::kQuery, rule_.heads, a_.cos_sin.slice(0, count),
                   query.columns(mla::kLatent, query.cols - mla::kLatent), mla::kKey);
-    mla::AbsorbedCall call;
-    call.rows = batch.absorbed;
-    call.heads = rule_.heads;
-    call.q = query.data;
-    call.q_dtype = query.dtype;
-    call.kv = kv;
-    call.scale = rule_.softmax_scale;
-    call.out = a_.out_latent.data;
-    call.out_dtype = a_.out_latent.dtype;
-    ESPALIER_RETURN_IF_ERROR(kernels_.absorbed(context_, call));
+    ESPALIER_RETURN_IF_ERROR(kernels_.absorbed(context_, absorbed_call(batch, kv)));
     backend_.stacked_product(context_, a_.out_latent.slice(0, count), mla::kLatent,
                              weights_.attention.up_value.view(), a_.out.slice(0, count),
                              mla::kValue);

@@ -56,6 +56,8 @@ class DecoderLayer {
     // The KV half: norm → kv_a → norm, rope → the batch's slots of the cache. Leaves the input's
     // norm in activations.attention_input; a layer without input_norm finds it there.
     Expected<void> write_kv(const batch::BatchView& batch, const mla::KvPages& kv) const;
+    // Once for all layers, where activations.attention_plan is: from the batch's lengths.
+    Expected<void> plan_attention(const batch::BatchView& batch, const mla::KvPages& kv) const;
     // After write_kv of the same layer: residual += attention.
     Expected<void> attention(const batch::BatchView& batch, const mla::KvPages& kv) const;
     // residual += MLP(norm(residual)).
@@ -63,6 +65,7 @@ class DecoderLayer {
 
   private:
     void project_queries(std::int64_t tokens) const;
+    mla::AbsorbedCall absorbed_call(const batch::BatchView& batch, const mla::KvPages& kv) const;
     Expected<void> attend_absorbed(const batch::BatchView& batch, const mla::KvPages& kv) const;
     Expected<void> attend_decompressed(const batch::BatchView& batch, const mla::KvPages& kv) const;
     void feed_forward(const FeedForwardWeights& weights, const Matrix& out) const;

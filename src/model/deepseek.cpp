@@ -49,13 +49,14 @@ struct DeepseekModel::State {
     DecoderRule rule;
     Arena activations_arena;
     Arena scratch;
+    Buffer attention_plan;
     Activations a;
     OpContext context;
 
     State(const checkpoint::ModelConfig& config_in, Weights weights_in,
           const ops::Backend& backend_in, const mla::Kernels& kernels_in, Device& device,
           const ModelLimits& limits_in, mla::KvFormat format, Buffer activations,
-          Buffer scratch_memory)
+          Buffer scratch_memory, Buffer plan)
         : config(config_in),
           weights(std::move(weights_in)),
           backend(backend_in),
@@ -65,9 +66,12 @@ struct DeepseekModel::State {
           rule(config),
           activations_arena(std::move(activations)),
           scratch(std::move(scratch_memory)),
+          attention_plan(std::move(plan)),
           a(Activations::take(activations_arena, config, weights.format.input(),
                               {.tokens = limits.max_tokens, .gather = limits.max_gather})),
-          context{device, scratch} {}
+          context{device, scratch} {
+        a.attention_plan = attention_plan.data();
+    }
 
     Expected<void> check_batch(const batch::BatchView& batch, const cache::KvStorage& kv) const;
     Expected<void> check_taps(const Taps& taps, std::int64_t tokens) const;
@@ -152,21 +156,23 @@ Expected<DeepseekModel> DeepseekModel::create(const checkpoint::ModelConfig& con
     ESPALIER_ASSIGN_OR_RETURN(const mla::KvFormat format, kv_format_for(act, settings.kv_format));
     const std::size_t activation_bytes = Activations::plan_bytes(
         config, act, {.tokens = bounded.max_tokens, .gather = bounded.max_gather});
-    const std::size_t scratch_bytes = std::max(
-        backend.scratch_bytes(bounded.max_tokens, bounded.max_gather, config.vocab_size,
-                              device.workers()),
-        kernels.scratch_bytes({.heads = static_cast<std::int32_t>(config.num_attention_heads),
-                               .rows = bounded.max_rows,
-                               .tokens = bounded.max_tokens,
-                               .max_q_len = static_cast<std::int32_t>(bounded.max_tokens),
-                               .max_kv_len = static_cast<std::int32_t>(bounded.max_kv_len),
-                               .total_splits = bounded.max_splits,
-                               .workers = device.workers()}));
+    const mla::Capacities attention{.heads = static_cast<std::int32_t>(config.num_attention_heads),
+                                    .rows = bounded.max_rows,
+                                    .tokens = bounded.max_tokens,
+                                    .max_q_len = static_cast<std::int32_t>(bounded.max_tokens),
+                                    .max_kv_len = static_cast<std::int32_t>(bounded.max_kv_len),
+                                    .total_splits = bounded.max_splits,
+                                    .workers = device.workers()};
+    const std::size_t scratch_bytes =
+        std::max(backend.scratch_bytes(bounded.max_tokens, bounded.max_gather, config.vocab_size,
+                                       device.workers()),
+                 kernels.scratch_bytes(attention));
     ESPALIER_ASSIGN_OR_RETURN(Buffer activations, device.allocate(activation_bytes));
     ESPALIER_ASSIGN_OR_RETURN(Buffer scratch, device.allocate(scratch_bytes));
+    ESPALIER_ASSIGN_OR_RETURN(Buffer plan, device.allocate(kernels.plan_bytes(attention)));
     return DeepseekModel(std::make_unique<State>(config, std::move(weights), backend, kernels,
                                                  device, bounded, format, std::move(activations),
-                                                 std::move(scratch)));
+                                                 std::move(scratch), std::move(plan)));
 }
 
 DeepseekModel::DeepseekModel(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -178,6 +184,7 @@ const checkpoint::ModelConfig& DeepseekModel::config() const { return state_->co
 const Weights& DeepseekModel::weights() const { return state_->weights; }
 const ModelLimits& DeepseekModel::limits() const { return state_->limits; }
 Device& DeepseekModel::device() const { return state_->context.device; }
+bool DeepseekModel::decompresses() const { return device().kind() == DeviceKind::cpu; }
 const cache::KvLayout& DeepseekModel::kv_layout() const { return state_->kv_layout; }
 
 Expected<ForwardResult> DeepseekModel::forward(const batch::BatchView& batch, cache::KvStorage& kv,
@@ -198,6 +205,7 @@ Expected<ForwardResult> DeepseekModel::forward(const batch::BatchView& batch, ca
         const mla::KvPages pages = kv.target(static_cast<std::int64_t>(index));
         const DecoderLayer layer({s.rule, s.backend, s.kernels, s.a, s.context},
                                  s.weights.layers[index]);
+        if (index == 0) ESPALIER_RETURN_IF_ERROR(layer.plan_attention(batch, pages));
         ESPALIER_RETURN_IF_ERROR(layer.write_kv(batch, pages));
         ESPALIER_RETURN_IF_ERROR(layer.attention(batch, pages));
         layer.mlp(batch);

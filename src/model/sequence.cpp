@@ -29,7 +29,12 @@ Expected<Sequence> Sequence::create(const DeepseekModel& model, std::int64_t pro
                        .table_rows = 1,
                        .block_stride = pages,
                        .total_splits = model.limits().max_splits});
-    sequence.decompressed_below_ = batch::decompressed_below(prompt_tokens);
+    if (model.decompresses())
+        sequence.decompressed_below_ = batch::decompressed_below(prompt_tokens);
+    sequence.max_chunk_ = step_tokens;
+    if (const std::int64_t splits = model.limits().max_splits; splits > 0)
+        sequence.max_chunk_ = std::clamp<std::int64_t>(splits / mla::row_splits(1, max_tokens), 1,
+                                                       sequence.max_chunk_);
     return sequence;
 }
 
@@ -43,8 +48,10 @@ Sequence::Sequence(Device& device, cache::KvStorage storage, const batch::StepCa
 
 Expected<Fed> Sequence::feed(DeepseekModel& model, std::span<const std::int32_t> tokens,
                              std::int64_t logits, std::int64_t max_chunk) {
-    const auto chunk =
-        static_cast<std::size_t>(max_chunk > 0 ? max_chunk : model.limits().max_tokens);
+    const auto chunk = static_cast<std::size_t>(max_chunk > 0 ? max_chunk : max_chunk_);
+    if (logits > static_cast<std::int64_t>(chunk))
+        return fail(ErrorKind::exhausted, "{} logits of a batch of at most {} tokens", logits,
+                    chunk);
     Fed fed;
     for (std::size_t begin = 0; begin < tokens.size() && !fed.nonfinite; begin += chunk) {
         const std::span part = tokens.subspan(begin, std::min(chunk, tokens.size() - begin));
@@ -54,8 +61,9 @@ Expected<Fed> Sequence::feed(DeepseekModel& model, std::span<const std::int32_t>
     return fed;
 }
 
-Expected<Fed> Sequence::step(DeepseekModel& model, std::span<const std::int32_t> tokens,
-                             std::int64_t logits) {
+Expected<batch::BatchView> Sequence::lay_out(DeepseekModel& model,
+                                             std::span<const std::int32_t> tokens,
+                                             std::int64_t logits) {
     builder_.clear();
     const auto count = static_cast<std::int64_t>(tokens.size());
     const std::int64_t split = std::clamp(decompressed_below_ - length_, std::int64_t{0}, count);
@@ -76,8 +84,23 @@ Expected<Fed> Sequence::step(DeepseekModel& model, std::span<const std::int32_t>
     ESPALIER_RETURN_IF_ERROR(add(split, count - split, batch::Form::absorbed));
     const batch::HostBatch batch = builder_.finish();
     ESPALIER_RETURN_IF_ERROR(batch.check_tokens(model.config().vocab_size));
-    ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView view,
-                              batch_.upload(model.device().stream(), batch));
+    return batch_.upload(model.device().stream(), batch);
+}
+
+Expected<std::unique_ptr<RecordedWork>> Sequence::record(DeepseekModel& model,
+                                                         std::span<const std::int32_t> tokens,
+                                                         std::int64_t logits) {
+    ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView view, lay_out(model, tokens, logits));
+    return model.device().record(model.device().stream(), [this, &model, view]() -> Expected<void> {
+        ESPALIER_RETURN_IF_ERROR(model.forward(view, storage_));
+        return {};
+    });
+}
+
+Expected<Fed> Sequence::step(DeepseekModel& model, std::span<const std::int32_t> tokens,
+                             std::int64_t logits) {
+    const auto count = static_cast<std::int64_t>(tokens.size());
+    ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView view, lay_out(model, tokens, logits));
     ESPALIER_ASSIGN_OR_RETURN(const ForwardResult computed, model.forward(view, storage_));
     Fed fed;
     fed.logits = computed.logits;

@@ -22,15 +22,22 @@ struct Fed {
 
 class Sequence {
   public:
-    // A cache for max_tokens; prompt_tokens decides which positions are decompressed.
+    // A cache for max_tokens; prompt_tokens decides which positions are decompressed, where the
+    // model has that form.
     static Expected<Sequence> create(const DeepseekModel& model, std::int64_t prompt_tokens,
                                      std::int64_t max_tokens);
 
     // Feeds tokens after those already there, in batches of at most max_chunk (0: the model's
-    // limit), up to the first that computes something not finite. logits: how many of the last
+    // limits), up to the first that computes something not finite. logits: how many of the last
     // tokens want theirs, all of one batch.
     Expected<Fed> feed(DeepseekModel& model, std::span<const std::int32_t> tokens,
                        std::int64_t logits, std::int64_t max_chunk = 0);
+
+    // The forward pass of these tokens at this place, recorded; playing it leaves the length as it
+    // is. Good until tokens are fed; the model outlives it.
+    Expected<std::unique_ptr<RecordedWork>> record(DeepseekModel& model,
+                                                   std::span<const std::int32_t> tokens,
+                                                   std::int64_t logits);
 
     std::int64_t length() const { return length_; }
     // Moves the end: tokens after it are forgotten, slots before it are taken as written (a
@@ -43,6 +50,9 @@ class Sequence {
 
   private:
     Sequence(Device& device, cache::KvStorage storage, const batch::StepCapacity& most);
+    // The tokens as a batch on the device.
+    Expected<batch::BatchView> lay_out(DeepseekModel& model, std::span<const std::int32_t> tokens,
+                                       std::int64_t logits);
     Expected<Fed> step(DeepseekModel& model, std::span<const std::int32_t> tokens,
                        std::int64_t logits);
 
@@ -52,6 +62,7 @@ class Sequence {
     batch::DeviceBatch batch_;
     std::vector<std::uint8_t> flags_;  // of the last step's tokens
     std::int64_t decompressed_below_ = 0;
+    std::int64_t max_chunk_ = 0;
     std::int64_t length_ = 0;
 };
 

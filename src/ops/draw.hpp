@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The small scalar pieces of a draw (ops/sampling.hpp has the definition) that the plain and the
-// fast version share: where they make a discrete choice, both must have the same bits.
+// fast versions share: where they make a discrete choice, all must have the same bits.
 #pragma once
 
 #include <cstdint>
@@ -57,31 +57,31 @@ ESPALIER_FORCE_INLINE std::uint32_t philox_word(std::uint64_t seed, std::int32_t
 }
 
 // G from the random word.
-inline double gumbel_of(std::uint32_t word) {
+constexpr double gumbel_of(std::uint32_t word) {
     const double u = (static_cast<double>(word) + 0.5) * 0x1p-32;
     return -portable_log(-portable_log(u));
 }
 
 // Log-softmax of the raw logits at `logit`, from the sum of all raw weights.
-inline float log_probability(float logit, float maximum, std::uint64_t raw_total) {
+constexpr float log_probability(float logit, float maximum, std::uint64_t raw_total) {
     const double total = static_cast<double>(raw_total) * (1.0 / kWeightOne);
     return static_cast<float>(static_cast<double>(logit) - static_cast<double>(maximum) -
                               portable_log(total));
 }
 
 // A token's share of the weights, from its scaled distance to the largest logit.
-inline float probability(double distance, std::uint64_t total) {
+constexpr float probability(double distance, std::uint64_t total) {
     return static_cast<float>(portable_exp(distance) /
                               (static_cast<double>(total) * (1.0 / kWeightOne)));
 }
 
 // Does a prefix of the descending order with this weight reach top_p of the whole?
-inline bool reaches(std::uint64_t prefix, float top_p, std::uint64_t whole) {
+constexpr bool reaches(std::uint64_t prefix, float top_p, std::uint64_t whole) {
     return static_cast<double>(prefix) >= static_cast<double>(top_p) * static_cast<double>(whole);
 }
 
 // The smallest scaled distance from the maximum that min-p keeps.
-inline double min_p_distance(float min_p) {
+constexpr double min_p_distance(float min_p) {
     return portable_log(static_cast<double>(min_p < 1.0f ? min_p : 1.0f));
 }
 

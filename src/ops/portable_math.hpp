@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // exp and log out of plain IEEE additions and multiplications, so that a result has the same bits
 // on every machine, in every kernel variant and at every place of a vector. libm promises none of
-// that: it picks code by processor. Compile users with -ffp-contract=off (src/ops/CMakeLists.txt
-// does): a fused step would be another number.
+// that: it picks code by processor. Compile users with -ffp-contract=off, CUDA ones with
+// -fmad=false (src/ops/CMakeLists.txt does): a fused step would be another number.
 #pragma once
 
 #include <cstdint>
 
 namespace espalier::ops {
 
-#define ESPALIER_FORCE_INLINE [[gnu::always_inline]] inline
+// constexpr, so that device code may call it too (--expt-relaxed-constexpr).
+#define ESPALIER_FORCE_INLINE [[gnu::always_inline]] constexpr
 
 // eˣ in f32 within 2 ulp; 0 below -104, inf from 88.73 up, NaN stays NaN.
 ESPALIER_FORCE_INLINE float portable_exp(float x) {
@@ -74,7 +75,7 @@ ESPALIER_FORCE_INLINE double portable_exp(double x) {
 }
 
 // ln x for normal x > 0, within 2 ulp (relative, also near x = 1).
-inline double portable_log(double x) {
+constexpr double portable_log(double x) {
     constexpr double kLn2High = 0x1.62e42feep-1;
     constexpr double kLn2Low = 0x1.a39ef35793c76p-33;
     const auto bits = __builtin_bit_cast(std::uint64_t, x);

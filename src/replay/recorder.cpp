@@ -16,7 +16,7 @@ Expected<trace::Header> describe(const Run& run) {
     header.model.name = run.checkpoint.directory().filename().string();
     header.model.path = run.model;
     ESPALIER_ASSIGN_OR_RETURN(header.model.hash, fingerprint(run.checkpoint));
-    header.variant = std::string(name_of(run.variant));
+    header.variant = run.variant;
     header.kv_format = run.kv_format;
     header.threads = run.threads;
     header.sampling_version = ops::kSamplingVersion;

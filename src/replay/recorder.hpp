@@ -9,7 +9,6 @@
 #include <optional>
 #include <string>
 
-#include "base/cpu_features.hpp"
 #include "base/error.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "engine/stepper.hpp"
@@ -21,8 +20,8 @@ namespace espalier::replay {
 // What a trace's header says about a run.
 struct Run {
     const checkpoint::Checkpoint& checkpoint;
-    std::string model;  // as it was asked for: a directory or ORG/NAME
-    CpuVariant variant;
+    std::string model;    // as it was asked for: a directory or ORG/NAME
+    std::string variant;  // of the kernels
     int threads = 0;
     engine::StepperSettings settings;
     std::vector<std::string> drafters;          // names

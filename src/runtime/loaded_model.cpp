@@ -9,6 +9,10 @@
 #include <thread>
 #include <utility>
 
+#include "base/cpu_device.hpp"
+#include "ops/cuda_backend.hpp"
+#include "runtime/sizes.hpp"
+
 namespace espalier::runtime {
 namespace {
 
@@ -31,7 +35,44 @@ Expected<std::shared_ptr<const draft::Eagle3Weights>> load_eagle3(
     return std::make_shared<const draft::Eagle3Weights>(std::move(weights));
 }
 
+Expected<void> take_cpu(const LoadOptions& options, LoadedModel& loaded) {
+    ESPALIER_ASSIGN_OR_RETURN(const CpuVariant variant, chosen_cpu_variant());
+    ESPALIER_ASSIGN_OR_RETURN(const int workers, thread_count(options.threads));
+    loaded.device = std::make_unique<CpuDevice>(workers);
+    loaded.backend = ops::make_cpu_backend(variant);
+    loaded.kernels = mla::make_cpu_kernels(variant);
+    return {};
+}
+
+Expected<void> take_gpu(const LoadOptions& options, LoadedModel& loaded) {
+    if (options.threads != 0)
+        return fail_field(ErrorKind::invalid, "threads", "{}, but the model runs on a GPU",
+                          options.threads);
+    ESPALIER_ASSIGN_OR_RETURN(loaded.device, make_cuda_device());
+    ESPALIER_ASSIGN_OR_RETURN(loaded.backend, ops::make_cuda_backend());
+    ESPALIER_ASSIGN_OR_RETURN(loaded.kernels, mla::make_cuda_kernels());
+    ESPALIER_ASSIGN_OR_RETURN(const mla::KvFormat own, kv_format_of(*loaded.checkpoint));
+    if (own == mla::KvFormat::f32)
+        return fail(ErrorKind::unsupported,
+                    "{} has F32 or F16 weights, whose activations are f32: attention on a GPU "
+                    "takes bf16 (BF16 and F8_E4M3 weights)",
+                    loaded.checkpoint->directory().string());
+    return {};
+}
+
 }  // namespace
+
+std::optional<DeviceKind> parse_device(std::string_view name) {
+    if (name == "cpu") return DeviceKind::cpu;
+    if (name == "cuda") return DeviceKind::cuda;
+    return std::nullopt;
+}
+
+Expected<std::string> kernel_variant(DeviceKind device) {
+    if (device == DeviceKind::cuda) return "cuda";
+    ESPALIER_ASSIGN_OR_RETURN(const CpuVariant variant, chosen_cpu_variant());
+    return std::string(name_of(variant));
+}
 
 std::optional<mla::KvFormat> parse_kv_format(std::string_view name) {
     using mla::KvFormat;
@@ -63,13 +104,11 @@ Expected<int> thread_count(int wanted) {
 Expected<LoadedModel> LoadedModel::load(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
                                         const EngineSizes& sizes, const LoadOptions& options) {
     LoadedModel loaded;
-    ESPALIER_ASSIGN_OR_RETURN(loaded.variant, chosen_cpu_variant());
-    ESPALIER_ASSIGN_OR_RETURN(const int workers, thread_count(options.threads));
+    ESPALIER_ASSIGN_OR_RETURN(loaded.variant, kernel_variant(options.device));
     loaded.checkpoint = std::move(checkpoint);
     loaded.kv_format = options.kv_format;
-    loaded.device = std::make_unique<CpuDevice>(workers);
-    loaded.backend = ops::make_cpu_backend(loaded.variant);
-    loaded.kernels = mla::make_cpu_kernels(loaded.variant);
+    ESPALIER_RETURN_IF_ERROR(options.device == DeviceKind::cuda ? take_gpu(options, loaded)
+                                                                : take_cpu(options, loaded));
 
     const auto start = std::chrono::steady_clock::now();
     ESPALIER_ASSIGN_OR_RETURN(

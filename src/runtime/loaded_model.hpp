@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model with all it needs to run on this machine's CPU.
+// A model with all it needs to run on this machine's CPU or GPU.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 
-#include "base/cpu_device.hpp"
 #include "base/cpu_features.hpp"
+#include "base/device.hpp"
 #include "base/engine_sizes.hpp"
 #include "base/error.hpp"
 #include "checkpoint/checkpoint.hpp"
@@ -24,7 +25,8 @@ namespace espalier::runtime {
 using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
 
 struct LoadOptions {
-    int threads = 0;  // 0: OMP_NUM_THREADS if set, otherwise one per core
+    DeviceKind device = DeviceKind::cpu;
+    int threads = 0;  // of the CPU; 0: OMP_NUM_THREADS if set, otherwise one per core
     // Of the cache; see model::ModelSettings. None: the one whose bits are the activations' own.
     std::optional<mla::KvFormat> kv_format = {};
     bool mtp = false;  // the model's multi-token-prediction layer too
@@ -34,13 +36,13 @@ struct LoadOptions {
 
 struct LoadedModel {
     std::shared_ptr<const checkpoint::Checkpoint> checkpoint;
-    std::unique_ptr<CpuDevice> device;
+    std::unique_ptr<Device> device;
     std::unique_ptr<ops::Backend> backend;
     std::unique_ptr<mla::Kernels> kernels;
     std::unique_ptr<model::DeepseekModel> model;
     std::shared_ptr<const draft::Eagle3Weights> eagle3;  // null: not asked for
-    CpuVariant variant = CpuVariant::portable;
-    std::optional<mla::KvFormat> kv_format;  // where it was asked for
+    std::string variant;                                 // of the kernels, as a trace names it
+    std::optional<mla::KvFormat> kv_format;              // where it was asked for
     double load_seconds = 0;
 
     // sizes: of the largest step that the model is to hold.
@@ -50,6 +52,12 @@ struct LoadedModel {
 
 // By its name (mla::name_of); none for a name that is not one, as "own".
 std::optional<mla::KvFormat> parse_kv_format(std::string_view name);
+
+// "cpu" or "cuda".
+std::optional<DeviceKind> parse_device(std::string_view name);
+
+// What LoadedModel::variant will be on the device.
+Expected<std::string> kernel_variant(DeviceKind device);
 
 // The number of workers that `threads` of LoadOptions stands for here.
 Expected<int> thread_count(int wanted);

@@ -11,8 +11,7 @@ Expected<Runtime> Runtime::open(const RuntimeOptions& options) {
 Expected<Runtime> Runtime::open(ModelFiles files, const RuntimeOptions& options) {
     ESPALIER_ASSIGN_OR_RETURN(const DrafterChoice drafters,
                               choose_drafters(options.engine.speculate, files));
-    ESPALIER_ASSIGN_OR_RETURN(const SizeFacts facts,
-                              size_facts(files, drafters, options.load.kv_format));
+    ESPALIER_ASSIGN_OR_RETURN(const SizeFacts facts, size_facts(files, drafters, options.load));
     ESPALIER_ASSIGN_OR_RETURN(const EngineSizes sizes, derive_sizes(options.engine.sizes, facts));
     ESPALIER_ASSIGN_OR_RETURN(
         LoadedModel loaded,

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <limits>
 
+#include "base/cuda_memory.hpp"
 #include "base/limits.hpp"
 #include "cache/kv_storage.hpp"
 #include "checkpoint/quantization.hpp"
@@ -21,6 +22,8 @@ constexpr std::int64_t kMaxStepTokens = std::int64_t{1} << 20;
 constexpr std::int64_t kMaxWaiting = std::int64_t{1} << 20;
 constexpr std::int64_t kMaxPages = std::int64_t{1} << 30;
 constexpr std::int64_t kStepGather = 512;
+constexpr std::int64_t kHeadsOfPart = 16;
+constexpr std::int64_t kStepParts = std::int64_t{1} << 17;
 
 Expected<void> check_within(const char* field, std::int64_t value, std::int64_t least,
                             std::int64_t most) {
@@ -69,6 +72,13 @@ Expected<std::int64_t> pages_for(const SizeOptions& options, const SizeFacts& fa
     return std::min({static_cast<std::int64_t>(room), longest * rows, kMaxPages});
 }
 
+std::int64_t splits_for(const SizeFacts& facts, const EngineSizes& sizes) {
+    if (facts.parts_of_split == 0) return 0;
+    return std::max(2 * mla::row_splits(1, sizes.max_model_len),
+                    std::min(kStepParts / facts.parts_of_split,
+                             mla::row_splits(sizes.max_step_tokens, sizes.max_model_len)));
+}
+
 std::optional<std::int64_t> number_in(const char* path) {
     std::ifstream in(path);
     std::int64_t value = 0;
@@ -96,17 +106,22 @@ std::int64_t memory_bytes() {
 }
 
 Expected<SizeFacts> size_facts(const ModelFiles& files, const DrafterChoice& drafters,
-                               std::optional<mla::KvFormat> kv_format) {
+                               const LoadOptions& options) {
     const checkpoint::ModelConfig& config = files.checkpoint->config();
     ESPALIER_ASSIGN_OR_RETURN(const mla::KvFormat own, kv_format_of(*files.checkpoint));
-    const cache::KvLayout layout = layout_with(
-        cache::make_layout(config.num_hidden_layers, kv_format.value_or(own)), drafters, files);
+    const cache::KvLayout layout =
+        layout_with(cache::make_layout(config.num_hidden_layers, options.kv_format.value_or(own)),
+                    drafters, files);
     std::uint64_t weights = files.checkpoint->total_bytes();
     if (drafters.eagle3) weights += files.draft->total_bytes();
-    return SizeFacts{.context = config.max_position_embeddings,
-                     .weight_bytes = static_cast<std::int64_t>(weights),
-                     .page_bytes = layout.bytes_per_page(),
-                     .memory_bytes = memory_bytes()};
+    SizeFacts facts{.context = config.max_position_embeddings,
+                    .weight_bytes = static_cast<std::int64_t>(weights),
+                    .page_bytes = layout.bytes_per_page(),
+                    .memory_bytes = memory_bytes()};
+    if (options.device == DeviceKind::cpu) return facts;
+    ESPALIER_ASSIGN_OR_RETURN(facts.memory_bytes, free_cuda_memory());
+    facts.parts_of_split = (config.num_attention_heads + kHeadsOfPart - 1) / kHeadsOfPart;
+    return facts;
 }
 
 Expected<EngineSizes> derive_sizes(const SizeOptions& options, const SizeFacts& facts) {
@@ -119,6 +134,7 @@ Expected<EngineSizes> derive_sizes(const SizeOptions& options, const SizeFacts& 
         std::max(options.step_tokens, rows + schedule::SchedulerOptions().prompt_quantum);
     sizes.max_step_gather = std::max(rows, std::min(kStepGather, rows * kMaxNodes));
     sizes.max_waiting = static_cast<std::int32_t>(std::max(options.max_waiting, rows));
+    sizes.max_step_splits = splits_for(facts, sizes);
     ESPALIER_ASSIGN_OR_RETURN(const std::int64_t pages,
                               pages_for(options, facts, rows, sizes.max_model_len));
     sizes.page_count = 1 + pages;

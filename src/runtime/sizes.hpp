@@ -9,6 +9,9 @@
 //                    root at least. 512 rows of a vocabulary of 129,280 are 265 MB.
 //   page_count       the null page and as many as asked; not asked: the longest sequence for every
 //                    row, or what nine tenths of the memory hold beside the weights
+//   max_step_splits  on a GPU 2¹⁷ partial results of 16 heads (2.3 GB): 2,048 tokens over 32,768
+//                    for 16 heads; no more than a step can have, two rows of the longest sequence
+//                    at least
 //   max_waiting      as asked, but one batch of rows at least
 //
 // What cannot fit the machine's memory is refused, with what it needs and what there is.
@@ -41,16 +44,19 @@ struct SizeFacts {
     std::int64_t context = 0;       // max_position_embeddings
     std::int64_t weight_bytes = 0;  // all of them stay in memory
     std::int64_t page_bytes = 0;    // a page of the cache, all layers, the drafts' too
-    std::int64_t memory_bytes = 0;  // of the machine
+    std::int64_t memory_bytes = 0;  // of the device
+    // Partial results of attention that a token has per split: one for 16 heads each. 0: none are
+    // kept (the CPU).
+    std::int64_t parts_of_split = 0;
 };
 
 // The format of the model's cache where none is asked for: the activations' own.
 Expected<mla::KvFormat> kv_format_of(const checkpoint::Checkpoint& checkpoint);
 // What this process may have: the machine's memory, or its control group's limit.
 std::int64_t memory_bytes();
-// kv_format: as LoadOptions has it.
+// Device and format of the cache: as the options have them.
 Expected<SizeFacts> size_facts(const ModelFiles& files, const DrafterChoice& drafters,
-                               std::optional<mla::KvFormat> kv_format = {});
+                               const LoadOptions& options = {});
 
 // Pure. An error names the option and both numbers.
 Expected<EngineSizes> derive_sizes(const SizeOptions& options, const SizeFacts& facts);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The lossless test with all drafters on: random schedules, mixed batches, chunks, prefix hits,
 // preemption, cancellation and several choices, drafted for by MTP, EAGLE3, n-grams and a drafter
-// whose right branches are never the first. Each request equals itself run alone and plainly.
+// whose right branches are never the first. Each request equals itself run alone and plainly. With
+// ESPALIER_GPU_RUN the model and its drafters run on a GPU.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
@@ -18,8 +19,14 @@ constexpr std::uint64_t kFirstSeed = 2'000'000, kWorkloads = 2000;
 constexpr std::uint64_t kFirstSeed = 1, kWorkloads = 25;
 #endif
 
+#if defined(ESPALIER_GPU_RUN)
+model::Machine machine() { return model::gpu_machine(); }
+#else
+model::Machine machine() { return model::cpu_machine(1, best_cpu_variant()); }
+#endif
+
 TinyDrafts& tiny_drafts() {
-    static TinyDrafts tiny = make_tiny_drafts(model::cpu_machine(1, best_cpu_variant()));
+    static TinyDrafts tiny = make_tiny_drafts(machine());
     return tiny;
 }
 

@@ -19,6 +19,7 @@
 #include "mla/contract.hpp"
 #include "model/deepseek.hpp"
 #include "model/sequence.hpp"
+#include "ops/cuda_backend.hpp"
 #include "ops/ops.hpp"
 #include "support/temporary_directory.hpp"
 
@@ -45,6 +46,19 @@ struct Machine {
 inline Machine cpu_machine(int threads, CpuVariant variant) {
     return {std::make_unique<CpuDevice>(threads), ops::make_cpu_backend(variant),
             mla::make_cpu_kernels(variant)};
+}
+
+// Throws where there is no Hopper GPU.
+inline Machine gpu_machine() {
+    const auto must = [](auto made) {
+        if (!made) throw std::runtime_error(made.error().message);
+        return std::move(*made);
+    };
+    Machine machine;
+    machine.device = must(make_cuda_device());
+    machine.backend = must(ops::make_cuda_backend());
+    machine.kernels = must(mla::make_cuda_kernels());
+    return machine;
 }
 
 // A model with everything it borrows.
@@ -74,6 +88,12 @@ class RunningModel {
     DeepseekModel* operator->() { return model_.get(); }
     const ops::Backend& backend() const { return *machine_.backend; }
     const mla::Kernels& kernels() const { return *machine_.kernels; }
+    std::vector<float> download(const Matrix& logits) const {
+        std::vector<float> copy(static_cast<std::size_t>(logits.rows * logits.cols));
+        EXPECT_TRUE(machine_.device->download(machine_.device->stream(), copy.data(), logits.data,
+                                              copy.size() * sizeof(float)));
+        return copy;
+    }
     // The view is good until the next one.
     batch::BatchView upload(const batch::HostBatch& batch) {
         return batch_.upload(machine_.device->stream(), batch).value();

@@ -186,17 +186,18 @@ SamplingCapacity capacity_for(std::int64_t vocabulary, const std::vector<Samplin
     return capacity;
 }
 
+}  // namespace
+
 CpuDevice& host() {
     static CpuDevice device(1);
     return device;
 }
 
-}  // namespace
-
 NodeBatch::NodeBatch(std::int64_t vocabulary, const std::vector<SamplingNode>& nodes,
-                     const std::vector<std::size_t>& top_counts, std::int64_t pads)
-    : builder_(SamplingBatchBuilder::create(capacity_for(vocabulary, nodes, pads)).value()),
-      memory_(SamplingMemory::create(host(), builder_.capacity()).value()) {
+                     const std::vector<std::size_t>& top_counts, std::int64_t pads, Device& device)
+    : device_(device),
+      builder_(SamplingBatchBuilder::create(capacity_for(vocabulary, nodes, pads)).value()),
+      memory_(SamplingMemory::create(device, builder_.capacity()).value()) {
     builder_.begin(std::ssize(nodes) + pads);
     for (std::size_t g = 0; g < nodes.size(); ++g) {
         const SamplingNode& node = nodes[g];
@@ -219,7 +220,7 @@ NodeBatch::NodeBatch(std::int64_t vocabulary, const std::vector<SamplingNode>& n
         reported_.push_back(builder_.add(request));
     }
     builder_.finish();
-    view_ = memory_.upload(nullptr, builder_).value();
+    view_ = memory_.upload(device.stream(), builder_).value();
     builder_.begin(0);  // what was uploaded does not depend on the builder
 }
 
@@ -227,7 +228,7 @@ std::vector<Outcome> NodeBatch::outcomes() const {
     std::vector<Draw> draws(static_cast<std::size_t>(view_.nodes));
     const ListRange last = reported_.empty() ? ListRange{} : reported_.back();
     std::vector<TokenLogprob> top(last.first + last.count);
-    EXPECT_TRUE(memory_.download(nullptr, draws, top));
+    EXPECT_TRUE(memory_.download(device_.stream(), draws, top));
     std::vector<Outcome> outcomes(draws.size());
     for (std::size_t g = 0; g < draws.size(); ++g) {
         outcomes[g].draw = draws[g];

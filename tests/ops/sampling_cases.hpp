@@ -46,15 +46,19 @@ Outcome reference_outcome(const std::vector<float>& logits, const SamplingNode& 
                           std::size_t top_count);
 void expect_same(const Outcome& got, const Outcome& wanted, const std::string& where);
 
-// Nodes as a batch in memory of their own, as a device would have them.
+CpuDevice& host();
+
+// Nodes as a batch in memory of their own, on any device.
 class NodeBatch {
   public:
     NodeBatch(std::int64_t vocabulary, const std::vector<SamplingNode>& nodes,
-              const std::vector<std::size_t>& top_counts, std::int64_t pads = 0);
+              const std::vector<std::size_t>& top_counts, std::int64_t pads = 0,
+              Device& device = host());
     const SamplingBatch& view() const { return view_; }
     std::vector<Outcome> outcomes() const;  // pads included
 
   private:
+    Device& device_;
     SamplingBatchBuilder builder_;
     SamplingMemory memory_;
     SamplingBatch view_;

@@ -62,6 +62,21 @@ TEST(Sizes, LeaveEachStepWhatTheSchedulerPromises) {
     EXPECT_EQ(sizes_of({.rows = 100, .pages = 9, .max_waiting = 1}).max_waiting, 100);
 }
 
+// Partial results of attention are kept on a GPU only.
+TEST(Sizes, BoundTheSplitsOfAStepOnAGpu) {
+    EXPECT_EQ(sizes_of({}).max_step_splits, 0);
+    SizeFacts gpu = facts();
+    gpu.parts_of_split = 1;
+    EXPECT_EQ(sizes_of({}, gpu).max_step_splits, mla::row_splits(2048, 4096));  // all of a step's
+    gpu.context = 32768;
+    EXPECT_EQ(sizes_of({}, gpu).max_step_splits, std::int64_t{1} << 17);
+    gpu.parts_of_split = 8;
+    EXPECT_EQ(sizes_of({}, gpu).max_step_splits, std::int64_t{1} << 14);
+    gpu.context = std::int64_t{1} << 24;
+    gpu.page_bytes = 1;
+    EXPECT_EQ(sizes_of({}, gpu).max_step_splits, 2 * mla::row_splits(1, gpu.context));
+}
+
 TEST(Sizes, RefuseByNameWithBothNumbers) {
     EXPECT_EQ(refusal({.rows = -1}), "rows: -1, not within 0…4096");
     EXPECT_EQ(refusal({.rows = 5000}), "rows: 5000, not within 0…4096");
@@ -101,7 +116,9 @@ TEST(Sizes, WhatIsDerivedMakesAScheduler) {
                                   .step_tokens = any(4096),
                                   .max_waiting = any(300),
                                   .max_model_len = any(5000)};
-        const auto sizes = derive_sizes(options, facts());
+        SizeFacts given = facts();
+        given.parts_of_split = any(8);
+        const auto sizes = derive_sizes(options, given);
         if (!sizes) {
             EXPECT_FALSE(sizes.error().field.empty()) << sizes.error().message;
             continue;
@@ -109,6 +126,7 @@ TEST(Sizes, WhatIsDerivedMakesAScheduler) {
         ++derived;
         schedule::SchedulerOptions scheduler;
         static_cast<EngineSizes&>(scheduler) = *sizes;
+        scheduler.row_splits = mla::row_splits;
         const auto made = schedule::Scheduler::create(scheduler);
         ASSERT_TRUE(made) << made.error().message;
         EXPECT_LE(sizes->page_count * facts().page_bytes + facts().weight_bytes,

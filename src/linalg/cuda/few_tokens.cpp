@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "linalg/cuda/few_tokens.hpp"
+
+#include <algorithm>
+
+namespace espalier::linalg::cuda {
+namespace {
+
+// Tokens that most groups have at most. Experts: four thirds of the average, so that few of them
+// need a second tile, which reads the weights once more.
+std::int64_t usual_tokens(const Problem& p) {
+    if (p.indptr == nullptr) return p.rows;
+    return std::min<std::int64_t>(p.x_rows, divide_up(4 * divide_up(p.rows, p.groups), 3));
+}
+
+// How much of the time every block has work.
+double balance(std::int64_t items, std::int64_t blocks) {
+    return static_cast<double>(items) / static_cast<double>(divide_up(items, blocks) * blocks);
+}
+
+// Tiles of outputs per warp where there is work for all multiprocessors (figures: v2-lite, v3,
+// H200).
+int row_tiles_of(const Problem& p, const FewPlan& plan, std::int64_t items, int processors) {
+    const bool fp8 = p.code == WeightCode::e4m3;
+    // x is read half as often; sums of 8 tiles of tokens need all registers.
+    if (plan.token_tiles > 1)
+        return plan.token_tiles == 2 || (plan.token_tiles == 4 && !fp8) ? 2 : 1;
+    // A segment of one chunk has its sums merged after every 4 KB (v2 down, 32 tokens: 85 µs, not
+    // 91).
+    if (p.indptr != nullptr) return segments_of(p.n, p.k).chunks == 1 ? 2 : 1;
+    // Rows of blocks without a remainder (v3 o: 30 µs, not 42).
+    const double one = balance(items, 3 * processors);
+    const double two = balance(divide_up(items, 2), 2 * processors);
+    return two > (fp8 ? one - 0.03 : one) ? 2 : 1;
+}
+
+}  // namespace
+
+FewPlan few_plan(const Problem& p) {
+    const Segments segments = segments_of(p.n, p.k);
+    FewPlan plan;
+    plan.row_warps = segments.count == 1 ? 4 : segments.count <= 3 ? 2 : 1;
+    const int warps = segments.count * plan.row_warps;
+    const std::int64_t tokens = p.vector_x ? usual_tokens(p) : 1;
+    plan.token_tiles = tokens <= 8 ? 1 : tokens <= 16 ? 2 : tokens <= 32 || warps > 12 ? 4 : 8;
+    const std::int64_t items =
+        divide_up(tiles_of(p.n), plan.row_warps) * most_token_tiles(p, 8 * plan.token_tiles);
+    const int processors = multiprocessors();
+    // A product that leaves multiprocessors idle is bound by its latency: fewer, larger blocks end
+    // sooner, and with most of the shared memory theirs the next product's blocks do not crowd in
+    // (v2 o, one token: 2.7 µs instead of 3.5).
+    const bool small = items <= processors;
+    if (small)
+        plan.row_tiles = plan.token_tiles == 1 || (plan.token_tiles == 2 && p.groups == 1) ? 2 : 1;
+    else
+        plan.row_tiles = row_tiles_of(p, plan, items, processors);
+    // Registers: 16 warps have 128 each, and four tiles of sums want as many.
+    if (!p.vector_x || (plan.token_tiles * plan.row_tiles > 4 && warps > 12)) plan.row_tiles = 1;
+    const int chunk_bytes = p.code == WeightCode::e4m3 ? 2048 : 4096;
+    const int warp_bytes = small ? std::min(24576, 163840 / warps) : 65536 / warps;
+    plan.ring = std::max(1, warp_bytes / (chunk_bytes * plan.row_tiles));
+    plan.blocks = (plan.row_tiles == 1 ? 3 : 2) * processors;
+    return plan;
+}
+
+void few_tokens_as(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
+    if (p.code == WeightCode::e4m3) return few_tokens_e4m3(stream, p, plan);
+    few_tokens_bf16(stream, p, plan);
+}
+
+void few_tokens(cudaStream_t stream, const Problem& p) { few_tokens_as(stream, p, few_plan(p)); }
+
+}  // namespace espalier::linalg::cuda

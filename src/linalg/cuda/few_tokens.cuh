@@ -1,0 +1,411 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products for few tokens: bound by reading the weights. Tokens are the columns of mma.m16n8k16.
+//
+// A warp owns kRowTiles tiles of 16 outputs and one segment of k; the warps of a block have all
+// segments of the block's outputs and add their sums through shared memory in ascending order.
+// Weights come by bulk copies into a ring private to the warp: its lane 0 asks for a chunk as soon
+// as the warp has used one up, so there is neither a producer nor a barrier of the block between.
+// The first chunks are on their way before the kernel waits for the one in front of it. x goes
+// straight to registers, and stays there where a segment is short.
+#pragma once
+
+#include "linalg/cuda/fragments.hpp"
+#include "linalg/cuda/ptx.cuh"
+#include "linalg/cuda/work.cuh"
+
+namespace espalier::linalg::cuda {
+
+struct FewParams {
+    Problem problem;
+    Segments segments;
+    int row_warps_log = 0;  // of the number of warps side by side over outputs
+    int row_blocks = 0;     // of a group
+    int ring = 0;           // chunks (of each row tile) in a warp's ring
+    int token_tiles = 0;    // what the list of an expert product's tiles has room for
+};
+
+template <bool kFp8_, int kTokenTiles_, int kRowTiles_, int kSegment_, bool kVectorX_ = true>
+struct FewConfig {
+    static constexpr bool kFp8 = kFp8_;
+    static constexpr int kTokenTiles = kTokenTiles_;  // of 8 tokens
+    static constexpr int kRowTiles = kRowTiles_;      // of 16 outputs, per warp
+    static constexpr int kSegment = kSegment_;        // every segment's chunks; 0: as params say
+    static constexpr bool kVectorX = kVectorX_;
+    static constexpr int kTokens = 8 * kTokenTiles;
+    static constexpr int kChunkBytes = kFp8 ? 2048 : 4096;
+    static constexpr bool kKeepX = kSegment > 0 && kSegment* kTokenTiles <= 2;
+    static constexpr bool kChunkOfX = !kKeepX && kTokenTiles <= 2;  // asked for at once
+    static constexpr int kSumStride = 16 * kRowTiles + 4;           // of a token; no bank conflicts
+    // Uncapped the compiler takes so many that one block fits where three should.
+    static constexpr int kTiles = kTokenTiles * kRowTiles;
+    static constexpr int kRegisters = kTiles >= 16                                   ? 255
+                                      : kTiles >= 8                                  ? 168
+                                      : kTiles >= 4                                  ? 128
+                                      : kTokenTiles == 2 || (kFp8 && kRowTiles == 2) ? 96
+                                      : kRowTiles == 2 || kFp8                       ? 80
+                                                                                     : 72;
+
+    static constexpr std::size_t sum_bytes(int warps) {
+        return static_cast<std::size_t>(warps) * kTokens * kSumStride * sizeof(float);
+    }
+    static constexpr std::size_t barrier_bytes(int warps, int ring) {
+        return (static_cast<std::size_t>(warps) * static_cast<std::size_t>(ring) * 8 + 127) / 128 *
+               128;
+    }
+    static constexpr std::size_t shared_bytes(int warps, int ring, int token_tiles) {
+        return sum_bytes(warps) + barrier_bytes(warps, ring) +
+               static_cast<std::size_t>(warps * ring * kRowTiles * kChunkBytes) +
+               static_cast<std::size_t>(token_tiles) * sizeof(TokenTile);
+    }
+};
+
+template <class C>
+class FewTokens {
+  public:
+    __device__ FewTokens(const FewParams& params, std::byte* shared)
+        : params_(params),
+          p_(params.problem),
+          sums_(reinterpret_cast<float*>(shared)),
+          warp_(static_cast<int>(threadIdx.x) / 32),
+          lane_(static_cast<int>(threadIdx.x) % 32),
+          segment_(warp_ % params.segments.count),
+          row_warp_(warp_ / params.segments.count),
+          chunks_(static_cast<int>(chunks_of(p_.k))) {
+        const int warps = static_cast<int>(blockDim.x) / 32;
+        const int most = C::kSegment > 0 ? C::kSegment : params.segments.chunks;
+        first_chunk_ = segment_ * most;
+        segment_chunks_ = C::kSegment > 0 ? C::kSegment : min(most, chunks_ - first_chunk_);
+        const std::uint32_t base =
+            shared_address(shared) + static_cast<std::uint32_t>(C::sum_bytes(warps));
+        barriers_ = base + static_cast<std::uint32_t>(warp_ * params.ring * 8);
+        const auto rings = static_cast<std::uint32_t>(C::barrier_bytes(warps, params.ring));
+        const int ring_bytes = params.ring * C::kRowTiles * C::kChunkBytes;
+        ring_ = base + rings + static_cast<std::uint32_t>(warp_ * ring_bytes);
+        tiles_ = reinterpret_cast<TokenTile*>(shared + C::sum_bytes(warps) + rings +
+                                              static_cast<std::size_t>(warps * ring_bytes));
+    }
+
+    __device__ void run(int* listed) {
+        let_next_kernel_start();
+        if (lane_ == 0) {
+            for (int i = 0; i < params_.ring; ++i)
+                init_barrier(barriers_ + static_cast<std::uint32_t>(8 * i), 1);
+            fence_barrier_init();
+        }
+        const bool experts = p_.indptr != nullptr;
+        if (experts) {
+            wait_for_previous_kernel();
+            if (warp_ == 0) {
+                const int count = list_expert_tiles(p_, C::kTokens, tiles_, params_.token_tiles);
+                if (lane_ == 0) *listed = count;
+            }
+            __syncthreads();
+            items_ = *listed * params_.row_blocks;
+        } else {
+            items_ = params_.token_tiles * params_.row_blocks;
+        }
+        asked_item_ = static_cast<int>(blockIdx.x);
+        if (lane_ == 0)
+            for (int i = 0; i < params_.ring; ++i) ask();
+        __syncwarp();
+        const int first = static_cast<int>(blockIdx.x);
+        if constexpr (C::kFp8) ask_scales(first);
+        if (first < items_) locate(first / params_.row_blocks);
+        if (!experts) wait_for_previous_kernel();
+        for (int item = first; item < items_; item += static_cast<int>(gridDim.x)) {
+            enter(item / params_.row_blocks);
+            multiply_segment(item);
+            add_segments(item);
+        }
+    }
+
+  private:
+    __device__ TokenTile tile_at(int index) const {
+        if (p_.indptr != nullptr) return tiles_[index];
+        return dense_tile(p_, C::kTokens, index);
+    }
+    // The first of the warp's tiles of outputs, of which the last may lie beyond the matrix.
+    __device__ int row_tile(int item) const {
+        return (item % params_.row_blocks * (1 << params_.row_warps_log) + row_warp_) *
+               C::kRowTiles;
+    }
+    __device__ int existing(int row_tile) const {
+        return min(row_tile, static_cast<int>(tiles_of(p_.n)) - 1);
+    }
+
+    // --- weights --------------------------------------------------------------------------------
+    // Asks for the next chunk of this block's items, if there is one. One lane does.
+    __device__ void ask() {
+        if (asked_item_ >= items_) return;
+        if (asked_chunk_ == 0) {
+            const int group = tile_at(asked_item_ / params_.row_blocks).group;
+            asked_from_ = p_.weights + group * p_.matrix_bytes +
+                          static_cast<std::int64_t>(first_chunk_) * C::kChunkBytes;
+            asked_tile_ = row_tile(asked_item_);
+        }
+        const std::uint32_t barrier = barriers_ + static_cast<std::uint32_t>(8 * asked_slot_);
+        const std::uint32_t to =
+            ring_ + static_cast<std::uint32_t>(asked_slot_ * C::kRowTiles * C::kChunkBytes);
+        arrive_expecting(barrier, C::kRowTiles * C::kChunkBytes);
+#pragma unroll
+        for (int r = 0; r < C::kRowTiles; ++r)
+            copy_bytes(
+                to + static_cast<std::uint32_t>(r * C::kChunkBytes),
+                asked_from_ + (static_cast<std::int64_t>(existing(asked_tile_ + r)) * chunks_ +
+                               asked_chunk_) *
+                                  C::kChunkBytes,
+                C::kChunkBytes, barrier);
+        if (++asked_slot_ == params_.ring) asked_slot_ = 0;
+        if (++asked_chunk_ == segment_chunks_) {
+            asked_chunk_ = 0;
+            asked_item_ += static_cast<int>(gridDim.x);
+        }
+    }
+
+    // Lane l gets the scale of the segment's chunk l, where the 16 outputs of a tile share one.
+    __device__ void ask_scales(int item) {
+        if (item >= items_ || p_.scale_outputs != 1) return;
+        const int group = tile_at(item / params_.row_blocks).group;
+#pragma unroll
+        for (int r = 0; r < C::kRowTiles; ++r)
+            if (lane_ < segment_chunks_)
+                scales_[r] =
+                    __ldg(p_.scales + group * p_.matrix_scales +
+                          static_cast<std::int64_t>(existing(row_tile(item) + r)) * chunks_ +
+                          first_chunk_ + lane_);
+    }
+
+    // --- x --------------------------------------------------------------------------------------
+    // Where the lane's tokens of that tile are. Reads nothing that another kernel writes, except of
+    // experts.
+    __device__ void locate(int tile) {
+        tile_index_ = tile;
+        tile_ = tile_at(tile);
+        fresh_ = true;
+#pragma unroll
+        for (int t = 0; t < C::kTokenTiles; ++t) {
+            const int i = t * 8 + lane_ / 4;
+            x_[t] = -1;
+            if (i >= tile_.count) continue;
+            const int row = p_.source != nullptr ? p_.source[tile_.first + i] : tile_.first + i;
+            x_[t] = row * static_cast<int>(p_.x_stride) + tile_.group * static_cast<int>(p_.x_step);
+        }
+    }
+
+    __device__ void enter(int tile) {
+        if (tile != tile_index_) locate(tile);
+        if constexpr (C::kKeepX) {
+            if (!fresh_) return;
+            fresh_ = false;
+#pragma unroll
+            for (int c = 0; c < C::kSegment; ++c)
+#pragma unroll
+                for (int t = 0; t < C::kTokenTiles; ++t)
+#pragma unroll
+                    for (int pair = 0; pair < 4; ++pair) kept_[c][t][pair] = load_x(t, c, pair);
+        }
+    }
+
+    // Eight inputs of this lane's token for steps 2·pair and 2·pair + 1 of the segment's chunk.
+    __device__ uint4 load_x(int t, int chunk, int pair) const {
+        const int input = (first_chunk_ + chunk) * 128 + pair * 32 + lane_ % 4 * 8;
+        if (x_[t] < 0 || input >= p_.k) return make_uint4(0, 0, 0, 0);
+        const auto* from = reinterpret_cast<const std::uint16_t*>(p_.x) + x_[t] + input;
+        if constexpr (C::kVectorX) return load_global(from);
+        std::uint32_t word[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            if (input + i < p_.k) word[i / 2] |= std::uint32_t{from[i]} << i % 2 * 16;
+        return make_uint4(word[0], word[1], word[2], word[3]);
+    }
+
+    // --- products -------------------------------------------------------------------------------
+    __device__ void multiply_segment(int item) {
+#pragma unroll
+        for (int r = 0; r < C::kRowTiles; ++r)
+#pragma unroll
+            for (int t = 0; t < C::kTokenTiles; ++t)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) sum_[r][t][e] = 0.0f;
+        if constexpr (C::kSegment > 0) {
+#pragma unroll
+            for (int chunk = 0; chunk < C::kSegment; ++chunk) multiply_chunk(item, chunk);
+        } else {
+            for (int chunk = 0; chunk < segment_chunks_; ++chunk) multiply_chunk(item, chunk);
+        }
+    }
+
+    __device__ void multiply_chunk(int item, int chunk) {
+        uint4 x[C::kChunkOfX ? C::kTokenTiles : 1][4];
+        uint4 next[C::kTokenTiles];  // otherwise two steps ahead
+#pragma unroll
+        for (int t = 0; t < C::kTokenTiles; ++t) {
+            if constexpr (C::kChunkOfX) {
+#pragma unroll
+                for (int pair = 0; pair < 4; ++pair) x[t][pair] = load_x(t, chunk, pair);
+            } else if constexpr (!C::kKeepX) {
+                next[t] = load_x(t, chunk, 0);
+            }
+        }
+        wait(barriers_ + static_cast<std::uint32_t>(8 * slot_), parity_);
+        const std::uint32_t from =
+            ring_ + static_cast<std::uint32_t>(slot_ * C::kRowTiles * C::kChunkBytes + lane_ * 16);
+        float block[C::kRowTiles][C::kTokenTiles][4] = {};
+#pragma unroll
+        for (int pair = 0; pair < 4; ++pair) {
+            uint4 right[C::kTokenTiles];
+#pragma unroll
+            for (int t = 0; t < C::kTokenTiles; ++t) {
+                if constexpr (C::kKeepX) {
+                    right[t] = kept_[chunk][t][pair];
+                } else if constexpr (C::kChunkOfX) {
+                    right[t] = x[t][pair];
+                } else {
+                    right[t] = next[t];
+                    if (pair < 3) next[t] = load_x(t, chunk, pair + 1);
+                }
+            }
+#pragma unroll
+            for (int r = 0; r < C::kRowTiles; ++r) {
+                uint4 left[2];
+                load_left(from + static_cast<std::uint32_t>(r * C::kChunkBytes), pair, left);
+#pragma unroll
+                for (int t = 0; t < C::kTokenTiles; ++t) {
+                    if (C::kTokenTiles > 1 && t * 8 >= tile_.count) continue;
+                    float(&sum)[4] = C::kFp8 ? block[r][t] : sum_[r][t];
+                    multiply(sum, left[0], right[t].x, right[t].y);
+                    multiply(sum, left[1], right[t].z, right[t].w);
+                }
+            }
+        }
+        if constexpr (C::kFp8) add_block(item, chunk, block);
+        __syncwarp();
+        if (lane_ == 0) ask();
+        if (++slot_ == params_.ring) {
+            slot_ = 0;
+            parity_ ^= 1;
+        }
+    }
+
+    __device__ static void load_left(std::uint32_t from, int pair, uint4 (&left)[2]) {
+        if constexpr (C::kFp8) {
+            const uint4 codes = load_shared(from + static_cast<std::uint32_t>(pair * 512));
+            left[0] = widen(codes.x, codes.y);
+            left[1] = widen(codes.z, codes.w);
+        } else {
+            left[0] = load_shared(from + static_cast<std::uint32_t>(pair * 1024));
+            left[1] = load_shared(from + static_cast<std::uint32_t>(pair * 1024 + 512));
+        }
+    }
+
+    // A block's sum enters the segment's by its scale.
+    __device__ void add_block(int item, int chunk,
+                              const float (&block)[C::kRowTiles][C::kTokenTiles][4]) {
+#pragma unroll
+        for (int r = 0; r < C::kRowTiles; ++r) {
+            float scale[2];  // of outputs g and g + 8
+            scale[0] = scale[1] = __shfl_sync(~0u, scales_[r], chunk);
+            if (p_.scale_outputs != 1) {
+                const float* from =
+                    p_.scales + tile_.group * p_.matrix_scales +
+                    (static_cast<std::int64_t>(existing(row_tile(item) + r)) * chunks_ +
+                     first_chunk_ + chunk) *
+                        kTileOutputs;
+                scale[0] = __ldg(from + lane_ / 4);
+                scale[1] = __ldg(from + lane_ / 4 + 8);
+            }
+#pragma unroll
+            for (int t = 0; t < C::kTokenTiles; ++t)
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    sum_[r][t][e] = fmaf(scale[e / 2], block[r][t][e], sum_[r][t][e]);
+        }
+    }
+
+    // --- segments -------------------------------------------------------------------------------
+    __device__ void add_segments(int item) {
+        if constexpr (C::kFp8) ask_scales(item + static_cast<int>(gridDim.x));
+        float* mine = sums_ + warp_ * C::kTokens * C::kSumStride;
+#pragma unroll
+        for (int r = 0; r < C::kRowTiles; ++r)
+#pragma unroll
+            for (int t = 0; t < C::kTokenTiles; ++t)
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    mine[(t * 8 + lane_ % 4 * 2 + e % 2) * C::kSumStride + r * 16 + lane_ / 4 +
+                         e / 2 * 8] = sum_[r][t][e];
+        __syncthreads();
+        constexpr int kOutputs = 16 * C::kRowTiles;  // of a warp
+        const int outputs = kOutputs << params_.row_warps_log;
+        const int first = item % params_.row_blocks * outputs;
+        for (int i = static_cast<int>(threadIdx.x); i < outputs * tile_.count;
+             i += static_cast<int>(blockDim.x)) {
+            const int n = i & (outputs - 1), token = (i / kOutputs) >> params_.row_warps_log;
+            if (first + n >= p_.n) continue;
+            const float* from =
+                sums_ +
+                (n / kOutputs * params_.segments.count * C::kTokens + token) * C::kSumStride +
+                n % kOutputs;
+            store(p_, tile_.group, tile_.first + token, first + n, sum_of_segments(from));
+        }
+        if (item + static_cast<int>(gridDim.x) < items_) __syncthreads();
+    }
+
+    __device__ float sum_of_segments(const float* from) const {
+        float sum = 0.0f;
+        for (int s0 = 0; s0 < params_.segments.count; s0 += 8) {
+            float part[8];
+#pragma unroll
+            for (int s = 0; s < 8; ++s)
+                if (s0 + s < params_.segments.count)
+                    part[s] = from[(s0 + s) * C::kTokens * C::kSumStride];
+#pragma unroll
+            for (int s = 0; s < 8; ++s)
+                if (s0 + s < params_.segments.count)
+                    sum = s0 + s == 0 ? part[s] : __fadd_rn(sum, part[s]);
+        }
+        return sum;
+    }
+
+    const FewParams& params_;
+    const Problem& p_;
+    float* sums_;  // [warp][token][output], padded
+    int warp_;
+    int lane_;
+    int segment_;
+    int row_warp_;
+    int chunks_;
+    int first_chunk_;
+    int segment_chunks_;
+    std::uint32_t barriers_;
+    std::uint32_t ring_;
+    TokenTile* tiles_;
+    int items_ = 0;
+
+    // The next chunk to ask for.
+    int asked_item_ = 0;
+    int asked_chunk_ = 0;
+    int asked_slot_ = 0;
+    int asked_tile_ = 0;
+    const std::byte* asked_from_ = nullptr;
+
+    int slot_ = 0;
+    std::uint32_t parity_ = 0;
+    int tile_index_ = -1;
+    bool fresh_ = false;  // the tile's x is not in kept_ yet
+    TokenTile tile_{};
+    int x_[C::kTokenTiles];  // where the lane's tokens begin in x; -1: no token
+    uint4 kept_[C::kKeepX ? C::kSegment : 1][C::kTokenTiles][4];
+    float sum_[C::kRowTiles][C::kTokenTiles][4];
+    float scales_[C::kRowTiles] = {};
+};
+
+template <class C>
+__global__ void __maxnreg__(C::kRegisters)
+    few_tokens_kernel(const __grid_constant__ FewParams params) {
+    extern __shared__ __align__(128) std::byte shared[];
+    __shared__ int listed;  // an expert product's tiles of tokens
+    FewTokens<C>(params, shared).run(&listed);
+}
+
+}  // namespace espalier::linalg::cuda

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a plan to the kernel that was compiled for it.
+#pragma once
+
+#include <bit>
+
+#include "linalg/cuda/few_tokens.cuh"
+#include "linalg/cuda/few_tokens.hpp"
+
+namespace espalier::linalg::cuda {
+
+template <class C>
+void launch_few(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
+    FewParams params;
+    params.problem = p;
+    params.segments = segments_of(p.n, p.k);
+    params.row_warps_log = std::countr_zero(static_cast<unsigned>(plan.row_warps));
+    params.row_blocks =
+        static_cast<int>(divide_up(tiles_of(p.n), std::int64_t{plan.row_warps} * C::kRowTiles));
+    params.ring = plan.ring;
+    params.token_tiles = static_cast<int>(most_token_tiles(p, C::kTokens));
+    const int warps = params.segments.count * plan.row_warps;
+    const std::int64_t items = std::int64_t{params.token_tiles} * params.row_blocks;
+    CHECK(items < std::int64_t{1} << 30, "{} tokens of {} × {} outputs", p.rows, p.groups, p.n);
+    const int listed = p.indptr != nullptr ? params.token_tiles : 0;
+    launch(stream, few_tokens_kernel<C>,
+           {.blocks = std::min(items, plan.blocks),
+            .threads = warps * 32,
+            .shared_bytes = C::shared_bytes(warps, plan.ring, listed)},
+           params);
+}
+
+template <bool kFp8>
+void launch_few(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
+    if (!p.vector_x) return launch_few<FewConfig<kFp8, 1, 1, 0, false>>(stream, p, plan);
+    const Segments segments = segments_of(p.n, p.k);
+    // Segments of one length that is known: their x stays in registers.
+    const bool equal = segments.count * segments.chunks == chunks_of(p.k);
+    const int segment = equal && segments.chunks <= 2 ? segments.chunks : 0;
+    switch (plan.token_tiles * 100 + plan.row_tiles * 10 + (plan.token_tiles == 1 ? segment : 0)) {
+        case 110:
+            return launch_few<FewConfig<kFp8, 1, 1, 0>>(stream, p, plan);
+        case 111:
+            return launch_few<FewConfig<kFp8, 1, 1, 1>>(stream, p, plan);
+        case 112:
+            return launch_few<FewConfig<kFp8, 1, 1, 2>>(stream, p, plan);
+        case 120:
+            return launch_few<FewConfig<kFp8, 1, 2, 0>>(stream, p, plan);
+        case 121:
+            return launch_few<FewConfig<kFp8, 1, 2, 1>>(stream, p, plan);
+        case 122:
+            return launch_few<FewConfig<kFp8, 1, 2, 2>>(stream, p, plan);
+        case 210:
+            return launch_few<FewConfig<kFp8, 2, 1, 0>>(stream, p, plan);
+        case 220:
+            return launch_few<FewConfig<kFp8, 2, 2, 0>>(stream, p, plan);
+        case 410:
+            return launch_few<FewConfig<kFp8, 4, 1, 0>>(stream, p, plan);
+        case 420:
+            return launch_few<FewConfig<kFp8, 4, 2, 0>>(stream, p, plan);
+        case 810:
+            return launch_few<FewConfig<kFp8, 8, 1, 0>>(stream, p, plan);
+        default:
+            CHECK(false, "no kernel for {} × 8 tokens, {} × 16 outputs", plan.token_tiles,
+                  plan.row_tiles);
+    }
+}
+
+}  // namespace espalier::linalg::cuda

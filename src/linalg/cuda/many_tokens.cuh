@@ -1,0 +1,398 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products for many tokens: bound by the tensor cores. A tile is 128 outputs × 128 tokens.
+//
+// One block per multiprocessor goes through its tiles. A producing warpgroup brings 64 inputs at a
+// time to shared memory: x in the order in which fragments.hpp has a step's inputs, weights as they
+// are, by bulk copies. Two multiplying warpgroups have 64 outputs each; weights pass through their
+// registers, which is where wgmma takes its left operand from and where e4m3 codes are widened.
+//
+// The sums are those of few_tokens.cuh: a chain of steps per segment (e4m3: per block of 128
+// inputs, which enters the segment's sum by its scale), segments added in ascending order. That
+// takes two sums per output, three over e4m3, where the segments' total waits in shared memory.
+#pragma once
+
+#include "linalg/cuda/fragments.hpp"
+#include "linalg/cuda/ptx.cuh"
+#include "linalg/cuda/wgmma.cuh"
+#include "linalg/cuda/work.cuh"
+
+namespace espalier::linalg::cuda {
+
+struct ManyParams {
+    Problem problem;
+    Segments segments;
+    int row_blocks = 0;   // of a group
+    int token_tiles = 0;  // of all groups; of experts: at most
+};
+
+template <bool kFp8_>
+struct ManyConfig {
+    static constexpr bool kFp8 = kFp8_;
+    static constexpr int kOutputs = 128;
+    static constexpr int kTokens = 128;
+    static constexpr int kStages = 6;
+    static constexpr int kInputBytes = kTokens * 128;        // 64 inputs
+    static constexpr int kWeightBytes = kFp8 ? 1024 : 2048;  // of 16 outputs in a stage
+    static constexpr int kStageBytes = kInputBytes + kOutputs / 16 * kWeightBytes;
+    static constexpr int kThreads = 384;
+    // Of 168 at entry: three warpgroups share 504.
+    static constexpr int kProducerRegisters = 72;
+    static constexpr int kMultiplierRegisters = 216;
+    static constexpr int kTotalBytes = kFp8 ? 2 * 64 * kTokens * 4 : 0;
+    static constexpr int kBarrierBytes = 128;
+
+    static constexpr std::size_t shared_bytes(int token_tiles) {
+        return 1024 + kStages * kStageBytes + kTotalBytes + kBarrierBytes +
+               static_cast<std::size_t>(token_tiles) * sizeof(TokenTile);
+    }
+};
+
+// Where a block's stages and barriers are, and which tiles it has.
+template <class C>
+struct ManyShared {
+    std::uint32_t stages;
+    std::uint32_t totals;
+    std::uint32_t barriers;
+    TokenTile* tiles;
+    int items;
+
+    __device__ std::uint32_t stage(int slot) const {
+        return stages + static_cast<std::uint32_t>(slot * C::kStageBytes);
+    }
+    __device__ std::uint32_t full(int slot) const {
+        return barriers + static_cast<std::uint32_t>(8 * slot);
+    }
+    __device__ std::uint32_t free(int slot) const {
+        return barriers + static_cast<std::uint32_t>(8 * (C::kStages + slot));
+    }
+    __device__ TokenTile tile(const Problem& p, int index) const {
+        return p.indptr != nullptr ? tiles[index] : dense_tile(p, C::kTokens, index);
+    }
+};
+
+template <class C>
+struct StageCursor {
+    int slot = 0;
+    std::uint32_t parity = 0;
+    __device__ void advance() {
+        if (++slot == C::kStages) {
+            slot = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+// --- x and weights ------------------------------------------------------------------------------
+// A warp brings 32 tokens and two of the eight tiles of outputs. A token's 64 inputs are 32 words
+// of two, one per lane: word 16j + 4t + c is what lane t of a fragment has for half c % 2 of step
+// 2j + c / 2, and goes there, swizzled as wgmma reads it.
+template <class C>
+class Producer {
+  public:
+    __device__ Producer(const ManyParams& params, const ManyShared<C>& shared)
+        : params_(params), p_(params.problem), shared_(shared) {
+        warp_ = static_cast<int>(threadIdx.x) / 32;
+        lane_ = static_cast<int>(threadIdx.x) % 32;
+        to_ = static_cast<std::uint32_t>(warp_ * 4096 + lane_ / 16 * 64 + lane_ % 4 * 16 +
+                                         lane_ / 4 % 4 * 4);
+        stages_ = 2 * static_cast<int>(chunks_of(p_.k));
+    }
+
+    // Stages are announced when they have arrived, kInFlight later than they were asked for.
+    __device__ void run() {
+        int asked = 0;
+        for (int item = static_cast<int>(blockIdx.x); item < shared_.items;
+             item += static_cast<int>(gridDim.x)) {
+            enter(shared_.tile(p_, item / params_.row_blocks), item % params_.row_blocks);
+            for (int stage = 0; stage < stages_; ++stage) {
+                ask(stage);
+                if (++asked <= kInFlight) continue;
+                asm volatile("cp.async.wait_group %0;" ::"n"(kInFlight) : "memory");
+                announce();
+            }
+        }
+        asm volatile("cp.async.wait_group 0;" ::: "memory");
+        for (int left = min(asked, kInFlight); left > 0; --left) announce();
+    }
+
+  private:
+    static constexpr int kInFlight = 3;
+    static_assert(kInFlight < C::kStages);
+
+    __device__ void enter(const TokenTile& tile, int row_block) {
+        // Tiles of outputs beyond the last are computed like it and not stored.
+        const int last = static_cast<int>(tiles_of(p_.n)) - 1;
+        const std::int64_t tile_bytes = std::int64_t{stages_} * C::kWeightBytes;
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+            weights_[i] = p_.weights + tile.group * p_.matrix_bytes +
+                          min(row_block * 8 + warp_ * 2 + i, last) * tile_bytes;
+        // Lane i finds token i of the warp's.
+        const int token = warp_ * 32 + lane_;
+        from_ = -1;
+        if (token >= tile.count) return;
+        const int row = p_.source != nullptr ? p_.source[tile.first + token] : tile.first + token;
+        from_ = row * static_cast<int>(p_.x_stride) + tile.group * static_cast<int>(p_.x_step);
+    }
+
+    __device__ void ask(int stage) {
+        wait(shared_.free(cursor_.slot), cursor_.parity ^ 1);
+        const std::uint32_t base = shared_.stage(cursor_.slot);
+        if (lane_ == 0) {
+            expect_bytes(shared_.full(cursor_.slot), 2 * C::kWeightBytes);
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                copy_bytes(base + static_cast<std::uint32_t>(C::kInputBytes +
+                                                             (warp_ * 2 + i) * C::kWeightBytes),
+                           weights_[i] + static_cast<std::int64_t>(stage) * C::kWeightBytes,
+                           C::kWeightBytes, shared_.full(cursor_.slot));
+        }
+        const int input = stage * 64 + lane_ * 2;
+        const auto* x = reinterpret_cast<const std::uint16_t*>(p_.x) + input;
+#pragma unroll
+        for (int token = 0; token < 32; ++token) {
+            const int from = __shfl_sync(~0u, from_, token);
+            const bool exists = from >= 0 && input < p_.k;
+            // Where there is nothing to copy zeros are written; the address must still be one.
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(
+                             base + (to_ ^ static_cast<std::uint32_t>(token % 8 * 16)) +
+                             static_cast<std::uint32_t>(token * 128)),
+                         "l"(exists ? x + from : reinterpret_cast<const std::uint16_t*>(p_.x)),
+                         "r"(exists ? 4 : 0)
+                         : "memory");
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        cursor_.advance();
+    }
+
+    __device__ void announce() {
+        // The tensor cores read what ordinary copies wrote.
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        __syncwarp();
+        if (lane_ == 0) arrive(shared_.full(announced_.slot));
+        announced_.advance();
+    }
+
+    const ManyParams& params_;
+    const Problem& p_;
+    const ManyShared<C>& shared_;
+    StageCursor<C> cursor_, announced_;
+    int warp_, lane_, stages_;
+    std::uint32_t to_;  // the lane's word in the row of the warp's first token
+    int from_ = -1;     // where the lane's token begins in x; -1: no token
+    const std::byte* weights_[2];
+};
+
+// --- products -----------------------------------------------------------------------------------
+template <class C>
+class Multiplier {
+  public:
+    __device__ Multiplier(const ManyParams& params, const ManyShared<C>& shared, int group)
+        : params_(params), p_(params.problem), shared_(shared), group_(group) {
+        warp_ = static_cast<int>(threadIdx.x) % 128 / 32;
+        lane_ = static_cast<int>(threadIdx.x) % 32;
+        chunks_ = static_cast<int>(chunks_of(p_.k));
+        stages_ = 2 * chunks_;
+    }
+
+    __device__ void run() {
+        for (int item = static_cast<int>(blockIdx.x); item < shared_.items;
+             item += static_cast<int>(gridDim.x)) {
+            const TokenTile tile = shared_.tile(p_, item / params_.row_blocks);
+            const int row_tile =
+                item % params_.row_blocks * (C::kOutputs / 16) + group_ * 4 + warp_;
+            if constexpr (C::kFp8)
+                scales_ = p_.scales + tile.group * p_.matrix_scales +
+                          std::int64_t{min(row_tile, static_cast<int>(tiles_of(p_.n)) - 1)} *
+                              chunks_ * p_.scale_outputs;
+            multiply_item();
+            store_total(tile, row_tile * 16 + lane_ / 4);
+        }
+    }
+
+  private:
+    static constexpr int kSums = 64;  // token 8j + 2t + i, output g + 8h: 4j + 2h + i
+
+    __device__ void multiply_item() {
+        clear(block_);
+        first_stage_ = true;
+        for (int first = 0; first < chunks_; first += params_.segments.chunks) {
+            if constexpr (C::kFp8) clear(segment_);
+            const int end = min(first + params_.segments.chunks, chunks_);
+            for (int chunk = first; chunk < end; ++chunk) multiply_chunk(chunk);
+            if constexpr (!C::kFp8) {
+                wgmma_wait<0>();
+                hold(block_);
+            }
+            end_segment(first == 0, end == chunks_);
+        }
+        release(previous_slot_);
+    }
+
+    __device__ void multiply_chunk(int chunk) {
+        float scale[2];
+        if constexpr (C::kFp8) load_scales(chunk, scale);
+        multiply_stage(left_[0]);
+        multiply_stage(left_[1]);
+        if constexpr (C::kFp8) {
+            wgmma_wait<0>();
+            hold(block_);
+            add_block(scale);
+        }
+    }
+
+    // Stages alternate between two sets of registers: one is filled while the other's products run.
+    __device__ void multiply_stage(uint4 (&left)[4]) {
+        wait(shared_.full(cursor_.slot), cursor_.parity);
+        const std::uint32_t base = shared_.stage(cursor_.slot);
+        load_left(left, base);
+        hold(block_);
+        wgmma_begin();
+        const std::uint64_t right = swizzled_operand(base);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) wgmma(block_, left[i], right + static_cast<unsigned>(2 * i));
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (!first_stage_) release(previous_slot_);  // the stage before has been read
+        first_stage_ = false;
+        previous_slot_ = cursor_.slot;
+        cursor_.advance();
+    }
+
+    __device__ void load_left(uint4 (&left)[4], std::uint32_t base) const {
+        const std::uint32_t from =
+            base + static_cast<std::uint32_t>(C::kInputBytes +
+                                              (group_ * 4 + warp_) * C::kWeightBytes + lane_ * 16);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            if constexpr (C::kFp8) {
+                const uint4 codes = load_shared(from + static_cast<std::uint32_t>(i * 512));
+                left[2 * i] = widen(codes.x, codes.y);
+                left[2 * i + 1] = widen(codes.z, codes.w);
+            } else {
+                left[2 * i] = load_shared(from + static_cast<std::uint32_t>(i * 1024));
+                left[2 * i + 1] = load_shared(from + static_cast<std::uint32_t>(i * 1024 + 512));
+            }
+        }
+    }
+
+    __device__ void release(int slot) {
+        __syncwarp();
+        if (lane_ == 0) arrive(shared_.free(slot));
+    }
+
+    __device__ void load_scales(int chunk, float (&scale)[2]) const {
+        const float* from = scales_ + static_cast<std::int64_t>(chunk) * p_.scale_outputs;
+        const bool apart = p_.scale_outputs != 1;
+        scale[0] = __ldg(from + (apart ? lane_ / 4 : 0));
+        scale[1] = __ldg(from + (apart ? lane_ / 4 + 8 : 0));
+    }
+
+    __device__ void add_block(const float (&scale)[2]) {
+#pragma unroll
+        for (int i = 0; i < kSums; ++i)
+            segment_[i] = fmaf(scale[i / 2 % 2], block_[i], segment_[i]);
+        clear(block_);
+    }
+
+    __device__ void end_segment(bool first, bool last) {
+        if constexpr (C::kFp8) {
+            const std::uint32_t place = shared_.totals +
+                                        static_cast<std::uint32_t>(group_ * 64 * C::kTokens * 4) +
+                                        threadIdx.x % 128 * 16;
+#pragma unroll
+            for (int i = 0; i < kSums / 4; ++i) {
+                const std::uint32_t at = place + static_cast<std::uint32_t>(i * 2048);
+                if (!first) add_shared(segment_ + 4 * i, at);
+                if (!last) store_shared(segment_ + 4 * i, at);
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < kSums; ++i)
+                total_[i] = first ? block_[i] : __fadd_rn(total_[i], block_[i]);
+            clear(block_);
+        }
+    }
+
+    __device__ static void add_shared(float* to, std::uint32_t at) {
+        const uint4 v = load_shared(at);
+        to[0] = __fadd_rn(__uint_as_float(v.x), to[0]);
+        to[1] = __fadd_rn(__uint_as_float(v.y), to[1]);
+        to[2] = __fadd_rn(__uint_as_float(v.z), to[2]);
+        to[3] = __fadd_rn(__uint_as_float(v.w), to[3]);
+    }
+    __device__ static void store_shared(const float* from, std::uint32_t at) {
+        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(from[0]),
+                     "f"(from[1]), "f"(from[2]), "f"(from[3])
+                     : "memory");
+    }
+
+    __device__ static void clear(float (&sums)[kSums]) {
+#pragma unroll
+        for (float& sum : sums) sum = 0.0f;
+    }
+
+    __device__ void store_total(const TokenTile& tile, int output) {
+        const float* total = C::kFp8 ? segment_ : total_;
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) {
+            const int token = i / 4 * 8 + lane_ % 4 * 2 + i % 2;
+            const int n = output + i / 2 % 2 * 8;
+            if (token < tile.count && n < p_.n)
+                store(p_, tile.group, tile.first + token, n, total[i]);
+        }
+    }
+
+    const ManyParams& params_;
+    const Problem& p_;
+    const ManyShared<C>& shared_;
+    StageCursor<C> cursor_;
+    int group_;  // which of the two
+    int warp_, lane_, chunks_, stages_;
+    int previous_slot_ = 0;
+    bool first_stage_ = true;
+    const float* scales_ = nullptr;
+    uint4 left_[2][4];
+    float block_[kSums];                  // what the tensor cores add to
+    float segment_[C::kFp8 ? kSums : 1];  // e4m3: the segment's sum
+    float total_[C::kFp8 ? 1 : kSums];    // bf16: of the segments before
+};
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, 1)
+    many_tokens_kernel(const __grid_constant__ ManyParams params) {
+    extern __shared__ std::byte dynamic[];
+    __shared__ int listed;
+    const Problem& p = params.problem;
+    const std::uint32_t unaligned = shared_address(dynamic);
+    ManyShared<C> shared;
+    shared.stages = (unaligned + 1023) / 1024 * 1024;
+    shared.totals = shared.stages + C::kStages * C::kStageBytes;
+    shared.barriers = shared.totals + C::kTotalBytes;
+    shared.tiles =
+        reinterpret_cast<TokenTile*>(dynamic + (shared.barriers - unaligned) + C::kBarrierBytes);
+    let_next_kernel_start();
+    if (threadIdx.x == 0) {
+        for (int slot = 0; slot < C::kStages; ++slot) {
+            init_barrier(shared.full(slot), 4);  // the producer's warps
+            init_barrier(shared.free(slot), 8);  // the multipliers'
+        }
+        fence_barrier_init();
+    }
+    wait_for_previous_kernel();
+    if (p.indptr != nullptr && threadIdx.x < 32) {
+        const int count = list_expert_tiles(p, C::kTokens, shared.tiles, params.token_tiles);
+        if (threadIdx.x == 0) listed = count;
+    }
+    __syncthreads();
+    shared.items = (p.indptr != nullptr ? listed : params.token_tiles) * params.row_blocks;
+    if (threadIdx.x < 128) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(C::kProducerRegisters));
+        Producer<C>(params, shared).run();
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(C::kMultiplierRegisters));
+        Multiplier<C>(params, shared, static_cast<int>(threadIdx.x) / 128 - 1).run();
+    }
+}
+
+}  // namespace espalier::linalg::cuda

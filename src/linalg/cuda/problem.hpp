@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// One call of any of the three products as plain data, the kernels that serve it, and launching.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "base/check.hpp"
+#include "base/numeric.hpp"
+#include "base/weight_format.hpp"
+
+namespace espalier::linalg::cuda {
+
+// A group is a matrix of the stack with its tokens: the only one, a head, an expert.
+struct Problem {
+    const std::byte* weights = nullptr;
+    const float* scales = nullptr;
+    std::int64_t matrix_bytes = 0;   // from one group's weights to the next one's
+    std::int64_t matrix_scales = 0;  // floats
+    const std::byte* x = nullptr;
+    std::byte* y = nullptr;
+    std::int64_t x_stride = 0;  // elements
+    std::int64_t x_step = 0;    // from one group's columns to the next one's
+    std::int64_t y_stride = 0;
+    std::int64_t y_step = 0;
+    const std::int32_t* source = nullptr;  // row of y → row of x
+    const std::int32_t* indptr = nullptr;  // experts: a group's rows; null: every group has all
+    std::int32_t n = 0;
+    std::int32_t k = 0;
+    std::int32_t groups = 1;
+    std::int32_t rows = 0;           // of y
+    std::int32_t x_rows = 0;         // no group has more than so many tokens
+    std::int32_t scale_outputs = 1;  // scales of a chunk: 1 or 16
+    WeightCode code = WeightCode::f32;
+    DType y_type = DType::f32;
+    bool accumulate = false;
+    bool vector_x = false;  // rows of x can be read 16 bytes at a time
+};
+
+// Tiles of `tokens` tokens that the rows of y can make at most.
+inline std::int64_t most_token_tiles(const Problem& p, std::int64_t tokens) {
+    const std::int64_t rows = p.rows;
+    const std::int64_t full = (rows + tokens - 1) / tokens;
+    if (p.indptr == nullptr) return full * p.groups;
+    return rows < p.groups + rows / tokens ? rows : p.groups + rows / tokens;
+}
+
+// bf16 and e4m3: bound by reading weights; by the tensor cores (vector_x alone).
+void few_tokens(cudaStream_t stream, const Problem& p);
+void many_tokens(cudaStream_t stream, const Problem& p);
+// f32 and f16.
+void plain(cudaStream_t stream, const Problem& p);
+
+inline int multiprocessors() {
+    int device = 0;
+    int count = 0;
+    CHECK(cudaGetDevice(&device) == cudaSuccess &&
+              cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess,
+          "CUDA has no current device");
+    return count;
+}
+
+struct LaunchShape {
+    std::int64_t blocks = 0;
+    int threads = 0;
+    std::size_t shared_bytes = 0;
+};
+
+// A launch that may begin while the kernel before it ends.
+template <typename Params>
+void launch(cudaStream_t stream, void (*kernel)(Params), const LaunchShape& shape,
+            const Params& params) {
+    // Every time: the attributes belong to the current device, of which there may be several.
+    cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                              static_cast<int>(shape.shared_bytes));
+    if (status == cudaSuccess)
+        status = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
+    cudaLaunchAttribute overlap;
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
+    config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+    config.dynamicSmemBytes = shape.shared_bytes;
+    config.stream = stream;
+    config.attrs = &overlap;
+    config.numAttrs = 1;
+    if (status == cudaSuccess) status = cudaLaunchKernelEx(&config, kernel, params);
+    CHECK(status == cudaSuccess, "CUDA refused a product of {} blocks of {} threads, {} bytes: {}",
+          shape.blocks, shape.threads, shape.shared_bytes, cudaGetErrorString(status));
+}
+
+}  // namespace espalier::linalg::cuda

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// The three products: what a call says is checked and becomes a Problem, its size picks the kernel.
+#include "linalg/cuda/product.hpp"
+
+#include <limits>
+
+#include "linalg/cuda/fragments.hpp"
+#include "linalg/cuda/problem.hpp"
+
+namespace espalier::linalg::cuda {
+namespace {
+
+// Few tokens per group are bound by reading the weights, for which all warps of a block share the
+// row's k; from 65 on weights are reused enough for the tensor cores to be the bound.
+constexpr std::int64_t kFewTokens = 64;
+
+std::int32_t narrow(std::int64_t value, const char* what) {
+    CHECK(value >= 0 && value <= std::numeric_limits<std::int32_t>::max(), "{}: {}", what, value);
+    return static_cast<std::int32_t>(value);
+}
+
+Problem problem_of(const Matrix& x, std::int64_t x_step, const WeightView& w, const Matrix& y,
+                   std::int64_t y_step, Store store) {
+    CHECK(w.layout == WeightLayout::fragments, "weights laid out as {}, wanted are {}",
+          name_of(w.layout), name_of(WeightLayout::fragments));
+    CHECK(x.dtype == w.format.input(), "x is {}, {} weights are multiplied by {}", name_of(x.dtype),
+          name_of(w.format.code), name_of(w.format.input()));
+    CHECK(y.dtype != DType::e4m3 && (store == Store::assign || y.dtype == DType::f32), "y is {}{}",
+          name_of(y.dtype), store == Store::assign ? "" : ", to be added to");
+    CHECK(x.cols >= (w.count - 1) * x_step + w.k && y.cols >= (w.count - 1) * y_step + w.n,
+          "x [{}, {}] in steps of {}, W {} × [{}, {}], y [{}, {}] in steps of {}", x.rows, x.cols,
+          x_step, w.count, w.n, w.k, y.rows, y.cols, y_step);
+    const std::int64_t scales = tiles_of(w.n) * chunks_of(w.k) * std::int64_t{sizeof(float)};
+    Problem p;
+    p.weights = w.data;
+    p.scales = reinterpret_cast<const float*>(w.scales);
+    p.matrix_bytes = w.matrix_bytes;
+    p.matrix_scales = w.scale_bytes / std::int64_t{sizeof(float)};
+    p.x = x.data;
+    p.y = y.data;
+    p.x_stride = x.stride;
+    p.x_step = x_step;
+    p.y_stride = y.stride;
+    p.y_step = y_step;
+    p.n = narrow(w.n, "outputs");
+    p.k = narrow(w.k, "inputs");
+    p.groups = narrow(w.count, "matrices");
+    p.rows = narrow(y.rows, "rows of y");
+    p.x_rows = narrow(x.rows, "rows of x");
+    // Kernels count elements of x in 32 bits.
+    narrow(x.rows * x.stride, "elements of x");
+    p.scale_outputs = w.format.scaled() ? narrow(w.scale_bytes / scales, "scales of a chunk") : 1;
+    p.code = w.format.code;
+    p.y_type = y.dtype;
+    p.accumulate = store == Store::accumulate;
+    const std::int64_t unit = 16 / static_cast<std::int64_t>(bytes_of(x.dtype));
+    p.vector_x = reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.stride % unit == 0 &&
+                 x_step % unit == 0 && w.k % unit == 0;
+    return p;
+}
+
+void run(Stream stream, const Problem& p) {
+    if (p.rows == 0 || p.x_rows == 0) return;
+    const auto queue = static_cast<cudaStream_t>(stream);
+    if (!in_fragments(p.code)) return plain(queue, p);
+    // Experts: tokens of one on average.
+    const std::int64_t tokens = p.indptr == nullptr ? p.rows : divide_up(p.rows, p.groups);
+    if (tokens > kFewTokens && p.vector_x) return many_tokens(queue, p);
+    few_tokens(queue, p);
+}
+
+}  // namespace
+
+void product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y, Store store) {
+    CHECK(w.count == 1 && x.cols == w.k && y.cols == w.n && x.rows == y.rows,
+          "x [{}, {}], W {} × [{}, {}], y [{}, {}]", x.rows, x.cols, w.count, w.n, w.k, y.rows,
+          y.cols);
+    run(stream, problem_of(x, 0, w, y, 0, store));
+}
+
+void stacked_product(Stream stream, const Matrix& x, std::int64_t x_step, const WeightView& w,
+                     const Matrix& y, std::int64_t y_step) {
+    CHECK(x.rows == y.rows, "x of {} rows, y of {}", x.rows, y.rows);
+    run(stream, problem_of(x, x_step, w, y, y_step, Store::assign));
+}
+
+void expert_product(Stream stream, const Matrix& x, const std::int32_t* source_token,
+                    const std::int32_t* indptr, const WeightView& w, const Matrix& y) {
+    CHECK(x.cols == w.k && y.cols == w.n && indptr != nullptr &&
+              (source_token != nullptr || x.rows == y.rows),
+          "x [{}, {}], W {} × [{}, {}], y [{}, {}]", x.rows, x.cols, w.count, w.n, w.k, y.rows,
+          y.cols);
+    Problem p = problem_of(x, 0, w, y, 0, Store::assign);
+    p.source = source_token;
+    p.indptr = indptr;
+    run(stream, p);
+}
+
+}  // namespace espalier::linalg::cuda

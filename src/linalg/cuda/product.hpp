@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Row-invariant matrix products on Hopper: the bits of one token's result depend on its row of x
+// and on the weight alone, not on the other tokens, its place among them, the kernel that serves
+// their number, or the GPU's number of multiprocessors. docs/kernels/products.md has the rule and
+// the kernels.
+//
+// Everything is queued on the stream: no allocation, no host read of device memory, so a call can
+// be captured in a graph. x has the weight's input dtype (bf16 for bf16 and e4m3 weights, f32
+// otherwise), y is f32, bf16 or f16. Kernels may start before the kernel in front of them in the
+// stream has ended (programmatic dependent launch); they wait for it before they read x or indptr
+// and before they write y.
+#pragma once
+
+#include <cstdint>
+
+#include "base/device.hpp"
+#include "base/matrix.hpp"
+#include "linalg/store.hpp"
+#include "linalg/weight.hpp"
+
+namespace espalier::linalg::cuda {
+
+// Weights as WeightLayout::fragments (linalg/cuda/fragments.hpp) in the device's memory: f32, f16,
+// bf16 and e4m3 with a scale per 128 inputs; others are refused by name, and so are NaN codes.
+// A source's weights may lie in host or device memory, its scales in host memory.
+Expected<Weight> pack(Device& device, WeightStack stack);
+
+// y [T, n] from x [T, k]; w is one matrix.
+void product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y, Store store);
+
+// For every matrix s of the stack: y columns [s·y_step, +n) from x columns [s·x_step, +k).
+void stacked_product(Stream stream, const Matrix& x, std::int64_t x_step, const WeightView& w,
+                     const Matrix& y, std::int64_t y_step);
+
+// Rows indptr[e] … indptr[e + 1] - 1 of y use matrix e; row r reads x[source_token[r]], or x[r] if
+// source_token is null. Both arrays are the device's; y.rows is how many rows there may be, and
+// rows from indptr[count] on are left alone.
+void expert_product(Stream stream, const Matrix& x, const std::int32_t* source_token,
+                    const std::int32_t* indptr, const WeightView& w, const Matrix& y);
+
+}  // namespace espalier::linalg::cuda

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// Hopper instructions that the products use and CUDA C++ has no words for.
+#pragma once
+
+#include <cstdint>
+
+namespace espalier::linalg::cuda {
+
+__device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
+    return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// --- launches that overlap ----------------------------------------------------------------------
+__device__ __forceinline__ void wait_for_previous_kernel() {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+__device__ __forceinline__ void let_next_kernel_start() {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// --- barriers in shared memory, by address ------------------------------------------------------
+__device__ __forceinline__ void init_barrier(std::uint32_t barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+__device__ __forceinline__ void fence_barrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void arrive(std::uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void arrive_expecting(std::uint32_t barrier, std::uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+// The phase waits for so many bytes more; the caller's own arrival comes later.
+__device__ __forceinline__ void expect_bytes(std::uint32_t barrier, std::uint32_t bytes) {
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier),
+                 "r"(bytes)
+                 : "memory");
+}
+__device__ __forceinline__ void wait(std::uint32_t barrier, std::uint32_t parity) {
+    asm volatile(
+        "{ .reg .pred p;\n"
+        "again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+        "@p bra done;\n"
+        "bra again;\n"
+        "done: }\n" ::"r"(barrier),
+        "r"(parity)
+        : "memory");
+}
+
+// --- memory -------------------------------------------------------------------------------------
+__device__ __forceinline__ void copy_bytes(std::uint32_t to, const void* from, std::uint32_t bytes,
+                                           std::uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(to),
+        "l"(from), "r"(bytes), "r"(barrier)
+        : "memory");
+}
+__device__ __forceinline__ uint4 load_shared(std::uint32_t from) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(from));
+    return v;
+}
+// Volatile, so that loads stay in front of the wait that the code puts behind them.
+__device__ __forceinline__ uint4 load_global(const void* from) {
+    uint4 v;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from));
+    return v;
+}
+
+// --- arithmetic ---------------------------------------------------------------------------------
+// sum [16, 8] += left [16, 16] · right [16, 8], bf16.
+__device__ __forceinline__ void multiply(float (&sum)[4], uint4 left, std::uint32_t right0,
+                                         std::uint32_t right1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(left.x), "r"(left.y), "r"(left.z), "r"(left.w), "r"(right0), "r"(right1));
+}
+
+// Two joined pairs of e4m3 codes each (join_codes) to a left operand. The bits of a code, moved to
+// where bf16 has sign, exponent and mantissa, stand for 2^-120 of its number; the multiplication is
+// exact, subnormal codes included.
+__device__ __forceinline__ uint4 widen(std::uint32_t first, std::uint32_t second) {
+    const auto scaled = [](std::uint32_t pair) {
+        std::uint32_t result;
+        asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(pair), "r"(0x7b807b80u));
+        return result;
+    };
+    const auto upper = [](std::uint32_t w) { return w & 0x87f087f0u; };
+    const auto lower = [](std::uint32_t w) {
+        return ((w << 4) & 0x80f080f0u) | ((w >> 4) & 0x07000700u);
+    };
+    return make_uint4(scaled(upper(first)), scaled(lower(first)), scaled(upper(second)),
+                      scaled(lower(second)));
+}
+
+}  // namespace espalier::linalg::cuda

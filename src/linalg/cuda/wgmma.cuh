@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Warpgroup products D[64 × 128] += A[64 × 16] · B[16 × 128], bf16 with f32 sums: A in registers (a
+// warp's 16 rows as mma.m16n8k16 has them), B in shared memory, 128-byte swizzle. Bits are those of
+// mma.m16n8k16 (tests/linalg/cuda/invariance_test.cpp holds them).
+#pragma once
+
+#include <cstdint>
+
+namespace espalier::linalg::cuda {
+
+// Rows of 128 bytes, eight to a swizzle atom of 1,024.
+__device__ __forceinline__ std::uint64_t swizzled_operand(std::uint32_t address) {
+    constexpr std::uint64_t kSwizzle128 = std::uint64_t{1} << 62;
+    constexpr std::uint64_t kAtomStride = std::uint64_t{1024 >> 4} << 32;
+    constexpr std::uint64_t kLeading = std::uint64_t{1} << 16;
+    return kSwizzle128 | kAtomStride | kLeading | ((address & 0x3FFFF) >> 4);
+}
+
+__device__ __forceinline__ void wgmma_begin() {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wgmma_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int kInFlight>
+__device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kInFlight) : "memory");
+}
+// Keeps the compiler from moving reads or writes of the sums across this point.
+__device__ __forceinline__ void hold(float (&sums)[64]) {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+}
+
+#define ESPALIER_SUMS_8(d, i)                                                                   \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+        "+f"(d[i + 6]), "+f"(d[i + 7])
+#define ESPALIER_SUMS_32(d, i)                                                    \
+    ESPALIER_SUMS_8(d, i), ESPALIER_SUMS_8(d, i + 8), ESPALIER_SUMS_8(d, i + 16), \
+        ESPALIER_SUMS_8(d, i + 24)
+
+__device__ __forceinline__ void wgmma(float (&d)[64], const uint4& a, std::uint64_t b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
+        "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "
+        "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, "
+        "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;\n"
+        : ESPALIER_SUMS_32(d, 0), ESPALIER_SUMS_32(d, 32)
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b));
+}
+
+#undef ESPALIER_SUMS_8
+#undef ESPALIER_SUMS_32
+
+}  // namespace espalier::linalg::cuda

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA backend: checks an operation's arguments on the host and launches its kernels. What lies
+// in device memory (tokens, indices) was checked before it went there.
+#include "ops/cuda_backend.hpp"
+
+#include <algorithm>
+#include <memory>
+
+#include "linalg/cuda/product.hpp"
+#include "ops/cuda/kernels.hpp"
+#include "ops/shapes.hpp"
+
+namespace espalier::ops {
+namespace {
+
+constexpr std::int64_t kRopeWidth = 64;
+
+class CudaBackend final : public Backend {
+  public:
+    std::string name() const override { return "cuda sm_90a"; }
+
+    Expected<linalg::Weight> pack(Device& device, linalg::WeightStack stack) const override {
+        CHECK(device.kind() == DeviceKind::cuda, "weights packed for the GPU on {}", device.name());
+        return linalg::cuda::pack(device, stack);
+    }
+
+    void embed(OpContext& context, const std::int32_t* tokens, const EmbeddingTable& table,
+               const Matrix& out) const override {
+        check_f32(out, "embeddings");
+        check_size(out.cols, table.hidden, "embedding width");
+        cuda::embed(context.stream, tokens, table, out);
+    }
+
+    void rms_norm(OpContext& context, const Matrix& x, const float* weight, float epsilon,
+                  const Matrix& out, const Matrix& exact) const override {
+        check_f32(x, "rms_norm input");
+        check_activation(out, "rms_norm output");
+        check_size(out.cols, x.cols, "rms_norm output");
+        cuda::rms_norm(context.stream, x, weight, epsilon, out, exact);
+    }
+
+    void product(OpContext& context, const Matrix& x, const WeightView& w, const Matrix& y,
+                 Store store) const override {
+        linalg::cuda::product(context.stream, x, w, y, store);
+    }
+    void stacked_product(OpContext& context, const Matrix& x, std::int64_t x_step,
+                         const WeightView& w, const Matrix& y, std::int64_t y_step) const override {
+        linalg::cuda::stacked_product(context.stream, x, x_step, w, y, y_step);
+    }
+    void expert_product(OpContext& context, const Matrix& x, const std::int32_t* source_token,
+                        const std::int32_t* indptr, const WeightView& w,
+                        const Matrix& y) const override {
+        linalg::cuda::expert_product(context.stream, x, source_token, indptr, w, y);
+    }
+
+    void rope_angles(OpContext& context, const std::int32_t* position, std::int64_t tokens,
+                     const RopeRule& rule, const Matrix& cos_sin) const override {
+        check_f32(cos_sin, "rope angles");
+        check_size(cos_sin.cols, kRopeWidth, "rope angles");
+        cuda::rope_angles(context.stream, position, tokens, rule, cos_sin);
+    }
+
+    void rope(OpContext& context, const Matrix& from, std::int64_t from_step, std::int32_t heads,
+              const Matrix& cos_sin, const Matrix& to, std::int64_t to_step) const override {
+        check_f32(from, "rope from");
+        check_activation(to, "rope to");
+        check_heads(from, from_step, heads, kRopeWidth, "rope from");
+        check_heads(to, to_step, heads, kRopeWidth, "rope to");
+        cuda::rope(context.stream, from, from_step, heads, cos_sin, to, to_step);
+    }
+
+    void convert(OpContext& context, const Matrix& from, std::int64_t from_step, std::int32_t heads,
+                 std::int64_t width, const Matrix& to, std::int64_t to_step) const override {
+        check_f32(from, "convert from");
+        check_activation(to, "convert to");
+        check_heads(from, from_step, heads, width, "convert from");
+        check_heads(to, to_step, heads, width, "convert to");
+        cuda::convert(context.stream, from, from_step, heads, width, to, to_step);
+    }
+
+    void swiglu(OpContext& context, const Matrix& gate_up, const Matrix& out) const override {
+        check_f32(gate_up, "gate and up");
+        check_activation(out, "swiglu output");
+        check_size(gate_up.cols, 2 * out.cols, "gate and up");
+        cuda::swiglu(context.stream, gate_up, out);
+    }
+
+    void route(OpContext& context, const Matrix& logits, const float* bias, const RouterRule& rule,
+               const std::int32_t* row_of, const ExpertPlan& plan) const override {
+        check_rule(rule, logits);
+        cuda::route(context.stream, logits, bias, rule, row_of, plan);
+    }
+
+    void combine_experts(OpContext& context, const Matrix& expert_out, const RouterRule& rule,
+                         const ExpertPlan& plan, const Matrix& shared,
+                         const Matrix& out) const override {
+        check_f32(expert_out, "expert outputs");
+        check_f32(out, "sum of experts");
+        check_size(expert_out.cols, out.cols, "expert outputs");
+        cuda::combine_experts(context.stream, expert_out, rule.top_k, plan, shared, out);
+    }
+
+    void reduce_add(OpContext& context, const Matrix& partial,
+                    const Matrix& residual) const override {
+        check_f32(partial, "partial sums");
+        check_f32(residual, "residual");
+        check_size(partial.rows, residual.rows, "rows of partial sums");
+        check_size(partial.cols, residual.cols, "columns of partial sums");
+        cuda::reduce_add(context.stream, partial, residual);
+    }
+
+    void gather_rows(OpContext& context, const Matrix& x, const std::int32_t* index,
+                     const Matrix& out) const override {
+        CHECK(x.dtype == out.dtype, "gather from {} to {}", name_of(x.dtype), name_of(out.dtype));
+        check_activation(out, "gathered rows");
+        cuda::gather_rows(context.stream, x, index, out);
+    }
+
+    void sample_nodes(OpContext& context, const Matrix& logits,
+                      const SamplingBatch& batch) const override {
+        check_sampling(logits, batch);
+        check_size(logits.cols, batch.vocabulary, "logits");
+        const Arena::Mark mark(context.arena);
+        cuda::sample_nodes(context.stream, logits, batch,
+                           context.arena.take<float>(scratch_elements(logits.rows, logits.cols)));
+    }
+
+    void draft_children(OpContext& context, const Matrix& logits, const SamplingBatch& batch,
+                        const DraftVocabulary& vocabulary, const DraftRule& rule,
+                        DraftChild* children) const override {
+        check_draft(logits, batch, vocabulary, rule);
+        const Arena::Mark mark(context.arena);
+        const std::int64_t elements = scratch_elements(logits.rows, logits.cols);
+        auto* spare = context.arena.take<float>(elements);
+        cuda::draft_children(context.stream, logits, batch, vocabulary, rule, children, spare,
+                             context.arena.take<double>(elements));
+    }
+
+    std::size_t scratch_bytes(std::int64_t, std::int64_t gather_cap, std::int64_t vocabulary,
+                              int) const override {
+        return static_cast<std::size_t>(scratch_elements(gather_cap, vocabulary)) *
+               (sizeof(float) + sizeof(double));
+    }
+
+  private:
+    // Of the nodes that are drawn at a time, whole cache lines each.
+    static std::int64_t scratch_elements(std::int64_t nodes, std::int64_t vocabulary) {
+        return std::min(nodes, cuda::kNodesAtOnce) * cuda::row_stride(vocabulary);
+    }
+};
+
+}  // namespace
+
+Expected<std::unique_ptr<Backend>> make_cuda_backend() { return std::make_unique<CudaBackend>(); }
+
+}  // namespace espalier::ops

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// Operations whose results stand alone: the same steps as on the CPU, so but for sines and cosines
+// the same bits.
+#include "ops/cuda/elements.cuh"
+#include "ops/cuda/kernels.hpp"
+#include "ops/cuda/launch.cuh"
+#include "ops/portable_math.hpp"
+
+namespace espalier::ops::cuda {
+namespace {
+
+constexpr std::int64_t kRopePairs = 32;
+
+__global__ void embed_kernel(const std::int32_t* tokens, EmbeddingTable table, Matrix out) {
+    for_elements(out.rows, out.cols, [&](std::int64_t t, std::int64_t d) {
+        const std::int64_t at = tokens[t] * table.hidden + d;
+        float& to = row_of(out, t)[d];
+        if (table.dtype == DType::f32)
+            to = reinterpret_cast<const float*>(table.data)[at];
+        else if (table.dtype == DType::bf16)
+            to = to_float(reinterpret_cast<const Bf16*>(table.data)[at]);
+        else
+            to = to_float(reinterpret_cast<const Fp16*>(table.data)[at]);
+    });
+}
+
+__global__ void rope_angles_kernel(const std::int32_t* position, std::int64_t tokens, RopeRule rule,
+                                   Matrix cos_sin) {
+    for_elements(tokens, kRopePairs, [&](std::int64_t t, std::int64_t i) {
+        const float angle =
+            static_cast<float>(position[t]) * rule.inverse_frequency[static_cast<std::size_t>(i)];
+        double sine, cosine;
+        sincos(static_cast<double>(angle), &sine, &cosine);
+        row_of(cos_sin, t)[2 * i] = static_cast<float>(cosine) * rule.magnitude;
+        row_of(cos_sin, t)[2 * i + 1] = static_cast<float>(sine) * rule.magnitude;
+    });
+}
+
+// A thread has a pair, so `to` may be `from`.
+__global__ void rope_kernel(Matrix from, std::int64_t from_step, std::int32_t heads, Matrix cos_sin,
+                            Matrix to, std::int64_t to_step) {
+    for_elements(from.rows, heads * kRopePairs, [&](std::int64_t t, std::int64_t place) {
+        const std::int64_t head = place / kRopePairs;
+        const std::int64_t i = place % kRopePairs;
+        const float* pair = row_of(from, t) + head * from_step + 2 * i;
+        const float a = pair[0], b = pair[1];
+        const float cosine = row_of(cos_sin, t)[2 * i];
+        const float sine = row_of(cos_sin, t)[2 * i + 1];
+        store(to, t, head * to_step + 2 * i, a * cosine - b * sine);
+        store(to, t, head * to_step + 2 * i + 1, a * sine + b * cosine);
+    });
+}
+
+__global__ void convert_kernel(Matrix from, std::int64_t from_step, std::int32_t heads,
+                               std::int64_t width, Matrix to, std::int64_t to_step) {
+    for_elements(from.rows, heads * width, [&](std::int64_t t, std::int64_t place) {
+        const std::int64_t head = place / width;
+        const std::int64_t i = place % width;
+        store(to, t, head * to_step + i, row_of(from, t)[head * from_step + i]);
+    });
+}
+
+__global__ void swiglu_kernel(Matrix gate_up, Matrix out) {
+    for_elements(out.rows, out.cols, [&](std::int64_t r, std::int64_t i) {
+        const float* row = row_of(gate_up, r);
+        store(out, r, i, portable_silu(row[i]) * row[out.cols + i]);
+    });
+}
+
+// Ascending expert ids, the shared expert last.
+__global__ void combine_kernel(Matrix expert_out, std::int32_t top_k, ExpertPlan plan,
+                               Matrix shared, Matrix out) {
+    for_elements(out.rows, out.cols, [&](std::int64_t t, std::int64_t d) {
+        float sum = 0.0f;
+        for (std::int64_t i = t * top_k; i < (t + 1) * top_k; ++i) {
+            const std::int32_t pair = plan.pair_of[i];
+            if (pair >= 0) sum += plan.weight[i] * row_of(expert_out, pair)[d];
+        }
+        if (shared.data != nullptr) sum += row_of(shared, t)[d];
+        row_of(out, t)[d] = sum;
+    });
+}
+
+__global__ void add_kernel(Matrix partial, Matrix residual) {
+    for_elements(residual.rows, residual.cols, [&](std::int64_t t, std::int64_t d) {
+        row_of(residual, t)[d] += row_of(partial, t)[d];
+    });
+}
+
+template <typename Word>
+__global__ void gather_kernel(Matrix x, const std::int32_t* index, Matrix out) {
+    for_elements(out.rows, out.cols, [&](std::int64_t g, std::int64_t d) {
+        Word* to = reinterpret_cast<Word*>(out.data) + g * out.stride + d;
+        const std::int64_t from = index[g];
+        *to = from < 0 ? Word{0} : reinterpret_cast<const Word*>(x.data)[from * x.stride + d];
+    });
+}
+
+}  // namespace
+
+void embed(Stream stream, const std::int32_t* tokens, const EmbeddingTable& table,
+           const Matrix& out) {
+    if (out.rows == 0) return;
+    launch("embed", embed_kernel, element_grid(out.rows, out.cols), kElementThreads, stream, tokens,
+           table, out);
+}
+
+void rope_angles(Stream stream, const std::int32_t* position, std::int64_t tokens,
+                 const RopeRule& rule, const Matrix& cos_sin) {
+    if (tokens == 0) return;
+    launch("rope_angles", rope_angles_kernel, element_grid(tokens, kRopePairs), kElementThreads,
+           stream, position, tokens, rule, cos_sin);
+}
+
+void rope(Stream stream, const Matrix& from, std::int64_t from_step, std::int32_t heads,
+          const Matrix& cos_sin, const Matrix& to, std::int64_t to_step) {
+    if (from.rows == 0 || heads == 0) return;
+    launch("rope", rope_kernel, element_grid(from.rows, heads * kRopePairs), kElementThreads,
+           stream, from, from_step, heads, cos_sin, to, to_step);
+}
+
+void convert(Stream stream, const Matrix& from, std::int64_t from_step, std::int32_t heads,
+             std::int64_t width, const Matrix& to, std::int64_t to_step) {
+    if (from.rows == 0 || heads * width == 0) return;
+    launch("convert", convert_kernel, element_grid(from.rows, heads * width), kElementThreads,
+           stream, from, from_step, heads, width, to, to_step);
+}
+
+void swiglu(Stream stream, const Matrix& gate_up, const Matrix& out) {
+    if (out.rows == 0) return;
+    launch("swiglu", swiglu_kernel, element_grid(out.rows, out.cols), kElementThreads, stream,
+           gate_up, out);
+}
+
+void combine_experts(Stream stream, const Matrix& expert_out, std::int32_t top_k,
+                     const ExpertPlan& plan, const Matrix& shared, const Matrix& out) {
+    if (out.rows == 0) return;
+    launch("combine_experts", combine_kernel, element_grid(out.rows, out.cols), kElementThreads,
+           stream, expert_out, top_k, plan, shared, out);
+}
+
+void reduce_add(Stream stream, const Matrix& partial, const Matrix& residual) {
+    if (residual.rows == 0) return;
+    launch("reduce_add", add_kernel, element_grid(residual.rows, residual.cols), kElementThreads,
+           stream, partial, residual);
+}
+
+void gather_rows(Stream stream, const Matrix& x, const std::int32_t* index, const Matrix& out) {
+    if (out.rows == 0) return;
+    const dim3 grid = element_grid(out.rows, out.cols);
+    if (bytes_of(out.dtype) == 4)
+        launch("gather_rows", gather_kernel<std::uint32_t>, grid, kElementThreads, stream, x, index,
+               out);
+    else
+        launch("gather_rows", gather_kernel<std::uint16_t>, grid, kElementThreads, stream, x, index,
+               out);
+}
+
+}  // namespace espalier::ops::cuda

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// What src/ops/cuda launches; each function is an operation of the backend (ops/ops.hpp), its
+// arguments checked by the caller. All are asynchronous and take no memory but what they are given.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/device.hpp"
+#include "base/matrix.hpp"
+#include "ops/ops.hpp"
+
+namespace espalier::ops::cuda {
+
+void embed(Stream stream, const std::int32_t* tokens, const EmbeddingTable& table,
+           const Matrix& out);
+void rms_norm(Stream stream, const Matrix& x, const float* weight, float epsilon, const Matrix& out,
+              const Matrix& exact);
+void rope_angles(Stream stream, const std::int32_t* position, std::int64_t tokens,
+                 const RopeRule& rule, const Matrix& cos_sin);
+void rope(Stream stream, const Matrix& from, std::int64_t from_step, std::int32_t heads,
+          const Matrix& cos_sin, const Matrix& to, std::int64_t to_step);
+void convert(Stream stream, const Matrix& from, std::int64_t from_step, std::int32_t heads,
+             std::int64_t width, const Matrix& to, std::int64_t to_step);
+void swiglu(Stream stream, const Matrix& gate_up, const Matrix& out);
+void combine_experts(Stream stream, const Matrix& expert_out, std::int32_t top_k,
+                     const ExpertPlan& plan, const Matrix& shared, const Matrix& out);
+void reduce_add(Stream stream, const Matrix& partial, const Matrix& residual);
+void gather_rows(Stream stream, const Matrix& x, const std::int32_t* index, const Matrix& out);
+
+void route(Stream stream, const Matrix& logits, const float* bias, const RouterRule& rule,
+           const std::int32_t* row_of, const ExpertPlan& plan);
+
+// Nodes that are drawn at a time: scratch is for these. (An H200 has 132 multiprocessors, a block
+// takes half of one.)
+inline constexpr std::int64_t kNodesAtOnce = 256;
+// Floats from one node's scratch to the next.
+constexpr std::int64_t row_stride(std::int64_t vocabulary) { return (vocabulary + 15) / 16 * 16; }
+
+// counts[place] = count, before any node is read. Entries of one place are equal.
+void apply_count_updates(Stream stream, const SamplingBatch& batch);
+// spare: [min(nodes, kNodesAtOnce), row_stride], for adjusted logits.
+void sample_nodes(Stream stream, const Matrix& logits, const SamplingBatch& batch, float* spare);
+// spare as above, of the draft's vocabulary; scores: the same of doubles.
+void draft_children(Stream stream, const Matrix& logits, const SamplingBatch& batch,
+                    const DraftVocabulary& vocabulary, const DraftRule& rule, DraftChild* children,
+                    float* spare, double* scores);
+
+}  // namespace espalier::ops::cuda

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rule: a token's bits depend on its row of x and on the weight alone. Every token is computed
+// alone, by itself in a launch, and held bit for bit to its place among 1 … 16,384 others.
+#include "linalg/cuda/on_device.hpp"
+
+namespace espalier::linalg {
+namespace {
+
+constexpr std::int64_t kTokens[] = {1,   2,   3,   5,   7,   8,   9,   15,  16,  17,   24,   31,
+                                    32,  33,  48,  63,  64,  65,  96,  100, 127, 128,  129,  191,
+                                    192, 200, 255, 256, 257, 300, 384, 511, 512, 2048, 8192, 16384};
+constexpr std::int64_t kMostTokens = 16384;
+
+struct Case {
+    DType dtype;
+    std::int64_t n, k;
+};
+
+// Shapes of every number of segments, among them 1, 11 of one chunk, 8 of two, 7 of unequal length
+// and 14; n of one tile and a bit, of several blocks.
+std::vector<Case> cases() {
+    std::vector<Case> all;
+    for (const DType dtype : {DType::bf16, DType::e4m3})
+        for (const auto& [n, k] : {std::pair{200, 128},
+                                   {72, 520},
+                                   {136, 1408},
+                                   {152, 2048},
+                                   {40, 3400},
+                                   {24, 7168},
+                                   {4400, 2048}})
+            all.push_back({dtype, n, k});
+    for (const DType dtype : {DType::f32, DType::f16}) all.push_back({dtype, 37, 520});
+    all.push_back({DType::bf16, 53, 563});  // x cannot be read 16 bytes at a time
+    all.push_back({DType::e4m3, 53, 563});
+    return all;
+}
+
+class CudaInvariance : public testing::TestWithParam<Case> {
+  protected:
+    std::int64_t most_tokens() const { return n_ > 1000 ? 2048 : kMostTokens; }
+    Activations random_x(std::int64_t rows, std::int64_t cols, std::uint32_t seed) const {
+        return wide_random(format_of(dtype_).input(), rows, cols, cols, seed);
+    }
+
+    DType dtype_ = GetParam().dtype;
+    std::int64_t n_ = GetParam().n, k_ = GetParam().k;
+    std::unique_ptr<Device> gpu_ = gpu_or_throw();
+    Stream stream_ = gpu_->stream();
+};
+
+TEST_P(CudaInvariance, EveryTokenAloneEqualsItsPlaceAmongOthers) {
+    const StoredTensor w(dtype_, n_, k_, 1);
+    const Weight packed = pack_on(*gpu_, {w.view()});
+    const std::int64_t most = most_tokens();
+    Activations host_x = random_x(most, k_, 2);
+    const DeviceActivations x(*gpu_, host_x);
+    Activations alone(DType::f32, most, n_, n_);
+    DeviceActivations y(*gpu_, alone);
+    for (std::int64_t row = 0; row < most; ++row)
+        cuda::product(stream_, x.matrix().slice(row, 1), packed.view(), y.matrix().slice(row, 1),
+                      Store::assign);
+    y.download(alone);
+    for (const std::int64_t tokens : kTokens) {
+        if (tokens > most) continue;
+        const std::int64_t first = tokens * 7 % (most - tokens + 1);
+        Activations together(DType::f32, tokens, n_, n_);
+        const DeviceActivations out(*gpu_, together);
+        cuda::product(stream_, x.matrix().slice(first, tokens), packed.view(), out.matrix(),
+                      Store::assign);
+        out.download(together);
+        for (std::int64_t row = 0; row < tokens; ++row)
+            ASSERT_TRUE(same_row(together, row, alone, first + row, n_)) << row << " of " << tokens;
+    }
+}
+
+TEST_P(CudaInvariance, StackedIsProductPerMatrix) {
+    if (n_ > 1000) return;
+    const std::int64_t count = 5, x_step = (k_ + 15) / 8 * 8, y_step = n_ + 3;
+    const StoredTensor tensor(dtype_, count * n_, k_, 3);
+    const Weight packed = pack_on(*gpu_, matrices_of(tensor, count, n_, k_));
+    for (const std::int64_t tokens : {1, 6, 17, 50, 64, 65, 130, 512, 2048}) {
+        Activations host_x = random_x(tokens, count * x_step, 4);
+        const DeviceActivations x(*gpu_, host_x);
+        Activations stacked(DType::f32, tokens, count * y_step, count * y_step);
+        stacked.fill(std::byte{0xff});
+        const DeviceActivations y(*gpu_, stacked);
+        cuda::stacked_product(stream_, x.matrix(), x_step, packed.view(), y.matrix(), y_step);
+        y.download(stacked);
+        Activations one(DType::f32, 1, n_, n_);
+        const DeviceActivations single(*gpu_, one);
+        for (std::int64_t s = 0; s < count; ++s)
+            for (std::int64_t row = 0; row < tokens; row += 1 + tokens / 40) {
+                cuda::product(stream_, x.matrix().slice(row, 1).columns(s * x_step, k_),
+                              packed.view().at(s), single.matrix(), Store::assign);
+                single.download(one);
+                ASSERT_TRUE(same_row(stacked, row, one, 0, n_, s * y_step))
+                    << "matrix " << s << ", " << row << " of " << tokens;
+                // Columns between the matrices' are left alone.
+                ASSERT_TRUE(std::isnan(stacked.value(row, s * y_step + n_ + 1)));
+            }
+    }
+}
+
+TEST_P(CudaInvariance, ExpertsGiveTheBitsOfATokenAlone) {
+    if (n_ > 1000) return;
+    const std::int64_t experts = 24, top_k = 3;
+    const StoredTensor tensor(dtype_, experts * n_, k_, 5);
+    const Weight packed = pack_on(*gpu_, matrices_of(tensor, experts, n_, k_));
+    for (const std::int64_t tokens : {1, 2, 5, 8, 31, 64, 130, 512, 2048, 8192, 16384}) {
+        const Routing routing(tokens, experts, top_k, static_cast<std::uint32_t>(tokens));
+        const std::int64_t pairs = tokens * top_k;
+        const DeviceInts indptr(*gpu_, routing.indptr), source(*gpu_, routing.source);
+        for (const bool gathered : {true, false}) {
+            if (!gathered && tokens > 2048) continue;
+            Activations host_x = random_x(gathered ? tokens : pairs + 3, k_, 6);
+            const DeviceActivations x(*gpu_, host_x);
+            Activations grouped(DType::f32, pairs + 3, n_, n_);  // room for three more
+            grouped.fill(std::byte{0xff});
+            const DeviceActivations y(*gpu_, grouped);
+            cuda::expert_product(stream_, x.matrix(), gathered ? source.data() : nullptr,
+                                 indptr.data(), packed.view(), y.matrix());
+            y.download(grouped);
+            Activations one(DType::f32, 1, n_, n_);
+            const DeviceActivations single(*gpu_, one);
+            for (std::int64_t e = 0; e < experts; ++e) {
+                const auto place = static_cast<std::size_t>(e);
+                const std::int64_t begin = routing.indptr[place], end = routing.indptr[place + 1];
+                for (std::int64_t row = begin; row < end; row += 1 + (end - begin) / 13) {
+                    const std::int64_t from =
+                        gathered ? routing.source[static_cast<std::size_t>(row)] : row;
+                    cuda::product(stream_, x.matrix().slice(from, 1), packed.view().at(e),
+                                  single.matrix(), Store::assign);
+                    single.download(one);
+                    ASSERT_TRUE(same_row(grouped, row, one, 0, n_))
+                        << "expert " << e << ", row " << row << " of " << tokens << " tokens";
+                }
+            }
+            // Every row was written, and none past the last pair.
+            for (std::int64_t row = 0; row < pairs + 3; ++row)
+                ASSERT_EQ(std::isnan(grouped.value(row, n_ - 1)), row >= pairs) << row;
+        }
+    }
+}
+
+// A graph of an expert product, recorded once, over other routings and other x.
+TEST_P(CudaInvariance, ReplayedWithAnotherRoutingIsTheSameAsEager) {
+    if (n_ > 1000) return;
+    const std::int64_t experts = 24, top_k = 3, tokens = 150;
+    const StoredTensor tensor(dtype_, experts * n_, k_, 7);
+    const Weight packed = pack_on(*gpu_, matrices_of(tensor, experts, n_, k_));
+    const Routing recorded(tokens, experts, top_k, 1);
+    DeviceInts indptr(*gpu_, recorded.indptr), source(*gpu_, recorded.source);
+    Activations first_x = random_x(tokens, k_, 8);
+    DeviceActivations x(*gpu_, first_x);
+    Activations eager(DType::f32, tokens * top_k, n_, n_),
+        replayed(DType::f32, tokens * top_k, n_, n_);
+    DeviceActivations y(*gpu_, eager);
+    const auto multiply = [&]() -> Expected<void> {
+        cuda::expert_product(stream_, x.matrix(), source.data(), indptr.data(), packed.view(),
+                             y.matrix());
+        return {};
+    };
+    auto graph = gpu_->record(stream_, multiply);
+    ASSERT_TRUE(graph) << graph.error().message;
+    for (const std::int64_t used : {150, 1, 37, 0, 149}) {
+        const Routing routing(used, experts, top_k, static_cast<std::uint32_t>(used + 2));
+        indptr.upload(routing.indptr);
+        source.upload(routing.source);
+        x.upload(random_x(tokens, k_, static_cast<std::uint32_t>(used)));
+        y.fill(std::byte{0xff});
+        expect_done(multiply());
+        y.download(eager);
+        y.fill(std::byte{0xff});
+        expect_done((*graph)->play());
+        y.download(replayed);
+        ASSERT_EQ(eager.bytes(), replayed.bytes()) << used;
+        ASSERT_EQ(used > 0, !std::isnan(eager.value(0, 0)));
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CudaInvariance, testing::ValuesIn(cases()), [](const auto& param) {
+    return std::string(name_of(param.param.dtype)) + "_" + std::to_string(param.param.n) + "x" +
+           std::to_string(param.param.k);
+});
+
+}  // namespace
+}  // namespace espalier::linalg

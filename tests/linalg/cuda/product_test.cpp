@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+// CUDA products against the double oracle, with bounds derived from the number of roundings; what
+// they leave alone; what packing refuses.
+#include "linalg/cuda/product.hpp"
+
+#include <cmath>
+
+#include "linalg/cuda/on_device.hpp"
+
+namespace espalier::linalg {
+namespace {
+
+struct Shape {
+    std::int64_t rows, n, k, x_extra, y_extra;
+};
+
+// Ends inside a tile of outputs, a chunk of inputs, 8 of them; every number of tiles of tokens; one
+// segment, several of one chunk, of two, of unequal length, fourteen.
+constexpr Shape kShapes[] = {
+    {1, 1, 1, 0, 0},        {1, 17, 3, 1, 0},       {2, 16, 128, 0, 5},   {5, 33, 129, 3, 1},
+    {7, 130, 257, 0, 2},    {24, 48, 512, 8, 0},    {25, 47, 1000, 0, 3}, {61, 20, 1023, 5, 0},
+    {200, 19, 304, 0, 0},   {3, 300, 6504, 8, 1},   {9, 40, 2048, 0, 0},  {33, 100, 1408, 0, 7},
+    {130, 140, 1544, 8, 0}, {300, 130, 640, 24, 2}, {64, 20, 7168, 0, 0}, {129, 33, 64, 0, 1},
+    {150, 65, 5000, 0, 0},  {70, 4300, 136, 0, 0},  {12, 9000, 72, 0, 0},
+};
+
+// Σ |x·w| over k: what the bound is relative to.
+double magnitude(Activations& x, std::int64_t row, const StoredTensor& w, std::int64_t n,
+                 DType dtype) {
+    double sum = 0;
+    for (std::int64_t k = 0; k < x.matrix().cols; ++k) {
+        const double scale = dtype == DType::e4m3 ? w.scale(n, k) : 1.0;
+        sum += std::abs(double{x.value(row, k)} * w.code(n, k) * scale);
+    }
+    return sum;
+}
+
+// Tensor cores cut each of 17 terms (16 products and the sum so far) to 24 bits of the largest: 17
+// times 2⁻²³ of it per 16 inputs. f32 weights: one rounding per input and a tree of five. e4m3 adds
+// two roundings per block, segments one each; accumulating and the oracle's own rounding are two.
+double chain_bound(std::int64_t k, double size) {
+    const double steps = static_cast<double>((k + 15) / 16);
+    const double blocks = static_cast<double>((k + 127) / 128);
+    return 1.01 * (34.0 * steps + 2.0 * blocks + 16.0 + 2.0) * 0x1p-24 * size;
+}
+
+double store_bound(DType y, double value) {
+    if (y == DType::bf16) return 0x1p-8 * std::abs(value);
+    if (y == DType::f16) return 0x1p-11 * std::abs(value) + 0x1p-24;
+    return 0x1p-24 * std::abs(value);
+}
+
+class CudaProduct : public testing::TestWithParam<DType> {
+  protected:
+    void expect_product(const Shape& shape, DType y_dtype, Store store) {
+        SCOPED_TRACE(std::to_string(shape.rows) + "×" + std::to_string(shape.n) + "×" +
+                     std::to_string(shape.k) + " to " + std::string(name_of(y_dtype)));
+        const StoredTensor w(dtype_, shape.n, shape.k, 11);
+        const Weight panels = pack_or_die(cpu_, w.view());
+        const Weight packed = pack_on(*gpu_, {w.view()});
+        Activations x = Activations::random(format_of(dtype_).input(), shape.rows, shape.k,
+                                            shape.k + shape.x_extra, 12);
+        const auto fresh_y = [&] {
+            return Activations::random(y_dtype, shape.rows, shape.n, shape.n + shape.y_extra, 13);
+        };
+        Activations y = fresh_y(), expected = fresh_y(), before = fresh_y();
+        const DeviceActivations device_x(*gpu_, x), device_y(*gpu_, y);
+        cuda::product(gpu_->stream(), device_x.matrix(), packed.view(), device_y.matrix(), store);
+        device_y.download(y);
+        reference_product(x.matrix(), panels.view(), expected.matrix(), store);
+        for (std::int64_t row = 0; row < shape.rows; ++row) {
+            for (std::int64_t n = 0; n < shape.n; ++n) {
+                const double want = expected.value(row, n), got = y.value(row, n);
+                // The largest shapes have a million outputs: an ever changing part of them.
+                if (shape.rows * shape.n > 4000 && (row * 7 + n) % 13 != 0) {
+                    ASSERT_TRUE(std::isfinite(got)) << "row " << row << " output " << n;
+                    continue;
+                }
+                double size = magnitude(x, row, w, n, dtype_);
+                if (store == Store::accumulate) size += std::abs(before.value(row, n));
+                const double bound = chain_bound(shape.k, size) +
+                                     store_bound(y_dtype, std::max(std::abs(want), std::abs(got)));
+                ASSERT_LE(std::abs(want - got), bound) << "row " << row << " output " << n;
+            }
+            // What lies between the rows is nobody's: still the bytes put there.
+            ASSERT_TRUE(same_row(y, row, before, row, shape.y_extra, shape.n, shape.n));
+        }
+    }
+
+    DType dtype_ = GetParam();
+    CpuDevice cpu_{2};
+    std::unique_ptr<Device> gpu_ = gpu_or_throw();
+};
+
+TEST_P(CudaProduct, AgreesWithTheOracle) {
+    for (const Shape& shape : kShapes) expect_product(shape, DType::f32, Store::assign);
+}
+
+TEST_P(CudaProduct, AccumulatesInPlace) {
+    for (const Shape& shape : {kShapes[3], kShapes[5], kShapes[12], kShapes[16]})
+        expect_product(shape, DType::f32, Store::accumulate);
+}
+
+TEST_P(CudaProduct, RoundsOnceToTheOutputsType) {
+    for (const Shape& shape : {kShapes[4], kShapes[11], kShapes[12], kShapes[13]})
+        for (const DType y : {DType::bf16, DType::f16}) expect_product(shape, y, Store::assign);
+}
+
+// Joined sources of 40 and 24 outputs whose scales change inside a tile of 16, a transposed one,
+// and one that begins inside a block of scales.
+TEST_P(CudaProduct, PacksJoinedAndTransposedSources) {
+    const StoredTensor stored(dtype_, 700, 300, 3), turned(dtype_, 256, 200, 4);
+    const std::int64_t k = 256;
+    const std::vector<WeightSource> sources = {
+        stored.view(128, 0, 40, k), stored.view(300, 0, 24, k), turned.view(0, 60, k, 100, true)};
+    const std::span<const WeightSource> joined(sources);
+    auto packed = cuda::pack(*gpu_, WeightStack(&joined, 1));
+    ASSERT_TRUE(packed) << packed.error().message;
+    auto panels = pack_panels(cpu_, WeightStack(&joined, 1));
+    ASSERT_TRUE(panels) << panels.error().message;
+    Activations x = Activations::random(format_of(dtype_).input(), 9, k, k, 5);
+    Activations y(DType::f32, 9, 164, 164), expected(DType::f32, 9, 164, 164);
+    const DeviceActivations device_x(*gpu_, x), device_y(*gpu_, y);
+    cuda::product(gpu_->stream(), device_x.matrix(), packed->view(), device_y.matrix(),
+                  Store::assign);
+    device_y.download(y);
+    reference_product(x.matrix(), panels->view(), expected.matrix(), Store::assign);
+    // |x·w| summed over 256 inputs of about 1 is below 2,000.
+    for (std::int64_t row = 0; row < 9; ++row)
+        for (std::int64_t n = 0; n < 164; ++n)
+            ASSERT_NEAR(y.value(row, n), expected.value(row, n), chain_bound(k, 2000))
+                << "row " << row << " output " << n;
+}
+
+TEST_P(CudaProduct, NoRowsIsNoWork) {
+    const StoredTensor w(dtype_, 20, 136, 1);
+    const Weight packed = pack_on(*gpu_, {w.view()});
+    const Matrix x{nullptr, format_of(dtype_).input(), 0, 136, 136},
+        y{nullptr, DType::f32, 0, 20, 20};
+    cuda::product(gpu_->stream(), x, packed.view(), y, Store::assign);
+    cuda::stacked_product(gpu_->stream(), x, 0, packed.view(), y, 0);
+    const DeviceInts indptr(*gpu_, {0, 0});
+    cuda::expert_product(gpu_->stream(), x, indptr.data(), indptr.data(), packed.view(), y);
+    expect_done(gpu_->synchronize(gpu_->stream()));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CudaProduct, testing::ValuesIn(kWeightTypes),
+                         [](const auto& param) { return std::string(name_of(param.param)); });
+
+// Every code of e4m3 in both halves of a fragment, at every input of a chunk, times one: exact.
+TEST(CudaPack, EveryCodeIsItself) {
+    const std::unique_ptr<Device> gpu = gpu_or_throw();
+    constexpr std::int64_t kOutputs = 256, kInputs = 128;
+    std::vector<std::byte> codes(kOutputs * kInputs);
+    const auto code_at = [](std::int64_t n, std::int64_t k) {
+        const auto code = static_cast<std::uint8_t>(n + 37 * k);
+        return (code & 0x7f) == 0x7f ? std::uint8_t{0x80} : code;
+    };
+    for (std::int64_t n = 0; n < kOutputs; ++n)
+        for (std::int64_t k = 0; k < kInputs; ++k)
+            codes[static_cast<std::size_t>(n * kInputs + k)] = std::byte{code_at(n, k)};
+    const float scales[] = {0.5f, 3.0f};
+    const WeightSource source{.data = codes.data(),
+                              .format = kFp8Blocks,
+                              .n = kOutputs,
+                              .k = kInputs,
+                              .row_stride = kInputs,
+                              .scales = reinterpret_cast<const std::byte*>(scales),
+                              .scale_stride = 1};
+    const Weight packed = pack_on(*gpu, {source});
+    Activations x(DType::bf16, kInputs, kInputs, kInputs),
+        y(DType::f32, kInputs, kOutputs, kOutputs);
+    for (std::int64_t k = 0; k < kInputs; ++k) write_element(x.at(k, k), DType::bf16, 1.0f);
+    const DeviceActivations device_x(*gpu, x), device_y(*gpu, y);
+    for (const std::int64_t rows : {std::int64_t{1}, std::int64_t{40}, kInputs}) {
+        for (std::int64_t row = 0; row < kInputs; row += rows) {
+            const std::int64_t count = std::min(rows, kInputs - row);
+            cuda::product(gpu->stream(), device_x.matrix().slice(row, count), packed.view(),
+                          device_y.matrix().slice(row, count), Store::assign);
+        }
+        device_y.download(y);
+        for (std::int64_t k = 0; k < kInputs; ++k)
+            for (std::int64_t n = 0; n < kOutputs; ++n)
+                ASSERT_EQ(y.value(k, n), to_float(E4m3{code_at(n, k)}) * scales[n / 128])
+                    << "input " << k << " output " << n;
+    }
+}
+
+TEST(CudaPack, RefusesByName) {
+    const std::unique_ptr<Device> gpu = gpu_or_throw();
+    StoredTensor stored(DType::e4m3, 140, 256, 1);
+    const auto refusal = [&](const WeightSource& source) {
+        const std::span<const WeightSource> one(&source, 1);
+        auto packed = cuda::pack(*gpu, WeightStack(&one, 1));
+        return packed ? std::string("packed") : packed.error().message;
+    };
+    EXPECT_EQ(refusal(stored.view()), "packed");
+    WeightSource source = stored.view();
+    source.format = {.code = WeightCode::e4m3};
+    EXPECT_NE(refusal(source).find("e4m3"), std::string::npos) << refusal(source);
+    source.format = kFp8Blocks;
+    source.format.group_k = 64;
+    source.scale_stride = 4;
+    EXPECT_NE(refusal(source).find("128 × 64"), std::string::npos) << refusal(source);
+    // One NaN code, in the last row.
+    stored.bytes()[1 + 139 * 256 + 255] = std::byte{0xff};
+    EXPECT_NE(refusal(stored.view()).find("NaN"), std::string::npos);
+}
+
+TEST(CudaPack, StrangersLayoutsAreRefused) {
+    const std::unique_ptr<Device> gpu = gpu_or_throw();
+    CpuDevice cpu(1);
+    const StoredTensor w(DType::bf16, 16, 128, 1);
+    const Weight panels = pack_or_die(cpu, w.view());
+    const Activations x(DType::bf16, 1, 128, 128), y(DType::f32, 1, 16, 16);
+    EXPECT_THROW(cuda::product(gpu->stream(), x.matrix(), panels.view(), y.matrix(), Store::assign),
+                 CheckFailure);
+}
+
+}  // namespace
+}  // namespace espalier::linalg
