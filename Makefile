@@ -5,7 +5,7 @@ DEMO_DRAFT ?= models/sapling-eagle3
 # Configures, builds and tests a workflow of CMakePresets.json.
 WORKFLOW = CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) CTEST_PARALLEL_LEVEL=$(JOBS) cmake --workflow --preset
 
-.PHONY: help demo serve test test-long test-clients test-deploy package test-package test-image build asan tsan fuzz cuda gpu-test install format format-check clean
+.PHONY: help demo serve test test-page test-long test-clients test-deploy package test-package test-image build asan tsan fuzz cuda gpu-test install format format-check clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -20,13 +20,19 @@ demo:
 serve:
 	@tools/setup.sh run
 	@$(MAKE) --no-print-directory build TARGETS=espalier TESTS=OFF
-	build/cpu/espalier serve $(DEMO_MODEL)
+	build/cpu/espalier serve $(DEMO_MODEL) --draft $(DEMO_DRAFT) --speculate auto
 
 ## make test       install what testing needs, build, run the quick tests
 test:
 	@tools/setup.sh test
 	@$(MAKE) --no-print-directory build TESTS=ON
 	ctest --preset quick -j $(JOBS)
+
+## make test-page  the server's page in a real browser (Chromium); PICTURES=docs/pictures takes those of the docs
+test-page:
+	@tools/setup.sh page
+	@$(MAKE) --no-print-directory build TARGETS=espalier
+	python3 tests/page/browser_test.py build/cpu/espalier $(DEMO_MODEL) $(DEMO_DRAFT) $(if $(PICTURES),--pictures $(PICTURES))
 
 ## make test-long  the tests that take minutes
 test-long:

@@ -3,6 +3,7 @@
 #   tools/setup.sh run    what building and running needs
 #   tools/setup.sh test   that, and what the tests, sanitizers and fuzzers need
 #   tools/setup.sh long   that, and the reference tokenizers that the long tests compare with (PyPI, into .venv)
+#   tools/setup.sh page   what building needs, and the browser in which `make test-page` opens the server's page
 #   tools/setup.sh package | clients | deploy   what building needs, and `make package`, `make test-clients`, `make test-deploy`
 set -euo pipefail
 
@@ -11,6 +12,7 @@ run_packages=(
     libfmt-dev libexpected-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libboost1.81-dev
 )
 test_packages=(libgtest-dev ccache clang-14 clang-format-14 libclang-rt-14-dev python3)
+page_packages=(chromium fonts-dejavu-core python3)
 long_packages=(python3-venv)
 package_packages=(dpkg-dev)
 clients_packages=(python3-venv)
@@ -19,12 +21,13 @@ deploy_packages=(dpkg-dev python3-venv systemd strace mmdebstrap)
 case "${1:-}" in
     run) packages=("${run_packages[@]}") ;;
     test) packages=("${run_packages[@]}" "${test_packages[@]}") ;;
+    page) packages=("${run_packages[@]}" "${page_packages[@]}") ;;
     long) packages=("${run_packages[@]}" "${test_packages[@]}" "${long_packages[@]}") ;;
     package) packages=("${run_packages[@]}" "${package_packages[@]}") ;;
     clients) packages=("${run_packages[@]}" "${clients_packages[@]}") ;;
     deploy) packages=("${run_packages[@]}" "${deploy_packages[@]}") ;;
     *)
-        echo "usage: tools/setup.sh run|test|long|package|clients|deploy" >&2
+        echo "usage: tools/setup.sh run|test|long|page|package|clients|deploy" >&2
         exit 2
         ;;
 esac

@@ -147,7 +147,7 @@ bool wait_for_signal(int signals, int loaded) {
 Expected<void> run_server(const Options& options, const std::vector<std::string>& ignored) {
     const sigset_t signals = ending_signals();
     pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // in every thread from here on
-    std::signal(SIGPIPE, SIG_IGN);  // nobody reads the log any more: no reason to end
+    std::signal(SIGPIPE, SIG_IGN);                  // a log without a reader is no reason to end
     const Descriptor arrived(signalfd(-1, &signals, SFD_CLOEXEC));
     server::raise_file_limit();
     server::Log log(options.server.log_format == "json" ? server::Log::Format::json
@@ -159,7 +159,7 @@ Expected<void> run_server(const Options& options, const std::vector<std::string>
     Loader loader(options, *server, log);
     if (wait_for_signal(arrived.number(), loader.done())) {
         log.info("stopped while loading");
-        std::_Exit(0);  // nobody is being answered, and reading weights cannot be interrupted
+        std::_Exit(0);  // no request is being answered, and reading weights cannot be interrupted
     }
     if (const auto& loaded = loader.finish(); !loaded) return tl::unexpected<Error>(loaded.error());
     notify_service_manager("READY=1");

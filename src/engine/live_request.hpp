@@ -28,6 +28,7 @@ struct RequestGroup {
     accept::SamplingParameters sampling;
     bool speculate = true;
     std::optional<speculate::DraftShape> drafts;  // prescribed
+    bool report_trees = false;
     bool logprobs = true;
     std::vector<std::int32_t> forced_output;  // see Request
     std::int64_t max_tokens = 0;
@@ -52,8 +53,9 @@ struct LiveRequest {
     std::shared_ptr<RequestGroup> group;
     accept::RequestProgress progress;
     accept::Emission emission;
-    bool planned = false;            // it has been in a batch, and drafters know it
-    std::int64_t cached_tokens = 0;  // found in the prefix index when it was first planned
+    std::vector<VerifiedTree> trees;  // since the last update, under report_trees
+    bool planned = false;             // it has been in a batch, and drafters know it
+    std::int64_t cached_tokens = 0;   // found in the prefix index when it was first planned
     RequestTimes times;
     // Why it is to end, where the engine and not the scheduler decided so.
     Interruption interruption = Interruption::none;

@@ -11,6 +11,7 @@ using namespace std::chrono_literals;
 // The numbers stay: they are totals.
 void ChoiceUpdate::clear() {
     emission.clear();
+    trees.clear();
     message.clear();
 }
 
@@ -32,6 +33,7 @@ void Mailbox::receive(const Update& update) {
         const std::lock_guard lock(mutex_);
         ChoiceUpdate& choice = pending_.choices.at(static_cast<std::size_t>(update.choice));
         choice.emission.append(update.emission);
+        append_trees(choice.trees, update.trees);
         choice.usage = update.usage;
         choice.times = update.times;
         choice.cached_tokens = update.cached_tokens;
@@ -76,6 +78,7 @@ Mailbox::Poll Mailbox::take(Updates& updates) {
         ChoiceUpdate& given = updates.choices[i];
         given.clear();
         std::swap(given.emission, kept.emission);
+        std::swap(given.trees, kept.trees);
         given.usage = kept.usage;
         given.times = kept.times;
         given.cached_tokens = kept.cached_tokens;

@@ -25,7 +25,8 @@ namespace espalier::engine {
 // What a reader gets of one choice: all that is new since it last asked.
 struct ChoiceUpdate {
     accept::Emission emission;
-    accept::Usage usage;  // so far
+    std::vector<VerifiedTree> trees;  // under report_trees; the last kReportedTrees
+    accept::Usage usage;              // so far
     RequestTimes times;
     std::int64_t cached_tokens = 0;  // of the prompt, found in the prefix index
     bool ended = false;              // then finish says how, and nothing more comes

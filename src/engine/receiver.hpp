@@ -5,10 +5,12 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string_view>
 
 #include "accept/prompt_logprobs.hpp"
 #include "accept/request_progress.hpp"
+#include "engine/verified_tree.hpp"
 #include "schedule/request.hpp"
 
 namespace espalier::engine {
@@ -45,8 +47,9 @@ struct Update {
     const accept::PromptLogprobs* prompt_logprobs = nullptr;
     const accept::Usage& usage;
     const RequestTimes& times;
-    std::int64_t cached_tokens = 0;  // of the prompt, found in the prefix index
-    std::optional<Ending> ending;    // with the last update of the choice
+    std::int64_t cached_tokens = 0;            // of the prompt, found in the prefix index
+    std::span<const VerifiedTree> trees = {};  // under report_trees
+    std::optional<Ending> ending;              // with the last update of the choice
 };
 
 class Receiver {

@@ -35,6 +35,8 @@ struct Request {
     // level that a draft model goes on from, drafts in all. Where one is given, the others are
     // kPrescribedDepth, 1 and depth × width.
     std::int32_t draft_depth = 0, draft_width = 0, draft_nodes = 0;
+    // The trees that are verified for it go to its receiver (verified_tree.hpp).
+    bool report_trees = false;
     // false: the tokens' logprobs are not asked for; they are NaN unless top_logprobs are wanted,
     // and draws are cheaper.
     bool logprobs = true;

@@ -34,6 +34,13 @@ void count_origins(std::span<const DraftOrigin> origins, std::span<const std::in
     }
 }
 
+VerifiedTree verified_tree(const accept::TreeView& tree, std::span<const std::int32_t> path) {
+    return {.tokens = {tree.tokens.begin(), tree.tokens.end()},
+            .parents = {tree.parents.begin(), tree.parents.end()},
+            .origins = {tree.origins.begin(), tree.origins.end()},
+            .path = {path.begin(), path.end()}};
+}
+
 }  // namespace
 
 // Bit i: token i of the planned request had a latent that was not finite. Of a chunk, bit 0 stands
@@ -73,6 +80,11 @@ void Stepper::settle(std::size_t index) {
     walks_[index] = accept::walk(batch_.tree_view(index), node_draws(index), request.progress,
                                  request.emission);
     outcomes_[index].committed = walks_[index].tokens.values();
+    if (request.group->report_trees && batch_.tree(index).size() > 1) {
+        const VerifiedTree tree =
+            verified_tree(batch_.tree_view(index), walks_[index].path.values());
+        append_trees(request.trees, std::span(&tree, 1));
+    }
     if (!walks_[index].finish) return;
     const accept::FinishReason reason = walks_[index].finish->reason;
     const bool failed =
@@ -213,8 +225,10 @@ void Stepper::send(LiveRequest& request, std::optional<Ending> ending) {
                              .usage = usage,
                              .times = request.times,
                              .cached_tokens = request.cached_tokens,
+                             .trees = request.trees,
                              .ending = ending});
     request.emission.clear();
+    request.trees.clear();
 }
 
 void Stepper::finish_ended() {

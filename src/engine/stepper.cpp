@@ -112,6 +112,7 @@ std::vector<schedule::RequestId> Stepper::submit(CheckedRequest checked,
     const auto group = std::make_shared<RequestGroup>(std::move(checked.sampling));
     group->speculate = request.speculate;
     group->drafts = checked.drafts;
+    group->report_trees = request.report_trees;
     group->logprobs = request.logprobs;
     group->forced_output = request.forced_output;
     group->max_tokens = output.max_tokens;

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "espalier/version.hpp"
+#include "server/page.hpp"
 #include "server/token_routes.hpp"
 
 namespace espalier::server {
@@ -60,6 +61,7 @@ Json model_json(const ServedModel& model, const std::string& name) {
 }  // namespace
 
 const App::Route App::kRoutes[] = {
+    {"GET", "/", true, false, &App::page},
     {"GET", "/health", true, false, &App::health},
     {"GET", "/v1/health", true, false, &App::health},
     {"GET", "/ping", true, false, &App::health},
@@ -181,7 +183,7 @@ void App::health(HttpRequest&, const std::shared_ptr<Exchange>& exchange) {
     send(exchange, {.body = R"({"status":"ok"})"});
 }
 
-// Alive while it loads and drains too: a restart would help nobody then.
+// Alive while it loads and drains too: a restart would not help then.
 void App::live(HttpRequest&, const std::shared_ptr<Exchange>& exchange) {
     if (!model_) return send(exchange, {.body = R"({"status":"loading"})"});
     const engine::EngineStatus status = model_->engine().status();
@@ -191,6 +193,16 @@ void App::live(HttpRequest&, const std::shared_ptr<Exchange>& exchange) {
                                   "the engine has not come round for {:.0f} seconds{}{}", age,
                                   status.failure.empty() ? "" : ": ", status.failure))));
     send(exchange, {.body = Json({{"status", "ok"}, {"heartbeat_age_seconds", age}}).dump()});
+}
+
+// Needs no key: it holds nothing secret, and asks for the key where one is needed. No other page
+// may put it into a frame.
+void App::page(HttpRequest&, const std::shared_ptr<Exchange>& exchange) {
+    send(exchange, {.content_type = "text/html; charset=utf-8",
+                    .body = std::string(page_html()),
+                    .headers = {{"Cache-Control", "no-cache"},
+                                {"X-Frame-Options", "DENY"},
+                                {"X-Content-Type-Options", "nosniff"}}});
 }
 
 void App::version(HttpRequest&, const std::shared_ptr<Exchange>& exchange) {

@@ -56,6 +56,7 @@ class App final : public HttpHandler {
 
     void health(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
     void live(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
+    void page(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
     void version(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
     void models(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
     void one_model(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);

@@ -161,6 +161,9 @@ void Generation::begin(Prepared& prepared) {
                      .include_usage = request.include_usage,
                      .logprobs = request.logprobs,
                      .echo = request.echo,
+                     .speculation = request.speculation_report,
+                     .drafters = request.speculation_report ? model_->engine().status().drafters
+                                                            : std::vector<std::string>{},
                      .choices = request.engine.choices,
                      .seed = request.engine.sampling.seed},
         model_->tokenizer(), std::move(prepared.prompts));

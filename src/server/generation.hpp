@@ -41,7 +41,7 @@ class Generation final : public ExchangeListener, public std::enable_shared_from
                std::function<void(const Generation*)> done);
 
     void start(std::string body);
-    // A comment to a client that has heard nothing for this long, so that nobody between takes the
+    // A comment to a client that has heard nothing for this long, so that no proxy takes the
     // connection for dead.
     void ping_if_silent(Clock::time_point now);
 

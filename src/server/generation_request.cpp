@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Not built: refused, so that nobody takes free text for a checked form.
+// Not built: refused, so that no client takes free text for a checked form.
 constexpr const char* kRefused[] = {
     "tools",
     "functions",
@@ -266,6 +266,17 @@ void read_stream(Fields& fields, GenerationRequest& request) {
     for (std::string& name : inner.unknown()) request.unknown.push_back(std::move(name));
 }
 
+// No text depends on any of it.
+void read_speculation(Fields& fields, GenerationRequest& request) {
+    engine::Request& engine = request.engine;
+    fields.read("speculate", engine.speculate);
+    fields.read("draft_depth", engine.draft_depth, 0, kMaxDrafts);
+    fields.read("draft_width", engine.draft_width, 0, kMaxDrafts);
+    fields.read("draft_nodes", engine.draft_nodes, 0, kMaxDrafts);
+    fields.read("speculation_report", request.speculation_report);
+    engine.report_trees = request.speculation_report;
+}
+
 }  // namespace
 
 Expected<GenerationRequest> parse_generation_request(
@@ -292,7 +303,7 @@ Expected<GenerationRequest> parse_generation_request(
     request.engine.logprobs = request.logprobs;
     read_choices(fields, request);
     read_stream(fields, request);
-    fields.read("speculate", request.engine.speculate);
+    read_speculation(fields, request);
     fields.read("priority", request.engine.priority, 0, kMaxPriority);
     fields.read("cache_salt", request.cache_salt);
     ESPALIER_RETURN_IF_ERROR(fields.result());

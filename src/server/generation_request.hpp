@@ -42,6 +42,7 @@ struct GenerationRequest {
     bool stream = false;
     bool include_usage = false;
     bool echo = false;
+    bool speculation_report = false;  // the answer tells what drafts did for it
     // As the request says it, for the names in answers and errors.
     bool logprobs = false;
     std::optional<std::int64_t> max_tokens;

@@ -24,7 +24,7 @@ bool equal_in_constant_time(std::string_view secret, std::string_view given);
 class Guard {
   public:
     struct Rules {
-        std::vector<std::string> api_keys;         // none: nobody needs one
+        std::vector<std::string> api_keys;         // empty: no key is asked for
         std::vector<std::string> allowed_hosts;    // "*": all
         std::vector<std::string> allowed_origins;  // "https://chat.example.org"; "*": all
     };

@@ -21,7 +21,7 @@ namespace espalier::server {
 struct HttpRequest {
     std::string method;  // "GET"
     std::string path;    // without the query
-    // Headers that anybody here reads; empty: absent.
+    // Headers that the server reads; empty: absent.
     std::string host, origin, content_type, authorization;
     std::string body;
 };
@@ -56,7 +56,7 @@ class Exchange {
     // Something written has not left yet. Writers wait for written(), so that a slow client's text
     // stays where it is bounded.
     virtual bool writing() const = 0;
-    // Nobody holds the request's body any more: its bytes are free for others.
+    // The request's body is no longer held: its bytes count as free for other bodies.
     virtual void release_body() = 0;
 };
 

@@ -72,6 +72,13 @@ struct Writer {
     }
 };
 
+void append_family(const Writer& out, const engine::MetricFamily& family, Status status) {
+    out.head(family.name, family.kind == Kind::gauge ? "gauge" : "counter", family.help);
+    for (std::size_t i = 0; i < family.size(status); ++i)
+        out.value(family.name, fmt::format(",{}=\"{}\"", family.label, family.value(status, i)),
+                  family.of(status, i));
+}
+
 void append_ends(const Writer& out, Status status) {
     const engine::EndCounts& ends = status.sums.ends;
     const std::pair<const char*, std::int64_t> reasons[] = {
@@ -203,6 +210,8 @@ std::string Metrics::text(std::string_view prefix, std::string_view model,
     if (status != nullptr) {
         for (const Metric& metric : kPeerMetrics) out.metric(metric, *status);
         for (const Metric& metric : engine::engine_metrics()) out.metric(metric, *status);
+        for (const engine::MetricFamily& family : engine::engine_metric_families())
+            append_family(out, family, *status);
         append_ends(out, *status);
         append_positions(out, *status);
     }

@@ -5,6 +5,8 @@
 
 #include <utility>
 
+#include "server/speculation_report.hpp"
+
 namespace espalier::server {
 namespace {
 
@@ -85,6 +87,13 @@ void Reply::add_choice(std::size_t index, const engine::ChoiceUpdate& update, st
     text += emission.text;
     if (keeps_text()) choice.text += emission.text;
     if (options_.logprobs) add_logprobs(prompt, choice, emission);
+    if (options_.speculation) {
+        for (OrderedJson& source :
+             text_sources(emission.text, choice.output_bytes, emission.tokens, options_.drafters))
+            choice.sources.push_back(std::move(source));
+        engine::append_trees(choice.trees, update.trees);
+    }
+    choice.output_bytes += static_cast<std::int64_t>(emission.text.size());
     if (update.ended) {
         choice.ended = true;
         ++ended_;
@@ -92,16 +101,29 @@ void Reply::add_choice(std::size_t index, const engine::ChoiceUpdate& update, st
         if (choice.finish == nullptr && !failure_) failure_ = failure_of(update);
     }
     if (!options_.stream || failure_) return;
-    OrderedJson logprobs = take_logprobs(choice);
-    if (!text.empty() || !logprobs.is_null() || (update.ended && !chat()))
-        text_event(index, std::move(text), std::move(logprobs), chat() ? nullptr : choice.finish,
-                   out);
-    if (update.ended && chat())
-        event({{"index", index},
-               {"delta", OrderedJson::object()},
-               {"logprobs", nullptr},
-               {"finish_reason", choice.finish}},
-              out);
+    const bool is_last = update.ended && !chat();
+    if (!text.empty() || (options_.logprobs && !emission.tokens.empty()) || is_last)
+        text_event(index, std::move(text), is_last ? choice.finish : nullptr, out);
+    if (!update.ended || !chat()) return;
+    OrderedJson last = {{"index", index},
+                        {"delta", OrderedJson::object()},
+                        {"logprobs", nullptr},
+                        {"finish_reason", choice.finish}};
+    add_speculation(choice, true, last);
+    event(std::move(last), out);
+}
+
+// What is new; with the output's end its totals too.
+void Reply::add_speculation(Choice& choice, bool with_totals, OrderedJson& told) const {
+    if (!options_.speculation) return;
+    OrderedJson trees = OrderedJson::array();
+    for (const engine::VerifiedTree& tree : choice.trees)
+        trees.push_back(tree_report(tree, tokenizer_, options_.drafters));
+    choice.trees.clear();
+    OrderedJson report = {{"tokens", std::exchange(choice.sources, OrderedJson::array())},
+                          {"trees", std::move(trees)}};
+    if (with_totals) report.update(speculation_totals(choice.usage, options_.drafters));
+    told["speculation"] = std::move(report);
 }
 
 // The text of an echoed prompt stands before the output's, so that offsets count it too.
@@ -170,15 +192,16 @@ void Reply::event(OrderedJson choice, std::string& out) const {
     out += sse_event(dump(chunk));
 }
 
-void Reply::text_event(std::size_t index, std::string text, OrderedJson logprobs,
-                       const char* finish, std::string& out) const {
+void Reply::text_event(std::size_t index, std::string text, const char* finish, std::string& out) {
+    Choice& told = choices_[index];
     OrderedJson choice = {{"index", index}};
     if (chat())
         choice["delta"] = {{"content", std::move(text)}};
     else
         choice["text"] = std::move(text);
-    choice["logprobs"] = std::move(logprobs);
+    choice["logprobs"] = take_logprobs(told);
     choice["finish_reason"] = text_or_null(finish);
+    add_speculation(told, finish != nullptr, choice);
     event(std::move(choice), out);
 }
 
@@ -229,6 +252,7 @@ std::string Reply::whole() {
             one["text"] = std::move(choice.text);
         one["logprobs"] = take_logprobs(choice);
         one["finish_reason"] = text_or_null(choice.finish);
+        add_speculation(choice, true, one);
         list.push_back(std::move(one));
     }
     object["choices"] = std::move(list);

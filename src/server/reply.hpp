@@ -33,6 +33,8 @@ struct ReplyOptions {
     bool include_usage = false;
     bool logprobs = false;
     bool echo = false;
+    bool speculation = false;  // what drafts did is told, under these names
+    std::vector<std::string> drafters = {};
     std::int32_t choices = 1;  // per prompt
     std::uint64_t seed = 0;
 };
@@ -66,6 +68,9 @@ class Reply {
         CodePointCounter points;
         CompletionLogprobs lists;
         OrderedJson chat_logprobs = OrderedJson::array();
+        OrderedJson sources = OrderedJson::array();  // of text that was not told yet
+        std::vector<engine::VerifiedTree> trees;     // of steps that were not told yet
+        std::int64_t output_bytes = 0;               // of text so far, without an echoed prompt
         bool echoed = false;
         bool ended = false;
         const char* finish = nullptr;
@@ -79,10 +84,10 @@ class Reply {
     void add_logprobs(std::size_t prompt, Choice& choice, const accept::Emission& emission);
     void add_choice(std::size_t index, const engine::ChoiceUpdate& update, std::string& out);
     OrderedJson take_logprobs(Choice& choice);
+    void add_speculation(Choice& choice, bool with_totals, OrderedJson& told) const;
     OrderedJson envelope(const char* object) const;
     void event(OrderedJson choice, std::string& out) const;
-    void text_event(std::size_t index, std::string text, OrderedJson logprobs, const char* finish,
-                    std::string& out) const;
+    void text_event(std::size_t index, std::string text, const char* finish, std::string& out);
     OrderedJson usage() const;
     std::string whole();
 

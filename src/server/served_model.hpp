@@ -53,7 +53,7 @@ class ServedModel {
     Expected<chat::Rendered> render(const ChatInput& chat) const;
     // Special tokens are taken where the template wrote them, not where a message has them.
     Expected<EchoedPrompt> encode(const ChatInput& chat) const;
-    // Prompts of other tenants or salts never share pages; 0 is everybody who names neither.
+    // Prompts of other tenants or salts never share pages; 0: all requests that name neither.
     std::uint64_t salt_of(std::size_t tenant, std::string_view cache_salt) const;
 
   private:

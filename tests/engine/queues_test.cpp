@@ -110,6 +110,28 @@ TEST(Mailbox, UpdatesCoalesceAndComeOnce) {
     EXPECT_EQ(mailbox.next_within(updates, 0ns), Mailbox::Poll::finished);
 }
 
+// A reader that falls behind holds no more trees than a few, whatever the output's length.
+TEST(Mailbox, KeepsTheLastTreesOnly) {
+    Mailbox mailbox(1);
+    const accept::Emission emission;
+    const accept::Usage usage;
+    const RequestTimes times;
+    for (std::int32_t step = 0; step < 20; ++step) {
+        const std::vector<VerifiedTree> trees = {
+            {.tokens = {step, 1}, .parents = {-1, 0}, .origins = {{}, {}}, .path = {0}}};
+        mailbox.receive(
+            {.emission = emission, .usage = usage, .times = times, .trees = trees, .ending = {}});
+    }
+    Updates updates;
+    ASSERT_EQ(mailbox.next_within(updates, 0ns), Mailbox::Poll::updated);
+    ASSERT_EQ(updates.choices[0].trees.size(), kReportedTrees);
+    EXPECT_EQ(updates.choices[0].trees.front().tokens[0], 12);
+    EXPECT_EQ(updates.choices[0].trees.back().tokens[0], 19);
+    mailbox.receive({.emission = emission, .usage = usage, .times = times, .ending = {}});
+    ASSERT_EQ(mailbox.next_within(updates, 0ns), Mailbox::Poll::updated);
+    EXPECT_TRUE(updates.choices[0].trees.empty());
+}
+
 // One call between two reads, after the update is there to be read; the last comes with the end.
 TEST(Mailbox, WakesAReaderThatDoesNotWait) {
     int calls = 0;

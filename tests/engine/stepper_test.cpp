@@ -149,6 +149,65 @@ TEST(Stepper, AForcedOutputIsScoredAndDrafted) {
     EXPECT_EQ(alone->choice(0).usage.accepted, 0);
 }
 
+// Keeps the trees and the tokens of one choice.
+class TreeKeeper final : public Receiver {
+  public:
+    void receive(const Update& update) override {
+        for (const accept::CommittedToken& token : update.emission.tokens)
+            tokens.push_back(token.token);
+        trees.insert(trees.end(), update.trees.begin(), update.trees.end());
+        usage = update.usage;
+    }
+    std::vector<std::int32_t> tokens;
+    std::vector<VerifiedTree> trees;
+    accept::Usage usage;
+};
+
+// Each tree is what its step verified: together they have all drafts that were counted, and their
+// paths are the output's tokens in order, each tree from its root's place on.
+TEST(Stepper, ARequestThatAsksIsToldItsTrees) {
+    Request request = plain_request(30, 60, 21);
+    request.forced_output = random_prompt(20, 22);
+    request.forced_output.insert(request.forced_output.end(), request.prompt.begin(),
+                                 request.prompt.end());
+    for (const bool asks : {true, false}) {
+        std::vector<std::unique_ptr<speculate::Drafter>> drafters;
+        drafters.push_back(std::make_unique<speculate::NgramDrafter>(speculate::NgramLimits{}));
+        Harness harness(tiny_target(Family::v3), roomy_settings(), std::move(drafters));
+        request.report_trees = asks;
+        const auto keeper = std::make_shared<TreeKeeper>();
+        harness.stepper->submit(harness.check(request), keeper);
+        harness.run();
+        EXPECT_GT(keeper->usage.accepted, 0);
+        if (!asks) {
+            EXPECT_TRUE(keeper->trees.empty());
+            continue;
+        }
+        std::int64_t drafted = 0, accepted = 0;
+        auto place = keeper->tokens.begin();
+        for (const VerifiedTree& tree : keeper->trees) {
+            ASSERT_EQ(tree.tokens.size(), tree.parents.size());
+            ASSERT_EQ(tree.tokens.size(), tree.origins.size());
+            ASSERT_FALSE(tree.path.empty());
+            EXPECT_EQ(tree.parents[0], -1);
+            std::vector<std::int32_t> path;
+            for (std::size_t i = 0; i < tree.path.size(); ++i) {
+                const auto node = static_cast<std::size_t>(tree.path[i]);
+                EXPECT_EQ(tree.parents[node], i == 0 ? -1 : tree.path[i - 1]);
+                path.push_back(tree.tokens[node]);
+            }
+            place = std::search(place, keeper->tokens.end(), path.begin(), path.end());
+            EXPECT_NE(place, keeper->tokens.end());
+            for (std::size_t node = 1; node < tree.origins.size(); ++node)
+                EXPECT_TRUE(tree.origins[node].drafted());
+            drafted += std::ssize(tree.tokens) - 1;
+            accepted += std::ssize(tree.path) - 1;
+        }
+        EXPECT_EQ(drafted, keeper->usage.drafted);
+        EXPECT_EQ(accepted, keeper->usage.accepted);
+    }
+}
+
 TEST(Stepper, ASecondPromptOf4000TokensCostsLessThanAPage) {
     StepperSettings settings = roomy_settings();
     settings.schedule.max_model_len = 4096;

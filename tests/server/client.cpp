@@ -58,6 +58,8 @@ Client::Client(std::uint16_t port) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) 
 Client::Client(Client&& other) noexcept
     : socket_(std::exchange(other.socket_, -1)), pending_(std::move(other.pending_)) {}
 
+void Client::end_sending() { ::shutdown(socket_, SHUT_WR); }
+
 void Client::close() {
     if (socket_ >= 0) ::close(std::exchange(socket_, -1));
 }

@@ -42,6 +42,8 @@ class Client {
     bool receive_until(std::string_view text);
     // The other side has closed, and nothing is left to read.
     bool at_end();
+    // Nothing more is sent; what comes can still be read.
+    void end_sending();
     void close();
     // As a process that is killed with bytes unread does.
     void reset();

@@ -47,7 +47,7 @@ TEST(Limits, BodiesAndHeads) {
         "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
         "application/json\r\nContent-Length: 104857600\r\n\r\n");
     EXPECT_EQ(told.receive().status, 413);
-    // In chunks, nobody knows before.
+    // In chunks, its length is not known before.
     Client chunked = server.client();
     chunked.send(
         "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "

@@ -256,6 +256,51 @@ TEST(Reply, ChatLogprobsAreObjects) {
     EXPECT_EQ(content[0]["top_logprobs"][0]["token"], "z");
 }
 
+TEST(Reply, AReportTellsWhoEachPieceOfTextCameFrom) {
+    for (const bool stream : {true, false})
+        for (const Api api : {Api::completions, Api::chat}) {
+            ReplyOptions wanted = options(api, stream);
+            wanted.speculation = true;
+            wanted.drafters = {"ngram", "mtp"};
+            Reply reply(wanted, tokenizer(), std::vector<EchoedPrompt>(1));
+            std::string out;
+            engine::ChoiceUpdate first = update({"aéb"});  // four bytes, one token each
+            first.emission.tokens[1].origin = {.drafters = 2, .drafter = 1, .depth = 1, .rank = 0};
+            first.trees = {{.tokens = {token_of('a'), token_of(0xC3), token_of('x')},
+                            .parents = {-1, 0, 0},
+                            .origins = {{}, {.drafters = 2, .drafter = 1}, {.drafters = 1}},
+                            .path = {0, 1}}};
+            engine::ChoiceUpdate last = update({"c", FinishReason::eos}, 4);
+            last.usage.steps = 3;
+            last.usage.accepted_at_depth[1] = 2;
+            last.usage.accepted_at_depth[2] = 1;
+            last.usage.drafted_from = {0, 4};
+            last.usage.accepted_from = {0, 3};
+            reply.add(0, updates({first}), out);
+            reply.add(0, updates({last}), out);
+            reply.end(out);
+            Json tokens = Json::array(), trees = Json::array(), totals;
+            for (const Json& event : stream ? events(out) : std::vector{Json::parse(out)}) {
+                if (event == "[DONE]") continue;
+                const Json report = event["choices"][0]["speculation"];
+                for (const Json& token : report["tokens"]) tokens.push_back(token);
+                for (const Json& tree : report["trees"]) trees.push_back(tree);
+                if (report.contains("steps")) totals = report;
+            }
+            EXPECT_EQ(tokens, Json::parse(R"([{"text":"a","source":"target"},
+                                              {"text":"é","source":"mtp"},
+                                              {"text":"b","source":"target"},
+                                              {"text":"c","source":"target"}])"));
+            EXPECT_EQ(trees, Json::parse(R"([{"texts":["a","bytes:\\xc3","x"],
+                                              "parents":[-1,0,0],
+                                              "sources":[null,"mtp","ngram"],
+                                              "path":[0,1]}])"));
+            EXPECT_EQ(totals["steps"], 3);
+            EXPECT_EQ(totals["accepted_at_depth"], Json({2, 1}));
+            EXPECT_EQ(totals["drafters"]["mtp"], Json({{"drafted", 4}, {"accepted", 3}}));
+        }
+}
+
 TEST(Reply, InterruptionsAreFailures) {
     const auto failure = [](const Sketch& sketch) {
         Reply reply(options(Api::chat, true), tokenizer(), std::vector<EchoedPrompt>(1));

@@ -54,6 +54,8 @@ TEST(GenerationRequest, TakesEveryFieldOfACompletion) {
                                           {"stream", true},
                                           {"stream_options", {{"include_usage", true}}},
                                           {"speculate", false},
+                                          {"draft_depth", 3},
+                                          {"speculation_report", true},
                                           {"priority", 4},
                                           {"cache_salt", "s"},
                                           {"user", "u"}}));
@@ -82,6 +84,8 @@ TEST(GenerationRequest, TakesEveryFieldOfACompletion) {
     EXPECT_EQ(engine.output.prompt_top_logprobs, 2);
     EXPECT_TRUE(parsed->logprobs && parsed->echo && parsed->stream && parsed->include_usage);
     EXPECT_FALSE(engine.speculate);
+    EXPECT_EQ(engine.draft_depth, 3);
+    EXPECT_TRUE(parsed->speculation_report);
     EXPECT_EQ(engine.priority, 4);
     EXPECT_EQ(parsed->cache_salt, "s");
     EXPECT_TRUE(parsed->unknown.empty());

@@ -32,6 +32,22 @@ TEST(Routes, TellHealthVersionAndModels) {
         std::string::npos);
 }
 
+TEST(Routes, ThePageIsWholeAndAsksForNothingOutside) {
+    RunningServer server;
+    const Answer page = server.client().get("/");
+    EXPECT_EQ(page.status, 200);
+    EXPECT_EQ(page.headers.at("content-type"), "text/html; charset=utf-8");
+    EXPECT_EQ(page.headers.at("x-frame-options"), "DENY");
+    EXPECT_TRUE(page.body.starts_with("<!doctype html>"));
+    EXPECT_TRUE(page.body.ends_with("</html>\n"));
+    EXPECT_EQ(page.body.find("@STYLE@"), std::string::npos);
+    EXPECT_EQ(page.body.find("@SCRIPT@"), std::string::npos);
+    EXPECT_NE(page.body.find("default-src 'none'"), std::string::npos);
+    // The names of SVG's elements and of the icon are no requests.
+    for (const char* outside : {"src=\"http", "href=\"http", "url(", "@import", "fetch(\"http"})
+        EXPECT_EQ(page.body.find(outside), std::string::npos) << outside;
+}
+
 TEST(Routes, UnknownPathsAndMethodsSayWhatThereIs) {
     RunningServer server;
     Client client = server.client();
@@ -312,7 +328,7 @@ TEST(Routes, UntilTheModelIsThereProbesAreAnswered) {
     EXPECT_TRUE(refused.headers.contains("retry-after"));
 }
 
-TEST(Routes, FieldsThatNobodyKnowsAreLoggedOnce) {
+TEST(Routes, UnknownFieldsAreLoggedOnce) {
     RunningServer server;
     Json body = RunningServer::completion("a", 1);
     body["frobnicate\n"] = 1;

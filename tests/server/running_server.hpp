@@ -25,6 +25,8 @@ class RunningServer {
   public:
     struct Setup {
         ServerOptions server = test_options();
+        std::string model = tiny_model();
+        int threads = 1;
         runtime::SizeOptions sizes = {.rows = 8, .pages = 600, .max_model_len = 8192};
         std::vector<std::string> speculate = {"ngram"};
         bool load = true;  // false: the model never comes
@@ -39,7 +41,7 @@ class RunningServer {
     engine::EngineStatus status() { return engine().status(); }
     // Waits until the engine's status is so; false: it never is.
     bool reaches(const std::function<bool(const engine::EngineStatus&)>& condition);
-    // Nobody waits, nobody runs, and no request holds a page.
+    // No request waits or runs, and none holds a page.
     bool becomes_idle();
     std::string log_text();
 

@@ -26,7 +26,7 @@ TEST(ShutDown, WhatRunsFinishesAndNothingNewIsTaken) {
     client.send(request_text("POST", "/v1/completions", streamed(500, 2).dump()));
     ASSERT_TRUE(client.receive_until("data: "));
     auto down = std::async(std::launch::async, [&] { return server.server->shut_down(); });
-    // A connection that was open before is told; new ones find nobody.
+    // A connection that was open before is told; new ones are refused.
     Answer health = idle.get("/health");
     while (health.status == 200) health = idle.get("/health");
     if (health.status != 0) {

@@ -47,6 +47,45 @@ TEST(Streaming, HasTheHeadersAndTheEndThatClientsWaitFor) {
     EXPECT_EQ(client.get("/health").status, 200);
 }
 
+// With prescribed drafts every step has a tree, whatever a step takes here.
+TEST(Streaming, AReportHasTheTreesOfItsSteps) {
+    RunningServer server;
+    Client client = server.client();
+    Json body = RunningServer::completion("abcabcabcabcabc", 40);
+    body["temperature"] = 0.0;
+    const std::string whole = client.post("/v1/completions", body).json()["choices"][0]["text"];
+    body["stream"] = true;
+    body["speculation_report"] = true;
+    body["draft_depth"] = 3;
+    const Answer answer = client.post("/v1/completions", body);
+    EXPECT_EQ(joined(answer), whole);
+    std::string reported;
+    std::size_t trees = 0;
+    Json totals;
+    for (const std::string& event : answer.events()) {
+        if (event == "[DONE]") continue;
+        const Json report = Json::parse(event)["choices"][0]["speculation"];
+        for (const Json& token : report["tokens"]) reported += token["text"].get<std::string>();
+        for (const Json& tree : report["trees"]) {
+            ++trees;
+            const std::size_t nodes = tree["texts"].size();
+            EXPECT_GT(nodes, 1u);
+            EXPECT_LE(nodes, 4u);
+            EXPECT_EQ(tree["parents"].size(), nodes);
+            EXPECT_EQ(tree["sources"].size(), nodes);
+            EXPECT_EQ(tree["sources"][0], nullptr);
+            EXPECT_EQ(tree["sources"][1], "ngram");
+            EXPECT_EQ(tree["path"][0], 0);
+            EXPECT_LE(tree["path"].size(), nodes);
+        }
+        if (report.contains("steps")) totals = report;
+    }
+    EXPECT_EQ(reported, whole);
+    EXPECT_GT(trees, 0u);
+    EXPECT_GT(totals["drafted"], 0);
+    EXPECT_EQ(totals["drafters"]["ngram"]["drafted"], totals["drafted"]);
+}
+
 TEST(Streaming, ChoicesEchoAndLogprobsAddUpToTheWhole) {
     RunningServer server;
     Client client = server.client();
