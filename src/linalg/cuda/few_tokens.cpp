@@ -7,10 +7,12 @@ namespace espalier::linalg::cuda {
 namespace {
 
 // Tokens that most groups have at most. Experts: four thirds of the average, so that few of them
-// need a second tile, which reads the weights once more.
+// need a second tile, which reads the weights once more; past 16 a wider tile costs more than that.
 std::int64_t usual_tokens(const Problem& p) {
     if (p.indptr == nullptr) return p.rows;
-    return std::min<std::int64_t>(p.x_rows, divide_up(4 * divide_up(p.rows, p.groups), 3));
+    const std::int64_t average = divide_up(p.rows, p.groups);
+    const std::int64_t usual = std::max(average, std::min<std::int64_t>(average * 4 / 3, 16));
+    return std::min<std::int64_t>(p.x_rows, usual);
 }
 
 // How much of the time every block has work.
@@ -25,9 +27,9 @@ int row_tiles_of(const Problem& p, const FewPlan& plan, std::int64_t items, int 
     // x is read half as often; sums of 8 tiles of tokens need all registers.
     if (plan.token_tiles > 1)
         return plan.token_tiles == 2 || (plan.token_tiles == 4 && !fp8) ? 2 : 1;
-    // A segment of one chunk has its sums merged after every 4 KB (v2 down, 32 tokens: 85 µs, not
-    // 91).
-    if (p.indptr != nullptr) return segments_of(p.n, p.k).chunks == 1 ? 2 : 1;
+    // Short segments have their sums merged often: those of one chunk (v2 down, 32 tokens: 85 µs,
+    // not 91), and e4m3, where a chunk is 2 KB (v3 gate_up, 32 tokens: 1.21 ms, not 1.72).
+    if (p.indptr != nullptr) return fp8 || segments_of(p.n, p.k).chunks == 1 ? 2 : 1;
     // Rows of blocks without a remainder (v3 o: 30 µs, not 42).
     const double one = balance(items, 3 * processors);
     const double two = balance(divide_up(items, 2), 2 * processors);
@@ -39,7 +41,7 @@ int row_tiles_of(const Problem& p, const FewPlan& plan, std::int64_t items, int 
 FewPlan few_plan(const Problem& p) {
     const Segments segments = segments_of(p.n, p.k);
     FewPlan plan;
-    plan.row_warps = segments.count == 1 ? 4 : segments.count <= 3 ? 2 : 1;
+    plan.row_warps = row_warps_of(segments);
     const int warps = segments.count * plan.row_warps;
     const std::int64_t tokens = p.vector_x ? usual_tokens(p) : 1;
     plan.token_tiles = tokens <= 8 ? 1 : tokens <= 16 ? 2 : tokens <= 32 || warps > 12 ? 4 : 8;
@@ -59,7 +61,6 @@ FewPlan few_plan(const Problem& p) {
     const int chunk_bytes = p.code == WeightCode::e4m3 ? 2048 : 4096;
     const int warp_bytes = small ? std::min(24576, 163840 / warps) : 65536 / warps;
     plan.ring = std::max(1, warp_bytes / (chunk_bytes * plan.row_tiles));
-    plan.blocks = (plan.row_tiles == 1 ? 3 : 2) * processors;
     return plan;
 }
 

@@ -9,13 +9,16 @@
 namespace espalier::linalg::cuda {
 
 struct FewPlan {
-    int token_tiles = 1;      // of 8 tokens: 1, 2, 4 or 8
-    int row_tiles = 1;        // of 16 outputs per warp: 1 or 2
-    int row_warps = 1;        // warps side by side over outputs: 1, 2 or 4
-    int ring = 1;             // chunks of each row tile in flight per warp
-    std::int64_t blocks = 0;  // at most; each takes every so manieth part of the work
+    int token_tiles = 1;  // of 8 tokens: 1, 2, 4 or 8
+    int row_tiles = 1;    // of 16 outputs per warp: 1 or 2
+    int row_warps = 1;    // warps side by side over outputs: 1, 2 or 4
+    int ring = 1;         // chunks of each row tile in flight per warp
 };
 
+// Warps side by side over outputs, where segments are too few to fill a block.
+constexpr int row_warps_of(const Segments& segments) {
+    return segments.count == 1 ? 4 : segments.count <= 3 ? 2 : 1;
+}
 FewPlan few_plan(const Problem& p);
 void few_tokens_as(cudaStream_t stream, const Problem& p, const FewPlan& plan);
 

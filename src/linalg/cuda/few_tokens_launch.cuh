@@ -23,11 +23,13 @@ void launch_few(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
     const std::int64_t items = std::int64_t{params.token_tiles} * params.row_blocks;
     CHECK(items < std::int64_t{1} << 30, "{} tokens of {} × {} outputs", p.rows, p.groups, p.n);
     const int listed = p.indptr != nullptr ? params.token_tiles : 0;
-    launch(stream, few_tokens_kernel<C>,
-           {.blocks = std::min(items, plan.blocks),
-            .threads = warps * 32,
-            .shared_bytes = C::shared_bytes(warps, plan.ring, listed)},
-           params);
+    LaunchShape shape{.threads = warps * 32,
+                      .shared_bytes = C::shared_bytes(warps, plan.ring, listed)};
+    // As many blocks as run at once, each taking every so manieth item: their rings never run dry
+    // between two items.
+    shape.blocks = std::min(
+        items, std::int64_t{resident_blocks(few_tokens_kernel<C>, shape)} * multiprocessors());
+    launch(stream, few_tokens_kernel<C>, shape, params);
 }
 
 template <bool kFp8>

@@ -36,8 +36,8 @@ struct ManyConfig {
     static constexpr int kStageBytes = kInputBytes + kOutputs / 16 * kWeightBytes;
     static constexpr int kThreads = 384;
     // Of 168 at entry: three warpgroups share 504.
-    static constexpr int kProducerRegisters = 72;
-    static constexpr int kMultiplierRegisters = 216;
+    static constexpr int kProducerRegisters = 136;
+    static constexpr int kMultiplierRegisters = 184;
     static constexpr int kTotalBytes = kFp8 ? 2 * 64 * kTokens * 4 : 0;
     static constexpr int kBarrierBytes = 128;
 
@@ -83,103 +83,138 @@ struct StageCursor {
 };
 
 // --- x and weights ------------------------------------------------------------------------------
-// A warp brings 32 tokens and two of the eight tiles of outputs. A token's 64 inputs are 32 words
-// of two, one per lane: word 16j + 4t + c is what lane t of a fragment has for half c % 2 of step
-// 2j + c / 2, and goes there, swizzled as wgmma reads it.
+// A warp brings 32 tokens and two of the eight tiles of outputs. Four tokens' 64 inputs come with
+// one load: lane = 8 · token + unit, where unit 4j + t is the eight inputs that lane t of a
+// fragment has for steps 2j and 2j + 1; its four words go to where wgmma looks for them. (Copies
+// that need no registers can move 4 bytes at a time: four times the instructions, and the bound of
+// the kernel.)
 template <class C>
 class Producer {
   public:
     __device__ Producer(const ManyParams& params, const ManyShared<C>& shared)
         : params_(params), p_(params.problem), shared_(shared) {
         warp_ = static_cast<int>(threadIdx.x) / 32;
-        lane_ = static_cast<int>(threadIdx.x) % 32;
-        to_ = static_cast<std::uint32_t>(warp_ * 4096 + lane_ / 16 * 64 + lane_ % 4 * 16 +
-                                         lane_ / 4 % 4 * 4);
+        token_ = static_cast<int>(threadIdx.x) % 32 / 8;
+        unit_ = static_cast<int>(threadIdx.x) % 8;
         stages_ = 2 * static_cast<int>(chunks_of(p_.k));
+#pragma unroll
+        for (int word = 0; word < 4; ++word)
+            to_[word] = static_cast<std::uint32_t>(warp_ * 4096 + token_ * 128 + unit_ / 4 * 64 +
+                                                   (word ^ token_) * 16 + unit_ % 4 * 4);
     }
 
-    // Stages are announced when they have arrived, kInFlight later than they were asked for.
+    // All stages of all items in a row, with the loads of two stages ahead of the one that is put.
     __device__ void run() {
-        int asked = 0;
-        for (int item = static_cast<int>(blockIdx.x); item < shared_.items;
-             item += static_cast<int>(gridDim.x)) {
-            enter(shared_.tile(p_, item / params_.row_blocks), item % params_.row_blocks);
-            for (int stage = 0; stage < stages_; ++stage) {
-                ask(stage);
-                if (++asked <= kInFlight) continue;
-                asm volatile("cp.async.wait_group %0;" ::"n"(kInFlight) : "memory");
-                announce();
-            }
+        const int first = static_cast<int>(blockIdx.x), stride = static_cast<int>(gridDim.x);
+        if (first >= shared_.items) return;
+        left_ = (shared_.items - first + stride - 1) / stride * stages_;
+        unloaded_ = left_;
+        loaded_item_ = put_item_ = first;
+        uint4 x[3][8];
+        load(x[0]);
+        load(x[1]);
+        while (true) {
+            load(x[2]);
+            if (put(x[0])) return;
+            load(x[0]);
+            if (put(x[1])) return;
+            load(x[1]);
+            if (put(x[2])) return;
         }
-        asm volatile("cp.async.wait_group 0;" ::: "memory");
-        for (int left = min(asked, kInFlight); left > 0; --left) announce();
     }
 
   private:
-    static constexpr int kInFlight = 3;
-    static_assert(kInFlight < C::kStages);
+    __device__ void find_tokens() {
+        const TokenTile tile = shared_.tile(p_, loaded_item_ / params_.row_blocks);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            // Tokens that do not exist are the last one again: nobody stores them.
+            const int place = tile.first + min(warp_ * 32 + i * 4 + token_, tile.count - 1);
+            const int row = p_.source != nullptr ? p_.source[place] : place;
+            from_[i] = row * static_cast<int>(p_.x_stride) +
+                       tile.group * static_cast<int>(p_.x_step) + unit_ * 8;
+        }
+    }
 
-    __device__ void enter(const TokenTile& tile, int row_block) {
+    __device__ void load(uint4 (&x)[8]) {
+        if (unloaded_ == 0) return;
+        --unloaded_;
+        if (loaded_stage_ == 0) find_tokens();
+        const auto* inputs = reinterpret_cast<const std::uint16_t*>(p_.x) + loaded_stage_ * 64;
+        if (loaded_stage_ * 64 + unit_ * 8 < p_.k) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) x[i] = load_global(inputs + from_[i]);
+        } else {  // weights there are zeros, and zero times what lies behind x may be NaN
+#pragma unroll
+            for (int i = 0; i < 8; ++i) x[i] = make_uint4(0, 0, 0, 0);
+        }
+        if (++loaded_stage_ < stages_) return;
+        loaded_stage_ = 0;
+        loaded_item_ += static_cast<int>(gridDim.x);
+    }
+
+    __device__ void find_weights() {
+        const int group = shared_.tile(p_, put_item_ / params_.row_blocks).group;
+        const int row_block = put_item_ % params_.row_blocks;
         // Tiles of outputs beyond the last are computed like it and not stored.
         const int last = static_cast<int>(tiles_of(p_.n)) - 1;
         const std::int64_t tile_bytes = std::int64_t{stages_} * C::kWeightBytes;
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-            weights_[i] = p_.weights + tile.group * p_.matrix_bytes +
+            weights_[i] = p_.weights + group * p_.matrix_bytes +
                           min(row_block * 8 + warp_ * 2 + i, last) * tile_bytes;
-        // Lane i finds token i of the warp's.
-        const int token = warp_ * 32 + lane_;
-        from_ = -1;
-        if (token >= tile.count) return;
-        const int row = p_.source != nullptr ? p_.source[tile.first + token] : tile.first + token;
-        from_ = row * static_cast<int>(p_.x_stride) + tile.group * static_cast<int>(p_.x_step);
     }
 
-    __device__ void ask(int stage) {
+    __device__ void ask_weights(std::uint32_t base) {
+        const std::uint32_t barrier = shared_.full(cursor_.slot);
+        expect_bytes(barrier, 2 * C::kWeightBytes);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            copy_bytes(base + static_cast<std::uint32_t>(C::kInputBytes +
+                                                         (warp_ * 2 + i) * C::kWeightBytes),
+                       weights_[i], C::kWeightBytes, barrier);
+            weights_[i] += C::kWeightBytes;
+        }
+    }
+
+    // True after the last.
+    __device__ bool put(const uint4 (&x)[8]) {
+        if (put_stage_ == 0) find_weights();
         wait(shared_.free(cursor_.slot), cursor_.parity ^ 1);
         const std::uint32_t base = shared_.stage(cursor_.slot);
-        if (lane_ == 0) {
-            expect_bytes(shared_.full(cursor_.slot), 2 * C::kWeightBytes);
+        if (threadIdx.x % 32 == 0) ask_weights(base);
 #pragma unroll
-            for (int i = 0; i < 2; ++i)
-                copy_bytes(base + static_cast<std::uint32_t>(C::kInputBytes +
-                                                             (warp_ * 2 + i) * C::kWeightBytes),
-                           weights_[i] + static_cast<std::int64_t>(stage) * C::kWeightBytes,
-                           C::kWeightBytes, shared_.full(cursor_.slot));
-        }
-        const int input = stage * 64 + lane_ * 2;
-        const auto* x = reinterpret_cast<const std::uint16_t*>(p_.x) + input;
+        for (int i = 0; i < 8; ++i) {
+            const std::uint32_t words[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
 #pragma unroll
-        for (int token = 0; token < 32; ++token) {
-            const int from = __shfl_sync(~0u, from_, token);
-            const bool exists = from >= 0 && input < p_.k;
-            // Where there is nothing to copy zeros are written; the address must still be one.
-            asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(
-                             base + (to_ ^ static_cast<std::uint32_t>(token % 8 * 16)) +
-                             static_cast<std::uint32_t>(token * 128)),
-                         "l"(exists ? x + from : reinterpret_cast<const std::uint16_t*>(p_.x)),
-                         "r"(exists ? 4 : 0)
-                         : "memory");
+            for (int word = 0; word < 4; ++word)  // the swizzle: tokens 4 … 7 of eight
+                asm volatile("st.shared.u32 [%0], %1;" ::"r"(
+                                 base + (to_[word] ^ static_cast<std::uint32_t>(i % 2 * 64)) +
+                                 static_cast<std::uint32_t>(i * 512)),
+                             "r"(words[word])
+                             : "memory");
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
-        cursor_.advance();
-    }
-
-    __device__ void announce() {
-        // The tensor cores read what ordinary copies wrote.
+        // The tensor cores read what ordinary stores wrote.
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         __syncwarp();
-        if (lane_ == 0) arrive(shared_.full(announced_.slot));
-        announced_.advance();
+        if (threadIdx.x % 32 == 0) arrive(shared_.full(cursor_.slot));
+        cursor_.advance();
+        if (++put_stage_ == stages_) {
+            put_stage_ = 0;
+            put_item_ += static_cast<int>(gridDim.x);
+        }
+        return --left_ == 0;
     }
 
     const ManyParams& params_;
     const Problem& p_;
     const ManyShared<C>& shared_;
-    StageCursor<C> cursor_, announced_;
-    int warp_, lane_, stages_;
-    std::uint32_t to_;  // the lane's word in the row of the warp's first token
-    int from_ = -1;     // where the lane's token begins in x; -1: no token
+    StageCursor<C> cursor_;
+    int warp_, token_, unit_, stages_;
+    int left_ = 0, unloaded_ = 0;  // stages to put, to load
+    int loaded_item_ = 0, loaded_stage_ = 0, put_item_ = 0, put_stage_ = 0;
+    std::uint32_t to_[4];
+    int from_[8];  // where the thread's inputs of its tokens begin in x
     const std::byte* weights_[2];
 };
 
@@ -333,14 +368,31 @@ class Multiplier {
     }
 
     __device__ void store_total(const TokenTile& tile, int output) {
+        if (p_.y_type == DType::f32 && !p_.accumulate)
+            store_all(tile, output, reinterpret_cast<float*>(p_.y),
+                      [](float* to, float sum) { *to = sum; });
+        else if (p_.y_type == DType::f32)
+            store_all(tile, output, reinterpret_cast<float*>(p_.y),
+                      [](float* to, float sum) { *to = *to + sum; });
+        else if (p_.y_type == DType::bf16)
+            store_all(tile, output, reinterpret_cast<__nv_bfloat16*>(p_.y),
+                      [](__nv_bfloat16* to, float sum) { *to = __float2bfloat16_rn(sum); });
+        else
+            store_all(tile, output, reinterpret_cast<__half*>(p_.y),
+                      [](__half* to, float sum) { *to = __float2half_rn(sum); });
+    }
+
+    template <typename Y, typename Put>
+    __device__ void store_all(const TokenTile& tile, int output, Y* y, const Put& put) const {
         const float* total = C::kFp8 ? segment_ : total_;
+        const int token = lane_ % 4 * 2;
+        y += (tile.first + token) * p_.y_stride + tile.group * p_.y_step + output;
 #pragma unroll
-        for (int i = 0; i < kSums; ++i) {
-            const int token = i / 4 * 8 + lane_ % 4 * 2 + i % 2;
-            const int n = output + i / 2 % 2 * 8;
-            if (token < tile.count && n < p_.n)
-                store(p_, tile.group, tile.first + token, n, total[i]);
-        }
+        for (int eight = 0; eight < C::kTokens / 8; ++eight, y += 8 * p_.y_stride)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                if (eight * 8 + token + i % 2 < tile.count && output + i / 2 * 8 < p_.n)
+                    put(y + i % 2 * p_.y_stride + i / 2 * 8, total[4 * eight + i]);
     }
 
     const ManyParams& params_;

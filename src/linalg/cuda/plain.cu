@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// f32 and f16 weights, x f32: a block has four outputs of eight tokens. Thread i of its 256 takes
-// inputs 4q … 4q + 3 of every q with q mod 256 = i, ascending, one fused multiply-add each; the
-// threads' sums are added in a fixed tree within a warp, the warps' in ascending order. For
-// routers, tests and small models.
+// f32 and f16 weights, x f32: for routers, tests and small models. A warp has one or four outputs
+// of up to eight tokens. Lane l takes inputs 4q … 4q + 3 of every q with q mod 32 = l, ascending,
+// one fused multiply-add each; the lanes' sums are added in a fixed tree.
 #include "linalg/cuda/fragments.hpp"
 #include "linalg/cuda/ptx.cuh"
 #include "linalg/cuda/work.cuh"
@@ -10,11 +9,9 @@
 namespace espalier::linalg::cuda {
 namespace {
 
-constexpr int kWarps = 8;
-constexpr int kThreads = kWarps * 32;
-constexpr int kOutputs = 4;
+constexpr int kWarps = 4;
 constexpr int kTokens = 8;
-constexpr int kSums = kOutputs * kTokens;  // as many as a warp has lanes
+constexpr int kTogether = 4;  // tokens whose inputs are on their way at once
 
 struct PlainParams {
     Problem problem;
@@ -23,6 +20,14 @@ struct PlainParams {
 
 struct Four {
     float value[4];
+};
+
+template <WeightCode kCode_, int kOutputs_, bool kVector_>
+struct PlainConfig {
+    static constexpr WeightCode kCode = kCode_;
+    static constexpr int kOutputs = kOutputs_;  // of a warp
+    static constexpr bool kVector = kVector_;   // rows of x can be read 16 bytes at a time
+    static constexpr int kBatch = kOutputs == 1 ? 8 : 2;  // times 128 inputs on their way at once
 };
 
 template <WeightCode kCode>
@@ -51,109 +56,147 @@ __device__ Four load_inputs(const float* x, int input, int k) {
     return four;
 }
 
-// Every thread's part of the sums of the outputs from `first` on: [output][token].
-template <WeightCode kCode, bool kVector>
-__device__ void multiply_tile(const Problem& p, const TokenTile& tile, int first,
-                              float (&sum)[kSums]) {
-    const std::int64_t row_bytes = padded_row(p.k) * (kCode == WeightCode::f32 ? 4 : 2);
-    const std::byte* rows = p.weights + tile.group * p.matrix_bytes;
-    const float* x[kTokens];
-#pragma unroll
-    for (int t = 0; t < kTokens; ++t) {
-        const int at = tile.first + min(t, tile.count - 1);
-        const std::int64_t from = p.source != nullptr ? p.source[at] : at;
-        x[t] = reinterpret_cast<const float*>(p.x) + from * p.x_stride + tile.group * p.x_step;
-    }
-    for (int input = static_cast<int>(threadIdx.x) * 4; input < p.k; input += kThreads * 4) {
-        // All loads first. Outputs and tokens that do not exist are the last one's again.
-        Four w[kOutputs], v[kTokens];
-#pragma unroll
-        for (int n = 0; n < kOutputs; ++n)
-            w[n] = load_weights<kCode>(rows + min(first + n, p.n - 1) * row_bytes, input);
-#pragma unroll
-        for (int t = 0; t < kTokens; ++t) v[t] = load_inputs<kVector>(x[t], input, p.k);
-#pragma unroll
-        for (int s = 0; s < kSums; ++s)
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                sum[s] = fmaf(v[s % kTokens].value[i], w[s / kTokens].value[i], sum[s]);
-    }
-}
+template <class C>
+class Plain {
+  public:
+    __device__ Plain(const Problem& p, int first_output)
+        : p_(p), first_(first_output), lane_(static_cast<int>(threadIdx.x) % 32) {}
 
-// Lane l gets the warp's sum of value l. Lanes meet at distance 16, 8 … 1, and of two the upper one
-// goes on with the upper half of the values.
-__device__ float sum_over_lanes(float (&value)[kSums]) {
-    static_assert(kSums == 32);
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+    // The first batch of weights, which no other kernel writes.
+    __device__ void prefetch(int group) { load_batch(group, 0); }
+
+    __device__ void run(const TokenTile& tile) {
+        const float* x[kTokens];
 #pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-        const bool upper = (lane & distance) != 0;
-#pragma unroll
-        for (int i = 0; i < distance; ++i) {
-            const float kept = upper ? value[i + distance] : value[i];
-            const float given = upper ? value[i] : value[i + distance];
-            value[i] = __fadd_rn(kept, __shfl_xor_sync(~0u, given, distance));
+        for (int t = 0; t < kTokens; ++t) {
+            const int at = tile.first + min(t, tile.count - 1);
+            const std::int64_t from = p_.source != nullptr ? p_.source[at] : at;
+            x[t] =
+                reinterpret_cast<const float*>(p_.x) + from * p_.x_stride + tile.group * p_.x_step;
         }
+        float sum[C::kOutputs][kTokens] = {};
+        for (int base = 0; base < p_.k; base += 128 * C::kBatch) {
+            if (base > 0) load_batch(tile.group, base);
+#pragma unroll
+            for (int t = 0; t < kTokens; t += kTogether) {
+                if (t >= tile.count) break;
+                add_batch(x, base, t, sum);
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < C::kOutputs; ++n)
+#pragma unroll
+            for (int t = 0; t < kTokens; ++t) {
+                if (t >= tile.count) break;
+#pragma unroll
+                for (int distance = 16; distance > 0; distance /= 2)
+                    sum[n][t] = __fadd_rn(sum[n][t], __shfl_xor_sync(~0u, sum[n][t], distance));
+                if (lane_ == 0 && first_ + n < p_.n)
+                    store(p_, tile.group, tile.first + t, first_ + n, sum[n][t]);
+            }
     }
-    return value[0];
-}
 
-template <WeightCode kCode, bool kVector>
-__global__ void __launch_bounds__(kThreads)
+  private:
+    __device__ int input_of(int base, int step) const { return base + step * 128 + lane_ * 4; }
+
+    __device__ void load_batch(int group, int base) {
+        const std::int64_t row_bytes = padded_row(p_.k) * (C::kCode == WeightCode::f32 ? 4 : 2);
+        const std::byte* rows = p_.weights + group * p_.matrix_bytes;
+#pragma unroll
+        for (int step = 0; step < C::kBatch; ++step)
+#pragma unroll
+            for (int n = 0; n < C::kOutputs; ++n)
+                if (input_of(base, step) < p_.k)
+                    weights_[step][n] = load_weights<C::kCode>(
+                        rows + min(first_ + n, p_.n - 1) * row_bytes, input_of(base, step));
+    }
+
+    // kTogether tokens from t on; those that do not exist are the last one again.
+    __device__ void add_batch(const float* const (&x)[kTokens], int base, int t,
+                              float (&sum)[C::kOutputs][kTokens]) const {
+        Four inputs[kTogether][C::kBatch];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i)
+#pragma unroll
+            for (int step = 0; step < C::kBatch; ++step)
+                if (input_of(base, step) < p_.k)
+                    inputs[i][step] = load_inputs<C::kVector>(x[t + i], input_of(base, step), p_.k);
+#pragma unroll
+        for (int step = 0; step < C::kBatch; ++step)
+            if (input_of(base, step) < p_.k)
+#pragma unroll
+                for (int i = 0; i < kTogether; ++i)
+#pragma unroll
+                    for (int n = 0; n < C::kOutputs; ++n)
+#pragma unroll
+                        for (int e = 0; e < 4; ++e)
+                            sum[n][t + i] = fmaf(inputs[i][step].value[e],
+                                                 weights_[step][n].value[e], sum[n][t + i]);
+    }
+
+    const Problem& p_;
+    int first_;
+    int lane_;
+    Four weights_[C::kBatch][C::kOutputs];
+};
+
+template <class C>
+__global__ void __launch_bounds__(kWarps * 32)
     plain_kernel(const __grid_constant__ PlainParams params) {
     __shared__ TokenTile found;
-    __shared__ float parts[kWarps][kSums];
     const Problem& p = params.problem;
-    const int thread = static_cast<int>(threadIdx.x);
-    let_next_kernel_start();
-    wait_for_previous_kernel();
     const int index = static_cast<int>(blockIdx.x) / params.row_blocks;
-    TokenTile tile{};
-    if (p.indptr != nullptr) {
-        if (thread == 0) found.count = 0;
-        __syncthreads();
-        if (thread < 32)
-            scan_expert_tiles(p, kTokens, [&](int other, const TokenTile& one) {
-                if (other == index) found = one;
-            });
-        __syncthreads();
-        tile = found;
-        if (tile.count == 0) return;
-    } else {
-        tile = dense_tile(p, kTokens, index);
+    const int warp = static_cast<int>(blockIdx.x) % params.row_blocks * kWarps +
+                     static_cast<int>(threadIdx.x) / 32;
+    Plain<C> plain(p, warp * C::kOutputs);
+    let_next_kernel_start();
+    if (p.indptr == nullptr) {
+        const TokenTile tile = dense_tile(p, kTokens, index);
+        plain.prefetch(tile.group);
+        wait_for_previous_kernel();
+        plain.run(tile);
+        return;
     }
-    const int first = static_cast<int>(blockIdx.x) % params.row_blocks * kOutputs;
-    float sum[kSums] = {};
-    multiply_tile<kCode, kVector>(p, tile, first, sum);
-    parts[thread / 32][thread % 32] = sum_over_lanes(sum);
+    wait_for_previous_kernel();
+    if (threadIdx.x == 0) found.count = 0;
     __syncthreads();
-    const int n = first + thread / kTokens, t = thread % kTokens;
-    if (thread >= kSums || t >= tile.count || n >= p.n) return;
-    float total = parts[0][thread];
-#pragma unroll
-    for (int warp = 1; warp < kWarps; ++warp) total = __fadd_rn(total, parts[warp][thread]);
-    store(p, tile.group, tile.first + t, n, total);
+    if (threadIdx.x < 32)
+        scan_expert_tiles(p, kTokens, [&](int other, const TokenTile& tile) {
+            if (other == index) found = tile;
+        });
+    __syncthreads();
+    if (found.count == 0) return;
+    plain.prefetch(found.group);
+    plain.run(found);
 }
 
+template <WeightCode kCode, int kOutputs>
+void launch_plain(cudaStream_t stream, const Problem& p) {
+    PlainParams params;
+    params.problem = p;
+    params.row_blocks = static_cast<int>(divide_up(p.n, kWarps * kOutputs));
+    const LaunchShape shape{.blocks = most_token_tiles(p, kTokens) * params.row_blocks,
+                            .threads = kWarps * 32};
+    CHECK(shape.blocks < std::int64_t{1} << 30, "{} tokens of {} × {} outputs", p.rows, p.groups,
+          p.n);
+    launch(stream,
+           p.vector_x ? plain_kernel<PlainConfig<kCode, kOutputs, true>>
+                      : plain_kernel<PlainConfig<kCode, kOutputs, false>>,
+           shape, params);
+}
+
+// Few tokens: every warp's loads on their way at once; many: each input read for four outputs.
 template <WeightCode kCode>
-void (*kernel_for(const Problem& p))(PlainParams) {
-    return p.vector_x ? plain_kernel<kCode, true> : plain_kernel<kCode, false>;
+void launch_plain(cudaStream_t stream, const Problem& p) {
+    if (p.rows <= 256) return launch_plain<kCode, 1>(stream, p);
+    launch_plain<kCode, 4>(stream, p);
 }
 
 }  // namespace
 
 void plain(cudaStream_t stream, const Problem& p) {
-    PlainParams params;
-    params.problem = p;
-    params.row_blocks = static_cast<int>(divide_up(p.n, kOutputs));
-    const std::int64_t token_tiles = most_token_tiles(p, kTokens);
-    const LaunchShape shape{.blocks = token_tiles * params.row_blocks, .threads = kThreads};
-    CHECK(shape.blocks < std::int64_t{1} << 30, "{} tokens of {} × {} outputs", p.rows, p.groups,
-          p.n);
-    launch(
-        stream,
-        p.code == WeightCode::f32 ? kernel_for<WeightCode::f32>(p) : kernel_for<WeightCode::f16>(p),
-        shape, params);
+    if (p.code == WeightCode::f32) return launch_plain<WeightCode::f32>(stream, p);
+    launch_plain<WeightCode::f16>(stream, p);
 }
 
 }  // namespace espalier::linalg::cuda

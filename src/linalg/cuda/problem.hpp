@@ -67,15 +67,33 @@ struct LaunchShape {
     std::size_t shared_bytes = 0;
 };
 
+// Every time: the attributes belong to the current device, of which there may be several.
+template <typename Params>
+cudaError_t allow_shared_memory(void (*kernel)(Params), const LaunchShape& shape) {
+    const cudaError_t status = cudaFuncSetAttribute(
+        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes));
+    if (status != cudaSuccess) return status;
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
+}
+
+// Blocks of that shape that a multiprocessor runs at once.
+template <typename Params>
+int resident_blocks(void (*kernel)(Params), const LaunchShape& shape) {
+    int blocks = 0;
+    cudaError_t status = allow_shared_memory(kernel, shape);
+    if (status == cudaSuccess)
+        status = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, shape.threads,
+                                                               shape.shared_bytes);
+    CHECK(status == cudaSuccess && blocks > 0, "a product of {} threads and {} bytes: {}",
+          shape.threads, shape.shared_bytes, cudaGetErrorString(status));
+    return blocks;
+}
+
 // A launch that may begin while the kernel before it ends.
 template <typename Params>
 void launch(cudaStream_t stream, void (*kernel)(Params), const LaunchShape& shape,
             const Params& params) {
-    // Every time: the attributes belong to the current device, of which there may be several.
-    cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                              static_cast<int>(shape.shared_bytes));
-    if (status == cudaSuccess)
-        status = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
+    cudaError_t status = allow_shared_memory(kernel, shape);
     cudaLaunchAttribute overlap;
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;

@@ -2,17 +2,15 @@
 // The three products: what a call says is checked and becomes a Problem, its size picks the kernel.
 #include "linalg/cuda/product.hpp"
 
+#include <algorithm>
 #include <limits>
 
+#include "linalg/cuda/few_tokens.hpp"
 #include "linalg/cuda/fragments.hpp"
 #include "linalg/cuda/problem.hpp"
 
 namespace espalier::linalg::cuda {
 namespace {
-
-// Few tokens per group are bound by reading the weights, for which all warps of a block share the
-// row's k; from 65 on weights are reused enough for the tensor cores to be the bound.
-constexpr std::int64_t kFewTokens = 64;
 
 std::int32_t narrow(std::int64_t value, const char* what) {
     CHECK(value >= 0 && value <= std::numeric_limits<std::int32_t>::max(), "{}: {}", what, value);
@@ -59,13 +57,36 @@ Problem problem_of(const Matrix& x, std::int64_t x_step, const WeightView& w, co
     return p;
 }
 
+// Which kernel is faster follows from two estimates, both from measurements on an H200 (the figures
+// below are microseconds). Experts are taken to have the average number of tokens each.
+
+// Few tokens: reading the weights, times how much slower tokens make it; or, where groups are many
+// and small, the blocks' rounds of work.
+double few_microseconds(const Problem& p) {
+    const std::int64_t groups = p.indptr == nullptr ? p.groups : std::min(p.groups, p.rows);
+    const std::int64_t tokens = p.indptr == nullptr ? p.rows : divide_up(p.rows, p.groups);
+    const std::int64_t token_tiles = divide_up(tokens, 64);
+    const double read = static_cast<double>(groups * p.matrix_bytes * token_tiles) / 4.45e6;
+    const double slower = tokens <= 8 ? 1.05 : tokens <= 16 ? 1.25 : tokens <= 32 ? 1.8 : 4.5;
+    const std::int64_t items =
+        groups * token_tiles * divide_up(tiles_of(p.n), row_warps_of(segments_of(p.n, p.k)));
+    const std::int64_t rounds = divide_up(items, 2 * multiprocessors());
+    const double round = 1.0 + 0.12 * static_cast<double>(std::min<std::int64_t>(tokens, 64));
+    return std::max(read * slower, static_cast<double>(rounds) * round);
+}
+
+// Many: rounds of tiles of 128 × 128.
+double many_microseconds(const Problem& p) {
+    const std::int64_t tiles = most_token_tiles(p, 128) * divide_up(p.n, 128);
+    const std::int64_t rounds = divide_up(tiles, multiprocessors());
+    return 4.0 + static_cast<double>(rounds) * (2.0 + 1.4 * static_cast<double>(chunks_of(p.k)));
+}
+
 void run(Stream stream, const Problem& p) {
     if (p.rows == 0 || p.x_rows == 0) return;
     const auto queue = static_cast<cudaStream_t>(stream);
     if (!in_fragments(p.code)) return plain(queue, p);
-    // Experts: tokens of one on average.
-    const std::int64_t tokens = p.indptr == nullptr ? p.rows : divide_up(p.rows, p.groups);
-    if (tokens > kFewTokens && p.vector_x) return many_tokens(queue, p);
+    if (p.vector_x && many_microseconds(p) < few_microseconds(p)) return many_tokens(queue, p);
     few_tokens(queue, p);
 }
 
