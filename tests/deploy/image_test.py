@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 import unittest
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -63,7 +64,9 @@ class Image(unittest.TestCase):
             elif name == "COPY":
                 stage.copy(rest, stages)
             elif name == "RUN":
+                start = time.monotonic()
                 stage.run("sh", "-c", rest)
+                print(f"    took {time.monotonic() - start:.0f} s", flush=True)
             elif name == "ENV":
                 stage.environment |= dockerfile.variables(rest)
             elif name == "USER":
