@@ -23,10 +23,12 @@ Run add_bench(CLI::App& app);
 Run add_replay(CLI::App& app);
 Run add_serve(CLI::App& app);
 Run add_demo(CLI::App& app);
+Run add_chat(CLI::App& app);
 Run add_selftest_lossless(CLI::App& selftest);
 // Sub-commands of bench.
 Run add_bench_model(CLI::App& bench);
 Run add_bench_mla(CLI::App& bench);
 Run add_bench_engine(CLI::App& bench);
+Run add_bench_serve(CLI::App& bench);
 
 }  // namespace espalier::cli

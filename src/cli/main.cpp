@@ -41,6 +41,7 @@ int run(int argc, char** argv) {
                                       cli::add_replay(app),   cli::add_demo(app)};
 #ifdef ESPALIER_SERVER
     commands.push_back(cli::add_serve(app));
+    commands.push_back(cli::add_chat(app));
 #endif
     cli::require_decimal_integers(app);
     try {

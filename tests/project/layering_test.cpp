@@ -47,10 +47,11 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
       "draft", "engine", "trace", "replay"}},
     {"server",
      {"base", "ops", "checkpoint", "text", "chat", "schedule", "accept", "engine", "runtime"}},
-    {"cli",
-     {"base", "linalg", "mla", "conformance", "ops", "checkpoint", "text", "cache", "batch",
-      "speculate", "schedule", "model", "accept", "engine", "lossless", "trace", "replay",
-      "runtime", "server"}},
+    {"client", {"base"}},
+    {"load", {"base", "text", "client"}},
+    {"cli", {"base",     "linalg", "mla",       "conformance", "ops",    "checkpoint", "text",
+             "cache",    "batch",  "speculate", "schedule",    "model",  "accept",     "engine",
+             "lossless", "trace",  "replay",    "runtime",     "server", "client",     "load"}},
 };
 
 TEST(Layering, FoldersIncludeOnlyWhatLiesBelowThem) {
