@@ -6,6 +6,8 @@
 set -euo pipefail
 environment=$(tools/python_environment.sh clients tests/clients/requirements.txt)
 modules=$environment/modules
+# node trusts certificates of its own list; the machine's count too.
+export NODE_EXTRA_CA_CERTS=${NODE_EXTRA_CA_CERTS:-/etc/ssl/certs/ca-certificates.crt}
 if ! cmp -s tests/clients/package-lock.json "$modules/package-lock.json"; then
     rm -rf "$modules" "$modules.new"
     mkdir -p "$modules.new"
