@@ -140,9 +140,10 @@ std::string requests_over_time(const Report& report, const Figures& figures) {
 std::string waterfall(const Report& report) {
     const std::size_t count = std::min(kMaxRequestsDrawn, report.records.size());
     if (count == 0) return {};
-    Plot plot("Each request from its sending to its end", {"seconds", report.seconds},
-              {"request", static_cast<double>(count)},
-              std::clamp(60.0 + 6 * static_cast<double>(count), 160.0, 700.0));
+    Plot plot(
+        "Each request from its sending to its end", {"seconds", report.seconds},
+        {"request", static_cast<double>(count)},
+        {.width = 980, .height = std::clamp(60 + 10 * static_cast<double>(count), 160.0, 1200.0)});
     for (std::size_t i = 0; i < count; ++i) {
         const RequestRecord& record = report.records[i];
         const auto row = static_cast<double>(i);

@@ -10,7 +10,7 @@
 namespace espalier::load {
 namespace {
 
-constexpr double kWidth = 480, kLeft = 56, kRight = 14, kTop = 18, kBottom = 40;
+constexpr double kLeft = 56, kRight = 14, kTop = 18, kBottom = 40;
 
 std::string tick_text(double value) {
     return value >= 10000 ? fmt::format("{:g}k", value / 1000) : fmt::format("{:g}", value);
@@ -60,18 +60,19 @@ std::vector<double> round_ticks(double most) {
     return ticks;
 }
 
-Plot::Plot(std::string title, Axis x, Axis y, double height)
-    : title_(std::move(title)), x_(std::move(x)), y_(std::move(y)), height_(height) {
+Plot::Plot(std::string title, Axis x, Axis y, Size size)
+    : title_(std::move(title)), x_(std::move(x)), y_(std::move(y)), size_(size) {
     x_.most = round_ticks(x_.most).back();
     y_.most = round_ticks(y_.most).back();
 }
 
 double Plot::across(double x) const {
-    return kLeft + std::clamp(x / x_.most, 0.0, 1.0) * (kWidth - kLeft - kRight);
+    return kLeft + std::clamp(x / x_.most, 0.0, 1.0) * (size_.width - kLeft - kRight);
 }
 
 double Plot::up(double y) const {
-    return height_ - kBottom - std::clamp(y / y_.most, 0.0, 1.0) * (height_ - kTop - kBottom);
+    return size_.height - kBottom -
+           std::clamp(y / y_.most, 0.0, 1.0) * (size_.height - kTop - kBottom);
 }
 
 void Plot::polyline(const std::vector<Point>& points, std::string_view style) {
@@ -110,8 +111,8 @@ void Plot::mark(double x, std::string_view word) {
 
 std::string Plot::text() const {
     std::string out =
-        fmt::format("<svg viewBox=\"0 0 {:.0f} {:.0f}\" role=\"img\" aria-label=\"{}\">\n", kWidth,
-                    height_, escaped(title_));
+        fmt::format("<svg viewBox=\"0 0 {:.0f} {:.0f}\" role=\"img\" aria-label=\"{}\">\n",
+                    size_.width, size_.height, escaped(title_));
     for (const double tick : round_ticks(x_.most)) {
         out += fmt::format(
             "<line class=\"grid\" x1=\"{0:.1f}\" x2=\"{0:.1f}\" y1=\"{1:.1f}\" "
@@ -124,13 +125,13 @@ std::string Plot::text() const {
             "<line class=\"grid\" x1=\"{0:.1f}\" x2=\"{1:.1f}\" y1=\"{2:.1f}\" "
             "y2=\"{2:.1f}\"/><text class=\"up\" x=\"{3:.1f}\" y=\"{4:.1f}\">{5}"
             "</text>\n",
-            kLeft, kWidth - kRight, up(tick), kLeft - 6, up(tick) + 4, tick_text(tick));
+            kLeft, size_.width - kRight, up(tick), kLeft - 6, up(tick) + 4, tick_text(tick));
     }
     out += fmt::format("<text class=\"across\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n",
-                       (kLeft + kWidth - kRight) / 2, height_ - 6, escaped(x_.label));
+                       (kLeft + size_.width - kRight) / 2, size_.height - 6, escaped(x_.label));
     out += fmt::format(
         "<text class=\"across\" transform=\"translate(12 {:.1f}) rotate(-90)\">{}</text>\n",
-        (kTop + height_ - kBottom) / 2, escaped(y_.label));
+        (kTop + size_.height - kBottom) / 2, escaped(y_.label));
     return out + shapes_ + "</svg>\n";
 }
 

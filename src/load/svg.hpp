@@ -5,6 +5,7 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace espalier::load {
@@ -25,8 +26,12 @@ class Plot {
         std::string label;
         double most;  // from 0 up to this
     };
+    struct Size {
+        double width = 480, height = 220;
+    };
     // title: what a screen reader says of it.
-    Plot(std::string title, Axis x, Axis y, double height = 220);
+    Plot(std::string title, Axis x, Axis y) : Plot(std::move(title), x, y, Size()) {}
+    Plot(std::string title, Axis x, Axis y, Size size);
 
     void line(const std::vector<Point>& points, std::string_view style);
     // Goes up and down at the points, level in between.
@@ -43,7 +48,7 @@ class Plot {
 
     std::string title_;
     Axis x_, y_;
-    double height_;
+    Size size_;
     std::string shapes_;
 };
 
