@@ -174,8 +174,8 @@ def takes_pictures(browser, folder):
 
 
 def asks_for_a_key(browser, arguments):
-    with serving(arguments.binary, arguments.model, "--api-key", "secret") as server:
-        open_page(browser, server.address)
+    with serving(arguments.binary, arguments.model, "--api-key", "secret") as address:
+        open_page(browser, address)
         browser.wait_for("!document.getElementById('key-form').hidden")
         check(browser.evaluate("document.activeElement.id") == "key", "the key's field has the focus")
         browser.type("wrong")
@@ -196,8 +196,8 @@ def asks_for_a_key(browser, arguments):
 def completes_without_a_template(browser, arguments):
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([arguments.binary, "make-model", "--preset", "tiny-v3", "--out", f"{folder}/tiny"], check=True, stdout=subprocess.DEVNULL)
-        with serving(arguments.binary, f"{folder}/tiny") as server:
-            open_page(browser, server.address)
+        with serving(arguments.binary, f"{folder}/tiny") as address:
+            open_page(browser, address)
             check(browser.evaluate("document.getElementById('mode-chat').disabled"), "no chat without a template")
             choose(browser, drafts="off", tokens=20)
             ask(browser, "<b>Once</b>")
@@ -216,8 +216,8 @@ def main():
     browser = Browser()
     try:
         browser.look(1280, 860)
-        with serving(arguments.binary, arguments.model, "--draft", arguments.draft, "--speculate", "auto") as server:
-            open_page(browser, server.address)
+        with serving(arguments.binary, arguments.model, "--draft", arguments.draft, "--speculate", "auto") as address:
+            open_page(browser, address)
             converses(browser)
             shows_sources_and_trees(browser)
             draws_charts(browser)
@@ -228,8 +228,8 @@ def main():
                 takes_pictures(browser, arguments.pictures)
             drafts_change_no_text(browser)
             chats(browser)
-            stops(browser, server.address, by="document.getElementById('stop').click()")
-            stops(browser, server.address, by="document.dispatchEvent(new KeyboardEvent('keydown', { key: 'Escape', bubbles: true }))")
+            stops(browser, address, by="document.getElementById('stop').click()")
+            stops(browser, address, by="document.dispatchEvent(new KeyboardEvent('keydown', { key: 'Escape', bubbles: true }))")
             has_names(browser)
             fits_a_phone(browser)
             leave_page(browser)

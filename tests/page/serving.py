@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts `espalier serve` on a free port, and ends it with the block."""
-import collections
 import contextlib
 import re
 import signal
@@ -8,12 +7,10 @@ import subprocess
 import threading
 import urllib.request
 
-Server = collections.namedtuple("Server", "address port process")
-
 
 @contextlib.contextmanager
 def serving(binary, model, *flags):
-    """A server that is ready: its address, its port and the id of its process."""
+    """The address of a server that is ready."""
     process = subprocess.Popen([binary, "serve", model, "--port", "0", *flags], stderr=subprocess.PIPE, text=True)
     lines = []
     address = None
@@ -28,7 +25,7 @@ def serving(binary, model, *flags):
             raise RuntimeError("the server ended:\n" + "".join(lines))
         rest = threading.Thread(target=lambda: [None for _ in process.stderr], daemon=True)  # so that it never waits for a reader
         rest.start()
-        yield Server(address, int(address.rsplit(":", 1)[1]), process.pid)
+        yield address
         process.send_signal(signal.SIGTERM)
         if process.wait(120) != 0:
             raise RuntimeError(f"the server ended with {process.returncode}")

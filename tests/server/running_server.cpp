@@ -43,8 +43,8 @@ RunningServer::RunningServer(const Setup& setup)
     server = std::move(*started);
     if (!setup.load) return;
     runtime::RuntimeOptions options;
-    options.model = setup.model;
-    options.load.threads = setup.threads;
+    options.model = tiny_model();
+    options.load.threads = 1;
     options.engine.sizes = setup.sizes;
     options.engine.speculate = setup.speculate;
     auto opened = runtime::Runtime::open(options);

@@ -25,8 +25,6 @@ class RunningServer {
   public:
     struct Setup {
         ServerOptions server = test_options();
-        std::string model = tiny_model();
-        int threads = 1;
         runtime::SizeOptions sizes = {.rows = 8, .pages = 600, .max_model_len = 8192};
         std::vector<std::string> speculate = {"ngram"};
         bool load = true;  // false: the model never comes
