@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What bench engine sends to an engine, and what its clients see: requests from a seed, a thread
-// per concurrent client, times on the client's side.
+// What bench engine sends to an engine, and what its clients see: requests from a seed, times on
+// the client's side.
 #pragma once
 
 #include <cstdint>

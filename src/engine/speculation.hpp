@@ -79,6 +79,10 @@ class Speculation {
     static constexpr std::array<std::int64_t, 12> kFirstDrafts = {0,  3, 0, 7,  1, 0,
                                                                   15, 3, 0, 31, 7, 1};
 
+    // After so many steps with drafts that were granted because they pay, one goes without: or the
+    // price of a plain step, by which all are weighed, would stay what it was at the beginning.
+    static constexpr std::int64_t kPlainEvery = 32;
+
     // A drafter's id is its place in the list; at most kMaxDrafters.
     Speculation(const SpeculationSettings& settings,
                 std::vector<std::unique_ptr<speculate::Drafter>> drafters);
@@ -170,6 +174,8 @@ class Speculation {
     std::optional<speculate::StepTime> time_;
     std::vector<speculate::StepSample> first_samples_;
     std::size_t first_grants_ = 0;
+    std::int64_t steps_with_drafts_ = 0;  // since the last without
+    bool plain_turn_ = false;             // the step goes without, to measure
     // Reused from step to step.
     std::vector<speculate::Proposal> proposals_;
     std::vector<speculate::DraftCall> calls_;

@@ -32,6 +32,7 @@ double keys_of(const SpeculationSettings& settings, const DraftRow& row) {
 
 bool Speculation::may_draft(const DraftRow& row) const {
     const Slot& state = slot(row.request);
+    if (plain_turn_ && row.prescribed == nullptr) return false;
     return state.drafts && row.max_drafts > 0 &&
            state.read == static_cast<std::int64_t>(row.tokens.size());
 }
@@ -50,6 +51,7 @@ bool Speculation::coupled(DrafterId id, float temperature) {
 
 void Speculation::start_choice(std::span<const DraftRow> rows) {
     draft_levels_ = 0;
+    plain_turn_ = settings_.grant == NodeGrant::measured && steps_with_drafts_ >= kPlainEvery;
     plan_rows_.clear();
     plan_index_.assign(rows.size(), kNoPlan);
     for (const DraftRow& row : rows) {
@@ -215,6 +217,9 @@ void Speculation::choose(std::span<const DraftRow> rows, speculate::StepLoad loa
         grant_measured(load, drafts);
     else
         grant_everything(load, drafts);
+    const bool any =
+        std::any_of(drafts.begin(), drafts.end(), [](auto count) { return count > 0; });
+    steps_with_drafts_ = any ? steps_with_drafts_ + 1 : 0;
     for (std::size_t i = 0; i < rows.size(); ++i) drafts[i] += prescribed_[i];
 }
 

@@ -179,20 +179,29 @@ Fit fit_not_negative(std::span<const StepSample> samples, double typical_seconds
     return fit;
 }
 
-// Pool adjacent violators: the nearest curve, in squares, that does not decrease.
+// From here on a step is a prompt's: bound by arithmetic, so no step computes a token in less.
+// Tiles (a step of 16 tokens may be cheaper by the token than one of 68) leave that off by a fifth.
+constexpr std::int64_t kPromptTokens = 64;
+constexpr double kPromptSlack = 0.8;
+
+// Pool adjacent violators: the nearest curve that does not decrease, in squares weighted by what
+// was seen at each knot, so that a place that was measured is not bent towards one that was not.
 template <typename Curve>
-Curve not_decreasing(const Curve& raw) {
+Curve not_decreasing(const Curve& raw, const Curve& samples) {
+    constexpr double kUnseen = 0.05;  // samples that a guess is worth
     struct Block {
-        double sum;
+        double sum, weight;
         std::size_t length;
-        double mean() const { return sum / static_cast<double>(length); }
+        double mean() const { return sum / weight; }
     };
     std::array<Block, kCount> blocks;
     std::size_t count = 0;
-    for (const double value : raw) {
-        blocks[count++] = {value, 1};
+    for (std::size_t k = 0; k < kCount; ++k) {
+        const double weight = kUnseen + samples[k];
+        blocks[count++] = {weight * raw[k], weight, 1};
         while (count > 1 && blocks[count - 2].mean() > blocks[count - 1].mean()) {
             blocks[count - 2].sum += blocks[count - 1].sum;
+            blocks[count - 2].weight += blocks[count - 1].weight;
             blocks[count - 2].length += blocks[count - 1].length;
             --count;
         }
@@ -221,10 +230,11 @@ Expected<StepTime> StepTime::fit(std::span<const StepSample> samples) {
     StepTime time;
     // A curve below a thousandth of the typical time is an artefact of extrapolation.
     for (std::size_t k = 0; k < kCount; ++k) time.raw_[k] = std::max(fit.x[k], typical * 1e-3);
-    time.curve_ = not_decreasing(time.raw_);
     time.per_row_ = std::max(0.0, fit.x[kRow]);
     time.per_key_ = std::max(0.0, fit.x[kKey]);
     time.scatter_ = fit.scatter;
+    for (const StepSample& s : samples) time.visit(s);
+    time.curve_ = not_decreasing(time.raw_, time.samples_);
     return time;
 }
 
@@ -233,29 +243,53 @@ double StepTime::seconds(const StepSize& size) const {
           size.rows, size.tokens, size.keys);
     const auto [left, share] = segment_of(size.tokens);
     const double on_curve = curve_[left] + share * (curve_[left + 1] - curve_[left]);
-    return scale_ * (on_curve + per_row_ * static_cast<double>(size.rows) + per_key_ * size.keys);
+    const double fitted =
+        on_curve + per_row_ * static_cast<double>(size.rows) + per_key_ * size.keys;
+    const double least = kPromptSlack * prompt_token_ * static_cast<double>(size.tokens);
+    return scale_ * std::max(fitted, least);
+}
+
+void StepTime::visit(const StepSample& sample) {
+    constexpr double kForget = 0.98;  // what was seen 100 steps ago counts for 0.13
+    const Segment segment = segment_of(sample.size.tokens);
+    const double share = std::min(segment.share, 1.0);
+    for (double& count : samples_) count *= kForget;
+    samples_[segment.left] += 1 - share;
+    samples_[segment.left + 1] += share;
+    if (sample.size.tokens < kPromptTokens) return;
+    const double token = sample.seconds / scale_ / static_cast<double>(sample.size.tokens);
+    prompt_token_ = prompt_token_ == 0 ? token : std::min(prompt_token_, token);
 }
 
 void StepTime::observe(const StepSample& sample) {
     constexpr double kScaleRate = 0.05, kPlaceRate = 0.1, kScatterRate = 0.05;
-    constexpr double kWild = 4;  // times the usual scatter: no step says more than this
+    constexpr double kWild = 4;   // times the usual scatter: no step says more than this
+    constexpr double kKnown = 4;  // samples at a place, from which on that holds
+    constexpr double kNew = 10;   // before: the estimate may have been a guess
     if (!usable(sample)) return;
+    const Segment segment = segment_of(sample.size.tokens);
+    const double share = std::min(segment.share, 1.0);
+    const double seen = (1 - share) * samples_[segment.left] + share * samples_[segment.left + 1];
+    const bool known = seen >= kKnown;
     const double predicted = seconds(sample.size);
     const double error = sample.seconds / predicted - 1;
-    const double bounded = std::clamp(error, -kWild * scatter_, kWild * scatter_);
-    scatter_ += kScatterRate * (std::abs(bounded) - scatter_);
-    scatter_ = std::clamp(scatter_, kLeastScatter, 0.2);  // 0.2: a knot moves by 8 % at most
+    const double most = known ? kWild * scatter_ : kNew;
+    const double bounded = std::clamp(error, -most, most);
+    if (known) {
+        scatter_ += kScatterRate * (std::abs(bounded) - scatter_);
+        scatter_ = std::clamp(scatter_, kLeastScatter, 0.2);  // 0.2: a knot moves by 8 % at most
+    }
 
     // Curve and keys share the correction as they share the time.
     const double of_keys = scale_ * per_key_ * sample.size.keys / predicted;
-    const Segment segment = segment_of(sample.size.tokens);
-    const double share = std::min(segment.share, 1.0);
     const double of_curve = (1 - of_keys) * bounded;
-    scale_ *= 1 + kScaleRate * bounded;
-    raw_[segment.left] *= 1 + kPlaceRate * (1 - share) * of_curve;
-    raw_[segment.left + 1] *= 1 + kPlaceRate * share * of_curve;
-    per_key_ *= 1 + kPlaceRate * of_keys * bounded;
-    curve_ = not_decreasing(raw_);
+    const double place_rate = known ? kPlaceRate : 1 / (1 + seen);
+    raw_[segment.left] *= 1 + place_rate * (1 - share) * of_curve;
+    raw_[segment.left + 1] *= 1 + place_rate * share * of_curve;
+    per_key_ *= 1 + kPlaceRate * of_keys * std::clamp(bounded, -1.0, 1.0);
+    if (known) scale_ *= 1 + kScaleRate * bounded;
+    visit(sample);
+    curve_ = not_decreasing(raw_, samples_);
 }
 
 }  // namespace espalier::speculate

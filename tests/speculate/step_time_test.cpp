@@ -118,6 +118,51 @@ TEST(StepTime, APlaceThatWasWrongIsCorrectedThere) {
     EXPECT_NEAR(time->seconds({.rows = 4, .tokens = 4}) / machine(4, 4), 1.0, 0.08);
 }
 
+// Few and noisy samples, whose small steps look as if tokens cost nothing: a prompt tells otherwise.
+TEST(StepTime, NoTokenIsFasterThanInAPrompt) {
+    std::vector<StepSample> samples = {{.size = {.rows = 8, .tokens = 768}, .seconds = 0.268}};
+    for (const std::int64_t tokens : {8, 11, 8, 15, 8, 9})
+        samples.push_back({.size = {.rows = 8, .tokens = tokens}, .seconds = 0.007});
+    const auto time = StepTime::fit(samples);
+    ASSERT_TRUE(time);
+    for (const std::int64_t tokens : {32, 64, 195, 400})
+        EXPECT_GE(time->seconds({.rows = 8, .tokens = tokens}),
+                  0.8 * 0.268 / 768 * static_cast<double>(tokens) * (1 - 1e-12))
+            << tokens;
+}
+
+// Where no step has been, the first is believed, and it is no sign of a machine that is slower.
+TEST(StepTime, ANewPlaceTakesWhatItMeasures) {
+    std::vector<StepSample> samples;
+    for (int i = 0; i < 4; ++i)
+        for (const std::int64_t tokens : {8, 11, 15})
+            samples.push_back({.size = {.rows = 8, .tokens = tokens}, .seconds = 0.007});
+    auto time = StepTime::fit(samples);
+    ASSERT_TRUE(time);
+    const double small = time->seconds({.rows = 8, .tokens = 8});
+    ASSERT_LT(time->seconds({.rows = 8, .tokens = 192}), 0.02);
+    for (int i = 0; i < 2; ++i)
+        time->observe({.size = {.rows = 8, .tokens = 192}, .seconds = 0.090});
+    // What lies beyond still looks flat, and shares what was measured.
+    EXPECT_GT(time->seconds({.rows = 8, .tokens = 192}), 0.07);
+    EXPECT_NEAR(time->seconds({.rows = 8, .tokens = 8}) / small, 1, 0.01);
+}
+
+// A place that was not visited for hundreds of steps is as good as new.
+TEST(StepTime, WhatWasSeenLongAgoIsForgottenAtTheFirstNewSample) {
+    std::vector<StepSample> samples;
+    for (int i = 0; i < 4; ++i)
+        for (const std::int64_t tokens : {8, 16})
+            samples.push_back({.size = {.rows = 8, .tokens = tokens}, .seconds = 0.007});
+    auto time = StepTime::fit(samples);
+    ASSERT_TRUE(time);
+    for (int i = 0; i < 400; ++i)
+        time->observe({.size = {.rows = 8, .tokens = 16}, .seconds = 0.005});
+    for (int i = 0; i < 3; ++i) time->observe({.size = {.rows = 8, .tokens = 8}, .seconds = 0.003});
+    EXPECT_NEAR(time->seconds({.rows = 8, .tokens = 8}), 0.003, 0.0006);
+    EXPECT_NEAR(time->seconds({.rows = 8, .tokens = 16}), 0.005, 0.0005);
+}
+
 TEST(StepTime, IgnoresAndRefusesWhatIsNoMeasurement) {
     const StepSample zero[] = {{.size = {.rows = 1, .tokens = 1}, .seconds = 0.0}};
     const StepSample fewer[] = {{.size = {.rows = 4, .tokens = 2}, .seconds = 1.0}};
