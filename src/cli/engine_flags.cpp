@@ -25,6 +25,17 @@ void add_device_flag(CLI::App& command, DeviceKind& device) {
         ->default_str("cpu");
 }
 
+void add_weights_flag(CLI::App& command, std::optional<WeightCode>& rounding) {
+    command
+        .add_option_function<std::string>(
+            "--weights",
+            [&rounding](const std::string& name) { rounding = runtime::parse_rounding(name); },
+            "Weights in memory: own (as the checkpoint has them), or BF16 and F8_E4M3 ones rounded "
+            "to int8 or int4 in groups of 32 (embedding, head, router and kv_b are kept)")
+        ->check(CLI::IsMember({"own", "int8", "int4"}))
+        ->default_str("own");
+}
+
 void add_kv_format_flag(CLI::App& command, std::optional<mla::KvFormat>& format) {
     command
         .add_option_function<std::string>(
@@ -88,6 +99,7 @@ void EngineFlags::add_to(CLI::App& command, const Defaults& defaults) {
     command.add_option("--trace", engine.trace,
                        "Write every step to this file, for replay (docs/trace.md); it holds the "
                        "prompts");
+    add_weights_flag(command, load.rounding);
     add_kv_format_flag(command, load.kv_format);
     add_device_flag(command, load.device);
     add_threads_flag(command, load.threads);

@@ -175,6 +175,7 @@ Run add_selftest_lossless(CLI::App& selftest) {
         ->allow_extra_args(false)
         ->check(CLI::IsMember({"mtp", "eagle3", "auto", "off"}))
         ->capture_default_str();
+    add_weights_flag(*command, options->load.rounding);
     add_kv_format_flag(*command, options->load.kv_format);
     add_device_flag(*command, options->load.device);
     add_threads_flag(*command, options->load.threads);

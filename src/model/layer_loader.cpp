@@ -18,7 +18,7 @@ Expected<void> load_kv_b(WeightReader& reader, const std::string& name, std::int
                          AttentionWeights& to) {
     constexpr std::int64_t kRows = mla::kNope + mla::kValue;
     ESPALIER_ASSIGN_OR_RETURN(const StoredMatrix kv_b,
-                              reader.stored(name, heads * kRows, mla::kLatent));
+                              reader.stored_for_both_axes(name, heads * kRows, mla::kLatent));
     std::vector<std::vector<WeightSource>> absorb, key, value;
     for (std::int64_t head = 0; head < heads; ++head) {
         absorb.push_back({kv_b.rows(head * kRows, mla::kNope, true)});

@@ -40,6 +40,11 @@ std::optional<std::string> kv_format_name(const LoadedModel& loaded) {
     return std::string(mla::name_of(*loaded.kv_format));
 }
 
+std::optional<std::string> rounding_name(const LoadedModel& loaded) {
+    if (!loaded.rounding) return std::nullopt;
+    return std::string(name_of(*loaded.rounding));
+}
+
 }  // namespace
 
 Expected<RunningEngine> RunningEngine::start(const ModelFiles& files, LoadedModel& loaded,
@@ -53,10 +58,11 @@ Expected<RunningEngine> RunningEngine::start(const ModelFiles& files, LoadedMode
     ESPALIER_ASSIGN_OR_RETURN(settings.schedule.prefill_segment,
                               prefill_segment_for(*loaded.model, options.prefill_segment));
     if (!options.trace.empty()) {
-        ESPALIER_ASSIGN_OR_RETURN(const trace::Header header,
-                                  replay::describe({*files.checkpoint, files.name, loaded.variant,
-                                                    loaded.device->workers(), settings,
-                                                    drafters.names(), kv_format_name(loaded)}));
+        ESPALIER_ASSIGN_OR_RETURN(
+            const trace::Header header,
+            replay::describe({*files.checkpoint, files.name, loaded.variant,
+                              loaded.device->workers(), settings, drafters.names(),
+                              kv_format_name(loaded), rounding_name(loaded)}));
         ESPALIER_ASSIGN_OR_RETURN(running.recorder_, replay::Recorder::open(options.trace, header));
     }
     const draft::DraftSet models = draft_set(loaded, drafters);

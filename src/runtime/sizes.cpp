@@ -11,6 +11,7 @@
 #include "base/limits.hpp"
 #include "cache/kv_storage.hpp"
 #include "checkpoint/quantization.hpp"
+#include "model/cost.hpp"
 #include "schedule/scheduler.hpp"
 
 namespace espalier::runtime {
@@ -112,7 +113,8 @@ Expected<SizeFacts> size_facts(const ModelFiles& files, const DrafterChoice& dra
     const cache::KvLayout layout =
         layout_with(cache::make_layout(config.num_hidden_layers, options.kv_format.value_or(own)),
                     drafters, files);
-    std::uint64_t weights = files.checkpoint->total_bytes();
+    std::uint64_t weights = options.rounding ? model::rounded_bytes(config, *options.rounding)
+                                             : files.checkpoint->total_bytes();
     if (drafters.eagle3) weights += files.draft->total_bytes();
     SizeFacts facts{.context = config.max_position_embeddings,
                     .weight_bytes = static_cast<std::int64_t>(weights),

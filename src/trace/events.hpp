@@ -126,6 +126,7 @@ struct Header {
     Model model;
     std::string variant;                   // of the kernels
     std::optional<std::string> kv_format;  // of the cache, where it was asked for
+    std::optional<std::string> weights;    // what they were rounded to, where it was asked for
     std::int32_t threads = 0;
     std::int32_t sampling_version = 0;
     Settings settings;
@@ -136,6 +137,7 @@ struct Header {
         visit.object("model", self.model);
         visit.text("variant", self.variant);
         visit.maybe_text("kv_format", self.kv_format);
+        visit.maybe_text("weights", self.weights);
         visit.integer("threads", self.threads, 0, kMaxRows);
         visit.integer("sampling_version", self.sampling_version, 0, kMaxToken);
         visit.object("settings", self.settings);

@@ -55,7 +55,8 @@ void poison(const std::filesystem::path& file, std::int64_t hidden) {
 }
 
 TinyTarget make(const char* preset_name, model::Machine machine,
-                std::optional<mla::KvFormat> kv_format = std::nullopt) {
+                std::optional<mla::KvFormat> kv_format = std::nullopt,
+                const model::LoadOptions& options = {}) {
     const TemporaryDirectory directory;
     auto preset = checkpoint::synthetic_preset(preset_name);
     if (!preset) throw std::runtime_error(preset.error().message);
@@ -70,8 +71,8 @@ TinyTarget make(const char* preset_name, model::Machine machine,
     auto tokenizer = text::Tokenizer::load(path);
     if (!tokenizer) throw std::runtime_error(tokenizer.error().message);
     TinyTarget target;
-    target.model =
-        std::make_unique<model::RunningModel>(path, std::move(machine), kTinyMaxGather, kv_format);
+    target.model = std::make_unique<model::RunningModel>(path, std::move(machine), kTinyMaxGather,
+                                                         kv_format, options);
     target.tokenizer = std::make_unique<text::Tokenizer>(std::move(*tokenizer));
     return target;
 }
@@ -109,6 +110,11 @@ TinyTarget& tiny_target(Family family) {
     if (family == Family::v3_fp8_cache) {
         static TinyTarget narrow = make("tiny-v3", cpu(), mla::KvFormat::fp8_token);
         return narrow;
+    }
+    if (family == Family::v3_int4) {
+        static TinyTarget rounded =
+            make("tiny-v3", cpu(), std::nullopt, {.rounding = WeightCode::int4});
+        return rounded;
     }
     static TinyTarget v3 = make("tiny-v3", cpu());
     return v3;

@@ -20,7 +20,7 @@ inline constexpr std::int32_t kQuietPoisonToken = 510;  // only its cache entry 
 inline constexpr std::int64_t kTinyMaxTokens = lossless::kWorkloadTokens;
 inline constexpr std::int64_t kTinyMaxGather = lossless::kWorkloadGather;
 
-enum class Family { v2, v3, v3_fp8_cache };
+enum class Family { v2, v3, v3_fp8_cache, v3_int4 };
 
 struct TinyTarget {
     std::unique_ptr<model::RunningModel> model;
