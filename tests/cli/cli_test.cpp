@@ -310,6 +310,40 @@ TEST(Cli, BenchEngineWritesKnownTexts) {
         << refused.output;
 }
 
+// What quantize writes is what --weights makes at load; eval sees how far both are from the model.
+TEST(Cli, QuantizedModelsAreTheSameFromFilesAndAtLoad) {
+    const espalier::TemporaryDirectory directory;
+    const std::string out = (directory.path() / "int4").string();
+    const std::string text = (directory.path() / "text").string();
+    std::ofstream(text) << "def add(a, b):\n    return a + b\n\n\nclass Point:\n    pass\n";
+    const Result made = espalier("quantize " + kSapling + " " + out);
+    ASSERT_EQ(made.status, 0) << made.output;
+    EXPECT_EQ(espalier("quantize " + kSapling + " " + out).status, 1);  // not empty
+    const std::string eval = " --json --against " + kSapling + " --text " + text;
+    const auto files = json_of("eval " + out + eval);
+    EXPECT_EQ(files, json_of("eval " + kSapling + eval + " --weights int4"));
+    const auto own = json_of("eval " + kSapling + eval);
+    EXPECT_NEAR(own["mean_kl_bits"].get<double>(), 0.0, 1e-9);
+    EXPECT_EQ(own["top_agreement"], 1.0);
+    EXPECT_GT(files["mean_kl_bits"].get<double>(), 1e-6);
+    EXPECT_GT(own["bits_per_byte"].get<double>(), 0.1);
+    const std::string prompt = " 'def add(a, b):' -n 8 --temperature 0 --json";
+    EXPECT_EQ(json_of("generate " + out + prompt)["tokens"],
+              json_of("generate " + kSapling + prompt + " --weights int4")["tokens"]);
+}
+
+TEST(Cli, RoundedWeightsAreTracedAndReplayed) {
+    const espalier::TemporaryDirectory directory;
+    const std::string file = (directory.path() / "run.jsonl").string();
+    const Result made = espalier("generate " + kSapling +
+                                 " 'def add(a, b):' -n 8 --seed 3 --weights int8 --trace " + file);
+    ASSERT_EQ(made.status, 0) << made.output;
+    const Result again = espalier("replay " + file);
+    EXPECT_EQ(again.status, 0) << again.output;
+    EXPECT_NE(again.output.find("8 tokens of 1 requests are the same"), std::string::npos)
+        << again.output;
+}
+
 TEST(Cli, SelftestLosslessEndsInATable) {
     const espalier::TemporaryDirectory directory;
     const std::string model = (directory.path() / "model").string();
