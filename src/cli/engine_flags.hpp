@@ -33,6 +33,7 @@ struct EngineFlags {
 
 void add_threads_flag(CLI::App& command, int& threads);
 void add_device_flag(CLI::App& command, DeviceKind& device);
+void add_enforce_eager_flag(CLI::App& command, bool& enforce_eager);
 void add_kv_format_flag(CLI::App& command, std::optional<mla::KvFormat>& format);
 
 // Reads the weights behind a progress bar.

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <string>
 
 #include "base/draft_origin.hpp"
 #include "base/limits.hpp"
@@ -103,6 +104,8 @@ struct StepReport : StepCounts {
     // Nanoseconds of each phase.
     std::array<schedule::Time, kPhases> phases = {};
     schedule::Time spent(Phase phase) const { return phases[static_cast<std::size_t>(phase)]; }
+    // The device itself failed, in these words: no step may follow. Empty: it did not.
+    std::string device_failure;
 };
 
 // Splits a step's time into phases: each lap ends one.

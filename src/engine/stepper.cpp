@@ -58,7 +58,8 @@ Expected<std::unique_ptr<Stepper>> Stepper::create(StepperParts parts,
     const ops::SamplingCapacity sampling =
         StepDraws::capacity(settings.schedule, parts.target->info().vocabulary);
     ESPALIER_ASSIGN_OR_RETURN(auto draws, ops::SamplingBatchBuilder::create(sampling));
-    ESPALIER_RETURN_IF_ERROR(parts.target->reserve(sampling));
+    ESPALIER_RETURN_IF_ERROR(parts.target->reserve(
+        {.batch = step_capacity(settings.schedule), .draws = sampling, .taps = parts.taps}));
     std::unique_ptr<Stepper> stepper(
         new Stepper(std::move(parts), settings, std::move(scheduler), std::move(draws)));
     if (settings.step_time) stepper->speculation_.set_step_time(*settings.step_time);
@@ -194,6 +195,7 @@ void Stepper::run_plan(StepReport& report, StepTimer& timer) {
         for (std::size_t i = 0; i < plan_->requests.size(); ++i) settle(i);
     } else {
         fail_step(ran.error().message);
+        if (ran.error().kind == ErrorKind::io) report.device_failure = ran.error().message;
     }
     report.model = report.spent(Phase::forward);
     report.sampling = report.spent(Phase::sample);
@@ -279,7 +281,8 @@ void Stepper::start_drafting(const schedule::PlannedRequest& planned) {
 }
 
 Expected<void> Stepper::run_model(StepTimer& timer) {
-    ESPALIER_ASSIGN_OR_RETURN(const batch::HostBatch batch, batch_.build(*plan_, speculation_));
+    ESPALIER_ASSIGN_OR_RETURN(const batch::HostBatch batch,
+                              batch_.build(*plan_, speculation_, *parts_.target));
     draws_.begin(batch.capacity.gather);
     for (std::size_t i = 0; i < plan_->requests.size(); ++i) {
         const schedule::PlannedRequest& planned = plan_->requests[i];
@@ -290,7 +293,7 @@ Expected<void> Stepper::run_model(StepTimer& timer) {
             draws_.add_chunk(request, rows_of(planned), scheduler_->tokens(planned.id.slot));
     }
     timer.lap(Phase::build);
-    ESPALIER_RETURN_IF_ERROR(parts_.target->launch(batch, parts_.taps));
+    ESPALIER_RETURN_IF_ERROR(parts_.target->launch(batch));
     timer.lap(Phase::forward);
     if (const ops::SamplingBatchBuilder& draws = draws_.finish(); draws.nodes() > 0)
         ESPALIER_RETURN_IF_ERROR(parts_.target->sample(draws));

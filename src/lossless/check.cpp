@@ -119,7 +119,8 @@ class Check {
             ESPALIER_ASSIGN_OR_RETURN(made, subject_.make_parts(work_.settings.schedule));
         } else {
             ESPALIER_ASSIGN_OR_RETURN(
-                made.target, engine::ModelTarget::create(subject_.model, limits_.sizes.page_count));
+                made.target, engine::ModelTarget::create(subject_.model, limits_.sizes.page_count,
+                                                         subject_.capture));
         }
         memory_ = std::move(made.memory);
         engine::StepperParts parts{std::move(made.target), subject_.tokenizer,
@@ -170,6 +171,8 @@ class Check {
                 differs(one, choice, "it has not ended");
                 continue;
             }
+            if (got.ended == engine::Interruption::step_failed)
+                differs(one, choice, "a step of it failed");
             const bool cut = got.output.finish.reason == FinishReason::interrupted;
             const std::int64_t committed = got.usage.completion_tokens;
             const auto whole = static_cast<std::int64_t>(plain.tokens.size());

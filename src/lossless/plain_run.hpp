@@ -14,6 +14,7 @@
 #include "base/cpu_device.hpp"
 #include "base/error.hpp"
 #include "base/op_context.hpp"
+#include "batch/captured_steps.hpp"
 #include "engine/request.hpp"
 #include "engine/target.hpp"
 #include "model/deepseek.hpp"
@@ -41,6 +42,7 @@ struct Subject {
         std::vector<std::unique_ptr<speculate::Drafter>> drafters;
     };
     std::function<Expected<Parts>(const schedule::SchedulerOptions&)> make_parts = {};
+    batch::CaptureOptions capture = {};  // of the engines' steps
 
     std::int32_t vocabulary() const { return static_cast<std::int32_t>(model.config().vocab_size); }
 };

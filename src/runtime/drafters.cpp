@@ -91,19 +91,31 @@ draft::DraftSet draft_set(const LoadedModel& loaded, const DrafterChoice& drafte
             .eagle3 = drafters.eagle3 ? loaded.eagle3 : nullptr};
 }
 
+batch::CaptureOptions capture_on(const Device& device, bool enforce_eager) {
+    return {.capture = device.kind() == DeviceKind::cuda && !enforce_eager};
+}
+
+// What a level of drafts may have of them, where a step's are bounded.
+std::int64_t draft_splits(const EngineSizes& sizes) {
+    if (sizes.max_step_splits == 0) return 0;
+    return std::min(sizes.max_step_splits,
+                    mla::row_splits(sizes.max_step_gather, sizes.max_model_len));
+}
+
 Expected<std::vector<std::unique_ptr<speculate::Drafter>>> make_drafters(
     const LoadedModel& loaded, const DrafterChoice& drafters, const EngineSizes& sizes,
-    cache::KvStorage& storage, const model::Taps& taps) {
+    cache::KvStorage& storage, const model::Taps& taps, const batch::CaptureOptions& capture) {
     std::vector<std::unique_ptr<speculate::Drafter>> made;
     if (drafters.ngram)
         made.push_back(std::make_unique<speculate::NgramDrafter>(speculate::NgramLimits{}));
     ESPALIER_ASSIGN_OR_RETURN(auto models,
                               draft_set(loaded, drafters)
-                                  .make({*loaded.device, *loaded.backend, *loaded.kernels},
+                                  .make({*loaded.device, *loaded.backend, *loaded.kernels, capture},
                                         {.tokens = sizes.max_step_tokens,
                                          .nodes = sizes.max_step_gather,
                                          .rows = sizes.max_rows,
-                                         .max_kv_len = sizes.max_model_len},
+                                         .max_kv_len = sizes.max_model_len,
+                                         .max_splits = draft_splits(sizes)},
                                         storage, taps));
     for (auto& drafter : models) made.push_back(std::move(drafter));
     return made;

@@ -8,6 +8,7 @@
 
 #include "base/engine_sizes.hpp"
 #include "base/error.hpp"
+#include "batch/captured_steps.hpp"
 #include "cache/kv_storage.hpp"
 #include "draft/draft_set.hpp"
 #include "model/taps.hpp"
@@ -48,9 +49,15 @@ cache::KvLayout layout_with(cache::KvLayout target, const DrafterChoice& drafter
 // Their models, of what was loaded for them.
 draft::DraftSet draft_set(const LoadedModel& loaded, const DrafterChoice& drafters);
 
+// Steps are captured on a GPU; a CPU has nothing to gain, and computes what it pads.
+batch::CaptureOptions capture_on(const Device& device, bool enforce_eager);
+
+// The partial results of attention that a level of drafts may have; 0: not bounded.
+std::int64_t draft_splits(const EngineSizes& sizes);
+
 // In the order of names(). storage: of the set's layout; it and the taps outlive the drafters.
 Expected<std::vector<std::unique_ptr<speculate::Drafter>>> make_drafters(
     const LoadedModel& loaded, const DrafterChoice& drafters, const EngineSizes& sizes,
-    cache::KvStorage& storage, const model::Taps& taps);
+    cache::KvStorage& storage, const model::Taps& taps, const batch::CaptureOptions& capture);
 
 }  // namespace espalier::runtime

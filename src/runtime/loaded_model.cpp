@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/cpu_device.hpp"
+#include "base/for_what.hpp"
 #include "ops/cuda_backend.hpp"
 #include "runtime/sizes.hpp"
 
@@ -113,8 +114,9 @@ Expected<LoadedModel> LoadedModel::load(std::shared_ptr<const checkpoint::Checkp
     const auto start = std::chrono::steady_clock::now();
     ESPALIER_ASSIGN_OR_RETURN(
         model::Weights weights,
-        model::Weights::load(loaded.checkpoint, *loaded.device, *loaded.backend,
-                             {.mtp = options.mtp, .progress = options.progress}));
+        for_what(model::Weights::load(loaded.checkpoint, *loaded.device, *loaded.backend,
+                                      {.mtp = options.mtp, .progress = options.progress}),
+                 "the weights"));
     if (options.draft != nullptr) {
         ESPALIER_ASSIGN_OR_RETURN(loaded.eagle3,
                                   load_eagle3(options.draft, weights, loaded, options.progress));

@@ -69,19 +69,21 @@ inline TinyDrafts make_tiny_drafts(model::Machine machine) {
 class DraftingEngine {
   public:
     DraftingEngine(const TinyDrafts& tiny, engine::StepperSettings settings,
-                   std::vector<std::unique_ptr<speculate::Drafter>> others = {})
+                   std::vector<std::unique_ptr<speculate::Drafter>> others = {},
+                   const batch::CaptureOptions& capture = {}, std::int64_t max_splits = 0)
         : taps_(must(tiny.set().make_taps(settings.schedule.max_step_tokens))) {
         settings.schedule.reserve_windows = true;
         auto target = must(engine::ModelTarget::create(*tiny.model, tiny.set().layout(),
-                                                       settings.schedule.page_count));
+                                                       settings.schedule.page_count, capture));
         storage_ = &target->storage();
-        auto models = must(
-            tiny.set().make({*tiny.machine.device, *tiny.machine.backend, *tiny.machine.kernels},
-                            {.tokens = settings.schedule.max_step_tokens,
-                             .nodes = settings.schedule.max_step_gather,
-                             .rows = settings.schedule.max_rows,
-                             .max_kv_len = settings.schedule.max_model_len},
-                            *storage_, taps_.taps()));
+        auto models = must(tiny.set().make(
+            {*tiny.machine.device, *tiny.machine.backend, *tiny.machine.kernels, capture},
+            {.tokens = settings.schedule.max_step_tokens,
+             .nodes = settings.schedule.max_step_gather,
+             .rows = settings.schedule.max_rows,
+             .max_kv_len = settings.schedule.max_model_len,
+             .max_splits = max_splits},
+            *storage_, taps_.taps()));
         std::vector<std::unique_ptr<speculate::Drafter>> drafters;
         for (auto& drafter : models) {
             models_.push_back(drafter.get());

@@ -25,13 +25,24 @@ model::Machine machine() { return model::gpu_machine(); }
 model::Machine machine() { return model::cpu_machine(1, best_cpu_variant()); }
 #endif
 
+// Recorded passes with poisoned pads: all on a GPU, every other workload on the CPU.
+batch::CaptureOptions capture_for(std::uint64_t seed) {
+#if defined(ESPALIER_GPU_RUN)
+    const bool capture = seed > 0;
+#else
+    const bool capture = seed % 2 == 1;
+#endif
+    return {.capture = capture, .ahead = 0, .poison = capture};
+}
+
 TinyDrafts& tiny_drafts() {
     static TinyDrafts tiny = make_tiny_drafts(machine());
     return tiny;
 }
 
 Expected<lossless::Subject::Parts> make_parts(const TinyDrafts& tiny,
-                                              const schedule::SchedulerOptions& options) {
+                                              const schedule::SchedulerOptions& options,
+                                              const batch::CaptureOptions& capture) {
     lossless::Subject::Parts parts;
     ESPALIER_ASSIGN_OR_RETURN(model::TapMemory memory,
                               tiny.set().make_taps(options.max_step_tokens));
@@ -40,33 +51,34 @@ Expected<lossless::Subject::Parts> make_parts(const TinyDrafts& tiny,
     parts.memory = taps;
     ESPALIER_ASSIGN_OR_RETURN(
         auto target,
-        engine::ModelTarget::create(*tiny.model, tiny.set().layout(), options.page_count));
-    ESPALIER_ASSIGN_OR_RETURN(
-        auto models,
-        tiny.set().make({*tiny.machine.device, *tiny.machine.backend, *tiny.machine.kernels},
-                        {.tokens = options.max_step_tokens,
-                         .nodes = options.max_step_gather,
-                         .rows = options.max_rows,
-                         .max_kv_len = options.max_model_len},
-                        target->storage(), parts.taps));
+        engine::ModelTarget::create(*tiny.model, tiny.set().layout(), options.page_count, capture));
+    ESPALIER_ASSIGN_OR_RETURN(auto models,
+                              tiny.set().make({*tiny.machine.device, *tiny.machine.backend,
+                                               *tiny.machine.kernels, capture},
+                                              {.tokens = options.max_step_tokens,
+                                               .nodes = options.max_step_gather,
+                                               .rows = options.max_rows,
+                                               .max_kv_len = options.max_model_len},
+                                              target->storage(), parts.taps));
     for (auto& drafter : models) parts.drafters.push_back(std::move(drafter));
     parts.target = std::move(target);
     return parts;
 }
 
-lossless::Subject subject() {
+lossless::Subject subject(std::uint64_t seed) {
     lossless::Subject subject{*tiny_drafts().model, *tiny_drafts().tokenizer};
-    subject.make_parts = [](const schedule::SchedulerOptions& options) {
-        return make_parts(tiny_drafts(), options);
+    subject.capture = capture_for(seed);
+    subject.make_parts = [seed](const schedule::SchedulerOptions& options) {
+        return make_parts(tiny_drafts(), options, capture_for(seed));
     };
     return subject;
 }
 
 TEST(DraftWorkloads, EveryRequestEqualsItselfRunAloneAndPlainly) {
     lossless::Coverage coverage;
-    const lossless::Subject target = subject();
-    ASSERT_TRUE(lossless::check_subject(target));
+    ASSERT_TRUE(lossless::check_subject(subject(0)));
     for (std::uint64_t seed = kFirstSeed; seed < kFirstSeed + kWorkloads; ++seed) {
+        const lossless::Subject target = subject(seed);
         const auto verdict =
             lossless::check_workload(lossless::random_workload(seed, target), target);
         ASSERT_TRUE(verdict) << verdict.error().message;

@@ -67,7 +67,7 @@ void FakeTarget::read_prefixes(const mla::RaggedRows& rows, std::int64_t first, 
             prefixes_[static_cast<std::size_t>(token)] = prefix_of(rows, row, token);
 }
 
-Expected<void> FakeTarget::launch(const batch::HostBatch& host_batch, const model::Taps&) {
+Expected<void> FakeTarget::launch(const batch::HostBatch& host_batch) {
     if (fault == Fault::refuse_launch) return out_of_order();
     ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView batch,
                               batch_.upload(device_.stream(), host_batch));
@@ -92,8 +92,8 @@ Expected<void> FakeTarget::launch(const batch::HostBatch& host_batch, const mode
     return {};
 }
 
-Expected<void> FakeTarget::reserve(const ops::SamplingCapacity& capacity) {
-    ESPALIER_ASSIGN_OR_RETURN(sampling_, ops::SamplingMemory::create(device_, capacity));
+Expected<void> FakeTarget::reserve(const StepRoom& room) {
+    ESPALIER_ASSIGN_OR_RETURN(sampling_, ops::SamplingMemory::create(device_, room.draws));
     return {};
 }
 

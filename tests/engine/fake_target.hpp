@@ -28,8 +28,8 @@ class FakeTarget final : public Target {
                             std::span<const std::int32_t> banned = {}) const;
 
     const TargetInfo& info() const override { return info_; }
-    Expected<void> reserve(const ops::SamplingCapacity& capacity) override;
-    Expected<void> launch(const batch::HostBatch& batch, const model::Taps& taps) override;
+    Expected<void> reserve(const StepRoom& room) override;
+    Expected<void> launch(const batch::HostBatch& batch) override;
     Expected<void> sample(const ops::SamplingBatchBuilder& draws) override;
     Expected<StepResult> wait() override;
     Expected<void> compact(std::span<const std::int64_t> source,

@@ -101,6 +101,15 @@ TinyTarget& isolated_target(Operations operations) {
     return cpu;
 }
 
+TinyTarget& gpu_target(Family family) {
+    if (family == Family::v3_fp8_cache) {
+        static TinyTarget narrow = make("tiny-v3", model::gpu_machine(), mla::KvFormat::fp8_token);
+        return narrow;
+    }
+    static TinyTarget own = make("tiny-v3", model::gpu_machine());
+    return own;
+}
+
 TinyTarget& tiny_target(Family family) {
     if (family == Family::v2) {
         static TinyTarget v2 = make("tiny-v2", cpu());

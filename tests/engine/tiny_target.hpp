@@ -31,6 +31,8 @@ struct TinyTarget {
 
 // Made at the first call, kept until the program ends; one thread at a time may use it.
 TinyTarget& tiny_target(Family family);
+// v3 alone, on a GPU; throws where there is none.
+TinyTarget& gpu_target(Family family);
 
 // The same on a device whose memory the host cannot touch (lossless/isolated_device.hpp): with the
 // operations in plain loops and weights in plain rows, or with the CPU's own.
