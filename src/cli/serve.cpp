@@ -200,6 +200,15 @@ Expected<void> explain(const Options& options, const CLI::App& command, const So
     ESPALIER_RETURN_IF_ERROR(server::check_options(options.server));
     fmt::print("{}", explain_settings(command, sources));
     const auto bytes = [](std::int64_t count) { return bytes_text(static_cast<double>(count)); };
+    const std::string what_holds =
+        facts.gpu_bytes == 0
+            ? fmt::format("nine tenths of {} hold them and {} of weights",
+                          bytes(facts.memory_bytes), bytes(facts.weight_bytes))
+            : fmt::format(
+                  "of {} free on the GPU, beside {} of weights and {} of activations and "
+                  "workspaces",
+                  bytes(facts.memory_bytes), bytes(facts.weight_bytes),
+                  bytes(facts.working_bytes(sizes)));
     fmt::print(
         "\nFrom these, the model and this machine:\n"
         "  served as       {}\n"
@@ -208,16 +217,14 @@ Expected<void> explain(const Options& options, const CLI::App& command, const So
         "  step            {} tokens at most: one per row, a prompt quantum of 512, the rest "
         "drafts "
         "and prompts\n"
-        "  cache           {} pages of 64 tokens, {} (nine tenths of {} hold them and {} of "
-        "weights)\n"
+        "  cache           {} pages of 64 tokens, {} ({})\n"
         "  queue           {} requests, {} tokens of prompts; more are answered with 429\n"
         "  threads         {} for the model, {} for requests, one for connections\n",
         options.server.served_model_name.empty() ? server::default_model_name(options.model)
                                                  : options.server.served_model_name.front(),
         sizes.max_model_len, facts.context, sizes.max_rows, sizes.max_step_tokens,
-        sizes.page_count - 1, bytes(sizes.page_count * facts.page_bytes), bytes(facts.memory_bytes),
-        bytes(facts.weight_bytes), sizes.max_waiting, sizes.max_waiting_tokens, threads,
-        options.server.workers);
+        sizes.page_count - 1, bytes(sizes.page_count * facts.page_bytes), what_holds,
+        sizes.max_waiting, sizes.max_waiting_tokens, threads, options.server.workers);
     return {};
 }
 
