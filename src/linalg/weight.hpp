@@ -43,7 +43,8 @@ enum class WeightLayout : std::uint8_t {
     none,
     rows,    // [count][n][k], scales [count][n][groups of k]: the reference backend, CUDA attention
     panels,  // linalg/packed.hpp: the CPU backend
-    fragments,  // linalg/cuda/fragments.hpp: the CUDA backend
+    fragments,        // linalg/cuda/fragments.hpp: the CUDA backend
+    gated_fragments,  // the same of gate and up, their rows dealt for a gated product
 };
 
 constexpr std::string_view name_of(WeightLayout layout) {
@@ -56,6 +57,8 @@ constexpr std::string_view name_of(WeightLayout layout) {
             return "panels";
         case WeightLayout::fragments:
             return "fragments";
+        case WeightLayout::gated_fragments:
+            return "gated fragments";
     }
     return "?";
 }

@@ -206,9 +206,11 @@ Expected<ForwardResult> DeepseekModel::forward(const batch::BatchView& batch, ca
         const DecoderLayer layer({s.rule, s.backend, s.kernels, s.a, s.context},
                                  s.weights.layers[index]);
         if (index == 0) ESPALIER_RETURN_IF_ERROR(layer.plan_attention(batch, pages));
-        ESPALIER_RETURN_IF_ERROR(layer.write_kv(batch, pages));
+        ESPALIER_RETURN_IF_ERROR(layer.write_kv(
+            batch, pages,
+            index == 0 ? DecoderLayer::Input::residual : DecoderLayer::Input::normed));
         ESPALIER_RETURN_IF_ERROR(layer.attention(batch, pages));
-        layer.mlp(batch);
+        layer.mlp(batch, index + 1 < layers ? &s.weights.layers[index + 1] : nullptr);
     }
     s.tap_residual(taps, layers, tokens);
     s.tap_final_state(taps, tokens);

@@ -76,12 +76,15 @@ Expected<StoredMatrix> WeightReader::stored(const std::string& name, std::int64_
     return StoredMatrix{std::move(found), n, k};
 }
 
-Expected<Weight> WeightReader::pack(const std::vector<std::vector<linalg::WeightSource>>& stack) {
+Expected<Weight> WeightReader::pack(const std::vector<std::vector<linalg::WeightSource>>& stack,
+                                    Join join) {
     const std::vector<std::span<const linalg::WeightSource>> views(stack.begin(), stack.end());
-    return backend_.pack(device_, views);
+    return join == Join::gated ? backend_.pack_gated(device_, views)
+                               : backend_.pack(device_, views);
 }
 
-Expected<Weight> WeightReader::stack(const std::vector<std::vector<Part>>& parts, std::int64_t k) {
+Expected<Weight> WeightReader::stack(const std::vector<std::vector<Part>>& parts, std::int64_t k,
+                                     Join join) {
     std::vector<std::vector<StoredMatrix>> matrices(parts.size());
     std::vector<std::vector<linalg::WeightSource>> sources(parts.size());
     for (std::size_t i = 0; i < parts.size(); ++i) {
@@ -99,7 +102,7 @@ Expected<Weight> WeightReader::stack(const std::vector<std::vector<Part>>& parts
             sources[i].push_back(matrix.whole());
         }
     }
-    Expected<Weight> packed = pack(sources);
+    Expected<Weight> packed = pack(sources, join);
     if (!packed)
         return fail(packed.error().kind, "{}: {}", matrices.front().front().stored.weights.name,
                     packed.error().message);
@@ -108,12 +111,8 @@ Expected<Weight> WeightReader::stack(const std::vector<std::vector<Part>>& parts
     return packed;
 }
 
-Expected<Weight> WeightReader::joined(std::initializer_list<Part> parts, std::int64_t k) {
-    return stack({std::vector<Part>(parts)}, k);
-}
-
 Expected<Weight> WeightReader::matrix(const std::string& name, std::int64_t n, std::int64_t k) {
-    return joined({{name, n}}, k);
+    return stack({{{name, n}}}, k);
 }
 
 Expected<DeviceVector> WeightReader::vector(const std::string& name, std::int64_t n) {

@@ -41,11 +41,12 @@ class WeightReader {
         std::string name;
         std::int64_t n;
     };
-    // Several matrices of one k joined along n.
-    Expected<Weight> joined(std::initializer_list<Part> parts, std::int64_t k);
-    // A stack (experts): matrix i joins `parts[i]`.
-    Expected<Weight> stack(const std::vector<std::vector<Part>>& parts, std::int64_t k);
-    Expected<Weight> pack(const std::vector<std::vector<linalg::WeightSource>>& stack);
+    enum class Join : std::uint8_t { rows, gated };  // gated: gate and up of a gated product
+    // A stack (experts): matrix i joins `parts[i]`, of one k, along n.
+    Expected<Weight> stack(const std::vector<std::vector<Part>>& parts, std::int64_t k,
+                           Join join = Join::rows);
+    Expected<Weight> pack(const std::vector<std::vector<linalg::WeightSource>>& stack,
+                          Join join = Join::rows);
     // Widened to f32; [n].
     Expected<DeviceVector> vector(const std::string& name, std::int64_t n);
     // Where the device reads it: in the mapped file, or in memory of its own.

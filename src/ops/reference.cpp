@@ -10,7 +10,7 @@
 
 #include "linalg/rows.hpp"
 #include "ops/ops.hpp"
-#include "ops/portable_math.hpp"
+#include "base/portable_math.hpp"
 #include "ops/reference_product.hpp"
 #include "ops/reference_sampling.hpp"
 #include "ops/shapes.hpp"

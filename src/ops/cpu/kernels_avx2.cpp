@@ -11,7 +11,7 @@
 #include "base/numeric.hpp"
 #include "ops/draw.hpp"
 #include "ops/kernels.hpp"
-#include "ops/portable_math.hpp"
+#include "base/portable_math.hpp"
 
 ESPALIER_ISA_BEGIN(ESPALIER_ISA_AVX2)
 namespace espalier::ops {

@@ -7,7 +7,7 @@
 #include "base/numeric.hpp"
 #include "ops/draw.hpp"
 #include "ops/kernels.hpp"
-#include "ops/portable_math.hpp"
+#include "base/portable_math.hpp"
 
 namespace espalier::ops {
 namespace {
