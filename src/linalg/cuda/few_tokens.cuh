@@ -9,6 +9,7 @@
 // straight to registers, and stays there where a segment is short.
 #pragma once
 
+#include "linalg/cuda/few_tokens.hpp"
 #include "linalg/cuda/fragments.hpp"
 #include "linalg/cuda/ptx.cuh"
 #include "linalg/cuda/work.cuh"
@@ -35,15 +36,8 @@ struct FewConfig {
     static constexpr int kChunkBytes = kFp8 ? 2048 : 4096;
     static constexpr bool kKeepX = kSegment > 0 && kSegment* kTokenTiles <= 2;
     static constexpr bool kChunkOfX = !kKeepX && kTokenTiles <= 2;  // asked for at once
-    static constexpr int kSumStride = 16 * kRowTiles + 4;           // of a token; no bank conflicts
-    // Uncapped the compiler takes so many that one block fits where three should.
-    static constexpr int kTiles = kTokenTiles * kRowTiles;
-    static constexpr int kRegisters = kTiles >= 16                                   ? 255
-                                      : kTiles >= 8                                  ? 168
-                                      : kTiles >= 4                                  ? 128
-                                      : kTokenTiles == 2 || (kFp8 && kRowTiles == 2) ? 96
-                                      : kRowTiles == 2 || kFp8                       ? 80
-                                                                                     : 72;
+    static constexpr int kSumStride = few_sum_stride(kRowTiles);
+    static constexpr int kRegisters = few_registers(kFp8, kTokenTiles, kRowTiles);
 
     static constexpr std::size_t sum_bytes(int warps) {
         return static_cast<std::size_t>(warps) * kTokens * kSumStride * sizeof(float);
