@@ -11,8 +11,8 @@
 //   e4m3   [step pair][lane][2 steps][4 pairs of codes]: a pair is the codes of outputs g and g + 8
 //          at one input, its bits dealt so that each code is two or four integer operations from
 //          bf16 (join_codes, widen)
-// WeightLayout::gated_fragments, bf16: a tile of 16 outputs is eight of the gate (the matrix's first
-// half) and the same eight of up, so that the lane that has the sum of one has the other's.
+// WeightLayout::gated_fragments, bf16: a tile of 16 outputs is eight of the gate (the matrix's
+// first half) and the same eight of up, so that the lane that has the sum of one has the other's.
 //
 // e4m3 scales are f32 [n / 16][k / 128], or [n / 16][k / 128][16] where 16 outputs do not share
 // one.

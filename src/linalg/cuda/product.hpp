@@ -25,8 +25,8 @@ namespace espalier::linalg::cuda {
 // A source's weights may lie in host or device memory, its scales in host memory.
 Expected<Weight> pack(Device& device, WeightStack stack);
 
-// For gated products: matrices that join gate and up. As WeightLayout::gated_fragments where weights
-// are bf16 and half the outputs a multiple of 8, otherwise as pack().
+// For gated products: matrices that join gate and up. As WeightLayout::gated_fragments where
+// weights are bf16 and half the outputs a multiple of 8, otherwise as pack().
 Expected<Weight> pack_gated(Device& device, WeightStack stack);
 
 // y [T, n] from x [T, k]; w is one matrix.
@@ -43,8 +43,8 @@ void stacked_product(Stream stream, const Matrix& x, std::int64_t x_step, const 
 void expert_product(Stream stream, const Matrix& x, const std::int32_t* source_token,
                     const std::int32_t* indptr, const WeightView& w, const Matrix& y);
 
-// As product and expert_product, over gated_fragments: y [·, n / 2] = silu(gate) · up, with the bits
-// of these operations one after another (base/portable_math.hpp) over f32 sums.
+// As product and expert_product, over gated_fragments: y [·, n / 2] = silu(gate) · up, with the
+// bits of these operations one after another (base/portable_math.hpp) over f32 sums.
 void gated_product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y);
 void gated_expert_product(Stream stream, const Matrix& x, const std::int32_t* source_token,
                           const std::int32_t* indptr, const WeightView& w, const Matrix& y);
