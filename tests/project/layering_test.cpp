@@ -23,6 +23,7 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"ops", {"base", "linalg"}},
     {"checkpoint", {"base"}},
     {"text", {"base"}},
+    {"grammar", {"base", "text"}},
     {"chat", {"base", "text"}},
     {"cache", {"base", "mla"}},
     {"batch", {"base", "mla", "cache"}},
