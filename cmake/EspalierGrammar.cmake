@@ -55,6 +55,47 @@ espalier_patch_xgrammar(tokenizer_info.cc
 espalier_patch_xgrammar(json_schema_converter.cc
     "{{'\"', '\"'}, {'\\\\', '\\\\'}, {'\\r', '\\r'}, {'\\n', '\\n'}}, true"
     "{{'\"', '\"'}, {'\\\\', '\\\\'}, {0, 0x1f}}, true")
+# A pattern is an expression of EBNF that src/grammar has written. Read as a regular expression, x([.]a)? took "xa" too.
+espalier_patch_xgrammar(json_schema_converter.cc
+    "  bool can_use_fsm = !force_cfg_expansion;"
+    "  if (json_string) return AddSubGrammar(Grammar::FromEBNF(\"root ::= \" + regex));
+  bool can_use_fsm = !force_cfg_expansion;")
+# Escapes of lone surrogates are no text (many parsers refuse them); what lies beyond U+FFFF is written as it is.
+espalier_patch_xgrammar(json_schema_converter.cc
+    "  int32_t unicode_escape = Sequence(
+      {ByteString(\"u\"),
+       hexadecimal_character,
+       hexadecimal_character,
+       hexadecimal_character,
+       hexadecimal_character}
+  );"
+    "  int32_t below_surrogates = Sequence(
+      {builder_.AddCharacterClass({{'D', 'D'}, {'d', 'd'}}),
+       builder_.AddCharacterClass({{'0', '7'}}),
+       hexadecimal_character,
+       hexadecimal_character}
+  );
+  int32_t not_d = Sequence(
+      {builder_.AddCharacterClass({{'A', 'C'}, {'E', 'F'}, {'a', 'c'}, {'e', 'f'}, {'0', '9'}}),
+       hexadecimal_character,
+       hexadecimal_character,
+       hexadecimal_character}
+  );
+  int32_t unicode_escape = Sequence({ByteString(\"u\"), Choice({below_surrogates, not_d})});")
+# UTF-8 has no surrogates, no overlong forms and nothing beyond U+10FFFF; classes of characters had.
+espalier_patch_xgrammar(fsm_builder.cc
+    "void AddPackedUTF8RangeEdges(FSM& fsm, int from, int to, uint32_t min, uint32_t max) {"
+    "void AddPackedUTF8RangeEdges(FSM& fsm, int from, int to, uint32_t min, uint32_t max) {
+  constexpr uint32_t kMin2BytesUnicode = 0xC280, kMin3BytesUnicode = 0xE0A080;
+  constexpr uint32_t kMin4BytesUnicode = 0xF0908080, kMax4BytesUnicode = 0xF48FBFBF;
+  if (min < 0xEDA080 && max > 0xEDBFBF) {
+    AddPackedUTF8RangeEdges(fsm, from, to, min, 0xED9FBF);
+    AddPackedUTF8RangeEdges(fsm, from, to, 0xEE8080, max);
+    return;
+  }
+  if (min >= 0xEDA080 && min <= 0xEDBFBF) min = 0xEE8080;
+  if (max >= 0xEDA080 && max <= 0xEDBFBF) max = 0xED9FBF;
+  if (min > max) return;")
 # Nothing follows the root rule, unless a rule refers to it: of a list of lists, masks lacked "]]".
 espalier_patch_xgrammar(grammar_compiler.cc
     "  auto root_rule_id = compiled_grammar_impl->grammar->GetRootRuleId();"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "grammar/compile.hpp"
 
+#include <algorithm>
 #include <exception>
 #include <variant>
 
@@ -42,6 +43,15 @@ xgrammar::Grammar converted(const Prepared& prepared, const Specification& speci
     return std::get<xgrammar::Grammar>(tag);
 }
 
+std::vector<TokenId> forbidden_markers(const Vocabulary& vocabulary,
+                                       const std::vector<TokenId>& named) {
+    std::vector<TokenId> forbidden;
+    for (const TokenId id : vocabulary.added())
+        if (!vocabulary.is_stop(id) && std::ranges::find(named, id) == named.end())
+            forbidden.push_back(id);
+    return forbidden;
+}
+
 }  // namespace
 
 struct CompileOne::Impl {
@@ -75,7 +85,8 @@ Expected<std::shared_ptr<const CompiledGrammar>> CompileOne::operator()(
         const std::size_t bytes = compiled.MemorySizeBytes();
         return std::make_shared<const CompiledGrammar>(
             std::make_unique<const CompiledGrammar::Impl>(CompiledGrammar::Impl{
-                specification, impl_->vocabulary, std::move(compiled), bytes}));
+                specification, impl_->vocabulary, std::move(compiled), bytes,
+                forbidden_markers(impl_->vocabulary, prepared.named_tokens)}));
     } catch (const DeadlinePassed&) {
         return fail(ErrorKind::exhausted, "{}: compiling takes longer than the limit of {} ms",
                     kind, limit.count());

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <exception>
 
+#include "base/at.hpp"
 #include "base/check.hpp"
 #include "grammar/xgrammar_objects.hpp"
 
@@ -41,7 +42,9 @@ Matcher::~Matcher() = default;
 bool Matcher::accept(TokenId token) {
     bool taken = false;
     impl_->guarded([&] {
-        if (!impl_->matcher.IsTerminated()) taken = impl_->matcher.AcceptToken(token);
+        if (impl_->matcher.IsTerminated()) return;
+        if (std::ranges::binary_search(impl_->grammar->impl().forbidden, token)) return;
+        taken = impl_->matcher.AcceptToken(token);
     });
     if (taken) ++impl_->accepted;
     return taken;
@@ -74,6 +77,8 @@ void Matcher::fill_mask(std::span<std::uint32_t> words) {
         impl_->matcher.FillNextTokenBitmask(&tensor);
         // xgrammar sets what lies behind the last token.
         if (size % 32 != 0) words.back() &= (1u << (size % 32)) - 1;
+        for (const TokenId token : impl_->grammar->impl().forbidden)
+            at(words, token / 32) &= ~(1u << (token % 32));
     });
     if (!impl_->failure.empty()) std::ranges::fill(words, 0u);
 }

@@ -24,7 +24,7 @@ Expected<Prepared> prepare_choice(const std::vector<std::string>& choices) {
         if (text::valid_utf8_prefix(text) != text.size())
             return fail(ErrorKind::invalid, "choice: a text is not valid UTF-8");
         if (&text != &choices.front()) rule += " | ";
-        rule += written_text(text, RegexForm::ebnf);
+        rule += written_text(text);
     }
     return Prepared{Prepared::Form::ebnf, std::move(rule)};
 }
@@ -132,7 +132,7 @@ Expected<Prepared> prepare(const Specification& specification) {
             return Prepared{Prepared::Form::schema, std::move(written)};
         }
         case Kind::regex: {
-            auto written = rewrite_regex(specification.text, RegexForm::ebnf);
+            auto written = rewrite_regex(specification.text, RegexUse::text);
             if (!written) return fail(written.error().kind, "regex: {}", written.error().message);
             return Prepared{Prepared::Form::ebnf, fmt::format("root ::= {}", *written)};
         }

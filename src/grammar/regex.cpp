@@ -7,9 +7,8 @@
 namespace espalier::grammar {
 namespace {
 
-std::string written_code_point(std::uint32_t code_point, RegexForm form) {
-    return form == RegexForm::ebnf ? fmt::format("\\U{:08X}", code_point)
-                                   : fmt::format("\\u{{{:X}}}", code_point);
+std::string written_code_point(std::uint32_t code_point) {
+    return fmt::format("\\U{:08X}", code_point);
 }
 
 }  // namespace
@@ -20,32 +19,28 @@ const CodePointSet& plain_json_characters() {
     return set;
 }
 
-std::string written_class(const CodePointSet& set, RegexForm form) {
-    if (set.ranges().size() == 1 && set.ranges()[0].first == set.ranges()[0].last) {
-        const std::string one = written_code_point(set.ranges()[0].first, form);
-        return form == RegexForm::ebnf ? fmt::format("\"{}\"", one) : one;
-    }
+std::string written_class(const CodePointSet& set) {
+    if (set.ranges().size() == 1 && set.ranges()[0].first == set.ranges()[0].last)
+        return fmt::format("\"{}\"", written_code_point(set.ranges()[0].first));
     std::string text = "[";
     for (const CodePointRange& range : set.ranges()) {
-        text += written_code_point(range.first, form);
+        text += written_code_point(range.first);
         if (range.last == range.first) continue;
         text += '-';
-        text += written_code_point(range.last, form);
+        text += written_code_point(range.last);
     }
     return text + "]";
 }
 
-std::string written_text(std::string_view valid_utf8, RegexForm form) {
+std::string written_text(std::string_view valid_utf8) {
     std::string text;
-    for (std::size_t at = 0; at < valid_utf8.size();) {
-        const auto lead = static_cast<unsigned char>(valid_utf8[at]);
-        text += written_code_point(text::code_point_at(valid_utf8, at), form);
-        at += text::utf8_length(lead);
-    }
-    return form == RegexForm::ebnf ? fmt::format("\"{}\"", text) : text;
+    for (std::size_t at = 0; at < valid_utf8.size();
+         at += text::utf8_length(static_cast<unsigned char>(valid_utf8[at])))
+        text += written_code_point(text::code_point_at(valid_utf8, at));
+    return fmt::format("\"{}\"", text);
 }
 
-Expected<std::string> rewrite_regex(std::string_view regex, RegexForm form) {
+Expected<std::string> rewrite_regex(std::string_view regex, RegexUse use) {
     if (regex.size() > RegexLimits::kBytes)
         return fail(ErrorKind::exhausted,
                     "a regular expression of {} bytes, more than the limit of {}", regex.size(),
@@ -53,7 +48,7 @@ Expected<std::string> rewrite_regex(std::string_view regex, RegexForm form) {
     if (const std::size_t valid = text::valid_utf8_prefix(regex); valid != regex.size())
         return fail(ErrorKind::invalid, "the regular expression is not valid UTF-8 at byte {}",
                     valid);
-    return RegexReader(regex, form).run();
+    return RegexReader(regex, use).run();
 }
 
 }  // namespace espalier::grammar

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Regular expressions of requests. One dialect, read here (docs/grammars.md): what Python's re and
 // ECMAScript mean alike, classes as with re.ASCII, the whole text matched. What is read is written
-// again in the one form that xgrammar takes without a second meaning; the rest is refused by name.
+// again as an expression of xgrammar's EBNF; the rest is refused by name.
 #pragma once
 
 #include <string>
@@ -12,9 +12,9 @@
 
 namespace espalier::grammar {
 
-enum class RegexForm {
-    ebnf,     // an expression of xgrammar's EBNF
-    pattern,  // a pattern of a JSON schema: no character that JSON escapes in a string
+enum class RegexUse {
+    text,         // the whole output
+    json_string,  // between the quotes of a JSON string: no character that JSON escapes there
 };
 
 struct RegexLimits {
@@ -26,11 +26,11 @@ struct RegexLimits {
     static constexpr std::int64_t kExpanded = 8192;
 };
 
-Expected<std::string> rewrite_regex(std::string_view regex, RegexForm form);
+Expected<std::string> rewrite_regex(std::string_view regex, RegexUse use);
 
-// Parts of such a form, for those who write expressions themselves.
-std::string written_class(const CodePointSet& set, RegexForm form);
-std::string written_text(std::string_view valid_utf8, RegexForm form);
+// Parts of such expressions, for those who write some themselves.
+std::string written_class(const CodePointSet& set);
+std::string written_text(std::string_view valid_utf8);
 // The characters that stand for themselves in a JSON string.
 const CodePointSet& plain_json_characters();
 

@@ -41,8 +41,7 @@ std::uint32_t RegexReader::next_code_point() {
 Expected<std::string> RegexReader::run() {
     ESPALIER_ASSIGN_OR_RETURN(Part part, alternatives(0));
     if (!at_end()) return refuse(ErrorKind::invalid, "')' closes nothing");
-    if (!part.text.empty()) return std::move(part.text);
-    return form_ == RegexForm::ebnf ? std::string("\"\"") : std::string();
+    return part.text.empty() ? std::string("\"\"") : std::move(part.text);
 }
 
 // An empty alternative makes the others optional: xgrammar reads no empty one.
@@ -60,7 +59,7 @@ Expected<RegexReader::Part> RegexReader::alternatives(int depth) {
             optional = true;
             continue;
         }
-        if (written++ > 0) all.text += form_ == RegexForm::ebnf ? " | " : "|";
+        if (written++ > 0) all.text += " | ";
         all.text += part.text;
     } while (take("|"));
     if (all.expanded > RegexLimits::kExpanded)
@@ -89,7 +88,7 @@ Expected<RegexReader::Part> RegexReader::sequence(int depth) {
         ESPALIER_ASSIGN_OR_RETURN(part, repeated(std::move(part)));
         all.expanded += part.expanded;
         if (part.text.empty()) continue;
-        if (form_ == RegexForm::ebnf && !all.text.empty()) all.text += " ";
+        if (!all.text.empty()) all.text += " ";
         all.text += part.text;
     }
     return all;
@@ -115,15 +114,15 @@ Expected<RegexReader::Part> RegexReader::atom(int depth) {
 }
 
 Expected<RegexReader::Part> RegexReader::of_class(const CodePointSet& set) {
-    const CodePointSet left = form_ == RegexForm::pattern
+    const CodePointSet left = use_ == RegexUse::json_string
                                   ? set.without(plain_json_characters().complement())
                                   : set.without(kSurrogates);
     if (left.empty())
         return refuse(ErrorKind::unsupported, "{}",
-                      form_ == RegexForm::pattern
+                      use_ == RegexUse::json_string
                           ? "a character that JSON escapes in a string is not supported"
                           : "an empty class");
-    return Part{written_class(left, form_), 1};
+    return Part{written_class(left), 1};
 }
 
 Expected<RegexReader::Part> RegexReader::group(int depth) {

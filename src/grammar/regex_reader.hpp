@@ -15,7 +15,7 @@ namespace espalier::grammar {
 
 class RegexReader {
   public:
-    RegexReader(std::string_view regex, RegexForm form) : regex_(regex), form_(form) {}
+    RegexReader(std::string_view regex, RegexUse use) : regex_(regex), use_(use) {}
     Expected<std::string> run();
 
   private:
@@ -56,7 +56,7 @@ class RegexReader {
     }
 
     std::string_view regex_;
-    RegexForm form_;
+    RegexUse use_;
     std::size_t at_ = 0;
 };
 

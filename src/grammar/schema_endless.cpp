@@ -37,14 +37,14 @@ std::string others(const NameNode& node) {
     CodePointSet branching;
     for (const auto& [code_point, child] : node.next)
         branching.add(CodePointRange{code_point, code_point});
-    const std::string any = written_class(plain_json_characters(), RegexForm::pattern) + "*";
+    const std::string any = written_class(plain_json_characters()) + "*";
     std::string text =
-        written_class(plain_json_characters().without(branching), RegexForm::pattern) + any;
+        fmt::format("{} {}", written_class(plain_json_characters().without(branching)), any);
     for (const auto& [code_point, child] : node.next) {
         const CodePointSet one{{code_point, code_point}};
         // A name with an escaped character is spelled in ways that no other key takes.
         if (one.without(plain_json_characters()).empty())
-            text += fmt::format("|{}{}", written_class(one, RegexForm::pattern), others(child));
+            text += fmt::format(" | {} {}", written_class(one), others(child));
     }
     return fmt::format("({}){}", text, node.name ? "" : "?");
 }

@@ -59,6 +59,19 @@ bool writable(const Json& value) {
     return std::ranges::all_of(value, writable);
 }
 
+// One step of a JSON pointer: ~1 stands for a slash, ~0 for a tilde.
+std::optional<std::string> unescaped(std::string_view step) {
+    std::string name;
+    for (std::size_t i = 0; i < step.size(); ++i) {
+        if (step[i] == '/' || step[i] == '%') return std::nullopt;
+        name += step[i];
+        if (step[i] != '~') continue;
+        if (++i == step.size() || (step[i] != '0' && step[i] != '1')) return std::nullopt;
+        name.back() = step[i] == '1' ? '/' : '~';
+    }
+    return name;
+}
+
 }  // namespace
 
 Expected<Json> SchemaRewriter::run() {
@@ -80,11 +93,12 @@ const Json* SchemaRewriter::definition(const std::string& pointer) const {
     for (const std::string_view folder : {"$defs", "definitions"}) {
         const std::string prefix = fmt::format("#/{}/", folder);
         if (!pointer.starts_with(prefix)) continue;
-        const std::string name = pointer.substr(prefix.size());
+        const auto name = unescaped(std::string_view(pointer).substr(prefix.size()));
+        if (!name) return nullptr;
         if (!root_.is_object() || !root_.contains(folder) || !root_[folder].is_object() ||
-            !root_[folder].contains(name))
+            !root_[folder].contains(*name))
             return nullptr;
-        return &root_[folder][name];
+        return &root_[folder][*name];
     }
     return nullptr;
 }

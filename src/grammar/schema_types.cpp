@@ -59,12 +59,12 @@ Expected<Json> SchemaRewriter::string(const Json& from, const std::string& place
             return refuse(ErrorKind::unsupported, place, "the format '{}' is not supported",
                           format);
         ESPALIER_ASSIGN_OR_RETURN(to["pattern"],
-                                  rewrite_regex(format_pattern(format), RegexForm::pattern));
+                                  rewrite_regex(format_pattern(format), RegexUse::json_string));
     }
     if (from.contains("pattern")) {
         if (!from["pattern"].is_string())
             return refuse(ErrorKind::invalid, place, "pattern is no text");
-        auto pattern = rewrite_regex(from["pattern"].get<std::string>(), RegexForm::pattern);
+        auto pattern = rewrite_regex(from["pattern"].get<std::string>(), RegexUse::json_string);
         if (!pattern)
             return refuse(pattern.error().kind, place, "pattern: {}", pattern.error().message);
         to["pattern"] = std::move(*pattern);

@@ -68,7 +68,7 @@ class TagRewriter {
         } else if (type == "regex") {
             if (!format.contains("pattern") || !format["pattern"].is_string())
                 return fail(ErrorKind::invalid, "structural_tag: a regex has no 'pattern'");
-            auto written = rewrite_regex(format["pattern"].get<std::string>(), RegexForm::ebnf);
+            auto written = rewrite_regex(format["pattern"].get<std::string>(), RegexUse::text);
             if (!written)
                 return fail(written.error().kind, "structural_tag: {}", written.error().message);
             format = Json{{"type", "grammar"}, {"grammar", fmt::format("root ::= {}", *written)}};

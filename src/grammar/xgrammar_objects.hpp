@@ -5,6 +5,8 @@
 #include <xgrammar/compiler.h>
 #include <xgrammar/matcher.h>
 
+#include <vector>
+
 #include "grammar/compiler.hpp"
 
 namespace espalier::grammar {
@@ -14,6 +16,8 @@ struct CompiledGrammar::Impl {
     Vocabulary vocabulary;
     xgrammar::CompiledGrammar compiled;
     std::size_t bytes = 0;
+    // Markers that nothing names, in any text: free text of a tag takes every byte, theirs too.
+    std::vector<TokenId> forbidden{};  // ascending
 };
 
 }  // namespace espalier::grammar

@@ -32,7 +32,8 @@ constexpr std::array<const char*, 10> kFormats = {
 SchemaGenerator::Json SchemaGenerator::schema() {
     definitions_.clear();
     const auto count = below(3);
-    for (std::uint64_t i = 0; i < count; ++i) definitions_.push_back("D" + std::to_string(i));
+    for (std::uint64_t i = 0; i < count; ++i)
+        definitions_.push_back(std::string("D").append(std::to_string(i)));
     Json root = node(0);
     if (definitions_.empty()) return root;
     Json definitions = Json::object();
@@ -50,7 +51,8 @@ std::string SchemaGenerator::name() { return kNames[below(kNames.size())]; }
 SchemaGenerator::Json SchemaGenerator::node(int depth) {
     if (depth >= 4) return leaf();
     if (!definitions_.empty() && chance(15))
-        return Json{{"$ref", "#/$defs/" + definitions_[below(definitions_.size())]}};
+        return Json{
+            {"$ref", std::string("#/$defs/").append(definitions_[below(definitions_.size())])}};
     switch (below(8)) {
         case 0:
         case 1:
@@ -97,8 +99,9 @@ SchemaGenerator::Json SchemaGenerator::values() {
     Json list = Json::array();
     const auto count = chance(5) ? 400 : 1 + below(5);
     for (std::uint64_t i = 0; i < count; ++i)
-        list.push_back(count > 5 ? Json("value number " + std::to_string(i * 7919))
-                                 : all[below(all.size())]);
+        list.push_back(count > 5
+                           ? Json(std::string("value number ").append(std::to_string(i * 7919)))
+                           : all[below(all.size())]);
     Json schema = {{"enum", list}};
     if (chance(20)) schema["type"] = "string";
     return schema;
@@ -111,7 +114,7 @@ SchemaGenerator::Json SchemaGenerator::string() {
             schema["format"] = kFormats[below(kFormats.size())];
             break;
         case 1:
-            schema["pattern"] = "^" + regex(1) + "$";
+            schema["pattern"] = std::string("^").append(regex(1)).append("$");
             break;
         case 2: {
             const auto least = below(6);
@@ -175,13 +178,17 @@ std::string SchemaGenerator::regex(int depth) {
         "x-y", "[0-9A-F]", "\\.",   "@",   "[\\s_]", "abc",    "\\$"};
     std::string text;
     for (std::uint64_t i = 0, n = 1 + below(4); i < n; ++i) {
-        std::string atom =
-            depth > 0 && chance(30)
-                ? "(" + regex(depth - 1) + (chance(50) ? "|" + regex(depth - 1) : "") + ")"
-                : "(" + std::string(kAtoms[below(kAtoms.size())]) + ")";
+        text += "(";
+        if (depth > 0 && chance(30)) {
+            text += regex(depth - 1);
+            if (chance(50)) text.append("|").append(regex(depth - 1));
+        } else {
+            text += kAtoms[below(kAtoms.size())];
+        }
+        text += ")";
         static constexpr std::array<const char*, 9> kCounts = {"",  "",    "",      "?",    "*",
                                                                "+", "{2}", "{1,3}", "{0,4}"};
-        text += atom + kCounts[below(kCounts.size())];
+        text += kCounts[below(kCounts.size())];
     }
     return text;
 }
