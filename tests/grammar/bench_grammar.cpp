@@ -75,6 +75,7 @@ int main(int argc, char** argv) {
         return 1;
     }
     const auto start = Clock::now();
+    std::setvbuf(stdout, nullptr, _IOLBF, 0);
     grammar::Compiler compiler(*vocabulary, {.wait = std::chrono::seconds(60)});
     std::printf("%lld tokens, tables in %.0f ms\n", static_cast<long long>(size),
                 milliseconds(start));

@@ -45,11 +45,12 @@ struct Drawn {
     std::string text{};
     std::vector<TokenId> tokens{};
     bool finished = false;
-    bool stuck = false;  // nothing was legal
+    bool stuck = false;  // nothing was legal, or what was is not accepted
+    std::string failure{};
 };
 
-inline Drawn draw_text(grammar::Matcher matcher, std::uint64_t seed, int free_tokens = 60,
-                       int all_tokens = 3000) {
+inline Drawn draw_text(grammar::Matcher matcher, std::uint64_t seed, int free_tokens = 30,
+                       int all_tokens = 300) {
     std::mt19937_64 random(seed);
     const grammar::Vocabulary& vocabulary = matcher.grammar().vocabulary();
     Drawn drawn;
@@ -57,6 +58,7 @@ inline Drawn draw_text(grammar::Matcher matcher, std::uint64_t seed, int free_to
         std::vector<TokenId> legal = legal_tokens(matcher);
         if (legal.empty()) {
             drawn.stuck = true;
+            drawn.failure = matcher.failure();
             return drawn;
         }
         const bool ending = static_cast<int>(drawn.tokens.size()) > free_tokens;
@@ -70,6 +72,7 @@ inline Drawn draw_text(grammar::Matcher matcher, std::uint64_t seed, int free_to
         const TokenId token = legal[random() % legal.size()];
         if (!matcher.accept(token)) {
             drawn.stuck = true;
+            drawn.failure = matcher.failure();
             return drawn;
         }
         drawn.tokens.push_back(token);

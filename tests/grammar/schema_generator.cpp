@@ -38,8 +38,8 @@ SchemaGenerator::Json SchemaGenerator::schema() {
     if (definitions_.empty()) return root;
     Json definitions = Json::object();
     for (std::size_t i = 0; i < definitions_.size(); ++i) {
-        // Recursion always has a way out: an alternative that refers to nothing.
-        Json definition = {{"anyOf", Json::array({leaf(), node(2)})}};
+        // Recursion has a way out, and never refers to itself for the same value.
+        Json definition = {{"anyOf", Json::array({leaf(), chance(50) ? object(2) : array(2)})}};
         definitions[definitions_[i]] = definition;
     }
     root["$defs"] = definitions;
