@@ -108,6 +108,12 @@ espalier_patch_xgrammar(grammar_compiler.cc
       break;
     }
   }")
+# What follows a rule is looked at when its masks are made. There a range of a class was cut to 8 bits, so that U+E000 and
+# beyond took every ASCII character: after (.)*, masks had tokens such as "{\"" of which the second byte is not legal.
+espalier_patch_xgrammar(earley_parser.cc
+    "    if (static_cast<uint8_t>(sub_sequence[i]) <= ch &&
+        ch <= static_cast<uint8_t>(sub_sequence[i + 1])) {"
+    "    if (sub_sequence[i] <= ch && ch <= sub_sequence[i + 1]) {")
 # The loop over a grammar's states takes most of a compile: it looks at the clock (src/grammar/xgrammar_log.hpp).
 espalier_patch_xgrammar(grammar_compiler.cc
     "      cur_stack_element.element_id = i;"

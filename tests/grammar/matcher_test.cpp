@@ -53,6 +53,7 @@ std::vector<Specification> specifications() {
     add(Kind::json_schema, R"({"type":"array","items":{"$ref":"#"},"maxItems":3})");
     add(Kind::json_schema, R"({"type":"string","minLength":2,"maxLength":5})");
     add(Kind::json_schema, R"({"type":"string","format":"date-time"})");
+    add(Kind::json_schema, R"({"type":"string","pattern":"(.)*[^a-z]c"})");
     add(Kind::regex, R"((ab|acab|ba)+[0-9]{2,3}\s?\w*)");
     add(Kind::regex, R"([^a]*a.)");
     add(Kind::ebnf, "root ::= \"ab\" root \"ba\" | \"c\" [x-z]*");
