@@ -8,6 +8,7 @@
 #include <deque>
 #include <list>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -116,6 +117,18 @@ struct Compiler::Impl {
         return *job->result;
     }
 
+    // From the cache, or of a compile under way.
+    std::optional<Result> known(const std::string& key, std::unique_lock<std::mutex>& lock) {
+        if (auto cached = cache.find(key)) {
+            ++status.hits;
+            return cached;
+        }
+        const auto found = running_jobs.find(key);
+        if (found == running_jobs.end()) return std::nullopt;
+        ++status.hits;
+        return wait_for(std::shared_ptr<Job>(found->second), lock);
+    }
+
     void work() {
         std::unique_lock lock(mutex);
         while (true) {
@@ -179,14 +192,7 @@ Expected<std::shared_ptr<const CompiledGrammar>> Compiler::compile(
     std::string key = key_of(specification);
     {
         std::unique_lock lock(impl_->mutex);
-        if (auto cached = impl_->cache.find(key)) {
-            ++impl_->status.hits;
-            return cached;
-        }
-        if (const auto found = impl_->running_jobs.find(key); found != impl_->running_jobs.end()) {
-            ++impl_->status.hits;
-            return impl_->wait_for(std::shared_ptr<Job>(found->second), lock);
-        }
+        if (auto known = impl_->known(key, lock)) return std::move(*known);
     }
     auto prepared = prepare(specification);
     std::unique_lock lock(impl_->mutex);
@@ -194,6 +200,8 @@ Expected<std::shared_ptr<const CompiledGrammar>> Compiler::compile(
         ++impl_->status.refused;
         return tl::unexpected<Error>(std::move(prepared.error()));
     }
+    // Another thread may have come with the same while this one prepared it.
+    if (auto known = impl_->known(key, lock)) return std::move(*known);
     if (static_cast<int>(impl_->queue.size()) >= impl_->limits.queue) {
         ++impl_->status.refused;
         return fail(ErrorKind::exhausted, "{}: {} others wait to be compiled, which is the limit",

@@ -52,6 +52,11 @@ std::vector<Specification> specifications() {
         false);
     add(Kind::json_schema, R"({"type":"array","items":{"$ref":"#"},"maxItems":3})");
     add(Kind::json_schema, R"({"type":"string","minLength":2,"maxLength":5})");
+    add(Kind::json_schema, R"({"type":"string","minLength":18,"maxLength":21})");
+    add(Kind::json_schema, R"({"type":"array","items":{"type":"null"},"maxItems":20})");
+    add(Kind::regex, R"(((ab|c){17,18}x?){2})");
+    add(Kind::regex, R"((a?b?){0,20}c)");
+    add(Kind::regex, R"([a-c]{17,}\d)");
     add(Kind::json_schema, R"({"type":"string","format":"date-time"})");
     add(Kind::json_schema, R"({"type":"string","pattern":"(.)*[^a-z]c"})");
     add(Kind::regex, R"((ab|acab|ba)+[0-9]{2,3}\s?\w*)");
