@@ -114,6 +114,11 @@ espalier_patch_xgrammar(earley_parser.cc
     "    if (static_cast<uint8_t>(sub_sequence[i]) <= ch &&
         ch <= static_cast<uint8_t>(sub_sequence[i + 1])) {"
     "    if (sub_sequence[i] <= ch && ch <= sub_sequence[i + 1]) {")
+# Repetitions up to this count are written out, each with states of its own whose masks are made one by one: with 128, a
+# string of up to 200 characters took more than 20 s to compile for 129,280 tokens.
+espalier_patch_xgrammar(grammar_functor.cc
+    "static const int64_t kUnzipThreshold = 128;"
+    "static const int64_t kUnzipThreshold = 16;")
 # The loop over a grammar's states takes most of a compile: it looks at the clock (src/grammar/xgrammar_log.hpp).
 espalier_patch_xgrammar(grammar_compiler.cc
     "      cur_stack_element.element_id = i;"
