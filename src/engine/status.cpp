@@ -41,7 +41,8 @@ const Metric kMetrics[] = {
      [](Status s) {
          return number(s.sums.ends.of(FinishReason::bad_numbers) +
                        s.sums.ends.of(FinishReason::nothing_left) +
-                       s.sums.ends.of(Interruption::step_failed));
+                       s.sums.ends.of(Interruption::step_failed) +
+                       s.sums.ends.of(Interruption::grammar_failed));
      }},
     {"requests_cancelled_total", Kind::counter, "Ended by their clients",
      [](Status s) { return number(s.sums.ends.of(Interruption::cancelled)); }},

@@ -33,6 +33,8 @@ trace::Reason reason_of(const engine::Ending& ending) {
             return Reason::step_failed;
         case Interruption::stopped:
             return Reason::stopped;
+        case Interruption::grammar_failed:
+            return Reason::grammar_failed;
         case Interruption::none:
         case Interruption::cancelled:
             break;

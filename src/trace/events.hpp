@@ -53,10 +53,11 @@ enum class Reason : std::uint8_t {
     deadline,
     step_failed,
     stopped,
+    grammar_failed,
 };
-inline constexpr std::array<std::string_view, 10> kReasons = {
-    "eos",          "stop_token", "stop_string", "length",      "bad_numbers",
-    "nothing_left", "cancelled",  "deadline",    "step_failed", "stopped"};
+inline constexpr std::array<std::string_view, 11> kReasons = {
+    "eos",       "stop_token", "stop_string", "length",  "bad_numbers",   "nothing_left",
+    "cancelled", "deadline",   "step_failed", "stopped", "grammar_failed"};
 
 enum class Close : std::uint8_t {
     finished,  // everything that happened is here
