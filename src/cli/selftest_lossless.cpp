@@ -100,7 +100,8 @@ Table table_of(const Findings& findings) {
 // What an engine with the model's own drafters is made of.
 Expected<lossless::Subject::Parts> parts_with(const runtime::DrafterChoice& drafters,
                                               runtime::LoadedModel& loaded,
-                                              const EngineSizes& sizes) {
+                                              const EngineSizes& sizes,
+                                              const text::Tokenizer& tokenizer) {
     const draft::DraftSet models = runtime::draft_set(loaded, drafters);
     lossless::Subject::Parts parts;
     ESPALIER_ASSIGN_OR_RETURN(model::TapMemory memory, models.make_taps(sizes.max_step_tokens));
@@ -111,7 +112,7 @@ Expected<lossless::Subject::Parts> parts_with(const runtime::DrafterChoice& draf
         auto target, engine::ModelTarget::create(*loaded.model, models.layout(), sizes.page_count));
     ESPALIER_ASSIGN_OR_RETURN(
         parts.drafters,
-        runtime::make_drafters(loaded, drafters, sizes, target->storage(), parts.taps));
+        runtime::make_drafters(loaded, drafters, sizes, target->storage(), parts.taps, tokenizer));
     parts.target = std::move(target);
     return parts;
 }
@@ -121,7 +122,7 @@ Expected<void> run(const Options& options) {
                               runtime::ModelFiles::open(options.model, options.draft));
     ESPALIER_ASSIGN_OR_RETURN(runtime::DrafterChoice drafters,
                               runtime::choose_drafters(options.speculate, files));
-    drafters.ngram = false;  // workloads have it at random
+    drafters.ngram = drafters.grammar = false;  // workloads have them at random
     EngineSizes sizes;
     sizes.max_model_len = files.checkpoint->config().max_position_embeddings;
     sizes.max_step_tokens = lossless::kWorkloadTokens;
@@ -132,7 +133,7 @@ Expected<void> run(const Options& options) {
     lossless::Subject target{*loaded.model, *files.tokenizer};
     if (drafters.runs_models())
         target.make_parts = [&](const schedule::SchedulerOptions& of) {
-            return parts_with(drafters, loaded, of);
+            return parts_with(drafters, loaded, of, *files.tokenizer);
         };
     ESPALIER_RETURN_IF_ERROR(lossless::check_subject(target));
     const Findings findings = run_workloads(options, target);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <utility>
 
+#include "accept/constraint.hpp"
 #include "accept/output_rules.hpp"
 #include "accept/request_progress.hpp"
 #include "accept/sampling_parameters.hpp"
@@ -44,7 +45,7 @@ Expected<LevelDraws> LevelDraws::create(Device& device, const PassLimits& limits
         .max_context = limits.max_kv_len,
         .biases = accept::kMaxLogitBiases,
         .banned = 2 * accept::kMaxStopTokens + accept::kMaxStopStrings,
-        .masks = 0};
+        .masks = limits.rows};  // of roots
     ESPALIER_ASSIGN_OR_RETURN(auto builder, ops::SamplingBatchBuilder::create(capacity));
     ESPALIER_ASSIGN_OR_RETURN(auto memory, ops::SamplingMemory::create(device, capacity));
     const auto places = static_cast<std::size_t>(limits.nodes * kMaxDrafts);
@@ -89,6 +90,9 @@ void LevelDraws::add(const speculate::DraftCall& call, const Growth& growth, std
         accept::NodeCounts at_node;
         if (counts) at_node = progress->counts_at(growth.path(index, room));
         node.changed = at_node.changed();
+        if (depth == 0 && call.constraint != nullptr)
+            if (const auto mask = call.constraint->root_mask(); !mask.empty())
+                std::ranges::copy(mask, builder_.add_mask(node.allowed).begin());
         builder_.add(node);
         coupled_.push_back(coupled);
     }

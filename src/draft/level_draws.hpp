@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The best children of a level's nodes: one sampling batch over all requests, as the target's draws
 // are (engine/step_draws.hpp), with the request's temperature, biases, bans and counts along each
-// node's path. Used by ModelDrafter.
+// node's path. A grammar's mask is given to the root; what is found below it is pruned when it
+// comes down. Used by ModelDrafter.
 #pragma once
 
 #include <cstdint>

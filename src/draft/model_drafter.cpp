@@ -5,6 +5,7 @@
 #include <array>
 #include <utility>
 
+#include "accept/constraint.hpp"
 #include "base/check.hpp"
 
 namespace espalier::draft {
@@ -90,6 +91,7 @@ ModelDrafter::ModelDrafter(std::unique_ptr<DraftModel> model, const PassLimits& 
     tokens_.reserve(nodes);
     depths_.reserve(nodes);
     words_.reserve(nodes);
+    legal_.reserve(static_cast<std::size_t>(kMaxDrafts));
 }
 
 Expected<void> ModelDrafter::allocate(const PassLimits& limits) {
@@ -340,10 +342,31 @@ Expected<void> ModelDrafter::find_children(std::span<const DraftCall> calls, con
         draws_.add(calls[i], growths_[i], serials_[static_cast<std::size_t>(calls[i].request)]);
     }
     ESPALIER_RETURN_IF_ERROR(draws_.run(*model_, logits, std::min(width, kMaxDrafts)));
-    for (Growth& growth : std::span(growths_).first(calls.size()))
-        for (const std::int32_t index : growth.frontier())
-            growth.add_children(index, draws_.children(growth.node(index).row));
+    for (std::size_t i = 0; i < calls.size(); ++i)
+        for (const std::int32_t index : growths_[i].frontier())
+            growths_[i].add_children(index, legal_children(calls[i], growths_[i], index));
     return {};
+}
+
+// So that no pass runs below what the grammar refuses. Valid until the next call.
+std::span<const Growth::Child> ModelDrafter::legal_children(const DraftCall& call,
+                                                            const Growth& growth,
+                                                            std::int32_t index) {
+    const std::span<const Growth::Child> found = draws_.children(growth.node(index).row);
+    if (call.constraint == nullptr) return found;
+    accept::Constraint& constraint = *call.constraint;
+    std::array<TokenId, kMaxDrafts> room;
+    const std::span<const TokenId> path = growth.path(index, room);
+    for (const TokenId token : path)
+        CHECK(constraint.descend(token), "token {} of a draft's path is not legal", token);
+    legal_.clear();
+    for (const Growth::Child& child : found) {
+        if (!constraint.descend(child.token)) continue;
+        constraint.ascend();
+        legal_.push_back(child);
+    }
+    for (std::size_t i = 0; i < path.size(); ++i) constraint.ascend();
+    return legal_;
 }
 
 }  // namespace espalier::draft

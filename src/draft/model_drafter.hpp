@@ -79,6 +79,8 @@ class ModelDrafter final : public speculate::Drafter {
     Expected<void> gather_parents(std::int64_t nodes);
     Expected<void> run_level(std::span<const speculate::DraftCall> calls, std::int32_t level);
     Expected<void> find_children(std::span<const speculate::DraftCall> calls, const Matrix& logits);
+    std::span<const Growth::Child> legal_children(const speculate::DraftCall& call,
+                                                  const Growth& growth, std::int32_t index);
     Expected<void> copy_state(const Matrix& to, std::int64_t to_row, const Matrix& from,
                               std::int64_t from_row);
     mla::KvPages kv() { return cache_.storage.draft(cache_.layer); }
@@ -110,6 +112,7 @@ class ModelDrafter final : public speculate::Drafter {
     std::vector<TokenId> tokens_;
     std::vector<std::int32_t> depths_;
     std::vector<std::uint64_t> words_;
+    std::vector<Growth::Child> legal_;  // of a node's children
 };
 
 }  // namespace espalier::draft

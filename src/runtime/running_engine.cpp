@@ -67,8 +67,9 @@ Expected<RunningEngine> RunningEngine::start(const ModelFiles& files, LoadedMode
     cache::KvStorage& storage = target->storage();
     engine::StepperParts parts{std::move(target), *running.tokenizer_, {}, engine::steady_clock()};
     parts.taps = running.taps_->taps();
-    ESPALIER_ASSIGN_OR_RETURN(
-        parts.drafters, make_drafters(loaded, drafters, sizes, storage, running.taps_->taps()));
+    ESPALIER_ASSIGN_OR_RETURN(parts.drafters,
+                              make_drafters(loaded, drafters, sizes, storage, running.taps_->taps(),
+                                            *running.tokenizer_));
     parts.observer = running.recorder_.get();
     ESPALIER_ASSIGN_OR_RETURN(running.engine_, engine::Engine::create(std::move(parts), settings));
     return running;

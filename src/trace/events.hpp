@@ -29,7 +29,8 @@ inline constexpr std::int64_t kMaxTime = std::int64_t{1} << 60;
 inline constexpr std::int64_t kMaxToken = (std::int64_t{1} << 31) - 1;
 inline constexpr std::int64_t kMaxRows = std::int64_t{1} << 16;
 inline constexpr std::int64_t kMaxList = std::int64_t{1} << 24;
-inline constexpr std::int64_t kMaxText = std::int64_t{1} << 16;  // bytes
+inline constexpr std::int64_t kMaxText = std::int64_t{1} << 16;     // bytes
+inline constexpr std::int64_t kMaxGrammar = std::int64_t{1} << 23;  // bytes of a specification
 
 // ---- words, in the order of their enums ---------------------------------------------------------
 
@@ -202,6 +203,35 @@ struct Output {  // accept::OutputOptions
     bool operator==(const Output&) const = default;
 };
 
+// grammar::Specification; its kind by its name.
+struct Grammar {
+    std::string kind, text;
+    std::vector<std::string> choices;
+    bool strict = true, any_whitespace = true;
+    template <typename Visitor, typename Self>
+    static void fields(Visitor& visit, Self& self) {
+        visit.text("kind", self.kind);
+        visit.text("text", self.text, kMaxGrammar);
+        visit.texts("choices", self.choices, kMaxRows, kMaxGrammar);
+        visit.flag("strict", self.strict);
+        visit.flag("any_whitespace", self.any_whitespace);
+    }
+    bool operator==(const Grammar&) const = default;
+};
+
+struct Reasoning {  // accept::ReasoningRule
+    std::vector<std::int32_t> end_token_ids;
+    bool open = true;
+    std::optional<std::int64_t> budget;
+    template <typename Visitor, typename Self>
+    static void fields(Visitor& visit, Self& self) {
+        visit.integers("end_token_ids", self.end_token_ids, kMaxRows, 0, kMaxToken);
+        visit.flag("open", self.open);
+        visit.maybe_integer("budget", self.budget, 0, kMaxNumber);
+    }
+    bool operator==(const Reasoning&) const = default;
+};
+
 // A request with n choices has n consecutive numbers; they count up over the whole trace.
 struct Submission {
     static constexpr std::string_view kKind = "submit";
@@ -219,6 +249,8 @@ struct Submission {
         forced_output;  // what the output was made of, where it was prescribed
     Sampling sampling;
     Output output;
+    std::optional<Grammar> grammar;
+    std::optional<Reasoning> reasoning;
     template <typename Visitor, typename Self>
     static void fields(Visitor& visit, Self& self) {
         visit.integer("request", self.request, 0, kMaxNumber);
@@ -236,6 +268,8 @@ struct Submission {
         visit.integers("replay", self.forced_output, kMaxList, 0, kMaxToken);
         visit.object("sampling", self.sampling);
         visit.object("output", self.output);
+        visit.maybe_object("grammar", self.grammar);
+        visit.maybe_object("reasoning", self.reasoning);
     }
     bool operator==(const Submission&) const = default;
 };

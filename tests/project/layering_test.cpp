@@ -45,15 +45,16 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
      {"base", "ops", "checkpoint", "text", "grammar", "cache", "speculate", "schedule", "model",
       "accept", "engine", "trace"}},
     {"runtime",
-     {"base", "mla", "ops", "checkpoint", "text", "cache", "speculate", "schedule", "model",
-      "draft", "engine", "trace", "replay"}},
+     {"base", "mla", "ops", "checkpoint", "text", "grammar", "cache", "speculate", "schedule",
+      "model", "draft", "engine", "trace", "replay"}},
     {"server",
      {"base", "ops", "checkpoint", "text", "chat", "schedule", "accept", "engine", "runtime"}},
     {"client", {"base"}},
     {"load", {"base", "text", "client"}},
-    {"cli", {"base",     "linalg", "mla",       "conformance", "ops",    "checkpoint", "text",
-             "cache",    "batch",  "speculate", "schedule",    "model",  "accept",     "engine",
-             "lossless", "trace",  "replay",    "runtime",     "server", "client",     "load"}},
+    {"cli", {"grammar",    "base",   "linalg", "mla",      "conformance", "ops",
+             "checkpoint", "text",   "cache",  "batch",    "speculate",   "schedule",
+             "model",      "accept", "engine", "lossless", "trace",       "replay",
+             "runtime",    "server", "client", "load"}},
 };
 
 TEST(Layering, FoldersIncludeOnlyWhatLiesBelowThem) {
