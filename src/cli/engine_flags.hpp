@@ -27,8 +27,8 @@ struct EngineFlags {
 
     static constexpr const char* kSpeculateHelp =
         "Drafts: ngram (what followed the same tokens before in the text), mtp (the model's own "
-        "prediction layer), eagle3 (the draft of --draft), several of them, auto (all there are) "
-        "or off";
+        "prediction layer), eagle3 (the draft of --draft), grammar (what a request's grammar "
+        "forces), several of them, auto (all there are) or off";
 };
 
 void add_threads_flag(CLI::App& command, int& threads);

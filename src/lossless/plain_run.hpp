@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a request's output is, plainly: the request alone, without cache, batch, tree or chunks, one
-// token at a time, drawn on the host by the plain version of the sampler. The engine must give
-// these bits.
+// token at a time, drawn on the host by the plain version of the sampler. Where its reasoning and
+// its grammar stand is found anew for every token: by looking through all before it, and with a
+// matcher that begins at the beginning. The engine must give these bits.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +17,7 @@
 #include "base/op_context.hpp"
 #include "engine/request.hpp"
 #include "engine/target.hpp"
+#include "grammar/compiler.hpp"
 #include "model/deepseek.hpp"
 #include "model/taps.hpp"
 #include "ops/ops.hpp"
@@ -41,6 +43,7 @@ struct Subject {
         std::vector<std::unique_ptr<speculate::Drafter>> drafters;
     };
     std::function<Expected<Parts>(const schedule::SchedulerOptions&)> make_parts = {};
+    grammar::Compiler* compiler = nullptr;  // for requests with grammars; null: there are none
 
     std::int32_t vocabulary() const { return static_cast<std::int32_t>(model.config().vocab_size); }
 };
@@ -49,6 +52,7 @@ struct Output : accept::Emission {
     accept::Finish finish;
     std::vector<float> prompt_logprobs;
     std::vector<accept::TokenLogprob> prompt_tops;
+    std::int64_t reasoning_tokens = 0;
 };
 
 class PlainRunner {

@@ -73,6 +73,10 @@ TinyTarget make(const char* preset_name, model::Machine machine,
     target.model =
         std::make_unique<model::RunningModel>(path, std::move(machine), kTinyMaxGather, kv_format);
     target.tokenizer = std::make_unique<text::Tokenizer>(std::move(*tokenizer));
+    auto vocabulary = grammar::Vocabulary::make(*target.tokenizer, kTinyVocabulary,
+                                                (*target.model)->config().eos_token_ids);
+    if (!vocabulary) throw std::runtime_error(vocabulary.error().message);
+    target.compiler = std::make_unique<grammar::Compiler>(std::move(*vocabulary));
     return target;
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "grammar/compiler.hpp"
 #include "lossless/plain_run.hpp"
 #include "lossless/workload.hpp"
 #include "model/tiny_model.hpp"
@@ -25,8 +26,9 @@ enum class Family { v2, v3, v3_fp8_cache };
 struct TinyTarget {
     std::unique_ptr<model::RunningModel> model;
     std::unique_ptr<text::Tokenizer> tokenizer;
+    std::unique_ptr<grammar::Compiler> compiler;
 
-    lossless::Subject target() const { return {**model, *tokenizer, 2}; }
+    lossless::Subject target() const { return {**model, *tokenizer, 2, {}, compiler.get()}; }
 };
 
 // Made at the first call, kept until the program ends; one thread at a time may use it.
