@@ -272,11 +272,13 @@ class Generator {
             constrain(random, subject_, work_.palette, one.request);
     }
 
-    // Three quarters of the workloads; the last of the others makes room.
+    // Three quarters of the workloads; others make room for it.
     void choose_grammar_drafter() {
         work_.grammar_drafter = work_.settings.schedule.hash_seed % 4 != 0;
-        if (!work_.grammar_drafter || work_.own_drafters) return;
-        const std::size_t others = (work_.ngram ? 1u : 0u) + (work_.random_drafter ? 1u : 0u);
+        if (!work_.grammar_drafter) return;
+        if (work_.own_drafters && work_.random_drafter) work_.ngram = false;
+        const std::size_t others = (work_.own_drafters ? 2u : 0u) + (work_.ngram ? 1u : 0u) +
+                                   (work_.random_drafter ? 1u : 0u);
         const std::size_t room = static_cast<std::size_t>(kMaxDrafters) - 1 - others;
         if (work_.more_drafters.size() > room) work_.more_drafters.resize(room);
     }

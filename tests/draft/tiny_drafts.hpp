@@ -11,6 +11,7 @@
 #include "checkpoint/synthetic.hpp"
 #include "draft/draft_set.hpp"
 #include "engine/harness.hpp"
+#include "grammar/compiler.hpp"
 #include "model/tiny_model.hpp"
 #include "support/temporary_directory.hpp"
 #include "text/tokenizer.hpp"
@@ -28,6 +29,7 @@ struct TinyDrafts {
     std::unique_ptr<model::DeepseekModel> model;
     std::shared_ptr<const Eagle3Weights> eagle3;
     std::unique_ptr<text::Tokenizer> tokenizer;
+    std::unique_ptr<grammar::Compiler> compiler;
 
     DraftSet set() const { return {.target = *model, .mtp = true, .eagle3 = eagle3}; }
 };
@@ -62,6 +64,8 @@ inline TinyDrafts make_tiny_drafts(model::Machine machine) {
                                      checkpoint::Checkpoint::open_eagle3(draft_path.string()))),
                                  opened->config(), *tiny.machine.device, *tiny.machine.backend)));
     tiny.tokenizer = std::make_unique<text::Tokenizer>(must(text::Tokenizer::load(path)));
+    tiny.compiler = std::make_unique<grammar::Compiler>(must(grammar::Vocabulary::make(
+        *tiny.tokenizer, opened->config().vocab_size, opened->config().eos_token_ids)));
     return tiny;
 }
 
