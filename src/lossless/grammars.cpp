@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lossless/grammars.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -92,9 +94,11 @@ std::string regex(Random& random) {
             case 1:
                 made += random.chance(0.5) ? "[0-9]" : "[a-f_]";
                 break;
-            case 2:
-                made += "(" + word(random, 1, 3) + "|" + word(random, 1, 5) + "|\\." + ")";
+            case 2: {
+                const std::string one = word(random, 1, 3);
+                made += fmt::format("({}|{}|\\.)", one, word(random, 1, 5));
                 break;
+            }
             default:
                 made += "[^a-y\\n]";
                 break;
