@@ -83,7 +83,8 @@ void Stepper::settle(std::size_t index) {
     walks_[index] = accept::walk(batch_.tree_view(index), node_draws(index), request.progress,
                                  request.emission);
     outcomes_[index].committed = walks_[index].tokens.values();
-    if (request.constraint && !follow_walk(index, request)) return fail_grammar(index, request);
+    if (request.constraint && !follow_walk(index, request) && !walks_[index].finish)
+        return fail_grammar(index, request);
     if (request.group->report_trees && batch_.tree(index).size() > 1) {
         const VerifiedTree tree =
             verified_tree(batch_.tree_view(index), walks_[index].path.values());
@@ -97,7 +98,7 @@ void Stepper::settle(std::size_t index) {
 }
 
 // The constraint goes on to the end of what was committed. False: it refuses a token that was drawn
-// under its own mask, an error of its program.
+// under its own mask, an error of its program; an output that has ended with it has ended.
 bool Stepper::follow_walk(std::size_t index, LiveRequest& request) {
     for (const std::int32_t token : walks_[index].tokens.values())
         if (!request.constraint->commit(token)) return false;

@@ -28,8 +28,8 @@ struct Specification {
     Kind kind = Kind::json_object;
     std::string text{};
     std::vector<std::string> choices{};
-    // json_schema: an object that says nothing about additional properties has none, and an array
-    // that says nothing about additional items has none. False: as JSON Schema has it, anything.
+    // json_schema: an object that names properties and says nothing of others has no others, and an
+    // array with prefixItems and no items has no more. False: as JSON Schema has it, anything.
     bool strict = true;
     // json_schema and json_object: white space between JSON's tokens is the model's choice, at most
     // kMaxWhitespace characters at a place. False: one way to write a value, ", " and ": " as

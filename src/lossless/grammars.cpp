@@ -145,8 +145,7 @@ Specification random_specification(Random& random) {
             made = {.kind = Kind::choice, .choices = choices(random)};
             break;
         case 3:
-            made = {.kind = Kind::ebnf,
-                    .text = R"~(root ::= "(" root ")" | "[" root "]" | "x")~"};
+            made = {.kind = Kind::ebnf, .text = R"~(root ::= "(" root ")" | "[" root "]" | "x")~"};
             break;
         default:
             made = {.kind = Kind::json_schema, .text = schema(random, 2).dump()};

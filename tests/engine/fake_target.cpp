@@ -121,8 +121,9 @@ Expected<void> FakeTarget::sample(const ops::SamplingBatchBuilder& draws) {
         if (node.allowed != nullptr) asked.allowed = {node.allowed, node.allowed + words};
         asked.wanted = node.wanted;
         asked.of_tree = of_tree_.at(token);
+        const std::uint32_t* allowed = fault == Fault::ignore_masks ? nullptr : node.allowed;
         const std::int32_t drawn =
-            node.wanted >= 0 ? node.wanted : next_token(asked.prefix, node.banned, node.allowed);
+            node.wanted >= 0 ? node.wanted : next_token(asked.prefix, node.banned, allowed);
         draws_.push_back(
             {drawn, -1.0f, drawn < 0 ? ops::DrawFlag::nothing_left : ops::DrawFlag::fine});
     }

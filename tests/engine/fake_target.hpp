@@ -19,7 +19,7 @@ namespace espalier::engine {
 
 class FakeTarget final : public Target {
   public:
-    enum class Fault { none, refuse_launch, refuse_wait, refuse_compact };
+    enum class Fault { none, refuse_launch, refuse_wait, refuse_compact, ignore_masks };
 
     FakeTarget(std::int64_t vocabulary, const model::ModelLimits& limits, std::int64_t page_count);
 

@@ -242,6 +242,32 @@ TEST_F(GrammarMasks, ForcedTextIsDraftedAndAccepted) {
     EXPECT_EQ(names, std::vector<std::string>{"grammar"});
 }
 
+// A token that the grammar refuses although it was drawn under its mask: what no sampler does. The
+// request ends with a reason, and nobody else notices.
+TEST_F(GrammarMasks, AGrammarThatFailsEndsItsOwnRequest) {
+    auto owned = std::make_unique<FakeTarget>(
+        kTinyVocabulary,
+        model::ModelLimits{.max_tokens = 1024, .max_gather = 512, .max_kv_len = 4096}, 65);
+    FakeTarget& target = *owned;
+    Harness harness(std::move(owned), *tiny_target(Family::v2).tokenizer);
+    const Request free = request(21, 20, 40);
+    const auto other = harness.submit(free);
+    std::vector<std::shared_ptr<Recorder>> held;
+    for (const std::int64_t max_tokens : {100, 1})
+        held.push_back(harness.submit(request(20, 12, max_tokens, &kWords)));
+    target.fault = FakeTarget::Fault::ignore_masks;
+    harness.run();
+    const RecordedChoice& failed = held[0]->choice(0);
+    EXPECT_EQ(failed.output.finish.reason, accept::FinishReason::interrupted);
+    EXPECT_EQ(failed.ended, Interruption::grammar_failed);
+    // Its only token was also its last: it has ended by that.
+    EXPECT_EQ(held[1]->choice(0).output.finish.reason, accept::FinishReason::length);
+    std::vector<std::int32_t> chain = free.prompt;
+    for (int i = 0; i < 40; ++i) chain.push_back(target.next_token(chain));
+    EXPECT_EQ(whole_text(free, other->choice(0).output), chain);
+    EXPECT_EQ(harness.stepper->ends().of(Interruption::grammar_failed), 1);
+}
+
 TEST_F(GrammarMasks, WhatDoesNotGoWithAGrammarIsRefusedByItsName) {
     const auto refused = [&](auto change) {
         Request one = request(20, 12, 60, &kWords);
