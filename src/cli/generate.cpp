@@ -82,7 +82,10 @@ Expected<std::shared_ptr<const grammar::CompiledGrammar>> compiled_grammar(
     ESPALIER_ASSIGN_OR_RETURN(const auto specification, flags.specification());
     if (!specification) return nullptr;
     ESPALIER_ASSIGN_OR_RETURN(const auto compiler, runtime::make_grammar_compiler(files));
-    return compiler->compile(*specification);
+    auto compiled = compiler->compile(*specification);
+    if (!compiled && compiled.error().field.empty())
+        return fail(compiled.error().kind, "{}: {}", flags.name(), compiled.error().message);
+    return compiled;
 }
 
 // An engine for this one request. The whole request is checked before the weights are read.

@@ -37,6 +37,12 @@ void GrammarFlags::add_to(CLI::App& command) {
             if (one != other) one->excludes(other);
 }
 
+const char* GrammarFlags::name() const {
+    if (!json_schema.empty()) return "--json-schema";
+    if (!grammar.empty()) return "--grammar";
+    return regex.empty() ? "--choice" : "--regex";
+}
+
 Expected<std::optional<grammar::Specification>> GrammarFlags::specification() const {
     using grammar::Kind;
     using Result = std::optional<grammar::Specification>;

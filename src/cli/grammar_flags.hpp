@@ -18,6 +18,7 @@ struct GrammarFlags {
     std::vector<std::string> choice;
 
     void add_to(CLI::App& command);
+    const char* name() const;  // of the one that was given, for messages
     // None: nothing was asked for. Reads the file that is named.
     Expected<std::optional<grammar::Specification>> specification() const;
 };

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <string>
 #include <vector>
 
@@ -115,6 +116,51 @@ TEST(Cli, DraftsChangeTheSpeedAndNothingElse) {
     EXPECT_EQ(greedy["logprobs"].size(), 60u);
     EXPECT_EQ(greedy["logprobs"][0]["top"].size(), 2u);
 }
+
+#if defined(ESPALIER_WITH_GRAMMAR)
+TEST(Cli, GenerateHoldsItsTextToWhatIsAskedFor) {
+    const espalier::TemporaryDirectory directory;
+    const std::string schema = (directory.path() / "schema.json").string();
+    std::ofstream(schema)
+        << R"({"type": "object", "required": ["name", "count"], "additionalProperties": false,
+               "properties": {"name": {"type": "string", "minLength": 1, "maxLength": 8},
+                              "count": {"type": "integer", "minimum": 1, "maximum": 99}}})";
+    const std::string ebnf = (directory.path() / "tag.ebnf").string();
+    std::ofstream(ebnf) << R"(root ::= "<" [a-z] [0-9]? ">")";
+    const std::string common =
+        "generate " + kSapling + " -p 'record = ' -n 400 --temperature 2 --json ";
+    for (const char* seed : {"--seed 1 ", "--seed 2 "}) {
+        const auto drafted = json_of(common + seed + "--json-schema " + schema);
+        const auto plain = json_of(common + seed + "--speculate off --json-schema " + schema);
+        EXPECT_EQ(drafted["tokens"], plain["tokens"]);
+        EXPECT_EQ(drafted["finish_reason"], "stop");
+        const auto record = nlohmann::json::parse(drafted["text"].get<std::string>());
+        EXPECT_GE(record["count"], 1);
+        EXPECT_LE(record["count"], 99);
+        EXPECT_LE(record["name"].get<std::string>().size(), 32u);
+        EXPECT_EQ(record.size(), 2u);
+    }
+    const auto text = [&](const std::string& flags) {
+        return json_of(common + "--seed 3 " + flags)["text"].get<std::string>();
+    };
+    EXPECT_TRUE(
+        std::regex_match(text("--regex '[0-9]{3}-[a-f]+x'"), std::regex("[0-9]{3}-[a-f]+x")));
+    const std::string chosen = text("--choice 'yes, it does' --choice no");
+    EXPECT_TRUE(chosen == "yes, it does" || chosen == "no") << chosen;
+    EXPECT_TRUE(std::regex_match(text("--grammar " + ebnf), std::regex("<[a-z][0-9]?>")));
+
+    const auto refused = [](const std::string& flags, const char* says) {
+        const Result result = espalier("generate " + kSapling + " -p x " + flags);
+        EXPECT_NE(result.status, 0) << flags;
+        EXPECT_NE(result.output.find(says), std::string::npos) << result.output;
+    };
+    refused("--regex a --choice b", "excludes");
+    refused("--regex '(a'", "--regex");
+    refused("--choice a --min-tokens 3", "--min-tokens");
+    refused("--choice a --ignore-eos", "--ignore-eos");
+    refused("--json-schema /nowhere.json", "/nowhere.json");
+}
+#endif
 
 TEST(Cli, GenerateTellsStepsDraftsAndSpeed) {
     const Result result =
