@@ -24,17 +24,13 @@ Expected<std::string> read_text(const std::string& path) {
 }  // namespace
 
 void GrammarFlags::add_to(CLI::App& command) {
-    std::vector<CLI::Option*> options = {
-        command.add_option("--json-schema", json_schema,
-                           "The output is JSON that this file's JSON Schema describes"),
-        command.add_option("--regex", regex, "The whole output matches this regular expression"),
-        command.add_option("--grammar", grammar,
-                           "The output is a text of this file's grammar, in EBNF: the rule root"),
-        command.add_option("--choice", choice, "The output is one of these; may be repeated")
-            ->allow_extra_args(false)};
-    for (CLI::Option* one : options)
-        for (CLI::Option* other : options)
-            if (one != other) one->excludes(other);
+    command.add_option("--json-schema", json_schema,
+                       "The output is JSON that this file's JSON Schema describes");
+    command.add_option("--regex", regex, "The whole output matches this regular expression");
+    command.add_option("--grammar", grammar,
+                       "The output is a text of this file's grammar, in EBNF: the rule root");
+    command.add_option("--choice", choice, "The output is one of these; may be repeated")
+        ->allow_extra_args(false);
 }
 
 const char* GrammarFlags::name() const {
@@ -46,6 +42,11 @@ const char* GrammarFlags::name() const {
 Expected<std::optional<grammar::Specification>> GrammarFlags::specification() const {
     using grammar::Kind;
     using Result = std::optional<grammar::Specification>;
+    const int given = (json_schema.empty() ? 0 : 1) + (regex.empty() ? 0 : 1) +
+                      (grammar.empty() ? 0 : 1) + (choice.empty() ? 0 : 1);
+    if (given > 1)
+        return fail(ErrorKind::invalid,
+                    "one of --json-schema, --regex, --grammar and --choice, not {}", given);
     if (!json_schema.empty()) {
         ESPALIER_ASSIGN_OR_RETURN(std::string text, read_text(json_schema));
         return Result({.kind = Kind::json_schema, .text = std::move(text)});

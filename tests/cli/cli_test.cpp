@@ -154,7 +154,7 @@ TEST(Cli, GenerateHoldsItsTextToWhatIsAskedFor) {
         EXPECT_NE(result.status, 0) << flags;
         EXPECT_NE(result.output.find(says), std::string::npos) << result.output;
     };
-    refused("--regex a --choice b", "excludes");
+    refused("--regex a --choice b", "one of --json-schema");
     refused("--regex '(a'", "--regex");
     refused("--choice a --min-tokens 3", "--min-tokens");
     refused("--choice a --ignore-eos", "--ignore-eos");
