@@ -20,7 +20,7 @@ namespace espalier::lossless {
 namespace {
 
 #if defined(ESPALIER_LONG_RUN)
-constexpr std::uint64_t kFirstSeed = 2'000'000, kWorkloads = 600;
+constexpr std::uint64_t kFirstSeed = 2'000'000, kWorkloads = 700;
 constexpr std::int64_t kHeld = 2000;
 #elif defined(ESPALIER_SANITIZED)
 constexpr std::uint64_t kFirstSeed = 1, kWorkloads = 20;
