@@ -1,10 +1,7 @@
 # How every folder of src/ and tests/ becomes a target, so that their CMakeLists are lists of files.
 
-# Warnings, language level and sanitizers; private to our own targets, never exported.
-function(espalier_compile_options target)
-    target_compile_features(${target} PUBLIC cxx_std_20)
-    target_compile_options(${target} PRIVATE
-        $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wconversion -Wshadow -Werror>)
+# The build's sanitizers.
+function(espalier_sanitize target)
     if(ESPALIER_SANITIZE)
         target_compile_options(${target} PRIVATE -fsanitize=${ESPALIER_SANITIZE}
             -fno-sanitize-recover=all -fno-omit-frame-pointer
@@ -12,6 +9,14 @@ function(espalier_compile_options target)
             $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
         target_link_options(${target} PUBLIC -fsanitize=${ESPALIER_SANITIZE})
     endif()
+endfunction()
+
+# Warnings, language level and sanitizers; private to our own targets, never exported.
+function(espalier_compile_options target)
+    target_compile_features(${target} PUBLIC cxx_std_20)
+    target_compile_options(${target} PRIVATE
+        $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wconversion -Wshadow -Werror>)
+    espalier_sanitize(${target})
 endfunction()
 
 # espalier_library(<folder> SOURCES … [DEPENDS <folder> …] [LINK <target> …])

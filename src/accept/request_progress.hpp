@@ -81,6 +81,7 @@ struct Emission {
 struct Usage {
     std::int64_t prompt_tokens = 0;
     std::int64_t completion_tokens = 0;  // all committed ones, the one that ends the output too
+    std::int64_t reasoning_tokens = 0;   // of these: before the marker that ends the reasoning
     std::int64_t steps = 0;
     std::int64_t drafted = 0;   // nodes verified, roots aside
     std::int64_t accepted = 0;  // of these
@@ -121,6 +122,8 @@ class RequestProgress {
     void count_step(std::int32_t drafted, std::int32_t accepted);
     // Its drafts, each with its origin.
     void count_origin(const DraftOrigin& origin, bool accepted);
+    // Of the committed tokens, those of its reasoning (constraint.hpp).
+    void count_reasoning(std::int64_t tokens) { usage_.reasoning_tokens = tokens; }
 
     const std::optional<Finish>& finish() const { return finish_; }
     const Usage& usage() const { return usage_; }

@@ -17,7 +17,9 @@ void unmap(void*, void* block, std::size_t bytes) { munmap(block, bytes); }
 class RepeatedCalls final : public RecordedWork {
   public:
     explicit RepeatedCalls(Device::Work work) : work_(std::move(work)) {}
+    Expected<void> queue() override { return work_(); }
     Expected<void> play() override { return work_(); }
+    std::size_t bytes() const override { return 0; }
     Expected<double> timed_play() override {
         const auto start = std::chrono::steady_clock::now();
         ESPALIER_RETURN_IF_ERROR(work_());
@@ -62,6 +64,12 @@ Expected<void> CpuDevice::upload(Stream, void* to, const void* from, std::size_t
 
 Expected<void> CpuDevice::download(Stream, void* to, const void* from, std::size_t bytes) {
     if (bytes > 0) std::memcpy(to, from, bytes);
+    return {};
+}
+
+Expected<void> CpuDevice::download_all(Stream stream, std::span<const Transfer> transfers) {
+    for (const Transfer& one : transfers)
+        ESPALIER_RETURN_IF_ERROR(download(stream, one.to, one.from, one.bytes));
     return {};
 }
 

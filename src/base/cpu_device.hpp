@@ -23,6 +23,7 @@ class CpuDevice : public Device {
     Expected<Buffer> allocate(std::size_t bytes) override;
     Expected<void> upload(Stream, void* to, const void* from, std::size_t bytes) override;
     Expected<void> download(Stream, void* to, const void* from, std::size_t bytes) override;
+    Expected<void> download_all(Stream, std::span<const Transfer> transfers) final;
     Expected<void> fill(Stream, void* at, std::byte value, std::size_t bytes) override;
     Expected<void> copy(Stream, void* to, const void* from, std::size_t bytes) override;
     Expected<void> synchronize(Stream) override { return {}; }

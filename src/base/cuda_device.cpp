@@ -3,6 +3,7 @@
 // runtime but exhausted memory is of kind `io`: most of them stick.
 #include <cuda_runtime_api.h>
 
+#include <cstring>
 #include <utility>
 
 #include "base/cuda_memory.hpp"
@@ -13,7 +14,8 @@ namespace {
 
 Expected<void> checked(cudaError_t status, std::string_view what) {
     if (status == cudaSuccess) return {};
-    return fail(ErrorKind::io, "{}: CUDA says {}", what, cudaGetErrorString(status));
+    return fail(ErrorKind::io, "{}: CUDA says {} ({})", what, cudaGetErrorName(status),
+                cudaGetErrorString(status));
 }
 
 cudaStream_t cuda(Stream stream) { return static_cast<cudaStream_t>(stream); }
@@ -44,17 +46,28 @@ class CudaGraph final : public RecordedWork {
         const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);
         ESPALIER_RETURN_IF_ERROR(done);
         ESPALIER_RETURN_IF_ERROR(checked(ended, "end of capture"));
-        const cudaError_t made = cudaGraphInstantiate(&executable_, graph, 0);
+        std::size_t before = 0, after = 0, total = 0;
+        cudaMemGetInfo(&before, &total);
+        cudaError_t made = cudaGraphInstantiate(&executable_, graph, 0);
         cudaGraphDestroy(graph);
-        return checked(made, "instantiating the graph");
+        if (made == cudaSuccess) made = cudaGraphUpload(executable_, stream_);
+        ESPALIER_RETURN_IF_ERROR(checked(made, "instantiating the graph"));
+        ESPALIER_RETURN_IF_ERROR(wait_for(stream_));
+        cudaMemGetInfo(&after, &total);
+        bytes_ = before > after ? before - after : 0;
+        return {};
+    }
+    Expected<void> queue() override {
+        return checked(cudaGraphLaunch(executable_, stream_), "graph launch");
     }
     Expected<void> play() override {
-        ESPALIER_RETURN_IF_ERROR(checked(cudaGraphLaunch(executable_, stream_), "graph launch"));
+        ESPALIER_RETURN_IF_ERROR(queue());
         return wait_for(stream_);
     }
+    std::size_t bytes() const override { return bytes_; }
     Expected<double> timed_play() override {
         ESPALIER_RETURN_IF_ERROR(checked(cudaEventRecord(begin_, stream_), "an event"));
-        ESPALIER_RETURN_IF_ERROR(checked(cudaGraphLaunch(executable_, stream_), "graph launch"));
+        ESPALIER_RETURN_IF_ERROR(queue());
         ESPALIER_RETURN_IF_ERROR(checked(cudaEventRecord(end_, stream_), "an event"));
         ESPALIER_RETURN_IF_ERROR(wait_for(stream_));
         float milliseconds = 0;
@@ -68,12 +81,16 @@ class CudaGraph final : public RecordedWork {
     cudaGraphExec_t executable_ = nullptr;
     cudaEvent_t begin_ = nullptr;
     cudaEvent_t end_ = nullptr;
+    std::size_t bytes_ = 0;
 };
 
 class CudaDevice final : public Device {
   public:
     explicit CudaDevice(cudaStream_t stream) : stream_(stream) {}
-    ~CudaDevice() override { cudaStreamDestroy(stream_); }
+    ~CudaDevice() override {
+        cudaFreeHost(staging_);
+        cudaStreamDestroy(stream_);
+    }
 
     std::string_view name() const override { return "cuda"; }
     DeviceKind kind() const override { return DeviceKind::cuda; }
@@ -86,8 +103,12 @@ class CudaDevice final : public Device {
         void* block = nullptr;
         if (const cudaError_t status = cudaMalloc(&block, bytes); status != cudaSuccess) {
             cudaGetLastError();  // too little memory does not stick
-            return fail(ErrorKind::exhausted, "cannot allocate {} bytes on the GPU: {}", bytes,
-                        cudaGetErrorString(status));
+            std::size_t free = 0, total = 0;
+            cudaMemGetInfo(&free, &total);
+            return fail(
+                ErrorKind::exhausted,
+                "cannot allocate {} bytes on the GPU, which has {} of {} left: CUDA says {}", bytes,
+                free, total, cudaGetErrorString(status));
         }
         Buffer memory(block, bytes, release);
         ESPALIER_RETURN_IF_ERROR(fill(stream_, block, std::byte{0}, bytes));
@@ -102,6 +123,26 @@ class CudaDevice final : public Device {
         ESPALIER_RETURN_IF_ERROR(
             moved(stream, to, from, bytes, cudaMemcpyDeviceToHost, "download"));
         return wait_for(stream);
+    }
+    // Through memory that the GPU writes to while the host goes on: copies to other memory wait one
+    // by one.
+    Expected<void> download_all(Stream stream, std::span<const Transfer> transfers) override {
+        std::size_t bytes = 0;
+        for (const Transfer& one : transfers) bytes += one.bytes;
+        ESPALIER_RETURN_IF_ERROR(take_staging(bytes));
+        std::byte* next = staging_;
+        for (const Transfer& one : transfers) {
+            ESPALIER_RETURN_IF_ERROR(
+                moved(stream, next, one.from, one.bytes, cudaMemcpyDeviceToHost, "download"));
+            next += one.bytes;
+        }
+        ESPALIER_RETURN_IF_ERROR(wait_for(stream));
+        next = staging_;
+        for (const Transfer& one : transfers) {
+            if (one.bytes > 0) std::memcpy(one.to, next, one.bytes);
+            next += one.bytes;
+        }
+        return {};
     }
     Expected<void> fill(Stream stream, void* at, std::byte value, std::size_t bytes) override {
         if (bytes == 0) return {};
@@ -126,7 +167,19 @@ class CudaDevice final : public Device {
         return checked(cudaMemcpyAsync(to, from, bytes, kind, cuda(stream)), what);
     }
 
+    Expected<void> take_staging(std::size_t bytes) {
+        if (bytes <= staging_bytes_) return {};
+        void* block = nullptr;
+        ESPALIER_RETURN_IF_ERROR(checked(cudaMallocHost(&block, bytes), "memory for downloads"));
+        cudaFreeHost(staging_);
+        staging_ = static_cast<std::byte*>(block);
+        staging_bytes_ = bytes;
+        return {};
+    }
+
     cudaStream_t stream_;
+    std::byte* staging_ = nullptr;  // page-locked memory of the host
+    std::size_t staging_bytes_ = 0;
 };
 
 }  // namespace
@@ -142,14 +195,14 @@ Expected<std::unique_ptr<Device>> make_cuda_device() {
     return std::make_unique<CudaDevice>(stream);
 }
 
-Expected<std::int64_t> free_cuda_memory() {
+Expected<CudaMemory> cuda_memory() {
     std::size_t free = 0, total = 0;
     if (const cudaError_t status = cudaMemGetInfo(&free, &total); status != cudaSuccess) {
         cudaGetLastError();
         return fail(ErrorKind::not_found, "no GPU can be used: CUDA says {}",
                     cudaGetErrorString(status));
     }
-    return static_cast<std::int64_t>(free);
+    return CudaMemory{static_cast<std::int64_t>(free), static_cast<std::int64_t>(total)};
 }
 
 }  // namespace espalier

@@ -7,8 +7,12 @@
 
 namespace espalier {
 
-// What the current GPU has left for this process, in bytes; an error that says why where there is
-// no GPU.
-Expected<std::int64_t> free_cuda_memory();
+struct CudaMemory {
+    std::int64_t free = 0;  // for this process
+    std::int64_t total = 0;
+};
+
+// Of the current GPU, in bytes; an error that says why where there is none.
+Expected<CudaMemory> cuda_memory();
 
 }  // namespace espalier

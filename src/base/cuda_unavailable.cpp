@@ -9,7 +9,7 @@ Expected<std::unique_ptr<Device>> make_cuda_device() {
     return fail(ErrorKind::unsupported, "this build has no CUDA backend");
 }
 
-Expected<std::int64_t> free_cuda_memory() {
+Expected<CudaMemory> cuda_memory() {
     return fail(ErrorKind::unsupported, "this build has no CUDA backend");
 }
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string_view>
 
 #include "base/buffer.hpp"
@@ -26,10 +27,21 @@ using Stream = void*;
 class RecordedWork {
   public:
     virtual ~RecordedWork() = default;
+    // In the order of the stream; does not wait.
+    virtual Expected<void> queue() = 0;
     // Returns after the work is done.
     virtual Expected<void> play() = 0;
     // Seconds of the work alone.
     virtual Expected<double> timed_play() = 0;
+    // Of the device's memory that the recording itself takes, about.
+    virtual std::size_t bytes() const = 0;
+};
+
+// Bytes that come from the device to the host.
+struct Transfer {
+    void* to = nullptr;
+    const void* from = nullptr;
+    std::size_t bytes = 0;
 };
 
 class Device {
@@ -57,6 +69,8 @@ class Device {
     // Waits for the work before it in the stream, and for the bytes.
     virtual Expected<void> download(Stream stream, void* to, const void* from,
                                     std::size_t bytes) = 0;
+    // All of them with one wait.
+    virtual Expected<void> download_all(Stream stream, std::span<const Transfer> transfers) = 0;
     // Both in the order of the stream; copies stay on the device and do not overlap.
     virtual Expected<void> fill(Stream stream, void* at, std::byte value, std::size_t bytes) = 0;
     virtual Expected<void> copy(Stream stream, void* to, const void* from, std::size_t bytes) = 0;

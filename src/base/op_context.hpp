@@ -27,6 +27,8 @@ class Arena {
         return result;
     }
 
+    Buffer& memory() { return memory_; }
+
     class Mark {
       public:
         explicit Mark(Arena& arena) : arena_(arena), used_(arena.used_) {}

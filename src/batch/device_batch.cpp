@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "batch/poison.hpp"
+
 namespace espalier::batch {
 
 Expected<void> DeviceBatch::make_room(const StepCapacity& most) {
@@ -19,10 +21,17 @@ Expected<void> DeviceBatch::make_room(const StepCapacity& most) {
     return {};
 }
 
+std::span<const std::byte> DeviceBatch::bytes_of(const HostBatch& batch) {
+    if (!poison_) return batch.bytes;
+    poisoned_.assign(batch.bytes.begin(), batch.bytes.end());
+    poison_pads(batch.capacity, poisoned_);
+    return poisoned_;
+}
+
 Expected<BatchView> DeviceBatch::upload(Stream stream, const HostBatch& batch) {
     ESPALIER_RETURN_IF_ERROR(make_room(batch.most));
-    ESPALIER_RETURN_IF_ERROR(
-        device_->upload(stream, memory_.data(), batch.bytes.data(), batch.bytes.size()));
+    const std::span<const std::byte> bytes = bytes_of(batch);
+    ESPALIER_RETURN_IF_ERROR(device_->upload(stream, memory_.data(), bytes.data(), bytes.size()));
     for (const BlockTableRow& table : batch.tables) tables_.set(table.row, table.pages);
     auto* entries = table_memory_.as<std::int32_t>();
     for (const BlockTables::Range& range : tables_.changes())

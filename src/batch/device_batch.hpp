@@ -4,7 +4,10 @@
 // captured step finds every later batch of its capacity in its place.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "base/buffer.hpp"
 #include "base/device.hpp"
@@ -16,8 +19,9 @@ namespace espalier::batch {
 
 class DeviceBatch {
   public:
-    // The device must outlive it.
-    explicit DeviceBatch(Device& device) : device_(&device), tables_(0, 0) {}
+    // The device must outlive it. poison: for tests, see batch/poison.hpp.
+    explicit DeviceBatch(Device& device, bool poison = false)
+        : device_(&device), poison_(poison), tables_(0, 0) {}
 
     // Queues the batch and what has changed of the block tables. The next upload writes over it, in
     // the order of the stream.
@@ -25,8 +29,11 @@ class DeviceBatch {
 
   private:
     Expected<void> make_room(const StepCapacity& most);
+    std::span<const std::byte> bytes_of(const HostBatch& batch);
 
     Device* device_;
+    bool poison_;
+    std::vector<std::byte> poisoned_;  // the last batch with 0xFF where nothing may be read
     Buffer memory_;
     Buffer table_memory_;
     BlockTables tables_;  // what table_memory_ holds

@@ -2,6 +2,7 @@
 #include "cache/kv_storage.hpp"
 
 #include "base/check.hpp"
+#include "base/for_what.hpp"
 
 namespace espalier::cache {
 
@@ -28,7 +29,8 @@ Expected<Buffer> allocate_pages(Device& device, std::int64_t page_bytes, std::in
     if (__builtin_mul_overflow(page_bytes, page_count, &bytes))
         return fail(ErrorKind::exhausted, "a cache of {} pages of {} bytes does not fit in 64 bits",
                     page_count, page_bytes);
-    return device.allocate(static_cast<std::size_t>(bytes));
+    return for_what(device.allocate(static_cast<std::size_t>(bytes)),
+                    fmt::format("a layer of {} pages of the cache", page_count));
 }
 
 Expected<std::vector<Buffer>> allocate_layers(Device& device, const std::vector<KvLayer>& layers,
@@ -90,6 +92,15 @@ mla::KvPages KvStorage::draft(std::int64_t layer) {
 
 Matrix KvStorage::tail_hidden() {
     return Matrix::of(tail_hidden_.as<float>(), page_count_, layout_.tail_hidden);
+}
+
+Expected<void> KvStorage::fill(Device& device, std::byte value) {
+    const auto all = [&](Buffer& memory) {
+        return device.fill(device.stream(), memory.data(), value, memory.bytes());
+    };
+    for (Buffer& layer : target_) ESPALIER_RETURN_IF_ERROR(all(layer));
+    for (Buffer& layer : draft_) ESPALIER_RETURN_IF_ERROR(all(layer));
+    return all(tail_hidden_);
 }
 
 }  // namespace espalier::cache

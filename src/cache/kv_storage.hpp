@@ -45,6 +45,8 @@ class KvStorage {
     mla::KvPages target(std::int64_t layer);  // the pages of one target layer
     mla::KvPages draft(std::int64_t layer);   // and of one draft layer
     Matrix tail_hidden();                     // [page_count, layout().tail_hidden] f32
+    // Every byte of every page, on the device that it was created on.
+    Expected<void> fill(Device& device, std::byte value);
 
   private:
     KvLayout layout_;

@@ -9,6 +9,7 @@
 
 #include "base/json.hpp"
 #include "checkpoint/plain_name.hpp"
+#include "checkpoint/quantization.hpp"
 
 namespace espalier::checkpoint {
 namespace {
@@ -41,8 +42,19 @@ std::string other_weights_in(const fs::path& directory) {
     return "";
 }
 
+// Many have their models so; the error says what to do instead.
+tl::unexpected<Error> refuse_gguf(const fs::path& file) {
+    return fail(
+        ErrorKind::unsupported,
+        "{}: GGUF files are not read; fetch the safetensors checkpoint that it was made from, "
+        "and for its size run it with --weights int4 or int8, or write it once with espalier "
+        "quantize",
+        file.string());
+}
+
 tl::unexpected<Error> no_weights(const fs::path& directory) {
     const std::string other = other_weights_in(directory);
+    if (other.ends_with(".gguf")) return refuse_gguf(directory / other);
     if (other.empty())
         return fail(ErrorKind::not_found, "{}: neither {} nor {}", directory.string(), kSingleFile,
                     kIndexFile);
@@ -77,8 +89,12 @@ Expected<WeightMap> read_index(const fs::path& path) {
 }  // namespace
 
 Expected<std::string> Checkpoint::find_config(std::string_view model) {
+    if (model.ends_with(".gguf")) return refuse_gguf(fs::path(model));
     ESPALIER_ASSIGN_OR_RETURN(directory_, resolve_model_path(model));
     const fs::path config_path = directory_ / "config.json";
+    if (const std::string other = other_weights_in(directory_);
+        !is_there(config_path) && other.ends_with(".gguf"))
+        return refuse_gguf(directory_ / other);
     if (!is_there(config_path))
         return fail(ErrorKind::not_found, "{}: no config.json; is this a model directory?",
                     directory_.string());
@@ -89,6 +105,7 @@ Expected<Checkpoint> Checkpoint::open(std::string_view model) {
     Checkpoint result;
     ESPALIER_ASSIGN_OR_RETURN(const std::string config_text, result.find_config(model));
     ESPALIER_ASSIGN_OR_RETURN(result.config_, parse_model_config(config_text, "config.json"));
+    ESPALIER_RETURN_IF_ERROR(result.read_quantization_file());
     ESPALIER_RETURN_IF_ERROR(result.read_generation_config());
     ESPALIER_RETURN_IF_ERROR(result.open_files());
     return result;
@@ -101,6 +118,15 @@ Expected<Checkpoint> Checkpoint::open_eagle3(std::string_view draft) {
     result.config_ = result.eagle3_->layer;
     ESPALIER_RETURN_IF_ERROR(result.open_files());
     return result;
+}
+
+Expected<void> Checkpoint::read_quantization_file() {
+    if (config_.fp8_block || config_.quantization.layout != QuantizedLayout::none) return {};
+    constexpr const char* kName = "hf_quant_config.json";
+    ESPALIER_ASSIGN_OR_RETURN(const auto text,
+                              read_optional_text_file(directory_ / kName, kMaxConfigBytes));
+    if (!text) return {};
+    return read_modelopt_file(*text, kName, config_);
 }
 
 Expected<void> Checkpoint::read_generation_config() {

@@ -64,6 +64,8 @@ class Checkpoint {
     Checkpoint() = default;
     // Finds the directory and reads its config.json.
     Expected<std::string> find_config(std::string_view model);
+    // ModelOpt's hf_quant_config.json, where config.json says nothing of it.
+    Expected<void> read_quantization_file();
     Expected<void> read_generation_config();
     Expected<void> open_files();
     Expected<const SafetensorsFile*> open_file(const std::string& name);

@@ -37,6 +37,46 @@ Json rope_scaling_json(const std::optional<YarnScaling>& yarn) {
             {"type", "yarn"}};
 }
 
+// What read_quantization makes `how` of; activations are not quantized.
+Json quantization_json(const Quantization& how) {
+    if (how.layout == QuantizedLayout::nvfp4)
+        return {{"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}, {"group_size", how.group}};
+    const bool nvfp4 = how.layout == QuantizedLayout::packed_nvfp4;
+    const Json weights = {{"num_bits", how.bits},
+                          {"type", nvfp4 ? "float" : "int"},
+                          {"symmetric", true},
+                          {"strategy", nvfp4           ? "tensor_group"
+                                       : how.group > 0 ? "group"
+                                                       : "channel"},
+                          {"group_size", how.group > 0 ? Json(how.group) : Json(nullptr)},
+                          {"dynamic", false},
+                          {"actorder", nullptr}};
+    const char* format = how.layout == QuantizedLayout::int8 ? "int-quantized"
+                         : nvfp4                             ? "nvfp4-pack-quantized"
+                                                             : "pack-quantized";
+    return {{"quant_method", "compressed-tensors"},
+            {"format", format},
+            {"quantization_status", "compressed"},
+            {"config_groups", {{"group_0", {{"targets", {"Linear"}}, {"weights", weights}}}}},
+            {"ignore", {"lm_head", "re:.*kv_b_proj$", "re:.*mlp\\.gate$"}}};
+}
+
+}  // namespace
+
+std::string quantized_config_json(std::string_view config_text, const Quantization& how) {
+    Json json = Json::parse(config_text);
+    const auto take_out = [](Json& object) {
+        for (const char* key : {"quantization_config", "compression_config"}) object.erase(key);
+    };
+    take_out(json);
+    if (const auto text = json.find("text_config"); text != json.end() && text->is_object())
+        take_out(*text);
+    json["quantization_config"] = quantization_json(how);
+    return json.dump(2) + "\n";
+}
+
+namespace {
+
 // What every layer's configuration has.
 Json common_json(const ModelConfig& config, DType dtype) {
     Json json;
@@ -70,6 +110,8 @@ Json common_json(const ModelConfig& config, DType dtype) {
                                        {"fmt", "e4m3"},
                                        {"quant_method", "fp8"},
                                        {"weight_block_size", {128, 128}}};
+    if (config.quantization.layout != QuantizedLayout::none)
+        json["quantization_config"] = quantization_json(config.quantization);
     json["rms_norm_eps"] = config.rms_norm_eps;
     json["rope_scaling"] = rope_scaling_json(config.yarn);
     json["rope_theta"] = config.rope_theta;

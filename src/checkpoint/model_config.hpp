@@ -34,6 +34,25 @@ struct YarnScaling {
     bool operator==(const YarnScaling&) const = default;
 };
 
+// How quantized matrices lie in the files (checkpoint/quantization.hpp reads them), as config.json
+// announces it. Which matrices these are the tensors themselves say.
+enum class QuantizedLayout : std::uint8_t {
+    none,
+    packed_integers,  // compressed-tensors pack-quantized: weight_packed, weight_scale,
+                      // weight_shape
+    int8,             // compressed-tensors int-quantized, naive-quantized: weight, weight_scale
+    nvfp4,            // ModelOpt: weight, weight_scale, weight_scale_2, input_scale
+    packed_nvfp4,     // compressed-tensors: weight_packed, weight_scale, weight_global_scale,
+                      // input_global_scale
+};
+struct Quantization {
+    QuantizedLayout layout = QuantizedLayout::none;
+    std::int64_t bits = 0;   // of one weight
+    std::int64_t group = 0;  // inputs that share a scale; 0: all of an output
+
+    bool operator==(const Quantization&) const = default;
+};
+
 struct ModelConfig {
     Architecture architecture = Architecture::deepseek_v3;
     std::string tensor_prefix;  // "" or "language_model." when nested in text_config
@@ -67,6 +86,7 @@ struct ModelConfig {
     std::int64_t max_position_embeddings = 0;
     bool tie_word_embeddings = false;
     std::optional<std::int64_t> fp8_block;    // 128 when quantization_config is FP8 block-wise
+    Quantization quantization;                // other kinds
     std::vector<std::int32_t> eos_token_ids;  // config.json, then generation_config.json
     std::optional<std::int32_t> bos_token_id;
 

@@ -3,79 +3,242 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
+#include <cmath>
+#include <cstring>
+#include <utility>
 
 #include "base/check.hpp"
-#include "checkpoint/config_fields.hpp"
 
 namespace espalier::checkpoint {
 namespace {
 
-WeightFormat format_of(StoredType type) {
-    switch (type) {
-        case StoredType::f32:
-            return {.code = WeightCode::f32};
-        case StoredType::f16:
-            return {.code = WeightCode::f16};
-        case StoredType::bf16:
-            return {.code = WeightCode::bf16};
-        case StoredType::e4m3:
-            return kFp8Blocks;
-        default:
-            break;
-    }
-    CHECK(false, "{} is no weight dtype", name_of(type));
+std::int64_t ceil_div(std::int64_t length, std::int64_t group) {
+    return (length + group - 1) / group;
 }
+
+ScaleType scale_type(StoredType type) {
+    switch (type) {
+        case StoredType::bf16:
+            return ScaleType::bf16;
+        case StoredType::f16:
+            return ScaleType::f16;
+        case StoredType::e4m3:
+            return ScaleType::e4m3;
+        default:
+            return ScaleType::f32;
+    }
+}
+
+// One matrix and what stands beside it.
+class MatrixReader {
+  public:
+    MatrixReader(const Checkpoint& checkpoint, const std::string& name, std::int64_t n,
+                 std::int64_t k)
+        : checkpoint_(checkpoint), name_(name), n_(n), k_(k) {}
+
+    Expected<StoredWeight> read() {
+        const Quantization& scheme = checkpoint_.config().quantization;
+        switch (stored_as(checkpoint_, name_)) {
+            case QuantizedLayout::packed_integers:
+                return packed_integers(scheme);
+            case QuantizedLayout::int8:
+                return int8(scheme);
+            case QuantizedLayout::nvfp4:
+                return nvfp4("weight", "weight_scale_2", false);
+            case QuantizedLayout::packed_nvfp4:
+                return nvfp4("weight_packed", "weight_global_scale", true);
+            case QuantizedLayout::none:
+                break;
+        }
+        return plain();
+    }
+
+  private:
+    Expected<StoredWeight> plain() {
+        StoredWeight stored{.row_stride = k_};
+        ESPALIER_ASSIGN_OR_RETURN(
+            stored.weights, checkpoint_.find(name_ + ".weight", {n_, k_},
+                                             {StoredType::bf16, StoredType::e4m3, StoredType::f32,
+                                              StoredType::f16}));
+        stored.format = plain_format(stored.weights.type);
+        if (!stored.format.scaled()) return stored;
+        ESPALIER_ASSIGN_OR_RETURN(stored.scales, beside(stored.weights, "weight_scale_inv",
+                                                        {ceil_div(n_, stored.format.group_n),
+                                                         ceil_div(k_, stored.format.group_k)},
+                                                        {StoredType::f32}));
+        return stored;
+    }
+
+    static WeightFormat plain_format(StoredType type) {
+        switch (type) {
+            case StoredType::f32:
+                return {.code = WeightCode::f32};
+            case StoredType::f16:
+                return {.code = WeightCode::f16};
+            case StoredType::bf16:
+                return {.code = WeightCode::bf16};
+            case StoredType::e4m3:
+                return kFp8Blocks;
+            default:
+                break;
+        }
+        CHECK(false, "{} is no weight dtype", name_of(type));
+    }
+
+    Expected<StoredWeight> packed_integers(const Quantization& scheme) {
+        const std::int64_t per_word = 32 / scheme.bits;
+        StoredWeight stored{.row_stride = ceil_div(k_, per_word) * per_word, .offset_codes = true};
+        ESPALIER_ASSIGN_OR_RETURN(
+            stored.weights, checkpoint_.find(name_ + ".weight_packed", {n_, ceil_div(k_, per_word)},
+                                             {StoredType::i32}));
+        ESPALIER_RETURN_IF_ERROR(integer_scales(scheme, stored));
+        ESPALIER_ASSIGN_OR_RETURN(const Tensor shape, beside(stored.weights, "weight_shape", {2},
+                                                             {StoredType::i32, StoredType::i64}));
+        const auto dimension = [&](std::size_t index) {
+            std::int64_t wide = 0;
+            std::int32_t narrow = 0;
+            if (shape.type == StoredType::i64)
+                std::memcpy(&wide, shape.bytes.data() + index * 8, sizeof(wide));
+            else
+                std::memcpy(&narrow, shape.bytes.data() + index * 4, sizeof(narrow));
+            return shape.type == StoredType::i64 ? wide : std::int64_t{narrow};
+        };
+        if (dimension(0) != n_ || dimension(1) != k_)
+            return fail(ErrorKind::invalid, "{}: tensor '{}' says [{}, {}] of a matrix [{}, {}]",
+                        shape.file->name(), full(shape.name), dimension(0), dimension(1), n_, k_);
+        return stored;
+    }
+
+    Expected<StoredWeight> int8(const Quantization& scheme) {
+        StoredWeight stored{.row_stride = k_};
+        ESPALIER_ASSIGN_OR_RETURN(stored.weights,
+                                  checkpoint_.find(name_ + ".weight", {n_, k_}, {StoredType::i8}));
+        ESPALIER_RETURN_IF_ERROR(integer_scales(scheme, stored));
+        return stored;
+    }
+
+    Expected<void> integer_scales(const Quantization& scheme, StoredWeight& stored) {
+        // A scale for a whole row is one for as many 128 inputs as it takes.
+        const std::int64_t group = scheme.group > 0 ? scheme.group : ceil_div(k_, 128) * 128;
+        ESPALIER_ASSIGN_OR_RETURN(stored.scales,
+                                  beside(stored.weights, "weight_scale", {n_, ceil_div(k_, group)},
+                                         {StoredType::bf16, StoredType::f16, StoredType::f32}));
+        stored.format = grouped(scheme.bits == 4 ? WeightCode::int4 : WeightCode::int8,
+                                static_cast<std::int32_t>(group), scale_type(stored.scales->type));
+        return {};
+    }
+
+    // divided: by the matrix's own scale, which compressed-tensors stores as the factor that its
+    // numbers were multiplied with.
+    Expected<StoredWeight> nvfp4(const char* codes, const char* own_scale, bool divided) {
+        if (k_ % kNvfp4.group_k != 0)
+            return fail(ErrorKind::unsupported,
+                        "{}: '{}' has {} inputs: NVFP4 takes multiples of {}",
+                        checkpoint_.directory().string(), full(name_), k_, kNvfp4.group_k);
+        StoredWeight stored{.format = kNvfp4, .row_stride = k_};
+        ESPALIER_ASSIGN_OR_RETURN(
+            stored.weights,
+            checkpoint_.find(fmt::format("{}.{}", name_, codes), {n_, k_ / 2}, {StoredType::u8}));
+        ESPALIER_ASSIGN_OR_RETURN(
+            stored.scales,
+            beside(stored.weights, "weight_scale", {n_, k_ / kNvfp4.group_k}, {StoredType::e4m3}));
+        ESPALIER_ASSIGN_OR_RETURN(const float own, scalar_beside(stored.weights, own_scale));
+        stored.tensor_scale = divided ? 1.0f / own : own;
+        return stored;
+    }
+
+    // A tensor that a matrix cannot be read without.
+    Expected<Tensor> beside(const Tensor& matrix, const char* suffix,
+                            std::initializer_list<std::int64_t> shape,
+                            std::initializer_list<StoredType> types) const {
+        const std::string name = fmt::format("{}.{}", name_, suffix);
+        if (!checkpoint_.has(name)) return missing(matrix, name);
+        return checkpoint_.find(name, shape, types);
+    }
+
+    Expected<float> scalar_beside(const Tensor& matrix, const char* suffix) const {
+        const std::string name = fmt::format("{}.{}", name_, suffix);
+        const std::optional<Tensor> tensor = checkpoint_.stored(name);
+        if (!tensor) return missing(matrix, name);
+        if (tensor->type != StoredType::f32 || tensor->bytes.size() != sizeof(float))
+            return fail(ErrorKind::invalid, "{}: tensor '{}' is {} [{}], expected one F32 number",
+                        tensor->file->name(), full(name), name_of(tensor->type),
+                        fmt::join(tensor->shape, ", "));
+        float value = 0.0f;
+        std::memcpy(&value, tensor->bytes.data(), sizeof(value));
+        if (!(std::isnormal(value) && value > 0))
+            return fail(ErrorKind::invalid, "{}: tensor '{}' is {}, expected a positive number",
+                        tensor->file->name(), full(name), value);
+        return value;
+    }
+
+    tl::unexpected<Error> missing(const Tensor& matrix, const std::string& name) const {
+        return fail(ErrorKind::not_found, "{}: no tensor '{}', without which '{}' cannot be read",
+                    checkpoint_.directory().string(), full(name), full(matrix.name));
+    }
+    std::string full(std::string_view name) const {
+        return fmt::format("{}{}", checkpoint_.config().tensor_prefix, name);
+    }
+
+    const Checkpoint& checkpoint_;
+    const std::string& name_;
+    std::int64_t n_, k_;
+};
 
 }  // namespace
 
-void read_quantization(ConfigFields& fields, ModelConfig& config) {
-    for (const char* key : {"quantization_config", "compression_config"}) {
-        const nlohmann::json* object = fields.object(key);
-        if (object == nullptr) continue;
-        ConfigFields quantization(*object, fmt::format("{}: {}", fields.place(), key));
-        const std::string method = quantization.text("quant_method", "compressed-tensors");
-        if (method != "fp8") {
-            const std::string format = quantization.text("format", "");
-            quantization.refuse(
-                ErrorKind::unsupported,
-                "quant_method '{}'{} is not supported; supported are f32, f16, bf16 and 'fp8' in "
-                "128×128 blocks",
-                method, format.empty() ? "" : fmt::format(" with format '{}'", format));
-        }
-        if (const std::string format = quantization.text("fmt", "e4m3"); format != "e4m3")
-            quantization.refuse(ErrorKind::unsupported, "fmt is '{}', only 'e4m3' is supported",
-                                format);
-        if (const std::string scheme = quantization.text("activation_scheme", "dynamic");
-            scheme != "dynamic")
-            quantization.refuse(ErrorKind::unsupported,
-                                "activation_scheme is '{}', only 'dynamic' is supported", scheme);
-        const nlohmann::json* block = quantization.find("weight_block_size");
-        if (block == nullptr || *block != nlohmann::json({128, 128}))
-            quantization.refuse(ErrorKind::unsupported,
-                                "weight_block_size is {}, only [128, 128] is supported",
-                                block == nullptr ? "missing" : block->dump().substr(0, 60));
-        config.fp8_block = 128;
-        fields.absorb(quantization);
+QuantizedLayout stored_as(const Checkpoint& checkpoint, std::string_view name) {
+    const QuantizedLayout announced = checkpoint.config().quantization.layout;
+    const std::optional<Tensor> weight = checkpoint.stored(fmt::format("{}.weight", name));
+    switch (announced) {
+        case QuantizedLayout::packed_integers:
+        case QuantizedLayout::packed_nvfp4:
+            return checkpoint.has(fmt::format("{}.weight_packed", name)) ? announced
+                                                                         : QuantizedLayout::none;
+        case QuantizedLayout::int8:
+            return weight && weight->type == StoredType::i8 ? announced : QuantizedLayout::none;
+        case QuantizedLayout::nvfp4:
+            return weight && weight->type == StoredType::u8 ? announced : QuantizedLayout::none;
+        case QuantizedLayout::none:
+            break;
     }
+    return QuantizedLayout::none;
+}
+
+bool has_matrix(const Checkpoint& checkpoint, std::string_view name) {
+    return stored_as(checkpoint, name) != QuantizedLayout::none ||
+           checkpoint.has(fmt::format("{}.weight", name));
+}
+
+std::span<const std::string_view> tensors_of(const Checkpoint& checkpoint, std::string_view name) {
+    static constexpr std::string_view kPlain[] = {"weight"};
+    static constexpr std::string_view kFp8[] = {"weight", "weight_scale_inv"};
+    static constexpr std::string_view kPacked[] = {"weight_packed", "weight_scale", "weight_shape"};
+    static constexpr std::string_view kInt8[] = {"weight", "weight_scale"};
+    static constexpr std::string_view kNv[] = {"weight", "weight_scale", "weight_scale_2",
+                                               "input_scale"};
+    static constexpr std::string_view kPackedNv[] = {"weight_packed", "weight_scale",
+                                                     "weight_global_scale", "input_global_scale"};
+    switch (stored_as(checkpoint, name)) {
+        case QuantizedLayout::packed_integers:
+            return kPacked;
+        case QuantizedLayout::int8:
+            return kInt8;
+        case QuantizedLayout::nvfp4:
+            return kNv;
+        case QuantizedLayout::packed_nvfp4:
+            return kPackedNv;
+        case QuantizedLayout::none:
+            break;
+    }
+    const std::optional<Tensor> weight = checkpoint.stored(fmt::format("{}.weight", name));
+    if (weight && weight->type == StoredType::e4m3) return kFp8;
+    return kPlain;
 }
 
 Expected<StoredWeight> find_weight(const Checkpoint& checkpoint, const std::string& name,
                                    std::int64_t n, std::int64_t k) {
-    StoredWeight stored;
-    ESPALIER_ASSIGN_OR_RETURN(stored.weights, checkpoint.find(name + ".weight", {n, k},
-                                                              {StoredType::bf16, StoredType::e4m3,
-                                                               StoredType::f32, StoredType::f16}));
-    stored.format = format_of(stored.weights.type);
-    if (!stored.format.scaled()) return stored;
-    const auto groups = [](std::int64_t length, std::int64_t group) {
-        return (length + group - 1) / group;
-    };
-    ESPALIER_ASSIGN_OR_RETURN(stored.scales, checkpoint.find(name + ".weight_scale_inv",
-                                                             {groups(n, stored.format.group_n),
-                                                              groups(k, stored.format.group_k)},
-                                                             {StoredType::f32}));
-    return stored;
+    return MatrixReader(checkpoint, name, n, k).read();
 }
 
 }  // namespace espalier::checkpoint

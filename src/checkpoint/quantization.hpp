@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 
 #include "base/error.hpp"
 #include "base/weight_format.hpp"
@@ -14,18 +16,32 @@ namespace espalier::checkpoint {
 
 class ConfigFields;
 
-// fp8_block; refuses every other quantisation.
+// fp8_block or quantization; refuses what they cannot say.
 void read_quantization(ConfigFields& fields, ModelConfig& config);
+// The same from hf_quant_config.json, where ModelOpt has not written it into config.json.
+Expected<void> read_modelopt_file(std::string_view json_text, std::string_view name,
+                                  ModelConfig& config);
 
 // The tensors of one matrix [n, k] in their mapped files.
 struct StoredWeight {
-    Tensor weights;
-    WeightFormat format;
-    std::optional<Tensor> scales;  // [groups of n, groups of k] f32; not necessarily aligned
+    Tensor weights = {};
+    WeightFormat format = {};
+    std::optional<Tensor> scales = {};  // [groups of n, groups of k]; not necessarily aligned
+    std::int64_t row_stride = 0;        // weights between stored rows
+    float tensor_scale = 1.0f;          // where the format has one
+    bool offset_codes = false;          // see linalg::WeightSource
 };
 
-// `name` without ".weight". Errors as Checkpoint::find's.
+// `name` without ".weight", here and below. Errors as Checkpoint::find's; a tensor that belongs to
+// a matrix and is not there is named with it.
 Expected<StoredWeight> find_weight(const Checkpoint& checkpoint, const std::string& name,
                                    std::int64_t n, std::int64_t k);
+
+// `none`: as the type of ".weight" says.
+QuantizedLayout stored_as(const Checkpoint& checkpoint, std::string_view name);
+bool has_matrix(const Checkpoint& checkpoint, std::string_view name);
+// What the names of the tensors that may make this matrix end in, as it is stored. input_scale and
+// input_global_scale are among them although nothing reads them: activations stay bf16.
+std::span<const std::string_view> tensors_of(const Checkpoint& checkpoint, std::string_view name);
 
 }  // namespace espalier::checkpoint

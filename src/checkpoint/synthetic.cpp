@@ -2,15 +2,11 @@
 // Lays a synthetic model out in files and streams the tensors into them; see synthetic.hpp.
 #include "checkpoint/synthetic.hpp"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <nlohmann/json.hpp>
 #include <span>
 #include <utility>
+
+#include "checkpoint/safetensors_writer.hpp"
 
 namespace espalier::checkpoint {
 namespace {
@@ -19,53 +15,6 @@ namespace {
 // while the buffer stays at 8 MiB for f32.
 constexpr std::uint64_t kTaskElements = 64 * 1024;
 constexpr std::uint64_t kTasksPerWrite = 32;
-
-struct Shard {
-    std::string file;
-    std::vector<TensorSpec> tensors;
-};
-
-class OutputFile {
-  public:
-    explicit OutputFile(std::filesystem::path path)
-        : path_(std::move(path)),
-          descriptor_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644)) {}
-    ~OutputFile() {
-        if (descriptor_ >= 0) ::close(descriptor_);
-    }
-    OutputFile(const OutputFile&) = delete;
-    OutputFile& operator=(const OutputFile&) = delete;
-
-    Expected<void> write(const void* data, std::size_t bytes) {
-        const char* at = static_cast<const char*>(data);
-        while (bytes > 0) {
-            const ssize_t written = descriptor_ < 0 ? -1 : ::write(descriptor_, at, bytes);
-            if (written < 0 && errno == EINTR) continue;
-            if (written < 0)
-                return fail(ErrorKind::io, "{}: cannot write: {}", path_.string(),
-                            std::strerror(errno));
-            at += written;
-            bytes -= static_cast<std::size_t>(written);
-        }
-        return {};
-    }
-
-    // Some file systems report a full disk only here.
-    Expected<void> close() {
-        if (descriptor_ >= 0 && ::close(std::exchange(descriptor_, -1)) == 0) return {};
-        return fail(ErrorKind::io, "{}: cannot write: {}", path_.string(), std::strerror(errno));
-    }
-
-  private:
-    std::filesystem::path path_;
-    int descriptor_;
-};
-
-Expected<void> write_text(const std::filesystem::path& path, std::string_view text) {
-    OutputFile file(path);
-    ESPALIER_RETURN_IF_ERROR(file.write(text.data(), text.size()));
-    return file.close();
-}
 
 std::vector<Shard> split_into_shards(std::vector<TensorSpec> tensors, std::uint64_t limit_bytes) {
     std::vector<Shard> shards(1);
@@ -79,42 +28,13 @@ std::vector<Shard> split_into_shards(std::vector<TensorSpec> tensors, std::uint6
         shards.back().tensors.push_back(std::move(spec));
     }
     for (std::size_t i = 0; i < shards.size(); ++i) {
-        shards[i].file = shards.size() == 1 ? "model.safetensors"
-                                            : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1,
-                                                          shards.size());
+        shards[i].file = shard_name(i, shards.size());
         // As the reference writes them: wide elements first, which keeps every tensor aligned.
         std::stable_sort(
             shards[i].tensors.begin(), shards[i].tensors.end(),
             [](const auto& a, const auto& b) { return bytes_of(a.type) > bytes_of(b.type); });
     }
     return shards;
-}
-
-// The u64 length and the JSON, padded with spaces so that the data begins at a multiple of 8.
-std::string safetensors_head(const Shard& shard) {
-    nlohmann::ordered_json header;
-    header["__metadata__"] = {{"format", "pt"}};
-    std::uint64_t offset = 0;
-    for (const TensorSpec& spec : shard.tensors) {
-        header[spec.name] = {{"dtype", name_of(spec.type)},
-                             {"shape", spec.shape},
-                             {"data_offsets", {offset, offset + spec.bytes()}}};
-        offset += spec.bytes();
-    }
-    std::string text = header.dump();
-    text.resize((text.size() + 7) / 8 * 8, ' ');
-    std::string head(8, '\0');
-    for (std::size_t i = 0; i < 8; ++i)
-        head[i] = static_cast<char>((static_cast<std::uint64_t>(text.size()) >> (8 * i)) & 0xff);
-    return head + text;
-}
-
-std::string index_json(std::span<const Shard> shards, std::uint64_t total_bytes) {
-    nlohmann::json index;
-    index["metadata"]["total_size"] = total_bytes;
-    for (const Shard& shard : shards)
-        for (const TensorSpec& spec : shard.tensors) index["weight_map"][spec.name] = shard.file;
-    return index.dump(2) + "\n";
 }
 
 struct Counter {

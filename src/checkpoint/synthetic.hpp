@@ -9,7 +9,9 @@
 //   to the stored dtype matrices [n, k]           (2u − 1)·sqrt(3/k)      variance 1/k embeddings
 //   (2u − 1) norms                     1 + 0.25·(2u − 1) e_score_correction_bias   0.1·u FP8 codes
 //   (2u − 1)·448 weight_scale_inv          sqrt(3/k)/448·(0.5 + u)  k is the width of the matrix it
-//   scales
+//   scales; of quantized ones sqrt(3/k)/L·(0.5 + u), L the largest code (8, 128; 6 of NVFP4's
+//   weight_scale_2 and input_scale); NVFP4's weight_scale 0.5 + u. Their codes are the topmost bits
+//   of x, as many as the stored element has
 #pragma once
 
 #include <cstdint>
@@ -71,6 +73,8 @@ std::string eagle3_config_json_of(const Eagle3Config& config, DType dtype);
 // config.json and generation_config.json such that parse_model_config(…) gives `config` back.
 std::string config_json_of(const ModelConfig& config, DType dtype);
 std::string generation_config_json_of(const ModelConfig& config);
+// A config.json that was accepted, with this description of its weights in place of its own.
+std::string quantized_config_json(std::string_view config_text, const Quantization& how);
 
 // A byte-level BPE in the form of DeepSeek's tokenizer.json: special tokens 0–4, the 256 bytes,
 // then merges of lowercase letters up to vocab_size (at least 261), so that every id below 457,913

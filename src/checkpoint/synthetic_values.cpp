@@ -17,12 +17,38 @@ std::uint64_t fnv1a64(std::string_view text) {
     return hash;
 }
 
-double uniform(std::uint64_t start, std::uint64_t index) {
+std::uint64_t start_of(std::string_view name, std::uint64_t seed) {
+    return fnv1a64(name) + (seed + 1) * 0x9E3779B97F4A7C15ull;
+}
+
+std::uint64_t mixed(std::uint64_t start, std::uint64_t index) {
     std::uint64_t x = start + index * 0xD1B54A32D192ED03ull;
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
     x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-    x ^= x >> 31;
-    return static_cast<double>(static_cast<std::int64_t>(x >> 40)) * 0x1p-24;
+    return x ^ (x >> 31);
+}
+
+double uniform(std::uint64_t start, std::uint64_t index) {
+    return static_cast<double>(static_cast<std::int64_t>(mixed(start, index) >> 40)) * 0x1p-24;
+}
+
+// Codes of integers and 4 bits: the topmost bits of x, as many as the element has.
+template <typename Element>
+void fill_codes(const TensorSpec& spec, std::uint64_t seed, std::uint64_t first,
+                std::uint64_t count, std::byte* out) {
+    const std::uint64_t start = start_of(spec.name, seed);
+    for (std::uint64_t i = 0; i < count; ++i) {
+        const auto code =
+            static_cast<Element>(mixed(start, first + i) >> (64 - 8 * sizeof(Element)));
+        std::memcpy(out + i * sizeof(code), &code, sizeof(code));
+    }
+}
+
+void fill_shape(const TensorSpec& spec, std::uint64_t first, std::uint64_t count, std::byte* out) {
+    for (std::uint64_t i = 0; i < count; ++i) {
+        const auto size = static_cast<std::int32_t>(first + i == 0 ? spec.outputs : spec.inputs);
+        std::memcpy(out + i * sizeof(size), &size, sizeof(size));
+    }
 }
 
 // value = scale · (factor·u + shift) + offset; factor·u + shift is exact for all of the roles.
@@ -32,7 +58,8 @@ struct Affine {
 
 Affine affine_of(const TensorSpec& spec) {
     const auto amplitude = [&spec] { return std::sqrt(3.0 / static_cast<double>(spec.inputs)); };
-    if (spec.type == StoredType::e4m3) return {448.0, 2.0, -1.0, 0.0};
+    if (spec.role == TensorRole::projection && spec.type == StoredType::e4m3)
+        return {448.0, 2.0, -1.0, 0.0};
     switch (spec.role) {
         case TensorRole::embedding:
             return {1.0, 2.0, -1.0, 0.0};
@@ -41,11 +68,14 @@ Affine affine_of(const TensorSpec& spec) {
         case TensorRole::router_bias:
             return {0.1, 1.0, 0.0, 0.0};
         case TensorRole::scale:
-            return {amplitude() / 448.0, 1.0, 0.5, 0.0};
+            return {amplitude() / static_cast<double>(spec.largest_code), 1.0, 0.5, 0.0};
+        case TensorRole::block_scale:
+            return {1.0, 1.0, 0.5, 0.0};
         case TensorRole::head:
         case TensorRole::router:
         case TensorRole::projection:
             return {amplitude(), 2.0, -1.0, 0.0};
+        case TensorRole::stored_shape:
         case TensorRole::draft_offset:
         case TensorRole::draft_member:
             break;
@@ -84,7 +114,7 @@ template <typename Convert>
 void fill(const TensorSpec& spec, std::uint64_t seed, std::uint64_t first, std::uint64_t count,
           std::byte* out, Convert convert) {
     const Affine affine = affine_of(spec);
-    const std::uint64_t start = fnv1a64(spec.name) + (seed + 1) * 0x9E3779B97F4A7C15ull;
+    const std::uint64_t start = start_of(spec.name, seed);
     for (std::uint64_t i = 0; i < count; ++i) {
         const double u = uniform(start, first + i);
         const auto value = convert(
@@ -99,6 +129,7 @@ void synthetic_values(const TensorSpec& spec, std::uint64_t seed, std::uint64_t 
                       std::uint64_t count, std::byte* out) {
     if (spec.role == TensorRole::draft_offset) return fill_offsets(spec, first, count, out);
     if (spec.role == TensorRole::draft_member) return fill_members(spec, first, count, out);
+    if (spec.role == TensorRole::stored_shape) return fill_shape(spec, first, count, out);
     switch (spec.type) {
         case StoredType::f32:
             return fill(spec, seed, first, count, out, [](float v) { return v; });
@@ -108,6 +139,11 @@ void synthetic_values(const TensorSpec& spec, std::uint64_t seed, std::uint64_t 
             return fill(spec, seed, first, count, out, [](float v) { return to_bf16(v); });
         case StoredType::e4m3:
             return fill(spec, seed, first, count, out, [](float v) { return to_e4m3(v); });
+        case StoredType::i32:
+            return fill_codes<std::uint32_t>(spec, seed, first, count, out);
+        case StoredType::i8:
+        case StoredType::u8:
+            return fill_codes<std::uint8_t>(spec, seed, first, count, out);
         default:
             CHECK(false, "tensor '{}' of type {} has no generator", spec.name, name_of(spec.type));
     }

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <unordered_map>
 
+#include "checkpoint/quantization.hpp"
 #include "checkpoint/tensor_list.hpp"
 
 namespace espalier::checkpoint {
@@ -36,6 +37,7 @@ class TensorCheck {
                is_mtp(present.num_hidden_layers + present.num_nextn_predict_layers))
             ++present.num_nextn_predict_layers;
         present.tensor_prefix.clear();
+        present.quantization = {};  // the list's own names; how each is stored its tensors say
         specs_ = list_tensors(present, {.dtype = DType::bf16, .repeat_mtp_embeddings = true});
         for (const TensorSpec& spec : specs_) role_of_.emplace(spec.name, spec.role);
     }
@@ -45,6 +47,16 @@ class TensorCheck {
         for (std::string& name : checkpoint_.names())
             if (!is_read(name)) unread.push_back(std::move(name));
         if (unread.empty()) return {};
+        for (const std::string& name : unread) {
+            const std::string_view matrix = product_of(name);
+            if (config_.quantization.layout != QuantizedLayout::none && !matrix.empty() &&
+                checkpoint_.has(first_tensor_of(matrix)))
+                return fail(ErrorKind::unsupported,
+                            "{}: tensor '{}{}' stands beside '{}{}', with which only {} are read",
+                            checkpoint_.stored(name)->file->name(), config_.tensor_prefix, name,
+                            config_.tensor_prefix, first_tensor_of(matrix),
+                            fmt::join(tensors_of(checkpoint_, matrix), ", "));
+        }
         constexpr std::size_t kShown = 3;
         const std::size_t shown = std::min(kShown, unread.size());
         std::string list;
@@ -56,19 +68,20 @@ class TensorCheck {
                     checkpoint_.stored(unread.front())->file->name(), unread.size(), list);
     }
 
-    // Products of BF16 and F8_E4M3 weights read bf16 activations, those of F32 and F16 f32 ones; a
-    // model has one kind.
+    // Products of BF16, F8_E4M3 and quantized weights read bf16 activations, those of F32 and F16
+    // f32 ones; a model has one kind.
     Expected<void> one_activation() const {
         std::optional<Tensor> first;
         for (const TensorSpec& spec : specs_) {
             if (!is_product(spec.name, spec.role)) continue;
-            const std::optional<Tensor> tensor = checkpoint_.stored(spec.name);
+            const std::optional<Tensor> tensor =
+                checkpoint_.stored(first_tensor_of(product_of(spec.name)));
             if (!tensor) continue;
             if (!first) first = tensor;
             if (reads_f32(*tensor) != reads_f32(*first))
                 return fail(ErrorKind::unsupported,
-                            "{}: tensor '{}{}' is {} but '{}{}' is {}: BF16 and F8_E4M3 weights do "
-                            "not mix with F32 and F16 ones",
+                            "{}: tensor '{}{}' is {} but '{}{}' is {}: BF16, F8_E4M3 and quantized "
+                            "weights do not mix with F32 and F16 ones",
                             tensor->file->name(), config_.tensor_prefix, tensor->name,
                             name_of(tensor->type), config_.tensor_prefix, first->name,
                             name_of(first->type));
@@ -82,7 +95,7 @@ class TensorCheck {
     }
 
     bool is_mtp(std::int64_t layer) const {
-        return checkpoint_.has(fmt::format("model.layers.{}.eh_proj.weight", layer));
+        return has_matrix(checkpoint_, fmt::format("model.layers.{}.eh_proj", layer));
     }
 
     bool is_product(std::string_view name, TensorRole role) const {
@@ -91,24 +104,30 @@ class TensorCheck {
     }
 
     bool is_read(std::string_view name) const {
+        if (const std::string_view matrix = product_of(name); !matrix.empty()) {
+            const auto parts = tensors_of(checkpoint_, matrix);
+            return std::ranges::find(parts, name.substr(matrix.size() + 1)) != parts.end();
+        }
         if (role_of_.contains(name)) return true;
         if (name.ends_with(".rotary_emb.inv_freq")) return true;
-        if (is_scale_of_fp8(name)) return true;
         if (name == kHead && config_.tie_word_embeddings) return repeats_embedding();
         const std::int64_t layer = layer_of(name);
         return layer >= config_.num_hidden_layers && is_mtp(layer) &&
                !role_of_.contains(fmt::format("model.layers.{}.eh_proj.weight", layer));
     }
 
-    // Scales are read with FP8 matrices only; beside another one they would be dropped.
-    bool is_scale_of_fp8(std::string_view name) const {
-        constexpr std::string_view kEnding = "_scale_inv";
-        if (!name.ends_with(kEnding)) return false;
-        name.remove_suffix(kEnding.size());
-        const auto matrix = role_of_.find(name);
-        if (matrix == role_of_.end() || !is_product(name, matrix->second)) return false;
-        const std::optional<Tensor> tensor = checkpoint_.stored(name);
-        return tensor && tensor->type == StoredType::e4m3;
+    // The matrix that a tensor's name belongs to, without its last part; empty for a tensor of
+    // none. What would be dropped beside a matrix (scales of another kind, zero points) is unread.
+    std::string_view product_of(std::string_view name) const {
+        const std::size_t dot = name.rfind('.');
+        if (dot == std::string_view::npos) return {};
+        const std::string weight = fmt::format("{}.weight", name.substr(0, dot));
+        const auto matrix = role_of_.find(weight);
+        if (matrix == role_of_.end() || !is_product(weight, matrix->second)) return {};
+        return name.substr(0, dot);
+    }
+    std::string first_tensor_of(std::string_view matrix) const {
+        return fmt::format("{}.{}", matrix, tensors_of(checkpoint_, matrix).front());
     }
 
     bool repeats_embedding() const {

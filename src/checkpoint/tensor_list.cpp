@@ -76,6 +76,44 @@ class Lister {
             {config_.tensor_prefix + name, role, type, std::move(shape), inputs, expert_});
     }
 
+    // A matrix [rows, cols] as config.quantization stores it.
+    void quantized(const std::string& name, std::int64_t rows, std::int64_t cols) {
+        const Quantization& how = config_.quantization;
+        const std::int64_t groups = how.group > 0 ? (cols + how.group - 1) / how.group : 1;
+        const auto scale = [&](const char* suffix, StoredType type, std::vector<std::int64_t> shape,
+                               std::int64_t largest) {
+            add(name + suffix, TensorRole::scale, type, std::move(shape), cols);
+            specs_.back().largest_code = largest;
+        };
+        switch (how.layout) {
+            case QuantizedLayout::packed_integers: {
+                const std::int64_t per_word = 32 / how.bits;
+                add(name + ".weight_packed", TensorRole::projection, StoredType::i32,
+                    {rows, (cols + per_word - 1) / per_word}, cols);
+                scale(".weight_scale", StoredType::bf16, {rows, groups}, 1 << (how.bits - 1));
+                add(name + ".weight_shape", TensorRole::stored_shape, StoredType::i32, {2}, cols);
+                specs_.back().outputs = rows;
+                return;
+            }
+            case QuantizedLayout::int8:
+                add(name + ".weight", TensorRole::projection, StoredType::i8, {rows, cols}, cols);
+                return scale(".weight_scale", StoredType::bf16, {rows, groups}, 128);
+            case QuantizedLayout::nvfp4:
+            case QuantizedLayout::packed_nvfp4: {
+                const bool packed = how.layout == QuantizedLayout::packed_nvfp4;
+                add(name + (packed ? ".weight_packed" : ".weight"), TensorRole::projection,
+                    StoredType::u8, {rows, cols / 2}, cols);
+                add(name + ".weight_scale", TensorRole::block_scale, StoredType::e4m3,
+                    {rows, groups}, cols);
+                scale(packed ? ".weight_global_scale" : ".weight_scale_2", StoredType::f32, {}, 6);
+                return scale(packed ? ".input_global_scale" : ".input_scale", StoredType::f32, {},
+                             6);
+            }
+            case QuantizedLayout::none:
+                break;
+        }
+    }
+
     void norm(const std::string& name, std::int64_t size) {
         add(name, TensorRole::norm, plain_type_, {size}, 0);
     }
@@ -86,6 +124,8 @@ class Lister {
 
     // name without ".weight"
     void projection(const std::string& name, std::int64_t rows, std::int64_t cols) {
+        if (config_.quantization.layout != QuantizedLayout::none && !name.ends_with("kv_b_proj"))
+            return quantized(name, rows, cols);
         add(name + ".weight", TensorRole::projection, projection_type_, {rows, cols}, cols);
         if (projection_type_ != StoredType::e4m3) return;
         add(name + ".weight_scale_inv", TensorRole::scale, StoredType::f32,

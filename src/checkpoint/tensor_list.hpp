@@ -15,13 +15,15 @@
 namespace espalier::checkpoint {
 
 enum class TensorRole : std::uint8_t {
-    embedding,     // embed_tokens, also the one an MTP layer may repeat
-    head,          // lm_head, shared_head.head
-    norm,          // 1-D weights of RMS norms
-    router,        // mlp.gate.weight
-    router_bias,   // mlp.gate.e_score_correction_bias, always f32
-    projection,    // every other matrix; the only role stored as FP8
-    scale,         // weight_scale_inv of an FP8 projection, always f32
+    embedding,    // embed_tokens, also the one an MTP layer may repeat
+    head,         // lm_head, shared_head.head
+    norm,         // 1-D weights of RMS norms
+    router,       // mlp.gate.weight
+    router_bias,  // mlp.gate.e_score_correction_bias, always f32
+    projection,   // every other matrix; the only role stored as FP8 or as quantized codes
+    scale,        // weight_scale_inv of an FP8 projection, weight_scale of integers, weight_scale_2
+    block_scale,  // weight_scale of NVFP4
+    stored_shape,  // weight_shape: a packed matrix's own [n, k]
     draft_offset,  // d2t: target id − draft id, for each token of a draft
     draft_member,  // t2d: whether a draft has the target's token
 };
@@ -37,13 +39,17 @@ struct TensorSpec {
     // Index of the expert of a routed projection, −1 elsewhere: active parameters count only the
     // chosen ones.
     std::int64_t expert = -1;
+    std::int64_t largest_code = 448;  // of a scale's matrix
+    std::int64_t outputs = 0;         // of a stored_shape's matrix
 
     std::uint64_t elements() const;
     std::uint64_t bytes() const { return elements() * bytes_of(type); }
 };
 
 struct TensorListOptions {
-    DType dtype = DType::bf16;  // e4m3: FP8 projections with 128×128 scales, all else bf16
+    // e4m3: FP8 projections with 128×128 scales, all else bf16. What config.quantization announces
+    // is stored so, but for kv_b, which is read along both axes.
+    DType dtype = DType::bf16;
     // MTP layers repeat embed_tokens and shared_head.head (DeepSeek-V3 does; a reader must accept
     // both).
     bool repeat_mtp_embeddings = false;

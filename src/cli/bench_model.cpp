@@ -149,7 +149,7 @@ std::vector<std::string> result_row(const std::string& test, const model::StepSh
 Expected<Table> measure(const Options& options, runtime::LoadedModel& loaded,
                         const Machine& machine) {
     const checkpoint::ModelConfig& config = loaded.model->config();
-    const WeightFormat& weight = loaded.model->weights().format;
+    const model::StepFormats weight = loaded.model->weights().formats();
     Table table;
     table.columns = {
         "test",    "depth",    "tokens", "ms", "tokens/s", "GB/s", "% of read bandwidth",
@@ -221,7 +221,8 @@ Expected<void> run(const Options& options) {
         load_model(std::make_shared<const checkpoint::Checkpoint>(std::move(opened)), sizes,
                    options.load));
     const std::string loading = fmt::format(
-        "weights {}, loaded at {:.2f} GB/s", name_of(loaded.model->weights().format.code),
+        "weights {}, loaded at {:.2f} GB/s",
+        name_of(loaded.model->weights().formats().feed_forward.code),
         static_cast<double>(loaded.checkpoint->total_bytes()) / loaded.load_seconds / 1e9);
     Machine machine;
     if (options.load.device == DeviceKind::cpu) {
@@ -269,6 +270,7 @@ Run add_bench_model(CLI::App& bench) {
                      "Timed forwards per line; the median is reported")
         ->check(CLI::Range(1, 1000))
         ->capture_default_str();
+    add_weights_flag(*command, options->load.rounding);
     add_device_flag(*command, options->load.device);
     add_threads_flag(*command, options->load.threads);
     command->add_option("-o,--output", options->output, "md, csv or json")->capture_default_str();

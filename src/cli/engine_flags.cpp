@@ -25,6 +25,23 @@ void add_device_flag(CLI::App& command, DeviceKind& device) {
         ->default_str("cpu");
 }
 
+void add_weights_flag(CLI::App& command, std::optional<WeightCode>& rounding) {
+    command
+        .add_option_function<std::string>(
+            "--weights",
+            [&rounding](const std::string& name) { rounding = runtime::parse_rounding(name); },
+            "Weights in memory: own (as the checkpoint has them), or BF16 and F8_E4M3 ones rounded "
+            "to int8 or int4 in groups of 32 (embedding, head, router and kv_b are kept)")
+        ->check(CLI::IsMember({"own", "int8", "int4"}))
+        ->default_str("own");
+}
+
+void add_enforce_eager_flag(CLI::App& command, bool& enforce_eager) {
+    command.add_flag("--enforce-eager", enforce_eager,
+                     "On a GPU: queue every step operation by operation instead of replaying it as "
+                     "a captured graph; for debugging");
+}
+
 void add_kv_format_flag(CLI::App& command, std::optional<mla::KvFormat>& format) {
     command
         .add_option_function<std::string>(
@@ -71,6 +88,11 @@ void EngineFlags::add_to(CLI::App& command, const Defaults& defaults) {
     number("--max-waiting", sizes.max_waiting, "Requests that may wait; more are refused");
     number("--max-model-len", sizes.max_model_len,
            "Tokens of prompt and output together; 0: the model's context");
+    command
+        .add_option("--gpu-memory-utilization", sizes.gpu_memory_utilization,
+                    "On a GPU: the part of its memory that may be in use; the cache gets what is "
+                    "left of it")
+        ->capture_default_str();
     one_of("--grant", "measured", "everything",
            "Drafts that are verified: measured (as many as pay) or everything (that is proposed)",
            [this](bool measured) {
@@ -88,6 +110,8 @@ void EngineFlags::add_to(CLI::App& command, const Defaults& defaults) {
     command.add_option("--trace", engine.trace,
                        "Write every step to this file, for replay (docs/trace.md); it holds the "
                        "prompts");
+    add_weights_flag(command, load.rounding);
+    add_enforce_eager_flag(command, engine.enforce_eager);
     add_kv_format_flag(command, load.kv_format);
     add_device_flag(command, load.device);
     add_threads_flag(command, load.threads);

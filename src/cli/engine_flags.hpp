@@ -27,12 +27,14 @@ struct EngineFlags {
 
     static constexpr const char* kSpeculateHelp =
         "Drafts: ngram (what followed the same tokens before in the text), mtp (the model's own "
-        "prediction layer), eagle3 (the draft of --draft), several of them, auto (all there are) "
-        "or off";
+        "prediction layer), eagle3 (the draft of --draft), grammar (what a request's grammar "
+        "forces), several of them, auto (all there are) or off";
 };
 
 void add_threads_flag(CLI::App& command, int& threads);
 void add_device_flag(CLI::App& command, DeviceKind& device);
+void add_weights_flag(CLI::App& command, std::optional<WeightCode>& rounding);
+void add_enforce_eager_flag(CLI::App& command, bool& enforce_eager);
 void add_kv_format_flag(CLI::App& command, std::optional<mla::KvFormat>& format);
 
 // Reads the weights behind a progress bar.

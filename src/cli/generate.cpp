@@ -19,8 +19,10 @@
 
 #include "cli/command.hpp"
 #include "cli/engine_flags.hpp"
+#include "cli/grammar_flags.hpp"
 #include "cli/logits_file.hpp"
 #include "cli/sampling_flags.hpp"
+#include "runtime/grammars.hpp"
 #include "text/tokenizer.hpp"
 
 namespace espalier::cli {
@@ -34,6 +36,7 @@ struct Options {
     std::string prompt;
     bool prompt_given = false;
     SamplingFlags sampling;
+    GrammarFlags grammar;
     EngineFlags engine;
     bool special = false;
     bool logprobs = false;
@@ -74,6 +77,17 @@ Expected<std::vector<std::int32_t>> prompt_tokens(const Options& options,
         prompt, options.special ? text::SpecialTokens::parsed : text::SpecialTokens::as_text);
 }
 
+Expected<std::shared_ptr<const grammar::CompiledGrammar>> compiled_grammar(
+    const GrammarFlags& flags, const runtime::ModelFiles& files) {
+    ESPALIER_ASSIGN_OR_RETURN(const auto specification, flags.specification());
+    if (!specification) return nullptr;
+    ESPALIER_ASSIGN_OR_RETURN(const auto compiler, runtime::make_grammar_compiler(files));
+    auto compiled = compiler->compile(*specification);
+    if (!compiled && compiled.error().field.empty())
+        return fail(compiled.error().kind, "{}: {}", flags.name(), compiled.error().message);
+    return compiled;
+}
+
 // An engine for this one request. The whole request is checked before the weights are read.
 Expected<EngineSizes> sizes_for(const engine::Request& request, const EngineFlags& flags,
                                 const runtime::ModelFiles& files) {
@@ -85,6 +99,7 @@ Expected<EngineSizes> sizes_for(const engine::Request& request, const EngineFlag
                               runtime::size_facts(files, drafters, flags.load));
     engine::RequestLimits limits;
     limits.vocabulary = config.vocab_size;
+    limits.eos_token_ids = config.eos_token_ids;
     limits.sizes.max_model_len =
         sizes.max_model_len > 0 ? sizes.max_model_len : config.max_position_embeddings;
     limits.sizes.page_count =
@@ -311,6 +326,7 @@ Expected<void> run(const Options& options) {
     ESPALIER_ASSIGN_OR_RETURN(engine::Request request,
                               options.sampling.make(files.checkpoint->generation()));
     request.logprobs = options.logprobs;
+    ESPALIER_ASSIGN_OR_RETURN(request.grammar, compiled_grammar(options.grammar, files));
     ESPALIER_ASSIGN_OR_RETURN(request.prompt, prompt_tokens(options, files));
     ESPALIER_ASSIGN_OR_RETURN(const EngineSizes sizes, sizes_for(request, options.engine, files));
     ESPALIER_ASSIGN_OR_RETURN(const runtime::DrafterChoice drafters,
@@ -346,6 +362,7 @@ Run add_generate(CLI::App& app) {
     CLI::Option* prompt = command->add_option("prompt,-p,--prompt", options->prompt,
                                               "Text to continue; standard input if not given");
     options->sampling.add_to(*command);
+    options->grammar.add_to(*command);
     command->add_flag("--special", options->special, "Recognise special tokens in the prompt");
     options->engine.add_speculate_to(*command);
     options->engine.add_to(

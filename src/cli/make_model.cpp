@@ -3,8 +3,10 @@
 // benchmarks.
 #include <fmt/format.h>
 
+#include <array>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/synthetic.hpp"
@@ -23,20 +25,36 @@ struct Options {
     std::uint64_t seed = 0;
 };
 
-Expected<DType> parse_dtype(const std::string& name) {
-    if (name == "f32") return DType::f32;
-    if (name == "f16") return DType::f16;
-    if (name == "bf16") return DType::bf16;
-    if (name == "fp8") return DType::e4m3;
-    return fail(ErrorKind::invalid, "--dtype {}: not one of f32, f16, bf16, fp8", name);
+// --dtype: how a model's projections are stored.
+struct NamedDtype {
+    std::string_view name;
+    DType dtype = DType::bf16;
+    checkpoint::Quantization quantization = {};
+};
+constexpr std::array<NamedDtype, 7> kDtypes = {{
+    {"f32", DType::f32},
+    {"f16", DType::f16},
+    {"bf16", DType::bf16},
+    {"fp8", DType::e4m3},
+    {"int8", DType::bf16, {checkpoint::QuantizedLayout::int8, 8, 32}},
+    {"int4", DType::bf16, {checkpoint::QuantizedLayout::packed_integers, 4, 32}},
+    {"nvfp4", DType::bf16, {checkpoint::QuantizedLayout::nvfp4, 4, 16}},
+}};
+
+std::vector<std::string> dtype_names() {
+    std::vector<std::string> names;
+    for (const NamedDtype& dtype : kDtypes) names.emplace_back(dtype.name);
+    return names;
 }
 
 Expected<void> run(const Options& options) {
     ESPALIER_ASSIGN_OR_RETURN(checkpoint::SyntheticModel model,
                               checkpoint::synthetic_preset(options.preset));
     model.seed = options.seed;
-    if (!options.dtype.empty()) {
-        ESPALIER_ASSIGN_OR_RETURN(model.dtype, parse_dtype(options.dtype));
+    for (const NamedDtype& dtype : kDtypes) {
+        if (dtype.name != options.dtype) continue;
+        model.dtype = dtype.dtype;
+        model.config.quantization = dtype.quantization;
         model.config.fp8_block =
             model.dtype == DType::e4m3 ? std::optional<std::int64_t>(128) : std::nullopt;
     }
@@ -73,8 +91,9 @@ Run add_make_model(CLI::App& app) {
         ->check(CLI::IsMember(presets))
         ->capture_default_str();
     command->add_option("--out", options->out, "Directory to write; new or empty")->required();
-    command->add_option("--dtype", options->dtype,
-                        "f32, f16, bf16 or fp8; the preset's own if not given");
+    command
+        ->add_option("--dtype", options->dtype, "Of its projections; the preset's own if not given")
+        ->check(CLI::IsMember(dtype_names()));
     command->add_option("--eagle3", options->eagle3,
                         "Directory for an EAGLE3 draft of random weights for the model");
     command->add_option("--seed", options->seed, "Other random weights")->capture_default_str();

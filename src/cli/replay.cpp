@@ -56,10 +56,11 @@ Expected<void> check_same(const Options& options, const trace::Header& traced,
                           const runtime::ModelFiles& files) {
     ESPALIER_ASSIGN_OR_RETURN(const std::string variant, runtime::kernel_variant(DeviceKind::cpu));
     ESPALIER_ASSIGN_OR_RETURN(const int threads, runtime::thread_count(options.threads));
-    ESPALIER_ASSIGN_OR_RETURN(const trace::Header here,
-                              replay::describe({*files.checkpoint, files.name, variant, threads,
-                                                replay::stepper_settings_of(traced.settings),
-                                                traced.settings.drafters, traced.kv_format}));
+    ESPALIER_ASSIGN_OR_RETURN(
+        const trace::Header here,
+        replay::describe({*files.checkpoint, files.name, variant, threads,
+                          replay::stepper_settings_of(traced.settings), traced.settings.drafters,
+                          traced.kv_format, traced.weights}));
     return replay::check_header(traced, here);
 }
 
@@ -88,7 +89,8 @@ Expected<void> run(const Options& options) {
         runtime::LoadedModel loaded,
         load_model(files.checkpoint, replay::stepper_settings_of(header.settings).schedule,
                    {.threads = options.threads,
-                    .kv_format = runtime::parse_kv_format(header.kv_format.value_or(""))}));
+                    .kv_format = runtime::parse_kv_format(header.kv_format.value_or("")),
+                    .rounding = runtime::parse_rounding(header.weights.value_or(""))}));
     const auto start = std::chrono::steady_clock::now();
     const auto make_target = [&](std::int64_t page_count) {
         return engine::ModelTarget::create(*loaded.model, page_count);

@@ -28,6 +28,8 @@ struct Options {
     runtime::LoadOptions load;
     std::string draft;
     std::vector<std::string> speculate = {"off"};
+    bool enforce_eager = false;
+    bool poison_pads = false;
 };
 
 struct Findings {
@@ -100,7 +102,9 @@ Table table_of(const Findings& findings) {
 // What an engine with the model's own drafters is made of.
 Expected<lossless::Subject::Parts> parts_with(const runtime::DrafterChoice& drafters,
                                               runtime::LoadedModel& loaded,
-                                              const EngineSizes& sizes) {
+                                              const EngineSizes& sizes,
+                                              const batch::CaptureOptions& capture,
+                                              const text::Tokenizer& tokenizer) {
     const draft::DraftSet models = runtime::draft_set(loaded, drafters);
     lossless::Subject::Parts parts;
     ESPALIER_ASSIGN_OR_RETURN(model::TapMemory memory, models.make_taps(sizes.max_step_tokens));
@@ -108,10 +112,11 @@ Expected<lossless::Subject::Parts> parts_with(const runtime::DrafterChoice& draf
     parts.taps = taps->taps();
     parts.memory = taps;
     ESPALIER_ASSIGN_OR_RETURN(
-        auto target, engine::ModelTarget::create(*loaded.model, models.layout(), sizes.page_count));
-    ESPALIER_ASSIGN_OR_RETURN(
-        parts.drafters,
-        runtime::make_drafters(loaded, drafters, sizes, target->storage(), parts.taps));
+        auto target,
+        engine::ModelTarget::create(*loaded.model, models.layout(), sizes.page_count, capture));
+    ESPALIER_ASSIGN_OR_RETURN(parts.drafters,
+                              runtime::make_drafters(loaded, drafters, sizes, target->storage(),
+                                                     parts.taps, capture, tokenizer));
     parts.target = std::move(target);
     return parts;
 }
@@ -121,7 +126,7 @@ Expected<void> run(const Options& options) {
                               runtime::ModelFiles::open(options.model, options.draft));
     ESPALIER_ASSIGN_OR_RETURN(runtime::DrafterChoice drafters,
                               runtime::choose_drafters(options.speculate, files));
-    drafters.ngram = false;  // workloads have it at random
+    drafters.ngram = drafters.grammar = false;  // workloads have them at random
     EngineSizes sizes;
     sizes.max_model_len = files.checkpoint->config().max_position_embeddings;
     sizes.max_step_tokens = lossless::kWorkloadTokens;
@@ -130,9 +135,12 @@ Expected<void> run(const Options& options) {
         runtime::LoadedModel loaded,
         load_model(files.checkpoint, sizes, runtime::with_drafters(options.load, drafters, files)));
     lossless::Subject target{*loaded.model, *files.tokenizer};
+    target.capture = runtime::capture_on(*loaded.device, options.enforce_eager);
+    target.capture.ahead = 0;  // an engine for each workload: what it does not need is not recorded
+    target.capture.poison = options.poison_pads;
     if (drafters.runs_models())
         target.make_parts = [&](const schedule::SchedulerOptions& of) {
-            return parts_with(drafters, loaded, of);
+            return parts_with(drafters, loaded, of, target.capture, *files.tokenizer);
         };
     ESPALIER_RETURN_IF_ERROR(lossless::check_subject(target));
     const Findings findings = run_workloads(options, target);
@@ -175,6 +183,10 @@ Run add_selftest_lossless(CLI::App& selftest) {
         ->allow_extra_args(false)
         ->check(CLI::IsMember({"mtp", "eagle3", "auto", "off"}))
         ->capture_default_str();
+    add_weights_flag(*command, options->load.rounding);
+    command->add_flag("--poison-pads", options->poison_pads,
+                      "Before each step, fill everything that it may not read with 0xFF");
+    add_enforce_eager_flag(*command, options->enforce_eager);
     add_kv_format_flag(*command, options->load.kv_format);
     add_device_flag(*command, options->load.device);
     add_threads_flag(*command, options->load.threads);

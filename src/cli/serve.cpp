@@ -58,6 +58,9 @@ struct ServerFlags {
     }
 };
 
+// Milliseconds: how often a server looks whether its engine still runs.
+constexpr int kLookAfterEngine = 500;
+
 // A descriptor that poll() can wait for; closed with its owner.
 class Descriptor {
   public:
@@ -133,10 +136,11 @@ void announce(const Options& options, const server::Server& server, server::Log&
         log.warning("other machines can reach this server, and it asks for no --api-key");
 }
 
-// True: a signal came; false: the model is loaded, or could not be.
-bool wait_for_signal(int signals, int loaded) {
+// True: a signal came; false: the model is loaded, or could not be, or (milliseconds ≥ 0) the time
+// is over.
+bool wait_for_signal(int signals, int loaded, int milliseconds) {
     pollfd waiting[] = {{signals, POLLIN, 0}, {loaded, POLLIN, 0}};
-    while (::poll(waiting, loaded < 0 ? 1 : 2, -1) < 0) {
+    while (::poll(waiting, loaded < 0 ? 1 : 2, milliseconds) < 0) {
     }
     if ((waiting[0].revents & POLLIN) == 0) return false;
     signalfd_siginfo taken{};  // what is not read stays pending, and would count as the second
@@ -157,13 +161,17 @@ Expected<void> run_server(const Options& options, const std::vector<std::string>
     ESPALIER_ASSIGN_OR_RETURN(const auto server, server::Server::start(options.server, log));
     announce(options, *server, log);
     Loader loader(options, *server, log);
-    if (wait_for_signal(arrived.number(), loader.done())) {
+    if (wait_for_signal(arrived.number(), loader.done(), -1)) {
         log.info("stopped while loading");
         std::_Exit(0);  // no request is being answered, and reading weights cannot be interrupted
     }
     if (const auto& loaded = loader.finish(); !loaded) return tl::unexpected<Error>(loaded.error());
     notify_service_manager("READY=1");
-    wait_for_signal(arrived.number(), -1);
+    engine::Engine& engine = loader.runtime()->engine();
+    bool failed = false;
+    while (!failed && !wait_for_signal(arrived.number(), -1, kLookAfterEngine))
+        failed = engine.status().state == engine::EngineState::failed;
+    if (failed) log.error(fmt::format("the engine failed: {}", engine.status().failure));
     notify_service_manager("STOPPING=1");
     // A second signal ends the process at once, as it would by itself.
     pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
@@ -171,7 +179,10 @@ Expected<void> run_server(const Options& options, const std::vector<std::string>
                          options.server.drain_seconds));
     const bool finished = server->shut_down();
     log.info(finished ? "all requests finished" : "requests were ended before they finished");
+    const std::string failure = engine.status().failure;
     ESPALIER_RETURN_IF_ERROR(loader.runtime()->stop());
+    // Whoever supervises the process starts it again; no request could be answered.
+    if (failed) return fail(ErrorKind::io, "the engine failed: {}", failure);
     return {};
 }
 
@@ -189,6 +200,15 @@ Expected<void> explain(const Options& options, const CLI::App& command, const So
     ESPALIER_RETURN_IF_ERROR(server::check_options(options.server));
     fmt::print("{}", explain_settings(command, sources));
     const auto bytes = [](std::int64_t count) { return bytes_text(static_cast<double>(count)); };
+    const std::string what_holds =
+        facts.gpu_bytes == 0
+            ? fmt::format("nine tenths of {} hold them and {} of weights",
+                          bytes(facts.memory_bytes), bytes(facts.weight_bytes))
+            : fmt::format(
+                  "of {} free on the GPU, beside {} of weights and {} of activations and "
+                  "workspaces",
+                  bytes(facts.memory_bytes), bytes(facts.weight_bytes),
+                  bytes(facts.working_bytes(sizes)));
     fmt::print(
         "\nFrom these, the model and this machine:\n"
         "  served as       {}\n"
@@ -197,16 +217,14 @@ Expected<void> explain(const Options& options, const CLI::App& command, const So
         "  step            {} tokens at most: one per row, a prompt quantum of 512, the rest "
         "drafts "
         "and prompts\n"
-        "  cache           {} pages of 64 tokens, {} (nine tenths of {} hold them and {} of "
-        "weights)\n"
+        "  cache           {} pages of 64 tokens, {} ({})\n"
         "  queue           {} requests, {} tokens of prompts; more are answered with 429\n"
         "  threads         {} for the model, {} for requests, one for connections\n",
         options.server.served_model_name.empty() ? server::default_model_name(options.model)
                                                  : options.server.served_model_name.front(),
         sizes.max_model_len, facts.context, sizes.max_rows, sizes.max_step_tokens,
-        sizes.page_count - 1, bytes(sizes.page_count * facts.page_bytes), bytes(facts.memory_bytes),
-        bytes(facts.weight_bytes), sizes.max_waiting, sizes.max_waiting_tokens, threads,
-        options.server.workers);
+        sizes.page_count - 1, bytes(sizes.page_count * facts.page_bytes), what_holds,
+        sizes.max_waiting, sizes.max_waiting_tokens, threads, options.server.workers);
     return {};
 }
 

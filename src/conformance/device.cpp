@@ -22,7 +22,9 @@ class RecordedInArena final : public RecordedWork {
             recorded_, context_.device.record(context_.stream, [this] { return work_(context_); }));
         return {};
     }
+    Expected<void> queue() override { return recorded_->queue(); }
     Expected<void> play() override { return recorded_->play(); }
+    std::size_t bytes() const override { return recorded_->bytes(); }
     Expected<double> timed_play() override { return recorded_->timed_play(); }
 
   private:

@@ -20,6 +20,8 @@ DType element_of(WeightCode code) {
             return DType::bf16;
         case WeightCode::e4m3:
             return DType::e4m3;
+        default:
+            break;
     }
     CHECK(false, "weights of code {}", static_cast<int>(code));
 }

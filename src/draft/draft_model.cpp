@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/for_what.hpp"
 #include "base/limits.hpp"
 
 namespace espalier::draft {
@@ -15,7 +16,32 @@ model::Activations::Sizes sizes_of(const NetworkShape& shape, const PassLimits& 
             .attention_input = shape.attention_input};
 }
 
+std::size_t scratch_bytes(const NetworkShape& shape, const ops::Backend& backend,
+                          const mla::Kernels& kernels, int workers, const PassLimits& limits) {
+    const model::Activations::Sizes sizes = sizes_of(shape, limits);
+    return std::max(
+        backend.scratch_bytes(sizes.tokens, sizes.gather, shape.config.vocab_size, workers),
+        kernels.scratch_bytes({.heads = static_cast<std::int32_t>(shape.config.num_attention_heads),
+                               .rows = limits.rows,
+                               .tokens = limits.nodes,
+                               .max_q_len = kMaxNodes,
+                               .max_kv_len = static_cast<std::int32_t>(limits.max_kv_len),
+                               .total_splits = limits.max_splits,
+                               .workers = workers}));
+}
+
 }  // namespace
+
+std::size_t draft_memory_bytes(const NetworkShape& shape, const ops::Backend& backend,
+                               const mla::Kernels& kernels, int workers, const PassLimits& limits) {
+    const model::Activations::Sizes sizes = sizes_of(shape, limits);
+    // Taps, as they come and as products read them; states: of the backlog, before and after a
+    // pass, embedded and joined.
+    const std::int64_t columns = 2 * shape.taps + 6 * shape.state;
+    return model::Activations::plan_bytes(shape.config, shape.act, sizes) +
+           scratch_bytes(shape, backend, kernels, workers, limits) +
+           static_cast<std::size_t>(sizes.tokens * columns) * sizeof(float);
+}
 
 Expected<std::unique_ptr<DraftModel>> DraftModel::create(std::unique_ptr<Network> network,
                                                          const Machine& machine,
@@ -23,20 +49,15 @@ Expected<std::unique_ptr<DraftModel>> DraftModel::create(std::unique_ptr<Network
     const NetworkShape& shape = network->shape();
     const model::Activations::Sizes sizes = sizes_of(shape, limits);
     ESPALIER_RETURN_IF_ERROR(network->reserve(machine.device, sizes.tokens));
-    const std::size_t scratch_bytes =
-        std::max(machine.backend.scratch_bytes(sizes.tokens, sizes.gather, shape.config.vocab_size,
-                                               machine.device.workers()),
-                 machine.kernels.scratch_bytes(
-                     {.heads = static_cast<std::int32_t>(shape.config.num_attention_heads),
-                      .rows = limits.rows,
-                      .tokens = limits.nodes,
-                      .max_q_len = kMaxNodes,
-                      .max_kv_len = static_cast<std::int32_t>(limits.max_kv_len),
-                      .workers = machine.device.workers()}));
+    ESPALIER_ASSIGN_OR_RETURN(Buffer activations,
+                              for_what(machine.device.allocate(model::Activations::plan_bytes(
+                                           shape.config, shape.act, sizes)),
+                                       fmt::format("the activations of {}", network->name())));
     ESPALIER_ASSIGN_OR_RETURN(
-        Buffer activations,
-        machine.device.allocate(model::Activations::plan_bytes(shape.config, shape.act, sizes)));
-    ESPALIER_ASSIGN_OR_RETURN(Buffer scratch, machine.device.allocate(scratch_bytes));
+        Buffer scratch,
+        for_what(machine.device.allocate(scratch_bytes(shape, machine.backend, machine.kernels,
+                                                       machine.device.workers(), limits)),
+                 fmt::format("the workspace of {}", network->name())));
     return std::unique_ptr<DraftModel>(new DraftModel(std::move(network), machine, limits,
                                                       std::move(activations), std::move(scratch)));
 }
@@ -81,6 +102,13 @@ Expected<Matrix> DraftModel::logits(const batch::BatchView& batch, const mla::Kv
     backend_.product(context_, a_.gathered_act.slice(0, batch.cap_tokens), network_->head(), logits,
                      ops::Store::assign);
     return logits;
+}
+
+Expected<void> DraftModel::poison() {
+    for (Buffer* memory : {&activations_arena_.memory(), &scratch_.memory()})
+        ESPALIER_RETURN_IF_ERROR(context_.device.fill(context_.stream, memory->data(),
+                                                      std::byte{0xFF}, memory->bytes()));
+    return {};
 }
 
 }  // namespace espalier::draft

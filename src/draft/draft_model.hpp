@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "base/op_context.hpp"
 #include "batch/batch_view.hpp"
+#include "batch/captured_steps.hpp"
 #include "draft/network.hpp"
 #include "mla/contract.hpp"
 #include "model/activations.hpp"
@@ -21,6 +22,7 @@ struct Machine {
     Device& device;
     const ops::Backend& backend;
     const mla::Kernels& kernels;
+    batch::CaptureOptions capture{};  // of each draft model
 };
 
 struct PassLimits {
@@ -28,6 +30,9 @@ struct PassLimits {
     std::int64_t nodes = 0;   // of one level, all requests together
     std::int32_t rows = 0;    // requests
     std::int64_t max_kv_len = 0;
+    // Partial results of attention in a level (mla::RaggedRows); 0: as many as it may have. 512
+    // nodes over 163,840 slots with 128 heads would take 22 GB.
+    std::int64_t max_splits = 0;
 };
 
 // Tokens by arrays of the device; all a KV half needs to know.
@@ -37,6 +42,11 @@ struct TokenView {
     const std::int32_t* position = nullptr;
     const std::int64_t* slot = nullptr;  // of the pool; -1: not written
 };
+
+// What the passes of a draft model take of its device beside weights and cache: activations and
+// workspace, and about as much as its drafter keeps besides (taps, states, draws).
+std::size_t draft_memory_bytes(const NetworkShape& shape, const ops::Backend& backend,
+                               const mla::Kernels& kernels, int workers, const PassLimits& limits);
 
 class DraftModel {
   public:
@@ -56,6 +66,9 @@ class DraftModel {
     // [tokens, state] gets their states. Logits [tokens, vocabulary], good until the next call.
     Expected<Matrix> logits(const batch::BatchView& batch, const mla::KvPages& kv,
                             const Matrix& after);
+
+    // For tests: 0xFF in everything that earlier passes may have left and none may read.
+    Expected<void> poison();
 
   private:
     DraftModel(std::unique_ptr<Network> network, const Machine& machine, const PassLimits& limits,

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <utility>
 
+#include "accept/constraint.hpp"
 #include "accept/output_rules.hpp"
 #include "accept/request_progress.hpp"
 #include "accept/sampling_parameters.hpp"
@@ -44,10 +45,10 @@ Expected<LevelDraws> LevelDraws::create(Device& device, const PassLimits& limits
         .max_context = limits.max_kv_len,
         .biases = accept::kMaxLogitBiases,
         .banned = 2 * accept::kMaxStopTokens + accept::kMaxStopStrings,
-        .masks = 0};
+        .masks = limits.rows};  // of roots
     ESPALIER_ASSIGN_OR_RETURN(auto builder, ops::SamplingBatchBuilder::create(capacity));
     ESPALIER_ASSIGN_OR_RETURN(auto memory, ops::SamplingMemory::create(device, capacity));
-    const auto places = static_cast<std::size_t>(limits.nodes * kMaxDrafts);
+    const auto places = static_cast<std::size_t>(2 * limits.nodes * kMaxDrafts);
     ESPALIER_ASSIGN_OR_RETURN(Buffer children, device.allocate(places * sizeof(DraftChild)));
     return LevelDraws(std::move(builder), std::move(memory), std::move(children));
 }
@@ -89,52 +90,65 @@ void LevelDraws::add(const speculate::DraftCall& call, const Growth& growth, std
         accept::NodeCounts at_node;
         if (counts) at_node = progress->counts_at(growth.path(index, room));
         node.changed = at_node.changed();
+        if (depth == 0 && call.constraint != nullptr)
+            if (const auto mask = call.constraint->root_mask(); !mask.empty())
+                std::ranges::copy(mask, builder_.add_mask(node.allowed).begin());
         builder_.add(node);
         coupled_.push_back(coupled);
     }
 }
 
-Expected<void> LevelDraws::run(DraftModel& model, const Matrix& logits, std::int32_t width) {
+Expected<ops::SamplingBatch> LevelDraws::upload(Stream stream) {
     builder_.finish();
+    return memory_.upload(stream, builder_);
+}
+
+DraftChild* LevelDraws::on_device(bool coupled) {
+    return device_children_.as<DraftChild>() +
+           (coupled ? builder_.capacity().nodes * kMaxDrafts : 0);
+}
+
+// All nodes of the batch for each kind; those of the other kind are not looked at afterwards.
+void LevelDraws::find(DraftModel& model, const Matrix& logits, const ops::SamplingBatch& batch,
+                      const Search& search) {
+    for (const bool coupled : {false, true})
+        if (coupled ? search.coupled : search.plain)
+            model.backend().draft_children(
+                model.context(), logits, batch, model.network().vocabulary(),
+                {.width = search.width, .coupled = coupled}, on_device(coupled));
+}
+
+Expected<void> LevelDraws::download(OpContext& context, const Search& search, std::int32_t width) {
     width_ = width;
     children_.resize(coupled_.size() * static_cast<std::size_t>(width));
     counts_.assign(coupled_.size(), 0);
-    ESPALIER_ASSIGN_OR_RETURN(const ops::SamplingBatch batch,
-                              memory_.upload(model.context().stream, builder_));
-    if (any_coupled_)
-        ESPALIER_RETURN_IF_ERROR(run_kind(model, logits, batch, {.width = width, .coupled = true}));
-    if (any_plain_)
-        ESPALIER_RETURN_IF_ERROR(
-            run_kind(model, logits, batch, {.width = width, .coupled = false}));
+    std::array<Transfer, 2> transfers{};
+    for (const bool coupled : {false, true}) {
+        std::vector<DraftChild>& found = found_[coupled];
+        const bool any = coupled ? search.coupled : search.plain;
+        found.resize(any ? coupled_.size() * static_cast<std::size_t>(search.width) : 0);
+        transfers[coupled] = {found.data(), on_device(coupled), found.size() * sizeof(DraftChild)};
+    }
+    ESPALIER_RETURN_IF_ERROR(context.device.download_all(context.stream, transfers));
+    for (const bool coupled : {false, true})
+        if (!found_[coupled].empty()) take(coupled, search.width);
     return {};
 }
 
-// All nodes of the batch; those of the other kind are not looked at.
-Expected<void> LevelDraws::run_kind(DraftModel& model, const Matrix& logits,
-                                    const ops::SamplingBatch& batch, const ops::DraftRule& rule) {
-    OpContext& context = model.context();
-    auto* on_device = device_children_.as<DraftChild>();
-    model.backend().draft_children(context, logits, batch, model.network().vocabulary(), rule,
-                                   on_device);
-    found_.resize(children_.size());
-    ESPALIER_RETURN_IF_ERROR(context.device.download(context.stream, found_.data(), on_device,
-                                                     found_.size() * sizeof(DraftChild)));
-    take(rule);
-    return {};
-}
-
-void LevelDraws::take(const ops::DraftRule& rule) {
+// stride: children that were looked for.
+void LevelDraws::take(bool coupled, std::int32_t stride) {
     const auto width = static_cast<std::size_t>(width_);
     for (std::size_t row = 0; row < coupled_.size(); ++row) {
-        if (coupled_[row] != rule.coupled) continue;
-        std::span<const DraftChild> found = std::span(found_).subspan(row * width, width);
+        if (coupled_[row] != coupled) continue;
+        std::span<const DraftChild> found =
+            std::span(found_[coupled]).subspan(row * static_cast<std::size_t>(stride), width);
         const auto none = std::find_if(found.begin(), found.end(),
                                        [](const DraftChild& child) { return child.token < 0; });
         found = found.first(static_cast<std::size_t>(none - found.begin()));
         counts_[row] = static_cast<std::int32_t>(found.size());
         const std::span<Growth::Child> children =
             std::span(children_).subspan(row * width, found.size());
-        if (rule.coupled) {
+        if (coupled) {
             share_by_noise(found, children);
         } else {
             for (std::size_t i = 0; i < found.size(); ++i)

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The best children of a level's nodes: one sampling batch over all requests, as the target's draws
 // are (engine/step_draws.hpp), with the request's temperature, biases, bans and counts along each
-// node's path. Used by ModelDrafter.
+// node's path. A grammar's mask is given to the root; what is found below it is pruned when it
+// comes down. Used by ModelDrafter.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -27,22 +29,34 @@ class LevelDraws {
     void begin(std::int64_t nodes);
     // serial: a number that no other request ever has.
     void add(const speculate::DraftCall& call, const Growth& growth, std::int64_t serial);
-    // The best `width` children of each node under these logits, and their scores as estimates.
-    Expected<void> run(DraftModel& model, const Matrix& logits, std::int32_t width);
-    // Of the node in this row of the batch, after run(): those there are, best first.
+    // How children are looked for, of all nodes of the level: part of what a recording is of.
+    struct Search {
+        std::int32_t width = 1;  // of each node
+        bool coupled = false;    // some are chosen and scored with noise
+        bool plain = false;      // some are not
+    };
+    // Of the nodes that were added.
+    Search search(std::int32_t width) const { return {width, any_coupled_, any_plain_}; }
+    Expected<ops::SamplingBatch> upload(Stream stream);
+    // Queues the search under these logits.
+    void find(DraftModel& model, const Matrix& logits, const ops::SamplingBatch& batch,
+              const Search& search);
+    // Waits for it; the best `width` of each, at most the search's, are kept with their scores as
+    // estimates.
+    Expected<void> download(OpContext& context, const Search& search, std::int32_t width);
+    // Of the node in this row of the batch, after download(): those there are, best first.
     std::span<const Growth::Child> children(std::int64_t row) const;
 
   private:
     LevelDraws(ops::SamplingBatchBuilder builder, ops::SamplingMemory memory, Buffer children);
 
-    Expected<void> run_kind(DraftModel& model, const Matrix& logits,
-                            const ops::SamplingBatch& batch, const ops::DraftRule& rule);
-    void take(const ops::DraftRule& rule);
+    ops::DraftChild* on_device(bool coupled);
+    void take(bool coupled, std::int32_t stride);
 
     ops::SamplingBatchBuilder builder_;
     ops::SamplingMemory memory_;
-    Buffer device_children_;  // [nodes, kMaxDrafts] DraftChild
-    std::vector<ops::DraftChild> found_;
+    Buffer device_children_;  // [2, nodes, kMaxDrafts] DraftChild: plain ones, coupled ones
+    std::array<std::vector<ops::DraftChild>, 2> found_;
     std::vector<bool> coupled_;  // by row: its children are chosen and scored with noise
     bool any_coupled_ = false, any_plain_ = false;
     std::int32_t width_ = 0;

@@ -5,6 +5,7 @@
 #include <array>
 #include <utility>
 
+#include "accept/constraint.hpp"
 #include "base/check.hpp"
 
 namespace espalier::draft {
@@ -38,7 +39,7 @@ Expected<std::unique_ptr<ModelDrafter>> ModelDrafter::create(
     ESPALIER_ASSIGN_OR_RETURN(LevelDraws draws,
                               LevelDraws::create(machine.device, limits, vocabulary));
     std::unique_ptr<ModelDrafter> drafter(
-        new ModelDrafter(std::move(model), limits, cache, taps, std::move(draws)));
+        new ModelDrafter(std::move(model), machine, limits, cache, taps, std::move(draws)));
     ESPALIER_RETURN_IF_ERROR(drafter->allocate(limits));
     ESPALIER_RETURN_IF_ERROR(drafter->warm_up());
     return drafter;
@@ -67,21 +68,25 @@ Expected<void> ModelDrafter::warm_up() {
     return context.device.synchronize(context.stream);
 }
 
-ModelDrafter::ModelDrafter(std::unique_ptr<DraftModel> model, const PassLimits& limits,
-                           const DraftCache& cache, const model::Taps& taps, LevelDraws draws)
+ModelDrafter::ModelDrafter(std::unique_ptr<DraftModel> model, const Machine& machine,
+                           const PassLimits& limits, const DraftCache& cache,
+                           const model::Taps& taps, LevelDraws draws)
     : model_(std::move(model)),
       cache_(cache),
       tap_sources_(model_->network().tap_sources(taps)),
       limits_(limits),
       draws_(std::move(draws)),
       backlog_(limits.tokens, cache.storage.page_count()),
-      batch_(model_->context().device),
-      builder_({.absorbed_tokens = limits.nodes,
-                .absorbed_rows = limits.rows,
-                .max_q_len = kMaxNodes,
-                .max_kv_len = static_cast<std::int32_t>(limits.max_kv_len),
-                .table_rows = limits.rows,
-                .block_stride = cache::pages_for(limits.max_kv_len)}),
+      batch_(machine.device, machine.capture.poison),
+      steps_(machine.device, machine.capture),
+      most_({.absorbed_tokens = limits.nodes,
+             .absorbed_rows = limits.rows,
+             .max_q_len = kMaxNodes,
+             .max_kv_len = static_cast<std::int32_t>(limits.max_kv_len),
+             .table_rows = limits.rows,
+             .block_stride = cache::pages_for(limits.max_kv_len),
+             .total_splits = limits.max_splits}),
+      builder_(most_),
       arrays_(TokenArrays::bytes(limits.tokens)) {
     growths_.resize(static_cast<std::size_t>(limits.rows));
     roots_.reserve(static_cast<std::size_t>(limits.rows));
@@ -90,6 +95,7 @@ ModelDrafter::ModelDrafter(std::unique_ptr<DraftModel> model, const PassLimits& 
     tokens_.reserve(nodes);
     depths_.reserve(nodes);
     words_.reserve(nodes);
+    legal_.reserve(static_cast<std::size_t>(kMaxDrafts));
 }
 
 Expected<void> ModelDrafter::allocate(const PassLimits& limits) {
@@ -166,11 +172,14 @@ Expected<void> ModelDrafter::log_taps(std::span<const speculate::Extension> exte
 
 Expected<void> ModelDrafter::flush() {
     roots_.clear();
-    return run_kv_half();
+    if (backlog_.size() == 0) return {};
+    ESPALIER_ASSIGN_OR_RETURN(const KvHalf half, begin_kv_half(backlog_.size()));
+    ESPALIER_RETURN_IF_ERROR(write_kv_half(half.tokens));
+    return end_kv_half(half);
 }
 
 // Roots first, then all that waits.
-void ModelDrafter::lay_out(const TokenArrays& arrays) const {
+void ModelDrafter::lay_out(const TokenArrays& arrays, std::int64_t tokens) const {
     std::int64_t i = 0;
     for (const DraftCall* call : roots_) {
         const std::int64_t position = call->root_position;
@@ -189,16 +198,20 @@ void ModelDrafter::lay_out(const TokenArrays& arrays) const {
         arrays.before[i] = entry.before_row;
         ++i;
     }
+    std::fill(arrays.slot + i, arrays.slot + tokens, -1);
+    std::fill(arrays.tokens + i, arrays.tokens + tokens, 0);
+    std::fill(arrays.position + i, arrays.position + tokens, 0);
+    std::fill(arrays.before + i, arrays.before + tokens, -1);
 }
 
 // before_: from the states of the backlog, or from what was kept with pages.
 Expected<void> ModelDrafter::gather_states(const TokenArrays& host, const TokenArrays& device,
-                                           const Matrix& states) {
+                                           std::int64_t tokens, const Matrix& states) {
     const std::int64_t roots = std::ssize(roots_);
     const std::span<const Backlog::Entry> entries = backlog_.entries();
     // Without states every index is -1: nothing is read.
     model_->backend().gather_rows(model_->context(), states.rows > 0 ? states : after_,
-                                  device.before, before_.slice(0, roots + std::ssize(entries)));
+                                  device.before, before_.slice(0, tokens));
     for (std::int64_t i = 0; i < roots; ++i) {
         const DraftCall& call = *roots_[static_cast<std::size_t>(i)];
         if (host.before[i] >= 0 || call.root_position == 0) continue;
@@ -212,137 +225,32 @@ Expected<void> ModelDrafter::gather_states(const TokenArrays& host, const TokenA
     return {};
 }
 
-// The KV of roots_ and of all that waits.
-Expected<void> ModelDrafter::run_kv_half() {
+Expected<ModelDrafter::KvHalf> ModelDrafter::begin_kv_half(std::int64_t tokens) {
     const std::int64_t waiting = backlog_.size();
-    const std::int64_t count = std::ssize(roots_) + waiting;
-    if (count == 0) return {};
     OpContext& context = model_->context();
-    const TokenArrays host(arrays_.data(), count), device(array_memory_.data(), count);
-    lay_out(host);
+    const TokenArrays host(arrays_.data(), tokens), device(array_memory_.data(), tokens);
+    lay_out(host, tokens);
     ESPALIER_RETURN_IF_ERROR(context.device.upload(context.stream, array_memory_.data(),
-                                                   arrays_.data(), TokenArrays::bytes(count)));
-    Matrix states;
-    if (waiting > 0) states = model_->combine(log_.slice(0, waiting), states_.slice(0, waiting));
-    ESPALIER_RETURN_IF_ERROR(gather_states(host, device, states));
-    ESPALIER_RETURN_IF_ERROR(model_->write_kv({count, device.tokens, device.position, device.slot},
-                                              before_.slice(0, count), kv()));
-    for (std::int64_t row = 0; row < waiting; ++row)
+                                                   arrays_.data(), TokenArrays::bytes(tokens)));
+    KvHalf half{.tokens = tokens};
+    if (waiting > 0)
+        half.states = model_->combine(log_.slice(0, waiting), states_.slice(0, waiting));
+    ESPALIER_RETURN_IF_ERROR(gather_states(host, device, tokens, half.states));
+    return half;
+}
+
+Expected<void> ModelDrafter::write_kv_half(std::int64_t tokens) {
+    const TokenArrays device(array_memory_.data(), tokens);
+    return model_->write_kv({tokens, device.tokens, device.position, device.slot},
+                            before_.slice(0, tokens), kv());
+}
+
+Expected<void> ModelDrafter::end_kv_half(const KvHalf& half) {
+    for (std::int64_t row = 0; row < backlog_.size(); ++row)
         if (backlog_.keeps_state(static_cast<std::size_t>(row)))
             ESPALIER_RETURN_IF_ERROR(copy_state(
-                tails(), backlog_.entries()[static_cast<std::size_t>(row)].page, states, row));
+                tails(), backlog_.entries()[static_cast<std::size_t>(row)].page, half.states, row));
     backlog_.clear();
-    return {};
-}
-
-Expected<void> ModelDrafter::propose(std::span<const DraftCall> calls) {
-    CHECK(std::ssize(calls) <= limits_.rows, "{} requests, at most {}", calls.size(), limits_.rows);
-    if (calls.empty()) return {};
-    start(calls);
-    const std::span<Growth> growths = std::span(growths_).first(calls.size());
-    const auto grows = [](const Growth& one) { return !one.frontier().empty(); };
-    for (std::int32_t level = 0; std::any_of(growths.begin(), growths.end(), grows); ++level) {
-        ESPALIER_RETURN_IF_ERROR(run_level(calls, level));
-        for (Growth& one : growths) one.next_level();
-    }
-    for (std::size_t i = 0; i < calls.size(); ++i) growths_[i].finish(*calls[i].proposal);
-    return {};
-}
-
-void ModelDrafter::start(std::span<const DraftCall> calls) {
-    const auto width =
-        static_cast<std::int32_t>(std::max<std::int64_t>(1, limits_.nodes / std::ssize(calls)));
-    for (std::size_t i = 0; i < calls.size(); ++i) {
-        const DraftCall& call = calls[i];
-        const std::int64_t slots =
-            std::min(std::ssize(call.block_table) * kPageTokens, limits_.max_kv_len);
-        const auto places = std::clamp<std::int64_t>(slots - call.root_position, 0, kMaxNodes);
-        growths_[i].start(call.proposal->tree.token(0), call.shape,
-                          static_cast<std::int32_t>(places), width);
-    }
-}
-
-// The frontiers as one batch: a row for each request that has one.
-Expected<batch::BatchView> ModelDrafter::upload_frontiers(std::span<const DraftCall> calls) {
-    builder_.clear();
-    tokens_.clear();
-    depths_.clear();
-    words_.clear();
-    parent_rows_.clear();
-    for (std::size_t i = 0; i < calls.size(); ++i) {
-        Growth& growth = growths_[i];
-        const std::size_t first = tokens_.size();
-        for (const std::int32_t index : growth.frontier()) {
-            Growth::Node& node = growth.node(index);
-            node.row = static_cast<std::int32_t>(tokens_.size());
-            tokens_.push_back(node.token);
-            depths_.push_back(node.depth);
-            words_.push_back(node.word);
-            parent_rows_.push_back(index == 0 ? -1 : growth.node(node.parent).row);
-        }
-        const std::size_t count = tokens_.size() - first;
-        if (count == 0) continue;
-        const std::int32_t before =
-            growth.places_used() - static_cast<std::int32_t>(count);  // nodes in the cache
-        batch::RowSpec row;
-        row.tokens = std::span(tokens_).subspan(first, count);
-        row.block_table = calls[i].block_table;
-        row.table_row = static_cast<std::int32_t>(i);
-        row.first_slot = static_cast<std::int32_t>(calls[i].root_position) + before;
-        if (before > 0) {
-            row.mask = mla::MaskKind::tree;
-            row.tail_len = growth.places_used();
-            row.depth = std::span(depths_).subspan(first, count);
-            row.words = std::span(words_).subspan(first, count);
-        }
-        ESPALIER_RETURN_IF_ERROR(builder_.add(row));
-    }
-    return batch_.upload(model_->context().stream, builder_.finish());
-}
-
-// before_: the states that the last level left for the parents of this one's nodes.
-Expected<void> ModelDrafter::gather_parents(std::int64_t nodes) {
-    OpContext& context = model_->context();
-    ESPALIER_RETURN_IF_ERROR(context.device.upload(context.stream, array_memory_.data(),
-                                                   parent_rows_.data(),
-                                                   parent_rows_.size() * sizeof(std::int32_t)));
-    model_->backend().gather_rows(context, after_, array_memory_.as<std::int32_t>(),
-                                  before_.slice(0, nodes));
-    return {};
-}
-
-Expected<void> ModelDrafter::run_level(std::span<const DraftCall> calls, std::int32_t level) {
-    ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView batch, upload_frontiers(calls));
-    const std::int64_t nodes = batch.cap_tokens;
-    if (level == 0) {
-        if (nodes + backlog_.size() > limits_.tokens) ESPALIER_RETURN_IF_ERROR(flush());
-        roots_.clear();
-        for (std::size_t i = 0; i < calls.size(); ++i)
-            if (!growths_[i].frontier().empty()) roots_.push_back(&calls[i]);
-        ESPALIER_RETURN_IF_ERROR(run_kv_half());
-    } else {
-        ESPALIER_RETURN_IF_ERROR(gather_parents(nodes));
-        ESPALIER_RETURN_IF_ERROR(model_->write_kv({nodes, batch.tokens, batch.position, batch.slot},
-                                                  before_.slice(0, nodes), kv()));
-    }
-    ESPALIER_ASSIGN_OR_RETURN(const Matrix logits,
-                              model_->logits(batch, kv(), after_.slice(0, nodes)));
-    return find_children(calls, logits);
-}
-
-Expected<void> ModelDrafter::find_children(std::span<const DraftCall> calls, const Matrix& logits) {
-    draws_.begin(logits.rows);
-    std::int32_t width = 1;
-    for (std::size_t i = 0; i < calls.size(); ++i) {
-        if (growths_[i].frontier().empty()) continue;
-        const speculate::DraftShape& shape = calls[i].shape;
-        width = std::max(width, std::min(shape.nodes - 1, std::max(kChildren, shape.width)));
-        draws_.add(calls[i], growths_[i], serials_[static_cast<std::size_t>(calls[i].request)]);
-    }
-    ESPALIER_RETURN_IF_ERROR(draws_.run(*model_, logits, std::min(width, kMaxDrafts)));
-    for (Growth& growth : std::span(growths_).first(calls.size()))
-        for (const std::int32_t index : growth.frontier())
-            growth.add_children(index, draws_.children(growth.node(index).row));
     return {};
 }
 

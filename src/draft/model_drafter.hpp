@@ -19,6 +19,7 @@
 #include "base/buffer.hpp"
 #include "base/error.hpp"
 #include "batch/batch_builder.hpp"
+#include "batch/captured_steps.hpp"
 #include "batch/device_batch.hpp"
 #include "cache/kv_storage.hpp"
 #include "draft/backlog.hpp"
@@ -63,22 +64,46 @@ class ModelDrafter final : public speculate::Drafter {
     // Most of a node's children that are looked at: rank 8 is right in one step of a hundred.
     static constexpr std::int32_t kChildren = 8;
 
-    ModelDrafter(std::unique_ptr<DraftModel> model, const PassLimits& limits,
-                 const DraftCache& cache, const model::Taps& taps, LevelDraws draws);
+    ModelDrafter(std::unique_ptr<DraftModel> model, const Machine& machine,
+                 const PassLimits& limits, const DraftCache& cache, const model::Taps& taps,
+                 LevelDraws draws);
     Expected<void> allocate(const PassLimits& limits);
     Expected<void> warm_up();
 
     struct TokenArrays;
     Expected<void> log_taps(std::span<const speculate::Extension> extensions);
     void start(std::span<const speculate::DraftCall> calls);
-    void lay_out(const TokenArrays& arrays) const;
+    void lay_out(const TokenArrays& arrays, std::int64_t tokens) const;
     Expected<void> gather_states(const TokenArrays& host, const TokenArrays& device,
-                                 const Matrix& states);
-    Expected<void> run_kv_half();
+                                 std::int64_t tokens, const Matrix& states);
+    // The KV half of roots_ and of all that waits, in three parts: what its tokens are and their
+    // states, as so many tokens, pads at the end; the pass; the states that stay.
+    struct KvHalf {
+        std::int64_t tokens = 0;
+        Matrix states{};
+    };
+    Expected<KvHalf> begin_kv_half(std::int64_t tokens);
+    Expected<void> write_kv_half(std::int64_t tokens);
+    Expected<void> end_kv_half(const KvHalf& half);
     Expected<batch::BatchView> upload_frontiers(std::span<const speculate::DraftCall> calls);
-    Expected<void> gather_parents(std::int64_t nodes);
+    Expected<void> upload_parents(std::int64_t nodes);
     Expected<void> run_level(std::span<const speculate::DraftCall> calls, std::int32_t level);
-    Expected<void> find_children(std::span<const speculate::DraftCall> calls, const Matrix& logits);
+    // What of a level is recorded: the KV of its nodes (or, first level, of a KV half of so many
+    // tokens; 0: it is written), the layer, the search for children.
+    struct Level {
+        batch::BatchView batch{};
+        ops::SamplingBatch draws{};
+        LevelDraws::Search search{};
+        bool first = false;
+        std::int64_t kv_half = 0;
+    };
+    Expected<void> run_roots(std::span<const speculate::DraftCall> calls, Level& level);
+    Expected<void> run_pass(const Level& level);
+    Expected<void> queue_pass(const Level& level);
+    std::int32_t lay_draws(std::span<const speculate::DraftCall> calls, std::int64_t nodes);
+    bool captures() const { return steps_.options().capture; }
+    std::span<const Growth::Child> legal_children(const speculate::DraftCall& call,
+                                                  const Growth& growth, std::int32_t index);
     Expected<void> copy_state(const Matrix& to, std::int64_t to_row, const Matrix& from,
                               std::int64_t from_row);
     mla::KvPages kv() { return cache_.storage.draft(cache_.layer); }
@@ -100,8 +125,10 @@ class ModelDrafter final : public speculate::Drafter {
     Matrix before_;  // [tokens, state]: what a pass reads
     Matrix after_;   // [nodes, state]: what the last level left
     batch::DeviceBatch batch_;
+    batch::CapturedSteps steps_;
 
     // Of the host, reused from call to call.
+    batch::StepCapacity most_;  // of a level
     batch::BatchBuilder builder_;
     std::vector<std::byte> arrays_;
     std::vector<Growth> growths_;                     // by call
@@ -110,6 +137,7 @@ class ModelDrafter final : public speculate::Drafter {
     std::vector<TokenId> tokens_;
     std::vector<std::int32_t> depths_;
     std::vector<std::uint64_t> words_;
+    std::vector<Growth::Child> legal_;  // of a node's children
 };
 
 }  // namespace espalier::draft

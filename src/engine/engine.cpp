@@ -58,7 +58,7 @@ void Engine::stop() {
     if (thread_.joinable()) thread_.join();
 }
 
-// Whatever goes wrong here is an error of the program. The requests end, the process goes on, and
+// Whatever is thrown here is an error of the program. The requests end, the process goes on, and
 // every caller is told.
 void Engine::run() {
     std::string failure;
@@ -87,6 +87,8 @@ void Engine::loop() {
         if (stepper_->idle()) continue;
         const StepReport step = stepper_->step();
         inbox_->report(step, began, clock_(), stepper_->scheduler(), stepper_->ends());
+        if (!step.device_failure.empty())
+            return end_all(EngineState::failed, Interruption::step_failed, step.device_failure);
     }
 }
 

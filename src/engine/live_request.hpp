@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "accept/constraint.hpp"
 #include "accept/prompt_logprobs.hpp"
 #include "accept/request_progress.hpp"
 #include "accept/sampling_parameters.hpp"
@@ -52,6 +53,7 @@ struct LiveRequest {
     std::int32_t choice = 0;
     std::shared_ptr<RequestGroup> group;
     accept::RequestProgress progress;
+    std::unique_ptr<accept::Constraint> constraint;  // null: anything may be drawn
     accept::Emission emission;
     std::vector<VerifiedTree> trees;  // since the last update, under report_trees
     bool planned = false;             // it has been in a batch, and drafters know it

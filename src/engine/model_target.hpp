@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A DeepSeek model and its cache as the engine's target.
+// A DeepSeek model and its cache as the engine's target. Where steps are captured (a GPU), a step
+// of few tokens is padded to a capacity of a fixed list, and pass and draws are one recording,
+// played over the batch that was uploaded: by construction a replay is the step itself, since
+// everything that changes from step to step is data.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "batch/captured_steps.hpp"
 #include "batch/device_batch.hpp"
 #include "engine/target.hpp"
 #include "ops/sampling_memory.hpp"
@@ -18,37 +22,49 @@ class ModelTarget final : public Target {
   public:
     // Borrows the model, which is not used otherwise meanwhile; owns the cache.
     static Expected<std::unique_ptr<ModelTarget>> create(model::DeepseekModel& model,
-                                                         std::int64_t page_count);
+                                                         std::int64_t page_count,
+                                                         const batch::CaptureOptions& capture = {});
     // layout: the model's own with draft layers beside it.
     static Expected<std::unique_ptr<ModelTarget>> create(model::DeepseekModel& model,
                                                          const cache::KvLayout& layout,
-                                                         std::int64_t page_count);
+                                                         std::int64_t page_count,
+                                                         const batch::CaptureOptions& capture = {});
 
     const TargetInfo& info() const override { return info_; }
-    Expected<void> reserve(const ops::SamplingCapacity& capacity) override;
-    Expected<void> launch(const batch::HostBatch& batch, const model::Taps& taps) override;
+    Expected<void> reserve(const StepRoom& room) override;
+    batch::StepCapacity padded(const batch::StepCapacity& need) const override;
+    Expected<void> launch(const batch::HostBatch& batch) override;
     Expected<void> sample(const ops::SamplingBatchBuilder& draws) override;
     Expected<StepResult> wait() override;
     Expected<void> compact(std::span<const std::int64_t> source,
                            std::span<const std::int64_t> destination) override;
 
     cache::KvStorage& storage() { return storage_; }
+    const batch::CapturedSteps& steps() const { return steps_; }
 
   private:
-    ModelTarget(model::DeepseekModel& model, cache::KvStorage storage);
+    ModelTarget(model::DeepseekModel& model, cache::KvStorage storage,
+                const batch::CaptureOptions& capture);
+
+    Expected<void> capture_ahead();
+    Expected<void> run_pass(const batch::BatchView& batch);
 
     model::DeepseekModel& model_;
     cache::KvStorage storage_;
     batch::DeviceBatch batch_;
     TargetInfo info_;
+    StepRoom room_;
     std::optional<ops::SamplingMemory> sampling_;
+    batch::CapturedSteps steps_;
     // Of the step under way.
+    std::optional<batch::BatchView> pending_;  // its pass is to be queued with its draws
     model::ForwardResult computed_;
     std::int64_t tokens_ = 0;
     std::vector<ops::Draw> draws_;
     std::vector<ops::TokenLogprob> alternatives_;
     std::int64_t drawn_ = 0, reported_ = 0;
     std::vector<std::uint8_t> nonfinite_;
+    std::vector<std::int64_t> move_source_, move_destination_;  // padded
 };
 
 }  // namespace espalier::engine

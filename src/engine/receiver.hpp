@@ -19,11 +19,12 @@ namespace espalier::engine {
 enum class Interruption : std::uint8_t {
     none,
     cancelled,
-    deadline,     // it passed
-    step_failed,  // the model refused the batch, or the engine is out of order
-    stopped,      // the engine was stopped
+    deadline,        // it passed
+    step_failed,     // the model refused the batch, or the engine is out of order
+    stopped,         // the engine was stopped
+    grammar_failed,  // its own grammar: an error of the grammar's program, which no other notices
 };
-inline constexpr std::size_t kInterruptions = 5;
+inline constexpr std::size_t kInterruptions = 6;
 
 struct Ending {
     accept::Finish finish;

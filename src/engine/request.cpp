@@ -43,6 +43,60 @@ Expected<void> check_choices(const Request& request, const RequestLimits& limits
     return {};
 }
 
+Expected<void> check_reasoning(const accept::ReasoningRule& rule, const Request& request,
+                               const RequestLimits& limits) {
+    constexpr const char* kEnds = "reasoning.end_token_ids";
+    const auto count = static_cast<std::int64_t>(rule.end_token_ids.size());
+    if (count < 1 || count > accept::kMaxStopTokens)
+        return fail_field(ErrorKind::invalid, kEnds, "{} ids, not within 1…{}", count,
+                          accept::kMaxStopTokens);
+    ESPALIER_RETURN_IF_ERROR(check_tokens(kEnds, rule.end_token_ids, limits));
+    if (!rule.budget) return {};
+    if (*rule.budget < 0)
+        return fail_field(ErrorKind::invalid, "reasoning.budget", "{}, at least 0", *rule.budget);
+    if (!request.forced_output.empty())
+        return fail_field(ErrorKind::invalid, "forced_output",
+                          "{} tokens, but a reasoning budget says what may be drawn",
+                          request.forced_output.size());
+    return {};
+}
+
+// What no token may be that a mask asks for: the output would end there.
+Expected<void> check_markers(const accept::ReasoningRule& rule, const accept::OutputRules& rules) {
+    for (const std::int32_t token : rule.end_token_ids)
+        if (rules.ends_output(token))
+            return fail_field(ErrorKind::invalid, "reasoning.end_token_ids",
+                              "token {} ends the whole output (eos_token_ids, stop_token_ids)",
+                              token);
+    return {};
+}
+
+// The grammar alone says where the text ends, and by the tokens that end this output.
+Expected<void> check_grammar(const Request& request, const accept::OutputRules& rules,
+                             const RequestLimits& limits) {
+    const accept::OutputOptions& output = rules.options();
+    if (output.ignore_eos)
+        return fail_field(ErrorKind::invalid, "ignore_eos",
+                          "true, but the grammar says where the text ends");
+    if (output.min_tokens > 0)
+        return fail_field(ErrorKind::invalid, "min_tokens",
+                          "{}, but the grammar says where the text ends", output.min_tokens);
+    if (!request.forced_output.empty())
+        return fail_field(ErrorKind::invalid, "forced_output",
+                          "{} tokens, but a grammar says what may be drawn",
+                          request.forced_output.size());
+    const grammar::Vocabulary& vocabulary = request.grammar->vocabulary();
+    if (vocabulary.size() != limits.vocabulary)
+        return fail_field(ErrorKind::invalid, "grammar",
+                          "compiled for a vocabulary of {}, the model has {}", vocabulary.size(),
+                          limits.vocabulary);
+    for (const std::int32_t token : vocabulary.stop())
+        if (!rules.ends_output(token))
+            return fail_field(ErrorKind::invalid, "eos_token_ids",
+                              "token {} ends texts of the grammar, but not this output", token);
+    return {};
+}
+
 // What the request prescribes for its drafts, if anything.
 Expected<std::optional<speculate::DraftShape>> check_drafts(const Request& request) {
     struct Field {
@@ -80,6 +134,8 @@ Expected<CheckedRequest> check_request(Request request, const RequestLimits& lim
     ESPALIER_RETURN_IF_ERROR(check_prompt(request, limits));
     ESPALIER_RETURN_IF_ERROR(check_choices(request, limits));
     ESPALIER_ASSIGN_OR_RETURN(const auto drafts, check_drafts(request));
+    if (request.reasoning)
+        ESPALIER_RETURN_IF_ERROR(check_reasoning(*request.reasoning, request, limits));
     ESPALIER_ASSIGN_OR_RETURN(
         accept::SamplingParameters sampling,
         accept::SamplingParameters::make(request.sampling, limits.vocabulary));
@@ -100,6 +156,8 @@ Expected<CheckedRequest> check_request(Request request, const RequestLimits& lim
     ESPALIER_ASSIGN_OR_RETURN(
         accept::OutputRules rules,
         accept::OutputRules::make(std::move(output), tokenizer, limits.vocabulary));
+    if (request.grammar) ESPALIER_RETURN_IF_ERROR(check_grammar(request, rules, limits));
+    if (request.reasoning) ESPALIER_RETURN_IF_ERROR(check_markers(*request.reasoning, rules));
     const std::int64_t pages =
         cache::pages_for(schedule::written_slots(length, rules.options().max_tokens));
     if (pages > limits.sizes.page_count - 1)

@@ -77,9 +77,14 @@ void Stepper::settle(std::size_t index) {
         return;
     }
 
+    if (request.constraint && !request.constraint->failure().empty())
+        return fail_grammar(index, request);
+
     walks_[index] = accept::walk(batch_.tree_view(index), node_draws(index), request.progress,
                                  request.emission);
     outcomes_[index].committed = walks_[index].tokens.values();
+    if (request.constraint && !follow_walk(index, request) && !walks_[index].finish)
+        return fail_grammar(index, request);
     if (request.group->report_trees && batch_.tree(index).size() > 1) {
         const VerifiedTree tree =
             verified_tree(batch_.tree_view(index), walks_[index].path.values());
@@ -90,6 +95,21 @@ void Stepper::settle(std::size_t index) {
     const bool failed =
         reason == accept::FinishReason::bad_numbers || reason == accept::FinishReason::nothing_left;
     outcomes_[index].end = failed ? Outcome::End::failed : Outcome::End::finished;
+}
+
+// The constraint goes on to the end of what was committed. False: it refuses a token that was drawn
+// under its own mask, an error of its program; an output that has ended with it has ended.
+bool Stepper::follow_walk(std::size_t index, LiveRequest& request) {
+    for (const std::int32_t token : walks_[index].tokens.values())
+        if (!request.constraint->commit(token)) return false;
+    request.progress.count_reasoning(request.constraint->reasoning_tokens());
+    return true;
+}
+
+void Stepper::fail_grammar(std::size_t index, LiveRequest& request) {
+    request.interruption = Interruption::grammar_failed;
+    request.message = request.constraint->failure();
+    fail_request(index, request, accept::FinishReason::interrupted);
 }
 
 // A chunk: its prompt's logprobs, and its failure where nothing is drawn at its end.
@@ -184,10 +204,11 @@ void Stepper::learn(StepReport& report) {
         count_origins(batch_.tree_view(i).origins, walks_[i].path.values(), report);
         speculation_.learn(plan_->requests[i].id.slot, walks_[i].tokens.values());
     }
-    speculation_.learn({.size = {.rows = report.requests,
-                                 .tokens = report.tokens.total(),
-                                 .keys = keys_of(plan_->keys)},
-                        .seconds = static_cast<double>(report.model + report.sampling) * 1e-9});
+    speculation_.learn(
+        {.size = {.rows = report.requests,
+                  .tokens = report.tokens.total(),
+                  .keys = keys_of(plan_->keys)},
+         .seconds = static_cast<double>(report.model + report.masking + report.sampling) * 1e-9});
 }
 
 // After advance: updates to the receivers, new tokens to the drafters, the ended ones out.

@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "accept/constraint.hpp"
 #include "accept/request_progress.hpp"
 #include "accept/sampling_parameters.hpp"
 #include "engine/clock.hpp"
@@ -63,6 +64,7 @@ struct DraftRow {
     std::span<const std::int32_t> block_table = {};
     const accept::SamplingParameters* sampling = nullptr;
     const accept::RequestProgress* progress = nullptr;
+    accept::Constraint* constraint = nullptr;  // what may be drawn; null: anything
     std::int32_t choice = 0;
     // What the request prescribes: drafted and verified whatever it costs. None: what pays.
     const speculate::DraftShape* prescribed = nullptr;

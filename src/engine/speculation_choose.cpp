@@ -2,7 +2,9 @@
 // The first half of Speculation's step: what drafters are asked for, what they propose, and how
 // many nodes each request verifies.
 #include <algorithm>
+#include <array>
 
+#include "base/at.hpp"
 #include "base/check.hpp"
 #include "engine/speculation.hpp"
 
@@ -22,6 +24,22 @@ DraftShape within(const DraftShape& shape, std::int32_t max_drafts) {
     return {.depth = std::min(shape.depth, max_drafts),
             .width = std::min(shape.width, max_drafts),
             .nodes = std::min(shape.nodes, 1 + max_drafts)};
+}
+
+// The legal nodes of a proposal: those below an illegal one go with it.
+Proposal legal_part(const Proposal& proposal, accept::Constraint& constraint) {
+    const speculate::Tree& tree = proposal.tree;
+    std::array<bool, kMaxNodes> legal = {};
+    accept::visit_legal({tree.parents(), tree.tokens()}, constraint,
+                        [&](std::int32_t node) { at(legal, node) = true; });
+    Proposal kept(proposal.drafter, tree.token(0));
+    kept.coupled = proposal.coupled;
+    std::array<std::int32_t, kMaxNodes> place = {};
+    for (std::int32_t node = 1; node < tree.size(); ++node)
+        if (at(legal, node))
+            at(place, node) =
+                kept.add(at(place, tree.parent(node)), tree.token(node), at(proposal.score, node));
+    return kept;
 }
 
 double keys_of(const SpeculationSettings& settings, const DraftRow& row) {
@@ -149,6 +167,7 @@ double Speculation::propose(DrafterId id, std::span<const DraftRow> rows) {
                           .block_table = row.block_table,
                           .sampling = row.sampling,
                           .progress = row.progress,
+                          .constraint = row.constraint,
                           .choice = row.choice,
                           .coupled = proposals_[i].coupled,
                           .shape = shape,
@@ -170,6 +189,8 @@ double Speculation::merge(Source& source, double seconds) {
     std::int64_t computed = 0;  // by the drafter's passes
     for (const speculate::DraftCall& call : calls_) {
         Slot& state = slot(call.request);
+        if (call.constraint != nullptr && call.proposal->tree.size() > 1)
+            *call.proposal = legal_part(*call.proposal, *call.constraint);
         // A request that prescribes a width gets it: a chain where it is 1.
         if (source.passes() && state.prescribed)
             *call.proposal = speculate::narrowed(*call.proposal, call.shape.width);

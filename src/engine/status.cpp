@@ -41,7 +41,8 @@ const Metric kMetrics[] = {
      [](Status s) {
          return number(s.sums.ends.of(FinishReason::bad_numbers) +
                        s.sums.ends.of(FinishReason::nothing_left) +
-                       s.sums.ends.of(Interruption::step_failed));
+                       s.sums.ends.of(Interruption::step_failed) +
+                       s.sums.ends.of(Interruption::grammar_failed));
      }},
     {"requests_cancelled_total", Kind::counter, "Ended by their clients",
      [](Status s) { return number(s.sums.ends.of(Interruption::cancelled)); }},
@@ -70,6 +71,9 @@ const Metric kMetrics[] = {
      [](Status s) { return seconds(s.sums.steps.planning); }},
     {"model_seconds_total", Kind::counter, "Of this: the model's passes",
      [](Status s) { return seconds(s.sums.steps.model); }},
+    {"masking_seconds_total", Kind::counter,
+     "Of this: what draws are asked for, with the masks of grammars",
+     [](Status s) { return seconds(s.sums.steps.masking); }},
     {"sampling_seconds_total", Kind::counter, "Of this: sampling",
      [](Status s) { return seconds(s.sums.steps.sampling); }},
     {"drafting_seconds_total", Kind::counter,

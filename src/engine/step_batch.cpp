@@ -28,7 +28,7 @@ StepBatch::StepBatch(const schedule::SchedulerOptions& options)
 }
 
 Expected<batch::HostBatch> StepBatch::build(const schedule::Plan& plan,
-                                            const Speculation& speculation) {
+                                            const Speculation& speculation, const Target& target) {
     builder_.clear();
     trees_.clear();
     origins_.clear();
@@ -49,7 +49,7 @@ Expected<batch::HostBatch> StepBatch::build(const schedule::Plan& plan,
         trees_.emplace_back(rows.back().tokens.back());
         for (const schedule::PlannedRow& row : rows) ESPALIER_RETURN_IF_ERROR(add_chunk(row));
     }
-    return builder_.finish();
+    return builder_.finish(target.padded(builder_.need()));
 }
 
 batch::RowSpec StepBatch::base(const schedule::PlannedRow& row) {

@@ -14,6 +14,7 @@
 #include "batch/batch_builder.hpp"
 #include "engine/speculation.hpp"
 #include "engine/table_rows.hpp"
+#include "engine/target.hpp"
 #include "schedule/plan.hpp"
 #include "schedule/scheduler.hpp"
 #include "speculate/tree.hpp"
@@ -27,8 +28,9 @@ class StepBatch {
   public:
     explicit StepBatch(const schedule::SchedulerOptions& options);
 
-    // Borrows from this, until the next build, and from the plan.
-    Expected<batch::HostBatch> build(const schedule::Plan& plan, const Speculation& speculation);
+    // Padded as the target wants it. Borrows from this, until the next build, and from the plan.
+    Expected<batch::HostBatch> build(const schedule::Plan& plan, const Speculation& speculation,
+                                     const Target& target);
 
     // What request i of the plan verifies: its tree, or just the last token of its chunk.
     const speculate::Tree& tree(std::size_t request) const { return trees_[request]; }

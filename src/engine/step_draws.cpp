@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/step_draws.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "accept/token_counts.hpp"
+#include "base/at.hpp"
 #include "base/check.hpp"
 
 namespace espalier::engine {
@@ -17,7 +19,9 @@ ops::SamplingCapacity StepDraws::capacity(const schedule::SchedulerOptions& opti
             .biases = accept::kMaxLogitBiases,
             // What ends the output: eos and stop tokens, and stop strings that are special tokens.
             .banned = 2 * accept::kMaxStopTokens + accept::kMaxStopStrings,
-            .masks = 0};
+            // Every node may have a mask of its own. What no grammar fills is never touched: 2,048
+            // nodes of 129,280 tokens are 33 MB at most, of the host and of the device.
+            .masks = options.max_step_gather};
 }
 
 StepDraws::StepDraws(std::int64_t max_rows, ops::SamplingBatchBuilder builder)
@@ -53,15 +57,42 @@ void StepDraws::add(const ops::NodeRequest& node) {
     tops_used_ += static_cast<std::size_t>(node.alternatives);
 }
 
+// By node of the tree. An illegal one (of a recorded tree: drafts are pruned) has no rule: no walk
+// comes by.
+StepDraws::NodeRules StepDraws::rules_of(const LiveRequest& live, const accept::TreeView& tree) {
+    using Legal = accept::Constraint::Legal;
+    NodeRules rules;
+    if (live.constraint == nullptr) return rules;
+    accept::Constraint& constraint = *live.constraint;
+    ops::ListRange eos;
+    accept::visit_legal(tree, constraint, [&](std::int32_t node) {
+        NodeRule& rule = at(rules, node);
+        const Legal legal = constraint.legal();
+        if (legal == Legal::no_eos) {
+            if (eos.count == 0) eos = builder_.add_banned(constraint.eos());
+            rule.banned = eos;
+        }
+        if (legal != Legal::masked) return;
+        const std::span<std::uint32_t> words = builder_.add_mask(rule.allowed);
+        if (node == 0)
+            std::ranges::copy(constraint.root_mask(), words.begin());
+        else
+            constraint.fill_mask(words);
+    });
+    return rules;
+}
+
 // path: the node's tokens from depth 1 on.
-void StepDraws::add_node(const LiveRequest& live, ops::NodeRequest node, std::int32_t depth,
-                         std::span<const std::int32_t> path) {
+void StepDraws::add_node(const LiveRequest& live, ops::NodeRequest node, const NodeRule& rule,
+                         std::int32_t depth, std::span<const std::int32_t> path) {
     const accept::RequestProgress& progress = live.progress;
     node.position = static_cast<std::int32_t>(progress.draw_position(depth));
     if (const auto& forced = live.group->forced_output; !forced.empty())
         node.wanted =
             forced.at(static_cast<std::size_t>(progress.usage().completion_tokens + depth));
     if (progress.banned_at(depth).empty()) node.banned = {};
+    if (rule.banned.count > 0) node.banned = rule.banned;
+    node.allowed = rule.allowed;
     accept::NodeCounts counts;
     if (live.group->sampling.counts_tokens()) counts = progress.counts_at(path);
     node.changed = counts.changed();
@@ -75,8 +106,9 @@ void StepDraws::add_tree(const LiveRequest& live, const accept::TreeView& tree,
     share.node_count = static_cast<std::size_t>(tree.nodes());
     share.node_top = tops_used_;
     const ops::NodeRequest node_common = common(live);
+    const NodeRules rules = rules_of(live, tree);
     for (std::int32_t node = 0; node < tree.nodes(); ++node)
-        add_node(live, node_common, depths[static_cast<std::size_t>(node)],
+        add_node(live, node_common, at(rules, node), at(depths, node),
                  accept::path_tokens(tree, node).values());
     share.node_top_count = tops_used_ - share.node_top;
     shares_.push_back(share);
@@ -106,7 +138,9 @@ void StepDraws::add_chunk(const LiveRequest& live, std::span<const schedule::Pla
             share.prompt_top_count = tops_used_ - share.prompt_top;
             share.node_top = tops_used_;
             share.node_count = 1;
-            add_node(live, common(live), 0, {});
+            const std::array<std::int32_t, 1> parents = {-1};
+            const accept::TreeView root{parents, tokens.last(1)};
+            add_node(live, common(live), rules_of(live, root).front(), 0, {});
             share.node_top_count = tops_used_ - share.node_top;
         }
     }

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is drawn in a step: one entry per gathered token, in the order of the batch's gather list.
-// A node of a tree (or the end of a prompt) draws with its request's parameters, position, bans and
-// counts along its path; a token inside a prompt asks for the logprob of the one after it. Used by
-// Stepper; all memory is taken at creation.
+// A node of a tree (or the end of a prompt) draws with its request's parameters, position, bans,
+// counts along its path and the mask of its request's grammar there; a token inside a prompt asks
+// for the logprob of the one after it. Used by Stepper; all memory is taken at creation.
+//
+// A mask is found by walking the tree that the batch was built from, and goes to the builder with
+// the node that it belongs to: there is no list of masks whose order could differ from the batch's.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -58,11 +62,19 @@ class StepDraws {
         std::int64_t first_position = 0;
     };
 
+    // What a request's constraint says of one of its nodes.
+    struct NodeRule {
+        std::int32_t allowed = -1;  // its mask, as NodeRequest names it
+        ops::ListRange banned{};    // beside the mask; empty: none
+    };
+    using NodeRules = std::array<NodeRule, kMaxNodes>;
+
+    NodeRules rules_of(const LiveRequest& live, const accept::TreeView& tree);
     // What the nodes of a request have in common.
     ops::NodeRequest common(const LiveRequest& live);
     void add_prompt_token(std::int32_t wanted, std::int32_t top_count, Share& share);
-    void add_node(const LiveRequest& live, ops::NodeRequest node, std::int32_t depth,
-                  std::span<const std::int32_t> path);
+    void add_node(const LiveRequest& live, ops::NodeRequest node, const NodeRule& rule,
+                  std::int32_t depth, std::span<const std::int32_t> path);
     void add(const ops::NodeRequest& node);
 
     std::vector<Share> shares_;

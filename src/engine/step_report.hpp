@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <string>
 
 #include "base/draft_origin.hpp"
 #include "base/limits.hpp"
@@ -13,7 +14,8 @@
 namespace espalier::engine {
 
 // Consecutive parts of a step, in order. Draft nodes are proposed and chosen (draft) between the
-// two halves of the plan; commit moves the drawn paths; walk includes what speculation learns;
+// two halves of the plan; mask is what each draw is asked for, grammars' masks among it, while the
+// model runs on a device; commit moves the drawn paths; walk includes what speculation learns;
 // extend is what drafters take of the hidden states, nothing where none wants them.
 enum class Phase : std::uint8_t {
     offer,
@@ -21,6 +23,7 @@ enum class Phase : std::uint8_t {
     plan,
     build,
     forward,
+    mask,
     sample,
     commit,
     walk,
@@ -28,7 +31,7 @@ enum class Phase : std::uint8_t {
     advance,
     emit,
 };
-inline constexpr std::size_t kPhases = 11;
+inline constexpr std::size_t kPhases = 12;
 
 // Steps that computed no prompt: what decoding takes and yields by itself.
 struct DecodeCounts {
@@ -64,7 +67,7 @@ struct StepCounts {
     // Nanoseconds.
     schedule::Time whole = 0;
     schedule::Time planning = 0;  // offers, drafts and the plan
-    schedule::Time model = 0, sampling = 0;
+    schedule::Time model = 0, masking = 0, sampling = 0;
     schedule::Time drafting = 0;  // drafters' proposals and what they take of hidden states
     // [d]: trees that had a draft accepted at depth d; [0] stays 0.
     std::array<std::int64_t, kMaxNodes> accepted_at_depth = {};
@@ -82,6 +85,7 @@ struct StepCounts {
         whole += other.whole;
         planning += other.planning;
         model += other.model;
+        masking += other.masking;
         sampling += other.sampling;
         drafting += other.drafting;
         decode += other.decode;
@@ -103,6 +107,8 @@ struct StepReport : StepCounts {
     // Nanoseconds of each phase.
     std::array<schedule::Time, kPhases> phases = {};
     schedule::Time spent(Phase phase) const { return phases[static_cast<std::size_t>(phase)]; }
+    // The device itself failed, in these words: no step may follow. Empty: it did not.
+    std::string device_failure;
 };
 
 // Splits a step's time into phases: each lap ends one.

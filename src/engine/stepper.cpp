@@ -58,7 +58,8 @@ Expected<std::unique_ptr<Stepper>> Stepper::create(StepperParts parts,
     const ops::SamplingCapacity sampling =
         StepDraws::capacity(settings.schedule, parts.target->info().vocabulary);
     ESPALIER_ASSIGN_OR_RETURN(auto draws, ops::SamplingBatchBuilder::create(sampling));
-    ESPALIER_RETURN_IF_ERROR(parts.target->reserve(sampling));
+    ESPALIER_RETURN_IF_ERROR(parts.target->reserve(
+        {.batch = step_capacity(settings.schedule), .draws = sampling, .taps = parts.taps}));
     std::unique_ptr<Stepper> stepper(
         new Stepper(std::move(parts), settings, std::move(scheduler), std::move(draws)));
     if (settings.step_time) stepper->speculation_.set_step_time(*settings.step_time);
@@ -141,6 +142,10 @@ std::vector<schedule::RequestId> Stepper::submit(CheckedRequest checked,
             ids[choice], static_cast<std::int32_t>(choice), group,
             accept::RequestProgress(checked.rules, parts_.tokenizer, request.prompt));
         live_[slot]->times.arrived = arrived;
+        if (request.is_constrained())
+            live_[slot]->constraint = std::make_unique<accept::Constraint>(
+                request.grammar, request.reasoning.value_or(accept::ReasoningRule{}),
+                live_[slot]->progress.rules().options().eos_token_ids, limits_.vocabulary);
     }
     return ids;
 }
@@ -194,9 +199,11 @@ void Stepper::run_plan(StepReport& report, StepTimer& timer) {
         for (std::size_t i = 0; i < plan_->requests.size(); ++i) settle(i);
     } else {
         fail_step(ran.error().message);
+        if (ran.error().kind == ErrorKind::io) report.device_failure = ran.error().message;
     }
     report.model = report.spent(Phase::forward);
     report.sampling = report.spent(Phase::sample);
+    report.masking = report.spent(Phase::mask);
     report.drafting = report.spent(Phase::draft);
     learn(report);
     if (parts_.observer != nullptr)
@@ -242,6 +249,7 @@ const schedule::Plan& Stepper::make_plan(schedule::Time now, StepTimer& timer) {
              .block_table = offer.block_table,
              .sampling = &request.group->sampling,
              .progress = &request.progress,
+             .constraint = request.constraint.get(),
              .choice = scheduler_->choice(offer.slot),
              .prescribed = request.group->drafts ? &*request.group->drafts : nullptr});
     }
@@ -279,8 +287,24 @@ void Stepper::start_drafting(const schedule::PlannedRequest& planned) {
 }
 
 Expected<void> Stepper::run_model(StepTimer& timer) {
-    ESPALIER_ASSIGN_OR_RETURN(const batch::HostBatch batch, batch_.build(*plan_, speculation_));
-    draws_.begin(batch.capacity.gather);
+    ESPALIER_ASSIGN_OR_RETURN(const batch::HostBatch batch,
+                              batch_.build(*plan_, speculation_, *parts_.target));
+    timer.lap(Phase::build);
+    ESPALIER_RETURN_IF_ERROR(parts_.target->launch(batch));
+    timer.lap(Phase::forward);
+    ask_draws(batch.capacity.gather);
+    timer.lap(Phase::mask);
+    if (const ops::SamplingBatchBuilder& draws = draws_.finish(); draws.nodes() > 0)
+        ESPALIER_RETURN_IF_ERROR(parts_.target->sample(draws));
+    ESPALIER_ASSIGN_OR_RETURN(result_, parts_.target->wait());
+    draws_.take(result_);
+    timer.lap(Phase::sample);
+    return {};
+}
+
+// While the model runs, where that is a device: grammars fill their masks here.
+void Stepper::ask_draws(std::int64_t gather) {
+    draws_.begin(gather);
     for (std::size_t i = 0; i < plan_->requests.size(); ++i) {
         const schedule::PlannedRequest& planned = plan_->requests[i];
         const LiveRequest& request = live(planned.id);
@@ -289,15 +313,6 @@ Expected<void> Stepper::run_model(StepTimer& timer) {
         else
             draws_.add_chunk(request, rows_of(planned), scheduler_->tokens(planned.id.slot));
     }
-    timer.lap(Phase::build);
-    ESPALIER_RETURN_IF_ERROR(parts_.target->launch(batch, parts_.taps));
-    timer.lap(Phase::forward);
-    if (const ops::SamplingBatchBuilder& draws = draws_.finish(); draws.nodes() > 0)
-        ESPALIER_RETURN_IF_ERROR(parts_.target->sample(draws));
-    ESPALIER_ASSIGN_OR_RETURN(result_, parts_.target->wait());
-    draws_.take(result_);
-    timer.lap(Phase::sample);
-    return {};
 }
 
 }  // namespace espalier::engine

@@ -87,8 +87,11 @@ class Stepper {
     void run_plan(StepReport& report, StepTimer& timer);
     void start_drafting(const schedule::PlannedRequest& planned);
     Expected<void> run_model(StepTimer& timer);
+    void ask_draws(std::int64_t gather);
     void settle(std::size_t index);
     void settle_prompt(std::size_t index, LiveRequest& request, bool flagged);
+    bool follow_walk(std::size_t index, LiveRequest& request);
+    void fail_grammar(std::size_t index, LiveRequest& request);
     void fail_request(std::size_t index, LiveRequest& request, accept::FinishReason reason);
     accept::NodeDraws node_draws(std::size_t index) const;
     std::uint64_t flagged_tokens(const schedule::PlannedRequest& planned) const;

@@ -36,16 +36,25 @@ struct StepResult {
     std::span<const std::uint8_t> nonfinite;  // [T]: 1 where a number of the token was not finite
 };
 
+// The largest step there will be, and where it leaves hidden states.
+struct StepRoom {
+    batch::StepCapacity batch{};
+    ops::SamplingCapacity draws{};
+    model::Taps taps{};  // their memory outlives the target
+};
+
 class Target {
   public:
     virtual ~Target() = default;
     virtual const TargetInfo& info() const = 0;
-    // Takes the memory of draws, once, before the first sample(): any batch within the capacity.
-    virtual Expected<void> reserve(const ops::SamplingCapacity& capacity) = 0;
+    // Takes the memory of any step within the room, once, before the first launch().
+    virtual Expected<void> reserve(const StepRoom& room) = 0;
+    // What a batch that needs this much should be padded to.
+    virtual batch::StepCapacity padded(const batch::StepCapacity& need) const { return need; }
 
     // The pass over the batch: its KV into the cache, the hidden states into the taps. The batch
     // may be changed afterwards. An error: the batch was refused and nothing was queued.
-    virtual Expected<void> launch(const batch::HostBatch& batch, const model::Taps& taps) = 0;
+    virtual Expected<void> launch(const batch::HostBatch& batch) = 0;
     // One draw per gathered token of the batch launched last. The draws may be changed afterwards;
     // they are within what was reserved.
     virtual Expected<void> sample(const ops::SamplingBatchBuilder& draws) = 0;

@@ -41,9 +41,13 @@ struct Avx2Acc {
         _mm256_storeu_ps(to, acc.low);
         _mm256_storeu_ps(to + 8, acc.high);
     }
-    static Acc multiply_add(const Acc& a, const float* scale, const Acc& b) {
-        return {_mm256_fmadd_ps(a.low, _mm256_loadu_ps(scale), b.low),
-                _mm256_fmadd_ps(a.high, _mm256_loadu_ps(scale + 8), b.high)};
+    static Halves load_scales(const std::byte* from, bool bf16) {
+        if (bf16) return {f32_of_bf16(load_128(from)), f32_of_bf16(load_128(from + 16))};
+        return load(reinterpret_cast<const float*>(from));
+    }
+    static Acc multiply_add(const Acc& a, const Halves& scale, const Acc& b) {
+        return {_mm256_fmadd_ps(a.low, scale.low, b.low),
+                _mm256_fmadd_ps(a.high, scale.high, b.high)};
     }
     static Acc add_product(const Acc& acc, const Halves& w, const std::byte* x) {
         const __m256 factor = _mm256_broadcast_ss(reinterpret_cast<const float*>(x));
@@ -55,7 +59,7 @@ struct Avx2F32 : Avx2Acc {
     using Packed = Halves;
     static constexpr int kStepK = 1, kStepBytes = 64;
     static constexpr int kGroup = 1;
-    static constexpr int kScaleBlock = 0;
+    static constexpr int kLeastGroup = 0;
     static void unpack(const std::byte* bytes, Packed (&packed)[1]) {
         packed[0] = {_mm256_castsi256_ps(load_256(bytes)),
                      _mm256_castsi256_ps(load_256(bytes + 32))};
@@ -69,7 +73,7 @@ struct Avx2F16 : Avx2Acc {
     using Packed = Halves;
     static constexpr int kStepK = 1, kStepBytes = 32;
     static constexpr int kGroup = 1;
-    static constexpr int kScaleBlock = 0;
+    static constexpr int kLeastGroup = 0;
     static void unpack(const std::byte* bytes, Packed (&packed)[1]) {
         packed[0] = {_mm256_cvtph_ps(load_128(bytes)), _mm256_cvtph_ps(load_128(bytes + 16))};
     }
@@ -91,7 +95,7 @@ struct Avx2Pair : Avx2Acc {
 struct Avx2Bf16 : Avx2Pair {
     static constexpr int kStepBytes = 64;
     static constexpr int kGroup = 1;
-    static constexpr int kScaleBlock = 0;
+    static constexpr int kLeastGroup = 0;
     static __m256 even_of(__m256i pairs) {
         return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
     }
@@ -112,8 +116,8 @@ struct Avx2Bf16 : Avx2Pair {
 struct Avx2E4m3 : Avx2Pair {
     static constexpr int kStepBytes = 32;
     static constexpr int kGroup = 1;
-    static constexpr int kScaleBlock = kFp8Blocks.group_k;
-    static Acc multiply_add(const Acc& a, const float* scale, const Acc& b) {
+    static constexpr int kLeastGroup = kFp8Blocks.group_k;
+    static Acc multiply_add(const Acc& a, const Halves& scale, const Acc& b) {
         const __m256 rebias = _mm256_set1_ps(256.0f);
         return Avx2Acc::multiply_add({_mm256_mul_ps(a.low, rebias), _mm256_mul_ps(a.high, rebias)},
                                      scale, b);
@@ -133,37 +137,103 @@ struct Avx2E4m3 : Avx2Pair {
 
 // What Avx2E4m3 unpacks, unpacked before.
 struct Avx2WidenedE4m3 : Avx2F32 {
-    static constexpr int kScaleBlock = Avx2E4m3::kScaleBlock;
+    static constexpr int kLeastGroup = Avx2E4m3::kLeastGroup;
     static constexpr std::int64_t kTileStride = kWidenedTileStride;
-    static Acc multiply_add(const Acc& a, const float* scale, const Acc& b) {
+    static Acc multiply_add(const Acc& a, const Halves& scale, const Acc& b) {
         return Avx2E4m3::multiply_add(a, scale, b);
     }
 };
 
+struct Avx2Int8 : Avx2Pair {
+    static constexpr int kStepBytes = 32;
+    static constexpr int kGroup = 1;
+    static constexpr int kLeastGroup = kLeastScaleGroup;
+    // pairs: 8 of 32 bits, their codes in the low half
+    static __m256 even_of(__m256i pairs) {
+        return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(pairs, 24), 24));
+    }
+    static __m256 odd_of(__m256i pairs) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(pairs, 8)); }
+    static void unpack(const std::byte* bytes, Packed (&packed)[1]) {
+        const __m256i low = _mm256_cvtepi16_epi32(load_128(bytes)),
+                      high = _mm256_cvtepi16_epi32(load_128(bytes + 16));
+        packed[0] = {{even_of(low), even_of(high)}, {odd_of(low), odd_of(high)}};
+    }
+};
+
+// Words of eight 4-bit codes are four steps.
+template <WeightCode kCode>
+struct Avx2Nibbles : Avx2Pair {
+    static constexpr int kStepBytes = 16;
+    static constexpr int kGroup = 4;
+    static constexpr int kLeastGroup = kLeastScaleGroup;
+    // The code whose lowest bit is `bit` of every word.
+    template <int bit>
+    static __m256 code_at(__m256i words) {
+        const __m256i top = _mm256_slli_epi32(words, 28 - bit);
+        if constexpr (kCode == WeightCode::int4) {
+            return _mm256_cvtepi32_ps(_mm256_srai_epi32(top, 28));
+        } else {
+            const __m256 magnitude = _mm256_permutevar8x32_ps(_mm256_loadu_ps(kE2m1.data()),
+                                                              _mm256_srli_epi32(words, bit));
+            const __m256 sign = _mm256_and_ps(_mm256_castsi256_ps(top), _mm256_set1_ps(-0.0f));
+            return _mm256_xor_ps(magnitude, sign);
+        }
+    }
+    template <int step>
+    static Packed pair_at(__m256i low, __m256i high) {
+        return {{code_at<4 * step>(low), code_at<4 * step>(high)},
+                {code_at<4 * step + 16>(low), code_at<4 * step + 16>(high)}};
+    }
+    static void unpack(const std::byte* bytes, Packed (&packed)[4]) {
+        const __m256i low = load_256(bytes), high = load_256(bytes + 32);
+        packed[0] = pair_at<0>(low, high);
+        packed[1] = pair_at<1>(low, high);
+        packed[2] = pair_at<2>(low, high);
+        packed[3] = pair_at<3>(low, high);
+    }
+};
+
+// What these unpack, unpacked before.
+struct Avx2Widened : Avx2F32 {
+    static constexpr int kLeastGroup = kLeastScaleGroup;
+    static constexpr std::int64_t kTileStride = kWidenedTileStride;
+};
+
 #include "linalg/kernel_body.inc"
 
-void widen_e4m3(const std::byte* w, std::int64_t depth, float* to) {
-    for (std::int64_t k = 0; k < depth; k += Avx2E4m3::kStepK) {
-        Avx2E4m3::Packed packed[1];
-        Avx2E4m3::unpack(w, packed);
-        Avx2Acc::store(to, packed[0].even);
-        Avx2Acc::store(to + kPanel, packed[0].odd);
-        w += Avx2E4m3::kStepBytes;
-        to += Avx2E4m3::kStepK * kPanel;
+template <class Weight>
+void widen(const std::byte* w, std::int64_t depth, float* to) {
+    for (std::int64_t k = 0; k < depth; k += Weight::kStepK * Weight::kGroup) {
+        typename Weight::Packed packed[Weight::kGroup];
+        Weight::unpack(w, packed);
+        for (const typename Weight::Packed& pair : packed) {
+            Avx2Acc::store(to, pair.even);
+            Avx2Acc::store(to + kPanel, pair.odd);
+            to += Weight::kStepK * kPanel;
+        }
+        w += Weight::kStepBytes * Weight::kGroup;
     }
 }
 
-void fill_f32(const std::byte* x, std::int64_t k, std::byte* tile_row) {
+// From nine rows on weights are widened before.
+template <class Weight, class Widened>
+WeightKernels widening_kernels(FillRow fill_row) {
+    WeightKernels kernels = kernels_for<Weight>(fill_row);
+    kernels.widened = {.from_rows = 9, .widen = widen<Weight>, .tile = tiles_of<Widened>()};
+    return kernels;
+}
+
+void fill_f32(const std::byte* x, std::int64_t k, std::int64_t, std::byte* tile_row) {
     std::memcpy(tile_row, x, static_cast<std::size_t>(k) * sizeof(float));
 }
 
-void fill_widened(const std::byte* x, std::int64_t k, std::byte* tile_row) {
+void fill_widened(const std::byte* x, std::int64_t k, std::int64_t padded, std::byte* tile_row) {
     auto* to = reinterpret_cast<float*>(tile_row);
     std::int64_t i = 0;
     for (; i + 8 <= k; i += 8) _mm256_storeu_ps(to + i, f32_of_bf16(load_128(x + 2 * i)));
     const auto* from = reinterpret_cast<const Bf16*>(x);
     for (; i < k; ++i) to[i] = to_float(from[i]);
-    if (k % 2 != 0) to[k] = 0.0f;
+    for (; i < padded; ++i) to[i] = 0.0f;
 }
 
 inline __m128i narrow_8(__m256 value, DType dtype) {
@@ -232,9 +302,12 @@ Microkernels make_table() {
     kernels.of(WeightCode::f32) = kernels_for<Avx2F32>(fill_f32);
     kernels.of(WeightCode::f16) = kernels_for<Avx2F16>(fill_f32);
     kernels.of(WeightCode::bf16) = kernels_for<Avx2Bf16>(fill_widened);
-    kernels.of(WeightCode::e4m3) = kernels_for<Avx2E4m3>(fill_widened);
-    kernels.of(WeightCode::e4m3).widened = {
-        .from_rows = 9, .widen = widen_e4m3, .tile = tiles_of<Avx2WidenedE4m3>()};
+    kernels.of(WeightCode::e4m3) = widening_kernels<Avx2E4m3, Avx2WidenedE4m3>(fill_widened);
+    kernels.of(WeightCode::int8) = widening_kernels<Avx2Int8, Avx2Widened>(fill_widened);
+    kernels.of(WeightCode::int4) =
+        widening_kernels<Avx2Nibbles<WeightCode::int4>, Avx2Widened>(fill_widened);
+    kernels.of(WeightCode::e2m1) =
+        widening_kernels<Avx2Nibbles<WeightCode::e2m1>, Avx2Widened>(fill_widened);
     kernels.store_row = store_row;
     kernels.read_all = read_all;
     kernels.spin_bf16 = spin;

@@ -31,9 +31,10 @@ struct Avx512Acc {
     static Acc zero() { return _mm512_setzero_ps(); }
     static Acc load(const float* from) { return _mm512_loadu_ps(from); }
     static void store(float* to, Acc acc) { _mm512_storeu_ps(to, acc); }
-    static Acc multiply_add(Acc a, const float* scale, Acc b) {
-        return _mm512_fmadd_ps(a, _mm512_loadu_ps(scale), b);
+    static Acc load_scales(const std::byte* from, bool bf16) {
+        return bf16 ? f32_of_bf16(load_256(from)) : _mm512_loadu_ps(from);
     }
+    static Acc multiply_add(Acc a, Acc scale, Acc b) { return _mm512_fmadd_ps(a, scale, b); }
     static Acc add_product(Acc acc, __m512 w, const std::byte* x) {
         return _mm512_fmadd_ps(_mm512_set1_ps(*reinterpret_cast<const float*>(x)), w, acc);
     }
@@ -43,7 +44,7 @@ struct Avx512F32 : Avx512Acc {
     using Packed = __m512;
     static constexpr int kStepK = 1, kStepBytes = 64;
     static constexpr int kGroup = 1;
-    static constexpr int kScaleBlock = 0;
+    static constexpr int kLeastGroup = 0;
     static void unpack(const std::byte* bytes, Packed (&packed)[1]) {
         packed[0] = _mm512_loadu_ps(bytes);
     }
@@ -54,7 +55,7 @@ struct Avx512F16 : Avx512Acc {
     using Packed = __m512;
     static constexpr int kStepK = 1, kStepBytes = 32;
     static constexpr int kGroup = 1;
-    static constexpr int kScaleBlock = 0;
+    static constexpr int kLeastGroup = 0;
     static void unpack(const std::byte* bytes, Packed (&packed)[1]) {
         packed[0] = _mm512_cvtph_ps(load_256(bytes));
     }
@@ -74,7 +75,7 @@ struct Avx512Pair : Avx512Acc {
 struct Avx512Bf16 : Avx512Pair {
     static constexpr int kStepBytes = 64;
     static constexpr int kGroup = 1;
-    static constexpr int kScaleBlock = 0;
+    static constexpr int kLeastGroup = 0;
     static void unpack(const std::byte* bytes, Packed (&packed)[1]) {
         const __m512i pairs = _mm512_loadu_si512(bytes);
         const __m512i odd =
@@ -86,7 +87,7 @@ struct Avx512Bf16 : Avx512Pair {
 struct Avx512E4m3 : Avx512Pair {
     static constexpr int kStepBytes = 32;
     static constexpr int kGroup = 1;
-    static constexpr int kScaleBlock = kFp8Blocks.group_k;
+    static constexpr int kLeastGroup = kFp8Blocks.group_k;
     static void unpack(const std::byte* bytes, Packed (&packed)[1]) {
         const __m256i codes = load_256(bytes);
         packed[0] = {f32_of_e4m3(_mm256_slli_epi16(codes, 8)),
@@ -94,19 +95,68 @@ struct Avx512E4m3 : Avx512Pair {
     }
 };
 
+struct Avx512Int8 : Avx512Pair {
+    static constexpr int kStepBytes = 32;
+    static constexpr int kGroup = 1;
+    static constexpr int kLeastGroup = kLeastScaleGroup;
+    static void unpack(const std::byte* bytes, Packed (&packed)[1]) {
+        const __m512i pairs = _mm512_cvtepi16_epi32(load_256(bytes));
+        packed[0] = {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(pairs, 24), 24)),
+                     _mm512_cvtepi32_ps(_mm512_srai_epi32(pairs, 8))};
+    }
+};
+
+struct NibbleTable {
+    alignas(64) float value[16];
+};
+template <WeightCode kCode>
+constexpr NibbleTable make_nibble_table() {
+    NibbleTable table{};
+    for (int code = 0; code < 16; ++code) {
+        const bool negative = code >= 8;
+        if (kCode == WeightCode::int4)
+            table.value[code] = static_cast<float>(negative ? code - 16 : code);
+        else
+            table.value[code] = negative ? -kE2m1[static_cast<std::size_t>(code - 8)]
+                                         : kE2m1[static_cast<std::size_t>(code)];
+    }
+    return table;
+}
+template <WeightCode kCode>
+inline constexpr NibbleTable kNibbles = make_nibble_table<kCode>();
+
+// Words of eight 4-bit codes are four steps; a permute looks at the lowest four bits of its index.
+template <WeightCode kCode>
+struct Avx512Nibbles : Avx512Pair {
+    static constexpr int kStepBytes = 16;
+    static constexpr int kGroup = 4;
+    static constexpr int kLeastGroup = kLeastScaleGroup;
+    static void unpack(const std::byte* bytes, Packed (&packed)[4]) {
+        const __m512 table = _mm512_load_ps(kNibbles<kCode>.value);
+        const __m512i words = _mm512_loadu_si512(bytes);
+        const auto code_at = [&](unsigned bit) {
+            return _mm512_permutexvar_ps(_mm512_srli_epi32(words, bit), table);
+        };
+        packed[0] = {_mm512_permutexvar_ps(words, table), code_at(16)};
+        packed[1] = {code_at(4), code_at(20)};
+        packed[2] = {code_at(8), code_at(24)};
+        packed[3] = {code_at(12), code_at(28)};
+    }
+};
+
 #include "linalg/kernel_body.inc"
 
-void fill_f32(const std::byte* x, std::int64_t k, std::byte* tile_row) {
+void fill_f32(const std::byte* x, std::int64_t k, std::int64_t, std::byte* tile_row) {
     std::memcpy(tile_row, x, static_cast<std::size_t>(k) * sizeof(float));
 }
 
-void fill_widened(const std::byte* x, std::int64_t k, std::byte* tile_row) {
+void fill_widened(const std::byte* x, std::int64_t k, std::int64_t padded, std::byte* tile_row) {
     auto* to = reinterpret_cast<float*>(tile_row);
     std::int64_t i = 0;
     for (; i + 16 <= k; i += 16) _mm512_storeu_ps(to + i, f32_of_bf16(load_256(x + 2 * i)));
     const auto* from = reinterpret_cast<const Bf16*>(x);
     for (; i < k; ++i) to[i] = to_float(from[i]);
-    if (k % 2 != 0) to[k] = 0.0f;
+    for (; i < padded; ++i) to[i] = 0.0f;
 }
 
 inline void store_panel(const float* acc, std::byte* y, __mmask16 lanes, DType dtype, Store store) {
@@ -169,6 +219,9 @@ Microkernels make_table() {
     kernels.of(WeightCode::f16) = kernels_for<Avx512F16>(fill_f32);
     kernels.of(WeightCode::bf16) = kernels_for<Avx512Bf16>(fill_widened);
     kernels.of(WeightCode::e4m3) = kernels_for<Avx512E4m3>(fill_widened);
+    kernels.of(WeightCode::int8) = kernels_for<Avx512Int8>(fill_widened);
+    kernels.of(WeightCode::int4) = kernels_for<Avx512Nibbles<WeightCode::int4>>(fill_widened);
+    kernels.of(WeightCode::e2m1) = kernels_for<Avx512Nibbles<WeightCode::e2m1>>(fill_widened);
     kernels.store_row = store_row;
     kernels.read_all = read_all;
     kernels.spin_bf16 = spin;

@@ -3,7 +3,7 @@
 // memory operand. f32 and f16 weights, which have no such instruction, use the AVX-512 kernels.
 //
 // vdpbf16ps treats subnormal inputs and results as zero. e4m3 loses nothing: its smallest value,
-// 2⁻⁹, is a normal bf16.
+// 2⁻⁹, is a normal bf16; nor do integers and e2m1.
 #include "base/isa.hpp"
 #include "base/widening_table.hpp"
 #include "linalg/microkernels.hpp"
@@ -34,9 +34,12 @@ struct DotAcc {
     static Acc zero() { return _mm512_setzero_ps(); }
     static Acc load(const float* from) { return _mm512_loadu_ps(from); }
     static void store(float* to, Acc acc) { _mm512_storeu_ps(to, acc); }
-    static Acc multiply_add(Acc a, const float* scale, Acc b) {
-        return _mm512_fmadd_ps(a, _mm512_loadu_ps(scale), b);
+    static Acc load_scales(const std::byte* from, bool bf16) {
+        if (!bf16) return _mm512_loadu_ps(from);
+        const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
     }
+    static Acc multiply_add(Acc a, Acc scale, Acc b) { return _mm512_fmadd_ps(a, scale, b); }
     // By hand: g++ 12 turns the intrinsic's broadcast into an instruction of its own, which halves
     // the speed.
     static Acc step(Acc acc, Packed w, const std::byte* x) {
@@ -50,7 +53,7 @@ struct DotAcc {
 struct DotBf16 : DotAcc {
     static constexpr int kStepBytes = 64;
     static constexpr int kGroup = 1;
-    static constexpr int kScaleBlock = 0;
+    static constexpr int kLeastGroup = 0;
     static void unpack(const std::byte* bytes, Packed (&packed)[1]) {
         packed[0] = _mm512_loadu_si512(bytes);
     }
@@ -60,7 +63,7 @@ struct DotBf16 : DotAcc {
 struct DotE4m3 : DotAcc {
     static constexpr int kStepBytes = 32;
     static constexpr int kGroup = 2;
-    static constexpr int kScaleBlock = kFp8Blocks.group_k;
+    static constexpr int kLeastGroup = kFp8Blocks.group_k;
 
     static void unpack(const std::byte* bytes, Packed (&packed)[2]) {
         E4m3Lookup().widen(_mm512_loadu_si512(bytes), packed[0], packed[1]);
@@ -73,11 +76,111 @@ struct DotE4m3 : DotAcc {
     }
 };
 
+// The low and the high byte of the bf16 of 0 … 127.
+constexpr WideningTable make_integer_table() {
+    WideningTable table{};
+    for (int code = 0; code < 128; ++code) {
+        const Bf16 value = to_bf16(static_cast<float>(code));
+        table.low[code] = static_cast<std::uint8_t>(value.bits & 0xffu);
+        table.high[code] = static_cast<std::uint8_t>(value.bits >> 8);
+    }
+    return table;
+}
+constexpr WideningTable kIntegers = make_integer_table();
+
+// As E4m3Lookup, of magnitudes. That of −128 is the one whose top bit is set; the permutes take it
+// for 0, and what belongs there is −128's high byte, 0xc3, over a low byte of zero.
+struct Int8Lookup {
+    __m512i low[2];
+    __m512i high[2];
+    __m512i order;
+    __m512i sign;
+    __m512i lowest;
+
+    Int8Lookup() {
+        low[0] = _mm512_load_si512(kIntegers.low);
+        low[1] = _mm512_load_si512(kIntegers.low + 64);
+        high[0] = _mm512_load_si512(kIntegers.high);
+        high[1] = _mm512_load_si512(kIntegers.high + 64);
+        order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+        sign = _mm512_set1_epi8(static_cast<char>(0x80));
+        lowest = _mm512_set1_epi8(static_cast<char>(0xc3));
+    }
+    void widen(__m512i codes, __m512i& first, __m512i& second) const {
+        const __m512i dealt = _mm512_permutexvar_epi64(order, codes);
+        const __m512i magnitude = _mm512_abs_epi8(dealt);
+        const __m512i low_bytes = _mm512_permutex2var_epi8(low[0], magnitude, low[1]);
+        // the looked-up magnitude | (codes & sign)
+        const __m512i high_bytes = _mm512_mask_mov_epi8(
+            _mm512_ternarylogic_epi32(_mm512_permutex2var_epi8(high[0], magnitude, high[1]), dealt,
+                                      sign, 0xf8),
+            _mm512_movepi8_mask(magnitude), lowest);
+        first = _mm512_unpacklo_epi8(low_bytes, high_bytes);
+        second = _mm512_unpackhi_epi8(low_bytes, high_bytes);
+    }
+};
+
+struct DotInt8 : DotAcc {
+    static constexpr int kStepBytes = 32;
+    static constexpr int kGroup = 2;
+    static constexpr int kLeastGroup = kLeastScaleGroup;
+
+    // Groups are whole steps of both; the last one need not be.
+    static void unpack(const std::byte* bytes, Packed (&packed)[2]) {
+        Int8Lookup().widen(_mm512_loadu_si512(bytes), packed[0], packed[1]);
+    }
+    static Packed unpack_one(const std::byte* bytes) {
+        const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes));
+        Packed one, nothing;
+        Int8Lookup().widen(_mm512_castsi256_si512(codes), one, nothing);
+        return one;
+    }
+};
+
+// The bf16 of every 4-bit code, twice: a permute's index has five bits, the highest of which
+// belongs to the next code.
+struct NibbleTable {
+    alignas(64) std::uint16_t value[32];
+};
+template <WeightCode kCode>
+constexpr NibbleTable make_nibble_table() {
+    NibbleTable table{};
+    for (int i = 0; i < 32; ++i) {
+        const int code = i % 16;
+        const bool negative = code >= 8;
+        float value = static_cast<float>(negative ? code - 16 : code);
+        if (kCode == WeightCode::e2m1)
+            value = negative ? -kE2m1[static_cast<std::size_t>(code - 8)]
+                             : kE2m1[static_cast<std::size_t>(code)];
+        table.value[i] = to_bf16(value).bits;
+    }
+    return table;
+}
+template <WeightCode kCode>
+constexpr NibbleTable kNibbles = make_nibble_table<kCode>();
+
+// Words of eight 4-bit codes are four steps: a shift brings a pair to the bottom of both halves.
+template <WeightCode kCode>
+struct DotNibbles : DotAcc {
+    static constexpr int kStepBytes = 16;
+    static constexpr int kGroup = 4;
+    static constexpr int kLeastGroup = kLeastScaleGroup;
+
+    static void unpack(const std::byte* bytes, Packed (&packed)[4]) {
+        const __m512i table = _mm512_load_si512(kNibbles<kCode>.value);
+        const __m512i words = _mm512_loadu_si512(bytes);
+        packed[0] = _mm512_permutexvar_epi16(words, table);
+        packed[1] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4), table);
+        packed[2] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 8), table);
+        packed[3] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 12), table);
+    }
+};
+
 #include "linalg/kernel_body.inc"
 
-void fill_pairs(const std::byte* x, std::int64_t k, std::byte* tile_row) {
+void fill_pairs(const std::byte* x, std::int64_t k, std::int64_t padded, std::byte* tile_row) {
     std::memcpy(tile_row, x, static_cast<std::size_t>(k) * sizeof(Bf16));
-    if (k % 2 != 0) std::memset(tile_row + k * 2, 0, sizeof(Bf16));
+    std::memset(tile_row + k * 2, 0, static_cast<std::size_t>(padded - k) * sizeof(Bf16));
 }
 
 constexpr int kSpinAccumulators = 24;
@@ -102,6 +205,9 @@ Microkernels make_table() {
     Microkernels kernels = avx512_microkernels();
     kernels.of(WeightCode::bf16) = kernels_for<DotBf16>(fill_pairs);
     kernels.of(WeightCode::e4m3) = kernels_for<DotE4m3>(fill_pairs);
+    kernels.of(WeightCode::int8) = kernels_for<DotInt8>(fill_pairs);
+    kernels.of(WeightCode::int4) = kernels_for<DotNibbles<WeightCode::int4>>(fill_pairs);
+    kernels.of(WeightCode::e2m1) = kernels_for<DotNibbles<WeightCode::e2m1>>(fill_pairs);
     kernels.spin_bf16 = spin;
     kernels.bf16_flops_per_round = 64.0 * kSpinAccumulators;
     return kernels;

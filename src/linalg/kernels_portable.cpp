@@ -32,6 +32,7 @@ inline float widened(float value) { return value; }
 inline float widened(Fp16 value) { return to_float(value); }
 inline float widened(Bf16 value) { return to_float(value); }
 inline float widened(E4m3 value) { return kE4m3.value[value.bits]; }
+inline float widened(std::int8_t value) { return static_cast<float>(value); }
 
 struct PlainAcc {
     using Acc = Lanes;
@@ -46,8 +47,15 @@ struct PlainAcc {
         return acc;
     }
     static void store(float* to, const Acc& acc) { std::memcpy(to, acc.value, sizeof(acc.value)); }
-    static Acc multiply_add(const Acc& a, const float* scale, Acc b) {
-        for (int lane = 0; lane < kPanel; ++lane) b.value[lane] += a.value[lane] * scale[lane];
+    static Lanes load_scales(const std::byte* from, bool bf16) {
+        Lanes scales;
+        for (int lane = 0; lane < kPanel; ++lane)
+            scales.value[lane] = load_element(from, bf16 ? DType::bf16 : DType::f32, lane);
+        return scales;
+    }
+    static Acc multiply_add(const Acc& a, const Lanes& scale, Acc b) {
+        for (int lane = 0; lane < kPanel; ++lane)
+            b.value[lane] += a.value[lane] * scale.value[lane];
         return b;
     }
 };
@@ -59,7 +67,7 @@ struct PlainSingle : PlainAcc {
     static constexpr int kStepK = 1;
     static constexpr int kStepBytes = static_cast<int>(kPanel * sizeof(Element));
     static constexpr int kGroup = 1;
-    static constexpr int kScaleBlock = 0;
+    static constexpr int kLeastGroup = 0;
 
     static void unpack(const std::byte* bytes, Packed (&out)[1]) {
         Element elements[kPanel];
@@ -75,26 +83,13 @@ struct PlainSingle : PlainAcc {
     }
 };
 
-// Two k per step: bf16 and e4m3.
-template <typename Element, int kShareScale>
-struct PlainPair : PlainAcc {
+// Two k per step: all that multiply bf16.
+struct PlainPairs : PlainAcc {
     struct Packed {
         Lanes even, odd;
     };
     static constexpr int kStepK = 2;
-    static constexpr int kStepBytes = static_cast<int>(2 * kPanel * sizeof(Element));
-    static constexpr int kGroup = 1;
-    static constexpr int kScaleBlock = kShareScale;
 
-    static void unpack(const std::byte* bytes, Packed (&out)[1]) {
-        Element elements[2 * kPanel];
-        std::memcpy(elements, bytes, sizeof(elements));
-        Packed& packed = out[0];
-        for (int lane = 0; lane < kPanel; ++lane) {
-            packed.even.value[lane] = widened(elements[2 * lane]);
-            packed.odd.value[lane] = widened(elements[2 * lane + 1]);
-        }
-    }
     static Acc step(Acc acc, const Packed& packed, const std::byte* x) {
         float factors[2];
         std::memcpy(factors, x, sizeof(factors));
@@ -106,17 +101,50 @@ struct PlainPair : PlainAcc {
     }
 };
 
+template <typename Element, int kSharing>
+struct PlainPair : PlainPairs {
+    static constexpr int kStepBytes = static_cast<int>(2 * kPanel * sizeof(Element));
+    static constexpr int kGroup = 1;
+    static constexpr int kLeastGroup = kSharing;
+
+    static void unpack(const std::byte* bytes, Packed (&out)[1]) {
+        Element elements[2 * kPanel];
+        std::memcpy(elements, bytes, sizeof(elements));
+        Packed& packed = out[0];
+        for (int lane = 0; lane < kPanel; ++lane) {
+            packed.even.value[lane] = widened(elements[2 * lane]);
+            packed.odd.value[lane] = widened(elements[2 * lane + 1]);
+        }
+    }
+};
+
+// Words of eight 4-bit codes are four steps.
+template <WeightCode kCode>
+struct PlainNibbles : PlainPairs {
+    static constexpr int kStepBytes = kPanel;
+    static constexpr int kGroup = 4;
+    static constexpr int kLeastGroup = kLeastScaleGroup;
+
+    static void unpack(const std::byte* bytes, Packed (&out)[4]) {
+        for (int k = 0; k < 8; ++k)
+            for (int lane = 0; lane < kPanel; ++lane) {
+                Lanes& to = k % 2 == 0 ? out[k / 2].even : out[k / 2].odd;
+                to.value[lane] = load_weight(bytes, kCode, place_in_panel(kCode, k, lane));
+            }
+    }
+};
+
 #include "linalg/kernel_body.inc"
 
-void fill_f32(const std::byte* x, std::int64_t k, std::byte* tile_row) {
+void fill_f32(const std::byte* x, std::int64_t k, std::int64_t, std::byte* tile_row) {
     std::memcpy(tile_row, x, static_cast<std::size_t>(k) * sizeof(float));
 }
 
-void fill_widened(const std::byte* x, std::int64_t k, std::byte* tile_row) {
+void fill_widened(const std::byte* x, std::int64_t k, std::int64_t padded, std::byte* tile_row) {
     const auto* from = reinterpret_cast<const Bf16*>(x);
     auto* to = reinterpret_cast<float*>(tile_row);
     for (std::int64_t i = 0; i < k; ++i) to[i] = to_float(from[i]);
-    if (k % 2 != 0) to[k] = 0.0f;
+    for (std::int64_t i = k; i < padded; ++i) to[i] = 0.0f;
 }
 
 template <typename Element, typename Convert>
@@ -177,6 +205,10 @@ const Microkernels& portable_microkernels() {
         kernels.of(WeightCode::bf16) = kernels_for<PlainPair<Bf16, 0>>(fill_widened);
         kernels.of(WeightCode::e4m3) =
             kernels_for<PlainPair<E4m3, kFp8Blocks.group_k>>(fill_widened);
+        kernels.of(WeightCode::int8) =
+            kernels_for<PlainPair<std::int8_t, kLeastScaleGroup>>(fill_widened);
+        kernels.of(WeightCode::int4) = kernels_for<PlainNibbles<WeightCode::int4>>(fill_widened);
+        kernels.of(WeightCode::e2m1) = kernels_for<PlainNibbles<WeightCode::e2m1>>(fill_widened);
         kernels.store_row = store_row;
         kernels.read_all = read_all;
         kernels.spin_bf16 = spin;

@@ -38,23 +38,29 @@ constexpr std::int64_t tile_stride(int rows, int bytes_per_k) {
 // The same where weights were widened: one group of k.
 inline constexpr std::int64_t kWidenedTileStride = kDepthUnit * std::int64_t{sizeof(float)} + 64;
 
+// Of integer and 4-bit codes: NVFP4's.
+inline constexpr int kLeastScaleGroup = 16;
+
 struct TileCall {
     const std::byte* x = nullptr;   // [rows][tile stride], 64-byte aligned
     const std::byte* w = nullptr;   // the first panel, at this call's first k
     std::int64_t panel_stride = 0;  // bytes
     std::int64_t panels = 0;
     std::int64_t depth = 0;  // k of this call, ≤ tile_depth; padded to pairs where the weights are
-    const float* scales =
-        nullptr;  // where there are: the first panel's at this call's first group, [groups][16]
-    std::int64_t scale_stride = 0;  // floats between panels
+    // Where there are: the first panel's at this call's first group, [groups][16].
+    const std::byte* scales = nullptr;
+    std::int64_t scale_stride = 0;  // bytes between panels
+    std::int64_t group = 0;         // k that share a scale
+    bool bf16_scales = false;       // otherwise f32
     float* acc = nullptr;           // [panels][rows][16]
     bool first = false;             // chains begin at zero; otherwise they go on from acc
 };
 
 using TileKernel = void (*)(const TileCall& call);
-// Copies k elements of a row of x into a tile, in the tile's format; pads an odd k with zero for
-// paired weights.
-using FillRow = void (*)(const std::byte* x, std::int64_t k, std::byte* tile_row);
+// Copies k elements of a row of x into a tile, in the tile's format, and zeros behind them up to
+// `padded`.
+using FillRow = void (*)(const std::byte* x, std::int64_t k, std::int64_t padded,
+                         std::byte* tile_row);
 using TileKernels = std::array<TileKernel, kMaxTileRows + 1>;  // by rows, from 1
 
 // For weights whose widening costs as much as several rows' products: a panel's weights of one
@@ -69,7 +75,7 @@ struct WidenedKernels {
 struct WeightKernels {
     int max_rows = 0;
     int bytes_per_k = 0;  // of a tile row
-    int scale_block = 0;  // k that share a scale; 0: weights without scales
+    int least_group = 0;  // k that share a scale at least; 0: weights without scales
     FillRow fill_row = nullptr;
     TileKernels tile{};
     WidenedKernels widened;

@@ -50,10 +50,10 @@ struct Block {
 // Stored [n, k]: a transpose of up to 16 rows, in units of one step (a pair where weights are
 // paired).
 template <typename Unit>
-void pack_rows(const PanelRun& run, std::int64_t units, std::int64_t element, Unit* panel) {
+void pack_rows(const PanelRun& run, std::int64_t units, Unit* panel) {
     constexpr std::int64_t kSide = Block<Unit>::kSide;
     constexpr auto kUnit = static_cast<std::int64_t>(sizeof(Unit));
-    const std::int64_t row_bytes = run.source->row_stride * element;
+    const std::int64_t row_bytes = run.source->format.bytes(run.source->row_stride);
     const std::byte* first = run.source->data + run.first_n * row_bytes;
     const std::int64_t whole_units = units / kSide * kSide;
     std::int64_t lane = 0;
@@ -84,6 +84,46 @@ void pack_last(const PanelRun& run, Element* panel) {
         const std::int64_t at = (run.first_n + lane) * run.source->row_stride + k - 1;
         panel[(k / 2 * kPanel + run.lane + lane) * 2] = load_unaligned<Element>(
             run.source->data + at * static_cast<std::int64_t>(sizeof(Element)));
+    }
+}
+
+// Codes stored plus half their range become two's complement: their highest bit flips. Of k that
+// are there; padding stays zero.
+void take_offset_off(const PanelRun& run, std::uint8_t* panel) {
+    const std::int64_t k = run.source->k;
+    for (std::int64_t pair = 0; pair < (k + 1) / 2; ++pair)
+        for (std::int64_t lane = run.lane; lane < run.lane + run.lanes; ++lane)
+            for (std::int64_t half = 0; half < 2 && 2 * pair + half < k; ++half)
+                panel[(pair * kPanel + lane) * 2 + half] ^= 0x80u;
+}
+
+// Eight codes in the order of k into the panels' order: 0 2 4 6 1 3 5 7.
+constexpr std::uint32_t deal_nibbles(std::uint32_t word) {
+    const std::uint32_t inner = (word ^ (word >> 4)) & 0x00f000f0u;
+    word ^= inner ^ (inner << 4);
+    const std::uint32_t bytes = (word ^ (word >> 8)) & 0x0000ff00u;
+    return word ^ bytes ^ (bytes << 8);
+}
+
+// 4-bit codes: a transpose of words, each dealt afterwards; then the k that fill no word.
+void pack_nibbles(const PanelRun& run, std::uint32_t* panel) {
+    const std::int64_t words = run.source->k / 8, rest = run.source->k % 8;
+    const std::uint32_t flip = run.source->offset_codes ? 0x88888888u : 0u;
+    pack_rows(run, words, panel);
+    for (std::int64_t word = 0; word < words; ++word) {
+        std::uint32_t* lanes = panel + word * kPanel + run.lane;
+        for (std::int64_t lane = 0; lane < run.lanes; ++lane)
+            lanes[lane] = deal_nibbles(lanes[lane] ^ flip);
+    }
+    if (rest == 0) return;
+    const WeightFormat& format = run.source->format;
+    const std::int64_t row_bytes = format.bytes(run.source->row_stride);
+    for (std::int64_t lane = 0; lane < run.lanes; ++lane) {
+        std::uint32_t last = 0;
+        std::memcpy(&last, run.source->data + (run.first_n + lane) * row_bytes + words * 4,
+                    static_cast<std::size_t>(rest / 2));
+        last ^= flip & ((1u << (4 * rest)) - 1);
+        panel[words * kPanel + run.lane + lane] = deal_nibbles(last);
     }
 }
 
@@ -127,16 +167,19 @@ void pack_panel_run(const PanelRun& run, std::byte* panel) {
     auto* words = reinterpret_cast<uint32_t*>(panel);
     const std::int64_t k = run.source->k;
     const int bits = facts_of(run.source->format.code).bits;
+    if (bits == 4) return pack_nibbles(run, words);
     if (!paired(run.source->format.code)) {
         if (run.source->transposed) return pack_columns(run, bits / 8, panel);
-        return bits == 32 ? pack_rows(run, k, 4, words) : pack_rows(run, k, 2, halves);
+        return bits == 32 ? pack_rows(run, k, words) : pack_rows(run, k, halves);
     }
-    if (run.source->transposed)
-        return bits == 16 ? pack_paired_columns<uint16_t>(run, words)
-                          : pack_paired_columns<uint8_t>(run, halves);
-    bits == 16 ? pack_rows(run, k / 2, 2, words) : pack_rows(run, k / 2, 1, halves);
-    if (k % 2 == 0) return;
-    bits == 16 ? pack_last(run, halves) : pack_last(run, bytes);
+    if (run.source->transposed) {
+        bits == 16 ? pack_paired_columns<uint16_t>(run, words)
+                   : pack_paired_columns<uint8_t>(run, halves);
+    } else {
+        bits == 16 ? pack_rows(run, k / 2, words) : pack_rows(run, k / 2, halves);
+        if (k % 2 != 0) bits == 16 ? pack_last(run, halves) : pack_last(run, bytes);
+    }
+    if (run.source->offset_codes) take_offset_off(run, bytes);
 }
 
 bool holds_nan_code(const PanelRun& run) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 
 #include "linalg/pack_panel.hpp"
 
@@ -21,16 +22,21 @@ Expected<void> set_strides(PackedView& view) {
     view.matrix_bytes = view.format.bytes(weights);
     ESPALIER_ASSIGN_OR_RETURN(const std::int64_t scales,
                               checked_product(lanes, view.scale_groups()));
-    ESPALIER_ASSIGN_OR_RETURN(view.scale_bytes,
-                              checked_product(scales, std::int64_t{sizeof(float)}));
+    ESPALIER_ASSIGN_OR_RETURN(view.scale_bytes, checked_product(scales, view.scale_width()));
     return {};
 }
 
-void pack_scales(const PackedView& shape, const PanelRun& run, float* scales) {
+// Whether all of them are finite.
+bool pack_scales(const PackedView& shape, const PanelRun& run, std::byte* scales) {
+    bool finite = true;
     for (std::int64_t group = 0; group < shape.scale_groups(); ++group)
-        for (std::int64_t lane = 0; lane < run.lanes; ++lane)
-            scales[group * kPanel + run.lane + lane] =
-                scale_of(*run.source, run.first_n + lane, group);
+        for (std::int64_t lane = 0; lane < run.lanes; ++lane) {
+            const float scale = scale_of(*run.source, run.first_n + lane, group);
+            finite = finite && std::isfinite(scale);
+            store_element(scales, dtype_of(shape.format.scale), group * kPanel + run.lane + lane,
+                          scale);
+        }
+    return finite;
 }
 
 // Calls body(run) for every stretch of a panel that one source fills.
@@ -67,23 +73,26 @@ Expected<Weight> pack_panels(CpuDevice& device, WeightStack stack) {
     const std::int64_t per_task =
         std::clamp<std::int64_t>((256 << 10) / view.panel_bytes(), 1, panels);
     const std::int64_t all_panels = view.count * panels;
-    std::atomic<bool> nan = false;
+    std::atomic<bool> nan = false, bad_scale = false;
     device.pool().run((all_panels + per_task - 1) / per_task, [&](std::int64_t task, int) {
         const std::int64_t end = std::min(all_panels, (task + 1) * per_task);
         for (std::int64_t index = task * per_task; index < end; ++index) {
             std::byte* panel = data.data() + index * view.panel_bytes();
-            float* panel_scales = scales.as<float>() + index * view.scale_groups() * kPanel;
+            std::byte* panel_scales = scales.data() + index * view.panel_scale_bytes();
             for_runs(stack[static_cast<std::size_t>(index / panels)], view.n, index % panels,
                      [&](const PanelRun& run) {
                          if (holds_nan_code(run)) nan = true;
                          pack_panel_run(run, panel);
-                         pack_scales(view, run, panel_scales);
+                         if (!pack_scales(view, run, panel_scales)) bad_scale = true;
                      });
         }
     });
     if (nan)
         return fail(ErrorKind::invalid, "e4m3 weights [{}, {}] with NaN among them", view.n,
                     view.k);
+    if (bad_scale)
+        return fail(ErrorKind::invalid, "{} weights [{}, {}] with a scale that is no finite number",
+                    name_of(view.format.code), view.n, view.k);
     return Weight(std::move(data), std::move(scales), view);
 }
 

@@ -4,8 +4,12 @@
 // A matrix W [n, k] (y = x · Wᵀ) is cut into panels of 16 outputs; the last panel is padded with
 // zeros, and so is an odd k. Inside a panel, k runs slowest:
 //   f32 inputs (f32, f16)      [panel][k][16]
-//   bf16 inputs (bf16, e4m3)   [panel][k/2][16][2]   pairs of k side by side, as vdpbf16ps wants
-// Scales are f32 [panel][groups of k][16]: one per output and group.
+//   bf16 inputs (bf16, e4m3, int8)   [panel][k/2][16][2]   pairs of k side by side, as vdpbf16ps
+//   wants
+//   4-bit codes (int4, e2m1)   [panel][k/8][16] words of eight codes: k 0, 2, 4, 6 in the low half,
+//   k 1, 3, 5, 7 in the high one, so that one shift brings a pair to the bottom of both halves; k
+//   is padded to eight
+// Scales are f32 or bf16 [panel][groups of k][16]: one per output and group.
 // `count` matrices of one shape lie one after another (heads, experts).
 #pragma once
 
@@ -22,6 +26,18 @@ inline constexpr std::int64_t kPanel = 16;  // outputs per panel
 // Whether pairs of k lie side by side.
 constexpr bool paired(WeightCode code) { return facts_of(code).input == DType::bf16; }
 
+// What k is padded to a multiple of.
+constexpr std::int64_t k_unit(WeightCode code) {
+    if (facts_of(code).bits == 4) return 8;
+    return paired(code) ? 2 : 1;
+}
+
+// Where in a panel the weight of one of its outputs and input k lies, in weights.
+constexpr std::int64_t place_in_panel(WeightCode code, std::int64_t k, std::int64_t lane) {
+    if (facts_of(code).bits == 4) return (k / 8 * kPanel + lane) * 8 + k % 2 * 4 + k % 8 / 2;
+    return paired(code) ? (k / 2 * kPanel + lane) * 2 + k % 2 : k * kPanel + lane;
+}
+
 // The arithmetic of the layout over a view of it.
 struct PackedView : WeightView {
     explicit PackedView(const WeightView& view) : WeightView(view) {
@@ -30,13 +46,19 @@ struct PackedView : WeightView {
     }
 
     std::int64_t panels() const { return (n + kPanel - 1) / kPanel; }
-    std::int64_t k_padded() const { return paired(format.code) ? (k + 1) / 2 * 2 : k; }
+    std::int64_t k_padded() const {
+        const std::int64_t unit = k_unit(format.code);
+        return (k + unit - 1) / unit * unit;
+    }
     std::int64_t panel_bytes() const { return format.bytes(k_padded() * kPanel); }
-    const float* panel_scales() const { return reinterpret_cast<const float*>(scales); }
+    const float* f32_scales() const { return reinterpret_cast<const float*>(scales); }
+    // Of one panel and one group of k.
+    std::int64_t group_scale_bytes() const { return kPanel * scale_width(); }
+    std::int64_t panel_scale_bytes() const { return scale_groups() * group_scale_bytes(); }
     PackedView at(std::int64_t index) const { return PackedView(WeightView::at(index)); }
 };
 
-// Packs on the device's pool, into its memory. FP8 joined with FP8 keeps each source's own scales.
+// Packs on the device's pool, into its memory. Joined sources keep each its own scales.
 Expected<Weight> pack_panels(CpuDevice& device, WeightStack stack);
 
 }  // namespace espalier::linalg

@@ -84,14 +84,20 @@ struct Scratch {
     alignas(64) float widened[kDepthUnit * kPanel];  // one panel
 };
 
+// Of some k, with the padding behind the last of all.
+std::int64_t padded_depth(const PackedView& w, Piece k) {
+    return (k.end == w.k ? w.k_padded() : k.end) - k.begin;
+}
+
 // Rows [rows.begin, rows.end) of x, k [begin, begin + depth), into the tile.
 void fill_tile(const Job& job, const Unit& unit, Piece rows, Piece k, std::int64_t stride,
                std::byte* tile) {
     const auto element = static_cast<std::int64_t>(bytes_of(job.x.dtype));
+    const std::int64_t padded = padded_depth(job.w, k);
     for (std::int64_t row = rows.begin; row < rows.end; ++row) {
         const std::int64_t source = job.source_row == nullptr ? row : job.source_row[row];
         const std::int64_t at = source * job.x.stride + unit.matrix * job.x_step + k.begin;
-        job.kernels.fill_row(job.x.data + at * element, k.end - k.begin,
+        job.kernels.fill_row(job.x.data + at * element, k.end - k.begin, padded,
                              tile + (row - rows.begin) * stride);
     }
 }
@@ -103,19 +109,22 @@ float* sums_of(const Unit& unit, Piece rows, Scratch& scratch) {
 }
 
 // A tile's call over some panels of its unit and some k.
-TileCall call_of(const Job& job, const PackedView& matrix, const Unit& unit, Piece rows,
-                 Piece panels, Piece k, Scratch& scratch) {
+TileCall call_of(const PackedView& matrix, const Unit& unit, Piece rows, Piece panels, Piece k,
+                 Scratch& scratch) {
     TileCall call;
     call.x = scratch.tile;
     call.w =
         matrix.data + panels.begin * matrix.panel_bytes() + matrix.format.bytes(k.begin * kPanel);
     call.panel_stride = matrix.panel_bytes();
     call.panels = panels.end - panels.begin;
-    call.depth = k.end == matrix.k ? matrix.k_padded() - k.begin : k.end - k.begin;
-    call.scale_stride = matrix.scale_groups() * kPanel;
-    if (matrix.scales != nullptr)
-        call.scales = matrix.panel_scales() + panels.begin * call.scale_stride +
-                      k.begin / job.kernels.scale_block * kPanel;
+    call.depth = padded_depth(matrix, k);
+    if (matrix.format.scaled()) {
+        call.group = matrix.format.group_k;
+        call.bf16_scales = matrix.format.scale == ScaleType::bf16;
+        call.scale_stride = matrix.panel_scale_bytes();
+        call.scales = matrix.scales + panels.begin * call.scale_stride +
+                      k.begin / call.group * matrix.group_scale_bytes();
+    }
     call.acc = sums_of(unit, rows, scratch) +
                (panels.begin - unit.panels.begin) * (rows.end - rows.begin) * kPanel;
     call.first = k.begin == 0;
@@ -158,7 +167,7 @@ void multiply(const Job& job, const PackedView& matrix, const Unit& unit, const 
             const auto height = static_cast<int>(rows.end - rows.begin);
             fill_tile(job, unit, rows, k, tile_stride(height, job.kernels.bytes_per_k),
                       scratch.tile);
-            const TileCall call = call_of(job, matrix, unit, rows, unit.panels, k, scratch);
+            const TileCall call = call_of(matrix, unit, rows, unit.panels, k, scratch);
             job.kernels.tile[static_cast<std::size_t>(height)](call);
         }
     }
@@ -176,7 +185,7 @@ void multiply_widened(const Job& job, const PackedView& matrix, const Unit& unit
         for (std::int64_t panel = unit.panels.begin; panel < unit.panels.end; ++panel) {
             for (std::int64_t tile = some.begin; tile < some.end; ++tile) {
                 const Piece rows = tiles.at(tile);
-                TileCall call = call_of(job, matrix, unit, rows, {panel, panel + 1}, k, scratch);
+                TileCall call = call_of(matrix, unit, rows, {panel, panel + 1}, k, scratch);
                 if (tile == some.begin) kernels.widen(call.w, call.depth, scratch.widened);
                 call.x = scratch.tile + (rows.begin - all.begin) * kWidenedTileStride;
                 call.w = reinterpret_cast<const std::byte*>(scratch.widened);
@@ -258,10 +267,19 @@ void check_types(const Matrix& x, const WeightView& w, const Matrix& y, Store st
 Products::Products(CpuVariant variant) : variant_(variant) { microkernels_of(variant); }
 
 Expected<void> Products::check_format(const WeightFormat& format) const {
-    const int block = microkernels_of(variant_).of(format.code).scale_block;
-    if ((format.scaled() ? format.group_k : 0) == block) return {};
+    const int least = microkernels_of(variant_).of(format.code).least_group;
+    const WeightFormat packed = packed_format(format);
+    // A group is a piece of a tile's depth, and whole steps of every kernel.
+    const bool fits = packed.scaled()
+                          ? least > 0 && packed.group_k >= least && packed.group_k % least == 0 &&
+                                kDepthUnit % packed.group_k == 0
+                          : least == 0;
+    if (fits) return {};
     return fail(ErrorKind::unsupported, "{} weights with a scale for {} inputs: products take {}",
-                name_of(format.code), format.scaled() ? format.group_k : 0, block);
+                name_of(format.code), format.scaled() ? format.group_k : 0,
+                least == 0           ? "none"
+                : least < kDepthUnit ? "one for 16, 32, 64 or a multiple of 128"
+                                     : "one for 128");
 }
 
 void Products::product(ThreadPool& pool, const Matrix& x, const WeightView& w, const Matrix& y,

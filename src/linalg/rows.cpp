@@ -7,17 +7,22 @@
 namespace espalier::linalg {
 namespace {
 
-// Output n of a source: k weights, one after another. Codes are whole bytes.
+// Output n of a source: k weights, one after another, codes in two's complement. Rows are whole
+// bytes.
 void copy_output(const WeightSource& source, std::int64_t n, std::byte* to) {
-    const std::int64_t element = source.format.bytes(1);
+    const std::int64_t bytes = source.format.bytes(source.k);
     if (!source.transposed) {
-        std::memcpy(to, source.data + n * source.row_stride * element,
-                    static_cast<std::size_t>(source.k * element));
-        return;
+        std::memcpy(to, source.data + source.format.bytes(n * source.row_stride),
+                    static_cast<std::size_t>(bytes));
+    } else {
+        const std::int64_t element = source.format.bytes(1);
+        for (std::int64_t k = 0; k < source.k; ++k)
+            std::memcpy(to + k * element, source.data + (k * source.row_stride + n) * element,
+                        static_cast<std::size_t>(element));
     }
-    for (std::int64_t k = 0; k < source.k; ++k)
-        std::memcpy(to + k * element, source.data + (k * source.row_stride + n) * element,
-                    static_cast<std::size_t>(element));
+    if (!source.offset_codes) return;
+    const auto flip = static_cast<std::byte>(facts_of(source.format.code).bits == 4 ? 0x88 : 0x80);
+    for (std::int64_t i = 0; i < bytes; ++i) to[i] ^= flip;
 }
 
 }  // namespace
@@ -28,7 +33,7 @@ Expected<Weight> pack_rows(Device& device, WeightStack stack) {
     ESPALIER_ASSIGN_OR_RETURN(const std::int64_t weights, checked_product(shape.n, shape.k));
     ESPALIER_RETURN_IF_ERROR(checked_product(weights, facts_of(shape.format.code).bits));
     shape.matrix_bytes = shape.format.bytes(weights);
-    shape.scale_bytes = shape.n * shape.scale_groups() * std::int64_t{sizeof(float)};
+    shape.scale_bytes = shape.n * shape.scale_groups() * shape.scale_width();
     ESPALIER_ASSIGN_OR_RETURN(const std::int64_t data_bytes,
                               checked_product(shape.count, shape.matrix_bytes));
     ESPALIER_ASSIGN_OR_RETURN(const std::int64_t scale_bytes,
@@ -38,23 +43,24 @@ Expected<Weight> pack_rows(Device& device, WeightStack stack) {
                               device.allocate(static_cast<std::size_t>(scale_bytes)));
 
     std::vector<std::byte> rows(static_cast<std::size_t>(shape.matrix_bytes));
-    std::vector<float> row_scales;
+    std::vector<std::byte> row_scales(static_cast<std::size_t>(shape.scale_bytes));
     for (std::size_t index = 0; index < stack.size(); ++index) {
         std::byte* row = rows.data();
-        row_scales.clear();
+        std::int64_t scale = 0;
         for (const WeightSource& source : stack[index])
             for (std::int64_t n = 0; n < source.n; ++n) {
                 copy_output(source, n, row);
                 row += shape.format.bytes(shape.k);
                 for (std::int64_t group = 0; group < shape.scale_groups(); ++group)
-                    row_scales.push_back(scale_of(source, n, group));
+                    store_element(row_scales.data(), dtype_of(shape.format.scale), scale++,
+                                  scale_of(source, n, group));
             }
         const auto place = static_cast<std::int64_t>(index);
         ESPALIER_RETURN_IF_ERROR(device.upload(
             device.stream(), data.data() + place * shape.matrix_bytes, rows.data(), rows.size()));
-        ESPALIER_RETURN_IF_ERROR(
-            device.upload(device.stream(), scales.data() + place * shape.scale_bytes,
-                          row_scales.data(), row_scales.size() * sizeof(float)));
+        ESPALIER_RETURN_IF_ERROR(device.upload(device.stream(),
+                                               scales.data() + place * shape.scale_bytes,
+                                               row_scales.data(), row_scales.size()));
     }
     return Weight(std::move(data), std::move(scales), shape);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// WeightLayout::rows: weights as a checkpoint has them, [count][n][k] without gaps, and scales f32
+// WeightLayout::rows: weights as a checkpoint has them, [count][n][k] without gaps, and scales
 // [count][n][groups of k]. For any device: rows are made on the host and uploaded.
 #pragma once
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "linalg/weight.hpp"
 
-#include <cstring>
-
 namespace espalier::linalg {
 namespace {
 
@@ -24,6 +22,10 @@ Expected<void> check_scales(const WeightSource& source) {
                     "{} weights end at column {} but a row of scales has {} blocks of {}",
                     name_of(format.code), source.first_col + stored_cols, source.scale_stride,
                     columns_of_one);
+    if (format.group_k > kLongestGroup && format.group_k % kLongestGroup != 0)
+        return fail(ErrorKind::unsupported,
+                    "{} weights with a scale for {} inputs: more than {} and no multiple of it",
+                    name_of(format.code), format.group_k, kLongestGroup);
     // A group of k has one scale per output, so it must lie in one block of the grid.
     const std::int64_t phase = grid_origin(source).k % format.group_k;
     if (phase != 0 && phase + source.k > format.group_k)
@@ -40,10 +42,15 @@ Expected<void> check_source(const WeightSource& source) {
                     source.k);
     if (source.data == nullptr)
         return fail(ErrorKind::invalid, "weights [{}, {}] without data", source.n, source.k);
-    if (source.format.tensor_scale || source.format.zero_points)
-        return fail(ErrorKind::unsupported, "{} weights with {}", name_of(source.format.code),
-                    source.format.zero_points ? "zero points" : "a scale of the whole matrix");
+    if (source.format.zero_points)
+        return fail(ErrorKind::unsupported, "{} weights with zero points",
+                    name_of(source.format.code));
     const std::int64_t stored_cols = source.transposed ? source.n : source.k;
+    const int bits = facts_of(source.format.code).bits;
+    if (bits < 8 && (source.transposed || source.row_stride % 2 != 0 || source.k % 2 != 0))
+        return fail(
+            ErrorKind::unsupported, "{} weights {}", name_of(source.format.code),
+            source.transposed ? "stored by inputs" : "whose rows do not begin with whole bytes");
     if (source.row_stride < stored_cols)
         return fail(ErrorKind::invalid, "weights with {} stored columns have a row stride of {}",
                     stored_cols, source.row_stride);
@@ -71,20 +78,21 @@ GridOrigin grid_origin(const WeightSource& source) {
 
 float scale_of(const WeightSource& source, std::int64_t n, std::int64_t group) {
     const GridOrigin origin = grid_origin(source);
-    const std::int64_t k_block = origin.k / source.format.group_k + group;
+    const std::int64_t k = group * packed_format(source.format).group_k;
+    const std::int64_t k_block = (origin.k + k) / source.format.group_k;
     const std::int64_t n_block = (origin.n + n) / source.format.group_n;
     const std::int64_t at = source.transposed ? k_block * source.scale_stride + n_block
                                               : n_block * source.scale_stride + k_block;
-    float scale = 0.0f;  // a mapped file may hold it at any byte
-    std::memcpy(&scale, source.scales + at * 4, sizeof(scale));
-    return scale;
+    const float scale = load_element(source.scales, dtype_of(source.format.scale), at);
+    return source.format.tensor_scale ? scale * source.tensor_scale : scale;
 }
 
 Expected<WeightView> common_shape(WeightStack stack) {
     if (stack.empty() || stack[0].empty()) return fail(ErrorKind::invalid, "nothing to pack");
     WeightView shape;
     shape.count = static_cast<std::int64_t>(stack.size());
-    shape.format = stack[0][0].format;
+    const WeightFormat& format = stack[0][0].format;
+    shape.format = packed_format(format);
     shape.k = stack[0][0].k;
     for (std::size_t index = 0; index < stack.size(); ++index) {
         std::int64_t n = 0;
@@ -93,9 +101,9 @@ Expected<WeightView> common_shape(WeightStack stack) {
             if (source.k != shape.k)
                 return fail(ErrorKind::invalid, "joined weights disagree: {} inputs and {}",
                             shape.k, source.k);
-            if (source.format != shape.format)
+            if (source.format != format)
                 return fail(ErrorKind::invalid, "joined weights disagree: {} and {}",
-                            name_of(shape.format.code), name_of(source.format.code));
+                            name_of(format.code), name_of(source.format.code));
             if (__builtin_add_overflow(n, source.n, &n))
                 return fail(ErrorKind::invalid, "joined outputs: {} and {} more do not fit 64 bits",
                             n, source.n);

@@ -33,6 +33,10 @@ struct WeightSource {
     std::int64_t scale_stride = 0;
     std::int64_t first_row = 0;
     std::int64_t first_col = 0;
+    float tensor_scale =
+        1.0f;  // where the format has one: every scale is times this, rounded to f32
+    // Integer codes plus half their range, as compressed-tensors packs them: packing takes it off.
+    bool offset_codes = false;
 };
 
 // `stack[i]` lists the sources that make matrix i (heads, experts); they are joined along n and
@@ -43,7 +47,8 @@ enum class WeightLayout : std::uint8_t {
     none,
     rows,    // [count][n][k], scales [count][n][groups of k]: the reference backend, CUDA attention
     panels,  // linalg/packed.hpp: the CPU backend
-    fragments,  // linalg/cuda/fragments.hpp: the CUDA backend
+    fragments,        // linalg/cuda/fragments.hpp: the CUDA backend
+    gated_fragments,  // the same of gate and up, their rows dealt for a gated product
 };
 
 constexpr std::string_view name_of(WeightLayout layout) {
@@ -56,6 +61,8 @@ constexpr std::string_view name_of(WeightLayout layout) {
             return "panels";
         case WeightLayout::fragments:
             return "fragments";
+        case WeightLayout::gated_fragments:
+            return "gated fragments";
     }
     return "?";
 }
@@ -72,6 +79,10 @@ struct WeightView {
     const std::byte* data = nullptr;
     const std::byte* scales = nullptr;  // scaled formats only
 
+    // Of one scale.
+    std::int64_t scale_width() const {
+        return static_cast<std::int64_t>(bytes_of(dtype_of(format.scale)));
+    }
     std::int64_t scale_groups() const {
         return format.scaled() ? (k + format.group_k - 1) / format.group_k : 0;
     }
@@ -106,8 +117,20 @@ class Weight {
     WeightView view_;
 };
 
-// Format and shape that all matrices of the stack share, with every source checked. Sizes are
-// multiplied as 64-bit with overflow checks.
+// What weights stored in this format are packed as. Products know scales of bf16 and f32, one for
+// an output and up to kLongestGroup inputs: others become f32, with the matrix's own scale in them,
+// and one for more inputs (a whole row's) is repeated.
+inline constexpr std::int32_t kLongestGroup = 128;
+constexpr WeightFormat packed_format(WeightFormat format) {
+    if (!format.scaled()) return format;
+    if (format.scale != ScaleType::bf16 || format.tensor_scale) format.scale = ScaleType::f32;
+    if (format.group_k > kLongestGroup) format.group_k = kLongestGroup;
+    format.tensor_scale = false;
+    return format;
+}
+
+// Packed format and shape that all matrices of the stack share, with every source checked. Sizes
+// are multiplied as 64-bit with overflow checks.
 Expected<WeightView> common_shape(WeightStack stack);
 Expected<std::int64_t> checked_product(std::int64_t a, std::int64_t b);
 
@@ -117,7 +140,7 @@ struct GridOrigin {
     std::int64_t k = 0;
 };
 GridOrigin grid_origin(const WeightSource& source);
-// The f32 scale of output n and of group `group` of the view's inputs.
+// The scale of output n and of group `group` of the inputs as packed_format has them.
 float scale_of(const WeightSource& source, std::int64_t n, std::int64_t group);
 
 }  // namespace espalier::linalg

@@ -16,14 +16,13 @@ inline double weight_at(const WeightView& w, std::int64_t index, std::int64_t n,
     if (w.layout == WeightLayout::panels) {
         const PackedView panels(w);
         const std::int64_t lane = n % kPanel;
-        place = n / kPanel * panels.k_padded() * kPanel +
-                (paired(w.format.code) ? (k / 2 * kPanel + lane) * 2 + k % 2 : k * kPanel + lane);
+        place = n / kPanel * panels.k_padded() * kPanel + place_in_panel(w.format.code, k, lane);
         scale = n / kPanel * w.scale_groups() * kPanel + lane;
         scale_step = kPanel;
     }
     const double value = load_weight(matrix.data, w.format.code, place);
     if (!w.format.scaled()) return value;
-    return value * double{load_element(matrix.scales, DType::f32,
+    return value * double{load_element(matrix.scales, dtype_of(w.format.scale),
                                        scale + k / w.format.group_k * scale_step)};
 }
 

@@ -9,6 +9,7 @@
 #include <memory>
 #include <utility>
 
+#include "engine/grammar_drafter.hpp"
 #include "engine/model_target.hpp"
 #include "lossless/recorder.hpp"
 #include "speculate/ngram.hpp"
@@ -119,7 +120,8 @@ class Check {
             ESPALIER_ASSIGN_OR_RETURN(made, subject_.make_parts(work_.settings.schedule));
         } else {
             ESPALIER_ASSIGN_OR_RETURN(
-                made.target, engine::ModelTarget::create(subject_.model, limits_.sizes.page_count));
+                made.target, engine::ModelTarget::create(subject_.model, limits_.sizes.page_count,
+                                                         subject_.capture));
         }
         memory_ = std::move(made.memory);
         engine::StepperParts parts{std::move(made.target), subject_.tokenizer,
@@ -132,6 +134,10 @@ class Check {
             parts.drafters.push_back(
                 std::make_unique<RandomDrafter>(seed, options, texts_, work_.palette, &now_));
         };
+        if (work_.grammar_drafter) {
+            forced_id_ = parts.drafters.size();
+            parts.drafters.push_back(std::make_unique<engine::GrammarDrafter>(subject_.tokenizer));
+        }
         if (work_.random_drafter) add_random(work_.seed, work_.drafter);
         for (std::size_t i = 0; i < work_.more_drafters.size(); ++i)
             add_random(work_.seed + 1 + i, work_.more_drafters[i]);
@@ -170,6 +176,8 @@ class Check {
                 differs(one, choice, "it has not ended");
                 continue;
             }
+            if (got.ended == engine::Interruption::step_failed)
+                differs(one, choice, "a step of it failed");
             const bool cut = got.output.finish.reason == FinishReason::interrupted;
             const std::int64_t committed = got.usage.completion_tokens;
             const auto whole = static_cast<std::int64_t>(plain.tokens.size());
@@ -181,10 +189,40 @@ class Check {
                 differs(one, choice, fmt::format("{} tokens committed, not {}", committed, whole));
             if (const std::string found = origins_difference(got); !found.empty())
                 differs(one, choice, found);
+            if (got.usage.reasoning_tokens != reasoning_tokens(plain, got.usage.completion_tokens))
+                differs(one, choice,
+                        fmt::format("{} reasoning tokens, not {}", got.usage.reasoning_tokens,
+                                    reasoning_tokens(plain, committed)));
             count(got, cut);
+            if (one.planned.request.is_constrained()) count_held(one.planned.request, got);
         }
         compare_prompt(one);
         return {};
+    }
+
+    // Of the first `committed` tokens of a run alone.
+    static std::int64_t reasoning_tokens(const Output& plain, std::int64_t committed) {
+        return std::min(plain.reasoning_tokens, committed);
+    }
+
+    void count_held(const engine::Request& request, const RecordedChoice& got) {
+        Coverage& seen = verdict_.coverage;
+        std::string text;
+        bool reasoning = request.reasoning && request.reasoning->open;
+        for (const accept::CommittedToken& token : got.output.tokens) {
+            const bool ends =
+                reasoning && std::ranges::count(request.reasoning->end_token_ids, token.token) > 0;
+            seen.markers_in_trees += ends && token.origin.drafted() ? 1 : 0;
+            if (!reasoning) text += subject_.tokenizer.token_bytes(token.token);
+            reasoning = reasoning && !ends;
+        }
+        if (!request.grammar) return;
+        ++seen.grammars;
+        if (got.output.finish.reason != FinishReason::eos) return;
+        ++seen.held;
+        text.resize(text.size() -
+                    subject_.tokenizer.token_bytes(got.output.tokens.back().token).size());
+        verdict_.held.push_back({request.grammar->specification(), std::move(text)});
     }
 
     // Every draft is counted to one drafter, and every accepted one is a token that says so. (The
@@ -233,6 +271,7 @@ class Check {
         for (std::size_t d = 0; d < report.accepted_from.size(); ++d)
             seen.accepted_beside += d > 0 ? report.accepted_from[d] : 0;
         seen.moved += report.moved;
+        if (work_.grammar_drafter) seen.forced += report.accepted_from[forced_id_];
     }
 
     void count(const RecordedChoice& got, bool cut) {
@@ -255,6 +294,7 @@ class Check {
     std::shared_ptr<void> memory_;                  // of what the stepper is made of
     std::unique_ptr<engine::Stepper> stepper_;
     schedule::Time now_ = 0;
+    std::size_t forced_id_ = 0;  // of the drafter of what grammars force
     Verdict verdict_;
 };
 
@@ -297,6 +337,10 @@ void Coverage::add(const Coverage& other) {
     eos += other.eos;
     prompt_logprobs += other.prompt_logprobs;
     broken += other.broken;
+    grammars += other.grammars;
+    held += other.held;
+    markers_in_trees += other.markers_in_trees;
+    forced += other.forced;
 }
 
 Expected<Verdict> check_workload(const Workload& work, const Subject& subject) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "lossless/grammars.hpp"
 #include "lossless/workload.hpp"
 
 namespace espalier::lossless {
@@ -26,8 +27,12 @@ struct Coverage {
     std::int64_t hits = 0;         // tokens found in the prefix index
     std::int64_t interrupted = 0;  // cancelled or out of time
     std::int64_t bad_numbers = 0, stop_strings = 0, eos = 0;
-    std::int64_t prompt_logprobs = 0;  // requests whose prompts' were compared
-    std::int64_t broken = 0;           // drafters that were given up
+    std::int64_t prompt_logprobs = 0;   // requests whose prompts' were compared
+    std::int64_t broken = 0;            // drafters that were given up
+    std::int64_t grammars = 0;          // requests with one
+    std::int64_t held = 0;              // of these: came to an end of the grammar
+    std::int64_t markers_in_trees = 0;  // ends of reasoning that were accepted drafts
+    std::int64_t forced = 0;            // accepted drafts of what grammars force
 
     void add(const Coverage& other);
 };
@@ -38,6 +43,7 @@ std::string difference(const Output& got, const Output& want);
 struct Verdict {
     std::vector<std::string> differences;  // none: lossless
     Coverage coverage;
+    std::vector<HeldText> held;  // for a checker of texts
 };
 
 // An error: the model refused something, or the engine did not come to an end.

@@ -4,6 +4,7 @@
 #include <array>
 #include <utility>
 
+#include "grammar/matcher.hpp"
 #include "model/sequence.hpp"
 #include "ops/sampling_builder.hpp"
 #include "ops/sampling_memory.hpp"
@@ -24,7 +25,8 @@ class PlainSampler {
             .vocabulary = vocabulary,
             .max_context = max_context,
             .biases = accept::kMaxLogitBiases,
-            .banned = 2 * accept::kMaxStopTokens + accept::kMaxStopStrings};
+            .banned = 2 * accept::kMaxStopTokens + accept::kMaxStopStrings,
+            .masks = 1};
         ESPALIER_ASSIGN_OR_RETURN(auto builder, ops::SamplingBatchBuilder::create(capacity));
         ESPALIER_ASSIGN_OR_RETURN(auto memory,
                                   ops::SamplingMemory::create(context.device, capacity));
@@ -69,6 +71,22 @@ class PlainSampler {
     ops::SamplingMemory memory_;
 };
 
+// Where a text stands, by all of its tokens.
+struct PlainPlace {
+    bool reasoning = false;
+    std::int64_t reasoning_tokens = 0;
+    std::size_t answer = 0;  // where the answer begins
+};
+
+PlainPlace place_of(const std::optional<accept::ReasoningRule>& rule,
+                    std::span<const std::int32_t> output) {
+    if (!rule || !rule->open) return {};
+    for (std::size_t i = 0; i < output.size(); ++i)
+        for (const std::int32_t end : rule->end_token_ids)
+            if (output[i] == end) return {false, static_cast<std::int64_t>(i), i + 1};
+    return {true, static_cast<std::int64_t>(output.size()), output.size()};
+}
+
 class PlainRun {
   public:
     PlainRun(const Subject& subject, PlainSampler sampler, const engine::CheckedRequest& checked,
@@ -90,14 +108,22 @@ class PlainRun {
                 progress_.end(accept::FinishReason::nothing_left, output_);
             else if (drawn.flag == ops::DrawFlag::bad_logits)
                 progress_.end(accept::FinishReason::bad_numbers, output_);
-            else if (!progress_.commit(drawn, top_, output_))
-                ESPALIER_RETURN_IF_ERROR(feed(std::array{drawn.token}));
+            else
+                ESPALIER_RETURN_IF_ERROR(commit(drawn));
         }
         output_.finish = *progress_.finish();
+        output_.reasoning_tokens =
+            place_of(checked_.request.reasoning, committed_).reasoning_tokens;
         return output_;
     }
 
   private:
+    Expected<void> commit(const ops::Draw& drawn) {
+        committed_.push_back(drawn.token);
+        if (progress_.commit(drawn, top_, output_)) return {};
+        return feed(std::array{drawn.token});
+    }
+
     // A number that is not finite ends the request.
     Expected<void> feed(std::span<const std::int32_t> tokens) {
         ESPALIER_ASSIGN_OR_RETURN(const model::Fed fed, sequence_.feed(model_, tokens, true));
@@ -123,6 +149,31 @@ class PlainRun {
         return {};
     }
 
+    // What its reasoning and its grammar leave of the vocabulary.
+    Expected<void> constrain(ops::SamplingBatchBuilder& builder, ops::NodeRequest& node) const {
+        const engine::Request& request = checked_.request;
+        const PlainPlace place = place_of(request.reasoning, committed_);
+        if (place.reasoning) {
+            const std::optional<std::int64_t> budget = request.reasoning->budget;
+            if (budget && place.reasoning_tokens >= *budget) {
+                const auto token = static_cast<std::size_t>(request.reasoning->end_token_ids[0]);
+                const std::span<std::uint32_t> words = builder.add_mask(node.allowed);
+                for (std::size_t i = 0; i < words.size(); ++i)
+                    words[i] = i == token / 32 ? 1u << token % 32 : 0u;
+            } else if (request.grammar) {
+                node.banned = builder.add_banned(checked_.rules.options().eos_token_ids);
+            }
+            return {};
+        }
+        if (!request.grammar) return {};
+        grammar::Matcher matcher(request.grammar);
+        for (std::size_t i = place.answer; i < committed_.size(); ++i)
+            if (!matcher.accept(committed_[i]))
+                return fail(ErrorKind::invalid, "the grammar refuses token {} of a plain run", i);
+        matcher.fill_mask(builder.add_mask(node.allowed));
+        return {};
+    }
+
     Expected<ops::Draw> draw() {
         ops::SamplingBatchBuilder& builder = sampler_.begin();
         ops::NodeRequest node{.parameters = checked_.sampling.draw(),
@@ -138,6 +189,7 @@ class PlainRun {
         if (checked_.sampling.counts_tokens())
             node.committed =
                 builder.add_counts(draws_++, {.entries = progress_.committed_counts().entries});
+        ESPALIER_RETURN_IF_ERROR(constrain(builder, node));
         return sampler_.draw(logits_, node, top_);
     }
 
@@ -150,6 +202,7 @@ class PlainRun {
     model::Sequence sequence_;
     Matrix logits_;  // of the token fed last
     std::vector<accept::TokenLogprob> top_;
+    std::vector<std::int32_t> committed_;
     Output output_;
 };
 

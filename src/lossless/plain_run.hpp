@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a request's output is, plainly: the request alone, without cache, batch, tree or chunks, one
-// token at a time, drawn on the host by the plain version of the sampler. The engine must give
-// these bits.
+// token at a time, drawn on the host by the plain version of the sampler. Where its reasoning and
+// its grammar stand is found anew for every token: by looking through all before it, and with a
+// matcher that begins at the beginning. The engine must give these bits.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,10 @@
 #include "base/cpu_device.hpp"
 #include "base/error.hpp"
 #include "base/op_context.hpp"
+#include "batch/captured_steps.hpp"
 #include "engine/request.hpp"
 #include "engine/target.hpp"
+#include "grammar/compiler.hpp"
 #include "model/deepseek.hpp"
 #include "model/taps.hpp"
 #include "ops/ops.hpp"
@@ -41,6 +44,8 @@ struct Subject {
         std::vector<std::unique_ptr<speculate::Drafter>> drafters;
     };
     std::function<Expected<Parts>(const schedule::SchedulerOptions&)> make_parts = {};
+    batch::CaptureOptions capture = {};     // of the engines' steps
+    grammar::Compiler* compiler = nullptr;  // for requests with grammars; null: there are none
 
     std::int32_t vocabulary() const { return static_cast<std::int32_t>(model.config().vocab_size); }
 };
@@ -49,6 +54,7 @@ struct Output : accept::Emission {
     accept::Finish finish;
     std::vector<float> prompt_logprobs;
     std::vector<accept::TokenLogprob> prompt_tops;
+    std::int64_t reasoning_tokens = 0;
 };
 
 class PlainRunner {

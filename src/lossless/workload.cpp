@@ -7,19 +7,23 @@
 
 #include "base/random.hpp"
 #include "cache/page.hpp"
+#include "lossless/grammars.hpp"
 
 namespace espalier::lossless {
 namespace {
 
 using Tokens = std::vector<std::int32_t>;
 
+enum class Kind { plain, long_prompts, grammars };
+
 class Generator {
   public:
-    Generator(std::uint64_t seed, const Subject& subject, bool long_prompts)
+    Generator(std::uint64_t seed, const Subject& subject, Kind kind)
         : random_(seed),
           subject_(subject),
           sound_(subject.vocabulary() - subject.poisoned),
-          long_(long_prompts) {
+          long_(kind == Kind::long_prompts),
+          grammars_(kind == Kind::grammars) {
         work_.seed = seed;
     }
 
@@ -42,8 +46,10 @@ class Generator {
                 continue_chat(one, random_.between(0, i - 1));
             work_.requests.push_back(one);
         }
+        if (grammars_) constrain_requests();
         choose_settings();
         choose_drafters();
+        if (grammars_) choose_grammar_drafter();
         prescribe_drafts();
         return work_;
     }
@@ -260,6 +266,23 @@ class Generator {
         }
     }
 
+    void constrain_requests() {
+        Random random(work_.seed ^ 0x67'7261'6d6d'6172);
+        for (WorkloadRequest& one : work_.requests)
+            constrain(random, subject_, work_.palette, one.request);
+    }
+
+    // Three quarters of the workloads; others make room for it.
+    void choose_grammar_drafter() {
+        work_.grammar_drafter = work_.settings.schedule.hash_seed % 4 != 0;
+        if (!work_.grammar_drafter) return;
+        if (work_.own_drafters && work_.random_drafter) work_.ngram = false;
+        const std::size_t others = (work_.own_drafters ? 2u : 0u) + (work_.ngram ? 1u : 0u) +
+                                   (work_.random_drafter ? 1u : 0u);
+        const std::size_t room = static_cast<std::size_t>(kMaxDrafters) - 1 - others;
+        if (work_.more_drafters.size() > room) work_.more_drafters.resize(room);
+    }
+
     // A fifth of the requests that draft prescribe their trees.
     void prescribe_drafts() {
         Random random(work_.settings.schedule.hash_seed + 1);
@@ -274,7 +297,7 @@ class Generator {
     Random random_;
     Subject subject_;
     std::int32_t sound_;  // ids below this are not poisoned
-    bool long_;
+    bool long_, grammars_;
     Workload work_;
     std::array<Tokens, 3> bases_;
 };
@@ -297,11 +320,15 @@ Expected<void> check_subject(const Subject& subject) {
 }
 
 Workload random_workload(std::uint64_t seed, const Subject& subject) {
-    return Generator(seed, subject, false)();
+    return Generator(seed, subject, Kind::plain)();
 }
 
 Workload long_workload(std::uint64_t seed, const Subject& subject) {
-    return Generator(seed, subject, true)();
+    return Generator(seed, subject, Kind::long_prompts)();
+}
+
+Workload grammar_workload(std::uint64_t seed, const Subject& subject) {
+    return Generator(seed, subject, Kind::grammars)();
 }
 
 }  // namespace espalier::lossless

@@ -34,9 +34,10 @@ struct WorkloadRequest {
 struct Workload {
     std::uint64_t seed = 0;
     engine::StepperSettings settings;
-    bool own_drafters = false;   // the model's own take part
-    bool ngram = false;          // the n-gram drafter too
-    bool random_drafter = true;  // and the random one
+    bool own_drafters = false;     // the model's own take part
+    bool ngram = false;            // the n-gram drafter too
+    bool random_drafter = true;    // and the random one
+    bool grammar_drafter = false;  // and the one of what grammars force
     RandomDrafterOptions drafter;
     std::vector<RandomDrafterOptions>
         more_drafters;                  // random ones beside it, up to the engine's most
@@ -51,5 +52,7 @@ Workload random_workload(std::uint64_t seed, const Subject& subject);
 // turns that find generated text in the cache, and sometimes without the decompressed form. The
 // model must be set up for sequences of kLongWorkloadLength.
 Workload long_workload(std::uint64_t seed, const Subject& subject);
+// The same as random_workload with grammars and reasoning (grammars.hpp) for most of its requests.
+Workload grammar_workload(std::uint64_t seed, const Subject& subject);
 
 }  // namespace espalier::lossless

@@ -170,6 +170,9 @@ Expected<void> check_up_weights(const linalg::WeightView& weights, std::string_v
     if (weights.format.scaled() && weights.scales == nullptr)
         return fail(ErrorKind::invalid, "{} is {} without scales", name,
                     name_of(weights.format.code));
+    if (weights.format.scaled() && weights.format.scale != ScaleType::f32)
+        return fail(ErrorKind::unsupported, "{} is {} with scales that are not f32", name,
+                    name_of(weights.format.code));
     return {};
 }
 

@@ -3,6 +3,8 @@
 
 #include <cmath>
 
+#include "checkpoint/tensor_list.hpp"
+#include "linalg/round_weights.hpp"
 #include "mla/contract.hpp"
 
 namespace espalier::model {
@@ -10,12 +12,16 @@ namespace {
 
 using checkpoint::ModelConfig;
 
+std::int64_t kv_b_parameters(const ModelConfig& c) {
+    return c.num_attention_heads * (mla::kNope + mla::kValue) * mla::kLatent;
+}
+
 std::int64_t attention_parameters(const ModelConfig& c) {
     const std::int64_t heads = c.num_attention_heads;
     const std::int64_t query = c.q_lora_rank > 0
                                    ? c.q_lora_rank * (c.hidden_size + heads * mla::kQuery)
                                    : c.hidden_size * heads * mla::kQuery;
-    return query + c.hidden_size * mla::kKey + heads * (mla::kNope + mla::kValue) * mla::kLatent +
+    return query + c.hidden_size * mla::kKey + kv_b_parameters(c) +
            heads * mla::kValue * c.hidden_size;
 }
 
@@ -26,6 +32,7 @@ std::int64_t expert_parameters(const ModelConfig& c) {
 struct LayerParameters {
     std::int64_t fixed = 0;   // read whatever the router says
     std::int64_t routed = 0;  // all routed experts
+    std::int64_t router = 0;  // of the fixed ones
 };
 
 LayerParameters layer_parameters(const ModelConfig& c, std::int64_t layer) {
@@ -35,7 +42,8 @@ LayerParameters layer_parameters(const ModelConfig& c, std::int64_t layer) {
         p.fixed += 3 * c.hidden_size * c.intermediate_size;
         return p;
     }
-    p.fixed += c.hidden_size * c.n_routed_experts + c.n_shared_experts * expert_parameters(c);
+    p.router = c.hidden_size * c.n_routed_experts;
+    p.fixed += p.router + c.n_shared_experts * expert_parameters(c);
     p.routed = c.n_routed_experts * expert_parameters(c);
     return p;
 }
@@ -60,12 +68,26 @@ ParameterCount count_parameters(const ModelConfig& c) {
     return count;
 }
 
-StepCost step_cost(const ModelConfig& c, const WeightFormat& weight, const StepShape& shape) {
+namespace {
+
+// Of what a layer reads whatever the router says; the router itself is f32.
+double fixed_bytes(const ModelConfig& c, const LayerParameters& p, const StepFormats& formats) {
+    const std::int64_t attention = attention_parameters(c) - kv_b_parameters(c);
+    const std::int64_t feed_forward = p.fixed - p.router - attention_parameters(c);
+    return (static_cast<double>(attention) * formats.attention.bits_per_weight() +
+            static_cast<double>(kv_b_parameters(c)) * formats.kv_b.bits_per_weight() +
+            static_cast<double>(feed_forward) * formats.feed_forward.bits_per_weight()) /
+               8 +
+           static_cast<double>(p.router) * sizeof(float);
+}
+
+}  // namespace
+
+StepCost step_cost(const ModelConfig& c, const StepFormats& formats, const StepShape& shape) {
     StepCost cost;
-    const auto width = facts_of(weight.code).bits / 8.0;
     const auto tokens = static_cast<double>(shape.tokens);
     const auto table = static_cast<double>(c.vocab_size * c.hidden_size);
-    cost.weight_bytes = table * (weight.scaled() ? 2.0 : width);
+    cost.weight_bytes = table * formats.head.bits_per_weight() / 8;
     cost.flops = 2 * table * static_cast<double>(shape.gathered);
 
     // Pairs of (query, visible key): causal over `depth` cached keys and the window itself.
@@ -81,31 +103,45 @@ StepCost step_cost(const ModelConfig& c, const WeightFormat& weight, const StepS
                                     decompressed_pairs * (mla::kQuery + mla::kValue));
     // Each decompressed segment up-projects every key below its end once.
     const double up_keys = decompressed > 0 ? static_cast<double>(shape.depth) + decompressed : 0.0;
-    const double kv_b = heads * static_cast<double>((mla::kNope + mla::kValue) * mla::kLatent);
+    const auto kv_b = static_cast<double>(kv_b_parameters(c));
 
     for (std::int64_t layer = 0; layer < c.num_hidden_layers; ++layer) {
         const LayerParameters p = layer_parameters(c, layer);
-        cost.weight_bytes += static_cast<double>(p.fixed) * width;
+        cost.weight_bytes += fixed_bytes(c, p, formats);
         cost.flops += 2 * tokens * (static_cast<double>(p.fixed) - kv_b);
         cost.flops += 2 * kv_b * (tokens - decompressed + up_keys) + attention_flops;
         cost.cache_bytes += (static_cast<double>(shape.depth) + tokens) * mla::kKey *
-                            (weight.input() == DType::f32 ? 4 : 2);
+                            (formats.attention.input() == DType::f32 ? 4 : 2);
         if (p.routed == 0) continue;
         const double share =
             static_cast<double>(c.num_experts_per_tok) / static_cast<double>(c.n_routed_experts);
-        cost.weight_bytes +=
-            static_cast<double>(p.routed) * width * (1 - std::pow(1 - share, tokens));
+        cost.weight_bytes += static_cast<double>(p.routed) *
+                             formats.feed_forward.bits_per_weight() / 8 *
+                             (1 - std::pow(1 - share, tokens));
         cost.flops +=
             2 * tokens * static_cast<double>(c.num_experts_per_tok * expert_parameters(c));
     }
     return cost;
 }
 
+std::uint64_t rounded_bytes(const ModelConfig& config, WeightCode code) {
+    ModelConfig plain = config;
+    plain.quantization = {};
+    const double bits = grouped(code, linalg::kRoundedGroup, ScaleType::bf16).bits_per_weight();
+    double bytes = 0;
+    for (const checkpoint::TensorSpec& spec : checkpoint::list_tensors(plain, {})) {
+        const bool kept = spec.role != checkpoint::TensorRole::projection ||
+                          spec.name.ends_with("kv_b_proj.weight");
+        bytes += static_cast<double>(spec.elements()) * (kept ? 2.0 : bits / 8);
+    }
+    return static_cast<std::uint64_t>(bytes);
+}
+
 PairCost pair_cost(const ModelConfig& c) {
     const auto layers = static_cast<double>(c.num_hidden_layers * c.num_attention_heads);
     const double absorbed = 2 * layers * (mla::kKey + mla::kLatent);
     // The weights' type counts bytes only. A token alone sees itself: that pair is taken off.
-    const double token = step_cost(c, WeightFormat{}, StepShape{}).flops - absorbed;
+    const double token = step_cost(c, StepFormats{}, StepShape{}).flops - absorbed;
     return {.absorbed = absorbed / token,
             .decompressed = 2 * layers * (mla::kQuery + mla::kValue) / token};
 }

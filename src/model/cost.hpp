@@ -32,8 +32,18 @@ struct StepShape {
     std::int64_t decompressed = 0;  // of the tokens, how many take the decompressed form
     std::int64_t gathered = 1;
 };
-StepCost step_cost(const checkpoint::ModelConfig& config, const WeightFormat& weight,
+// How the matrices that a step reads are stored.
+struct StepFormats {
+    WeightFormat attention;  // but for kv_b
+    WeightFormat kv_b;
+    WeightFormat feed_forward;  // dense layers', or the routed and shared experts'
+    WeightFormat head;
+};
+StepCost step_cost(const checkpoint::ModelConfig& config, const StepFormats& formats,
                    const StepShape& shape);
+
+// Of all weights when projections are rounded at load (LoadOptions::rounding), MTP layers included.
+std::uint64_t rounded_bytes(const checkpoint::ModelConfig& config, WeightCode code);
 
 // One more key for one query to see, in units of the operations of a token that sees none: how much
 // dearer a long context makes a step that is bound by arithmetic. What decompressed keys cost to

@@ -44,21 +44,20 @@ DecoderRule::DecoderRule(const checkpoint::ModelConfig& config)
       rope{inverse_frequencies(config), rope_magnitude(config)},
       router(router_rule(config)) {}
 
-Expected<void> DecoderLayer::write_kv(const batch::BatchView& batch, const mla::KvPages& kv) const {
+Expected<void> DecoderLayer::write_kv(const batch::BatchView& batch, const mla::KvPages& kv,
+                                      Input given) const {
     const AttentionWeights& w = weights_.attention;
     const std::int64_t tokens = batch.cap_tokens;
     const Matrix input = a_.attention_input.slice(0, tokens);
-    if (!weights_.input_norm.empty())
+    if (given == Input::residual && !weights_.input_norm.empty())
         backend_.rms_norm(context_, a_.residual.slice(0, tokens), weights_.input_norm.data(),
                           rule_.epsilon, input, {});
     const Matrix kv_a = a_.kv_a.slice(0, tokens);
     const Matrix latent = a_.latent.slice(0, tokens);
     const Matrix key_rope = a_.key_rope.slice(0, tokens);
     backend_.product(context_, input, w.kv_a.view(), kv_a, ops::Store::assign);
-    backend_.rms_norm(context_, kv_a.columns(0, mla::kLatent), w.kv_a_norm.data(), kLowRankEpsilon,
-                      latent, {});
-    backend_.rope(context_, kv_a.columns(mla::kLatent, mla::kRope), 0, 1,
-                  a_.cos_sin.slice(0, tokens), key_rope, 0);
+    backend_.split_latent(context_, kv_a, {w.kv_a_norm.data(), kLowRankEpsilon, latent, {}},
+                          a_.cos_sin.slice(0, tokens), key_rope);
     mla::AppendCall append;
     append.tokens = tokens;
     append.latent = latent.row<float>(0);
@@ -71,8 +70,7 @@ Expected<void> DecoderLayer::write_kv(const batch::BatchView& batch, const mla::
     return kernels_.append(context_, append);
 }
 
-// The input that write_kv left → q f32, its rope part not yet rotated; the other part also as
-// products and attention read it.
+// The input that write_kv left → q f32.
 void DecoderLayer::project_queries(std::int64_t tokens) const {
     const AttentionWeights& w = weights_.attention;
     Matrix input = a_.attention_input.slice(0, tokens);
@@ -83,10 +81,16 @@ void DecoderLayer::project_queries(std::int64_t tokens) const {
         backend_.rms_norm(context_, q_a, w.q_a_norm.data(), kLowRankEpsilon, q_low, {});
         input = q_low;
     }
-    const Matrix q = a_.q.slice(0, tokens);
-    backend_.product(context_, input, w.q.view(), q, ops::Store::assign);
-    backend_.convert(context_, q, mla::kQuery, rule_.heads, mla::kNope, a_.q_act.slice(0, tokens),
-                     mla::kQuery);
+    backend_.product(context_, input, w.q.view(), a_.q.slice(0, tokens), ops::Store::assign);
+}
+
+// Queries of tokens [first, first + count): q_nope as products and attention read it, q_rope
+// rotated to where that form of attention reads it.
+void DecoderLayer::split_queries(std::int64_t first, std::int64_t count, const Matrix& rope_to,
+                                 std::int64_t rope_step) const {
+    backend_.split_queries(context_, a_.q.slice(first, count), rule_.heads, mla::kNope,
+                           a_.cos_sin.slice(first, count), a_.q_act.slice(first, count), rope_to,
+                           rope_step);
 }
 
 mla::AbsorbedCall DecoderLayer::absorbed_call(const batch::BatchView& batch,
@@ -116,11 +120,9 @@ Expected<void> DecoderLayer::attend_absorbed(const batch::BatchView& batch,
                                              const mla::KvPages& kv) const {
     const std::int64_t count = batch.cap_absorbed;
     const Matrix query = a_.q_absorbed.slice(0, count);
+    split_queries(0, count, query.columns(mla::kLatent, query.cols - mla::kLatent), mla::kKey);
     backend_.stacked_product(context_, a_.q_act.slice(0, count), mla::kQuery,
                              weights_.attention.absorb_key.view(), query, mla::kKey);
-    backend_.rope(context_, a_.q.slice(0, count).columns(mla::kNope, a_.q.cols - mla::kNope),
-                  mla::kQuery, rule_.heads, a_.cos_sin.slice(0, count),
-                  query.columns(mla::kLatent, query.cols - mla::kLatent), mla::kKey);
     ESPALIER_RETURN_IF_ERROR(kernels_.absorbed(context_, absorbed_call(batch, kv)));
     backend_.stacked_product(context_, a_.out_latent.slice(0, count), mla::kLatent,
                              weights_.attention.up_value.view(), a_.out.slice(0, count),
@@ -132,8 +134,7 @@ Expected<void> DecoderLayer::attend_decompressed(const batch::BatchView& batch,
                                                  const mla::KvPages& kv) const {
     const std::int64_t first = batch.cap_absorbed;
     const std::int64_t count = batch.cap_tokens - first;
-    backend_.rope(context_, a_.q.slice(first, count).columns(mla::kNope, a_.q.cols - mla::kNope),
-                  mla::kQuery, rule_.heads, a_.cos_sin.slice(first, count),
+    split_queries(first, count,
                   a_.q_act.slice(first, count).columns(mla::kNope, a_.q_act.cols - mla::kNope),
                   mla::kQuery);
     mla::DecompressedCall call;
@@ -159,56 +160,80 @@ Expected<void> DecoderLayer::attention(const batch::BatchView& batch,
     const Matrix partial = a_.partial.slice(0, tokens);
     backend_.product(context_, a_.out.slice(0, tokens), weights_.attention.o.view(), partial,
                      ops::Store::assign);
-    backend_.reduce_add(context_, partial, a_.residual.slice(0, tokens));
+    backend_.reduce_add_norm(
+        context_, partial, a_.residual.slice(0, tokens),
+        {weights_.post_attention_norm.data(), rule_.epsilon, a_.normed.slice(0, tokens),
+         weights_.moe ? a_.normed_exact.slice(0, tokens) : Matrix{}});
     return {};
 }
 
-void DecoderLayer::mlp(const batch::BatchView& batch) const {
+void DecoderLayer::mlp(const batch::BatchView& batch, const LayerWeights* next) const {
     const std::int64_t tokens = batch.cap_tokens;
     const Matrix residual = a_.residual.slice(0, tokens);
     const Matrix partial = a_.partial.slice(0, tokens);
-    const bool moe = weights_.moe.has_value();
-    backend_.rms_norm(context_, residual, weights_.post_attention_norm.data(), rule_.epsilon,
-                      a_.normed.slice(0, tokens),
-                      moe ? a_.normed_exact.slice(0, tokens) : Matrix{});
-    if (moe)
-        mixture_of_experts(batch);
+    ops::RowNorm norm;
+    if (next != nullptr)
+        norm = {next->input_norm.data(), rule_.epsilon, a_.attention_input.slice(0, tokens), {}};
+    if (weights_.moe) return mixture_of_experts(batch, norm);
+    feed_forward(*weights_.dense, partial);
+    if (next != nullptr)
+        backend_.reduce_add_norm(context_, partial, residual, norm);
     else
-        feed_forward(*weights_.dense, partial);
-    backend_.reduce_add(context_, partial, residual);
+        backend_.reduce_add(context_, partial, residual);
 }
 
 // out [T, hidden] from activations.normed.
 void DecoderLayer::feed_forward(const FeedForwardWeights& weights, const Matrix& out) const {
-    const std::int64_t width = weights.down.view().k;
-    const Matrix gate_up{a_.gate_up.data, a_.gate_up.dtype, out.rows, 2 * width, 2 * width};
-    const Matrix gated{a_.gated.data, a_.gated.dtype, out.rows, width, width};
-    backend_.product(context_, a_.normed.slice(0, out.rows), weights.gate_up.view(), gate_up,
+    gate(weights, out.rows);
+    backend_.product(context_, gated(weights, out.rows), weights.down.view(), out,
                      ops::Store::assign);
-    backend_.swiglu(context_, gate_up, gated);
-    backend_.product(context_, gated, weights.down.view(), out, ops::Store::assign);
 }
 
-void DecoderLayer::mixture_of_experts(const batch::BatchView& batch) const {
+// What the down product of a dense layer or a shared expert takes.
+Matrix DecoderLayer::gated(const FeedForwardWeights& weights, std::int64_t tokens) const {
+    const std::int64_t width = weights.down.view().k;
+    return {a_.gated.data, a_.gated.dtype, tokens, width, width};
+}
+
+void DecoderLayer::gate(const FeedForwardWeights& weights, std::int64_t tokens) const {
+    const std::int64_t width = 2 * weights.down.view().k;
+    const Matrix gate_up{a_.gate_up.data, a_.gate_up.dtype, tokens, width, width};
+    backend_.gated_product(context_, a_.normed.slice(0, tokens), weights.gate_up.view(), gate_up,
+                           gated(weights, tokens));
+}
+
+// residual += the experts' sum; then norm, where there is one. The shared expert's products stand
+// beside the router's steps: on a GPU their weights come while those, which read little, run.
+void DecoderLayer::mixture_of_experts(const batch::BatchView& batch,
+                                      const ops::RowNorm& norm) const {
     const MoeWeights& moe = *weights_.moe;
     const std::int64_t tokens = batch.cap_tokens;
     const std::int64_t pairs = tokens * rule_.router.top_k;
     const Matrix router_logits = a_.router_logits.slice(0, tokens);
-    const Matrix gate_up = a_.pair_gate_up.slice(0, pairs);
-    const Matrix gated = a_.pair_gated.slice(0, pairs);
+    const Matrix gated_pairs = a_.pair_gated.slice(0, pairs);
     const Matrix out = a_.pair_out.slice(0, pairs);
+    const Matrix shared = moe.shared ? a_.shared_out.slice(0, tokens) : Matrix{};
+    if (moe.shared) gate(*moe.shared, tokens);
     backend_.product(context_, a_.normed_exact.slice(0, tokens), moe.router.view(), router_logits,
                      ops::Store::assign);
+    if (moe.shared)
+        backend_.product(context_, gated(*moe.shared, tokens), moe.shared->down.view(), shared,
+                         ops::Store::assign);
     backend_.route(context_, router_logits, moe.bias.empty() ? nullptr : moe.bias.data(),
                    rule_.router, batch.row_of, a_.plan);
-    backend_.expert_product(context_, a_.normed.slice(0, tokens), a_.plan.source_token,
-                            a_.plan.indptr, moe.gate_up.view(), gate_up);
-    backend_.swiglu(context_, gate_up, gated);
-    backend_.expert_product(context_, gated, nullptr, a_.plan.indptr, moe.down.view(), out);
-    const Matrix shared = moe.shared ? a_.shared_out.slice(0, tokens) : Matrix{};
-    if (moe.shared) feed_forward(*moe.shared, shared);
-    backend_.combine_experts(context_, out, rule_.router, a_.plan, shared,
-                             a_.partial.slice(0, tokens));
+    backend_.gated_expert_product(context_, a_.normed.slice(0, tokens), a_.plan.source_token,
+                                  a_.plan.indptr, moe.gate_up.view(),
+                                  a_.pair_gate_up.slice(0, pairs), gated_pairs);
+    backend_.expert_product(context_, gated_pairs, nullptr, a_.plan.indptr, moe.down.view(), out);
+    const Matrix partial = a_.partial.slice(0, tokens);
+    const Matrix residual = a_.residual.slice(0, tokens);
+    if (norm.weight != nullptr) {
+        backend_.combine_add_norm(context_, out, rule_.router, a_.plan, shared, partial, residual,
+                                  norm);
+    } else {
+        backend_.combine_experts(context_, out, rule_.router, a_.plan, shared, partial);
+        backend_.reduce_add(context_, partial, residual);
+    }
 }
 
 }  // namespace espalier::model

@@ -53,23 +53,33 @@ class DecoderLayer {
           context_(parts.context),
           weights_(weights) {}
 
+    // Whether the norm of the layer's input is still to be made, or the layer before left it in
+    // activations.attention_input.
+    enum class Input : std::uint8_t { residual, normed };
+
     // The KV half: norm → kv_a → norm, rope → the batch's slots of the cache. Leaves the input's
     // norm in activations.attention_input; a layer without input_norm finds it there.
-    Expected<void> write_kv(const batch::BatchView& batch, const mla::KvPages& kv) const;
+    Expected<void> write_kv(const batch::BatchView& batch, const mla::KvPages& kv,
+                            Input given = Input::residual) const;
     // Once for all layers, where activations.attention_plan is: from the batch's lengths.
     Expected<void> plan_attention(const batch::BatchView& batch, const mla::KvPages& kv) const;
-    // After write_kv of the same layer: residual += attention.
+    // After write_kv of the same layer: residual += attention. Leaves norms of the sum for mlp().
     Expected<void> attention(const batch::BatchView& batch, const mla::KvPages& kv) const;
-    // residual += MLP(norm(residual)).
-    void mlp(const batch::BatchView& batch) const;
+    // After attention of the same layer: residual += MLP(norm(residual)). Leaves the norm with
+    // which layer `next` begins (null: none) in activations.attention_input.
+    void mlp(const batch::BatchView& batch, const LayerWeights* next = nullptr) const;
 
   private:
     void project_queries(std::int64_t tokens) const;
+    void split_queries(std::int64_t first, std::int64_t count, const Matrix& rope_to,
+                       std::int64_t rope_step) const;
     mla::AbsorbedCall absorbed_call(const batch::BatchView& batch, const mla::KvPages& kv) const;
     Expected<void> attend_absorbed(const batch::BatchView& batch, const mla::KvPages& kv) const;
     Expected<void> attend_decompressed(const batch::BatchView& batch, const mla::KvPages& kv) const;
     void feed_forward(const FeedForwardWeights& weights, const Matrix& out) const;
-    void mixture_of_experts(const batch::BatchView& batch) const;
+    Matrix gated(const FeedForwardWeights& weights, std::int64_t tokens) const;
+    void gate(const FeedForwardWeights& weights, std::int64_t tokens) const;
+    void mixture_of_experts(const batch::BatchView& batch, const ops::RowNorm& norm) const;
 
     const DecoderRule& rule_;
     const ops::Backend& backend_;

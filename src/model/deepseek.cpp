@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "base/for_what.hpp"
 #include "model/activations.hpp"
 #include "model/decoder_layer.hpp"
 
@@ -23,6 +24,12 @@ Expected<void> check_operations_hold(const checkpoint::ModelConfig& config) {
     ESPALIER_RETURN_IF_ERROR(
         at_most("num_experts_per_tok", config.num_experts_per_tok, ops::kMaxTopK));
     return at_most("vocab_size", config.vocab_size, ops::kMaxVocabulary);
+}
+
+ModelLimits with_defaults(ModelLimits limits, const checkpoint::ModelConfig& config) {
+    if (limits.max_kv_len == 0) limits.max_kv_len = config.max_position_embeddings;
+    if (limits.max_rows == 0) limits.max_rows = static_cast<std::int32_t>(limits.max_tokens);
+    return limits;
 }
 
 // Attention takes queries of the activations' dtype over these caches.
@@ -144,32 +151,40 @@ Matrix DeepseekModel::State::logits_of(const batch::BatchView& batch) {
     return logits;
 }
 
-Expected<DeepseekModel> DeepseekModel::create(const checkpoint::ModelConfig& config,
-                                              Weights weights, const ops::Backend& backend,
-                                              const mla::Kernels& kernels, Device& device,
-                                              const ModelSettings& settings) {
-    ESPALIER_RETURN_IF_ERROR(check_operations_hold(config));
-    ModelLimits bounded = settings.limits;
-    if (bounded.max_kv_len == 0) bounded.max_kv_len = config.max_position_embeddings;
-    if (bounded.max_rows == 0) bounded.max_rows = static_cast<std::int32_t>(bounded.max_tokens);
-    const DType act = weights.format.input();
-    ESPALIER_ASSIGN_OR_RETURN(const mla::KvFormat format, kv_format_for(act, settings.kv_format));
-    const std::size_t activation_bytes = Activations::plan_bytes(
-        config, act, {.tokens = bounded.max_tokens, .gather = bounded.max_gather});
+StepMemory step_memory(const checkpoint::ModelConfig& config, DType act,
+                       const ops::Backend& backend, const mla::Kernels& kernels, int workers,
+                       const ModelLimits& limits) {
+    const ModelLimits bounded = with_defaults(limits, config);
     const mla::Capacities attention{.heads = static_cast<std::int32_t>(config.num_attention_heads),
                                     .rows = bounded.max_rows,
                                     .tokens = bounded.max_tokens,
                                     .max_q_len = static_cast<std::int32_t>(bounded.max_tokens),
                                     .max_kv_len = static_cast<std::int32_t>(bounded.max_kv_len),
                                     .total_splits = bounded.max_splits,
-                                    .workers = device.workers()};
-    const std::size_t scratch_bytes =
-        std::max(backend.scratch_bytes(bounded.max_tokens, bounded.max_gather, config.vocab_size,
-                                       device.workers()),
-                 kernels.scratch_bytes(attention));
-    ESPALIER_ASSIGN_OR_RETURN(Buffer activations, device.allocate(activation_bytes));
-    ESPALIER_ASSIGN_OR_RETURN(Buffer scratch, device.allocate(scratch_bytes));
-    ESPALIER_ASSIGN_OR_RETURN(Buffer plan, device.allocate(kernels.plan_bytes(attention)));
+                                    .workers = workers};
+    return {.activations = Activations::plan_bytes(
+                config, act, {.tokens = bounded.max_tokens, .gather = bounded.max_gather}),
+            .scratch = std::max(backend.scratch_bytes(bounded.max_tokens, bounded.max_gather,
+                                                      config.vocab_size, workers),
+                                kernels.scratch_bytes(attention)),
+            .attention_plan = kernels.plan_bytes(attention)};
+}
+
+Expected<DeepseekModel> DeepseekModel::create(const checkpoint::ModelConfig& config,
+                                              Weights weights, const ops::Backend& backend,
+                                              const mla::Kernels& kernels, Device& device,
+                                              const ModelSettings& settings) {
+    ESPALIER_RETURN_IF_ERROR(check_operations_hold(config));
+    const ModelLimits bounded = with_defaults(settings.limits, config);
+    const DType act = weights.format.input();
+    ESPALIER_ASSIGN_OR_RETURN(const mla::KvFormat format, kv_format_for(act, settings.kv_format));
+    const StepMemory bytes = step_memory(config, act, backend, kernels, device.workers(), bounded);
+    ESPALIER_ASSIGN_OR_RETURN(Buffer activations, for_what(device.allocate(bytes.activations),
+                                                           "the activations of a step"));
+    ESPALIER_ASSIGN_OR_RETURN(Buffer scratch,
+                              for_what(device.allocate(bytes.scratch), "the workspace of a step"));
+    ESPALIER_ASSIGN_OR_RETURN(
+        Buffer plan, for_what(device.allocate(bytes.attention_plan), "the plan of attention"));
     return DeepseekModel(std::make_unique<State>(config, std::move(weights), backend, kernels,
                                                  device, bounded, format, std::move(activations),
                                                  std::move(scratch), std::move(plan)));
@@ -206,9 +221,11 @@ Expected<ForwardResult> DeepseekModel::forward(const batch::BatchView& batch, ca
         const DecoderLayer layer({s.rule, s.backend, s.kernels, s.a, s.context},
                                  s.weights.layers[index]);
         if (index == 0) ESPALIER_RETURN_IF_ERROR(layer.plan_attention(batch, pages));
-        ESPALIER_RETURN_IF_ERROR(layer.write_kv(batch, pages));
+        ESPALIER_RETURN_IF_ERROR(layer.write_kv(
+            batch, pages,
+            index == 0 ? DecoderLayer::Input::residual : DecoderLayer::Input::normed));
         ESPALIER_RETURN_IF_ERROR(layer.attention(batch, pages));
-        layer.mlp(batch);
+        layer.mlp(batch, index + 1 < layers ? &s.weights.layers[index + 1] : nullptr);
     }
     s.tap_residual(taps, layers, tokens);
     s.tap_final_state(taps, tokens);
@@ -219,26 +236,43 @@ void DeepseekModel::sample(const Matrix& logits, const ops::SamplingBatch& batch
     state_->backend.sample_nodes(state_->context, logits, batch);
 }
 
-Expected<void> DeepseekModel::compact(std::span<const std::int64_t> source,
-                                      std::span<const std::int64_t> destination,
-                                      cache::KvStorage& kv) {
+Expected<void> DeepseekModel::upload_moves(std::span<const std::int64_t> source,
+                                           std::span<const std::int64_t> destination) {
     CHECK(source.size() == destination.size(), "{} slots move to {}", source.size(),
           destination.size());
     CHECK(std::ssize(source) <= state_->limits.max_tokens, "{} moves after a batch of at most {}",
           source.size(), state_->limits.max_tokens);
     const OpContext& context = state_->context;
-    mla::CompactCall call;
-    call.moves = std::ssize(source);
-    call.source = state_->a.move_source;
-    call.destination = state_->a.move_destination;
     ESPALIER_RETURN_IF_ERROR(context.device.upload(context.stream, state_->a.move_source,
                                                    source.data(), source.size_bytes()));
-    ESPALIER_RETURN_IF_ERROR(context.device.upload(context.stream, state_->a.move_destination,
-                                                   destination.data(), destination.size_bytes()));
+    return context.device.upload(context.stream, state_->a.move_destination, destination.data(),
+                                 destination.size_bytes());
+}
+
+Expected<void> DeepseekModel::run_moves(std::int64_t moves, cache::KvStorage& kv) {
+    mla::CompactCall call;
+    call.moves = moves;
+    call.source = state_->a.move_source;
+    call.destination = state_->a.move_destination;
     for (std::size_t layer = 0; layer < kv.layout().target.size(); ++layer) {
         call.kv = kv.target(static_cast<std::int64_t>(layer));
         ESPALIER_RETURN_IF_ERROR(state_->kernels.compact(state_->context, call));
     }
+    return {};
+}
+
+Expected<void> DeepseekModel::compact(std::span<const std::int64_t> source,
+                                      std::span<const std::int64_t> destination,
+                                      cache::KvStorage& kv) {
+    ESPALIER_RETURN_IF_ERROR(upload_moves(source, destination));
+    return run_moves(std::ssize(source), kv);
+}
+
+Expected<void> DeepseekModel::poison() {
+    State& s = *state_;
+    for (Buffer* memory : {&s.activations_arena.memory(), &s.scratch.memory(), &s.attention_plan})
+        ESPALIER_RETURN_IF_ERROR(s.context.device.fill(s.context.stream, memory->data(),
+                                                       std::byte{0xFF}, memory->bytes()));
     return {};
 }
 

@@ -36,6 +36,19 @@ struct ModelSettings {
     std::optional<mla::KvFormat> kv_format = {};
 };
 
+// What a model of these limits takes of its device beside weights and cache.
+struct StepMemory {
+    std::size_t activations = 0;
+    std::size_t scratch = 0;         // of one operation
+    std::size_t attention_plan = 0;  // of a step
+
+    std::size_t total() const { return activations + scratch + attention_plan; }
+};
+// act: what its products read.
+StepMemory step_memory(const checkpoint::ModelConfig& config, DType act,
+                       const ops::Backend& backend, const mla::Kernels& kernels, int workers,
+                       const ModelLimits& limits);
+
 // Views into the model's own memory on its device, valid until the next forward.
 struct ForwardResult {
     Matrix logits;                            // [G, V] f32, of the gathered tokens
@@ -74,6 +87,13 @@ class DeepseekModel {
     // source[i], for i ascending (mla::CompactCall). A commit brings its paths together so.
     Expected<void> compact(std::span<const std::int64_t> source,
                            std::span<const std::int64_t> destination, cache::KvStorage& kv);
+    // The same in two parts, of which the second can be recorded.
+    Expected<void> upload_moves(std::span<const std::int64_t> source,
+                                std::span<const std::int64_t> destination);
+    Expected<void> run_moves(std::int64_t moves, cache::KvStorage& kv);
+
+    // For tests: 0xFF in everything that earlier steps may have left and no step may read.
+    Expected<void> poison();
 
   private:
     struct State;

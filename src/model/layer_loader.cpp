@@ -18,7 +18,7 @@ Expected<void> load_kv_b(WeightReader& reader, const std::string& name, std::int
                          AttentionWeights& to) {
     constexpr std::int64_t kRows = mla::kNope + mla::kValue;
     ESPALIER_ASSIGN_OR_RETURN(const StoredMatrix kv_b,
-                              reader.stored(name, heads * kRows, mla::kLatent));
+                              reader.stored_for_both_axes(name, heads * kRows, mla::kLatent));
     std::vector<std::vector<WeightSource>> absorb, key, value;
     for (std::int64_t head = 0; head < heads; ++head) {
         absorb.push_back({kv_b.rows(head * kRows, mla::kNope, true)});
@@ -63,8 +63,8 @@ Expected<FeedForwardWeights> load_feed_forward(WeightReader& reader, const Model
                                                const std::string& name, std::int64_t width) {
     FeedForwardWeights to;
     ESPALIER_ASSIGN_OR_RETURN(
-        to.gate_up, reader.joined({{name + "gate_proj", width}, {name + "up_proj", width}},
-                                  config.hidden_size));
+        to.gate_up, reader.stack({{{name + "gate_proj", width}, {name + "up_proj", width}}},
+                                 config.hidden_size, WeightReader::Join::gated));
     ESPALIER_ASSIGN_OR_RETURN(to.down,
                               reader.matrix(name + "down_proj", config.hidden_size, width));
     return to;
@@ -89,7 +89,8 @@ Expected<MoeWeights> load_moe(WeightReader& reader, const ModelConfig& config,
         gate_up.push_back({{expert_name + "gate_proj", width}, {expert_name + "up_proj", width}});
         down.push_back({{expert_name + "down_proj", config.hidden_size}});
     }
-    ESPALIER_ASSIGN_OR_RETURN(to.gate_up, reader.stack(gate_up, config.hidden_size));
+    ESPALIER_ASSIGN_OR_RETURN(to.gate_up,
+                              reader.stack(gate_up, config.hidden_size, WeightReader::Join::gated));
     ESPALIER_ASSIGN_OR_RETURN(to.down, reader.stack(down, width));
     if (config.n_shared_experts > 0) {
         ESPALIER_ASSIGN_OR_RETURN(to.shared,

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <span>
+#include <thread>
 #include <utility>
 
 #include "base/element.hpp"
+#include "linalg/round_weights.hpp"
 
 namespace espalier::model {
 namespace {
@@ -38,15 +40,23 @@ std::vector<float> widen(const checkpoint::Tensor& tensor) {
 
 linalg::WeightSource StoredMatrix::rows(std::int64_t first, std::int64_t count,
                                         bool transposed) const {
-    const WeightFormat& format = stored.format;
+    const WeightFormat format =
+        widened.empty() ? stored.format : WeightFormat{.code = WeightCode::bf16};
     linalg::WeightSource source;
-    source.data = stored.weights.bytes.data() + format.bytes(first * k);
     source.format = format;
     source.n = transposed ? k : count;
     source.k = transposed ? count : k;
-    source.row_stride = k;
     source.transposed = transposed;
     if (transposed) std::swap(source.format.group_n, source.format.group_k);
+    if (!widened.empty()) {
+        source.row_stride = k;
+        source.data = reinterpret_cast<const std::byte*>(widened.data() + first * k);
+        return source;
+    }
+    source.row_stride = stored.row_stride;
+    source.data = stored.weights.bytes.data() + format.bytes(first * stored.row_stride);
+    source.tensor_scale = stored.tensor_scale;
+    source.offset_codes = stored.offset_codes;
     if (stored.scales) {
         source.scales = stored.scales->bytes.data();
         source.scale_stride = stored.scales->shape[1];
@@ -55,13 +65,31 @@ linalg::WeightSource StoredMatrix::rows(std::int64_t first, std::int64_t count,
     return source;
 }
 
+void StoredMatrix::widen() {
+    std::vector<Bf16> values(static_cast<std::size_t>(n * k));
+    std::vector<float> row(static_cast<std::size_t>(k));
+    const linalg::WeightSource source = whole();
+    for (std::int64_t output = 0; output < n; ++output) {
+        linalg::widen_output(source, output, row.data());
+        std::transform(row.begin(), row.end(), values.begin() + output * k,
+                       [](float value) { return to_bf16(value); });
+    }
+    widened = std::move(values);
+}
+
 WeightReader::WeightReader(const checkpoint::Checkpoint& checkpoint, Device& device,
-                           const ops::Backend& backend, const Progress& progress)
+                           const ops::Backend& backend, const Progress& progress,
+                           std::optional<WeightCode> rounding)
     : checkpoint_(checkpoint),
       device_(device),
       backend_(backend),
       progress_(progress),
-      total_(checkpoint.total_bytes()) {}
+      rounding_(rounding),
+      total_(checkpoint.total_bytes()) {
+    if (rounding_)
+        pool_ = std::make_unique<ThreadPool>(
+            static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 64u)));
+}
 
 void WeightReader::release(const checkpoint::Tensor& tensor) {
     tensor.file->file().done_with(tensor.bytes);
@@ -73,34 +101,72 @@ Expected<StoredMatrix> WeightReader::stored(const std::string& name, std::int64_
                                             std::int64_t k) const {
     ESPALIER_ASSIGN_OR_RETURN(checkpoint::StoredWeight found,
                               checkpoint::find_weight(checkpoint_, name, n, k));
-    return StoredMatrix{std::move(found), n, k};
+    return StoredMatrix{std::move(found), n, k, {}};
 }
 
-Expected<Weight> WeightReader::pack(const std::vector<std::vector<linalg::WeightSource>>& stack) {
+Expected<StoredMatrix> WeightReader::stored_for_both_axes(const std::string& name, std::int64_t n,
+                                                          std::int64_t k) const {
+    ESPALIER_ASSIGN_OR_RETURN(StoredMatrix matrix, stored(name, n, k));
+    const WeightFormat& format = matrix.stored.format;
+    if (format.scaled() && (format.group_n == 1 || rounding_)) matrix.widen();
+    return matrix;
+}
+
+Expected<Weight> WeightReader::pack(const std::vector<std::vector<linalg::WeightSource>>& stack,
+                                    Join join) {
     const std::vector<std::span<const linalg::WeightSource>> views(stack.begin(), stack.end());
-    return backend_.pack(device_, views);
+    return join == Join::gated ? backend_.pack_gated(device_, views)
+                               : backend_.pack(device_, views);
 }
 
-Expected<Weight> WeightReader::stack(const std::vector<std::vector<Part>>& parts, std::int64_t k) {
+Expected<std::vector<std::vector<StoredMatrix>>> WeightReader::stored_stack(
+    const std::vector<std::vector<Part>>& parts, std::int64_t k) const {
     std::vector<std::vector<StoredMatrix>> matrices(parts.size());
-    std::vector<std::vector<linalg::WeightSource>> sources(parts.size());
     for (std::size_t i = 0; i < parts.size(); ++i) {
         for (const Part& part : parts[i]) {
             ESPALIER_ASSIGN_OR_RETURN(StoredMatrix matrix, stored(part.name, part.n, k));
             matrices[i].push_back(std::move(matrix));
         }
         const checkpoint::StoredWeight& first = matrices.front().front().stored;
-        for (const StoredMatrix& matrix : matrices[i]) {
+        for (const StoredMatrix& matrix : matrices[i])
             if (matrix.stored.format != first.format)
                 return fail(ErrorKind::unsupported,
                             "{} is {} but {}, which is computed with it, is {}",
                             matrix.stored.weights.name, name_of(matrix.stored.format.code),
                             first.weights.name, name_of(first.format.code));
-            sources[i].push_back(matrix.whole());
-        }
     }
-    Expected<Weight> packed = pack(sources);
-    if (!packed)
+    return matrices;
+}
+
+Expected<Weight> WeightReader::pack_stored(const std::vector<std::vector<StoredMatrix>>& matrices,
+                                           Join join) {
+    std::vector<std::vector<linalg::WeightSource>> sources(matrices.size());
+    for (std::size_t i = 0; i < matrices.size(); ++i)
+        for (const StoredMatrix& matrix : matrices[i]) sources[i].push_back(matrix.whole());
+    return pack(sources, join);
+}
+
+Expected<Weight> WeightReader::pack_rounded(const std::vector<std::vector<StoredMatrix>>& matrices,
+                                            Join join) {
+    const WeightCode code = matrices.front().front().stored.format.code;
+    if (code != WeightCode::bf16 && code != WeightCode::e4m3)
+        return fail_field(ErrorKind::unsupported, "weights",
+                          "{}, but the checkpoint's are {}: BF16 and F8_E4M3 ones are rounded",
+                          name_of(*rounding_), name_of(code));
+    std::vector<std::vector<linalg::RoundedWeight>> rounded(matrices.size());
+    std::vector<std::vector<linalg::WeightSource>> sources(matrices.size());
+    for (std::size_t i = 0; i < matrices.size(); ++i)
+        for (const StoredMatrix& matrix : matrices[i])
+            rounded[i].push_back(linalg::RoundedWeight::round(*pool_, matrix.whole(), *rounding_));
+    for (std::size_t i = 0; i < matrices.size(); ++i)
+        for (const linalg::RoundedWeight& weight : rounded[i])
+            sources[i].push_back(weight.source());
+    return pack(sources, join);
+}
+
+Expected<Weight> WeightReader::released(Expected<Weight> packed,
+                                        const std::vector<std::vector<StoredMatrix>>& matrices) {
+    if (!packed && packed.error().field.empty())
         return fail(packed.error().kind, "{}: {}", matrices.front().front().stored.weights.name,
                     packed.error().message);
     for (const auto& group : matrices)
@@ -108,12 +174,21 @@ Expected<Weight> WeightReader::stack(const std::vector<std::vector<Part>>& parts
     return packed;
 }
 
-Expected<Weight> WeightReader::joined(std::initializer_list<Part> parts, std::int64_t k) {
-    return stack({std::vector<Part>(parts)}, k);
+Expected<Weight> WeightReader::stack(const std::vector<std::vector<Part>>& parts, std::int64_t k,
+                                     Join join) {
+    ESPALIER_ASSIGN_OR_RETURN(const auto matrices, stored_stack(parts, k));
+    return released(rounding_ ? pack_rounded(matrices, join) : pack_stored(matrices, join),
+                    matrices);
+}
+
+Expected<Weight> WeightReader::kept_matrix(const std::string& name, std::int64_t n,
+                                           std::int64_t k) {
+    ESPALIER_ASSIGN_OR_RETURN(const auto matrices, stored_stack({std::vector<Part>{{name, n}}}, k));
+    return released(pack_stored(matrices, Join::rows), matrices);
 }
 
 Expected<Weight> WeightReader::matrix(const std::string& name, std::int64_t n, std::int64_t k) {
-    return joined({{name, n}}, k);
+    return stack({{{name, n}}}, k);
 }
 
 Expected<DeviceVector> WeightReader::vector(const std::string& name, std::int64_t n) {

@@ -6,11 +6,14 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/device.hpp"
 #include "base/error.hpp"
+#include "base/thread_pool.hpp"
 #include "checkpoint/quantization.hpp"
 #include "linalg/weight.hpp"
 #include "model/weights.hpp"
@@ -23,29 +26,42 @@ struct StoredMatrix {
     checkpoint::StoredWeight stored;
     std::int64_t n = 0;
     std::int64_t k = 0;
+    std::vector<Bf16> widened;  // [n, k] in place of what is stored, if not empty
 
     // Stored rows [first, first + rows), as they lie or transposed.
     linalg::WeightSource rows(std::int64_t first, std::int64_t rows, bool transposed = false) const;
     linalg::WeightSource whole() const { return rows(0, n); }
+    // Fills `widened`, each number rounded once.
+    void widen();
 };
 
 class WeightReader {
   public:
+    // rounding: projections become int8 or int4 while they are read (linalg/round_weights.hpp).
     WeightReader(const checkpoint::Checkpoint& checkpoint, Device& device,
-                 const ops::Backend& backend, const Progress& progress);
+                 const ops::Backend& backend, const Progress& progress,
+                 std::optional<WeightCode> rounding = {});
 
     // `name` without ".weight"; [n, k].
     Expected<StoredMatrix> stored(const std::string& name, std::int64_t n, std::int64_t k) const;
+    // The same for a matrix that is read along both axes: rounded to bf16 where its scales are for
+    // groups along one, and where rounding leaves FP8 behind.
+    Expected<StoredMatrix> stored_for_both_axes(const std::string& name, std::int64_t n,
+                                                std::int64_t k) const;
     Expected<Weight> matrix(const std::string& name, std::int64_t n, std::int64_t k);
+    // Not rounded: heads.
+    Expected<Weight> kept_matrix(const std::string& name, std::int64_t n, std::int64_t k);
     struct Part {
         std::string name;
         std::int64_t n;
     };
-    // Several matrices of one k joined along n.
-    Expected<Weight> joined(std::initializer_list<Part> parts, std::int64_t k);
-    // A stack (experts): matrix i joins `parts[i]`.
-    Expected<Weight> stack(const std::vector<std::vector<Part>>& parts, std::int64_t k);
-    Expected<Weight> pack(const std::vector<std::vector<linalg::WeightSource>>& stack);
+    enum class Join : std::uint8_t { rows, gated };  // gated: gate and up of a gated product
+    // A stack (experts): matrix i joins `parts[i]`, of one k, along n.
+    Expected<Weight> stack(const std::vector<std::vector<Part>>& parts, std::int64_t k,
+                           Join join = Join::rows);
+    // Not rounded.
+    Expected<Weight> pack(const std::vector<std::vector<linalg::WeightSource>>& stack,
+                          Join join = Join::rows);
     // Widened to f32; [n].
     Expected<DeviceVector> vector(const std::string& name, std::int64_t n);
     // Where the device reads it: in the mapped file, or in memory of its own.
@@ -57,12 +73,26 @@ class WeightReader {
     // A stored tensor has been read: count its bytes and let its pages go.
     void release(const checkpoint::Tensor& tensor);
     bool has(const std::string& name) const { return checkpoint_.has(name); }
+    bool has_matrix(const std::string& name) const {
+        return checkpoint::has_matrix(checkpoint_, name);
+    }
 
   private:
+    // Every matrix of the stack, all of one format.
+    Expected<std::vector<std::vector<StoredMatrix>>> stored_stack(
+        const std::vector<std::vector<Part>>& parts, std::int64_t k) const;
+    Expected<Weight> pack_rounded(const std::vector<std::vector<StoredMatrix>>& matrices,
+                                  Join join);
+    Expected<Weight> pack_stored(const std::vector<std::vector<StoredMatrix>>& matrices, Join join);
+    Expected<Weight> released(Expected<Weight> packed,
+                              const std::vector<std::vector<StoredMatrix>>& matrices);
+
     const checkpoint::Checkpoint& checkpoint_;
     Device& device_;
     const ops::Backend& backend_;
     const Progress& progress_;
+    std::optional<WeightCode> rounding_;
+    std::unique_ptr<ThreadPool> pool_;  // of rounding
     std::uint64_t done_ = 0;
     std::uint64_t total_ = 0;
 };

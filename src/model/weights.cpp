@@ -28,9 +28,9 @@ Expected<MtpWeights> load_mtp(WeightReader& reader, const ModelConfig& config, s
         ESPALIER_ASSIGN_OR_RETURN(to.embedding, reader.embedding(name + "embed_tokens.weight",
                                                                  config.vocab_size, hidden));
     }
-    if (reader.has(name + "shared_head.head.weight")) {
+    if (reader.has_matrix(name + "shared_head.head")) {
         ESPALIER_ASSIGN_OR_RETURN(
-            to.head, reader.matrix(name + "shared_head.head", config.vocab_size, hidden));
+            to.head, reader.kept_matrix(name + "shared_head.head", config.vocab_size, hidden));
     }
     return to;
 }
@@ -42,7 +42,7 @@ Expected<Weights> Weights::load(std::shared_ptr<const checkpoint::Checkpoint> ch
                                 const LoadOptions& options) {
     const ModelConfig& config = checkpoint->config();
     ESPALIER_RETURN_IF_ERROR(checkpoint::check_tensors(*checkpoint));
-    WeightReader reader(*checkpoint, device, backend, options.progress);
+    WeightReader reader(*checkpoint, device, backend, options.progress, options.rounding);
     Weights weights;
     ESPALIER_ASSIGN_OR_RETURN(
         weights.embedding,
@@ -55,11 +55,13 @@ Expected<Weights> Weights::load(std::shared_ptr<const checkpoint::Checkpoint> ch
                               reader.vector("model.norm.weight", config.hidden_size));
     const std::string head = config.tie_word_embeddings ? "model.embed_tokens" : "lm_head";
     ESPALIER_ASSIGN_OR_RETURN(weights.head,
-                              reader.matrix(head, config.vocab_size, config.hidden_size));
+                              reader.kept_matrix(head, config.vocab_size, config.hidden_size));
     for (std::int64_t mtp = 0; options.mtp && mtp < config.num_nextn_predict_layers; ++mtp) {
         // Published checkpoints may announce MTP layers and leave their tensors out (Kimi K2 does).
         const std::int64_t layer = config.num_hidden_layers + mtp;
-        if (!reader.has("model.layers." + std::to_string(layer) + ".eh_proj.weight")) break;
+        if (!checkpoint::has_matrix(*checkpoint,
+                                    "model.layers." + std::to_string(layer) + ".eh_proj"))
+            break;
         ESPALIER_ASSIGN_OR_RETURN(MtpWeights loaded, load_mtp(reader, config, layer));
         weights.mtp.push_back(std::move(loaded));
     }
@@ -68,6 +70,15 @@ Expected<Weights> Weights::load(std::shared_ptr<const checkpoint::Checkpoint> ch
     if (options.progress) options.progress(checkpoint->total_bytes(), checkpoint->total_bytes());
     weights.checkpoint_ = std::move(checkpoint);
     return weights;
+}
+
+StepFormats Weights::formats() const {
+    const LayerWeights& last = layers.back();
+    return {.attention = last.attention.o.view().format,
+            .kv_b = last.attention.up_value.view().format,
+            .feed_forward =
+                last.moe ? last.moe->gate_up.view().format : last.dense->gate_up.view().format,
+            .head = head.view().format};
 }
 
 }  // namespace espalier::model

@@ -13,6 +13,7 @@
 #include "base/error.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "linalg/weight.hpp"
+#include "model/cost.hpp"
 #include "ops/ops.hpp"
 
 namespace espalier::model {
@@ -77,6 +78,9 @@ using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
 
 struct LoadOptions {
     bool mtp = false;  // the checkpoint's multi-token-prediction layers, for a drafter
+    // Projections become int8 or int4 in groups of 32 inputs; embedding, head, router, norms and
+    // kv_b, which is read along both axes, keep their numbers (FP8 of kv_b rounded to bf16).
+    std::optional<WeightCode> rounding = {};
     Progress progress = {};
 };
 
@@ -86,7 +90,10 @@ struct Weights {
     DeviceVector final_norm;
     Weight head;  // packed from embed_tokens when tied
     std::vector<MtpWeights> mtp;
-    WeightFormat format;  // of the products: decides the activation dtype
+    WeightFormat format;  // of o_proj: its input() is the activation dtype of all
+
+    // Of what a step reads.
+    StepFormats formats() const;
 
     // Into the device's memory, in the backend's layout.
     static Expected<Weights> load(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,

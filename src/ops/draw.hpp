@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "ops/portable_math.hpp"
+#include "base/portable_math.hpp"
 #include "ops/sampling.hpp"
 
 namespace espalier::ops {

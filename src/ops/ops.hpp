@@ -75,6 +75,15 @@ struct ExpertPlan {
     std::int32_t* pair_of;       // [T, top_k]: (token, choice) → pair, or -1 for pads
 };
 
+// What a row becomes after it has been added to: out [T, D] = norm(row) in out's dtype; exact (may
+// be empty) gets it in f32.
+struct RowNorm {
+    const float* weight = nullptr;  // [D]
+    float epsilon = 0.0f;
+    Matrix out;
+    Matrix exact;
+};
+
 struct RopeRule {
     std::array<float, 32> inverse_frequency{};  // YaRN applied
     float magnitude = 1.0f;                     // multiplies cos and sin (YaRN's mscale ratio)
@@ -148,6 +157,37 @@ class Backend {
     virtual void draft_children(OpContext& context, const Matrix& logits,
                                 const SamplingBatch& batch, const DraftVocabulary& vocabulary,
                                 const DraftRule& rule, DraftChild* children) const = 0;
+
+    // Operations in a row that a GPU starts as one kernel. Here they are what they are made of
+    // (composed.cpp), and an override has the bits of that.
+
+    // As pack(), for gated products: a matrix joins the gate's rows and the up rows.
+    virtual Expected<linalg::Weight> pack_gated(Device& device, linalg::WeightStack stack) const;
+    // out [T, I] = swiglu(x · Wᵀ), w from pack_gated(). gate_up: room for [T, 2·I] f32.
+    virtual void gated_product(OpContext& context, const Matrix& x, const WeightView& w,
+                               const Matrix& gate_up, const Matrix& out) const;
+    // The same of an expert_product.
+    virtual void gated_expert_product(OpContext& context, const Matrix& x,
+                                      const std::int32_t* source_token, const std::int32_t* indptr,
+                                      const WeightView& w, const Matrix& gate_up,
+                                      const Matrix& out) const;
+    // reduce_add, then the norm of the sum.
+    virtual void reduce_add_norm(OpContext& context, const Matrix& partial, const Matrix& residual,
+                                 const RowNorm& norm) const;
+    // combine_experts to partial, or without writing it, then reduce_add_norm.
+    virtual void combine_add_norm(OpContext& context, const Matrix& expert_out,
+                                  const RouterRule& rule, const ExpertPlan& plan,
+                                  const Matrix& shared, const Matrix& partial,
+                                  const Matrix& residual, const RowNorm& norm) const;
+    // What kv_a [T, D + 64] f32 holds: norm.out [T, D] from its first columns, key_rope [T, 64] f32
+    // rotated from the others.
+    virtual void split_latent(OpContext& context, const Matrix& kv_a, const RowNorm& norm,
+                              const Matrix& cos_sin, const Matrix& key_rope) const;
+    // Every head's query in q [T, heads · (width + 64)] f32: the first `width` columns to the same
+    // places of q_act in its dtype, the others rotated to columns [h·rope_step, +64) of rope_to.
+    virtual void split_queries(OpContext& context, const Matrix& q, std::int32_t heads,
+                               std::int64_t width, const Matrix& cos_sin, const Matrix& q_act,
+                               const Matrix& rope_to, std::int64_t rope_step) const;
     // Arena bytes that any operation within these capacities may take on a pool of `workers`.
     virtual std::size_t scratch_bytes(std::int64_t token_cap, std::int64_t gather_cap,
                                       std::int64_t vocabulary, int workers) const = 0;

@@ -8,9 +8,9 @@
 #include <limits>
 #include <vector>
 
+#include "base/portable_math.hpp"
 #include "linalg/rows.hpp"
 #include "ops/ops.hpp"
-#include "ops/portable_math.hpp"
 #include "ops/reference_product.hpp"
 #include "ops/reference_sampling.hpp"
 #include "ops/shapes.hpp"

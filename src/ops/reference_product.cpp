@@ -26,7 +26,8 @@ float chain(const std::vector<float>& x, const std::vector<float>& weights, cons
         for (std::int64_t k = first; k < std::min(w.k, first + group); ++k)
             sum += x[static_cast<std::size_t>(k)] * weights[static_cast<std::size_t>(k)];
         if (!w.format.scaled()) return sum;
-        total += sum * load_element(w.scales, DType::f32, n * w.scale_groups() + first / group);
+        total += sum * load_element(w.scales, dtype_of(w.format.scale),
+                                    n * w.scale_groups() + first / group);
     }
     return total;
 }

@@ -21,7 +21,7 @@
 // So that every backend draws the same token, all of it is exact:
 // - A scaled logit is the double l · (1 / temperature); this keeps the order of the adjusted
 //   logits, ties included.
-// - exp and ln are those of ops/portable_math.hpp: plain double steps, the same bits everywhere.
+// - exp and ln are those of base/portable_math.hpp: plain double steps, the same bits everywhere.
 // - A token's weight is the integer round(2⁴⁴ · exp(scaled − largest scaled)). Sums of integers are
 //   exact in any order, so no backend needs to sort a vocabulary and threads cannot change a sum.
 //   What rounding drops is below V · 2⁻⁴⁵ of the total, 5e-9 for 163,840 tokens: less than a float

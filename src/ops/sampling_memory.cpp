@@ -51,16 +51,25 @@ Expected<SamplingBatch> SamplingMemory::upload(Stream stream, const SamplingBatc
     return batch;
 }
 
-Expected<void> SamplingMemory::download(Stream stream, std::span<Draw> draws,
-                                        std::span<TokenLogprob> alternatives) const {
+std::array<Transfer, 2> SamplingMemory::transfers(std::span<Draw> draws,
+                                                  std::span<TokenLogprob> alternatives) const {
     CHECK(
         draws.size_bytes() <= draws_.bytes() && alternatives.size_bytes() <= alternatives_.bytes(),
         "{} draws and {} alternatives", draws.size(), alternatives.size());
-    ESPALIER_RETURN_IF_ERROR(
-        device_->download(stream, draws.data(), draws_.data(), draws.size_bytes()));
-    if (alternatives.empty()) return {};
-    return device_->download(stream, alternatives.data(), alternatives_.data(),
-                             alternatives.size_bytes());
+    return {{{draws.data(), draws_.data(), draws.size_bytes()},
+             {alternatives.data(), alternatives_.data(), alternatives.size_bytes()}}};
+}
+
+Expected<void> SamplingMemory::download(Stream stream, std::span<Draw> draws,
+                                        std::span<TokenLogprob> alternatives) const {
+    return device_->download_all(stream, transfers(draws, alternatives));
+}
+
+Expected<void> SamplingMemory::poison(Stream stream) {
+    for (Buffer* memory : {&batch_, &draws_, &alternatives_})
+        ESPALIER_RETURN_IF_ERROR(
+            device_->fill(stream, memory->data(), std::byte{0xFF}, memory->bytes()));
+    return {};
 }
 
 }  // namespace espalier::ops

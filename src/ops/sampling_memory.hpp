@@ -3,6 +3,7 @@
 // the results. Taken once, for a capacity.
 #pragma once
 
+#include <array>
 #include <span>
 
 #include "base/buffer.hpp"
@@ -25,6 +26,11 @@ class SamplingMemory {
     // [builder.alternatives()].
     Expected<void> download(Stream stream, std::span<Draw> draws,
                             std::span<TokenLogprob> alternatives) const;
+    // The same for one wait with other results.
+    std::array<Transfer, 2> transfers(std::span<Draw> draws,
+                                      std::span<TokenLogprob> alternatives) const;
+    // For tests: 0xFF in all that the next upload does not write, except for committed counts.
+    Expected<void> poison(Stream stream);
 
   private:
     SamplingMemory(Device& device, Buffer batch, Buffer counts, Buffer draws, Buffer alternatives);

@@ -33,6 +33,8 @@ trace::Reason reason_of(const engine::Ending& ending) {
             return Reason::step_failed;
         case Interruption::stopped:
             return Reason::stopped;
+        case Interruption::grammar_failed:
+            return Reason::grammar_failed;
         case Interruption::none:
         case Interruption::cancelled:
             break;
@@ -118,7 +120,30 @@ trace::Submission submission_of(const engine::CheckedRequest& checked, std::int6
                   .skip_special_tokens = output.skip_special_tokens,
                   .top_logprobs = output.top_logprobs,
                   .prompt_top_logprobs = output.prompt_top_logprobs};
+    if (request.grammar) {
+        const grammar::Specification& specification = request.grammar->specification();
+        out.grammar = {.kind = std::string(grammar::name(specification.kind)),
+                       .text = specification.text,
+                       .choices = specification.choices,
+                       .strict = specification.strict,
+                       .any_whitespace = specification.any_whitespace};
+    }
+    if (request.reasoning)
+        out.reasoning = {.end_token_ids = request.reasoning->end_token_ids,
+                         .open = request.reasoning->open,
+                         .budget = request.reasoning->budget};
     return out;
+}
+
+Expected<grammar::Specification> specification_of(const trace::Grammar& grammar) {
+    const std::optional<grammar::Kind> kind = grammar::kind_named(grammar.kind);
+    if (!kind)
+        return fail(ErrorKind::invalid, "grammar.kind: '{}' is no kind of grammar", grammar.kind);
+    return grammar::Specification{.kind = *kind,
+                                  .text = grammar.text,
+                                  .choices = grammar.choices,
+                                  .strict = grammar.strict,
+                                  .any_whitespace = grammar.any_whitespace};
 }
 
 engine::Request request_of(const trace::Submission& submission) {
@@ -146,6 +171,10 @@ engine::Request request_of(const trace::Submission& submission) {
     out.output.skip_special_tokens = output.skip_special_tokens;
     out.output.top_logprobs = output.top_logprobs;
     out.output.prompt_top_logprobs = output.prompt_top_logprobs;
+    if (submission.reasoning)
+        out.reasoning = accept::ReasoningRule{.end_token_ids = submission.reasoning->end_token_ids,
+                                              .open = submission.reasoning->open,
+                                              .budget = submission.reasoning->budget};
     return out;
 }
 

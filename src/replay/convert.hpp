@@ -9,6 +9,7 @@
 #include "engine/receiver.hpp"
 #include "engine/request.hpp"
 #include "engine/stepper.hpp"
+#include "grammar/specification.hpp"
 #include "trace/step.hpp"
 
 namespace espalier::replay {
@@ -21,7 +22,9 @@ engine::StepperSettings stepper_settings_of(const trace::Settings& settings);
 // As it was after the check: max_tokens cut, end tokens filled in. Checked again it stays the same.
 trace::Submission submission_of(const engine::CheckedRequest& checked, std::int64_t first_request,
                                 schedule::Time now);
+// Without its grammar, which must be compiled: from what specification_of() makes of it.
 engine::Request request_of(const trace::Submission& submission);
+Expected<grammar::Specification> specification_of(const trace::Grammar& grammar);
 
 trace::Ended ended_of(std::int64_t request, const engine::Ending& ending,
                       const accept::Usage& usage);

@@ -35,6 +35,7 @@ trace::Times times_of(const engine::StepReport& report) {
                           .walk = report.spent(Phase::walk),
                           .advance = report.spent(Phase::advance),
                           .emit = report.spent(Phase::emit)};
+    if (report.spent(Phase::mask) > 0) times.mask = report.spent(Phase::mask);
     if (report.spent(Phase::extend) > 0) times.extend = report.spent(Phase::extend);
     return times;
 }

@@ -18,6 +18,7 @@ Expected<trace::Header> describe(const Run& run) {
     ESPALIER_ASSIGN_OR_RETURN(header.model.hash, fingerprint(run.checkpoint));
     header.variant = run.variant;
     header.kv_format = run.kv_format;
+    header.weights = run.weights;
     header.threads = run.threads;
     header.sampling_version = ops::kSamplingVersion;
     header.settings = settings_of(run.settings, run.drafters);

@@ -26,6 +26,7 @@ struct Run {
     engine::StepperSettings settings;
     std::vector<std::string> drafters;          // names
     std::optional<std::string> kv_format = {};  // where it was asked for
+    std::optional<std::string> weights = {};    // likewise
 };
 Expected<trace::Header> describe(const Run& run);
 

@@ -9,6 +9,7 @@
 #include <variant>
 
 #include "engine/stepper.hpp"
+#include "grammar/compiler.hpp"
 #include "replay/convert.hpp"
 #include "replay/event_maker.hpp"
 #include "trace/difference.hpp"
@@ -39,7 +40,8 @@ class ScriptedClock {
 schedule::Time advance_time(const trace::Step& step) {
     const trace::Times& times = step.times;
     return step.begin + times.offer + times.draft + times.plan + times.build + times.forward +
-           times.sample + times.walk + times.extend.value_or(0) + times.commit;
+           times.mask.value_or(0) + times.sample + times.walk + times.extend.value_or(0) +
+           times.commit;
 }
 
 class Replayer final : public EventMaker, public engine::TreeScript {
@@ -72,8 +74,14 @@ class Replayer final : public EventMaker, public engine::TreeScript {
 
   private:
     Expected<void> repeat(const trace::Submission& traced) {
+        engine::Request request = request_of(traced);
+        if (traced.grammar) {
+            auto compiled = compile(*traced.grammar);
+            if (!compiled) return refuse(traced.request, compiled.error().message);
+            request.grammar = std::move(*compiled);
+        }
         auto checked =
-            engine::check_request(request_of(traced), stepper_->request_limits(), tokenizer_);
+            engine::check_request(std::move(request), stepper_->request_limits(), tokenizer_);
         if (!checked) return refuse(traced.request, checked.error().message);
         clock_.set(traced.time, traced.time);
         stepper_->submit(std::move(*checked), std::make_shared<DiscardUpdates>());
@@ -81,6 +89,21 @@ class Replayer final : public EventMaker, public engine::TreeScript {
         if (!other.empty()) return refuse(traced.request, other);
         done_.requests += traced.choices;
         return {};
+    }
+
+    // With the vocabulary that the recording engine had: the model's, ended by the model's eos.
+    Expected<std::shared_ptr<const grammar::CompiledGrammar>> compile(
+        const trace::Grammar& traced) {
+        ESPALIER_ASSIGN_OR_RETURN(const grammar::Specification specification,
+                                  specification_of(traced));
+        if (!compiler_) {
+            const engine::RequestLimits& limits = stepper_->request_limits();
+            ESPALIER_ASSIGN_OR_RETURN(
+                grammar::Vocabulary vocabulary,
+                grammar::Vocabulary::make(tokenizer_, limits.vocabulary, limits.eos_token_ids));
+            compiler_.emplace(std::move(vocabulary));
+        }
+        return compiler_->compile(specification);
     }
 
     Expected<void> repeat(const trace::Cancellation& traced) {
@@ -150,6 +173,7 @@ class Replayer final : public EventMaker, public engine::TreeScript {
 
     trace::Reader& reader_;
     const text::Tokenizer& tokenizer_;
+    std::optional<grammar::Compiler> compiler_;  // made with the first grammar
     ScriptedClock clock_;
     std::unique_ptr<engine::Stepper> stepper_;
     std::unordered_map<std::int64_t, schedule::RequestId> live_;         // by number

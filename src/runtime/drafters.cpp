@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/grammar_drafter.hpp"
+#include "grammar/compiler.hpp"
 #include "speculate/ngram.hpp"
 
 namespace espalier::runtime {
@@ -29,6 +31,9 @@ Expected<void> check_available(const DrafterChoice& chosen, const ModelFiles& fi
     if (chosen.eagle3 && files.draft == nullptr)
         return fail_field(ErrorKind::not_found, "speculate",
                           "eagle3, but no EAGLE3 draft is named (draft)");
+    if (chosen.grammar && !grammar::available())
+        return fail_field(ErrorKind::unsupported, "speculate",
+                          "grammar, but this build has no grammars");
     if (files.draft != nullptr && chosen.any() && !chosen.eagle3)
         return fail_field(ErrorKind::invalid, "draft",
                           "{} would not be used: speculate does not name eagle3",
@@ -43,6 +48,7 @@ std::vector<std::string> DrafterChoice::names() const {
     if (ngram) names.emplace_back("ngram");
     if (mtp) names.emplace_back("mtp");
     if (eagle3) names.emplace_back("eagle3");
+    if (grammar) names.emplace_back(engine::GrammarDrafter::kName);
     return names;
 }
 
@@ -51,17 +57,21 @@ Expected<DrafterChoice> choose_drafters(const std::vector<std::string>& wanted,
     DrafterChoice chosen;
     if (wanted == std::vector<std::string>{"off"}) return chosen;
     if (wanted == std::vector<std::string>{"auto"})
-        return DrafterChoice{
-            .ngram = true, .mtp = has_mtp(*files.checkpoint), .eagle3 = files.draft != nullptr};
+        return DrafterChoice{.ngram = true,
+                             .mtp = has_mtp(*files.checkpoint),
+                             .eagle3 = files.draft != nullptr,
+                             .grammar = grammar::available()};
     for (const std::string& name : wanted) {
-        bool* const flag = name == "ngram"    ? &chosen.ngram
-                           : name == "mtp"    ? &chosen.mtp
-                           : name == "eagle3" ? &chosen.eagle3
-                                              : nullptr;
+        bool* const flag = name == "ngram"     ? &chosen.ngram
+                           : name == "mtp"     ? &chosen.mtp
+                           : name == "eagle3"  ? &chosen.eagle3
+                           : name == "grammar" ? &chosen.grammar
+                                               : nullptr;
         if (flag == nullptr || *flag)
-            return fail_field(ErrorKind::invalid, "speculate",
-                              "{}: each of ngram, mtp and eagle3 once, or auto or off alone",
-                              fmt::join(wanted, ","));
+            return fail_field(
+                ErrorKind::invalid, "speculate",
+                "{}: each of ngram, mtp, eagle3 and grammar once, or auto or off alone",
+                fmt::join(wanted, ","));
         *flag = true;
     }
     if (wanted.empty())
@@ -91,21 +101,35 @@ draft::DraftSet draft_set(const LoadedModel& loaded, const DrafterChoice& drafte
             .eagle3 = drafters.eagle3 ? loaded.eagle3 : nullptr};
 }
 
+batch::CaptureOptions capture_on(const Device& device, bool enforce_eager) {
+    return {.capture = device.kind() == DeviceKind::cuda && !enforce_eager};
+}
+
+// What a level of drafts may have of them, where a step's are bounded.
+std::int64_t draft_splits(const EngineSizes& sizes) {
+    if (sizes.max_step_splits == 0) return 0;
+    return std::min(sizes.max_step_splits,
+                    mla::row_splits(sizes.max_step_gather, sizes.max_model_len));
+}
+
 Expected<std::vector<std::unique_ptr<speculate::Drafter>>> make_drafters(
     const LoadedModel& loaded, const DrafterChoice& drafters, const EngineSizes& sizes,
-    cache::KvStorage& storage, const model::Taps& taps) {
+    cache::KvStorage& storage, const model::Taps& taps, const batch::CaptureOptions& capture,
+    const text::Tokenizer& tokenizer) {
     std::vector<std::unique_ptr<speculate::Drafter>> made;
     if (drafters.ngram)
         made.push_back(std::make_unique<speculate::NgramDrafter>(speculate::NgramLimits{}));
     ESPALIER_ASSIGN_OR_RETURN(auto models,
                               draft_set(loaded, drafters)
-                                  .make({*loaded.device, *loaded.backend, *loaded.kernels},
+                                  .make({*loaded.device, *loaded.backend, *loaded.kernels, capture},
                                         {.tokens = sizes.max_step_tokens,
                                          .nodes = sizes.max_step_gather,
                                          .rows = sizes.max_rows,
-                                         .max_kv_len = sizes.max_model_len},
+                                         .max_kv_len = sizes.max_model_len,
+                                         .max_splits = draft_splits(sizes)},
                                         storage, taps));
     for (auto& drafter : models) made.push_back(std::move(drafter));
+    if (drafters.grammar) made.push_back(std::make_unique<engine::GrammarDrafter>(tokenizer));
     return made;
 }
 

@@ -8,26 +8,30 @@
 
 #include "base/engine_sizes.hpp"
 #include "base/error.hpp"
+#include "batch/captured_steps.hpp"
 #include "cache/kv_storage.hpp"
 #include "draft/draft_set.hpp"
 #include "model/taps.hpp"
 #include "runtime/loaded_model.hpp"
 #include "runtime/model_files.hpp"
 #include "speculate/drafter.hpp"
+#include "text/tokenizer.hpp"
 
 namespace espalier::runtime {
 
 // ngram: what followed the same tokens before in the text. mtp: the model's own
-// multi-token-prediction layer. eagle3: an EAGLE3 draft beside it (ModelFiles::draft).
-// Alone: auto, all that there are; off, none.
-inline const std::vector<std::string> kDrafterNames = {"ngram", "mtp", "eagle3", "auto", "off"};
+// multi-token-prediction layer. eagle3: an EAGLE3 draft beside it (ModelFiles::draft). grammar:
+// what a request's grammar forces. Alone: auto, all that there are; off, none.
+inline const std::vector<std::string> kDrafterNames = {"ngram",   "mtp",  "eagle3",
+                                                       "grammar", "auto", "off"};
 
 struct DrafterChoice {
     bool ngram = false;
     bool mtp = false;
     bool eagle3 = false;
+    bool grammar = false;
 
-    bool any() const { return ngram || mtp || eagle3; }
+    bool any() const { return ngram || mtp || eagle3 || grammar; }
     bool runs_models() const { return mtp || eagle3; }
     std::vector<std::string> names() const;  // in the order of the engine's list
     bool operator==(const DrafterChoice&) const = default;
@@ -48,9 +52,17 @@ cache::KvLayout layout_with(cache::KvLayout target, const DrafterChoice& drafter
 // Their models, of what was loaded for them.
 draft::DraftSet draft_set(const LoadedModel& loaded, const DrafterChoice& drafters);
 
-// In the order of names(). storage: of the set's layout; it and the taps outlive the drafters.
+// Steps are captured on a GPU; a CPU has nothing to gain, and computes what it pads.
+batch::CaptureOptions capture_on(const Device& device, bool enforce_eager);
+
+// The partial results of attention that a level of drafts may have; 0: not bounded.
+std::int64_t draft_splits(const EngineSizes& sizes);
+
+// In the order of names(). storage: of the set's layout; it, the taps and the tokenizer outlive the
+// drafters.
 Expected<std::vector<std::unique_ptr<speculate::Drafter>>> make_drafters(
     const LoadedModel& loaded, const DrafterChoice& drafters, const EngineSizes& sizes,
-    cache::KvStorage& storage, const model::Taps& taps);
+    cache::KvStorage& storage, const model::Taps& taps, const batch::CaptureOptions& capture,
+    const text::Tokenizer& tokenizer);
 
 }  // namespace espalier::runtime

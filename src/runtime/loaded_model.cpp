@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/cpu_device.hpp"
+#include "base/for_what.hpp"
 #include "ops/cuda_backend.hpp"
 #include "runtime/sizes.hpp"
 
@@ -29,8 +30,8 @@ Expected<std::shared_ptr<const draft::Eagle3Weights>> load_eagle3(
     const WeightFormat& format = weights.layer.attention.o.view().format;
     if (format.input() != target.format.input())
         return fail_field(ErrorKind::unsupported, "draft",
-                          "its weights are {}, the model's {}: BF16 and F8_E4M3 ones do not mix "
-                          "with F32 and F16 ones",
+                          "its weights are {}, the model's {}: BF16, F8_E4M3 and quantized ones do "
+                          "not mix with F32 and F16 ones",
                           name_of(format.code), name_of(target.format.code));
     return std::make_shared<const draft::Eagle3Weights>(std::move(weights));
 }
@@ -82,6 +83,12 @@ std::optional<mla::KvFormat> parse_kv_format(std::string_view name) {
     return std::nullopt;
 }
 
+std::optional<WeightCode> parse_rounding(std::string_view name) {
+    for (const WeightCode code : {WeightCode::int8, WeightCode::int4})
+        if (name == name_of(code)) return code;
+    return std::nullopt;
+}
+
 Expected<int> thread_count(int wanted) {
     if (wanted < 0 || wanted > kMaxThreads)
         return fail_field(ErrorKind::invalid, "threads", "{}, not within 1…{} (or 0: all cores)",
@@ -107,14 +114,18 @@ Expected<LoadedModel> LoadedModel::load(std::shared_ptr<const checkpoint::Checkp
     ESPALIER_ASSIGN_OR_RETURN(loaded.variant, kernel_variant(options.device));
     loaded.checkpoint = std::move(checkpoint);
     loaded.kv_format = options.kv_format;
+    loaded.rounding = options.rounding;
     ESPALIER_RETURN_IF_ERROR(options.device == DeviceKind::cuda ? take_gpu(options, loaded)
                                                                 : take_cpu(options, loaded));
 
     const auto start = std::chrono::steady_clock::now();
     ESPALIER_ASSIGN_OR_RETURN(
         model::Weights weights,
-        model::Weights::load(loaded.checkpoint, *loaded.device, *loaded.backend,
-                             {.mtp = options.mtp, .progress = options.progress}));
+        for_what(
+            model::Weights::load(
+                loaded.checkpoint, *loaded.device, *loaded.backend,
+                {.mtp = options.mtp, .rounding = options.rounding, .progress = options.progress}),
+            "the weights"));
     if (options.draft != nullptr) {
         ESPALIER_ASSIGN_OR_RETURN(loaded.eagle3,
                                   load_eagle3(options.draft, weights, loaded, options.progress));

@@ -29,7 +29,8 @@ struct LoadOptions {
     int threads = 0;  // of the CPU; 0: OMP_NUM_THREADS if set, otherwise one per core
     // Of the cache; see model::ModelSettings. None: the one whose bits are the activations' own.
     std::optional<mla::KvFormat> kv_format = {};
-    bool mtp = false;  // the model's multi-token-prediction layer too
+    std::optional<WeightCode> rounding = {};  // see model::LoadOptions; not of a draft of its own
+    bool mtp = false;                         // the model's multi-token-prediction layer too
     std::shared_ptr<const checkpoint::Checkpoint> draft = {};  // and this EAGLE3 draft
     Progress progress = {};
 };
@@ -43,6 +44,7 @@ struct LoadedModel {
     std::shared_ptr<const draft::Eagle3Weights> eagle3;  // null: not asked for
     std::string variant;                                 // of the kernels, as a trace names it
     std::optional<mla::KvFormat> kv_format;              // where it was asked for
+    std::optional<WeightCode> rounding;                  // likewise
     double load_seconds = 0;
 
     // sizes: of the largest step that the model is to hold.
@@ -52,6 +54,9 @@ struct LoadedModel {
 
 // By its name (mla::name_of); none for a name that is not one, as "own".
 std::optional<mla::KvFormat> parse_kv_format(std::string_view name);
+
+// "int8" or "int4"; none for another name, as "own".
+std::optional<WeightCode> parse_rounding(std::string_view name);
 
 // "cpu" or "cuda".
 std::optional<DeviceKind> parse_device(std::string_view name);

@@ -4,6 +4,7 @@
 #include <random>
 #include <utility>
 
+#include "base/for_what.hpp"
 #include "engine/model_target.hpp"
 
 namespace espalier::runtime {
@@ -40,6 +41,11 @@ std::optional<std::string> kv_format_name(const LoadedModel& loaded) {
     return std::string(mla::name_of(*loaded.kv_format));
 }
 
+std::optional<std::string> rounding_name(const LoadedModel& loaded) {
+    if (!loaded.rounding) return std::nullopt;
+    return std::string(name_of(*loaded.rounding));
+}
+
 }  // namespace
 
 Expected<RunningEngine> RunningEngine::start(const ModelFiles& files, LoadedModel& loaded,
@@ -53,22 +59,28 @@ Expected<RunningEngine> RunningEngine::start(const ModelFiles& files, LoadedMode
     ESPALIER_ASSIGN_OR_RETURN(settings.schedule.prefill_segment,
                               prefill_segment_for(*loaded.model, options.prefill_segment));
     if (!options.trace.empty()) {
-        ESPALIER_ASSIGN_OR_RETURN(const trace::Header header,
-                                  replay::describe({*files.checkpoint, files.name, loaded.variant,
-                                                    loaded.device->workers(), settings,
-                                                    drafters.names(), kv_format_name(loaded)}));
+        ESPALIER_ASSIGN_OR_RETURN(
+            const trace::Header header,
+            replay::describe({*files.checkpoint, files.name, loaded.variant,
+                              loaded.device->workers(), settings, drafters.names(),
+                              kv_format_name(loaded), rounding_name(loaded)}));
         ESPALIER_ASSIGN_OR_RETURN(running.recorder_, replay::Recorder::open(options.trace, header));
     }
+    const batch::CaptureOptions capture = capture_on(*loaded.device, options.enforce_eager);
     const draft::DraftSet models = draft_set(loaded, drafters);
     ESPALIER_ASSIGN_OR_RETURN(
-        auto target, engine::ModelTarget::create(*loaded.model, models.layout(), sizes.page_count));
-    ESPALIER_ASSIGN_OR_RETURN(model::TapMemory taps, models.make_taps(sizes.max_step_tokens));
+        auto target,
+        engine::ModelTarget::create(*loaded.model, models.layout(), sizes.page_count, capture));
+    ESPALIER_ASSIGN_OR_RETURN(
+        model::TapMemory taps,
+        for_what(models.make_taps(sizes.max_step_tokens), "hidden states for draft models"));
     running.taps_ = std::make_unique<model::TapMemory>(std::move(taps));
     cache::KvStorage& storage = target->storage();
     engine::StepperParts parts{std::move(target), *running.tokenizer_, {}, engine::steady_clock()};
     parts.taps = running.taps_->taps();
-    ESPALIER_ASSIGN_OR_RETURN(
-        parts.drafters, make_drafters(loaded, drafters, sizes, storage, running.taps_->taps()));
+    ESPALIER_ASSIGN_OR_RETURN(parts.drafters,
+                              make_drafters(loaded, drafters, sizes, storage, running.taps_->taps(),
+                                            capture, *running.tokenizer_));
     parts.observer = running.recorder_.get();
     ESPALIER_ASSIGN_OR_RETURN(running.engine_, engine::Engine::create(std::move(parts), settings));
     return running;

@@ -34,6 +34,8 @@ struct EngineOptions {
     // Of the prefix index. No text and no hit depends on it; none: random, so that clients cannot
     // choose prompts that collide.
     std::optional<std::uint64_t> hash_seed;
+    // On a GPU: every step operation by operation instead of as a captured graph. For debugging.
+    bool enforce_eager = false;
     std::string trace;  // a file for every step (docs/trace.md); empty: none
 };
 

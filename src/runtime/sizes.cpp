@@ -11,6 +11,8 @@
 #include "base/limits.hpp"
 #include "cache/kv_storage.hpp"
 #include "checkpoint/quantization.hpp"
+#include "model/cost.hpp"
+#include "runtime/working_memory.hpp"
 #include "schedule/scheduler.hpp"
 
 namespace espalier::runtime {
@@ -36,40 +38,54 @@ Expected<void> check_options(const SizeOptions& options, const SizeFacts& facts)
     ESPALIER_RETURN_IF_ERROR(check_within("pages", options.pages, 0, kMaxPages));
     ESPALIER_RETURN_IF_ERROR(check_within("step_tokens", options.step_tokens, 1, kMaxStepTokens));
     ESPALIER_RETURN_IF_ERROR(check_within("max_waiting", options.max_waiting, 1, kMaxWaiting));
+    if (!(options.gpu_memory_utilization > 0 && options.gpu_memory_utilization <= 1))
+        return fail_field(ErrorKind::invalid, "gpu_memory_utilization",
+                          "{}, not above 0 and at most 1", options.gpu_memory_utilization);
     if (options.max_model_len == 0) return {};
     return check_within("max_model_len", options.max_model_len, 2, facts.context);
 }
 
 std::string gigabytes(double bytes) { return fmt::format("{:.2f} GB", bytes / 1e9); }
 
-// Beside the null page.
+// What there is for weights, pages and all else that an engine takes.
+double budget_of(const SizeOptions& options, const SizeFacts& facts) {
+    const auto memory = static_cast<double>(facts.memory_bytes);
+    // Of the CPU's a tenth is left to the system and to activations.
+    if (facts.gpu_bytes == 0) return 0.9 * memory;
+    return memory - (1 - options.gpu_memory_utilization) * static_cast<double>(facts.gpu_bytes);
+}
+
+// Beside the null page. sizes: all but the pages.
 Expected<std::int64_t> pages_for(const SizeOptions& options, const SizeFacts& facts,
-                                 std::int64_t rows, std::int64_t max_model_len) {
+                                 const EngineSizes& sizes) {
     const auto weights = static_cast<double>(facts.weight_bytes);
     const auto memory = static_cast<double>(facts.memory_bytes);
+    const auto page = static_cast<double>(facts.page_bytes);
+    const double working =
+        facts.working_bytes ? static_cast<double>(facts.working_bytes(sizes)) : 0;
+    std::string beside = fmt::format("the weights {}", gigabytes(weights));
+    if (working > 0) beside += fmt::format(", activations and workspaces {}", gigabytes(working));
     if (weights > memory)
         return fail(ErrorKind::exhausted, "the model's weights take {}, and there are {} of memory",
                     gigabytes(weights), gigabytes(memory));
     if (options.pages > 0) {
-        const double cache =
-            static_cast<double>(options.pages + 1) * static_cast<double>(facts.page_bytes);
-        if (weights + cache > memory)
+        const double cache = static_cast<double>(options.pages + 1) * page;
+        if (weights + working + cache > memory)
             return fail_field(ErrorKind::exhausted, "pages",
-                              "{} take {}, the weights {}, and there are {} of memory",
-                              options.pages, gigabytes(cache), gigabytes(weights),
-                              gigabytes(memory));
+                              "{} take {}, {}, and there are {} of memory", options.pages,
+                              gigabytes(cache), beside, gigabytes(memory));
         return options.pages;
     }
-    // A tenth of the memory is left to the system and to activations.
-    const double room = (0.9 * memory - weights) / static_cast<double>(facts.page_bytes) - 1;
-    const std::int64_t longest = cache::pages_for(max_model_len);
+    const double room = (budget_of(options, facts) - weights - working) / page - 1;
+    const std::int64_t longest = cache::pages_for(sizes.max_model_len);
     if (room < static_cast<double>(longest))
         return fail_field(ErrorKind::exhausted, "max_model_len",
-                          "a sequence of {} tokens takes {} of cache, the weights {}, and there "
-                          "are {} of memory",
-                          max_model_len, gigabytes(static_cast<double>(longest * facts.page_bytes)),
-                          gigabytes(weights), gigabytes(memory));
-    return std::min({static_cast<std::int64_t>(room), longest * rows, kMaxPages});
+                          "a sequence of {} tokens takes {} of cache, {}, and there are {} of "
+                          "memory",
+                          sizes.max_model_len,
+                          gigabytes(static_cast<double>(longest * facts.page_bytes)), beside,
+                          gigabytes(facts.gpu_bytes == 0 ? memory : budget_of(options, facts)));
+    return std::min({static_cast<std::int64_t>(room), longest * sizes.max_rows, kMaxPages});
 }
 
 std::int64_t splits_for(const SizeFacts& facts, const EngineSizes& sizes) {
@@ -112,15 +128,19 @@ Expected<SizeFacts> size_facts(const ModelFiles& files, const DrafterChoice& dra
     const cache::KvLayout layout =
         layout_with(cache::make_layout(config.num_hidden_layers, options.kv_format.value_or(own)),
                     drafters, files);
-    std::uint64_t weights = files.checkpoint->total_bytes();
+    std::uint64_t weights = options.rounding ? model::rounded_bytes(config, *options.rounding)
+                                             : files.checkpoint->total_bytes();
     if (drafters.eagle3) weights += files.draft->total_bytes();
     SizeFacts facts{.context = config.max_position_embeddings,
                     .weight_bytes = static_cast<std::int64_t>(weights),
                     .page_bytes = layout.bytes_per_page(),
                     .memory_bytes = memory_bytes()};
     if (options.device == DeviceKind::cpu) return facts;
-    ESPALIER_ASSIGN_OR_RETURN(facts.memory_bytes, free_cuda_memory());
+    ESPALIER_ASSIGN_OR_RETURN(const CudaMemory memory, cuda_memory());
+    facts.memory_bytes = memory.free;
+    facts.gpu_bytes = memory.total;
     facts.parts_of_split = (config.num_attention_heads + kHeadsOfPart - 1) / kHeadsOfPart;
+    ESPALIER_ASSIGN_OR_RETURN(facts.working_bytes, gpu_working_bytes(files, drafters));
     return facts;
 }
 
@@ -135,8 +155,7 @@ Expected<EngineSizes> derive_sizes(const SizeOptions& options, const SizeFacts& 
     sizes.max_step_gather = std::max(rows, std::min(kStepGather, rows * kMaxNodes));
     sizes.max_waiting = static_cast<std::int32_t>(std::max(options.max_waiting, rows));
     sizes.max_step_splits = splits_for(facts, sizes);
-    ESPALIER_ASSIGN_OR_RETURN(const std::int64_t pages,
-                              pages_for(options, facts, rows, sizes.max_model_len));
+    ESPALIER_ASSIGN_OR_RETURN(const std::int64_t pages, pages_for(options, facts, sizes));
     sizes.page_count = 1 + pages;
     return sizes;
 }

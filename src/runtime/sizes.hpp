@@ -8,7 +8,8 @@
 //   max_step_gather  whole trees of 64 nodes for 8 rows, a share of these 512 for more; every row's
 //                    root at least. 512 rows of a vocabulary of 129,280 are 265 MB.
 //   page_count       the null page and as many as asked; not asked: the longest sequence for every
-//                    row, or what nine tenths of the memory hold beside the weights
+//                    row, or what nine tenths of the memory hold beside the weights; on a GPU what
+//                    its utilization leaves of it beside weights, activations, workspaces, graphs
 //   max_step_splits  on a GPU 2¹⁷ partial results of 16 heads (2.3 GB): 2,048 tokens over 32,768
 //                    for 16 heads; no more than a step can have, two rows of the longest sequence
 //                    at least
@@ -18,6 +19,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 
 #include "base/engine_sizes.hpp"
@@ -37,6 +39,8 @@ struct SizeOptions {
     std::int64_t step_tokens = 2048;
     std::int64_t max_waiting = 1024;  // requests (choices) in the queue
     std::int64_t max_model_len = 0;   // tokens of prompt and output
+    // Of a GPU: the part of its whole memory that may be in use, by this process and others.
+    double gpu_memory_utilization = 0.9;
 };
 
 // What sizes depend on besides.
@@ -44,10 +48,14 @@ struct SizeFacts {
     std::int64_t context = 0;       // max_position_embeddings
     std::int64_t weight_bytes = 0;  // all of them stay in memory
     std::int64_t page_bytes = 0;    // a page of the cache, all layers, the drafts' too
-    std::int64_t memory_bytes = 0;  // of the device
+    std::int64_t memory_bytes = 0;  // of the device; of a GPU what is free
+    std::int64_t gpu_bytes = 0;     // of a GPU the whole; 0: the model runs on the CPU
     // Partial results of attention that a token has per split: one for 16 heads each. 0: none are
     // kept (the CPU).
     std::int64_t parts_of_split = 0;
+    // What an engine of these sizes takes of a GPU beside weights and pages; null: nothing that
+    // counts.
+    std::function<std::int64_t(const EngineSizes&)> working_bytes = {};
 };
 
 // The format of the model's cache where none is asked for: the activations' own.

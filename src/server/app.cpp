@@ -81,12 +81,20 @@ App::App(const ServerOptions& options, Log& log)
     : options_(options),
       log_(log),
       guard_({options.api_key, options.allowed_host, options.allowed_origin}),
-      workers_(static_cast<int>(options.workers)) {}
+      workers_(static_cast<int>(options.workers)),
+      compilers_(static_cast<int>(options.workers)) {}
 
 void App::attach(std::shared_ptr<HttpServer> http) {
     const auto time = std::chrono::duration_cast<std::chrono::nanoseconds>(
         std::chrono::duration<double>(options_.request_seconds));
-    context_.emplace(GenerationContext{std::move(http), workers_, metrics_, log_, time});
+    context_.emplace(
+        GenerationContext{std::move(http),
+                          workers_,
+                          compilers_,
+                          metrics_,
+                          log_,
+                          time,
+                          {.functions = options_.max_tools, .bytes = options_.max_tools_bytes}});
 }
 
 void App::start_draining(std::function<void()> idle) {

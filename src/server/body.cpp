@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/body.hpp"
 
+#include <algorithm>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -32,6 +34,17 @@ class RepeatedKeys {
     std::vector<std::set<std::string>> open_;
 };
 
+constexpr const char* kOrdered[] = {"tools", "response_format", "structured_outputs",
+                                    "json_schema"};
+
+// The largest number of keys in one object of the value.
+std::size_t most_keys(const Json& value) {
+    if (!value.is_structured()) return 0;
+    std::size_t most = value.is_object() ? value.size() : 0;
+    for (const Json& inner : value) most = std::max(most, most_keys(inner));
+    return most;
+}
+
 }  // namespace
 
 Expected<nlohmann::json> parse_body(std::string_view body) {
@@ -49,6 +62,32 @@ Expected<nlohmann::json> parse_body(std::string_view body) {
         return fail_field(ErrorKind::invalid, keys.repeated, "stands twice in one object");
     if (!value.is_object()) return fail(ErrorKind::invalid, "the body is no JSON object");
     return value;
+}
+
+Expected<nlohmann::ordered_json> parse_ordered(std::string_view body, const Json& parsed) {
+    using Ordered = nlohmann::ordered_json;
+    bool any = false;
+    for (const char* name : kOrdered) {
+        const auto found = parsed.find(name);
+        if (found == parsed.end()) continue;
+        any = any || found->is_structured();
+        if (const std::size_t keys = most_keys(*found); keys > kMaxOrderedKeys)
+            return fail_field(ErrorKind::invalid, name, "an object with {} keys, at most {}", keys,
+                              kMaxOrderedKeys);
+    }
+    if (!any) return Ordered::object();
+    // Other fields are left out, so their objects cost no search.
+    return Ordered::parse(
+        body.begin(), body.end(), [](int depth, Ordered::parse_event_t event, Ordered& value) {
+            return depth != 1 || event != Ordered::parse_event_t::key ||
+                   std::ranges::find(kOrdered, value.get_ref<const std::string&>()) !=
+                       std::end(kOrdered);
+        });
+}
+
+nlohmann::ordered_json ordered_field(const nlohmann::ordered_json& ordered, const char* name) {
+    const auto found = ordered.find(name);
+    return found == ordered.end() ? nlohmann::ordered_json() : *found;
 }
 
 }  // namespace espalier::server

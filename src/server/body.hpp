@@ -12,6 +12,16 @@ namespace espalier::server {
 
 inline constexpr int kMaxBodyDepth = 32;
 
+// Keys of one object whose order is kept; a search among them is linear.
+inline constexpr std::size_t kMaxOrderedKeys = 4096;
+
 Expected<nlohmann::json> parse_body(std::string_view body);
+
+// Those fields of the body whose keys have an order that means something, with it: schemas, in
+// whose order models write, and tools, which templates print. parsed: of the same body.
+Expected<nlohmann::ordered_json> parse_ordered(std::string_view body, const nlohmann::json& parsed);
+
+// One of them; where `ordered` does not have it, null.
+nlohmann::ordered_json ordered_field(const nlohmann::ordered_json& ordered, const char* name);
 
 }  // namespace espalier::server

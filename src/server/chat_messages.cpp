@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::string_view kRoles[] = {"system", "developer", "user", "assistant"};
+constexpr std::string_view kRoles[] = {"system", "developer", "user", "assistant", "tool"};
 // Names that a template takes from the server; a request must not set them
 // (CVE-2025-62426: chat_template_kwargs that replaced the template itself).
 constexpr std::string_view kServersOwn[] = {"messages",      "add_generation_prompt",
@@ -46,6 +46,55 @@ std::optional<std::string> text_of(const Json& content, Fields& fields, const st
     return text;
 }
 
+// One call of an assistant's message, of an earlier answer.
+void read_call(const Json& given, const std::string& path, Fields& fields, Json& calls) {
+    Fields call(given, path);
+    std::string id, type = "function", name, arguments;
+    if (!call.has("id")) call.fail_at("id", "is missing");
+    call.read("id", id);
+    call.read("type", type);
+    if (type != "function")
+        call.fail_at("type", "only function is supported", ErrorKind::unsupported);
+    const Json* function = call.find("function");
+    if (function == nullptr) call.fail_at("function", "is missing");
+    fields.adopt(call);
+    if (!call.ok()) return;
+    Fields inner(*function, call.path_of("function"));
+    for (const char* field : {"name", "arguments"})
+        if (!inner.has(field)) inner.fail_at(field, "is missing");
+    inner.read("name", name);
+    inner.read("arguments", arguments);
+    fields.adopt(inner);
+    calls.push_back(
+        {{"id", id}, {"type", type}, {"function", {{"name", name}, {"arguments", arguments}}}});
+}
+
+// Nothing: the message has none.
+std::optional<Json> read_calls(const Json& message, const Json& role, Fields& fields,
+                               const std::string& path) {
+    const Json given = message.value("tool_calls", Json());
+    if (given.is_null() || (given.is_array() && given.empty())) return std::nullopt;
+    const std::string place = path + ".tool_calls";
+    Json calls = Json::array();
+    if (role != "assistant")
+        fields.fail_at(place, "is of assistants");
+    else if (!given.is_array())
+        fields.fail_at(place, fmt::format("a list is expected, not {}", json_kind(given)));
+    else
+        for (std::size_t i = 0; i < given.size() && fields.ok(); ++i)
+            read_call(given[i], fmt::format("{}[{}]", place, i), fields, calls);
+    return calls;
+}
+
+// The id of the call that a tool's message answers.
+void read_tool_call_id(const Json& given, Fields& fields, const std::string& path, Json& message) {
+    const Json id = given.value("tool_call_id", Json());
+    if (!id.is_string())
+        return fields.fail_at(path + ".tool_call_id",
+                              fmt::format("a string is expected, not {}", json_kind(id)));
+    message["tool_call_id"] = id;
+}
+
 std::optional<Json> one_message(const Json& given, Fields& fields, const std::string& path) {
     if (!given.is_object()) {
         fields.fail_at(path, fmt::format("an object is expected, not {}", json_kind(given)));
@@ -54,20 +103,33 @@ std::optional<Json> one_message(const Json& given, Fields& fields, const std::st
     const Json role = given.value("role", Json());
     if (!role.is_string() ||
         std::ranges::find(kRoles, role.get_ref<const std::string&>()) == std::end(kRoles)) {
-        fields.fail_at(path + ".role", "one of system, developer, user, assistant is expected",
+        fields.fail_at(path + ".role",
+                       "one of system, developer, user, assistant, tool is expected",
                        ErrorKind::unsupported);
         return std::nullopt;
     }
-    for (const char* name : {"tool_calls", "function_call", "audio"})
+    for (const char* name : {"function_call", "audio"})
         if (const Json value = given.value(name, Json()); !value.is_null() && !value.empty()) {
             fields.fail_at(path + "." + name, "is not supported by this server",
                            ErrorKind::unsupported);
             return std::nullopt;
         }
-    auto content = text_of(given.value("content", Json()), fields, path + ".content");
-    if (!content) return std::nullopt;
-    // OpenAI's newer name for the same part.
-    Json message = {{"role", role == "developer" ? Json("system") : role}, {"content", *content}};
+    std::optional<Json> calls = read_calls(given, role, fields, path);
+    if (!fields.ok()) return std::nullopt;
+    // developer: OpenAI's newer name for the same part.
+    Json message = {{"role", role == "developer" ? Json("system") : role}, {"content", nullptr}};
+    // Beside calls, templates ask whether the content is none.
+    const Json content = given.value("content", Json());
+    if (!calls || !(content.is_null() || content == "")) {
+        const auto text = text_of(content, fields, path + ".content");
+        if (!text) return std::nullopt;
+        message["content"] = *text;
+    }
+    if (calls) message["tool_calls"] = std::move(*calls);
+    if (role == "tool") read_tool_call_id(given, fields, path, message);
+    // vLLM's name for the same.
+    if (const Json value = given.value("reasoning", Json()); value.is_string())
+        message["reasoning_content"] = value;
     for (const char* name : {"name", "reasoning_content"})
         if (const Json value = given.value(name, Json()); value.is_string()) message[name] = value;
     return message;
@@ -93,9 +155,11 @@ Json read_messages(Fields& fields) {
 
 }  // namespace
 
-ChatInput read_chat(Fields& fields) {
+ChatInput read_chat(Fields& fields, const nlohmann::ordered_json& ordered) {
     ChatInput chat;
     chat.messages = read_messages(fields);
+    chat.tools = read_tools(fields, ordered);
+    fields.read("reasoning_effort", chat.reasoning_effort);
     fields.read("add_generation_prompt", chat.add_generation_prompt);
     const Json* arguments = fields.find("chat_template_kwargs");
     if (arguments == nullptr) return chat;

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // A chat's messages as clients send them, checked and brought into the one form that templates
-// read: role and content, both strings.
+// read: role and content, both strings; of the assistant's calls the functions' names and their
+// arguments as texts.
 #pragma once
 
 #include <nlohmann/json.hpp>
 
 #include "server/fields.hpp"
+#include "server/tool_fields.hpp"
 
 namespace espalier::server {
 
@@ -14,9 +16,11 @@ struct ChatInput {
     nlohmann::json messages;                              // objects of role, content, perhaps more
     nlohmann::json arguments = nlohmann::json::object();  // chat_template_kwargs
     bool add_generation_prompt = true;
+    ToolRequest tools;
+    std::string reasoning_effort;  // empty: not said
 };
 
-// Faults are kept in `fields`.
-ChatInput read_chat(Fields& fields);
+// Faults are kept in `fields`. ordered: parse_ordered()'s.
+ChatInput read_chat(Fields& fields, const nlohmann::ordered_json& ordered);
 
 }  // namespace espalier::server

@@ -48,6 +48,10 @@ void Fields::fail_at(const std::string& name, std::string sentence, ErrorKind ki
     if (!error_) error_ = fail_field(kind, path_of(name), "{}", sentence).value();
 }
 
+void Fields::adopt(const Fields& inner) {
+    if (!error_) error_ = inner.error_;
+}
+
 const Json* Fields::find(const char* name) {
     asked_.insert(name);
     if (error_) return nullptr;

@@ -45,6 +45,8 @@ class Fields {
     void ignore(std::span<const char* const> names);
     void fail_at(const std::string& name, std::string sentence,
                  ErrorKind kind = ErrorKind::invalid);
+    // The first fault of an object inside this one.
+    void adopt(const Fields& inner);
     std::string path_of(std::string_view name) const;
 
     bool ok() const { return !error_; }

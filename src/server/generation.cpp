@@ -48,30 +48,54 @@ Generation::Generation(const GenerationContext& context, std::shared_ptr<const S
 void Generation::start(std::string body) {
     exchange_->listen(shared_from_this());
     context_.workers.run([self = shared_from_this(), text = std::move(body)]() mutable {
-        const auto prepared = std::make_shared<Prepared>();
-        try {
-            self->prepare(text, *prepared);
-        } catch (const std::exception& error) {  // out of memory, or an error of the program
-            prepared->error =
-                ApiError{.status = 500, .message = error.what(), .type = "server_error"};
-            prepared->streams.clear();
-        }
+        auto prepared = std::make_shared<Prepared>();
+        self->attempt(*prepared, [&] { return self->prepare(text, *prepared); });
         text = {};
-        // The I/O thread is to be the one that lets go of both.
-        HttpServer& http = *self->context_.http;
-        http.post([kept = std::move(self), prepared] { kept->begin(*prepared); });
+        Generation& generation = *self;
+        Workers& compilers = generation.context_.compilers;
+        const bool compiles = !prepared->error && prepared->plan.grammar;
+        auto rest = [kept = std::move(self), made = std::move(prepared)]() mutable {
+            Prepared& all = *made;
+            kept->attempt(all, [&] { return kept->submit(all); });
+            Generation& last = *kept;
+            last.hand_over(std::move(made));
+        };
+        if (compiles)
+            compilers.run(std::move(rest));
+        else
+            rest();
     });
 }
 
 // ---- on a worker's thread -----------------------------------------------------------------------
 
-void Generation::prepare(const std::string& body, Prepared& prepared) {
-    const auto refuse = [&](const Error& error) { prepared.error = api_error(error); };
-    auto json = parse_body(body);
-    if (!json) return refuse(json.error());
-    auto request = parse_generation_request(*json, api_, model_->defaults());
-    if (!request) return refuse(request.error());
-    prepared.request = std::move(*request);
+void Generation::attempt(Prepared& prepared, const std::function<Expected<void>()>& step) {
+    if (prepared.error) return;
+    try {
+        const auto done = step();
+        if (done || prepared.error) return;
+        const engine::EngineState state = model_->engine().status().state;
+        if (done.error().kind == ErrorKind::exhausted && state != engine::EngineState::running)
+            prepared.error = unavailable(done.error().message);
+        else
+            prepared.error = api_error(named_as_in_request(done.error(), prepared.request));
+    } catch (const std::exception& error) {  // out of memory, or an error of the program
+        prepared.error = ApiError{.status = 500, .message = error.what(), .type = "server_error"};
+    }
+    prepared.streams.clear();
+}
+
+// The I/O thread is to be the one that lets go of both.
+void Generation::hand_over(std::shared_ptr<Prepared> prepared) {
+    context_.http->post(
+        [kept = shared_from_this(), made = std::move(prepared)] { kept->begin(*made); });
+}
+
+Expected<void> Generation::prepare(const std::string& body, Prepared& prepared) {
+    ESPALIER_ASSIGN_OR_RETURN(const nlohmann::json json, parse_body(body));
+    ESPALIER_ASSIGN_OR_RETURN(const nlohmann::ordered_json ordered, parse_ordered(body, json));
+    ESPALIER_ASSIGN_OR_RETURN(prepared.request,
+                              parse_generation_request(json, ordered, api_, model_->defaults()));
     const GenerationRequest& parsed = prepared.request;
     for (const std::string& name : parsed.unknown)
         context_.log.warn_once(
@@ -79,16 +103,34 @@ void Generation::prepare(const std::string& body, Prepared& prepared) {
                         name.substr(0, 80)));
     if (!model_->is_called(parsed.model)) {
         prepared.error = model_not_found(parsed.model, model_->name());
-        return;
+        return {};
     }
-    if (const auto submitted = submit(prepared); !submitted) {
-        prepared.streams.clear();
-        const engine::EngineState state = model_->engine().status().state;
-        if (submitted.error().kind == ErrorKind::exhausted && state != engine::EngineState::running)
-            prepared.error = unavailable(submitted.error().message);
-        else
-            refuse(named_as_in_request(submitted.error(), parsed));
+    ESPALIER_RETURN_IF_ERROR(check_tools(parsed.chat.tools, context_.tools));
+    return encode_prompts(prepared);
+}
+
+Expected<void> Generation::encode_prompts(Prepared& prepared) {
+    const GenerationRequest& parsed = prepared.request;
+    if (api_ == Api::chat) {
+        ESPALIER_ASSIGN_OR_RETURN(const chat::Rendered rendered, model_->render(parsed.chat));
+        ESPALIER_ASSIGN_OR_RETURN(
+            prepared.plan, plan_chat(parsed, model_->formats(), model_->tokenizer(), rendered));
+        ESPALIER_ASSIGN_OR_RETURN(EchoedPrompt prompt, model_->encode(rendered));
+        prepared.prompts.push_back(std::move(prompt));
+        return {};
     }
+    prepared.plan.grammar = parsed.grammar;
+    for (std::size_t i = 0; i < parsed.prompts.size(); ++i) {
+        ESPALIER_ASSIGN_OR_RETURN(EchoedPrompt prompt,
+                                  model_->encode(parsed.prompts[i], prompt_field(parsed, i)));
+        prepared.prompts.push_back(std::move(prompt));
+    }
+    return {};
+}
+
+std::string Generation::prompt_field(const GenerationRequest& request, std::size_t prompt) const {
+    if (api_ == Api::chat) return "messages";
+    return request.prompts.size() > 1 ? fmt::format("prompt[{}]", prompt) : "prompt";
 }
 
 // For the engine's thread, which may call it once more when all here is gone.
@@ -104,38 +146,36 @@ std::function<void()> Generation::wake_up() {
 // All prompts, or none: a stream that is dropped is cancelled.
 Expected<void> Generation::submit(Prepared& prepared) {
     GenerationRequest& parsed = prepared.request;
-    if (!parsed.seed_given) parsed.engine.sampling.seed = random_bits() >> (64 - kDrawnSeedBits);
-    parsed.engine.salt = model_->salt_of(tenant_, parsed.cache_salt);
-    engine::Engine& engine = model_->engine();
+    engine::Request& request = parsed.engine;
+    if (prepared.plan.grammar) {
+        ESPALIER_ASSIGN_OR_RETURN(request.grammar,
+                                  model_->compile(*prepared.plan.grammar, parsed.chat.tools));
+    }
+    request.reasoning = prepared.plan.reasoning;
+    if (prepared.plan.keeps_special_tokens) request.output.skip_special_tokens = false;
+    if (!parsed.seed_given) request.sampling.seed = random_bits() >> (64 - kDrawnSeedBits);
+    request.salt = model_->salt_of(tenant_, parsed.cache_salt);
     if (context_.request_time.count() > 0)
-        parsed.engine.deadline = engine.now() + context_.request_time.count();
-    if (api_ == Api::chat) {
-        ESPALIER_ASSIGN_OR_RETURN(EchoedPrompt prompt, model_->encode(parsed.chat));
-        return submit_prompt(prepared, std::move(prompt), "messages");
-    }
-    for (std::size_t i = 0; i < parsed.prompts.size(); ++i) {
-        const std::string field =
-            parsed.prompts.size() > 1 ? fmt::format("prompt[{}]", i) : "prompt";
-        ESPALIER_ASSIGN_OR_RETURN(EchoedPrompt prompt, model_->encode(parsed.prompts[i], field));
-        ESPALIER_RETURN_IF_ERROR(submit_prompt(prepared, std::move(prompt), field));
-    }
+        request.deadline = model_->engine().now() + context_.request_time.count();
+    for (std::size_t i = 0; i < prepared.prompts.size(); ++i)
+        ESPALIER_RETURN_IF_ERROR(submit_prompt(prepared, i));
     return {};
 }
 
-Expected<void> Generation::submit_prompt(Prepared& prepared, EchoedPrompt prompt,
-                                         const std::string& field) {
+Expected<void> Generation::submit_prompt(Prepared& prepared, std::size_t prompt) {
+    EchoedPrompt& encoded = prepared.prompts[prompt];
     engine::Request request = prepared.request.engine;
-    request.prompt = prompt.tokens;
+    request.prompt = encoded.tokens;
     auto stream = model_->engine().submit(std::move(request), wake_up());
     if (!stream) {
         Error error = std::move(stream.error());
+        const std::string field = prompt_field(prepared.request, prompt);
         if (error.field.starts_with("prompt") && field != "prompt")
             error = with_field(std::move(error), field);
         return tl::unexpected<Error>(std::move(error));
     }
     prepared.streams.push_back(std::move(*stream));
-    if (!prepared.request.echo) prompt = {};
-    prepared.prompts.push_back(std::move(prompt));
+    if (!prepared.request.echo) encoded = {};
     return {};
 }
 
@@ -164,6 +204,7 @@ void Generation::begin(Prepared& prepared) {
                      .speculation = request.speculation_report,
                      .drafters = request.speculation_report ? model_->engine().status().drafters
                                                             : std::vector<std::string>{},
+                     .parser = prepared.plan.parser,
                      .choices = request.engine.choices,
                      .seed = request.engine.sampling.seed},
         model_->tokenizer(), std::move(prepared.prompts));

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // One generation request from its body to its last byte. The body is parsed, tokenised and handed
-// to the engine by a worker; all else happens on the I/O thread: the engine's wake-ups are posted
-// there, updates are taken when the last ones have left, and a client that goes ends its outputs
-// before the next step.
+// to the engine by a worker; a grammar is compiled on a thread of its own kind, so that requests
+// without one do not wait for it; all else happens on the I/O thread: the engine's wake-ups are
+// posted there, updates are taken when the last ones have left, and a client that goes ends its
+// outputs before the next step.
 #pragma once
 
 #include <chrono>
@@ -17,6 +18,7 @@
 #include "server/http.hpp"
 #include "server/log.hpp"
 #include "server/metrics.hpp"
+#include "server/output_plan.hpp"
 #include "server/reply.hpp"
 #include "server/served_model.hpp"
 #include "server/workers.hpp"
@@ -27,9 +29,11 @@ namespace espalier::server {
 struct GenerationContext {
     std::shared_ptr<HttpServer> http;
     Workers& workers;
+    Workers& compilers;  // requests whose grammars are being compiled wait here
     Metrics& metrics;
     Log& log;
     std::chrono::nanoseconds request_time{0};  // 0: as long as it takes
+    ToolLimits tools = {};
 };
 
 class Generation final : public ExchangeListener, public std::enable_shared_from_this<Generation> {
@@ -53,13 +57,19 @@ class Generation final : public ExchangeListener, public std::enable_shared_from
     struct Prepared {
         std::optional<ApiError> error;
         GenerationRequest request;
+        OutputPlan plan;
         std::vector<EchoedPrompt> prompts;
         std::vector<engine::Stream> streams;
     };
-    void prepare(const std::string& body, Prepared& prepared);
+    // Runs the step unless one before it was refused; what it throws is an error of the server.
+    void attempt(Prepared& prepared, const std::function<Expected<void>()>& step);
+    Expected<void> prepare(const std::string& body, Prepared& prepared);
+    Expected<void> encode_prompts(Prepared& prepared);
+    void hand_over(std::shared_ptr<Prepared> prepared);
     std::function<void()> wake_up();
     Expected<void> submit(Prepared& prepared);
-    Expected<void> submit_prompt(Prepared& prepared, EchoedPrompt prompt, const std::string& field);
+    Expected<void> submit_prompt(Prepared& prepared, std::size_t prompt);
+    std::string prompt_field(const GenerationRequest& request, std::size_t prompt) const;
     void begin(Prepared& prepared);
     void pump();
     void take_updates(std::string& out);

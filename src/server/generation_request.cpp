@@ -17,27 +17,15 @@ using Json = nlohmann::json;
 
 // Not built: refused, so that no client takes free text for a checked form.
 constexpr const char* kRefused[] = {
-    "tools",
-    "functions",
-    "function_call",
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "regex",
-    "ebnf",
-    "json_schema",
-    "grammar",
-    "prediction",
-    "audio",
-    "web_search_options",
-    "suffix",
-    "prompt_embeds",
-    "use_beam_search",
-    "continue_final_message",
-    "prompt_logprobs",
+    "functions",       "function_call",          "guided_json",     "guided_regex",
+    "guided_choice",   "guided_grammar",         "grammar",         "prediction",
+    "audio",           "web_search_options",     "suffix",          "prompt_embeds",
+    "use_beam_search", "continue_final_message", "prompt_logprobs",
 };
+
+// Of chats alone.
+constexpr const char* kOfChats[] = {"tools", "tool_choice", "thinking_token_budget",
+                                    "max_reasoning_tokens"};
 
 // OpenAI's, and without a meaning here.
 constexpr const char* kIgnored[] = {
@@ -60,17 +48,14 @@ bool says_nothing(const Json& value) {
            (value.is_string() && value.get_ref<const std::string&>().empty());
 }
 
-void refuse_unbuilt(Fields& fields) {
+void refuse_unbuilt(Fields& fields, Api api) {
+    if (api == Api::completions)
+        for (const char* name : kOfChats)
+            if (const Json* value = fields.find(name); value != nullptr && !says_nothing(*value))
+                fields.fail_at(name, "is of chats", ErrorKind::unsupported);
     for (const char* name : kRefused)
         if (const Json* value = fields.find(name); value != nullptr && !says_nothing(*value))
             fields.fail_at(name, "is not supported by this server", ErrorKind::unsupported);
-    if (const Json* format = fields.find("response_format"); format != nullptr)
-        if (!format->is_object() || format->value("type", Json()) != "text")
-            fields.fail_at("response_format", "only {\"type\": \"text\"} is supported",
-                           ErrorKind::unsupported);
-    if (const Json* choice = fields.find("tool_choice"); choice != nullptr && *choice != "none")
-        fields.fail_at("tool_choice", "tools are not supported by this server",
-                       ErrorKind::unsupported);
     if (const Json* modalities = fields.find("modalities");
         modalities != nullptr && *modalities != Json{"text"})
         fields.fail_at("modalities", "only [\"text\"] is supported", ErrorKind::unsupported);
@@ -266,6 +251,21 @@ void read_stream(Fields& fields, GenerationRequest& request) {
     for (std::string& name : inner.unknown()) request.unknown.push_back(std::move(name));
 }
 
+// vLLM's name, and a plainer one.
+void read_reasoning_budget(Fields& fields, GenerationRequest& request) {
+    for (const char* name : {"thinking_token_budget", "max_reasoning_tokens"}) {
+        if (!fields.has(name)) continue;
+        std::int64_t value = 0;
+        fields.read(name, value, 0, std::numeric_limits<std::int32_t>::max());
+        if (request.reasoning_budget && *request.reasoning_budget != value)
+            fields.fail_at(name,
+                           fmt::format("{}, but {} is {}", value, request.reasoning_budget_field,
+                                       *request.reasoning_budget));
+        request.reasoning_budget = value;
+        request.reasoning_budget_field = name;
+    }
+}
+
 // No text depends on any of it.
 void read_speculation(Fields& fields, GenerationRequest& request) {
     engine::Request& engine = request.engine;
@@ -280,17 +280,20 @@ void read_speculation(Fields& fields, GenerationRequest& request) {
 }  // namespace
 
 Expected<GenerationRequest> parse_generation_request(
-    const Json& body, Api api, const checkpoint::GenerationDefaults& defaults) {
+    const Json& body, const nlohmann::ordered_json& ordered, Api api,
+    const checkpoint::GenerationDefaults& defaults) {
     GenerationRequest request;
     request.api = api;
     Fields fields(body);
-    refuse_unbuilt(fields);
+    refuse_unbuilt(fields, api);
     fields.ignore(kIgnored);
     fields.read("model", request.model);
     if (api == Api::chat)
-        request.chat = read_chat(fields);
+        request.chat = read_chat(fields, ordered);
     else
         request.prompts = read_prompts(fields);
+    request.grammar = read_grammar(fields, ordered);
+    if (api == Api::chat) read_reasoning_budget(fields, request);
     take_defaults(request.engine.sampling, defaults);
     request.seed_given = fields.has("seed");
     accept::SamplingOptions::parameters(SamplingReader{fields}, request.engine.sampling);
@@ -315,6 +318,8 @@ Error named_as_in_request(Error error, const GenerationRequest& request) {
     const bool chat = request.api == Api::chat;
     if (error.field == "choices") return with_field(std::move(error), "n");
     if (error.field == "max_tokens") return with_field(std::move(error), request.max_tokens_field);
+    if (error.field == "reasoning.budget")
+        return with_field(std::move(error), request.reasoning_budget_field);
     if (error.field == "prompt" && chat) return with_field(std::move(error), "messages");
     if (!chat && (error.field == "top_logprobs" || error.field == "prompt_logprobs"))
         return with_field(std::move(error), "logprobs");

@@ -16,6 +16,7 @@
 #include "checkpoint/model_config.hpp"
 #include "engine/request.hpp"
 #include "server/chat_messages.hpp"
+#include "server/grammar_fields.hpp"
 
 namespace espalier::server {
 
@@ -36,7 +37,11 @@ struct GenerationRequest {
     std::string model;                 // empty: not said
     std::vector<PromptInput> prompts;  // of completions, at least one
     ChatInput chat;                    // of chat
-    engine::Request engine;            // but for prompt, deadline and salt
+    // But for prompt, deadline, salt, grammar and reasoning.
+    engine::Request engine;
+    std::optional<GrammarField> grammar;
+    std::optional<std::int64_t> reasoning_budget;  // tokens
+    const char* reasoning_budget_field = "thinking_token_budget";
     std::string cache_salt;
     bool seed_given = false;
     bool stream = false;
@@ -50,8 +55,10 @@ struct GenerationRequest {
     std::vector<std::string> unknown;  // fields that mean nothing here or at OpenAI
 };
 
+// ordered: parse_ordered()'s of the same body.
 Expected<GenerationRequest> parse_generation_request(
-    const nlohmann::json& body, Api api, const checkpoint::GenerationDefaults& defaults);
+    const nlohmann::json& body, const nlohmann::ordered_json& ordered, Api api,
+    const checkpoint::GenerationDefaults& defaults);
 
 // An error of check_request by the name that the request's own field has.
 Error named_as_in_request(Error error, const GenerationRequest& request);

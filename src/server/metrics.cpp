@@ -88,7 +88,7 @@ void append_ends(const Writer& out, Status status) {
         {"abort", ends.of(Interruption::cancelled) + ends.of(Interruption::deadline) +
                       ends.of(Interruption::stopped)},
         {"error", ends.of(FinishReason::bad_numbers) + ends.of(FinishReason::nothing_left) +
-                      ends.of(Interruption::step_failed)},
+                      ends.of(Interruption::step_failed) + ends.of(Interruption::grammar_failed)},
     };
     out.head("request_success_total", "counter", "Outputs that ended, by how");
     for (const auto& [reason, count] : reasons)

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "output/formats.hpp"
 
 namespace espalier::server {
 
@@ -28,6 +29,9 @@ struct ServerOptions {
     std::vector<std::string> served_model_name;
     std::vector<std::string> allowed_host, allowed_origin;
     std::string chat_template;  // a file
+    std::string tool_format = "auto", reasoning_format = "auto";
+    std::int64_t max_tools = 128;
+    std::int64_t max_tools_bytes = 1 << 20;
     std::int64_t max_connections = 4096;
     std::int64_t max_body_bytes = 16 << 20;
     std::int64_t max_header_bytes = 16 << 10;
@@ -75,6 +79,26 @@ void ServerOptions::flags(Visitor&& visit, Self& self) {
     visit(Flag{.name = "chat_template",
                .help = "File with the Jinja template of chats, in place of the model's own"},
           self.chat_template);
+    visit(Flag{.name = "tool_format",
+               .help = "How the model writes calls of functions; auto: as its template and "
+                       "tokenizer show",
+               .one_of = output::tool_format_names()},
+          self.tool_format);
+    visit(Flag{.name = "reasoning_format",
+               .help = "How the model marks its reasoning; auto: as its template and tokenizer "
+                       "show",
+               .one_of = output::reasoning_format_names()},
+          self.reasoning_format);
+    visit(Flag{.name = "max_tools",
+               .help = "Functions that a request may declare",
+               .least = 0,
+               .most = 65536},
+          self.max_tools);
+    visit(Flag{.name = "max_tools_bytes",
+               .help = "Of a request's declared functions, as JSON",
+               .least = 0,
+               .most = 1 << 30},
+          self.max_tools_bytes);
     visit(Flag{.name = "max_connections",
                .help = "More are answered with 503",
                .least = 1,

@@ -65,7 +65,10 @@ Reply::Reply(ReplyOptions options, const text::Tokenizer& tokenizer,
       tokenizer_(tokenizer),
       prompts_(std::move(prompts)),
       prompt_logprobs_(prompts_.size()),
-      choices_(prompts_.size() * static_cast<std::size_t>(options_.choices)) {}
+      choices_(prompts_.size() * static_cast<std::size_t>(options_.choices)) {
+    if (!options_.parser.parses()) return;
+    for (Choice& choice : choices_) choice.parser.emplace(options_.parser);
+}
 
 // ---- what comes of the engine -------------------------------------------------------------------
 
@@ -85,7 +88,7 @@ void Reply::add_choice(std::size_t index, const engine::ChoiceUpdate& update, st
     const std::size_t prompt = index / static_cast<std::size_t>(options_.choices);
     if (options_.echo && !std::exchange(choice.echoed, true)) echo_prompt(prompt, choice, text);
     text += emission.text;
-    if (keeps_text()) choice.text += emission.text;
+    if (keeps_text() && !choice.parser) choice.text += emission.text;
     if (options_.logprobs) add_logprobs(prompt, choice, emission);
     if (options_.speculation) {
         for (OrderedJson& source :
@@ -100,10 +103,15 @@ void Reply::add_choice(std::size_t index, const engine::ChoiceUpdate& update, st
         choice.finish = finish_reason(update.finish.reason);
         if (choice.finish == nullptr && !failure_) failure_ = failure_of(update);
     }
+    if (choice.parser) add_parts(index, update, out);
     if (!options_.stream || failure_) return;
     const bool is_last = update.ended && !chat();
-    if (!text.empty() || (options_.logprobs && !emission.tokens.empty()) || is_last)
-        text_event(index, std::move(text), is_last ? choice.finish : nullptr, out);
+    const bool has_news = options_.logprobs && !emission.tokens.empty();
+    if (!choice.parser && (!text.empty() || has_news || is_last))
+        choice_event(index,
+                     chat() ? OrderedJson{{"delta", {{"content", std::move(text)}}}}
+                            : OrderedJson{{"text", std::move(text)}},
+                     is_last ? choice.finish : nullptr, out);
     if (!update.ended || !chat()) return;
     OrderedJson last = {{"index", index},
                         {"delta", OrderedJson::object()},
@@ -176,6 +184,95 @@ OrderedJson Reply::take_logprobs(Choice& choice) {
             {"refusal", nullptr}};
 }
 
+// ---- the parts of a text ------------------------------------------------------------------------
+
+void Reply::add_parts(std::size_t index, const engine::ChoiceUpdate& update, std::string& out) {
+    Choice& choice = choices_[index];
+    std::vector<output::Event> events;
+    choice.parser->push(update.emission.text, events);
+    if (update.ended) choice.parser->finish(events);
+    if (choice.parser->calls() > 0 && choice.finish != nullptr &&
+        std::string_view(choice.finish) == "stop")
+        choice.finish = "tool_calls";
+    if (failure_) return;
+    for (const output::Event& event : events) {
+        if (options_.stream)
+            choice_event(index, {{"delta", part_delta(index, event)}}, nullptr, out);
+        else
+            keep_part(choice, index, event);
+    }
+    // Tokens whose text waits, or is markup.
+    if (options_.stream && events.empty() && options_.logprobs && !update.emission.tokens.empty())
+        choice_event(index, {{"delta", {{"content", ""}}}}, nullptr, out);
+}
+
+// The model's own, or one that no other answer has.
+std::string Reply::call_id(std::size_t index, std::size_t call, const output::Event& event) const {
+    if (!event.id.empty()) return event.id;
+    return fmt::format("call_{}{:02x}{:02x}", options_.id.substr(options_.id.find('-') + 1), index,
+                       call);
+}
+
+OrderedJson Reply::part_delta(std::size_t index, const output::Event& event) {
+    Choice& choice = choices_[index];
+    switch (event.kind) {
+        case output::Event::Kind::reasoning:
+            return {{"reasoning_content", event.text}, {"reasoning", event.text}};
+        case output::Event::Kind::content:
+            return {{"content", event.text}};
+        case output::Event::Kind::call_begin:
+            ++choice.calls_begun;
+            break;
+        case output::Event::Kind::arguments:
+            break;
+    }
+    const std::size_t call = choice.calls_begun - 1;
+    OrderedJson told = {{"index", call}};
+    if (event.kind == output::Event::Kind::call_begin) {
+        told["id"] = call_id(index, call, event);
+        told["type"] = "function";
+        told["function"] = {{"name", event.text}, {"arguments", ""}};
+    } else {
+        told["function"] = {{"arguments", event.text}};
+    }
+    return {{"tool_calls", OrderedJson::array({std::move(told)})}};
+}
+
+void Reply::keep_part(Choice& choice, std::size_t index, const output::Event& event) const {
+    switch (event.kind) {
+        case output::Event::Kind::reasoning:
+            choice.reasoning += event.text;
+            break;
+        case output::Event::Kind::content:
+            choice.text += event.text;
+            break;
+        case output::Event::Kind::call_begin:
+            choice.calls.push_back(
+                {call_id(index, choice.calls.size(), event), event.text, std::string()});
+            break;
+        case output::Event::Kind::arguments:
+            choice.calls.back().arguments += event.text;
+            break;
+    }
+}
+
+OrderedJson Reply::message(Choice& choice) const {
+    OrderedJson made = {{"role", "assistant"}, {"content", std::move(choice.text)}};
+    if (!choice.calls.empty() && made["content"] == "") made["content"] = nullptr;
+    made["refusal"] = nullptr;
+    if (options_.parser.reasoning_open) {
+        made["reasoning_content"] = choice.reasoning;
+        made["reasoning"] = std::move(choice.reasoning);
+    }
+    for (Call& call : choice.calls)
+        made["tool_calls"].push_back(
+            {{"id", std::move(call.id)},
+             {"type", "function"},
+             {"function",
+              {{"name", std::move(call.name)}, {"arguments", std::move(call.arguments)}}}});
+    return made;
+}
+
 // ---- bytes --------------------------------------------------------------------------------------
 
 OrderedJson Reply::envelope(const char* object) const {
@@ -192,17 +289,15 @@ void Reply::event(OrderedJson choice, std::string& out) const {
     out += sse_event(dump(chunk));
 }
 
-void Reply::text_event(std::size_t index, std::string text, const char* finish, std::string& out) {
+void Reply::choice_event(std::size_t index, OrderedJson choice, const char* finish,
+                         std::string& out) {
     Choice& told = choices_[index];
-    OrderedJson choice = {{"index", index}};
-    if (chat())
-        choice["delta"] = {{"content", std::move(text)}};
-    else
-        choice["text"] = std::move(text);
-    choice["logprobs"] = take_logprobs(told);
-    choice["finish_reason"] = text_or_null(finish);
-    add_speculation(told, finish != nullptr, choice);
-    event(std::move(choice), out);
+    OrderedJson made = {{"index", index}};
+    made.update(choice);
+    made["logprobs"] = take_logprobs(told);
+    made["finish_reason"] = text_or_null(finish);
+    add_speculation(told, finish != nullptr, made);
+    event(std::move(made), out);
 }
 
 void Reply::begin(std::string& out) {
@@ -226,6 +321,7 @@ OrderedJson Reply::usage() const {
             cached += choice.cached_tokens;
         }
         sum.completion_tokens += choice.usage.completion_tokens;
+        sum.reasoning_tokens += choice.usage.reasoning_tokens;
         sum.drafted += choice.usage.drafted;
         sum.accepted += choice.usage.accepted;
     }
@@ -234,7 +330,7 @@ OrderedJson Reply::usage() const {
             {"total_tokens", sum.prompt_tokens + sum.completion_tokens},
             {"prompt_tokens_details", {{"cached_tokens", cached}}},
             {"completion_tokens_details",
-             {{"reasoning_tokens", 0},
+             {{"reasoning_tokens", sum.reasoning_tokens},
               {"accepted_prediction_tokens", sum.accepted},
               {"rejected_prediction_tokens", sum.drafted - sum.accepted}}}};
 }
@@ -246,8 +342,7 @@ std::string Reply::whole() {
         Choice& choice = choices_[index];
         OrderedJson one = {{"index", index}};
         if (chat())
-            one["message"] = {
-                {"role", "assistant"}, {"content", std::move(choice.text)}, {"refusal", nullptr}};
+            one["message"] = message(choice);
         else
             one["text"] = std::move(choice.text);
         one["logprobs"] = take_logprobs(choice);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/mailbox.hpp"
+#include "output/parser.hpp"
 #include "server/api_error.hpp"
 #include "server/generation_request.hpp"
 #include "server/logprobs.hpp"
@@ -35,7 +36,8 @@ struct ReplyOptions {
     bool echo = false;
     bool speculation = false;  // what drafts did is told, under these names
     std::vector<std::string> drafters = {};
-    std::int32_t choices = 1;  // per prompt
+    output::ParserOptions parser = {};  // of chats: what their texts are made of
+    std::int32_t choices = 1;           // per prompt
     std::uint64_t seed = 0;
 };
 
@@ -63,8 +65,15 @@ class Reply {
     void end(std::string& out);
 
   private:
+    struct Call {
+        std::string id, name, arguments;
+    };
     struct Choice {
-        std::string text;  // all of it, where it is needed
+        std::string text;  // all of it, or of a parsed text its content, where it is needed
+        std::optional<output::Parser> parser;
+        std::string reasoning;    // all of it, where it is not streamed
+        std::vector<Call> calls;  // likewise
+        std::size_t calls_begun = 0;
         CodePointCounter points;
         CompletionLogprobs lists;
         OrderedJson chat_logprobs = OrderedJson::array();
@@ -87,7 +96,14 @@ class Reply {
     void add_speculation(Choice& choice, bool with_totals, OrderedJson& told) const;
     OrderedJson envelope(const char* object) const;
     void event(OrderedJson choice, std::string& out) const;
-    void text_event(std::size_t index, std::string text, const char* finish, std::string& out);
+    // An event of what is new in a choice; logprobs and drafts that were not told yet go with it.
+    void choice_event(std::size_t index, OrderedJson choice, const char* finish, std::string& out);
+    // A text's parts: told by events, or kept.
+    void add_parts(std::size_t index, const engine::ChoiceUpdate& update, std::string& out);
+    OrderedJson part_delta(std::size_t index, const output::Event& event);
+    void keep_part(Choice& choice, std::size_t index, const output::Event& event) const;
+    std::string call_id(std::size_t index, std::size_t call, const output::Event& event) const;
+    OrderedJson message(Choice& choice) const;
     OrderedJson usage() const;
     std::string whole();
 

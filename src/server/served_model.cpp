@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/mapped_file.hpp"
+#include "runtime/grammars.hpp"
 
 namespace espalier::server {
 namespace {
@@ -22,24 +23,7 @@ std::string random_key() {
     return key;
 }
 
-// From the file that --chat-template names, or the model's own.
-Expected<std::optional<chat::Template>> open_template(const runtime::ModelFiles& files,
-                                                      const std::string& path) {
-    if (path.empty()) return chat::load_template(files.checkpoint->directory());
-    ESPALIER_ASSIGN_OR_RETURN(const auto source,
-                              read_optional_text_file(path, chat::Limits().source_bytes));
-    if (!source) return fail_field(ErrorKind::not_found, "chat_template", "{}: no such file", path);
-    auto compiled = chat::Template::compile(*source);
-    if (!compiled)
-        return fail_field(compiled.error().kind, "chat_template", "{}: {}", path,
-                          compiled.error().message);
-    const text::Tokenizer& tokenizer = *files.tokenizer;
-    if (tokenizer.bos())
-        compiled->define("bos_token", std::string(tokenizer.token_bytes(*tokenizer.bos())));
-    if (tokenizer.eos())
-        compiled->define("eos_token", std::string(tokenizer.token_bytes(*tokenizer.eos())));
-    return std::optional<chat::Template>(std::move(*compiled));
-}
+constexpr const char* kThinking[] = {"thinking", "enable_thinking"};
 
 }  // namespace
 
@@ -52,23 +36,53 @@ std::string default_model_name(const std::string& model) {
     return path.filename().string();
 }
 
-Expected<std::shared_ptr<const ServedModel>> ServedModel::make(runtime::Runtime& runtime,
-                                                               const ServerOptions& options) {
-    std::vector<std::string> names = options.served_model_name;
-    if (names.empty()) names.push_back(default_model_name(runtime.files().name));
-    ESPALIER_ASSIGN_OR_RETURN(auto chat_template,
-                              open_template(runtime.files(), options.chat_template));
-    return std::shared_ptr<const ServedModel>(new ServedModel(
-        runtime.files(), runtime.engine(), std::move(names), std::move(chat_template)));
+// From the file that --chat-template names, or the model's own.
+Expected<std::optional<ServedModel::ChatTemplate>> ServedModel::open_template(
+    const runtime::ModelFiles& files, const std::string& path) {
+    const text::Tokenizer& tokenizer = *files.tokenizer;
+    if (path.empty()) {
+        ESPALIER_ASSIGN_OR_RETURN(auto own, chat::load_template(files.checkpoint->directory()));
+        if (!own) return std::optional<ChatTemplate>();
+        return std::optional<ChatTemplate>({tokenizer.chat_template(), std::move(*own)});
+    }
+    ESPALIER_ASSIGN_OR_RETURN(auto source,
+                              read_optional_text_file(path, chat::Limits().source_bytes));
+    if (!source) return fail_field(ErrorKind::not_found, "chat_template", "{}: no such file", path);
+    auto compiled = chat::Template::compile(*source);
+    if (!compiled)
+        return fail_field(compiled.error().kind, "chat_template", "{}: {}", path,
+                          compiled.error().message);
+    if (tokenizer.bos())
+        compiled->define("bos_token", std::string(tokenizer.token_bytes(*tokenizer.bos())));
+    if (tokenizer.eos())
+        compiled->define("eos_token", std::string(tokenizer.token_bytes(*tokenizer.eos())));
+    return std::optional<ChatTemplate>({std::move(*source), std::move(*compiled)});
 }
 
-ServedModel::ServedModel(const runtime::ModelFiles& files, engine::Engine& engine,
-                         std::vector<std::string> names,
-                         std::optional<chat::Template> chat_template)
+Expected<std::shared_ptr<const ServedModel>> ServedModel::make(runtime::Runtime& runtime,
+                                                               const ServerOptions& options) {
+    const runtime::ModelFiles& files = runtime.files();
+    Parts parts;
+    parts.names = options.served_model_name;
+    if (parts.names.empty()) parts.names.push_back(default_model_name(files.name));
+    ESPALIER_ASSIGN_OR_RETURN(parts.chat_template, open_template(files, options.chat_template));
+    ESPALIER_ASSIGN_OR_RETURN(
+        parts.formats,
+        output::formats_of(options.tool_format, options.reasoning_format,
+                           parts.chat_template ? parts.chat_template->source : std::string(),
+                           *files.tokenizer));
+    ESPALIER_ASSIGN_OR_RETURN(parts.compiler, runtime::make_grammar_compiler(files));
+    return std::shared_ptr<const ServedModel>(
+        new ServedModel(files, runtime.engine(), std::move(parts)));
+}
+
+ServedModel::ServedModel(const runtime::ModelFiles& files, engine::Engine& engine, Parts parts)
     : files_(files),
       engine_(engine),
-      names_(std::move(names)),
-      template_(std::move(chat_template)),
+      names_(std::move(parts.names)),
+      template_(std::move(parts.chat_template)),
+      formats_(parts.formats),
+      compiler_(std::move(parts.compiler)),
       created_(std::time(nullptr)),
       started_(engine.now()),
       salt_key_(random_key()) {
@@ -121,27 +135,62 @@ Expected<EchoedPrompt> ServedModel::encode(const PromptInput& input,
     return prompt;
 }
 
+// What the template reads. A request may ask for reasoning by either name; it goes by the one that
+// the template has.
+nlohmann::ordered_json ServedModel::context_of(const ChatInput& chat) const {
+    nlohmann::ordered_json context = chat.arguments;
+    const std::string& source = template_->source;
+    for (const char* asked : kThinking)
+        for (const char* read : kThinking)
+            if (chat.arguments.contains(asked) && !output::template_reads(source, asked) &&
+                output::template_reads(source, read))
+                context[read] = chat.arguments[asked];
+    if (!chat.reasoning_effort.empty()) context["reasoning_effort"] = chat.reasoning_effort;
+    context["messages"] = chat.messages;
+    context["add_generation_prompt"] = chat.add_generation_prompt;
+    context["tools"] = chat.tools.declared;
+    return context;
+}
+
 Expected<chat::Rendered> ServedModel::render(const ChatInput& chat) const {
     if (!template_)
         return fail_field(ErrorKind::unsupported, "messages",
                           "this model has no chat template; use /v1/completions, or start the "
                           "server with --chat-template");
-    nlohmann::json context = chat.arguments;
-    context["messages"] = chat.messages;
-    context["add_generation_prompt"] = chat.add_generation_prompt;
-    context["tools"] = nullptr;
-    auto rendered = template_->render(context);
+    if (!chat.tools.functions.empty() && !output::template_reads(template_->source, "tools"))
+        return fail_field(ErrorKind::unsupported, "tools",
+                          "this model's chat template does not take them; --chat-template names "
+                          "another");
+    auto rendered = template_->compiled.render(context_of(chat));
     if (!rendered)
         return fail_field(ErrorKind::invalid, "messages", "{}", rendered.error().message);
     return rendered;
 }
 
-Expected<EchoedPrompt> ServedModel::encode(const ChatInput& chat) const {
-    ESPALIER_ASSIGN_OR_RETURN(const chat::Rendered rendered, render(chat));
+Expected<EchoedPrompt> ServedModel::encode(const chat::Rendered& rendered) const {
     ESPALIER_RETURN_IF_ERROR(check_bytes(rendered.text, "messages"));
     EchoedPrompt prompt;
     ESPALIER_ASSIGN_OR_RETURN(prompt.tokens, chat::encode(tokenizer(), rendered));
     return prompt;
+}
+
+Expected<std::shared_ptr<const grammar::CompiledGrammar>> ServedModel::compile(
+    const GrammarField& wanted, const ToolRequest& tools) const {
+    auto compiled = compiler_->compile(wanted.specification);
+    if (compiled) return compiled;
+    // A limit is the request's fault here: nobody else's request can make it pass.
+    const auto refuse = [](const Error& error, const std::string& field) {
+        const ErrorKind kind = error.kind == ErrorKind::exhausted ? ErrorKind::invalid : error.kind;
+        return fail_field(kind, field, "{}", error.message);
+    };
+    if (wanted.field != "tools" || compiled.error().kind == ErrorKind::exhausted)
+        return refuse(compiled.error(), wanted.field);
+    for (std::size_t i = 0; i < tools.functions.size(); ++i) {
+        const auto alone = compiler_->compile(
+            {.kind = grammar::Kind::json_schema, .text = tools.functions[i].schema().dump()});
+        if (!alone) return refuse(alone.error(), fmt::format("tools[{}].function.parameters", i));
+    }
+    return refuse(compiled.error(), wanted.field);
 }
 
 std::uint64_t ServedModel::salt_of(std::size_t tenant, std::string_view cache_salt) const {

@@ -12,6 +12,8 @@
 
 #include "base/error.hpp"
 #include "chat/template.hpp"
+#include "grammar/compiler.hpp"
+#include "output/formats.hpp"
 #include "runtime/runtime.hpp"
 #include "server/generation_request.hpp"
 #include "server/options.hpp"
@@ -49,22 +51,43 @@ class ServedModel {
     // bytes than the longest.
     Expected<std::vector<std::int32_t>> encode_text(std::string_view text, bool add_first,
                                                     const std::string& field) const;
+    // How it writes reasoning and calls.
+    const output::Formats& formats() const { return formats_; }
+    // Blocks for as long as a compile may take. A refusal names the field, and of tools the
+    // function.
+    Expected<std::shared_ptr<const grammar::CompiledGrammar>> compile(
+        const GrammarField& wanted, const ToolRequest& tools) const;
     // A chat in the form of the model's template. What the template refuses is the request's fault.
     Expected<chat::Rendered> render(const ChatInput& chat) const;
     // Special tokens are taken where the template wrote them, not where a message has them.
-    Expected<EchoedPrompt> encode(const ChatInput& chat) const;
+    Expected<EchoedPrompt> encode(const chat::Rendered& rendered) const;
     // Prompts of other tenants or salts never share pages; 0: all requests that name neither.
     std::uint64_t salt_of(std::size_t tenant, std::string_view cache_salt) const;
 
   private:
     Expected<void> check_bytes(std::string_view text, const std::string& field) const;
-    ServedModel(const runtime::ModelFiles& files, engine::Engine& engine,
-                std::vector<std::string> names, std::optional<chat::Template> chat_template);
+    // A template with its source, which shows what it reads.
+    struct ChatTemplate {
+        std::string source;
+        chat::Template compiled;
+    };
+    static Expected<std::optional<ChatTemplate>> open_template(const runtime::ModelFiles& files,
+                                                               const std::string& path);
+    struct Parts {
+        std::vector<std::string> names;
+        std::optional<ChatTemplate> chat_template;
+        output::Formats formats;
+        std::unique_ptr<grammar::Compiler> compiler;
+    };
+    ServedModel(const runtime::ModelFiles& files, engine::Engine& engine, Parts parts);
+    nlohmann::ordered_json context_of(const ChatInput& chat) const;
 
     const runtime::ModelFiles& files_;
     engine::Engine& engine_;
     const std::vector<std::string> names_;
-    const std::optional<chat::Template> template_;  // none: the model has none
+    const std::optional<ChatTemplate> template_;  // none: the model has none
+    const output::Formats formats_;
+    const std::unique_ptr<grammar::Compiler> compiler_;
     const std::int64_t created_;
     const schedule::Time started_;    // on the engine's clock
     const std::string salt_key_;      // random, so that clients cannot choose salts that meet

@@ -22,9 +22,10 @@ Expected<std::string> tokenize_body(const ServedModel& model, const std::string&
     std::string prompt;
     bool add_special_tokens = true, return_token_strs = false;
     const bool is_chat = fields.has("messages");
-    ChatInput chat;
+    ChatInput conversation;
+    ESPALIER_ASSIGN_OR_RETURN(const auto ordered, parse_ordered(body, json));
     if (is_chat)
-        chat = read_chat(fields);
+        conversation = read_chat(fields, ordered);
     else if (!fields.has("prompt"))
         fields.fail_at("prompt", "is missing");
     fields.read("prompt", prompt);
@@ -33,7 +34,8 @@ Expected<std::string> tokenize_body(const ServedModel& model, const std::string&
     ESPALIER_RETURN_IF_ERROR(fields.result());
     std::vector<std::int32_t> tokens;
     if (is_chat) {
-        ESPALIER_ASSIGN_OR_RETURN(EchoedPrompt encoded, model.encode(chat));
+        ESPALIER_ASSIGN_OR_RETURN(const chat::Rendered rendered, model.render(conversation));
+        ESPALIER_ASSIGN_OR_RETURN(EchoedPrompt encoded, model.encode(rendered));
         tokens = std::move(encoded.tokens);
     } else {
         ESPALIER_ASSIGN_OR_RETURN(tokens, model.encode_text(prompt, add_special_tokens, "prompt"));
@@ -52,7 +54,8 @@ Expected<std::string> tokenize_body(const ServedModel& model, const std::string&
 Expected<std::string> apply_template_body(const ServedModel& model, const std::string& body) {
     ESPALIER_ASSIGN_OR_RETURN(const nlohmann::json json, parse_body(body));
     Fields fields(json);
-    const ChatInput chat = read_chat(fields);
+    ESPALIER_ASSIGN_OR_RETURN(const auto ordered, parse_ordered(body, json));
+    const ChatInput chat = read_chat(fields, ordered);
     ESPALIER_RETURN_IF_ERROR(fields.result());
     ESPALIER_ASSIGN_OR_RETURN(const chat::Rendered rendered, model.render(chat));
     return dump({{"prompt", rendered.text}});

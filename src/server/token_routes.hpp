@@ -11,7 +11,7 @@ namespace espalier::server {
 
 // {"prompt", "add_special_tokens": true, "return_token_strs": false}, or "messages" as a chat has
 Expected<std::string> tokenize_body(const ServedModel& model, const std::string& body);
-// {"messages", "chat_template_kwargs", "add_generation_prompt"}
+// {"messages", "tools", "chat_template_kwargs", "add_generation_prompt"}
 Expected<std::string> apply_template_body(const ServedModel& model, const std::string& body);
 // {"tokens"}
 Expected<std::string> detokenize_body(const ServedModel& model, const std::string& body);

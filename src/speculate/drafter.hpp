@@ -21,14 +21,16 @@
 //            come again through extend() but not through commit().
 //   EAGLE3   as MTP, with taps of several layers; draft vocabulary ids become target ids (d2t)
 //            before they enter a Proposal: a Tree holds target ids only.
-//   Both grow trees level by level: one batch per level over all requests of the call, each row the
-//   level's nodes with tail_len = nodes so far > q_len, slots = root's slot + node index. Draft KV
-//   beyond the root is scratch in the call's block table, whose pages the scheduler has reserved
-//   for the root and shape.nodes - 1 drafts (needs().draft_cache), and never published. The call
-//   has the request's sampling parameters, its progress (bans, counts of tokens along a path) and
-//   its choice, so a drafter may draw with the target's own noise at the node's position. Whether
-//   it does (coupled drafting) is the caller's to say, call by call.
-//   What a call may cost is planned before it (DraftShape, budget.hpp); what it took is measured.
+//   grammar  (engine/grammar_drafter.hpp) the text that a grammar forces, as a chain; free as the
+//            n-gram's.
+//   MTP and EAGLE3 grow trees level by level: one batch per level over all requests of the call,
+//   each row the level's nodes with tail_len = nodes so far > q_len, slots = root's slot + node
+//   index. Draft KV beyond the root is scratch in the call's block table, whose pages the scheduler
+//   has reserved for the root and shape.nodes - 1 drafts (needs().draft_cache), and never
+//   published. The call has the request's sampling parameters, its progress (bans, counts of tokens
+//   along a path) and its choice, so a drafter may draw with the target's own noise at the node's
+//   position. Whether it does (coupled drafting) is the caller's to say, call by call. What a call
+//   may cost is planned before it (DraftShape, budget.hpp); what it took is measured.
 //
 // Proposals carry scores; what a score is worth is measured, per drafter, not believed (merge.hpp).
 #pragma once
@@ -46,6 +48,7 @@ namespace espalier::accept {
 // Of accept/, by these names; only drafters with models read them.
 class SamplingParameters;
 class RequestProgress;
+class Constraint;
 }  // namespace espalier::accept
 
 namespace espalier::speculate {
@@ -109,6 +112,9 @@ struct DraftCall {
     std::span<const std::int32_t> block_table = {};
     const accept::SamplingParameters* sampling = nullptr;
     const accept::RequestProgress* progress = nullptr;
+    // What may be drawn, at the root; null: anything. A drafter that goes down with it comes back.
+    // Illegal nodes of a proposal are taken out of it, with all below them, before it counts.
+    accept::Constraint* constraint = nullptr;
     std::int32_t choice = 0;  // of the request's parallel answers
     // Above temperature 0: choose children with the noise that the target will draw with.
     bool coupled = true;

@@ -38,7 +38,8 @@ struct Tokenizer::Model {
     Model(Vocabulary tokens, Bpe merges)
         : vocabulary(std::move(tokens)),
           bpe(std::move(merges)),
-          special(static_cast<std::size_t>(vocabulary.size())) {}
+          special(static_cast<std::size_t>(vocabulary.size())),
+          added(static_cast<std::size_t>(vocabulary.size())) {}
 
     Vocabulary vocabulary;
     Bpe bpe;
@@ -48,6 +49,7 @@ struct Tokenizer::Model {
     AddedTokenTrie second_trie;  // searched between the matches of the first
     std::unordered_map<std::string, TokenId> added_ids;
     std::vector<bool> special;  // [vocabulary]
+    std::vector<bool> added;    // [vocabulary]
     std::optional<TokenId> bos;
     std::optional<TokenId> eos;
     std::string chat_template;
@@ -56,6 +58,7 @@ struct Tokenizer::Model {
         (token.normalized ? second_trie : first_trie).add(token.content, token.id);
         added_ids.emplace(token.content, token.id);
         at(special, token.id) = token.special;
+        at(added, token.id) = true;
     }
 
     // Once vocabulary and merges are complete: which words need no merging. With `any_token` every

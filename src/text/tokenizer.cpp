@@ -229,6 +229,10 @@ bool Tokenizer::is_special(TokenId id) const {
     return id >= 0 && id < vocabulary() && at(model_->special, id);
 }
 
+bool Tokenizer::is_added(TokenId id) const {
+    return id >= 0 && id < vocabulary() && at(model_->added, id);
+}
+
 std::int64_t Tokenizer::vocabulary() const { return model_->vocabulary.size(); }
 std::optional<TokenId> Tokenizer::bos() const { return model_->bos; }
 std::optional<TokenId> Tokenizer::eos() const { return model_->eos; }

@@ -64,6 +64,8 @@ class Tokenizer {
     std::string_view token_bytes(TokenId id) const;
     std::optional<TokenId> id_of(std::string_view bytes) const;  // also added tokens
     bool is_special(TokenId id) const;
+    // An added token: a marker of chats or tools, whether or not its file flags it as special.
+    bool is_added(TokenId id) const;
     std::int64_t vocabulary() const;     // largest id + 1
     std::optional<TokenId> bos() const;  // where the tokenizer adds one by default
     std::optional<TokenId> eos() const;  // the eos_token of tokenizer_config.json

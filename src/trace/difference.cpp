@@ -28,7 +28,7 @@ class Flattener {
     void word64(std::string_view name, std::uint64_t value) { add(name, fmt::format("{}", value)); }
     void real(std::string_view name, float value) { add(name, fmt::format("{}", value)); }
     void flag(std::string_view name, bool value) { add(name, value ? "true" : "false"); }
-    void text(std::string_view name, const std::string& value) {
+    void text(std::string_view name, const std::string& value, std::int64_t = kMaxText) {
         add(name, fmt::format("'{}'", value));
     }
     template <typename Enum, std::size_t count>
@@ -42,7 +42,8 @@ class Flattener {
             add(fmt::format("{}[{}]", name, i), fmt::format("{}", values[i]));
         add(fmt::format("entries of {}", name), fmt::format("{}", values.size()));
     }
-    void texts(std::string_view name, const std::vector<std::string>& values, std::int64_t) {
+    void texts(std::string_view name, const std::vector<std::string>& values, std::int64_t,
+               std::int64_t = kMaxText) {
         for (std::size_t i = 0; i < values.size(); ++i)
             text(fmt::format("{}[{}]", name, i), values[i]);
         add(fmt::format("entries of {}", name), fmt::format("{}", values.size()));
@@ -64,6 +65,13 @@ class Flattener {
     void object(std::string_view name, const T& value) {
         Flattener inner(out_, at(name) + ".", about_);
         T::fields(inner, value);
+    }
+    template <typename T>
+    void maybe_object(std::string_view name, const std::optional<T>& value) {
+        if (value)
+            object(name, *value);
+        else
+            add(name, "none");
     }
     template <typename T>
     void objects(std::string_view name, const std::vector<T>& values, std::int64_t) {

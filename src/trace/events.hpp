@@ -29,7 +29,8 @@ inline constexpr std::int64_t kMaxTime = std::int64_t{1} << 60;
 inline constexpr std::int64_t kMaxToken = (std::int64_t{1} << 31) - 1;
 inline constexpr std::int64_t kMaxRows = std::int64_t{1} << 16;
 inline constexpr std::int64_t kMaxList = std::int64_t{1} << 24;
-inline constexpr std::int64_t kMaxText = std::int64_t{1} << 16;  // bytes
+inline constexpr std::int64_t kMaxText = std::int64_t{1} << 16;     // bytes
+inline constexpr std::int64_t kMaxGrammar = std::int64_t{1} << 23;  // bytes of a specification
 
 // ---- words, in the order of their enums ---------------------------------------------------------
 
@@ -53,10 +54,11 @@ enum class Reason : std::uint8_t {
     deadline,
     step_failed,
     stopped,
+    grammar_failed,
 };
-inline constexpr std::array<std::string_view, 10> kReasons = {
-    "eos",          "stop_token", "stop_string", "length",      "bad_numbers",
-    "nothing_left", "cancelled",  "deadline",    "step_failed", "stopped"};
+inline constexpr std::array<std::string_view, 11> kReasons = {
+    "eos",       "stop_token", "stop_string", "length",  "bad_numbers",   "nothing_left",
+    "cancelled", "deadline",   "step_failed", "stopped", "grammar_failed"};
 
 enum class Close : std::uint8_t {
     finished,  // everything that happened is here
@@ -126,6 +128,7 @@ struct Header {
     Model model;
     std::string variant;                   // of the kernels
     std::optional<std::string> kv_format;  // of the cache, where it was asked for
+    std::optional<std::string> weights;    // what they were rounded to, where it was asked for
     std::int32_t threads = 0;
     std::int32_t sampling_version = 0;
     Settings settings;
@@ -136,6 +139,7 @@ struct Header {
         visit.object("model", self.model);
         visit.text("variant", self.variant);
         visit.maybe_text("kv_format", self.kv_format);
+        visit.maybe_text("weights", self.weights);
         visit.integer("threads", self.threads, 0, kMaxRows);
         visit.integer("sampling_version", self.sampling_version, 0, kMaxToken);
         visit.object("settings", self.settings);
@@ -201,6 +205,35 @@ struct Output {  // accept::OutputOptions
     bool operator==(const Output&) const = default;
 };
 
+// grammar::Specification; its kind by its name.
+struct Grammar {
+    std::string kind, text;
+    std::vector<std::string> choices;
+    bool strict = true, any_whitespace = true;
+    template <typename Visitor, typename Self>
+    static void fields(Visitor& visit, Self& self) {
+        visit.text("kind", self.kind);
+        visit.text("text", self.text, kMaxGrammar);
+        visit.texts("choices", self.choices, kMaxRows, kMaxGrammar);
+        visit.flag("strict", self.strict);
+        visit.flag("any_whitespace", self.any_whitespace);
+    }
+    bool operator==(const Grammar&) const = default;
+};
+
+struct Reasoning {  // accept::ReasoningRule
+    std::vector<std::int32_t> end_token_ids;
+    bool open = true;
+    std::optional<std::int64_t> budget;
+    template <typename Visitor, typename Self>
+    static void fields(Visitor& visit, Self& self) {
+        visit.integers("end_token_ids", self.end_token_ids, kMaxRows, 0, kMaxToken);
+        visit.flag("open", self.open);
+        visit.maybe_integer("budget", self.budget, 0, kMaxNumber);
+    }
+    bool operator==(const Reasoning&) const = default;
+};
+
 // A request with n choices has n consecutive numbers; they count up over the whole trace.
 struct Submission {
     static constexpr std::string_view kKind = "submit";
@@ -218,6 +251,8 @@ struct Submission {
         forced_output;  // what the output was made of, where it was prescribed
     Sampling sampling;
     Output output;
+    std::optional<Grammar> grammar;
+    std::optional<Reasoning> reasoning;
     template <typename Visitor, typename Self>
     static void fields(Visitor& visit, Self& self) {
         visit.integer("request", self.request, 0, kMaxNumber);
@@ -235,6 +270,8 @@ struct Submission {
         visit.integers("replay", self.forced_output, kMaxList, 0, kMaxToken);
         visit.object("sampling", self.sampling);
         visit.object("output", self.output);
+        visit.maybe_object("grammar", self.grammar);
+        visit.maybe_object("reasoning", self.reasoning);
     }
     bool operator==(const Submission&) const = default;
 };

@@ -43,8 +43,8 @@ class LineReader {
         if (!field->is_boolean()) return refuse(at(name), "true or false");
         value = field->get<bool>();
     }
-    void text(std::string_view name, std::string& value) {
-        if (const nlohmann::json* field = take(name)) read_text(*field, at(name), value);
+    void text(std::string_view name, std::string& value, std::int64_t most = kMaxText) {
+        if (const nlohmann::json* field = take(name)) read_text(*field, at(name), value, most);
     }
     template <typename Enum, std::size_t count>
     void choice(std::string_view name, Enum& value,
@@ -65,9 +65,10 @@ class LineReader {
             read_integer(field, path, value, lo, hi);
         });
     }
-    void texts(std::string_view name, std::vector<std::string>& values, std::int64_t most) {
+    void texts(std::string_view name, std::vector<std::string>& values, std::int64_t most,
+               std::int64_t most_bytes = kMaxText) {
         list(name, values, most, [&](const auto& field, const std::string& path, auto& value) {
-            read_text(field, path, value);
+            read_text(field, path, value, most_bytes);
         });
     }
     template <typename T>
@@ -91,6 +92,10 @@ class LineReader {
     template <typename T>
     void object(std::string_view name, T& value) {
         if (const nlohmann::json* field = take(name)) read_object(*field, at(name), value);
+    }
+    template <typename T>
+    void maybe_object(std::string_view name, std::optional<T>& value) {
+        if (has(name)) object(name, value.emplace());
     }
     template <typename T>
     void objects(std::string_view name, std::vector<T>& values, std::int64_t most) {
@@ -147,12 +152,13 @@ class LineReader {
         }
         value = static_cast<T>(number);
     }
-    void read_text(const nlohmann::json& field, const std::string& path, std::string& value) {
+    void read_text(const nlohmann::json& field, const std::string& path, std::string& value,
+                   std::int64_t most) {
         if (!field.is_string()) return refuse(path, "a text");
         const auto& text = field.get_ref<const std::string&>();
-        if (static_cast<std::int64_t>(text.size()) > kMaxText) {
+        if (static_cast<std::int64_t>(text.size()) > most) {
             result_ = fail(ErrorKind::invalid, "'{}' has {} bytes, at most {} are read", path,
-                           text.size(), kMaxText);
+                           text.size(), most);
             return;
         }
         value = text;

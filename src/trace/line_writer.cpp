@@ -37,7 +37,7 @@ class LineWriter {
         key(name);
         out_ += value ? "true" : "false";
     }
-    void text(std::string_view name, const std::string& value) {
+    void text(std::string_view name, const std::string& value, std::int64_t = kMaxText) {
         key(name);
         quoted(value);
     }
@@ -54,7 +54,8 @@ class LineWriter {
         key(name);
         list(values, [this](std::int32_t value) { number(value); });
     }
-    void texts(std::string_view name, const std::vector<std::string>& values, std::int64_t) {
+    void texts(std::string_view name, const std::vector<std::string>& values, std::int64_t,
+               std::int64_t = kMaxText) {
         key(name);
         list(values, [this](const std::string& value) { quoted(value); });
     }
@@ -79,6 +80,10 @@ class LineWriter {
     void object(std::string_view name, const T& value) {
         key(name);
         whole(value);
+    }
+    template <typename T>
+    void maybe_object(std::string_view name, const std::optional<T>& value) {
+        if (value) object(name, *value);
     }
     template <typename T>
     void objects(std::string_view name, const std::vector<T>& values, std::int64_t) {

@@ -80,6 +80,8 @@ struct Ended {
 struct Times {
     std::int64_t offer = 0, draft = 0, plan = 0, build = 0, forward = 0, sample = 0, commit = 0,
                  walk = 0;
+    // Not in traces of before grammars, when it was part of build.
+    std::optional<std::int64_t> mask = {};
     std::optional<std::int64_t> extend = {};  // where drafters take hidden states
     std::int64_t advance = 0, emit = 0;
     template <typename Visitor, typename Self>
@@ -89,6 +91,7 @@ struct Times {
         visit.integer("plan", self.plan, 0, kMaxNumber);
         visit.integer("build", self.build, 0, kMaxNumber);
         visit.integer("forward", self.forward, 0, kMaxNumber);
+        visit.maybe_integer("mask", self.mask, 0, kMaxNumber);
         visit.integer("sample", self.sample, 0, kMaxNumber);
         visit.integer("commit", self.commit, 0, kMaxNumber);
         visit.integer("walk", self.walk, 0, kMaxNumber);

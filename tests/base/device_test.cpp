@@ -22,6 +22,7 @@ class NoDevice final : public Device {
     Expected<Buffer> allocate(std::size_t) override { return Buffer(); }
     Expected<void> upload(Stream, void*, const void*, std::size_t) override { return {}; }
     Expected<void> download(Stream, void*, const void*, std::size_t) override { return {}; }
+    Expected<void> download_all(Stream, std::span<const Transfer>) override { return {}; }
     Expected<void> fill(Stream, void*, std::byte, std::size_t) override { return {}; }
     Expected<void> copy(Stream, void*, const void*, std::size_t) override { return {}; }
     Expected<void> synchronize(Stream) override { return {}; }
@@ -41,6 +42,12 @@ TEST(CpuDevice, MovesBytesBothWaysAndOnTheDevice) {
     std::array<int, 8> got{};
     ASSERT_TRUE(device.download(device.stream(), got.data(), memory.data(), 32));
     EXPECT_EQ(got, (std::array<int, 8>{-1, -1, 3, 4, 1, 2, 3, 4}));
+    std::array<int, 2> first{}, last{};
+    const std::array<Transfer, 2> both = {
+        {{first.data(), memory.data(), 8}, {last.data(), memory.data() + 24, 8}}};
+    ASSERT_TRUE(device.download_all(device.stream(), both));
+    EXPECT_EQ(first, (std::array<int, 2>{-1, -1}));
+    EXPECT_EQ(last, (std::array<int, 2>{3, 4}));
 }
 
 TEST(CpuDevice, PlaysRecordedWorkOverChangedMemory) {
@@ -54,7 +61,9 @@ TEST(CpuDevice, PlaysRecordedWorkOverChangedMemory) {
     const int before = *memory.as<int>();
     ASSERT_TRUE((*recorded)->play());
     ASSERT_GE((*recorded)->timed_play().value(), 0.0);
-    EXPECT_EQ(*memory.as<int>(), before + 10);
+    ASSERT_TRUE((*recorded)->queue());
+    EXPECT_EQ(*memory.as<int>(), before + 15);
+    EXPECT_EQ((*recorded)->bytes(), 0u);
 }
 
 TEST(CpuDevice, LendsItsPoolToCpuOperationsOnly) {

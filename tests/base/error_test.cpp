@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "base/for_what.hpp"
+
 namespace espalier {
 namespace {
 
@@ -36,6 +38,15 @@ TEST(Error, TakesAnotherNameForItsField) {
     const Error same = with_field({ErrorKind::io, "no such file"}, "--trace");
     EXPECT_EQ(same.message, "no such file");
     EXPECT_EQ(same.field, "");
+}
+
+TEST(Error, SaysWhatItWasFor) {
+    const Expected<int> none = fail(ErrorKind::exhausted, "cannot allocate 9 bytes");
+    EXPECT_EQ(for_what(none, "the weights").error().message,
+              "the weights: cannot allocate 9 bytes");
+    EXPECT_EQ(for_what(none, "the weights").error().kind, ErrorKind::exhausted);
+    EXPECT_EQ(for_what(refused(), "the weights").error().message, "top_p: 2.5, not within 0…1");
+    EXPECT_EQ(for_what(Expected<int>(3), "the weights").value(), 3);
 }
 
 }  // namespace

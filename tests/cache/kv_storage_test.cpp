@@ -55,5 +55,26 @@ TEST(KvStorage, RefusesImpossibleSizes) {
     EXPECT_FALSE(KvStorage::create(device, layout, -5));
 }
 
+// A device with room for so many bytes at a time.
+class SmallDevice final : public CpuDevice {
+  public:
+    explicit SmallDevice(std::size_t most) : CpuDevice(1), most_(most) {}
+    Expected<Buffer> allocate(std::size_t bytes) override {
+        if (bytes > most_) return fail(ErrorKind::exhausted, "cannot allocate {} bytes", bytes);
+        return CpuDevice::allocate(bytes);
+    }
+
+  private:
+    std::size_t most_;
+};
+
+TEST(KvStorage, SaysWhoseMemoryWasRefused) {
+    SmallDevice device(1000);
+    const auto refused = KvStorage::create(device, make_layout(1, mla::KvFormat::bf16), 2);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().message,
+              "a layer of 2 pages of the cache: cannot allocate 147456 bytes");
+}
+
 }  // namespace
 }  // namespace espalier::cache

@@ -70,13 +70,14 @@ TEST(ConfigRefusal, OtherModelsByName) {
 
 TEST(ConfigRefusal, QuantisationsByName) {
     const auto method = [](const char* name) { return json{{"quant_method", name}}; };
-    for (const char* name : {"awq", "gptq", "mxfp4", "bitsandbytes", "modelopt"})
+    for (const char* name : {"awq", "gptq", "mxfp4", "bitsandbytes"})
         expect_refused_with("quantization_config", method(name), {name, "'fp8' in 128×128 blocks"});
+    expect_refused_with("quantization_config", method("modelopt"), {"quant_algo is ''", "'NVFP4'"});
     expect_refused_with("quantization_config",
-                        {{"quant_method", "compressed-tensors"}, {"format", "pack-quantized"}},
-                        {"compressed-tensors", "pack-quantized"});
+                        {{"quant_method", "compressed-tensors"}, {"format", "marlin-24"}},
+                        {"'marlin-24'", "'pack-quantized'", "'nvfp4-pack-quantized'"});
     expect_refused_with("compression_config", {{"format", "pack-quantized"}},
-                        {"compression_config", "pack-quantized"});
+                        {"compression_config", "config_groups has 0 groups"});
     json fp8 = {{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}};
     json good = valid();
     good["quantization_config"] = fp8;
@@ -92,7 +93,7 @@ TEST(ConfigRefusal, QuantisationsByName) {
     json nested{{"architectures", {"KimiK25ForConditionalGeneration"}},
                 {"text_config", valid()},
                 {"quantization_config", method("compressed-tensors")}};
-    expect_refused(nested, {"compressed-tensors"});
+    expect_refused(nested, {"quantization_config", "format ''"});
 }
 
 TEST(ConfigRefusal, ShapesTheAttentionLibraryDoesNotHave) {

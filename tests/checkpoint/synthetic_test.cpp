@@ -86,7 +86,8 @@ void expect_round_trip(const SyntheticModel& model) {
     for (const TensorSpec& spec : specs) {
         const std::string name = spec.name.substr(model.config.tensor_prefix.size());
         const auto tensor =
-            spec.shape.size() == 1
+            spec.shape.empty() ? checkpoint->find(name, {}, {spec.type})
+            : spec.shape.size() == 1
                 ? checkpoint->find(name, {spec.shape[0]}, {spec.type})
                 : checkpoint->find(name, {spec.shape[0], spec.shape[1]}, {spec.type});
         ASSERT_TRUE(tensor) << tensor.error().message;
@@ -97,6 +98,18 @@ void expect_round_trip(const SyntheticModel& model) {
         // Wide elements come first, so that all are aligned in the mapped file.
         EXPECT_EQ(reinterpret_cast<std::uintptr_t>(tensor->bytes.data()) % bytes_of(spec.type), 0u)
             << spec.name;
+    }
+}
+
+TEST(Synthetic, RoundTripOfQuantizedModels) {
+    for (const Quantization& how :
+         {Quantization{QuantizedLayout::packed_integers, 4, 32},
+          Quantization{QuantizedLayout::packed_integers, 8, 128},
+          Quantization{QuantizedLayout::int8, 8, 0}, Quantization{QuantizedLayout::nvfp4, 4, 16},
+          Quantization{QuantizedLayout::packed_nvfp4, 4, 16}}) {
+        SyntheticModel model = *synthetic_preset("tiny-v3");
+        model.config.quantization = how;
+        expect_round_trip(model);
     }
 }
 

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <string>
 #include <vector>
 
@@ -115,6 +116,51 @@ TEST(Cli, DraftsChangeTheSpeedAndNothingElse) {
     EXPECT_EQ(greedy["logprobs"].size(), 60u);
     EXPECT_EQ(greedy["logprobs"][0]["top"].size(), 2u);
 }
+
+#if defined(ESPALIER_WITH_GRAMMAR)
+TEST(Cli, GenerateHoldsItsTextToWhatIsAskedFor) {
+    const espalier::TemporaryDirectory directory;
+    const std::string schema = (directory.path() / "schema.json").string();
+    std::ofstream(schema)
+        << R"({"type": "object", "required": ["name", "count"], "additionalProperties": false,
+               "properties": {"name": {"type": "string", "minLength": 1, "maxLength": 8},
+                              "count": {"type": "integer", "minimum": 1, "maximum": 99}}})";
+    const std::string ebnf = (directory.path() / "tag.ebnf").string();
+    std::ofstream(ebnf) << R"(root ::= "<" [a-z] [0-9]? ">")";
+    const std::string common =
+        "generate " + kSapling + " -p 'record = ' -n 400 --temperature 2 --json ";
+    for (const char* seed : {"--seed 1 ", "--seed 2 "}) {
+        const auto drafted = json_of(common + seed + "--json-schema " + schema);
+        const auto plain = json_of(common + seed + "--speculate off --json-schema " + schema);
+        EXPECT_EQ(drafted["tokens"], plain["tokens"]);
+        EXPECT_EQ(drafted["finish_reason"], "stop");
+        const auto record = nlohmann::json::parse(drafted["text"].get<std::string>());
+        EXPECT_GE(record["count"], 1);
+        EXPECT_LE(record["count"], 99);
+        EXPECT_LE(record["name"].get<std::string>().size(), 32u);
+        EXPECT_EQ(record.size(), 2u);
+    }
+    const auto text = [&](const std::string& flags) {
+        return json_of(common + "--seed 3 " + flags)["text"].get<std::string>();
+    };
+    EXPECT_TRUE(
+        std::regex_match(text("--regex '[0-9]{3}-[a-f]+x'"), std::regex("[0-9]{3}-[a-f]+x")));
+    const std::string chosen = text("--choice 'yes, it does' --choice no");
+    EXPECT_TRUE(chosen == "yes, it does" || chosen == "no") << chosen;
+    EXPECT_TRUE(std::regex_match(text("--grammar " + ebnf), std::regex("<[a-z][0-9]?>")));
+
+    const auto refused = [](const std::string& flags, const char* says) {
+        const Result result = espalier("generate " + kSapling + " -p x " + flags);
+        EXPECT_NE(result.status, 0) << flags;
+        EXPECT_NE(result.output.find(says), std::string::npos) << result.output;
+    };
+    refused("--regex a --choice b", "one of --json-schema");
+    refused("--regex '(a'", "--regex");
+    refused("--choice a --min-tokens 3", "--min-tokens");
+    refused("--choice a --ignore-eos", "--ignore-eos");
+    refused("--json-schema /nowhere.json", "/nowhere.json");
+}
+#endif
 
 TEST(Cli, GenerateTellsStepsDraftsAndSpeed) {
     const Result result =
@@ -308,6 +354,40 @@ TEST(Cli, BenchEngineWritesKnownTexts) {
     EXPECT_EQ(refused.status, 1);
     EXPECT_NE(refused.output.find("line 1 has no text \"completion\""), std::string::npos)
         << refused.output;
+}
+
+// What quantize writes is what --weights makes at load; eval sees how far both are from the model.
+TEST(Cli, QuantizedModelsAreTheSameFromFilesAndAtLoad) {
+    const espalier::TemporaryDirectory directory;
+    const std::string out = (directory.path() / "int4").string();
+    const std::string text = (directory.path() / "text").string();
+    std::ofstream(text) << "def add(a, b):\n    return a + b\n\n\nclass Point:\n    pass\n";
+    const Result made = espalier("quantize " + kSapling + " " + out);
+    ASSERT_EQ(made.status, 0) << made.output;
+    EXPECT_EQ(espalier("quantize " + kSapling + " " + out).status, 1);  // not empty
+    const std::string eval = " --json --against " + kSapling + " --text " + text;
+    const auto files = json_of("eval " + out + eval);
+    EXPECT_EQ(files, json_of("eval " + kSapling + eval + " --weights int4"));
+    const auto own = json_of("eval " + kSapling + eval);
+    EXPECT_NEAR(own["mean_kl_bits"].get<double>(), 0.0, 1e-9);
+    EXPECT_EQ(own["top_agreement"], 1.0);
+    EXPECT_GT(files["mean_kl_bits"].get<double>(), 1e-6);
+    EXPECT_GT(own["bits_per_byte"].get<double>(), 0.1);
+    const std::string prompt = " 'def add(a, b):' -n 8 --temperature 0 --json";
+    EXPECT_EQ(json_of("generate " + out + prompt)["tokens"],
+              json_of("generate " + kSapling + prompt + " --weights int4")["tokens"]);
+}
+
+TEST(Cli, RoundedWeightsAreTracedAndReplayed) {
+    const espalier::TemporaryDirectory directory;
+    const std::string file = (directory.path() / "run.jsonl").string();
+    const Result made = espalier("generate " + kSapling +
+                                 " 'def add(a, b):' -n 8 --seed 3 --weights int8 --trace " + file);
+    ASSERT_EQ(made.status, 0) << made.output;
+    const Result again = espalier("replay " + file);
+    EXPECT_EQ(again.status, 0) << again.output;
+    EXPECT_NE(again.output.find("8 tokens of 1 requests are the same"), std::string::npos)
+        << again.output;
 }
 
 TEST(Cli, SelftestLosslessEndsInATable) {

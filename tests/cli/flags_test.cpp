@@ -137,6 +137,8 @@ TEST(Flags, EveryOptionOfAnEngineIsReached) {
                 "--reuse-generated",
                 "--trace",
                 "t.jsonl",
+                "--weights",
+                "int4",
                 "--kv-format",
                 "fp8_token",
                 "--threads",
@@ -151,6 +153,7 @@ TEST(Flags, EveryOptionOfAnEngineIsReached) {
     EXPECT_EQ(flags.engine.prefill_segment, 0);
     EXPECT_TRUE(flags.engine.reuse_generated);
     EXPECT_EQ(flags.engine.trace, "t.jsonl");
+    EXPECT_EQ(flags.load.rounding, WeightCode::int4);
     EXPECT_EQ(flags.load.kv_format, mla::KvFormat::fp8_token);
     EXPECT_EQ(flags.load.threads, 2);
 }
@@ -167,13 +170,14 @@ TEST(Flags, AnEngineIsWhatItIsWithoutThem) {
     EXPECT_EQ(flags.engine.sizes.step_tokens, plain.sizes.step_tokens);
     EXPECT_FALSE(flags.engine.hash_seed);
     EXPECT_FALSE(flags.load.kv_format);
+    EXPECT_FALSE(flags.load.rounding);
 }
 
 TEST(Flags, WhatAnEngineHasNoWordForIsRefused) {
     const std::vector<std::vector<std::string>> bad = {
         {"--prefix-cache", "maybe"}, {"--prefill-segment", "128"}, {"--grant", "all"},
         {"--kv-format", "int4"},     {"--rows", "many"},           {"--rows"},
-        {"--hash-seed", "1"}};
+        {"--hash-seed", "1"},        {"--weights", "int3"}};
     for (const std::vector<std::string>& arguments : bad) {
         CLI::App app;
         EngineFlags flags;

@@ -12,6 +12,7 @@
 #include "cli/draft_setting.hpp"
 #include "cli/draw_tree.hpp"
 #include "cli/engine_figures.hpp"
+#include "cli/eval_figures.hpp"
 #include "cli/logits_file.hpp"
 #include "cli/terminal.hpp"
 #include "support/paths.hpp"
@@ -19,6 +20,25 @@
 
 namespace espalier::cli {
 namespace {
+
+// Four tokens of which one has half and the others a sixth each: 1 bit, and log2 6.
+TEST(EvalFigures, AreThoseOfTheDefinition) {
+    const float half = std::log(3.0f);
+    const std::vector<float> logits = {0, half, 0, 0}, flat = {5, 5, 5, 5};
+    EvalFigures figures;
+    figures.add(logits, 1, 4);
+    figures.add(logits, 3, 1);
+    EXPECT_EQ(figures.tokens(), 2);
+    EXPECT_NEAR(figures.bits_per_token(), (1 + std::log2(6.0)) / 2, 1e-6);
+    EXPECT_NEAR(figures.bits_per_byte(), (1 + std::log2(6.0)) / 5, 1e-6);
+    EXPECT_EQ(figures.mean_kl_bits(), 0.0);
+    figures.compare(logits, logits);
+    EXPECT_NEAR(figures.mean_kl_bits(), 0.0, 1e-12);
+    EXPECT_EQ(figures.top_agreement(), 1.0);
+    figures.compare(logits, flat);  // Σ ¼ log2(¼ / q)
+    EXPECT_NEAR(figures.mean_kl_bits(), (0.25 * (-1) + 0.75 * std::log2(1.5)) / 2, 1e-6);
+    EXPECT_EQ(figures.top_agreement(), 0.5);
+}
 
 TEST(EngineFigures, EachHasANameOfItsOwnAndIsANumber) {
     std::set<std::string> names;

@@ -4,8 +4,10 @@
 // MODULES is the folder that npm installed the client into. openai_client_test.py is the same list in Python.
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
+import { mkdtemp, rm, writeFile } from "node:fs/promises";
 import { createRequire } from "node:module";
-import { resolve } from "node:path";
+import { tmpdir } from "node:os";
+import { join, resolve } from "node:path";
 import { createInterface } from "node:readline";
 import { after, before, test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
@@ -183,6 +185,89 @@ test("errors are the client's own", async () => {
   await assert.rejects(chat({ stream: true, messages: [] }), OpenAI.BadRequestError);
   await assert.rejects(chat({ model: "gpt-4" }), OpenAI.NotFoundError);
   await assert.rejects(client.withOptions({ apiKey: "sk-other" }).models.list(), OpenAI.AuthenticationError);
+});
+
+// Bounded on all sides, so that a text without sense comes to its end.
+const PERSON = {
+  type: "object",
+  properties: {
+    name: { type: "string", enum: ["Ann", "Bob"] },
+    age: { type: "integer", minimum: 0, maximum: 99 },
+    tags: { type: "array", items: { type: "string", enum: ["a", "b"] }, maxItems: 2 },
+  },
+  required: ["name", "age", "tags"],
+  additionalProperties: false,
+};
+const DONE = { type: "object", properties: { well: { type: "boolean" } }, required: ["well"], additionalProperties: false };
+
+function checkPerson(person) {
+  assert.deepEqual(Object.keys(person), ["name", "age", "tags"]);
+  assert.ok(["Ann", "Bob"].includes(person.name));
+  assert.ok(Number.isInteger(person.age) && person.age >= 0 && person.age <= 99);
+  assert.ok(person.tags.length <= 2);
+}
+
+test("structured output", async () => {
+  const format = { type: "json_schema", json_schema: { name: "person", schema: PERSON, strict: true } };
+  for (const seed of [0, 1, 2]) {
+    const request = { response_format: format, max_tokens: 1000, temperature: 1, seed };
+    const { choices: [choice] } = await chat(request);
+    assert.equal(choice.finish_reason, "stop");
+    checkPerson(JSON.parse(choice.message.content));
+    const final = await client.chat.completions.stream({ model, messages: MESSAGES, ...request }).finalChatCompletion();
+    assert.equal(final.choices[0].message.content, choice.message.content);
+  }
+  const bad = { type: "json_schema", json_schema: { name: "n", schema: { type: "object", uniqueNonsense: true } } };
+  await assert.rejects(chat({ response_format: bad }), (error) =>
+    error instanceof OpenAI.BadRequestError && error.param === "response_format.json_schema.schema" &&
+    error.message.includes("uniqueNonsense"));
+});
+
+test("tool calls", async () => {
+  const folder = await mkdtemp(join(tmpdir(), "espalier-"));
+  const template = join(folder, "template.jinja");
+  await writeFile(template, "{% for tool in tools or [] %}{{ tool.function | tojson }}{% endfor %}{% for message in messages %}" +
+    "[{{ message.role }}]{{ message.content or '' }}{% endfor %}[assistant]");
+  const calling = await Server.start("--chat-template", template, "--tool-format", "deepseek_v3");
+  const by = calling.client();
+  const tools = [["person", PERSON], ["done", DONE]].map(([name, parameters]) =>
+    ({ type: "function", function: { name, parameters, strict: true } }));
+  const check = ({ name, arguments: text }) => {
+    const made = JSON.parse(text);
+    if (name === "person") checkPerson(made);
+    else assert.equal(typeof made.well, "boolean");
+  };
+  const request = { model, messages: MESSAGES, tools, tool_choice: "required", max_tokens: 1000, temperature: 1 };
+  for (const seed of [0, 1, 2]) {
+    const single = { ...request, seed, parallel_tool_calls: false };
+    const { choices: [choice] } = await by.chat.completions.create(single);
+    assert.equal(choice.finish_reason, "tool_calls");
+    assert.equal(choice.message.tool_calls.length, 1);
+    const [{ function: call }] = choice.message.tool_calls;
+    check(call);
+    const final = await by.chat.completions.stream(single).finalChatCompletion();
+    const [{ function: { name, arguments: text } }] = final.choices[0].message.tool_calls;
+    assert.deepEqual({ name, arguments: text }, call);
+  }
+  let most = 0;
+  for (let seed = 0; seed < 8; ++seed) {
+    const { choices: [choice] } = await by.chat.completions.create({ ...request, seed });
+    const calls = choice.message.tool_calls;
+    const streamed = [];
+    for (const chunk of await collect(by.chat.completions.create({ ...request, seed, stream: true })))
+      for (const call of chunk.choices[0].delta.tool_calls ?? []) {
+        if (call.index === streamed.length) streamed.push({ name: call.function.name, arguments: "" });
+        streamed[call.index].arguments += call.function.arguments;
+      }
+    assert.deepEqual(streamed, calls.map((call) => call.function));
+    if (choice.finish_reason === "length") calls.pop(); // it was cut off
+    else assert.equal(choice.finish_reason, "tool_calls");
+    for (const call of calls) check(call.function);
+    most = Math.max(most, calls.length);
+  }
+  assert.ok(most > 1, "no seed gave parallel calls");
+  assert.equal(await calling.stop(), 0);
+  await rm(folder, { recursive: true });
 });
 
 test("a full queue is a rate limit", async () => {

@@ -4,11 +4,15 @@ openai_client_test.mjs is the same list with the client for JavaScript. `make te
 """
 
 import asyncio
+import json
 import pathlib
 import sys
+import tempfile
+import typing
 import unittest
 
 import openai
+import pydantic
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
 from serving import Server  # noqa: E402
@@ -19,6 +23,21 @@ PROMPT = "def clamp(value, low, high):"
 MESSAGES = [{"role": "system", "content": "You write Python."}, {"role": "user", "content": "Write a loop."}]
 # 64 outputs of 1,900 tokens: minutes of work on any CPU, so what is cancelled cannot have finished by itself.
 ENDLESS = {"max_tokens": 1900, "n": 64, "extra_body": {"ignore_eos": True}}
+# Tools for a model that was never taught any: its calls are what the grammar leaves it.
+TEMPLATE = ("""{% for tool in tools or [] %}{{ tool.function | tojson }}{% endfor %}{% for message in messages %}"""
+            """[{{ message.role }}]{{ message.content or '' }}{% for call in message.tool_calls or [] %}{{ call.id }}"""
+            """{{ call.function.arguments }}{% endfor %}{% endfor %}[assistant]""")
+
+
+class Person(pydantic.BaseModel):
+    # Bounded on all sides, so that a text without sense comes to its end.
+    name: typing.Literal["Ann", "Bob"]
+    age: int = pydantic.Field(ge=0, le=99)
+    tags: list[typing.Literal["a", "b"]] = pydantic.Field(max_length=2)
+
+
+class Done(pydantic.BaseModel):
+    well: bool
 
 
 class OpenAiClient(unittest.TestCase):
@@ -139,6 +158,83 @@ class OpenAiClient(unittest.TestCase):
             self.chat(model="gpt-4")
         with self.assertRaises(openai.AuthenticationError):
             self.client.with_options(api_key="sk-other").models.list()
+
+    def test_structured_output_with_pydantic(self):
+        for seed in range(3):
+            made = self.client.chat.completions.parse(model=self.model, messages=MESSAGES, response_format=Person,
+                                                      max_tokens=1000, seed=seed, temperature=1)
+            self.assertEqual(made.choices[0].finish_reason, "stop")
+            self.assertIsInstance(made.choices[0].message.parsed, Person)
+        with self.client.chat.completions.stream(model=self.model, messages=MESSAGES, response_format=Person,
+                                                 max_tokens=1000, seed=2, temperature=1) as stream:
+            for _ in stream:
+                pass
+            self.assertEqual(stream.get_final_completion().choices[0].message.parsed, made.choices[0].message.parsed)
+
+    def test_a_bad_schema_is_named(self):
+        with self.assertRaises(openai.BadRequestError) as wrong:
+            self.chat(response_format={"type": "json_schema", "json_schema": {
+                "name": "n", "schema": {"type": "object", "uniqueNonsense": True}}})
+        self.assertEqual(wrong.exception.param, "response_format.json_schema.schema")
+        self.assertIn("uniqueNonsense", wrong.exception.message)
+
+    def test_tool_calls(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "template.jinja"
+            path.write_text(TEMPLATE)
+            server = Server(BINARY, MODEL, "--chat-template", str(path), "--tool-format", "kimi_k2")
+            try:
+                self.call_tools(openai.OpenAI(base_url=server.root + "/v1", api_key="none", max_retries=0))
+            finally:
+                self.assertEqual(server.stop(), 0)
+
+    def call_tools(self, client):
+        tools = [openai.pydantic_function_tool(Person), openai.pydantic_function_tool(Done)]
+        request = {"model": self.model, "messages": MESSAGES, "tools": tools, "tool_choice": "required",
+                   "max_tokens": 1000, "temperature": 1}
+        for seed in range(3):
+            single = request | {"seed": seed, "parallel_tool_calls": False}
+            choice = client.chat.completions.parse(**single).choices[0]
+            self.assertEqual((choice.finish_reason, choice.message.content), ("tool_calls", None))
+            [call] = choice.message.tool_calls
+            self.assertIsInstance(call.function.parsed_arguments, (Person, Done))
+            self.assertTrue(call.id.startswith(f"functions.{call.function.name}:"))
+            with client.chat.completions.stream(**single) as stream:
+                events = [event.type for event in stream]
+                final = stream.get_final_completion().choices[0]
+            self.assertIn("tool_calls.function.arguments.delta", events)
+            self.assertEqual(final.message.tool_calls[0].function, call.function)
+        most = max(self.call_in_parallel(client, request | {"seed": seed}) for seed in range(8))
+        self.assertGreater(most, 1, "no seed gave parallel calls")
+        named = client.chat.completions.create(
+            **(request | {"tool_choice": {"type": "function", "function": {"name": "Done"}}}), seed=1)
+        call = named.choices[0].message.tool_calls[0]
+        self.assertIsInstance(json.loads(call.function.arguments)["well"], bool)
+        # The way back: the call and its answer are part of the next prompt.
+        history = MESSAGES + [named.choices[0].message,
+                              {"role": "tool", "tool_call_id": call.id, "content": "It went well."}]
+        after = client.chat.completions.create(**(request | {"messages": history, "tool_choice": "none"}))
+        self.assertIsNone(after.choices[0].message.tool_calls)
+        self.assertGreater(after.usage.prompt_tokens, named.usage.prompt_tokens)
+
+    def call_in_parallel(self, client, request):
+        """Calls as one object and as a stream; the number of those that are whole."""
+        choice = client.chat.completions.create(**request).choices[0]
+        self.assertIn(choice.finish_reason, ("tool_calls", "length"))
+        calls = [(call.id, call.function.name, call.function.arguments) for call in choice.message.tool_calls]
+        streamed = []
+        for chunk in client.chat.completions.create(**request, stream=True):
+            for call in chunk.choices[0].delta.tool_calls or []:
+                if call.index == len(streamed):
+                    streamed.append([call.id, call.function.name, ""])
+                else:
+                    self.assertIsNone(call.id)
+                streamed[call.index][2] += call.function.arguments
+        self.assertEqual([tuple(call) for call in streamed], calls)
+        whole = calls if choice.finish_reason == "tool_calls" else calls[:-1]  # the last was cut off
+        for _, name, arguments in whole:
+            {"Person": Person, "Done": Done}[name].model_validate_json(arguments)
+        return len(whole)
 
     def test_a_full_queue_is_a_rate_limit(self):
         server = Server(BINARY, MODEL, "--rows", "1", "--max-waiting", "1")

@@ -104,12 +104,12 @@ Drafters helpers(const std::vector<Request>& requests,
     return drafters;
 }
 
-void expect_lossless(TinyDrafts& tiny) {
+void expect_lossless(TinyDrafts& tiny, const batch::CaptureOptions& capture = {}) {
     const std::vector<Request> requests = mixed_requests();
     Harness alone(must(engine::ModelTarget::create(*tiny.model, 65)), *tiny.tokenizer);
     const auto plain = run_all(alone, requests);
 
-    DraftingEngine engine(tiny, tight_settings(), helpers(requests, plain));
+    DraftingEngine engine(tiny, tight_settings(), helpers(requests, plain), capture);
     const auto drafted = run_all(*engine.harness, requests);
     std::int64_t accepted = 0;
     for (std::size_t i = 0; i < requests.size(); ++i)
@@ -129,6 +129,55 @@ void expect_lossless(TinyDrafts& tiny) {
 
 TEST(ModelDrafter, NoTextChanges) { expect_lossless(on_cpu()); }
 TEST(ModelDrafter, NoTextChangesOnADeviceOfItsOwn) { expect_lossless(on_isolated_device()); }
+
+constexpr batch::CaptureOptions kCaptured{.capture = true, .ahead = 0, .poison = true};
+
+TEST(ModelDrafter, NoTextChangesOnADeviceOfItsOwnAsRecordings) {
+    expect_lossless(on_isolated_device(), kCaptured);
+}
+
+// Prompts arrive while others draft: each level is planned from its own rows, whatever the step
+// before it was, and a recording proposes what a plain pass does.
+TEST(ModelDrafter, DraftsRightAfterAMixedStepAsARecordingAsWell) {
+    StepperSettings settings = engine::roomy_settings();
+    settings.grant = engine::NodeGrant::everything;
+    settings.schedule.prompt_quantum = 16;
+    settings.schedule.max_step_tokens = settings.schedule.max_rows + 64;
+    DraftingEngine plain(on_cpu(), settings), recorded(on_cpu(), settings, {}, kCaptured);
+    std::int64_t mixed = 0, drafts = 0;
+    const std::vector<Request> requests = mixed_requests();
+    for (std::size_t step = 0; step < 400; ++step) {
+        if (step % 5 == 0 && step / 5 < requests.size())
+            for (DraftingEngine* engine : {&plain, &recorded})
+                engine->harness->submit(requests[step / 5]);
+        const engine::StepReport want = plain.harness->stepper->step();
+        const engine::StepReport got = recorded.harness->stepper->step();
+        ASSERT_EQ(got.tokens.drafts, want.tokens.drafts) << step;
+        ASSERT_EQ(got.draft_levels, want.draft_levels) << step;
+        ASSERT_EQ(got.accepted_from, want.accepted_from) << step;
+        ASSERT_EQ(got.committed, want.committed) << step;
+        drafts += want.tokens.drafts;
+        mixed += want.tokens.drafts > 0 && want.tokens.prompt_absorbed > 0 ? 1 : 0;
+    }
+    EXPECT_TRUE(plain.harness->stepper->idle());
+    EXPECT_GT(mixed, 5);
+    EXPECT_GT(drafts, 500);
+}
+
+// The library refuses a batch of more partial results than were announced.
+TEST(ModelDrafter, KeepsToItsBudgetOfPartialResults) {
+    const std::vector<Request> requests = mixed_requests();
+    Harness alone(must(engine::ModelTarget::create(*on_cpu().model, 65)), *on_cpu().tokenizer);
+    const auto plain = run_all(alone, requests);
+    for (const std::int64_t splits : {2, 24}) {
+        DraftingEngine engine(on_cpu(), tight_settings(), {}, {}, splits);
+        const auto drafted = run_all(*engine.harness, requests);
+        for (std::size_t i = 0; i < requests.size(); ++i)
+            EXPECT_EQ(drafted[i]->choice(0).output.tokens, plain[i]->choice(0).output.tokens);
+        for (const std::string& failure : engine.harness->stepper->speculation().failures())
+            EXPECT_EQ(failure, "");
+    }
+}
 
 // What the draft layers and the tail states hold for a request that runs: by position.
 struct DraftKv {

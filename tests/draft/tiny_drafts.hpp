@@ -11,6 +11,7 @@
 #include "checkpoint/synthetic.hpp"
 #include "draft/draft_set.hpp"
 #include "engine/harness.hpp"
+#include "grammar/compiler.hpp"
 #include "model/tiny_model.hpp"
 #include "support/temporary_directory.hpp"
 #include "text/tokenizer.hpp"
@@ -28,6 +29,7 @@ struct TinyDrafts {
     std::unique_ptr<model::DeepseekModel> model;
     std::shared_ptr<const Eagle3Weights> eagle3;
     std::unique_ptr<text::Tokenizer> tokenizer;
+    std::unique_ptr<grammar::Compiler> compiler;
 
     DraftSet set() const { return {.target = *model, .mtp = true, .eagle3 = eagle3}; }
 };
@@ -62,6 +64,8 @@ inline TinyDrafts make_tiny_drafts(model::Machine machine) {
                                      checkpoint::Checkpoint::open_eagle3(draft_path.string()))),
                                  opened->config(), *tiny.machine.device, *tiny.machine.backend)));
     tiny.tokenizer = std::make_unique<text::Tokenizer>(must(text::Tokenizer::load(path)));
+    tiny.compiler = std::make_unique<grammar::Compiler>(must(grammar::Vocabulary::make(
+        *tiny.tokenizer, opened->config().vocab_size, opened->config().eos_token_ids)));
     return tiny;
 }
 
@@ -69,19 +73,21 @@ inline TinyDrafts make_tiny_drafts(model::Machine machine) {
 class DraftingEngine {
   public:
     DraftingEngine(const TinyDrafts& tiny, engine::StepperSettings settings,
-                   std::vector<std::unique_ptr<speculate::Drafter>> others = {})
+                   std::vector<std::unique_ptr<speculate::Drafter>> others = {},
+                   const batch::CaptureOptions& capture = {}, std::int64_t max_splits = 0)
         : taps_(must(tiny.set().make_taps(settings.schedule.max_step_tokens))) {
         settings.schedule.reserve_windows = true;
         auto target = must(engine::ModelTarget::create(*tiny.model, tiny.set().layout(),
-                                                       settings.schedule.page_count));
+                                                       settings.schedule.page_count, capture));
         storage_ = &target->storage();
-        auto models = must(
-            tiny.set().make({*tiny.machine.device, *tiny.machine.backend, *tiny.machine.kernels},
-                            {.tokens = settings.schedule.max_step_tokens,
-                             .nodes = settings.schedule.max_step_gather,
-                             .rows = settings.schedule.max_rows,
-                             .max_kv_len = settings.schedule.max_model_len},
-                            *storage_, taps_.taps()));
+        auto models = must(tiny.set().make(
+            {*tiny.machine.device, *tiny.machine.backend, *tiny.machine.kernels, capture},
+            {.tokens = settings.schedule.max_step_tokens,
+             .nodes = settings.schedule.max_step_gather,
+             .rows = settings.schedule.max_rows,
+             .max_kv_len = settings.schedule.max_model_len,
+             .max_splits = max_splits},
+            *storage_, taps_.taps()));
         std::vector<std::unique_ptr<speculate::Drafter>> drafters;
         for (auto& drafter : models) {
             models_.push_back(drafter.get());

@@ -239,6 +239,28 @@ TEST(Engine, AnErrorOfTheProgramEndsTheRequestsAndIsTold) {
     EXPECT_EQ(refused.error().message, "the engine is out of order: a fault of the test");
 }
 
+// Nothing after can be trusted: who is not in the step ends too.
+TEST(Engine, ADeviceThatFailsEndsAllRequestsWithItsWords) {
+    FaultyTarget target;
+    StepperSettings settings = roomy_settings();
+    settings.schedule.max_rows = 1;
+    const auto engine = make_engine(target.model(), target.tokenizer(), settings);
+    auto running = engine->submit(plain_request(20, 900, 1));
+    auto waiting = engine->submit(plain_request(20, 900, 2));
+    ASSERT_TRUE(running && waiting);
+    Updates updates;
+    ASSERT_TRUE(running->next(updates));
+    target.kernels.fault = FaultyKernels::Fault::refuse_attention;
+    for (Stream* stream : {&*running, &*waiting}) {
+        const Read read = read_all(*stream);
+        EXPECT_EQ(read.last.interruption, Interruption::step_failed);
+        EXPECT_EQ(read.last.message, "the test's device is out of order");
+    }
+    EXPECT_FALSE(engine->drain(60s));
+    EXPECT_EQ(engine->status().state, EngineState::failed);
+    EXPECT_EQ(engine->status().failure, "the test's device is out of order");
+}
+
 // One thread reads all streams: told by wake-ups, it polls and never waits for one of them. Others
 // submit and cancel meanwhile.
 TEST(Engine, OneThreadReadsManyStreamsByWakeUps) {

@@ -28,15 +28,22 @@ FakeTarget::FakeTarget(std::int64_t vocabulary, const model::ModelLimits& limits
 // FNV-1a over the ids, of which the upper bits are drawn: an id taken from the lowest bits would
 // clear them when it is hashed in turn, and every token after it would be 0.
 std::int32_t FakeTarget::next_token(std::span<const std::int32_t> prefix,
-                                    std::span<const std::int32_t> banned) const {
+                                    std::span<const std::int32_t> banned,
+                                    const std::uint32_t* allowed) const {
     std::uint64_t hash = 0xcbf29ce484222325u;
     for (const std::int32_t token : prefix)
         hash = (hash ^ static_cast<std::uint64_t>(token)) * 0x100000001b3u;
     auto drawn =
         static_cast<std::int32_t>((hash >> 40) % static_cast<std::uint64_t>(info_.vocabulary));
-    while (std::find(banned.begin(), banned.end(), drawn) != banned.end())
+    const auto legal = [&](std::int32_t token) {
+        return std::find(banned.begin(), banned.end(), token) == banned.end() &&
+               (allowed == nullptr || (allowed[token / 32] >> token % 32 & 1) != 0);
+    };
+    for (std::int64_t tries = 0; tries < info_.vocabulary; ++tries) {
+        if (legal(drawn)) return drawn;
         drawn = (drawn + 1) % static_cast<std::int32_t>(info_.vocabulary);
-    return drawn;
+    }
+    return -1;
 }
 
 // All tokens that one of the batch sees, itself last: history in order, then its ancestors.
@@ -63,11 +70,13 @@ std::vector<std::int32_t> FakeTarget::prefix_of(const mla::RaggedRows& rows, std
 void FakeTarget::read_prefixes(const mla::RaggedRows& rows, std::int64_t first, std::int64_t end) {
     for (std::int32_t row = 0; row < rows.rows; ++row)
         for (std::int64_t token = std::max<std::int64_t>(first, rows.q_indptr[row]);
-             token < std::min<std::int64_t>(end, rows.q_indptr[row + 1]); ++token)
+             token < std::min<std::int64_t>(end, rows.q_indptr[row + 1]); ++token) {
             prefixes_[static_cast<std::size_t>(token)] = prefix_of(rows, row, token);
+            of_tree_[static_cast<std::size_t>(token)] = rows.mask[row] == mla::MaskKind::tree;
+        }
 }
 
-Expected<void> FakeTarget::launch(const batch::HostBatch& host_batch, const model::Taps&) {
+Expected<void> FakeTarget::launch(const batch::HostBatch& host_batch) {
     if (fault == Fault::refuse_launch) return out_of_order();
     ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView batch,
                               batch_.upload(device_.stream(), host_batch));
@@ -79,6 +88,7 @@ Expected<void> FakeTarget::launch(const batch::HostBatch& host_batch, const mode
         nonfinite_[t] = batch.tokens[t] == poison ? 1 : 0;
     }
     prefixes_.assign(tokens, {});
+    of_tree_.assign(tokens, false);
     read_prefixes(batch.absorbed, 0, batch.cap_absorbed);
     read_prefixes(batch.decompressed, batch.cap_absorbed, batch.cap_tokens);
     gathered_.assign(batch.gather, batch.gather + batch.cap_gather);
@@ -92,19 +102,30 @@ Expected<void> FakeTarget::launch(const batch::HostBatch& host_batch, const mode
     return {};
 }
 
-Expected<void> FakeTarget::reserve(const ops::SamplingCapacity& capacity) {
-    ESPALIER_ASSIGN_OR_RETURN(sampling_, ops::SamplingMemory::create(device_, capacity));
+Expected<void> FakeTarget::reserve(const StepRoom& room) {
+    ESPALIER_ASSIGN_OR_RETURN(sampling_, ops::SamplingMemory::create(device_, room.draws));
     return {};
 }
 
 Expected<void> FakeTarget::sample(const ops::SamplingBatchBuilder& draws) {
     ESPALIER_ASSIGN_OR_RETURN(const ops::SamplingBatch batch,
                               sampling_.value().upload(device_.stream(), draws));
+    asked_.clear();
+    const auto words = static_cast<std::size_t>(draws.capacity().mask_words());
     for (std::int64_t g = 0; g < batch.nodes; ++g) {
-        const auto& prefix =
-            prefixes_.at(static_cast<std::size_t>(gathered_.at(static_cast<std::size_t>(g))));
+        const auto token = static_cast<std::size_t>(gathered_.at(static_cast<std::size_t>(g)));
         const ops::SamplingNode node = ops::node_of(batch, g);
-        draws_.push_back({node.wanted >= 0 ? node.wanted : next_token(prefix, node.banned), -1.0f});
+        AskedNode& asked = asked_.emplace_back();
+        asked.prefix = prefixes_.at(token);
+        asked.banned = {node.banned.begin(), node.banned.end()};
+        if (node.allowed != nullptr) asked.allowed = {node.allowed, node.allowed + words};
+        asked.wanted = node.wanted;
+        asked.of_tree = of_tree_.at(token);
+        const std::uint32_t* allowed = fault == Fault::ignore_masks ? nullptr : node.allowed;
+        const std::int32_t drawn =
+            node.wanted >= 0 ? node.wanted : next_token(asked.prefix, node.banned, allowed);
+        draws_.push_back(
+            {drawn, -1.0f, drawn < 0 ? ops::DrawFlag::nothing_left : ops::DrawFlag::fine});
     }
     alternatives_.assign(static_cast<std::size_t>(draws.alternatives()), {});
     return {};

@@ -19,17 +19,30 @@ namespace espalier::engine {
 
 class FakeTarget final : public Target {
   public:
-    enum class Fault { none, refuse_launch, refuse_wait, refuse_compact };
+    enum class Fault { none, refuse_launch, refuse_wait, refuse_compact, ignore_masks };
 
     FakeTarget(std::int64_t vocabulary, const model::ModelLimits& limits, std::int64_t page_count);
 
-    // What it draws after these tokens; `banned` are never drawn.
+    // What it draws after these tokens; `banned` are never drawn, nor what a mask of words lacks
+    // (null: none); -1: nothing is left.
     std::int32_t next_token(std::span<const std::int32_t> prefix,
-                            std::span<const std::int32_t> banned = {}) const;
+                            std::span<const std::int32_t> banned = {},
+                            const std::uint32_t* allowed = nullptr) const;
+
+    // What the last step asked of its draws, in the order of the gathered tokens. The prefix is
+    // what attention sees.
+    struct AskedNode {
+        std::vector<std::int32_t> prefix;
+        std::vector<std::int32_t> banned;
+        std::vector<std::uint32_t> allowed;  // empty: everything
+        std::int32_t wanted = ops::kDraw;
+        bool of_tree = false;  // its row has a mask of a tree
+    };
+    const std::vector<AskedNode>& asked() const { return asked_; }
 
     const TargetInfo& info() const override { return info_; }
-    Expected<void> reserve(const ops::SamplingCapacity& capacity) override;
-    Expected<void> launch(const batch::HostBatch& batch, const model::Taps& taps) override;
+    Expected<void> reserve(const StepRoom& room) override;
+    Expected<void> launch(const batch::HostBatch& batch) override;
     Expected<void> sample(const ops::SamplingBatchBuilder& draws) override;
     Expected<StepResult> wait() override;
     Expected<void> compact(std::span<const std::int64_t> source,
@@ -50,7 +63,9 @@ class FakeTarget final : public Target {
     std::optional<ops::SamplingMemory> sampling_;
     std::vector<std::int32_t> cached_;                 // by slot of the pool: the token it holds
     std::vector<std::vector<std::int32_t>> prefixes_;  // by token of the batch
+    std::vector<bool> of_tree_;                        // likewise
     std::vector<std::int32_t> gathered_;
+    std::vector<AskedNode> asked_;
     std::vector<ops::Draw> draws_;
     std::vector<ops::TokenLogprob> alternatives_;
     std::vector<std::uint8_t> nonfinite_;

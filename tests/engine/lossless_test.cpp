@@ -90,6 +90,18 @@ TEST(Lossless, AnFp8CacheToo) {
     }
 }
 
+// And with weights of four bits.
+TEST(Lossless, Int4WeightsToo) {
+    const Subject subject = engine::tiny_target(engine::Family::v3_int4).target();
+    ASSERT_EQ(subject.model.weights().format.code, WeightCode::int4);
+    for (std::uint64_t seed = kFirstSeed; seed < kFirstSeed + kWorkloads / 10; ++seed) {
+        const auto verdict = check_workload(random_workload(seed, subject), subject);
+        ASSERT_TRUE(verdict) << verdict.error().message;
+        ASSERT_TRUE(verdict->differences.empty())
+            << fmt::format("{}", fmt::join(verdict->differences, "\n"));
+    }
+}
+
 // What a request has that does not name the parameter.
 template <typename T>
 std::remove_cvref_t<T> default_of(const accept::Parameter& wanted) {

@@ -31,13 +31,11 @@ class TimedTarget final : public Target {
                  65) {}
     const FakeTarget& inner() const { return inner_; }
     const TargetInfo& info() const override { return inner_.info(); }
-    Expected<void> reserve(const ops::SamplingCapacity& capacity) override {
-        return inner_.reserve(capacity);
-    }
-    Expected<void> launch(const batch::HostBatch& batch, const model::Taps& taps) override {
+    Expected<void> reserve(const StepRoom& room) override { return inner_.reserve(room); }
+    Expected<void> launch(const batch::HostBatch& batch) override {
         const batch::StepCapacity& size = batch.capacity;
         now_ += kStep + per_token_ * (size.absorbed_tokens + size.decompressed_tokens - 1);
-        return inner_.launch(batch, taps);
+        return inner_.launch(batch);
     }
     Expected<void> sample(const ops::SamplingBatchBuilder& draws) override {
         return inner_.sample(draws);

@@ -55,7 +55,8 @@ void poison(const std::filesystem::path& file, std::int64_t hidden) {
 }
 
 TinyTarget make(const char* preset_name, model::Machine machine,
-                std::optional<mla::KvFormat> kv_format = std::nullopt) {
+                std::optional<mla::KvFormat> kv_format = std::nullopt,
+                const model::LoadOptions& options = {}) {
     const TemporaryDirectory directory;
     auto preset = checkpoint::synthetic_preset(preset_name);
     if (!preset) throw std::runtime_error(preset.error().message);
@@ -70,9 +71,13 @@ TinyTarget make(const char* preset_name, model::Machine machine,
     auto tokenizer = text::Tokenizer::load(path);
     if (!tokenizer) throw std::runtime_error(tokenizer.error().message);
     TinyTarget target;
-    target.model =
-        std::make_unique<model::RunningModel>(path, std::move(machine), kTinyMaxGather, kv_format);
+    target.model = std::make_unique<model::RunningModel>(path, std::move(machine), kTinyMaxGather,
+                                                         kv_format, options);
     target.tokenizer = std::make_unique<text::Tokenizer>(std::move(*tokenizer));
+    auto vocabulary = grammar::Vocabulary::make(*target.tokenizer, kTinyVocabulary,
+                                                (*target.model)->config().eos_token_ids);
+    if (!vocabulary) throw std::runtime_error(vocabulary.error().message);
+    target.compiler = std::make_unique<grammar::Compiler>(std::move(*vocabulary));
     return target;
 }
 
@@ -101,6 +106,15 @@ TinyTarget& isolated_target(Operations operations) {
     return cpu;
 }
 
+TinyTarget& gpu_target(Family family) {
+    if (family == Family::v3_fp8_cache) {
+        static TinyTarget narrow = make("tiny-v3", model::gpu_machine(), mla::KvFormat::fp8_token);
+        return narrow;
+    }
+    static TinyTarget own = make("tiny-v3", model::gpu_machine());
+    return own;
+}
+
 TinyTarget& tiny_target(Family family) {
     if (family == Family::v2) {
         static TinyTarget v2 = make("tiny-v2", cpu());
@@ -109,6 +123,11 @@ TinyTarget& tiny_target(Family family) {
     if (family == Family::v3_fp8_cache) {
         static TinyTarget narrow = make("tiny-v3", cpu(), mla::KvFormat::fp8_token);
         return narrow;
+    }
+    if (family == Family::v3_int4) {
+        static TinyTarget rounded =
+            make("tiny-v3", cpu(), std::nullopt, {.rounding = WeightCode::int4});
+        return rounded;
     }
     static TinyTarget v3 = make("tiny-v3", cpu());
     return v3;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "grammar/compiler.hpp"
 #include "lossless/plain_run.hpp"
 #include "lossless/workload.hpp"
 #include "model/tiny_model.hpp"
@@ -20,17 +21,24 @@ inline constexpr std::int32_t kQuietPoisonToken = 510;  // only its cache entry 
 inline constexpr std::int64_t kTinyMaxTokens = lossless::kWorkloadTokens;
 inline constexpr std::int64_t kTinyMaxGather = lossless::kWorkloadGather;
 
-enum class Family { v2, v3, v3_fp8_cache };
+enum class Family { v2, v3, v3_fp8_cache, v3_int4 };
 
 struct TinyTarget {
     std::unique_ptr<model::RunningModel> model;
     std::unique_ptr<text::Tokenizer> tokenizer;
+    std::unique_ptr<grammar::Compiler> compiler;
 
-    lossless::Subject target() const { return {**model, *tokenizer, 2}; }
+    lossless::Subject target() const {
+        lossless::Subject subject{.model = **model, .tokenizer = *tokenizer, .poisoned = 2};
+        subject.compiler = compiler.get();
+        return subject;
+    }
 };
 
 // Made at the first call, kept until the program ends; one thread at a time may use it.
 TinyTarget& tiny_target(Family family);
+// v3 alone, on a GPU; throws where there is none.
+TinyTarget& gpu_target(Family family);
 
 // The same on a device whose memory the host cannot touch (lossless/isolated_device.hpp): with the
 // operations in plain loops and weights in plain rows, or with the CPU's own.

@@ -29,7 +29,8 @@ void check(const espalier::server::GenerationRequest& request) {
     if (request.api == server::Api::chat) {
         require(!request.chat.messages.empty());
         for (const auto& message : request.chat.messages)
-            require(message["role"].is_string() && message["content"].is_string());
+            require(message["role"].is_string() &&
+                    (message["content"].is_string() || message.contains("tool_calls")));
     } else {
         require(!request.prompts.empty() &&
                 request.prompts.size() * static_cast<std::size_t>(engine.choices) <=
@@ -47,8 +48,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         require(!body.error().message.empty());
         return 0;
     }
+    const auto ordered = server::parse_ordered(text, *body);
+    if (!ordered) return 0;
     for (const server::Api api : {server::Api::completions, server::Api::chat}) {
-        const auto request = server::parse_generation_request(*body, api, {});
+        const auto request = server::parse_generation_request(*body, *ordered, api, {});
         if (request)
             check(*request);
         else

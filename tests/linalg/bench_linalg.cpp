@@ -39,8 +39,16 @@ struct Weights {
             const bool top = (i + 1) % static_cast<std::size_t>(format.bytes(1)) == 0;
             stored[i] = static_cast<std::byte>(top ? 0x38 + (state >> 31) * 0x80 : state >> 24);
         }
-        const std::vector<float> scales(
-            static_cast<std::size_t>((shape.n + 127) / 128 * ((shape.k + 127) / 128)), 0.1f);
+        std::int64_t groups_n = 0, groups_k = 0;
+        if (format.scaled()) {
+            groups_n = (shape.n + format.group_n - 1) / format.group_n;
+            groups_k = (shape.k + format.group_k - 1) / format.group_k;
+        }
+        const DType scale_type = dtype_of(format.scale);
+        std::vector<std::byte> scales(static_cast<std::size_t>(groups_n * groups_k) *
+                                      bytes_of(scale_type));
+        for (std::int64_t i = 0; i < groups_n * groups_k; ++i)
+            store_element(scales.data(), scale_type, i, 0.1f);
         std::vector<WeightSource> sources;
         for (std::int64_t s = 0; s < shape.count; ++s)
             sources.push_back({.data = stored.data() + format.bytes(s * shape.n * shape.k),
@@ -48,8 +56,8 @@ struct Weights {
                                .n = shape.n,
                                .k = shape.k,
                                .row_stride = shape.k,
-                               .scales = reinterpret_cast<const std::byte*>(scales.data()),
-                               .scale_stride = (shape.k + 127) / 128});
+                               .scales = scales.data(),
+                               .scale_stride = groups_k});
         std::vector<std::span<const WeightSource>> stack;
         for (const WeightSource& source : sources) stack.emplace_back(&source, 1);
         const auto wanted =
@@ -85,9 +93,8 @@ void measure(CpuDevice& device, const Products& products, const Shape& shape,
         y_view{y.data(), DType::f32, rows, y_cols, y_cols};
 
     const PackedView view(weights.copies.front().view());
-    const double bytes = static_cast<double>(
-        view.count * view.panels() *
-        (view.panel_bytes() + (view.scales == nullptr ? 0 : view.scale_groups() * 64)));
+    const double bytes = static_cast<double>(view.count * view.panels() *
+                                             (view.panel_bytes() + view.panel_scale_bytes()));
     const double flops = 2.0 * static_cast<double>(rows * shape.count * shape.n * shape.k);
     std::vector<double> seconds, read_seconds;
     const double dot = x_dtype == DType::bf16 ? measured_bf16_peak(pool, products.variant())
@@ -138,7 +145,9 @@ int main(int argc, char** argv) {
         "|---|---|---|---|---|---|---|---|---|\n",
         name_of(variant));
     for (const WeightFormat& format :
-         {WeightFormat{.code = WeightCode::bf16}, kFp8Blocks, WeightFormat{}}) {
+         {WeightFormat{.code = WeightCode::bf16}, kFp8Blocks,
+          grouped(WeightCode::int8, 32, ScaleType::bf16),
+          grouped(WeightCode::int4, 32, ScaleType::bf16), kNvfp4, WeightFormat{}}) {
         if (argc > 2 && name_of(format.code) != argv[2]) continue;
         for (const Shape& shape : kShapes) {
             CpuDevice packer(2);

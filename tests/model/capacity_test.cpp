@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "batch/device_batch.hpp"
+#include "batch/poison.hpp"
 #include "model/tiny_model.hpp"
 
 namespace espalier::model {
@@ -169,9 +170,12 @@ class PinnedCapacity : public testing::Test {
         }
     }
 
-    // 0xFF in every byte of the batch that no array covers, in the words of pads, and in every
-    // block table.
-    std::vector<std::byte> with_garbage(const batch::HostBatch& batch) const;
+    // 0xFF in every byte of the batch that may not be read, and in every block table.
+    static std::vector<std::byte> with_garbage(const batch::HostBatch& batch) {
+        std::vector<std::byte> bytes(batch.bytes.begin(), batch.bytes.end());
+        batch::poison_pads(batch.capacity, bytes);
+        return bytes;
+    }
     void spoil_tables(batch::DeviceBatch& on_device, const batch::HostBatch& like) {
         const std::vector<std::int32_t> nowhere(kPinned.block_stride, -1);
         std::vector<batch::BlockTableRow> rows;
@@ -222,32 +226,6 @@ class PinnedCapacity : public testing::Test {
     std::array<std::int64_t, kSequences> lengths_{};
     std::vector<std::byte> null_page_;
 };
-
-std::vector<std::byte> PinnedCapacity::with_garbage(const batch::HostBatch& batch) const {
-    std::vector<std::byte> bytes(batch.bytes.begin(), batch.bytes.end());
-    std::vector<bool> covered(bytes.size(), false);
-    const batch::BatchView view = batch::view_batch(batch.capacity, bytes.data(), nullptr);
-    const auto cover = [&]<typename T>(const T* array, std::int64_t count) {
-        const auto first = reinterpret_cast<const std::byte*>(array) - bytes.data();
-        std::fill_n(covered.begin() + first, count * static_cast<std::int64_t>(sizeof(T)), true);
-    };
-    cover(view.tokens, view.cap_tokens);
-    cover(view.position, view.cap_tokens);
-    cover(view.row_of, view.cap_tokens);
-    cover(view.slot, view.cap_tokens);
-    cover(view.gather, view.cap_gather);
-    for (const mla::RaggedRows* rows : {&view.absorbed, &view.decompressed}) {
-        cover(rows->q_indptr, rows->rows + 1);
-        cover(rows->kv_len, rows->rows);
-        cover(rows->tail_len, rows->rows);
-        cover(rows->table_row, rows->rows);
-        cover(rows->mask, rows->rows);
-    }
-    cover(view.absorbed.words, view.absorbed.q_indptr[view.absorbed.rows]);
-    for (std::size_t i = 0; i < bytes.size(); ++i)
-        if (!covered[i]) bytes[i] = std::byte{0xFF};
-    return bytes;
-}
 
 TEST_F(PinnedCapacity, GivesTheBitsOfExactOnes) {
     cache::KvStorage exact_storage = new_storage(std::byte{0});

@@ -6,6 +6,9 @@
 namespace espalier::model {
 namespace {
 
+constexpr WeightFormat kPlain{.code = WeightCode::bf16};
+constexpr StepFormats kBf16{kPlain, kPlain, kPlain, kPlain};
+
 checkpoint::ModelConfig deepseek_v3() {
     checkpoint::ModelConfig c;
     c.vocab_size = 129280;
@@ -31,21 +34,33 @@ TEST(Cost, CountsDeepseekV3AsPublished) {
 
 TEST(Cost, OneRowReadsItsActiveWeightsOnce) {
     const auto config = deepseek_v3();
-    const StepCost one = step_cost(config, {.code = WeightCode::bf16}, {1, 0, 0, 1});
+    const StepCost one = step_cost(config, kBf16, {1, 0, 0, 1});
     EXPECT_NEAR(one.weight_bytes, 2.0 * static_cast<double>(count_parameters(config).active), 1e9);
-    const StepCost many = step_cost(config, {.code = WeightCode::bf16}, {4096, 0, 0, 1});
+    const StepCost many = step_cost(config, kBf16, {4096, 0, 0, 1});
     EXPECT_NEAR(many.weight_bytes,
                 2.0 * static_cast<double>(count_parameters(config).total -
                                           config.vocab_size * config.hidden_size),
                 2e9);
 }
 
+// A group of 32 codes of four bits and a bf16 scale: 4.5 bits.
+TEST(Cost, ScalesAreRead) {
+    const auto config = deepseek_v3();
+    const WeightFormat int4 = grouped(WeightCode::int4, 32, ScaleType::bf16);
+    EXPECT_DOUBLE_EQ(int4.bits_per_weight(), 4.5);
+    EXPECT_DOUBLE_EQ(kNvfp4.bits_per_weight(), 4.5);
+    const double all = step_cost(config, {int4, int4, int4, int4}, {1, 0, 0, 1}).weight_bytes;
+    const double plain = step_cost(config, kBf16, {1, 0, 0, 1}).weight_bytes;
+    const double router = 58.0 * 256 * 7168 * 4;  // f32 in both
+    EXPECT_NEAR((all - router) / (plain - router), 4.5 / 16, 1e-9);
+}
+
 // 1088 multiply-adds per head and visible key when absorbed, 320 when decompressed.
 TEST(Cost, AttentionCountsVisiblePairs) {
     auto config = deepseek_v3();
     config.num_hidden_layers = 1;
-    const double shallow = step_cost(config, {.code = WeightCode::bf16}, {1, 0, 0, 1}).flops;
-    const double deep = step_cost(config, {.code = WeightCode::bf16}, {1, 1000, 0, 1}).flops;
+    const double shallow = step_cost(config, kBf16, {1, 0, 0, 1}).flops;
+    const double deep = step_cost(config, kBf16, {1, 1000, 0, 1}).flops;
     EXPECT_DOUBLE_EQ(deep - shallow, 2.0 * 128 * 1088 * 1000);
 }
 

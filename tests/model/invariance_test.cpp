@@ -28,12 +28,15 @@ struct Case {
     std::string preset;
     DType dtype;
     std::optional<mla::KvFormat> kv_format = std::nullopt;
+    checkpoint::Quantization quantization = {};
 };
 
 // How a case stands in the names of tests.
 void PrintTo(const Case& chosen, std::ostream* out) {
     *out << chosen.preset << " " << name_of(chosen.dtype);
     if (chosen.kv_format) *out << " " << mla::name_of(*chosen.kv_format);
+    if (chosen.quantization.bits > 0)
+        *out << " " << chosen.quantization.bits << " bits by " << chosen.quantization.group;
 }
 
 std::vector<std::int32_t> random_tokens(std::size_t count, std::int64_t vocabulary, unsigned seed) {
@@ -50,6 +53,7 @@ class ModelInvariance : public testing::TestWithParam<Case> {
         auto preset = checkpoint::synthetic_preset(GetParam().preset);
         ASSERT_TRUE(preset);
         preset->dtype = GetParam().dtype;
+        preset->config.quantization = GetParam().quantization;
         preset->config.fp8_block =
             GetParam().dtype == DType::e4m3 ? std::optional<std::int64_t>(128) : std::nullopt;
         if (!kLongRun) {
@@ -314,16 +318,24 @@ TEST(KvFormat, ACacheThatAttentionCannotReadIsRefusedByName) {
     EXPECT_EQ(refusal("f32", mla::KvFormat::f32), "");
 }
 
+using checkpoint::QuantizedLayout;
+const Case kInt4{"tiny-v3", DType::bf16, std::nullopt, {QuantizedLayout::packed_integers, 4, 32}};
+const Case kInt8{"tiny-v2", DType::bf16, std::nullopt, {QuantizedLayout::int8, 8, 0}};
+const Case kNvfp4Model{"tiny-v3", DType::bf16, std::nullopt, {QuantizedLayout::nvfp4, 4, 16}};
+
 INSTANTIATE_TEST_SUITE_P(Models, ModelInvariance,
                          testing::Values(Case{"tiny-v3", DType::bf16}, Case{"tiny-v3", DType::e4m3},
                                          Case{"tiny-v2", DType::bf16}, Case{"tiny-v2", DType::f32},
                                          Case{"tiny-v3", DType::bf16, mla::KvFormat::fp8_token},
-                                         Case{"tiny-v2", DType::e4m3, mla::KvFormat::fp8_tensor}),
+                                         Case{"tiny-v2", DType::e4m3, mla::KvFormat::fp8_tensor},
+                                         kInt4, kInt8, kNvfp4Model),
                          [](const auto& chosen) {
                              std::string name = chosen.param.preset + "_" +
                                                 std::string(name_of(chosen.param.dtype));
                              if (chosen.param.kv_format)
                                  name += "_" + std::string(mla::name_of(*chosen.param.kv_format));
+                             if (const auto& how = chosen.param.quantization; how.bits > 0)
+                                 name += fmt::format("_{}_bits_by_{}", how.bits, how.group);
                              std::replace(name.begin(), name.end(), '-', '_');
                              return name;
                          });

@@ -40,6 +40,7 @@ constexpr std::array kGoldens = {
     "v2_greedy",     "v2_groups_yarn",    "v2_yarn_magnitude", "v2_dense",    "v3_yarn_long",
     "v3_yarn_short", "v3_no_q_lora_tied", "kimi_k2",           "kimi_nested", "v3_f16",
     "v2_bf16",       "v3_bf16",           "v2_bf16_tied_long", "v3_fp8",      "v3_fp8_long",
+    "v3_int4",       "v3_int4_128_long",  "v3_int8_packed",    "v3_int8_row", "v3_nvfp4",
 };
 #endif
 

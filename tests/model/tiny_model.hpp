@@ -69,12 +69,13 @@ class RunningModel {
                  std::optional<mla::KvFormat> kv_format = std::nullopt)
         : RunningModel(directory, cpu_machine(threads, variant), max_gather, kv_format) {}
     RunningModel(const std::filesystem::path& directory, Machine machine, std::int64_t max_gather,
-                 std::optional<mla::KvFormat> kv_format = std::nullopt)
+                 std::optional<mla::KvFormat> kv_format = std::nullopt,
+                 const LoadOptions& options = {})
         : machine_(std::move(machine)) {
         auto opened = checkpoint::Checkpoint::open(directory.string());
         if (!opened) throw std::runtime_error(opened.error().message);
         const auto checkpoint = std::make_shared<const checkpoint::Checkpoint>(std::move(*opened));
-        auto weights = Weights::load(checkpoint, *machine_.device, *machine_.backend);
+        auto weights = Weights::load(checkpoint, *machine_.device, *machine_.backend, options);
         if (!weights) throw std::runtime_error(weights.error().message);
         ModelLimits limits;
         limits.max_gather = max_gather;

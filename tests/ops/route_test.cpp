@@ -8,7 +8,7 @@
 #include <map>
 #include <numeric>
 
-#include "ops/portable_math.hpp"
+#include "base/portable_math.hpp"
 #include "ops/support.hpp"
 
 namespace espalier::ops {

@@ -87,6 +87,53 @@ TEST(Replay, RandomWorkloadsRunAgainTokenByToken) {
     RecordProperty("tokens", static_cast<int>(seen.tokens));
 }
 
+#if defined(ESPALIER_WITH_GRAMMAR)
+// The specification is in the trace; the grammar is compiled anew, and holds the same trees.
+TEST(Replay, GrammarsAndReasoningRunAgainTokenByToken) {
+    Seen seen;
+    std::int64_t grammars = 0, reasoning = 0;
+    for (std::uint64_t seed = 1; seed <= kWorkloads / 3; ++seed) {
+        const engine::Family family = seed % 2 == 0 ? engine::Family::v2 : engine::Family::v3;
+        const TracedRun traced = run_traced(
+            lossless::grammar_workload(seed, engine::tiny_target(family).target()), family);
+        const auto again = replay_text(traced.text, traced.family);
+        ASSERT_TRUE(again) << "workload " << seed << ": " << again.error().message;
+        EXPECT_EQ(again->tokens, traced.tokens) << "workload " << seed;
+        count(traced.text, seen);
+        const auto events = trace::events_of(traced.text);
+        for (const trace::Event& event : *events)
+            if (const auto* submission = std::get_if<trace::Submission>(&event)) {
+                grammars += submission->grammar ? 1 : 0;
+                reasoning += submission->reasoning ? 1 : 0;
+            }
+    }
+    EXPECT_GT(grammars, 0);
+    EXPECT_GT(reasoning, 0);
+    EXPECT_GT(seen.accepted, 0);
+}
+#endif
+
+TEST(Replay, AGrammarOfAnUnknownKindIsRefused) {
+    lossless::Workload work;
+    work.random_drafter = false;
+    work.settings = engine::roomy_settings();
+    work.requests.resize(1);
+    work.requests[0].request = engine::plain_request(20, 4, 7);
+    const TracedRun traced = run_traced(work, engine::Family::v2);
+    std::vector<std::string> lines = trace::lines_of(traced.text);
+    auto submission = nlohmann::ordered_json::parse(lines[1]);
+    submission["grammar"] = {{"kind", "prose"},
+                             {"text", ""},
+                             {"choices", nlohmann::ordered_json::array()},
+                             {"strict", true},
+                             {"any_whitespace", true}};
+    lines[1] = submission.dump();
+    const auto again = replay_text(trace::joined(lines), traced.family);
+    ASSERT_FALSE(again);
+    EXPECT_NE(again.error().message.find("'prose' is no kind of grammar"), std::string::npos)
+        << again.error().message;
+}
+
 // Deadlines are looked at twice in a step, when it begins and when it has committed: the clock of
 // these runs ticks on with every look at it, so a deadline falls between the two in most of them.
 TEST(Replay, DeadlinesPassWhereTheyPassed) {

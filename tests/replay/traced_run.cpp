@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 
+#include "engine/grammar_drafter.hpp"
 #include "engine/model_target.hpp"
 #include "lossless/recorder.hpp"
 #include "replay/convert.hpp"
@@ -33,6 +34,8 @@ std::vector<Tokens> run(const Workload& work, const lossless::Subject& target,
     if (work.random_drafter && observer != nullptr)
         parts.drafters.push_back(std::make_unique<lossless::RandomDrafter>(work.seed, work.drafter,
                                                                            known, work.palette));
+    if (work.grammar_drafter)
+        parts.drafters.push_back(std::make_unique<engine::GrammarDrafter>(target.tokenizer));
     auto stepper = engine::Stepper::create(std::move(parts), work.settings);
     if (!stepper) throw std::runtime_error(stepper.error().message);
     std::vector<std::shared_ptr<lossless::Recorder>> recorders;

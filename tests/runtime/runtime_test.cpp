@@ -140,7 +140,7 @@ TEST(Runtime, RefusesBeforeTheWeightsAreRead) {
     EXPECT_EQ(refusal(options), "threads: 5000, not within 1…1024 (or 0: all cores)");
     options = sapling_options();
     options.engine.speculate = {"tea leaves"};
-    const std::string rule = ": each of ngram, mtp and eagle3 once, or auto or off alone";
+    const std::string rule = ": each of ngram, mtp, eagle3 and grammar once, or auto or off alone";
     EXPECT_EQ(refusal(options), "speculate: tea leaves" + rule);
     options.engine.speculate = {"mtp", "off"};
     EXPECT_EQ(refusal(options), "speculate: mtp,off" + rule);

@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "base/random.hpp"
 #include "schedule/scheduler.hpp"
 
@@ -75,6 +77,26 @@ TEST(Sizes, BoundTheSplitsOfAStepOnAGpu) {
     gpu.context = std::int64_t{1} << 24;
     gpu.page_bytes = 1;
     EXPECT_EQ(sizes_of({}, gpu).max_step_splits, 2 * mla::row_splits(1, gpu.context));
+}
+
+// Of 4 GB, half a gigabyte is another's: what this one may have is a part of the whole less that.
+TEST(Sizes, GiveTheCacheWhatAGpuHasLeft) {
+    SizeFacts gpu = facts();
+    gpu.gpu_bytes = 4'000'000'000;
+    gpu.memory_bytes = 3'500'000'000;
+    gpu.working_bytes = [](const EngineSizes& sizes) { return 100'000 * sizes.max_step_tokens; };
+    // 0.9 · 4000 − 500 − 1000 of weights − 204.8 for the step.
+    EXPECT_EQ(sizes_of({}, gpu).page_count, 1895);
+    EXPECT_EQ(sizes_of({.gpu_memory_utilization = 0.5}, gpu).page_count, 295);
+    EXPECT_EQ(refusal({.gpu_memory_utilization = 0.4}, gpu),
+              "max_model_len: a sequence of 4096 tokens takes 0.06 GB of cache, the weights 1.00 "
+              "GB, activations and workspaces 0.20 GB, and there are 1.10 GB of memory");
+    EXPECT_EQ(refusal({.pages = 2400}, gpu),
+              "pages: 2400 take 2.40 GB, the weights 1.00 GB, activations and workspaces 0.20 GB, "
+              "and there are 3.50 GB of memory");
+    for (const double wrong : {0.0, -1.0, 1.01, std::nan("")})
+        EXPECT_EQ(derive_sizes({.gpu_memory_utilization = wrong}, gpu).error().field,
+                  "gpu_memory_utilization");
 }
 
 TEST(Sizes, RefuseByNameWithBothNumbers) {

@@ -23,8 +23,8 @@ std::string reported_text(const Json& choice) {
 }  // namespace
 
 engine::Stream submit_body(runtime::Runtime& runtime, const Json& body) {
-    auto parsed =
-        parse_generation_request(body, Api::completions, runtime.files().checkpoint->generation());
+    auto parsed = parse_generation_request(body, nlohmann::ordered_json::object(), Api::completions,
+                                           runtime.files().checkpoint->generation());
     if (!parsed) throw std::runtime_error(parsed.error().message);
     engine::Request request = parsed->engine;
     request.prompt =

@@ -102,6 +102,13 @@ constexpr const char* kFields[] = {"model",
                                    "chat_template_kwargs",
                                    "add_generation_prompt",
                                    "structured_outputs",
+                                   "tool_choice",
+                                   "parallel_tool_calls",
+                                   "regex",
+                                   "ebnf",
+                                   "json_schema",
+                                   "thinking_token_budget",
+                                   "reasoning_effort",
                                    "metadata"};
 
 Json wild_body(Random& random) {

@@ -231,9 +231,13 @@ TEST(Chat, FaultsAreNamed) {
         return answer.param();
     };
     EXPECT_EQ(fault({{"messages", Json::array()}}), "messages");
-    EXPECT_EQ(fault({{"messages", {{{"role", "tool"}, {"content", "x"}}}}}), "messages[0].role");
-    EXPECT_EQ(fault({{"response_format", {{"type", "json_object"}}}}), "response_format");
-    EXPECT_EQ(fault({{"tools", {{{"type", "function"}}}}}), "tools");
+    EXPECT_EQ(fault({{"messages", {{{"role", "tool"}, {"content", "x"}}}}}),
+              "messages[0].tool_call_id");
+    EXPECT_EQ(fault({{"response_format", {{"type", "xml"}}}}), "response_format.type");
+    EXPECT_EQ(fault({{"tools", {{{"type", "function"}}}}}), "tools[0].function");
+    // This model's template takes no tools, and nobody knows how it would write calls or reasoning.
+    EXPECT_EQ(fault({{"tools", {{{"type", "function"}, {"function", {{"name", "f"}}}}}}}), "tools");
+    EXPECT_EQ(fault({{"thinking_token_budget", 5}}), "thinking_token_budget");
     EXPECT_EQ(fault({{"chat_template_kwargs", {{"bos_token", "x"}}}}),
               "chat_template_kwargs.bos_token");
     EXPECT_EQ(fault({{"messages", {{{"role", "user"}, {"content", std::string(100'000, 'x')}}}}}),

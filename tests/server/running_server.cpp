@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "checkpoint/synthetic.hpp"
+#include "support/marked_tokenizer.hpp"
 #include "support/temporary_directory.hpp"
 
 namespace espalier::server::test {
@@ -30,6 +31,31 @@ const std::string& tiny_model() {
     return path;
 }
 
+const std::string& tool_model() {
+    static const TemporaryDirectory directory;
+    static const std::string path = [] {
+        namespace fs = std::filesystem;
+        const fs::path model = directory.path() / "tools";
+        fs::copy(tiny_model(), model);
+        std::ifstream in(model / "tokenizer.json");
+        const std::string plain{std::istreambuf_iterator<char>(in), {}};
+        in.close();
+        std::ofstream(model / "tokenizer.json")
+            << espalier::test::marked_tokenizer_json(plain, espalier::test::all_markers());
+        std::ofstream(model / "chat_template.jinja")
+            << "{{ bos_token }}{% for tool in tools or [] %}{{ tool.function.name }}: "
+               "{{ tool.function.parameters | tojson }}{% endfor %}{% for message in messages %}"
+               "[{{ message.role }}]{{ message.content or '' }}{% for call in message.tool_calls "
+               "or "
+               "[] %}<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ call.function.name }}"
+               "<｜tool▁sep｜>{{ call.function.arguments }}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+               "{% endfor %}{% endfor %}{% if add_generation_prompt %}[assistant]"
+               "{% if thinking %}<think>{% else %}</think>{% endif %}{% endif %}";
+        return model.string();
+    }();
+    return path;
+}
+
 ServerOptions test_options() {
     ServerOptions options;
     options.port = 0;
@@ -43,7 +69,7 @@ RunningServer::RunningServer(const Setup& setup)
     server = std::move(*started);
     if (!setup.load) return;
     runtime::RuntimeOptions options;
-    options.model = tiny_model();
+    options.model = setup.model;
     options.load.threads = 1;
     options.engine.sizes = setup.sizes;
     options.engine.speculate = setup.speculate;

@@ -17,6 +17,9 @@ namespace espalier::server::test {
 
 // The directory of the model.
 const std::string& tiny_model();
+// The same with the markers of reasoning and calls among its tokens, and a template in the form of
+// DeepSeek-V3.1's: tools, calls, and a reasoning that `thinking` opens.
+const std::string& tool_model();
 
 // Options with a free port.
 ServerOptions test_options();
@@ -28,6 +31,7 @@ class RunningServer {
         runtime::SizeOptions sizes = {.rows = 8, .pages = 600, .max_model_len = 8192};
         std::vector<std::string> speculate = {"ngram"};
         bool load = true;  // false: the model never comes
+        std::string model = tiny_model();
     };
     RunningServer() : RunningServer(Setup{}) {}
     explicit RunningServer(const Setup& setup);

@@ -118,7 +118,8 @@ TEST(StepTime, APlaceThatWasWrongIsCorrectedThere) {
     EXPECT_NEAR(time->seconds({.rows = 4, .tokens = 4}) / machine(4, 4), 1.0, 0.08);
 }
 
-// Few and noisy samples, whose small steps look as if tokens cost nothing: a prompt tells otherwise.
+// Few and noisy samples, whose small steps look as if tokens cost nothing: a prompt tells
+// otherwise.
 TEST(StepTime, NoTokenIsFasterThanInAPrompt) {
     std::vector<StepSample> samples = {{.size = {.rows = 8, .tokens = 768}, .seconds = 0.268}};
     for (const std::int64_t tokens : {8, 11, 8, 15, 8, 9})

@@ -37,17 +37,17 @@ TEST(Chrome, StepsHoldTheirPhases) {
     const auto timeline =
         timeline_of(file_of(sample_header(), {sample_submission(), sample_step(), second}));
     const auto spans = events_with(timeline, "X");
-    ASSERT_EQ(spans.size(), 24u);  // two steps of eleven phases
+    ASSERT_EQ(spans.size(), 26u);  // two steps of twelve phases
     double end_of_last = -1;
     for (std::size_t step = 0; step < 2; ++step) {
-        const auto& whole = spans[step * 12];
+        const auto& whole = spans[step * 13];
         EXPECT_EQ(whole["name"], step == 0 ? "step 12" : "step 13");
         const double begin = whole["ts"], end = begin + whole["dur"].get<double>();
         EXPECT_GE(begin, end_of_last);
-        EXPECT_NEAR(whole["dur"].get<double>(), 0.609, 1e-9);
+        EXPECT_NEAR(whole["dur"].get<double>(), 0.615, 1e-9);
         double at = begin;
-        for (std::size_t i = 1; i <= 11; ++i) {
-            const auto& phase = spans[step * 12 + i];
+        for (std::size_t i = 1; i <= 12; ++i) {
+            const auto& phase = spans[step * 13 + i];
             EXPECT_NEAR(phase["ts"].get<double>(), at, 1e-9) << phase;
             at += phase["dur"].get<double>();
             EXPECT_LE(at, end + 1e-9);
@@ -69,7 +69,7 @@ TEST(Chrome, AStepTellsWhereItsAcceptedDraftsCameFrom) {
     const auto& drafters = sample_header().settings.drafters;
     const std::string name = drafters.size() > 1 ? drafters[1] : "drafter 1";
     EXPECT_EQ(spans[0]["args"]["accepted from " + name], 1) << spans[0];
-    EXPECT_EQ(spans[12]["args"]["accepted from drafter 200"], 1) << spans[12];
+    EXPECT_EQ(spans[13]["args"]["accepted from drafter 200"], 1) << spans[13];
 }
 
 TEST(Chrome, RequestsBeginAndEndOnce) {

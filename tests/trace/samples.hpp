@@ -20,6 +20,7 @@ inline Header sample_header() {
     header.model = {"tiny \"quoted\"", "models/tiny", "0123456789abcdef"};
     header.variant = "avx2";
     header.kv_format = "fp8_token";
+    header.weights = "int8";
     header.threads = 3;
     header.sampling_version = 1;
     header.settings = {65,
@@ -80,6 +81,12 @@ inline Submission sample_submission() {
                          .skip_special_tokens = false,
                          .top_logprobs = 3,
                          .prompt_top_logprobs = 2};
+    submission.grammar = {.kind = "json_schema",
+                          .text = R"({"type": "object"})",
+                          .choices = {"a", "b"},
+                          .strict = false,
+                          .any_whitespace = false};
+    submission.reasoning = {.end_token_ids = {11, 12}, .open = false, .budget = 100};
     return submission;
 }
 
@@ -103,6 +110,7 @@ inline Step sample_step() {
                   .sample = 60,
                   .commit = 8,
                   .walk = 7,
+                  .mask = 6,
                   .extend = 5,
                   .advance = 9,
                   .emit = 10};

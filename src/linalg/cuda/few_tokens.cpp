@@ -36,6 +36,20 @@ int row_tiles_of(const Problem& p, const FewPlan& plan, std::int64_t items, int 
     return two > (fp8 ? one - 0.03 : one) ? 2 : 1;
 }
 
+// Shared memory for the rings of a block, where the blocks that registers let a multiprocessor have
+// share all of it. (v2 down, 128 tokens: one block, whose rings would otherwise hold a single
+// chunk.)
+int ring_bytes(const Problem& p, const FewPlan& plan, int warps) {
+    constexpr int kProcessorBytes = 228 * 1024, kBlockBytes = 2048;  // barriers, the system's own
+    const int registers =
+        few_registers(p.code == WeightCode::e4m3, plan.token_tiles, plan.row_tiles);
+    const int blocks = std::clamp(65536 / (registers * warps * 32), 1, 3);
+    const int sums = warps * 8 * plan.token_tiles * few_sum_stride(plan.row_tiles) * 4;
+    const std::int64_t listed =
+        p.indptr == nullptr ? 0 : 12 * most_token_tiles(p, 8 * plan.token_tiles);
+    return static_cast<int>(kProcessorBytes / blocks - kBlockBytes - sums - listed);
+}
+
 }  // namespace
 
 FewPlan few_plan(const Problem& p) {
@@ -59,7 +73,8 @@ FewPlan few_plan(const Problem& p) {
     // Registers: 16 warps have 128 each, and four tiles of sums want as many.
     if (!p.vector_x || (plan.token_tiles * plan.row_tiles > 4 && warps > 12)) plan.row_tiles = 1;
     const int chunk_bytes = p.code == WeightCode::e4m3 ? 2048 : 4096;
-    const int warp_bytes = small ? std::min(24576, 163840 / warps) : 65536 / warps;
+    const int warp_bytes =
+        small ? std::min(24576, 163840 / warps) : ring_bytes(p, plan, warps) / warps;
     plan.ring = std::max(1, warp_bytes / (chunk_bytes * plan.row_tiles));
     return plan;
 }

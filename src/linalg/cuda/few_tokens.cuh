@@ -9,6 +9,7 @@
 // straight to registers, and stays there where a segment is short.
 #pragma once
 
+#include "linalg/cuda/few_tokens.hpp"
 #include "linalg/cuda/fragments.hpp"
 #include "linalg/cuda/ptx.cuh"
 #include "linalg/cuda/work.cuh"
@@ -35,15 +36,8 @@ struct FewConfig {
     static constexpr int kChunkBytes = kFp8 ? 2048 : 4096;
     static constexpr bool kKeepX = kSegment > 0 && kSegment* kTokenTiles <= 2;
     static constexpr bool kChunkOfX = !kKeepX && kTokenTiles <= 2;  // asked for at once
-    static constexpr int kSumStride = 16 * kRowTiles + 4;           // of a token; no bank conflicts
-    // Uncapped the compiler takes so many that one block fits where three should.
-    static constexpr int kTiles = kTokenTiles * kRowTiles;
-    static constexpr int kRegisters = kTiles >= 16                                   ? 255
-                                      : kTiles >= 8                                  ? 168
-                                      : kTiles >= 4                                  ? 128
-                                      : kTokenTiles == 2 || (kFp8 && kRowTiles == 2) ? 96
-                                      : kRowTiles == 2 || kFp8                       ? 80
-                                                                                     : 72;
+    static constexpr int kSumStride = few_sum_stride(kRowTiles);
+    static constexpr int kRegisters = few_registers(kFp8, kTokenTiles, kRowTiles);
 
     static constexpr std::size_t sum_bytes(int warps) {
         return static_cast<std::size_t>(warps) * kTokens * kSumStride * sizeof(float);
@@ -86,15 +80,16 @@ class FewTokens {
     }
 
     __device__ void run(int* listed) {
-        let_next_kernel_start();
+        const bool experts = p_.indptr != nullptr;
+        const bool known = !experts || routing_is_settled(p_);  // which weights are read
+        if (!experts) let_next_kernel_start();
         if (lane_ == 0) {
             for (int i = 0; i < params_.ring; ++i)
                 init_barrier(barriers_ + static_cast<std::uint32_t>(8 * i), 1);
             fence_barrier_init();
         }
-        const bool experts = p_.indptr != nullptr;
+        if (!known) wait_for_previous_kernel();
         if (experts) {
-            wait_for_previous_kernel();
             if (warp_ == 0) {
                 const int count = list_expert_tiles(p_, C::kTokens, tiles_, params_.token_tiles);
                 if (lane_ == 0) *listed = count;
@@ -111,7 +106,8 @@ class FewTokens {
         const int first = static_cast<int>(blockIdx.x);
         if constexpr (C::kFp8) ask_scales(first);
         if (first < items_) locate(first / params_.row_blocks);
-        if (!experts) wait_for_previous_kernel();
+        if (known) wait_for_previous_kernel();
+        if (experts) let_next_kernel_start();
         for (int item = first; item < items_; item += static_cast<int>(gridDim.x)) {
             enter(item / params_.row_blocks);
             multiply_segment(item);
@@ -149,7 +145,7 @@ class FewTokens {
         arrive_expecting(barrier, C::kRowTiles * C::kChunkBytes);
 #pragma unroll
         for (int r = 0; r < C::kRowTiles; ++r)
-            copy_bytes(
+            copy_passing_bytes(
                 to + static_cast<std::uint32_t>(r * C::kChunkBytes),
                 asked_from_ + (static_cast<std::int64_t>(existing(asked_tile_ + r)) * chunks_ +
                                asked_chunk_) *
@@ -335,20 +331,46 @@ class FewTokens {
                     mine[(t * 8 + lane_ % 4 * 2 + e % 2) * C::kSumStride + r * 16 + lane_ / 4 +
                          e / 2 * 8] = sum_[r][t][e];
         __syncthreads();
-        constexpr int kOutputs = 16 * C::kRowTiles;  // of a warp
+        if (!C::kFp8 && p_.gated)
+            store_gated(item);
+        else
+            store_outputs(item);
+        if (item + static_cast<int>(gridDim.x) < items_) __syncthreads();
+    }
+
+    static constexpr int kOutputs = 16 * C::kRowTiles;  // of a warp
+
+    // Where the segments' sums of the block's output n are.
+    __device__ const float* sums_of(int n, int token) const {
+        return sums_ +
+               (n / kOutputs * params_.segments.count * C::kTokens + token) * C::kSumStride +
+               n % kOutputs;
+    }
+
+    __device__ void store_outputs(int item) {
         const int outputs = kOutputs << params_.row_warps_log;
         const int first = item % params_.row_blocks * outputs;
         for (int i = static_cast<int>(threadIdx.x); i < outputs * tile_.count;
              i += static_cast<int>(blockDim.x)) {
             const int n = i & (outputs - 1), token = (i / kOutputs) >> params_.row_warps_log;
             if (first + n >= p_.n) continue;
-            const float* from =
-                sums_ +
-                (n / kOutputs * params_.segments.count * C::kTokens + token) * C::kSumStride +
-                n % kOutputs;
-            store(p_, tile_.group, tile_.first + token, first + n, sum_of_segments(from));
+            store(p_, tile_.group, tile_.first + token, first + n,
+                  sum_of_segments(sums_of(n, token)));
         }
-        if (item + static_cast<int>(gridDim.x) < items_) __syncthreads();
+    }
+
+    // Of 16 outputs, eight are the gate's and eight are up's.
+    __device__ void store_gated(int item) {
+        const int columns = kOutputs / 2 << params_.row_warps_log;
+        const int first = item % params_.row_blocks * columns;
+        for (int i = static_cast<int>(threadIdx.x); i < columns * tile_.count;
+             i += static_cast<int>(blockDim.x)) {
+            const int n = i & (columns - 1), token = (2 * i / kOutputs) >> params_.row_warps_log;
+            if (2 * (first + n) >= p_.n) continue;
+            const float* gate = sums_of(n / 8 * 16 + n % 8, token);
+            store(p_, tile_.group, tile_.first + token, first + n,
+                  gated(sum_of_segments(gate), sum_of_segments(gate + 8)));
+        }
     }
 
     __device__ float sum_of_segments(const float* from) const {

@@ -15,6 +15,17 @@ struct FewPlan {
     int ring = 1;         // chunks of each row tile in flight per warp
 };
 
+// Registers of a thread. Uncapped the compiler takes so many that one block fits where three
+// should.
+constexpr int few_registers(bool fp8, int token_tiles, int row_tiles) {
+    const int sums = token_tiles * row_tiles;
+    if (sums >= 4) return sums >= 16 ? 255 : sums >= 8 ? 168 : 128;
+    if (token_tiles == 2 || (fp8 && row_tiles == 2)) return 96;
+    return row_tiles == 2 || fp8 ? 80 : 72;
+}
+// From one token's sums to the next one's, floats: no bank conflicts.
+constexpr int few_sum_stride(int row_tiles) { return 16 * row_tiles + 4; }
+
 // Warps side by side over outputs, where segments are too few to fill a block.
 constexpr int row_warps_of(const Segments& segments) {
     return segments.count == 1 ? 4 : segments.count <= 3 ? 2 : 1;

@@ -11,6 +11,9 @@
 //   e4m3   [step pair][lane][2 steps][4 pairs of codes]: a pair is the codes of outputs g and g + 8
 //          at one input, its bits dealt so that each code is two or four integer operations from
 //          bf16 (join_codes, widen)
+// WeightLayout::gated_fragments, bf16: a tile of 16 outputs is eight of the gate (the matrix's
+// first half) and the same eight of up, so that the lane that has the sum of one has the other's.
+//
 // e4m3 scales are f32 [n / 16][k / 128], or [n / 16][k / 128][16] where 16 outputs do not share
 // one.
 //
@@ -38,6 +41,11 @@ constexpr std::int64_t tiles_of(std::int64_t n) { return divide_up(n, kTileOutpu
 constexpr std::int64_t chunks_of(std::int64_t k) { return divide_up(k, kChunkInputs); }
 constexpr bool in_fragments(WeightCode code) { return facts_of(code).input == DType::bf16; }
 constexpr std::int64_t padded_row(std::int64_t k) { return divide_up(k, 4) * 4; }
+
+// Row `output` of gated_fragments in the matrix that joins gate and up.
+constexpr std::int64_t gated_row(std::int64_t output, std::int64_t n) {
+    return output % 16 / 8 * (n / 2) + output / 16 * 8 + output % 8;
+}
 
 struct Segments {
     int count = 0;

@@ -368,6 +368,8 @@ class Multiplier {
     }
 
     __device__ void store_total(const TokenTile& tile, int output) {
+        if constexpr (!C::kFp8)
+            if (p_.gated) return store_gated(tile, output / 16 * 8 + output % 8);
         if (p_.y_type == DType::f32 && !p_.accumulate)
             store_all(tile, output, reinterpret_cast<float*>(p_.y),
                       [](float* to, float sum) { *to = sum; });
@@ -380,6 +382,19 @@ class Multiplier {
         else
             store_all(tile, output, reinterpret_cast<__half*>(p_.y),
                       [](__half* to, float sum) { *to = __float2half_rn(sum); });
+    }
+
+    // Of a tile of 16 outputs, eight are the gate's and eight are up's: a lane has both.
+    __device__ void store_gated(const TokenTile& tile, int column) const {
+        const int token = lane_ % 4 * 2;
+        if (2 * column >= p_.n) return;
+#pragma unroll
+        for (int eight = 0; eight < C::kTokens / 8; ++eight)
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                if (eight * 8 + token + i < tile.count)
+                    store(p_, tile.group, tile.first + eight * 8 + token + i, column,
+                          gated(total_[4 * eight + i], total_[4 * eight + 2 + i]));
     }
 
     template <typename Y, typename Put>
@@ -423,7 +438,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     shared.barriers = shared.totals + C::kTotalBytes;
     shared.tiles =
         reinterpret_cast<TokenTile*>(dynamic + (shared.barriers - unaligned) + C::kBarrierBytes);
-    let_next_kernel_start();
+    if (p.indptr == nullptr) let_next_kernel_start();
     if (threadIdx.x == 0) {
         for (int slot = 0; slot < C::kStages; ++slot) {
             init_barrier(shared.full(slot), 4);  // the producer's warps
@@ -432,6 +447,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
         fence_barrier_init();
     }
     wait_for_previous_kernel();
+    if (p.indptr != nullptr) let_next_kernel_start();
     if (p.indptr != nullptr && threadIdx.x < 32) {
         const int count = list_expert_tiles(p, C::kTokens, shared.tiles, params.token_tiles);
         if (threadIdx.x == 0) listed = count;

@@ -31,6 +31,7 @@ __global__ void turn_kernel(const T* from, T* to, std::int64_t outputs, std::int
 }
 
 // One 16-byte unit of a chunk per item.
+template <bool kGated>
 __global__ void bf16_fragments_kernel(const std::uint16_t* rows, uint4* to, std::int64_t n,
                                       std::int64_t k) {
     const std::int64_t chunks = chunks_of(k);
@@ -41,11 +42,12 @@ __global__ void bf16_fragments_kernel(const std::uint16_t* rows, uint4* to, std:
             chunk * kChunkInputs + step / 2 * 32 + lane % 4 * 8 + step % 2 * 4;
         std::uint32_t word[4];
         for (int part = 0; part < 4; ++part) {
-            const std::int64_t output = row + part % 2 * 8;
+            const std::int64_t place = row + part % 2 * 8;
+            const std::int64_t output = kGated ? gated_row(place, n) : place;
             std::uint32_t bits[2] = {0, 0};
             for (int half = 0; half < 2; ++half) {
                 const std::int64_t input = first + part / 2 * 2 + half;
-                if (output < n && input < k) bits[half] = rows[output * k + input];
+                if (place < n && input < k) bits[half] = rows[output * k + input];
             }
             word[part] = bits[0] | bits[1] << 16;
         }
@@ -154,14 +156,21 @@ class Packer {
         }
         const std::int64_t units = tiles_of(shape_.n) * chunks_of(shape_.k);
         auto* unit = reinterpret_cast<uint4*>(to);
-        if (shape_.format.code == WeightCode::bf16)
-            bf16_fragments_kernel<<<blocks_for(units * 256), kThreads, 0, stream_>>>(
-                reinterpret_cast<const std::uint16_t*>(rows_.data()), unit, shape_.n, shape_.k);
+        if (shape_.layout == WeightLayout::gated_fragments)
+            bf16_fragments<true>(unit, units);
+        else if (shape_.format.code == WeightCode::bf16)
+            bf16_fragments<false>(unit, units);
         else if (shape_.format.code == WeightCode::e4m3)
             e4m3_fragments_kernel<<<blocks_for(units * 128), kThreads, 0, stream_>>>(
                 reinterpret_cast<const std::uint8_t*>(rows_.data()), unit, shape_.n, shape_.k,
                 reinterpret_cast<int*>(flag_.data()));
         return checked(cudaGetLastError(), "packing weights");
+    }
+
+    template <bool kGated>
+    void bf16_fragments(uint4* to, std::int64_t units) {
+        bf16_fragments_kernel<kGated><<<blocks_for(units * 256), kThreads, 0, stream_>>>(
+            reinterpret_cast<const std::uint16_t*>(rows_.data()), to, shape_.n, shape_.k);
     }
 
     // A source as rows, `pitch` elements apart.
@@ -258,6 +267,15 @@ class Packer {
 Expected<Weight> pack(Device& device, WeightStack stack) {
     ESPALIER_ASSIGN_OR_RETURN(WeightView shape, common_shape(stack));
     shape.layout = WeightLayout::fragments;
+    ESPALIER_RETURN_IF_ERROR(check_format(shape));
+    return Packer(device, shape).run(stack);
+}
+
+Expected<Weight> pack_gated(Device& device, WeightStack stack) {
+    ESPALIER_ASSIGN_OR_RETURN(WeightView shape, common_shape(stack));
+    if (shape.format.code != WeightCode::bf16 || shape.n % kTileOutputs != 0)
+        return pack(device, stack);
+    shape.layout = WeightLayout::gated_fragments;
     ESPALIER_RETURN_IF_ERROR(check_format(shape));
     return Packer(device, shape).run(stack);
 }

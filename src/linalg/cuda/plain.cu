@@ -149,8 +149,8 @@ __global__ void __launch_bounds__(kWarps * 32)
     const int warp = static_cast<int>(blockIdx.x) % params.row_blocks * kWarps +
                      static_cast<int>(threadIdx.x) / 32;
     Plain<C> plain(p, warp * C::kOutputs);
-    let_next_kernel_start();
     if (p.indptr == nullptr) {
+        let_next_kernel_start();
         const TokenTile tile = dense_tile(p, kTokens, index);
         plain.prefetch(tile.group);
         wait_for_previous_kernel();
@@ -158,6 +158,7 @@ __global__ void __launch_bounds__(kWarps * 32)
         return;
     }
     wait_for_previous_kernel();
+    let_next_kernel_start();
     if (threadIdx.x == 0) found.count = 0;
     __syncthreads();
     if (threadIdx.x < 32)

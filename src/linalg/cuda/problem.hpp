@@ -35,6 +35,7 @@ struct Problem {
     WeightCode code = WeightCode::f32;
     DType y_type = DType::f32;
     bool accumulate = false;
+    bool gated = false;     // y has n / 2 columns: silu(gate) · up
     bool vector_x = false;  // rows of x can be read 16 bytes at a time
 };
 

@@ -18,14 +18,16 @@ std::int32_t narrow(std::int64_t value, const char* what) {
 }
 
 Problem problem_of(const Matrix& x, std::int64_t x_step, const WeightView& w, const Matrix& y,
-                   std::int64_t y_step, Store store) {
-    CHECK(w.layout == WeightLayout::fragments, "weights laid out as {}, wanted are {}",
-          name_of(w.layout), name_of(WeightLayout::fragments));
+                   std::int64_t y_step, Store store,
+                   WeightLayout layout = WeightLayout::fragments) {
+    CHECK(w.layout == layout, "weights laid out as {}, wanted are {}", name_of(w.layout),
+          name_of(layout));
+    const std::int64_t outputs = layout == WeightLayout::gated_fragments ? w.n / 2 : w.n;
     CHECK(x.dtype == w.format.input(), "x is {}, {} weights are multiplied by {}", name_of(x.dtype),
           name_of(w.format.code), name_of(w.format.input()));
     CHECK(y.dtype != DType::e4m3 && (store == Store::assign || y.dtype == DType::f32), "y is {}{}",
           name_of(y.dtype), store == Store::assign ? "" : ", to be added to");
-    CHECK(x.cols >= (w.count - 1) * x_step + w.k && y.cols >= (w.count - 1) * y_step + w.n,
+    CHECK(x.cols >= (w.count - 1) * x_step + w.k && y.cols >= (w.count - 1) * y_step + outputs,
           "x [{}, {}] in steps of {}, W {} × [{}, {}], y [{}, {}] in steps of {}", x.rows, x.cols,
           x_step, w.count, w.n, w.k, y.rows, y.cols, y_step);
     const std::int64_t scales = tiles_of(w.n) * chunks_of(w.k) * std::int64_t{sizeof(float)};
@@ -51,9 +53,22 @@ Problem problem_of(const Matrix& x, std::int64_t x_step, const WeightView& w, co
     p.code = w.format.code;
     p.y_type = y.dtype;
     p.accumulate = store == Store::accumulate;
+    p.gated = layout == WeightLayout::gated_fragments;
     const std::int64_t unit = 16 / static_cast<std::int64_t>(bytes_of(x.dtype));
     p.vector_x = reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.stride % unit == 0 &&
                  x_step % unit == 0 && w.k % unit == 0;
+    return p;
+}
+
+Problem experts_of(const Matrix& x, const std::int32_t* source_token, const std::int32_t* indptr,
+                   const WeightView& w, const Matrix& y, WeightLayout layout) {
+    CHECK(x.cols == w.k && y.cols == (layout == WeightLayout::fragments ? w.n : w.n / 2) &&
+              indptr != nullptr && (source_token != nullptr || x.rows == y.rows),
+          "x [{}, {}], W {} × [{}, {}], y [{}, {}]", x.rows, x.cols, w.count, w.n, w.k, y.rows,
+          y.cols);
+    Problem p = problem_of(x, 0, w, y, 0, Store::assign, layout);
+    p.source = source_token;
+    p.indptr = indptr;
     return p;
 }
 
@@ -107,14 +122,19 @@ void stacked_product(Stream stream, const Matrix& x, std::int64_t x_step, const 
 
 void expert_product(Stream stream, const Matrix& x, const std::int32_t* source_token,
                     const std::int32_t* indptr, const WeightView& w, const Matrix& y) {
-    CHECK(x.cols == w.k && y.cols == w.n && indptr != nullptr &&
-              (source_token != nullptr || x.rows == y.rows),
-          "x [{}, {}], W {} × [{}, {}], y [{}, {}]", x.rows, x.cols, w.count, w.n, w.k, y.rows,
-          y.cols);
-    Problem p = problem_of(x, 0, w, y, 0, Store::assign);
-    p.source = source_token;
-    p.indptr = indptr;
-    run(stream, p);
+    run(stream, experts_of(x, source_token, indptr, w, y, WeightLayout::fragments));
+}
+
+void gated_product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y) {
+    CHECK(w.count == 1 && x.cols == w.k && 2 * y.cols == w.n && x.rows == y.rows,
+          "x [{}, {}], gate and up {} × [{}, {}], y [{}, {}]", x.rows, x.cols, w.count, w.n, w.k,
+          y.rows, y.cols);
+    run(stream, problem_of(x, 0, w, y, 0, Store::assign, WeightLayout::gated_fragments));
+}
+
+void gated_expert_product(Stream stream, const Matrix& x, const std::int32_t* source_token,
+                          const std::int32_t* indptr, const WeightView& w, const Matrix& y) {
+    run(stream, experts_of(x, source_token, indptr, w, y, WeightLayout::gated_fragments));
 }
 
 }  // namespace espalier::linalg::cuda

@@ -25,6 +25,10 @@ namespace espalier::linalg::cuda {
 // A source's weights may lie in host or device memory, its scales in host memory.
 Expected<Weight> pack(Device& device, WeightStack stack);
 
+// For gated products: matrices that join gate and up. As WeightLayout::gated_fragments where
+// weights are bf16 and half the outputs a multiple of 8, otherwise as pack().
+Expected<Weight> pack_gated(Device& device, WeightStack stack);
+
 // y [T, n] from x [T, k]; w is one matrix.
 void product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y, Store store);
 
@@ -33,9 +37,16 @@ void stacked_product(Stream stream, const Matrix& x, std::int64_t x_step, const 
                      const Matrix& y, std::int64_t y_step);
 
 // Rows indptr[e] … indptr[e + 1] - 1 of y use matrix e; row r reads x[source_token[r]], or x[r] if
-// source_token is null. Both arrays are the device's; y.rows is how many rows there may be, and
-// rows from indptr[count] on are left alone.
+// source_token is null: then indptr is read early, and what wrote it must lie before another expert
+// product, or have been launched the ordinary way. Both arrays are the device's; y.rows is
+// how many rows there may be, and rows from indptr[count] on are left alone.
 void expert_product(Stream stream, const Matrix& x, const std::int32_t* source_token,
                     const std::int32_t* indptr, const WeightView& w, const Matrix& y);
+
+// As product and expert_product, over gated_fragments: y [·, n / 2] = silu(gate) · up, with the
+// bits of these operations one after another (base/portable_math.hpp) over f32 sums.
+void gated_product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y);
+void gated_expert_product(Stream stream, const Matrix& x, const std::int32_t* source_token,
+                          const std::int32_t* indptr, const WeightView& w, const Matrix& y);
 
 }  // namespace espalier::linalg::cuda

@@ -58,6 +58,17 @@ __device__ __forceinline__ void copy_bytes(std::uint32_t to, const void* from, s
         "l"(from), "r"(bytes), "r"(barrier)
         : "memory");
 }
+// The same of bytes that are not read again soon: the L2 lets go of them first, and keeps the code
+// and the activations of the kernels between two products.
+__device__ __forceinline__ void copy_passing_bytes(std::uint32_t to, const void* from,
+                                                   std::uint32_t bytes, std::uint32_t barrier) {
+    constexpr std::uint64_t kEvictFirst = 0x12f0000000000000;  // createpolicy …L2::evict_first, 1.0
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1], %2, [%3], %4;" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier), "l"(kEvictFirst)
+        : "memory");
+}
 __device__ __forceinline__ uint4 load_shared(std::uint32_t from) {
     uint4 v;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -5,9 +5,16 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "base/portable_math.hpp"
 #include "linalg/cuda/problem.hpp"
 
 namespace espalier::linalg::cuda {
+
+// Whether an expert product may read its routing before it waits for the kernel in front. Rows that
+// lie as pairs were written behind the routing, by a chain of kernels that begins with an expert
+// product; and those let the next kernel start only after their own wait, when the routing is
+// there (about 2.5 µs less for the down product of one token).
+__device__ inline bool routing_is_settled(const Problem& p) { return p.source == nullptr; }
 
 // Tokens of one group that are computed together: rows first … first + count - 1 of y.
 struct TokenTile {
@@ -64,6 +71,9 @@ __device__ inline TokenTile dense_tile(const Problem& p, int tokens, int index) 
     const int first = index % tiles * tokens;
     return {index / tiles, first, min(tokens, p.rows - first)};
 }
+
+// What a gated product makes of two sums.
+__device__ __forceinline__ float gated(float gate, float up) { return portable_silu(gate) * up; }
 
 // Output n of row `row`.
 __device__ __forceinline__ void store(const Problem& p, int group, int row, int n, float sum) {

@@ -36,8 +36,7 @@ void widen_to_f32(const std::byte* from, const float* scales, std::int64_t group
     for (std::int64_t panel = 0; panel < kUpWeights / kInputs / kLanes; ++panel)
         for (std::int64_t k = 0; k < kInputs; ++k)
             for (std::int64_t lane = 0; lane < kLanes; ++lane) {
-                const std::int64_t inside =
-                    linalg::paired(kCode) ? (k / 2 * kLanes + lane) * 2 + k % 2 : k * kLanes + lane;
+                const std::int64_t inside = linalg::place_in_panel(kCode, k, lane);
                 const float value = load_weight(from, kCode, panel * kInputs * kLanes + inside);
                 out[(panel * kInputs + k) * kLanes + lane] =
                     scales == nullptr
@@ -74,9 +73,9 @@ UpWeights prepare_up_weights(const TileKernels& kernels, const linalg::WeightVie
         return {matrix.data, nullptr};
     if (kernels.bf16_elements) {
         wideners.to_bf16(matrix.data, scratch);
-        return {scratch, matrix.panel_scales()};
+        return {scratch, matrix.f32_scales()};
     }
-    wideners.to_f32(matrix.data, matrix.panel_scales(), matrix.format.group_k, scratch);
+    wideners.to_f32(matrix.data, matrix.f32_scales(), matrix.format.group_k, scratch);
     return {scratch, nullptr};
 }
 

@@ -5,6 +5,7 @@
 
 #include "mla/cuda/entries.hpp"
 #include "mla/cuda/launch.hpp"
+#include "mla/cuda/ptx.cuh"
 #include "mla/quantise.hpp"
 
 namespace espalier::mla::cuda {
@@ -111,6 +112,8 @@ constexpr int kAppendWarps = 4;
 
 template <KvFormat kFormat>
 __global__ void __launch_bounds__(kAppendWarps * 32) append_kernel(const AppendCall call) {
+    let_next_kernel_start();
+    wait_for_previous_kernel();
     const int lane = static_cast<int>(threadIdx.x % 32);
     const std::int64_t step = std::int64_t{gridDim.x} * kAppendWarps;
     for (std::int64_t token = std::int64_t{blockIdx.x} * kAppendWarps + threadIdx.x / 32;
@@ -216,12 +219,22 @@ __global__ void __launch_bounds__(kCompactThreads) compact_kernel(const CompactC
     }
 }
 
+// May begin while the kernel before it ends: a decode step has one in every layer.
 template <KvFormat kFormat>
-void launch_append(cudaStream_t stream, const AppendCall& call) {
+cudaError_t launch_append(cudaStream_t stream, const AppendCall& call) {
     constexpr std::int64_t kMostBlocks = 1 << 20;  // the kernel strides
     const std::int64_t blocks =
         std::min((call.tokens + kAppendWarps - 1) / kAppendWarps, kMostBlocks);
-    append_kernel<kFormat><<<static_cast<unsigned>(blocks), kAppendWarps * 32, 0, stream>>>(call);
+    cudaLaunchAttribute overlap{};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(kAppendWarps * 32);
+    config.stream = stream;
+    config.attrs = &overlap;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, append_kernel<kFormat>, call);
 }
 
 }  // namespace
@@ -231,21 +244,17 @@ Expected<void> append(OpContext& context, const AppendCall& call) {
     const cudaStream_t stream = stream_of(context);
     switch (call.kv.format) {
         case KvFormat::bf16:
-            launch_append<KvFormat::bf16>(stream, call);
-            break;
+            return checked(launch_append<KvFormat::bf16>(stream, call), "append");
         case KvFormat::fp16:
-            launch_append<KvFormat::fp16>(stream, call);
-            break;
+            return checked(launch_append<KvFormat::fp16>(stream, call), "append");
         case KvFormat::fp8_tensor:
-            launch_append<KvFormat::fp8_tensor>(stream, call);
-            break;
+            return checked(launch_append<KvFormat::fp8_tensor>(stream, call), "append");
         case KvFormat::fp8_token:
-            launch_append<KvFormat::fp8_token>(stream, call);
-            break;
+            return checked(launch_append<KvFormat::fp8_token>(stream, call), "append");
         case KvFormat::f32:
-            return fail(ErrorKind::unsupported, "append to an f32 cache on CUDA");
+            break;
     }
-    return launched("append");
+    return fail(ErrorKind::unsupported, "append to an f32 cache on CUDA");
 }
 
 Expected<void> compact(OpContext& context, const CompactCall& call) {

@@ -9,9 +9,9 @@
 
 #include "base/isa.hpp"
 #include "base/numeric.hpp"
+#include "base/portable_math.hpp"
 #include "ops/draw.hpp"
 #include "ops/kernels.hpp"
-#include "ops/portable_math.hpp"
 
 ESPALIER_ISA_BEGIN(ESPALIER_ISA_AVX512)
 namespace espalier::ops {

@@ -5,9 +5,9 @@
 #include <cstring>
 
 #include "base/numeric.hpp"
+#include "base/portable_math.hpp"
 #include "ops/draw.hpp"
 #include "ops/kernels.hpp"
-#include "ops/portable_math.hpp"
 
 namespace espalier::ops {
 namespace {

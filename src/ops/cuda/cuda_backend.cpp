@@ -33,10 +33,9 @@ class CudaBackend final : public Backend {
 
     void rms_norm(OpContext& context, const Matrix& x, const float* weight, float epsilon,
                   const Matrix& out, const Matrix& exact) const override {
-        check_f32(x, "rms_norm input");
-        check_activation(out, "rms_norm output");
-        check_size(out.cols, x.cols, "rms_norm output");
-        cuda::rms_norm(context.stream, x, weight, epsilon, out, exact);
+        const RowNorm norm{weight, epsilon, out, exact};
+        check_norm(x, norm);
+        cuda::rms_norm(context.stream, x, norm);
     }
 
     void product(OpContext& context, const Matrix& x, const WeightView& w, const Matrix& y,
@@ -109,6 +108,64 @@ class CudaBackend final : public Backend {
         cuda::reduce_add(context.stream, partial, residual);
     }
 
+    Expected<linalg::Weight> pack_gated(Device& device, linalg::WeightStack stack) const override {
+        CHECK(device.kind() == DeviceKind::cuda, "weights packed for the GPU on {}", device.name());
+        return linalg::cuda::pack_gated(device, stack);
+    }
+    void gated_product(OpContext& context, const Matrix& x, const WeightView& w,
+                       const Matrix& gate_up, const Matrix& out) const override {
+        if (w.layout != linalg::WeightLayout::gated_fragments)
+            return Backend::gated_product(context, x, w, gate_up, out);
+        linalg::cuda::gated_product(context.stream, x, w, out);
+    }
+    void gated_expert_product(OpContext& context, const Matrix& x, const std::int32_t* source_token,
+                              const std::int32_t* indptr, const WeightView& w,
+                              const Matrix& gate_up, const Matrix& out) const override {
+        if (w.layout != linalg::WeightLayout::gated_fragments)
+            return Backend::gated_expert_product(context, x, source_token, indptr, w, gate_up, out);
+        linalg::cuda::gated_expert_product(context.stream, x, source_token, indptr, w, out);
+    }
+
+    void reduce_add_norm(OpContext& context, const Matrix& partial, const Matrix& residual,
+                         const RowNorm& norm) const override {
+        check_f32(partial, "partial sums");
+        check_size(partial.rows, residual.rows, "rows of partial sums");
+        check_size(partial.cols, residual.cols, "columns of partial sums");
+        check_norm(residual, norm);
+        cuda::reduce_add_norm(context.stream, partial, residual, norm);
+    }
+
+    void combine_add_norm(OpContext& context, const Matrix& expert_out, const RouterRule& rule,
+                          const ExpertPlan& plan, const Matrix& shared, const Matrix&,
+                          const Matrix& residual, const RowNorm& norm) const override {
+        check_f32(expert_out, "expert outputs");
+        check_size(expert_out.cols, residual.cols, "expert outputs");
+        check_norm(residual, norm);
+        cuda::combine_add_norm(context.stream, expert_out, rule.top_k, plan, shared, residual,
+                               norm);
+    }
+
+    void split_latent(OpContext& context, const Matrix& kv_a, const RowNorm& norm,
+                      const Matrix& cos_sin, const Matrix& key_rope) const override {
+        check_f32(kv_a, "kv_a");
+        check_activation(norm.out, "rms_norm output");
+        check_size(kv_a.cols, norm.out.cols + kRopeWidth, "kv_a");
+        check_heads(key_rope, 0, 1, kRopeWidth, "rope to");
+        cuda::split_latent(context.stream, kv_a, norm, cos_sin, key_rope);
+    }
+
+    void split_queries(OpContext& context, const Matrix& q, std::int32_t heads, std::int64_t width,
+                       const Matrix& cos_sin, const Matrix& q_act, const Matrix& rope_to,
+                       std::int64_t rope_step) const override {
+        check_f32(q, "queries");
+        check_activation(q_act, "convert to");
+        check_activation(rope_to, "rope to");
+        check_size(q.cols, heads * (width + kRopeWidth), "queries");
+        check_heads(q_act, width + kRopeWidth, heads, width, "convert to");
+        check_heads(rope_to, rope_step, heads, kRopeWidth, "rope to");
+        cuda::split_queries(context.stream, q, heads, width, cos_sin, q_act, rope_to, rope_step);
+    }
+
     void gather_rows(OpContext& context, const Matrix& x, const std::int32_t* index,
                      const Matrix& out) const override {
         CHECK(x.dtype == out.dtype, "gather from {} to {}", name_of(x.dtype), name_of(out.dtype));
@@ -143,6 +200,11 @@ class CudaBackend final : public Backend {
     }
 
   private:
+    static void check_norm(const Matrix& x, const RowNorm& norm) {
+        check_f32(x, "rms_norm input");
+        check_activation(norm.out, "rms_norm output");
+        check_size(norm.out.cols, x.cols, "rms_norm output");
+    }
     // Of the nodes that are drawn at a time, whole cache lines each.
     static std::int64_t scratch_elements(std::int64_t nodes, std::int64_t vocabulary) {
         return std::min(nodes, cuda::kNodesAtOnce) * cuda::row_stride(vocabulary);

@@ -45,4 +45,13 @@ __device__ inline void store(const Matrix& matrix, std::int64_t row, std::int64_
         reinterpret_cast<Fp16*>(matrix.data)[at] = to_fp16(value);
 }
 
+// Columns (2·pair, 2·pair + 1) of `from`, rotated by the pair's (cos, sin), to columns `first` on.
+__device__ inline void rotate_pair(const float* from, const float* cos_sin, std::int64_t pair,
+                                   const Matrix& to, std::int64_t row, std::int64_t first) {
+    const float a = from[2 * pair], b = from[2 * pair + 1];
+    const float cosine = cos_sin[2 * pair], sine = cos_sin[2 * pair + 1];
+    store(to, row, first + 2 * pair, a * cosine - b * sine);
+    store(to, row, first + 2 * pair + 1, a * sine + b * cosine);
+}
+
 }  // namespace espalier::ops::cuda

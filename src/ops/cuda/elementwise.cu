@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operations whose results stand alone: the same steps as on the CPU, so but for sines and cosines
 // the same bits.
+#include "base/portable_math.hpp"
 #include "ops/cuda/elements.cuh"
 #include "ops/cuda/kernels.hpp"
 #include "ops/cuda/launch.cuh"
-#include "ops/portable_math.hpp"
 
 namespace espalier::ops::cuda {
 namespace {
@@ -41,13 +41,25 @@ __global__ void rope_kernel(Matrix from, std::int64_t from_step, std::int32_t he
                             Matrix to, std::int64_t to_step) {
     for_elements(from.rows, heads * kRopePairs, [&](std::int64_t t, std::int64_t place) {
         const std::int64_t head = place / kRopePairs;
-        const std::int64_t i = place % kRopePairs;
-        const float* pair = row_of(from, t) + head * from_step + 2 * i;
-        const float a = pair[0], b = pair[1];
-        const float cosine = row_of(cos_sin, t)[2 * i];
-        const float sine = row_of(cos_sin, t)[2 * i + 1];
-        store(to, t, head * to_step + 2 * i, a * cosine - b * sine);
-        store(to, t, head * to_step + 2 * i + 1, a * sine + b * cosine);
+        rotate_pair(row_of(from, t) + head * from_step, row_of(cos_sin, t), place % kRopePairs, to,
+                    t, head * to_step);
+    });
+}
+
+// Per head `width` columns to convert, then 32 pairs to rotate.
+__global__ void split_queries_kernel(Matrix q, std::int32_t heads, std::int32_t width,
+                                     Matrix cos_sin, Matrix q_act, Matrix rope_to,
+                                     std::int64_t rope_step) {
+    const auto places = static_cast<std::int32_t>(width + kRopePairs);
+    const std::int64_t step = width + 2 * kRopePairs;
+    for_elements(q.rows, std::int64_t{heads} * places, [&](std::int64_t t, std::int64_t place) {
+        const std::int32_t head = static_cast<std::int32_t>(place) / places;
+        const std::int32_t i = static_cast<std::int32_t>(place) % places;
+        const float* from = row_of(q, t) + head * step;
+        if (i < width)
+            store(q_act, t, head * step + i, from[i]);
+        else
+            rotate_pair(from + width, row_of(cos_sin, t), i - width, rope_to, t, head * rope_step);
     });
 }
 
@@ -124,6 +136,15 @@ void convert(Stream stream, const Matrix& from, std::int64_t from_step, std::int
     if (from.rows == 0 || heads * width == 0) return;
     launch("convert", convert_kernel, element_grid(from.rows, heads * width), kElementThreads,
            stream, from, from_step, heads, width, to, to_step);
+}
+
+void split_queries(Stream stream, const Matrix& q, std::int32_t heads, std::int64_t width,
+                   const Matrix& cos_sin, const Matrix& q_act, const Matrix& rope_to,
+                   std::int64_t rope_step) {
+    if (q.rows == 0) return;
+    launch("split_queries", split_queries_kernel,
+           element_grid(q.rows, heads * (width + kRopePairs)), kElementThreads, stream, q, heads,
+           static_cast<std::int32_t>(width), cos_sin, q_act, rope_to, rope_step);
 }
 
 void swiglu(Stream stream, const Matrix& gate_up, const Matrix& out) {

@@ -14,8 +14,17 @@ namespace espalier::ops::cuda {
 
 void embed(Stream stream, const std::int32_t* tokens, const EmbeddingTable& table,
            const Matrix& out);
-void rms_norm(Stream stream, const Matrix& x, const float* weight, float epsilon, const Matrix& out,
-              const Matrix& exact);
+void rms_norm(Stream stream, const Matrix& x, const RowNorm& norm);
+void reduce_add_norm(Stream stream, const Matrix& partial, const Matrix& residual,
+                     const RowNorm& norm);
+void combine_add_norm(Stream stream, const Matrix& expert_out, std::int32_t top_k,
+                      const ExpertPlan& plan, const Matrix& shared, const Matrix& residual,
+                      const RowNorm& norm);
+void split_latent(Stream stream, const Matrix& kv_a, const RowNorm& norm, const Matrix& cos_sin,
+                  const Matrix& key_rope);
+void split_queries(Stream stream, const Matrix& q, std::int32_t heads, std::int64_t width,
+                   const Matrix& cos_sin, const Matrix& q_act, const Matrix& rope_to,
+                   std::int64_t rope_step);
 void rope_angles(Stream stream, const std::int32_t* position, std::int64_t tokens,
                  const RopeRule& rule, const Matrix& cos_sin);
 void rope(Stream stream, const Matrix& from, std::int64_t from_step, std::int32_t heads,

@@ -13,27 +13,46 @@
 
 namespace espalier::ops::cuda {
 
-// The first statement of every kernel: the kernel behind may be set up from now on, and all memory
-// is as the kernel before left it.
-__device__ inline void begin_kernel() {
+// The kernel behind may be set up from now on.
+__device__ inline void let_next_kernel_start() {
     asm volatile("griddepcontrol.launch_dependents;");
+}
+// All memory is as the kernel before left it. Before this, a kernel may read weights alone.
+__device__ inline void wait_for_previous_kernel() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 }
+// The first statement of a kernel that has nothing to do in between.
+__device__ inline void begin_kernel() {
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+}
+
+// Shared memory beyond what the kernel declares, in bytes.
+struct SharedBytes {
+    std::size_t count = 0;
+};
 
 template <typename... Parameters, typename... Arguments>
-void launch(const char* what, void (*kernel)(Parameters...), dim3 grid, int threads, Stream stream,
-            const Arguments&... arguments) {
+void launch(const char* what, void (*kernel)(Parameters...), dim3 grid, int threads,
+            SharedBytes shared, Stream stream, const Arguments&... arguments) {
     cudaLaunchAttribute early{};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
     config.gridDim = grid;
     config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.dynamicSmemBytes = shared.count;
     config.stream = static_cast<cudaStream_t>(stream);
     config.attrs = &early;
     config.numAttrs = 1;
     const cudaError_t status = cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
     CHECK(status == cudaSuccess, "CUDA refused {}: {}", what, cudaGetErrorString(status));
+}
+
+template <typename... Parameters, typename... Arguments>
+void launch(const char* what, void (*kernel)(Parameters...), dim3 grid, int threads, Stream stream,
+            const Arguments&... arguments) {
+    launch(what, kernel, grid, threads, SharedBytes{}, stream, arguments...);
 }
 
 }  // namespace espalier::ops::cuda

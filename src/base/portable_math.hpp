@@ -2,12 +2,12 @@
 // exp and log out of plain IEEE additions and multiplications, so that a result has the same bits
 // on every machine, in every kernel variant and at every place of a vector. libm promises none of
 // that: it picks code by processor. Compile users with -ffp-contract=off, CUDA ones with
-// -fmad=false (src/ops/CMakeLists.txt does): a fused step would be another number.
+// -fmad=false (ops and linalg are): a fused step would be another number.
 #pragma once
 
 #include <cstdint>
 
-namespace espalier::ops {
+namespace espalier {
 
 // constexpr, so that device code may call it too (--expt-relaxed-constexpr).
 #define ESPALIER_FORCE_INLINE [[gnu::always_inline]] constexpr
@@ -94,4 +94,4 @@ constexpr double portable_log(double x) {
     return e * kLn2High + (f - (s * (f - 2.0 * z * series) - e * kLn2Low));
 }
 
-}  // namespace espalier::ops
+}  // namespace espalier

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// espalier eval: what weights in fewer bits cost. A text in windows of a few hundred tokens; each
+// token but a window's first is predicted from those before it.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/mapped_file.hpp"
+#include "cli/command.hpp"
+#include "cli/engine_flags.hpp"
+#include "cli/eval_figures.hpp"
+#include "cli/terminal.hpp"
+#include "model/sequence.hpp"
+
+namespace espalier::cli {
+namespace {
+
+constexpr std::size_t kMaxTextBytes = std::size_t{64} << 20;
+constexpr std::int64_t kMaxWindow = 1 << 16;
+
+struct Options {
+    std::string model;
+    std::string text;
+    std::string against;
+    std::int64_t window = 512;
+    std::int64_t limit = 0;
+    runtime::LoadOptions load;
+    bool json = false;
+};
+
+// A model and its logits of the current window.
+class Reader {
+  public:
+    static Expected<Reader> open(const runtime::ModelFiles& files, std::int64_t window,
+                                 const runtime::LoadOptions& load) {
+        Reader reader;
+        EngineSizes sizes;
+        sizes.max_step_tokens = sizes.max_step_gather = std::min<std::int64_t>(window, 256);
+        sizes.max_model_len = window;
+        ESPALIER_ASSIGN_OR_RETURN(reader.loaded_, load_model(files.checkpoint, sizes, load));
+        return reader;
+    }
+    std::int64_t vocabulary() const { return loaded_.model->config().vocab_size; }
+
+    // Begins again before these tokens.
+    Expected<void> begin(std::span<const std::int32_t> window) {
+        window_ = window;
+        const auto length = static_cast<std::int64_t>(window.size());
+        ESPALIER_ASSIGN_OR_RETURN(model::Sequence sequence,
+                                  model::Sequence::create(*loaded_.model, length, length));
+        sequence_ = std::make_unique<model::Sequence>(std::move(sequence));
+        return {};
+    }
+    // The logits of the next tokens, at most as many as a step takes: [tokens, vocabulary].
+    Expected<std::span<const float>> next() {
+        const auto first = static_cast<std::size_t>(sequence_->length());
+        const auto count = std::min(static_cast<std::size_t>(loaded_.model->limits().max_gather),
+                                    window_.size() - first);
+        ESPALIER_ASSIGN_OR_RETURN(const model::Fed fed,
+                                  sequence_->feed(*loaded_.model, window_.subspan(first, count),
+                                                  static_cast<std::int64_t>(count)));
+        if (fed.nonfinite)
+            return fail(ErrorKind::invalid,
+                        "the model computed a NaN or infinity after token {} of a window", first);
+        logits_.resize(count * static_cast<std::size_t>(vocabulary()));
+        Device& device = *loaded_.device;
+        ESPALIER_RETURN_IF_ERROR(device.download(device.stream(), logits_.data(), fed.logits.data,
+                                                 logits_.size() * sizeof(float)));
+        return std::span<const float>(logits_);
+    }
+
+  private:
+    runtime::LoadedModel loaded_;
+    std::unique_ptr<model::Sequence> sequence_;
+    std::span<const std::int32_t> window_;
+    std::vector<float> logits_;
+};
+
+Expected<void> read_window(std::span<const std::int32_t> window, const text::Tokenizer& tokenizer,
+                           Reader& reader, Reader* against, EvalFigures& figures) {
+    ESPALIER_RETURN_IF_ERROR(reader.begin(window));
+    if (against != nullptr) ESPALIER_RETURN_IF_ERROR(against->begin(window));
+    const auto vocabulary = static_cast<std::size_t>(reader.vocabulary());
+    for (std::size_t first = 0; first < window.size();) {
+        ESPALIER_ASSIGN_OR_RETURN(const std::span<const float> logits, reader.next());
+        std::span<const float> other;
+        if (against != nullptr) {
+            ESPALIER_ASSIGN_OR_RETURN(other, against->next());
+        }
+        const std::size_t count = logits.size() / vocabulary;
+        for (std::size_t i = 0; i < count && first + i + 1 < window.size(); ++i) {
+            const std::int32_t token = window[first + i + 1];
+            const auto row = logits.subspan(i * vocabulary, vocabulary);
+            figures.add(row, token, tokenizer.token_bytes(token).size());
+            if (!other.empty()) figures.compare(row, other.subspan(i * vocabulary, vocabulary));
+        }
+        first += count;
+    }
+    return {};
+}
+
+void print(const Options& options, const EvalFigures& figures) {
+    if (options.json) {
+        nlohmann::ordered_json report = {{"tokens", figures.tokens()},
+                                         {"bits_per_byte", figures.bits_per_byte()},
+                                         {"bits_per_token", figures.bits_per_token()}};
+        if (!options.against.empty()) {
+            report["mean_kl_bits"] = figures.mean_kl_bits();
+            report["top_agreement"] = figures.top_agreement();
+        }
+        fmt::print("{}\n", report.dump());
+        return;
+    }
+    fmt::print("tokens         {}\nbits per byte  {:.4f}\nbits per token {:.4f}\n",
+               figures.tokens(), figures.bits_per_byte(), figures.bits_per_token());
+    if (!options.against.empty())
+        fmt::print("mean KL        {:.5f} bits per token against {}\nsame best      {:.2f} %\n",
+                   figures.mean_kl_bits(), options.against, 100 * figures.top_agreement());
+}
+
+Expected<void> run(const Options& options) {
+    ESPALIER_ASSIGN_OR_RETURN(const std::string text, read_text_file(options.text, kMaxTextBytes));
+    ESPALIER_ASSIGN_OR_RETURN(const runtime::ModelFiles files,
+                              runtime::ModelFiles::open(options.model));
+    ESPALIER_ASSIGN_OR_RETURN(std::vector<std::int32_t> tokens,
+                              files.encode_prompt(text, text::SpecialTokens::as_text));
+    if (options.limit > 0 && options.limit < std::ssize(tokens))
+        tokens.resize(static_cast<std::size_t>(options.limit));
+    ESPALIER_ASSIGN_OR_RETURN(Reader reader, Reader::open(files, options.window, options.load));
+    std::optional<Reader> against;
+    if (!options.against.empty()) {
+        ESPALIER_ASSIGN_OR_RETURN(const runtime::ModelFiles other,
+                                  runtime::ModelFiles::open(options.against));
+        runtime::LoadOptions own = options.load;
+        own.rounding.reset();
+        ESPALIER_ASSIGN_OR_RETURN(against, Reader::open(other, options.window, own));
+        ESPALIER_ASSIGN_OR_RETURN(const std::vector<std::int32_t> same,
+                                  other.encode_prompt(text, text::SpecialTokens::as_text));
+        if (reader.vocabulary() != against->vocabulary() || same.size() < tokens.size() ||
+            !std::equal(tokens.begin(), tokens.end(), same.begin()))
+            return fail_field(ErrorKind::invalid, "against",
+                              "{} makes other tokens of the text than {}", options.against,
+                              options.model);
+    }
+    EvalFigures figures;
+    StatusLine line;
+    const auto window = static_cast<std::size_t>(options.window);
+    for (std::size_t first = 0; first + 1 < tokens.size(); first += window) {
+        ESPALIER_RETURN_IF_ERROR(
+            read_window(std::span(tokens).subspan(first, std::min(window, tokens.size() - first)),
+                        *files.tokenizer, reader, against ? &*against : nullptr, figures));
+        line.update("{} of {} tokens, {:.4f} bits per byte", first, tokens.size(),
+                    figures.bits_per_byte());
+    }
+    if (figures.tokens() == 0)
+        return fail_field(ErrorKind::invalid, "text", "{} makes {} token(s); two are needed",
+                          options.text, tokens.size());
+    print(options, figures);
+    return {};
+}
+
+}  // namespace
+
+Run add_eval(CLI::App& app) {
+    const auto options = std::make_shared<Options>();
+    CLI::App* command = app.add_subcommand(
+        "eval", "Say how well a model predicts a text, and how far it is from another one");
+    command
+        ->add_option("model", options->model, "Model directory or ORG/NAME in the local hub cache")
+        ->required();
+    command->add_option("--text", options->text, "File with the text")->required();
+    command->add_option("--against", options->against,
+                        "Another model with the same tokens, as its checkpoint has it: mean KL "
+                        "from it, and how often both find the same token likeliest");
+    command->add_option("--window", options->window, "Tokens that are read together")
+        ->check(CLI::Range(std::int64_t{2}, kMaxWindow))
+        ->capture_default_str();
+    command->add_option("--limit", options->limit, "Tokens of the text at most; 0: all")
+        ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 40))
+        ->capture_default_str();
+    command->add_flag("--json", options->json, "One JSON object");
+    add_weights_flag(*command, options->load.rounding);
+    add_kv_format_flag(*command, options->load.kv_format);
+    add_device_flag(*command, options->load.device);
+    add_threads_flag(*command, options->load.threads);
+    return [options] { return run(*options); };
+}
+
+}  // namespace espalier::cli

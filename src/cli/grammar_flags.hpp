@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// The flags that say what an output must be. They carry what was written; grammar::Compiler says
+// what is wrong with it.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+#include "grammar/specification.hpp"
+
+namespace espalier::cli {
+
+struct GrammarFlags {
+    std::string json_schema, regex, grammar;  // the first and the last are files
+    std::vector<std::string> choice;
+
+    void add_to(CLI::App& command);
+    const char* name() const;  // of the one that was given, for messages
+    // None: nothing was asked for. Reads the file that is named.
+    Expected<std::optional<grammar::Specification>> specification() const;
+};
+
+}  // namespace espalier::cli

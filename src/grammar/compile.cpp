@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "grammar/compile.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <variant>
+
+#include "base/at.hpp"
+#include "grammar/xgrammar_log.hpp"
+#include "grammar/xgrammar_objects.hpp"
+
+namespace espalier::grammar {
+namespace {
+
+// Added tokens get bytes that no UTF-8 has, so that they are legal by their id alone.
+xgrammar::TokenizerInfo tokenizer_info(const Vocabulary& vocabulary) {
+    std::vector<std::string> tokens;
+    tokens.reserve(static_cast<std::size_t>(vocabulary.size()));
+    for (TokenId id = 0; id < vocabulary.size(); ++id) tokens.emplace_back(vocabulary.bytes(id));
+    for (const TokenId id : vocabulary.added())
+        if (!vocabulary.is_stop(id)) at(tokens, id) = fmt::format("\xff{}", id);
+    const std::vector<std::int32_t> stop(vocabulary.stop().begin(), vocabulary.stop().end());
+    return xgrammar::TokenizerInfo(tokens, xgrammar::VocabType::RAW,
+                                   static_cast<int>(vocabulary.size()), stop);
+}
+
+xgrammar::Grammar converted(const Prepared& prepared, const Specification& specification,
+                            const xgrammar::TokenizerInfo& info) {
+    switch (prepared.form) {
+        case Prepared::Form::schema:
+            return xgrammar::Grammar::FromJSONSchema(
+                prepared.text, specification.any_whitespace, std::nullopt, std::nullopt,
+                /*strict_mode=*/true,
+                specification.any_whitespace ? std::optional<int>(kMaxWhitespace) : std::nullopt);
+        case Prepared::Form::ebnf:
+            return xgrammar::Grammar::FromEBNF(prepared.text);
+        case Prepared::Form::structural_tag:
+            break;
+    }
+    auto tag = xgrammar::Grammar::FromStructuralTag(prepared.text, info);
+    if (auto* error = std::get_if<xgrammar::StructuralTagError>(&tag))
+        std::visit([](const auto& one) { throw std::runtime_error(one.what()); }, *error);
+    return std::get<xgrammar::Grammar>(tag);
+}
+
+std::vector<TokenId> forbidden_markers(const Vocabulary& vocabulary,
+                                       const std::vector<TokenId>& named) {
+    std::vector<TokenId> forbidden;
+    for (const TokenId id : vocabulary.added())
+        if (!vocabulary.is_stop(id) && std::ranges::find(named, id) == named.end())
+            forbidden.push_back(id);
+    return forbidden;
+}
+
+}  // namespace
+
+struct CompileOne::Impl {
+    explicit Impl(Vocabulary given)
+        : vocabulary(std::move(given)),
+          info(tokenizer_info(vocabulary)),
+          compiler(info, /*max_threads=*/1, /*cache_enabled=*/false) {}
+
+    Vocabulary vocabulary;
+    xgrammar::TokenizerInfo info;
+    // Its own cache is off, and without it a compile touches nothing that is shared.
+    mutable xgrammar::GrammarCompiler compiler;
+};
+
+CompileOne::CompileOne(Vocabulary vocabulary)
+    : impl_(std::make_unique<const Impl>(std::move(vocabulary))) {}
+CompileOne::~CompileOne() = default;
+const Vocabulary& CompileOne::vocabulary() const { return impl_->vocabulary; }
+
+Expected<std::shared_ptr<const CompiledGrammar>> CompileOne::operator()(
+    const Specification& specification, const Prepared& prepared,
+    std::chrono::steady_clock::time_point deadline, std::chrono::milliseconds limit) const {
+    const std::string_view kind = name(specification.kind);
+    try {
+        const LogScope log(deadline);
+        const xgrammar::Grammar grammar = converted(prepared, specification, impl_->info);
+        if (log.warning()) return fail(ErrorKind::unsupported, "{}: {}", kind, *log.warning());
+        LogScope::check_deadline();
+        xgrammar::CompiledGrammar compiled = impl_->compiler.CompileGrammar(grammar);
+        if (log.warning()) return fail(ErrorKind::unsupported, "{}: {}", kind, *log.warning());
+        const std::size_t bytes = compiled.MemorySizeBytes();
+        return std::make_shared<const CompiledGrammar>(
+            std::make_unique<const CompiledGrammar::Impl>(CompiledGrammar::Impl{
+                specification, impl_->vocabulary, std::move(compiled), bytes,
+                forbidden_markers(impl_->vocabulary, prepared.named_tokens)}));
+    } catch (const DeadlinePassed&) {
+        return fail(ErrorKind::exhausted, "{}: compiling takes longer than the limit of {} ms",
+                    kind, limit.count());
+    } catch (const std::exception& error) {
+        return fail(ErrorKind::invalid, "{}: {}", kind, error.what());
+    }
+}
+
+CompiledGrammar::CompiledGrammar(std::unique_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+CompiledGrammar::~CompiledGrammar() = default;
+const Specification& CompiledGrammar::specification() const { return impl_->specification; }
+const Vocabulary& CompiledGrammar::vocabulary() const { return impl_->vocabulary; }
+std::size_t CompiledGrammar::bytes() const { return impl_->bytes; }
+
+}  // namespace espalier::grammar

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// Specifications become grammars here, bounded in input, memory and waiting time, on threads of the
+// compiler's own. Called where a request is submitted, never on the engine's thread.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "base/error.hpp"
+#include "grammar/specification.hpp"
+#include "grammar/vocabulary.hpp"
+
+namespace espalier::grammar {
+
+// False: this build has no grammars (ESPALIER_GRAMMAR), and every compile() says so.
+bool available();
+
+// Immutable; any number of matchers on any threads share one.
+class CompiledGrammar {
+  public:
+    struct Impl;
+    explicit CompiledGrammar(std::unique_ptr<const Impl> impl);
+    ~CompiledGrammar();
+    CompiledGrammar(const CompiledGrammar&) = delete;
+    CompiledGrammar& operator=(const CompiledGrammar&) = delete;
+
+    const Specification& specification() const;
+    const Vocabulary& vocabulary() const;
+    std::size_t bytes() const;  // about what it holds in memory
+    const Impl& impl() const { return *impl_; }
+
+  private:
+    std::unique_ptr<const Impl> impl_;
+};
+
+// What a request may ask for. docs/grammars.md has the reasons for the numbers.
+struct CompilerLimits {
+    std::size_t cache_bytes = std::size_t{256} << 20;  // of compiled grammars kept for later
+    std::chrono::milliseconds wait{5000};              // for one compile(), queue included
+    int threads = 2;                                   // grammars compiled at the same time
+    int queue = 64;                                    // specifications that wait for a thread
+};
+
+struct CompilerStatus {
+    std::int64_t compiled = 0;  // specifications that became grammars
+    std::int64_t hits = 0;      // answers from the cache, or from a compile under way
+    std::int64_t refused = 0;   // specifications that did not
+    std::int64_t overran = 0;   // of the refused: those that took longer than `wait`
+    std::int64_t running = 0;   // right now, those that nobody waits for any more included
+    std::int64_t cached = 0;    // grammars in the cache
+    std::size_t cached_bytes = 0;
+    double seconds = 0.0;  // spent compiling
+};
+
+class Compiler {
+  public:
+    explicit Compiler(Vocabulary vocabulary, CompilerLimits limits = {});
+    ~Compiler();  // waits for what is being compiled
+    Compiler(const Compiler&) = delete;
+    Compiler& operator=(const Compiler&) = delete;
+
+    // Blocks up to limits.wait. The same content gives the same object while anybody holds it or it
+    // is cached. The error says what is wrong with the specification: `invalid` (malformed or
+    // unsatisfiable), `unsupported` (a keyword or construct by its name), `exhausted` (a limit by
+    // its number). Thread-safe; throws nothing.
+    Expected<std::shared_ptr<const CompiledGrammar>> compile(const Specification& specification);
+
+    CompilerStatus status() const;
+    const Vocabulary& vocabulary() const;
+
+  private:
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace espalier::grammar

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Operations in a row as what they are made of.
+#include "ops/ops.hpp"
+
+namespace espalier::ops {
+
+Expected<linalg::Weight> Backend::pack_gated(Device& device, linalg::WeightStack stack) const {
+    return pack(device, stack);
+}
+
+void Backend::gated_product(OpContext& context, const Matrix& x, const WeightView& w,
+                            const Matrix& gate_up, const Matrix& out) const {
+    product(context, x, w, gate_up, Store::assign);
+    swiglu(context, gate_up, out);
+}
+
+void Backend::gated_expert_product(OpContext& context, const Matrix& x,
+                                   const std::int32_t* source_token, const std::int32_t* indptr,
+                                   const WeightView& w, const Matrix& gate_up,
+                                   const Matrix& out) const {
+    expert_product(context, x, source_token, indptr, w, gate_up);
+    swiglu(context, gate_up, out);
+}
+
+void Backend::reduce_add_norm(OpContext& context, const Matrix& partial, const Matrix& residual,
+                              const RowNorm& norm) const {
+    reduce_add(context, partial, residual);
+    rms_norm(context, residual, norm.weight, norm.epsilon, norm.out, norm.exact);
+}
+
+void Backend::combine_add_norm(OpContext& context, const Matrix& expert_out, const RouterRule& rule,
+                               const ExpertPlan& plan, const Matrix& shared, const Matrix& partial,
+                               const Matrix& residual, const RowNorm& norm) const {
+    combine_experts(context, expert_out, rule, plan, shared, partial);
+    reduce_add_norm(context, partial, residual, norm);
+}
+
+void Backend::split_latent(OpContext& context, const Matrix& kv_a, const RowNorm& norm,
+                           const Matrix& cos_sin, const Matrix& key_rope) const {
+    const std::int64_t width = norm.out.cols;
+    rms_norm(context, kv_a.columns(0, width), norm.weight, norm.epsilon, norm.out, norm.exact);
+    rope(context, kv_a.columns(width, kv_a.cols - width), 0, 1, cos_sin, key_rope, 0);
+}
+
+void Backend::split_queries(OpContext& context, const Matrix& q, std::int32_t heads,
+                            std::int64_t width, const Matrix& cos_sin, const Matrix& q_act,
+                            const Matrix& rope_to, std::int64_t rope_step) const {
+    const std::int64_t step = q.cols / heads;
+    convert(context, q, step, heads, width, q_act, step);
+    rope(context, q.columns(width, q.cols - width), step, heads, cos_sin, rope_to, rope_step);
+}
+
+}  // namespace espalier::ops

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sums and norms of rows. A block for a row: thread i has columns i, i + 256, …, adds their squares
+// in this order, then the threads' sums go through a fixed tree. So a row's bits depend on nothing
+// but the row, and whatever is added to it first is added column by column, as if by itself.
+#include <cmath>
+
+#include "ops/cuda/block.cuh"
+#include "ops/cuda/elements.cuh"
+#include "ops/cuda/kernels.hpp"
+#include "ops/cuda/launch.cuh"
+
+namespace espalier::ops::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr std::int64_t kRopeWidth = 64;
+
+// What is added to x before its norm. Either may be absent.
+struct Addends {
+    Matrix partial;
+    Matrix expert_out;
+    ExpertPlan plan;
+    std::int32_t top_k = 0;
+    Matrix shared;
+};
+
+constexpr int kTogether = 8;  // experts whose outputs are on their way at once
+
+// A token's experts, for all threads. Behind the last there are none.
+struct Choices {
+    float weight[kMaxTopK + kTogether];
+    std::int32_t pair[kMaxTopK + kTogether];
+};
+
+__device__ void load_choices(const Addends& add, std::int64_t t, Choices& choices) {
+    const auto i = static_cast<std::int32_t>(threadIdx.x);
+    if (i < kMaxTopK + kTogether) {
+        choices.weight[i] = i < add.top_k ? add.plan.weight[t * add.top_k + i] : 0.0f;
+        choices.pair[i] = i < add.top_k ? add.plan.pair_of[t * add.top_k + i] : -1;
+    }
+    __syncthreads();
+}
+
+// What is added to columns d, d + 256, … (those below cols). Ascending expert ids, the shared
+// expert last.
+template <int kColumns>
+__device__ void find_sums(const Addends& add, const Choices& choices, std::int64_t t,
+                          std::int64_t d, std::int64_t cols, float (&sum)[kColumns]) {
+    constexpr int kAtOnce = kColumns > 8 ? 2 : kTogether;
+    const auto load = [&](const float* row, float(&to)[kColumns]) {
+#pragma unroll
+        for (int i = 0; i < kColumns; ++i)
+            to[i] = d + i * kThreads < cols ? row[d + i * kThreads] : 0.0f;
+    };
+    if (add.partial.data != nullptr) return load(row_of(add.partial, t), sum);
+    float shared[kColumns];
+    if (add.shared.data != nullptr) load(row_of(add.shared, t), shared);
+#pragma unroll
+    for (float& one : sum) one = 0.0f;
+    for (std::int32_t first = 0; first < add.top_k; first += kAtOnce) {
+        float value[kAtOnce][kColumns];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i)
+            if (choices.pair[first + i] >= 0)
+                load(row_of(add.expert_out, choices.pair[first + i]), value[i]);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i)
+            if (choices.pair[first + i] >= 0)
+#pragma unroll
+                for (int c = 0; c < kColumns; ++c)
+                    sum[c] += choices.weight[first + i] * value[i][c];
+    }
+    if (add.shared.data != nullptr)
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) sum[c] += shared[c];
+}
+
+// A whole kernel: the norm of row t of x, after what is to be added has been. Columns of the first
+// kHeld rounds stay in registers; longer rows read the others again. beside(): what else is to be
+// done, once memory is there.
+template <int kHeld, bool kAdds, typename Beside>
+__device__ void norm_row(const Addends& add, const Matrix& x, const RowNorm& norm,
+                         const Beside& beside) {
+    __shared__ float sums[kThreads / 32];
+    __shared__ Choices choices;
+    const std::int64_t t = blockIdx.x;
+    const std::int64_t first = threadIdx.x;
+    const auto each = [&](const auto& use) {
+#pragma unroll
+        for (int i = 0; i < kHeld; ++i)
+            if (first + i * kThreads < x.cols) use(i, first + i * kThreads);
+    };
+    let_next_kernel_start();
+    float weight[kHeld], held[kHeld];
+    each([&](int i, std::int64_t d) { weight[i] = __ldg(norm.weight + d); });
+    wait_for_previous_kernel();
+    float* row = row_of(x, t);
+    each([&](int i, std::int64_t d) { held[i] = row[d]; });
+    beside();
+    if constexpr (kAdds) {
+        if (add.top_k > 0) load_choices(add, t, choices);
+        float added[kHeld];
+        find_sums(add, choices, t, first, x.cols, added);
+        each([&](int i, std::int64_t d) { row[d] = held[i] = held[i] + added[i]; });
+    }
+    float squares = 0.0f;
+    each([&](int i, std::int64_t) { squares += held[i] * held[i]; });
+    for (std::int64_t d = first + kHeld * kThreads; d < x.cols; d += kThreads) {
+        if constexpr (kAdds) {
+            float added[1];
+            find_sums(add, choices, t, d, x.cols, added);
+            row[d] += added[0];
+        }
+        squares += row[d] * row[d];
+    }
+    squares = block_sum<kThreads>(squares, sums);
+    const float factor = 1.0f / sqrtf(squares / static_cast<float>(x.cols) + norm.epsilon);
+    const auto put = [&](std::int64_t d, float value) {
+        store(norm.out, t, d, value);
+        if (norm.exact.data != nullptr) store(norm.exact, t, d, value);
+    };
+    each([&](int i, std::int64_t d) { put(d, (held[i] * factor) * weight[i]); });
+    for (std::int64_t d = first + kHeld * kThreads; d < x.cols; d += kThreads)
+        put(d, (row[d] * factor) * norm.weight[d]);
+}
+
+template <int kHeld, bool kAdds>
+__global__ void __launch_bounds__(kThreads) norm_kernel(Addends add, Matrix x, RowNorm norm) {
+    norm_row<kHeld, kAdds>(add, x, norm, [] {});
+}
+
+// The last warp rotates beside the norm.
+__global__ void __launch_bounds__(kThreads)
+    split_latent_kernel(Matrix latent, RowNorm norm, Matrix rope, Matrix cos_sin, Matrix key_rope) {
+    norm_row<2, false>({}, latent, norm, [&] {
+        constexpr std::int64_t kFirst = kThreads - kRopeWidth / 2;
+        const std::int64_t t = blockIdx.x;
+        if (threadIdx.x >= kFirst)
+            rotate_pair(row_of(rope, t), row_of(cos_sin, t), threadIdx.x - kFirst, key_rope, t, 0);
+    });
+}
+
+template <bool kAdds>
+void launch_norm(const char* what, Stream stream, const Addends& add, const Matrix& x,
+                 const RowNorm& norm) {
+    if (x.rows == 0) return;
+    const auto rows = static_cast<unsigned>(x.rows);
+    if (x.cols <= 8 * kThreads)
+        launch(what, norm_kernel<8, kAdds>, rows, kThreads, stream, add, x, norm);
+    else
+        launch(what, norm_kernel<28, kAdds>, rows, kThreads, stream, add, x, norm);
+}
+
+}  // namespace
+
+void rms_norm(Stream stream, const Matrix& x, const RowNorm& norm) {
+    launch_norm<false>("rms_norm", stream, {}, x, norm);
+}
+
+void reduce_add_norm(Stream stream, const Matrix& partial, const Matrix& residual,
+                     const RowNorm& norm) {
+    Addends add{};
+    add.partial = partial;
+    launch_norm<true>("reduce_add_norm", stream, add, residual, norm);
+}
+
+void combine_add_norm(Stream stream, const Matrix& expert_out, std::int32_t top_k,
+                      const ExpertPlan& plan, const Matrix& shared, const Matrix& residual,
+                      const RowNorm& norm) {
+    Addends add{};
+    add.expert_out = expert_out;
+    add.plan = plan;
+    add.top_k = top_k;
+    add.shared = shared;
+    launch_norm<true>("combine_add_norm", stream, add, residual, norm);
+}
+
+void split_latent(Stream stream, const Matrix& kv_a, const RowNorm& norm, const Matrix& cos_sin,
+                  const Matrix& key_rope) {
+    if (kv_a.rows == 0) return;
+    const std::int64_t width = norm.out.cols;
+    launch("split_latent", split_latent_kernel, static_cast<unsigned>(kv_a.rows), kThreads, stream,
+           kv_a.columns(0, width), norm, kv_a.columns(width, kRopeWidth), cos_sin, key_rope);
+}
+
+}  // namespace espalier::ops::cuda

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/grammar_fields.hpp"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "server/body.hpp"
+
+namespace espalier::server {
+namespace {
+
+using Json = nlohmann::json;
+using OrderedJson = nlohmann::ordered_json;
+using grammar::Kind;
+using grammar::Specification;
+
+class GrammarReader {
+  public:
+    GrammarReader(Fields& fields, const OrderedJson& ordered)
+        : fields_(fields), ordered_(ordered) {}
+
+    std::optional<GrammarField> read() {
+        read_response_format();
+        read_structured_outputs();
+        read_text(fields_, "regex", Kind::regex);
+        read_text(fields_, "ebnf", Kind::ebnf);
+        if (const Json* schema = fields_.find("json_schema"))
+            read_schema(fields_, "json_schema", *schema, ordered_field(ordered_, "json_schema"));
+        return std::move(found_);
+    }
+
+  private:
+    void add(Fields& fields, const char* name, Specification specification) {
+        const std::string path = fields.path_of(name);
+        if (found_)
+            return fields.fail_at(
+                name, fmt::format("{} says already what the text is to be", found_->field));
+        found_ = GrammarField{std::move(specification), path};
+    }
+
+    void read_text(Fields& fields, const char* name, Kind kind) {
+        std::string text;
+        if (!fields.has(name)) return;
+        fields.read(name, text);
+        add(fields, name, {.kind = kind, .text = std::move(text)});
+    }
+
+    // A schema, as it is or as a text; `ordered`: the same with the order of its keys.
+    void read_schema(Fields& fields, const char* name, const Json& schema,
+                     const OrderedJson& ordered, bool strict = true, bool any_whitespace = true) {
+        if (!schema.is_object() && !schema.is_string() && !schema.is_boolean())
+            return fields.fail_at(
+                name, fmt::format("a JSON Schema is expected, not {}", json_kind(schema)));
+        add(fields, name,
+            {.kind = Kind::json_schema,
+             .text = schema.is_string() ? schema.get<std::string>() : ordered.dump(),
+             .strict = strict,
+             .any_whitespace = any_whitespace});
+    }
+
+    // OpenAI's: text, json_object, json_schema; structural_tag is vLLM's and SGLang's.
+    void read_response_format() {
+        const Json* given = fields_.find("response_format");
+        if (given == nullptr) return;
+        const OrderedJson ordered = ordered_field(ordered_, "response_format");
+        Fields inner(*given, "response_format");
+        std::string type;
+        if (!inner.has("type")) inner.fail_at("type", "is missing");
+        inner.read("type", type);
+        if (type == "json_object")
+            add(inner, "type", {.kind = Kind::json_object});
+        else if (type == "json_schema")
+            read_named_schema(inner, ordered);
+        else if (type == "structural_tag")
+            add(inner, "type", {.kind = Kind::structural_tag, .text = ordered.dump()});
+        else if (type != "text")
+            inner.fail_at("type",
+                          "one of text, json_object, json_schema, structural_tag is expected",
+                          ErrorKind::unsupported);
+        fields_.adopt(inner);
+    }
+
+    void read_named_schema(Fields& format, const OrderedJson& ordered) {
+        const Json* given = format.find("json_schema");
+        if (given == nullptr) return format.fail_at("json_schema", "is missing");
+        Fields inner(*given, format.path_of("json_schema"));
+        std::string name, description;
+        bool strict = true;
+        if (!inner.has("name")) inner.fail_at("name", "is missing");
+        inner.read("name", name);
+        inner.read("description", description);
+        inner.read("strict", strict);
+        if (const Json* schema = inner.find("schema"))
+            read_schema(inner, "schema", *schema, ordered["json_schema"]["schema"], strict);
+        else
+            inner.fail_at("schema", "is missing");
+        format.adopt(inner);
+    }
+
+    void read_structured_outputs() {
+        const Json* given = fields_.find("structured_outputs");
+        if (given == nullptr) return;
+        const OrderedJson ordered = ordered_field(ordered_, "structured_outputs");
+        Fields inner(*given, "structured_outputs");
+        const bool had = found_.has_value();
+        bool tight = false, no_more_properties = true, any_object = false;
+        inner.read("disable_any_whitespace", tight);
+        inner.read("disable_additional_properties", no_more_properties);
+        if (inner.has("whitespace_pattern"))
+            inner.fail_at("whitespace_pattern", "is not supported by this server",
+                          ErrorKind::unsupported);
+        if (const Json* schema = inner.find("json"))
+            read_schema(inner, "json", *schema, ordered["json"], no_more_properties, !tight);
+        inner.read("json_object", any_object);
+        if (any_object)
+            add(inner, "json_object", {.kind = Kind::json_object, .any_whitespace = !tight});
+        read_text(inner, "regex", Kind::regex);
+        read_text(inner, "grammar", Kind::ebnf);
+        read_choice(inner);
+        if (const Json* tag = inner.find("structural_tag"))
+            read_tag(inner, *tag, ordered["structural_tag"]);
+        if (inner.ok() && !had && !found_)
+            fields_.fail_at("structured_outputs",
+                            "one of json, json_object, regex, choice, grammar, structural_tag is "
+                            "expected");
+        fields_.adopt(inner);
+    }
+
+    void read_choice(Fields& fields) {
+        const Json* given = fields.find("choice");
+        if (given == nullptr) return;
+        if (!given->is_array() || given->empty())
+            return fields.fail_at("choice",
+                                  fmt::format("a list of strings is expected, not {}",
+                                              given->empty() ? "nothing" : json_kind(*given)));
+        Specification made{.kind = Kind::choice};
+        fields.read_strings("choice", made.choices, given->size());
+        add(fields, "choice", std::move(made));
+    }
+
+    void read_tag(Fields& fields, const Json& tag, const OrderedJson& ordered) {
+        if (!tag.is_object() && !tag.is_string())
+            return fields.fail_at(
+                "structural_tag",
+                fmt::format("a structural tag is expected, not {}", json_kind(tag)));
+        add(fields, "structural_tag",
+            {.kind = Kind::structural_tag,
+             .text = tag.is_string() ? tag.get<std::string>() : ordered.dump()});
+    }
+
+    Fields& fields_;
+    const OrderedJson& ordered_;
+    std::optional<GrammarField> found_;
+};
+
+}  // namespace
+
+std::optional<GrammarField> read_grammar(Fields& fields, const OrderedJson& ordered) {
+    return GrammarReader(fields, ordered).read();
+}
+
+}  // namespace espalier::server

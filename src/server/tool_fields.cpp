@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/tool_fields.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "output/parser.hpp"
+#include "server/body.hpp"
+
+namespace espalier::server {
+namespace {
+
+using Json = nlohmann::json;
+using OrderedJson = nlohmann::ordered_json;
+using Choice = ToolRequest::Choice;
+
+// Names stand between markers in texts and grammars, so they have no character that either knows.
+bool is_name(std::string_view name) {
+    const auto may_stand = [](char c) {
+        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+               c == '_' || c == '-' || c == '.';
+    };
+    return !name.empty() && name.size() <= output::kMaxNameBytes &&
+           std::ranges::all_of(name, may_stand);
+}
+
+void read_function(const Json& given, const OrderedJson& ordered, const std::string& path,
+                   Fields& fields, ToolRequest& tools) {
+    Fields tool(given, path);
+    std::string type;
+    if (!tool.has("type")) tool.fail_at("type", "is missing");
+    tool.read("type", type);
+    if (type != "function")
+        tool.fail_at("type", "only function is supported", ErrorKind::unsupported);
+    const Json* inner = tool.find("function");
+    if (inner == nullptr) tool.fail_at("function", "is missing");
+    fields.adopt(tool);
+    if (!tool.ok()) return;
+    Fields function(*inner, tool.path_of("function"));
+    output::Function made;
+    std::string description;
+    bool strict = false;
+    if (!function.has("name")) function.fail_at("name", "is missing");
+    function.read("name", made.name);
+    function.read("description", description);
+    if (function.has("strict")) {
+        function.read("strict", strict);
+        made.strict = strict;
+    }
+    if (function.ok() && !is_name(made.name))
+        function.fail_at("name", fmt::format("1 to {} of letters, digits, '_', '-' and '.' are "
+                                             "expected",
+                                             output::kMaxNameBytes));
+    if (std::ranges::find(tools.functions, made.name, &output::Function::name) !=
+        tools.functions.end())
+        function.fail_at("name", fmt::format("'{}' is declared twice", made.name));
+    const Json* parameters = function.find("parameters");
+    if (parameters != nullptr && !parameters->is_object())
+        function.fail_at("parameters",
+                         fmt::format("a JSON Schema is expected, not {}", json_kind(*parameters)));
+    fields.adopt(function);
+    if (!function.ok()) return;
+    // Templates put these together without asking whether they are there.
+    OrderedJson declared = ordered;
+    OrderedJson& body = declared["function"];
+    body.erase("strict");
+    if (body.value("description", OrderedJson()).is_null()) body["description"] = "";
+    if (parameters != nullptr)
+        made.parameters = body["parameters"];
+    else
+        body["parameters"] = {{"type", "object"}, {"properties", OrderedJson::object()}};
+    tools.declared.push_back(std::move(declared));
+    tools.functions.push_back(std::move(made));
+}
+
+void read_choice(Fields& fields, ToolRequest& tools) {
+    const Json* given = fields.find("tool_choice");
+    if (given == nullptr) return;
+    if (given->is_string()) {
+        const auto& word = given->get_ref<const std::string&>();
+        if (word == "none")
+            tools.choice = Choice::none;
+        else if (word == "required")
+            tools.choice = Choice::required;
+        else if (word != "auto")
+            return fields.fail_at("tool_choice",
+                                  "one of auto, none, required, or a function, is expected");
+    } else {
+        Fields named(*given, "tool_choice");
+        std::string type, name;
+        named.read("type", type);
+        if (type != "function")
+            named.fail_at("type", "only function is supported", ErrorKind::unsupported);
+        const Json* function = named.find("function");
+        if (function == nullptr) named.fail_at("function", "is missing");
+        fields.adopt(named);
+        if (!named.ok()) return;
+        Fields inner(*function, "tool_choice.function");
+        inner.read("name", name);
+        const auto found = std::ranges::find(tools.functions, name, &output::Function::name);
+        if (found == tools.functions.end())
+            inner.fail_at("name", fmt::format("'{}' is not among the tools", name.substr(0, 80)));
+        fields.adopt(inner);
+        tools.choice = Choice::named;
+        tools.named = static_cast<std::size_t>(found - tools.functions.begin());
+    }
+    if (tools.must_call() && tools.functions.empty()) fields.fail_at("tool_choice", "wants tools");
+}
+
+}  // namespace
+
+ToolRequest read_tools(Fields& fields, const OrderedJson& ordered) {
+    ToolRequest tools;
+    fields.read("parallel_tool_calls", tools.parallel);
+    if (const Json* given = fields.find("tools"); given != nullptr && !given->is_array()) {
+        fields.fail_at("tools", fmt::format("a list is expected, not {}", json_kind(*given)));
+    } else if (given != nullptr && !given->empty()) {
+        const OrderedJson declared = ordered_field(ordered, "tools");
+        tools.declared = OrderedJson::array();
+        tools.bytes = static_cast<std::int64_t>(given->dump().size());
+        for (std::size_t i = 0; i < given->size() && fields.ok(); ++i)
+            read_function((*given)[i], declared[i], fmt::format("tools[{}]", i), fields, tools);
+    }
+    if (fields.ok()) read_choice(fields, tools);
+    return tools;
+}
+
+Expected<void> check_tools(const ToolRequest& tools, const ToolLimits& limits) {
+    const auto count = static_cast<std::int64_t>(tools.functions.size());
+    if (count > limits.functions)
+        return fail_field(ErrorKind::invalid, "tools", "{} functions, at most {}", count,
+                          limits.functions);
+    if (tools.bytes > limits.bytes)
+        return fail_field(ErrorKind::invalid, "tools", "{} bytes, at most {}", tools.bytes,
+                          limits.bytes);
+    return {};
+}
+
+}  // namespace espalier::server

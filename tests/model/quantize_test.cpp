@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// A model rounded at load and one that quantize wrote are the same model, bit for bit; a run that
+// was cut short is taken up.
+#include "model/quantize.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <fstream>
+
+#include "checkpoint/quantization.hpp"
+#include "model/tiny_model.hpp"
+
+namespace espalier::model {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string bytes_of_file(const fs::path& path) {
+    std::ifstream in(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+}
+
+std::map<std::string, std::string> files_of(const fs::path& directory) {
+    std::map<std::string, std::string> files;
+    for (const auto& item : fs::directory_iterator(directory))
+        files[item.path().filename().string()] = bytes_of_file(item.path());
+    return files;
+}
+
+class QuantizeTest : public testing::Test {
+  protected:
+    fs::path write(DType dtype, std::string prefix = "") {
+        auto model = checkpoint::synthetic_preset("tiny-v3").value();
+        model.config.num_hidden_layers = 2;
+        model.config.num_attention_heads = 2;
+        model.dtype = dtype;
+        model.config.tensor_prefix = std::move(prefix);
+        if (!model.config.tensor_prefix.empty())
+            model.config.architecture = checkpoint::Architecture::kimi_k2;
+        if (dtype == DType::e4m3) model.config.fp8_block = 128;
+        const fs::path path = directory_.path() / "source";
+        fs::remove_all(path);
+        write_model(model, path);
+        return path;
+    }
+    Expected<void> run(const fs::path& from, const fs::path& to, const QuantizeOptions& options) {
+        ESPALIER_ASSIGN_OR_RETURN(const checkpoint::Checkpoint source,
+                                  checkpoint::Checkpoint::open(from.string()));
+        return quantize(source, to, pool_, options);
+    }
+    std::vector<float> logits(const fs::path& path, const LoadOptions& options = {}) {
+        RunningModel model(path, cpu_machine(2, best_cpu_variant()), 64, std::nullopt, options);
+        const std::vector<std::int32_t> tokens = {0, 17, 300, 5, 5, 44, 100, 7};
+        auto sequence = Sequence::create(*model, 8, 16);
+        EXPECT_TRUE(sequence);
+        const auto fed = sequence->feed(*model, tokens, 8);
+        EXPECT_TRUE(fed) << fed.error().message;
+        return model.download(fed->logits);
+    }
+    fs::path fresh() { return directory_.path() / fmt::format("out{}", outputs_++); }
+
+    TemporaryDirectory directory_;
+    ThreadPool pool_{2};
+    int outputs_ = 0;
+};
+
+TEST_F(QuantizeTest, FilesGiveTheBitsOfRoundingAtLoad) {
+    for (const DType dtype : {DType::bf16, DType::e4m3})
+        for (const WeightCode code : {WeightCode::int8, WeightCode::int4}) {
+            SCOPED_TRACE(fmt::format("{} to {}", name_of(dtype), name_of(code)));
+            const fs::path source = write(dtype), out = fresh();
+            const auto made = run(source, out, {.code = code});
+            ASSERT_TRUE(made) << made.error().message;
+            const auto opened = checkpoint::Checkpoint::open(out.string());
+            ASSERT_TRUE(opened) << opened.error().message;
+            EXPECT_EQ(opened->config().quantization.bits, code == WeightCode::int8 ? 8 : 4);
+            const std::vector<float> from_files = logits(out);
+            const std::vector<float> at_load = logits(source, {.rounding = code});
+            ASSERT_EQ(std::memcmp(from_files.data(), at_load.data(), at_load.size() * 4), 0);
+            EXPECT_NE(logits(source), at_load);
+        }
+}
+
+TEST_F(QuantizeTest, NestedModelsKeepTheirNames) {
+    const fs::path source = write(DType::bf16, "language_model."), out = fresh();
+    const auto made = run(source, out, {});
+    ASSERT_TRUE(made) << made.error().message;
+    EXPECT_EQ(logits(out), logits(source, {.rounding = WeightCode::int4}));
+}
+
+TEST_F(QuantizeTest, TakesUpWhatWasCutShort) {
+    const fs::path source = write(DType::bf16), whole = fresh(), cut = fresh();
+    QuantizeOptions options{.code = WeightCode::int4, .shard_limit_bytes = 100'000};
+    ASSERT_TRUE(run(source, whole, options));
+    // Stops where the progress is asked for: after a few shards, in the middle of one.
+    struct Stop {};
+    options.progress = [](std::uint64_t done, std::uint64_t total) {
+        if (done > total / 2) throw Stop{};
+    };
+    EXPECT_THROW((void)run(source, cut, options), Stop);
+    EXPECT_FALSE(fs::exists(cut / "config.json"));
+    EXPECT_GT(files_of(cut).size(), 2u);
+    // Another command does not go on with it.
+    const auto other = run(source, cut, {.code = WeightCode::int8, .shard_limit_bytes = 100'000});
+    ASSERT_FALSE(other);
+    EXPECT_NE(other.error().message.find("another model: int4 of"), std::string::npos)
+        << other.error().message;
+    options.progress = {};
+    const auto resumed = run(source, cut, options);
+    ASSERT_TRUE(resumed) << resumed.error().message;
+    EXPECT_EQ(files_of(cut), files_of(whole));
+}
+
+TEST_F(QuantizeTest, RefusesWhatItCannotRound) {
+    const fs::path wide = write(DType::f32), out = fresh();
+    auto made = run(wide, out, {});
+    ASSERT_FALSE(made);
+    EXPECT_NE(made.error().message.find("is f32: BF16 and F8_E4M3"), std::string::npos);
+    EXPECT_FALSE(fs::exists(out));
+    EXPECT_THROW(logits(wide, {.rounding = WeightCode::int4}), std::runtime_error);
+    const fs::path source = write(DType::bf16);
+    ASSERT_TRUE(run(source, out, {}));
+    made = run(out, fresh(), {});
+    ASSERT_FALSE(made);
+    EXPECT_NE(made.error().message.find("quantized already"), std::string::npos);
+    made = run(source, out, {});
+    ASSERT_FALSE(made);
+    EXPECT_NE(made.error().message.find("not empty"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace espalier::model

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+// Operations that a GPU starts as one kernel have the bits of the operations they are made of,
+// which other tests hold to the reference.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <span>
+
+#include "ops/cuda/gpu.hpp"
+#include "ops/support.hpp"
+
+namespace espalier::ops {
+namespace {
+
+std::vector<Bf16> narrow(const std::vector<float>& wide) {
+    std::vector<Bf16> values;
+    for (const float value : wide) values.push_back(to_bf16(value));
+    return values;
+}
+
+template <typename T>
+void expect_same(const OnGpu<T>& got, const OnGpu<T>& wanted, const std::string& what) {
+    const std::vector<T> a = got.values(), b = wanted.values();
+    ASSERT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(T)), 0) << what;
+}
+
+class GpuFused : public testing::Test {
+  protected:
+    // Gate and up of `count` matrices, packed both ways.
+    struct Gated {
+        linalg::Weight apart, dealt;
+    };
+    Gated pack_gated(const std::vector<Bf16>& stored, std::int64_t count, std::int64_t width,
+                     std::int64_t k) {
+        std::vector<std::vector<linalg::WeightSource>> sources(static_cast<std::size_t>(count));
+        for (std::int64_t part = 0; part < 2 * count; ++part) {
+            linalg::WeightSource source;
+            source.data = reinterpret_cast<const std::byte*>(stored.data() + part * width * k);
+            source.format = {.code = WeightCode::bf16};
+            source.n = width;
+            source.k = source.row_stride = k;
+            sources[static_cast<std::size_t>(part / 2)].push_back(source);
+        }
+        const std::vector<std::span<const linalg::WeightSource>> stack(sources.begin(),
+                                                                       sources.end());
+        return {must(gpu.backend->pack(*gpu.device, stack)),
+                must(gpu.backend->pack_gated(*gpu.device, stack))};
+    }
+
+    Gpu gpu;
+};
+
+TEST_F(GpuFused, GatedProductsAreProductsThenSwiglu) {
+    struct Shape {
+        std::int64_t width, k;
+        bool dealt;
+    };
+    // One segment, several, unequal ones; fewer outputs than a tile of 128, more; 20 are no eights.
+    for (const Shape& shape :
+         {Shape{8, 128, true}, Shape{72, 520, true}, Shape{352, 2048, true}, Shape{136, 1408, true},
+          Shape{40, 3400, true}, Shape{24, 563, true}, Shape{20, 256, false}}) {
+        const auto [width, k, dealt] = shape;
+        const Gated w = pack_gated(narrow(values(1, 0, 2 * width, k)), 1, width, k);
+        EXPECT_EQ(w.dealt.view().layout == linalg::WeightLayout::gated_fragments, dealt);
+        for (const std::int64_t tokens : {1, 2, 8, 9, 17, 40, 64, 65, 128, 300, 1100}) {
+            OnGpu<Bf16> x(gpu, narrow(values(2, 0, tokens, k)));
+            OnGpu<float> gate_up(gpu,
+                                 std::vector<float>(static_cast<std::size_t>(2 * tokens * width)));
+            const std::vector<Bf16> poison(static_cast<std::size_t>(tokens * width), Bf16{0xffff});
+            OnGpu<Bf16> wanted(gpu, poison), got(gpu, poison);
+            gpu.backend->Backend::gated_product(gpu.context, x.matrix(tokens, k), w.apart.view(),
+                                                gate_up.matrix(tokens, 2 * width),
+                                                wanted.matrix(tokens, width));
+            gpu.backend->gated_product(gpu.context, x.matrix(tokens, k), w.dealt.view(),
+                                       gate_up.matrix(tokens, 2 * width),
+                                       got.matrix(tokens, width));
+            ASSERT_NO_FATAL_FAILURE(
+                expect_same(got, wanted, fmt::format("{} tokens of {} × {}", tokens, width, k)));
+        }
+    }
+}
+
+TEST_F(GpuFused, GatedExpertsAreProductsThenSwiglu) {
+    constexpr std::int64_t kExperts = 12, kWidth = 136, kInputs = 1024, kTopK = 3;
+    const Gated w =
+        pack_gated(narrow(values(3, 0, 2 * kExperts * kWidth, kInputs)), kExperts, kWidth, kInputs);
+    std::mt19937 random(4);
+    for (const std::int64_t tokens : {1, 7, 60, 500, 2000}) {
+        const std::int64_t pairs = tokens * kTopK;
+        std::vector<std::int32_t> expert, source, indptr(kExperts + 1);
+        for (std::int64_t pair = 0; pair < pairs; ++pair) {
+            expert.push_back(static_cast<std::int32_t>(random() % (kExperts - 1)));  // one has none
+            source.push_back(static_cast<std::int32_t>(random() % static_cast<unsigned>(tokens)));
+        }
+        std::sort(expert.begin(), expert.end());
+        for (std::size_t e = 0; e <= kExperts; ++e)
+            indptr[e] = static_cast<std::int32_t>(
+                std::lower_bound(expert.begin(), expert.end(), static_cast<std::int32_t>(e)) -
+                expert.begin());
+        OnGpu<std::int32_t> sources(gpu, source), bounds(gpu, indptr);
+        OnGpu<Bf16> x(gpu, narrow(values(5, 0, tokens, kInputs)));
+        OnGpu<float> gate_up(gpu, std::vector<float>(static_cast<std::size_t>(2 * pairs * kWidth)));
+        const std::vector<Bf16> poison(static_cast<std::size_t>(pairs * kWidth), Bf16{0xffff});
+        OnGpu<Bf16> wanted(gpu, poison), got(gpu, poison);
+        gpu.backend->Backend::gated_expert_product(
+            gpu.context, x.matrix(tokens, kInputs), sources.data(), bounds.data(), w.apart.view(),
+            gate_up.matrix(pairs, 2 * kWidth), wanted.matrix(pairs, kWidth));
+        gpu.backend->gated_expert_product(
+            gpu.context, x.matrix(tokens, kInputs), sources.data(), bounds.data(), w.dealt.view(),
+            gate_up.matrix(pairs, 2 * kWidth), got.matrix(pairs, kWidth));
+        ASSERT_NO_FATAL_FAILURE(expect_same(got, wanted, fmt::format("{} tokens", tokens)));
+    }
+}
+
+// Rows held in registers (2,048 and 7,168 columns) and longer ones.
+TEST_F(GpuFused, SumsAndTheirNormsAreOneAfterAnother) {
+    constexpr std::int64_t kRows = 5, kTopK = 3;
+    const std::vector<std::int32_t> expert = {0, 2, 4, -1, -1, -1, 1, 3, 5, 0, 1, 2, 2, 3, 4};
+    const std::vector<std::int32_t> pair_of = {0, 4, 9, -1, -1, -1, 2, 7, 11, 1, 3, 5, 6, 8, 10};
+    const std::vector<float> weights = values(6, 0, 1, kRows * kTopK);
+    RouterRule rule;
+    rule.top_k = kTopK;
+    OnGpu<std::int32_t> experts(gpu, expert), pairs(gpu, pair_of);
+    OnGpu<float> weight(gpu, weights);
+    const ExpertPlan plan{experts.data(), weight.data(), nullptr, nullptr, pairs.data()};
+    for (const std::int64_t width : {1, 65, 2048, 2049, 7168, 9000}) {
+        const std::vector<float> start = values(7, 0, kRows, width);
+        OnGpu<float> partial(gpu, values(8, 0, kRows, width)), scale(gpu, values(9, 0, 1, width)),
+            outputs(gpu, values(10, 0, 12, width)), shared(gpu, values(11, 0, kRows, width));
+        for (const int what : {0, 1, 2}) {
+            const auto run = [&](bool apart, OnGpu<float>& residual, OnGpu<Bf16>& out,
+                                 OnGpu<float>& exact) {
+                const RowNorm norm{scale.data(), 1e-6f, out.matrix(kRows, width),
+                                   exact.matrix(kRows, width)};
+                const Matrix part = partial.matrix(kRows, width);
+                const Matrix sum = residual.matrix(kRows, width);
+                const Matrix terms = outputs.matrix(12, width);
+                const Matrix beside = what == 2 ? shared.matrix(kRows, width) : Matrix{};
+                const Backend& backend = *gpu.backend;
+                if (what == 0)
+                    apart ? backend.Backend::reduce_add_norm(gpu.context, part, sum, norm)
+                          : backend.reduce_add_norm(gpu.context, part, sum, norm);
+                else if (apart)
+                    backend.combine_experts(gpu.context, terms, rule, plan, beside, part),
+                        backend.Backend::reduce_add_norm(gpu.context, part, sum, norm);
+                else
+                    backend.combine_add_norm(gpu.context, terms, rule, plan, beside, part, sum,
+                                             norm);
+            };
+            OnGpu<float> residual[2] = {{gpu, start}, {gpu, start}};
+            OnGpu<float> exact[2] = {{gpu, start}, {gpu, start}};
+            OnGpu<Bf16> out[2] = {{gpu, narrow(start)}, {gpu, narrow(start)}};
+            run(false, residual[0], out[0], exact[0]);
+            run(true, residual[1], out[1], exact[1]);
+            const std::string name = fmt::format("sum {} of {} columns", what, width);
+            ASSERT_NO_FATAL_FAILURE(expect_same(residual[0], residual[1], name));
+            ASSERT_NO_FATAL_FAILURE(expect_same(out[0], out[1], name + ": out"));
+            ASSERT_NO_FATAL_FAILURE(expect_same(exact[0], exact[1], name + ": exact"));
+        }
+    }
+}
+
+TEST_F(GpuFused, QueriesAndLatentsAreSplitAsByTheirParts) {
+    constexpr std::int64_t kLatent = 512, kRope = 64, kNope = 128, kStep = 576;
+    for (const std::int32_t heads : {1, 16})
+        for (const std::int64_t tokens : {1, 3, 130}) {
+            const std::int64_t query = heads * (kNope + kRope);
+            OnGpu<float> kv_a(gpu, values(12, 0, tokens, kLatent + kRope)),
+                scale(gpu, values(13, 0, 1, kLatent)), angles(gpu, values(14, 0, tokens, kRope)),
+                q(gpu, values(15, 0, tokens, query));
+            const auto room = [&](std::int64_t cols) {
+                return std::vector<float>(static_cast<std::size_t>(tokens * cols), -1.0f);
+            };
+            OnGpu<float> latent[2] = {{gpu, room(kLatent)}, {gpu, room(kLatent)}};
+            OnGpu<float> key_rope[2] = {{gpu, room(kRope)}, {gpu, room(kRope)}};
+            OnGpu<Bf16> act[2] = {{gpu, narrow(room(query))}, {gpu, narrow(room(query))}};
+            OnGpu<Bf16> absorbed[2] = {{gpu, narrow(room(heads * kStep))},
+                                       {gpu, narrow(room(heads * kStep))}};
+            const Backend& backend = *gpu.backend;
+            for (const std::size_t i : {std::size_t{0}, std::size_t{1}}) {
+                const RowNorm norm{scale.data(), 1e-6f, latent[i].matrix(tokens, kLatent), {}};
+                const Matrix rope_to = absorbed[i]
+                                           .matrix(tokens, heads * kStep)
+                                           .columns(kLatent, heads * kStep - kLatent);
+                const Matrix in = kv_a.matrix(tokens, kLatent + kRope);
+                const Matrix cos_sin = angles.matrix(tokens, kRope);
+                const Matrix to = key_rope[i].matrix(tokens, kRope);
+                const Matrix queries = q.matrix(tokens, query);
+                const Matrix nope = act[i].matrix(tokens, query);
+                if (i == 0) {
+                    backend.split_latent(gpu.context, in, norm, cos_sin, to);
+                    backend.split_queries(gpu.context, queries, heads, kNope, cos_sin, nope,
+                                          rope_to, kStep);
+                } else {
+                    backend.Backend::split_latent(gpu.context, in, norm, cos_sin, to);
+                    backend.Backend::split_queries(gpu.context, queries, heads, kNope, cos_sin,
+                                                   nope, rope_to, kStep);
+                }
+            }
+            ASSERT_NO_FATAL_FAILURE(expect_same(latent[0], latent[1], "latent"));
+            ASSERT_NO_FATAL_FAILURE(expect_same(key_rope[0], key_rope[1], "key_rope"));
+            ASSERT_NO_FATAL_FAILURE(expect_same(act[0], act[1], "q_act"));
+            ASSERT_NO_FATAL_FAILURE(expect_same(absorbed[0], absorbed[1], "q_absorbed"));
+        }
+}
+
+}  // namespace
+}  // namespace espalier::ops
