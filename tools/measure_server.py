@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures a server as docs/server.md states it: many streams at once, and what serving costs beside the engine.
+"""Measures a server: many streams at once, and what serving costs beside the engine.
 
     tools/measure_server.py streams build/cpu/espalier models/sapling --draft models/sapling-eagle3
     tools/measure_server.py cost    build/cpu/espalier models/sapling --draft models/sapling-eagle3
