@@ -26,7 +26,7 @@ extern "C" {
 #endif
 
 // Grows when a struct, an enumerator or a function changes its meaning; what is added keeps it.
-#define ESPALIER_MLA_ABI_VERSION 2
+#define ESPALIER_MLA_ABI_VERSION 3
 #define ESPALIER_MLA_WORKSPACE_ALIGNMENT 64
 
 // The ABI version of the library that was linked; compare with ESPALIER_MLA_ABI_VERSION.
@@ -137,10 +137,12 @@ typedef struct espalier_mla_capacities {
     int32_t invariant;     // not 0: absorbed calls may set it too
     int32_t dense;         // not 0: calls may bring a custom_mask
     int64_t total_splits;  // as in espalier_mla_rows; 0: derived
+    int32_t decompressed;  // not 0: there may be decompressed calls too
+    int32_t reserved;      // 0
 } espalier_mla_capacities;
 
-// Bytes that any absorbed or decompressed call within these capacities may take. CUDA: of absorbed
-// calls, decompressed ones take none.
+// Bytes that any call within these capacities may take. Decompressed calls on CUDA hold keys and
+// values of some heads there: 350 MB, or 5 KB for each slot of a row beyond 65,536.
 espalier_mla_status espalier_mla_workspace_bytes(const espalier_mla_context* context,
                                                  const espalier_mla_capacities* most,
                                                  uint64_t* bytes);

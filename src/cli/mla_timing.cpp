@@ -106,7 +106,8 @@ Expected<Problem> Problem::create(conformance::Device& device, const PagePool& p
                            .max_kv_len = call.rows.max_kv_len,
                            .workers = options.workers,
                            .invariant = call.invariant,
-                           .dense = false};
+                           .dense = false,
+                           .decompressed = false};
     ESPALIER_ASSIGN_OR_RETURN(Buffer plan,
                               device.allocate(device.kernels().plan_bytes(problem.capacities_)));
     call.plan = plan.data();
@@ -130,18 +131,6 @@ Expected<Problem> Problem::create(conformance::Device& device, const PagePool& p
     return problem;
 }
 
-// Seconds of one replay; the first one warms up.
-Expected<double> median_play(RecordedWork& recorded, int repetitions) {
-    std::vector<double> seconds;
-    for (int repetition = -1; repetition < repetitions; ++repetition) {
-        ESPALIER_ASSIGN_OR_RETURN(const double time, recorded.timed_play());
-        if (repetition >= 0) seconds.push_back(time);
-    }
-    const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
-    std::nth_element(seconds.begin(), middle, seconds.end());
-    return *middle;
-}
-
 // Leaves the plan filled.
 Expected<double> time_plan(conformance::Device& device, const Problem& problem,
                            const MlaTimingOptions& options) {
@@ -156,6 +145,17 @@ Expected<double> time_plan(conformance::Device& device, const Problem& problem,
 }
 
 }  // namespace
+
+Expected<double> median_play(RecordedWork& recorded, int repetitions) {
+    std::vector<double> seconds;
+    for (int repetition = -1; repetition < repetitions; ++repetition) {
+        ESPALIER_ASSIGN_OR_RETURN(const double time, recorded.timed_play());
+        if (repetition >= 0) seconds.push_back(time);
+    }
+    const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
+    std::nth_element(seconds.begin(), middle, seconds.end());
+    return *middle;
+}
 
 std::int64_t pool_bytes(const std::vector<MlaShape>& shapes, mla::KvFormat format,
                         std::int64_t least) {

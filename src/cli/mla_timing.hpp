@@ -36,6 +36,9 @@ class PagePool {
 std::int64_t pool_bytes(const std::vector<MlaShape>& shapes, mla::KvFormat format,
                         std::int64_t least);
 
+// Seconds of one replay; the first one warms up.
+Expected<double> median_play(RecordedWork& recorded, int repetitions);
+
 struct CallTimes {
     double seconds = 0;       // of one call
     double plan_seconds = 0;  // of the plan that all calls share; 0: the device needs none

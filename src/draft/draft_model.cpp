@@ -27,7 +27,8 @@ std::size_t scratch_bytes(const NetworkShape& shape, const ops::Backend& backend
                                .max_q_len = kMaxNodes,
                                .max_kv_len = static_cast<std::int32_t>(limits.max_kv_len),
                                .total_splits = limits.max_splits,
-                               .workers = workers}));
+                               .workers = workers,
+                               .decompressed = false}));
 }
 
 }  // namespace

@@ -264,9 +264,7 @@ espalier_mla_status espalier_mla_decompressed(espalier_mla_context* context,
                                   c_api::call_of(given, context->device->kind()));
         ESPALIER_ASSIGN_OR_RETURN(const Capacities most,
                                   c_api::capacities_of(call, context->device->workers()));
-        const std::size_t needed =
-            context->device->kind() == DeviceKind::cuda ? 0 : scratch_of(*context, most);
-        return run_in(*context, workspace, workspace_bytes, needed, stream,
+        return run_in(*context, workspace, workspace_bytes, scratch_of(*context, most), stream,
                       [&](OpContext& op) { return context->kernels->decompressed(op, call); });
     });
 }

@@ -119,7 +119,8 @@ Expected<Capacities> capacities_of(const espalier_mla_capacities* given, int wor
                     .total_splits = given->total_splits,
                     .workers = workers,
                     .invariant = given->invariant != 0,
-                    .dense = given->dense != 0});
+                    .dense = given->dense != 0,
+                    .decompressed = given->decompressed != 0});
 }
 
 Expected<Capacities> capacities_of(const AbsorbedCall& call, int workers) {
@@ -131,7 +132,8 @@ Expected<Capacities> capacities_of(const AbsorbedCall& call, int workers) {
                     .total_splits = call.rows.total_splits,
                     .workers = workers,
                     .invariant = call.invariant,
-                    .dense = call.rows.custom_mask != nullptr});
+                    .dense = call.rows.custom_mask != nullptr,
+                    .decompressed = false});
 }
 
 Expected<Capacities> capacities_of(const DecompressedCall& call, int workers) {
@@ -140,7 +142,8 @@ Expected<Capacities> capacities_of(const DecompressedCall& call, int workers) {
                     .tokens = call.rows.token_end,
                     .max_q_len = call.rows.max_q_len,
                     .max_kv_len = call.rows.max_kv_len,
-                    .workers = workers});
+                    .workers = workers,
+                    .invariant = false});
 }
 
 Expected<AbsorbedCall> call_of(const espalier_mla_absorbed_call* given) {

@@ -56,7 +56,8 @@ Capacities capacities_of(const CompatCall& call, int workers) {
             .max_kv_len = call.max_seq_len,
             .workers = workers,
             .invariant = call.attention.invariant,
-            .dense = call.custom_mask_offset != nullptr};
+            .dense = call.custom_mask_offset != nullptr,
+            .decompressed = false};
 }
 
 }  // namespace

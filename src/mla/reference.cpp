@@ -132,39 +132,40 @@ std::vector<double> read_query(const std::byte* q, DType dtype, double q_scale, 
     return query;
 }
 
-// Keys [kv_len, 192] and values [kv_len, 128] of one head, up-projected from the latents.
+// Keys [kv_len, dims.query()] and values [kv_len, dims.value] of one head, up-projected from the
+// latents.
 struct HeadKeys {
     std::vector<double> keys;
     std::vector<double> values;
 };
 
+// outputs [kv_len, stride] from column 0 on.
+void up_project(const linalg::WeightView& up, std::int64_t head, const std::vector<double>& latents,
+                bool keep, std::vector<double>& outputs, std::size_t stride) {
+    std::vector<double> row(kLatent);
+    for (std::int64_t output = 0; output < up.n; ++output) {
+        for (std::int64_t d = 0; d < kLatent; ++d)
+            row[static_cast<std::size_t>(d)] = linalg::weight_at(up, head, output, d);
+        for (std::size_t c = 0; c < latents.size() / kKey; ++c) {
+            const double sum = dot_product(latents.data() + c * kKey, row.data(), kLatent);
+            outputs[c * stride + static_cast<std::size_t>(output)] =
+                keep ? sum : static_cast<double>(to_float(to_bf16(static_cast<float>(sum))));
+        }
+    }
+}
+
 HeadKeys up_project(const DecompressedCall& call, std::int64_t head,
                     const std::vector<double>& latents) {
     const std::size_t count = latents.size() / kKey;
+    const auto columns = static_cast<std::size_t>(call.dims().query());
+    const auto value = static_cast<std::size_t>(call.dims().value);
     const bool keep = call.kv.format == KvFormat::f32;
-    const auto rounded = [keep](double value) {
-        return keep ? value : static_cast<double>(to_float(to_bf16(static_cast<float>(value))));
-    };
-    std::vector<double> key_row(kLatent);
-    std::vector<double> value_row(kLatent);
-    HeadKeys result{std::vector<double>(count * kQuery), std::vector<double>(count * kValue)};
-    for (std::int64_t output = 0; output < kNope; ++output) {
-        for (std::int64_t d = 0; d < kLatent; ++d) {
-            key_row[static_cast<std::size_t>(d)] = linalg::weight_at(call.up_key, head, output, d);
-            value_row[static_cast<std::size_t>(d)] =
-                linalg::weight_at(call.up_value, head, output, d);
-        }
-        for (std::size_t c = 0; c < count; ++c) {
-            const double* latent = latents.data() + c * kKey;
-            result.keys[c * kQuery + static_cast<std::size_t>(output)] =
-                rounded(dot_product(latent, key_row.data(), kLatent));
-            result.values[c * kValue + static_cast<std::size_t>(output)] =
-                rounded(dot_product(latent, value_row.data(), kLatent));
-        }
-    }
+    HeadKeys result{std::vector<double>(count * columns), std::vector<double>(count * value)};
+    up_project(call.up_key, head, latents, keep, result.keys, columns);
+    up_project(call.up_value, head, latents, keep, result.values, value);
     for (std::size_t c = 0; c < count; ++c)
         for (std::size_t d = 0; d < kRope; ++d)
-            result.keys[c * kQuery + kNope + d] = latents[c * kKey + kLatent + d];
+            result.keys[(c + 1) * columns - kRope + d] = latents[c * kKey + kLatent + d];
     return result;
 }
 
@@ -196,7 +197,8 @@ class ReferenceKernels final : public Kernels {
 
     Expected<void> decompressed(OpContext&, const DecompressedCall& call) const override {
         ESPALIER_RETURN_IF_ERROR(check_decompressed_arrays(call));
-        const Output output{call.out, call.out_dtype, call.lse, call.heads, kValue};
+        const HeadDims dims = call.dims();
+        const Output output{call.out, call.out_dtype, call.lse, call.heads, dims.value};
         output.write_padding(call.rows);
         for (std::int32_t b = 0; b < call.rows.rows; ++b) {
             const std::int64_t first = call.rows.q_indptr[b];
@@ -207,10 +209,11 @@ class ReferenceKernels final : public Kernels {
                 const HeadKeys up = up_project(call, head, latents);
                 for (std::int64_t i = 0; i < q_len; ++i) {
                     const auto query = read_query(call.q, call.q_dtype, 1.0,
-                                                  (first + i) * call.heads + head, kQuery);
+                                                  (first + i) * call.heads + head, dims.query());
                     const auto scores = score_keys(call.rows, b, i, query.data(), up.keys.data(),
-                                                   kQuery, static_cast<double>(call.scale));
-                    output.write(first + i, head, attend(scores, up.values.data(), kValue, kValue));
+                                                   dims.query(), static_cast<double>(call.scale));
+                    output.write(first + i, head,
+                                 attend(scores, up.values.data(), dims.value, dims.value));
                 }
             }
         }

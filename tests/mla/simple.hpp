@@ -265,9 +265,10 @@ inline Outputs absorbed_on_host(const Kernels& kernels, const AbsorbedCall& call
 }
 
 inline Outputs decompressed_on_host(const Kernels& kernels, const DecompressedCall& call) {
-    return on_host(kernels, call, kValue, [&](OpContext& context, const DecompressedCall& full) {
-        return kernels.decompressed(context, full);
-    });
+    return on_host(kernels, call, call.dims().value,
+                   [&](OpContext& context, const DecompressedCall& full) {
+                       return kernels.decompressed(context, full);
+                   });
 }
 
 }  // namespace espalier::mla::simple

@@ -24,6 +24,10 @@ class CpuKernels final : public Kernels {
 
     Expected<void> decompressed(OpContext& context, const DecompressedCall& call) const override {
         ESPALIER_RETURN_IF_ERROR(check_decompressed_arrays(call));
+        if (call.dims() != HeadDims{})
+            return fail(ErrorKind::unsupported,
+                        "decompressed attention on the CPU with heads of {} and {} columns",
+                        call.dims().query(), call.dims().value);
         for (const linalg::WeightView& half : {call.up_key, call.up_value})
             if (half.layout != linalg::WeightLayout::panels)
                 return fail(ErrorKind::unsupported,

@@ -10,69 +10,10 @@
 
 #include "mla/cuda/absorbed_params.hpp"
 #include "mla/cuda/launch.hpp"
+#include "mla/cuda/tensor_map.hpp"
 
 namespace espalier::mla::cuda {
 namespace {
-
-Expected<int> multiprocessors(std::int32_t most = 0) {
-    int device = 0;
-    int count = 0;
-    ESPALIER_RETURN_IF_ERROR(checked(cudaGetDevice(&device), "the current CUDA device"));
-    ESPALIER_RETURN_IF_ERROR(
-        checked(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
-                "the number of multiprocessors"));
-    return most > 0 ? std::min(count, most) : count;
-}
-
-// --- maps ---------------------------------------------------------------------------------------
-using Encode = decltype(&cuTensorMapEncodeTiled);
-
-Expected<Encode> encoder() {
-    static const Encode entry = [] {
-        void* address = nullptr;
-        cudaDriverEntryPointQueryResult found{};
-        if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &address, 12000,
-                                             cudaEnableDefault, &found) != cudaSuccess ||
-            found != cudaDriverEntryPointSuccess)
-            address = nullptr;
-        return reinterpret_cast<Encode>(address);
-    }();
-    if (entry == nullptr)
-        return fail(ErrorKind::unsupported, "this CUDA driver has no cuTensorMapEncodeTiled");
-    return entry;
-}
-
-struct Axis {
-    std::int64_t extent;
-    std::int64_t stride;  // bytes; the first axis is dense
-    std::int64_t box;
-};
-
-template <std::size_t kAxes>
-Expected<void> encode(CUtensorMap& map, CUtensorMapDataType type, const std::byte* data,
-                      const std::array<Axis, kAxes>& axes, CUtensorMapSwizzle swizzle) {
-    ESPALIER_ASSIGN_OR_RETURN(const Encode entry, encoder());
-    std::array<cuuint64_t, kAxes> extents;
-    std::array<cuuint64_t, kAxes> strides;
-    std::array<cuuint32_t, kAxes> box;
-    std::array<cuuint32_t, kAxes> steps;
-    for (std::size_t i = 0; i < kAxes; ++i) {
-        extents[i] = static_cast<cuuint64_t>(axes[i].extent);
-        if (i > 0) strides[i - 1] = static_cast<cuuint64_t>(axes[i].stride);
-        box[i] = static_cast<cuuint32_t>(axes[i].box);
-        steps[i] = 1;
-    }
-    const CUresult result =
-        entry(&map, type, kAxes, const_cast<std::byte*>(data), extents.data(), strides.data(),
-              box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-              CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (result != CUDA_SUCCESS)
-        return fail(ErrorKind::invalid,
-                    "the copy engine takes no map of {} pages or rows at this address and stride "
-                    "(CUDA error {})",
-                    axes.back().extent, static_cast<int>(result));
-    return {};
-}
 
 Expected<void> encode_maps(AbsorbedParams& p) {
     const KvPages& kv = p.kv;

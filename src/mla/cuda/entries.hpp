@@ -11,7 +11,11 @@ namespace espalier::mla::cuda {
 Expected<void> append(OpContext& context, const AppendCall& call);
 Expected<void> compact(OpContext& context, const CompactCall& call);
 
-// Takes no scratch. A row whose mask is not causal, which the host cannot see, gives NaN.
+// A row whose mask is not causal, which the host cannot see, gives NaN.
 Expected<void> decompressed(OpContext& context, const DecompressedCall& call);
+// Of fp16 queries: takes no scratch.
+Expected<void> decompressed_fp16(OpContext& context, const DecompressedCall& call);
+// Arena bytes of a call within these capacities.
+std::size_t decompressed_scratch(const Capacities& most);
 
 }  // namespace espalier::mla::cuda

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // CUDA's implementation of the contract: checks the words of a call and hands it to its kernel. The
 // kernels are for Hopper (compute capability 9.0) and are refused elsewhere when they are made.
+#include <algorithm>
+
 #include "mla/checks.hpp"
 #include "mla/cuda/absorbed.hpp"
 #include "mla/cuda/entries.hpp"
@@ -47,28 +49,34 @@ class CudaKernels final : public Kernels {
         return cuda::compact(context, call);
     }
 
-    // Only the absorbed entry takes scratch; what its own plan takes is part of it.
+    // What the absorbed entry's own plan takes is part of it.
     std::size_t scratch_bytes(const Capacities& most) const override {
-        return cuda::absorbed_scratch(most);
+        const std::size_t absorbed = cuda::absorbed_scratch(most);
+        return most.decompressed ? std::max(absorbed, cuda::decompressed_scratch(most)) : absorbed;
     }
 
   private:
-    // Both halves as a checkpoint has them, head by head: 128 key rows, then 128 value rows.
+    // Both halves as a checkpoint has them, head by head: key rows, then value rows.
     static Expected<void> check_up_rows(const DecompressedCall& call) {
-        constexpr std::int64_t kHalf = kNope * kLatent * 2;  // bytes
+        const std::int64_t keys = call.dims().nope * kLatent * 2;  // bytes
+        const std::int64_t head = call.dims().outputs() * kLatent * 2;
+        if (call.dims() != HeadDims{} && call.q_dtype != DType::bf16)
+            return fail(ErrorKind::unsupported,
+                        "decompressed attention of {} queries with heads of {} and {} columns",
+                        name_of(call.q_dtype), call.dims().query(), call.dims().value);
         for (const linalg::WeightView& half : {call.up_key, call.up_value})
             if (half.format != WeightFormat{.code = WeightCode::bf16} ||
-                half.layout != linalg::WeightLayout::rows || half.matrix_bytes != 2 * kHalf)
+                half.layout != linalg::WeightLayout::rows || half.matrix_bytes != head)
                 return fail(ErrorKind::unsupported,
                             "decompressed attention on CUDA with {} weights as {}, {} bytes apart: "
                             "bf16 rows, {} bytes apart, are possible",
                             name_of(half.format.code), name_of(half.layout), half.matrix_bytes,
-                            2 * kHalf);
-        if (call.up_value.data != call.up_key.data + kHalf)
+                            head);
+        if (call.up_value.data != call.up_key.data + keys)
             return fail(ErrorKind::unsupported,
                         "decompressed attention on CUDA with up_value {} bytes behind up_key, {} "
                         "are possible",
-                        call.up_value.data - call.up_key.data, kHalf);
+                        call.up_value.data - call.up_key.data, keys);
         return check_cuda_address(call.up_key.data, "up_key");
     }
     static Expected<void> check_arguments(const AbsorbedCall& call) {

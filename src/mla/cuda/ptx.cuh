@@ -65,7 +65,11 @@ __device__ __forceinline__ void wait(Barrier* barrier, std::uint32_t parity) {
 __device__ __forceinline__ void named_barrier(int number, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
-// The same; true for all if it is for one.
+// Counts towards it and goes on.
+__device__ __forceinline__ void arrive_named_barrier(int number, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+// The same as named_barrier; true for all if it is for one.
 __device__ __forceinline__ bool named_barrier_or(int number, int threads, bool mine) {
     std::uint32_t any;
     asm volatile(
@@ -112,6 +116,7 @@ __device__ __forceinline__ void prefetch_line(const void* from) {
 // Keys are read once per call: they leave the L2 first. Queries and partial results stay.
 inline constexpr std::uint64_t kEvictFirst = 0x12F0000000000000ull;
 inline constexpr std::uint64_t kEvictLast = 0x14F0000000000000ull;
+inline constexpr std::uint64_t kEvictNormal = 0x1000000000000000ull;
 
 // A store that stays in the L2 while others go.
 __device__ __forceinline__ void store_to_stay(uint4* to, uint4 value) {
@@ -135,6 +140,25 @@ __device__ __forceinline__ void copy_tensor_4d(void* to, const CUtensorMap* map,
         ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared_address(to)),
         "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w), "l"(policy)
         : "memory");
+}
+// From shared memory. The thread that issued stores waits for them: until their source may be
+// written again, or until they are done.
+__device__ __forceinline__ void store_tensor_3d(const CUtensorMap* map, const void* from, int x,
+                                                int y, int z) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
+            map),
+        "r"(shared_address(from)), "r"(x), "r"(y), "r"(z)
+        : "memory");
+}
+__device__ __forceinline__ void commit_stores() {
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+__device__ __forceinline__ void wait_for_store_sources() {
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__device__ __forceinline__ void wait_for_stores() {
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 __device__ __forceinline__ void copy_bytes(void* to, const void* from, std::uint32_t bytes,
                                            Barrier* barrier) {

@@ -52,6 +52,11 @@ enum class Element { bf16, f16 };
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, " \
     "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
 
+#define ESPALIER_LIST_40                                                                     \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, " \
+    "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "  \
+    "%36, %37, %38, %39}"
+
 #define ESPALIER_LIST_64                                                                     \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, " \
     "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "  \
@@ -123,11 +128,44 @@ __device__ __forceinline__ void wgmma_left(float (&d)[kColumns / 2], const std::
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
+// bf16: D[64 × N] (+)= A[64 × 16] · B[16 × N], both with 16 consecutive elements to a row.
+template <int kColumns>
+__device__ __forceinline__ void wgmma_rows(float (&d)[kColumns / 2], std::uint64_t a,
+                                           std::uint64_t b, int add) {
+    static_assert(kColumns == 80 || kColumns == 128);
+    if constexpr (kColumns == 80)
+        asm volatile(
+            "{ .reg .pred p; setp.ne.b32 p, %42, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 " ESPALIER_LIST_40
+            ", %40, %41, p, 1, 1, 0, 0; }\n"
+            : ESPALIER_SUMS_32(d, 0), ESPALIER_SUMS_8(d, 32)
+            : "l"(a), "l"(b), "r"(add));
+    else
+        asm volatile(
+            "{ .reg .pred p; setp.ne.b32 p, %66, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " ESPALIER_LIST_64
+            ", %64, %65, p, 1, 1, 0, 0; }\n"
+            : ESPALIER_SUMS_64(d, 0)
+            : "l"(a), "l"(b), "r"(add));
+}
+
+// bf16: D[64 × 128] += A[64 × 16] · B[16 × 128], A in registers, B with its rows contiguous.
+__device__ __forceinline__ void wgmma_left_values(float (&d)[64], const std::uint32_t (&a)[4],
+                                                  std::uint64_t b) {
+    asm volatile(
+        "{ .reg .pred p; setp.eq.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " ESPALIER_LIST_64
+        ", {%64, %65, %66, %67}, %68, p, 1, 1, 1; }\n"
+        : ESPALIER_SUMS_64(d, 0)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
 #undef ESPALIER_SUMS_8
 #undef ESPALIER_SUMS_16
 #undef ESPALIER_SUMS_32
 #undef ESPALIER_SUMS_64
 #undef ESPALIER_LIST_32
+#undef ESPALIER_LIST_40
 #undef ESPALIER_LIST_64
 
 }  // namespace espalier::mla::cuda

@@ -10,12 +10,14 @@ namespace {
 
 struct Weights {
     int heads;
-    std::vector<std::byte> rows;  // bf16 [heads, 256, 512]
+    HeadDims dims;
+    std::vector<std::byte> rows;  // bf16 [heads, outputs, 512]
     OnDevice<std::byte> device;
 
-    Weights(Random& random, int heads_)
+    Weights(Random& random, int heads_, const HeadDims& dims_ = {})
         : heads(heads_),
-          rows(narrowed(normal(random, heads_ * 256 * kLatent, 0.0442f), DType::bf16)),
+          dims(dims_),
+          rows(narrowed(normal(random, heads_ * dims_.outputs() * kLatent, 0.0442f), DType::bf16)),
           device(rows) {}
     DecompressedCall call(const Arrays& arrays) const {
         DecompressedCall result;
@@ -32,16 +34,16 @@ struct Weights {
 
   private:
     void set_rows(DecompressedCall& call, const std::byte* data) const {
-        constexpr std::int64_t kHalf = kNope * kLatent * 2;  // bytes of one head's keys, or values
         call.up_key = {.format = {.code = WeightCode::bf16},
                        .layout = linalg::WeightLayout::rows,
                        .count = heads,
-                       .n = kNope,
+                       .n = dims.nope,
                        .k = kLatent,
-                       .matrix_bytes = 2 * kHalf,
+                       .matrix_bytes = dims.outputs() * kLatent * 2,
                        .data = data};
         call.up_value = call.up_key;
-        call.up_value.data += kHalf;
+        call.up_value.n = dims.value;
+        call.up_value.data += dims.nope * kLatent * 2;
     }
 };
 
@@ -78,6 +80,15 @@ struct DeviceArrays {
 
 class MlaCudaDecompressed : public CudaTest {
   protected:
+    // Poisoned: nothing in it may be read before it is written.
+    Arena scratch_for(const DecompressedCall& call) const {
+        Capacities most = capacities(call.rows, call.heads);
+        most.dims = call.dims();
+        auto memory = gpu->allocate(kernels->scratch_bytes(most));
+        EXPECT_TRUE(memory) << (memory ? "" : memory.error().message);
+        expect_cuda(cudaMemset(memory->data(), 0xff, memory->bytes()));
+        return Arena(std::move(*memory));
+    }
     Outputs run(const Weights& weights, const Arrays& arrays, DType out_dtype = DType::f32) {
         const DeviceArrays device(arrays);
         DecompressedCall call = weights.call(arrays);
@@ -85,13 +96,16 @@ class MlaCudaDecompressed : public CudaTest {
         device.point(call);
         const std::int64_t packed = call.rows.token_end * call.heads;
         OnDevice<std::byte> out(std::vector<std::byte>(
-            static_cast<std::size_t>(packed * kValue) * bytes_of(out_dtype), std::byte{0xff}));
+            static_cast<std::size_t>(packed * weights.dims.value) * bytes_of(out_dtype),
+            std::byte{0xff}));
         OnDevice<float> lse(std::vector<float>(static_cast<std::size_t>(packed), -5.0f));
         call.out = out.data();
         call.out_dtype = out_dtype;
         call.lse = lse.data();
-        finish(kernels->decompressed(context, call));
-        return {kValue, widened(out.download(), out_dtype), lse.download()};
+        Arena scratch = scratch_for(call);
+        OpContext with_scratch{*gpu, scratch, stream};
+        finish(kernels->decompressed(with_scratch, call));
+        return {weights.dims.value, widened(out.download(), out_dtype), lse.download()};
     }
     Outputs run(const Weights& weights, KvFormat format, const std::vector<Row>& rows,
                 const Layout& layout = {}) {
@@ -152,6 +166,50 @@ TEST_F(MlaCudaDecompressed, ChunksAndPagesGiveTheSameBits) {
                 at += row.tokens;
             }
         }
+    }
+}
+
+// Heads of 256 and 256 columns go through tiles of 80 keys.
+TEST_F(MlaCudaDecompressed, WideHeads) {
+    const auto oracle = make_reference_kernels();
+    Random random(10);
+    const int heads = 3;
+    const int length = 400;
+    const Weights weights(random, heads, kWideHead);
+    const Sequence sequence(random, length, heads, kWideHead.query());
+    for (const KvFormat format : {KvFormat::bf16, KvFormat::fp8_tensor, KvFormat::fp8_token}) {
+        const Arrays arrays(format, DType::bf16, {chunk(sequence, 0, length)}, {});
+        const Outputs whole = run(weights, arrays);
+        const bool fp8 = format != KvFormat::bf16;
+        EXPECT_TRUE(close_to(whole, decompressed_on_host(*oracle, weights.call(arrays)),
+                             fp8 ? 4e-3 : 3.5e-3, 20))
+            << name_of(format);
+        for (const int size : {7, 80, 128, 200}) {
+            std::vector<Row> rows;
+            for (int first = 0; first < length; first += size)
+                rows.push_back(chunk(sequence, first, std::min(size, length - first)));
+            const Outputs result =
+                run(weights, Arrays(format, DType::bf16, rows, {.page_tokens = 16}));
+            EXPECT_TRUE(same_bits(result, 0, whole, 0, length * heads))
+                << name_of(format) << ", chunks of " << size;
+        }
+    }
+}
+
+// Capacities decide how many rows and heads share the scratch: 40,000 slots a row leave room for
+// one row and ten of these heads at a time.
+TEST_F(MlaCudaDecompressed, GroupsOfRowsAndHeadsGiveTheSameBits) {
+    Random random(9);
+    const int heads = 20;
+    const Weights weights(random, heads);
+    const Sequence sequence(random, 300, heads, kQuery);
+    for (const KvFormat format : {KvFormat::bf16, KvFormat::fp8_tensor, KvFormat::fp8_token}) {
+        Arrays arrays(format, DType::bf16,
+                      {chunk(sequence, 10, 150), chunk(sequence, 299, 1), chunk(sequence, 0, 130)},
+                      {.padding_tokens = 3});
+        const Outputs expected = run(weights, arrays);
+        arrays.rows.max_kv_len = 40000;
+        EXPECT_TRUE(all_same_bits(run(weights, arrays), expected)) << name_of(format);
     }
 }
 
@@ -235,8 +293,10 @@ TEST_F(MlaCudaDecompressed, ReplayWithOtherLengths) {
 
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t replay = nullptr;
+    Arena scratch = scratch_for(call);
+    OpContext with_scratch{*gpu, scratch, stream};
     expect_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    const Expected<void> done = kernels->decompressed(context, call);
+    const Expected<void> done = kernels->decompressed(with_scratch, call);
     EXPECT_TRUE(done) << (done ? "" : done.error().message);
     expect_cuda(cudaStreamEndCapture(stream, &graph));
     expect_cuda(cudaGraphInstantiate(&replay, graph, 0));

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decompressed attention: the grid comes from the host's capacities, blocks without work leave at
-// once, and data that contradict the capacities are not followed.
+// Decompressed attention of fp16 queries: the grid comes from the host's capacities, blocks without
+// work leave at once, and data that contradict the capacities are not followed.
 #include <algorithm>
 #include <limits>
 
-#include "mla/cuda/decompressed_kernel.cuh"
+#include "mla/cuda/decompressed_fp16.cuh"
 #include "mla/cuda/entries.hpp"
 #include "mla/cuda/launch.hpp"
 
@@ -88,20 +88,9 @@ Expected<void> launch(cudaStream_t stream, DecompressedParams params) {
     return launched("decompressed attention");
 }
 
-template <KvFormat kFormat>
-Expected<void> launch_for_query(cudaStream_t stream, DType query,
-                                const DecompressedParams& params) {
-    if constexpr (kFormat != KvFormat::fp16)
-        if (query == DType::bf16) return launch<DecompressedConfig<kFormat, false>>(stream, params);
-    if constexpr (kFormat != KvFormat::bf16)
-        if (query == DType::f16) return launch<DecompressedConfig<kFormat, true>>(stream, params);
-    return fail(ErrorKind::unsupported, "decompressed attention of {} queries over a {} cache",
-                name_of(query), name_of(kFormat));
-}
-
 }  // namespace
 
-Expected<void> decompressed(OpContext& context, const DecompressedCall& call) {
+Expected<void> decompressed_fp16(OpContext& context, const DecompressedCall& call) {
     const cudaStream_t stream = stream_of(context);
     if (call.rows.token_end == 0) return {};
     const DecompressedParams params{.rows = call.rows,
@@ -121,18 +110,18 @@ Expected<void> decompressed(OpContext& context, const DecompressedCall& call) {
         params, static_cast<int>(bytes_of(call.out_dtype)));
     ESPALIER_RETURN_IF_ERROR(launched("the padding of decompressed attention"));
     switch (call.kv.format) {
-        case KvFormat::bf16:
-            return launch_for_query<KvFormat::bf16>(stream, call.q_dtype, params);
         case KvFormat::fp16:
-            return launch_for_query<KvFormat::fp16>(stream, call.q_dtype, params);
+            return launch<DecompressedConfig<KvFormat::fp16>>(stream, params);
         case KvFormat::fp8_tensor:
-            return launch_for_query<KvFormat::fp8_tensor>(stream, call.q_dtype, params);
+            return launch<DecompressedConfig<KvFormat::fp8_tensor>>(stream, params);
         case KvFormat::fp8_token:
-            return launch_for_query<KvFormat::fp8_token>(stream, call.q_dtype, params);
+            return launch<DecompressedConfig<KvFormat::fp8_token>>(stream, params);
+        case KvFormat::bf16:
         case KvFormat::f32:
             break;
     }
-    return fail(ErrorKind::unsupported, "decompressed attention over an f32 cache on CUDA");
+    return fail(ErrorKind::unsupported, "decompressed attention of {} queries over a {} cache",
+                name_of(call.q_dtype), name_of(call.kv.format));
 }
 
 }  // namespace espalier::mla::cuda

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decompressed attention on tensor cores. A block owns 256 query tokens of one (row, head) and
-// walks the row's keys in tiles of 64 from slot 0: up-project the tile's latents to keys and values
-// (bf16, in shared memory), then fold it into the running softmax of all 256 tokens. Tiles divide
-// the contract's blocks of 256, and a token is one row of every product, so its bits depend on its
-// own query and visible keys alone.
+// Decompressed attention of fp16 queries on tensor cores. A block owns 256 query tokens of one
+// (row, head) and walks the row's keys in tiles of 64 from slot 0: up-project the tile's latents to
+// keys and values (bf16, in shared memory), then fold it into the running softmax of all 256
+// tokens. Tiles divide the contract's blocks of 256, and a token is one row of every product, so
+// its bits depend on its own query and visible keys alone.
 //
 // Cost: a tile is up-projected once per 256 query tokens. 64 keys cost 64 · 256 · 512 · 2 = 16.8
 // MFLOP there and 64 · 256 · 320 · 2 = 10.5 MFLOP of attention, so a long prompt pays 2.6 times the
@@ -32,10 +32,9 @@ struct DecompressedParams {
     DType out_dtype;
 };
 
-template <KvFormat kFormat_, bool kHalfQuery_>
+template <KvFormat kFormat_>
 struct DecompressedConfig {
     static constexpr KvFormat kFormat = kFormat_;
-    static constexpr bool kHalfQuery = kHalfQuery_;  // fp16 instead of bf16
     static constexpr bool kHalfCache = kFormat == KvFormat::fp16;
     static constexpr bool kE4m3Latent =
         kFormat == KvFormat::fp8_tensor || kFormat == KvFormat::fp8_token;
@@ -425,11 +424,11 @@ class DecompressedBlock {
         for (int step = 0; step < kNopeSteps; ++step) score_step<false>(scores, r, step);
     }
 
-    // 16 columns of q and key. bf16 keys: fp16 queries are split. fp16 keys (an fp16 cache's rope)
-    // meet fp16 queries as they are.
+    // 16 columns of q and key. For bf16 keys queries are split; fp16 keys (an fp16 cache's rope)
+    // meet them as they are.
     template <bool kHalfKeys>
     __device__ void score_step(float (&scores)[kScoreTiles][4], int r, int step) {
-        Left<Config::kHalfQuery && !kHalfKeys> left;
+        Left<!kHalfKeys> left;
         left.load(query_, (warp_ * Config::kRowTiles + r) * 16, step, lane_);
 #pragma unroll
         for (int pair = 0; pair < kScoreTiles / 2; ++pair) {
