@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// espalier bench mla: absorbed attention per shape against the floor, the time that bytes or
-// operations alone would take. CUDA: replays of graphs, the cache rotated through 3.2 GB so that L2
-// is cold. CPU: against this machine's own bandwidth and peak, measured in the same run.
+// espalier bench mla: absorbed attention (--prompts: decompressed) per shape against the floor, the
+// time that bytes or operations alone would take. CUDA: replays of graphs, the cache rotated
+// through 3.2 GB so that L2 is cold. CPU: against this machine's own bandwidth and peak, measured
+// in the same run.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "cli/command.hpp"
+#include "cli/mla_prompts.hpp"
 #include "cli/mla_timing.hpp"
 #include "cli/terminal.hpp"
 #include "conformance/batch.hpp"
@@ -31,6 +33,7 @@ struct Options {
     std::string shapes;
     std::string csv;
     std::string mask = "causal";
+    bool prompts = false;
     bool invariant = false;
     bool warm = false;
     std::vector<int> threads;
@@ -178,6 +181,29 @@ Expected<std::string> measure_cpu(MlaTimingOptions timing, const std::vector<int
     return means;
 }
 
+// Decompressed attention: how fast it is, with the up-projection's operations counted and without.
+Expected<std::string> measure_prompts(const MlaTimingOptions& timing,
+                                      const std::vector<MlaShape>& shapes, Table& table) {
+    ESPALIER_ASSIGN_OR_RETURN(const auto device,
+                              conformance::make_cuda_device(conformance::Allocation::exact));
+    ESPALIER_ASSIGN_OR_RETURN(
+        const PagePool pool,
+        PagePool::create(*device, timing.format, pool_bytes(shapes, timing.format, 1)));
+    table.columns = {"batch", "cached", "tokens", "heads", "us", "TFLOP/s", "with up-projection"};
+    for (const MlaShape& shape : shapes) {
+        ESPALIER_ASSIGN_OR_RETURN(const double seconds,
+                                  time_decompressed(*device, pool, shape, timing));
+        const PromptCost cost = prompt_cost(shape);
+        table.rows.push_back(
+            {std::to_string(shape.batch), std::to_string(shape.kv_len - shape.q_len),
+             std::to_string(shape.q_len), std::to_string(shape.heads),
+             fmt::format("{:.1f}", seconds * 1e6),
+             fmt::format("{:.0f}", cost.attention_flops / seconds / 1e12),
+             fmt::format("{:.0f}", (cost.attention_flops + cost.project_flops) / seconds / 1e12)});
+    }
+    return std::string();
+}
+
 Expected<void> run(const Options& options) {
     MlaTimingOptions timing;
     ESPALIER_ASSIGN_OR_RETURN(timing.format, parse_format(options.format));
@@ -187,7 +213,9 @@ Expected<void> run(const Options& options) {
     timing.warm = options.warm;
     timing.repetitions = options.repetitions;
     const bool cuda = options.device == "cuda";
-    std::vector<MlaShape> shapes = usual_shapes(cuda);
+    if (options.prompts && !cuda)
+        return fail(ErrorKind::unsupported, "--prompts is for --device cuda");
+    std::vector<MlaShape> shapes = options.prompts ? prompt_shapes() : usual_shapes(cuda);
     if (!options.shapes.empty()) {
         ESPALIER_ASSIGN_OR_RETURN(shapes, read_shapes(options.shapes, timing.format));
     }
@@ -202,9 +230,11 @@ Expected<void> run(const Options& options) {
     }
     Table table = empty_table(!cuda, peers);
     ESPALIER_ASSIGN_OR_RETURN(const std::string means,
-                              cuda ? measure_cuda(timing, peers, shapes, table)
-                                   : measure_cpu(timing, threads, peers, shapes, table));
-    fmt::print("{}\nGeometric means\n{}", table.text(TableFormat::markdown), means);
+                              options.prompts ? measure_prompts(timing, shapes, table)
+                              : cuda          ? measure_cuda(timing, peers, shapes, table)
+                                              : measure_cpu(timing, threads, peers, shapes, table));
+    fmt::print("{}\n", table.text(TableFormat::markdown));
+    if (!means.empty()) fmt::print("Geometric means\n{}", means);
     if (options.csv.empty()) return {};
     return write_csv(options.csv, table);
 }
@@ -230,6 +260,9 @@ Run add_bench_mla(CLI::App& bench) {
     command->add_option("--mask", options->mask, "Of every row; a tree has random parents")
         ->check(CLI::IsMember({"causal", "tree"}))
         ->capture_default_str();
+    command->add_flag("--prompts", options->prompts,
+                      "CUDA: decompressed attention of prompts and chunks of prompts instead, "
+                      "latents in pages in, up-projection included");
     command->add_flag("--invariant", options->invariant,
                       "CUDA: bits that depend on a token's query and visible keys alone (the CPU "
                       "always keeps that)");
