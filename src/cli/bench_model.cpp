@@ -32,6 +32,7 @@ struct Options {
     std::vector<std::int64_t> depths = {0, 2048};
     std::vector<std::int64_t> rows = {1, 2, 4, 8, 64};
     std::vector<std::int64_t> prompts = {512, 2048};
+    std::int64_t step_tokens = EngineSizes{}.max_step_tokens;
     int repetitions = 7;
     runtime::LoadOptions load;
     std::string output = "md";
@@ -180,9 +181,7 @@ Expected<Table> measure(const Options& options, runtime::LoadedModel& loaded,
         const int repetitions = std::max(1, options.repetitions / 2);
         ESPALIER_ASSIGN_OR_RETURN(const double seconds,
                                   time_forward(loaded, sequence, 0, tokens, repetitions));
-        const std::int64_t decompressed =
-            loaded.model->decompresses() ? batch::decompressed_below(prompt) : 0;
-        const model::StepShape shape{prompt, 0, decompressed, 1};
+        const model::StepShape shape{prompt, 0, batch::decompressed_below(prompt), 1};
         table.rows.push_back(
             result_row("prompt", shape, seconds, model::step_cost(config, weight, shape), machine));
     }
@@ -208,6 +207,7 @@ Expected<void> run(const Options& options) {
                               checkpoint::Checkpoint::open(options.model));
     EngineSizes sizes;
     sizes.max_step_gather = 1;
+    sizes.max_step_tokens = options.step_tokens;
     for (const std::int64_t rows : options.rows) {
         sizes.max_step_tokens = std::max(sizes.max_step_tokens, rows);
         for (const std::int64_t depth : options.depths)
@@ -263,6 +263,11 @@ Run add_bench_model(CLI::App& bench) {
     command->add_option("--prompt", options->prompts, "Lengths of prompts, from an empty cache")
         ->delimiter(',')
         ->allow_extra_args(false)
+        ->check(tokens)
+        ->capture_default_str();
+    command
+        ->add_option("--step-tokens", options->step_tokens,
+                     "Tokens of a prompt that are computed at once")
         ->check(tokens)
         ->capture_default_str();
     command

@@ -177,7 +177,7 @@ Expected<void> check_one_activation(const Eagle3Weights& weights) {
         {"lm_head", &weights.head},
         {"kv_a_proj_with_mqa", &weights.layer.attention.kv_a},
         {"q", &weights.layer.attention.q},
-        {"kv_b_proj", &weights.layer.attention.up_key},
+        {"kv_b_proj", &weights.layer.attention.up_value},
         {"gate_proj", &weights.layer.dense->gate_up},
         {"down_proj", &weights.layer.dense->down}};
     for (const auto& [name, weight] : products)

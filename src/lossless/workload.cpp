@@ -215,7 +215,6 @@ class Generator {
             options.max_step_splits = 2 * ((options.max_model_len + 127) / 128) +
                                       static_cast<std::int64_t>(options.hash_seed / 4 % 50);
         if (long_ && random_.chance(0.25)) options.prefill_segment = 0;
-        if (!subject_.model.decompresses()) options.prefill_segment = 0;
         work_.settings.grant =
             random_.chance(0.7) ? engine::NodeGrant::everything : engine::NodeGrant::measured;
         // On a machine where tokens cost nothing, and on one where they cost something.

@@ -143,8 +143,9 @@ Expected<void> DecoderLayer::attend_decompressed(const batch::BatchView& batch,
     call.q = a_.q_act.data;
     call.q_dtype = a_.q_act.dtype;
     call.kv = kv;
-    call.up_key = weights_.attention.up_key.view();
-    call.up_value = weights_.attention.up_value.view();
+    const auto [up_key, up_value] = weights_.attention.up();
+    call.up_key = up_key;
+    call.up_value = up_value;
     call.scale = rule_.softmax_scale;
     call.out = a_.out.data;
     call.out_dtype = a_.out.dtype;

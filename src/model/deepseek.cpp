@@ -199,7 +199,6 @@ const checkpoint::ModelConfig& DeepseekModel::config() const { return state_->co
 const Weights& DeepseekModel::weights() const { return state_->weights; }
 const ModelLimits& DeepseekModel::limits() const { return state_->limits; }
 Device& DeepseekModel::device() const { return state_->context.device; }
-bool DeepseekModel::decompresses() const { return device().kind() == DeviceKind::cpu; }
 const cache::KvLayout& DeepseekModel::kv_layout() const { return state_->kv_layout; }
 
 Expected<ForwardResult> DeepseekModel::forward(const batch::BatchView& batch, cache::KvStorage& kv,

@@ -70,9 +70,6 @@ class DeepseekModel {
     const Weights& weights() const;
     const ModelLimits& limits() const;
     Device& device() const;
-    // Whether it computes rows in the decompressed form too. On a GPU it does not: attention there
-    // reads up-projections as a checkpoint has them, products in a layout of their own.
-    bool decompresses() const;
     const cache::KvLayout& kv_layout() const;  // of the cache that it reads and writes
 
     // Writes the batch's latents into the cache, the hidden states that are asked for into the

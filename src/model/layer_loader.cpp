@@ -26,8 +26,12 @@ Expected<void> load_kv_b(WeightReader& reader, const std::string& name, std::int
         value.push_back({kv_b.rows(head * kRows + mla::kNope, mla::kValue)});
     }
     ESPALIER_ASSIGN_OR_RETURN(to.absorb_key, reader.pack(absorb));
-    ESPALIER_ASSIGN_OR_RETURN(to.up_key, reader.pack(key));
     ESPALIER_ASSIGN_OR_RETURN(to.up_value, reader.pack(value));
+    if (reader.device() == DeviceKind::cuda) {
+        ESPALIER_ASSIGN_OR_RETURN(to.up_rows, reader.bf16_rows(kv_b, heads));
+    } else {
+        ESPALIER_ASSIGN_OR_RETURN(to.up_key, reader.pack(key));
+    }
     reader.release(kv_b.stored.weights);
     return {};
 }

@@ -29,12 +29,11 @@ Expected<Sequence> Sequence::create(const DeepseekModel& model, std::int64_t pro
                        .table_rows = 1,
                        .block_stride = pages,
                        .total_splits = model.limits().max_splits});
-    if (model.decompresses())
-        sequence.decompressed_below_ = batch::decompressed_below(prompt_tokens);
-    sequence.max_chunk_ = step_tokens;
+    sequence.decompressed_below_ = batch::decompressed_below(prompt_tokens);
+    sequence.max_chunk_ = sequence.max_absorbed_ = step_tokens;
     if (const std::int64_t splits = model.limits().max_splits; splits > 0)
-        sequence.max_chunk_ = std::clamp<std::int64_t>(splits / mla::row_splits(1, max_tokens), 1,
-                                                       sequence.max_chunk_);
+        sequence.max_absorbed_ = std::clamp<std::int64_t>(splits / mla::row_splits(1, max_tokens),
+                                                          1, sequence.max_chunk_);
     return sequence;
 }
 
@@ -48,17 +47,24 @@ Sequence::Sequence(Device& device, cache::KvStorage storage, const batch::StepCa
 
 Expected<Fed> Sequence::feed(DeepseekModel& model, std::span<const std::int32_t> tokens,
                              std::int64_t logits, std::int64_t max_chunk) {
-    const auto chunk = static_cast<std::size_t>(max_chunk > 0 ? max_chunk : max_chunk_);
-    if (logits > static_cast<std::int64_t>(chunk))
-        return fail(ErrorKind::exhausted, "{} logits of a batch of at most {} tokens", logits,
-                    chunk);
     Fed fed;
-    for (std::size_t begin = 0; begin < tokens.size() && !fed.nonfinite; begin += chunk) {
-        const std::span part = tokens.subspan(begin, std::min(chunk, tokens.size() - begin));
-        const bool last = begin + part.size() == tokens.size();
-        ESPALIER_ASSIGN_OR_RETURN(fed, step(model, part, last ? logits : 0));
+    while (!tokens.empty() && !fed.nonfinite) {
+        const std::span part = tokens.first(static_cast<std::size_t>(
+            std::min(next_chunk(max_chunk > 0 ? max_chunk : max_chunk_), std::ssize(tokens))));
+        tokens = tokens.subspan(part.size());
+        if (tokens.empty() && logits > std::ssize(part))
+            return fail(ErrorKind::exhausted, "{} logits of a batch of at most {} tokens", logits,
+                        part.size());
+        ESPALIER_ASSIGN_OR_RETURN(fed, step(model, part, tokens.empty() ? logits : 0));
     }
     return fed;
+}
+
+// Decompressed tokens up to the chunk, absorbed ones as far as their splits have room.
+std::int64_t Sequence::next_chunk(std::int64_t most) const {
+    const std::int64_t decompressed =
+        std::clamp<std::int64_t>(decompressed_below_ - length_, 0, most);
+    return std::min(most, decompressed + max_absorbed_);
 }
 
 Expected<batch::BatchView> Sequence::lay_out(DeepseekModel& model,

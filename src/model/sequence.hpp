@@ -22,8 +22,7 @@ struct Fed {
 
 class Sequence {
   public:
-    // A cache for max_tokens; prompt_tokens decides which positions are decompressed, where the
-    // model has that form.
+    // A cache for max_tokens; prompt_tokens decides which positions are decompressed.
     static Expected<Sequence> create(const DeepseekModel& model, std::int64_t prompt_tokens,
                                      std::int64_t max_tokens);
 
@@ -50,6 +49,8 @@ class Sequence {
 
   private:
     Sequence(Device& device, cache::KvStorage storage, const batch::StepCapacity& most);
+    // Tokens of the next batch at most.
+    std::int64_t next_chunk(std::int64_t most) const;
     // The tokens as a batch on the device.
     Expected<batch::BatchView> lay_out(DeepseekModel& model, std::span<const std::int32_t> tokens,
                                        std::int64_t logits);
@@ -63,6 +64,7 @@ class Sequence {
     std::vector<std::uint8_t> flags_;  // of the last step's tokens
     std::int64_t decompressed_below_ = 0;
     std::int64_t max_chunk_ = 0;
+    std::int64_t max_absorbed_ = 0;  // of a chunk: their partial results fit the model's limit
     std::int64_t length_ = 0;
 };
 

@@ -62,6 +62,9 @@ class WeightReader {
     // Not rounded.
     Expected<Weight> pack(const std::vector<std::vector<linalg::WeightSource>>& stack,
                           Join join = Join::rows);
+    // A stack of `count` matrices that lie one after another in `matrix`, as bf16 rows (each number
+    // rounded once): what attention reads on a GPU.
+    Expected<Weight> bf16_rows(const StoredMatrix& matrix, std::int64_t count);
     // Widened to f32; [n].
     Expected<DeviceVector> vector(const std::string& name, std::int64_t n);
     // Where the device reads it: in the mapped file, or in memory of its own.
@@ -70,6 +73,7 @@ class WeightReader {
     // The router is computed in f32 whatever its stored dtype: [n, k] widened.
     Expected<Weight> widened(const std::string& name, std::int64_t n, std::int64_t k);
 
+    DeviceKind device() const { return device_.kind(); }
     // A stored tensor has been read: count its bytes and let its pages go.
     void release(const checkpoint::Tensor& tensor);
     bool has(const std::string& name) const { return checkpoint_.has(name); }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "checkpoint/tensor_check.hpp"
+#include "mla/types.hpp"
 #include "model/layer_loader.hpp"
 #include "model/weight_reader.hpp"
 
@@ -70,6 +71,16 @@ Expected<Weights> Weights::load(std::shared_ptr<const checkpoint::Checkpoint> ch
     if (options.progress) options.progress(checkpoint->total_bytes(), checkpoint->total_bytes());
     weights.checkpoint_ = std::move(checkpoint);
     return weights;
+}
+
+AttentionWeights::UpProjections AttentionWeights::up() const {
+    if (up_rows.view().data == nullptr) return {up_key.view(), up_value.view()};
+    linalg::WeightView key = up_rows.view();
+    key.n = mla::kNope;
+    linalg::WeightView value = key;
+    value.n = mla::kValue;
+    value.data += key.format.bytes(mla::kNope * mla::kLatent);
+    return {key, value};
 }
 
 StepFormats Weights::formats() const {

@@ -14,19 +14,11 @@ std::uint64_t random_bits() {
     return (std::uint64_t{std::random_device{}()} << 32) | std::random_device{}();
 }
 
-// A model of one form computes everything in it, so that no chunking shows.
-Expected<std::int64_t> prefill_segment_for(const model::DeepseekModel& model,
-                                           std::optional<std::int64_t> wanted) {
-    if (model.decompresses()) return wanted.value_or(256);
-    if (wanted.value_or(0) == 0) return 0;
-    return fail_field(ErrorKind::unsupported, "prefill_segment",
-                      "{}, but on a GPU every prompt is computed absorbed (0)", *wanted);
-}
-
 engine::StepperSettings settings_for(const EngineSizes& sizes, const EngineOptions& options,
                                      const DrafterChoice& drafters) {
     engine::StepperSettings settings;
     static_cast<EngineSizes&>(settings.schedule) = sizes;
+    settings.schedule.prefill_segment = options.prefill_segment;
     settings.schedule.prefix_cache = options.prefix_cache;
     settings.schedule.reuse_generated = options.reuse_generated;
     settings.schedule.hash_seed = options.hash_seed ? *options.hash_seed : random_bits();
@@ -56,8 +48,6 @@ Expected<RunningEngine> RunningEngine::start(const ModelFiles& files, LoadedMode
     ESPALIER_ASSIGN_OR_RETURN(const DrafterChoice drafters,
                               choose_drafters(options.speculate, files));
     engine::StepperSettings settings = settings_for(sizes, options, drafters);
-    ESPALIER_ASSIGN_OR_RETURN(settings.schedule.prefill_segment,
-                              prefill_segment_for(*loaded.model, options.prefill_segment));
     if (!options.trace.empty()) {
         ESPALIER_ASSIGN_OR_RETURN(
             const trace::Header header,

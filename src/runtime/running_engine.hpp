@@ -29,7 +29,7 @@ struct EngineOptions {
     engine::Coupling coupling = engine::Coupling::measured;
     // See schedule::SchedulerOptions.
     bool prefix_cache = true;
-    std::optional<std::int64_t> prefill_segment;  // none: 256 on the CPU, 0 on a GPU
+    std::int64_t prefill_segment = 256;
     bool reuse_generated = false;
     // Of the prefix index. No text and no hit depends on it; none: random, so that clients cannot
     // choose prompts that collide.
