@@ -143,13 +143,15 @@ def absorbed(
     context = _context_of(q.device)
     count = context.workspace_bytes(rows, heads, invariant=invariant)
     out, lse = _outputs(q, out, lse, (rows.token_end, heads), 512)
+    if workspace is None:
+        workspace = _scratch(count, q.device)
     context.absorbed(
         q,
         pages,
         rows,
         out,
         lse,
-        _scratch(count, q.device) if workspace is None else workspace,
+        workspace,
         plan=None if plan is None else plan._fit(context, rows, heads, invariant, q.device),
         scale=scale,
         q_scale=q_scale,
@@ -192,9 +194,10 @@ def decompressed(
     if not isinstance(up, UpWeights):
         raise TypeError(f"up must be UpWeights, is {type(up)}")
     context = _context_of(q.device)
-    if workspace is None and q.device.type == "cpu":  # a GPU takes none
-        workspace = _scratch(context.workspace_bytes(rows, heads), q.device)
+    count = context.workspace_bytes(rows, heads, decompressed=True)
     out, lse = _outputs(q, out, lse, (rows.token_end, heads), 128)
+    if workspace is None:
+        workspace = _scratch(count, q.device)
     context.decompressed(q, pages, rows, up._data, out, lse, workspace, scale=scale, stream=_stream_of(q.device))
     return out, lse
 

@@ -119,14 +119,7 @@ void Context::check_here(const char* name, const Device& device) const {
                name_of(device_));
 }
 
-PyObject* Context::bytes_for(Size size, PyObject* arguments, PyObject* keywords) const {
-    static const char* const names[] = {"rows", "heads", "invariant", nullptr};
-    PyObject* rows = nullptr;
-    long long heads = 0;
-    int invariant = 0;
-    python::parse(arguments, keywords, "O!L|$p", names, types.rows, &rows, &heads, &invariant);
-    const espalier_mla_capacities most =
-        value_of<Rows>(rows).capacities(int32_of("the number of heads", heads), invariant != 0);
+PyObject* Context::bytes_for(Size size, const espalier_mla_capacities& most) const {
     std::uint64_t bytes = 0;
     espalier_mla_context* const context = handle();
     run_unlocked([&] { return size(context, &most, &bytes); });
@@ -134,11 +127,29 @@ PyObject* Context::bytes_for(Size size, PyObject* arguments, PyObject* keywords)
 }
 
 PyObject* Context::workspace_bytes(PyObject* arguments, PyObject* keywords) {
-    return bytes_for(espalier_mla_workspace_bytes, arguments, keywords);
+    static const char* const names[] = {"rows", "heads", "invariant", "decompressed", nullptr};
+    PyObject* rows = nullptr;
+    long long heads = 0;
+    int invariant = 0;
+    int decompressed = 0;
+    python::parse(arguments, keywords, "O!L|$pp:workspace_bytes", names, types.rows, &rows, &heads,
+                  &invariant, &decompressed);
+    if (decompressed != 0 && device_.cuda) return PyLong_FromLong(0);  // takes none
+    return bytes_for(
+        espalier_mla_workspace_bytes,
+        value_of<Rows>(rows).capacities(int32_of("the number of heads", heads), invariant != 0));
 }
 
 PyObject* Context::plan_bytes(PyObject* arguments, PyObject* keywords) {
-    return bytes_for(espalier_mla_plan_bytes, arguments, keywords);
+    static const char* const names[] = {"rows", "heads", "invariant", nullptr};
+    PyObject* rows = nullptr;
+    long long heads = 0;
+    int invariant = 0;
+    python::parse(arguments, keywords, "O!L|$p:plan_bytes", names, types.rows, &rows, &heads,
+                  &invariant);
+    return bytes_for(
+        espalier_mla_plan_bytes,
+        value_of<Rows>(rows).capacities(int32_of("the number of heads", heads), invariant != 0));
 }
 
 // --- attention over rows -----------------------------------------------------------------------

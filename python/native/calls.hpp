@@ -61,7 +61,7 @@ class Context {
     void check_here(const char* name, const Device& device) const;
     using Size = espalier_mla_status (*)(const espalier_mla_context*,
                                          const espalier_mla_capacities*, std::uint64_t*);
-    PyObject* bytes_for(Size size, PyObject* arguments, PyObject* keywords) const;
+    PyObject* bytes_for(Size size, const espalier_mla_capacities& most) const;
 
     espalier_mla_context* handle_;
     Device device_;

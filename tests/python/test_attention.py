@@ -138,7 +138,7 @@ class Absorbed(unittest.TestCase):
     def test_workspace_of_the_caller(self):
         problem = Problem(Cache("bf16", 64, 8, 2), [(espalier.CAUSAL, 2, 100)], heads=16)
         got = espalier.absorbed(problem.q, problem.cache.pages, problem.make_rows(), scale=SCALE)
-        workspace = torch.empty(64 << 20, dtype=torch.uint8, device=problems.DEVICE)
+        workspace = torch.empty(128 << 20, dtype=torch.uint8, device=problems.DEVICE)
         again = espalier.absorbed(problem.q, problem.cache.pages, problem.make_rows(), scale=SCALE, workspace=workspace)
         self.assertTrue(torch.equal(got[0], again[0]))
 
