@@ -17,11 +17,12 @@ class Streams(unittest.TestCase):
         cache = Cache("bf16", 64, 20, 1)
         problem = Problem(cache, [(espalier.CAUSAL, 4, 500)], heads=16)
         rows, late = problem.make_rows(), torch.zeros_like(problem.q)
-        espalier.absorbed(problem.q, cache.pages, rows, scale=SCALE)
-        torch.cuda.synchronize()
         side = torch.cuda.Stream()
         with torch.cuda.stream(side):
-            torch.cuda._sleep(200_000_000)
+            espalier.absorbed(late, cache.pages, rows, scale=SCALE)  # torch's allocator has the memory from here on
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(1_000_000_000)  # half a second
             late.copy_(problem.q)
             got = espalier.absorbed(late, cache.pages, rows, scale=SCALE)
         self.assertFalse(side.query(), "calls do not wait for the GPU")
