@@ -5,4 +5,4 @@ set -euo pipefail
 environment=$(tools/python_environment.sh python tests/python/requirements.txt)
 "$environment/bin/pip" install -q --disable-pip-version-check --no-index --no-deps --force-reinstall "$1"
 "$environment/bin/python3" tests/python/run.py
-"$environment/bin/python3" examples/python/decode_loop.py
+"$environment/bin/python3" -W "ignore:Failed to initialize NumPy" examples/python/decode_loop.py

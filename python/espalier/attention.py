@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Optional, Tuple
 
 from espalier import _native
 from espalier._native import Error, Pages, Rows
@@ -60,7 +60,7 @@ def _tensor(value: torch.Tensor, name: str) -> torch.Tensor:
 def _heads(q: torch.Tensor, columns: int) -> int:
     if _tensor(q, "q").dim() != 3:
         raise Error(f"q is {list(q.shape)}, wanted is [tokens, heads, {columns}]")
-    return q.shape[1]
+    return int(q.shape[1])
 
 
 def _scratch(count: int, device: torch.device) -> Optional[torch.Tensor]:
@@ -250,7 +250,7 @@ def decode(
     if _tensor(q, "q").dim() != 4:
         raise Error(f"q is {list(q.shape)}, wanted is [batch, q_len, heads, 576]")
     context = _context_of(q.device)
-    options = dict(
+    options: dict[str, Any] = dict(
         custom_mask=custom_mask,
         custom_mask_offset=custom_mask_offset,
         max_seq_len=max_seq_len,

@@ -20,10 +20,10 @@ class FlashMLASchedMeta:
 
     def __init__(self) -> None:
         self._plan = attention.Plan()
-        self._shape: Optional[tuple] = None
-        self._constants: Optional[Tuple[torch.Tensor, torch.Tensor]] = None
-        self._tensors: tuple = ()
-        self._addresses: tuple = ()
+        self._shape: Optional[Tuple[Any, ...]] = None
+        self._constants: Tuple[torch.Tensor, ...] = ()
+        self._tensors: Tuple[Optional[torch.Tensor], ...] = ()
+        self._addresses: Tuple[int, ...] = ()
         self._rows: Optional[Rows] = None
 
     def _rows_of(
@@ -51,18 +51,20 @@ class FlashMLASchedMeta:
             )
         tensors = (block_table, cache_seqlens, tree_words)
         addresses = tuple(0 if tensor is None else tensor.data_ptr() for tensor in tensors)
-        if addresses != self._addresses or any(a is not b for a, b in zip(tensors, self._tensors)):
-            self._rows = Rows(
-                self._constants[0],
-                cache_seqlens,
-                block_table,
-                self._constants[1],
-                token_end=batch * q_len,
-                max_q_len=q_len,
-                max_kv_len=max_seq_len,
-                words=None if tree_words is None else tree_words.view(-1),
-            )
-            self._tensors, self._addresses = tensors, addresses
+        if self._rows is not None and addresses == self._addresses and all(a is b for a, b in zip(tensors, self._tensors)):
+            return self._rows
+        indptr, kinds = self._constants
+        self._rows = Rows(
+            indptr,
+            cache_seqlens,
+            block_table,
+            kinds,
+            token_end=batch * q_len,
+            max_q_len=q_len,
+            max_kv_len=max_seq_len,
+            words=None if tree_words is None else tree_words.view(-1),
+        )
+        self._tensors, self._addresses = tensors, addresses
         return self._rows
 
 
@@ -92,7 +94,7 @@ def _pages_of(k_cache: Union[torch.Tensor, Pages], is_fp8_kvcache: bool, kv_scal
 def _length_of(block_table: torch.Tensor, pages: Pages, max_seq_len: Optional[int]) -> int:
     if attention._tensor(block_table, "block_table").dim() != 2:
         raise Error(f"block_table is {list(block_table.shape)}, wanted is [batch, entries]")
-    reach = min(block_table.shape[1] * pages.page_tokens, _INT32_MAX)
+    reach = min(int(block_table.shape[1]) * pages.page_tokens, _INT32_MAX)
     return reach if max_seq_len is None else min(reach, max_seq_len)
 
 
