@@ -4,10 +4,11 @@
 import copy
 import pickle
 import unittest
+from random import Random
 
 import problems
 import torch
-from problems import SCALE, Cache, Problem, ints
+from problems import SCALE, Cache, Problem, assert_close, ints
 
 import espalier
 from espalier import _native
@@ -318,6 +319,73 @@ class LyingTensors(Base):
             raise ValueError("no tensor today")
 
         self.refused("no tensor today", lambda: espalier.Pages(Liar(fail)), error=ValueError)
+
+
+class Hostile(Base):
+    """Random damage to lengths, tables, masks, shapes, types and capacities: an exception or a result, and the process lives on.
+    A GPU, whose host does not look into arrays, must not follow them either: every call is waited for."""
+
+    NUMBERS = [-(2**63), -(2**31), -65, -1, 0, 1, 2, 3, 15, 17, 40, 64, 65, 1000, 2**31 - 1, 2**31, 2**40, 2**63 - 1]
+
+    def damaged(self, random: Random, value):
+        if not torch.is_tensor(value):
+            return random.choice(self.NUMBERS)
+        kind = random.randrange(8)
+        if kind == 0:
+            return random.choice([None, value.long(), value.float(), value.char(), value.tolist()])
+        if kind == 1:
+            return random.choice([value[:-1], value[::2], value.unsqueeze(0), value[:0], torch.cat([value, value]), value.t()])
+        value = value.clone()
+        if value.numel() > 0:
+            limits = torch.iinfo(value.dtype)
+            number = min(max(random.choice(self.NUMBERS), limits.min), limits.max)
+            value.view(-1)[random.randrange(value.numel())] = number
+        return value
+
+    def attempt(self, call) -> bool:
+        """Whether there was a result; torch's own refusals (memory, say) are RuntimeErrors."""
+        try:
+            call()
+        except (espalier.Error, TypeError, OverflowError, RuntimeError):
+            return False
+        if problems.DEVICE == "cuda":
+            torch.cuda.synchronize()
+        return True
+
+    def test_random_damage(self):
+        random = Random(7)
+        cache = Cache("bf16", 16, 60, 7)
+        rows = [(espalier.TREE, 3, 40), (espalier.DENSE, 2, 20), (espalier.CAUSAL, 5, 70), (espalier.FULL, 1, 9)]
+        problem = Problem(cache, rows, heads=2, padding=2)
+        up = espalier.UpWeights(torch.zeros(2, 256, 512, dtype=torch.bfloat16, device=problems.DEVICE))
+        q192, q4 = cache.queries(13, 2, 192), cache.queries(4, 2, 2, 576)
+        computed = [0, 0, 0]
+        rounds = 400
+        for _ in range(rounds):
+            arguments = dict(problem.arguments)
+            for name in random.sample(list(arguments), random.randint(1, 3)):
+                arguments[name] = self.damaged(random, arguments[name])
+            options = dict(scale=SCALE, invariant=random.random() < 0.5, plan=random.choice([None, espalier.Plan()]))
+            computed[0] += self.attempt(lambda: espalier.absorbed(problem.q, cache.pages, espalier.Rows(**arguments), **options))
+            arguments["mask"] = ints([espalier.CAUSAL] * 4, torch.uint8)
+            computed[1] += self.attempt(lambda: espalier.decompressed(q192, cache.pages, espalier.Rows(**arguments), up, scale=1.0))
+            computed[2] += self.attempt(
+                lambda: espalier.decode(
+                    q4,
+                    cache.pages,
+                    arguments["block_table"],
+                    arguments["kv_len"],
+                    max_seq_len=arguments["max_kv_len"],
+                    scale=SCALE,
+                    causal=random.random() < 0.5,
+                    custom_mask=arguments["custom_mask"],
+                    custom_mask_offset=arguments["custom_mask_offset"],
+                )
+            )
+        for count in computed:  # some damage is harmless, some is not
+            self.assertGreater(count, rounds // 20)
+        expected = problem.expected()
+        assert_close(self, espalier.absorbed(problem.q, cache.pages, problem.make_rows(), scale=SCALE), expected, "bf16")
 
 
 class OnTheHost(Base):
