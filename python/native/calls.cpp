@@ -134,10 +134,10 @@ PyObject* Context::workspace_bytes(PyObject* arguments, PyObject* keywords) {
     int decompressed = 0;
     python::parse(arguments, keywords, "O!L|$pp:workspace_bytes", names, types.rows, &rows, &heads,
                   &invariant, &decompressed);
+    const espalier_mla_capacities most =
+        value_of<Rows>(rows).capacities(int32_of("the number of heads", heads), invariant != 0);
     if (decompressed != 0 && device_.cuda) return PyLong_FromLong(0);  // takes none
-    return bytes_for(
-        espalier_mla_workspace_bytes,
-        value_of<Rows>(rows).capacities(int32_of("the number of heads", heads), invariant != 0));
+    return bytes_for(espalier_mla_workspace_bytes, most);
 }
 
 PyObject* Context::plan_bytes(PyObject* arguments, PyObject* keywords) {
