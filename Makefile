@@ -5,7 +5,7 @@ DEMO_DRAFT ?= models/sapling-eagle3
 # Configures, builds and tests a workflow of CMakePresets.json.
 WORKFLOW = CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) CTEST_PARALLEL_LEVEL=$(JOBS) cmake --workflow --preset
 
-.PHONY: help demo serve test test-page test-long test-clients test-deploy package test-package test-image build asan tsan fuzz cuda gpu-test install format format-check clean
+.PHONY: help demo serve test test-page test-long test-clients test-deploy python test-python package test-package test-image build asan tsan fuzz cuda gpu-test install format format-check clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -45,6 +45,18 @@ test-clients:
 	@tools/setup.sh clients
 	@$(MAKE) --no-print-directory build TARGETS=espalier TESTS=OFF
 	tools/test_clients.sh build/cpu/espalier $(DEMO_MODEL)
+
+## make python     the Python package's wheel in build/cpu/python; PRESET=cuda: with the CUDA backend (needs nvcc)
+PRESET ?= cpu
+python:
+	@tools/setup.sh python
+	@mkdir -p build
+	@cmake --preset $(PRESET) -DESPALIER_PYTHON=ON > build/configure.log 2>&1 || { cat build/configure.log; exit 1; }
+	cmake --build --preset $(PRESET) -j $(JOBS) --target wheel
+
+## make test-python   that, and its tests and example with torch (PyPI, installed outside the tree)
+test-python: python
+	tools/test_python.sh build/$(PRESET)/python/espalier-*.whl
 
 ## make test-deploy   deploy/ against a server, systemd, promtool and Kubernetes' schema
 test-deploy:

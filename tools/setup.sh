@@ -5,7 +5,8 @@
 #   tools/setup.sh test   that, and what the tests, sanitizers and fuzzers need
 #   tools/setup.sh long   that, and the reference tokenizers and validators that the long tests compare with (PyPI, into .venv)
 #   tools/setup.sh page   what building needs, and the browser in which `make test-page` opens the server's page
-#   tools/setup.sh package | clients | deploy   what building needs, and `make package`, `make test-clients`, `make test-deploy`
+#   tools/setup.sh package | clients | deploy | python   what building needs, and `make package`, `make test-clients`,
+#                         `make test-deploy`, `make test-python`
 set -euo pipefail
 
 run_packages=(
@@ -17,6 +18,7 @@ page_packages=(chromium fonts-dejavu-core python3)
 long_packages=(python3-venv)
 package_packages=(dpkg-dev)
 clients_packages=(python3-venv)
+python_packages=(python3-dev python3-venv)
 deploy_packages=(dpkg-dev python3-venv systemd strace mmdebstrap)
 
 case "${1:-}" in
@@ -26,9 +28,10 @@ case "${1:-}" in
     long) packages=("${run_packages[@]}" "${test_packages[@]}" "${long_packages[@]}") ;;
     package) packages=("${run_packages[@]}" "${package_packages[@]}") ;;
     clients) packages=("${run_packages[@]}" "${clients_packages[@]}") ;;
+    python) packages=("${run_packages[@]}" "${python_packages[@]}") ;;
     deploy) packages=("${run_packages[@]}" "${deploy_packages[@]}") ;;
     *)
-        echo "usage: tools/setup.sh run|test|long|page|package|clients|deploy" >&2
+        echo "usage: tools/setup.sh run|test|long|page|package|clients|deploy|python" >&2
         exit 2
         ;;
 esac

@@ -142,7 +142,8 @@ typedef struct espalier_mla_capacities {
 } espalier_mla_capacities;
 
 // Bytes that any call within these capacities may take. Decompressed calls on CUDA hold keys and
-// values of some heads there: 350 MB, or 5 KB for each slot of a row beyond 65,536.
+// values of some heads there: 350 MB, or 5 KB for each slot of a row beyond 65,536. For them alone
+// max_q_len may be 0.
 espalier_mla_status espalier_mla_workspace_bytes(const espalier_mla_context* context,
                                                  const espalier_mla_capacities* most,
                                                  uint64_t* bytes);

@@ -25,6 +25,7 @@
 #include "engine/tree_script.hpp"
 #include "speculate/budget.hpp"
 #include "speculate/coupling.hpp"
+#include "speculate/delivered_gain.hpp"
 #include "speculate/drafter.hpp"
 #include "speculate/merge.hpp"
 #include "speculate/planner.hpp"
@@ -84,6 +85,8 @@ class Speculation {
     // After so many steps with drafts that were granted because they pay, one goes without: or the
     // price of a plain step, by which all are weighed, would stay what it was at the beginning.
     static constexpr std::int64_t kPlainEvery = 32;
+    // A smaller predicted gain than this is inside the prediction's own error.
+    static constexpr double kLeastGain = 1.02;
 
     // A drafter's id is its place in the list; at most kMaxDrafters.
     Speculation(const SpeculationSettings& settings,
@@ -117,6 +120,10 @@ class Speculation {
     // What the target drew below the root that choose() was last called with.
     void learn(RequestSlot request, std::span<const std::int32_t> drawn);
     void learn(const speculate::StepSample& sample);
+    // Of a step without prompts: what it came to, all costs counted.
+    void learn(std::int64_t rows, double tokens, double seconds) {
+        delivered_.observe(rows, promise_, tokens, seconds);
+    }
 
     // In the order of their ids: what they are called, and why they were given up; empty: works.
     std::vector<std::string> names() const;
@@ -173,6 +180,8 @@ class Speculation {
     speculate::CouplingPolicy coupling_;
     speculate::DraftPlanner planner_;
     speculate::NodeBudget budget_;
+    speculate::DeliveredGain delivered_;
+    speculate::StepPromise promise_;  // of the last choice
     std::optional<speculate::StepTime> time_;
     std::vector<speculate::StepSample> first_samples_;
     std::size_t first_grants_ = 0;

@@ -224,6 +224,9 @@ void Speculation::choose(std::span<const DraftRow> rows, speculate::StepLoad loa
           proposals_.size());
     std::fill(drafts.begin(), drafts.end(), 0);
     draft_levels_ = 0;
+    promise_ = {};
+    if (!rows.empty())
+        load.least_gain = kLeastGain / delivered_.factor(static_cast<std::int64_t>(rows.size()));
     if (settings_.script != nullptr) return follow_script(rows, load, drafts);
     start_choice(rows);
     for (const bool passes : {false, true}) {
@@ -279,7 +282,14 @@ void Speculation::grant_measured(const speculate::StepLoad& load, std::span<std:
     const bool any = std::any_of(offers_.begin(), offers_.end(),
                                  [](const auto& offer) { return !offer.survival.empty(); });
     std::int64_t paying = kMaxDrafts;
-    if (time_) paying = budget_.grant(*time_, load, offers_, drafts).drafts;
+    if (time_) {
+        const speculate::GrantedNodes granted = budget_.grant(*time_, load, offers_, drafts);
+        paying = granted.drafts;
+        promise_ = planner_.promise();
+        if (promise_.seconds == 0)
+            promise_ = {granted.expected_tokens, granted.seconds, granted.drafts > 0};
+        if (granted.probe || planner_.learns() || (any && starting())) promise_ = {};
+    }
     if (!any || !starting()) return;
     // One size further than what seems to pay: what few samples say may be wrong.
     const std::int64_t near = 2 * paying + speculate::NodeBudget::kProbeDrafts;

@@ -227,6 +227,8 @@ void Stepper::run_plan(StepReport& report, StepTimer& timer) {
                      .draft_levels = report.draft_levels,
                      .whole = report.whole,
                      .drafting = report.drafting};
+    speculation_.learn(report.requests, static_cast<double>(report.committed),
+                       static_cast<double>(report.whole) * 1e-9);
 }
 
 // In units of a token's arithmetic, as in speculate::StepSize.

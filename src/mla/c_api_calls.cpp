@@ -136,11 +136,11 @@ Expected<Capacities> capacities_of(const AbsorbedCall& call, int workers) {
                     .decompressed = false});
 }
 
+// Without max_q_len, which is of absorbed calls: partial results of long rows would take gigabytes.
 Expected<Capacities> capacities_of(const DecompressedCall& call, int workers) {
     return checked({.heads = call.heads,
                     .rows = call.rows.rows,
                     .tokens = call.rows.token_end,
-                    .max_q_len = call.rows.max_q_len,
                     .max_kv_len = call.rows.max_kv_len,
                     .workers = workers,
                     .invariant = false});

@@ -230,7 +230,8 @@ bool Parser::scan_arguments(std::vector<Event>& out) {
     return whole;
 }
 
-// A section's end also ends its last call: models leave call_end out.
+// Models leave call_end out: a section's end also ends its last call, and the next call the one
+// before it.
 bool Parser::scan_closing(bool is_last) {
     const ToolFormat& format = *options_.tools;
     Cursor cursor(held_, 0);
@@ -246,7 +247,7 @@ bool Parser::scan_closing(bool is_last) {
     }
     const bool unfinished = match == Match::unfinished || ends_section == Match::unfinished;
     if (match != Match::yes && ends_section != Match::yes && unfinished && !is_last) return false;
-    state_ = match == Match::yes ? State::between : State::content;
+    state_ = ends_section == Match::yes ? State::content : State::between;
     if (match == Match::yes || ends_section == Match::yes)
         held_.erase(0, cursor.at());
     else if (unfinished)

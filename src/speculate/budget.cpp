@@ -113,7 +113,7 @@ GrantedNodes NodeBudget::best(const StepTime& time, const StepLoad& load,
 
     GrantedNodes best = without;
     // To be beaten, not to be met: so few nodes win over many at the same rate.
-    double rate = kLeastGain * without.expected_tokens / without.seconds;
+    double rate = load.least_gain * without.expected_tokens / without.seconds;
     double tokens = without.expected_tokens, keys = 0;
     for (std::int64_t n = 1; n <= most; ++n) {
         // Each eighth node only: the question costs as much as the eight.

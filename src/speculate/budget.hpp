@@ -27,6 +27,7 @@ struct StepLoad {
                                   // wants prompts to count adds their worth
     std::int64_t max_drafts = 0;  // room left in the batch
     double draft_seconds = 0;     // spent on drafting in this step already, whatever is granted
+    double least_gain = 1.02;     // a smaller predicted gain does not count
 };
 
 // What one request could verify.
@@ -59,8 +60,6 @@ class ProbeSavings {
 
 class NodeBudget {
   public:
-    // A smaller predicted gain than this is inside the prediction's own error.
-    static constexpr double kLeastGain = 1.02;
     // While nothing pays, a probe verifies this many nodes of one request (ProbeSavings).
     static constexpr std::int64_t kProbeDrafts = 3;
 

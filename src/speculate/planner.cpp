@@ -251,6 +251,7 @@ bool DraftPlanner::plan_first(const PlanQuestion& q, DrafterId drafter) {
         return false;
     }
     ++calls;
+    learns_ = true;
     for (std::size_t row = 0; row < q.rows.size(); ++row)
         shapes_[drafter][row] = within(shape, q.rows[row].max_drafts);
     return true;
@@ -260,7 +261,7 @@ void DraftPlanner::probe(const PlanQuestion& q, DrafterId drafter) {
     const auto rows = static_cast<std::int64_t>(q.rows.size());
     off_.at(drafter).wait(q.target.seconds(q.load.size));
     if (!off_[drafter].spend(q.times[drafter]->seconds(1, rows))) return;
-    probes_[drafter] = true;
+    probes_[drafter] = learns_ = true;
     for (std::size_t row = 0; row < q.rows.size(); ++row)
         shapes_[drafter][row] = within(kProbe, q.rows[row].max_drafts);
 }
@@ -268,6 +269,8 @@ void DraftPlanner::probe(const PlanQuestion& q, DrafterId drafter) {
 void DraftPlanner::plan(const PlanQuestion& q) {
     ++plans_;
     probes_ = {};
+    promise_ = {};
+    learns_ = false;
     std::array<DrafterId, kMaxDrafters> known;
     std::size_t count = 0;
     for (DrafterId d = 0; d < kMaxDrafters; ++d) {
@@ -276,7 +279,7 @@ void DraftPlanner::plan(const PlanQuestion& q) {
     }
     if (count == 0) return;
     start(q);
-    double best = kLeastGain * without_.outlook.rate;
+    double best = q.load.least_gain * without_.outlook.rate;
     std::array<DrafterId, 2> asked;
     std::size_t asked_count = 0;
     for (std::size_t i = 0; i < count; ++i) {
@@ -300,6 +303,10 @@ void DraftPlanner::plan(const PlanQuestion& q) {
             best_[0] = alone_;
             best_[1] = second_;
         }
+    }
+    if (asked_count > 0) {
+        const Outlook& outlook = best_[asked_count - 1].outlook;
+        promise_ = {outlook.tokens, outlook.tokens / outlook.rate, true};
     }
     for (std::size_t i = 0; i < asked_count; ++i) {
         keep(q, asked[i], best_[i]);

@@ -23,6 +23,7 @@
 
 #include "speculate/acceptance.hpp"
 #include "speculate/budget.hpp"
+#include "speculate/delivered_gain.hpp"
 #include "speculate/draft_time.hpp"
 #include "speculate/expected_tree.hpp"
 #include "speculate/step_time.hpp"
@@ -54,8 +55,6 @@ struct PlanQuestion {
 
 class DraftPlanner {
   public:
-    // A smaller predicted gain than this is inside the prediction's own error.
-    static constexpr double kLeastGain = NodeBudget::kLeastGain;
     // What a drafter is asked for while its cost is unknown: then several shapes, so that a level's
     // cost is told from a token's.
     static constexpr DraftShape kFirstShape = {.depth = 3, .width = 1, .nodes = 4};
@@ -70,6 +69,10 @@ class DraftPlanner {
     }
     // Whether the plan asks the drafter to learn, not because it pays.
     bool probes(DrafterId drafter) const { return probes_.at(drafter); }
+    // Whether it asks any of them so.
+    bool learns() const { return learns_; }
+    // What it expects of the step if it asks for drafts because they pay, else nothing.
+    const StepPromise& promise() const { return promise_; }
 
   private:
     // What a plan comes to, so far.
@@ -132,6 +135,8 @@ class DraftPlanner {
     std::array<std::size_t, kMaxDrafters> first_calls_ = {};
     std::array<ProbeSavings, kMaxDrafters> off_;
     std::array<bool, kMaxDrafters> probes_ = {};
+    bool learns_ = false;
+    StepPromise promise_;
     std::array<std::vector<DraftShape>, kMaxDrafters> shapes_;
     // Reused from plan to plan.
     Standing without_, with_one_;

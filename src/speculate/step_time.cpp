@@ -67,11 +67,15 @@ void add_square(Matrix& a, const Unknowns& row, double weight) {
 // Penalties in units of a sample's squared relative error, times these: a relative bend of 3 % of
 // the typical time costs as much as an error of 0.03 %, so data always wins and gaps are bridged.
 constexpr double kBend = 1e-4;
-// Far weaker still: a flat curve, and rows for nothing, when the samples cannot tell.
+// Far weaker still: a flat curve when the samples cannot tell.
 constexpr double kFlat = 1e-8;
 
 // Keys worth 64 tokens that are off by 10 % of the typical time cost as much as an error of 0.3 %.
 constexpr double kKeyPrior = 1e-3, kKeyTokens = 64;
+// Rows are for nothing when the samples cannot tell: eight rows worth 10 % of the typical time cost
+// as much as an error of 0.3 %, more than a curve that bends. (Eight rows of a token beside long
+// prompts are explained by both. Where rows took the blame, tokens looked free.)
+constexpr double kRowPrior = 1e-3, kPriorRows = 8;
 
 void add_penalties(Matrix& a, double typical_seconds) {
     for (std::size_t k = 1; k + 1 < kCount; ++k) {
@@ -90,8 +94,8 @@ void add_penalties(Matrix& a, double typical_seconds) {
         add_square(a, step, kFlat);
     }
     Unknowns row = {};
-    row[kRow] = 1 / typical_seconds;
-    add_square(a, row, kFlat);
+    row[kRow] = kPriorRows / typical_seconds;
+    add_square(a, row, kRowPrior);
     // A key costs what its arithmetic costs in a long batch, by default.
     constexpr double kSpan = knot(kCount - 1) - knot(0);
     Unknowns key = {};
@@ -228,8 +232,9 @@ Expected<StepTime> StepTime::fit(std::span<const StepSample> samples) {
     const double typical = median(seconds);
     const Fit fit = fit_not_negative(samples, typical);
     StepTime time;
-    // A curve below a thousandth of the typical time is an artefact of extrapolation.
-    for (std::size_t k = 0; k < kCount; ++k) time.raw_[k] = std::max(fit.x[k], typical * 1e-3);
+    // A step below a thousandth of the typical time is an artefact of extrapolation.
+    time.least_ = typical * 1e-3;
+    for (std::size_t k = 0; k < kCount; ++k) time.raw_[k] = std::max(fit.x[k], time.least_);
     time.per_row_ = std::max(0.0, fit.x[kRow]);
     time.per_key_ = std::max(0.0, fit.x[kKey]);
     time.scatter_ = fit.scatter;
@@ -246,7 +251,7 @@ double StepTime::seconds(const StepSize& size) const {
     const double fitted =
         on_curve + per_row_ * static_cast<double>(size.rows) + per_key_ * size.keys;
     const double least = kPromptSlack * prompt_token_ * static_cast<double>(size.tokens);
-    return scale_ * std::max(fitted, least);
+    return scale_ * std::max({fitted, least, least_});
 }
 
 void StepTime::visit(const StepSample& sample) {
@@ -280,12 +285,13 @@ void StepTime::observe(const StepSample& sample) {
         scatter_ = std::clamp(scatter_, kLeastScatter, 0.2);  // 0.2: a knot moves by 8 % at most
     }
 
-    // Curve and keys share the correction as they share the time.
+    // Curve and keys share the correction as they share the time. What rows were believed to cost
+    // stays, so the curve takes their part: added, not multiplied, as rows may have had it all.
     const double of_keys = scale_ * per_key_ * sample.size.keys / predicted;
-    const double of_curve = (1 - of_keys) * bounded;
     const double place_rate = known ? kPlaceRate : 1 / (1 + seen);
-    raw_[segment.left] *= 1 + place_rate * (1 - share) * of_curve;
-    raw_[segment.left + 1] *= 1 + place_rate * share * of_curve;
+    const double correction = place_rate * (1 - of_keys) * bounded * predicted / scale_;
+    raw_[segment.left] += (1 - share) * correction;
+    raw_[segment.left + 1] += share * correction;
     per_key_ *= 1 + kPlaceRate * of_keys * std::clamp(bounded, -1.0, 1.0);
     if (known) scale_ *= 1 + kScaleRate * bounded;
     visit(sample);

@@ -70,6 +70,7 @@ class StepTime {
     Curve curve_ = {};  // nearest not decreasing curve
     double per_row_ = 0;
     double per_key_ = 0;
+    double least_ = 0;  // no step is shorter, at scale 1
     double scale_ = 1;
     double scatter_ = 0.01;  // usual relative error
     Curve samples_ = {};     // seen near each knot, of late

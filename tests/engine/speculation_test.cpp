@@ -69,6 +69,7 @@ class TextDrafter final : public speculate::Drafter {
         bool passes = true;
         int breaks_after = -1;
         bool second_branch = false;  // right, but below a wrong choice that it is surer of
+        schedule::Time hidden = 0;   // of a level, neither drafting nor the target's
     };
     TextDrafter(schedule::Time& now, Tokens text, Habits habits, Seen& seen)
         : now_(now), text_(std::move(text)), habits_(habits), seen_(seen) {
@@ -82,7 +83,9 @@ class TextDrafter final : public speculate::Drafter {
     void begin(RequestSlot, std::span<const std::int32_t>, std::int64_t) override { ++seen_.begun; }
     void end(RequestSlot) override { ++seen_.ended; }
     Expected<void> extend(std::span<const speculate::Extension>) override { return {}; }
-    void commit(std::span<const speculate::Commitment>) override {}
+    void commit(std::span<const speculate::Commitment>) override {
+        now_ += std::exchange(levels_, 0) * habits_.hidden;
+    }
     Expected<void> propose(std::span<const speculate::DraftCall> calls) override {
         if (habits_.breaks_after == 0) return fail(ErrorKind::io, "the drafter's device is gone");
         --habits_.breaks_after;
@@ -115,6 +118,7 @@ class TextDrafter final : public speculate::Drafter {
             levels = std::max(levels, depth);
         }
         now_ += levels * habits_.level;
+        levels_ = levels;
         return {};
     }
 
@@ -123,7 +127,8 @@ class TextDrafter final : public speculate::Drafter {
     Tokens text_;
     Habits habits_;
     Seen& seen_;
-    std::int32_t wrong_ = 2;  // a token that the text does not have
+    std::int32_t wrong_ = 2;   // a token that the text does not have
+    std::int32_t levels_ = 0;  // drafted since the last commit
 };
 
 struct RunReport {
@@ -379,6 +384,22 @@ TEST(Speculation, LeftOnWhereNothingIsGainedCostsThreePercentAtMost) {
         took += run.took;
     }
     EXPECT_LT(static_cast<double>(took), 1.03 * static_cast<double>(plain));
+}
+
+// Drafts that are right and seem to pay, but cost more than their own time and the target's.
+TEST(Speculation, HoldsWhatItPredictsToWhatHappens) {
+    Machine machine(4 * kStep / 5);
+    const Request request = request_of(900);
+    const Tokens text = machine.chain(request);
+    machine.start(text, {{.level = kStep / 20, .hidden = kStep / 4}});
+    machine.run(request, text);  // what the first steps cost to learn
+    Request off = request;
+    off.speculate = false;
+    const schedule::Time plain = machine.run(off, text).took;
+    const RunReport run = machine.run(request, text);
+    EXPECT_TRUE(run.right);
+    EXPECT_GT(run.drafts, 0);  // tried again now and then
+    EXPECT_LT(static_cast<double>(run.took), 1.015 * static_cast<double>(plain));
 }
 
 TEST(Speculation, SharesTheNoiseWhereThatIsExpectedToPay) {

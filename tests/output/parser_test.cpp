@@ -145,6 +145,7 @@ TEST(Parser, WhatFollowsAWholeCallIsContent) {
     EXPECT_EQ(rest(" x"), "\nC: x");
     EXPECT_EQ(rest("\n<｜tool▁call"), "");
     EXPECT_EQ(rest("<｜tool▁calls▁end｜>done"), "\nC:done");
+    EXPECT_EQ(rest("\n<｜tool▁call▁begin｜>a-b<｜tool▁sep｜>{}"), "\nF:a-b\nA:{}");
     EXPECT_EQ(rest("<｜tool▁call▁end｜>\n"), "");
     EXPECT_EQ(rest("<｜tool▁call▁end｜>\nx"), "\nC:\nx");
     EXPECT_EQ(rest("<｜tool▁call▁end｜><｜tool▁call▁begin｜>unknown<｜tool▁sep｜>{}"),
@@ -226,9 +227,7 @@ std::string mutated(const Case& one, std::mt19937_64& random) {
 }
 
 TEST(Parser, AnyTextGivesTheSameHoweverItIsCut) {
-    // Not every seed passes: 25 of 1 to 40 (7 for one) find a call that the text leaves in its
-    // arguments and that parser and oracle end unlike.
-    std::mt19937_64 random(4);
+    std::mt19937_64 random(7);
     const std::vector<Case> all = cases();
     std::vector<Oracle> oracles;
     for (const Case& one : all) oracles.emplace_back(one.options);

@@ -67,7 +67,7 @@ TEST(Documents, ReadmeNamesCommandsThatExist) {
 }
 
 TEST(Documents, EverySourceFileSaysItsLicence) {
-    for (const char* folder : {"src", "tests", "include", "examples"}) {
+    for (const char* folder : {"src", "tests", "include", "examples", "python"}) {
         for (const auto& entry : fs::recursive_directory_iterator(
                  fs::path(espalier::test::source_directory()) / folder)) {
             const std::string extension = entry.path().extension();

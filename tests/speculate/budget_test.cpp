@@ -127,9 +127,9 @@ TEST(NodeBudget, EqualsBruteForceOverAllGrants) {
         ASSERT_FALSE(outcome.grant.probe);
         ASSERT_GE(chosen, off);
         // 1e-12: sums of at most 24 survivals in another order.
-        if (best > NodeBudget::kLeastGain * off * (1 + 1e-12)) {
+        if (best > StepLoad{}.least_gain * off * (1 + 1e-12)) {
             ASSERT_NEAR(chosen / best, 1, 1e-12) << "seed " << seed;
-        } else if (best < NodeBudget::kLeastGain * off * (1 - 1e-12)) {
+        } else if (best < StepLoad{}.least_gain * off * (1 - 1e-12)) {
             ASSERT_EQ(outcome.grant.drafts, 0) << "seed " << seed;
         }
         ++(outcome.grant.drafts > 0 ? paid : refused);
@@ -201,7 +201,7 @@ TEST(NodeBudget, ManyRequestsNeverLoseByTheirGrant) {
         std::vector<double> all;
         for (const auto& offer : offers) all.insert(all.end(), offer.begin(), offer.end());
         std::sort(all.rbegin(), all.rend());
-        double tokens = load.expected_tokens, best = NodeBudget::kLeastGain * off;
+        double tokens = load.expected_tokens, best = StepLoad{}.least_gain * off;
         bool pays = false;
         for (std::size_t n = 1; n <= all.size(); ++n) {
             tokens += all[n - 1];

@@ -58,6 +58,10 @@ Expected<void> encode_maps(AbsorbedParams& p) {
 // --- the partition ------------------------------------------------------------------------------
 int ceil_divide(std::int64_t a, std::int64_t b) { return static_cast<int>((a + b - 1) / b); }
 
+// What one call may have at most; sizes are asked for before a call is refused, so they stop here.
+constexpr std::int64_t kMostPacked = std::int64_t{1} << 25;  // packed rows of a row
+constexpr std::int64_t kMostSlots = std::int64_t{1} << 26;   // partial results, invariant
+
 // Rows of one launch: narrow ones fit one block of packed rows, wide ones take several.
 struct Class {
     int least_packed;
@@ -65,7 +69,7 @@ struct Class {
 };
 
 std::vector<Class> classes(std::int64_t max_q_len, std::int64_t heads, int block_rows) {
-    const int most = static_cast<int>(std::max<std::int64_t>(max_q_len * heads, 1));
+    const int most = static_cast<int>(std::clamp<std::int64_t>(max_q_len * heads, 1, kMostPacked));
     std::vector<Class> all;
     if (heads <= block_rows) all.push_back({1, std::min(most, block_rows)});
     if (most > block_rows) all.push_back({block_rows + 1, most});
@@ -182,7 +186,7 @@ Capacities capacities(const AbsorbedCall& call) {
 // Numbers that 32-bit arithmetic on the device relies on.
 Expected<void> check_capacities(const AbsorbedCall& call) {
     const std::int64_t packed = std::int64_t{call.rows.max_q_len} * call.heads;
-    if (packed >= std::int64_t{1} << 25)
+    if (packed >= kMostPacked)
         return fail(ErrorKind::unsupported,
                     "{} query tokens × {} heads in one row, below 2^25 is possible",
                     call.rows.max_q_len, call.heads);
@@ -200,7 +204,7 @@ Expected<void> check_capacities(const AbsorbedCall& call) {
         return fail(ErrorKind::unsupported, "{} rows of up to {} keys: too many tiles for one call",
                     call.rows.rows, call.rows.max_kv_len);
     const std::int64_t slots = invariant_slots(capacities(call));
-    if (slots >= std::int64_t{1} << 26)
+    if (slots >= kMostSlots)
         return fail(ErrorKind::exhausted,
                     "{} partial results of {} packed rows: below 2^26 are possible (total_splits "
                     "says how many there will be)",
@@ -241,7 +245,8 @@ AbsorbedParams parameters(const AbsorbedCall& call) {
 std::size_t absorbed_plan_bytes(const Capacities& most) {
     const Expected<int> processors = multiprocessors();
     if (!processors) return 0;
-    return 2 * class_plan_bytes(*processors, most.rows, invariant_slots(most));
+    return 2 *
+           class_plan_bytes(*processors, most.rows, std::min(invariant_slots(most), kMostSlots));
 }
 
 Expected<void> absorbed_plan(OpContext& context, const AbsorbedCall& call) {
@@ -296,7 +301,7 @@ std::size_t absorbed_scratch(const Capacities& most) {
                 bytes,
                 flexible_partial_bytes(flexible_slots(rows, *processors, block_rows) * block_rows));
         }
-    bytes = std::max(bytes, invariant_partial_bytes(invariant_slots(most)));
+    bytes = std::max(bytes, invariant_partial_bytes(std::min(invariant_slots(most), kMostSlots)));
     bytes += aligned(static_cast<std::int64_t>(absorbed_plan_bytes(most)));
     if (most.invariant && most.dense)
         bytes += aligned(most.tokens * (most_splits(most.max_kv_len) + 1) * 4);

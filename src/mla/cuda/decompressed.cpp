@@ -198,6 +198,10 @@ class PromptCall {
 Expected<void> decompressed(OpContext& context, const DecompressedCall& call) {
     if (call.rows.token_end == 0) return {};
     if (call.q_dtype == DType::f16) return decompressed_fp16(context, call);
+    if (call.rows.max_kv_len > 1 << 28)
+        return fail(ErrorKind::unsupported,
+                    "decompressed attention over {} slots: 2^28 are the most",
+                    call.rows.max_kv_len);
     if (!(call.scale > 0.0f))
         return fail(ErrorKind::unsupported, "decompressed attention with scale {}", call.scale);
     ESPALIER_ASSIGN_OR_RETURN(const int processors, multiprocessors());

@@ -114,6 +114,25 @@ TEST_F(MlaCudaCApi, MalformedMaskOffsetsAndLengthsHideKeys) {
     EXPECT_GT(result.lse[4], -std::numeric_limits<float>::infinity());
 }
 
+// Sizes are asked for before a call is refused: no capacities may stop the process.
+TEST_F(MlaCudaCApi, SizesOfTheLargestCapacities) {
+    espalier_mla_capacities most{};
+    most.size = sizeof most;
+    most.rows = most.max_q_len = most.max_kv_len = std::numeric_limits<std::int32_t>::max();
+    most.tokens = std::int64_t{1} << 31;
+    most.dense = 1;
+    for (most.heads = 1; most.heads <= 128; most.heads *= 2)
+        for (most.invariant = 0; most.invariant < 2; ++most.invariant) {
+            std::uint64_t workspace = 0;
+            std::uint64_t plan = 0;
+            EXPECT_EQ(espalier_mla_workspace_bytes(cuda, &most, &workspace), ESPALIER_MLA_OK);
+            EXPECT_EQ(espalier_mla_plan_bytes(cuda, &most, &plan), ESPALIER_MLA_OK);
+            EXPECT_GT(plan, 0u);
+            EXPECT_GT(workspace, plan);
+            EXPECT_LT(workspace, std::uint64_t{1} << 60);
+        }
+}
+
 TEST_F(MlaCudaCApi, ReplayWithOtherLengths) {
     Random random(11);
     const CompatProblem problem(random, KvFormat::bf16, 3, 2, 64, {140, 64, 200});
