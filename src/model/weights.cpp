@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "checkpoint/tensor_check.hpp"
-#include "mla/types.hpp"
 #include "model/layer_loader.hpp"
 #include "model/weight_reader.hpp"
 
@@ -76,10 +75,10 @@ Expected<Weights> Weights::load(std::shared_ptr<const checkpoint::Checkpoint> ch
 AttentionWeights::UpProjections AttentionWeights::up() const {
     if (up_rows.view().data == nullptr) return {up_key.view(), up_value.view()};
     linalg::WeightView key = up_rows.view();
-    key.n = mla::kNope;
     linalg::WeightView value = key;
-    value.n = mla::kValue;
-    value.data += key.format.bytes(mla::kNope * mla::kLatent);
+    value.n = up_value.view().n;
+    key.n -= value.n;
+    value.data += key.format.bytes(key.n * key.k);
     return {key, value};
 }
 
