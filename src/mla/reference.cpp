@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The oracle: docs/mla_contract.md in double and plain loops, every mask and every format. It is
 // slow, allocates as it likes, and decides what the kernels must give.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -132,39 +133,44 @@ std::vector<double> read_query(const std::byte* q, DType dtype, double q_scale, 
     return query;
 }
 
-// Keys [kv_len, 192] and values [kv_len, 128] of one head, up-projected from the latents.
+// One head's latents [count, 576] through its up-projection: [count, stride], the weight's outputs
+// first.
+std::vector<double> up_project(const DecompressedCall& call, const linalg::WeightView& weight,
+                               std::int64_t head, const std::vector<double>& latents,
+                               std::int64_t stride) {
+    const auto count = static_cast<std::int64_t>(latents.size()) / kKey;
+    const bool keep = call.kv.format == KvFormat::f32;
+    const auto rounded = [keep](double value) {
+        return keep ? value : static_cast<double>(to_float(to_bf16(static_cast<float>(value))));
+    };
+    std::vector<double> row(kLatent);
+    std::vector<double> result(static_cast<std::size_t>(count * stride));
+    for (std::int64_t output = 0; output < weight.n; ++output) {
+        for (std::int64_t d = 0; d < kLatent; ++d)
+            row[static_cast<std::size_t>(d)] = linalg::weight_at(weight, head, output, d);
+        for (std::int64_t c = 0; c < count; ++c)
+            result[static_cast<std::size_t>(c * stride + output)] =
+                rounded(dot_product(latents.data() + c * kKey, row.data(), kLatent));
+    }
+    return result;
+}
+
+// Keys [kv_len, nope + 64] and values [kv_len, value] of one head.
 struct HeadKeys {
     std::vector<double> keys;
     std::vector<double> values;
 };
 
-HeadKeys up_project(const DecompressedCall& call, std::int64_t head,
-                    const std::vector<double>& latents) {
-    const std::size_t count = latents.size() / kKey;
-    const bool keep = call.kv.format == KvFormat::f32;
-    const auto rounded = [keep](double value) {
-        return keep ? value : static_cast<double>(to_float(to_bf16(static_cast<float>(value))));
-    };
-    std::vector<double> key_row(kLatent);
-    std::vector<double> value_row(kLatent);
-    HeadKeys result{std::vector<double>(count * kQuery), std::vector<double>(count * kValue)};
-    for (std::int64_t output = 0; output < kNope; ++output) {
-        for (std::int64_t d = 0; d < kLatent; ++d) {
-            key_row[static_cast<std::size_t>(d)] = linalg::weight_at(call.up_key, head, output, d);
-            value_row[static_cast<std::size_t>(d)] =
-                linalg::weight_at(call.up_value, head, output, d);
-        }
-        for (std::size_t c = 0; c < count; ++c) {
-            const double* latent = latents.data() + c * kKey;
-            result.keys[c * kQuery + static_cast<std::size_t>(output)] =
-                rounded(dot_product(latent, key_row.data(), kLatent));
-            result.values[c * kValue + static_cast<std::size_t>(output)] =
-                rounded(dot_product(latent, value_row.data(), kLatent));
-        }
-    }
-    for (std::size_t c = 0; c < count; ++c)
-        for (std::size_t d = 0; d < kRope; ++d)
-            result.keys[c * kQuery + kNope + d] = latents[c * kKey + kLatent + d];
+HeadKeys head_keys(const DecompressedCall& call, std::int64_t head,
+                   const std::vector<double>& latents) {
+    const HeadDims dims = call.head_dims();
+    const std::int64_t query = dims.nope + kRope;
+    HeadKeys result{up_project(call, call.up_key, head, latents, query),
+                    up_project(call, call.up_value, head, latents, dims.value)};
+    const auto count = static_cast<std::int64_t>(latents.size()) / kKey;
+    for (std::int64_t c = 0; c < count; ++c)
+        std::copy_n(latents.begin() + c * kKey + kLatent, kRope,
+                    result.keys.begin() + c * query + dims.nope);
     return result;
 }
 
@@ -196,7 +202,9 @@ class ReferenceKernels final : public Kernels {
 
     Expected<void> decompressed(OpContext&, const DecompressedCall& call) const override {
         ESPALIER_RETURN_IF_ERROR(check_decompressed_arrays(call));
-        const Output output{call.out, call.out_dtype, call.lse, call.heads, kValue};
+        const auto [nope, value] = call.head_dims();
+        const std::int64_t columns = nope + kRope;
+        const Output output{call.out, call.out_dtype, call.lse, call.heads, value};
         output.write_padding(call.rows);
         for (std::int32_t b = 0; b < call.rows.rows; ++b) {
             const std::int64_t first = call.rows.q_indptr[b];
@@ -204,13 +212,13 @@ class ReferenceKernels final : public Kernels {
             if (q_len == 0) continue;
             const std::vector<double> latents = read_keys(call.rows, b, call.kv);
             for (std::int64_t head = 0; head < call.heads; ++head) {
-                const HeadKeys up = up_project(call, head, latents);
+                const HeadKeys up = head_keys(call, head, latents);
                 for (std::int64_t i = 0; i < q_len; ++i) {
                     const auto query = read_query(call.q, call.q_dtype, 1.0,
-                                                  (first + i) * call.heads + head, kQuery);
+                                                  (first + i) * call.heads + head, columns);
                     const auto scores = score_keys(call.rows, b, i, query.data(), up.keys.data(),
-                                                   kQuery, static_cast<double>(call.scale));
-                    output.write(first + i, head, attend(scores, up.values.data(), kValue, kValue));
+                                                   columns, static_cast<double>(call.scale));
+                    output.write(first + i, head, attend(scores, up.values.data(), value, value));
                 }
             }
         }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "base/head_dims.hpp"
 #include "base/limits.hpp"
 #include "base/numeric.hpp"
 
@@ -14,10 +15,12 @@ namespace espalier::mla {
 inline constexpr std::int64_t kLatent = 512;           // compressed key = value columns
 inline constexpr std::int64_t kRope = 64;              // rotary key columns
 inline constexpr std::int64_t kKey = kLatent + kRope;  // 576 columns of a cached slot
-inline constexpr std::int64_t kNope = 128;   // decompressed key columns per head, without rope
-inline constexpr std::int64_t kValue = 128;  // decompressed value columns per head
-inline constexpr std::int64_t kQuery = kNope + kRope;  // 192
-inline constexpr std::int64_t kMaxTail = kMaxNodes;    // slots that a mask word speaks of
+// One head, decompressed, as DeepSeek and Kimi have it: all that the C API and CUDA's decompressed
+// entry take. On the CPU these are the first of kHeadDims.
+inline constexpr std::int64_t kNope = kHeadDims[0].nope;    // 128 key columns without rope
+inline constexpr std::int64_t kValue = kHeadDims[0].value;  // 128
+inline constexpr std::int64_t kQuery = kNope + kRope;       // 192
+inline constexpr std::int64_t kMaxTail = kMaxNodes;         // slots that a mask word speaks of
 
 enum class KvFormat : std::uint8_t { f32, bf16, fp16, fp8_tensor, fp8_token };
 std::string_view name_of(KvFormat format);

@@ -59,7 +59,7 @@ class CpuKernels final : public Kernels {
         std::int64_t bytes = 0;
         for (const cpu::TileKernels* kernels : {&f32_, &bf16_})
             bytes = std::max({bytes, cpu::absorbed_scratch(*kernels, most.workers),
-                              cpu::decompressed_scratch(*kernels, most.tokens, most.workers)});
+                              cpu::decompressed_scratch(*kernels, most)});
         return static_cast<std::size_t>(bytes);
     }
 

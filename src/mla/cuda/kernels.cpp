@@ -56,6 +56,11 @@ class CudaKernels final : public Kernels {
     // Both halves as a checkpoint has them, head by head: 128 key rows, then 128 value rows.
     static Expected<void> check_up_rows(const DecompressedCall& call) {
         constexpr std::int64_t kHalf = kNope * kLatent * 2;  // bytes
+        if (const HeadDims dims = call.head_dims(); dims != HeadDims{kNope, kValue})
+            return fail(ErrorKind::unsupported,
+                        "decompressed attention on CUDA of heads with {} nope and {} value "
+                        "columns: {} and {} are possible",
+                        dims.nope, dims.value, kNope, kValue);
         for (const linalg::WeightView& half : {call.up_key, call.up_value})
             if (half.format != WeightFormat{.code = WeightCode::bf16} ||
                 half.layout != linalg::WeightLayout::rows || half.matrix_bytes != 2 * kHalf)
