@@ -214,7 +214,8 @@ Expected<void> check_decompressed_arguments(const DecompressedCall& call) {
     if (call.rows.dcp_world > 1)
         return fail(ErrorKind::unsupported, "decompressed attention over {} context-parallel ranks",
                     call.rows.dcp_world);
-    const HeadDims dims = call.head_dims();
+    const bool given = call.up_key.data != nullptr && call.up_value.data != nullptr;
+    const HeadDims dims = given ? call.head_dims() : kHeadDims[0];
     if (index_of(dims) == kHeadDimsCount)
         return fail(ErrorKind::unsupported,
                     "decompressed attention of heads with {} nope and {} value columns: {} and {}, "
