@@ -19,7 +19,7 @@ import torch
 
 from synthetic_weights import uniform
 
-LATENT, ROPE, NOPE, VALUE = 512, 64, 128, 128
+LATENT, ROPE = 512, 64
 ROUTING_MARGIN = 1e-3    # a choice of experts must be clear of rounding
 
 
@@ -63,16 +63,17 @@ def rotate(x, position, theta):
 class Attention:
     def __init__(self, config, weights, name, width):
         self.c, heads, q_lora = config, config["num_attention_heads"], config["q_lora_rank"]
+        self.nope, self.value = config["qk_nope_head_dim"], config["v_head_dim"]
         if q_lora:
             self.q_a = weights.matrix(name + "q_a_proj.weight", q_lora, width)
             self.q_a_norm = weights.norm(name + "q_a_layernorm.weight", q_lora)
-            self.q = weights.matrix(name + "q_b_proj.weight", heads * (NOPE + ROPE), q_lora)
+            self.q = weights.matrix(name + "q_b_proj.weight", heads * (self.nope + ROPE), q_lora)
         else:
-            self.q_a, self.q = None, weights.matrix(name + "q_proj.weight", heads * (NOPE + ROPE), width)
+            self.q_a, self.q = None, weights.matrix(name + "q_proj.weight", heads * (self.nope + ROPE), width)
         self.kv_a = weights.matrix(name + "kv_a_proj_with_mqa.weight", LATENT + ROPE, width)
         self.kv_a_norm = weights.norm(name + "kv_a_layernorm.weight", LATENT)
-        self.kv_b = weights.matrix(name + "kv_b_proj.weight", heads * (NOPE + VALUE), LATENT)
-        self.o = weights.matrix(name + "o_proj.weight", config["hidden_size"], heads * VALUE)
+        self.kv_b = weights.matrix(name + "kv_b_proj.weight", heads * (self.nope + self.value), LATENT)
+        self.o = weights.matrix(name + "o_proj.weight", config["hidden_size"], heads * self.value)
 
     def key(self, x, position):
         """What the cache holds of a token: [576]."""
@@ -84,12 +85,12 @@ class Attention:
         """keys: [n, 576], the token's own last."""
         heads = self.c["num_attention_heads"]
         q = self.q @ (rms_norm(self.q_a @ x, self.q_a_norm, 1e-6) if self.q_a is not None else x)
-        q = q.view(heads, NOPE + ROPE)
-        kv = (keys[:, :LATENT] @ self.kv_b.T).view(len(keys), heads, NOPE + VALUE)
-        scores = torch.einsum("hd,nhd->hn", q[:, :NOPE], kv[..., :NOPE])
-        scores = scores + rotate(q[:, NOPE:], position, self.c["rope_theta"]) @ keys[:, LATENT:].T
-        p = torch.softmax(scores * (NOPE + ROPE) ** -0.5, -1)
-        return self.o @ torch.einsum("hn,nhd->hd", p, kv[..., NOPE:]).flatten()
+        q = q.view(heads, self.nope + ROPE)
+        kv = (keys[:, :LATENT] @ self.kv_b.T).view(len(keys), heads, self.nope + self.value)
+        scores = torch.einsum("hd,nhd->hn", q[:, :self.nope], kv[..., :self.nope])
+        scores = scores + rotate(q[:, self.nope:], position, self.c["rope_theta"]) @ keys[:, LATENT:].T
+        p = torch.softmax(scores * (self.nope + ROPE) ** -0.5, -1)
+        return self.o @ torch.einsum("hn,nhd->hd", p, kv[..., self.nope:]).flatten()
 
 
 class FeedForward:
@@ -221,6 +222,14 @@ TARGET = {**LAYER, "architectures": ["DeepseekV3ForCausalLM"], "model_type": "de
           "tie_word_embeddings": False}
 
 
+# GLM-4.7-Flash's own ratios (tools/make_goldens.py). Its MTP layer has the tensors and the order of DeepSeek-V3's: vLLM's
+# glm4_moe_lite_mtp.py, enorm before hnorm into eh_proj.
+GLM = {**TARGET, "architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite", "num_attention_heads": 5,
+       "num_key_value_heads": 5, "q_lora_rank": 24, "qk_nope_head_dim": 192, "v_head_dim": 256, "intermediate_size": 320,
+       "n_routed_experts": 16, "num_experts_per_tok": 4, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.8,
+       "rms_norm_eps": 1e-5, "rope_theta": 1000000.0}
+
+
 def eagle3(ids, **changes):
     return {**LAYER, "architectures": ["Eagle3DeepseekV2ForCausalLM"], "model_type": "deepseek_v3",
             "num_hidden_layers": 1, "target_hidden_size": 40, "draft_vocab_size": 136, "norm_before_residual": False,
@@ -234,6 +243,7 @@ def case(kind, config, seed, layer=""):
 
 CASES = {
     "mtp": case("mtp", TARGET, 0),
+    "mtp_glm": case("mtp", GLM, 0),
     "eagle3": case("eagle3", eagle3((2, 5, 7)), 1, "midlayer."),
     "eagle3_1": case("eagle3", eagle3((2, 5, 7), fc_norm=True, norm_output=True), 2, "midlayer."),
     "eagle3_norms": case("eagle3", eagle3((3, 9), norm_before_fc=True, norm_before_residual=True, q_lora_rank=None,

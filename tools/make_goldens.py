@@ -131,6 +131,7 @@ def tensor(name, seed, shape, dtype, how=None):
 def shapes_of(config):
     """Published tensor names → shapes. An MTP layer is no part of the reference's forward pass and is left out."""
     hidden, heads, q_lora = config["hidden_size"], config["num_attention_heads"], config["q_lora_rank"]
+    nope, value = config["qk_nope_head_dim"], config["v_head_dim"]
     shapes = {"model.embed_tokens.weight": (config["vocab_size"], hidden), "model.norm.weight": (hidden,)}
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (config["vocab_size"], hidden)
@@ -148,13 +149,13 @@ def shapes_of(config):
         if q_lora:
             shapes[attention + "q_a_proj.weight"] = (q_lora, hidden)
             shapes[attention + "q_a_layernorm.weight"] = (q_lora,)
-            shapes[attention + "q_b_proj.weight"] = (heads * 192, q_lora)
+            shapes[attention + "q_b_proj.weight"] = (heads * (nope + 64), q_lora)
         else:
-            shapes[attention + "q_proj.weight"] = (heads * 192, hidden)
+            shapes[attention + "q_proj.weight"] = (heads * (nope + 64), hidden)
         shapes[attention + "kv_a_proj_with_mqa.weight"] = (576, hidden)
         shapes[attention + "kv_a_layernorm.weight"] = (512,)
-        shapes[attention + "kv_b_proj.weight"] = (heads * 256, 512)
-        shapes[attention + "o_proj.weight"] = (hidden, heads * 128)
+        shapes[attention + "kv_b_proj.weight"] = (heads * (nope + value), 512)
+        shapes[attention + "o_proj.weight"] = (hidden, heads * value)
         if layer < config["first_k_dense_replace"]:
             feed_forward(base + "mlp.", config["intermediate_size"])
             continue
@@ -204,6 +205,15 @@ def v3(**changes):
         **changes})
 
 
+def glm(**changes):
+    """GLM-4.7-Flash with its own ratios: 20 heads, q_lora 3/8, dense 5, experts 3/4 of hidden, 4 of them and one shared."""
+    return v3(**{
+        "architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite", "n_group": 1, "topk_group": 1,
+        "num_attention_heads": 5, "q_lora_rank": 24, "qk_nope_head_dim": 192, "v_head_dim": 256,
+        "intermediate_size": 320, "routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5, "rope_theta": 1000000,
+        "partial_rotary_factor": 1.0, **changes})
+
+
 FP8 = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
 
 
@@ -222,10 +232,14 @@ QUANTIZED = dict(hidden_size=160, q_lora_rank=96, intermediate_size=224, num_hid
                  n_routed_experts=8, n_group=2, topk_group=1, num_experts_per_tok=2)
 KIMI = v3(model_type="kimi_k2", n_group=1, topk_group=1, routed_scaling_factor=2.827, rope_theta=50000.0,
           rope_scaling=yarn(factor=32.0, beta_fast=1.0, beta_slow=1.0), n_routed_experts=12, vocab_size=320)
+# DeepSeek-VL2's largest: V3's router in a model of V2's class.
+VL2 = v3(architectures=["DeepseekV2ForCausalLM"], model_type="deepseek_v2", n_group=1, topk_group=1, q_lora_rank=None,
+         n_shared_experts=2, routed_scaling_factor=2.0, use_mla=True)
 V2_GROUPS = dict(q_lora_rank=48, topk_method="group_limited_greedy", n_group=4, topk_group=2, n_routed_experts=16,
                  num_experts_per_tok=4, routed_scaling_factor=16.0)
 # n_routed_experts 0 with every layer dense is how a config says "no experts".
 DENSE = dict(num_hidden_layers=2, first_k_dense_replace=2, n_routed_experts=0, n_shared_experts=0)
+GLM_DENSE = dict(**DENSE, mlp_layer_types=["dense", "dense"])
 
 
 def case(config, seed, dtype="f32", prompt=40, prefix=""):
@@ -264,6 +278,16 @@ CASES = {
     "v3_nvfp4": case(v3(**QUANTIZED, quantization_config=NVFP4), 0, "bf16"),
     "v3_fp8_long": case(v3(**DENSE, hidden_size=96, q_lora_rank=None, intermediate_size=136, rope_scaling=yarn(),
                            quantization_config=FP8), 0, "fp8", prompt=600),
+    "glm": case(glm(), 1),
+    # 600 tokens: positions below 512 take the decompressed form with heads of 192 + 64 and 256.
+    "glm_long": case(glm(num_hidden_layers=2, mlp_layer_types=["dense", "sparse"]), 18, prompt=600),
+    "glm_bf16_long": case(glm(**GLM_DENSE), 0, "bf16", prompt=600),
+    # Heads of 192 + 256 rows do not begin with blocks of 128: kv_b becomes bf16 here.
+    "glm_fp8_long": case(glm(**GLM_DENSE, hidden_size=96, quantization_config=FP8), 0, "fp8", prompt=600),
+    "glm_int4_long": case(glm(**GLM_DENSE, hidden_size=96, quantization_config=integers(4, 32)), 0, "bf16", prompt=600),
+    "vl2_nested": case(VL2, 2, prefix="language."),
+    "youtu": case(base_config(**DENSE, architectures=["YoutuForCausalLM"], model_type="youtu", q_lora_rank=48,
+                              tie_word_embeddings=False, rope_theta=1600000), 0),
 }
 
 
@@ -273,6 +297,8 @@ def published_config(entry):
     config = {**entry["config"], "torch_dtype": torch_dtype}
     if not entry["prefix"]:
         return config
+    if entry["prefix"] == "language.":
+        return {"model_type": "deepseek_vl_v2", "language_config": config, "tile_tag": "2D"}
     return {"architectures": ["KimiVLForConditionalGeneration"], "model_type": "kimi_vl", "text_config": config,
             "vision_config": {"model_type": "moonvit", "hidden_size": 32}}
 
@@ -283,9 +309,10 @@ def build(config, tensors, dtype):
     """A transformers model, loaded by published names from a written checkpoint with its own conversion mapping."""
     dropped = ("quantization_config", "architectures", "model_type")
     words = {key: value for key, value in config.items() if key not in dropped}
-    is_v2 = config["architectures"] == ["DeepseekV2ForCausalLM"]
-    kind, holder = ((transformers.DeepseekV2ForCausalLM, transformers.DeepseekV2Config) if is_v2 else
-                    (transformers.DeepseekV3ForCausalLM, transformers.DeepseekV3Config))
+    name = config["architectures"][0].removesuffix("ForCausalLM")
+    if config.get("topk_method") == "noaux_tc" and name == "DeepseekV2":
+        name = "DeepseekV3"  # the class that has this router
+    kind, holder = getattr(transformers, name + "ForCausalLM"), getattr(transformers, name + "Config")
     with tempfile.TemporaryDirectory() as folder:
         holder(**words).save_pretrained(folder)
         save_file(tensors, pathlib.Path(folder) / "model.safetensors", metadata={"format": "pt"})
@@ -300,7 +327,7 @@ def build(config, tensors, dtype):
 
 def check_scale(config, model):
     """YaRN's mscale² must be in the softmax scale (older releases of DeepseekV2 left it out)."""
-    expected = 192**-0.5
+    expected = (config["qk_nope_head_dim"] + 64)**-0.5
     scaling = config["rope_scaling"]
     if scaling:
         expected *= (0.1 * scaling["mscale_all_dim"] * math.log(scaling["factor"]) + 1.0) ** 2

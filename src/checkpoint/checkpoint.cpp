@@ -2,12 +2,12 @@
 #include "checkpoint/checkpoint.hpp"
 
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
 #include <system_error>
 #include <utility>
 
 #include "base/json.hpp"
+#include "checkpoint/config_words.hpp"
 #include "checkpoint/plain_name.hpp"
 #include "checkpoint/quantization.hpp"
 
@@ -20,10 +20,6 @@ constexpr std::size_t kMaxConfigBytes = 16u << 20;
 constexpr std::size_t kMaxIndexBytes = 256u << 20;  // Kimi K2's, with 140,000 tensors, has 15 MB
 constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
-
-// What stands beside "language_model." in a model that also sees.
-constexpr std::array<std::string_view, 3> kVisionPrefixes = {"vision_tower.", "mm_projector.",
-                                                             "multi_modal_projector."};
 
 // Also true of a link that points nowhere: opening it says so.
 bool is_there(const fs::path& path) {
@@ -149,6 +145,9 @@ Expected<void> Checkpoint::read_generation_config() {
 }
 
 Expected<void> Checkpoint::open_files() {
+    if (const WrapperWords* wrapper = words_of(config_.wrapper))
+        for (const std::string_view prefix : wrapper->vision_prefixes)
+            if (!prefix.empty()) left_out_.push_back({prefix});
     const bool single = is_there(directory_ / kSingleFile);
     const bool sharded = is_there(directory_ / kIndexFile);
     if (single && sharded)
@@ -188,16 +187,22 @@ Expected<const SafetensorsFile*> Checkpoint::open_file(const std::string& name) 
 
 Expected<void> Checkpoint::add(std::string_view tensor, const SafetensorsFile* file,
                                const TensorEntry* entry) {
-    const std::string& prefix = config_.tensor_prefix;
+    const std::string_view prefix = config_.tensor_prefix();
     if (tensor.starts_with(prefix)) {
         where_.emplace(tensor.substr(prefix.size()), Place{file, entry});
         return {};
     }
-    for (const std::string_view vision : kVisionPrefixes)
-        if (tensor.starts_with(vision)) return {};
+    for (LeftOut& part : left_out_) {
+        if (!tensor.starts_with(part.prefix)) continue;
+        ++part.tensors;
+        part.bytes += entry->end - entry->begin;
+        return {};
+    }
+    std::vector<std::string_view> known;
+    for (const LeftOut& part : left_out_) known.push_back(part.prefix);
     return fail(ErrorKind::unsupported,
                 "{}: tensor '{}' begins neither with '{}' nor with a vision part's {}",
-                file->name(), tensor, prefix, fmt::join(kVisionPrefixes, ", "));
+                file->name(), tensor, prefix, fmt::join(known, ", "));
 }
 
 bool Checkpoint::has(std::string_view name) const { return where_.find(name) != where_.end(); }
@@ -214,17 +219,17 @@ Expected<Tensor> Checkpoint::find(std::string_view name, std::initializer_list<s
     const auto found = where_.find(name);
     if (found == where_.end())
         return fail(ErrorKind::not_found, "{}: no tensor '{}{}' in its {} file(s)",
-                    directory_.string(), config_.tensor_prefix, name, files_.size());
+                    directory_.string(), config_.tensor_prefix(), name, files_.size());
     const auto& [file, entry] = found->second;
     if (!std::equal(shape.begin(), shape.end(), entry->shape.begin(), entry->shape.end()))
         return fail(ErrorKind::invalid, "{}: tensor '{}{}' has shape [{}], expected [{}]",
-                    file->name(), config_.tensor_prefix, name, fmt::join(entry->shape, ", "),
+                    file->name(), config_.tensor_prefix(), name, fmt::join(entry->shape, ", "),
                     fmt::join(shape, ", "));
     if (std::find(types.begin(), types.end(), entry->type) == types.end()) {
         std::vector<std::string_view> expected;
         for (const StoredType type : types) expected.push_back(name_of(type));
         return fail(ErrorKind::unsupported, "{}: tensor '{}{}' has dtype {}, expected {}",
-                    file->name(), config_.tensor_prefix, name, entry->type_name(),
+                    file->name(), config_.tensor_prefix(), name, entry->type_name(),
                     fmt::join(expected, " or "));
     }
     return Tensor{std::string(name), file, entry->type, entry->shape, file->bytes_of(*entry)};

@@ -31,6 +31,13 @@ struct Tensor {
     std::span<const std::byte> bytes;  // not necessarily aligned to the element
 };
 
+// Tensors of a model that also sees which are not read, by the first letters of their names.
+struct LeftOut {
+    std::string_view prefix;
+    std::int64_t tensors = 0;
+    std::uint64_t bytes = 0;
+};
+
 class Checkpoint {
   public:
     // Directory or ORG/NAME. Reads headers only; tensors are mapped.
@@ -55,6 +62,8 @@ class Checkpoint {
     std::vector<std::string> names() const;
     // Of the tensors in names().
     std::uint64_t total_bytes() const;
+    // Every prefix that a model of this kind may have, also those of no tensor.
+    const std::vector<LeftOut>& left_out() const { return left_out_; }
 
   private:
     struct Place {
@@ -77,6 +86,7 @@ class Checkpoint {
     std::optional<Eagle3Config> eagle3_;
     GenerationDefaults generation_;
     std::vector<std::unique_ptr<SafetensorsFile>> files_;
+    std::vector<LeftOut> left_out_;
     std::map<std::string, Place, std::less<>> where_;  // by name without tensor_prefix
 };
 

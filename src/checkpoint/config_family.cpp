@@ -11,17 +11,35 @@ namespace espalier::checkpoint {
 namespace {
 
 // Relatives that look alike but compute something else. A class or model_type that begins so is
-// refused with the name people know it by.
+// refused with the name people know it by and the reason, as far as their sources (transformers
+// 5.22.2, vLLM's mistral_large_3.py) show it.
 struct Relative {
     std::string_view class_prefix;
     std::string_view model_type_prefix;
     std::string_view name;
 };
-constexpr std::array<Relative, 4> kRelatives = {{
+constexpr std::array<Relative, 17> kRelatives = {{
     {"DeepseekV32", "deepseek_v32", "DeepSeek-V3.2 (sparse attention with an indexer)"},
     {"DeepseekV4", "deepseek_v4", "DeepSeek-V4"},
+    {"DeepseekO", "deepseek_ocr", "DeepSeek-OCR (keys and values of each head, no latents)"},
     {"KimiK3", "kimi_k3", "Kimi K3"},
-    {"KimiLinear", "kimi_linear", "Kimi Linear"},
+    {"KimiLinear", "kimi_linear", "Kimi Linear (linear attention in three layers of four)"},
+    {"GlmMoeDsa", "glm_moe_dsa", "GLM-5 (sparse attention with an indexer)"},
+    {"Glm5Next", "glm5_next", "GLM-5.3 (linear attention, and an indexer)"},
+    {"Glm4MoeFor", "glm4_moe", "GLM-4.5 to GLM-4.7 (grouped heads, no latents)"},
+    {"MiniCPM3", "minicpm3",
+     "MiniCPM3 (256 latent and 32 rope columns where the attention library has 512 and 64)"},
+    {"Mistral4", "mistral4",
+     "Mistral Small 4 (256 latent columns where the attention library has 512)"},
+    {"MistralLarge3", "mistral_large_3",
+     "Mistral Large 3 (queries scaled by position, and tensors under Mistral's own names)"},
+    {"MistralLarge4", "mistral_large4", "Mistral Large 4 (sparse attention with an indexer)"},
+    {"LongcatFlash", "longcat_flash",
+     "LongCat-Flash (two attentions in a layer, experts that compute nothing)"},
+    {"BailingHybrid", "bailing_hybrid", "Ling 2.5 (linear attention in most layers)"},
+    {"AXK1", "axk1", "A.X K1 (a norm behind the experts)"},
+    {"AXK2", "axk2", "A.X K2 (sparse attention with an indexer)"},
+    {"HYV4", "hy_v4", "Hunyuan V4 (sparse attention with an indexer)"},
 }};
 
 std::string supported_list() {
@@ -29,7 +47,11 @@ std::string supported_list() {
     for (const FamilyWords& family : kFamilies)
         fmt::format_to(std::back_inserter(list), "{} ({}, {}), ", family.name, family.class_name,
                        family.model_type);
-    return list + fmt::format("also inside {}", fmt::join(kWrapperClasses, " and "));
+    list += "also inside";
+    for (const WrapperWords& wrapper : kWrappers)
+        fmt::format_to(std::back_inserter(list), "{} {}",
+                       wrapper.wrapper == kWrappers.front().wrapper ? "" : ",", wrapper.class_name);
+    return list;
 }
 
 struct ClassNames {
@@ -39,17 +61,6 @@ struct ClassNames {
 
 ClassNames class_names(ConfigFields& fields) {
     return {class_name_of(fields), fields.text("model_type", "")};
-}
-
-Expected<void> refuse_relatives(const ClassNames& names, std::string_view place) {
-    for (const Relative& relative : kRelatives)
-        if (names.class_name.starts_with(relative.class_prefix) ||
-            names.model_type.starts_with(relative.model_type_prefix))
-            return fail(ErrorKind::unsupported,
-                        "{}: architecture '{}', model_type '{}' is {}, which is not supported; "
-                        "supported are {}",
-                        place, names.class_name, names.model_type, relative.name, supported_list());
-    return {};
 }
 
 std::optional<Architecture> architecture_of(const ClassNames& names) {
@@ -63,6 +74,27 @@ std::optional<Architecture> architecture_of(const ClassNames& names) {
             return family.architecture;
     }
     return std::nullopt;
+}
+
+Expected<void> refuse_relatives(const ClassNames& names, std::string_view place) {
+    if (architecture_of(names)) return {};
+    for (const Relative& relative : kRelatives)
+        if (names.class_name.starts_with(relative.class_prefix) ||
+            names.model_type.starts_with(relative.model_type_prefix))
+            return fail(ErrorKind::unsupported,
+                        "{}: architecture '{}', model_type '{}' is {}, which is not supported; "
+                        "supported are {}",
+                        place, names.class_name, names.model_type, relative.name, supported_list());
+    return {};
+}
+
+// By class, or by model_type where no class is named (DeepSeek-VL2's config.json names none).
+const WrapperWords* wrapper_of(const ClassNames& names) {
+    const auto found = std::ranges::find_if(kWrappers, [&](const WrapperWords& wrapper) {
+        return names.class_name == wrapper.class_name ||
+               (names.class_name.empty() && names.model_type == wrapper.model_type);
+    });
+    return found == kWrappers.end() ? nullptr : &*found;
 }
 
 }  // namespace
@@ -84,18 +116,17 @@ Expected<ConfigFamily> find_family(const nlohmann::json& document, std::string_v
     ESPALIER_RETURN_IF_ERROR(outer.status());
     ESPALIER_RETURN_IF_ERROR(refuse_relatives(outer_names, name));
 
-    ConfigFamily family{Architecture::deepseek_v3, &document, std::string(name), ""};
+    ConfigFamily family{
+        .architecture = Architecture::deepseek_v3, .text = &document, .place = std::string(name)};
     ClassNames names = outer_names;
-    const bool wrapped = std::find(kWrapperClasses.begin(), kWrapperClasses.end(),
-                                   outer_names.class_name) != kWrapperClasses.end();
-    if (wrapped) {
-        family.text = outer.object("text_config");
+    if (const WrapperWords* wrapper = wrapper_of(outer_names)) {
+        family.wrapper = wrapper->wrapper;
+        family.text = outer.object(wrapper->text_key);
         ESPALIER_RETURN_IF_ERROR(outer.status());
         if (family.text == nullptr)
-            return fail(ErrorKind::not_found, "{}: {} without text_config", name,
-                        outer_names.class_name);
-        family.place = fmt::format("{}: text_config", name);
-        family.tensor_prefix = "language_model.";
+            return fail(ErrorKind::not_found, "{}: {} without {}", name, wrapper->class_name,
+                        wrapper->text_key);
+        family.place = fmt::format("{}: {}", name, wrapper->text_key);
         ConfigFields inner(*family.text, family.place);
         names = class_names(inner);
         ESPALIER_RETURN_IF_ERROR(inner.status());

@@ -17,10 +17,10 @@ class ConfigFields;
 
 struct ConfigFamily {
     Architecture architecture;
-    const nlohmann::json*
-        text;  // the object that describes the language model: the document or its text_config
+    Wrapper wrapper = Wrapper::none;
+    // The object that describes the language model: the document, or what its wrapper has.
+    const nlohmann::json* text = nullptr;
     std::string place;  // for messages
-    std::string tensor_prefix;
 };
 
 Expected<ConfigFamily> find_family(const nlohmann::json& document, std::string_view name);

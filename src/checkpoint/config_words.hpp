@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <span>
 #include <string_view>
 
 #include "checkpoint/model_config.hpp"
@@ -16,15 +17,51 @@ struct FamilyWords {
     std::string_view class_name;  // first of "architectures"
     std::string_view model_type;
 };
-inline constexpr std::array<FamilyWords, 3> kFamilies = {{
+inline constexpr std::array<FamilyWords, 5> kFamilies = {{
     {Architecture::deepseek_v2, "DeepSeek-V2", "DeepseekV2ForCausalLM", "deepseek_v2"},
     {Architecture::deepseek_v3, "DeepSeek-V3", "DeepseekV3ForCausalLM", "deepseek_v3"},
     {Architecture::kimi_k2, "Kimi K2", "DeepseekV3ForCausalLM", "kimi_k2"},
+    {Architecture::glm4_moe_lite, "GLM-4 MoE Lite", "Glm4MoeLiteForCausalLM", "glm4_moe_lite"},
+    {Architecture::youtu, "Youtu", "YoutuForCausalLM", "youtu"},
 }};
 
-// Classes that wrap one of the families in text_config, tensors under "language_model.".
-inline constexpr std::array<std::string_view, 2> kWrapperClasses = {
-    "KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration"};
+// Models that also see: one of the families stands in their config.json under a key of its own, and
+// its tensors under a prefix. What else the files hold is left out by these lists.
+struct WrapperWords {
+    Wrapper wrapper;
+    std::string_view class_name;
+    std::string_view model_type;
+    const char* text_key;
+    std::string_view tensor_prefix;
+    std::array<std::string_view, 5> vision_prefixes;  // empty ones are none
+};
+inline constexpr std::array<WrapperWords, 3> kWrappers = {{
+    {Wrapper::kimi_k25,
+     "KimiK25ForConditionalGeneration",
+     "kimi_k25",
+     "text_config",
+     "language_model.",
+     {"vision_tower.", "mm_projector."}},
+    {Wrapper::kimi_vl,
+     "KimiVLForConditionalGeneration",
+     "kimi_vl",
+     "text_config",
+     "language_model.",
+     {"vision_tower.", "multi_modal_projector."}},
+    {Wrapper::deepseek_vl2,
+     "DeepseekVLV2ForCausalLM",
+     "deepseek_vl_v2",
+     "language_config",
+     "language.",
+     {"vision.", "projector.", "image_newline", "view_seperator", "tile_indicators"}},
+}};
+
+// Null: none.
+constexpr const WrapperWords* words_of(Wrapper wrapper) {
+    for (const WrapperWords& words : kWrappers)
+        if (words.wrapper == wrapper) return &words;
+    return nullptr;
+}
 
 constexpr const FamilyWords& words_of(Architecture architecture) {
     for (const FamilyWords& family : kFamilies)

@@ -69,8 +69,9 @@ std::string quantized_config_json(std::string_view config_text, const Quantizati
         for (const char* key : {"quantization_config", "compression_config"}) object.erase(key);
     };
     take_out(json);
-    if (const auto text = json.find("text_config"); text != json.end() && text->is_object())
-        take_out(*text);
+    for (const WrapperWords& wrapper : kWrappers)
+        if (const auto text = json.find(wrapper.text_key); text != json.end() && text->is_object())
+            take_out(*text);
     json["quantization_config"] = quantization_json(how);
     return json.dump(2) + "\n";
 }
@@ -152,11 +153,12 @@ std::string config_json_of(const ModelConfig& config, DType dtype) {
     json["architectures"] = {family.class_name};
     json["model_type"] = family.model_type;
     json.update(common_json(config, dtype));
-    if (config.tensor_prefix.empty()) return json.dump(2) + "\n";
+    const WrapperWords* wrapper = words_of(config.wrapper);
+    if (wrapper == nullptr) return json.dump(2) + "\n";
     Json outer;
-    outer["architectures"] = {"KimiK25ForConditionalGeneration"};
-    outer["model_type"] = "kimi_k25";
-    outer["text_config"] = std::move(json);
+    outer["architectures"] = {wrapper->class_name};
+    outer["model_type"] = wrapper->model_type;
+    outer[wrapper->text_key] = std::move(json);
     return outer.dump(2) + "\n";
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // config.json → ModelConfig. Defaults of absent fields are those of the published configuration
-// classes (configuration_deepseek_v2.py and _v3.py); sizes that no checkpoint leaves out must be
-// there.
+// classes (configuration_deepseek_v2.py, _v3.py, configuration_glm4_moe_lite.py,
+// configuration_youtu.py); sizes that no checkpoint leaves out must be there.
 #include "checkpoint/model_config.hpp"
 
 #include <algorithm>
@@ -24,6 +24,61 @@ constexpr std::int64_t kMaxExperts = 4096;
 constexpr std::int64_t kMaxPositions = 1 << 30;
 constexpr double kAboveZero = 1e-6;
 
+// What a configuration class takes for a field that is not there.
+struct Defaults {
+    std::int64_t q_lora_rank = 1536;
+    HeadDims head_dims = {};
+    std::int64_t n_group = 8;
+    std::int64_t topk_group = 4;
+    bool norm_topk_prob = true;
+    double routed_scaling_factor = 2.5;
+    std::int64_t first_k_dense_replace = 3;
+    std::int64_t n_shared_experts = 1;
+    double rms_norm_eps = 1e-6;
+    bool tie_word_embeddings = false;
+};
+constexpr Defaults defaults_of(Architecture architecture) {
+    switch (architecture) {
+        case Architecture::deepseek_v2:
+            return {.n_group = 1,
+                    .topk_group = 1,
+                    .norm_topk_prob = false,
+                    .routed_scaling_factor = 1.0,
+                    .first_k_dense_replace = 0,
+                    .n_shared_experts = 2};
+        case Architecture::glm4_moe_lite:
+            return {.q_lora_rank = 768,
+                    .head_dims = {192, 256},
+                    .n_group = 1,
+                    .topk_group = 1,
+                    .routed_scaling_factor = 1.8,
+                    .first_k_dense_replace = 1,
+                    .rms_norm_eps = 1e-5};
+        case Architecture::youtu:
+            return {.tie_word_embeddings = true};
+        case Architecture::deepseek_v3:
+        case Architecture::kimi_k2:
+            break;
+    }
+    return {};
+}
+
+// transformers leaves fields that have their class's value out of a nested configuration, sizes
+// too: those of DeepSeek-VL2's own configuration_deepseek.py. Elsewhere sizes must be there.
+struct SizeDefaults {
+    std::optional<std::int64_t> vocab_size, hidden_size, num_hidden_layers, num_attention_heads,
+        intermediate_size, max_position_embeddings;
+};
+SizeDefaults sizes_of(Wrapper wrapper) {
+    if (wrapper != Wrapper::deepseek_vl2) return {};
+    return {.vocab_size = 102400,
+            .hidden_size = 4096,
+            .num_hidden_layers = 30,
+            .num_attention_heads = 32,
+            .intermediate_size = 11008,
+            .max_position_embeddings = 2048};
+}
+
 void require_exactly(ConfigFields& fields, const char* key, std::int64_t value,
                      std::int64_t supported) {
     if (value != supported)
@@ -40,7 +95,8 @@ std::int64_t read_count(ConfigFields& fields, const char* key, std::int64_t high
 }  // namespace
 
 void read_attention(ConfigFields& fields, ModelConfig& config) {
-    config.num_attention_heads = fields.integer("num_attention_heads", 1, 128);
+    config.num_attention_heads =
+        fields.integer("num_attention_heads", 1, 128, sizes_of(config.wrapper).num_attention_heads);
     const std::int64_t kv_heads =
         fields.integer("num_key_value_heads", 1, kMaxWidth, config.num_attention_heads);
     if (kv_heads != config.num_attention_heads)
@@ -48,15 +104,24 @@ void read_attention(ConfigFields& fields, ModelConfig& config) {
             ErrorKind::unsupported,
             "num_key_value_heads is {} but num_attention_heads is {}: grouped heads are not MLA",
             kv_heads, config.num_attention_heads);
-    config.q_lora_rank = read_count(fields, "q_lora_rank", kMaxWidth, 1536);
+    const Defaults absent = defaults_of(config.architecture);
+    if (!fields.boolean("use_mla", true))
+        fields.refuse(ErrorKind::unsupported,
+                      "use_mla is false: keys and values of each head, no latents");
+    config.q_lora_rank = read_count(fields, "q_lora_rank", kMaxWidth, absent.q_lora_rank);
     config.kv_lora_rank = fields.integer("kv_lora_rank", 0, kMaxWidth, 512);
     config.qk_rope_head_dim = fields.integer("qk_rope_head_dim", 0, kMaxWidth, 64);
-    config.qk_nope_head_dim = fields.integer("qk_nope_head_dim", 0, kMaxWidth, 128);
-    config.v_head_dim = fields.integer("v_head_dim", 0, kMaxWidth, 128);
+    config.qk_nope_head_dim =
+        fields.integer("qk_nope_head_dim", 0, kMaxWidth, absent.head_dims.nope);
+    config.v_head_dim = fields.integer("v_head_dim", 0, kMaxWidth, absent.head_dims.value);
     require_exactly(fields, "kv_lora_rank", config.kv_lora_rank, 512);
     require_exactly(fields, "qk_rope_head_dim", config.qk_rope_head_dim, 64);
-    require_exactly(fields, "qk_nope_head_dim", config.qk_nope_head_dim, 128);
-    require_exactly(fields, "v_head_dim", config.v_head_dim, 128);
+    if (index_of(config.head_dims()) == kHeadDimsCount)
+        fields.refuse(ErrorKind::unsupported,
+                      "qk_nope_head_dim is {} and v_head_dim is {}, the attention library supports "
+                      "{} and {}, or {} and {}",
+                      config.qk_nope_head_dim, config.v_head_dim, kHeadDims[0].nope,
+                      kHeadDims[0].value, kHeadDims[1].nope, kHeadDims[1].value);
     config.attention_bias = fields.boolean("attention_bias", false);
     for (const char* key : {"attention_bias", "mlp_bias"})
         if (fields.boolean(key, false))
@@ -68,15 +133,19 @@ void read_attention(ConfigFields& fields, ModelConfig& config) {
 namespace {
 
 void read_routing(ConfigFields& fields, ModelConfig& config) {
-    const bool v2 = config.architecture == Architecture::deepseek_v2;
+    const Defaults absent = defaults_of(config.architecture);
     config.n_group =
-        fields.integer("n_group", 1, kMaxExperts, v2 || fields.is_null("n_group") ? 1 : 8);
-    config.topk_group =
-        fields.integer("topk_group", 1, kMaxExperts, v2 || fields.is_null("topk_group") ? 1 : 4);
-    config.norm_topk_prob = fields.boolean("norm_topk_prob", !v2);
+        fields.integer("n_group", 1, kMaxExperts, fields.is_null("n_group") ? 1 : absent.n_group);
+    config.topk_group = fields.integer("topk_group", 1, kMaxExperts,
+                                       fields.is_null("topk_group") ? 1 : absent.topk_group);
+    config.norm_topk_prob = fields.boolean("norm_topk_prob", absent.norm_topk_prob);
     config.routed_scaling_factor =
-        fields.number("routed_scaling_factor", 1e-6, 1e6, v2 ? 1.0 : 2.5);
+        fields.number("routed_scaling_factor", 1e-6, 1e6, absent.routed_scaling_factor);
 
+    // DeepSeek-VL2's largest has V3's router in a model of V2's class.
+    const bool v2_class = config.architecture == Architecture::deepseek_v2;
+    const bool v2 = v2_class && !(config.wrapper == Wrapper::deepseek_vl2 &&
+                                  fields.text("topk_method", "") == name_of(TopkMethod::noaux_tc));
     if (v2 && config.norm_topk_prob && config.routed_scaling_factor != 1.0)
         fields.refuse(ErrorKind::unsupported,
                       "norm_topk_prob is true and routed_scaling_factor is {}: published V2 code "
@@ -84,7 +153,7 @@ void read_routing(ConfigFields& fields, ModelConfig& config) {
                       config.routed_scaling_factor);
 
     const std::string method = fields.text("topk_method", v2 ? "greedy" : "noaux_tc");
-    const std::string scoring = fields.text("scoring_func", v2 ? "softmax" : "sigmoid");
+    const std::string scoring = fields.text("scoring_func", v2_class ? "softmax" : "sigmoid");
     config.scoring = v2 ? ScoringFunction::softmax : ScoringFunction::sigmoid;
     if (scoring != name_of(config.scoring))
         fields.refuse(ErrorKind::unsupported, "scoring_func is '{}', {} models support only '{}'",
@@ -132,17 +201,48 @@ void check_groups(ConfigFields& fields, const ModelConfig& config) {
                       config.topk_group * group_experts);
 }
 
+// The kind of each layer, as transformers writes it where the class has no first_k_dense_replace:
+// dense ones, then sparse ones.
+void read_layer_types(ConfigFields& fields, ModelConfig& config) {
+    constexpr const char* kKey = "mlp_layer_types";
+    const nlohmann::json* list = fields.find(kKey);
+    if (list == nullptr) return;
+    const auto count = static_cast<std::size_t>(config.num_hidden_layers);
+    if (!list->is_array() || list->size() != count)
+        return fields.refuse(ErrorKind::invalid,
+                             "{} is {}, expected a list of num_hidden_layers {}", kKey,
+                             list->is_array() ? fmt::format("a list of {}", list->size())
+                                              : ConfigFields::shown(*list),
+                             count);
+    std::size_t dense = 0;
+    while (dense < count && (*list)[dense] == "dense") ++dense;
+    for (std::size_t layer = dense; layer < count; ++layer)
+        if ((*list)[layer] != "sparse")
+            return fields.refuse(
+                ErrorKind::unsupported,
+                "{}[{}] is {}: only 'dense' for the first layers, then 'sparse' is supported", kKey,
+                layer, ConfigFields::shown((*list)[layer]));
+    const auto first = static_cast<std::int64_t>(dense);
+    if (fields.has("first_k_dense_replace") && config.first_k_dense_replace != first)
+        fields.refuse(ErrorKind::invalid,
+                      "{} begins with {} dense layers, first_k_dense_replace is {}", kKey, first,
+                      config.first_k_dense_replace);
+    config.first_k_dense_replace = first;
+}
+
 void read_experts(ConfigFields& fields, ModelConfig& config) {
-    const bool v2 = config.architecture == Architecture::deepseek_v2;
+    if (config.architecture == Architecture::youtu) return;  // all layers are dense
+    const Defaults absent = defaults_of(config.architecture);
     config.first_k_dense_replace =
-        fields.integer("first_k_dense_replace", 0, kMaxLayers, v2 ? 0 : 3);
+        fields.integer("first_k_dense_replace", 0, kMaxLayers, absent.first_k_dense_replace);
     config.moe_layer_freq = fields.integer("moe_layer_freq", 1, kMaxLayers, 1);
+    read_layer_types(fields, config);
     read_routing(fields, config);
     if (!fields.contains("n_routed_experts"))
         fields.refuse(ErrorKind::not_found,
                       "n_routed_experts is missing (null stands for a dense model)");
     config.n_routed_experts = read_count(fields, "n_routed_experts", kMaxExperts, 0);
-    config.n_shared_experts = read_count(fields, "n_shared_experts", 64, v2 ? 2 : 1);
+    config.n_shared_experts = read_count(fields, "n_shared_experts", 64, absent.n_shared_experts);
     const bool dense = config.n_routed_experts == 0;
     config.moe_intermediate_size =
         fields.integer("moe_intermediate_size", dense ? 0 : 1, kMaxWidth,
@@ -159,14 +259,19 @@ void read_experts(ConfigFields& fields, ModelConfig& config) {
 }  // namespace
 
 void read_sizes(ConfigFields& fields, ModelConfig& config) {
-    config.vocab_size = fields.integer("vocab_size", 1, kMaxVocabulary);
-    config.hidden_size = fields.integer("hidden_size", 1, kMaxWidth);
-    config.num_hidden_layers = fields.integer("num_hidden_layers", 1, kMaxLayers);
+    const SizeDefaults sizes = sizes_of(config.wrapper);
+    config.vocab_size = fields.integer("vocab_size", 1, kMaxVocabulary, sizes.vocab_size);
+    config.hidden_size = fields.integer("hidden_size", 1, kMaxWidth, sizes.hidden_size);
+    config.num_hidden_layers =
+        fields.integer("num_hidden_layers", 1, kMaxLayers, sizes.num_hidden_layers);
     config.num_nextn_predict_layers = fields.integer("num_nextn_predict_layers", 0, 64, 0);
-    config.intermediate_size = fields.integer("intermediate_size", 1, kMaxWidth);
-    config.max_position_embeddings = fields.integer("max_position_embeddings", 1, kMaxPositions);
-    config.rms_norm_eps = fields.number("rms_norm_eps", 0.0, 1.0, 1e-6);
-    config.tie_word_embeddings = fields.boolean("tie_word_embeddings", false);
+    config.intermediate_size =
+        fields.integer("intermediate_size", 1, kMaxWidth, sizes.intermediate_size);
+    config.max_position_embeddings =
+        fields.integer("max_position_embeddings", 1, kMaxPositions, sizes.max_position_embeddings);
+    const Defaults absent = defaults_of(config.architecture);
+    config.rms_norm_eps = fields.number("rms_norm_eps", 0.0, 1.0, absent.rms_norm_eps);
+    config.tie_word_embeddings = fields.boolean("tie_word_embeddings", absent.tie_word_embeddings);
     if (const std::string act = fields.text("hidden_act", "silu"); act != "silu")
         fields.refuse(ErrorKind::unsupported, "hidden_act is '{}', only 'silu' is supported", act);
 }
@@ -184,13 +289,18 @@ void read_token_ids(ConfigFields& fields, ModelConfig& config) {
 
 std::string_view name_of(Architecture architecture) { return words_of(architecture).name; }
 
+std::string_view ModelConfig::tensor_prefix() const {
+    const WrapperWords* words = words_of(wrapper);
+    return words == nullptr ? std::string_view() : words->tensor_prefix;
+}
+
 Expected<ModelConfig> parse_model_config(std::string_view json_text, std::string_view name) {
     ESPALIER_ASSIGN_OR_RETURN(const nlohmann::json document, parse_json(json_text, name));
     ESPALIER_ASSIGN_OR_RETURN(const ConfigFamily family, find_family(document, name));
 
     ModelConfig config;
     config.architecture = family.architecture;
-    config.tensor_prefix = family.tensor_prefix;
+    config.wrapper = family.wrapper;
     ConfigFields fields(*family.text, family.place);
     read_sizes(fields, config);
     read_attention(fields, config);

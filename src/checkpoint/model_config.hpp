@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // config.json and generation_config.json as typed, range-checked structs. No JSON goes past this
-// header. Accepts DeepseekV2ForCausalLM, DeepseekV3ForCausalLM and Kimi K2 (which names DeepseekV3
-// or KimiK2 classes, also nested in text_config); refuses V3.2, V4, K3 and INT4 checkpoints by
-// name.
+// header. Accepts the families and wrappers of config_words.hpp; relatives that compute something
+// else are refused by name, with the reason (config_family.cpp).
 #pragma once
 
 #include <cstdint>
@@ -13,12 +12,16 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/head_dims.hpp"
 #include "base/numeric.hpp"
 
 namespace espalier::checkpoint {
 
-enum class Architecture : std::uint8_t { deepseek_v2, deepseek_v3, kimi_k2 };
+enum class Architecture : std::uint8_t { deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, youtu };
 std::string_view name_of(Architecture architecture);
+
+// What the language model is a part of.
+enum class Wrapper : std::uint8_t { none, kimi_k25, kimi_vl, deepseek_vl2 };
 
 enum class TopkMethod : std::uint8_t { greedy, group_limited_greedy, noaux_tc };
 enum class ScoringFunction : std::uint8_t { softmax, sigmoid };
@@ -55,16 +58,16 @@ struct Quantization {
 
 struct ModelConfig {
     Architecture architecture = Architecture::deepseek_v3;
-    std::string tensor_prefix;  // "" or "language_model." when nested in text_config
+    Wrapper wrapper = Wrapper::none;
     std::int64_t vocab_size = 0;
     std::int64_t hidden_size = 0;
     std::int64_t num_hidden_layers = 0;
     std::int64_t num_nextn_predict_layers = 0;  // MTP layers after the last
     std::int64_t num_attention_heads = 0;
     std::int64_t q_lora_rank = 0;     // 0: q_proj instead of q_a/q_b
-    std::int64_t kv_lora_rank = 512;  // these four are fixed by the attention library
+    std::int64_t kv_lora_rank = 512;  // these two are fixed by the attention library
     std::int64_t qk_rope_head_dim = 64;
-    std::int64_t qk_nope_head_dim = 128;
+    std::int64_t qk_nope_head_dim = 128;  // these two are a pair of kHeadDims
     std::int64_t v_head_dim = 128;
     bool attention_bias = false;  // only false is supported
     std::int64_t intermediate_size = 0;
@@ -90,6 +93,9 @@ struct ModelConfig {
     std::vector<std::int32_t> eos_token_ids;  // config.json, then generation_config.json
     std::optional<std::int32_t> bos_token_id;
 
+    std::string_view tensor_prefix() const;  // of its tensors in a wrapper's files, otherwise ""
+    HeadDims head_dims() const { return {qk_nope_head_dim, v_head_dim}; }
+    std::int64_t query_head_dim() const { return qk_nope_head_dim + qk_rope_head_dim; }
     bool layer_is_moe(std::int64_t layer) const {
         return n_routed_experts > 0 && layer >= first_k_dense_replace &&
                layer % moe_layer_freq == 0;

@@ -177,7 +177,7 @@ class MatrixReader {
                     checkpoint_.directory().string(), full(name), full(matrix.name));
     }
     std::string full(std::string_view name) const {
-        return fmt::format("{}{}", checkpoint_.config().tensor_prefix, name);
+        return fmt::format("{}{}", checkpoint_.config().tensor_prefix(), name);
     }
 
     const Checkpoint& checkpoint_;

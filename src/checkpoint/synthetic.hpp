@@ -45,6 +45,9 @@ struct SyntheticDraft {
 // Names for --preset and their models.
 std::vector<std::string_view> synthetic_preset_names();
 Expected<SyntheticModel> synthetic_preset(std::string_view name);
+// Names for --dtype, how a model's projections are stored, and what they make of a model.
+std::vector<std::string_view> synthetic_dtype_names();
+Expected<void> store_as(std::string_view dtype, SyntheticModel& model);
 // A small EAGLE3 draft for a model: half of its vocabulary, three taps, a layer like its dense
 // ones.
 SyntheticDraft synthetic_draft_for(const SyntheticModel& model);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The models `espalier make-model --preset` knows: two tiny ones of either architecture, for tests;
-// two whose attention has the width of the published models but whose weights fit a small machine,
-// for benchmarks; and DeepSeek-V2-Lite's own dimensions (31 GB), for benchmarks of a GPU.
+// The models `espalier make-model --preset` knows: tiny ones, for tests; two whose attention has
+// the width of the published models but whose weights fit a small machine, for benchmarks; and
+// published models' own dimensions: DeepSeek-V2-Lite's (31 GB), GLM-4.7-Flash's (62 GB, 18 GB with
+// INT4) and six layers of it (8.6 GB, 3.1 GB with INT4).
 #include <algorithm>
 #include <array>
 
@@ -94,19 +95,94 @@ SyntheticModel v2_lite() {
     return model;
 }
 
+ModelConfig glm_config() {
+    ModelConfig config = common_config();
+    config.architecture = Architecture::glm4_moe_lite;
+    config.num_nextn_predict_layers = 1;
+    config.qk_nope_head_dim = 192;
+    config.v_head_dim = 256;
+    config.n_shared_experts = 1;
+    config.norm_topk_prob = true;
+    config.routed_scaling_factor = 1.8;
+    config.topk_method = TopkMethod::noaux_tc;
+    config.scoring = ScoringFunction::sigmoid;
+    config.rms_norm_eps = 1e-5;
+    config.rope_theta = 1e6;
+    config.max_position_embeddings = 202752;
+    return config;
+}
+
+SyntheticModel tiny_glm() {
+    SyntheticModel model{.config = glm_config()};
+    model.config.num_attention_heads = 5;
+    model.config.q_lora_rank = 48;
+    return model;
+}
+
+SyntheticModel glm_flash(std::int64_t layers) {
+    SyntheticModel model{.config = glm_config()};
+    ModelConfig& config = model.config;
+    config.vocab_size = 154880;
+    config.hidden_size = 2048;
+    config.num_hidden_layers = layers;
+    config.num_attention_heads = 20;
+    config.q_lora_rank = 768;
+    config.intermediate_size = 10240;
+    config.moe_intermediate_size = 1536;
+    config.n_routed_experts = 64;
+    config.num_experts_per_tok = 4;
+    return model;
+}
+
 struct Preset {
     std::string_view name;
     SyntheticModel (*make)();
 };
-constexpr std::array<Preset, 5> kPresets = {{
+constexpr std::array<Preset, 8> kPresets = {{
     {"tiny-v2", tiny_v2},
     {"tiny-v3", tiny_v3},
+    {"tiny-glm", tiny_glm},
     {"bench-128h", [] { return bench(128); }},
     {"bench-16h", [] { return bench(16); }},
     {"v2-lite", v2_lite},
+    {"glm-flash", [] { return glm_flash(47); }},
+    {"glm-flash-slice", [] { return glm_flash(6); }},
+}};
+
+struct NamedDtype {
+    std::string_view name;
+    DType dtype = DType::bf16;
+    Quantization quantization = {};
+};
+constexpr std::array<NamedDtype, 7> kDtypes = {{
+    {"f32", DType::f32},
+    {"f16", DType::f16},
+    {"bf16", DType::bf16},
+    {"fp8", DType::e4m3},
+    {"int8", DType::bf16, {QuantizedLayout::int8, 8, 32}},
+    {"int4", DType::bf16, {QuantizedLayout::packed_integers, 4, 32}},
+    {"nvfp4", DType::bf16, {QuantizedLayout::nvfp4, 4, 16}},
 }};
 
 }  // namespace
+
+std::vector<std::string_view> synthetic_dtype_names() {
+    std::vector<std::string_view> names;
+    for (const NamedDtype& dtype : kDtypes) names.push_back(dtype.name);
+    return names;
+}
+
+Expected<void> store_as(std::string_view dtype, SyntheticModel& model) {
+    const auto found = std::ranges::find(kDtypes, dtype, &NamedDtype::name);
+    if (found == kDtypes.end())
+        return fail(ErrorKind::not_found, "dtype '{}' is unknown; there are {}", dtype,
+                    fmt::join(synthetic_dtype_names(), ", "));
+    model.dtype = found->dtype;
+    model.config.quantization = found->quantization;
+    model.config.fp8_block =
+        model.dtype == DType::e4m3 ? std::optional<std::int64_t>(128) : std::nullopt;
+    return {};
+}
 
 std::vector<std::string_view> synthetic_preset_names() {
     std::vector<std::string_view> names;
@@ -123,6 +199,8 @@ SyntheticDraft synthetic_draft_for(const SyntheticModel& model) {
     layer.num_hidden_layers = 1;
     layer.num_attention_heads = target.num_attention_heads;
     layer.q_lora_rank = target.q_lora_rank;
+    layer.qk_nope_head_dim = target.qk_nope_head_dim;
+    layer.v_head_dim = target.v_head_dim;
     layer.intermediate_size = target.intermediate_size;
     layer.rms_norm_eps = target.rms_norm_eps;
     layer.rope_theta = target.rope_theta;

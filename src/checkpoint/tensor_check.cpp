@@ -36,7 +36,7 @@ class TensorCheck {
         while (present.num_nextn_predict_layers < config_.num_nextn_predict_layers &&
                is_mtp(present.num_hidden_layers + present.num_nextn_predict_layers))
             ++present.num_nextn_predict_layers;
-        present.tensor_prefix.clear();
+        present.wrapper = Wrapper::none;
         present.quantization = {};  // the list's own names; how each is stored its tensors say
         specs_ = list_tensors(present, {.dtype = DType::bf16, .repeat_mtp_embeddings = true});
         for (const TensorSpec& spec : specs_) role_of_.emplace(spec.name, spec.role);
@@ -53,15 +53,15 @@ class TensorCheck {
                 checkpoint_.has(first_tensor_of(matrix)))
                 return fail(ErrorKind::unsupported,
                             "{}: tensor '{}{}' stands beside '{}{}', with which only {} are read",
-                            checkpoint_.stored(name)->file->name(), config_.tensor_prefix, name,
-                            config_.tensor_prefix, first_tensor_of(matrix),
+                            checkpoint_.stored(name)->file->name(), config_.tensor_prefix(), name,
+                            config_.tensor_prefix(), first_tensor_of(matrix),
                             fmt::join(tensors_of(checkpoint_, matrix), ", "));
         }
         constexpr std::size_t kShown = 3;
         const std::size_t shown = std::min(kShown, unread.size());
         std::string list;
         for (std::size_t i = 0; i < shown; ++i)
-            list += fmt::format("{}'{}{}'", i == 0 ? "" : ", ", config_.tensor_prefix, unread[i]);
+            list += fmt::format("{}'{}{}'", i == 0 ? "" : ", ", config_.tensor_prefix(), unread[i]);
         if (unread.size() > shown) list += fmt::format(" and {} more", unread.size() - shown);
         return fail(ErrorKind::unsupported,
                     "{}: {} tensor(s) that are no part of the model config.json describes: {}",
@@ -82,8 +82,8 @@ class TensorCheck {
                 return fail(ErrorKind::unsupported,
                             "{}: tensor '{}{}' is {} but '{}{}' is {}: BF16, F8_E4M3 and quantized "
                             "weights do not mix with F32 and F16 ones",
-                            tensor->file->name(), config_.tensor_prefix, tensor->name,
-                            name_of(tensor->type), config_.tensor_prefix, first->name,
+                            tensor->file->name(), config_.tensor_prefix(), tensor->name,
+                            name_of(tensor->type), config_.tensor_prefix(), first->name,
                             name_of(first->type));
         }
         return {};

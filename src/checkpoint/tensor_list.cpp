@@ -72,8 +72,8 @@ class Lister {
   private:
     void add(std::string name, TensorRole role, StoredType type, std::vector<std::int64_t> shape,
              std::int64_t inputs) {
-        specs_.push_back(
-            {config_.tensor_prefix + name, role, type, std::move(shape), inputs, expert_});
+        specs_.push_back({fmt::format("{}{}", config_.tensor_prefix(), name), role, type,
+                          std::move(shape), inputs, expert_});
     }
 
     // A matrix [rows, cols] as config.quantization stores it.

@@ -15,6 +15,7 @@
 #include "base/cpu_device.hpp"
 #include "cli/command.hpp"
 #include "cli/engine_flags.hpp"
+#include "cli/synthetic_model.hpp"
 #include "cli/terminal.hpp"
 #include "linalg/machine_peaks.hpp"
 #include "model/cost.hpp"
@@ -29,6 +30,8 @@ constexpr std::size_t kProbeBytes = std::size_t{512} << 20;  // well above any c
 
 struct Options {
     std::string model;
+    std::string synthetic;  // a preset instead
+    std::string dtype;
     std::vector<std::int64_t> depths = {0, 2048};
     std::vector<std::int64_t> rows = {1, 2, 4, 8, 64};
     std::vector<std::int64_t> prompts = {512, 2048};
@@ -201,10 +204,16 @@ Expected<Machine> measured_cpu(runtime::LoadedModel& loaded) {
                                               : linalg::measured_f32_peak(pool, variant)};
 }
 
+Expected<checkpoint::Checkpoint> open_model(const Options& options) {
+    if (options.synthetic.empty()) return checkpoint::Checkpoint::open(options.model);
+    ESPALIER_ASSIGN_OR_RETURN(const checkpoint::SyntheticModel model,
+                              named_model(options.synthetic, options.dtype));
+    return open_synthetic(model);
+}
+
 Expected<void> run(const Options& options) {
     ESPALIER_ASSIGN_OR_RETURN(const TableFormat format, parse_table_format(options.output));
-    ESPALIER_ASSIGN_OR_RETURN(checkpoint::Checkpoint opened,
-                              checkpoint::Checkpoint::open(options.model));
+    ESPALIER_ASSIGN_OR_RETURN(checkpoint::Checkpoint opened, open_model(options));
     EngineSizes sizes;
     sizes.max_step_gather = 1;
     sizes.max_step_tokens = options.step_tokens;
@@ -244,9 +253,17 @@ Run add_bench_model(CLI::App& bench) {
     const auto options = std::make_shared<Options>();
     CLI::App* command =
         bench.add_subcommand("model", "Time forwards against this machine's bandwidth and peak");
-    command
-        ->add_option("model", options->model, "Model directory or ORG/NAME in the local hub cache")
-        ->required();
+    CLI::Option_group* which = command->add_option_group("model", "What is timed");
+    which->add_option("model", options->model,
+                      "Model directory or ORG/NAME in the local hub cache");
+    CLI::Option* synthetic =
+        which
+            ->add_option("--synthetic", options->synthetic,
+                         "A preset of make-model instead, written for this run alone")
+            ->check(preset_name());
+    which->require_option(1);
+    add_dtype_flag(*command, options->dtype);
+    command->get_option("--dtype")->needs(synthetic);
     const CLI::Range tokens(std::int64_t{1}, std::int64_t{1} << 20);
     command->add_option("--depth", options->depths, "Cached tokens before the window")
         ->delimiter(',')

@@ -2,6 +2,7 @@
 // espalier inspect: what a checkpoint is, and whether it fits this machine. Reads headers only.
 #include <fmt/format.h>
 
+#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include "base/cpu_features.hpp"
 #include "cache/kv_storage.hpp"
+#include "checkpoint/known_models.hpp"
 #include "checkpoint/quantization.hpp"
 #include "cli/command.hpp"
 #include "cli/terminal.hpp"
@@ -27,14 +29,42 @@ struct Options {
 std::string attention_text(const checkpoint::ModelConfig& c) {
     const std::string query =
         c.q_lora_rank > 0 ? fmt::format("q_lora {}", c.q_lora_rank) : "no q_lora";
-    return fmt::format("{} heads, {}, kv_lora {}, rope {}", c.num_attention_heads, query,
-                       c.kv_lora_rank, c.qk_rope_head_dim);
+    return fmt::format("{} heads of {} + {} and {}, {}, kv_lora {}", c.num_attention_heads,
+                       c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim, query, c.kv_lora_rank);
 }
 
 std::string experts_text(const checkpoint::ModelConfig& c) {
     if (c.n_routed_experts == 0) return "none (dense)";
     return fmt::format("{} routed, {} per token, {} shared, width {}", c.n_routed_experts,
                        c.num_experts_per_tok, c.n_shared_experts, c.moe_intermediate_size);
+}
+
+// "Kimi K2.5 or K2.6 (Kimi K2)", or the architecture alone.
+std::string architecture_text(const checkpoint::ModelConfig& c) {
+    const std::string_view known = checkpoint::published_name(c);
+    if (known.empty()) return std::string(checkpoint::name_of(c.architecture));
+    return fmt::format("{} ({})", known, checkpoint::name_of(c.architecture));
+}
+
+// What the files hold of a model's eyes; a list of the prefixes that are there.
+std::string left_out_text(const std::vector<checkpoint::LeftOut>& parts) {
+    std::string text;
+    for (const checkpoint::LeftOut& part : parts) {
+        if (part.tensors == 0) continue;
+        fmt::format_to(std::back_inserter(text), "{}{}* ({} tensor{}, {})",
+                       text.empty() ? "" : ", ", part.prefix, part.tensors,
+                       part.tensors == 1 ? "" : "s", bytes_text(static_cast<double>(part.bytes)));
+    }
+    return text;
+}
+
+nlohmann::ordered_json left_out_json(const std::vector<checkpoint::LeftOut>& parts) {
+    auto list = nlohmann::ordered_json::array();
+    for (const checkpoint::LeftOut& part : parts)
+        if (part.tensors > 0)
+            list.push_back(
+                {{"prefix", part.prefix}, {"tensors", part.tensors}, {"bytes", part.bytes}});
+    return list;
 }
 
 std::string fits_text(double weights, double kv_per_token, double memory) {
@@ -65,6 +95,7 @@ Expected<void> run(const Options& options) {
     if (options.json) {
         const nlohmann::ordered_json report = {
             {"architecture", checkpoint::name_of(c.architecture)},
+            {"published_name", checkpoint::published_name(c)},
             {"layers", c.num_hidden_layers},
             {"mtp_layers", c.num_nextn_predict_layers},
             {"hidden_size", c.hidden_size},
@@ -76,15 +107,16 @@ Expected<void> run(const Options& options) {
             {"active_parameters", count.active},
             {"mtp_parameters", count.mtp},
             {"weight_bytes", opened.total_bytes()},
+            {"left_out", left_out_json(opened.left_out())},
             {"kv_bytes_per_token", kv_bytes},
             {"files", opened.files().size()},
             {"memory_bytes", memory}};
         fmt::print("{}\n", report.dump(2));
         return {};
     }
-    const std::vector<std::pair<std::string, std::string>> lines = {
+    std::vector<std::pair<std::string, std::string>> lines = {
         {"model", opened.directory().string()},
-        {"architecture", std::string(checkpoint::name_of(c.architecture))},
+        {"architecture", architecture_text(c)},
         {"layers",
          fmt::format("{} ({} dense first), {} MTP", c.num_hidden_layers,
                      c.n_routed_experts > 0 ? c.first_k_dense_replace : c.num_hidden_layers,
@@ -105,6 +137,8 @@ Expected<void> run(const Options& options) {
         {"kernels", std::string(name_of(best_cpu_variant()))},
         {"fits here", fits_text(weight_bytes, kv_bytes, memory)},
     };
+    if (const std::string text = left_out_text(opened.left_out()); !text.empty())
+        lines.emplace_back("left out", text);
     for (const auto& [key, value] : lines) fmt::print("{:<13} {}\n", key, value);
     return {};
 }

@@ -26,6 +26,12 @@ WeightCode any_weights(Trial& trial) {
         {WeightCode::f32, WeightCode::f16, WeightCode::bf16, WeightCode::e4m3});
 }
 
+// CUDA has the wider heads for bf16 queries only: tests/mla/cuda/decompressed_test.cpp tries them.
+HeadDims any_dims(Trial& trial) {
+    if (!trial.device().is_host()) return kHeadDims[0];
+    return kHeadDims[trial.random.bits() % kHeadDimsCount];
+}
+
 }  // namespace
 
 // f32: as for the absorbed entry, with 512 more roundings in each key and value (√512·2^-25 ≈
@@ -37,7 +43,8 @@ WeightCode any_weights(Trial& trial) {
 // often than CPUs: 1.35e-3 was seen on an H200.)
 void check_prompt_accuracy(Trial& trial) {
     for (int round = 0; round < 2; ++round) {
-        const Prompt prompt(trial.random, any_weights(trial), trial.random.between(1, 3));
+        const HeadDims dims = any_dims(trial);
+        const Prompt prompt(trial.random, any_weights(trial), trial.random.between(1, 3), dims);
         std::vector<Row> rows;
         rows.push_back(prompt.row(trial.random, 20, 20));
         rows.push_back(prompt.row(trial.random, 0, 5));
@@ -51,16 +58,18 @@ void check_prompt_accuracy(Trial& trial) {
         if (!result || !oracle) return;
         Limits limits = accuracy_limits(trial.format(), Spread::normal, options.out_dtype, 20);
         if (trial.format() != KvFormat::f32) limits.lse += 0x1p-8 * 9 / std::sqrt(192.0);
-        trial.expect_close(*result, *oracle, limits,
-                           fmt::format("{} heads, pages of {}, {} output", prompt.heads(),
-                                       layout.page_tokens, name_of(options.out_dtype)));
+        trial.expect_close(
+            *result, *oracle, limits,
+            fmt::format("{} heads of {} + {}, pages of {}, {} output", prompt.heads(), dims.nope,
+                        dims.value, layout.page_tokens, name_of(options.out_dtype)));
     }
 }
 
 void check_prompt_invariant(Trial& trial) {
     const int heads = 2;
     const int tokens = trial.random.between(260, 540);
-    const Prompt prompt(trial.random, usual_weights(trial.device(), trial.format()), heads);
+    const Prompt prompt(trial.random, usual_weights(trial.device(), trial.format()), heads,
+                        any_dims(trial));
     const Row whole = prompt.row(trial.random, tokens, tokens);
     const Layout layout = prompt_layout(trial);
     RunOptions options = trial.any_options();
@@ -71,8 +80,8 @@ void check_prompt_invariant(Trial& trial) {
         std::vector<Row> chunks;
         for (int first = 0; first < tokens; first += chunk)
             if (chunk >= 64 || first % 25 == 0 || (first + chunk) / 256 != first / 256)
-                chunks.push_back(
-                    chunk_of(whole, heads, first, std::min(chunk, tokens - first), kQuery));
+                chunks.push_back(chunk_of(whole, heads, first, std::min(chunk, tokens - first),
+                                          prompt.query_columns()));
         Layout other = trial.any_layout();
         other.query = layout.query;
         other.padding_tokens = 5;
@@ -89,7 +98,8 @@ void check_prompt_invariant(Trial& trial) {
 }
 
 void check_prompt_garbage(Trial& trial) {
-    const Prompt prompt(trial.random, usual_weights(trial.device(), trial.format()), 2);
+    const Prompt prompt(trial.random, usual_weights(trial.device(), trial.format()), 2,
+                        any_dims(trial));
     std::vector<Row> rows;
     rows.push_back(prompt.row(trial.random, 3, 0));
     rows.push_back(prompt.row(trial.random, 5, 2));

@@ -28,31 +28,35 @@ DType element_of(WeightCode code) {
 
 }  // namespace
 
-UpWeights::UpWeights(Random& random, WeightCode code, int heads) {
+UpWeights::UpWeights(Random& random, WeightCode code, int heads, std::int64_t outputs) {
     const bool scaled = code == WeightCode::e4m3;
     view_.format = scaled ? kFp8Blocks : WeightFormat{.code = code};
     view_.layout = linalg::WeightLayout::panels;
     view_.count = heads;
-    view_.n = kNope;
+    view_.n = outputs;
     view_.k = kLatent;
-    view_.matrix_bytes = view_.format.bytes(kNope * kLatent);
-    view_.scale_bytes = kNope * view_.scale_groups() * 4;
-    std::vector<float> packed(static_cast<std::size_t>(heads * kNope * kLatent));
+    view_.matrix_bytes = view_.format.bytes(outputs * kLatent);
+    view_.scale_bytes = outputs * view_.scale_groups() * 4;
+    std::vector<float> packed(static_cast<std::size_t>(heads * outputs * kLatent));
     // Outputs of a latent row have variance 1; e4m3 keeps that in its scales.
     for (float& x : packed) x = random.normal() * (scaled ? 60.0f : 0.0442f);
     data_ = narrowed(packed, element_of(code));
-    scales_.resize(static_cast<std::size_t>(heads * kNope * 4));
+    scales_.resize(static_cast<std::size_t>(heads * outputs * 4));
     for (float& scale : scales_)
         scale = 0.0442f / 60.0f * static_cast<float>(random.between(1, 3)) / 2.0f;
     view_.data = data_.data();
     view_.scales = scaled ? reinterpret_cast<const std::byte*>(scales_.data()) : nullptr;
 }
 
-Prompt::Prompt(Random& random, WeightCode weights, int heads)
-    : heads_(heads), up_key_(random, weights, heads), up_value_(random, weights, heads) {}
+Prompt::Prompt(Random& random, WeightCode weights, int heads, const HeadDims& dims)
+    : heads_(heads),
+      dims_(dims),
+      up_key_(random, weights, heads, dims.nope),
+      up_value_(random, weights, heads, dims.value) {}
 
 Row Prompt::row(Random& random, int tokens, int keys) const {
-    return make_row(random, MaskKind::causal, heads_, tokens, keys, Spread::normal, kQuery);
+    return make_row(random, MaskKind::causal, heads_, tokens, keys, Spread::normal,
+                    query_columns());
 }
 
 DecompressedCall Prompt::call(const Batch& batch, const RunOptions& options) const {
@@ -69,13 +73,13 @@ DecompressedCall Prompt::call(const Batch& batch, const RunOptions& options) con
     return call;
 }
 
-// [heads, 128 key rows then 128 value rows, 512]
+// [heads, key rows then value rows, 512]
 std::vector<Bf16> Prompt::plain_rows() const {
     std::vector<Bf16> rows;
-    rows.reserve(static_cast<std::size_t>(heads_ * (kNope + kValue) * kLatent));
+    rows.reserve(static_cast<std::size_t>(heads_ * (dims_.nope + dims_.value) * kLatent));
     for (std::int64_t head = 0; head < heads_; ++head)
         for (const UpWeights* half : {&up_key_, &up_value_})
-            for (std::int64_t output = 0; output < kNope; ++output)
+            for (std::int64_t output = 0; output < half->view().n; ++output)
                 for (std::int64_t input = 0; input < kLatent; ++input)
                     rows.push_back(to_bf16(
                         static_cast<float>(linalg::weight_at(half->view(), head, output, input))));
@@ -84,10 +88,11 @@ std::vector<Bf16> Prompt::plain_rows() const {
 
 Expected<Result> Prompt::run(Device& device, KvFormat format, const std::vector<Row>& rows,
                              const Layout& layout, const RunOptions& options) const {
-    const Batch batch(format, heads_, rows, layout, kQuery);
+    const Batch batch(format, heads_, rows, layout, query_columns());
     ESPALIER_ASSIGN_OR_RETURN(const PlacedBatch placed, PlacedBatch::place(device, batch));
-    ESPALIER_ASSIGN_OR_RETURN(PlacedOutput output,
-                              PlacedOutput::place(device, batch.tokens(), heads_, kValue, options));
+    ESPALIER_ASSIGN_OR_RETURN(
+        PlacedOutput output,
+        PlacedOutput::place(device, batch.tokens(), heads_, dims_.value, options));
     DecompressedCall placed_call = call(batch, options);
     placed_call.rows = placed.rows();
     placed_call.kv = placed.kv();
@@ -99,25 +104,27 @@ Expected<Result> Prompt::run(Device& device, KvFormat format, const std::vector<
         const std::vector<Bf16> plain = plain_rows();
         ESPALIER_ASSIGN_OR_RETURN(weights, device.allocate(plain.size() * sizeof(Bf16)));
         ESPALIER_RETURN_IF_ERROR(device.upload(weights.data(), plain.data(), weights.bytes()));
-        constexpr std::int64_t kHalf = kNope * kLatent * 2;  // bytes of one head's keys, or values
-        placed_call.up_key.layout = linalg::WeightLayout::rows;
-        placed_call.up_key.matrix_bytes = 2 * kHalf;
-        placed_call.up_key.data = weights.data();
-        placed_call.up_value = placed_call.up_key;
-        placed_call.up_value.data += kHalf;
+        for (linalg::WeightView* half : {&placed_call.up_key, &placed_call.up_value}) {
+            half->layout = linalg::WeightLayout::rows;
+            half->matrix_bytes = (dims_.nope + dims_.value) * kLatent * 2;
+            half->data = weights.data();
+        }
+        placed_call.up_value.data += dims_.nope * kLatent * 2;
     }
+    Capacities most = batch.capacities(options.workers, false);
+    most.head_dims = dims_;
     ESPALIER_RETURN_IF_ERROR(device.run(
-        options.workers, device.kernels().scratch_bytes(batch.capacities(options.workers, false)),
+        options.workers, device.kernels().scratch_bytes(most),
         [&](OpContext& context) { return device.kernels().decompressed(context, placed_call); }));
     return output.read();
 }
 
 Expected<Result> Prompt::oracle(KvFormat format, const std::vector<Row>& rows,
                                 const Layout& layout) const {
-    const Batch batch(format, heads_, rows, layout, kQuery);
-    Result result{kValue, heads_, {}, {}};
+    const Batch batch(format, heads_, rows, layout, query_columns());
+    Result result{dims_.value, heads_, {}, {}};
     const auto packed = static_cast<std::size_t>(batch.tokens() * heads_);
-    result.out.assign(packed * kValue, 0.0f);
+    result.out.assign(packed * static_cast<std::size_t>(dims_.value), 0.0f);
     result.lse.assign(packed, 0.0f);
     DecompressedCall host = call(batch, {});
     host.out = reinterpret_cast<std::byte*>(result.out.data());

@@ -11,7 +11,7 @@ namespace espalier::conformance {
 // which.
 class UpWeights {
   public:
-    UpWeights(Random& random, WeightCode code, int heads);
+    UpWeights(Random& random, WeightCode code, int heads, std::int64_t outputs);
     const linalg::WeightView& view() const { return view_; }
 
   private:
@@ -22,9 +22,11 @@ class UpWeights {
 
 class Prompt {
   public:
-    Prompt(Random& random, WeightCode weights, int heads);
+    Prompt(Random& random, WeightCode weights, int heads, const HeadDims& dims = {});
 
     int heads() const { return heads_; }
+    const HeadDims& dims() const { return dims_; }
+    std::int64_t query_columns() const { return dims_.nope + mla::kRope; }
     Row row(Random& random, int tokens, int keys) const;
     Expected<Result> run(Device& device, mla::KvFormat format, const std::vector<Row>& rows,
                          const Layout& layout = {}, const RunOptions& options = {}) const;
@@ -36,6 +38,7 @@ class Prompt {
     std::vector<Bf16> plain_rows() const;
 
     int heads_;
+    HeadDims dims_;
     UpWeights up_key_;
     UpWeights up_value_;
 };

@@ -22,6 +22,7 @@ std::size_t scratch_bytes(const NetworkShape& shape, const ops::Backend& backend
     return std::max(
         backend.scratch_bytes(sizes.tokens, sizes.gather, shape.config.vocab_size, workers),
         kernels.scratch_bytes({.heads = static_cast<std::int32_t>(shape.config.num_attention_heads),
+                               .head_dims = shape.config.head_dims(),
                                .rows = limits.rows,
                                .tokens = limits.nodes,
                                .max_q_len = kMaxNodes,

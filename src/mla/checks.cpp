@@ -214,7 +214,14 @@ Expected<void> check_decompressed_arguments(const DecompressedCall& call) {
     if (call.rows.dcp_world > 1)
         return fail(ErrorKind::unsupported, "decompressed attention over {} context-parallel ranks",
                     call.rows.dcp_world);
-    const HeadDims dims = call.dims() == kWideHead ? kWideHead : HeadDims{};
+    const bool given = call.up_key.data != nullptr && call.up_value.data != nullptr;
+    const HeadDims dims = given ? call.head_dims() : kHeadDims[0];
+    if (index_of(dims) == kHeadDimsCount)
+        return fail(ErrorKind::unsupported,
+                    "decompressed attention of heads with {} nope and {} value columns: {} and {}, "
+                    "or {} and {}, are possible",
+                    dims.nope, dims.value, kHeadDims[0].nope, kHeadDims[0].value, kHeadDims[1].nope,
+                    kHeadDims[1].value);
     ESPALIER_RETURN_IF_ERROR(check_up_weights(call.up_key, "up_key", call.heads, dims.nope));
     return check_up_weights(call.up_value, "up_value", call.heads, dims.value);
 }

@@ -37,27 +37,28 @@ struct AbsorbedCall {
     std::byte* plan = nullptr;
 };
 
-// Entry 2: prompt segments, causal rows only. q [token_end, H, 192] (128 nope, 64 rope), out
-// [token_end, H, 128]; or, on CUDA and with bf16 queries, heads of 192 + 64 and 256 columns.
-// K_nope = latent · up_key[h]ᵀ and V = latent · up_value[h]ᵀ, f32 sums rounded to bf16 (f32 stays
-// f32); tiles of keys from slot 0, folded in order. A row with another mask is refused on the CPU;
-// on CUDA, where the host cannot see masks, it gives NaN.
+// Entry 2: prompt segments, causal rows only. q [token_end, H, nope + 64 rope], out [token_end, H,
+// value], of head_dims(): 128 and 128, or 192 and 256 (on CUDA with bf16 queries). K_nope = latent
+// · up_key[h]ᵀ and V = latent · up_value[h]ᵀ, f32 sums rounded to bf16 (f32 stays f32); tiles of
+// keys from slot 0, folded in order. A row with another mask is refused on the CPU; on CUDA, where
+// the host cannot see masks, it gives NaN.
 struct DecompressedCall {
     RaggedRows rows;
     std::int32_t heads = 0;
     const std::byte* q = nullptr;
     DType q_dtype = DType::bf16;
     KvPages kv;
-    // count = heads, n = 128 (or 192 and 256), k = 512 each, laid out as panels on the CPU and as
-    // rows on CUDA, whose kernels read both halves of W_kv_b where a checkpoint has them: bf16
-    // [heads, key rows then value rows, 512].
+    // count = heads, n = nope and value, k = 512 each, laid out as panels on the CPU and as rows on
+    // CUDA, whose kernels read both halves of W_kv_b where a checkpoint has them: bf16 [heads, key
+    // rows then value rows, 512].
     linalg::WeightView up_key;
     linalg::WeightView up_value;
-    HeadDims dims() const { return {up_key.n, up_value.n}; }
     float scale = 0.0f;
     std::byte* out = nullptr;
     DType out_dtype = DType::bf16;
     float* lse = nullptr;
+
+    HeadDims head_dims() const { return {up_key.n, up_value.n}; }
 };
 
 // Entry 3. latent [tokens, 512] and rope [tokens, 64], f32, rows latent_stride / rope_stride apart,
@@ -89,6 +90,7 @@ struct CompactCall {
 // The largest call that scratch must do for.
 struct Capacities {
     std::int32_t heads = 0;
+    HeadDims head_dims = {};  // of the decompressed entry
     std::int32_t rows = 0;
     std::int64_t tokens = 0;  // token_end
     std::int32_t max_q_len = 0;
@@ -97,8 +99,7 @@ struct Capacities {
     int workers = 1;                // threads of the pool
     bool invariant = true;
     bool dense = false;        // calls may bring a custom_mask
-    bool decompressed = true;  // there may be decompressed calls too, of heads of these dims
-    HeadDims dims = {};
+    bool decompressed = true;  // there may be decompressed calls too
 };
 
 // What a device offers. Each call first checks its words (combination of formats, heads, shapes)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The oracle: docs/mla_contract.md in double and plain loops, every mask and every format. It is
 // slow, allocates as it likes, and decides what the kernels must give.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -132,40 +133,44 @@ std::vector<double> read_query(const std::byte* q, DType dtype, double q_scale, 
     return query;
 }
 
-// Keys [kv_len, dims.query()] and values [kv_len, dims.value] of one head, up-projected from the
-// latents.
+// One head's latents [count, 576] through its up-projection: [count, stride], the weight's outputs
+// first.
+std::vector<double> up_project(const DecompressedCall& call, const linalg::WeightView& weight,
+                               std::int64_t head, const std::vector<double>& latents,
+                               std::int64_t stride) {
+    const auto count = static_cast<std::int64_t>(latents.size()) / kKey;
+    const bool keep = call.kv.format == KvFormat::f32;
+    const auto rounded = [keep](double value) {
+        return keep ? value : static_cast<double>(to_float(to_bf16(static_cast<float>(value))));
+    };
+    std::vector<double> row(kLatent);
+    std::vector<double> result(static_cast<std::size_t>(count * stride));
+    for (std::int64_t output = 0; output < weight.n; ++output) {
+        for (std::int64_t d = 0; d < kLatent; ++d)
+            row[static_cast<std::size_t>(d)] = linalg::weight_at(weight, head, output, d);
+        for (std::int64_t c = 0; c < count; ++c)
+            result[static_cast<std::size_t>(c * stride + output)] =
+                rounded(dot_product(latents.data() + c * kKey, row.data(), kLatent));
+    }
+    return result;
+}
+
+// Keys [kv_len, nope + 64] and values [kv_len, value] of one head.
 struct HeadKeys {
     std::vector<double> keys;
     std::vector<double> values;
 };
 
-// outputs [kv_len, stride] from column 0 on.
-void up_project(const linalg::WeightView& up, std::int64_t head, const std::vector<double>& latents,
-                bool keep, std::vector<double>& outputs, std::size_t stride) {
-    std::vector<double> row(kLatent);
-    for (std::int64_t output = 0; output < up.n; ++output) {
-        for (std::int64_t d = 0; d < kLatent; ++d)
-            row[static_cast<std::size_t>(d)] = linalg::weight_at(up, head, output, d);
-        for (std::size_t c = 0; c < latents.size() / kKey; ++c) {
-            const double sum = dot_product(latents.data() + c * kKey, row.data(), kLatent);
-            outputs[c * stride + static_cast<std::size_t>(output)] =
-                keep ? sum : static_cast<double>(to_float(to_bf16(static_cast<float>(sum))));
-        }
-    }
-}
-
-HeadKeys up_project(const DecompressedCall& call, std::int64_t head,
-                    const std::vector<double>& latents) {
-    const std::size_t count = latents.size() / kKey;
-    const auto columns = static_cast<std::size_t>(call.dims().query());
-    const auto value = static_cast<std::size_t>(call.dims().value);
-    const bool keep = call.kv.format == KvFormat::f32;
-    HeadKeys result{std::vector<double>(count * columns), std::vector<double>(count * value)};
-    up_project(call.up_key, head, latents, keep, result.keys, columns);
-    up_project(call.up_value, head, latents, keep, result.values, value);
-    for (std::size_t c = 0; c < count; ++c)
-        for (std::size_t d = 0; d < kRope; ++d)
-            result.keys[(c + 1) * columns - kRope + d] = latents[c * kKey + kLatent + d];
+HeadKeys head_keys(const DecompressedCall& call, std::int64_t head,
+                   const std::vector<double>& latents) {
+    const HeadDims dims = call.head_dims();
+    const std::int64_t query = dims.nope + kRope;
+    HeadKeys result{up_project(call, call.up_key, head, latents, query),
+                    up_project(call, call.up_value, head, latents, dims.value)};
+    const auto count = static_cast<std::int64_t>(latents.size()) / kKey;
+    for (std::int64_t c = 0; c < count; ++c)
+        std::copy_n(latents.begin() + c * kKey + kLatent, kRope,
+                    result.keys.begin() + c * query + dims.nope);
     return result;
 }
 
@@ -197,8 +202,9 @@ class ReferenceKernels final : public Kernels {
 
     Expected<void> decompressed(OpContext&, const DecompressedCall& call) const override {
         ESPALIER_RETURN_IF_ERROR(check_decompressed_arrays(call));
-        const HeadDims dims = call.dims();
-        const Output output{call.out, call.out_dtype, call.lse, call.heads, dims.value};
+        const auto [nope, value] = call.head_dims();
+        const std::int64_t columns = nope + kRope;
+        const Output output{call.out, call.out_dtype, call.lse, call.heads, value};
         output.write_padding(call.rows);
         for (std::int32_t b = 0; b < call.rows.rows; ++b) {
             const std::int64_t first = call.rows.q_indptr[b];
@@ -206,14 +212,13 @@ class ReferenceKernels final : public Kernels {
             if (q_len == 0) continue;
             const std::vector<double> latents = read_keys(call.rows, b, call.kv);
             for (std::int64_t head = 0; head < call.heads; ++head) {
-                const HeadKeys up = up_project(call, head, latents);
+                const HeadKeys up = head_keys(call, head, latents);
                 for (std::int64_t i = 0; i < q_len; ++i) {
                     const auto query = read_query(call.q, call.q_dtype, 1.0,
-                                                  (first + i) * call.heads + head, dims.query());
+                                                  (first + i) * call.heads + head, columns);
                     const auto scores = score_keys(call.rows, b, i, query.data(), up.keys.data(),
-                                                   dims.query(), static_cast<double>(call.scale));
-                    output.write(first + i, head,
-                                 attend(scores, up.values.data(), dims.value, dims.value));
+                                                   columns, static_cast<double>(call.scale));
+                    output.write(first + i, head, attend(scores, up.values.data(), value, value));
                 }
             }
         }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "base/head_dims.hpp"
 #include "base/limits.hpp"
 #include "base/numeric.hpp"
 
@@ -14,20 +15,12 @@ namespace espalier::mla {
 inline constexpr std::int64_t kLatent = 512;           // compressed key = value columns
 inline constexpr std::int64_t kRope = 64;              // rotary key columns
 inline constexpr std::int64_t kKey = kLatent + kRope;  // 576 columns of a cached slot
-inline constexpr std::int64_t kNope = 128;   // decompressed key columns per head, without rope
-inline constexpr std::int64_t kValue = 128;  // decompressed value columns per head
-inline constexpr std::int64_t kQuery = kNope + kRope;  // 192
-// Columns of a decompressed head. DeepSeek and Kimi have 128 and 128; GLM 192 and 256.
-struct HeadDims {
-    std::int64_t nope = kNope;
-    std::int64_t value = kValue;
-
-    constexpr std::int64_t query() const { return nope + kRope; }
-    constexpr std::int64_t outputs() const { return nope + value; }  // of the up-projection
-    constexpr bool operator==(const HeadDims&) const = default;
-};
-inline constexpr HeadDims kWideHead{192, 256};
-inline constexpr std::int64_t kMaxTail = kMaxNodes;  // slots that a mask word speaks of
+// One head, decompressed, as DeepSeek and Kimi have it: all that the C API takes.
+inline constexpr std::int64_t kNope = kHeadDims[0].nope;    // 128 key columns without rope
+inline constexpr std::int64_t kValue = kHeadDims[0].value;  // 128
+inline constexpr std::int64_t kQuery = kNope + kRope;       // 192
+inline constexpr HeadDims kWideHead = kHeadDims[1];         // GLM-4.7-Flash's
+inline constexpr std::int64_t kMaxTail = kMaxNodes;         // slots that a mask word speaks of
 
 enum class KvFormat : std::uint8_t { f32, bf16, fp16, fp8_tensor, fp8_token };
 std::string_view name_of(KvFormat format);

@@ -38,13 +38,13 @@ Activations lay_out(Take&& take, const checkpoint::ModelConfig& config, DType ac
     a.q_a = matrix(tokens, q_lora, DType::f32);
     a.kv_a = matrix(tokens, mla::kKey, DType::f32);
     a.q_low = matrix(tokens, q_lora, act);
-    a.q = matrix(tokens, heads * mla::kQuery, DType::f32);
-    a.q_act = matrix(tokens, heads * mla::kQuery, act);
+    a.q = matrix(tokens, heads * config.query_head_dim(), DType::f32);
+    a.q_act = matrix(tokens, heads * config.query_head_dim(), act);
     a.q_absorbed = matrix(tokens, heads * mla::kKey, act);
     a.latent = matrix(tokens, mla::kLatent, DType::f32);
     a.key_rope = matrix(tokens, mla::kRope, DType::f32);
     a.out_latent = matrix(tokens, heads * mla::kLatent, act);
-    a.out = matrix(tokens, heads * mla::kValue, act);
+    a.out = matrix(tokens, heads * config.v_head_dim, act);
     a.gate_up = matrix(tokens, 2 * width, DType::f32);
     a.gated = matrix(tokens, width, act);
     a.shared_out = matrix(tokens, hidden, DType::f32);

@@ -27,13 +27,13 @@ struct Activations {
     Matrix q_a;              // [T, q_lora] f32
     Matrix kv_a;             // [T, 576] f32
     Matrix q_low;            // [T, q_lora] act
-    Matrix q;                // [T, H·192] f32
-    Matrix q_act;            // [T, H·192] act: nope and, in the decompressed form, rotated rope
+    Matrix q;                // [T, H·(nope + 64)] f32
+    Matrix q_act;            // [T, H·(nope + 64)] act: nope and, decompressed, rotated rope
     Matrix q_absorbed;       // [T, H·576] act
     Matrix latent;           // [T, 512] f32
     Matrix key_rope;         // [T, 64] f32
     Matrix out_latent;       // [T, H·512] act
-    Matrix out;              // [T, H·128] act
+    Matrix out;              // [T, H·value] act
     Matrix gate_up;          // [T, 2·width] f32: dense layers and shared experts
     Matrix gated;            // [T, width] act
     Matrix shared_out;       // [T, hidden] f32

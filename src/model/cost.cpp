@@ -13,16 +13,16 @@ namespace {
 using checkpoint::ModelConfig;
 
 std::int64_t kv_b_parameters(const ModelConfig& c) {
-    return c.num_attention_heads * (mla::kNope + mla::kValue) * mla::kLatent;
+    return c.num_attention_heads * (c.qk_nope_head_dim + c.v_head_dim) * mla::kLatent;
 }
 
 std::int64_t attention_parameters(const ModelConfig& c) {
     const std::int64_t heads = c.num_attention_heads;
     const std::int64_t query = c.q_lora_rank > 0
-                                   ? c.q_lora_rank * (c.hidden_size + heads * mla::kQuery)
-                                   : c.hidden_size * heads * mla::kQuery;
+                                   ? c.q_lora_rank * (c.hidden_size + heads * c.query_head_dim())
+                                   : c.hidden_size * heads * c.query_head_dim();
     return query + c.hidden_size * mla::kKey + kv_b_parameters(c) +
-           heads * mla::kValue * c.hidden_size;
+           heads * c.v_head_dim * c.hidden_size;
 }
 
 std::int64_t expert_parameters(const ModelConfig& c) {
@@ -98,9 +98,10 @@ StepCost step_cost(const ModelConfig& c, const StepFormats& formats, const StepS
     const double absorbed_pairs = pairs_of(decompressed, tokens - decompressed);
     const double decompressed_pairs = pairs_of(0, decompressed);
     const auto heads = static_cast<double>(c.num_attention_heads);
-    const double attention_flops = 2 * heads *
-                                   (absorbed_pairs * (mla::kKey + mla::kLatent) +
-                                    decompressed_pairs * (mla::kQuery + mla::kValue));
+    const double attention_flops =
+        2 * heads *
+        (absorbed_pairs * (mla::kKey + mla::kLatent) +
+         decompressed_pairs * static_cast<double>(c.query_head_dim() + c.v_head_dim));
     // Each decompressed segment up-projects every key below its end once.
     const double up_keys = decompressed > 0 ? static_cast<double>(shape.depth) + decompressed : 0.0;
     const auto kv_b = static_cast<double>(kv_b_parameters(c));
@@ -143,7 +144,8 @@ PairCost pair_cost(const ModelConfig& c) {
     // The weights' type counts bytes only. A token alone sees itself: that pair is taken off.
     const double token = step_cost(c, StepFormats{}, StepShape{}).flops - absorbed;
     return {.absorbed = absorbed / token,
-            .decompressed = 2 * layers * (mla::kQuery + mla::kValue) / token};
+            .decompressed =
+                2 * layers * static_cast<double>(c.query_head_dim() + c.v_head_dim) / token};
 }
 
 }  // namespace espalier::model

@@ -39,6 +39,7 @@ ops::RouterRule router_rule(const checkpoint::ModelConfig& config) {
 
 DecoderRule::DecoderRule(const checkpoint::ModelConfig& config)
     : heads(static_cast<std::int32_t>(config.num_attention_heads)),
+      head_dims(config.head_dims()),
       epsilon(static_cast<float>(config.rms_norm_eps)),
       softmax_scale(model::softmax_scale(config)),
       rope{inverse_frequencies(config), rope_magnitude(config)},
@@ -88,7 +89,7 @@ void DecoderLayer::project_queries(std::int64_t tokens) const {
 // rotated to where that form of attention reads it.
 void DecoderLayer::split_queries(std::int64_t first, std::int64_t count, const Matrix& rope_to,
                                  std::int64_t rope_step) const {
-    backend_.split_queries(context_, a_.q.slice(first, count), rule_.heads, mla::kNope,
+    backend_.split_queries(context_, a_.q.slice(first, count), rule_.heads, rule_.head_dims.nope,
                            a_.cos_sin.slice(first, count), a_.q_act.slice(first, count), rope_to,
                            rope_step);
 }
@@ -121,12 +122,12 @@ Expected<void> DecoderLayer::attend_absorbed(const batch::BatchView& batch,
     const std::int64_t count = batch.cap_absorbed;
     const Matrix query = a_.q_absorbed.slice(0, count);
     split_queries(0, count, query.columns(mla::kLatent, query.cols - mla::kLatent), mla::kKey);
-    backend_.stacked_product(context_, a_.q_act.slice(0, count), mla::kQuery,
+    backend_.stacked_product(context_, a_.q_act.slice(0, count), rule_.query_columns(),
                              weights_.attention.absorb_key.view(), query, mla::kKey);
     ESPALIER_RETURN_IF_ERROR(kernels_.absorbed(context_, absorbed_call(batch, kv)));
     backend_.stacked_product(context_, a_.out_latent.slice(0, count), mla::kLatent,
                              weights_.attention.up_value.view(), a_.out.slice(0, count),
-                             mla::kValue);
+                             rule_.head_dims.value);
     return {};
 }
 
@@ -135,8 +136,9 @@ Expected<void> DecoderLayer::attend_decompressed(const batch::BatchView& batch,
     const std::int64_t first = batch.cap_absorbed;
     const std::int64_t count = batch.cap_tokens - first;
     split_queries(first, count,
-                  a_.q_act.slice(first, count).columns(mla::kNope, a_.q_act.cols - mla::kNope),
-                  mla::kQuery);
+                  a_.q_act.slice(first, count)
+                      .columns(rule_.head_dims.nope, a_.q_act.cols - rule_.head_dims.nope),
+                  rule_.query_columns());
     mla::DecompressedCall call;
     call.rows = batch.decompressed;
     call.heads = rule_.heads;

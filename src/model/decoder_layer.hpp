@@ -25,10 +25,13 @@ struct DecoderRule {
     explicit DecoderRule(const checkpoint::ModelConfig& config);
 
     std::int32_t heads = 0;
+    HeadDims head_dims;
     float epsilon = 0.0f;        // of the norms before attention and MLP, and of the final one
     float softmax_scale = 0.0f;  // YaRN applied
     ops::RopeRule rope;
     ops::RouterRule router;
+
+    std::int64_t query_columns() const { return head_dims.nope + mla::kRope; }  // of a head
 };
 
 // What a pass runs on. All borrowed.

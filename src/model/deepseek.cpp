@@ -156,6 +156,7 @@ StepMemory step_memory(const checkpoint::ModelConfig& config, DType act,
                        const ModelLimits& limits) {
     const ModelLimits bounded = with_defaults(limits, config);
     const mla::Capacities attention{.heads = static_cast<std::int32_t>(config.num_attention_heads),
+                                    .head_dims = config.head_dims(),
                                     .rows = bounded.max_rows,
                                     .tokens = bounded.max_tokens,
                                     .max_q_len = static_cast<std::int32_t>(bounded.max_tokens),

@@ -2,6 +2,7 @@
 // Which tensors make a decoder layer, by the names DeepSeek publishes. One function per block.
 #include "model/layer_loader.hpp"
 
+#include <numeric>
 #include <string>
 
 #include "mla/contract.hpp"
@@ -13,22 +14,25 @@ using linalg::WeightSource;
 
 namespace {
 
-// kv_b holds, head after head, 128 rows that make k_nope and 128 rows that make v.
-Expected<void> load_kv_b(WeightReader& reader, const std::string& name, std::int64_t heads,
+// kv_b holds, head after head, rows that make k_nope and rows that make v.
+Expected<void> load_kv_b(WeightReader& reader, const std::string& name, const ModelConfig& config,
                          AttentionWeights& to) {
-    constexpr std::int64_t kRows = mla::kNope + mla::kValue;
-    ESPALIER_ASSIGN_OR_RETURN(const StoredMatrix kv_b,
-                              reader.stored_for_both_axes(name, heads * kRows, mla::kLatent));
+    const auto [nope, value_rows] = config.head_dims();
+    const std::int64_t head_rows = nope + value_rows;
+    ESPALIER_ASSIGN_OR_RETURN(
+        const StoredMatrix kv_b,
+        reader.stored_for_both_axes(name, config.num_attention_heads * head_rows, mla::kLatent,
+                                    std::gcd(nope, value_rows)));
     std::vector<std::vector<WeightSource>> absorb, key, value;
-    for (std::int64_t head = 0; head < heads; ++head) {
-        absorb.push_back({kv_b.rows(head * kRows, mla::kNope, true)});
-        key.push_back({kv_b.rows(head * kRows, mla::kNope)});
-        value.push_back({kv_b.rows(head * kRows + mla::kNope, mla::kValue)});
+    for (std::int64_t head = 0; head < config.num_attention_heads; ++head) {
+        absorb.push_back({kv_b.rows(head * head_rows, nope, true)});
+        key.push_back({kv_b.rows(head * head_rows, nope)});
+        value.push_back({kv_b.rows(head * head_rows + nope, value_rows)});
     }
     ESPALIER_ASSIGN_OR_RETURN(to.absorb_key, reader.pack(absorb));
     ESPALIER_ASSIGN_OR_RETURN(to.up_value, reader.pack(value));
     if (reader.device() == DeviceKind::cuda) {
-        ESPALIER_ASSIGN_OR_RETURN(to.up_rows, reader.bf16_rows(kv_b, heads));
+        ESPALIER_ASSIGN_OR_RETURN(to.up_rows, reader.bf16_rows(kv_b, config.num_attention_heads));
     } else {
         ESPALIER_ASSIGN_OR_RETURN(to.up_key, reader.pack(key));
     }
@@ -42,24 +46,23 @@ Expected<AttentionWeights> load_attention(WeightReader& reader, const ModelConfi
                                           const std::string& name, std::int64_t input_width) {
     const std::int64_t heads = config.num_attention_heads;
     const std::int64_t q_lora = config.q_lora_rank;
+    const std::int64_t query = heads * config.query_head_dim();
     AttentionWeights to;
     if (q_lora > 0) {
         ESPALIER_ASSIGN_OR_RETURN(to.q_a, reader.matrix(name + "q_a_proj", q_lora, input_width));
         ESPALIER_ASSIGN_OR_RETURN(to.q_a_norm,
                                   reader.vector(name + "q_a_layernorm.weight", q_lora));
-        ESPALIER_ASSIGN_OR_RETURN(to.q,
-                                  reader.matrix(name + "q_b_proj", heads * mla::kQuery, q_lora));
+        ESPALIER_ASSIGN_OR_RETURN(to.q, reader.matrix(name + "q_b_proj", query, q_lora));
     } else {
-        ESPALIER_ASSIGN_OR_RETURN(to.q,
-                                  reader.matrix(name + "q_proj", heads * mla::kQuery, input_width));
+        ESPALIER_ASSIGN_OR_RETURN(to.q, reader.matrix(name + "q_proj", query, input_width));
     }
     ESPALIER_ASSIGN_OR_RETURN(to.kv_a,
                               reader.matrix(name + "kv_a_proj_with_mqa", mla::kKey, input_width));
     ESPALIER_ASSIGN_OR_RETURN(to.kv_a_norm,
                               reader.vector(name + "kv_a_layernorm.weight", mla::kLatent));
-    ESPALIER_RETURN_IF_ERROR(load_kv_b(reader, name + "kv_b_proj", heads, to));
+    ESPALIER_RETURN_IF_ERROR(load_kv_b(reader, name + "kv_b_proj", config, to));
     ESPALIER_ASSIGN_OR_RETURN(
-        to.o, reader.matrix(name + "o_proj", config.hidden_size, heads * mla::kValue));
+        to.o, reader.matrix(name + "o_proj", config.hidden_size, heads * config.v_head_dim));
     return to;
 }
 

@@ -88,7 +88,7 @@ class Quantizer {
         if (config.quantization.layout != checkpoint::QuantizedLayout::none)
             return fail(ErrorKind::unsupported, "{}: its weights are quantized already",
                         source_.directory().string());
-        config.tensor_prefix.clear();
+        config.wrapper = checkpoint::Wrapper::none;
         std::set<std::string> done;
         for (const TensorSpec& spec : checkpoint::list_tensors(
                  config, {.dtype = DType::bf16, .repeat_mtp_embeddings = true})) {
@@ -116,7 +116,7 @@ class Quantizer {
             add_copy(name + ".weight");
             return {};
         }
-        const std::string full = source_.config().tensor_prefix + name;
+        const std::string full = fmt::format("{}{}", source_.config().tensor_prefix(), name);
         Piece piece{.name = name, .n = n, .k = k, .source_bytes = stored.weights.bytes.size()};
         if (name.ends_with("kv_b_proj")) {
             piece.kind = Piece::Kind::widened;
@@ -140,7 +140,8 @@ class Quantizer {
     void add_copy(const std::string& name) {
         const checkpoint::Tensor tensor = *source_.stored(name);
         Piece piece{.name = name, .source_bytes = tensor.bytes.size()};
-        piece.becomes = {spec_of(source_.config().tensor_prefix + name, tensor.type, tensor.shape)};
+        piece.becomes = {spec_of(fmt::format("{}{}", source_.config().tensor_prefix(), name),
+                                 tensor.type, tensor.shape)};
         pieces_.push_back(std::move(piece));
     }
 

@@ -58,7 +58,7 @@ float rope_magnitude(const ModelConfig& config) {
 }
 
 float softmax_scale(const ModelConfig& config) {
-    double scale = 1.0 / std::sqrt(static_cast<double>(mla::kQuery));
+    double scale = 1.0 / std::sqrt(static_cast<double>(config.query_head_dim()));
     if (config.yarn && config.yarn->mscale_all_dim != 0.0) {
         const double m = magnitude(config.yarn->factor, config.yarn->mscale_all_dim);
         scale *= m * m;

@@ -105,10 +105,11 @@ Expected<StoredMatrix> WeightReader::stored(const std::string& name, std::int64_
 }
 
 Expected<StoredMatrix> WeightReader::stored_for_both_axes(const std::string& name, std::int64_t n,
-                                                          std::int64_t k) const {
+                                                          std::int64_t k, std::int64_t cut) const {
     ESPALIER_ASSIGN_OR_RETURN(StoredMatrix matrix, stored(name, n, k));
     const WeightFormat& format = matrix.stored.format;
-    if (format.scaled() && (format.group_n == 1 || rounding_)) matrix.widen();
+    if (format.scaled() && (format.group_n == 1 || cut % format.group_n != 0 || rounding_))
+        matrix.widen();
     return matrix;
 }
 

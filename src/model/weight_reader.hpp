@@ -44,10 +44,12 @@ class WeightReader {
 
     // `name` without ".weight"; [n, k].
     Expected<StoredMatrix> stored(const std::string& name, std::int64_t n, std::int64_t k) const;
-    // The same for a matrix that is read along both axes: rounded to bf16 where its scales are for
-    // groups along one, and where rounding leaves FP8 behind.
+    // The same for a matrix that is read along both axes, in pieces of a multiple of `cut` rows:
+    // rounded to bf16 where its scales are for groups along one, where pieces do not begin with
+    // blocks of scales (FP8 heads of 192 + 256 rows in blocks of 128), and where rounding leaves
+    // FP8 behind.
     Expected<StoredMatrix> stored_for_both_axes(const std::string& name, std::int64_t n,
-                                                std::int64_t k) const;
+                                                std::int64_t k, std::int64_t cut) const;
     Expected<Weight> matrix(const std::string& name, std::int64_t n, std::int64_t k);
     // Not rounded: heads.
     Expected<Weight> kept_matrix(const std::string& name, std::int64_t n, std::int64_t k);

@@ -186,7 +186,7 @@ TEST_F(CheckpointTest, GenerationConfigIsOptionalAndAddsEndTokens) {
 TEST_F(CheckpointTest, NestedModelsDropPrefixAndVision) {
     ModelConfig config = synthetic_preset("tiny-v3")->config;
     config.architecture = Architecture::kimi_k2;
-    config.tensor_prefix = "language_model.";
+    config.wrapper = Wrapper::kimi_k25;
     put("config.json", config_json_of(config, DType::bf16));
     const auto entry = [](int index) {
         return fmt::format(R"({{"dtype":"U8","shape":[1],"data_offsets":[{},{}]}})", index,
@@ -202,6 +202,11 @@ TEST_F(CheckpointTest, NestedModelsDropPrefixAndVision) {
     ASSERT_TRUE(checkpoint) << checkpoint.error().message;
     EXPECT_EQ(checkpoint->names(), std::vector<std::string>{"lm_head.weight"});
     EXPECT_EQ(checkpoint->total_bytes(), 1u);
+    ASSERT_EQ(checkpoint->left_out().size(), 2u);
+    for (const LeftOut& part : checkpoint->left_out()) {
+        EXPECT_EQ(part.tensors, 1) << part.prefix;
+        EXPECT_EQ(part.bytes, 1u) << part.prefix;
+    }
     EXPECT_TRUE(checkpoint->find("lm_head.weight", {1}, {StoredType::u8}));
     expect_error(checkpoint->find("norm", {1}, {StoredType::u8}), {"'language_model.norm'"});
     put("model.safetensors", safetensors(fmt::format(R"({{"surprise.w":{}}})", entry(0)), 1));

@@ -31,7 +31,7 @@ void expect_refused_with(const char* field, const json& value,
 }
 
 TEST(ConfigRefusal, TheUnchangedConfigurationsAreAccepted) {
-    for (const char* preset : {"tiny-v2", "tiny-v3"})
+    for (const char* preset : {"tiny-v2", "tiny-v3", "tiny-glm"})
         EXPECT_TRUE(parse_model_config(valid(preset).dump(), "config.json")) << preset;
 }
 
@@ -45,6 +45,16 @@ TEST(ConfigRefusal, OtherModelsByName) {
         {"KimiK3ForCausalLM", "kimi_k3", "Kimi K3"},
         {"KimiK3ForConditionalGeneration", "kimi_k3", "Kimi K3"},
         {"KimiLinearForCausalLM", "kimi_linear", "Kimi Linear"},
+        {"MiniCPM3ForCausalLM", "minicpm3", "MiniCPM3 (256 latent and 32 rope columns"},
+        {"Mistral4ForCausalLM", "mistral4", "Mistral Small 4 (256 latent columns"},
+        {"MistralLarge3ForCausalLM", "", "Mistral Large 3 (queries scaled by position"},
+        {"MistralLarge4ForConditionalGeneration", "mistral_large4", "Mistral Large 4 (sparse"},
+        {"GlmMoeDsaForCausalLM", "glm_moe_dsa", "GLM-5 (sparse"},
+        {"Glm4MoeForCausalLM", "glm4_moe", "GLM-4.5 to GLM-4.7 (grouped heads"},
+        {"Glm4MoeForCausalLM", "glm4_moe_lite", "GLM-4.5 to GLM-4.7"},
+        {"DeepseekOCRForCausalLM", "deepseek_vl_v2", "DeepSeek-OCR"},
+        {"LongcatFlashForCausalLM", "longcat_flash", "LongCat-Flash (two attentions"},
+        {"AXK1ForCausalLM", "axk1", "A.X K1 (a norm behind the experts)"},
         {"LlamaForCausalLM", "llama", "LlamaForCausalLM"},
         {"DeepseekV2ForCausalLM", "deepseek_v3", "deepseek_v3"},
         {"", "", "model_type ''"},
@@ -101,6 +111,12 @@ TEST(ConfigRefusal, ShapesTheAttentionLibraryDoesNotHave) {
     expect_refused_with("qk_rope_head_dim", 32, {"qk_rope_head_dim is 32", "64"});
     expect_refused_with("qk_nope_head_dim", 64, {"qk_nope_head_dim is 64", "128"});
     expect_refused_with("v_head_dim", 192, {"v_head_dim is 192", "128"});
+    // Each alone is known, the pair is not.
+    expect_refused_with("v_head_dim", 256, {"qk_nope_head_dim is 128 and v_head_dim is 256"});
+    expect_refused_with("qk_nope_head_dim", 128,
+                        {"qk_nope_head_dim is 128 and v_head_dim is 256", "192 and 256"},
+                        "tiny-glm");
+    expect_refused_with("use_mla", false, {"use_mla is false"});
     expect_refused_with("num_attention_heads", 129, {"num_attention_heads is 129", "1 to 128"});
     expect_refused_with("num_attention_heads", 0, {"num_attention_heads is 0", "1 to 128"});
     expect_refused_with("num_key_value_heads", 1, {"num_key_value_heads is 1", "4"});
@@ -112,6 +128,18 @@ TEST(ConfigRefusal, ShapesTheAttentionLibraryDoesNotHave) {
     expect_refused_with("moe_layer_freq", -1, {"moe_layer_freq is -1"});
     expect_refused_with("ep_size", 8, {"ep_size is 8", "1"});
     expect_refused_with("pretraining_tp", 2, {"pretraining_tp is 2", "1"});
+}
+
+TEST(ConfigRefusal, KindsOfLayers) {
+    const auto refused = [](const json& types, std::initializer_list<std::string_view> parts) {
+        expect_refused_with("mlp_layer_types", types, parts, "tiny-glm");
+    };
+    refused("dense", {"mlp_layer_types is \"dense\"", "num_hidden_layers 3"});
+    refused({"dense", "sparse"}, {"mlp_layer_types is a list of 2", "3"});
+    refused({"dense", "sparse", "dense"}, {"mlp_layer_types[2] is \"dense\""});
+    refused({"dense", "sparse", 7}, {"mlp_layer_types[2] is 7"});
+    refused({"dense", "dense", "sparse"},
+            {"mlp_layer_types begins with 2 dense layers", "first_k_dense_replace is 1"});
 }
 
 // Published code disagrees with itself here, and no published checkpoint has these.

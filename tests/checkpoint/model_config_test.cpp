@@ -3,6 +3,7 @@
 // out.
 #include "checkpoint/model_config.hpp"
 
+#include "checkpoint/known_models.hpp"
 #include "checkpoint/support.hpp"
 #include "checkpoint/synthetic.hpp"
 
@@ -55,6 +56,47 @@ constexpr const char* kKimiFields =
   "tie_word_embeddings": false, "topk_group": 1, "topk_method": "noaux_tc", "v_head_dim": 128,
   "vocab_size": 163840)";
 
+constexpr const char* kGlmFlash = R"({
+  "architectures": ["Glm4MoeLiteForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+  "pad_token_id": 154820, "eos_token_id": [154820, 154827, 154829], "hidden_act": "silu", "hidden_size": 2048,
+  "intermediate_size": 10240, "max_position_embeddings": 202752, "model_type": "glm4_moe_lite",
+  "moe_intermediate_size": 1536, "topk_method": "noaux_tc", "norm_topk_prob": true, "num_attention_heads": 20,
+  "n_group": 1, "topk_group": 1, "n_routed_experts": 64, "n_shared_experts": 1, "routed_scaling_factor": 1.8,
+  "num_experts_per_tok": 4, "first_k_dense_replace": 1, "num_hidden_layers": 47, "num_key_value_heads": 20,
+  "num_nextn_predict_layers": 1, "partial_rotary_factor": 1.0, "rms_norm_eps": 1e-05, "rope_scaling": null,
+  "rope_theta": 1000000, "tie_word_embeddings": false, "dtype": "bfloat16", "q_lora_rank": 768,
+  "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "vocab_size": 154880})";
+
+constexpr const char* kMoonlight = R"({
+  "architectures": ["DeepseekV3ForCausalLM"], "bos_token_id": 163584, "eos_token_id": 163585, "ep_size": 1,
+  "first_k_dense_replace": 1, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 11264,
+  "kv_lora_rank": 512, "max_position_embeddings": 8192, "model_type": "deepseek_v3",
+  "moe_intermediate_size": 1408, "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 64,
+  "n_shared_experts": 2, "norm_topk_prob": true, "num_attention_heads": 16, "num_experts_per_tok": 6,
+  "num_hidden_layers": 27, "num_key_value_heads": 16, "num_nextn_predict_layers": 0, "pretraining_tp": 1,
+  "q_lora_rank": null, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05,
+  "rope_scaling": null, "rope_theta": 50000, "routed_scaling_factor": 2.446, "scoring_func": "sigmoid",
+  "tie_word_embeddings": false, "topk_group": 1, "topk_method": "noaux_tc", "v_head_dim": 128,
+  "vocab_size": 163840})";
+
+constexpr const char* kYoutu = R"({
+  "architectures": ["YoutuForCausalLM"], "model_type": "youtu", "bos_token_id": 128000, "eos_token_id": 128001,
+  "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 6144, "kv_lora_rank": 512,
+  "max_position_embeddings": 131072, "num_attention_heads": 16, "num_hidden_layers": 32,
+  "num_key_value_heads": 16, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+  "rms_norm_eps": 1e-06, "rope_interleave": true, "rope_theta": 1600000, "v_head_dim": 128, "vocab_size": 128256})";
+
+// DeepSeek-VL2's largest names no class and leaves sizes out that have its class's value.
+constexpr const char* kVl2 = R"({
+  "model_type": "deepseek_vl_v2", "tile_tag": "2D", "projector_config": {"n_embed": 2560}, "vision_config": {},
+  "language_config": {
+    "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "bos_token_id": 0,
+    "eos_token_id": 1, "first_k_dense_replace": 1, "hidden_size": 2560, "intermediate_size": 12288,
+    "kv_lora_rank": 512, "max_position_embeddings": 4096, "moe_intermediate_size": 1536, "n_group": 1,
+    "n_routed_experts": 72, "n_shared_experts": 2, "norm_topk_prob": true, "num_experts_per_tok": 6,
+    "q_lora_rank": null, "routed_scaling_factor": 2.0, "scoring_func": "sigmoid", "topk_group": 1,
+    "topk_method": "noaux_tc", "use_mla": true, "vocab_size": 129280}})";
+
 // The fewest fields a file may have, with `more` added.
 std::string minimal(const std::string& family, const std::string& more) {
     return R"({"architectures": ["Deepseek)" + family +
@@ -100,7 +142,8 @@ TEST(ModelConfig, DeepseekV3) {
     EXPECT_EQ(config.scoring, ScoringFunction::sigmoid);
     EXPECT_EQ(config.routed_scaling_factor, 2.5);
     EXPECT_EQ(config.vocab_size, 129280);
-    EXPECT_EQ(config.tensor_prefix, "");
+    EXPECT_EQ(config.tensor_prefix(), "");
+    EXPECT_EQ(published_name(config), "DeepSeek-V3, V3.1 or R1");
 }
 
 TEST(ModelConfig, KimiK2AlsoNestedInTextConfig) {
@@ -114,14 +157,89 @@ TEST(ModelConfig, KimiK2AlsoNestedInTextConfig) {
         R"({"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25", "vision_config": {},
             "tie_word_embeddings": false, "eos_token_id": 163586, "text_config": {)" +
         fields + "}}");
-    EXPECT_EQ(nested.tensor_prefix, "language_model.");
-    plain.tensor_prefix = nested.tensor_prefix;
+    EXPECT_EQ(nested.wrapper, Wrapper::kimi_k25);
+    EXPECT_EQ(nested.tensor_prefix(), "language_model.");
+    EXPECT_EQ(published_name(plain), "Kimi K2");
+    EXPECT_EQ(published_name(nested), "Kimi K2.5 or K2.6");
+    plain.wrapper = nested.wrapper;
     EXPECT_EQ(nested, plain);
     // The class of its own that some conversions name.
     std::string renamed = fields;
     renamed.replace(renamed.find("DeepseekV3"), 10, "KimiK2");
-    plain.tensor_prefix = "";
+    plain.wrapper = Wrapper::none;
     EXPECT_EQ(parsed("{" + renamed + "}"), plain);
+}
+
+TEST(ModelConfig, GlmFlash) {
+    const ModelConfig config = parsed(kGlmFlash);
+    EXPECT_EQ(config.architecture, Architecture::glm4_moe_lite);
+    EXPECT_EQ(config.head_dims(), (HeadDims{192, 256}));
+    EXPECT_EQ(config.query_head_dim(), 256);
+    EXPECT_EQ(config.topk_method, TopkMethod::noaux_tc);
+    EXPECT_EQ(config.scoring, ScoringFunction::sigmoid);
+    EXPECT_EQ(config.routed_scaling_factor, 1.8);
+    EXPECT_EQ(config.num_nextn_predict_layers, 1);
+    EXPECT_EQ(config.rope_theta, 1e6);
+    EXPECT_EQ(config.eos_token_ids, (std::vector<std::int32_t>{154820, 154827, 154829}));
+    EXPECT_FALSE(config.bos_token_id);
+    EXPECT_FALSE(config.layer_is_moe(0));
+    EXPECT_TRUE(config.layer_is_moe(47));
+    EXPECT_EQ(published_name(config), "GLM-4.7-Flash");
+}
+
+// As transformers 5 writes it: rope_parameters, the kinds of layers, nothing that has its default.
+TEST(ModelConfig, AbsentFieldsOfGlmTakeItsClassDefaults) {
+    const std::string start = R"({"architectures": ["Glm4MoeLiteForCausalLM"],
+        "model_type": "glm4_moe_lite", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 3,
+        "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 128,
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32)";
+    const ModelConfig config = parsed(start + "}");
+    EXPECT_EQ(config.head_dims(), (HeadDims{192, 256}));
+    EXPECT_EQ(config.q_lora_rank, 768);
+    EXPECT_EQ(config.n_group, 1);
+    EXPECT_EQ(config.first_k_dense_replace, 1);
+    EXPECT_EQ(config.n_shared_experts, 1);
+    EXPECT_EQ(config.routed_scaling_factor, 1.8);
+    EXPECT_TRUE(config.norm_topk_prob);
+    EXPECT_EQ(config.rms_norm_eps, 1e-5);
+    EXPECT_EQ(parsed(start + R"(, "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}})"),
+              config);
+    EXPECT_EQ(parsed(start + R"(, "mlp_layer_types": ["dense", "dense", "sparse"]})")
+                  .first_k_dense_replace,
+              2);
+}
+
+TEST(ModelConfig, OtherPublishedModelsByName) {
+    const ModelConfig moonlight = parsed(kMoonlight);
+    EXPECT_EQ(moonlight.architecture, Architecture::deepseek_v3);
+    EXPECT_EQ(moonlight.routed_scaling_factor, 2.446);
+    EXPECT_EQ(published_name(moonlight), "Moonlight-16B-A3B");
+    EXPECT_EQ(published_name(parsed(kV2Lite)), "DeepSeek-V2-Lite");
+    const ModelConfig kimi_vl = parsed(
+        R"({"architectures": ["KimiVLForConditionalGeneration"], "model_type": "kimi_vl", "text_config": )" +
+        std::string(kMoonlight) + "}");
+    EXPECT_EQ(kimi_vl.tensor_prefix(), "language_model.");
+    EXPECT_EQ(published_name(kimi_vl), "Kimi-VL-A3B's language model");
+    const ModelConfig youtu = parsed(kYoutu);
+    EXPECT_EQ(youtu.n_routed_experts, 0);
+    EXPECT_TRUE(youtu.tie_word_embeddings);
+    EXPECT_EQ(published_name(youtu), "Youtu-LLM-2B");
+    ModelConfig other = moonlight;
+    other.num_hidden_layers = 26;
+    EXPECT_EQ(published_name(other), "");
+}
+
+TEST(ModelConfig, DeepseekVl2HasV3sRouterInAModelOfV2sClass) {
+    const ModelConfig config = parsed(kVl2);
+    EXPECT_EQ(config.architecture, Architecture::deepseek_v2);
+    EXPECT_EQ(config.wrapper, Wrapper::deepseek_vl2);
+    EXPECT_EQ(config.tensor_prefix(), "language.");
+    EXPECT_EQ(config.topk_method, TopkMethod::noaux_tc);
+    EXPECT_EQ(config.scoring, ScoringFunction::sigmoid);
+    EXPECT_EQ(config.num_hidden_layers, 30);
+    EXPECT_EQ(config.num_attention_heads, 32);
+    EXPECT_EQ(published_name(config), "DeepSeek-VL2's language model");
 }
 
 TEST(ModelConfig, AbsentFieldsOfV2TakeItsClassDefaults) {
@@ -196,10 +314,11 @@ TEST(ModelConfig, EndTokensAreOneOrAList) {
 }
 
 TEST(ModelConfig, WritesAndReadsBackAsItself) {
-    std::vector<ModelConfig> configs = {parsed(kV2Lite), parsed(kV3),
-                                        parsed("{" + std::string(kKimiFields) + "}")};
+    std::vector<ModelConfig> configs = {
+        parsed(kV2Lite), parsed(kV3),  parsed(kGlmFlash),
+        parsed(kYoutu),  parsed(kVl2), parsed("{" + std::string(kKimiFields) + "}")};
     configs.push_back(configs.back());
-    configs.back().tensor_prefix = "language_model.";
+    configs.back().wrapper = Wrapper::kimi_k25;
     for (const ModelConfig& config : configs) {
         const auto again = parse_model_config(
             config_json_of(config, config.fp8_block ? DType::e4m3 : DType::bf16), "again");

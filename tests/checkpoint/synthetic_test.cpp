@@ -84,7 +84,7 @@ void expect_round_trip(const SyntheticModel& model) {
     const auto specs = list_tensors(model.config, {model.dtype, model.repeat_mtp_embeddings});
     EXPECT_EQ(checkpoint->names().size(), specs.size());
     for (const TensorSpec& spec : specs) {
-        const std::string name = spec.name.substr(model.config.tensor_prefix.size());
+        const std::string name = spec.name.substr(model.config.tensor_prefix().size());
         const auto tensor =
             spec.shape.empty() ? checkpoint->find(name, {}, {spec.type})
             : spec.shape.size() == 1
@@ -128,8 +128,19 @@ TEST(Synthetic, RoundTripOfEveryTypeSingleAndSharded) {
     expect_round_trip(v3);
     v3.repeat_mtp_embeddings = true;
     v3.config.architecture = Architecture::kimi_k2;
-    v3.config.tensor_prefix = "language_model.";
+    v3.config.wrapper = Wrapper::kimi_k25;
     expect_round_trip(v3);
+    expect_round_trip(*synthetic_preset("tiny-glm"));
+}
+
+// zai-org/GLM-4.7-Flash's model.safetensors.index.json has 9,703 names, and its total_size counts
+// this many numbers.
+TEST(Synthetic, GlmFlashHasTheTensorsOfThePublishedIndex) {
+    const auto specs = list_tensors(synthetic_preset("glm-flash")->config, {DType::bf16, true});
+    EXPECT_EQ(specs.size(), 9703u);
+    std::uint64_t numbers = 0;
+    for (const TensorSpec& spec : specs) numbers += spec.elements();
+    EXPECT_EQ(numbers, 31'221'488'576u);
 }
 
 TEST(Synthetic, Fp8WithDimensionsThatAreNoMultipleOf128) {

@@ -14,7 +14,7 @@ namespace {
 class TensorCheckTest : public testing::Test {
   protected:
     void write(SyntheticModel model) {
-        prefix_ = model.config.tensor_prefix;
+        prefix_ = model.config.tensor_prefix();
         directory_.emplace();
         ThreadPool pool(1);
         const auto written = write_synthetic(model, path(), pool);
@@ -51,7 +51,7 @@ class TensorCheckTest : public testing::Test {
 };
 
 TEST_F(TensorCheckTest, WholeModelsPass) {
-    for (const char* preset : {"tiny-v2", "tiny-v3"})
+    for (const char* preset : {"tiny-v2", "tiny-v3", "tiny-glm"})
         for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::e4m3}) {
             SCOPED_TRACE(std::string(preset) + " " + std::string(name_of(dtype)));
             write(preset, dtype);
@@ -59,7 +59,7 @@ TEST_F(TensorCheckTest, WholeModelsPass) {
         }
     SyntheticModel model = *synthetic_preset("tiny-v3");
     model.repeat_mtp_embeddings = true;
-    model.config.tensor_prefix = "language_model.";
+    model.config.wrapper = Wrapper::kimi_k25;
     model.config.architecture = Architecture::kimi_k2;
     write(model);
     expect_fine();

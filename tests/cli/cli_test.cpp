@@ -428,6 +428,15 @@ TEST(Cli, AWrittenModelIsInspectedAndRuns) {
     EXPECT_EQ(espalier("make-model --out " + model).status, 1);  // not empty
 }
 
+TEST(Cli, APresetIsTimedWithoutBeingKept) {
+    const auto bench = json_of(
+        "bench model --synthetic tiny-glm --dtype int4 --depth 0 --rows 1 --prompt 300 -r 1 -o "
+        "json");
+    ASSERT_EQ(bench.size(), 2u);
+    EXPECT_EQ(bench[1]["tokens"], 300);
+    EXPECT_GT(bench[1]["ms"].get<double>(), 0.0);
+}
+
 TEST(Cli, SelftestEndsInATable) {
     const Result result =
         espalier("selftest --seconds 0 --variant portable --format bf16 --check bounds --seed 3");
@@ -505,6 +514,10 @@ TEST(Cli, RefusalsSaySoAndExitAccordingly) {
              Refusal{"generate NOBODY/nothing -p x", 1, "not in the hub cache"},
              Refusal{"inspect " + kSapling + "-eagle3", 1, "is not supported; supported are"},
              Refusal{"bench model " + kSapling + " -o xml", 1, "not one of md, csv, json"},
+             Refusal{"bench model", 2, "--synthetic"},
+             Refusal{"bench model " + kSapling + " --synthetic tiny-v3", 2, "--synthetic"},
+             Refusal{"bench model --synthetic huge", 2, "--synthetic"},
+             Refusal{"bench model " + kSapling + " --dtype int4", 2, "--dtype"},
              Refusal{"selftest --check nonsense", 2, "--check"},
              Refusal{"selftest --device cuda --variant avx2", 1, "chooses among CPU kernels"},
          }) {

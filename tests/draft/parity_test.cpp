@@ -26,7 +26,7 @@ namespace {
 // term anywhere by 1e-2 or more (measured by leaving each norm out).
 constexpr double kTolerance = 2e-5;
 
-constexpr std::array kGoldens = {"mtp", "eagle3", "eagle3_1", "eagle3_norms"};
+constexpr std::array kGoldens = {"mtp", "mtp_glm", "eagle3", "eagle3_1", "eagle3_norms"};
 
 std::filesystem::path golden_folder() {
     return std::filesystem::path(test::source_directory()) / "tests/draft/goldens";

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 #include <stdexcept>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -34,11 +35,16 @@ struct TinyDrafts {
     DraftSet set() const { return {.target = *model, .mtp = true, .eagle3 = eagle3}; }
 };
 
-inline TinyDrafts make_tiny_drafts(model::Machine machine) {
-    const TemporaryDirectory directory;
-    checkpoint::SyntheticModel preset = must(checkpoint::synthetic_preset("tiny-v3"));
+inline checkpoint::SyntheticModel tiny_preset(std::string_view name) {
+    checkpoint::SyntheticModel preset = must(checkpoint::synthetic_preset(name));
     preset.config.num_hidden_layers = 2;
     preset.config.num_attention_heads = 2;
+    return preset;
+}
+
+inline TinyDrafts make_tiny_drafts(
+    model::Machine machine, const checkpoint::SyntheticModel& preset = tiny_preset("tiny-v3")) {
+    const TemporaryDirectory directory;
     const auto path = directory.path() / "model", draft_path = directory.path() / "draft";
     model::write_model(preset, path);
     ThreadPool pool(1);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The lossless test with all drafters on: random schedules, mixed batches, chunks, prefix hits,
 // preemption, cancellation and several choices, drafted for by MTP, EAGLE3, n-grams and a drafter
-// whose right branches are never the first. Each request equals itself run alone and plainly. With
-// ESPALIER_GPU_RUN the model and its drafters run on a GPU.
+// whose right branches are never the first. Each request equals itself run alone and plainly. Also
+// on a model of GLM-4.7-Flash's kind and on one of INT4 weights. With ESPALIER_GPU_RUN the models
+// and their drafters run on a GPU, which has no INT4 yet.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
@@ -14,9 +15,9 @@ namespace espalier::draft {
 namespace {
 
 #if defined(ESPALIER_LONG_RUN)
-constexpr std::uint64_t kFirstSeed = 2'000'000, kWorkloads = 2000;
+constexpr std::uint64_t kFirstSeed = 2'000'000, kWorkloads = 2000, kOtherWorkloads = 300;
 #else
-constexpr std::uint64_t kFirstSeed = 1, kWorkloads = 25;
+constexpr std::uint64_t kFirstSeed = 1, kWorkloads = 25, kOtherWorkloads = 6;
 #endif
 
 #if defined(ESPALIER_GPU_RUN)
@@ -37,6 +38,11 @@ batch::CaptureOptions capture_for(std::uint64_t seed) {
 
 TinyDrafts& tiny_drafts() {
     static TinyDrafts tiny = make_tiny_drafts(machine());
+    return tiny;
+}
+
+TinyDrafts& tiny_glm() {
+    static TinyDrafts tiny = make_tiny_drafts(machine(), tiny_preset("tiny-glm"));
     return tiny;
 }
 
@@ -65,22 +71,23 @@ Expected<lossless::Subject::Parts> make_parts(const TinyDrafts& tiny,
     return parts;
 }
 
-lossless::Subject subject(std::uint64_t seed) {
-    lossless::Subject subject{*tiny_drafts().model, *tiny_drafts().tokenizer};
+lossless::Subject subject(const TinyDrafts& tiny, std::uint64_t seed) {
+    lossless::Subject subject{*tiny.model, *tiny.tokenizer};
     subject.capture = capture_for(seed);
-    subject.compiler = tiny_drafts().compiler.get();
-    subject.make_parts = [seed](const schedule::SchedulerOptions& options) {
-        return make_parts(tiny_drafts(), options, capture_for(seed));
+    subject.compiler = tiny.compiler.get();
+    subject.make_parts = [&tiny, seed](const schedule::SchedulerOptions& options) {
+        return make_parts(tiny, options, capture_for(seed));
     };
     return subject;
 }
 
 using Generator = lossless::Workload (*)(std::uint64_t, const lossless::Subject&);
 
-void expect_lossless(Generator generator, lossless::Coverage& coverage) {
-    ASSERT_TRUE(lossless::check_subject(subject(0)));
-    for (std::uint64_t seed = kFirstSeed; seed < kFirstSeed + kWorkloads; ++seed) {
-        const lossless::Subject target = subject(seed);
+void expect_lossless(const TinyDrafts& tiny, Generator generator, lossless::Coverage& coverage,
+                     std::uint64_t workloads = kWorkloads) {
+    ASSERT_TRUE(lossless::check_subject(subject(tiny, 0)));
+    for (std::uint64_t seed = kFirstSeed; seed < kFirstSeed + workloads; ++seed) {
+        const lossless::Subject target = subject(tiny, seed);
         const auto verdict = lossless::check_workload(generator(seed, target), target);
         ASSERT_TRUE(verdict) << verdict.error().message;
         ASSERT_TRUE(verdict->differences.empty())
@@ -91,7 +98,7 @@ void expect_lossless(Generator generator, lossless::Coverage& coverage) {
 
 TEST(DraftWorkloads, EveryRequestEqualsItselfRunAloneAndPlainly) {
     lossless::Coverage coverage;
-    expect_lossless(&lossless::random_workload, coverage);
+    expect_lossless(tiny_drafts(), &lossless::random_workload, coverage);
     if (HasFatalFailure()) return;
     for (const std::int64_t seen : {coverage.accepted, coverage.accepted_beside, coverage.moved,
                                     coverage.hits, coverage.preemptions, coverage.interrupted})
@@ -99,12 +106,33 @@ TEST(DraftWorkloads, EveryRequestEqualsItselfRunAloneAndPlainly) {
     RecordProperty("accepted", static_cast<int>(coverage.accepted));
 }
 
+TEST(DraftWorkloads, OnAModelOfGlmsKindToo) {
+    lossless::Coverage coverage;
+    expect_lossless(tiny_glm(), &lossless::random_workload, coverage, kOtherWorkloads);
+    if (HasFatalFailure()) return;
+    EXPECT_GT(coverage.accepted, 0);
+    EXPECT_GT(coverage.moved, 0);
+}
+
+#if !defined(ESPALIER_GPU_RUN)
+TEST(DraftWorkloads, OnInt4WeightsToo) {
+    checkpoint::SyntheticModel preset = tiny_preset("tiny-v3");
+    preset.config.quantization = {checkpoint::QuantizedLayout::packed_integers, 4, 32};
+    const TinyDrafts tiny = make_tiny_drafts(machine(), preset);
+    lossless::Coverage coverage;
+    expect_lossless(tiny, &lossless::random_workload, coverage, kOtherWorkloads);
+    if (HasFatalFailure()) return;
+    EXPECT_GT(coverage.accepted, 0);
+    EXPECT_GT(coverage.moved, 0);
+}
+#endif
+
 #if defined(ESPALIER_WITH_GRAMMAR)
 // Draft models choose under the root's mask, EAGLE3 in a vocabulary of its own; what they find
 // below is pruned.
 TEST(DraftWorkloads, WithGrammarsToo) {
     lossless::Coverage coverage;
-    expect_lossless(&lossless::grammar_workload, coverage);
+    expect_lossless(tiny_drafts(), &lossless::grammar_workload, coverage);
     if (HasFatalFailure()) return;
     for (const std::int64_t seen :
          {coverage.accepted, coverage.accepted_beside, coverage.moved, coverage.grammars,

@@ -64,6 +64,11 @@ TEST_F(MlaRefusal, DecompressedTakesCausalRowsOfOneRank) {
     prompt.rows.global_kv_len = global;
     refused("2 context-parallel ranks");
     prompt.rows.dcp_world = 1;
+    prompt.up_value.n = 64;
+    refused("heads with 128 nope and 64 value columns: 128 and 128, or 192 and 256, are possible");
+    prompt.up_value.n = 256;  // each known, not as a pair
+    refused("heads with 128 nope and 256 value columns");
+    prompt.up_value = prompt.up_key;
     prompt.up_value.count = 1;
     refused("up_value holds 1 matrices");
     prompt.up_value = prompt.up_key;

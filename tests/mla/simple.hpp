@@ -265,7 +265,7 @@ inline Outputs absorbed_on_host(const Kernels& kernels, const AbsorbedCall& call
 }
 
 inline Outputs decompressed_on_host(const Kernels& kernels, const DecompressedCall& call) {
-    return on_host(kernels, call, call.dims().value,
+    return on_host(kernels, call, call.head_dims().value,
                    [&](OpContext& context, const DecompressedCall& full) {
                        return kernels.decompressed(context, full);
                    });

@@ -30,13 +30,13 @@ std::map<std::string, std::string> files_of(const fs::path& directory) {
 
 class QuantizeTest : public testing::Test {
   protected:
-    fs::path write(DType dtype, std::string prefix = "") {
+    fs::path write(DType dtype, checkpoint::Wrapper wrapper = checkpoint::Wrapper::none) {
         auto model = checkpoint::synthetic_preset("tiny-v3").value();
         model.config.num_hidden_layers = 2;
         model.config.num_attention_heads = 2;
         model.dtype = dtype;
-        model.config.tensor_prefix = std::move(prefix);
-        if (!model.config.tensor_prefix.empty())
+        model.config.wrapper = wrapper;
+        if (wrapper != checkpoint::Wrapper::none)
             model.config.architecture = checkpoint::Architecture::kimi_k2;
         if (dtype == DType::e4m3) model.config.fp8_block = 128;
         const fs::path path = directory_.path() / "source";
@@ -83,7 +83,7 @@ TEST_F(QuantizeTest, FilesGiveTheBitsOfRoundingAtLoad) {
 }
 
 TEST_F(QuantizeTest, NestedModelsKeepTheirNames) {
-    const fs::path source = write(DType::bf16, "language_model."), out = fresh();
+    const fs::path source = write(DType::bf16, checkpoint::Wrapper::kimi_k25), out = fresh();
     const auto made = run(source, out, {});
     ASSERT_TRUE(made) << made.error().message;
     EXPECT_EQ(logits(out), logits(source, {.rounding = WeightCode::int4}));

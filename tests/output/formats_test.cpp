@@ -44,6 +44,8 @@ TEST(Formats, AreRecognisedFromPublishedTemplates) {
     EXPECT_EQ(recognised(published("deepseek_v3_1")), "deepseek_v31 deepseek_v31");
     EXPECT_EQ(recognised(published("kimi_k2")), "kimi_k2 none");
     EXPECT_EQ(recognised(published("kimi_k2_thinking")), "kimi_k2 kimi_k2");
+    // Its calls are no JSON: a format that is not known here.
+    EXPECT_EQ(recognised(published("glm_4_7_flash")), "none deepseek_v31");
 }
 
 TEST(Formats, AreNotGuessed) {

@@ -68,7 +68,8 @@ TEST_P(Goldens, IdsEqualTheReference) {
 INSTANTIATE_TEST_SUITE_P(Small, Goldens,
                          testing::Values(Folder{"deepseek_v3_small", 3200},
                                          Folder{"deepseek_v2_small", 1000},
-                                         Folder{"gpt2_small", 500}, Folder{"kimi_small", 2000}),
+                                         Folder{"gpt2_small", 500}, Folder{"kimi_small", 2000},
+                                         Folder{"glm_small", 1000}),
                          [](const auto& folder) { return std::string(folder.param.name); });
 
 }  // namespace

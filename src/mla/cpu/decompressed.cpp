@@ -15,30 +15,33 @@ namespace {
 
 constexpr std::int64_t kBlockKeys = 256;
 static_assert(kBlockKeys == kMaxTileKeys);
-constexpr std::int64_t kStateFloats = kLanes * (kValue + 2);
 
 LaneState state_at(float* memory) { return {memory, memory + kLanes, memory + 2 * kLanes}; }
 
 // Byte sizes of a worker's parts, one after another.
 struct WorkerLayout {
-    std::int64_t latents;  // copied groups of a block, [256][576]
-    std::int64_t scales;   // their scales, [256]
-    std::int64_t keys;     // [256][192]
-    std::int64_t values;   // [256][128]
-    std::int64_t weights;  // one matrix, for up_key and for up_value
-    std::int64_t query;    // per 16 tokens
+    std::int64_t latents;        // copied groups of a block, [256][576]
+    std::int64_t scales;         // their scales, [256]
+    std::int64_t keys;           // [256][nope + 64]
+    std::int64_t values;         // [256][value]
+    std::int64_t key_weights;    // of up_key
+    std::int64_t value_weights;  // of up_value
+    std::int64_t query;          // per 16 tokens
+    std::int64_t state;          // per 16 tokens
     std::int64_t total;
 
-    WorkerLayout(const TileKernels& kernels, std::int64_t units) {
+    WorkerLayout(const TileKernels& kernels, const HeadDims& dims, std::int64_t units) {
         const std::int64_t element = element_bytes(kernels);
         latents = kBlockKeys * kKey * element;
         scales = kBlockKeys * 4;
-        keys = kBlockKeys * kQuery * element;
-        values = kBlockKeys * kValue * element;
-        weights = kUpWeights * element;
-        query = query_block_bytes(kQuery);
+        keys = kBlockKeys * (dims.nope + kRope) * element;
+        values = kBlockKeys * dims.value * element;
+        key_weights = dims.nope * kLatent * element;
+        value_weights = dims.value * kLatent * element;
+        query = query_block_bytes(dims.nope + kRope);
+        state = kLanes * (dims.value + 2) * 4;
         total = static_cast<std::int64_t>(sizeof(TileScratch)) + latents + scales + keys + values +
-                2 * weights + units * (query + kStateFloats * 4);
+                key_weights + value_weights + units * (query + state);
     }
 };
 
@@ -50,8 +53,8 @@ struct Worker {
     std::byte* values;
     std::byte* key_weights;
     std::byte* value_weights;
-    std::byte* queries;  // [unit][192][16]
-    float* states;       // [unit]
+    std::byte* queries;  // [unit][nope + 64][16]
+    std::byte* states;   // [unit]
 
     Worker(const WorkerLayout& layout, std::int64_t units, std::byte* at) {
         const auto take = [&at](std::int64_t bytes) { return std::exchange(at, at + bytes); };
@@ -60,10 +63,10 @@ struct Worker {
         scales = reinterpret_cast<float*>(take(layout.scales));
         keys = take(layout.keys);
         values = take(layout.values);
-        key_weights = take(layout.weights);
-        value_weights = take(layout.weights);
+        key_weights = take(layout.key_weights);
+        value_weights = take(layout.value_weights);
         queries = take(units * layout.query);
-        states = reinterpret_cast<float*>(take(units * kStateFloats * 4));
+        states = take(units * layout.state);
     }
 };
 
@@ -79,10 +82,14 @@ class Decompressed {
           head_(head),
           layout_(layout),
           mine_(mine),
+          value_(call.head_dims().value),
+          nope_(call.head_dims().nope),
+          query_(nope_ + kRope),
+          fold_(kernels.decompressed[index_of(call.head_dims())]),
           elements_(elements_of(kernels, call.kv.format, call.kv.scale, call.q_dtype)),
           rope_scaled_(kernels.bf16_elements && call.kv.format == KvFormat::fp8_tensor),
-          scores_(plan_scores(kQuery / 2, kNope / 2, rope_scaled_ ? kRope / 2 : 0,
-                              elements_.query_terms)) {}
+          scores_(plan_scores(static_cast<int>(query_ / 2), static_cast<int>(nope_ / 2),
+                              rope_scaled_ ? kRope / 2 : 0, elements_.query_terms)) {}
 
     void run() const {
         const UpWeights up_key =
@@ -97,14 +104,14 @@ class Decompressed {
             for (std::int64_t unit = 0; unit < units_of(row_.tokens); ++unit)
                 fold_block(unit, first);
         }
-        const OutputRows output{call_.out, call_.out_dtype, call_.lse, kValue};
+        const OutputRows output{call_.out, call_.out_dtype, call_.lse, value_};
         for (std::int64_t i = 0; i < row_.tokens; ++i)
             output.finish(kernels_, state(i / kLanes), static_cast<int>(i % kLanes), packed(i));
     }
 
   private:
     LaneState state(std::int64_t unit) const {
-        return state_at(mine_.states + unit * kStateFloats);
+        return state_at(reinterpret_cast<float*>(mine_.states + unit * layout_.state));
     }
     std::byte* query(std::int64_t unit) const { return mine_.queries + unit * layout_.query; }
     int lanes(std::int64_t unit) const {
@@ -115,10 +122,10 @@ class Decompressed {
     }
 
     void start_unit(std::int64_t unit) const {
-        reset_state(state(unit), kValue);
-        const auto row_bytes = kQuery * static_cast<std::int64_t>(bytes_of(call_.q_dtype));
-        pack_queries(kernels_, call_.q + packed(unit * kLanes) * row_bytes, call_.q_dtype, kQuery,
-                     call_.heads * kQuery, lanes(unit), query(unit));
+        reset_state(state(unit), value_);
+        const auto row_bytes = query_ * static_cast<std::int64_t>(bytes_of(call_.q_dtype));
+        pack_queries(kernels_, call_.q + packed(unit * kLanes) * row_bytes, call_.q_dtype, query_,
+                     call_.heads * query_, lanes(unit), query(unit));
     }
 
     // Keys and values of slots [first, first + count) for this head; the rest of the last group of
@@ -136,14 +143,14 @@ class Decompressed {
                                 mine_.latents + key * kKey * element, mine_.scales + key);
         if (rope_scaled_) std::fill_n(mine_.scales, kBlockKeys, elements_.key_scale);
         const float* scales = scaled ? mine_.scales : nullptr;
-        kernels_.up_project(latents, groups, up_key, scales, mine_.keys, kQuery);
-        kernels_.up_project(latents, groups, up_value, scales, mine_.values, kValue);
+        kernels_.up_project(latents, groups, up_key, scales, mine_.keys, query_);
+        kernels_.up_project(latents, groups, up_value, scales, mine_.values, value_);
         if (!kernels_.bf16_elements && call_.kv.format != KvFormat::f32) {
-            round_to_bf16(reinterpret_cast<float*>(mine_.keys), groups * kGroupKeys * kQuery);
-            round_to_bf16(reinterpret_cast<float*>(mine_.values), groups * kGroupKeys * kValue);
+            round_to_bf16(reinterpret_cast<float*>(mine_.keys), groups * kGroupKeys * query_);
+            round_to_bf16(reinterpret_cast<float*>(mine_.values), groups * kGroupKeys * value_);
         }
         for (std::int64_t key = 0; key < groups * kGroupKeys; ++key)
-            std::memcpy(mine_.keys + (key * kQuery + kNope) * element,
+            std::memcpy(mine_.keys + (key * query_ + nope_) * element,
                         latents[key / kGroupKeys] + (key % kGroupKeys * kKey + kLatent) * element,
                         static_cast<std::size_t>(kRope * element));
     }
@@ -166,13 +173,12 @@ class Decompressed {
         tile.groups = static_cast<int>((most + kGroupKeys - 1) / kGroupKeys);
         for (int group = 0; group < tile.groups; ++group) {
             tile.ahead[group] = tile.key[group] =
-                mine_.keys + group * kGroupKeys * kQuery * element_bytes(kernels_);
+                mine_.keys + group * kGroupKeys * query_ * element_bytes(kernels_);
             tile.value[group] =
-                mine_.values + group * kGroupKeys * kValue * element_bytes(kernels_);
+                mine_.values + group * kGroupKeys * value_ * element_bytes(kernels_);
         }
         if (rope_scaled_) tile.score_scale = mine_.scales;
-        kernels_.decompressed({query(unit), call_.scale, &scores_}, tile, *mine_.scratch,
-                              state(unit));
+        fold_({query(unit), call_.scale, &scores_}, tile, *mine_.scratch, state(unit));
     }
 
     const TileKernels& kernels_;
@@ -181,6 +187,10 @@ class Decompressed {
     std::int64_t head_;
     const WorkerLayout& layout_;
     const Worker& mine_;
+    std::int64_t value_;
+    std::int64_t nope_;
+    std::int64_t query_;
+    TileFold fold_;
     Elements elements_;
     bool rope_scaled_;  // keys are K_nope and V as they are, and codes of rope times one scale
     ScorePlan scores_;
@@ -190,7 +200,8 @@ class Decompressed {
 
 void decompressed(OpContext& context, const TileKernels& kernels, const DecompressedCall& call) {
     const Arena::Mark mark(context.arena);
-    const OutputRows output{call.out, call.out_dtype, call.lse, kValue};
+    const HeadDims dims = call.head_dims();
+    const OutputRows output{call.out, call.out_dtype, call.lse, dims.value};
     for (std::int64_t packed = call.rows.q_indptr[call.rows.rows] * std::int64_t{call.heads};
          packed < call.rows.token_end * call.heads; ++packed)
         output.nothing(packed);
@@ -199,7 +210,7 @@ void decompressed(OpContext& context, const TileKernels& kernels, const Decompre
     for (std::int32_t b = 0; b < call.rows.rows; ++b)
         units = std::max(units, units_of(call.rows.q_indptr[b + 1] - call.rows.q_indptr[b]));
     if (units == 0) return;
-    const WorkerLayout layout(kernels, units);
+    const WorkerLayout layout(kernels, dims, units);
     std::byte* memory = context.arena.take<std::byte>(layout.total * context.device.workers());
     pool_of(context).run(
         std::int64_t{call.rows.rows} * call.heads, [&](std::int64_t task, int index) {
@@ -210,8 +221,8 @@ void decompressed(OpContext& context, const TileKernels& kernels, const Decompre
         });
 }
 
-std::int64_t decompressed_scratch(const TileKernels& kernels, std::int64_t token_cap, int workers) {
-    return WorkerLayout(kernels, units_of(token_cap)).total * workers + 64;
+std::int64_t decompressed_scratch(const TileKernels& kernels, const Capacities& most) {
+    return WorkerLayout(kernels, most.head_dims, units_of(most.tokens)).total * most.workers + 64;
 }
 
 }  // namespace espalier::mla::cpu

@@ -15,6 +15,6 @@ void absorbed(OpContext& context, const TileKernels& kernels, const AbsorbedCall
 std::int64_t absorbed_scratch(const TileKernels& kernels, int workers);
 
 void decompressed(OpContext& context, const TileKernels& kernels, const DecompressedCall& call);
-std::int64_t decompressed_scratch(const TileKernels& kernels, std::int64_t token_cap, int workers);
+std::int64_t decompressed_scratch(const TileKernels& kernels, const Capacities& most);
 
 }  // namespace espalier::mla::cpu

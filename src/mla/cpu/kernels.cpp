@@ -24,10 +24,6 @@ class CpuKernels final : public Kernels {
 
     Expected<void> decompressed(OpContext& context, const DecompressedCall& call) const override {
         ESPALIER_RETURN_IF_ERROR(check_decompressed_arrays(call));
-        if (call.dims() != HeadDims{})
-            return fail(ErrorKind::unsupported,
-                        "decompressed attention on the CPU with heads of {} and {} columns",
-                        call.dims().query(), call.dims().value);
         for (const linalg::WeightView& half : {call.up_key, call.up_value})
             if (half.layout != linalg::WeightLayout::panels)
                 return fail(ErrorKind::unsupported,
@@ -63,7 +59,7 @@ class CpuKernels final : public Kernels {
         std::int64_t bytes = 0;
         for (const cpu::TileKernels* kernels : {&f32_, &bf16_})
             bytes = std::max({bytes, cpu::absorbed_scratch(*kernels, most.workers),
-                              cpu::decompressed_scratch(*kernels, most.tokens, most.workers)});
+                              cpu::decompressed_scratch(*kernels, most)});
         return static_cast<std::size_t>(bytes);
     }
 

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/head_dims.hpp"
 #include "base/numeric.hpp"
 
 namespace espalier::mla::cpu {
@@ -91,9 +92,10 @@ struct TileScratch {
     alignas(64) std::uint32_t pairs[kMaxTileKeys / 2 * kLanes];  // bf16 probabilities of two keys
 };
 
-// One head's matrix W [128, 512] in the panels of linalg/packed.hpp.
+// One head's matrix W [16 · count, 512] in the panels of linalg/packed.hpp.
 struct UpWeights {
     const std::byte* panels;
+    int count;            // of panels
     const float* scales;  // [panel][4][16] per 128-wide block of k, or null: bf16 kernels only
 };
 
@@ -105,9 +107,9 @@ struct TileKernels {
                          // f32
     int absorbed_tile;   // keys per tile of the absorbed entry: a function of (H, dtype) alone
     TileFold absorbed;   // keys [576] with the values as their first 512 columns
-    TileFold decompressed;  // keys [192], values [128]
-    // out[key][0 … 127], out_stride elements apart, from groups of 16 latents (rows of 576
-    // elements), times key_scale [groups][16] unless null (bf16 kernels only).
+    TileFold decompressed[kHeadDimsCount];  // keys [nope + 64], values [value] of kHeadDims
+    // out[key][0 … 16 · count - 1], out_stride elements apart, from groups of 16 latents (rows of
+    // 576 elements), times key_scale [groups][16] unless null (bf16 kernels only).
     void (*up_project)(const std::byte* const* latents, int groups, const UpWeights& weights,
                        const float* key_scale, std::byte* out, std::int64_t out_stride);
     // Lanes [first, last) of total, columns each, merged with those of part.

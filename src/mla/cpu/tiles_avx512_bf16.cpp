@@ -61,12 +61,11 @@ inline void project_panel(const std::uint32_t* latents, const std::uint32_t* pan
 
 void up_project_bf16(const std::byte* const* latents, int groups, const UpWeights& weights,
                      const float* key_scale, std::byte* out, std::int64_t out_stride) {
-    constexpr int kPanels = 8;
     constexpr int kPanelPairs = 256 * kLanes;
     constexpr int kScaleBlocks = 4;
     for (int group = 0; group < groups; ++group) {
         const auto* x = reinterpret_cast<const std::uint32_t*>(latents[group]);
-        for (int panel = 0; panel < kPanels; ++panel) {
+        for (int panel = 0; panel < weights.count; ++panel) {
             const auto* w =
                 reinterpret_cast<const std::uint32_t*>(weights.panels) + panel * kPanelPairs;
             __m512 total[kGroupKeys];
@@ -97,17 +96,18 @@ void widen_e4m3(const std::byte* from, float, std::byte* to, std::int64_t count)
 }  // namespace
 
 // bf16 is read as it lies; f32 and fp16 caches go through the f32 kernels.
-constinit const TileKernels kAvx512Bf16Tiles = {.bf16_elements = true,
-                                                .absorbed_tile = 128,
-                                                .absorbed = fold_bf16<576, 512, 576>,
-                                                .decompressed = fold_bf16<192, 128, 128>,
-                                                .up_project = up_project_bf16,
-                                                .merge = merge_states<Vector>,
-                                                .store_row = store_row_bf16,
-                                                .widen_bf16 = nullptr,
-                                                .widen_fp16 = nullptr,
-                                                .widen_e4m3 = widen_e4m3,
-                                                .pack_rows = pack_rows};
+constinit const TileKernels kAvx512Bf16Tiles = {
+    .bf16_elements = true,
+    .absorbed_tile = 128,
+    .absorbed = fold_bf16<576, 512, 576>,
+    .decompressed = {fold_bf16<192, 128, 128>, fold_bf16<256, 256, 256>},
+    .up_project = up_project_bf16,
+    .merge = merge_states<Vector>,
+    .store_row = store_row_bf16,
+    .widen_bf16 = nullptr,
+    .widen_fp16 = nullptr,
+    .widen_e4m3 = widen_e4m3,
+    .pack_rows = pack_rows};
 
 }  // namespace espalier::mla::cpu
 ESPALIER_ISA_END

@@ -11,7 +11,8 @@ constexpr std::int64_t kInputs = 512;
 
 // Codes of one byte whose numbers are all bf16 numbers.
 template <WeightCode kCode>
-void widen_to_bf16([[maybe_unused]] const std::byte* from, [[maybe_unused]] std::byte* to) {
+void widen_to_bf16([[maybe_unused]] const std::byte* from, [[maybe_unused]] std::int64_t count,
+                   [[maybe_unused]] std::byte* to) {
     if constexpr (facts_of(kCode).bits == 8) {
         static const auto kTable = [] {
             std::array<std::uint16_t, 256> table{};
@@ -22,7 +23,7 @@ void widen_to_bf16([[maybe_unused]] const std::byte* from, [[maybe_unused]] std:
             return table;
         }();
         auto* out = reinterpret_cast<std::uint16_t*>(to);
-        for (std::int64_t i = 0; i < kUpWeights; ++i)
+        for (std::int64_t i = 0; i < count; ++i)
             out[i] = kTable[static_cast<std::uint8_t>(from[i])];
     } else {
         CHECK(false, "{} does not widen to bf16", name_of(kCode));
@@ -31,9 +32,10 @@ void widen_to_bf16([[maybe_unused]] const std::byte* from, [[maybe_unused]] std:
 
 // To f32 panels [k][16], times their scales.
 template <WeightCode kCode>
-void widen_to_f32(const std::byte* from, const float* scales, std::int64_t group, std::byte* to) {
+void widen_to_f32(const std::byte* from, const float* scales, std::int64_t group,
+                  std::int64_t panels, std::byte* to) {
     auto* out = reinterpret_cast<float*>(to);
-    for (std::int64_t panel = 0; panel < kUpWeights / kInputs / kLanes; ++panel)
+    for (std::int64_t panel = 0; panel < panels; ++panel)
         for (std::int64_t k = 0; k < kInputs; ++k)
             for (std::int64_t lane = 0; lane < kLanes; ++lane) {
                 const std::int64_t inside = linalg::place_in_panel(kCode, k, lane);
@@ -46,8 +48,9 @@ void widen_to_f32(const std::byte* from, const float* scales, std::int64_t group
 }
 
 struct Wideners {
-    void (*to_bf16)(const std::byte* from, std::byte* to);
-    void (*to_f32)(const std::byte* from, const float* scales, std::int64_t group, std::byte* to);
+    void (*to_bf16)(const std::byte* from, std::int64_t count, std::byte* to);
+    void (*to_f32)(const std::byte* from, const float* scales, std::int64_t group,
+                   std::int64_t panels, std::byte* to);
 };
 
 template <std::size_t... kCode>
@@ -69,14 +72,15 @@ UpWeights prepare_up_weights(const TileKernels& kernels, const linalg::WeightVie
     const linalg::PackedView matrix = linalg::PackedView(weights).at(head);
     const WeightCode code = matrix.format.code;
     const Wideners& wideners = kWideners[static_cast<std::size_t>(code)];
+    const int panels = static_cast<int>(weights.n / kLanes);
     if (code == (kernels.bf16_elements ? WeightCode::bf16 : WeightCode::f32))
-        return {matrix.data, nullptr};
+        return {matrix.data, panels, nullptr};
     if (kernels.bf16_elements) {
-        wideners.to_bf16(matrix.data, scratch);
-        return {scratch, matrix.f32_scales()};
+        wideners.to_bf16(matrix.data, weights.n * kInputs, scratch);
+        return {scratch, panels, matrix.f32_scales()};
     }
-    wideners.to_f32(matrix.data, matrix.f32_scales(), matrix.format.group_k, scratch);
-    return {scratch, nullptr};
+    wideners.to_f32(matrix.data, matrix.f32_scales(), matrix.format.group_k, panels, scratch);
+    return {scratch, panels, nullptr};
 }
 
 }  // namespace espalier::mla::cpu

@@ -8,15 +8,14 @@
 
 namespace espalier::mla::cpu {
 
-inline constexpr std::int64_t kUpWeights = 128 * 512;
 inline constexpr std::int64_t kUpScaleGroup = 128;  // inputs that share a scale, in bf16 kernels
 
 // Whether these kernels multiply latents of their elements by such weights without rounding either
 // first. bf16 kernels take bf16 and e4m3 weights; f32 kernels take all.
 bool multiplies(const TileKernels& kernels, const WeightFormat& format);
 
-// scratch: kUpWeights elements of the kernels. e4m3 becomes bf16 exactly and keeps its scales, or
-// f32 times its scale.
+// scratch: as many elements of the kernels as a head's matrix has. e4m3 becomes bf16 exactly and
+// keeps its scales, or f32 times its scale.
 UpWeights prepare_up_weights(const TileKernels& kernels, const linalg::WeightView& weights,
                              std::int64_t head, std::byte* scratch);
 

@@ -36,10 +36,11 @@ Groups groups_of(const DecompressedCall& call) {
     const std::int32_t rows = call.rows.rows;
     const std::int32_t heads = call.heads;
     Groups groups;
-    groups.key_stride = key_stride(call.rows.max_kv_len, call.dims());
+    groups.key_stride = key_stride(call.rows.max_kv_len, call.head_dims());
     groups.rows = static_cast<std::int32_t>(std::clamp<std::int64_t>(
         kGroupKeys / groups.key_stride, 1, std::clamp(rows, 1, kMostGroupRows)));
-    const std::int64_t head_bytes = groups.rows * groups.key_stride * call.dims().outputs() * 2;
+    const std::int64_t head_bytes =
+        groups.rows * groups.key_stride * call.head_dims().outputs() * 2;
     const std::int64_t most =
         std::clamp<std::int64_t>(kGroupBytes / head_bytes, std::min(heads, kSectionHeads), heads);
     groups.head_groups = static_cast<std::int32_t>((heads + most - 1) / most);
@@ -77,7 +78,7 @@ class PromptCall {
     PromptCall(const DecompressedCall& call, const Groups& groups, const Scratch& scratch,
                int multiprocessors, cudaStream_t stream)
         : call_(call),
-          dims_(call.dims()),
+          dims_(call.head_dims()),
           groups_(groups),
           scratch_(scratch),
           multiprocessors_(multiprocessors),
@@ -207,17 +208,17 @@ Expected<void> decompressed(OpContext& context, const DecompressedCall& call) {
     ESPALIER_ASSIGN_OR_RETURN(const int processors, multiprocessors());
     const Groups groups = groups_of(call);
     Arena::Mark mark(context.arena);
-    const Scratch scratch = Scratch::take(context.arena, groups, call.dims().outputs());
+    const Scratch scratch = Scratch::take(context.arena, groups, call.head_dims().outputs());
     return PromptCall(call, groups, scratch, processors, stream_of(context)).run();
 }
 
 // Smaller capacities make other groups, so this is a bound: of keys what one group or one row has,
 // of keys and values what the rule for heads allows.
 std::size_t decompressed_scratch(const Capacities& most) {
-    const std::int64_t stride = key_stride(most.max_kv_len, most.dims);
+    const std::int64_t stride = key_stride(most.max_kv_len, most.head_dims);
     const std::int64_t keys =
         std::min(std::max(most.rows, 1) * stride, std::max(kGroupKeys, stride));
-    const std::int64_t head_bytes = keys * most.dims.outputs() * 2;
+    const std::int64_t head_bytes = keys * most.head_dims.outputs() * 2;
     const std::int64_t projected =
         std::min(most.heads * head_bytes,
                  std::max(kGroupBytes, std::min(most.heads, kSectionHeads) * head_bytes));

@@ -58,12 +58,12 @@ class CudaKernels final : public Kernels {
   private:
     // Both halves as a checkpoint has them, head by head: key rows, then value rows.
     static Expected<void> check_up_rows(const DecompressedCall& call) {
-        const std::int64_t keys = call.dims().nope * kLatent * 2;  // bytes
-        const std::int64_t head = call.dims().outputs() * kLatent * 2;
-        if (call.dims() != HeadDims{} && call.q_dtype != DType::bf16)
+        const std::int64_t keys = call.head_dims().nope * kLatent * 2;  // bytes
+        const std::int64_t head = call.head_dims().outputs() * kLatent * 2;
+        if (call.head_dims() != HeadDims{} && call.q_dtype != DType::bf16)
             return fail(ErrorKind::unsupported,
                         "decompressed attention of {} queries with heads of {} and {} columns",
-                        name_of(call.q_dtype), call.dims().query(), call.dims().value);
+                        name_of(call.q_dtype), call.head_dims().query(), call.head_dims().value);
         for (const linalg::WeightView& half : {call.up_key, call.up_value})
             if (half.format != WeightFormat{.code = WeightCode::bf16} ||
                 half.layout != linalg::WeightLayout::rows || half.matrix_bytes != head)

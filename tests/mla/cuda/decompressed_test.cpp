@@ -83,7 +83,7 @@ class MlaCudaDecompressed : public CudaTest {
     // Poisoned: nothing in it may be read before it is written.
     Arena scratch_for(const DecompressedCall& call) const {
         Capacities most = capacities(call.rows, call.heads);
-        most.dims = call.dims();
+        most.head_dims = call.head_dims();
         auto memory = gpu->allocate(kernels->scratch_bytes(most));
         EXPECT_TRUE(memory) << (memory ? "" : memory.error().message);
         expect_cuda(cudaMemset(memory->data(), 0xff, memory->bytes()));
