@@ -3,12 +3,15 @@
 
     tools/measure_server.py streams build/cpu/espalier models/sapling --draft models/sapling-eagle3
     tools/measure_server.py cost    build/cpu/espalier models/sapling --draft models/sapling-eagle3
+    tools/measure_server.py stalls  build/cpu/espalier models/sapling --draft models/sapling-eagle3
 
 streams: opens STREAMS connections, then sends one request on each, with a prompt and a seed of its own. Every stream must
     end with [DONE] and hold the text that a second server, without speculation, gives to the same request alone; some are
     compared with `espalier generate` too. Exits with 1 otherwise. Prints the server's peak memory.
 cost: CPU seconds of the server per generated token at CLIENTS clients over those of `bench engine` with the same prompts,
     in turn, ROUNDS times; medians, and the time to the first token of both.
+stalls: seven clients stream while an eighth sends prompts of 1,500 tokens, one after the other: the time between tokens of
+    the streams, and the prompts' rate, for several --step-tokens.
 """
 import argparse
 import asyncio
@@ -80,8 +83,8 @@ async def get(port, path):
         return 0
 
 
-async def complete(port, body, connected=None, started=None):
-    """The text, the seconds to its first piece, and whether the stream ended with [DONE]."""
+async def complete(port, body, connected=None, started=None, times=None):
+    """The text, the seconds to its first piece, and whether the stream ended with [DONE]. times: of all pieces."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     if connected is not None:
         connected.release()
@@ -99,7 +102,10 @@ async def complete(port, body, connected=None, started=None):
             break
         choices = json.loads(line[6:]).get("choices")
         if choices:
-            first = first or time.monotonic() - begin
+            now = time.monotonic()
+            first = first or now - begin
+            if times is not None:
+                times.append(now)
             text += choices[0]["text"]
     writer.close()
     return text, first, done
@@ -194,6 +200,42 @@ def cost(options):
     return 0
 
 
+async def stream_beside_prompts(port, seconds):
+    """Gaps between the tokens of seven streams, and how many long prompts an eighth client had answered."""
+    end = time.monotonic() + seconds
+    gaps, prompts = [], 0
+
+    async def stream(number):
+        while time.monotonic() < end:
+            times = []
+            await complete(port, {**stream_body(number), "max_tokens": 128}, times=times)
+            gaps.extend(later - sooner for sooner, later in zip(times, times[1:]))
+            number += 7
+
+    async def send_prompts():
+        nonlocal prompts
+        while time.monotonic() < end:
+            # No two alike: a prompt that is known already costs nothing.
+            body = {"prompt": [100 + (prompts * 7 + i * i) % 3000 for i in range(1500)], "max_tokens": 1, "stream": True}
+            await complete(port, body)
+            prompts += 1
+    await asyncio.gather(send_prompts(), *(stream(number) for number in range(7)))
+    return sorted(gaps), prompts
+
+
+def stalls(options):
+    print("| --step-tokens | between tokens p50 ms | p99 | longest | long prompts/s | tokens/s of the streams |")
+    print("|---|---|---|---|---|---|")
+    for step_tokens in ("520", "768", "1024", "2048"):
+        server = Server(options, "--speculate", "off", "--rows", "8", "--step-tokens", step_tokens)
+        gaps, prompts = asyncio.run(stream_beside_prompts(server.port, options.seconds))
+        server.stop()
+        at = [1000 * gaps[int(share * (len(gaps) - 1))] for share in (0.5, 0.99, 1)]
+        print(f"| {step_tokens} | {at[0]:.1f} | {at[1]:.0f} | {at[2]:.0f} | {prompts / options.seconds:.1f} "
+              f"| {len(gaps) / options.seconds:.0f} |", flush=True)
+    return 0
+
+
 def cpu_of(command):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -203,7 +245,7 @@ def cpu_of(command):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["streams", "cost"])
+    parser.add_argument("what", choices=["streams", "cost", "stalls"])
     parser.add_argument("espalier")
     parser.add_argument("model")
     parser.add_argument("--draft", required=True)
@@ -211,9 +253,10 @@ def main():
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--requests", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=15)
     parser.add_argument("--scratch", default="/tmp")
     options = parser.parse_args()
-    sys.exit(streams(options) if options.what == "streams" else cost(options))
+    sys.exit({"streams": streams, "cost": cost, "stalls": stalls}[options.what](options))
 
 
 if __name__ == "__main__":
