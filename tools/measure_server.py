@@ -3,12 +3,21 @@
 
     tools/measure_server.py streams build/cpu/espalier models/sapling --draft models/sapling-eagle3
     tools/measure_server.py cost    build/cpu/espalier models/sapling --draft models/sapling-eagle3
+    tools/measure_server.py stalls  build/cpu/espalier models/sapling --draft models/sapling-eagle3
+    tools/measure_server.py schemas build/cpu/espalier models/sapling --draft models/sapling-eagle3
+    tools/measure_server.py bombs   build/cpu/espalier models/sapling --draft models/sapling-eagle3
 
 streams: opens STREAMS connections, then sends one request on each, with a prompt and a seed of its own. Every stream must
     end with [DONE] and hold the text that a second server, without speculation, gives to the same request alone; some are
     compared with `espalier generate` too. Exits with 1 otherwise. Prints the server's peak memory.
 cost: CPU seconds of the server per generated token at CLIENTS clients over those of `bench engine` with the same prompts,
     in turn, ROUNDS times; medians, and the time to the first token of both.
+stalls: seven clients stream while an eighth sends prompts of 1,500 tokens, one after the other: the time between tokens of
+    the streams, and the prompts' rate, for several --step-tokens.
+schemas: tokens/s of eight clients whose answers are held to a JSON schema over those of eight without, in turn, ROUNDS
+    times, without drafts and with all of them.
+bombs: the time between tokens of seven streams, alone and while an eighth client sends schemas and expressions that are
+    refused; the longest time to a refusal. Exits with 1 if one is not refused.
 """
 import argparse
 import asyncio
@@ -80,8 +89,8 @@ async def get(port, path):
         return 0
 
 
-async def complete(port, body, connected=None, started=None):
-    """The text, the seconds to its first piece, and whether the stream ended with [DONE]."""
+async def complete(port, body, connected=None, started=None, times=None):
+    """The text, the seconds to its first piece, and whether the stream ended with [DONE]. times: of all pieces."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     if connected is not None:
         connected.release()
@@ -99,7 +108,10 @@ async def complete(port, body, connected=None, started=None):
             break
         choices = json.loads(line[6:]).get("choices")
         if choices:
-            first = first or time.monotonic() - begin
+            now = time.monotonic()
+            first = first or now - begin
+            if times is not None:
+                times.append(now)
             text += choices[0]["text"]
     writer.close()
     return text, first, done
@@ -194,6 +206,139 @@ def cost(options):
     return 0
 
 
+async def streams_beside(port, seconds, once=None):
+    """The gaps between tokens of seven streams, in order of length, while `once` is awaited again and again with 0, 1, …; how often."""
+    end = time.monotonic() + seconds
+    gaps, count = [], 0
+
+    async def stream(number):
+        while time.monotonic() < end:
+            times = []
+            await complete(port, {**stream_body(number), "max_tokens": 128}, times=times)
+            gaps.extend(later - sooner for sooner, later in zip(times, times[1:]))
+            number += 7
+
+    async def beside():
+        nonlocal count
+        while once is not None and time.monotonic() < end:
+            await once(count)
+            count += 1
+    await asyncio.gather(beside(), *(stream(number) for number in range(7)))
+    return sorted(gaps), count
+
+
+def at_share(gaps, share):
+    return 1000 * gaps[int(share * (len(gaps) - 1))]
+
+
+async def post(port, body):
+    """Status, answer and seconds of one chat completion."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    begin = time.monotonic()
+    writer.write(f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+                 f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data)
+    answer = await reader.read()
+    writer.close()
+    head, _, text = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(text), time.monotonic() - begin
+
+
+def chat_body(number, **more):
+    return {"messages": [{"role": "user", "content": f"Question {number}"}], "max_tokens": 96, "seed": number,
+            "temperature": 0.8, **more}
+
+
+def long_schema():
+    """No text that it allows is shorter than some hundred tokens."""
+    names = ["identifier", "description", "created_at", "is_active", "measurements"]
+    item = {"type": "object", "additionalProperties": False, "required": names,
+            "properties": {"identifier": {"type": "integer"}, "description": {"type": "string"},
+                           "created_at": {"type": "string", "format": "date"}, "is_active": {"type": "boolean"},
+                           "measurements": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 4}}}
+    return {"type": "array", "items": item, "minItems": 40}
+
+
+def schemas(options):
+    held = {"response_format": {"type": "json_schema",
+                                "json_schema": {"name": "records", "strict": True, "schema": long_schema()}}}
+    for drafts in (["--speculate", "off"], ["--speculate", "auto", "--draft", options.draft]):
+        server = Server(options, *drafts, "--rows", "8")
+        ratios = []
+
+        async def rate(more):
+            begin = time.monotonic()
+            answers = await asyncio.gather(*(post(server.port, chat_body(number, **more)) for number in range(8)))
+            wrong = [answer for status, answer, _ in answers if status != 200]
+            if wrong:
+                sys.exit(f"not answered: {wrong[0]}")
+            return sum(answer["usage"]["completion_tokens"] for _, answer, _ in answers) / (time.monotonic() - begin)
+
+        asyncio.run(rate(held))  # compiled once
+        for _ in range(options.rounds):
+            without, within = asyncio.run(rate({"ignore_eos": True})), asyncio.run(rate(held))
+            ratios.append(within / without)
+            print(f"{' '.join(drafts[:2])}: {within:.0f} tokens/s held to a schema, {without:.0f} without: {ratios[-1]:.3f}",
+                  flush=True)
+        print(f"median {statistics.median(ratios):.3f} of {len(ratios)}")
+        server.stop()
+    return 0
+
+
+def bombs(options):
+    nested = {"type": "object"}
+    for _ in range(200):
+        nested = {"type": "object", "properties": {"a": nested}}
+    sent = {
+        "a $ref to itself": {"response_format": {"type": "json_schema", "json_schema": {
+            "name": "x", "schema": {"$ref": "#"}}}},
+        "2^60 alternatives": {"regex": "(a|a)" * 60 + "(((((a{99}){99}){99}){99}){99})"},
+        "10 MB": {"response_format": {"type": "json_schema", "json_schema": {
+            "name": "x", "schema": {"enum": ["x" * 100 + str(i) for i in range(95_000)]}}}},
+        "200 deep": {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": nested}}},
+    }
+    bodies = {name: json.dumps(chat_body(0, **more)).encode() for name, more in sent.items()}
+    server = Server(options, "--speculate", "off", "--rows", "8")
+    longest, taken = {name: 0.0 for name in bodies}, []
+
+    async def send(count):
+        name = list(bodies)[count % len(bodies)]
+        status, answer, seconds = await post(server.port, bodies[name])
+        longest[name] = max(longest[name], seconds)
+        if status < 400 or status >= 500:
+            taken.append((name, status, answer))
+
+    for what, once in (("alone", None), ("beside bombs", send)):
+        gaps, count = asyncio.run(streams_beside(server.port, options.seconds, once))
+        print(f"streams {what}: between tokens p50 {at_share(gaps, 0.5):.1f} ms, p99 {at_share(gaps, 0.99):.1f}, longest "
+              f"{at_share(gaps, 1):.0f}; {len(gaps) / options.seconds:.0f} tokens/s; {count} bombs", flush=True)
+    for name, seconds in longest.items():
+        print(f"{name}: refused within {1000 * seconds:.0f} ms")
+    server.stop()
+    for name, status, answer in taken[:3]:
+        print(f"{name}: {status} {answer}")
+    return 1 if taken else 0
+
+
+def stalls(options):
+    print("| --step-tokens | between tokens p50 ms | p99 | longest | long prompts/s | tokens/s of the streams |")
+    print("|---|---|---|---|---|---|")
+    for step_tokens in ("520", "768", "1024", "2048"):
+        server = Server(options, "--speculate", "off", "--rows", "8", "--step-tokens", step_tokens)
+
+        async def send_prompt(count):
+            # No two alike: a prompt that is known already costs nothing.
+            tokens = [100 + (count * 7 + i * i) % 3000 for i in range(1500)]
+            await complete(server.port, {"prompt": tokens, "max_tokens": 1, "stream": True})
+
+        gaps, prompts = asyncio.run(streams_beside(server.port, options.seconds, send_prompt))
+        server.stop()
+        at = [at_share(gaps, share) for share in (0.5, 0.99, 1)]
+        print(f"| {step_tokens} | {at[0]:.1f} | {at[1]:.0f} | {at[2]:.0f} | {prompts / options.seconds:.1f} "
+              f"| {len(gaps) / options.seconds:.0f} |", flush=True)
+    return 0
+
+
 def cpu_of(command):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -203,7 +348,7 @@ def cpu_of(command):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["streams", "cost"])
+    parser.add_argument("what", choices=["streams", "cost", "stalls", "schemas", "bombs"])
     parser.add_argument("espalier")
     parser.add_argument("model")
     parser.add_argument("--draft", required=True)
@@ -211,9 +356,10 @@ def main():
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--requests", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=15)
     parser.add_argument("--scratch", default="/tmp")
     options = parser.parse_args()
-    sys.exit(streams(options) if options.what == "streams" else cost(options))
+    sys.exit({"streams": streams, "cost": cost, "stalls": stalls, "schemas": schemas, "bombs": bombs}[options.what](options))
 
 
 if __name__ == "__main__":
