@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The models `espalier make-model --preset` knows: two tiny ones of either architecture, for tests;
 // two whose attention has the width of the published models but whose weights fit a small machine,
-// for benchmarks; and DeepSeek-V2-Lite's own dimensions (31 GB), for benchmarks of a GPU.
+// for benchmarks; DeepSeek-V2-Lite's own dimensions (31 GB) and the first six layers of V3's (60 GB
+// with --dtype fp8), for benchmarks of a GPU.
 #include <algorithm>
 #include <array>
 
@@ -94,16 +95,35 @@ SyntheticModel v2_lite() {
     return model;
 }
 
+SyntheticModel v3_slice() {
+    SyntheticModel model = tiny_v3();
+    ModelConfig& config = model.config;
+    config.vocab_size = 129280;
+    config.hidden_size = 7168;
+    config.num_hidden_layers = 6;
+    config.num_nextn_predict_layers = 0;
+    config.num_attention_heads = 128;
+    config.q_lora_rank = 1536;
+    config.intermediate_size = 18432;
+    config.moe_intermediate_size = 2048;
+    config.n_routed_experts = 256;
+    config.num_experts_per_tok = 8;
+    config.n_group = 8;
+    config.topk_group = 4;
+    return model;
+}
+
 struct Preset {
     std::string_view name;
     SyntheticModel (*make)();
 };
-constexpr std::array<Preset, 5> kPresets = {{
+constexpr std::array<Preset, 6> kPresets = {{
     {"tiny-v2", tiny_v2},
     {"tiny-v3", tiny_v3},
     {"bench-128h", [] { return bench(128); }},
     {"bench-16h", [] { return bench(16); }},
     {"v2-lite", v2_lite},
+    {"v3-slice", v3_slice},
 }};
 
 }  // namespace
