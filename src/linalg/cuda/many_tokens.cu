@@ -20,11 +20,25 @@ void launch_many(cudaStream_t stream, const Problem& p) {
            params);
 }
 
+template <bool kFp8>
+void launch_many(cudaStream_t stream, const Problem& p, int tokens) {
+    switch (tokens) {
+        case 32:
+            return launch_many<ManyConfig<kFp8, 32>>(stream, p);
+        case 64:
+            return launch_many<ManyConfig<kFp8, 64>>(stream, p);
+        case 128:
+            return launch_many<ManyConfig<kFp8, 128>>(stream, p);
+        default:
+            CHECK(false, "no kernel for tiles of {} tokens", tokens);
+    }
+}
+
 }  // namespace
 
-void many_tokens(cudaStream_t stream, const Problem& p) {
-    if (p.code == WeightCode::e4m3) return launch_many<ManyConfig<true>>(stream, p);
-    launch_many<ManyConfig<false>>(stream, p);
+void many_tokens(cudaStream_t stream, const Problem& p, int tokens) {
+    if (p.code == WeightCode::e4m3) return launch_many<true>(stream, p, tokens);
+    launch_many<false>(stream, p, tokens);
 }
 
 }  // namespace espalier::linalg::cuda
