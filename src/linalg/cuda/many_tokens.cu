@@ -9,7 +9,10 @@ void launch_many(cudaStream_t stream, const Problem& p) {
     ManyParams params;
     params.problem = p;
     params.segments = segments_of(p.n, p.k);
-    params.row_blocks = static_cast<int>(divide_up(p.n, C::kOutputs));
+    CHECK(C::kSecond || p.second.n == 0, "two products in tiles of {} tokens", C::kTokens);
+    params.first_row_blocks = static_cast<int>(divide_up(p.n, C::kOutputs));
+    params.row_blocks =
+        params.first_row_blocks + static_cast<int>(divide_up(p.second.n, C::kOutputs));
     params.token_tiles = static_cast<int>(most_token_tiles(p, C::kTokens));
     const std::int64_t items = std::int64_t{params.token_tiles} * params.row_blocks;
     CHECK(items < std::int64_t{1} << 30, "{} tokens of {} × {} outputs", p.rows, p.groups, p.n);

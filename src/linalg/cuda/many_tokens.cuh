@@ -22,8 +22,9 @@ namespace espalier::linalg::cuda {
 struct ManyParams {
     Problem problem;
     Segments segments;
-    int row_blocks = 0;   // of a group
-    int token_tiles = 0;  // of all groups; of experts: at most
+    int row_blocks = 0;        // of a group, those of a second product included
+    int first_row_blocks = 0;  // without them
+    int token_tiles = 0;       // of all groups; of experts: at most
 };
 
 template <bool kFp8_, int kTokens_>
@@ -31,6 +32,7 @@ struct ManyConfig {
     static constexpr bool kFp8 = kFp8_;
     static constexpr int kOutputs = 128;
     static constexpr int kTokens = kTokens_;
+    static constexpr bool kSecond = kTokens < 128;  // serves a second product of the same x
     // About 200 KB.
     static constexpr int kStages = kTokens == 128 ? 6 : kTokens == 64 ? (kFp8 ? 10 : 8) : 10;
     // A producing warp brings 32 tokens. The four of them share a stage, or each pair has every
@@ -42,8 +44,8 @@ struct ManyConfig {
     static constexpr int kStageBytes = kInputBytes + kOutputs / 16 * kWeightBytes;
     static constexpr int kThreads = 384;
     // Of 168 at entry: three warpgroups share 504.
-    static constexpr int kProducerRegisters = 136;
-    static constexpr int kMultiplierRegisters = 184;
+    static constexpr int kProducerRegisters = kTokens == 128 ? 136 : 160;
+    static constexpr int kMultiplierRegisters = kTokens == 128 ? 184 : 168;
     static constexpr int kTotalBytes = kFp8 ? 2 * 64 * kTokens * 4 : 0;
     static constexpr int kBarrierBytes = (2 * kStages * 8 + 127) / 128 * 128;
 
@@ -129,10 +131,11 @@ class Producer {
         for (int word = 0; word < 4; ++word)
             to_[word] = static_cast<std::uint32_t>(part_ * 4096 + token_ * 128 + unit_ / 4 * 64 +
                                                    (word ^ token_) * 16 + unit_ % 4 * 4);
+        first_ = C::kStageStep == 1 ? 0 : warp / C::kStageWarps;
         put_.item = static_cast<int>(blockIdx.x);
-        for (int before = warp / C::kStageWarps; before > 0; --before) {
+        for (int before = 0; before < first_; ++before) {
             cursor_.advance(1);
-            put_.advance<1>(stages_);
+            put_.template advance<1>(stages_);
         }
         loaded_ = put_;
     }
@@ -140,29 +143,40 @@ class Producer {
     // The first item's weights, as far as there is room: no other kernel writes them.
     __device__ void ask_ahead() {
         if (static_cast<int>(blockIdx.x) >= shared_.items) return;
-        ahead_ = min(C::kStages, stages_);
-        if (put_.item == static_cast<int>(blockIdx.x) && threadIdx.x % 32 == 0)
-            for (int stage = put_.stage; stage < ahead_; stage += C::kStageStep)
-                ask_weights({put_.item, stage}, stage);
+        for (int stage = first_; stage < min(C::kStages, stages_); stage += C::kStageStep) {
+            if (threadIdx.x % 32 == 0) ask_weights({static_cast<int>(blockIdx.x), stage}, stage);
+            ++ahead_;
+        }
         __syncwarp();
     }
 
     // This warp's stages of all items in a row, the loads of two ahead of the one that is put.
     __device__ void run() {
+        const int block = static_cast<int>(blockIdx.x), stride = static_cast<int>(gridDim.x);
+        if (block >= shared_.items) return;
+        const int all = (shared_.items - block + stride - 1) / stride * stages_;
+        left_ = unloaded_ = (all - first_ + C::kStageStep - 1) / C::kStageStep;
+        if (all <= first_) return;
         uint4 x[3][8];
         load(x[0]);
         load(x[1]);
-        while (put_.item < shared_.items) {
-#pragma unroll
-            for (int set = 0; set < 3; ++set) {
-                load(x[(set + 2) % 3]);
-                if (put_.item < shared_.items) put(x[set]);
-            }
+        while (true) {  // written out: a loop would leave x in memory
+            load(x[2]);
+            if (put(x[0])) return;
+            load(x[0]);
+            if (put(x[1])) return;
+            load(x[1]);
+            if (put(x[2])) return;
         }
     }
 
   private:
     static constexpr int kTiles = C::kOutputs / 16 / C::kStageWarps;  // of outputs, a warp's
+
+    // Whether this is the first of the warp's stages of an item.
+    __device__ static bool enters(const ItemStage& at, int last_item) {
+        return C::kStageStep == 1 ? at.stage == 0 : at.item != last_item;
+    }
 
     __device__ void find_tokens() {
         found_item_ = loaded_.item;
@@ -178,8 +192,9 @@ class Producer {
     }
 
     __device__ void load(uint4 (&x)[8]) {
-        if (loaded_.item >= shared_.items) return;
-        if (loaded_.item != found_item_) find_tokens();
+        if (unloaded_ == 0) return;
+        --unloaded_;
+        if (enters(loaded_, found_item_)) find_tokens();
         const auto* inputs = reinterpret_cast<const std::uint16_t*>(p_.x) + loaded_.stage * 64;
         if (loaded_.stage * 64 + unit_ * 8 < p_.k) {
 #pragma unroll
@@ -193,7 +208,7 @@ class Producer {
 
     // One lane does.
     __device__ void ask_weights(const ItemStage& at, int slot) {
-        if (at.item != asked_item_) find_weights(at.item);
+        if (enters(at, asked_item_)) find_weights(at.item);
         const std::byte* from = weights_ + at.stage * C::kWeightBytes;
         const std::uint32_t to =
             shared_.stage(slot) +
@@ -211,19 +226,26 @@ class Producer {
     __device__ void find_weights(int item) {
         asked_item_ = item;
         const int tile = item / params_.row_blocks;
-        const int all = static_cast<int>(tiles_of(p_.n));
-        const int wanted = (item - tile * params_.row_blocks) * (C::kOutputs / 16) + part_ * kTiles;
+        int row_block = item - tile * params_.row_blocks;
+        const bool second = C::kSecond && row_block >= params_.first_row_blocks;
+        if (second) row_block -= params_.first_row_blocks;
+        const int all = static_cast<int>(tiles_of(second ? p_.second.n : p_.n));
+        const int wanted = row_block * (C::kOutputs / 16) + part_ * kTiles;
         const int first = min(wanted, all - 1);
         last_tile_ = max(0, min(kTiles, all - wanted) - 1);
-        weights_ = p_.weights + shared_.tile(p_, tile).group * p_.matrix_bytes +
-                   static_cast<std::int64_t>(first) * stages_ * C::kWeightBytes;
+        weights_ = second ? p_.second.weights
+                          : p_.weights + shared_.tile(p_, tile).group * p_.matrix_bytes;
+        weights_ += static_cast<std::int64_t>(first) * stages_ * C::kWeightBytes;
     }
 
-    __device__ void put(const uint4 (&x)[8]) {
+    // True after the last.
+    __device__ bool put(const uint4 (&x)[8]) {
         wait(shared_.free(cursor_.slot), cursor_.parity ^ 1);
         const std::uint32_t base = shared_.stage(cursor_.slot);
-        const bool asked = put_.item == static_cast<int>(blockIdx.x) && put_.stage < ahead_;
-        if (!asked && threadIdx.x % 32 == 0) ask_weights(put_, cursor_.slot);
+        if (ahead_ > 0)
+            --ahead_;
+        else if (threadIdx.x % 32 == 0)
+            ask_weights(put_, cursor_.slot);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             const std::uint32_t words[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
@@ -241,20 +263,23 @@ class Producer {
         if (threadIdx.x % 32 == 0) arrive(shared_.full(cursor_.slot));
         cursor_.advance(C::kStageStep);
         put_.template advance<C::kStageStep>(stages_);
+        return --left_ == 0;
     }
 
     const ManyParams& params_;
     const Problem& p_;
     const ManyShared<C>& shared_;
     StageCursor<C> cursor_;
-    int part_;  // of a stage that is the warp's
+    int part_;   // of a stage that is the warp's
+    int first_;  // of its stages
     int token_, unit_, stages_;
-    ItemStage loaded_{}, put_{};  // the next
-    int found_item_ = -1;         // whose tokens from_ knows
-    int asked_item_ = -1;         // whose weights these are:
+    int left_ = 0, unloaded_ = 0;  // of its stages: to put, to load
+    ItemStage loaded_{}, put_{};   // the next
+    int found_item_ = -1;          // whose tokens from_ knows
+    int asked_item_ = -1;          // whose weights these are:
     const std::byte* weights_ = nullptr;
     int last_tile_ = 0;  // that there is, of the warp's
-    int ahead_ = 0;      // stages of the first item whose weights have been asked for
+    int ahead_ = 0;      // of its stages: whose weights have been asked for already
     std::uint32_t to_[4];
     int from_[8];  // where the thread's inputs of its tokens begin in x
 };
@@ -275,14 +300,22 @@ class Multiplier {
         for (int item = static_cast<int>(blockIdx.x); item < shared_.items;
              item += static_cast<int>(gridDim.x)) {
             const TokenTile tile = shared_.tile(p_, item / params_.row_blocks);
-            const int row_tile =
-                item % params_.row_blocks * (C::kOutputs / 16) + group_ * 4 + warp_;
+            int row_block = item % params_.row_blocks;
+            const bool second = C::kSecond && row_block >= params_.first_row_blocks;
+            if (second) row_block -= params_.first_row_blocks;
+            const int n = second ? p_.second.n : p_.n;
+            const int row_tile = row_block * (C::kOutputs / 16) + group_ * 4 + warp_;
             if constexpr (C::kFp8)
-                scales_ = p_.scales + tile.group * p_.matrix_scales +
-                          std::int64_t{min(row_tile, static_cast<int>(tiles_of(p_.n)) - 1)} *
-                              chunks_ * p_.scale_outputs;
+                scales_ = (second ? p_.second.scales : p_.scales + tile.group * p_.matrix_scales) +
+                          std::int64_t{min(row_tile, static_cast<int>(tiles_of(n)) - 1)} * chunks_ *
+                              p_.scale_outputs;
             multiply_item();
-            store_total(tile, row_tile * 16 + lane_ / 4);
+            const int output = row_tile * 16 + lane_ / 4;
+            if (second)
+                store_all(tile, output, n, p_.second.y, p_.second.y_stride,
+                          [](float* to, float sum) { *to = sum; });
+            else
+                store_total(tile, output);
         }
     }
 
@@ -412,16 +445,16 @@ class Multiplier {
         if constexpr (!C::kFp8)
             if (p_.gated) return store_gated(tile, output / 16 * 8 + output % 8);
         if (p_.y_type == DType::f32 && !p_.accumulate)
-            store_all(tile, output, reinterpret_cast<float*>(p_.y),
+            store_all(tile, output, p_.n, reinterpret_cast<float*>(p_.y), p_.y_stride,
                       [](float* to, float sum) { *to = sum; });
         else if (p_.y_type == DType::f32)
-            store_all(tile, output, reinterpret_cast<float*>(p_.y),
+            store_all(tile, output, p_.n, reinterpret_cast<float*>(p_.y), p_.y_stride,
                       [](float* to, float sum) { *to = *to + sum; });
         else if (p_.y_type == DType::bf16)
-            store_all(tile, output, reinterpret_cast<__nv_bfloat16*>(p_.y),
+            store_all(tile, output, p_.n, reinterpret_cast<__nv_bfloat16*>(p_.y), p_.y_stride,
                       [](__nv_bfloat16* to, float sum) { *to = __float2bfloat16_rn(sum); });
         else
-            store_all(tile, output, reinterpret_cast<__half*>(p_.y),
+            store_all(tile, output, p_.n, reinterpret_cast<__half*>(p_.y), p_.y_stride,
                       [](__half* to, float sum) { *to = __float2half_rn(sum); });
     }
 
@@ -439,16 +472,17 @@ class Multiplier {
     }
 
     template <typename Y, typename Put>
-    __device__ void store_all(const TokenTile& tile, int output, Y* y, const Put& put) const {
+    __device__ void store_all(const TokenTile& tile, int output, int n, Y* y, std::int64_t stride,
+                              const Put& put) const {
         const float* total = C::kFp8 ? segment_ : total_;
         const int token = lane_ % 4 * 2;
-        y += (tile.first + token) * p_.y_stride + tile.group * p_.y_step + output;
+        y += (tile.first + token) * stride + tile.group * p_.y_step + output;
 #pragma unroll
-        for (int eight = 0; eight < C::kTokens / 8; ++eight, y += 8 * p_.y_stride)
+        for (int eight = 0; eight < C::kTokens / 8; ++eight, y += 8 * stride)
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                if (eight * 8 + token + i % 2 < tile.count && output + i / 2 * 8 < p_.n)
-                    put(y + i % 2 * p_.y_stride + i / 2 * 8, total[4 * eight + i]);
+                if (eight * 8 + token + i % 2 < tile.count && output + i / 2 * 8 < n)
+                    put(y + i % 2 * stride + i / 2 * 8, total[4 * eight + i]);
     }
 
     const ManyParams& params_;

@@ -65,9 +65,8 @@ struct Problem {
     // Experts: as overlap.inputs_settled, of the routing alone (about 2.5 µs less for the down
     // product of one token).
     bool routing_settled = false;
-    // Few tokens alone.
-    SecondProduct second = {};
-    QueryStore query = {};
+    SecondProduct second = {};  // not in tiles of 128 tokens
+    QueryStore query = {};      // few tokens alone
 };
 
 // Tiles of `tokens` tokens that the rows of y can make at most.

@@ -105,7 +105,8 @@ struct ManyTile {
 constexpr ManyTile kManyTiles[] = {{32, 0.8, 0.58}, {64, 1.5, 0.88}, {128, 2.5, 1.35}};
 
 double many_microseconds(const Problem& p, const ManyTile& tile) {
-    const std::int64_t tiles = most_token_tiles(p, tile.tokens) * divide_up(p.n, 128);
+    const std::int64_t tiles =
+        most_token_tiles(p, tile.tokens) * (divide_up(p.n, 128) + divide_up(p.second.n, 128));
     const std::int64_t rounds = divide_up(tiles, multiprocessors());
     const double work = static_cast<double>(rounds) *
                         (tile.once + tile.chunk * static_cast<double>(chunks_of(p.k)));
@@ -136,12 +137,6 @@ void run(Stream stream, Problem p, Overlap overlap) {
     few_tokens(queue, p);
 }
 
-// Whether one launch of the kernel for few tokens serves outputs of that problem with an epilogue
-// or a second product's.
-bool joins(const Problem& p) {
-    return p.rows > 0 && in_fragments(p.code) && p.n % kTileOutputs == 0 && many_tile(p) == 0;
-}
-
 }  // namespace
 
 void product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y, Store store,
@@ -155,7 +150,7 @@ void product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& 
 bool joint_product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y,
                    const Second& second, const Queries* queries) {
     Problem p = problem_of(x, 0, w, y, 0, Store::assign);
-    if (!joins(p)) return false;
+    if (p.rows == 0 || !in_fragments(p.code) || p.n % kTileOutputs != 0) return false;
     if (second.y.data != nullptr) {
         const Problem beside = problem_of(x, 0, second.w, second.y, 0, Store::assign);
         const Segments one = segments_of(p.n, p.k), two = segments_of(beside.n, beside.k);
@@ -166,6 +161,8 @@ bool joint_product(Stream stream, const Matrix& x, const WeightView& w, const Ma
         p.second = {beside.weights, beside.scales, reinterpret_cast<float*>(beside.y),
                     beside.y_stride, beside.n};
     }
+    const int tile = many_tile(p);
+    if (tile == 128 || (tile > 0 && queries != nullptr)) return false;
     if (queries != nullptr) {
         CHECK(queries->act.dtype == DType::bf16 && queries->rope.dtype == DType::bf16 &&
                   queries->cos_sin.dtype == DType::f32 && queries->width % 2 == 0,
@@ -179,7 +176,11 @@ bool joint_product(Stream stream, const Matrix& x, const WeightView& w, const Ma
                    queries->rope_step,
                    narrow(queries->width, "columns of a query")};
     }
-    few_tokens(static_cast<cudaStream_t>(stream), p);
+    const auto queue = static_cast<cudaStream_t>(stream);
+    if (tile > 0)
+        many_tokens(queue, p, tile);
+    else
+        few_tokens(queue, p);
     return true;
 }
 

@@ -50,7 +50,8 @@ struct Queries {
     std::int64_t rope_step = 0;
 };
 // Both products in one launch, with the bits that they have one by one. False: nothing was queued,
-// because the kernel for few tokens does not serve them together.
+// because no kernel serves them together: tiles of 128 tokens no second product, tensor cores'
+// tiles no queries.
 bool joint_product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y,
                    const Second& second, const Queries* queries);
 

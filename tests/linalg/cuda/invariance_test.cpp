@@ -231,6 +231,38 @@ TEST_P(CudaInvariance, JointProductsHaveTheBitsOfTheirParts) {
     }
 }
 
+// Two products in one launch at every number of tokens that one serves.
+TEST_P(CudaInvariance, PairsOfProductsHaveTheBitsOfEach) {
+    if (format_of(dtype_).input() != DType::bf16 || k_ % 8 != 0) return;
+    constexpr std::int64_t kFirst = 272, kSecond = 208;
+    const StoredTensor w(dtype_, kFirst, k_, 16), other(dtype_, kSecond, k_, 17);
+    const Weight packed = pack_on(*gpu_, {w.view()}), beside = pack_on(*gpu_, {other.view()});
+    int joined = 0;
+    for (const std::int64_t tokens : {1, 8, 17, 33, 64, 100, 128, 200, 256, 600}) {
+        Activations host_x = random_x(tokens, k_, 18);
+        const DeviceActivations x(*gpu_, host_x);
+        Activations one(DType::f32, tokens, kFirst, kFirst),
+            two(DType::f32, tokens, kSecond, kSecond), first(DType::f32, tokens, kFirst, kFirst),
+            second(DType::f32, tokens, kSecond, kSecond);
+        for (Activations* room : {&one, &two, &first, &second}) room->fill(std::byte{0xff});
+        const DeviceActivations y(*gpu_, one), z(*gpu_, two), joint_y(*gpu_, first),
+            joint_z(*gpu_, second);
+        if (!cuda::joint_product(stream_, x.matrix(), packed.view(), joint_y.matrix(),
+                                 {beside.view(), joint_z.matrix()}, nullptr))
+            continue;
+        ++joined;
+        cuda::product(stream_, x.matrix(), packed.view(), y.matrix(), Store::assign);
+        cuda::product(stream_, x.matrix(), beside.view(), z.matrix(), Store::assign);
+        y.download(one);
+        z.download(two);
+        joint_y.download(first);
+        joint_z.download(second);
+        ASSERT_EQ(one.bytes(), first.bytes()) << tokens;
+        ASSERT_EQ(two.bytes(), second.bytes()) << tokens;
+    }
+    EXPECT_GE(joined, 5);
+}
+
 // A product that reads what lies two kernels back runs beside the kernel in front of it. All rounds
 // hand their numbers on in one place, so that a look into a stale cache, or too early, shows.
 TEST_P(CudaInvariance, SettledInputsAreSeenWithoutAWait) {
