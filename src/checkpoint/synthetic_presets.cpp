@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The models `espalier make-model --preset` knows: tiny ones, for tests; two whose attention has
 // the width of the published models but whose weights fit a small machine, for benchmarks; and
-// published models' own dimensions: DeepSeek-V2-Lite's (31 GB), GLM-4.7-Flash's (62 GB, 18.4 GB
-// with INT4) and six layers of it (9.1 GB, 3.5 GB with INT4).
+// published models' own dimensions: DeepSeek-V2-Lite's (31 GB), the first six layers of V3's (60 GB
+// with --dtype fp8), GLM-4.7-Flash's (62 GB, 18.4 GB with INT4) and six layers of it (9.1 GB, 3.5
+// GB with INT4).
 #include <algorithm>
 #include <array>
 
@@ -95,6 +96,24 @@ SyntheticModel v2_lite() {
     return model;
 }
 
+SyntheticModel v3_slice() {
+    SyntheticModel model = tiny_v3();
+    ModelConfig& config = model.config;
+    config.vocab_size = 129280;
+    config.hidden_size = 7168;
+    config.num_hidden_layers = 6;
+    config.num_nextn_predict_layers = 0;
+    config.num_attention_heads = 128;
+    config.q_lora_rank = 1536;
+    config.intermediate_size = 18432;
+    config.moe_intermediate_size = 2048;
+    config.n_routed_experts = 256;
+    config.num_experts_per_tok = 8;
+    config.n_group = 8;
+    config.topk_group = 4;
+    return model;
+}
+
 ModelConfig glm_config() {
     ModelConfig config = common_config();
     config.architecture = Architecture::glm4_moe_lite;
@@ -138,13 +157,14 @@ struct Preset {
     std::string_view name;
     SyntheticModel (*make)();
 };
-constexpr std::array<Preset, 8> kPresets = {{
+constexpr std::array<Preset, 9> kPresets = {{
     {"tiny-v2", tiny_v2},
     {"tiny-v3", tiny_v3},
     {"tiny-glm", tiny_glm},
     {"bench-128h", [] { return bench(128); }},
     {"bench-16h", [] { return bench(16); }},
     {"v2-lite", v2_lite},
+    {"v3-slice", v3_slice},
     {"glm-flash", [] { return glm_flash(47); }},
     {"glm-flash-slice", [] { return glm_flash(6); }},
 }};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/decoder_layer.hpp"
 
+#include "mla/raw_append.hpp"
 #include "model/rope_scaling.hpp"
 
 namespace espalier::model {
@@ -45,53 +46,87 @@ DecoderRule::DecoderRule(const checkpoint::ModelConfig& config)
       rope{inverse_frequencies(config), rope_magnitude(config)},
       router(router_rule(config)) {}
 
-Expected<void> DecoderLayer::write_kv(const batch::BatchView& batch, const mla::KvPages& kv,
-                                      Input given) const {
-    const AttentionWeights& w = weights_.attention;
-    const std::int64_t tokens = batch.cap_tokens;
-    const Matrix input = a_.attention_input.slice(0, tokens);
+void DecoderLayer::norm_input(std::int64_t tokens, Input given) const {
     if (given == Input::residual && !weights_.input_norm.empty())
         backend_.rms_norm(context_, a_.residual.slice(0, tokens), weights_.input_norm.data(),
-                          rule_.epsilon, input, {});
-    const Matrix kv_a = a_.kv_a.slice(0, tokens);
-    const Matrix latent = a_.latent.slice(0, tokens);
-    const Matrix key_rope = a_.key_rope.slice(0, tokens);
-    backend_.product(context_, input, w.kv_a.view(), kv_a, ops::Store::assign);
-    backend_.split_latent(context_, kv_a, {w.kv_a_norm.data(), kLowRankEpsilon, latent, {}},
-                          a_.cos_sin.slice(0, tokens), key_rope);
+                          rule_.epsilon, a_.attention_input.slice(0, tokens), {});
+}
+
+Expected<void> DecoderLayer::write_kv(const batch::BatchView& batch, const mla::KvPages& kv,
+                                      Input given) const {
+    const std::int64_t tokens = batch.cap_tokens;
+    norm_input(tokens, given);
+    backend_.product(context_, a_.attention_input.slice(0, tokens), weights_.attention.kv_a.view(),
+                     a_.kv_a.slice(0, tokens), ops::Store::assign);
+    return append_kv(batch, kv);
+}
+
+// What kv_a holds → the batch's slots of the cache. What comes behind may run beside it, where it
+// reads none of this.
+Expected<void> DecoderLayer::append_kv(const batch::BatchView& batch,
+                                       const mla::KvPages& kv) const {
+    const std::int64_t tokens = batch.cap_tokens;
+    const Matrix kv_a = a_.kv_a.slice(0, tokens), cos_sin = a_.cos_sin.slice(0, tokens);
+    const float* norm = weights_.attention.kv_a_norm.data();
     mla::AppendCall append;
     append.tokens = tokens;
+    append.slot = batch.slot;
+    append.kv = kv;
+    append.nonfinite = a_.nonfinite;
+    if (const auto* appender = dynamic_cast<const mla::RawAppender*>(&kernels_))
+        return appender->append_raw(context_, append,
+                                    {kv_a.row<float>(0), kv_a.stride, norm, kLowRankEpsilon,
+                                     cos_sin.row<float>(0), cos_sin.stride});
+    const Matrix latent = a_.latent.slice(0, tokens);
+    const Matrix key_rope = a_.key_rope.slice(0, tokens);
+    backend_.split_latent(context_, kv_a, {norm, kLowRankEpsilon, latent, {}}, cos_sin, key_rope);
     append.latent = latent.row<float>(0);
     append.latent_stride = latent.stride;
     append.rope = key_rope.row<float>(0);
     append.rope_stride = key_rope.stride;
-    append.slot = batch.slot;
-    append.kv = kv;
-    append.nonfinite = a_.nonfinite;
     return kernels_.append(context_, append);
 }
 
-// The input that write_kv left → q f32.
-void DecoderLayer::project_queries(std::int64_t tokens) const {
+// The layer's normed input → queries, and a product beside them.
+void DecoderLayer::project_queries(const batch::BatchView& batch, ops::BesideProduct beside) const {
     const AttentionWeights& w = weights_.attention;
+    const std::int64_t tokens = batch.cap_tokens, absorbed = batch.cap_absorbed;
     Matrix input = a_.attention_input.slice(0, tokens);
     if (!w.q_a_norm.empty()) {
         const Matrix q_a = a_.q_a.slice(0, tokens);
         const Matrix q_low = a_.q_low.slice(0, tokens);
-        backend_.product(context_, input, w.q_a.view(), q_a, ops::Store::assign);
+        backend_.product_pair(context_, input, w.q_a.view(), q_a, beside);
         backend_.rms_norm(context_, q_a, w.q_a_norm.data(), kLowRankEpsilon, q_low, {});
         input = q_low;
+        beside = {};
     }
-    backend_.product(context_, input, w.q.view(), a_.q.slice(0, tokens), ops::Store::assign);
+    if (absorbed == tokens)
+        return backend_.query_product(context_, input, w.q.view(), query_places(0, tokens, true),
+                                      beside);
+    backend_.product_pair(context_, input, w.q.view(), a_.q.slice(0, tokens), beside);
+    if (absorbed > 0) split_queries(query_places(0, absorbed, true));
+    split_queries(query_places(absorbed, tokens - absorbed, false));
 }
 
-// Queries of tokens [first, first + count): q_nope as products and attention read it, q_rope
-// rotated to where that form of attention reads it.
-void DecoderLayer::split_queries(std::int64_t first, std::int64_t count, const Matrix& rope_to,
-                                 std::int64_t rope_step) const {
-    backend_.split_queries(context_, a_.q.slice(first, count), rule_.heads, rule_.head_dims.nope,
-                           a_.cos_sin.slice(first, count), a_.q_act.slice(first, count), rope_to,
-                           rope_step);
+// Of tokens [first, first + count): q_nope as products and attention read it, q_rope rotated to
+// where that form of attention reads it.
+ops::QueryPlaces DecoderLayer::query_places(std::int64_t first, std::int64_t count,
+                                            bool absorbed) const {
+    const Matrix act = a_.q_act.slice(first, count);
+    const Matrix query = a_.q_absorbed.slice(first, count);
+    return {.q = a_.q.slice(first, count),
+            .heads = rule_.heads,
+            .width = rule_.head_dims.nope,
+            .cos_sin = a_.cos_sin.slice(first, count),
+            .q_act = act,
+            .rope_to = absorbed ? query.columns(mla::kLatent, query.cols - mla::kLatent)
+                                : act.columns(mla::kNope, act.cols - mla::kNope),
+            .rope_step = absorbed ? mla::kKey : mla::kQuery};
+}
+
+void DecoderLayer::split_queries(const ops::QueryPlaces& to) const {
+    backend_.split_queries(context_, to.q, to.heads, to.width, to.cos_sin, to.q_act, to.rope_to,
+                           to.rope_step);
 }
 
 mla::AbsorbedCall DecoderLayer::absorbed_call(const batch::BatchView& batch,
@@ -117,13 +152,12 @@ Expected<void> DecoderLayer::plan_attention(const batch::BatchView& batch,
 
 // q_nope goes through kv_b's key half into the latent space, attends there, and comes back through
 // the value half.
-Expected<void> DecoderLayer::attend_absorbed(const batch::BatchView& batch,
-                                             const mla::KvPages& kv) const {
+Expected<void> DecoderLayer::attend_absorbed(const batch::BatchView& batch, const mla::KvPages& kv,
+                                             ops::Overlap overlap) const {
     const std::int64_t count = batch.cap_absorbed;
-    const Matrix query = a_.q_absorbed.slice(0, count);
-    split_queries(0, count, query.columns(mla::kLatent, query.cols - mla::kLatent), mla::kKey);
-    backend_.stacked_product(context_, a_.q_act.slice(0, count), rule_.query_columns(),
-                             weights_.attention.absorb_key.view(), query, mla::kKey);
+    backend_.overlapping_stacked_product(context_, a_.q_act.slice(0, count), rule_.query_columns(),
+                                         weights_.attention.absorb_key.view(),
+                                         a_.q_absorbed.slice(0, count), mla::kKey, overlap);
     ESPALIER_RETURN_IF_ERROR(kernels_.absorbed(context_, absorbed_call(batch, kv)));
     backend_.stacked_product(context_, a_.out_latent.slice(0, count), mla::kLatent,
                              weights_.attention.up_value.view(), a_.out.slice(0, count),
@@ -133,12 +167,6 @@ Expected<void> DecoderLayer::attend_absorbed(const batch::BatchView& batch,
 
 Expected<void> DecoderLayer::attend_decompressed(const batch::BatchView& batch,
                                                  const mla::KvPages& kv) const {
-    const std::int64_t first = batch.cap_absorbed;
-    const std::int64_t count = batch.cap_tokens - first;
-    split_queries(first, count,
-                  a_.q_act.slice(first, count)
-                      .columns(rule_.head_dims.nope, a_.q_act.cols - rule_.head_dims.nope),
-                  rule_.query_columns());
     mla::DecompressedCall call;
     call.rows = batch.decompressed;
     call.heads = rule_.heads;
@@ -156,9 +184,24 @@ Expected<void> DecoderLayer::attend_decompressed(const batch::BatchView& batch,
 
 Expected<void> DecoderLayer::attention(const batch::BatchView& batch,
                                        const mla::KvPages& kv) const {
+    project_queries(batch, {});
+    return attend(batch, kv, {});
+}
+
+Expected<void> DecoderLayer::write_kv_and_attend(const batch::BatchView& batch,
+                                                 const mla::KvPages& kv, Input given) const {
+    norm_input(batch.cap_tokens, given);
+    project_queries(batch, {weights_.attention.kv_a.view(), a_.kv_a.slice(0, batch.cap_tokens)});
+    ESPALIER_RETURN_IF_ERROR(append_kv(batch, kv));
+    return attend(batch, kv, {.inputs_settled = true});
+}
+
+// Queries and keys are where attention reads them; overlap: of the first operation, which reads
+// queries.
+Expected<void> DecoderLayer::attend(const batch::BatchView& batch, const mla::KvPages& kv,
+                                    ops::Overlap overlap) const {
     const std::int64_t tokens = batch.cap_tokens;
-    project_queries(tokens);
-    if (batch.cap_absorbed > 0) ESPALIER_RETURN_IF_ERROR(attend_absorbed(batch, kv));
+    if (batch.cap_absorbed > 0) ESPALIER_RETURN_IF_ERROR(attend_absorbed(batch, kv, overlap));
     if (batch.cap_absorbed < tokens) ESPALIER_RETURN_IF_ERROR(attend_decompressed(batch, kv));
     const Matrix partial = a_.partial.slice(0, tokens);
     backend_.product(context_, a_.out.slice(0, tokens), weights_.attention.o.view(), partial,
@@ -187,7 +230,7 @@ void DecoderLayer::mlp(const batch::BatchView& batch, const LayerWeights* next) 
 
 // out [T, hidden] from activations.normed.
 void DecoderLayer::feed_forward(const FeedForwardWeights& weights, const Matrix& out) const {
-    gate(weights, out.rows);
+    gate(weights, out.rows, {});
     backend_.product(context_, gated(weights, out.rows), weights.down.view(), out,
                      ops::Store::assign);
 }
@@ -198,15 +241,18 @@ Matrix DecoderLayer::gated(const FeedForwardWeights& weights, std::int64_t token
     return {a_.gated.data, a_.gated.dtype, tokens, width, width};
 }
 
-void DecoderLayer::gate(const FeedForwardWeights& weights, std::int64_t tokens) const {
+void DecoderLayer::gate(const FeedForwardWeights& weights, std::int64_t tokens,
+                        ops::Overlap overlap) const {
     const std::int64_t width = 2 * weights.down.view().k;
     const Matrix gate_up{a_.gate_up.data, a_.gate_up.dtype, tokens, width, width};
     backend_.gated_product(context_, a_.normed.slice(0, tokens), weights.gate_up.view(), gate_up,
-                           gated(weights, tokens));
+                           gated(weights, tokens), overlap);
 }
 
-// residual += the experts' sum; then norm, where there is one. The shared expert's products stand
-// beside the router's steps: on a GPU their weights come while those, which read little, run.
+// residual += the experts' sum; then norm, where there is one. On a GPU the router's steps, which
+// read little, run beside the shared expert's first product, and the experts begin beside its
+// second: the router lets nobody start before the norm has ended, nor does the second product
+// before the routing has.
 void DecoderLayer::mixture_of_experts(const batch::BatchView& batch,
                                       const ops::RowNorm& norm) const {
     const MoeWeights& moe = *weights_.moe;
@@ -216,17 +262,18 @@ void DecoderLayer::mixture_of_experts(const batch::BatchView& batch,
     const Matrix gated_pairs = a_.pair_gated.slice(0, pairs);
     const Matrix out = a_.pair_out.slice(0, pairs);
     const Matrix shared = moe.shared ? a_.shared_out.slice(0, tokens) : Matrix{};
-    if (moe.shared) gate(*moe.shared, tokens);
-    backend_.product(context_, a_.normed_exact.slice(0, tokens), moe.router.view(), router_logits,
-                     ops::Store::assign);
-    if (moe.shared)
-        backend_.product(context_, gated(*moe.shared, tokens), moe.shared->down.view(), shared,
-                         ops::Store::assign);
-    backend_.route(context_, router_logits, moe.bias.empty() ? nullptr : moe.bias.data(),
-                   rule_.router, batch.row_of, a_.plan);
+    const ops::Overlap settled{.inputs_settled = moe.shared.has_value()};
+    backend_.routed_product(context_, a_.normed_exact.slice(0, tokens), moe.router.view(),
+                            router_logits, moe.bias.empty() ? nullptr : moe.bias.data(),
+                            rule_.router, batch.row_of, a_.plan);
+    if (moe.shared) {
+        gate(*moe.shared, tokens, settled);
+        backend_.overlapping_product(context_, gated(*moe.shared, tokens), moe.shared->down.view(),
+                                     shared, {.holds_next = true});
+    }
     backend_.gated_expert_product(context_, a_.normed.slice(0, tokens), a_.plan.source_token,
                                   a_.plan.indptr, moe.gate_up.view(),
-                                  a_.pair_gate_up.slice(0, pairs), gated_pairs);
+                                  a_.pair_gate_up.slice(0, pairs), gated_pairs, settled);
     backend_.expert_product(context_, gated_pairs, nullptr, a_.plan.indptr, moe.down.view(), out);
     const Matrix partial = a_.partial.slice(0, tokens);
     const Matrix residual = a_.residual.slice(0, tokens);

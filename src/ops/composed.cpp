@@ -9,17 +9,48 @@ Expected<linalg::Weight> Backend::pack_gated(Device& device, linalg::WeightStack
 }
 
 void Backend::gated_product(OpContext& context, const Matrix& x, const WeightView& w,
-                            const Matrix& gate_up, const Matrix& out) const {
+                            const Matrix& gate_up, const Matrix& out, Overlap) const {
     product(context, x, w, gate_up, Store::assign);
     swiglu(context, gate_up, out);
 }
 
 void Backend::gated_expert_product(OpContext& context, const Matrix& x,
                                    const std::int32_t* source_token, const std::int32_t* indptr,
-                                   const WeightView& w, const Matrix& gate_up,
-                                   const Matrix& out) const {
+                                   const WeightView& w, const Matrix& gate_up, const Matrix& out,
+                                   Overlap) const {
     expert_product(context, x, source_token, indptr, w, gate_up);
     swiglu(context, gate_up, out);
+}
+
+void Backend::overlapping_product(OpContext& context, const Matrix& x, const WeightView& w,
+                                  const Matrix& y, Overlap) const {
+    product(context, x, w, y, Store::assign);
+}
+
+void Backend::overlapping_stacked_product(OpContext& context, const Matrix& x, std::int64_t x_step,
+                                          const WeightView& w, const Matrix& y, std::int64_t y_step,
+                                          Overlap) const {
+    stacked_product(context, x, x_step, w, y, y_step);
+}
+
+void Backend::product_pair(OpContext& context, const Matrix& x, const WeightView& w,
+                           const Matrix& y, const BesideProduct& beside) const {
+    product(context, x, w, y, Store::assign);
+    if (beside.y.data != nullptr) product(context, x, beside.w, beside.y, Store::assign);
+}
+
+void Backend::query_product(OpContext& context, const Matrix& x, const WeightView& w,
+                            const QueryPlaces& to, const BesideProduct& beside) const {
+    product_pair(context, x, w, to.q, beside);
+    split_queries(context, to.q, to.heads, to.width, to.cos_sin, to.q_act, to.rope_to,
+                  to.rope_step);
+}
+
+void Backend::routed_product(OpContext& context, const Matrix& x, const WeightView& w,
+                             const Matrix& logits, const float* bias, const RouterRule& rule,
+                             const std::int32_t* row_of, const ExpertPlan& plan) const {
+    overlapping_product(context, x, w, logits, {.holds_next = true});
+    route(context, logits, bias, rule, row_of, plan);
 }
 
 void Backend::reduce_add_norm(OpContext& context, const Matrix& partial, const Matrix& residual,

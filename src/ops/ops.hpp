@@ -15,6 +15,7 @@
 #include "base/error.hpp"
 #include "base/matrix.hpp"
 #include "base/op_context.hpp"
+#include "linalg/overlap.hpp"
 #include "linalg/store.hpp"
 #include "linalg/weight.hpp"
 #include "ops/draft_children.hpp"
@@ -22,6 +23,7 @@
 
 namespace espalier::ops {
 
+using linalg::Overlap;
 using linalg::Store;
 using linalg::WeightView;
 
@@ -82,6 +84,24 @@ struct RowNorm {
     float epsilon = 0.0f;
     Matrix out;
     Matrix exact;
+};
+
+// A second product of the same x; y without data: there is none.
+struct BesideProduct {
+    WeightView w{};
+    Matrix y{};
+};
+
+// Where the queries of a product go: q [T, heads · (width + 64)] f32 is room for them as they are,
+// the rest is split_queries'.
+struct QueryPlaces {
+    Matrix q;
+    std::int32_t heads = 0;
+    std::int64_t width = 0;
+    Matrix cos_sin;
+    Matrix q_act;
+    Matrix rope_to;
+    std::int64_t rope_step = 0;
 };
 
 struct RopeRule {
@@ -165,12 +185,30 @@ class Backend {
     virtual Expected<linalg::Weight> pack_gated(Device& device, linalg::WeightStack stack) const;
     // out [T, I] = swiglu(x · Wᵀ), w from pack_gated(). gate_up: room for [T, 2·I] f32.
     virtual void gated_product(OpContext& context, const Matrix& x, const WeightView& w,
-                               const Matrix& gate_up, const Matrix& out) const;
+                               const Matrix& gate_up, const Matrix& out, Overlap overlap) const;
     // The same of an expert_product.
     virtual void gated_expert_product(OpContext& context, const Matrix& x,
                                       const std::int32_t* source_token, const std::int32_t* indptr,
-                                      const WeightView& w, const Matrix& gate_up,
-                                      const Matrix& out) const;
+                                      const WeightView& w, const Matrix& gate_up, const Matrix& out,
+                                      Overlap overlap) const;
+    // product (y = x · Wᵀ) and stacked_product among others that they overlap with.
+    virtual void overlapping_product(OpContext& context, const Matrix& x, const WeightView& w,
+                                     const Matrix& y, Overlap overlap) const;
+    virtual void overlapping_stacked_product(OpContext& context, const Matrix& x,
+                                             std::int64_t x_step, const WeightView& w,
+                                             const Matrix& y, std::int64_t y_step,
+                                             Overlap overlap) const;
+    // y = x · Wᵀ and the product beside it.
+    virtual void product_pair(OpContext& context, const Matrix& x, const WeightView& w,
+                              const Matrix& y, const BesideProduct& beside) const;
+    // A product whose results are queries, split; and the product beside it. q may stay unwritten.
+    virtual void query_product(OpContext& context, const Matrix& x, const WeightView& w,
+                               const QueryPlaces& to, const BesideProduct& beside) const;
+    // The router's product of x to logits, or without writing them, then route. What comes behind
+    // starts only when all in front has ended (Overlap).
+    virtual void routed_product(OpContext& context, const Matrix& x, const WeightView& w,
+                                const Matrix& logits, const float* bias, const RouterRule& rule,
+                                const std::int32_t* row_of, const ExpertPlan& plan) const;
     // reduce_add, then the norm of the sum.
     virtual void reduce_add_norm(OpContext& context, const Matrix& partial, const Matrix& residual,
                                  const RowNorm& norm) const;

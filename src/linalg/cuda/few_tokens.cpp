@@ -42,7 +42,7 @@ int row_tiles_of(const Problem& p, const FewPlan& plan, std::int64_t items, int 
 int ring_bytes(const Problem& p, const FewPlan& plan, int warps) {
     constexpr int kProcessorBytes = 228 * 1024, kBlockBytes = 2048;  // barriers, the system's own
     const int registers =
-        few_registers(p.code == WeightCode::e4m3, plan.token_tiles, plan.row_tiles);
+        few_registers(p.code == WeightCode::e4m3, plan.token_tiles, plan.row_tiles, plan.segment);
     const int blocks = std::clamp(65536 / (registers * warps * 32), 1, 3);
     const int sums = warps * 8 * plan.token_tiles * few_sum_stride(plan.row_tiles) * 4;
     const std::int64_t listed =
@@ -59,9 +59,14 @@ FewPlan few_plan(const Problem& p) {
     const int warps = segments.count * plan.row_warps;
     const std::int64_t tokens = p.vector_x ? usual_tokens(p) : 1;
     plan.token_tiles = tokens <= 8 ? 1 : tokens <= 16 ? 2 : tokens <= 32 || warps > 12 ? 4 : 8;
-    const std::int64_t items =
-        divide_up(tiles_of(p.n), plan.row_warps) * most_token_tiles(p, 8 * plan.token_tiles);
+    const std::int64_t items = divide_up(tiles_of(p.n) + tiles_of(p.second.n), plan.row_warps) *
+                               most_token_tiles(p, 8 * plan.token_tiles);
     const int processors = multiprocessors();
+    // Segments of one length that is known: their x stays in registers.
+    const bool equal = segments.count * segments.chunks == chunks_of(p.k);
+    if (p.vector_x && equal &&
+        few_keeps_x(p.code == WeightCode::e4m3, plan.token_tiles, segments.chunks))
+        plan.segment = segments.chunks;
     // A product that leaves multiprocessors idle is bound by its latency: fewer, larger blocks end
     // sooner, and with most of the shared memory theirs the next product's blocks do not crowd in
     // (v2 o, one token: 2.7 µs instead of 3.5).

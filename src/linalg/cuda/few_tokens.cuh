@@ -21,6 +21,7 @@ struct FewParams {
     Segments segments;
     int row_warps_log = 0;  // of the number of warps side by side over outputs
     int row_blocks = 0;     // of a group
+    int row_tiles = 0;      // of a group's outputs, those of a second product included
     int ring = 0;           // chunks (of each row tile) in a warp's ring
     int token_tiles = 0;    // what the list of an expert product's tiles has room for
 };
@@ -34,10 +35,10 @@ struct FewConfig {
     static constexpr bool kVectorX = kVectorX_;
     static constexpr int kTokens = 8 * kTokenTiles;
     static constexpr int kChunkBytes = kFp8 ? 2048 : 4096;
-    static constexpr bool kKeepX = kSegment > 0 && kSegment* kTokenTiles <= 2;
+    static constexpr bool kKeepX = few_keeps_x(kFp8, kTokenTiles, kSegment);
     static constexpr bool kChunkOfX = !kKeepX && kTokenTiles <= 2;  // asked for at once
     static constexpr int kSumStride = few_sum_stride(kRowTiles);
-    static constexpr int kRegisters = few_registers(kFp8, kTokenTiles, kRowTiles);
+    static constexpr int kRegisters = few_registers(kFp8, kTokenTiles, kRowTiles, kSegment);
 
     static constexpr std::size_t sum_bytes(int warps) {
         return static_cast<std::size_t>(warps) * kTokens * kSumStride * sizeof(float);
@@ -81,8 +82,11 @@ class FewTokens {
 
     __device__ void run(int* listed) {
         const bool experts = p_.indptr != nullptr;
-        const bool known = !experts || routing_is_settled(p_);  // which weights are read
-        if (!experts) let_next_kernel_start();
+        const bool settled = p_.overlap.inputs_settled;
+        const bool known = !experts || settled || p_.routing_settled;  // which weights are read
+        const bool early = !p_.overlap.holds_next && (!experts || settled);
+        if (early) let_next_kernel_start();
+        if (settled || p_.routing_settled) see_settled_memory();
         if (lane_ == 0) {
             for (int i = 0; i < params_.ring; ++i)
                 init_barrier(barriers_ + static_cast<std::uint32_t>(8 * i), 1);
@@ -95,27 +99,36 @@ class FewTokens {
                 if (lane_ == 0) *listed = count;
             }
             __syncthreads();
-            items_ = *listed * params_.row_blocks;
-        } else {
-            items_ = params_.token_tiles * params_.row_blocks;
         }
-        asked_item_ = static_cast<int>(blockIdx.x);
+        const int first =
+            share_items((experts ? *listed : params_.token_tiles) * params_.row_blocks);
+        asked_item_ = first;
         if (lane_ == 0)
             for (int i = 0; i < params_.ring; ++i) ask();
         __syncwarp();
-        const int first = static_cast<int>(blockIdx.x);
         if constexpr (C::kFp8) ask_scales(first);
-        if (first < items_) locate(first / params_.row_blocks);
-        if (known) wait_for_previous_kernel();
-        if (experts) let_next_kernel_start();
-        for (int item = first; item < items_; item += static_cast<int>(gridDim.x)) {
+        if (first < end_) locate(first / params_.row_blocks);
+        if (known && !settled) wait_for_previous_kernel();
+        if (!early) let_next_kernel_start();
+        for (int item = first; item < end_; ++item) {
             enter(item / params_.row_blocks);
             multiply_segment(item);
             add_segments(item);
         }
+        // Who waits for this kernel waits for those in front of it, too.
+        if (settled) wait_for_previous_kernel();
     }
 
   private:
+    // A block's items lie in a row: most are of one tile of tokens, whose x it keeps. Returns the
+    // first.
+    __device__ int share_items(int items) {
+        const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+        const int each = items / blocks, more = items % blocks;
+        const int first = block * each + min(block, more);
+        end_ = first + each + (block < more ? 1 : 0);
+        return first;
+    }
     __device__ TokenTile tile_at(int index) const {
         if (p_.indptr != nullptr) return tiles_[index];
         return dense_tile(p_, C::kTokens, index);
@@ -125,19 +138,27 @@ class FewTokens {
         return (item % params_.row_blocks * (1 << params_.row_warps_log) + row_warp_) *
                C::kRowTiles;
     }
-    __device__ int existing(int row_tile) const {
-        return min(row_tile, static_cast<int>(tiles_of(p_.n)) - 1);
+    __device__ int existing(int row_tile) const { return min(row_tile, params_.row_tiles - 1); }
+    // The chunks or the scales of a tile of outputs, of the first product or the second.
+    template <typename T>
+    __device__ const T* of_tile(const T* first, const T* second, int row_tile,
+                                std::int64_t step) const {
+        const int tile = existing(row_tile), own = static_cast<int>(tiles_of(p_.n));
+        return tile < own ? first + tile * step : second + (tile - own) * step;
     }
 
     // --- weights --------------------------------------------------------------------------------
     // Asks for the next chunk of this block's items, if there is one. One lane does.
     __device__ void ask() {
-        if (asked_item_ >= items_) return;
+        if (asked_item_ >= end_) return;
         if (asked_chunk_ == 0) {
             const int group = tile_at(asked_item_ / params_.row_blocks).group;
-            asked_from_ = p_.weights + group * p_.matrix_bytes +
-                          static_cast<std::int64_t>(first_chunk_) * C::kChunkBytes;
-            asked_tile_ = row_tile(asked_item_);
+#pragma unroll
+            for (int r = 0; r < C::kRowTiles; ++r)
+                asked_from_[r] = of_tile(p_.weights + group * p_.matrix_bytes, p_.second.weights,
+                                         row_tile(asked_item_) + r,
+                                         static_cast<std::int64_t>(chunks_) * C::kChunkBytes) +
+                                 static_cast<std::int64_t>(first_chunk_) * C::kChunkBytes;
         }
         const std::uint32_t barrier = barriers_ + static_cast<std::uint32_t>(8 * asked_slot_);
         const std::uint32_t to =
@@ -145,30 +166,26 @@ class FewTokens {
         arrive_expecting(barrier, C::kRowTiles * C::kChunkBytes);
 #pragma unroll
         for (int r = 0; r < C::kRowTiles; ++r)
-            copy_passing_bytes(
-                to + static_cast<std::uint32_t>(r * C::kChunkBytes),
-                asked_from_ + (static_cast<std::int64_t>(existing(asked_tile_ + r)) * chunks_ +
-                               asked_chunk_) *
-                                  C::kChunkBytes,
-                C::kChunkBytes, barrier);
+            copy_passing_bytes(to + static_cast<std::uint32_t>(r * C::kChunkBytes),
+                               asked_from_[r] + asked_chunk_ * C::kChunkBytes, C::kChunkBytes,
+                               barrier);
         if (++asked_slot_ == params_.ring) asked_slot_ = 0;
         if (++asked_chunk_ == segment_chunks_) {
             asked_chunk_ = 0;
-            asked_item_ += static_cast<int>(gridDim.x);
+            ++asked_item_;
         }
     }
 
     // Lane l gets the scale of the segment's chunk l, where the 16 outputs of a tile share one.
     __device__ void ask_scales(int item) {
-        if (item >= items_ || p_.scale_outputs != 1) return;
+        if (item >= end_ || p_.scale_outputs != 1) return;
         const int group = tile_at(item / params_.row_blocks).group;
 #pragma unroll
         for (int r = 0; r < C::kRowTiles; ++r)
             if (lane_ < segment_chunks_)
-                scales_[r] =
-                    __ldg(p_.scales + group * p_.matrix_scales +
-                          static_cast<std::int64_t>(existing(row_tile(item) + r)) * chunks_ +
-                          first_chunk_ + lane_);
+                scales_[r] = __ldg(of_tile(p_.scales + group * p_.matrix_scales, p_.second.scales,
+                                           row_tile(item) + r, chunks_) +
+                                   first_chunk_ + lane_);
     }
 
     // --- x --------------------------------------------------------------------------------------
@@ -303,10 +320,9 @@ class FewTokens {
             scale[0] = scale[1] = __shfl_sync(~0u, scales_[r], chunk);
             if (p_.scale_outputs != 1) {
                 const float* from =
-                    p_.scales + tile_.group * p_.matrix_scales +
-                    (static_cast<std::int64_t>(existing(row_tile(item) + r)) * chunks_ +
-                     first_chunk_ + chunk) *
-                        kTileOutputs;
+                    of_tile(p_.scales + tile_.group * p_.matrix_scales, p_.second.scales,
+                            row_tile(item) + r, chunks_ * kTileOutputs) +
+                    (first_chunk_ + chunk) * kTileOutputs;
                 scale[0] = __ldg(from + lane_ / 4);
                 scale[1] = __ldg(from + lane_ / 4 + 8);
             }
@@ -320,7 +336,7 @@ class FewTokens {
 
     // --- segments -------------------------------------------------------------------------------
     __device__ void add_segments(int item) {
-        if constexpr (C::kFp8) ask_scales(item + static_cast<int>(gridDim.x));
+        if constexpr (C::kFp8) ask_scales(item + 1);
         float* mine = sums_ + warp_ * C::kTokens * C::kSumStride;
 #pragma unroll
         for (int r = 0; r < C::kRowTiles; ++r)
@@ -335,7 +351,7 @@ class FewTokens {
             store_gated(item);
         else
             store_outputs(item);
-        if (item + static_cast<int>(gridDim.x) < items_) __syncthreads();
+        if (item + 1 < end_) __syncthreads();
     }
 
     static constexpr int kOutputs = 16 * C::kRowTiles;  // of a warp
@@ -353,9 +369,16 @@ class FewTokens {
         for (int i = static_cast<int>(threadIdx.x); i < outputs * tile_.count;
              i += static_cast<int>(blockDim.x)) {
             const int n = i & (outputs - 1), token = (i / kOutputs) >> params_.row_warps_log;
-            if (first + n >= p_.n) continue;
-            store(p_, tile_.group, tile_.first + token, first + n,
-                  sum_of_segments(sums_of(n, token)));
+            const int row = tile_.first + token;
+            if (first + n >= params_.row_tiles * 16) continue;
+            const float sum = sum_of_segments(sums_of(n, token));
+            if (p_.second.n > 0 && first + n >= p_.n)
+                p_.second.y[row * p_.second.y_stride + first + n - p_.n] = sum;
+            else if (p_.query.cos_sin != nullptr)
+                store_query(p_.query, row, first + n, sum,
+                            [&] { return sum_of_segments(sums_of(n ^ 1, token)); });
+            else if (first + n < p_.n)
+                store(p_, tile_.group, row, first + n, sum);
         }
     }
 
@@ -402,14 +425,13 @@ class FewTokens {
     std::uint32_t barriers_;
     std::uint32_t ring_;
     TokenTile* tiles_;
-    int items_ = 0;
+    int end_ = 0;  // of the block's items
 
     // The next chunk to ask for.
     int asked_item_ = 0;
     int asked_chunk_ = 0;
     int asked_slot_ = 0;
-    int asked_tile_ = 0;
-    const std::byte* asked_from_ = nullptr;
+    const std::byte* asked_from_[C::kRowTiles] = {};
 
     int slot_ = 0;
     std::uint32_t parity_ = 0;

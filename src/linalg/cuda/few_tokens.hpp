@@ -12,16 +12,24 @@ struct FewPlan {
     int token_tiles = 1;  // of 8 tokens: 1, 2, 4 or 8
     int row_tiles = 1;    // of 16 outputs per warp: 1 or 2
     int row_warps = 1;    // warps side by side over outputs: 1, 2 or 4
+    int segment = 0;      // chunks that every segment has, if a kernel is compiled for them
     int ring = 1;         // chunks of each row tile in flight per warp
 };
 
+// Whether x of a segment of so many chunks (0: not known) stays in registers.
+constexpr bool few_keeps_x(bool fp8, int token_tiles, int segment) {
+    return segment > 0 && segment <= 2 && token_tiles <= 2 &&
+           segment * token_tiles <= (fp8 ? 2 : 4);
+}
 // Registers of a thread. Uncapped the compiler takes so many that one block fits where three
 // should.
-constexpr int few_registers(bool fp8, int token_tiles, int row_tiles) {
+constexpr int few_registers(bool fp8, int token_tiles, int row_tiles, int segment) {
     const int sums = token_tiles * row_tiles;
-    if (sums >= 4) return sums >= 16 ? 255 : sums >= 8 ? 168 : 128;
+    // Two blocks of 11 warps (v2 down), which would otherwise wait for each other's merges alone.
+    if (token_tiles == 2 && segment == 1 && few_keeps_x(fp8, token_tiles, segment)) return 88;
+    if (sums >= 4 || token_tiles * segment >= 4) return sums >= 16 ? 255 : sums >= 8 ? 168 : 128;
     if (token_tiles == 2 || (fp8 && row_tiles == 2)) return 96;
-    return row_tiles == 2 || fp8 ? 80 : 72;
+    return 80;  // three blocks of eight warps
 }
 // From one token's sums to the next one's, floats: no bank conflicts.
 constexpr int few_sum_stride(int row_tiles) { return 16 * row_tiles + 4; }

@@ -15,8 +15,9 @@ void launch_few(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
     params.problem = p;
     params.segments = segments_of(p.n, p.k);
     params.row_warps_log = std::countr_zero(static_cast<unsigned>(plan.row_warps));
+    params.row_tiles = static_cast<int>(tiles_of(p.n) + tiles_of(p.second.n));
     params.row_blocks =
-        static_cast<int>(divide_up(tiles_of(p.n), std::int64_t{plan.row_warps} * C::kRowTiles));
+        static_cast<int>(divide_up(params.row_tiles, std::int64_t{plan.row_warps} * C::kRowTiles));
     params.ring = plan.ring;
     params.token_tiles = static_cast<int>(most_token_tiles(p, C::kTokens));
     const int warps = params.segments.count * plan.row_warps;
@@ -25,8 +26,8 @@ void launch_few(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
     const int listed = p.indptr != nullptr ? params.token_tiles : 0;
     LaunchShape shape{.threads = warps * 32,
                       .shared_bytes = C::shared_bytes(warps, plan.ring, listed)};
-    // As many blocks as run at once, each taking every so manieth item: their rings never run dry
-    // between two items.
+    // As many blocks as run at once, with equal shares of the items: their rings never run dry
+    // between two.
     shape.blocks = std::min(
         items, std::int64_t{resident_blocks(few_tokens_kernel<C>, shape)} * multiprocessors());
     launch(stream, few_tokens_kernel<C>, shape, params);
@@ -35,11 +36,7 @@ void launch_few(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
 template <bool kFp8>
 void launch_few(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
     if (!p.vector_x) return launch_few<FewConfig<kFp8, 1, 1, 0, false>>(stream, p, plan);
-    const Segments segments = segments_of(p.n, p.k);
-    // Segments of one length that is known: their x stays in registers.
-    const bool equal = segments.count * segments.chunks == chunks_of(p.k);
-    const int segment = equal && segments.chunks <= 2 ? segments.chunks : 0;
-    switch (plan.token_tiles * 100 + plan.row_tiles * 10 + (plan.token_tiles == 1 ? segment : 0)) {
+    switch (plan.token_tiles * 100 + plan.row_tiles * 10 + plan.segment) {
         case 110:
             return launch_few<FewConfig<kFp8, 1, 1, 0>>(stream, p, plan);
         case 111:
@@ -54,8 +51,12 @@ void launch_few(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
             return launch_few<FewConfig<kFp8, 1, 2, 2>>(stream, p, plan);
         case 210:
             return launch_few<FewConfig<kFp8, 2, 1, 0>>(stream, p, plan);
+        case 211:
+            return launch_few<FewConfig<kFp8, 2, 1, 1>>(stream, p, plan);
         case 220:
             return launch_few<FewConfig<kFp8, 2, 2, 0>>(stream, p, plan);
+        case 221:
+            return launch_few<FewConfig<kFp8, 2, 2, 1>>(stream, p, plan);
         case 410:
             return launch_few<FewConfig<kFp8, 4, 1, 0>>(stream, p, plan);
         case 420:
@@ -63,9 +64,15 @@ void launch_few(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
         case 810:
             return launch_few<FewConfig<kFp8, 8, 1, 0>>(stream, p, plan);
         default:
-            CHECK(false, "no kernel for {} × 8 tokens, {} × 16 outputs", plan.token_tiles,
-                  plan.row_tiles);
+            break;
     }
+    if constexpr (!kFp8) {  // over codes two chunks of two tiles are more than registers hold
+        if (plan.token_tiles == 2 && plan.segment == 2)
+            return plan.row_tiles == 2 ? launch_few<FewConfig<kFp8, 2, 2, 2>>(stream, p, plan)
+                                       : launch_few<FewConfig<kFp8, 2, 1, 2>>(stream, p, plan);
+    }
+    CHECK(false, "no kernel for {} × 8 tokens, {} × 16 outputs, segments of {} chunks",
+          plan.token_tiles, plan.row_tiles, plan.segment);
 }
 
 }  // namespace espalier::linalg::cuda

@@ -9,7 +9,10 @@ void launch_many(cudaStream_t stream, const Problem& p) {
     ManyParams params;
     params.problem = p;
     params.segments = segments_of(p.n, p.k);
-    params.row_blocks = static_cast<int>(divide_up(p.n, C::kOutputs));
+    CHECK(C::kSecond || p.second.n == 0, "two products in tiles of {} tokens", C::kTokens);
+    params.first_row_blocks = static_cast<int>(divide_up(p.n, C::kOutputs));
+    params.row_blocks =
+        params.first_row_blocks + static_cast<int>(divide_up(p.second.n, C::kOutputs));
     params.token_tiles = static_cast<int>(most_token_tiles(p, C::kTokens));
     const std::int64_t items = std::int64_t{params.token_tiles} * params.row_blocks;
     CHECK(items < std::int64_t{1} << 30, "{} tokens of {} × {} outputs", p.rows, p.groups, p.n);
@@ -20,11 +23,25 @@ void launch_many(cudaStream_t stream, const Problem& p) {
            params);
 }
 
+template <bool kFp8>
+void launch_many(cudaStream_t stream, const Problem& p, int tokens) {
+    switch (tokens) {
+        case 32:
+            return launch_many<ManyConfig<kFp8, 32>>(stream, p);
+        case 64:
+            return launch_many<ManyConfig<kFp8, 64>>(stream, p);
+        case 128:
+            return launch_many<ManyConfig<kFp8, 128>>(stream, p);
+        default:
+            CHECK(false, "no kernel for tiles of {} tokens", tokens);
+    }
+}
+
 }  // namespace
 
-void many_tokens(cudaStream_t stream, const Problem& p) {
-    if (p.code == WeightCode::e4m3) return launch_many<ManyConfig<true>>(stream, p);
-    launch_many<ManyConfig<false>>(stream, p);
+void many_tokens(cudaStream_t stream, const Problem& p, int tokens) {
+    if (p.code == WeightCode::e4m3) return launch_many<true>(stream, p, tokens);
+    launch_many<false>(stream, p, tokens);
 }
 
 }  // namespace espalier::linalg::cuda

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products for many tokens: bound by the tensor cores. A tile is 128 outputs × 128 tokens.
+// Products for many tokens: bound by the tensor cores. A tile is 128 outputs × 128 tokens, or 64 or
+// 32 where tiles would be too few for all multiprocessors.
 //
 // One block per multiprocessor goes through its tiles. A producing warpgroup brings 64 inputs at a
 // time to shared memory: x in the order in which fragments.hpp has a step's inputs, weights as they
@@ -21,25 +22,32 @@ namespace espalier::linalg::cuda {
 struct ManyParams {
     Problem problem;
     Segments segments;
-    int row_blocks = 0;   // of a group
-    int token_tiles = 0;  // of all groups; of experts: at most
+    int row_blocks = 0;        // of a group, those of a second product included
+    int first_row_blocks = 0;  // without them
+    int token_tiles = 0;       // of all groups; of experts: at most
 };
 
-template <bool kFp8_>
+template <bool kFp8_, int kTokens_>
 struct ManyConfig {
     static constexpr bool kFp8 = kFp8_;
     static constexpr int kOutputs = 128;
-    static constexpr int kTokens = 128;
-    static constexpr int kStages = 6;
+    static constexpr int kTokens = kTokens_;
+    static constexpr bool kSecond = kTokens < 128;  // serves a second product of the same x
+    // About 200 KB.
+    static constexpr int kStages = kTokens == 128 ? 6 : kTokens == 64 ? (kFp8 ? 10 : 8) : 10;
+    // A producing warp brings 32 tokens. The four of them share a stage, or each pair has every
+    // second, or each warp every fourth: what a stage costs a warp hardly depends on its tokens.
+    static constexpr int kStageWarps = kTokens / 32;
+    static constexpr int kStageStep = 4 / kStageWarps;
     static constexpr int kInputBytes = kTokens * 128;        // 64 inputs
     static constexpr int kWeightBytes = kFp8 ? 1024 : 2048;  // of 16 outputs in a stage
     static constexpr int kStageBytes = kInputBytes + kOutputs / 16 * kWeightBytes;
     static constexpr int kThreads = 384;
     // Of 168 at entry: three warpgroups share 504.
-    static constexpr int kProducerRegisters = 136;
-    static constexpr int kMultiplierRegisters = 184;
+    static constexpr int kProducerRegisters = kTokens == 128 ? 136 : 160;
+    static constexpr int kMultiplierRegisters = kTokens == 128 ? 184 : 168;
     static constexpr int kTotalBytes = kFp8 ? 2 * 64 * kTokens * 4 : 0;
-    static constexpr int kBarrierBytes = 128;
+    static constexpr int kBarrierBytes = (2 * kStages * 8 + 127) / 128 * 128;
 
     static constexpr std::size_t shared_bytes(int token_tiles) {
         return 1024 + kStages * kStageBytes + kTotalBytes + kBarrierBytes +
@@ -74,46 +82,85 @@ template <class C>
 struct StageCursor {
     int slot = 0;
     std::uint32_t parity = 0;
-    __device__ void advance() {
-        if (++slot == C::kStages) {
-            slot = 0;
+    __device__ void advance(int step = 1) {
+        slot += step;
+        if (slot >= C::kStages) {
+            slot -= C::kStages;
             parity ^= 1;
         }
     }
 };
 
+// A stage of an item, in the order in which a block goes through both. An item has two at least.
+struct ItemStage {
+    int item;
+    int stage;
+    template <int kStep>
+    __device__ void advance(int stages) {
+        static_assert(kStep <= 4);
+        stage += kStep;
+        carry(stages);
+        if constexpr (kStep > 2) carry(stages);
+    }
+
+  private:
+    __device__ void carry(int stages) {
+        if (stage < stages) return;
+        stage -= stages;
+        item += static_cast<int>(gridDim.x);
+    }
+};
+
 // --- x and weights ------------------------------------------------------------------------------
-// A warp brings 32 tokens and two of the eight tiles of outputs. Four tokens' 64 inputs come with
-// one load: lane = 8 · token + unit, where unit 4j + t is the eight inputs that lane t of a
-// fragment has for steps 2j and 2j + 1; its four words go to where wgmma looks for them. (Copies
-// that need no registers can move 4 bytes at a time: four times the instructions, and the bound of
-// the kernel.)
+// A warp brings 32 tokens, and as much of the eight tiles of outputs as of the tile's tokens. Four
+// tokens' 64 inputs come with one load: lane = 8 · token + unit, where unit 4j + t is the eight
+// inputs that lane t of a fragment has for steps 2j and 2j + 1; its four words go to where wgmma
+// looks for them. (Copies that need no registers can move 4 bytes at a time: four times the
+// instructions, and the bound of the kernel.)
 template <class C>
 class Producer {
   public:
     __device__ Producer(const ManyParams& params, const ManyShared<C>& shared)
         : params_(params), p_(params.problem), shared_(shared) {
-        warp_ = static_cast<int>(threadIdx.x) / 32;
+        const int warp = static_cast<int>(threadIdx.x) / 32;
+        part_ = warp % C::kStageWarps;
         token_ = static_cast<int>(threadIdx.x) % 32 / 8;
         unit_ = static_cast<int>(threadIdx.x) % 8;
         stages_ = 2 * static_cast<int>(chunks_of(p_.k));
 #pragma unroll
         for (int word = 0; word < 4; ++word)
-            to_[word] = static_cast<std::uint32_t>(warp_ * 4096 + token_ * 128 + unit_ / 4 * 64 +
+            to_[word] = static_cast<std::uint32_t>(part_ * 4096 + token_ * 128 + unit_ / 4 * 64 +
                                                    (word ^ token_) * 16 + unit_ % 4 * 4);
+        first_ = C::kStageStep == 1 ? 0 : warp / C::kStageWarps;
+        put_.item = static_cast<int>(blockIdx.x);
+        for (int before = 0; before < first_; ++before) {
+            cursor_.advance(1);
+            put_.template advance<1>(stages_);
+        }
+        loaded_ = put_;
     }
 
-    // All stages of all items in a row, with the loads of two stages ahead of the one that is put.
+    // The first item's weights, as far as there is room: no other kernel writes them.
+    __device__ void ask_ahead() {
+        if (static_cast<int>(blockIdx.x) >= shared_.items) return;
+        for (int stage = first_; stage < min(C::kStages, stages_); stage += C::kStageStep) {
+            if (threadIdx.x % 32 == 0) ask_weights({static_cast<int>(blockIdx.x), stage}, stage);
+            ++ahead_;
+        }
+        __syncwarp();
+    }
+
+    // This warp's stages of all items in a row, the loads of two ahead of the one that is put.
     __device__ void run() {
-        const int first = static_cast<int>(blockIdx.x), stride = static_cast<int>(gridDim.x);
-        if (first >= shared_.items) return;
-        left_ = (shared_.items - first + stride - 1) / stride * stages_;
-        unloaded_ = left_;
-        loaded_item_ = put_item_ = first;
+        const int block = static_cast<int>(blockIdx.x), stride = static_cast<int>(gridDim.x);
+        if (block >= shared_.items) return;
+        const int all = (shared_.items - block + stride - 1) / stride * stages_;
+        left_ = unloaded_ = (all - first_ + C::kStageStep - 1) / C::kStageStep;
+        if (all <= first_) return;
         uint4 x[3][8];
         load(x[0]);
         load(x[1]);
-        while (true) {
+        while (true) {  // written out: a loop would leave x in memory
             load(x[2]);
             if (put(x[0])) return;
             load(x[0]);
@@ -124,12 +171,20 @@ class Producer {
     }
 
   private:
+    static constexpr int kTiles = C::kOutputs / 16 / C::kStageWarps;  // of outputs, a warp's
+
+    // Whether this is the first of the warp's stages of an item.
+    __device__ static bool enters(const ItemStage& at, int last_item) {
+        return C::kStageStep == 1 ? at.stage == 0 : at.item != last_item;
+    }
+
     __device__ void find_tokens() {
-        const TokenTile tile = shared_.tile(p_, loaded_item_ / params_.row_blocks);
+        found_item_ = loaded_.item;
+        const TokenTile tile = shared_.tile(p_, loaded_.item / params_.row_blocks);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             // Tokens that do not exist are the last one again: nobody stores them.
-            const int place = tile.first + min(warp_ * 32 + i * 4 + token_, tile.count - 1);
+            const int place = tile.first + min(part_ * 32 + i * 4 + token_, tile.count - 1);
             const int row = p_.source != nullptr ? p_.source[place] : place;
             from_[i] = row * static_cast<int>(p_.x_stride) +
                        tile.group * static_cast<int>(p_.x_step) + unit_ * 8;
@@ -139,50 +194,58 @@ class Producer {
     __device__ void load(uint4 (&x)[8]) {
         if (unloaded_ == 0) return;
         --unloaded_;
-        if (loaded_stage_ == 0) find_tokens();
-        const auto* inputs = reinterpret_cast<const std::uint16_t*>(p_.x) + loaded_stage_ * 64;
-        if (loaded_stage_ * 64 + unit_ * 8 < p_.k) {
+        if (enters(loaded_, found_item_)) find_tokens();
+        const auto* inputs = reinterpret_cast<const std::uint16_t*>(p_.x) + loaded_.stage * 64;
+        if (loaded_.stage * 64 + unit_ * 8 < p_.k) {
 #pragma unroll
             for (int i = 0; i < 8; ++i) x[i] = load_global(inputs + from_[i]);
         } else {  // weights there are zeros, and zero times what lies behind x may be NaN
 #pragma unroll
             for (int i = 0; i < 8; ++i) x[i] = make_uint4(0, 0, 0, 0);
         }
-        if (++loaded_stage_ < stages_) return;
-        loaded_stage_ = 0;
-        loaded_item_ += static_cast<int>(gridDim.x);
+        loaded_.template advance<C::kStageStep>(stages_);
     }
 
-    __device__ void find_weights() {
-        const int group = shared_.tile(p_, put_item_ / params_.row_blocks).group;
-        const int row_block = put_item_ % params_.row_blocks;
-        // Tiles of outputs beyond the last are computed like it and not stored.
-        const int last = static_cast<int>(tiles_of(p_.n)) - 1;
-        const std::int64_t tile_bytes = std::int64_t{stages_} * C::kWeightBytes;
+    // One lane does.
+    __device__ void ask_weights(const ItemStage& at, int slot) {
+        if (enters(at, asked_item_)) find_weights(at.item);
+        const std::byte* from = weights_ + at.stage * C::kWeightBytes;
+        const std::uint32_t to =
+            shared_.stage(slot) +
+            static_cast<std::uint32_t>(C::kInputBytes + part_ * kTiles * C::kWeightBytes);
+        const std::uint32_t barrier = shared_.full(slot);
+        expect_bytes(barrier, kTiles * C::kWeightBytes);
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
-            weights_[i] = p_.weights + group * p_.matrix_bytes +
-                          min(row_block * 8 + warp_ * 2 + i, last) * tile_bytes;
+        for (int i = 0; i < kTiles; ++i)
+            copy_bytes(to + static_cast<std::uint32_t>(i * C::kWeightBytes),
+                       from + min(i, last_tile_) * (stages_ * C::kWeightBytes), C::kWeightBytes,
+                       barrier);
     }
-
-    __device__ void ask_weights(std::uint32_t base) {
-        const std::uint32_t barrier = shared_.full(cursor_.slot);
-        expect_bytes(barrier, 2 * C::kWeightBytes);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            copy_bytes(base + static_cast<std::uint32_t>(C::kInputBytes +
-                                                         (warp_ * 2 + i) * C::kWeightBytes),
-                       weights_[i], C::kWeightBytes, barrier);
-            weights_[i] += C::kWeightBytes;
-        }
+    // Divisions, so once for an item. Tiles of outputs beyond the last are computed like it and not
+    // stored.
+    __device__ void find_weights(int item) {
+        asked_item_ = item;
+        const int tile = item / params_.row_blocks;
+        int row_block = item - tile * params_.row_blocks;
+        const bool second = C::kSecond && row_block >= params_.first_row_blocks;
+        if (second) row_block -= params_.first_row_blocks;
+        const int all = static_cast<int>(tiles_of(second ? p_.second.n : p_.n));
+        const int wanted = row_block * (C::kOutputs / 16) + part_ * kTiles;
+        const int first = min(wanted, all - 1);
+        last_tile_ = max(0, min(kTiles, all - wanted) - 1);
+        weights_ = second ? p_.second.weights
+                          : p_.weights + shared_.tile(p_, tile).group * p_.matrix_bytes;
+        weights_ += static_cast<std::int64_t>(first) * stages_ * C::kWeightBytes;
     }
 
     // True after the last.
     __device__ bool put(const uint4 (&x)[8]) {
-        if (put_stage_ == 0) find_weights();
         wait(shared_.free(cursor_.slot), cursor_.parity ^ 1);
         const std::uint32_t base = shared_.stage(cursor_.slot);
-        if (threadIdx.x % 32 == 0) ask_weights(base);
+        if (ahead_ > 0)
+            --ahead_;
+        else if (threadIdx.x % 32 == 0)
+            ask_weights(put_, cursor_.slot);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             const std::uint32_t words[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
@@ -198,11 +261,8 @@ class Producer {
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         __syncwarp();
         if (threadIdx.x % 32 == 0) arrive(shared_.full(cursor_.slot));
-        cursor_.advance();
-        if (++put_stage_ == stages_) {
-            put_stage_ = 0;
-            put_item_ += static_cast<int>(gridDim.x);
-        }
+        cursor_.advance(C::kStageStep);
+        put_.template advance<C::kStageStep>(stages_);
         return --left_ == 0;
     }
 
@@ -210,12 +270,18 @@ class Producer {
     const Problem& p_;
     const ManyShared<C>& shared_;
     StageCursor<C> cursor_;
-    int warp_, token_, unit_, stages_;
-    int left_ = 0, unloaded_ = 0;  // stages to put, to load
-    int loaded_item_ = 0, loaded_stage_ = 0, put_item_ = 0, put_stage_ = 0;
+    int part_;   // of a stage that is the warp's
+    int first_;  // of its stages
+    int token_, unit_, stages_;
+    int left_ = 0, unloaded_ = 0;  // of its stages: to put, to load
+    ItemStage loaded_{}, put_{};   // the next
+    int found_item_ = -1;          // whose tokens from_ knows
+    int asked_item_ = -1;          // whose weights these are:
+    const std::byte* weights_ = nullptr;
+    int last_tile_ = 0;  // that there is, of the warp's
+    int ahead_ = 0;      // of its stages: whose weights have been asked for already
     std::uint32_t to_[4];
     int from_[8];  // where the thread's inputs of its tokens begin in x
-    const std::byte* weights_[2];
 };
 
 // --- products -----------------------------------------------------------------------------------
@@ -234,19 +300,27 @@ class Multiplier {
         for (int item = static_cast<int>(blockIdx.x); item < shared_.items;
              item += static_cast<int>(gridDim.x)) {
             const TokenTile tile = shared_.tile(p_, item / params_.row_blocks);
-            const int row_tile =
-                item % params_.row_blocks * (C::kOutputs / 16) + group_ * 4 + warp_;
+            int row_block = item % params_.row_blocks;
+            const bool second = C::kSecond && row_block >= params_.first_row_blocks;
+            if (second) row_block -= params_.first_row_blocks;
+            const int n = second ? p_.second.n : p_.n;
+            const int row_tile = row_block * (C::kOutputs / 16) + group_ * 4 + warp_;
             if constexpr (C::kFp8)
-                scales_ = p_.scales + tile.group * p_.matrix_scales +
-                          std::int64_t{min(row_tile, static_cast<int>(tiles_of(p_.n)) - 1)} *
-                              chunks_ * p_.scale_outputs;
+                scales_ = (second ? p_.second.scales : p_.scales + tile.group * p_.matrix_scales) +
+                          std::int64_t{min(row_tile, static_cast<int>(tiles_of(n)) - 1)} * chunks_ *
+                              p_.scale_outputs;
             multiply_item();
-            store_total(tile, row_tile * 16 + lane_ / 4);
+            const int output = row_tile * 16 + lane_ / 4;
+            if (second)
+                store_all(tile, output, n, p_.second.y, p_.second.y_stride,
+                          [](float* to, float sum) { *to = sum; });
+            else
+                store_total(tile, output);
         }
     }
 
   private:
-    static constexpr int kSums = 64;  // token 8j + 2t + i, output g + 8h: 4j + 2h + i
+    static constexpr int kSums = C::kTokens / 2;  // token 8j + 2t + i, output g + 8h: 4j + 2h + i
 
     __device__ void multiply_item() {
         clear(block_);
@@ -371,16 +445,16 @@ class Multiplier {
         if constexpr (!C::kFp8)
             if (p_.gated) return store_gated(tile, output / 16 * 8 + output % 8);
         if (p_.y_type == DType::f32 && !p_.accumulate)
-            store_all(tile, output, reinterpret_cast<float*>(p_.y),
+            store_all(tile, output, p_.n, reinterpret_cast<float*>(p_.y), p_.y_stride,
                       [](float* to, float sum) { *to = sum; });
         else if (p_.y_type == DType::f32)
-            store_all(tile, output, reinterpret_cast<float*>(p_.y),
+            store_all(tile, output, p_.n, reinterpret_cast<float*>(p_.y), p_.y_stride,
                       [](float* to, float sum) { *to = *to + sum; });
         else if (p_.y_type == DType::bf16)
-            store_all(tile, output, reinterpret_cast<__nv_bfloat16*>(p_.y),
+            store_all(tile, output, p_.n, reinterpret_cast<__nv_bfloat16*>(p_.y), p_.y_stride,
                       [](__nv_bfloat16* to, float sum) { *to = __float2bfloat16_rn(sum); });
         else
-            store_all(tile, output, reinterpret_cast<__half*>(p_.y),
+            store_all(tile, output, p_.n, reinterpret_cast<__half*>(p_.y), p_.y_stride,
                       [](__half* to, float sum) { *to = __float2half_rn(sum); });
     }
 
@@ -398,16 +472,17 @@ class Multiplier {
     }
 
     template <typename Y, typename Put>
-    __device__ void store_all(const TokenTile& tile, int output, Y* y, const Put& put) const {
+    __device__ void store_all(const TokenTile& tile, int output, int n, Y* y, std::int64_t stride,
+                              const Put& put) const {
         const float* total = C::kFp8 ? segment_ : total_;
         const int token = lane_ % 4 * 2;
-        y += (tile.first + token) * p_.y_stride + tile.group * p_.y_step + output;
+        y += (tile.first + token) * stride + tile.group * p_.y_step + output;
 #pragma unroll
-        for (int eight = 0; eight < C::kTokens / 8; ++eight, y += 8 * p_.y_stride)
+        for (int eight = 0; eight < C::kTokens / 8; ++eight, y += 8 * stride)
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                if (eight * 8 + token + i % 2 < tile.count && output + i / 2 * 8 < p_.n)
-                    put(y + i % 2 * p_.y_stride + i / 2 * 8, total[4 * eight + i]);
+                if (eight * 8 + token + i % 2 < tile.count && output + i / 2 * 8 < n)
+                    put(y + i % 2 * stride + i / 2 * 8, total[4 * eight + i]);
     }
 
     const ManyParams& params_;
@@ -438,29 +513,39 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     shared.barriers = shared.totals + C::kTotalBytes;
     shared.tiles =
         reinterpret_cast<TokenTile*>(dynamic + (shared.barriers - unaligned) + C::kBarrierBytes);
-    if (p.indptr == nullptr) let_next_kernel_start();
+    const bool experts = p.indptr != nullptr;
+    const bool settled = p.overlap.inputs_settled;
+    const bool early = !p.overlap.holds_next && (!experts || settled);
+    if (early) let_next_kernel_start();
+    if (settled) see_settled_memory();
     if (threadIdx.x == 0) {
         for (int slot = 0; slot < C::kStages; ++slot) {
-            init_barrier(shared.full(slot), 4);  // the producer's warps
+            init_barrier(shared.full(slot), C::kStageWarps);
             init_barrier(shared.free(slot), 8);  // the multipliers'
         }
         fence_barrier_init();
     }
-    wait_for_previous_kernel();
-    if (p.indptr != nullptr) let_next_kernel_start();
-    if (p.indptr != nullptr && threadIdx.x < 32) {
+    if (experts && !settled) wait_for_previous_kernel();
+    if (experts && threadIdx.x < 32) {
         const int count = list_expert_tiles(p, C::kTokens, shared.tiles, params.token_tiles);
         if (threadIdx.x == 0) listed = count;
     }
     __syncthreads();
-    shared.items = (p.indptr != nullptr ? listed : params.token_tiles) * params.row_blocks;
+    shared.items = (experts ? listed : params.token_tiles) * params.row_blocks;
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(C::kProducerRegisters));
-        Producer<C>(params, shared).run();
+        Producer<C> producer(params, shared);
+        producer.ask_ahead();
+        if (!settled) wait_for_previous_kernel();
+        if (!early) let_next_kernel_start();
+        producer.run();
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(C::kMultiplierRegisters));
+        if (!settled) wait_for_previous_kernel();
         Multiplier<C>(params, shared, static_cast<int>(threadIdx.x) / 128 - 1).run();
     }
+    // Who waits for this kernel waits for those in front of it, too.
+    if (settled) wait_for_previous_kernel();
 }
 
 }  // namespace espalier::linalg::cuda

@@ -150,10 +150,11 @@ __global__ void __launch_bounds__(kWarps * 32)
                      static_cast<int>(threadIdx.x) / 32;
     Plain<C> plain(p, warp * C::kOutputs);
     if (p.indptr == nullptr) {
-        let_next_kernel_start();
+        if (!p.overlap.holds_next) let_next_kernel_start();
         const TokenTile tile = dense_tile(p, kTokens, index);
         plain.prefetch(tile.group);
         wait_for_previous_kernel();
+        if (p.overlap.holds_next) let_next_kernel_start();
         plain.run(tile);
         return;
     }

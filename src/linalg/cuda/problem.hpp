@@ -9,8 +9,32 @@
 #include "base/check.hpp"
 #include "base/numeric.hpp"
 #include "base/weight_format.hpp"
+#include "linalg/overlap.hpp"
 
 namespace espalier::linalg::cuda {
+
+// Another product of the same x: outputs behind those of the first.
+struct SecondProduct {
+    const std::byte* weights = nullptr;
+    const float* scales = nullptr;
+    float* y = nullptr;
+    std::int64_t y_stride = 0;
+    std::int32_t n = 0;  // 0: there is none
+};
+
+// Where a product's outputs are every head's query, `width` columns and then 64 to be rotated: the
+// first go to the same columns of `act`, the others to columns [h·rope_step, +64) of `rope`, both
+// bf16.
+struct QueryStore {
+    const float* cos_sin = nullptr;  // null: outputs are no queries
+    std::uint16_t* act = nullptr;
+    std::uint16_t* rope = nullptr;
+    std::int64_t cos_sin_stride = 0;
+    std::int64_t act_stride = 0;
+    std::int64_t rope_stride = 0;
+    std::int64_t rope_step = 0;
+    std::int32_t width = 0;
+};
 
 // A group is a matrix of the stack with its tokens: the only one, a head, an expert.
 struct Problem {
@@ -37,6 +61,12 @@ struct Problem {
     bool accumulate = false;
     bool gated = false;     // y has n / 2 columns: silu(gate) · up
     bool vector_x = false;  // rows of x can be read 16 bytes at a time
+    Overlap overlap = {};
+    // Experts: as overlap.inputs_settled, of the routing alone (about 2.5 µs less for the down
+    // product of one token).
+    bool routing_settled = false;
+    SecondProduct second = {};  // not in tiles of 128 tokens
+    QueryStore query = {};      // few tokens alone
 };
 
 // Tiles of `tokens` tokens that the rows of y can make at most.
@@ -47,9 +77,10 @@ inline std::int64_t most_token_tiles(const Problem& p, std::int64_t tokens) {
     return rows < p.groups + rows / tokens ? rows : p.groups + rows / tokens;
 }
 
-// bf16 and e4m3: bound by reading weights; by the tensor cores (vector_x alone).
+// bf16 and e4m3: bound by reading weights; by the tensor cores (vector_x alone), in tiles of 32, 64
+// or 128 tokens.
 void few_tokens(cudaStream_t stream, const Problem& p);
-void many_tokens(cudaStream_t stream, const Problem& p);
+void many_tokens(cudaStream_t stream, const Problem& p, int tokens);
 // f32 and f16.
 void plain(cudaStream_t stream, const Problem& p);
 

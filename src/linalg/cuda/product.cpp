@@ -69,6 +69,9 @@ Problem experts_of(const Matrix& x, const std::int32_t* source_token, const std:
     Problem p = problem_of(x, 0, w, y, 0, Store::assign, layout);
     p.source = source_token;
     p.indptr = indptr;
+    // Rows that lie as pairs were written behind the routing, by a chain of kernels that begins
+    // with an expert product, and those hold the next kernel back.
+    p.routing_settled = source_token == nullptr;
     return p;
 }
 
@@ -82,59 +85,129 @@ double few_microseconds(const Problem& p) {
     const std::int64_t tokens = p.indptr == nullptr ? p.rows : divide_up(p.rows, p.groups);
     const std::int64_t token_tiles = divide_up(tokens, 64);
     const double read = static_cast<double>(groups * p.matrix_bytes * token_tiles) / 4.45e6;
-    const double slower = tokens <= 8 ? 1.05 : tokens <= 16 ? 1.25 : tokens <= 32 ? 1.8 : 4.5;
+    double slower = tokens <= 8 ? 1.05 : tokens <= 16 ? 1.25 : tokens <= 32 ? 1.8 : 4.5;
+    // Experts' numbers scatter: some have a second tile of tokens (v2 gate_up, 64 tokens).
+    if (p.indptr != nullptr && tokens > 4 && tokens <= 16) slower = 1.2;
     const std::int64_t items =
         groups * token_tiles * divide_up(tiles_of(p.n), row_warps_of(segments_of(p.n, p.k)));
     const std::int64_t rounds = divide_up(items, 2 * multiprocessors());
-    const double round = 1.0 + 0.12 * static_cast<double>(std::min<std::int64_t>(tokens, 64));
+    const double round =
+        (p.groups > 1 ? 1.3 : 1.0) + 0.12 * static_cast<double>(std::min<std::int64_t>(tokens, 64));
     return std::max(read * slower, static_cast<double>(rounds) * round);
 }
 
-// Many: rounds of tiles of 128 × 128.
-double many_microseconds(const Problem& p) {
-    const std::int64_t tiles = most_token_tiles(p, 128) * divide_up(p.n, 128);
+// Many: rounds of tiles of 128 outputs by so many tokens.
+struct ManyTile {
+    int tokens = 0;
+    double once = 0.0;   // of a tile
+    double chunk = 0.0;  // of 128 inputs
+};
+constexpr ManyTile kManyTiles[] = {{32, 0.8, 0.58}, {64, 1.5, 0.88}, {128, 2.5, 1.35}};
+
+double many_microseconds(const Problem& p, const ManyTile& tile) {
+    const std::int64_t tiles =
+        most_token_tiles(p, tile.tokens) * (divide_up(p.n, 128) + divide_up(p.second.n, 128));
     const std::int64_t rounds = divide_up(tiles, multiprocessors());
-    return 4.0 + static_cast<double>(rounds) * (2.0 + 1.4 * static_cast<double>(chunks_of(p.k)));
+    const double work = static_cast<double>(rounds) *
+                        (tile.once + tile.chunk * static_cast<double>(chunks_of(p.k)));
+    const std::int64_t groups = p.indptr == nullptr ? p.groups : std::min(p.groups, p.rows);
+    const double read = static_cast<double>(groups * p.matrix_bytes) / 4.45e6;
+    return 1.0 + std::max(work, 1.07 * read);
 }
 
-void run(Stream stream, const Problem& p) {
+// Tokens of a tile of the kernel for many; 0: the one for few is faster.
+int many_tile(const Problem& p) {
+    if (!p.vector_x) return 0;
+    double best = few_microseconds(p);
+    int tokens = 0;
+    for (const ManyTile& tile : kManyTiles)
+        if (const double time = many_microseconds(p, tile); time < best) {
+            best = time;
+            tokens = tile.tokens;
+        }
+    return tokens;
+}
+
+void run(Stream stream, Problem p, Overlap overlap) {
+    p.overlap = overlap;
     if (p.rows == 0 || p.x_rows == 0) return;
     const auto queue = static_cast<cudaStream_t>(stream);
     if (!in_fragments(p.code)) return plain(queue, p);
-    if (p.vector_x && many_microseconds(p) < few_microseconds(p)) return many_tokens(queue, p);
+    if (const int tokens = many_tile(p); tokens > 0) return many_tokens(queue, p, tokens);
     few_tokens(queue, p);
 }
 
 }  // namespace
 
-void product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y, Store store) {
+void product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y, Store store,
+             Overlap overlap) {
     CHECK(w.count == 1 && x.cols == w.k && y.cols == w.n && x.rows == y.rows,
           "x [{}, {}], W {} × [{}, {}], y [{}, {}]", x.rows, x.cols, w.count, w.n, w.k, y.rows,
           y.cols);
-    run(stream, problem_of(x, 0, w, y, 0, store));
+    run(stream, problem_of(x, 0, w, y, 0, store), overlap);
+}
+
+bool joint_product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y,
+                   const Second& second, const Queries* queries) {
+    Problem p = problem_of(x, 0, w, y, 0, Store::assign);
+    if (p.rows == 0 || !in_fragments(p.code) || p.n % kTileOutputs != 0) return false;
+    if (second.y.data != nullptr) {
+        const Problem beside = problem_of(x, 0, second.w, second.y, 0, Store::assign);
+        const Segments one = segments_of(p.n, p.k), two = segments_of(beside.n, beside.k);
+        if (beside.code != p.code || beside.k != p.k || beside.scale_outputs != p.scale_outputs ||
+            beside.n % kTileOutputs != 0 || beside.y_type != DType::f32 || one.count != two.count ||
+            one.chunks != two.chunks)
+            return false;
+        p.second = {beside.weights, beside.scales, reinterpret_cast<float*>(beside.y),
+                    beside.y_stride, beside.n};
+    }
+    const int tile = many_tile(p);
+    if (tile == 128 || (tile > 0 && queries != nullptr)) return false;
+    if (queries != nullptr) {
+        CHECK(queries->act.dtype == DType::bf16 && queries->rope.dtype == DType::bf16 &&
+                  queries->cos_sin.dtype == DType::f32 && queries->width % 2 == 0,
+              "queries go to {} and {}", name_of(queries->act.dtype), name_of(queries->rope.dtype));
+        p.query = {reinterpret_cast<const float*>(queries->cos_sin.data),
+                   reinterpret_cast<std::uint16_t*>(queries->act.data),
+                   reinterpret_cast<std::uint16_t*>(queries->rope.data),
+                   queries->cos_sin.stride,
+                   queries->act.stride,
+                   queries->rope.stride,
+                   queries->rope_step,
+                   narrow(queries->width, "columns of a query")};
+    }
+    const auto queue = static_cast<cudaStream_t>(stream);
+    if (tile > 0)
+        many_tokens(queue, p, tile);
+    else
+        few_tokens(queue, p);
+    return true;
 }
 
 void stacked_product(Stream stream, const Matrix& x, std::int64_t x_step, const WeightView& w,
-                     const Matrix& y, std::int64_t y_step) {
+                     const Matrix& y, std::int64_t y_step, Overlap overlap) {
     CHECK(x.rows == y.rows, "x of {} rows, y of {}", x.rows, y.rows);
-    run(stream, problem_of(x, x_step, w, y, y_step, Store::assign));
+    run(stream, problem_of(x, x_step, w, y, y_step, Store::assign), overlap);
 }
 
 void expert_product(Stream stream, const Matrix& x, const std::int32_t* source_token,
-                    const std::int32_t* indptr, const WeightView& w, const Matrix& y) {
-    run(stream, experts_of(x, source_token, indptr, w, y, WeightLayout::fragments));
+                    const std::int32_t* indptr, const WeightView& w, const Matrix& y,
+                    Overlap overlap) {
+    run(stream, experts_of(x, source_token, indptr, w, y, WeightLayout::fragments), overlap);
 }
 
-void gated_product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y) {
+void gated_product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y,
+                   Overlap overlap) {
     CHECK(w.count == 1 && x.cols == w.k && 2 * y.cols == w.n && x.rows == y.rows,
           "x [{}, {}], gate and up {} × [{}, {}], y [{}, {}]", x.rows, x.cols, w.count, w.n, w.k,
           y.rows, y.cols);
-    run(stream, problem_of(x, 0, w, y, 0, Store::assign, WeightLayout::gated_fragments));
+    run(stream, problem_of(x, 0, w, y, 0, Store::assign, WeightLayout::gated_fragments), overlap);
 }
 
 void gated_expert_product(Stream stream, const Matrix& x, const std::int32_t* source_token,
-                          const std::int32_t* indptr, const WeightView& w, const Matrix& y) {
-    run(stream, experts_of(x, source_token, indptr, w, y, WeightLayout::gated_fragments));
+                          const std::int32_t* indptr, const WeightView& w, const Matrix& y,
+                          Overlap overlap) {
+    run(stream, experts_of(x, source_token, indptr, w, y, WeightLayout::gated_fragments), overlap);
 }
 
 }  // namespace espalier::linalg::cuda

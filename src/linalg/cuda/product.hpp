@@ -15,6 +15,7 @@
 
 #include "base/device.hpp"
 #include "base/matrix.hpp"
+#include "linalg/overlap.hpp"
 #include "linalg/store.hpp"
 #include "linalg/weight.hpp"
 
@@ -30,23 +31,48 @@ Expected<Weight> pack(Device& device, WeightStack stack);
 Expected<Weight> pack_gated(Device& device, WeightStack stack);
 
 // y [T, n] from x [T, k]; w is one matrix.
-void product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y, Store store);
+void product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y, Store store,
+             Overlap overlap = {});
+
+// Another product of the same x; y without data: there is none.
+struct Second {
+    WeightView w{};
+    Matrix y{};  // f32
+};
+// Where a product's outputs are queries, heads of `width` columns and then 64 to be rotated
+// (cos_sin: [T, 64] f32, pairs): the first go to the same columns of act, the others to columns
+// [h·rope_step, +64) of rope, both bf16; y is not written.
+struct Queries {
+    std::int64_t width = 0;
+    Matrix cos_sin{};
+    Matrix act{};
+    Matrix rope{};
+    std::int64_t rope_step = 0;
+};
+// Both products in one launch, with the bits that they have one by one. False: nothing was queued,
+// because no kernel serves them together: tiles of 128 tokens no second product, tensor cores'
+// tiles no queries.
+bool joint_product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y,
+                   const Second& second, const Queries* queries);
 
 // For every matrix s of the stack: y columns [s·y_step, +n) from x columns [s·x_step, +k).
 void stacked_product(Stream stream, const Matrix& x, std::int64_t x_step, const WeightView& w,
-                     const Matrix& y, std::int64_t y_step);
+                     const Matrix& y, std::int64_t y_step, Overlap overlap = {});
 
 // Rows indptr[e] … indptr[e + 1] - 1 of y use matrix e; row r reads x[source_token[r]], or x[r] if
 // source_token is null: then indptr is read early, and what wrote it must lie before another expert
 // product, or have been launched the ordinary way. Both arrays are the device's; y.rows is
 // how many rows there may be, and rows from indptr[count] on are left alone.
 void expert_product(Stream stream, const Matrix& x, const std::int32_t* source_token,
-                    const std::int32_t* indptr, const WeightView& w, const Matrix& y);
+                    const std::int32_t* indptr, const WeightView& w, const Matrix& y,
+                    Overlap overlap = {});
 
 // As product and expert_product, over gated_fragments: y [·, n / 2] = silu(gate) · up, with the
 // bits of these operations one after another (base/portable_math.hpp) over f32 sums.
-void gated_product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y);
+void gated_product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y,
+                   Overlap overlap = {});
 void gated_expert_product(Stream stream, const Matrix& x, const std::int32_t* source_token,
-                          const std::int32_t* indptr, const WeightView& w, const Matrix& y);
+                          const std::int32_t* indptr, const WeightView& w, const Matrix& y,
+                          Overlap overlap = {});
 
 }  // namespace espalier::linalg::cuda

@@ -18,6 +18,12 @@ __device__ __forceinline__ void let_next_kernel_start() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
+// Where a kernel reads what others wrote without waiting for the one in front: nothing of it is in
+// this multiprocessor's cache as it was before.
+__device__ __forceinline__ void see_settled_memory() {
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+
 // --- barriers in shared memory, by address ------------------------------------------------------
 __device__ __forceinline__ void init_barrier(std::uint32_t barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));

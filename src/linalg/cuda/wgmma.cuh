@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Warpgroup products D[64 × 128] += A[64 × 16] · B[16 × 128], bf16 with f32 sums: A in registers (a
-// warp's 16 rows as mma.m16n8k16 has them), B in shared memory, 128-byte swizzle. Bits are those of
-// mma.m16n8k16 (tests/linalg/cuda/invariance_test.cpp holds them).
+// Warpgroup products D[64 × n] += A[64 × 16] · B[16 × n] for 128, 64 and 32 columns, bf16 with f32
+// sums: A in registers (a warp's 16 rows as mma.m16n8k16 has them), B in shared memory, 128-byte
+// swizzle. Bits are those of mma.m16n8k16 (tests/linalg/cuda/invariance_test.cpp holds them).
 #pragma once
 
 #include <cstdint>
@@ -27,9 +27,10 @@ __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kInFlight) : "memory");
 }
 // Keeps the compiler from moving reads or writes of the sums across this point.
-__device__ __forceinline__ void hold(float (&sums)[64]) {
+template <int kSums>
+__device__ __forceinline__ void hold(float (&sums)[kSums]) {
 #pragma unroll
-    for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+    for (int i = 0; i < kSums; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
 #define ESPALIER_SUMS_8(d, i)                                                                   \
@@ -48,6 +49,25 @@ __device__ __forceinline__ void wgmma(float (&d)[64], const uint4& a, std::uint6
         "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
         "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;\n"
         : ESPALIER_SUMS_32(d, 0), ESPALIER_SUMS_32(d, 32)
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b));
+}
+
+__device__ __forceinline__ void wgmma(float (&d)[32], const uint4& a, std::uint64_t b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
+        "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "{%32, %33, %34, %35}, %36, 1, 1, 1, 0;\n"
+        : ESPALIER_SUMS_32(d, 0)
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b));
+}
+
+__device__ __forceinline__ void wgmma(float (&d)[16], const uint4& a, std::uint64_t b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+        "{%16, %17, %18, %19}, %20, 1, 1, 1, 0;\n"
+        : ESPALIER_SUMS_8(d, 0), ESPALIER_SUMS_8(d, 8)
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b));
 }
 

@@ -10,12 +10,6 @@
 
 namespace espalier::linalg::cuda {
 
-// Whether an expert product may read its routing before it waits for the kernel in front. Rows that
-// lie as pairs were written behind the routing, by a chain of kernels that begins with an expert
-// product; and those let the next kernel start only after their own wait, when the routing is
-// there (about 2.5 µs less for the down product of one token).
-__device__ inline bool routing_is_settled(const Problem& p) { return p.source == nullptr; }
-
 // Tokens of one group that are computed together: rows first … first + count - 1 of y.
 struct TokenTile {
     std::int32_t group;
@@ -86,6 +80,24 @@ __device__ __forceinline__ void store(const Problem& p, int group, int row, int 
     } else {
         reinterpret_cast<__half*>(p.y)[at] = __float2half_rn(sum);
     }
+}
+
+// Output n of row `row`, a column of a head's query. other(): the output that it is rotated with.
+template <typename Other>
+__device__ __forceinline__ void store_query(const QueryStore& to, int row, int n, float sum,
+                                            const Other& other) {
+    constexpr int kRope = 64;
+    const int head = n / (to.width + kRope), i = n % (to.width + kRope);
+    const auto bits = [](float value) { return to_bf16(value).bits; };
+    if (i < to.width) {
+        to.act[row * to.act_stride + n] = bits(sum);
+        return;
+    }
+    const int column = i - to.width;
+    const float* angle = to.cos_sin + row * to.cos_sin_stride + column / 2 * 2;
+    const float cosine = angle[0], sine = angle[1], beside = other();
+    to.rope[row * to.rope_stride + head * to.rope_step + column] =
+        bits(column % 2 == 0 ? sum * cosine - beside * sine : beside * sine + sum * cosine);
 }
 
 }  // namespace espalier::linalg::cuda

@@ -5,10 +5,12 @@
 #pragma once
 
 #include "mla/contract.hpp"
+#include "mla/raw_append.hpp"
 
 namespace espalier::mla::cuda {
 
 Expected<void> append(OpContext& context, const AppendCall& call);
+Expected<void> append_raw(OpContext& context, const AppendCall& call, const RawKeys& keys);
 Expected<void> compact(OpContext& context, const CompactCall& call);
 
 // A row whose mask is not causal, which the host cannot see, gives NaN.

@@ -11,7 +11,7 @@
 namespace espalier::mla {
 namespace {
 
-class CudaKernels final : public Kernels {
+class CudaKernels final : public Kernels, public RawAppender {
   public:
     Expected<void> absorbed(OpContext& context, const AbsorbedCall& call) const override {
         ESPALIER_RETURN_IF_ERROR(check_arguments(call));
@@ -41,6 +41,15 @@ class CudaKernels final : public Kernels {
         ESPALIER_RETURN_IF_ERROR(check_append_arguments(call));
         ESPALIER_RETURN_IF_ERROR(check_cuda_pages(call.kv));
         return cuda::append(context, call);
+    }
+
+    Expected<void> append_raw(OpContext& context, const AppendCall& call,
+                              const RawKeys& keys) const override {
+        AppendCall known = call;  // what the kernel makes itself counts as there
+        known.latent = known.rope = keys.kv_a;
+        ESPALIER_RETURN_IF_ERROR(check_append_arguments(known));
+        ESPALIER_RETURN_IF_ERROR(check_cuda_pages(call.kv));
+        return cuda::append_raw(context, call, keys);
     }
 
     Expected<void> compact(OpContext& context, const CompactCall& call) const override {

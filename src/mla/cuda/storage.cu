@@ -64,19 +64,17 @@ static_assert(kRope == 64, "a lane has one pair of rope columns");
 
 // One warp writes one token: lane l holds the pairs l, l + 32, … of its columns.
 template <KvFormat kFormat>
-__device__ bool write_token(const AppendCall& call, std::int64_t token, std::int64_t slot,
-                            int lane) {
-    const float* from = call.latent + token * call.latent_stride;
+__device__ bool write_token(const KvPages& kv, const float* from, const float* rope_from,
+                            std::int64_t slot, int lane) {
     float2 latent[kLatentPairs];
 #pragma unroll
     for (int i = 0; i < kLatentPairs; ++i) {
         const int pair = i * 32 + lane;
         latent[i] = make_float2(from[2 * pair], from[2 * pair + 1]);
     }
-    const float* rope_from = call.rope + token * call.rope_stride;
     const float2 rope = make_float2(rope_from[2 * lane], rope_from[2 * lane + 1]);
 
-    const SlotPlaces to = places_of<kFormat>(call.kv, slot);
+    const SlotPlaces to = places_of<kFormat>(kv, slot);
     bool flushed = false;
     if constexpr (kFormat == KvFormat::bf16 || kFormat == KvFormat::fp16) {
         using T = std::conditional_t<kFormat == KvFormat::bf16, Bf16, Fp16>;
@@ -85,7 +83,7 @@ __device__ bool write_token(const AppendCall& call, std::int64_t token, std::int
             flushed |= store_rounded<T>(to.latent, i * 32 + lane, latent[i]);
         flushed |= store_rounded<T>(to.rope, lane, rope);
     } else {
-        float scale = call.kv.scale;
+        float scale = kv.scale;
         if constexpr (kFormat == KvFormat::fp8_token) {
             float largest = 0.0f;
 #pragma unroll
@@ -119,10 +117,61 @@ __global__ void __launch_bounds__(kAppendWarps * 32) append_kernel(const AppendC
     for (std::int64_t token = std::int64_t{blockIdx.x} * kAppendWarps + threadIdx.x / 32;
          token < call.tokens; token += step) {
         const std::int64_t slot = call.slot[token];  // the same for the whole warp
-        const bool flushed =
-            in_pool(call.kv, slot) && write_token<kFormat>(call, token, slot, lane);
+        const bool flushed = in_pool(call.kv, slot) &&
+                             write_token<kFormat>(call.kv, call.latent + token * call.latent_stride,
+                                                  call.rope + token * call.rope_stride, slot, lane);
         if (flushed && lane == 0 && call.nonfinite != nullptr) call.nonfinite[token] = 1;
     }
+}
+
+// A block for a token. The norm's sum has the order of the backend's (ops/cuda/rows.cu): thread i
+// has columns i and i + 256, then lanes and warps go through trees. No step is fused.
+constexpr int kRawThreads = 256;
+static_assert(kLatent == 2 * kRawThreads);
+
+__device__ float block_sum(float value, float* by_warp) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2)
+        value = __fadd_rn(value, __shfl_xor_sync(kAllLanes, value, step));
+    if (threadIdx.x % 32 == 0) by_warp[threadIdx.x / 32] = value;
+    __syncthreads();
+    value = by_warp[threadIdx.x % (kRawThreads / 32)];
+#pragma unroll
+    for (int step = kRawThreads / 64; step > 0; step /= 2)
+        value = __fadd_rn(value, __shfl_xor_sync(kAllLanes, value, step));
+    return value;
+}
+
+template <KvFormat kFormat>
+__global__ void __launch_bounds__(kRawThreads)
+    append_raw_kernel(const AppendCall call, const RawKeys keys) {
+    __shared__ float latent[kLatent], rope[kRope], by_warp[kRawThreads / 32];
+    const std::int64_t token = blockIdx.x;
+    const int i = static_cast<int>(threadIdx.x);
+    const float weight[2] = {__ldg(keys.norm_weight + i),
+                             __ldg(keys.norm_weight + i + kRawThreads)};
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+    const float* from = keys.kv_a + token * keys.kv_a_stride;
+    const float column[2] = {from[i], from[i + kRawThreads]};
+    const std::int64_t slot = call.slot[token];
+    if (i < kRope) {
+        const float* angle = keys.cos_sin + token * keys.cos_sin_stride + i / 2 * 2;
+        const float a = from[kLatent + i / 2 * 2], b = from[kLatent + i / 2 * 2 + 1];
+        const float cosine = angle[0], sine = angle[1];
+        rope[i] = i % 2 == 0 ? __fsub_rn(__fmul_rn(a, cosine), __fmul_rn(b, sine))
+                             : __fadd_rn(__fmul_rn(a, sine), __fmul_rn(b, cosine));
+    }
+    const float squares = block_sum(
+        __fadd_rn(__fmul_rn(column[0], column[0]), __fmul_rn(column[1], column[1])), by_warp);
+    const float mean = __fdiv_rn(squares, static_cast<float>(kLatent));
+    const float factor = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, keys.epsilon)));
+    latent[i] = __fmul_rn(__fmul_rn(column[0], factor), weight[0]);
+    latent[i + kRawThreads] = __fmul_rn(__fmul_rn(column[1], factor), weight[1]);
+    __syncthreads();
+    if (i >= 32 || !in_pool(call.kv, slot)) return;
+    const bool flushed = write_token<kFormat>(call.kv, latent, rope, slot, i);
+    if (flushed && i == 0 && call.nonfinite != nullptr) call.nonfinite[token] = 1;
 }
 
 // Compact. Every move must read what the moves before it left. A block owns 32 bytes of every slot
@@ -220,41 +269,60 @@ __global__ void __launch_bounds__(kCompactThreads) compact_kernel(const CompactC
 }
 
 // May begin while the kernel before it ends: a decode step has one in every layer.
-template <KvFormat kFormat>
-cudaError_t launch_append(cudaStream_t stream, const AppendCall& call) {
-    constexpr std::int64_t kMostBlocks = 1 << 20;  // the kernel strides
-    const std::int64_t blocks =
-        std::min((call.tokens + kAppendWarps - 1) / kAppendWarps, kMostBlocks);
+template <typename... Parameters>
+cudaError_t launch_overlapping(cudaStream_t stream, void (*kernel)(Parameters...),
+                               std::int64_t blocks, int threads, const Parameters&... arguments) {
     cudaLaunchAttribute overlap{};
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(static_cast<unsigned>(blocks));
-    config.blockDim = dim3(kAppendWarps * 32);
+    config.blockDim = dim3(static_cast<unsigned>(threads));
     config.stream = stream;
     config.attrs = &overlap;
     config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, append_kernel<kFormat>, call);
+    return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+// launch(std::integral_constant<KvFormat, …>) for the pages' format.
+template <typename Launch>
+Expected<void> launch_for(KvFormat format, const Launch& launch) {
+    switch (format) {
+        case KvFormat::bf16:
+            return checked(launch(std::integral_constant<KvFormat, KvFormat::bf16>{}), "append");
+        case KvFormat::fp16:
+            return checked(launch(std::integral_constant<KvFormat, KvFormat::fp16>{}), "append");
+        case KvFormat::fp8_tensor:
+            return checked(launch(std::integral_constant<KvFormat, KvFormat::fp8_tensor>{}),
+                           "append");
+        case KvFormat::fp8_token:
+            return checked(launch(std::integral_constant<KvFormat, KvFormat::fp8_token>{}),
+                           "append");
+        case KvFormat::f32:
+            break;
+    }
+    return fail(ErrorKind::unsupported, "append to an f32 cache on CUDA");
 }
 
 }  // namespace
 
 Expected<void> append(OpContext& context, const AppendCall& call) {
     if (call.tokens == 0) return {};
-    const cudaStream_t stream = stream_of(context);
-    switch (call.kv.format) {
-        case KvFormat::bf16:
-            return checked(launch_append<KvFormat::bf16>(stream, call), "append");
-        case KvFormat::fp16:
-            return checked(launch_append<KvFormat::fp16>(stream, call), "append");
-        case KvFormat::fp8_tensor:
-            return checked(launch_append<KvFormat::fp8_tensor>(stream, call), "append");
-        case KvFormat::fp8_token:
-            return checked(launch_append<KvFormat::fp8_token>(stream, call), "append");
-        case KvFormat::f32:
-            break;
-    }
-    return fail(ErrorKind::unsupported, "append to an f32 cache on CUDA");
+    constexpr std::int64_t kMostBlocks = 1 << 20;  // the kernel strides
+    const std::int64_t blocks =
+        std::min((call.tokens + kAppendWarps - 1) / kAppendWarps, kMostBlocks);
+    return launch_for(call.kv.format, [&](auto format) {
+        return launch_overlapping(stream_of(context), append_kernel<format()>, blocks,
+                                  kAppendWarps * 32, call);
+    });
+}
+
+Expected<void> append_raw(OpContext& context, const AppendCall& call, const RawKeys& keys) {
+    if (call.tokens == 0) return {};
+    return launch_for(call.kv.format, [&](auto format) {
+        return launch_overlapping(stream_of(context), append_raw_kernel<format()>, call.tokens,
+                                  kRawThreads, call, keys);
+    });
 }
 
 Expected<void> compact(OpContext& context, const CompactCall& call) {

@@ -113,17 +113,46 @@ class CudaBackend final : public Backend {
         return linalg::cuda::pack_gated(device, stack);
     }
     void gated_product(OpContext& context, const Matrix& x, const WeightView& w,
-                       const Matrix& gate_up, const Matrix& out) const override {
-        if (w.layout != linalg::WeightLayout::gated_fragments)
-            return Backend::gated_product(context, x, w, gate_up, out);
-        linalg::cuda::gated_product(context.stream, x, w, out);
+                       const Matrix& gate_up, const Matrix& out, Overlap overlap) const override {
+        if (w.layout == linalg::WeightLayout::gated_fragments)
+            return linalg::cuda::gated_product(context.stream, x, w, out, overlap);
+        overlapping_product(context, x, w, gate_up, overlap);
+        swiglu(context, gate_up, out);
     }
     void gated_expert_product(OpContext& context, const Matrix& x, const std::int32_t* source_token,
                               const std::int32_t* indptr, const WeightView& w,
-                              const Matrix& gate_up, const Matrix& out) const override {
-        if (w.layout != linalg::WeightLayout::gated_fragments)
-            return Backend::gated_expert_product(context, x, source_token, indptr, w, gate_up, out);
-        linalg::cuda::gated_expert_product(context.stream, x, source_token, indptr, w, out);
+                              const Matrix& gate_up, const Matrix& out,
+                              Overlap overlap) const override {
+        if (w.layout == linalg::WeightLayout::gated_fragments)
+            return linalg::cuda::gated_expert_product(context.stream, x, source_token, indptr, w,
+                                                      out, overlap);
+        linalg::cuda::expert_product(context.stream, x, source_token, indptr, w, gate_up, overlap);
+        swiglu(context, gate_up, out);
+    }
+    void overlapping_product(OpContext& context, const Matrix& x, const WeightView& w,
+                             const Matrix& y, Overlap overlap) const override {
+        linalg::cuda::product(context.stream, x, w, y, Store::assign, overlap);
+    }
+    void overlapping_stacked_product(OpContext& context, const Matrix& x, std::int64_t x_step,
+                                     const WeightView& w, const Matrix& y, std::int64_t y_step,
+                                     Overlap overlap) const override {
+        linalg::cuda::stacked_product(context.stream, x, x_step, w, y, y_step, overlap);
+    }
+    void product_pair(OpContext& context, const Matrix& x, const WeightView& w, const Matrix& y,
+                      const BesideProduct& beside) const override {
+        if (!linalg::cuda::joint_product(context.stream, x, w, y, {beside.w, beside.y}, nullptr))
+            Backend::product_pair(context, x, w, y, beside);
+    }
+    void query_product(OpContext& context, const Matrix& x, const WeightView& w,
+                       const QueryPlaces& to, const BesideProduct& beside) const override {
+        check_queries(to.q, to.heads, to.width, to.q_act, to.rope_to, to.rope_step);
+        check_f32(to.cos_sin, "rope angles");
+        check_size(to.cos_sin.cols, kRopeWidth, "rope angles");
+        const linalg::cuda::Queries queries{to.width, to.cos_sin, to.q_act, to.rope_to,
+                                            to.rope_step};
+        if (!linalg::cuda::joint_product(context.stream, x, w, to.q, {beside.w, beside.y},
+                                         &queries))
+            Backend::query_product(context, x, w, to, beside);
     }
 
     void reduce_add_norm(OpContext& context, const Matrix& partial, const Matrix& residual,
@@ -145,24 +174,10 @@ class CudaBackend final : public Backend {
                                norm);
     }
 
-    void split_latent(OpContext& context, const Matrix& kv_a, const RowNorm& norm,
-                      const Matrix& cos_sin, const Matrix& key_rope) const override {
-        check_f32(kv_a, "kv_a");
-        check_activation(norm.out, "rms_norm output");
-        check_size(kv_a.cols, norm.out.cols + kRopeWidth, "kv_a");
-        check_heads(key_rope, 0, 1, kRopeWidth, "rope to");
-        cuda::split_latent(context.stream, kv_a, norm, cos_sin, key_rope);
-    }
-
     void split_queries(OpContext& context, const Matrix& q, std::int32_t heads, std::int64_t width,
                        const Matrix& cos_sin, const Matrix& q_act, const Matrix& rope_to,
                        std::int64_t rope_step) const override {
-        check_f32(q, "queries");
-        check_activation(q_act, "convert to");
-        check_activation(rope_to, "rope to");
-        check_size(q.cols, heads * (width + kRopeWidth), "queries");
-        check_heads(q_act, width + kRopeWidth, heads, width, "convert to");
-        check_heads(rope_to, rope_step, heads, kRopeWidth, "rope to");
+        check_queries(q, heads, width, q_act, rope_to, rope_step);
         cuda::split_queries(context.stream, q, heads, width, cos_sin, q_act, rope_to, rope_step);
     }
 
@@ -200,6 +215,15 @@ class CudaBackend final : public Backend {
     }
 
   private:
+    static void check_queries(const Matrix& q, std::int32_t heads, std::int64_t width,
+                              const Matrix& q_act, const Matrix& rope_to, std::int64_t rope_step) {
+        check_f32(q, "queries");
+        check_activation(q_act, "convert to");
+        check_activation(rope_to, "rope to");
+        check_size(q.cols, heads * (width + kRopeWidth), "queries");
+        check_heads(q_act, width + kRopeWidth, heads, width, "convert to");
+        check_heads(rope_to, rope_step, heads, kRopeWidth, "rope to");
+    }
     static void check_norm(const Matrix& x, const RowNorm& norm) {
         check_f32(x, "rms_norm input");
         check_activation(norm.out, "rms_norm output");

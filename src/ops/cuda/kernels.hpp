@@ -20,8 +20,6 @@ void reduce_add_norm(Stream stream, const Matrix& partial, const Matrix& residua
 void combine_add_norm(Stream stream, const Matrix& expert_out, std::int32_t top_k,
                       const ExpertPlan& plan, const Matrix& shared, const Matrix& residual,
                       const RowNorm& norm);
-void split_latent(Stream stream, const Matrix& kv_a, const RowNorm& norm, const Matrix& cos_sin,
-                  const Matrix& key_rope);
 void split_queries(Stream stream, const Matrix& q, std::int32_t heads, std::int64_t width,
                    const Matrix& cos_sin, const Matrix& q_act, const Matrix& rope_to,
                    std::int64_t rope_step);

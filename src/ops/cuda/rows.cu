@@ -13,7 +13,6 @@ namespace espalier::ops::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr std::int64_t kRopeWidth = 64;
 
 // What is added to x before its norm. Either may be absent.
 struct Addends {
@@ -75,12 +74,10 @@ __device__ void find_sums(const Addends& add, const Choices& choices, std::int64
         for (int c = 0; c < kColumns; ++c) sum[c] += shared[c];
 }
 
-// A whole kernel: the norm of row t of x, after what is to be added has been. Columns of the first
-// kHeld rounds stay in registers; longer rows read the others again. beside(): what else is to be
-// done, once memory is there.
-template <int kHeld, bool kAdds, typename Beside>
-__device__ void norm_row(const Addends& add, const Matrix& x, const RowNorm& norm,
-                         const Beside& beside) {
+// The norm of row t of x, after what is to be added has been. Columns of the first
+// kHeld rounds stay in registers; longer rows read the others again.
+template <int kHeld, bool kAdds>
+__global__ void __launch_bounds__(kThreads) norm_kernel(Addends add, Matrix x, RowNorm norm) {
     __shared__ float sums[kThreads / 32];
     __shared__ Choices choices;
     const std::int64_t t = blockIdx.x;
@@ -96,7 +93,6 @@ __device__ void norm_row(const Addends& add, const Matrix& x, const RowNorm& nor
     wait_for_previous_kernel();
     float* row = row_of(x, t);
     each([&](int i, std::int64_t d) { held[i] = row[d]; });
-    beside();
     if constexpr (kAdds) {
         if (add.top_k > 0) load_choices(add, t, choices);
         float added[kHeld];
@@ -122,22 +118,6 @@ __device__ void norm_row(const Addends& add, const Matrix& x, const RowNorm& nor
     each([&](int i, std::int64_t d) { put(d, (held[i] * factor) * weight[i]); });
     for (std::int64_t d = first + kHeld * kThreads; d < x.cols; d += kThreads)
         put(d, (row[d] * factor) * norm.weight[d]);
-}
-
-template <int kHeld, bool kAdds>
-__global__ void __launch_bounds__(kThreads) norm_kernel(Addends add, Matrix x, RowNorm norm) {
-    norm_row<kHeld, kAdds>(add, x, norm, [] {});
-}
-
-// The last warp rotates beside the norm.
-__global__ void __launch_bounds__(kThreads)
-    split_latent_kernel(Matrix latent, RowNorm norm, Matrix rope, Matrix cos_sin, Matrix key_rope) {
-    norm_row<2, false>({}, latent, norm, [&] {
-        constexpr std::int64_t kFirst = kThreads - kRopeWidth / 2;
-        const std::int64_t t = blockIdx.x;
-        if (threadIdx.x >= kFirst)
-            rotate_pair(row_of(rope, t), row_of(cos_sin, t), threadIdx.x - kFirst, key_rope, t, 0);
-    });
 }
 
 template <bool kAdds>
@@ -173,14 +153,6 @@ void combine_add_norm(Stream stream, const Matrix& expert_out, std::int32_t top_
     add.top_k = top_k;
     add.shared = shared;
     launch_norm<true>("combine_add_norm", stream, add, residual, norm);
-}
-
-void split_latent(Stream stream, const Matrix& kv_a, const RowNorm& norm, const Matrix& cos_sin,
-                  const Matrix& key_rope) {
-    if (kv_a.rows == 0) return;
-    const std::int64_t width = norm.out.cols;
-    launch("split_latent", split_latent_kernel, static_cast<unsigned>(kv_a.rows), kThreads, stream,
-           kv_a.columns(0, width), norm, kv_a.columns(width, kRopeWidth), cos_sin, key_rope);
 }
 
 }  // namespace espalier::ops::cuda

@@ -178,6 +178,128 @@ TEST_P(CudaInvariance, ReplayedWithAnotherRoutingIsTheSameAsEager) {
     }
 }
 
+// Two products in one launch, the first one's outputs split as queries, have the bits of the parts.
+TEST_P(CudaInvariance, JointProductsHaveTheBitsOfTheirParts) {
+    if (format_of(dtype_).input() != DType::bf16 || k_ % 8 != 0) return;
+    constexpr std::int64_t kHeads = 3, kWidth = 128, kRope = 64, kStep = 200, kSecond = 80;
+    constexpr std::int64_t kQueries = kHeads * (kWidth + kRope);
+    const StoredTensor w(dtype_, kQueries, k_, 9), other(dtype_, kSecond, k_, 10);
+    const Weight packed = pack_on(*gpu_, {w.view()}), beside = pack_on(*gpu_, {other.view()});
+    for (const std::int64_t tokens : {1, 2, 7, 8, 9, 16, 17, 33, 64}) {
+        Activations host_x = random_x(tokens, k_, 11), angles(DType::f32, tokens, kRope, kRope);
+        for (std::int64_t i = 0; i < tokens * kRope; ++i) {
+            const float angle = std::cos(static_cast<float>(i));
+            std::memcpy(angles.at(0, i), &angle, sizeof(angle));
+        }
+        const DeviceActivations x(*gpu_, host_x), cos_sin(*gpu_, angles);
+        Activations sums(DType::f32, tokens, kQueries, kQueries),
+            wanted(DType::f32, tokens, kSecond, kSecond), got(DType::f32, tokens, kSecond, kSecond),
+            act(DType::bf16, tokens, kQueries, kQueries),
+            rope(DType::bf16, tokens, kHeads * kStep, kHeads * kStep);
+        for (Activations* one : {&got, &act, &rope}) one->fill(std::byte{0xff});
+        const DeviceActivations y(*gpu_, sums), second(*gpu_, wanted), joint(*gpu_, got),
+            to_act(*gpu_, act), to_rope(*gpu_, rope);
+        cuda::product(stream_, x.matrix(), packed.view(), y.matrix(), Store::assign);
+        cuda::product(stream_, x.matrix(), beside.view(), second.matrix(), Store::assign);
+        y.download(sums);
+        second.download(wanted);
+        const cuda::Queries queries{kWidth, cos_sin.matrix(), to_act.matrix(), to_rope.matrix(),
+                                    kStep};
+        const bool joined = cuda::joint_product(stream_, x.matrix(), packed.view(), y.matrix(),
+                                                {beside.view(), joint.matrix()}, &queries);
+        ASSERT_TRUE(joined || tokens > 8) << tokens;
+        if (!joined) continue;
+        joint.download(got);
+        to_act.download(act);
+        to_rope.download(rope);
+        ASSERT_EQ(got.bytes(), wanted.bytes()) << tokens;
+        const auto rounded = [](float value) { return to_float(to_bf16(value)); };
+        for (std::int64_t row = 0; row < tokens; ++row)
+            for (std::int64_t n = 0; n < kQueries; ++n) {
+                const std::int64_t head = n / (kWidth + kRope), i = n % (kWidth + kRope) - kWidth;
+                if (i < 0) {
+                    ASSERT_EQ(act.value(row, n), rounded(sums.value(row, n))) << row << ", " << n;
+                    continue;
+                }
+                const float a = sums.value(row, n - i % 2), b = sums.value(row, n - i % 2 + 1);
+                const float cosine = angles.value(row, i - i % 2);
+                const float sine = angles.value(row, i - i % 2 + 1);
+                const float turned = i % 2 == 0 ? a * cosine - b * sine : a * sine + b * cosine;
+                ASSERT_EQ(rope.value(row, head * kStep + i), rounded(turned)) << row << ", " << n;
+                ASSERT_TRUE(std::isnan(act.value(row, n)));  // left alone
+            }
+    }
+}
+
+// Two products in one launch at every number of tokens that one serves.
+TEST_P(CudaInvariance, PairsOfProductsHaveTheBitsOfEach) {
+    if (format_of(dtype_).input() != DType::bf16 || k_ % 8 != 0) return;
+    constexpr std::int64_t kFirst = 272, kSecond = 208;
+    const StoredTensor w(dtype_, kFirst, k_, 16), other(dtype_, kSecond, k_, 17);
+    const Weight packed = pack_on(*gpu_, {w.view()}), beside = pack_on(*gpu_, {other.view()});
+    int joined = 0;
+    for (const std::int64_t tokens : {1, 8, 17, 33, 64, 100, 128, 200, 256, 600}) {
+        Activations host_x = random_x(tokens, k_, 18);
+        const DeviceActivations x(*gpu_, host_x);
+        Activations one(DType::f32, tokens, kFirst, kFirst),
+            two(DType::f32, tokens, kSecond, kSecond), first(DType::f32, tokens, kFirst, kFirst),
+            second(DType::f32, tokens, kSecond, kSecond);
+        for (Activations* room : {&one, &two, &first, &second}) room->fill(std::byte{0xff});
+        const DeviceActivations y(*gpu_, one), z(*gpu_, two), joint_y(*gpu_, first),
+            joint_z(*gpu_, second);
+        if (!cuda::joint_product(stream_, x.matrix(), packed.view(), joint_y.matrix(),
+                                 {beside.view(), joint_z.matrix()}, nullptr))
+            continue;
+        ++joined;
+        cuda::product(stream_, x.matrix(), packed.view(), y.matrix(), Store::assign);
+        cuda::product(stream_, x.matrix(), beside.view(), z.matrix(), Store::assign);
+        y.download(one);
+        z.download(two);
+        joint_y.download(first);
+        joint_z.download(second);
+        ASSERT_EQ(one.bytes(), first.bytes()) << tokens;
+        ASSERT_EQ(two.bytes(), second.bytes()) << tokens;
+    }
+    EXPECT_GE(joined, 5);
+}
+
+// A product that reads what lies two kernels back runs beside the kernel in front of it. All rounds
+// hand their numbers on in one place, so that a look into a stale cache, or too early, shows.
+TEST_P(CudaInvariance, SettledInputsAreSeenWithoutAWait) {
+    if (format_of(dtype_).input() != DType::bf16 || k_ % 8 != 0 || n_ % 8 != 0) return;
+    constexpr std::int64_t kRounds = 40;
+    const StoredTensor down(dtype_, n_, k_, 12), up(dtype_, k_, n_, 13);
+    const Weight narrow = pack_on(*gpu_, {down.view()}), wide = pack_on(*gpu_, {up.view()});
+    for (const std::int64_t tokens : {1, 40, 200}) {
+        Activations host_x = random_x(kRounds * tokens, k_, 14);
+        Activations together(DType::f32, kRounds * tokens, k_, k_),
+            in_turn(DType::f32, kRounds * tokens, k_, k_);
+        const DeviceActivations x(*gpu_, host_x), handed(*gpu_, random_x(tokens, n_, 15)),
+            aside(*gpu_, Activations(DType::f32, tokens, n_, n_)), z(*gpu_, together);
+        const auto run_rounds = [&](bool overlap, Activations& result) {
+            const auto work = [&]() -> Expected<void> {
+                for (std::int64_t round = 0; round < kRounds; ++round) {
+                    const Matrix in = x.matrix().slice(round * tokens, tokens);
+                    cuda::product(stream_, in, narrow.view(), handed.matrix(), Store::assign);
+                    cuda::product(stream_, in, narrow.view(), aside.matrix(), Store::assign,
+                                  {.holds_next = overlap});
+                    cuda::product(stream_, handed.matrix(), wide.view(),
+                                  z.matrix().slice(round * tokens, tokens), Store::assign,
+                                  {.inputs_settled = overlap});
+                }
+                return {};
+            };
+            auto graph = gpu_->record(stream_, work);
+            ASSERT_TRUE(graph) << graph.error().message;
+            expect_done((*graph)->play());
+            z.download(result);
+        };
+        run_rounds(false, in_turn);
+        run_rounds(true, together);
+        ASSERT_EQ(in_turn.bytes(), together.bytes()) << tokens;
+    }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, CudaInvariance, testing::ValuesIn(cases()), [](const auto& param) {
     return std::string(name_of(param.param.dtype)) + "_" + std::to_string(param.param.n) + "x" +
            std::to_string(param.param.k);

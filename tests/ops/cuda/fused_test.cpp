@@ -72,10 +72,10 @@ TEST_F(GpuFused, GatedProductsAreProductsThenSwiglu) {
             OnGpu<Bf16> wanted(gpu, poison), got(gpu, poison);
             gpu.backend->Backend::gated_product(gpu.context, x.matrix(tokens, k), w.apart.view(),
                                                 gate_up.matrix(tokens, 2 * width),
-                                                wanted.matrix(tokens, width));
+                                                wanted.matrix(tokens, width), {});
             gpu.backend->gated_product(gpu.context, x.matrix(tokens, k), w.dealt.view(),
-                                       gate_up.matrix(tokens, 2 * width),
-                                       got.matrix(tokens, width));
+                                       gate_up.matrix(tokens, 2 * width), got.matrix(tokens, width),
+                                       {});
             ASSERT_NO_FATAL_FAILURE(
                 expect_same(got, wanted, fmt::format("{} tokens of {} × {}", tokens, width, k)));
         }
@@ -106,10 +106,10 @@ TEST_F(GpuFused, GatedExpertsAreProductsThenSwiglu) {
         OnGpu<Bf16> wanted(gpu, poison), got(gpu, poison);
         gpu.backend->Backend::gated_expert_product(
             gpu.context, x.matrix(tokens, kInputs), sources.data(), bounds.data(), w.apart.view(),
-            gate_up.matrix(pairs, 2 * kWidth), wanted.matrix(pairs, kWidth));
+            gate_up.matrix(pairs, 2 * kWidth), wanted.matrix(pairs, kWidth), {});
         gpu.backend->gated_expert_product(
             gpu.context, x.matrix(tokens, kInputs), sources.data(), bounds.data(), w.dealt.view(),
-            gate_up.matrix(pairs, 2 * kWidth), got.matrix(pairs, kWidth));
+            gate_up.matrix(pairs, 2 * kWidth), got.matrix(pairs, kWidth), {});
         ASSERT_NO_FATAL_FAILURE(expect_same(got, wanted, fmt::format("{} tokens", tokens)));
     }
 }
@@ -162,48 +162,88 @@ TEST_F(GpuFused, SumsAndTheirNormsAreOneAfterAnother) {
     }
 }
 
-TEST_F(GpuFused, QueriesAndLatentsAreSplitAsByTheirParts) {
+TEST_F(GpuFused, QueriesAreSplitAsByTheirParts) {
     constexpr std::int64_t kLatent = 512, kRope = 64, kNope = 128, kStep = 576;
     for (const std::int32_t heads : {1, 16})
         for (const std::int64_t tokens : {1, 3, 130}) {
             const std::int64_t query = heads * (kNope + kRope);
-            OnGpu<float> kv_a(gpu, values(12, 0, tokens, kLatent + kRope)),
-                scale(gpu, values(13, 0, 1, kLatent)), angles(gpu, values(14, 0, tokens, kRope)),
+            OnGpu<float> angles(gpu, values(14, 0, tokens, kRope)),
                 q(gpu, values(15, 0, tokens, query));
             const auto room = [&](std::int64_t cols) {
                 return std::vector<float>(static_cast<std::size_t>(tokens * cols), -1.0f);
             };
-            OnGpu<float> latent[2] = {{gpu, room(kLatent)}, {gpu, room(kLatent)}};
-            OnGpu<float> key_rope[2] = {{gpu, room(kRope)}, {gpu, room(kRope)}};
             OnGpu<Bf16> act[2] = {{gpu, narrow(room(query))}, {gpu, narrow(room(query))}};
             OnGpu<Bf16> absorbed[2] = {{gpu, narrow(room(heads * kStep))},
                                        {gpu, narrow(room(heads * kStep))}};
             const Backend& backend = *gpu.backend;
             for (const std::size_t i : {std::size_t{0}, std::size_t{1}}) {
-                const RowNorm norm{scale.data(), 1e-6f, latent[i].matrix(tokens, kLatent), {}};
                 const Matrix rope_to = absorbed[i]
                                            .matrix(tokens, heads * kStep)
                                            .columns(kLatent, heads * kStep - kLatent);
-                const Matrix in = kv_a.matrix(tokens, kLatent + kRope);
                 const Matrix cos_sin = angles.matrix(tokens, kRope);
-                const Matrix to = key_rope[i].matrix(tokens, kRope);
                 const Matrix queries = q.matrix(tokens, query);
                 const Matrix nope = act[i].matrix(tokens, query);
-                if (i == 0) {
-                    backend.split_latent(gpu.context, in, norm, cos_sin, to);
+                if (i == 0)
                     backend.split_queries(gpu.context, queries, heads, kNope, cos_sin, nope,
                                           rope_to, kStep);
-                } else {
-                    backend.Backend::split_latent(gpu.context, in, norm, cos_sin, to);
+                else
                     backend.Backend::split_queries(gpu.context, queries, heads, kNope, cos_sin,
                                                    nope, rope_to, kStep);
-                }
             }
-            ASSERT_NO_FATAL_FAILURE(expect_same(latent[0], latent[1], "latent"));
-            ASSERT_NO_FATAL_FAILURE(expect_same(key_rope[0], key_rope[1], "key_rope"));
             ASSERT_NO_FATAL_FAILURE(expect_same(act[0], act[1], "q_act"));
             ASSERT_NO_FATAL_FAILURE(expect_same(absorbed[0], absorbed[1], "q_absorbed"));
         }
+}
+
+// The numbers of tokens at which one launch serves both products, and those at which two do.
+TEST_F(GpuFused, ProductsOfQueriesAreProductsThenSplit) {
+    constexpr std::int64_t kInputs = 2048, kRope = 64, kNope = 128, kStep = 576, kBeside = 576;
+    constexpr std::int32_t kHeads = 4;
+    constexpr std::int64_t kQuery = kHeads * (kNope + kRope);
+    const auto weight = [&](std::uint32_t seed, std::int64_t n) {
+        const std::vector<Bf16> stored = narrow(values(seed, 0, n, kInputs));
+        linalg::WeightSource source;
+        source.data = reinterpret_cast<const std::byte*>(stored.data());
+        source.format = {.code = WeightCode::bf16};
+        source.n = n;
+        source.k = source.row_stride = kInputs;
+        const std::span<const linalg::WeightSource> one(&source, 1);
+        return must(gpu.backend->pack(*gpu.device, linalg::WeightStack(&one, 1)));
+    };
+    const linalg::Weight w = weight(16, kQuery), other = weight(17, kBeside);
+    for (const std::int64_t tokens : {1, 3, 8, 20, 64, 130, 700}) {
+        const auto room = [&](std::int64_t cols) {
+            return std::vector<float>(static_cast<std::size_t>(tokens * cols), -1.0f);
+        };
+        OnGpu<Bf16> x(gpu, narrow(values(18, 0, tokens, kInputs)));
+        OnGpu<float> q(gpu, room(kQuery)), angles(gpu, values(19, 0, tokens, kRope));
+        OnGpu<float> beside[2] = {{gpu, room(kBeside)}, {gpu, room(kBeside)}};
+        OnGpu<Bf16> act[2] = {{gpu, narrow(room(kQuery))}, {gpu, narrow(room(kQuery))}};
+        OnGpu<Bf16> absorbed[2] = {{gpu, narrow(room(kHeads * kStep))},
+                                   {gpu, narrow(room(kHeads * kStep))}};
+        for (const std::size_t i : {std::size_t{0}, std::size_t{1}}) {
+            const Matrix query = absorbed[i].matrix(tokens, kHeads * kStep);
+            const QueryPlaces to{.q = q.matrix(tokens, kQuery),
+                                 .heads = kHeads,
+                                 .width = kNope,
+                                 .cos_sin = angles.matrix(tokens, kRope),
+                                 .q_act = act[i].matrix(tokens, kQuery),
+                                 .rope_to = query.columns(512, query.cols - 512),
+                                 .rope_step = kStep};
+            const BesideProduct second{other.view(), beside[i].matrix(tokens, kBeside)};
+            if (i == 0)
+                gpu.backend->query_product(gpu.context, x.matrix(tokens, kInputs), w.view(), to,
+                                           second);
+            else
+                gpu.backend->Backend::query_product(gpu.context, x.matrix(tokens, kInputs),
+                                                    w.view(), to, second);
+        }
+        const std::string name = fmt::format("{} tokens", tokens);
+        // Rope columns of act are nobody's: those of the composed form keep what was there, too.
+        ASSERT_NO_FATAL_FAILURE(expect_same(act[0], act[1], name + ": act"));
+        ASSERT_NO_FATAL_FAILURE(expect_same(absorbed[0], absorbed[1], name + ": rope"));
+        ASSERT_NO_FATAL_FAILURE(expect_same(beside[0], beside[1], name + ": beside"));
+    }
 }
 
 }  // namespace

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// What some devices offer beside the contract: entry 3 for keys that are still as kv_a has them.
+#pragma once
+
+#include "mla/contract.hpp"
+
+namespace espalier::mla {
+
+// Columns 0 … 511 of kv_a[token] are to be normed, 512 … 575 rotated by the pairs (cos, sin) of
+// cos_sin[token]. All f32, rows *_stride apart.
+struct RawKeys {
+    const float* kv_a = nullptr;
+    std::int64_t kv_a_stride = 0;
+    const float* norm_weight = nullptr;  // [512]
+    float epsilon = 0.0f;
+    const float* cos_sin = nullptr;
+    std::int64_t cos_sin_stride = 0;
+};
+
+// Kernels that are a RawAppender too (a dynamic_cast tells) norm, rotate and append in one kernel,
+// with the bits of the backend's split_latent (ops/ops.hpp), then append. The call's latent and
+// rope are not read. What comes behind in the stream starts only when all in front has ended.
+class RawAppender {
+  public:
+    virtual ~RawAppender() = default;
+    virtual Expected<void> append_raw(OpContext& context, const AppendCall& call,
+                                      const RawKeys& keys) const = 0;
+};
+
+}  // namespace espalier::mla
