@@ -119,9 +119,10 @@ ops::QueryPlaces DecoderLayer::query_places(std::int64_t first, std::int64_t cou
             .width = rule_.head_dims.nope,
             .cos_sin = a_.cos_sin.slice(first, count),
             .q_act = act,
-            .rope_to = absorbed ? query.columns(mla::kLatent, query.cols - mla::kLatent)
-                                : act.columns(mla::kNope, act.cols - mla::kNope),
-            .rope_step = absorbed ? mla::kKey : mla::kQuery};
+            .rope_to = absorbed
+                           ? query.columns(mla::kLatent, query.cols - mla::kLatent)
+                           : act.columns(rule_.head_dims.nope, act.cols - rule_.head_dims.nope),
+            .rope_step = absorbed ? mla::kKey : rule_.query_columns()};
 }
 
 void DecoderLayer::split_queries(const ops::QueryPlaces& to) const {
