@@ -128,7 +128,7 @@ espalier_patch_xgrammar(grammar_compiler.cc
     "void CheckDeadline(); CompiledGrammar GrammarCompilerSub::MultiThreadCompileGrammar(Grammar grammar_unoptimized) {")
 
 list(TRANSFORM xgrammar_sources REPLACE "^(${ESPALIER_XGRAMMAR_DIR}/cpp|${PROJECT_BINARY_DIR}/xgrammar)/" "")
-espalier_batches(xgrammar_batches "" ${xgrammar_sources})
+espalier_batches(xgrammar_batches "" 8 ${xgrammar_sources})
 add_library(espalier_xgrammar STATIC ${xgrammar_batches})
 set_target_properties(espalier_xgrammar PROPERTIES POSITION_INDEPENDENT_CODE ON)
 target_compile_features(espalier_xgrammar PRIVATE cxx_std_17)

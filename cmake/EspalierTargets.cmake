@@ -21,13 +21,17 @@ function(espalier_compile_options target)
     espalier_sanitize(${target})
 endfunction()
 
-# espalier_batches(<result> <prefix> <source> …): files that each include up to eight of the sources, as <prefix><source>.
-# Two thirds of what a file alone costs to compile are its headers; so they are read once for eight files. (Not CMake's
-# unity builds: those include absolute paths, and a compiler cache would know nothing of another clone.)
-function(espalier_batches result prefix)
+# espalier_batches(<result> <prefix> <most> <source> …): files that each include up to so many of the sources, as
+# <prefix><source>. What a file alone costs to compile is mostly its headers, and the code that each object makes of them
+# again: of CLI11, the first eight files take 18 seconds and eight more take 5. (Not CMake's unity builds: those include
+# absolute paths, and a compiler cache would know nothing of another clone.)
+function(espalier_batches result prefix most)
+    list(LENGTH ARGN count)
+    math(EXPR batch_count "(${count} + ${most} - 1) / ${most}")
+    math(EXPR size "(${count} + ${batch_count} - 1) / ${batch_count}")
     set(batches)
     while(ARGN)
-        list(SUBLIST ARGN 0 8 sources)
+        list(SUBLIST ARGN 0 ${size} sources)
         list(REMOVE_ITEM ARGN ${sources})
         list(TRANSFORM sources REPLACE "(.+)" "#include \"${prefix}\\1\"\n")
         list(JOIN sources "" text)
@@ -46,7 +50,7 @@ endfunction()
 function(espalier_library folder)
     cmake_parse_arguments(ARG "VECTORISED" "" "SOURCES;ALONE;DEPENDS;LINK" ${ARGN})
     set(target espalier_${folder})
-    espalier_batches(batches ${folder}/ ${ARG_SOURCES})
+    espalier_batches(batches ${folder}/ 16 ${ARG_SOURCES})
     add_library(${target} STATIC ${batches} ${ARG_ALONE})
     add_library(espalier::${folder} ALIAS ${target})
     set_target_properties(${target} PROPERTIES EXPORT_NAME ${folder} POSITION_INDEPENDENT_CODE ON)
