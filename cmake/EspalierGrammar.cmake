@@ -127,12 +127,14 @@ espalier_patch_xgrammar(grammar_compiler.cc
     "CompiledGrammar GrammarCompilerSub::MultiThreadCompileGrammar(Grammar grammar_unoptimized) {"
     "void CheckDeadline(); CompiledGrammar GrammarCompilerSub::MultiThreadCompileGrammar(Grammar grammar_unoptimized) {")
 
-add_library(espalier_xgrammar STATIC ${xgrammar_sources})
+list(TRANSFORM xgrammar_sources REPLACE "^(${ESPALIER_XGRAMMAR_DIR}/cpp|${PROJECT_BINARY_DIR}/xgrammar)/" "")
+espalier_batches(xgrammar_batches "" 8 ${xgrammar_sources})
+add_library(espalier_xgrammar STATIC ${xgrammar_batches})
 set_target_properties(espalier_xgrammar PROPERTIES POSITION_INDEPENDENT_CODE ON)
 target_compile_features(espalier_xgrammar PRIVATE cxx_std_17)
 target_include_directories(espalier_xgrammar SYSTEM PUBLIC ${ESPALIER_XGRAMMAR_DIR}/include
     ${ESPALIER_XGRAMMAR_DIR}/3rdparty/picojson ${ESPALIER_XGRAMMAR_DIR}/3rdparty/dlpack/include)
-target_include_directories(espalier_xgrammar PRIVATE ${ESPALIER_XGRAMMAR_DIR}/cpp)
+target_include_directories(espalier_xgrammar PRIVATE ${PROJECT_BINARY_DIR}/xgrammar ${ESPALIER_XGRAMMAR_DIR}/cpp)
 target_compile_options(espalier_xgrammar PRIVATE -w -O2)
 # What it would print goes to src/grammar (LogMessageImpl, LogFatalImpl).
 target_compile_definitions(espalier_xgrammar PUBLIC XGRAMMAR_LOG_CUSTOMIZE=1 XGRAMMAR_ENABLE_CPPTRACE=0

@@ -256,11 +256,11 @@ Value to_json(const Value& value, const CallArguments& arguments, Budget& budget
     return Value(print_json(value, style, budget));
 }
 
-struct Entry {
+struct KnownFilter {
     std::string_view name;
     Apply apply;
 };
-constexpr Entry kFilters[] = {
+constexpr KnownFilter kFilters[] = {
     {"capitalize", with_case<Case::capitalized>},
     {"count", count},
     {"d", otherwise},
@@ -287,21 +287,21 @@ constexpr Entry kFilters[] = {
     {"upper", with_case<Case::upper>},
 };
 
-const Entry* find(std::string_view name) {
-    const auto* found = std::ranges::find(kFilters, name, &Entry::name);
+const KnownFilter* find_filter(std::string_view name) {
+    const auto* found = std::ranges::find(kFilters, name, &KnownFilter::name);
     return found == std::end(kFilters) ? nullptr : found;
 }
 
 }  // namespace
 
-bool is_filter(std::string_view name) { return find(name) != nullptr; }
+bool is_filter(std::string_view name) { return find_filter(name) != nullptr; }
 
 Value call_filter(std::string_view name, const Value& value, const CallArguments& arguments,
                   Budget& budget) {
     budget.step();
-    const Entry* entry = find(name);
-    if (!entry) fail_template(ErrorKind::unsupported, "the filter '{}' is not supported", name);
-    return entry->apply(value, arguments, budget);
+    const KnownFilter* filter = find_filter(name);
+    if (!filter) fail_template(ErrorKind::unsupported, "the filter '{}' is not supported", name);
+    return filter->apply(value, arguments, budget);
 }
 
 }  // namespace espalier::chat

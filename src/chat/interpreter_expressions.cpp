@@ -17,19 +17,19 @@ constexpr std::int64_t kMaxRange = 100'000;  // jinja2's own limit
 constexpr std::size_t kMaxTimeBytes = 256;   // of a format and of what it makes
 
 bool compare(Comparison::Operator op, const Value& left, const Value& right, Budget& budget) {
-    using Operator = Comparison::Operator;
-    if (op == Operator::equal) return equal(left, right, budget);
-    if (op == Operator::not_equal) return !equal(left, right, budget);
-    if (op == Operator::in) return contains(right, left, budget);
-    if (op == Operator::not_in) return !contains(right, left, budget);
+    using Sign = Comparison::Operator;
+    if (op == Sign::equal) return equal(left, right, budget);
+    if (op == Sign::not_equal) return !equal(left, right, budget);
+    if (op == Sign::in) return contains(right, left, budget);
+    if (op == Sign::not_in) return !contains(right, left, budget);
     require_defined(left);
     require_defined(right);
     switch (op) {
-        case Operator::less:
+        case Sign::less:
             return ordered(left, Order::less, right, budget);
-        case Operator::less_equal:
+        case Sign::less_equal:
             return ordered(left, Order::less_equal, right, budget);
-        case Operator::greater:
+        case Sign::greater:
             return ordered(left, Order::greater, right, budget);
         default:
             return ordered(left, Order::greater_equal, right, budget);

@@ -9,13 +9,13 @@
 namespace espalier::chat {
 namespace {
 
-using Names = std::set<std::string_view>;
+using NameSet = std::set<std::string_view>;
 
 struct Symbols {
     const Symbols* parent = nullptr;  // the scope outside
     const Symbols* before = nullptr;  // of a branch: its scope up to the `if`
-    Names known = {};                 // mentioned here
-    Names unset = {};                 // of these, assigned to before anything else
+    NameSet known = {};               // mentioned here
+    NameSet unset = {};               // of these, assigned to before anything else
 
     bool knows(std::string_view name) const {
         return known.contains(name) || (before && before->knows(name));
@@ -135,7 +135,7 @@ class Stores {
     void visit_node(const Output& node) { load(node.value); }
     void visit_node(const If& node) {
         load(node.branches[0].condition);
-        Names mentioned = visit_branch([&] { visit(node.branches[0].body); });
+        NameSet mentioned = visit_branch([&] { visit(node.branches[0].body); });
         mentioned.merge(visit_branch([&] {
             for (std::size_t i = 1; i < node.branches.size(); ++i) {
                 load(node.branches[i].condition);
@@ -162,7 +162,7 @@ class Stores {
     // The names that one of several branches mentions. What it assigns is not unset: in the other
     // branches it may come from outside.
     template <typename Visit>
-    Names visit_branch(Visit&& visit_it) {
+    NameSet visit_branch(Visit&& visit_it) {
         Symbols branch{.parent = symbols_->parent, .before = symbols_};
         Symbols* const outer = std::exchange(symbols_, &branch);
         visit_it();

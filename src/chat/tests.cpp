@@ -33,7 +33,7 @@ bool is_iterable(const Value& value) {
     return value.text() || value.list() || value.dict() || value.is_undefined();
 }
 
-bool is_sequence(const Value& value) {
+bool passes_as_sequence(const Value& value) {
     const List* list = value.list();
     if (list) return list->kind != List::Kind::view && list->kind != List::Kind::iterator;
     return is_iterable(value);
@@ -61,14 +61,14 @@ bool same_as(const Value& value, const Arguments& arguments, Budget&) {
     fail_template(ErrorKind::unsupported, "'sameas' is supported for true, false and none alone");
 }
 
-struct Entry {
+struct KnownTest {
     std::string_view name;
     std::size_t arguments;
     Check function;
 };
 
 #define ESPALIER_TEST [](const Value& value, const Arguments&, Budget&) -> bool
-constexpr Entry kTests[] = {{"defined", 0, ESPALIER_TEST{return !value.is_undefined();
+constexpr KnownTest kTests[] = {{"defined", 0, ESPALIER_TEST{return !value.is_undefined();
 }  // namespace
 }  // namespace espalier::chat
 , {"undefined", 0, ESPALIER_TEST{return value.is_undefined();
@@ -101,7 +101,7 @@ constexpr Entry kTests[] = {{"defined", 0, ESPALIER_TEST{return !value.is_undefi
 , {"mapping", 0, ESPALIER_TEST{return value.dict() != nullptr;
 }
 }
-, {"sequence", 0, ESPALIER_TEST{return is_sequence(value);
+, {"sequence", 0, ESPALIER_TEST{return passes_as_sequence(value);
 }
 }
 , {"iterable", 0, ESPALIER_TEST{return is_iterable(value);
@@ -137,24 +137,24 @@ constexpr Entry kTests[] = {{"defined", 0, ESPALIER_TEST{return !value.is_undefi
 ;
 #undef ESPALIER_TEST
 
-const Entry* find(std::string_view name) {
-    const auto* found = std::ranges::find(kTests, name, &Entry::name);
+const KnownTest* find_test(std::string_view name) {
+    const auto* found = std::ranges::find(kTests, name, &KnownTest::name);
     return found == std::end(kTests) ? nullptr : found;
 }
 
 }  // namespace
 
-bool is_test(std::string_view name) { return find(name) != nullptr; }
+bool is_test(std::string_view name) { return find_test(name) != nullptr; }
 
 bool call_test(std::string_view name, const Value& value, const std::vector<Value>& arguments,
                Budget& budget) {
     budget.step();
-    const Entry* entry = find(name);
-    if (!entry) fail_template(ErrorKind::unsupported, "the test '{}' is not supported", name);
-    if (arguments.size() != entry->arguments)
+    const KnownTest* test = find_test(name);
+    if (!test) fail_template(ErrorKind::unsupported, "the test '{}' is not supported", name);
+    if (arguments.size() != test->arguments)
         fail_template(ErrorKind::invalid, "the test '{}' takes {} arguments, got {}", name,
-                      entry->arguments, arguments.size());
-    return entry->function(value, arguments, budget);
+                      test->arguments, arguments.size());
+    return test->function(value, arguments, budget);
 }
 
 }  // namespace espalier::chat

@@ -10,8 +10,6 @@
 namespace espalier::chat {
 namespace {
 
-constexpr std::size_t kNone = std::string_view::npos;
-
 bool continues(char byte) { return (static_cast<unsigned char>(byte) & 0xC0) == 0x80; }
 
 std::size_t next_code_point(std::string_view bytes, std::size_t at) {
@@ -68,7 +66,7 @@ std::vector<std::size_t> occurrences(std::string_view bytes, std::string_view ne
     std::vector<std::size_t> found;
     for (std::size_t at = 0; limit < 0 || found.size() < static_cast<std::size_t>(limit);) {
         at = find_text(bytes, needle, at, budget);
-        if (at == kNone) break;
+        if (at == std::string_view::npos) break;
         found.push_back(at);
         at += needle.size();
     }
@@ -156,14 +154,15 @@ Text slice_text(const Text& text, const SliceBounds& bounds, Budget& budget) {
 
 std::size_t find_text(std::string_view text, std::string_view needle, std::size_t from,
                       Budget& budget) {
-    if (from > text.size()) return kNone;
+    if (from > text.size()) return std::string_view::npos;
     if (needle.empty()) return from;
     budget.step();
     // glibc's memmem needs linear time whatever the needle, string_view::find does not.
     const void* found =
         memmem(text.data() + from, text.size() - from, needle.data(), needle.size());
     const std::size_t at =
-        found ? static_cast<std::size_t>(static_cast<const char*>(found) - text.data()) : kNone;
+        found ? static_cast<std::size_t>(static_cast<const char*>(found) - text.data())
+              : std::string_view::npos;
     budget.touch((found ? at + needle.size() : text.size()) - from);
     return at;
 }
@@ -216,8 +215,8 @@ std::vector<Text> split_text_from_right(const Text& text, const Text& separator,
            end >= separator.size()) {
         budget.step();
         const std::size_t at = bytes.substr(0, end).rfind(separator.bytes());
-        budget.touch((end - (at == kNone ? 0 : at)) * separator.size());
-        if (at == kNone) break;
+        budget.touch((end - (at == std::string_view::npos ? 0 : at)) * separator.size());
+        if (at == std::string_view::npos) break;
         places.push_back(at);
         end = at;
     }

@@ -11,12 +11,12 @@ namespace espalier::chat {
 namespace {
 
 // Deeper values come from no request (JSON is read to 64) and from no template we know.
-constexpr std::int64_t kMaxDepth = 100;
+constexpr std::int64_t kMaxNesting = 100;
 
 std::int64_t checked_depth(std::int64_t depth) {
-    if (depth > kMaxDepth)
+    if (depth > kMaxNesting)
         fail_template(ErrorKind::exhausted, "lists and dicts are nested more than {} deep",
-                      kMaxDepth);
+                      kMaxNesting);
     return depth;
 }
 

@@ -22,7 +22,7 @@
 namespace espalier::cli {
 namespace {
 
-struct Options {
+struct BenchEngineOptions {
     std::string model;
     LoadOptions load;
     std::string arrival = "all";
@@ -65,8 +65,9 @@ std::int64_t pages_for_clients(const std::vector<LoadRequest>& load, std::int64_
 
 class Bench {
   public:
-    Bench(const Options& options, const runtime::ModelFiles& files, runtime::LoadedModel& loaded,
-          const runtime::SizeFacts& facts, std::vector<LoadRequest> load)
+    Bench(const BenchEngineOptions& options, const runtime::ModelFiles& files,
+          runtime::LoadedModel& loaded, const runtime::SizeFacts& facts,
+          std::vector<LoadRequest> load)
         : options_(options), files_(files), loaded_(loaded), facts_(facts), load_(std::move(load)) {
         for (const std::int64_t clients : options.concurrency)
             for (const std::string& speculate : options.speculate)
@@ -120,7 +121,7 @@ class Bench {
         return result;
     }
 
-    const Options& options_;
+    const BenchEngineOptions& options_;
     const runtime::ModelFiles& files_;
     runtime::LoadedModel& loaded_;
     const runtime::SizeFacts facts_;
@@ -170,7 +171,7 @@ Expected<double> parse_arrival(const std::string& text) {
     return rate;
 }
 
-Expected<void> run(Options options) {
+Expected<void> run(BenchEngineOptions options) {
     ESPALIER_ASSIGN_OR_RETURN(const TableFormat format, parse_table_format(options.table));
     ESPALIER_ASSIGN_OR_RETURN(options.load.arrival_rate, parse_arrival(options.arrival));
     ESPALIER_ASSIGN_OR_RETURN(options.load.prompt, parse_range("--prompt", options.prompt));
@@ -226,7 +227,7 @@ Expected<void> run(Options options) {
     return {};
 }
 
-void add_load_flags(CLI::App& command, Options& options) {
+void add_load_flags(CLI::App& command, BenchEngineOptions& options) {
     const CLI::Range count(std::int64_t{1}, std::int64_t{1} << 20);
     command.add_option("--requests", options.load.requests, "How many")
         ->check(count)
@@ -271,7 +272,7 @@ void add_load_flags(CLI::App& command, Options& options) {
 }  // namespace
 
 Run add_bench_engine(CLI::App& bench) {
-    const auto options = std::make_shared<Options>();
+    const auto options = std::make_shared<BenchEngineOptions>();
     CLI::App* command = bench.add_subcommand(
         "engine", "Throughput and latency of many requests, with mixed prompts");
     command

@@ -27,7 +27,7 @@ namespace {
 constexpr std::int64_t kCudaPool = 3'200'000'000;
 constexpr std::int64_t kCpuPool = std::int64_t{512} << 20;  // well above any cache
 
-struct Options {
+struct BenchMlaOptions {
     std::string device = "cpu";
     std::string format = "bf16";
     std::string shapes;
@@ -204,7 +204,7 @@ Expected<std::string> measure_prompts(const MlaTimingOptions& timing,
     return std::string();
 }
 
-Expected<void> run(const Options& options) {
+Expected<void> run(const BenchMlaOptions& options) {
     MlaTimingOptions timing;
     ESPALIER_ASSIGN_OR_RETURN(timing.format, parse_format(options.format));
     timing.query = timing.out = conformance::usual_query(timing.format);
@@ -242,7 +242,7 @@ Expected<void> run(const Options& options) {
 }  // namespace
 
 Run add_bench_mla(CLI::App& bench) {
-    const auto options = std::make_shared<Options>();
+    const auto options = std::make_shared<BenchMlaOptions>();
     CLI::App* command = bench.add_subcommand(
         "mla", "Time absorbed attention per shape against the floor, with a cold cache");
     std::vector<std::string> formats;

@@ -28,7 +28,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kProbeBytes = std::size_t{512} << 20;  // well above any cache
 
-struct Options {
+struct BenchModelOptions {
     std::string model;
     std::string synthetic;  // a preset instead
     std::string dtype;
@@ -150,7 +150,7 @@ std::vector<std::string> result_row(const std::string& test, const model::StepSh
             share(flops_rate, machine.flops_per_second)};
 }
 
-Expected<Table> measure(const Options& options, runtime::LoadedModel& loaded,
+Expected<Table> measure(const BenchModelOptions& options, runtime::LoadedModel& loaded,
                         const Machine& machine) {
     const checkpoint::ModelConfig& config = loaded.model->config();
     const model::StepFormats weight = loaded.model->weights().formats();
@@ -204,14 +204,14 @@ Expected<Machine> measured_cpu(runtime::LoadedModel& loaded) {
                                               : linalg::measured_f32_peak(pool, variant)};
 }
 
-Expected<checkpoint::Checkpoint> open_model(const Options& options) {
+Expected<checkpoint::Checkpoint> open_model(const BenchModelOptions& options) {
     if (options.synthetic.empty()) return checkpoint::Checkpoint::open(options.model);
     ESPALIER_ASSIGN_OR_RETURN(const checkpoint::SyntheticModel model,
                               named_model(options.synthetic, options.dtype));
     return open_synthetic(model);
 }
 
-Expected<void> run(const Options& options) {
+Expected<void> run(const BenchModelOptions& options) {
     ESPALIER_ASSIGN_OR_RETURN(const TableFormat format, parse_table_format(options.output));
     ESPALIER_ASSIGN_OR_RETURN(checkpoint::Checkpoint opened, open_model(options));
     EngineSizes sizes;
@@ -250,7 +250,7 @@ Expected<void> run(const Options& options) {
 }  // namespace
 
 Run add_bench_model(CLI::App& bench) {
-    const auto options = std::make_shared<Options>();
+    const auto options = std::make_shared<BenchModelOptions>();
     CLI::App* command =
         bench.add_subcommand("model", "Time forwards against this machine's bandwidth and peak");
     CLI::Option_group* which = command->add_option_group("model", "What is timed");

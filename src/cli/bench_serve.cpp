@@ -27,7 +27,7 @@ namespace {
 constexpr std::size_t kMaxTextBytes = 256u << 20;
 constexpr std::size_t kMaxMetricsBytes = 16u << 20;
 
-struct Options {
+struct BenchServeOptions {
     load::LoadOptions load;
     client::ServerAddress server{.url = {}, .api_key = {}, .timeout_seconds = 120};
     std::string url = "http://127.0.0.1:8000";
@@ -56,7 +56,7 @@ std::optional<load::SpeculationCounts> speculation_now(client::HttpClient& clien
     return metrics ? load::speculation_of_metrics(*metrics) : std::nullopt;
 }
 
-Expected<void> read_prompts(const Options& options, load::LoadOptions& load) {
+Expected<void> read_prompts(const BenchServeOptions& options, load::LoadOptions& load) {
     load.api = options.backend == "openai-chat" ? load::Api::chat : load::Api::completions;
     if (!options.text.empty()) {
         ESPALIER_ASSIGN_OR_RETURN(load.text, read_text_file(options.text, kMaxTextBytes));
@@ -79,7 +79,7 @@ Expected<void> write_file(const std::string& path, const std::string& text) {
 }
 
 // vLLM's name for the file: backend, rate, model and date.
-std::string result_path(const Options& options, const load::Report& report) {
+std::string result_path(const BenchServeOptions& options, const load::Report& report) {
     std::string name = options.result_filename;
     if (name.empty()) {
         const std::string model = std::filesystem::path(report.options.model).filename().string();
@@ -89,7 +89,7 @@ std::string result_path(const Options& options, const load::Report& report) {
     return (std::filesystem::path(options.result_dir) / name).string();
 }
 
-Expected<void> write_results(const Options& options, const load::Report& report) {
+Expected<void> write_results(const BenchServeOptions& options, const load::Report& report) {
     using Json = nlohmann::ordered_json;
     if (options.save_result) {
         const std::string path = result_path(options, report);
@@ -144,7 +144,7 @@ Expected<void> check_end(const load::RunResult& run, const load::Report& report)
     return fail(ErrorKind::io, "no request succeeded");
 }
 
-Expected<void> run(const Options& options) {
+Expected<void> run(const BenchServeOptions& options) {
     client::ServerAddress address = options.server;
     ESPALIER_ASSIGN_OR_RETURN(address.url, client::parse_url(options.url));
     load::Report report{.options = options.load, .url = options.url, .date = date_now()};
@@ -169,7 +169,7 @@ Expected<void> run(const Options& options) {
     return check_end(result, report);
 }
 
-void add_load_flags(CLI::App& command, Options& options) {
+void add_load_flags(CLI::App& command, BenchServeOptions& options) {
     load::LoadOptions& load = options.load;
     const CLI::Range count(std::int64_t{1}, std::int64_t{1'000'000});
     command.add_option("--num-prompts", load.requests, "Requests in all")
@@ -215,7 +215,7 @@ void add_load_flags(CLI::App& command, Options& options) {
         ->capture_default_str();
 }
 
-void add_report_flags(CLI::App& command, Options& options) {
+void add_report_flags(CLI::App& command, BenchServeOptions& options) {
     command
         .add_option("--goodput", options.goodput,
                     "What a request must keep to count as good: ttft:MS tpot:MS e2el:MS")
@@ -247,7 +247,7 @@ void add_report_flags(CLI::App& command, Options& options) {
 Run add_bench_serve(CLI::App& bench) {
     CLI::App* command = bench.add_subcommand(
         "serve", "Throughput and latency of a running server, as clients see it");
-    const auto options = std::make_shared<Options>();
+    const auto options = std::make_shared<BenchServeOptions>();
     command->add_option("--base-url", options->url, "An OpenAI-compatible server")
         ->capture_default_str();
     command

@@ -31,7 +31,7 @@ constexpr const char* kHelp =
     "/exit   end, as Ctrl-D does\n"
     "Ctrl-C stops an answer. Alt-Enter, or a backslash at the end, goes on in a new line.\n";
 
-struct Options {
+struct ChatOptions {
     std::string model, url, api_key, system, chat_template;
     std::string history = ChatHistory::default_path().string();
     std::int64_t max_tokens = 0;
@@ -68,7 +68,7 @@ struct GivenParameters {
 };
 
 // The fields of every request beside its messages.
-Json request_fields(const Options& options, const std::string& model) {
+Json request_fields(const ChatOptions& options, const std::string& model) {
     Json body = {{"model", model}};
     if (options.max_tokens > 0) body["max_tokens"] = options.max_tokens;
     accept::SamplingOptions::parameters(GivenParameters{options.sampling_flags, body},
@@ -163,7 +163,7 @@ Expected<void> check_template(client::HttpClient& client, const std::string& mod
     return {};
 }
 
-Expected<void> run(const Options& options) {
+Expected<void> run(const ChatOptions& options) {
     if (options.model.empty() && options.url.empty())
         return fail(ErrorKind::invalid,
                     "with whom? espalier chat MODEL, or --url http://127.0.0.1:8000");
@@ -191,7 +191,7 @@ Expected<void> run(const Options& options) {
 }  // namespace
 
 Run add_chat(CLI::App& app) {
-    const auto options = std::make_shared<Options>();
+    const auto options = std::make_shared<ChatOptions>();
     CLI::App* command =
         app.add_subcommand("chat", "Talk with a model, or with a running server, in the terminal");
     command->footer("With --url the flags of the engine are the server's, and count for nothing.");

@@ -20,8 +20,8 @@ namespace {
 namespace fs = std::filesystem;
 
 std::string encoded(const std::string& line) {
-    using Json = nlohmann::json;
-    return Json(line).dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+    return nlohmann::json(line).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
+           "\n";
 }
 
 Expected<void> write_lines(const fs::path& path, const std::string& bytes, int mode) {

@@ -28,7 +28,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-struct Options {
+struct DemoOptions {
     std::string model;
     std::string draft;
     std::string prompts = "data/prompts/demo.jsonl";
@@ -56,7 +56,7 @@ constexpr std::array<const char*, kMaxDrafters> kColours = {"\033[33m", "\033[36
                                                             "\033[34m"};
 
 // JSON lines with a prompt each, those for a chat left out: they need the model's template.
-Expected<std::vector<Opening>> read_openings(const Options& options,
+Expected<std::vector<Opening>> read_openings(const DemoOptions& options,
                                              const runtime::ModelFiles& files) {
     std::ifstream in(options.prompts);
     if (!in) return fail(ErrorKind::not_found, "{}: cannot be read", options.prompts);
@@ -160,7 +160,7 @@ class TemporaryFile {
 
 class Demo {
   public:
-    explicit Demo(const Options& options) : options_(options) {}
+    explicit Demo(const DemoOptions& options) : options_(options) {}
 
     Expected<void> run() {
         ESPALIER_ASSIGN_OR_RETURN(files_,
@@ -261,7 +261,7 @@ class Demo {
         return {};
     }
 
-    const Options& options_;
+    const DemoOptions& options_;
     std::optional<runtime::ModelFiles> files_;
     std::vector<Opening> openings_;
     EngineSizes sizes_;
@@ -272,7 +272,7 @@ class Demo {
 }  // namespace
 
 Run add_demo(CLI::App& app) {
-    const auto options = std::make_shared<Options>();
+    const auto options = std::make_shared<DemoOptions>();
     CLI::App* command = app.add_subcommand(
         "demo", "Continue the same texts without and with speculation, and compare");
     command

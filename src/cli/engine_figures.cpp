@@ -23,53 +23,51 @@ double per_decode_step(const LoadResult& r, std::int64_t count) {
     return ratio(number(count), number(decode(r).steps));
 }
 
-using Result = const LoadResult&;
+using Load = const LoadResult&;
 const Figure kFigures[] = {
-    {"requests/s", 2, [](Result r) { return ratio(number(r.requests), r.seconds); }},
+    {"requests/s", 2, [](Load r) { return ratio(number(r.requests), r.seconds); }},
     {"output tokens/s", 1, output_rate},
-    {"prompt tokens/s", 1, [](Result r) { return ratio(number(r.prompt_tokens), r.seconds); }},
-    {"first token p50 ms", 1, [](Result r) { return 1e3 * percentile(r.first_token, 0.5); }},
-    {"first token p99 ms", 1, [](Result r) { return 1e3 * percentile(r.first_token, 0.99); }},
-    {"between tokens p50 ms", 2, [](Result r) { return 1e3 * percentile(r.gaps, 0.5); }},
-    {"between tokens p99 ms", 2, [](Result r) { return 1e3 * percentile(r.gaps, 0.99); }},
+    {"prompt tokens/s", 1, [](Load r) { return ratio(number(r.prompt_tokens), r.seconds); }},
+    {"first token p50 ms", 1, [](Load r) { return 1e3 * percentile(r.first_token, 0.5); }},
+    {"first token p99 ms", 1, [](Load r) { return 1e3 * percentile(r.first_token, 0.99); }},
+    {"between tokens p50 ms", 2, [](Load r) { return 1e3 * percentile(r.gaps, 0.5); }},
+    {"between tokens p99 ms", 2, [](Load r) { return 1e3 * percentile(r.gaps, 0.99); }},
     {"accepted drafts per step", 2,
-     [](Result r) {
+     [](Load r) {
          return ratio(number(r.status.sums.steps.accepted), number(r.status.sums.drawing_steps()));
      }},
-    {"drafts verified", 0, [](Result r) { return number(tokens(r).drafts); }},
+    {"drafts verified", 0, [](Load r) { return number(tokens(r).drafts); }},
     {"% of these accepted", 1,
-     [](Result r) {
+     [](Load r) {
          return 100 * ratio(number(r.status.sums.steps.accepted), number(tokens(r).drafts));
      }},
-    {"steps", 0, [](Result r) { return number(r.status.steps); }},
-    {"requests per step", 1, [](Result r) { return per_step(r, r.status.sums.steps.requests); }},
-    {"roots per step", 1, [](Result r) { return per_step(r, tokens(r).roots); }},
-    {"drafts per step", 1, [](Result r) { return per_step(r, tokens(r).drafts); }},
+    {"steps", 0, [](Load r) { return number(r.status.steps); }},
+    {"requests per step", 1, [](Load r) { return per_step(r, r.status.sums.steps.requests); }},
+    {"roots per step", 1, [](Load r) { return per_step(r, tokens(r).roots); }},
+    {"drafts per step", 1, [](Load r) { return per_step(r, tokens(r).drafts); }},
     {"prompt tokens per step", 1,
-     [](Result r) {
-         return per_step(r, tokens(r).prompt_absorbed + tokens(r).prompt_decompressed);
-     }},
-    {"preemptions", 0, [](Result r) { return number(r.status.totals.preemptions); }},
+     [](Load r) { return per_step(r, tokens(r).prompt_absorbed + tokens(r).prompt_decompressed); }},
+    {"preemptions", 0, [](Load r) { return number(r.status.totals.preemptions); }},
     {"prompt tokens from the prefix index", 0,
-     [](Result r) { return number(r.status.totals.hit_tokens); }},
-    {"ms per step", 3, [](Result r) { return 1e-6 * per_step(r, r.status.sums.busy); }},
-    {"% of the time in the model", 1, [](Result r) { return share(r, r.status.sums.steps.model); }},
-    {"% in sampling", 1, [](Result r) { return share(r, r.status.sums.steps.sampling); }},
+     [](Load r) { return number(r.status.totals.hit_tokens); }},
+    {"ms per step", 3, [](Load r) { return 1e-6 * per_step(r, r.status.sums.busy); }},
+    {"% of the time in the model", 1, [](Load r) { return share(r, r.status.sums.steps.model); }},
+    {"% in sampling", 1, [](Load r) { return share(r, r.status.sums.steps.sampling); }},
     {"% in planning and drafting", 2,
-     [](Result r) { return share(r, r.status.sums.steps.planning); }},
-    {"decode: ms per step", 3, [](Result r) { return 1e-6 * per_decode_step(r, decode(r).whole); }},
+     [](Load r) { return share(r, r.status.sums.steps.planning); }},
+    {"decode: ms per step", 3, [](Load r) { return 1e-6 * per_decode_step(r, decode(r).whole); }},
     {"decode: of this drafting", 3,
-     [](Result r) { return 1e-6 * per_decode_step(r, decode(r).drafting); }},
+     [](Load r) { return 1e-6 * per_decode_step(r, decode(r).drafting); }},
     {"decode: draft levels per step", 2,
-     [](Result r) { return per_decode_step(r, decode(r).draft_levels); }},
+     [](Load r) { return per_decode_step(r, decode(r).draft_levels); }},
     {"decode: drafts per step and request", 2,
-     [](Result r) { return ratio(number(decode(r).drafts), number(decode(r).requests)); }},
+     [](Load r) { return ratio(number(decode(r).drafts), number(decode(r).requests)); }},
     {"decode: tokens per step and request", 3,
-     [](Result r) { return ratio(number(decode(r).committed), number(decode(r).requests)); }},
+     [](Load r) { return ratio(number(decode(r).committed), number(decode(r).requests)); }},
     {"decode: tokens/s", 1,
-     [](Result r) { return ratio(number(decode(r).committed), 1e-9 * number(decode(r).whole)); }},
+     [](Load r) { return ratio(number(decode(r).committed), 1e-9 * number(decode(r).whole)); }},
     {"% outside model and sampling", 2,
-     [](Result r) {
+     [](Load r) {
          return share(
              r, r.status.sums.busy - r.status.sums.steps.model - r.status.sums.steps.sampling);
      }},

@@ -23,7 +23,7 @@ namespace {
 constexpr std::size_t kMaxTextBytes = std::size_t{64} << 20;
 constexpr std::int64_t kMaxWindow = 1 << 16;
 
-struct Options {
+struct EvalOptions {
     std::string model;
     std::string text;
     std::string against;
@@ -104,7 +104,7 @@ Expected<void> read_window(std::span<const std::int32_t> window, const text::Tok
     return {};
 }
 
-void print(const Options& options, const EvalFigures& figures) {
+void print(const EvalOptions& options, const EvalFigures& figures) {
     if (options.json) {
         nlohmann::ordered_json report = {{"tokens", figures.tokens()},
                                          {"bits_per_byte", figures.bits_per_byte()},
@@ -123,7 +123,7 @@ void print(const Options& options, const EvalFigures& figures) {
                    figures.mean_kl_bits(), options.against, 100 * figures.top_agreement());
 }
 
-Expected<void> run(const Options& options) {
+Expected<void> run(const EvalOptions& options) {
     ESPALIER_ASSIGN_OR_RETURN(const std::string text, read_text_file(options.text, kMaxTextBytes));
     ESPALIER_ASSIGN_OR_RETURN(const runtime::ModelFiles files,
                               runtime::ModelFiles::open(options.model));
@@ -167,7 +167,7 @@ Expected<void> run(const Options& options) {
 }  // namespace
 
 Run add_eval(CLI::App& app) {
-    const auto options = std::make_shared<Options>();
+    const auto options = std::make_shared<EvalOptions>();
     CLI::App* command = app.add_subcommand(
         "eval", "Say how well a model predicts a text, and how far it is from another one");
     command

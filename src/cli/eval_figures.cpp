@@ -19,7 +19,7 @@ double log_sum(std::span<const float> logits) {
     return largest + std::log(sum);
 }
 
-double ratio(double sum, double count) { return count > 0 ? sum / count : 0.0; }
+double mean(double sum, double count) { return count > 0 ? sum / count : 0.0; }
 
 }  // namespace
 
@@ -46,11 +46,11 @@ void EvalFigures::compare(std::span<const float> logits, std::span<const float> 
     ++compared_;
 }
 
-double EvalFigures::bits_per_byte() const { return ratio(bits_, static_cast<double>(bytes_)); }
-double EvalFigures::bits_per_token() const { return ratio(bits_, static_cast<double>(tokens_)); }
-double EvalFigures::mean_kl_bits() const { return ratio(kl_bits_, static_cast<double>(compared_)); }
+double EvalFigures::bits_per_byte() const { return mean(bits_, static_cast<double>(bytes_)); }
+double EvalFigures::bits_per_token() const { return mean(bits_, static_cast<double>(tokens_)); }
+double EvalFigures::mean_kl_bits() const { return mean(kl_bits_, static_cast<double>(compared_)); }
 double EvalFigures::top_agreement() const {
-    return ratio(static_cast<double>(agreed_), static_cast<double>(compared_));
+    return mean(static_cast<double>(agreed_), static_cast<double>(compared_));
 }
 
 }  // namespace espalier::cli

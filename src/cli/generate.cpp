@@ -31,7 +31,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Json = nlohmann::ordered_json;
 
-struct Options {
+struct GenerateOptions {
     std::string model;
     std::string prompt;
     bool prompt_given = false;
@@ -49,7 +49,7 @@ struct Choice {
     engine::ChoiceUpdate last;  // totals and the end
 };
 
-struct Result {
+struct Generated {
     std::vector<Choice> choices;
     std::optional<accept::PromptLogprobs> prompt_logprobs;
     std::vector<std::string> drafters;  // names, by id
@@ -67,7 +67,7 @@ struct Totals {
     }
 };
 
-Expected<std::vector<std::int32_t>> prompt_tokens(const Options& options,
+Expected<std::vector<std::int32_t>> prompt_tokens(const GenerateOptions& options,
                                                   const runtime::ModelFiles& files) {
     const std::string prompt = options.prompt_given
                                    ? options.prompt
@@ -120,9 +120,9 @@ void print(std::string_view text) {
 }
 
 // One choice is shown as it comes; of several, the first as it comes and the others after it.
-Expected<Result> generate(const Options& options, engine::Engine& engine,
-                          const engine::Request& request) {
-    Result result;
+Expected<Generated> generate(const GenerateOptions& options, engine::Engine& engine,
+                             const engine::Request& request) {
+    Generated result;
     result.drafters = engine.status().drafters;
     result.choices.resize(static_cast<std::size_t>(request.choices));
     if (!options.json && options.prompt_given) print(options.prompt);
@@ -163,7 +163,7 @@ const char* reason_of(const Choice& choice) {
     return choice.last.finish.reason == accept::FinishReason::length ? "length" : "stop";
 }
 
-Totals totals_of(const Result& result) {
+Totals totals_of(const Generated& result) {
     Totals totals;
     for (const Choice& choice : result.choices) {
         const accept::Usage& usage = choice.last.usage;
@@ -253,9 +253,9 @@ Json prompt_json(std::span<const std::int32_t> prompt, const accept::PromptLogpr
     return list;
 }
 
-void report_json(const Options& options, const runtime::LoadedModel& loaded,
+void report_json(const GenerateOptions& options, const runtime::LoadedModel& loaded,
                  const text::Tokenizer& tokenizer, const engine::Request& request,
-                 const Result& result, const Totals& totals) {
+                 const Generated& result, const Totals& totals) {
     Json list = Json::array();
     for (const Choice& choice : result.choices) {
         Json tokens = Json::array();
@@ -291,7 +291,7 @@ void report_json(const Options& options, const runtime::LoadedModel& loaded,
 }
 
 // " (ngram 12, mtp 40)": where accepted drafts came from, if there can be a question.
-std::string sources_text(const Result& result, const Totals& totals) {
+std::string sources_text(const Generated& result, const Totals& totals) {
     if (result.drafters.size() < 2) return {};
     std::vector<std::string> parts;
     for (std::size_t d = 0; d < result.drafters.size(); ++d)
@@ -299,7 +299,7 @@ std::string sources_text(const Result& result, const Totals& totals) {
     return fmt::format(" ({})", fmt::join(parts, ", "));
 }
 
-void report(const Options& options, const engine::Request& request, const Result& result,
+void report(const GenerateOptions& options, const engine::Request& request, const Generated& result,
             const Totals& totals) {
     for (std::size_t i = 1; i < result.choices.size(); ++i)
         fmt::print("\n── choice {} ──\n{}{}", i + 1, options.prompt,
@@ -320,7 +320,7 @@ void report(const Options& options, const engine::Request& request, const Result
                drafts, reason_of(result.choices[0]), seed);
 }
 
-Expected<void> run(const Options& options) {
+Expected<void> run(const GenerateOptions& options) {
     ESPALIER_ASSIGN_OR_RETURN(const runtime::ModelFiles files,
                               runtime::ModelFiles::open(options.model, options.engine.draft));
     ESPALIER_ASSIGN_OR_RETURN(engine::Request request,
@@ -340,7 +340,7 @@ Expected<void> run(const Options& options) {
     ESPALIER_ASSIGN_OR_RETURN(
         runtime::RunningEngine running,
         runtime::RunningEngine::start(files, loaded, sizes, options.engine.engine));
-    ESPALIER_ASSIGN_OR_RETURN(const Result result, generate(options, running.engine(), request));
+    ESPALIER_ASSIGN_OR_RETURN(const Generated result, generate(options, running.engine(), request));
     ESPALIER_RETURN_IF_ERROR(stop_engine(running));
     for (const Choice& choice : result.choices) ESPALIER_RETURN_IF_ERROR(check_end(choice));
     const Totals totals = totals_of(result);
@@ -354,7 +354,7 @@ Expected<void> run(const Options& options) {
 }  // namespace
 
 Run add_generate(CLI::App& app) {
-    const auto options = std::make_shared<Options>();
+    const auto options = std::make_shared<GenerateOptions>();
     CLI::App* command = app.add_subcommand("generate", "Continue a text");
     command
         ->add_option("model", options->model, "Model directory or ORG/NAME in the local hub cache")

@@ -21,7 +21,7 @@
 namespace espalier::cli {
 namespace {
 
-struct Options {
+struct InspectOptions {
     std::string model;
     bool json = false;
 };
@@ -77,7 +77,7 @@ std::string fits_text(double weights, double kv_per_token, double memory) {
                        bytes_text(memory), count_text(left / kv_per_token));
 }
 
-Expected<void> run(const Options& options) {
+Expected<void> run(const InspectOptions& options) {
     ESPALIER_ASSIGN_OR_RETURN(const checkpoint::Checkpoint opened,
                               checkpoint::Checkpoint::open(options.model));
     const checkpoint::ModelConfig& c = opened.config();
@@ -146,7 +146,7 @@ Expected<void> run(const Options& options) {
 }  // namespace
 
 Run add_inspect(CLI::App& app) {
-    const auto options = std::make_shared<Options>();
+    const auto options = std::make_shared<InspectOptions>();
     CLI::App* command =
         app.add_subcommand("inspect", "Say what a checkpoint is and whether it fits this machine");
     command

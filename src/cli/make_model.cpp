@@ -15,7 +15,7 @@
 namespace espalier::cli {
 namespace {
 
-struct Options {
+struct MakeModelOptions {
     std::string preset = "tiny-v3";
     std::string out;
     std::string dtype;
@@ -23,7 +23,7 @@ struct Options {
     std::uint64_t seed = 0;
 };
 
-Expected<void> run(const Options& options) {
+Expected<void> run(const MakeModelOptions& options) {
     ESPALIER_ASSIGN_OR_RETURN(checkpoint::SyntheticModel model,
                               named_model(options.preset, options.dtype));
     model.seed = options.seed;
@@ -50,7 +50,7 @@ Expected<void> run(const Options& options) {
 }  // namespace
 
 Run add_make_model(CLI::App& app) {
-    const auto options = std::make_shared<Options>();
+    const auto options = std::make_shared<MakeModelOptions>();
     CLI::App* command =
         app.add_subcommand("make-model", "Write a model of random weights in the published format");
     command->add_option("--preset", options->preset, "Shape of the model")

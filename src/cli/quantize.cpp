@@ -14,14 +14,14 @@
 namespace espalier::cli {
 namespace {
 
-struct Options {
+struct QuantizeOptions {
     std::string model;
     std::string out;
     std::string weights = "int4";
     int threads = 0;
 };
 
-Expected<void> run(const Options& options) {
+Expected<void> run(const QuantizeOptions& options) {
     ESPALIER_ASSIGN_OR_RETURN(const checkpoint::Checkpoint source,
                               checkpoint::Checkpoint::open(options.model));
     ESPALIER_ASSIGN_OR_RETURN(const int threads, runtime::thread_count(options.threads));
@@ -46,7 +46,7 @@ Expected<void> run(const Options& options) {
 }  // namespace
 
 Run add_quantize(CLI::App& app) {
-    const auto options = std::make_shared<Options>();
+    const auto options = std::make_shared<QuantizeOptions>();
     CLI::App* command = app.add_subcommand(
         "quantize", "Write a BF16 or FP8 model again with weights of 8 or 4 bits");
     command

@@ -21,7 +21,7 @@
 namespace espalier::cli {
 namespace {
 
-struct Options {
+struct ReplayOptions {
     std::string file;
     std::string model;  // empty: the trace's
     std::string chrome;
@@ -29,14 +29,14 @@ struct Options {
     int threads = 0;
 };
 
-Expected<void> draw_timeline(const Options& options, trace::Reader& reader) {
+Expected<void> draw_timeline(const ReplayOptions& options, trace::Reader& reader) {
     ESPALIER_ASSIGN_OR_RETURN(const auto out, trace::open_file(options.chrome));
     ESPALIER_ASSIGN_OR_RETURN(const std::int64_t steps, trace::write_chrome(reader, *out));
     fmt::print("{}: {} steps, for chrome://tracing or ui.perfetto.dev\n", options.chrome, steps);
     return {};
 }
 
-Expected<void> draw_trees(const Options& options, trace::Reader& reader) {
+Expected<void> draw_trees(const ReplayOptions& options, trace::Reader& reader) {
     const std::string& model = options.model.empty() ? reader.header().model.path : options.model;
     ESPALIER_ASSIGN_OR_RETURN(const runtime::ModelFiles files, runtime::ModelFiles::open(model));
     ESPALIER_ASSIGN_OR_RETURN(const std::vector<DrawnTree> trees, trees_of(reader, *options.tree));
@@ -52,7 +52,7 @@ Expected<void> draw_trees(const Options& options, trace::Reader& reader) {
 
 // What this run would write into its header. What a wrong model or build shows is said before the
 // weights are read.
-Expected<void> check_same(const Options& options, const trace::Header& traced,
+Expected<void> check_same(const ReplayOptions& options, const trace::Header& traced,
                           const runtime::ModelFiles& files) {
     ESPALIER_ASSIGN_OR_RETURN(const std::string variant, runtime::kernel_variant(DeviceKind::cpu));
     ESPALIER_ASSIGN_OR_RETURN(const int threads, runtime::thread_count(options.threads));
@@ -76,7 +76,7 @@ const char* ending_text(trace::Ending ending) {
     return "";
 }
 
-Expected<void> run(const Options& options) {
+Expected<void> run(const ReplayOptions& options) {
     ESPALIER_ASSIGN_OR_RETURN(trace::Reader reader, trace::Reader::open(options.file));
     if (!options.chrome.empty()) return draw_timeline(options, reader);
     if (options.tree) return draw_trees(options, reader);
@@ -109,7 +109,7 @@ Expected<void> run(const Options& options) {
 }  // namespace
 
 Run add_replay(CLI::App& app) {
-    const auto options = std::make_shared<Options>();
+    const auto options = std::make_shared<ReplayOptions>();
     CLI::App* command = app.add_subcommand(
         "replay", "Run a trace again, held to every token; or draw it as a timeline");
     command->add_option("file", options->file, "A trace, as --trace writes it")->required();

@@ -26,7 +26,7 @@ namespace suite = conformance;
 constexpr CpuVariant kVariants[] = {CpuVariant::portable, CpuVariant::avx2, CpuVariant::avx512,
                                     CpuVariant::avx512_bf16};
 
-struct Options {
+struct SelftestOptions {
     std::string device = "cpu";
     std::string variant;
     std::string format;
@@ -56,7 +56,7 @@ Expected<std::vector<CpuVariant>> chosen_variants(const std::string& name) {
     return chosen;
 }
 
-Expected<std::vector<std::unique_ptr<suite::Device>>> open_devices(const Options& options) {
+Expected<std::vector<std::unique_ptr<suite::Device>>> open_devices(const SelftestOptions& options) {
     const auto allocation = options.exact ? suite::Allocation::exact : suite::Allocation::guarded;
     std::vector<std::unique_ptr<suite::Device>> devices;
     if (options.device == "cuda") {
@@ -75,7 +75,7 @@ Expected<std::vector<std::unique_ptr<suite::Device>>> open_devices(const Options
 }
 
 // Asks every device about every format, and says what is refused.
-std::vector<Subject> find_subjects(const Options& options,
+std::vector<Subject> find_subjects(const SelftestOptions& options,
                                    const std::vector<std::unique_ptr<suite::Device>>& devices) {
     std::vector<Subject> subjects;
     std::map<std::string, std::set<std::string>> refusals;  // sentence → devices
@@ -108,7 +108,8 @@ struct Progress {
 };
 
 // Slices with rising seeds; the time is looked at between checks, but the first slice is whole.
-Progress run_slices(const Options& options, std::vector<Subject>& subjects, CpuDevice& oracle) {
+Progress run_slices(const SelftestOptions& options, std::vector<Subject>& subjects,
+                    CpuDevice& oracle) {
     StatusLine status;
     Progress progress;
     const auto start = Clock::now();
@@ -169,7 +170,7 @@ Table device_table(const suite::Device& device, const std::vector<Subject>& subj
     return table;
 }
 
-void print_failures(const Options& options, const std::vector<Subject>& subjects) {
+void print_failures(const SelftestOptions& options, const std::vector<Subject>& subjects) {
     for (const Subject& subject : subjects)
         for (std::size_t i = 0; i < subject.outcomes.size(); ++i) {
             const suite::Outcome& outcome = subject.outcomes[i];
@@ -184,7 +185,7 @@ void print_failures(const Options& options, const std::vector<Subject>& subjects
         }
 }
 
-Expected<void> run(const Options& options) {
+Expected<void> run(const SelftestOptions& options) {
     if (!options.check.empty() && suite::find_check(options.check) == nullptr)
         return fail(ErrorKind::not_found, "--check {}: there is no such check", options.check);
     ESPALIER_ASSIGN_OR_RETURN(const auto devices, open_devices(options));
@@ -213,7 +214,7 @@ Expected<void> run(const Options& options) {
 }  // namespace
 
 Run add_selftest(CLI::App& app) {
-    const auto options = std::make_shared<Options>();
+    const auto options = std::make_shared<SelftestOptions>();
     CLI::App* command = app.add_subcommand(
         "selftest", "Hold this machine's attention kernels to every guarantee of the contract");
     std::vector<std::string> formats;

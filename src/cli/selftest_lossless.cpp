@@ -21,7 +21,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-struct Options {
+struct SelftestLosslessOptions {
     std::string model;
     double seconds = 10;
     std::uint64_t seed = 1;
@@ -53,7 +53,7 @@ lossless::Verdict verdict_of(std::uint64_t seed, const lossless::Subject& target
     return broken;
 }
 
-Findings run_workloads(const Options& options, const lossless::Subject& target) {
+Findings run_workloads(const SelftestLosslessOptions& options, const lossless::Subject& target) {
     StatusLine status;
     Findings findings;
     const auto start = Clock::now();
@@ -121,7 +121,7 @@ Expected<lossless::Subject::Parts> parts_with(const runtime::DrafterChoice& draf
     return parts;
 }
 
-Expected<void> run(const Options& options) {
+Expected<void> run(const SelftestLosslessOptions& options) {
     ESPALIER_ASSIGN_OR_RETURN(const runtime::ModelFiles files,
                               runtime::ModelFiles::open(options.model, options.draft));
     ESPALIER_ASSIGN_OR_RETURN(runtime::DrafterChoice drafters,
@@ -161,7 +161,7 @@ Expected<void> run(const Options& options) {
 }  // namespace
 
 Run add_selftest_lossless(CLI::App& selftest) {
-    const auto options = std::make_shared<Options>();
+    const auto options = std::make_shared<SelftestLosslessOptions>();
     CLI::App* command = selftest.add_subcommand(
         "lossless", "Hold the engine to each request run alone, on random workloads");
     command

@@ -27,7 +27,7 @@ namespace {
 // drafts. Others' prompts hold a stream up for one such step at most.
 constexpr std::int64_t kStepTokens = 768;
 
-struct Options {
+struct ServeOptions {
     std::string model;
     std::string config;
     server::ServerOptions server;
@@ -85,7 +85,7 @@ sigset_t ending_signals() {
 // Loads the model beside the server, and says when it is there.
 class Loader {
   public:
-    Loader(const Options& options, server::Server& server, server::Log& log)
+    Loader(const ServeOptions& options, server::Server& server, server::Log& log)
         : done_(eventfd(0, EFD_CLOEXEC)), thread_([this, &options, &server, &log] {
               result_ = load(options, server, log);
               const std::uint64_t one = 1;
@@ -101,7 +101,7 @@ class Loader {
     std::optional<runtime::Runtime>& runtime() { return runtime_; }
 
   private:
-    Expected<void> load(const Options& options, server::Server& server, server::Log& log) {
+    Expected<void> load(const ServeOptions& options, server::Server& server, server::Log& log) {
         const auto start = std::chrono::steady_clock::now();
         runtime::RuntimeOptions wanted{.model = options.model,
                                        .draft = options.engine.draft,
@@ -126,7 +126,7 @@ class Loader {
     std::thread thread_;
 };
 
-void announce(const Options& options, const server::Server& server, server::Log& log) {
+void announce(const ServeOptions& options, const server::Server& server, server::Log& log) {
     const bool is_v6 = options.server.host.find(':') != std::string::npos;
     log.info(fmt::format("listening on http://{}{}{}:{}", is_v6 ? "[" : "", options.server.host,
                          is_v6 ? "]" : "", server.port()));
@@ -148,7 +148,7 @@ bool wait_for_signal(int signals, int loaded, int milliseconds) {
 }
 
 // Streams outlive nothing here: the server goes before the runtime, the loader holds both back.
-Expected<void> run_server(const Options& options, const std::vector<std::string>& ignored) {
+Expected<void> run_server(const ServeOptions& options, const std::vector<std::string>& ignored) {
     const sigset_t signals = ending_signals();
     pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // in every thread from here on
     std::signal(SIGPIPE, SIG_IGN);                  // a log without a reader is no reason to end
@@ -186,7 +186,8 @@ Expected<void> run_server(const Options& options, const std::vector<std::string>
     return {};
 }
 
-Expected<void> explain(const Options& options, const CLI::App& command, const Sources& sources) {
+Expected<void> explain(const ServeOptions& options, const CLI::App& command,
+                       const Sources& sources) {
     ESPALIER_ASSIGN_OR_RETURN(const runtime::ModelFiles files,
                               runtime::ModelFiles::open(options.model, options.engine.draft));
     ESPALIER_ASSIGN_OR_RETURN(const runtime::DrafterChoice drafters,
@@ -228,7 +229,7 @@ Expected<void> explain(const Options& options, const CLI::App& command, const So
     return {};
 }
 
-Expected<void> run(Options& options, CLI::App& command) {
+Expected<void> run(ServeOptions& options, CLI::App& command) {
     if (options.print_flags) {
         fmt::print("{}", flags_page(command));
         return {};
@@ -246,7 +247,7 @@ Expected<void> run(Options& options, CLI::App& command) {
 }  // namespace
 
 Run add_serve(CLI::App& app) {
-    const auto options = std::make_shared<Options>();
+    const auto options = std::make_shared<ServeOptions>();
     CLI::App* command = app.add_subcommand("serve", "Answer OpenAI-compatible requests over HTTP");
     command->footer(
         "Every flag can also be set by the environment (ESPALIER_MAX_MODEL_LEN) and in the file of "

@@ -10,9 +10,9 @@ namespace espalier::cli {
 namespace {
 
 // One line, read from the left.
-class Line {
+class SettingLine {
   public:
-    explicit Line(std::string_view text) : rest_(text) {}
+    explicit SettingLine(std::string_view text) : rest_(text) {}
 
     void skip_spaces() {
         while (!rest_.empty() && (rest_.front() == ' ' || rest_.front() == '\t'))
@@ -70,7 +70,7 @@ class Line {
     std::string_view rest_;
 };
 
-std::optional<std::vector<std::string>> read_values(Line& line) {
+std::optional<std::vector<std::string>> read_values(SettingLine& line) {
     std::vector<std::string> values;
     if (!line.take('[')) {
         if (auto value = line.value()) values.push_back(std::move(*value));
@@ -95,7 +95,7 @@ Expected<std::vector<Setting>> parse_settings(std::string_view text, const std::
         std::string_view whole = text.substr(0, end);
         text.remove_prefix(std::min(end + 1, text.size()));
         if (whole.ends_with('\r')) whole.remove_suffix(1);
-        Line line(whole);
+        SettingLine line(whole);
         if (line.ended()) continue;
         Setting setting{.key = line.word(), .values = {}, .line = number};
         std::ranges::replace(setting.key, '_', '-');

@@ -17,7 +17,7 @@
 namespace espalier::cli {
 namespace {
 
-struct Options {
+struct TokenizeOptions {
     std::string model;
     std::string text;
     bool text_given = false;
@@ -32,7 +32,7 @@ std::string quoted(std::string_view bytes) {
         .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-Expected<void> run(const Options& options) {
+Expected<void> run(const TokenizeOptions& options) {
     ESPALIER_ASSIGN_OR_RETURN(const auto directory, checkpoint::resolve_model_path(options.model));
     ESPALIER_ASSIGN_OR_RETURN(const text::Tokenizer tokenizer, text::Tokenizer::load(directory));
     if (!options.decode.empty()) {
@@ -58,7 +58,7 @@ Expected<void> run(const Options& options) {
 }  // namespace
 
 Run add_tokenize(CLI::App& app) {
-    const auto options = std::make_shared<Options>();
+    const auto options = std::make_shared<TokenizeOptions>();
     CLI::App* command =
         app.add_subcommand("tokenize", "Show the tokens of a text, or the text of tokens");
     command

@@ -91,7 +91,7 @@ Expected<void> ModelTarget::launch(const batch::HostBatch& batch) {
 
 Expected<void> ModelTarget::sample(const ops::SamplingBatchBuilder& draws) {
     CHECK(sampling_.has_value(), "draws before memory was reserved for them");
-    const Stream stream = model_.device().stream();
+    const espalier::Stream stream = model_.device().stream();
     if (steps_.options().poison) ESPALIER_RETURN_IF_ERROR(sampling_->poison(stream));
     ESPALIER_ASSIGN_OR_RETURN(const ops::SamplingBatch batch, sampling_->upload(stream, draws));
     drawn_ = draws.nodes();

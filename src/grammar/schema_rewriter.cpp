@@ -11,14 +11,6 @@ namespace {
 
 using Json = OrderedJson;
 
-template <typename... Args>
-tl::unexpected<Error> refuse(ErrorKind kind, const std::string& place,
-                             fmt::format_string<Args...> format, Args&&... args) {
-    return fail(kind, "json_schema{}: {}",
-                place.empty() ? std::string() : fmt::format(" at {}", place),
-                fmt::format(format, std::forward<Args>(args)...));
-}
-
 bool has_type(const Json& value, std::string_view type) {
     if (type == "null") return value.is_null();
     if (type == "boolean") return value.is_boolean();

@@ -10,17 +10,29 @@
 //   pattern that no name matches in any spelling, because the last of two equal names wins.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/error.hpp"
 #include "grammar/schema.hpp"
 
 namespace espalier::grammar {
+
+// An error with the place in the schema.
+template <typename... Args>
+tl::unexpected<Error> refuse(ErrorKind kind, const std::string& place,
+                             fmt::format_string<Args...> format, Args&&... args) {
+    return fail(kind, "json_schema{}: {}",
+                place.empty() ? std::string() : fmt::format(" at {}", place),
+                fmt::format(format, std::forward<Args>(args)...));
+}
 
 class SchemaRewriter {
   public:

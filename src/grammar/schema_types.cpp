@@ -12,14 +12,6 @@ namespace {
 
 using Json = OrderedJson;
 
-template <typename... Args>
-tl::unexpected<Error> refuse(ErrorKind kind, const std::string& place,
-                             fmt::format_string<Args...> format, Args&&... args) {
-    return fail(kind, "json_schema{}: {}",
-                place.empty() ? std::string() : fmt::format(" at {}", place),
-                fmt::format(format, std::forward<Args>(args)...));
-}
-
 }  // namespace
 
 Expected<std::optional<std::int64_t>> SchemaRewriter::count(const Json& from, const char* keyword,

@@ -12,7 +12,7 @@ namespace {
 
 using Json = OrderedJson;
 
-constexpr std::array<std::string_view, 14> kFormats = {
+constexpr std::array<std::string_view, 14> kTagFormats = {
     "const_string", "json_schema", "any_text",       "sequence",
     "or",           "tag",         "triggered_tags", "tags_with_separator",
     "optional",     "plus",        "star",           "grammar",
@@ -56,7 +56,7 @@ class TagRewriter {
     Expected<void> rewrite_format(Json& format) {
         const std::string type =
             format["type"].is_string() ? format["type"].get<std::string>() : format["type"].dump();
-        if (std::ranges::find(kFormats, type) == kFormats.end())
+        if (std::ranges::find(kTagFormats, type) == kTagFormats.end())
             return fail(ErrorKind::unsupported, "structural_tag: the format '{}' is not supported",
                         type);
         if (type == "json_schema") {

@@ -12,7 +12,6 @@ namespace espalier::lossless {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using grammar::Kind;
 using grammar::Specification;
 
 std::string word(Random& random, int least, int most) {
@@ -139,16 +138,17 @@ Specification random_specification(Random& random) {
     switch (random.between(0, 9)) {
         case 0:
         case 1:
-            made = {.kind = Kind::regex, .text = regex(random)};
+            made = {.kind = grammar::Kind::regex, .text = regex(random)};
             break;
         case 2:
-            made = {.kind = Kind::choice, .choices = choices(random)};
+            made = {.kind = grammar::Kind::choice, .choices = choices(random)};
             break;
         case 3:
-            made = {.kind = Kind::ebnf, .text = R"~(root ::= "(" root ")" | "[" root "]" | "x")~"};
+            made = {.kind = grammar::Kind::ebnf,
+                    .text = R"~(root ::= "(" root ")" | "[" root "]" | "x")~"};
             break;
         default:
-            made = {.kind = Kind::json_schema, .text = schema(random, 2).dump()};
+            made = {.kind = grammar::Kind::json_schema, .text = schema(random, 2).dump()};
             made.any_whitespace = random.chance(0.3);
             break;
     }

@@ -10,8 +10,6 @@
 namespace espalier::ops {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
 std::vector<DraftChild> all_children(const std::vector<float>& logits,
                                      const std::int32_t* target_of, const SamplingNode& node,
                                      bool coupled) {

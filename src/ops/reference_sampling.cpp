@@ -15,8 +15,6 @@
 namespace espalier::ops {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
 // Cuts `order`, which is descending with ties by lower id, to what the filters keep.
 void apply_filters(const float* logits, const SamplingNode& node, double inverse,
                    std::vector<std::int32_t>& order) {

@@ -3,11 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 
 #include "ops/sampling_batch.hpp"
 
 namespace espalier::ops {
+
+inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Names are those of SamplingBatch. Everything is borrowed from the batch.
 struct SamplingNode : DrawParameters {

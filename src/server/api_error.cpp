@@ -6,13 +6,13 @@
 namespace espalier::server {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 // Messages repeat what clients sent, who must not get it back by the megabyte.
 constexpr std::size_t kMaxMessageBytes = 500;
 
-Json text_or_null(const std::string& text) {
-    return text.empty() ? Json() : Json(text.substr(0, kMaxMessageBytes));
+OrderedJson text_or_null(const std::string& text) {
+    return text.empty() ? OrderedJson() : OrderedJson(text.substr(0, kMaxMessageBytes));
 }
 
 std::string shortened(const std::string& text) {
@@ -52,12 +52,12 @@ ApiError unavailable(const std::string& message) {
 }
 
 std::string error_json(const ApiError& error) {
-    const Json json = {{"error",
-                        {{"message", shortened(error.message)},
-                         {"type", error.type},
-                         {"param", text_or_null(error.param)},
-                         {"code", text_or_null(error.code)}}}};
-    return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+    const OrderedJson json = {{"error",
+                               {{"message", shortened(error.message)},
+                                {"type", error.type},
+                                {"param", text_or_null(error.param)},
+                                {"code", text_or_null(error.code)}}}};
+    return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
 HttpResponse error_response(const ApiError& error) {

@@ -15,7 +15,7 @@
 namespace espalier::server {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 // A path that ends with * stands for everything that begins so.
 bool matches(std::string_view pattern, std::string_view path) {
@@ -48,7 +48,7 @@ ApiError no_route(const HttpRequest& head) {
     return {.status = 404, .message = head.path + ": no such path", .code = "not_found"};
 }
 
-Json model_json(const ServedModel& model, const std::string& name) {
+OrderedJson model_json(const ServedModel& model, const std::string& name) {
     return {{"id", name},
             {"object", "model"},
             {"created", model.created()},
@@ -200,7 +200,8 @@ void App::live(HttpRequest&, const std::shared_ptr<Exchange>& exchange) {
         return send(exchange, error_response(unavailable(fmt::format(
                                   "the engine has not come round for {:.0f} seconds{}{}", age,
                                   status.failure.empty() ? "" : ": ", status.failure))));
-    send(exchange, {.body = Json({{"status", "ok"}, {"heartbeat_age_seconds", age}}).dump()});
+    send(exchange,
+         {.body = OrderedJson({{"status", "ok"}, {"heartbeat_age_seconds", age}}).dump()});
 }
 
 // Needs no key: it holds nothing secret, and asks for the key where one is needed. No other page
@@ -214,13 +215,13 @@ void App::page(HttpRequest&, const std::shared_ptr<Exchange>& exchange) {
 }
 
 void App::version(HttpRequest&, const std::shared_ptr<Exchange>& exchange) {
-    send(exchange, {.body = Json({{"version", ESPALIER_VERSION}}).dump()});
+    send(exchange, {.body = OrderedJson({{"version", ESPALIER_VERSION}}).dump()});
 }
 
 void App::models(HttpRequest&, const std::shared_ptr<Exchange>& exchange) {
-    Json list = Json::array();
+    OrderedJson list = OrderedJson::array();
     for (const std::string& name : model_->names()) list.push_back(model_json(*model_, name));
-    send(exchange, {.body = Json({{"object", "list"}, {"data", std::move(list)}}).dump()});
+    send(exchange, {.body = OrderedJson({{"object", "list"}, {"data", std::move(list)}}).dump()});
 }
 
 void App::one_model(HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {

@@ -10,7 +10,7 @@
 namespace espalier::server {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 const char* name_of(Log::Level level) {
     if (level == Log::Level::info) return "info";
@@ -29,9 +29,9 @@ std::string time_text(std::int64_t seconds) {
 }  // namespace
 
 std::string Log::line(Format format, Level level, std::string_view message, std::int64_t seconds) {
-    const Json text = std::string(message);
-    const auto dump = [](const Json& json) {
-        return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+    const OrderedJson text = std::string(message);
+    const auto dump = [](const OrderedJson& json) {
+        return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
     };
     if (format == Format::json)
         return dump({{"time", time_text(seconds)}, {"level", name_of(level)}, {"message", text}});

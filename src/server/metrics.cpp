@@ -12,7 +12,7 @@ using accept::FinishReason;
 using engine::EngineStatus;
 using engine::Interruption;
 using engine::Metric;
-using Kind = Metric::Kind;
+using MetricKind = Metric::Kind;
 
 constexpr double kFirstTokenBounds[] = {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5,  .75,
                                         1,    2.5,  5,   7.5, 10,  20,  40,  80, 160, 640, 2560};
@@ -30,29 +30,30 @@ using Status = const EngineStatus&;
 
 // vLLM's names for what the engine counts, beside its own list (engine/status.hpp).
 const Metric kPeerMetrics[] = {
-    {"num_requests_running", Kind::gauge, "Requests in steps",
+    {"num_requests_running", MetricKind::gauge, "Requests in steps",
      [](Status s) { return number(s.gauges.running + s.gauges.prefilling); }},
-    {"num_requests_waiting", Kind::gauge, "Requests in the queue",
+    {"num_requests_waiting", MetricKind::gauge, "Requests in the queue",
      [](Status s) { return number(s.queued + s.gauges.waiting); }},
-    {"kv_cache_usage_perc", Kind::gauge, "Share of the cache that requests hold, 0 to 1",
+    {"kv_cache_usage_perc", MetricKind::gauge, "Share of the cache that requests hold, 0 to 1",
      [](Status s) {
          return s.gauges.pages.total > 0
                     ? number(s.gauges.pages.owned) / number(s.gauges.pages.total)
                     : 0.0;
      }},
-    {"generation_tokens_total", Kind::counter, "Tokens of outputs",
+    {"generation_tokens_total", MetricKind::counter, "Tokens of outputs",
      [](Status s) { return number(s.sums.steps.committed); }},
-    {"prefix_cache_queries_total", Kind::counter, "Tokens of prompts that were looked up",
+    {"prefix_cache_queries_total", MetricKind::counter, "Tokens of prompts that were looked up",
      [](Status s) { return number(s.totals.prompt_tokens); }},
-    {"prefix_cache_hits_total", Kind::counter, "Of these, found",
+    {"prefix_cache_hits_total", MetricKind::counter, "Of these, found",
      [](Status s) { return number(s.totals.hit_tokens); }},
-    {"num_preemptions_total", Kind::counter, "Requests that made way",
+    {"num_preemptions_total", MetricKind::counter, "Requests that made way",
      [](Status s) { return number(s.totals.preemptions); }},
-    {"spec_decode_num_drafts_total", Kind::counter, "Draws that drafts could have saved a step of",
+    {"spec_decode_num_drafts_total", MetricKind::counter,
+     "Draws that drafts could have saved a step of",
      [](Status s) { return number(s.sums.drawing_steps()); }},
-    {"spec_decode_num_draft_tokens_total", Kind::counter, "Draft nodes verified",
+    {"spec_decode_num_draft_tokens_total", MetricKind::counter, "Draft nodes verified",
      [](Status s) { return number(s.totals.tokens.drafts); }},
-    {"spec_decode_num_accepted_tokens_total", Kind::counter, "Of these, accepted",
+    {"spec_decode_num_accepted_tokens_total", MetricKind::counter, "Of these, accepted",
      [](Status s) { return number(s.sums.steps.accepted); }},
 };
 
@@ -67,13 +68,13 @@ struct Writer {
         text += fmt::format("{}{}{{{}{}}} {}\n", prefix, name, labels, more, value);
     }
     void metric(const Metric& metric, Status status) const {
-        head(metric.name, metric.kind == Kind::gauge ? "gauge" : "counter", metric.help);
+        head(metric.name, metric.kind == MetricKind::gauge ? "gauge" : "counter", metric.help);
         value(metric.name, "", metric.of(status));
     }
 };
 
 void append_family(const Writer& out, const engine::MetricFamily& family, Status status) {
-    out.head(family.name, family.kind == Kind::gauge ? "gauge" : "counter", family.help);
+    out.head(family.name, family.kind == MetricKind::gauge ? "gauge" : "counter", family.help);
     for (std::size_t i = 0; i < family.size(status); ++i)
         out.value(family.name, fmt::format(",{}=\"{}\"", family.label, family.value(status, i)),
                   family.of(status, i));

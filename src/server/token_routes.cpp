@@ -10,7 +10,7 @@
 namespace espalier::server {
 namespace {
 
-std::string dump(const OrderedJson& json) {
+std::string body_of(const OrderedJson& json) {
     return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
@@ -48,7 +48,7 @@ Expected<std::string> tokenize_body(const ServedModel& model, const std::string&
             texts.push_back(token_text(model.tokenizer(), token));
         answer["token_strs"] = std::move(texts);
     }
-    return dump(answer);
+    return body_of(answer);
 }
 
 Expected<std::string> apply_template_body(const ServedModel& model, const std::string& body) {
@@ -58,7 +58,7 @@ Expected<std::string> apply_template_body(const ServedModel& model, const std::s
     const ChatInput chat = read_chat(fields, ordered);
     ESPALIER_RETURN_IF_ERROR(fields.result());
     ESPALIER_ASSIGN_OR_RETURN(const chat::Rendered rendered, model.render(chat));
-    return dump({{"prompt", rendered.text}});
+    return body_of({{"prompt", rendered.text}});
 }
 
 Expected<std::string> detokenize_body(const ServedModel& model, const std::string& body) {
@@ -74,7 +74,7 @@ Expected<std::string> detokenize_body(const ServedModel& model, const std::strin
                 fmt::format("tokens[{}]", i),
                 fmt::format("{} is not an id of the vocabulary of {}", tokens[i], vocabulary));
     ESPALIER_RETURN_IF_ERROR(fields.result());
-    return dump({{"prompt", model.tokenizer().decode(tokens, false)}});
+    return body_of({{"prompt", model.tokenizer().decode(tokens, false)}});
 }
 
 }  // namespace espalier::server

@@ -8,7 +8,7 @@ namespace espalier::speculate {
 
 namespace {
 
-std::size_t at(std::int32_t node) { return static_cast<std::size_t>(node); }
+std::size_t slot(std::int32_t node) { return static_cast<std::size_t>(node); }
 
 }  // namespace
 
@@ -25,7 +25,7 @@ Expected<Tree> Tree::from(std::span<const TokenId> tokens, std::span<const std::
         return fail(ErrorKind::invalid, "tree: {} tokens but {} parents", tokens.size(),
                     parents.size());
     if (tokens.empty()) return fail(ErrorKind::invalid, "tree: 0 nodes, but a root is needed");
-    if (tokens.size() > at(kMaxNodes))
+    if (tokens.size() > slot(kMaxNodes))
         return fail(ErrorKind::invalid, "tree: {} nodes, at most {} fit a word", tokens.size(),
                     kMaxNodes);
     if (parents[0] != kNoNode)
@@ -52,24 +52,24 @@ Expected<Tree> Tree::from(std::span<const TokenId> tokens, std::span<const std::
 
 TokenId Tree::token(std::int32_t node) const {
     CHECK(node >= 0 && node < size_, "node {} of {}", node, size_);
-    return tokens_[at(node)];
+    return tokens_[slot(node)];
 }
 
 std::int32_t Tree::parent(std::int32_t node) const {
     CHECK(node >= 0 && node < size_, "node {} of {}", node, size_);
-    return parents_[at(node)];
+    return parents_[slot(node)];
 }
 
 std::int32_t Tree::depth(std::int32_t node) const {
     CHECK(node >= 0 && node < size_, "node {} of {}", node, size_);
-    return depths_[at(node)];
+    return depths_[slot(node)];
 }
 
 // A scan of at most 63 pairs beats any index that would have to be kept beside them.
 std::int32_t Tree::child(std::int32_t node, TokenId token) const {
     CHECK(node >= 0 && node < size_, "node {} of {}", node, size_);
     for (std::int32_t i = node + 1; i < size_; ++i)
-        if (parents_[at(i)] == node && tokens_[at(i)] == token) return i;
+        if (parents_[slot(i)] == node && tokens_[slot(i)] == token) return i;
     return kNoNode;
 }
 
@@ -77,16 +77,16 @@ std::int32_t Tree::add(std::int32_t parent, TokenId token) {
     if (const std::int32_t existing = child(parent, token); existing != kNoNode) return existing;
     CHECK(!full(), "a tree of {} nodes is full", size_);
     const std::int32_t node = size_++;
-    tokens_[at(node)] = token;
-    parents_[at(node)] = parent;
-    depths_[at(node)] = depths_[at(parent)] + 1;
-    words_[at(node)] = words_[at(parent)] | 1ull << node;
+    tokens_[slot(node)] = token;
+    parents_[slot(node)] = parent;
+    depths_[slot(node)] = depths_[slot(parent)] + 1;
+    words_[slot(node)] = words_[slot(parent)] | 1ull << node;
     return node;
 }
 
 bool Tree::is_chain() const {
     // Each parent is below its node, so the last node is as deep as it can be only in a chain.
-    return depths_[at(size_ - 1)] == size_ - 1;
+    return depths_[slot(size_ - 1)] == size_ - 1;
 }
 
 Tree Tree::prefix(std::int32_t nodes) const {

@@ -14,8 +14,6 @@
 
 namespace espalier::ops {
 
-inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
 // A node with everything it borrows. Copies are not made: spans point into it.
 struct NodeCase {
     NodeCase() = default;

@@ -8,8 +8,6 @@
 namespace espalier::ops {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
 float kept_finite(float logit) {
     return std::clamp(logit, std::numeric_limits<float>::lowest(),
                       std::numeric_limits<float>::max());

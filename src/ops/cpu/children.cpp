@@ -15,8 +15,6 @@
 namespace espalier::ops {
 namespace {
 
-constexpr std::int64_t kBlock = 256;
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr double kMostNoise = 24.0;  // G ≤ −ln(2⁻³³) < 23
 
 struct Scored {
@@ -81,8 +79,8 @@ class ChildSearch {
 
   private:
     void search(std::int64_t first, std::int64_t end, BestScores& best) const {
-        for (std::int64_t at = first; at < end; at += kBlock) {
-            const std::int64_t block_end = std::min(at + kBlock, end);
+        for (std::int64_t at = first; at < end; at += kScan) {
+            const std::int64_t block_end = std::min(at + kScan, end);
             const float most = node_.kernels.scan(node_.logits + at, block_end - at).maximum;
             if (most == -kInfinity || !reaches(most, best)) continue;
             // Where scores are so large that noise is rounded away, equal ones are decided by ids:
@@ -123,9 +121,9 @@ class ChildSearch {
         constexpr float kMargin = 1.0f + 0x1p-16f;
         const std::int64_t count = end - first;
         const float* logits = node_.logits + first;
-        std::array<std::int32_t, kBlock> tokens;
-        std::array<std::uint32_t, kBlock> words;
-        std::array<float, kBlock> margins;
+        std::array<std::int32_t, kScan> tokens;
+        std::array<std::uint32_t, kScan> words;
+        std::array<float, kScan> margins;
         for (std::int64_t i = 0; i < count; ++i)
             tokens[static_cast<std::size_t>(i)] = token_of(first + i);
         node_.kernels.philox(tokens.data(), count, sampling_.seed, sampling_.position,

@@ -17,6 +17,8 @@ namespace espalier::ops {
 inline constexpr std::int64_t kChunk = 16384;  // tokens of one task when a node is split
 inline constexpr std::int64_t kMaxChunks = kMaxVocabulary / kChunk;
 
+inline constexpr std::int64_t kScan = 256;  // tokens looked at together
+
 inline constexpr std::int64_t kHistogram =
     kBuckets + 1;  // the last place takes what a prefix does not hold
 

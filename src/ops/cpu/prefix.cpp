@@ -12,8 +12,6 @@
 namespace espalier::ops {
 namespace {
 
-constexpr std::int64_t kBlock =
-    256;  // tokens looked at together; a block without a member is skipped
 constexpr std::int64_t kSortable = 1024;  // this many are sorted rather than narrowed further
 
 // Order-preserving map of finite floats to integers and back; -0 and 0 share a key, as they are
@@ -79,10 +77,10 @@ void fill_histogram(const NodeView& node, const Prefix& within, Mass mass) {
     node.for_chunks([&](std::int64_t chunk, std::int64_t first, std::int64_t end) {
         std::uint64_t* histogram =
             node.histograms + (node.pool != nullptr ? chunk * kHistogram : 0);
-        std::array<std::uint64_t, kBlock> masses;
-        std::array<std::int32_t, kBlock> bucket;
-        for (std::int64_t at = first; at < end; at += kBlock) {
-            const std::int64_t count = std::min(kBlock, end - at);
+        std::array<std::uint64_t, kScan> masses;
+        std::array<std::int32_t, kScan> bucket;
+        for (std::int64_t at = first; at < end; at += kScan) {
+            const std::int64_t count = std::min(kScan, end - at);
             const float* logits = node.logits + at;
             if (node.kernels.scan(logits, count).maximum < within.least) continue;
             const std::int64_t ties = std::clamp<std::int64_t>(within.last_tie - at + 1, 0, count);
@@ -101,8 +99,8 @@ void fill_histogram(const NodeView& node, const Prefix& within, Mass mass) {
 // Calls visit(token) in ascending order for what `within` holds and the range contains.
 template <typename Visit>
 void visit_range(const NodeView& node, const Prefix& within, Range range, const Visit& visit) {
-    for (std::int64_t at = 0; at < node.vocabulary; at += kBlock) {
-        const std::int64_t end = std::min(at + kBlock, node.vocabulary);
+    for (std::int64_t at = 0; at < node.vocabulary; at += kScan) {
+        const std::int64_t end = std::min(at + kScan, node.vocabulary);
         if (node.kernels.scan(node.logits + at, end - at).maximum < range.low) continue;
         for (std::int64_t token = at; token < end; ++token) {
             const float logit = node.logits[token];

@@ -16,9 +16,6 @@
 namespace espalier::ops {
 namespace {
 
-constexpr std::int64_t kBlock = 256;
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
 // The best score so far; a higher one wins, then the lower id.
 struct Best {
     double score;
@@ -51,7 +48,7 @@ class GumbelArgmax {
             logits_[count_] = logit;
             count_ += kept.holds(logit, token) ? 1 : 0;
         }
-        if (count_ >= kBlock) run(logits_.data());
+        if (count_ >= kScan) run(logits_.data());
     }
 
     // All of them; a logit of -inf has likelihood 0 and never wins.
@@ -103,10 +100,10 @@ class GumbelArgmax {
     Best best_;
     float bound_ = 0.0f;
     std::size_t count_ = 0;
-    std::array<std::int32_t, 2 * kBlock> tokens_;
-    std::array<float, 2 * kBlock> logits_;
-    std::array<std::uint32_t, 2 * kBlock> words_;
-    std::array<float, 2 * kBlock> margins_;
+    std::array<std::int32_t, 2 * kScan> tokens_;
+    std::array<float, 2 * kScan> logits_;
+    std::array<std::uint32_t, 2 * kScan> words_;
+    std::array<float, 2 * kScan> margins_;
 };
 
 // argmax of scaled + G over the prefix.
@@ -120,8 +117,8 @@ std::int32_t draw_among(const NodeView& node, const SamplingNode& sampling, cons
     std::array<Best, kMaxChunks> best;
     node.for_chunks([&](std::int64_t chunk, std::int64_t first, std::int64_t end) {
         GumbelArgmax argmax(node, sampling, start);
-        for (std::int64_t at = first; at < end; at += kBlock) {
-            const std::int64_t block_end = std::min(at + kBlock, end);
+        for (std::int64_t at = first; at < end; at += kScan) {
+            const std::int64_t block_end = std::min(at + kScan, end);
             if (all) {
                 argmax.consider_all(at, block_end);
             } else if (node.kernels.scan(node.logits + at, block_end - at).maximum >= kept.least) {

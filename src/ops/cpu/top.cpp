@@ -5,12 +5,6 @@
 #include <limits>
 
 namespace espalier::ops {
-namespace {
-
-constexpr std::int64_t kBlock = 256;
-
-}  // namespace
-
 TopList::TopList(std::size_t capacity)
     : capacity_(capacity),
       bar_(capacity == 0 ? std::numeric_limits<float>::infinity()
@@ -26,8 +20,8 @@ void TopList::offer(TokenLogit candidate) {
 }
 
 void TopList::offer_range(const NodeView& node, std::int64_t first, std::int64_t end) {
-    for (std::int64_t at = first; at < end; at += kBlock) {
-        const std::int64_t block_end = std::min(at + kBlock, end);
+    for (std::int64_t at = first; at < end; at += kScan) {
+        const std::int64_t block_end = std::min(at + kScan, end);
         if (!(node.kernels.scan(node.logits + at, block_end - at).maximum > bar_)) continue;
         for (std::int64_t token = at; token < block_end; ++token)
             offer({node.logits[token], static_cast<std::int32_t>(token)});

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/program.hpp"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/command.hpp"
+#include "cli/flag_names.hpp"
+#include "espalier/version.hpp"
+
+namespace espalier::cli {
+namespace {
+
+int report(const std::string& message) {
+    fmt::print(stderr, "espalier: {}\n", message);
+    return 1;
+}
+
+// The innermost command that was given: bench, then engine.
+const CLI::App& given_command(const CLI::App& app) {
+    const auto given = app.get_subcommands();
+    return given.empty() ? app : given_command(*given.front());
+}
+
+int run(int argc, char** argv) {
+    CLI::App app(
+        "Runs MLA models (DeepSeek-V2/V3, Kimi K2) with speculative trees. Sub-commands have a "
+        "--help "
+        "of their own.",
+        "espalier");
+    app.set_version_flag("--version", "espalier " ESPALIER_VERSION);
+    app.require_subcommand(1);
+    app.failure_message(CLI::FailureMessage::simple);
+    std::vector<Run> commands = {add_generate(app),   add_inspect(app),  add_tokenize(app),
+                                 add_make_model(app), add_selftest(app), add_bench(app),
+                                 add_replay(app),     add_demo(app),     add_quantize(app),
+                                 add_eval(app)};
+#ifdef ESPALIER_SERVER
+    commands.push_back(add_serve(app));
+    commands.push_back(add_chat(app));
+#endif
+    require_decimal_integers(app);
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+        return app.exit(error) == 0 ? 0 : 2;
+    }
+    const auto chosen = app.get_subcommands({});
+    for (std::size_t i = 0; i < commands.size(); ++i) {
+        if (!chosen[i]->parsed()) continue;
+        if (const auto result = commands[i](); !result)
+            return report(named_by_flag(given_command(app), result.error()).message);
+    }
+    return 0;
+}
+
+}  // namespace
+
+int run_program(int argc, char** argv) {
+    try {
+        return run(argc, argv);
+    } catch (const std::exception& error) {
+        return report(error.what());
+    }
+}
+
+}  // namespace espalier::cli
