@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Parity with Hugging Face transformers on tiny random models of every architecture. The weights
 // are written here by the same rule that tools/make_goldens.py used; only results are stored. With
-// ESPALIER_GPU_RUN the models run on a GPU, which takes bf16 and FP8 weights.
+// ESPALIER_GPU_RUN the models run on a GPU, which takes weights that bf16 is multiplied by.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -32,8 +32,11 @@ constexpr double kBf16Ratio = 1.5;
 
 #if defined(ESPALIER_GPU_RUN)
 Machine machine() { return gpu_machine(); }
-constexpr std::array kGoldens = {"v2_bf16",     "v3_bf16",       "v2_bf16_tied_long", "v3_fp8",
-                                 "v3_fp8_long", "glm_bf16_long", "glm_fp8_long"};
+constexpr std::array kGoldens = {
+    "v2_bf16",       "v3_bf16",          "v2_bf16_tied_long", "v3_fp8",      "v3_fp8_long",
+    "glm_bf16_long", "glm_fp8_long",     "v3_int4",           "v3_int4_128_long",
+    "v3_int8_packed", "v3_int8_row",     "v3_nvfp4",          "glm_int4_long",
+};
 #else
 Machine machine() { return cpu_machine(2, best_cpu_variant()); }
 constexpr std::array kGoldens = {

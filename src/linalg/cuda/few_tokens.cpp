@@ -23,17 +23,17 @@ double balance(std::int64_t items, std::int64_t blocks) {
 // Tiles of outputs per warp where there is work for all multiprocessors (figures: v2-lite, v3,
 // H200).
 int row_tiles_of(const Problem& p, const FewPlan& plan, std::int64_t items, int processors) {
-    const bool fp8 = p.code == WeightCode::e4m3;
+    const bool codes = p.code != WeightCode::bf16;
     // x is read half as often; sums of 8 tiles of tokens need all registers.
     if (plan.token_tiles > 1)
-        return plan.token_tiles == 2 || (plan.token_tiles == 4 && !fp8) ? 2 : 1;
+        return plan.token_tiles == 2 || (plan.token_tiles == 4 && !codes) ? 2 : 1;
     // Short segments have their sums merged often: those of one chunk (v2 down, 32 tokens: 85 µs,
-    // not 91), and e4m3, where a chunk is 2 KB (v3 gate_up, 32 tokens: 1.21 ms, not 1.72).
-    if (p.indptr != nullptr) return fp8 || segments_of(p.n, p.k).chunks == 1 ? 2 : 1;
+    // not 91), and codes, where a chunk is 2 KB or less (v3 gate_up, 32 tokens: 1.21 ms, not 1.72).
+    if (p.indptr != nullptr) return codes || segments_of(p.n, p.k).chunks == 1 ? 2 : 1;
     // Rows of blocks without a remainder (v3 o: 30 µs, not 42).
     const double one = balance(items, 3 * processors);
     const double two = balance(divide_up(items, 2), 2 * processors);
-    return two > (fp8 ? one - 0.03 : one) ? 2 : 1;
+    return two > (codes ? one - 0.03 : one) ? 2 : 1;
 }
 
 // Shared memory for the rings of a block, where the blocks that registers let a multiprocessor have
@@ -42,7 +42,7 @@ int row_tiles_of(const Problem& p, const FewPlan& plan, std::int64_t items, int 
 int ring_bytes(const Problem& p, const FewPlan& plan, int warps) {
     constexpr int kProcessorBytes = 228 * 1024, kBlockBytes = 2048;  // barriers, the system's own
     const int registers =
-        few_registers(p.code == WeightCode::e4m3, plan.token_tiles, plan.row_tiles, plan.segment);
+        few_registers(p.code != WeightCode::bf16, plan.token_tiles, plan.row_tiles, plan.segment);
     const int blocks = std::clamp(65536 / (registers * warps * 32), 1, 3);
     const int sums = warps * 8 * plan.token_tiles * few_sum_stride(plan.row_tiles) * 4;
     const std::int64_t listed =
@@ -65,7 +65,7 @@ FewPlan few_plan(const Problem& p) {
     // Segments of one length that is known: their x stays in registers.
     const bool equal = segments.count * segments.chunks == chunks_of(p.k);
     if (p.vector_x && equal &&
-        few_keeps_x(p.code == WeightCode::e4m3, plan.token_tiles, segments.chunks))
+        few_keeps_x(p.code != WeightCode::bf16, plan.token_tiles, segments.chunks))
         plan.segment = segments.chunks;
     // A product that leaves multiprocessors idle is bound by its latency: fewer, larger blocks end
     // sooner, and with most of the shared memory theirs the next product's blocks do not crowd in
@@ -77,16 +77,29 @@ FewPlan few_plan(const Problem& p) {
         plan.row_tiles = row_tiles_of(p, plan, items, processors);
     // Registers: 16 warps have 128 each, and four tiles of sums want as many.
     if (!p.vector_x || (plan.token_tiles * plan.row_tiles > 4 && warps > 12)) plan.row_tiles = 1;
-    const int chunk_bytes = p.code == WeightCode::e4m3 ? 2048 : 4096;
+    constexpr int kBarrierBytes = 8;
+    const int unit_bytes = few_unit(p.code) * 2 * p.half_bytes * plan.row_tiles + kBarrierBytes;
     const int warp_bytes =
         small ? std::min(24576, 163840 / warps) : ring_bytes(p, plan, warps) / warps;
-    plan.ring = std::max(1, warp_bytes / (chunk_bytes * plan.row_tiles));
+    plan.ring = std::max(1, warp_bytes / unit_bytes);
     return plan;
 }
 
 void few_tokens_as(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
-    if (p.code == WeightCode::e4m3) return few_tokens_e4m3(stream, p, plan);
-    few_tokens_bf16(stream, p, plan);
+    switch (p.code) {
+        case WeightCode::bf16:
+            return few_tokens_bf16(stream, p, plan);
+        case WeightCode::e4m3:
+            return few_tokens_e4m3(stream, p, plan);
+        case WeightCode::int8:
+            return few_tokens_int8(stream, p, plan);
+        case WeightCode::int4:
+            return few_tokens_int4(stream, p, plan);
+        case WeightCode::e2m1:
+            return few_tokens_e2m1(stream, p, plan);
+        default:
+            CHECK(false, "tensor cores multiply no {}", name_of(p.code));
+    }
 }
 
 void few_tokens(cudaStream_t stream, const Problem& p) { few_tokens_as(stream, p, few_plan(p)); }

@@ -9,6 +9,7 @@
 // straight to registers, and stays there where a segment is short.
 #pragma once
 
+#include "linalg/cuda/codes.cuh"
 #include "linalg/cuda/few_tokens.hpp"
 #include "linalg/cuda/fragments.hpp"
 #include "linalg/cuda/ptx.cuh"
@@ -22,23 +23,26 @@ struct FewParams {
     int row_warps_log = 0;  // of the number of warps side by side over outputs
     int row_blocks = 0;     // of a group
     int row_tiles = 0;      // of a group's outputs, those of a second product included
-    int ring = 0;           // chunks (of each row tile) in a warp's ring
+    int ring = 0;           // units (of each row tile) in a warp's ring
     int token_tiles = 0;    // what the list of an expert product's tiles has room for
 };
 
-template <bool kFp8_, int kTokenTiles_, int kRowTiles_, int kSegment_, bool kVectorX_ = true>
+template <WeightCode kCode_, int kTokenTiles_, int kRowTiles_, int kSegment_, bool kVectorX_ = true>
 struct FewConfig {
-    static constexpr bool kFp8 = kFp8_;
+    static constexpr WeightCode kCode = kCode_;
+    static constexpr bool kGroups = in_groups(kCode);  // a chain of sums for each 32 inputs,
+    static constexpr bool kBlocks = in_blocks(kCode);  // for each 128
     static constexpr int kTokenTiles = kTokenTiles_;  // of 8 tokens
     static constexpr int kRowTiles = kRowTiles_;      // of 16 outputs, per warp
     static constexpr int kSegment = kSegment_;        // every segment's chunks; 0: as params say
     static constexpr bool kVectorX = kVectorX_;
     static constexpr int kTokens = 8 * kTokenTiles;
-    static constexpr int kChunkBytes = kFp8 ? 2048 : 4096;
-    static constexpr bool kKeepX = few_keeps_x(kFp8, kTokenTiles, kSegment);
+    static constexpr bool kCodes = kCode != WeightCode::bf16;
+    static constexpr int kUnit = few_unit(kCode);  // chunks of a ring's place
+    static constexpr bool kKeepX = few_keeps_x(kCodes, kTokenTiles, kSegment);
     static constexpr bool kChunkOfX = !kKeepX && kTokenTiles <= 2;  // asked for at once
     static constexpr int kSumStride = few_sum_stride(kRowTiles);
-    static constexpr int kRegisters = few_registers(kFp8, kTokenTiles, kRowTiles, kSegment);
+    static constexpr int kRegisters = few_registers(kCodes, kTokenTiles, kRowTiles, kSegment);
 
     static constexpr std::size_t sum_bytes(int warps) {
         return static_cast<std::size_t>(warps) * kTokens * kSumStride * sizeof(float);
@@ -47,9 +51,10 @@ struct FewConfig {
         return (static_cast<std::size_t>(warps) * static_cast<std::size_t>(ring) * 8 + 127) / 128 *
                128;
     }
-    static constexpr std::size_t shared_bytes(int warps, int ring, int token_tiles) {
+    static constexpr std::size_t shared_bytes(int warps, int ring, int chunk_bytes,
+                                              int token_tiles) {
         return sum_bytes(warps) + barrier_bytes(warps, ring) +
-               static_cast<std::size_t>(warps * ring * kRowTiles * kChunkBytes) +
+               static_cast<std::size_t>(warps * ring * kRowTiles * kUnit * chunk_bytes) +
                static_cast<std::size_t>(token_tiles) * sizeof(TokenTile);
     }
 };
@@ -65,7 +70,8 @@ class FewTokens {
           lane_(static_cast<int>(threadIdx.x) % 32),
           segment_(warp_ % params.segments.count),
           row_warp_(warp_ / params.segments.count),
-          chunks_(static_cast<int>(chunks_of(p_.k))) {
+          chunks_(static_cast<int>(chunks_of(p_.k))),
+          chunk_bytes_(C::kCodes ? 2 * p_.half_bytes : 4096) {
         const int warps = static_cast<int>(blockDim.x) / 32;
         const int most = C::kSegment > 0 ? C::kSegment : params.segments.chunks;
         first_chunk_ = segment_ * most;
@@ -74,7 +80,7 @@ class FewTokens {
             shared_address(shared) + static_cast<std::uint32_t>(C::sum_bytes(warps));
         barriers_ = base + static_cast<std::uint32_t>(warp_ * params.ring * 8);
         const auto rings = static_cast<std::uint32_t>(C::barrier_bytes(warps, params.ring));
-        const int ring_bytes = params.ring * C::kRowTiles * C::kChunkBytes;
+        const int ring_bytes = params.ring * C::kRowTiles * C::kUnit * chunk_bytes_;
         ring_ = base + rings + static_cast<std::uint32_t>(warp_ * ring_bytes);
         tiles_ = reinterpret_cast<TokenTile*>(shared + C::sum_bytes(warps) + rings +
                                               static_cast<std::size_t>(warps * ring_bytes));
@@ -106,7 +112,7 @@ class FewTokens {
         if (lane_ == 0)
             for (int i = 0; i < params_.ring; ++i) ask();
         __syncwarp();
-        if constexpr (C::kFp8) ask_scales(first);
+        if constexpr (C::kBlocks) ask_scales(first);
         if (first < end_) locate(first / params_.row_blocks);
         if (known && !settled) wait_for_previous_kernel();
         if (!early) let_next_kernel_start();
@@ -148,7 +154,7 @@ class FewTokens {
     }
 
     // --- weights --------------------------------------------------------------------------------
-    // Asks for the next chunk of this block's items, if there is one. One lane does.
+    // Asks for the next unit of this block's items, if there is one. One lane does.
     __device__ void ask() {
         if (asked_item_ >= end_) return;
         if (asked_chunk_ == 0) {
@@ -157,35 +163,37 @@ class FewTokens {
             for (int r = 0; r < C::kRowTiles; ++r)
                 asked_from_[r] = of_tile(p_.weights + group * p_.matrix_bytes, p_.second.weights,
                                          row_tile(asked_item_) + r,
-                                         static_cast<std::int64_t>(chunks_) * C::kChunkBytes) +
-                                 static_cast<std::int64_t>(first_chunk_) * C::kChunkBytes;
+                                         static_cast<std::int64_t>(chunks_) * chunk_bytes_) +
+                                 static_cast<std::int64_t>(first_chunk_) * chunk_bytes_;
         }
         const std::uint32_t barrier = barriers_ + static_cast<std::uint32_t>(8 * asked_slot_);
         const std::uint32_t to =
-            ring_ + static_cast<std::uint32_t>(asked_slot_ * C::kRowTiles * C::kChunkBytes);
-        arrive_expecting(barrier, C::kRowTiles * C::kChunkBytes);
+            ring_ + static_cast<std::uint32_t>(asked_slot_ * C::kRowTiles * C::kUnit * chunk_bytes_);
+        const int count = min(C::kUnit, segment_chunks_ - asked_chunk_);
+        const auto bytes = static_cast<std::uint32_t>(count * chunk_bytes_);
+        arrive_expecting(barrier, C::kRowTiles * bytes);
 #pragma unroll
         for (int r = 0; r < C::kRowTiles; ++r)
-            copy_passing_bytes(to + static_cast<std::uint32_t>(r * C::kChunkBytes),
-                               asked_from_[r] + asked_chunk_ * C::kChunkBytes, C::kChunkBytes,
-                               barrier);
+            copy_passing_bytes(to + static_cast<std::uint32_t>(r * C::kUnit * chunk_bytes_),
+                               asked_from_[r] + asked_chunk_ * chunk_bytes_, bytes, barrier);
         if (++asked_slot_ == params_.ring) asked_slot_ = 0;
-        if (++asked_chunk_ == segment_chunks_) {
+        asked_chunk_ += count;
+        if (asked_chunk_ == segment_chunks_) {
             asked_chunk_ = 0;
             ++asked_item_;
         }
     }
 
-    // Lane l gets the scale of the segment's chunk l, where the 16 outputs of a tile share one.
+    // Lane l gets the scales of the segment's chunk l, where eight outputs share one.
     __device__ void ask_scales(int item) {
-        if (item >= end_ || p_.scale_outputs != 1) return;
+        if (item >= end_ || p_.scale_outputs != 2 || lane_ >= segment_chunks_) return;
         const int group = tile_at(item / params_.row_blocks).group;
 #pragma unroll
         for (int r = 0; r < C::kRowTiles; ++r)
-            if (lane_ < segment_chunks_)
-                scales_[r] = __ldg(of_tile(p_.scales + group * p_.matrix_scales, p_.second.scales,
-                                           row_tile(item) + r, chunks_) +
-                                   first_chunk_ + lane_);
+            scales_[r] = __ldg(reinterpret_cast<const float2*>(
+                                   of_tile(p_.scales + group * p_.matrix_scales, p_.second.scales,
+                                           row_tile(item) + r, chunks_ * 2)) +
+                               first_chunk_ + lane_);
     }
 
     // --- x --------------------------------------------------------------------------------------
@@ -214,9 +222,22 @@ class FewTokens {
             for (int c = 0; c < C::kSegment; ++c)
 #pragma unroll
                 for (int t = 0; t < C::kTokenTiles; ++t)
-#pragma unroll
-                    for (int pair = 0; pair < 4; ++pair) kept_[c][t][pair] = load_x(t, c, pair);
+                    load_chunk(t, c, kept_[c][t]);
         }
+    }
+
+    // This lane's inputs of a whole chunk: one address where the chunk is whole.
+    __device__ void load_chunk(int t, int chunk, uint4 (&x)[4]) const {
+        const int first = (first_chunk_ + chunk) * 128;
+        if (C::kVectorX && x_[t] >= 0 && first + 128 <= p_.k) {
+            const auto* from =
+                reinterpret_cast<const std::uint16_t*>(p_.x) + x_[t] + first + lane_ % 4 * 8;
+#pragma unroll
+            for (int pair = 0; pair < 4; ++pair) x[pair] = load_global(from + pair * 32);
+            return;
+        }
+#pragma unroll
+        for (int pair = 0; pair < 4; ++pair) x[pair] = load_x(t, chunk, pair);
     }
 
     // Eight inputs of this lane's token for steps 2·pair and 2·pair + 1 of the segment's chunk.
@@ -254,16 +275,16 @@ class FewTokens {
 #pragma unroll
         for (int t = 0; t < C::kTokenTiles; ++t) {
             if constexpr (C::kChunkOfX) {
-#pragma unroll
-                for (int pair = 0; pair < 4; ++pair) x[t][pair] = load_x(t, chunk, pair);
+                load_chunk(t, chunk, x[t]);
             } else if constexpr (!C::kKeepX) {
                 next[t] = load_x(t, chunk, 0);
             }
         }
-        wait(barriers_ + static_cast<std::uint32_t>(8 * slot_), parity_);
+        const int place = chunk % C::kUnit;  // in its unit
+        if (place == 0) wait(barriers_ + static_cast<std::uint32_t>(8 * slot_), parity_);
         const std::uint32_t from =
-            ring_ + static_cast<std::uint32_t>(slot_ * C::kRowTiles * C::kChunkBytes + lane_ * 16);
-        float block[C::kRowTiles][C::kTokenTiles][4] = {};
+            ring_ + static_cast<std::uint32_t>((slot_ * C::kRowTiles * C::kUnit + place) * chunk_bytes_);
+        float block[C::kRowTiles][C::kTokenTiles][4] = {};  // of inputs that share a scale
 #pragma unroll
         for (int pair = 0; pair < 4; ++pair) {
             uint4 right[C::kTokenTiles];
@@ -280,18 +301,30 @@ class FewTokens {
             }
 #pragma unroll
             for (int r = 0; r < C::kRowTiles; ++r) {
+                const std::uint32_t half =
+                    from +
+                    static_cast<std::uint32_t>((2 * r * C::kUnit + pair / 2) * chunk_bytes_ / 2);
                 uint4 left[2];
-                load_left(from + static_cast<std::uint32_t>(r * C::kChunkBytes), pair, left);
+                load_left<C::kCode>(half, pair % 2, lane_, left);
+                float2 scale{};
+                if constexpr (C::kGroups)
+                    scale = group_scales<C::kCode>(half, pair % 2, lane_, p_.two_groups,
+                                                   p_.wide_scales);
 #pragma unroll
                 for (int t = 0; t < C::kTokenTiles; ++t) {
                     if (C::kTokenTiles > 1 && t * 8 >= tile_.count) continue;
-                    float(&sum)[4] = C::kFp8 ? block[r][t] : sum_[r][t];
-                    multiply(sum, left[0], right[t].x, right[t].y);
+                    float(&sum)[4] = C::kCodes ? block[r][t] : sum_[r][t];
+                    if constexpr (C::kGroups)
+                        multiply_first(sum, left[0], right[t].x, right[t].y);
+                    else
+                        multiply(sum, left[0], right[t].x, right[t].y);
                     multiply(sum, left[1], right[t].z, right[t].w);
+                    if constexpr (C::kGroups) add_scaled(sum_[r][t], scale, sum);
                 }
             }
         }
-        if constexpr (C::kFp8) add_block(item, chunk, block);
+        if constexpr (C::kBlocks) add_block(item, chunk, block);
+        if (place + 1 < C::kUnit && chunk + 1 < segment_chunks_) return;
         __syncwarp();
         if (lane_ == 0) ask();
         if (++slot_ == params_.ring) {
@@ -300,43 +333,34 @@ class FewTokens {
         }
     }
 
-    __device__ static void load_left(std::uint32_t from, int pair, uint4 (&left)[2]) {
-        if constexpr (C::kFp8) {
-            const uint4 codes = load_shared(from + static_cast<std::uint32_t>(pair * 512));
-            left[0] = widen(codes.x, codes.y);
-            left[1] = widen(codes.z, codes.w);
-        } else {
-            left[0] = load_shared(from + static_cast<std::uint32_t>(pair * 1024));
-            left[1] = load_shared(from + static_cast<std::uint32_t>(pair * 1024 + 512));
-        }
+    // What inputs that share a scale sum to enters the segment's sum. scale: of outputs g and g + 8.
+    __device__ static void add_scaled(float (&to)[4], float2 scale, const float (&sum)[4]) {
+        to[0] = fmaf(scale.x, sum[0], to[0]);
+        to[1] = fmaf(scale.x, sum[1], to[1]);
+        to[2] = fmaf(scale.y, sum[2], to[2]);
+        to[3] = fmaf(scale.y, sum[3], to[3]);
     }
-
-    // A block's sum enters the segment's by its scale.
     __device__ void add_block(int item, int chunk,
                               const float (&block)[C::kRowTiles][C::kTokenTiles][4]) {
 #pragma unroll
         for (int r = 0; r < C::kRowTiles; ++r) {
-            float scale[2];  // of outputs g and g + 8
-            scale[0] = scale[1] = __shfl_sync(~0u, scales_[r], chunk);
-            if (p_.scale_outputs != 1) {
+            float2 scale{__shfl_sync(~0u, scales_[r].x, chunk),
+                         __shfl_sync(~0u, scales_[r].y, chunk)};
+            if (p_.scale_outputs != 2) {
                 const float* from =
                     of_tile(p_.scales + tile_.group * p_.matrix_scales, p_.second.scales,
                             row_tile(item) + r, chunks_ * kTileOutputs) +
                     (first_chunk_ + chunk) * kTileOutputs;
-                scale[0] = __ldg(from + lane_ / 4);
-                scale[1] = __ldg(from + lane_ / 4 + 8);
+                scale = {__ldg(from + lane_ / 4), __ldg(from + lane_ / 4 + 8)};
             }
 #pragma unroll
-            for (int t = 0; t < C::kTokenTiles; ++t)
-#pragma unroll
-                for (int e = 0; e < 4; ++e)
-                    sum_[r][t][e] = fmaf(scale[e / 2], block[r][t][e], sum_[r][t][e]);
+            for (int t = 0; t < C::kTokenTiles; ++t) add_scaled(sum_[r][t], scale, block[r][t]);
         }
     }
 
     // --- segments -------------------------------------------------------------------------------
     __device__ void add_segments(int item) {
-        if constexpr (C::kFp8) ask_scales(item + 1);
+        if constexpr (C::kBlocks) ask_scales(item + 1);
         float* mine = sums_ + warp_ * C::kTokens * C::kSumStride;
 #pragma unroll
         for (int r = 0; r < C::kRowTiles; ++r)
@@ -347,7 +371,7 @@ class FewTokens {
                     mine[(t * 8 + lane_ % 4 * 2 + e % 2) * C::kSumStride + r * 16 + lane_ / 4 +
                          e / 2 * 8] = sum_[r][t][e];
         __syncthreads();
-        if (!C::kFp8 && p_.gated)
+        if (p_.gated)
             store_gated(item);
         else
             store_outputs(item);
@@ -420,6 +444,7 @@ class FewTokens {
     int segment_;
     int row_warp_;
     int chunks_;
+    int chunk_bytes_;
     int first_chunk_;
     int segment_chunks_;
     std::uint32_t barriers_;
@@ -441,7 +466,7 @@ class FewTokens {
     int x_[C::kTokenTiles];  // where the lane's tokens begin in x; -1: no token
     uint4 kept_[C::kKeepX ? C::kSegment : 1][C::kTokenTiles][4];
     float sum_[C::kRowTiles][C::kTokenTiles][4];
-    float scales_[C::kRowTiles] = {};
+    float2 scales_[C::kRowTiles] = {};
 };
 
 template <class C>

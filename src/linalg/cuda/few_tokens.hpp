@@ -13,22 +13,24 @@ struct FewPlan {
     int row_tiles = 1;    // of 16 outputs per warp: 1 or 2
     int row_warps = 1;    // warps side by side over outputs: 1, 2 or 4
     int segment = 0;      // chunks that every segment has, if a kernel is compiled for them
-    int ring = 1;         // chunks of each row tile in flight per warp
+    int ring = 1;         // units of each row tile in flight per warp
 };
 
 // Whether x of a segment of so many chunks (0: not known) stays in registers.
-constexpr bool few_keeps_x(bool fp8, int token_tiles, int segment) {
+constexpr bool few_keeps_x(bool codes, int token_tiles, int segment) {
     return segment > 0 && segment <= 2 && token_tiles <= 2 &&
-           segment * token_tiles <= (fp8 ? 2 : 4);
+           segment * token_tiles <= (codes ? 2 : 4);
 }
+// Chunks that are asked for at once. Of 4-bit codes two, since waiting and asking cost instructions.
+constexpr int few_unit(WeightCode code) { return facts_of(code).bits == 4 ? 2 : 1; }
 // Registers of a thread. Uncapped the compiler takes so many that one block fits where three
 // should.
-constexpr int few_registers(bool fp8, int token_tiles, int row_tiles, int segment) {
+constexpr int few_registers(bool codes, int token_tiles, int row_tiles, int segment) {
     const int sums = token_tiles * row_tiles;
     // Two blocks of 11 warps (v2 down), which would otherwise wait for each other's merges alone.
-    if (token_tiles == 2 && segment == 1 && few_keeps_x(fp8, token_tiles, segment)) return 88;
+    if (token_tiles == 2 && segment == 1 && few_keeps_x(codes, token_tiles, segment)) return 88;
     if (sums >= 4 || token_tiles * segment >= 4) return sums >= 16 ? 255 : sums >= 8 ? 168 : 128;
-    if (token_tiles == 2 || (fp8 && row_tiles == 2)) return 96;
+    if (token_tiles == 2 || (codes && row_tiles == 2)) return 96;
     return 80;  // three blocks of eight warps
 }
 // From one token's sums to the next one's, floats: no bank conflicts.
@@ -44,5 +46,8 @@ void few_tokens_as(cudaStream_t stream, const Problem& p, const FewPlan& plan);
 // One file per format: they take long to compile.
 void few_tokens_bf16(cudaStream_t stream, const Problem& p, const FewPlan& plan);
 void few_tokens_e4m3(cudaStream_t stream, const Problem& p, const FewPlan& plan);
+void few_tokens_int8(cudaStream_t stream, const Problem& p, const FewPlan& plan);
+void few_tokens_int4(cudaStream_t stream, const Problem& p, const FewPlan& plan);
+void few_tokens_e2m1(cudaStream_t stream, const Problem& p, const FewPlan& plan);
 
 }  // namespace espalier::linalg::cuda

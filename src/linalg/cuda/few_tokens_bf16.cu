@@ -4,7 +4,7 @@
 namespace espalier::linalg::cuda {
 
 void few_tokens_bf16(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
-    launch_few<false>(stream, p, plan);
+    launch_few<WeightCode::bf16>(stream, p, plan);
 }
 
 }  // namespace espalier::linalg::cuda

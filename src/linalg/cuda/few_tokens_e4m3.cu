@@ -4,7 +4,7 @@
 namespace espalier::linalg::cuda {
 
 void few_tokens_e4m3(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
-    launch_few<true>(stream, p, plan);
+    launch_few<WeightCode::e4m3>(stream, p, plan);
 }
 
 }  // namespace espalier::linalg::cuda

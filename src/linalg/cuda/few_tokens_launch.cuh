@@ -25,7 +25,7 @@ void launch_few(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
     CHECK(items < std::int64_t{1} << 30, "{} tokens of {} × {} outputs", p.rows, p.groups, p.n);
     const int listed = p.indptr != nullptr ? params.token_tiles : 0;
     LaunchShape shape{.threads = warps * 32,
-                      .shared_bytes = C::shared_bytes(warps, plan.ring, listed)};
+                      .shared_bytes = C::shared_bytes(warps, plan.ring, 2 * p.half_bytes, listed)};
     // As many blocks as run at once, with equal shares of the items: their rings never run dry
     // between two.
     shape.blocks = std::min(
@@ -33,43 +33,43 @@ void launch_few(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
     launch(stream, few_tokens_kernel<C>, shape, params);
 }
 
-template <bool kFp8>
+template <WeightCode kCode>
 void launch_few(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
-    if (!p.vector_x) return launch_few<FewConfig<kFp8, 1, 1, 0, false>>(stream, p, plan);
+    if (!p.vector_x) return launch_few<FewConfig<kCode, 1, 1, 0, false>>(stream, p, plan);
     switch (plan.token_tiles * 100 + plan.row_tiles * 10 + plan.segment) {
         case 110:
-            return launch_few<FewConfig<kFp8, 1, 1, 0>>(stream, p, plan);
+            return launch_few<FewConfig<kCode, 1, 1, 0>>(stream, p, plan);
         case 111:
-            return launch_few<FewConfig<kFp8, 1, 1, 1>>(stream, p, plan);
+            return launch_few<FewConfig<kCode, 1, 1, 1>>(stream, p, plan);
         case 112:
-            return launch_few<FewConfig<kFp8, 1, 1, 2>>(stream, p, plan);
+            return launch_few<FewConfig<kCode, 1, 1, 2>>(stream, p, plan);
         case 120:
-            return launch_few<FewConfig<kFp8, 1, 2, 0>>(stream, p, plan);
+            return launch_few<FewConfig<kCode, 1, 2, 0>>(stream, p, plan);
         case 121:
-            return launch_few<FewConfig<kFp8, 1, 2, 1>>(stream, p, plan);
+            return launch_few<FewConfig<kCode, 1, 2, 1>>(stream, p, plan);
         case 122:
-            return launch_few<FewConfig<kFp8, 1, 2, 2>>(stream, p, plan);
+            return launch_few<FewConfig<kCode, 1, 2, 2>>(stream, p, plan);
         case 210:
-            return launch_few<FewConfig<kFp8, 2, 1, 0>>(stream, p, plan);
+            return launch_few<FewConfig<kCode, 2, 1, 0>>(stream, p, plan);
         case 211:
-            return launch_few<FewConfig<kFp8, 2, 1, 1>>(stream, p, plan);
+            return launch_few<FewConfig<kCode, 2, 1, 1>>(stream, p, plan);
         case 220:
-            return launch_few<FewConfig<kFp8, 2, 2, 0>>(stream, p, plan);
+            return launch_few<FewConfig<kCode, 2, 2, 0>>(stream, p, plan);
         case 221:
-            return launch_few<FewConfig<kFp8, 2, 2, 1>>(stream, p, plan);
+            return launch_few<FewConfig<kCode, 2, 2, 1>>(stream, p, plan);
         case 410:
-            return launch_few<FewConfig<kFp8, 4, 1, 0>>(stream, p, plan);
+            return launch_few<FewConfig<kCode, 4, 1, 0>>(stream, p, plan);
         case 420:
-            return launch_few<FewConfig<kFp8, 4, 2, 0>>(stream, p, plan);
+            return launch_few<FewConfig<kCode, 4, 2, 0>>(stream, p, plan);
         case 810:
-            return launch_few<FewConfig<kFp8, 8, 1, 0>>(stream, p, plan);
+            return launch_few<FewConfig<kCode, 8, 1, 0>>(stream, p, plan);
         default:
             break;
     }
-    if constexpr (!kFp8) {  // over codes two chunks of two tiles are more than registers hold
+    if constexpr (kCode == WeightCode::bf16) {  // over codes two chunks of two tiles are more than registers hold
         if (plan.token_tiles == 2 && plan.segment == 2)
-            return plan.row_tiles == 2 ? launch_few<FewConfig<kFp8, 2, 2, 2>>(stream, p, plan)
-                                       : launch_few<FewConfig<kFp8, 2, 1, 2>>(stream, p, plan);
+            return plan.row_tiles == 2 ? launch_few<FewConfig<kCode, 2, 2, 2>>(stream, p, plan)
+                                       : launch_few<FewConfig<kCode, 2, 1, 2>>(stream, p, plan);
     }
     CHECK(false, "no kernel for {} × 8 tokens, {} × 16 outputs, segments of {} chunks",
           plan.token_tiles, plan.row_tiles, plan.segment);

@@ -5,13 +5,17 @@
 // One block per multiprocessor goes through its tiles. A producing warpgroup brings 64 inputs at a
 // time to shared memory: x in the order in which fragments.hpp has a step's inputs, weights as they
 // are, by bulk copies. Two multiplying warpgroups have 64 outputs each; weights pass through their
-// registers, which is where wgmma takes its left operand from and where e4m3 codes are widened.
+// registers, which is where wgmma takes its left operand from and where codes are widened.
 //
-// The sums are those of few_tokens.cuh: a chain of steps per segment (e4m3: per block of 128
-// inputs, which enters the segment's sum by its scale), segments added in ascending order. That
-// takes two sums per output, three over e4m3, where the segments' total waits in shared memory.
+// A block by itself is bound by what the L2 can give (5.7 TB/s: 370 TFLOPS of 128 × 128 tiles), so
+// two blocks with tokens of their own share a tile's weights, each asking for half of them.
+//
+// The sums are those of few_tokens.cuh: a chain of steps per segment (of codes: per 128 or 32
+// inputs, which enter the segment's sum by their scale), segments added in ascending order. That
+// takes two sums per output, three over codes, where the segments' total waits in shared memory.
 #pragma once
 
+#include "linalg/cuda/codes.cuh"
 #include "linalg/cuda/fragments.hpp"
 #include "linalg/cuda/ptx.cuh"
 #include "linalg/cuda/wgmma.cuh"
@@ -27,26 +31,36 @@ struct ManyParams {
     int token_tiles = 0;       // of all groups; of experts: at most
 };
 
-template <bool kFp8_, int kTokens_>
+template <WeightCode kCode_, int kTokens_, int kCluster_>
 struct ManyConfig {
-    static constexpr bool kFp8 = kFp8_;
+    static constexpr WeightCode kCode = kCode_;
+    static constexpr bool kCodes = kCode != WeightCode::bf16;
+    static constexpr bool kGroups = in_groups(kCode);  // a chain of sums for each 32 inputs,
+    static constexpr bool kBlocks = in_blocks(kCode);  // for each 128
     static constexpr int kOutputs = 128;
     static constexpr int kTokens = kTokens_;
+    // Blocks with tokens of their own that share a tile's weights: each reads a part for all, since
+    // what the L2 can give is the bound of a block by itself.
+    static constexpr int kCluster = kCluster_;
     static constexpr bool kSecond = kTokens < 128;  // serves a second product of the same x
     // About 200 KB.
-    static constexpr int kStages = kTokens == 128 ? 6 : kTokens == 64 ? (kFp8 ? 10 : 8) : 10;
+    static constexpr int kStages = kTokens == 128  ? (kCode == WeightCode::int8 ? 5 : 6)
+                                   : kTokens == 64 ? (kCodes ? 10 : 8)
+                                                   : 10;
     // A producing warp brings 32 tokens. The four of them share a stage, or each pair has every
     // second, or each warp every fourth: what a stage costs a warp hardly depends on its tokens.
     static constexpr int kStageWarps = kTokens / 32;
     static constexpr int kStageStep = 4 / kStageWarps;
     static constexpr int kInputBytes = kTokens * 128;        // 64 inputs
-    static constexpr int kWeightBytes = kFp8 ? 1024 : 2048;  // of 16 outputs in a stage
-    static constexpr int kStageBytes = kInputBytes + kOutputs / 16 * kWeightBytes;
+    // Of 16 outputs in a stage, at most; stages begin where a swizzle does.
+    static constexpr int kWeightBytes = code_bytes(kCode) + most_scale_bytes(kCode);
+    static constexpr int kStageBytes =
+        (kInputBytes + kOutputs / 16 * kWeightBytes + 1023) / 1024 * 1024;
     static constexpr int kThreads = 384;
     // Of 168 at entry: three warpgroups share 504.
     static constexpr int kProducerRegisters = kTokens == 128 ? 136 : 160;
     static constexpr int kMultiplierRegisters = kTokens == 128 ? 184 : 168;
-    static constexpr int kTotalBytes = kFp8 ? 2 * 64 * kTokens * 4 : 0;
+    static constexpr int kTotalBytes = kCodes ? 2 * 64 * kTokens * 4 : 0;
     static constexpr int kBarrierBytes = (2 * kStages * 8 + 127) / 128 * 128;
 
     static constexpr std::size_t shared_bytes(int token_tiles) {
@@ -63,6 +77,9 @@ struct ManyShared {
     std::uint32_t barriers;
     TokenTile* tiles;
     int items;
+    int rank;    // of the block in its cluster
+    int first;   // item of the cluster
+    int stride;  // from one to its next
 
     __device__ std::uint32_t stage(int slot) const {
         return stages + static_cast<std::uint32_t>(slot * C::kStageBytes);
@@ -73,8 +90,9 @@ struct ManyShared {
     __device__ std::uint32_t free(int slot) const {
         return barriers + static_cast<std::uint32_t>(8 * (C::kStages + slot));
     }
+    // The cluster's tokens.
     __device__ TokenTile tile(const Problem& p, int index) const {
-        return p.indptr != nullptr ? tiles[index] : dense_tile(p, C::kTokens, index);
+        return p.indptr != nullptr ? tiles[index] : dense_tile(p, C::kTokens * C::kCluster, index);
     }
 };
 
@@ -96,18 +114,18 @@ struct ItemStage {
     int item;
     int stage;
     template <int kStep>
-    __device__ void advance(int stages) {
+    __device__ void advance(int stages, int stride) {
         static_assert(kStep <= 4);
         stage += kStep;
-        carry(stages);
-        if constexpr (kStep > 2) carry(stages);
+        carry(stages, stride);
+        if constexpr (kStep > 2) carry(stages, stride);
     }
 
   private:
-    __device__ void carry(int stages) {
+    __device__ void carry(int stages, int stride) {
         if (stage < stages) return;
         stage -= stages;
-        item += static_cast<int>(gridDim.x);
+        item += stride;
     }
 };
 
@@ -132,19 +150,19 @@ class Producer {
             to_[word] = static_cast<std::uint32_t>(part_ * 4096 + token_ * 128 + unit_ / 4 * 64 +
                                                    (word ^ token_) * 16 + unit_ % 4 * 4);
         first_ = C::kStageStep == 1 ? 0 : warp / C::kStageWarps;
-        put_.item = static_cast<int>(blockIdx.x);
+        put_.item = shared_.first;
         for (int before = 0; before < first_; ++before) {
             cursor_.advance(1);
-            put_.template advance<1>(stages_);
+            put_.template advance<1>(stages_, shared_.stride);
         }
         loaded_ = put_;
     }
 
     // The first item's weights, as far as there is room: no other kernel writes them.
     __device__ void ask_ahead() {
-        if (static_cast<int>(blockIdx.x) >= shared_.items) return;
+        if (shared_.first >= shared_.items) return;
         for (int stage = first_; stage < min(C::kStages, stages_); stage += C::kStageStep) {
-            if (threadIdx.x % 32 == 0) ask_weights({static_cast<int>(blockIdx.x), stage}, stage);
+            if (threadIdx.x % 32 == 0) ask_weights({shared_.first, stage}, stage);
             ++ahead_;
         }
         __syncwarp();
@@ -152,9 +170,9 @@ class Producer {
 
     // This warp's stages of all items in a row, the loads of two ahead of the one that is put.
     __device__ void run() {
-        const int block = static_cast<int>(blockIdx.x), stride = static_cast<int>(gridDim.x);
-        if (block >= shared_.items) return;
-        const int all = (shared_.items - block + stride - 1) / stride * stages_;
+        if (shared_.first >= shared_.items) return;
+        const int all =
+            (shared_.items - shared_.first + shared_.stride - 1) / shared_.stride * stages_;
         left_ = unloaded_ = (all - first_ + C::kStageStep - 1) / C::kStageStep;
         if (all <= first_) return;
         uint4 x[3][8];
@@ -184,7 +202,8 @@ class Producer {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             // Tokens that do not exist are the last one again: nobody stores them.
-            const int place = tile.first + min(part_ * 32 + i * 4 + token_, tile.count - 1);
+            const int own = shared_.rank * C::kTokens + part_ * 32 + i * 4 + token_;
+            const int place = tile.first + min(own, tile.count - 1);
             const int row = p_.source != nullptr ? p_.source[place] : place;
             from_[i] = row * static_cast<int>(p_.x_stride) +
                        tile.group * static_cast<int>(p_.x_step) + unit_ * 8;
@@ -203,23 +222,29 @@ class Producer {
 #pragma unroll
             for (int i = 0; i < 8; ++i) x[i] = make_uint4(0, 0, 0, 0);
         }
-        loaded_.template advance<C::kStageStep>(stages_);
+        loaded_.template advance<C::kStageStep>(stages_, shared_.stride);
     }
 
     // One lane does.
     __device__ void ask_weights(const ItemStage& at, int slot) {
         if (enters(at, asked_item_)) find_weights(at.item);
-        const std::byte* from = weights_ + at.stage * C::kWeightBytes;
+        const int half = C::kCodes ? p_.half_bytes : C::kWeightBytes;
+        const std::byte* from = weights_ + at.stage * half;
         const std::uint32_t to =
             shared_.stage(slot) +
-            static_cast<std::uint32_t>(C::kInputBytes + part_ * kTiles * C::kWeightBytes);
+            static_cast<std::uint32_t>(C::kInputBytes + part_ * kTiles * half);
         const std::uint32_t barrier = shared_.full(slot);
-        expect_bytes(barrier, kTiles * C::kWeightBytes);
+        expect_bytes(barrier, static_cast<std::uint32_t>(kTiles * half));
 #pragma unroll
-        for (int i = 0; i < kTiles; ++i)
-            copy_bytes(to + static_cast<std::uint32_t>(i * C::kWeightBytes),
-                       from + min(i, last_tile_) * (stages_ * C::kWeightBytes), C::kWeightBytes,
-                       barrier);
+        for (int i = 0; i < kTiles; ++i) {
+            const std::uint32_t place = to + static_cast<std::uint32_t>(i * half);
+            const std::byte* tile = from + min(i, last_tile_) * (stages_ * half);
+            const auto bytes = static_cast<std::uint32_t>(half);
+            if constexpr (C::kCluster == 1)
+                copy_bytes(place, tile, bytes, barrier);
+            else if ((part_ * kTiles + i) % C::kCluster == shared_.rank)
+                copy_to_cluster(place, tile, bytes, barrier, (1 << C::kCluster) - 1);
+        }
     }
     // Divisions, so once for an item. Tiles of outputs beyond the last are computed like it and not
     // stored.
@@ -235,7 +260,7 @@ class Producer {
         last_tile_ = max(0, min(kTiles, all - wanted) - 1);
         weights_ = second ? p_.second.weights
                           : p_.weights + shared_.tile(p_, tile).group * p_.matrix_bytes;
-        weights_ += static_cast<std::int64_t>(first) * stages_ * C::kWeightBytes;
+        weights_ += static_cast<std::int64_t>(first) * stages_ * p_.half_bytes;
     }
 
     // True after the last.
@@ -262,7 +287,7 @@ class Producer {
         __syncwarp();
         if (threadIdx.x % 32 == 0) arrive(shared_.full(cursor_.slot));
         cursor_.advance(C::kStageStep);
-        put_.template advance<C::kStageStep>(stages_);
+        put_.template advance<C::kStageStep>(stages_, shared_.stride);
         return --left_ == 0;
     }
 
@@ -297,15 +322,18 @@ class Multiplier {
     }
 
     __device__ void run() {
-        for (int item = static_cast<int>(blockIdx.x); item < shared_.items;
-             item += static_cast<int>(gridDim.x)) {
-            const TokenTile tile = shared_.tile(p_, item / params_.row_blocks);
+        for (int item = shared_.first; item < shared_.items; item += shared_.stride) {
+            TokenTile tile = shared_.tile(p_, item / params_.row_blocks);
+            if constexpr (C::kCluster > 1) {
+                tile.first += shared_.rank * C::kTokens;
+                tile.count -= shared_.rank * C::kTokens;
+            }
             int row_block = item % params_.row_blocks;
             const bool second = C::kSecond && row_block >= params_.first_row_blocks;
             if (second) row_block -= params_.first_row_blocks;
             const int n = second ? p_.second.n : p_.n;
             const int row_tile = row_block * (C::kOutputs / 16) + group_ * 4 + warp_;
-            if constexpr (C::kFp8)
+            if constexpr (C::kBlocks)
                 scales_ = (second ? p_.second.scales : p_.scales + tile.group * p_.matrix_scales) +
                           std::int64_t{min(row_tile, static_cast<int>(tiles_of(n)) - 1)} * chunks_ *
                               p_.scale_outputs;
@@ -326,35 +354,69 @@ class Multiplier {
         clear(block_);
         first_stage_ = true;
         for (int first = 0; first < chunks_; first += params_.segments.chunks) {
-            if constexpr (C::kFp8) clear(segment_);
+            if constexpr (C::kCodes) clear(segment_);
             const int end = min(first + params_.segments.chunks, chunks_);
             for (int chunk = first; chunk < end; ++chunk) multiply_chunk(chunk);
-            if constexpr (!C::kFp8) {
+            if constexpr (!C::kCodes) {
                 wgmma_wait<0>();
                 hold(block_);
             }
             end_segment(first == 0, end == chunks_);
         }
-        release(previous_slot_);
+        if constexpr (!C::kGroups) release(previous_slot_);
     }
 
     __device__ void multiply_chunk(int chunk) {
-        float scale[2];
-        if constexpr (C::kFp8) load_scales(chunk, scale);
+        if constexpr (C::kGroups) {
+            multiply_groups();
+            multiply_groups();
+            return;
+        }
+        float2 scale;
+        if constexpr (C::kBlocks) scale = load_scales(chunk);
         multiply_stage(left_[0]);
         multiply_stage(left_[1]);
-        if constexpr (C::kFp8) {
+        if constexpr (C::kBlocks) {
+            wgmma_wait<0>();
+            hold(block_);
+            add_block(scale);
+            clear(block_);
+        }
+    }
+
+    // A stage of integer codes: two groups of inputs, each a chain of its own. While one
+    // warpgroup adds, the other one's products run.
+    __device__ void multiply_groups() {
+        wait(shared_.full(cursor_.slot), cursor_.parity);
+        const std::uint32_t base = shared_.stage(cursor_.slot);
+        const std::uint32_t half = weights_of(base);
+        const std::uint64_t right = swizzled_operand(base);
+        uint4(&left)[4] = left_[0];
+        load_pair(left, half, 0);
+#pragma unroll
+        for (int pair = 0; pair < 2; ++pair) {
+            hold(block_);
+            wgmma_begin();
+            wgmma(block_, left[2 * pair], right + static_cast<unsigned>(4 * pair), false);
+            wgmma(block_, left[2 * pair + 1], right + static_cast<unsigned>(4 * pair + 2));
+            wgmma_commit();
+            const float2 scale =
+                group_scales<C::kCode>(half, pair, lane_, p_.two_groups, p_.wide_scales);
+            if (pair == 0) load_pair(left, half, 1);
             wgmma_wait<0>();
             hold(block_);
             add_block(scale);
         }
+        release(cursor_.slot);
+        cursor_.advance();
     }
 
     // Stages alternate between two sets of registers: one is filled while the other's products run.
     __device__ void multiply_stage(uint4 (&left)[4]) {
         wait(shared_.full(cursor_.slot), cursor_.parity);
         const std::uint32_t base = shared_.stage(cursor_.slot);
-        load_left(left, base);
+        load_pair(left, weights_of(base), 0);
+        load_pair(left, weights_of(base), 1);
         hold(block_);
         wgmma_begin();
         const std::uint64_t right = swizzled_operand(base);
@@ -368,44 +430,41 @@ class Multiplier {
         cursor_.advance();
     }
 
-    __device__ void load_left(uint4 (&left)[4], std::uint32_t base) const {
-        const std::uint32_t from =
-            base + static_cast<std::uint32_t>(C::kInputBytes +
-                                              (group_ * 4 + warp_) * C::kWeightBytes + lane_ * 16);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            if constexpr (C::kFp8) {
-                const uint4 codes = load_shared(from + static_cast<std::uint32_t>(i * 512));
-                left[2 * i] = widen(codes.x, codes.y);
-                left[2 * i + 1] = widen(codes.z, codes.w);
-            } else {
-                left[2 * i] = load_shared(from + static_cast<std::uint32_t>(i * 1024));
-                left[2 * i + 1] = load_shared(from + static_cast<std::uint32_t>(i * 1024 + 512));
-            }
-        }
+    // The warp's 16 outputs in a stage.
+    __device__ std::uint32_t weights_of(std::uint32_t base) const {
+        const int half = C::kCodes ? p_.half_bytes : C::kWeightBytes;
+        return base + static_cast<std::uint32_t>(C::kInputBytes + (group_ * 4 + warp_) * half);
+    }
+    __device__ void load_pair(uint4 (&left)[4], std::uint32_t half, int pair) const {
+        uint4 two[2];
+        load_left<C::kCode>(half, pair, lane_, two);
+        left[2 * pair] = two[0];
+        left[2 * pair + 1] = two[1];
     }
 
     __device__ void release(int slot) {
         __syncwarp();
-        if (lane_ == 0) arrive(shared_.free(slot));
+        if constexpr (C::kCluster == 1) {
+            if (lane_ == 0) arrive(shared_.free(slot));
+        } else {
+            if (lane_ < C::kCluster) arrive_at(shared_.free(slot), lane_);
+        }
     }
 
-    __device__ void load_scales(int chunk, float (&scale)[2]) const {
+    __device__ float2 load_scales(int chunk) const {
         const float* from = scales_ + static_cast<std::int64_t>(chunk) * p_.scale_outputs;
-        const bool apart = p_.scale_outputs != 1;
-        scale[0] = __ldg(from + (apart ? lane_ / 4 : 0));
-        scale[1] = __ldg(from + (apart ? lane_ / 4 + 8 : 0));
+        const bool apart = p_.scale_outputs != 2;
+        return {__ldg(from + (apart ? lane_ / 4 : 0)), __ldg(from + (apart ? lane_ / 4 + 8 : 1))};
     }
 
-    __device__ void add_block(const float (&scale)[2]) {
+    __device__ void add_block(float2 scale) {
 #pragma unroll
         for (int i = 0; i < kSums; ++i)
-            segment_[i] = fmaf(scale[i / 2 % 2], block_[i], segment_[i]);
-        clear(block_);
+            segment_[i] = fmaf(i / 2 % 2 == 0 ? scale.x : scale.y, block_[i], segment_[i]);
     }
 
     __device__ void end_segment(bool first, bool last) {
-        if constexpr (C::kFp8) {
+        if constexpr (C::kCodes) {
             const std::uint32_t place = shared_.totals +
                                         static_cast<std::uint32_t>(group_ * 64 * C::kTokens * 4) +
                                         threadIdx.x % 128 * 16;
@@ -442,8 +501,7 @@ class Multiplier {
     }
 
     __device__ void store_total(const TokenTile& tile, int output) {
-        if constexpr (!C::kFp8)
-            if (p_.gated) return store_gated(tile, output / 16 * 8 + output % 8);
+        if (p_.gated) return store_gated(tile, output / 16 * 8 + output % 8);
         if (p_.y_type == DType::f32 && !p_.accumulate)
             store_all(tile, output, p_.n, reinterpret_cast<float*>(p_.y), p_.y_stride,
                       [](float* to, float sum) { *to = sum; });
@@ -460,6 +518,7 @@ class Multiplier {
 
     // Of a tile of 16 outputs, eight are the gate's and eight are up's: a lane has both.
     __device__ void store_gated(const TokenTile& tile, int column) const {
+        const float* total = C::kCodes ? segment_ : total_;
         const int token = lane_ % 4 * 2;
         if (2 * column >= p_.n) return;
 #pragma unroll
@@ -468,13 +527,13 @@ class Multiplier {
             for (int i = 0; i < 2; ++i)
                 if (eight * 8 + token + i < tile.count)
                     store(p_, tile.group, tile.first + eight * 8 + token + i, column,
-                          gated(total_[4 * eight + i], total_[4 * eight + 2 + i]));
+                          gated(total[4 * eight + i], total[4 * eight + 2 + i]));
     }
 
     template <typename Y, typename Put>
     __device__ void store_all(const TokenTile& tile, int output, int n, Y* y, std::int64_t stride,
                               const Put& put) const {
-        const float* total = C::kFp8 ? segment_ : total_;
+        const float* total = C::kCodes ? segment_ : total_;
         const int token = lane_ % 4 * 2;
         y += (tile.first + token) * stride + tile.group * p_.y_step + output;
 #pragma unroll
@@ -496,8 +555,8 @@ class Multiplier {
     const float* scales_ = nullptr;
     uint4 left_[2][4];
     float block_[kSums];                  // what the tensor cores add to
-    float segment_[C::kFp8 ? kSums : 1];  // e4m3: the segment's sum
-    float total_[C::kFp8 ? 1 : kSums];    // bf16: of the segments before
+    float segment_[C::kCodes ? kSums : 1];  // codes: the segment's sum
+    float total_[C::kCodes ? 1 : kSums];    // bf16: of the segments before
 };
 
 template <class C>
@@ -513,6 +572,9 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     shared.barriers = shared.totals + C::kTotalBytes;
     shared.tiles =
         reinterpret_cast<TokenTile*>(dynamic + (shared.barriers - unaligned) + C::kBarrierBytes);
+    shared.rank = static_cast<int>(blockIdx.x) % C::kCluster;
+    shared.first = static_cast<int>(blockIdx.x) / C::kCluster;
+    shared.stride = static_cast<int>(gridDim.x) / C::kCluster;
     const bool experts = p.indptr != nullptr;
     const bool settled = p.overlap.inputs_settled;
     const bool early = !p.overlap.holds_next && (!experts || settled);
@@ -521,16 +583,17 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     if (threadIdx.x == 0) {
         for (int slot = 0; slot < C::kStages; ++slot) {
             init_barrier(shared.full(slot), C::kStageWarps);
-            init_barrier(shared.free(slot), 8);  // the multipliers'
+            init_barrier(shared.free(slot), 8 * C::kCluster);  // the multipliers'
         }
         fence_barrier_init();
     }
     if (experts && !settled) wait_for_previous_kernel();
     if (experts && threadIdx.x < 32) {
-        const int count = list_expert_tiles(p, C::kTokens, shared.tiles, params.token_tiles);
+        const int count = list_expert_tiles(p, C::kTokens * C::kCluster, shared.tiles, params.token_tiles);
         if (threadIdx.x == 0) listed = count;
     }
     __syncthreads();
+    if constexpr (C::kCluster > 1) synchronize_cluster();  // the others' barriers are there
     shared.items = (experts ? listed : params.token_tiles) * params.row_blocks;
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(C::kProducerRegisters));
@@ -544,6 +607,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
         if (!settled) wait_for_previous_kernel();
         Multiplier<C>(params, shared, static_cast<int>(threadIdx.x) / 128 - 1).run();
     }
+    if constexpr (C::kCluster > 1) synchronize_cluster();  // nobody writes here any more
     // Who waits for this kernel waits for those in front of it, too.
     if (settled) wait_for_previous_kernel();
 }

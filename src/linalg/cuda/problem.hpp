@@ -55,7 +55,10 @@ struct Problem {
     std::int32_t groups = 1;
     std::int32_t rows = 0;           // of y
     std::int32_t x_rows = 0;         // no group has more than so many tokens
-    std::int32_t scale_outputs = 1;  // scales of a chunk: 1 or 16
+    std::int32_t half_bytes = 0;     // half a chunk of 16 outputs, its scales included
+    std::int32_t scale_outputs = 2;  // scales of a chunk that lie apart: 2 or 16
+    bool two_groups = false;  // integer codes: half a chunk has scales of two groups of inputs
+    bool wide_scales = false;  // in f32, not bf16
     WeightCode code = WeightCode::f32;
     DType y_type = DType::f32;
     bool accumulate = false;
@@ -77,8 +80,8 @@ inline std::int64_t most_token_tiles(const Problem& p, std::int64_t tokens) {
     return rows < p.groups + rows / tokens ? rows : p.groups + rows / tokens;
 }
 
-// bf16 and e4m3: bound by reading weights; by the tensor cores (vector_x alone), in tiles of 32, 64
-// or 128 tokens.
+// bf16 and codes: bound by reading weights; by the tensor cores (vector_x alone), in tiles of 32, 64
+// or 128 tokens, or of 256 that two blocks share.
 void few_tokens(cudaStream_t stream, const Problem& p);
 void many_tokens(cudaStream_t stream, const Problem& p, int tokens);
 // f32 and f16.
@@ -97,6 +100,7 @@ struct LaunchShape {
     std::int64_t blocks = 0;
     int threads = 0;
     std::size_t shared_bytes = 0;
+    int cluster = 1;  // blocks that share what they read
 };
 
 // Every time: the attributes belong to the current device, of which there may be several.
@@ -126,16 +130,18 @@ template <typename Params>
 void launch(cudaStream_t stream, void (*kernel)(Params), const LaunchShape& shape,
             const Params& params) {
     cudaError_t status = allow_shared_memory(kernel, shape);
-    cudaLaunchAttribute overlap;
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
     config.blockDim = dim3(static_cast<unsigned>(shape.threads));
     config.dynamicSmemBytes = shape.shared_bytes;
     config.stream = stream;
-    config.attrs = &overlap;
-    config.numAttrs = 1;
+    config.attrs = attributes;
+    config.numAttrs = shape.cluster > 1 ? 2 : 1;
     if (status == cudaSuccess) status = cudaLaunchKernelEx(&config, kernel, params);
     CHECK(status == cudaSuccess, "CUDA refused a product of {} blocks of {} threads, {} bytes: {}",
           shape.blocks, shape.threads, shape.shared_bytes, cudaGetErrorString(status));

@@ -3,6 +3,7 @@
 #include "linalg/cuda/product.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 
 #include "linalg/cuda/few_tokens.hpp"
@@ -49,7 +50,10 @@ Problem problem_of(const Matrix& x, std::int64_t x_step, const WeightView& w, co
     p.x_rows = narrow(x.rows, "rows of x");
     // Kernels count elements of x in 32 bits.
     narrow(x.rows * x.stride, "elements of x");
-    p.scale_outputs = w.format.scaled() ? narrow(w.scale_bytes / scales, "scales of a chunk") : 1;
+    if (in_blocks(w.format.code)) p.scale_outputs = narrow(w.scale_bytes / scales, "scales");
+    if (in_fragments(w.format.code)) p.half_bytes = half_bytes(w.format);
+    p.two_groups = groups_of_half(w.format) == 2;
+    p.wide_scales = w.format.scale == ScaleType::f32;
     p.code = w.format.code;
     p.y_type = y.dtype;
     p.accumulate = store == Store::accumulate;
@@ -99,20 +103,29 @@ double few_microseconds(const Problem& p) {
 // Many: rounds of tiles of 128 outputs by so many tokens.
 struct ManyTile {
     int tokens = 0;
+    int blocks = 1;      // that share it
     double once = 0.0;   // of a tile
     double chunk = 0.0;  // of 128 inputs
 };
-constexpr ManyTile kManyTiles[] = {{32, 0.8, 0.58}, {64, 1.5, 0.88}, {128, 2.5, 1.35}};
+constexpr ManyTile kManyTiles[] = {{32, 1, 0.8, 0.58}, {64, 1, 1.5, 0.88}, {128, 1, 2.5, 1.35}};
+constexpr ManyTile kSharedTile = {256, 2, 2.5, 1.15};
 
 double many_microseconds(const Problem& p, const ManyTile& tile) {
     const std::int64_t tiles =
         most_token_tiles(p, tile.tokens) * (divide_up(p.n, 128) + divide_up(p.second.n, 128));
-    const std::int64_t rounds = divide_up(tiles, multiprocessors());
+    const std::int64_t rounds = divide_up(tiles, multiprocessors() / tile.blocks);
     const double work = static_cast<double>(rounds) *
                         (tile.once + tile.chunk * static_cast<double>(chunks_of(p.k)));
     const std::int64_t groups = p.indptr == nullptr ? p.groups : std::min(p.groups, p.rows);
     const double read = static_cast<double>(groups * p.matrix_bytes) / 4.45e6;
     return 1.0 + std::max(work, 1.07 * read);
+}
+
+// Whether tiles of 256 tokens, which two blocks share, are faster than those of 128. Experts: most
+// have more than one of these.
+bool shares_tiles(const Problem& p) {
+    if (p.indptr != nullptr) return p.rows > 160 * p.groups;
+    return many_microseconds(p, kSharedTile) < many_microseconds(p, kManyTiles[2]);
 }
 
 // Tokens of a tile of the kernel for many; 0: the one for few is faster.
@@ -125,7 +138,8 @@ int many_tile(const Problem& p) {
             best = time;
             tokens = tile.tokens;
         }
-    return tokens;
+    if (const char* n = std::getenv("ESPALIER_TILE"); n != nullptr && tokens == 128) return std::atoi(n);
+    return tokens == 128 && shares_tiles(p) ? kSharedTile.tokens : tokens;
 }
 
 void run(Stream stream, Problem p, Overlap overlap) {
@@ -155,6 +169,8 @@ bool joint_product(Stream stream, const Matrix& x, const WeightView& w, const Ma
         const Problem beside = problem_of(x, 0, second.w, second.y, 0, Store::assign);
         const Segments one = segments_of(p.n, p.k), two = segments_of(beside.n, beside.k);
         if (beside.code != p.code || beside.k != p.k || beside.scale_outputs != p.scale_outputs ||
+            beside.half_bytes != p.half_bytes || beside.two_groups != p.two_groups ||
+            beside.wide_scales != p.wide_scales ||
             beside.n % kTileOutputs != 0 || beside.y_type != DType::f32 || one.count != two.count ||
             one.chunks != two.chunks)
             return false;
@@ -162,7 +178,7 @@ bool joint_product(Stream stream, const Matrix& x, const WeightView& w, const Ma
                     beside.y_stride, beside.n};
     }
     const int tile = many_tile(p);
-    if (tile == 128 || (tile > 0 && queries != nullptr)) return false;
+    if (tile >= 128 || (tile > 0 && queries != nullptr)) return false;
     if (queries != nullptr) {
         CHECK(queries->act.dtype == DType::bf16 && queries->rope.dtype == DType::bf16 &&
                   queries->cos_sin.dtype == DType::f32 && queries->width % 2 == 0,

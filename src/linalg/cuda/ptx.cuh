@@ -38,6 +38,18 @@ __device__ __forceinline__ void arrive_expecting(std::uint32_t barrier, std::uin
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");
 }
+// At the same barrier of a block of the cluster.
+__device__ __forceinline__ void arrive_at(std::uint32_t barrier, int block) {
+    asm volatile(
+        "{ .reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [there]; }\n" ::"r"(barrier),
+        "r"(block)
+        : "memory");
+}
+__device__ __forceinline__ void synchronize_cluster() {
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
 // The phase waits for so many bytes more; the caller's own arrival comes later.
 __device__ __forceinline__ void expect_bytes(std::uint32_t barrier, std::uint32_t bytes) {
     asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier),
@@ -75,9 +87,43 @@ __device__ __forceinline__ void copy_passing_bytes(std::uint32_t to, const void*
         "l"(from), "r"(bytes), "r"(barrier), "l"(kEvictFirst)
         : "memory");
 }
+// To the same place in every block of the cluster that `blocks` names, each of which counts the
+// bytes at its own barrier.
+__device__ __forceinline__ void copy_to_cluster(std::uint32_t to, const void* from,
+                                                std::uint32_t bytes, std::uint32_t barrier,
+                                                std::uint16_t blocks) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+        " [%0], [%1], %2, [%3], %4;" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier), "h"(blocks)
+        : "memory");
+}
 __device__ __forceinline__ uint4 load_shared(std::uint32_t from) {
     uint4 v;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(from));
+    return v;
+}
+__device__ __forceinline__ uint2 load_shared_8(std::uint32_t from) {
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(from));
+    return v;
+}
+__device__ __forceinline__ std::uint32_t load_shared_4(std::uint32_t from) {
+    std::uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from));
+    return v;
+}
+__device__ __forceinline__ std::uint32_t load_shared_2(std::uint32_t from) {
+    std::uint16_t v;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(from));
+    return v;
+}
+// Four matrices of 8 × 8 bf16, whose rows the lanes point at.
+__device__ __forceinline__ uint4 load_matrices(std::uint32_t from) {
+    uint4 v;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "r"(from));
     return v;
@@ -101,22 +147,14 @@ __device__ __forceinline__ void multiply(float (&sum)[4], uint4 left, std::uint3
         : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
         : "r"(left.x), "r"(left.y), "r"(left.z), "r"(left.w), "r"(right0), "r"(right1));
 }
-
-// Two joined pairs of e4m3 codes each (join_codes) to a left operand. The bits of a code, moved to
-// where bf16 has sign, exponent and mantissa, stand for 2^-120 of its number; the multiplication is
-// exact, subnormal codes included.
-__device__ __forceinline__ uint4 widen(std::uint32_t first, std::uint32_t second) {
-    const auto scaled = [](std::uint32_t pair) {
-        std::uint32_t result;
-        asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(pair), "r"(0x7b807b80u));
-        return result;
-    };
-    const auto upper = [](std::uint32_t w) { return w & 0x87f087f0u; };
-    const auto lower = [](std::uint32_t w) {
-        return ((w << 4) & 0x80f080f0u) | ((w >> 4) & 0x07000700u);
-    };
-    return make_uint4(scaled(upper(first)), scaled(lower(first)), scaled(upper(second)),
-                      scaled(lower(second)));
+// sum = left · right.
+__device__ __forceinline__ void multiply_first(float (&sum)[4], uint4 left, std::uint32_t right0,
+                                               std::uint32_t right1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+        : "=f"(sum[0]), "=f"(sum[1]), "=f"(sum[2]), "=f"(sum[3])
+        : "r"(left.x), "r"(left.y), "r"(left.z), "r"(left.w), "r"(right0), "r"(right1), "f"(0.0f));
 }
 
 }  // namespace espalier::linalg::cuda

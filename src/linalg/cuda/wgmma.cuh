@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Warpgroup products D[64 × n] += A[64 × 16] · B[16 × n] for 128, 64 and 32 columns, bf16 with f32
 // sums: A in registers (a warp's 16 rows as mma.m16n8k16 has them), B in shared memory, 128-byte
-// swizzle. Bits are those of mma.m16n8k16 (tests/linalg/cuda/invariance_test.cpp holds them).
+// swizzle. Without `add` D = A · B. Bits are those of mma.m16n8k16 (tests/linalg/cuda/invariance_test.cpp holds them).
 #pragma once
 
 #include <cstdint>
@@ -40,35 +40,44 @@ __device__ __forceinline__ void hold(float (&sums)[kSums]) {
     ESPALIER_SUMS_8(d, i), ESPALIER_SUMS_8(d, i + 8), ESPALIER_SUMS_8(d, i + 16), \
         ESPALIER_SUMS_8(d, i + 24)
 
-__device__ __forceinline__ void wgmma(float (&d)[64], const uint4& a, std::uint64_t b) {
+__device__ __forceinline__ void wgmma(float (&d)[64], const uint4& a, std::uint64_t b,
+                                      bool add = true) {
     asm volatile(
+        "{ .reg .pred p;\n"
+        "setp.ne.b32 p, %69, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
         "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "
         "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, "
         "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;\n"
+        "{%64, %65, %66, %67}, %68, p, 1, 1, 0; }\n"
         : ESPALIER_SUMS_32(d, 0), ESPALIER_SUMS_32(d, 32)
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b));
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(static_cast<int>(add)));
 }
 
-__device__ __forceinline__ void wgmma(float (&d)[32], const uint4& a, std::uint64_t b) {
+__device__ __forceinline__ void wgmma(float (&d)[32], const uint4& a, std::uint64_t b,
+                                      bool add = true) {
     asm volatile(
+        "{ .reg .pred p;\n"
+        "setp.ne.b32 p, %37, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
         "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "{%32, %33, %34, %35}, %36, 1, 1, 1, 0;\n"
+        "{%32, %33, %34, %35}, %36, p, 1, 1, 0; }\n"
         : ESPALIER_SUMS_32(d, 0)
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b));
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(static_cast<int>(add)));
 }
 
-__device__ __forceinline__ void wgmma(float (&d)[16], const uint4& a, std::uint64_t b) {
+__device__ __forceinline__ void wgmma(float (&d)[16], const uint4& a, std::uint64_t b,
+                                      bool add = true) {
     asm volatile(
+        "{ .reg .pred p;\n"
+        "setp.ne.b32 p, %21, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-        "{%16, %17, %18, %19}, %20, 1, 1, 1, 0;\n"
+        "{%16, %17, %18, %19}, %20, p, 1, 1, 0; }\n"
         : ESPALIER_SUMS_8(d, 0), ESPALIER_SUMS_8(d, 8)
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b));
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(static_cast<int>(add)));
 }
 
 #undef ESPALIER_SUMS_8

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prints how near the CUDA products come to an H200's bounds: 4.45 TB/s of reads, 790 TFLOPS in
-// bf16. A line is one shape of DeepSeek-V2-Lite (bf16) or V3 (FP8 blocks): a chain of products over
-// weights that no cache holds, recorded as one graph, the best of five replays.
+// bf16. A line is one shape of DeepSeek-V2-Lite (bf16), V3 (FP8 blocks) or either in another format,
+// or Kimi-K2's experts: a chain of products over weights that no cache holds, recorded as one graph,
+// the best of five replays.
 //   bench_products [part of a shape's name] [tokens …]
 #include <fmt/format.h>
 
@@ -33,6 +34,9 @@ struct Shape {
 
 constexpr WeightFormat kBf16{.code = WeightCode::bf16};
 constexpr WeightFormat kF32{.code = WeightCode::f32};
+constexpr WeightFormat kInt8 = grouped(WeightCode::int8, 32, ScaleType::bf16);
+constexpr WeightFormat kInt4 = grouped(WeightCode::int4, 32, ScaleType::bf16);
+constexpr WeightFormat kFp4 = packed_format(kNvfp4);
 
 constexpr Shape kShapes[] = {
     {"v2 q+kv_a", kBf16, Kind::dense, 1, 3648, 2048, 0},
@@ -52,6 +56,23 @@ constexpr Shape kShapes[] = {
     {"v3 o", kFp8Blocks, Kind::dense, 1, 7168, 16384, 0},
     {"v3 gate_up", kFp8Blocks, Kind::experts, 256, 4096, 7168, 8},
     {"v3 down", kFp8Blocks, Kind::experts, 256, 7168, 2048, 8},
+    {"v2 int8 gate_up", kInt8, Kind::experts, 64, 2816, 2048, 6},
+    {"v2 int8 down", kInt8, Kind::experts, 64, 2048, 1408, 6},
+    {"v2 int4 q+kv_a", kInt4, Kind::dense, 1, 3648, 2048, 0},
+    {"v2 int4 o", kInt4, Kind::dense, 1, 2048, 2048, 0},
+    {"v2 int4 gate_up", kInt4, Kind::experts, 64, 2816, 2048, 6},
+    {"v2 int4 down", kInt4, Kind::experts, 64, 2048, 1408, 6},
+    {"v3 int8 gate_up", kInt8, Kind::experts, 256, 4096, 7168, 8},
+    {"v3 int8 down", kInt8, Kind::experts, 256, 7168, 2048, 8},
+    {"v3 int4 q_b", kInt4, Kind::dense, 1, 24576, 1536, 0},
+    {"v3 int4 o", kInt4, Kind::dense, 1, 7168, 16384, 0},
+    {"v3 int4 gate_up", kInt4, Kind::experts, 256, 4096, 7168, 8},
+    {"v3 int4 down", kInt4, Kind::experts, 256, 7168, 2048, 8},
+    {"v3 nvfp4 o", kFp4, Kind::dense, 1, 7168, 16384, 0},
+    {"v3 nvfp4 gate_up", kFp4, Kind::experts, 256, 4096, 7168, 8},
+    {"v3 nvfp4 down", kFp4, Kind::experts, 256, 7168, 2048, 8},
+    {"k2 int4 gate_up", kInt4, Kind::experts, 384, 4096, 7168, 8},
+    {"k2 int4 down", kInt4, Kind::experts, 384, 7168, 2048, 8},
 };
 
 template <typename T>
@@ -128,8 +149,10 @@ class Bench {
         view.count = shape.count;
         view.n = shape.n;
         view.k = shape.k;
-        view.matrix_bytes = shape.format.bytes(tiles_of(shape.n) * 16 * chunks_of(shape.k) * 128);
-        view.scale_bytes = tiles_of(shape.n) * chunks_of(shape.k) * 4;
+        const std::int64_t chunks = tiles_of(shape.n) * chunks_of(shape.k);
+        view.matrix_bytes = in_fragments(shape.format.code) ? chunks * 2 * half_bytes(shape.format)
+                                                            : shape.format.bytes(shape.n * shape.k);
+        view.scale_bytes = in_blocks(shape.format.code) ? chunks * 2 * 4 : 0;
         view.scales = scales_.data();
         plan.rows = tokens;
         auto active = static_cast<double>(shape.count);

@@ -12,7 +12,7 @@ constexpr std::int64_t kTokens[] = {1,   2,   3,   5,   7,   8,   9,   15,  16, 
 constexpr std::int64_t kMostTokens = 16384;
 
 struct Case {
-    DType dtype;
+    WeightKind kind;
     std::int64_t n, k;
 };
 
@@ -32,6 +32,14 @@ std::vector<Case> cases() {
     for (const DType dtype : {DType::f32, DType::f16}) all.push_back({dtype, 37, 520});
     all.push_back({DType::bf16, 53, 563});  // x cannot be read 16 bytes at a time
     all.push_back({DType::e4m3, 53, 563});
+    for (const char* name : {"int8_32", "int4_32", "nvfp4"})
+        for (const auto& [n, k] : {std::pair{200, 128}, {136, 1408}, {152, 2048}, {40, 3400},
+                                   {24, 7168}, {4400, 2048}, {53, 562}})
+            all.push_back({grouped_kind(name), n, k});
+    // Scales in f32, of 64 inputs, of 128, of whole rows.
+    for (const char* name : {"int8_packed", "int8_128", "int8_row", "int4_128", "int4_256"})
+        for (const auto& [n, k] : {std::pair{72, 520}, {152, 2048}})
+            all.push_back({grouped_kind(name), n, k});
     return all;
 }
 
@@ -39,17 +47,17 @@ class CudaInvariance : public testing::TestWithParam<Case> {
   protected:
     std::int64_t most_tokens() const { return n_ > 1000 ? 2048 : kMostTokens; }
     Activations random_x(std::int64_t rows, std::int64_t cols, std::uint32_t seed) const {
-        return wide_random(format_of(dtype_).input(), rows, cols, cols, seed);
+        return wide_random(kind_.input(), rows, cols, cols, seed);
     }
 
-    DType dtype_ = GetParam().dtype;
+    WeightKind kind_ = GetParam().kind;
     std::int64_t n_ = GetParam().n, k_ = GetParam().k;
     std::unique_ptr<Device> gpu_ = gpu_or_throw();
     Stream stream_ = gpu_->stream();
 };
 
 TEST_P(CudaInvariance, EveryTokenAloneEqualsItsPlaceAmongOthers) {
-    const StoredTensor w(dtype_, n_, k_, 1);
+    const AnyTensor w(kind_, n_, k_, 1);
     const Weight packed = pack_on(*gpu_, {w.view()});
     const std::int64_t most = most_tokens();
     Activations host_x = random_x(most, k_, 2);
@@ -76,8 +84,8 @@ TEST_P(CudaInvariance, EveryTokenAloneEqualsItsPlaceAmongOthers) {
 TEST_P(CudaInvariance, StackedIsProductPerMatrix) {
     if (n_ > 1000) return;
     const std::int64_t count = 5, x_step = (k_ + 15) / 8 * 8, y_step = n_ + 3;
-    const StoredTensor tensor(dtype_, count * n_, k_, 3);
-    const Weight packed = pack_on(*gpu_, matrices_of(tensor, count, n_, k_));
+    const AnyTensor tensor(kind_, count * n_, k_, 3);
+    const Weight packed = pack_on(*gpu_, matrices_of(tensor, count, n_));
     for (const std::int64_t tokens : {1, 6, 17, 50, 64, 65, 130, 512, 2048}) {
         Activations host_x = random_x(tokens, count * x_step, 4);
         const DeviceActivations x(*gpu_, host_x);
@@ -104,8 +112,8 @@ TEST_P(CudaInvariance, StackedIsProductPerMatrix) {
 TEST_P(CudaInvariance, ExpertsGiveTheBitsOfATokenAlone) {
     if (n_ > 1000) return;
     const std::int64_t experts = 24, top_k = 3;
-    const StoredTensor tensor(dtype_, experts * n_, k_, 5);
-    const Weight packed = pack_on(*gpu_, matrices_of(tensor, experts, n_, k_));
+    const AnyTensor tensor(kind_, experts * n_, k_, 5);
+    const Weight packed = pack_on(*gpu_, matrices_of(tensor, experts, n_));
     for (const std::int64_t tokens : {1, 2, 5, 8, 31, 64, 130, 512, 2048, 8192, 16384}) {
         const Routing routing(tokens, experts, top_k, static_cast<std::uint32_t>(tokens));
         const std::int64_t pairs = tokens * top_k;
@@ -146,8 +154,8 @@ TEST_P(CudaInvariance, ExpertsGiveTheBitsOfATokenAlone) {
 TEST_P(CudaInvariance, ReplayedWithAnotherRoutingIsTheSameAsEager) {
     if (n_ > 1000) return;
     const std::int64_t experts = 24, top_k = 3, tokens = 150;
-    const StoredTensor tensor(dtype_, experts * n_, k_, 7);
-    const Weight packed = pack_on(*gpu_, matrices_of(tensor, experts, n_, k_));
+    const AnyTensor tensor(kind_, experts * n_, k_, 7);
+    const Weight packed = pack_on(*gpu_, matrices_of(tensor, experts, n_));
     const Routing recorded(tokens, experts, top_k, 1);
     DeviceInts indptr(*gpu_, recorded.indptr), source(*gpu_, recorded.source);
     Activations first_x = random_x(tokens, k_, 8);
@@ -180,10 +188,10 @@ TEST_P(CudaInvariance, ReplayedWithAnotherRoutingIsTheSameAsEager) {
 
 // Two products in one launch, the first one's outputs split as queries, have the bits of the parts.
 TEST_P(CudaInvariance, JointProductsHaveTheBitsOfTheirParts) {
-    if (format_of(dtype_).input() != DType::bf16 || k_ % 8 != 0) return;
+    if (kind_.input() != DType::bf16 || k_ % 8 != 0) return;
     constexpr std::int64_t kHeads = 3, kWidth = 128, kRope = 64, kStep = 200, kSecond = 80;
     constexpr std::int64_t kQueries = kHeads * (kWidth + kRope);
-    const StoredTensor w(dtype_, kQueries, k_, 9), other(dtype_, kSecond, k_, 10);
+    const AnyTensor w(kind_, kQueries, k_, 9), other(kind_, kSecond, k_, 10);
     const Weight packed = pack_on(*gpu_, {w.view()}), beside = pack_on(*gpu_, {other.view()});
     for (const std::int64_t tokens : {1, 2, 7, 8, 9, 16, 17, 33, 64}) {
         Activations host_x = random_x(tokens, k_, 11), angles(DType::f32, tokens, kRope, kRope);
@@ -233,9 +241,9 @@ TEST_P(CudaInvariance, JointProductsHaveTheBitsOfTheirParts) {
 
 // Two products in one launch at every number of tokens that one serves.
 TEST_P(CudaInvariance, PairsOfProductsHaveTheBitsOfEach) {
-    if (format_of(dtype_).input() != DType::bf16 || k_ % 8 != 0) return;
+    if (kind_.input() != DType::bf16 || k_ % 8 != 0) return;
     constexpr std::int64_t kFirst = 272, kSecond = 208;
-    const StoredTensor w(dtype_, kFirst, k_, 16), other(dtype_, kSecond, k_, 17);
+    const AnyTensor w(kind_, kFirst, k_, 16), other(kind_, kSecond, k_, 17);
     const Weight packed = pack_on(*gpu_, {w.view()}), beside = pack_on(*gpu_, {other.view()});
     int joined = 0;
     for (const std::int64_t tokens : {1, 8, 17, 33, 64, 100, 128, 200, 256, 600}) {
@@ -266,9 +274,9 @@ TEST_P(CudaInvariance, PairsOfProductsHaveTheBitsOfEach) {
 // A product that reads what lies two kernels back runs beside the kernel in front of it. All rounds
 // hand their numbers on in one place, so that a look into a stale cache, or too early, shows.
 TEST_P(CudaInvariance, SettledInputsAreSeenWithoutAWait) {
-    if (format_of(dtype_).input() != DType::bf16 || k_ % 8 != 0 || n_ % 8 != 0) return;
+    if (kind_.input() != DType::bf16 || k_ % 8 != 0 || n_ % 8 != 0) return;
     constexpr std::int64_t kRounds = 40;
-    const StoredTensor down(dtype_, n_, k_, 12), up(dtype_, k_, n_, 13);
+    const AnyTensor down(kind_, n_, k_, 12), up(kind_, k_, n_, 13);
     const Weight narrow = pack_on(*gpu_, {down.view()}), wide = pack_on(*gpu_, {up.view()});
     for (const std::int64_t tokens : {1, 40, 200}) {
         Activations host_x = random_x(kRounds * tokens, k_, 14);
@@ -301,7 +309,7 @@ TEST_P(CudaInvariance, SettledInputsAreSeenWithoutAWait) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CudaInvariance, testing::ValuesIn(cases()), [](const auto& param) {
-    return std::string(name_of(param.param.dtype)) + "_" + std::to_string(param.param.n) + "x" +
+    return param.param.kind.name() + "_" + std::to_string(param.param.n) + "x" +
            std::to_string(param.param.k);
 });
 

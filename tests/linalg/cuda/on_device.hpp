@@ -4,10 +4,12 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <stdexcept>
 
 #include "base/device.hpp"
 #include "linalg/cuda/product.hpp"
+#include "linalg/grouped_weights.hpp"
 #include "linalg/random_weights.hpp"
 
 namespace espalier::linalg {
@@ -103,11 +105,59 @@ inline Weight pack_on(Device& device, const std::vector<WeightSource>& matrices)
     return std::move(packed.value());
 }
 
+// What checkpoints hold: elements (e4m3 in blocks), or codes with scales by groups.
+struct WeightKind {
+    DType dtype = DType::f32;
+    const GroupedKind* codes = nullptr;
+
+    WeightKind(DType stored) : dtype(stored) {}
+    WeightKind(const GroupedKind& kind) : codes(&kind) {}
+    std::string name() const {
+        return codes != nullptr ? codes->name : std::string(name_of(dtype));
+    }
+    DType input() const {
+        return (codes != nullptr ? codes->format : format_of(dtype)).input();
+    }
+};
+
+inline const GroupedKind& grouped_kind(std::string_view name) {
+    for (const GroupedKind& kind : kGroupedKinds)
+        if (kind.name == name) return kind;
+    throw std::runtime_error("no such kind: " + std::string(name));
+}
+
+// A stored tensor [n, k] of either.
+class AnyTensor {
+  public:
+    AnyTensor(const WeightKind& kind, std::int64_t n, std::int64_t k, std::uint32_t seed)
+        : n_(n), k_(k) {
+        if (kind.codes != nullptr)
+            grouped_.emplace(*kind.codes, n, k, seed);
+        else
+            stored_.emplace(kind.dtype, n, k, seed);
+    }
+    WeightSource rows(std::int64_t first, std::int64_t count) const {
+        return grouped_ ? grouped_->rows(first, count) : stored_->view(first, 0, count, k_);
+    }
+    WeightSource view() const { return rows(0, n_); }
+    // Scale included.
+    double weight(std::int64_t row, std::int64_t col) const {
+        if (grouped_) return double{grouped_->code(row, col)} * double{grouped_->scale(row, col)};
+        const double code = stored_->code(row, col);
+        return stored_->view().format.scaled() ? code * double{stored_->scale(row, col)} : code;
+    }
+
+  private:
+    std::int64_t n_, k_;
+    std::optional<StoredTensor> stored_;
+    std::optional<GroupedTensor> grouped_;
+};
+
 // `count` matrices [n, k], each a view of its own rows of one tensor.
-inline std::vector<WeightSource> matrices_of(const StoredTensor& tensor, std::int64_t count,
-                                             std::int64_t n, std::int64_t k) {
+inline std::vector<WeightSource> matrices_of(const AnyTensor& tensor, std::int64_t count,
+                                             std::int64_t n) {
     std::vector<WeightSource> sources;
-    for (std::int64_t s = 0; s < count; ++s) sources.push_back(tensor.view(s * n, 0, n, k));
+    for (std::int64_t s = 0; s < count; ++s) sources.push_back(tensor.rows(s * n, n));
     return sources;
 }
 

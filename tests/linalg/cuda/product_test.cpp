@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "base/portable_math.hpp"
 #include "linalg/cuda/on_device.hpp"
 
 namespace espalier::linalg {
@@ -25,23 +26,21 @@ constexpr Shape kShapes[] = {
 };
 
 // Σ |x·w| over k: what the bound is relative to.
-double magnitude(Activations& x, std::int64_t row, const StoredTensor& w, std::int64_t n,
-                 DType dtype) {
+double magnitude(Activations& x, std::int64_t row, const AnyTensor& w, std::int64_t n) {
     double sum = 0;
-    for (std::int64_t k = 0; k < x.matrix().cols; ++k) {
-        const double scale = dtype == DType::e4m3 ? w.scale(n, k) : 1.0;
-        sum += std::abs(double{x.value(row, k)} * w.code(n, k) * scale);
-    }
+    for (std::int64_t k = 0; k < x.matrix().cols; ++k)
+        sum += std::abs(double{x.value(row, k)} * w.weight(n, k));
     return sum;
 }
 
 // Tensor cores cut each of 17 terms (16 products and the sum so far) to 24 bits of the largest: 17
-// times 2⁻²³ of it per 16 inputs. f32 weights: one rounding per input and a tree of five. e4m3 adds
-// two roundings per block, segments one each; accumulating and the oracle's own rounding are two.
+// times 2⁻²³ of it per 16 inputs. f32 weights: one rounding per input and a tree of five. Codes add
+// two roundings per 32 or 128 inputs that share a scale (and the scale's own, where a matrix has one
+// more), segments one each; accumulating and the oracle's own rounding are two.
 double chain_bound(std::int64_t k, double size) {
     const double steps = static_cast<double>((k + 15) / 16);
-    const double blocks = static_cast<double>((k + 127) / 128);
-    return 1.01 * (34.0 * steps + 2.0 * blocks + 16.0 + 2.0) * 0x1p-24 * size;
+    const double groups = static_cast<double>((k + 31) / 32);
+    return 1.01 * (34.0 * steps + 2.0 * groups + 16.0 + 3.0) * 0x1p-24 * size;
 }
 
 double store_bound(DType y, double value) {
@@ -50,15 +49,16 @@ double store_bound(DType y, double value) {
     return 0x1p-24 * std::abs(value);
 }
 
-class CudaProduct : public testing::TestWithParam<DType> {
+class CudaProduct : public testing::TestWithParam<WeightKind> {
   protected:
     void expect_product(const Shape& shape, DType y_dtype, Store store) {
         SCOPED_TRACE(std::to_string(shape.rows) + "×" + std::to_string(shape.n) + "×" +
                      std::to_string(shape.k) + " to " + std::string(name_of(y_dtype)));
-        const StoredTensor w(dtype_, shape.n, shape.k, 11);
+        if (kind_.codes != nullptr && shape.k % 2 != 0) return;  // rows of whole bytes
+        const AnyTensor w(kind_, shape.n, shape.k, 11);
         const Weight panels = pack_or_die(cpu_, w.view());
         const Weight packed = pack_on(*gpu_, {w.view()});
-        Activations x = Activations::random(format_of(dtype_).input(), shape.rows, shape.k,
+        Activations x = Activations::random(kind_.input(), shape.rows, shape.k,
                                             shape.k + shape.x_extra, 12);
         const auto fresh_y = [&] {
             return Activations::random(y_dtype, shape.rows, shape.n, shape.n + shape.y_extra, 13);
@@ -76,7 +76,7 @@ class CudaProduct : public testing::TestWithParam<DType> {
                     ASSERT_TRUE(std::isfinite(got)) << "row " << row << " output " << n;
                     continue;
                 }
-                double size = magnitude(x, row, w, n, dtype_);
+                double size = magnitude(x, row, w, n);
                 if (store == Store::accumulate) size += std::abs(before.value(row, n));
                 const double bound = chain_bound(shape.k, size) +
                                      store_bound(y_dtype, std::max(std::abs(want), std::abs(got)));
@@ -87,7 +87,7 @@ class CudaProduct : public testing::TestWithParam<DType> {
         }
     }
 
-    DType dtype_ = GetParam();
+    WeightKind kind_ = GetParam();
     CpuDevice cpu_{2};
     std::unique_ptr<Device> gpu_ = gpu_or_throw();
 };
@@ -109,7 +109,8 @@ TEST_P(CudaProduct, RoundsOnceToTheOutputsType) {
 // Joined sources of 40 and 24 outputs whose scales change inside a tile of 16, a transposed one,
 // and one that begins inside a block of scales.
 TEST_P(CudaProduct, PacksJoinedAndTransposedSources) {
-    const StoredTensor stored(dtype_, 700, 300, 3), turned(dtype_, 256, 200, 4);
+    if (kind_.codes != nullptr) return;
+    const StoredTensor stored(kind_.dtype, 700, 300, 3), turned(kind_.dtype, 256, 200, 4);
     const std::int64_t k = 256;
     const std::vector<WeightSource> sources = {
         stored.view(128, 0, 40, k), stored.view(300, 0, 24, k), turned.view(0, 60, k, 100, true)};
@@ -118,7 +119,7 @@ TEST_P(CudaProduct, PacksJoinedAndTransposedSources) {
     ASSERT_TRUE(packed) << packed.error().message;
     auto panels = pack_panels(cpu_, WeightStack(&joined, 1));
     ASSERT_TRUE(panels) << panels.error().message;
-    Activations x = Activations::random(format_of(dtype_).input(), 9, k, k, 5);
+    Activations x = Activations::random(kind_.input(), 9, k, k, 5);
     Activations y(DType::f32, 9, 164, 164), expected(DType::f32, 9, 164, 164);
     const DeviceActivations device_x(*gpu_, x), device_y(*gpu_, y);
     cuda::product(gpu_->stream(), device_x.matrix(), packed->view(), device_y.matrix(),
@@ -133,9 +134,9 @@ TEST_P(CudaProduct, PacksJoinedAndTransposedSources) {
 }
 
 TEST_P(CudaProduct, NoRowsIsNoWork) {
-    const StoredTensor w(dtype_, 20, 136, 1);
+    const AnyTensor w(kind_, 20, 136, 1);
     const Weight packed = pack_on(*gpu_, {w.view()});
-    const Matrix x{nullptr, format_of(dtype_).input(), 0, 136, 136},
+    const Matrix x{nullptr, kind_.input(), 0, 136, 136},
         y{nullptr, DType::f32, 0, 20, 20};
     cuda::product(gpu_->stream(), x, packed.view(), y, Store::assign);
     cuda::stacked_product(gpu_->stream(), x, 0, packed.view(), y, 0);
@@ -144,8 +145,97 @@ TEST_P(CudaProduct, NoRowsIsNoWork) {
     expect_done(gpu_->synchronize(gpu_->stream()));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, CudaProduct, testing::ValuesIn(kWeightTypes),
-                         [](const auto& param) { return std::string(name_of(param.param)); });
+std::vector<WeightKind> kinds() {
+    std::vector<WeightKind> all(std::begin(kWeightTypes), std::end(kWeightTypes));
+    all.insert(all.end(), std::begin(kGroupedKinds), std::end(kGroupedKinds));
+    return all;
+}
+INSTANTIATE_TEST_SUITE_P(All, CudaProduct, testing::ValuesIn(kinds()),
+                         [](const auto& param) { return param.param.name(); });
+
+// Two sources with scales of their own, one after the other, and dealt for a gated product.
+void expect_joined(Device& gpu, const std::vector<WeightSource>& sources, std::int64_t rows) {
+    const std::int64_t k = sources[0].k, half = sources[0].n, n = 2 * half;
+    const std::span<const WeightSource> joined(sources);
+    CpuDevice cpu(1);
+    const Weight panels = pack_panels(cpu, WeightStack(&joined, 1)).value();
+    const Weight packed = cuda::pack(gpu, WeightStack(&joined, 1)).value();
+    const Weight dealt = cuda::pack_gated(gpu, WeightStack(&joined, 1)).value();
+    Activations x = Activations::random(DType::bf16, rows, k, k, 5);
+    Activations y(DType::f32, rows, n, n), expected(DType::f32, rows, n, n),
+        gated(DType::f32, rows, half, half);
+    const DeviceActivations device_x(gpu, x), device_y(gpu, y), device_gated(gpu, gated);
+    cuda::product(gpu.stream(), device_x.matrix(), packed.view(), device_y.matrix(), Store::assign);
+    cuda::gated_product(gpu.stream(), device_x.matrix(), dealt.view(), device_gated.matrix());
+    device_y.download(y);
+    device_gated.download(gated);
+    reference_product(x.matrix(), panels.view(), expected.matrix(), Store::assign);
+    for (std::int64_t row = 0; row < rows; ++row) {
+        // |x·w| summed over 328 inputs: int8 codes times their scales are below 13.
+        for (std::int64_t i = 0; i < n; ++i)
+            ASSERT_NEAR(y.value(row, i), expected.value(row, i), chain_bound(k, 6000))
+                << "row " << row << " of " << rows << ", output " << i;
+        for (std::int64_t i = 0; i < half; ++i)
+            ASSERT_EQ(gated.value(row, i),
+                      portable_silu(y.value(row, i)) * y.value(row, i + half))
+                << "row " << row << " of " << rows << ", column " << i;
+    }
+}
+
+TEST(CudaPack, JoinsSourcesAndDealsGateAndUp) {
+    const std::unique_ptr<Device> gpu = gpu_or_throw();
+    constexpr std::int64_t kInputs = 328, kHalf = 40;
+    for (const std::int64_t rows : {9, 40, 200}) {
+        for (const DType dtype : {DType::bf16, DType::e4m3}) {
+            // The second e4m3 source's scales change inside eight outputs.
+            const AnyTensor first(dtype, 64, kInputs, 3), second(dtype, 200, kInputs, 4);
+            expect_joined(*gpu, {first.rows(5, kHalf), second.rows(100, kHalf)}, rows);
+            expect_joined(*gpu, {first.rows(8, kHalf), second.rows(16, kHalf)}, rows);
+        }
+        for (const GroupedKind& kind : kGroupedKinds) {
+            SCOPED_TRACE(kind.name);
+            GroupedTensor first(kind, 64, kInputs, 3);
+            const GroupedTensor second(kind, 64, kInputs, 4);
+            if (kind.format.code == WeightCode::e2m1)  // negative scales
+                for (std::size_t i = 0; i < first.scale_bytes().size(); i += 3)
+                    first.scale_bytes()[i] |= std::byte{0x80};
+            expect_joined(*gpu, {first.rows(5, kHalf), second.rows(9, kHalf)}, rows);
+        }
+    }
+}
+
+// Every code of every kind at every input of a chunk, by every kernel, times one: exact.
+TEST(CudaPack, EveryGroupedCodeIsItself) {
+    const std::unique_ptr<Device> gpu = gpu_or_throw();
+    constexpr std::int64_t kOutputs = 256, kInputs = 128;
+    for (const GroupedKind& kind : kGroupedKinds) {
+        SCOPED_TRACE(kind.name);
+        GroupedTensor w(kind, kOutputs, kInputs, 6);
+        const bool four = facts_of(kind.format.code).bits == 4;
+        for (std::int64_t n = 0; n < kOutputs; ++n)
+            for (std::int64_t k = 0; k < kInputs; ++k) {
+                const auto code = static_cast<int>(n + 37 * k);
+                w.set(n, k, four ? code % 16 - 8 : code % 256 - 128);
+            }
+        const Weight packed = pack_on(*gpu, {w.view()});
+        Activations x(DType::bf16, kInputs, kInputs, kInputs),
+            y(DType::f32, kInputs, kOutputs, kOutputs);
+        for (std::int64_t k = 0; k < kInputs; ++k) write_element(x.at(k, k), DType::bf16, 1.0f);
+        const DeviceActivations device_x(*gpu, x), device_y(*gpu, y);
+        for (const std::int64_t rows : {std::int64_t{1}, std::int64_t{40}, kInputs}) {
+            for (std::int64_t row = 0; row < kInputs; row += rows) {
+                const std::int64_t count = std::min(rows, kInputs - row);
+                cuda::product(gpu->stream(), device_x.matrix().slice(row, count), packed.view(),
+                              device_y.matrix().slice(row, count), Store::assign);
+            }
+            device_y.download(y);
+            for (std::int64_t k = 0; k < kInputs; ++k)
+                for (std::int64_t n = 0; n < kOutputs; ++n)  // NVFP4: two scales, rounded once here
+                    ASSERT_FLOAT_EQ(y.value(k, n), w.code(n, k) * w.scale(n, k))
+                        << "input " << k << " output " << n;
+        }
+    }
+}
 
 // Every code of e4m3 in both halves of a fragment, at every input of a chunk, times one: exact.
 TEST(CudaPack, EveryCodeIsItself) {
@@ -202,6 +292,16 @@ TEST(CudaPack, RefusesByName) {
     source.format.group_k = 64;
     source.scale_stride = 4;
     EXPECT_NE(refusal(source).find("128 × 64"), std::string::npos) << refusal(source);
+    // Groups that are no whole steps, and scales that are no numbers.
+    const GroupedTensor sixteen({"", grouped(WeightCode::int4, 16, ScaleType::bf16), true}, 20, 64, 2);
+    EXPECT_NE(refusal(sixteen.view()).find("int4 weights with scales of 1 × 16"),
+              std::string::npos);
+    for (const GroupedKind& kind : kGroupedKinds) {
+        GroupedTensor bad(kind, 20, 64, 3);
+        EXPECT_EQ(refusal(bad.view()), "packed");
+        std::fill(bad.scale_bytes().end() - 4, bad.scale_bytes().end(), std::byte{0xff});
+        EXPECT_NE(refusal(bad.view()).find("no finite number"), std::string::npos) << kind.name;
+    }
     // One NaN code, in the last row.
     stored.bytes()[1 + 139 * 256 + 255] = std::byte{0xff};
     EXPECT_NE(refusal(stored.view()).find("NaN"), std::string::npos);

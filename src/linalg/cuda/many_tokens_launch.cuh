@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+// From a tile's tokens to the kernel that was compiled for them.
+#pragma once
+
 #include "linalg/cuda/many_tokens.cuh"
+#include "linalg/cuda/many_tokens.hpp"
 
 namespace espalier::linalg::cuda {
-namespace {
 
 template <class C>
 void launch_many(cudaStream_t stream, const Problem& p) {
@@ -13,35 +16,33 @@ void launch_many(cudaStream_t stream, const Problem& p) {
     params.first_row_blocks = static_cast<int>(divide_up(p.n, C::kOutputs));
     params.row_blocks =
         params.first_row_blocks + static_cast<int>(divide_up(p.second.n, C::kOutputs));
-    params.token_tiles = static_cast<int>(most_token_tiles(p, C::kTokens));
+    params.token_tiles = static_cast<int>(most_token_tiles(p, C::kTokens * C::kCluster));
     const std::int64_t items = std::int64_t{params.token_tiles} * params.row_blocks;
     CHECK(items < std::int64_t{1} << 30, "{} tokens of {} × {} outputs", p.rows, p.groups, p.n);
     launch(stream, many_tokens_kernel<C>,
-           {.blocks = std::min<std::int64_t>(items, multiprocessors()),
+           {.blocks = std::min<std::int64_t>(items, multiprocessors() / C::kCluster) * C::kCluster,
             .threads = C::kThreads,
-            .shared_bytes = C::shared_bytes(p.indptr != nullptr ? params.token_tiles : 0)},
+            .shared_bytes = C::shared_bytes(p.indptr != nullptr ? params.token_tiles : 0),
+            .cluster = C::kCluster},
            params);
 }
 
-template <bool kFp8>
+template <WeightCode kCode>
 void launch_many(cudaStream_t stream, const Problem& p, int tokens) {
     switch (tokens) {
         case 32:
-            return launch_many<ManyConfig<kFp8, 32>>(stream, p);
+            return launch_many<ManyConfig<kCode, 32, 1>>(stream, p);
         case 64:
-            return launch_many<ManyConfig<kFp8, 64>>(stream, p);
+            return launch_many<ManyConfig<kCode, 64, 1>>(stream, p);
         case 128:
-            return launch_many<ManyConfig<kFp8, 128>>(stream, p);
+            return launch_many<ManyConfig<kCode, 128, 1>>(stream, p);
+        case 256:
+            return launch_many<ManyConfig<kCode, 128, 2>>(stream, p);
+        case 512:
+            return launch_many<ManyConfig<kCode, 128, 4>>(stream, p);
         default:
             CHECK(false, "no kernel for tiles of {} tokens", tokens);
     }
-}
-
-}  // namespace
-
-void many_tokens(cudaStream_t stream, const Problem& p, int tokens) {
-    if (p.code == WeightCode::e4m3) return launch_many<true>(stream, p, tokens);
-    launch_many<false>(stream, p, tokens);
 }
 
 }  // namespace espalier::linalg::cuda
