@@ -2,6 +2,7 @@
 """Measures speculation on a model: the table of docs/speculation.md.
 
     tools/measure_speculation.py build/cpu/espalier models/sapling --draft models/sapling-eagle3
+    tools/measure_speculation.py build/cuda/espalier models/sapling --draft models/sapling-eagle3 --device cuda
 
 Every row is measured by `espalier bench engine`, which runs all ways of drafting in turn, round by round, and
 reports medians. Three kinds of text: held-out prompts that the model continues without falling into a loop (at
@@ -57,7 +58,7 @@ def prompts_without_loops(options):
         if len(found) == options.requests:
             break
         out = run([options.espalier, "generate", options.model, "-p", one["prompt"], "-n", str(options.tokens),
-                   "--temperature", "0", "--speculate", "off", "--json"])
+                   "--temperature", "0", "--speculate", "off", "--json", "--device", options.device])
         if not loops(json.loads(out)["tokens"]):
             found.append({"prompt": one["prompt"]})
     return found
@@ -72,7 +73,8 @@ def real_text(options):
 def bench(options, file, flag, temperature, clients, ways):
     command = [options.espalier, "bench", "engine", options.model, "--draft", options.draft, flag, str(file),
                "--requests", str(options.requests), "--temperature", str(temperature), "--concurrency", str(clients),
-               "--speculate", ",".join(["off"] + ways), "-r", str(options.rounds), "-o", "json"]
+               "--speculate", ",".join(["off"] + ways), "-r", str(options.rounds), "-o", "json",
+               "--device", options.device]
     if flag == "--prompts":
         command += ["--output", str(options.tokens)]
     return json.loads(run(command))
@@ -116,6 +118,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         free, real = pathlib.Path(directory, "free.jsonl"), pathlib.Path(directory, "real.jsonl")

@@ -14,17 +14,19 @@ using cache::kPageTokens;
 
 constexpr std::int32_t kUnclaimed = -1;
 
+std::int64_t slots_of(const RowSpec& row) {
+    return row.first_slot + static_cast<std::int64_t>(row.tokens.size()) + row.later_slots;
+}
+
 std::size_t pages_of(const RowSpec& row) {
-    return static_cast<std::size_t>(
-        cache::pages_for(row.first_slot + static_cast<std::int64_t>(row.tokens.size())));
+    return static_cast<std::size_t>(cache::pages_for(slots_of(row)));
 }
 
 Expected<void> check_pages(const RowSpec& row) {
     const std::size_t pages = pages_of(row);
     if (row.block_table.size() < pages)
         return fail(ErrorKind::invalid, "a row of {} slots needs {} pages but has {}",
-                    row.first_slot + static_cast<std::int64_t>(row.tokens.size()), pages,
-                    row.block_table.size());
+                    slots_of(row), pages, row.block_table.size());
     for (std::size_t page = 0; page < pages; ++page)
         if (row.block_table[page] <= kNullPage)
             return fail(ErrorKind::invalid, "page {} of a row is {}: the null page is never owned",
@@ -66,6 +68,8 @@ Expected<void> check_row(const RowSpec& row) {
     if (row.first_slot < 0 || row.first_slot + q_len > std::numeric_limits<std::int32_t>::max())
         return fail(ErrorKind::invalid, "a row at slot {} with {} tokens: slots are 31-bit",
                     row.first_slot, q_len);
+    if (row.later_slots < 0)
+        return fail(ErrorKind::invalid, "{} slots behind a row", row.later_slots);
     if (row.gather < 0 || row.gather > q_len)
         return fail(ErrorKind::invalid, "{} of a row's {} tokens want logits", row.gather, q_len);
     if (row.table_row < 0)

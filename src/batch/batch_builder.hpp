@@ -29,6 +29,9 @@ struct RowSpec {
     std::span<const std::int32_t> depth;
     std::span<const std::uint64_t> words;
     std::int32_t gather = 0;  // how many of its last tokens want logits
+    // Slots behind the row that batches laid on the device will fill: their pages go to the block
+    // tables with the row's.
+    std::int32_t later_slots = 0;
 };
 
 // What a row of the block tables must hold when the step runs.

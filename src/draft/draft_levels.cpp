@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // ModelDrafter::propose: one pass per level over the frontiers of all requests, as a recording
 // where passes are recorded. A level's plan of attention is made in its pass, from its own rows.
+// The host lays the first level; all others are laid on the device from what the one before found,
+// and where passes are recorded nobody waits before the last.
 #include <algorithm>
-#include <array>
 
-#include "accept/constraint.hpp"
 #include "base/check.hpp"
 #include "draft/model_drafter.hpp"
 
@@ -28,14 +28,18 @@ Expected<void> ModelDrafter::propose(std::span<const DraftCall> calls) {
     CHECK(std::ssize(calls) <= limits_.rows, "{} requests, at most {}", calls.size(), limits_.rows);
     if (calls.empty()) return {};
     start(calls);
-    const std::span<Growth> growths = std::span(growths_).first(calls.size());
-    const auto grows = [](const Growth& one) { return !one.frontier().empty(); };
-    for (std::int32_t level = 0; std::any_of(growths.begin(), growths.end(), grows); ++level) {
-        ESPALIER_RETURN_IF_ERROR(run_level(calls, level));
-        for (Growth& one : growths) one.next_level();
+    if (growth_.most(0).nodes == 0) return {};
+    ESPALIER_ASSIGN_OR_RETURN(const Level roots, run_roots(calls));
+    const Stream stream = model_->context().stream;
+    for (std::int32_t level = 1;; ++level) {
+        TreeGrowth::Size size = growth_.most(level);
+        if (size.nodes > 0 && !captures()) {
+            ESPALIER_ASSIGN_OR_RETURN(size, growth_.next(stream));
+        }
+        if (size.nodes == 0) break;
+        ESPALIER_RETURN_IF_ERROR(run_level(roots, size));
     }
-    for (std::size_t i = 0; i < calls.size(); ++i) growths_[i].finish(*calls[i].proposal);
-    return {};
+    return growth_.download(stream, calls);
 }
 
 // Every request has the same share of a level's nodes and of attention's partial results; one that
@@ -43,6 +47,8 @@ Expected<void> ModelDrafter::propose(std::span<const DraftCall> calls) {
 void ModelDrafter::start(std::span<const DraftCall> calls) {
     const std::int64_t share = std::max<std::int64_t>(1, limits_.nodes / std::ssize(calls));
     const std::int64_t splits = limits_.max_splits / std::ssize(calls);
+    growth_.begin();
+    std::int32_t row = 0;
     for (std::size_t i = 0; i < calls.size(); ++i) {
         const DraftCall& call = calls[i];
         const std::int64_t slots =
@@ -54,136 +60,137 @@ void ModelDrafter::start(std::span<const DraftCall> calls) {
                 : std::min(share,
                            splits / mla::row_splits(
                                         1, call.root_position + std::max(places, std::int64_t{1})));
-        growths_[i].start(call.proposal->tree.token(0), call.shape,
-                          static_cast<std::int32_t>(width > 0 ? places : 0),
-                          static_cast<std::int32_t>(width));
+        const speculate::DraftShape& shape = call.shape;
+        growth_.add(
+            {.depth = shape.depth,
+             .width = static_cast<std::int32_t>(std::min<std::int64_t>(shape.width, width)),
+             .nodes = shape.nodes,
+             .places = static_cast<std::int32_t>(places),
+             .children = std::min({shape.nodes - 1, std::max(kChildren, shape.width), kMaxDrafts}),
+             .coupled = LevelDraws::coupled(call) ? 1 : 0,
+             .root_row = row,
+             .root_position = static_cast<std::int32_t>(call.root_position),
+             .root_token = call.proposal->tree.token(0),
+             .table_row = static_cast<std::int32_t>(i),
+             .banned_levels = LevelDraws::banned_levels(call)});
+        if (growth_.trees().back().state.frontier > 0) ++row;
     }
 }
 
-// The frontiers as one batch: a row for each request that has one.
-Expected<batch::BatchView> ModelDrafter::upload_frontiers(std::span<const DraftCall> calls) {
+// The roots as one batch, and how their children are drawn.
+Expected<ModelDrafter::Level> ModelDrafter::lay_roots(std::span<const DraftCall> calls) {
     builder_.clear();
-    tokens_.clear();
-    depths_.clear();
-    words_.clear();
-    parent_rows_.clear();
+    roots_.clear();
+    std::int32_t width = 1;
+    tokens_.resize(calls.size());  // rows borrow them
     for (std::size_t i = 0; i < calls.size(); ++i) {
-        Growth& growth = growths_[i];
-        const std::size_t first = tokens_.size();
-        for (const std::int32_t index : growth.frontier()) {
-            Growth::Node& node = growth.node(index);
-            node.row = static_cast<std::int32_t>(tokens_.size());
-            tokens_.push_back(node.token);
-            depths_.push_back(node.depth);
-            words_.push_back(node.word);
-            parent_rows_.push_back(index == 0 ? -1 : growth.node(node.parent).row);
-        }
-        const std::size_t count = tokens_.size() - first;
-        if (count == 0) continue;
-        const std::int32_t before =
-            growth.places_used() - static_cast<std::int32_t>(count);  // nodes in the cache
+        const auto& [rule, state] = growth_.trees()[i];
+        if (state.frontier == 0) continue;
+        tokens_[i] = rule.root_token;
         batch::RowSpec row;
-        row.tokens = std::span(tokens_).subspan(first, count);
+        row.tokens = std::span(tokens_).subspan(i, 1);
         row.block_table = calls[i].block_table;
-        row.table_row = static_cast<std::int32_t>(i);
-        row.first_slot = static_cast<std::int32_t>(calls[i].root_position) + before;
-        if (before > 0) {
-            row.mask = mla::MaskKind::tree;
-            row.tail_len = growth.places_used();
-            row.depth = std::span(depths_).subspan(first, count);
-            row.words = std::span(words_).subspan(first, count);
-        }
+        row.table_row = rule.table_row;
+        row.first_slot = rule.root_position;
+        row.later_slots = rule.places - 1;
         ESPALIER_RETURN_IF_ERROR(builder_.add(row));
+        roots_.push_back(&calls[i]);
+        width = std::max(width, rule.children);
     }
     const batch::StepCapacity& need = builder_.need();
     ESPALIER_ASSIGN_OR_RETURN(
         const batch::HostBatch batch,
         builder_.finish(captures() ? batch::captured_capacity(need, most_) : need));
-    return batch_.upload(model_->context().stream, batch);
-}
-
-// Rows of after_, where the last level left the states of the parents of this one's nodes.
-Expected<void> ModelDrafter::upload_parents(std::int64_t nodes) {
-    parent_rows_.resize(static_cast<std::size_t>(nodes), -1);
-    const OpContext& context = model_->context();
-    return context.device.upload(context.stream, array_memory_.data(), parent_rows_.data(),
-                                 parent_rows_.size() * sizeof(std::int32_t));
-}
-
-Expected<void> ModelDrafter::run_level(std::span<const DraftCall> calls, std::int32_t number) {
-    OpContext& context = model_->context();
-    if (steps_.options().poison) ESPALIER_RETURN_IF_ERROR(model_->poison());
-    Level level{.first = number == 0};
-    ESPALIER_ASSIGN_OR_RETURN(level.batch, upload_frontiers(calls));
-    const std::int32_t width = lay_draws(calls, level.batch.cap_tokens);
+    const Stream stream = model_->context().stream;
+    Level level{.first = true};
+    ESPALIER_ASSIGN_OR_RETURN(level.batch, batch_.upload(stream, batch));
+    draws_.begin(level.batch.cap_tokens);
+    for (const DraftCall* call : roots_)
+        draws_.add(*call, serials_[static_cast<std::size_t>(call->request)]);
     level.search = draws_.search(captures() ? recorded_width(width) : width);
-    ESPALIER_ASSIGN_OR_RETURN(level.draws, draws_.upload(context.stream));
-    if (level.first) {
-        ESPALIER_RETURN_IF_ERROR(run_roots(calls, level));
-    } else {
-        ESPALIER_RETURN_IF_ERROR(upload_parents(level.batch.cap_tokens));
-        ESPALIER_RETURN_IF_ERROR(queue_pass(level));
-    }
-    ESPALIER_RETURN_IF_ERROR(draws_.download(context, level.search, width));
-    for (std::size_t i = 0; i < calls.size(); ++i)
-        for (const std::int32_t index : growths_[i].frontier())
-            growths_[i].add_children(index, legal_children(calls[i], growths_[i], index));
-    return {};
-}
-
-// So that no pass runs below what the grammar refuses. Valid until the next call.
-std::span<const Growth::Child> ModelDrafter::legal_children(const DraftCall& call,
-                                                            const Growth& growth,
-                                                            std::int32_t index) {
-    const std::span<const Growth::Child> found = draws_.children(growth.node(index).row);
-    if (call.constraint == nullptr) return found;
-    accept::Constraint& constraint = *call.constraint;
-    std::array<TokenId, kMaxDrafts> room;
-    const std::span<const TokenId> path = growth.path(index, room);
-    for (const TokenId token : path)
-        CHECK(constraint.descend(token), "token {} of a draft's path is not legal", token);
-    legal_.clear();
-    for (const Growth::Child& child : found) {
-        if (!constraint.descend(child.token)) continue;
-        constraint.ascend();
-        legal_.push_back(child);
-    }
-    for (std::size_t i = 0; i < path.size(); ++i) constraint.ascend();
-    return legal_;
+    ESPALIER_ASSIGN_OR_RETURN(level.draws.batch, draws_.upload(stream));
+    return level;
 }
 
 // The first level, with the KV half of all that waits in the same pass if that is not too long to
 // be recorded.
-Expected<void> ModelDrafter::run_roots(std::span<const DraftCall> calls, Level& level) {
-    const std::int64_t nodes = level.batch.cap_tokens;
-    if (nodes + backlog_.size() > limits_.tokens) ESPALIER_RETURN_IF_ERROR(flush());
-    roots_.clear();
-    for (std::size_t i = 0; i < calls.size(); ++i)
-        if (!growths_[i].frontier().empty()) roots_.push_back(&calls[i]);
+Expected<ModelDrafter::Level> ModelDrafter::run_roots(std::span<const DraftCall> calls) {
+    if (growth_.most(0).nodes + backlog_.size() > limits_.tokens) ESPALIER_RETURN_IF_ERROR(flush());
+    ESPALIER_RETURN_IF_ERROR(poison());
+    if (steps_.options().poison) ESPALIER_RETURN_IF_ERROR(growth_.poison(model_->context().stream));
+    ESPALIER_ASSIGN_OR_RETURN(Level level, lay_roots(calls));
+    ESPALIER_RETURN_IF_ERROR(growth_.upload(model_->context().stream, level.draws.batch));
     // The level's tokens are the first of the half, pads included.
-    std::int64_t tokens = std::max(std::ssize(roots_) + backlog_.size(), nodes);
+    std::int64_t tokens = std::max(std::ssize(roots_) + backlog_.size(), level.batch.cap_tokens);
     const std::int64_t bucket = captures() ? batch::token_bucket(tokens) : 0;
     if (bucket != 0 && bucket <= limits_.tokens) level.kv_half = tokens = bucket;
     ESPALIER_ASSIGN_OR_RETURN(const KvHalf half, begin_kv_half(tokens));
     if (level.kv_half == 0) ESPALIER_RETURN_IF_ERROR(write_kv_half(tokens));
     ESPALIER_RETURN_IF_ERROR(queue_pass(level));
-    return end_kv_half(half);
+    ESPALIER_RETURN_IF_ERROR(end_kv_half(half));
+    return level;
+}
+
+// A level of at most this size, which the device lays.
+Expected<void> ModelDrafter::run_level(const Level& roots, const TreeGrowth::Size& size) {
+    ESPALIER_RETURN_IF_ERROR(poison());
+    batch::StepCapacity need = most_;
+    need.absorbed_tokens = size.nodes;
+    need.absorbed_rows = size.rows;
+    need.max_q_len = size.longest_row;
+    need.max_kv_len = size.longest;
+    Level level{.search = roots.search};
+    lay_level(captures() ? batch::captured_capacity(need, most_) : need, roots.batch, level);
+    return queue_pass(level);
+}
+
+// Where the arrays of such a level are.
+void ModelDrafter::lay_level(batch::StepCapacity capacity, const batch::BatchView& roots,
+                             Level& level) {
+    capacity.table_rows = roots.absorbed.table_rows;
+    capacity.block_stride = roots.absorbed.block_stride;
+    std::byte* const base = level_memory_.data();
+    const batch::BatchLayout layout(capacity);
+    const auto ints = [base](std::size_t at) { return reinterpret_cast<std::int32_t*>(base + at); };
+    level.batch = batch::view_batch(capacity, base, roots.absorbed.block_table);
+    level.draws = draws_.frontier(capacity.absorbed_tokens);
+    level.frontier = {.capacity = capacity.absorbed_tokens,
+                      .rows = capacity.absorbed_rows,
+                      .tokens = ints(layout.tokens),
+                      .position = ints(layout.position),
+                      .slot = reinterpret_cast<std::int64_t*>(base + layout.slot),
+                      .row_of = ints(layout.row_of),
+                      .words = reinterpret_cast<std::uint64_t*>(base + layout.words),
+                      .parent_row = parent_memory_.as<std::int32_t>(),
+                      .q_indptr = ints(layout.absorbed.q_indptr),
+                      .kv_len = ints(layout.absorbed.kv_len),
+                      .tail_len = ints(layout.absorbed.tail_len),
+                      .table_row = ints(layout.absorbed.table_row),
+                      .mask = reinterpret_cast<std::uint8_t*>(base + layout.absorbed.mask),
+                      .tree_mask = static_cast<std::uint8_t>(mla::MaskKind::tree),
+                      .pad_mask = static_cast<std::uint8_t>(mla::MaskKind::causal),
+                      .block_tables = roots.absorbed.block_table,
+                      .block_stride = roots.absorbed.block_stride,
+                      .page_tokens = kPageTokens};
 }
 
 Expected<void> ModelDrafter::run_pass(const Level& level) {
     const batch::BatchView& batch = level.batch;
+    const ops::Backend& backend = model_->backend();
+    OpContext& context = model_->context();
     const std::int64_t nodes = batch.cap_tokens;
     if (level.first) {
         if (level.kv_half > 0) ESPALIER_RETURN_IF_ERROR(write_kv_half(level.kv_half));
     } else {
-        model_->backend().gather_rows(model_->context(), after_, array_memory_.as<std::int32_t>(),
-                                      before_.slice(0, nodes));
+        backend.lay_frontiers(context, growth_.view(), level.frontier, level.draws);
+        backend.gather_rows(context, after_, level.frontier.parent_row, before_.slice(0, nodes));
         ESPALIER_RETURN_IF_ERROR(model_->write_kv({nodes, batch.tokens, batch.position, batch.slot},
                                                   before_.slice(0, nodes), kv()));
     }
     ESPALIER_ASSIGN_OR_RETURN(const Matrix logits,
                               model_->logits(batch, kv(), after_.slice(0, nodes)));
-    draws_.find(*model_, logits, level.draws, level.search);
+    draws_.find(*model_, logits, level.draws.batch, level.search);
+    backend.grow_trees(context, growth_.view(), draws_.found(level.search));
     return {};
 }
 
@@ -200,17 +207,15 @@ Expected<void> ModelDrafter::queue_pass(const Level& level) {
     return steps_.run_and_record(key, [this, level] { return run_pass(level); });
 }
 
-// Returns how many children of a node are looked at.
-std::int32_t ModelDrafter::lay_draws(std::span<const DraftCall> calls, std::int64_t nodes) {
-    draws_.begin(nodes);
-    std::int32_t width = 1;
-    for (std::size_t i = 0; i < calls.size(); ++i) {
-        if (growths_[i].frontier().empty()) continue;
-        const speculate::DraftShape& shape = calls[i].shape;
-        width = std::max(width, std::min(shape.nodes - 1, std::max(kChildren, shape.width)));
-        draws_.add(calls[i], growths_[i], serials_[static_cast<std::size_t>(calls[i].request)]);
-    }
-    return std::min(width, kMaxDrafts);
+Expected<void> ModelDrafter::poison() {
+    if (!steps_.options().poison) return {};
+    OpContext& context = model_->context();
+    ESPALIER_RETURN_IF_ERROR(model_->poison());
+    ESPALIER_RETURN_IF_ERROR(draws_.poison(context.device, context.stream));
+    for (Buffer* memory : {&level_memory_, &parent_memory_})
+        ESPALIER_RETURN_IF_ERROR(
+            context.device.fill(context.stream, memory->data(), std::byte{0xFF}, memory->bytes()));
+    return {};
 }
 
 }  // namespace espalier::draft

@@ -2,15 +2,12 @@
 #include "draft/level_draws.hpp"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <utility>
 
 #include "accept/constraint.hpp"
 #include "accept/output_rules.hpp"
 #include "accept/request_progress.hpp"
 #include "accept/sampling_parameters.hpp"
-#include "base/check.hpp"
 #include "ops/draw.hpp"
 
 namespace espalier::draft {
@@ -18,21 +15,7 @@ namespace {
 
 using ops::DraftChild;
 
-bool draws_with_noise(const speculate::DraftCall& call) {
-    return call.coupled && call.sampling != nullptr &&
-           call.sampling->draw().temperature >= ops::kGreedyBelow;
-}
-
-// The noise is known, so what is left to chance is how far the draft's logits are from the
-// target's: the children's shares by exp(s), which have the noise in them, say more than their
-// probabilities.
-void share_by_noise(std::span<const DraftChild> found, std::span<Growth::Child> children) {
-    double total = 0;
-    for (const DraftChild& child : found) total += std::exp(child.score - found.front().score);
-    for (std::size_t i = 0; i < found.size(); ++i)
-        children[i] = {found[i].token,
-                       static_cast<float>(std::exp(found[i].score - found.front().score) / total)};
-}
+constexpr std::size_t kPathBytes = std::size_t{kMaxDrafts} * sizeof(ops::TokenCount);
 
 }  // namespace
 
@@ -50,62 +33,61 @@ Expected<LevelDraws> LevelDraws::create(Device& device, const PassLimits& limits
     ESPALIER_ASSIGN_OR_RETURN(auto memory, ops::SamplingMemory::create(device, capacity));
     const auto places = static_cast<std::size_t>(2 * limits.nodes * kMaxDrafts);
     ESPALIER_ASSIGN_OR_RETURN(Buffer children, device.allocate(places * sizeof(DraftChild)));
-    return LevelDraws(std::move(builder), std::move(memory), std::move(children));
+    ops::SamplingBatch level;
+    ESPALIER_ASSIGN_OR_RETURN(Buffer arrays,
+                              device.allocate(ops::place_arrays(level, nullptr, limits.nodes)));
+    return LevelDraws(std::move(builder), std::move(memory), std::move(children),
+                      std::move(arrays));
 }
 
 LevelDraws::LevelDraws(ops::SamplingBatchBuilder builder, ops::SamplingMemory memory,
-                       Buffer children)
+                       Buffer children, Buffer arrays)
     : builder_(std::move(builder)),
       memory_(std::move(memory)),
-      device_children_(std::move(children)) {
-    coupled_.reserve(static_cast<std::size_t>(builder_.capacity().nodes));
-}
+      children_(std::move(children)),
+      arrays_(std::move(arrays)) {}
 
 void LevelDraws::begin(std::int64_t nodes) {
     builder_.begin(nodes);
-    coupled_.clear();
     any_coupled_ = any_plain_ = false;
 }
 
-void LevelDraws::add(const speculate::DraftCall& call, const Growth& growth, std::int64_t serial) {
-    const bool coupled = draws_with_noise(call);
-    (coupled ? any_coupled_ : any_plain_) = true;
-    const accept::RequestProgress* progress = call.progress;
-    ops::NodeRequest common{.choice = call.choice, .logprob = false};
-    common.parameters.temperature = 0;
-    bool counts = false;
+bool LevelDraws::coupled(const speculate::DraftCall& call) {
+    return call.coupled && call.sampling != nullptr &&
+           call.sampling->draw().temperature >= ops::kGreedyBelow;
+}
+
+std::int32_t LevelDraws::banned_levels(const speculate::DraftCall& call) {
+    std::int32_t levels = 0;
+    if (call.progress == nullptr) return levels;
+    while (levels < kMaxNodes && !call.progress->banned_at(levels).empty()) ++levels;
+    return levels;
+}
+
+void LevelDraws::add(const speculate::DraftCall& call, std::int64_t serial) {
+    (coupled(call) ? any_coupled_ : any_plain_) = true;
+    ops::NodeRequest node{.position = static_cast<std::int32_t>(call.root_position + 1),
+                          .choice = call.choice,
+                          .logprob = false};
+    node.parameters.temperature = 0;
     if (call.sampling != nullptr) {
-        common.parameters = call.sampling->draw();
-        common.biases = builder_.add_biases(call.sampling->logit_bias());
-        counts = call.sampling->counts_tokens() && progress != nullptr;
+        node.parameters = call.sampling->draw();
+        node.biases = builder_.add_biases(call.sampling->logit_bias());
     }
-    if (progress != nullptr) common.banned = builder_.add_banned(progress->banned_at(0));
-    if (counts) common.committed = builder_.add_counts(serial, progress->committed_counts());
-    std::array<TokenId, kMaxDrafts> room;
-    for (const std::int32_t index : growth.frontier()) {
-        const std::int32_t depth = growth.node(index).depth;
-        ops::NodeRequest node = common;
-        node.position = static_cast<std::int32_t>(call.root_position + 1 + depth);
-        if (progress != nullptr && progress->banned_at(depth).empty()) node.banned = {};
-        accept::NodeCounts at_node;
-        if (counts) at_node = progress->counts_at(growth.path(index, room));
-        node.changed = at_node.changed();
-        if (depth == 0 && call.constraint != nullptr)
-            if (const auto mask = call.constraint->root_mask(); !mask.empty())
-                std::ranges::copy(mask, builder_.add_mask(node.allowed).begin());
-        builder_.add(node);
-        coupled_.push_back(coupled);
+    if (call.progress != nullptr) {
+        node.banned = builder_.add_banned(call.progress->banned_at(0));
+        if (call.sampling != nullptr && call.sampling->counts_tokens())
+            node.committed = builder_.add_counts(serial, call.progress->committed_counts());
     }
+    if (call.constraint != nullptr)
+        if (const auto mask = call.constraint->root_mask(); !mask.empty())
+            std::ranges::copy(mask, builder_.add_mask(node.allowed).begin());
+    builder_.add(node);
 }
 
 Expected<ops::SamplingBatch> LevelDraws::upload(Stream stream) {
     builder_.finish();
     return memory_.upload(stream, builder_);
-}
-
-DraftChild* LevelDraws::on_device(bool coupled) {
-    return device_children_.as<DraftChild>() +
-           (coupled ? builder_.capacity().nodes * kMaxDrafts : 0);
 }
 
 // All nodes of the batch for each kind; those of the other kind are not looked at afterwards.
@@ -118,49 +100,27 @@ void LevelDraws::find(DraftModel& model, const Matrix& logits, const ops::Sampli
                 {.width = search.width, .coupled = coupled}, on_device(coupled));
 }
 
-Expected<void> LevelDraws::download(OpContext& context, const Search& search, std::int32_t width) {
-    width_ = width;
-    children_.resize(coupled_.size() * static_cast<std::size_t>(width));
-    counts_.assign(coupled_.size(), 0);
-    std::array<Transfer, 2> transfers{};
-    for (const bool coupled : {false, true}) {
-        std::vector<DraftChild>& found = found_[coupled];
-        const bool any = coupled ? search.coupled : search.plain;
-        found.resize(any ? coupled_.size() * static_cast<std::size_t>(search.width) : 0);
-        transfers[coupled] = {found.data(), on_device(coupled), found.size() * sizeof(DraftChild)};
-    }
-    ESPALIER_RETURN_IF_ERROR(context.device.download_all(context.stream, transfers));
-    for (const bool coupled : {false, true})
-        if (!found_[coupled].empty()) take(coupled, search.width);
-    return {};
+DraftChild* LevelDraws::on_device(bool coupled) {
+    return children_.as<DraftChild>() + (coupled ? builder_.capacity().nodes * kMaxDrafts : 0);
 }
 
-// stride: children that were looked for.
-void LevelDraws::take(bool coupled, std::int32_t stride) {
-    const auto width = static_cast<std::size_t>(width_);
-    for (std::size_t row = 0; row < coupled_.size(); ++row) {
-        if (coupled_[row] != coupled) continue;
-        std::span<const DraftChild> found =
-            std::span(found_[coupled]).subspan(row * static_cast<std::size_t>(stride), width);
-        const auto none = std::find_if(found.begin(), found.end(),
-                                       [](const DraftChild& child) { return child.token < 0; });
-        found = found.first(static_cast<std::size_t>(none - found.begin()));
-        counts_[row] = static_cast<std::int32_t>(found.size());
-        const std::span<Growth::Child> children =
-            std::span(children_).subspan(row * width, found.size());
-        if (coupled) {
-            share_by_noise(found, children);
-        } else {
-            for (std::size_t i = 0; i < found.size(); ++i)
-                children[i] = {found[i].token, found[i].probability};
-        }
-    }
+ops::FoundChildren LevelDraws::found(const Search& search) {
+    return {.plain = search.plain ? on_device(false) : nullptr,
+            .coupled = search.coupled ? on_device(true) : nullptr,
+            .width = search.width};
 }
 
-std::span<const Growth::Child> LevelDraws::children(std::int64_t row) const {
-    const auto index = static_cast<std::size_t>(row);
-    return std::span(children_).subspan(index * static_cast<std::size_t>(width_),
-                                        static_cast<std::size_t>(counts_[index]));
+// Counts along paths lie at the end of the lists: roots have none.
+ops::FrontierDraws LevelDraws::frontier(std::int64_t nodes) {
+    const ops::SamplingCapacity& capacity = builder_.capacity();
+    const std::size_t paths = static_cast<std::size_t>(capacity.nodes) * kPathBytes;
+    return {.batch = memory_.view_beside(arrays_.data(), nodes, capacity.vocabulary),
+            .changed = static_cast<std::uint32_t>((capacity.batch_bytes() - paths) /
+                                                  sizeof(std::uint32_t))};
+}
+
+Expected<void> LevelDraws::poison(Device& device, Stream stream) {
+    return device.fill(stream, arrays_.data(), std::byte{0xFF}, arrays_.bytes());
 }
 
 }  // namespace espalier::draft

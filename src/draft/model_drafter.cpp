@@ -5,7 +5,6 @@
 #include <array>
 #include <utility>
 
-#include "accept/constraint.hpp"
 #include "base/check.hpp"
 
 namespace espalier::draft {
@@ -38,8 +37,9 @@ Expected<std::unique_ptr<ModelDrafter>> ModelDrafter::create(
     ESPALIER_ASSIGN_OR_RETURN(auto model, DraftModel::create(std::move(network), machine, limits));
     ESPALIER_ASSIGN_OR_RETURN(LevelDraws draws,
                               LevelDraws::create(machine.device, limits, vocabulary));
-    std::unique_ptr<ModelDrafter> drafter(
-        new ModelDrafter(std::move(model), machine, limits, cache, taps, std::move(draws)));
+    ESPALIER_ASSIGN_OR_RETURN(TreeGrowth growth, TreeGrowth::create(machine.device, limits.rows));
+    std::unique_ptr<ModelDrafter> drafter(new ModelDrafter(
+        std::move(model), machine, limits, cache, taps, std::move(draws), std::move(growth)));
     ESPALIER_RETURN_IF_ERROR(drafter->allocate(limits));
     ESPALIER_RETURN_IF_ERROR(drafter->warm_up());
     return drafter;
@@ -70,12 +70,13 @@ Expected<void> ModelDrafter::warm_up() {
 
 ModelDrafter::ModelDrafter(std::unique_ptr<DraftModel> model, const Machine& machine,
                            const PassLimits& limits, const DraftCache& cache,
-                           const model::Taps& taps, LevelDraws draws)
+                           const model::Taps& taps, LevelDraws draws, TreeGrowth growth)
     : model_(std::move(model)),
       cache_(cache),
       tap_sources_(model_->network().tap_sources(taps)),
       limits_(limits),
       draws_(std::move(draws)),
+      growth_(std::move(growth)),
       backlog_(limits.tokens, cache.storage.page_count()),
       batch_(machine.device, machine.capture.poison),
       steps_(machine.device, machine.capture),
@@ -88,14 +89,8 @@ ModelDrafter::ModelDrafter(std::unique_ptr<DraftModel> model, const Machine& mac
              .total_splits = limits.max_splits}),
       builder_(most_),
       arrays_(TokenArrays::bytes(limits.tokens)) {
-    growths_.resize(static_cast<std::size_t>(limits.rows));
     roots_.reserve(static_cast<std::size_t>(limits.rows));
-    const auto nodes = static_cast<std::size_t>(limits.nodes);
-    parent_rows_.reserve(nodes);
-    tokens_.reserve(nodes);
-    depths_.reserve(nodes);
-    words_.reserve(nodes);
-    legal_.reserve(static_cast<std::size_t>(kMaxDrafts));
+    tokens_.reserve(static_cast<std::size_t>(limits.rows));
 }
 
 Expected<void> ModelDrafter::allocate(const PassLimits& limits) {
@@ -115,6 +110,10 @@ Expected<void> ModelDrafter::allocate(const PassLimits& limits) {
     ESPALIER_RETURN_IF_ERROR(matrix(after_memory_, after_, limits.nodes, shape.state));
     const std::int64_t longest = std::max(limits.tokens, limits.nodes);
     ESPALIER_ASSIGN_OR_RETURN(array_memory_, device.allocate(TokenArrays::bytes(longest)));
+    ESPALIER_ASSIGN_OR_RETURN(level_memory_, device.allocate(batch::BatchLayout(most_).bytes));
+    ESPALIER_ASSIGN_OR_RETURN(
+        parent_memory_,
+        device.allocate(static_cast<std::size_t>(limits.nodes) * sizeof(std::int32_t)));
     return {};
 }
 

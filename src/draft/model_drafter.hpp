@@ -6,9 +6,9 @@
 //   that
 //              of many others, at the latest when a page is complete or when somebody drafts.
 //   propose()  one pass per level over the frontiers of all requests. The first runs the roots, and
-//              the KV half of all that wait goes with it: the same weights are read once.
-//
-// The host sees of a pass the best children of its nodes and nothing else.
+//              the KV half of all that wait goes with it: the same weights are read once. Trees
+//              grow on the device (tree_growth.hpp); where passes are recorded, all of them are
+//              queued one behind the other, and the host waits once, for the trees.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@
 #include "cache/kv_storage.hpp"
 #include "draft/backlog.hpp"
 #include "draft/draft_model.hpp"
-#include "draft/growth.hpp"
 #include "draft/level_draws.hpp"
+#include "draft/tree_growth.hpp"
 #include "model/taps.hpp"
 #include "speculate/drafter.hpp"
 
@@ -66,7 +66,7 @@ class ModelDrafter final : public speculate::Drafter {
 
     ModelDrafter(std::unique_ptr<DraftModel> model, const Machine& machine,
                  const PassLimits& limits, const DraftCache& cache, const model::Taps& taps,
-                 LevelDraws draws);
+                 LevelDraws draws, TreeGrowth growth);
     Expected<void> allocate(const PassLimits& limits);
     Expected<void> warm_up();
 
@@ -85,25 +85,25 @@ class ModelDrafter final : public speculate::Drafter {
     Expected<KvHalf> begin_kv_half(std::int64_t tokens);
     Expected<void> write_kv_half(std::int64_t tokens);
     Expected<void> end_kv_half(const KvHalf& half);
-    Expected<batch::BatchView> upload_frontiers(std::span<const speculate::DraftCall> calls);
-    Expected<void> upload_parents(std::int64_t nodes);
-    Expected<void> run_level(std::span<const speculate::DraftCall> calls, std::int32_t level);
-    // What of a level is recorded: the KV of its nodes (or, first level, of a KV half of so many
-    // tokens; 0: it is written), the layer, the search for children.
+    // A level: its batch, which the host has uploaded (first) or the pass lays from the frontiers,
+    // the KV of its nodes (first: of a KV half of so many tokens; 0: it is written), the layer, the
+    // search for children, and the trees that grow by them. All that is recorded.
     struct Level {
         batch::BatchView batch{};
-        ops::SamplingBatch draws{};
+        ops::FrontierBatch frontier{};
+        ops::FrontierDraws draws{};
         LevelDraws::Search search{};
         bool first = false;
         std::int64_t kv_half = 0;
     };
-    Expected<void> run_roots(std::span<const speculate::DraftCall> calls, Level& level);
+    Expected<Level> lay_roots(std::span<const speculate::DraftCall> calls);
+    Expected<Level> run_roots(std::span<const speculate::DraftCall> calls);
+    Expected<void> run_level(const Level& roots, const TreeGrowth::Size& size);
+    void lay_level(batch::StepCapacity capacity, const batch::BatchView& roots, Level& level);
     Expected<void> run_pass(const Level& level);
     Expected<void> queue_pass(const Level& level);
-    std::int32_t lay_draws(std::span<const speculate::DraftCall> calls, std::int64_t nodes);
+    Expected<void> poison();
     bool captures() const { return steps_.options().capture; }
-    std::span<const Growth::Child> legal_children(const speculate::DraftCall& call,
-                                                  const Growth& growth, std::int32_t index);
     Expected<void> copy_state(const Matrix& to, std::int64_t to_row, const Matrix& from,
                               std::int64_t from_row);
     mla::KvPages kv() { return cache_.storage.draft(cache_.layer); }
@@ -114,13 +114,15 @@ class ModelDrafter final : public speculate::Drafter {
     std::vector<Matrix> tap_sources_;
     PassLimits limits_;
     LevelDraws draws_;
+    TreeGrowth growth_;
     Backlog backlog_;
     std::vector<std::int64_t> serials_;  // by request slot
     std::int64_t next_serial_ = 0;
 
     // Of the device.
     Buffer log_memory_, state_memory_, before_memory_, after_memory_, array_memory_;
-    Matrix log_;     // [tokens, taps]: by entry of the backlog
+    Buffer level_memory_, parent_memory_;  // of a level that is laid there
+    Matrix log_;                           // [tokens, taps]: by entry of the backlog
     Matrix states_;  // [tokens, state]: of the same, where they are not the taps
     Matrix before_;  // [tokens, state]: what a pass reads
     Matrix after_;   // [nodes, state]: what the last level left
@@ -131,13 +133,8 @@ class ModelDrafter final : public speculate::Drafter {
     batch::StepCapacity most_;  // of a level
     batch::BatchBuilder builder_;
     std::vector<std::byte> arrays_;
-    std::vector<Growth> growths_;                     // by call
     std::vector<const speculate::DraftCall*> roots_;  // whose KV half goes with the backlog's
-    std::vector<std::int32_t> parent_rows_;
-    std::vector<TokenId> tokens_;
-    std::vector<std::int32_t> depths_;
-    std::vector<std::uint64_t> words_;
-    std::vector<Growth::Child> legal_;  // of a node's children
+    std::vector<TokenId> tokens_;                     // of the roots
 };
 
 }  // namespace espalier::draft

@@ -39,6 +39,14 @@ class Operation {
     }
 
     static void check(IsolatedDevice& device, std::string_view name,
+                      const ops::DraftGrowth& growth) {
+        for (const void* at :
+             {static_cast<const void*>(growth.head), static_cast<const void*>(growth.trees),
+              static_cast<const void*>(growth.nodes), static_cast<const void*>(growth.drafted)})
+            check(device, name, at);
+    }
+
+    static void check(IsolatedDevice& device, std::string_view name,
                       const ops::SamplingBatch& batch) {
         for (const void* at :
              {static_cast<const void*>(batch.parameters), static_cast<const void*>(batch.position),
@@ -146,6 +154,20 @@ class IsolatedBackend final : public ops::Backend {
         const Operation open(device_, "draft_children", logits, batch, vocabulary.target_of,
                              vocabulary.draft_of, children);
         inner_->draft_children(context, logits, batch, vocabulary, rule, children);
+    }
+    void grow_trees(OpContext& context, const ops::DraftGrowth& growth,
+                    const ops::FoundChildren& found) const override {
+        const Operation open(device_, "grow_trees", growth, found.plain, found.coupled);
+        inner_->grow_trees(context, growth, found);
+    }
+    void lay_frontiers(OpContext& context, const ops::DraftGrowth& growth,
+                       const ops::FrontierBatch& batch,
+                       const ops::FrontierDraws& draws) const override {
+        const Operation open(device_, "lay_frontiers", growth, batch.tokens, batch.position,
+                             batch.slot, batch.row_of, batch.words, batch.parent_row,
+                             batch.q_indptr, batch.kv_len, batch.tail_len, batch.table_row,
+                             batch.mask, batch.block_tables, draws.batch);
+        inner_->lay_frontiers(context, growth, batch, draws);
     }
 
   private:

@@ -19,6 +19,7 @@
 #include "linalg/store.hpp"
 #include "linalg/weight.hpp"
 #include "ops/draft_children.hpp"
+#include "ops/draft_growth.hpp"
 #include "ops/sampling_batch.hpp"
 
 namespace espalier::ops {
@@ -177,6 +178,12 @@ class Backend {
     virtual void draft_children(OpContext& context, const Matrix& logits,
                                 const SamplingBatch& batch, const DraftVocabulary& vocabulary,
                                 const DraftRule& rule, DraftChild* children) const = 0;
+    // A level of draft trees: what was found below their frontiers, and the batch of the next; see
+    // ops/draft_growth.hpp.
+    virtual void grow_trees(OpContext& context, const DraftGrowth& growth,
+                            const FoundChildren& found) const = 0;
+    virtual void lay_frontiers(OpContext& context, const DraftGrowth& growth,
+                               const FrontierBatch& batch, const FrontierDraws& draws) const = 0;
 
     // Operations in a row that a GPU starts as one kernel. Here they are what they are made of
     // (composed.cpp), and an override has the bits of that.

@@ -325,6 +325,17 @@ class ReferenceBackend final : public Backend {
                                rule.coupled, {children + g * rule.width, width});
     }
 
+    void grow_trees(OpContext&, const DraftGrowth& growth,
+                    const FoundChildren& found) const override {
+        check_growth(found);
+        ops::grow_trees(growth, found);
+    }
+    void lay_frontiers(OpContext&, const DraftGrowth& growth, const FrontierBatch& batch,
+                       const FrontierDraws& draws) const override {
+        check_frontiers(batch, draws);
+        ops::lay_frontiers(growth, batch, draws);
+    }
+
     std::size_t scratch_bytes(std::int64_t, std::int64_t, std::int64_t, int) const override {
         return 0;
     }

@@ -51,6 +51,18 @@ Expected<SamplingBatch> SamplingMemory::upload(Stream stream, const SamplingBatc
     return batch;
 }
 
+SamplingBatch SamplingMemory::view_beside(std::byte* arrays, std::int64_t nodes,
+                                          std::int64_t vocabulary) const {
+    SamplingBatch batch;
+    place_arrays(batch, arrays, nodes);
+    batch.vocabulary = vocabulary;
+    batch.lists = const_cast<std::uint32_t*>(batch_.as<std::uint32_t>());
+    batch.counts = const_cast<TokenCount*>(counts_.as<TokenCount>());
+    batch.draws = nullptr;
+    batch.alternatives = nullptr;
+    return batch;
+}
+
 std::array<Transfer, 2> SamplingMemory::transfers(std::span<Draw> draws,
                                                   std::span<TokenLogprob> alternatives) const {
     CHECK(

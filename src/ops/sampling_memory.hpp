@@ -29,6 +29,9 @@ class SamplingMemory {
     // The same for one wait with other results.
     std::array<Transfer, 2> transfers(std::span<Draw> draws,
                                       std::span<TokenLogprob> alternatives) const;
+    // A batch of `nodes` that an operation lays from the last upload's: its arrays at `arrays`,
+    // its lists all of this memory.
+    SamplingBatch view_beside(std::byte* arrays, std::int64_t nodes, std::int64_t vocabulary) const;
     // For tests: 0xFF in all that the next upload does not write, except for committed counts.
     Expected<void> poison(Stream stream);
 

@@ -63,4 +63,15 @@ inline void check_draft(const Matrix& logits, const SamplingBatch& batch,
           kMaxDrafts);
 }
 
+inline void check_growth(const FoundChildren& found) {
+    CHECK(found.width >= 1 && found.width <= kMaxDrafts, "{} children, at most {}", found.width,
+          kMaxDrafts);
+    CHECK(found.plain != nullptr || found.coupled != nullptr, "trees grow without children");
+}
+
+inline void check_frontiers(const FrontierBatch& batch, const FrontierDraws& draws) {
+    check_size(draws.batch.nodes, batch.capacity, "draws of frontiers");
+    CHECK(batch.page_tokens >= 1, "pages of {} tokens", batch.page_tokens);
+}
+
 }  // namespace espalier::ops

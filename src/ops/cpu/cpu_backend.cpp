@@ -225,6 +225,17 @@ class CpuBackend final : public Backend {
         ops::draft_children(kernels_, context, logits, batch, vocabulary, rule, children);
     }
 
+    void grow_trees(OpContext&, const DraftGrowth& growth,
+                    const FoundChildren& found) const override {
+        check_growth(found);
+        ops::grow_trees(growth, found);
+    }
+    void lay_frontiers(OpContext&, const DraftGrowth& growth, const FrontierBatch& batch,
+                       const FrontierDraws& draws) const override {
+        check_frontiers(batch, draws);
+        ops::lay_frontiers(growth, batch, draws);
+    }
+
     // Only sampling and drafting take scratch: rows live on the stack of their task.
     std::size_t scratch_bytes(std::int64_t, std::int64_t, std::int64_t vocabulary,
                               int workers) const override {

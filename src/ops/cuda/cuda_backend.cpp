@@ -208,6 +208,17 @@ class CudaBackend final : public Backend {
                              context.arena.take<double>(elements));
     }
 
+    void grow_trees(OpContext& context, const DraftGrowth& growth,
+                    const FoundChildren& found) const override {
+        check_growth(found);
+        cuda::grow_trees(context.stream, growth, found);
+    }
+    void lay_frontiers(OpContext& context, const DraftGrowth& growth, const FrontierBatch& batch,
+                       const FrontierDraws& draws) const override {
+        check_frontiers(batch, draws);
+        cuda::lay_frontiers(context.stream, growth, batch, draws);
+    }
+
     std::size_t scratch_bytes(std::int64_t, std::int64_t gather_cap, std::int64_t vocabulary,
                               int) const override {
         return static_cast<std::size_t>(scratch_elements(gather_cap, vocabulary)) *

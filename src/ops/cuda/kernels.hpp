@@ -53,4 +53,8 @@ void draft_children(Stream stream, const Matrix& logits, const SamplingBatch& ba
                     const DraftVocabulary& vocabulary, const DraftRule& rule, DraftChild* children,
                     float* spare, double* scores);
 
+void grow_trees(Stream stream, const DraftGrowth& growth, const FoundChildren& found);
+void lay_frontiers(Stream stream, const DraftGrowth& growth, const FrontierBatch& batch,
+                   const FrontierDraws& draws);
+
 }  // namespace espalier::ops::cuda
