@@ -115,17 +115,92 @@ espalier_patch_xgrammar(earley_parser.cc
         ch <= static_cast<uint8_t>(sub_sequence[i + 1])) {"
     "    if (sub_sequence[i] <= ch && ch <= sub_sequence[i + 1]) {")
 # Repetitions up to this count are written out, each with states of its own whose masks are made one by one: with 128, a
-# string of up to 200 characters took more than 20 s to compile for 129,280 tokens.
+# string of up to 200 characters took more than 20 s to compile for 129,280 tokens. Those of a class of characters are
+# counted instead (src/grammar/xgrammar/counted_compile.inc).
 espalier_patch_xgrammar(grammar_functor.cc
     "static const int64_t kUnzipThreshold = 128;"
-    "static const int64_t kUnzipThreshold = 16;")
-# The loop over a grammar's states takes most of a compile: it looks at the clock (src/grammar/xgrammar_log.hpp).
+    "static const int64_t kUnzipThreshold = 16;
+  if (upper > 4 &&
+      builder_->GetGrammarExpr(grammar_expr_id).type == GrammarBuilder::GrammarExprType::kCharacterClass) {
+    const auto character = builder_->AddRuleWithHint(
+        \"#\" + cur_rule_name, builder_->AddChoices({builder_->AddSequence({grammar_expr_id})}));
+    std::vector<int32_t> ways;
+    if (lower == 0) ways.push_back(builder_->AddEmptyStr());
+    ways.push_back(builder_->AddSequence(
+        {builder_->AddRepeat(character, std::max<int64_t>(lower, 1), upper)}));
+    return builder_->AddRuleRef(
+        builder_->AddRuleWithHint(cur_rule_name + \"_counted\", builder_->AddChoices(ways)));
+  }")
+espalier_patch_xgrammar(grammar_compiler.cc
+    "#include <bitset>"
+    "#include <array>
+#include <bitset>
+#include <deque>")
+espalier_patch_xgrammar(grammar_matcher.cc
+    "#include <chrono>"
+    "#include <bitset>
+#include <chrono>
+#include <deque>")
+espalier_patch_xgrammar(grammar_compiler.cc
+    "/******************* GrammarCompilerNoCache *******************/"
+    "#include \"grammar/xgrammar/counted_compile.inc\"")
+espalier_patch_xgrammar(grammar_compiler.cc
+    "  auto add_adaptive_token_mask = [&](const ParserState& state, bool is_root_rule) {"
+    "  auto add_adaptive_token_mask = [&](const ParserState& state, bool is_root_rule) {
+    if (IsCountedRule(compiled_grammar_impl->grammar, state.rule_id)) {
+      compiled_grammar_impl->adaptive_token_mask_cache[state] =
+          CountedTokenMask(compiled_grammar_impl->grammar, state, tokenizer_info_);
+      return;
+    }")
+espalier_patch_xgrammar(grammar_matcher.cc
+    "  using StoreType = AdaptiveTokenMask::StoreType;"
+    "  using StoreType = AdaptiveTokenMask::StoreType;
+#include \"grammar/xgrammar/counted_match.inc\"")
+espalier_patch_xgrammar(grammar_matcher.cc
+    "std::vector<std::pair<ParserState, decltype(adaptive_token_mask_cache.cbegin())>>
+      latest_states_with_masks;"
+    "std::deque<AdaptiveTokenMask> counted_masks;
+  std::vector<std::pair<ParserState, const AdaptiveTokenMask*>> latest_states_with_masks;")
+espalier_patch_xgrammar(grammar_matcher.cc
+    "    latest_states_with_masks.push_back(std::make_pair(state, adaptive_token_mask_it));"
+    "    if (IsCounted(state)) {
+      counted_masks.push_back(CountedMask(state, adaptive_token_mask));
+      latest_states_with_masks.emplace_back(state, &counted_masks.back());
+      continue;
+    }
+    latest_states_with_masks.emplace_back(state, &adaptive_token_mask);")
+espalier_patch_xgrammar(grammar_matcher.cc
+    "  for (const auto& [state, adaptive_token_mask_it] : latest_states_with_masks) {
+    const auto& adaptive_token_mask = adaptive_token_mask_it->second;"
+    "  for (const auto& [state, state_mask] : latest_states_with_masks) {
+    const auto& adaptive_token_mask = *state_mask;")
+# Where a text stands, as numbers: equal places have equal masks (src/grammar/mask_cache.hpp).
+espalier_patch_xgrammar(grammar_matcher.cc
+    "#include \"grammar/xgrammar/counted_match.inc\""
+    "#include \"grammar/xgrammar/counted_match.inc\"
+ public:
+#include \"grammar/xgrammar/state_key.inc\"
+ private:")
+espalier_patch_xgrammar(grammar_matcher.cc
+    "class BatchGrammarMatcher::Impl {"
+    "bool StateKey(const GrammarMatcher& matcher, int32_t longest, std::vector<int32_t>* key) {
+  return matcher->StateKey(longest, key);
+}
+
+class BatchGrammarMatcher::Impl {")
+# The loops over a grammar's states and the vocabulary count what they do (src/grammar/xgrammar_log.hpp).
+espalier_patch_xgrammar(grammar_compiler.cc
+    "/************** AdaptiveTokenMaskCache Generator **************/"
+    "void SpendWork(std::int64_t work);")
 espalier_patch_xgrammar(grammar_compiler.cc
     "      cur_stack_element.element_id = i;"
-    "      CheckDeadline(); cur_stack_element.element_id = i;")
+    "      SpendWork(1000); cur_stack_element.element_id = i;")
 espalier_patch_xgrammar(grammar_compiler.cc
-    "CompiledGrammar GrammarCompilerSub::MultiThreadCompileGrammar(Grammar grammar_unoptimized) {"
-    "void CheckDeadline(); CompiledGrammar GrammarCompilerSub::MultiThreadCompileGrammar(Grammar grammar_unoptimized) {")
+    "if (!Advance(token[j])) {"
+    "SpendWork(1); if (!Advance(token[j])) {")
+espalier_patch_xgrammar(grammar_compiler.cc
+    "if (!Advance(token[pos])) {"
+    "SpendWork(1); if (!Advance(token[pos])) {")
 
 list(TRANSFORM xgrammar_sources REPLACE "^(${ESPALIER_XGRAMMAR_DIR}/cpp|${PROJECT_BINARY_DIR}/xgrammar)/" "")
 espalier_batches(xgrammar_batches "" 8 ${xgrammar_sources})
@@ -134,7 +209,8 @@ set_target_properties(espalier_xgrammar PROPERTIES POSITION_INDEPENDENT_CODE ON)
 target_compile_features(espalier_xgrammar PRIVATE cxx_std_17)
 target_include_directories(espalier_xgrammar SYSTEM PUBLIC ${ESPALIER_XGRAMMAR_DIR}/include
     ${ESPALIER_XGRAMMAR_DIR}/3rdparty/picojson ${ESPALIER_XGRAMMAR_DIR}/3rdparty/dlpack/include)
-target_include_directories(espalier_xgrammar PRIVATE ${PROJECT_BINARY_DIR}/xgrammar ${ESPALIER_XGRAMMAR_DIR}/cpp)
+target_include_directories(espalier_xgrammar PRIVATE ${PROJECT_BINARY_DIR}/xgrammar ${ESPALIER_XGRAMMAR_DIR}/cpp
+    ${PROJECT_SOURCE_DIR}/src)
 target_compile_options(espalier_xgrammar PRIVATE -w -O2)
 # What it would print goes to src/grammar (LogMessageImpl, LogFatalImpl).
 target_compile_definitions(espalier_xgrammar PUBLIC XGRAMMAR_LOG_CUSTOMIZE=1 XGRAMMAR_ENABLE_CPPTRACE=0

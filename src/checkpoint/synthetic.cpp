@@ -6,6 +6,7 @@
 #include <span>
 #include <utility>
 
+#include "base/mapped_file.hpp"
 #include "checkpoint/safetensors_writer.hpp"
 
 namespace espalier::checkpoint {
@@ -97,6 +98,24 @@ Expected<void> make_empty_directory(const std::filesystem::path& directory) {
     return {};
 }
 
+struct TokenizerFiles {
+    std::string tokenizer, config;
+};
+Expected<TokenizerFiles> tokenizer_files(const SyntheticModel& model) {
+    if (model.tokenizer.empty()) {
+        ESPALIER_ASSIGN_OR_RETURN(std::string made,
+                                  synthetic_tokenizer_json(model.config.vocab_size));
+        return TokenizerFiles{std::move(made), synthetic_tokenizer_config_json()};
+    }
+    constexpr std::size_t kMost = std::size_t{256} << 20;  // Kimi's has 20 MB
+    TokenizerFiles files;
+    ESPALIER_ASSIGN_OR_RETURN(files.tokenizer,
+                              read_text_file(model.tokenizer / "tokenizer.json", kMost));
+    ESPALIER_ASSIGN_OR_RETURN(files.config,
+                              read_text_file(model.tokenizer / "tokenizer_config.json", kMost));
+    return files;
+}
+
 }  // namespace
 
 Expected<void> write_synthetic(const SyntheticModel& model, const std::filesystem::path& directory,
@@ -104,8 +123,7 @@ Expected<void> write_synthetic(const SyntheticModel& model, const std::filesyste
     // A configuration that could not be read back is refused before a byte is written.
     const std::string config_text = config_json_of(model.config, model.dtype);
     ESPALIER_RETURN_IF_ERROR(parse_model_config(config_text, "config.json"));
-    ESPALIER_ASSIGN_OR_RETURN(const std::string tokenizer_text,
-                              synthetic_tokenizer_json(model.config.vocab_size));
+    ESPALIER_ASSIGN_OR_RETURN(const TokenizerFiles texts, tokenizer_files(model));
     ESPALIER_RETURN_IF_ERROR(make_empty_directory(directory));
 
     Counter counter{progress};
@@ -118,9 +136,8 @@ Expected<void> write_synthetic(const SyntheticModel& model, const std::filesyste
     if (shards.size() > 1)
         ESPALIER_RETURN_IF_ERROR(write_text(directory / "model.safetensors.index.json",
                                             index_json(shards, counter.total)));
-    ESPALIER_RETURN_IF_ERROR(write_text(directory / "tokenizer.json", tokenizer_text));
-    ESPALIER_RETURN_IF_ERROR(
-        write_text(directory / "tokenizer_config.json", synthetic_tokenizer_config_json()));
+    ESPALIER_RETURN_IF_ERROR(write_text(directory / "tokenizer.json", texts.tokenizer));
+    ESPALIER_RETURN_IF_ERROR(write_text(directory / "tokenizer_config.json", texts.config));
     ESPALIER_RETURN_IF_ERROR(
         write_text(directory / "generation_config.json", generation_config_json_of(model.config)));
     return write_text(directory / "config.json", config_text);

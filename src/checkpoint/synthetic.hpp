@@ -33,6 +33,9 @@ struct SyntheticModel {
     std::uint64_t seed = 0;
     std::uint64_t shard_limit_bytes = 0;  // of tensor bytes per file; 0: one file
     bool repeat_mtp_embeddings = false;   // see TensorListOptions
+    // Directory whose tokenizer.json and tokenizer_config.json the model gets; empty: synthetic
+    // ones for its vocabulary.
+    std::filesystem::path tokenizer = {};
 };
 
 // An EAGLE3 draft; its d2t spreads its tokens evenly over the target's.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // espalier bench engine: many requests through one engine, as its clients see it, and where the
-// engine's time goes. Every configuration (clients × drafts) runs the same requests; rounds
-// interleave configurations, and medians over rounds are reported.
+// engine's time goes. Every configuration (clients × drafts, with and without the grammar where one
+// is given) runs the same requests; rounds interleave configurations, and medians over rounds are
+// reported.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,6 +18,7 @@
 #include "cli/engine_figures.hpp"
 #include "cli/engine_flags.hpp"
 #include "cli/engine_load.hpp"
+#include "cli/grammar_flags.hpp"
 #include "cli/terminal.hpp"
 
 namespace espalier::cli {
@@ -30,6 +32,7 @@ struct BenchEngineOptions {
     std::string output = "16-128";
     std::vector<std::int64_t> concurrency = {8};
     std::vector<std::string> speculate = {"auto"};
+    GrammarFlags grammar;
     EngineFlags engine;
     int rounds = 1;
     std::string table = "md";
@@ -38,10 +41,13 @@ struct BenchEngineOptions {
 struct Configuration {
     std::int64_t clients = 1;
     std::string speculate;
-    DraftSetting drafts;  // what that says
+    DraftSetting drafts;                                      // what that says
+    std::shared_ptr<const grammar::CompiledGrammar> grammar;  // of every request; null: free texts
     std::vector<LoadResult> rounds;
     std::string name() const {
-        return fmt::format("{} client{} {}", clients, clients == 1 ? "" : "s", speculate);
+        return fmt::format("{} client{} {}{}{}", clients, clients == 1 ? "" : "s", speculate,
+                           grammar ? ", " : "",
+                           grammar ? grammar::name(grammar->specification().kind) : "");
     }
 };
 
@@ -67,12 +73,15 @@ class Bench {
   public:
     Bench(const BenchEngineOptions& options, const runtime::ModelFiles& files,
           runtime::LoadedModel& loaded, const runtime::SizeFacts& facts,
-          std::vector<LoadRequest> load)
+          std::vector<LoadRequest> load,
+          std::shared_ptr<const grammar::CompiledGrammar> grammar)
         : options_(options), files_(files), loaded_(loaded), facts_(facts), load_(std::move(load)) {
         for (const std::int64_t clients : options.concurrency)
-            for (const std::string& speculate : options.speculate)
-                configurations_.push_back(
-                    {clients, speculate, *DraftSetting::parse(speculate), {}});
+            for (const std::string& speculate : options.speculate) {
+                const DraftSetting drafts = *DraftSetting::parse(speculate);
+                configurations_.push_back({clients, speculate, drafts, nullptr, {}});
+                if (grammar) configurations_.push_back({clients, speculate, drafts, grammar, {}});
+            }
     }
 
     Expected<std::vector<Configuration>> run() {
@@ -100,7 +109,11 @@ class Bench {
 
     Expected<LoadResult> measure(const Configuration& one, std::vector<LoadRequest> load,
                                  const std::string& trace) {
-        for (LoadRequest& request : load) one.drafts.apply_to(request.request);
+        for (LoadRequest& request : load) {
+            one.drafts.apply_to(request.request);
+            request.request.grammar = one.grammar;
+            request.request.output.ignore_eos = one.grammar == nullptr;
+        }
         runtime::EngineOptions engine = options_.engine.engine;
         engine.speculate = one.drafts.drafters;
         engine.coupling = one.drafts.coupling;
@@ -130,16 +143,30 @@ class Bench {
     int round_ = 0;
 };
 
-// Against the same clients without drafts: the median over rounds of the ratio within a round.
-std::optional<double> speed_up(const Configuration& one, const std::vector<Configuration>& all) {
-    if (one.speculate == "off") return std::nullopt;
-    for (const Configuration& other : all) {
-        if (other.speculate != "off" || other.clients != one.clients) continue;
-        std::vector<double> ratios;
-        for (std::size_t round = 0; round < one.rounds.size(); ++round)
-            ratios.push_back(output_rate(one.rounds[round]) / output_rate(other.rounds[round]));
-        return median(ratios);
-    }
+// The median over rounds of the ratio of output rates within a round.
+double rate_ratio(const Configuration& one, const Configuration& other) {
+    std::vector<double> ratios;
+    for (std::size_t round = 0; round < one.rounds.size(); ++round)
+        ratios.push_back(output_rate(one.rounds[round]) / output_rate(other.rounds[round]));
+    return median(ratios);
+}
+
+// Against the same clients and texts without drafts.
+std::optional<double> against_off(const Configuration& one, const std::vector<Configuration>& all) {
+    for (const Configuration& other : all)
+        if (one.speculate != "off" && other.speculate == "off" && other.clients == one.clients &&
+            other.grammar == one.grammar)
+            return rate_ratio(one, other);
+    return std::nullopt;
+}
+
+// Against the same clients and drafts without the grammar.
+std::optional<double> against_free(const Configuration& one,
+                                   const std::vector<Configuration>& all) {
+    for (const Configuration& other : all)
+        if (one.grammar && !other.grammar && other.clients == one.clients &&
+            other.speculate == one.speculate)
+            return rate_ratio(one, other);
     return std::nullopt;
 }
 
@@ -147,7 +174,10 @@ Table table_of(const std::vector<Configuration>& configurations) {
     Table table;
     table.columns = {"configuration"};
     for (const Figure& figure : engine_figures()) table.columns.emplace_back(figure.name);
+    const bool grammar =
+        std::ranges::any_of(configurations, [](const auto& one) { return one.grammar != nullptr; });
     table.columns.emplace_back("output tokens/s against off");
+    if (grammar) table.columns.emplace_back("output tokens/s against free text");
     for (const Configuration& one : configurations) {
         std::vector<std::string> row = {one.name()};
         for (const Figure& figure : engine_figures()) {
@@ -155,8 +185,11 @@ Table table_of(const std::vector<Configuration>& configurations) {
             for (const LoadResult& result : one.rounds) values.push_back(figure.of(result));
             row.push_back(fmt::format("{:.{}f}", median(values), figure.decimals));
         }
-        const auto ratio = speed_up(one, configurations);
-        row.push_back(ratio ? fmt::format("{:.3f}", *ratio) : "-");
+        const auto written = [](std::optional<double> ratio) {
+            return ratio ? fmt::format("{:.3f}", *ratio) : "-";
+        };
+        row.push_back(written(against_off(one, configurations)));
+        if (grammar) row.push_back(written(against_free(one, configurations)));
         table.rows.push_back(std::move(row));
     }
     return table;
@@ -176,14 +209,18 @@ Expected<void> run(BenchEngineOptions options) {
     ESPALIER_ASSIGN_OR_RETURN(options.load.arrival_rate, parse_arrival(options.arrival));
     ESPALIER_ASSIGN_OR_RETURN(options.load.prompt, parse_range("--prompt", options.prompt));
     ESPALIER_ASSIGN_OR_RETURN(options.load.output, parse_range("--output", options.output));
+    ESPALIER_ASSIGN_OR_RETURN(const auto wanted, options.grammar.specification());
     const std::size_t runs = options.concurrency.size() * options.speculate.size() *
-                             static_cast<std::size_t>(options.rounds);
+                             static_cast<std::size_t>(options.rounds) * (wanted ? 2 : 1);
     if (!options.engine.engine.trace.empty() && runs > 1)
-        return fail(ErrorKind::invalid,
-                    "--trace writes one run, but --concurrency, --speculate and --rounds make {}",
-                    runs);
+        return fail(
+            ErrorKind::invalid,
+            "--trace writes one run, but --concurrency, --speculate, --rounds and a grammar "
+            "make {}",
+            runs);
     ESPALIER_ASSIGN_OR_RETURN(const runtime::ModelFiles files,
                               runtime::ModelFiles::open(options.model, options.engine.draft));
+    ESPALIER_ASSIGN_OR_RETURN(auto grammar, options.grammar.compiled(files));
     runtime::DrafterChoice drafters;  // of all configurations
     for (const std::string& speculate : options.speculate) {
         ESPALIER_ASSIGN_OR_RETURN(const DraftSetting setting, DraftSetting::parse(speculate));
@@ -220,8 +257,9 @@ Expected<void> run(BenchEngineOptions options) {
                loaded.backend->name(), loaded.device->workers(),
                name_of(loaded.model->weights().format.code), load.size(), prompt_tokens,
                output_tokens, options.rounds);
-    ESPALIER_ASSIGN_OR_RETURN(const auto measured,
-                              Bench(options, files, loaded, facts, std::move(load)).run());
+    ESPALIER_ASSIGN_OR_RETURN(
+        const auto measured,
+        Bench(options, files, loaded, facts, std::move(load), std::move(grammar)).run());
     const Table table = table_of(measured);
     fmt::print("{}", (format == TableFormat::markdown ? table.transposed() : table).text(format));
     return {};
@@ -279,6 +317,7 @@ Run add_bench_engine(CLI::App& bench) {
         ->add_option("model", options->model, "Model directory or ORG/NAME in the local hub cache")
         ->required();
     add_load_flags(*command, *options);
+    options->grammar.add_to(*command);
     command
         ->add_option("--concurrency", options->concurrency,
                      "Clients; each sends its next request when its last is finished. A list "

@@ -58,6 +58,8 @@ const Figure kFigures[] = {
     {"decode: ms per step", 3, [](Load r) { return 1e-6 * per_decode_step(r, decode(r).whole); }},
     {"decode: of this drafting", 3,
      [](Load r) { return 1e-6 * per_decode_step(r, decode(r).drafting); }},
+    {"decode: of this masks", 3,
+     [](Load r) { return 1e-6 * per_decode_step(r, decode(r).masking); }},
     {"decode: draft levels per step", 2,
      [](Load r) { return per_decode_step(r, decode(r).draft_levels); }},
     {"decode: drafts per step and request", 2,

@@ -223,9 +223,12 @@ class Clients {
     }
 
     Expected<void> take(Client& client, const engine::ChoiceUpdate& choice) {
-        if (choice.ended && choice.finish.reason != accept::FinishReason::length)
+        const bool may_end = load_[client.index].request.grammar != nullptr;
+        const accept::FinishReason reason = choice.finish.reason;
+        if (choice.ended && reason != accept::FinishReason::length &&
+            !(may_end && reason == accept::FinishReason::eos))
             return fail(ErrorKind::io, "request {} ended with reason {} {}", client.index,
-                        static_cast<int>(choice.finish.reason), choice.message);
+                        static_cast<int>(reason), choice.message);
         const std::int64_t fresh = choice.usage.completion_tokens - client.tokens;
         if (fresh == 0) return {};
         const double arrived = now();

@@ -22,7 +22,6 @@
 #include "cli/grammar_flags.hpp"
 #include "cli/logits_file.hpp"
 #include "cli/sampling_flags.hpp"
-#include "runtime/grammars.hpp"
 #include "text/tokenizer.hpp"
 
 namespace espalier::cli {
@@ -75,17 +74,6 @@ Expected<std::vector<std::int32_t>> prompt_tokens(const GenerateOptions& options
                                                  std::istreambuf_iterator<char>());
     return files.encode_prompt(
         prompt, options.special ? text::SpecialTokens::parsed : text::SpecialTokens::as_text);
-}
-
-Expected<std::shared_ptr<const grammar::CompiledGrammar>> compiled_grammar(
-    const GrammarFlags& flags, const runtime::ModelFiles& files) {
-    ESPALIER_ASSIGN_OR_RETURN(const auto specification, flags.specification());
-    if (!specification) return nullptr;
-    ESPALIER_ASSIGN_OR_RETURN(const auto compiler, runtime::make_grammar_compiler(files));
-    auto compiled = compiler->compile(*specification);
-    if (!compiled && compiled.error().field.empty())
-        return fail(compiled.error().kind, "{}: {}", flags.name(), compiled.error().message);
-    return compiled;
 }
 
 // An engine for this one request. The whole request is checked before the weights are read.
@@ -326,7 +314,7 @@ Expected<void> run(const GenerateOptions& options) {
     ESPALIER_ASSIGN_OR_RETURN(engine::Request request,
                               options.sampling.make(files.checkpoint->generation()));
     request.logprobs = options.logprobs;
-    ESPALIER_ASSIGN_OR_RETURN(request.grammar, compiled_grammar(options.grammar, files));
+    ESPALIER_ASSIGN_OR_RETURN(request.grammar, options.grammar.compiled(files));
     ESPALIER_ASSIGN_OR_RETURN(request.prompt, prompt_tokens(options, files));
     ESPALIER_ASSIGN_OR_RETURN(const EngineSizes sizes, sizes_for(request, options.engine, files));
     ESPALIER_ASSIGN_OR_RETURN(const runtime::DrafterChoice drafters,

@@ -4,6 +4,8 @@
 #include <fstream>
 #include <utility>
 
+#include "runtime/grammars.hpp"
+
 namespace espalier::cli {
 namespace {
 
@@ -58,6 +60,17 @@ Expected<std::optional<grammar::Specification>> GrammarFlags::specification() co
     if (!regex.empty()) return Result({.kind = Kind::regex, .text = regex});
     if (!choice.empty()) return Result({.kind = Kind::choice, .choices = choice});
     return Result();
+}
+
+Expected<std::shared_ptr<const grammar::CompiledGrammar>> GrammarFlags::compiled(
+    const runtime::ModelFiles& files) const {
+    ESPALIER_ASSIGN_OR_RETURN(const auto wanted, specification());
+    if (!wanted) return nullptr;
+    ESPALIER_ASSIGN_OR_RETURN(const auto compiler, runtime::make_grammar_compiler(files));
+    auto result = compiler->compile(*wanted);
+    if (!result && result.error().field.empty())
+        return fail(result.error().kind, "{}: {}", name(), result.error().message);
+    return result;
 }
 
 }  // namespace espalier::cli

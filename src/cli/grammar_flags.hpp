@@ -4,12 +4,14 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/error.hpp"
-#include "grammar/specification.hpp"
+#include "grammar/compiler.hpp"
+#include "runtime/model_files.hpp"
 
 namespace espalier::cli {
 
@@ -21,6 +23,9 @@ struct GrammarFlags {
     const char* name() const;  // of the one that was given, for messages
     // None: nothing was asked for. Reads the file that is named.
     Expected<std::optional<grammar::Specification>> specification() const;
+    // The same, compiled for a model's vocabulary; null: nothing was asked for.
+    Expected<std::shared_ptr<const grammar::CompiledGrammar>> compiled(
+        const runtime::ModelFiles& files) const;
 };
 
 }  // namespace espalier::cli

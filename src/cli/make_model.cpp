@@ -3,6 +3,7 @@
 // benchmarks.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 
@@ -11,6 +12,7 @@
 #include "cli/synthetic_model.hpp"
 #include "cli/terminal.hpp"
 #include "runtime/loaded_model.hpp"
+#include "text/tokenizer.hpp"
 
 namespace espalier::cli {
 namespace {
@@ -19,14 +21,30 @@ struct MakeModelOptions {
     std::string preset = "tiny-v3";
     std::string out;
     std::string dtype;
+    std::string tokenizer;
     std::string eagle3;
     std::uint64_t seed = 0;
 };
+
+// The vocabulary grows to hold the tokenizer's ids, padded as published models' are.
+Expected<void> take_tokenizer(const std::string& directory, checkpoint::SyntheticModel& model) {
+    ESPALIER_ASSIGN_OR_RETURN(const text::Tokenizer tokenizer, text::Tokenizer::load(directory));
+    checkpoint::ModelConfig& config = model.config;
+    if (!tokenizer.eos())
+        return fail(ErrorKind::invalid, "{}: a tokenizer without an eos token", directory);
+    config.vocab_size = std::max(config.vocab_size, (tokenizer.vocabulary() + 127) / 128 * 128);
+    config.eos_token_ids = {*tokenizer.eos()};
+    if (tokenizer.bos()) config.bos_token_id = *tokenizer.bos();
+    model.tokenizer = directory;
+    return {};
+}
 
 Expected<void> run(const MakeModelOptions& options) {
     ESPALIER_ASSIGN_OR_RETURN(checkpoint::SyntheticModel model,
                               named_model(options.preset, options.dtype));
     model.seed = options.seed;
+    if (!options.tokenizer.empty())
+        ESPALIER_RETURN_IF_ERROR(take_tokenizer(options.tokenizer, model));
     ESPALIER_ASSIGN_OR_RETURN(const int threads, runtime::thread_count(0));
     ThreadPool pool(threads);
     std::uint64_t written = 0;
@@ -58,6 +76,9 @@ Run add_make_model(CLI::App& app) {
         ->capture_default_str();
     command->add_option("--out", options->out, "Directory to write; new or empty")->required();
     add_dtype_flag(*command, options->dtype);
+    command->add_option("--tokenizer", options->tokenizer,
+                        "Directory whose tokenizer.json and tokenizer_config.json the model gets; "
+                        "its vocabulary grows to hold the tokens");
     command->add_option("--eagle3", options->eagle3,
                         "Directory for an EAGLE3 draft of random weights for the model");
     command->add_option("--seed", options->seed, "Other random weights")->capture_default_str();

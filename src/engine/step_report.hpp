@@ -43,6 +43,7 @@ struct DecodeCounts {
     // Nanoseconds.
     schedule::Time whole = 0;
     schedule::Time drafting = 0;
+    schedule::Time masking = 0;  // Phase::mask
 
     DecodeCounts& operator+=(const DecodeCounts& other) {
         steps += other.steps;
@@ -52,6 +53,7 @@ struct DecodeCounts {
         draft_levels += other.draft_levels;
         whole += other.whole;
         drafting += other.drafting;
+        masking += other.masking;
         return *this;
     }
 };

@@ -226,7 +226,8 @@ void Stepper::run_plan(StepReport& report, StepTimer& timer) {
                      .drafts = report.tokens.drafts,
                      .draft_levels = report.draft_levels,
                      .whole = report.whole,
-                     .drafting = report.drafting};
+                     .drafting = report.drafting,
+                     .masking = report.masking};
     speculation_.learn(report.requests, static_cast<double>(report.committed),
                        static_cast<double>(report.whole) * 1e-9);
 }

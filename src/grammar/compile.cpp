@@ -2,6 +2,7 @@
 #include "grammar/compile.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <variant>
 
@@ -55,41 +56,56 @@ std::vector<TokenId> forbidden_markers(const Vocabulary& vocabulary,
 }  // namespace
 
 struct CompileOne::Impl {
-    explicit Impl(Vocabulary given)
+    Impl(Vocabulary given, const CompilerLimits& limits)
         : vocabulary(std::move(given)),
           info(tokenizer_info(vocabulary)),
-          compiler(info, /*max_threads=*/1, /*cache_enabled=*/false) {}
+          compiler(info, /*max_threads=*/1, /*cache_enabled=*/false),
+          work(limits.work),
+          masks(std::make_shared<MaskCache>(limits.mask_bytes)) {
+        for (TokenId id = 0; id < vocabulary.size(); ++id)
+            longest_token =
+                std::max(longest_token, static_cast<std::int32_t>(vocabulary.bytes(id).size()));
+    }
 
     Vocabulary vocabulary;
     xgrammar::TokenizerInfo info;
     // Its own cache is off, and without it a compile touches nothing that is shared.
     mutable xgrammar::GrammarCompiler compiler;
+    const std::int64_t work;
+    const std::shared_ptr<MaskCache> masks;
+    std::int32_t longest_token = 0;
+    mutable std::atomic<std::int64_t> serial = 0;
 };
 
-CompileOne::CompileOne(Vocabulary vocabulary)
-    : impl_(std::make_unique<const Impl>(std::move(vocabulary))) {}
+CompileOne::CompileOne(Vocabulary vocabulary, const CompilerLimits& limits)
+    : impl_(std::make_unique<const Impl>(std::move(vocabulary), limits)) {}
 CompileOne::~CompileOne() = default;
 const Vocabulary& CompileOne::vocabulary() const { return impl_->vocabulary; }
+MaskCounts CompileOne::mask_counts() const { return impl_->masks->counts(); }
 
 Expected<std::shared_ptr<const CompiledGrammar>> CompileOne::operator()(
-    const Specification& specification, const Prepared& prepared,
-    std::chrono::steady_clock::time_point deadline, std::chrono::milliseconds limit) const {
+    const Specification& specification, const Prepared& prepared) const {
     const std::string_view kind = name(specification.kind);
     try {
-        const LogScope log(deadline);
+        const LogScope log(impl_->work);
         const xgrammar::Grammar grammar = converted(prepared, specification, impl_->info);
         if (log.warning()) return fail(ErrorKind::unsupported, "{}: {}", kind, *log.warning());
-        LogScope::check_deadline();
         xgrammar::CompiledGrammar compiled = impl_->compiler.CompileGrammar(grammar);
         if (log.warning()) return fail(ErrorKind::unsupported, "{}: {}", kind, *log.warning());
-        const std::size_t bytes = compiled.MemorySizeBytes();
+        CompiledGrammar::Impl made{specification, impl_->vocabulary, std::move(compiled)};
+        made.bytes = made.compiled.MemorySizeBytes();
+        made.work = impl_->work - log.work_left();
+        made.forbidden = forbidden_markers(impl_->vocabulary, prepared.named_tokens);
+        made.masks = impl_->masks;
+        made.serial = ++impl_->serial;
+        made.longest_token = impl_->longest_token;
         return std::make_shared<const CompiledGrammar>(
-            std::make_unique<const CompiledGrammar::Impl>(CompiledGrammar::Impl{
-                specification, impl_->vocabulary, std::move(compiled), bytes,
-                forbidden_markers(impl_->vocabulary, prepared.named_tokens)}));
-    } catch (const DeadlinePassed&) {
-        return fail(ErrorKind::exhausted, "{}: compiling takes longer than the limit of {} ms",
-                    kind, limit.count());
+            std::make_unique<const CompiledGrammar::Impl>(std::move(made)));
+    } catch (const TooMuchWork&) {
+        return fail(ErrorKind::invalid,
+                    "{}: its states and the vocabulary make more than {} steps of work, which is "
+                    "the limit",
+                    kind, impl_->work);
     } catch (const std::exception& error) {
         return fail(ErrorKind::invalid, "{}: {}", kind, error.what());
     }
@@ -100,5 +116,6 @@ CompiledGrammar::~CompiledGrammar() = default;
 const Specification& CompiledGrammar::specification() const { return impl_->specification; }
 const Vocabulary& CompiledGrammar::vocabulary() const { return impl_->vocabulary; }
 std::size_t CompiledGrammar::bytes() const { return impl_->bytes; }
+std::int64_t CompiledGrammar::work() const { return impl_->work; }
 
 }  // namespace espalier::grammar

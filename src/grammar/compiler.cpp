@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Threads, the queue and the cache. A compile cannot be killed: its input is bounded before it
-// starts (prepare.hpp), the loop that takes most of its time looks at the clock (xgrammar_log.hpp),
-// and whoever waits goes away when the time is over, whatever the compile does.
+// starts (prepare.hpp), and the loops that take most of its time count what they do
+// (xgrammar_log.hpp).
 #include "grammar/compiler.hpp"
 
 #include <condition_variable>
 #include <deque>
-#include <list>
 #include <mutex>
 #include <optional>
 #include <thread>
 #include <unordered_map>
 #include <vector>
 
+#include "grammar/byte_lru.hpp"
 #include "grammar/compile.hpp"
 #include "grammar/prepare.hpp"
 
@@ -36,49 +36,8 @@ struct Job {
     std::string key;
     Specification specification;
     Prepared prepared;
-    Clock::time_point deadline;
     int waiting = 0;  // callers
     std::optional<Result> result{};
-};
-
-// The grammars used last, up to a number of bytes.
-class Cache {
-  public:
-    explicit Cache(std::size_t limit) : limit_(limit) {}
-
-    std::shared_ptr<const CompiledGrammar> find(const std::string& key) {
-        const auto found = places_.find(key);
-        if (found == places_.end()) return nullptr;
-        entries_.splice(entries_.begin(), entries_, found->second);
-        return found->second->grammar;
-    }
-
-    void add(const std::string& key, std::shared_ptr<const CompiledGrammar> grammar) {
-        const std::size_t cost = grammar->bytes() + key.size();
-        if (cost > limit_) return;
-        while (bytes_ + cost > limit_) {
-            bytes_ -= entries_.back().cost;
-            places_.erase(entries_.back().key);
-            entries_.pop_back();
-        }
-        entries_.push_front(Entry{key, std::move(grammar), cost});
-        places_[entries_.front().key] = entries_.begin();
-        bytes_ += cost;
-    }
-
-    std::size_t bytes() const { return bytes_; }
-    std::size_t size() const { return entries_.size(); }
-
-  private:
-    struct Entry {
-        std::string key;
-        std::shared_ptr<const CompiledGrammar> grammar;
-        std::size_t cost = 0;
-    };
-    std::size_t limit_;
-    std::size_t bytes_ = 0;
-    std::list<Entry> entries_;  // the one used last first
-    std::unordered_map<std::string, std::list<Entry>::iterator> places_;
 };
 
 }  // namespace
@@ -87,7 +46,7 @@ bool available() { return true; }
 
 struct Compiler::Impl {
     Impl(Vocabulary vocabulary, CompilerLimits given)
-        : limits(given), compile_one(std::move(vocabulary)), cache(given.cache_bytes) {
+        : limits(given), compile_one(std::move(vocabulary), given), cache(given.cache_bytes) {
         for (int i = 0; i < limits.threads; ++i) threads.emplace_back([this] { work(); });
     }
 
@@ -103,7 +62,7 @@ struct Compiler::Impl {
     Result refuse_late(Job& job) {
         ++status.overran;
         ++status.refused;
-        return fail(ErrorKind::exhausted, "{}: compiling takes longer than the limit of {} ms",
+        return fail(ErrorKind::exhausted, "{}: not compiled within {} ms: the machine is busy",
                     name(job.specification.kind), limits.wait.count());
     }
 
@@ -119,9 +78,9 @@ struct Compiler::Impl {
 
     // From the cache, or of a compile under way.
     std::optional<Result> known(const std::string& key, std::unique_lock<std::mutex>& lock) {
-        if (auto cached = cache.find(key)) {
+        if (const auto* cached = cache.find(key)) {
             ++status.hits;
-            return cached;
+            return *cached;
         }
         const auto found = running_jobs.find(key);
         if (found == running_jobs.end()) return std::nullopt;
@@ -146,16 +105,15 @@ struct Compiler::Impl {
         ++status.running;
         lock.unlock();
         const auto start = Clock::now();
-        Result result = compile_one(job.specification, job.prepared, job.deadline, limits.wait);
+        Result result = compile_one(job.specification, job.prepared);
         lock.lock();
         --status.running;
         status.seconds += std::chrono::duration<double>(Clock::now() - start).count();
         if (result) {
             ++status.compiled;
-            cache.add(job.key, *result);
+            cache.add(job.key, *result, (*result)->bytes() + job.key.size());
         } else {
             ++status.refused;
-            if (Clock::now() > job.deadline) ++status.overran;
         }
         job.result = std::move(result);
     }
@@ -167,7 +125,7 @@ struct Compiler::Impl {
     std::condition_variable finished;
     std::deque<std::shared_ptr<Job>> queue;
     std::unordered_map<std::string, std::shared_ptr<Job>> running_jobs;  // queued ones too
-    Cache cache;
+    ByteLru<std::string, std::shared_ptr<const CompiledGrammar>> cache;
     CompilerStatus status;
     bool ending = false;
     std::vector<std::thread> threads;
@@ -184,6 +142,7 @@ CompilerStatus Compiler::status() const {
     CompilerStatus status = impl_->status;
     status.cached = static_cast<std::int64_t>(impl_->cache.size());
     status.cached_bytes = impl_->cache.bytes();
+    status.masks = impl_->compile_one.mask_counts();
     return status;
 }
 
@@ -198,7 +157,9 @@ Expected<std::shared_ptr<const CompiledGrammar>> Compiler::compile(
     std::unique_lock lock(impl_->mutex);
     if (!prepared) {
         ++impl_->status.refused;
-        return tl::unexpected<Error>(std::move(prepared.error()));
+        Error error = std::move(prepared.error());
+        if (error.kind == ErrorKind::exhausted) error.kind = ErrorKind::invalid;
+        return tl::unexpected<Error>(std::move(error));
     }
     // Another thread may have come with the same while this one prepared it.
     if (auto known = impl_->known(key, lock)) return std::move(*known);
@@ -207,8 +168,7 @@ Expected<std::shared_ptr<const CompiledGrammar>> Compiler::compile(
         return fail(ErrorKind::exhausted, "{}: {} others wait to be compiled, which is the limit",
                     name(specification.kind), impl_->limits.queue);
     }
-    const auto job = std::make_shared<Job>(
-        Job{key, specification, std::move(*prepared), Clock::now() + impl_->limits.wait});
+    const auto job = std::make_shared<Job>(Job{key, specification, std::move(*prepared)});
     impl_->running_jobs[key] = job;
     impl_->queue.push_back(job);
     impl_->wake.notify_one();

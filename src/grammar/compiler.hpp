@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "base/error.hpp"
+#include "grammar/mask_cache.hpp"
 #include "grammar/specification.hpp"
 #include "grammar/vocabulary.hpp"
 
@@ -29,6 +30,7 @@ class CompiledGrammar {
     const Specification& specification() const;
     const Vocabulary& vocabulary() const;
     std::size_t bytes() const;  // about what it holds in memory
+    std::int64_t work() const;  // that compiling took, in steps of CompilerLimits::work
     const Impl& impl() const { return *impl_; }
 
   private:
@@ -38,20 +40,26 @@ class CompiledGrammar {
 // What a request may ask for. docs/grammars.md has the reasons for the numbers.
 struct CompilerLimits {
     std::size_t cache_bytes = std::size_t{256} << 20;  // of compiled grammars kept for later
-    std::chrono::milliseconds wait{5000};              // for one compile(), queue included
-    int threads = 2;                                   // grammars compiled at the same time
-    int queue = 64;                                    // specifications that wait for a thread
+    std::size_t mask_bytes = std::size_t{64} << 20;    // of masks, likewise
+    // Of one compile, in bytes of tokens that are tried at a state of the grammar.
+    std::int64_t work = std::int64_t{1} << 25;
+    // Who waits longer, queue included, is sent away to come again: only a machine that is busy
+    // with other things takes as long for what the limits allow.
+    std::chrono::milliseconds wait{60000};
+    int threads = 2;  // grammars compiled at the same time
+    int queue = 64;   // specifications that wait for a thread
 };
 
 struct CompilerStatus {
     std::int64_t compiled = 0;  // specifications that became grammars
     std::int64_t hits = 0;      // answers from the cache, or from a compile under way
     std::int64_t refused = 0;   // specifications that did not
-    std::int64_t overran = 0;   // of the refused: those that took longer than `wait`
+    std::int64_t overran = 0;   // of the refused: those that waited longer than `wait`
     std::int64_t running = 0;   // right now, those that nobody waits for any more included
     std::int64_t cached = 0;    // grammars in the cache
     std::size_t cached_bytes = 0;
     double seconds = 0.0;  // spent compiling
+    MaskCounts masks;
 };
 
 class Compiler {
@@ -62,9 +70,10 @@ class Compiler {
     Compiler& operator=(const Compiler&) = delete;
 
     // Blocks up to limits.wait. The same content gives the same object while anybody holds it or it
-    // is cached. The error says what is wrong with the specification: `invalid` (malformed or
-    // unsatisfiable), `unsupported` (a keyword or construct by its name), `exhausted` (a limit by
-    // its number). Thread-safe; throws nothing.
+    // is cached. The error says what is wrong with the specification: `invalid` (malformed,
+    // unsatisfiable, or beyond a limit, by its number), `unsupported` (a keyword or construct by
+    // its name). `exhausted`: there is nothing wrong with it; too many others wait, or this took
+    // too long. Thread-safe; throws nothing.
     Expected<std::shared_ptr<const CompiledGrammar>> compile(const Specification& specification);
 
     CompilerStatus status() const;

@@ -8,6 +8,11 @@
 #include "base/check.hpp"
 #include "grammar/xgrammar_objects.hpp"
 
+// In its grammar_matcher.cc (xgrammar/state_key.inc).
+namespace xgrammar {
+bool StateKey(const GrammarMatcher& matcher, std::int32_t longest, std::vector<std::int32_t>* key);
+}
+
 namespace espalier::grammar {
 
 struct Matcher::Impl {
@@ -15,7 +20,10 @@ struct Matcher::Impl {
     xgrammar::GrammarMatcher matcher;
     std::int64_t accepted = 0;
     std::string failure{};
+    Masks masks = Masks::remembered;
+    MaskCache::Key key{};  // of fill_mask(); its memory is kept
 
+    void fill(std::span<std::uint32_t> words);
     // Runs `call` unless something failed before; what it throws is this matcher's failure.
     template <typename Call>
     void guarded(Call&& call) {
@@ -29,10 +37,11 @@ struct Matcher::Impl {
     }
 };
 
-Matcher::Matcher(std::shared_ptr<const CompiledGrammar> grammar) {
+Matcher::Matcher(std::shared_ptr<const CompiledGrammar> grammar, Masks masks) {
     const CompiledGrammar::Impl& compiled = grammar->impl();
     impl_ = std::make_unique<Impl>(
         Impl{std::move(grammar), xgrammar::GrammarMatcher(compiled.compiled)});
+    impl_->masks = masks;
 }
 Matcher::Matcher(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Matcher::Matcher(Matcher&&) noexcept = default;
@@ -59,6 +68,22 @@ void Matcher::rollback(std::int64_t tokens) {
 
 std::int64_t Matcher::accepted() const { return impl_->accepted; }
 
+void Matcher::Impl::fill(std::span<std::uint32_t> words) {
+    std::int64_t shape = static_cast<std::int64_t>(words.size());
+    DLTensor tensor{};
+    tensor.data = words.data();
+    tensor.device = DLDevice{kDLCPU, 0};
+    tensor.ndim = 1;
+    tensor.dtype = DLDataType{kDLInt, 32, 1};
+    tensor.shape = &shape;
+    matcher.FillNextTokenBitmask(&tensor);
+    // xgrammar sets what lies behind the last token.
+    if (const std::int64_t size = grammar->vocabulary().size(); size % 32 != 0)
+        words.back() &= (1u << (size % 32)) - 1;
+    for (const TokenId token : grammar->impl().forbidden)
+        at(words, token / 32) &= ~(1u << (token % 32));
+}
+
 void Matcher::fill_mask(std::span<std::uint32_t> words) {
     const std::int64_t size = impl_->grammar->vocabulary().size();
     CHECK(words.size() == mask_words(size), "a mask of {} words for {} tokens", words.size(), size);
@@ -67,18 +92,20 @@ void Matcher::fill_mask(std::span<std::uint32_t> words) {
         return;
     }
     impl_->guarded([&] {
-        std::int64_t shape = static_cast<std::int64_t>(words.size());
-        DLTensor tensor{};
-        tensor.data = words.data();
-        tensor.device = DLDevice{kDLCPU, 0};
-        tensor.ndim = 1;
-        tensor.dtype = DLDataType{kDLInt, 32, 1};
-        tensor.shape = &shape;
-        impl_->matcher.FillNextTokenBitmask(&tensor);
-        // xgrammar sets what lies behind the last token.
-        if (size % 32 != 0) words.back() &= (1u << (size % 32)) - 1;
-        for (const TokenId token : impl_->grammar->impl().forbidden)
-            at(words, token / 32) &= ~(1u << (token % 32));
+        const CompiledGrammar::Impl& grammar = impl_->grammar->impl();
+        MaskCache::Key& key = impl_->key;
+        const bool keyed = impl_->masks == Masks::remembered &&
+                           xgrammar::StateKey(impl_->matcher, grammar.longest_token, &key);
+        if (keyed) {
+            key.push_back(static_cast<std::int32_t>(grammar.serial));
+            key.push_back(static_cast<std::int32_t>(grammar.serial >> 32));
+            if (const MaskCache::Mask known = grammar.masks->find(key)) {
+                std::ranges::copy(*known, words.begin());
+                return;
+            }
+        }
+        impl_->fill(words);
+        if (keyed) grammar.masks->add(key, words);
     });
     if (!impl_->failure.empty()) std::ranges::fill(words, 0u);
 }
@@ -94,8 +121,8 @@ std::string Matcher::forced_text() {
 }
 
 Matcher Matcher::fork() const {
-    return Matcher(std::make_unique<Impl>(
-        Impl{impl_->grammar, impl_->matcher.Fork(), impl_->accepted, impl_->failure}));
+    return Matcher(std::make_unique<Impl>(Impl{impl_->grammar, impl_->matcher.Fork(),
+                                               impl_->accepted, impl_->failure, impl_->masks}));
 }
 
 const CompiledGrammar& Matcher::grammar() const { return *impl_->grammar; }

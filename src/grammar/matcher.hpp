@@ -18,9 +18,14 @@
 
 namespace espalier::grammar {
 
+// Masks that another text, or this one, has filled at an equal place (mask_cache.hpp); or each
+// filled anew: what tests hold the others to.
+enum class Masks : std::uint8_t { remembered, filled_anew };
+
 class Matcher {
   public:
-    explicit Matcher(std::shared_ptr<const CompiledGrammar> grammar);
+    explicit Matcher(std::shared_ptr<const CompiledGrammar> grammar,
+                     Masks masks = Masks::remembered);
     Matcher(Matcher&&) noexcept;
     Matcher& operator=(Matcher&&) noexcept;
     ~Matcher();

@@ -19,6 +19,7 @@ CompiledGrammar::~CompiledGrammar() = default;
 const Specification& CompiledGrammar::specification() const { return impl_->specification; }
 const Vocabulary& CompiledGrammar::vocabulary() const { return impl_->vocabulary; }
 std::size_t CompiledGrammar::bytes() const { return 0; }
+std::int64_t CompiledGrammar::work() const { return 0; }
 
 struct Compiler::Impl {
     Vocabulary vocabulary;
@@ -42,7 +43,7 @@ struct Matcher::Impl {
     std::shared_ptr<const CompiledGrammar> grammar;
 };
 
-Matcher::Matcher(std::shared_ptr<const CompiledGrammar>) {
+Matcher::Matcher(std::shared_ptr<const CompiledGrammar>, Masks) {
     CHECK(false, "a matcher in a build without grammars");
 }
 Matcher::Matcher(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

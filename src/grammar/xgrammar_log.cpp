@@ -10,7 +10,7 @@ thread_local LogScope* current_scope = nullptr;
 
 }  // namespace
 
-LogScope::LogScope(std::chrono::steady_clock::time_point deadline) : deadline_(deadline) {
+LogScope::LogScope(std::int64_t work) : work_left_(work) {
     CHECK(current_scope == nullptr, "one grammar is compiled inside another");
     current_scope = this;
 }
@@ -21,9 +21,8 @@ void LogScope::record(const std::string& warning) {
     if (current_scope != nullptr && !current_scope->warning_) current_scope->warning_ = warning;
 }
 
-void LogScope::check_deadline() {
-    if (current_scope != nullptr && std::chrono::steady_clock::now() > current_scope->deadline_)
-        throw DeadlinePassed();
+void LogScope::spend(std::int64_t work) {
+    if (current_scope != nullptr && (current_scope->work_left_ -= work) < 0) throw TooMuchWork();
 }
 
 }  // namespace espalier::grammar
@@ -34,7 +33,7 @@ namespace xgrammar {
 
 [[noreturn]] void LogFatalImpl(const std::string& file, int line, const std::string& message);
 void LogMessageImpl(const std::string& file, int line, int level, const std::string& message);
-void CheckDeadline();
+void SpendWork(std::int64_t work);
 
 void LogFatalImpl(const std::string&, int, const std::string& message) {
     throw std::runtime_error(message);
@@ -45,6 +44,6 @@ void LogMessageImpl(const std::string&, int, int level, const std::string& messa
     if (level >= kWarning) espalier::grammar::LogScope::record(message);
 }
 
-void CheckDeadline() { espalier::grammar::LogScope::check_deadline(); }
+void SpendWork(std::int64_t work) { espalier::grammar::LogScope::spend(work); }
 
 }  // namespace xgrammar

@@ -2,23 +2,26 @@
 // What xgrammar would print, and where its compile loops stop. It warns about what it is going to
 // ignore; under a LogScope the first warning is kept, so that the specification can be refused with
 // it. Outside one (matchers) messages are dropped.
+//
+// Work is counted in bytes of tokens that were tried at a state of the grammar, so what is refused
+// depends on specification and vocabulary, not on the machine or on what else it does.
 #pragma once
 
-#include <chrono>
+#include <cstdint>
 #include <optional>
 #include <stdexcept>
 #include <string>
 
 namespace espalier::grammar {
 
-class DeadlinePassed : public std::runtime_error {
+class TooMuchWork : public std::runtime_error {
   public:
-    DeadlinePassed() : std::runtime_error("the time limit has passed") {}
+    TooMuchWork() : std::runtime_error("too much work") {}
 };
 
 class LogScope {
   public:
-    explicit LogScope(std::chrono::steady_clock::time_point deadline);
+    explicit LogScope(std::int64_t work);
     ~LogScope();
     LogScope(const LogScope&) = delete;
     LogScope& operator=(const LogScope&) = delete;
@@ -26,10 +29,11 @@ class LogScope {
 
     // Of this thread's scope, if it has one.
     static void record(const std::string& warning);
-    static void check_deadline();
+    static void spend(std::int64_t work);
+    std::int64_t work_left() const { return work_left_; }
 
   private:
-    std::chrono::steady_clock::time_point deadline_;
+    std::int64_t work_left_;
     std::optional<std::string> warning_;
 };
 

@@ -166,7 +166,7 @@ class PlainRun {
             return {};
         }
         if (!request.grammar) return {};
-        grammar::Matcher matcher(request.grammar);
+        grammar::Matcher matcher(request.grammar, grammar::Masks::filled_anew);
         for (std::size_t i = place.answer; i < committed_.size(); ++i)
             if (!matcher.accept(committed_[i]))
                 return fail(ErrorKind::invalid, "the grammar refuses token {} of a plain run", i);

@@ -178,10 +178,8 @@ Expected<std::shared_ptr<const grammar::CompiledGrammar>> ServedModel::compile(
     const GrammarField& wanted, const ToolRequest& tools) const {
     auto compiled = compiler_->compile(wanted.specification);
     if (compiled) return compiled;
-    // A limit is the request's fault here: nobody else's request can make it pass.
     const auto refuse = [](const Error& error, const std::string& field) {
-        const ErrorKind kind = error.kind == ErrorKind::exhausted ? ErrorKind::invalid : error.kind;
-        return fail_field(kind, field, "{}", error.message);
+        return fail_field(error.kind, field, "{}", error.message);
     };
     if (wanted.field != "tools" || compiled.error().kind == ErrorKind::exhausted)
         return refuse(compiled.error(), wanted.field);

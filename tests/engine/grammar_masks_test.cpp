@@ -56,7 +56,7 @@ void expect_fresh(const FakeTarget& target, const std::map<std::int32_t, Request
             ++counts.free;
             continue;
         }
-        grammar::Matcher matcher(request.grammar);
+        grammar::Matcher matcher(request.grammar, grammar::Masks::filled_anew);
         bool legal = true;
         for (std::size_t i = request.prompt.size(); i < node.prefix.size(); ++i)
             legal = legal && matcher.accept(node.prefix[i]);
@@ -189,7 +189,7 @@ TEST_F(GrammarMasks, FollowTheReasoningOfEachPath) {
                 mask[kMarker / 32] = 1u << kMarker % 32;
                 ++exhausted;
             } else {
-                grammar::Matcher matcher(one.grammar);
+                grammar::Matcher matcher(one.grammar, grammar::Masks::filled_anew);
                 for (auto token = marker + 1; token != output.end(); ++token)
                     ASSERT_TRUE(matcher.accept(*token));
                 if (matcher.finished()) continue;

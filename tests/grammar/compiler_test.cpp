@@ -59,13 +59,33 @@ TEST(Compiler, KeepsNoMoreThanItsBytes) {
 }
 
 TEST(Compiler, WaitsNoLongerThanItsLimit) {
-    Compiler compiler(kSmall.make(), {.wait = std::chrono::milliseconds(0)});
+    Compiler compiler(kSmall.make(), {.wait = std::chrono::milliseconds(1), .threads = 0});
     const auto late = compiler.compile(schema(R"({"type":"object"})"));
     ASSERT_FALSE(late);
     EXPECT_EQ(late.error().kind, ErrorKind::exhausted);
-    EXPECT_NE(late.error().message.find("limit of 0 ms"), std::string::npos)
-        << late.error().message;
+    EXPECT_NE(late.error().message.find("within 1 ms"), std::string::npos) << late.error().message;
     EXPECT_GE(compiler.status().overran, 1);
+}
+
+// What is refused depends on the specification and the vocabulary alone: the same work each time.
+TEST(Compiler, RefusesByWorkNotByTime) {
+    const Specification one = schema(
+        R"({"type":"object","properties":{"a":{"type":"string"},"b":{"type":"string","pattern":"(.)*[^a-z]c"}}})");
+    Compiler free(kSmall.make());
+    const auto compiled = free.compile(one);
+    ASSERT_TRUE(compiled) << compiled.error().message;
+    const std::int64_t work = (*compiled)->work();
+    EXPECT_GT(work, 1000);
+    Compiler enough(kSmall.make(), {.work = work});
+    const auto again = enough.compile(one);
+    ASSERT_TRUE(again) << again.error().message;
+    EXPECT_EQ((*again)->work(), work);
+    Compiler little(kSmall.make(), {.work = work - 1});
+    const auto refused = little.compile(one);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().kind, ErrorKind::invalid);
+    EXPECT_NE(refused.error().message.find(std::to_string(work - 1)), std::string::npos)
+        << refused.error().message;
 }
 
 TEST(Compiler, ServesManyThreads) {
@@ -126,6 +146,7 @@ TEST(Compiler, RefusesBombsByTheirLimit) {
     for (const auto& [bomb, reason] : bombs) {
         const auto compiled = compiler.compile(bomb);
         ASSERT_FALSE(compiled) << bomb.text.substr(0, 100);
+        EXPECT_NE(compiled.error().kind, ErrorKind::exhausted) << "nobody is busy";
         EXPECT_NE(compiled.error().message.find(reason), std::string::npos)
             << bomb.text.substr(0, 100) << ": " << compiled.error().message;
         EXPECT_LT(compiled.error().message.size(), 400u);

@@ -54,6 +54,20 @@ std::vector<Specification> specifications() {
     add(Kind::json_schema, R"({"type":"string","minLength":2,"maxLength":5})");
     add(Kind::json_schema, R"({"type":"string","minLength":18,"maxLength":21})");
     add(Kind::json_schema, R"({"type":"array","items":{"type":"null"},"maxItems":20})");
+    // Counted: a class of characters, more than four of it. What follows may be of the class or
+    // not; a character may be one of several repetitions, and have several bytes.
+    add(Kind::json_schema, R"({"type":"string","maxLength":9})");
+    add(Kind::json_schema,
+        R"({"anyOf":[{"type":"string","maxLength":6},{"type":"string","minLength":8,"maxLength":12}]})");
+    add(Kind::json_schema,
+        R"({"type":"array","items":{"type":"string","minLength":1,"maxLength":5},"minItems":2})");
+    add(Kind::regex, R"([a-c]{5,9}b+)");
+    add(Kind::regex, R"(.{0,7}abc\n)");
+    add(Kind::regex, R"((.{2,8}|[^a]{6,7}z)+)");
+    add(Kind::regex, R"(([b-e]{0,6}a){3}[a-z]{6})");
+    add(Kind::regex, R"([é-ü€a😀]{5,8}[^x-z]{7}\d{5,6})");
+    add(Kind::regex, R"(\s{0,12}\{?)");
+    add(Kind::ebnf, "root ::= [a-z]{6,8} | [a-c]{2,7} \"b\" root | \"\"");
     add(Kind::regex, R"(((ab|c){17,18}x?){2})");
     add(Kind::regex, R"((a?b?){0,20}c)");
     add(Kind::regex, R"([a-c]{17,}\d)");
@@ -184,6 +198,95 @@ TEST(Matcher, ForcedTextIsWhatEveryContinuationBeginsWith) {
             ASSERT_TRUE(matcher.accept(legal[random() % legal.size()]));
         }
     }
+}
+
+// Enough tokens of several characters that masks are bitsets, some longer than what there is room
+// for.
+grammar::Vocabulary wide_vocabulary() {
+    std::vector<std::string> tokens = kSmall.tokens;
+    tokens.resize(static_cast<std::size_t>(kSmall.marker));
+    std::mt19937_64 random(1);
+    const std::vector<std::string> letters = {"a",  "b",  "c", "d", "x", "1",
+                                              "\"", "\n", "é", "€", "😀"};
+    while (tokens.size() < 4000) {
+        std::string token;
+        for (std::uint64_t i = 0, count = 2 + random() % 9; i < count; ++i)
+            token += letters[random() % (random() % 4 == 0 ? letters.size() : 6)];
+        // Some begin or end within a character.
+        if (random() % 8 == 0) token.erase(0, 1);
+        if (random() % 8 == 0) token.pop_back();
+        tokens.push_back(std::move(token));
+    }
+    const auto stop = static_cast<TokenId>(tokens.size());
+    tokens.emplace_back("<end>");
+    return grammar::Vocabulary::from_bytes(tokens, stop + 1, std::vector<TokenId>{stop},
+                                           std::vector<TokenId>{stop})
+        .value();
+}
+
+// With and without masks that were filled before.
+TEST(Matcher, MasksOfManyTokensAreWhatSingleBytesSay) {
+    const grammar::Vocabulary vocabulary = wide_vocabulary();
+    Compiler cached(vocabulary);
+    for (const Specification& specification : specifications()) {
+        if (specification.kind == Kind::structural_tag) continue;
+        SCOPED_TRACE(std::string(name(specification.kind)) + " " + specification.text);
+        for (std::uint64_t seed = 0; seed < 3; ++seed) {
+            Matcher matcher = matcher_of(cached, specification);
+            Matcher other(cached.compile(specification).value(), grammar::Masks::filled_anew);
+            Matcher bytes = matcher_of(byte_compiler(), specification);
+            std::mt19937_64 random(seed);
+            for (int step = 0; step < 12 && !matcher.finished(); ++step) {
+                const auto mask = test::mask_of(matcher);
+                ASSERT_EQ(mask, test::mask_of(other)) << "step " << step;
+                const auto legal = test::legal_tokens(matcher);
+                ASSERT_FALSE(legal.empty());
+                for (TokenId token = 0; token + 1 < vocabulary.size(); ++token)
+                    ASSERT_EQ(test::is_set(mask, token),
+                              !vocabulary.bytes(token).empty() &&
+                                  takes_bytes(bytes, vocabulary.bytes(token)))
+                        << "step " << step << " token " << token << " '" << vocabulary.bytes(token)
+                        << "'";
+                const TokenId token = legal[random() % legal.size()];
+                ASSERT_TRUE(matcher.accept(token) && other.accept(token));
+                for (const char byte : vocabulary.bytes(token))
+                    ASSERT_TRUE(bytes.accept(static_cast<unsigned char>(byte)));
+            }
+        }
+    }
+    EXPECT_GT(cached.status().masks.found, 0);
+}
+
+// In the middle of a long string, and in other texts there, nothing is filled again; near its end
+// each place is another.
+TEST(Matcher, EqualPlacesHaveOneMask) {
+    Compiler made(kSmall.make());
+    const Specification specification{
+        .kind = Kind::json_schema,
+        .text = R"({"type":"array","items":{"type":"string","minLength":40,"maxLength":400}})"};
+    Matcher matcher = matcher_of(made, specification);
+    const auto filled_in = [&](Matcher& one, int characters) {
+        const std::int64_t before = made.status().masks.filled;
+        for (int i = 0; i < characters; ++i) {
+            EXPECT_TRUE(one.accept('a'));
+            test::mask_of(one);
+        }
+        return made.status().masks.filled - before;
+    };
+    for (const char byte : std::string("[\"")) ASSERT_TRUE(matcher.accept(byte));
+    EXPECT_GT(filled_in(matcher, 60), 1);
+    EXPECT_EQ(filled_in(matcher, 300), 0);
+    EXPECT_GT(filled_in(matcher, 40), 1);
+    EXPECT_EQ(matcher.forced_text(), "\"");
+    for (const char byte : std::string("\", \"")) ASSERT_TRUE(matcher.accept(byte));
+    EXPECT_GT(filled_in(matcher, 400), 1);  // a second item is not the first
+    EXPECT_FALSE(matcher.accept('a'));
+    for (const char byte : std::string("\",\n\"")) ASSERT_TRUE(matcher.accept(byte));
+    EXPECT_EQ(filled_in(matcher, 400), 0);
+    EXPECT_FALSE(matcher.accept('a'));
+    Matcher other = matcher_of(made, specification);
+    for (const char byte : std::string("[ \"")) ASSERT_TRUE(other.accept(byte));
+    EXPECT_EQ(filled_in(other, 200), 0);
 }
 
 TEST(Matcher, EndsWithAStopTokenAndComesBackFromIt) {
