@@ -35,11 +35,11 @@ int run(int argc, char** argv) {
     app.set_version_flag("--version", "espalier " ESPALIER_VERSION);
     app.require_subcommand(1);
     app.failure_message(CLI::FailureMessage::simple);
-    std::vector<cli::Run> commands = {cli::add_generate(app), cli::add_inspect(app),
-                                      cli::add_tokenize(app), cli::add_make_model(app),
-                                      cli::add_selftest(app), cli::add_bench(app),
-                                      cli::add_replay(app),   cli::add_demo(app),
-                                      cli::add_quantize(app), cli::add_eval(app)};
+    std::vector<cli::Run> commands = {
+        cli::add_generate(app),   cli::add_inspect(app),  cli::add_tokenize(app),
+        cli::add_make_model(app), cli::add_selftest(app), cli::add_bench(app),
+        cli::add_replay(app),     cli::add_demo(app),     cli::add_quantize(app),
+        cli::add_pack(app),       cli::add_eval(app)};
 #ifdef ESPALIER_SERVER
     commands.push_back(cli::add_serve(app));
     commands.push_back(cli::add_chat(app));
