@@ -49,7 +49,7 @@ std::string shard_name(std::size_t index, std::size_t count) {
     return fmt::format("model-{:05}-of-{:05}.safetensors", index + 1, count);
 }
 
-std::string safetensors_head(const Shard& shard) {
+std::string safetensors_head(const Shard& shard, std::size_t alignment) {
     nlohmann::ordered_json header;
     header["__metadata__"] = {{"format", "pt"}};
     std::uint64_t offset = 0;
@@ -60,8 +60,8 @@ std::string safetensors_head(const Shard& shard) {
         offset += spec.bytes();
     }
     std::string text = header.dump();
-    text.resize((text.size() + 7) / 8 * 8, ' ');
     std::string head(8, '\0');
+    text.resize((text.size() + 8 + alignment - 1) / alignment * alignment - 8, ' ');
     for (std::size_t i = 0; i < 8; ++i)
         head[i] = static_cast<char>((static_cast<std::uint64_t>(text.size()) >> (8 * i)) & 0xff);
     return head + text;

@@ -41,8 +41,9 @@ struct Shard {
 
 // "model.safetensors", or "model-00002-of-00005.safetensors".
 std::string shard_name(std::size_t index, std::size_t count);
-// The u64 length and the JSON, padded with spaces so that the data begins at a multiple of 8.
-std::string safetensors_head(const Shard& shard);
+// The u64 length and the JSON, padded with spaces so that the data begins at a multiple of
+// `alignment`.
+std::string safetensors_head(const Shard& shard, std::size_t alignment = 8);
 std::string index_json(std::span<const Shard> shards, std::uint64_t total_bytes);
 
 }  // namespace espalier::checkpoint

@@ -73,8 +73,7 @@ class Bench {
   public:
     Bench(const BenchEngineOptions& options, const runtime::ModelFiles& files,
           runtime::LoadedModel& loaded, const runtime::SizeFacts& facts,
-          std::vector<LoadRequest> load,
-          std::shared_ptr<const grammar::CompiledGrammar> grammar)
+          std::vector<LoadRequest> load, std::shared_ptr<const grammar::CompiledGrammar> grammar)
         : options_(options), files_(files), loaded_(loaded), facts_(facts), load_(std::move(load)) {
         for (const std::int64_t clients : options.concurrency)
             for (const std::string& speculate : options.speculate) {

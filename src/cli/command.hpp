@@ -25,6 +25,7 @@ Run add_serve(CLI::App& app);
 Run add_demo(CLI::App& app);
 Run add_chat(CLI::App& app);
 Run add_quantize(CLI::App& app);
+Run add_pack(CLI::App& app);
 Run add_eval(CLI::App& app);
 Run add_selftest_lossless(CLI::App& selftest);
 // Sub-commands of bench.

@@ -36,6 +36,12 @@ void add_weights_flag(CLI::App& command, std::optional<WeightCode>& rounding) {
         ->default_str("own");
 }
 
+void add_mmap_experts_flag(CLI::App& command, bool& mmap_experts) {
+    command.add_flag("--mmap-experts", mmap_experts,
+                     "Routed experts stay on disk, mapped from the file that espalier pack wrote; "
+                     "the system keeps in memory what fits. The same text, on the CPU");
+}
+
 void add_enforce_eager_flag(CLI::App& command, bool& enforce_eager) {
     command.add_flag("--enforce-eager", enforce_eager,
                      "On a GPU: queue every step operation by operation instead of replaying it as "
@@ -111,6 +117,7 @@ void EngineFlags::add_to(CLI::App& command, const Defaults& defaults) {
                        "Write every step to this file, for replay (docs/trace.md); it holds the "
                        "prompts");
     add_weights_flag(command, load.rounding);
+    add_mmap_experts_flag(command, load.mmap_experts);
     add_enforce_eager_flag(command, engine.enforce_eager);
     add_kv_format_flag(command, load.kv_format);
     add_device_flag(command, load.device);

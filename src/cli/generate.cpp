@@ -271,10 +271,15 @@ void report_json(const GenerateOptions& options, const runtime::LoadedModel& loa
                        {"accepted_from", by_drafter(totals.accepted_from, result.drafters)},
                        {"acceptance_length", totals.acceptance()},
                        {"load_seconds", loaded.load_seconds},
+                       {"packed_bytes", loaded.packed_bytes},
                        {"prompt_seconds", result.prompt_seconds},
                        {"generation_seconds", result.generation_seconds},
                        {"prompt_tokens_per_second", totals.prompt_rate},
                        {"generation_tokens_per_second", totals.rate}});
+    if (loaded.expert_reads) {
+        object["expert_bytes_needed"] = loaded.expert_reads->needed.load();
+        object["expert_bytes_in_memory"] = loaded.expert_reads->in_memory.load();
+    }
     fmt::print("{}\n", object.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
@@ -287,8 +292,16 @@ std::string sources_text(const Generated& result, const Totals& totals) {
     return fmt::format(" ({})", fmt::join(parts, ", "));
 }
 
-void report(const GenerateOptions& options, const engine::Request& request, const Generated& result,
-            const Totals& totals) {
+// " · experts 12.3 GB, 87 % in memory"
+std::string experts_text(const runtime::LoadedModel& loaded) {
+    if (!loaded.expert_reads) return {};
+    return fmt::format(" · experts {}, {:.0f} % of them in memory",
+                       bytes_text(static_cast<double>(loaded.expert_reads->needed.load())),
+                       100 * loaded.expert_reads->hit_rate());
+}
+
+void report(const GenerateOptions& options, const runtime::LoadedModel& loaded,
+            const engine::Request& request, const Generated& result, const Totals& totals) {
     for (std::size_t i = 1; i < result.choices.size(); ++i)
         fmt::print("\n── choice {} ──\n{}{}", i + 1, options.prompt,
                    result.choices[i].emission.text);
@@ -303,9 +316,9 @@ void report(const GenerateOptions& options, const engine::Request& request, cons
                                  : fmt::format("seed {}", request.sampling.seed);
     fmt::print(stderr,
                "\n[prompt {} tokens, {:.1f} tokens/s · generated {} tokens, {:.1f} tokens/s · {} "
-               "steps{} · {} · {}]\n",
+               "steps{}{} · {} · {}]\n",
                totals.prompt_tokens, totals.prompt_rate, totals.tokens, totals.rate, totals.steps,
-               drafts, reason_of(result.choices[0]), seed);
+               drafts, experts_text(loaded), reason_of(result.choices[0]), seed);
 }
 
 Expected<void> run(const GenerateOptions& options) {
@@ -335,7 +348,7 @@ Expected<void> run(const GenerateOptions& options) {
     if (options.json)
         report_json(options, loaded, *files.tokenizer, request, result, totals);
     else
-        report(options, request, result, totals);
+        report(options, loaded, request, result, totals);
     return {};
 }
 

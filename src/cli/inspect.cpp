@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// espalier inspect: what a checkpoint is, and whether it fits this machine. Reads headers only.
+// espalier inspect: what a checkpoint is, whether it fits this machine, and how fast it can be
+// here. Of the model it reads headers only.
 #include <fmt/format.h>
 
 #include <iterator>
@@ -9,13 +10,17 @@
 #include <utility>
 #include <vector>
 
+#include "base/cpu_device.hpp"
 #include "base/cpu_features.hpp"
 #include "cache/kv_storage.hpp"
 #include "checkpoint/known_models.hpp"
 #include "checkpoint/quantization.hpp"
 #include "cli/command.hpp"
+#include "cli/expectation.hpp"
 #include "cli/terminal.hpp"
+#include "linalg/machine_peaks.hpp"
 #include "model/cost.hpp"
+#include "model/mapped_experts.hpp"
 #include "runtime/sizes.hpp"
 
 namespace espalier::cli {
@@ -67,14 +72,82 @@ nlohmann::ordered_json left_out_json(const std::vector<checkpoint::LeftOut>& par
     return list;
 }
 
-std::string fits_text(double weights, double kv_per_token, double memory) {
-    // A tenth of the memory is left to the system and to activations.
-    const double left = 0.9 * memory - weights;
-    if (left <= 0)
-        return fmt::format("no: {} of weights, {} of memory", bytes_text(weights),
-                           bytes_text(memory));
-    return fmt::format("yes: {} of weights in {}, room for {} tokens of KV", bytes_text(weights),
-                       bytes_text(memory), count_text(left / kv_per_token));
+std::string fits_text(const ModelFacts& model, double memory) {
+    const bool all = model.weight_bytes <= 0.9 * memory;
+    const bool fixed = model.weight_bytes - model.expert_bytes <= 0.9 * memory;
+    return fmt::format("{}: {} of weights, {} of memory",
+                       all ? "yes"
+                       : fixed && model.expert_bytes > 0
+                           ? "not whole; with --mmap-experts, its experts on disk"
+                           : "no",
+                       bytes_text(model.weight_bytes), bytes_text(memory));
+}
+
+Expected<WeightFormat> format_of(const checkpoint::Checkpoint& opened, const std::string& name,
+                                 std::int64_t n, std::int64_t k) {
+    ESPALIER_ASSIGN_OR_RETURN(const checkpoint::StoredWeight found,
+                              checkpoint::find_weight(opened, name, n, k));
+    return found.format;
+}
+
+// How the matrices that a step reads are stored, by one of each kind.
+Expected<model::StepFormats> step_formats(const checkpoint::Checkpoint& opened) {
+    const checkpoint::ModelConfig& c = opened.config();
+    const std::int64_t last = c.num_hidden_layers - 1;
+    const std::string layer = fmt::format("model.layers.{}.", last);
+    const bool moe = c.layer_is_moe(last);
+    const std::int64_t width = moe ? c.moe_intermediate_size : c.intermediate_size;
+    model::StepFormats formats;
+    ESPALIER_ASSIGN_OR_RETURN(formats.attention,
+                              format_of(opened, layer + "self_attn.o_proj", c.hidden_size,
+                                        c.num_attention_heads * c.v_head_dim));
+    ESPALIER_ASSIGN_OR_RETURN(
+        formats.kv_b,
+        format_of(opened, layer + "self_attn.kv_b_proj",
+                  c.num_attention_heads * (c.qk_nope_head_dim + c.v_head_dim), c.kv_lora_rank));
+    // Groups along one axis become bf16 at load.
+    if (formats.kv_b.scaled() && formats.kv_b.group_n == 1) formats.kv_b = {WeightCode::bf16};
+    ESPALIER_ASSIGN_OR_RETURN(
+        formats.feed_forward,
+        format_of(opened, layer + (moe ? "mlp.experts.0.gate_proj" : "mlp.gate_proj"), width,
+                  c.hidden_size));
+    ESPALIER_ASSIGN_OR_RETURN(
+        formats.head, format_of(opened, c.tie_word_embeddings ? "model.embed_tokens" : "lm_head",
+                                c.vocab_size, c.hidden_size));
+    return formats;
+}
+
+Expected<ModelFacts> model_facts(const checkpoint::Checkpoint& opened, double kv_bytes) {
+    const checkpoint::ModelConfig& c = opened.config();
+    ESPALIER_ASSIGN_OR_RETURN(const model::StepFormats formats, step_formats(opened));
+    ModelFacts facts;
+    facts.weight_bytes = static_cast<double>(opened.total_bytes());
+    facts.expert_bytes = static_cast<double>(model::expert_bytes(opened));
+    facts.step_bytes = model::step_cost(c, formats, {}).weight_bytes;
+    checkpoint::ModelConfig without = c;
+    without.num_experts_per_tok = 0;
+    facts.step_expert_bytes =
+        facts.step_bytes - model::step_cost(without, formats, {}).weight_bytes;
+    facts.kv_bytes = kv_bytes;
+    facts.context = static_cast<double>(c.max_position_embeddings);
+    return facts;
+}
+
+// The speed of memory on all cores, and where it matters that of the disk.
+Expected<MachineFacts> machine_facts(const checkpoint::Checkpoint& opened,
+                                     const ModelFacts& model) {
+    MachineFacts machine;
+    machine.memory_bytes = static_cast<double>(runtime::memory_bytes());
+    ESPALIER_ASSIGN_OR_RETURN(const int threads, runtime::thread_count(0));
+    ESPALIER_ASSIGN_OR_RETURN(const CpuVariant variant, chosen_cpu_variant());
+    constexpr std::size_t kReadBytes = std::size_t{128} << 20;
+    CpuDevice device(threads);
+    ESPALIER_ASSIGN_OR_RETURN(const Buffer data, device.allocate(kReadBytes));
+    machine.memory_rate =
+        linalg::measured_read_bandwidth(device.pool(), variant, {data.data(), data.bytes()}, 5);
+    if (model.weight_bytes > 0.9 * machine.memory_bytes && !opened.files().empty())
+        machine.disk_rate = measured_disk_rate(opened.files().back()->file().path());
+    return machine;
 }
 
 Expected<void> run(const InspectOptions& options) {
@@ -90,7 +163,9 @@ Expected<void> run(const InspectOptions& options) {
     const auto kv_bytes =
         static_cast<double>(cache::make_layout(c.num_hidden_layers, format).bytes_per_token());
     const auto weight_bytes = static_cast<double>(opened.total_bytes());
-    const auto memory = static_cast<double>(runtime::memory_bytes());
+    ESPALIER_ASSIGN_OR_RETURN(const ModelFacts facts, model_facts(opened, kv_bytes));
+    ESPALIER_ASSIGN_OR_RETURN(const MachineFacts machine, machine_facts(opened, facts));
+    const Expectation expected = expect(facts, machine);
 
     if (options.json) {
         const nlohmann::ordered_json report = {
@@ -110,7 +185,16 @@ Expected<void> run(const InspectOptions& options) {
             {"left_out", left_out_json(opened.left_out())},
             {"kv_bytes_per_token", kv_bytes},
             {"files", opened.files().size()},
-            {"memory_bytes", memory}};
+            {"memory_bytes", machine.memory_bytes},
+            {"memory_bytes_per_second", machine.memory_rate},
+            {"disk_bytes_per_second", machine.disk_rate},
+            {"expert_bytes", facts.expert_bytes},
+            {"bytes_per_token", facts.step_bytes},
+            {"expert_bytes_per_token", facts.step_expert_bytes},
+            {"bound", name_of(expected.bound)},
+            {"tokens_per_second", expected.tokens_per_second},
+            {"experts_in_memory", expected.experts_in_memory},
+            {"room_tokens", expected.room_tokens}};
         fmt::print("{}\n", report.dump(2));
         return {};
     }
@@ -126,7 +210,7 @@ Expected<void> run(const InspectOptions& options) {
         {"experts", experts_text(c)},
         {"vocabulary",
          fmt::format("{}{}", c.vocab_size, c.tie_word_embeddings ? ", tied head" : "")},
-        {"context", std::to_string(c.max_position_embeddings)},
+        {"context", context_text(expected, facts)},
         {"parameters",
          fmt::format("{}, {} active per token", count_text(static_cast<double>(count.total)),
                      count_text(static_cast<double>(count.active)))},
@@ -135,7 +219,8 @@ Expected<void> run(const InspectOptions& options) {
                                 checkpoint::name_of(projection.weights.type))},
         {"KV cache", fmt::format("{} per token ({})", bytes_text(kv_bytes), mla::name_of(format))},
         {"kernels", std::string(name_of(best_cpu_variant()))},
-        {"fits here", fits_text(weight_bytes, kv_bytes, memory)},
+        {"fits here", fits_text(facts, machine.memory_bytes)},
+        {"speed here", speed_text(expected, facts, machine)},
     };
     if (const std::string text = left_out_text(opened.left_out()); !text.empty())
         lines.emplace_back("left out", text);

@@ -39,7 +39,7 @@ int run(int argc, char** argv) {
     std::vector<Run> commands = {add_generate(app),   add_inspect(app),  add_tokenize(app),
                                  add_make_model(app), add_selftest(app), add_bench(app),
                                  add_replay(app),     add_demo(app),     add_quantize(app),
-                                 add_eval(app)};
+                                 add_pack(app),       add_eval(app)};
 #ifdef ESPALIER_SERVER
     commands.push_back(add_serve(app));
     commands.push_back(add_chat(app));

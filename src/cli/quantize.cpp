@@ -9,6 +9,7 @@
 
 #include "cli/command.hpp"
 #include "cli/engine_flags.hpp"
+#include "cli/pack.hpp"
 #include "cli/terminal.hpp"
 
 namespace espalier::cli {
@@ -18,6 +19,7 @@ struct QuantizeOptions {
     std::string model;
     std::string out;
     std::string weights = "int4";
+    bool packed = false;
     int threads = 0;
 };
 
@@ -40,6 +42,7 @@ Expected<void> run(const QuantizeOptions& options) {
     fmt::print("{}: {} in {}, from {}\n", options.out,
                bytes_text(static_cast<double>(made.total_bytes())), options.weights,
                bytes_text(static_cast<double>(source.total_bytes())));
+    if (options.packed) return write_packed(options.out, options.threads);
     return {};
 }
 
@@ -63,6 +66,8 @@ Run add_quantize(CLI::App& app) {
                      "int8 or int4, in groups of 32 (embedding, head, router and kv_b are kept)")
         ->check(CLI::IsMember({"int8", "int4"}))
         ->capture_default_str();
+    command->add_flag("--packed", options->packed,
+                      "Also write them in the layout of the CPU's kernels, as espalier pack does");
     add_threads_flag(*command, options->threads);
     return [options] { return run(*options); };
 }

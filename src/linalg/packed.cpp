@@ -14,18 +14,6 @@ namespace {
 
 using Sources = std::span<const WeightSource>;
 
-// Of one matrix; computed with checks before PackedView's own arithmetic is trusted.
-Expected<void> set_strides(PackedView& view) {
-    ESPALIER_ASSIGN_OR_RETURN(const std::int64_t lanes, checked_product(view.panels(), kPanel));
-    ESPALIER_ASSIGN_OR_RETURN(const std::int64_t weights, checked_product(lanes, view.k_padded()));
-    ESPALIER_RETURN_IF_ERROR(checked_product(weights, facts_of(view.format.code).bits));
-    view.matrix_bytes = view.format.bytes(weights);
-    ESPALIER_ASSIGN_OR_RETURN(const std::int64_t scales,
-                              checked_product(lanes, view.scale_groups()));
-    ESPALIER_ASSIGN_OR_RETURN(view.scale_bytes, checked_product(scales, view.scale_width()));
-    return {};
-}
-
 // Whether all of them are finite.
 bool pack_scales(const PackedView& shape, const PanelRun& run, std::byte* scales) {
     bool finite = true;
@@ -54,18 +42,34 @@ void for_runs(Sources sources, std::int64_t n, std::int64_t panel, Body&& body) 
 
 }  // namespace
 
+// Computed with checks before PackedView's own arithmetic is trusted.
+Expected<WeightView> panels_shape(const WeightView& shape) {
+    if (shape.count <= 0 || shape.n <= 0 || shape.k <= 0)
+        return fail(ErrorKind::invalid, "{} weights of shape [{}, {}] cannot be packed",
+                    shape.count, shape.n, shape.k);
+    WeightView wanted = shape;
+    wanted.layout = WeightLayout::panels;
+    PackedView view(wanted);
+    ESPALIER_ASSIGN_OR_RETURN(const std::int64_t lanes, checked_product(view.panels(), kPanel));
+    ESPALIER_ASSIGN_OR_RETURN(const std::int64_t weights, checked_product(lanes, view.k_padded()));
+    ESPALIER_RETURN_IF_ERROR(checked_product(weights, facts_of(view.format.code).bits));
+    view.matrix_bytes = view.format.bytes(weights);
+    ESPALIER_ASSIGN_OR_RETURN(const std::int64_t scales,
+                              checked_product(lanes, view.scale_groups()));
+    ESPALIER_ASSIGN_OR_RETURN(view.scale_bytes, checked_product(scales, view.scale_width()));
+    ESPALIER_RETURN_IF_ERROR(checked_product(view.count, view.matrix_bytes));
+    ESPALIER_RETURN_IF_ERROR(checked_product(view.count, view.scale_bytes));
+    return view;
+}
+
 Expected<Weight> pack_panels(CpuDevice& device, WeightStack stack) {
-    ESPALIER_ASSIGN_OR_RETURN(WeightView shape, common_shape(stack));
-    shape.layout = WeightLayout::panels;
-    PackedView view(shape);
-    ESPALIER_RETURN_IF_ERROR(set_strides(view));
-    ESPALIER_ASSIGN_OR_RETURN(const std::int64_t data_bytes,
-                              checked_product(view.count, view.matrix_bytes));
-    ESPALIER_ASSIGN_OR_RETURN(const std::int64_t scale_bytes,
-                              checked_product(view.count, view.scale_bytes));
-    ESPALIER_ASSIGN_OR_RETURN(Buffer data, device.allocate(static_cast<std::size_t>(data_bytes)));
-    ESPALIER_ASSIGN_OR_RETURN(Buffer scales,
-                              device.allocate(static_cast<std::size_t>(scale_bytes)));
+    ESPALIER_ASSIGN_OR_RETURN(const WeightView common, common_shape(stack));
+    ESPALIER_ASSIGN_OR_RETURN(const WeightView shape, panels_shape(common));
+    const PackedView view(shape);
+    ESPALIER_ASSIGN_OR_RETURN(
+        Buffer data, device.allocate(static_cast<std::size_t>(view.count * view.matrix_bytes)));
+    ESPALIER_ASSIGN_OR_RETURN(
+        Buffer scales, device.allocate(static_cast<std::size_t>(view.count * view.scale_bytes)));
 
     // About 256 KiB per task: small enough to share, large enough that a task's start does not
     // show.

@@ -22,6 +22,8 @@
 namespace espalier::linalg {
 
 inline constexpr std::int64_t kPanel = 16;  // outputs per panel
+// Of the layout as files hold it: whoever changes a place in it counts this up.
+inline constexpr int kPanelsVersion = 1;
 
 // Whether pairs of k lie side by side.
 constexpr bool paired(WeightCode code) { return facts_of(code).input == DType::bf16; }
@@ -57,6 +59,10 @@ struct PackedView : WeightView {
     std::int64_t panel_scale_bytes() const { return scale_groups() * group_scale_bytes(); }
     PackedView at(std::int64_t index) const { return PackedView(WeightView::at(index)); }
 };
+
+// Strides and layout for a shape of which format, count, n and k are set; all its sizes, times the
+// count too, fit 64 bits.
+Expected<WeightView> panels_shape(const WeightView& shape);
 
 // Packs on the device's pool, into its memory. Joined sources keep each its own scales.
 Expected<Weight> pack_panels(CpuDevice& device, WeightStack stack);

@@ -271,6 +271,7 @@ void DecoderLayer::mixture_of_experts(const batch::BatchView& batch,
     backend_.routed_product(context_, a_.normed_exact.slice(0, tokens), moe.router.view(),
                             router_logits, moe.bias.empty() ? nullptr : moe.bias.data(),
                             rule_.router, batch.row_of, a_.plan);
+    if (moe.mapped) moe.mapped->read_ahead(a_.plan.indptr);
     if (moe.shared) {
         gate(*moe.shared, tokens, settled);
         backend_.overlapping_product(context_, gated(*moe.shared, tokens), moe.shared->down.view(),

@@ -3,7 +3,9 @@
 #include "model/layer_loader.hpp"
 
 #include <numeric>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "mla/contract.hpp"
 
@@ -19,24 +21,41 @@ Expected<void> load_kv_b(WeightReader& reader, const std::string& name, const Mo
                          AttentionWeights& to) {
     const auto [nope, value_rows] = config.head_dims();
     const std::int64_t head_rows = nope + value_rows;
+    const std::int64_t heads = config.num_attention_heads;
+    const std::int64_t cut = std::gcd(nope, value_rows);
     ESPALIER_ASSIGN_OR_RETURN(
-        const StoredMatrix kv_b,
-        reader.stored_for_both_axes(name, config.num_attention_heads * head_rows, mla::kLatent,
-                                    std::gcd(nope, value_rows)));
-    std::vector<std::vector<WeightSource>> absorb, key, value;
-    for (std::int64_t head = 0; head < config.num_attention_heads; ++head) {
-        absorb.push_back({kv_b.rows(head * head_rows, nope, true)});
-        key.push_back({kv_b.rows(head * head_rows, nope)});
-        value.push_back({kv_b.rows(head * head_rows + nope, value_rows)});
-    }
-    ESPALIER_ASSIGN_OR_RETURN(to.absorb_key, reader.pack(absorb));
-    ESPALIER_ASSIGN_OR_RETURN(to.up_value, reader.pack(value));
+        const WeightFormat format,
+        reader.format_for_both_axes(name, heads * head_rows, mla::kLatent, cut));
+    std::optional<StoredMatrix> stored;  // read when a part of it is to be packed
+    const auto kv_b = [&]() -> Expected<const StoredMatrix*> {
+        if (!stored) {
+            ESPALIER_ASSIGN_OR_RETURN(
+                stored, reader.stored_for_both_axes(name, heads * head_rows, mla::kLatent, cut));
+        }
+        return &*stored;
+    };
+    // Of every head rows [first, first + rows), as they lie or transposed.
+    const auto part = [&](const char* suffix, std::int64_t first, std::int64_t rows,
+                          bool transposed) {
+        linalg::WeightView shape{.format = format, .count = heads, .n = rows, .k = mla::kLatent};
+        if (transposed) std::swap(shape.n, shape.k);
+        return reader.shelved(name + suffix, shape, [&]() -> Expected<Weight> {
+            ESPALIER_ASSIGN_OR_RETURN(const StoredMatrix* matrix, kv_b());
+            std::vector<std::vector<WeightSource>> stack;
+            for (std::int64_t head = 0; head < heads; ++head)
+                stack.push_back({matrix->rows(head * head_rows + first, rows, transposed)});
+            return reader.pack(stack);
+        });
+    };
+    ESPALIER_ASSIGN_OR_RETURN(to.absorb_key, part(":absorb_key", 0, nope, true));
+    ESPALIER_ASSIGN_OR_RETURN(to.up_value, part(":up_value", nope, value_rows, false));
     if (reader.device() == DeviceKind::cuda) {
-        ESPALIER_ASSIGN_OR_RETURN(to.up_rows, reader.bf16_rows(kv_b, config.num_attention_heads));
+        ESPALIER_ASSIGN_OR_RETURN(const StoredMatrix* matrix, kv_b());
+        ESPALIER_ASSIGN_OR_RETURN(to.up_rows, reader.bf16_rows(*matrix, heads));
     } else {
-        ESPALIER_ASSIGN_OR_RETURN(to.up_key, reader.pack(key));
+        ESPALIER_ASSIGN_OR_RETURN(to.up_key, part(":up_key", 0, nope, false));
     }
-    reader.release(kv_b.stored.weights);
+    if (stored) reader.release(stored->stored.weights);
     return {};
 }
 
@@ -99,6 +118,8 @@ Expected<MoeWeights> load_moe(WeightReader& reader, const ModelConfig& config,
     ESPALIER_ASSIGN_OR_RETURN(to.gate_up,
                               reader.stack(gate_up, config.hidden_size, WeightReader::Join::gated));
     ESPALIER_ASSIGN_OR_RETURN(to.down, reader.stack(down, width));
+    if (ExpertReads* reads = reader.expert_reads())
+        to.mapped.emplace(to.gate_up.view(), to.down.view(), *reads);
     if (config.n_shared_experts > 0) {
         ESPALIER_ASSIGN_OR_RETURN(to.shared,
                                   load_feed_forward(reader, config, name + "shared_experts.",

@@ -79,14 +79,14 @@ void StoredMatrix::widen() {
 
 WeightReader::WeightReader(const checkpoint::Checkpoint& checkpoint, Device& device,
                            const ops::Backend& backend, const Progress& progress,
-                           std::optional<WeightCode> rounding)
+                           const ReadWays& ways)
     : checkpoint_(checkpoint),
       device_(device),
       backend_(backend),
       progress_(progress),
-      rounding_(rounding),
+      ways_(ways),
       total_(checkpoint.total_bytes()) {
-    if (rounding_)
+    if (ways_.rounding)
         pool_ = std::make_unique<ThreadPool>(
             static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 64u)));
 }
@@ -107,10 +107,32 @@ Expected<StoredMatrix> WeightReader::stored(const std::string& name, std::int64_
 Expected<StoredMatrix> WeightReader::stored_for_both_axes(const std::string& name, std::int64_t n,
                                                           std::int64_t k, std::int64_t cut) const {
     ESPALIER_ASSIGN_OR_RETURN(StoredMatrix matrix, stored(name, n, k));
-    const WeightFormat& format = matrix.stored.format;
-    if (format.scaled() && (format.group_n == 1 || cut % format.group_n != 0 || rounding_))
-        matrix.widen();
+    if (widens(matrix.stored.format, cut)) matrix.widen();
     return matrix;
+}
+
+bool WeightReader::widens(const WeightFormat& format, std::int64_t cut) const {
+    return format.scaled() &&
+           (format.group_n == 1 || cut % format.group_n != 0 || ways_.rounding.has_value());
+}
+
+Expected<WeightFormat> WeightReader::format_for_both_axes(const std::string& name, std::int64_t n,
+                                                          std::int64_t k, std::int64_t cut) const {
+    ESPALIER_ASSIGN_OR_RETURN(const StoredMatrix matrix, stored(name, n, k));
+    if (widens(matrix.stored.format, cut)) return WeightFormat{.code = WeightCode::bf16};
+    return linalg::packed_format(matrix.stored.format);
+}
+
+Expected<Weight> WeightReader::shelved(const std::string& name, const linalg::WeightView& shape,
+                                       const std::function<Expected<Weight>()>& make) {
+    if (ways_.shelf != nullptr) {
+        ESPALIER_ASSIGN_OR_RETURN(std::optional<Weight> found, ways_.shelf->take(name, shape));
+        if (found) return std::move(*found);
+    }
+    ESPALIER_ASSIGN_OR_RETURN(Weight made, make());
+    packed_bytes_ += made.bytes();
+    if (ways_.shelf == nullptr) return made;
+    return ways_.shelf->keep(name, std::move(made));
 }
 
 Expected<Weight> WeightReader::pack(const std::vector<std::vector<linalg::WeightSource>>& stack,
@@ -175,12 +197,13 @@ Expected<Weight> WeightReader::pack_rounded(const std::vector<std::vector<Stored
     if (code != WeightCode::bf16 && code != WeightCode::e4m3)
         return fail_field(ErrorKind::unsupported, "weights",
                           "{}, but the checkpoint's are {}: BF16 and F8_E4M3 ones are rounded",
-                          name_of(*rounding_), name_of(code));
+                          name_of(*ways_.rounding), name_of(code));
     std::vector<std::vector<linalg::RoundedWeight>> rounded(matrices.size());
     std::vector<std::vector<linalg::WeightSource>> sources(matrices.size());
     for (std::size_t i = 0; i < matrices.size(); ++i)
         for (const StoredMatrix& matrix : matrices[i])
-            rounded[i].push_back(linalg::RoundedWeight::round(*pool_, matrix.whole(), *rounding_));
+            rounded[i].push_back(
+                linalg::RoundedWeight::round(*pool_, matrix.whole(), *ways_.rounding));
     for (std::size_t i = 0; i < matrices.size(); ++i)
         for (const linalg::RoundedWeight& weight : rounded[i])
             sources[i].push_back(weight.source());
@@ -197,17 +220,29 @@ Expected<Weight> WeightReader::released(Expected<Weight> packed,
     return packed;
 }
 
+// Known to the shelf by its first part's name, with whose format all others agree.
+Expected<Weight> WeightReader::read_stack(const std::vector<std::vector<Part>>& parts,
+                                          std::int64_t k, Join join, bool rounded) {
+    const Part& first = parts.front().front();
+    ESPALIER_ASSIGN_OR_RETURN(const StoredMatrix known, stored(first.name, first.n, k));
+    linalg::WeightView shape{
+        .format = linalg::packed_format(known.stored.format), .count = std::ssize(parts), .k = k};
+    for (const Part& part : parts.front()) shape.n += part.n;
+    return shelved(first.name, shape, [&]() -> Expected<Weight> {
+        ESPALIER_ASSIGN_OR_RETURN(const auto matrices, stored_stack(parts, k));
+        return released(rounded ? pack_rounded(matrices, join) : pack_stored(matrices, join),
+                        matrices);
+    });
+}
+
 Expected<Weight> WeightReader::stack(const std::vector<std::vector<Part>>& parts, std::int64_t k,
                                      Join join) {
-    ESPALIER_ASSIGN_OR_RETURN(const auto matrices, stored_stack(parts, k));
-    return released(rounding_ ? pack_rounded(matrices, join) : pack_stored(matrices, join),
-                    matrices);
+    return read_stack(parts, k, join, ways_.rounding.has_value());
 }
 
 Expected<Weight> WeightReader::kept_matrix(const std::string& name, std::int64_t n,
                                            std::int64_t k) {
-    ESPALIER_ASSIGN_OR_RETURN(const auto matrices, stored_stack({std::vector<Part>{{name, n}}}, k));
-    return released(pack_stored(matrices, Join::rows), matrices);
+    return read_stack({std::vector<Part>{{name, n}}}, k, Join::rows, false);
 }
 
 Expected<Weight> WeightReader::matrix(const std::string& name, std::int64_t n, std::int64_t k) {
@@ -227,16 +262,19 @@ Expected<Weight> WeightReader::widened(const std::string& name, std::int64_t n, 
     ESPALIER_ASSIGN_OR_RETURN(
         const checkpoint::Tensor tensor,
         checkpoint_.find(name, {n, k}, {StoredType::bf16, StoredType::f32, StoredType::f16}));
-    const std::vector<float> values = widen(tensor);
-    linalg::WeightSource source;
-    source.data = reinterpret_cast<const std::byte*>(values.data());
-    source.format = {.code = WeightCode::f32};
-    source.n = n;
-    source.k = k;
-    source.row_stride = k;
-    ESPALIER_ASSIGN_OR_RETURN(Weight packed, pack({{source}}));
-    release(tensor);
-    return packed;
+    const linalg::WeightView shape{.format = {.code = WeightCode::f32}, .count = 1, .n = n, .k = k};
+    return shelved(name, shape, [&]() -> Expected<Weight> {
+        const std::vector<float> values = widen(tensor);
+        linalg::WeightSource source;
+        source.data = reinterpret_cast<const std::byte*>(values.data());
+        source.format = shape.format;
+        source.n = n;
+        source.k = k;
+        source.row_stride = k;
+        ESPALIER_ASSIGN_OR_RETURN(Weight packed, pack({{source}}));
+        release(tensor);
+        return packed;
+    });
 }
 
 Expected<Embedding> WeightReader::embedding(const std::string& name, std::int64_t vocabulary,

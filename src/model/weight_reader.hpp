@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <optional>
@@ -35,12 +36,17 @@ struct StoredMatrix {
     void widen();
 };
 
+// What LoadOptions says about reading; borrowed.
+struct ReadWays {
+    std::optional<WeightCode> rounding = {};
+    WeightShelf* shelf = nullptr;
+    ExpertReads* expert_reads = nullptr;
+};
+
 class WeightReader {
   public:
-    // rounding: projections become int8 or int4 while they are read (linalg/round_weights.hpp).
     WeightReader(const checkpoint::Checkpoint& checkpoint, Device& device,
-                 const ops::Backend& backend, const Progress& progress,
-                 std::optional<WeightCode> rounding = {});
+                 const ops::Backend& backend, const Progress& progress, const ReadWays& ways = {});
 
     // `name` without ".weight"; [n, k].
     Expected<StoredMatrix> stored(const std::string& name, std::int64_t n, std::int64_t k) const;
@@ -50,6 +56,13 @@ class WeightReader {
     // FP8 behind.
     Expected<StoredMatrix> stored_for_both_axes(const std::string& name, std::int64_t n,
                                                 std::int64_t k, std::int64_t cut) const;
+    // The format of such a matrix as packed.
+    Expected<WeightFormat> format_for_both_axes(const std::string& name, std::int64_t n,
+                                                std::int64_t k, std::int64_t cut) const;
+    // What the shelf has under that name, or what `make` packs. shape: format as packed, count, n,
+    // k.
+    Expected<Weight> shelved(const std::string& name, const linalg::WeightView& shape,
+                             const std::function<Expected<Weight>()>& make);
     Expected<Weight> matrix(const std::string& name, std::int64_t n, std::int64_t k);
     // Not rounded: heads.
     Expected<Weight> kept_matrix(const std::string& name, std::int64_t n, std::int64_t k);
@@ -76,6 +89,8 @@ class WeightReader {
     Expected<Weight> widened(const std::string& name, std::int64_t n, std::int64_t k);
 
     DeviceKind device() const { return device_.kind(); }
+    ExpertReads* expert_reads() const { return ways_.expert_reads; }
+    std::uint64_t packed_bytes() const { return packed_bytes_; }
     // A stored tensor has been read: count its bytes and let its pages go.
     void release(const checkpoint::Tensor& tensor);
     bool has(const std::string& name) const { return checkpoint_.has(name); }
@@ -87,6 +102,9 @@ class WeightReader {
     // Every matrix of the stack, all of one format.
     Expected<std::vector<std::vector<StoredMatrix>>> stored_stack(
         const std::vector<std::vector<Part>>& parts, std::int64_t k) const;
+    bool widens(const WeightFormat& format, std::int64_t cut) const;
+    Expected<Weight> read_stack(const std::vector<std::vector<Part>>& parts, std::int64_t k,
+                                Join join, bool rounded);
     Expected<Weight> pack_rounded(const std::vector<std::vector<StoredMatrix>>& matrices,
                                   Join join);
     Expected<Weight> pack_stored(const std::vector<std::vector<StoredMatrix>>& matrices, Join join);
@@ -97,10 +115,11 @@ class WeightReader {
     Device& device_;
     const ops::Backend& backend_;
     const Progress& progress_;
-    std::optional<WeightCode> rounding_;
+    ReadWays ways_;
     std::unique_ptr<ThreadPool> pool_;  // of rounding
     std::uint64_t done_ = 0;
     std::uint64_t total_ = 0;
+    std::uint64_t packed_bytes_ = 0;
 };
 
 }  // namespace espalier::model

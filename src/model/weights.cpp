@@ -42,8 +42,12 @@ Expected<Weights> Weights::load(std::shared_ptr<const checkpoint::Checkpoint> ch
                                 const LoadOptions& options) {
     const ModelConfig& config = checkpoint->config();
     ESPALIER_RETURN_IF_ERROR(checkpoint::check_tensors(*checkpoint));
-    WeightReader reader(*checkpoint, device, backend, options.progress, options.rounding);
+    CHECK(options.shelf == nullptr || (!options.rounding && device.reads_host_memory()),
+          "packed weights for {}", options.rounding ? "rounding" : device.name());
     Weights weights;
+    if (options.mmap_experts) weights.expert_reads = std::make_shared<ExpertReads>();
+    WeightReader reader(*checkpoint, device, backend, options.progress,
+                        {options.rounding, options.shelf.get(), weights.expert_reads.get()});
     ESPALIER_ASSIGN_OR_RETURN(
         weights.embedding,
         reader.embedding("model.embed_tokens.weight", config.vocab_size, config.hidden_size));
@@ -68,7 +72,9 @@ Expected<Weights> Weights::load(std::shared_ptr<const checkpoint::Checkpoint> ch
     weights.format = weights.layers.front().attention.o.view().format;
     // The embedding and scales were not counted, nor layers that were not asked for.
     if (options.progress) options.progress(checkpoint->total_bytes(), checkpoint->total_bytes());
+    weights.packed_bytes = reader.packed_bytes();
     weights.checkpoint_ = std::move(checkpoint);
+    weights.shelf_ = options.shelf;
     return weights;
 }
 

@@ -14,6 +14,8 @@
 #include "checkpoint/checkpoint.hpp"
 #include "linalg/weight.hpp"
 #include "model/cost.hpp"
+#include "model/mapped_experts.hpp"
+#include "model/weight_shelf.hpp"
 #include "ops/ops.hpp"
 
 namespace espalier::model {
@@ -59,6 +61,7 @@ struct MoeWeights {
     Weight gate_up;     // stack of experts: [2·I, hidden]
     Weight down;        // stack of experts: [hidden, I]
     std::optional<FeedForwardWeights> shared;
+    std::optional<MappedExperts> mapped = {};  // gate_up and down are read ahead from disk
 };
 
 struct LayerWeights {
@@ -89,6 +92,10 @@ struct LoadOptions {
     // Projections become int8 or int4 in groups of 32 inputs; embedding, head, router, norms and
     // kv_b, which is read along both axes, keep their numbers (FP8 of kv_b rounded to bf16).
     std::optional<WeightCode> rounding = {};
+    // Weights are taken from it, or left there; not with rounding, nor on a device that cannot read
+    // the host's memory. Null: everything is packed.
+    std::shared_ptr<WeightShelf> shelf = {};
+    bool mmap_experts = false;  // routed experts of a packed file are read ahead as steps need them
     Progress progress = {};
 };
 
@@ -98,7 +105,9 @@ struct Weights {
     DeviceVector final_norm;
     Weight head;  // packed from embed_tokens when tied
     std::vector<MtpWeights> mtp;
-    WeightFormat format;  // of o_proj: its input() is the activation dtype of all
+    WeightFormat format;             // of o_proj: its input() is the activation dtype of all
+    std::uint64_t packed_bytes = 0;  // packed while loading; what was mapped is not
+    std::shared_ptr<ExpertReads> expert_reads;  // with LoadOptions::mmap_experts
 
     // Of what a step reads.
     StepFormats formats() const;
@@ -110,6 +119,7 @@ struct Weights {
 
   private:
     std::shared_ptr<const checkpoint::Checkpoint> checkpoint_;  // keeps the embedding mapped
+    std::shared_ptr<WeightShelf> shelf_;                        // and weights of a packed file
 };
 
 }  // namespace espalier::model

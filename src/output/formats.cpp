@@ -38,6 +38,19 @@ constexpr ToolFormat kTools[] = {
      .after_arguments = "",
      .between = "",
      .numbered = true},
+    {.name = "glm47",
+     .section_begin = "",
+     .section_end = "",
+     .call_begin = "<tool_call>",
+     .call_end = "</tool_call>",
+     .before_name = "",
+     .after_name = "",
+     .after_arguments = "",
+     .between = "",
+     .pairs = {.key_begin = "<arg_key>",
+               .key_end = "</arg_key>",
+               .value_begin = "<arg_value>",
+               .value_end = "</arg_value>"}},
 };
 
 constexpr ReasoningFormat kReasoning[] = {
@@ -68,7 +81,7 @@ const ToolFormat* recognised_tools(std::string_view source, const text::Tokenize
     const bool has_block = contains(source, "```json");
     for (const ToolFormat& format : kTools)
         if (contains(source, format.section_begin) && contains(source, format.call_begin) &&
-            has_tokens(format, tokenizer) &&
+            contains(source, format.pairs.key_begin) && has_tokens(format, tokenizer) &&
             (format.numbered || has_block == !format.after_arguments.empty()))
             return &format;
     return nullptr;
@@ -108,6 +121,9 @@ std::vector<std::string> tool_format_names() { return names_of(tool_formats()); 
 std::vector<std::string> reasoning_format_names() { return names_of(reasoning_formats()); }
 
 std::vector<std::string_view> markers(const ToolFormat& format) {
+    if (format.has_pairs())
+        return {format.call_begin,    format.call_end,          format.pairs.key_begin,
+                format.pairs.key_end, format.pairs.value_begin, format.pairs.value_end};
     const std::string_view inner =
         contains(format.before_name, kDeepseekSeparator) ? kDeepseekSeparator : format.after_name;
     return {format.section_begin, format.section_end, format.call_begin, format.call_end, inner};

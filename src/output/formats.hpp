@@ -4,9 +4,10 @@
 //
 // The markers are those of the published chat templates (tokenizer_config.json or
 // chat_template.jinja of deepseek-ai/DeepSeek-V3, -R1 and -V3.1, moonshotai/Kimi-K2-Instruct and
-// -Thinking, and Kimi's docs/tool_call_guidance.md), compared with the parsers of vLLM
-// (vllm/tool_parsers/deepseekv3_tool_parser.py, deepseekv31_tool_parser.py, vllm/parser/kimi_k2.py)
-// and SGLang (srt/function_call/deepseekv3_detector.py, kimik2_detector.py).
+// -Thinking, zai-org/GLM-4.7-Flash, and Kimi's docs/tool_call_guidance.md), compared with the
+// parsers of vLLM (vllm/tool_parsers/deepseekv3_tool_parser.py, deepseekv31_tool_parser.py,
+// vllm/parser/kimi_k2.py, glm47_moe_tool_parser.py) and SGLang
+// (srt/function_call/deepseekv3_detector.py, kimik2_detector.py).
 #pragma once
 
 #include <span>
@@ -19,9 +20,15 @@
 
 namespace espalier::output {
 
+// { key_begin KEY key_end value_begin VALUE value_end }*, a string as it is, other values as JSON.
+struct PairFormat {
+    std::string_view key_begin, key_end, value_begin, value_end;
+};
+
 // section_begin { call_begin before_name NAME after_name ARGUMENTS after_arguments call_end }+
 // section_end, the calls with `between` between them; white space between these parts is free where
-// a text is read, and as here where a grammar holds it. ARGUMENTS is a JSON object.
+// a text is read, and as here where a grammar holds it. ARGUMENTS is a JSON object, or pairs. A
+// section without markers is its calls.
 struct ToolFormat {
     std::string_view name;
     std::string_view section_begin, section_end, call_begin, call_end;
@@ -29,6 +36,12 @@ struct ToolFormat {
     // NAME is "functions.NAME:NUMBER", and the whole of it is the call's id: the template writes
     // ids back into the history.
     bool numbered = false;
+    // Empty: a JSON object. Otherwise after_name and after_arguments are empty.
+    PairFormat pairs = {};
+
+    bool has_pairs() const { return !pairs.key_begin.empty(); }
+    // What the text of calls begins with.
+    std::string_view opening() const { return section_begin.empty() ? call_begin : section_begin; }
 };
 
 struct ReasoningFormat {

@@ -4,60 +4,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "output/cursor.hpp"
+
 namespace espalier::output {
-namespace {
-
-bool is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
-
-std::string_view trimmed(std::string_view text) {
-    while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
-    while (!text.empty() && is_space(text.back())) text.remove_suffix(1);
-    return text;
-}
-
-// Length of the longest end of the text that begins the marker, and is not all of it.
-std::size_t begun(std::string_view text, std::string_view marker) {
-    for (std::size_t size = std::min(text.size(), marker.size() - 1); size > 0; --size)
-        if (text.ends_with(marker.substr(0, size))) return size;
-    return 0;
-}
-
-}  // namespace
-
-// Reads the parts of a call one after the other; the first that is not there decides.
-class Parser::Cursor {
-  public:
-    Cursor(std::string_view text, std::size_t at) : text_(text), at_(at) {}
-
-    void spaces() {
-        const std::size_t most = std::min(text_.size(), at_ + kMaxSpaceBytes);
-        while (at_ < most && is_space(text_[at_])) ++at_;
-    }
-    Match literal(std::string_view marker) {
-        const std::string_view rest = text_.substr(at_);
-        if (rest.starts_with(marker)) {
-            at_ += marker.size();
-            return Match::yes;
-        }
-        return marker.starts_with(rest) ? Match::unfinished : Match::no;
-    }
-    // The text in front of the marker, which is passed.
-    Match text_before(std::string_view marker, std::string_view& found) {
-        const std::string_view rest = text_.substr(at_, kMaxHeadBytes + marker.size());
-        const std::size_t end = rest.find(marker);
-        if (end == std::string_view::npos)
-            return rest.size() == kMaxHeadBytes + marker.size() ? Match::no : Match::unfinished;
-        found = rest.substr(0, end);
-        at_ += end + marker.size();
-        return Match::yes;
-    }
-    std::size_t at() const { return at_; }
-
-  private:
-    std::string_view text_;
-    std::size_t at_;
-};
-
 Parser::Parser(ParserOptions options) : options_(std::move(options)) {
     if (options_.reasoning != nullptr && options_.reasoning_open) state_ = State::opening;
 }
@@ -93,6 +42,13 @@ bool Parser::step(bool is_last, std::vector<Event>& out) {
             return scan_closing(is_last);
         case State::between:
             return scan_between(is_last, out);
+        case State::pairs:
+            return scan_pairs(is_last, out);
+        case State::value:
+            return scan_value(is_last, out);
+        case State::text_value:
+        case State::json_value:
+            return scan_value_text(is_last, out);
     }
     return false;
 }
@@ -101,13 +57,17 @@ Event::Kind Parser::text_kind() const {
     return state_ == State::reasoning ? Event::Kind::reasoning : Event::Kind::content;
 }
 
+void Parser::tell_text(Event::Kind kind, std::string_view text, std::vector<Event>& out) {
+    if (text.empty()) return;
+    if (!out.empty() && out.back().kind == kind)
+        out.back().text += text;
+    else
+        out.push_back({.kind = kind, .text = std::string(text)});
+}
+
 // Tells the first bytes of what is held.
 void Parser::tell(Event::Kind kind, std::size_t bytes, std::vector<Event>& out) {
-    if (bytes == 0) return;
-    if (!out.empty() && out.back().kind == kind)
-        out.back().text.append(held_, 0, bytes);
-    else
-        out.push_back({.kind = kind, .text = held_.substr(0, bytes)});
+    tell_text(kind, std::string_view(held_).substr(0, bytes), out);
     held_.erase(0, bytes);
 }
 
@@ -129,7 +89,7 @@ bool Parser::scan_text(bool is_last, std::vector<Event>& out) {
     const bool looks_for_calls =
         options_.tools != nullptr && (!reasons || options_.reasoning->ended_by_calls);
     const std::string_view section =
-        looks_for_calls ? options_.tools->section_begin : std::string_view();
+        looks_for_calls ? options_.tools->opening() : std::string_view();
     const auto place = [&](std::string_view marker) {
         return marker.empty() ? std::string::npos : held_.find(marker);
     };
@@ -172,16 +132,21 @@ bool Parser::read_head(std::string_view text, Head& head) const {
     return std::ranges::find(options_.functions, name) != options_.functions.end();
 }
 
-Parser::Match Parser::match_head(Cursor& cursor, Head& head) const {
+Match Parser::match_head(Cursor& cursor, Head& head) const {
     const ToolFormat& format = *options_.tools;
     for (const std::string_view part : {format.call_begin, format.before_name}) {
         cursor.spaces();
         if (const Match match = cursor.literal(part); match != Match::yes) return match;
     }
     std::string_view text;
-    if (const Match match = cursor.text_before(format.after_name, text); match != Match::yes)
+    if (format.has_pairs()) {
+        const Match match = cursor.text_before({format.pairs.key_begin, format.call_end}, text);
+        return match == Match::yes && !read_head(text, head) ? Match::no : match;
+    }
+    if (const Match match = cursor.text_before({format.after_name}, text); match != Match::yes)
         return match;
     if (!read_head(text, head)) return Match::no;
+    cursor.literal(format.after_name);
     cursor.spaces();
     Cursor behind = cursor;
     return behind.literal("{");
@@ -194,6 +159,7 @@ void Parser::begin_call(const Head& head, std::size_t bytes, std::vector<Event>&
     depth_ = 0;
     in_string_ = escaped_ = false;
     state_ = State::arguments;
+    if (options_.tools->has_pairs()) begin_pairs(head.name, out);
 }
 
 bool Parser::scan_section(bool is_last, std::vector<Event>& out) {
@@ -206,7 +172,7 @@ bool Parser::scan_section(bool is_last, std::vector<Event>& out) {
         return true;
     }
     state_ = around_;
-    tell(text_kind(), options_.tools->section_begin.size(), out);
+    tell(text_kind(), options_.tools->opening().size(), out);
     return true;
 }
 
@@ -259,7 +225,11 @@ bool Parser::scan_between(bool is_last, std::vector<Event>& out) {
     Cursor section(held_, 0), call(held_, 0);
     Head head;
     section.spaces();
-    const Match ends = section.literal(options_.tools->section_end);
+    // Without sections the next call is what may still come.
+    const bool has_sections = !options_.tools->section_end.empty();
+    Match ends =
+        section.literal(has_sections ? options_.tools->section_end : options_.tools->call_begin);
+    if (!has_sections && ends == Match::yes) ends = Match::no;
     const Match begins = match_head(call, head);
     if (ends == Match::yes) {
         held_.erase(0, section.at());

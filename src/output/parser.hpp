@@ -4,25 +4,29 @@
 // tells is a function of the text alone, however it is cut.
 //
 // A call is told when its head is whole: the markers in their order, the name of a declared
-// function, and the { of its arguments. What does not come so far stays content, to the byte, and
-// what was told is never taken back. Arguments end where their JSON object does: a marker inside
-// one of its strings is part of the string, so no text that a call carries can begin another call.
-// White space and an unfinished marker behind a whole call are not told.
+// function, and the { of its arguments or what a first pair begins with. What does not come so far
+// stays content, to the byte, and what was told is never taken back. Arguments end where their JSON
+// object does: a marker inside one of its strings is part of the string, so no text that a call
+// carries can begin another call. Pairs are told as the JSON object that they stand for; a string
+// among them has no quotes, so there the first value_end ends it, and text that the model repeats
+// can end a call and begin another. White space and an unfinished marker behind a whole call are
+// not told.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "output/cursor.hpp"
 #include "output/formats.hpp"
+#include "output/value_types.hpp"
 
 namespace espalier::output {
 
 inline constexpr std::size_t kMaxNameBytes = 64;    // of a function, as OpenAI has it
-inline constexpr std::size_t kMaxHeadBytes = 128;   // around the name, without its markers
-inline constexpr std::size_t kMaxSpaceBytes = 64;   // at each place that may have white space
 inline constexpr std::size_t kMaxHeldBytes = 1024;  // of text that is not told yet
 
 struct Event {
@@ -35,6 +39,8 @@ struct Event {
 struct ParserOptions {
     const ToolFormat* tools = nullptr;   // null: calls are not looked for
     std::vector<std::string> functions;  // those declared
+    // What values of a function's parameters may be, where arguments are pairs; of others anything.
+    std::map<std::string, std::map<std::string, ValueTypes, std::less<>>, std::less<>> types = {};
     const ReasoningFormat* reasoning = nullptr;
     bool reasoning_open = false;  // the text begins in its reasoning
 
@@ -61,11 +67,14 @@ class Parser {
         arguments,
         closing,  // the arguments are whole
         between,  // a call is whole
+        pairs,    // between the pairs of a call's arguments
+        value,    // of a pair: what it is, is not known yet
+        text_value,
+        json_value,
     };
     struct Head {
         std::string name, id;
     };
-    class Cursor;
 
     void run(bool is_last, std::vector<Event>& out);
     // One transition; false: more text is needed.
@@ -77,10 +86,16 @@ class Parser {
     bool scan_closing(bool is_last);
     bool scan_between(bool is_last, std::vector<Event>& out);
     bool read_head(std::string_view text, Head& head) const;
-    enum class Match : std::uint8_t { yes, no, unfinished };
     Match match_head(Cursor& cursor, Head& head) const;
     void begin_call(const Head& head, std::size_t bytes, std::vector<Event>& out);
     void tell(Event::Kind kind, std::size_t bytes, std::vector<Event>& out);
+    static void tell_text(Event::Kind kind, std::string_view text, std::vector<Event>& out);
+    // Of pair_parser.cpp.
+    void begin_pairs(const std::string& function, std::vector<Event>& out);
+    bool scan_pairs(bool is_last, std::vector<Event>& out);
+    bool scan_value(bool is_last, std::vector<Event>& out);
+    bool scan_value_text(bool is_last, std::vector<Event>& out);
+    std::size_t value_end(bool is_last, bool& found);
     Event::Kind text_kind() const;
 
     const ParserOptions options_;
@@ -91,6 +106,10 @@ class Parser {
     // Of the arguments so far.
     std::int64_t depth_ = 0;
     bool in_string_ = false, escaped_ = false;
+    // Of pairs.
+    std::string function_;
+    std::size_t pairs_ = 0;
+    ValueTypes value_types_ = kAnyValue;
 };
 
 }  // namespace espalier::output

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "output/pair_grammar.hpp"
 
 namespace espalier::output {
 namespace {
@@ -46,7 +47,7 @@ class Builder {
         return text_format(text);
     }
 
-    Json call(const Function& function) const {
+    Expected<Json> call(const Function& function) const {
         Json elements = Json::array();
         std::string head(format_.call_begin);
         head += format_.before_name;
@@ -58,15 +59,22 @@ class Builder {
             head += function.name;
         }
         append(elements, head + std::string(format_.after_name));
-        elements.push_back({{"type", "json_schema"}, {"json_schema", function.schema()}});
+        if (format_.has_pairs()) {
+            ESPALIER_RETURN_IF_ERROR(append_pairs(pairs(), function.schema(), elements));
+        } else {
+            elements.push_back({{"type", "json_schema"}, {"json_schema", function.schema()}});
+        }
         append(elements, std::string(format_.after_arguments) + std::string(format_.call_end));
         return sequence(std::move(elements));
     }
 
     // The calls of a section, without its own markers.
-    Json calls(const std::vector<Function>& functions, bool parallel) const {
+    Expected<Json> calls(const std::vector<Function>& functions, bool parallel) const {
         Json each = Json::array();
-        for (const Function& function : functions) each.push_back(call(function));
+        for (const Function& function : functions) {
+            ESPALIER_ASSIGN_OR_RETURN(Json one, call(function));
+            each.push_back(std::move(one));
+        }
         Json any = one_of(std::move(each));
         if (!parallel) return any;
         Json more = Json::array();
@@ -78,29 +86,41 @@ class Builder {
         return sequence(Json::array({std::move(any), std::move(rest)}));
     }
 
-    Json section(const std::vector<Function>& functions, bool parallel) const {
-        return sequence(Json::array({marker(format_.section_begin), calls(functions, parallel),
-                                     marker(format_.section_end)}));
+    Expected<Json> section(const std::vector<Function>& functions, bool parallel) const {
+        ESPALIER_ASSIGN_OR_RETURN(Json inner, calls(functions, parallel));
+        if (format_.section_begin.empty()) return inner;
+        return sequence(Json::array(
+            {marker(format_.section_begin), std::move(inner), marker(format_.section_end)}));
     }
 
     // Free text, and a section behind it. Where markers are tokens, none of them is text, so the
     // first one leaves the text; where they are not, a section's first marker is looked for in it.
-    Json text_then_section(const std::vector<Function>& functions, bool parallel) const {
-        if (tokenizer_.id_of(format_.section_begin))
+    Expected<Json> text_then_section(const std::vector<Function>& functions, bool parallel) const {
+        if (has_tokens() || format_.section_begin.empty()) {
+            ESPALIER_ASSIGN_OR_RETURN(Json inner, section(functions, parallel));
             return sequence(
-                Json::array({{{"type", "regex"}, {"pattern", "(.|\\n)*"}},
-                             {{"type", "optional"}, {"content", section(functions, parallel)}}}));
+                Json::array({{{"type", "regex"}, {"pattern", has_tokens() ? "(.|\\n)*" : "[^<]*"}},
+                             {{"type", "optional"}, {"content", std::move(inner)}}}));
+        }
+        ESPALIER_ASSIGN_OR_RETURN(Json inner, calls(functions, parallel));
         const Json tag = {{"type", "tag"},
                           {"begin", format_.section_begin},
-                          {"content", calls(functions, parallel)},
+                          {"content", std::move(inner)},
                           {"end", format_.section_end}};
-        return {{"type", "triggered_tags"},
-                {"triggers", Json::array({format_.section_begin})},
-                {"tags", Json::array({tag})},
-                {"stop_after_first", !parallel}};
+        return Json{{"type", "triggered_tags"},
+                    {"triggers", Json::array({format_.section_begin})},
+                    {"tags", Json::array({tag})},
+                    {"stop_after_first", !parallel}};
     }
 
   private:
+    bool has_tokens() const { return tokenizer_.id_of(format_.opening()).has_value(); }
+    PairGrammar pairs() const {
+        return {.format = format_.pairs,
+                .append = [this](Json& elements, std::string_view text) { append(elements, text); },
+                .markers_are_tokens = has_tokens()};
+    }
+
     const ToolFormat& format_;
     const text::Tokenizer& tokenizer_;
     const std::vector<std::string_view> markers_;
@@ -135,20 +155,20 @@ Json Function::schema() const {
     return parameters;
 }
 
-grammar::Specification call_grammar(const ToolFormat& format,
-                                    const std::vector<Function>& functions, const CallRules& rules,
-                                    const text::Tokenizer& tokenizer) {
+Expected<grammar::Specification> call_grammar(const ToolFormat& format,
+                                              const std::vector<Function>& functions,
+                                              const CallRules& rules,
+                                              const text::Tokenizer& tokenizer) {
     const Builder builder(format, tokenizer);
-    Json made;
-    if (rules.required)
-        made = builder.section(functions, rules.parallel);
-    else if (rules.text)
-        made = one_of(
-            Json::array({as_format(*rules.text), builder.section(functions, rules.parallel)}));
-    else
-        made = builder.text_then_section(functions, rules.parallel);
-    return {.kind = grammar::Kind::structural_tag,
-            .text = Json({{"type", "structural_tag"}, {"format", std::move(made)}}).dump()};
+    Expected<Json> made = rules.required || rules.text
+                              ? builder.section(functions, rules.parallel)
+                              : builder.text_then_section(functions, rules.parallel);
+    if (!made) return tl::unexpected<Error>(std::move(made.error()));
+    if (!rules.required && rules.text)
+        made = one_of(Json::array({as_format(*rules.text), std::move(*made)}));
+    return grammar::Specification{
+        .kind = grammar::Kind::structural_tag,
+        .text = Json({{"type", "structural_tag"}, {"format", std::move(*made)}}).dump()};
 }
 
 }  // namespace espalier::output

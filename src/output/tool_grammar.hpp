@@ -31,9 +31,11 @@ struct CallRules {
     std::optional<grammar::Specification> text = {};
 };
 
-// functions: not empty, those that may be called.
-grammar::Specification call_grammar(const ToolFormat& format,
-                                    const std::vector<Function>& functions, const CallRules& rules,
-                                    const text::Tokenizer& tokenizer);
+// functions: not empty, those that may be called. An error names a parameter that the form of the
+// model's calls cannot hold (pair_grammar.hpp).
+Expected<grammar::Specification> call_grammar(const ToolFormat& format,
+                                              const std::vector<Function>& functions,
+                                              const CallRules& rules,
+                                              const text::Tokenizer& tokenizer);
 
 }  // namespace espalier::output

@@ -11,6 +11,7 @@
 
 #include "base/cpu_device.hpp"
 #include "base/for_what.hpp"
+#include "model/packed_weights.hpp"
 #include "ops/cuda_backend.hpp"
 #include "runtime/sizes.hpp"
 
@@ -34,6 +35,25 @@ Expected<std::shared_ptr<const draft::Eagle3Weights>> load_eagle3(
                           "not mix with F32 and F16 ones",
                           name_of(format.code), name_of(target.format.code));
     return std::make_shared<const draft::Eagle3Weights>(std::move(weights));
+}
+
+// Weights that lie packed beside the model; null: they are packed at load.
+Expected<std::shared_ptr<model::PackedWeights>> packed_weights(
+    const checkpoint::Checkpoint& checkpoint, const LoadOptions& options) {
+    std::shared_ptr<model::PackedWeights> packed;
+    if (options.device == DeviceKind::cpu && !options.rounding) {
+        ESPALIER_ASSIGN_OR_RETURN(packed, model::PackedWeights::open(checkpoint));
+    }
+    if (!options.mmap_experts || packed != nullptr) return packed;
+    if (options.device != DeviceKind::cpu)
+        return fail_field(ErrorKind::unsupported, "mmap_experts", "the model runs on a GPU");
+    if (options.rounding)
+        return fail_field(ErrorKind::unsupported, "mmap_experts",
+                          "weights that are rounded at load lie in no file; write them with: "
+                          "espalier quantize --packed");
+    return fail_field(ErrorKind::not_found, "mmap_experts",
+                      "{} is not there; write it with: espalier pack",
+                      model::packed_weights_path(checkpoint).string());
 }
 
 Expected<void> take_cpu(const LoadOptions& options, LoadedModel& loaded) {
@@ -119,13 +139,18 @@ Expected<LoadedModel> LoadedModel::load(std::shared_ptr<const checkpoint::Checkp
                                                                 : take_cpu(options, loaded));
 
     const auto start = std::chrono::steady_clock::now();
+    ESPALIER_ASSIGN_OR_RETURN(const auto packed, packed_weights(*loaded.checkpoint, options));
     ESPALIER_ASSIGN_OR_RETURN(
         model::Weights weights,
-        for_what(
-            model::Weights::load(
-                loaded.checkpoint, *loaded.device, *loaded.backend,
-                {.mtp = options.mtp, .rounding = options.rounding, .progress = options.progress}),
-            "the weights"));
+        for_what(model::Weights::load(loaded.checkpoint, *loaded.device, *loaded.backend,
+                                      {.mtp = options.mtp,
+                                       .rounding = options.rounding,
+                                       .shelf = packed,
+                                       .mmap_experts = options.mmap_experts,
+                                       .progress = options.progress}),
+                 "the weights"));
+    loaded.packed_bytes = weights.packed_bytes;
+    loaded.expert_reads = weights.expert_reads;
     if (options.draft != nullptr) {
         ESPALIER_ASSIGN_OR_RETURN(loaded.eagle3,
                                   load_eagle3(options.draft, weights, loaded, options.progress));

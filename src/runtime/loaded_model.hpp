@@ -30,7 +30,9 @@ struct LoadOptions {
     // Of the cache; see model::ModelSettings. None: the one whose bits are the activations' own.
     std::optional<mla::KvFormat> kv_format = {};
     std::optional<WeightCode> rounding = {};  // see model::LoadOptions; not of a draft of its own
-    bool mtp = false;                         // the model's multi-token-prediction layer too
+    // Routed experts stay on disk, in the packed file beside the model; of the CPU.
+    bool mmap_experts = false;
+    bool mtp = false;  // the model's multi-token-prediction layer too
     std::shared_ptr<const checkpoint::Checkpoint> draft = {};  // and this EAGLE3 draft
     Progress progress = {};
 };
@@ -46,6 +48,8 @@ struct LoadedModel {
     std::optional<mla::KvFormat> kv_format;              // where it was asked for
     std::optional<WeightCode> rounding;                  // likewise
     double load_seconds = 0;
+    std::uint64_t packed_bytes = 0;  // of weights packed while loading; 0: a packed file was mapped
+    std::shared_ptr<const model::ExpertReads> expert_reads;  // with LoadOptions::mmap_experts
 
     // sizes: of the largest step that the model is to hold.
     static Expected<LoadedModel> load(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,

@@ -12,6 +12,7 @@
 #include "cache/kv_storage.hpp"
 #include "checkpoint/quantization.hpp"
 #include "model/cost.hpp"
+#include "model/mapped_experts.hpp"
 #include "runtime/working_memory.hpp"
 #include "schedule/scheduler.hpp"
 
@@ -95,6 +96,15 @@ std::int64_t splits_for(const SizeFacts& facts, const EngineSizes& sizes) {
                              mla::row_splits(sizes.max_step_tokens, sizes.max_model_len)));
 }
 
+// Of weights whose experts stay on disk: those that must be in memory, and of what they leave three
+// quarters for experts that the system keeps there; the cache gets no more than the rest.
+std::uint64_t in_memory_of(const checkpoint::Checkpoint& checkpoint, std::uint64_t weights) {
+    const std::uint64_t experts = std::min(weights, model::expert_bytes(checkpoint));
+    const std::uint64_t fixed = weights - experts;
+    const auto budget = static_cast<std::uint64_t>(0.9 * static_cast<double>(memory_bytes()));
+    return fixed + (budget > fixed ? std::min(experts, (budget - fixed) / 4 * 3) : 0);
+}
+
 std::optional<std::int64_t> number_in(const char* path) {
     std::ifstream in(path);
     std::int64_t value = 0;
@@ -131,6 +141,7 @@ Expected<SizeFacts> size_facts(const ModelFiles& files, const DrafterChoice& dra
     std::uint64_t weights = options.rounding ? model::rounded_bytes(config, *options.rounding)
                                              : files.checkpoint->total_bytes();
     if (drafters.eagle3) weights += files.draft->total_bytes();
+    if (options.mmap_experts) weights = in_memory_of(*files.checkpoint, weights);
     SizeFacts facts{.context = config.max_position_embeddings,
                     .weight_bytes = static_cast<std::int64_t>(weights),
                     .page_bytes = layout.bytes_per_page(),

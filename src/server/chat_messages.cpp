@@ -8,6 +8,8 @@
 #include <string_view>
 #include <utility>
 
+#include "base/json.hpp"
+
 namespace espalier::server {
 namespace {
 
@@ -173,6 +175,28 @@ ChatInput read_chat(Fields& fields, const nlohmann::ordered_json& ordered) {
             fields.fail_at(fmt::format("chat_template_kwargs.{}", name), "is the server's own");
     chat.arguments = *arguments;
     return chat;
+}
+
+Expected<void> parse_call_arguments(nlohmann::ordered_json& messages) {
+    for (std::size_t i = 0; i < messages.size(); ++i) {
+        if (!messages[i].contains("tool_calls")) continue;
+        nlohmann::ordered_json& calls = messages[i]["tool_calls"];
+        for (std::size_t j = 0; j < calls.size(); ++j) {
+            nlohmann::ordered_json& arguments = calls[j]["function"]["arguments"];
+            const std::string field =
+                fmt::format("messages[{}].tool_calls[{}].function.arguments", i, j);
+            const auto& text = arguments.get_ref<const std::string&>();
+            nlohmann::ordered_json parsed;
+            if (check_json_depth(text, field, {}))
+                parsed = nlohmann::ordered_json::parse(text, nullptr, false);
+            if (!parsed.is_object())
+                return fail_field(ErrorKind::invalid, field,
+                                  "a JSON object is expected: this model's template writes its "
+                                  "members one by one");
+            arguments = std::move(parsed);
+        }
+    }
+    return {};
 }
 
 }  // namespace espalier::server

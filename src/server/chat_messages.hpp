@@ -23,4 +23,8 @@ struct ChatInput {
 // Faults are kept in `fields`. ordered: parse_ordered()'s.
 ChatInput read_chat(Fields& fields, const nlohmann::ordered_json& ordered);
 
+// For templates that write arguments as pairs: those of earlier calls, which clients send as texts,
+// become the objects that they are, the order of their keys kept.
+Expected<void> parse_call_arguments(nlohmann::ordered_json& messages);
+
 }  // namespace espalier::server

@@ -21,9 +21,9 @@ bool reasoning_is_open(const output::ReasoningFormat& format, const chat::Render
     return format.always && !ends_with(rendered, format.end);
 }
 
-std::optional<GrammarField> call_field(const GenerationRequest& request,
-                                       const output::ToolFormat& format,
-                                       const text::Tokenizer& tokenizer) {
+Expected<std::optional<GrammarField>> call_field(const GenerationRequest& request,
+                                                 const output::ToolFormat& format,
+                                                 const text::Tokenizer& tokenizer) {
     const ToolRequest& tools = request.chat.tools;
     std::vector<output::Function> functions = tools.functions;
     output::CallRules rules{.required = tools.must_call(), .parallel = tools.parallel, .text = {}};
@@ -34,9 +34,12 @@ std::optional<GrammarField> call_field(const GenerationRequest& request,
     const bool any_strict = std::ranges::any_of(
         functions, [](const output::Function& one) { return one.strict == true; });
     // Free text and calls as the model writes them need no grammar.
-    if (!rules.required && !request.grammar && !any_strict && rules.parallel) return std::nullopt;
+    if (!rules.required && !request.grammar && !any_strict && rules.parallel)
+        return std::optional<GrammarField>();
     if (request.grammar) rules.text = request.grammar->specification;
-    return GrammarField{output::call_grammar(format, functions, rules, tokenizer), "tools"};
+    ESPALIER_ASSIGN_OR_RETURN(grammar::Specification calls,
+                              output::call_grammar(format, functions, rules, tokenizer));
+    return std::optional(GrammarField{std::move(calls), "tools"});
 }
 
 Expected<void> plan_calls(const GenerationRequest& request, const output::ToolFormat* format,
@@ -49,9 +52,12 @@ Expected<void> plan_calls(const GenerationRequest& request, const output::ToolFo
         return fail_field(ErrorKind::invalid, request.grammar->field,
                           "goes with no tools: both say where calls stand");
     plan.parser.tools = format;
-    for (const output::Function& function : request.chat.tools.functions)
+    for (const output::Function& function : request.chat.tools.functions) {
         plan.parser.functions.push_back(function.name);
-    plan.grammar = call_field(request, *format, tokenizer);
+        if (format->has_pairs())
+            plan.parser.types.emplace(function.name, output::property_types(function.parameters));
+    }
+    ESPALIER_ASSIGN_OR_RETURN(plan.grammar, call_field(request, *format, tokenizer));
     return {};
 }
 
@@ -70,7 +76,7 @@ Expected<void> plan_reasoning(const GenerationRequest& request,
     rule.end_token_ids = {*tokenizer.id_of(format->end)};
     // Where a grammar follows, it has the first marker of the calls itself.
     if (format->ended_by_calls && plan.parser.tools != nullptr && !plan.grammar)
-        if (const auto id = tokenizer.id_of(plan.parser.tools->section_begin))
+        if (const auto id = tokenizer.id_of(plan.parser.tools->opening()))
             rule.end_token_ids.push_back(*id);
     rule.budget = request.reasoning_budget;
     plan.reasoning = std::move(rule);

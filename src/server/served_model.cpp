@@ -161,7 +161,10 @@ Expected<chat::Rendered> ServedModel::render(const ChatInput& chat) const {
         return fail_field(ErrorKind::unsupported, "tools",
                           "this model's chat template does not take them; --chat-template names "
                           "another");
-    auto rendered = template_->compiled.render(context_of(chat));
+    nlohmann::ordered_json context = context_of(chat);
+    if (formats_.tools != nullptr && formats_.tools->has_pairs())
+        ESPALIER_RETURN_IF_ERROR(parse_call_arguments(context["messages"]));
+    auto rendered = template_->compiled.render(context);
     if (!rendered)
         return fail_field(ErrorKind::invalid, "messages", "{}", rendered.error().message);
     return rendered;

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <regex>
@@ -65,6 +66,37 @@ TEST(Cli, BenchEngineWritesKnownTexts) {
     EXPECT_EQ(refused.status, 1);
     EXPECT_NE(refused.output.find("line 1 has no text \"completion\""), std::string::npos)
         << refused.output;
+}
+
+// A packed file is found and mapped, gives the same text, and is held to the model beside it.
+TEST(Cli, PackedWeightsGiveTheSameText) {
+    const espalier::TemporaryDirectory directory;
+    const std::string out = (directory.path() / "int4").string();
+    const Result made = espalier("quantize " + kSapling + " " + out + " --packed");
+    ASSERT_EQ(made.status, 0) << made.output;
+    EXPECT_NE(made.output.find("packed-panels.espalier: "), std::string::npos) << made.output;
+    const std::string asked = "generate " + out + " -p 'def f(' -n 8 --temperature 0 --json";
+    const auto mapped = json_of(asked);
+    const auto from_disk = json_of(asked + " --mmap-experts");
+    EXPECT_EQ(mapped["packed_bytes"], 0);
+    EXPECT_FALSE(mapped.contains("expert_bytes_needed"));
+    EXPECT_GT(from_disk["expert_bytes_needed"], 0);
+    EXPECT_LE(from_disk["expert_bytes_in_memory"], from_disk["expert_bytes_needed"]);
+    std::filesystem::remove(directory.path() / "int4" / "packed-panels.espalier");
+    const auto at_load = json_of(asked);
+    EXPECT_GT(at_load["packed_bytes"], 0);
+    EXPECT_EQ(mapped["tokens"], at_load["tokens"]);
+    EXPECT_EQ(from_disk["tokens"], at_load["tokens"]);
+    const Result missing = espalier(asked + " --mmap-experts");
+    EXPECT_EQ(missing.status, 1);
+    EXPECT_NE(missing.output.find("--mmap-experts: "), std::string::npos) << missing.output;
+    EXPECT_NE(missing.output.find("write it with: espalier pack"), std::string::npos);
+    ASSERT_EQ(espalier("pack " + out).status, 0);
+    EXPECT_EQ(json_of(asked)["packed_bytes"], 0);
+    std::ofstream(directory.path() / "int4" / "packed-panels.espalier", std::ios::binary) << "x";
+    const Result damaged = espalier(asked);
+    EXPECT_EQ(damaged.status, 1);
+    EXPECT_NE(damaged.output.find("packed-panels.espalier"), std::string::npos) << damaged.output;
 }
 
 // What quantize writes is what --weights makes at load; eval sees how far both are from the model.

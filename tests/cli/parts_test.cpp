@@ -13,6 +13,7 @@
 #include "cli/draw_tree.hpp"
 #include "cli/engine_figures.hpp"
 #include "cli/eval_figures.hpp"
+#include "cli/expectation.hpp"
 #include "cli/logits_file.hpp"
 #include "cli/terminal.hpp"
 #include "support/paths.hpp"
@@ -20,6 +21,43 @@
 
 namespace espalier::cli {
 namespace {
+
+// 20 GB of weights, 16 of them in experts; a token reads 2 GB, 1 of it experts.
+TEST(Expectation, SaysWhatBounds) {
+    const ModelFacts model{20e9, 16e9, 2e9, 1e9, 1e5, 1000};
+    MachineFacts machine{.memory_bytes = 40e9, .memory_rate = 20e9, .disk_rate = 0};
+    Expectation expected = expect(model, machine);
+    EXPECT_EQ(expected.bound, Expectation::Bound::memory);
+    EXPECT_DOUBLE_EQ(expected.tokens_per_second, 10);
+    EXPECT_DOUBLE_EQ(expected.room_tokens, 160'000);
+    EXPECT_NE(context_text(expected, model).find("1000 tokens"), std::string::npos);
+
+    // Nine tenths of it hold what is fixed and, of the 8 GB left, 6 of experts: 5/8 come from disk.
+    machine = {.memory_bytes = 12e9 / 0.9, .memory_rate = 20e9, .disk_rate = 1e9};
+    expected = expect(model, machine);
+    EXPECT_EQ(expected.bound, Expectation::Bound::disk);
+    EXPECT_NEAR(expected.experts_in_memory, 0.375, 1e-12);
+    EXPECT_NEAR(expected.tokens_per_second, 1 / (0.1 + 0.625), 1e-9);
+    EXPECT_NEAR(expected.room_tokens, 2e9 / 1e5, 1e-3);
+    EXPECT_NE(speed_text(expected, model, machine).find("38 % stay in memory"), std::string::npos)
+        << speed_text(expected, model, machine);
+    machine.disk_rate = 0;
+    expected = expect(model, machine);
+    EXPECT_EQ(expected.tokens_per_second, 0);
+    EXPECT_NE(speed_text(expected, model, machine).find("could not be measured"),
+              std::string::npos);
+
+    machine.memory_bytes = 4e9;
+    expected = expect(model, machine);
+    EXPECT_EQ(expected.bound, Expectation::Bound::size);
+    // A dense model has nothing that could stay on disk.
+    machine.memory_bytes = 12e9;
+    EXPECT_EQ(expect({20e9, 0, 20e9, 0, 1e5, 1000}, machine).bound, Expectation::Bound::size);
+    ModelFacts longer = model;
+    longer.context = 1e6;
+    machine.memory_bytes = 40e9;
+    EXPECT_TRUE(context_text(expect(longer, machine), longer).starts_with("bound by memory"));
+}
 
 // Four tokens of which one has half and the others a sixth each: 1 bit, and log2 6.
 TEST(EvalFigures, AreThoseOfTheDefinition) {

@@ -44,8 +44,7 @@ TEST(Formats, AreRecognisedFromPublishedTemplates) {
     EXPECT_EQ(recognised(published("deepseek_v3_1")), "deepseek_v31 deepseek_v31");
     EXPECT_EQ(recognised(published("kimi_k2")), "kimi_k2 none");
     EXPECT_EQ(recognised(published("kimi_k2_thinking")), "kimi_k2 kimi_k2");
-    // Its calls are no JSON: a format that is not known here.
-    EXPECT_EQ(recognised(published("glm_4_7_flash")), "none deepseek_v31");
+    EXPECT_EQ(recognised(published("glm_4_7_flash")), "glm47 deepseek_v31");
 }
 
 TEST(Formats, AreNotGuessed) {
@@ -59,8 +58,8 @@ TEST(Formats, AreAsTheOptionsSay) {
     EXPECT_EQ(recognised(published("kimi_k2_thinking"), true, "none", "none"), "none none");
     EXPECT_EQ(recognised("", true, "deepseek_v3", "deepseek_r1"), "deepseek_v3 deepseek_r1");
     EXPECT_EQ(recognised("", false, "none", "deepseek_r1"), "reasoning_format");
-    EXPECT_EQ(tool_format_names(),
-              (std::vector<std::string>{"auto", "deepseek_v3", "deepseek_v31", "kimi_k2", "none"}));
+    EXPECT_EQ(tool_format_names(), (std::vector<std::string>{"auto", "deepseek_v3", "deepseek_v31",
+                                                             "kimi_k2", "glm47", "none"}));
 }
 
 TEST(Formats, ATemplateReadsWholeNames) {

@@ -44,6 +44,8 @@ ParserOptions options_of(std::string_view format, std::string_view reasoning_for
     ParserOptions options;
     options.tools = &tools(format);
     options.functions = {"get_weather", "add", "a-b"};
+    options.types["get_weather"] = {{"city", kStringValue}, {"days", kNumberValue}};
+    options.types["add"] = {{"note", kStringValue | kNullValue}, {"list", kArrayValue}};
     if (reasoning_format.empty()) return options;
     options.reasoning = &reasoning(reasoning_format);
     options.reasoning_open = true;
@@ -67,7 +69,19 @@ const std::string kKimi =
     "<|tool_call_begin|>add:12<|tool_call_argument_begin|>{}<|tool_call_end|>"
     "<|tool_calls_section_end|>";
 
+const std::string kGlm =
+    "Look.<tool_call>get_weather<arg_key>city</arg_key><arg_value>Pa\"r\\is\n2</arg_value>"
+    "<arg_key>days</arg_key><arg_value>3</arg_value></tool_call><tool_call>add\n<arg_key>list"
+    "</arg_key>\n<arg_value>[1, {\"b\": \"</arg_value>\"}]</arg_value>\n<arg_key>note</arg_key>"
+    "<arg_value>null</arg_value><arg_key>free</arg_key><arg_value>true story</arg_value>\n"
+    "</tool_call>\n<tool_call>a-b</tool_call>";
+
 TEST(Parser, ReadsThePublishedForms) {
+    EXPECT_EQ(
+        parse(options_of("glm47"), {kGlm}),
+        "C:Look.\nF:get_weather\nA:{\"city\": \"Pa\\\"r\\\\is\\n2\", \"days\": 3}\nF:add\n"
+        "A:{\"list\": [1, {\"b\": \"</arg_value>\"}], \"note\": null, \"free\": \"true story\"}\n"
+        "F:a-b\nA:{}");
     EXPECT_EQ(parse(options_of("deepseek_v3"), {kV3}),
               "C:Let me look.\nF:get_weather\nA:{\"city\": \"Paris\"}\nF:add\n"
               "A:{\"a\": [1, {\"b\": 2}]}");
@@ -124,6 +138,52 @@ TEST(Parser, LeavesWhatIsNoCallAsItIs) {
               "C:<｜tool▁calls▁begin｜>\n" + parse(options_of("deepseek_v31"), {kV31.substr(5)}));
 }
 
+// The schema says whether a value is a string; what it leaves open is JSON where it can be.
+TEST(Parser, PairsAreTheObjectThatTheyStandFor) {
+    const auto value = [](const std::string& key, const std::string& text) {
+        const std::string all = parse(
+            options_of("glm47"), {"<tool_call>get_weather<arg_key>" + key +
+                                  "</arg_key><arg_value>" + text + "</arg_value></tool_call>"});
+        const std::string head = "F:get_weather\nA:{\"" + key + "\": ";
+        EXPECT_TRUE(all.starts_with(head) && all.ends_with("}")) << all;
+        return all.substr(head.size(), all.size() - head.size() - 1);
+    };
+    EXPECT_EQ(value("city", "5"), "\"5\"");
+    EXPECT_EQ(value("city", ""), "\"\"");
+    EXPECT_EQ(value("city", " {\"a\": 1} "), "\" {\\\"a\\\": 1} \"");
+    EXPECT_EQ(value("city", "a\tb\x01"), "\"a\\u0009b\\u0001\"");
+    EXPECT_EQ(value("days", " 5\n"), "5");
+    EXPECT_EQ(value("days", "five"), "\"five\"");
+    EXPECT_EQ(value("days", "true"), "\"true\"");
+    EXPECT_EQ(value("days", "{}"), "\"{}\"");
+    EXPECT_EQ(value("other", "true"), "true");
+    EXPECT_EQ(value("other", "-1.5e3"), "-1.5e3");
+    EXPECT_EQ(value("other", "05"), "\"05\"");
+    EXPECT_EQ(value("other", "\"5\""), "\"\\\"5\\\"\"");
+    EXPECT_EQ(value("other", ""), "\"\"");
+    EXPECT_EQ(value("other", std::string(64, '1')), std::string(64, '1'));
+    EXPECT_EQ(value("other", std::string(65, '1')), "\"" + std::string(65, '1') + "\"");
+    EXPECT_EQ(value("other", "{\"a\": \"</arg_value>\"}"), "{\"a\": \"</arg_value>\"}");
+}
+
+TEST(Parser, PairsThatBreakOffAreToldSoFar) {
+    const auto told = [](const std::string& text) {
+        return parse(options_of("glm47"), {"<tool_call>" + text});
+    };
+    EXPECT_EQ(told("unknown<arg_key>"), "C:<tool_call>unknown<arg_key>");
+    EXPECT_EQ(told("add"), "C:<tool_call>add");
+    EXPECT_EQ(told("add<arg_key>"), "F:add\nA:{");
+    EXPECT_EQ(told("add<arg_key>a</arg_key><arg_value>te"), "F:add\nA:{\"a\": \"te");
+    EXPECT_EQ(told("add<arg_key>a</arg_key><arg_value>te</arg_value"),
+              "F:add\nA:{\"a\": \"te</arg_value");
+    EXPECT_EQ(told("add<arg_key>a</arg_key>x"), "F:add\nA:{}\nC:<arg_key>a</arg_key>x");
+    EXPECT_EQ(told("add</tool_call>\n"), "F:add\nA:{}");
+    EXPECT_EQ(told("add</tool_call>\n<tool_"), "F:add\nA:{}");
+    EXPECT_EQ(told("add</tool_call>\nx"), "F:add\nA:{}\nC:\nx");
+    EXPECT_EQ(told("add</tool_call><tool_call>none</tool_call>"),
+              "F:add\nA:{}\nC:<tool_call>none</tool_call>");
+}
+
 TEST(Parser, AMarkerInsideAStringBeginsNothing) {
     const std::string text =
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{\"x\": \"<｜tool▁call▁end｜>"
@@ -165,6 +225,8 @@ std::vector<Case> cases() {
             {options_of("deepseek_v3", "deepseek_r1"), "<think>\nhm</think>\n" + kV3},
             {options_of("deepseek_v31", "deepseek_v31"), "hm</think>" + kV31},
             {options_of("kimi_k2"), kKimi},
+            {options_of("glm47"), kGlm},
+            {options_of("glm47", "deepseek_v31"), "hm</think>" + kGlm + "x"},
             {options_of("kimi_k2", "kimi_k2"), "<think>hm" + kKimi + " done"}};
 }
 
@@ -192,6 +254,12 @@ std::string mutated(const Case& one, std::mt19937_64& random) {
                                       format.after_name,
                                       format.before_name,
                                       format.after_arguments,
+                                      format.pairs.key_begin,
+                                      format.pairs.key_end,
+                                      format.pairs.value_begin,
+                                      format.pairs.value_end,
+                                      "city",
+                                      "5",
                                       "<think>",
                                       "</think>",
                                       "add",

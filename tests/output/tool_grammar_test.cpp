@@ -51,8 +51,9 @@ std::string made(std::string_view format, const std::vector<Function>& functions
     for (const ToolFormat& one : tool_formats())
         if (one.name == format) {
             const auto specification = call_grammar(one, functions, rules, known);
-            EXPECT_EQ(specification.kind, grammar::Kind::structural_tag);
-            return line(Json::parse(specification.text)["format"], known);
+            if (!specification) return specification.error().message;
+            EXPECT_EQ(specification->kind, grammar::Kind::structural_tag);
+            return line(Json::parse(specification->text)["format"], known);
         }
     return "no such format";
 }
@@ -89,6 +90,58 @@ TEST(ToolGrammar, ParallelCallsRepeat) {
               "~(.|\\n)*('<|tool_calls_section_begin|>'" + call + "'<|tool_calls_section_end|>')?");
     EXPECT_TRUE(made("kimi_k2", kTwo, {.parallel = false}, false)
                     .starts_with("text once[<|tool_calls_section_begin|><<|tool_call_begin|>"));
+}
+
+std::string pairs(const char* schema, bool has_markers = true, std::optional<bool> strict = true) {
+    return made("glm47", {{.name = "f", .parameters = Json::parse(schema), .strict = strict}},
+                {.required = true, .parallel = false}, has_markers);
+}
+
+TEST(ToolGrammar, PairsFollowTheProperties) {
+    EXPECT_EQ(pairs(R"({"properties": {"a": {"type": "string"}, "b": {"type": "integer"}},
+                        "required": ["a"]})"),
+              "'<tool_call>'f'<arg_key>'a'</arg_key>''<arg_value>'~(.|\\n)*'</arg_value>'"
+              "('<arg_key>'b'</arg_key>''<arg_value>'{\"type\":\"integer\"}'</arg_value>')?"
+              "'</tool_call>'");
+    EXPECT_EQ(pairs(R"({"properties": {"a": {"type": "string", "minLength": 2}},
+                        "required": ["a"]})",
+                    false),
+              "<tool_call>f<arg_key>a</arg_key><arg_value>~[^<]{2,}</arg_value></tool_call>");
+    EXPECT_EQ(
+        pairs(R"({"properties": {"a": {"$ref": "#/$defs/E"}}, "required": ["a"],
+                        "$defs": {"E": {"enum": ["x", "y"]}}})"),
+        "'<tool_call>'f'<arg_key>'a'</arg_key>''<arg_value>'<x|y>'</arg_value>''</tool_call>'");
+    EXPECT_EQ(
+        pairs(R"({"properties": {"a": {"$ref": "#/$defs/E"}}, "required": ["a"],
+                        "$defs": {"E": {"type": "array"}}})"),
+        "'<tool_call>'f'<arg_key>'a'</arg_key>''<arg_value>'{\"$ref\":\"#/$defs/E\",\"$defs\":"
+        "{\"E\":{\"type\":\"array\"}}}'</arg_value>''</tool_call>'");
+    EXPECT_EQ(pairs(R"({"properties": {"a": {"anyOf": [{"type": "string"}, {"type": "null"}]}},
+                        "required": ["a"]})"),
+              "'<tool_call>'f'<arg_key>'a'</arg_key>''<arg_value>'~([^ \\n\\r\\t{\\[<](.|\\n)*)?"
+              "'</arg_value>''</tool_call>'");
+    EXPECT_EQ(pairs("{}", true, false),
+              "'<tool_call>'f('<arg_key>'~[A-Za-z0-9_.-]{1,64}'</arg_key>''<arg_value>'"
+              "<~([^ \\n\\r\\t{\\[<](.|\\n)*)?|{\"type\":\"object\"}|{\"type\":\"array\"}>"
+              "'</arg_value>')*'</tool_call>'");
+}
+
+TEST(ToolGrammar, PairsRefuseWhatTheyCannotHold) {
+    EXPECT_EQ(pairs(R"({"properties": {"a": {"type": "string", "pattern": "x"}}})"),
+              "tools: parameter 'a': 'pattern' of a string cannot be held where arguments are "
+              "plain text, "
+              "as this model writes them");
+    EXPECT_TRUE(pairs(R"({"properties": {"a": {"anyOf": [{"type": "string"},
+                          {"type": "integer", "minimum": 3}]}}})")
+                    .starts_with("tools: parameter 'a': alternatives between strings and others"));
+}
+
+TEST(ToolGrammar, CallsWithoutASectionFollowEachOther) {
+    const std::string call = "'<tool_call>'f'</tool_call>'";
+    const std::vector<Function> bare = {
+        {.name = "f", .parameters = Json::parse(R"({"properties": {}})"), .strict = true}};
+    EXPECT_EQ(made("glm47", bare, {.required = true}), call + "(" + call + ")*");
+    EXPECT_EQ(made("glm47", bare, {.parallel = false}), "~(.|\\n)*(" + call + ")?");
 }
 
 TEST(ToolGrammar, TextMayBeHeldBesideCalls) {

@@ -40,7 +40,7 @@ TEST(Documents, CommandLinePageHoldsEveryHelpTextAsPrinted) {
     for (const char* command :
          {"", "generate ", "inspect ", "tokenize ", "make-model ", "selftest ",
           "selftest lossless ", "bench ", "bench model ", "bench engine ", "bench mla ",
-          "bench serve ", "replay ", "quantize ", "eval ", "serve ", "chat ", "demo "}) {
+          "bench serve ", "replay ", "quantize ", "pack ", "eval ", "serve ", "chat ", "demo "}) {
         const std::string help = output_of(std::string(command) + "--help");
         EXPECT_NE(page.find(help), std::string::npos)
             << "docs/cli.md does not hold `espalier " << command << "--help` as printed:\n"

@@ -50,7 +50,13 @@ inline const std::vector<std::string_view>& all_markers() {
                                                           "<|tool_calls_section_end|>",
                                                           "<|tool_call_begin|>",
                                                           "<|tool_call_end|>",
-                                                          "<|tool_call_argument_begin|>"};
+                                                          "<|tool_call_argument_begin|>",
+                                                          "<tool_call>",
+                                                          "</tool_call>",
+                                                          "<arg_key>",
+                                                          "</arg_key>",
+                                                          "<arg_value>",
+                                                          "</arg_value>"};
     return markers;
 }
 

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/packed_file.hpp"
+
+#include <algorithm>
+#include <memory>
+#include <system_error>
+#include <utility>
+
+#include "base/check.hpp"
+#include "base/content_hash.hpp"
+
+namespace espalier::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kIdentity = "espalier.packed";
+constexpr const char* kTitle = "espalier packed weights";
+constexpr std::size_t kSamples = 64;
+constexpr std::size_t kSampleBytes = 4096;
+
+constexpr std::uint64_t aligned(std::uint64_t bytes) {
+    return (bytes + PackedFile::kAlignment - 1) / PackedFile::kAlignment * PackedFile::kAlignment;
+}
+
+// The whole first section: lines of text, then zeros.
+std::string identity_text(const PackedIdentity& identity, std::string_view head) {
+    ContentHash hash;
+    hash.add(head);
+    std::string text = fmt::format("{}\nlayout {}\nversion {}\nsource {}\nheader {}\n", kTitle,
+                                   identity.layout, identity.version, identity.source, hash.text());
+    text.resize(PackedFile::kAlignment, '\0');
+    return text;
+}
+
+// The rest of the line that begins with `key` and a space; empty: there is none.
+std::string_view line_of(std::string_view text, std::string_view key) {
+    while (!text.empty()) {
+        const std::string_view line = text.substr(0, text.find('\n'));
+        if (line.starts_with(key) && line.size() > key.size() && line[key.size()] == ' ')
+            return line.substr(key.size() + 1, 64);
+        text.remove_prefix(std::min(text.size(), line.size() + 1));
+    }
+    return {};
+}
+
+// What differs, most telling first.
+tl::unexpected<Error> refuse(const fs::path& path, std::string_view found,
+                             const PackedIdentity& wanted) {
+    constexpr const char* kAgain = "write it again with: espalier pack";
+    const std::string name = path.string();
+    if (!found.starts_with(kTitle))
+        return fail(ErrorKind::invalid, "{}: no packed weights; {}", name, kAgain);
+    if (const auto layout = line_of(found, "layout"); layout != wanted.layout)
+        return fail(ErrorKind::invalid, "{}: layout '{}', expected '{}'; {}", name, layout,
+                    wanted.layout, kAgain);
+    if (const auto version = line_of(found, "version"); version != std::to_string(wanted.version))
+        return fail(ErrorKind::invalid, "{}: version '{}' of its layout, expected {}; {}", name,
+                    version, wanted.version, kAgain);
+    if (const auto source = line_of(found, "source"); source != wanted.source)
+        return fail(ErrorKind::invalid,
+                    "{}: packed from the weights '{}', the files beside it are {}; {}", name,
+                    source, wanted.source, kAgain);
+    return fail(ErrorKind::invalid, "{}: its header is damaged; {}", name, kAgain);
+}
+
+}  // namespace
+
+std::string weights_fingerprint(const Checkpoint& checkpoint) {
+    ContentHash hash;
+    for (const auto& file : checkpoint.files()) {
+        hash.add(file->name());
+        for (const auto& [name, entry] : file->tensors()) {
+            hash.add(name);
+            hash.add(entry.type_name());
+            for (const std::int64_t extent : entry.shape)
+                hash.word(static_cast<std::uint64_t>(extent));
+            hash.word(entry.begin);
+        }
+        const std::span<const std::byte> bytes = file->file().bytes();
+        if (bytes.size() <= kSamples * kSampleBytes) {
+            hash.add(bytes);
+            continue;
+        }
+        const std::size_t last = bytes.size() - kSampleBytes;
+        for (std::size_t i = 0; i < kSamples; ++i)
+            hash.add(bytes.subspan(last / (kSamples - 1) * i, kSampleBytes));
+        hash.add(bytes.last(kSampleBytes));
+    }
+    return hash.text();
+}
+
+fs::path packed_path(const fs::path& directory, std::string_view layout) {
+    return directory / fmt::format("packed-{}.espalier", layout);
+}
+
+Expected<PackedFile> PackedFile::open(const fs::path& path, const PackedIdentity& wanted) {
+    PackedFile packed;
+    ESPALIER_ASSIGN_OR_RETURN(packed.file_, SafetensorsFile::open(path));
+    const TensorEntries& entries = packed.file_.tensors();
+    const auto identity = entries.find(kIdentity);
+    if (identity == entries.end() || identity->second.end - identity->second.begin != kAlignment)
+        return refuse(path, {}, wanted);
+    for (const auto& [name, entry] : entries)
+        if (entry.type != StoredType::u8 || entry.begin % kAlignment != 0)
+            return fail(ErrorKind::invalid,
+                        "{}: section '{}' is {} at byte {}, expected U8 at a multiple of {}",
+                        path.string(), name, entry.type_name(), entry.begin, kAlignment);
+    const auto text_of = [](std::span<const std::byte> bytes) {
+        return std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    };
+    const std::string_view found = text_of(packed.file_.bytes_of(identity->second));
+    // All but the data: the first byte of a section is where the header ends.
+    std::uint64_t data = packed.file().size();
+    for (const auto& [name, entry] : entries) data = std::min(data, entry.begin);
+    const std::string_view head =
+        text_of(packed.file().bytes().first(static_cast<std::size_t>(data)));
+    if (found != identity_text(wanted, head)) return refuse(path, found, wanted);
+    return packed;
+}
+
+Expected<std::span<const std::byte>> PackedFile::section(std::string_view name,
+                                                         std::uint64_t bytes) const {
+    const auto found = file_.tensors().find(name);
+    if (found == file_.tensors().end())
+        return fail(ErrorKind::not_found, "{}: no section '{}'", file().path().string(), name);
+    const std::span<const std::byte> section = file_.bytes_of(found->second);
+    if (section.size() != aligned(bytes))
+        return fail(ErrorKind::invalid, "{}: section '{}' has {} bytes, expected {}",
+                    file().path().string(), name, section.size(), aligned(bytes));
+    return section.first(static_cast<std::size_t>(bytes));
+}
+
+Expected<PackedFileWriter> PackedFileWriter::create(fs::path path, const PackedIdentity& identity,
+                                                    std::vector<Section> sections) {
+    Shard shard;
+    const auto add = [&](const std::string& name, std::uint64_t bytes) {
+        TensorSpec spec;
+        spec.name = name;
+        spec.type = StoredType::u8;
+        spec.shape = {static_cast<std::int64_t>(aligned(bytes))};
+        shard.tensors.push_back(std::move(spec));
+    };
+    add(kIdentity, PackedFile::kAlignment);
+    for (const Section& section : sections) add(section.name, section.bytes);
+    const std::string head = safetensors_head(shard, PackedFile::kAlignment);
+
+    PackedFileWriter writer;
+    writer.path_ = std::move(path);
+    writer.sections_ = std::move(sections);
+    const fs::path part = writer.path_.string() + ".part";
+    std::error_code ignored;
+    fs::remove(part, ignored);
+    writer.file_ = std::make_unique<OutputFile>(part);
+    ESPALIER_RETURN_IF_ERROR(writer.file_->write(head.data(), head.size()));
+    const std::string text = identity_text(identity, head);
+    ESPALIER_RETURN_IF_ERROR(writer.file_->write(text.data(), text.size()));
+    return writer;
+}
+
+Expected<void> PackedFileWriter::write(std::string_view name, std::span<const std::byte> bytes) {
+    CHECK(next_ < sections_.size() && sections_[next_].name == name &&
+              sections_[next_].bytes == bytes.size(),
+          "section {} of {}: '{}' of {} bytes is not what was listed", next_, sections_.size(),
+          name, bytes.size());
+    ++next_;
+    static constexpr std::byte kZeros[PackedFile::kAlignment] = {};
+    ESPALIER_RETURN_IF_ERROR(file_->write(bytes.data(), bytes.size()));
+    return file_->write(kZeros, static_cast<std::size_t>(aligned(bytes.size()) - bytes.size()));
+}
+
+Expected<void> PackedFileWriter::finish() {
+    CHECK(next_ == sections_.size(), "{} of {} sections written", next_, sections_.size());
+    ESPALIER_RETURN_IF_ERROR(file_->close());
+    std::error_code error;
+    fs::rename(path_.string() + ".part", path_, error);
+    if (error) return fail(ErrorKind::io, "{}: cannot rename: {}", path_.string(), error.message());
+    return {};
+}
+
+}  // namespace espalier::checkpoint

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// A model's weights in the CPU's layout as a file beside its checkpoint (checkpoint/packed_file.hpp):
+// a second start maps it and packs nothing. Embedding and norms stay in the checkpoint.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/cpu_device.hpp"
+#include "checkpoint/packed_file.hpp"
+#include "model/weight_shelf.hpp"
+#include "model/weights.hpp"
+
+namespace espalier::model {
+
+// In the model's directory.
+std::filesystem::path packed_weights_path(const checkpoint::Checkpoint& checkpoint);
+
+// Weights that lie in a packed file. It outlives them (LoadOptions::shelf).
+class PackedWeights : public WeightShelf {
+  public:
+    // Null: there is no such file. One that is damaged or of other weights is an error.
+    static Expected<std::shared_ptr<PackedWeights>> open(const checkpoint::Checkpoint& checkpoint);
+
+    Expected<std::optional<Weight>> take(const std::string& name,
+                                         const linalg::WeightView& shape) override;
+    Expected<Weight> keep(const std::string& name, Weight packed) override;
+
+    std::uint64_t file_bytes() const { return file_.file().size(); }
+
+  private:
+    explicit PackedWeights(checkpoint::PackedFile file) : file_(std::move(file)) {}
+    checkpoint::PackedFile file_;
+};
+
+// Packs one weight after the other and writes it; all of them, MTP layers too. Replaces a file that
+// is there. progress: in bytes of the checkpoint.
+Expected<void> write_packed_weights(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
+                                    CpuDevice& device, const Progress& progress = {});
+
+}  // namespace espalier::model
