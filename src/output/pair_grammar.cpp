@@ -5,6 +5,7 @@
 #include <array>
 #include <utility>
 
+#include "output/structural_tag.hpp"
 #include "output/value_types.hpp"
 
 namespace espalier::output {
@@ -12,14 +13,12 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::array kAnnotations = {"title",      "description", "default",  "examples",
+constexpr std::array kAnnotations = {"title",      "description", "default",   "examples",
                                      "deprecated", "readOnly",    "writeOnly", "$comment"};
 constexpr std::array kTextWords = {"type", "enum", "const", "minLength", "maxLength"};
 constexpr std::array kUnionWords = {"type", "anyOf", "oneOf"};
 
 Json regex(std::string pattern) { return {{"type", "regex"}, {"pattern", std::move(pattern)}}; }
-
-Json sequence(Json elements) { return {{"type", "sequence"}, {"elements", std::move(elements)}}; }
 
 class PairWriter {
   public:
@@ -30,9 +29,8 @@ class PairWriter {
         for (const auto& [key, schema] : root_["properties"].items()) {
             ESPALIER_ASSIGN_OR_RETURN(Json value, value_format(key, schema));
             Json one = pair(key, std::move(value));
-            const bool needed =
-                required.is_array() && std::find(required.begin(), required.end(), key) !=
-                                           required.end();
+            const bool needed = required.is_array() &&
+                                std::find(required.begin(), required.end(), key) != required.end();
             elements.push_back(needed ? std::move(one)
                                       : Json{{"type", "optional"}, {"content", std::move(one)}});
         }

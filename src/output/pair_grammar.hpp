@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The grammar of arguments that are pairs of plain text (formats.hpp). A string stands there without
-// quotes, so what a schema says of one is held where that can be said of its text: enum, const,
-// minLength and maxLength. Other words of strings, and alternatives between strings and more than
-// plain types, are refused by name. Pure.
+// The grammar of arguments that are pairs of plain text (formats.hpp). A string stands there
+// without quotes, so what a schema says of one is held where that can be said of its text: enum,
+// const, minLength and maxLength. Other words of strings, and alternatives between strings and more
+// than plain types, are refused by name. Pure.
 #pragma once
 
 #include <functional>

@@ -6,6 +6,7 @@
 
 #include "base/check.hpp"
 #include "output/pair_grammar.hpp"
+#include "output/structural_tag.hpp"
 
 namespace espalier::output {
 namespace {
@@ -19,8 +20,6 @@ Json one_of(Json elements) {
     if (elements.size() == 1) return std::move(elements[0]);
     return {{"type", "or"}, {"elements", std::move(elements)}};
 }
-
-Json sequence(Json elements) { return {{"type", "sequence"}, {"elements", std::move(elements)}}; }
 
 class Builder {
   public:
