@@ -21,7 +21,8 @@ constexpr bool few_keeps_x(bool codes, int token_tiles, int segment) {
     return segment > 0 && segment <= 2 && token_tiles <= 2 &&
            segment * token_tiles <= (codes ? 2 : 4);
 }
-// Chunks that are asked for at once. Of 4-bit codes two, since waiting and asking cost instructions.
+// Chunks that are asked for at once. Of 4-bit codes two, since waiting and asking cost
+// instructions.
 constexpr int few_unit(WeightCode code) { return facts_of(code).bits == 4 ? 2 : 1; }
 // Registers of a thread. Uncapped the compiler takes so many that one block fits where three
 // should.

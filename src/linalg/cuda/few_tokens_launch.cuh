@@ -66,7 +66,8 @@ void launch_few(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
         default:
             break;
     }
-    if constexpr (kCode == WeightCode::bf16) {  // over codes two chunks of two tiles are more than registers hold
+    if constexpr (kCode == WeightCode::bf16) {  // over codes two chunks of two tiles are more than
+                                                // registers hold
         if (plan.token_tiles == 2 && plan.segment == 2)
             return plan.row_tiles == 2 ? launch_few<FewConfig<kCode, 2, 2, 2>>(stream, p, plan)
                                        : launch_few<FewConfig<kCode, 2, 1, 2>>(stream, p, plan);
