@@ -38,7 +38,7 @@ struct FewConfig {
     static constexpr bool kVectorX = kVectorX_;
     static constexpr int kTokens = 8 * kTokenTiles;
     static constexpr bool kCodes = kCode != WeightCode::bf16;
-    static constexpr int kUnit = few_unit(kCode);  // chunks of a ring's place
+    static constexpr int kUnit = few_unit(kCode, kRowTiles);  // chunks of a ring's place
     static constexpr bool kKeepX = few_keeps_x(kCodes, kTokenTiles, kSegment);
     static constexpr bool kChunkOfX = !kKeepX && kTokenTiles <= 2;  // asked for at once
     static constexpr int kSumStride = few_sum_stride(kRowTiles);
