@@ -20,7 +20,7 @@ void add_device_flag(CLI::App& command, DeviceKind& device) {
             [&device](const std::string& name) {
                 device = runtime::parse_device(name).value_or(DeviceKind::cpu);
             },
-            "Where the model runs: cpu, or cuda (a Hopper GPU; BF16 and F8_E4M3 weights)")
+            "Where the model runs: cpu, or cuda (a Hopper GPU; no F32 or F16 weights)")
         ->check(CLI::IsMember({"cpu", "cuda"}))
         ->default_str("cpu");
 }

@@ -76,7 +76,7 @@ Expected<void> take_gpu(const LoadOptions& options, LoadedModel& loaded) {
     if (own == mla::KvFormat::f32)
         return fail(ErrorKind::unsupported,
                     "{} has F32 or F16 weights, whose activations are f32: attention on a GPU "
-                    "takes bf16 (BF16 and F8_E4M3 weights)",
+                    "takes bf16 (all other weights)",
                     loaded.checkpoint->directory().string());
     return {};
 }

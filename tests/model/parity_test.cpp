@@ -33,9 +33,9 @@ constexpr double kBf16Ratio = 1.5;
 #if defined(ESPALIER_GPU_RUN)
 Machine machine() { return gpu_machine(); }
 constexpr std::array kGoldens = {
-    "v2_bf16",       "v3_bf16",          "v2_bf16_tied_long", "v3_fp8",      "v3_fp8_long",
-    "glm_bf16_long", "glm_fp8_long",     "v3_int4",           "v3_int4_128_long",
-    "v3_int8_packed", "v3_int8_row",     "v3_nvfp4",          "glm_int4_long",
+    "v2_bf16",       "v3_bf16",      "v2_bf16_tied_long", "v3_fp8",           "v3_fp8_long",
+    "glm_bf16_long", "glm_fp8_long", "v3_int4",           "v3_int4_128_long", "v3_int8_packed",
+    "v3_int8_row",   "v3_nvfp4",     "glm_int4_long",
 };
 #else
 Machine machine() { return cpu_machine(2, best_cpu_variant()); }

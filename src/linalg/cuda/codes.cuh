@@ -94,8 +94,8 @@ __device__ __forceinline__ void load_left(std::uint32_t half, int pair, int lane
         static_assert(kCode == WeightCode::e2m1);
         constexpr int kBytes = code_bytes(kCode);
         const uint2 codes = load_shared_8(units(8));
-        const std::uint32_t scales = load_shared_2(
-            half + static_cast<std::uint32_t>(kBytes + pair * 32 + lane / 2 * 2));
+        const std::uint32_t scales =
+            load_shared_2(half + static_cast<std::uint32_t>(kBytes + pair * 32 + lane / 2 * 2));
         const std::uint32_t multiplier[2] = {e2m1_multiplier(scales & 0xffu),
                                              e2m1_multiplier(scales >> 8)};
         left[0] = widen_e2m1(codes.x, multiplier);
@@ -111,8 +111,7 @@ __device__ __forceinline__ float2 group_scales(std::uint32_t half, int pair, int
     const int group = two_groups ? pair : 0;
     const std::uint32_t from = half + kBytes;
     if (wide) {
-        const uint2 v =
-            load_shared_8(from + static_cast<std::uint32_t>(group * 64 + lane / 4 * 8));
+        const uint2 v = load_shared_8(from + static_cast<std::uint32_t>(group * 64 + lane / 4 * 8));
         return {__uint_as_float(v.x), __uint_as_float(v.y)};
     }
     const std::uint32_t v =

@@ -27,6 +27,8 @@ int row_tiles_of(const Problem& p, const FewPlan& plan, std::int64_t items, int 
     // x is read half as often; sums of 8 tiles of tokens need all registers.
     if (plan.token_tiles > 1)
         return plan.token_tiles == 2 || (plan.token_tiles == 4 && !codes) ? 2 : 1;
+    // 4-bit codes are bound by instructions: more outputs share what a warp does besides widening.
+    if (facts_of(p.code).bits == 4 && items >= 8 * processors) return 4;
     // Short segments have their sums merged often: those of one chunk (v2 down, 32 tokens: 85 µs,
     // not 91), and codes, where a chunk is 2 KB or less (v3 gate_up, 32 tokens: 1.21 ms, not 1.72).
     if (p.indptr != nullptr) return codes || segments_of(p.n, p.k).chunks == 1 ? 2 : 1;
@@ -78,7 +80,8 @@ FewPlan few_plan(const Problem& p) {
     // Registers: 16 warps have 128 each, and four tiles of sums want as many.
     if (!p.vector_x || (plan.token_tiles * plan.row_tiles > 4 && warps > 12)) plan.row_tiles = 1;
     constexpr int kBarrierBytes = 8;
-    const int unit_bytes = few_unit(p.code) * 2 * p.half_bytes * plan.row_tiles + kBarrierBytes;
+    const int unit_bytes =
+        few_unit(p.code, plan.row_tiles) * 2 * p.half_bytes * plan.row_tiles + kBarrierBytes;
     const int warp_bytes =
         small ? std::min(24576, 163840 / warps) : ring_bytes(p, plan, warps) / warps;
     plan.ring = std::max(1, warp_bytes / unit_bytes);

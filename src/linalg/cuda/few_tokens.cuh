@@ -32,13 +32,13 @@ struct FewConfig {
     static constexpr WeightCode kCode = kCode_;
     static constexpr bool kGroups = in_groups(kCode);  // a chain of sums for each 32 inputs,
     static constexpr bool kBlocks = in_blocks(kCode);  // for each 128
-    static constexpr int kTokenTiles = kTokenTiles_;  // of 8 tokens
-    static constexpr int kRowTiles = kRowTiles_;      // of 16 outputs, per warp
-    static constexpr int kSegment = kSegment_;        // every segment's chunks; 0: as params say
+    static constexpr int kTokenTiles = kTokenTiles_;   // of 8 tokens
+    static constexpr int kRowTiles = kRowTiles_;       // of 16 outputs, per warp
+    static constexpr int kSegment = kSegment_;         // every segment's chunks; 0: as params say
     static constexpr bool kVectorX = kVectorX_;
     static constexpr int kTokens = 8 * kTokenTiles;
     static constexpr bool kCodes = kCode != WeightCode::bf16;
-    static constexpr int kUnit = few_unit(kCode);  // chunks of a ring's place
+    static constexpr int kUnit = few_unit(kCode, kRowTiles);  // chunks of a ring's place
     static constexpr bool kKeepX = few_keeps_x(kCodes, kTokenTiles, kSegment);
     static constexpr bool kChunkOfX = !kKeepX && kTokenTiles <= 2;  // asked for at once
     static constexpr int kSumStride = few_sum_stride(kRowTiles);
@@ -167,8 +167,8 @@ class FewTokens {
                                  static_cast<std::int64_t>(first_chunk_) * chunk_bytes_;
         }
         const std::uint32_t barrier = barriers_ + static_cast<std::uint32_t>(8 * asked_slot_);
-        const std::uint32_t to =
-            ring_ + static_cast<std::uint32_t>(asked_slot_ * C::kRowTiles * C::kUnit * chunk_bytes_);
+        const std::uint32_t to = ring_ + static_cast<std::uint32_t>(asked_slot_ * C::kRowTiles *
+                                                                    C::kUnit * chunk_bytes_);
         const int count = min(C::kUnit, segment_chunks_ - asked_chunk_);
         const auto bytes = static_cast<std::uint32_t>(count * chunk_bytes_);
         arrive_expecting(barrier, C::kRowTiles * bytes);
@@ -221,8 +221,7 @@ class FewTokens {
 #pragma unroll
             for (int c = 0; c < C::kSegment; ++c)
 #pragma unroll
-                for (int t = 0; t < C::kTokenTiles; ++t)
-                    load_chunk(t, c, kept_[c][t]);
+                for (int t = 0; t < C::kTokenTiles; ++t) load_chunk(t, c, kept_[c][t]);
         }
     }
 
@@ -283,7 +282,8 @@ class FewTokens {
         const int place = chunk % C::kUnit;  // in its unit
         if (place == 0) wait(barriers_ + static_cast<std::uint32_t>(8 * slot_), parity_);
         const std::uint32_t from =
-            ring_ + static_cast<std::uint32_t>((slot_ * C::kRowTiles * C::kUnit + place) * chunk_bytes_);
+            ring_ +
+            static_cast<std::uint32_t>((slot_ * C::kRowTiles * C::kUnit + place) * chunk_bytes_);
         float block[C::kRowTiles][C::kTokenTiles][4] = {};  // of inputs that share a scale
 #pragma unroll
         for (int pair = 0; pair < 4; ++pair) {
@@ -333,7 +333,8 @@ class FewTokens {
         }
     }
 
-    // What inputs that share a scale sum to enters the segment's sum. scale: of outputs g and g + 8.
+    // What inputs that share a scale sum to enters the segment's sum. scale: of outputs g and g
+    // + 8.
     __device__ static void add_scaled(float (&to)[4], float2 scale, const float (&sum)[4]) {
         to[0] = fmaf(scale.x, sum[0], to[0]);
         to[1] = fmaf(scale.x, sum[1], to[1]);

@@ -10,7 +10,7 @@ namespace espalier::linalg::cuda {
 
 struct FewPlan {
     int token_tiles = 1;  // of 8 tokens: 1, 2, 4 or 8
-    int row_tiles = 1;    // of 16 outputs per warp: 1 or 2
+    int row_tiles = 1;    // of 16 outputs per warp: 1, 2 or, of 4-bit codes, 4
     int row_warps = 1;    // warps side by side over outputs: 1, 2 or 4
     int segment = 0;      // chunks that every segment has, if a kernel is compiled for them
     int ring = 1;         // units of each row tile in flight per warp
@@ -21,8 +21,11 @@ constexpr bool few_keeps_x(bool codes, int token_tiles, int segment) {
     return segment > 0 && segment <= 2 && token_tiles <= 2 &&
            segment * token_tiles <= (codes ? 2 : 4);
 }
-// Chunks that are asked for at once. Of 4-bit codes two, since waiting and asking cost instructions.
-constexpr int few_unit(WeightCode code) { return facts_of(code).bits == 4 ? 2 : 1; }
+// Chunks of each row tile that are asked for at once: waiting and asking cost instructions, of
+// which 4-bit codes have few bytes each.
+constexpr int few_unit(WeightCode code, int row_tiles) {
+    return facts_of(code).bits == 4 && row_tiles < 4 ? 2 : 1;
+}
 // Registers of a thread. Uncapped the compiler takes so many that one block fits where three
 // should.
 constexpr int few_registers(bool codes, int token_tiles, int row_tiles, int segment) {

@@ -66,10 +66,18 @@ void launch_few(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
         default:
             break;
     }
-    if constexpr (kCode == WeightCode::bf16) {  // over codes two chunks of two tiles are more than registers hold
+    if constexpr (kCode == WeightCode::bf16) {  // over codes two chunks of two tiles are more than
+                                                // registers hold
         if (plan.token_tiles == 2 && plan.segment == 2)
             return plan.row_tiles == 2 ? launch_few<FewConfig<kCode, 2, 2, 2>>(stream, p, plan)
                                        : launch_few<FewConfig<kCode, 2, 1, 2>>(stream, p, plan);
+    }
+    if constexpr (facts_of(kCode).bits == 4) {
+        if (plan.token_tiles == 1 && plan.row_tiles == 4) {
+            if (plan.segment == 1) return launch_few<FewConfig<kCode, 1, 4, 1>>(stream, p, plan);
+            if (plan.segment == 2) return launch_few<FewConfig<kCode, 1, 4, 2>>(stream, p, plan);
+            return launch_few<FewConfig<kCode, 1, 4, 0>>(stream, p, plan);
+        }
     }
     CHECK(false, "no kernel for {} × 8 tokens, {} × 16 outputs, segments of {} chunks",
           plan.token_tiles, plan.row_tiles, plan.segment);

@@ -68,9 +68,10 @@ constexpr int most_scale_bytes(WeightCode code) {
 // Groups of inputs with scales of their own in half a chunk.
 constexpr int groups_of_half(const WeightFormat& packed) { return packed.group_k == 32 ? 2 : 1; }
 constexpr int half_bytes(const WeightFormat& packed) {
-    const int scales = in_groups(packed.code) ? groups_of_half(packed) * 16 *
-                                                    static_cast<int>(bytes_of(dtype_of(packed.scale)))
-                                              : most_scale_bytes(packed.code);
+    const int scales =
+        in_groups(packed.code)
+            ? groups_of_half(packed) * 16 * static_cast<int>(bytes_of(dtype_of(packed.scale)))
+            : most_scale_bytes(packed.code);
     return code_bytes(packed.code) + scales;
 }
 

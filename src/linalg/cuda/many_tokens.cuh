@@ -51,7 +51,7 @@ struct ManyConfig {
     // second, or each warp every fourth: what a stage costs a warp hardly depends on its tokens.
     static constexpr int kStageWarps = kTokens / 32;
     static constexpr int kStageStep = 4 / kStageWarps;
-    static constexpr int kInputBytes = kTokens * 128;        // 64 inputs
+    static constexpr int kInputBytes = kTokens * 128;  // 64 inputs
     // Of 16 outputs in a stage, at most; stages begin where a swizzle does.
     static constexpr int kWeightBytes = code_bytes(kCode) + most_scale_bytes(kCode);
     static constexpr int kStageBytes =
@@ -230,9 +230,8 @@ class Producer {
         if (enters(at, asked_item_)) find_weights(at.item);
         const int half = C::kCodes ? p_.half_bytes : C::kWeightBytes;
         const std::byte* from = weights_ + at.stage * half;
-        const std::uint32_t to =
-            shared_.stage(slot) +
-            static_cast<std::uint32_t>(C::kInputBytes + part_ * kTiles * half);
+        const std::uint32_t to = shared_.stage(slot) +
+                                 static_cast<std::uint32_t>(C::kInputBytes + part_ * kTiles * half);
         const std::uint32_t barrier = shared_.full(slot);
         expect_bytes(barrier, static_cast<std::uint32_t>(kTiles * half));
 #pragma unroll
@@ -554,7 +553,7 @@ class Multiplier {
     bool first_stage_ = true;
     const float* scales_ = nullptr;
     uint4 left_[2][4];
-    float block_[kSums];                  // what the tensor cores add to
+    float block_[kSums];                    // what the tensor cores add to
     float segment_[C::kCodes ? kSums : 1];  // codes: the segment's sum
     float total_[C::kCodes ? 1 : kSums];    // bf16: of the segments before
 };
@@ -589,7 +588,8 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     }
     if (experts && !settled) wait_for_previous_kernel();
     if (experts && threadIdx.x < 32) {
-        const int count = list_expert_tiles(p, C::kTokens * C::kCluster, shared.tiles, params.token_tiles);
+        const int count =
+            list_expert_tiles(p, C::kTokens * C::kCluster, shared.tiles, params.token_tiles);
         if (threadIdx.x == 0) listed = count;
     }
     __syncthreads();

@@ -38,8 +38,6 @@ void launch_many(cudaStream_t stream, const Problem& p, int tokens) {
             return launch_many<ManyConfig<kCode, 128, 1>>(stream, p);
         case 256:
             return launch_many<ManyConfig<kCode, 128, 2>>(stream, p);
-        case 512:
-            return launch_many<ManyConfig<kCode, 128, 4>>(stream, p);
         default:
             CHECK(false, "no kernel for tiles of {} tokens", tokens);
     }

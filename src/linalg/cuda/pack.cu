@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Packs weights on the GPU: a source goes there as it is stored, is laid out in rows (turned round
 // if it is stored transposed), and from there in the order of fragments.hpp.
-#include "linalg/cuda/pack.hpp"
-
 #include <cmath>
 #include <vector>
 
+#include "linalg/cuda/pack.hpp"
 #include "linalg/cuda/product.hpp"
 
 namespace espalier::linalg::cuda {
@@ -44,10 +43,11 @@ bool has_kernels(const WeightFormat& stored) {
 Expected<void> check_format(const WeightView& shape, WeightStack stack) {
     const WeightFormat& stored = stack[0][0].format;
     if (!has_kernels(stored))
-        return fail(ErrorKind::unsupported,
-                    "CUDA products: {} weights with scales of {} × {} (e4m3: … × 128; int8, int4: 1 "
-                    "× 32, 64 or multiples of 128; e2m1: 1 × 16, of e4m3)",
-                    name_of(stored.code), stored.group_n, stored.group_k);
+        return fail(
+            ErrorKind::unsupported,
+            "CUDA products: {} weights with scales of {} × {} (e4m3: … × 128; int8, int4: 1 "
+            "× 32, 64 or multiples of 128; e2m1: 1 × 16, of e4m3)",
+            name_of(stored.code), stored.group_n, stored.group_k);
     if (in_fragments(stored.code) && shape.k > kMostInputs)
         return fail(ErrorKind::unsupported, "CUDA products: weights with {} inputs, at most {}",
                     shape.k, kMostInputs);
@@ -162,10 +162,11 @@ class Packer {
 
     Expected<void> lay_out_scales_of(const WeightSource& source, std::byte* to) {
         const std::int64_t bytes = stored_scale_bytes(source);
-        ESPALIER_RETURN_IF_ERROR(checked(
-            cudaMemcpyAsync(stored_scales_.data(), source.scales + source.first_row * bytes / source.n,
-                            static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream_),
-            "a copy of scales"));
+        ESPALIER_RETURN_IF_ERROR(
+            checked(cudaMemcpyAsync(stored_scales_.data(),
+                                    source.scales + source.first_row * bytes / source.n,
+                                    static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream_),
+                    "a copy of scales"));
         lay_out_scales(stream_,
                        {.scales = stored_scales_.data(),
                         .type = source.format.scale,
@@ -214,9 +215,9 @@ class Packer {
         const std::int64_t stride = source.format.bytes(source.row_stride);
         const auto size = [](std::int64_t bytes) { return static_cast<std::size_t>(bytes); };
         if (stride == width && pitch == width)
-            return checked(cudaMemcpyAsync(to, source.data, size(height * width), cudaMemcpyDefault,
-                                           stream_),
-                           "a copy of weights");
+            return checked(
+                cudaMemcpyAsync(to, source.data, size(height * width), cudaMemcpyDefault, stream_),
+                "a copy of weights");
         return checked(cudaMemcpy2DAsync(to, size(pitch), source.data, size(stride), size(width),
                                          size(height), cudaMemcpyDefault, stream_),
                        "a copy of weights");
@@ -275,12 +276,11 @@ class Packer {
             const SourceRow& row = rows[place];
             const auto output = static_cast<std::int64_t>(place);
             for (std::int64_t chunk = 0; chunk < chunks; ++chunk)
-                values[static_cast<std::size_t>(
-                    (output / kTileOutputs * chunks + chunk) * outputs +
-                    output % kTileOutputs / static_cast<std::int64_t>(step))] =
-                    shape_.format.code == WeightCode::e2m1
-                        ? row.source->tensor_scale * kE2m1Factor
-                        : scale_of(*row.source, row.n, chunk);
+                values[static_cast<std::size_t>((output / kTileOutputs * chunks + chunk) * outputs +
+                                                output % kTileOutputs /
+                                                    static_cast<std::int64_t>(step))] =
+                    shape_.format.code == WeightCode::e2m1 ? row.source->tensor_scale * kE2m1Factor
+                                                           : scale_of(*row.source, row.n, chunk);
         }
         return values;
     }
@@ -309,8 +309,7 @@ Expected<Weight> pack(Device& device, WeightStack stack) {
 
 Expected<Weight> pack_gated(Device& device, WeightStack stack) {
     ESPALIER_ASSIGN_OR_RETURN(WeightView shape, common_shape(stack));
-    if (!in_fragments(shape.format.code) || shape.n % kTileOutputs != 0)
-        return pack(device, stack);
+    if (!in_fragments(shape.format.code) || shape.n % kTileOutputs != 0) return pack(device, stack);
     shape.layout = WeightLayout::gated_fragments;
     ESPALIER_RETURN_IF_ERROR(check_format(shape, stack));
     return Packer(device, shape).run(stack);

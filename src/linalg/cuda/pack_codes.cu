@@ -19,9 +19,7 @@ struct HalfPlace {
           unit(static_cast<int>(item % units)) {}
 };
 
-__device__ std::int64_t halves_of(const RowMatrix& m) {
-    return tiles_of(m.n) * chunks_of(m.k) * 2;
-}
+__device__ std::int64_t halves_of(const RowMatrix& m) { return tiles_of(m.n) * chunks_of(m.k) * 2; }
 // The matrix's row at a place of a tile; -1: there is none.
 __device__ std::int64_t row_at(const RowMatrix& m, std::int64_t place) {
     if (place >= m.n) return -1;
@@ -98,13 +96,11 @@ __global__ void e4m3_kernel(RowMatrix m, uint4* to, int* faults) {
 __global__ void int8_kernel(RowMatrix m, std::byte* to) {
     for (std::int64_t i = first_item(); i < halves_of(m) * kLaneUnits; i += item_stride()) {
         const HalfPlace at(i, kLaneUnits, m.k);
-        const LaneCodes lane(m, at, 0, [&](std::int64_t row, std::int64_t input) {
-            return byte_at(m, row, input);
-        });
+        const LaneCodes lane(
+            m, at, 0, [&](std::int64_t row, std::int64_t input) { return byte_at(m, row, input); });
         std::uint32_t word[4] = {};
         for (int input = 0; input < 8; ++input)
-            word[input / 2] |= (lane.code[0][input] | lane.code[1][input] << 8)
-                               << input % 2 * 16;
+            word[input / 2] |= (lane.code[0][input] | lane.code[1][input] << 8) << input % 2 * 16;
         *reinterpret_cast<uint4*>(to + at.half * m.half_bytes + at.unit * 16) =
             make_uint4(word[0], word[1], word[2], word[3]);
     }
@@ -127,8 +123,8 @@ __global__ void int4_kernel(RowMatrix m, std::byte* to) {
         const LaneCodes lane(m, at, 8, [&](std::int64_t row, std::int64_t input) {
             return nibble_at(m, row, input) ^ 8u;
         });
-        *reinterpret_cast<uint2*>(to + at.half * m.half_bytes + at.unit * 8) = nibble_words(
-            lane, [](std::uint32_t code, int r) { return code << 4 * r; });
+        *reinterpret_cast<uint2*>(to + at.half * m.half_bytes + at.unit * 8) =
+            nibble_words(lane, [](std::uint32_t code, int r) { return code << 4 * r; });
     }
 }
 
@@ -199,8 +195,7 @@ void lay_out_fragments(cudaStream_t stream, RowMatrix from, std::byte* to, int* 
     if (!in_groups(from.format.code)) return;
     const unsigned scale_blocks = blocks_for(halves * 32);
     if (from.format.scale == ScaleType::bf16)
-        group_scales_kernel<std::uint16_t>
-            <<<scale_blocks, kPackThreads, 0, stream>>>(from, to);
+        group_scales_kernel<std::uint16_t><<<scale_blocks, kPackThreads, 0, stream>>>(from, to);
     else
         group_scales_kernel<float><<<scale_blocks, kPackThreads, 0, stream>>>(from, to);
 }

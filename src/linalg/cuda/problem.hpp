@@ -57,7 +57,7 @@ struct Problem {
     std::int32_t x_rows = 0;         // no group has more than so many tokens
     std::int32_t half_bytes = 0;     // half a chunk of 16 outputs, its scales included
     std::int32_t scale_outputs = 2;  // scales of a chunk that lie apart: 2 or 16
-    bool two_groups = false;  // integer codes: half a chunk has scales of two groups of inputs
+    bool two_groups = false;   // integer codes: half a chunk has scales of two groups of inputs
     bool wide_scales = false;  // in f32, not bf16
     WeightCode code = WeightCode::f32;
     DType y_type = DType::f32;
@@ -80,8 +80,8 @@ inline std::int64_t most_token_tiles(const Problem& p, std::int64_t tokens) {
     return rows < p.groups + rows / tokens ? rows : p.groups + rows / tokens;
 }
 
-// bf16 and codes: bound by reading weights; by the tensor cores (vector_x alone), in tiles of 32, 64
-// or 128 tokens, or of 256 that two blocks share.
+// bf16 and codes: bound by reading weights; by the tensor cores (vector_x alone), in tiles of 32,
+// 64 or 128 tokens, or of 256 that two blocks share.
 void few_tokens(cudaStream_t stream, const Problem& p);
 void many_tokens(cudaStream_t stream, const Problem& p, int tokens);
 // f32 and f16.

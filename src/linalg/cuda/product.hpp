@@ -5,7 +5,7 @@
 // the kernels.
 //
 // Everything is queued on the stream: no allocation, no host read of device memory, so a call can
-// be captured in a graph. x has the weight's input dtype (bf16 for bf16 and e4m3 weights, f32
+// be captured in a graph. x has the weight's input dtype (f32 for f32 and f16 weights, bf16
 // otherwise), y is f32, bf16 or f16. Kernels may start before the kernel in front of them in the
 // stream has ended (programmatic dependent launch); they wait for it before they read x or indptr
 // and before they write y.
@@ -22,12 +22,14 @@
 namespace espalier::linalg::cuda {
 
 // Weights as WeightLayout::fragments (linalg/cuda/fragments.hpp) in the device's memory: f32, f16,
-// bf16 and e4m3 with a scale per 128 inputs; others are refused by name, and so are NaN codes.
-// A source's weights may lie in host or device memory, its scales in host memory.
+// bf16; e4m3 with a scale per 128 inputs; int8 and int4 with scales of 32, 64 or multiples of 128
+// inputs of an output; NVFP4. Others are refused by name, and so are NaN codes and scales that are
+// no finite numbers. A source's weights may lie in host or device memory, its scales in host
+// memory.
 Expected<Weight> pack(Device& device, WeightStack stack);
 
-// For gated products: matrices that join gate and up. As WeightLayout::gated_fragments where
-// weights are bf16 and half the outputs a multiple of 8, otherwise as pack().
+// For gated products: matrices that join gate and up. As WeightLayout::gated_fragments where x is
+// bf16 and half the outputs a multiple of 8, otherwise as pack().
 Expected<Weight> pack_gated(Device& device, WeightStack stack);
 
 // y [T, n] from x [T, k]; w is one matrix.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Warpgroup products D[64 × n] += A[64 × 16] · B[16 × n] for 128, 64 and 32 columns, bf16 with f32
 // sums: A in registers (a warp's 16 rows as mma.m16n8k16 has them), B in shared memory, 128-byte
-// swizzle. Without `add` D = A · B. Bits are those of mma.m16n8k16 (tests/linalg/cuda/invariance_test.cpp holds them).
+// swizzle. Without `add` D = A · B. Bits are those of mma.m16n8k16
+// (tests/linalg/cuda/invariance_test.cpp holds them).
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prints how near the CUDA products come to an H200's bounds: 4.45 TB/s of reads, 790 TFLOPS in
-// bf16. A line is one shape of DeepSeek-V2-Lite (bf16), V3 (FP8 blocks) or either in another format,
-// or Kimi-K2's experts: a chain of products over weights that no cache holds, recorded as one graph,
-// the best of five replays.
+// bf16. A line is one shape of DeepSeek-V2-Lite (bf16), V3 (FP8 blocks) or either in another
+// format, or Kimi-K2's experts: a chain of products over weights that no cache holds, recorded as
+// one graph, the best of five replays.
 //   bench_products [part of a shape's name] [tokens …]
 #include <fmt/format.h>
 

@@ -33,8 +33,13 @@ std::vector<Case> cases() {
     all.push_back({DType::bf16, 53, 563});  // x cannot be read 16 bytes at a time
     all.push_back({DType::e4m3, 53, 563});
     for (const char* name : {"int8_32", "int4_32", "nvfp4"})
-        for (const auto& [n, k] : {std::pair{200, 128}, {136, 1408}, {152, 2048}, {40, 3400},
-                                   {24, 7168}, {4400, 2048}, {53, 562}})
+        for (const auto& [n, k] : {std::pair{200, 128},
+                                   {136, 1408},
+                                   {152, 2048},
+                                   {40, 3400},
+                                   {24, 7168},
+                                   {4400, 2048},
+                                   {53, 562}})
             all.push_back({grouped_kind(name), n, k});
     // Scales in f32, of 64 inputs, of 128, of whole rows.
     for (const char* name : {"int8_packed", "int8_128", "int8_row", "int4_128", "int4_256"})

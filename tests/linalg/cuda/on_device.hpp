@@ -115,9 +115,7 @@ struct WeightKind {
     std::string name() const {
         return codes != nullptr ? codes->name : std::string(name_of(dtype));
     }
-    DType input() const {
-        return (codes != nullptr ? codes->format : format_of(dtype)).input();
-    }
+    DType input() const { return (codes != nullptr ? codes->format : format_of(dtype)).input(); }
 };
 
 inline const GroupedKind& grouped_kind(std::string_view name) {

@@ -35,8 +35,8 @@ double magnitude(Activations& x, std::int64_t row, const AnyTensor& w, std::int6
 
 // Tensor cores cut each of 17 terms (16 products and the sum so far) to 24 bits of the largest: 17
 // times 2⁻²³ of it per 16 inputs. f32 weights: one rounding per input and a tree of five. Codes add
-// two roundings per 32 or 128 inputs that share a scale (and the scale's own, where a matrix has one
-// more), segments one each; accumulating and the oracle's own rounding are two.
+// two roundings per 32 or 128 inputs that share a scale (and the scale's own, where a matrix has
+// one more), segments one each; accumulating and the oracle's own rounding are two.
 double chain_bound(std::int64_t k, double size) {
     const double steps = static_cast<double>((k + 15) / 16);
     const double groups = static_cast<double>((k + 31) / 32);
@@ -58,8 +58,8 @@ class CudaProduct : public testing::TestWithParam<WeightKind> {
         const AnyTensor w(kind_, shape.n, shape.k, 11);
         const Weight panels = pack_or_die(cpu_, w.view());
         const Weight packed = pack_on(*gpu_, {w.view()});
-        Activations x = Activations::random(kind_.input(), shape.rows, shape.k,
-                                            shape.k + shape.x_extra, 12);
+        Activations x =
+            Activations::random(kind_.input(), shape.rows, shape.k, shape.k + shape.x_extra, 12);
         const auto fresh_y = [&] {
             return Activations::random(y_dtype, shape.rows, shape.n, shape.n + shape.y_extra, 13);
         };
@@ -136,8 +136,7 @@ TEST_P(CudaProduct, PacksJoinedAndTransposedSources) {
 TEST_P(CudaProduct, NoRowsIsNoWork) {
     const AnyTensor w(kind_, 20, 136, 1);
     const Weight packed = pack_on(*gpu_, {w.view()});
-    const Matrix x{nullptr, kind_.input(), 0, 136, 136},
-        y{nullptr, DType::f32, 0, 20, 20};
+    const Matrix x{nullptr, kind_.input(), 0, 136, 136}, y{nullptr, DType::f32, 0, 20, 20};
     cuda::product(gpu_->stream(), x, packed.view(), y, Store::assign);
     cuda::stacked_product(gpu_->stream(), x, 0, packed.view(), y, 0);
     const DeviceInts indptr(*gpu_, {0, 0});
@@ -176,8 +175,7 @@ void expect_joined(Device& gpu, const std::vector<WeightSource>& sources, std::i
             ASSERT_NEAR(y.value(row, i), expected.value(row, i), chain_bound(k, 6000))
                 << "row " << row << " of " << rows << ", output " << i;
         for (std::int64_t i = 0; i < half; ++i)
-            ASSERT_EQ(gated.value(row, i),
-                      portable_silu(y.value(row, i)) * y.value(row, i + half))
+            ASSERT_EQ(gated.value(row, i), portable_silu(y.value(row, i)) * y.value(row, i + half))
                 << "row " << row << " of " << rows << ", column " << i;
     }
 }
@@ -293,7 +291,8 @@ TEST(CudaPack, RefusesByName) {
     source.scale_stride = 4;
     EXPECT_NE(refusal(source).find("128 × 64"), std::string::npos) << refusal(source);
     // Groups that are no whole steps, and scales that are no numbers.
-    const GroupedTensor sixteen({"", grouped(WeightCode::int4, 16, ScaleType::bf16), true}, 20, 64, 2);
+    const GroupedTensor sixteen({"", grouped(WeightCode::int4, 16, ScaleType::bf16), true}, 20, 64,
+                                2);
     EXPECT_NE(refusal(sixteen.view()).find("int4 weights with scales of 1 × 16"),
               std::string::npos);
     for (const GroupedKind& kind : kGroupedKinds) {
