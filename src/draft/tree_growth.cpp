@@ -79,8 +79,8 @@ TreeGrowth::Size TreeGrowth::most(std::int32_t level) const {
 }
 
 Expected<TreeGrowth::Size> TreeGrowth::next(Stream stream) {
-    ESPALIER_RETURN_IF_ERROR(device_->download(stream, trees_.data(), view_.trees,
-                                               trees_.size() * sizeof(GrowthTree)));
+    ESPALIER_RETURN_IF_ERROR(
+        device_->download(stream, trees_.data(), view_.trees, trees_.size() * sizeof(GrowthTree)));
     Size size;
     for (const auto& [rule, state] : trees_) {
         if (state.frontier == 0) continue;

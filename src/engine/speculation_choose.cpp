@@ -185,7 +185,7 @@ double Speculation::propose(DrafterId id, std::span<const DraftRow> rows) {
 
 // Takes in what the calls brought, and what they took.
 double Speculation::merge(Source& source, double seconds) {
-    std::int32_t levels = 1;
+    std::int32_t levels = 1, asked = 1;
     std::int64_t computed = 0;  // by the drafter's passes
     for (const speculate::DraftCall& call : calls_) {
         Slot& state = slot(call.request);
@@ -209,9 +209,12 @@ double Speculation::merge(Source& source, double seconds) {
         for (std::int32_t depth = 0; depth < std::max(deepest, 1); ++depth)
             computed += std::min(of_level[static_cast<std::size_t>(depth)], call.shape.width);
         levels = std::max(levels, deepest);
+        asked = std::max(asked, call.shape.depth);
     }
     if (source.passes()) {
-        source.time.observe(levels, computed, seconds);
+        // By the levels that were asked for, as it is planned: a GPU runs all of them, wherever the
+        // trees have ended.
+        source.time.observe(asked, computed, seconds);
         draft_levels_ += levels;
     }
     return seconds;

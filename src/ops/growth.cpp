@@ -50,9 +50,9 @@ void add_children(std::span<const DraftChild> found, bool coupled, const Growing
         total += coupled ? portable_exp(child.score - found.front().score) : 0.0;
     float least = 1.0f;
     for (const DraftChild& child : found) {
-        const float score = coupled ? static_cast<float>(
-                                          portable_exp(child.score - found.front().score) / total)
-                                    : child.probability;
+        const float score =
+            coupled ? static_cast<float>(portable_exp(child.score - found.front().score) / total)
+                    : child.probability;
         least = std::min(least, score);
         GrowingNode node;
         node.token = child.token;
@@ -92,8 +92,8 @@ void choose_frontier(const GrowthRule& rule, GrowthState& state, std::span<Growi
         if (node.depth != state.level || !(node.path >= kLeastPath)) continue;
         if (state.frontier >= rule.width || state.places >= rule.places) return;
         node.place = state.places++;
-        node.word =
-            nodes[static_cast<std::size_t>(node.parent)].word | std::uint64_t{1} << node.place;
+        node.word = nodes[static_cast<std::size_t>(node.parent)].word | std::uint64_t{1}
+                                                                            << node.place;
         ++state.frontier;
     }
 }

@@ -119,8 +119,8 @@ class GrowthRun {
                    reinterpret_cast<GrowthTree*>(head_.data() + sizeof(GrowthHead)),
                    node_memory_.as<GrowingNode>(), drafted_.as<DraftedNode>()};
         for (Buffer& children : children_)
-            children = must(device.allocate(
-                static_cast<std::size_t>(nodes_ * made.width) * sizeof(DraftChild)));
+            children = must(device.allocate(static_cast<std::size_t>(nodes_ * made.width) *
+                                            sizeof(DraftChild)));
         SamplingBatch arrays;
         array_memory_ = must(device.allocate(place_arrays(arrays, nullptr, nodes_)));
         batch_memory_ = must(device.allocate(static_cast<std::size_t>(nodes_) * 128));
@@ -130,9 +130,9 @@ class GrowthRun {
     void grow(const std::vector<DraftChild>& plain, const std::vector<DraftChild>& coupled) {
         upload(children_[0].data(), plain);
         upload(children_[1].data(), coupled);
-        backend_.grow_trees(context_, growth_,
-                            {children_[0].as<DraftChild>(), children_[1].as<DraftChild>(),
-                             made_.width});
+        backend_.grow_trees(
+            context_, growth_,
+            {children_[0].as<DraftChild>(), children_[1].as<DraftChild>(), made_.width});
     }
 
     // Everything that a level's pass reads, as bytes; counts along paths apart.
@@ -150,11 +150,11 @@ class GrowthRun {
         backend_.lay_frontiers(context_, growth_, batch, draws);
         Laid laid{bytes(batch_memory_), bytes(array_memory_), {}};
         for (std::int64_t g = 0; g < nodes; ++g)  // what lies between the members is anything
-            std::fill_n(laid.draws.begin() + g * std::int64_t{sizeof(DrawParameters)} +
-                            std::int64_t{offsetof(DrawParameters, presence_penalty)} + 4,
-                        offsetof(DrawParameters, seed) -
-                            offsetof(DrawParameters, presence_penalty) - 4,
-                        std::byte{0});
+            std::fill_n(
+                laid.draws.begin() + g * std::int64_t{sizeof(DrawParameters)} +
+                    std::int64_t{offsetof(DrawParameters, presence_penalty)} + 4,
+                offsetof(DrawParameters, seed) - offsetof(DrawParameters, presence_penalty) - 4,
+                std::byte{0});
         read_counts(draws, nodes, laid);
         return laid;
     }
@@ -189,8 +189,13 @@ class GrowthRun {
     }
     std::size_t count() const { return made_.trees.size(); }
     SamplingCapacity capacity() const {
-        return {.nodes = nodes_, .requests = std::ssize(made_.trees), .vocabulary = kTestVocabulary,
-                .max_context = 200, .biases = 4, .banned = 4, .masks = 0};
+        return {.nodes = nodes_,
+                .requests = std::ssize(made_.trees),
+                .vocabulary = kTestVocabulary,
+                .max_context = 200,
+                .biases = 4,
+                .banned = 4,
+                .masks = 0};
     }
     std::uint32_t changed() const {
         return static_cast<std::uint32_t>(
@@ -206,8 +211,7 @@ class GrowthRun {
             draw.biases = builder_.add_biases(made_.biases[i]);
             draw.banned = builder_.add_banned(made_.banned[i]);
             draw.committed = builder_.add_counts(
-                static_cast<std::int64_t>(i),
-                {made_.committed[i], std::ssize(made_.committed[i])});
+                static_cast<std::int64_t>(i), {made_.committed[i], std::ssize(made_.committed[i])});
             builder_.add(draw);
         }
         builder_.finish();
@@ -223,9 +227,13 @@ class GrowthRun {
             array = reinterpret_cast<T*>(at);
             at += (static_cast<std::size_t>(length) * sizeof(T) + 7) / 8 * 8;
         };
-        FrontierBatch batch{.capacity = nodes, .rows = rows, .tree_mask = 2, .pad_mask = 1,
+        FrontierBatch batch{.capacity = nodes,
+                            .rows = rows,
+                            .tree_mask = 2,
+                            .pad_mask = 1,
                             .block_tables = tables_.as<std::int32_t>(),
-                            .block_stride = kTestStride, .page_tokens = kTestPage};
+                            .block_stride = kTestStride,
+                            .page_tokens = kTestPage};
         take(batch.tokens, nodes);
         take(batch.position, nodes);
         take(batch.slot, nodes);

@@ -64,6 +64,7 @@ class SlowTree {
         return drafted;
     }
     std::int32_t used() const { return used_; }
+
   private:
     GrowthRule rule_;
     std::vector<Node> nodes_;
@@ -162,8 +163,13 @@ struct OneTree {
 // Siblings that were seen beside the chain take the nodes that it leaves; a node's slot, position,
 // word and counts are those of its path.
 TEST_F(GrowthTest, AChainWithSiblings) {
-    OneTree one({.depth = 2, .width = 1, .nodes = 4, .places = 8, .root_position = 15,
-                 .root_token = 5, .banned_levels = 1});
+    OneTree one({.depth = 2,
+                 .width = 1,
+                 .nodes = 4,
+                 .places = 8,
+                 .root_position = 15,
+                 .root_token = 5,
+                 .banned_levels = 1});
     GrowthRun run(device_, *backend_, one.made);
     run.grow({{-1, 4, 0.5f}, {-2, 2, 0.4f}, {-3, 3, 0.1f}}, {{}, {}, {}});
     EXPECT_EQ(run.trees()[0].state.frontier, 1);

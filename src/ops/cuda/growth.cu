@@ -48,9 +48,8 @@ struct ChildList {
         if (next >= count) return;
         const DraftChild& child = children[next];
         const float raw =
-            coupled
-                ? static_cast<float>(portable_exp(child.score - children[0].score) / total)
-                : child.probability;
+            coupled ? static_cast<float>(portable_exp(child.score - children[0].score) / total)
+                    : child.probability;
         score = raw < score ? raw : score;
         path = above * static_cast<double>(score);
     }
@@ -71,9 +70,9 @@ __device__ Head best_head(double path, std::int32_t list) {
     for (int step = 16; step > 0; step /= 2) {
         const double other = __shfl_xor_sync(kAllLanes, best.path, step);
         const std::int32_t other_list = __shfl_xor_sync(kAllLanes, best.list, step);
-        const bool better = other > best.path ||
-                            (other == best.path && static_cast<std::uint32_t>(other_list) <
-                                                       static_cast<std::uint32_t>(best.list));
+        const bool better =
+            other > best.path || (other == best.path && static_cast<std::uint32_t>(other_list) <
+                                                            static_cast<std::uint32_t>(best.list));
         if (better) best = {other, other_list};
     }
     return best;
@@ -114,9 +113,9 @@ class Tree {
             if (list >= state_.frontier) continue;
             const std::int32_t index = memory_.frontier[list];
             const GrowingNode& node = memory_.before[index];
-            lists[i].begin((noisy ? found.coupled : found.plain) +
-                               std::int64_t{node.row} * found.width,
-                           rule_.children, noisy, node, index);
+            lists[i].begin(
+                (noisy ? found.coupled : found.plain) + std::int64_t{node.row} * found.width,
+                rule_.children, noisy, node, index);
         }
         if (lane() == 0) {
             memory_.after[0] = memory_.before[0];
@@ -126,8 +125,8 @@ class Tree {
         for (; kept < rule_.nodes; ++kept) {
             __syncwarp();
             const bool second = lists[1].path > lists[0].path;
-            const Head child = best_head(second ? lists[1].path : lists[0].path,
-                                         lane() + (second ? 32 : 0));
+            const Head child =
+                best_head(second ? lists[1].path : lists[0].path, lane() + (second ? 32 : 0));
             const double old_path = old < state_.nodes ? memory_.before[old].path : -1.0;
             if (child.list < 0 && old >= state_.nodes) break;
             if (old < state_.nodes && old_path >= child.path) {

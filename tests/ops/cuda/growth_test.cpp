@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Draft trees on a GPU are the plain version's, bit for bit, level after level: random rules,
 // ties inside nodes, between nodes and between levels, dead ends, counts along paths, pads.
-#include "ops/growth_cases.hpp"
-
 #include <cstring>
 
 #include "base/cpu_device.hpp"
 #include "ops/cuda/gpu.hpp"
+#include "ops/growth_cases.hpp"
 
 namespace espalier::ops {
 namespace {
@@ -35,8 +34,8 @@ class GpuGrowth : public testing::Test {
                 trees += tree.state.frontier > 0 ? 1 : 0;
             }
             if (nodes == 0 || HasFailure()) break;
-            const std::int64_t pads = std::min<std::int64_t>(random.between(0, 3),
-                                                             made.nodes() - nodes);
+            const std::int64_t pads =
+                std::min<std::int64_t>(random.between(0, 3), made.nodes() - nodes);
             EXPECT_EQ(wanted.lay(nodes + pads, trees + pads) == got.lay(nodes + pads, trees + pads),
                       true);
             EXPECT_LE(expect_same_trees(wanted, got), made.nodes());
