@@ -10,11 +10,11 @@
 namespace espalier::chat {
 namespace {
 
-using Operator = Binary::Operator;
+using BinaryOperator = Binary::Operator;
 
 constexpr const char* kSymbols[] = {"+", "-", "*", "/", "//", "%", "**"};
 
-[[noreturn]] void refuse_types(Operator op, const Value& left, const Value& right) {
+[[noreturn]] void refuse_types(BinaryOperator op, const Value& left, const Value& right) {
     fail_template(ErrorKind::invalid, "'{}' of a {} and a {}", kSymbols[static_cast<int>(op)],
                   left.type_name(), right.type_name());
 }
@@ -47,25 +47,25 @@ Integer power(Integer base, Integer exponent) {
     }
 }
 
-Value on_integers(Operator op, Integer left, Integer right) {
+Value on_integers(BinaryOperator op, Integer left, Integer right) {
     Integer out = 0;
     switch (op) {
-        case Operator::add:
+        case BinaryOperator::add:
             if (__builtin_add_overflow(left, right, &out)) refuse_overflow();
             return Value(out);
-        case Operator::subtract:
+        case BinaryOperator::subtract:
             if (__builtin_sub_overflow(left, right, &out)) refuse_overflow();
             return Value(out);
-        case Operator::multiply:
+        case BinaryOperator::multiply:
             return Value(multiply(left, right));
-        case Operator::divide:
+        case BinaryOperator::divide:
             if (right == 0) fail_template(ErrorKind::invalid, "division by zero");
             return Value(static_cast<double>(left) / static_cast<double>(right));
-        case Operator::floor_divide:
+        case BinaryOperator::floor_divide:
             return Value(floor_divide(left, right));
-        case Operator::modulo:
+        case BinaryOperator::modulo:
             return Value(right == -1 ? Integer{0} : left - floor_divide(left, right) * right);
-        case Operator::power:
+        case BinaryOperator::power:
             break;
     }
     if (right >= 0) return Value(power(left, right));
@@ -73,18 +73,18 @@ Value on_integers(Operator op, Integer left, Integer right) {
     return Value(std::pow(static_cast<double>(left), static_cast<double>(right)));
 }
 
-Value on_reals(Operator op, double left, double right) {
-    const bool divides =
-        op == Operator::divide || op == Operator::floor_divide || op == Operator::modulo;
+Value on_reals(BinaryOperator op, double left, double right) {
+    const bool divides = op == BinaryOperator::divide || op == BinaryOperator::floor_divide ||
+                         op == BinaryOperator::modulo;
     if (divides && right == 0) fail_template(ErrorKind::invalid, "division by zero");
     switch (op) {
-        case Operator::add:
+        case BinaryOperator::add:
             return Value(left + right);
-        case Operator::subtract:
+        case BinaryOperator::subtract:
             return Value(left - right);
-        case Operator::multiply:
+        case BinaryOperator::multiply:
             return Value(left * right);
-        case Operator::divide:
+        case BinaryOperator::divide:
             return Value(left / right);
         default:
             fail_template(ErrorKind::unsupported, "'{}' of floats is not supported",
@@ -130,7 +130,7 @@ Value joined(const Value& left, const Value& right, Budget& budget) {
     }
     const List *a = left.list(), *b = right.list();
     if (!a || !b || a->kind != b->kind || !is_sequence(left))
-        refuse_types(Operator::add, left, right);
+        refuse_types(BinaryOperator::add, left, right);
     budget.step(a->items.size() + b->items.size());
     List out{.kind = a->kind, .items = a->items};
     out.items.insert(out.items.end(), b->items.begin(), b->items.end());
@@ -158,12 +158,12 @@ Value apply(Binary::Operator op, const Value& left, const Value& right, Budget& 
     if (left_number && right_number)
         return a.is_real || b.is_real ? on_reals(op, a.as_real(), b.as_real())
                                       : on_integers(op, a.integer, b.integer);
-    if (op == Operator::multiply && is_sequence(left) && right_number && !b.is_real)
+    if (op == BinaryOperator::multiply && is_sequence(left) && right_number && !b.is_real)
         return repeated(left, b.integer, budget);
-    if (op == Operator::multiply && is_sequence(right) && left_number && !a.is_real)
+    if (op == BinaryOperator::multiply && is_sequence(right) && left_number && !a.is_real)
         return repeated(right, a.integer, budget);
-    if (op == Operator::add) return joined(left, right, budget);
-    if (op == Operator::modulo && left.text())
+    if (op == BinaryOperator::add) return joined(left, right, budget);
+    if (op == BinaryOperator::modulo && left.text())
         fail_template(ErrorKind::unsupported, "formatting a text with '%' is not supported");
     refuse_types(op, left, right);
 }
