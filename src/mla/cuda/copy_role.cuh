@@ -62,25 +62,21 @@ class ItemFeeder {
         const int tile_end = item.tile_end;
         if (tile_begin == tile_end || (kInvariant && (item.flags & kMerges) != 0))
             return announce();
-        const int settled_end = kInvariant && early_ ? settled_tiles(item) : tile_begin;
-        bool told = false;
+        // Where the wait for the previous kernel is over, and where the item is announced.
+        const int wait_at = kInvariant && early_ ? settled_tiles(item) : tile_begin;
+        const int tell_at = max(wait_at, tile_begin + 1);
         bool asked = T::kFp8 || (kInvariant && (item.flags & kNewQuery) == 0);
 #pragma unroll 1
         for (int tile = tile_begin;; ++tile) {
-            if (kInvariant && early_ && tile == settled_end) {
+            if (kInvariant && early_ && tile == wait_at) {
                 wait_for_previous_kernel();
                 early_ = false;
             }
-            if (!kInvariant || !early_) {
-                if (!told && tile > tile_begin) {
-                    announce();
-                    told = true;
-                }
-                if (!asked &&
-                    (tile > tile_begin || phase_done(&shared_.query_free, query_phase_ ^ 1))) {
-                    fetch_query(item);
-                    asked = true;
-                }
+            if (tile == tell_at) announce();
+            if (!asked && tile >= wait_at &&
+                (tile >= tell_at || phase_done(&shared_.query_free, query_phase_ ^ 1))) {
+                fetch_query(item);
+                asked = true;
             }
             if (tile == tile_end) break;
             keys_.ask(item, tile);

@@ -180,6 +180,7 @@ class InvariantCopier {
 
     // Of the item whose splits, if they end here, were those before split_.
     __device__ void set_flags(Item& item) {
+        item.flags |= merge_flags();
         if (item.tile_begin < item.tile_end && !query_there_) {
             item.flags |= kNewQuery;
             query_there_ = true;
@@ -198,7 +199,6 @@ class InvariantCopier {
     __device__ void count_arrivals(Item& item) const {
         item.arrivals = split_end_ - begun_;
         if (split_end_ == item.splits) item.arrivals += static_cast<int>(kAllArrived) - item.splits;
-        item.flags |= merge_flags();
     }
     __device__ int merge_flags() const { return local() ? kLocal : deferred_ > 0 ? kSecond : 0; }
     __device__ bool local() const { return begun_ == 0 && split_end_ == item_.splits; }

@@ -55,10 +55,11 @@ __device__ __forceinline__ float2* row_of(const AbsorbedParams& p, int slot, int
 }
 
 // Of an item's block, what others have counted before this thread block counts its own. One thread,
-// before it has anything else to do.
+// where a split begins: it has nothing else to do before the keys are there. (At the last item of a
+// tree's split, whose keys are soon there, it would be waited for.)
 template <typename Shared>
 __device__ inline void look_at_counter(const AbsorbedParams& p, const Item& item, Shared& shared) {
-    if (item.arrivals == 0 || (item.flags & kLocal) != 0) return;
+    if ((item.flags & (kStarts | kLocal)) != kStarts) return;
     shared.counted[(item.flags & kSecond) != 0] = load_relaxed(&p.counters[item.base]);
 }
 // The output warps' word that partial results are there: they have all stored them.
