@@ -35,6 +35,11 @@ struct AbsorbedCall {
     // CUDA: the step's plan, plan_bytes() on the device, filled by plan(); the layers of a step
     // share it. Null: the call makes its own.
     std::byte* plan = nullptr;
+    // CUDA, invariant calls with a plan: the plan, the rows' arrays and all cached slots but each
+    // row's own last q_len were there before the operation in front could let this one start. The
+    // call then asks for its first keys while that one ends and needs its end for the queries
+    // alone. Two such calls never run at the same time unless `multiprocessors` leaves both room.
+    bool history_settled = false;
 };
 
 // Entry 2: prompt segments, causal rows only. q [token_end, H, nope + 64 rope], out [token_end, H,

@@ -183,6 +183,14 @@ std::vector<Mutant> mutants() {
                  if (used) value = next_up(value);
              });
          }},
+        {"AnEarlyCallMissesItsOwnSlots", "early",
+         [](const Kernels& base, OpContext& context, AbsorbedCall call) {
+             std::vector<std::int32_t> lengths(call.rows.kv_len, call.rows.kv_len + call.rows.rows);
+             for (std::int32_t& length : lengths)
+                 if (call.history_settled) length = std::max(length - 1, 0);
+             call.rows.kv_len = lengths.data();
+             return base.absorbed(context, call);
+         }},
         {"BitsDependOnTheBatch", "rows",
          [](const Kernels& base, OpContext& context, AbsorbedCall call) {
              const bool many = call.rows.rows > 4;

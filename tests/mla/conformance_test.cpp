@@ -56,6 +56,7 @@ TEST_P(MlaEverywhere, NoSilentNoOp) { holds("refusals"); }
 TEST_P(MlaEverywhere, OverflowSafeScores) { holds("overflow"); }
 TEST_P(MlaConformance, Deterministic) { holds("deterministic"); }
 TEST_P(MlaConformance, SharedPlan) { holds("plan"); }
+TEST_P(MlaConformance, ACallThatBeginsBesideItsAppend) { holds("early"); }
 TEST_P(MlaConformance, RowInvariant) { holds("rows"); }
 TEST_P(MlaConformance, ChainTreeEqualsCausal) { holds("chain"); }
 TEST_P(MlaConformance, PathInvariant) { holds("path"); }

@@ -233,6 +233,8 @@ AbsorbedParams parameters(const AbsorbedCall& call) {
     p.out = call.out;
     p.lse = call.lse;
     p.invariant = call.invariant;
+    // A dense mask is looked through by a kernel in front of the call's own.
+    p.history_settled = call.history_settled && call.invariant && call.rows.custom_mask == nullptr;
     p.slots = static_cast<std::int32_t>(invariant_slots(capacities(call)));
     const bool codes =
         call.kv.format == KvFormat::fp8_tensor || call.kv.format == KvFormat::fp8_token;
@@ -269,6 +271,7 @@ Expected<void> absorbed(OpContext& context, const AbsorbedCall& call) {
     Arena::Mark mark(context.arena);
     if (call.plan == nullptr) {
         AbsorbedCall planned = call;
+        planned.history_settled = false;  // the plan is not
         planned.plan =
             context.arena.take<std::byte>(static_cast<std::int64_t>(absorbed_plan_bytes(most)));
         ESPALIER_RETURN_IF_ERROR(absorbed_plan(context, planned));

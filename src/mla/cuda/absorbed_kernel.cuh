@@ -62,6 +62,7 @@ struct SharedLayout {
     Item items[2];
     std::int32_t seen[2][T::kRows];  // of an item with kOwnKeys, by its tokens
     Item deferred[2];                // invariant: merges that wait for other thread blocks
+    Counter counted[2];              // invariant: their counters before this thread block's own
     Barrier keys_full[T::kStages];
     Barrier keys_free[T::kStages];
     Barrier query_full, query_free;  // 16-bit caches

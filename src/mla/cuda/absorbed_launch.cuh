@@ -64,10 +64,17 @@ __global__ void __launch_bounds__(Traits<kFormat>::kThreads, 1)
         prefetch_map(&p.key_map);
         prefetch_map(T::kFp8 ? &p.rope_map : &p.query_map);
     }
-    wait_for_previous_kernel();
-    if (threadIdx.x < 32) look_ahead(p);
+    const bool early = kInvariant && p.history_settled;
+    if (early)
+        let_next_kernel_start();
+    else
+        wait_for_previous_kernel();
+    if (threadIdx.x < 32) {
+        if (early) see_settled_memory();
+        look_ahead(p);
+    }
     __syncthreads();
-    let_next_kernel_start();
+    if (!early) let_next_kernel_start();
     // The compiler must know that a warp has one role.
     const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
     if (role == 0) {
@@ -80,6 +87,7 @@ __global__ void __launch_bounds__(Traits<kFormat>::kThreads, 1)
         }
     } else if (role <= T::kScorers) {
         set_registers<R::kStart, R::kScore>();
+        if (early) wait_for_previous_kernel();
         if constexpr (T::kFp8)
             Fp8Scorer<kFormat, kColumns, kInvariant>(p, shared, role - 1).run();
         else
@@ -89,6 +97,7 @@ __global__ void __launch_bounds__(Traits<kFormat>::kThreads, 1)
                           static_cast<long long>(gridDim.x) * 128);
     } else {
         set_registers<R::kStart, R::kOutput>();
+        if (early) wait_for_previous_kernel();
         const auto output = [&] {
             if constexpr (T::kFp8)
                 Fp8OutputHalf<kFormat, kColumns, kInvariant>(p, shared, role - 1 - T::kScorers)
@@ -117,20 +126,21 @@ cudaError_t launch_kernel(const AbsorbedParams& p, cudaStream_t stream) {
         cudaFuncSetAttribute(absorbed_kernel<kFormat, kColumns, kInvariant>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes));
     if (prepared != cudaSuccess) return prepared;
-    // Cooperative: thread blocks wait for each other before they merge. Overlapping: the kernel may
-    // begin while its predecessor ends; it waits before it reads.
+    // Overlapping: the kernel may begin while its predecessor ends; it waits before it reads.
+    // Cooperative: thread blocks wait for each other before they merge. Such a kernel begins when
+    // all of its thread blocks have room, so where it is to begin early its caller sees to that.
     cudaLaunchAttribute attributes[2];
-    attributes[0].id = cudaLaunchAttributeCooperative;
-    attributes[0].val.cooperative = 1;
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeCooperative;
+    attributes[1].val.cooperative = 1;
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(static_cast<unsigned>(p.parts * p.lanes));
     config.blockDim = dim3(Traits<kFormat>::kThreads);
     config.dynamicSmemBytes = kBytes;
     config.stream = stream;
     config.attrs = attributes;
-    config.numAttrs = 2;
+    config.numAttrs = p.history_settled ? 1 : 2;
     return cudaLaunchKernelEx(&config, absorbed_kernel<kFormat, kColumns, kInvariant>, p);
 }
 

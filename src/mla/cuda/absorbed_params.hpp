@@ -31,7 +31,8 @@ enum ItemFlag : std::int32_t {
     kFreesQuery = 8,  // nobody needs them afterwards
     kMerges =
         16,  // splits tile_begin … tile_end - 1 of `splits` say which share of a block's merge
-    kLocal = 32,  // all splits of the block were computed here
+    kLocal = 32,   // all splits of the block were computed here
+    kSecond = 64,  // of two blocks of packed rows whose splits other thread blocks have too
 };
 
 // One item of work: a run of tiles of one row for one block of packed rows. All warps read it from
@@ -109,12 +110,11 @@ struct alignas(16) MergeRow {
     std::int32_t unused[2] = {};
 };
 
-// How many partial results of a block of packed rows are there, and how many parts' worth of them
-// took part in the merge; the last resets both.
-struct Counter {
-    std::uint32_t arrived = 0;
-    std::uint32_t merged = 0;
-};
+// How many partial results of a block of packed rows are there, call after call: all of them
+// together count kAllArrived, whatever their number, so that nobody has to reset it. Who waits
+// looks before its own arrive, and again until the bits above have changed.
+using Counter = std::uint32_t;
+inline constexpr std::uint32_t kAllArrived = std::uint32_t{1} << 24;
 
 struct AbsorbedParams {
     CUtensorMap key_map;    // 16-bit caches: all columns; FP8: the latent columns
@@ -150,7 +150,8 @@ struct AbsorbedParams {
     std::int32_t row_cost = 0;     // what starting a row costs, in tiles
     std::int32_t least_tiles = 1;  // of a part
     bool invariant = false;
-    bool padding = false;  // this launch clears tokens that belong to no row
+    bool history_settled = false;  // AbsorbedCall's, where the launch can make use of it
+    bool padding = false;          // this launch clears tokens that belong to no row
 
     // Flexible: partial [slot][block rows][512], partial_lse [slot][block rows], base 2. Invariant:
     // 16-bit numbers [slot][chunk][2][lane][8], and for each row and group of columns the

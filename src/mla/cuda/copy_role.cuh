@@ -32,7 +32,11 @@ class ItemFeeder {
 
   public:
     __device__ ItemFeeder(const AbsorbedParams& p, Shared& shared)
-        : p_(p), shared_(shared), lane_(threadIdx.x % 32), keys_(p, shared) {}
+        : p_(p),
+          shared_(shared),
+          lane_(threadIdx.x % 32),
+          keys_(p, shared),
+          early_(kInvariant && p.history_settled) {}
 
     __device__ KeyFetcher<kFormat>& keys() { return keys_; }
     __device__ Item* deferred() { return shared_.deferred; }
@@ -58,21 +62,40 @@ class ItemFeeder {
         const int tile_end = item.tile_end;
         if (tile_begin == tile_end || (kInvariant && (item.flags & kMerges) != 0))
             return announce();
+        const int settled_end = kInvariant && early_ ? settled_tiles(item) : tile_begin;
+        bool told = false;
         bool asked = T::kFp8 || (kInvariant && (item.flags & kNewQuery) == 0);
-        if (!asked && phase_done(&shared_.query_free, query_phase_ ^ 1)) {
-            fetch_query(item);
-            asked = true;
-        }
 #pragma unroll 1
-        for (int tile = tile_begin; tile < tile_end; ++tile) {
+        for (int tile = tile_begin;; ++tile) {
+            if (kInvariant && early_ && tile == settled_end) {
+                wait_for_previous_kernel();
+                early_ = false;
+            }
+            if (!kInvariant || !early_) {
+                if (!told && tile > tile_begin) {
+                    announce();
+                    told = true;
+                }
+                if (!asked &&
+                    (tile > tile_begin || phase_done(&shared_.query_free, query_phase_ ^ 1))) {
+                    fetch_query(item);
+                    asked = true;
+                }
+            }
+            if (tile == tile_end) break;
             keys_.ask(item, tile);
-            if (tile == tile_begin) announce();
-            if (!asked) fetch_query(item);
-            asked = true;
         }
     }
 
   private:
+    // Up to which tile the first item's keys may be asked for before the previous kernel has ended:
+    // those that no token of this call wrote, as many as there are places.
+    __device__ int settled_tiles(const Item& item) const {
+        if (item.gathered >= 0 || p_.rows.dcp_world > 1) return item.tile_begin;
+        const int settled = (item.keys - item.tokens) / kTileKeys;
+        return max(min(min(item.tile_end, item.tile_begin + T::kStages), settled), item.tile_begin);
+    }
+
     // Returns the shared copy, which only this warp overwrites: registers are few here.
     __device__ const Item& write_down(const Item& item) {
         Item& place = shared_.items[items_.index];
@@ -102,6 +125,7 @@ class ItemFeeder {
     Shared& shared_;
     const int lane_;
     KeyFetcher<kFormat> keys_;
+    bool early_;  // the previous kernel may not have ended
     Ring<2> items_;
     std::uint32_t query_phase_ = 0;
 };

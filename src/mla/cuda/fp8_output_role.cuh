@@ -40,7 +40,7 @@ class Fp8OutputHalf {
 
     __device__ void run() {
         while (accumulate()) {
-            merge_share<true>(p_, shared_.items[items_.index], shared_.keys[0]);
+            merge_share<true>(p_, shared_.items[items_.index], shared_);
             release_item();
         }
     }
@@ -74,6 +74,7 @@ class Fp8OutputHalf {
     }
 
     __device__ void add_item(const Item& item, float (&out)[kProducts][kSums]) {
+        if (kInvariant && threadIdx.x % kOutputThreads == 0) look_at_counter(p_, item, shared_);
         int tile = uniform(item.tile_begin);
         SplitRun<kInvariant> run(item);
         while (run.next()) {
@@ -168,13 +169,13 @@ class Fp8OutputHalf {
             float largest = 0.0f;
 #pragma unroll
             for (int column = 0; column < 8; ++column) {
-                value[column] = sums[column / 2][i / 2 * 4 + column % 2 * 2 + i % 2] * factor;
+                value[column] = sums[column / 2][i / 2 * 4 + column % 2 * 2 + i % 2];
                 largest = fmaxf(largest, fabsf(value[column]));
             }
 #pragma unroll
             for (int step = 4; step < 32; step *= 2)
                 largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
-            const RowScale of_row(largest);
+            const RowScale of_row(largest, factor);
             if (first_slot < 0) {
                 if (row >= item.columns) continue;
                 const long long to =

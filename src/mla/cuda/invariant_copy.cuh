@@ -189,18 +189,24 @@ class InvariantCopier {
                             ? -1
                             : item.base + (split_ - item.run) * ceil_div(item.columns, kStripRows);
             if (split_ == split_end_) {
-                if (item.splits > 1) item.arrivals = split_end_ - begun_;
-                if (local()) item.flags |= kLocal;
+                if (item.splits > 1) count_arrivals(item);
                 if (query_there_) item.flags |= kFreesQuery;
             }
         }
     }
+    // Whoever has the last split counts what is missing to kAllArrived, too.
+    __device__ void count_arrivals(Item& item) const {
+        item.arrivals = split_end_ - begun_;
+        if (split_end_ == item.splits) item.arrivals += static_cast<int>(kAllArrived) - item.splits;
+        item.flags |= merge_flags();
+    }
+    __device__ int merge_flags() const { return local() ? kLocal : deferred_ > 0 ? kSecond : 0; }
     __device__ bool local() const { return begun_ == 0 && split_end_ == item_.splits; }
 
     // True: at once; otherwise it is put off.
     __device__ bool merge(Item& item) {
         item = item_;
-        item.flags = local() ? kMerges | kLocal : kMerges;
+        item.flags = kMerges | merge_flags();
         item.split_tiles = tiles_;
         item.tile_begin = begun_;
         item.tile_end = split_end_;

@@ -285,36 +285,23 @@ class ChunkMerger {
     const int warp_, quads_, groups_;
 };
 
-__device__ inline void wait_for_splits(const Counter& counter, int splits) {
-    while (true) {
-        unsigned arrived = 0;
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
-                     : "=r"(arrived)
-                     : "l"(&counter.arrived)
-                     : "memory");
-        if (arrived >= static_cast<unsigned>(splits)) return;
-        __nanosleep(20);
+__device__ inline void wait_for_splits(const Counter& counter, Counter before) {
+    while ((load_acquire(&counter) ^ before) < kAllArrived) {
     }
 }
 
-// The output warps, for an item that merges. `room`: the keys' place.
-template <bool kFp8>
-__device__ inline void merge_share(const AbsorbedParams& p, const Item& item, std::byte* room) {
-    const bool first_thread = threadIdx.x % kOutputThreads == 0;
+// The output warps, for an item that merges.
+template <bool kFp8, typename Shared>
+__device__ inline void merge_share(const AbsorbedParams& p, const Item& item, Shared& shared) {
     const long long chunks = ceil_div(item.columns, kStripRows) * kStripChunks;
     const int begin = static_cast<int>(chunks * item.tile_begin / item.splits);
     const int end = static_cast<int>(chunks * item.tile_end / item.splits);
     const ChunkMerger<kFp8> merger(p, item);
     if ((item.flags & kLocal) != 0) return merger.alone(begin, end);
-    Counter& counter = p.counters[item.base];
-    if (first_thread) wait_for_splits(counter, item.splits);
+    if (threadIdx.x % kOutputThreads == 0)
+        wait_for_splits(p.counters[item.base], shared.counted[(item.flags & kSecond) != 0]);
     named_barrier(kOutputBarrier, kOutputThreads);
-    if (!merger.together(begin, end, GroupPlaces(room))) merger.alone(begin, end);
-    if (!first_thread) return;
-    // Who merges last leaves the counter as it was before the call.
-    const auto mine = static_cast<unsigned>(item.tile_end - item.tile_begin);
-    if (atomicAdd(&counter.merged, mine) + mine == static_cast<unsigned>(item.splits))
-        counter = Counter{};
+    if (!merger.together(begin, end, GroupPlaces(shared.keys[0]))) merger.alone(begin, end);
 }
 
 }  // namespace espalier::mla::cuda

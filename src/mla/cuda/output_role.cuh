@@ -25,7 +25,7 @@ class OutputHalf {
 
     __device__ void run() {
         while (accumulate()) {
-            merge_share<false>(p_, shared_.items[items_.index], shared_.keys[0]);
+            merge_share<false>(p_, shared_.items[items_.index], shared_);
             release_item();
         }
     }
@@ -57,6 +57,7 @@ class OutputHalf {
     }
 
     __device__ void add_item(const Item& item, float (&out)[2][kSums]) {
+        if (kInvariant && threadIdx.x % kOutputThreads == 0) look_at_counter(p_, item, shared_);
         int tile = uniform(item.tile_begin);
         SplitRun<kInvariant> run(item);
         while (run.next()) {
@@ -135,16 +136,13 @@ class OutputHalf {
             const float factor = row < item.columns ? shared_.final_factor[row] : 0.0f;
             float chain[4] = {};
 #pragma unroll
-            for (int j = 0; j < 32; ++j) {
-                sum(out, j, half, 0) *= factor;
-                sum(out, j, half, 1) *= factor;
+            for (int j = 0; j < 32; ++j)
                 chain[j % 4] = fmaxf(
                     chain[j % 4], fmaxf(fabsf(sum(out, j, half, 0)), fabsf(sum(out, j, half, 1))));
-            }
             float largest = fmaxf(fmaxf(chain[0], chain[1]), fmaxf(chain[2], chain[3]));
             largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
             largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-            const RowScale of_row(largest);
+            const RowScale of_row(largest, factor);
             inverse[half] = of_row.inverse;
             scale[half] = of_row.scale;
         }

@@ -16,16 +16,20 @@ namespace espalier::mla::cuda {
 inline constexpr float kIntegers = 8388608.0f + 32768.0f;
 
 struct RowScale {
-    float scale = 1.0f;    // what brings the row's largest number below 2^15 - 1/2
-    float inverse = 1.0f;  // both are powers of two
-    __device__ explicit RowScale(float largest) {
+    float scale = 1.0f;    // makes integers of sums: brings the largest below 2^15 - 1/2
+    float inverse = 1.0f;  // and makes numbers of integers: a power of two
+    // Of sums that are to be multiplied with `factor`. The power of two and the factor together are
+    // a finite number, also where all sums are zero.
+    __device__ RowScale(float largest_sum, float factor) {
+        const float largest = largest_sum * factor;
         const int exponent = (__float_as_int(largest * (1.0f + 0x1p-15f)) >> 23) - 127;
-        const int shift = min(14 - exponent, 126);
-        scale = power_of_two(shift);
+        const int room = 126 - max((__float_as_int(factor) >> 23) - 126, 0);
+        const int shift = min(14 - exponent, room);
+        scale = power_of_two(shift) * factor;
         inverse = power_of_two(-shift);
     }
-    __device__ static float rounded(float scale, float inverse, float value) {
-        return (__fmaf_rn(value, scale, kIntegers) - kIntegers) * inverse;
+    __device__ static float rounded(float scale, float inverse, float sum) {
+        return (__fmaf_rn(sum, scale, kIntegers) - kIntegers) * inverse;
     }
     __device__ static std::uint32_t packed(float scale, float low, float high) {
         return __byte_perm(__float_as_uint(__fmaf_rn(low, scale, kIntegers)),
@@ -50,12 +54,19 @@ __device__ __forceinline__ float2* row_of(const AbsorbedParams& p, int slot, int
     return p.partial_rows + static_cast<long long>(slot) * kStripScales + group * kStripRows + row;
 }
 
+// Of an item's block, what others have counted before this thread block counts its own. One thread,
+// before it has anything else to do.
+template <typename Shared>
+__device__ inline void look_at_counter(const AbsorbedParams& p, const Item& item, Shared& shared) {
+    if (item.arrivals == 0 || (item.flags & kLocal) != 0) return;
+    shared.counted[(item.flags & kSecond) != 0] = load_relaxed(&p.counters[item.base]);
+}
 // The output warps' word that partial results are there: they have all stored them.
 __device__ inline void count_partials(const AbsorbedParams& p, const Item& item) {
     if (item.arrivals == 0) return;
     named_barrier(kOutputBarrier, kOutputThreads);
     if ((item.flags & kLocal) != 0 || threadIdx.x % kOutputThreads != 0) return;
-    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(&p.counters[item.base].arrived),
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(&p.counters[item.base]),
                  "r"(item.arrivals)
                  : "memory");
 }

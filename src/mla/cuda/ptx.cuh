@@ -95,6 +95,21 @@ __device__ __forceinline__ void wait_for_previous_kernel() {
 __device__ __forceinline__ void let_next_kernel_start() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
+__device__ __forceinline__ std::uint32_t load_relaxed(const std::uint32_t* from) {
+    std::uint32_t value;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+    return value;
+}
+__device__ __forceinline__ std::uint32_t load_acquire(const std::uint32_t* from) {
+    std::uint32_t value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+    return value;
+}
+// Where a kernel reads what others wrote without waiting for the one in front: nothing of it is in
+// this multiprocessor's cache as it was before.
+__device__ __forceinline__ void see_settled_memory() {
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
 
 // --- registers ----------------------------------------------------------------------------------
 // A warpgroup that has kBefore registers per thread gives some away or waits for more.
