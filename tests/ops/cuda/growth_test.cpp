@@ -36,8 +36,15 @@ class GpuGrowth : public testing::Test {
             if (nodes == 0 || HasFailure()) break;
             const std::int64_t pads =
                 std::min<std::int64_t>(random.between(0, 3), made.nodes() - nodes);
-            EXPECT_EQ(wanted.lay(nodes + pads, trees + pads) == got.lay(nodes + pads, trees + pads),
-                      true);
+            const GrowthRun::Laid plainly = wanted.lay(nodes + pads, trees + pads);
+            const GrowthRun::Laid laid = got.lay(nodes + pads, trees + pads);
+            const auto where = [&] {
+                return ::testing::Message() << "level " << level << ", " << nodes << " nodes of "
+                                            << trees << " trees, " << pads << " pads";
+            };
+            EXPECT_TRUE(laid.batch == plainly.batch) << where();
+            EXPECT_TRUE(laid.draws == plainly.draws) << where();
+            EXPECT_TRUE(laid.counts == plainly.counts) << where();
             EXPECT_LE(expect_same_trees(wanted, got), made.nodes());
             rows = nodes + pads;
         }
