@@ -127,7 +127,8 @@ TEST_F(PackedWeightsTest, ASecondStartPacksNothingAndReadsOnlyVectors) {
     ASSERT_TRUE(second);
     EXPECT_EQ(second->packed_bytes, 0u);
     std::uint64_t vectors = 0;
-    for (const auto& file : open(model)->files())
+    const auto opened = open(model);
+    for (const auto& file : opened->files())
         for (const auto& [name, entry] : file->tensors())
             if (entry.shape.size() == 1 && !name.ends_with("weight_shape"))
                 vectors += entry.end - entry.begin;

@@ -65,6 +65,26 @@ TEST(OutputPlan, AGrammarHoldsWhatTheRequestInsistsOn) {
     EXPECT_EQ(plan(text, known)->grammar->field, "regex");
 }
 
+// What the schema says of values goes to the parser; what a grammar of pairs cannot hold is refused
+// where one is needed, and only there.
+TEST(OutputPlan, PairsAreReadByTheirSchemas) {
+    const output::Formats known = formats("glm47");
+    GenerationRequest asked = request(Choice::automatic);
+    asked.chat.tools.functions[0].parameters = nlohmann::ordered_json::parse(
+        R"({"properties": {"a": {"type": "string", "pattern": "x"}, "b": {"type": "integer"}}})");
+    const auto free = plan(asked, known);
+    ASSERT_TRUE(free);
+    EXPECT_EQ(free->parser.types.at("f").at("a"), output::kStringValue);
+    EXPECT_EQ(free->parser.types.at("f").at("b"), output::kNumberValue);
+    EXPECT_TRUE(free->parser.types.at("g").empty());
+    asked.chat.tools.functions[0].strict = true;
+    const auto held = plan(asked, known);
+    ASSERT_FALSE(held);
+    EXPECT_EQ(held.error().field, "tools");
+    asked.chat.tools.functions[0].parameters["properties"].erase("a");
+    EXPECT_TRUE(plan(asked, known));
+}
+
 TEST(OutputPlan, AnUnknownModelIsSaidToBeOne) {
     EXPECT_EQ(plan(request(Choice::automatic), formats("none")).error().field, "tools");
     EXPECT_TRUE(plan(request(Choice::none), formats("none")));

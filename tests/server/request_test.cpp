@@ -250,6 +250,19 @@ TEST(ChatRequest, MessagesAreBroughtIntoOneForm) {
     EXPECT_TRUE(parsed->engine.logprobs);
 }
 
+TEST(ChatRequest, ArgumentsOfEarlierCallsBecomeObjects) {
+    auto messages = nlohmann::ordered_json::parse(
+        R"([{"role": "user"}, {"tool_calls": [{"function": {"arguments": "{\"z\": 1, \"a\": 2}"}}]}])");
+    ASSERT_TRUE(parse_call_arguments(messages));
+    EXPECT_EQ(messages[1]["tool_calls"][0]["function"]["arguments"].dump(), R"({"z":1,"a":2})");
+    for (const std::string bad : {"", "[1]", "{", "5", std::string(100, '[').c_str()}) {
+        messages[1]["tool_calls"][0]["function"]["arguments"] = bad;
+        const auto refused = parse_call_arguments(messages);
+        ASSERT_FALSE(refused) << bad;
+        EXPECT_EQ(refused.error().field, "messages[1].tool_calls[0].function.arguments");
+    }
+}
+
 TEST(ChatRequest, FaultsAreNamedByTheirPlace) {
     const auto at = [](const char* messages) {
         return fault({{"messages", Json::parse(messages)}}, Api::chat);
