@@ -120,8 +120,18 @@ espalier_patch_xgrammar(earley_parser.cc
 espalier_patch_xgrammar(grammar_functor.cc
     "static const int64_t kUnzipThreshold = 128;"
     "static const int64_t kUnzipThreshold = 16;
-  if (upper > 4 &&
-      builder_->GetGrammarExpr(grammar_expr_id).type == GrammarBuilder::GrammarExprType::kCharacterClass) {
+  const auto repeated = builder_->GetGrammarExpr(grammar_expr_id);
+  const bool characters = repeated.type == GrammarBuilder::GrammarExprType::kCharacterClass;
+  if (characters && upper == -1 && lower > 4) {
+    std::vector<GrammarBuilder::CharacterClassElement> ranges;
+    for (int i = 1; i < static_cast<int>(repeated.size()); i += 2) ranges.push_back({repeated[i], repeated[i + 1]});
+    const bool negated = repeated[0];
+    const int32_t least = ExpandRepetitionRange(cur_rule_name, grammar_expr_id, lower, lower);
+    const int32_t more = builder_->AddCharacterClassStar(ranges, negated);
+    return builder_->AddRuleRef(builder_->AddRuleWithHint(
+        cur_rule_name, builder_->AddChoices({builder_->AddSequence({least, more})})));
+  }
+  if (characters && upper > 4) {
     const auto character = builder_->AddRuleWithHint(
         \"#\" + cur_rule_name, builder_->AddChoices({builder_->AddSequence({grammar_expr_id})}));
     std::vector<int32_t> ways;

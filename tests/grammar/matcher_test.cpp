@@ -61,7 +61,9 @@ std::vector<Specification> specifications() {
         R"({"anyOf":[{"type":"string","maxLength":6},{"type":"string","minLength":8,"maxLength":12}]})");
     add(Kind::json_schema,
         R"({"type":"array","items":{"type":"string","minLength":1,"maxLength":5},"minItems":2})");
+    add(Kind::json_schema, R"({"type":"string","minLength":6})");
     add(Kind::regex, R"([a-c]{5,9}b+)");
+    add(Kind::regex, R"([^a]{6,}b[a-e]{5,}a)");
     add(Kind::regex, R"(.{0,7}abc\n)");
     add(Kind::regex, R"((.{2,8}|[^a]{6,7}z)+)");
     add(Kind::regex, R"(([b-e]{0,6}a){3}[a-z]{6})");
