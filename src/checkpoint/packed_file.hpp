@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file beside a checkpoint that holds its weights in a backend's own layout, to be mapped and read
-// in place. It is a safetensors file: named sections of bytes, each a whole number of 4 KiB and
-// beginning with one, behind a first section that says what it is: layout, version of the layout,
-// fingerprint of the checkpoint, hash of the header. A section has no shape of its own: who asks for
-// it knows its bytes, and another number of them is an error. Nothing in it is trusted.
+// A file beside a checkpoint that holds its weights in a backend's own layout, to be mapped and
+// read in place. It is a safetensors file: named sections of bytes, each a whole number of 4 KiB
+// and beginning with one, behind a first section that says what it is: layout, version of the
+// layout, fingerprint of the checkpoint, hash of the header. A section has no shape of its own: who
+// asks for it knows its bytes, and another number of them is an error. Nothing in it is trusted.
 #pragma once
 
 #include <cstdint>

@@ -25,7 +25,8 @@ struct Residency {
 Residency ask_for(const std::byte* data, std::int64_t bytes) {
     const auto address = reinterpret_cast<std::uintptr_t>(data);
     const std::uintptr_t first = address / kPage * kPage;
-    const std::size_t pages = (address - first + static_cast<std::size_t>(bytes) + kPage - 1) / kPage;
+    const std::size_t pages =
+        (address - first + static_cast<std::size_t>(bytes) + kPage - 1) / kPage;
     Residency found;
     std::array<unsigned char, kPagesOfAdvice> resident{};
     for (std::size_t at = 0; at < pages; at += kPagesOfAdvice) {
@@ -72,9 +73,9 @@ void MappedExperts::read_ahead(const std::int32_t* indptr) const {
             ask(one.scales, one.scale_bytes);
         }
     reads_->needed.fetch_add(static_cast<std::int64_t>(sum.pages * kPage),
-                            std::memory_order_relaxed);
+                             std::memory_order_relaxed);
     reads_->in_memory.fetch_add(static_cast<std::int64_t>(sum.in_memory * kPage),
-                               std::memory_order_relaxed);
+                                std::memory_order_relaxed);
 }
 
 std::uint64_t expert_bytes(const checkpoint::Checkpoint& checkpoint) {

@@ -112,8 +112,8 @@ Expected<void> write_packed_weights(std::shared_ptr<const checkpoint::Checkpoint
         PackedFileWriter::create(packed_weights_path(*checkpoint), identity_of(*checkpoint),
                                  std::move(lister->sections)));
     const auto writer = std::make_shared<Writer>(std::move(file));
-    ESPALIER_RETURN_IF_ERROR(Weights::load(
-        std::move(checkpoint), device, *backend, {.mtp = true, .shelf = writer, .progress = progress}));
+    ESPALIER_RETURN_IF_ERROR(Weights::load(std::move(checkpoint), device, *backend,
+                                           {.mtp = true, .shelf = writer, .progress = progress}));
     return writer->finish();
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model's weights in the CPU's layout as a file beside its checkpoint (checkpoint/packed_file.hpp):
-// a second start maps it and packs nothing. Embedding and norms stay in the checkpoint.
+// A model's weights in the CPU's layout as a file beside its checkpoint
+// (checkpoint/packed_file.hpp): a second start maps it and packs nothing. Embedding and norms stay
+// in the checkpoint.
 #pragma once
 
 #include <filesystem>
