@@ -63,7 +63,6 @@ std::vector<Json> bombs() {
     regex(repeated("(a|b|", 500) + "c" + repeated(")", 500));
     regex("a{99999999999999999999}");
     regex(repeated("(.{0,500}){0,500}", 20));
-    regex(std::string("a\0b", 3));
     regex("(?<=a)b");
     regex("(a)\\1");
     schema(repeated(R"({"items":)", 3000) + "{}" + repeated("}", 3000));
@@ -97,7 +96,9 @@ TEST(HostileGrammar, BombsAreRefusedByNameAndAStreamBesideThemHasItsOwnText) {
     ASSERT_TRUE(stream.send(request_text("POST", "/v1/chat/completions", chat(streamed).dump())));
     for (const Json& bomb : bombs()) {
         const Answer answer = post(bomb);
-        EXPECT_EQ(answer.status, 400) << bomb.dump().substr(0, 200) << answer.body;
+        EXPECT_EQ(answer.status, 400)
+            << bomb.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 200)
+            << answer.body;
         EXPECT_LT(answer.body.size(), 4096u);
     }
     const auto texts = [](const std::vector<std::string>& events) {
@@ -172,8 +173,8 @@ TEST(HostileGrammar, ABiasAgainstAllThatIsLegalEndsNobodyElse) {
     const text::Tokenizer& tokenizer = *server().runtime->files().tokenizer;
     Json bias = Json::object();
     for (const char* text : {"y", "ye", "yes", "n", "no"}) {
-        const std::vector<TokenId> tokens = tokenizer.encode(text).value();
-        for (const TokenId token : tokens) bias[std::to_string(token)] = -100;
+        const auto tokens = tokenizer.encode(text);
+        for (const TokenId token : tokens.value()) bias[std::to_string(token)] = -100;
     }
     const Json made =
         answered({{"structured_outputs", {{"choice", {"yes", "no"}}}}, {"logit_bias", bias}});
