@@ -255,7 +255,8 @@ TEST(ChatRequest, ArgumentsOfEarlierCallsBecomeObjects) {
         R"([{"role": "user"}, {"tool_calls": [{"function": {"arguments": "{\"z\": 1, \"a\": 2}"}}]}])");
     ASSERT_TRUE(parse_call_arguments(messages));
     EXPECT_EQ(messages[1]["tool_calls"][0]["function"]["arguments"].dump(), R"({"z":1,"a":2})");
-    for (const std::string bad : {"", "[1]", "{", "5", std::string(100, '[').c_str()}) {
+    for (const std::string& bad :
+         std::vector<std::string>{"", "[1]", "{", "5", std::string(100, '[')}) {
         messages[1]["tool_calls"][0]["function"]["arguments"] = bad;
         const auto refused = parse_call_arguments(messages);
         ASSERT_FALSE(refused) << bad;
