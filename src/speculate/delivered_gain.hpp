@@ -23,7 +23,7 @@ class DeliveredGain {
   public:
     // The part of a predicted gain that steps with about as many rows deliver, in [0.85, 1].
     double factor(std::int64_t rows) const;
-    // A step without prompts: all tokens committed and all time spent, whoever spent it.
+    // A step without prompts: all tokens committed and all time spent, whatever it went into.
     void observe(std::int64_t rows, const StepPromise& promise, double tokens, double seconds);
 
   private:
