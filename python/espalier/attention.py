@@ -37,7 +37,7 @@ def _context_of(device: torch.device) -> _native.Context:
 
 
 def set_threads(threads: int) -> None:
-    """Calls on the CPU run on so many threads from now on (before the first call: torch.get_num_threads())."""
+    """Calls on the CPU run on `threads` threads from now on (before the first call: torch.get_num_threads())."""
     context = _native.Context("cpu", threads=threads)
     with _making:
         _contexts["cpu", 0, os.getpid()] = context

@@ -84,7 +84,7 @@ Context::Context(Context&& other) noexcept
       device_(other.device_),
       owner_(other.owner_) {}
 
-// In a fork the context's threads do not exist, and nobody can join them.
+// In a fork the context's threads do not exist, and cannot be joined.
 Context::~Context() {
     if (owner_ == getpid()) espalier_mla_destroy(handle_);
 }

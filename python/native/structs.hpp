@@ -23,7 +23,7 @@ struct Rows {
     static Rows parse(PyObject* arguments, PyObject* keywords);
 
     Device device() const { return q_indptr.device(); }
-    // Refuses rows that pages of so many tokens could lead beyond the block table. Between its rows
+    // Refuses rows that pages of `page_tokens` could lead beyond the block table. Between its rows
     // a table may have a gap, which the library, for which rows lie close, takes for entries.
     void check_reach(std::int32_t page_tokens) const;
     void read_by(Footprint& footprint) const;

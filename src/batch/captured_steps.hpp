@@ -20,17 +20,17 @@ namespace espalier::batch {
 struct CaptureOptions {
     bool capture = false;  // false: every step is queued operation by operation
     std::size_t byte_limit = std::size_t{1} << 30;
-    // Batches of up to so many tokens are recorded before the first step, others when they come.
+    // Batches of up to this many tokens are recorded before the first step, others when they come.
     std::int64_t ahead = 64;
     // For tests: before each step everything that it may not read is 0xFF (pads, gaps, what earlier
-    // steps left), so that whoever does read it shows.
+    // steps left), so that a kernel that does read it shows.
     bool poison = false;
 };
 
 // The largest batch that is recorded: from here on the work of its operations hides their launches.
 inline constexpr std::int64_t kMostCapturedTokens = 256;
 
-// The smallest of 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192 and 256 that holds so many tokens;
+// The smallest of 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192 and 256 that holds `tokens`;
 // 0: none does. At most twice as many up to 16, half as many again beyond.
 std::int64_t token_bucket(std::int64_t tokens);
 // Those up to the one that holds `most`, or to the last; none for 0.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// For tests: what a step may not read of its batch becomes 0xFF, so that whoever reads it shows.
+// For tests: what a step may not read of its batch becomes 0xFF, so that a read of it shows.
 #pragma once
 
 #include <cstddef>

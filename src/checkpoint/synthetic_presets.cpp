@@ -2,8 +2,8 @@
 // The models `espalier make-model --preset` knows: tiny ones, for tests; two whose attention has
 // the width of the published models but whose weights fit a small machine, for benchmarks; and
 // published models' own dimensions: DeepSeek-V2-Lite's (31 GB), the first six layers of V3's (60 GB
-// with --dtype fp8), GLM-4.7-Flash's (62 GB, 18.4 GB with INT4) and six layers of it (9.1 GB, 3.5
-// GB with INT4).
+// with --dtype fp8), the first four of Kimi K2's in FP8 blocks (56 GB), GLM-4.7-Flash's (62 GB,
+// 18.4 GB with INT4) and six layers of it (9.1 GB, 3.5 GB with INT4).
 #include <algorithm>
 #include <array>
 
@@ -114,6 +114,26 @@ SyntheticModel v3_slice() {
     return model;
 }
 
+SyntheticModel k2_slice() {
+    SyntheticModel model = v3_slice();
+    ModelConfig& config = model.config;
+    config.architecture = Architecture::kimi_k2;
+    config.vocab_size = 163840;
+    config.num_hidden_layers = 4;
+    config.num_attention_heads = 64;
+    config.n_routed_experts = 384;
+    config.n_group = 1;
+    config.topk_group = 1;
+    config.routed_scaling_factor = 2.827;
+    config.rope_theta = 50000.0;
+    config.yarn->factor = 32.0;
+    config.yarn->beta_fast = 1.0;
+    config.max_position_embeddings = 131072;
+    config.fp8_block = 128;
+    model.dtype = DType::e4m3;
+    return model;
+}
+
 ModelConfig glm_config() {
     ModelConfig config = common_config();
     config.architecture = Architecture::glm4_moe_lite;
@@ -157,7 +177,7 @@ struct Preset {
     std::string_view name;
     SyntheticModel (*make)();
 };
-constexpr std::array<Preset, 9> kPresets = {{
+constexpr std::array<Preset, 10> kPresets = {{
     {"tiny-v2", tiny_v2},
     {"tiny-v3", tiny_v3},
     {"tiny-glm", tiny_glm},
@@ -165,6 +185,7 @@ constexpr std::array<Preset, 9> kPresets = {{
     {"bench-16h", [] { return bench(16); }},
     {"v2-lite", v2_lite},
     {"v3-slice", v3_slice},
+    {"k2-slice", k2_slice},
     {"glm-flash", [] { return glm_flash(47); }},
     {"glm-flash-slice", [] { return glm_flash(6); }},
 }};

@@ -88,7 +88,7 @@ class Bench {
         ESPALIER_RETURN_IF_ERROR(measure(configurations_.front(), warm_up(), ""));
         for (round_ = 0; round_ < options_.rounds; ++round_) {
             for (std::size_t i = 0; i < configurations_.size(); ++i) {
-                // Every other round the other way round: what drifts does not favour anybody.
+                // Every other round the other way round: drift favours no configuration.
                 Configuration& one =
                     configurations_[round_ % 2 == 0 ? i : configurations_.size() - 1 - i];
                 ESPALIER_ASSIGN_OR_RETURN(LoadResult result,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a user wrote in chats before, from one to the next: a JSON text per line, in a file that
-// nobody else may read.
+// no other user may read.
 #pragma once
 
 #include <filesystem>

@@ -18,7 +18,7 @@ std::string random_key() {
 
 }  // namespace
 
-// Its one client hears of every error in the answer: the log is for nobody.
+// Its one client hears of every error in the answer: the log has no reader.
 LocalServer::LocalServer()
     : key_(random_key()),
       log_file_(std::fopen("/dev/null", "w")),

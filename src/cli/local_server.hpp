@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A model of this process behind a server of its own, on a port of 127.0.0.1 that asks for a key
-// nobody else has: so what talks to a model talks to it as to any server.
+// no other process has: so what talks to a model talks to it as to any server.
 #pragma once
 
 #include <cstdio>

@@ -10,19 +10,10 @@
 #include <functional>
 #include <map>
 
+#include "cli/csv.hpp"
+
 namespace espalier::cli {
 namespace {
-
-std::vector<std::string> cells_of(const std::string& line) {
-    std::vector<std::string> cells(1);
-    for (const char c : line) {
-        if (c == ',')
-            cells.emplace_back();
-        else if (c != '\r')
-            cells.back() += c;
-    }
-    return cells;
-}
 
 template <typename T>
 std::optional<T> number(const std::string& text) {
@@ -33,6 +24,13 @@ std::optional<T> number(const std::string& text) {
 }
 
 using Columns = std::map<std::string, std::size_t>;
+
+Expected<std::vector<std::string>> cells_of(const std::string& line, const std::string& path,
+                                            int at) {
+    if (auto cells = csv_cells(line)) return *std::move(cells);
+    return fail(ErrorKind::invalid, "{}, line {}: a quoted cell does not end with its quote", path,
+                at);
+}
 
 Expected<std::int32_t> count_in(const std::vector<std::string>& cells, const Columns& columns,
                                 const std::string& name, const std::string& path, int line) {
@@ -52,7 +50,8 @@ Expected<std::vector<MlaShape>> read_shapes(const std::string& path, mla::KvForm
     if (!in || !std::getline(in, line))
         return fail(ErrorKind::io, "{}: cannot be read, or is empty", path);
     Columns columns;
-    for (const std::string& name : cells_of(line)) columns.emplace(name, columns.size());
+    ESPALIER_ASSIGN_OR_RETURN(const auto names, cells_of(line, path, 1));
+    for (const std::string& name : names) columns.emplace(name, columns.size());
     for (const char* name : {"batch", "kv_len", "heads", "q_len"})
         if (columns.count(name) == 0)
             return fail(ErrorKind::invalid, "{}: the header has no column {}", path, name);
@@ -60,8 +59,8 @@ Expected<std::vector<MlaShape>> read_shapes(const std::string& path, mla::KvForm
     const auto peer = columns.find(fp8 ? "flashinfer_fp8kv_us" : "best_bf16_peer_us");
     std::vector<MlaShape> shapes;
     for (int at = 2; std::getline(in, line); ++at) {
-        if (line.empty()) continue;
-        const std::vector<std::string> cells = cells_of(line);
+        if (line.empty() || line == "\r") continue;
+        ESPALIER_ASSIGN_OR_RETURN(const auto cells, cells_of(line, path, at));
         MlaShape shape;
         ESPALIER_ASSIGN_OR_RETURN(shape.batch, count_in(cells, columns, "batch", path, at));
         ESPALIER_ASSIGN_OR_RETURN(shape.kv_len, count_in(cells, columns, "kv_len", path, at));

@@ -181,7 +181,7 @@ Expected<void> run_server(const ServeOptions& options, const std::vector<std::st
     log.info(finished ? "all requests finished" : "requests were ended before they finished");
     const std::string failure = engine.status().failure;
     ESPALIER_RETURN_IF_ERROR(loader.runtime()->stop());
-    // Whoever supervises the process starts it again; no request could be answered.
+    // A service manager starts the process again; no request could be answered.
     if (failed) return fail(ErrorKind::io, "the engine failed: {}", failure);
     return {};
 }

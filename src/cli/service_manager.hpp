@@ -6,7 +6,7 @@
 
 namespace espalier::cli {
 
-// "READY=1" or "STOPPING=1". Goes to the socket of NOTIFY_SOCKET; without one nobody asked.
+// "READY=1" or "STOPPING=1". Goes to the socket of NOTIFY_SOCKET; does nothing without one.
 void notify_service_manager(std::string_view state);
 
 }  // namespace espalier::cli

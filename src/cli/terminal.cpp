@@ -11,6 +11,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "cli/csv.hpp"
+
 namespace espalier::cli {
 namespace {
 
@@ -52,8 +54,8 @@ std::string markdown(const Table& table) {
 }
 
 std::string csv(const Table& table) {
-    std::string text = fmt::format("{}\n", fmt::join(table.columns, ","));
-    for (const auto& row : table.rows) text += fmt::format("{}\n", fmt::join(row, ","));
+    std::string text = csv_line(table.columns);
+    for (const auto& row : table.rows) text += csv_line(row);
     return text;
 }
 

@@ -24,7 +24,7 @@ struct AnswerUsage {
 
 class AnswerReader {
   public:
-    // More pieces than `max_pieces` are refused: a server that never ends holds nobody up.
+    // More pieces than `max_pieces` are refused: an endless answer cannot hold the caller up.
     explicit AnswerReader(std::int64_t max_pieces) : max_pieces_(max_pieces) {}
 
     // The HTTP status, before the first byte of the body.

@@ -8,7 +8,7 @@
 namespace espalier::client {
 
 enum class FailureKind {
-    connect,       // nobody took the connection
+    connect,       // no server took the connection
     timeout,       // nothing useful came for too long
     closed,        // the connection ended in the middle
     protocol,      // no HTTP, or a head or body beyond its limit

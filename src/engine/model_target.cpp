@@ -112,7 +112,7 @@ Expected<void> ModelTarget::sample(const ops::SamplingBatchBuilder& draws) {
 }
 
 Expected<StepResult> ModelTarget::wait() {
-    if (pending_)  // nobody drew
+    if (pending_)  // sample() was not called
         ESPALIER_RETURN_IF_ERROR(run_pass(*std::exchange(pending_, std::nullopt)));
     const auto draws = std::span(draws_).first(static_cast<std::size_t>(drawn_));
     const auto alternatives = std::span(alternatives_).first(static_cast<std::size_t>(reported_));

@@ -55,7 +55,7 @@ struct CompilerStatus {
     std::int64_t hits = 0;      // answers from the cache, or from a compile under way
     std::int64_t refused = 0;   // specifications that did not
     std::int64_t overran = 0;   // of the refused: those that waited longer than `wait`
-    std::int64_t running = 0;   // right now, those that nobody waits for any more included
+    std::int64_t running = 0;   // right now, those whose callers gave up included
     std::int64_t cached = 0;    // grammars in the cache
     std::size_t cached_bytes = 0;
     double seconds = 0.0;  // spent compiling
@@ -69,8 +69,8 @@ class Compiler {
     Compiler(const Compiler&) = delete;
     Compiler& operator=(const Compiler&) = delete;
 
-    // Blocks up to limits.wait. The same content gives the same object while anybody holds it or it
-    // is cached. The error says what is wrong with the specification: `invalid` (malformed,
+    // Blocks up to limits.wait. The same content gives the same object while a caller holds it or
+    // it is cached. The error says what is wrong with the specification: `invalid` (malformed,
     // unsatisfiable, or beyond a limit, by its number), `unsupported` (a keyword or construct by
     // its name). `exhausted`: there is nothing wrong with it; too many others wait, or this took
     // too long. Thread-safe; throws nothing.

@@ -6,7 +6,7 @@
 // - one of {"$ref"}, {"enum"}, {"anyOf"}, {"type": one name, its keywords}, {} in every place;
 // - refs to "#" and "#/$defs/dN" alone;
 // - strings with a pattern of ours, or with lengths, or free;
-// - objects with additionalProperties in so many words. Beside named properties the others go by a
+// - objects with additionalProperties written out. Beside named properties the others go by a
 //   pattern that no name matches in any spelling, because the last of two equal names wins.
 #pragma once
 

@@ -225,7 +225,7 @@ std::set<std::string> type_names(const Json& schema) {
     return names;
 }
 
-// The values of a required property; empty where it has none in so many words.
+// The values of a required property; empty where the schema does not list them.
 std::set<std::string> property_values(const Json& schema, const std::string& name) {
     std::set<std::string> values;
     if (!schema.is_object() || type_names(schema) != std::set<std::string>{"object"}) return values;

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "linalg/e4m3_table.hpp"
 #include "linalg/microkernels.hpp"
 #include "linalg/product.hpp"
 
@@ -14,24 +15,10 @@ struct Lanes {
     float value[kPanel];
 };
 
-// Widening e4m3 by its definition takes three branches per weight.
-struct E4m3Table {
-    float value[256];
-};
-
-constexpr E4m3Table make_e4m3_table() {
-    E4m3Table table{};
-    for (unsigned code = 0; code < 256; ++code)
-        table.value[code] = to_float(E4m3{static_cast<std::uint8_t>(code)});
-    return table;
-}
-
-constexpr E4m3Table kE4m3 = make_e4m3_table();
-
 inline float widened(float value) { return value; }
 inline float widened(Fp16 value) { return to_float(value); }
 inline float widened(Bf16 value) { return to_float(value); }
-inline float widened(E4m3 value) { return kE4m3.value[value.bits]; }
+inline float widened(E4m3 value) { return kE4m3Values[value.bits]; }
 inline float widened(std::int8_t value) { return static_cast<float>(value); }
 
 struct PlainAcc {

@@ -22,7 +22,7 @@
 namespace espalier::linalg {
 
 inline constexpr std::int64_t kPanel = 16;  // outputs per panel
-// Of the layout as files hold it: whoever changes a place in it counts this up.
+// Of the layout as files hold it: a change of any place in it counts this up.
 inline constexpr int kPanelsVersion = 1;
 
 // Whether pairs of k lie side by side.

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights made smaller: a matrix rounded to int8 or int4 in groups of 32 inputs, as
-// compressed-tensors does it. A group's scale is its largest magnitude over half the range of codes
-// (127.5, 7.5), rounded to bf16; a weight becomes the nearest code, ties to even.
+// Weights made smaller: a matrix rounded to int8 or int4 in groups of 32 inputs, in the layout of
+// compressed-tensors. A group has one scale, a bf16 number; a weight becomes the nearest code, ties
+// to even. Int8: the scale is the largest magnitude over 127.5, half the range of codes. Int4: of
+// that (over 7.5), of the number of the largest magnitude over −7, −8, −8.5 and −9, and of the
+// scale that fits the best one's codes in least squares, the one that leaves the least squared
+// error. Scales of int4 may so be negative: the range has a code more below zero than above.
 #pragma once
 
 #include <vector>
@@ -19,8 +22,9 @@ void widen_output(const WeightSource& source, std::int64_t n, float* to);
 // Codes and scales as they lie in a file: int8 as it is; int4 plus 8, eight to a word.
 class RoundedWeight {
   public:
-    // code: int8 or int4. The source is read on the pool.
-    static RoundedWeight round(ThreadPool& pool, const WeightSource& source, WeightCode code);
+    // code: int8 or int4. The source is read on the pool. NaN and infinity are an error.
+    static Expected<RoundedWeight> round(ThreadPool& pool, const WeightSource& source,
+                                         WeightCode code);
 
     WeightSource source() const;
     std::span<const std::byte> codes() const { return codes_; }    // [n, row_stride]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Weights as a backend keeps them. A backend packs what a checkpoint holds (WeightSource) into a
-// layout of its own and gets it back as an opaque view; the layout's name lets a kernel refuse a
-// stranger's. Mostly plain data: attention reads this header without linking the library.
+// layout of its own and gets it back as an opaque view; the layout's name lets a kernel refuse
+// another backend's. Mostly plain data: attention reads this header without linking the library.
 #pragma once
 
 #include <cstdint>

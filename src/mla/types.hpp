@@ -86,8 +86,8 @@ constexpr std::int64_t table_of(const RaggedRows& rows, std::int64_t b) {
 // on nothing but how many they are: short ones for few keys, so that one row can keep many
 // multiprocessors busy; long ones for many, since every split leaves a partial result.
 struct SplitRule {
-    std::int64_t most_keys;  // up to so many visible keys …
-    std::int32_t length;     // … a split has so many: whole tiles of 64
+    std::int64_t most_keys;  // for tokens that see at most this many keys …
+    std::int32_t length;     // … the keys of a split: whole tiles of 64
 };
 inline constexpr int kSplitRules = 3;
 constexpr SplitRule split_rule(int index) {
@@ -95,7 +95,7 @@ constexpr SplitRule split_rule(int index) {
     if (index == 1) return {2048, 192};
     return {std::int64_t{1} << 31, 512};
 }
-// The rule for a token that sees so many keys.
+// The rule for a token that sees `visible` keys.
 constexpr int split_rule_of(std::int64_t visible) {
     int index = 0;
     while (index + 1 < kSplitRules && visible > split_rule(index).most_keys) ++index;
@@ -105,7 +105,7 @@ constexpr std::int32_t split_keys(std::int64_t visible) {
     return split_rule(split_rule_of(visible)).length;
 }
 
-// The most splits of a token that sees up to so many keys.
+// The most splits of a token that sees up to `keys` keys.
 constexpr std::int64_t most_splits(std::int64_t keys) {
     std::int64_t most = 0;
     for (int index = 0; index <= split_rule_of(keys); ++index) {

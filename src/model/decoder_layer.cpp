@@ -61,8 +61,8 @@ Expected<void> DecoderLayer::write_kv(const batch::BatchView& batch, const mla::
     return append_kv(batch, kv);
 }
 
-// What kv_a holds → the batch's slots of the cache. What comes behind may run beside it, where it
-// reads none of this.
+// a_.kv_a → the batch's slots of the cache. Later operations that read neither may overlap this one
+// on a GPU.
 Expected<void> DecoderLayer::append_kv(const batch::BatchView& batch,
                                        const mla::KvPages& kv) const {
     const std::int64_t tokens = batch.cap_tokens;
@@ -87,7 +87,7 @@ Expected<void> DecoderLayer::append_kv(const batch::BatchView& batch,
     return kernels_.append(context_, append);
 }
 
-// The layer's normed input → queries, and a product beside them.
+// The layer's normed input → queries; `beside` is a product of the same input that runs with them.
 void DecoderLayer::project_queries(const batch::BatchView& batch, ops::BesideProduct beside) const {
     const AttentionWeights& w = weights_.attention;
     const std::int64_t tokens = batch.cap_tokens, absorbed = batch.cap_absorbed;
@@ -201,8 +201,8 @@ Expected<void> DecoderLayer::write_kv_and_attend(const batch::BatchView& batch,
     return attend(batch, kv, {.inputs_settled = true});
 }
 
-// Queries and keys are where attention reads them; overlap: of the first operation, which reads
-// queries.
+// Expects queries and keys where attention reads them. overlap: of the first operation, which reads
+// the queries.
 Expected<void> DecoderLayer::attend(const batch::BatchView& batch, const mla::KvPages& kv,
                                     ops::Overlap overlap) const {
     const std::int64_t tokens = batch.cap_tokens;
@@ -240,7 +240,7 @@ void DecoderLayer::feed_forward(const FeedForwardWeights& weights, const Matrix&
                      ops::Store::assign);
 }
 
-// What the down product of a dense layer or a shared expert takes.
+// The input of the down product of a dense layer or a shared expert.
 Matrix DecoderLayer::gated(const FeedForwardWeights& weights, std::int64_t tokens) const {
     const std::int64_t width = weights.down.view().k;
     return {a_.gated.data, a_.gated.dtype, tokens, width, width};
@@ -256,8 +256,8 @@ void DecoderLayer::gate(const FeedForwardWeights& weights, std::int64_t tokens,
 
 // residual += the experts' sum; then norm, where there is one. On a GPU the router's steps, which
 // read little, run beside the shared expert's first product, and the experts begin beside its
-// second: the router lets nobody start before the norm has ended, nor does the second product
-// before the routing has.
+// second. No kernel behind the router starts before the norm has ended, and none behind the second
+// product before the routing has.
 void DecoderLayer::mixture_of_experts(const batch::BatchView& batch,
                                       const ops::RowNorm& norm) const {
     const MoeWeights& moe = *weights_.moe;

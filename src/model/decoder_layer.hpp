@@ -43,9 +43,9 @@ struct DecoderParts {
     OpContext& context;
 };
 
-// A layer of a pass, in the order of its calls. Before the first layer: the batch's hidden states
-// are in activations.residual [T, hidden], the angles of its positions in activations.cos_sin, and
-// activations.nonfinite [T] is cleared.
+// One layer of a pass; its methods stand in the order of their calls. Before the first layer: the
+// batch's hidden states are in activations.residual [T, hidden], the angles of its positions in
+// activations.cos_sin, and activations.nonfinite [T] is cleared.
 class DecoderLayer {
   public:
     DecoderLayer(const DecoderParts& parts, const LayerWeights& weights)
@@ -56,8 +56,8 @@ class DecoderLayer {
           context_(parts.context),
           weights_(weights) {}
 
-    // Whether the norm of the layer's input is still to be made, or the layer before left it in
-    // activations.attention_input.
+    // residual: the layer norms its input itself. normed: the layer before left the norm in
+    // activations.attention_input (mlp's `next`).
     enum class Input : std::uint8_t { residual, normed };
 
     // The KV half: norm → kv_a → norm, rope → the batch's slots of the cache. Leaves the input's
@@ -68,7 +68,7 @@ class DecoderLayer {
     Expected<void> plan_attention(const batch::BatchView& batch, const mla::KvPages& kv) const;
     // After write_kv of the same layer: residual += attention. Leaves norms of the sum for mlp().
     Expected<void> attention(const batch::BatchView& batch, const mla::KvPages& kv) const;
-    // Both of the same batch: kv_a is multiplied beside the queries.
+    // write_kv and attention of the same batch; the kv_a product runs beside that of the queries.
     Expected<void> write_kv_and_attend(const batch::BatchView& batch, const mla::KvPages& kv,
                                        Input given) const;
     // After attention of the same layer: residual += MLP(norm(residual)). Leaves the norm with

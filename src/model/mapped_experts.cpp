@@ -12,8 +12,8 @@ namespace espalier::model {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-// The system reads no more than its readahead window for one advice: 128 KiB where nobody has
-// changed it.
+// The system reads no more than its readahead window for one advice: 128 KiB unless the
+// administrator has changed it.
 constexpr std::size_t kPagesOfAdvice = 32;
 
 struct Residency {

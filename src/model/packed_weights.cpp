@@ -29,7 +29,7 @@ std::uint64_t scale_bytes(const WeightView& view) {
     return static_cast<std::uint64_t>(view.count * view.scale_bytes);
 }
 
-// Memory of a mapped file, which nobody frees and no kernel writes.
+// Memory of a mapped file, which the buffer does not free and no kernel writes.
 Buffer borrowed(std::span<const std::byte> bytes) {
     return {const_cast<std::byte*>(bytes.data()), bytes.size(), nullptr};
 }

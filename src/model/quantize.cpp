@@ -227,9 +227,12 @@ class Quantizer {
             return file.write(matrix.widened.data(), matrix.widened.size() * sizeof(Bf16));
         }
         const auto rounded = linalg::RoundedWeight::round(pool_, matrix.whole(), options_.code);
+        if (!rounded)
+            return fail(rounded.error().kind, "{}: '{}': {}", source_.directory().string(),
+                        piece.name, rounded.error().message);
         matrix.stored.weights.file->file().done_with(matrix.stored.weights.bytes);
-        ESPALIER_RETURN_IF_ERROR(file.write(rounded.codes().data(), rounded.codes().size()));
-        ESPALIER_RETURN_IF_ERROR(file.write(rounded.scales().data(), rounded.scales().size()));
+        ESPALIER_RETURN_IF_ERROR(file.write(rounded->codes().data(), rounded->codes().size()));
+        ESPALIER_RETURN_IF_ERROR(file.write(rounded->scales().data(), rounded->scales().size()));
         if (options_.code != WeightCode::int4) return {};
         const std::array<std::int32_t, 2> shape = {static_cast<std::int32_t>(piece.n),
                                                    static_cast<std::int32_t>(piece.k)};

@@ -201,9 +201,12 @@ Expected<Weight> WeightReader::pack_rounded(const std::vector<std::vector<Stored
     std::vector<std::vector<linalg::RoundedWeight>> rounded(matrices.size());
     std::vector<std::vector<linalg::WeightSource>> sources(matrices.size());
     for (std::size_t i = 0; i < matrices.size(); ++i)
-        for (const StoredMatrix& matrix : matrices[i])
-            rounded[i].push_back(
+        for (const StoredMatrix& matrix : matrices[i]) {
+            ESPALIER_ASSIGN_OR_RETURN(
+                linalg::RoundedWeight weight,
                 linalg::RoundedWeight::round(*pool_, matrix.whole(), *ways_.rounding));
+            rounded[i].push_back(std::move(weight));
+        }
     for (std::size_t i = 0; i < matrices.size(); ++i)
         for (const linalg::RoundedWeight& weight : rounded[i])
             sources[i].push_back(weight.source());

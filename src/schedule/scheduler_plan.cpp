@@ -138,7 +138,7 @@ std::int64_t Scheduler::reserve_drafts(Job& job, std::int64_t drafts) {
     return pages.slots() - job.length();
 }
 
-// The most drafts, of so many, that the splits left allow beside the root.
+// The most drafts, up to `most`, that the splits left allow beside the root.
 std::int64_t Scheduler::drafts_within_splits(const Job& job, std::int64_t most) const {
     const std::int64_t possible = left_.splits + job.grant.splits;
     while (most > 0 && splits_of_row(1 + most, job.length() + most) > possible) --most;

@@ -32,7 +32,7 @@ class ServedModel {
 
     const std::string& name() const { return names_.front(); }
     const std::vector<std::string>& names() const { return names_; }
-    // Empty: whoever does not say means the one there is.
+    // True of an empty name: a request without one means the only model there is.
     bool is_called(std::string_view name) const;
     std::int64_t created() const { return created_; }
     engine::Engine& engine() const { return engine_; }

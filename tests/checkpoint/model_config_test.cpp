@@ -146,6 +146,17 @@ TEST(ModelConfig, DeepseekV3) {
     EXPECT_EQ(published_name(config), "DeepSeek-V3, V3.1 or R1");
 }
 
+TEST(ModelConfig, K2SliceHasKimiK2sDimensions) {
+    ModelConfig slice = parsed("{" + std::string(kKimiFields) + "}");
+    const SyntheticModel made = *synthetic_preset("k2-slice");
+    slice.num_hidden_layers = 4;
+    slice.fp8_block = 128;
+    slice.bos_token_id = made.config.bos_token_id;  // of the tokenizer that is made with it
+    slice.eos_token_ids = made.config.eos_token_ids;
+    EXPECT_EQ(made.config, slice);
+    EXPECT_EQ(made.dtype, DType::e4m3);
+}
+
 TEST(ModelConfig, KimiK2AlsoNestedInTextConfig) {
     const std::string fields = kKimiFields;
     ModelConfig plain = parsed("{" + fields + "}");

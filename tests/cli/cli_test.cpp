@@ -192,7 +192,8 @@ TEST(Cli, BenchMlaComparesWithPeers) {
     const espalier::TemporaryDirectory directory;
     const std::string shapes = (directory.path() / "shapes.csv").string();
     const std::string out = (directory.path() / "out.csv").string();
-    std::ofstream(shapes) << "batch,kv_len,heads,q_len,best_bf16_peer_us\n2,100,4,3,50.0\n";
+    std::ofstream(shapes) << "machine,batch,kv_len,heads,q_len,best_bf16_peer_us\n"
+                             "\"H200, 1 of 8\",2,100,4,3,50.0\n";
     const Result result =
         espalier("bench mla -r 1 --threads 1 --mask tree --shapes " + shapes + " --csv " + out);
     EXPECT_EQ(result.status, 0) << result.output;
@@ -208,6 +209,11 @@ TEST(Cli, BenchMlaComparesWithPeers) {
     const Result refused = espalier("bench mla --threads 1 --shapes " + shapes);
     EXPECT_EQ(refused.status, 1);
     EXPECT_NE(refused.output.find("line 2: kv_len is 'many'"), std::string::npos) << refused.output;
+    std::ofstream(shapes) << "batch,kv_len,heads,q_len\n2,100,4,\"3\n";
+    const Result open_quote = espalier("bench mla --threads 1 --shapes " + shapes);
+    EXPECT_EQ(open_quote.status, 1);
+    EXPECT_NE(open_quote.output.find("line 2: a quoted cell does not end"), std::string::npos)
+        << open_quote.output;
 }
 
 TEST(Cli, RefusalsSaySoAndExitAccordingly) {

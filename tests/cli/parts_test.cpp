@@ -5,10 +5,12 @@
 
 #include <cmath>
 #include <memory>
+#include <random>
 #include <set>
 #include <sstream>
 #include <string>
 
+#include "cli/csv.hpp"
 #include "cli/draft_setting.hpp"
 #include "cli/draw_tree.hpp"
 #include "cli/engine_figures.hpp"
@@ -222,9 +224,36 @@ TEST(Table, IsTheSameInEveryFormat) {
     table.rows = {{"a", "1.5"}, {"b|c", "-"}};
     EXPECT_NE(table.text(TableFormat::json).find("\"count\": 1.5"), std::string::npos)
         << table.text(TableFormat::json);
-    EXPECT_EQ(table.text(TableFormat::csv).substr(0, 11), "name,count\n");
+    EXPECT_EQ(table.text(TableFormat::csv), "name,count\na,1.5\nb|c,-\n");
     EXPECT_EQ(table.transposed().columns.size(), 3u);
     EXPECT_FALSE(parse_table_format("xml"));
+}
+
+TEST(Csv, QuotesWhatWouldSplitALine) {
+    EXPECT_EQ(csv_line({"8 clients off, json_schema", "1.5", ""}),
+              "\"8 clients off, json_schema\",1.5,\n");
+    EXPECT_EQ(csv_line({"say \"yes\"", "two\nlines", " a "}),
+              "\"say \"\"yes\"\"\",\"two\nlines\", a \n");
+    Table table;
+    table.columns = {"a, b", "c"};
+    table.rows = {{"1,2", "3"}};
+    EXPECT_EQ(table.text(TableFormat::csv), "\"a, b\",c\n\"1,2\",3\n");
+}
+
+TEST(Csv, WhatIsWrittenIsReadBack) {
+    std::mt19937 rng(4);
+    for (int trial = 0; trial < 2000; ++trial) {
+        std::vector<std::string> cells(1 + rng() % 4);
+        for (std::string& cell : cells)
+            for (auto length = rng() % 5; length > 0; --length) cell += ",\"ab \r"[rng() % 6];
+        const std::string line = csv_line(cells);
+        ASSERT_EQ(line.back(), '\n');
+        EXPECT_EQ(csv_cells(line.substr(0, line.size() - 1)), cells) << line;
+    }
+    EXPECT_EQ(csv_cells("a,b\r"), (std::vector<std::string>{"a", "b"}));
+    EXPECT_EQ(csv_cells(""), (std::vector<std::string>{""}));
+    for (const char* broken : {"\"", "a,\"b", "\"a\"b,c", "\"a\"\"", "\"a\" ,b"})
+        EXPECT_FALSE(csv_cells(broken)) << broken;
 }
 
 // Readable by numpy: magic, version, a length that is a multiple of 64 in all, a newline at the

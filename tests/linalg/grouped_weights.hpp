@@ -49,7 +49,8 @@ class GroupedTensor {
         scale_bytes_.resize(static_cast<std::size_t>(n * groups_) * bytes_of(type));
         if (kind.format.tensor_scale) tensor_scale_ = 0.37f;
         for (std::int64_t i = 0; i < n * groups_; ++i) {
-            store_element(scale_bytes_.data(), type, i, scale(engine));
+            const float sign = engine() % 2 == 0 ? 1.0f : -1.0f;
+            store_element(scale_bytes_.data(), type, i, sign * scale(engine));
             scales_.push_back(load_element(scale_bytes_.data(), type, i) * tensor_scale_);
         }
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Integer and 4-bit weights with scales by groups: packing, products against the double oracle, row
-// invariance, every code, and rounding to them.
+// invariance, every code.
 #include "linalg/grouped_weights.hpp"
 
 #include <limits>
@@ -213,49 +213,6 @@ TEST(GroupedPacking, RefusesWhatItCannotHold) {
     EXPECT_FALSE(Products(CpuVariant::portable)
                      .check_format(grouped(WeightCode::int4, 48, ScaleType::bf16)));
     EXPECT_FALSE(Products(CpuVariant::portable).check_format({.code = WeightCode::int8}));
-}
-
-// Each weight is within half a step of its number, the largest of a group, which the asymmetric
-// range cuts, within a step; a scale's own rounding to bf16 adds 2⁻⁹ of the range.
-TEST(RoundedWeights, AreTheNearestCodes) {
-    ThreadPool pool(2);
-    constexpr std::int64_t kN = 9, kK = 104;
-    std::vector<float> values(kN * kK);
-    std::mt19937 engine(4);
-    std::normal_distribution<float> normal;
-    for (float& value : values) value = normal(engine);
-    std::fill_n(values.begin(), 40, 0.0f);
-    std::vector<Bf16> stored;
-    for (const float value : values) stored.push_back(to_bf16(value));
-    WeightSource source;
-    source.data = reinterpret_cast<const std::byte*>(stored.data());
-    source.format = {.code = WeightCode::bf16};
-    source.n = kN;
-    source.k = source.row_stride = kK;
-    for (const WeightCode code : {WeightCode::int8, WeightCode::int4}) {
-        const RoundedWeight rounded = RoundedWeight::round(pool, source, code);
-        const double half = code == WeightCode::int8 ? 127.5 : 7.5;
-        std::vector<float> got(kK);
-        for (std::int64_t n = 0; n < kN; ++n) {
-            widen_output(rounded.source(), n, got.data());
-            for (std::int64_t group = 0; group < kK; group += 32) {
-                double largest = 0;
-                const std::int64_t end = std::min<std::int64_t>(kK, group + 32);
-                const auto number = [&](std::int64_t k) {
-                    return double{to_float(stored[static_cast<std::size_t>(n * kK + k)])};
-                };
-                for (std::int64_t k = group; k < end; ++k)
-                    largest = std::max(largest, std::abs(number(k)));
-                const double step = largest / half;
-                for (std::int64_t k = group; k < end; ++k) {
-                    const double error = std::abs(number(k) - got[static_cast<std::size_t>(k)]);
-                    const bool cut = number(k) > (half - 1) * step;
-                    ASSERT_LE(error, (cut ? 1.0 : 0.5) * step * (1 + 0x1p-8) + largest * 0x1p-8)
-                        << name_of(code) << " " << n << " " << k;
-                }
-            }
-        }
-    }
 }
 
 }  // namespace

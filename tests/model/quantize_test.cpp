@@ -129,5 +129,36 @@ TEST_F(QuantizeTest, RefusesWhatItCannotRound) {
     EXPECT_NE(made.error().message.find("not empty"), std::string::npos);
 }
 
+// At load and into files: the matrix is named, and no config.json makes a model of the files.
+TEST_F(QuantizeTest, RefusesWeightsThatAreNoNumbers) {
+    const std::string name = "model.layers.1.self_attn.o_proj.weight";
+    for (const DType dtype : {DType::bf16, DType::e4m3}) {
+        const fs::path source = write(dtype), out = fresh();
+        {
+            const auto opened = checkpoint::Checkpoint::open(source.string());
+            ASSERT_TRUE(opened);
+            const checkpoint::Tensor tensor = *opened->stored(name);
+            const auto place = tensor.bytes.data() - tensor.file->file().bytes().data();
+            std::fstream file(tensor.file->file().path(),
+                              std::ios::binary | std::ios::in | std::ios::out);
+            file.seekp(place + 100).write("\x7f\x7f\x7f\x7f", 4);                    // e4m3: NaN
+            if (dtype == DType::bf16) file.seekp(place + 100).write("\x80\x7f", 2);  // infinity
+        }
+        const auto made = run(source, out, {});
+        ASSERT_FALSE(made);
+        EXPECT_NE(made.error().message.find("o_proj': weights ["), std::string::npos);
+        EXPECT_NE(made.error().message.find("with NaN or infinity"), std::string::npos)
+            << made.error().message;
+        EXPECT_FALSE(fs::exists(out / "config.json"));
+        try {
+            (void)logits(source, {.rounding = WeightCode::int8});
+            FAIL() << "loaded";
+        } catch (const std::runtime_error& error) {
+            EXPECT_NE(std::string(error.what()).find("o_proj.weight: weights ["), std::string::npos)
+                << error.what();
+        }
+    }
+}
+
 }  // namespace
 }  // namespace espalier::model

@@ -28,7 +28,7 @@ enum ItemFlag : std::int32_t {
     kStarts = 1,      // the first item of its split
     kEnds = 2,        // the last one
     kNewQuery = 4,    // the queries are not yet there
-    kFreesQuery = 8,  // nobody needs them afterwards
+    kFreesQuery = 8,  // no later item reads them
     kMerges =
         16,  // splits tile_begin … tile_end - 1 of `splits` say which share of a block's merge
     kLocal = 32,   // all splits of the block were computed here
@@ -56,7 +56,7 @@ struct Item {
     // Invariant.
     std::int32_t flags;
     std::int32_t run;          // splits that the item consists of, one after another …
-    std::int32_t split_tiles;  // … of so many tiles each, the last perhaps fewer
+    std::int32_t split_tiles;  // … of this many tiles each, the last perhaps fewer
     std::int32_t splits;       // of its block
     std::int32_t
         arrivals;       // partial results that are there with this one, to be counted; 0: not yet
@@ -78,7 +78,7 @@ struct Partition {
 };
 
 // A part's share of the line and, with the even partition, the whole of its work. A line of the
-// cache: nobody waits for memory twice.
+// cache: a part waits for memory once.
 struct alignas(16) PartPlan {
     std::int32_t begin = 0;  // of the share, in the line
     std::int32_t end = 0;
@@ -111,8 +111,8 @@ struct alignas(16) MergeRow {
 };
 
 // How many partial results of a block of packed rows are there, call after call: all of them
-// together count kAllArrived, whatever their number, so that nobody has to reset it. Who waits
-// looks before its own arrive, and again until the bits above have changed.
+// together count kAllArrived, whatever their number, so that no kernel has to reset it. A part that
+// waits looks before its own arrive, and again until the bits above have changed.
 using Counter = std::uint32_t;
 inline constexpr std::uint32_t kAllArrived = std::uint32_t{1} << 24;
 

@@ -11,7 +11,7 @@ __device__ inline int part_of(const AbsorbedParams& p) {
     return static_cast<int>(blockIdx.x) / p.lanes;
 }
 
-// Brings the plan and the first page ids to the L1 before anybody waits for them.
+// Brings the plan and the first page ids to the L1 before a warp waits for them.
 __device__ inline void look_ahead(const AbsorbedParams& p) {
     const Item& item = p.part_plans[part_of(p)].item;
     const int page =
@@ -52,7 +52,7 @@ class ItemFeeder {
         tell(end);
     }
 
-    // Nobody needs to know of an item before its first keys are asked for. The queries are asked
+    // The other roles learn of an item when its first keys are asked for. The queries are asked
     // for while the page ids are on their way, unless the last item's are still in use: a place for
     // keys is free earlier.
     __device__ void fetch(const Item& draft) {
@@ -107,7 +107,7 @@ class ItemFeeder {
     }
 
     // Only as many rows as the call has, block by block of 64 columns: products read further, but
-    // what comes of it is nobody's output.
+    // what comes of it is written to no output.
     __device__ void fetch_query(const Item& item) {
         wait(&shared_.query_free, query_phase_ ^ 1);
         query_phase_ ^= 1;

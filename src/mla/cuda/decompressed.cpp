@@ -13,10 +13,10 @@
 namespace espalier::mla::cuda {
 namespace {
 
-// Rows go together up to so many places for keys; one row may have more.
+// Rows go together up to this many places for keys; one row may have more.
 constexpr std::int64_t kGroupKeys = 65536;
-// Heads go together up to so many bytes of keys and values, but kSectionHeads at least: fewer leave
-// multiprocessors idle over a chunk of 2,048 tokens (16 items a head).
+// Heads go together up to this many bytes of keys and values, but kSectionHeads at least: fewer
+// leave multiprocessors idle over a chunk of 2,048 tokens (16 items a head).
 constexpr std::int64_t kGroupBytes = std::int64_t{256} << 20;
 constexpr std::int32_t kMostGroupRows = 32768;  // of a grid's second axis
 

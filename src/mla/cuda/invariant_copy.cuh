@@ -195,7 +195,7 @@ class InvariantCopier {
             }
         }
     }
-    // Whoever has the last split counts what is missing to kAllArrived, too.
+    // The part with the last split also counts what is missing to kAllArrived.
     __device__ void count_arrivals(Item& item) const {
         item.arrivals = split_end_ - begun_;
         if (split_end_ == item.splits) item.arrivals += static_cast<int>(kAllArrived) - item.splits;

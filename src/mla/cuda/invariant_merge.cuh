@@ -2,7 +2,7 @@
 // Merges the splits of a block of packed rows as soon as all are there. Four in ascending order
 // make a quad; one quad, or two where splits are long and many, make a group (short calls want more
 // warps at work, long ones fewer groups); groups follow one another in ascending order. Every part
-// that computed some of the splits merges that share of the chunks, so nobody waits for a whole
+// that computed some of the splits merges that share of the chunks, so no part waits for a whole
 // grid.
 //
 // A warp takes a group of a chunk (16 packed rows by 32 columns, or 8 rows of 64 over FP8 codes)
@@ -17,7 +17,7 @@ namespace espalier::mla::cuda {
 
 inline constexpr int kOutputWarps = kOutputThreads / 32;
 inline constexpr int kQuad = 4;
-// Splits of so many keys and more have groups of two quads: a matter of the token's own number of
+// Splits of this many keys and more have groups of two quads: a matter of the token's own number of
 // keys, as their length is.
 inline constexpr int kLongSplit = 512;
 

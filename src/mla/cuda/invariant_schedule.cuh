@@ -196,7 +196,7 @@ __device__ inline Before lane_work(const AbsorbedParams& p, const Partition& par
 }
 
 // The whole warp. Pieces of equal length, one to a part, if that costs at most 8 % over perfect
-// balance: queries come once, and merges wait for nobody who has other work.
+// balance: queries come once, and merges wait for no part that has other work.
 __device__ inline Partition make_invariant_partition(const AbsorbedParams& p) {
     const int lane = threadIdx.x % 32;
     Partition partition;
@@ -299,7 +299,7 @@ __device__ inline PartPlan plan_invariant_part(const AbsorbedParams& p, const Pa
         share.split_end = min(ceil_div(share.left, split_cost(group)), group.splits);
     }
     share.item = block_item(p, share.row, shape, group, share.block, share.slot);
-    // Where keys lie in one piece, everything is told: nobody waits for memory twice.
+    // Where keys lie in one piece, the item says it all: no warp waits for memory twice.
     share.even = group.history < 0 && group.alone < 0;
     share.item.split_tiles = group.tiles;
     share.item.tile_begin = share.split * group.tiles;

@@ -255,7 +255,7 @@ class KeyFetcher {
             else if (slot >= 0)
                 clear_row(row);
         }
-        // Whoever multiplies these rows orders them before its products.
+        // The warps that multiply these rows order them before their products.
         hold_for_async_copies(arrival());
         arrive_as_warp(arrival());
     }
