@@ -205,9 +205,7 @@ void Stepper::learn(StepReport& report) {
         speculation_.learn(plan_->requests[i].id.slot, walks_[i].tokens.values());
     }
     speculation_.learn(
-        {.size = {.rows = report.requests,
-                  .tokens = report.tokens.total(),
-                  .keys = keys_of(plan_->keys)},
+        {.size = step_size(report),
          .seconds = static_cast<double>(report.model + report.masking + report.sampling) * 1e-9});
 }
 

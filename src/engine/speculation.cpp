@@ -164,4 +164,19 @@ void Speculation::learn(const speculate::StepSample& sample) {
     if (time_) time_->observe(sample);
 }
 
+// With many short texts hardly a step is without prompts, so their part is taken out by the model
+// of a step, whose error must stay small beside the rest.
+void Speculation::learn(const speculate::StepSize& size, std::int64_t prompts, double tokens,
+                        double seconds) {
+    constexpr std::int64_t kMostPrompts = 512;
+    if (!went_ || decoding_rows_ == 0 || prompts > kMostPrompts) return;
+    if (prompts > 0) {
+        if (!time_) return;
+        speculate::StepSize decoding = size;
+        decoding.tokens -= prompts;
+        seconds -= time_->seconds(size) - time_->seconds(decoding);
+    }
+    rate_.observe(decoding_rows_, *went_, tokens, seconds);
+}
+
 }  // namespace espalier::engine

@@ -114,10 +114,10 @@ class Speculation {
     // What the target drew below the root that choose() was last called with.
     void learn(RequestSlot request, std::span<const std::int32_t> drawn);
     void learn(const speculate::StepSample& sample);
-    // Of a step without prompts: what it came to, all costs counted.
-    void learn(std::int64_t rows, double tokens, double seconds) {
-        if (went_) rate_.observe(rows, *went_, tokens, seconds);
-    }
+    // What the decoding rows of a step came to, all costs counted, beside so many tokens of
+    // prompts.
+    void learn(const speculate::StepSize& size, std::int64_t prompts, double tokens,
+               double seconds);
 
     // In the order of their ids: what they are called, and why they were given up; empty: works.
     std::vector<std::string> names() const;
@@ -179,6 +179,7 @@ class Speculation {
     speculate::MeasuredRate rate_;
     speculate::DraftingWay way_ = speculate::DraftingWay::passes;  // the most that this step may do
     std::optional<speculate::DraftingWay> went_;  // what it did because that pays; none: it learns
+    std::int64_t decoding_rows_ = 0;              // of the last choice
     std::optional<speculate::StepTime> time_;
     std::vector<speculate::StepSample> first_samples_;
     std::size_t first_grants_ = 0;

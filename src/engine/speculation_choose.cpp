@@ -240,6 +240,7 @@ void Speculation::choose(std::span<const DraftRow> rows, speculate::StepLoad loa
     std::fill(drafts.begin(), drafts.end(), 0);
     draft_levels_ = 0;
     went_.reset();
+    decoding_rows_ = static_cast<std::int64_t>(rows.size());
     if (settings_.script != nullptr) return follow_script(rows, load, drafts);
     start_choice(rows);
     for (const bool passes : {false, true}) {

@@ -219,7 +219,11 @@ void Stepper::run_plan(StepReport& report, StepTimer& timer) {
     now_ = timer.lap(Phase::advance);
     emit();
     report.whole = timer.lap(Phase::emit) - report.begin;
-    if (report.tokens.prompt_absorbed + report.tokens.prompt_decompressed > 0) return;
+    const std::int64_t prompts = report.tokens.prompt_absorbed + report.tokens.prompt_decompressed;
+    speculation_.learn(step_size(report), prompts,
+                       static_cast<double>(report.tokens.roots + report.accepted),
+                       static_cast<double>(report.whole) * 1e-9);
+    if (prompts > 0) return;
     report.decode = {.steps = 1,
                      .requests = report.requests,
                      .committed = report.committed,
@@ -228,8 +232,10 @@ void Stepper::run_plan(StepReport& report, StepTimer& timer) {
                      .whole = report.whole,
                      .drafting = report.drafting,
                      .masking = report.masking};
-    speculation_.learn(report.requests, static_cast<double>(report.committed),
-                       static_cast<double>(report.whole) * 1e-9);
+}
+
+speculate::StepSize Stepper::step_size(const StepReport& report) const {
+    return {.rows = report.requests, .tokens = report.tokens.total(), .keys = keys_of(plan_->keys)};
 }
 
 // In units of a token's arithmetic, as in speculate::StepSize.

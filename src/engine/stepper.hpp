@@ -82,6 +82,7 @@ class Stepper {
     LiveRequest& live(const schedule::RequestId& id);
     std::span<const schedule::PlannedRow> rows_of(const schedule::PlannedRequest& planned) const;
     double keys_of(const schedule::KeyPairs& pairs) const;
+    speculate::StepSize step_size(const StepReport& report) const;
     const schedule::Plan& make_plan(schedule::Time now, StepTimer& timer);
     void observe_trees() const;
     void run_plan(StepReport& report, StepTimer& timer);

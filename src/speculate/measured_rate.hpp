@@ -35,7 +35,7 @@ class MeasuredRate {
         bool free = false, passes = false;
     };
     DraftingWay next(std::int64_t rows, const Drafters& drafters);
-    // What a step without prompts came to that went this way.
+    // What a step came to that went this way, its prompts taken out.
     void observe(std::int64_t rows, DraftingWay way, double tokens, double seconds);
 
   private:

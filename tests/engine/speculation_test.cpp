@@ -402,6 +402,28 @@ TEST(Speculation, HoldsWhatItPredictsToWhatHappens) {
     EXPECT_LT(static_cast<double>(run.took), 1.015 * static_cast<double>(plain));
 }
 
+// The same with new texts all the time.
+TEST(Speculation, HoldsWhatItPredictsToWhatHappensBesidePrompts) {
+    Machine machine(kStep / 2);
+    Request request = plain_request(4, 24, 11);
+    const Tokens text = machine.chain(request);
+    machine.start(text, {{.level = kStep / 20, .hidden = kStep}});
+    const auto run = [&](bool speculate) {
+        request.speculate = speculate;
+        const schedule::Time began = machine.now;
+        std::int64_t drafts = 0;
+        for (int texts = 0; texts < 1000 || !machine.harness->stepper->idle(); ++texts) {
+            if (texts < 1000) machine.harness->submit(request);
+            drafts += machine.harness->stepper->step().tokens.drafts;
+        }
+        EXPECT_EQ(drafts > 0, speculate);
+        return static_cast<double>(machine.now - began);
+    };
+    run(true);  // what the first steps cost to learn
+    const double plain = run(false);
+    EXPECT_LT(run(true), 1.03 * plain);
+}
+
 TEST(Speculation, SharesTheNoiseWhereThatIsExpectedToPay) {
     for (const float temperature : {0.0f, 0.3f, 1.0f}) {
         Machine machine(kStep / 50);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ways of decoding on machines whose rates are known: the best one is taken, what a slower one costs
-// is bounded, and a change is noticed.
+// Ways of decoding on machines whose rates are known: the best one is taken, what a slower one
+// costs is bounded, and a change is noticed.
 #include "speculate/measured_rate.hpp"
 
 #include <gtest/gtest.h>
@@ -84,8 +84,7 @@ TEST(MeasuredRate, OffersNoWayWithoutItsDrafters) {
     MeasuredRate rate;
     EXPECT_EQ(rate.next(1, {}), DraftingWay::none);
     EXPECT_EQ(rate.next(1, {.free = true}), DraftingWay::free);
-    const Count count =
-        run(rate, {.tokens = {1, 9, 2}}, 3200, 4, {.free = false, .passes = true});
+    const Count count = run(rate, {.tokens = {1, 9, 2}}, 3200, 4, {.free = false, .passes = true});
     EXPECT_EQ(count.steps[1], 0);
     EXPECT_NEAR(count.steps[0], 100, 10);
 }
