@@ -174,7 +174,8 @@ void Speculation::learn(const speculate::StepSize& size, std::int64_t prompts, d
         if (!time_) return;
         speculate::StepSize decoding = size;
         decoding.tokens -= prompts;
-        seconds -= time_->seconds(size) - time_->seconds(decoding);
+        const double prompt_seconds = time_->seconds(size) - time_->seconds(decoding);
+        seconds = std::max(seconds - prompt_seconds, 0.25 * seconds);
     }
     rate_.observe(decoding_rows_, *went_, tokens, seconds);
 }
