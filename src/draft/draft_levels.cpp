@@ -4,6 +4,7 @@
 // The host lays the first level; all others are laid on the device from what the one before found,
 // and where passes are recorded nobody waits in between, but for every second level.
 #include <algorithm>
+#include <utility>
 
 #include "base/check.hpp"
 #include "draft/model_drafter.hpp"
@@ -117,22 +118,16 @@ Expected<ModelDrafter::Level> ModelDrafter::lay_roots(std::span<const DraftCall>
     return level;
 }
 
-// The first level, with the KV half of all that waits in the same pass if that is not too long to
-// be recorded.
+// The first level, behind the KV half of its tokens and of all that waits.
 Expected<ModelDrafter::Level> ModelDrafter::run_roots(std::span<const DraftCall> calls) {
     if (growth_.most(0).nodes + backlog_.size() > limits_.tokens) ESPALIER_RETURN_IF_ERROR(flush());
     ESPALIER_RETURN_IF_ERROR(poison());
     if (steps_.options().poison) ESPALIER_RETURN_IF_ERROR(growth_.poison(model_->context().stream));
-    ESPALIER_ASSIGN_OR_RETURN(Level level, lay_roots(calls));
+    ESPALIER_ASSIGN_OR_RETURN(const Level level, lay_roots(calls));
     ESPALIER_RETURN_IF_ERROR(growth_.upload(model_->context().stream, level.draws.batch));
     // The level's tokens are the first of the half, pads included.
-    std::int64_t tokens = std::max(std::ssize(roots_) + backlog_.size(), level.batch.cap_tokens);
-    const std::int64_t bucket = captures() ? batch::token_bucket(tokens) : 0;
-    if (bucket != 0 && bucket <= limits_.tokens) level.kv_half = tokens = bucket;
-    ESPALIER_ASSIGN_OR_RETURN(const KvHalf half, begin_kv_half(tokens));
-    if (level.kv_half == 0) ESPALIER_RETURN_IF_ERROR(write_kv_half(tokens));
+    ESPALIER_RETURN_IF_ERROR(write_kv_half(level.batch.cap_tokens));
     ESPALIER_RETURN_IF_ERROR(queue_pass(level));
-    ESPALIER_RETURN_IF_ERROR(end_kv_half(half));
     return level;
 }
 
@@ -184,9 +179,7 @@ Expected<void> ModelDrafter::run_pass(const Level& level) {
     const ops::Backend& backend = model_->backend();
     OpContext& context = model_->context();
     const std::int64_t nodes = batch.cap_tokens;
-    if (level.first) {
-        if (level.kv_half > 0) ESPALIER_RETURN_IF_ERROR(write_kv_half(level.kv_half));
-    } else {
+    if (!level.first) {
         backend.lay_frontiers(context, growth_.view(), level.frontier, level.draws);
         backend.gather_rows(context, after_, level.frontier.parent_row, before_.slice(0, nodes));
         ESPALIER_RETURN_IF_ERROR(model_->write_kv({nodes, batch.tokens, batch.position, batch.slot},
@@ -202,14 +195,17 @@ Expected<void> ModelDrafter::run_pass(const Level& level) {
 Expected<void> ModelDrafter::queue_pass(const Level& level) {
     const batch::BatchView& batch = level.batch;
     if (!captures() || batch::token_bucket(batch.cap_tokens) == 0) return run_pass(level);
-    // All that tells two recordings apart: 9 bits each of nodes and of the half's tokens.
+    // All that tells two recordings apart.
     std::int64_t key = batch.cap_tokens;
-    key = key << 9 | level.kv_half;
     key = key << 6 | level.search.width;
     key = key << 3 | (level.first ? 4 : 0) | (level.search.coupled ? 2 : 0) |
           (level.search.plain ? 1 : 0);
+    return queue(key, [this, level] { return run_pass(level); });
+}
+
+Expected<void> ModelDrafter::queue(std::int64_t key, Device::Work work) {
     if (RecordedWork* const recording = steps_.find(key)) return recording->queue();
-    return steps_.run_and_record(key, [this, level] { return run_pass(level); });
+    return steps_.run_and_record(key, std::move(work));
 }
 
 Expected<void> ModelDrafter::poison() {

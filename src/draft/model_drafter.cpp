@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <utility>
 
 #include "base/check.hpp"
@@ -12,20 +13,29 @@ namespace espalier::draft {
 using cache::kPageTokens;
 using speculate::DraftCall;
 
-// The arrays of a KV half in one piece of memory: one upload.
+// The arrays of a KV half in one piece of memory: one upload. By token, the last two by entry of
+// the backlog, of which there are no more.
 struct ModelDrafter::TokenArrays {
     std::int64_t* slot = nullptr;
     std::int32_t* tokens = nullptr;
     std::int32_t* position = nullptr;
-    std::int32_t* before = nullptr;  // row of the states; -1: zeros
+    std::int32_t* before = nullptr;      // row of the states; -1: zeros, or a page's tail state
+    std::int32_t* tail_page = nullptr;   // whose tail state comes before it; -1: none
+    std::int32_t* tail_token = nullptr;  // the token itself
+    std::int32_t* kept_entry = nullptr;  // whose state its page keeps; -1: none
+    std::int32_t* kept_page = nullptr;
 
     TokenArrays(std::byte* base, std::int64_t count)
         : slot(reinterpret_cast<std::int64_t*>(base)),
           tokens(reinterpret_cast<std::int32_t*>(slot + count)),
           position(tokens + count),
-          before(position + count) {}
+          before(position + count),
+          tail_page(before + count),
+          tail_token(tail_page + count),
+          kept_entry(tail_token + count),
+          kept_page(kept_entry + count) {}
     static std::size_t bytes(std::int64_t count) {
-        return static_cast<std::size_t>(count) * (sizeof(std::int64_t) + 3 * sizeof(std::int32_t));
+        return static_cast<std::size_t>(count) * (sizeof(std::int64_t) + 7 * sizeof(std::int32_t));
     }
 };
 
@@ -88,7 +98,7 @@ ModelDrafter::ModelDrafter(std::unique_ptr<DraftModel> model, const Machine& mac
              .block_stride = cache::pages_for(limits.max_kv_len),
              .total_splits = limits.max_splits}),
       builder_(most_),
-      arrays_(TokenArrays::bytes(limits.tokens)) {
+      arrays_(TokenArrays::bytes(std::max(limits.tokens, limits.nodes))) {
     roots_.reserve(static_cast<std::size_t>(limits.rows));
     tokens_.reserve(static_cast<std::size_t>(limits.rows));
 }
@@ -125,14 +135,6 @@ void ModelDrafter::begin(RequestSlot request, std::span<const TokenId>, std::int
     const auto index = static_cast<std::size_t>(request);
     if (index >= serials_.size()) serials_.resize(index + 1);
     serials_[index] = next_serial_++;
-}
-
-Expected<void> ModelDrafter::copy_state(const Matrix& to, std::int64_t to_row, const Matrix& from,
-                                        std::int64_t from_row) {
-    const OpContext& context = model_->context();
-    return context.device.copy(context.stream, to.slice(to_row, 1).data,
-                               from.slice(from_row, 1).data,
-                               static_cast<std::size_t>(to.cols) * sizeof(float));
 }
 
 Expected<void> ModelDrafter::extend(std::span<const speculate::Extension> extensions) {
@@ -172,9 +174,8 @@ Expected<void> ModelDrafter::log_taps(std::span<const speculate::Extension> exte
 Expected<void> ModelDrafter::flush() {
     roots_.clear();
     if (backlog_.size() == 0) return {};
-    ESPALIER_ASSIGN_OR_RETURN(const KvHalf half, begin_kv_half(backlog_.size()));
-    ESPALIER_RETURN_IF_ERROR(write_kv_half(half.tokens));
-    return end_kv_half(half);
+    ESPALIER_RETURN_IF_ERROR(poison());
+    return write_kv_half(0);
 }
 
 // Roots first, then all that waits.
@@ -203,53 +204,66 @@ void ModelDrafter::lay_out(const TokenArrays& arrays, std::int64_t tokens) const
     std::fill(arrays.before + i, arrays.before + tokens, -1);
 }
 
-// before_: from the states of the backlog, or from what was kept with pages.
-Expected<void> ModelDrafter::gather_states(const TokenArrays& host, const TokenArrays& device,
-                                           std::int64_t tokens, const Matrix& states) {
-    const std::int64_t roots = std::ssize(roots_);
+// States that were kept with pages, and those that pages keep from now on.
+void ModelDrafter::lay_tails(const TokenArrays& arrays, std::int64_t tokens,
+                             std::int64_t waiting) const {
     const std::span<const Backlog::Entry> entries = backlog_.entries();
-    // Without states every index is -1: nothing is read.
-    model_->backend().gather_rows(model_->context(), states.rows > 0 ? states : after_,
-                                  device.before, before_.slice(0, tokens));
-    for (std::int64_t i = 0; i < roots; ++i) {
-        const DraftCall& call = *roots_[static_cast<std::size_t>(i)];
-        if (host.before[i] >= 0 || call.root_position == 0) continue;
-        const auto page = static_cast<std::size_t>((call.root_position - 1) / kPageTokens);
-        ESPALIER_RETURN_IF_ERROR(copy_state(before_, i, tails(), call.block_table[page]));
+    std::fill(arrays.tail_page, arrays.tail_page + tokens, -1);
+    std::iota(arrays.tail_token, arrays.tail_token + tokens, 0);
+    std::fill(arrays.kept_entry, arrays.kept_entry + waiting, -1);
+    std::fill(arrays.kept_page, arrays.kept_page + waiting, 0);
+    std::int64_t token = 0;
+    for (const DraftCall* call : roots_) {
+        if (arrays.before[token] < 0 && call->root_position > 0)
+            arrays.tail_page[token] = call->block_table[static_cast<std::size_t>(
+                (call->root_position - 1) / kPageTokens)];
+        ++token;
     }
-    for (std::size_t row = 0; row < entries.size(); ++row)
-        if (entries[row].before_page != cache::kNullPage)
-            ESPALIER_RETURN_IF_ERROR(copy_state(before_, roots + static_cast<std::int64_t>(row),
-                                                tails(), entries[row].before_page));
+    for (std::size_t i = 0; i < entries.size(); ++i, ++token) {
+        if (entries[i].before_page != cache::kNullPage)
+            arrays.tail_page[token] = entries[i].before_page;
+        if (!backlog_.keeps_state(i)) continue;
+        arrays.kept_entry[i] = static_cast<std::int32_t>(i);
+        arrays.kept_page[i] = entries[i].page;
+    }
+}
+
+Expected<void> ModelDrafter::write_kv_half(std::int64_t least) {
+    OpContext& context = model_->context();
+    std::int64_t waiting = backlog_.size();
+    std::int64_t tokens = std::max(std::ssize(roots_) + waiting, least);
+    const std::int64_t bucket = captures() ? batch::token_bucket(tokens) : 0;
+    const bool recorded = bucket != 0 && bucket <= limits_.tokens;
+    if (recorded) waiting = tokens = bucket;
+    const TokenArrays host(arrays_.data(), tokens);
+    lay_out(host, tokens);
+    lay_tails(host, tokens, waiting);
+    ESPALIER_RETURN_IF_ERROR(context.device.upload(context.stream, array_memory_.data(),
+                                                   arrays_.data(), TokenArrays::bytes(tokens)));
+    if (recorded) {
+        // A level's key is positive.
+        ESPALIER_RETURN_IF_ERROR(
+            queue(-tokens, [this, tokens] { return run_kv_half(tokens, tokens); }));
+    } else {
+        ESPALIER_RETURN_IF_ERROR(run_kv_half(tokens, waiting));
+    }
+    backlog_.clear();
     return {};
 }
 
-Expected<ModelDrafter::KvHalf> ModelDrafter::begin_kv_half(std::int64_t tokens) {
-    const std::int64_t waiting = backlog_.size();
-    OpContext& context = model_->context();
-    const TokenArrays host(arrays_.data(), tokens), device(array_memory_.data(), tokens);
-    lay_out(host, tokens);
-    ESPALIER_RETURN_IF_ERROR(context.device.upload(context.stream, array_memory_.data(),
-                                                   arrays_.data(), TokenArrays::bytes(tokens)));
-    KvHalf half{.tokens = tokens};
-    if (waiting > 0)
-        half.states = model_->combine(log_.slice(0, waiting), states_.slice(0, waiting));
-    ESPALIER_RETURN_IF_ERROR(gather_states(host, device, tokens, half.states));
-    return half;
-}
-
-Expected<void> ModelDrafter::write_kv_half(std::int64_t tokens) {
+// before_: from the states of the backlog, or from what was kept with pages.
+Expected<void> ModelDrafter::run_kv_half(std::int64_t tokens, std::int64_t waiting) {
     const TokenArrays device(array_memory_.data(), tokens);
-    return model_->write_kv({tokens, device.tokens, device.position, device.slot},
-                            before_.slice(0, tokens), kv());
-}
-
-Expected<void> ModelDrafter::end_kv_half(const KvHalf& half) {
-    for (std::int64_t row = 0; row < backlog_.size(); ++row)
-        if (backlog_.keeps_state(static_cast<std::size_t>(row)))
-            ESPALIER_RETURN_IF_ERROR(copy_state(
-                tails(), backlog_.entries()[static_cast<std::size_t>(row)].page, half.states, row));
-    backlog_.clear();
+    const ops::Backend& backend = model_->backend();
+    OpContext& context = model_->context();
+    const Matrix before = before_.slice(0, tokens);
+    Matrix states = after_;  // where no entry waits every index is -1: nothing is read
+    if (waiting > 0) states = model_->combine(log_.slice(0, waiting), states_.slice(0, waiting));
+    backend.gather_rows(context, states, device.before, before);
+    backend.copy_rows(context, tails(), {device.tail_page, device.tail_token, tokens}, before);
+    ESPALIER_RETURN_IF_ERROR(
+        model_->write_kv({tokens, device.tokens, device.position, device.slot}, before, kv()));
+    backend.copy_rows(context, states, {device.kept_entry, device.kept_page, waiting}, tails());
     return {};
 }
 

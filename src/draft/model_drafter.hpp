@@ -73,28 +73,21 @@ class ModelDrafter final : public speculate::Drafter {
     struct TokenArrays;
     Expected<void> log_taps(std::span<const speculate::Extension> extensions);
     void start(std::span<const speculate::DraftCall> calls);
+    // The KV half of roots_ and of all that waits, at least so many tokens (the rest are pads);
+    // what it is made of is in arrays, so it is recorded by its size.
+    Expected<void> write_kv_half(std::int64_t least);
     void lay_out(const TokenArrays& arrays, std::int64_t tokens) const;
-    Expected<void> gather_states(const TokenArrays& host, const TokenArrays& device,
-                                 std::int64_t tokens, const Matrix& states);
-    // The KV half of roots_ and of all that waits, in three parts: what its tokens are and their
-    // states, as so many tokens, pads at the end; the pass; the states that stay.
-    struct KvHalf {
-        std::int64_t tokens = 0;
-        Matrix states{};
-    };
-    Expected<KvHalf> begin_kv_half(std::int64_t tokens);
-    Expected<void> write_kv_half(std::int64_t tokens);
-    Expected<void> end_kv_half(const KvHalf& half);
-    // A level: its batch, which the host has uploaded (first) or the pass lays from the frontiers,
-    // the KV of its nodes (first: of a KV half of so many tokens; 0: it is written), the layer, the
-    // search for children, and the trees that grow by them. All that is recorded.
+    void lay_tails(const TokenArrays& arrays, std::int64_t tokens, std::int64_t waiting) const;
+    Expected<void> run_kv_half(std::int64_t tokens, std::int64_t waiting);
+    // A level: its batch, which the host has uploaded (first; its KV is written) or the pass lays
+    // from the frontiers, the layer, the search for children, and the trees that grow by them. All
+    // that is recorded.
     struct Level {
         batch::BatchView batch{};
         ops::FrontierBatch frontier{};
         ops::FrontierDraws draws{};
         LevelDraws::Search search{};
         bool first = false;
-        std::int64_t kv_half = 0;
     };
     Expected<Level> lay_roots(std::span<const speculate::DraftCall> calls);
     Expected<Level> run_roots(std::span<const speculate::DraftCall> calls);
@@ -102,10 +95,9 @@ class ModelDrafter final : public speculate::Drafter {
     void lay_level(batch::StepCapacity capacity, const batch::BatchView& roots, Level& level);
     Expected<void> run_pass(const Level& level);
     Expected<void> queue_pass(const Level& level);
+    Expected<void> queue(std::int64_t key, Device::Work work);
     Expected<void> poison();
     bool captures() const { return steps_.options().capture; }
-    Expected<void> copy_state(const Matrix& to, std::int64_t to_row, const Matrix& from,
-                              std::int64_t from_row);
     mla::KvPages kv() { return cache_.storage.draft(cache_.layer); }
     Matrix tails() const;
 

@@ -25,8 +25,8 @@
 #include "engine/tree_script.hpp"
 #include "speculate/budget.hpp"
 #include "speculate/coupling.hpp"
-#include "speculate/delivered_gain.hpp"
 #include "speculate/drafter.hpp"
+#include "speculate/measured_rate.hpp"
 #include "speculate/merge.hpp"
 #include "speculate/planner.hpp"
 #include "speculate/step_time.hpp"
@@ -82,12 +82,6 @@ class Speculation {
     static constexpr std::array<std::int64_t, 12> kFirstDrafts = {0,  3, 0, 7,  1, 0,
                                                                   15, 3, 0, 31, 7, 1};
 
-    // After so many steps with drafts that were granted because they pay, one goes without: or the
-    // price of a plain step, by which all are weighed, would stay what it was at the beginning.
-    static constexpr std::int64_t kPlainEvery = 32;
-    // A smaller predicted gain than this is inside the prediction's own error.
-    static constexpr double kLeastGain = 1.02;
-
     // A drafter's id is its place in the list; at most kMaxDrafters.
     Speculation(const SpeculationSettings& settings,
                 std::vector<std::unique_ptr<speculate::Drafter>> drafters);
@@ -122,7 +116,7 @@ class Speculation {
     void learn(const speculate::StepSample& sample);
     // Of a step without prompts: what it came to, all costs counted.
     void learn(std::int64_t rows, double tokens, double seconds) {
-        delivered_.observe(rows, promise_, tokens, seconds);
+        if (went_) rate_.observe(rows, *went_, tokens, seconds);
     }
 
     // In the order of their ids: what they are called, and why they were given up; empty: works.
@@ -158,7 +152,9 @@ class Speculation {
     void follow_script(std::span<const DraftRow> rows, const speculate::StepLoad& load,
                        std::span<std::int32_t> drafts);
     bool may_draft(const DraftRow& row) const;
+    speculate::DraftingWay way_of(std::span<const DraftRow> rows);
     void start_choice(std::span<const DraftRow> rows);
+    void note_way(bool drafts, bool learns);
     bool coupled(speculate::DrafterId id, float temperature);
     void plan_drafting(std::span<const DraftRow> rows, speculate::StepLoad load);
     speculate::PlanRow plan_row(const DraftRow& row) const;
@@ -180,13 +176,12 @@ class Speculation {
     speculate::CouplingPolicy coupling_;
     speculate::DraftPlanner planner_;
     speculate::NodeBudget budget_;
-    speculate::DeliveredGain delivered_;
-    speculate::StepPromise promise_;  // of the last choice
+    speculate::MeasuredRate rate_;
+    speculate::DraftingWay way_ = speculate::DraftingWay::passes;  // the most that this step may do
+    std::optional<speculate::DraftingWay> went_;  // what it did because that pays; none: it learns
     std::optional<speculate::StepTime> time_;
     std::vector<speculate::StepSample> first_samples_;
     std::size_t first_grants_ = 0;
-    std::int64_t steps_with_drafts_ = 0;  // since the last without
-    bool plain_turn_ = false;             // the step goes without, to measure
     // Reused from step to step.
     std::vector<speculate::Proposal> proposals_;
     std::vector<speculate::DraftCall> calls_;

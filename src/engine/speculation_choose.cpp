@@ -11,6 +11,7 @@
 namespace espalier::engine {
 
 using speculate::DrafterId;
+using speculate::DraftingWay;
 using speculate::DraftPlanner;
 using speculate::DraftShape;
 using speculate::Proposal;
@@ -50,7 +51,7 @@ double keys_of(const SpeculationSettings& settings, const DraftRow& row) {
 
 bool Speculation::may_draft(const DraftRow& row) const {
     const Slot& state = slot(row.request);
-    if (plain_turn_ && row.prescribed == nullptr) return false;
+    if (way_ == DraftingWay::none && row.prescribed == nullptr) return false;
     return state.drafts && row.max_drafts > 0 &&
            state.read == static_cast<std::int64_t>(row.tokens.size());
 }
@@ -67,9 +68,18 @@ bool Speculation::coupled(DrafterId id, float temperature) {
     return coupling_.choose(id, temperature);
 }
 
+// While costs are unknown, and where everything is granted, no way is closed.
+DraftingWay Speculation::way_of(std::span<const DraftRow> rows) {
+    if (settings_.grant != NodeGrant::measured || rows.empty() || starting())
+        return DraftingWay::passes;
+    speculate::MeasuredRate::Drafters there;
+    for (const Source& source : sources_)
+        if (source.works()) (source.passes() ? there.passes : there.free) = true;
+    return rate_.next(static_cast<std::int64_t>(rows.size()), there);
+}
+
 void Speculation::start_choice(std::span<const DraftRow> rows) {
-    draft_levels_ = 0;
-    plain_turn_ = settings_.grant == NodeGrant::measured && steps_with_drafts_ >= kPlainEvery;
+    way_ = way_of(rows);
     plan_rows_.clear();
     plan_index_.assign(rows.size(), kNoPlan);
     for (const DraftRow& row : rows) {
@@ -124,6 +134,7 @@ void Speculation::plan_drafting(std::span<const DraftRow> rows, speculate::StepL
             load.max_drafts = std::max<std::int64_t>(load.max_drafts - drafts, 0);
             continue;
         }
+        if (way_ != DraftingWay::passes) continue;
         plan_index_[i] = plan_rows_.size();
         plan_rows_.push_back(plan_row(rows[i]));
     }
@@ -148,6 +159,7 @@ DraftShape Speculation::shape_for(DrafterId id, std::span<const DraftRow> rows,
     if (asked.prescribed != nullptr) return within(*asked.prescribed, asked.max_drafts);
     if (!sources_[id].passes() || settings_.grant == NodeGrant::everything)
         return within({}, asked.max_drafts);
+    if (way_ != DraftingWay::passes) return DraftPlanner::kNotAsked;
     if (!time_) return within(DraftPlanner::kFirstShape, asked.max_drafts);
     return planner_.shape(id, plan_index_[row]);
 }
@@ -227,9 +239,7 @@ void Speculation::choose(std::span<const DraftRow> rows, speculate::StepLoad loa
           proposals_.size());
     std::fill(drafts.begin(), drafts.end(), 0);
     draft_levels_ = 0;
-    promise_ = {};
-    if (!rows.empty())
-        load.least_gain = kLeastGain / delivered_.factor(static_cast<std::int64_t>(rows.size()));
+    went_.reset();
     if (settings_.script != nullptr) return follow_script(rows, load, drafts);
     start_choice(rows);
     for (const bool passes : {false, true}) {
@@ -244,9 +254,6 @@ void Speculation::choose(std::span<const DraftRow> rows, speculate::StepLoad loa
         grant_measured(load, drafts);
     else
         grant_everything(load, drafts);
-    const bool any =
-        std::any_of(drafts.begin(), drafts.end(), [](auto count) { return count > 0; });
-    steps_with_drafts_ = any ? steps_with_drafts_ + 1 : 0;
     for (std::size_t i = 0; i < rows.size(); ++i) drafts[i] += prescribed_[i];
 }
 
@@ -288,16 +295,21 @@ void Speculation::grant_measured(const speculate::StepLoad& load, std::span<std:
     if (time_) {
         const speculate::GrantedNodes granted = budget_.grant(*time_, load, offers_, drafts);
         paying = granted.drafts;
-        promise_ = planner_.promise();
-        if (promise_.seconds == 0)
-            promise_ = {granted.expected_tokens, granted.seconds, granted.drafts > 0};
-        if (granted.probe || planner_.learns() || (any && starting())) promise_ = {};
+        note_way(paying > 0, granted.probe || (any && starting()));
     }
     if (!any || !starting()) return;
     // One size further than what seems to pay: what few samples say may be wrong.
     const std::int64_t near = 2 * paying + speculate::NodeBudget::kProbeDrafts;
     const std::int64_t first = std::min(kFirstDrafts[first_grants_++], near);
     budget_.grant_surest(std::min(first, load.max_drafts), offers_, drafts);
+}
+
+// What the step does, as its rate is measured: nothing where a part of it is there to learn.
+void Speculation::note_way(bool drafts, bool learns) {
+    const bool planned = way_ == DraftingWay::passes;  // otherwise the planner was not asked
+    if (learns || (planned && planner_.learns())) return;
+    went_ = drafts ? DraftingWay::free : DraftingWay::none;
+    if (planned && planner_.pays()) went_ = DraftingWay::passes;
 }
 
 void Speculation::grant_everything(const speculate::StepLoad& load,

@@ -143,6 +143,11 @@ class IsolatedBackend final : public ops::Backend {
         const Operation open(device_, "gather_rows", x, index, out);
         inner_->gather_rows(context, x, index, out);
     }
+    void copy_rows(OpContext& context, const Matrix& x, const ops::RowPairs& pairs,
+                   const Matrix& out) const override {
+        const Operation open(device_, "copy_rows", x, pairs.from, pairs.to, out);
+        inner_->copy_rows(context, x, pairs, out);
+    }
     void sample_nodes(OpContext& context, const Matrix& logits,
                       const ops::SamplingBatch& batch) const override {
         const Operation open(device_, "sample_nodes", logits, batch);

@@ -159,7 +159,11 @@ Expected<void> DecoderLayer::attend_absorbed(const batch::BatchView& batch, cons
     backend_.overlapping_stacked_product(context_, a_.q_act.slice(0, count), rule_.query_columns(),
                                          weights_.attention.absorb_key.view(),
                                          a_.q_absorbed.slice(0, count), mla::kKey, overlap);
-    ESPALIER_RETURN_IF_ERROR(kernels_.absorbed(context_, absorbed_call(batch, kv)));
+    mla::AbsorbedCall call = absorbed_call(batch, kv);
+    // Nothing that this step appends is another absorbed row's history, unless a prompt's own
+    // beginning is decompressed beside it.
+    call.history_settled = overlap.inputs_settled && count == batch.cap_tokens;
+    ESPALIER_RETURN_IF_ERROR(kernels_.absorbed(context_, call));
     backend_.stacked_product(context_, a_.out_latent.slice(0, count), mla::kLatent,
                              weights_.attention.up_value.view(), a_.out.slice(0, count),
                              rule_.head_dims.value);

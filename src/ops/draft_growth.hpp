@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the draft trees of all requests grow, level by level, in a device's memory: nobody on the
-// host looks at a level before the next one runs.
+// How the draft trees of all requests grow, level by level, in a device's memory: the next level
+// needs nothing of the host.
 //
 // A tree's *frontier* are the nodes that the draft model runs next; at first it is the root. What
 // is found below it competes with all that was found before, by the product of scores along the

@@ -78,6 +78,13 @@ struct ExpertPlan {
     std::int32_t* pair_of;       // [T, top_k]: (token, choice) → pair, or -1 for pads
 };
 
+// Rows that are copied: arrays of the device, [count].
+struct RowPairs {
+    const std::int32_t* from = nullptr;  // -1: no pair
+    const std::int32_t* to = nullptr;
+    std::int64_t count = 0;
+};
+
 // What a row becomes after it has been added to: out [T, D] = norm(row) in out's dtype; exact (may
 // be empty) gets it in f32.
 struct RowNorm {
@@ -171,6 +178,9 @@ class Backend {
     // out [G, D] = x[index[g]]; a negative index gives zeros.
     virtual void gather_rows(OpContext& context, const Matrix& x, const std::int32_t* index,
                              const Matrix& out) const = 0;
+    // out[to[i]] = x[from[i]] for every pair with from[i] ≥ 0. No row is written twice.
+    virtual void copy_rows(OpContext& context, const Matrix& x, const RowPairs& pairs,
+                           const Matrix& out) const = 0;
     // logits [G, V] f32 → one Draw per node, and its node's alternatives; see ops/sampling.hpp.
     virtual void sample_nodes(OpContext& context, const Matrix& logits,
                               const SamplingBatch& batch) const = 0;

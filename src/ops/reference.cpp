@@ -304,6 +304,19 @@ class ReferenceBackend final : public Backend {
         }
     }
 
+    void copy_rows(OpContext&, const Matrix& x, const RowPairs& pairs,
+                   const Matrix& out) const override {
+        check_copied_rows(x, out);
+        const auto element = static_cast<std::int64_t>(bytes_of(x.dtype));
+        for (std::int64_t i = 0; i < pairs.count; ++i) {
+            if (pairs.from[i] < 0) continue;
+            check_pair(x, pairs, i, out);
+            std::memcpy(out.data + pairs.to[i] * out.stride * element,
+                        x.data + pairs.from[i] * x.stride * element,
+                        static_cast<std::size_t>(out.cols * element));
+        }
+    }
+
     void sample_nodes(OpContext&, const Matrix& logits, const SamplingBatch& batch) const override {
         check_sampling(logits, batch);
         check_size(logits.cols, batch.vocabulary, "logits");

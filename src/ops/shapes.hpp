@@ -20,6 +20,15 @@ inline void check_activation(const Matrix& matrix, const char* name) {
 inline void check_size(std::int64_t got, std::int64_t wanted, const char* name) {
     CHECK(got == wanted, "{}: {} where {} are needed", name, got, wanted);
 }
+inline void check_copied_rows(const Matrix& x, const Matrix& out) {
+    CHECK(x.dtype == out.dtype, "rows of {} copied to {}", name_of(x.dtype), name_of(out.dtype));
+    check_size(out.cols, x.cols, "copied columns");
+}
+// Of memory that the host reads.
+inline void check_pair(const Matrix& x, const RowPairs& pairs, std::int64_t i, const Matrix& out) {
+    CHECK(pairs.from[i] < x.rows, "row {} of {}", pairs.from[i], x.rows);
+    CHECK(pairs.to[i] >= 0 && pairs.to[i] < out.rows, "to row {} of {}", pairs.to[i], out.rows);
+}
 
 // Columns [h·step, +width) for every head must lie inside the rows.
 inline void check_heads(const Matrix& matrix, std::int64_t step, std::int32_t heads,

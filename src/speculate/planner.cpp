@@ -269,7 +269,7 @@ void DraftPlanner::probe(const PlanQuestion& q, DrafterId drafter) {
 void DraftPlanner::plan(const PlanQuestion& q) {
     ++plans_;
     probes_ = {};
-    promise_ = {};
+    pays_ = false;
     learns_ = false;
     std::array<DrafterId, kMaxDrafters> known;
     std::size_t count = 0;
@@ -304,10 +304,7 @@ void DraftPlanner::plan(const PlanQuestion& q) {
             best_[1] = second_;
         }
     }
-    if (asked_count > 0) {
-        const Outlook& outlook = best_[asked_count - 1].outlook;
-        promise_ = {outlook.tokens, outlook.tokens / outlook.rate, true};
-    }
+    pays_ = asked_count > 0;
     for (std::size_t i = 0; i < asked_count; ++i) {
         keep(q, asked[i], best_[i]);
         off_[asked[i]].reset();

@@ -23,7 +23,6 @@
 
 #include "speculate/acceptance.hpp"
 #include "speculate/budget.hpp"
-#include "speculate/delivered_gain.hpp"
 #include "speculate/draft_time.hpp"
 #include "speculate/expected_tree.hpp"
 #include "speculate/step_time.hpp"
@@ -71,8 +70,8 @@ class DraftPlanner {
     bool probes(DrafterId drafter) const { return probes_.at(drafter); }
     // Whether it asks any of them so.
     bool learns() const { return learns_; }
-    // What it expects of the step if it asks for drafts because they pay, else nothing.
-    const StepPromise& promise() const { return promise_; }
+    // Whether it asks one of them because it pays.
+    bool pays() const { return pays_; }
 
   private:
     // What a plan comes to, so far.
@@ -136,7 +135,7 @@ class DraftPlanner {
     std::array<ProbeSavings, kMaxDrafters> off_;
     std::array<bool, kMaxDrafters> probes_ = {};
     bool learns_ = false;
-    StepPromise promise_;
+    bool pays_ = false;
     std::array<std::vector<DraftShape>, kMaxDrafters> shapes_;
     // Reused from plan to plan.
     Standing without_, with_one_;

@@ -148,6 +148,7 @@ TEST(StepLoop, OperationsDoNotAllocate) {
     backend->rope(context, in, 64, 16, cos_sin, out, 64);
     backend->convert(context, in, 64, 16, 64, out, 64);
     backend->gather_rows(context, in, index.data(), out);
+    backend->copy_rows(context, in, {index.data(), index.data(), 1}, out);
     backend->embed(context, index.data(),
                    {reinterpret_cast<const std::byte*>(x.data()), DType::f32, 2, kHidden}, out);
     backend->route(context, Matrix::of(router.data(), kTokens, rule.experts), nullptr, rule,

@@ -122,8 +122,10 @@ class GrowthRun {
             children = must(device.allocate(static_cast<std::size_t>(nodes_ * made.width) *
                                             sizeof(DraftChild)));
         SamplingBatch arrays;
-        array_memory_ = must(device.allocate(place_arrays(arrays, nullptr, nodes_)));
-        batch_memory_ = must(device.allocate(static_cast<std::size_t>(nodes_) * 128));
+        array_bytes_ = place_arrays(arrays, nullptr, nodes_);
+        array_memory_ = must(device.allocate(array_bytes_));
+        batch_bytes_ = static_cast<std::size_t>(nodes_) * 128;
+        batch_memory_ = must(device.allocate(batch_bytes_));
         lay_roots();
     }
 
@@ -148,7 +150,10 @@ class GrowthRun {
         const FrontierDraws draws{memory_.view_beside(array_memory_.data(), nodes, kTestVocabulary),
                                   changed()};
         backend_.lay_frontiers(context_, growth_, batch, draws);
-        Laid laid{bytes(batch_memory_), bytes(array_memory_), {}};
+        // Of a buffer the bytes that were asked for: a device may give more.
+        Laid laid{download<std::byte>(batch_memory_.data(), batch_bytes_),
+                  download<std::byte>(array_memory_.data(), array_bytes_),
+                  {}};
         for (std::int64_t g = 0; g < nodes; ++g)  // what lies between the members is anything
             std::fill_n(
                 laid.draws.begin() + g * std::int64_t{sizeof(DrawParameters)} +
@@ -183,9 +188,6 @@ class GrowthRun {
         std::vector<T> values(count);
         fine(device_.download(context_.stream, values.data(), from, count * sizeof(T)));
         return values;
-    }
-    std::vector<std::byte> bytes(const Buffer& memory) const {
-        return download<std::byte>(memory.data(), memory.bytes());
     }
     std::size_t count() const { return made_.trees.size(); }
     SamplingCapacity capacity() const {
@@ -264,6 +266,7 @@ class GrowthRun {
     OpContext context_;
     const GrowthCase& made_;
     std::int64_t nodes_;
+    std::size_t array_bytes_ = 0, batch_bytes_ = 0;
     SamplingBatchBuilder builder_;
     SamplingMemory memory_;
     Buffer head_, node_memory_, drafted_, tables_, children_[2], array_memory_, batch_memory_;

@@ -189,6 +189,14 @@ TEST(Copies, EmbedConvertAndGatherAreExact) {
         EXPECT_TRUE(same_bits(gathered.data(), from.data() + 4 * kHidden, kHidden));
         EXPECT_TRUE(same_bits(gathered.data() + 2 * kHidden, from.data() + 8 * kHidden, kHidden));
         EXPECT_EQ(gathered[kHidden + 3], 0.0f);
+
+        const std::vector<std::int32_t> places = {2, 99, 0};
+        std::vector<float> copied(3 * kHidden, 5.0f);
+        backend->copy_rows(machine.context, Matrix::of(from.data(), 9, kHidden),
+                           {index.data(), places.data(), 3}, Matrix::of(copied.data(), 3, kHidden));
+        EXPECT_TRUE(same_bits(copied.data() + 2 * kHidden, from.data() + 4 * kHidden, kHidden));
+        EXPECT_TRUE(same_bits(copied.data(), from.data() + 8 * kHidden, kHidden));
+        EXPECT_EQ(copied[kHidden + 3], 5.0f);  // a row of no pair
     }
 }
 

@@ -214,6 +214,17 @@ class CpuBackend final : public Backend {
         });
     }
 
+    void copy_rows(OpContext& context, const Matrix& x, const RowPairs& pairs,
+                   const Matrix& out) const override {
+        check_copied_rows(x, out);
+        const std::size_t bytes = static_cast<std::size_t>(out.cols) * bytes_of(out.dtype);
+        for_rows(pool_of(context), pairs.count, out.cols, [&](std::int64_t i) {
+            if (pairs.from[i] < 0) return;
+            check_pair(x, pairs, i, out);
+            std::memcpy(address(out, pairs.to[i], 0), address(x, pairs.from[i], 0), bytes);
+        });
+    }
+
     void sample_nodes(OpContext& context, const Matrix& logits,
                       const SamplingBatch& batch) const override {
         ops::sample_nodes(kernels_, context, logits, batch);

@@ -188,6 +188,13 @@ class CudaBackend final : public Backend {
         cuda::gather_rows(context.stream, x, index, out);
     }
 
+    void copy_rows(OpContext& context, const Matrix& x, const RowPairs& pairs,
+                   const Matrix& out) const override {
+        check_copied_rows(x, out);
+        check_activation(out, "copied rows");
+        cuda::copy_rows(context.stream, x, pairs, out);
+    }
+
     void sample_nodes(OpContext& context, const Matrix& logits,
                       const SamplingBatch& batch) const override {
         check_sampling(logits, batch);

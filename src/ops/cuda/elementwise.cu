@@ -108,6 +108,16 @@ __global__ void gather_kernel(Matrix x, const std::int32_t* index, Matrix out) {
     });
 }
 
+template <typename Word>
+__global__ void copy_kernel(Matrix x, RowPairs pairs, Matrix out) {
+    for_elements(pairs.count, out.cols, [&](std::int64_t i, std::int64_t d) {
+        const std::int64_t from = pairs.from[i];
+        if (from < 0) return;
+        reinterpret_cast<Word*>(out.data)[pairs.to[i] * out.stride + d] =
+            reinterpret_cast<const Word*>(x.data)[from * x.stride + d];
+    });
+}
+
 }  // namespace
 
 void embed(Stream stream, const std::int32_t* tokens, const EmbeddingTable& table,
@@ -174,6 +184,17 @@ void gather_rows(Stream stream, const Matrix& x, const std::int32_t* index, cons
                out);
     else
         launch("gather_rows", gather_kernel<std::uint16_t>, grid, kElementThreads, stream, x, index,
+               out);
+}
+
+void copy_rows(Stream stream, const Matrix& x, const RowPairs& pairs, const Matrix& out) {
+    if (pairs.count == 0) return;
+    const dim3 grid = element_grid(pairs.count, out.cols);
+    if (bytes_of(out.dtype) == 4)
+        launch("copy_rows", copy_kernel<std::uint32_t>, grid, kElementThreads, stream, x, pairs,
+               out);
+    else
+        launch("copy_rows", copy_kernel<std::uint16_t>, grid, kElementThreads, stream, x, pairs,
                out);
 }
 

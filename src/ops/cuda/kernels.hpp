@@ -34,6 +34,7 @@ void combine_experts(Stream stream, const Matrix& expert_out, std::int32_t top_k
                      const ExpertPlan& plan, const Matrix& shared, const Matrix& out);
 void reduce_add(Stream stream, const Matrix& partial, const Matrix& residual);
 void gather_rows(Stream stream, const Matrix& x, const std::int32_t* index, const Matrix& out);
+void copy_rows(Stream stream, const Matrix& x, const RowPairs& pairs, const Matrix& out);
 
 void route(Stream stream, const Matrix& logits, const float* bias, const RouterRule& rule,
            const std::int32_t* row_of, const ExpertPlan& plan);

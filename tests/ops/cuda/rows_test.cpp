@@ -140,6 +140,14 @@ TEST_F(GpuRows, ConversionsAndGathersMoveTheirColumns) {
     gpu.backend->gather_rows(gpu.context, in.matrix(3, 4 * kFrom), places.data(),
                              gathered.matrix(4, 4 * kFrom));
     EXPECT_TRUE(same_bits(gathered.values().data(), rows.data(), std::ssize(rows)));
+
+    const std::vector<std::int32_t> target = {3, 99, 0, 1};
+    OnGpu<std::int32_t> target_rows(gpu, target);
+    reference->copy_rows(context, Matrix::of(from.data(), 3, 4 * kFrom),
+                         {index.data(), target.data(), 4}, Matrix::of(rows.data(), 4, 4 * kFrom));
+    gpu.backend->copy_rows(gpu.context, in.matrix(3, 4 * kFrom),
+                           {places.data(), target_rows.data(), 4}, gathered.matrix(4, 4 * kFrom));
+    EXPECT_TRUE(same_bits(gathered.values().data(), rows.data(), std::ssize(rows)));
 }
 
 TEST_F(GpuRows, SwigluAndSumsAreTheirFormulas) {
@@ -167,6 +175,7 @@ TEST_F(GpuRows, NothingHappensWithoutRows) {
     gpu.backend->rms_norm(gpu.context, none, some.data(), 1e-6f, none, {});
     gpu.backend->reduce_add(gpu.context, none, none);
     gpu.backend->gather_rows(gpu.context, none, nullptr, none);
+    gpu.backend->copy_rows(gpu.context, none, {}, none);
     gpu.backend->embed(gpu.context, nullptr, {nullptr, DType::bf16, 1, 64}, none);
     EXPECT_EQ(some.values(), std::vector<float>(64, 1.0f));
 }

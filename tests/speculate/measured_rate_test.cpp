@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ways of decoding on machines whose rates are known: the best one is taken, what a slower one costs
+// is bounded, and a change is noticed.
+#include "speculate/measured_rate.hpp"
+
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "base/random.hpp"
+
+namespace espalier::speculate {
+namespace {
+
+// A machine on which a step of each way takes a second and commits so many tokens per row.
+struct TestMachine {
+    std::array<double, 3> tokens = {1, 1, 1};  // none, free, passes
+    double scatter = 0;
+};
+
+struct Count {
+    std::array<int, 3> steps = {};
+    double tokens = 0;
+};
+
+Count run(MeasuredRate& rate, const TestMachine& machine, int steps, std::int64_t rows = 4,
+          MeasuredRate::Drafters drafters = {.free = true, .passes = true}) {
+    Random random(7);
+    Count count;
+    for (int i = 0; i < steps; ++i) {
+        const DraftingWay way = rate.next(rows, drafters);
+        const auto index = static_cast<std::size_t>(way);
+        const double tokens = machine.tokens[index] * static_cast<double>(rows);
+        ++count.steps[index];
+        count.tokens += tokens;
+        rate.observe(rows, way, tokens, 1 + machine.scatter * (2 * random.unit() - 1));
+    }
+    count.tokens /= static_cast<double>(rows * steps);
+    return count;
+}
+
+TEST(MeasuredRate, TakesTheWayThatPaysAndMeasuresTheSimplerOnes) {
+    MeasuredRate rate;
+    const Count count = run(rate, {.tokens = {1, 1.3, 1.8}, .scatter = 0.2}, 3200);
+    EXPECT_NEAR(count.steps[0], 100, 10);
+    EXPECT_NEAR(count.steps[1], 100, 10);
+}
+
+TEST(MeasuredRate, ASlowerWayCostsLessAndLess) {
+    MeasuredRate rate;
+    const TestMachine machine{.tokens = {1, 0.9, 0.5}};
+    EXPECT_GT(run(rate, machine, 1000).tokens, 0.9);
+    const Count later = run(rate, machine, 20000);
+    EXPECT_GT(later.tokens, 0.985);
+    EXPECT_GT(later.steps[2], 100);  // tried again now and then
+}
+
+TEST(MeasuredRate, KeepsTheFreeDraftersWhereOnlyPassesLose) {
+    MeasuredRate rate;
+    const TestMachine machine{.tokens = {1, 1.4, 1.2}, .scatter = 0.1};
+    run(rate, machine, 1000);
+    EXPECT_GT(run(rate, machine, 10000).tokens, 1.37);
+}
+
+TEST(MeasuredRate, NoticesWhenAWayBeginsToPayOrEnds) {
+    MeasuredRate rate;
+    run(rate, {.tokens = {1, 1, 0.5}}, 5000);
+    const TestMachine better{.tokens = {1, 1, 2}};
+    run(rate, better, 1100);  // the longest pause
+    EXPECT_GT(run(rate, better, 1000).tokens, 1.9);
+    const TestMachine worse{.tokens = {1, 1, 0.5}};
+    run(rate, worse, 200);
+    EXPECT_GT(run(rate, worse, 1000).tokens, 0.93);
+}
+
+TEST(MeasuredRate, OtherBatchesAreTheirOwnMatter) {
+    MeasuredRate rate;
+    run(rate, {.tokens = {1, 1, 0.5}}, 500, 64);
+    EXPECT_EQ(rate.next(64, {.free = true, .passes = true}), DraftingWay::free);
+    EXPECT_EQ(rate.next(1, {.free = true, .passes = true}), DraftingWay::passes);
+}
+
+TEST(MeasuredRate, OffersNoWayWithoutItsDrafters) {
+    MeasuredRate rate;
+    EXPECT_EQ(rate.next(1, {}), DraftingWay::none);
+    EXPECT_EQ(rate.next(1, {.free = true}), DraftingWay::free);
+    const Count count =
+        run(rate, {.tokens = {1, 9, 2}}, 3200, 4, {.free = false, .passes = true});
+    EXPECT_EQ(count.steps[1], 0);
+    EXPECT_NEAR(count.steps[0], 100, 10);
+}
+
+TEST(MeasuredRate, OneWildStepTellsLittleAndAClockThatStandsStillNothing) {
+    MeasuredRate rate;
+    const TestMachine machine{.tokens = {1, 1, 1.5}};
+    run(rate, machine, 200);
+    rate.observe(4, DraftingWay::passes, 4, 1000.0);
+    rate.observe(4, DraftingWay::passes, 4, 0.0);
+    EXPECT_GT(run(rate, machine, 100).steps[2], 90);
+}
+
+}  // namespace
+}  // namespace espalier::speculate
