@@ -280,13 +280,17 @@ ExpressionPtr ExpressionParser::parse_postfix(ExpressionPtr expression) {
         } else if (take_symbol("[")) {
             expression = parse_subscript(std::move(expression));
         } else if (take_symbol("(")) {
-            Arguments arguments = parse_arguments();
-            const std::int64_t depth = std::max(depth_of(expression), depth_of(arguments));
-            expression = make(line, depth, Call{std::move(expression), std::move(arguments)});
+            expression = parse_call(line, std::move(expression));
         } else {
             return expression;
         }
     }
+}
+
+ExpressionPtr ExpressionParser::parse_call(int line, ExpressionPtr callee) {
+    Arguments arguments = parse_arguments();
+    const std::int64_t depth = std::max(depth_of(callee), depth_of(arguments));
+    return make(line, depth, Call{std::move(callee), std::move(arguments)});
 }
 
 ExpressionPtr ExpressionParser::parse_attribute(ExpressionPtr object) {
@@ -372,9 +376,7 @@ ExpressionPtr ExpressionParser::parse_filters_and_tests(ExpressionPtr expression
         } else if (take_name("is")) {
             expression = parse_test(std::move(expression));
         } else if (take_symbol("(")) {
-            Arguments arguments = parse_arguments();
-            const std::int64_t depth = std::max(depth_of(expression), depth_of(arguments));
-            expression = make(line, depth, Call{std::move(expression), std::move(arguments)});
+            expression = parse_call(line, std::move(expression));
         } else {
             return expression;
         }

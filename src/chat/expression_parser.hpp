@@ -69,6 +69,7 @@ class ExpressionParser {
     ExpressionPtr parse_list();
     ExpressionPtr parse_dict();
     ExpressionPtr parse_postfix(ExpressionPtr expression);
+    ExpressionPtr parse_call(int line, ExpressionPtr callee);
     ExpressionPtr parse_attribute(ExpressionPtr object);
     ExpressionPtr parse_subscript(ExpressionPtr object);
     ExpressionPtr parse_filters_and_tests(ExpressionPtr expression);

@@ -8,6 +8,7 @@
 
 #include "base/check.hpp"
 #include "base/content_hash.hpp"
+#include "checkpoint/tensor_hash.hpp"
 
 namespace espalier::checkpoint {
 namespace {
@@ -71,10 +72,7 @@ std::string weights_fingerprint(const Checkpoint& checkpoint) {
     for (const auto& file : checkpoint.files()) {
         hash.add(file->name());
         for (const auto& [name, entry] : file->tensors()) {
-            hash.add(name);
-            hash.add(entry.type_name());
-            for (const std::int64_t extent : entry.shape)
-                hash.word(static_cast<std::uint64_t>(extent));
+            add_entry(hash, name, entry);
             hash.word(entry.begin);
         }
         const std::span<const std::byte> bytes = file->file().bytes();

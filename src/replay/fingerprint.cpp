@@ -5,6 +5,7 @@
 
 #include "base/content_hash.hpp"
 #include "base/mapped_file.hpp"
+#include "checkpoint/tensor_hash.hpp"
 
 namespace espalier::replay {
 namespace {
@@ -35,10 +36,7 @@ Expected<std::string> fingerprint(const checkpoint::Checkpoint& checkpoint) {
     for (const auto& file : checkpoint.files()) {
         hash.add(file->name());
         for (const auto& [name, entry] : file->tensors()) {
-            hash.add(name);
-            hash.add(entry.type_name());
-            for (const std::int64_t extent : entry.shape)
-                hash.word(static_cast<std::uint64_t>(extent));
+            checkpoint::add_entry(hash, name, entry);
             add_content(hash, file->bytes_of(entry));
         }
     }

@@ -19,18 +19,12 @@
 #include "cli/binary.hpp"
 #include "support/paths.hpp"
 #include "support/temporary_directory.hpp"
+
+namespace espalier::test {
 namespace {
 
-using espalier::test::json_of;
-using Result = espalier::test::BinaryResult;
-const std::string& kSapling = espalier::test::sapling();
-
-Result espalier(const std::string& arguments, const std::string& redirect = "2>&1") {
-    return espalier::test::run_binary(arguments, redirect);
-}
-
 TEST(Cli, BenchEngineMeasuresTheSameRequestsInEachConfiguration) {
-    const auto bench = json_of("bench engine " + kSapling +
+    const auto bench = json_of("bench engine " + sapling() +
                                " --requests 6 --prompt 70-90 --output 4-8 --shared 64 "
                                "--concurrency 1,4 --speculate ngram,off --rounds 2 -o json");
     ASSERT_EQ(bench.size(), 4u);
@@ -51,18 +45,18 @@ TEST(Cli, BenchEngineMeasuresTheSameRequestsInEachConfiguration) {
 }
 
 TEST(Cli, BenchEngineWritesKnownTexts) {
-    const espalier::TemporaryDirectory directory;
+    const TemporaryDirectory directory;
     const std::string file = (directory.path() / "completions.jsonl").string();
     std::string words;
     for (int i = 0; i < 60; ++i) words += "word" + std::to_string(i * i % 97) + " ";
     std::ofstream(file) << nlohmann::json{{"prompt", words}, {"completion", words}} << "\n";
-    const auto bench = json_of("bench engine " + kSapling + " --requests 2 --concurrency 2 " +
+    const auto bench = json_of("bench engine " + sapling() + " --requests 2 --concurrency 2 " +
                                "--arrival 50 --speculate ngram --grant everything --completions " +
                                file + " -o json");
     ASSERT_EQ(bench.size(), 1u);
     EXPECT_GT(bench[0]["accepted drafts per step"].get<double>(), 1.0) << bench;
     std::ofstream(file) << R"({"prompt": "a"})";
-    const Result refused = espalier("bench engine " + kSapling + " --completions " + file);
+    const BinaryResult refused = run_binary("bench engine " + sapling() + " --completions " + file);
     EXPECT_EQ(refused.status, 1);
     EXPECT_NE(refused.output.find("line 1 has no text \"completion\""), std::string::npos)
         << refused.output;
@@ -70,9 +64,9 @@ TEST(Cli, BenchEngineWritesKnownTexts) {
 
 // A packed file is found and mapped, gives the same text, and is held to the model beside it.
 TEST(Cli, PackedWeightsGiveTheSameText) {
-    const espalier::TemporaryDirectory directory;
+    const TemporaryDirectory directory;
     const std::string out = (directory.path() / "int4").string();
-    const Result made = espalier("quantize " + kSapling + " " + out + " --packed");
+    const BinaryResult made = run_binary("quantize " + sapling() + " " + out + " --packed");
     ASSERT_EQ(made.status, 0) << made.output;
     EXPECT_NE(made.output.find("packed-panels.espalier: "), std::string::npos) << made.output;
     const std::string asked = "generate " + out + " -p 'def f(' -n 8 --temperature 0 --json";
@@ -87,76 +81,77 @@ TEST(Cli, PackedWeightsGiveTheSameText) {
     EXPECT_GT(at_load["packed_bytes"], 0);
     EXPECT_EQ(mapped["tokens"], at_load["tokens"]);
     EXPECT_EQ(from_disk["tokens"], at_load["tokens"]);
-    const Result missing = espalier(asked + " --mmap-experts");
+    const BinaryResult missing = run_binary(asked + " --mmap-experts");
     EXPECT_EQ(missing.status, 1);
     EXPECT_NE(missing.output.find("--mmap-experts: "), std::string::npos) << missing.output;
     EXPECT_NE(missing.output.find("write it with: espalier pack"), std::string::npos);
-    ASSERT_EQ(espalier("pack " + out).status, 0);
+    ASSERT_EQ(run_binary("pack " + out).status, 0);
     EXPECT_EQ(json_of(asked)["packed_bytes"], 0);
     std::ofstream(directory.path() / "int4" / "packed-panels.espalier", std::ios::binary) << "x";
-    const Result damaged = espalier(asked);
+    const BinaryResult damaged = run_binary(asked);
     EXPECT_EQ(damaged.status, 1);
     EXPECT_NE(damaged.output.find("packed-panels.espalier"), std::string::npos) << damaged.output;
 }
 
 // What quantize writes is what --weights makes at load; eval sees how far both are from the model.
 TEST(Cli, QuantizedModelsAreTheSameFromFilesAndAtLoad) {
-    const espalier::TemporaryDirectory directory;
+    const TemporaryDirectory directory;
     const std::string out = (directory.path() / "int4").string();
     const std::string text = (directory.path() / "text").string();
     std::ofstream(text) << "def add(a, b):\n    return a + b\n\n\nclass Point:\n    pass\n";
-    const Result made = espalier("quantize " + kSapling + " " + out);
+    const BinaryResult made = run_binary("quantize " + sapling() + " " + out);
     ASSERT_EQ(made.status, 0) << made.output;
-    EXPECT_EQ(espalier("quantize " + kSapling + " " + out).status, 1);  // not empty
-    const std::string eval = " --json --against " + kSapling + " --text " + text;
+    EXPECT_EQ(run_binary("quantize " + sapling() + " " + out).status, 1);  // not empty
+    const std::string eval = " --json --against " + sapling() + " --text " + text;
     const auto files = json_of("eval " + out + eval);
-    EXPECT_EQ(files, json_of("eval " + kSapling + eval + " --weights int4"));
-    const auto own = json_of("eval " + kSapling + eval);
+    EXPECT_EQ(files, json_of("eval " + sapling() + eval + " --weights int4"));
+    const auto own = json_of("eval " + sapling() + eval);
     EXPECT_NEAR(own["mean_kl_bits"].get<double>(), 0.0, 1e-9);
     EXPECT_EQ(own["top_agreement"], 1.0);
     EXPECT_GT(files["mean_kl_bits"].get<double>(), 1e-6);
     EXPECT_GT(own["bits_per_byte"].get<double>(), 0.1);
     const std::string prompt = " 'def add(a, b):' -n 8 --temperature 0 --json";
     EXPECT_EQ(json_of("generate " + out + prompt)["tokens"],
-              json_of("generate " + kSapling + prompt + " --weights int4")["tokens"]);
+              json_of("generate " + sapling() + prompt + " --weights int4")["tokens"]);
 }
 
 TEST(Cli, RoundedWeightsAreTracedAndReplayed) {
-    const espalier::TemporaryDirectory directory;
+    const TemporaryDirectory directory;
     const std::string file = (directory.path() / "run.jsonl").string();
-    const Result made = espalier("generate " + kSapling +
-                                 " 'def add(a, b):' -n 8 --seed 3 --weights int8 --trace " + file);
+    const BinaryResult made = run_binary(
+        "generate " + sapling() + " 'def add(a, b):' -n 8 --seed 3 --weights int8 --trace " + file);
     ASSERT_EQ(made.status, 0) << made.output;
-    const Result again = espalier("replay " + file);
+    const BinaryResult again = run_binary("replay " + file);
     EXPECT_EQ(again.status, 0) << again.output;
     EXPECT_NE(again.output.find("8 tokens of 1 requests are the same"), std::string::npos)
         << again.output;
 }
 
 TEST(Cli, SelftestLosslessEndsInATable) {
-    const espalier::TemporaryDirectory directory;
+    const TemporaryDirectory directory;
     const std::string model = (directory.path() / "model").string();
-    EXPECT_EQ(espalier("make-model --preset tiny-v3 --out " + model).status, 0);
-    const Result result = espalier("selftest lossless " + model + " --seconds 0 --seed 7");
+    EXPECT_EQ(run_binary("make-model --preset tiny-v3 --out " + model).status, 0);
+    const BinaryResult result = run_binary("selftest lossless " + model + " --seconds 0 --seed 7");
     EXPECT_EQ(result.status, 0) << result.output;
     for (const char* part : {"drafts accepted", "workloads 7 to 7", "the bits it gives alone"})
         EXPECT_NE(result.output.find(part), std::string::npos) << result.output;
 }
 
 TEST(Cli, TokensAndTextAreEachOther) {
-    const Result ids = espalier("tokenize " + kSapling + " -p 'def café(x): return 1' --ids");
+    const BinaryResult ids =
+        run_binary("tokenize " + sapling() + " -p 'def café(x): return 1' --ids");
     ASSERT_EQ(ids.status, 0) << ids.output;
     std::string list = ids.output;
     list.pop_back();
     std::replace(list.begin(), list.end(), ' ', ',');
-    EXPECT_EQ(espalier("tokenize " + kSapling + " --decode " + list).output,
+    EXPECT_EQ(run_binary("tokenize " + sapling() + " --decode " + list).output,
               "def café(x): return 1\n");
 }
 
 TEST(Cli, AWrittenModelIsInspectedAndRuns) {
-    const espalier::TemporaryDirectory directory;
+    const TemporaryDirectory directory;
     const std::string model = (directory.path() / "model").string();
-    EXPECT_EQ(espalier("make-model --preset tiny-v2 --dtype fp8 --out " + model).status, 0);
+    EXPECT_EQ(run_binary("make-model --preset tiny-v2 --dtype fp8 --out " + model).status, 0);
     const auto inspected = json_of("inspect " + model + " --json");
     EXPECT_EQ(inspected["architecture"], "DeepSeek-V2");
     EXPECT_EQ(inspected["weight_dtype"], "F8_E4M3");
@@ -168,7 +163,7 @@ TEST(Cli, AWrittenModelIsInspectedAndRuns) {
     ASSERT_EQ(bench.size(), 5u);
     EXPECT_EQ(bench[3]["depth"], 70);
     EXPECT_GT(bench[3]["ms"].get<double>(), 0.0);
-    EXPECT_EQ(espalier("make-model --out " + model).status, 1);  // not empty
+    EXPECT_EQ(run_binary("make-model --out " + model).status, 1);  // not empty
 }
 
 TEST(Cli, APresetIsTimedWithoutBeingKept) {
@@ -181,21 +176,21 @@ TEST(Cli, APresetIsTimedWithoutBeingKept) {
 }
 
 TEST(Cli, SelftestEndsInATable) {
-    const Result result =
-        espalier("selftest --seconds 0 --variant portable --format bf16 --check bounds --seed 3");
+    const BinaryResult result =
+        run_binary("selftest --seconds 0 --variant portable --format bf16 --check bounds --seed 3");
     EXPECT_EQ(result.status, 0) << result.output;
     EXPECT_NE(result.output.find("3 Bounds"), std::string::npos) << result.output;
     EXPECT_NE(result.output.find("seeds 3 to 3"), std::string::npos) << result.output;
 }
 
 TEST(Cli, BenchMlaComparesWithPeers) {
-    const espalier::TemporaryDirectory directory;
+    const TemporaryDirectory directory;
     const std::string shapes = (directory.path() / "shapes.csv").string();
     const std::string out = (directory.path() / "out.csv").string();
     std::ofstream(shapes) << "machine,batch,kv_len,heads,q_len,best_bf16_peer_us\n"
                              "\"H200, 1 of 8\",2,100,4,3,50.0\n";
-    const Result result =
-        espalier("bench mla -r 1 --threads 1 --mask tree --shapes " + shapes + " --csv " + out);
+    const BinaryResult result =
+        run_binary("bench mla -r 1 --threads 1 --mask tree --shapes " + shapes + " --csv " + out);
     EXPECT_EQ(result.status, 0) << result.output;
     EXPECT_NE(result.output.find("R ≤ 64: 1 shapes"), std::string::npos) << result.output;
     std::ifstream written(out);
@@ -206,11 +201,11 @@ TEST(Cli, BenchMlaComparesWithPeers) {
     EXPECT_EQ(header.substr(header.size() - 17), "peer us,peer/ours");
     EXPECT_EQ(row.substr(0, 14), "1,2,100,4,3,12");
     std::ofstream(shapes) << "batch,kv_len,heads,q_len\n2,many,4,3\n";
-    const Result refused = espalier("bench mla --threads 1 --shapes " + shapes);
+    const BinaryResult refused = run_binary("bench mla --threads 1 --shapes " + shapes);
     EXPECT_EQ(refused.status, 1);
     EXPECT_NE(refused.output.find("line 2: kv_len is 'many'"), std::string::npos) << refused.output;
     std::ofstream(shapes) << "batch,kv_len,heads,q_len\n2,100,4,\"3\n";
-    const Result open_quote = espalier("bench mla --threads 1 --shapes " + shapes);
+    const BinaryResult open_quote = run_binary("bench mla --threads 1 --shapes " + shapes);
     EXPECT_EQ(open_quote.status, 1);
     EXPECT_NE(open_quote.output.find("line 2: a quoted cell does not end"), std::string::npos)
         << open_quote.output;
@@ -224,56 +219,58 @@ TEST(Cli, RefusalsSaySoAndExitAccordingly) {
     };
     for (const Refusal& refusal : {
              Refusal{"", 2, "A subcommand is required"},
-             Refusal{"generate " + kSapling + " -p x --temperature -1", 1,
+             Refusal{"generate " + sapling() + " -p x --temperature -1", 1,
                      "temperature: -1, not within 0…100"},
-             Refusal{"generate " + kSapling + " -p x --choices 0", 1,
+             Refusal{"generate " + sapling() + " -p x --choices 0", 1,
                      "--choices: 0, not within 1…128"},
-             Refusal{"generate " + kSapling + " -p x -n 0", 1, "--max-tokens: 0, at least 1"},
-             Refusal{"generate " + kSapling + " -p x --choices 129", 1,
+             Refusal{"generate " + sapling() + " -p x -n 0", 1, "--max-tokens: 0, at least 1"},
+             Refusal{"generate " + sapling() + " -p x --choices 129", 1,
                      "--choices: 129, not within 1…128"},
-             Refusal{"generate " + kSapling + " -p x --seed -1", 2, "--seed"},
-             Refusal{"generate " + kSapling + " -p x --seed 18446744073709551616", 2, "--seed"},
-             Refusal{"generate " + kSapling + " -p x --seed 1e23", 2, "--seed"},
-             Refusal{"generate " + kSapling + " -p x --seed 010", 2,
+             Refusal{"generate " + sapling() + " -p x --seed -1", 2, "--seed"},
+             Refusal{"generate " + sapling() + " -p x --seed 18446744073709551616", 2, "--seed"},
+             Refusal{"generate " + sapling() + " -p x --seed 1e23", 2, "--seed"},
+             Refusal{"generate " + sapling() + " -p x --seed 010", 2,
                      "010 is not a decimal integer"},
-             Refusal{"generate " + kSapling + " -p x --pages 999999999", 1, "--pages: 999999999"},
-             Refusal{"generate " + kSapling + " -p x --prompt-logprobs 1", 2, "--json"},
-             Refusal{"generate " + kSapling + " -p x --logits /nowhere/logits.npy", 1,
+             Refusal{"generate " + sapling() + " -p x --pages 999999999", 1, "--pages: 999999999"},
+             Refusal{"generate " + sapling() + " -p x --prompt-logprobs 1", 2, "--json"},
+             Refusal{"generate " + sapling() + " -p x --logits /nowhere/logits.npy", 1,
                      "--logits: '/nowhere/logits.npy' cannot be written"},
-             Refusal{"generate " + kSapling + " -p x --logit-bias 7", 1, "not ID:BIAS"},
-             Refusal{"generate " + kSapling + " -p x --speculate luck", 2, "--speculate"},
-             Refusal{"generate " + kSapling + " -p x --draft-depth 99", 1,
+             Refusal{"generate " + sapling() + " -p x --logit-bias 7", 1, "not ID:BIAS"},
+             Refusal{"generate " + sapling() + " -p x --speculate luck", 2, "--speculate"},
+             Refusal{"generate " + sapling() + " -p x --draft-depth 99", 1,
                      "--draft-depth: 99, not within 0…63"},
-             Refusal{"bench engine " + kSapling + " --speculate mtp:x", 1,
+             Refusal{"bench engine " + sapling() + " --speculate mtp:x", 1,
                      "--speculate mtp:x: not NAMES"},
-             Refusal{"generate " + kSapling + " -p x --logprobs 2", 2, "--json"},
-             Refusal{"bench engine " + kSapling + " --prompt 9-3", 1, "--prompt 9-3: not a number"},
-             Refusal{"bench engine " + kSapling + " --arrival soon", 1, "--arrival soon"},
-             Refusal{"bench engine " + kSapling + " --prompt 4000", 1,
+             Refusal{"generate " + sapling() + " -p x --logprobs 2", 2, "--json"},
+             Refusal{"bench engine " + sapling() + " --prompt 9-3", 1,
+                     "--prompt 9-3: not a number"},
+             Refusal{"bench engine " + sapling() + " --arrival soon", 1, "--arrival soon"},
+             Refusal{"bench engine " + sapling() + " --prompt 4000", 1,
                      "the model's context is 2048"},
              Refusal{"selftest lossless", 2, "model is required"},
-             Refusal{"generate " + kSapling + " -p x --threads 5000", 1,
+             Refusal{"generate " + sapling() + " -p x --threads 5000", 1,
                      "--threads: 5000, not within 1…1024"},
-             Refusal{"generate " + kSapling + " -p x --device cuda", 1,
+             Refusal{"generate " + sapling() + " -p x --device cuda", 1,
                      "this build has no CUDA backend"},
-             Refusal{"bench model " + kSapling + " --device cuda", 1,
+             Refusal{"bench model " + sapling() + " --device cuda", 1,
                      "this build has no CUDA backend"},
-             Refusal{"selftest lossless " + kSapling + " --speculate eagle3", 1,
+             Refusal{"selftest lossless " + sapling() + " --speculate eagle3", 1,
                      "no EAGLE3 draft is named"},
              Refusal{"generate NOBODY/nothing -p x", 1, "not in the hub cache"},
-             Refusal{"inspect " + kSapling + "-eagle3", 1, "is not supported; supported are"},
-             Refusal{"bench model " + kSapling + " -o xml", 1, "not one of md, csv, json"},
+             Refusal{"inspect " + sapling() + "-eagle3", 1, "is not supported; supported are"},
+             Refusal{"bench model " + sapling() + " -o xml", 1, "not one of md, csv, json"},
              Refusal{"bench model", 2, "--synthetic"},
-             Refusal{"bench model " + kSapling + " --synthetic tiny-v3", 2, "--synthetic"},
+             Refusal{"bench model " + sapling() + " --synthetic tiny-v3", 2, "--synthetic"},
              Refusal{"bench model --synthetic huge", 2, "--synthetic"},
-             Refusal{"bench model " + kSapling + " --dtype int4", 2, "--dtype"},
+             Refusal{"bench model " + sapling() + " --dtype int4", 2, "--dtype"},
              Refusal{"selftest --check nonsense", 2, "--check"},
              Refusal{"selftest --device cuda --variant avx2", 1, "chooses among CPU kernels"},
          }) {
-        const Result result = espalier(refusal.arguments);
+        const BinaryResult result = run_binary(refusal.arguments);
         EXPECT_EQ(result.status, refusal.status) << refusal.arguments;
         EXPECT_NE(result.output.find(refusal.sentence), std::string::npos) << result.output;
     }
 }
 
 }  // namespace
+}  // namespace espalier::test

@@ -17,19 +17,12 @@
 #include "support/paths.hpp"
 #include "support/temporary_directory.hpp"
 
+namespace espalier::test {
 namespace {
-
-using espalier::test::json_of;
-using Result = espalier::test::BinaryResult;
-const std::string& kSapling = espalier::test::sapling();
-
-Result espalier(const std::string& arguments, const std::string& redirect = "2>&1") {
-    return espalier::test::run_binary(arguments, redirect);
-}
 
 TEST(Cli, TheTextIsAFunctionOfPromptSeedAndParametersAlone) {
     const std::string common =
-        "generate " + kSapling + " -p 'class Timer:' -n 40 --json --temperature 0.8 --top-p 0.95 ";
+        "generate " + sapling() + " -p 'class Timer:' -n 40 --json --temperature 0.8 --top-p 0.95 ";
     const auto first = json_of(common + "--seed 11 --threads 1");
     EXPECT_EQ(first["completion_tokens"], 40);
     EXPECT_EQ(first["seed"], 11);
@@ -41,9 +34,9 @@ TEST(Cli, TheTextIsAFunctionOfPromptSeedAndParametersAlone) {
 
 // As transformers reads it; flags win.
 TEST(Cli, GenerationConfigStandsForFlagsThatAreNotGiven) {
-    const espalier::TemporaryDirectory directory;
+    const TemporaryDirectory directory;
     const std::string model = (directory.path() / "tiny").string();
-    ASSERT_EQ(espalier("make-model --preset tiny-v3 --out " + model).status, 0);
+    ASSERT_EQ(run_binary("make-model --preset tiny-v3 --out " + model).status, 0);
     const auto tokens = [&](const std::string& flags, const char* config) {
         std::ofstream(model + "/generation_config.json") << config;
         return json_of("generate " + model + " -p abc -n 24 --ignore-eos --json --seed 3 " +
@@ -63,7 +56,7 @@ TEST(Cli, GenerationConfigStandsForFlagsThatAreNotGiven) {
 
 TEST(Cli, AReportedSeedRepeatsTheText) {
     const std::string common =
-        "generate " + kSapling + " -p 'import os' -n 24 --json --temperature 1 ";
+        "generate " + sapling() + " -p 'import os' -n 24 --json --temperature 1 ";
     const auto drawn = json_of(common);
     EXPECT_EQ(json_of(common + "--seed " + drawn["seed"].dump())["tokens"], drawn["tokens"]);
 }
@@ -75,7 +68,7 @@ const std::string kRepeating =
 
 TEST(Cli, DraftsChangeTheSpeedAndNothingElse) {
     const std::string common =
-        "generate " + kSapling + " " + kRepeating + " -n 60 --json --logprobs 2 --ignore-eos ";
+        "generate " + sapling() + " " + kRepeating + " -n 60 --json --logprobs 2 --ignore-eos ";
     for (const char* sampling : {"--temperature 0 ", "--temperature 0.7 --seed 3 ",
                                  "--temperature 1 --seed 4 --repetition-penalty 1.1 "
                                  "--presence-penalty 0.2 --frequency-penalty 0.1 --min-p 0.05 "}) {
@@ -99,7 +92,7 @@ TEST(Cli, DraftsChangeTheSpeedAndNothingElse) {
 
 #if defined(ESPALIER_WITH_GRAMMAR)
 TEST(Cli, GenerateHoldsItsTextToWhatIsAskedFor) {
-    const espalier::TemporaryDirectory directory;
+    const TemporaryDirectory directory;
     const std::string schema = (directory.path() / "schema.json").string();
     std::ofstream(schema)
         << R"({"type": "object", "required": ["name", "count"], "additionalProperties": false,
@@ -108,7 +101,7 @@ TEST(Cli, GenerateHoldsItsTextToWhatIsAskedFor) {
     const std::string ebnf = (directory.path() / "tag.ebnf").string();
     std::ofstream(ebnf) << R"(root ::= "<" [a-z] [0-9]? ">")";
     const std::string common =
-        "generate " + kSapling + " -p 'record = ' -n 400 --temperature 2 --json ";
+        "generate " + sapling() + " -p 'record = ' -n 400 --temperature 2 --json ";
     for (const char* seed : {"--seed 1 ", "--seed 2 "}) {
         const auto drafted = json_of(common + seed + "--json-schema " + schema);
         const auto plain = json_of(common + seed + "--speculate off --json-schema " + schema);
@@ -130,7 +123,7 @@ TEST(Cli, GenerateHoldsItsTextToWhatIsAskedFor) {
     EXPECT_TRUE(std::regex_match(text("--grammar " + ebnf), std::regex("<[a-z][0-9]?>")));
 
     const auto refused = [](const std::string& flags, const char* says) {
-        const Result result = espalier("generate " + kSapling + " -p x " + flags);
+        const BinaryResult result = run_binary("generate " + sapling() + " -p x " + flags);
         EXPECT_NE(result.status, 0) << flags;
         EXPECT_NE(result.output.find(says), std::string::npos) << result.output;
     };
@@ -143,15 +136,15 @@ TEST(Cli, GenerateHoldsItsTextToWhatIsAskedFor) {
 #endif
 
 TEST(Cli, GenerateTellsStepsDraftsAndSpeed) {
-    const Result result =
-        espalier("generate " + kSapling + " " + kRepeating + " -n 30 --temperature 0");
+    const BinaryResult result =
+        run_binary("generate " + sapling() + " " + kRepeating + " -n 30 --temperature 0");
     EXPECT_EQ(result.status, 0) << result.output;
     for (const char* part : {"third = load", " steps, ", " accepted drafts per step", "tokens/s"})
         EXPECT_NE(result.output.find(part), std::string::npos) << part << "\n" << result.output;
 }
 
 TEST(Cli, ChoicesStopsAndLimitsAreTheEngines) {
-    const std::string common = "generate " + kSapling + " 'import os' --json --temperature 1 ";
+    const std::string common = "generate " + sapling() + " 'import os' --json --temperature 1 ";
     const auto choices = json_of(common + "-n 12 --choices 3 --seed 5 --ignore-eos");
     ASSERT_EQ(choices["choices"].size(), 3u);
     EXPECT_EQ(choices["completion_tokens"], 36);
@@ -172,9 +165,9 @@ TEST(Cli, ChoicesStopsAndLimitsAreTheEngines) {
 }
 
 TEST(Cli, ThePromptsLogprobsAreTheLogitsOwn) {
-    const espalier::TemporaryDirectory directory;
+    const TemporaryDirectory directory;
     const std::string file = (directory.path() / "logits.npy").string();
-    const std::string common = "generate " + kSapling + " 'def add(a, b):' --json ";
+    const std::string common = "generate " + sapling() + " 'def add(a, b):' --json ";
     const auto scored =
         json_of(common + "-n 0 --prompt-logprobs 2 --speculate off --logits " + file);
     EXPECT_EQ(scored["completion_tokens"], 0);
@@ -206,7 +199,7 @@ TEST(Cli, ThePromptsLogprobsAreTheLogitsOwn) {
 
 TEST(Cli, SpecialTokensArePlainTextUnlessAskedFor) {
     const std::string special = "'<｜User｜>x'";
-    const std::string common = "generate " + kSapling + " -n 1 --json " + special;
+    const std::string common = "generate " + sapling() + " -n 1 --json " + special;
     const int plain = json_of(common)["prompt_tokens"];
     const int parsed = json_of(common + " --special")["prompt_tokens"];
     EXPECT_LT(parsed, plain);
@@ -214,7 +207,7 @@ TEST(Cli, SpecialTokensArePlainTextUnlessAskedFor) {
 
 TEST(Cli, EngineFlagsChangeTheWorkAndNotTheText) {
     const std::string common =
-        "generate " + kSapling + " " + kRepeating + " -n 20 --json --temperature 0.7 --seed 3 ";
+        "generate " + sapling() + " " + kRepeating + " -n 20 --json --temperature 0.7 --seed 3 ";
     const auto plain = json_of(common);
     for (const char* flags :
          {"--rows 3 --pages 40 --step-tokens 1 --max-waiting 5", "--max-model-len 500",
@@ -224,30 +217,32 @@ TEST(Cli, EngineFlagsChangeTheWorkAndNotTheText) {
 }
 
 TEST(Cli, ACacheOfFp8IsTracedAndReplayed) {
-    const espalier::TemporaryDirectory directory;
+    const TemporaryDirectory directory;
     const std::string file = (directory.path() / "run.jsonl").string();
-    const Result made =
-        espalier("generate " + kSapling +
-                 " 'def add(a, b):' -n 8 --seed 3 --kv-format fp8_token --trace " + file);
+    const BinaryResult made =
+        run_binary("generate " + sapling() +
+                   " 'def add(a, b):' -n 8 --seed 3 --kv-format fp8_token --trace " + file);
     if (made.status == 1) {  // a model whose activations are f32 has no such cache
         EXPECT_NE(made.output.find("fp8_token"), std::string::npos) << made.output;
         return;
     }
     ASSERT_EQ(made.status, 0) << made.output;
-    const Result again = espalier("replay " + file);
+    const BinaryResult again = run_binary("replay " + file);
     EXPECT_EQ(again.status, 0) << again.output;
     EXPECT_NE(again.output.find("8 tokens of 1 requests are the same"), std::string::npos)
         << again.output;
 }
 
 TEST(Cli, ErrorsGoToStandardErrorAndTheRestToStandardOutput) {
-    const Result refused = espalier("generate " + kSapling + " x --temperature -1", "2>/dev/null");
+    const BinaryResult refused =
+        run_binary("generate " + sapling() + " x --temperature -1", "2>/dev/null");
     EXPECT_EQ(refused.status, 1);
     EXPECT_EQ(refused.output, "");
-    const Result wrong = espalier("generate", "2>/dev/null");
+    const BinaryResult wrong = run_binary("generate", "2>/dev/null");
     EXPECT_EQ(wrong.status, 2);
     EXPECT_EQ(wrong.output, "");
-    const Result text = espalier("generate " + kSapling + " 'import os' -n 2", "2>/dev/null");
+    const BinaryResult text =
+        run_binary("generate " + sapling() + " 'import os' -n 2", "2>/dev/null");
     EXPECT_EQ(text.output.find("tokens/s"), std::string::npos) << text.output;
     EXPECT_TRUE(text.output.starts_with("import os")) << text.output;
 }
@@ -281,13 +276,13 @@ TEST(Cli, RandomFlagsNeverCrash) {
                                             "--help",
                                             "--threads",
                                             "3",
-                                            kSapling};
-    espalier::Random random(11);
+                                            sapling()};
+    Random random(11);
     for (int i = 0; i < 30; ++i) {
-        std::string arguments = "generate " + kSapling + " x -n 1";
+        std::string arguments = "generate " + sapling() + " x -n 1";
         for (int count = random.between(1, 5); count > 0; --count)
             arguments += " " + words[random.bits() % words.size()];
-        const Result result = espalier(arguments);
+        const BinaryResult result = run_binary(arguments);
         EXPECT_TRUE(result.status == 0 || result.status == 1 || result.status == 2)
             << arguments << "\n"
             << result.output;
@@ -298,3 +293,4 @@ TEST(Cli, RandomFlagsNeverCrash) {
 }
 
 }  // namespace
+}  // namespace espalier::test

@@ -11,24 +11,18 @@
 #include "support/paths.hpp"
 #include "support/temporary_directory.hpp"
 
+namespace espalier::test {
 namespace {
-
-using espalier::test::json_of;
-using Result = espalier::test::BinaryResult;
-const std::string& kSapling = espalier::test::sapling();
-
-Result espalier(const std::string& arguments, const std::string& redirect = "2>&1") {
-    return espalier::test::run_binary(arguments, redirect);
-}
 
 // A trace of a short text, in a folder of its own.
 class CliReplay : public ::testing::Test {
   protected:
     CliReplay() {
-        const Result made = espalier("generate " + kSapling +
-                                     " -p 'def add(a, b):' -n 24 --seed 3 --temperature 0.7 "
-                                     "--trace " +
-                                     file_);
+        const BinaryResult made =
+            run_binary("generate " + sapling() +
+                       " -p 'def add(a, b):' -n 24 --seed 3 --temperature 0.7 "
+                       "--trace " +
+                       file_);
         EXPECT_EQ(made.status, 0) << made.output;
     }
     std::string text() const {
@@ -36,23 +30,23 @@ class CliReplay : public ::testing::Test {
         return {std::istreambuf_iterator<char>(in), {}};
     }
     void expect_refused(const std::string& command, const std::string& why) const {
-        const Result result = espalier(command);
+        const BinaryResult result = run_binary(command);
         EXPECT_EQ(result.status, 1) << result.output;
         EXPECT_NE(result.output.find(why), std::string::npos) << result.output;
     }
 
-    const espalier::TemporaryDirectory directory_;
+    const TemporaryDirectory directory_;
     const std::string file_ = (directory_.path() / "run.jsonl").string();
 };
 
 TEST_F(CliReplay, RunsATraceAgain) {
-    for (const std::string& model : {std::string(), kSapling}) {
-        const Result again = espalier("replay " + file_ + " " + model);
+    for (const std::string& model : {std::string(), sapling()}) {
+        const BinaryResult again = run_binary("replay " + file_ + " " + model);
         EXPECT_EQ(again.status, 0) << again.output;
         EXPECT_NE(again.output.find("24 tokens of 1 requests are the same"), std::string::npos)
             << again.output;
     }
-    EXPECT_EQ(espalier("replay " + file_ + " --threads 1").status, 0);
+    EXPECT_EQ(run_binary("replay " + file_ + " --threads 1").status, 0);
 }
 
 TEST_F(CliReplay, RefusesWhatDiffersByName) {
@@ -64,15 +58,15 @@ TEST_F(CliReplay, RefusesWhatDiffersByName) {
     expect_refused("replay " + file_, "run.jsonl, line 2: 'kind' is missing");
     std::ofstream(file_) << whole;
     const std::string other = (directory_.path() / "tiny").string();
-    ASSERT_EQ(espalier("make-model --preset tiny-v3 --out " + other).status, 0);
+    ASSERT_EQ(run_binary("make-model --preset tiny-v3 --out " + other).status, 0);
     expect_refused("replay " + file_ + " " + other, "the trace was made with model 'sapling' of");
     expect_refused("replay " + file_ + ".none", "cannot be opened");
-    EXPECT_EQ(espalier("replay " + file_ + " " + other + " --chrome x").status, 2);
+    EXPECT_EQ(run_binary("replay " + file_ + " " + other + " --chrome x").status, 2);
 }
 
 TEST_F(CliReplay, DrawsATimelineWithoutAModel) {
     const std::string out = (directory_.path() / "timeline.json").string();
-    const Result drawn = espalier("replay " + file_ + " --chrome " + out);
+    const BinaryResult drawn = run_binary("replay " + file_ + " --chrome " + out);
     EXPECT_EQ(drawn.status, 0) << drawn.output;
     std::ifstream in(out);
     const auto timeline = nlohmann::json::parse(in);
@@ -80,12 +74,12 @@ TEST_F(CliReplay, DrawsATimelineWithoutAModel) {
 }
 
 TEST_F(CliReplay, ABenchIsTracedToo) {
-    const std::string bench = "bench engine " + kSapling +
+    const std::string bench = "bench engine " + sapling() +
                               " --requests 4 --prompt 8-16 --output 4-8 --concurrency 2 --trace " +
                               file_;
-    const Result made = espalier(bench);
+    const BinaryResult made = run_binary(bench);
     ASSERT_EQ(made.status, 0) << made.output;
-    const Result again = espalier("replay " + file_);
+    const BinaryResult again = run_binary("replay " + file_);
     EXPECT_EQ(again.status, 0) << again.output;
     EXPECT_NE(again.output.find("of 4 requests are the same"), std::string::npos) << again.output;
     expect_refused(bench + " --rounds 2", "--trace writes one run, but");
@@ -95,14 +89,13 @@ TEST_F(CliReplay, ABenchIsTracedToo) {
 // the fingerprint of their models and every token in them still hold. (tiny-v2 in f32 at
 // temperature 0.7 with preemptions, and with trees along known texts; tiny-v3 in FP8, greedy.)
 TEST(EarlierTraces, ReplayToTheSameTokens) {
-    const espalier::TemporaryDirectory directory;
+    const TemporaryDirectory directory;
     ASSERT_EQ(::setenv("ESPALIER_CPU_VARIANT", "portable", 1), 0);
     const std::string v2 = (directory.path() / "v2").string();
     const std::string v3 = (directory.path() / "v3").string();
-    EXPECT_EQ(espalier("make-model --preset tiny-v2 --dtype f32 --out " + v2).status, 0);
-    EXPECT_EQ(espalier("make-model --preset tiny-v3 --dtype fp8 --seed 7 --out " + v3).status, 0);
-    const std::string traces =
-        std::string(espalier::test::source_directory()) + "/tests/replay/data/";
+    EXPECT_EQ(run_binary("make-model --preset tiny-v2 --dtype f32 --out " + v2).status, 0);
+    EXPECT_EQ(run_binary("make-model --preset tiny-v3 --dtype fp8 --seed 7 --out " + v3).status, 0);
+    const std::string traces = std::string(source_directory()) + "/tests/replay/data/";
     struct Case {
         std::string file, model, says;
     };
@@ -110,7 +103,7 @@ TEST(EarlierTraces, ReplayToTheSameTokens) {
          {Case{"tiny_v2_sampled.jsonl", v2, "299 tokens of 10 requests are the same"},
           Case{"tiny_v2_trees.jsonl", v2, "1665 tokens of 8 requests are the same"},
           Case{"tiny_v3_greedy.jsonl", v3, "460 tokens of 10 requests are the same"}}) {
-        const Result again = espalier("replay " + traces + file + " " + model);
+        const BinaryResult again = run_binary("replay " + traces + file + " " + model);
         EXPECT_EQ(again.status, 0) << again.output;
         EXPECT_NE(again.output.find(says), std::string::npos) << again.output;
     }
@@ -118,3 +111,4 @@ TEST(EarlierTraces, ReplayToTheSameTokens) {
 }
 
 }  // namespace
+}  // namespace espalier::test

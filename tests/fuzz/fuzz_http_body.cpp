@@ -2,18 +2,16 @@
 // Any bytes as the body of a generation request: refused with a message, or accepted as a request
 // whose numbers are in range.
 #include <cstdint>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "fuzz/require.hpp"
 #include "server/body.hpp"
 #include "server/generation_request.hpp"
 
 namespace {
 
-void require(bool holds) {
-    if (!holds) std::abort();
-}
+using espalier::test::require;
 
 void check(const espalier::server::GenerationRequest& request) {
     using namespace espalier;

@@ -3,20 +3,17 @@
 // format, the second how the text is cut; what comes out is the same in one piece, nothing is told
 // that the text does not have, and little is held.
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "fuzz/require.hpp"
 #include "output/parser.hpp"
 
 namespace {
 
 using namespace espalier::output;
-
-void require(bool condition) {
-    if (!condition) std::abort();
-}
+using espalier::test::require;
 
 // Each event's kind and text, pieces of one kind joined.
 std::string told(const ParserOptions& options, std::string_view text, std::size_t piece) {

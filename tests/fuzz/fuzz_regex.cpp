@@ -2,10 +2,10 @@
 // Compiles arbitrary bytes as a regular expression, alone and as a schema's pattern, and lets a
 // random model write under it: what it writes is UTF-8, and JSON where it is a pattern.
 #include <cstdint>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "fuzz/require.hpp"
 #include "grammar/random_model.hpp"
 #include "grammar/small_vocabulary.hpp"
 #include "text/utf8.hpp"
@@ -14,10 +14,7 @@ namespace {
 
 using namespace espalier;
 using grammar::Kind;
-
-void require(bool condition) {
-    if (!condition) std::abort();
-}
+using test::require;
 
 }  // namespace
 

@@ -2,20 +2,17 @@
 // Any bytes as a safetensors file: either refused with a message, or every tensor lies inside the
 // file, disjoint from the others and of the size its shape says.
 #include <cstdint>
-#include <cstdlib>
 #include <span>
 #include <string>
 
 #include "checkpoint/safetensors.hpp"
+#include "fuzz/require.hpp"
 
 namespace {
 
 using espalier::checkpoint::StoredType;
 using espalier::checkpoint::TensorEntries;
-
-void require(bool condition) {
-    if (!condition) std::abort();
-}
+using espalier::test::require;
 
 void check(const espalier::Expected<TensorEntries>& result, std::uint64_t file_bytes) {
     if (!result) {

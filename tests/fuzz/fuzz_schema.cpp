@@ -3,9 +3,9 @@
 // byte), and walks a few tokens: every mask agrees with what is accepted, and what is accepted can
 // be taken back.
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 
+#include "fuzz/require.hpp"
 #include "grammar/random_model.hpp"
 #include "grammar/small_vocabulary.hpp"
 
@@ -13,10 +13,7 @@ namespace {
 
 using namespace espalier;
 using grammar::Kind;
-
-void require(bool condition) {
-    if (!condition) std::abort();
-}
+using test::require;
 
 }  // namespace
 

@@ -3,21 +3,18 @@
 // what a message says; without the border the message is fixed. Limits are small, so that every
 // input ends soon.
 #include <cstdint>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
 #include "chat/template.hpp"
+#include "fuzz/require.hpp"
 #include "text/utf8.hpp"
 
 namespace {
 
 using namespace espalier;
-
-void require(bool condition) {
-    if (!condition) std::abort();
-}
+using test::require;
 
 void check(const chat::Rendered& rendered) {
     require(text::valid_utf8_prefix(rendered.text) == rendered.text.size());

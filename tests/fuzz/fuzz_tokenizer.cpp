@@ -5,11 +5,11 @@
 // valid tokenizer whose pre-tokenizer pattern is the given bytes (random JSON hardly ever gets that
 // far).
 #include <cstdint>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
+#include "fuzz/require.hpp"
 #include "text/byte_level.hpp"
 #include "text/tokenizer.hpp"
 #include "text/utf8.hpp"
@@ -17,6 +17,7 @@
 namespace {
 
 using namespace espalier::text;
+using espalier::test::require;
 
 std::string_view take_part(std::string_view& rest) {
     constexpr std::string_view kBorder = "\n--\n";
@@ -47,10 +48,6 @@ std::string json_with_pattern(std::string_view bytes) {
         {"added_tokens", {{{"id", 300}, {"content", "<a>"}}}},
         {"model", {{"vocab", vocab}, {"merges", {"a a", "a b", "aa ab", "Ġ a"}}}}}
         .dump();
-}
-
-void require(bool condition) {
-    if (!condition) std::abort();
 }
 
 void check(const Tokenizer& tokenizer, std::string_view text) {

@@ -62,15 +62,6 @@ class PackedWeightsTest : public testing::Test {
         if (!found) throw std::runtime_error(found.error().message);
         return *found;
     }
-    static std::vector<float> logits(const fs::path& path, const LoadOptions& options = {}) {
-        RunningModel model(path, cpu_machine(2, best_cpu_variant()), 64, std::nullopt, options);
-        const std::vector<std::int32_t> tokens = {0, 17, 300, 5, 5, 44, 100, 7};
-        auto sequence = Sequence::create(*model, 8, 16);
-        EXPECT_TRUE(sequence);
-        const auto fed = sequence->feed(*model, tokens, 8);
-        EXPECT_TRUE(fed) << fed.error().message;
-        return model.download(fed->logits);
-    }
     static bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
         return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * 4) == 0;
     }
@@ -95,16 +86,16 @@ TEST_F(PackedWeightsTest, MappedWeightsHaveTheBitsOfPackedOnes) {
     for (const Kind& kind : kKinds) {
         SCOPED_TRACE(kind.name);
         const fs::path model = write(kind);
-        const std::vector<float> at_load = logits(model);
+        const std::vector<float> at_load = logits_of_eight(model);
         pack(model);
-        EXPECT_TRUE(same_bits(logits(model, {.shelf = packed(model)}), at_load));
-        EXPECT_TRUE(
-            same_bits(logits(model, {.shelf = packed(model), .mmap_experts = true}), at_load));
+        EXPECT_TRUE(same_bits(logits_of_eight(model, {.shelf = packed(model)}), at_load));
+        EXPECT_TRUE(same_bits(
+            logits_of_eight(model, {.shelf = packed(model), .mmap_experts = true}), at_load));
     }
     const fs::path glm = write({"int4", DType::bf16, WeightCode::int4}, "tiny-glm");
-    const std::vector<float> at_load = logits(glm);
+    const std::vector<float> at_load = logits_of_eight(glm);
     pack(glm);
-    EXPECT_TRUE(same_bits(logits(glm, {.mtp = true, .shelf = packed(glm)}), at_load));
+    EXPECT_TRUE(same_bits(logits_of_eight(glm, {.mtp = true, .shelf = packed(glm)}), at_load));
 }
 
 TEST_F(PackedWeightsTest, ASecondStartPacksNothingAndReadsOnlyVectors) {
@@ -231,7 +222,7 @@ TEST_F(PackedWeightsTest, DamagedFilesAreRefusedOrHarmless) {
             EXPECT_NE(message.find("packed-panels.espalier"), std::string::npos) << message;
             continue;
         }
-        (void)logits(model, {.shelf = packed(model), .mmap_experts = true});
+        (void)logits_of_eight(model, {.shelf = packed(model), .mmap_experts = true});
     }
     EXPECT_GE(refused, 30);
 }

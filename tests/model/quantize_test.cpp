@@ -49,15 +49,6 @@ class QuantizeTest : public testing::Test {
                                   checkpoint::Checkpoint::open(from.string()));
         return quantize(source, to, pool_, options);
     }
-    std::vector<float> logits(const fs::path& path, const LoadOptions& options = {}) {
-        RunningModel model(path, cpu_machine(2, best_cpu_variant()), 64, std::nullopt, options);
-        const std::vector<std::int32_t> tokens = {0, 17, 300, 5, 5, 44, 100, 7};
-        auto sequence = Sequence::create(*model, 8, 16);
-        EXPECT_TRUE(sequence);
-        const auto fed = sequence->feed(*model, tokens, 8);
-        EXPECT_TRUE(fed) << fed.error().message;
-        return model.download(fed->logits);
-    }
     fs::path fresh() { return directory_.path() / fmt::format("out{}", outputs_++); }
 
     TemporaryDirectory directory_;
@@ -75,10 +66,10 @@ TEST_F(QuantizeTest, FilesGiveTheBitsOfRoundingAtLoad) {
             const auto opened = checkpoint::Checkpoint::open(out.string());
             ASSERT_TRUE(opened) << opened.error().message;
             EXPECT_EQ(opened->config().quantization.bits, code == WeightCode::int8 ? 8 : 4);
-            const std::vector<float> from_files = logits(out);
-            const std::vector<float> at_load = logits(source, {.rounding = code});
+            const std::vector<float> from_files = logits_of_eight(out);
+            const std::vector<float> at_load = logits_of_eight(source, {.rounding = code});
             ASSERT_EQ(std::memcmp(from_files.data(), at_load.data(), at_load.size() * 4), 0);
-            EXPECT_NE(logits(source), at_load);
+            EXPECT_NE(logits_of_eight(source), at_load);
         }
 }
 
@@ -86,7 +77,7 @@ TEST_F(QuantizeTest, NestedModelsKeepTheirNames) {
     const fs::path source = write(DType::bf16, checkpoint::Wrapper::kimi_k25), out = fresh();
     const auto made = run(source, out, {});
     ASSERT_TRUE(made) << made.error().message;
-    EXPECT_EQ(logits(out), logits(source, {.rounding = WeightCode::int4}));
+    EXPECT_EQ(logits_of_eight(out), logits_of_eight(source, {.rounding = WeightCode::int4}));
 }
 
 TEST_F(QuantizeTest, TakesUpWhatWasCutShort) {
@@ -118,7 +109,7 @@ TEST_F(QuantizeTest, RefusesWhatItCannotRound) {
     ASSERT_FALSE(made);
     EXPECT_NE(made.error().message.find("is f32: BF16 and F8_E4M3"), std::string::npos);
     EXPECT_FALSE(fs::exists(out));
-    EXPECT_THROW(logits(wide, {.rounding = WeightCode::int4}), std::runtime_error);
+    EXPECT_THROW(logits_of_eight(wide, {.rounding = WeightCode::int4}), std::runtime_error);
     const fs::path source = write(DType::bf16);
     ASSERT_TRUE(run(source, out, {}));
     made = run(out, fresh(), {});
@@ -151,7 +142,7 @@ TEST_F(QuantizeTest, RefusesWeightsThatAreNoNumbers) {
             << made.error().message;
         EXPECT_FALSE(fs::exists(out / "config.json"));
         try {
-            (void)logits(source, {.rounding = WeightCode::int8});
+            (void)logits_of_eight(source, {.rounding = WeightCode::int8});
             FAIL() << "loaded";
         } catch (const std::runtime_error& error) {
             EXPECT_NE(std::string(error.what()).find("o_proj.weight: weights ["), std::string::npos)

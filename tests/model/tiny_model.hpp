@@ -113,6 +113,18 @@ inline void write_model(const checkpoint::SyntheticModel& model,
     if (!written) throw std::runtime_error(written.error().message);
 }
 
+// [8, vocabulary]: of eight tokens fed to the model in `directory` on two threads.
+inline std::vector<float> logits_of_eight(const std::filesystem::path& directory,
+                                          const LoadOptions& options = {}) {
+    RunningModel model(directory, cpu_machine(2, best_cpu_variant()), 64, std::nullopt, options);
+    const std::vector<std::int32_t> tokens = {0, 17, 300, 5, 5, 44, 100, 7};
+    auto sequence = Sequence::create(*model, 8, 16);
+    EXPECT_TRUE(sequence);
+    const auto fed = sequence->feed(*model, tokens, 8);
+    EXPECT_TRUE(fed) << fed.error().message;
+    return model.download(fed->logits);
+}
+
 inline std::vector<float> copy_logits(const Matrix& logits) {
     std::vector<float> copy;
     for (std::int64_t row = 0; row < logits.rows; ++row)

@@ -7,8 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "checkpoint/synthetic.hpp"
-#include "support/marked_tokenizer.hpp"
+#include "output/small_tokenizer.hpp"
 #include "support/paths.hpp"
 
 namespace espalier::output {
@@ -18,15 +17,6 @@ std::string published(const std::string& name) {
     std::ifstream file(std::filesystem::path(test::source_directory()) /
                        "tests/chat/data/templates" / (name + ".jinja"));
     return {std::istreambuf_iterator<char>(file), {}};
-}
-
-text::Tokenizer tokenizer(bool has_markers) {
-    const std::string plain = *checkpoint::synthetic_tokenizer_json(400);
-    return std::move(
-        text::Tokenizer::from_tokenizer_json(
-            has_markers ? test::marked_tokenizer_json(plain, test::all_markers()) : plain,
-            checkpoint::synthetic_tokenizer_config_json(), "test")
-            .value());
 }
 
 std::string recognised(const std::string& source, bool has_markers = true,

@@ -4,22 +4,12 @@
 
 #include <gtest/gtest.h>
 
-#include "checkpoint/synthetic.hpp"
-#include "support/marked_tokenizer.hpp"
+#include "output/small_tokenizer.hpp"
 
 namespace espalier::output {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-text::Tokenizer tokenizer(bool has_markers) {
-    const std::string plain = *checkpoint::synthetic_tokenizer_json(400);
-    return std::move(
-        text::Tokenizer::from_tokenizer_json(
-            has_markers ? test::marked_tokenizer_json(plain, test::all_markers()) : plain,
-            checkpoint::synthetic_tokenizer_config_json(), "test")
-            .value());
-}
 
 // The format as a line: texts as they are, tokens by their bytes, ~ a regex, {} a schema.
 std::string line(const Json& format, const text::Tokenizer& known) {
