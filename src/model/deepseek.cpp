@@ -151,6 +151,22 @@ Matrix DeepseekModel::State::logits_of(const batch::BatchView& batch) {
     return logits;
 }
 
+namespace {
+
+// Of the products whose inputs are the widest: down of a dense layer or a shared expert, the
+// experts' down, the attention's output. (Gated products use the memory of what they do not store.)
+std::size_t product_scratch(const checkpoint::ModelConfig& c, const ops::Backend& backend,
+                            std::int64_t tokens) {
+    const std::int64_t widest =
+        std::max({c.hidden_size, c.intermediate_size, c.n_shared_experts * c.moe_intermediate_size,
+                  c.num_attention_heads * c.v_head_dim});
+    return std::max(backend.product_scratch_bytes(tokens, widest, 1),
+                    backend.product_scratch_bytes(tokens * c.num_experts_per_tok,
+                                                  c.moe_intermediate_size, c.n_routed_experts));
+}
+
+}  // namespace
+
 StepMemory step_memory(const checkpoint::ModelConfig& config, DType act,
                        const ops::Backend& backend, const mla::Kernels& kernels, int workers,
                        const ModelLimits& limits) {
@@ -165,9 +181,10 @@ StepMemory step_memory(const checkpoint::ModelConfig& config, DType act,
                                     .workers = workers};
     return {.activations = Activations::plan_bytes(
                 config, act, {.tokens = bounded.max_tokens, .gather = bounded.max_gather}),
-            .scratch = std::max(backend.scratch_bytes(bounded.max_tokens, bounded.max_gather,
-                                                      config.vocab_size, workers),
-                                kernels.scratch_bytes(attention)),
+            .scratch = std::max({backend.scratch_bytes(bounded.max_tokens, bounded.max_gather,
+                                                       config.vocab_size, workers),
+                                 product_scratch(config, backend, bounded.max_tokens),
+                                 kernels.scratch_bytes(attention)}),
             .attention_plan = kernels.plan_bytes(attention)};
 }
 

@@ -17,6 +17,7 @@
 
 #include "linalg/cuda/codes.cuh"
 #include "linalg/cuda/many_producer.cuh"
+#include "linalg/cuda/many_store.cuh"
 #include "linalg/cuda/many_tiles.cuh"
 #include "linalg/cuda/ptx.cuh"
 #include "linalg/cuda/wgmma.cuh"
@@ -54,10 +55,10 @@ class Multiplier {
             multiply_item();
             const int output = row_tile * 16 + lane_ / 4;
             if (second)
-                store_all(tile, output, n, p_.second.y, p_.second.y_stride,
-                          [](float* to, float sum) { *to = sum; });
+                store_all<C::kTokens>(sums(), tile, output, {p_.second.y_stride, 0, n}, p_.second.y,
+                                      [](float* to, float sum) { *to = sum; });
             else
-                store_total(tile, output);
+                store_sums<C::kTokens>(sums(), p_, tile, output);
         }
     }
 
@@ -209,53 +210,16 @@ class Multiplier {
                      : "memory");
     }
 
+    __device__ const float (&sums() const)[kSums] {
+        if constexpr (C::kCodes)
+            return segment_;
+        else
+            return total_;
+    }
+
     __device__ static void clear(float (&sums)[kSums]) {
 #pragma unroll
         for (float& sum : sums) sum = 0.0f;
-    }
-
-    __device__ void store_total(const TokenTile& tile, int output) {
-        if (p_.gated) return store_gated(tile, output / 16 * 8 + output % 8);
-        if (p_.y_type == DType::f32 && !p_.accumulate)
-            store_all(tile, output, p_.n, reinterpret_cast<float*>(p_.y), p_.y_stride,
-                      [](float* to, float sum) { *to = sum; });
-        else if (p_.y_type == DType::f32)
-            store_all(tile, output, p_.n, reinterpret_cast<float*>(p_.y), p_.y_stride,
-                      [](float* to, float sum) { *to = *to + sum; });
-        else if (p_.y_type == DType::bf16)
-            store_all(tile, output, p_.n, reinterpret_cast<__nv_bfloat16*>(p_.y), p_.y_stride,
-                      [](__nv_bfloat16* to, float sum) { *to = __float2bfloat16_rn(sum); });
-        else
-            store_all(tile, output, p_.n, reinterpret_cast<__half*>(p_.y), p_.y_stride,
-                      [](__half* to, float sum) { *to = __float2half_rn(sum); });
-    }
-
-    // Of a tile of 16 outputs, eight are the gate's and eight are up's: a lane has both.
-    __device__ void store_gated(const TokenTile& tile, int column) const {
-        const float* total = C::kCodes ? segment_ : total_;
-        const int token = lane_ % 4 * 2;
-        if (2 * column >= p_.n) return;
-#pragma unroll
-        for (int eight = 0; eight < C::kTokens / 8; ++eight)
-#pragma unroll
-            for (int i = 0; i < 2; ++i)
-                if (eight * 8 + token + i < tile.count)
-                    store(p_, tile.group, tile.first + eight * 8 + token + i, column,
-                          gated(total[4 * eight + i], total[4 * eight + 2 + i]));
-    }
-
-    template <typename Y, typename Put>
-    __device__ void store_all(const TokenTile& tile, int output, int n, Y* y, std::int64_t stride,
-                              const Put& put) const {
-        const float* total = C::kCodes ? segment_ : total_;
-        const int token = lane_ % 4 * 2;
-        y += (tile.first + token) * stride + tile.group * p_.y_step + output;
-#pragma unroll
-        for (int eight = 0; eight < C::kTokens / 8; ++eight, y += 8 * stride)
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                if (eight * 8 + token + i % 2 < tile.count && output + i / 2 * 8 < n)
-                    put(y + i % 2 * stride + i / 2 * 8, total[4 * eight + i]);
     }
 
     const ManyParams& params_;

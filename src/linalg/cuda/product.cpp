@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "linalg/cuda/arranged.hpp"
 #include "linalg/cuda/few_tokens.hpp"
 #include "linalg/cuda/fragments.hpp"
 #include "linalg/cuda/problem.hpp"
@@ -140,23 +141,28 @@ int many_tile(const Problem& p) {
     return tokens == 128 && shares_tiles(p) ? kSharedTile.tokens : tokens;
 }
 
-void run(Stream stream, Problem p, Overlap overlap) {
+void run(Stream stream, Problem p, Overlap overlap, const Scratch& scratch = {}) {
     p.overlap = overlap;
     if (p.rows == 0 || p.x_rows == 0) return;
     const auto queue = static_cast<cudaStream_t>(stream);
     if (!in_fragments(p.code)) return plain(queue, p);
+    if (arranges(p, scratch)) return arranged_tokens(queue, p, scratch);
     if (const int tokens = many_tile(p); tokens > 0) return many_tokens(queue, p, tokens);
     few_tokens(queue, p);
 }
 
 }  // namespace
 
+std::size_t scratch_bytes(std::int64_t rows, std::int64_t k, std::int64_t groups) {
+    return arranged_bytes(rows, k, groups);
+}
+
 void product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y, Store store,
-             Overlap overlap) {
+             Overlap overlap, Scratch scratch) {
     CHECK(w.count == 1 && x.cols == w.k && y.cols == w.n && x.rows == y.rows,
           "x [{}, {}], W {} × [{}, {}], y [{}, {}]", x.rows, x.cols, w.count, w.n, w.k, y.rows,
           y.cols);
-    run(stream, problem_of(x, 0, w, y, 0, store), overlap);
+    run(stream, problem_of(x, 0, w, y, 0, store), overlap, scratch);
 }
 
 bool joint_product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y,
@@ -205,22 +211,25 @@ void stacked_product(Stream stream, const Matrix& x, std::int64_t x_step, const 
 
 void expert_product(Stream stream, const Matrix& x, const std::int32_t* source_token,
                     const std::int32_t* indptr, const WeightView& w, const Matrix& y,
-                    Overlap overlap) {
-    run(stream, experts_of(x, source_token, indptr, w, y, WeightLayout::fragments), overlap);
+                    Overlap overlap, Scratch scratch) {
+    run(stream, experts_of(x, source_token, indptr, w, y, WeightLayout::fragments), overlap,
+        scratch);
 }
 
 void gated_product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y,
-                   Overlap overlap) {
+                   Overlap overlap, Scratch scratch) {
     CHECK(w.count == 1 && x.cols == w.k && 2 * y.cols == w.n && x.rows == y.rows,
           "x [{}, {}], gate and up {} × [{}, {}], y [{}, {}]", x.rows, x.cols, w.count, w.n, w.k,
           y.rows, y.cols);
-    run(stream, problem_of(x, 0, w, y, 0, Store::assign, WeightLayout::gated_fragments), overlap);
+    run(stream, problem_of(x, 0, w, y, 0, Store::assign, WeightLayout::gated_fragments), overlap,
+        scratch);
 }
 
 void gated_expert_product(Stream stream, const Matrix& x, const std::int32_t* source_token,
                           const std::int32_t* indptr, const WeightView& w, const Matrix& y,
-                          Overlap overlap) {
-    run(stream, experts_of(x, source_token, indptr, w, y, WeightLayout::gated_fragments), overlap);
+                          Overlap overlap, Scratch scratch) {
+    run(stream, experts_of(x, source_token, indptr, w, y, WeightLayout::gated_fragments), overlap,
+        scratch);
 }
 
 }  // namespace espalier::linalg::cuda

@@ -32,9 +32,19 @@ Expected<Weight> pack(Device& device, WeightStack stack);
 // bf16 and half the outputs a multiple of 8, otherwise as pack().
 Expected<Weight> pack_gated(Device& device, WeightStack stack);
 
+// Memory of the device that a product may write until it has ended, 16-byte aligned. With enough
+// of it (scratch_bytes) products of many tokens arrange x there first and are faster; their bits
+// are the same.
+struct Scratch {
+    std::byte* data = nullptr;
+    std::size_t bytes = 0;
+};
+// Of a product of `rows` rows of y over a stack of `groups` matrices.
+std::size_t scratch_bytes(std::int64_t rows, std::int64_t k, std::int64_t groups);
+
 // y [T, n] from x [T, k]; w is one matrix.
 void product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y, Store store,
-             Overlap overlap = {});
+             Overlap overlap = {}, Scratch scratch = {});
 
 // Another product of the same x; y without data: there is none.
 struct Second {
@@ -67,14 +77,14 @@ void stacked_product(Stream stream, const Matrix& x, std::int64_t x_step, const 
 // how many rows there may be, and rows from indptr[count] on are left alone.
 void expert_product(Stream stream, const Matrix& x, const std::int32_t* source_token,
                     const std::int32_t* indptr, const WeightView& w, const Matrix& y,
-                    Overlap overlap = {});
+                    Overlap overlap = {}, Scratch scratch = {});
 
 // As product and expert_product, over gated_fragments: y [·, n / 2] = silu(gate) · up, with the
 // bits of these operations one after another (base/portable_math.hpp) over f32 sums.
 void gated_product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y,
-                   Overlap overlap = {});
+                   Overlap overlap = {}, Scratch scratch = {});
 void gated_expert_product(Stream stream, const Matrix& x, const std::int32_t* source_token,
                           const std::int32_t* indptr, const WeightView& w, const Matrix& y,
-                          Overlap overlap = {});
+                          Overlap overlap = {}, Scratch scratch = {});
 
 }  // namespace espalier::linalg::cuda

@@ -17,6 +17,14 @@ __device__ __forceinline__ std::uint64_t swizzled_operand(std::uint32_t address)
     return kSwizzle128 | kAtomStride | kLeading | ((address & 0x3FFFF) >> 4);
 }
 
+// Matrices of 8 × 8 in 128 bytes each: two of a step lie beside each other, those of the next eight
+// rows 1,024 bytes further, which is how fragments.hpp has bf16.
+__device__ __forceinline__ std::uint64_t matrices_operand(std::uint32_t address) {
+    constexpr std::uint64_t kNextInputs = std::uint64_t{128 >> 4} << 16;
+    constexpr std::uint64_t kNextRows = std::uint64_t{1024 >> 4} << 32;
+    return kNextRows | kNextInputs | ((address & 0x3FFFF) >> 4);
+}
+
 __device__ __forceinline__ void wgmma_begin() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -81,6 +89,51 @@ __device__ __forceinline__ void wgmma(float (&d)[16], const uint4& a, std::uint6
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(static_cast<int>(add)));
 }
 
+// Both operands in shared memory, of `kTokens` columns: sums d[0 … kTokens / 2).
+#define ESPALIER_PLACES_16 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define ESPALIER_PLACES_32 \
+    ESPALIER_PLACES_16     \
+    ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define ESPALIER_PLACES_48 \
+    ESPALIER_PLACES_32     \
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define ESPALIER_PLACES_64 \
+    ESPALIER_PLACES_48     \
+    ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define ESPALIER_WGMMA_SHARED(n, places, a_place, b_place, add_place, ...)               \
+    asm volatile(                                                                        \
+        "{ .reg .pred p;\n"                                                              \
+        "setp.ne.b32 p, %" add_place                                                     \
+        ", 0;\n"                                                                         \
+        "wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 " places "}, %" a_place \
+        ", %" b_place ", p, 1, 1, 0, 0; }\n"                                             \
+        : __VA_ARGS__                                                                    \
+        : "l"(a), "l"(b), "r"(static_cast<int>(add)))
+
+template <int kTokens, int kSums>
+__device__ __forceinline__ void wgmma_shared(float (&d)[kSums], std::uint64_t a, std::uint64_t b,
+                                             bool add) {
+    static_assert(kTokens / 2 <= kSums);
+    if constexpr (kTokens == 32)
+        ESPALIER_WGMMA_SHARED("32", ESPALIER_PLACES_16, "16", "17", "18", ESPALIER_SUMS_8(d, 0),
+                              ESPALIER_SUMS_8(d, 8));
+    else if constexpr (kTokens == 64)
+        ESPALIER_WGMMA_SHARED("64", ESPALIER_PLACES_32, "32", "33", "34", ESPALIER_SUMS_32(d, 0));
+    else if constexpr (kTokens == 96)
+        ESPALIER_WGMMA_SHARED("96", ESPALIER_PLACES_48, "48", "49", "50", ESPALIER_SUMS_32(d, 0),
+                              ESPALIER_SUMS_8(d, 32), ESPALIER_SUMS_8(d, 40));
+    else {
+        static_assert(kTokens == 128);
+        ESPALIER_WGMMA_SHARED("128", ESPALIER_PLACES_64, "64", "65", "66", ESPALIER_SUMS_32(d, 0),
+                              ESPALIER_SUMS_32(d, 32));
+    }
+}
+
+#undef ESPALIER_PLACES_16
+#undef ESPALIER_PLACES_32
+#undef ESPALIER_PLACES_48
+#undef ESPALIER_PLACES_64
+#undef ESPALIER_WGMMA_SHARED
 #undef ESPALIER_SUMS_8
 #undef ESPALIER_SUMS_32
 

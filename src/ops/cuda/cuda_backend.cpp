@@ -40,7 +40,7 @@ class CudaBackend final : public Backend {
 
     void product(OpContext& context, const Matrix& x, const WeightView& w, const Matrix& y,
                  Store store) const override {
-        linalg::cuda::product(context.stream, x, w, y, store);
+        linalg::cuda::product(context.stream, x, w, y, store, {}, scratch_of(context));
     }
     void stacked_product(OpContext& context, const Matrix& x, std::int64_t x_step,
                          const WeightView& w, const Matrix& y, std::int64_t y_step) const override {
@@ -49,7 +49,8 @@ class CudaBackend final : public Backend {
     void expert_product(OpContext& context, const Matrix& x, const std::int32_t* source_token,
                         const std::int32_t* indptr, const WeightView& w,
                         const Matrix& y) const override {
-        linalg::cuda::expert_product(context.stream, x, source_token, indptr, w, y);
+        linalg::cuda::expert_product(context.stream, x, source_token, indptr, w, y, {},
+                                     scratch_of(context));
     }
 
     void rope_angles(OpContext& context, const std::int32_t* position, std::int64_t tokens,
@@ -115,7 +116,8 @@ class CudaBackend final : public Backend {
     void gated_product(OpContext& context, const Matrix& x, const WeightView& w,
                        const Matrix& gate_up, const Matrix& out, Overlap overlap) const override {
         if (w.layout == linalg::WeightLayout::gated_fragments)
-            return linalg::cuda::gated_product(context.stream, x, w, out, overlap);
+            return linalg::cuda::gated_product(context.stream, x, w, out, overlap,
+                                               memory_of(gate_up));
         overlapping_product(context, x, w, gate_up, overlap);
         swiglu(context, gate_up, out);
     }
@@ -125,13 +127,13 @@ class CudaBackend final : public Backend {
                               Overlap overlap) const override {
         if (w.layout == linalg::WeightLayout::gated_fragments)
             return linalg::cuda::gated_expert_product(context.stream, x, source_token, indptr, w,
-                                                      out, overlap);
+                                                      out, overlap, memory_of(gate_up));
         linalg::cuda::expert_product(context.stream, x, source_token, indptr, w, gate_up, overlap);
         swiglu(context, gate_up, out);
     }
     void overlapping_product(OpContext& context, const Matrix& x, const WeightView& w,
                              const Matrix& y, Overlap overlap) const override {
-        linalg::cuda::product(context.stream, x, w, y, Store::assign, overlap);
+        linalg::cuda::product(context.stream, x, w, y, Store::assign, overlap, scratch_of(context));
     }
     void overlapping_stacked_product(OpContext& context, const Matrix& x, std::int64_t x_step,
                                      const WeightView& w, const Matrix& y, std::int64_t y_step,
@@ -231,8 +233,21 @@ class CudaBackend final : public Backend {
         return static_cast<std::size_t>(scratch_elements(gather_cap, vocabulary)) *
                (sizeof(float) + sizeof(double));
     }
+    std::size_t product_scratch_bytes(std::int64_t rows, std::int64_t inputs,
+                                      std::int64_t matrices) const override {
+        return linalg::cuda::scratch_bytes(rows, inputs, matrices);
+    }
 
   private:
+    // No operation that holds a part of the arena calls a product.
+    static linalg::cuda::Scratch scratch_of(OpContext& context) {
+        return {context.arena.memory().data(), context.arena.memory().bytes()};
+    }
+    // Where gate and up would lie if they were stored.
+    static linalg::cuda::Scratch memory_of(const Matrix& gate_up) {
+        return {gate_up.data,
+                static_cast<std::size_t>(gate_up.rows * gate_up.stride) * sizeof(float)};
+    }
     static void check_queries(const Matrix& q, std::int32_t heads, std::int64_t width,
                               const Matrix& q_act, const Matrix& rope_to, std::int64_t rope_step) {
         check_f32(q, "queries");

@@ -89,6 +89,7 @@ class Bench {
         x_ = random_memory(std::int64_t{1} << 30, 0x3c003c00u);
         y_ = value_or_throw(gpu_->allocate(std::size_t{4} << 30));
         ints_ = value_or_throw(gpu_->allocate(64 << 20));
+        scratch_ = value_or_throw(gpu_->allocate(std::size_t{2} << 30));
     }
 
     void run(const Shape& shape, std::int64_t tokens) {
@@ -198,16 +199,17 @@ class Bench {
         const std::int64_t y_cols = shape.kind == Kind::heads ? shape.count * shape.n : shape.n;
         const Matrix x{x_.data(), shape.format.input(), tokens, x_cols, x_cols};
         const Matrix y{y_.data(), DType::f32, plan.rows, y_cols, y_cols};
+        const Scratch scratch{scratch_.data(), scratch_.bytes()};
         if (shape.kind == Kind::dense)
-            product(gpu_->stream(), x, view, y, Store::assign);
+            product(gpu_->stream(), x, view, y, Store::assign, {}, scratch);
         else if (shape.kind == Kind::heads)
             stacked_product(gpu_->stream(), x, shape.k, view, y, shape.n);
         else
-            expert_product(gpu_->stream(), x, plan.source, plan.indptr, view, y);
+            expert_product(gpu_->stream(), x, plan.source, plan.indptr, view, y, {}, scratch);
     }
 
     std::unique_ptr<Device> gpu_;
-    Buffer weights_, scales_, x_, y_, ints_;
+    Buffer weights_, scales_, x_, y_, ints_, scratch_;
 };
 
 }  // namespace

@@ -6,9 +6,10 @@
 namespace espalier::linalg {
 namespace {
 
-constexpr std::int64_t kTokens[] = {1,   2,   3,   5,   7,   8,   9,   15,  16,  17,   24,   31,
-                                    32,  33,  48,  63,  64,  65,  96,  100, 127, 128,  129,  191,
-                                    192, 200, 255, 256, 257, 300, 384, 511, 512, 2048, 8192, 16384};
+constexpr std::int64_t kTokens[] = {1,   2,   3,   5,    7,    8,    9,    15,  16,  17,
+                                    24,  31,  32,  33,   48,   63,   64,   65,  96,  100,
+                                    127, 128, 129, 191,  192,  200,  255,  256, 257, 300,
+                                    384, 511, 512, 1037, 2048, 8192, 16384};
 constexpr std::int64_t kMostTokens = 16384;
 
 struct Case {
@@ -55,10 +56,19 @@ class CudaInvariance : public testing::TestWithParam<Case> {
         return wide_random(kind_.input(), rows, cols, cols, seed);
     }
 
+    // Of a product of so many rows; NaN in every element.
+    cuda::Scratch scratch(std::int64_t rows, std::int64_t matrices) {
+        const std::size_t bytes = cuda::scratch_bytes(rows, k_, matrices);
+        if (scratch_.bytes() < bytes) scratch_ = gpu_->allocate(bytes).value();
+        expect_done(gpu_->fill(stream_, scratch_.data(), std::byte{0xff}, bytes));
+        return {scratch_.data(), bytes};
+    }
+
     WeightKind kind_ = GetParam().kind;
     std::int64_t n_ = GetParam().n, k_ = GetParam().k;
     std::unique_ptr<Device> gpu_ = gpu_or_throw();
     Stream stream_ = gpu_->stream();
+    Buffer scratch_;
 };
 
 TEST_P(CudaInvariance, EveryTokenAloneEqualsItsPlaceAmongOthers) {
@@ -76,13 +86,17 @@ TEST_P(CudaInvariance, EveryTokenAloneEqualsItsPlaceAmongOthers) {
     for (const std::int64_t tokens : kTokens) {
         if (tokens > most) continue;
         const std::int64_t first = tokens * 7 % (most - tokens + 1);
-        Activations together(DType::f32, tokens, n_, n_);
-        const DeviceActivations out(*gpu_, together);
-        cuda::product(stream_, x.matrix().slice(first, tokens), packed.view(), out.matrix(),
-                      Store::assign);
-        out.download(together);
-        for (std::int64_t row = 0; row < tokens; ++row)
-            ASSERT_TRUE(same_row(together, row, alone, first + row, n_)) << row << " of " << tokens;
+        for (const bool arranged : {false, true}) {
+            if (arranged && tokens <= 512) continue;
+            Activations together(DType::f32, tokens, n_, n_);
+            const DeviceActivations out(*gpu_, together);
+            cuda::product(stream_, x.matrix().slice(first, tokens), packed.view(), out.matrix(),
+                          Store::assign, {}, arranged ? scratch(tokens, 1) : cuda::Scratch{});
+            out.download(together);
+            for (std::int64_t row = 0; row < tokens; ++row)
+                ASSERT_TRUE(same_row(together, row, alone, first + row, n_))
+                    << row << " of " << tokens << (arranged ? ", arranged" : "");
+        }
     }
 }
 
@@ -123,15 +137,17 @@ TEST_P(CudaInvariance, ExpertsGiveTheBitsOfATokenAlone) {
         const Routing routing(tokens, experts, top_k, static_cast<std::uint32_t>(tokens));
         const std::int64_t pairs = tokens * top_k;
         const DeviceInts indptr(*gpu_, routing.indptr), source(*gpu_, routing.source);
-        for (const bool gathered : {true, false}) {
-            if (!gathered && tokens > 2048) continue;
+        for (const auto& [gathered, arranged] :
+             {std::pair{true, false}, {false, false}, {true, true}, {false, true}}) {
+            if ((!gathered && tokens > 2048) || (arranged && tokens < 512)) continue;
             Activations host_x = random_x(gathered ? tokens : pairs + 3, k_, 6);
             const DeviceActivations x(*gpu_, host_x);
             Activations grouped(DType::f32, pairs + 3, n_, n_);  // room for three more
             grouped.fill(std::byte{0xff});
             const DeviceActivations y(*gpu_, grouped);
             cuda::expert_product(stream_, x.matrix(), gathered ? source.data() : nullptr,
-                                 indptr.data(), packed.view(), y.matrix());
+                                 indptr.data(), packed.view(), y.matrix(), {},
+                                 arranged ? scratch(pairs + 3, experts) : cuda::Scratch{});
             y.download(grouped);
             Activations one(DType::f32, 1, n_, n_);
             const DeviceActivations single(*gpu_, one);

@@ -164,8 +164,11 @@ void expect_joined(Device& gpu, const std::vector<WeightSource>& sources, std::i
     Activations y(DType::f32, rows, n, n), expected(DType::f32, rows, n, n),
         gated(DType::f32, rows, half, half);
     const DeviceActivations device_x(gpu, x), device_y(gpu, y), device_gated(gpu, gated);
+    Buffer memory = gpu.allocate(cuda::scratch_bytes(rows, k, 1)).value();
+    const cuda::Scratch scratch{memory.data(), memory.bytes()};
     cuda::product(gpu.stream(), device_x.matrix(), packed.view(), device_y.matrix(), Store::assign);
-    cuda::gated_product(gpu.stream(), device_x.matrix(), dealt.view(), device_gated.matrix());
+    cuda::gated_product(gpu.stream(), device_x.matrix(), dealt.view(), device_gated.matrix(), {},
+                        scratch);
     device_y.download(y);
     device_gated.download(gated);
     reference_product(x.matrix(), panels.view(), expected.matrix(), Store::assign);
@@ -183,7 +186,7 @@ void expect_joined(Device& gpu, const std::vector<WeightSource>& sources, std::i
 TEST(CudaPack, JoinsSourcesAndDealsGateAndUp) {
     const std::unique_ptr<Device> gpu = gpu_or_throw();
     constexpr std::int64_t kInputs = 328, kHalf = 40;
-    for (const std::int64_t rows : {9, 40, 200}) {
+    for (const std::int64_t rows : {9, 40, 200, 1600}) {
         for (const DType dtype : {DType::bf16, DType::e4m3}) {
             // The second e4m3 source's scales change inside eight outputs.
             const AnyTensor first(dtype, 64, kInputs, 3), second(dtype, 200, kInputs, 4);

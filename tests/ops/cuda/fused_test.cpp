@@ -58,13 +58,14 @@ TEST_F(GpuFused, GatedProductsAreProductsThenSwiglu) {
         bool dealt;
     };
     // One segment, several, unequal ones; fewer outputs than a tile of 128, more; 20 are no eights.
+    // 520 gates and ups of 1,600 tokens leave room to arrange x in.
     for (const Shape& shape :
-         {Shape{8, 128, true}, Shape{72, 520, true}, Shape{352, 2048, true}, Shape{136, 1408, true},
+         {Shape{8, 128, true}, Shape{72, 520, true}, Shape{520, 2048, true}, Shape{136, 1408, true},
           Shape{40, 3400, true}, Shape{24, 563, true}, Shape{20, 256, false}}) {
         const auto [width, k, dealt] = shape;
         const Gated w = pack_gated(narrow(values(1, 0, 2 * width, k)), 1, width, k);
         EXPECT_EQ(w.dealt.view().layout == linalg::WeightLayout::gated_fragments, dealt);
-        for (const std::int64_t tokens : {1, 2, 8, 9, 17, 40, 64, 65, 128, 300, 1100}) {
+        for (const std::int64_t tokens : {1, 2, 8, 9, 17, 40, 64, 65, 128, 300, 1100, 1600}) {
             OnGpu<Bf16> x(gpu, narrow(values(2, 0, tokens, k)));
             OnGpu<float> gate_up(gpu,
                                  std::vector<float>(static_cast<std::size_t>(2 * tokens * width)));
@@ -83,10 +84,11 @@ TEST_F(GpuFused, GatedProductsAreProductsThenSwiglu) {
 }
 
 TEST_F(GpuFused, GatedExpertsAreProductsThenSwiglu) {
-    constexpr std::int64_t kExperts = 12, kWidth = 136, kInputs = 1024, kTopK = 3;
+    constexpr std::int64_t kExperts = 12, kWidth = 264, kInputs = 1024, kTopK = 3;
     const Gated w =
         pack_gated(narrow(values(3, 0, 2 * kExperts * kWidth, kInputs)), kExperts, kWidth, kInputs);
     std::mt19937 random(4);
+    // Gates and ups of 2,000 tokens leave room to arrange x in.
     for (const std::int64_t tokens : {1, 7, 60, 500, 2000}) {
         const std::int64_t pairs = tokens * kTopK;
         std::vector<std::int32_t> expert, source, indptr(kExperts + 1);

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "linalg/cuda/arranged.cuh"
+
+namespace espalier::linalg::cuda {
+
+// From measurements on an H200. Two launches cost about 8 µs more than one, and dense products have
+// full tiles anyway; experts gain from tiles as small as their last tokens are few (v2 gate_up:
+// 1,024 tokens, 96 each).
+bool arranges(const Problem& p, const Scratch& scratch) {
+    if (p.code != WeightCode::bf16 || !p.vector_x || p.second.n > 0) return false;
+    if (p.indptr == nullptr && p.groups > 1) return false;
+    if (scratch.bytes < arranged_bytes(p.rows, p.k, p.groups)) return false;
+    return p.indptr == nullptr ? p.rows >= 1536 : p.rows >= 96 * p.groups;
+}
+
+void arranged_tokens(cudaStream_t stream, const Problem& p, const Scratch& scratch) {
+    using C = ArrangedConfig;
+    const int stages = 2 * static_cast<int>(chunks_of(p.k));
+    const auto token_tiles = static_cast<int>(most_token_tiles(p, C::kTokens));
+    ArrangeParams arrange;
+    arrange.problem = p;
+    arrange.arranged = scratch.data + kArrangedHeader;
+    arrange.next = reinterpret_cast<int*>(scratch.data);
+    arrange.stages = stages;
+    arrange.parts = static_cast<int>(divide_up(stages, kArrangeStages));
+    launch(stream, arrange_kernel,
+           {.blocks = std::int64_t{token_tiles} * arrange.parts, .threads = kArrangeThreads},
+           arrange);
+    ArrangedParams params;
+    params.problem = p;
+    params.segments = segments_of(p.n, p.k);
+    params.arranged = arrange.arranged;
+    params.next = arrange.next;
+    params.row_blocks = static_cast<int>(divide_up(p.n, C::kOutputs));
+    params.token_tiles = token_tiles;
+    params.stages = stages;
+    const std::int64_t items = std::int64_t{token_tiles} * params.row_blocks;
+    CHECK(items < std::int64_t{1} << 30, "{} tokens of {} × {} outputs", p.rows, p.groups, p.n);
+    launch(stream, arranged_kernel,
+           {.blocks = std::min<std::int64_t>(items, multiprocessors()),
+            .threads = C::kThreads,
+            .shared_bytes = C::shared_bytes(p.indptr != nullptr ? token_tiles : 0)},
+           params);
+}
+
+}  // namespace espalier::linalg::cuda

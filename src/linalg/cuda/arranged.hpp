@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of many tokens over x that a kernel of its own has arranged before: for prompts.
+#pragma once
+
+#include "linalg/cuda/fragments.hpp"
+#include "linalg/cuda/problem.hpp"
+#include "linalg/cuda/product.hpp"
+
+namespace espalier::linalg::cuda {
+
+// Arranged x, in scratch memory: first a header with the number of the next tile to be computed,
+// then tiles of up to 128 rows of one group, each stored as [64 inputs][row][128 bytes], which
+// is what shared memory takes: inputs in the order of fragments.hpp's steps, 16-byte units of a row
+// swizzled. A group's rows begin at a multiple of eight, and a tile's are padded to one.
+inline constexpr std::size_t kArrangedHeader = 128;
+inline constexpr int kArrangedTokens = 128;
+
+inline std::size_t arranged_bytes(std::int64_t rows, std::int64_t k, std::int64_t groups) {
+    return kArrangedHeader +
+           static_cast<std::size_t>((rows + 8 * groups) * chunks_of(k) * kChunkInputs * 2);
+}
+
+// Whether arranging pays: bf16 weights, enough tokens, enough scratch memory.
+bool arranges(const Problem& p, const Scratch& scratch);
+void arranged_tokens(cudaStream_t stream, const Problem& p, const Scratch& scratch);
+
+}  // namespace espalier::linalg::cuda
