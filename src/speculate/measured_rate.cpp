@@ -15,19 +15,28 @@ MeasuredRate::Rows& MeasuredRate::rows_like(std::int64_t rows) {
     return rows_[std::min(width, rows_.size()) - 1];
 }
 
-// The last ~64 steps count; one wild step tells no more than three.
+// The last ~128 steps count; one wild step tells no more than three.
 void MeasuredRate::Way::add(double step_tokens, double step_seconds) {
-    constexpr double kKept = 1.0 - 1.0 / 64;
+    constexpr double kKept = 1.0 - 1.0 / 128;
     if (steps >= 3) step_seconds = std::min(step_seconds, 3 * seconds / steps);
-    steps = steps * kKept + 1;
-    tokens = tokens * kKept + step_tokens;
-    seconds = seconds * kKept + step_seconds;
+    const auto keep = [&](double& sum, double term) { sum = sum * kKept + term; };
+    keep(steps, 1);
+    keep(tokens, step_tokens);
+    keep(seconds, step_seconds);
+    keep(tokens2, step_tokens * step_tokens);
+    keep(both, step_tokens * step_seconds);
+    keep(seconds2, step_seconds * step_seconds);
+}
+
+// By how far single steps are off the rate.
+double MeasuredRate::Way::error() const {
+    const double squares = tokens2 - 2 * rate() * both + rate() * rate() * seconds2;
+    return std::sqrt(std::max(squares, 0.0)) / tokens;
 }
 
 void MeasuredRate::Way::suspend(std::int64_t now) {
-    resumes = now + pause;
-    pause = std::min(2 * pause, kLongestPause);
-    steps = tokens = seconds = 0;
+    const std::int64_t next_pause = std::min(2 * pause, kLongestPause);
+    *this = {.resumes = now + pause, .pause = next_pause};
 }
 
 DraftingWay MeasuredRate::next(std::int64_t rows, const Drafters& drafters) {
@@ -55,18 +64,20 @@ void MeasuredRate::observe(std::int64_t rows, DraftingWay way, double tokens, do
 }
 
 void MeasuredRate::judge(Rows& rows, std::size_t way) {
-    constexpr double kEnough = 16, kFew = 6;  // steps
-    constexpr double kClearly = 0.75;         // of the simpler way's rate
-    constexpr double kSimplerEnough = 3;
+    constexpr double kLeast = 8, kProven = 64;  // steps
+    constexpr double kLeastSimpler = 3;
+    constexpr double kSure = 1.5;  // errors
     Way& judged = rows.ways[way];
-    double best = 0;  // of the simpler ways
+    const Way* best = nullptr;  // of the simpler ways
     for (std::size_t i = 0; i < way; ++i)
-        if (rows.ways[i].steps >= kSimplerEnough) best = std::max(best, rows.ways[i].rate());
-    if (best == 0) return;
-    const double gain = judged.rate() / best;
-    if ((judged.steps >= kEnough && gain < 1) || (judged.steps >= kFew && gain < kClearly))
+        if (rows.ways[i].steps >= kLeastSimpler &&
+            (best == nullptr || rows.ways[i].rate() > best->rate()))
+            best = &rows.ways[i];
+    if (best == nullptr || judged.steps < kLeast) return;
+    const double gain = judged.rate() / best->rate();
+    if (gain * (1 + kSure * std::hypot(judged.error(), best->error())) < 1)
         judged.suspend(rows.steps);
-    else if (judged.steps >= 2 * kEnough)
+    else if (judged.steps >= kProven && gain >= 1)
         judged.pause = kFirstPause;
 }
 

@@ -55,6 +55,21 @@ TEST(MeasuredRate, ASlowerWayCostsLessAndLess) {
     EXPECT_GT(later.steps[2], 100);  // tried again now and then
 }
 
+// Texts whose steps commit 1 to 7 tokens: a run of bad luck suspends nothing that pays.
+TEST(MeasuredRate, WaitsWithAVerdictUntilItIsSure) {
+    MeasuredRate rate;
+    Random random(3);
+    std::int64_t suspended = 0;
+    for (int i = 0; i < 4000; ++i) {
+        const DraftingWay way = rate.next(1, {.free = false, .passes = true});
+        const bool drafts = way == DraftingWay::passes;
+        suspended += drafts ? 0 : 1;
+        rate.observe(1, way, drafts ? static_cast<double>(1 + random.between(0, 6)) : 1.0,
+                     drafts ? 3.4 : 1.0);  // 4 tokens on average: a gain of 1.18
+    }
+    EXPECT_LT(suspended, 4000 / 32 + 300);
+}
+
 TEST(MeasuredRate, KeepsTheFreeDraftersWhereOnlyPassesLose) {
     MeasuredRate rate;
     const TestMachine machine{.tokens = {1, 1.4, 1.2}, .scatter = 0.1};
