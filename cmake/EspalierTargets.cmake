@@ -81,9 +81,11 @@ function(espalier_test name)
     target_compile_options(${name} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
     # A suite may be built twice, for the quick and for the long run: its names must not meet.
     set(prefix)
+    set(timeout 600)
     if(NOT ARG_LABEL STREQUAL quick)
         set(prefix TEST_PREFIX ${ARG_LABEL}/)
+        set(timeout 3600)
     endif()
     gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 ${prefix}
-        PROPERTIES LABELS ${ARG_LABEL} TIMEOUT 600)
+        PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${timeout})
 endfunction()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // String formats as regular expressions: the syntax of the RFC that defines each, in ASCII. Dates
-// exist in every year: 29 February is left out.
+// exist in every year: 29 February is left out. There is no year 0, which Python's dates refuse.
 #include <array>
 #include <utility>
 
@@ -9,9 +9,10 @@
 namespace espalier::grammar {
 namespace {
 
-#define DATE                                                                                       \
-    "[0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[" \
-    "1-9]|1[0-9]|2[0-8]))"
+#define YEAR "(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
+#define DATE                                                                                    \
+    YEAR "-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[" \
+         "1-9]|1[0-9]|2[0-8]))"
 #define TIME                                                                                       \
     "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9]" \
     ")"
@@ -40,6 +41,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 10> kFormats
             "*)*(\\?(" URI_CHARACTER "|[/?])*)?(#(" URI_CHARACTER "|[/?])*)?"},
 }};
 
+#undef YEAR
 #undef DATE
 #undef TIME
 #undef LABEL

@@ -127,6 +127,14 @@ void expect_held(const nlohmann::ordered_json& schema, const Specification& spec
     }
 }
 
+TEST(Schema, DatesAreThoseThatEveryReaderTakes) {
+    const test::PlainRegex date{std::string(grammar::format_pattern("date"))};
+    for (const char* good : {"0001-01-01", "0010-10-31", "0100-02-28", "2026-11-17", "9999-12-31"})
+        EXPECT_TRUE(date.full_match(good)) << good;
+    for (const char* bad : {"0000-10-04", "2026-02-29", "2026-11-31", "2026-13-01", "10000-01-01"})
+        EXPECT_FALSE(date.full_match(bad)) << bad;
+}
+
 TEST(Schema, HandPickedOnesAreHeld) {
     const std::vector<std::string> picked = {
         "{}",
