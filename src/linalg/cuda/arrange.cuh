@@ -14,8 +14,8 @@ struct ArrangeParams {
     std::byte* arranged = nullptr;  // behind the header
     int* next = nullptr;            // the header
     int tile_tokens = 0;
-    int stages = 0;                 // of 64 inputs
-    int parts = 0;                  // of a tile, each the work of a block
+    int stages = 0;  // of 64 inputs
+    int parts = 0;   // of a tile, each the work of a block
 };
 
 // Where a tile's rows begin: after those of the groups before, each padded by less than eight.

@@ -3,8 +3,11 @@
 
 namespace espalier::linalg::cuda {
 
-// Blocks' rounds of tiles, times what a tile costs: bringing its rows of weights and x. Experts read
-// their weights for every tile, so that a tile has as many tokens as it can.
+// What a block can have, 227 KB, but for what the kernel declares.
+constexpr std::size_t kMostSharedBytes = 227 * 1024 - 64;
+
+// Blocks' rounds of tiles, times what a tile costs: bringing its rows of weights and x. Experts
+// read their weights for every tile, so that a tile has as many tokens as it can.
 static int tile_tokens_of(const Problem& p) {
     using C = ArrangedConfig;
     if (p.indptr != nullptr) return C::kTokens;
@@ -21,6 +24,11 @@ static int tile_tokens_of(const Problem& p) {
     return tokens;
 }
 
+static std::size_t shared_bytes_of(const Problem& p) {
+    const std::int64_t listed = p.indptr != nullptr ? most_token_tiles(p, tile_tokens_of(p)) : 0;
+    return ArrangedConfig::shared_bytes(static_cast<std::size_t>(listed));
+}
+
 // From measurements on an H200. Two launches cost about 8 µs more than one, and dense products have
 // full tiles anyway; experts gain from tiles as small as their last tokens are few (v2 gate_up:
 // 1,024 tokens, 96 each).
@@ -28,6 +36,7 @@ bool arranges(const Problem& p, const Scratch& scratch) {
     if (p.code != WeightCode::bf16 || !p.vector_x || p.second.n > 0) return false;
     if (p.indptr == nullptr && p.groups > 1) return false;
     if (scratch.bytes < arranged_bytes(p.rows, p.k, p.groups)) return false;
+    if (shared_bytes_of(p) > kMostSharedBytes) return false;  // the list of experts' tiles
     return p.indptr == nullptr ? p.rows >= 1536 : p.rows >= 96 * p.groups;
 }
 
@@ -60,7 +69,7 @@ void arranged_tokens(cudaStream_t stream, const Problem& p, const Scratch& scrat
     launch(stream, arranged_kernel,
            {.blocks = std::min<std::int64_t>(items, multiprocessors()),
             .threads = C::kThreads,
-            .shared_bytes = C::shared_bytes(p.indptr != nullptr ? token_tiles : 0)},
+            .shared_bytes = shared_bytes_of(p)},
            params);
 }
 

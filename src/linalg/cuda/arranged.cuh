@@ -10,6 +10,7 @@
 #pragma once
 
 #include "linalg/cuda/arrange.cuh"
+#include "linalg/cuda/arranged_store.cuh"
 #include "linalg/cuda/many_store.cuh"
 #include "linalg/cuda/ptx.cuh"
 #include "linalg/cuda/wgmma.cuh"
@@ -39,11 +40,13 @@ struct ArrangedConfig {
     static constexpr int kProducerRegisters = 24;
     static constexpr int kMultiplierRegisters = 240;
 
-    static constexpr std::size_t shared_bytes(int token_tiles) {
-        return 1024 + kStages * (kStageBytes + kSlotBytes) +
-               static_cast<std::size_t>(token_tiles) * sizeof(TokenTile);
-    }
     static constexpr int kSlotBytes = 2 * 8 + 4;  // two barriers and an item
+    static constexpr int kGatedBytes = 8 * kGatedFloats * 4;
+
+    static constexpr std::size_t shared_bytes(std::size_t listed_tiles) {
+        return 1024 + kStages * (kStageBytes + kSlotBytes) + kGatedBytes +
+               listed_tiles * sizeof(TokenTile);
+    }
 };
 
 struct ArrangedShared {
@@ -51,7 +54,8 @@ struct ArrangedShared {
 
     std::uint32_t stages;
     std::uint32_t barriers;
-    int* items;  // of a stage, the tile whose first it is; -1: there is none left
+    int* items;    // of a stage, the tile whose first it is; -1: there is none left
+    float* gated;  // eight warps' memory
     TokenTile* tiles;
     int tile_tokens;
     int count;  // of items
@@ -153,7 +157,11 @@ class ArrangedMultiplier {
         multiply_item<kTokens>();
         const int warp = static_cast<int>(threadIdx.x) % 128 / 32;
         const int lane = static_cast<int>(threadIdx.x) % 32;
-        store_sums<kTokens>(total_, p_, tile, first + warp * 16 + lane / 4);
+        if (p_.gated)
+            store_gated_pieces<kTokens>(total_, p_, tile, (first + warp * 16) / 2,
+                                        shared_.gated + (group_ * 4 + warp) * kGatedFloats);
+        else
+            store_sums<kTokens>(total_, p_, tile, first + warp * 16 + lane / 4);
     }
 
     // These outputs do not exist.
@@ -185,8 +193,7 @@ class ArrangedMultiplier {
             hold(block_);
             release(previous);
 #pragma unroll
-            for (int i = 0; i < kTokens / 2; ++i)
-                total_[i] = __fadd_rn(total_[i], block_[i]);
+            for (int i = 0; i < kTokens / 2; ++i) total_[i] = __fadd_rn(total_[i], block_[i]);
         }
     }
 
@@ -231,7 +238,8 @@ __global__ void __launch_bounds__(ArrangedConfig::kThreads, 1)
     shared.stages = (unaligned + 1023) / 1024 * 1024;
     shared.barriers = shared.stages + C::kStages * C::kStageBytes;
     std::byte* behind = dynamic + (shared.barriers - unaligned) + C::kStages * 16;
-    shared.items = reinterpret_cast<int*>(behind);
+    shared.gated = reinterpret_cast<float*>(behind);
+    shared.items = reinterpret_cast<int*>(behind + C::kGatedBytes);
     shared.tiles = reinterpret_cast<TokenTile*>(shared.items + C::kStages);
     shared.tile_tokens = params.tile_tokens;
     if (threadIdx.x == 0) {
@@ -245,7 +253,8 @@ __global__ void __launch_bounds__(ArrangedConfig::kThreads, 1)
     wait_for_previous_kernel();
     let_next_kernel_start();
     if (p.indptr != nullptr && threadIdx.x < 32) {
-        const int count = list_expert_tiles(p, params.tile_tokens, shared.tiles, params.token_tiles);
+        const int count =
+            list_expert_tiles(p, params.tile_tokens, shared.tiles, params.token_tiles);
         if (threadIdx.x == 0) listed = count;
     }
     __syncthreads();
