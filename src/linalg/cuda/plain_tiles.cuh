@@ -68,8 +68,7 @@ __global__ void __launch_bounds__(PlainTiles::kThreads, 1)
         if (input < p.k)
 #pragma unroll
             for (int n = 0; n < C::kOutputs; ++n)
-                ahead[n] =
-                    load_weights<kCode>(rows + min(output + n, p.n - 1) * row_bytes, input);
+                ahead[n] = load_weights<kCode>(rows + min(output + n, p.n - 1) * row_bytes, input);
     };
     if (!p.overlap.holds_next) let_next_kernel_start();
     load(lane * 4);  // no other kernel writes weights
