@@ -135,6 +135,28 @@ TEST(Schema, DatesAreThoseThatEveryReaderTakes) {
         EXPECT_FALSE(date.full_match(bad)) << bad;
 }
 
+// Whether a text of these bytes may end.
+bool taken(const std::string& schema, const std::string& text) {
+    const auto compiled = compiler().compile({.kind = Kind::json_schema, .text = schema});
+    Matcher matcher(compiled.value());
+    for (const char byte : text)
+        if (!matcher.accept(static_cast<unsigned char>(byte))) return false;
+    return matcher.may_end();
+}
+
+// 1e0022072020 is valid JSON that readers take for infinity, or refuse.
+TEST(Schema, NumbersAreFinite) {
+    const std::string digits(200, '9');
+    const std::string schema = R"({"type":"number"})";
+    for (const std::string& good :
+         std::vector<std::string>{"0", "-0.5", "1e9", "6.02E+23", "1e-99", digits + "e99"})
+        EXPECT_TRUE(taken(schema, good)) << good;
+    for (const std::string& bad :
+         std::vector<std::string>{"1e100", "1e0022072020042001", "1e-000", digits + "9"})
+        EXPECT_FALSE(taken(schema, bad)) << bad;
+    EXPECT_FALSE(taken("{}", "[1e400]"));
+}
+
 TEST(Schema, HandPickedOnesAreHeld) {
     const std::vector<std::string> picked = {
         "{}",
