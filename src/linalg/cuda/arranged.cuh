@@ -3,7 +3,7 @@
 // copies bring them as they are, weights by fragments.hpp and x by arranged.hpp. One warp asks for
 // them; no other instruction moves an operand.
 //
-// A tile is 128 outputs × up to 128 tokens. One block per multiprocessor takes tiles as it gets
+// A tile is 128 outputs × up to 192 tokens. One block per multiprocessor takes tiles as it gets
 // through them: experts' last tiles are smaller, and cost less. Two multiplying warpgroups have 64
 // outputs each and two sums per output: the segment's, which the tensor cores add to, and that of
 // the segments before. Sums and bits are those of many_tokens.cuh.
@@ -175,8 +175,8 @@ class ArrangedMultiplier {
     template <int kTokens>
     __device__ void multiply_item() {
         const int segment = 2 * params_.segments.chunks;
-        // -0 + x has the bits of x. (A first segment that is stored, not added, costs a move for
-        // every sum of every segment: 26 % of the kernel's time.)
+        // -0 + x has the bits of x. (With a first segment that is stored, not added, the compiler
+        // moves every sum twice a segment, and 192 tokens have no registers for that.)
 #pragma unroll
         for (int i = 0; i < kTokens / 2; ++i) total_[i] = -0.0f;
         for (int first = 0; first < params_.stages; first += segment) {
