@@ -79,6 +79,7 @@ Expected<void> ModelTarget::run_pass(const batch::BatchView& batch) {
 
 Expected<void> ModelTarget::launch(const batch::HostBatch& batch) {
     drawn_ = reported_ = 0;
+    recordings_ = steps_.count();
     pending_.reset();
     ESPALIER_RETURN_IF_ERROR(batch.check_tokens(info_.vocabulary));
     if (steps_.options().poison) ESPALIER_RETURN_IF_ERROR(model_.poison());
@@ -125,7 +126,10 @@ Expected<StepResult> ModelTarget::wait() {
     if (drawn_ > 0) std::ranges::copy(sampling_->transfers(draws, alternatives), results.begin());
     results.back() = {nonfinite.data(), computed_.nonfinite, nonfinite.size()};
     ESPALIER_RETURN_IF_ERROR(model_.device().download_all(model_.device().stream(), results));
-    return StepResult{.draws = draws, .alternatives = alternatives, .nonfinite = nonfinite};
+    return StepResult{.draws = draws,
+                      .alternatives = alternatives,
+                      .nonfinite = nonfinite,
+                      .recorded = steps_.count() > recordings_};
 }
 
 Expected<void> ModelTarget::compact(std::span<const std::int64_t> source,

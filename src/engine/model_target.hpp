@@ -68,6 +68,7 @@ class ModelTarget final : public Target {
     std::vector<ops::Draw> draws_;
     std::vector<ops::TokenLogprob> alternatives_;
     std::int64_t drawn_ = 0, reported_ = 0;
+    std::int64_t recordings_ = 0;  // before it
     std::vector<std::uint8_t> nonfinite_;
     std::vector<std::int64_t> move_source_, move_destination_;  // padded
 };
