@@ -39,7 +39,6 @@ function(espalier_patch_xgrammar file from to)
     endif()
     string(REPLACE "${from}" "${to}" text "${text}")
     file(WRITE ${patched}.next "${text}")
-    file(COPY_FILE ${patched}.next ${patched} ONLY_IF_DIFFERENT)
     list(REMOVE_ITEM xgrammar_sources ${original})
     list(APPEND xgrammar_sources ${patched})
     list(REMOVE_DUPLICATES xgrammar_sources)
@@ -82,6 +81,27 @@ espalier_patch_xgrammar(json_schema_converter.cc
        hexadecimal_character}
   );
   int32_t unicode_escape = Sequence({ByteString(\"u\"), Choice({below_surrogates, not_d})});")
+# A number is a finite double: at most 200 digits before the point and an exponent of one or two. Parsers read 1e0022072020 as
+# infinity or refuse it.
+espalier_patch_xgrammar(json_schema_converter.cc
+    "           {builder_.AddCharacterClass({{'1', '9'}}), builder_.AddCharacterClassStar({{'0', '9'}})}
+       )}
+  );
+  int32_t one_or_more_digits ="
+    "           {builder_.AddCharacterClass({{'1', '9'}}),
+            Repeat(rule_name + \"_integer\", builder_.AddCharacterClass({{'0', '9'}}), 0, 199)}
+       )}
+  );
+  int32_t one_or_more_digits =")
+espalier_patch_xgrammar(json_schema_converter.cc
+    "            one_or_more_digits}
+       )}
+  );
+  // Note: The format must be"
+    "            Repeat(rule_name + \"_exponent\", builder_.AddCharacterClass({{'0', '9'}}), 1, 2)}
+       )}
+  );
+  // Note: The format must be")
 # UTF-8 has no surrogates, no overlong forms and nothing beyond U+10FFFF; classes of characters had.
 espalier_patch_xgrammar(fsm_builder.cc
     "void AddPackedUTF8RangeEdges(FSM& fsm, int from, int to, uint32_t min, uint32_t max) {"
@@ -211,6 +231,13 @@ espalier_patch_xgrammar(grammar_compiler.cc
 espalier_patch_xgrammar(grammar_compiler.cc
     "if (!Advance(token[pos])) {"
     "SpendWork(1); if (!Advance(token[pos])) {")
+
+# Only once all patches are in, so that configuring again compiles nothing again.
+foreach(source ${xgrammar_sources})
+    if(EXISTS ${source}.next)
+        file(COPY_FILE ${source}.next ${source} ONLY_IF_DIFFERENT)
+    endif()
+endforeach()
 
 list(TRANSFORM xgrammar_sources REPLACE "^(${ESPALIER_XGRAMMAR_DIR}/cpp|${PROJECT_BINARY_DIR}/xgrammar)/" "")
 espalier_batches(xgrammar_batches "" 8 ${xgrammar_sources})

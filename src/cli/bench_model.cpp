@@ -208,7 +208,7 @@ Expected<checkpoint::Checkpoint> open_model(const BenchModelOptions& options) {
     if (options.synthetic.empty()) return checkpoint::Checkpoint::open(options.model);
     ESPALIER_ASSIGN_OR_RETURN(const checkpoint::SyntheticModel model,
                               named_model(options.synthetic, options.dtype));
-    return open_synthetic(model);
+    return open_synthetic(model, options.load.device);
 }
 
 Expected<void> run(const BenchModelOptions& options) {

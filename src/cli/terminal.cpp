@@ -34,7 +34,19 @@ std::size_t width_of(std::string_view text) {
     }));
 }
 
-std::string markdown(const Table& table) {
+// A bar inside a cell would begin another one.
+std::vector<std::string> without_bars(const std::vector<std::string>& cells) {
+    std::vector<std::string> escaped;
+    for (const std::string& cell : cells) {
+        std::string& text = escaped.emplace_back();
+        for (const char c : cell) text += c == '|' ? std::string("\\|") : std::string(1, c);
+    }
+    return escaped;
+}
+
+std::string markdown(const Table& plain) {
+    Table table{.columns = without_bars(plain.columns), .rows = {}};
+    for (const auto& row : plain.rows) table.rows.push_back(without_bars(row));
     std::vector<std::size_t> width;
     for (const std::string& column : table.columns) width.push_back(width_of(column));
     for (const auto& row : table.rows)

@@ -76,11 +76,11 @@ struct DotE4m3 : DotAcc {
     }
 };
 
-// The low and the high byte of the bf16 of 0 … 127.
+// The low and the high byte of the bf16 of 1 … 127, and of 128 at 0.
 constexpr WideningTable make_integer_table() {
     WideningTable table{};
     for (int code = 0; code < 128; ++code) {
-        const Bf16 value = to_bf16(static_cast<float>(code));
+        const Bf16 value = to_bf16(static_cast<float>(code == 0 ? 128 : code));
         table.low[code] = static_cast<std::uint8_t>(value.bits & 0xffu);
         table.high[code] = static_cast<std::uint8_t>(value.bits >> 8);
     }
@@ -88,14 +88,14 @@ constexpr WideningTable make_integer_table() {
 }
 constexpr WideningTable kIntegers = make_integer_table();
 
-// As E4m3Lookup, of magnitudes. That of −128 is the one whose top bit is set; the permutes take it
-// for 0, and what belongs there is −128's high byte, 0xc3, over a low byte of zero.
+// As E4m3Lookup, of magnitudes. The permutes look at seven bits of them and take 128 for 0, so that
+// is what stands there; a code of 0 is masked instead, in the high byte alone: both have 0 in the
+// low one.
 struct Int8Lookup {
     __m512i low[2];
     __m512i high[2];
     __m512i order;
     __m512i sign;
-    __m512i lowest;
 
     Int8Lookup() {
         low[0] = _mm512_load_si512(kIntegers.low);
@@ -104,17 +104,16 @@ struct Int8Lookup {
         high[1] = _mm512_load_si512(kIntegers.high + 64);
         order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
         sign = _mm512_set1_epi8(static_cast<char>(0x80));
-        lowest = _mm512_set1_epi8(static_cast<char>(0xc3));
     }
     void widen(__m512i codes, __m512i& first, __m512i& second) const {
         const __m512i dealt = _mm512_permutexvar_epi64(order, codes);
         const __m512i magnitude = _mm512_abs_epi8(dealt);
         const __m512i low_bytes = _mm512_permutex2var_epi8(low[0], magnitude, low[1]);
         // the looked-up magnitude | (codes & sign)
-        const __m512i high_bytes = _mm512_mask_mov_epi8(
-            _mm512_ternarylogic_epi32(_mm512_permutex2var_epi8(high[0], magnitude, high[1]), dealt,
-                                      sign, 0xf8),
-            _mm512_movepi8_mask(magnitude), lowest);
+        const __m512i high_bytes = _mm512_ternarylogic_epi32(
+            _mm512_maskz_permutex2var_epi8(_mm512_test_epi8_mask(dealt, dealt), high[0], magnitude,
+                                           high[1]),
+            dealt, sign, 0xf8);
         first = _mm512_unpacklo_epi8(low_bytes, high_bytes);
         second = _mm512_unpackhi_epi8(low_bytes, high_bytes);
     }

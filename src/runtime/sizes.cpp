@@ -4,8 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
-#include <limits>
 
 #include "base/cuda_memory.hpp"
 #include "base/limits.hpp"
@@ -13,6 +11,7 @@
 #include "checkpoint/quantization.hpp"
 #include "model/cost.hpp"
 #include "model/mapped_experts.hpp"
+#include "runtime/memory_limit.hpp"
 #include "runtime/working_memory.hpp"
 #include "schedule/scheduler.hpp"
 
@@ -105,13 +104,6 @@ std::uint64_t in_memory_of(const checkpoint::Checkpoint& checkpoint, std::uint64
     return fixed + (budget > fixed ? std::min(experts, (budget - fixed) / 4 * 3) : 0);
 }
 
-std::optional<std::int64_t> number_in(const char* path) {
-    std::ifstream in(path);
-    std::int64_t value = 0;
-    if (in >> value) return value;
-    return std::nullopt;  // no such file, or "max"
-}
-
 }  // namespace
 
 Expected<mla::KvFormat> kv_format_of(const checkpoint::Checkpoint& checkpoint) {
@@ -126,9 +118,7 @@ Expected<mla::KvFormat> kv_format_of(const checkpoint::Checkpoint& checkpoint) {
 std::int64_t memory_bytes() {
     const std::int64_t machine = static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) *
                                  static_cast<std::int64_t>(sysconf(_SC_PAGE_SIZE));
-    const std::int64_t group =
-        number_in("/sys/fs/cgroup/memory.max").value_or(std::numeric_limits<std::int64_t>::max());
-    return std::min(machine, group);
+    return std::min(machine, control_group_limit().value_or(machine));
 }
 
 Expected<SizeFacts> size_facts(const ModelFiles& files, const DrafterChoice& drafters,

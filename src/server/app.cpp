@@ -237,11 +237,15 @@ void App::one_model(HttpRequest& request, const std::shared_ptr<Exchange>& excha
 
 void App::metrics(HttpRequest&, const std::shared_ptr<Exchange>& exchange) {
     std::optional<engine::EngineStatus> status;
-    if (model_) status = model_->engine().status();
-    send(exchange,
-         {.content_type = "text/plain; version=0.0.4; charset=utf-8",
-          .body = metrics_.text(options_.metrics_prefix, model_ ? model_->name() : "",
-                                status ? &*status : nullptr, context_->http->connections())});
+    std::optional<ExpertBytes> experts;
+    if (model_) {
+        status = model_->engine().status();
+        experts = model_->expert_bytes();
+    }
+    send(exchange, {.content_type = "text/plain; version=0.0.4; charset=utf-8",
+                    .body = metrics_.text(options_.metrics_prefix, model_ ? model_->name() : "",
+                                          status ? &*status : nullptr,
+                                          context_->http->connections(), experts)});
 }
 
 // ---- what takes a while -------------------------------------------------------------------------

@@ -106,6 +106,15 @@ void append_positions(const Writer& out, Status status) {
             out.value(name, fmt::format(",position=\"{}\"", depth - 1), number(depths[depth]));
 }
 
+void append_experts(const Writer& out, const ExpertBytes& experts) {
+    out.head("expert_bytes_needed_total", "counter",
+             "Bytes of experts on disk that steps needed, a layer's each time");
+    out.value("expert_bytes_needed_total", "", number(experts.needed));
+    out.head("expert_bytes_in_memory_total", "counter",
+             "Of these, in memory when the router chose");
+    out.value("expert_bytes_in_memory_total", "", number(experts.in_memory));
+}
+
 std::string escaped(std::string_view label) {
     std::string made;
     for (const char c : label) {
@@ -199,7 +208,8 @@ void Metrics::observe_gap(double seconds, std::int64_t tokens) {
 }
 
 std::string Metrics::text(std::string_view prefix, std::string_view model,
-                          const engine::EngineStatus* status, std::int64_t connections) const {
+                          const engine::EngineStatus* status, std::int64_t connections,
+                          const std::optional<ExpertBytes>& experts) const {
     std::string made;
     const Writer out{made, std::string(prefix) + ":",
                      fmt::format("model_name=\"{}\",engine=\"0\"", escaped(model))};
@@ -216,6 +226,7 @@ std::string Metrics::text(std::string_view prefix, std::string_view model,
         append_ends(out, *status);
         append_positions(out, *status);
     }
+    if (experts) append_experts(out, *experts);
     for (const Named& named : histograms_) {
         out.head(named.name, "histogram", named.help);
         named.histogram.append_to(made, out.prefix + named.name, out.labels);

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -41,6 +42,12 @@ struct RequestShape {
     std::int64_t max_tokens = 0;  // 0: as many as fit
 };
 
+// Of experts that stay on disk (--mmap-experts), since the start.
+struct ExpertBytes {
+    std::int64_t needed = 0;     // by steps, a layer's each time
+    std::int64_t in_memory = 0;  // of these, when the router chose
+};
+
 class Metrics {
   public:
     Metrics();
@@ -52,9 +59,10 @@ class Metrics {
     void observe_gap(double seconds, std::int64_t tokens);
     void count_response(int status) { ++responses_[status]; }
 
-    // status: none while the model loads.
+    // status: none while the model loads. experts: none where all weights are in memory.
     std::string text(std::string_view prefix, std::string_view model,
-                     const engine::EngineStatus* status, std::int64_t connections) const;
+                     const engine::EngineStatus* status, std::int64_t connections,
+                     const std::optional<ExpertBytes>& experts = std::nullopt) const;
 
   private:
     struct Named {

@@ -72,23 +72,29 @@ Expected<std::shared_ptr<const ServedModel>> ServedModel::make(runtime::Runtime&
                            parts.chat_template ? parts.chat_template->source : std::string(),
                            *files.tokenizer));
     ESPALIER_ASSIGN_OR_RETURN(parts.compiler, runtime::make_grammar_compiler(files));
-    return std::shared_ptr<const ServedModel>(
-        new ServedModel(files, runtime.engine(), std::move(parts)));
+    return std::shared_ptr<const ServedModel>(new ServedModel(runtime, std::move(parts)));
 }
 
-ServedModel::ServedModel(const runtime::ModelFiles& files, engine::Engine& engine, Parts parts)
-    : files_(files),
-      engine_(engine),
+ServedModel::ServedModel(runtime::Runtime& runtime, Parts parts)
+    : files_(runtime.files()),
+      loaded_(runtime.loaded()),
+      engine_(runtime.engine()),
       names_(std::move(parts.names)),
       template_(std::move(parts.chat_template)),
       formats_(parts.formats),
       compiler_(std::move(parts.compiler)),
       created_(std::time(nullptr)),
-      started_(engine.now()),
+      started_(engine_.now()),
       salt_key_(random_key()) {
-    for (std::int32_t id = 0; id < files.tokenizer->vocabulary(); ++id)
-        longest_token_ = std::max(
-            longest_token_, static_cast<std::int64_t>(files.tokenizer->token_bytes(id).size()));
+    for (std::int32_t id = 0; id < tokenizer().vocabulary(); ++id)
+        longest_token_ =
+            std::max(longest_token_, static_cast<std::int64_t>(tokenizer().token_bytes(id).size()));
+}
+
+std::optional<ExpertBytes> ServedModel::expert_bytes() const {
+    if (!loaded_.expert_reads) return std::nullopt;
+    return ExpertBytes{.needed = loaded_.expert_reads->needed.load(),
+                       .in_memory = loaded_.expert_reads->in_memory.load()};
 }
 
 double ServedModel::heartbeat_age_seconds(const engine::EngineStatus& status) const {

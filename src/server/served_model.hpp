@@ -16,6 +16,7 @@
 #include "output/formats.hpp"
 #include "runtime/runtime.hpp"
 #include "server/generation_request.hpp"
+#include "server/metrics.hpp"
 #include "server/options.hpp"
 #include "server/reply.hpp"
 
@@ -36,6 +37,8 @@ class ServedModel {
     bool is_called(std::string_view name) const;
     std::int64_t created() const { return created_; }
     engine::Engine& engine() const { return engine_; }
+    // None: all weights are in memory.
+    std::optional<ExpertBytes> expert_bytes() const;
     // Since the engine's thread last came round; before it first does, since the model was ready.
     double heartbeat_age_seconds(const engine::EngineStatus& status) const;
     const text::Tokenizer& tokenizer() const { return *files_.tokenizer; }
@@ -79,10 +82,11 @@ class ServedModel {
         output::Formats formats;
         std::unique_ptr<grammar::Compiler> compiler;
     };
-    ServedModel(const runtime::ModelFiles& files, engine::Engine& engine, Parts parts);
+    ServedModel(runtime::Runtime& runtime, Parts parts);
     nlohmann::ordered_json context_of(const ChatInput& chat) const;
 
     const runtime::ModelFiles& files_;
+    const runtime::LoadedModel& loaded_;
     engine::Engine& engine_;
     const std::vector<std::string> names_;
     const std::optional<ChatTemplate> template_;  // none: the model has none

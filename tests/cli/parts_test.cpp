@@ -225,6 +225,8 @@ TEST(Table, IsTheSameInEveryFormat) {
     EXPECT_NE(table.text(TableFormat::json).find("\"count\": 1.5"), std::string::npos)
         << table.text(TableFormat::json);
     EXPECT_EQ(table.text(TableFormat::csv), "name,count\na,1.5\nb|c,-\n");
+    EXPECT_EQ(table.text(TableFormat::markdown),
+              "| name | count |\n|-----:|------:|\n|    a |   1.5 |\n| b\\|c |     - |\n");
     EXPECT_EQ(table.transposed().columns.size(), 3u);
     EXPECT_FALSE(parse_table_format("xml"));
 }

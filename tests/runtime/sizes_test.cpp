@@ -6,9 +6,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 
 #include "base/random.hpp"
+#include "runtime/memory_limit.hpp"
 #include "schedule/scheduler.hpp"
+#include "support/temporary_directory.hpp"
 
 namespace espalier::runtime {
 namespace {
@@ -158,6 +162,29 @@ TEST(Sizes, WhatIsDerivedMakesAScheduler) {
 }
 
 TEST(Sizes, ThisMachineHasMemory) { EXPECT_GT(memory_bytes(), 1 << 20); }
+
+TEST(MemoryLimit, IsReadFromEitherVersionOfControlGroups) {
+    const TemporaryDirectory root;
+    const auto limit = [&] { return control_group_limit(root.path().string()); };
+    const auto write = [&](const char* file, const char* text) {
+        std::ofstream(root.path() / file) << text;
+    };
+    EXPECT_EQ(limit(), std::nullopt);
+    std::filesystem::create_directory(root.path() / "memory");
+    write("memory/memory.limit_in_bytes", "9223372036854771712\n");  // how version 1 says none
+    EXPECT_EQ(limit(), std::int64_t{9223372036854771712});
+    write("memory/memory.limit_in_bytes", "3000000000\n");
+    EXPECT_EQ(limit(), 3'000'000'000);
+    write("memory.max", "max\n");
+    EXPECT_EQ(limit(), 3'000'000'000);
+    write("memory.max", "2000000000\n");
+    EXPECT_EQ(limit(), 2'000'000'000);
+    for (const char* wrong : {"", "-1\n", "0\n", "many\n", "99999999999999999999\n"}) {
+        write("memory.max", wrong);
+        write("memory/memory.limit_in_bytes", wrong);
+        EXPECT_EQ(limit(), std::nullopt) << wrong;
+    }
+}
 
 }  // namespace
 }  // namespace espalier::runtime

@@ -76,6 +76,19 @@ TEST(Metrics, TheTextIsWellFormedAndEveryFamilyIsThereOnce) {
     EXPECT_NE(text.find("position=\"2\"} 5"), std::string::npos);
 }
 
+TEST(Metrics, ExpertsOnDiskAreCountedWhereThereAreAny) {
+    const Metrics metrics;
+    const engine::EngineStatus status;
+    EXPECT_EQ(metrics.text("e", "m", &status, 0).find("expert_bytes"), std::string::npos);
+    const std::string text =
+        metrics.text("e", "m", &status, 0, ExpertBytes{.needed = 4000, .in_memory = 3000});
+    for (const char* line :
+         {"# TYPE e:expert_bytes_needed_total counter\n",
+          "e:expert_bytes_needed_total{model_name=\"m\",engine=\"0\"} 4000\n",
+          "e:expert_bytes_in_memory_total{model_name=\"m\",engine=\"0\"} 3000\n"})
+        EXPECT_NE(text.find(line), std::string::npos) << line << text;
+}
+
 TEST(Metrics, ThePrefixIsTheWholeDifference) {
     Metrics metrics;
     const engine::EngineStatus status;

@@ -13,7 +13,7 @@ namespace espalier::linalg::cuda {
 // is what shared memory takes: inputs in the order of fragments.hpp's steps, 16-byte units of a row
 // swizzled. A group's rows begin at a multiple of eight, and a tile's are padded to one.
 inline constexpr std::size_t kArrangedHeader = 128;
-inline constexpr int kArrangedTokens = 128;
+inline constexpr int kArrangedTokens = 192;
 
 inline std::size_t arranged_bytes(std::int64_t rows, std::int64_t k, std::int64_t groups) {
     return kArrangedHeader +
