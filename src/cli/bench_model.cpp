@@ -259,7 +259,7 @@ Run add_bench_model(CLI::App& bench) {
     CLI::Option* synthetic =
         which
             ->add_option("--synthetic", options->synthetic,
-                         "A preset of make-model instead, written for this run alone")
+                         "A preset of make-model instead, made for this run alone")
             ->check(preset_name());
     which->require_option(1);
     add_dtype_flag(*command, options->dtype);
