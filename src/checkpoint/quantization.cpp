@@ -44,9 +44,9 @@ class MatrixReader {
             case QuantizedLayout::int8:
                 return int8(scheme);
             case QuantizedLayout::nvfp4:
-                return nvfp4("weight", "weight_scale_2", false);
+                return nvfp4("weight", "weight_scale_2", "input_scale", false);
             case QuantizedLayout::packed_nvfp4:
-                return nvfp4("weight_packed", "weight_global_scale", true);
+                return nvfp4("weight_packed", "weight_global_scale", "input_global_scale", true);
             case QuantizedLayout::none:
                 break;
         }
@@ -129,8 +129,9 @@ class MatrixReader {
     }
 
     // divided: by the matrix's own scale, which compressed-tensors stores as the factor that its
-    // numbers were multiplied with.
-    Expected<StoredWeight> nvfp4(const char* codes, const char* own_scale, bool divided) {
+    // numbers were multiplied with. input_scale: may be absent, since nothing reads it.
+    Expected<StoredWeight> nvfp4(const char* codes, const char* own_scale, const char* input_scale,
+                                 bool divided) {
         if (k_ % kNvfp4.group_k != 0)
             return fail(ErrorKind::unsupported,
                         "{}: '{}' has {} inputs: NVFP4 takes multiples of {}",
@@ -143,6 +144,8 @@ class MatrixReader {
             stored.scales,
             beside(stored.weights, "weight_scale", {n_, k_ / kNvfp4.group_k}, {StoredType::e4m3}));
         ESPALIER_ASSIGN_OR_RETURN(const float own, scalar_beside(stored.weights, own_scale));
+        if (checkpoint_.has(fmt::format("{}.{}", name_, input_scale)))
+            ESPALIER_RETURN_IF_ERROR(scalar_beside(stored.weights, input_scale));
         stored.tensor_scale = divided ? 1.0f / own : own;
         return stored;
     }

@@ -213,14 +213,20 @@ Expected<Weight> WeightReader::pack_rounded(const std::vector<std::vector<Stored
     return pack(sources, join);
 }
 
-Expected<Weight> WeightReader::released(Expected<Weight> packed,
-                                        const std::vector<std::vector<StoredMatrix>>& matrices) {
-    if (!packed && packed.error().field.empty())
-        return fail(packed.error().kind, "{}: {}", matrices.front().front().stored.weights.name,
-                    packed.error().message);
+// Packing says what is wrong but not with which matrix of many: the first that cannot be packed
+// alone.
+tl::unexpected<Error> WeightReader::named(const Error& error,
+                                          const std::vector<std::vector<StoredMatrix>>& matrices,
+                                          bool rounded) {
+    const auto fails = [&](const StoredMatrix& matrix) {
+        const std::vector<std::vector<StoredMatrix>> alone{{matrix}};
+        return !(rounded ? pack_rounded(alone, Join::rows) : pack_stored(alone, Join::rows));
+    };
     for (const auto& group : matrices)
-        for (const StoredMatrix& matrix : group) release(matrix.stored.weights);
-    return packed;
+        for (const StoredMatrix& matrix : group)
+            if (fails(matrix))
+                return fail(error.kind, "{}: {}", matrix.stored.weights.name, error.message);
+    return fail(error.kind, "{}: {}", matrices.front().front().stored.weights.name, error.message);
 }
 
 // Known to the shelf by its first part's name, with whose format all others agree.
@@ -233,8 +239,12 @@ Expected<Weight> WeightReader::read_stack(const std::vector<std::vector<Part>>& 
     for (const Part& part : parts.front()) shape.n += part.n;
     return shelved(first.name, shape, [&]() -> Expected<Weight> {
         ESPALIER_ASSIGN_OR_RETURN(const auto matrices, stored_stack(parts, k));
-        return released(rounded ? pack_rounded(matrices, join) : pack_stored(matrices, join),
-                        matrices);
+        auto packed = rounded ? pack_rounded(matrices, join) : pack_stored(matrices, join);
+        if (!packed && packed.error().field.empty())
+            return named(packed.error(), matrices, rounded);
+        for (const auto& group : matrices)
+            for (const StoredMatrix& matrix : group) release(matrix.stored.weights);
+        return packed;
     });
 }
 

@@ -108,8 +108,9 @@ class WeightReader {
     Expected<Weight> pack_rounded(const std::vector<std::vector<StoredMatrix>>& matrices,
                                   Join join);
     Expected<Weight> pack_stored(const std::vector<std::vector<StoredMatrix>>& matrices, Join join);
-    Expected<Weight> released(Expected<Weight> packed,
-                              const std::vector<std::vector<StoredMatrix>>& matrices);
+    tl::unexpected<Error> named(const Error& error,
+                                const std::vector<std::vector<StoredMatrix>>& matrices,
+                                bool rounded);
 
     const checkpoint::Checkpoint& checkpoint_;
     Device& device_;
