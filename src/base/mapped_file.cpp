@@ -12,6 +12,8 @@
 #include <system_error>
 #include <utility>
 
+#include "base/check.hpp"
+
 namespace espalier {
 namespace {
 
@@ -67,24 +69,41 @@ Expected<MappedFile> MappedFile::open(const std::filesystem::path& path) {
     return file;
 }
 
+MappedFile MappedFile::over(std::filesystem::path path, std::span<const std::byte> bytes,
+                            std::shared_ptr<void> owner) {
+    CHECK(owner != nullptr, "{}: memory that nobody keeps", path.string());
+    MappedFile file;
+    file.path_ = std::move(path);
+    file.data_ = bytes.data();
+    file.size_ = bytes.size();
+    file.owner_ = std::move(owner);
+    return file;
+}
+
 MappedFile::MappedFile(MappedFile&& other) noexcept
     : path_(std::move(other.path_)),
       data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)) {}
+      size_(std::exchange(other.size_, 0)),
+      owner_(std::move(other.owner_)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
     std::swap(path_, other.path_);
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
+    std::swap(owner_, other.owner_);
     return *this;
 }
 
 MappedFile::~MappedFile() {
-    if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), size_);
+    if (data_ != nullptr && owner_ == nullptr) munmap(const_cast<std::byte*>(data_), size_);
 }
 
-void MappedFile::will_need(std::span<const std::byte> range) const { advise(range, MADV_WILLNEED); }
-void MappedFile::done_with(std::span<const std::byte> range) const { advise(range, MADV_DONTNEED); }
+void MappedFile::will_need(std::span<const std::byte> range) const {
+    if (owner_ == nullptr) advise(range, MADV_WILLNEED);
+}
+void MappedFile::done_with(std::span<const std::byte> range) const {
+    if (owner_ == nullptr) advise(range, MADV_DONTNEED);
+}
 
 Expected<std::string> read_text_file(const std::filesystem::path& path, std::size_t limit_bytes) {
     ESPALIER_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::open(path));

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A read-only memory-mapped file. Nothing in its bytes is trusted; readers check every offset
-// against size().
+// A read-only memory-mapped file, or memory that stands for one. Nothing in its bytes is trusted;
+// readers check every offset against size().
 #pragma once
 
 #include <cstddef>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,6 +18,9 @@ class MappedFile {
   public:
     // Regular files only. not_found: nothing of that name; a link that points nowhere is io.
     static Expected<MappedFile> open(const std::filesystem::path& path);
+    // Memory as if it were the file of that name; owner: what keeps it.
+    static MappedFile over(std::filesystem::path path, std::span<const std::byte> bytes,
+                           std::shared_ptr<void> owner);
 
     MappedFile() = default;
     MappedFile(MappedFile&& other) noexcept;
@@ -35,6 +39,7 @@ class MappedFile {
     std::filesystem::path path_;
     const std::byte* data_ = nullptr;
     std::size_t size_ = 0;
+    std::shared_ptr<void> owner_;  // of memory that is not mapped here
 };
 
 // The whole of a small text file, refused above limit_bytes.

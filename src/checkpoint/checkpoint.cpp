@@ -97,13 +97,28 @@ Expected<std::string> Checkpoint::find_config(std::string_view model) {
     return read_text_file(config_path, kMaxConfigBytes);
 }
 
-Expected<Checkpoint> Checkpoint::open(std::string_view model) {
+Expected<Checkpoint> Checkpoint::open_texts(std::string_view model) {
     Checkpoint result;
     ESPALIER_ASSIGN_OR_RETURN(const std::string config_text, result.find_config(model));
     ESPALIER_ASSIGN_OR_RETURN(result.config_, parse_model_config(config_text, "config.json"));
     ESPALIER_RETURN_IF_ERROR(result.read_quantization_file());
     ESPALIER_RETURN_IF_ERROR(result.read_generation_config());
+    if (const WrapperWords* wrapper = words_of(result.config_.wrapper))
+        for (const std::string_view prefix : wrapper->vision_prefixes)
+            if (!prefix.empty()) result.left_out_.push_back({prefix});
+    return result;
+}
+
+Expected<Checkpoint> Checkpoint::open(std::string_view model) {
+    ESPALIER_ASSIGN_OR_RETURN(Checkpoint result, open_texts(model));
     ESPALIER_RETURN_IF_ERROR(result.open_files());
+    return result;
+}
+
+Expected<Checkpoint> Checkpoint::open(std::string_view model, MappedFile weights) {
+    ESPALIER_ASSIGN_OR_RETURN(Checkpoint result, open_texts(model));
+    ESPALIER_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::read(std::move(weights)));
+    ESPALIER_RETURN_IF_ERROR(result.add_all(std::move(file)));
     return result;
 }
 
@@ -145,9 +160,6 @@ Expected<void> Checkpoint::read_generation_config() {
 }
 
 Expected<void> Checkpoint::open_files() {
-    if (const WrapperWords* wrapper = words_of(config_.wrapper))
-        for (const std::string_view prefix : wrapper->vision_prefixes)
-            if (!prefix.empty()) left_out_.push_back({prefix});
     const bool single = is_there(directory_ / kSingleFile);
     const bool sharded = is_there(directory_ / kIndexFile);
     if (single && sharded)
@@ -155,10 +167,9 @@ Expected<void> Checkpoint::open_files() {
                     directory_.string(), kSingleFile, kIndexFile);
     if (!single && !sharded) return no_weights(directory_);
     if (single) {
-        ESPALIER_ASSIGN_OR_RETURN(const SafetensorsFile* file, open_file(kSingleFile));
-        for (const auto& [tensor, entry] : file->tensors())
-            ESPALIER_RETURN_IF_ERROR(add(tensor, file, &entry));
-        return {};
+        ESPALIER_ASSIGN_OR_RETURN(SafetensorsFile file,
+                                  SafetensorsFile::open(directory_ / kSingleFile));
+        return add_all(std::move(file));
     }
     ESPALIER_ASSIGN_OR_RETURN(const WeightMap promised, read_index(directory_ / kIndexFile));
     std::map<std::string_view, const SafetensorsFile*> opened;
@@ -183,6 +194,14 @@ Expected<const SafetensorsFile*> Checkpoint::open_file(const std::string& name) 
     ESPALIER_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::open(directory_ / name));
     files_.push_back(std::make_unique<SafetensorsFile>(std::move(file)));
     return files_.back().get();
+}
+
+Expected<void> Checkpoint::add_all(SafetensorsFile file) {
+    files_.push_back(std::make_unique<SafetensorsFile>(std::move(file)));
+    const SafetensorsFile* kept = files_.back().get();
+    for (const auto& [tensor, entry] : kept->tensors())
+        ESPALIER_RETURN_IF_ERROR(add(tensor, kept, &entry));
+    return {};
 }
 
 Expected<void> Checkpoint::add(std::string_view tensor, const SafetensorsFile* file,

@@ -42,6 +42,8 @@ class Checkpoint {
   public:
     // Directory or ORG/NAME. Reads headers only; tensors are mapped.
     static Expected<Checkpoint> open(std::string_view model);
+    // Its tensors in `weights` instead of the directory's files.
+    static Expected<Checkpoint> open(std::string_view model, MappedFile weights);
     // The same for an EAGLE3 draft: config() is its layer's.
     static Expected<Checkpoint> open_eagle3(std::string_view draft);
 
@@ -73,11 +75,14 @@ class Checkpoint {
     Checkpoint() = default;
     // Finds the directory and reads its config.json.
     Expected<std::string> find_config(std::string_view model);
+    // All but the tensors.
+    static Expected<Checkpoint> open_texts(std::string_view model);
     // ModelOpt's hf_quant_config.json, where config.json says nothing of it.
     Expected<void> read_quantization_file();
     Expected<void> read_generation_config();
     Expected<void> open_files();
     Expected<const SafetensorsFile*> open_file(const std::string& name);
+    Expected<void> add_all(SafetensorsFile file);
     Expected<void> add(std::string_view tensor, const SafetensorsFile* file,
                        const TensorEntry* entry);
 

@@ -104,8 +104,13 @@ Expected<TensorEntries> parse_safetensors_header(std::span<const std::byte> head
 }
 
 Expected<SafetensorsFile> SafetensorsFile::open(const std::filesystem::path& path) {
+    ESPALIER_ASSIGN_OR_RETURN(MappedFile file, MappedFile::open(path));
+    return read(std::move(file));
+}
+
+Expected<SafetensorsFile> SafetensorsFile::read(MappedFile file) {
     SafetensorsFile result;
-    ESPALIER_ASSIGN_OR_RETURN(result.file_, MappedFile::open(path));
+    result.file_ = std::move(file);
     ESPALIER_ASSIGN_OR_RETURN(
         result.tensors_,
         parse_safetensors_header(result.file_.bytes(), result.file_.size(), result.name()));

@@ -65,6 +65,7 @@ Expected<TensorEntries> parse_safetensors_header(std::span<const std::byte> head
 class SafetensorsFile {
   public:
     static Expected<SafetensorsFile> open(const std::filesystem::path& path);
+    static Expected<SafetensorsFile> read(MappedFile file);
 
     const TensorEntries& tensors() const { return tensors_; }
     std::span<const std::byte> bytes_of(const TensorEntry& entry) const;

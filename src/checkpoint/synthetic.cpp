@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/mapped_file.hpp"
+#include "checkpoint/gpu_weights.hpp"
 #include "checkpoint/safetensors_writer.hpp"
 
 namespace espalier::checkpoint {
@@ -116,18 +117,44 @@ Expected<TokenizerFiles> tokenizer_files(const SyntheticModel& model) {
     return files;
 }
 
+// What a model's directory holds beside its tensors.
+class TextFiles {
+  public:
+    // A configuration that could not be read back is refused before a byte is written.
+    static Expected<TextFiles> make(const SyntheticModel& model) {
+        TextFiles files;
+        files.config_ = config_json_of(model.config, model.dtype);
+        ESPALIER_RETURN_IF_ERROR(parse_model_config(files.config_, "config.json"));
+        ESPALIER_ASSIGN_OR_RETURN(files.tokenizer_, tokenizer_files(model));
+        files.generation_ = generation_config_json_of(model.config);
+        return files;
+    }
+    Expected<void> write(const std::filesystem::path& directory) const {
+        ESPALIER_RETURN_IF_ERROR(write_text(directory / "tokenizer.json", tokenizer_.tokenizer));
+        ESPALIER_RETURN_IF_ERROR(
+            write_text(directory / "tokenizer_config.json", tokenizer_.config));
+        ESPALIER_RETURN_IF_ERROR(write_text(directory / "generation_config.json", generation_));
+        return write_text(directory / "config.json", config_);
+    }
+
+  private:
+    std::string config_, generation_;
+    TokenizerFiles tokenizer_;
+};
+
+std::vector<TensorSpec> tensors_of(const SyntheticModel& model) {
+    return list_tensors(model.config, {model.dtype, model.repeat_mtp_embeddings});
+}
+
 }  // namespace
 
 Expected<void> write_synthetic(const SyntheticModel& model, const std::filesystem::path& directory,
                                ThreadPool& pool, const SyntheticProgress& progress) {
-    // A configuration that could not be read back is refused before a byte is written.
-    const std::string config_text = config_json_of(model.config, model.dtype);
-    ESPALIER_RETURN_IF_ERROR(parse_model_config(config_text, "config.json"));
-    ESPALIER_ASSIGN_OR_RETURN(const TokenizerFiles texts, tokenizer_files(model));
+    ESPALIER_ASSIGN_OR_RETURN(const TextFiles texts, TextFiles::make(model));
     ESPALIER_RETURN_IF_ERROR(make_empty_directory(directory));
 
     Counter counter{progress};
-    auto tensors = list_tensors(model.config, {model.dtype, model.repeat_mtp_embeddings});
+    auto tensors = tensors_of(model);
     for (const TensorSpec& spec : tensors) counter.total += spec.bytes();
     const std::vector<Shard> shards =
         split_into_shards(std::move(tensors), model.shard_limit_bytes);
@@ -136,11 +163,17 @@ Expected<void> write_synthetic(const SyntheticModel& model, const std::filesyste
     if (shards.size() > 1)
         ESPALIER_RETURN_IF_ERROR(write_text(directory / "model.safetensors.index.json",
                                             index_json(shards, counter.total)));
-    ESPALIER_RETURN_IF_ERROR(write_text(directory / "tokenizer.json", texts.tokenizer));
-    ESPALIER_RETURN_IF_ERROR(write_text(directory / "tokenizer_config.json", texts.config));
-    ESPALIER_RETURN_IF_ERROR(
-        write_text(directory / "generation_config.json", generation_config_json_of(model.config)));
-    return write_text(directory / "config.json", config_text);
+    return texts.write(directory);
+}
+
+Expected<Checkpoint> synthetic_on_gpu(const SyntheticModel& model,
+                                      const std::filesystem::path& directory) {
+    ESPALIER_ASSIGN_OR_RETURN(const TextFiles texts, TextFiles::make(model));
+    ESPALIER_RETURN_IF_ERROR(make_empty_directory(directory));
+    ESPALIER_RETURN_IF_ERROR(texts.write(directory));
+    const std::vector<Shard> shards = split_into_shards(tensors_of(model), 0);
+    ESPALIER_ASSIGN_OR_RETURN(MappedFile weights, fill_on_gpu(shards.front(), model.seed));
+    return Checkpoint::open(directory.string(), std::move(weights));
 }
 
 Expected<void> write_synthetic_draft(const SyntheticDraft& draft,

@@ -22,6 +22,7 @@
 
 #include "base/error.hpp"
 #include "base/thread_pool.hpp"
+#include "checkpoint/checkpoint.hpp"
 #include "checkpoint/model_config.hpp"
 #include "checkpoint/tensor_list.hpp"
 
@@ -63,6 +64,11 @@ using SyntheticProgress = std::function<void(std::uint64_t done, std::uint64_t t
 // tensors at a time.
 Expected<void> write_synthetic(const SyntheticModel& model, const std::filesystem::path& directory,
                                ThreadPool& pool, const SyntheticProgress& progress = {});
+
+// The same on the current GPU, and nothing but its small files in `directory`: a checkpoint over
+// memory that the GPU has filled with the bits of write_synthetic, and that the host can read.
+Expected<Checkpoint> synthetic_on_gpu(const SyntheticModel& model,
+                                      const std::filesystem::path& directory);
 
 // The draft in the same way: config.json and model.safetensors.
 Expected<void> write_synthetic_draft(const SyntheticDraft& draft,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The models `espalier make-model --preset` knows: tiny ones, for tests; two whose attention has
 // the width of the published models but whose weights fit a small machine, for benchmarks; and
-// published models' own dimensions: DeepSeek-V2-Lite's (31 GB), the first six layers of V3's (60 GB
-// with --dtype fp8), the first four of Kimi K2's in FP8 blocks (56 GB), GLM-4.7-Flash's (62 GB,
+// published models' own dimensions: DeepSeek-V2-Lite's (31 GB), in FP8 blocks the first six
+// layers of V3's (60 GB) and the first four of Kimi K2's (56 GB), GLM-4.7-Flash's (62 GB,
 // 18.4 GB with INT4) and six layers of it (9.1 GB, 3.5 GB with INT4).
 #include <algorithm>
 #include <array>
@@ -111,6 +111,8 @@ SyntheticModel v3_slice() {
     config.num_experts_per_tok = 8;
     config.n_group = 8;
     config.topk_group = 4;
+    config.fp8_block = 128;
+    model.dtype = DType::e4m3;
     return model;
 }
 
@@ -129,8 +131,6 @@ SyntheticModel k2_slice() {
     config.yarn->factor = 32.0;
     config.yarn->beta_fast = 1.0;
     config.max_position_embeddings = 131072;
-    config.fp8_block = 128;
-    model.dtype = DType::e4m3;
     return model;
 }
 

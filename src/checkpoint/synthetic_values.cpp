@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The generator of synthetic.hpp. Every expression rounds once in double (2u − 1, 0.25·(2u − 1) + 1
-// and 0.5 + u are exact with a 24-bit u), so a fused multiply-add cannot change a bit.
+// The generator of synthetic.hpp on the host.
 #include <cmath>
 #include <cstring>
 
 #include "base/check.hpp"
-#include "base/numeric.hpp"
 #include "checkpoint/synthetic.hpp"
+#include "checkpoint/synthetic_rule.hpp"
 
 namespace espalier::checkpoint {
 namespace {
@@ -17,29 +16,12 @@ std::uint64_t fnv1a64(std::string_view text) {
     return hash;
 }
 
-std::uint64_t start_of(std::string_view name, std::uint64_t seed) {
-    return fnv1a64(name) + (seed + 1) * 0x9E3779B97F4A7C15ull;
-}
-
-std::uint64_t mixed(std::uint64_t start, std::uint64_t index) {
-    std::uint64_t x = start + index * 0xD1B54A32D192ED03ull;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-    return x ^ (x >> 31);
-}
-
-double uniform(std::uint64_t start, std::uint64_t index) {
-    return static_cast<double>(static_cast<std::int64_t>(mixed(start, index) >> 40)) * 0x1p-24;
-}
-
-// Codes of integers and 4 bits: the topmost bits of x, as many as the element has.
 template <typename Element>
 void fill_codes(const TensorSpec& spec, std::uint64_t seed, std::uint64_t first,
                 std::uint64_t count, std::byte* out) {
-    const std::uint64_t start = start_of(spec.name, seed);
+    const std::uint64_t start = synthetic_start(spec, seed);
     for (std::uint64_t i = 0; i < count; ++i) {
-        const auto code =
-            static_cast<Element>(mixed(start, first + i) >> (64 - 8 * sizeof(Element)));
+        const auto code = synthetic_code<Element>(start, first + i);
         std::memcpy(out + i * sizeof(code), &code, sizeof(code));
     }
 }
@@ -49,38 +31,6 @@ void fill_shape(const TensorSpec& spec, std::uint64_t first, std::uint64_t count
         const auto size = static_cast<std::int32_t>(first + i == 0 ? spec.outputs : spec.inputs);
         std::memcpy(out + i * sizeof(size), &size, sizeof(size));
     }
-}
-
-// value = scale · (factor·u + shift) + offset; factor·u + shift is exact for all of the roles.
-struct Affine {
-    double scale, factor, shift, offset;
-};
-
-Affine affine_of(const TensorSpec& spec) {
-    const auto amplitude = [&spec] { return std::sqrt(3.0 / static_cast<double>(spec.inputs)); };
-    if (spec.role == TensorRole::projection && spec.type == StoredType::e4m3)
-        return {448.0, 2.0, -1.0, 0.0};
-    switch (spec.role) {
-        case TensorRole::embedding:
-            return {1.0, 2.0, -1.0, 0.0};
-        case TensorRole::norm:
-            return {0.25, 2.0, -1.0, 1.0};
-        case TensorRole::router_bias:
-            return {0.1, 1.0, 0.0, 0.0};
-        case TensorRole::scale:
-            return {amplitude() / static_cast<double>(spec.largest_code), 1.0, 0.5, 0.0};
-        case TensorRole::block_scale:
-            return {1.0, 1.0, 0.5, 0.0};
-        case TensorRole::head:
-        case TensorRole::router:
-        case TensorRole::projection:
-            return {amplitude(), 2.0, -1.0, 0.0};
-        case TensorRole::stored_shape:
-        case TensorRole::draft_offset:
-        case TensorRole::draft_member:
-            break;
-    }
-    CHECK(false, "tensor '{}' holds no numbers of a model", spec.name);
 }
 
 // A draft's token i is the target's ⌊i · V / Vd⌋: spread over the vocabulary, ascending.
@@ -114,16 +64,50 @@ template <typename Convert>
 void fill(const TensorSpec& spec, std::uint64_t seed, std::uint64_t first, std::uint64_t count,
           std::byte* out, Convert convert) {
     const Affine affine = affine_of(spec);
-    const std::uint64_t start = start_of(spec.name, seed);
+    const std::uint64_t start = synthetic_start(spec, seed);
     for (std::uint64_t i = 0; i < count; ++i) {
-        const double u = uniform(start, first + i);
-        const auto value = convert(
-            static_cast<float>(affine.scale * (affine.factor * u + affine.shift) + affine.offset));
+        const auto value = convert(synthetic_number(affine, start, first + i));
         std::memcpy(out + i * sizeof(value), &value, sizeof(value));
     }
 }
 
 }  // namespace
+
+bool is_random(const TensorSpec& spec) {
+    return spec.role != TensorRole::stored_shape && spec.role != TensorRole::draft_offset &&
+           spec.role != TensorRole::draft_member;
+}
+
+std::uint64_t synthetic_start(const TensorSpec& spec, std::uint64_t seed) {
+    return fnv1a64(spec.name) + (seed + 1) * 0x9E3779B97F4A7C15ull;
+}
+
+Affine affine_of(const TensorSpec& spec) {
+    const auto amplitude = [&spec] { return std::sqrt(3.0 / static_cast<double>(spec.inputs)); };
+    if (spec.role == TensorRole::projection && spec.type == StoredType::e4m3)
+        return {448.0, 2.0, -1.0, 0.0};
+    switch (spec.role) {
+        case TensorRole::embedding:
+            return {1.0, 2.0, -1.0, 0.0};
+        case TensorRole::norm:
+            return {0.25, 2.0, -1.0, 1.0};
+        case TensorRole::router_bias:
+            return {0.1, 1.0, 0.0, 0.0};
+        case TensorRole::scale:
+            return {amplitude() / static_cast<double>(spec.largest_code), 1.0, 0.5, 0.0};
+        case TensorRole::block_scale:
+            return {1.0, 1.0, 0.5, 0.0};
+        case TensorRole::head:
+        case TensorRole::router:
+        case TensorRole::projection:
+            return {amplitude(), 2.0, -1.0, 0.0};
+        case TensorRole::stored_shape:
+        case TensorRole::draft_offset:
+        case TensorRole::draft_member:
+            break;
+    }
+    CHECK(false, "tensor '{}' holds no numbers of a model", spec.name);
+}
 
 void synthetic_values(const TensorSpec& spec, std::uint64_t seed, std::uint64_t first,
                       std::uint64_t count, std::byte* out) {

@@ -208,7 +208,7 @@ Expected<checkpoint::Checkpoint> open_model(const BenchModelOptions& options) {
     if (options.synthetic.empty()) return checkpoint::Checkpoint::open(options.model);
     ESPALIER_ASSIGN_OR_RETURN(const checkpoint::SyntheticModel model,
                               named_model(options.synthetic, options.dtype));
-    return open_synthetic(model);
+    return open_synthetic(model, options.load.device);
 }
 
 Expected<void> run(const BenchModelOptions& options) {
@@ -259,7 +259,7 @@ Run add_bench_model(CLI::App& bench) {
     CLI::Option* synthetic =
         which
             ->add_option("--synthetic", options->synthetic,
-                         "A preset of make-model instead, written for this run alone")
+                         "A preset of make-model instead, made for this run alone")
             ->check(preset_name());
     which->require_option(1);
     add_dtype_flag(*command, options->dtype);

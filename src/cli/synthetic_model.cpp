@@ -65,8 +65,10 @@ Expected<checkpoint::SyntheticModel> named_model(const std::string& preset,
     return model;
 }
 
-Expected<checkpoint::Checkpoint> open_synthetic(const checkpoint::SyntheticModel& model) {
+Expected<checkpoint::Checkpoint> open_synthetic(const checkpoint::SyntheticModel& model,
+                                                DeviceKind device) {
     ESPALIER_ASSIGN_OR_RETURN(const ScratchDirectory directory, ScratchDirectory::make());
+    if (device == DeviceKind::cuda) return checkpoint::synthetic_on_gpu(model, directory.path());
     ESPALIER_ASSIGN_OR_RETURN(const int threads, runtime::thread_count(0));
     ThreadPool pool(threads);
     ProgressBar bar("writing");

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <string>
 
+#include "base/device.hpp"
 #include "base/error.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "checkpoint/synthetic.hpp"
@@ -21,7 +22,9 @@ Expected<checkpoint::SyntheticModel> named_model(const std::string& preset,
                                                  const std::string& dtype);
 
 // Writes the model into a directory for temporary files, opens it, and removes the files: what is
-// mapped stays readable as long as the checkpoint lives, and nothing is left behind.
-Expected<checkpoint::Checkpoint> open_synthetic(const checkpoint::SyntheticModel& model);
+// mapped stays readable as long as the checkpoint lives, and nothing is left behind. For a GPU the
+// weights are made there, and on disk are only the small files.
+Expected<checkpoint::Checkpoint> open_synthetic(const checkpoint::SyntheticModel& model,
+                                                DeviceKind device);
 
 }  // namespace espalier::cli

@@ -83,6 +83,10 @@ void ModelDrafter::start(std::span<const DraftCall> calls) {
     }
 }
 
+batch::StepCapacity ModelDrafter::padded(const batch::StepCapacity& need) const {
+    return captures() ? batch::captured_capacity(need, most_, steps_.options().most_tokens) : need;
+}
+
 // The roots as one batch, and how their children are drawn.
 Expected<ModelDrafter::Level> ModelDrafter::lay_roots(std::span<const DraftCall> calls) {
     builder_.clear();
@@ -104,9 +108,7 @@ Expected<ModelDrafter::Level> ModelDrafter::lay_roots(std::span<const DraftCall>
         width = std::max(width, rule.children);
     }
     const batch::StepCapacity& need = builder_.need();
-    ESPALIER_ASSIGN_OR_RETURN(
-        const batch::HostBatch batch,
-        builder_.finish(captures() ? batch::captured_capacity(need, most_) : need));
+    ESPALIER_ASSIGN_OR_RETURN(const batch::HostBatch batch, builder_.finish(padded(need)));
     const Stream stream = model_->context().stream;
     Level level{.first = true};
     ESPALIER_ASSIGN_OR_RETURN(level.batch, batch_.upload(stream, batch));
@@ -140,7 +142,7 @@ Expected<void> ModelDrafter::run_level(const Level& roots, const TreeGrowth::Siz
     need.max_q_len = size.longest_row;
     need.max_kv_len = size.longest;
     Level level{.search = roots.search};
-    lay_level(captures() ? batch::captured_capacity(need, most_) : need, roots.batch, level);
+    lay_level(padded(need), roots.batch, level);
     return queue_pass(level);
 }
 
@@ -194,18 +196,18 @@ Expected<void> ModelDrafter::run_pass(const Level& level) {
 
 Expected<void> ModelDrafter::queue_pass(const Level& level) {
     const batch::BatchView& batch = level.batch;
-    if (!captures() || batch::token_bucket(batch.cap_tokens) == 0) return run_pass(level);
+    if (!captures() || batch.cap_tokens > steps_.options().most_tokens) return run_pass(level);
     // All that tells two recordings apart.
     std::int64_t key = batch.cap_tokens;
     key = key << 6 | level.search.width;
     key = key << 3 | (level.first ? 4 : 0) | (level.search.coupled ? 2 : 0) |
           (level.search.plain ? 1 : 0);
-    return queue(key, [this, level] { return run_pass(level); });
+    return queue(key, batch.cap_tokens, [this, level] { return run_pass(level); });
 }
 
-Expected<void> ModelDrafter::queue(std::int64_t key, Device::Work work) {
+Expected<void> ModelDrafter::queue(std::int64_t key, std::int64_t tokens, Device::Work work) {
     if (RecordedWork* const recording = steps_.find(key)) return recording->queue();
-    return steps_.run_and_record(key, std::move(work));
+    return steps_.run_and_record(key, tokens, std::move(work));
 }
 
 Expected<void> ModelDrafter::poison() {

@@ -233,7 +233,8 @@ Expected<void> ModelDrafter::write_kv_half(std::int64_t least) {
     std::int64_t waiting = backlog_.size();
     std::int64_t tokens = std::max(std::ssize(roots_) + waiting, least);
     const std::int64_t bucket = captures() ? batch::token_bucket(tokens) : 0;
-    const bool recorded = bucket != 0 && bucket <= limits_.tokens;
+    const bool recorded =
+        bucket != 0 && bucket <= std::min(limits_.tokens, steps_.options().most_tokens);
     if (recorded) waiting = tokens = bucket;
     const TokenArrays host(arrays_.data(), tokens);
     lay_out(host, tokens);
@@ -243,7 +244,7 @@ Expected<void> ModelDrafter::write_kv_half(std::int64_t least) {
     if (recorded) {
         // A level's key is positive.
         ESPALIER_RETURN_IF_ERROR(
-            queue(-tokens, [this, tokens] { return run_kv_half(tokens, tokens); }));
+            queue(-tokens, tokens, [this, tokens] { return run_kv_half(tokens, tokens); }));
     } else {
         ESPALIER_RETURN_IF_ERROR(run_kv_half(tokens, waiting));
     }

@@ -95,7 +95,8 @@ class ModelDrafter final : public speculate::Drafter {
     void lay_level(batch::StepCapacity capacity, const batch::BatchView& roots, Level& level);
     Expected<void> run_pass(const Level& level);
     Expected<void> queue_pass(const Level& level);
-    Expected<void> queue(std::int64_t key, Device::Work work);
+    Expected<void> queue(std::int64_t key, std::int64_t tokens, Device::Work work);
+    batch::StepCapacity padded(const batch::StepCapacity& need) const;
     Expected<void> poison();
     bool captures() const { return steps_.options().capture; }
     mla::KvPages kv() { return cache_.storage.draft(cache_.layer); }

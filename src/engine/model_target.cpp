@@ -67,7 +67,9 @@ Expected<void> ModelTarget::capture_ahead() {
 }
 
 batch::StepCapacity ModelTarget::padded(const batch::StepCapacity& need) const {
-    return steps_.options().capture ? batch::captured_capacity(need, room_.batch) : need;
+    const batch::CaptureOptions& options = steps_.options();
+    if (!options.capture) return need;
+    return batch::captured_capacity(need, room_.batch, options.most_tokens);
 }
 
 Expected<void> ModelTarget::run_pass(const batch::BatchView& batch) {
@@ -77,15 +79,17 @@ Expected<void> ModelTarget::run_pass(const batch::BatchView& batch) {
 
 Expected<void> ModelTarget::launch(const batch::HostBatch& batch) {
     drawn_ = reported_ = 0;
+    recordings_ = steps_.count();
     pending_.reset();
     ESPALIER_RETURN_IF_ERROR(batch.check_tokens(info_.vocabulary));
     if (steps_.options().poison) ESPALIER_RETURN_IF_ERROR(model_.poison());
     ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView view,
                               batch_.upload(model_.device().stream(), batch));
     tokens_ = view.cap_tokens;
-    if (!steps_.options().capture || !batch::is_captured(batch.capacity, room_.batch))
+    const batch::CaptureOptions& options = steps_.options();
+    if (!options.capture || !batch::is_captured(batch.capacity, room_.batch, options.most_tokens))
         return run_pass(view);
-    pending_ = view;
+    pending_ = Pending{view, batch::capacity_key(batch.capacity)};
     return {};
 }
 
@@ -100,20 +104,21 @@ Expected<void> ModelTarget::sample(const ops::SamplingBatchBuilder& draws) {
         model_.sample(computed_.logits, batch);
         return {};
     }
-    const batch::BatchView view = *std::exchange(pending_, std::nullopt);
+    const auto [view, key] = *std::exchange(pending_, std::nullopt);
     CHECK(batch.nodes == view.cap_gather, "{} draws of {} rows of logits", batch.nodes,
           view.cap_gather);
-    if (RecordedWork* const recording = steps_.find(view.cap_tokens)) return recording->queue();
-    return steps_.run_and_record(view.cap_tokens, [this, view, batch]() -> Expected<void> {
-        ESPALIER_RETURN_IF_ERROR(run_pass(view));
-        model_.sample(computed_.logits, batch);
-        return {};
-    });
+    if (RecordedWork* const recording = steps_.find(key)) return recording->queue();
+    return steps_.run_and_record(key, view.cap_tokens,
+                                 [this, view = view, batch]() -> Expected<void> {
+                                     ESPALIER_RETURN_IF_ERROR(run_pass(view));
+                                     model_.sample(computed_.logits, batch);
+                                     return {};
+                                 });
 }
 
 Expected<StepResult> ModelTarget::wait() {
     if (pending_)  // sample() was not called
-        ESPALIER_RETURN_IF_ERROR(run_pass(*std::exchange(pending_, std::nullopt)));
+        ESPALIER_RETURN_IF_ERROR(run_pass(std::exchange(pending_, std::nullopt)->view));
     const auto draws = std::span(draws_).first(static_cast<std::size_t>(drawn_));
     const auto alternatives = std::span(alternatives_).first(static_cast<std::size_t>(reported_));
     const auto nonfinite = std::span(nonfinite_).first(static_cast<std::size_t>(tokens_));
@@ -121,13 +126,17 @@ Expected<StepResult> ModelTarget::wait() {
     if (drawn_ > 0) std::ranges::copy(sampling_->transfers(draws, alternatives), results.begin());
     results.back() = {nonfinite.data(), computed_.nonfinite, nonfinite.size()};
     ESPALIER_RETURN_IF_ERROR(model_.device().download_all(model_.device().stream(), results));
-    return StepResult{.draws = draws, .alternatives = alternatives, .nonfinite = nonfinite};
+    return StepResult{.draws = draws,
+                      .alternatives = alternatives,
+                      .nonfinite = nonfinite,
+                      .recorded = steps_.count() > recordings_};
 }
 
 Expected<void> ModelTarget::compact(std::span<const std::int64_t> source,
                                     std::span<const std::int64_t> destination) {
     const std::int64_t bucket = batch::token_bucket(std::ssize(source));
-    if (!steps_.options().capture || bucket == 0 || bucket > info_.limits.max_tokens)
+    const std::int64_t most = std::min(steps_.options().most_tokens, info_.limits.max_tokens);
+    if (!steps_.options().capture || bucket == 0 || bucket > most)
         return model_.compact(source, destination, storage_);
     move_source_.assign(source.begin(), source.end());
     move_destination_.assign(destination.begin(), destination.end());
@@ -138,7 +147,7 @@ Expected<void> ModelTarget::compact(std::span<const std::int64_t> source,
     ESPALIER_RETURN_IF_ERROR(model_.upload_moves(move_source_, move_destination_));
     const std::int64_t key = -bucket;  // steps have the positive ones
     if (RecordedWork* const recording = steps_.find(key)) return recording->queue();
-    return steps_.run_and_record(key,
+    return steps_.run_and_record(key, bucket,
                                  [this, bucket] { return model_.run_moves(bucket, storage_); });
 }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A DeepSeek model and its cache as the engine's target. Where steps are captured (a GPU), a step
-// of few tokens is padded to a capacity of a fixed list, and pass and draws are one recording,
-// played over the batch that was uploaded: by construction a replay is the step itself, since
-// everything that changes from step to step is data.
+// whose launches its work does not hide is padded to one of few capacities, prompts among it or
+// not, and pass and draws are one recording, played over the batch that was uploaded: by
+// construction a replay is the step itself, since everything that changes from step to step is
+// data.
 #pragma once
 
 #include <cstdint>
@@ -57,12 +58,17 @@ class ModelTarget final : public Target {
     std::optional<ops::SamplingMemory> sampling_;
     batch::CapturedSteps steps_;
     // Of the step under way.
-    std::optional<batch::BatchView> pending_;  // its pass is to be queued with its draws
+    struct Pending {
+        batch::BatchView view;
+        std::int64_t key = 0;  // of its recording
+    };
+    std::optional<Pending> pending_;  // its pass is to be queued with its draws
     model::ForwardResult computed_;
     std::int64_t tokens_ = 0;
     std::vector<ops::Draw> draws_;
     std::vector<ops::TokenLogprob> alternatives_;
     std::int64_t drawn_ = 0, reported_ = 0;
+    std::int64_t recordings_ = 0;  // before it
     std::vector<std::uint8_t> nonfinite_;
     std::vector<std::int64_t> move_source_, move_destination_;  // padded
 };

@@ -220,9 +220,10 @@ void Stepper::run_plan(StepReport& report, StepTimer& timer) {
     emit();
     report.whole = timer.lap(Phase::emit) - report.begin;
     const std::int64_t prompts = report.tokens.prompt_absorbed + report.tokens.prompt_decompressed;
-    speculation_.learn(step_size(report), prompts,
-                       static_cast<double>(report.tokens.roots + report.accepted),
-                       static_cast<double>(report.whole) * 1e-9);
+    if (!result_.recorded)
+        speculation_.learn(step_size(report), prompts,
+                           static_cast<double>(report.tokens.roots + report.accepted),
+                           static_cast<double>(report.whole) * 1e-9);
     if (prompts > 0) return;
     report.decode = {.steps = 1,
                      .requests = report.requests,
@@ -296,6 +297,7 @@ void Stepper::start_drafting(const schedule::PlannedRequest& planned) {
 }
 
 Expected<void> Stepper::run_model(StepTimer& timer) {
+    result_ = {};
     ESPALIER_ASSIGN_OR_RETURN(const batch::HostBatch batch,
                               batch_.build(*plan_, speculation_, *parts_.target));
     timer.lap(Phase::build);

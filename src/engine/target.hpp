@@ -34,6 +34,7 @@ struct StepResult {
     std::span<const ops::Draw> draws;                 // [G]; empty if nothing was sampled
     std::span<const ops::TokenLogprob> alternatives;  // as SamplingBatch::reported has them
     std::span<const std::uint8_t> nonfinite;  // [T]: 1 where a number of the token was not finite
+    bool recorded = false;  // a recording was made besides: its time is not a step's
 };
 
 // The largest step there will be, and where it leaves hidden states.

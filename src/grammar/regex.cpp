@@ -2,6 +2,7 @@
 #include "grammar/regex.hpp"
 
 #include "grammar/regex_reader.hpp"
+#include "grammar/regex_writer.hpp"
 #include "text/utf8.hpp"
 
 namespace espalier::grammar {
@@ -48,7 +49,8 @@ Expected<std::string> rewrite_regex(std::string_view regex, RegexUse use) {
     if (const std::size_t valid = text::valid_utf8_prefix(regex); valid != regex.size())
         return fail(ErrorKind::invalid, "the regular expression is not valid UTF-8 at byte {}",
                     valid);
-    return RegexReader(regex, use).run();
+    ESPALIER_ASSIGN_OR_RETURN(const RegexNode node, RegexReader(regex, use).run());
+    return RegexWriter().run(node);
 }
 
 }  // namespace espalier::grammar

@@ -26,6 +26,7 @@ struct RegexLimits {
     static constexpr std::int64_t kExpanded = 8192;
 };
 
+// What stands behind "root ::= ", with rules of its own behind it.
 Expected<std::string> rewrite_regex(std::string_view regex, RegexUse use);
 
 // Parts of such expressions, for those who write some themselves.

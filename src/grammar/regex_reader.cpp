@@ -38,44 +38,35 @@ std::uint32_t RegexReader::next_code_point() {
     return code_point;
 }
 
-Expected<std::string> RegexReader::run() {
+Expected<RegexNode> RegexReader::run() {
     ESPALIER_ASSIGN_OR_RETURN(Part part, alternatives(0));
     if (!at_end()) return refuse(ErrorKind::invalid, "')' closes nothing");
-    return part.text.empty() ? std::string("\"\"") : std::move(part.text);
+    return std::move(part.node);
 }
 
-// An empty alternative makes the others optional: xgrammar reads no empty one.
 Expected<RegexReader::Part> RegexReader::alternatives(int depth) {
     if (depth > RegexLimits::kDepth)
         return refuse(ErrorKind::exhausted, "groups are nested deeper than {}",
                       RegexLimits::kDepth);
-    Part all;
-    bool optional = false;
-    int written = 0;
+    Part all{.node = {.kind = RegexNode::Kind::choice}};
+    bool said = false;  // anything but the empty text
     do {
-        ESPALIER_ASSIGN_OR_RETURN(const Part part, sequence(depth));
+        ESPALIER_ASSIGN_OR_RETURN(Part part, sequence(depth));
         all.expanded += part.expanded;
-        if (part.text.empty()) {
-            optional = true;
-            continue;
-        }
-        if (written++ > 0) all.text += " | ";
-        all.text += part.text;
+        said = said || !part.node.is_empty();
+        all.node.children.push_back(std::move(part.node));
     } while (take("|"));
     if (all.expanded > RegexLimits::kExpanded)
         return refuse(ErrorKind::exhausted,
                       "more than {} characters once repetitions are written out",
                       RegexLimits::kExpanded);
-    if (written == 0) return Part{};
-    if (optional)
-        all.text = fmt::format("({})?", all.text);
-    else if (written > 1 && depth == 0)
-        all.text = fmt::format("({})", all.text);
+    if (!said) return Part{};
+    if (all.node.children.size() == 1) all.node = RegexNode(std::move(all.node.children[0]));
     return all;
 }
 
 Expected<RegexReader::Part> RegexReader::sequence(int depth) {
-    Part all;
+    Part all{.node = {.kind = RegexNode::Kind::sequence}};
     if (depth == 0) take("^");
     while (!at_end() && peek() != '|' && peek() != ')') {
         if (peek() == '$') {
@@ -87,10 +78,10 @@ Expected<RegexReader::Part> RegexReader::sequence(int depth) {
         ESPALIER_ASSIGN_OR_RETURN(Part part, atom(depth));
         ESPALIER_ASSIGN_OR_RETURN(part, repeated(std::move(part)));
         all.expanded += part.expanded;
-        if (part.text.empty()) continue;
-        if (!all.text.empty()) all.text += " ";
-        all.text += part.text;
+        if (!part.node.is_empty()) all.node.children.push_back(std::move(part.node));
     }
+    if (all.node.children.empty()) return Part{};
+    if (all.node.children.size() == 1) all.node = RegexNode(std::move(all.node.children[0]));
     return all;
 }
 
@@ -122,7 +113,7 @@ Expected<RegexReader::Part> RegexReader::of_class(const CodePointSet& set) {
                       use_ == RegexUse::json_string
                           ? "a character that JSON escapes in a string is not supported"
                           : "an empty class");
-    return Part{written_class(left), 1};
+    return Part{{.kind = RegexNode::Kind::characters, .set = left}, 1};
 }
 
 Expected<RegexReader::Part> RegexReader::group(int depth) {
@@ -130,7 +121,6 @@ Expected<RegexReader::Part> RegexReader::group(int depth) {
     ESPALIER_RETURN_IF_ERROR(group_head());
     ESPALIER_ASSIGN_OR_RETURN(Part part, alternatives(depth + 1));
     if (!take(")")) return refuse(ErrorKind::invalid, "'(' is not closed");
-    if (!part.text.empty()) part.text = fmt::format("({})", part.text);
     return part;
 }
 
@@ -193,20 +183,16 @@ Expected<RegexReader::Part> RegexReader::repeated(Part part) {
         return refuse(ErrorKind::unsupported, "possessive repetition is not supported");
     if (peek() == '*' || peek() == '+' || peek() == '?' || peek() == '{')
         return refuse(ErrorKind::invalid, "'{}' repeats a repetition", peek());
-    if (part.text.empty() || times.most == 0) return Part{};
+    if (part.node.is_empty() || times.most == 0) return Part{};
     part.expanded *= std::max<std::int64_t>(times.most.value_or(times.least + 1), 1);
     if (part.expanded > RegexLimits::kExpanded)
         return refuse(ErrorKind::exhausted,
                       "more than {} characters once repetitions are written out",
                       RegexLimits::kExpanded);
-    if (!times.most)
-        part.text += times.least == 0   ? std::string("*")
-                     : times.least == 1 ? std::string("+")
-                                        : fmt::format("{{{},}}", times.least);
-    else if (times.least == 0 && *times.most == 1)
-        part.text += "?";
-    else if (times.least != 1 || *times.most != 1)
-        part.text += fmt::format("{{{},{}}}", times.least, *times.most);
+    if (times.least == 1 && times.most == 1) return part;
+    RegexNode node{.kind = RegexNode::Kind::repetition, .least = times.least, .most = times.most};
+    node.children.push_back(std::move(part.node));
+    part.node = std::move(node);
     return part;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads a regular expression by recursive descent and writes it as it goes. Used by regex.cpp.
+// Reads a regular expression by recursive descent. Used by regex.cpp.
 #pragma once
 
 #include <cstdint>
@@ -10,19 +10,19 @@
 #include "base/error.hpp"
 #include "grammar/code_points.hpp"
 #include "grammar/regex.hpp"
+#include "grammar/regex_tree.hpp"
 
 namespace espalier::grammar {
 
 class RegexReader {
   public:
     RegexReader(std::string_view regex, RegexUse use) : regex_(regex), use_(use) {}
-    Expected<std::string> run();
+    Expected<RegexNode> run();
 
   private:
-    // A part as it is written, and how many characters it has once repetitions are written out.
-    // Text is empty for a part that matches the empty text alone.
+    // A part, and how many characters it has once repetitions are written out.
     struct Part {
-        std::string text{};
+        RegexNode node{};
         std::int64_t expanded = 0;
     };
     struct Counts {

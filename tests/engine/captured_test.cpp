@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Captured steps: a replay is the step. Random batches of decodes, trees and chunks, drawn with
-// random parameters, biases, bans and grammar masks, go through three targets of one model side by
-// side: one runs them as they are, one as recordings of their bucket, one as recordings of a larger
-// bucket; in the latter two everything that a step may not read is 0xFF. Lengths, trees, pages and
-// draws change from step to step, the recordings stay. With ESPALIER_GPU_RUN on a GPU.
+// Captured steps: a replay is the step. Random batches of decodes, trees, chunks and prompts whose
+// beginning is decompressed, drawn with random parameters, biases, bans and grammar masks, go
+// through three targets of one model side by side: one runs them as they are, one as recordings of
+// their bucket, one as recordings of a larger bucket; in the latter two everything that a step may
+// not read is 0xFF. Lengths, trees, pages and draws change from step to step, the recordings stay.
+// With ESPALIER_GPU_RUN on a GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -34,15 +35,19 @@ std::array<TinyTarget*, 2> subjects() {
 }
 #endif
 
-constexpr batch::CaptureOptions kCaptured{.capture = true, .ahead = 0, .poison = true};
+constexpr batch::CaptureOptions kCaptured{
+    .capture = true, .ahead = 0, .most_tokens = 2048, .sightings = 1, .poison = true};
 constexpr std::int32_t kSequences = 5;
-constexpr std::int64_t kPagesEach = 4;
+constexpr std::int64_t kPagesEach = 10;
 constexpr std::int64_t kMaxLength = kPagesEach * cache::kPageTokens;
 constexpr std::int64_t kPages = 1 + kSequences * kPagesEach;
+constexpr int kPromptChunk = 100;
 constexpr batch::StepCapacity kMost{.absorbed_tokens = 64,
+                                    .decompressed_tokens = 1024,
                                     .absorbed_rows = 8,
+                                    .decompressed_rows = 8,
                                     .gather = 64,
-                                    .max_q_len = 64,
+                                    .max_q_len = 1024,
                                     .max_kv_len = kMaxLength,
                                     .table_rows = kSequences,
                                     .block_stride = kPagesEach};
@@ -55,6 +60,7 @@ constexpr ops::SamplingCapacity kDraws{.nodes = 64,
                                        .masks = 8};
 
 struct Row {
+    batch::Form form = batch::Form::absorbed;
     std::int32_t sequence = 0;
     std::int64_t first = 0;
     std::vector<std::int32_t> tokens, depth;
@@ -87,13 +93,18 @@ class RandomSteps {
     Step next() {
         if (below(12) == 0) deal_pages();
         Step step;
-        for (std::int32_t sequence = 0; sequence < kSequences; ++sequence)
+        const bool prompts = below(2) == 0;
+        for (std::int32_t sequence = 0; sequence < kSequences; ++sequence) {
+            if (prompts && below(3) == 0) step.push_back(prompt(sequence));
             if (below(3) > 0) step.push_back(row(sequence));
+        }
         if (step.empty()) step.push_back(row(0));
         return step;
     }
 
   private:
+    static constexpr int kLongestRow = 11;
+
     int below(std::int64_t limit) {
         return static_cast<int>(random_() % static_cast<std::uint32_t>(limit));
     }
@@ -103,7 +114,7 @@ class RandomSteps {
         std::int64_t& length = lengths_[static_cast<std::size_t>(sequence)];
         Row row;
         const int kind = below(3);
-        const int tokens = kind == 0 ? 1 : 1 + below(11);
+        const int tokens = kind == 0 ? 1 : 1 + below(kLongestRow);
         if (length + tokens > kMaxLength) length = 0;
         row.sequence = sequence;
         row.first = length;
@@ -111,6 +122,21 @@ class RandomSteps {
         if (kind == 1) grow_tree(row);
         row.gather = kind == 2 ? below(tokens + 1) : tokens;
         length += kind == 2 ? tokens : 1;
+        choose_draw(row);
+        return row;
+    }
+    // What comes behind it in the same step is its absorbed rest.
+    Row prompt(std::int32_t sequence) {
+        std::int64_t& length = lengths_[static_cast<std::size_t>(sequence)];
+        Row row;
+        row.form = batch::Form::decompressed;
+        const int tokens = 1 + below(kPromptChunk);
+        if (length + tokens + kLongestRow > kMaxLength) length = 0;
+        row.sequence = sequence;
+        row.first = length;
+        for (int i = 0; i < tokens; ++i) row.tokens.push_back(any_token());
+        row.gather = below(4) == 0 ? std::min(tokens, 3) : 0;
+        length += tokens;
         choose_draw(row);
         return row;
     }
@@ -154,22 +180,33 @@ class Runner {
         if (!reserved) throw std::runtime_error(reserved.error().message);
     }
     ModelTarget& target() { return *target_; }
+    std::int64_t prompts() const { return prompts_; }  // steps with decompressed rows, recorded
 
-    // As if there were so many tokens at least. What was drawn, and the flags of the step's tokens.
+    // As if there were so many tokens of each form at least, where it has any. What was drawn, and
+    // the flags of the step's tokens.
     struct Result {
         std::vector<ops::Draw> draws;
         std::vector<ops::TokenLogprob> alternatives;
         std::vector<std::uint8_t> nonfinite;
     };
-    Result run(const RandomSteps& steps, const Step& step, std::int64_t at_least) {
+    struct Least {
+        std::int64_t absorbed = 0, decompressed = 0;
+    };
+    Result run(const RandomSteps& steps, const Step& step, const Least& least) {
         builder_.clear();
         for (const Row& row : step) add(steps, row);
         const batch::StepCapacity need = builder_.need();
         batch::StepCapacity wanted = need;
-        wanted.absorbed_tokens = std::max(need.absorbed_tokens, at_least);
+        wanted.absorbed_tokens = std::max(need.absorbed_tokens, least.absorbed);
+        if (need.decompressed_tokens > 0)
+            wanted.decompressed_tokens = std::max(need.decompressed_tokens, least.decompressed);
+        const batch::CaptureOptions& options = target_->steps().options();
         batch::StepCapacity capacity = target_->padded(wanted);
-        if (!target_->steps().options().capture) capacity = need;
+        if (!options.capture) capacity = need;
         const batch::HostBatch batch = must(builder_.finish(capacity));
+        if (need.decompressed_tokens > 0 &&
+            batch::is_captured(capacity, kMost, options.most_tokens))
+            ++prompts_;
         lay_draws(step, batch.capacity.gather);
         must(target_->launch(batch));
         if (draws_.nodes() > 0) must(target_->sample(draws_));
@@ -178,7 +215,11 @@ class Runner {
         Result result;
         result.draws.assign(got.draws.begin(), got.draws.begin() + need.gather);
         result.alternatives.assign(got.alternatives.begin(), got.alternatives.end());
-        result.nonfinite.assign(got.nonfinite.begin(), got.nonfinite.begin() + need.tokens());
+        for (std::size_t row = 0; row < step.size(); ++row) {
+            const auto first = got.nonfinite.begin() + builder_.first_token(row);
+            result.nonfinite.insert(result.nonfinite.end(), first,
+                                    first + std::ssize(step[row].tokens));
+        }
         for (const ops::Draw& pad : got.draws.subspan(gathered)) EXPECT_EQ(pad.token, -1);
         return result;
     }
@@ -196,6 +237,7 @@ class Runner {
         row.table_row = from.sequence;
         row.first_slot = static_cast<std::int32_t>(from.first);
         row.gather = from.gather;
+        row.form = from.form;
         if (!from.words.empty()) {
             row.mask = mla::MaskKind::tree;
             row.depth = from.depth;
@@ -221,6 +263,7 @@ class Runner {
     }
 
     std::unique_ptr<ModelTarget> target_;
+    std::int64_t prompts_ = 0;
     batch::BatchBuilder builder_;
     ops::SamplingBatchBuilder draws_;
 };
@@ -243,23 +286,29 @@ bool same_alternatives(const std::vector<ops::TokenLogprob>& a,
 }
 
 TEST(CapturedSteps, ReplayEqualsEagerEqualsAnyOtherBucket) {
+    constexpr Runner::Least kLarger{.absorbed = 64, .decompressed = 513};
     for (TinyTarget* tiny : subjects()) {
         RandomSteps steps;
         Runner eager(*tiny, {}), captured(*tiny, kCaptured), larger(*tiny, kCaptured);
         for (int number = 0; number < kSteps; ++number) {
             SCOPED_TRACE(number);
             const Step step = steps.next();
-            const Runner::Result want = eager.run(steps, step, 0);
+            const Runner::Result want = eager.run(steps, step, {});
             for (Runner* runner : {&captured, &larger}) {
-                const Runner::Result got = runner->run(steps, step, runner == &larger ? 64 : 0);
+                const Runner::Result got =
+                    runner->run(steps, step, runner == &larger ? kLarger : Runner::Least{});
                 ASSERT_TRUE(same_draws(got.draws, want.draws));
                 ASSERT_TRUE(same_alternatives(got.alternatives, want.alternatives));
                 ASSERT_EQ(got.nonfinite, want.nonfinite);
             }
         }
         EXPECT_EQ(eager.target().steps().count(), 0);
-        EXPECT_GT(captured.target().steps().count(), 3);
-        EXPECT_EQ(larger.target().steps().count(), 1);
+        EXPECT_GT(captured.target().steps().count(), 6);
+        EXPECT_GT(captured.prompts(), kSteps / 4);
+        // Without prompts; with them, up to 512 slots and up to all, where sequences came so far.
+        EXPECT_GE(larger.target().steps().count(), 2);
+        EXPECT_LE(larger.target().steps().count(), 3);
+        EXPECT_GT(larger.prompts(), kSteps / 4);
     }
 }
 
@@ -290,7 +339,8 @@ TEST(CapturedSteps, StayWithinTheirBytesAndTheStepsGoOn) {
     Runner eager(tiny, {}), limited(tiny, options);
     for (int number = 0; number < 6; ++number) {
         const Step step = steps.next();
-        ASSERT_TRUE(same_draws(limited.run(steps, step, 0).draws, eager.run(steps, step, 0).draws));
+        ASSERT_TRUE(
+            same_draws(limited.run(steps, step, {}).draws, eager.run(steps, step, {}).draws));
     }
     EXPECT_EQ(limited.target().steps().count(), 0);
 }

@@ -240,6 +240,57 @@ TEST(Regex, TextsMatchByTheDefinition) {
     EXPECT_GT(finished, kExpressions * 3 / 2);
 }
 
+// Every text over the letters up to that length: it may end exactly where it matches.
+void expect_language(const std::string& regex, std::string_view letters, std::size_t length) {
+    const auto compiled = compiler().compile({.kind = Kind::regex, .text = regex});
+    ASSERT_TRUE(compiled) << regex << ": " << compiled.error().message;
+    const test::PlainRegex plain(regex);
+    Matcher matcher(*compiled);
+    std::string text;
+    const auto walk = [&](const auto& self) -> void {
+        ASSERT_EQ(matcher.may_end(), plain.full_match(text)) << regex << "\n" << text;
+        if (text.size() == length) return;
+        for (const char letter : letters) {
+            text += letter;
+            if (matcher.accept(static_cast<unsigned char>(letter))) {
+                self(self);
+                matcher.rollback(1);
+            }
+            text.pop_back();
+        }
+    };
+    walk(walk);
+}
+
+bool is_automaton(std::string_view regex) {
+    const auto written = grammar::rewrite_regex(regex, grammar::RegexUse::text);
+    return written.value().find("state0_0 ::=") != std::string::npos;
+}
+
+// A parser keeps every way to read a text: these took 50 ms a token after some thousand.
+TEST(Regex, WhatCanBeReadInSeveralWaysIsAnAutomaton) {
+    for (const char* regex :
+         {"((\\w)?(\\w)*|(\\w){2}(\\$)*([0-9A-F]))*(a)", "(\\w+ ?)*", "(a*)*", "(a|ab|b)+",
+          "(a?)+b", "(a*b?){2,4}", "\\w*(\\w*1)", "(a{0,2}|b)+", "(a|a)*|b*a", "(a{2,3})*",
+          "(a{2}(b|){1,2})+1?", "(a|)*1",
+          "((a)*([0-9A-F]){2})?(([0-9A-F])?(.){1,3}(.)*([a-c])*){2}(a){2}(\\w){0,4}"}) {
+        EXPECT_TRUE(is_automaton(regex)) << regex;
+        ASSERT_NO_FATAL_FAILURE(expect_language(regex, "ab1 $", 6));
+    }
+    for (const char* regex :
+         {"([a-z]+,)*", "((a|b)*1)+", "(ab?)*1", "[ab]{2,5}", "(a{1,3}1)+", "a(b|1)*", "(a|b1|)"}) {
+        EXPECT_FALSE(is_automaton(regex)) << regex;
+        ASSERT_NO_FATAL_FAILURE(expect_language(regex, "ab1,", 6));
+    }
+    // 2^12 states if they were deterministic.
+    EXPECT_TRUE(is_automaton("(a|b)*a(a|b){12}"));
+    EXPECT_TRUE(is_automaton("((a|b)*a(a|b){12})*"));
+    ASSERT_NO_FATAL_FAILURE(expect_language("((a|b)*a(a|b){8})*1", "ab1", 11));
+    const auto refused = grammar::rewrite_regex("(x(a?b?){200}y)*", grammar::RegexUse::text);
+    ASSERT_FALSE(refused);
+    EXPECT_NE(refused.error().message.find("several ways"), std::string::npos);
+}
+
 TEST(Regex, ReadsOneDialect) {
     const auto refused = [](std::string_view regex, std::string_view reason) {
         const auto written = grammar::rewrite_regex(regex, grammar::RegexUse::text);

@@ -13,8 +13,9 @@ struct ArrangeParams {
     Problem problem;
     std::byte* arranged = nullptr;  // behind the header
     int* next = nullptr;            // the header
-    int stages = 0;                 // of 64 inputs
-    int parts = 0;                  // of a tile, each the work of a block
+    int tile_tokens = 0;
+    int stages = 0;  // of 64 inputs
+    int parts = 0;   // of a tile, each the work of a block
 };
 
 // Where a tile's rows begin: after those of the groups before, each padded by less than eight.
@@ -90,11 +91,11 @@ __global__ void __launch_bounds__(kArrangeThreads)
     let_next_kernel_start();
     if (blockIdx.x == 0 && threadIdx.x == 0) *params.next = 0;
     if (p.indptr == nullptr)
-        return arrange_tile(params, dense_tile(p, kArrangedTokens, index), first_stage);
+        return arrange_tile(params, dense_tile(p, params.tile_tokens, index), first_stage);
     if (threadIdx.x == 0) found.count = 0;
     __syncthreads();
     if (threadIdx.x < 32)
-        scan_expert_tiles(p, kArrangedTokens, [&](int other, const TokenTile& tile) {
+        scan_expert_tiles(p, params.tile_tokens, [&](int other, const TokenTile& tile) {
             if (other == index) found = tile;
         });
     __syncthreads();

@@ -3,13 +3,14 @@
 // copies bring them as they are, weights by fragments.hpp and x by arranged.hpp. One warp asks for
 // them; no other instruction moves an operand.
 //
-// A tile is 128 outputs × up to 128 tokens. One block per multiprocessor takes tiles as it gets
+// A tile is 128 outputs × up to 192 tokens. One block per multiprocessor takes tiles as it gets
 // through them: experts' last tiles are smaller, and cost less. Two multiplying warpgroups have 64
 // outputs each and two sums per output: the segment's, which the tensor cores add to, and that of
 // the segments before. Sums and bits are those of many_tokens.cuh.
 #pragma once
 
 #include "linalg/cuda/arrange.cuh"
+#include "linalg/cuda/arranged_store.cuh"
 #include "linalg/cuda/many_store.cuh"
 #include "linalg/cuda/ptx.cuh"
 #include "linalg/cuda/wgmma.cuh"
@@ -22,6 +23,7 @@ struct ArrangedParams {
     const std::byte* arranged = nullptr;
     int* next = nullptr;  // tile that nobody has begun
     int row_blocks = 0;
+    int tile_tokens = 0;
     int token_tiles = 0;  // of experts: at most
     int stages = 0;       // of 64 inputs
 };
@@ -32,17 +34,19 @@ struct ArrangedConfig {
     static constexpr int kInputBytes = kTokens * 128;
     static constexpr int kTileBytes = code_bytes(WeightCode::bf16);  // 16 outputs of a stage
     static constexpr int kStageBytes = kInputBytes + kOutputs / 16 * kTileBytes;
-    static constexpr int kStages = 6;
+    static constexpr int kStages = 5;
     static constexpr int kThreads = 384;
     // Of 168 at entry: three warpgroups share 504.
-    static constexpr int kProducerRegisters = 40;
-    static constexpr int kMultiplierRegisters = 232;
+    static constexpr int kProducerRegisters = 24;
+    static constexpr int kMultiplierRegisters = 240;
 
-    static constexpr std::size_t shared_bytes(int token_tiles) {
-        return 1024 + kStages * (kStageBytes + kSlotBytes) +
-               static_cast<std::size_t>(token_tiles) * sizeof(TokenTile);
-    }
     static constexpr int kSlotBytes = 2 * 8 + 4;  // two barriers and an item
+    static constexpr int kGatedBytes = 8 * kGatedFloats * 4;
+
+    static constexpr std::size_t shared_bytes(std::size_t listed_tiles) {
+        return 1024 + kStages * (kStageBytes + kSlotBytes) + kGatedBytes +
+               listed_tiles * sizeof(TokenTile);
+    }
 };
 
 struct ArrangedShared {
@@ -50,8 +54,10 @@ struct ArrangedShared {
 
     std::uint32_t stages;
     std::uint32_t barriers;
-    int* items;  // of a stage, the tile whose first it is; -1: there is none left
+    int* items;    // of a stage, the tile whose first it is; -1: there is none left
+    float* gated;  // eight warps' memory
     TokenTile* tiles;
+    int tile_tokens;
     int count;  // of items
 
     __device__ std::uint32_t stage(int slot) const {
@@ -64,7 +70,7 @@ struct ArrangedShared {
         return barriers + static_cast<std::uint32_t>(8 * (C::kStages + slot));
     }
     __device__ TokenTile tile(const Problem& p, int index) const {
-        return p.indptr != nullptr ? tiles[index] : dense_tile(p, C::kTokens, index);
+        return p.indptr != nullptr ? tiles[index] : dense_tile(p, tile_tokens, index);
     }
 };
 
@@ -151,7 +157,11 @@ class ArrangedMultiplier {
         multiply_item<kTokens>();
         const int warp = static_cast<int>(threadIdx.x) % 128 / 32;
         const int lane = static_cast<int>(threadIdx.x) % 32;
-        store_sums<kTokens>(total_, p_, tile, first + warp * 16 + lane / 4);
+        if (p_.gated)
+            store_gated_pieces<kTokens>(total_, p_, tile, (first + warp * 16) / 2,
+                                        shared_.gated + (group_ * 4 + warp) * kGatedFloats);
+        else
+            store_sums<kTokens>(total_, p_, tile, first + warp * 16 + lane / 4);
     }
 
     // These outputs do not exist.
@@ -165,6 +175,10 @@ class ArrangedMultiplier {
     template <int kTokens>
     __device__ void multiply_item() {
         const int segment = 2 * params_.segments.chunks;
+        // -0 + x has the bits of x. (With a first segment that is stored, not added, the compiler
+        // moves every sum twice a segment, and 192 tokens have no registers for that.)
+#pragma unroll
+        for (int i = 0; i < kTokens / 2; ++i) total_[i] = -0.0f;
         for (int first = 0; first < params_.stages; first += segment) {
             const int count = min(segment, params_.stages - first);
             int previous = 0;
@@ -179,8 +193,7 @@ class ArrangedMultiplier {
             hold(block_);
             release(previous);
 #pragma unroll
-            for (int i = 0; i < kTokens / 2; ++i)
-                total_[i] = first == 0 ? block_[i] : __fadd_rn(total_[i], block_[i]);
+            for (int i = 0; i < kTokens / 2; ++i) total_[i] = __fadd_rn(total_[i], block_[i]);
         }
     }
 
@@ -225,8 +238,10 @@ __global__ void __launch_bounds__(ArrangedConfig::kThreads, 1)
     shared.stages = (unaligned + 1023) / 1024 * 1024;
     shared.barriers = shared.stages + C::kStages * C::kStageBytes;
     std::byte* behind = dynamic + (shared.barriers - unaligned) + C::kStages * 16;
-    shared.items = reinterpret_cast<int*>(behind);
+    shared.gated = reinterpret_cast<float*>(behind);
+    shared.items = reinterpret_cast<int*>(behind + C::kGatedBytes);
     shared.tiles = reinterpret_cast<TokenTile*>(shared.items + C::kStages);
+    shared.tile_tokens = params.tile_tokens;
     if (threadIdx.x == 0) {
         for (int slot = 0; slot < C::kStages; ++slot) {
             init_barrier(shared.full(slot), 1);
@@ -238,7 +253,8 @@ __global__ void __launch_bounds__(ArrangedConfig::kThreads, 1)
     wait_for_previous_kernel();
     let_next_kernel_start();
     if (p.indptr != nullptr && threadIdx.x < 32) {
-        const int count = list_expert_tiles(p, C::kTokens, shared.tiles, params.token_tiles);
+        const int count =
+            list_expert_tiles(p, params.tile_tokens, shared.tiles, params.token_tiles);
         if (threadIdx.x == 0) listed = count;
     }
     __syncthreads();

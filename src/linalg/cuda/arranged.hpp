@@ -9,11 +9,11 @@
 namespace espalier::linalg::cuda {
 
 // Arranged x, in scratch memory: first a header with the number of the next tile to be computed,
-// then tiles of up to 128 rows of one group, each stored as [64 inputs][row][128 bytes], which
+// then tiles of up to 192 rows of one group, each stored as [64 inputs][row][128 bytes], which
 // is what shared memory takes: inputs in the order of fragments.hpp's steps, 16-byte units of a row
 // swizzled. A group's rows begin at a multiple of eight, and a tile's are padded to one.
 inline constexpr std::size_t kArrangedHeader = 128;
-inline constexpr int kArrangedTokens = 128;
+inline constexpr int kArrangedTokens = 192;
 
 inline std::size_t arranged_bytes(std::int64_t rows, std::int64_t k, std::int64_t groups) {
     return kArrangedHeader +

@@ -100,6 +100,12 @@ __device__ __forceinline__ void wgmma(float (&d)[16], const uint4& a, std::uint6
 #define ESPALIER_PLACES_64 \
     ESPALIER_PLACES_48     \
     ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define ESPALIER_PLACES_80 \
+    ESPALIER_PLACES_64     \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define ESPALIER_PLACES_96 \
+    ESPALIER_PLACES_80     \
+    ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define ESPALIER_WGMMA_SHARED(n, places, a_place, b_place, add_place, ...)               \
     asm volatile(                                                                        \
         "{ .reg .pred p;\n"                                                              \
@@ -122,10 +128,17 @@ __device__ __forceinline__ void wgmma_shared(float (&d)[kSums], std::uint64_t a,
     else if constexpr (kTokens == 96)
         ESPALIER_WGMMA_SHARED("96", ESPALIER_PLACES_48, "48", "49", "50", ESPALIER_SUMS_32(d, 0),
                               ESPALIER_SUMS_8(d, 32), ESPALIER_SUMS_8(d, 40));
-    else {
-        static_assert(kTokens == 128);
+    else if constexpr (kTokens == 128)
         ESPALIER_WGMMA_SHARED("128", ESPALIER_PLACES_64, "64", "65", "66", ESPALIER_SUMS_32(d, 0),
                               ESPALIER_SUMS_32(d, 32));
+    else if constexpr (kTokens == 160)
+        ESPALIER_WGMMA_SHARED("160", ESPALIER_PLACES_80, "80", "81", "82", ESPALIER_SUMS_32(d, 0),
+                              ESPALIER_SUMS_32(d, 32), ESPALIER_SUMS_8(d, 64),
+                              ESPALIER_SUMS_8(d, 72));
+    else {
+        static_assert(kTokens == 192);
+        ESPALIER_WGMMA_SHARED("192", ESPALIER_PLACES_96, "96", "97", "98", ESPALIER_SUMS_32(d, 0),
+                              ESPALIER_SUMS_32(d, 32), ESPALIER_SUMS_32(d, 64));
     }
 }
 
@@ -133,6 +146,8 @@ __device__ __forceinline__ void wgmma_shared(float (&d)[kSums], std::uint64_t a,
 #undef ESPALIER_PLACES_32
 #undef ESPALIER_PLACES_48
 #undef ESPALIER_PLACES_64
+#undef ESPALIER_PLACES_80
+#undef ESPALIER_PLACES_96
 #undef ESPALIER_WGMMA_SHARED
 #undef ESPALIER_SUMS_8
 #undef ESPALIER_SUMS_32

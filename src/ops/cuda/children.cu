@@ -9,37 +9,67 @@
 namespace espalier::ops::cuda {
 namespace {
 
+// What a round compares: the higher score, then the lower token.
+struct Candidate {
+    std::uint64_t order = 0;           // as scores; 0: none
+    std::uint32_t token = 0xffffffff;  // the target's id
+
+    __device__ bool operator==(const Candidate& other) const {
+        return order == other.order && token == other.token;
+    }
+};
+
+// Numbers that order as finite scores do, -0 as 0; above 0.
+__device__ std::uint64_t order_of(double score) {
+    const auto bits = static_cast<std::uint64_t>(__double_as_longlong(score + 0.0));
+    constexpr std::uint64_t kSign = std::uint64_t{1} << 63;
+    return (bits & kSign) != 0 ? ~bits : bits | kSign;
+}
+
 struct Scored {
     double score = -__builtin_inf();
-    std::int32_t token = 0x7fffffff;  // the target's id
-    std::int32_t index = -1;          // of its logit
+    std::int32_t token = 0x7fffffff;
+    std::int32_t index = -1;  // of its logit
 
     __device__ bool before(const Scored& other) const {
         return score > other.score || (score == other.score && token < other.token);
     }
+    __device__ Candidate candidate() const {
+        Candidate mine;
+        if (index < 0) return mine;
+        mine.order = order_of(score);
+        mine.token = static_cast<std::uint32_t>(token);
+        return mine;
+    }
 };
 
+constexpr int kWarps = kNodeThreads / 32;
+static_assert(kWarps <= 32, "a warp compares the warps' best");
+
 struct ChildMemory {
-    std::uint64_t sums[kNodeThreads / 32];
-    Scored best[kNodeThreads / 32];
+    std::uint64_t sums[kWarps];
+    Candidate best[2][kWarps];  // of every other round: one barrier a round is enough
     float before[kMaxDrafts];
 };
 
-__device__ Scored best_of_block(Scored mine, ChildMemory& memory) {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-        Scored other;
-        other.score = __shfl_xor_sync(kAllLanes, mine.score, step);
-        other.token = __shfl_xor_sync(kAllLanes, mine.token, step);
-        other.index = __shfl_xor_sync(kAllLanes, mine.index, step);
-        if (other.before(mine)) mine = other;
-    }
-    if (threadIdx.x % 32 == 0) memory.best[threadIdx.x / 32] = mine;
+__device__ Candidate best_of_warp(const Candidate& mine) {
+    const auto high = static_cast<std::uint32_t>(mine.order >> 32);
+    const auto low = static_cast<std::uint32_t>(mine.order);
+    const std::uint32_t best_high = __reduce_max_sync(kAllLanes, high);
+    const std::uint32_t best_low = __reduce_max_sync(kAllLanes, high == best_high ? low : 0u);
+    const bool best = high == best_high && low == best_low;
+    Candidate taken;
+    taken.order = std::uint64_t{best_high} << 32 | best_low;
+    taken.token = __reduce_min_sync(kAllLanes, best ? mine.token : 0xffffffffu);
+    return taken;
+}
+
+__device__ Candidate best_of_block(const Candidate& mine, Candidate (&best)[kWarps]) {
+    const Candidate of_warp = best_of_warp(mine);
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    if (lane == 0) best[threadIdx.x / 32] = of_warp;
     __syncthreads();
-    for (const Scored& other : memory.best)
-        if (other.before(mine)) mine = other;
-    __syncthreads();
-    return mine;
+    return best_of_warp(lane < kWarps ? best[lane] : Candidate{});
 }
 
 // A node's search over its scores.
@@ -101,12 +131,12 @@ __device__ void find_children(Row row, const Node& node, const DraftVocabulary& 
     search.take_scores(node, rule.coupled && !node.is_greedy());
     Scored mine = search.best();
     for (int n = 0; n < rule.width; ++n) {
-        const Scored taken = best_of_block(mine, memory);
-        if (taken.index < 0) return;
-        if (taken.index != mine.index) continue;
-        children[n] = {taken.score, taken.token,
-                       probability(row.distance(row.logits[taken.index]), total)};
-        search.remove(taken.index);
+        const Candidate taken = best_of_block(mine.candidate(), memory.best[n % 2]);
+        if (taken.order == 0) return;
+        if (!(taken == mine.candidate())) continue;
+        children[n] = {mine.score, mine.token,
+                       probability(row.distance(row.logits[mine.index]), total)};
+        search.remove(mine.index);
         mine = search.best();
     }
 }

@@ -63,6 +63,36 @@ __global__ void split_queries_kernel(Matrix q, std::int32_t heads, std::int32_t 
     });
 }
 
+__device__ void store_four(const Matrix& to, std::int64_t row, std::int64_t col, const float4& v) {
+    const auto pair = [](float low, float high) {
+        return std::uint32_t{to_bf16(high).bits} << 16 | to_bf16(low).bits;
+    };
+    *reinterpret_cast<uint2*>(reinterpret_cast<Bf16*>(to.data) + row * to.stride + col) =
+        make_uint2(pair(v.x, v.y), pair(v.z, v.w));
+}
+
+// The same, four columns a thread: a prompt's queries are 100 MB.
+__global__ void split_fours_kernel(Matrix q, std::int32_t heads, std::int32_t width, Matrix cos_sin,
+                                   Matrix q_act, Matrix rope_to, std::int64_t rope_step) {
+    const auto fours = static_cast<std::int32_t>((width + 2 * kRopePairs) / 4);
+    for_elements(q.rows, std::int64_t{heads} * fours, [&](std::int64_t t, std::int64_t place) {
+        const std::int32_t head = static_cast<std::int32_t>(place) / fours;
+        const std::int32_t i = static_cast<std::int32_t>(place) % fours * 4;
+        const float4 v = reinterpret_cast<const float4*>(row_of(q, t))[place];
+        if (i < width) return store_four(q_act, t, place * 4, v);
+        const float4 angle = *reinterpret_cast<const float4*>(row_of(cos_sin, t) + (i - width));
+        store_four(rope_to, t, head * rope_step + i - width,
+                   make_float4(v.x * angle.x - v.y * angle.y, v.x * angle.y + v.y * angle.x,
+                               v.z * angle.z - v.w * angle.w, v.z * angle.w + v.w * angle.z));
+    });
+}
+
+// Whether four columns from a multiple of four on can be read or written at once.
+bool in_fours(const Matrix& matrix) {
+    const auto bytes = static_cast<std::uintptr_t>(4 * bytes_of(matrix.dtype));
+    return matrix.stride % 4 == 0 && reinterpret_cast<std::uintptr_t>(matrix.data) % bytes == 0;
+}
+
 __global__ void convert_kernel(Matrix from, std::int64_t from_step, std::int32_t heads,
                                std::int64_t width, Matrix to, std::int64_t to_step) {
     for_elements(from.rows, heads * width, [&](std::int64_t t, std::int64_t place) {
@@ -152,6 +182,13 @@ void split_queries(Stream stream, const Matrix& q, std::int32_t heads, std::int6
                    const Matrix& cos_sin, const Matrix& q_act, const Matrix& rope_to,
                    std::int64_t rope_step) {
     if (q.rows == 0) return;
+    if (q_act.dtype == DType::bf16 && rope_to.dtype == DType::bf16 && width % 4 == 0 &&
+        rope_step % 4 == 0 && in_fours(q) && in_fours(cos_sin) && in_fours(q_act) &&
+        in_fours(rope_to))
+        return launch("split_queries", split_fours_kernel,
+                      element_grid(q.rows, heads * (width + 2 * kRopePairs) / 4), kElementThreads,
+                      stream, q, heads, static_cast<std::int32_t>(width), cos_sin, q_act, rope_to,
+                      rope_step);
     launch("split_queries", split_queries_kernel,
            element_grid(q.rows, heads * (width + kRopePairs)), kElementThreads, stream, q, heads,
            static_cast<std::int32_t>(width), cos_sin, q_act, rope_to, rope_step);

@@ -16,7 +16,7 @@ namespace espalier::ops::cuda {
 namespace {
 
 constexpr int kMostWarps = 16;
-constexpr int kPairThreads = 256;
+constexpr int kPairThreads = 512;
 constexpr std::int64_t kFewChoices = 256;        // that one block places
 constexpr std::int64_t kWarpsBytes = 44 * 1024;  // of shared memory for the warps' tokens
 
@@ -251,37 +251,60 @@ __global__ void __launch_bounds__(kMostWarps * 32) route_few(RouteCall call) {
     }
 }
 
-// A block for each expert.
+// A block for each expert, a warp for each part of the choices: it counts the expert's in front of
+// its part, then places its own, and waits for the others once.
 __global__ void place_pairs(std::int64_t choices, std::int32_t top_k, std::int32_t experts,
                             ExpertPlan plan) {
     begin_kernel();
+    constexpr int kAtOnce = 8;  // loads of a lane that are on their way together
     __shared__ std::int32_t sums[kPairThreads / 32];
     __shared__ std::int32_t found[kPairThreads / 32];
     const auto expert = static_cast<std::int32_t>(blockIdx.x);
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    std::int32_t before = 0;
-    for (std::int64_t i = threadIdx.x; i < choices; i += kPairThreads)
-        before += plan.expert[i] >= 0 && plan.expert[i] < expert ? 1 : 0;
-    std::int32_t next = block_sum<kPairThreads>(before, sums);
-    if (threadIdx.x == 0) plan.indptr[expert] = next;
-    for (std::int64_t first = 0; first < choices; first += kPairThreads) {
-        const std::int64_t i = first + threadIdx.x;
-        const bool mine = i < choices && plan.expert[i] == expert;
-        const unsigned lanes = __ballot_sync(kAllLanes, mine);
-        if (lane == 0) found[warp] = __popc(lanes);
-        __syncthreads();
-        std::int32_t pair = next + __popc(lanes & ((1u << lane) - 1));
-        for (unsigned w = 0; w < kPairThreads / 32; ++w) {
-            if (w < warp) pair += found[w];
-            next += found[w];
+    const std::int64_t part = (choices + kPairThreads - 1) / kPairThreads * 32;
+    const std::int64_t begin = warp * part, end = min(choices, begin + part);
+    std::int32_t chosen[kAtOnce];
+    const auto load = [&](std::int64_t first) {
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            const std::int64_t at = first + i * 32 + lane;
+            chosen[i] = at < end ? plan.expert[at] : -1;
         }
-        if (mine) {
-            plan.source_token[pair] = static_cast<std::int32_t>(i / top_k);
-            plan.pair_of[i] = pair;
+    };
+    std::int32_t before = 0, own = 0;
+    for (std::int64_t first = begin; first < end; first += kAtOnce * 32) {
+        load(first);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            before += chosen[i] >= 0 && chosen[i] < expert ? 1 : 0;
+            own += chosen[i] == expert ? 1 : 0;
         }
-        __syncthreads();
     }
-    if (threadIdx.x == 0 && expert + 1 == experts) plan.indptr[experts] = next;
+    own = __reduce_add_sync(kAllLanes, own);
+    if (lane == 0) found[warp] = own;
+    std::int32_t next = block_sum<kPairThreads>(before, sums);
+    __syncthreads();
+    if (threadIdx.x == 0) plan.indptr[expert] = next;
+    std::int32_t after = next;
+    for (unsigned w = 0; w < kPairThreads / 32; ++w) {
+        if (w < warp) next += found[w];
+        after += found[w];
+    }
+    if (threadIdx.x == 0 && expert + 1 == experts) plan.indptr[experts] = after;
+    for (std::int64_t first = begin; first < end; first += kAtOnce * 32) {
+        load(first);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            const unsigned lanes = __ballot_sync(kAllLanes, chosen[i] == expert);
+            const std::int32_t pair = next + __popc(lanes & ((1u << lane) - 1));
+            if (chosen[i] == expert) {
+                const std::int64_t at = first + i * 32 + lane;
+                plan.source_token[pair] = static_cast<std::int32_t>(at / top_k);
+                plan.pair_of[at] = pair;
+            }
+            next += __popc(lanes);
+        }
+    }
 }
 
 }  // namespace

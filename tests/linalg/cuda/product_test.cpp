@@ -183,6 +183,51 @@ void expect_joined(Device& gpu, const std::vector<WeightSource>& sources, std::i
     }
 }
 
+// Gates that are every finite bf16 number: the kernels for many tokens divide by a way of their own
+// where numbers allow it.
+TEST(CudaPack, GatesEveryNumber) {
+    const std::unique_ptr<Device> gpu = gpu_or_throw();
+    constexpr std::int64_t kRows = 2048, kInputs = 40, kHalf = 32;
+    StoredTensor w(DType::bf16, 2 * kHalf, kInputs, 1);
+    std::fill(w.bytes().begin(), w.bytes().end(), std::byte{0});
+    for (std::int64_t n = 0; n < 2 * kHalf; ++n)  // column n and, for up, one that is always 1
+        write_element(w.bytes().data() + 1 + (n * kInputs + std::min(n, kHalf)) * 2, DType::bf16,
+                      1.0f);
+    const WeightSource source = w.view();
+    const std::span<const WeightSource> one(&source, 1);
+    const Weight packed = cuda::pack(*gpu, WeightStack(&one, 1)).value();
+    const Weight dealt = cuda::pack_gated(*gpu, WeightStack(&one, 1)).value();
+    Activations x(DType::bf16, kRows, kInputs, kInputs);
+    x.fill(std::byte{0});
+    for (std::int64_t row = 0; row < kRows; ++row) {
+        for (std::int64_t i = 0; i < kHalf; ++i) {
+            const auto bits = static_cast<std::uint16_t>(row * kHalf + i);
+            if ((bits & 0x7f80u) != 0x7f80u) std::memcpy(x.at(row, i), &bits, 2);
+        }
+        write_element(x.at(row, kHalf), DType::bf16, 1.0f);
+    }
+    Activations y(DType::f32, kRows, 2 * kHalf, 2 * kHalf), gated(DType::f32, kRows, kHalf, kHalf);
+    const DeviceActivations device_x(*gpu, x), device_y(*gpu, y), device_gated(*gpu, gated);
+    Buffer memory = gpu->allocate(cuda::scratch_bytes(kRows, kInputs, 1)).value();
+    for (const std::size_t bytes : {memory.bytes(), std::size_t{0}}) {
+        cuda::product(gpu->stream(), device_x.matrix(), packed.view(), device_y.matrix(),
+                      Store::assign);
+        cuda::gated_product(gpu->stream(), device_x.matrix(), dealt.view(), device_gated.matrix(),
+                            {}, {memory.data(), bytes});
+        device_y.download(y);
+        device_gated.download(gated);
+        for (std::int64_t row = 0; row < kRows; ++row)
+            for (std::int64_t i = 0; i < kHalf; ++i) {
+                const float gate = y.value(row, i), up = y.value(row, i + kHalf);
+                ASSERT_EQ(up, 1.0f);
+                ASSERT_EQ(gate, x.value(row, i));
+                ASSERT_EQ(__builtin_bit_cast(std::uint32_t, gated.value(row, i)),
+                          __builtin_bit_cast(std::uint32_t, portable_silu(gate) * up))
+                    << gate;
+            }
+    }
+}
+
 TEST(CudaPack, JoinsSourcesAndDealsGateAndUp) {
     const std::unique_ptr<Device> gpu = gpu_or_throw();
     constexpr std::int64_t kInputs = 328, kHalf = 40;

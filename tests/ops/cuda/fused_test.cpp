@@ -7,6 +7,7 @@
 #include <cstring>
 #include <random>
 #include <span>
+#include <utility>
 
 #include "ops/cuda/gpu.hpp"
 #include "ops/support.hpp"
@@ -165,14 +166,14 @@ TEST_F(GpuFused, SumsAndTheirNormsAreOneAfterAnother) {
 }
 
 TEST_F(GpuFused, QueriesAreSplitAsByTheirParts) {
-    constexpr std::int64_t kLatent = 512, kRope = 64, kNope = 128, kStep = 576;
+    constexpr std::int64_t kLatent = 512, kRope = 64, kStep = 576;
     for (const std::int32_t heads : {1, 16})
-        for (const std::int64_t tokens : {1, 3, 130}) {
-            const std::int64_t query = heads * (kNope + kRope);
+        for (const auto& [tokens, width] : {std::pair{1, 128}, {3, 128}, {130, 128}, {5, 126}}) {
+            const std::int64_t query = heads * (width + kRope);
             OnGpu<float> angles(gpu, values(14, 0, tokens, kRope)),
                 q(gpu, values(15, 0, tokens, query));
-            const auto room = [&](std::int64_t cols) {
-                return std::vector<float>(static_cast<std::size_t>(tokens * cols), -1.0f);
+            const auto room = [&, rows = tokens](std::int64_t cols) {
+                return std::vector<float>(static_cast<std::size_t>(rows * cols), -1.0f);
             };
             OnGpu<Bf16> act[2] = {{gpu, narrow(room(query))}, {gpu, narrow(room(query))}};
             OnGpu<Bf16> absorbed[2] = {{gpu, narrow(room(heads * kStep))},
@@ -186,10 +187,10 @@ TEST_F(GpuFused, QueriesAreSplitAsByTheirParts) {
                 const Matrix queries = q.matrix(tokens, query);
                 const Matrix nope = act[i].matrix(tokens, query);
                 if (i == 0)
-                    backend.split_queries(gpu.context, queries, heads, kNope, cos_sin, nope,
+                    backend.split_queries(gpu.context, queries, heads, width, cos_sin, nope,
                                           rope_to, kStep);
                 else
-                    backend.Backend::split_queries(gpu.context, queries, heads, kNope, cos_sin,
+                    backend.Backend::split_queries(gpu.context, queries, heads, width, cos_sin,
                                                    nope, rope_to, kStep);
             }
             ASSERT_NO_FATAL_FAILURE(expect_same(act[0], act[1], "q_act"));
