@@ -29,8 +29,8 @@ struct StateGraph {
 class RegexAutomaton {
   public:
     // Pairs of characters that follow each other, and looks at characters when states are made:
-    // each a few milliseconds.
-    static constexpr std::size_t kMostPairs = 1 << 20;
+    // each some tens of milliseconds.
+    static constexpr std::size_t kMostPairs = 1 << 17;
     static constexpr std::size_t kMostLooks = 1 << 24;
 
     // None: more than kMostPairs once repetitions are written out.

@@ -61,7 +61,14 @@ Expected<RegexReader::Part> RegexReader::alternatives(int depth) {
                       "more than {} characters once repetitions are written out",
                       RegexLimits::kExpanded);
     if (!said) return Part{};
-    if (all.node.children.size() == 1) all.node = RegexNode(std::move(all.node.children[0]));
+    const bool of_characters = std::ranges::all_of(all.node.children, [](const RegexNode& child) {
+        return child.kind == RegexNode::Kind::characters;
+    });
+    if (of_characters)  // a|b is [ab]
+        for (std::size_t i = 1; i < all.node.children.size(); ++i)
+            all.node.children[0].set.add(all.node.children[i].set);
+    if (of_characters || all.node.children.size() == 1)
+        all.node = RegexNode(std::move(all.node.children[0]));
     return all;
 }
 

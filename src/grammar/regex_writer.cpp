@@ -16,7 +16,7 @@ namespace {
 constexpr std::size_t kStatesOfAWhole = 64;
 constexpr std::size_t kEdgesOfAWhole = 512;
 constexpr std::size_t kStatesOfARepetition = 128;
-constexpr std::size_t kEdgesOfARepetition = 8192;
+constexpr std::size_t kEdgesOfARepetition = 2048;
 
 bool is_endless(const RegexNode& node) {
     if (node.kind == RegexNode::Kind::repetition && !node.most) return true;
