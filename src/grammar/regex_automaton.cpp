@@ -25,7 +25,7 @@ std::vector<std::uint32_t> bounds_of(const std::vector<CodePointSet>& sets) {
             bounds.push_back(range.last + 1);
         }
     std::ranges::sort(bounds);
-    bounds.erase(std::ranges::unique(bounds).begin(), bounds.end());
+    bounds.erase(std::unique(bounds.begin(), bounds.end()), bounds.end());
     return bounds;
 }
 
