@@ -1,23 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The current GPU as a device: its memory, one stream, graphs as recordings. Every error of the
-// runtime but exhausted memory is of kind `io`: most of them stick.
+// The current GPU as a device: its memory, one stream, graphs as recordings.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
+#include "base/cuda_error.hpp"
 #include "base/cuda_memory.hpp"
 #include "base/device.hpp"
 
 namespace espalier {
 namespace {
-
-Expected<void> checked(cudaError_t status, std::string_view what) {
-    if (status == cudaSuccess) return {};
-    return fail(ErrorKind::io, "{}: CUDA says {} ({})", what, cudaGetErrorName(status),
-                cudaGetErrorString(status));
-}
 
 cudaStream_t cuda(Stream stream) { return static_cast<cudaStream_t>(stream); }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "base/cuda_error.hpp"
 #include "base/cuda_memory.hpp"
 #include "checkpoint/gpu_weights.hpp"
 #include "checkpoint/synthetic.hpp"
@@ -17,12 +18,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kBlocks = 2048;  // each goes over a tensor in strides of all
-
-Expected<void> checked(cudaError_t status, std::string_view what) {
-    if (status == cudaSuccess) return {};
-    return fail(ErrorKind::io, "{}: CUDA says {} ({})", what, cudaGetErrorName(status),
-                cudaGetErrorString(status));
-}
 
 template <typename Element, typename Value>
 __global__ void fill(Element* out, std::uint64_t count, Value value) {

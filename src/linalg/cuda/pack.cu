@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "base/cuda_error.hpp"
 #include "linalg/cuda/pack.hpp"
 #include "linalg/cuda/product.hpp"
 
@@ -16,11 +17,6 @@ __global__ void turn_kernel(const T* from, T* to, std::int64_t outputs, std::int
                             std::int64_t pitch) {
     for (std::int64_t i = first_item(); i < outputs * inputs; i += item_stride())
         to[i / inputs * pitch + i % inputs] = from[i % inputs * outputs + i / inputs];
-}
-
-Expected<void> checked(cudaError_t status, std::string_view what) {
-    if (status == cudaSuccess) return {};
-    return fail(ErrorKind::io, "CUDA refused {}: {}", what, cudaGetErrorString(status));
 }
 
 bool has_kernels(const WeightFormat& stored) {

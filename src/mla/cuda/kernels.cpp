@@ -99,8 +99,8 @@ class CudaKernels final : public Kernels, public RawAppender {
 
 Expected<int> attribute(cudaDeviceAttr which, int device) {
     int value = 0;
-    ESPALIER_RETURN_IF_ERROR(cuda::checked(cudaDeviceGetAttribute(&value, which, device),
-                                           "to describe the current device"));
+    ESPALIER_RETURN_IF_ERROR(
+        checked(cudaDeviceGetAttribute(&value, which, device), "a property of the current device"));
     return value;
 }
 
@@ -112,7 +112,7 @@ Expected<std::unique_ptr<Kernels>> make_cuda_kernels() {
         return fail(ErrorKind::not_found, "this machine has no CUDA GPU: {}",
                     status == cudaSuccess ? "none is visible" : cudaGetErrorString(status));
     int device = 0;
-    ESPALIER_RETURN_IF_ERROR(cuda::checked(cudaGetDevice(&device), "to name the current device"));
+    ESPALIER_RETURN_IF_ERROR(checked(cudaGetDevice(&device), "the current device"));
     ESPALIER_ASSIGN_OR_RETURN(const int major,
                               attribute(cudaDevAttrComputeCapabilityMajor, device));
     ESPALIER_ASSIGN_OR_RETURN(const int minor,

@@ -7,15 +7,10 @@
 
 #include <string_view>
 
-#include "base/error.hpp"
+#include "base/cuda_error.hpp"
 #include "base/op_context.hpp"
 
 namespace espalier::mla::cuda {
-
-inline Expected<void> checked(cudaError_t status, std::string_view what) {
-    if (status == cudaSuccess) return {};
-    return fail(ErrorKind::io, "CUDA refused {}: {}", what, cudaGetErrorString(status));
-}
 
 // After a <<<…>>>.
 inline Expected<void> launched(std::string_view what) { return checked(cudaGetLastError(), what); }
