@@ -235,52 +235,40 @@ void DecoderLayer::mlp(const batch::BatchView& batch, const LayerWeights* next) 
 
 // out [T, hidden] from activations.normed.
 void DecoderLayer::feed_forward(const FeedForwardWeights& weights, const Matrix& out) const {
-    gate(weights, out.rows, {});
-    backend_.product(context_, gated(weights, out.rows), weights.down.view(), out,
-                     ops::Store::assign);
+    const ops::FeedForward layer = network(weights, out);
+    backend_.gated_product(context_, a_.normed.slice(0, out.rows), layer.gate_up,
+                           layer.gate_up_room, layer.gated, {});
+    backend_.product(context_, layer.gated, layer.down, out, ops::Store::assign);
 }
 
-// The input of the down product of a dense layer or a shared expert.
-Matrix DecoderLayer::gated(const FeedForwardWeights& weights, std::int64_t tokens) const {
+// A dense layer or a shared expert in the activations that both have in common.
+ops::FeedForward DecoderLayer::network(const FeedForwardWeights& weights, const Matrix& out) const {
     const std::int64_t width = weights.down.view().k;
-    return {a_.gated.data, a_.gated.dtype, tokens, width, width};
+    return {weights.gate_up.view(),
+            weights.down.view(),
+            {a_.gate_up.data, a_.gate_up.dtype, out.rows, 2 * width, 2 * width},
+            {a_.gated.data, a_.gated.dtype, out.rows, width, width},
+            out};
 }
 
-void DecoderLayer::gate(const FeedForwardWeights& weights, std::int64_t tokens,
-                        ops::Overlap overlap) const {
-    const std::int64_t width = 2 * weights.down.view().k;
-    const Matrix gate_up{a_.gate_up.data, a_.gate_up.dtype, tokens, width, width};
-    backend_.gated_product(context_, a_.normed.slice(0, tokens), weights.gate_up.view(), gate_up,
-                           gated(weights, tokens), overlap);
-}
-
-// residual += the experts' sum; then norm, where there is one. On a GPU the router's steps, which
-// read little, run beside the shared expert's first product, and the experts begin beside its
-// second. No kernel behind the router starts before the norm has ended, and none behind the second
-// product before the routing has.
+// residual += the experts' sum; then norm, where there is one. No kernel behind the router starts
+// before the norm has ended.
 void DecoderLayer::mixture_of_experts(const batch::BatchView& batch,
                                       const ops::RowNorm& norm) const {
     const MoeWeights& moe = *weights_.moe;
     const std::int64_t tokens = batch.cap_tokens;
     const std::int64_t pairs = tokens * rule_.router.top_k;
     const Matrix router_logits = a_.router_logits.slice(0, tokens);
-    const Matrix gated_pairs = a_.pair_gated.slice(0, pairs);
     const Matrix out = a_.pair_out.slice(0, pairs);
     const Matrix shared = moe.shared ? a_.shared_out.slice(0, tokens) : Matrix{};
-    const ops::Overlap settled{.inputs_settled = moe.shared.has_value()};
     backend_.routed_product(context_, a_.normed_exact.slice(0, tokens), moe.router.view(),
                             router_logits, moe.bias.empty() ? nullptr : moe.bias.data(),
                             rule_.router, batch.row_of, a_.plan);
     if (moe.mapped) moe.mapped->read_ahead(a_.plan.indptr);
-    if (moe.shared) {
-        gate(*moe.shared, tokens, settled);
-        backend_.overlapping_product(context_, gated(*moe.shared, tokens), moe.shared->down.view(),
-                                     shared, {.holds_next = true});
-    }
-    backend_.gated_expert_product(context_, a_.normed.slice(0, tokens), a_.plan.source_token,
-                                  a_.plan.indptr, moe.gate_up.view(),
-                                  a_.pair_gate_up.slice(0, pairs), gated_pairs, settled);
-    backend_.expert_product(context_, gated_pairs, nullptr, a_.plan.indptr, moe.down.view(), out);
+    backend_.expert_layer(context_, a_.normed.slice(0, tokens), a_.plan,
+                          {moe.gate_up.view(), moe.down.view(), a_.pair_gate_up.slice(0, pairs),
+                           a_.pair_gated.slice(0, pairs), out},
+                          moe.shared ? network(*moe.shared, shared) : ops::FeedForward{}, true);
     const Matrix partial = a_.partial.slice(0, tokens);
     const Matrix residual = a_.residual.slice(0, tokens);
     if (norm.weight != nullptr) {

@@ -88,8 +88,7 @@ class DecoderLayer {
                                    ops::Overlap overlap) const;
     Expected<void> attend_decompressed(const batch::BatchView& batch, const mla::KvPages& kv) const;
     void feed_forward(const FeedForwardWeights& weights, const Matrix& out) const;
-    Matrix gated(const FeedForwardWeights& weights, std::int64_t tokens) const;
-    void gate(const FeedForwardWeights& weights, std::int64_t tokens, ops::Overlap overlap) const;
+    ops::FeedForward network(const FeedForwardWeights& weights, const Matrix& out) const;
     void mixture_of_experts(const batch::BatchView& batch, const ops::RowNorm& norm) const;
 
     const DecoderRule& rule_;

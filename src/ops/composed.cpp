@@ -53,6 +53,22 @@ void Backend::routed_product(OpContext& context, const Matrix& x, const WeightVi
     route(context, logits, bias, rule, row_of, plan);
 }
 
+// The shared expert's first product runs beside the routing where x allows it, and the experts
+// begin beside its second: no kernel behind that one starts before the routing has ended.
+void Backend::expert_layer(OpContext& context, const Matrix& x, const ExpertPlan& plan,
+                           const FeedForward& experts, const FeedForward& shared,
+                           bool x_settled) const {
+    const bool has_shared = shared.out.data != nullptr;
+    if (has_shared) {
+        gated_product(context, x, shared.gate_up, shared.gate_up_room, shared.gated,
+                      {.inputs_settled = x_settled});
+        overlapping_product(context, shared.gated, shared.down, shared.out, {.holds_next = true});
+    }
+    gated_expert_product(context, x, plan.source_token, plan.indptr, experts.gate_up,
+                         experts.gate_up_room, experts.gated, {.inputs_settled = has_shared});
+    expert_product(context, experts.gated, nullptr, plan.indptr, experts.down, experts.out);
+}
+
 void Backend::reduce_add_norm(OpContext& context, const Matrix& partial, const Matrix& residual,
                               const RowNorm& norm) const {
     reduce_add(context, partial, residual);

@@ -100,6 +100,17 @@ struct BesideProduct {
     Matrix y{};
 };
 
+// One feed-forward network, or a stack of them: w of gate and up from pack_gated(). gate_up is room
+// for [rows, 2·I] f32, gated [rows, I] what the down product reads, out [rows, D] f32 what it
+// gives.
+struct FeedForward {
+    WeightView gate_up{};
+    WeightView down{};
+    Matrix gate_up_room{};
+    Matrix gated{};
+    Matrix out{};
+};
+
 // Where the queries of a product go: q [T, heads · (width + 64)] f32 is room for them as they are,
 // the rest is split_queries'.
 struct QueryPlaces {
@@ -226,6 +237,12 @@ class Backend {
     virtual void routed_product(OpContext& context, const Matrix& x, const WeightView& w,
                                 const Matrix& logits, const float* bias, const RouterRule& rule,
                                 const std::int32_t* row_of, const ExpertPlan& plan) const;
+    // experts.out [pairs, D] from x and the pairs' experts, shared.out [T, D] from x and the shared
+    // expert (shared.out empty: there is none). x_settled: x was there before what is in front of
+    // this, the routing, could let it start (Overlap).
+    virtual void expert_layer(OpContext& context, const Matrix& x, const ExpertPlan& plan,
+                              const FeedForward& experts, const FeedForward& shared,
+                              bool x_settled) const;
     // reduce_add, then the norm of the sum.
     virtual void reduce_add_norm(OpContext& context, const Matrix& partial, const Matrix& residual,
                                  const RowNorm& norm) const;

@@ -151,6 +151,26 @@ void run(Stream stream, Problem p, Overlap overlap, const Scratch& scratch = {})
     few_tokens(queue, p);
 }
 
+// A dense product goes in front of an expert product while a tile of tokens holds all of its rows:
+// with more its weights would be read once for every tile.
+constexpr std::int64_t kMostLeadingRows = 8;
+
+bool run_leading(Stream stream, const Problem& lead, Problem p) {
+    const Segments one = segments_of(lead.n, lead.k), two = segments_of(p.n, p.k);
+    if (lead.rows == 0 || lead.rows > kMostLeadingRows || !in_fragments(p.code) ||
+        lead.code != p.code || lead.half_bytes != p.half_bytes ||
+        lead.scale_outputs != p.scale_outputs || lead.two_groups != p.two_groups ||
+        lead.wide_scales != p.wide_scales || one.count != two.count || !lead.vector_x ||
+        !p.vector_x || lead.k % kChunkInputs != 0 || p.k % kChunkInputs != 0 ||
+        lead.gated != p.gated || lead.y_type != p.y_type ||
+        p.y_type != (p.gated ? DType::bf16 : DType::f32))
+        return false;
+    p.lead = {lead.weights,  lead.scales, lead.x, lead.y,   lead.x_stride,
+              lead.y_stride, lead.n,      lead.k, lead.rows};
+    few_tokens(static_cast<cudaStream_t>(stream), p);
+    return true;
+}
+
 }  // namespace
 
 std::size_t scratch_bytes(std::int64_t rows, std::int64_t k, std::int64_t groups) {
@@ -214,6 +234,14 @@ void expert_product(Stream stream, const Matrix& x, const std::int32_t* source_t
                     Overlap overlap, Scratch scratch) {
     run(stream, experts_of(x, source_token, indptr, w, y, WeightLayout::fragments), overlap,
         scratch);
+}
+
+bool joint_expert_product(Stream stream, const Dense& lead, const Matrix& x,
+                          const std::int32_t* source_token, const std::int32_t* indptr,
+                          const WeightView& w, const Matrix& y) {
+    if (w.layout != lead.w.layout) return false;
+    return run_leading(stream, problem_of(lead.x, 0, lead.w, lead.y, 0, Store::assign, w.layout),
+                       experts_of(x, source_token, indptr, w, y, w.layout));
 }
 
 void gated_product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y,

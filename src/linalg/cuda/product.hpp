@@ -79,6 +79,19 @@ void expert_product(Stream stream, const Matrix& x, const std::int32_t* source_t
                     const std::int32_t* indptr, const WeightView& w, const Matrix& y,
                     Overlap overlap = {}, Scratch scratch = {});
 
+// A product of one matrix, gated where its weights are gated_fragments.
+struct Dense {
+    Matrix x{};
+    WeightView w{};
+    Matrix y{};
+};
+// An expert product and a dense one in one launch, with the bits that they have one by one; gated
+// both or neither. False: nothing was queued, because no kernel serves them together: formats or
+// segments differ, or there are more tokens than eight.
+bool joint_expert_product(Stream stream, const Dense& lead, const Matrix& x,
+                          const std::int32_t* source_token, const std::int32_t* indptr,
+                          const WeightView& w, const Matrix& y);
+
 // As product and expert_product, over gated_fragments: y [·, n / 2] = silu(gate) · up, with the
 // bits of these operations one after another (base/portable_math.hpp) over f32 sums.
 void gated_product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y,

@@ -157,6 +157,24 @@ class CudaBackend final : public Backend {
             Backend::query_product(context, x, w, to, beside);
     }
 
+    // Of few tokens each product of the shared expert is in front of the experts' in one launch.
+    void expert_layer(OpContext& context, const Matrix& x, const ExpertPlan& plan,
+                      const FeedForward& experts, const FeedForward& shared,
+                      bool x_settled) const override {
+        const bool gated = experts.gate_up.layout == linalg::WeightLayout::gated_fragments;
+        if (!gated || shared.out.data == nullptr ||
+            !linalg::cuda::joint_expert_product(context.stream, {x, shared.gate_up, shared.gated},
+                                                x, plan.source_token, plan.indptr, experts.gate_up,
+                                                experts.gated))
+            return Backend::expert_layer(context, x, plan, experts, shared, x_settled);
+        if (linalg::cuda::joint_expert_product(
+                context.stream, {shared.gated, shared.down, shared.out}, experts.gated, nullptr,
+                plan.indptr, experts.down, experts.out))
+            return;
+        overlapping_product(context, shared.gated, shared.down, shared.out, {});
+        expert_product(context, experts.gated, nullptr, plan.indptr, experts.down, experts.out);
+    }
+
     void reduce_add_norm(OpContext& context, const Matrix& partial, const Matrix& residual,
                          const RowNorm& norm) const override {
         check_f32(partial, "partial sums");
