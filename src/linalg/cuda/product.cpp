@@ -186,11 +186,17 @@ void product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& 
 }
 
 bool joint_product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y,
-                   const Second& second, const Queries* queries) {
+                   const Second& second, const Queries* queries, Scratch scratch) {
     Problem p = problem_of(x, 0, w, y, 0, Store::assign);
+    const auto queue = static_cast<cudaStream_t>(stream);
     if (p.rows == 0 || !in_fragments(p.code) || p.n % kTileOutputs != 0) return false;
     if (second.y.data != nullptr) {
         const Problem beside = problem_of(x, 0, second.w, second.y, 0, Store::assign);
+        if (queries == nullptr && beside.k == p.k && arranges(p, scratch) &&
+            arranges(beside, scratch)) {
+            arranged_both(queue, p, beside, scratch);
+            return true;
+        }
         const Segments one = segments_of(p.n, p.k), two = segments_of(beside.n, beside.k);
         if (beside.code != p.code || beside.k != p.k || beside.scale_outputs != p.scale_outputs ||
             beside.half_bytes != p.half_bytes || beside.two_groups != p.two_groups ||
@@ -215,7 +221,6 @@ bool joint_product(Stream stream, const Matrix& x, const WeightView& w, const Ma
                    queries->rope_step,
                    narrow(queries->width, "columns of a query")};
     }
-    const auto queue = static_cast<cudaStream_t>(stream);
     if (tile > 0)
         many_tokens(queue, p, tile);
     else
@@ -258,6 +263,33 @@ void gated_expert_product(Stream stream, const Matrix& x, const std::int32_t* so
                           Overlap overlap, Scratch scratch) {
     run(stream, experts_of(x, source_token, indptr, w, y, WeightLayout::gated_fragments), overlap,
         scratch);
+}
+
+bool feed_forward(Stream stream, const Matrix& x, const WeightView& gate_up, const WeightView& down,
+                  const Matrix& gated, const Matrix& y, const FeedForwardScratch& scratch) {
+    if (gate_up.layout != WeightLayout::gated_fragments || x.rows == 0) return false;
+    const Problem one =
+        problem_of(x, 0, gate_up, gated, 0, Store::assign, WeightLayout::gated_fragments);
+    const Problem two = problem_of(gated, 0, down, y, 0, Store::assign);
+    CHECK(gate_up.count == 1 && down.count == 1 && x.rows == gated.rows && x.rows == y.rows,
+          "x of {} rows, gated {}, y of {}", x.rows, gated.rows, y.rows);
+    if (!arranges_pair(one, scratch.x, two, scratch.gated)) return false;
+    arranged_pair(static_cast<cudaStream_t>(stream), one, scratch.x, two, scratch.gated);
+    return true;
+}
+
+bool expert_feed_forward(Stream stream, const Matrix& x, const std::int32_t* source_token,
+                         const std::int32_t* indptr, const WeightView& gate_up,
+                         const WeightView& down, const Matrix& gated, const Matrix& y,
+                         const FeedForwardScratch& scratch) {
+    if (gate_up.layout != WeightLayout::gated_fragments || x.rows == 0) return false;
+    const Problem one =
+        experts_of(x, source_token, indptr, gate_up, gated, WeightLayout::gated_fragments);
+    const Problem two = experts_of(gated, nullptr, indptr, down, y, WeightLayout::fragments);
+    CHECK(gate_up.count == down.count, "{} experts, {} behind them", gate_up.count, down.count);
+    if (!arranges_pair(one, scratch.x, two, scratch.gated)) return false;
+    arranged_pair(static_cast<cudaStream_t>(stream), one, scratch.x, two, scratch.gated);
+    return true;
 }
 
 }  // namespace espalier::linalg::cuda

@@ -61,11 +61,11 @@ struct Queries {
     Matrix rope{};
     std::int64_t rope_step = 0;
 };
-// Both products in one launch, with the bits that they have one by one. False: nothing was queued,
-// because no kernel serves them together: tiles of 128 tokens no second product, tensor cores'
-// tiles no queries.
+// Both products in one launch, or of many tokens x arranged for both, with the bits that they have
+// one by one. False: nothing was queued, because no kernel serves them together: tiles of 128
+// tokens no second product, tensor cores' tiles no queries.
 bool joint_product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y,
-                   const Second& second, const Queries* queries);
+                   const Second& second, const Queries* queries, Scratch scratch = {});
 
 // For every matrix s of the stack: y columns [s·y_step, +n) from x columns [s·x_step, +k).
 void stacked_product(Stream stream, const Matrix& x, std::int64_t x_step, const WeightView& w,
@@ -99,5 +99,20 @@ void gated_product(Stream stream, const Matrix& x, const WeightView& w, const Ma
 void gated_expert_product(Stream stream, const Matrix& x, const std::int32_t* source_token,
                           const std::int32_t* indptr, const WeightView& w, const Matrix& y,
                           Overlap overlap = {}, Scratch scratch = {});
+
+// gated_product and then product of many tokens, with the bits that they have one by one: what is
+// between them goes straight to where the second reads it, and `gated` says its shape alone. False:
+// nothing was queued, because x or `gated` would not be arranged.
+struct FeedForwardScratch {
+    Scratch x{};
+    Scratch gated{};
+};
+bool feed_forward(Stream stream, const Matrix& x, const WeightView& gate_up, const WeightView& down,
+                  const Matrix& gated, const Matrix& y, const FeedForwardScratch& scratch);
+// The same of gated_expert_product and expert_product over the rows that it gives.
+bool expert_feed_forward(Stream stream, const Matrix& x, const std::int32_t* source_token,
+                         const std::int32_t* indptr, const WeightView& gate_up,
+                         const WeightView& down, const Matrix& gated, const Matrix& y,
+                         const FeedForwardScratch& scratch);
 
 }  // namespace espalier::linalg::cuda

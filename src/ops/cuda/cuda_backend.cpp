@@ -142,7 +142,8 @@ class CudaBackend final : public Backend {
     }
     void product_pair(OpContext& context, const Matrix& x, const WeightView& w, const Matrix& y,
                       const BesideProduct& beside) const override {
-        if (!linalg::cuda::joint_product(context.stream, x, w, y, {beside.w, beside.y}, nullptr))
+        if (!linalg::cuda::joint_product(context.stream, x, w, y, {beside.w, beside.y}, nullptr,
+                                         scratch_of(context)))
             Backend::product_pair(context, x, w, y, beside);
     }
     void query_product(OpContext& context, const Matrix& x, const WeightView& w,
@@ -166,7 +167,7 @@ class CudaBackend final : public Backend {
             !linalg::cuda::joint_expert_product(context.stream, {x, shared.gate_up, shared.gated},
                                                 x, plan.source_token, plan.indptr, experts.gate_up,
                                                 experts.gated))
-            return Backend::expert_layer(context, x, plan, experts, shared, x_settled);
+            return apart_expert_layer(context, x, plan, experts, shared, x_settled);
         if (linalg::cuda::joint_expert_product(
                 context.stream, {shared.gated, shared.down, shared.out}, experts.gated, nullptr,
                 plan.indptr, experts.down, experts.out))
@@ -257,6 +258,28 @@ class CudaBackend final : public Backend {
     }
 
   private:
+    // As Backend::expert_layer, and of many tokens what a gated product gives goes straight to
+    // where the product behind it reads it.
+    void apart_expert_layer(OpContext& context, const Matrix& x, const ExpertPlan& plan,
+                            const FeedForward& experts, const FeedForward& shared,
+                            bool x_settled) const {
+        const bool has_shared = shared.out.data != nullptr;
+        if (has_shared && !linalg::cuda::feed_forward(
+                              context.stream, x, shared.gate_up, shared.down, shared.gated,
+                              shared.out, {memory_of(shared.gate_up_room), scratch_of(context)})) {
+            gated_product(context, x, shared.gate_up, shared.gate_up_room, shared.gated,
+                          {.inputs_settled = x_settled});
+            overlapping_product(context, shared.gated, shared.down, shared.out,
+                                {.holds_next = true});
+        }
+        if (linalg::cuda::expert_feed_forward(
+                context.stream, x, plan.source_token, plan.indptr, experts.gate_up, experts.down,
+                experts.gated, experts.out, {memory_of(experts.gate_up_room), scratch_of(context)}))
+            return;
+        gated_expert_product(context, x, plan.source_token, plan.indptr, experts.gate_up,
+                             experts.gate_up_room, experts.gated, {.inputs_settled = has_shared});
+        expert_product(context, experts.gated, nullptr, plan.indptr, experts.down, experts.out);
+    }
     // No operation that holds a part of the arena calls a product.
     static linalg::cuda::Scratch scratch_of(OpContext& context) {
         return {context.arena.memory().data(), context.arena.memory().bytes()};

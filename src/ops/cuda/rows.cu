@@ -8,6 +8,7 @@
 #include "ops/cuda/elements.cuh"
 #include "ops/cuda/kernels.hpp"
 #include "ops/cuda/launch.cuh"
+#include "ops/cuda/prompt_rows.hpp"
 
 namespace espalier::ops::cuda {
 namespace {
@@ -139,6 +140,7 @@ void rms_norm(Stream stream, const Matrix& x, const RowNorm& norm) {
 
 void reduce_add_norm(Stream stream, const Matrix& partial, const Matrix& residual,
                      const RowNorm& norm) {
+    if (prompt_reduce_add_norm(stream, partial, residual, norm)) return;
     Addends add{};
     add.partial = partial;
     launch_norm<true>("reduce_add_norm", stream, add, residual, norm);
@@ -147,6 +149,7 @@ void reduce_add_norm(Stream stream, const Matrix& partial, const Matrix& residua
 void combine_add_norm(Stream stream, const Matrix& expert_out, std::int32_t top_k,
                       const ExpertPlan& plan, const Matrix& shared, const Matrix& residual,
                       const RowNorm& norm) {
+    if (prompt_combine_add_norm(stream, expert_out, top_k, plan, shared, residual, norm)) return;
     Addends add{};
     add.expert_out = expert_out;
     add.plan = plan;
