@@ -208,13 +208,8 @@ Expected<void> DecoderLayer::attend(const batch::BatchView& batch, const mla::Kv
     const std::int64_t tokens = batch.cap_tokens;
     if (batch.cap_absorbed > 0) ESPALIER_RETURN_IF_ERROR(attend_absorbed(batch, kv, overlap));
     if (batch.cap_absorbed < tokens) ESPALIER_RETURN_IF_ERROR(attend_decompressed(batch, kv));
-    const Matrix partial = a_.partial.slice(0, tokens);
-    backend_.product(context_, a_.out.slice(0, tokens), weights_.attention.o.view(), partial,
-                     ops::Store::assign);
-    backend_.reduce_add_norm(
-        context_, partial, a_.residual.slice(0, tokens),
-        {weights_.post_attention_norm.data(), rule_.epsilon, a_.normed.slice(0, tokens),
-         weights_.moe ? a_.normed_exact.slice(0, tokens) : Matrix{}});
+    backend_.product(context_, a_.out.slice(0, tokens), weights_.attention.o.view(),
+                     a_.partial.slice(0, tokens), ops::Store::assign);
     return {};
 }
 
@@ -226,11 +221,18 @@ void DecoderLayer::mlp(const batch::BatchView& batch, const LayerWeights* next) 
     if (next != nullptr)
         norm = {next->input_norm.data(), rule_.epsilon, a_.attention_input.slice(0, tokens), {}};
     if (weights_.moe) return mixture_of_experts(batch, norm);
+    backend_.reduce_add_norm(context_, partial, residual, post_attention_norm(tokens));
     feed_forward(*weights_.dense, partial);
     if (next != nullptr)
         backend_.reduce_add_norm(context_, partial, residual, norm);
     else
         backend_.reduce_add(context_, partial, residual);
+}
+
+// Of the residual with attention in it.
+ops::RowNorm DecoderLayer::post_attention_norm(std::int64_t tokens) const {
+    return {weights_.post_attention_norm.data(), rule_.epsilon, a_.normed.slice(0, tokens),
+            weights_.moe ? a_.normed_exact.slice(0, tokens) : Matrix{}};
 }
 
 // out [T, hidden] from activations.normed.
@@ -254,26 +256,31 @@ void DecoderLayer::gate(const FeedForwardWeights& weights, std::int64_t tokens,
                            gated(weights, tokens), overlap);
 }
 
-// residual += the experts' sum; then norm, where there is one. On a GPU the router's steps, which
-// read little, run beside the shared expert's first product, and the experts begin beside its
-// second. No kernel behind the router starts before the norm has ended, and none behind the second
-// product before the routing has.
+// residual += attention, then the experts' sum; then norm, where there is one. On a GPU the shared
+// expert's first product runs beside the router's kernels, where there are several, and the experts
+// begin beside its second, which no kernel starts behind before the routing has ended.
 void DecoderLayer::mixture_of_experts(const batch::BatchView& batch,
                                       const ops::RowNorm& norm) const {
     const MoeWeights& moe = *weights_.moe;
     const std::int64_t tokens = batch.cap_tokens;
     const std::int64_t pairs = tokens * rule_.router.top_k;
-    const Matrix router_logits = a_.router_logits.slice(0, tokens);
+    const Matrix partial = a_.partial.slice(0, tokens);
+    const Matrix residual = a_.residual.slice(0, tokens);
     const Matrix gated_pairs = a_.pair_gated.slice(0, pairs);
     const Matrix out = a_.pair_out.slice(0, pairs);
     const Matrix shared = moe.shared ? a_.shared_out.slice(0, tokens) : Matrix{};
     const ops::Overlap settled{.inputs_settled = moe.shared.has_value()};
-    backend_.routed_product(context_, a_.normed_exact.slice(0, tokens), moe.router.view(),
-                            router_logits, moe.bias.empty() ? nullptr : moe.bias.data(),
-                            rule_.router, batch.row_of, a_.plan);
+    const ops::Overlap beside_router =
+        backend_.reduce_add_norm_route(context_, partial, residual, post_attention_norm(tokens),
+                                       {.w = moe.router.view(),
+                                        .logits = a_.router_logits.slice(0, tokens),
+                                        .bias = moe.bias.empty() ? nullptr : moe.bias.data(),
+                                        .rule = rule_.router,
+                                        .row_of = batch.row_of,
+                                        .plan = a_.plan});
     if (moe.mapped) moe.mapped->read_ahead(a_.plan.indptr);
     if (moe.shared) {
-        gate(*moe.shared, tokens, settled);
+        gate(*moe.shared, tokens, beside_router);
         backend_.overlapping_product(context_, gated(*moe.shared, tokens), moe.shared->down.view(),
                                      shared, {.holds_next = true});
     }
@@ -281,8 +288,6 @@ void DecoderLayer::mixture_of_experts(const batch::BatchView& batch,
                                   a_.plan.indptr, moe.gate_up.view(),
                                   a_.pair_gate_up.slice(0, pairs), gated_pairs, settled);
     backend_.expert_product(context_, gated_pairs, nullptr, a_.plan.indptr, moe.down.view(), out);
-    const Matrix partial = a_.partial.slice(0, tokens);
-    const Matrix residual = a_.residual.slice(0, tokens);
     if (norm.weight != nullptr) {
         backend_.combine_add_norm(context_, out, rule_.router, a_.plan, shared, partial, residual,
                                   norm);

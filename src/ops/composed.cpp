@@ -46,17 +46,20 @@ void Backend::query_product(OpContext& context, const Matrix& x, const WeightVie
                   to.rope_step);
 }
 
-void Backend::routed_product(OpContext& context, const Matrix& x, const WeightView& w,
-                             const Matrix& logits, const float* bias, const RouterRule& rule,
-                             const std::int32_t* row_of, const ExpertPlan& plan) const {
-    overlapping_product(context, x, w, logits, {.holds_next = true});
-    route(context, logits, bias, rule, row_of, plan);
-}
-
 void Backend::reduce_add_norm(OpContext& context, const Matrix& partial, const Matrix& residual,
                               const RowNorm& norm) const {
     reduce_add(context, partial, residual);
     rms_norm(context, residual, norm.weight, norm.epsilon, norm.out, norm.exact);
+}
+
+Overlap Backend::reduce_add_norm_route(OpContext& context, const Matrix& partial,
+                                       const Matrix& residual, const RowNorm& norm,
+                                       const RouterCall& router) const {
+    reduce_add_norm(context, partial, residual, norm);
+    // What comes behind the product starts only when the norm has been written.
+    overlapping_product(context, norm.exact, router.w, router.logits, {.holds_next = true});
+    route(context, router.logits, router.bias, router.rule, router.row_of, router.plan);
+    return {.inputs_settled = true};
 }
 
 void Backend::combine_add_norm(OpContext& context, const Matrix& expert_out, const RouterRule& rule,
