@@ -218,13 +218,8 @@ Expected<void> DecoderLayer::attend(const batch::BatchView& batch, const mla::Kv
     const std::int64_t tokens = batch.cap_tokens;
     if (batch.cap_absorbed > 0) ESPALIER_RETURN_IF_ERROR(attend_absorbed(batch, kv, settled));
     if (batch.cap_absorbed < tokens) ESPALIER_RETURN_IF_ERROR(attend_decompressed(batch, kv));
-    const Matrix partial = a_.partial.slice(0, tokens);
-    backend_.product(context_, a_.out.slice(0, tokens), weights_.attention.o.view(), partial,
-                     ops::Store::assign);
-    backend_.reduce_add_norm(
-        context_, partial, a_.residual.slice(0, tokens),
-        {weights_.post_attention_norm.data(), rule_.epsilon, a_.normed.slice(0, tokens),
-         weights_.moe ? a_.normed_exact.slice(0, tokens) : Matrix{}});
+    backend_.product(context_, a_.out.slice(0, tokens), weights_.attention.o.view(),
+                     a_.partial.slice(0, tokens), ops::Store::assign);
     return {};
 }
 
@@ -236,11 +231,18 @@ void DecoderLayer::mlp(const batch::BatchView& batch, const LayerWeights* next) 
     if (next != nullptr)
         norm = {next->input_norm.data(), rule_.epsilon, a_.attention_input.slice(0, tokens), {}};
     if (weights_.moe) return mixture_of_experts(batch, norm);
+    backend_.reduce_add_norm(context_, partial, residual, post_attention_norm(tokens));
     feed_forward(*weights_.dense, partial);
     if (next != nullptr)
         backend_.reduce_add_norm(context_, partial, residual, norm);
     else
         backend_.reduce_add(context_, partial, residual);
+}
+
+// Of the residual with attention in it.
+ops::RowNorm DecoderLayer::post_attention_norm(std::int64_t tokens) const {
+    return {weights_.post_attention_norm.data(), rule_.epsilon, a_.normed.slice(0, tokens),
+            weights_.moe ? a_.normed_exact.slice(0, tokens) : Matrix{}};
 }
 
 // out [T, hidden] from activations.normed.
@@ -261,26 +263,30 @@ ops::FeedForward DecoderLayer::network(const FeedForwardWeights& weights, const 
             out};
 }
 
-// residual += the experts' sum; then norm, where there is one. No kernel behind the router starts
-// before the norm has ended.
+// residual += attention, then the experts' sum; then norm, where there is one.
 void DecoderLayer::mixture_of_experts(const batch::BatchView& batch,
                                       const ops::RowNorm& norm) const {
     const MoeWeights& moe = *weights_.moe;
     const std::int64_t tokens = batch.cap_tokens;
     const std::int64_t pairs = tokens * rule_.router.top_k;
-    const Matrix router_logits = a_.router_logits.slice(0, tokens);
+    const Matrix partial = a_.partial.slice(0, tokens);
+    const Matrix residual = a_.residual.slice(0, tokens);
     const Matrix out = a_.pair_out.slice(0, pairs);
     const Matrix shared = moe.shared ? a_.shared_out.slice(0, tokens) : Matrix{};
-    backend_.routed_product(context_, a_.normed_exact.slice(0, tokens), moe.router.view(),
-                            router_logits, moe.bias.empty() ? nullptr : moe.bias.data(),
-                            rule_.router, batch.row_of, a_.plan);
+    const ops::Overlap beside_router =
+        backend_.reduce_add_norm_route(context_, partial, residual, post_attention_norm(tokens),
+                                       {.w = moe.router.view(),
+                                        .logits = a_.router_logits.slice(0, tokens),
+                                        .bias = moe.bias.empty() ? nullptr : moe.bias.data(),
+                                        .rule = rule_.router,
+                                        .row_of = batch.row_of,
+                                        .plan = a_.plan});
     if (moe.mapped) moe.mapped->read_ahead(a_.plan.indptr);
     backend_.expert_layer(context_, a_.normed.slice(0, tokens), a_.plan,
                           {moe.gate_up.view(), moe.down.view(), a_.pair_gate_up.slice(0, pairs),
                            a_.pair_gated.slice(0, pairs), out},
-                          moe.shared ? network(*moe.shared, shared) : ops::FeedForward{}, true);
-    const Matrix partial = a_.partial.slice(0, tokens);
-    const Matrix residual = a_.residual.slice(0, tokens);
+                          moe.shared ? network(*moe.shared, shared) : ops::FeedForward{},
+                          beside_router);
     if (norm.weight != nullptr) {
         backend_.combine_add_norm(context_, out, rule_.router, a_.plan, shared, partial, residual,
                                   norm);
