@@ -15,15 +15,11 @@ struct RawKeys {
     float epsilon = 0.0f;
     const float* cos_sin = nullptr;
     std::int64_t cos_sin_stride = 0;
-    // All of this was there before the kernel in front could let this one start: it waits for that
-    // one's end only before its own.
-    bool settled = false;
 };
 
 // Kernels that are a RawAppender too (a dynamic_cast tells) norm, rotate and append in one kernel,
 // with the bits of the backend's split_latent (ops/ops.hpp), then append. The call's latent and
-// rope are not read. What comes behind in the stream starts only when all in front has ended, but
-// for the kernel right in front of settled keys.
+// rope are not read. What comes behind in the stream starts only when all in front has ended.
 class RawAppender {
   public:
     virtual ~RawAppender() = default;

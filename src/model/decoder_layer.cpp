@@ -58,13 +58,13 @@ Expected<void> DecoderLayer::write_kv(const batch::BatchView& batch, const mla::
     norm_input(tokens, given);
     backend_.product(context_, a_.attention_input.slice(0, tokens), weights_.attention.kv_a.view(),
                      a_.kv_a.slice(0, tokens), ops::Store::assign);
-    return append_kv(batch, kv, false);
+    return append_kv(batch, kv);
 }
 
-// a_.kv_a → the batch's slots of the cache. settled: kv_a is older than the operation in front,
-// which this one overlaps on a GPU.
-Expected<void> DecoderLayer::append_kv(const batch::BatchView& batch, const mla::KvPages& kv,
-                                       bool settled) const {
+// a_.kv_a → the batch's slots of the cache. Later operations that read neither may overlap this one
+// on a GPU.
+Expected<void> DecoderLayer::append_kv(const batch::BatchView& batch,
+                                       const mla::KvPages& kv) const {
     const std::int64_t tokens = batch.cap_tokens;
     const Matrix kv_a = a_.kv_a.slice(0, tokens), cos_sin = a_.cos_sin.slice(0, tokens);
     const float* norm = weights_.attention.kv_a_norm.data();
@@ -76,7 +76,7 @@ Expected<void> DecoderLayer::append_kv(const batch::BatchView& batch, const mla:
     if (const auto* appender = dynamic_cast<const mla::RawAppender*>(&kernels_))
         return appender->append_raw(context_, append,
                                     {kv_a.row<float>(0), kv_a.stride, norm, kLowRankEpsilon,
-                                     cos_sin.row<float>(0), cos_sin.stride, settled});
+                                     cos_sin.row<float>(0), cos_sin.stride});
     const Matrix latent = a_.latent.slice(0, tokens);
     const Matrix key_rope = a_.key_rope.slice(0, tokens);
     backend_.split_latent(context_, kv_a, {norm, kLowRankEpsilon, latent, {}}, cos_sin, key_rope);
@@ -151,25 +151,18 @@ Expected<void> DecoderLayer::plan_attention(const batch::BatchView& batch,
     return kernels_.plan(context_, absorbed_call(batch, kv));
 }
 
-// q_nope of absorbed tokens goes through kv_b's key half into the latent space.
-void DecoderLayer::absorb_queries(const batch::BatchView& batch, ops::Overlap overlap) const {
-    const std::int64_t count = batch.cap_absorbed;
-    if (count > 0)
-        backend_.overlapping_stacked_product(context_, a_.q_act.slice(0, count),
-                                             rule_.query_columns(),
-                                             weights_.attention.absorb_key.view(),
-                                             a_.q_absorbed.slice(0, count), mla::kKey, overlap);
-}
-
-// There they attend, and come back through the value half. settled: what is in front of the
-// operation in front of this one has ended.
+// q_nope goes through kv_b's key half into the latent space, attends there, and comes back through
+// the value half.
 Expected<void> DecoderLayer::attend_absorbed(const batch::BatchView& batch, const mla::KvPages& kv,
-                                             bool settled) const {
+                                             ops::Overlap overlap) const {
     const std::int64_t count = batch.cap_absorbed;
+    backend_.overlapping_stacked_product(context_, a_.q_act.slice(0, count), rule_.query_columns(),
+                                         weights_.attention.absorb_key.view(),
+                                         a_.q_absorbed.slice(0, count), mla::kKey, overlap);
     mla::AbsorbedCall call = absorbed_call(batch, kv);
     // Nothing that this step appends is another absorbed row's history, unless a prompt's own
     // beginning is decompressed beside it.
-    call.history_settled = settled && count == batch.cap_tokens;
+    call.history_settled = overlap.inputs_settled && count == batch.cap_tokens;
     ESPALIER_RETURN_IF_ERROR(kernels_.absorbed(context_, call));
     backend_.stacked_product(context_, a_.out_latent.slice(0, count), mla::kLatent,
                              weights_.attention.up_value.view(), a_.out.slice(0, count),
@@ -197,26 +190,23 @@ Expected<void> DecoderLayer::attend_decompressed(const batch::BatchView& batch,
 Expected<void> DecoderLayer::attention(const batch::BatchView& batch,
                                        const mla::KvPages& kv) const {
     project_queries(batch, {});
-    absorb_queries(batch, {});
-    return attend(batch, kv, false);
+    return attend(batch, kv, {});
 }
 
 Expected<void> DecoderLayer::write_kv_and_attend(const batch::BatchView& batch,
                                                  const mla::KvPages& kv, Input given) const {
     norm_input(batch.cap_tokens, given);
     project_queries(batch, {weights_.attention.kv_a.view(), a_.kv_a.slice(0, batch.cap_tokens)});
-    // Behind the queries' product starts only what may run beside this one: keys go to the cache,
-    // and attention reads its plan and its history.
-    absorb_queries(batch, {.holds_next = true});
-    ESPALIER_RETURN_IF_ERROR(append_kv(batch, kv, batch.cap_absorbed > 0));
-    return attend(batch, kv, true);
+    ESPALIER_RETURN_IF_ERROR(append_kv(batch, kv));
+    return attend(batch, kv, {.inputs_settled = true});
 }
 
-// Expects queries and keys where attention reads them.
+// Expects queries and keys where attention reads them. overlap: of the first operation, which reads
+// the queries.
 Expected<void> DecoderLayer::attend(const batch::BatchView& batch, const mla::KvPages& kv,
-                                    bool settled) const {
+                                    ops::Overlap overlap) const {
     const std::int64_t tokens = batch.cap_tokens;
-    if (batch.cap_absorbed > 0) ESPALIER_RETURN_IF_ERROR(attend_absorbed(batch, kv, settled));
+    if (batch.cap_absorbed > 0) ESPALIER_RETURN_IF_ERROR(attend_absorbed(batch, kv, overlap));
     if (batch.cap_absorbed < tokens) ESPALIER_RETURN_IF_ERROR(attend_decompressed(batch, kv));
     backend_.product(context_, a_.out.slice(0, tokens), weights_.attention.o.view(),
                      a_.partial.slice(0, tokens), ops::Store::assign);

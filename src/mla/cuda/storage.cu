@@ -150,10 +150,7 @@ __global__ void __launch_bounds__(kRawThreads)
     const int i = static_cast<int>(threadIdx.x);
     const float weight[2] = {__ldg(keys.norm_weight + i),
                              __ldg(keys.norm_weight + i + kRawThreads)};
-    if (keys.settled)
-        see_settled_memory();
-    else
-        wait_for_previous_kernel();
+    wait_for_previous_kernel();
     let_next_kernel_start();
     const float* from = keys.kv_a + token * keys.kv_a_stride;
     const float column[2] = {from[i], from[i + kRawThreads]};
@@ -172,12 +169,9 @@ __global__ void __launch_bounds__(kRawThreads)
     latent[i] = __fmul_rn(__fmul_rn(column[0], factor), weight[0]);
     latent[i + kRawThreads] = __fmul_rn(__fmul_rn(column[1], factor), weight[1]);
     __syncthreads();
-    if (i < 32 && in_pool(call.kv, slot)) {
-        const bool flushed = write_token<kFormat>(call.kv, latent, rope, slot, i);
-        if (flushed && i == 0 && call.nonfinite != nullptr) call.nonfinite[token] = 1;
-    }
-    // Who waits for this kernel waits for the one in front of it, too.
-    if (keys.settled) wait_for_previous_kernel();
+    if (i >= 32 || !in_pool(call.kv, slot)) return;
+    const bool flushed = write_token<kFormat>(call.kv, latent, rope, slot, i);
+    if (flushed && i == 0 && call.nonfinite != nullptr) call.nonfinite[token] = 1;
 }
 
 // Compact. Every move must read what the moves before it left. A block owns 32 bytes of every slot
