@@ -58,13 +58,13 @@ Expected<void> DecoderLayer::write_kv(const batch::BatchView& batch, const mla::
     norm_input(tokens, given);
     backend_.product(context_, a_.attention_input.slice(0, tokens), weights_.attention.kv_a.view(),
                      a_.kv_a.slice(0, tokens), ops::Store::assign);
-    return append_kv(batch, kv);
+    return append_kv(batch, kv, true);
 }
 
-// a_.kv_a → the batch's slots of the cache. Later operations that read neither may overlap this one
-// on a GPU.
-Expected<void> DecoderLayer::append_kv(const batch::BatchView& batch,
-                                       const mla::KvPages& kv) const {
+// a_.kv_a → the batch's slots of the cache. holds_next: on a GPU later operations start only when
+// all in front has ended.
+Expected<void> DecoderLayer::append_kv(const batch::BatchView& batch, const mla::KvPages& kv,
+                                       bool holds_next) const {
     const std::int64_t tokens = batch.cap_tokens;
     const Matrix kv_a = a_.kv_a.slice(0, tokens), cos_sin = a_.cos_sin.slice(0, tokens);
     const float* norm = weights_.attention.kv_a_norm.data();
@@ -76,7 +76,7 @@ Expected<void> DecoderLayer::append_kv(const batch::BatchView& batch,
     if (const auto* appender = dynamic_cast<const mla::RawAppender*>(&kernels_))
         return appender->append_raw(context_, append,
                                     {kv_a.row<float>(0), kv_a.stride, norm, kLowRankEpsilon,
-                                     cos_sin.row<float>(0), cos_sin.stride});
+                                     cos_sin.row<float>(0), cos_sin.stride, holds_next});
     const Matrix latent = a_.latent.slice(0, tokens);
     const Matrix key_rope = a_.key_rope.slice(0, tokens);
     backend_.split_latent(context_, kv_a, {norm, kLowRankEpsilon, latent, {}}, cos_sin, key_rope);
@@ -88,7 +88,8 @@ Expected<void> DecoderLayer::append_kv(const batch::BatchView& batch,
 }
 
 // The layer's normed input → queries; `beside` is a product of the same input that runs with them.
-void DecoderLayer::project_queries(const batch::BatchView& batch, ops::BesideProduct beside) const {
+// True: what comes behind starts only when all in front of the last product has ended.
+bool DecoderLayer::project_queries(const batch::BatchView& batch, ops::BesideProduct beside) const {
     const AttentionWeights& w = weights_.attention;
     const std::int64_t tokens = batch.cap_tokens, absorbed = batch.cap_absorbed;
     Matrix input = a_.attention_input.slice(0, tokens);
@@ -106,6 +107,7 @@ void DecoderLayer::project_queries(const batch::BatchView& batch, ops::BesidePro
     backend_.product_pair(context_, input, w.q.view(), a_.q.slice(0, tokens), beside);
     if (absorbed > 0) split_queries(query_places(0, absorbed, true));
     split_queries(query_places(absorbed, tokens - absorbed, false));
+    return false;
 }
 
 // Of tokens [first, first + count): q_nope as products and attention read it, q_rope rotated to
@@ -154,7 +156,7 @@ Expected<void> DecoderLayer::plan_attention(const batch::BatchView& batch,
 // q_nope goes through kv_b's key half into the latent space, attends there, and comes back through
 // the value half.
 Expected<void> DecoderLayer::attend_absorbed(const batch::BatchView& batch, const mla::KvPages& kv,
-                                             ops::Overlap overlap) const {
+                                             ops::Overlap overlap, bool settled) const {
     const std::int64_t count = batch.cap_absorbed;
     backend_.overlapping_stacked_product(context_, a_.q_act.slice(0, count), rule_.query_columns(),
                                          weights_.attention.absorb_key.view(),
@@ -162,7 +164,7 @@ Expected<void> DecoderLayer::attend_absorbed(const batch::BatchView& batch, cons
     mla::AbsorbedCall call = absorbed_call(batch, kv);
     // Nothing that this step appends is another absorbed row's history, unless a prompt's own
     // beginning is decompressed beside it.
-    call.history_settled = overlap.inputs_settled && count == batch.cap_tokens;
+    call.history_settled = settled && count == batch.cap_tokens;
     ESPALIER_RETURN_IF_ERROR(kernels_.absorbed(context_, call));
     backend_.stacked_product(context_, a_.out_latent.slice(0, count), mla::kLatent,
                              weights_.attention.up_value.view(), a_.out.slice(0, count),
@@ -190,23 +192,28 @@ Expected<void> DecoderLayer::attend_decompressed(const batch::BatchView& batch,
 Expected<void> DecoderLayer::attention(const batch::BatchView& batch,
                                        const mla::KvPages& kv) const {
     project_queries(batch, {});
-    return attend(batch, kv, {});
+    return attend(batch, kv, {}, false);
 }
 
 Expected<void> DecoderLayer::write_kv_and_attend(const batch::BatchView& batch,
                                                  const mla::KvPages& kv, Input given) const {
     norm_input(batch.cap_tokens, given);
-    project_queries(batch, {weights_.attention.kv_a.view(), a_.kv_a.slice(0, batch.cap_tokens)});
-    ESPALIER_RETURN_IF_ERROR(append_kv(batch, kv));
-    return attend(batch, kv, {.inputs_settled = true});
+    // Attention reads its plan and its history before the step's own keys are there, so one of the
+    // two lets nothing start before all older has ended. If the queries' product does, the weights
+    // that absorb queries are on their way meanwhile; if appending does, both run side by side.
+    const bool held = project_queries(
+        batch, {weights_.attention.kv_a.view(), a_.kv_a.slice(0, batch.cap_tokens)});
+    ESPALIER_RETURN_IF_ERROR(append_kv(batch, kv, !held));
+    return attend(batch, kv, {.inputs_settled = !held}, true);
 }
 
 // Expects queries and keys where attention reads them. overlap: of the first operation, which reads
-// the queries.
+// the queries. settled: of all that is older than these.
 Expected<void> DecoderLayer::attend(const batch::BatchView& batch, const mla::KvPages& kv,
-                                    ops::Overlap overlap) const {
+                                    ops::Overlap overlap, bool settled) const {
     const std::int64_t tokens = batch.cap_tokens;
-    if (batch.cap_absorbed > 0) ESPALIER_RETURN_IF_ERROR(attend_absorbed(batch, kv, overlap));
+    if (batch.cap_absorbed > 0)
+        ESPALIER_RETURN_IF_ERROR(attend_absorbed(batch, kv, overlap, settled));
     if (batch.cap_absorbed < tokens) ESPALIER_RETURN_IF_ERROR(attend_decompressed(batch, kv));
     backend_.product(context_, a_.out.slice(0, tokens), weights_.attention.o.view(),
                      a_.partial.slice(0, tokens), ops::Store::assign);

@@ -78,15 +78,16 @@ class DecoderLayer {
 
   private:
     void norm_input(std::int64_t tokens, Input given) const;
-    Expected<void> append_kv(const batch::BatchView& batch, const mla::KvPages& kv) const;
-    void project_queries(const batch::BatchView& batch, ops::BesideProduct beside) const;
+    Expected<void> append_kv(const batch::BatchView& batch, const mla::KvPages& kv,
+                             bool holds_next) const;
+    bool project_queries(const batch::BatchView& batch, ops::BesideProduct beside) const;
     ops::QueryPlaces query_places(std::int64_t first, std::int64_t count, bool absorbed) const;
     void split_queries(const ops::QueryPlaces& to) const;
     Expected<void> attend(const batch::BatchView& batch, const mla::KvPages& kv,
-                          ops::Overlap overlap) const;
+                          ops::Overlap overlap, bool settled) const;
     mla::AbsorbedCall absorbed_call(const batch::BatchView& batch, const mla::KvPages& kv) const;
     Expected<void> attend_absorbed(const batch::BatchView& batch, const mla::KvPages& kv,
-                                   ops::Overlap overlap) const;
+                                   ops::Overlap overlap, bool settled) const;
     Expected<void> attend_decompressed(const batch::BatchView& batch, const mla::KvPages& kv) const;
     ops::RowNorm post_attention_norm(std::int64_t tokens) const;
     void feed_forward(const FeedForwardWeights& weights, const Matrix& out) const;

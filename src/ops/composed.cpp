@@ -39,11 +39,12 @@ void Backend::product_pair(OpContext& context, const Matrix& x, const WeightView
     if (beside.y.data != nullptr) product(context, x, beside.w, beside.y, Store::assign);
 }
 
-void Backend::query_product(OpContext& context, const Matrix& x, const WeightView& w,
+bool Backend::query_product(OpContext& context, const Matrix& x, const WeightView& w,
                             const QueryPlaces& to, const BesideProduct& beside) const {
     product_pair(context, x, w, to.q, beside);
     split_queries(context, to.q, to.heads, to.width, to.cos_sin, to.q_act, to.rope_to,
                   to.rope_step);
+    return false;
 }
 
 // The shared expert's first product runs beside the routing where x allows it, and the experts

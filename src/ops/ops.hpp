@@ -241,7 +241,8 @@ class Backend {
     virtual void product_pair(OpContext& context, const Matrix& x, const WeightView& w,
                               const Matrix& y, const BesideProduct& beside) const;
     // A product whose results are queries, split; and the product beside it. q may stay unwritten.
-    virtual void query_product(OpContext& context, const Matrix& x, const WeightView& w,
+    // True: what comes behind starts only when all in front of this has ended (Overlap).
+    virtual bool query_product(OpContext& context, const Matrix& x, const WeightView& w,
                                const QueryPlaces& to, const BesideProduct& beside) const;
     // reduce_add, then the norm of the sum.
     virtual void reduce_add_norm(OpContext& context, const Matrix& partial, const Matrix& residual,

@@ -23,6 +23,7 @@ struct Divisor {
     __device__ int quotient(int index) const {
         return value == 1 ? index : static_cast<int>(__umul64hi(inverse, index));
     }
+    __device__ int remainder(int index) const { return index - quotient(index) * value; }
 };
 
 struct FewParams {

@@ -137,18 +137,15 @@ class FewTokens {
 
     // --- items: the block's are counted from 0, those of the product in front first -------------
     __device__ bool leads(int item) const { return C::kLeading && item < lead_end_; }
-    __device__ const Divisor& row_blocks(int item) const {
-        return leads(item) ? params_.lead_row_blocks : params_.row_blocks;
-    }
     __device__ int place(int item) const { return item + (leads(item) ? lead_begin_ : own_begin_); }
     // Of tokens; those of the product in front are told from the others by their sign.
     __device__ int token_tile(int item) const {
-        const int tile = row_blocks(item).quotient(place(item));
-        return leads(item) ? ~tile : tile;
+        return leads(item) ? ~params_.lead_row_blocks.quotient(place(item))
+                           : params_.row_blocks.quotient(place(item));
     }
     __device__ int row_block(int item) const {
-        const Divisor& blocks = row_blocks(item);
-        return place(item) - blocks.quotient(place(item)) * blocks.value;
+        return leads(item) ? params_.lead_row_blocks.remainder(place(item))
+                           : params_.row_blocks.remainder(place(item));
     }
     __device__ int row_tiles(int item) const {
         return leads(item) ? params_.lead_row_tiles : params_.row_tiles;

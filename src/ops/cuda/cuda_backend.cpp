@@ -149,7 +149,7 @@ class CudaBackend final : public Backend {
         if (!linalg::cuda::joint_product(context.stream, x, w, y, {beside.w, beside.y}, nullptr))
             Backend::product_pair(context, x, w, y, beside);
     }
-    void query_product(OpContext& context, const Matrix& x, const WeightView& w,
+    bool query_product(OpContext& context, const Matrix& x, const WeightView& w,
                        const QueryPlaces& to, const BesideProduct& beside) const override {
         check_queries(to.q, to.heads, to.width, to.q_act, to.rope_to, to.rope_step);
         check_f32(to.cos_sin, "rope angles");
@@ -158,7 +158,8 @@ class CudaBackend final : public Backend {
                                             to.rope_step};
         if (!linalg::cuda::joint_product(context.stream, x, w, to.q, {beside.w, beside.y},
                                          &queries))
-            Backend::query_product(context, x, w, to, beside);
+            return Backend::query_product(context, x, w, to, beside);
+        return true;
     }
 
     // Of few tokens each product of the shared expert is in front of the experts' in one launch.
