@@ -123,6 +123,17 @@ struct QueryPlaces {
     std::int64_t rope_step = 0;
 };
 
+// The router's product of normed rows, to logits [T, experts] f32, and where route puts what it
+// makes of them.
+struct RouterCall {
+    WeightView w{};
+    Matrix logits;
+    const float* bias = nullptr;
+    RouterRule rule;
+    const std::int32_t* row_of = nullptr;
+    ExpertPlan plan{};
+};
+
 struct RopeRule {
     std::array<float, 32> inverse_frequency{};  // YaRN applied
     float magnitude = 1.0f;                     // multiplies cos and sin (YaRN's mscale ratio)
@@ -230,22 +241,22 @@ class Backend {
     virtual void product_pair(OpContext& context, const Matrix& x, const WeightView& w,
                               const Matrix& y, const BesideProduct& beside) const;
     // A product whose results are queries, split; and the product beside it. q may stay unwritten.
-    virtual void query_product(OpContext& context, const Matrix& x, const WeightView& w,
+    // True: what comes behind starts only when all in front of this has ended (Overlap).
+    virtual bool query_product(OpContext& context, const Matrix& x, const WeightView& w,
                                const QueryPlaces& to, const BesideProduct& beside) const;
-    // The router's product of x to logits, or without writing them, then route. What comes behind
-    // starts only when all in front has ended (Overlap).
-    virtual void routed_product(OpContext& context, const Matrix& x, const WeightView& w,
-                                const Matrix& logits, const float* bias, const RouterRule& rule,
-                                const std::int32_t* row_of, const ExpertPlan& plan) const;
-    // experts.out [pairs, D] from x and the pairs' experts, shared.out [T, D] from x and the shared
-    // expert (shared.out empty: there is none). x_settled: x was there before what is in front of
-    // this, the routing, could let it start (Overlap).
-    virtual void expert_layer(OpContext& context, const Matrix& x, const ExpertPlan& plan,
-                              const FeedForward& experts, const FeedForward& shared,
-                              bool x_settled) const;
     // reduce_add, then the norm of the sum.
     virtual void reduce_add_norm(OpContext& context, const Matrix& partial, const Matrix& residual,
                                  const RowNorm& norm) const;
+    // reduce_add_norm, then the router's product of norm.exact, then route. Returns what the
+    // operation behind may do if it reads norm.out and nothing newer.
+    virtual Overlap reduce_add_norm_route(OpContext& context, const Matrix& partial,
+                                          const Matrix& residual, const RowNorm& norm,
+                                          const RouterCall& router) const;
+    // experts.out [pairs, D] from x and the pairs' experts, shared.out [T, D] from x and the shared
+    // expert (shared.out empty: there is none). beside_router: what reads x and nothing newer.
+    virtual void expert_layer(OpContext& context, const Matrix& x, const ExpertPlan& plan,
+                              const FeedForward& experts, const FeedForward& shared,
+                              Overlap beside_router) const;
     // combine_experts to partial, or without writing it, then reduce_add_norm.
     virtual void combine_add_norm(OpContext& context, const Matrix& expert_out,
                                   const RouterRule& rule, const ExpertPlan& plan,

@@ -15,67 +15,11 @@
 #include <limits>
 
 #include "linalg/cuda/codes.cuh"
-#include "linalg/cuda/few_tokens.hpp"
-#include "linalg/cuda/fragments.hpp"
+#include "linalg/cuda/few_config.cuh"
 #include "linalg/cuda/ptx.cuh"
 #include "linalg/cuda/work.cuh"
 
 namespace espalier::linalg::cuda {
-
-struct FewParams {
-    Problem problem;
-    Segments segments;
-    int row_warps_log = 0;  // of the number of warps side by side over outputs
-    int row_blocks = 0;     // of a group
-    int row_tiles = 0;      // of a group's outputs, those of a second product included
-    int ring = 0;           // units (of each row tile) in a warp's ring
-    int token_tiles = 0;    // what the list of an expert product's tiles has room for
-    // Of the dense product in front:
-    int lead_row_blocks = 0;
-    int lead_row_tiles = 0;
-    int lead_items = 0;
-    int lead_segment = 0;  // a segment's chunks
-};
-
-enum class FewInput : std::uint8_t {
-    single,
-    vector,
-    leading
-};  // elements or 16 bytes of x at once
-
-template <WeightCode kCode_, int kTokenTiles_, int kRowTiles_, int kSegment_,
-          FewInput kInput = FewInput::vector>
-struct FewConfig {
-    static constexpr WeightCode kCode = kCode_;
-    static constexpr bool kGroups = in_groups(kCode);  // a chain of sums for each 32 inputs,
-    static constexpr bool kBlocks = in_blocks(kCode);  // for each 128
-    static constexpr int kTokenTiles = kTokenTiles_;   // of 8 tokens
-    static constexpr int kRowTiles = kRowTiles_;       // of 16 outputs, per warp
-    static constexpr int kSegment = kSegment_;         // every segment's chunks; 0: as params say
-    static constexpr bool kVectorX = kInput != FewInput::single;
-    static constexpr bool kLeading = kInput == FewInput::leading;  // both k multiples of 128
-    static constexpr int kTokens = 8 * kTokenTiles;
-    static constexpr bool kCodes = kCode != WeightCode::bf16;
-    static constexpr int kUnit = few_unit(kCode, kRowTiles);  // chunks of a ring's place
-    static constexpr bool kKeepX = few_keeps_x(kCodes, kTokenTiles, kSegment);
-    static constexpr bool kChunkOfX = !kKeepX && kTokenTiles <= 2;  // asked for at once
-    static constexpr int kSumStride = few_sum_stride(kRowTiles);
-    static constexpr int kRegisters = few_registers(kCodes, kTokenTiles, kRowTiles, kSegment);
-
-    static constexpr std::size_t sum_bytes(int warps) {
-        return static_cast<std::size_t>(warps) * kTokens * kSumStride * sizeof(float);
-    }
-    static constexpr std::size_t barrier_bytes(int warps, int ring) {
-        return (static_cast<std::size_t>(warps) * static_cast<std::size_t>(ring) * 8 + 127) / 128 *
-               128;
-    }
-    static constexpr std::size_t shared_bytes(int warps, int ring, int chunk_bytes,
-                                              int token_tiles) {
-        return sum_bytes(warps) + barrier_bytes(warps, ring) +
-               static_cast<std::size_t>(warps * ring * kRowTiles * kUnit * chunk_bytes) +
-               static_cast<std::size_t>(token_tiles) * sizeof(TokenTile);
-    }
-};
 
 template <class C>
 class FewTokens {
@@ -111,7 +55,7 @@ class FewTokens {
         init_ring();
         if (!known) wait_for_previous_kernel();
         if (experts) list_tiles(listed);
-        const int items = (experts ? *listed : params_.token_tiles) * params_.row_blocks;
+        const int items = (experts ? *listed : params_.token_tiles) * params_.row_blocks.value;
         const Share share = share_of(items, static_cast<int>(blockIdx.x));
         own_begin_ = share.first;
         end_ = share.count;
@@ -132,7 +76,7 @@ class FewTokens {
         const bool known = p_.routing_settled;
         if (known) see_settled_memory();
         init_ring();
-        const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
+        const int block = static_cast<int>(blockIdx.x);
         const Share lead = share_of(params_.lead_items, block);
         lead_begin_ = lead.first;
         lead_end_ = end_ = lead.count;
@@ -141,7 +85,8 @@ class FewTokens {
         if (!known) wait_for_previous_kernel();
         list_tiles(listed);
         // Who has one more of the first product's items is the last to have one more of these.
-        const Share own = share_of(*listed * params_.row_blocks, blocks - 1 - block);
+        const Share own =
+            share_of(*listed * params_.row_blocks.value, params_.blocks.value - 1 - block);
         own_begin_ = own.first - lead_end_;
         end_ += own.count;
         fill_ring();
@@ -184,24 +129,24 @@ class FewTokens {
         int first;
         int count;
     };
-    __device__ static Share share_of(int items, int block) {
-        const int blocks = static_cast<int>(gridDim.x);
-        const int each = items / blocks, more = items % blocks;
+    __device__ Share share_of(int items, int block) const {
+        const int each = params_.blocks.quotient(items);
+        const int more = items - each * params_.blocks.value;
         return {block * each + min(block, more), each + (block < more ? 1 : 0)};
     }
 
     // --- items: the block's are counted from 0, those of the product in front first -------------
     __device__ bool leads(int item) const { return C::kLeading && item < lead_end_; }
-    __device__ int row_blocks(int item) const {
-        return leads(item) ? params_.lead_row_blocks : params_.row_blocks;
-    }
     __device__ int place(int item) const { return item + (leads(item) ? lead_begin_ : own_begin_); }
     // Of tokens; those of the product in front are told from the others by their sign.
     __device__ int token_tile(int item) const {
-        const int tile = place(item) / row_blocks(item);
-        return leads(item) ? ~tile : tile;
+        return leads(item) ? ~params_.lead_row_blocks.quotient(place(item))
+                           : params_.row_blocks.quotient(place(item));
     }
-    __device__ int row_block(int item) const { return place(item) % row_blocks(item); }
+    __device__ int row_block(int item) const {
+        return leads(item) ? params_.lead_row_blocks.remainder(place(item))
+                           : params_.row_blocks.remainder(place(item));
+    }
     __device__ int row_tiles(int item) const {
         return leads(item) ? params_.lead_row_tiles : params_.row_tiles;
     }

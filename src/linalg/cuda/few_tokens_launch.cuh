@@ -17,17 +17,17 @@ void launch_few(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
     params.row_warps_log = std::countr_zero(static_cast<unsigned>(plan.row_warps));
     params.row_tiles = static_cast<int>(tiles_of(p.n) + tiles_of(p.second.n));
     params.row_blocks =
-        static_cast<int>(divide_up(params.row_tiles, std::int64_t{plan.row_warps} * C::kRowTiles));
+        Divisor(divide_up(params.row_tiles, std::int64_t{plan.row_warps} * C::kRowTiles));
     params.ring = plan.ring;
     params.token_tiles = static_cast<int>(most_token_tiles(p, C::kTokens));
     const int warps = params.segments.count * plan.row_warps;
-    std::int64_t items = std::int64_t{params.token_tiles} * params.row_blocks;
+    std::int64_t items = std::int64_t{params.token_tiles} * params.row_blocks.value;
     if constexpr (C::kLeading) {
         params.lead_row_tiles = static_cast<int>(tiles_of(p.lead.n));
-        params.lead_row_blocks = static_cast<int>(
-            divide_up(params.lead_row_tiles, std::int64_t{plan.row_warps} * C::kRowTiles));
+        params.lead_row_blocks =
+            Divisor(divide_up(params.lead_row_tiles, std::int64_t{plan.row_warps} * C::kRowTiles));
         params.lead_items =
-            static_cast<int>(divide_up(p.lead.rows, C::kTokens)) * params.lead_row_blocks;
+            static_cast<int>(divide_up(p.lead.rows, C::kTokens)) * params.lead_row_blocks.value;
         params.lead_segment = segments_of(p.lead.n, p.lead.k).chunks;
         items += params.lead_items;
     }
@@ -39,6 +39,7 @@ void launch_few(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
     // between two.
     shape.blocks = std::min(
         items, std::int64_t{resident_blocks(few_tokens_kernel<C>, shape)} * multiprocessors());
+    params.blocks = Divisor(shape.blocks);
     launch(stream, few_tokens_kernel<C>, shape, params);
 }
 

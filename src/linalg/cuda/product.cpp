@@ -209,6 +209,7 @@ bool joint_product(Stream stream, const Matrix& x, const WeightView& w, const Ma
     const int tile = many_tile(p);
     if (tile >= 128 || (tile > 0 && queries != nullptr)) return false;
     if (queries != nullptr) {
+        p.overlap.holds_next = true;
         CHECK(queries->act.dtype == DType::bf16 && queries->rope.dtype == DType::bf16 &&
                   queries->cos_sin.dtype == DType::f32 && queries->width % 2 == 0,
               "queries go to {} and {}", name_of(queries->act.dtype), name_of(queries->rope.dtype));

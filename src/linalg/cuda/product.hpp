@@ -63,7 +63,8 @@ struct Queries {
 };
 // Both products in one launch, or of many tokens x arranged for both, with the bits that they have
 // one by one. False: nothing was queued, because no kernel serves them together: tiles of 128
-// tokens no second product, tensor cores' tiles no queries.
+// tokens no second product, tensor cores' tiles no queries. Behind queries the next kernel starts
+// only when all in front of them has ended.
 bool joint_product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y,
                    const Second& second, const Queries* queries, Scratch scratch = {});
 
