@@ -108,7 +108,8 @@ std::size_t class_plan_bytes(int parts, int rows, std::int64_t slots) {
     return aligned(sizeof(Partition)) +
            aligned(parts * static_cast<std::int64_t>(sizeof(PartPlan))) +
            aligned(rows * static_cast<std::int64_t>(sizeof(MergeRow))) +
-           aligned(slots * static_cast<std::int64_t>(sizeof(Counter)));
+           aligned(slots * static_cast<std::int64_t>(sizeof(Counter))) +
+           invariant_partial_bytes(std::min<std::int64_t>(slots, kMarkedSlots));
 }
 
 // Everything of a launch but its workspace; returns where the next plan begins.
@@ -128,7 +129,12 @@ std::byte* fit_class(AbsorbedParams& p, const Class& rows, int processors, std::
     p.merge_rows = reinterpret_cast<MergeRow*>(plan);
     plan += aligned(p.rows.rows * static_cast<std::int64_t>(sizeof(MergeRow)));
     p.counters = reinterpret_cast<Counter*>(plan);
-    return plan + aligned(p.slots * static_cast<std::int64_t>(sizeof(Counter)));
+    plan += aligned(p.slots * static_cast<std::int64_t>(sizeof(Counter)));
+    p.marked_slots = std::min(p.slots, kMarkedSlots);
+    p.marked = reinterpret_cast<uint4*>(plan);
+    p.marked_rows =
+        reinterpret_cast<float2*>(plan + std::int64_t{p.marked_slots} * kStripChunks * kChunkBytes);
+    return plan + invariant_partial_bytes(p.marked_slots);
 }
 
 void take_partials(Arena& arena, AbsorbedParams& p, const Class& rows, int processors) {
