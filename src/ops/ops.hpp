@@ -240,7 +240,8 @@ class Backend {
     virtual Overlap reduce_add_norm_route(OpContext& context, const Matrix& partial,
                                           const Matrix& residual, const RowNorm& norm,
                                           const RouterCall& router) const;
-    // combine_experts to partial, or without writing it, then reduce_add_norm.
+    // combine_experts to partial, or without writing it, then reduce_add_norm. Comes behind an
+    // expert product (expert_out's), and the plan was there before that.
     virtual void combine_add_norm(OpContext& context, const Matrix& expert_out,
                                   const RouterRule& rule, const ExpertPlan& plan,
                                   const Matrix& shared, const Matrix& partial,
