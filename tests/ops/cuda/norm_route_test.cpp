@@ -69,13 +69,13 @@ struct Step {
     Overlap run(Gpu& gpu, Layer& layer, bool apart) {
         const RowNorm norm{layer.norm.data(), 1e-6f, out.matrix(rows_, layer.cols),
                            exact.matrix(rows_, layer.cols)};
-        const RouterCall router{.w = layer.router.view(),
-                                .logits = logits.matrix(rows_, layer.rule.experts),
-                                .bias = layer.biased ? layer.bias.data() : nullptr,
-                                .rule = layer.rule,
-                                .row_of = row_of.data(),
-                                .plan = {expert.data(), weight.data(), indptr.data(), source.data(),
-                                         pair_of.data()}};
+        const RouterCall router{
+            .w = layer.router.view(),
+            .logits = logits.matrix(rows_, layer.rule.experts),
+            .bias = layer.biased ? layer.bias.data() : nullptr,
+            .rule = layer.rule,
+            .row_of = row_of.data(),
+            .plan = {expert.data(), weight.data(), indptr.data(), source.data(), pair_of.data()}};
         const Matrix part = partial.matrix(rows_, layer.cols);
         const Matrix sum = residual.matrix(rows_, layer.cols);
         const Backend& backend = *gpu.backend;
@@ -176,9 +176,8 @@ TEST(GpuNormRoute, HasTheBitsOfItsParts) {
             Step apart(gpu, layer, tokens, 30, rows), together(gpu, layer, tokens, 30, rows);
             apart.run(gpu, layer, true);
             const Overlap behind = together.run(gpu, layer, false);
-            const std::string what =
-                fmt::format("{} tokens, {} of {} experts, {} columns", tokens, shape.rule.top_k,
-                            shape.rule.experts, shape.cols);
+            const std::string what = fmt::format("{} tokens, {} of {} experts, {} columns", tokens,
+                                                 shape.rule.top_k, shape.rule.experts, shape.cols);
             together.expect_same(apart, what);
             ASSERT_FALSE(testing::Test::HasFailure());
             // One kernel writes the norm itself; of several the last is not the one that does.
@@ -207,12 +206,13 @@ TEST(GpuNormRoute, IsReplayedAsAGraph) {
     Gpu gpu;
     for (const std::int64_t tokens : {1, 2, 5, 8}) {
         Layer one(gpu, 70, kShapes[0]);
-        Layer two(gpu, 80, Shape{2048, grouped(rule_of(kSigmoid, 64, 6), GroupScore::maximum, 4, 2),
-                                 true});
+        Layer two(gpu, 80,
+                  Shape{2048, grouped(rule_of(kSigmoid, 64, 6), GroupScore::maximum, 4, 2), true});
         const std::vector<std::int32_t> rows(static_cast<std::size_t>(tokens), 0);
         Step apart(gpu, one, tokens, 90, rows), together(gpu, one, tokens, 90, rows);
         auto replay = must(gpu.device->record(gpu.context.stream, [&]() -> Expected<void> {
-            for (int turn = 0; turn < 8; ++turn) together.run(gpu, turn % 2 == 0 ? one : two, false);
+            for (int turn = 0; turn < 8; ++turn)
+                together.run(gpu, turn % 2 == 0 ? one : two, false);
             return {};
         }));
         for (int round = 0; round < 40; ++round) {
