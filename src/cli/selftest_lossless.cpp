@@ -135,7 +135,7 @@ Expected<void> run(const SelftestLosslessOptions& options) {
         runtime::LoadedModel loaded,
         load_model(files.checkpoint, sizes, runtime::with_drafters(options.load, drafters, files)));
     lossless::Subject target{*loaded.model, *files.tokenizer};
-    target.capture = runtime::capture_on(loaded, sizes, options.enforce_eager);
+    target.capture = runtime::capture_on(loaded, options.enforce_eager);
     target.capture.ahead = 0;  // an engine for each workload: what it does not need is not recorded
     target.capture.sightings = 1;  // and what it does need may come twice only
     target.capture.poison = options.poison_pads;

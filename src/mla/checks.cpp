@@ -292,4 +292,31 @@ Expected<void> check_cuda_address(const void* address, std::string_view name) {
     return {};
 }
 
+Expected<void> check_cuda_capacities(const AbsorbedCall& call) {
+    const RaggedRows& rows = call.rows;
+    const std::int64_t packed = std::int64_t{rows.max_q_len} * call.heads;
+    if (packed >= kMostPackedRows)
+        return fail(ErrorKind::unsupported,
+                    "{} query tokens × {} heads in one row, below 2^25 is possible", rows.max_q_len,
+                    call.heads);
+    if (rows.token_end * call.heads >= std::int64_t{1} << 31)
+        return fail(ErrorKind::unsupported, "{} tokens × {} heads, below 2^31 is possible",
+                    rows.token_end, call.heads);
+    if (rows.rows * packed >= std::int64_t{1} << 29)  // quarters of them are counted
+        return fail(ErrorKind::unsupported,
+                    "{} rows of up to {} × {} packed rows: below 2^29 is possible", rows.rows,
+                    rows.max_q_len, call.heads);
+    // Flexible: the tiles of all rows, and two more for each. Invariant: no token is in more blocks
+    // of packed rows than it would be alone, which are of 32 at least; a split of two tiles costs
+    // three, and a tree's blocks have up to 32 paths besides.
+    const std::int64_t tiles = std::int64_t{rows.max_kv_len} / 64 + 1;
+    const std::int64_t blocks = rows.token_end * ((call.heads + 31) / 32);
+    const std::int64_t line = call.invariant ? blocks * (2 * tiles + 32) : rows.rows * (tiles + 2);
+    if (line >= std::int64_t{1} << 31)
+        return fail(ErrorKind::unsupported,
+                    "{} rows, {} tokens × {} heads over up to {} keys: too many tiles for one call",
+                    rows.rows, rows.token_end, call.heads, rows.max_kv_len);
+    return {};
+}
+
 }  // namespace espalier::mla

@@ -25,5 +25,8 @@ Expected<void> check_compact_arguments(const CompactCall& call);
 // CUDA's own limits, on top of the arguments: no f32 caches, and alignment.
 Expected<void> check_cuda_pages(const KvPages& kv);
 Expected<void> check_cuda_address(const void* address, std::string_view name);
+inline constexpr std::int64_t kMostPackedRows = std::int64_t{1} << 25;  // of a row
+// Numbers that 32-bit arithmetic on the device relies on.
+Expected<void> check_cuda_capacities(const AbsorbedCall& call);
 
 }  // namespace espalier::mla

@@ -257,7 +257,8 @@ class Backend {
     virtual void expert_layer(OpContext& context, const Matrix& x, const ExpertPlan& plan,
                               const FeedForward& experts, const FeedForward& shared,
                               Overlap beside_router) const;
-    // combine_experts to partial, or without writing it, then reduce_add_norm.
+    // combine_experts to partial, or without writing it, then reduce_add_norm. Comes behind an
+    // expert product (expert_out's), and the plan was there before that.
     virtual void combine_add_norm(OpContext& context, const Matrix& expert_out,
                                   const RouterRule& rule, const ExpertPlan& plan,
                                   const Matrix& shared, const Matrix& partial,

@@ -107,23 +107,17 @@ namespace {
 // The batch whose own work hides its launches. Of Sapling, 47 million operations a token, steps of
 // 300 to 512 tokens gain 1 to 3 % as recordings and such of 768 nothing (H200). 256 tokens are
 // recorded in any case: weights take their time whatever the tokens.
-std::int64_t captured_tokens(const checkpoint::ModelConfig& config, const EngineSizes& sizes) {
+std::int64_t captured_tokens(const checkpoint::ModelConfig& config) {
     constexpr double kHidingWork = 3.2e10;  // operations
     const double token = 2.0 * static_cast<double>(model::count_parameters(config).active);
-    // Attention counts tiles of 64 keys × 16 packed rows, four times over, in 31 bits.
-    const double tiles_of_token = 4.0 * sizes.max_rows *
-                                  (static_cast<double>(sizes.max_model_len) / 64 + 1) *
-                                  (static_cast<double>(config.num_attention_heads) / 16 + 1);
-    const double most = std::min(kHidingWork / token, 0x1p31 / tiles_of_token);
-    return std::max(batch::kCommonTokens, static_cast<std::int64_t>(most));
+    return std::max(batch::kCommonTokens, static_cast<std::int64_t>(kHidingWork / token));
 }
 
 }  // namespace
 
-batch::CaptureOptions capture_on(const LoadedModel& loaded, const EngineSizes& sizes,
-                                 bool enforce_eager) {
+batch::CaptureOptions capture_on(const LoadedModel& loaded, bool enforce_eager) {
     return {.capture = loaded.device->kind() == DeviceKind::cuda && !enforce_eager,
-            .most_tokens = captured_tokens(loaded.checkpoint->config(), sizes)};
+            .most_tokens = captured_tokens(loaded.checkpoint->config())};
 }
 
 // What a level of drafts may have of them, where a step's are bounded.

@@ -53,8 +53,7 @@ cache::KvLayout layout_with(cache::KvLayout target, const DrafterChoice& drafter
 draft::DraftSet draft_set(const LoadedModel& loaded, const DrafterChoice& drafters);
 
 // Steps are captured on a GPU; a CPU has nothing to gain, and computes what it pads.
-batch::CaptureOptions capture_on(const LoadedModel& loaded, const EngineSizes& sizes,
-                                 bool enforce_eager);
+batch::CaptureOptions capture_on(const LoadedModel& loaded, bool enforce_eager);
 
 // The partial results of attention that a level of drafts may have; 0: not bounded.
 std::int64_t draft_splits(const EngineSizes& sizes);

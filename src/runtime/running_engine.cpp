@@ -56,7 +56,7 @@ Expected<RunningEngine> RunningEngine::start(const ModelFiles& files, LoadedMode
                               kv_format_name(loaded), rounding_name(loaded)}));
         ESPALIER_ASSIGN_OR_RETURN(running.recorder_, replay::Recorder::open(options.trace, header));
     }
-    const batch::CaptureOptions capture = capture_on(loaded, sizes, options.enforce_eager);
+    const batch::CaptureOptions capture = capture_on(loaded, options.enforce_eager);
     const draft::DraftSet models = draft_set(loaded, drafters);
     ESPALIER_ASSIGN_OR_RETURN(
         auto target,

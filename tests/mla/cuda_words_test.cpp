@@ -99,6 +99,27 @@ TEST(MlaWords, CudaNamesItsLimits) {
     EXPECT_NE(odd.error().message.find("out lies 2 bytes behind"), std::string::npos);
 }
 
+// What is counted are the tokens of a call, not rows that are all as long as the longest.
+TEST(MlaWords, CudaCountsTilesByTokens) {
+    AbsorbedCall call = device_call();
+    call.invariant = true;
+    call.heads = 128;
+    call.rows.rows = 128;
+    call.rows.token_end = call.rows.max_q_len = 256;
+    call.rows.max_kv_len = 163840;
+    EXPECT_EQ(refusal(check_cuda_capacities, call), "");
+    call.rows.token_end = 65536;  // 4 blocks × 5,154 tiles each
+    EXPECT_EQ(refusal(check_cuda_capacities, call), "");
+    call.rows.token_end = 131072;
+    EXPECT_NE(refusal(check_cuda_capacities, call).find("too many tiles"), std::string::npos);
+    call.invariant = false;  // where rows are what counts
+    EXPECT_EQ(refusal(check_cuda_capacities, call), "");
+    call.heads = 1;
+    call.rows.max_q_len = 1;
+    call.rows.token_end = call.rows.rows = 1 << 20;
+    EXPECT_NE(refusal(check_cuda_capacities, call).find("too many tiles"), std::string::npos);
+}
+
 // Without a GPU the factory says what is missing; with one it works (tests labelled gpu).
 TEST(MlaWords, CudaKernelsAreMadeOrTheReasonIsNamed) {
     const auto kernels = make_cuda_kernels();

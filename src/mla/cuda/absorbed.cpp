@@ -8,6 +8,7 @@
 #include <bit>
 #include <vector>
 
+#include "mla/checks.hpp"
 #include "mla/cuda/absorbed_params.hpp"
 #include "mla/cuda/launch.hpp"
 #include "mla/cuda/tensor_map.hpp"
@@ -59,8 +60,7 @@ Expected<void> encode_maps(AbsorbedParams& p) {
 int ceil_divide(std::int64_t a, std::int64_t b) { return static_cast<int>((a + b - 1) / b); }
 
 // What one call may have at most; sizes are asked for before a call is refused, so they stop here.
-constexpr std::int64_t kMostPacked = std::int64_t{1} << 25;  // packed rows of a row
-constexpr std::int64_t kMostSlots = std::int64_t{1} << 26;   // partial results, invariant
+constexpr std::int64_t kMostSlots = std::int64_t{1} << 26;  // partial results, invariant
 
 // Rows of one launch: narrow ones fit one block of packed rows, wide ones take several.
 struct Class {
@@ -69,7 +69,8 @@ struct Class {
 };
 
 std::vector<Class> classes(std::int64_t max_q_len, std::int64_t heads, int block_rows) {
-    const int most = static_cast<int>(std::clamp<std::int64_t>(max_q_len * heads, 1, kMostPacked));
+    const int most =
+        static_cast<int>(std::clamp<std::int64_t>(max_q_len * heads, 1, kMostPackedRows));
     std::vector<Class> all;
     if (heads <= block_rows) all.push_back({1, std::min(most, block_rows)});
     if (most > block_rows) all.push_back({block_rows + 1, most});
@@ -107,7 +108,8 @@ std::size_t class_plan_bytes(int parts, int rows, std::int64_t slots) {
     return aligned(sizeof(Partition)) +
            aligned(parts * static_cast<std::int64_t>(sizeof(PartPlan))) +
            aligned(rows * static_cast<std::int64_t>(sizeof(MergeRow))) +
-           aligned(slots * static_cast<std::int64_t>(sizeof(Counter)));
+           aligned(slots * static_cast<std::int64_t>(sizeof(Counter))) +
+           invariant_partial_bytes(std::min<std::int64_t>(slots, kMarkedSlots));
 }
 
 // Everything of a launch but its workspace; returns where the next plan begins.
@@ -127,7 +129,12 @@ std::byte* fit_class(AbsorbedParams& p, const Class& rows, int processors, std::
     p.merge_rows = reinterpret_cast<MergeRow*>(plan);
     plan += aligned(p.rows.rows * static_cast<std::int64_t>(sizeof(MergeRow)));
     p.counters = reinterpret_cast<Counter*>(plan);
-    return plan + aligned(p.slots * static_cast<std::int64_t>(sizeof(Counter)));
+    plan += aligned(p.slots * static_cast<std::int64_t>(sizeof(Counter)));
+    p.marked_slots = std::min(p.slots, kMarkedSlots);
+    p.marked = reinterpret_cast<uint4*>(plan);
+    p.marked_rows =
+        reinterpret_cast<float2*>(plan + std::int64_t{p.marked_slots} * kStripChunks * kChunkBytes);
+    return plan + invariant_partial_bytes(p.marked_slots);
 }
 
 void take_partials(Arena& arena, AbsorbedParams& p, const Class& rows, int processors) {
@@ -183,26 +190,9 @@ Capacities capacities(const AbsorbedCall& call) {
             .dense = call.rows.custom_mask != nullptr};
 }
 
-// Numbers that 32-bit arithmetic on the device relies on.
 Expected<void> check_capacities(const AbsorbedCall& call) {
-    const std::int64_t packed = std::int64_t{call.rows.max_q_len} * call.heads;
-    if (packed >= kMostPacked)
-        return fail(ErrorKind::unsupported,
-                    "{} query tokens × {} heads in one row, below 2^25 is possible",
-                    call.rows.max_q_len, call.heads);
-    if (call.rows.token_end * call.heads >= std::int64_t{1} << 31)
-        return fail(ErrorKind::unsupported, "{} tokens × {} heads, below 2^31 is possible",
-                    call.rows.token_end, call.heads);
-    if (call.rows.rows * packed >= std::int64_t{1} << 29)  // quarters of them are counted
-        return fail(ErrorKind::unsupported,
-                    "{} rows of up to {} × {} packed rows: below 2^29 is possible", call.rows.rows,
-                    call.rows.max_q_len, call.heads);
-    const std::int64_t tiles = std::int64_t{call.rows.max_kv_len} / kTileKeys + 1;
-    const std::int64_t blocks = packed / 16 + 1;
-    // Invariant: a split of two tiles costs three, and a tree's blocks some more.
-    if (call.rows.rows * tiles * (call.invariant ? 4 * blocks : 1) >= std::int64_t{1} << 31)
-        return fail(ErrorKind::unsupported, "{} rows of up to {} keys: too many tiles for one call",
-                    call.rows.rows, call.rows.max_kv_len);
+    static_assert(kTileKeys == 64 && kFp8BlockRows >= 32 && kBlockRows >= 32);
+    ESPALIER_RETURN_IF_ERROR(check_cuda_capacities(call));
     const std::int64_t slots = invariant_slots(capacities(call));
     if (slots >= kMostSlots)
         return fail(ErrorKind::exhausted,

@@ -21,6 +21,9 @@ inline constexpr int kStripRows = 16;
 inline constexpr int kStripChunks = 16;
 inline constexpr int kChunkBytes = 1024;
 inline constexpr int kStripScales = 8 * kStripRows;
+// Slots of a plan, for partial results that say themselves that they are there: one for each
+// multiprocessor and 16 packed rows, 2.2 MB.
+inline constexpr int kMarkedSlots = 128;
 
 // What the invariant partition says of an item. It is a run of splits or, where a split's tokens do
 // not share all keys, one of several items that make up that split; a merge has no tiles.
@@ -31,8 +34,9 @@ enum ItemFlag : std::int32_t {
     kFreesQuery = 8,  // no later item reads them
     kMerges =
         16,  // splits tile_begin … tile_end - 1 of `splits` say which share of a block's merge
-    kLocal = 32,   // all splits of the block were computed here
-    kSecond = 64,  // of two blocks of packed rows whose splits other thread blocks have too
+    kLocal = 32,    // all splits of the block were computed here
+    kSecond = 64,   // of two blocks of packed rows whose splits other thread blocks have too
+    kMarked = 128,  // its slots are among the plan's: nothing is counted (partial.cuh)
 };
 
 // One item of work: a run of tiles of one row for one block of packed rows. All warps read it from
@@ -160,6 +164,10 @@ struct AbsorbedParams {
     float* partial_lse = nullptr;
     float2* partial_rows = nullptr;
     std::int32_t slots = 0;  // invariant: that there are
+    // The same in the plan, for the first of the slots; zeros between calls.
+    uint4* marked = nullptr;
+    float2* marked_rows = nullptr;
+    std::int32_t marked_slots = 0;
     std::int32_t* dense_start =
         nullptr;  // [token][splits + 1]: slot where a dense token's split begins; how many it sees
     std::int32_t dense_splits = 0;

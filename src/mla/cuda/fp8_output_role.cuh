@@ -161,6 +161,7 @@ class Fp8OutputHalf {
     // to where it waits for them.
     __device__ void store_rounded(const Item& item, int first_slot,
                                   const float (&sums)[kProducts][kSums]) {
+        const PartialPlace place(p_, item, first_slot);
 #pragma unroll
         for (int i = 0; i < 2 * kEights; ++i) {
             const int row = i / 2 * 8 + pair_ * 2 + i % 2;
@@ -188,16 +189,15 @@ class Fp8OutputHalf {
                 continue;
             }
             if (i / 4 * kStripRows >= item.columns) continue;
-            const int slot = first_slot + i / 4;
             const int group = column_ / 64;
             if (lane_ < 4)
-                *row_of(p_, slot, group, row % kStripRows) = {shared_.final_lse[row],
-                                                              of_row.inverse};
+                store_at_once(place.row(group, row % kStripRows) + i / 4 * kStripScales,
+                              {shared_.final_lse[row], of_row.inverse});
             const auto packed = [&](int column) {
                 return RowScale::packed(of_row.scale, value[column], value[column + 1]);
             };
-            store_to_stay(chunk_of(p_, slot, group * 2 + i % 4 / 2) + i % 2 * 32,
-                          uint4{packed(0), packed(2), packed(4), packed(6)});
+            store_codes(place.chunk(i / 4 * kStripChunks + group * 2 + i % 4 / 2) + i % 2 * 32,
+                        uint4{packed(0), packed(2), packed(4), packed(6)});
         }
     }
 

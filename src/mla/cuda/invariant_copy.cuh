@@ -200,7 +200,12 @@ class InvariantCopier {
         item.arrivals = split_end_ - begun_;
         if (split_end_ == item.splits) item.arrivals += static_cast<int>(kAllArrived) - item.splits;
     }
-    __device__ int merge_flags() const { return local() ? kLocal : deferred_ > 0 ? kSecond : 0; }
+    __device__ int merge_flags() const {
+        if (local()) return kLocal;
+        const bool marked =
+            item_.base + ceil_div(item_.columns, kStripRows) * item_.splits <= p_.marked_slots;
+        return (deferred_ > 0 ? kSecond : 0) | (marked ? kMarked : 0);
+    }
     __device__ bool local() const { return begun_ == 0 && split_end_ == item_.splits; }
 
     // True: at once; otherwise it is put off.

@@ -5,10 +5,11 @@
 // that computed some of the splits merges that share of the chunks, so no part waits for a whole
 // grid.
 //
-// A warp takes a group of a chunk (16 packed rows by 32 columns, or 8 rows of 64 over FP8 codes)
-// and asks for all of it at once. Where other parts have splits too, keys are done with: their
-// place in shared memory is where a block's warps bring their groups together. Where all splits are
-// this part's, the next row's keys may be there, and a warp goes through all groups itself.
+// A warp takes a group of a chunk (8 packed rows by 64 columns) and asks for all of it at once,
+// again and again if its block's partial results say themselves when they are there. Where other
+// parts have splits too, keys are done with: their place in shared memory is where a block's warps
+// bring their groups together. Where all splits are this part's, the next row's keys may be there,
+// and a warp goes through all groups itself.
 #pragma once
 
 #include "mla/cuda/partial.cuh"
@@ -21,41 +22,46 @@ inline constexpr int kQuad = 4;
 // keys, as their length is.
 inline constexpr int kLongSplit = 512;
 
-// What a lane has of a chunk: two rows, eight columns of each, in two parts of four words (two
-// columns each).
+// What a lane has of a chunk, in two parts of four words (two columns each): 16 columns of a row
+// or, over FP8 codes, eight of two rows.
 template <bool kFp8>
 struct ChunkLane {
+    static constexpr int kRows = kFp8 ? 2 : 1;
     int strip, chunk;
     int lane = static_cast<int>(threadIdx.x) % 32;
     __device__ int row(int index) const {  // in the strip
-        if constexpr (kFp8) return chunk % 2 * 8 + lane % 4 * 2 + index;
-        return lane / 4 + index * 8;
+        return chunk % 2 * 8 + (kFp8 ? lane % 4 * 2 + index : lane / 4);
     }
-    __device__ static constexpr int row_of_word(int part, int word) {
-        return kFp8 ? part : word % 2;
-    }
-    __device__ int scale_group() const { return kFp8 ? chunk / 2 : chunk / 8; }
+    __device__ static constexpr int row_of_part(int part) { return kFp8 ? part : 0; }
+    __device__ int scale_group() const { return chunk / 2; }
     __device__ int column(int part, int word) const {
         if constexpr (kFp8) return chunk / 2 * 64 + lane / 4 * 8 + word * 2;
-        return (chunk * 4 + part * 2 + word / 2) * 8 + lane % 4 * 2;
+        return chunk / 2 * 64 + (part * 4 + word) * 8 + lane % 4 * 2;
     }
-    // Whether this lane writes the rows' log-sum-exp.
-    __device__ bool first_of_row() const {
-        return kFp8 ? chunk < 2 && lane < 4 : chunk == 0 && lane % 4 == 0;
-    }
+    // Whether this lane is the first of those that have the same rows.
+    __device__ bool first_of_row() const { return kFp8 ? lane < 4 : lane % 4 == 0; }
 };
 
 // A lane's share so far, weighted by 2^(lse - maximum). Rounding is spelled out: these are the same
 // bits wherever the compiler puts them.
+template <bool kFp8>
 struct MergedChunk {
-    float maximum[2] = {minus_infinity(), minus_infinity()};
-    float sum[2] = {};
+    static constexpr int kRows = ChunkLane<kFp8>::kRows;
+    float maximum[kRows];
+    float sum[kRows];
     float2 out[2][4] = {};
 
-    template <bool kFp8>
+    __device__ MergedChunk() {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+            maximum[r] = minus_infinity();
+            sum[r] = 0.0f;
+        }
+    }
+
     __device__ void append(const MergedChunk& next) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
+        for (int r = 0; r < kRows; ++r) {
             if (next.maximum[r] == minus_infinity()) continue;
             const float top = fmaxf(maximum[r], next.maximum[r]);
             const float mine = maximum[r] == top ? 1.0f : exp2_fast(maximum[r] - top);
@@ -64,7 +70,7 @@ struct MergedChunk {
             sum[r] = __fmaf_rn(sum[r], mine, __fmul_rn(next.sum[r], other));
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                if (ChunkLane<kFp8>::row_of_word(i / 4, i % 4) != r) continue;
+                if (ChunkLane<kFp8>::row_of_part(i / 4) != r) continue;
                 float2& to = out[i / 4][i % 4];
                 const float2 from = next.out[i / 4][i % 4];
                 to.x = __fmaf_rn(to.x, mine, __fmul_rn(from.x, other));
@@ -74,34 +80,67 @@ struct MergedChunk {
     }
 };
 
-// Up to four splits of a chunk, asked for at once.
+// Up to four splits of a chunk, asked for at once. The whole warp.
 template <bool kFp8>
 class QuadMerge {
+    using Lane = ChunkLane<kFp8>;
+    static constexpr int kRows = Lane::kRows;
+
   public:
-    __device__ QuadMerge(const AbsorbedParams& p, const Item& item, const ChunkLane<kFp8>& at,
-                         int quad) {
-        const int count = item.splits - quad * kQuad;
-        const int step = ceil_div(item.columns, kStripRows);
-        const int slot = item.base + quad * kQuad * step + at.strip;
-        const float2* row = row_of(p, slot, at.scale_group(), at.row(0));
-        const uint4* chunk = chunk_of(p, slot, at.chunk);
+    __device__ QuadMerge(const AbsorbedParams& p, const Item& item, const Lane& at, int quad)
+        : at_(at),
+          count_(item.splits - quad * kQuad),
+          step_(ceil_div(item.columns, kStripRows)),
+          place_(p, item, item.base + quad * kQuad * step_ + at.strip) {}
+
+    __device__ void ask() {
+        const uint4* chunk = place_.chunk(at_.chunk);
+        const float2* row = place_.row(at_.scale_group(), at_.row(0));
 #pragma unroll
         for (int s = 0; s < kQuad; ++s) {
-            rows_[s][0] = rows_[s][1] = {minus_infinity(), 0.0f};
             value_[s][0] = value_[s][1] = {};
-            if (s < count) {
-                rows_[s][0] = __ldcg(row);
-                rows_[s][1] = __ldcg(row + at.row(1) - at.row(0));
-                value_[s][0] = __ldcg(chunk);
-                value_[s][1] = __ldcg(chunk + 32);
+#pragma unroll
+            for (float2& own : rows_[s]) own = {minus_infinity(), 0.0f};
+            if (s < count_) {
+#pragma unroll
+                for (int r = 0; r < kRows; ++r) rows_[s][r] = load_at_once(row + r);
+                value_[s][0] = load_at_once(chunk);
+                value_[s][1] = load_at_once(chunk + 32);
             }
-            row += step * kStripScales;
-            chunk += step * kStripChunks * (kChunkBytes / 16);
+            chunk += step_ * (kStripChunks * kChunkBytes / 16);
+            row += step_ * kStripScales;
+            asm volatile("" : "+l"(chunk), "+l"(row));
+        }
+    }
+    // Whether all were there; their place is then cleared for the next call.
+    __device__ bool there() const {
+        bool all = true;
+#pragma unroll
+        for (int s = 0; s < kQuad; ++s) {
+            bool own = value_[s][0].x != 0 && value_[s][1].x != 0;
+#pragma unroll
+            for (const float2& row : rows_[s]) own = own && row.y != 0.0f;
+            all = all && (own || s >= count_);
+        }
+        return __all_sync(~0u, all);
+    }
+    __device__ void clear_place() const {
+        uint4* chunk = place_.chunk(at_.chunk);
+        float2* row = place_.row(at_.scale_group(), at_.row(0));
+#pragma unroll 1
+        for (int s = 0; s < min(count_, kQuad); ++s) {
+            chunk[0] = chunk[32] = uint4{};
+            if (at_.first_of_row()) {
+#pragma unroll
+                for (int r = 0; r < kRows; ++r) row[r] = float2{};
+            }
+            chunk += step_ * (kStripChunks * kChunkBytes / 16);
+            row += step_ * kStripScales;
         }
     }
 
-    __device__ MergedChunk merged() {
-        MergedChunk merged;
+    __device__ MergedChunk<kFp8> merged() {
+        MergedChunk<kFp8> merged;
         weigh(merged);
 #pragma unroll
         for (int s = 0; s < kQuad; ++s)
@@ -109,10 +148,10 @@ class QuadMerge {
             for (int part = 0; part < 2; ++part) {
                 const uint4 value = value_[s][part];
                 const std::uint32_t words[4] = {value.x, value.y, value.z, value.w};
+                const float weight = rows_[s][Lane::row_of_part(part)].y;
 #pragma unroll
                 for (int w = 0; w < 4; ++w) {
                     const float2 pair = unpacked(words[w]);
-                    const float weight = rows_[s][ChunkLane<kFp8>::row_of_word(part, w)].y;
                     float2& to = merged.out[part][w];
                     to.x = __fmaf_rn(weight, pair.x, to.x);
                     to.y = __fmaf_rn(weight, pair.y, to.y);
@@ -123,9 +162,9 @@ class QuadMerge {
 
   private:
     // From here on rows_ has factors. A split without keys is left out, whatever lies there.
-    __device__ void weigh(MergedChunk& merged) {
+    __device__ void weigh(MergedChunk<kFp8>& merged) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
+        for (int r = 0; r < kRows; ++r) {
 #pragma unroll
             for (const auto& row : rows_) merged.maximum[r] = fmaxf(merged.maximum[r], row[r].x);
 #pragma unroll
@@ -138,27 +177,31 @@ class QuadMerge {
         }
     }
 
-    float2 rows_[kQuad][2];  // log-sum-exp, scale
+    const Lane& at_;
+    const int count_, step_;
+    const PartialPlace place_;
+    float2 rows_[kQuad][kRows];  // log-sum-exp, scale
     uint4 value_[kQuad][2];
 };
 
 template <bool kFp8>
 __device__ inline void write_chunk(const AbsorbedParams& p, const Item& item,
-                                   const ChunkLane<kFp8>& at, const MergedChunk& merged) {
-    float factor[2];
+                                   const ChunkLane<kFp8>& at, const MergedChunk<kFp8>& merged) {
+    constexpr int kRows = ChunkLane<kFp8>::kRows;
+    float factor[kRows];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
+    for (int r = 0; r < kRows; ++r) {
         const float sum = merged.sum[r];
         factor[r] = sum > 0.0f ? 1.0f / sum : 0.0f;
         const int row = at.strip * kStripRows + at.row(r);
-        if (at.first_of_row() && p.lse != nullptr && row < item.columns)
+        if (at.chunk < 2 && at.first_of_row() && p.lse != nullptr && row < item.columns)
             p.lse[item.packed_first + row] =
                 sum > 0.0f ? (merged.maximum[r] + log2f(sum)) * kLn2 : minus_infinity();
     }
     const auto each = [&](auto store) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            const int r = ChunkLane<kFp8>::row_of_word(i / 4, i % 4);
+            const int r = ChunkLane<kFp8>::row_of_part(i / 4);
             const int row = at.strip * kStripRows + at.row(r);
             if (row >= item.columns) continue;
             const float2 pair = merged.out[i / 4][i % 4];
@@ -176,9 +219,11 @@ __device__ inline void write_chunk(const AbsorbedParams& p, const Item& item,
 }
 
 // Where groups wait for each other: in shared memory, word by word for all lanes of a warp.
+template <bool kFp8>
 class GroupPlaces {
+    using Chunk = MergedChunk<kFp8>;
     static constexpr int kWords = 20;
-    static_assert(kWords * 4 == sizeof(MergedChunk));
+    static_assert(kWords * 4 >= sizeof(Chunk));
 
   public:
     static constexpr int kCount = Traits<KvFormat::bf16>::kTileBytes * 2 / (kWords * 128);
@@ -186,12 +231,12 @@ class GroupPlaces {
 
     __device__ explicit GroupPlaces(std::byte* room)
         : words_(reinterpret_cast<float*>(room) + threadIdx.x % 32) {}
-    __device__ void put(int place, MergedChunk merged) {
+    __device__ void put(int place, Chunk merged) {
         each_word(merged, words_ + place * kWords * 32,
                   [](float& own, float& word) { word = own; });
     }
-    __device__ MergedChunk get(int place) const {
-        MergedChunk merged;
+    __device__ Chunk get(int place) const {
+        Chunk merged;
         each_word(merged, words_ + place * kWords * 32,
                   [](float& own, float& word) { own = word; });
         return merged;
@@ -199,9 +244,9 @@ class GroupPlaces {
 
   private:
     template <typename Move>
-    __device__ static void each_word(MergedChunk& merged, float* words, Move move) {
+    __device__ static void each_word(Chunk& merged, float* words, Move move) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
+        for (int r = 0; r < Chunk::kRows; ++r) {
             move(merged.maximum[r], words[r * 32]);
             move(merged.sum[r], words[(2 + r) * 32]);
         }
@@ -224,23 +269,24 @@ class ChunkMerger {
           item_(item),
           warp_(static_cast<int>(threadIdx.x) % kOutputThreads / 32),
           quads_(!kFp8 && item.split_tiles * kTileKeys >= kLongSplit ? 2 : 1),
-          groups_(ceil_div(item.splits, quads_ * kQuad)) {}
+          groups_(ceil_div(item.splits, quads_ * kQuad)),
+          marked_((item.flags & kMarked) != 0) {}
 
     // Each warp for itself.
     __device__ void alone(int begin, int end) const {
 #pragma unroll 1
         for (int chunk = begin + warp_; chunk < end; chunk += kOutputWarps) {
             const ChunkLane<kFp8> at = lane_of(chunk);
-            MergedChunk all;
+            MergedChunk<kFp8> all;
 #pragma unroll 1
-            for (int group = 0; group < groups_; ++group) all.append<kFp8>(merged_group(at, group));
+            for (int group = 0; group < groups_; ++group) all.append(merged_group(at, group));
             write_chunk<kFp8>(p_, item_, at, all);
         }
     }
 
     // All together, as many chunks at a time as have room; true: there was room.
-    __device__ bool together(int begin, int end, GroupPlaces places) const {
-        const int at_once = GroupPlaces::kCount / groups_;
+    __device__ bool together(int begin, int end, GroupPlaces<kFp8> places) const {
+        const int at_once = GroupPlaces<kFp8>::kCount / groups_;
         if (at_once == 0) return false;
 #pragma unroll 1
         for (int first = begin; first < end; first += at_once) {
@@ -251,10 +297,10 @@ class ChunkMerger {
             named_barrier(kOutputBarrier, kOutputThreads);
 #pragma unroll 1
             for (int chunk = warp_; chunk < count; chunk += kOutputWarps) {
-                MergedChunk all;
+                MergedChunk<kFp8> all;
 #pragma unroll 1
                 for (int group = 0; group < groups_; ++group)
-                    all.append<kFp8>(places.get(chunk * groups_ + group));
+                    all.append(places.get(chunk * groups_ + group));
                 write_chunk<kFp8>(p_, item_, lane_of(first + chunk), all);
             }
             if (first + at_once < end) named_barrier(kOutputBarrier, kOutputThreads);
@@ -263,17 +309,29 @@ class ChunkMerger {
     }
 
   private:
-    // Two quads are asked for before the first is looked at.
-    __device__ MergedChunk merged_group(const ChunkLane<kFp8>& at, int group) const {
+    // All quads are asked for before the first is looked at.
+    __device__ MergedChunk<kFp8> merged_group(const ChunkLane<kFp8>& at, int group) const {
         QuadMerge<kFp8> first(p_, item_, at, group * quads_);
         if constexpr (!kFp8) {
             if (quads_ == 2) {
                 QuadMerge<kFp8> second(p_, item_, at, group * 2 + 1);
-                MergedChunk both = first.merged();
-                both.append<kFp8>(second.merged());
+                do {
+                    first.ask();
+                    second.ask();
+                } while (marked_ && !(first.there() && second.there()));
+                if (marked_) {
+                    first.clear_place();
+                    second.clear_place();
+                }
+                MergedChunk<kFp8> both = first.merged();
+                both.append(second.merged());
                 return both;
             }
         }
+        do {
+            first.ask();
+        } while (marked_ && !first.there());
+        if (marked_) first.clear_place();
         return first.merged();
     }
     __device__ static ChunkLane<kFp8> lane_of(int chunk) {
@@ -283,6 +341,7 @@ class ChunkMerger {
     const AbsorbedParams& p_;
     const Item& item_;
     const int warp_, quads_, groups_;
+    const bool marked_;
 };
 
 __device__ inline void wait_for_splits(const Counter& counter, Counter before) {
@@ -298,10 +357,10 @@ __device__ inline void merge_share(const AbsorbedParams& p, const Item& item, Sh
     const int end = static_cast<int>(chunks * item.tile_end / item.splits);
     const ChunkMerger<kFp8> merger(p, item);
     if ((item.flags & kLocal) != 0) return merger.alone(begin, end);
-    if (threadIdx.x % kOutputThreads == 0)
+    if ((item.flags & kMarked) == 0 && threadIdx.x % kOutputThreads == 0)
         wait_for_splits(p.counters[item.base], shared.counted[(item.flags & kSecond) != 0]);
     named_barrier(kOutputBarrier, kOutputThreads);
-    if (!merger.together(begin, end, GroupPlaces(shared.keys[0]))) merger.alone(begin, end);
+    if (!merger.together(begin, end, GroupPlaces<kFp8>(shared.keys[0]))) merger.alone(begin, end);
 }
 
 }  // namespace espalier::mla::cuda

@@ -201,8 +201,8 @@ __device__ inline Partition make_invariant_partition(const AbsorbedParams& p) {
     const int lane = threadIdx.x % 32;
     Partition partition;
     RowWork most;
-    int total = 0;
-    int slots = 0;
+    long long total = 0;
+    long long slots = 0;
     int blocks = 0;
     const int end = min((lane + 1) * rows_per_lane(p), p.rows.rows);
 #pragma unroll 1
@@ -216,23 +216,28 @@ __device__ inline Partition make_invariant_partition(const AbsorbedParams& p) {
     }
     total = warp_sum(total);
     blocks = warp_sum(blocks);
-    partition.slots = warp_sum(slots);
+    slots = warp_sum(slots);
+    // Capacities leave room for all rows that follow one another. Where they do not, nothing is
+    // computed.
+    constexpr long long kMost = 0x7fffffff;
+    if (total > kMost || slots > kMost) return partition;
+    partition.slots = static_cast<int>(slots);
     const int cost = most.most_splits * most.cost_of_split;
     const int largest = __reduce_max_sync(~0u, cost);
     const int owner = __ffs(static_cast<int>(__ballot_sync(~0u, cost == largest))) - 1;
     const int splits = __shfl_sync(~0u, most.most_splits, owner);
     const int cost_of_split = __shfl_sync(~0u, most.cost_of_split, owner);
-    const int balanced = max(ceil_div(total, p.parts), 1);
+    const int balanced = static_cast<int>(max((total + p.parts - 1) / p.parts, 1ll));
     if (blocks > 0 && blocks <= p.parts) {
-        const int piece = ceil_div(splits, p.parts / blocks) * cost_of_split;
-        if (piece * 25 <= balanced * 27 || piece == cost_of_split) {
-            partition.piece = piece;
+        const long long piece = ceil_div(splits, p.parts / blocks) * cost_of_split;
+        if (piece * 25 <= balanced * 27ll || piece == cost_of_split) {
+            partition.piece = static_cast<int>(piece);
             const int pieces = warp_sum(lane_work(p, partition, lane).line);
             if (pieces > p.parts) partition.piece = 0;
             if (partition.piece > 0) total = pieces;
         }
     }
-    partition.total = total;
+    partition.total = static_cast<int>(total);
     partition.length = partition.piece > 0 ? 1 : balanced;
     return partition;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The two output warpgroups: each owns 256 of the 512 value columns of 64 packed
 // rows, O += P·V, with V a transposed view of the key tile. A thread has rows g and g + 8 of its
-// warp's sixteen and columns 8j + 2c, 8j + 2c + 1.
+// warp's sixteen, or row g of eight where they are spread, and columns 8j + 2c, 8j + 2c + 1.
 #pragma once
 
 #include "mla/cuda/invariant_merge.cuh"
@@ -21,7 +21,7 @@ class OutputHalf {
           half_(half),
           warp_(threadIdx.x % 128 / 32),
           lane_(threadIdx.x % 32),
-          row_(warp_ * 16 + lane_ / 4) {}
+          row_(warp_ * (spread() ? 8 : 16) + lane_ / 4) {}
 
     __device__ void run() {
         while (accumulate()) {
@@ -31,6 +31,8 @@ class OutputHalf {
     }
 
   private:
+    __device__ bool spread() const { return rows_spread<kInvariant>(p_); }
+
     // Up to an item that merges, which has no need of these registers; false: up to the end.
     __device__ bool accumulate() {
         float out[2][kSums];
@@ -75,7 +77,7 @@ class OutputHalf {
         weights_phase_ ^= 1;
         if (uniform(shared_.rescale[warp_]) != 0) rescale(out);
         const std::uint32_t keys = shared_address(shared_.keys[keys_.index]);
-        const std::uint64_t weights = descriptor(shared_address(shared_.weights[0]));
+        const std::uint64_t weights = row_descriptor(shared_address(shared_.weights[0]), spread());
         const std::uint64_t values = descriptor(keys + half_ * 4 * kBlockBytes, kBlockBytes);
         hold(out[0]);
         hold(out[1]);
@@ -97,7 +99,7 @@ class OutputHalf {
 
     __device__ void rescale(float (&out)[2][kSums]) {
         const float upper = shared_.factor[row_];
-        const float lower = shared_.factor[row_ + 8];
+        const float lower = spread() ? 1.0f : shared_.factor[row_ + 8];
 #pragma unroll
         for (int i = 0; i < 2 * kSums; i += 4) {
             float* quad = &out[i / kSums][i % kSums];
@@ -112,11 +114,11 @@ class OutputHalf {
                            float (&out)[2][kSums]) {
         wait(&shared_.final_full, final_phase_);
         final_phase_ ^= 1;
-        if (warp_ * 16 < item.columns) {
-            if constexpr (kInvariant)
-                store_rounded(item, run.slot(), out);
-            else
-                store_rows(item, out);
+        if constexpr (kInvariant) {
+            // Strips of sixteen rows are stored whole.
+            if (row_ / kStripRows * kStripRows < item.columns) store_rounded(item, run.slot(), out);
+        } else {
+            if (warp_ * 16 < item.columns) store_rows(item, out);
         }
         arrive_as_warp(&shared_.final_free);
         if (kInvariant && run.last()) count_partials(p_, item);
@@ -128,10 +130,10 @@ class OutputHalf {
     }
 
     // Each row in 16 bits: to the output if it has no other splits, or to where it waits for them.
-    __device__ void store_rounded(const Item& item, int first_slot, float (&out)[2][kSums]) {
-        float inverse[2], scale[2];
+    __device__ void store_rounded(const Item& item, int slot, float (&out)[2][kSums]) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
+            if (half == 1 && spread()) break;
             const int row = row_ + 8 * half;
             const float factor = row < item.columns ? shared_.final_factor[row] : 0.0f;
             float chain[4] = {};
@@ -143,39 +145,35 @@ class OutputHalf {
             largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
             largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
             const RowScale of_row(largest, factor);
-            inverse[half] = of_row.inverse;
-            scale[half] = of_row.scale;
-        }
-        if (first_slot < 0) return write_rounded(item, out, scale, inverse);
-        const int slot = first_slot + warp_;
-        if (lane_ % 4 == 0) {
-            *row_of(p_, slot, half_, lane_ / 4) = {shared_.final_lse[row_], inverse[0]};
-            *row_of(p_, slot, half_, lane_ / 4 + 8) = {shared_.final_lse[row_ + 8], inverse[1]};
-        }
-        const auto packed = [&](int j, int half) {
-            return RowScale::packed(scale[half], sum(out, j, half, 0), sum(out, j, half, 1));
-        };
+            if (slot < 0) {
+                if (row < item.columns) write_rounded(item, row, half, of_row, out);
+                continue;
+            }
+            const PartialPlace place(p_, item, slot + row / kStripRows);
+            store_at_once(place.row(half_ * 4 + lane_ % 4, row % kStripRows),
+                          {shared_.final_lse[row], of_row.inverse});
+            uint4* chunk = place.chunk(half_ * 8 + row / 8 % 2);
 #pragma unroll
-        for (int k = 0; k < 16; ++k)
-            store_to_stay(chunk_of(p_, slot, half_ * 8 + k / 2) + k % 2 * 32,
-                          uint4{packed(2 * k, 0), packed(2 * k, 1), packed(2 * k + 1, 0),
-                                packed(2 * k + 1, 1)});
+            for (int k = 0; k < 8; ++k) {
+                const auto packed = [&](int j) {
+                    return RowScale::packed(of_row.scale, sum(out, 4 * k + j, half, 0),
+                                            sum(out, 4 * k + j, half, 1));
+                };
+                store_codes(chunk + (k / 2 * 2 * kChunkBytes / 16 + k % 2 * 32),
+                            uint4{packed(0), packed(1), packed(2), packed(3)});
+            }
+        }
     }
 
-    __device__ void write_rounded(const Item& item, float (&out)[2][kSums], const float (&scale)[2],
-                                  const float (&inverse)[2]) {
+    __device__ void write_rounded(const Item& item, int row, int half, const RowScale& of_row,
+                                  float (&out)[2][kSums]) {
         const int column = half_ * 256 + lane_ % 4 * 2;
+        const long long to = static_cast<long long>(item.packed_first + row) * kLatent + column;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            if (row_ + 8 * half >= item.columns) continue;
-            const long long to =
-                static_cast<long long>(item.packed_first + row_ + 8 * half) * kLatent + column;
-#pragma unroll
-            for (int j = 0; j < 32; ++j)
-                store_pair(p_.out, p_.out_dtype, to + 8 * j,
-                           RowScale::rounded(scale[half], inverse[half], sum(out, j, half, 0)),
-                           RowScale::rounded(scale[half], inverse[half], sum(out, j, half, 1)));
-        }
+        for (int j = 0; j < 32; ++j)
+            store_pair(p_.out, p_.out_dtype, to + 8 * j,
+                       RowScale::rounded(of_row.scale, of_row.inverse, sum(out, j, half, 0)),
+                       RowScale::rounded(of_row.scale, of_row.inverse, sum(out, j, half, 1)));
     }
 
     // Trading pairs between lanes for wider stores lost: a short call comes here once, and eight
@@ -184,7 +182,7 @@ class OutputHalf {
         const int column = half_ * 256 + lane_ % 4 * 2;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int row = row_ + 8 * half;
+            const int row = warp_ * 16 + lane_ / 4 + 8 * half;
             if (row >= item.columns) continue;
             const auto each = [&](auto store) {
 #pragma unroll

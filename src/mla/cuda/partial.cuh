@@ -4,8 +4,13 @@
 // goes straight to the output: whether it meets others must not show. (fp16 would overflow on bf16
 // values, and its 11 bits cost an fp16 cache 3 dB of signal over noise.)
 //
-// Where they wait for the merge, 16 packed rows are 16 chunks, each a warp's: twice 16 bytes per
-// lane.
+// Where they wait for the merge, 16 packed rows are 16 chunks of eight rows and 64 columns, each a
+// warp's: twice 16 bytes per lane, and a log-sum-exp and a scale per row.
+//
+// Partial results say themselves that they are there: the first word of 16 bytes is never zero, nor
+// is a scale. Where a call has few, they lie in the plan (Item's kMarked), which the plan clears,
+// and so does every merge behind it: nothing is counted, and what is read is read once. Elsewhere
+// their place may have held anything, and a counter tells.
 #pragma once
 
 #include "mla/cuda/absorbed_kernel.cuh"
@@ -31,6 +36,7 @@ struct RowScale {
     __device__ static float rounded(float scale, float inverse, float sum) {
         return (__fmaf_rn(sum, scale, kIntegers) - kIntegers) * inverse;
     }
+    // Never zero, as long as sums are finite: the largest is 2^15 - 1.
     __device__ static std::uint32_t packed(float scale, float low, float high) {
         return __byte_perm(__float_as_uint(__fmaf_rn(low, scale, kIntegers)),
                            __float_as_uint(__fmaf_rn(high, scale, kIntegers)), 0x5410);
@@ -43,15 +49,31 @@ __device__ __forceinline__ float2 unpacked(std::uint32_t word) {
             __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7432)) - kIntegers};
 }
 
-// This lane's first 16 bytes; the others lie 32 further on.
-__device__ __forceinline__ uint4* chunk_of(const AbsorbedParams& p, int slot, int chunk) {
-    return reinterpret_cast<uint4*>(p.partial) +
-           (static_cast<long long>(slot) * kStripChunks + chunk) * (kChunkBytes / 16) +
-           threadIdx.x % 32;
-}
-// A row's log-sum-exp and scale; `group`: of a slot's columns, eight at most.
-__device__ __forceinline__ float2* row_of(const AbsorbedParams& p, int slot, int group, int row) {
-    return p.partial_rows + static_cast<long long>(slot) * kStripScales + group * kStripRows + row;
+// A slot of an item's block.
+class PartialPlace {
+  public:
+    __device__ PartialPlace(const AbsorbedParams& p, const Item& item, int slot) {
+        const bool marked = (item.flags & kMarked) != 0;
+        chunks_ = (marked ? p.marked : reinterpret_cast<uint4*>(p.partial)) +
+                  static_cast<long long>(slot) * kStripChunks * (kChunkBytes / 16) +
+                  threadIdx.x % 32;
+        rows_ =
+            (marked ? p.marked_rows : p.partial_rows) + static_cast<long long>(slot) * kStripScales;
+    }
+    // This lane's first 16 bytes; the others lie 32 further on.
+    __device__ uint4* chunk(int chunk) const { return chunks_ + chunk * (kChunkBytes / 16); }
+    // Of 64 columns, of which there are eight groups.
+    __device__ float2* row(int group, int row) const { return rows_ + group * kStripRows + row; }
+
+  private:
+    uint4* chunks_;
+    float2* rows_;
+};
+
+// Sums that overflowed make zeros: no merge may wait for them.
+__device__ __forceinline__ void store_codes(uint4* to, uint4 codes) {
+    codes.x = max(codes.x, 1u);
+    store_to_stay(to, codes);
 }
 
 // Of an item's block, what others have counted before this thread block counts its own. One thread,
@@ -59,12 +81,12 @@ __device__ __forceinline__ float2* row_of(const AbsorbedParams& p, int slot, int
 // tree's split, whose keys are soon there, it would be waited for.)
 template <typename Shared>
 __device__ inline void look_at_counter(const AbsorbedParams& p, const Item& item, Shared& shared) {
-    if ((item.flags & (kStarts | kLocal)) != kStarts) return;
+    if ((item.flags & (kStarts | kLocal | kMarked)) != kStarts) return;
     shared.counted[(item.flags & kSecond) != 0] = load_relaxed(&p.counters[item.base]);
 }
 // The output warps' word that partial results are there: they have all stored them.
 __device__ inline void count_partials(const AbsorbedParams& p, const Item& item) {
-    if (item.arrivals == 0) return;
+    if (item.arrivals == 0 || (item.flags & kMarked) != 0) return;
     named_barrier(kOutputBarrier, kOutputThreads);
     if ((item.flags & kLocal) != 0 || threadIdx.x % kOutputThreads != 0) return;
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(&p.counters[item.base]),

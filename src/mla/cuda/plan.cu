@@ -37,6 +37,10 @@ __global__ void __launch_bounds__(kPlanThreads)
     const int threads = gridDim.x * kPlanThreads;
     for (int slot = thread; slot < min(partition.slots, p.slots); slot += threads)
         p.counters[slot] = Counter{};
+    const int marked = min(partition.slots, p.marked_slots);
+    for (int i = thread; i < marked * (kStripChunks * kChunkBytes / 16); i += threads)
+        p.marked[i] = uint4{};
+    for (int i = thread; i < marked * kStripScales; i += threads) p.marked_rows[i] = float2{};
     if (thread == 0) *p.partition = partition;
 }
 

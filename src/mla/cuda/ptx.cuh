@@ -133,11 +133,43 @@ inline constexpr std::uint64_t kEvictFirst = 0x12F0000000000000ull;
 inline constexpr std::uint64_t kEvictLast = 0x14F0000000000000ull;
 inline constexpr std::uint64_t kEvictNormal = 0x1000000000000000ull;
 
-// A store that stays in the L2 while others go.
+// 16 bytes at once, whoever reads them meanwhile; the store stays in the L2 while others go.
 __device__ __forceinline__ void store_to_stay(uint4* to, uint4 value) {
-    asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to),
-                 "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "l"(kEvictLast)
+    asm volatile(
+        "{ .reg .b64 low, high; .reg .b128 all;\n"
+        "mov.b64 low, {%1, %2};\n"
+        "mov.b64 high, {%3, %4};\n"
+        "mov.b128 all, {low, high};\n"
+        "st.relaxed.gpu.global.L2::cache_hint.b128 [%0], all, %5; }\n" ::"l"(to),
+        "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "l"(kEvictLast)
+        : "memory");
+}
+__device__ __forceinline__ uint4 load_at_once(const uint4* from) {
+    uint4 value;
+    asm volatile(
+        "{ .reg .b64 low, high; .reg .b128 all;\n"
+        "ld.relaxed.gpu.global.b128 all, [%4];\n"
+        "mov.b128 {low, high}, all;\n"
+        "mov.b64 {%0, %1}, low;\n"
+        "mov.b64 {%2, %3}, high; }\n"
+        : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+        : "l"(from)
+        : "memory");
+    return value;
+}
+__device__ __forceinline__ void store_at_once(float2* to, float2 value) {
+    asm volatile(
+        "{ .reg .b64 all; mov.b64 all, {%1, %2}; st.relaxed.gpu.global.b64 [%0], all; }" ::"l"(to),
+        "f"(value.x), "f"(value.y)
+        : "memory");
+}
+__device__ __forceinline__ float2 load_at_once(const float2* from) {
+    float2 value;
+    asm volatile("{ .reg .b64 all; ld.relaxed.gpu.global.b64 all, [%2]; mov.b64 {%0, %1}, all; }"
+                 : "=f"(value.x), "=f"(value.y)
+                 : "l"(from)
                  : "memory");
+    return value;
 }
 
 __device__ __forceinline__ void copy_tensor_3d(void* to, const CUtensorMap* map, Barrier* barrier,

@@ -137,7 +137,8 @@ __device__ inline int row_cost(const AbsorbedParams& p, const Partition& partiti
     return tiles + p.row_cost;
 }
 
-__device__ inline int warp_sum(int value) {
+template <typename T>
+__device__ inline T warp_sum(T value) {
 #pragma unroll 1
     for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
     return value;

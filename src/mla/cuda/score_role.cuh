@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The scoring warpgroup: S = Q·Kᵀ for 64 packed rows and a tile of 64 keys, the mask, and the
 // running softmax. A warp owns 16 rows, a thread rows g and g + 8 of them and keys 8j + 2c, 8j + 2c
-// + 1 (lane = 4g + c), so that a row's maximum never leaves its warp.
+// + 1 (lane = 4g + c), so that a row's maximum never leaves its warp. Up to 32 rows are spread:
+// eight to a warp, row g of each thread; its other half computes what nobody reads.
 #pragma once
 
 #include "mla/cuda/partial.cuh"
@@ -20,7 +21,7 @@ class Scorer {
           shared_(shared),
           warp_(threadIdx.x % 128 / 32),
           lane_(threadIdx.x % 32),
-          row_(warp_ * 16 + lane_ / 4),
+          row_(warp_ * (spread() ? 8 : 16) + lane_ / 4),
           pair_(lane_ % 4) {}
 
     __device__ void run() {
@@ -35,6 +36,8 @@ class Scorer {
     }
 
   private:
+    __device__ bool spread() const { return rows_spread<kInvariant>(p_); }
+
     __device__ void score_item(const Item& item) {
         const int tile_end = uniform(item.tile_end);
         int tile = uniform(item.tile_begin);
@@ -93,7 +96,7 @@ class Scorer {
     __device__ void multiply_block(int block, float (&score)[kSums], int add) {
         wgmma_begin();
         const std::uint64_t a =
-            descriptor(shared_address(shared_.query) + block * p_.query_rows * 128);
+            row_descriptor(shared_address(shared_.query) + block * p_.query_rows * 128, spread());
         const std::uint64_t b =
             descriptor(shared_address(shared_.keys[keys_.index]) + block * kBlockBytes);
 #pragma unroll
@@ -110,52 +113,56 @@ class Scorer {
     __device__ void apply_mask(const Item& item, int tile, float (&score)[kSums]) {
         std::uint64_t visible[2] = {};
 #pragma unroll 1
-        for (int half = 0; half < 2; ++half) {
+        for (int half = spread() ? 1 : 0; half < 2; ++half) {
             const RowMask mask(p_, item, shared_.seen[items_.index],
-                               min(row_ + 8 * half, item.columns - 1));
+                               min(row_ + (spread() ? 0 : 8 * half), item.columns - 1));
             visible[0] = visible[1];
             visible[1] = mask.template visible<4>(tile) >> pair_ * 2;
         }
+        if (spread()) visible[0] = visible[1];
 #pragma unroll
         for (int i = 0; i < kSums; ++i)
             if (((visible[i / 2 % 2] >> (i / 4 * 8 + i % 2)) & 1) == 0) score[i] = minus_infinity();
     }
 
     __device__ void softmax_tile(const float (&score)[kSums]) {
-        float factor[2];
-        std::uint32_t weight[kSums / 2];  // pairs of keys; row g, then row g + 8
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const float tile = row_maximum(score, half);
-            const float before = maximum_[half];
-            constexpr float lift = kLargestAfterRaise<T::kElement>;
-            const bool raise = tile > before + (lift + kHeadroom);
-            if (raise) maximum_[half] = tile - lift;
-            factor[half] = raise ? exp2_fast(before - maximum_[half]) : 1.0f;
-            const float shift = finite_or_zero(maximum_[half]);
-            // The output is divided by the sum of the rounded weights: what rounding adds to a
-            // key's share it takes from the others, and one visible key gives exactly its value.
-            // The log-sum-exp is of the weights themselves.
-            float exact[2] = {}, rounded[2] = {};
-#pragma unroll
-            for (int j = 0; j < 8; ++j) {
-                const int first = 4 * j + half * 2;
-                const float2 own = {exp2_fast(score[first] - shift),
-                                    exp2_fast(score[first + 1] - shift)};
-                weight[2 * j + half] = pack<T::kElement>(own.x, own.y);
-                const float2 kept = unpack<T::kElement>(weight[2 * j + half]);
-                exact[0] += own.x;
-                exact[1] += own.y;
-                rounded[0] += kept.x;
-                rounded[1] += kept.y;
-            }
-            sum_[half] = sum_[half] * factor[half] + (exact[0] + exact[1]);
-            rounded_sum_[half] = rounded_sum_[half] * factor[half] + (rounded[0] + rounded[1]);
-        }
+        float factor[2] = {1.0f, 1.0f};
+        std::uint32_t weight[2][kSums / 4] = {};  // pairs of keys; row g, row g + 8
+        softmax_row(score, 0, weight[0], factor[0]);
+        if (!spread()) softmax_row(score, 1, weight[1], factor[1]);
         const bool changed = __any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f);
         wait(&shared_.weights_free[0], weights_phase_ ^ 1);
         weights_phase_ ^= 1;
         publish(weight, factor, changed);
+    }
+
+    __device__ void softmax_row(const float (&score)[kSums], int half,
+                                std::uint32_t (&weight)[kSums / 4], float& factor) {
+        const float tile = row_maximum(score, half);
+        const float before = maximum_[half];
+        constexpr float lift = kLargestAfterRaise<T::kElement>;
+        const bool raise = tile > before + (lift + kHeadroom);
+        if (raise) maximum_[half] = tile - lift;
+        factor = raise ? exp2_fast(before - maximum_[half]) : 1.0f;
+        const float shift = finite_or_zero(maximum_[half]);
+        // The output is divided by the sum of the rounded weights: what rounding adds to a
+        // key's share it takes from the others, and one visible key gives exactly its value.
+        // The log-sum-exp is of the weights themselves.
+        float exact[2] = {}, rounded[2] = {};
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            const int first = 4 * j + half * 2;
+            const float2 own = {exp2_fast(score[first] - shift),
+                                exp2_fast(score[first + 1] - shift)};
+            weight[j] = pack<T::kElement>(own.x, own.y);
+            const float2 kept = unpack<T::kElement>(weight[j]);
+            exact[0] += own.x;
+            exact[1] += own.y;
+            rounded[0] += kept.x;
+            rounded[1] += kept.y;
+        }
+        sum_[half] = sum_[half] * factor + (exact[0] + exact[1]);
+        rounded_sum_[half] = rounded_sum_[half] * factor + (rounded[0] + rounded[1]);
     }
 
     // Over this tile's keys; the same in the four lanes of a row.
@@ -172,20 +179,26 @@ class Scorer {
         return fmaxf(other, __shfl_xor_sync(~0u, other, 2));
     }
 
-    // P as 64 rows of 64 keys, swizzled as the products want it.
-    __device__ void publish(const std::uint32_t (&weight)[kSums / 2], const float (&factor)[2],
+    // P as rows of 64 keys, swizzled as the products want it.
+    __device__ void publish(const std::uint32_t (&weight)[2][kSums / 4], const float (&factor)[2],
                             bool changed) {
-        const int row = warp_ * 16 + lane_ % 16;
-        const std::uint32_t base = shared_address(shared_.weights[0]) + row * 128;
+        const std::uint32_t base = shared_address(shared_.weights[0]);
+        if (spread()) {
+            const std::uint32_t row = base + (warp_ * 8 + lane_ % 8) * 128;
 #pragma unroll
-        for (int j = 0; j < 8; j += 2) {
-            const int chunk = j + lane_ / 16;
-            store_matrices(base + ((chunk ^ (row & 7)) << 4), weight[2 * j], weight[2 * j + 1],
-                           weight[2 * j + 2], weight[2 * j + 3]);
+            for (int j = 0; j < 8; j += 4)
+                store_matrices(row + (((j + lane_ / 8) ^ (lane_ & 7)) << 4), weight[0][j],
+                               weight[0][j + 1], weight[0][j + 2], weight[0][j + 3]);
+        } else {
+            const std::uint32_t row = base + (warp_ * 16 + lane_ % 16) * 128;
+#pragma unroll
+            for (int j = 0; j < 8; j += 2)
+                store_matrices(row + (((j + lane_ / 16) ^ (lane_ & 7)) << 4), weight[0][j],
+                               weight[1][j], weight[0][j + 1], weight[1][j + 1]);
         }
         if (changed && pair_ == 0) {
             shared_.factor[row_] = factor[0];
-            shared_.factor[row_ + 8] = factor[1];
+            if (!spread()) shared_.factor[row_ + 8] = factor[1];
         }
         if (lane_ == 0) shared_.rescale[warp_] = changed ? 1 : 0;
         fence_async_proxy();
@@ -197,6 +210,7 @@ class Scorer {
         final_phase_ ^= 1;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
+            if (half == 1 && spread()) break;
             const int row = row_ + 8 * half;
             const float exact = over_row(sum_[half]);
             const float rounded = over_row(rounded_sum_[half]);

@@ -22,6 +22,13 @@ __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t address, int l
     return std::uint64_t{descriptor_high()} << 32 | static_cast<std::uint64_t>(leading >> 4) << 16 |
            ((address & 0x3FFFF) >> 4);
 }
+// The left operand of 64 rows, or of up to 32 that are spread: rows 8w … 8w + 7 are the first eight
+// of warp w. Atoms are then said to be half as far apart as they are, so that every other one is
+// where rows lie; what falls between is read, too, and of no use.
+__device__ __forceinline__ std::uint64_t row_descriptor(std::uint32_t address, bool spread) {
+    constexpr std::uint64_t kHalf = std::uint64_t{512 >> 4} << 32;
+    return descriptor(address) - (spread ? kHalf : 0);
+}
 
 __device__ __forceinline__ void wgmma_begin() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");

@@ -17,6 +17,7 @@ void embed(Stream stream, const std::int32_t* tokens, const EmbeddingTable& tabl
 void rms_norm(Stream stream, const Matrix& x, const RowNorm& norm);
 void reduce_add_norm(Stream stream, const Matrix& partial, const Matrix& residual,
                      const RowNorm& norm);
+// Behind an expert product; the plan was there before that.
 void combine_add_norm(Stream stream, const Matrix& expert_out, std::int32_t top_k,
                       const ExpertPlan& plan, const Matrix& shared, const Matrix& residual,
                       const RowNorm& norm);

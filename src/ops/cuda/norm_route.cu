@@ -137,11 +137,13 @@ struct Rows {
     int cols;
 };
 
-// The normed rows, of which every block writes a part.
+// The normed rows, of which every block writes a part; `threads` of its threads do.
 __device__ void write_normed(const NormRouteCall& call, const Rows& rows,
-                             const float (&warp_sums)[kMostTokens][kWarps]) {
-    for (int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x); i < rows.tokens * rows.cols;
-         i += static_cast<int>(gridDim.x) * kThreads) {
+                             const float (&warp_sums)[kMostTokens][kWarps], int thread,
+                             int threads) {
+    const int all = rows.tokens * rows.cols, blocks = static_cast<int>(gridDim.x);
+    const int part = (all + blocks - 1) / blocks, begin = static_cast<int>(blockIdx.x) * part;
+    for (int i = begin + thread; i < min(begin + part, all); i += threads) {
         const int t = i / rows.cols, d = i % rows.cols;
         const float factor = factor_of(warp_sums[t], rows.cols, call.norm.epsilon);
         const float value = (rows.sums[i] * factor) * rows.weight[d];
@@ -150,7 +152,6 @@ __device__ void write_normed(const NormRouteCall& call, const Rows& rows,
     }
 }
 
-// By `threads` threads of a block.
 __device__ void write_residual(const NormRouteCall& call, const Rows& rows, int thread,
                                int threads) {
     for (int i = 4 * thread; i < rows.tokens * rows.cols; i += 4 * threads)
@@ -165,7 +166,7 @@ __global__ void __launch_bounds__(kThreads) norm_route_kernel(NormRouteCall call
     extern __shared__ __align__(16) float sums[];
     __shared__ float warp_sums[kMostTokens][kWarps];
     __shared__ bool last;
-    const int tokens = static_cast<int>(call.residual.rows);
+    const int tokens = kChains == 1 ? 1 : static_cast<int>(call.residual.rows);
     const int cols = static_cast<int>(call.residual.cols);
     float* weight = sums + tokens * cols;
     float* router = weight + cols;
@@ -183,7 +184,6 @@ __global__ void __launch_bounds__(kThreads) norm_route_kernel(NormRouteCall call
     __syncthreads();
 
     const Rows rows{sums, weight, tokens, cols};
-    write_normed(call, rows, warp_sums);
     for (int i = warp_id(); i < count * tokens; i += kWarps) {
         const int e = i / tokens, t = i % tokens;
         const float logit = multiply(sums + t * cols, weight, router + e * cols,
@@ -197,14 +197,19 @@ __global__ void __launch_bounds__(kThreads) norm_route_kernel(NormRouteCall call
         __threadfence();
     }
     __syncthreads();
-    if (!last) return;
+    const int thread = static_cast<int>(threadIdx.x);
+    if (!last) return write_normed(call, rows, warp_sums, thread, kThreads);
 
-    // Warps that have no token to route write the residual meanwhile.
-    const int idle = (kWarps - tokens) * 32;
-    if (const int thread = static_cast<int>(threadIdx.x) - tokens * 32; thread >= 0)
-        write_residual(call, rows, thread, idle);
+    // Warps that have no token to route write the rows meanwhile.
+    const int routing = tokens * 32;
+    if (thread >= routing) {
+        write_residual(call, rows, thread - routing, kThreads - routing);
+        write_normed(call, rows, warp_sums, thread - routing, kThreads - routing);
+    }
     route_and_place<kPer>(call.route, reinterpret_cast<std::byte*>(router));
-    if (idle <= 0) write_residual(call, rows, static_cast<int>(threadIdx.x), kThreads);
+    if (tokens < kWarps) return;
+    write_residual(call, rows, thread, kThreads);
+    write_normed(call, rows, warp_sums, thread, kThreads);
 }
 
 // Rows that can be read 16 bytes at a time.

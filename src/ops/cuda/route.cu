@@ -21,7 +21,7 @@ __global__ void route_tokens(RouteCall call) {
     const auto experts = call.rule.experts;
     const TokenMemory memory(warps + warp_id() * TokenMemory::bytes(experts), experts);
     const std::int64_t t = std::int64_t{blockIdx.x} * (blockDim.x / 32) + warp_id();
-    if (t < call.logits.rows) TokenRouter<kPer>(call, memory).run(t);
+    if (t < call.logits.rows) TokenRouter<kPer>(call, memory).run(t, false);
 }
 
 template <int kPer>

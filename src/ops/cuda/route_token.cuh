@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The router's choice for one token by one warp, with the CPU's bits: scores by the same text, sums
-// and ties in the same order. Lane l has experts l, l + 32, …, all of it in registers: at one token
+// and ties in the same order. A lane has neighbouring experts, all of it in registers: at one token
 // the chain of a warp's steps is what routing takes.
 #pragma once
 
@@ -24,8 +24,8 @@ struct RouteCall {
 
 // A warp's memory for one token.
 struct TokenMemory {
-    float* choice;  // [experts]: corrected scores, where groups are not whole warps
-    float* group;   // [experts]: scores of groups
+    float* choice;  // [experts]: corrected scores, where groups are not whole lanes
+    float* group;   // [experts]: scores of groups, there
     float* weight;  // [kMaxTopK]
     std::int32_t* expert;
 
@@ -64,67 +64,80 @@ __device__ inline float unordered(std::uint32_t key) {
     return __uint_as_float(key >> 31 != 0 ? key & 0x7fffffffu : ~key);
 }
 
-template <int kPer>  // experts of a lane at most
+// kPer: experts of a lane at most.
+template <int kPer>
 class TokenRouter {
     static_assert(kPer <= 32);
 
   public:
     __device__ TokenRouter(const RouteCall& call, const TokenMemory& memory)
-        : call_(call), rule_(call.rule), memory_(memory) {}
+        : call_(call), rule_(call.rule), memory_(memory), per_((call.rule.experts + 31) / 32) {}
 
     // Finds the choices of token t; they are in the warp's memory too, -1 for those of a pad.
-    __device__ void run(std::int64_t t) {
+    // alone: there is no other token, and its pairs lie as its choices do.
+    __device__ void run(std::int64_t t, bool alone) {
         // Another block may have written them while this kernel ran: not from the nearest cache.
         const float* logits = row_of(call_.logits, t);
-        each([&](int j, int e) { score_[j] = __ldcg(logits + e); });
         float bias[kPer] = {};
-        if (call_.bias != nullptr) each([&](int j, int e) { bias[j] = __ldg(call_.bias + e); });
-        if (call_.row_of_token[t] < 0) {
-            for_lanes(rule_.top_k, [&](int i) { call_.plan.pair_of[t * rule_.top_k + i] = -1; });
-            return write(t, [](int) { return Chosen{-1, 0.0f}; });
-        }
+        each([&](int j, int e) {
+            score_[j] = __ldcg(logits + e);
+            if (call_.bias != nullptr) bias[j] = __ldg(call_.bias + e);
+        });
+        if (call_.row_of_token[t] < 0) return leave_out(t, alone);
         make_scores();
         bool nan = false;
         each([&](int j, int) {
             choice_[j] = call_.bias == nullptr ? score_[j] : score_[j] + bias[j];
             nan |= choice_[j] != choice_[j];
         });
-        if (__any_sync(kAllLanes, nan))
-            return write(t, [](int i) { return Chosen{i, __int_as_float(0x7fc00000)}; });
+        if (__any_sync(kAllLanes, nan)) return take_first(t, alone);
         make_keys();
-        list_choices(take_largest());
+        list_choices(take_largest(), alone);
         float sum = 0.0f;
         for (int i = 0; i < rule_.top_k && rule_.normalise; ++i) sum += memory_.weight[i];
-        __syncwarp();
-        write(t, [&](int i) {
+        for_lanes(rule_.top_k, [&](int i) {
             const float score = memory_.weight[i];
             const float weight = rule_.normalise ? score / (sum + 1e-20f) : score;
-            return Chosen{memory_.expert[i], weight * rule_.scaling};
+            write(t, i, memory_.expert[i], weight * rule_.scaling, alone);
         });
     }
 
   private:
-    struct Chosen {
-        std::int32_t expert;
-        float weight;
-    };
-
     // use(j, e) for every expert e of this lane.
     template <typename Use>
     __device__ void each(const Use& use) const {
 #pragma unroll
         for (int j = 0; j < kPer; ++j)
-            if (const int e = j * 32 + lane_id(); e < rule_.experts) use(j, e);
+            if (const int e = lane_id() * per_ + j; j < per_ && e < rule_.experts) use(j, e);
     }
 
-    template <typename Choice>
-    __device__ void write(std::int64_t t, const Choice& choice) {
+    __device__ void write(std::int64_t t, int i, std::int32_t expert, float weight, bool alone) {
+        const std::int64_t at = t * rule_.top_k + i;
+        call_.plan.expert[at] = expert;
+        call_.plan.weight[at] = weight;
+        if (!alone) return;
+        call_.plan.source_token[i] = 0;
+        call_.plan.pair_of[i] = i;
+    }
+
+    // A pad.
+    __device__ void leave_out(std::int64_t t, bool alone) {
         for_lanes(rule_.top_k, [&](int i) {
-            const Chosen chosen = choice(i);
-            memory_.expert[i] = chosen.expert;
-            call_.plan.expert[t * rule_.top_k + i] = chosen.expert;
-            call_.plan.weight[t * rule_.top_k + i] = chosen.weight;
+            memory_.expert[i] = -1;
+            write(t, i, -1, 0.0f, false);
+            call_.plan.pair_of[t * rule_.top_k + i] = -1;
         });
+        if (alone) for_lanes(rule_.experts + 1, [&](int e) { call_.plan.indptr[e] = 0; });
+    }
+    // A token with a NaN.
+    __device__ void take_first(std::int64_t t, bool alone) {
+        for_lanes(rule_.top_k, [&](int i) {
+            memory_.expert[i] = i;
+            write(t, i, i, __int_as_float(0x7fc00000), alone);
+        });
+        if (alone)
+            for_lanes(rule_.experts + 1,
+                      [&](int e) { call_.plan.indptr[e] = min(e, rule_.top_k); });
     }
 
     // From logits in score_.
@@ -133,11 +146,7 @@ class TokenRouter {
             return each([&](int j, int) { score_[j] = portable_sigmoid(score_[j]); });
         float maximum = -std::numeric_limits<float>::infinity();
         each([&](int j, int) { maximum = score_[j] > maximum ? score_[j] : maximum; });
-#pragma unroll
-        for (int step = 16; step > 0; step /= 2) {
-            const float other = __shfl_xor_sync(kAllLanes, maximum, step);
-            maximum = other > maximum ? other : maximum;
-        }
+        maximum = unordered(__reduce_max_sync(kAllLanes, ordered(maximum)));
         each([&](int j, int) { score_[j] = portable_exp(score_[j] - maximum); });
         const auto sum = static_cast<float>(sum_scores());
         each([&](int j, int) { score_[j] /= sum; });
@@ -159,24 +168,25 @@ class TokenRouter {
             return sum;
         }
         sum = 0.0;
+        for (int lane = 0; lane < 32; ++lane)
 #pragma unroll
-        for (int j = 0; j < kPer; ++j)
-            for (int lane = 0; lane < min(32, rule_.experts - j * 32); ++lane)
-                sum += static_cast<double>(__shfl_sync(kAllLanes, score_[j], lane));
+            for (int j = 0; j < kPer; ++j) {
+                const float score = __shfl_sync(kAllLanes, score_[j], lane);
+                if (j < per_ && lane * per_ + j < rule_.experts) sum += static_cast<double>(score);
+            }
         return sum;
     }
 
     // Keys of the experts that may be chosen: all, or those in groups that are kept.
     __device__ void make_keys() {
-#pragma unroll
-        for (std::uint32_t& key : key_) key = 0;
         const int groups = rule_.group_score == GroupScore::none ? 1 : rule_.groups;
         if (groups == 1) return each([&](int j, int) { key_[j] = ordered(choice_[j]); });
-        const int size = rule_.experts / groups;
-        if (size % 32 == 0)
-            score_whole_groups(size);
-        else
-            score_groups(groups, size);
+        const int size = rule_.experts / groups, lanes = size / per_;
+        if (size % per_ == 0 && (lanes & (lanes - 1)) == 0) return open_groups(groups, lanes);
+        each([&](int j, int e) { memory_.choice[e] = choice_[j]; });
+        __syncwarp();
+        for_lanes(groups,
+                  [&](int g) { memory_.group[g] = group_score(memory_.choice + g * size, size); });
         each([&](int j, int e) {
             int better = 0;
             for (int g = 0; g < groups; ++g)
@@ -185,44 +195,40 @@ class TokenRouter {
         });
     }
 
-    // Groups of which every lane has the same number of experts.
-    __device__ void score_whole_groups(int size) {
-        std::uint32_t first = 0, second = 0;  // the lane's
-#pragma unroll
-        for (int j = 0; j < kPer; ++j) {
-            if (j * 32 >= rule_.experts) break;
-            const std::uint32_t key = ordered(choice_[j]);
-            second = max(second, min(first, key));
-            first = max(first, key);
-            if ((j + 1) * 32 % size != 0) continue;
-            const std::uint32_t best = __reduce_max_sync(kAllLanes, first);
-            const unsigned holders = __ballot_sync(kAllLanes, first == best);
-            const bool holds = lane_id() == __ffs(static_cast<int>(holders)) - 1;
-            const std::uint32_t next = __reduce_max_sync(kAllLanes, holds ? second : first);
-            if (lane_id() == 0)
-                memory_.group[j * 32 / size] = rule_.group_score == GroupScore::maximum
-                                                   ? unordered(best)
-                                                   : unordered(best) + unordered(next);
-            first = second = 0;
+    // Groups that are whole lanes, a power of two of them.
+    __device__ void open_groups(int groups, int lanes) {
+        std::uint32_t first = 0, second = 0;
+        each([&](int j, int) {
+            key_[j] = ordered(choice_[j]);
+            second = max(second, min(first, key_[j]));
+            first = max(first, key_[j]);
+        });
+        for (int step = 1; step < lanes; step *= 2) {
+            const std::uint32_t other = __shfl_xor_sync(kAllLanes, first, step);
+            const std::uint32_t next = __shfl_xor_sync(kAllLanes, second, step);
+            second = max(min(first, other), max(second, next));
+            first = max(first, other);
         }
-        __syncwarp();
+        const bool best_alone = rule_.group_score == GroupScore::maximum || second == 0;
+        const float mine = best_alone ? unordered(first) : unordered(first) + unordered(second);
+        int better = 0;
+        for (int g = 0; g < groups; ++g) {
+            const float other = __shfl_sync(kAllLanes, mine, g * lanes);
+            better += beats(other, g, mine, lane_id() / lanes) ? 1 : 0;
+        }
+        if (better >= rule_.top_groups)
+#pragma unroll
+            for (std::uint32_t& key : key_) key = 0;
     }
 
-    // A lane for a group.
-    __device__ void score_groups(int groups, int size) {
-        each([&](int j, int e) { memory_.choice[e] = choice_[j]; });
-        __syncwarp();
-        for_lanes(groups, [&](int g) {
-            const float* choice = memory_.choice + g * size;
-            float first = choice[0];
-            float second = -std::numeric_limits<float>::infinity();
-            for (int i = 1; i < size; ++i) {
-                second = fmaxf(second, fminf(first, choice[i]));
-                first = fmaxf(first, choice[i]);
-            }
-            memory_.group[g] =
-                rule_.group_score == GroupScore::maximum || size == 1 ? first : first + second;
-        });
+    __device__ float group_score(const float* choice, int count) const {
+        float first = choice[0];
+        float second = -std::numeric_limits<float>::infinity();
+        for (int i = 1; i < count; ++i) {
+            second = fmaxf(second, fminf(first, choice[i]));
+            first = fmaxf(first, choice[i]);
+        }
+        return rule_.group_score == GroupScore::maximum || count == 1 ? first : first + second;
     }
 
     // The largest top_k, ties to the lower index. Returns this lane's as bits.
@@ -241,9 +247,8 @@ class TokenRouter {
         find();
         for (int taken = 0; taken < rule_.top_k; ++taken) {
             const std::uint32_t largest = __reduce_max_sync(kAllLanes, best);
-            const unsigned expert =
-                best == largest ? static_cast<unsigned>(at * 32 + lane_id()) : ~0u;
-            if (expert == __reduce_min_sync(kAllLanes, expert)) {
+            const unsigned holders = __ballot_sync(kAllLanes, best == largest);
+            if (lane_id() == __ffs(static_cast<int>(holders)) - 1) {
                 taken_bits |= 1u << at;
 #pragma unroll
                 for (int j = 0; j < kPer; ++j)
@@ -254,30 +259,33 @@ class TokenRouter {
         return taken_bits;
     }
 
-    // The chosen experts, ascending, with their scores.
-    __device__ void list_choices(std::uint32_t taken_bits) {
+    // The chosen experts, ascending, with their scores; of a token alone, where pairs begin.
+    __device__ void list_choices(std::uint32_t taken_bits, bool alone) {
         int before = 0;
 #pragma unroll
         for (int j = 0; j < kPer; ++j) {
-            if (j * 32 >= rule_.experts) break;
-            const bool chosen = (taken_bits >> j & 1u) != 0;
-            const unsigned lanes = __ballot_sync(kAllLanes, chosen);
-            const int place = before + __popc(lanes & ((1u << lane_id()) - 1));
-            if (chosen) {
-                memory_.expert[place] = j * 32 + lane_id();
-                memory_.weight[place] = score_[j];
-            }
-            before += __popc(lanes);
+            if (j >= per_) break;
+            const unsigned lanes = __ballot_sync(kAllLanes, (taken_bits >> j & 1u) != 0);
+            before += __popc(lanes & ((1u << lane_id()) - 1));
         }
+        each([&](int j, int e) {
+            const int place = before + __popc(taken_bits & ((1u << j) - 1));
+            if (alone) call_.plan.indptr[e] = place;
+            if ((taken_bits >> j & 1u) == 0) return;
+            memory_.expert[place] = e;
+            memory_.weight[place] = score_[j];
+        });
+        if (alone && lane_id() == 0) call_.plan.indptr[rule_.experts] = rule_.top_k;
         __syncwarp();
     }
 
     const RouteCall& call_;
     const RouterRule& rule_;
     TokenMemory memory_;
-    float score_[kPer];
+    int per_;  // experts of a lane: the last lanes may have fewer
+    float score_[kPer] = {};
     float choice_[kPer];
-    std::uint32_t key_[kPer];
+    std::uint32_t key_[kPer] = {};  // choice as an ordered integer; 0: not to be chosen (any more)
 };
 
 inline constexpr std::int64_t kFewChoices = 256;  // that one block places
@@ -289,11 +297,15 @@ __device__ void route_and_place(const RouteCall& call, std::byte* memory) {
     constexpr std::int32_t kNone = std::numeric_limits<std::int32_t>::max();  // behind all experts
     const RouterRule& rule = call.rule;
     const TokenMemory mine(memory + warp_id() * TokenMemory::bytes(rule.experts), rule.experts);
+    if (call.logits.rows == 1) {
+        if (warp_id() == 0) TokenRouter<kPer>(call, mine).run(0, true);
+        return;
+    }
     const auto choices = static_cast<std::int32_t>(call.logits.rows) * rule.top_k;
     if (threadIdx.x < 4 && choices + threadIdx.x < kFewChoices)
         chosen[choices + threadIdx.x] = kNone;
     for (std::int64_t t = warp_id(); t < call.logits.rows; t += blockDim.x / 32) {
-        TokenRouter<kPer>(call, mine).run(t);
+        TokenRouter<kPer>(call, mine).run(t, false);
         for_lanes(rule.top_k, [&](int i) {
             chosen[t * rule.top_k + i] = mine.expert[i] < 0 ? kNone : mine.expert[i];
         });
