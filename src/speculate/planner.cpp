@@ -285,7 +285,7 @@ void DraftPlanner::plan(const PlanQuestion& q) {
     for (std::size_t i = 0; i < count; ++i) {
         add(q, known[i], without_, alone_);
         // One that loses alone does not win as the first of two.
-        if (alone_.outlook.rate <= without_.outlook.rate) continue;
+        if (!(alone_.outlook.rate > without_.outlook.rate)) continue;
         apply(q, known[i], alone_, with_one_);
         if (alone_.outlook.rate > best) {
             best = alone_.outlook.rate;
@@ -296,7 +296,7 @@ void DraftPlanner::plan(const PlanQuestion& q) {
         for (std::size_t j = 0; j < count; ++j) {
             if (j == i) continue;
             add(q, known[j], with_one_, second_);
-            if (second_.outlook.rate <= best) continue;
+            if (!(second_.outlook.rate > best)) continue;
             best = second_.outlook.rate;
             asked = {known[i], known[j]};
             asked_count = 2;

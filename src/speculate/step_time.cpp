@@ -287,11 +287,15 @@ void StepTime::observe(const StepSample& sample) {
 
     // Curve and keys share the correction as they share the time. What rows were believed to cost
     // stays, so the curve takes their part: added, not multiplied, as rows may have had it all.
-    const double of_keys = scale_ * per_key_ * sample.size.keys / predicted;
+    const double of_keys = std::min(scale_ * per_key_ * sample.size.keys / predicted, 1.0);
     const double place_rate = known ? kPlaceRate : 1 / (1 + seen);
     const double correction = place_rate * (1 - of_keys) * bounded * predicted / scale_;
-    raw_[segment.left] += (1 - share) * correction;
-    raw_[segment.left + 1] += share * correction;
+    // No lower than where rows have it all: from further down it would not come back, since a
+    // prediction is never below least_, and keys would then be blamed for more than the whole step.
+    const double lowest = least_ - per_row_ * static_cast<double>(sample.size.rows);
+    const auto correct = [&](double& at, double part) { at = std::max(at + part, lowest); };
+    correct(raw_[segment.left], (1 - share) * correction);
+    correct(raw_[segment.left + 1], share * correction);
     per_key_ *= 1 + kPlaceRate * of_keys * std::clamp(bounded, -1.0, 1.0);
     if (known) scale_ *= 1 + kScaleRate * bounded;
     visit(sample);

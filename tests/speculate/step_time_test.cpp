@@ -273,5 +273,41 @@ TEST(StepTime, RowsDoNotTakeTheBlameOfTokens) {
     EXPECT_NEAR(time->seconds({.rows = 8, .tokens = 16}), 4.06e-3, 0.1e-3);
 }
 
+// A guess that is a thousand times too long, then the steps of a recorded workload, which take 3 µs
+// whatever they hold: rows, keys and tokens had one after another been blamed for more than the
+// whole step, and the estimate ended as no number.
+TEST(StepTime, ComesBackFromAGuessThatWasFarTooLong) {
+    const std::vector<StepSample> guess = {
+        {.size = {.rows = 1, .tokens = 1}, .seconds = 1e-3},
+        {.size = {.rows = 1, .tokens = 64}, .seconds = 1e-3 + 64 * 2e-4}};
+    auto time = StepTime::fit(guess);
+    ASSERT_TRUE(time);
+    const StepSize steps[] = {
+        {2, 2, 0.7491},  {2, 2, 0.7593},  {2, 2, 0.7695},  {2, 2, 0.7797},  {3, 3, 0.8969},
+        {3, 11, 0.8408}, {3, 11, 0.4892}, {3, 3, 0.1987},  {4, 5, 0.5555},  {3, 3, 0.2752},
+        {3, 3, 0.2905},  {3, 3, 0.3058},  {2, 2, 0.1682},  {2, 2, 0.1784},  {2, 2, 0.1885},
+        {2, 2, 0.1987},  {1, 142, 15.22}, {1, 140, 69.79}, {1, 1, 1.442},   {1, 1, 1.447},
+        {1, 1, 1.452},   {1, 1, 1.457},   {1, 2, 2.93},    {1, 1, 1.473},   {1, 2, 2.961},
+        {1, 3, 4.479},   {1, 1, 1.503},   {1, 3, 4.54},    {1, 1, 1.524},   {1, 2, 3.063},
+        {1, 1, 1.539},   {2, 52, 71.41},  {2, 3, 4.332},   {2, 2, 2.9},     {2, 3, 4.367},
+        {2, 3, 4.393},   {2, 3, 4.418},   {2, 3, 4.444},   {2, 3, 4.454},   {2, 3, 4.49},
+        {2, 3, 4.5},     {2, 3, 4.535},   {2, 2, 3.032},   {2, 3, 4.561},   {2, 2, 3.058},
+        {2, 3, 4.602},   {1, 1, 1.539},   {1, 142, 15.22}, {1, 142, 72.68}, {2, 54, 77.15},
+        {2, 3, 4.561},   {2, 2, 3.052},   {2, 3, 4.597},   {2, 2, 3.078},   {2, 3, 4.637},
+        {2, 3, 4.658},   {2, 3, 4.683},   {2, 3, 4.704},   {2, 3, 4.729},   {2, 3, 4.754},
+        {2, 3, 4.78},    {2, 3, 4.79},    {2, 3, 4.816},   {2, 2, 3.226},   {2, 3, 4.856},
+        {2, 3, 4.882},   {1, 3, 4.923},   {1, 3, 4.969},   {1, 3, 5.014},   {1, 3, 5.06},
+        {1, 3, 5.106},   {1, 1, 1.712},   {1, 1, 1.717},   {1, 1, 1.722},   {1, 3, 5.198},
+        {1, 5, 8.765},   {1, 5, 8.892},   {1, 5, 9.02},    {1, 5, 9.147},   {1, 1, 1.845},
+        {1, 64, 94.09},  {1, 5, 8.23},    {1, 2, 3.287},   {1, 1, 1.651},   {1, 1, 1.656}};
+    for (int round = 0; round < 4; ++round)
+        for (const StepSize& size : steps) {
+            time->observe({.size = size, .seconds = 3e-6});
+            ASSERT_TRUE(std::isfinite(time->seconds(size)) && time->seconds(size) > 0)
+                << size.rows << " rows, " << size.tokens << " tokens, " << size.keys << " keys";
+        }
+    EXPECT_NEAR(time->seconds(steps[83]) / 3e-6, 1, 0.3);
+}
+
 }  // namespace
 }  // namespace espalier::speculate
