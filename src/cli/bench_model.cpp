@@ -17,6 +17,7 @@
 #include "cli/engine_flags.hpp"
 #include "cli/synthetic_model.hpp"
 #include "cli/terminal.hpp"
+#include "cli/window_batch.hpp"
 #include "linalg/machine_peaks.hpp"
 #include "model/cost.hpp"
 #include "model/sequence.hpp"
@@ -33,6 +34,7 @@ struct BenchModelOptions {
     std::string synthetic;  // a preset instead
     std::string dtype;
     std::vector<std::int64_t> depths = {0, 2048};
+    std::vector<std::int64_t> sequences = {1};
     std::vector<std::int64_t> rows = {1, 2, 4, 8, 64};
     std::vector<std::int64_t> prompts = {512, 2048};
     std::int64_t step_tokens = EngineSizes{}.max_step_tokens;
@@ -55,57 +57,15 @@ std::vector<std::int32_t> random_tokens(std::int64_t count, std::int64_t vocabul
     return tokens;
 }
 
-// Fills positions [0, depth) of every layer with noise: the time of attention does not depend on
-// the values.
-Expected<void> fill_cache(runtime::LoadedModel& loaded, model::Sequence& sequence,
-                          std::int64_t depth) {
-    if (depth == 0) return {};
-    Device& device = *loaded.device;
-    const auto on_device = [&](const auto& values) -> Expected<Buffer> {
-        const std::size_t bytes = values.size() * sizeof(values[0]);
-        ESPALIER_ASSIGN_OR_RETURN(Buffer buffer, device.allocate(bytes));
-        ESPALIER_RETURN_IF_ERROR(
-            device.upload(device.stream(), buffer.data(), values.data(), bytes));
-        return buffer;
-    };
-    ESPALIER_ASSIGN_OR_RETURN(Buffer scratch, device.allocate(1 << 20));
-    Arena arena(std::move(scratch));
-    OpContext context{device, arena};
-    std::mt19937 generator(2);
-    std::normal_distribution<float> normal;
-    std::vector<float> noise(static_cast<std::size_t>(depth * mla::kKey));
-    std::vector<std::int64_t> slots;
-    for (float& value : noise) value = normal(generator);
-    for (std::int64_t position = 0; position < depth; ++position)
-        slots.push_back(sequence.slot_of(position));
-    ESPALIER_ASSIGN_OR_RETURN(const Buffer latents, on_device(noise));
-    ESPALIER_ASSIGN_OR_RETURN(const Buffer places, on_device(slots));
-    for (std::int64_t layer = 0; layer < loaded.model->config().num_hidden_layers; ++layer) {
-        mla::AppendCall call;
-        call.tokens = depth;
-        call.latent = latents.as<float>();
-        call.latent_stride = mla::kKey;
-        call.rope = latents.as<float>() + mla::kLatent;
-        call.rope_stride = mla::kKey;
-        call.slot = places.as<std::int64_t>();
-        call.kv = sequence.storage().target(layer);
-        ESPALIER_RETURN_IF_ERROR(loaded.kernels->append(context, call));
-    }
-    return device.synchronize(device.stream());
-}
-
 double median(std::vector<double>& seconds) {
     const auto middle = seconds.begin() + std::ssize(seconds) / 2;
     std::nth_element(seconds.begin(), middle, seconds.end());
     return *middle;
 }
 
-// Median seconds of a recorded forward of `tokens` at `depth`: the GPU's alone.
-Expected<double> time_recorded(runtime::LoadedModel& loaded, model::Sequence& sequence,
-                               std::int64_t depth, const std::vector<std::int32_t>& tokens,
-                               int repetitions) {
-    sequence.set_length(depth);
-    ESPALIER_ASSIGN_OR_RETURN(const auto forward, sequence.record(*loaded.model, tokens, 1));
+// Median seconds of a recorded pass: the GPU's alone.
+Expected<double> time_recorded(WindowBatch& batch, int repetitions) {
+    ESPALIER_ASSIGN_OR_RETURN(const auto forward, batch.record());
     ESPALIER_RETURN_IF_ERROR(forward->play());
     std::vector<double> all;
     for (int repetition = 0; repetition < repetitions; ++repetition) {
@@ -115,15 +75,13 @@ Expected<double> time_recorded(runtime::LoadedModel& loaded, model::Sequence& se
     return median(all);
 }
 
-// Median seconds of feeding `tokens` at `depth`, after one forward that is not timed.
-Expected<double> time_forward(runtime::LoadedModel& loaded, model::Sequence& sequence,
-                              std::int64_t depth, const std::vector<std::int32_t>& tokens,
-                              int repetitions) {
+// Median seconds of what `forward` does, after one that is not timed.
+template <typename Forward>
+Expected<double> time_forward(int repetitions, const Forward& forward) {
     std::vector<double> seconds;
     for (int repetition = -1; repetition < repetitions; ++repetition) {
-        sequence.set_length(depth);
         const auto start = Clock::now();
-        ESPALIER_RETURN_IF_ERROR(sequence.feed(*loaded.model, tokens, true));
+        ESPALIER_RETURN_IF_ERROR(forward());
         if (repetition >= 0)
             seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
     }
@@ -134,62 +92,77 @@ std::string share(double rate, double peak) {
     return peak > 0 ? fmt::format("{:.0f}", 100 * rate / peak) : "-";
 }
 
-std::vector<std::string> result_row(const std::string& test, const model::StepShape& shape,
-                                    double seconds, const model::StepCost& cost,
-                                    const Machine& machine) {
-    const double bytes_rate = (cost.weight_bytes + cost.cache_bytes) / seconds;
-    const double flops_rate = cost.flops / seconds;
-    return {test,
-            std::to_string(shape.depth),
-            std::to_string(shape.tokens),
-            fmt::format("{:.2f}", seconds * 1e3),
-            fmt::format("{:.1f}", static_cast<double>(shape.tokens) / seconds),
-            fmt::format("{:.1f}", bytes_rate / 1e9),
-            share(bytes_rate, machine.read_bytes_per_second),
-            fmt::format("{:.0f}", flops_rate / 1e9),
-            share(flops_rate, machine.flops_per_second)};
-}
+class StepBench {
+  public:
+    StepBench(const BenchModelOptions& options, runtime::LoadedModel& loaded,
+              const Machine& machine)
+        : options_(options), loaded_(loaded), machine_(machine) {
+        table_.columns = {"test",     "depth", "sequences",           "tokens",  "ms",
+                          "tokens/s", "GB/s",  "% of read bandwidth", "GFLOP/s", "% of peak"};
+    }
 
-Expected<Table> measure(const BenchModelOptions& options, runtime::LoadedModel& loaded,
-                        const Machine& machine) {
-    const checkpoint::ModelConfig& config = loaded.model->config();
-    const model::StepFormats weight = loaded.model->weights().formats();
-    Table table;
-    table.columns = {
-        "test",    "depth",    "tokens", "ms", "tokens/s", "GB/s", "% of read bandwidth",
-        "GFLOP/s", "% of peak"};
-    for (const std::int64_t depth : options.depths) {
-        for (const std::int64_t rows : options.rows) {
-            ESPALIER_ASSIGN_OR_RETURN(auto sequence,
-                                      model::Sequence::create(*loaded.model, 0, depth + rows));
-            ESPALIER_RETURN_IF_ERROR(fill_cache(loaded, sequence, depth));
-            const auto tokens = random_tokens(rows, config.vocab_size);
-            const model::StepShape shape{rows, depth, 0, 1};
-            const model::StepCost cost = model::step_cost(config, weight, shape);
-            ESPALIER_ASSIGN_OR_RETURN(
-                const double seconds,
-                time_forward(loaded, sequence, depth, tokens, options.repetitions));
-            table.rows.push_back(result_row("window", shape, seconds, cost, machine));
-            if (options.load.device == DeviceKind::cpu) continue;
-            ESPALIER_ASSIGN_OR_RETURN(
-                const double recorded,
-                time_recorded(loaded, sequence, depth, tokens, options.repetitions));
-            table.rows.push_back(result_row("graph", shape, recorded, cost, machine));
-        }
+    Expected<Table> run() {
+        for (const std::int64_t depth : options_.depths)
+            for (const std::int64_t sequences : options_.sequences)
+                for (const std::int64_t rows : options_.rows)
+                    ESPALIER_RETURN_IF_ERROR(window({sequences, depth, rows}));
+        for (const std::int64_t length : options_.prompts) ESPALIER_RETURN_IF_ERROR(prompt(length));
+        return std::move(table_);
     }
-    for (const std::int64_t prompt : options.prompts) {
+
+  private:
+    Expected<void> window(const WindowBatch::Shape& of) {
+        const std::int64_t tokens = of.sequences * of.window;
+        ESPALIER_ASSIGN_OR_RETURN(
+            auto batch,
+            WindowBatch::create(loaded_, of,
+                                random_tokens(tokens, loaded_.model->config().vocab_size)));
+        const model::StepShape shape{tokens, of.depth, 0, of.sequences, of.sequences};
+        ESPALIER_ASSIGN_OR_RETURN(const double seconds, time_forward(options_.repetitions, [&] {
+                                      return batch.forward();
+                                  }));
+        add_row("window", shape, seconds);
+        if (options_.load.device == DeviceKind::cpu) return {};
+        ESPALIER_ASSIGN_OR_RETURN(const double recorded,
+                                  time_recorded(batch, options_.repetitions));
+        add_row("graph", shape, recorded);
+        return {};
+    }
+
+    Expected<void> prompt(std::int64_t length) {
         ESPALIER_ASSIGN_OR_RETURN(auto sequence,
-                                  model::Sequence::create(*loaded.model, prompt, prompt));
-        const auto tokens = random_tokens(prompt, config.vocab_size);
-        const int repetitions = std::max(1, options.repetitions / 2);
+                                  model::Sequence::create(*loaded_.model, length, length));
+        const auto tokens = random_tokens(length, loaded_.model->config().vocab_size);
+        const auto feed = [&]() -> Expected<void> {
+            sequence.set_length(0);
+            ESPALIER_RETURN_IF_ERROR(sequence.feed(*loaded_.model, tokens, 1));
+            return {};
+        };
         ESPALIER_ASSIGN_OR_RETURN(const double seconds,
-                                  time_forward(loaded, sequence, 0, tokens, repetitions));
-        const model::StepShape shape{prompt, 0, batch::decompressed_below(prompt), 1};
-        table.rows.push_back(
-            result_row("prompt", shape, seconds, model::step_cost(config, weight, shape), machine));
+                                  time_forward(std::max(1, options_.repetitions / 2), feed));
+        add_row("prompt", {length, 0, batch::decompressed_below(length), 1}, seconds);
+        return {};
     }
-    return table;
-}
+
+    void add_row(const std::string& test, const model::StepShape& shape, double seconds) {
+        const model::StepCost cost =
+            model::step_cost(loaded_.model->config(), loaded_.model->weights().formats(), shape);
+        const double bytes_rate = (cost.weight_bytes + cost.cache_bytes) / seconds;
+        const double flops_rate = cost.flops / seconds;
+        table_.rows.push_back({test, std::to_string(shape.depth), std::to_string(shape.sequences),
+                               std::to_string(shape.tokens), fmt::format("{:.2f}", seconds * 1e3),
+                               fmt::format("{:.1f}", static_cast<double>(shape.tokens) / seconds),
+                               fmt::format("{:.1f}", bytes_rate / 1e9),
+                               share(bytes_rate, machine_.read_bytes_per_second),
+                               fmt::format("{:.0f}", flops_rate / 1e9),
+                               share(flops_rate, machine_.flops_per_second)});
+    }
+
+    const BenchModelOptions& options_;
+    runtime::LoadedModel& loaded_;
+    const Machine machine_;
+    Table table_;
+};
 
 Expected<Machine> measured_cpu(runtime::LoadedModel& loaded) {
     ThreadPool& pool = static_cast<CpuDevice&>(*loaded.device).pool();
@@ -215,10 +188,11 @@ Expected<void> run(const BenchModelOptions& options) {
     ESPALIER_ASSIGN_OR_RETURN(const TableFormat format, parse_table_format(options.output));
     ESPALIER_ASSIGN_OR_RETURN(checkpoint::Checkpoint opened, open_model(options));
     EngineSizes sizes;
-    sizes.max_step_gather = 1;
+    sizes.max_step_gather = *std::max_element(options.sequences.begin(), options.sequences.end());
+    sizes.max_rows = std::max(sizes.max_rows, static_cast<std::int32_t>(sizes.max_step_gather));
     sizes.max_step_tokens = options.step_tokens;
     for (const std::int64_t rows : options.rows) {
-        sizes.max_step_tokens = std::max(sizes.max_step_tokens, rows);
+        sizes.max_step_tokens = std::max(sizes.max_step_tokens, rows * sizes.max_step_gather);
         for (const std::int64_t depth : options.depths)
             sizes.max_model_len = std::max(sizes.max_model_len, depth + rows);
     }
@@ -242,7 +216,7 @@ Expected<void> run(const BenchModelOptions& options) {
     } else {
         fmt::print(stderr, "{}: {}\n", loaded.backend->name(), loading);
     }
-    ESPALIER_ASSIGN_OR_RETURN(const Table table, measure(options, loaded, machine));
+    ESPALIER_ASSIGN_OR_RETURN(const Table table, StepBench(options, loaded, machine).run());
     fmt::print("{}", table.text(format));
     return {};
 }
@@ -265,6 +239,13 @@ Run add_bench_model(CLI::App& bench) {
     add_dtype_flag(*command, options->dtype);
     command->get_option("--dtype")->needs(synthetic);
     const CLI::Range tokens(std::int64_t{1}, std::int64_t{1} << 20);
+    command
+        ->add_option("--sequences", options->sequences,
+                     "Sequences of a step, each with a cache and a window of its own")
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->check(CLI::Range(std::int64_t{1}, std::int64_t{4096}))
+        ->capture_default_str();
     command->add_option("--depth", options->depths, "Cached tokens before the window")
         ->delimiter(',')
         ->allow_extra_args(false)
@@ -272,7 +253,7 @@ Run add_bench_model(CLI::App& bench) {
         ->capture_default_str();
     command
         ->add_option("--rows", options->rows,
-                     "Tokens of the window: 1 is plain decode, more is a verify step")
+                     "Tokens of a window: 1 is plain decode, more is a verify step")
         ->delimiter(',')
         ->allow_extra_args(false)
         ->check(tokens)

@@ -95,7 +95,9 @@ StepCost step_cost(const ModelConfig& c, const StepFormats& formats, const StepS
         return count * (static_cast<double>(shape.depth) + first) + count * (count + 1) / 2;
     };
     const auto decompressed = static_cast<double>(shape.decompressed);
-    const double absorbed_pairs = pairs_of(decompressed, tokens - decompressed);
+    const auto sequences = static_cast<double>(shape.sequences);
+    const double absorbed_pairs =
+        sequences * pairs_of(decompressed, (tokens - decompressed) / sequences);
     const double decompressed_pairs = pairs_of(0, decompressed);
     const auto heads = static_cast<double>(c.num_attention_heads);
     const double attention_flops =
@@ -111,7 +113,7 @@ StepCost step_cost(const ModelConfig& c, const StepFormats& formats, const StepS
         cost.weight_bytes += fixed_bytes(c, p, formats);
         cost.flops += 2 * tokens * (static_cast<double>(p.fixed) - kv_b);
         cost.flops += 2 * kv_b * (tokens - decompressed + up_keys) + attention_flops;
-        cost.cache_bytes += (static_cast<double>(shape.depth) + tokens) * mla::kKey *
+        cost.cache_bytes += (sequences * static_cast<double>(shape.depth) + tokens) * mla::kKey *
                             (formats.attention.input() == DType::f32 ? 4 : 2);
         if (p.routed == 0) continue;
         const double share =

@@ -19,8 +19,8 @@ struct ParameterCount {
 };
 ParameterCount count_parameters(const checkpoint::ModelConfig& config);
 
-// One forward of `tokens` tokens whose last one sits at `depth` + tokens - 1, `gathered` of them
-// with logits.
+// One forward of `tokens` tokens, as many of each sequence, behind `depth` cached ones of its own;
+// `gathered` of them with logits.
 struct StepCost {
     double weight_bytes = 0;  // routed experts in expectation, when tokens choose independently
     double cache_bytes = 0;
@@ -31,6 +31,7 @@ struct StepShape {
     std::int64_t depth = 0;         // cached tokens before them
     std::int64_t decompressed = 0;  // of the tokens, how many take the decompressed form
     std::int64_t gathered = 1;
+    std::int64_t sequences = 1;  // of all tokens; more than one: none is decompressed
 };
 // How the matrices that a step reads are stored.
 struct StepFormats {

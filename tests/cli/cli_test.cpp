@@ -166,6 +166,16 @@ TEST(Cli, AWrittenModelIsInspectedAndRuns) {
     EXPECT_EQ(run_binary("make-model --out " + model).status, 1);  // not empty
 }
 
+TEST(Cli, SequencesAreTimedTogether) {
+    const auto bench = json_of(
+        "bench model --synthetic tiny-v3 --depth 70 --sequences 1,3 --rows 1,2 --prompt 20 -r 1 -o "
+        "json");
+    ASSERT_EQ(bench.size(), 5u);
+    EXPECT_EQ(bench[3]["sequences"], 3);
+    EXPECT_EQ(bench[3]["tokens"], 6);
+    EXPECT_GT(bench[3]["ms"].get<double>(), 0.0);
+}
+
 TEST(Cli, APresetIsTimedWithoutBeingKept) {
     const auto bench = json_of(
         "bench model --synthetic tiny-glm --dtype int4 --depth 0 --rows 1 --prompt 300 -r 1 -o "

@@ -43,6 +43,18 @@ TEST(Cost, OneRowReadsItsActiveWeightsOnce) {
                 2e9);
 }
 
+// Eight sequences of three tokens read the weights once and eight caches, and see eight times the
+// keys that one does.
+TEST(Cost, SequencesHaveCachesOfTheirOwn) {
+    const auto config = deepseek_v3();
+    const StepShape one{3, 1000, 0, 1}, eight{24, 1000, 0, 8, 8}, chain{24, 1000, 0, 8};
+    const StepCost cost = step_cost(config, kBf16, eight);
+    EXPECT_DOUBLE_EQ(cost.cache_bytes, 8 * step_cost(config, kBf16, one).cache_bytes);
+    EXPECT_DOUBLE_EQ(cost.weight_bytes, step_cost(config, kBf16, chain).weight_bytes);
+    EXPECT_DOUBLE_EQ(cost.flops, 8 * step_cost(config, kBf16, one).flops);
+    EXPECT_LT(cost.flops, step_cost(config, kBf16, chain).flops);
+}
+
 // A group of 32 codes of four bits and a bf16 scale: 4.5 bits.
 TEST(Cost, ScalesAreRead) {
     const auto config = deepseek_v3();
