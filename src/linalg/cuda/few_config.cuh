@@ -42,11 +42,12 @@ struct FewParams {
     int lead_segment = 0;  // a segment's chunks
 };
 
+// How a kernel reads x, and whether a dense product is in front.
 enum class FewInput : std::uint8_t {
-    single,
-    vector,
-    leading
-};  // elements or 16 bytes of x at once
+    single,   // an element at a time
+    vector,   // 16 bytes at a time
+    leading,  // so too, and a dense product is in front
+};
 
 template <WeightCode kCode_, int kTokenTiles_, int kRowTiles_, int kSegment_,
           FewInput kInput = FewInput::vector>
