@@ -6,7 +6,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -128,6 +130,9 @@ class Terminal {
   public:
     explicit Terminal(std::vector<std::string> arguments) {
         id_ = forkpty(&terminal_, nullptr, nullptr, nullptr);
+        if (id_ < 0)
+            ADD_FAILURE() << "no terminal to be had (is /dev/pts mounted?): "
+                          << std::strerror(errno);
         if (id_ == 0) {
             setenv("TERM", "xterm", 1);
             arguments.insert(arguments.begin(), {ESPALIER_BINARY, "chat"});
