@@ -88,6 +88,7 @@ ModelDrafter::ModelDrafter(std::unique_ptr<DraftModel> model, const Machine& mac
       draws_(std::move(draws)),
       growth_(std::move(growth)),
       backlog_(limits.tokens, cache.storage.page_count()),
+      followed_(cache.storage.page_count()),
       batch_(machine.device, machine.capture.poison),
       steps_(machine.device, machine.capture),
       most_({.absorbed_tokens = limits.nodes,
@@ -135,6 +136,13 @@ void ModelDrafter::begin(RequestSlot request, std::span<const TokenId>, std::int
     const auto index = static_cast<std::size_t>(request);
     if (index >= serials_.size()) serials_.resize(index + 1);
     serials_[index] = next_serial_++;
+    followed_.begin(request);
+}
+
+// What waits would be written later to pages that may be others' by then.
+void ModelDrafter::forget() {
+    backlog_.clear();
+    followed_.forget();
 }
 
 Expected<void> ModelDrafter::extend(std::span<const speculate::Extension> extensions) {
@@ -153,6 +161,7 @@ Expected<void> ModelDrafter::log_taps(std::span<const speculate::Extension> exte
     std::int64_t count = 0;
     for (const speculate::Extension& one : extensions) {
         backlog_.add(one);
+        followed_.add(one);
         std::ranges::copy(one.taps, rows + count);
         count += std::ssize(one.taps);
     }

@@ -24,6 +24,7 @@
 #include "cache/kv_storage.hpp"
 #include "draft/backlog.hpp"
 #include "draft/draft_model.hpp"
+#include "draft/followed.hpp"
 #include "draft/level_draws.hpp"
 #include "draft/tree_growth.hpp"
 #include "model/taps.hpp"
@@ -54,6 +55,10 @@ class ModelDrafter final : public speculate::Drafter {
                std::int64_t max_tokens) override;
     void end(RequestSlot request) override { backlog_.drop(request); }
     Expected<void> extend(std::span<const speculate::Extension> extensions) override;
+    void forget() override;
+    bool follows(RequestSlot request, std::int64_t root_position) const override {
+        return followed_.whole(request, root_position);
+    }
     void commit(std::span<const speculate::Commitment>) override {}
     Expected<void> propose(std::span<const speculate::DraftCall> calls) override;
 
@@ -109,6 +114,7 @@ class ModelDrafter final : public speculate::Drafter {
     LevelDraws draws_;
     TreeGrowth growth_;
     Backlog backlog_;
+    Followed followed_;
     std::vector<std::int64_t> serials_;  // by request slot
     std::int64_t next_serial_ = 0;
 

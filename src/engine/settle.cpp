@@ -213,11 +213,18 @@ void Stepper::learn(StepReport& report) {
 // After advance: updates to the receivers, new tokens to the drafters, the ended ones out.
 void Stepper::emit() {
     finish_ended();
-    for (const schedule::PlannedRequest& planned : plan_->requests) {
+    const auto lives = [&](const schedule::PlannedRequest& planned) {
         const auto slot = static_cast<std::size_t>(planned.id.slot);
-        if (!live_[slot] || live_[slot]->id != planned.id) continue;
-        LiveRequest& request = *live_[slot];
-        speculation_.read(planned.id.slot, scheduler_->tokens(planned.id.slot));
+        return live_[slot] && live_[slot]->id == planned.id;
+    };
+    texts_.clear();
+    for (const schedule::PlannedRequest& planned : plan_->requests)
+        if (lives(planned))
+            texts_.push_back({planned.id.slot, scheduler_->tokens(planned.id.slot)});
+    speculation_.read(texts_);
+    for (const schedule::PlannedRequest& planned : plan_->requests) {
+        if (!lives(planned)) continue;
+        LiveRequest& request = live(planned.id);
         const bool updated = !request.emission.tokens.empty() || !request.emission.text.empty();
         const bool prompt_known = request.group->prompt_logprobs &&
                                   request.group->prompt_logprobs->complete() &&

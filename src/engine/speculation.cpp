@@ -29,8 +29,9 @@ Speculation::Speculation(const SpeculationSettings& settings,
     CHECK(drafters.size() <= static_cast<std::size_t>(speculate::kMaxDrafters),
           "{} drafters, at most {}", drafters.size(), speculate::kMaxDrafters);
     for (auto& drafter : drafters) {
-        std::string name(drafter->name());
-        sources_.push_back({std::move(drafter), std::move(name), {}, {}});
+        Source& source = sources_.emplace_back();
+        source.name = drafter->name();
+        source.drafter = std::move(drafter);
     }
     const auto rows = static_cast<std::size_t>(settings.max_rows);
     proposals_.assign(rows, Proposal(0, 0));
@@ -75,16 +76,20 @@ bool Speculation::shown_to(const Slot& state, const Source& source) {
 }
 
 void Speculation::begin(RequestSlot request, std::span<const std::int32_t> prompt,
-                        std::int64_t max_tokens, bool drafts) {
+                        std::int64_t max_tokens, Drafts drafts) {
     CHECK(request >= 0, "request slot {}", request);
     if (static_cast<std::size_t>(request) >= slots_.size())
         slots_.resize(static_cast<std::size_t>(request) + 1);
     Slot& state = slot(request);
     CHECK(!state.open, "request slot {} begins twice", request);
     state.open = true;
-    state.drafts = drafts && !sources_.empty();
+    state.drafts = drafts != Drafts::none && !sources_.empty();
+    state.needs_watch = drafts == Drafts::prescribed;
+    prescribing_ += state.needs_watch ? 1 : 0;
     state.proposed = false;
     state.bias = {};
+    for (Source& source : sources_)
+        if (state.needs_watch && !source.watch.awake()) source.watch.wake();
     const std::size_t first = std::min<std::size_t>(prompt.size(), kReadTokens);
     state.read = static_cast<std::int64_t>(first);
     for (Source& source : sources_)
@@ -96,11 +101,20 @@ void Speculation::end(RequestSlot request) {
     Slot& state = slot(request);
     CHECK(state.open, "request slot {} ends before it began", request);
     state.open = false;
+    prescribing_ -= state.needs_watch ? 1 : 0;
     for (Source& source : sources_)
         if (shown_to(state, source)) source.drafter->end(request);
 }
 
-void Speculation::read(RequestSlot request, std::span<const std::int32_t> tokens) {
+void Speculation::read(std::span<const Text> texts) {
+    if (!reads_) return;
+    const schedule::Time begin = settings_.clock ? settings_.clock() : 0;
+    for (const Text& text : texts) read_on(text.request, text.tokens);
+    const schedule::Time end = settings_.clock ? settings_.clock() : 0;
+    upkeep_.reading += static_cast<double>(end - begin) * 1e-9;
+}
+
+void Speculation::read_on(RequestSlot request, std::span<const std::int32_t> tokens) {
     Slot& state = slot(request);
     const auto length = static_cast<std::int64_t>(tokens.size());
     if (state.read >= length) return;
@@ -123,15 +137,18 @@ std::span<const DraftOrigin> Speculation::origins(RequestSlot request, std::int3
 
 bool Speculation::wants_hidden_states() const {
     return std::any_of(sources_.begin(), sources_.end(), [](const Source& source) {
-        return source.works() && source.drafter->needs().hidden_states;
+        return source.looks_on() && source.watch.awake();
     });
 }
 
 void Speculation::extend(std::span<const speculate::Extension> extensions) {
     for (Source& source : sources_) {
-        if (!source.works() || !source.drafter->needs().hidden_states) continue;
+        if (!source.looks_on() || !source.watch.awake()) continue;
+        const schedule::Time begin = settings_.clock ? settings_.clock() : 0;
         if (const auto extended = source.drafter->extend(extensions); !extended)
             give_up(source, extended.error());
+        const schedule::Time end = settings_.clock ? settings_.clock() : 0;
+        source.look_on = static_cast<double>(end - begin) * 1e-9;
     }
 }
 
@@ -165,19 +182,45 @@ void Speculation::learn(const speculate::StepSample& sample) {
 }
 
 // With many short texts hardly a step is without prompts, so their part is taken out by the model
-// of a step, whose error must stay small beside the rest.
+// of a step, whose error must stay small beside the rest: no more than three fifths may be theirs.
 void Speculation::learn(const speculate::StepSize& size, std::int64_t prompts, double tokens,
                         double seconds) {
-    constexpr std::int64_t kMostPrompts = 512;
-    if (!went_ || decoding_rows_ == 0 || prompts > kMostPrompts) return;
-    if (prompts > 0) {
-        if (!time_) return;
+    if (settings_.grant != NodeGrant::measured || decoding_rows_ == 0 || starting()) return;
+    watch(seconds);
+    speculate::MeasuredRate::Upkeep upkeep = upkeep_;
+    for (const Source& source : sources_) upkeep.look_on += source.look_on;
+    double prompt_seconds = 0;
+    if (prompts > 0 && time_) {
         speculate::StepSize decoding = size;
         decoding.tokens -= prompts;
-        const double prompt_seconds = time_->seconds(size) - time_->seconds(decoding);
-        seconds = std::max(seconds - prompt_seconds, 0.25 * seconds);
+        prompt_seconds = time_->seconds(size) - time_->seconds(decoding);
     }
-    rate_.observe(decoding_rows_, *went_, tokens, seconds);
+    if (!went_ || (prompts > 0 && !time_) || prompt_seconds > 0.6 * seconds)
+        return rate_.owe(decoding_rows_, upkeep);
+    seconds -= prompt_seconds;
+    rate_.observe(decoding_rows_,
+                  {.way = *went_, .tokens = tokens, .seconds = seconds, .upkeep = upkeep});
+}
+
+// Which draft models are kept up to date from here on.
+void Speculation::watch(double seconds) {
+    if (prescribing_ > 0) return;
+    const bool planned = way_ == speculate::DraftingWay::passes;
+    const bool may_draft = !rate_.suspended(decoding_rows_, speculate::DraftingWay::passes);
+    for (std::size_t i = 0; i < sources_.size(); ++i) {
+        Source& source = sources_[i];
+        if (!source.looks_on()) continue;
+        const auto id = static_cast<DrafterId>(i);
+        const bool was_awake = source.watch.awake();
+        source.watch.observe({.rows = decoding_rows_,
+                              .seconds = seconds,
+                              .look_on = source.look_on,
+                              .gain = planned ? planner_.saves(id) : 0,
+                              .may_draft = may_draft,
+                              .able = planned && 2 * source.able >= decoding_rows_,
+                              .probed = planned && planner_.probes(id)});
+        if (was_awake && !source.watch.awake()) source.drafter->forget();
+    }
 }
 
 }  // namespace espalier::engine

@@ -30,6 +30,7 @@
 #include "speculate/merge.hpp"
 #include "speculate/planner.hpp"
 #include "speculate/step_time.hpp"
+#include "speculate/watch.hpp"
 
 namespace espalier::engine {
 
@@ -90,13 +91,19 @@ class Speculation {
     void set_step_time(const speculate::StepTime& time);
 
     // Every request begins and ends. One that does not draft is shown only to drafters that keep
-    // KV for each page of the cache.
+    // KV for each page of the cache. For one that prescribes its drafts these are kept up to date.
+    enum class Drafts : std::uint8_t { none, what_pays, prescribed };
     void begin(RequestSlot request, std::span<const std::int32_t> prompt, std::int64_t max_tokens,
-               bool drafts);
+               Drafts drafts);
     void end(RequestSlot request);
 
-    // Lets the drafters read on in the request's committed tokens.
-    void read(RequestSlot request, std::span<const std::int32_t> tokens);
+    // Lets the drafters read on in the requests' committed tokens; where they are not asked for
+    // now, later: texts that end before then are never read.
+    struct Text {
+        RequestSlot request = 0;
+        std::span<const std::int32_t> tokens = {};
+    };
+    void read(std::span<const Text> texts);
 
     // Asks the drafters, and sets how many drafts each row verifies. load: the step without any.
     void choose(std::span<const DraftRow> rows, speculate::StepLoad load,
@@ -128,12 +135,17 @@ class Speculation {
         std::unique_ptr<speculate::Drafter> drafter;  // null: it failed
         std::string name, failure;
         speculate::DraftTime time;
+        speculate::Watch watch;
+        double look_on = 0;     // seconds, in the last step
+        std::int64_t able = 0;  // rows of the last plan that it may be asked for
         bool works() const { return drafter != nullptr; }
         bool passes() const { return works() && drafter->needs().passes; }
+        bool looks_on() const { return works() && drafter->needs().hidden_states; }
     };
     struct Slot {
         bool open = false;
         bool drafts = false;
+        bool needs_watch = false;  // it prescribes its drafts, from its beginning to its end
         bool proposed = false;
         bool prescribed = false;  // the row prescribes its drafts
         std::int64_t read = 0;
@@ -145,6 +157,8 @@ class Speculation {
     };
     static constexpr std::size_t kNoPlan = ~std::size_t{0};
 
+    void read_on(RequestSlot request, std::span<const std::int32_t> tokens);
+    bool catch_up(std::span<const DraftRow> rows);
     Slot& slot(RequestSlot request);
     const Slot& slot(RequestSlot request) const;
     void give_up(Source& source, const Error& error);
@@ -152,9 +166,14 @@ class Speculation {
     void follow_script(std::span<const DraftRow> rows, const speculate::StepLoad& load,
                        std::span<std::int32_t> drafts);
     bool may_draft(const DraftRow& row) const;
+    bool has_free() const;
+    double prompt_seconds(std::span<const DraftRow> rows, const speculate::StepSize& size) const;
+    bool can_ask(const Source& source, const DraftRow& row) const;
     speculate::DraftingWay way_of(std::span<const DraftRow> rows);
+    void watch(double seconds);
     void start_choice(std::span<const DraftRow> rows);
-    void note_way(bool drafts, bool learns);
+    void note_way(bool learns);
+    void note_most(std::span<const std::int32_t> drafts);
     bool coupled(speculate::DrafterId id, float temperature);
     void plan_drafting(std::span<const DraftRow> rows, speculate::StepLoad load);
     speculate::PlanRow plan_row(const DraftRow& row) const;
@@ -178,8 +197,16 @@ class Speculation {
     speculate::NodeBudget budget_;
     speculate::MeasuredRate rate_;
     speculate::DraftingWay way_ = speculate::DraftingWay::passes;  // the most that this step may do
-    std::optional<speculate::DraftingWay> went_;  // what it did because that pays; none: it learns
+    bool reads_ = true;                           // drafters are shown every token at once
+    bool caught_up_ = false;                      // this step, with what was not shown
+    std::optional<speculate::DraftingWay> went_;  // what it is measured as; none: it learns
     std::int64_t decoding_rows_ = 0;              // of the last choice
+    std::int64_t drafting_rows_ = 0;              // of these, any drafter may draft for
+    std::int64_t planned_rows_ = 0;               // of these, some draft model may
+    speculate::MeasuredRate::Upkeep upkeep_;      // of the last step; looking on: planning alone
+    std::int64_t prescribing_ = 0;                // requests under way
+    std::int32_t free_drafts_ = kMaxDrafts;       // that drafters without passes are asked for
+    std::int64_t fewer_steps_ = 0;                // since when fewer would have done
     std::optional<speculate::StepTime> time_;
     std::vector<speculate::StepSample> first_samples_;
     std::size_t first_grants_ = 0;

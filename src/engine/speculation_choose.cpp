@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first half of Speculation's step: what drafters are asked for, what they propose, and how
-// many nodes each request verifies.
+// The first half of Speculation's step: what drafters are asked for, and what they propose. How
+// many nodes each request verifies is in speculation_grant.cpp.
 #include <algorithm>
 #include <array>
 
@@ -72,19 +72,47 @@ bool Speculation::coupled(DrafterId id, float temperature) {
 DraftingWay Speculation::way_of(std::span<const DraftRow> rows) {
     if (settings_.grant != NodeGrant::measured || rows.empty() || starting())
         return DraftingWay::passes;
+    const auto count = static_cast<std::int64_t>(rows.size());
     speculate::MeasuredRate::Drafters there;
+    there.free = has_free();
     for (const Source& source : sources_)
-        if (source.works()) (source.passes() ? there.passes : there.free) = true;
-    return rate_.next(static_cast<std::int64_t>(rows.size()), there);
+        there.passes = there.passes || (source.passes() && source.watch.awake());
+    return rate_.next(count, there);
+}
+
+bool Speculation::can_ask(const Source& source, const DraftRow& row) const {
+    return source.watch.awake() &&
+           source.drafter->follows(row.request, static_cast<std::int64_t>(row.tokens.size()) - 1);
+}
+
+// Shows the drafters what they were not shown while none was asked.
+bool Speculation::catch_up(std::span<const DraftRow> rows) {
+    bool any = false;
+    for (const DraftRow& row : rows) {
+        const Slot& state = slot(row.request);
+        if (!state.drafts || state.read == static_cast<std::int64_t>(row.tokens.size())) continue;
+        read_on(row.request, row.tokens);
+        any = true;
+    }
+    return any;
 }
 
 void Speculation::start_choice(std::span<const DraftRow> rows) {
     way_ = way_of(rows);
+    const auto count = static_cast<std::int64_t>(rows.size());
+    reads_ = rows.empty() || settings_.grant != NodeGrant::measured || prescribing_ > 0 ||
+             !rate_.suspended(count, DraftingWay::free);
+    const schedule::Time begin = settings_.clock ? settings_.clock() : 0;
+    caught_up_ = way_ != DraftingWay::none && catch_up(rows);
+    const schedule::Time end = settings_.clock ? settings_.clock() : 0;
+    upkeep_.reading = static_cast<double>(end - begin) * 1e-9;
     plan_rows_.clear();
     plan_index_.assign(rows.size(), kNoPlan);
+    drafting_rows_ = 0;
     for (const DraftRow& row : rows) {
         Slot& state = slot(row.request);
         state.proposed = may_draft(row);
+        drafting_rows_ += state.proposed ? 1 : 0;
         state.prescribed = row.prescribed != nullptr;
         state.candidates.reset(row.tokens.back());
         state.temperature = row.sampling != nullptr ? row.sampling->draw().temperature : 0.0f;
@@ -116,7 +144,7 @@ void Speculation::plan_drafting(std::span<const DraftRow> rows, speculate::StepL
     std::array<const speculate::DraftTime*, speculate::kMaxDrafters> times = {};
     bool any = false;
     for (std::size_t i = 0; i < sources_.size(); ++i) {
-        if (!sources_[i].passes()) continue;
+        if (!sources_[i].passes() || !sources_[i].watch.awake()) continue;
         any = true;
         times[i] = &sources_[i].time;
     }
@@ -137,10 +165,27 @@ void Speculation::plan_drafting(std::span<const DraftRow> rows, speculate::StepL
         if (way_ != DraftingWay::passes) continue;
         plan_index_[i] = plan_rows_.size();
         plan_rows_.push_back(plan_row(rows[i]));
+        bool able = false;
+        for (std::size_t d = 0; d < sources_.size(); ++d) {
+            if (times[d] == nullptr) continue;
+            plan_rows_.back().unable[d] = !can_ask(sources_[d], rows[i]);
+            sources_[d].able += plan_rows_.back().unable[d] ? 0 : 1;
+            able = able || !plan_rows_.back().unable[d];
+        }
+        planned_rows_ += able ? 1 : 0;
     }
+    for (std::size_t d = 0; d < sources_.size(); ++d)
+        if (std::ranges::all_of(plan_rows_, [d](const auto& row) { return row.unable[d]; }))
+            times[d] = nullptr;
     if (!time_ || settings_.grant == NodeGrant::everything) return;
-    planner_.plan(
-        {.target = *time_, .table = table_, .times = times, .load = load, .rows = plan_rows_});
+    std::array<bool, speculate::kMaxDrafters> probe = {};
+    for (std::size_t d = 0; d < sources_.size(); ++d) probe[d] = sources_[d].watch.wants_probe();
+    planner_.plan({.target = *time_,
+                   .table = table_,
+                   .times = times,
+                   .probe = probe,
+                   .load = load,
+                   .rows = plan_rows_});
     for (std::size_t d = 0; d < sources_.size(); ++d) {
         const auto id = static_cast<DrafterId>(d);
         if (times[d] == nullptr) continue;
@@ -156,9 +201,10 @@ DraftShape Speculation::shape_for(DrafterId id, std::span<const DraftRow> rows,
                                   std::size_t row) const {
     const DraftRow& asked = rows[row];
     if (!may_draft(asked)) return DraftPlanner::kNotAsked;
+    if (sources_[id].passes() && !can_ask(sources_[id], asked)) return DraftPlanner::kNotAsked;
     if (asked.prescribed != nullptr) return within(*asked.prescribed, asked.max_drafts);
-    if (!sources_[id].passes() || settings_.grant == NodeGrant::everything)
-        return within({}, asked.max_drafts);
+    if (settings_.grant == NodeGrant::everything) return within({}, asked.max_drafts);
+    if (!sources_[id].passes()) return within({.nodes = 1 + free_drafts_}, asked.max_drafts);
     if (way_ != DraftingWay::passes) return DraftPlanner::kNotAsked;
     if (!time_) return within(DraftPlanner::kFirstShape, asked.max_drafts);
     return planner_.shape(id, plan_index_[row]);
@@ -172,7 +218,7 @@ double Speculation::propose(DrafterId id, std::span<const DraftRow> rows) {
         const DraftRow& row = rows[i];
         const DraftShape shape = shape_for(id, rows, i);
         if (shape.depth < 1) continue;
-        proposals_[i] = Proposal(id, row.tokens.back());
+        proposals_[i].reset(id, row.tokens.back());
         proposals_[i].coupled = source.passes() && slot(row.request).coupled[id];
         calls_.push_back({.request = row.request,
                           .root_position = static_cast<std::int64_t>(row.tokens.size()) - 1,
@@ -240,11 +286,20 @@ void Speculation::choose(std::span<const DraftRow> rows, speculate::StepLoad loa
     std::fill(drafts.begin(), drafts.end(), 0);
     draft_levels_ = 0;
     went_.reset();
+    planned_rows_ = 0;
+    upkeep_ = {};
+    for (Source& source : sources_) source.look_on = 0, source.able = 0;
     decoding_rows_ = static_cast<std::int64_t>(rows.size());
     if (settings_.script != nullptr) return follow_script(rows, load, drafts);
     start_choice(rows);
+    load.prompt_seconds = prompt_seconds(rows, load.size);
     for (const bool passes : {false, true}) {
-        if (passes) plan_drafting(rows, load);
+        if (passes) {
+            const schedule::Time begin = settings_.clock ? settings_.clock() : 0;
+            plan_drafting(rows, load);
+            const schedule::Time end = settings_.clock ? settings_.clock() : 0;
+            upkeep_.look_on = static_cast<double>(end - begin) * 1e-9;
+        }
         for (std::size_t i = 0; i < sources_.size(); ++i)
             if (sources_[i].works() && sources_[i].passes() == passes)
                 load.draft_seconds += propose(static_cast<DrafterId>(i), rows);
@@ -258,6 +313,16 @@ void Speculation::choose(std::span<const DraftRow> rows, speculate::StepLoad loa
     for (std::size_t i = 0; i < rows.size(); ++i) drafts[i] += prescribed_[i];
 }
 
+// Of a step without drafts.
+double Speculation::prompt_seconds(std::span<const DraftRow> rows,
+                                   const speculate::StepSize& size) const {
+    const auto count = static_cast<std::int64_t>(rows.size());
+    if (!time_ || size.tokens <= count) return 0;
+    speculate::StepSize decoding{.rows = count, .tokens = count};
+    for (const DraftRow& row : rows) decoding.keys += keys_of(settings_, row);
+    return std::max(time_->seconds(size) - time_->seconds(decoding), 0.0);
+}
+
 void Speculation::offer(std::span<const DraftRow> rows) {
     offers_.clear();
     for (const DraftRow& row : rows) {
@@ -265,78 +330,8 @@ void Speculation::offer(std::span<const DraftRow> rows) {
         const std::int32_t most = row.prescribed != nullptr
                                       ? within(*row.prescribed, row.max_drafts).nodes
                                       : 1 + row.max_drafts;
-        state.ranked = state.candidates.rank(table_, state.bias, std::min(most, kMaxNodes));
+        state.candidates.rank(table_, state.bias, std::min(most, kMaxNodes), state.ranked);
         offers_.push_back({state.ranked.drafts(), keys_of(settings_, row)});
-    }
-}
-
-// What requests prescribe comes first, and is part of the step that the others are weighed in.
-void Speculation::grant_prescribed(std::span<const DraftRow> rows, speculate::StepLoad& load,
-                                   std::span<std::int32_t> drafts) {
-    prescribed_.assign(drafts.size(), 0);
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-        if (rows[i].prescribed == nullptr) continue;
-        speculate::OfferedDrafts& offer = offers_[i];
-        const auto count =
-            std::min(static_cast<std::int64_t>(offer.survival.size()), load.max_drafts);
-        prescribed_[i] = static_cast<std::int32_t>(count);
-        for (std::int64_t n = 0; n < count; ++n)
-            load.expected_tokens += offer.survival[static_cast<std::size_t>(n)];
-        load.size.tokens += count;
-        load.size.keys += static_cast<double>(count) * offer.keys;
-        load.max_drafts -= count;
-        offer.survival = {};
-    }
-}
-
-void Speculation::grant_measured(const speculate::StepLoad& load, std::span<std::int32_t> drafts) {
-    const bool any = std::any_of(offers_.begin(), offers_.end(),
-                                 [](const auto& offer) { return !offer.survival.empty(); });
-    std::int64_t paying = kMaxDrafts;
-    if (time_) {
-        const speculate::GrantedNodes granted = budget_.grant(*time_, load, offers_, drafts);
-        paying = granted.drafts;
-        note_way(paying > 0, granted.probe || (any && starting()));
-    }
-    if (!any || !starting()) return;
-    // One size further than what seems to pay: what few samples say may be wrong.
-    const std::int64_t near = 2 * paying + speculate::NodeBudget::kProbeDrafts;
-    const std::int64_t first = std::min(kFirstDrafts[first_grants_++], near);
-    budget_.grant_surest(std::min(first, load.max_drafts), offers_, drafts);
-}
-
-// What the step does, as its rate is measured: nothing where a part of it is there to learn.
-void Speculation::note_way(bool drafts, bool learns) {
-    const bool planned = way_ == DraftingWay::passes;  // otherwise the planner was not asked
-    if (learns || (planned && planner_.learns())) return;
-    went_ = drafts ? DraftingWay::free : DraftingWay::none;
-    if (planned && planner_.pays()) went_ = DraftingWay::passes;
-}
-
-void Speculation::grant_everything(const speculate::StepLoad& load,
-                                   std::span<std::int32_t> drafts) {
-    std::int64_t left = load.max_drafts;
-    for (std::size_t i = 0; i < drafts.size(); ++i) {
-        const auto offered = static_cast<std::int64_t>(offers_[i].survival.size());
-        drafts[i] = static_cast<std::int32_t>(std::min(offered, left));
-        left -= drafts[i];
-    }
-}
-
-void Speculation::follow_script(std::span<const DraftRow> rows, const speculate::StepLoad& load,
-                                std::span<std::int32_t> drafts) {
-    std::int64_t left = load.max_drafts;
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-        Slot& state = slot(rows[i].request);
-        state.proposed = false;
-        state.ranked = speculate::RankedTree(rows[i].tokens.back());
-        const speculate::Tree* tree = settings_.script->tree(rows[i].request);
-        if (tree == nullptr || tree->token(0) != rows[i].tokens.back() ||
-            tree->size() - 1 > rows[i].max_drafts || tree->size() - 1 > left)
-            continue;
-        state.ranked.tree = *tree;
-        drafts[i] = tree->size() - 1;
-        left -= drafts[i];
     }
 }
 

@@ -107,9 +107,11 @@ void StepDraws::add_tree(const LiveRequest& live, const accept::TreeView& tree,
     share.node_top = tops_used_;
     const ops::NodeRequest node_common = common(live);
     const NodeRules rules = rules_of(live, tree);
-    for (std::int32_t node = 0; node < tree.nodes(); ++node)
-        add_node(live, node_common, at(rules, node), at(depths, node),
-                 accept::path_tokens(tree, node).values());
+    const bool counts = live.group->sampling.counts_tokens();
+    for (std::int32_t node = 0; node < tree.nodes(); ++node) {
+        const accept::NodeList path = counts ? accept::path_tokens(tree, node) : accept::NodeList();
+        add_node(live, node_common, at(rules, node), at(depths, node), path.values());
+    }
     share.node_top_count = tops_used_ - share.node_top;
     shares_.push_back(share);
 }

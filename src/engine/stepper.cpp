@@ -87,6 +87,7 @@ Stepper::Stepper(StepperParts parts, const StepperSettings& settings,
     const auto rows = static_cast<std::size_t>(settings.schedule.max_rows);
     draft_rows_.reserve(rows);
     drafts_.reserve(rows);
+    texts_.reserve(rows);
     walks_.resize(rows);
     outcomes_.reserve(rows);
 }
@@ -189,10 +190,10 @@ void Stepper::run_plan(StepReport& report, StepTimer& timer) {
     report.requests = static_cast<std::int64_t>(plan_->requests.size());
     report.tokens = plan_->tokens;
     report.draft_levels = speculation_.draft_levels();
-    for (const schedule::PlannedRequest& planned : plan_->requests) start_drafting(planned);
 
     outcomes_.assign(plan_->requests.size(), {});
     Expected<void> ran = run_model(timer);
+    start_drafting();  // where nothing was launched
     if (ran) ran = move_paths();
     timer.lap(Phase::commit);
     if (ran) {
@@ -284,16 +285,21 @@ void Stepper::observe_trees() const {
     }
 }
 
-// A request in its first batch.
-void Stepper::start_drafting(const schedule::PlannedRequest& planned) {
-    LiveRequest& request = live(planned.id);
-    if (request.planned) return;
-    request.planned = true;
-    request.times.planned = now_;
-    request.cached_tokens = scheduler_->hit_tokens(planned.id.slot);
-    const auto prompt = static_cast<std::size_t>(scheduler_->prompt_tokens(planned.id.slot));
-    speculation_.begin(planned.id.slot, scheduler_->tokens(planned.id.slot).first(prompt),
-                       request.group->max_tokens, request.group->speculate);
+// Requests in their first batch: drafters read their prompts, on a device while the model runs.
+void Stepper::start_drafting() {
+    for (const schedule::PlannedRequest& planned : plan_->requests) {
+        LiveRequest& request = live(planned.id);
+        if (request.planned) continue;
+        request.planned = true;
+        request.times.planned = now_;
+        request.cached_tokens = scheduler_->hit_tokens(planned.id.slot);
+        const auto prompt = static_cast<std::size_t>(scheduler_->prompt_tokens(planned.id.slot));
+        const auto drafts = !request.group->speculate ? Speculation::Drafts::none
+                            : request.group->drafts   ? Speculation::Drafts::prescribed
+                                                      : Speculation::Drafts::what_pays;
+        speculation_.begin(planned.id.slot, scheduler_->tokens(planned.id.slot).first(prompt),
+                           request.group->max_tokens, drafts);
+    }
 }
 
 Expected<void> Stepper::run_model(StepTimer& timer) {
@@ -303,6 +309,7 @@ Expected<void> Stepper::run_model(StepTimer& timer) {
     timer.lap(Phase::build);
     ESPALIER_RETURN_IF_ERROR(parts_.target->launch(batch));
     timer.lap(Phase::forward);
+    start_drafting();
     ask_draws(batch.capacity.gather);
     timer.lap(Phase::mask);
     if (const ops::SamplingBatchBuilder& draws = draws_.finish(); draws.nodes() > 0)

@@ -86,7 +86,7 @@ class Stepper {
     const schedule::Plan& make_plan(schedule::Time now, StepTimer& timer);
     void observe_trees() const;
     void run_plan(StepReport& report, StepTimer& timer);
-    void start_drafting(const schedule::PlannedRequest& planned);
+    void start_drafting();
     Expected<void> run_model(StepTimer& timer);
     void ask_draws(std::int64_t gather);
     void settle(std::size_t index);
@@ -120,6 +120,7 @@ class Stepper {
     PathMoves moves_;
     std::vector<DraftRow> draft_rows_;
     std::vector<std::int32_t> drafts_;  // by draft row
+    std::vector<Speculation::Text> texts_;
     std::vector<accept::WalkResult> walks_;
     std::vector<schedule::Outcome> outcomes_;
     std::vector<speculate::Extension> extensions_;

@@ -15,7 +15,7 @@ double seconds_with(const StepTime& time, const StepLoad& load, std::int64_t dra
     return time.seconds({.rows = load.size.rows,
                          .tokens = load.size.tokens + drafts,
                          .keys = load.size.keys + keys}) +
-           load.draft_seconds;
+           load.draft_seconds - load.prompt_seconds;
 }
 
 // Whether some n in (drafts, most] could reach `rate` if every further node survived like the

@@ -22,9 +22,11 @@ namespace espalier::speculate {
 
 // The step without drafts.
 struct StepLoad {
-    StepSize size = {};           // roots and prompt chunks
-    double expected_tokens = 0;   // what it yields: one per drafting or decoding row; a caller who
-                                  // wants prompts to count adds their worth
+    StepSize size = {};          // roots and prompt chunks
+    double expected_tokens = 0;  // what it yields: one per drafting or decoding row
+    // What prompts take of it. They are worth their time: were it counted as that of the tokens
+    // beside them, time would seem cheap, and drafts of little hope worth theirs.
+    double prompt_seconds = 0;
     std::int64_t max_drafts = 0;  // room left in the batch
     double draft_seconds = 0;     // spent on drafting in this step already, whatever is granted
     double least_gain = 1.02;     // a smaller predicted gain does not count

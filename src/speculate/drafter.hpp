@@ -18,7 +18,9 @@
 //            The *KV half* of its layer (embed, norms, projection, kv_a, rope) runs for them, also
 //            while speculation is off and for prompt chunks: at the latest in the extend() that
 //            completes a page, which may be published then. After a preemption the same positions
-//            come again through extend() but not through commit().
+//            come again through extend() but not through commit(). Where drafts have not paid for
+//            a while nobody calls extend() (forget()): then it drafts for a request again when it
+//            has seen all of its text (follows()).
 //   EAGLE3   as MTP, with taps of several layers; draft vocabulary ids become target ids (d2t)
 //            before they enter a Proposal: a Tree holds target ids only.
 //   grammar  (engine/grammar_drafter.hpp) the text that a grammar forces, as a chain; free as the
@@ -63,6 +65,11 @@ using espalier::kMaxDrafters;
 struct Proposal {
     explicit Proposal(DrafterId source, TokenId root) : drafter(source), tree(root) {}
 
+    void reset(DrafterId source, TokenId root) {
+        drafter = source;
+        coupled = false;
+        tree.reset(root);
+    }
     // Adds a node, or raises the score of the one that is there. A score outside [0, 1] is clamped,
     // NaN becomes 0: a bad score may cost speed, never text.
     std::int32_t add(std::int32_t parent, TokenId token, float node_score) {
@@ -78,7 +85,7 @@ struct Proposal {
     DrafterId drafter;
     bool coupled = false;  // as the call was
     Tree tree;
-    std::array<float, kMaxNodes> score = {};
+    std::array<float, kMaxNodes> score;  // of the tree's nodes; the root's is not set
 };
 
 // Tokens of one request whose target hidden states the last pass computed and that stay committed:
@@ -146,6 +153,10 @@ class Drafter {
     virtual void end(RequestSlot request) = 0;
     // Refused when the drafter's device is out of order; the engine then runs without this drafter.
     virtual Expected<void> extend(std::span<const Extension> extensions) = 0;
+    // From now on extend() is not called, until it is again: what lies between is missed.
+    virtual void forget() {}
+    // Whether it has seen what it needs to draft below the root at this position.
+    virtual bool follows(RequestSlot, std::int64_t /*root_position*/) const { return true; }
     virtual void commit(std::span<const Commitment> commitments) = 0;
     virtual Expected<void> propose(std::span<const DraftCall> calls) = 0;
 };

@@ -4,21 +4,27 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <utility>
 
 #include "base/check.hpp"
 
 namespace espalier::speculate {
 
-MeasuredRate::Rows& MeasuredRate::rows_like(std::int64_t rows) {
+namespace {
+constexpr auto kPasses = static_cast<std::size_t>(DraftingWay::passes);
+}
+
+std::size_t MeasuredRate::index_of(std::int64_t rows) {
     CHECK(rows >= 1, "{} rows", rows);
     const auto width = static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(rows)));
-    return rows_[std::min(width, rows_.size()) - 1];
+    return std::min(width, kRowClasses) - 1;
 }
 
 // The last ~128 steps count; one wild step tells no more than three.
-void MeasuredRate::Way::add(double step_tokens, double step_seconds) {
+void MeasuredRate::Way::add(double step_tokens, double step_seconds, double owed) {
     constexpr double kKept = 1.0 - 1.0 / 128;
     if (steps >= 3) step_seconds = std::min(step_seconds, 3 * seconds / steps);
+    step_seconds += owed;
     const auto keep = [&](double& sum, double term) { sum = sum * kKept + term; };
     keep(steps, 1);
     keep(tokens, step_tokens);
@@ -34,13 +40,42 @@ double MeasuredRate::Way::error() const {
     return std::sqrt(std::max(squares, 0.0)) / tokens;
 }
 
-void MeasuredRate::Way::suspend(std::int64_t now) {
-    const std::int64_t next_pause = std::min(2 * pause, kLongestPause);
-    *this = {.resumes = now + pause, .pause = next_pause};
+void MeasuredRate::Way::suspend(std::int64_t now, double lost_steps) {
+    constexpr double kShare = 0.01;  // of the time, for trials
+    const auto repay = static_cast<std::int64_t>(
+        std::clamp(lost_steps / kShare, 0.0, static_cast<double>(kLongestPause)));
+    const std::int64_t length = std::max(pause, repay);
+    *this = {.resumes = now + length, .pause = std::min(2 * pause, kLongestPause)};
+}
+
+bool MeasuredRate::suspended(std::int64_t rows, DraftingWay way) const {
+    const Rows& like = rows_[index_of(rows)];
+    return like.ways[static_cast<std::size_t>(way)].resumes > like.steps;
+}
+
+bool MeasuredRate::surely_better(const Way& way, const Way& simpler) {
+    constexpr double kLeast = 3, kSure = 2;  // steps, errors
+    if (way.steps < kLeast || simpler.steps < kLeast) return false;
+    return way.rate() > simpler.rate() * (1 + kSure * std::hypot(way.error(), simpler.error()));
+}
+
+// What is suspended with twice or half as many rows is so here too, until its time is over.
+void MeasuredRate::take_over(std::size_t index) {
+    constexpr std::int64_t kKnown = 32;  // steps
+    for (const std::size_t other : {index + 1, index - 1}) {
+        if (other >= kRowClasses || rows_[other].steps < kKnown) continue;
+        for (std::size_t way = 0; way < kWays; ++way) {
+            const Way& known = rows_[other].ways[way];
+            rows_[index].ways[way].resumes =
+                std::max<std::int64_t>(known.resumes - rows_[other].steps, 0);
+        }
+        return;
+    }
 }
 
 DraftingWay MeasuredRate::next(std::int64_t rows, const Drafters& drafters) {
-    Rows& like = rows_like(rows);
+    Rows& like = rows_[index_of(rows)];
+    if (like.steps == 0) take_over(index_of(rows));
     ++like.steps;
     const std::array<bool, kWays> there = {true, drafters.free, drafters.passes};
     const auto open = [&](std::size_t way) {
@@ -49,36 +84,75 @@ DraftingWay MeasuredRate::next(std::int64_t rows, const Drafters& drafters) {
     std::size_t best = kWays - 1;
     while (best > 0 && !open(best)) --best;
     std::size_t way = best;
-    for (std::size_t simpler = best; simpler-- > 0;)
-        if (open(simpler) && ++like.ways[simpler].since >= kSimplerEvery) way = simpler;
+    for (std::size_t simpler = best; simpler-- > 0;) {
+        if (!open(simpler)) continue;
+        const bool sure = surely_better(like.ways[best], like.ways[simpler]);
+        if (++like.ways[simpler].since >= (sure ? kSimplerEvery : kUnsureEvery)) way = simpler;
+    }
     like.ways[way].since = 0;
     return static_cast<DraftingWay>(way);
 }
 
-void MeasuredRate::observe(std::int64_t rows, DraftingWay way, double tokens, double seconds) {
-    if (!std::isfinite(seconds) || seconds <= 0) return;
-    Rows& like = rows_like(rows);
-    const auto index = static_cast<std::size_t>(way);
-    like.ways[index].add(tokens, seconds);
-    if (index > 0) judge(like, index);
+void MeasuredRate::observe(std::int64_t rows, const Step& step) {
+    const Upkeep& upkeep = step.upkeep;
+    if (!std::isfinite(step.seconds) || step.seconds <= upkeep.reading + upkeep.look_on) return;
+    Way& way = rows_[index_of(rows)].ways[static_cast<std::size_t>(step.way)];
+    switch (step.way) {
+        case DraftingWay::none:
+            way.add(step.tokens, step.seconds - upkeep.reading - upkeep.look_on, 0);
+            owe(rows, upkeep);
+            break;
+        case DraftingWay::free:
+            way.add(step.tokens, step.seconds - upkeep.look_on, std::exchange(owed_.reading, 0));
+            owe(rows, {.look_on = upkeep.look_on});
+            break;
+        case DraftingWay::passes:
+            way.add(step.tokens, step.seconds, std::exchange(owed_.look_on, 0));
+            break;
+    }
+    if (step.way != DraftingWay::none)
+        judge(rows_[index_of(rows)], static_cast<std::size_t>(step.way));
 }
 
-void MeasuredRate::judge(Rows& rows, std::size_t way) {
-    constexpr double kLeast = 8, kProven = 64;  // steps
-    constexpr double kLeastSimpler = 3;
-    constexpr double kSure = 1.5;  // errors
-    Way& judged = rows.ways[way];
-    const Way* best = nullptr;  // of the simpler ways
+const MeasuredRate::Way* MeasuredRate::best_below(const Rows& rows, std::size_t way) {
+    constexpr double kLeastSimpler = 3;  // steps
+    const Way* best = nullptr;
     for (std::size_t i = 0; i < way; ++i)
         if (rows.ways[i].steps >= kLeastSimpler &&
             (best == nullptr || rows.ways[i].rate() > best->rate()))
             best = &rows.ways[i];
+    return best;
+}
+
+// What is owed is a trial's loss too, also where it never comes to draft: nobody's text was
+// followed from its beginning.
+void MeasuredRate::owe(std::int64_t rows, const Upkeep& upkeep) {
+    constexpr double kMost = 12;  // steps
+    owed_.reading += upkeep.reading;
+    owed_.look_on += upkeep.look_on;
+    Rows& like = rows_[index_of(rows)];
+    const Way* best = best_below(like, kPasses);
+    if (best == nullptr || like.ways[kPasses].resumes > like.steps) return;
+    const double owed_steps = owed_.look_on * best->steps / best->seconds;
+    if (owed_steps < kMost) return;
+    like.ways[kPasses].suspend(like.steps, owed_steps);
+    owed_.look_on = 0;
+}
+
+void MeasuredRate::judge(Rows& rows, std::size_t way) {
+    constexpr double kLeast = 8, kProven = 64;   // steps
+    constexpr double kSure = 1.5, kPays = 1.02;  // errors; a gain that is one
+    Way& judged = rows.ways[way];
+    const Way* best = best_below(rows, way);
     if (best == nullptr || judged.steps < kLeast) return;
     const double gain = judged.rate() / best->rate();
-    if (gain * (1 + kSure * std::hypot(judged.error(), best->error())) < 1)
-        judged.suspend(rows.steps);
-    else if (judged.steps >= kProven && gain >= 1)
+    const double error = std::hypot(judged.error(), best->error());
+    if (gain * (1 + kSure * error) < 1) {
+        const double lost = judged.seconds - judged.tokens / best->rate();
+        judged.suspend(rows.steps, lost * judged.steps / judged.seconds);
+    } else if (judged.steps >= kProven && gain >= kPays) {
         judged.pause = kFirstPause;
+    }
 }
 
 }  // namespace espalier::speculate

@@ -6,13 +6,20 @@
 // that were predicted to gain ran at half of plain decoding's rate for as long as they lasted;
 // Sapling on two cores at temperature 2 was 8 % slower than without.
 //
-// So a way that turns out slower than a simpler one is suspended: for 64 steps at first, for twice
-// as many each time that it fails again, up to 1,024. A verdict waits until it is sure: one text
-// accepts 0 to 6 drafts a step, so its rate is known to 20 % after 16 steps, that of 128 texts to
-// 2 %. By steps of 1, 2-3, 4-7, … rows. Pure: tokens and durations come in as data.
+// So a way that turns out slower than a simpler one is suspended: for so long that what the trial
+// lost is a hundredth of that time, and for twice as long each time that it fails again. A verdict
+// waits until it is sure: one text accepts 0 to 6 drafts a step, so its rate is known to 20 % after
+// 16 steps, that of 128 texts to 2 %. By steps of 1, 2-3, 4-7, … rows. Pure: tokens and durations
+// come in as data.
+//
+// A step counts for what was asked, not for what came of it: drafters that propose nothing worth
+// verifying cost what they cost. And draft models cost even where they are not asked, by looking on
+// and by being planned for; drafters for nothing, by reading what was committed. That is taken out
+// of the time of the ways that could do without, and charged to those that could not.
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 namespace espalier::speculate {
@@ -29,6 +36,8 @@ class MeasuredRate {
     // Steps between two that go a simpler way than the best, or what that way comes to would stay
     // what it was at the beginning.
     static constexpr std::int64_t kSimplerEvery = 32;
+    // The same while it is not sure which of them is better.
+    static constexpr std::int64_t kUnsureEvery = 8;
 
     // The most that the next step of so many rows may do. drafters: which of free ones and ones
     // with passes there are.
@@ -36,12 +45,26 @@ class MeasuredRate {
         bool free = false, passes = false;
     };
     DraftingWay next(std::int64_t rows, const Drafters& drafters);
-    // What a step came to that went this way, its prompts taken out.
-    void observe(std::int64_t rows, DraftingWay way, double tokens, double seconds);
+    // Whether a way is suspended in steps of so many rows.
+    bool suspended(std::int64_t rows, DraftingWay way) const;
+
+    // What drafters took in a step without drafting: free ones reading, draft models looking on.
+    struct Upkeep {
+        double reading = 0, look_on = 0;
+    };
+    // What a step came to that went this way, its prompts taken out and its upkeep in it.
+    struct Step {
+        DraftingWay way = DraftingWay::none;
+        double tokens = 0, seconds = 0;
+        Upkeep upkeep = {};
+    };
+    void observe(std::int64_t rows, const Step& step);
+    // Of a step that says nothing else.
+    void owe(std::int64_t rows, const Upkeep& upkeep);
 
   private:
     static constexpr std::int64_t kWays = 3;
-    static constexpr std::int64_t kFirstPause = 64, kLongestPause = 1024;
+    static constexpr std::int64_t kFirstPause = 128, kLongestPause = 4096;
 
     struct Way {
         // Sums over the steps of late; the last three are of squares and products.
@@ -51,17 +74,22 @@ class MeasuredRate {
         std::int64_t pause = kFirstPause;
         double rate() const { return tokens / seconds; }
         double error() const;  // of the rate, relative
-        void add(double step_tokens, double step_seconds);
-        void suspend(std::int64_t now);
+        void add(double step_tokens, double step_seconds, double owed);
+        void suspend(std::int64_t now, double lost_steps);
     };
     struct Rows {
         std::array<Way, kWays> ways;
         std::int64_t steps = 0;
     };
-    static void judge(Rows& rows, std::size_t way);
-    Rows& rows_like(std::int64_t rows);
+    static bool surely_better(const Way& way, const Way& simpler);
+    static const Way* best_below(const Rows& rows, std::size_t way);
+    void judge(Rows& rows, std::size_t way);
+    void take_over(std::size_t index);
+    static std::size_t index_of(std::int64_t rows);
 
-    std::array<Rows, 12> rows_;
+    Upkeep owed_;  // that no step of the way that needs it has been charged with
+    static constexpr std::size_t kRowClasses = 12;
+    std::array<Rows, kRowClasses> rows_;
 };
 
 }  // namespace espalier::speculate

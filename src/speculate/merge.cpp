@@ -22,21 +22,39 @@ struct Standing {
     std::int32_t rank;
 };
 
-// Rank and margin of a node among its siblings, by score, ties to the earlier node.
-Standing standing_in(const Proposal& proposal, std::int32_t node) {
-    const Tree& tree = proposal.tree;
-    const float own = proposal.score[at(node)];
-    float best_other = 0;
-    std::int32_t rank = 0;
-    for (std::int32_t i = tree.parent(node) + 1; i < tree.size(); ++i) {
-        if (i == node || tree.parents()[at(i)] != tree.parent(node)) continue;
-        const float other = proposal.score[at(i)];
-        best_other = std::max(best_other, other);
-        rank += other > own || (other == own && i < node) ? 1 : 0;
+// A proposal's nodes by their parents: siblings in the order of their numbers.
+class Siblings {
+  public:
+    explicit Siblings(const Proposal& proposal) : proposal_(proposal) {
+        const std::span<const std::int32_t> parents = proposal.tree.parents();
+        std::fill_n(first_.begin(), parents.size(), kNoNode);
+        for (auto i = static_cast<std::int32_t>(parents.size()) - 1; i > 0; --i) {
+            next_[at(i)] = first_[at(parents[at(i)])];
+            first_[at(parents[at(i)])] = i;
+        }
     }
-    return {place_of(proposal.drafter, tree.depth(node), rank, own - best_other, proposal.coupled),
-            rank};
-}
+    // Rank and margin of a node among its siblings, by score, ties to the earlier node.
+    Standing standing(std::int32_t node) const {
+        const Tree& tree = proposal_.tree;
+        const float own = proposal_.score[at(node)];
+        float best_other = 0;
+        std::int32_t rank = 0;
+        for (std::int32_t i = first_[at(tree.parents()[at(node)])]; i != kNoNode;
+             i = next_[at(i)]) {
+            if (i == node) continue;
+            const float other = proposal_.score[at(i)];
+            best_other = std::max(best_other, other);
+            rank += other > own || (other == own && i < node) ? 1 : 0;
+        }
+        return {place_of(proposal_.drafter, tree.depths()[at(node)], rank, own - best_other,
+                         proposal_.coupled),
+                rank};
+    }
+
+  private:
+    const Proposal& proposal_;
+    std::array<std::int32_t, kMaxNodes> first_, next_;
+};
 
 }  // namespace
 
@@ -62,22 +80,27 @@ void Candidates::reset(TokenId root) {
 }
 
 std::int32_t Candidates::child(std::int32_t parent, TokenId token) const {
-    for (std::int32_t i = parent + 1; i < size(); ++i)
-        if (nodes_[at(i)].parent == parent && nodes_[at(i)].token == token) return i;
-    return kNoNode;
+    std::int32_t i = nodes_[at(parent)].first_child;
+    while (i != kNoNode && nodes_[at(i)].token != token) i = nodes_[at(i)].next_sibling;
+    return i;
 }
 
 std::int32_t Candidates::find_or_add(std::int32_t parent, TokenId token) {
     if (const std::int32_t existing = child(parent, token); existing != kNoNode) return existing;
+    const std::int32_t added = size();
+    Node& above = nodes_[at(parent)];
+    (above.first_child == kNoNode ? above.first_child : nodes_[at(above.last_child)].next_sibling) =
+        added;
+    above.last_child = added;
     Node node;
     node.token = token;
     node.parent = parent;
-    node.depth = nodes_[at(parent)].depth + 1;
+    node.depth = above.depth + 1;
     nodes_.push_back(node);
-    return size() - 1;
+    return added;
 }
 
-Expected<void> Candidates::add(const Proposal& proposal, std::int64_t vocabulary) {
+Expected<void> Candidates::check(const Proposal& proposal, std::int64_t vocabulary) const {
     const DrafterId drafter = proposal.drafter;
     if (drafter >= kMaxDrafters)
         return fail(ErrorKind::invalid, "drafter {}: at most {} drafters", drafter, kMaxDrafters);
@@ -92,15 +115,25 @@ Expected<void> Candidates::add(const Proposal& proposal, std::int64_t vocabulary
             return fail(ErrorKind::invalid,
                         "drafter {}: node {} has token {} of a vocabulary of {}", drafter, i,
                         tree.token(i), vocabulary);
+    return {};
+}
 
+Expected<void> Candidates::add(const Proposal& proposal, std::int64_t vocabulary) {
+    ESPALIER_RETURN_IF_ERROR(check(proposal, vocabulary));
+    const DrafterId drafter = proposal.drafter;
     const auto bit = static_cast<std::uint8_t>(1u << drafter);
     nodes_[0].sources |= bit;
-    std::array<std::int32_t, kMaxNodes> merged = {};  // the proposal's node -> ours
-    for (std::int32_t i = 1; i < tree.size(); ++i) {
-        merged[at(i)] = find_or_add(merged[at(tree.parent(i))], tree.token(i));
+    if (proposal.tree.size() == 1) return {};
+    const std::span<const TokenId> tokens = proposal.tree.tokens();
+    const std::span<const std::int32_t> parents = proposal.tree.parents();
+    const Siblings siblings(proposal);
+    std::array<std::int32_t, kMaxNodes> merged;  // the proposal's node -> ours
+    merged[0] = 0;
+    for (std::int32_t i = 1; i < proposal.tree.size(); ++i) {
+        merged[at(i)] = find_or_add(merged[at(parents[at(i)])], tokens[at(i)]);
         Node& node = nodes_[at(merged[at(i)])];
         node.sources |= bit;
-        const Standing standing = standing_in(proposal, i);
+        const Standing standing = siblings.standing(i);
         node.places[drafter] = standing.place;
         node.ranks[drafter] = static_cast<std::uint8_t>(standing.rank);
     }
@@ -121,12 +154,16 @@ Candidates::Estimate Candidates::conditional(const Node& node, const AcceptanceT
     return best;
 }
 
-RankedTree Candidates::rank(const AcceptanceTable& table, const RequestBias& bias,
-                            std::int32_t max_nodes) const {
+void Candidates::rank(const AcceptanceTable& table, const RequestBias& bias, std::int32_t max_nodes,
+                      RankedTree& ranked) const {
     CHECK(max_nodes >= 1 && max_nodes <= kMaxNodes, "a budget of {} nodes", max_nodes);
+    ranked.reset(nodes_[0].token);
+    ranked.origins[0].drafters = nodes_[0].sources;
+    if (nodes_.size() == 1) return;
     std::array<double, kMaxCandidates> survival;
-    std::array<double, kMaxCandidates> children_sum = {};
+    std::array<double, kMaxCandidates> children_sum;
     std::array<DrafterId, kMaxCandidates> surest;
+    std::fill_n(children_sum.begin(), nodes_.size(), 0.0);
     survival[0] = 1;
     for (std::size_t i = 1; i < nodes_.size(); ++i) {
         const Estimate estimate = conditional(nodes_[i], table, bias);
@@ -148,13 +185,11 @@ RankedTree Candidates::rank(const AcceptanceTable& table, const RequestBias& bia
         return survival[at(a)] != survival[at(b)] ? survival[at(a)] > survival[at(b)] : a < b;
     });
 
-    RankedTree ranked(nodes_[0].token);
-    ranked.origins[0].drafters = nodes_[0].sources;
     std::array<std::int32_t, kMaxCandidates> place;  // our node -> the ranked tree's
     place[0] = 0;
     for (auto i = order.begin() + 1; i < kept; ++i) {
         const Node& node = nodes_[at(*i)];
-        const std::int32_t added = ranked.tree.add(place[at(node.parent)], node.token);
+        const std::int32_t added = ranked.tree.add_new(place[at(node.parent)], node.token);
         place[at(*i)] = added;
         ranked.survival[at(added)] = survival[at(*i)];
         const DrafterId drafter = surest[at(*i)];
@@ -163,7 +198,6 @@ RankedTree Candidates::rank(const AcceptanceTable& table, const RequestBias& bia
                                      .depth = static_cast<std::uint8_t>(node.depth),
                                      .rank = node.ranks[drafter]};
     }
-    return ranked;
 }
 
 std::array<Candidates::Shown, kMaxDrafters> Candidates::observe(std::span<const TokenId> drawn,
@@ -175,9 +209,9 @@ std::array<Candidates::Shown, kMaxDrafters> Candidates::observe(std::span<const 
         std::array<double, kMaxDrafters> expected = {};
         std::array<bool, kMaxDrafters> hit = {};
         std::uint8_t sources = 0;
-        for (std::size_t i = at(parent + 1); i < nodes_.size(); ++i) {
-            const Node& node = nodes_[i];
-            if (node.parent != parent) continue;
+        for (std::int32_t i = nodes_[at(parent)].first_child; i != kNoNode;
+             i = nodes_[at(i)].next_sibling) {
+            const Node& node = nodes_[at(i)];
             sources |= node.sources;
             for (DrafterId d = 0; d < kMaxDrafters; ++d) {
                 if ((node.sources >> d & 1) == 0) continue;

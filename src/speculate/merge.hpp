@@ -26,7 +26,13 @@ namespace espalier::speculate {
 // The first `tree.size()` entries count. survival[0] = 1; survival does not increase with the
 // index.
 struct RankedTree {
-    explicit RankedTree(TokenId root) : tree(root) { survival[0] = 1; }
+    explicit RankedTree(TokenId root) : tree(root) { reset(root); }
+    // A root that nobody proposed for.
+    void reset(TokenId root) {
+        tree.reset(root);
+        survival[0] = 1;
+        origins[0] = {};
+    }
 
     // What a grant is weighed by: the drafts' survival in order.
     std::span<const double> drafts() const {
@@ -34,8 +40,8 @@ struct RankedTree {
     }
 
     Tree tree;
-    std::array<double, kMaxNodes> survival = {};
-    std::array<DraftOrigin, kMaxNodes> origins = {};  // the root's: all who proposed
+    std::array<double, kMaxNodes> survival;
+    std::array<DraftOrigin, kMaxNodes> origins;  // the root's: all who proposed
 };
 
 // At most `width` nodes of each level, the first in the proposal's own order: a chain for width 1.
@@ -54,8 +60,14 @@ class Candidates {
     Expected<void> add(const Proposal& proposal, std::int64_t vocabulary);
 
     // The best `max_nodes` nodes (root included).
+    void rank(const AcceptanceTable& table, const RequestBias& bias, std::int32_t max_nodes,
+              RankedTree& ranked) const;
     RankedTree rank(const AcceptanceTable& table, const RequestBias& bias,
-                    std::int32_t max_nodes) const;
+                    std::int32_t max_nodes) const {
+        RankedTree ranked(nodes_[0].token);
+        rank(table, bias, max_nodes, ranked);
+        return ranked;
+    }
 
     // What the target drew below the root, in order: the accepted tokens and the one after them.
     // Each child of a node on that path was right or wrong; nodes elsewhere say nothing. Stops
@@ -74,6 +86,7 @@ class Candidates {
         TokenId token = 0;
         std::int32_t parent = kNoNode;
         std::int32_t depth = 0;
+        std::int32_t first_child = kNoNode, last_child = kNoNode, next_sibling = kNoNode;
         std::uint8_t sources = 0;
         // Valid where sources has the bit.
         std::array<Place, kMaxDrafters> places = {};
@@ -81,6 +94,7 @@ class Candidates {
     };
 
     std::int32_t find_or_add(std::int32_t parent, TokenId token);
+    Expected<void> check(const Proposal& proposal, std::int64_t vocabulary) const;
     std::int32_t child(std::int32_t parent, TokenId token) const;
     // The chance that the node is accepted given its parent, and whose estimate that is.
     struct Estimate {

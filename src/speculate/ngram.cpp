@@ -146,7 +146,7 @@ void NgramHistory::propose(const DraftShape& shape, Proposal& proposal) const {
                       lower_priority);
         const FrontierNode best = frontier[--frontier_size];
         const std::int32_t node = proposal.add(best.parent, best.token, best.score);
-        if (proposal.tree.depth(node) < depth)
+        if (proposal.tree.size() < nodes && proposal.tree.depth(node) < depth)
             expand(node, best.path_score, best.state, best.length);
     }
 }

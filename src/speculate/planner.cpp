@@ -75,7 +75,7 @@ void DraftPlanner::set_rate(const PlanQuestion& q, Outlook& outlook) {
         outlook.tokens / (q.target.seconds({.rows = q.load.size.rows,
                                             .tokens = q.load.size.tokens + outlook.drafts,
                                             .keys = q.load.size.keys + outlook.keys}) +
-                          outlook.draft_seconds);
+                          outlook.draft_seconds - q.load.prompt_seconds);
 }
 
 const ExpectedTree& DraftPlanner::tree(const PlanQuestion& q, DrafterId drafter,
@@ -118,6 +118,7 @@ void DraftPlanner::weigh_row(const PlanQuestion& q, DrafterId drafter, std::size
     const std::int64_t room = std::min<std::int64_t>(asked.max_drafts, share) - before.drafts[row];
     Gain* gains = gains_.data() + row * kLevels;
     std::fill(gains, gains + kLevels, Gain{});
+    if (asked.unable.at(drafter)) return;
     for (std::size_t width = 0; width < ExpectedTree::kWidths.size(); ++width) {
         Descent descent(expected, width, before.reach[row], novelty);
         Gain sum;
@@ -236,6 +237,13 @@ void DraftPlanner::keep(const PlanQuestion& q, DrafterId drafter, const Addition
     }
 }
 
+// The same of all rows.
+void DraftPlanner::ask(const PlanQuestion& q, DrafterId drafter, const DraftShape& shape) {
+    for (std::size_t row = 0; row < q.rows.size(); ++row)
+        if (!q.rows[row].unable.at(drafter))
+            shapes_[drafter][row] = within(shape, q.rows[row].max_drafts);
+}
+
 // A drafter whose cost is hardly known is asked for its first shapes, unless what it took so far
 // says that the next would take as long as many steps. (The first calls find memory cold.)
 bool DraftPlanner::plan_first(const PlanQuestion& q, DrafterId drafter) {
@@ -252,23 +260,22 @@ bool DraftPlanner::plan_first(const PlanQuestion& q, DrafterId drafter) {
     }
     ++calls;
     learns_ = true;
-    for (std::size_t row = 0; row < q.rows.size(); ++row)
-        shapes_[drafter][row] = within(shape, q.rows[row].max_drafts);
+    ask(q, drafter, shape);
     return true;
 }
 
 void DraftPlanner::probe(const PlanQuestion& q, DrafterId drafter) {
     const auto rows = static_cast<std::int64_t>(q.rows.size());
     off_.at(drafter).wait(q.target.seconds(q.load.size));
-    if (!off_[drafter].spend(q.times[drafter]->seconds(1, rows))) return;
+    if (!off_[drafter].spend(q.times[drafter]->seconds(1, rows)) && !q.probe[drafter]) return;
     probes_[drafter] = learns_ = true;
-    for (std::size_t row = 0; row < q.rows.size(); ++row)
-        shapes_[drafter][row] = within(kProbe, q.rows[row].max_drafts);
+    ask(q, drafter, kProbe);
 }
 
 void DraftPlanner::plan(const PlanQuestion& q) {
     ++plans_;
     probes_ = {};
+    saves_ = {};
     pays_ = false;
     learns_ = false;
     std::array<DrafterId, kMaxDrafters> known;
@@ -307,6 +314,9 @@ void DraftPlanner::plan(const PlanQuestion& q) {
     pays_ = asked_count > 0;
     for (std::size_t i = 0; i < asked_count; ++i) {
         keep(q, asked[i], best_[i]);
+        const Outlook& with = best_[i].outlook;
+        const double before = i == 0 ? without_.outlook.rate : best_[0].outlook.rate;
+        saves_[asked[i]] = with.tokens / before - with.tokens / with.rate;
         off_[asked[i]].reset();
     }
     for (std::size_t i = 0; i < count; ++i)

@@ -2,6 +2,8 @@
 // Tree: building, lookup and the validation of trees from outside.
 #include "speculate/tree.hpp"
 
+#include <algorithm>
+
 #include "base/check.hpp"
 
 namespace espalier::speculate {
@@ -12,11 +14,25 @@ std::size_t slot(std::int32_t node) { return static_cast<std::size_t>(node); }
 
 }  // namespace
 
-Tree::Tree(TokenId root) {
+void Tree::reset(TokenId root) {
+    size_ = 1;
     tokens_[0] = root;
     parents_[0] = kNoNode;
     depths_[0] = 0;
     words_[0] = 1;
+}
+
+Tree& Tree::assign(const Tree& other, std::int32_t nodes) {
+    if (this == &other) return *this;
+    const auto copy = [nodes](const auto& from, auto& to) {
+        std::copy_n(from.begin(), nodes, to.begin());
+    };
+    size_ = nodes;
+    copy(other.tokens_, tokens_);
+    copy(other.parents_, parents_);
+    copy(other.depths_, depths_);
+    copy(other.words_, words_);
+    return *this;
 }
 
 Expected<Tree> Tree::from(std::span<const TokenId> tokens, std::span<const std::int32_t> parents,
@@ -74,8 +90,13 @@ std::int32_t Tree::child(std::int32_t node, TokenId token) const {
 }
 
 std::int32_t Tree::add(std::int32_t parent, TokenId token) {
-    if (const std::int32_t existing = child(parent, token); existing != kNoNode) return existing;
+    const std::int32_t existing = child(parent, token);
+    return existing != kNoNode ? existing : add_new(parent, token);
+}
+
+std::int32_t Tree::add_new(std::int32_t parent, TokenId token) {
     CHECK(!full(), "a tree of {} nodes is full", size_);
+    CHECK(parent >= 0 && parent < size_, "node {} of {}", parent, size_);
     const std::int32_t node = size_++;
     tokens_[slot(node)] = token;
     parents_[slot(node)] = parent;
@@ -91,9 +112,8 @@ bool Tree::is_chain() const {
 
 Tree Tree::prefix(std::int32_t nodes) const {
     CHECK(nodes >= 1 && nodes <= size_, "a prefix of {} of {} nodes", nodes, size_);
-    Tree first = *this;
-    first.size_ = nodes;
-    return first;
+    Tree first(tokens_[0]);
+    return first.assign(*this, nodes);
 }
 
 }  // namespace espalier::speculate

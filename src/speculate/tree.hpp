@@ -21,7 +21,14 @@ constexpr std::int32_t kNoNode = -1;
 
 class Tree {
   public:
-    explicit Tree(TokenId root);
+    explicit Tree(TokenId root) { reset(root); }
+    // What lies behind the last node is not copied: most trees are small, and a step copies
+    // hundreds.
+    Tree(const Tree& other) { *this = other; }
+    Tree& operator=(const Tree& other) { return assign(other, other.size_); }
+
+    // A root alone.
+    void reset(TokenId root);
 
     // A tree that came from outside (a trace, a request, a test): parents[0] must be -1. An error
     // names the node and the two numbers that contradict each other.
@@ -48,6 +55,8 @@ class Tree {
     // The child of `parent` with this token, added if it is not there yet. A full tree may only be
     // asked for children it has (programmer error otherwise).
     std::int32_t add(std::int32_t parent, TokenId token);
+    // The same where the caller knows that there is no such child.
+    std::int32_t add_new(std::int32_t parent, TokenId token);
 
     // Every node's parent is the node before it: the row's mask is causal and needs no words.
     bool is_chain() const;
@@ -56,6 +65,8 @@ class Tree {
     Tree prefix(std::int32_t nodes) const;
 
   private:
+    Tree& assign(const Tree& other, std::int32_t nodes);
+
     template <typename T>
     std::span<const T> view(const std::array<T, kMaxNodes>& values) const {
         return {values.data(), static_cast<std::size_t>(size_)};

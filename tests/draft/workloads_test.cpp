@@ -8,6 +8,10 @@
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <utility>
+
+#include "base/random.hpp"
 #include "draft/tiny_drafts.hpp"
 #include "lossless/check.hpp"
 
@@ -46,6 +50,43 @@ TinyDrafts& tiny_glm() {
     return tiny;
 }
 
+// A draft model that is not kept up to date in random stretches of steps.
+class Forgetful final : public speculate::Drafter {
+  public:
+    Forgetful(std::unique_ptr<speculate::Drafter> inner, std::uint64_t seed)
+        : inner_(std::move(inner)), random_(seed) {}
+    std::string_view name() const override { return inner_->name(); }
+    speculate::DrafterNeeds needs() const override { return inner_->needs(); }
+    void begin(RequestSlot request, std::span<const TokenId> prompt,
+               std::int64_t max_tokens) override {
+        inner_->begin(request, prompt, max_tokens);
+    }
+    void end(RequestSlot request) override { inner_->end(request); }
+    Expected<void> extend(std::span<const speculate::Extension> extensions) override {
+        if (--left_ <= 0) {
+            looks_on_ = !looks_on_;
+            left_ = random_.between(1, looks_on_ ? 24 : 6);
+            if (!looks_on_) inner_->forget();
+        }
+        return looks_on_ ? inner_->extend(extensions) : Expected<void>();
+    }
+    bool follows(RequestSlot request, std::int64_t root_position) const override {
+        return looks_on_ && inner_->follows(request, root_position);
+    }
+    void commit(std::span<const speculate::Commitment> commitments) override {
+        inner_->commit(commitments);
+    }
+    Expected<void> propose(std::span<const speculate::DraftCall> calls) override {
+        return inner_->propose(calls);
+    }
+
+  private:
+    std::unique_ptr<speculate::Drafter> inner_;
+    Random random_;
+    bool looks_on_ = true;
+    std::int32_t left_ = 8;  // steps of the stretch
+};
+
 Expected<lossless::Subject::Parts> make_parts(const TinyDrafts& tiny,
                                               const schedule::SchedulerOptions& options,
                                               const batch::CaptureOptions& capture) {
@@ -81,13 +122,28 @@ lossless::Subject subject(const TinyDrafts& tiny, std::uint64_t seed) {
     return subject;
 }
 
+// The same with models that miss some of the texts.
+lossless::Subject forgetful_subject(const TinyDrafts& tiny, std::uint64_t seed) {
+    lossless::Subject made = subject(tiny, seed);
+    made.make_parts =
+        [&tiny,
+         seed](const schedule::SchedulerOptions& options) -> Expected<lossless::Subject::Parts> {
+        ESPALIER_ASSIGN_OR_RETURN(auto parts, make_parts(tiny, options, capture_for(seed)));
+        for (auto& drafter : parts.drafters)
+            drafter = std::make_unique<Forgetful>(std::move(drafter), seed);
+        return parts;
+    };
+    return made;
+}
+
 using Generator = lossless::Workload (*)(std::uint64_t, const lossless::Subject&);
+using SubjectMaker = lossless::Subject (*)(const TinyDrafts&, std::uint64_t);
 
 void expect_lossless(const TinyDrafts& tiny, Generator generator, lossless::Coverage& coverage,
-                     std::uint64_t workloads = kWorkloads) {
+                     std::uint64_t workloads = kWorkloads, SubjectMaker make = &subject) {
     ASSERT_TRUE(lossless::check_subject(subject(tiny, 0)));
     for (std::uint64_t seed = kFirstSeed; seed < kFirstSeed + workloads; ++seed) {
-        const lossless::Subject target = subject(tiny, seed);
+        const lossless::Subject target = make(tiny, seed);
         const auto verdict = lossless::check_workload(generator(seed, target), target);
         ASSERT_TRUE(verdict) << verdict.error().message;
         ASSERT_TRUE(verdict->differences.empty())
@@ -104,6 +160,15 @@ TEST(DraftWorkloads, EveryRequestEqualsItselfRunAloneAndPlainly) {
                                     coverage.hits, coverage.preemptions, coverage.interrupted})
         EXPECT_GT(seen, 0);
     RecordProperty("accepted", static_cast<int>(coverage.accepted));
+}
+
+TEST(DraftWorkloads, WithDraftModelsThatMissSomeOfTheTextsToo) {
+    lossless::Coverage coverage;
+    expect_lossless(tiny_drafts(), &lossless::random_workload, coverage, kWorkloads,
+                    &forgetful_subject);
+    if (HasFatalFailure()) return;
+    for (const std::int64_t seen : {coverage.accepted, coverage.accepted_beside, coverage.hits})
+        EXPECT_GT(seen, 0);
 }
 
 TEST(DraftWorkloads, OnAModelOfGlmsKindToo) {

@@ -348,7 +348,8 @@ TEST(Stepper, DraftersThatWantHiddenStatesGetThoseOfEveryCommittedToken) {
     Harness harness(target, roomy_settings(), std::move(drafters));
     const auto recorder = harness.submit(request);
     const std::int32_t slot = harness.ids[0].slot;
-    EXPECT_EQ(harness.stepper->step().spent(Phase::extend), 1000);  // a phase of its own: one tick
+    // A phase of its own: a tick, and two around what the drafter takes.
+    EXPECT_EQ(harness.stepper->step().spent(Phase::extend), 3000);
     harness.run();
     EXPECT_EQ(plain.stepper->step().spent(Phase::extend), 0);
     EXPECT_EQ(recorder->choice(0).output.tokens, output.tokens);

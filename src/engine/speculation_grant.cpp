@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// How many nodes each request verifies, once all drafters have proposed, and what a step counts as.
+#include <algorithm>
+
+#include "engine/speculation.hpp"
+
+namespace espalier::engine {
+
+using speculate::DraftingWay;
+
+// What requests prescribe comes first, and is part of the step that the others are weighed in.
+void Speculation::grant_prescribed(std::span<const DraftRow> rows, speculate::StepLoad& load,
+                                   std::span<std::int32_t> drafts) {
+    prescribed_.assign(drafts.size(), 0);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        if (rows[i].prescribed == nullptr) continue;
+        speculate::OfferedDrafts& offer = offers_[i];
+        const auto count =
+            std::min(static_cast<std::int64_t>(offer.survival.size()), load.max_drafts);
+        prescribed_[i] = static_cast<std::int32_t>(count);
+        for (std::int64_t n = 0; n < count; ++n)
+            load.expected_tokens += offer.survival[static_cast<std::size_t>(n)];
+        load.size.tokens += count;
+        load.size.keys += static_cast<double>(count) * offer.keys;
+        load.max_drafts -= count;
+        offer.survival = {};
+    }
+}
+
+void Speculation::grant_measured(const speculate::StepLoad& load, std::span<std::int32_t> drafts) {
+    const bool any = std::any_of(offers_.begin(), offers_.end(),
+                                 [](const auto& offer) { return !offer.survival.empty(); });
+    std::int64_t paying = kMaxDrafts;
+    if (time_) {
+        const speculate::GrantedNodes granted = budget_.grant(*time_, load, offers_, drafts);
+        paying = granted.drafts;
+        note_way(granted.probe || (any && starting()));
+    }
+    if (!starting()) note_most(drafts);
+    if (!any || !starting()) return;
+    // One size further than what seems to pay: what few samples say may be wrong.
+    const std::int64_t near = 2 * paying + speculate::NodeBudget::kProbeDrafts;
+    const std::int64_t first = std::min(kFirstDrafts[first_grants_++], near);
+    budget_.grant_surest(std::min(first, load.max_drafts), offers_, drafts);
+}
+
+// Drafters without passes are asked for what may be granted, not for all they have: with 128 texts
+// in a step that is 10 nodes of 63, and proposing, merging and ranking the others took a fifth of
+// the step.
+void Speculation::note_most(std::span<const std::int32_t> drafts) {
+    std::int32_t most = 0;
+    for (const std::int32_t count : drafts) most = std::max(most, count);
+    const std::int32_t wanted = std::min(2 * most + 4, kMaxDrafts);
+    if (wanted >= free_drafts_) {
+        free_drafts_ = wanted;
+        fewer_steps_ = 0;
+    } else if (++fewer_steps_ % 4 == 0) {
+        --free_drafts_;
+    }
+}
+
+// What the step's rate is measured as: draft models where they were asked because that pays, else
+// what was allowed, whatever came of it; nothing where a part of it is there to learn. A way that
+// is open to few of the texts says nothing of it.
+void Speculation::note_way(bool learns) {
+    const bool planned = way_ == DraftingWay::passes;  // otherwise the planner was not asked
+    if (learns || caught_up_ || (planned && planner_.learns())) return;
+    went_ = way_;
+    if (planned && !(planner_.pays() && 2 * planned_rows_ >= decoding_rows_))
+        went_ = has_free() ? DraftingWay::free : DraftingWay::none;
+    if (2 * drafting_rows_ < decoding_rows_) went_ = DraftingWay::none;
+}
+
+bool Speculation::has_free() const {
+    return std::ranges::any_of(
+        sources_, [](const Source& source) { return source.works() && !source.passes(); });
+}
+
+void Speculation::grant_everything(const speculate::StepLoad& load,
+                                   std::span<std::int32_t> drafts) {
+    std::int64_t left = load.max_drafts;
+    for (std::size_t i = 0; i < drafts.size(); ++i) {
+        const auto offered = static_cast<std::int64_t>(offers_[i].survival.size());
+        drafts[i] = static_cast<std::int32_t>(std::min(offered, left));
+        left -= drafts[i];
+    }
+}
+
+void Speculation::follow_script(std::span<const DraftRow> rows, const speculate::StepLoad& load,
+                                std::span<std::int32_t> drafts) {
+    std::int64_t left = load.max_drafts;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        Slot& state = slot(rows[i].request);
+        state.proposed = false;
+        state.ranked.reset(rows[i].tokens.back());
+        const speculate::Tree* tree = settings_.script->tree(rows[i].request);
+        if (tree == nullptr || tree->token(0) != rows[i].tokens.back() ||
+            tree->size() - 1 > rows[i].max_drafts || tree->size() - 1 > left)
+            continue;
+        state.ranked.tree = *tree;
+        std::fill_n(state.ranked.origins.begin(), tree->size(), DraftOrigin{});
+        drafts[i] = tree->size() - 1;
+        left -= drafts[i];
+    }
+}
+
+}  // namespace espalier::engine

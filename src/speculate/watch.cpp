@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "speculate/watch.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace espalier::speculate {
+
+namespace {
+
+constexpr double kKept = 1.0 - 1.0 / 64;  // the last ~64 steps count
+constexpr double kLeastSteps = 24;        // before it is judged
+constexpr double kMostWaiting = 8;        // steps' time that looking on may take without a verdict
+constexpr std::int64_t kClosed = 16;      // steps
+constexpr double kFirstPause = 2048;      // steps' time
+constexpr double kLongestPauses = 16;     // first ones
+constexpr double kShare = 0.005;          // of the time, for looking on in vain
+constexpr std::int64_t kProbedTexts = 16;
+constexpr std::int64_t kFewer = 4;  // times fewer rows: there drafts pay more
+constexpr std::int64_t kFewerSteps = 16;
+
+}  // namespace
+
+void Watch::observe(const Step& step) {
+    if (!std::isfinite(step.seconds) || step.seconds <= 0) return;
+    if (!awake_) return rest(step);
+    spent_ += step.look_on - step.gain;
+    if (step.probed) wanted_probes_ -= step.rows;
+    closed_ = step.may_draft ? 0 : closed_ + 1;
+    if (closed_ >= kClosed) return leave(step);
+    if (step.able) {
+        steps_ = steps_ * kKept + 1;
+        cost_ = cost_ * kKept + step.look_on;
+        gain_ = gain_ * kKept + step.gain;
+    }
+    if (wanted_probes_ > 0 && spent_ < kMostWaiting * step.seconds) return;
+    if (steps_ >= kLeastSteps && gain_ >= cost_) {
+        spent_ = 0;
+        pauses_ = 1;
+    } else if (steps_ >= kLeastSteps || spent_ >= kMostWaiting * step.seconds) {
+        leave(step);
+    }
+}
+
+void Watch::leave(const Step& step) {
+    const double pause = std::max(pauses_ * kFirstPause * step.seconds, spent_ / kShare);
+    const double next = std::min(2 * pauses_, kLongestPauses);
+    *this = {};
+    awake_ = false;
+    pause_left_ = pause;
+    pauses_ = next;
+    left_at_ = step.rows;
+}
+
+void Watch::rest(const Step& step) {
+    pause_left_ -= step.seconds;
+    fewer_ = step.rows * kFewer <= left_at_ ? fewer_ + 1 : 0;
+    if (fewer_ >= kFewerSteps) {
+        pauses_ = 1;
+        wake();
+    } else if (pause_left_ <= 0 && step.may_draft) {
+        wake();
+    }
+}
+
+void Watch::wake() {
+    const double next = pauses_;
+    *this = {};
+    pauses_ = next;
+    wanted_probes_ = kProbedTexts;
+}
+
+}  // namespace espalier::speculate

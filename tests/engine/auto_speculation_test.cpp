@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// Automatic speculation against none, and against the best fixed choice, on simulated machines: a
+// drafter for nothing and two draft models, right in none to most of their choices, for 1 to 128
+// clients whose texts end together or at their own times. Engines start cold.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "engine/simulated_load.hpp"
+
+namespace espalier::engine {
+namespace {
+
+#if defined(ESPALIER_LONG_RUN)
+constexpr bool kAll = true;
+#else
+constexpr bool kAll = false;
+#endif
+#if defined(ESPALIER_SANITIZED)
+const std::vector<std::int64_t> kClients = {1, 32};
+#else
+const std::vector<std::int64_t> kClients = {1, 8, 32, 128};
+#endif
+
+// As measured: Sapling and V2-Lite's dimensions on an H200, Sapling on two cores.
+const std::vector<SimulatedMachine> kMachines = {
+    {.name = "Sapling, H200",
+     .step = {{1, 385},
+              {8, 445},
+              {16, 580},
+              {32, 620},
+              {64, 760},
+              {128, 830},
+              {256, 1000},
+              {512, 1200},
+              {1024, 1600},
+              {2048, 2200}},
+     .per_row = 2.2,
+     .draft_call = 80,
+     .draft_level = 90,
+     .draft_token = 0.1,
+     .look_on = 12,
+     .look_token = 0.25,
+     .free_row = 1.2,
+     .free_token = 0.4},
+    {.name = "V2-Lite, H200",
+     .step = {{1, 2230},
+              {8, 5500},
+              {32, 8700},
+              {128, 10600},
+              {256, 12500},
+              {512, 16500},
+              {2048, 34000}},
+     .per_row = 2,
+     .draft_call = 100,
+     .draft_level = 300,
+     .draft_token = 2,
+     .look_on = 40,
+     .look_token = 0.3,
+     .free_row = 1,
+     .free_token = 0.4},
+    {.name = "Sapling, CPU",
+     .step = {{1, 1100}, {2, 1350}, {4, 1800}, {8, 2700}, {16, 4600}, {64, 16000}, {2048, 500000}},
+     .per_row = 5,
+     .draft_call = 60,
+     .draft_level = 250,
+     .draft_token = 30,
+     .look_on = 5,
+     .look_token = 11,
+     .free_row = 2,
+     .free_token = 0.4}};
+
+struct Comparison {
+    double whole = 0, later = 0;  // auto over off, in all and in the second half
+    double best = 0;              // the best fixed choice over off
+};
+
+Comparison compare(const SimulatedMachine& machine, const SimulatedLoad& load, double right) {
+    const SimulatedDrafter free{.passes = false, .right = right, .offers = 0.5};
+    const SimulatedDrafter one{.right = 0.9 * right}, two{.right = right};
+    const SimulatedResult off = simulate(machine, {}, load);
+    const SimulatedResult all = simulate(machine, {free, one, two}, load);
+    const auto fixed = [&](const SimulatedDrafter& drafter, std::int32_t depth) {
+        SimulatedLoad prescribed = load;
+        prescribed.depth = depth;
+        return simulate(machine, {drafter}, prescribed).tokens_per_second / off.tokens_per_second;
+    };
+    // Where next to nothing is right, none is the best.
+    const double best = right < 0.5 ? 1 : std::max({fixed(free, 0), fixed(two, 2), fixed(two, 5)});
+    return {all.tokens_per_second / off.tokens_per_second, all.later / off.later, best};
+}
+
+// What a cold start costs is in the first bound: the first calls of every drafter, and the steps
+// until it is known that they do not pay.
+TEST(AutoSpeculation, CostsLittleWhereNothingIsGainedAndGainsWhatAFixedChoiceGains) {
+    bool odd = false;
+    const auto check = [](const SimulatedMachine& machine, const SimulatedLoad& load,
+                          double right) {
+        const Comparison came = compare(machine, load, right);
+        const auto where = fmt::format(
+            "{}, {} clients, {} right, {}: {:.3f}, later {:.3f}, best {:.3f}", machine.name,
+            load.clients, right, load.spread_lengths ? "spread" : "together", came.whole,
+            came.later, came.best);
+        EXPECT_GT(came.whole, 0.955) << where;
+        EXPECT_GT(came.later, 0.965) << where;
+        EXPECT_GT(came.whole, 0.95 * came.best) << where;
+    };
+    for (const SimulatedMachine& machine : kMachines)
+        for (const std::int64_t clients : kClients)
+            for (const double right : {0.0, 0.3, 0.6, 0.85}) {
+                odd = !odd;
+                for (const bool spread : {false, true})
+                    if (kAll || spread == odd)
+                        check(machine, {.clients = clients, .spread_lengths = spread}, right);
+            }
+}
+
+}  // namespace
+}  // namespace espalier::engine

@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/simulated_load.hpp"
+
+#include <algorithm>
+#include <memory>
+#include <stdexcept>
+
+#include "base/cpu_device.hpp"
+#include "base/random.hpp"
+#include "batch/device_batch.hpp"
+#include "draft/followed.hpp"
+#include "engine/stepper.hpp"
+#include "engine/tiny_target.hpp"
+
+namespace espalier::engine {
+namespace {
+
+constexpr std::int64_t kVocabulary = 512;
+constexpr std::int64_t kStepTokens = 2048;
+
+std::uint64_t mix(std::uint64_t x) {
+    x = (x ^ (x >> 33)) * 0xff51afd7ed558ccdu;
+    x = (x ^ (x >> 33)) * 0xc4ceb9fe1a85ec53u;
+    return x ^ (x >> 33);
+}
+
+// What follows a token in the text that begins on this page.
+std::int32_t next_token(std::int32_t page, std::int64_t position, std::int32_t token) {
+    const auto key = (static_cast<std::uint64_t>(page) << 40) ^
+                     (static_cast<std::uint64_t>(position) << 16) ^
+                     static_cast<std::uint64_t>(token);
+    return 2 + static_cast<std::int32_t>(mix(key) % (kVocabulary - 2));
+}
+
+schedule::Time nanoseconds(double microseconds) {
+    return static_cast<schedule::Time>(microseconds * 1000);
+}
+
+class SimulatedTarget final : public Target {
+  public:
+    SimulatedTarget(schedule::Time& now, const SimulatedMachine& machine, std::int64_t page_count)
+        : now_(now),
+          machine_(machine),
+          info_{
+              .vocabulary = kVocabulary,
+              .eos_token_ids = {1},
+              .limits = {.max_tokens = kStepTokens, .max_gather = kStepTokens, .max_kv_len = 4096},
+              .kv_layout = cache::make_layout(1, mla::KvFormat::bf16),
+              .page_count = page_count} {}
+
+    const TargetInfo& info() const override { return info_; }
+    Expected<void> reserve(const StepRoom&) override { return {}; }
+    Expected<void> launch(const batch::HostBatch& host) override {
+        now_ += nanoseconds(machine_.step_time(host.capacity.tokens(), host.capacity.table_rows));
+        ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView batch,
+                                  batch_.upload(device_.stream(), host));
+        nonfinite_.assign(static_cast<std::size_t>(batch.cap_tokens), 0);
+        draws_.clear();
+        for (std::int64_t g = 0; g < batch.cap_gather; ++g) {
+            const std::int32_t token = batch.gather[g];
+            const bool absorbed = token < batch.cap_absorbed;
+            const mla::RaggedRows& rows = absorbed ? batch.absorbed : batch.decompressed;
+            const std::int32_t row = batch.row_of[token];
+            const std::int32_t page =
+                rows.block_table[mla::table_of(rows, row) * rows.block_stride];
+            draws_.push_back({next_token(page, batch.position[token], batch.tokens[token]), -1.0f,
+                              ops::DrawFlag::fine});
+        }
+        return {};
+    }
+    Expected<void> sample(const ops::SamplingBatchBuilder&) override { return {}; }
+    Expected<StepResult> wait() override {
+        return StepResult{.draws = draws_, .alternatives = {}, .nonfinite = nonfinite_};
+    }
+    Expected<void> compact(std::span<const std::int64_t>, std::span<const std::int64_t>) override {
+        return {};
+    }
+
+  private:
+    schedule::Time& now_;
+    const SimulatedMachine& machine_;
+    TargetInfo info_;
+    CpuDevice device_{1};
+    batch::DeviceBatch batch_{device_};
+    std::vector<ops::Draw> draws_;
+    std::vector<std::uint8_t> nonfinite_;
+};
+
+class SimulatedSource final : public speculate::Drafter {
+  public:
+    SimulatedSource(schedule::Time& now, const SimulatedMachine& machine,
+                    const SimulatedDrafter& habits, std::uint64_t id, std::int64_t& looked_on,
+                    std::int64_t pages)
+        : now_(now),
+          machine_(machine),
+          habits_(habits),
+          id_(id),
+          looked_on_(looked_on),
+          followed_(pages) {}
+
+    speculate::DrafterNeeds needs() const override {
+        return {.hidden_states = habits_.passes,
+                .draft_cache = habits_.passes,
+                .passes = habits_.passes};
+    }
+    void begin(RequestSlot request, std::span<const std::int32_t> prompt, std::int64_t) override {
+        const auto slot = static_cast<std::size_t>(request);
+        followed_.begin(request);
+        if (slot >= right_.size()) right_.resize(slot + 1);
+        const double wide = 2 * unit(mix(static_cast<std::uint64_t>(prompt[0]) * 512 +
+                                         static_cast<std::uint64_t>(prompt[1]))) -
+                            1;
+        right_[slot] =
+            habits_.right > 0 ? std::clamp(habits_.right + wide * habits_.spread, 0.0, 0.98) : 0;
+    }
+    void end(RequestSlot) override {}
+    void commit(std::span<const speculate::Commitment> commitments) override {
+        for (const speculate::Commitment& one : commitments)
+            if (!habits_.passes)
+                now_ += nanoseconds(machine_.free_token * static_cast<double>(one.tokens.size()));
+    }
+    Expected<void> extend(std::span<const speculate::Extension> extensions) override {
+        std::size_t tokens = 0;
+        for (const speculate::Extension& one : extensions) {
+            tokens += one.tokens.size();
+            followed_.add(one);
+        }
+        now_ += nanoseconds(machine_.look_on + machine_.look_token * static_cast<double>(tokens));
+        ++looked_on_;
+        return {};
+    }
+    void forget() override { followed_.forget(); }
+    bool follows(RequestSlot request, std::int64_t root_position) const override {
+        return !habits_.passes || followed_.whole(request, root_position);
+    }
+    Expected<void> propose(std::span<const speculate::DraftCall> calls) override {
+        std::int32_t levels = 0;
+        std::int64_t computed = 0;
+        for (const speculate::DraftCall& call : calls) {
+            computed += grow(call);
+            levels = std::max(levels, call.shape.depth);
+        }
+        now_ += habits_.passes ? nanoseconds(machine_.draft_call + machine_.draft_level * levels +
+                                             machine_.draft_token * static_cast<double>(computed))
+                               : nanoseconds(machine_.free_row * static_cast<double>(calls.size()));
+        return {};
+    }
+
+  private:
+    static double unit(std::uint64_t bits) {
+        return static_cast<double>(bits >> 11) / static_cast<double>(std::uint64_t{1} << 53);
+    }
+    // Texts repeat themselves for a stretch, or do not.
+    bool has_match(std::int32_t page, std::int64_t position) const {
+        constexpr std::int64_t kStretch = 12;
+        const auto place = (static_cast<std::uint64_t>(page) << 32) +
+                           static_cast<std::uint64_t>(position / kStretch) * 8 + id_;
+        return unit(mix(place)) < habits_.offers;
+    }
+    // A tree of two choices a node, grown from the best `width` of each level. Returns how many
+    // nodes its passes computed.
+    std::int64_t grow(const speculate::DraftCall& call) const {
+        struct Node {
+            std::int32_t index, token;
+            bool right;
+        };
+        const std::int32_t page = call.block_table.empty() ? 0 : call.block_table[0];
+        const double right = right_[static_cast<std::size_t>(call.request)];
+        std::vector<Node> frontier = {{0, call.proposal->tree.token(0), true}};
+        std::int64_t computed = 0;
+        const std::int32_t depth = std::min(call.shape.depth, habits_.passes ? 16 : 12);
+        for (std::int32_t level = 0; level < depth && !frontier.empty(); ++level) {
+            const std::int64_t position = call.root_position + level;
+            std::vector<Node> next;
+            for (const Node& node : frontier) {
+                ++computed;
+                const std::int32_t truth = next_token(page, position, node.token);
+                const auto key = static_cast<std::uint64_t>(next_token(
+                    page, position + 7919 + static_cast<std::int64_t>(id_) * 104729, node.token));
+                const std::uint64_t bits = mix(key * 977 + static_cast<std::uint64_t>(position) +
+                                               (static_cast<std::uint64_t>(page) << 32) + id_);
+                const bool offers = has_match(page, position);
+                if (level == 0 && !offers) return computed;
+                const bool first = node.right && offers && unit(mix(bits + 1)) < right;
+                const bool second = node.right && !first &&
+                                    unit(mix(bits + 2)) < habits_.second * std::min(1.0, 2 * right);
+                const auto wrong = [&](int salt) {
+                    return 2 + (truth - 2 + salt) % static_cast<std::int32_t>(kVocabulary - 2);
+                };
+                const double sure = unit(mix(bits + 3));
+                const double score = first ? 0.45 + 0.5 * sure : 0.3 + 0.5 * sure;
+                const auto add = [&](bool is, int salt, double of) {
+                    if (call.proposal->tree.size() >= call.shape.nodes) return;
+                    const std::int32_t token = is ? truth : wrong(salt);
+                    const std::int32_t index =
+                        call.proposal->add(node.index, token, static_cast<float>(of));
+                    next.push_back({index, token, is});
+                };
+                add(first, 1, score);
+                if (habits_.passes) add(second, 2, (1 - score) * 0.6);
+            }
+            if (!habits_.passes || std::ssize(next) > call.shape.width)
+                next.resize(std::min<std::size_t>(
+                    next.size(), habits_.passes ? static_cast<std::size_t>(call.shape.width) : 1));
+            frontier = std::move(next);
+        }
+        return computed;
+    }
+
+    schedule::Time& now_;
+    const SimulatedMachine& machine_;
+    SimulatedDrafter habits_;
+    std::uint64_t id_;
+    std::int64_t& looked_on_;
+    std::vector<double> right_;  // by request slot
+    draft::Followed followed_;
+};
+
+class EndCounter final : public Receiver {
+  public:
+    explicit EndCounter(std::int64_t& ended) : ended_(ended) {}
+    void receive(const Update& update) override { ended_ += update.ending ? 1 : 0; }
+
+  private:
+    std::int64_t& ended_;
+};
+
+Request request_of(const SimulatedLoad& load, Random& random, bool speculate) {
+    Request request;
+    request.prompt.resize(static_cast<std::size_t>(load.prompt));
+    for (std::int32_t& token : request.prompt) token = random.between(2, kVocabulary - 1);
+    const auto length = static_cast<std::int32_t>(load.output);
+    request.output.max_tokens =
+        load.spread_lengths ? random.between(length / 4, 7 * length / 4) : length;
+    request.output.ignore_eos = true;
+    request.sampling.temperature = 0;
+    request.logprobs = false;
+    request.speculate = speculate;
+    request.draft_depth = load.depth;
+    return request;
+}
+
+}  // namespace
+
+double SimulatedMachine::step_time(std::int64_t tokens, std::int64_t rows) const {
+    std::size_t right = 1;
+    while (right + 1 < step.size() && step[right].first < tokens) ++right;
+    const auto& [left_tokens, left_time] = step[right - 1];
+    const auto& [right_tokens, right_time] = step[right];
+    const double share =
+        static_cast<double>(tokens - left_tokens) / static_cast<double>(right_tokens - left_tokens);
+    return left_time + share * (right_time - left_time) + per_row * static_cast<double>(rows);
+}
+
+SimulatedResult simulate(const SimulatedMachine& machine,
+                         const std::vector<SimulatedDrafter>& drafters, const SimulatedLoad& load) {
+    schedule::Time now = 0;
+    std::int64_t looked_on = 0, ended = 0;
+    StepperSettings settings;
+    settings.schedule.max_rows = static_cast<std::int32_t>(load.clients);
+    settings.schedule.max_model_len = 1024;
+    settings.schedule.page_count = load.clients * 10 + 1;
+    settings.schedule.max_step_tokens = kStepTokens;
+    settings.schedule.max_step_gather = kStepTokens;
+    settings.schedule.reserve_windows = true;
+    StepperParts parts{
+        std::make_unique<SimulatedTarget>(now, machine, settings.schedule.page_count),
+        *tiny_target(Family::v2).tokenizer,
+        {},
+        [&now] { return now; }};
+    for (std::size_t i = 0; i < drafters.size(); ++i)
+        parts.drafters.push_back(std::make_unique<SimulatedSource>(
+            now, machine, drafters[i], i + 1, looked_on, settings.schedule.page_count));
+    auto made = Stepper::create(std::move(parts), settings);
+    if (!made) throw std::runtime_error(made.error().message);
+    Stepper& stepper = **made;
+
+    Random random(static_cast<std::uint64_t>(load.clients));
+    const auto receiver = std::make_shared<EndCounter>(ended);
+    const auto submit = [&] {
+        auto checked = check_request(request_of(load, random, !drafters.empty()),
+                                     stepper.request_limits(), *tiny_target(Family::v2).tokenizer);
+        if (!checked) throw std::runtime_error(checked.error().message);
+        stepper.submit(std::move(*checked), receiver, now);
+    };
+    for (std::int64_t i = 0; i < load.clients; ++i) submit();
+    SimulatedResult result;
+    schedule::Time half_time = 0;
+    std::int64_t half_tokens = 0;
+    std::int64_t tokens = 0, steps = 0, rows = 0;
+    while (tokens < load.steps * load.clients) {
+        ended = 0;
+        const StepReport report = stepper.step();
+        for (; ended > 0; --ended) submit();
+        tokens += report.committed;
+        if (half_time == 0 && 2 * tokens >= load.steps * load.clients) {
+            half_time = now;
+            half_tokens = tokens;
+        }
+        rows += report.tokens.roots;
+        ++steps;
+        result.accepted += static_cast<double>(report.accepted);
+        result.drafts += static_cast<double>(report.tokens.drafts);
+        result.levels += static_cast<double>(report.draft_levels);
+        result.with_prompts +=
+            report.tokens.prompt_absorbed + report.tokens.prompt_decompressed > 0;
+    }
+    const auto step_count = static_cast<double>(steps);
+    result.tokens_per_second = static_cast<double>(tokens) / (static_cast<double>(now) * 1e-9);
+    result.later =
+        static_cast<double>(tokens - half_tokens) / (static_cast<double>(now - half_time) * 1e-9);
+    result.accepted /= static_cast<double>(rows);
+    result.drafts /= static_cast<double>(rows);
+    result.levels /= step_count;
+    result.with_prompts /= step_count;
+    result.looked_on = static_cast<double>(looked_on) / step_count;
+    return result;
+}
+
+}  // namespace espalier::engine
