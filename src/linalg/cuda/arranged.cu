@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include "linalg/cuda/arranged.cuh"
 
 namespace espalier::linalg::cuda {
@@ -55,6 +57,13 @@ static Arrangement arrangement_of(const Problem& p, const Scratch& scratch) {
             static_cast<int>(most_token_tiles(p, tokens)), 2 * static_cast<int>(chunks_of(p.k))};
 }
 
+// Stages of a block: as many as leave every multiprocessor six blocks, since a block begins with
+// three loads that wait for each other.
+static int part_of(const Arrangement& x) {
+    const std::int64_t most = std::int64_t{x.token_tiles} * x.stages / (6 * multiprocessors());
+    return static_cast<int>(std::clamp<std::int64_t>(most, 2, 8));
+}
+
 static void arrange(cudaStream_t stream, const Problem& p, const Arrangement& x) {
     ArrangeParams params;
     params.problem = p;
@@ -62,9 +71,10 @@ static void arrange(cudaStream_t stream, const Problem& p, const Arrangement& x)
     params.next = x.next;
     params.tile_tokens = x.tile_tokens;
     params.stages = x.stages;
-    params.parts = static_cast<int>(divide_up(x.stages, kArrangeStages));
+    params.part = part_of(x);
     launch(stream, arrange_kernel,
-           {.blocks = std::int64_t{x.token_tiles} * params.parts, .threads = kArrangeThreads},
+           {.blocks = std::int64_t{x.token_tiles} * divide_up(x.stages, params.part),
+            .threads = kArrangeThreads},
            params);
 }
 
