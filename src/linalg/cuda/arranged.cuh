@@ -48,8 +48,8 @@ struct alignas(1024) ArrangedMemory {
     std::byte stages[C::kStages][C::kStageBytes];
     std::uint64_t full[C::kStages];
     std::uint64_t free[C::kStages];
-    float gated[8][kGatedFloats];       // warps'
-    std::byte turned[2][kTurnedBytes];  // warpgroups'
+    float gated[8][kGatedFloats];                      // warps'
+    alignas(16) std::byte turned[2][2][kTurnedBytes];  // warpgroups'
     int items[C::kStages];  // of a stage, the tile whose first it is; -1: there is none left
     int listed;             // experts' tiles, which lie behind
 
