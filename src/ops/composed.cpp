@@ -42,8 +42,15 @@ void Backend::product_pair(OpContext& context, const Matrix& x, const WeightView
 bool Backend::query_product(OpContext& context, const Matrix& x, const WeightView& w,
                             const QueryPlaces& to, const BesideProduct& beside) const {
     product_pair(context, x, w, to.q, beside);
-    split_queries(context, to.q, to.heads, to.width, to.cos_sin, to.q_act, to.rope_to,
-                  to.rope_step);
+    const std::int64_t apart = to.rope_to.rows, rest = to.q.rows - apart;
+    if (apart > 0)
+        split_queries(context, to.q.slice(0, apart), to.heads, to.width, to.cos_sin.slice(0, apart),
+                      to.q_act.slice(0, apart), to.rope_to, to.rope_step);
+    const Matrix act = to.q_act.slice(apart, rest);
+    if (rest > 0)
+        split_queries(context, to.q.slice(apart, rest), to.heads, to.width,
+                      to.cos_sin.slice(apart, rest), act,
+                      act.columns(to.width, act.cols - to.width), to.q.cols / to.heads);
     return false;
 }
 

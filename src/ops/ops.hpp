@@ -112,7 +112,8 @@ struct FeedForward {
 };
 
 // Where the queries of a product go: q [T, heads · (width + 64)] f32 is room for them as they are,
-// the rest is split_queries'.
+// the rest is split_queries'. Rows beyond those of rope_to have their rotated columns in q_act,
+// behind the head's others, as decompressed attention reads them.
 struct QueryPlaces {
     Matrix q;
     std::int32_t heads = 0;

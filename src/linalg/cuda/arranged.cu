@@ -26,6 +26,18 @@ static int tile_tokens_of(const Problem& p) {
     return tokens;
 }
 
+// Whether two columns of a query are a word wherever they go, and 16 are all of one kind.
+static bool stores_words(const QueryStore& to) {
+    const auto words = [](const void* pointer, std::int64_t stride, std::int64_t bytes) {
+        return reinterpret_cast<std::uintptr_t>(pointer) % static_cast<std::uintptr_t>(bytes) ==
+                   0 &&
+               stride % 2 == 0;
+    };
+    return to.width % kTileOutputs == 0 && to.rope_step % 2 == 0 &&
+           words(to.act, to.act_stride, 4) && words(to.rope, to.rope_stride, 4) &&
+           words(to.cos_sin, to.cos_sin_stride, 8);
+}
+
 static std::size_t shared_bytes_of(const Problem& p) {
     const std::int64_t listed = p.indptr != nullptr ? most_token_tiles(p, tile_tokens_of(p)) : 0;
     return ArrangedMemory::bytes(static_cast<std::size_t>(listed));
@@ -37,6 +49,7 @@ static std::size_t shared_bytes_of(const Problem& p) {
 bool arranges(const Problem& p, const Scratch& scratch) {
     if (p.code != WeightCode::bf16 || !p.vector_x || p.second.n > 0) return false;
     if (p.indptr == nullptr && p.groups > 1) return false;
+    if (p.query.cos_sin != nullptr && !stores_words(p.query)) return false;
     if (scratch.bytes < arranged_bytes(p.rows, p.k, p.groups)) return false;
     if (shared_bytes_of(p) > kMostSharedBytes) return false;  // the list of experts' tiles
     return p.indptr == nullptr ? p.rows >= 1536 : p.rows >= 96 * p.groups;

@@ -186,6 +186,8 @@ class ArrangedMultiplier {
         else if (p_.gated)
             store_gated_pieces<C::kTokens>(total_, p_, tile, (first + warp * 16) / 2,
                                            arranged_memory->gated[group_ * 4 + warp]);
+        else if (p_.query.cos_sin != nullptr)
+            store_queries<C::kTokens>(total_, p_, tile, first + warp * 16);
         else
             store_sums<C::kTokens>(total_, p_, tile, first + warp * 16 + lane / 4);
     }

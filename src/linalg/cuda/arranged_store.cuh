@@ -88,6 +88,49 @@ __device__ __forceinline__ void store_gated_pieces(const float (&sums)[kSums], c
     }
 }
 
+__device__ __forceinline__ std::uint32_t two_bf16(float low, float high) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const std::uint32_t*>(&pair);
+}
+
+// A warp's 16 columns of queries, from `output` on: lanes beside each other exchange one token for
+// the other, so that each has two columns, a word.
+template <int kTokens, int kSums>
+__device__ __forceinline__ void store_queries(const float (&sums)[kSums], const Problem& p,
+                                              const TokenTile& tile, int output) {
+    constexpr int kRope = 64;
+    const QueryStore& to = p.query;
+    if (output >= p.n) return;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const bool odd = lane / 4 % 2 != 0;
+    const int head = output / (to.width + kRope), column = output % (to.width + kRope);
+    const bool rotated = column >= to.width;
+    const int two = lane / 8 * 2;  // of eight columns
+#pragma unroll
+    for (int eight = 0; eight < kTokens / 8; ++eight) {
+        const int place = eight * 8 + lane % 4 * 2 + odd, row = tile.first + place;
+        std::uint16_t* at =
+            rotated && row < to.apart
+                ? to.rope + row * to.rope_stride + head * to.rope_step + column - to.width + two
+                : to.act + row * to.act_stride + output + two;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float first = sums[4 * eight + 2 * half], second = sums[4 * eight + 2 * half + 1];
+            const float other = __shfl_xor_sync(~0u, odd ? first : second, 4);
+            float low = odd ? other : first, high = odd ? second : other;
+            if (place >= tile.count) continue;
+            if (rotated) {
+                const float2 angle = *reinterpret_cast<const float2*>(
+                    to.cos_sin + row * to.cos_sin_stride + column - to.width + half * 8 + two);
+                const float turned = low * angle.x - high * angle.y;
+                high = low * angle.y + high * angle.x;
+                low = turned;
+            }
+            *reinterpret_cast<std::uint32_t*>(at + half * 8) = two_bf16(low, high);
+        }
+    }
+}
+
 // Where the product behind a gated one has its x arranged: the gated one puts it there itself.
 struct ArrangedY {
     std::byte* data = nullptr;  // behind the header; null: y is a matrix
@@ -112,11 +155,6 @@ __device__ __forceinline__ std::byte* arranged_line(const ArrangedY& y, const Pr
     }
     const std::int64_t line = arranged_row(to) * y.stages + stage * padded_rows(to) + row;
     return y.data + line * 128;
-}
-
-__device__ __forceinline__ std::uint32_t two_bf16(float low, float high) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const std::uint32_t*>(&pair);
 }
 
 // Sums 8 · piece … of a lane, column g = lane / 4 of tokens 2t, 2t + 1, 2t + 8 and 2t + 9 of 16, to

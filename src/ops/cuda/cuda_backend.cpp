@@ -157,8 +157,8 @@ class CudaBackend final : public Backend {
         check_size(to.cos_sin.cols, kRopeWidth, "rope angles");
         const linalg::cuda::Queries queries{to.width, to.cos_sin, to.q_act, to.rope_to,
                                             to.rope_step};
-        if (!linalg::cuda::joint_product(context.stream, x, w, to.q, {beside.w, beside.y},
-                                         &queries))
+        if (!linalg::cuda::joint_product(context.stream, x, w, to.q, {beside.w, beside.y}, &queries,
+                                         scratch_of(context)))
             return Backend::query_product(context, x, w, to, beside);
         return true;
     }
