@@ -95,39 +95,82 @@ __device__ __forceinline__ std::uint32_t two_bf16(float low, float high) {
 
 // A warp's 16 columns of queries, from `output` on: lanes beside each other exchange one token for
 // the other, so that each has two columns, a word.
+class QueryWords {
+    static constexpr int kRope = 64;
+
+  public:
+    __device__ QueryWords(const QueryStore& to, const TokenTile& tile, int output)
+        : to_(to),
+          end_(tile.first + tile.count),
+          row_(tile.first + lane() % 4 * 2 + odd()),
+          head_(output / (to.width + kRope)),
+          column_(output % (to.width + kRope) + lane() / 8 * 2) {}
+
+    __device__ bool rotated() const { return column_ >= to_.width; }
+
+    // Of tokens 8 · eight …: cosines and sines of columns 0 … 7 or 8 … 15.
+    __device__ float2 angle(int eight, int half) const {
+        const int row = min(row_ + eight * 8, end_ - 1);
+        float2 v;
+        // Volatile, so that several are on their way before the first is used.
+        asm volatile(
+            "ld.global.nc.v2.f32 {%0, %1}, [%2];"
+            : "=f"(v.x), "=f"(v.y)
+            : "l"(to_.cos_sin + row * to_.cos_sin_stride + column_ - to_.width + half * 8));
+        return v;
+    }
+
+    template <bool kRotated>
+    __device__ void store(const float* sums, int eight, int half, float2 angle) const {
+        const float first = sums[2 * half], second = sums[2 * half + 1];
+        const float other = __shfl_xor_sync(~0u, odd() ? first : second, 4);
+        float low = odd() ? other : first, high = odd() ? second : other;
+        const int row = row_ + eight * 8;
+        if (row >= end_) return;
+        std::uint16_t* at = to_.act + row * to_.act_stride + head_ * (to_.width + kRope) + column_;
+        if constexpr (kRotated) {
+            const float turned = low * angle.x - high * angle.y;
+            high = low * angle.y + high * angle.x;
+            low = turned;
+            if (row < to_.apart)
+                at = to_.rope + row * to_.rope_stride + head_ * to_.rope_step + column_ - to_.width;
+        }
+        *reinterpret_cast<std::uint32_t*>(at + half * 8) = two_bf16(low, high);
+    }
+
+  private:
+    __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+    __device__ static bool odd() { return lane() / 4 % 2 != 0; }
+
+    const QueryStore& to_;
+    int end_;
+    int row_;
+    int head_;
+    int column_;  // of the head
+};
+
 template <int kTokens, int kSums>
 __device__ __forceinline__ void store_queries(const float (&sums)[kSums], const Problem& p,
                                               const TokenTile& tile, int output) {
-    constexpr int kRope = 64;
-    const QueryStore& to = p.query;
+    constexpr int kAtOnce = 4;  // times eight tokens, whose angles are asked for together
+    static_assert(kTokens % (8 * kAtOnce) == 0);
     if (output >= p.n) return;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const bool odd = lane / 4 % 2 != 0;
-    const int head = output / (to.width + kRope), column = output % (to.width + kRope);
-    const bool rotated = column >= to.width;
-    const int two = lane / 8 * 2;  // of eight columns
+    const QueryWords words(p.query, tile, output);
+    if (!words.rotated()) {
 #pragma unroll
-    for (int eight = 0; eight < kTokens / 8; ++eight) {
-        const int place = eight * 8 + lane % 4 * 2 + odd, row = tile.first + place;
-        std::uint16_t* at =
-            rotated && row < to.apart
-                ? to.rope + row * to.rope_stride + head * to.rope_step + column - to.width + two
-                : to.act + row * to.act_stride + output + two;
+        for (int i = 0; i < kTokens / 4; ++i)
+            words.store<false>(sums + i / 2 * 4, i / 2, i % 2, {});
+        return;
+    }
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const float first = sums[4 * eight + 2 * half], second = sums[4 * eight + 2 * half + 1];
-            const float other = __shfl_xor_sync(~0u, odd ? first : second, 4);
-            float low = odd ? other : first, high = odd ? second : other;
-            if (place >= tile.count) continue;
-            if (rotated) {
-                const float2 angle = *reinterpret_cast<const float2*>(
-                    to.cos_sin + row * to.cos_sin_stride + column - to.width + half * 8 + two);
-                const float turned = low * angle.x - high * angle.y;
-                high = low * angle.y + high * angle.x;
-                low = turned;
-            }
-            *reinterpret_cast<std::uint32_t*>(at + half * 8) = two_bf16(low, high);
-        }
+    for (int group = 0; group < kTokens / 8; group += kAtOnce) {
+        if (group * 8 >= tile.count) return;
+        float2 angle[2 * kAtOnce];
+#pragma unroll
+        for (int i = 0; i < 2 * kAtOnce; ++i) angle[i] = words.angle(group + i / 2, i % 2);
+#pragma unroll
+        for (int i = 0; i < 2 * kAtOnce; ++i)
+            words.store<true>(sums + (group + i / 2) * 4, group + i / 2, i % 2, angle[i]);
     }
 }
 
