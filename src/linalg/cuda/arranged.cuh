@@ -154,10 +154,14 @@ class ArrangedMultiplier {
             wait(shared_.full(cursor_.slot), cursor_.parity);
             const int item = *static_cast<volatile int*>(arranged_memory->items + cursor_.slot);
             const int lead = cursor_.slot;
-            lead_item(item >= 0);
+            TokenTile tile{};
+            if (item >= 0) tile = shared_.tile(params_, item / params_.row_blocks);
+            if (tile.count <= 64)
+                lead_item<64>(item >= 0);
+            else
+                lead_item<C::kTokens>(item >= 0);
             if (stored >= 0) store_item(stored);
             if (item < 0) break;
-            const TokenTile tile = shared_.tile(params_, item / params_.row_blocks);
             stored = first_output(item) < p_.n ? item : -1;
             if (stored >= 0)
                 multiply_item<C::kTokens>(tile, lead);
@@ -194,11 +198,12 @@ class ArrangedMultiplier {
 
     // All columns, whichever the tile has: others are never stored. Without a tile the numbers are
     // what was left there, and nobody waits for them.
+    template <int kTokens>
     __device__ void lead_item(bool there) {
 #pragma unroll
         for (int stage = 0; stage < kLead; ++stage, cursor_.advance()) {
             if (stage > 0 && there) wait(shared_.full(cursor_.slot), cursor_.parity);
-            multiply_stage<C::kTokens>(stage > 0);
+            multiply_stage<kTokens>(stage > 0);
         }
     }
 
@@ -214,12 +219,13 @@ class ArrangedMultiplier {
         }
     }
 
-    // By the smallest multiple of 32 tokens that the tile fits in. lead: the slot of the first
+    // By the smallest multiple of 16 tokens that the tile fits in. lead: the slot of the first
     // stage.
     template <int kTokens>
     __device__ void multiply_item(const TokenTile& tile, int lead) {
-        if constexpr (kTokens > 32)
-            if (tile.count <= kTokens - 32) return multiply_item<kTokens - 32>(tile, lead);
+        constexpr int kStep = kTokens > 64 ? 32 : 16;
+        if constexpr (kTokens > 16)
+            if (tile.count <= kTokens - kStep) return multiply_item<kTokens - kStep>(tile, lead);
         const int segment = 2 * params_.segments.chunks;
         // -0 + x has the bits of x. (With a first segment that is stored, not added, the compiler
         // moves every sum twice a segment, and 192 tokens have no registers for that.)
