@@ -93,54 +93,70 @@ __device__ __forceinline__ std::uint32_t two_bf16(float low, float high) {
     return *reinterpret_cast<const std::uint32_t*>(&pair);
 }
 
-// A warp's 16 columns of queries, from `output` on: lanes beside each other exchange one token for
-// the other, so that each has two columns, a word.
+// A warp's 16 columns of queries, from `output` on. Lanes exchange sums so that each has four
+// columns of one token, and eight bytes of it are stored at once: 32 of a token by four lanes.
 class QueryWords {
     static constexpr int kRope = 64;
 
   public:
+    struct Angles {
+        float2 low, high;  // cosine and sine of columns 0 … 7 and 8 … 15
+    };
+
     __device__ QueryWords(const QueryStore& to, const TokenTile& tile, int output)
         : to_(to),
           end_(tile.first + tile.count),
           row_(tile.first + lane() % 4 * 2 + odd()),
           head_(output / (to.width + kRope)),
-          column_(output % (to.width + kRope) + lane() / 8 * 2) {}
+          column_(output % (to.width + kRope)) {}
 
     __device__ bool rotated() const { return column_ >= to_.width; }
 
-    // Of tokens 8 · eight …: cosines and sines of columns 0 … 7 or 8 … 15.
-    __device__ float2 angle(int eight, int half) const {
+    // Of the lane's two columns in both halves, tokens 8 · eight …
+    __device__ Angles angles(int eight) const {
         const int row = min(row_ + eight * 8, end_ - 1);
-        float2 v;
-        // Volatile, so that several are on their way before the first is used.
-        asm volatile(
-            "ld.global.nc.v2.f32 {%0, %1}, [%2];"
-            : "=f"(v.x), "=f"(v.y)
-            : "l"(to_.cos_sin + row * to_.cos_sin_stride + column_ - to_.width + half * 8));
-        return v;
+        const float* from =
+            to_.cos_sin + row * to_.cos_sin_stride + column_ - to_.width + lane() / 8 * 2;
+        return {load(from), load(from + 8)};
     }
 
+    // sums: four, of outputs g and g + 8 for two tokens.
     template <bool kRotated>
-    __device__ void store(const float* sums, int eight, int half, float2 angle) const {
-        const float first = sums[2 * half], second = sums[2 * half + 1];
-        const float other = __shfl_xor_sync(~0u, odd() ? first : second, 4);
-        float low = odd() ? other : first, high = odd() ? second : other;
+    __device__ void store(const float* sums, int eight, const Angles& angles) const {
+        std::uint32_t words[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            // Lanes beside each other: one token for the other.
+            const float first = sums[2 * half], second = sums[2 * half + 1];
+            const float other = __shfl_xor_sync(~0u, odd() ? first : second, 4);
+            const float low = odd() ? other : first, high = odd() ? second : other;
+            const float2 angle = half == 0 ? angles.low : angles.high;
+            words[half] =
+                kRotated ? two_bf16(low * angle.x - high * angle.y, low * angle.y + high * angle.x)
+                         : two_bf16(low, high);
+        }
+        // Then one half's word for the other's.
+        const bool upper = lane() / 8 % 2 != 0;
+        const std::uint32_t other = __shfl_xor_sync(~0u, upper ? words[0] : words[1], 8);
+        const uint2 four = upper ? make_uint2(other, words[1]) : make_uint2(words[0], other);
         const int row = row_ + eight * 8;
         if (row >= end_) return;
-        std::uint16_t* at = to_.act + row * to_.act_stride + head_ * (to_.width + kRope) + column_;
-        if constexpr (kRotated) {
-            const float turned = low * angle.x - high * angle.y;
-            high = low * angle.y + high * angle.x;
-            low = turned;
-            if (row < to_.apart)
-                at = to_.rope + row * to_.rope_stride + head_ * to_.rope_step + column_ - to_.width;
-        }
-        *reinterpret_cast<std::uint32_t*>(at + half * 8) = two_bf16(low, high);
+        std::uint16_t* at =
+            kRotated && row < to_.apart
+                ? to_.rope + row * to_.rope_stride + head_ * to_.rope_step - to_.width
+                : to_.act + row * to_.act_stride + head_ * (to_.width + kRope);
+        *reinterpret_cast<uint2*>(at + column_ + upper * 8 + lane() / 16 * 4) = four;
     }
 
   private:
     __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
     __device__ static bool odd() { return lane() / 4 % 2 != 0; }
+    // Volatile, so that several are on their way before the first is used.
+    __device__ static float2 load(const float* from) {
+        float2 v;
+        asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(from));
+        return v;
+    }
 
     const QueryStore& to_;
     int end_;
@@ -158,19 +174,19 @@ __device__ __forceinline__ void store_queries(const float (&sums)[kSums], const 
     const QueryWords words(p.query, tile, output);
     if (!words.rotated()) {
 #pragma unroll
-        for (int i = 0; i < kTokens / 4; ++i)
-            words.store<false>(sums + i / 2 * 4, i / 2, i % 2, {});
+        for (int eight = 0; eight < kTokens / 8; ++eight)
+            words.store<false>(sums + 4 * eight, eight, {});
         return;
     }
 #pragma unroll
-    for (int group = 0; group < kTokens / 8; group += kAtOnce) {
-        if (group * 8 >= tile.count) return;
-        float2 angle[2 * kAtOnce];
+    for (int first = 0; first < kTokens / 8; first += kAtOnce) {
+        if (first * 8 >= tile.count) return;
+        QueryWords::Angles angles[kAtOnce];
 #pragma unroll
-        for (int i = 0; i < 2 * kAtOnce; ++i) angle[i] = words.angle(group + i / 2, i % 2);
+        for (int i = 0; i < kAtOnce; ++i) angles[i] = words.angles(first + i);
 #pragma unroll
-        for (int i = 0; i < 2 * kAtOnce; ++i)
-            words.store<true>(sums + (group + i / 2) * 4, group + i / 2, i % 2, angle[i]);
+        for (int i = 0; i < kAtOnce; ++i)
+            words.store<true>(sums + 4 * (first + i), first + i, angles[i]);
     }
 }
 
@@ -186,6 +202,12 @@ struct ArrangedY {
 // filled while the other is read.
 inline constexpr int kTurnedTokens = 32;
 inline constexpr int kTurnedBytes = kTurnedTokens * 64;
+
+// A warpgroup's; what is turned is read before sums are put there again.
+union alignas(16) GatedMemory {
+    float sums[4][kGatedFloats];  // warps'
+    std::byte turned[2][kTurnedBytes];
+};
 
 // Row `row` of y in that stage.
 __device__ __forceinline__ std::byte* arranged_line(const ArrangedY& y, const Problem& p,
@@ -224,40 +246,40 @@ __device__ __forceinline__ bool turn_piece(const float (&sums)[kSums], int piece
     return sure;
 }
 
-// Of 64 columns of y, a stage, this is warpgroup `half`. memory, turned: the warpgroup's.
+// Of 64 columns of y, a stage, this is warpgroup `half`.
 template <int kTokens, int kSums>
 __device__ __forceinline__ void store_gated_arranged(const float (&sums)[kSums], const Problem& p,
                                                      const ArrangedY& y, const TokenTile& tile,
-                                                     int stage, int half,
-                                                     float (*memory)[kGatedFloats],
-                                                     std::byte (*turned)[kTurnedBytes]) {
+                                                     int stage, int half, GatedMemory& memory) {
     int thread;  // volatile: what follows from it is not kept in registers from tile to tile
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     thread %= 128;
     const int warp = thread / 32, lane = thread % 32;
-    std::uint32_t unsure = 0;  // pieces
+    std::uint32_t unsure = 0;     // pieces
+    synchronize_warpgroup(half);  // who was late with the tile before has read its sums
 #pragma unroll
     for (int part = 0; part < kTokens / kTurnedTokens; ++part) {
         if (part * kTurnedTokens >= tile.count) break;
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-            if (!turn_piece(sums, 2 * part + i, lane, turned[part % 2] + i * 16 * 64 + warp * 4))
+            if (!turn_piece(sums, 2 * part + i, lane,
+                            memory.turned[part % 2] + i * 16 * 64 + warp * 4))
                 unsure |= 1u << (2 * part + i);
         synchronize_warpgroup(half);
         if (int row = part * kTurnedTokens + thread / 4; row < tile.count) {
             std::byte* line = arranged_line(y, p, tile, stage, row);
             *reinterpret_cast<uint4*>(line + ((half * 4 + thread % 4) ^ row % 8) * 16) =
-                *reinterpret_cast<const uint4*>(turned[part % 2] + thread * 16);
+                *reinterpret_cast<const uint4*>(memory.turned[part % 2] + thread * 16);
         }
     }
     synchronize_warpgroup(half);
     // About two of a tile's twelve again, by the plain way.
     for (unsure = __reduce_or_sync(~0u, unsure); unsure != 0; unsure &= unsure - 1) {
         const int piece = __ffs(static_cast<int>(unsure)) - 1;
-        put_piece<kTokens>(sums, piece, memory[warp]);
+        put_piece<kTokens>(sums, piece, memory.sums[warp]);
         __syncwarp();
         float value[4];
-        gate_four(memory[warp] + lane / 16 * 4 * kGatedStride + lane % 16, value);
+        gate_four(memory.sums[warp] + lane / 16 * 4 * kGatedStride + lane % 16, value);
         if (int row = piece * kGatedTokens + lane % 16; row < tile.count) {
             std::byte* line = arranged_line(y, p, tile, stage, row) + warp * 4;
             const int unit = half * 4 + lane / 16 * 2;

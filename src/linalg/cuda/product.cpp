@@ -219,15 +219,10 @@ bool joint_product(Stream stream, const Matrix& x, const WeightView& w, const Ma
     const auto queue = static_cast<cudaStream_t>(stream);
     if (p.rows == 0 || !in_fragments(p.code) || p.n % kTileOutputs != 0) return false;
     if (queries != nullptr) p.query = store_of(*queries);
-    Problem beside;
-    if (second.y.data != nullptr) {
-        beside = problem_of(x, 0, second.w, second.y, 0, Store::assign);
-        if (beside.k == p.k && arranges(p, scratch) && arranges(beside, scratch)) {
-            arranged_both(queue, p, beside, scratch);
-            return true;
-        }
-        if (!join(p, beside)) return false;
-    } else if (arranges(p, scratch)) {
+    if (second.y.data != nullptr &&
+        !join(p, problem_of(x, 0, second.w, second.y, 0, Store::assign)))
+        return false;
+    if (arranges(p, scratch)) {
         arranged_tokens(queue, p, scratch);
         return true;
     }
