@@ -77,8 +77,13 @@ class ArrangedRows {
         for (int step = 0; step < kSteps; ++step) {
             const uint4 turned = turn(v[step]);
             const int one = row(step);
-            if (one < rows_)
-                *reinterpret_cast<uint4*>(to + one * 128 + (unit() ^ one % 8) * 16) = turned;
+            if (one >= rows_) continue;
+            auto* at = reinterpret_cast<uint4*>(to + one * 128 + (unit() ^ one % 8) * 16);
+            // Experts' rows are several times the L2, which is to keep x: others read it again.
+            if (p_.source != nullptr)
+                __stcs(at, turned);
+            else
+                *at = turned;
         }
     }
 
