@@ -171,7 +171,7 @@ class ArrangedMultiplier {
             const int lead = cursor_.slot;
             TokenTile tile{};
             if (item >= 0) tile = shared_.tile(params_, item / params_.row_blocks);
-            lead_item<C::kTokens>(item >= 0);
+            lead_item(item >= 0);
             if (stored >= 0) store_item(stored);
             if (item < 0) break;
             const ArrangedShared::Rows rows = shared_.rows(params_, item);
@@ -215,12 +215,11 @@ class ArrangedMultiplier {
 
     // All columns, whichever the tile has: others are never stored. Without a tile the numbers are
     // what was left there, and nobody waits for them.
-    template <int kTokens>
     __device__ void lead_item(bool there) {
 #pragma unroll
         for (int stage = 0; stage < kLead; ++stage, cursor_.advance()) {
             if (stage > 0 && there) wait(shared_.full(cursor_.slot), cursor_.parity);
-            multiply_stage<kTokens>(stage > 0);
+            multiply_stage<C::kTokens>(stage > 0);
         }
     }
 
