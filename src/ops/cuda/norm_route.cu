@@ -159,6 +159,17 @@ __device__ void write_residual(const NormRouteCall& call, const Rows& rows, int 
             *reinterpret_cast<const Floats<4>*>(rows.sums + i);
 }
 
+// How many blocks were here before this one; `last` comes last, and the count is 0 again. What
+// every one of them wrote before is there for those who come later.
+__device__ unsigned arrive(std::uint32_t* arrived, unsigned last) {
+    unsigned before;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(arrived), "r"(last)
+                 : "memory");
+    return before;
+}
+
 template <int kChains, int kPer>
 __global__ void __launch_bounds__(kThreads) norm_route_kernel(NormRouteCall call) {
     // Models of up to 64 experts have rows of about 2,048 columns, others of up to 7,168.
@@ -191,11 +202,7 @@ __global__ void __launch_bounds__(kThreads) norm_route_kernel(NormRouteCall call
         if (lane_id() == 0) row_of(call.route.logits, t)[first + e] = logit;
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        last = atomicInc(call.arrived, gridDim.x - 1) == gridDim.x - 1;
-        __threadfence();
-    }
+    if (threadIdx.x == 0) last = arrive(call.arrived, gridDim.x - 1) == gridDim.x - 1;
     __syncthreads();
     const int thread = static_cast<int>(threadIdx.x);
     if (!last) return write_normed(call, rows, warp_sums, thread, kThreads);
