@@ -219,10 +219,15 @@ class CudaBackend final : public Backend {
         const bool plain = w.layout == linalg::WeightLayout::fragments && w.count == 1 &&
                            w.format.code == WeightCode::f32 && w.n == router.rule.experts &&
                            w.k == residual.cols;
-        if (!plain || !cuda::norm_route(context.stream, partial, residual, norm, router,
-                                        arrived_.as<std::uint32_t>()))
-            return Backend::reduce_add_norm_route(context, partial, residual, norm, router);
-        return {};  // the norm is written by the kernel in front itself
+        auto* arrived = arrived_.as<std::uint32_t>();
+        if (plain && cuda::norm_route(context.stream, partial, residual, norm, router, arrived))
+            return {};  // the norm is written by the kernel in front itself
+        cuda::reduce_add_norm(context.stream, partial, residual, norm);
+        if (!plain || !cuda::router_route(context.stream, norm.exact, router, arrived)) {
+            overlapping_product(context, norm.exact, w, router.logits, {.holds_next = true});
+            route(context, router.logits, router.bias, router.rule, router.row_of, router.plan);
+        }
+        return {.inputs_settled = true};
     }
 
     void combine_add_norm(OpContext& context, const Matrix& expert_out, const RouterRule& rule,
