@@ -64,8 +64,7 @@ __device__ void multiply(const RouterRouteCall& call, int t, const float* rows, 
 #pragma unroll
     for (int e = 0; e < kTogether; ++e) {
 #pragma unroll
-        for (int step = 16; step > 0; step /= 2)
-            sum[e] += __shfl_xor_sync(kAllLanes, sum[e], step);
+        for (int step = 16; step > 0; step /= 2) sum[e] += __shfl_xor_sync(kAllLanes, sum[e], step);
         if (lane_id() == 0 && e < count) row_of(call.route.logits, t)[first + e] = sum[e];
     }
 }
@@ -109,8 +108,8 @@ bool router_route(Stream stream, const Matrix& x, const RouterCall& router,
         .route = {router.logits, router.bias, router.rule, router.row_of, router.plan},
         .block_experts = (router.rule.experts + kMostBlocks - 1) / kMostBlocks,
         .arrived = arrived};
-    const auto blocks = static_cast<unsigned>((router.rule.experts + call.block_experts - 1) /
-                                              call.block_experts);
+    const auto blocks =
+        static_cast<unsigned>((router.rule.experts + call.block_experts - 1) / call.block_experts);
     bool fits = true;
     with_lane_experts<kMostExperts>(router.rule.experts, [&](auto per) {
         constexpr int kThreads = threads_of(per.value);
