@@ -14,10 +14,7 @@ class FewRing {
     // At these addresses in shared memory.
     __device__ FewRing(const FewParams& params, std::uint32_t barriers, std::uint32_t units,
                        int chunk_bytes)
-        : params_(params),
-          barriers_(barriers),
-          units_(units),
-          chunk_bytes_(chunk_bytes) {}
+        : params_(params), barriers_(barriers), units_(units), chunk_bytes_(chunk_bytes) {}
 
     __device__ void init() const {
         if (lane_id() != 0) return;
@@ -35,9 +32,8 @@ class FewRing {
     // Its chunk of that number, of the first tile of outputs; those of the next lie kUnit further
     // on.
     __device__ std::uint32_t chunk(int number) const {
-        return units_ +
-               static_cast<std::uint32_t>((place_ * C::kRowTiles * C::kUnit + number) *
-                                          chunk_bytes_);
+        return units_ + static_cast<std::uint32_t>((place_ * C::kRowTiles * C::kUnit + number) *
+                                                   chunk_bytes_);
     }
     // The whole warp has used the unit up.
     __device__ void free_unit(const FewItems<C>& items) {

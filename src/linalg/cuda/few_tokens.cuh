@@ -23,11 +23,13 @@ namespace espalier::linalg::cuda {
 // Where a block's parts of shared memory begin: sums, barriers of rings, rings, tiles of tokens.
 template <class C>
 struct FewPlaces {
+    int chunk_bytes;
     std::uint32_t barriers;  // the warp's
     std::uint32_t ring;      // the warp's
     TokenTile* tiles;
 
-    __device__ FewPlaces(const FewParams& params, std::byte* shared, int chunk_bytes) {
+    __device__ FewPlaces(const FewParams& params, std::byte* shared)
+        : chunk_bytes(C::kCodes ? 2 * params.problem.half_bytes : 4096) {
         const int warps = static_cast<int>(blockDim.x) / 32;
         const int warp = static_cast<int>(threadIdx.x) / 32;
         const std::size_t rings = C::sum_bytes(warps) + C::barrier_bytes(warps, params.ring);
@@ -44,7 +46,7 @@ template <class C>
 class FewTokens {
   public:
     __device__ FewTokens(const FewParams& params, std::byte* shared)
-        : FewTokens(params, shared, C::kCodes ? 2 * params.problem.half_bytes : 4096) {}
+        : FewTokens(params, shared, FewPlaces<C>(params, shared)) {}
 
     __device__ void run(int* listed) {
         if constexpr (C::kLeading) return run_leading(listed);
@@ -68,17 +70,14 @@ class FewTokens {
     }
 
   private:
-    __device__ FewTokens(const FewParams& params, std::byte* shared, int chunk_bytes)
-        : FewTokens(params, shared, chunk_bytes, FewPlaces<C>(params, shared, chunk_bytes)) {}
-    __device__ FewTokens(const FewParams& params, std::byte* shared, int chunk_bytes,
-                         const FewPlaces<C>& places)
+    __device__ FewTokens(const FewParams& params, std::byte* shared, const FewPlaces<C>& places)
         : params_(params),
           p_(params.problem),
           lane_(static_cast<int>(threadIdx.x) % 32),
           segment_(static_cast<int>(threadIdx.x) / 32 % params.segments.count),
-          chunk_bytes_(chunk_bytes),
+          chunk_bytes_(places.chunk_bytes),
           items_(params, places.tiles),
-          ring_(params, places.barriers, places.ring, chunk_bytes),
+          ring_(params, places.barriers, places.ring, places.chunk_bytes),
           sums_(params, reinterpret_cast<float*>(shared)) {}
 
     // The dense product's weights are asked for first. What is left of the ring is filled when the
