@@ -81,7 +81,7 @@ struct MergedChunk {
 };
 
 // Up to four splits of a chunk, asked for at once. The whole warp.
-template <bool kFp8>
+template <bool kFp8, bool kMarks>
 class QuadMerge {
     using Lane = ChunkLane<kFp8>;
     static constexpr int kRows = Lane::kRows;
@@ -103,9 +103,9 @@ class QuadMerge {
             for (float2& own : rows_[s]) own = {minus_infinity(), 0.0f};
             if (s < count_) {
 #pragma unroll
-                for (int r = 0; r < kRows; ++r) rows_[s][r] = load_at_once(row + r);
-                value_[s][0] = load_at_once(chunk);
-                value_[s][1] = load_at_once(chunk + 32);
+                for (int r = 0; r < kRows; ++r) rows_[s][r] = load(row + r);
+                value_[s][0] = load(chunk);
+                value_[s][1] = load(chunk + 32);
             }
             chunk += step_ * (kStripChunks * kChunkBytes / 16);
             row += step_ * kStripScales;
@@ -161,6 +161,11 @@ class QuadMerge {
     }
 
   private:
+    template <typename T>
+    __device__ static T load(const T* from) {
+        if constexpr (kMarks) return load_at_once(from);
+        return __ldcg(from);
+    }
     // From here on rows_ has factors. A split without keys is left out, whatever lies there.
     __device__ void weigh(MergedChunk<kFp8>& merged) {
 #pragma unroll
@@ -179,7 +184,7 @@ class QuadMerge {
 
     const Lane& at_;
     const int count_, step_;
-    const PartialPlace place_;
+    const PartialPlace<kMarks> place_;
     float2 rows_[kQuad][kRows];  // log-sum-exp, scale
     uint4 value_[kQuad][2];
 };
@@ -261,7 +266,7 @@ class GroupPlaces {
 };
 
 // Chunks `begin` … `end` - 1 of a block, by the output warps.
-template <bool kFp8>
+template <bool kFp8, bool kMarks>
 class ChunkMerger {
   public:
     __device__ ChunkMerger(const AbsorbedParams& p, const Item& item)
@@ -270,7 +275,7 @@ class ChunkMerger {
           warp_(static_cast<int>(threadIdx.x) % kOutputThreads / 32),
           quads_(!kFp8 && item.split_tiles * kTileKeys >= kLongSplit ? 2 : 1),
           groups_(ceil_div(item.splits, quads_ * kQuad)),
-          marked_((item.flags & kMarked) != 0) {}
+          marked_(kMarks && (item.flags & kMarked) != 0) {}
 
     // Each warp for itself.
     __device__ void alone(int begin, int end) const {
@@ -311,10 +316,10 @@ class ChunkMerger {
   private:
     // All quads are asked for before the first is looked at.
     __device__ MergedChunk<kFp8> merged_group(const ChunkLane<kFp8>& at, int group) const {
-        QuadMerge<kFp8> first(p_, item_, at, group * quads_);
+        QuadMerge<kFp8, kMarks> first(p_, item_, at, group * quads_);
         if constexpr (!kFp8) {
             if (quads_ == 2) {
-                QuadMerge<kFp8> second(p_, item_, at, group * 2 + 1);
+                QuadMerge<kFp8, kMarks> second(p_, item_, at, group * 2 + 1);
                 do {
                     first.ask();
                     second.ask();
@@ -350,14 +355,14 @@ __device__ inline void wait_for_splits(const Counter& counter, Counter before) {
 }
 
 // The output warps, for an item that merges.
-template <bool kFp8, typename Shared>
+template <bool kFp8, bool kMarks, typename Shared>
 __device__ inline void merge_share(const AbsorbedParams& p, const Item& item, Shared& shared) {
     const long long chunks = ceil_div(item.columns, kStripRows) * kStripChunks;
     const int begin = static_cast<int>(chunks * item.tile_begin / item.splits);
     const int end = static_cast<int>(chunks * item.tile_end / item.splits);
-    const ChunkMerger<kFp8> merger(p, item);
+    const ChunkMerger<kFp8, kMarks> merger(p, item);
     if ((item.flags & kLocal) != 0) return merger.alone(begin, end);
-    if ((item.flags & kMarked) == 0 && threadIdx.x % kOutputThreads == 0)
+    if (!(kMarks && (item.flags & kMarked) != 0) && threadIdx.x % kOutputThreads == 0)
         wait_for_splits(p.counters[item.base], shared.counted[(item.flags & kSecond) != 0]);
     named_barrier(kOutputBarrier, kOutputThreads);
     if (!merger.together(begin, end, GroupPlaces<kFp8>(shared.keys[0]))) merger.alone(begin, end);

@@ -8,10 +8,11 @@
 
 namespace espalier::mla::cuda {
 
-template <KvFormat kFormat, bool kInvariant>
+template <KvFormat kFormat, int kColumns, bool kInvariant>
 class OutputHalf {
     using T = Traits<kFormat>;
     using Shared = SharedLayout<kFormat>;
+    static constexpr bool kSpread = kInvariant && kColumns <= kFewRows;
     static constexpr int kSums = 64;  // of 128 columns; two such pieces
 
   public:
@@ -21,18 +22,16 @@ class OutputHalf {
           half_(half),
           warp_(threadIdx.x % 128 / 32),
           lane_(threadIdx.x % 32),
-          row_(warp_ * (spread() ? 8 : 16) + lane_ / 4) {}
+          row_(warp_ * (kSpread ? 8 : 16) + lane_ / 4) {}
 
     __device__ void run() {
         while (accumulate()) {
-            merge_share<false>(p_, shared_.items[items_.index], shared_);
+            merge_share<false, kColumns <= kFewRows>(p_, shared_.items[items_.index], shared_);
             release_item();
         }
     }
 
   private:
-    __device__ bool spread() const { return rows_spread<kInvariant>(p_); }
-
     // Up to an item that merges, which has no need of these registers; false: up to the end.
     __device__ bool accumulate() {
         float out[2][kSums];
@@ -77,7 +76,7 @@ class OutputHalf {
         weights_phase_ ^= 1;
         if (uniform(shared_.rescale[warp_]) != 0) rescale(out);
         const std::uint32_t keys = shared_address(shared_.keys[keys_.index]);
-        const std::uint64_t weights = row_descriptor(shared_address(shared_.weights[0]), spread());
+        const std::uint64_t weights = row_descriptor(shared_address(shared_.weights[0]), kSpread);
         const std::uint64_t values = descriptor(keys + half_ * 4 * kBlockBytes, kBlockBytes);
         hold(out[0]);
         hold(out[1]);
@@ -99,7 +98,7 @@ class OutputHalf {
 
     __device__ void rescale(float (&out)[2][kSums]) {
         const float upper = shared_.factor[row_];
-        const float lower = spread() ? 1.0f : shared_.factor[row_ + 8];
+        const float lower = kSpread ? 1.0f : shared_.factor[row_ + 8];
 #pragma unroll
         for (int i = 0; i < 2 * kSums; i += 4) {
             float* quad = &out[i / kSums][i % kSums];
@@ -133,7 +132,7 @@ class OutputHalf {
     __device__ void store_rounded(const Item& item, int slot, float (&out)[2][kSums]) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            if (half == 1 && spread()) break;
+            if (half == 1 && kSpread) break;
             const int row = row_ + 8 * half;
             const float factor = row < item.columns ? shared_.final_factor[row] : 0.0f;
             float chain[4] = {};
@@ -149,7 +148,7 @@ class OutputHalf {
                 if (row < item.columns) write_rounded(item, row, half, of_row, out);
                 continue;
             }
-            const PartialPlace place(p_, item, slot + row / kStripRows);
+            const PartialPlace<kSpread> place(p_, item, slot + row / kStripRows);
             store_at_once(place.row(half_ * 4 + lane_ % 4, row % kStripRows),
                           {shared_.final_lse[row], of_row.inverse});
             uint4* chunk = place.chunk(half_ * 8 + row / 8 % 2);

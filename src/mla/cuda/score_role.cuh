@@ -9,10 +9,11 @@
 
 namespace espalier::mla::cuda {
 
-template <KvFormat kFormat, bool kInvariant>
+template <KvFormat kFormat, int kColumns, bool kInvariant>
 class Scorer {
     using T = Traits<kFormat>;
     using Shared = SharedLayout<kFormat>;
+    static constexpr bool kSpread = kInvariant && kColumns <= kFewRows;
     static constexpr int kSums = 32;
 
   public:
@@ -21,7 +22,7 @@ class Scorer {
           shared_(shared),
           warp_(threadIdx.x % 128 / 32),
           lane_(threadIdx.x % 32),
-          row_(warp_ * (spread() ? 8 : 16) + lane_ / 4),
+          row_(warp_ * (kSpread ? 8 : 16) + lane_ / 4),
           pair_(lane_ % 4) {}
 
     __device__ void run() {
@@ -36,8 +37,6 @@ class Scorer {
     }
 
   private:
-    __device__ bool spread() const { return rows_spread<kInvariant>(p_); }
-
     __device__ void score_item(const Item& item) {
         const int tile_end = uniform(item.tile_end);
         int tile = uniform(item.tile_begin);
@@ -96,7 +95,7 @@ class Scorer {
     __device__ void multiply_block(int block, float (&score)[kSums], int add) {
         wgmma_begin();
         const std::uint64_t a =
-            row_descriptor(shared_address(shared_.query) + block * p_.query_rows * 128, spread());
+            row_descriptor(shared_address(shared_.query) + block * p_.query_rows * 128, kSpread);
         const std::uint64_t b =
             descriptor(shared_address(shared_.keys[keys_.index]) + block * kBlockBytes);
 #pragma unroll
@@ -113,13 +112,13 @@ class Scorer {
     __device__ void apply_mask(const Item& item, int tile, float (&score)[kSums]) {
         std::uint64_t visible[2] = {};
 #pragma unroll 1
-        for (int half = spread() ? 1 : 0; half < 2; ++half) {
+        for (int half = kSpread ? 1 : 0; half < 2; ++half) {
             const RowMask mask(p_, item, shared_.seen[items_.index],
-                               min(row_ + (spread() ? 0 : 8 * half), item.columns - 1));
+                               min(row_ + (kSpread ? 0 : 8 * half), item.columns - 1));
             visible[0] = visible[1];
             visible[1] = mask.template visible<4>(tile) >> pair_ * 2;
         }
-        if (spread()) visible[0] = visible[1];
+        if (kSpread) visible[0] = visible[1];
 #pragma unroll
         for (int i = 0; i < kSums; ++i)
             if (((visible[i / 2 % 2] >> (i / 4 * 8 + i % 2)) & 1) == 0) score[i] = minus_infinity();
@@ -129,7 +128,7 @@ class Scorer {
         float factor[2] = {1.0f, 1.0f};
         std::uint32_t weight[2][kSums / 4] = {};  // pairs of keys; row g, row g + 8
         softmax_row(score, 0, weight[0], factor[0]);
-        if (!spread()) softmax_row(score, 1, weight[1], factor[1]);
+        if (!kSpread) softmax_row(score, 1, weight[1], factor[1]);
         const bool changed = __any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f);
         wait(&shared_.weights_free[0], weights_phase_ ^ 1);
         weights_phase_ ^= 1;
@@ -183,7 +182,7 @@ class Scorer {
     __device__ void publish(const std::uint32_t (&weight)[2][kSums / 4], const float (&factor)[2],
                             bool changed) {
         const std::uint32_t base = shared_address(shared_.weights[0]);
-        if (spread()) {
+        if (kSpread) {
             const std::uint32_t row = base + (warp_ * 8 + lane_ % 8) * 128;
 #pragma unroll
             for (int j = 0; j < 8; j += 4)
@@ -198,7 +197,7 @@ class Scorer {
         }
         if (changed && pair_ == 0) {
             shared_.factor[row_] = factor[0];
-            if (!spread()) shared_.factor[row_ + 8] = factor[1];
+            if (!kSpread) shared_.factor[row_ + 8] = factor[1];
         }
         if (lane_ == 0) shared_.rescale[warp_] = changed ? 1 : 0;
         fence_async_proxy();
@@ -210,7 +209,7 @@ class Scorer {
         final_phase_ ^= 1;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            if (half == 1 && spread()) break;
+            if (half == 1 && kSpread) break;
             const int row = row_ + 8 * half;
             const float exact = over_row(sum_[half]);
             const float rounded = over_row(rounded_sum_[half]);
