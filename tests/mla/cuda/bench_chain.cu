@@ -158,8 +158,8 @@ class Bench {
         rows.block_stride = pages_ / shape.rows;
         rows.q_indptr = put(starts);
         rows.kv_len = put(std::vector<std::int32_t>(batch, shape.keys));
-        rows.mask = put(
-            std::vector<MaskKind>(batch, shape.tree ? MaskKind::tree : MaskKind::causal));
+        rows.mask =
+            put(std::vector<MaskKind>(batch, shape.tree ? MaskKind::tree : MaskKind::causal));
         rows.words = put(words);
         std::vector<std::int32_t> order(static_cast<std::size_t>(kv_.page_count));
         std::iota(order.begin(), order.end(), 0);
@@ -241,8 +241,8 @@ int main(int argc, char** argv) {
     using namespace espalier::mla;
     const std::string name = argc > 1 ? argv[1] : "bf16";
     KvFormat format = KvFormat::bf16;
-    for (const KvFormat one : {KvFormat::bf16, KvFormat::fp16, KvFormat::fp8_tensor,
-                               KvFormat::fp8_token})
+    for (const KvFormat one :
+         {KvFormat::bf16, KvFormat::fp16, KvFormat::fp8_tensor, KvFormat::fp8_token})
         if (name_of(one) == name) format = one;
     Bench bench(format);
     fmt::print("{}: microseconds of the two other kernels, added by the call, settled\n",
