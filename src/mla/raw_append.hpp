@@ -15,11 +15,13 @@ struct RawKeys {
     float epsilon = 0.0f;
     const float* cos_sin = nullptr;
     std::int64_t cos_sin_stride = 0;
+    // What comes behind in the stream starts only when all in front has ended.
+    bool holds_next = true;
 };
 
 // Kernels that are a RawAppender too (a dynamic_cast tells) norm, rotate and append in one kernel,
 // with the bits of the backend's split_latent (ops/ops.hpp), then append. The call's latent and
-// rope are not read. What comes behind in the stream starts only when all in front has ended.
+// rope are not read.
 class RawAppender {
   public:
     virtual ~RawAppender() = default;

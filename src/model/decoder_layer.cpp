@@ -58,13 +58,13 @@ Expected<void> DecoderLayer::write_kv(const batch::BatchView& batch, const mla::
     norm_input(tokens, given);
     backend_.product(context_, a_.attention_input.slice(0, tokens), weights_.attention.kv_a.view(),
                      a_.kv_a.slice(0, tokens), ops::Store::assign);
-    return append_kv(batch, kv);
+    return append_kv(batch, kv, true);
 }
 
-// a_.kv_a → the batch's slots of the cache. Later operations that read neither may overlap this one
-// on a GPU.
-Expected<void> DecoderLayer::append_kv(const batch::BatchView& batch,
-                                       const mla::KvPages& kv) const {
+// a_.kv_a → the batch's slots of the cache. holds_next: on a GPU later operations start only when
+// all in front has ended.
+Expected<void> DecoderLayer::append_kv(const batch::BatchView& batch, const mla::KvPages& kv,
+                                       bool holds_next) const {
     const std::int64_t tokens = batch.cap_tokens;
     const Matrix kv_a = a_.kv_a.slice(0, tokens), cos_sin = a_.cos_sin.slice(0, tokens);
     const float* norm = weights_.attention.kv_a_norm.data();
@@ -76,7 +76,7 @@ Expected<void> DecoderLayer::append_kv(const batch::BatchView& batch,
     if (const auto* appender = dynamic_cast<const mla::RawAppender*>(&kernels_))
         return appender->append_raw(context_, append,
                                     {kv_a.row<float>(0), kv_a.stride, norm, kLowRankEpsilon,
-                                     cos_sin.row<float>(0), cos_sin.stride});
+                                     cos_sin.row<float>(0), cos_sin.stride, holds_next});
     const Matrix latent = a_.latent.slice(0, tokens);
     const Matrix key_rope = a_.key_rope.slice(0, tokens);
     backend_.split_latent(context_, kv_a, {norm, kLowRankEpsilon, latent, {}}, cos_sin, key_rope);
@@ -88,7 +88,8 @@ Expected<void> DecoderLayer::append_kv(const batch::BatchView& batch,
 }
 
 // The layer's normed input → queries; `beside` is a product of the same input that runs with them.
-void DecoderLayer::project_queries(const batch::BatchView& batch, ops::BesideProduct beside) const {
+// True: what comes behind starts only when all in front of the last product has ended.
+bool DecoderLayer::project_queries(const batch::BatchView& batch, ops::BesideProduct beside) const {
     const AttentionWeights& w = weights_.attention;
     const std::int64_t tokens = batch.cap_tokens, absorbed = batch.cap_absorbed;
     Matrix input = a_.attention_input.slice(0, tokens);
@@ -106,6 +107,7 @@ void DecoderLayer::project_queries(const batch::BatchView& batch, ops::BesidePro
     backend_.product_pair(context_, input, w.q.view(), a_.q.slice(0, tokens), beside);
     if (absorbed > 0) split_queries(query_places(0, absorbed, true));
     split_queries(query_places(absorbed, tokens - absorbed, false));
+    return false;
 }
 
 // Of tokens [first, first + count): q_nope as products and attention read it, q_rope rotated to
@@ -154,7 +156,7 @@ Expected<void> DecoderLayer::plan_attention(const batch::BatchView& batch,
 // q_nope goes through kv_b's key half into the latent space, attends there, and comes back through
 // the value half.
 Expected<void> DecoderLayer::attend_absorbed(const batch::BatchView& batch, const mla::KvPages& kv,
-                                             ops::Overlap overlap) const {
+                                             ops::Overlap overlap, bool settled) const {
     const std::int64_t count = batch.cap_absorbed;
     backend_.overlapping_stacked_product(context_, a_.q_act.slice(0, count), rule_.query_columns(),
                                          weights_.attention.absorb_key.view(),
@@ -162,7 +164,7 @@ Expected<void> DecoderLayer::attend_absorbed(const batch::BatchView& batch, cons
     mla::AbsorbedCall call = absorbed_call(batch, kv);
     // Nothing that this step appends is another absorbed row's history, unless a prompt's own
     // beginning is decompressed beside it.
-    call.history_settled = overlap.inputs_settled && count == batch.cap_tokens;
+    call.history_settled = settled && count == batch.cap_tokens;
     ESPALIER_RETURN_IF_ERROR(kernels_.absorbed(context_, call));
     backend_.stacked_product(context_, a_.out_latent.slice(0, count), mla::kLatent,
                              weights_.attention.up_value.view(), a_.out.slice(0, count),
@@ -190,31 +192,31 @@ Expected<void> DecoderLayer::attend_decompressed(const batch::BatchView& batch,
 Expected<void> DecoderLayer::attention(const batch::BatchView& batch,
                                        const mla::KvPages& kv) const {
     project_queries(batch, {});
-    return attend(batch, kv, {});
+    return attend(batch, kv, {}, false);
 }
 
 Expected<void> DecoderLayer::write_kv_and_attend(const batch::BatchView& batch,
                                                  const mla::KvPages& kv, Input given) const {
     norm_input(batch.cap_tokens, given);
-    project_queries(batch, {weights_.attention.kv_a.view(), a_.kv_a.slice(0, batch.cap_tokens)});
-    ESPALIER_RETURN_IF_ERROR(append_kv(batch, kv));
-    return attend(batch, kv, {.inputs_settled = true});
+    // Attention reads its plan and its history before the step's own keys are there, so one of the
+    // two lets nothing start before all older has ended. If the queries' product does, the weights
+    // that absorb queries are on their way meanwhile; if appending does, both run side by side.
+    const bool held = project_queries(
+        batch, {weights_.attention.kv_a.view(), a_.kv_a.slice(0, batch.cap_tokens)});
+    ESPALIER_RETURN_IF_ERROR(append_kv(batch, kv, !held));
+    return attend(batch, kv, {.inputs_settled = !held}, true);
 }
 
 // Expects queries and keys where attention reads them. overlap: of the first operation, which reads
-// the queries.
+// the queries. settled: of all that is older than these.
 Expected<void> DecoderLayer::attend(const batch::BatchView& batch, const mla::KvPages& kv,
-                                    ops::Overlap overlap) const {
+                                    ops::Overlap overlap, bool settled) const {
     const std::int64_t tokens = batch.cap_tokens;
-    if (batch.cap_absorbed > 0) ESPALIER_RETURN_IF_ERROR(attend_absorbed(batch, kv, overlap));
+    if (batch.cap_absorbed > 0)
+        ESPALIER_RETURN_IF_ERROR(attend_absorbed(batch, kv, overlap, settled));
     if (batch.cap_absorbed < tokens) ESPALIER_RETURN_IF_ERROR(attend_decompressed(batch, kv));
-    const Matrix partial = a_.partial.slice(0, tokens);
-    backend_.product(context_, a_.out.slice(0, tokens), weights_.attention.o.view(), partial,
-                     ops::Store::assign);
-    backend_.reduce_add_norm(
-        context_, partial, a_.residual.slice(0, tokens),
-        {weights_.post_attention_norm.data(), rule_.epsilon, a_.normed.slice(0, tokens),
-         weights_.moe ? a_.normed_exact.slice(0, tokens) : Matrix{}});
+    backend_.product(context_, a_.out.slice(0, tokens), weights_.attention.o.view(),
+                     a_.partial.slice(0, tokens), ops::Store::assign);
     return {};
 }
 
@@ -226,6 +228,7 @@ void DecoderLayer::mlp(const batch::BatchView& batch, const LayerWeights* next) 
     if (next != nullptr)
         norm = {next->input_norm.data(), rule_.epsilon, a_.attention_input.slice(0, tokens), {}};
     if (weights_.moe) return mixture_of_experts(batch, norm);
+    backend_.reduce_add_norm(context_, partial, residual, post_attention_norm(tokens));
     feed_forward(*weights_.dense, partial);
     if (next != nullptr)
         backend_.reduce_add_norm(context_, partial, residual, norm);
@@ -233,56 +236,54 @@ void DecoderLayer::mlp(const batch::BatchView& batch, const LayerWeights* next) 
         backend_.reduce_add(context_, partial, residual);
 }
 
+// Of the residual with attention in it.
+ops::RowNorm DecoderLayer::post_attention_norm(std::int64_t tokens) const {
+    return {weights_.post_attention_norm.data(), rule_.epsilon, a_.normed.slice(0, tokens),
+            weights_.moe ? a_.normed_exact.slice(0, tokens) : Matrix{}};
+}
+
 // out [T, hidden] from activations.normed.
 void DecoderLayer::feed_forward(const FeedForwardWeights& weights, const Matrix& out) const {
-    gate(weights, out.rows, {});
-    backend_.product(context_, gated(weights, out.rows), weights.down.view(), out,
-                     ops::Store::assign);
+    const ops::FeedForward layer = network(weights, out);
+    backend_.gated_product(context_, a_.normed.slice(0, out.rows), layer.gate_up,
+                           layer.gate_up_room, layer.gated, {});
+    backend_.product(context_, layer.gated, layer.down, out, ops::Store::assign);
 }
 
-// The input of the down product of a dense layer or a shared expert.
-Matrix DecoderLayer::gated(const FeedForwardWeights& weights, std::int64_t tokens) const {
+// A dense layer or a shared expert in the activations that both have in common.
+ops::FeedForward DecoderLayer::network(const FeedForwardWeights& weights, const Matrix& out) const {
     const std::int64_t width = weights.down.view().k;
-    return {a_.gated.data, a_.gated.dtype, tokens, width, width};
+    return {weights.gate_up.view(),
+            weights.down.view(),
+            {a_.gate_up.data, a_.gate_up.dtype, out.rows, 2 * width, 2 * width},
+            {a_.gated.data, a_.gated.dtype, out.rows, width, width},
+            out};
 }
 
-void DecoderLayer::gate(const FeedForwardWeights& weights, std::int64_t tokens,
-                        ops::Overlap overlap) const {
-    const std::int64_t width = 2 * weights.down.view().k;
-    const Matrix gate_up{a_.gate_up.data, a_.gate_up.dtype, tokens, width, width};
-    backend_.gated_product(context_, a_.normed.slice(0, tokens), weights.gate_up.view(), gate_up,
-                           gated(weights, tokens), overlap);
-}
-
-// residual += the experts' sum; then norm, where there is one. On a GPU the router's steps, which
-// read little, run beside the shared expert's first product, and the experts begin beside its
-// second. No kernel behind the router starts before the norm has ended, and none behind the second
-// product before the routing has.
+// residual += attention, then the experts' sum; then norm, where there is one.
 void DecoderLayer::mixture_of_experts(const batch::BatchView& batch,
                                       const ops::RowNorm& norm) const {
     const MoeWeights& moe = *weights_.moe;
     const std::int64_t tokens = batch.cap_tokens;
     const std::int64_t pairs = tokens * rule_.router.top_k;
-    const Matrix router_logits = a_.router_logits.slice(0, tokens);
-    const Matrix gated_pairs = a_.pair_gated.slice(0, pairs);
-    const Matrix out = a_.pair_out.slice(0, pairs);
-    const Matrix shared = moe.shared ? a_.shared_out.slice(0, tokens) : Matrix{};
-    const ops::Overlap settled{.inputs_settled = moe.shared.has_value()};
-    backend_.routed_product(context_, a_.normed_exact.slice(0, tokens), moe.router.view(),
-                            router_logits, moe.bias.empty() ? nullptr : moe.bias.data(),
-                            rule_.router, batch.row_of, a_.plan);
-    if (moe.mapped) moe.mapped->read_ahead(a_.plan.indptr);
-    if (moe.shared) {
-        gate(*moe.shared, tokens, settled);
-        backend_.overlapping_product(context_, gated(*moe.shared, tokens), moe.shared->down.view(),
-                                     shared, {.holds_next = true});
-    }
-    backend_.gated_expert_product(context_, a_.normed.slice(0, tokens), a_.plan.source_token,
-                                  a_.plan.indptr, moe.gate_up.view(),
-                                  a_.pair_gate_up.slice(0, pairs), gated_pairs, settled);
-    backend_.expert_product(context_, gated_pairs, nullptr, a_.plan.indptr, moe.down.view(), out);
     const Matrix partial = a_.partial.slice(0, tokens);
     const Matrix residual = a_.residual.slice(0, tokens);
+    const Matrix out = a_.pair_out.slice(0, pairs);
+    const Matrix shared = moe.shared ? a_.shared_out.slice(0, tokens) : Matrix{};
+    const ops::Overlap beside_router =
+        backend_.reduce_add_norm_route(context_, partial, residual, post_attention_norm(tokens),
+                                       {.w = moe.router.view(),
+                                        .logits = a_.router_logits.slice(0, tokens),
+                                        .bias = moe.bias.empty() ? nullptr : moe.bias.data(),
+                                        .rule = rule_.router,
+                                        .row_of = batch.row_of,
+                                        .plan = a_.plan});
+    if (moe.mapped) moe.mapped->read_ahead(a_.plan.indptr);
+    backend_.expert_layer(context_, a_.normed.slice(0, tokens), a_.plan,
+                          {moe.gate_up.view(), moe.down.view(), a_.pair_gate_up.slice(0, pairs),
+                           a_.pair_gated.slice(0, pairs), out},
+                          moe.shared ? network(*moe.shared, shared) : ops::FeedForward{},
+                          beside_router);
     if (norm.weight != nullptr) {
         backend_.combine_add_norm(context_, out, rule_.router, a_.plan, shared, partial, residual,
                                   norm);

@@ -66,30 +66,32 @@ class DecoderLayer {
                             Input given = Input::residual) const;
     // Once for all layers, where activations.attention_plan is: from the batch's lengths.
     Expected<void> plan_attention(const batch::BatchView& batch, const mla::KvPages& kv) const;
-    // After write_kv of the same layer: residual += attention. Leaves norms of the sum for mlp().
+    // After write_kv of the same layer. Leaves what attention adds to the residual in
+    // activations.partial, where mlp() finds it.
     Expected<void> attention(const batch::BatchView& batch, const mla::KvPages& kv) const;
     // write_kv and attention of the same batch; the kv_a product runs beside that of the queries.
     Expected<void> write_kv_and_attend(const batch::BatchView& batch, const mla::KvPages& kv,
                                        Input given) const;
-    // After attention of the same layer: residual += MLP(norm(residual)). Leaves the norm with
-    // which layer `next` begins (null: none) in activations.attention_input.
+    // After attention of the same layer: residual += attention, residual += MLP(norm(residual)).
+    // Leaves the norm with which layer `next` begins (null: none) in activations.attention_input.
     void mlp(const batch::BatchView& batch, const LayerWeights* next = nullptr) const;
 
   private:
     void norm_input(std::int64_t tokens, Input given) const;
-    Expected<void> append_kv(const batch::BatchView& batch, const mla::KvPages& kv) const;
-    void project_queries(const batch::BatchView& batch, ops::BesideProduct beside) const;
+    Expected<void> append_kv(const batch::BatchView& batch, const mla::KvPages& kv,
+                             bool holds_next) const;
+    bool project_queries(const batch::BatchView& batch, ops::BesideProduct beside) const;
     ops::QueryPlaces query_places(std::int64_t first, std::int64_t count, bool absorbed) const;
     void split_queries(const ops::QueryPlaces& to) const;
     Expected<void> attend(const batch::BatchView& batch, const mla::KvPages& kv,
-                          ops::Overlap overlap) const;
+                          ops::Overlap overlap, bool settled) const;
     mla::AbsorbedCall absorbed_call(const batch::BatchView& batch, const mla::KvPages& kv) const;
     Expected<void> attend_absorbed(const batch::BatchView& batch, const mla::KvPages& kv,
-                                   ops::Overlap overlap) const;
+                                   ops::Overlap overlap, bool settled) const;
     Expected<void> attend_decompressed(const batch::BatchView& batch, const mla::KvPages& kv) const;
+    ops::RowNorm post_attention_norm(std::int64_t tokens) const;
     void feed_forward(const FeedForwardWeights& weights, const Matrix& out) const;
-    Matrix gated(const FeedForwardWeights& weights, std::int64_t tokens) const;
-    void gate(const FeedForwardWeights& weights, std::int64_t tokens, ops::Overlap overlap) const;
+    ops::FeedForward network(const FeedForwardWeights& weights, const Matrix& out) const;
     void mixture_of_experts(const batch::BatchView& batch, const ops::RowNorm& norm) const;
 
     const DecoderRule& rule_;

@@ -39,24 +39,43 @@ void Backend::product_pair(OpContext& context, const Matrix& x, const WeightView
     if (beside.y.data != nullptr) product(context, x, beside.w, beside.y, Store::assign);
 }
 
-void Backend::query_product(OpContext& context, const Matrix& x, const WeightView& w,
+bool Backend::query_product(OpContext& context, const Matrix& x, const WeightView& w,
                             const QueryPlaces& to, const BesideProduct& beside) const {
     product_pair(context, x, w, to.q, beside);
     split_queries(context, to.q, to.heads, to.width, to.cos_sin, to.q_act, to.rope_to,
                   to.rope_step);
+    return false;
 }
 
-void Backend::routed_product(OpContext& context, const Matrix& x, const WeightView& w,
-                             const Matrix& logits, const float* bias, const RouterRule& rule,
-                             const std::int32_t* row_of, const ExpertPlan& plan) const {
-    overlapping_product(context, x, w, logits, {.holds_next = true});
-    route(context, logits, bias, rule, row_of, plan);
+// The shared expert's first product runs beside the routing where x allows it, and the experts
+// begin beside its second: no kernel behind that one starts before the routing has ended.
+void Backend::expert_layer(OpContext& context, const Matrix& x, const ExpertPlan& plan,
+                           const FeedForward& experts, const FeedForward& shared,
+                           Overlap beside_router) const {
+    const bool has_shared = shared.out.data != nullptr;
+    if (has_shared) {
+        gated_product(context, x, shared.gate_up, shared.gate_up_room, shared.gated, beside_router);
+        overlapping_product(context, shared.gated, shared.down, shared.out, {.holds_next = true});
+    }
+    gated_expert_product(context, x, plan.source_token, plan.indptr, experts.gate_up,
+                         experts.gate_up_room, experts.gated, {.inputs_settled = has_shared});
+    expert_product(context, experts.gated, nullptr, plan.indptr, experts.down, experts.out);
 }
 
 void Backend::reduce_add_norm(OpContext& context, const Matrix& partial, const Matrix& residual,
                               const RowNorm& norm) const {
     reduce_add(context, partial, residual);
     rms_norm(context, residual, norm.weight, norm.epsilon, norm.out, norm.exact);
+}
+
+Overlap Backend::reduce_add_norm_route(OpContext& context, const Matrix& partial,
+                                       const Matrix& residual, const RowNorm& norm,
+                                       const RouterCall& router) const {
+    reduce_add_norm(context, partial, residual, norm);
+    // What comes behind the product starts only when the norm has been written.
+    overlapping_product(context, norm.exact, router.w, router.logits, {.holds_next = true});
+    route(context, router.logits, router.bias, router.rule, router.row_of, router.plan);
+    return {.inputs_settled = true};
 }
 
 void Backend::combine_add_norm(OpContext& context, const Matrix& expert_out, const RouterRule& rule,

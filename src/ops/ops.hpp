@@ -100,6 +100,17 @@ struct BesideProduct {
     Matrix y{};
 };
 
+// One feed-forward network, or a stack of them: w of gate and up from pack_gated(). gate_up is room
+// for [rows, 2·I] f32, gated [rows, I] what the down product reads, out [rows, D] f32 what it
+// gives.
+struct FeedForward {
+    WeightView gate_up{};
+    WeightView down{};
+    Matrix gate_up_room{};
+    Matrix gated{};
+    Matrix out{};
+};
+
 // Where the queries of a product go: q [T, heads · (width + 64)] f32 is room for them as they are,
 // the rest is split_queries'.
 struct QueryPlaces {
@@ -110,6 +121,17 @@ struct QueryPlaces {
     Matrix q_act;
     Matrix rope_to;
     std::int64_t rope_step = 0;
+};
+
+// The router's product of normed rows, to logits [T, experts] f32, and where route puts what it
+// makes of them.
+struct RouterCall {
+    WeightView w{};
+    Matrix logits;
+    const float* bias = nullptr;
+    RouterRule rule;
+    const std::int32_t* row_of = nullptr;
+    ExpertPlan plan{};
 };
 
 struct RopeRule {
@@ -219,17 +241,24 @@ class Backend {
     virtual void product_pair(OpContext& context, const Matrix& x, const WeightView& w,
                               const Matrix& y, const BesideProduct& beside) const;
     // A product whose results are queries, split; and the product beside it. q may stay unwritten.
-    virtual void query_product(OpContext& context, const Matrix& x, const WeightView& w,
+    // True: what comes behind starts only when all in front of this has ended (Overlap).
+    virtual bool query_product(OpContext& context, const Matrix& x, const WeightView& w,
                                const QueryPlaces& to, const BesideProduct& beside) const;
-    // The router's product of x to logits, or without writing them, then route. What comes behind
-    // starts only when all in front has ended (Overlap).
-    virtual void routed_product(OpContext& context, const Matrix& x, const WeightView& w,
-                                const Matrix& logits, const float* bias, const RouterRule& rule,
-                                const std::int32_t* row_of, const ExpertPlan& plan) const;
     // reduce_add, then the norm of the sum.
     virtual void reduce_add_norm(OpContext& context, const Matrix& partial, const Matrix& residual,
                                  const RowNorm& norm) const;
-    // combine_experts to partial, or without writing it, then reduce_add_norm.
+    // reduce_add_norm, then the router's product of norm.exact, then route. Returns what the
+    // operation behind may do if it reads norm.out and nothing newer.
+    virtual Overlap reduce_add_norm_route(OpContext& context, const Matrix& partial,
+                                          const Matrix& residual, const RowNorm& norm,
+                                          const RouterCall& router) const;
+    // experts.out [pairs, D] from x and the pairs' experts, shared.out [T, D] from x and the shared
+    // expert (shared.out empty: there is none). beside_router: what reads x and nothing newer.
+    virtual void expert_layer(OpContext& context, const Matrix& x, const ExpertPlan& plan,
+                              const FeedForward& experts, const FeedForward& shared,
+                              Overlap beside_router) const;
+    // combine_experts to partial, or without writing it, then reduce_add_norm. Comes behind an
+    // expert product (expert_out's), and the plan was there before that.
     virtual void combine_add_norm(OpContext& context, const Matrix& expert_out,
                                   const RouterRule& rule, const ExpertPlan& plan,
                                   const Matrix& shared, const Matrix& partial,

@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kArrangeThreads)
     // Always: the memory that it writes may be what the kernel in front reads.
     wait_for_previous_kernel();
     let_next_kernel_start();
-    if (blockIdx.x == 0 && threadIdx.x == 0) *params.next = 0;
+    if (blockIdx.x == 0 && threadIdx.x < 2) params.next[threadIdx.x] = 0;
     if (p.indptr == nullptr)
         return arrange_tile(params, dense_tile(p, params.tile_tokens, index), first_stage);
     if (threadIdx.x == 0) found.count = 0;

@@ -3,8 +3,8 @@
 
 namespace espalier::linalg::cuda {
 
-// What a block can have, 227 KB, but for what the kernel declares.
-constexpr std::size_t kMostSharedBytes = 227 * 1024 - 64;
+// What a block can have.
+constexpr std::size_t kMostSharedBytes = 227 * 1024;
 
 // Blocks' rounds of tiles, times what a tile costs: bringing its rows of weights and x. Experts
 // read their weights for every tile, so that a tile has as many tokens as it can.
@@ -26,7 +26,7 @@ static int tile_tokens_of(const Problem& p) {
 
 static std::size_t shared_bytes_of(const Problem& p) {
     const std::int64_t listed = p.indptr != nullptr ? most_token_tiles(p, tile_tokens_of(p)) : 0;
-    return ArrangedConfig::shared_bytes(static_cast<std::size_t>(listed));
+    return ArrangedMemory::bytes(static_cast<std::size_t>(listed));
 }
 
 // From measurements on an H200. Two launches cost about 8 µs more than one, and dense products have
@@ -40,37 +40,83 @@ bool arranges(const Problem& p, const Scratch& scratch) {
     return p.indptr == nullptr ? p.rows >= 1536 : p.rows >= 96 * p.groups;
 }
 
-void arranged_tokens(cudaStream_t stream, const Problem& p, const Scratch& scratch) {
-    using C = ArrangedConfig;
-    const int stages = 2 * static_cast<int>(chunks_of(p.k));
-    const int tile_tokens = tile_tokens_of(p);
-    const auto token_tiles = static_cast<int>(most_token_tiles(p, tile_tokens));
-    ArrangeParams arrange;
-    arrange.problem = p;
-    arrange.arranged = scratch.data + kArrangedHeader;
-    arrange.next = reinterpret_cast<int*>(scratch.data);
-    arrange.tile_tokens = tile_tokens;
-    arrange.stages = stages;
-    arrange.parts = static_cast<int>(divide_up(stages, kArrangeStages));
+// The tiles of x that one kernel arranges and others multiply.
+struct Arrangement {
+    std::byte* data;
+    int* next;  // of each product that reads it
+    int tile_tokens;
+    int token_tiles;
+    int stages;
+};
+
+static Arrangement arrangement_of(const Problem& p, const Scratch& scratch) {
+    const int tokens = tile_tokens_of(p);
+    return {scratch.data + kArrangedHeader, reinterpret_cast<int*>(scratch.data), tokens,
+            static_cast<int>(most_token_tiles(p, tokens)), 2 * static_cast<int>(chunks_of(p.k))};
+}
+
+static void arrange(cudaStream_t stream, const Problem& p, const Arrangement& x) {
+    ArrangeParams params;
+    params.problem = p;
+    params.arranged = x.data;
+    params.next = x.next;
+    params.tile_tokens = x.tile_tokens;
+    params.stages = x.stages;
+    params.parts = static_cast<int>(divide_up(x.stages, kArrangeStages));
     launch(stream, arrange_kernel,
-           {.blocks = std::int64_t{token_tiles} * arrange.parts, .threads = kArrangeThreads},
-           arrange);
+           {.blocks = std::int64_t{x.token_tiles} * params.parts, .threads = kArrangeThreads},
+           params);
+}
+
+// turn: of the products that read x, which this is.
+static void multiply(cudaStream_t stream, const Problem& p, const Arrangement& x, int turn,
+                     const ArrangedY& y = {}) {
+    using C = ArrangedConfig;
     ArrangedParams params;
     params.problem = p;
     params.segments = segments_of(p.n, p.k);
-    params.arranged = arrange.arranged;
-    params.next = arrange.next;
+    params.arranged = x.data;
+    params.next = x.next + turn;
     params.row_blocks = static_cast<int>(divide_up(p.n, C::kOutputs));
-    params.tile_tokens = tile_tokens;
-    params.token_tiles = token_tiles;
-    params.stages = stages;
-    const std::int64_t items = std::int64_t{token_tiles} * params.row_blocks;
+    params.tile_tokens = x.tile_tokens;
+    params.token_tiles = x.token_tiles;
+    params.stages = x.stages;
+    params.y = y;
+    const std::int64_t items = std::int64_t{x.token_tiles} * params.row_blocks;
     CHECK(items < std::int64_t{1} << 30, "{} tokens of {} × {} outputs", p.rows, p.groups, p.n);
     launch(stream, arranged_kernel,
            {.blocks = std::min<std::int64_t>(items, multiprocessors()),
             .threads = C::kThreads,
             .shared_bytes = shared_bytes_of(p)},
            params);
+}
+
+void arranged_tokens(cudaStream_t stream, const Problem& p, const Scratch& scratch) {
+    const Arrangement x = arrangement_of(p, scratch);
+    arrange(stream, p, x);
+    multiply(stream, p, x, 0);
+}
+
+void arranged_both(cudaStream_t stream, const Problem& p, const Problem& other,
+                   const Scratch& scratch) {
+    const Arrangement x = arrangement_of(p, scratch);
+    arrange(stream, p, x);
+    multiply(stream, p, x, 0);
+    multiply(stream, other, x, 1);
+}
+
+bool arranges_pair(const Problem& gated, const Scratch& scratch, const Problem& down,
+                   const Scratch& between) {
+    return gated.gated && down.k % kChunkInputs == 0 && gated.rows == down.rows &&
+           arranges(gated, scratch) && arranges(down, between);
+}
+
+void arranged_pair(cudaStream_t stream, const Problem& gated, const Scratch& scratch,
+                   const Problem& down, const Scratch& between) {
+    const Arrangement x = arrangement_of(gated, scratch), y = arrangement_of(down, between);
+    arrange(stream, gated, x);
+    multiply(stream, gated, x, 0, {y.data, y.next, y.tile_tokens, y.stages});
+    multiply(stream, down, y, 0);
 }
 
 }  // namespace espalier::linalg::cuda

@@ -26,6 +26,7 @@ struct ArrangedParams {
     int tile_tokens = 0;
     int token_tiles = 0;  // of experts: at most
     int stages = 0;       // of 64 inputs
+    ArrangedY y = {};     // gated products alone
 };
 
 struct ArrangedConfig {
@@ -39,38 +40,47 @@ struct ArrangedConfig {
     // Of 168 at entry: three warpgroups share 504.
     static constexpr int kProducerRegisters = 24;
     static constexpr int kMultiplierRegisters = 240;
+};
 
-    static constexpr int kSlotBytes = 2 * 8 + 4;  // two barriers and an item
-    static constexpr int kGatedBytes = 8 * kGatedFloats * 4;
+// A block's memory; swizzles begin at multiples of 1,024.
+struct alignas(1024) ArrangedMemory {
+    using C = ArrangedConfig;
+    std::byte stages[C::kStages][C::kStageBytes];
+    std::uint64_t full[C::kStages];
+    std::uint64_t free[C::kStages];
+    float gated[8][kGatedFloats];       // warps'
+    std::byte turned[2][kTurnedBytes];  // warpgroups'
+    int items[C::kStages];  // of a stage, the tile whose first it is; -1: there is none left
+    int listed;             // experts' tiles, which lie behind
 
-    static constexpr std::size_t shared_bytes(std::size_t listed_tiles) {
-        return 1024 + kStages * (kStageBytes + kSlotBytes) + kGatedBytes +
-               listed_tiles * sizeof(TokenTile);
+    static constexpr std::size_t bytes(std::size_t tiles) {
+        return sizeof(ArrangedMemory) + tiles * sizeof(TokenTile);
     }
 };
+extern __shared__ ArrangedMemory arranged_memory[];
 
 struct ArrangedShared {
     using C = ArrangedConfig;
 
-    std::uint32_t stages;
-    std::uint32_t barriers;
-    int* items;    // of a stage, the tile whose first it is; -1: there is none left
-    float* gated;  // eight warps' memory
-    TokenTile* tiles;
-    int tile_tokens;
     int count;  // of items
 
-    __device__ std::uint32_t stage(int slot) const {
-        return stages + static_cast<std::uint32_t>(slot * C::kStageBytes);
+    __device__ static std::uint32_t stage(int slot) {
+        return shared_address(arranged_memory->stages[0]) +
+               static_cast<std::uint32_t>(slot * C::kStageBytes);
     }
-    __device__ std::uint32_t full(int slot) const {
-        return barriers + static_cast<std::uint32_t>(8 * slot);
+    __device__ static std::uint32_t full(int slot) {
+        return shared_address(arranged_memory->full) + static_cast<std::uint32_t>(8 * slot);
     }
-    __device__ std::uint32_t free(int slot) const {
-        return barriers + static_cast<std::uint32_t>(8 * (C::kStages + slot));
+    __device__ static std::uint32_t free(int slot) {
+        return shared_address(arranged_memory->free) + static_cast<std::uint32_t>(8 * slot);
     }
-    __device__ TokenTile tile(const Problem& p, int index) const {
-        return p.indptr != nullptr ? tiles[index] : dense_tile(p, tile_tokens, index);
+    __device__ static TokenTile* tiles() {
+        return reinterpret_cast<TokenTile*>(arranged_memory + 1);
+    }
+    __device__ static TokenTile tile(const ArrangedParams& params, int index) {
+        return params.problem.indptr != nullptr
+                   ? tiles()[index]
+                   : dense_tile(params.problem, params.tile_tokens, index);
     }
 };
 
@@ -94,7 +104,7 @@ __device__ inline void bring_stages(const ArrangedParams& params, const Arranged
     for (int item = static_cast<int>(blockIdx.x); item < shared.count;) {
         int next = 0;  // asked for now, needed at the end
         if (lane == 0) next = static_cast<int>(gridDim.x) + atomicAdd(params.next, 1);
-        const TokenTile tile = shared.tile(p, item / params.row_blocks);
+        const TokenTile tile = shared.tile(params, item / params.row_blocks);
         const int first = item % params.row_blocks * kTiles;
         const int tiles = min(kTiles, static_cast<int>(tiles_of(p.n)) - first);
         const int rows = padded_rows(tile);
@@ -110,7 +120,7 @@ __device__ inline void bring_stages(const ArrangedParams& params, const Arranged
         for (int stage = 0; stage < params.stages; ++stage, from += bytes) {
             wait(shared.free(cursor.slot), cursor.parity ^ 1);
             if (lane == 0) {
-                if (stage == 0) shared.items[cursor.slot] = item;
+                if (stage == 0) arranged_memory->items[cursor.slot] = item;
                 arrive_expecting(shared.full(cursor.slot),
                                  static_cast<std::uint32_t>(rows * 128 + tiles * C::kTileBytes));
             }
@@ -124,7 +134,7 @@ __device__ inline void bring_stages(const ArrangedParams& params, const Arranged
     }
     if (lane != 0) return;
     wait(shared.free(cursor.slot), cursor.parity ^ 1);
-    shared.items[cursor.slot] = -1;
+    arranged_memory->items[cursor.slot] = -1;
     arrive(shared.full(cursor.slot));
 }
 
@@ -139,9 +149,9 @@ class ArrangedMultiplier {
     __device__ void run() {
         while (true) {
             wait(shared_.full(cursor_.slot), cursor_.parity);
-            const int item = *static_cast<volatile int*>(shared_.items + cursor_.slot);
+            const int item = *static_cast<volatile int*>(arranged_memory->items + cursor_.slot);
             if (item < 0) return;
-            const TokenTile tile = shared_.tile(p_, item / params_.row_blocks);
+            const TokenTile tile = shared_.tile(params_, item / params_.row_blocks);
             const int first = item % params_.row_blocks * C::kOutputs + group_ * 64;
             multiply_and_store<C::kTokens>(tile, first);
         }
@@ -157,9 +167,13 @@ class ArrangedMultiplier {
         multiply_item<kTokens>();
         const int warp = static_cast<int>(threadIdx.x) % 128 / 32;
         const int lane = static_cast<int>(threadIdx.x) % 32;
-        if (p_.gated)
+        if (params_.y.data != nullptr)
+            store_gated_arranged<kTokens>(total_, p_, params_.y, tile, first / C::kOutputs, group_,
+                                          arranged_memory->gated + group_ * 4,
+                                          arranged_memory->turned[group_]);
+        else if (p_.gated)
             store_gated_pieces<kTokens>(total_, p_, tile, (first + warp * 16) / 2,
-                                        shared_.gated + (group_ * 4 + warp) * kGatedFloats);
+                                        arranged_memory->gated[group_ * 4 + warp]);
         else
             store_sums<kTokens>(total_, p_, tile, first + warp * 16 + lane / 4);
     }
@@ -230,18 +244,8 @@ class ArrangedMultiplier {
 __global__ void __launch_bounds__(ArrangedConfig::kThreads, 1)
     arranged_kernel(const __grid_constant__ ArrangedParams params) {
     using C = ArrangedConfig;
-    extern __shared__ std::byte dynamic[];
-    __shared__ int listed;
     const Problem& p = params.problem;
-    const std::uint32_t unaligned = shared_address(dynamic);
     ArrangedShared shared;
-    shared.stages = (unaligned + 1023) / 1024 * 1024;
-    shared.barriers = shared.stages + C::kStages * C::kStageBytes;
-    std::byte* behind = dynamic + (shared.barriers - unaligned) + C::kStages * 16;
-    shared.gated = reinterpret_cast<float*>(behind);
-    shared.items = reinterpret_cast<int*>(behind + C::kGatedBytes);
-    shared.tiles = reinterpret_cast<TokenTile*>(shared.items + C::kStages);
-    shared.tile_tokens = params.tile_tokens;
     if (threadIdx.x == 0) {
         for (int slot = 0; slot < C::kStages; ++slot) {
             init_barrier(shared.full(slot), 1);
@@ -252,13 +256,15 @@ __global__ void __launch_bounds__(ArrangedConfig::kThreads, 1)
     // x was arranged by the kernel in front, behind everything before it.
     wait_for_previous_kernel();
     let_next_kernel_start();
+    if (params.y.next != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *params.y.next = 0;
     if (p.indptr != nullptr && threadIdx.x < 32) {
         const int count =
-            list_expert_tiles(p, params.tile_tokens, shared.tiles, params.token_tiles);
-        if (threadIdx.x == 0) listed = count;
+            list_expert_tiles(p, params.tile_tokens, shared.tiles(), params.token_tiles);
+        if (threadIdx.x == 0) arranged_memory->listed = count;
     }
     __syncthreads();
-    shared.count = (p.indptr != nullptr ? listed : params.token_tiles) * params.row_blocks;
+    shared.count =
+        (p.indptr != nullptr ? arranged_memory->listed : params.token_tiles) * params.row_blocks;
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(C::kProducerRegisters));
         if (threadIdx.x < 32) bring_stages(params, shared);

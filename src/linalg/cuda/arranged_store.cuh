@@ -7,6 +7,8 @@
 // shared memory, 16 tokens at a time, and one loop computes.
 #pragma once
 
+#include "linalg/cuda/arrange.cuh"
+#include "linalg/cuda/gates.cuh"
 #include "linalg/cuda/work.cuh"
 
 namespace espalier::linalg::cuda {
@@ -16,25 +18,16 @@ inline constexpr int kGatedTokens = 16;
 inline constexpr int kGatedStride = 24;  // stores of two tokens go to all banks
 inline constexpr int kGatedFloats = 16 * kGatedStride;
 
-// portable_silu's bits where `exact` stays true; elsewhere it has to be called. The division is the
-// one that the compiler makes (a reciprocal, a Newton step, two remainders) without its test for
-// numbers that need more care: that is a branch, which keeps values from being computed beside each
-// other.
-__device__ __forceinline__ float quick_silu(float x, bool& exact) {
-    const float d = 1.0f + portable_exp(-x);
-    exact = exact && fabsf(x) > 0x1p-60f && fabsf(x) < 0x1p100f && d < 0x1p100f;  // no NaN either
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(d));
-    y = __fmaf_rn(y, __fmaf_rn(-d, y, 1.0f), y);
-    const float near = __fmul_rn(x, y);
-    const float nearer = __fmaf_rn(__fmaf_rn(-d, near, x), y, near);
-    return __fmaf_rn(__fmaf_rn(-d, nearer, x), y, nearer);
+// Its 128 threads; barrier 0 is the block's.
+__device__ __forceinline__ void synchronize_warpgroup(int group) {
+    asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
 }
 
 // Sums of tokens 16 · piece … to [output][token].
 template <int kTokens, int kSums>
 __device__ __forceinline__ void put_piece(const float (&sums)[kSums], int piece, float* to) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+    int lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
     to += lane / 4 * kGatedStride + lane % 4 * 2;
 #pragma unroll
     for (int one = 0; one < kTokens / kGatedTokens; ++one)
@@ -64,6 +57,19 @@ __device__ __forceinline__ void store_four(const Problem& p, const TokenTile& ti
         if (2 * (column + i) < p.n) store(p, tile.group, row, column + i, value[i]);
 }
 
+// Of a lane's four columns, from the warp's sums of 16 tokens. bf16: that is what they are rounded
+// to.
+__device__ __forceinline__ void gate_four(const float* from, bool bf16, float (&value)[4]) {
+    float gate[4], up[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        gate[i] = from[i * kGatedStride];
+        up[i] = from[(i + 8) * kGatedStride];
+    }
+    __syncwarp();
+    if (!bf16 || !gate_quickly(gate, up, value)) gate_exactly(gate, up, value);
+}
+
 // column: the warp's first. memory: the warp's.
 template <int kTokens, int kSums>
 __device__ __forceinline__ void store_gated_pieces(const float (&sums)[kSums], const Problem& p,
@@ -72,26 +78,75 @@ __device__ __forceinline__ void store_gated_pieces(const float (&sums)[kSums], c
     static_assert(kTokens / 2 <= kSums && kTokens % kGatedTokens == 0);
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int token = lane % 16, four = lane / 16 * 4;
-    const float* from = memory + four * kGatedStride + token;
 #pragma unroll 1
     for (int piece = 0; piece * kGatedTokens < tile.count; ++piece) {
         put_piece<kTokens>(sums, piece, memory);
         __syncwarp();
-        float gate[4], up[4], value[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            gate[i] = from[i * kGatedStride];
-            up[i] = from[(i + 8) * kGatedStride];
-        }
-        __syncwarp();
-        bool exact = true;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) value[i] = quick_silu(gate[i], exact) * up[i];
-        if (!exact)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) value[i] = gated(gate[i], up[i]);
+        float value[4];
+        gate_four(memory + four * kGatedStride + token, p.y_type == DType::bf16, value);
         const int row = piece * kGatedTokens + token;
         if (row < tile.count) store_four(p, tile, tile.first + row, column + four, value);
+    }
+}
+
+// Where the product behind a gated one has its x arranged: the gated one puts it there itself.
+struct ArrangedY {
+    std::byte* data = nullptr;  // behind the header; null: y is a matrix
+    int* next = nullptr;        // the header
+    int tile_tokens = 0;
+    int stages = 0;  // of 64 inputs
+};
+
+// A warpgroup's 32 columns of 16 tokens as they are arranged, half of a stage's row, and 16 bytes
+// so that rows begin in other banks. Twice: one is filled while the other is read.
+inline constexpr int kTurnedRow = 64 + 16;
+inline constexpr int kTurnedBytes = 2 * kGatedTokens * kTurnedRow;
+
+// Row `row` of y in that stage.
+__device__ __forceinline__ std::byte* arranged_line(const ArrangedY& y, const Problem& p,
+                                                    const TokenTile& tile, int stage, int& row) {
+    TokenTile to = tile;
+    if (p.indptr == nullptr) {  // tiles of the other product
+        const int first = (tile.first + row) / y.tile_tokens * y.tile_tokens;
+        row += tile.first - first;
+        to = {0, first, min(y.tile_tokens, p.rows - first)};
+    }
+    const std::int64_t line = arranged_row(to) * y.stages + stage * padded_rows(to) + row;
+    return y.data + line * 128;
+}
+
+// Of 64 columns of y, a stage, this is warpgroup `half`. Word i of the warp's eight columns is word
+// `warp` of unit i there (turn() in arrange.cuh). memory, turned: the warpgroup's.
+template <int kTokens, int kSums>
+__device__ __forceinline__ void store_gated_arranged(const float (&sums)[kSums], const Problem& p,
+                                                     const ArrangedY& y, const TokenTile& tile,
+                                                     int stage, int half,
+                                                     float (*memory)[kGatedFloats],
+                                                     std::byte* turned) {
+    int thread;  // volatile: what follows from it is not kept in registers from tile to tile
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    thread %= 128;
+    const int warp = thread / 32, lane = thread % 32;
+    std::byte* to = turned + lane % 16 * kTurnedRow + lane / 16 * 32 + warp * 4;
+    const std::byte* from = turned + thread / 8 * kTurnedRow + thread % 8 * 8;
+#pragma unroll 1
+    for (int piece = 0; piece * kGatedTokens < tile.count; ++piece) {
+        put_piece<kTokens>(sums, piece, memory[warp]);
+        __syncwarp();
+        float value[4];
+        gate_four(memory[warp] + lane / 16 * 4 * kGatedStride + lane % 16, true, value);
+        const int other = piece % 2 * kGatedTokens * kTurnedRow;
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+            *reinterpret_cast<__nv_bfloat162*>(to + other + i * 16) =
+                __floats2bfloat162_rn(value[2 * i], value[2 * i + 1]);
+        synchronize_warpgroup(half);
+        if (int row = piece * kGatedTokens + thread / 8; row < tile.count) {
+            std::byte* line = arranged_line(y, p, tile, stage, row);
+            const int unit = (half * 4 + thread % 8 / 2) ^ row % 8;
+            *reinterpret_cast<uint2*>(line + unit * 16 + thread % 2 * 8) =
+                *reinterpret_cast<const uint2*>(from + other);
+        }
     }
 }
 

@@ -52,6 +52,16 @@ int ring_bytes(const Problem& p, const FewPlan& plan, int warps) {
     return static_cast<int>(kProcessorBytes / blocks - kBlockBytes - sums - listed);
 }
 
+// Units of a warp's ring in so many bytes.
+int units_in(const Problem& p, const FewPlan& plan, int bytes) {
+    constexpr int kBarrierBytes = 8;
+    const int unit = few_unit(p.code, plan.row_tiles) * 2 * p.half_bytes * plan.row_tiles;
+    return std::max(1, bytes / (unit + kBarrierBytes));
+}
+int ring_of(const Problem& p, const FewPlan& plan, int warps) {
+    return units_in(p, plan, ring_bytes(p, plan, warps) / warps);
+}
+
 }  // namespace
 
 FewPlan few_plan(const Problem& p) {
@@ -79,12 +89,22 @@ FewPlan few_plan(const Problem& p) {
         plan.row_tiles = row_tiles_of(p, plan, items, processors);
     // Registers: 16 warps have 128 each, and four tiles of sums want as many.
     if (!p.vector_x || (plan.token_tiles * plan.row_tiles > 4 && warps > 12)) plan.row_tiles = 1;
-    constexpr int kBarrierBytes = 8;
-    const int unit_bytes =
-        few_unit(p.code, plan.row_tiles) * 2 * p.half_bytes * plan.row_tiles + kBarrierBytes;
-    const int warp_bytes =
-        small ? std::min(24576, 163840 / warps) : ring_bytes(p, plan, warps) / warps;
-    plan.ring = std::max(1, warp_bytes / unit_bytes);
+    plan.ring =
+        small ? units_in(p, plan, std::min(24576, 163840 / warps)) : ring_of(p, plan, warps);
+    return plan;
+}
+
+FewPlan leading_plan(const Problem& p) {
+    const Segments segments = segments_of(p.n, p.k);
+    FewPlan plan;
+    plan.row_warps = row_warps_of(segments);
+    const bool codes = p.code != WeightCode::bf16;
+    plan.row_tiles = facts_of(p.code).bits == 4 ? 4 : codes || segments.chunks == 1 ? 2 : 1;
+    const bool equal = segments.chunks == segments_of(p.lead.n, p.lead.k).chunks &&
+                       segments.count * segments.chunks == chunks_of(p.k);
+    if (equal && segments.chunks == 2 && plan.row_tiles < 4 && (codes || plan.row_tiles == 1))
+        plan.segment = 2;
+    plan.ring = ring_of(p, plan, segments.count * plan.row_warps);
     return plan;
 }
 
@@ -105,6 +125,8 @@ void few_tokens_as(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
     }
 }
 
-void few_tokens(cudaStream_t stream, const Problem& p) { few_tokens_as(stream, p, few_plan(p)); }
+void few_tokens(cudaStream_t stream, const Problem& p) {
+    few_tokens_as(stream, p, p.lead.weights != nullptr ? leading_plan(p) : few_plan(p));
+}
 
 }  // namespace espalier::linalg::cuda

@@ -44,6 +44,8 @@ constexpr int row_warps_of(const Segments& segments) {
     return segments.count == 1 ? 4 : segments.count <= 3 ? 2 : 1;
 }
 FewPlan few_plan(const Problem& p);
+// For an expert product with one in front (Problem::lead).
+FewPlan leading_plan(const Problem& p);
 void few_tokens_as(cudaStream_t stream, const Problem& p, const FewPlan& plan);
 
 // One file per format: they take long to compile.

@@ -17,11 +17,20 @@ void launch_few(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
     params.row_warps_log = std::countr_zero(static_cast<unsigned>(plan.row_warps));
     params.row_tiles = static_cast<int>(tiles_of(p.n) + tiles_of(p.second.n));
     params.row_blocks =
-        static_cast<int>(divide_up(params.row_tiles, std::int64_t{plan.row_warps} * C::kRowTiles));
+        Divisor(divide_up(params.row_tiles, std::int64_t{plan.row_warps} * C::kRowTiles));
     params.ring = plan.ring;
     params.token_tiles = static_cast<int>(most_token_tiles(p, C::kTokens));
     const int warps = params.segments.count * plan.row_warps;
-    const std::int64_t items = std::int64_t{params.token_tiles} * params.row_blocks;
+    std::int64_t items = std::int64_t{params.token_tiles} * params.row_blocks.value;
+    if constexpr (C::kLeading) {
+        params.lead_row_tiles = static_cast<int>(tiles_of(p.lead.n));
+        params.lead_row_blocks =
+            Divisor(divide_up(params.lead_row_tiles, std::int64_t{plan.row_warps} * C::kRowTiles));
+        params.lead_items =
+            static_cast<int>(divide_up(p.lead.rows, C::kTokens)) * params.lead_row_blocks.value;
+        params.lead_segment = segments_of(p.lead.n, p.lead.k).chunks;
+        items += params.lead_items;
+    }
     CHECK(items < std::int64_t{1} << 30, "{} tokens of {} × {} outputs", p.rows, p.groups, p.n);
     const int listed = p.indptr != nullptr ? params.token_tiles : 0;
     LaunchShape shape{.threads = warps * 32,
@@ -30,12 +39,32 @@ void launch_few(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
     // between two.
     shape.blocks = std::min(
         items, std::int64_t{resident_blocks(few_tokens_kernel<C>, shape)} * multiprocessors());
+    params.blocks = Divisor(shape.blocks);
     launch(stream, few_tokens_kernel<C>, shape, params);
+}
+
+// An expert product behind a dense one: the plans that few_plan makes for them.
+template <WeightCode kCode>
+void launch_leading(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
+    constexpr FewInput kInput = FewInput::leading;
+    if constexpr (facts_of(kCode).bits == 4) {
+        return launch_few<FewConfig<kCode, 1, 4, 0, kInput>>(stream, p, plan);
+    } else if constexpr (kCode != WeightCode::bf16) {
+        return plan.segment == 2 ? launch_few<FewConfig<kCode, 1, 2, 2, kInput>>(stream, p, plan)
+                                 : launch_few<FewConfig<kCode, 1, 2, 0, kInput>>(stream, p, plan);
+    } else if (plan.row_tiles == 2) {
+        return launch_few<FewConfig<kCode, 1, 2, 0, kInput>>(stream, p, plan);
+    } else {
+        return plan.segment == 2 ? launch_few<FewConfig<kCode, 1, 1, 2, kInput>>(stream, p, plan)
+                                 : launch_few<FewConfig<kCode, 1, 1, 0, kInput>>(stream, p, plan);
+    }
 }
 
 template <WeightCode kCode>
 void launch_few(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
-    if (!p.vector_x) return launch_few<FewConfig<kCode, 1, 1, 0, false>>(stream, p, plan);
+    if (p.lead.weights != nullptr) return launch_leading<kCode>(stream, p, plan);
+    if (!p.vector_x)
+        return launch_few<FewConfig<kCode, 1, 1, 0, FewInput::single>>(stream, p, plan);
     switch (plan.token_tiles * 100 + plan.row_tiles * 10 + plan.segment) {
         case 110:
             return launch_few<FewConfig<kCode, 1, 1, 0>>(stream, p, plan);

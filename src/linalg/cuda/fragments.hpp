@@ -86,10 +86,13 @@ struct Segments {
 };
 
 // One warp per segment reads a row of chunks: eight are enough to keep memory busy; a long row of a
-// weight with few outputs is cut finer (V3's q_a, 1536 × 7168: 14 segments beat 8 by 20 %).
+// weight with few outputs is cut finer (V3's q_a, 1536 × 7168: 14 segments beat 8 by 20 %). Up to
+// 22 chunks have two a segment: V2-Lite's shared expert (k = 2816) has as many segments as the
+// experts (1408), with which it shares a launch.
 constexpr Segments segments_of(std::int64_t n, std::int64_t k) {
     const std::int64_t chunks = chunks_of(k);
     if (chunks <= 11) return {static_cast<int>(chunks), 1};
+    if (chunks <= 22) return {static_cast<int>(divide_up(chunks, 2)), 2};
     const std::int64_t wanted = tiles_of(n) < 264 && chunks >= 32 ? kMostSegments : 8;
     const std::int64_t most = std::max(wanted, divide_up(chunks, kMostSegmentChunks));
     const std::int64_t each = divide_up(chunks, most);

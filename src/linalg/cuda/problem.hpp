@@ -36,6 +36,20 @@ struct QueryStore {
     std::int32_t width = 0;
 };
 
+// A dense product that an expert product of the same format leads with: its weights need no
+// routing.
+struct LeadingProduct {
+    const std::byte* weights = nullptr;  // null: there is none
+    const float* scales = nullptr;
+    const std::byte* x = nullptr;
+    std::byte* y = nullptr;  // of gated products bf16, of others f32
+    std::int64_t x_stride = 0;
+    std::int64_t y_stride = 0;
+    std::int32_t n = 0;
+    std::int32_t k = 0;
+    std::int32_t rows = 0;
+};
+
 // A group is a matrix of the stack with its tokens: the only one, a head, an expert.
 struct Problem {
     const std::byte* weights = nullptr;
@@ -70,6 +84,7 @@ struct Problem {
     bool routing_settled = false;
     SecondProduct second = {};  // not in tiles of 128 tokens
     QueryStore query = {};      // few tokens alone
+    LeadingProduct lead = {};   // few tokens alone
 };
 
 // Tiles of `tokens` tokens that the rows of y can make at most.

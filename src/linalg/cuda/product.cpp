@@ -151,6 +151,26 @@ void run(Stream stream, Problem p, Overlap overlap, const Scratch& scratch = {})
     few_tokens(queue, p);
 }
 
+// A dense product goes in front of an expert product while a tile of tokens holds all of its rows:
+// with more its weights would be read once for every tile.
+constexpr std::int64_t kMostLeadingRows = 8;
+
+bool run_leading(Stream stream, const Problem& lead, Problem p) {
+    const Segments one = segments_of(lead.n, lead.k), two = segments_of(p.n, p.k);
+    if (lead.rows == 0 || lead.rows > kMostLeadingRows || !in_fragments(p.code) ||
+        lead.code != p.code || lead.half_bytes != p.half_bytes ||
+        lead.scale_outputs != p.scale_outputs || lead.two_groups != p.two_groups ||
+        lead.wide_scales != p.wide_scales || one.count != two.count || !lead.vector_x ||
+        !p.vector_x || lead.k % kChunkInputs != 0 || p.k % kChunkInputs != 0 ||
+        lead.gated != p.gated || lead.y_type != p.y_type ||
+        p.y_type != (p.gated ? DType::bf16 : DType::f32))
+        return false;
+    p.lead = {lead.weights,  lead.scales, lead.x, lead.y,   lead.x_stride,
+              lead.y_stride, lead.n,      lead.k, lead.rows};
+    few_tokens(static_cast<cudaStream_t>(stream), p);
+    return true;
+}
+
 }  // namespace
 
 std::size_t scratch_bytes(std::int64_t rows, std::int64_t k, std::int64_t groups) {
@@ -166,11 +186,17 @@ void product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& 
 }
 
 bool joint_product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y,
-                   const Second& second, const Queries* queries) {
+                   const Second& second, const Queries* queries, Scratch scratch) {
     Problem p = problem_of(x, 0, w, y, 0, Store::assign);
+    const auto queue = static_cast<cudaStream_t>(stream);
     if (p.rows == 0 || !in_fragments(p.code) || p.n % kTileOutputs != 0) return false;
     if (second.y.data != nullptr) {
         const Problem beside = problem_of(x, 0, second.w, second.y, 0, Store::assign);
+        if (queries == nullptr && beside.k == p.k && arranges(p, scratch) &&
+            arranges(beside, scratch)) {
+            arranged_both(queue, p, beside, scratch);
+            return true;
+        }
         const Segments one = segments_of(p.n, p.k), two = segments_of(beside.n, beside.k);
         if (beside.code != p.code || beside.k != p.k || beside.scale_outputs != p.scale_outputs ||
             beside.half_bytes != p.half_bytes || beside.two_groups != p.two_groups ||
@@ -183,6 +209,7 @@ bool joint_product(Stream stream, const Matrix& x, const WeightView& w, const Ma
     const int tile = many_tile(p);
     if (tile >= 128 || (tile > 0 && queries != nullptr)) return false;
     if (queries != nullptr) {
+        p.overlap.holds_next = true;
         CHECK(queries->act.dtype == DType::bf16 && queries->rope.dtype == DType::bf16 &&
                   queries->cos_sin.dtype == DType::f32 && queries->width % 2 == 0,
               "queries go to {} and {}", name_of(queries->act.dtype), name_of(queries->rope.dtype));
@@ -195,7 +222,6 @@ bool joint_product(Stream stream, const Matrix& x, const WeightView& w, const Ma
                    queries->rope_step,
                    narrow(queries->width, "columns of a query")};
     }
-    const auto queue = static_cast<cudaStream_t>(stream);
     if (tile > 0)
         many_tokens(queue, p, tile);
     else
@@ -216,6 +242,14 @@ void expert_product(Stream stream, const Matrix& x, const std::int32_t* source_t
         scratch);
 }
 
+bool joint_expert_product(Stream stream, const Dense& lead, const Matrix& x,
+                          const std::int32_t* source_token, const std::int32_t* indptr,
+                          const WeightView& w, const Matrix& y) {
+    if (w.layout != lead.w.layout) return false;
+    return run_leading(stream, problem_of(lead.x, 0, lead.w, lead.y, 0, Store::assign, w.layout),
+                       experts_of(x, source_token, indptr, w, y, w.layout));
+}
+
 void gated_product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y,
                    Overlap overlap, Scratch scratch) {
     CHECK(w.count == 1 && x.cols == w.k && 2 * y.cols == w.n && x.rows == y.rows,
@@ -230,6 +264,33 @@ void gated_expert_product(Stream stream, const Matrix& x, const std::int32_t* so
                           Overlap overlap, Scratch scratch) {
     run(stream, experts_of(x, source_token, indptr, w, y, WeightLayout::gated_fragments), overlap,
         scratch);
+}
+
+bool feed_forward(Stream stream, const Matrix& x, const WeightView& gate_up, const WeightView& down,
+                  const Matrix& gated, const Matrix& y, const FeedForwardScratch& scratch) {
+    if (gate_up.layout != WeightLayout::gated_fragments || x.rows == 0) return false;
+    const Problem one =
+        problem_of(x, 0, gate_up, gated, 0, Store::assign, WeightLayout::gated_fragments);
+    const Problem two = problem_of(gated, 0, down, y, 0, Store::assign);
+    CHECK(gate_up.count == 1 && down.count == 1 && x.rows == gated.rows && x.rows == y.rows,
+          "x of {} rows, gated {}, y of {}", x.rows, gated.rows, y.rows);
+    if (!arranges_pair(one, scratch.x, two, scratch.gated)) return false;
+    arranged_pair(static_cast<cudaStream_t>(stream), one, scratch.x, two, scratch.gated);
+    return true;
+}
+
+bool expert_feed_forward(Stream stream, const Matrix& x, const std::int32_t* source_token,
+                         const std::int32_t* indptr, const WeightView& gate_up,
+                         const WeightView& down, const Matrix& gated, const Matrix& y,
+                         const FeedForwardScratch& scratch) {
+    if (gate_up.layout != WeightLayout::gated_fragments || x.rows == 0) return false;
+    const Problem one =
+        experts_of(x, source_token, indptr, gate_up, gated, WeightLayout::gated_fragments);
+    const Problem two = experts_of(gated, nullptr, indptr, down, y, WeightLayout::fragments);
+    CHECK(gate_up.count == down.count, "{} experts, {} behind them", gate_up.count, down.count);
+    if (!arranges_pair(one, scratch.x, two, scratch.gated)) return false;
+    arranged_pair(static_cast<cudaStream_t>(stream), one, scratch.x, two, scratch.gated);
+    return true;
 }
 
 }  // namespace espalier::linalg::cuda

@@ -61,11 +61,12 @@ struct Queries {
     Matrix rope{};
     std::int64_t rope_step = 0;
 };
-// Both products in one launch, with the bits that they have one by one. False: nothing was queued,
-// because no kernel serves them together: tiles of 128 tokens no second product, tensor cores'
-// tiles no queries.
+// Both products in one launch, or of many tokens x arranged for both, with the bits that they have
+// one by one. False: nothing was queued, because no kernel serves them together: tiles of 128
+// tokens no second product, tensor cores' tiles no queries. Behind queries the next kernel starts
+// only when all in front of them has ended.
 bool joint_product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y,
-                   const Second& second, const Queries* queries);
+                   const Second& second, const Queries* queries, Scratch scratch = {});
 
 // For every matrix s of the stack: y columns [s·y_step, +n) from x columns [s·x_step, +k).
 void stacked_product(Stream stream, const Matrix& x, std::int64_t x_step, const WeightView& w,
@@ -79,6 +80,19 @@ void expert_product(Stream stream, const Matrix& x, const std::int32_t* source_t
                     const std::int32_t* indptr, const WeightView& w, const Matrix& y,
                     Overlap overlap = {}, Scratch scratch = {});
 
+// A product of one matrix, gated where its weights are gated_fragments.
+struct Dense {
+    Matrix x{};
+    WeightView w{};
+    Matrix y{};
+};
+// An expert product and a dense one in one launch, with the bits that they have one by one; gated
+// both or neither. False: nothing was queued, because no kernel serves them together: formats or
+// segments differ, or there are more tokens than eight.
+bool joint_expert_product(Stream stream, const Dense& lead, const Matrix& x,
+                          const std::int32_t* source_token, const std::int32_t* indptr,
+                          const WeightView& w, const Matrix& y);
+
 // As product and expert_product, over gated_fragments: y [·, n / 2] = silu(gate) · up, with the
 // bits of these operations one after another (base/portable_math.hpp) over f32 sums.
 void gated_product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y,
@@ -86,5 +100,20 @@ void gated_product(Stream stream, const Matrix& x, const WeightView& w, const Ma
 void gated_expert_product(Stream stream, const Matrix& x, const std::int32_t* source_token,
                           const std::int32_t* indptr, const WeightView& w, const Matrix& y,
                           Overlap overlap = {}, Scratch scratch = {});
+
+// gated_product and then product of many tokens, with the bits that they have one by one: what is
+// between them goes straight to where the second reads it, and `gated` says its shape alone. False:
+// nothing was queued, because x or `gated` would not be arranged.
+struct FeedForwardScratch {
+    Scratch x{};
+    Scratch gated{};
+};
+bool feed_forward(Stream stream, const Matrix& x, const WeightView& gate_up, const WeightView& down,
+                  const Matrix& gated, const Matrix& y, const FeedForwardScratch& scratch);
+// The same of gated_expert_product and expert_product over the rows that it gives.
+bool expert_feed_forward(Stream stream, const Matrix& x, const std::int32_t* source_token,
+                         const std::int32_t* indptr, const WeightView& gate_up,
+                         const WeightView& down, const Matrix& gated, const Matrix& y,
+                         const FeedForwardScratch& scratch);
 
 }  // namespace espalier::linalg::cuda

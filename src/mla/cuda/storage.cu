@@ -150,8 +150,9 @@ __global__ void __launch_bounds__(kRawThreads)
     const int i = static_cast<int>(threadIdx.x);
     const float weight[2] = {__ldg(keys.norm_weight + i),
                              __ldg(keys.norm_weight + i + kRawThreads)};
+    if (!keys.holds_next) let_next_kernel_start();
     wait_for_previous_kernel();
-    let_next_kernel_start();
+    if (keys.holds_next) let_next_kernel_start();
     const float* from = keys.kv_a + token * keys.kv_a_stride;
     const float column[2] = {from[i], from[i + kRawThreads]};
     const std::int64_t slot = call.slot[token];

@@ -17,6 +17,10 @@ constexpr std::int64_t kRopeWidth = 64;
 
 class CudaBackend final : public Backend {
   public:
+    // arrived: a word that is 0, where a kernel's blocks count. The operations of a backend are
+    // queued on one stream, so one kernel does at a time.
+    explicit CudaBackend(Buffer arrived) : arrived_(std::move(arrived)) {}
+
     std::string name() const override { return "cuda sm_90a"; }
 
     Expected<linalg::Weight> pack(Device& device, linalg::WeightStack stack) const override {
@@ -142,10 +146,11 @@ class CudaBackend final : public Backend {
     }
     void product_pair(OpContext& context, const Matrix& x, const WeightView& w, const Matrix& y,
                       const BesideProduct& beside) const override {
-        if (!linalg::cuda::joint_product(context.stream, x, w, y, {beside.w, beside.y}, nullptr))
+        if (!linalg::cuda::joint_product(context.stream, x, w, y, {beside.w, beside.y}, nullptr,
+                                         scratch_of(context)))
             Backend::product_pair(context, x, w, y, beside);
     }
-    void query_product(OpContext& context, const Matrix& x, const WeightView& w,
+    bool query_product(OpContext& context, const Matrix& x, const WeightView& w,
                        const QueryPlaces& to, const BesideProduct& beside) const override {
         check_queries(to.q, to.heads, to.width, to.q_act, to.rope_to, to.rope_step);
         check_f32(to.cos_sin, "rope angles");
@@ -154,7 +159,26 @@ class CudaBackend final : public Backend {
                                             to.rope_step};
         if (!linalg::cuda::joint_product(context.stream, x, w, to.q, {beside.w, beside.y},
                                          &queries))
-            Backend::query_product(context, x, w, to, beside);
+            return Backend::query_product(context, x, w, to, beside);
+        return true;
+    }
+
+    // Of few tokens each product of the shared expert is in front of the experts' in one launch.
+    void expert_layer(OpContext& context, const Matrix& x, const ExpertPlan& plan,
+                      const FeedForward& experts, const FeedForward& shared,
+                      Overlap beside_router) const override {
+        const bool gated = experts.gate_up.layout == linalg::WeightLayout::gated_fragments;
+        if (!gated || shared.out.data == nullptr ||
+            !linalg::cuda::joint_expert_product(context.stream, {x, shared.gate_up, shared.gated},
+                                                x, plan.source_token, plan.indptr, experts.gate_up,
+                                                experts.gated))
+            return apart_expert_layer(context, x, plan, experts, shared, beside_router);
+        if (linalg::cuda::joint_expert_product(
+                context.stream, {shared.gated, shared.down, shared.out}, experts.gated, nullptr,
+                plan.indptr, experts.down, experts.out))
+            return;
+        overlapping_product(context, shared.gated, shared.down, shared.out, {});
+        expert_product(context, experts.gated, nullptr, plan.indptr, experts.down, experts.out);
     }
 
     void reduce_add_norm(OpContext& context, const Matrix& partial, const Matrix& residual,
@@ -164,6 +188,24 @@ class CudaBackend final : public Backend {
         check_size(partial.cols, residual.cols, "columns of partial sums");
         check_norm(residual, norm);
         cuda::reduce_add_norm(context.stream, partial, residual, norm);
+    }
+
+    Overlap reduce_add_norm_route(OpContext& context, const Matrix& partial, const Matrix& residual,
+                                  const RowNorm& norm, const RouterCall& router) const override {
+        check_f32(partial, "partial sums");
+        check_size(partial.rows, residual.rows, "rows of partial sums");
+        check_size(partial.cols, residual.cols, "columns of partial sums");
+        check_norm(residual, norm);
+        check_rule(router.rule, router.logits);
+        check_size(router.logits.rows, residual.rows, "rows of router logits");
+        const WeightView& w = router.w;
+        const bool plain = w.layout == linalg::WeightLayout::fragments && w.count == 1 &&
+                           w.format.code == WeightCode::f32 && w.n == router.rule.experts &&
+                           w.k == residual.cols;
+        if (!plain || !cuda::norm_route(context.stream, partial, residual, norm, router,
+                                        arrived_.as<std::uint32_t>()))
+            return Backend::reduce_add_norm_route(context, partial, residual, norm, router);
+        return {};  // the norm is written by the kernel in front itself
     }
 
     void combine_add_norm(OpContext& context, const Matrix& expert_out, const RouterRule& rule,
@@ -239,6 +281,28 @@ class CudaBackend final : public Backend {
     }
 
   private:
+    // As Backend::expert_layer, and of many tokens what a gated product gives goes straight to
+    // where the product behind it reads it.
+    void apart_expert_layer(OpContext& context, const Matrix& x, const ExpertPlan& plan,
+                            const FeedForward& experts, const FeedForward& shared,
+                            Overlap beside_router) const {
+        const bool has_shared = shared.out.data != nullptr;
+        if (has_shared && !linalg::cuda::feed_forward(
+                              context.stream, x, shared.gate_up, shared.down, shared.gated,
+                              shared.out, {memory_of(shared.gate_up_room), scratch_of(context)})) {
+            gated_product(context, x, shared.gate_up, shared.gate_up_room, shared.gated,
+                          beside_router);
+            overlapping_product(context, shared.gated, shared.down, shared.out,
+                                {.holds_next = true});
+        }
+        if (linalg::cuda::expert_feed_forward(
+                context.stream, x, plan.source_token, plan.indptr, experts.gate_up, experts.down,
+                experts.gated, experts.out, {memory_of(experts.gate_up_room), scratch_of(context)}))
+            return;
+        gated_expert_product(context, x, plan.source_token, plan.indptr, experts.gate_up,
+                             experts.gate_up_room, experts.gated, {.inputs_settled = has_shared});
+        expert_product(context, experts.gated, nullptr, plan.indptr, experts.down, experts.out);
+    }
     // No operation that holds a part of the arena calls a product.
     static linalg::cuda::Scratch scratch_of(OpContext& context) {
         return {context.arena.memory().data(), context.arena.memory().bytes()};
@@ -266,10 +330,16 @@ class CudaBackend final : public Backend {
     static std::int64_t scratch_elements(std::int64_t nodes, std::int64_t vocabulary) {
         return std::min(nodes, cuda::kNodesAtOnce) * cuda::row_stride(vocabulary);
     }
+
+    mutable Buffer arrived_;
 };
 
 }  // namespace
 
-Expected<std::unique_ptr<Backend>> make_cuda_backend() { return std::make_unique<CudaBackend>(); }
+Expected<std::unique_ptr<Backend>> make_cuda_backend() {
+    ESPALIER_ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, make_cuda_device());
+    ESPALIER_ASSIGN_OR_RETURN(Buffer arrived, device->allocate(sizeof(std::uint32_t)));
+    return std::make_unique<CudaBackend>(std::move(arrived));
+}
 
 }  // namespace espalier::ops

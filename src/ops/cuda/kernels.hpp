@@ -17,6 +17,7 @@ void embed(Stream stream, const std::int32_t* tokens, const EmbeddingTable& tabl
 void rms_norm(Stream stream, const Matrix& x, const RowNorm& norm);
 void reduce_add_norm(Stream stream, const Matrix& partial, const Matrix& residual,
                      const RowNorm& norm);
+// Behind an expert product; the plan was there before that.
 void combine_add_norm(Stream stream, const Matrix& expert_out, std::int32_t top_k,
                       const ExpertPlan& plan, const Matrix& shared, const Matrix& residual,
                       const RowNorm& norm);
@@ -38,6 +39,12 @@ void copy_rows(Stream stream, const Matrix& x, const RowPairs& pairs, const Matr
 
 void route(Stream stream, const Matrix& logits, const float* bias, const RouterRule& rule,
            const std::int32_t* row_of, const ExpertPlan& plan);
+
+// reduce_add_norm_route in one kernel. False: nothing was queued, because there are too many tokens
+// or their rows cannot be read 16 bytes at a time. router.w: f32. arrived: the kernel's blocks
+// count there; 0 before and after, and no other kernel may count there at the same time.
+bool norm_route(Stream stream, const Matrix& partial, const Matrix& residual, const RowNorm& norm,
+                const RouterCall& router, std::uint32_t* arrived);
 
 // Nodes that are drawn at a time: scratch is for these. (An H200 has 132 multiprocessors, a block
 // takes half of one.)

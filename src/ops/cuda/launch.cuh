@@ -32,6 +32,19 @@ struct SharedBytes {
     std::size_t count = 0;
 };
 
+// For a kernel that wants more than 48 KB of it, before every launch: the attributes belong to the
+// current device. Products want all that a multiprocessor has; with another share this kernel could
+// not start beside one.
+template <typename... Parameters>
+void allow_shared_memory(const char* what, void (*kernel)(Parameters...), SharedBytes shared) {
+    cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                              static_cast<int>(shared.count));
+    if (status == cudaSuccess)
+        status = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
+    CHECK(status == cudaSuccess, "CUDA refused {} bytes for {}: {}", shared.count, what,
+          cudaGetErrorString(status));
+}
+
 template <typename... Parameters, typename... Arguments>
 void launch(const char* what, void (*kernel)(Parameters...), dim3 grid, int threads,
             SharedBytes shared, Stream stream, const Arguments&... arguments) {

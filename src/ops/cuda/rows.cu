@@ -8,6 +8,7 @@
 #include "ops/cuda/elements.cuh"
 #include "ops/cuda/kernels.hpp"
 #include "ops/cuda/launch.cuh"
+#include "ops/cuda/prompt_rows.hpp"
 
 namespace espalier::ops::cuda {
 namespace {
@@ -21,6 +22,7 @@ struct Addends {
     ExpertPlan plan;
     std::int32_t top_k = 0;
     Matrix shared;
+    bool plan_settled = false;  // it was there before the kernel in front let this one start
 };
 
 constexpr int kTogether = 8;  // experts whose outputs are on their way at once
@@ -34,8 +36,9 @@ struct Choices {
 __device__ void load_choices(const Addends& add, std::int64_t t, Choices& choices) {
     const auto i = static_cast<std::int32_t>(threadIdx.x);
     if (i < kMaxTopK + kTogether) {
-        choices.weight[i] = i < add.top_k ? add.plan.weight[t * add.top_k + i] : 0.0f;
-        choices.pair[i] = i < add.top_k ? add.plan.pair_of[t * add.top_k + i] : -1;
+        // Not from the nearest cache, which may hold an older plan while there was no wait.
+        choices.weight[i] = i < add.top_k ? __ldcg(add.plan.weight + t * add.top_k + i) : 0.0f;
+        choices.pair[i] = i < add.top_k ? __ldcg(add.plan.pair_of + t * add.top_k + i) : -1;
     }
     __syncthreads();
 }
@@ -90,11 +93,12 @@ __global__ void __launch_bounds__(kThreads) norm_kernel(Addends add, Matrix x, R
     let_next_kernel_start();
     float weight[kHeld], held[kHeld];
     each([&](int i, std::int64_t d) { weight[i] = __ldg(norm.weight + d); });
+    if (kAdds && add.plan_settled) load_choices(add, t, choices);
     wait_for_previous_kernel();
     float* row = row_of(x, t);
     each([&](int i, std::int64_t d) { held[i] = row[d]; });
     if constexpr (kAdds) {
-        if (add.top_k > 0) load_choices(add, t, choices);
+        if (add.top_k > 0 && !add.plan_settled) load_choices(add, t, choices);
         float added[kHeld];
         find_sums(add, choices, t, first, x.cols, added);
         each([&](int i, std::int64_t d) { row[d] = held[i] = held[i] + added[i]; });
@@ -139,6 +143,7 @@ void rms_norm(Stream stream, const Matrix& x, const RowNorm& norm) {
 
 void reduce_add_norm(Stream stream, const Matrix& partial, const Matrix& residual,
                      const RowNorm& norm) {
+    if (prompt_reduce_add_norm(stream, partial, residual, norm)) return;
     Addends add{};
     add.partial = partial;
     launch_norm<true>("reduce_add_norm", stream, add, residual, norm);
@@ -147,11 +152,15 @@ void reduce_add_norm(Stream stream, const Matrix& partial, const Matrix& residua
 void combine_add_norm(Stream stream, const Matrix& expert_out, std::int32_t top_k,
                       const ExpertPlan& plan, const Matrix& shared, const Matrix& residual,
                       const RowNorm& norm) {
+    if (prompt_combine_add_norm(stream, expert_out, top_k, plan, shared, residual, norm)) return;
     Addends add{};
     add.expert_out = expert_out;
     add.plan = plan;
     add.top_k = top_k;
     add.shared = shared;
+    // Of so few tokens no expert product lets the next kernel start before its own wait is over.
+    constexpr std::int64_t kFewTokens = 8;
+    add.plan_settled = residual.rows <= kFewTokens;
     launch_norm<true>("combine_add_norm", stream, add, residual, norm);
 }
 

@@ -165,6 +165,53 @@ TEST_F(GpuFused, SumsAndTheirNormsAreOneAfterAnother) {
     }
 }
 
+// Rows of prompts, which another kernel sums, against a few of them at a time.
+TEST_F(GpuFused, NormsOfManyRowsAreThoseOfAFew) {
+    constexpr std::int64_t kRows = 1030, kAtOnce = 103, kWidth = 2048;
+    OnGpu<float> scale(gpu, values(31, 0, 1, kWidth)), shared(gpu, values(32, 0, kRows, kWidth));
+    for (const std::int32_t top_k : {1, 6, 8}) {
+        std::vector<std::int32_t> pair_of;
+        for (std::int64_t i = 0; i < kRows * top_k; ++i)  // some are pads
+            pair_of.push_back(i / top_k % 9 == 4 ? -1 : static_cast<std::int32_t>(i * 7 % 100));
+        OnGpu<std::int32_t> pairs(gpu, pair_of);
+        OnGpu<float> weight(gpu, values(33, 0, 1, kRows * top_k)),
+            outputs(gpu, values(34, 0, 100, kWidth)), partial(gpu, values(35, 0, kRows, kWidth));
+        RouterRule rule;
+        rule.top_k = top_k;
+        for (const int what : {0, 1, 2}) {
+            const auto run = [&](std::int64_t at_once, OnGpu<float>& residual, OnGpu<Bf16>& out,
+                                 OnGpu<float>& exact) {
+                for (std::int64_t first = 0; first < kRows; first += at_once) {
+                    const auto part = [&](const Matrix& all) { return all.slice(first, at_once); };
+                    const RowNorm norm{scale.data(), 1e-6f, part(out.matrix(kRows, kWidth)),
+                                       what == 1 ? Matrix{} : part(exact.matrix(kRows, kWidth))};
+                    const Matrix sum = part(residual.matrix(kRows, kWidth));
+                    const Matrix added = part(partial.matrix(kRows, kWidth));
+                    const ExpertPlan plan{nullptr, weight.data() + first * top_k, nullptr, nullptr,
+                                          pairs.data() + first * top_k};
+                    if (what == 0)
+                        gpu.backend->reduce_add_norm(gpu.context, added, sum, norm);
+                    else
+                        gpu.backend->combine_add_norm(
+                            gpu.context, outputs.matrix(100, kWidth), rule, plan,
+                            what == 2 ? part(shared.matrix(kRows, kWidth)) : Matrix{}, added, sum,
+                            norm);
+                }
+            };
+            const std::vector<float> start = values(36, 0, kRows, kWidth);
+            OnGpu<float> residual[2] = {{gpu, start}, {gpu, start}};
+            OnGpu<float> exact[2] = {{gpu, start}, {gpu, start}};
+            OnGpu<Bf16> out[2] = {{gpu, narrow(start)}, {gpu, narrow(start)}};
+            run(kRows, residual[0], out[0], exact[0]);
+            run(kAtOnce, residual[1], out[1], exact[1]);
+            const std::string name = fmt::format("sum {} of {} experts", what, top_k);
+            ASSERT_NO_FATAL_FAILURE(expect_same(residual[0], residual[1], name));
+            ASSERT_NO_FATAL_FAILURE(expect_same(out[0], out[1], name + ": out"));
+            ASSERT_NO_FATAL_FAILURE(expect_same(exact[0], exact[1], name + ": exact"));
+        }
+    }
+}
+
 TEST_F(GpuFused, QueriesAreSplitAsByTheirParts) {
     constexpr std::int64_t kLatent = 512, kRope = 64, kStep = 576;
     for (const std::int32_t heads : {1, 16})

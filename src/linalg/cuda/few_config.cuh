@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernel for few tokens is launched with, and what it is compiled for.
+#pragma once
+
+#include <cstdint>
+
+#include "linalg/cuda/few_tokens.hpp"
+#include "linalg/cuda/fragments.hpp"
+#include "linalg/cuda/work.cuh"
+
+namespace espalier::linalg::cuda {
+
+// What indices are divided by: a division takes 100 cycles or more, and several lie between two
+// items.
+struct Divisor {
+    std::int32_t value = 1;
+    std::uint64_t inverse = 0;  // 2⁶⁴ / value, rounded up: exact for every index of 31 bits
+
+    Divisor() = default;
+    explicit Divisor(std::int64_t by)
+        : value(static_cast<std::int32_t>(by)),
+          inverse(~std::uint64_t{0} / static_cast<std::uint64_t>(by) + 1) {}
+    __device__ int quotient(int index) const {
+        return value == 1 ? index : static_cast<int>(__umul64hi(inverse, index));
+    }
+    __device__ int remainder(int index) const { return index - quotient(index) * value; }
+};
+
+struct FewParams {
+    Problem problem;
+    Segments segments;
+    Divisor blocks;         // of the launch
+    int row_warps_log = 0;  // of the number of warps side by side over outputs
+    Divisor row_blocks;     // of a group
+    int row_tiles = 0;      // of a group's outputs, those of a second product included
+    int ring = 0;           // units (of each row tile) in a warp's ring
+    int token_tiles = 0;    // what the list of an expert product's tiles has room for
+    // Of the dense product in front:
+    Divisor lead_row_blocks;
+    int lead_row_tiles = 0;
+    int lead_items = 0;
+    int lead_segment = 0;  // a segment's chunks
+};
+
+enum class FewInput : std::uint8_t {
+    single,
+    vector,
+    leading
+};  // elements or 16 bytes of x at once
+
+template <WeightCode kCode_, int kTokenTiles_, int kRowTiles_, int kSegment_,
+          FewInput kInput = FewInput::vector>
+struct FewConfig {
+    static constexpr WeightCode kCode = kCode_;
+    static constexpr bool kGroups = in_groups(kCode);  // a chain of sums for each 32 inputs,
+    static constexpr bool kBlocks = in_blocks(kCode);  // for each 128
+    static constexpr int kTokenTiles = kTokenTiles_;   // of 8 tokens
+    static constexpr int kRowTiles = kRowTiles_;       // of 16 outputs, per warp
+    static constexpr int kSegment = kSegment_;         // every segment's chunks; 0: as params say
+    static constexpr bool kVectorX = kInput != FewInput::single;
+    static constexpr bool kLeading = kInput == FewInput::leading;  // both k multiples of 128
+    static constexpr int kTokens = 8 * kTokenTiles;
+    static constexpr bool kCodes = kCode != WeightCode::bf16;
+    static constexpr int kUnit = few_unit(kCode, kRowTiles);  // chunks of a ring's place
+    static constexpr bool kKeepX = few_keeps_x(kCodes, kTokenTiles, kSegment);
+    static constexpr bool kChunkOfX = !kKeepX && kTokenTiles <= 2;  // asked for at once
+    static constexpr int kSumStride = few_sum_stride(kRowTiles);
+    static constexpr int kRegisters = few_registers(kCodes, kTokenTiles, kRowTiles, kSegment);
+
+    static constexpr std::size_t sum_bytes(int warps) {
+        return static_cast<std::size_t>(warps) * kTokens * kSumStride * sizeof(float);
+    }
+    static constexpr std::size_t barrier_bytes(int warps, int ring) {
+        return (static_cast<std::size_t>(warps) * static_cast<std::size_t>(ring) * 8 + 127) / 128 *
+               128;
+    }
+    static constexpr std::size_t shared_bytes(int warps, int ring, int chunk_bytes,
+                                              int token_tiles) {
+        return sum_bytes(warps) + barrier_bytes(warps, ring) +
+               static_cast<std::size_t>(warps * ring * kRowTiles * kUnit * chunk_bytes) +
+               static_cast<std::size_t>(token_tiles) * sizeof(TokenTile);
+    }
+};
+
+}  // namespace espalier::linalg::cuda
