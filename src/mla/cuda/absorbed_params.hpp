@@ -37,8 +37,8 @@ enum ItemFlag : std::int32_t {
     kEnds = 2,        // the last one
     kNewQuery = 4,    // the queries are not yet there
     kFreesQuery = 8,  // no later item reads them
-    kMerges =
-        16,  // splits tile_begin … tile_end - 1 of `splits` say which share of a block's merge
+    kMerges = 16,   // chunks tile_begin … tile_end - 1 of a block, whose splits are `run` groups
+                    // of split_tiles quads
     kLocal = 32,    // all splits of the block were computed here
     kSecond = 64,   // of two blocks of packed rows whose splits other thread blocks have too
     kMarked = 128,  // its slots are among the plan's: nothing is counted (partial.cuh)

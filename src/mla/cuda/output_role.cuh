@@ -22,7 +22,8 @@ class OutputHalf {
           half_(half),
           warp_(threadIdx.x % 128 / 32),
           lane_(threadIdx.x % 32),
-          row_(warp_ * (kSpread ? 8 : 16) + lane_ / 4) {}
+          turn_(kSpread && p.query_rows <= kStripRows && half > 0 ? 2 : 0),
+          row_((warp_ + turn_) % 4 * (kSpread ? 8 : 16) + lane_ / 4) {}
 
     __device__ void run() {
         while (accumulate()) {
@@ -74,9 +75,10 @@ class OutputHalf {
         if (gathered) fence_async_proxy();
         wait(&shared_.weights_full[0], weights_phase_);
         weights_phase_ ^= 1;
-        if (uniform(shared_.rescale[warp_]) != 0) rescale(out);
+        if (uniform(shared_.rescale[(warp_ + turn_) % 4]) != 0) rescale(out);
         const std::uint32_t keys = shared_address(shared_.keys[keys_.index]);
-        const std::uint64_t weights = row_descriptor(shared_address(shared_.weights[0]), kSpread);
+        const std::uint64_t weights =
+            row_descriptor(shared_address(shared_.weights[0]) - turn_ * 1024, kSpread);
         const std::uint64_t values = descriptor(keys + half_ * 4 * kBlockBytes, kBlockBytes);
         hold(out[0]);
         hold(out[1]);
@@ -212,7 +214,11 @@ class OutputHalf {
 
     const AbsorbedParams& p_;
     Shared& shared_;
-    const int half_, warp_, lane_, row_;
+    const int half_, warp_, lane_;
+    // Sixteen rows are two warps' of each half. The halves take different ones, so that all four
+    // schedulers have work: what lies before the weights is the other warps' operand.
+    const int turn_;
+    const int row_;
     Ring<2> items_;
     Ring<T::kStages> keys_;
     std::uint32_t weights_phase_ = 0, final_phase_ = 0;

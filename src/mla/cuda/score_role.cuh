@@ -40,10 +40,7 @@ class Scorer {
     __device__ void score_item(const Item& item) {
         const int tile_end = uniform(item.tile_end);
         int tile = uniform(item.tile_begin);
-        if (tile < tile_end && item_says<kInvariant>(item, kNewQuery)) {
-            wait(&shared_.query_full, query_phase_);
-            query_phase_ ^= 1;
-        }
+        new_query_ = tile < tile_end && item_says<kInvariant>(item, kNewQuery);
         const bool frees = !kInvariant || (uniform(item.flags) & kFreesQuery) != 0;
         if (kInvariant && frees && tile == tile_end) arrive_as_warp(&shared_.query_free);
         SplitRun<kInvariant> run(item);
@@ -64,6 +61,11 @@ class Scorer {
         wait(&shared_.keys_full[keys_.index], keys_.phase);
         if (kInvariant && item.gathered >= 0) fence_async_proxy();
         if (valid < kTileKeys) clear_rows(valid);
+        if (new_query_) {  // the last to come, where keys are asked for early
+            wait(&shared_.query_full, query_phase_);
+            query_phase_ ^= 1;
+            new_query_ = false;
+        }
         multiply(score);
         if (frees_query) arrive_as_warp(&shared_.query_free);
         scale(score);
@@ -142,7 +144,8 @@ class Scorer {
         constexpr float lift = kLargestAfterRaise<T::kElement>;
         const bool raise = tile > before + (lift + kHeadroom);
         if (raise) maximum_[half] = tile - lift;
-        factor = raise ? exp2_fast(before - maximum_[half]) : 1.0f;
+        // Before the first visible key there are no sums to rescale.
+        factor = raise && before != minus_infinity() ? exp2_fast(before - maximum_[half]) : 1.0f;
         const float shift = finite_or_zero(maximum_[half]);
         // The output is divided by the sum of the rounded weights: what rounding adds to a
         // key's share it takes from the others, and one visible key gives exactly its value.
@@ -238,6 +241,7 @@ class Scorer {
     Ring<2> items_;
     Ring<T::kStages> keys_;
     std::uint32_t query_phase_ = 0, weights_phase_ = 0, final_phase_ = 0;
+    bool new_query_ = false;  // the item's queries have not been waited for
     float maximum_[2], sum_[2], rounded_sum_[2];
 };
 
