@@ -212,7 +212,8 @@ void DecoderLayer::mlp(const batch::BatchView& batch, const LayerWeights* next) 
         norm = {next->input_norm.data(), rule_.epsilon, a_.attention_input.slice(0, tokens), {}};
     if (weights_.moe) return mixture_of_experts(batch, norm);
     backend_.reduce_add_norm(context_, partial, residual, post_attention_norm(tokens));
-    feed_forward(*weights_.dense, partial);
+    backend_.feed_forward(context_, a_.normed.slice(0, tokens), network(*weights_.dense, partial),
+                          {}, {});
     if (next != nullptr)
         backend_.reduce_add_norm(context_, partial, residual, norm);
     else
@@ -223,14 +224,6 @@ void DecoderLayer::mlp(const batch::BatchView& batch, const LayerWeights* next) 
 ops::RowNorm DecoderLayer::post_attention_norm(std::int64_t tokens) const {
     return {weights_.post_attention_norm.data(), rule_.epsilon, a_.normed.slice(0, tokens),
             weights_.moe ? a_.normed_exact.slice(0, tokens) : Matrix{}};
-}
-
-// out [T, hidden] from activations.normed.
-void DecoderLayer::feed_forward(const FeedForwardWeights& weights, const Matrix& out) const {
-    const ops::FeedForward layer = network(weights, out);
-    backend_.gated_product(context_, a_.normed.slice(0, out.rows), layer.gate_up,
-                           layer.gate_up_room, layer.gated, {});
-    backend_.product(context_, layer.gated, layer.down, out, ops::Store::assign);
 }
 
 // A dense layer or a shared expert in the activations that both have in common.

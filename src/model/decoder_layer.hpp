@@ -88,7 +88,6 @@ class DecoderLayer {
                                    ops::Overlap overlap, bool settled) const;
     Expected<void> attend_decompressed(const batch::BatchView& batch, const mla::KvPages& kv) const;
     ops::RowNorm post_attention_norm(std::int64_t tokens) const;
-    void feed_forward(const FeedForwardWeights& weights, const Matrix& out) const;
     ops::FeedForward network(const FeedForwardWeights& weights, const Matrix& out) const;
     void mixture_of_experts(const batch::BatchView& batch, const ops::RowNorm& norm) const;
 

@@ -54,19 +54,27 @@ bool Backend::query_product(OpContext& context, const Matrix& x, const WeightVie
     return false;
 }
 
+void Backend::feed_forward(OpContext& context, const Matrix& x, const FeedForward& network,
+                           Overlap overlap, Overlap down_overlap) const {
+    gated_product(context, x, network.gate_up, network.gate_up_room, network.gated, overlap);
+    overlapping_product(context, network.gated, network.down, network.out, down_overlap);
+}
+
+void Backend::expert_feed_forward(OpContext& context, const Matrix& x, const ExpertPlan& plan,
+                                  const FeedForward& experts, Overlap overlap) const {
+    gated_expert_product(context, x, plan.source_token, plan.indptr, experts.gate_up,
+                         experts.gate_up_room, experts.gated, overlap);
+    expert_product(context, experts.gated, nullptr, plan.indptr, experts.down, experts.out);
+}
+
 // The shared expert's first product runs beside the routing where x allows it, and the experts
 // begin beside its second: no kernel behind that one starts before the routing has ended.
 void Backend::expert_layer(OpContext& context, const Matrix& x, const ExpertPlan& plan,
                            const FeedForward& experts, const FeedForward& shared,
                            Overlap beside_router) const {
     const bool has_shared = shared.out.data != nullptr;
-    if (has_shared) {
-        gated_product(context, x, shared.gate_up, shared.gate_up_room, shared.gated, beside_router);
-        overlapping_product(context, shared.gated, shared.down, shared.out, {.holds_next = true});
-    }
-    gated_expert_product(context, x, plan.source_token, plan.indptr, experts.gate_up,
-                         experts.gate_up_room, experts.gated, {.inputs_settled = has_shared});
-    expert_product(context, experts.gated, nullptr, plan.indptr, experts.down, experts.out);
+    if (has_shared) feed_forward(context, x, shared, beside_router, {.holds_next = true});
+    expert_feed_forward(context, x, plan, experts, {.inputs_settled = has_shared});
 }
 
 void Backend::reduce_add_norm(OpContext& context, const Matrix& partial, const Matrix& residual,

@@ -131,6 +131,9 @@ bool shares_tiles(const Problem& p) {
 // Tokens of a tile of the kernel for many; 0: the one for few is faster.
 int many_tile(const Problem& p) {
     if (!p.vector_x) return 0;
+    // Heads' products of few tokens: what a tile of tensor cores takes to begin and end is not in
+    // the estimates (v3 value of 8 tokens: 12 µs of a step's chain, not 5).
+    if (p.indptr == nullptr && p.groups > 1 && p.rows <= 8) return 0;
     double best = few_microseconds(p);
     int tokens = 0;
     for (const ManyTile& tile : kManyTiles)
