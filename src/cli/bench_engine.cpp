@@ -19,13 +19,14 @@
 #include "cli/engine_flags.hpp"
 #include "cli/engine_load.hpp"
 #include "cli/grammar_flags.hpp"
+#include "cli/synthetic_model.hpp"
 #include "cli/terminal.hpp"
 
 namespace espalier::cli {
 namespace {
 
 struct BenchEngineOptions {
-    std::string model;
+    BenchedModel model;
     LoadOptions load;
     std::string arrival = "all";
     std::string prompt = "32-512";
@@ -218,7 +219,7 @@ Expected<void> run(BenchEngineOptions options) {
             "make {}",
             runs);
     ESPALIER_ASSIGN_OR_RETURN(const runtime::ModelFiles files,
-                              runtime::ModelFiles::open(options.model, options.engine.draft));
+                              options.model.open(options.engine.load.device, options.engine.draft));
     ESPALIER_ASSIGN_OR_RETURN(auto grammar, options.grammar.compiled(files));
     runtime::DrafterChoice drafters;  // of all configurations
     for (const std::string& speculate : options.speculate) {
@@ -312,9 +313,7 @@ Run add_bench_engine(CLI::App& bench) {
     const auto options = std::make_shared<BenchEngineOptions>();
     CLI::App* command = bench.add_subcommand(
         "engine", "Throughput and latency of many requests, with mixed prompts");
-    command
-        ->add_option("model", options->model, "Model directory or ORG/NAME in the local hub cache")
-        ->required();
+    options->model.add_to(*command);
     add_load_flags(*command, *options);
     options->grammar.add_to(*command);
     command

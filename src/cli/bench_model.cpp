@@ -30,9 +30,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kProbeBytes = std::size_t{512} << 20;  // well above any cache
 
 struct BenchModelOptions {
-    std::string model;
-    std::string synthetic;  // a preset instead
-    std::string dtype;
+    BenchedModel model;
     std::vector<std::int64_t> depths = {0, 2048};
     std::vector<std::int64_t> sequences = {1};
     std::vector<std::int64_t> rows = {1, 2, 4, 8, 64};
@@ -177,16 +175,10 @@ Expected<Machine> measured_cpu(runtime::LoadedModel& loaded) {
                                               : linalg::measured_f32_peak(pool, variant)};
 }
 
-Expected<checkpoint::Checkpoint> open_model(const BenchModelOptions& options) {
-    if (options.synthetic.empty()) return checkpoint::Checkpoint::open(options.model);
-    ESPALIER_ASSIGN_OR_RETURN(const checkpoint::SyntheticModel model,
-                              named_model(options.synthetic, options.dtype));
-    return open_synthetic(model, options.load.device);
-}
-
 Expected<void> run(const BenchModelOptions& options) {
     ESPALIER_ASSIGN_OR_RETURN(const TableFormat format, parse_table_format(options.output));
-    ESPALIER_ASSIGN_OR_RETURN(checkpoint::Checkpoint opened, open_model(options));
+    ESPALIER_ASSIGN_OR_RETURN(const runtime::ModelFiles files,
+                              options.model.open(options.load.device));
     EngineSizes sizes;
     sizes.max_step_gather = *std::max_element(options.sequences.begin(), options.sequences.end());
     sizes.max_rows = std::max(sizes.max_rows, static_cast<std::int32_t>(sizes.max_step_gather));
@@ -198,11 +190,10 @@ Expected<void> run(const BenchModelOptions& options) {
     }
     for (const std::int64_t prompt : options.prompts)
         sizes.max_model_len = std::max(sizes.max_model_len, prompt);
-    sizes.max_model_len = std::min(sizes.max_model_len, opened.config().max_position_embeddings);
-    ESPALIER_ASSIGN_OR_RETURN(
-        runtime::LoadedModel loaded,
-        load_model(std::make_shared<const checkpoint::Checkpoint>(std::move(opened)), sizes,
-                   options.load));
+    sizes.max_model_len =
+        std::min(sizes.max_model_len, files.checkpoint->config().max_position_embeddings);
+    ESPALIER_ASSIGN_OR_RETURN(runtime::LoadedModel loaded,
+                              load_model(files.checkpoint, sizes, options.load));
     const std::string loading = fmt::format(
         "weights {}, loaded at {:.2f} GB/s",
         name_of(loaded.model->weights().formats().feed_forward.code),
@@ -227,17 +218,7 @@ Run add_bench_model(CLI::App& bench) {
     const auto options = std::make_shared<BenchModelOptions>();
     CLI::App* command =
         bench.add_subcommand("model", "Time forwards against this machine's bandwidth and peak");
-    CLI::Option_group* which = command->add_option_group("model", "What is timed");
-    which->add_option("model", options->model,
-                      "Model directory or ORG/NAME in the local hub cache");
-    CLI::Option* synthetic =
-        which
-            ->add_option("--synthetic", options->synthetic,
-                         "A preset of make-model instead, made for this run alone")
-            ->check(preset_name());
-    which->require_option(1);
-    add_dtype_flag(*command, options->dtype);
-    command->get_option("--dtype")->needs(synthetic);
+    options->model.add_to(*command);
     const CLI::Range tokens(std::int64_t{1}, std::int64_t{1} << 20);
     command
         ->add_option("--sequences", options->sequences,

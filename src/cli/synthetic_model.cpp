@@ -48,6 +48,28 @@ class ScratchDirectory {
     std::string path_;
 };
 
+// Writes the model into a directory for temporary files, opens it, and removes the files: what is
+// mapped stays readable as long as the checkpoint lives, and nothing is left behind. For a GPU the
+// weights are made there, and on disk are only the small files.
+Expected<runtime::ModelFiles> open_synthetic(const BenchedModel& wanted, DeviceKind device,
+                                             const std::string& draft) {
+    ESPALIER_ASSIGN_OR_RETURN(const checkpoint::SyntheticModel model,
+                              named_model(wanted.synthetic, wanted.dtype));
+    ESPALIER_ASSIGN_OR_RETURN(const ScratchDirectory directory, ScratchDirectory::make());
+    if (device == DeviceKind::cuda) {
+        ESPALIER_ASSIGN_OR_RETURN(checkpoint::Checkpoint made,
+                                  checkpoint::synthetic_on_gpu(model, directory.path()));
+        return runtime::ModelFiles::of(std::move(made), wanted.synthetic, draft);
+    }
+    ESPALIER_ASSIGN_OR_RETURN(const int threads, runtime::thread_count(0));
+    ThreadPool pool(threads);
+    ProgressBar bar("writing");
+    ESPALIER_RETURN_IF_ERROR(checkpoint::write_synthetic(
+        model, directory.path(), pool,
+        [&](std::uint64_t done, std::uint64_t total) { bar.update(done, total); }));
+    return runtime::ModelFiles::open(directory.path(), draft);
+}
+
 }  // namespace
 
 void add_dtype_flag(CLI::App& command, std::string& dtype) {
@@ -65,17 +87,23 @@ Expected<checkpoint::SyntheticModel> named_model(const std::string& preset,
     return model;
 }
 
-Expected<checkpoint::Checkpoint> open_synthetic(const checkpoint::SyntheticModel& model,
-                                                DeviceKind device) {
-    ESPALIER_ASSIGN_OR_RETURN(const ScratchDirectory directory, ScratchDirectory::make());
-    if (device == DeviceKind::cuda) return checkpoint::synthetic_on_gpu(model, directory.path());
-    ESPALIER_ASSIGN_OR_RETURN(const int threads, runtime::thread_count(0));
-    ThreadPool pool(threads);
-    ProgressBar bar("writing");
-    ESPALIER_RETURN_IF_ERROR(checkpoint::write_synthetic(
-        model, directory.path(), pool,
-        [&](std::uint64_t done, std::uint64_t total) { bar.update(done, total); }));
-    return checkpoint::Checkpoint::open(directory.path());
+void BenchedModel::add_to(CLI::App& command) {
+    CLI::Option_group* which = command.add_option_group("model", "What is timed");
+    which->add_option("model", name, "Model directory or ORG/NAME in the local hub cache");
+    CLI::Option* preset = which
+                              ->add_option("--synthetic", synthetic,
+                                           "A preset of make-model instead, made for this run "
+                                           "alone")
+                              ->check(preset_name());
+    which->require_option(1);
+    add_dtype_flag(command, dtype);
+    command.get_option("--dtype")->needs(preset);
+}
+
+Expected<runtime::ModelFiles> BenchedModel::open(DeviceKind device,
+                                                 const std::string& draft) const {
+    return synthetic.empty() ? runtime::ModelFiles::open(name, draft)
+                             : open_synthetic(*this, device, draft);
 }
 
 }  // namespace espalier::cli

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Models of random weights by the names of their presets, for make-model and bench model.
+// Models of random weights by the names of their presets, for make-model and bench.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "checkpoint/synthetic.hpp"
+#include "runtime/model_files.hpp"
 
 namespace espalier::cli {
 
@@ -21,10 +22,15 @@ CLI::Validator preset_name();
 Expected<checkpoint::SyntheticModel> named_model(const std::string& preset,
                                                  const std::string& dtype);
 
-// Writes the model into a directory for temporary files, opens it, and removes the files: what is
-// mapped stays readable as long as the checkpoint lives, and nothing is left behind. For a GPU the
-// weights are made there, and on disk are only the small files.
-Expected<checkpoint::Checkpoint> open_synthetic(const checkpoint::SyntheticModel& model,
-                                                DeviceKind device);
+// What bench times: a model of the user's, or a preset that is made for this run alone.
+struct BenchedModel {
+    std::string name;       // of a directory or ORG/NAME
+    std::string synthetic;  // a preset instead
+    std::string dtype;
+
+    void add_to(CLI::App& command);
+    // draft: an EAGLE3 draft for it; empty: none.
+    Expected<runtime::ModelFiles> open(DeviceKind device, const std::string& draft = "") const;
+};
 
 }  // namespace espalier::cli

@@ -87,7 +87,8 @@ Expected<void> DecoderLayer::append_kv(const batch::BatchView& batch, const mla:
     return kernels_.append(context_, append);
 }
 
-// The layer's normed input → queries; `beside` is a product of the same input that runs with them.
+// The layer's normed input → q_nope as products and attention read it, q_rope rotated to where that
+// form of attention reads it; `beside` is a product of the same input that runs with them.
 // True: what comes behind starts only when all in front of the last product has ended.
 bool DecoderLayer::project_queries(const batch::BatchView& batch, ops::BesideProduct beside) const {
     const AttentionWeights& w = weights_.attention;
@@ -101,35 +102,17 @@ bool DecoderLayer::project_queries(const batch::BatchView& batch, ops::BesidePro
         input = q_low;
         beside = {};
     }
-    if (absorbed == tokens)
-        return backend_.query_product(context_, input, w.q.view(), query_places(0, tokens, true),
-                                      beside);
-    backend_.product_pair(context_, input, w.q.view(), a_.q.slice(0, tokens), beside);
-    if (absorbed > 0) split_queries(query_places(0, absorbed, true));
-    split_queries(query_places(absorbed, tokens - absorbed, false));
-    return false;
-}
-
-// Of tokens [first, first + count): q_nope as products and attention read it, q_rope rotated to
-// where that form of attention reads it.
-ops::QueryPlaces DecoderLayer::query_places(std::int64_t first, std::int64_t count,
-                                            bool absorbed) const {
-    const Matrix act = a_.q_act.slice(first, count);
-    const Matrix query = a_.q_absorbed.slice(first, count);
-    return {.q = a_.q.slice(first, count),
-            .heads = rule_.heads,
-            .width = rule_.head_dims.nope,
-            .cos_sin = a_.cos_sin.slice(first, count),
-            .q_act = act,
-            .rope_to = absorbed
-                           ? query.columns(mla::kLatent, query.cols - mla::kLatent)
-                           : act.columns(rule_.head_dims.nope, act.cols - rule_.head_dims.nope),
-            .rope_step = absorbed ? mla::kKey : rule_.query_columns()};
-}
-
-void DecoderLayer::split_queries(const ops::QueryPlaces& to) const {
-    backend_.split_queries(context_, to.q, to.heads, to.width, to.cos_sin, to.q_act, to.rope_to,
-                           to.rope_step);
+    const Matrix query = a_.q_absorbed.slice(0, absorbed);
+    return backend_.query_product(
+        context_, input, w.q.view(),
+        {.q = a_.q.slice(0, tokens),
+         .heads = rule_.heads,
+         .width = rule_.head_dims.nope,
+         .cos_sin = a_.cos_sin.slice(0, tokens),
+         .q_act = a_.q_act.slice(0, tokens),
+         .rope_to = query.columns(mla::kLatent, query.cols - mla::kLatent),
+         .rope_step = mla::kKey},
+        beside);
 }
 
 mla::AbsorbedCall DecoderLayer::absorbed_call(const batch::BatchView& batch,
@@ -229,7 +212,8 @@ void DecoderLayer::mlp(const batch::BatchView& batch, const LayerWeights* next) 
         norm = {next->input_norm.data(), rule_.epsilon, a_.attention_input.slice(0, tokens), {}};
     if (weights_.moe) return mixture_of_experts(batch, norm);
     backend_.reduce_add_norm(context_, partial, residual, post_attention_norm(tokens));
-    feed_forward(*weights_.dense, partial);
+    backend_.feed_forward(context_, a_.normed.slice(0, tokens), network(*weights_.dense, partial),
+                          {}, {});
     if (next != nullptr)
         backend_.reduce_add_norm(context_, partial, residual, norm);
     else
@@ -240,14 +224,6 @@ void DecoderLayer::mlp(const batch::BatchView& batch, const LayerWeights* next) 
 ops::RowNorm DecoderLayer::post_attention_norm(std::int64_t tokens) const {
     return {weights_.post_attention_norm.data(), rule_.epsilon, a_.normed.slice(0, tokens),
             weights_.moe ? a_.normed_exact.slice(0, tokens) : Matrix{}};
-}
-
-// out [T, hidden] from activations.normed.
-void DecoderLayer::feed_forward(const FeedForwardWeights& weights, const Matrix& out) const {
-    const ops::FeedForward layer = network(weights, out);
-    backend_.gated_product(context_, a_.normed.slice(0, out.rows), layer.gate_up,
-                           layer.gate_up_room, layer.gated, {});
-    backend_.product(context_, layer.gated, layer.down, out, ops::Store::assign);
 }
 
 // A dense layer or a shared expert in the activations that both have in common.

@@ -81,8 +81,6 @@ class DecoderLayer {
     Expected<void> append_kv(const batch::BatchView& batch, const mla::KvPages& kv,
                              bool holds_next) const;
     bool project_queries(const batch::BatchView& batch, ops::BesideProduct beside) const;
-    ops::QueryPlaces query_places(std::int64_t first, std::int64_t count, bool absorbed) const;
-    void split_queries(const ops::QueryPlaces& to) const;
     Expected<void> attend(const batch::BatchView& batch, const mla::KvPages& kv,
                           ops::Overlap overlap, bool settled) const;
     mla::AbsorbedCall absorbed_call(const batch::BatchView& batch, const mla::KvPages& kv) const;
@@ -90,7 +88,6 @@ class DecoderLayer {
                                    ops::Overlap overlap, bool settled) const;
     Expected<void> attend_decompressed(const batch::BatchView& batch, const mla::KvPages& kv) const;
     ops::RowNorm post_attention_norm(std::int64_t tokens) const;
-    void feed_forward(const FeedForwardWeights& weights, const Matrix& out) const;
     ops::FeedForward network(const FeedForwardWeights& weights, const Matrix& out) const;
     void mixture_of_experts(const batch::BatchView& batch, const ops::RowNorm& norm) const;
 

@@ -42,9 +42,29 @@ void Backend::product_pair(OpContext& context, const Matrix& x, const WeightView
 bool Backend::query_product(OpContext& context, const Matrix& x, const WeightView& w,
                             const QueryPlaces& to, const BesideProduct& beside) const {
     product_pair(context, x, w, to.q, beside);
-    split_queries(context, to.q, to.heads, to.width, to.cos_sin, to.q_act, to.rope_to,
-                  to.rope_step);
+    const std::int64_t apart = to.rope_to.rows, rest = to.q.rows - apart;
+    if (apart > 0)
+        split_queries(context, to.q.slice(0, apart), to.heads, to.width, to.cos_sin.slice(0, apart),
+                      to.q_act.slice(0, apart), to.rope_to, to.rope_step);
+    const Matrix act = to.q_act.slice(apart, rest);
+    if (rest > 0)
+        split_queries(context, to.q.slice(apart, rest), to.heads, to.width,
+                      to.cos_sin.slice(apart, rest), act,
+                      act.columns(to.width, act.cols - to.width), to.q.cols / to.heads);
     return false;
+}
+
+void Backend::feed_forward(OpContext& context, const Matrix& x, const FeedForward& network,
+                           Overlap overlap, Overlap down_overlap) const {
+    gated_product(context, x, network.gate_up, network.gate_up_room, network.gated, overlap);
+    overlapping_product(context, network.gated, network.down, network.out, down_overlap);
+}
+
+void Backend::expert_feed_forward(OpContext& context, const Matrix& x, const ExpertPlan& plan,
+                                  const FeedForward& experts, Overlap overlap) const {
+    gated_expert_product(context, x, plan.source_token, plan.indptr, experts.gate_up,
+                         experts.gate_up_room, experts.gated, overlap);
+    expert_product(context, experts.gated, nullptr, plan.indptr, experts.down, experts.out);
 }
 
 // The shared expert's first product runs beside the routing where x allows it, and the experts
@@ -53,13 +73,8 @@ void Backend::expert_layer(OpContext& context, const Matrix& x, const ExpertPlan
                            const FeedForward& experts, const FeedForward& shared,
                            Overlap beside_router) const {
     const bool has_shared = shared.out.data != nullptr;
-    if (has_shared) {
-        gated_product(context, x, shared.gate_up, shared.gate_up_room, shared.gated, beside_router);
-        overlapping_product(context, shared.gated, shared.down, shared.out, {.holds_next = true});
-    }
-    gated_expert_product(context, x, plan.source_token, plan.indptr, experts.gate_up,
-                         experts.gate_up_room, experts.gated, {.inputs_settled = has_shared});
-    expert_product(context, experts.gated, nullptr, plan.indptr, experts.down, experts.out);
+    if (has_shared) feed_forward(context, x, shared, beside_router, {.holds_next = true});
+    expert_feed_forward(context, x, plan, experts, {.inputs_settled = has_shared});
 }
 
 void Backend::reduce_add_norm(OpContext& context, const Matrix& partial, const Matrix& residual,

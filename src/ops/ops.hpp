@@ -112,7 +112,8 @@ struct FeedForward {
 };
 
 // Where the queries of a product go: q [T, heads · (width + 64)] f32 is room for them as they are,
-// the rest is split_queries'.
+// the rest is split_queries'. Rows beyond those of rope_to have their rotated columns in q_act,
+// behind the head's others, as decompressed attention reads them.
 struct QueryPlaces {
     Matrix q;
     std::int32_t heads = 0;
@@ -252,6 +253,14 @@ class Backend {
     virtual Overlap reduce_add_norm_route(OpContext& context, const Matrix& partial,
                                           const Matrix& residual, const RowNorm& norm,
                                           const RouterCall& router) const;
+    // out [T, D] of a network from x: gated_product, then product; overlap is the first one's,
+    // down_overlap the second one's.
+    virtual void feed_forward(OpContext& context, const Matrix& x, const FeedForward& network,
+                              Overlap overlap, Overlap down_overlap) const;
+    // out [pairs, D] of the experts from x: gated_expert_product, whose overlap it is, then
+    // expert_product.
+    virtual void expert_feed_forward(OpContext& context, const Matrix& x, const ExpertPlan& plan,
+                                     const FeedForward& experts, Overlap overlap) const;
     // experts.out [pairs, D] from x and the pairs' experts, shared.out [T, D] from x and the shared
     // expert (shared.out empty: there is none). beside_router: what reads x and nothing newer.
     virtual void expert_layer(OpContext& context, const Matrix& x, const ExpertPlan& plan,

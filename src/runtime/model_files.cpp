@@ -6,9 +6,14 @@
 namespace espalier::runtime {
 
 Expected<ModelFiles> ModelFiles::open(const std::string& name, const std::string& draft) {
+    ESPALIER_ASSIGN_OR_RETURN(checkpoint::Checkpoint opened, checkpoint::Checkpoint::open(name));
+    return of(std::move(opened), name, draft);
+}
+
+Expected<ModelFiles> ModelFiles::of(checkpoint::Checkpoint opened, const std::string& name,
+                                    const std::string& draft) {
     ModelFiles files;
     files.name = name;
-    ESPALIER_ASSIGN_OR_RETURN(checkpoint::Checkpoint opened, checkpoint::Checkpoint::open(name));
     ESPALIER_ASSIGN_OR_RETURN(text::Tokenizer tokenizer, text::Tokenizer::load(opened.directory()));
     files.checkpoint = std::make_shared<const checkpoint::Checkpoint>(std::move(opened));
     if (!draft.empty()) {

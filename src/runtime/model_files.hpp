@@ -23,6 +23,9 @@ struct ModelFiles {
 
     // draft: as name; empty: none.
     static Expected<ModelFiles> open(const std::string& name, const std::string& draft = "");
+    // With the tokenizer of the checkpoint's directory.
+    static Expected<ModelFiles> of(checkpoint::Checkpoint opened, const std::string& name,
+                                   const std::string& draft = "");
 
     // A prompt's tokens, the model's first one included; at least one, all of the vocabulary.
     Expected<std::vector<std::int32_t>> encode_prompt(std::string_view text,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// espalier bench engine with a grammar, and a model that has somebody's tokenizer.
+// espalier bench engine with a grammar and with a preset, and a model that has somebody's
+// tokenizer.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -47,6 +48,16 @@ TEST(BenchEngine, TakesTextsThatEndByThemselves) {
     EXPECT_NE(refused.output.find("--regex: "), std::string::npos) << refused.output;
 }
 #endif
+
+TEST(BenchEngine, MakesItsModel) {
+    const auto bench = json_of(
+        "bench engine --synthetic tiny-v3 --requests 2 --prompt 300 --output 2 --speculate off "
+        "-o json");
+    ASSERT_EQ(bench.size(), 1u);
+    EXPECT_GT(bench[0]["prompt tokens/s"].get<double>(), 0.0);
+    for (const std::string& wrong : {std::string(), sapling() + " --synthetic tiny-v3"})
+        EXPECT_EQ(run_binary("bench engine " + wrong).status, 2) << wrong;
+}
 
 TEST(MakeModel, TakesSomebodysTokenizer) {
     const TemporaryDirectory directory;

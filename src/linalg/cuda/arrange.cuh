@@ -15,7 +15,7 @@ struct ArrangeParams {
     int* next = nullptr;            // the header
     int tile_tokens = 0;
     int stages = 0;  // of 64 inputs
-    int parts = 0;   // of a tile, each the work of a block
+    int part = 0;    // of them that are one block's
 };
 
 // Where a tile's rows begin: after those of the groups before, each padded by less than eight.
@@ -27,7 +27,6 @@ __device__ __forceinline__ int padded_rows(const TokenTile& tile) {
 }
 
 inline constexpr int kArrangeThreads = 256;
-inline constexpr int kArrangeStages = 2;  // of a block
 
 // Four lanes' four words each, exchanged: word t of lane w from word w of lane t.
 __device__ __forceinline__ uint4 turn(const uint4& v) {
@@ -42,56 +41,91 @@ __device__ __forceinline__ uint4 turn(const uint4& v) {
     return upper ? make_uint4(c, d, one.z, one.w) : make_uint4(one.x, one.y, c, d);
 }
 
-// A block: so many stages of one tile. A warp has four rows at a time, eight lanes a row.
-__device__ inline void arrange_tile(const ArrangeParams& params, const TokenTile& tile,
-                                    int first_stage) {
-    constexpr int kRowsAtOnce = kArrangeThreads / 8;
-    constexpr int kSteps = kArrangedTokens / kRowsAtOnce;
-    const Problem& p = params.problem;
-    const int unit = static_cast<int>(threadIdx.x) % 8;
-    const int rows = padded_rows(tile);
-    uint4 v[kSteps][kArrangeStages];
+// A thread's places in a stage: one 16-byte unit of every 32nd row.
+class ArrangedRows {
+    static constexpr int kRowsAtOnce = kArrangeThreads / 8;
+
+  public:
+    static constexpr int kSteps = kArrangedTokens / kRowsAtOnce;
+    using Stage = uint4[kSteps];
+
+    __device__ ArrangedRows(const ArrangeParams& params, const TokenTile& tile)
+        : p_(params.problem),
+          rows_(padded_rows(tile)),
+          to_(params.arranged + arranged_row(tile) * params.stages * 128) {
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-        const int row = step * kRowsAtOnce + static_cast<int>(threadIdx.x) / 8;
-        if (step * kRowsAtOnce >= rows) break;
-        const int place = tile.first + min(row, tile.count - 1);
-        const std::int64_t from = p.source != nullptr ? p.source[place] : place;
-        const auto* x = reinterpret_cast<const std::uint16_t*>(p.x) + from * p.x_stride;
-#pragma unroll
-        for (int s = 0; s < kArrangeStages; ++s) {
-            const int input = (first_stage + s) * 64 + unit * 8;
-            // Weights past k are zeros, and zero times what lies behind x may be NaN.
-            v[step][s] = input < p.k ? load_global(x + input) : make_uint4(0, 0, 0, 0);
+        for (int step = 0; step < kSteps; ++step) {
+            const int place = tile.first + min(row(step), tile.count - 1);
+            from_[step] = static_cast<std::uint32_t>(
+                (p_.source != nullptr ? p_.source[place] : place) * p_.x_stride + unit() * 8);
         }
     }
-    std::byte* to = params.arranged + arranged_row(tile) * params.stages * 128;
+
+    __device__ void load(int stage, Stage& v) const {
+        // Weights past k are zeros, and zero times what lies behind x may be NaN.
+        const bool there = stage * 64 + unit() * 8 < p_.k;
+        const auto* x = reinterpret_cast<const std::uint16_t*>(p_.x) + stage * 64;
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-        const int row = step * kRowsAtOnce + static_cast<int>(threadIdx.x) / 8;
-        if (step * kRowsAtOnce >= rows) break;
+        for (int step = 0; step < kSteps; ++step)
+            v[step] = there && step * kRowsAtOnce < rows_ ? load_global(x + from_[step])
+                                                          : make_uint4(0, 0, 0, 0);
+    }
+
+    __device__ void store(int stage, const Stage& v) const {
+        std::byte* to = to_ + std::int64_t{stage} * rows_ * 128;
 #pragma unroll
-        for (int s = 0; s < kArrangeStages; ++s) {
-            const uint4 turned = turn(v[step][s]);
-            const std::int64_t at = std::int64_t{first_stage + s} * rows + row;
-            if (row < rows && first_stage + s < params.stages)
-                *reinterpret_cast<uint4*>(to + at * 128 + (unit ^ row % 8) * 16) = turned;
+        for (int step = 0; step < kSteps; ++step) {
+            const uint4 turned = turn(v[step]);
+            const int one = row(step);
+            if (one >= rows_) continue;
+            auto* at = reinterpret_cast<uint4*>(to + one * 128 + (unit() ^ one % 8) * 16);
+            // Experts' rows are several times the L2, which is to keep x: others read it again.
+            if (p_.source != nullptr)
+                __stcs(at, turned);
+            else
+                *at = turned;
         }
+    }
+
+  private:
+    __device__ static int unit() { return static_cast<int>(threadIdx.x) % 8; }
+    __device__ static int row(int step) {
+        return step * kRowsAtOnce + static_cast<int>(threadIdx.x) / 8;
+    }
+
+    const Problem& p_;
+    int rows_;
+    std::byte* to_;
+    std::uint32_t from_[kSteps];  // elements; x has less than 2³¹
+};
+
+// Stages first … of a tile, the next one on its way while one is stored.
+__device__ inline void arrange_tile(const ArrangeParams& params, const TokenTile& tile, int first) {
+    const ArrangedRows rows(params, tile);
+    const int end = min(first + params.part, params.stages);
+    ArrangedRows::Stage one, other;
+    rows.load(first, one);
+    for (int stage = first; stage < end; stage += 2) {
+        if (stage + 1 < end) rows.load(stage + 1, other);
+        rows.store(stage, one);
+        if (stage + 2 < end) rows.load(stage + 2, one);
+        if (stage + 1 < end) rows.store(stage + 1, other);
     }
 }
 
-__global__ void __launch_bounds__(kArrangeThreads)
+__global__ void __launch_bounds__(kArrangeThreads, 3)
     arrange_kernel(const __grid_constant__ ArrangeParams params) {
     __shared__ TokenTile found;
     const Problem& p = params.problem;
-    const int index = static_cast<int>(blockIdx.x) / params.parts;
-    const int first_stage = static_cast<int>(blockIdx.x) % params.parts * kArrangeStages;
+    const int parts = (params.stages + params.part - 1) / params.part;
+    const int index = static_cast<int>(blockIdx.x) / parts;
+    const int first = static_cast<int>(blockIdx.x) % parts * params.part;
     // Always: the memory that it writes may be what the kernel in front reads.
     wait_for_previous_kernel();
     let_next_kernel_start();
-    if (blockIdx.x == 0 && threadIdx.x < 2) params.next[threadIdx.x] = 0;
+    if (blockIdx.x == 0 && threadIdx.x == 0) *params.next = 0;
     if (p.indptr == nullptr)
-        return arrange_tile(params, dense_tile(p, params.tile_tokens, index), first_stage);
+        return arrange_tile(params, dense_tile(p, params.tile_tokens, index), first);
     if (threadIdx.x == 0) found.count = 0;
     __syncthreads();
     if (threadIdx.x < 32)
@@ -99,7 +133,7 @@ __global__ void __launch_bounds__(kArrangeThreads)
             if (other == index) found = tile;
         });
     __syncthreads();
-    if (found.count > 0) arrange_tile(params, found, first_stage);
+    if (found.count > 0) arrange_tile(params, found, first);
 }
 
 }  // namespace espalier::linalg::cuda

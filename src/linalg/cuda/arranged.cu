@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include "linalg/cuda/arranged.cuh"
 
 namespace espalier::linalg::cuda {
@@ -13,8 +15,9 @@ static int tile_tokens_of(const Problem& p) {
     if (p.indptr != nullptr) return C::kTokens;
     std::int64_t best = 0;
     int tokens = 0;
-    for (int n = C::kTokens; n >= 64; n -= 32) {
-        const std::int64_t tiles = divide_up(p.rows, n) * divide_up(p.n, C::kOutputs);
+    for (int n = C::kTokens; n >= 64; n -= 16) {
+        const std::int64_t tiles = divide_up(p.rows, n) * (divide_up(p.n, C::kOutputs) +
+                                                           divide_up(p.second.n, C::kOutputs));
         const std::int64_t cost = divide_up(tiles, multiprocessors()) * (C::kOutputs + n);
         if (tokens == 0 || cost < best) {
             best = cost;
@@ -22,6 +25,16 @@ static int tile_tokens_of(const Problem& p) {
         }
     }
     return tokens;
+}
+
+// Whether four columns of a query can be stored at once wherever they go, and 16 are all of one
+// kind.
+static bool stores_fours(const QueryStore& to) {
+    const auto fours = [](const void* pointer, std::int64_t stride) {
+        return reinterpret_cast<std::uintptr_t>(pointer) % 8 == 0 && stride % 4 == 0;
+    };
+    return to.width % kTileOutputs == 0 && to.rope_step % 4 == 0 && fours(to.act, to.act_stride) &&
+           fours(to.rope, to.rope_stride) && fours(to.cos_sin, to.cos_sin_stride);
 }
 
 static std::size_t shared_bytes_of(const Problem& p) {
@@ -33,8 +46,9 @@ static std::size_t shared_bytes_of(const Problem& p) {
 // full tiles anyway; experts gain from tiles as small as their last tokens are few (v2 gate_up:
 // 1,024 tokens, 96 each).
 bool arranges(const Problem& p, const Scratch& scratch) {
-    if (p.code != WeightCode::bf16 || !p.vector_x || p.second.n > 0) return false;
+    if (p.code != WeightCode::bf16 || !p.vector_x) return false;
     if (p.indptr == nullptr && p.groups > 1) return false;
+    if (p.query.cos_sin != nullptr && !stores_fours(p.query)) return false;
     if (scratch.bytes < arranged_bytes(p.rows, p.k, p.groups)) return false;
     if (shared_bytes_of(p) > kMostSharedBytes) return false;  // the list of experts' tiles
     return p.indptr == nullptr ? p.rows >= 1536 : p.rows >= 96 * p.groups;
@@ -43,7 +57,7 @@ bool arranges(const Problem& p, const Scratch& scratch) {
 // The tiles of x that one kernel arranges and others multiply.
 struct Arrangement {
     std::byte* data;
-    int* next;  // of each product that reads it
+    int* next;
     int tile_tokens;
     int token_tiles;
     int stages;
@@ -55,6 +69,13 @@ static Arrangement arrangement_of(const Problem& p, const Scratch& scratch) {
             static_cast<int>(most_token_tiles(p, tokens)), 2 * static_cast<int>(chunks_of(p.k))};
 }
 
+// Stages of a block: as many as leave every multiprocessor six blocks, since a block begins with
+// three loads that wait for each other.
+static int part_of(const Arrangement& x) {
+    const std::int64_t most = std::int64_t{x.token_tiles} * x.stages / (6 * multiprocessors());
+    return static_cast<int>(std::clamp<std::int64_t>(most, 2, 8));
+}
+
 static void arrange(cudaStream_t stream, const Problem& p, const Arrangement& x) {
     ArrangeParams params;
     params.problem = p;
@@ -62,22 +83,23 @@ static void arrange(cudaStream_t stream, const Problem& p, const Arrangement& x)
     params.next = x.next;
     params.tile_tokens = x.tile_tokens;
     params.stages = x.stages;
-    params.parts = static_cast<int>(divide_up(x.stages, kArrangeStages));
+    params.part = part_of(x);
     launch(stream, arrange_kernel,
-           {.blocks = std::int64_t{x.token_tiles} * params.parts, .threads = kArrangeThreads},
+           {.blocks = std::int64_t{x.token_tiles} * divide_up(x.stages, params.part),
+            .threads = kArrangeThreads},
            params);
 }
 
-// turn: of the products that read x, which this is.
-static void multiply(cudaStream_t stream, const Problem& p, const Arrangement& x, int turn,
+static void multiply(cudaStream_t stream, const Problem& p, const Arrangement& x,
                      const ArrangedY& y = {}) {
     using C = ArrangedConfig;
     ArrangedParams params;
     params.problem = p;
     params.segments = segments_of(p.n, p.k);
     params.arranged = x.data;
-    params.next = x.next + turn;
-    params.row_blocks = static_cast<int>(divide_up(p.n, C::kOutputs));
+    params.next = x.next;
+    params.first_blocks = static_cast<int>(divide_up(p.n, C::kOutputs));
+    params.row_blocks = params.first_blocks + static_cast<int>(divide_up(p.second.n, C::kOutputs));
     params.tile_tokens = x.tile_tokens;
     params.token_tiles = x.token_tiles;
     params.stages = x.stages;
@@ -94,15 +116,7 @@ static void multiply(cudaStream_t stream, const Problem& p, const Arrangement& x
 void arranged_tokens(cudaStream_t stream, const Problem& p, const Scratch& scratch) {
     const Arrangement x = arrangement_of(p, scratch);
     arrange(stream, p, x);
-    multiply(stream, p, x, 0);
-}
-
-void arranged_both(cudaStream_t stream, const Problem& p, const Problem& other,
-                   const Scratch& scratch) {
-    const Arrangement x = arrangement_of(p, scratch);
-    arrange(stream, p, x);
-    multiply(stream, p, x, 0);
-    multiply(stream, other, x, 1);
+    multiply(stream, p, x);
 }
 
 bool arranges_pair(const Problem& gated, const Scratch& scratch, const Problem& down,
@@ -115,8 +129,8 @@ void arranged_pair(cudaStream_t stream, const Problem& gated, const Scratch& scr
                    const Problem& down, const Scratch& between) {
     const Arrangement x = arrangement_of(gated, scratch), y = arrangement_of(down, between);
     arrange(stream, gated, x);
-    multiply(stream, gated, x, 0, {y.data, y.next, y.tile_tokens, y.stages});
-    multiply(stream, down, y, 0);
+    multiply(stream, gated, x, {y.data, y.next, y.tile_tokens, y.stages});
+    multiply(stream, down, y);
 }
 
 }  // namespace espalier::linalg::cuda

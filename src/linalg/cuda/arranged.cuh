@@ -21,8 +21,9 @@ struct ArrangedParams {
     Problem problem;
     Segments segments;
     const std::byte* arranged = nullptr;
-    int* next = nullptr;  // tile that nobody has begun
-    int row_blocks = 0;
+    int* next = nullptr;   // tile that nobody has begun
+    int row_blocks = 0;    // of both products, where there is a second
+    int first_blocks = 0;  // of the first
     int tile_tokens = 0;
     int token_tiles = 0;  // of experts: at most
     int stages = 0;       // of 64 inputs
@@ -48,8 +49,7 @@ struct alignas(1024) ArrangedMemory {
     std::byte stages[C::kStages][C::kStageBytes];
     std::uint64_t full[C::kStages];
     std::uint64_t free[C::kStages];
-    float gated[8][kGatedFloats];       // warps'
-    std::byte turned[2][kTurnedBytes];  // warpgroups'
+    GatedMemory gated[2];   // warpgroups'
     int items[C::kStages];  // of a stage, the tile whose first it is; -1: there is none left
     int listed;             // experts' tiles, which lie behind
 
@@ -63,6 +63,19 @@ struct ArrangedShared {
     using C = ArrangedConfig;
 
     int count;  // of items
+
+    // A block of 128 rows of weights, of the first product or the second.
+    struct Rows {
+        bool second;
+        int block;
+        int n;  // that the product has
+    };
+    __device__ static Rows rows(const ArrangedParams& params, int item) {
+        const int block = item % params.row_blocks;
+        return block < params.first_blocks
+                   ? Rows{false, block, params.problem.n}
+                   : Rows{true, block - params.first_blocks, params.problem.second.n};
+    }
 
     __device__ static std::uint32_t stage(int slot) {
         return shared_address(arranged_memory->stages[0]) +
@@ -105,8 +118,9 @@ __device__ inline void bring_stages(const ArrangedParams& params, const Arranged
         int next = 0;  // asked for now, needed at the end
         if (lane == 0) next = static_cast<int>(gridDim.x) + atomicAdd(params.next, 1);
         const TokenTile tile = shared.tile(params, item / params.row_blocks);
-        const int first = item % params.row_blocks * kTiles;
-        const int tiles = min(kTiles, static_cast<int>(tiles_of(p.n)) - first);
+        const ArrangedShared::Rows block = shared.rows(params, item);
+        const int first = block.block * kTiles;
+        const int tiles = min(kTiles, static_cast<int>(tiles_of(block.n)) - first);
         const int rows = padded_rows(tile);
         const bool brings = lane <= tiles;
         const std::uint32_t bytes =
@@ -114,9 +128,10 @@ __device__ inline void bring_stages(const ArrangedParams& params, const Arranged
         const std::uint32_t offset =
             static_cast<std::uint32_t>(lane == 0 ? 0 : C::kInputBytes + (lane - 1) * C::kTileBytes);
         const std::byte* from =
-            lane == 0 ? params.arranged + arranged_row(tile) * params.stages * 128
-                      : p.weights + tile.group * p.matrix_bytes +
-                            std::int64_t{first + lane - 1} * params.stages * C::kTileBytes;
+            lane == 0
+                ? params.arranged + arranged_row(tile) * params.stages * 128
+                : (block.second ? p.second.weights : p.weights) + tile.group * p.matrix_bytes +
+                      std::int64_t{first + lane - 1} * params.stages * C::kTileBytes;
         for (int stage = 0; stage < params.stages; ++stage, from += bytes) {
             wait(shared.free(cursor.slot), cursor.parity ^ 1);
             if (lane == 0) {
@@ -146,57 +161,99 @@ class ArrangedMultiplier {
                                   int group)
         : params_(params), p_(params.problem), shared_(shared), group_(group) {}
 
+    // A tile's sums are stored while the tensor cores have the next one's first stages: what they
+    // add to is not what is stored.
     __device__ void run() {
+        int stored = -1;  // the tile whose sums are to be stored
         while (true) {
             wait(shared_.full(cursor_.slot), cursor_.parity);
             const int item = *static_cast<volatile int*>(arranged_memory->items + cursor_.slot);
-            if (item < 0) return;
-            const TokenTile tile = shared_.tile(params_, item / params_.row_blocks);
-            const int first = item % params_.row_blocks * C::kOutputs + group_ * 64;
-            multiply_and_store<C::kTokens>(tile, first);
+            const int lead = cursor_.slot;
+            TokenTile tile{};
+            if (item >= 0) tile = shared_.tile(params_, item / params_.row_blocks);
+            lead_item(item >= 0);
+            if (stored >= 0) store_item(stored);
+            if (item < 0) break;
+            const ArrangedShared::Rows rows = shared_.rows(params_, item);
+            stored = first_output(rows) < rows.n ? item : -1;
+            if (stored >= 0)
+                multiply_item<C::kTokens>(tile, lead);
+            else
+                pass_item(lead);
         }
+        wgmma_wait<0>();
     }
 
   private:
-    // By the smallest multiple of 32 tokens that the tile fits in.
-    template <int kTokens>
-    __device__ void multiply_and_store(const TokenTile& tile, int first) {
-        if constexpr (kTokens > 32)
-            if (tile.count <= kTokens - 32) return multiply_and_store<kTokens - 32>(tile, first);
-        if (first >= p_.n) return pass_item();
-        multiply_item<kTokens>();
+    static constexpr int kLead = 2;  // stages; no segment has fewer
+
+    __device__ int first_output(const ArrangedShared::Rows& rows) const {
+        return rows.block * C::kOutputs + group_ * 64;
+    }
+
+    __device__ void store_item(int item) {
+        const TokenTile tile = shared_.tile(params_, item / params_.row_blocks);
+        const ArrangedShared::Rows rows = shared_.rows(params_, item);
+        const int first = first_output(rows);
         const int warp = static_cast<int>(threadIdx.x) % 128 / 32;
         const int lane = static_cast<int>(threadIdx.x) % 32;
-        if (params_.y.data != nullptr)
-            store_gated_arranged<kTokens>(total_, p_, params_.y, tile, first / C::kOutputs, group_,
-                                          arranged_memory->gated + group_ * 4,
-                                          arranged_memory->turned[group_]);
+        if (rows.second)
+            store_all<C::kTokens>(total_, tile, first + warp * 16 + lane / 4,
+                                  {p_.second.y_stride, 0, p_.second.n}, p_.second.y,
+                                  [](float* to, float sum) { *to = sum; });
+        else if (params_.y.data != nullptr)
+            store_gated_arranged<C::kTokens>(total_, p_, params_.y, tile, first / C::kOutputs,
+                                             group_, arranged_memory->gated[group_]);
         else if (p_.gated)
-            store_gated_pieces<kTokens>(total_, p_, tile, (first + warp * 16) / 2,
-                                        arranged_memory->gated[group_ * 4 + warp]);
+            store_gated_pieces<C::kTokens>(total_, p_, tile, (first + warp * 16) / 2,
+                                           arranged_memory->gated[group_].sums[warp]);
+        else if (p_.query.cos_sin != nullptr)
+            store_queries<C::kTokens>(total_, p_, tile, first + warp * 16);
         else
-            store_sums<kTokens>(total_, p_, tile, first + warp * 16 + lane / 4);
+            store_sums<C::kTokens>(total_, p_, tile, first + warp * 16 + lane / 4);
+    }
+
+    // All columns, whichever the tile has: others are never stored. Without a tile the numbers are
+    // what was left there, and nobody waits for them.
+    __device__ void lead_item(bool there) {
+#pragma unroll
+        for (int stage = 0; stage < kLead; ++stage, cursor_.advance()) {
+            if (stage > 0 && there) wait(shared_.full(cursor_.slot), cursor_.parity);
+            multiply_stage<C::kTokens>(stage > 0);
+        }
     }
 
     // These outputs do not exist.
-    __device__ void pass_item() {
-        for (int stage = 0; stage < params_.stages; ++stage, cursor_.advance()) {
+    __device__ void pass_item(int lead) {
+        wgmma_wait<0>();
+        hold(block_);
+        release(lead);
+        release((lead + 1) % C::kStages);
+        for (int stage = kLead; stage < params_.stages; ++stage, cursor_.advance()) {
             wait(shared_.full(cursor_.slot), cursor_.parity);
             release(cursor_.slot);
         }
     }
 
+    // By the smallest multiple of 16 tokens that the tile fits in. lead: the slot of the first
+    // stage.
     template <int kTokens>
-    __device__ void multiply_item() {
+    __device__ void multiply_item(const TokenTile& tile, int lead) {
+        if constexpr (kTokens > 16)
+            if (tile.count <= kTokens - 16) return multiply_item<kTokens - 16>(tile, lead);
         const int segment = 2 * params_.segments.chunks;
         // -0 + x has the bits of x. (With a first segment that is stored, not added, the compiler
         // moves every sum twice a segment, and 192 tokens have no registers for that.)
 #pragma unroll
         for (int i = 0; i < kTokens / 2; ++i) total_[i] = -0.0f;
-        for (int first = 0; first < params_.stages; first += segment) {
+        wgmma_wait<1>();
+        release(lead);
+        int previous = (lead + 1) % C::kStages;
+        int stage = kLead;
+        for (int first = 0; first < params_.stages; first += segment, stage = 0) {
             const int count = min(segment, params_.stages - first);
-            int previous = 0;
-            for (int stage = 0; stage < count; ++stage) {
+            for (; stage < count; ++stage) {
+                wait(shared_.full(cursor_.slot), cursor_.parity);
                 multiply_stage<kTokens>(stage > 0);
                 wgmma_wait<1>();
                 if (stage > 0) release(previous);
@@ -213,7 +270,6 @@ class ArrangedMultiplier {
 
     template <int kTokens>
     __device__ void multiply_stage(bool add) {
-        wait(shared_.full(cursor_.slot), cursor_.parity);
         const std::uint32_t base = shared_.stage(cursor_.slot);
         const std::uint64_t right = swizzled_operand(base);
         const std::uint64_t left = matrices_operand(

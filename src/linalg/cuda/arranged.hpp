@@ -9,7 +9,7 @@
 namespace espalier::linalg::cuda {
 
 // Arranged x, in scratch memory: first a header with the number of the next tile to be computed,
-// for each of two products, then tiles of up to 192 rows of one group, each stored as [64
+// then tiles of up to 192 rows of one group, each stored as [64
 // inputs][row][128 bytes], which is what shared memory takes: inputs in the order of
 // fragments.hpp's steps, 16-byte units of a row swizzled. A group's rows begin at a multiple of
 // eight, and a tile's are padded to one.
@@ -24,9 +24,6 @@ inline std::size_t arranged_bytes(std::int64_t rows, std::int64_t k, std::int64_
 // Whether arranging pays: bf16 weights, enough tokens, enough scratch memory.
 bool arranges(const Problem& p, const Scratch& scratch);
 void arranged_tokens(cudaStream_t stream, const Problem& p, const Scratch& scratch);
-// Two products of the same x, which is arranged once.
-void arranged_both(cudaStream_t stream, const Problem& p, const Problem& other,
-                   const Scratch& scratch);
 
 // A gated product and the product of what it gives, which goes to `between` as it is arranged there
 // and nowhere else: gated.y is not written. For experts both have the rows of one routing.

@@ -57,9 +57,8 @@ __device__ __forceinline__ void store_four(const Problem& p, const TokenTile& ti
         if (2 * (column + i) < p.n) store(p, tile.group, row, column + i, value[i]);
 }
 
-// Of a lane's four columns, from the warp's sums of 16 tokens. bf16: that is what they are rounded
-// to.
-__device__ __forceinline__ void gate_four(const float* from, bool bf16, float (&value)[4]) {
+// Of a lane's four columns, from the warp's sums of 16 tokens.
+__device__ __forceinline__ void gate_four(const float* from, float (&value)[4]) {
     float gate[4], up[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -67,7 +66,7 @@ __device__ __forceinline__ void gate_four(const float* from, bool bf16, float (&
         up[i] = from[(i + 8) * kGatedStride];
     }
     __syncwarp();
-    if (!bf16 || !gate_quickly(gate, up, value)) gate_exactly(gate, up, value);
+    gate_exactly(gate, up, value);
 }
 
 // column: the warp's first. memory: the warp's.
@@ -83,9 +82,111 @@ __device__ __forceinline__ void store_gated_pieces(const float (&sums)[kSums], c
         put_piece<kTokens>(sums, piece, memory);
         __syncwarp();
         float value[4];
-        gate_four(memory + four * kGatedStride + token, p.y_type == DType::bf16, value);
+        gate_four(memory + four * kGatedStride + token, value);
         const int row = piece * kGatedTokens + token;
         if (row < tile.count) store_four(p, tile, tile.first + row, column + four, value);
+    }
+}
+
+__device__ __forceinline__ std::uint32_t two_bf16(float low, float high) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const std::uint32_t*>(&pair);
+}
+
+// A warp's 16 columns of queries, from `output` on. Lanes exchange sums so that each has four
+// columns of one token, and eight bytes of it are stored at once: 32 of a token by four lanes.
+class QueryWords {
+    static constexpr int kRope = 64;
+
+  public:
+    struct Angles {
+        float2 low, high;  // cosine and sine of columns 0 … 7 and 8 … 15
+    };
+
+    __device__ QueryWords(const QueryStore& to, const TokenTile& tile, int output)
+        : to_(to),
+          end_(tile.first + tile.count),
+          row_(tile.first + lane() % 4 * 2 + odd()),
+          head_(output / (to.width + kRope)),
+          column_(output % (to.width + kRope)) {}
+
+    __device__ bool rotated() const { return column_ >= to_.width; }
+
+    // Of the lane's two columns in both halves, tokens 8 · eight …
+    __device__ Angles angles(int eight) const {
+        const int row = min(row_ + eight * 8, end_ - 1);
+        const float* from =
+            to_.cos_sin + row * to_.cos_sin_stride + column_ - to_.width + lane() / 8 * 2;
+        return {load(from), load(from + 8)};
+    }
+
+    // sums: four, of outputs g and g + 8 for two tokens.
+    template <bool kRotated>
+    __device__ void store(const float* sums, int eight, const Angles& angles) const {
+        std::uint32_t words[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            // Lanes beside each other: one token for the other.
+            const float first = sums[2 * half], second = sums[2 * half + 1];
+            const float other = __shfl_xor_sync(~0u, odd() ? first : second, 4);
+            const float low = odd() ? other : first, high = odd() ? second : other;
+            const float2 angle = half == 0 ? angles.low : angles.high;
+            words[half] =
+                kRotated ? two_bf16(low * angle.x - high * angle.y, low * angle.y + high * angle.x)
+                         : two_bf16(low, high);
+        }
+        // Then one half's word for the other's.
+        const bool upper = lane() / 8 % 2 != 0;
+        const std::uint32_t other = __shfl_xor_sync(~0u, upper ? words[0] : words[1], 8);
+        const uint2 four = upper ? make_uint2(other, words[1]) : make_uint2(words[0], other);
+        const int row = row_ + eight * 8;
+        if (row >= end_) return;
+        std::uint16_t* at =
+            kRotated && row < to_.apart
+                ? to_.rope + row * to_.rope_stride + head_ * to_.rope_step - to_.width
+                : to_.act + row * to_.act_stride + head_ * (to_.width + kRope);
+        *reinterpret_cast<uint2*>(at + column_ + upper * 8 + lane() / 16 * 4) = four;
+    }
+
+  private:
+    __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+    __device__ static bool odd() { return lane() / 4 % 2 != 0; }
+    // Volatile, so that several are on their way before the first is used.
+    __device__ static float2 load(const float* from) {
+        float2 v;
+        asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(from));
+        return v;
+    }
+
+    const QueryStore& to_;
+    int end_;
+    int row_;
+    int head_;
+    int column_;  // of the head
+};
+
+template <int kTokens, int kSums>
+__device__ __forceinline__ void store_queries(const float (&sums)[kSums], const Problem& p,
+                                              const TokenTile& tile, int output) {
+    constexpr int kAtOnce = 4;  // times eight tokens, whose angles are asked for together
+    static_assert(kTokens % (8 * kAtOnce) == 0);
+    if (output >= p.n) return;
+    const QueryWords words(p.query, tile, output);
+    if (!words.rotated()) {
+#pragma unroll
+        for (int eight = 0; eight < kTokens / 8; ++eight)
+            words.store<false>(sums + 4 * eight, eight, {});
+        return;
+    }
+#pragma unroll
+    for (int first = 0; first < kTokens / 8; first += kAtOnce) {
+        if (first * 8 >= tile.count) return;
+        QueryWords::Angles angles[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) angles[i] = words.angles(first + i);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i)
+            words.store<true>(sums + 4 * (first + i), first + i, angles[i]);
     }
 }
 
@@ -97,10 +198,16 @@ struct ArrangedY {
     int stages = 0;  // of 64 inputs
 };
 
-// A warpgroup's 32 columns of 16 tokens as they are arranged, half of a stage's row, and 16 bytes
-// so that rows begin in other banks. Twice: one is filled while the other is read.
-inline constexpr int kTurnedRow = 64 + 16;
-inline constexpr int kTurnedBytes = 2 * kGatedTokens * kTurnedRow;
+// A warpgroup's 32 columns of 32 tokens as they are arranged, half of a stage's rows. Twice: one is
+// filled while the other is read.
+inline constexpr int kTurnedTokens = 32;
+inline constexpr int kTurnedBytes = kTurnedTokens * 64;
+
+// A warpgroup's; what is turned is read before sums are put there again.
+union alignas(16) GatedMemory {
+    float sums[4][kGatedFloats];  // warps'
+    std::byte turned[2][kTurnedBytes];
+};
 
 // Row `row` of y in that stage.
 __device__ __forceinline__ std::byte* arranged_line(const ArrangedY& y, const Problem& p,
@@ -115,37 +222,71 @@ __device__ __forceinline__ std::byte* arranged_line(const ArrangedY& y, const Pr
     return y.data + line * 128;
 }
 
-// Of 64 columns of y, a stage, this is warpgroup `half`. Word i of the warp's eight columns is word
-// `warp` of unit i there (turn() in arrange.cuh). memory, turned: the warpgroup's.
+// Sums 8 · piece … of a lane, column g = lane / 4 of tokens 2t, 2t + 1, 2t + 8 and 2t + 9 of 16, to
+// the words that the tensor cores take: lanes beside each other exchange one token for the other.
+// Word i of the warp's eight columns is word `warp` of unit i (turn() in arrange.cuh). Whether all
+// of the lane's are sure.
+template <int kSums>
+__device__ __forceinline__ bool turn_piece(const float (&sums)[kSums], int piece, int lane,
+                                           std::byte* to) {
+    const float* from = sums + 8 * piece;
+    const float gate[4] = {from[0], from[1], from[4], from[5]};
+    const float up[4] = {from[2], from[3], from[6], from[7]};
+    float value[4];
+    const bool sure = gate_quickly(gate, up, value);
+    const bool odd = lane / 4 % 2 != 0;
+    to += (lane % 4 * 2 + odd) * 64 + lane / 8 * 16;
+#pragma unroll
+    for (int eight = 0; eight < 2; ++eight) {
+        const float first = value[2 * eight], second = value[2 * eight + 1];
+        const float other = __shfl_xor_sync(~0u, odd ? first : second, 4);
+        *reinterpret_cast<std::uint32_t*>(to + eight * 8 * 64) =
+            odd ? two_bf16(other, second) : two_bf16(first, other);
+    }
+    return sure;
+}
+
+// Of 64 columns of y, a stage, this is warpgroup `half`.
 template <int kTokens, int kSums>
 __device__ __forceinline__ void store_gated_arranged(const float (&sums)[kSums], const Problem& p,
                                                      const ArrangedY& y, const TokenTile& tile,
-                                                     int stage, int half,
-                                                     float (*memory)[kGatedFloats],
-                                                     std::byte* turned) {
+                                                     int stage, int half, GatedMemory& memory) {
     int thread;  // volatile: what follows from it is not kept in registers from tile to tile
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     thread %= 128;
     const int warp = thread / 32, lane = thread % 32;
-    std::byte* to = turned + lane % 16 * kTurnedRow + lane / 16 * 32 + warp * 4;
-    const std::byte* from = turned + thread / 8 * kTurnedRow + thread % 8 * 8;
-#pragma unroll 1
-    for (int piece = 0; piece * kGatedTokens < tile.count; ++piece) {
-        put_piece<kTokens>(sums, piece, memory[warp]);
-        __syncwarp();
-        float value[4];
-        gate_four(memory[warp] + lane / 16 * 4 * kGatedStride + lane % 16, true, value);
-        const int other = piece % 2 * kGatedTokens * kTurnedRow;
+    std::uint32_t unsure = 0;     // pieces
+    synchronize_warpgroup(half);  // who was late with the tile before has read its sums
+#pragma unroll
+    for (int part = 0; part < kTokens / kTurnedTokens; ++part) {
+        if (part * kTurnedTokens >= tile.count) break;
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-            *reinterpret_cast<__nv_bfloat162*>(to + other + i * 16) =
-                __floats2bfloat162_rn(value[2 * i], value[2 * i + 1]);
+            if (!turn_piece(sums, 2 * part + i, lane,
+                            memory.turned[part % 2] + i * 16 * 64 + warp * 4))
+                unsure |= 1u << (2 * part + i);
         synchronize_warpgroup(half);
-        if (int row = piece * kGatedTokens + thread / 8; row < tile.count) {
+        if (int row = part * kTurnedTokens + thread / 4; row < tile.count) {
             std::byte* line = arranged_line(y, p, tile, stage, row);
-            const int unit = (half * 4 + thread % 8 / 2) ^ row % 8;
-            *reinterpret_cast<uint2*>(line + unit * 16 + thread % 2 * 8) =
-                *reinterpret_cast<const uint2*>(from + other);
+            *reinterpret_cast<uint4*>(line + ((half * 4 + thread % 4) ^ row % 8) * 16) =
+                *reinterpret_cast<const uint4*>(memory.turned[part % 2] + thread * 16);
+        }
+    }
+    synchronize_warpgroup(half);
+    // About two of a tile's twelve again, by the plain way.
+    for (unsure = __reduce_or_sync(~0u, unsure); unsure != 0; unsure &= unsure - 1) {
+        const int piece = __ffs(static_cast<int>(unsure)) - 1;
+        put_piece<kTokens>(sums, piece, memory.sums[warp]);
+        __syncwarp();
+        float value[4];
+        gate_four(memory.sums[warp] + lane / 16 * 4 * kGatedStride + lane % 16, value);
+        if (int row = piece * kGatedTokens + lane % 16; row < tile.count) {
+            std::byte* line = arranged_line(y, p, tile, stage, row) + warp * 4;
+            const int unit = half * 4 + lane / 16 * 2;
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                *reinterpret_cast<std::uint32_t*>(line + ((unit + i) ^ row % 8) * 16) =
+                    two_bf16(value[2 * i], value[2 * i + 1]);
         }
     }
 }

@@ -24,9 +24,12 @@ double balance(std::int64_t items, std::int64_t blocks) {
 // H200).
 int row_tiles_of(const Problem& p, const FewPlan& plan, std::int64_t items, int processors) {
     const bool codes = p.code != WeightCode::bf16;
-    // x is read half as often; sums of 8 tiles of tokens need all registers.
+    // x is read half as often; sums of 8 tiles of tokens need all registers, and of experts' codes
+    // so do 4.
     if (plan.token_tiles > 1)
-        return plan.token_tiles == 2 || (plan.token_tiles == 4 && !codes) ? 2 : 1;
+        return plan.token_tiles == 2 || (plan.token_tiles == 4 && (!codes || p.indptr == nullptr))
+                   ? 2
+                   : 1;
     // 4-bit codes are bound by instructions: more outputs share what a warp does besides widening.
     if (facts_of(p.code).bits == 4 && items >= 8 * processors) return 4;
     // Short segments have their sums merged often: those of one chunk (v2 down, 32 tokens: 85 µs,

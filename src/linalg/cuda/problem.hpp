@@ -24,7 +24,7 @@ struct SecondProduct {
 
 // Where a product's outputs are every head's query, `width` columns and then 64 to be rotated: the
 // first go to the same columns of `act`, the others to columns [h·rope_step, +64) of `rope`, both
-// bf16.
+// bf16; of rows from `apart` on to the same columns of `act`, too.
 struct QueryStore {
     const float* cos_sin = nullptr;  // null: outputs are no queries
     std::uint16_t* act = nullptr;
@@ -34,6 +34,7 @@ struct QueryStore {
     std::int64_t rope_stride = 0;
     std::int64_t rope_step = 0;
     std::int32_t width = 0;
+    std::int32_t apart = 0;
 };
 
 // A dense product that an expert product of the same format leads with: its weights need no
@@ -83,7 +84,7 @@ struct Problem {
     // product of one token).
     bool routing_settled = false;
     SecondProduct second = {};  // not in tiles of 128 tokens
-    QueryStore query = {};      // few tokens alone
+    QueryStore query = {};      // few tokens, all of them apart, or arranged x
     LeadingProduct lead = {};   // few tokens alone
 };
 

@@ -131,6 +131,9 @@ bool shares_tiles(const Problem& p) {
 // Tokens of a tile of the kernel for many; 0: the one for few is faster.
 int many_tile(const Problem& p) {
     if (!p.vector_x) return 0;
+    // Heads' products of few tokens: what a tile of tensor cores takes to begin and end is not in
+    // the estimates (v3 value of 8 tokens: 12 µs of a step's chain, not 5).
+    if (p.indptr == nullptr && p.groups > 1 && p.rows <= 8) return 0;
     double best = few_microseconds(p);
     int tokens = 0;
     for (const ManyTile& tile : kManyTiles)
@@ -171,6 +174,34 @@ bool run_leading(Stream stream, const Problem& lead, Problem p) {
     return true;
 }
 
+QueryStore store_of(const Queries& queries) {
+    CHECK(queries.act.dtype == DType::bf16 && queries.rope.dtype == DType::bf16 &&
+              queries.cos_sin.dtype == DType::f32 && queries.width % 2 == 0,
+          "queries go to {} and {}", name_of(queries.act.dtype), name_of(queries.rope.dtype));
+    return {reinterpret_cast<const float*>(queries.cos_sin.data),
+            reinterpret_cast<std::uint16_t*>(queries.act.data),
+            reinterpret_cast<std::uint16_t*>(queries.rope.data),
+            queries.cos_sin.stride,
+            queries.act.stride,
+            queries.rope.stride,
+            queries.rope_step,
+            narrow(queries.width, "columns of a query"),
+            narrow(queries.rope.rows, "rows of queries")};
+}
+
+// Makes the other product p's second. False: their weights differ in more than outputs.
+bool join(Problem& p, const Problem& other) {
+    const Segments one = segments_of(p.n, p.k), two = segments_of(other.n, other.k);
+    if (other.code != p.code || other.k != p.k || other.scale_outputs != p.scale_outputs ||
+        other.half_bytes != p.half_bytes || other.two_groups != p.two_groups ||
+        other.wide_scales != p.wide_scales || other.n % kTileOutputs != 0 ||
+        other.y_type != DType::f32 || one.count != two.count || one.chunks != two.chunks)
+        return false;
+    p.second = {other.weights, other.scales, reinterpret_cast<float*>(other.y), other.y_stride,
+                other.n};
+    return true;
+}
+
 }  // namespace
 
 std::size_t scratch_bytes(std::int64_t rows, std::int64_t k, std::int64_t groups) {
@@ -190,38 +221,17 @@ bool joint_product(Stream stream, const Matrix& x, const WeightView& w, const Ma
     Problem p = problem_of(x, 0, w, y, 0, Store::assign);
     const auto queue = static_cast<cudaStream_t>(stream);
     if (p.rows == 0 || !in_fragments(p.code) || p.n % kTileOutputs != 0) return false;
-    if (second.y.data != nullptr) {
-        const Problem beside = problem_of(x, 0, second.w, second.y, 0, Store::assign);
-        if (queries == nullptr && beside.k == p.k && arranges(p, scratch) &&
-            arranges(beside, scratch)) {
-            arranged_both(queue, p, beside, scratch);
-            return true;
-        }
-        const Segments one = segments_of(p.n, p.k), two = segments_of(beside.n, beside.k);
-        if (beside.code != p.code || beside.k != p.k || beside.scale_outputs != p.scale_outputs ||
-            beside.half_bytes != p.half_bytes || beside.two_groups != p.two_groups ||
-            beside.wide_scales != p.wide_scales || beside.n % kTileOutputs != 0 ||
-            beside.y_type != DType::f32 || one.count != two.count || one.chunks != two.chunks)
-            return false;
-        p.second = {beside.weights, beside.scales, reinterpret_cast<float*>(beside.y),
-                    beside.y_stride, beside.n};
+    if (queries != nullptr) p.query = store_of(*queries);
+    if (second.y.data != nullptr &&
+        !join(p, problem_of(x, 0, second.w, second.y, 0, Store::assign)))
+        return false;
+    if (arranges(p, scratch)) {
+        arranged_tokens(queue, p, scratch);
+        return true;
     }
     const int tile = many_tile(p);
-    if (tile >= 128 || (tile > 0 && queries != nullptr)) return false;
-    if (queries != nullptr) {
-        p.overlap.holds_next = true;
-        CHECK(queries->act.dtype == DType::bf16 && queries->rope.dtype == DType::bf16 &&
-                  queries->cos_sin.dtype == DType::f32 && queries->width % 2 == 0,
-              "queries go to {} and {}", name_of(queries->act.dtype), name_of(queries->rope.dtype));
-        p.query = {reinterpret_cast<const float*>(queries->cos_sin.data),
-                   reinterpret_cast<std::uint16_t*>(queries->act.data),
-                   reinterpret_cast<std::uint16_t*>(queries->rope.data),
-                   queries->cos_sin.stride,
-                   queries->act.stride,
-                   queries->rope.stride,
-                   queries->rope_step,
-                   narrow(queries->width, "columns of a query")};
-    }
+    if (tile >= 128 || (queries != nullptr && (tile > 0 || p.query.apart < p.rows))) return false;
+    p.overlap.holds_next = queries != nullptr;
     if (tile > 0)
         many_tokens(queue, p, tile);
     else

@@ -53,7 +53,8 @@ struct Second {
 };
 // Where a product's outputs are queries, heads of `width` columns and then 64 to be rotated
 // (cos_sin: [T, 64] f32, pairs): the first go to the same columns of act, the others to columns
-// [h·rope_step, +64) of rope, both bf16; y is not written.
+// [h·rope_step, +64) of rope, both bf16; y is not written. Rows beyond those of rope have all
+// columns in act.
 struct Queries {
     std::int64_t width = 0;
     Matrix cos_sin{};
@@ -62,9 +63,10 @@ struct Queries {
     std::int64_t rope_step = 0;
 };
 // Both products in one launch, or of many tokens x arranged for both, with the bits that they have
-// one by one. False: nothing was queued, because no kernel serves them together: tiles of 128
-// tokens no second product, tensor cores' tiles no queries. Behind queries the next kernel starts
-// only when all in front of them has ended.
+// one by one. False: nothing was queued, because no kernel serves them together: without arranged x
+// tiles of 128 tokens no second product, tensor cores' tiles no queries, and none queries of which
+// some are not apart. Behind queries the next kernel starts only when all in front of the last
+// product has ended.
 bool joint_product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y,
                    const Second& second, const Queries* queries, Scratch scratch = {});
 

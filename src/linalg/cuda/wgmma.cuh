@@ -90,22 +90,18 @@ __device__ __forceinline__ void wgmma(float (&d)[16], const uint4& a, std::uint6
 }
 
 // Both operands in shared memory, of `kTokens` columns: sums d[0 … kTokens / 2).
-#define ESPALIER_PLACES_16 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define ESPALIER_PLACES_32 \
-    ESPALIER_PLACES_16     \
-    ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define ESPALIER_PLACES_48 \
-    ESPALIER_PLACES_32     \
-    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define ESPALIER_PLACES_64 \
-    ESPALIER_PLACES_48     \
-    ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define ESPALIER_PLACES_80 \
-    ESPALIER_PLACES_64     \
-    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
-#define ESPALIER_PLACES_96 \
-    ESPALIER_PLACES_80     \
-    ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define ESPALIER_PLACES_8 "{%0, %1, %2, %3, %4, %5, %6, %7"
+#define ESPALIER_PLACES_16 ESPALIER_PLACES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define ESPALIER_PLACES_24 ESPALIER_PLACES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define ESPALIER_PLACES_32 ESPALIER_PLACES_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define ESPALIER_PLACES_40 ESPALIER_PLACES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define ESPALIER_PLACES_48 ESPALIER_PLACES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define ESPALIER_PLACES_56 ESPALIER_PLACES_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define ESPALIER_PLACES_64 ESPALIER_PLACES_56 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define ESPALIER_PLACES_72 ESPALIER_PLACES_64 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define ESPALIER_PLACES_80 ESPALIER_PLACES_72 ", %72, %73, %74, %75, %76, %77, %78, %79"
+#define ESPALIER_PLACES_88 ESPALIER_PLACES_80 ", %80, %81, %82, %83, %84, %85, %86, %87"
+#define ESPALIER_PLACES_96 ESPALIER_PLACES_88 ", %88, %89, %90, %91, %92, %93, %94, %95"
 #define ESPALIER_WGMMA_SHARED(n, places, a_place, b_place, add_place, ...)               \
     asm volatile(                                                                        \
         "{ .reg .pred p;\n"                                                              \
@@ -120,21 +116,40 @@ template <int kTokens, int kSums>
 __device__ __forceinline__ void wgmma_shared(float (&d)[kSums], std::uint64_t a, std::uint64_t b,
                                              bool add) {
     static_assert(kTokens / 2 <= kSums);
-    if constexpr (kTokens == 32)
+    if constexpr (kTokens == 16)
+        ESPALIER_WGMMA_SHARED("16", ESPALIER_PLACES_8, "8", "9", "10", ESPALIER_SUMS_8(d, 0));
+    else if constexpr (kTokens == 32)
         ESPALIER_WGMMA_SHARED("32", ESPALIER_PLACES_16, "16", "17", "18", ESPALIER_SUMS_8(d, 0),
                               ESPALIER_SUMS_8(d, 8));
+    else if constexpr (kTokens == 48)
+        ESPALIER_WGMMA_SHARED("48", ESPALIER_PLACES_24, "24", "25", "26", ESPALIER_SUMS_8(d, 0),
+                              ESPALIER_SUMS_8(d, 8), ESPALIER_SUMS_8(d, 16));
     else if constexpr (kTokens == 64)
         ESPALIER_WGMMA_SHARED("64", ESPALIER_PLACES_32, "32", "33", "34", ESPALIER_SUMS_32(d, 0));
+    else if constexpr (kTokens == 80)
+        ESPALIER_WGMMA_SHARED("80", ESPALIER_PLACES_40, "40", "41", "42", ESPALIER_SUMS_32(d, 0),
+                              ESPALIER_SUMS_8(d, 32));
     else if constexpr (kTokens == 96)
         ESPALIER_WGMMA_SHARED("96", ESPALIER_PLACES_48, "48", "49", "50", ESPALIER_SUMS_32(d, 0),
                               ESPALIER_SUMS_8(d, 32), ESPALIER_SUMS_8(d, 40));
+    else if constexpr (kTokens == 112)
+        ESPALIER_WGMMA_SHARED("112", ESPALIER_PLACES_56, "56", "57", "58", ESPALIER_SUMS_32(d, 0),
+                              ESPALIER_SUMS_8(d, 32), ESPALIER_SUMS_8(d, 40),
+                              ESPALIER_SUMS_8(d, 48));
     else if constexpr (kTokens == 128)
         ESPALIER_WGMMA_SHARED("128", ESPALIER_PLACES_64, "64", "65", "66", ESPALIER_SUMS_32(d, 0),
                               ESPALIER_SUMS_32(d, 32));
+    else if constexpr (kTokens == 144)
+        ESPALIER_WGMMA_SHARED("144", ESPALIER_PLACES_72, "72", "73", "74", ESPALIER_SUMS_32(d, 0),
+                              ESPALIER_SUMS_32(d, 32), ESPALIER_SUMS_8(d, 64));
     else if constexpr (kTokens == 160)
         ESPALIER_WGMMA_SHARED("160", ESPALIER_PLACES_80, "80", "81", "82", ESPALIER_SUMS_32(d, 0),
                               ESPALIER_SUMS_32(d, 32), ESPALIER_SUMS_8(d, 64),
                               ESPALIER_SUMS_8(d, 72));
+    else if constexpr (kTokens == 176)
+        ESPALIER_WGMMA_SHARED("176", ESPALIER_PLACES_88, "88", "89", "90", ESPALIER_SUMS_32(d, 0),
+                              ESPALIER_SUMS_32(d, 32), ESPALIER_SUMS_8(d, 64),
+                              ESPALIER_SUMS_8(d, 72), ESPALIER_SUMS_8(d, 80));
     else {
         static_assert(kTokens == 192);
         ESPALIER_WGMMA_SHARED("192", ESPALIER_PLACES_96, "96", "97", "98", ESPALIER_SUMS_32(d, 0),
@@ -142,11 +157,17 @@ __device__ __forceinline__ void wgmma_shared(float (&d)[kSums], std::uint64_t a,
     }
 }
 
+#undef ESPALIER_PLACES_8
 #undef ESPALIER_PLACES_16
+#undef ESPALIER_PLACES_24
 #undef ESPALIER_PLACES_32
+#undef ESPALIER_PLACES_40
 #undef ESPALIER_PLACES_48
+#undef ESPALIER_PLACES_56
 #undef ESPALIER_PLACES_64
+#undef ESPALIER_PLACES_72
 #undef ESPALIER_PLACES_80
+#undef ESPALIER_PLACES_88
 #undef ESPALIER_PLACES_96
 #undef ESPALIER_WGMMA_SHARED
 #undef ESPALIER_SUMS_8

@@ -130,7 +130,7 @@ std::byte* fit_class(AbsorbedParams& p, const Class& rows, int processors, std::
     plan += aligned(p.rows.rows * static_cast<std::int64_t>(sizeof(MergeRow)));
     p.counters = reinterpret_cast<Counter*>(plan);
     plan += aligned(p.slots * static_cast<std::int64_t>(sizeof(Counter)));
-    p.marked_slots = std::min(p.slots, kMarkedSlots);
+    p.marked_slots = p.query_rows <= kFewRows ? std::min(p.slots, kMarkedSlots) : 0;
     p.marked = reinterpret_cast<uint4*>(plan);
     p.marked_rows =
         reinterpret_cast<float2*>(plan + std::int64_t{p.marked_slots} * kStripChunks * kChunkBytes);

@@ -4,7 +4,7 @@
 namespace espalier::mla::cuda {
 
 cudaError_t launch_fp16(const AbsorbedParams& p, cudaStream_t stream) {
-    return launch_format<KvFormat::fp16>(p, stream);
+    return launch_16_bit<KvFormat::fp16>(p, stream);
 }
 
 }  // namespace espalier::mla::cuda

@@ -236,14 +236,6 @@ __device__ __forceinline__ bool item_says(const Item& item, int flag) {
 // branches that might diverge are serialised.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0u, value, 0); }
 
-// Whether the packed rows of a launch's items, 32 at most, are spread over a warpgroup's warps,
-// eight to each, or warps take sixteen each in turn. Every scheduler has work then, and half as
-// much.
-template <bool kInvariant>
-__device__ __forceinline__ bool rows_spread(const AbsorbedParams& p) {
-    return kInvariant && p.query_rows <= 32;
-}
-
 // The splits of an item: their tiles, and where their results go (-1: to the output itself).
 template <bool kInvariant>
 class SplitRun {

@@ -50,7 +50,7 @@ struct Registers {
                        : kCopy + kScore + 2 * kOutput <= 4 * kStart);
 };
 
-// kColumns: packed rows that the products of FP8 codes are made for.
+// kColumns: packed rows of an item, at most, that the kernel is made for.
 template <KvFormat kFormat, int kColumns, bool kInvariant>
 __global__ void __launch_bounds__(Traits<kFormat>::kThreads, 1)
     absorbed_kernel(const __grid_constant__ AbsorbedParams p) {
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(Traits<kFormat>::kThreads, 1)
         if constexpr (T::kFp8)
             Fp8Scorer<kFormat, kColumns, kInvariant>(p, shared, role - 1).run();
         else
-            Scorer<kFormat, kInvariant>(p, shared).run();
+            Scorer<kFormat, kColumns, kInvariant>(p, shared).run();
         if (p.padding && role == 1)
             clear_padding(p, static_cast<long long>(blockIdx.x) * 128 + threadIdx.x % 128,
                           static_cast<long long>(gridDim.x) * 128);
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(Traits<kFormat>::kThreads, 1)
                 Fp8OutputHalf<kFormat, kColumns, kInvariant>(p, shared, role - 1 - T::kScorers)
                     .run();
             else
-                OutputHalf<kFormat, kInvariant>(p, shared, role - 2).run();
+                OutputHalf<kFormat, kColumns, kInvariant>(p, shared, role - 2).run();
         };
         if constexpr (kInvariant) {
             output();
@@ -148,6 +148,12 @@ template <KvFormat kFormat, int kColumns = Traits<kFormat>::kRows>
 cudaError_t launch_format(const AbsorbedParams& p, cudaStream_t stream) {
     return p.invariant ? launch_kernel<kFormat, kColumns, true>(p, stream)
                        : launch_kernel<kFormat, kColumns, false>(p, stream);
+}
+template <KvFormat kFormat>
+cudaError_t launch_16_bit(const AbsorbedParams& p, cudaStream_t stream) {
+    if (p.invariant && p.query_rows <= kFewRows)
+        return launch_kernel<kFormat, kFewRows, true>(p, stream);
+    return launch_format<kFormat>(p, stream);
 }
 
 }  // namespace espalier::mla::cuda

@@ -24,6 +24,11 @@ inline constexpr int kStripScales = 8 * kStripRows;
 // Slots of a plan, for partial results that say themselves that they are there: one for each
 // multiprocessor and 16 packed rows, 2.2 MB.
 inline constexpr int kMarkedSlots = 128;
+// Invariant: a launch whose items have up to this many packed rows has a kernel of its own. Over
+// 16-bit caches these are spread over a warpgroup's warps, eight to each, where otherwise warps
+// take sixteen each in turn: every scheduler has work then, and half as much. Partial results are
+// marked. Asked at run time, both cost launches of 64 rows 3 to 4 % (76 bytes spilled).
+inline constexpr int kFewRows = 32;
 
 // What the invariant partition says of an item. It is a run of splits or, where a split's tokens do
 // not share all keys, one of several items that make up that split; a merge has no tiles.
@@ -32,8 +37,8 @@ enum ItemFlag : std::int32_t {
     kEnds = 2,        // the last one
     kNewQuery = 4,    // the queries are not yet there
     kFreesQuery = 8,  // no later item reads them
-    kMerges =
-        16,  // splits tile_begin … tile_end - 1 of `splits` say which share of a block's merge
+    kMerges = 16,   // chunks tile_begin … tile_end - 1 of a block, whose splits are `run` groups
+                    // of split_tiles quads
     kLocal = 32,    // all splits of the block were computed here
     kSecond = 64,   // of two blocks of packed rows whose splits other thread blocks have too
     kMarked = 128,  // its slots are among the plan's: nothing is counted (partial.cuh)
@@ -167,7 +172,7 @@ struct AbsorbedParams {
     // The same in the plan, for the first of the slots; zeros between calls.
     uint4* marked = nullptr;
     float2* marked_rows = nullptr;
-    std::int32_t marked_slots = 0;
+    std::int32_t marked_slots = 0;  // 0: the launch has more than kFewRows
     std::int32_t* dense_start =
         nullptr;  // [token][splits + 1]: slot where a dense token's split begins; how many it sees
     std::int32_t dense_splits = 0;

@@ -40,7 +40,7 @@ class Fp8OutputHalf {
 
     __device__ void run() {
         while (accumulate()) {
-            merge_share<true>(p_, shared_.items[items_.index], shared_);
+            merge_share<true, kColumns <= kFewRows>(p_, shared_.items[items_.index], shared_);
             release_item();
         }
     }
@@ -161,7 +161,7 @@ class Fp8OutputHalf {
     // to where it waits for them.
     __device__ void store_rounded(const Item& item, int first_slot,
                                   const float (&sums)[kProducts][kSums]) {
-        const PartialPlace place(p_, item, first_slot);
+        const PartialPlace<kColumns <= kFewRows> place(p_, item, first_slot);
 #pragma unroll
         for (int i = 0; i < 2 * kEights; ++i) {
             const int row = i / 2 * 8 + pair_ * 2 + i % 2;

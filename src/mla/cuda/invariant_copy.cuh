@@ -11,6 +11,7 @@
 #pragma once
 
 #include "mla/cuda/copy_role.cuh"
+#include "mla/cuda/invariant_merge.cuh"
 
 namespace espalier::mla::cuda {
 
@@ -212,14 +213,21 @@ class InvariantCopier {
     __device__ bool merge(Item& item) {
         item = item_;
         item.flags = kMerges | merge_flags();
-        item.split_tiles = tiles_;
-        item.tile_begin = begun_;
-        item.tile_end = split_end_;
+        // This part's share of the chunks. (The output warps have no time for divisions.)
+        const int chunks = ceil_div(item.columns, kStripRows) * kStripChunks;
+        item.tile_begin = share_of(chunks, begun_);
+        item.tile_end = share_of(chunks, split_end_);
+        item.split_tiles = !T::kFp8 && tiles_ * kTileKeys >= kLongSplit ? 2 : 1;
+        item.run = ceil_div(item.splits, item.split_tiles * kQuad);
         begun_ = split_end_;
         if ((item.flags & kLocal) != 0) return true;
         if (threadIdx.x % 32 == 0) feeder_.deferred()[deferred_] = item;
         ++deferred_;
         return false;
+    }
+
+    __device__ int share_of(int chunks, int splits) const {  // up to 64 × 2^25
+        return static_cast<int>(static_cast<unsigned>(chunks) * splits / item_.splits);
     }
 
     const AbsorbedParams& p_;

@@ -8,10 +8,11 @@
 
 namespace espalier::mla::cuda {
 
-template <KvFormat kFormat, bool kInvariant>
+template <KvFormat kFormat, int kColumns, bool kInvariant>
 class OutputHalf {
     using T = Traits<kFormat>;
     using Shared = SharedLayout<kFormat>;
+    static constexpr bool kSpread = kInvariant && kColumns <= kFewRows;
     static constexpr int kSums = 64;  // of 128 columns; two such pieces
 
   public:
@@ -21,18 +22,17 @@ class OutputHalf {
           half_(half),
           warp_(threadIdx.x % 128 / 32),
           lane_(threadIdx.x % 32),
-          row_(warp_ * (spread() ? 8 : 16) + lane_ / 4) {}
+          turn_(kSpread && p.query_rows <= kStripRows && half > 0 ? 2 : 0),
+          row_((warp_ + turn_) % 4 * (kSpread ? 8 : 16) + lane_ / 4) {}
 
     __device__ void run() {
         while (accumulate()) {
-            merge_share<false>(p_, shared_.items[items_.index], shared_);
+            merge_share<false, kColumns <= kFewRows>(p_, shared_.items[items_.index], shared_);
             release_item();
         }
     }
 
   private:
-    __device__ bool spread() const { return rows_spread<kInvariant>(p_); }
-
     // Up to an item that merges, which has no need of these registers; false: up to the end.
     __device__ bool accumulate() {
         float out[2][kSums];
@@ -75,9 +75,10 @@ class OutputHalf {
         if (gathered) fence_async_proxy();
         wait(&shared_.weights_full[0], weights_phase_);
         weights_phase_ ^= 1;
-        if (uniform(shared_.rescale[warp_]) != 0) rescale(out);
+        if (uniform(shared_.rescale[(warp_ + turn_) % 4]) != 0) rescale(out);
         const std::uint32_t keys = shared_address(shared_.keys[keys_.index]);
-        const std::uint64_t weights = row_descriptor(shared_address(shared_.weights[0]), spread());
+        const std::uint64_t weights =
+            row_descriptor(shared_address(shared_.weights[0]) - turn_ * 1024, kSpread);
         const std::uint64_t values = descriptor(keys + half_ * 4 * kBlockBytes, kBlockBytes);
         hold(out[0]);
         hold(out[1]);
@@ -99,7 +100,7 @@ class OutputHalf {
 
     __device__ void rescale(float (&out)[2][kSums]) {
         const float upper = shared_.factor[row_];
-        const float lower = spread() ? 1.0f : shared_.factor[row_ + 8];
+        const float lower = kSpread ? 1.0f : shared_.factor[row_ + 8];
 #pragma unroll
         for (int i = 0; i < 2 * kSums; i += 4) {
             float* quad = &out[i / kSums][i % kSums];
@@ -133,7 +134,7 @@ class OutputHalf {
     __device__ void store_rounded(const Item& item, int slot, float (&out)[2][kSums]) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            if (half == 1 && spread()) break;
+            if (half == 1 && kSpread) break;
             const int row = row_ + 8 * half;
             const float factor = row < item.columns ? shared_.final_factor[row] : 0.0f;
             float chain[4] = {};
@@ -149,7 +150,7 @@ class OutputHalf {
                 if (row < item.columns) write_rounded(item, row, half, of_row, out);
                 continue;
             }
-            const PartialPlace place(p_, item, slot + row / kStripRows);
+            const PartialPlace<kSpread> place(p_, item, slot + row / kStripRows);
             store_at_once(place.row(half_ * 4 + lane_ % 4, row % kStripRows),
                           {shared_.final_lse[row], of_row.inverse});
             uint4* chunk = place.chunk(half_ * 8 + row / 8 % 2);
@@ -213,7 +214,11 @@ class OutputHalf {
 
     const AbsorbedParams& p_;
     Shared& shared_;
-    const int half_, warp_, lane_, row_;
+    const int half_, warp_, lane_;
+    // Sixteen rows are two warps' of each half. The halves take different ones, so that all four
+    // schedulers have work: what lies before the weights is the other warps' operand.
+    const int turn_;
+    const int row_;
     Ring<2> items_;
     Ring<T::kStages> keys_;
     std::uint32_t weights_phase_ = 0, final_phase_ = 0;

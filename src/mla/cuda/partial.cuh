@@ -49,11 +49,12 @@ __device__ __forceinline__ float2 unpacked(std::uint32_t word) {
             __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7432)) - kIntegers};
 }
 
-// A slot of an item's block.
+// A slot of an item's block. kMarks: it may be one of the plan's.
+template <bool kMarks>
 class PartialPlace {
   public:
     __device__ PartialPlace(const AbsorbedParams& p, const Item& item, int slot) {
-        const bool marked = (item.flags & kMarked) != 0;
+        const bool marked = kMarks && (item.flags & kMarked) != 0;
         chunks_ = (marked ? p.marked : reinterpret_cast<uint4*>(p.partial)) +
                   static_cast<long long>(slot) * kStripChunks * (kChunkBytes / 16) +
                   threadIdx.x % 32;

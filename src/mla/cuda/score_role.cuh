@@ -9,10 +9,11 @@
 
 namespace espalier::mla::cuda {
 
-template <KvFormat kFormat, bool kInvariant>
+template <KvFormat kFormat, int kColumns, bool kInvariant>
 class Scorer {
     using T = Traits<kFormat>;
     using Shared = SharedLayout<kFormat>;
+    static constexpr bool kSpread = kInvariant && kColumns <= kFewRows;
     static constexpr int kSums = 32;
 
   public:
@@ -21,7 +22,7 @@ class Scorer {
           shared_(shared),
           warp_(threadIdx.x % 128 / 32),
           lane_(threadIdx.x % 32),
-          row_(warp_ * (spread() ? 8 : 16) + lane_ / 4),
+          row_(warp_ * (kSpread ? 8 : 16) + lane_ / 4),
           pair_(lane_ % 4) {}
 
     __device__ void run() {
@@ -36,15 +37,10 @@ class Scorer {
     }
 
   private:
-    __device__ bool spread() const { return rows_spread<kInvariant>(p_); }
-
     __device__ void score_item(const Item& item) {
         const int tile_end = uniform(item.tile_end);
         int tile = uniform(item.tile_begin);
-        if (tile < tile_end && item_says<kInvariant>(item, kNewQuery)) {
-            wait(&shared_.query_full, query_phase_);
-            query_phase_ ^= 1;
-        }
+        new_query_ = tile < tile_end && item_says<kInvariant>(item, kNewQuery);
         const bool frees = !kInvariant || (uniform(item.flags) & kFreesQuery) != 0;
         if (kInvariant && frees && tile == tile_end) arrive_as_warp(&shared_.query_free);
         SplitRun<kInvariant> run(item);
@@ -65,6 +61,11 @@ class Scorer {
         wait(&shared_.keys_full[keys_.index], keys_.phase);
         if (kInvariant && item.gathered >= 0) fence_async_proxy();
         if (valid < kTileKeys) clear_rows(valid);
+        if (new_query_) {  // the last to come, where keys are asked for early
+            wait(&shared_.query_full, query_phase_);
+            query_phase_ ^= 1;
+            new_query_ = false;
+        }
         multiply(score);
         if (frees_query) arrive_as_warp(&shared_.query_free);
         scale(score);
@@ -96,7 +97,7 @@ class Scorer {
     __device__ void multiply_block(int block, float (&score)[kSums], int add) {
         wgmma_begin();
         const std::uint64_t a =
-            row_descriptor(shared_address(shared_.query) + block * p_.query_rows * 128, spread());
+            row_descriptor(shared_address(shared_.query) + block * p_.query_rows * 128, kSpread);
         const std::uint64_t b =
             descriptor(shared_address(shared_.keys[keys_.index]) + block * kBlockBytes);
 #pragma unroll
@@ -113,13 +114,13 @@ class Scorer {
     __device__ void apply_mask(const Item& item, int tile, float (&score)[kSums]) {
         std::uint64_t visible[2] = {};
 #pragma unroll 1
-        for (int half = spread() ? 1 : 0; half < 2; ++half) {
+        for (int half = kSpread ? 1 : 0; half < 2; ++half) {
             const RowMask mask(p_, item, shared_.seen[items_.index],
-                               min(row_ + (spread() ? 0 : 8 * half), item.columns - 1));
+                               min(row_ + (kSpread ? 0 : 8 * half), item.columns - 1));
             visible[0] = visible[1];
             visible[1] = mask.template visible<4>(tile) >> pair_ * 2;
         }
-        if (spread()) visible[0] = visible[1];
+        if (kSpread) visible[0] = visible[1];
 #pragma unroll
         for (int i = 0; i < kSums; ++i)
             if (((visible[i / 2 % 2] >> (i / 4 * 8 + i % 2)) & 1) == 0) score[i] = minus_infinity();
@@ -129,7 +130,7 @@ class Scorer {
         float factor[2] = {1.0f, 1.0f};
         std::uint32_t weight[2][kSums / 4] = {};  // pairs of keys; row g, row g + 8
         softmax_row(score, 0, weight[0], factor[0]);
-        if (!spread()) softmax_row(score, 1, weight[1], factor[1]);
+        if (!kSpread) softmax_row(score, 1, weight[1], factor[1]);
         const bool changed = __any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f);
         wait(&shared_.weights_free[0], weights_phase_ ^ 1);
         weights_phase_ ^= 1;
@@ -143,7 +144,8 @@ class Scorer {
         constexpr float lift = kLargestAfterRaise<T::kElement>;
         const bool raise = tile > before + (lift + kHeadroom);
         if (raise) maximum_[half] = tile - lift;
-        factor = raise ? exp2_fast(before - maximum_[half]) : 1.0f;
+        // Before the first visible key there are no sums to rescale.
+        factor = raise && before != minus_infinity() ? exp2_fast(before - maximum_[half]) : 1.0f;
         const float shift = finite_or_zero(maximum_[half]);
         // The output is divided by the sum of the rounded weights: what rounding adds to a
         // key's share it takes from the others, and one visible key gives exactly its value.
@@ -183,7 +185,7 @@ class Scorer {
     __device__ void publish(const std::uint32_t (&weight)[2][kSums / 4], const float (&factor)[2],
                             bool changed) {
         const std::uint32_t base = shared_address(shared_.weights[0]);
-        if (spread()) {
+        if (kSpread) {
             const std::uint32_t row = base + (warp_ * 8 + lane_ % 8) * 128;
 #pragma unroll
             for (int j = 0; j < 8; j += 4)
@@ -198,7 +200,7 @@ class Scorer {
         }
         if (changed && pair_ == 0) {
             shared_.factor[row_] = factor[0];
-            if (!spread()) shared_.factor[row_ + 8] = factor[1];
+            if (!kSpread) shared_.factor[row_ + 8] = factor[1];
         }
         if (lane_ == 0) shared_.rescale[warp_] = changed ? 1 : 0;
         fence_async_proxy();
@@ -210,7 +212,7 @@ class Scorer {
         final_phase_ ^= 1;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            if (half == 1 && spread()) break;
+            if (half == 1 && kSpread) break;
             const int row = row_ + 8 * half;
             const float exact = over_row(sum_[half]);
             const float rounded = over_row(rounded_sum_[half]);
@@ -239,6 +241,7 @@ class Scorer {
     Ring<2> items_;
     Ring<T::kStages> keys_;
     std::uint32_t query_phase_ = 0, weights_phase_ = 0, final_phase_ = 0;
+    bool new_query_ = false;  // the item's queries have not been waited for
     float maximum_[2], sum_[2], rounded_sum_[2];
 };
 

@@ -157,10 +157,27 @@ class CudaBackend final : public Backend {
         check_size(to.cos_sin.cols, kRopeWidth, "rope angles");
         const linalg::cuda::Queries queries{to.width, to.cos_sin, to.q_act, to.rope_to,
                                             to.rope_step};
-        if (!linalg::cuda::joint_product(context.stream, x, w, to.q, {beside.w, beside.y},
-                                         &queries))
+        if (!linalg::cuda::joint_product(context.stream, x, w, to.q, {beside.w, beside.y}, &queries,
+                                         scratch_of(context)))
             return Backend::query_product(context, x, w, to, beside);
         return true;
+    }
+
+    // Of many tokens what a gated product gives goes straight to where the product behind it reads
+    // it.
+    void feed_forward(OpContext& context, const Matrix& x, const FeedForward& network,
+                      Overlap overlap, Overlap down_overlap) const override {
+        if (!linalg::cuda::feed_forward(context.stream, x, network.gate_up, network.down,
+                                        network.gated, network.out,
+                                        {memory_of(network.gate_up_room), scratch_of(context)}))
+            Backend::feed_forward(context, x, network, overlap, down_overlap);
+    }
+    void expert_feed_forward(OpContext& context, const Matrix& x, const ExpertPlan& plan,
+                             const FeedForward& experts, Overlap overlap) const override {
+        if (!linalg::cuda::expert_feed_forward(
+                context.stream, x, plan.source_token, plan.indptr, experts.gate_up, experts.down,
+                experts.gated, experts.out, {memory_of(experts.gate_up_room), scratch_of(context)}))
+            Backend::expert_feed_forward(context, x, plan, experts, overlap);
     }
 
     // Of few tokens each product of the shared expert is in front of the experts' in one launch.
@@ -172,7 +189,7 @@ class CudaBackend final : public Backend {
             !linalg::cuda::joint_expert_product(context.stream, {x, shared.gate_up, shared.gated},
                                                 x, plan.source_token, plan.indptr, experts.gate_up,
                                                 experts.gated))
-            return apart_expert_layer(context, x, plan, experts, shared, beside_router);
+            return Backend::expert_layer(context, x, plan, experts, shared, beside_router);
         if (linalg::cuda::joint_expert_product(
                 context.stream, {shared.gated, shared.down, shared.out}, experts.gated, nullptr,
                 plan.indptr, experts.down, experts.out))
@@ -202,10 +219,15 @@ class CudaBackend final : public Backend {
         const bool plain = w.layout == linalg::WeightLayout::fragments && w.count == 1 &&
                            w.format.code == WeightCode::f32 && w.n == router.rule.experts &&
                            w.k == residual.cols;
-        if (!plain || !cuda::norm_route(context.stream, partial, residual, norm, router,
-                                        arrived_.as<std::uint32_t>()))
-            return Backend::reduce_add_norm_route(context, partial, residual, norm, router);
-        return {};  // the norm is written by the kernel in front itself
+        auto* arrived = arrived_.as<std::uint32_t>();
+        if (plain && cuda::norm_route(context.stream, partial, residual, norm, router, arrived))
+            return {};  // the norm is written by the kernel in front itself
+        cuda::reduce_add_norm(context.stream, partial, residual, norm);
+        if (!plain || !cuda::router_route(context.stream, norm.exact, router, arrived)) {
+            overlapping_product(context, norm.exact, w, router.logits, {.holds_next = true});
+            route(context, router.logits, router.bias, router.rule, router.row_of, router.plan);
+        }
+        return {.inputs_settled = true};
     }
 
     void combine_add_norm(OpContext& context, const Matrix& expert_out, const RouterRule& rule,
@@ -281,28 +303,6 @@ class CudaBackend final : public Backend {
     }
 
   private:
-    // As Backend::expert_layer, and of many tokens what a gated product gives goes straight to
-    // where the product behind it reads it.
-    void apart_expert_layer(OpContext& context, const Matrix& x, const ExpertPlan& plan,
-                            const FeedForward& experts, const FeedForward& shared,
-                            Overlap beside_router) const {
-        const bool has_shared = shared.out.data != nullptr;
-        if (has_shared && !linalg::cuda::feed_forward(
-                              context.stream, x, shared.gate_up, shared.down, shared.gated,
-                              shared.out, {memory_of(shared.gate_up_room), scratch_of(context)})) {
-            gated_product(context, x, shared.gate_up, shared.gate_up_room, shared.gated,
-                          beside_router);
-            overlapping_product(context, shared.gated, shared.down, shared.out,
-                                {.holds_next = true});
-        }
-        if (linalg::cuda::expert_feed_forward(
-                context.stream, x, plan.source_token, plan.indptr, experts.gate_up, experts.down,
-                experts.gated, experts.out, {memory_of(experts.gate_up_room), scratch_of(context)}))
-            return;
-        gated_expert_product(context, x, plan.source_token, plan.indptr, experts.gate_up,
-                             experts.gate_up_room, experts.gated, {.inputs_settled = has_shared});
-        expert_product(context, experts.gated, nullptr, plan.indptr, experts.down, experts.out);
-    }
     // No operation that holds a part of the arena calls a product.
     static linalg::cuda::Scratch scratch_of(OpContext& context) {
         return {context.arena.memory().data(), context.arena.memory().bytes()};

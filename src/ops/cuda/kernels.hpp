@@ -46,6 +46,10 @@ void route(Stream stream, const Matrix& logits, const float* bias, const RouterR
 bool norm_route(Stream stream, const Matrix& partial, const Matrix& residual, const RowNorm& norm,
                 const RouterCall& router, std::uint32_t* arrived);
 
+// The router's product of normed rows x and route, of more tokens than norm_route has room for, in
+// one kernel. The kernel behind starts when all in front has ended. False and the rest: as there.
+bool router_route(Stream stream, const Matrix& x, const RouterCall& router, std::uint32_t* arrived);
+
 // Nodes that are drawn at a time: scratch is for these. (An H200 has 132 multiprocessors, a block
 // takes half of one.)
 inline constexpr std::int64_t kNodesAtOnce = 256;

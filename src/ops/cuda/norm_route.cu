@@ -12,6 +12,7 @@
 
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/route_token.cuh"
+#include "ops/cuda/router_rows.cuh"
 
 namespace espalier::ops::cuda {
 namespace {
@@ -41,19 +42,6 @@ std::size_t shared_bytes(const NormRouteCall& call) {
     return static_cast<std::size_t>(4 * (call.residual.rows + 1) * cols +
                                     std::max(4 * call.block_experts * cols, routing));
 }
-
-__device__ void ask_floats(float* to, const float* from, int count) {
-    for (int i = 4 * static_cast<int>(threadIdx.x); i < count; i += 4 * kThreads)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                         static_cast<unsigned>(__cvta_generic_to_shared(to + i))),
-                     "l"(from + i)
-                     : "memory");
-}
-
-template <int kCount>
-struct alignas(4 * kCount) Floats {
-    float value[kCount];
-};
 
 // A thread has kChains neighbouring ones of a row's 256 chains of squares: chain i takes columns i,
 // i + 256, …. So kChains tokens are added at once. kAtOnce: a chain's columns that are on their way
@@ -173,8 +161,8 @@ __global__ void __launch_bounds__(kThreads) norm_route_kernel(NormRouteCall call
     const int first = static_cast<int>(blockIdx.x) * call.block_experts;
     const int count = min(call.block_experts, call.route.rule.experts - first);
     let_next_kernel_start();
-    ask_floats(router, call.router + std::int64_t{first} * cols, count * cols);
-    ask_floats(weight, call.norm.weight, cols);
+    ask_floats<kThreads>(router, call.router + std::int64_t{first} * cols, count * cols);
+    ask_floats<kThreads>(weight, call.norm.weight, cols);
     if (call.route.bias != nullptr && threadIdx.x < count)  // for the last block
         asm volatile("prefetch.global.L2 [%0];" ::"l"(call.route.bias + first + threadIdx.x));
     wait_for_previous_kernel();
@@ -191,11 +179,7 @@ __global__ void __launch_bounds__(kThreads) norm_route_kernel(NormRouteCall call
         if (lane_id() == 0) row_of(call.route.logits, t)[first + e] = logit;
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        last = atomicInc(call.arrived, gridDim.x - 1) == gridDim.x - 1;
-        __threadfence();
-    }
+    if (threadIdx.x == 0) last = arrive(call.arrived, gridDim.x - 1) == gridDim.x - 1;
     __syncthreads();
     const int thread = static_cast<int>(threadIdx.x);
     if (!last) return write_normed(call, rows, warp_sums, thread, kThreads);
@@ -210,12 +194,6 @@ __global__ void __launch_bounds__(kThreads) norm_route_kernel(NormRouteCall call
     if (tokens < kWarps) return;
     write_residual(call, rows, thread, kThreads);
     write_normed(call, rows, warp_sums, thread, kThreads);
-}
-
-// Rows that can be read 16 bytes at a time.
-bool in_fours(const Matrix& matrix) {
-    return reinterpret_cast<std::uintptr_t>(matrix.data) % 16 == 0 && matrix.stride % 4 == 0 &&
-           matrix.cols % 4 == 0;
 }
 
 template <int kChains>

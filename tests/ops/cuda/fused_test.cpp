@@ -245,7 +245,8 @@ TEST_F(GpuFused, QueriesAreSplitAsByTheirParts) {
         }
 }
 
-// The numbers of tokens at which one launch serves both products, and those at which two do.
+// The numbers of tokens at which one launch serves both products, those at which two do, and those
+// at which x is arranged for both; of all, some and none the rotated columns lie apart.
 TEST_F(GpuFused, ProductsOfQueriesAreProductsThenSplit) {
     constexpr std::int64_t kInputs = 2048, kRope = 64, kNope = 128, kStep = 576, kBeside = 576;
     constexpr std::int32_t kHeads = 4;
@@ -261,7 +262,10 @@ TEST_F(GpuFused, ProductsOfQueriesAreProductsThenSplit) {
         return must(gpu.backend->pack(*gpu.device, linalg::WeightStack(&one, 1)));
     };
     const linalg::Weight w = weight(16, kQuery), other = weight(17, kBeside);
-    for (const std::int64_t tokens : {1, 3, 8, 20, 64, 130, 700}) {
+    const std::pair<std::int64_t, std::int64_t> sizes[] = {
+        {1, 1},  {3, 3},     {8, 8},       {20, 20},    {64, 64},   {130, 130}, {700, 700},
+        {20, 7}, {700, 256}, {1700, 1700}, {1700, 256}, {1537, 37}, {1536, 0}};
+    for (const auto& [tokens, apart] : sizes) {
         const auto room = [&](std::int64_t cols) {
             return std::vector<float>(static_cast<std::size_t>(tokens * cols), -1.0f);
         };
@@ -272,7 +276,7 @@ TEST_F(GpuFused, ProductsOfQueriesAreProductsThenSplit) {
         OnGpu<Bf16> absorbed[2] = {{gpu, narrow(room(kHeads * kStep))},
                                    {gpu, narrow(room(kHeads * kStep))}};
         for (const std::size_t i : {std::size_t{0}, std::size_t{1}}) {
-            const Matrix query = absorbed[i].matrix(tokens, kHeads * kStep);
+            const Matrix query = absorbed[i].matrix(tokens, kHeads * kStep).slice(0, apart);
             const QueryPlaces to{.q = q.matrix(tokens, kQuery),
                                  .heads = kHeads,
                                  .width = kNope,
@@ -288,7 +292,7 @@ TEST_F(GpuFused, ProductsOfQueriesAreProductsThenSplit) {
                 gpu.backend->Backend::query_product(gpu.context, x.matrix(tokens, kInputs),
                                                     w.view(), to, second);
         }
-        const std::string name = fmt::format("{} tokens", tokens);
+        const std::string name = fmt::format("{} tokens, {} apart", tokens, apart);
         // Rope columns of act are nobody's: those of the composed form keep what was there, too.
         ASSERT_NO_FATAL_FAILURE(expect_same(act[0], act[1], name + ": act"));
         ASSERT_NO_FATAL_FAILURE(expect_same(absorbed[0], absorbed[1], name + ": rope"));

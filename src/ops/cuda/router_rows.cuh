@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernels that multiply with a router and route in their last block share.
+#pragma once
+
+#include <cstdint>
+
+#include "base/matrix.hpp"
+
+namespace espalier::ops::cuda {
+
+template <int kCount>
+struct alignas(4 * kCount) Floats {
+    float value[kCount];
+};
+
+// Copies to shared memory, 16 bytes at a time, that all threads of a block ask for.
+template <int kThreads>
+__device__ inline void ask_floats(float* to, const float* from, int count) {
+    for (int i = 4 * static_cast<int>(threadIdx.x); i < count; i += 4 * kThreads)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                         static_cast<unsigned>(__cvta_generic_to_shared(to + i))),
+                     "l"(from + i)
+                     : "memory");
+}
+
+// How many blocks were here before this one; `last` comes last, and the count is 0 again. What
+// every one of them wrote before is there for those who come later.
+__device__ inline unsigned arrive(std::uint32_t* arrived, unsigned last) {
+    unsigned before;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(arrived), "r"(last)
+                 : "memory");
+    return before;
+}
+
+// Rows that can be read 16 bytes at a time.
+inline bool in_fours(const Matrix& matrix) {
+    return reinterpret_cast<std::uintptr_t>(matrix.data) % 16 == 0 && matrix.stride % 4 == 0 &&
+           matrix.cols % 4 == 0;
+}
+
+}  // namespace espalier::ops::cuda
