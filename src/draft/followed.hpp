@@ -40,6 +40,7 @@ class Followed {
 
     std::vector<Text> texts_;          // by request slot
     std::vector<std::int8_t> filled_;  // by page: slots from its first on that were seen
+    static_assert(cache::kPageTokens <= 127);
 };
 
 }  // namespace espalier::draft
