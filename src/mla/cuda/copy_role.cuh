@@ -206,7 +206,8 @@ class Copier {
         const RowShape& shape = share.shape;
         Item item = row_item(p_, row, shape);
         item.slot = share.slot + share.unit * share.slot_step;
-        place_columns(p_, item, shape, share.unit * T::kRows, shape.tokens * p_.heads);
+        const int first = share.unit * T::kRows;
+        place_columns(p_, item, shape, first, min(shape.tokens * p_.heads, first + T::kRows));
         item.tile_begin = share.tile_begin;
         item.tile_end = share.tile_end;
         return item;

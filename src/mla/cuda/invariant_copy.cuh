@@ -62,13 +62,13 @@ class InvariantCopier {
         group_ = RowGroups(p_, row_, shape).at(group_index_);
     }
 
-    // Finds the next block of which this part has splits.
+    // Finds the next block of which this part has splits. (Of small blocks it has one alone.)
     __device__ bool next_block() {
         if (left_ <= 0) return false;
         find_group();
         left_ -= block_cost(p_, group_);
         if (left_ <= 0) return false;
-        if (++block_ == group_blocks(p_, group_)) {
+        if (++block_ == group_blocks(group_, p_.block_shift)) {
             block_ = 0;
             slot_ += group_slots(group_);
             if (!next_group()) return false;
@@ -76,7 +76,7 @@ class InvariantCopier {
         const RowShape shape = row_shape(p_, row_);
         split_ = 0;
         split_end_ = min(ceil_div(left_, split_cost(group_)), group_.splits);
-        item_ = block_item(p_, row_, shape, group_, block_, slot_);
+        item_ = block_item(p_, row_, shape, group_, block_, p_.block_shift, slot_);
         prepare_block();
         return true;
     }
