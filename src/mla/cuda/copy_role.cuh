@@ -87,9 +87,11 @@ class ItemFeeder {
     // Up to which tile the first item's keys may be asked for before the previous kernel has ended:
     // those that no token of this call wrote, as many as there are places.
     __device__ int settled_tiles(const Item& item) const {
-        if (item.gathered >= 0 || p_.rows.dcp_world > 1) return item.tile_begin;
-        const int settled = (item.keys - item.tokens) / kTileKeys;
-        return max(min(min(item.tile_end, item.tile_begin + T::kStages), settled), item.tile_begin);
+        if (p_.rows.dcp_world > 1) return item.tile_begin;
+        const int settled =
+            item.gathered < 0 ? item.keys - item.tokens : keys_.settled_history(item.tokens);
+        return max(min(min(item.tile_end, item.tile_begin + T::kStages), settled / kTileKeys),
+                   item.tile_begin);
     }
 
     // Returns the shared copy, which only this warp overwrites: registers are few here.
