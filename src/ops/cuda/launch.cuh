@@ -45,21 +45,34 @@ void allow_shared_memory(const char* what, void (*kernel)(Parameters...), Shared
           cudaGetErrorString(status));
 }
 
+// Neighbouring blocks of a grid that run at the same time and reach each other's shared memory.
+struct ClusterBlocks {
+    unsigned count = 1;
+};
+
 template <typename... Parameters, typename... Arguments>
-void launch(const char* what, void (*kernel)(Parameters...), dim3 grid, int threads,
-            SharedBytes shared, Stream stream, const Arguments&... arguments) {
-    cudaLaunchAttribute early{};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
+void launch(const char* what, void (*kernel)(Parameters...), dim3 grid, ClusterBlocks cluster,
+            int threads, SharedBytes shared, Stream stream, const Arguments&... arguments) {
+    cudaLaunchAttribute attributes[2]{};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim = {cluster.count, 1, 1};
     cudaLaunchConfig_t config{};
     config.gridDim = grid;
     config.blockDim = dim3(static_cast<unsigned>(threads));
     config.dynamicSmemBytes = shared.count;
     config.stream = static_cast<cudaStream_t>(stream);
-    config.attrs = &early;
-    config.numAttrs = 1;
+    config.attrs = attributes;
+    config.numAttrs = cluster.count > 1 ? 2 : 1;
     const cudaError_t status = cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
     CHECK(status == cudaSuccess, "CUDA refused {}: {}", what, cudaGetErrorString(status));
+}
+
+template <typename... Parameters, typename... Arguments>
+void launch(const char* what, void (*kernel)(Parameters...), dim3 grid, int threads,
+            SharedBytes shared, Stream stream, const Arguments&... arguments) {
+    launch(what, kernel, grid, ClusterBlocks{}, threads, shared, stream, arguments...);
 }
 
 template <typename... Parameters, typename... Arguments>

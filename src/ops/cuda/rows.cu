@@ -4,44 +4,18 @@
 // but the row, and whatever is added to it first is added column by column, as if by itself.
 #include <cmath>
 
+#include "ops/cuda/addends.cuh"
 #include "ops/cuda/block.cuh"
 #include "ops/cuda/elements.cuh"
 #include "ops/cuda/kernels.hpp"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/prompt_rows.hpp"
+#include "ops/cuda/spread_rows.hpp"
 
 namespace espalier::ops::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-
-// What is added to x before its norm. Either may be absent.
-struct Addends {
-    Matrix partial;
-    Matrix expert_out;
-    ExpertPlan plan;
-    std::int32_t top_k = 0;
-    Matrix shared;
-    bool plan_settled = false;  // it was there before the kernel in front let this one start
-};
-
-constexpr int kTogether = 8;  // experts whose outputs are on their way at once
-
-// A token's experts, for all threads. Behind the last there are none.
-struct Choices {
-    float weight[kMaxTopK + kTogether];
-    std::int32_t pair[kMaxTopK + kTogether];
-};
-
-__device__ void load_choices(const Addends& add, std::int64_t t, Choices& choices) {
-    const auto i = static_cast<std::int32_t>(threadIdx.x);
-    if (i < kMaxTopK + kTogether) {
-        // Not from the nearest cache, which may hold an older plan while there was no wait.
-        choices.weight[i] = i < add.top_k ? __ldcg(add.plan.weight + t * add.top_k + i) : 0.0f;
-        choices.pair[i] = i < add.top_k ? __ldcg(add.plan.pair_of + t * add.top_k + i) : -1;
-    }
-    __syncthreads();
-}
 
 // What is added to columns d, d + 256, … (those below cols). Ascending expert ids, the shared
 // expert last.
@@ -127,7 +101,7 @@ __global__ void __launch_bounds__(kThreads) norm_kernel(Addends add, Matrix x, R
 template <bool kAdds>
 void launch_norm(const char* what, Stream stream, const Addends& add, const Matrix& x,
                  const RowNorm& norm) {
-    if (x.rows == 0) return;
+    if (x.rows == 0 || spread_norm(what, stream, add, x, norm)) return;
     const auto rows = static_cast<unsigned>(x.rows);
     if (x.cols <= 8 * kThreads)
         launch(what, norm_kernel<8, kAdds>, rows, kThreads, stream, add, x, norm);

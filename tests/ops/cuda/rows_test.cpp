@@ -63,8 +63,8 @@ TEST_F(GpuRows, EmbeddingsAreTheTables) {
 }
 
 TEST_F(GpuRows, NormsAreTheirFormulaAndStandAlone) {
-    for (const std::int64_t dim : {1, 31, 256, 777, 7168}) {
-        constexpr std::int64_t kRows = 5;
+    for (const std::int64_t dim : {1, 31, 256, 776, 777, 1536, 7168, 8192, 8448}) {
+        constexpr std::int64_t kRows = 40;  // another order shows in one row of ten
         std::vector<float> x = values(1, 0, kRows, dim);
         const std::vector<float> weight = values(2, 0, 1, dim);
         std::vector<float> wanted(x.size());
@@ -84,6 +84,15 @@ TEST_F(GpuRows, NormsAreTheirFormulaAndStandAlone) {
         gpu.backend->rms_norm(gpu.context, in.matrix(kRows, dim).slice(3, 1), w.data(), 1e-6f,
                               alone.matrix(1, dim), {});
         EXPECT_TRUE(same_bits(alone.values().data(), got.data() + 3 * dim, dim));
+        // Rows that do not begin at fours have a kernel of their own.
+        const std::int64_t stride = dim + 5 - dim % 4;
+        std::vector<float> odd(static_cast<std::size_t>(kRows * stride));
+        for (std::int64_t row = 0; row < kRows; ++row)
+            std::copy_n(x.begin() + row * dim, dim, odd.begin() + row * stride);
+        OnGpu<float> apart(gpu, odd), same(gpu, x);
+        gpu.backend->rms_norm(gpu.context, apart.matrix(kRows, dim), w.data(), 1e-6f,
+                              out.matrix(kRows, dim), same.matrix(kRows, dim));
+        EXPECT_TRUE(same_bits(same.values().data(), got.data(), kRows * dim)) << dim;
     }
 }
 
