@@ -92,7 +92,7 @@ class CudaBackend final : public Backend {
     void route(OpContext& context, const Matrix& logits, const float* bias, const RouterRule& rule,
                const std::int32_t* row_of, const ExpertPlan& plan) const override {
         check_rule(rule, logits);
-        cuda::route(context.stream, logits, bias, rule, row_of, plan);
+        cuda::route(context.stream, logits, bias, rule, row_of, plan, arrived_.as<std::uint32_t>());
     }
 
     void combine_experts(OpContext& context, const Matrix& expert_out, const RouterRule& rule,

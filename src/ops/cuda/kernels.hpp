@@ -37,12 +37,13 @@ void reduce_add(Stream stream, const Matrix& partial, const Matrix& residual);
 void gather_rows(Stream stream, const Matrix& x, const std::int32_t* index, const Matrix& out);
 void copy_rows(Stream stream, const Matrix& x, const RowPairs& pairs, const Matrix& out);
 
+// arrived: the kernel's blocks count there; 0 before and after, and no other kernel may count there
+// at the same time.
 void route(Stream stream, const Matrix& logits, const float* bias, const RouterRule& rule,
-           const std::int32_t* row_of, const ExpertPlan& plan);
+           const std::int32_t* row_of, const ExpertPlan& plan, std::uint32_t* arrived);
 
 // reduce_add_norm_route in one kernel. False: nothing was queued, because there are too many tokens
-// or their rows cannot be read 16 bytes at a time. router.w: f32. arrived: the kernel's blocks
-// count there; 0 before and after, and no other kernel may count there at the same time.
+// or their rows cannot be read 16 bytes at a time. router.w: f32. arrived: as above.
 bool norm_route(Stream stream, const Matrix& partial, const Matrix& residual, const RowNorm& norm,
                 const RouterCall& router, std::uint32_t* arrived);
 

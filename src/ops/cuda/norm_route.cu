@@ -22,7 +22,9 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kMostBlocks = 128;
 constexpr std::int64_t kMostTokens = 8;
 constexpr std::int32_t kMostExperts = 512;
-constexpr std::int64_t kMostRowBytes = 112 * 1024;  // of all tokens, in shared memory
+// Of all tokens: every block adds them. With more, a norm apart and router_route are faster
+// (v2-lite, eight tokens, 64 KB: a step of 5.22 ms, not 5.30; four, 32 KB: 3.72 and 3.73).
+constexpr std::int64_t kMostRowBytes = 60 * 1024;
 
 struct NormRouteCall {
     Matrix partial;
@@ -38,54 +40,60 @@ struct NormRouteCall {
 // What routing takes lies where the router's rows have been.
 std::size_t shared_bytes(const NormRouteCall& call) {
     const std::int64_t cols = call.residual.cols;
-    const std::int64_t routing = kWarps * TokenMemory::bytes(call.route.rule.experts);
+    const std::int64_t routing = routing_bytes(call.route.rule.experts, kThreads);
     return static_cast<std::size_t>(4 * (call.residual.rows + 1) * cols +
                                     std::max(4 * call.block_experts * cols, routing));
 }
 
-// A thread has kChains neighbouring ones of a row's 256 chains of squares: chain i takes columns i,
-// i + 256, …. So kChains tokens are added at once. kAtOnce: a chain's columns that are on their way
-// together.
-template <int kChains, int kAtOnce>
-__device__ void add_row(const NormRouteCall& call, int t, float* sums, float* warp_sums) {
-    using Part = Floats<kChains>;
-    const int cols = static_cast<int>(call.residual.cols);
-    const int first = static_cast<int>(threadIdx.x) % (kThreads / kChains) * kChains;
-    const float* residual = row_of(call.residual, t);
-    const float* partial = row_of(call.partial, t);
-    float squares[kChains] = {};
-    for (int base = first; base < cols; base += kAtOnce * kThreads) {
-        Part part[2][kAtOnce];
+// Residual and partial of all tokens, whose rows lie one behind the other.
+__device__ void add_rows(const NormRouteCall& call, int count, float* sums) {
+    constexpr int kAtOnce = 8;  // loads of each that are on their way together
+    const auto* residual = reinterpret_cast<const float*>(call.residual.data);
+    const auto* partial = reinterpret_cast<const float*>(call.partial.data);
+#pragma unroll 1
+    for (int base = 4 * static_cast<int>(threadIdx.x); base < count;
+         base += 4 * kAtOnce * kThreads) {
+        Floats<4> part[2][kAtOnce];
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i)
-            if (const int d = base + i * kThreads; d < cols) {
-                part[0][i] = *reinterpret_cast<const Part*>(residual + d);
-                part[1][i] = *reinterpret_cast<const Part*>(partial + d);
+            if (const int at = base + 4 * i * kThreads; at < count) {
+                part[0][i] = *reinterpret_cast<const Floats<4>*>(residual + at);
+                part[1][i] = *reinterpret_cast<const Floats<4>*>(partial + at);
             }
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i)
-            if (const int d = base + i * kThreads; d < cols) {
+            if (const int at = base + 4 * i * kThreads; at < count) {
 #pragma unroll
-                for (int c = 0; c < kChains; ++c) {
-                    float& sum = part[0][i].value[c];
-                    sum += part[1][i].value[c];
-                    squares[c] += sum * sum;
-                }
-                *reinterpret_cast<Part*>(sums + d) = part[0][i];
+                for (int c = 0; c < 4; ++c) part[0][i].value[c] += part[1][i].value[c];
+                *reinterpret_cast<Floats<4>*>(sums + at) = part[0][i];
             }
     }
-    // block_sum's tree: 32 chains, then the eight sums (factor_of).
+}
+
+// Of every row, block_sum's tree of the squares of 32 chains for each warp; chain i takes columns
+// i, i + 256, …. The eight sums are factor_of's. kTokens are added at once.
+template <int kTokens>
+__device__ void sum_squares(const float* sums, int tokens, int cols,
+                            float (&warp_sums)[kMostTokens][kWarps]) {
+#pragma unroll 1
+    for (int first = 0; first < tokens; first += kTokens) {
+        float squares[kTokens] = {};
+#pragma unroll 4
+        for (int d = static_cast<int>(threadIdx.x); d < cols; d += kThreads)
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-        float other[kChains];
+            for (int t = 0; t < kTokens; ++t) {
+                const float sum = sums[min(first + t, tokens - 1) * cols + d];
+                squares[t] += sum * sum;
+            }
 #pragma unroll
-        for (int c = 0; c < kChains; ++c)
-            other[c] = step >= kChains ? __shfl_xor_sync(kAllLanes, squares[c], step / kChains)
-                                       : squares[c ^ step];
+        for (int step = 16; step > 0; step /= 2)
 #pragma unroll
-        for (int c = 0; c < kChains; ++c) squares[c] += other[c];
+            for (int t = 0; t < kTokens; ++t)
+                squares[t] += __shfl_xor_sync(kAllLanes, squares[t], step);
+#pragma unroll
+        for (int t = 0; t < kTokens; ++t)
+            if (lane_id() == 0 && first + t < tokens) warp_sums[first + t][warp_id()] = squares[t];
     }
-    if (first % 32 == 0) warp_sums[first / 32] = squares[0];
 }
 
 // What the row is multiplied with.
@@ -104,7 +112,7 @@ __device__ float factor_of(const float (&warp_sums)[kWarps], int cols, float eps
 __device__ float multiply(const float* sums, const float* weight, const float* router, float factor,
                           int cols) {
     float sum = 0.0f;
-#pragma unroll 8
+#pragma unroll 4
     for (int d = 4 * lane_id(); d < cols; d += 128) {
         const auto x = *reinterpret_cast<const Floats<4>*>(sums + d);
         const auto w = *reinterpret_cast<const Floats<4>*>(weight + d);
@@ -117,45 +125,30 @@ __device__ float multiply(const float* sums, const float* weight, const float* r
     return sum;
 }
 
-// What every block has of all tokens.
-struct Rows {
-    const float* sums;    // [tokens, cols]
-    const float* weight;  // [cols]: the norm's
-    int tokens;
-    int cols;
-};
-
-// The normed rows, of which every block writes a part; `threads` of its threads do.
-__device__ void write_normed(const NormRouteCall& call, const Rows& rows,
-                             const float (&warp_sums)[kMostTokens][kWarps], int thread,
-                             int threads) {
-    const int all = rows.tokens * rows.cols, blocks = static_cast<int>(gridDim.x);
-    const int part = (all + blocks - 1) / blocks, begin = static_cast<int>(blockIdx.x) * part;
-    for (int i = begin + thread; i < min(begin + part, all); i += threads) {
-        const int t = i / rows.cols, d = i % rows.cols;
-        const float factor = factor_of(warp_sums[t], rows.cols, call.norm.epsilon);
-        const float value = (rows.sums[i] * factor) * rows.weight[d];
+// The normed rows, of which every block writes a part.
+__device__ void write_normed(const NormRouteCall& call, const float* sums, const float* weight,
+                             const float (&factors)[kMostTokens]) {
+    const auto cols = static_cast<int>(call.residual.cols);
+    const int all = static_cast<int>(call.residual.rows) * cols;
+    const int blocks = static_cast<int>(gridDim.x), part = (all + blocks - 1) / blocks;
+    const int begin = static_cast<int>(blockIdx.x) * part, end = min(begin + part, all);
+#pragma unroll 1
+    for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += kThreads) {
+        const int t = i / cols, d = i % cols;
+        const float value = (sums[i] * factors[t]) * weight[d];
         store(call.norm.out, t, d, value);
         if (call.norm.exact.data != nullptr) store(call.norm.exact, t, d, value);
     }
 }
 
-__device__ void write_residual(const NormRouteCall& call, const Rows& rows, int thread,
-                               int threads) {
-    for (int i = 4 * thread; i < rows.tokens * rows.cols; i += 4 * threads)
-        *reinterpret_cast<Floats<4>*>(row_of(call.residual, i / rows.cols) + i % rows.cols) =
-            *reinterpret_cast<const Floats<4>*>(rows.sums + i);
-}
-
-template <int kChains, int kPer>
+template <int kTokens, int kPer>
 __global__ void __launch_bounds__(kThreads) norm_route_kernel(NormRouteCall call) {
-    // Models of up to 64 experts have rows of about 2,048 columns, others of up to 7,168.
-    constexpr int kAtOnce = kPer == 2 ? 8 : std::max(8, 28 / kChains);
     extern __shared__ __align__(16) float sums[];
-    __shared__ float warp_sums[kMostTokens][kWarps];
+    __shared__ float warp_sums[kMostTokens][kWarps], factors[kMostTokens];
     __shared__ bool last;
-    const int tokens = kChains == 1 ? 1 : static_cast<int>(call.residual.rows);
+    const int tokens = kTokens == 1 ? 1 : static_cast<int>(call.residual.rows);
     const int cols = static_cast<int>(call.residual.cols);
+    const auto thread = static_cast<int>(threadIdx.x);
     float* weight = sums + tokens * cols;
     float* router = weight + cols;
     const int first = static_cast<int>(blockIdx.x) * call.block_experts;
@@ -163,46 +156,43 @@ __global__ void __launch_bounds__(kThreads) norm_route_kernel(NormRouteCall call
     let_next_kernel_start();
     ask_floats<kThreads>(router, call.router + std::int64_t{first} * cols, count * cols);
     ask_floats<kThreads>(weight, call.norm.weight, cols);
-    if (call.route.bias != nullptr && threadIdx.x < count)  // for the last block
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(call.route.bias + first + threadIdx.x));
+    if (call.route.bias != nullptr && thread < count)  // for the last block
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(call.route.bias + first + thread));
     wait_for_previous_kernel();
-    for (int t = static_cast<int>(threadIdx.x) / (kThreads / kChains); t < tokens; t += kChains)
-        add_row<kChains, kAtOnce>(call, t, sums + t * cols, warp_sums[t]);
+    add_rows(call, tokens * cols, sums);
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncthreads();
-
-    const Rows rows{sums, weight, tokens, cols};
+    sum_squares<kTokens>(sums, tokens, cols, warp_sums);
+    __syncthreads();
+    if (thread < tokens) factors[thread] = factor_of(warp_sums[thread], cols, call.norm.epsilon);
+    __syncthreads();
+#pragma unroll 1
     for (int i = warp_id(); i < count * tokens; i += kWarps) {
         const int e = i / tokens, t = i % tokens;
-        const float logit = multiply(sums + t * cols, weight, router + e * cols,
-                                     factor_of(warp_sums[t], cols, call.norm.epsilon), cols);
+        const float logit = multiply(sums + t * cols, weight, router + e * cols, factors[t], cols);
         if (lane_id() == 0) row_of(call.route.logits, t)[first + e] = logit;
     }
     __syncthreads();
-    if (threadIdx.x == 0) last = arrive(call.arrived, gridDim.x - 1) == gridDim.x - 1;
+    if (thread == 0) last = arrive(call.arrived, gridDim.x - 1) == gridDim.x - 1;
     __syncthreads();
-    const int thread = static_cast<int>(threadIdx.x);
-    if (!last) return write_normed(call, rows, warp_sums, thread, kThreads);
-
-    // Warps that have no token to route write the rows meanwhile.
-    const int routing = tokens * 32;
-    if (thread >= routing) {
-        write_residual(call, rows, thread - routing, kThreads - routing);
-        write_normed(call, rows, warp_sums, thread - routing, kThreads - routing);
+    if (last) {
+        route_and_place<kPer>(call.route, reinterpret_cast<std::byte*>(router));
+        auto* residual = reinterpret_cast<float*>(call.residual.data);
+#pragma unroll 1
+        for (int i = 4 * thread; i < tokens * cols; i += 4 * kThreads)
+            *reinterpret_cast<Floats<4>*>(residual + i) =
+                *reinterpret_cast<const Floats<4>*>(sums + i);
     }
-    route_and_place<kPer>(call.route, reinterpret_cast<std::byte*>(router));
-    if (tokens < kWarps) return;
-    write_residual(call, rows, thread, kThreads);
-    write_normed(call, rows, warp_sums, thread, kThreads);
+    write_normed(call, sums, weight, factors);
 }
 
-template <int kChains>
+template <int kTokens>
 void launch_norm_route(Stream stream, const NormRouteCall& call) {
     const unsigned blocks = static_cast<unsigned>(
         (call.route.rule.experts + call.block_experts - 1) / call.block_experts);
     const SharedBytes shared{shared_bytes(call)};
     with_lane_experts<kMostExperts>(call.route.rule.experts, [&](auto per) {
-        const auto kernel = norm_route_kernel<kChains, per.value>;
+        const auto kernel = norm_route_kernel<kTokens, per.value>;
         allow_shared_memory("norm_route", kernel, shared);
         launch("norm_route", kernel, blocks, kThreads, shared, stream, call);
     });
@@ -215,8 +205,8 @@ bool norm_route(Stream stream, const Matrix& partial, const Matrix& residual, co
     const std::int64_t tokens = residual.rows, cols = residual.cols;
     if (tokens < 1 || tokens > kMostTokens || router.rule.experts > kMostExperts ||
         tokens * router.rule.top_k > kFewChoices || tokens * cols * 4 > kMostRowBytes ||
-        !in_fours(partial) || !in_fours(residual) ||
-        reinterpret_cast<std::uintptr_t>(norm.weight) % 16 != 0)
+        !in_fours(partial) || !in_fours(residual) || partial.stride != cols ||
+        residual.stride != cols || reinterpret_cast<std::uintptr_t>(norm.weight) % 16 != 0)
         return false;
     NormRouteCall call{
         .partial = partial,
@@ -230,8 +220,6 @@ bool norm_route(Stream stream, const Matrix& partial, const Matrix& residual, co
     if (shared_bytes(call) > kMostSharedBytes) return false;
     if (tokens == 1)
         launch_norm_route<1>(stream, call);
-    else if (tokens == 2)
-        launch_norm_route<2>(stream, call);
     else
         launch_norm_route<4>(stream, call);
     return true;

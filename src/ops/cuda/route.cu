@@ -1,34 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
-// The router's choice, a warp for a token (route_token.cuh). Then pairs find their places, expert
-// by expert, tokens ascending. For few tokens one block does both; for many the places are a kernel
-// of their own, with a block for each expert, and no order of blocks shows.
+// The router's choice (route_token.cuh), then pairs find their places, expert by expert, tokens
+// ascending. Few tokens have a block each, and the block that comes last places them; for many the
+// places are a kernel of their own, with a block for each expert, and no order of blocks shows.
 #include <algorithm>
 
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/route_token.cuh"
+#include "ops/cuda/router_rows.cuh"
 
 namespace espalier::ops::cuda {
 namespace {
 
-constexpr int kMostWarps = 16;
+constexpr int kFewThreads = 256;   // of a block that routes one token
+constexpr int kManyThreads = 128;  // of one that routes as many as it has warps
 constexpr int kPairThreads = 512;
-constexpr std::int64_t kWarpsBytes = 44 * 1024;  // of shared memory for the warps' tokens
+static_assert(kFewThreads >= kFewChoices);
 
 template <int kPer>
-__global__ void route_tokens(RouteCall call) {
+__global__ void __launch_bounds__(kManyThreads) route_many(RouteCall call) {
     begin_kernel();
-    extern __shared__ __align__(16) std::byte warps[];
-    const auto experts = call.rule.experts;
-    const TokenMemory memory(warps + warp_id() * TokenMemory::bytes(experts), experts);
-    const std::int64_t t = std::int64_t{blockIdx.x} * (blockDim.x / 32) + warp_id();
-    if (t < call.logits.rows) TokenRouter<kPer>(call, memory).run(t, false);
+    extern __shared__ __align__(16) std::byte memory[];
+    const std::int64_t first = std::int64_t{blockIdx.x} * (kManyThreads / 32);
+    route_tokens<kPer>(call, first, min(first + kManyThreads / 32, call.logits.rows), memory);
 }
 
 template <int kPer>
-__global__ void __launch_bounds__(kMostWarps * 32) route_few(RouteCall call) {
+__global__ void __launch_bounds__(kFewThreads) route_few(RouteCall call, std::uint32_t* arrived) {
     begin_kernel();
-    extern __shared__ __align__(16) std::byte warps[];
-    route_and_place<kPer>(call, warps);
+    extern __shared__ __align__(16) std::byte memory[];
+    __shared__ bool last;
+    route_tokens<kPer>(call, blockIdx.x, std::int64_t{blockIdx.x} + 1, memory);
+    if (gridDim.x == 1) return;
+    if (threadIdx.x == 0) last = arrive(arrived, gridDim.x - 1) == gridDim.x - 1;
+    __syncthreads();
+    if (last) place_choices(call, memory);
 }
 
 // A block for each expert, a warp for each part of the choices: it counts the expert's in front of
@@ -90,25 +95,24 @@ __global__ void place_pairs(std::int64_t choices, std::int32_t top_k, std::int32
 }  // namespace
 
 void route(Stream stream, const Matrix& logits, const float* bias, const RouterRule& rule,
-           const std::int32_t* row_of, const ExpertPlan& plan) {
-    const std::int64_t bytes = TokenMemory::bytes(rule.experts);
-    static_assert(2 * TokenMemory::bytes(kMaxExperts) <= kWarpsBytes);
+           const std::int32_t* row_of, const ExpertPlan& plan, std::uint32_t* arrived) {
     const std::int64_t choices = logits.rows * rule.top_k;
+    const bool few = choices <= kFewChoices;
+    const int threads = few ? kFewThreads : kManyThreads;
+    const std::int64_t tokens = few ? 1 : threads / 32;  // of a block
+    const auto blocks = static_cast<unsigned>((logits.rows + tokens - 1) / tokens);
+    const SharedBytes shared{static_cast<std::size_t>(routing_bytes(rule.experts, threads))};
     const RouteCall call{logits, bias, rule, row_of, plan};
-    if (choices <= kFewChoices) {
-        const std::int64_t warps = std::min<std::int64_t>(kMostWarps, kWarpsBytes / bytes);
-        return with_lane_experts<kMaxExperts>(rule.experts, [&](auto per) {
-            launch("route", route_few<per.value>, 1u, static_cast<int>(32 * warps),
-                   SharedBytes{static_cast<std::size_t>(warps * bytes)}, stream, call);
-        });
-    }
-    const std::int64_t warps = std::min<std::int64_t>(4, kWarpsBytes / bytes);
     with_lane_experts<kMaxExperts>(rule.experts, [&](auto per) {
-        launch("route", route_tokens<per.value>,
-               static_cast<unsigned>((logits.rows + warps - 1) / warps),
-               static_cast<int>(32 * warps), SharedBytes{static_cast<std::size_t>(warps * bytes)},
-               stream, call);
+        if (few) {
+            allow_shared_memory("route", route_few<per.value>, shared);
+            launch("route", route_few<per.value>, blocks, threads, shared, stream, call, arrived);
+        } else {
+            allow_shared_memory("route", route_many<per.value>, shared);
+            launch("route", route_many<per.value>, blocks, threads, shared, stream, call);
+        }
     });
+    if (few) return;
     launch("the places of pairs", place_pairs, static_cast<unsigned>(rule.experts), kPairThreads,
            stream, choices, rule.top_k, rule.experts, plan);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Routing on a GPU gives the reference's plan, bit for bit, and sums of experts stand alone: random
-// rules with ties, groups, pads and NaN, up to 384 experts and 700 tokens.
+// rules with ties, groups, pads and NaN, up to 1,024 experts and 700 tokens.
 #include <limits>
 #include <random>
 
@@ -116,6 +116,14 @@ TEST_F(GpuRoute, IsTheReferencesPlan) {
     for (int round = 0; round < 300 && !HasFatalFailure(); ++round) {
         compare(random_case(random, 96, 9));
         EXPECT_FALSE(HasFatalFailure()) << "case " << round;
+    }
+    // Many tokens with few choices, which one block places.
+    for (int round = 0; round < 60 && !HasFatalFailure(); ++round) {
+        Case made = random_case(random, 1024, 256);
+        made.rule.top_k =
+            std::min(made.rule.top_k, std::int32_t{256} / std::int32_t(made.tokens()));
+        compare(std::move(made));
+        EXPECT_FALSE(HasFatalFailure()) << "case of few choices " << round;
     }
     for (int round = 0; round < 12 && !HasFatalFailure(); ++round) {
         compare(random_case(random, 384, 700));
