@@ -2,9 +2,19 @@
 // What some devices offer beside the contract: entry 3 for keys that are still as kv_a has them.
 #pragma once
 
+#include "base/matrix.hpp"
 #include "mla/contract.hpp"
 
 namespace espalier::mla {
+
+// Rows that are normed in the kernel that appends, because they are there when kv_a is: out
+// [tokens, D] bf16 = x / sqrt(mean(x²) + epsilon) · weight [D], x f32. Without data: none.
+struct BesideNorm {
+    Matrix x;
+    const float* weight = nullptr;
+    float epsilon = 0.0f;
+    Matrix out;
+};
 
 // Columns 0 … 511 of kv_a[token] are to be normed, 512 … 575 rotated by the pairs (cos, sin) of
 // cos_sin[token]. All f32, rows *_stride apart.
@@ -17,11 +27,12 @@ struct RawKeys {
     std::int64_t cos_sin_stride = 0;
     // What comes behind in the stream starts only when all in front has ended.
     bool holds_next = true;
+    BesideNorm beside{};
 };
 
 // Kernels that are a RawAppender too (a dynamic_cast tells) norm, rotate and append in one kernel,
-// with the bits of the backend's split_latent (ops/ops.hpp), then append. The call's latent and
-// rope are not read.
+// with the bits of the backend's split_latent (ops/ops.hpp), then append; beside that they norm
+// other rows with the bits of its rms_norm. The call's latent and rope are not read.
 class RawAppender {
   public:
     virtual ~RawAppender() = default;

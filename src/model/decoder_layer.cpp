@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/decoder_layer.hpp"
 
-#include "mla/raw_append.hpp"
 #include "model/rope_scaling.hpp"
 
 namespace espalier::model {
@@ -58,13 +57,13 @@ Expected<void> DecoderLayer::write_kv(const batch::BatchView& batch, const mla::
     norm_input(tokens, given);
     backend_.product(context_, a_.attention_input.slice(0, tokens), weights_.attention.kv_a.view(),
                      a_.kv_a.slice(0, tokens), ops::Store::assign);
-    return append_kv(batch, kv, true);
+    return append_kv(batch, kv, true, {});
 }
 
-// a_.kv_a → the batch's slots of the cache. holds_next: on a GPU later operations start only when
-// all in front has ended.
+// a_.kv_a → the batch's slots of the cache, and the norm of other rows beside it. holds_next: on a
+// GPU later operations start only when all in front has ended.
 Expected<void> DecoderLayer::append_kv(const batch::BatchView& batch, const mla::KvPages& kv,
-                                       bool holds_next) const {
+                                       bool holds_next, const mla::BesideNorm& beside) const {
     const std::int64_t tokens = batch.cap_tokens;
     const Matrix kv_a = a_.kv_a.slice(0, tokens), cos_sin = a_.cos_sin.slice(0, tokens);
     const float* norm = weights_.attention.kv_a_norm.data();
@@ -76,7 +75,9 @@ Expected<void> DecoderLayer::append_kv(const batch::BatchView& batch, const mla:
     if (const auto* appender = dynamic_cast<const mla::RawAppender*>(&kernels_))
         return appender->append_raw(context_, append,
                                     {kv_a.row<float>(0), kv_a.stride, norm, kLowRankEpsilon,
-                                     cos_sin.row<float>(0), cos_sin.stride, holds_next});
+                                     cos_sin.row<float>(0), cos_sin.stride, holds_next, beside});
+    if (beside.x.data != nullptr)
+        backend_.rms_norm(context_, beside.x, beside.weight, beside.epsilon, beside.out, {});
     const Matrix latent = a_.latent.slice(0, tokens);
     const Matrix key_rope = a_.key_rope.slice(0, tokens);
     backend_.split_latent(context_, kv_a, {norm, kLowRankEpsilon, latent, {}}, cos_sin, key_rope);
@@ -87,24 +88,21 @@ Expected<void> DecoderLayer::append_kv(const batch::BatchView& batch, const mla:
     return kernels_.append(context_, append);
 }
 
-// The layer's normed input → q_nope as products and attention read it, q_rope rotated to where that
-// form of attention reads it; `beside` is a product of the same input that runs with them.
-// True: what comes behind starts only when all in front of the last product has ended.
-bool DecoderLayer::project_queries(const batch::BatchView& batch, ops::BesideProduct beside) const {
-    const AttentionWeights& w = weights_.attention;
+// Of q_a, where queries have a product of lower rank in front.
+mla::BesideNorm DecoderLayer::low_rank_norm(std::int64_t tokens) const {
+    return {a_.q_a.slice(0, tokens), weights_.attention.q_a_norm.data(), kLowRankEpsilon,
+            a_.q_low.slice(0, tokens)};
+}
+
+// input, the layer's or that norm → q_nope as products and attention read it, q_rope rotated to
+// where that form of attention reads it; `beside` is a product of the same input that runs with
+// them. True: what comes behind starts only when all in front of the product has ended.
+bool DecoderLayer::project_queries(const batch::BatchView& batch, const Matrix& input,
+                                   const ops::BesideProduct& beside) const {
     const std::int64_t tokens = batch.cap_tokens, absorbed = batch.cap_absorbed;
-    Matrix input = a_.attention_input.slice(0, tokens);
-    if (!w.q_a_norm.empty()) {
-        const Matrix q_a = a_.q_a.slice(0, tokens);
-        const Matrix q_low = a_.q_low.slice(0, tokens);
-        backend_.product_pair(context_, input, w.q_a.view(), q_a, beside);
-        backend_.rms_norm(context_, q_a, w.q_a_norm.data(), kLowRankEpsilon, q_low, {});
-        input = q_low;
-        beside = {};
-    }
     const Matrix query = a_.q_absorbed.slice(0, absorbed);
     return backend_.query_product(
-        context_, input, w.q.view(),
+        context_, input, weights_.attention.q.view(),
         {.q = a_.q.slice(0, tokens),
          .heads = rule_.heads,
          .width = rule_.head_dims.nope,
@@ -174,19 +172,38 @@ Expected<void> DecoderLayer::attend_decompressed(const batch::BatchView& batch,
 
 Expected<void> DecoderLayer::attention(const batch::BatchView& batch,
                                        const mla::KvPages& kv) const {
-    project_queries(batch, {});
+    const std::int64_t tokens = batch.cap_tokens;
+    Matrix input = a_.attention_input.slice(0, tokens);
+    if (!weights_.attention.q_a_norm.empty()) {
+        const mla::BesideNorm norm = low_rank_norm(tokens);
+        backend_.product(context_, input, weights_.attention.q_a.view(), norm.x,
+                         ops::Store::assign);
+        backend_.rms_norm(context_, norm.x, norm.weight, norm.epsilon, norm.out, {});
+        input = norm.out;
+    }
+    project_queries(batch, input, {});
     return attend(batch, kv, {}, false);
 }
 
 Expected<void> DecoderLayer::write_kv_and_attend(const batch::BatchView& batch,
                                                  const mla::KvPages& kv, Input given) const {
-    norm_input(batch.cap_tokens, given);
-    // Attention reads its plan and its history before the step's own keys are there, so one of the
-    // two lets nothing start before all older has ended. If the queries' product does, the weights
-    // that absorb queries are on their way meanwhile; if appending does, both run side by side.
-    const bool held = project_queries(
-        batch, {weights_.attention.kv_a.view(), a_.kv_a.slice(0, batch.cap_tokens)});
-    ESPALIER_RETURN_IF_ERROR(append_kv(batch, kv, !held));
+    const std::int64_t tokens = batch.cap_tokens;
+    norm_input(tokens, given);
+    const Matrix input = a_.attention_input.slice(0, tokens);
+    const ops::BesideProduct kv_a{weights_.attention.kv_a.view(), a_.kv_a.slice(0, tokens)};
+    // Attention reads its plan and its history before the step's own keys are there, if an
+    // operation since these lets nothing start before all older has ended.
+    if (!weights_.attention.q_a_norm.empty()) {
+        const mla::BesideNorm norm = low_rank_norm(tokens);
+        backend_.product_pair(context_, input, weights_.attention.q_a.view(), norm.x, kv_a);
+        ESPALIER_RETURN_IF_ERROR(append_kv(batch, kv, false, norm));
+        const bool held = project_queries(batch, norm.out, {});
+        return attend(batch, kv, {}, held);
+    }
+    // If the queries' product does, the weights that absorb queries are on their way meanwhile; if
+    // appending does, both run side by side.
+    const bool held = project_queries(batch, input, kv_a);
+    ESPALIER_RETURN_IF_ERROR(append_kv(batch, kv, !held, {}));
     return attend(batch, kv, {.inputs_settled = !held}, true);
 }
 

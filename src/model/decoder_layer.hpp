@@ -14,6 +14,7 @@
 #include "batch/batch_view.hpp"
 #include "checkpoint/model_config.hpp"
 #include "mla/contract.hpp"
+#include "mla/raw_append.hpp"
 #include "model/activations.hpp"
 #include "model/weights.hpp"
 #include "ops/ops.hpp"
@@ -78,9 +79,11 @@ class DecoderLayer {
 
   private:
     void norm_input(std::int64_t tokens, Input given) const;
-    Expected<void> append_kv(const batch::BatchView& batch, const mla::KvPages& kv,
-                             bool holds_next) const;
-    bool project_queries(const batch::BatchView& batch, ops::BesideProduct beside) const;
+    Expected<void> append_kv(const batch::BatchView& batch, const mla::KvPages& kv, bool holds_next,
+                             const mla::BesideNorm& beside) const;
+    mla::BesideNorm low_rank_norm(std::int64_t tokens) const;
+    bool project_queries(const batch::BatchView& batch, const Matrix& input,
+                         const ops::BesideProduct& beside) const;
     Expected<void> attend(const batch::BatchView& batch, const mla::KvPages& kv,
                           ops::Overlap overlap, bool settled) const;
     mla::AbsorbedCall absorbed_call(const batch::BatchView& batch, const mla::KvPages& kv) const;

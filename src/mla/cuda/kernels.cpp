@@ -49,6 +49,13 @@ class CudaKernels final : public Kernels, public RawAppender {
         known.latent = known.rope = keys.kv_a;
         ESPALIER_RETURN_IF_ERROR(check_append_arguments(known));
         ESPALIER_RETURN_IF_ERROR(check_cuda_pages(call.kv));
+        const BesideNorm& beside = keys.beside;
+        if (beside.x.data != nullptr)
+            CHECK(beside.x.dtype == DType::f32 && beside.out.dtype == DType::bf16 &&
+                      beside.x.rows == call.tokens && beside.out.rows == call.tokens &&
+                      beside.out.cols == beside.x.cols,
+                  "norms of {} rows of {} to {} beside {} keys", beside.x.rows, beside.x.cols,
+                  beside.out.cols, call.tokens);
         return cuda::append_raw(context, call, keys);
     }
 

@@ -142,11 +142,55 @@ __device__ float block_sum(float value, float* by_warp) {
     return value;
 }
 
+// What the columns of a row are multiplied with. squares: this thread's.
+__device__ float norm_factor(float squares, std::int64_t cols, float epsilon, float* by_warp) {
+    const float mean = __fdiv_rn(block_sum(squares, by_warp), static_cast<float>(cols));
+    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, epsilon)));
+}
+
+// The row beside a token's key. A thread keeps its first columns and reads others twice.
+__device__ void norm_beside(const BesideNorm& norm, std::int64_t token, float* by_warp) {
+    constexpr int kHeld = 8;
+    const auto cols = static_cast<int>(norm.x.cols);
+    const auto first = static_cast<int>(threadIdx.x);
+    const float* from = reinterpret_cast<const float*>(norm.x.data) + token * norm.x.stride;
+    auto* to = reinterpret_cast<Bf16*>(norm.out.data) + token * norm.out.stride;
+    float weight[kHeld] = {}, held[kHeld] = {};
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i)
+        if (const int d = first + i * kRawThreads; d < cols) weight[i] = __ldg(norm.weight + d);
+    wait_for_previous_kernel();
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i)
+        if (const int d = first + i * kRawThreads; d < cols) held[i] = from[d];
+    float squares = 0.0f;
+#pragma unroll
+    for (float one : held) squares = __fadd_rn(squares, __fmul_rn(one, one));
+#pragma unroll 1
+    for (int d = first + kHeld * kRawThreads; d < cols; d += kRawThreads)
+        squares = __fadd_rn(squares, __fmul_rn(from[d], from[d]));
+    const float factor = norm_factor(squares, cols, norm.epsilon, by_warp);
+    const auto put = [&](int d, float value, float scale) {
+        to[d] = to_bf16(__fmul_rn(__fmul_rn(value, factor), scale));
+    };
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i)
+        if (const int d = first + i * kRawThreads; d < cols) put(d, held[i], weight[i]);
+#pragma unroll 1
+    for (int d = first + kHeld * kRawThreads; d < cols; d += kRawThreads)
+        put(d, from[d], __ldg(norm.weight + d));
+}
+
+// Blocks behind those of the tokens' keys have the rows beside them.
 template <KvFormat kFormat>
 __global__ void __launch_bounds__(kRawThreads)
     append_raw_kernel(const AppendCall call, const RawKeys keys) {
     __shared__ float latent[kLatent], rope[kRope], by_warp[kRawThreads / 32];
     const std::int64_t token = blockIdx.x;
+    if (token >= call.tokens) {
+        let_next_kernel_start();
+        return norm_beside(keys.beside, token - call.tokens, by_warp);
+    }
     const int i = static_cast<int>(threadIdx.x);
     const float weight[2] = {__ldg(keys.norm_weight + i),
                              __ldg(keys.norm_weight + i + kRawThreads)};
@@ -163,10 +207,9 @@ __global__ void __launch_bounds__(kRawThreads)
         rope[i] = i % 2 == 0 ? __fsub_rn(__fmul_rn(a, cosine), __fmul_rn(b, sine))
                              : __fadd_rn(__fmul_rn(a, sine), __fmul_rn(b, cosine));
     }
-    const float squares = block_sum(
-        __fadd_rn(__fmul_rn(column[0], column[0]), __fmul_rn(column[1], column[1])), by_warp);
-    const float mean = __fdiv_rn(squares, static_cast<float>(kLatent));
-    const float factor = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, keys.epsilon)));
+    const float squares =
+        __fadd_rn(__fmul_rn(column[0], column[0]), __fmul_rn(column[1], column[1]));
+    const float factor = norm_factor(squares, kLatent, keys.epsilon, by_warp);
     latent[i] = __fmul_rn(__fmul_rn(column[0], factor), weight[0]);
     latent[i + kRawThreads] = __fmul_rn(__fmul_rn(column[1], factor), weight[1]);
     __syncthreads();
@@ -320,8 +363,9 @@ Expected<void> append(OpContext& context, const AppendCall& call) {
 
 Expected<void> append_raw(OpContext& context, const AppendCall& call, const RawKeys& keys) {
     if (call.tokens == 0) return {};
+    const std::int64_t blocks = call.tokens * (keys.beside.x.data != nullptr ? 2 : 1);
     return launch_for(call.kv.format, [&](auto format) {
-        return launch_overlapping(stream_of(context), append_raw_kernel<format()>, call.tokens,
+        return launch_overlapping(stream_of(context), append_raw_kernel<format()>, blocks,
                                   kRawThreads, call, keys);
     });
 }
