@@ -49,6 +49,7 @@ class FewSums {
     __device__ void store_outputs(const FewItems<C>& items, int item, const TokenTile& tile) const {
         const int outputs = kOutputs << params_.row_warps_log;
         const int first = items.row_block(item) * outputs;
+#pragma unroll 1
         for (int i = static_cast<int>(threadIdx.x); i < outputs * tile.count;
              i += static_cast<int>(blockDim.x)) {
             const int n = i & (outputs - 1), token = (i / kOutputs) >> params_.row_warps_log;
@@ -71,6 +72,7 @@ class FewSums {
     __device__ void store_gated(const FewItems<C>& items, int item, const TokenTile& tile) const {
         const int columns = kOutputs / 2 << params_.row_warps_log;
         const int first = items.row_block(item) * columns;
+#pragma unroll 1
         for (int i = static_cast<int>(threadIdx.x); i < columns * tile.count;
              i += static_cast<int>(blockDim.x)) {
             const int n = i & (columns - 1), token = (2 * i / kOutputs) >> params_.row_warps_log;
@@ -94,6 +96,7 @@ class FewSums {
 
     __device__ float sum_of_segments(const float* from) const {
         float sum = 0.0f;
+#pragma unroll 1
         for (int s0 = 0; s0 < params_.segments.count; s0 += 8) {
             float part[8];
 #pragma unroll

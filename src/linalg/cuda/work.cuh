@@ -24,6 +24,7 @@ __device__ int scan_expert_tiles(const Problem& p, int tokens, const Visit& visi
     constexpr int kAtOnce = 4;  // experts of a lane whose loads are on their way together
     const int lane = static_cast<int>(threadIdx.x) % 32;
     int seen = 0;
+#pragma unroll 1
     for (int base = 0; base < p.groups; base += 32 * kAtOnce) {
         int bound[kAtOnce + 1];
 #pragma unroll
@@ -43,6 +44,7 @@ __device__ int scan_expert_tiles(const Problem& p, int tokens, const Visit& visi
         seen += __shfl_sync(~0u, after, 31);
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i)
+#pragma unroll 1
             for (int first = bound[i]; first < bound[i + 1]; first += tokens)
                 visit(index++, TokenTile{base + lane * kAtOnce + i, first,
                                          min(tokens, bound[i + 1] - first)});
