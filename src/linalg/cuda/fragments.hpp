@@ -44,6 +44,7 @@ inline constexpr std::int64_t kTileOutputs = 16;
 inline constexpr std::int64_t kChunkInputs = 128;
 inline constexpr int kMostSegments = 16;
 inline constexpr int kMostSegmentChunks = 32;
+inline constexpr int kMostSplitSegments = 4;  // that a block of a cluster has, of many tokens
 inline constexpr std::int64_t kMostInputs = kMostSegments * kMostSegmentChunks * kChunkInputs;
 
 constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }

@@ -21,7 +21,8 @@ class Producer {
         part_ = warp % C::kStageWarps;
         token_ = static_cast<int>(threadIdx.x) % 32 / 8;
         unit_ = static_cast<int>(threadIdx.x) % 8;
-        stages_ = 2 * static_cast<int>(chunks_of(p_.k));
+        stages_ = 2 * shared_.chunks;
+        row_bytes_ = 2 * static_cast<int>(chunks_of(p_.k)) * p_.half_bytes;
 #pragma unroll
         for (int word = 0; word < 4; ++word)
             to_[word] = static_cast<std::uint32_t>(part_ * 4096 + token_ * 128 + unit_ / 4 * 64 +
@@ -91,8 +92,9 @@ class Producer {
         if (unloaded_ == 0) return;
         --unloaded_;
         if (enters(loaded_, found_item_)) find_tokens();
-        const auto* inputs = reinterpret_cast<const std::uint16_t*>(p_.x) + loaded_.stage * 64;
-        if (loaded_.stage * 64 + unit_ * 8 < p_.k) {
+        const int first = (2 * shared_.first_chunk + loaded_.stage) * 64;
+        const auto* inputs = reinterpret_cast<const std::uint16_t*>(p_.x) + first;
+        if (first + unit_ * 8 < p_.k) {
 #pragma unroll
             for (int i = 0; i < 8; ++i) x[i] = load_global(inputs + from_[i]);
         } else {  // weights there are zeros, and zero times what lies behind x may be NaN
@@ -106,7 +108,7 @@ class Producer {
     __device__ void ask_weights(const ItemStage& at, int slot) {
         if (enters(at, asked_item_)) find_weights(at.item);
         const int half = C::kCodes ? p_.half_bytes : C::kWeightBytes;
-        const std::byte* from = weights_ + at.stage * half;
+        const std::byte* from = weights_ + (2 * shared_.first_chunk + at.stage) * half;
         const std::uint32_t to = shared_.stage(slot) +
                                  static_cast<std::uint32_t>(C::kInputBytes + part_ * kTiles * half);
         const std::uint32_t barrier = shared_.full(slot);
@@ -114,7 +116,7 @@ class Producer {
 #pragma unroll
         for (int i = 0; i < kTiles; ++i) {
             const std::uint32_t place = to + static_cast<std::uint32_t>(i * half);
-            const std::byte* tile = from + min(i, last_tile_) * (stages_ * half);
+            const std::byte* tile = from + min(i, last_tile_) * row_bytes_;
             const auto bytes = static_cast<std::uint32_t>(half);
             if constexpr (C::kCluster == 1)
                 copy_bytes(place, tile, bytes, barrier);
@@ -136,7 +138,7 @@ class Producer {
         last_tile_ = max(0, min(kTiles, all - wanted) - 1);
         weights_ = second ? p_.second.weights
                           : p_.weights + shared_.tile(p_, tile).group * p_.matrix_bytes;
-        weights_ += static_cast<std::int64_t>(first) * stages_ * p_.half_bytes;
+        weights_ += static_cast<std::int64_t>(first) * row_bytes_;
     }
 
     // True after the last.
@@ -173,7 +175,9 @@ class Producer {
     StageCursor<C> cursor_;
     int part_;   // of a stage that is the warp's
     int first_;  // of its stages
-    int token_, unit_, stages_;
+    int token_, unit_;
+    int stages_;                   // of an item
+    int row_bytes_;                // from one tile of outputs to the next
     int left_ = 0, unloaded_ = 0;  // of its stages: to put, to load
     ItemStage loaded_{}, put_{};   // the next
     int found_item_ = -1;          // whose tokens from_ knows

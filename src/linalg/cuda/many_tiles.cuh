@@ -13,9 +13,12 @@ struct ManyParams {
     int row_blocks = 0;        // of a group, those of a second product included
     int first_row_blocks = 0;  // without them
     int token_tiles = 0;       // of all groups; of experts: at most
+    int split = 1;             // blocks of a cluster that share an item's segments
+    int own = 0;               // segments that each of them has at most
 };
 
-template <WeightCode kCode_, int kTokens_, int kCluster_>
+// kSplit: the blocks of a cluster have some of an item's segments each (many_split.cuh).
+template <WeightCode kCode_, int kTokens_, int kCluster_, bool kSplit_ = false>
 struct ManyConfig {
     static constexpr WeightCode kCode = kCode_;
     static constexpr bool kCodes = kCode != WeightCode::bf16;
@@ -25,11 +28,8 @@ struct ManyConfig {
     static constexpr int kTokens = kTokens_;
     // Blocks with tokens of their own that share a tile's weights: each reads a part for all.
     static constexpr int kCluster = kCluster_;
+    static constexpr bool kSplit = kSplit_;
     static constexpr bool kSecond = kTokens < 128;  // serves a second product of the same x
-    // About 200 KB.
-    static constexpr int kStages = kTokens == 128  ? (kCode == WeightCode::int8 ? 5 : 6)
-                                   : kTokens == 64 ? (kCodes ? 10 : 8)
-                                                   : 10;
     // A producing warp brings 32 tokens. The four of them share a stage, or each pair has every
     // second, or each warp every fourth: what a stage costs a warp hardly depends on its tokens.
     static constexpr int kStageWarps = kTokens / 32;
@@ -39,11 +39,20 @@ struct ManyConfig {
     static constexpr int kWeightBytes = code_bytes(kCode) + most_scale_bytes(kCode);
     static constexpr int kStageBytes =
         (kInputBytes + kOutputs / 16 * kWeightBytes + 1023) / 1024 * 1024;
+    static constexpr int kSumBytes = kOutputs * kTokens * 4;  // of a segment
+    // What sums before the last segment's take: one total of codes, or those of each segment.
+    static constexpr int kTotalBytes = kSplit   ? (kMostSplitSegments - 1) * kSumBytes
+                                       : kCodes ? kSumBytes
+                                                : 0;
+    // About 200 KB.
+    static constexpr int kStages = kSplit ? std::min(10, (222 * 1024 - kTotalBytes) / kStageBytes)
+                                   : kTokens == 128 ? (kCode == WeightCode::int8 ? 5 : 6)
+                                   : kTokens == 64  ? (kCodes ? 10 : 8)
+                                                    : 10;
     static constexpr int kThreads = 384;
     // Of 168 at entry: three warpgroups share 504.
     static constexpr int kProducerRegisters = kTokens == 128 ? 136 : 160;
     static constexpr int kMultiplierRegisters = kTokens == 128 ? 184 : 168;
-    static constexpr int kTotalBytes = kCodes ? 2 * 64 * kTokens * 4 : 0;
     static constexpr int kBarrierBytes = (2 * kStages * 8 + 127) / 128 * 128;
 
     static constexpr std::size_t shared_bytes(int token_tiles) {
@@ -63,6 +72,9 @@ struct ManyShared {
     int rank;    // of the block in its cluster
     int first;   // item of the cluster
     int stride;  // from one to its next
+    // The block's part of k.
+    int first_chunk;
+    int chunks;
 
     __device__ std::uint32_t stage(int slot) const {
         return stages + static_cast<std::uint32_t>(slot * C::kStageBytes);

@@ -17,6 +17,7 @@
 
 #include "linalg/cuda/codes.cuh"
 #include "linalg/cuda/many_producer.cuh"
+#include "linalg/cuda/many_split.cuh"
 #include "linalg/cuda/many_store.cuh"
 #include "linalg/cuda/many_tiles.cuh"
 #include "linalg/cuda/ptx.cuh"
@@ -32,8 +33,7 @@ class Multiplier {
         : params_(params), p_(params.problem), shared_(shared), group_(group) {
         warp_ = static_cast<int>(threadIdx.x) % 128 / 32;
         lane_ = static_cast<int>(threadIdx.x) % 32;
-        chunks_ = static_cast<int>(chunks_of(p_.k));
-        stages_ = 2 * chunks_;
+        chunks_ = shared.chunks;
     }
 
     __device__ void run() {
@@ -50,9 +50,12 @@ class Multiplier {
             const int row_tile = row_block * (C::kOutputs / 16) + group_ * 4 + warp_;
             if constexpr (C::kBlocks)
                 scales_ = (second ? p_.second.scales : p_.scales + tile.group * p_.matrix_scales) +
-                          std::int64_t{min(row_tile, static_cast<int>(tiles_of(n)) - 1)} * chunks_ *
+                          (std::int64_t{min(row_tile, static_cast<int>(tiles_of(n)) - 1)} *
+                               chunks_of(p_.k) +
+                           shared_.first_chunk) *
                               p_.scale_outputs;
             multiply_item();
+            if constexpr (C::kSplit) return;  // the cluster's one item
             const int output = row_tile * 16 + lane_ / 4;
             if (second)
                 store_all<C::kTokens>(sums(), tile, output, {p_.second.y_stride, 0, n}, p_.second.y,
@@ -76,7 +79,10 @@ class Multiplier {
                 wgmma_wait<0>();
                 hold(block_);
             }
-            end_segment(first == 0, end == chunks_);
+            if constexpr (C::kSplit)
+                put_segment(first / params_.segments.chunks);
+            else
+                end_segment(first == 0, end == chunks_);
         }
         if constexpr (!C::kGroups) release(previous_slot_);
     }
@@ -197,6 +203,18 @@ class Multiplier {
         }
     }
 
+    // The sums of the block's last segment go to where stages were, when both warpgroups have read
+    // them.
+    __device__ void put_segment(int place) {
+        if (place == params_.own - 1) asm volatile("bar.sync 1, 256;" ::: "memory");
+        const float* sums = C::kCodes ? segment_ : block_;
+#pragma unroll
+        for (int i = 0; i < kSums / 4; ++i)
+            store_shared(sums + 4 * i,
+                         split_sums<C>(shared_, params_.own, place, group_ * 4 + warp_, i));
+        if constexpr (!C::kCodes) clear(block_);
+    }
+
     __device__ static void add_shared(float* to, std::uint32_t at) {
         const uint4 v = load_shared(at);
         to[0] = __fadd_rn(__uint_as_float(v.x), to[0]);
@@ -227,7 +245,7 @@ class Multiplier {
     const ManyShared<C>& shared_;
     StageCursor<C> cursor_;
     int group_;  // which of the two
-    int warp_, lane_, chunks_, stages_;
+    int warp_, lane_, chunks_;
     int previous_slot_ = 0;
     bool first_stage_ = true;
     const float* scales_ = nullptr;
@@ -251,8 +269,16 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     shared.tiles =
         reinterpret_cast<TokenTile*>(dynamic + (shared.barriers - unaligned) + C::kBarrierBytes);
     shared.rank = static_cast<int>(blockIdx.x) % C::kCluster;
-    shared.first = static_cast<int>(blockIdx.x) / C::kCluster;
-    shared.stride = static_cast<int>(gridDim.x) / C::kCluster;
+    const int together = C::kSplit ? params.split : C::kCluster;
+    shared.first = static_cast<int>(blockIdx.x) / together;
+    shared.stride = static_cast<int>(gridDim.x) / together;
+    shared.first_chunk = 0;
+    shared.chunks = static_cast<int>(chunks_of(p.k));
+    if constexpr (C::kSplit) {
+        const int part = params.own * params.segments.chunks;
+        shared.first_chunk = static_cast<int>(blockIdx.x) % together * part;
+        shared.chunks = min(part, shared.chunks - shared.first_chunk);
+    }
     const bool experts = p.indptr != nullptr;
     const bool settled = p.overlap.inputs_settled;
     const bool early = !p.overlap.holds_next && (!experts || settled);
@@ -281,12 +307,18 @@ __global__ void __launch_bounds__(C::kThreads, 1)
         if (!settled) wait_for_previous_kernel();
         if (!early) let_next_kernel_start();
         producer.run();
+        if constexpr (C::kSplit) synchronize_cluster();  // all sums are there
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(C::kMultiplierRegisters));
         if (!settled) wait_for_previous_kernel();
         Multiplier<C>(params, shared, static_cast<int>(threadIdx.x) / 128 - 1).run();
+        if constexpr (C::kSplit) {
+            synchronize_cluster();
+            merge_segments(params, shared);
+        }
     }
-    if constexpr (C::kCluster > 1) synchronize_cluster();  // nobody writes here any more
+    // Nobody writes here any more, or reads.
+    if constexpr (C::kCluster > 1 || C::kSplit) synchronize_cluster();
     // Who waits for this kernel waits for those in front of it, too.
     if (settled) wait_for_previous_kernel();
 }

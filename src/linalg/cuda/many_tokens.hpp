@@ -6,10 +6,10 @@
 
 namespace espalier::linalg::cuda {
 
-void many_tokens_bf16(cudaStream_t stream, const Problem& p, int tokens);
-void many_tokens_e4m3(cudaStream_t stream, const Problem& p, int tokens);
-void many_tokens_int8(cudaStream_t stream, const Problem& p, int tokens);
-void many_tokens_int4(cudaStream_t stream, const Problem& p, int tokens);
-void many_tokens_e2m1(cudaStream_t stream, const Problem& p, int tokens);
+void many_tokens_bf16(cudaStream_t stream, const Problem& p, const ManyPlan& plan);
+void many_tokens_e4m3(cudaStream_t stream, const Problem& p, const ManyPlan& plan);
+void many_tokens_int8(cudaStream_t stream, const Problem& p, const ManyPlan& plan);
+void many_tokens_int4(cudaStream_t stream, const Problem& p, const ManyPlan& plan);
+void many_tokens_e2m1(cudaStream_t stream, const Problem& p, const ManyPlan& plan);
 
 }  // namespace espalier::linalg::cuda

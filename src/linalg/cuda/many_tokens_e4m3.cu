@@ -3,8 +3,8 @@
 
 namespace espalier::linalg::cuda {
 
-void many_tokens_e4m3(cudaStream_t stream, const Problem& p, int tokens) {
-    launch_many<WeightCode::e4m3>(stream, p, tokens);
+void many_tokens_e4m3(cudaStream_t stream, const Problem& p, const ManyPlan& plan) {
+    launch_many<WeightCode::e4m3>(stream, p, plan);
 }
 
 }  // namespace espalier::linalg::cuda

@@ -3,8 +3,8 @@
 
 namespace espalier::linalg::cuda {
 
-void many_tokens_int4(cudaStream_t stream, const Problem& p, int tokens) {
-    launch_many<WeightCode::int4>(stream, p, tokens);
+void many_tokens_int4(cudaStream_t stream, const Problem& p, const ManyPlan& plan) {
+    launch_many<WeightCode::int4>(stream, p, plan);
 }
 
 }  // namespace espalier::linalg::cuda

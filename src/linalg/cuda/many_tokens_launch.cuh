@@ -8,7 +8,7 @@
 namespace espalier::linalg::cuda {
 
 template <class C>
-void launch_many(cudaStream_t stream, const Problem& p) {
+void launch_many(cudaStream_t stream, const Problem& p, int split = 1) {
     ManyParams params;
     params.problem = p;
     params.segments = segments_of(p.n, p.k);
@@ -19,17 +19,30 @@ void launch_many(cudaStream_t stream, const Problem& p) {
     params.token_tiles = static_cast<int>(most_token_tiles(p, C::kTokens * C::kCluster));
     const std::int64_t items = std::int64_t{params.token_tiles} * params.row_blocks;
     CHECK(items < std::int64_t{1} << 30, "{} tokens of {} × {} outputs", p.rows, p.groups, p.n);
+    const int together = C::kSplit ? split : C::kCluster;
+    if constexpr (C::kSplit) {
+        params.split = split;
+        params.own = static_cast<int>(divide_up(params.segments.count, split));
+        CHECK(params.own <= kMostSplitSegments, "{} segments by {} blocks", params.segments.count,
+              split);
+    }
+    const std::int64_t clusters =
+        C::kSplit ? items : std::min<std::int64_t>(items, multiprocessors() / together);
     launch(stream, many_tokens_kernel<C>,
-           {.blocks = std::min<std::int64_t>(items, multiprocessors() / C::kCluster) * C::kCluster,
+           {.blocks = clusters * together,
             .threads = C::kThreads,
             .shared_bytes = C::shared_bytes(p.indptr != nullptr ? params.token_tiles : 0),
-            .cluster = C::kCluster},
+            .cluster = together},
            params);
 }
 
 template <WeightCode kCode>
-void launch_many(cudaStream_t stream, const Problem& p, int tokens) {
-    switch (tokens) {
+void launch_many(cudaStream_t stream, const Problem& p, const ManyPlan& plan) {
+    if (plan.split > 1 && plan.tokens == 32)
+        return launch_many<ManyConfig<kCode, 32, 1, true>>(stream, p, plan.split);
+    if (plan.split > 1 && plan.tokens == 64)
+        return launch_many<ManyConfig<kCode, 64, 1, true>>(stream, p, plan.split);
+    switch (plan.tokens) {
         case 32:
             return launch_many<ManyConfig<kCode, 32, 1>>(stream, p);
         case 64:
@@ -39,7 +52,7 @@ void launch_many(cudaStream_t stream, const Problem& p, int tokens) {
         case 256:
             return launch_many<ManyConfig<kCode, 128, 2>>(stream, p);
         default:
-            CHECK(false, "no kernel for tiles of {} tokens", tokens);
+            CHECK(false, "no kernel for tiles of {} tokens", plan.tokens);
     }
 }
 

@@ -99,7 +99,13 @@ inline std::int64_t most_token_tiles(const Problem& p, std::int64_t tokens) {
 // bf16 and codes: bound by reading weights; by the tensor cores (vector_x alone), in tiles of 32,
 // 64 or 128 tokens, or of 256 that two blocks share.
 void few_tokens(cudaStream_t stream, const Problem& p);
-void many_tokens(cudaStream_t stream, const Problem& p, int tokens);
+struct ManyPlan {
+    int tokens = 0;  // of a tile; 0: none
+    int split = 1;   // blocks of a cluster that share a tile's segments, of 32 or 64 tokens
+};
+void many_tokens(cudaStream_t stream, const Problem& p, const ManyPlan& plan);
+// Clusters of so many blocks that run at once.
+int many_clusters(int split);
 // f32 and f16.
 void plain(cudaStream_t stream, const Problem& p);
 
@@ -139,6 +145,27 @@ int resident_blocks(void (*kernel)(Params), const LaunchShape& shape) {
     CHECK(status == cudaSuccess && blocks > 0, "a product of {} threads and {} bytes: {}",
           shape.threads, shape.shared_bytes, cudaGetErrorString(status));
     return blocks;
+}
+
+// Clusters of that shape that a device runs at once.
+template <typename Params>
+int resident_clusters(void (*kernel)(Params), const LaunchShape& shape) {
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
+    config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+    config.dynamicSmemBytes = shape.shared_bytes;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    int clusters = 0;
+    cudaError_t status = allow_shared_memory(kernel, shape);
+    if (status == cudaSuccess) status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+    CHECK(status == cudaSuccess && clusters > 0,
+          "clusters of {} blocks of {} threads, {} bytes: {}", shape.cluster, shape.threads,
+          shape.shared_bytes, cudaGetErrorString(status));
+    return clusters;
 }
 
 // A launch that may begin while the kernel before it ends.

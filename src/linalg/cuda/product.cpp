@@ -90,6 +90,8 @@ double few_microseconds(const Problem& p) {
     const std::int64_t token_tiles = divide_up(tokens, 64);
     const double read = static_cast<double>(groups * p.matrix_bytes * token_tiles) / 4.45e6;
     double slower = tokens <= 8 ? 1.05 : tokens <= 16 ? 1.25 : tokens <= 32 ? 1.8 : 4.5;
+    // Codes: v3 q_a with kv_a, 64 tokens, 24 µs.
+    if (p.indptr == nullptr && p.code != WeightCode::bf16 && tokens > 32) slower = 7.0;
     // Experts' numbers scatter: some have a second tile of tokens (v2 gate_up, 64 tokens).
     if (p.indptr != nullptr && tokens > 4 && tokens <= 16) slower = 1.2;
     const std::int64_t items =
@@ -109,6 +111,9 @@ struct ManyTile {
 };
 constexpr ManyTile kManyTiles[] = {{32, 1, 0.8, 0.58}, {64, 1, 1.5, 0.88}, {128, 1, 2.5, 1.35}};
 constexpr ManyTile kSharedTile = {256, 2, 2.5, 1.15};
+constexpr int kMostSplit = 8;                // blocks of a cluster on every device that has them
+constexpr std::int64_t kMostSplitRows = 64;  // with more, tiles are enough
+constexpr double kMerge = 3.0;               // of a cluster's sums
 
 double many_microseconds(const Problem& p, const ManyTile& tile) {
     const std::int64_t tiles =
@@ -128,20 +133,50 @@ bool shares_tiles(const Problem& p) {
     return many_microseconds(p, kSharedTile) < many_microseconds(p, kManyTiles[2]);
 }
 
-// Tokens of a tile of the kernel for many; 0: the one for few is faster.
-int many_tile(const Problem& p) {
-    if (!p.vector_x) return 0;
+// A cluster's blocks have a part of a tile's segments each.
+double split_microseconds(const Problem& p, const ManyTile& tile, int split) {
+    const Segments segments = segments_of(p.n, p.k);
+    const std::int64_t own = divide_up(segments.count, split) * segments.chunks;
+    const double work = tile.once + tile.chunk * static_cast<double>(own);
+    const double read = static_cast<double>(p.groups * p.matrix_bytes) / 4.45e6;
+    return 1.0 + kMerge + std::max(work, 1.07 * read);
+}
+
+// The best plan of that kind, if there is one that takes less than `best`.
+void consider_split(const Problem& p, const ManyTile& tile, double& best, ManyPlan& plan) {
+    const std::int64_t tiles =
+        most_token_tiles(p, tile.tokens) * (divide_up(p.n, 128) + divide_up(p.second.n, 128));
+    const int segments = segments_of(p.n, p.k).count;
+    for (int split = 2; split <= std::min(segments, kMostSplit); ++split) {
+        const std::int64_t own = divide_up(segments, split);
+        if (own > kMostSplitSegments || divide_up(segments, own) != split ||
+            tiles > many_clusters(split))
+            continue;
+        if (const double time = split_microseconds(p, tile, split); time < best) {
+            best = time;
+            plan = {tile.tokens, split};
+        }
+    }
+}
+
+// The kernel for many, if it is faster than the one for few.
+ManyPlan many_plan(const Problem& p) {
+    if (!p.vector_x) return {};
     // Heads' products of few tokens: what a tile of tensor cores takes to begin and end is not in
     // the estimates (v3 value of 8 tokens: 12 µs of a step's chain, not 5).
-    if (p.indptr == nullptr && p.groups > 1 && p.rows <= 8) return 0;
+    if (p.indptr == nullptr && p.groups > 1 && p.rows <= 8) return {};
     double best = few_microseconds(p);
-    int tokens = 0;
-    for (const ManyTile& tile : kManyTiles)
+    ManyPlan plan;
+    for (const ManyTile& tile : kManyTiles) {
         if (const double time = many_microseconds(p, tile); time < best) {
             best = time;
-            tokens = tile.tokens;
+            plan = {tile.tokens, 1};
         }
-    return tokens == 128 && shares_tiles(p) ? kSharedTile.tokens : tokens;
+        if (tile.tokens < 128 && p.indptr == nullptr && p.rows <= kMostSplitRows)
+            consider_split(p, tile, best, plan);
+    }
+    if (plan.tokens == 128 && shares_tiles(p)) plan.tokens = kSharedTile.tokens;
+    return plan;
 }
 
 void run(Stream stream, Problem p, Overlap overlap, const Scratch& scratch = {}) {
@@ -150,7 +185,7 @@ void run(Stream stream, Problem p, Overlap overlap, const Scratch& scratch = {})
     const auto queue = static_cast<cudaStream_t>(stream);
     if (!in_fragments(p.code)) return plain(queue, p);
     if (arranges(p, scratch)) return arranged_tokens(queue, p, scratch);
-    if (const int tokens = many_tile(p); tokens > 0) return many_tokens(queue, p, tokens);
+    if (const ManyPlan plan = many_plan(p); plan.tokens > 0) return many_tokens(queue, p, plan);
     few_tokens(queue, p);
 }
 
@@ -229,11 +264,12 @@ bool joint_product(Stream stream, const Matrix& x, const WeightView& w, const Ma
         arranged_tokens(queue, p, scratch);
         return true;
     }
-    const int tile = many_tile(p);
-    if (tile >= 128 || (queries != nullptr && (tile > 0 || p.query.apart < p.rows))) return false;
+    const ManyPlan plan = many_plan(p);
+    if (plan.tokens >= 128 || (queries != nullptr && (plan.tokens > 0 || p.query.apart < p.rows)))
+        return false;
     p.overlap.holds_next = queries != nullptr;
-    if (tile > 0)
-        many_tokens(queue, p, tile);
+    if (plan.tokens > 0)
+        many_tokens(queue, p, plan);
     else
         few_tokens(queue, p);
     return true;

@@ -105,6 +105,18 @@ __device__ __forceinline__ uint4 load_shared(std::uint32_t from) {
                  : "r"(from));
     return v;
 }
+// Of the same place in a block of the cluster.
+__device__ __forceinline__ float4 load_shared_of(std::uint32_t from, int block) {
+    float4 v;
+    asm volatile(
+        "{ .reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %4, %5;\n"
+        "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there]; }\n"
+        : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+        : "r"(from), "r"(block)
+        : "memory");
+    return v;
+}
 __device__ __forceinline__ uint2 load_shared_8(std::uint32_t from) {
     uint2 v;
     asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(from));

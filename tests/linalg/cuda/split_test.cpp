@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of 17 … 64 tokens whose tiles the blocks of a cluster share by segments of k
+// (many_split.cuh), in every format: shapes that are too few tiles for a device's multiprocessors
+// and long enough that sharing them pays.
+#include "linalg/cuda/on_device.hpp"
+
+namespace espalier::linalg {
+namespace {
+
+struct Case {
+    WeightKind kind;
+    std::int64_t n, k;
+};
+
+class CudaSplit : public testing::TestWithParam<Case> {};
+
+TEST_P(CudaSplit, EveryTokenHasTheBitsOfItselfAlone) {
+    constexpr std::int64_t kMost = 64;
+    const auto& [kind, n, k] = GetParam();
+    const std::unique_ptr<Device> gpu = gpu_or_throw();
+    const AnyTensor w(kind, n, k, 1);
+    const Weight packed = pack_on(*gpu, {w.view()});
+    const DeviceActivations x(*gpu, wide_random(DType::bf16, kMost, k, k, 2));
+    Activations alone(DType::f32, kMost, n, n);
+    const DeviceActivations each(*gpu, alone);
+    for (std::int64_t row = 0; row < kMost; ++row)
+        cuda::product(gpu->stream(), x.matrix().slice(row, 1), packed.view(),
+                      each.matrix().slice(row, 1), Store::assign);
+    each.download(alone);
+    for (const std::int64_t tokens : {17, 25, 32, 33, 61, 64}) {
+        Activations together(DType::f32, tokens, n, n);
+        together.fill(std::byte{0xff});
+        const DeviceActivations y(*gpu, together);
+        const std::int64_t first = kMost - tokens;
+        cuda::product(gpu->stream(), x.matrix().slice(first, tokens), packed.view(), y.matrix(),
+                      Store::assign);
+        y.download(together);
+        for (std::int64_t row = 0; row < tokens; ++row)
+            ASSERT_TRUE(same_row(together, row, alone, first + row, n)) << row << " of " << tokens;
+    }
+}
+
+// Eight segments by two blocks and by three, 14 by five, the last with fewer; n that ends inside a
+// tile, k inside a chunk.
+std::vector<Case> cases() {
+    return {{DType::bf16, 5624, 2040},
+            {DType::e4m3, 2104, 7160},
+            {DType::e4m3, 7160, 8184},
+            {grouped_kind("int8_32"), 2104, 7168},
+            {grouped_kind("int4_32"), 7160, 8192},
+            {grouped_kind("nvfp4"), 7160, 8192}};
+}
+INSTANTIATE_TEST_SUITE_P(All, CudaSplit, testing::ValuesIn(cases()), [](const auto& param) {
+    return param.param.kind.name() + "_" + std::to_string(param.param.n) + "x" +
+           std::to_string(param.param.k);
+});
+
+}  // namespace
+}  // namespace espalier::linalg
