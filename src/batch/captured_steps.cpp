@@ -66,8 +66,9 @@ std::optional<StepCapacity> padded(const StepCapacity& need, const StepCapacity&
     capacity.decompressed_rows = 0;
     if (prompts) pad_prompt_rows(need, most, capacity);
     capacity.gather = std::min(logits_rows(need, absorbed), most.gather);
-    capacity.max_q_len =
-        as_int(std::min<std::int64_t>(std::max(absorbed, decompressed), most.max_q_len));
+    const std::int64_t longest =
+        prompts || need.max_q_len > 1 ? std::max(absorbed, decompressed) : 1;
+    capacity.max_q_len = as_int(std::min<std::int64_t>(longest, most.max_q_len));
     if (!capacity.check_holds(need)) return std::nullopt;
     return capacity;
 }
@@ -97,6 +98,7 @@ std::int64_t capacity_key(const StepCapacity& captured) {
     std::int64_t key = captured.absorbed_tokens;
     key = key << kSizeBits | captured.decompressed_tokens;
     key = key << kSizeBits | captured.gather;
+    key = key << 1 | (captured.max_q_len == 1 ? 1 : 0);
     return key << kSlotBits | std::bit_width(static_cast<std::uint32_t>(captured.max_kv_len - 1));
 }
 

@@ -45,7 +45,8 @@ std::span<const std::int64_t> token_buckets_to(std::int64_t most);
 
 // What a batch of this need is padded to, as far as `most` goes:
 // - absorbed tokens alone: to their bucket, with as many rows and, up to kCommonTokens, rows of
-//   logits; all else as in `most`, so that the tokens tell two such batches apart.
+//   logits; all else as in `most`, so that the tokens tell two such batches apart, and whether all
+//   rows have one: attention has a faster kernel for short rows, if it knows of no others.
 // - with decompressed tokens: both parts to a bucket. Attention makes keys and values at so many
 //   places as decompressed rows × longest sequence, so these two are kept small: a row for 64
 //   tokens, a power of two of slots.

@@ -199,6 +199,7 @@ Expected<void> ModelDrafter::queue_pass(const Level& level) {
     if (!captures() || batch.cap_tokens > steps_.options().most_tokens) return run_pass(level);
     // All that tells two recordings apart.
     std::int64_t key = batch.cap_tokens;
+    key = key << 1 | (batch.absorbed.max_q_len == 1 ? 1 : 0);
     key = key << 6 | level.search.width;
     key = key << 3 | (level.first ? 4 : 0) | (level.search.coupled ? 2 : 0) |
           (level.search.plain ? 1 : 0);

@@ -54,14 +54,20 @@ Expected<void> ModelTarget::capture_ahead() {
     batch::BatchBuilder builder(room_.batch);
     ESPALIER_ASSIGN_OR_RETURN(auto draws, ops::SamplingBatchBuilder::create(room_.draws));
     const std::int64_t most = std::min(steps_.options().ahead, room_.batch.absorbed_tokens);
-    for (const std::int64_t bucket : batch::token_buckets_to(most)) {
-        ESPALIER_ASSIGN_OR_RETURN(const batch::HostBatch empty,
-                                  builder.finish(padded({.absorbed_tokens = bucket})));
+    const auto capture = [&](std::int64_t tokens, std::int32_t longest_row) -> Expected<void> {
+        ESPALIER_ASSIGN_OR_RETURN(
+            const batch::HostBatch empty,
+            builder.finish(padded({.absorbed_tokens = tokens, .max_q_len = longest_row})));
         draws.begin(empty.capacity.gather);
         draws.finish();
         ESPALIER_RETURN_IF_ERROR(launch(empty));
         ESPALIER_RETURN_IF_ERROR(sample(draws));
         ESPALIER_RETURN_IF_ERROR(wait());
+        return {};
+    };
+    for (const std::int64_t bucket : batch::token_buckets_to(most)) {
+        ESPALIER_RETURN_IF_ERROR(capture(bucket, 1));
+        if (bucket > 1) ESPALIER_RETURN_IF_ERROR(capture(bucket, 2));
     }
     return {};
 }

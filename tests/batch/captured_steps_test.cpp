@@ -41,7 +41,7 @@ TEST(TokenBuckets, HoldWhatTheyAreForAndLittleMore) {
     EXPECT_TRUE(token_buckets_to(0).empty());
 }
 
-TEST(CapturedCapacity, DependsOnTheTokensAloneWhereAllAreAbsorbed) {
+TEST(CapturedCapacity, OfAbsorbedTokensDependsOnThemAndOnWhetherRowsAreLonger) {
     StepCapacity need{.absorbed_tokens = 5,
                       .absorbed_rows = 2,
                       .gather = 3,
@@ -63,6 +63,14 @@ TEST(CapturedCapacity, DependsOnTheTokensAloneWhereAllAreAbsorbed) {
     EXPECT_TRUE(padded.check_holds(need));
     EXPECT_TRUE(is_captured(padded, kMost, kAll));
     EXPECT_FALSE(is_captured(need, kMost, kAll));
+    need.max_q_len = 2;
+    EXPECT_EQ(captured_capacity(need, kMost, kAll), want);
+    need.max_q_len = 1;
+    StepCapacity short_rows = want;
+    short_rows.max_q_len = 1;
+    EXPECT_EQ(captured_capacity(need, kMost, kAll), short_rows);
+    EXPECT_NE(capacity_key(short_rows), capacity_key(want));
+    need.max_q_len = 4;
     need.absorbed_tokens = 97;  // the bucket of 128 would be beyond the largest batch
     EXPECT_EQ(captured_capacity(need, kMost, kAll).absorbed_tokens, 100);
     EXPECT_EQ(captured_capacity(need, kMost, kAll).absorbed_rows, 12);

@@ -191,6 +191,7 @@ class Runner {
     };
     struct Least {
         std::int64_t absorbed = 0, decompressed = 0;
+        std::int32_t longest_row = 0;
     };
     Result run(const RandomSteps& steps, const Step& step, const Least& least) {
         builder_.clear();
@@ -198,6 +199,7 @@ class Runner {
         const batch::StepCapacity need = builder_.need();
         batch::StepCapacity wanted = need;
         wanted.absorbed_tokens = std::max(need.absorbed_tokens, least.absorbed);
+        wanted.max_q_len = std::max(need.max_q_len, least.longest_row);
         if (need.decompressed_tokens > 0)
             wanted.decompressed_tokens = std::max(need.decompressed_tokens, least.decompressed);
         const batch::CaptureOptions& options = target_->steps().options();
@@ -286,7 +288,7 @@ bool same_alternatives(const std::vector<ops::TokenLogprob>& a,
 }
 
 TEST(CapturedSteps, ReplayEqualsEagerEqualsAnyOtherBucket) {
-    constexpr Runner::Least kLarger{.absorbed = 64, .decompressed = 513};
+    constexpr Runner::Least kLarger{.absorbed = 64, .decompressed = 513, .longest_row = 2};
     for (TinyTarget* tiny : subjects()) {
         RandomSteps steps;
         Runner eager(*tiny, {}), captured(*tiny, kCaptured), larger(*tiny, kCaptured);
@@ -320,7 +322,8 @@ TEST(CapturedSteps, AreMadeAheadWithAPoolOfTwoPagesAndTouchNone) {
     batch::StepCapacity most = kMost;
     most.block_stride = 1;
     ASSERT_TRUE(target->reserve({.batch = most, .draws = kDraws}));
-    EXPECT_EQ(target->steps().count(), 8);  // 1, 2, 4, 8, 16, 24, 32, 48
+    // 1, 2, 4, 8, 16, 24, 32, 48 tokens; all but the first also in longer rows
+    EXPECT_EQ(target->steps().count(), 15);
     Device& device = (*tiny.model)->device();
     for (std::int64_t layer = 0; layer < 2; ++layer) {
         const mla::KvPages pages = target->storage().target(layer);

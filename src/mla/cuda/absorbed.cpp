@@ -62,17 +62,19 @@ int ceil_divide(std::int64_t a, std::int64_t b) { return static_cast<int>((a + b
 // What one call may have at most; sizes are asked for before a call is refused, so they stop here.
 constexpr std::int64_t kMostSlots = std::int64_t{1} << 26;  // partial results, invariant
 
-// Rows of one launch: narrow ones fit one block of packed rows, wide ones take several.
+// Rows of one launch. Flexible: narrow ones fit one block of packed rows, wide ones take several
+// and are a launch of their own, in which thread blocks share parts. Invariant: all of them.
 struct Class {
     int least_packed;
     int most_packed;
 };
 
-std::vector<Class> classes(std::int64_t max_q_len, std::int64_t heads, int block_rows) {
-    const int most =
-        static_cast<int>(std::clamp<std::int64_t>(max_q_len * heads, 1, kMostPackedRows));
+std::vector<Class> classes(const Capacities& capacities, int block_rows) {
+    const int most = static_cast<int>(std::clamp<std::int64_t>(
+        std::int64_t{capacities.max_q_len} * capacities.heads, 1, kMostPackedRows));
+    if (capacities.invariant) return {{1, most}};
     std::vector<Class> all;
-    if (heads <= block_rows) all.push_back({1, std::min(most, block_rows)});
+    if (capacities.heads <= block_rows) all.push_back({1, std::min(most, block_rows)});
     if (most > block_rows) all.push_back({block_rows + 1, most});
     return all;
 }
@@ -237,7 +239,8 @@ AbsorbedParams parameters(const AbsorbedCall& call) {
 std::size_t absorbed_plan_bytes(const Capacities& most) {
     const Expected<int> processors = multiprocessors();
     if (!processors) return 0;
-    return 2 *
+    const int launches = most.invariant ? 1 : 2;
+    return launches *
            class_plan_bytes(*processors, most.rows, std::min(invariant_slots(most), kMostSlots));
 }
 
@@ -247,7 +250,7 @@ Expected<void> absorbed_plan(OpContext& context, const AbsorbedCall& call) {
     ESPALIER_ASSIGN_OR_RETURN(const int processors, multiprocessors(call.multiprocessors));
     AbsorbedParams p = parameters(call);
     std::byte* plan = call.plan;
-    for (const Class& rows : classes(call.rows.max_q_len, call.heads, (1 << p.block_shift))) {
+    for (const Class& rows : classes(capacities(call), 1 << p.block_shift)) {
         plan = fit_class(p, rows, processors, plan);
         ESPALIER_RETURN_IF_ERROR(
             checked(launch_plan(p, static_cast<cudaStream_t>(context.stream)), "the plan"));
@@ -276,7 +279,7 @@ Expected<void> absorbed(OpContext& context, const AbsorbedCall& call) {
             context.arena.take<std::int32_t>(most.tokens * (std::int64_t{p.dense_splits} + 1));
     }
     std::byte* plan = call.plan;
-    const std::vector<Class> all = classes(call.rows.max_q_len, call.heads, (1 << p.block_shift));
+    const std::vector<Class> all = classes(most, 1 << p.block_shift);
     for (const Class& rows : all) {
         plan = fit_class(p, rows, processors, plan);
         ESPALIER_RETURN_IF_ERROR(launch_class(context, p, rows, processors, &rows == &all.back()));
@@ -289,7 +292,7 @@ std::size_t absorbed_scratch(const Capacities& most) {
     if (!processors) return 0;
     std::size_t bytes = 0;
     for (const int block_rows : {kBlockRows, kFp8BlockRows})  // the format is the call's
-        for (const Class& rows : classes(most.max_q_len, most.heads, block_rows)) {
+        for (const Class& rows : classes(most, block_rows)) {
             bytes = std::max(
                 bytes,
                 flexible_partial_bytes(flexible_slots(rows, *processors, block_rows) * block_rows));

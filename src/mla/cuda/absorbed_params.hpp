@@ -79,11 +79,12 @@ inline constexpr std::int32_t kOwnKeys = 4;
 // The line of work that parts are cut from (schedule.cuh).
 struct Partition {
     std::int32_t total = 0;
-    std::int32_t length = 1;    // of a part
-    std::int32_t piece = 0;     // even: tiles of a piece at most; 0: not even
-    std::int32_t merges = 0;    // flexible: rows in the list of merges
-    std::int32_t slots = 0;     // invariant: in use
-    std::uint32_t arrived = 0;  // thread blocks at the end of a call
+    std::int32_t length = 1;       // of a part
+    std::int32_t piece = 0;        // even: tiles of a piece at most; 0: not even
+    std::int32_t merges = 0;       // flexible: rows in the list of merges
+    std::int32_t slots = 0;        // invariant: in use
+    std::int32_t block_shift = 0;  // invariant: AbsorbedParams's, or less
+    std::uint32_t arrived = 0;     // thread blocks at the end of a call
 };
 
 // A part's share of the line and, with the even partition, the whole of its work. A line of the
@@ -152,7 +153,7 @@ struct AbsorbedParams {
     // Rows of this launch have least_packed … most_packed packed rows (tokens × heads).
     std::int32_t least_packed = 0;
     std::int32_t most_packed = 0;
-    std::int32_t block_shift = 6;  // 2^this packed rows are computed together
+    std::int32_t block_shift = 6;  // 2^this packed rows are computed together, at most
     std::int32_t max_blocks = 1;   // blocks that such a row may have
     std::int32_t lanes = 1;        // thread blocks that share a part, one block of packed rows each
     std::int32_t parts = 1;

@@ -87,9 +87,11 @@ class ItemFeeder {
     // Up to which tile the first item's keys may be asked for before the previous kernel has ended:
     // those that no token of this call wrote, as many as there are places.
     __device__ int settled_tiles(const Item& item) const {
-        if (item.gathered >= 0 || p_.rows.dcp_world > 1) return item.tile_begin;
-        const int settled = (item.keys - item.tokens) / kTileKeys;
-        return max(min(min(item.tile_end, item.tile_begin + T::kStages), settled), item.tile_begin);
+        if (p_.rows.dcp_world > 1) return item.tile_begin;
+        const int settled =
+            item.gathered < 0 ? item.keys - item.tokens : keys_.settled_history(item.tokens);
+        return max(min(min(item.tile_end, item.tile_begin + T::kStages), settled / kTileKeys),
+                   item.tile_begin);
     }
 
     // Returns the shared copy, which only this warp overwrites: registers are few here.
@@ -206,7 +208,8 @@ class Copier {
         const RowShape& shape = share.shape;
         Item item = row_item(p_, row, shape);
         item.slot = share.slot + share.unit * share.slot_step;
-        place_columns(p_, item, shape, share.unit * T::kRows, shape.tokens * p_.heads);
+        const int first = share.unit * T::kRows;
+        place_columns(p_, item, shape, first, min(shape.tokens * p_.heads, first + T::kRows));
         item.tile_begin = share.tile_begin;
         item.tile_end = share.tile_end;
         return item;

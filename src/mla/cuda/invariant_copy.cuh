@@ -7,7 +7,7 @@
 // that reaches beyond is several items: the history for all, then the tiles of each path from the
 // root to a leaf, gathered slot by slot in logical order, of which a token of the path sees those
 // up to itself and others nothing. Sums go on from item to item: these are the bits of a row that
-// has the token's path for keys.
+// has the token's path for keys. A block of one token has its path for keys and is no such tree.
 #pragma once
 
 #include "mla/cuda/copy_role.cuh"
@@ -62,13 +62,13 @@ class InvariantCopier {
         group_ = RowGroups(p_, row_, shape).at(group_index_);
     }
 
-    // Finds the next block of which this part has splits.
+    // Finds the next block of which this part has splits. (Of small blocks it has one alone.)
     __device__ bool next_block() {
         if (left_ <= 0) return false;
         find_group();
         left_ -= block_cost(p_, group_);
         if (left_ <= 0) return false;
-        if (++block_ == group_blocks(p_, group_)) {
+        if (++block_ == group_blocks(group_, p_.block_shift)) {
             block_ = 0;
             slot_ += group_slots(group_);
             if (!next_group()) return false;
@@ -76,7 +76,7 @@ class InvariantCopier {
         const RowShape shape = row_shape(p_, row_);
         split_ = 0;
         split_end_ = min(ceil_div(left_, split_cost(group_)), group_.splits);
-        item_ = block_item(p_, row_, shape, group_, block_, slot_);
+        item_ = block_item(p_, row_, shape, group_, block_, p_.block_shift, slot_);
         prepare_block();
         return true;
     }
@@ -97,24 +97,27 @@ class InvariantCopier {
     __device__ void prepare_block() {
         const RowShape shape = row_shape(p_, row_);
         tiles_ = group_.tiles;
-        if (group_.alone >= 0) {
-            if (shape.mask == MaskKind::tree) feeder_.keys().begin_tree(row_, shape);
+        if (shape.mask == MaskKind::tree) feeder_.keys().begin_tree(row_, shape);
+        tree_ = group_.history >= 0;
+        if (tree_ && token_of(p_, item_.row_first) == last_token()) {
+            item_.gathered = last_token();
+            tree_ = false;
+        }
+        if (item_.gathered >= 0) {
             item_.keys = shape.mask == MaskKind::tree ? feeder_.keys().tree_token(item_)
                                                       : feeder_.keys().dense_token(item_, shape);
             item_.free_keys = item_.keys;
             item_.mask = static_cast<int>(MaskKind::full);
             tiles_ = split_tiles(item_.keys);
             reach_ = ceil_div(item_.keys, kTileKeys);
-        } else if (group_.history >= 0) {
-            feeder_.keys().begin_tree(row_, shape);
-        } else {
+        } else if (!tree_) {
             reach_ = straight_tiles(p_, shape, item_);
         }
         enter_block();
     }
+    __device__ int last_token() const { return token_of(p_, item_.row_first + item_.columns - 1); }
     // Rows that the workspace has no room for are left out.
     __device__ void enter_block() {
-        tree_ = group_.history >= 0;
         begun_ = split_;
         paths_ = Paths::none;
         query_there_ = false;
@@ -234,11 +237,11 @@ class InvariantCopier {
     const PartPlan& plan_;
     ItemFeeder<kFormat, true> feeder_;
     int row_ = 0, group_index_ = 0, block_ = 0;
-    int slot_ = 0;  // first of the group
-    int left_ = 0;  // of the part's share of the line, from the block's beginning
-    Group group_;   // of the block, where the plan does not tell
-    Item item_{};   // all items of the block are made from it
-    bool tree_ = false;
+    int slot_ = 0;               // first of the group
+    int left_ = 0;               // of the part's share of the line, from the block's beginning
+    Group group_;                // of the block, where the plan does not tell
+    Item item_{};                // all items of the block are made from it
+    bool tree_ = false;          // several tokens of a tree, served path by path
     int tiles_ = 1, reach_ = 0;  // of a split; that some token of the block sees
     int split_ = 0, split_end_ = 0, begun_ = 0;
     enum class Paths { none, ahead, begun } paths_ = Paths::none;  // of a tree's split

@@ -5,6 +5,11 @@
 // length differs among them; a group is blocks of packed rows, a block is its splits. All splits of
 // all blocks lie in one line, block after block, and parts are cut from it between splits.
 //
+// Where every split of every block has a part to itself even if blocks have 16 or 32 packed rows,
+// they do: more parts have fewer rows each to store and merge, and of a tree fewer paths. (Not
+// where long splits are gone through for nothing but that: 3 % slower, keys being read several
+// times.)
+//
 // Each split's result is rounded to 16 bits, also where it is the only one (partial.cuh), and
 // splits merge in ascending order (invariant_merge.cuh): where parts are cut changes no bits.
 #pragma once
@@ -39,6 +44,9 @@ __device__ inline int straight_keys(const AbsorbedParams& p, int row, const RowS
     return keys_below(p, shape, all_keys(p, row, shape) - (shape.tokens - 1) + i);
 }
 
+// Splits of this many keys and more are long. (Their merge has groups of two quads: a matter of the
+// token's own number of keys, as their length is.)
+inline constexpr int kLongSplit = 512;
 __device__ inline int split_tiles(int visible) { return split_keys(visible) / kTileKeys; }
 __device__ inline int splits_of(int visible, int tiles) {
     return max(ceil_div(visible, tiles * kTileKeys), 1);
@@ -122,8 +130,11 @@ class RowGroups {
     bool alone_ = false;
 };
 
-__device__ inline int group_blocks(const AbsorbedParams& p, const Group& group) {
-    return blocks_for(p, group.end - group.first);
+// The smallest block is a slot's 16 packed rows, the next has 32.
+inline constexpr int kLeastShift = 4;
+inline constexpr int kSmallBlocks = 2;
+__device__ inline int group_blocks(const Group& group, int block_shift) {
+    return (group.end - group.first + (1 << block_shift) - 1) >> block_shift;
 }
 // Slots for partial results.
 __device__ inline int group_slots(const Group& group) {
@@ -154,6 +165,7 @@ struct RowWork {
     int line = 0;
     int slots = 0;
     int blocks = 0;
+    int splits[kSmallBlocks] = {};           // of all blocks, if they were small
     int most_splits = 0, cost_of_split = 1;  // of the block that costs most
 };
 __device__ inline RowWork row_work(const AbsorbedParams& p, const Partition& partition, int row) {
@@ -164,8 +176,13 @@ __device__ inline RowWork row_work(const AbsorbedParams& p, const Partition& par
 #pragma unroll 1
     for (int index = 0; index < groups.count(); index += times) {
         const Group group = groups.at(index);
-        const int blocks = group_blocks(p, group);
+        const int blocks = group_blocks(group, partition.block_shift);
         if (blocks == 0) continue;
+        const bool large = group.history < 0 && group.tiles * kTileKeys >= kLongSplit;
+        for (int i = 0; i < kSmallBlocks; ++i) {
+            const int small = group_blocks(group, kLeastShift + i);
+            work.splits[i] += large && small > blocks ? p.parts + 1 : times * small * group.splits;
+        }
         work.line += times * blocks * block_length(p, partition, group);
         work.slots += times * group_slots(group);
         work.blocks += times * blocks;
@@ -195,61 +212,80 @@ __device__ inline Before lane_work(const AbsorbedParams& p, const Partition& par
     return sum;
 }
 
-// The whole warp. Pieces of equal length, one to a part, if that costs at most 8 % over perfect
-// balance: queries come once, and merges wait for no part that has other work.
-__device__ inline Partition make_invariant_partition(const AbsorbedParams& p) {
-    const int lane = threadIdx.x % 32;
-    Partition partition;
-    RowWork most;
-    long long total = 0;
-    long long slots = 0;
+// What a call's rows add up to, the same in all lanes.
+struct CallWork {
+    long long line = 0, slots = 0;
+    long long splits[kSmallBlocks] = {};
     int blocks = 0;
+    int most_splits = 0, cost_of_split = 1;
+};
+__device__ inline CallWork call_work(const AbsorbedParams& p, const Partition& partition) {
+    const int lane = threadIdx.x % 32;
+    CallWork sum;
+    RowWork most;
     const int end = min((lane + 1) * rows_per_lane(p), p.rows.rows);
 #pragma unroll 1
     for (int row = lane * rows_per_lane(p); row < end; ++row) {
         const RowWork work = row_work(p, partition, row);
-        total += work.line;
-        slots += work.slots;
-        blocks += work.blocks;
+        sum.line += work.line;
+        sum.slots += work.slots;
+        sum.blocks += work.blocks;
+        for (int i = 0; i < kSmallBlocks; ++i) sum.splits[i] += work.splits[i];
         if (work.most_splits * work.cost_of_split > most.most_splits * most.cost_of_split)
             most = work;
     }
-    total = warp_sum(total);
-    blocks = warp_sum(blocks);
-    slots = warp_sum(slots);
-    // Capacities leave room for all rows that follow one another. Where they do not, nothing is
-    // computed.
-    constexpr long long kMost = 0x7fffffff;
-    if (total > kMost || slots > kMost) return partition;
-    partition.slots = static_cast<int>(slots);
+    sum.line = warp_sum(sum.line);
+    sum.slots = warp_sum(sum.slots);
+    sum.blocks = warp_sum(sum.blocks);
+    for (long long& splits : sum.splits) splits = warp_sum(splits);
     const int cost = most.most_splits * most.cost_of_split;
     const int largest = __reduce_max_sync(~0u, cost);
     const int owner = __ffs(static_cast<int>(__ballot_sync(~0u, cost == largest))) - 1;
-    const int splits = __shfl_sync(~0u, most.most_splits, owner);
-    const int cost_of_split = __shfl_sync(~0u, most.cost_of_split, owner);
-    const int balanced = static_cast<int>(max((total + p.parts - 1) / p.parts, 1ll));
-    if (blocks > 0 && blocks <= p.parts) {
-        const long long piece = ceil_div(splits, p.parts / blocks) * cost_of_split;
-        if (piece * 25 <= balanced * 27ll || piece == cost_of_split) {
-            partition.piece = static_cast<int>(piece);
-            const int pieces = warp_sum(lane_work(p, partition, lane).line);
-            if (pieces > p.parts) partition.piece = 0;
-            if (partition.piece > 0) total = pieces;
-        }
-    }
-    partition.total = static_cast<int>(total);
-    partition.length = partition.piece > 0 ? 1 : balanced;
-    return partition;
+    sum.most_splits = __shfl_sync(~0u, most.most_splits, owner);
+    sum.cost_of_split = __shfl_sync(~0u, most.cost_of_split, owner);
+    return sum;
 }
 
-// The item that all splits of a block are made from.
+// The whole warp. Small blocks if each of their splits has a part. Otherwise pieces of equal
+// length, one to a part, if that costs at most 8 % over perfect balance: queries come once, and
+// merges wait for no part that has other work.
+__device__ inline Partition make_invariant_partition(const AbsorbedParams& p) {
+    Partition partition;
+    partition.block_shift = p.block_shift;
+    const CallWork work = call_work(p, partition);
+    // Capacities leave room for all rows that follow one another. Where they do not, nothing is
+    // computed.
+    constexpr long long kMost = 0x7fffffff;
+    if (work.line > kMost || work.slots > kMost) return partition;
+    partition.slots = static_cast<int>(work.slots);
+    for (int i = 0; i < kSmallBlocks && kLeastShift + i < p.block_shift; ++i) {
+        if (work.splits[i] > p.parts) continue;
+        partition.block_shift = kLeastShift + i;
+        partition.piece = 1;  // a split
+        partition.total = static_cast<int>(work.splits[i]);
+        return partition;
+    }
+    partition.total = static_cast<int>(work.line);
+    partition.length = static_cast<int>(max((work.line + p.parts - 1) / p.parts, 1ll));
+    if (work.blocks == 0 || work.blocks > p.parts) return partition;
+    const long long piece = ceil_div(work.most_splits, p.parts / work.blocks) * work.cost_of_split;
+    if (piece * 25 > partition.length * 27ll && piece != work.cost_of_split) return partition;
+    Partition even = partition;
+    even.piece = static_cast<int>(piece);
+    even.length = 1;
+    even.total = warp_sum(lane_work(p, even, threadIdx.x % 32).line);
+    return even.total > p.parts ? partition : even;
+}
+
+// The item that all splits of block `block` of 2^block_shift packed rows are made from.
 __device__ inline Item block_item(const AbsorbedParams& p, int row, const RowShape& shape,
-                                  const Group& group, int block, int slot) {
+                                  const Group& group, int block, int block_shift, int slot) {
     Item item = row_item(p, row, shape);
-    place_columns(p, item, shape, group.first + (block << p.block_shift), group.end);
+    const int first = group.first + (block << block_shift);
+    place_columns(p, item, shape, first, min(group.end, first + (1 << block_shift)));
     item.splits = group.splits;
     item.gathered = group.alone;
-    item.base = slot + (block << (p.block_shift - 4)) * group.splits;
+    item.base = slot + (block << (block_shift - kLeastShift)) * group.splits;
     return item;
 }
 // Tiles that some token of a full or causal item sees.
@@ -287,7 +323,7 @@ __device__ inline PartPlan plan_invariant_part(const AbsorbedParams& p, const Pa
     for (;; ++share.group) {
         group = groups.at(share.group);
         length = block_length(p, partition, group);
-        const int all = group_blocks(p, group) * length;
+        const int all = group_blocks(group, partition.block_shift) * length;
         if (begin < start + all) break;
         start += all;
         share.slot += group_slots(group);
@@ -303,7 +339,8 @@ __device__ inline PartPlan plan_invariant_part(const AbsorbedParams& p, const Pa
         share.split = ceil_div(begin - start, split_cost(group));
         share.split_end = min(ceil_div(share.left, split_cost(group)), group.splits);
     }
-    share.item = block_item(p, share.row, shape, group, share.block, share.slot);
+    share.item =
+        block_item(p, share.row, shape, group, share.block, partition.block_shift, share.slot);
     // Where keys lie in one piece, the item says it all: no warp waits for memory twice.
     share.even = group.history < 0 && group.alone < 0;
     share.item.split_tiles = group.tiles;

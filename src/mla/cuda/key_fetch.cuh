@@ -51,6 +51,9 @@ class KeyFetcher {
         tail_ = tail_slots(p_, row, shape.tokens);
         all_ = p_.rows.dcp_world == 1 ? shape.keys : p_.rows.global_kv_len[row];
     }
+    // Keys of a gathered token that need not be gathered and that the row's own tokens did not
+    // write.
+    __device__ int settled_history(int tokens) const { return min(history_, row_keys_ - tokens); }
     // The next item gathers its token. Returns how many keys it sees.
     __device__ int tree_token(const Item& item) {
         tail_word_ = local_word(item.first_token + item.gathered);

@@ -8,9 +8,6 @@
 namespace espalier::mla::cuda {
 
 inline constexpr int kQuad = 4;
-// Splits of this many keys and more have groups of two quads: a matter of the token's own number of
-// keys, as their length is.
-inline constexpr int kLongSplit = 512;
 
 // What a lane has of a chunk, in two parts of four words (two columns each): 16 columns of a row
 // or, over FP8 codes, eight of two rows.

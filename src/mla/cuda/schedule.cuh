@@ -119,12 +119,12 @@ __device__ inline int free_keys(const AbsorbedParams& p, const Item& item, const
     return 0;
 }
 
-// The item's columns are packed rows `first` … `end` - 1 of its row, or as many as fit a block.
+// The item's columns are packed rows `first` … `end` - 1 of its row.
 __device__ inline void place_columns(const AbsorbedParams& p, Item& item, const RowShape& shape,
                                      int first, int end) {
     item.row_first = first;
     item.packed_first = shape.first_token * p.heads + first;
-    item.columns = min(end - first, 1 << p.block_shift);
+    item.columns = end - first;
     item.free_keys = free_keys(p, item, shape);
 }
 
@@ -230,7 +230,7 @@ __device__ inline PartPlan plan_part(const AbsorbedParams& p, const Partition& p
         share.item = row_item(p, share.row, shape);
         share.item.tile_begin = static_cast<int>(piece * tiles / cost);
         share.item.tile_end = static_cast<int>((piece + 1) * tiles / cost);
-        place_columns(p, share.item, shape, 0, shape.tokens * p.heads);
+        place_columns(p, share.item, shape, 0, min(shape.tokens * p.heads, 1 << p.block_shift));
         share.item.slot = cost == 1 ? -1 : part * p.max_blocks * 2;
         return share;
     }

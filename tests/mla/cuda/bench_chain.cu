@@ -2,7 +2,7 @@
 // Prints what a call of invariant attention adds to a chain of dependent launches: a small kernel
 // that writes the queries, the call, a small kernel that reads its output, each with programmatic
 // launch, as in the layers of a step. Keys are cold: consecutive calls read other pages. 0 tokens
-// of a tree stand for causal rows.
+// of a tree stand for causal rows. The last column is what the plan adds in the call's place.
 //   bench_chain [format] [rows keys heads tokens tree …]
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -98,12 +98,14 @@ class Bench {
 
     void run(const Shape& shape) {
         lay(shape);
-        const double without = seconds(shape, 0, false);
-        const double plain = seconds(shape, 1, false);
-        const double settled = seconds(shape, 1, true);
-        fmt::print("{:4} x {:6} heads {:4} tokens {:3} {:6} {:8.2f} {:8.2f} {:8.2f}\n", shape.rows,
-                   shape.keys, shape.heads, shape.tokens, shape.tree ? "tree" : "causal",
-                   without * 1e6, (plain - without) * 1e6, (settled - without) * 1e6);
+        const double without = seconds(shape, Between::nothing);
+        const auto added = [&](Between between) {
+            return (seconds(shape, between) - without) * 1e6;
+        };
+        fmt::print("{:4} x {:6} heads {:4} tokens {:3} {:6} {:8.2f} {:8.2f} {:8.2f} {:8.2f}\n",
+                   shape.rows, shape.keys, shape.heads, shape.tokens,
+                   shape.tree ? "tree" : "causal", without * 1e6, added(Between::call),
+                   added(Between::settled_call), added(Between::plan));
         std::fflush(stdout);
     }
 
@@ -182,8 +184,10 @@ class Bench {
         call_.scale = 0.0721687836f;
     }
 
+    enum class Between { nothing, call, settled_call, plan };
+
     // Of one turn of the chain.
-    double seconds(const Shape& shape, int calls, bool settled) {
+    double seconds(const Shape& shape, Between between) {
         Capacities most;
         most.heads = shape.heads;
         most.rows = shape.rows;
@@ -194,7 +198,7 @@ class Bench {
         const Buffer plan = value_or_throw(gpu_->allocate(kernels_->plan_bytes(most)));
         Arena arena(value_or_throw(gpu_->allocate(kernels_->scratch_bytes(most))));
         call_.plan = const_cast<std::byte*>(plan.data());
-        call_.history_settled = settled;
+        call_.history_settled = between == Between::settled_call;
         OpContext context{*gpu_, arena};
         check(kernels_->plan(context, call_));
         check(gpu_->synchronize(gpu_->stream()));
@@ -206,7 +210,10 @@ class Bench {
                        static_cast<int>(packed_ * kKey));
                 next = (next + 1) % static_cast<int>(kv_.page_count / pages_);
                 call_.rows.block_table = tables_ + next * pages_;
-                if (calls > 0) ESPALIER_RETURN_IF_ERROR(kernels_->absorbed(context, call_));
+                if (between != Between::nothing)
+                    ESPALIER_RETURN_IF_ERROR(between == Between::plan
+                                                 ? kernels_->plan(context, call_)
+                                                 : kernels_->absorbed(context, call_));
                 launch(read_output, stream, static_cast<const __nv_bfloat16*>(out_), sum_,
                        static_cast<int>(packed_ * kLatent));
             }
@@ -245,7 +252,7 @@ int main(int argc, char** argv) {
          {KvFormat::bf16, KvFormat::fp16, KvFormat::fp8_tensor, KvFormat::fp8_token})
         if (name_of(one) == name) format = one;
     Bench bench(format);
-    fmt::print("{}: microseconds of the two other kernels, added by the call, settled\n",
+    fmt::print("{}: microseconds of the two other kernels, added by the call, settled, the plan\n",
                name_of(format));
     if (argc > 6)
         for (int i = 2; i + 4 < argc; i += 5)
