@@ -31,8 +31,8 @@ TEST(CudaDevice, UploadsShortAndLongMemoryThatChangesRightAfter) {
         const auto to = static_cast<std::size_t>(random.between(0, 63));
         ASSERT_TRUE(device->fill(device->stream(), memory.data(), std::byte{0xEE}, count + 64));
         std::vector<std::byte> source(bytes);
-        ASSERT_TRUE(device->upload(device->stream(), memory.data() + to, source.data() + from,
-                                   count));
+        ASSERT_TRUE(
+            device->upload(device->stream(), memory.data() + to, source.data() + from, count));
         std::ranges::fill(source, std::byte{0});
         std::vector<std::byte> got(count + 64);
         ASSERT_TRUE(device->download(device->stream(), got.data(), memory.data(), got.size()));
