@@ -8,6 +8,7 @@
 
 #include "base/cuda_error.hpp"
 #include "base/cuda_memory.hpp"
+#include "base/cuda_staging.hpp"
 #include "base/device.hpp"
 
 namespace espalier {
@@ -88,6 +89,7 @@ class CudaDevice final : public Device {
   public:
     explicit CudaDevice(cudaStream_t stream) : stream_(stream) {}
     ~CudaDevice() override {
+        uploads_.reset();
         cudaFreeHost(staging_);
         cudaStreamDestroy(stream_);
     }
@@ -115,9 +117,15 @@ class CudaDevice final : public Device {
         ESPALIER_RETURN_IF_ERROR(wait_for(stream_));  // any stream may come next
         return memory;
     }
-    // The source is pageable memory: CUDA has copied it aside when the call returns.
+    // Short uploads from pageable memory CUDA has copied aside when the call returns.
     Expected<void> upload(Stream stream, void* to, const void* from, std::size_t bytes) override {
-        return moved(stream, to, from, bytes, cudaMemcpyHostToDevice, "upload");
+        if (bytes < CudaStaging::kLeastBytes || !pageable(from))
+            return moved(stream, to, from, bytes, cudaMemcpyDefault, "upload");
+        if (uploads_ == nullptr) {
+            ESPALIER_ASSIGN_OR_RETURN(uploads_, CudaStaging::create());
+        }
+        return uploads_->upload(cuda(stream), static_cast<std::byte*>(to),
+                                static_cast<const std::byte*>(from), bytes);
     }
     Expected<void> download(Stream stream, void* to, const void* from, std::size_t bytes) override {
         ESPALIER_RETURN_IF_ERROR(
@@ -177,8 +185,15 @@ class CudaDevice final : public Device {
         return {};
     }
 
+    static bool pageable(const void* memory) {
+        cudaPointerAttributes attributes{};
+        return cudaPointerGetAttributes(&attributes, memory) == cudaSuccess &&
+               attributes.type == cudaMemoryTypeUnregistered;
+    }
+
     cudaStream_t stream_;
-    std::byte* staging_ = nullptr;  // page-locked memory of the host
+    std::unique_ptr<CudaStaging> uploads_;  // once there was a long one
+    std::byte* staging_ = nullptr;          // page-locked memory of the host, for downloads
     std::size_t staging_bytes_ = 0;
 };
 

@@ -204,10 +204,6 @@ void Stepper::learn(StepReport& report) {
         count_origins(batch_.tree_view(i).origins, walks_[i].path.values(), report);
         speculation_.learn(plan_->requests[i].id.slot, walks_[i].tokens.values());
     }
-    if (result_.recorded) return;
-    speculation_.learn(
-        {.size = step_size(report),
-         .seconds = static_cast<double>(report.model + report.masking + report.sampling) * 1e-9});
 }
 
 // After advance: updates to the receivers, new tokens to the drafters, the ended ones out.

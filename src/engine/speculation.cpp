@@ -13,6 +13,7 @@ using speculate::Proposal;
 namespace {
 
 constexpr std::size_t kFirstSamples = 32;
+constexpr std::int32_t kFirstFreeDrafts = 16;
 
 template <typename Slots>
 auto& slot_in(Slots& slots, RequestSlot request) {
@@ -87,10 +88,13 @@ void Speculation::begin(RequestSlot request, std::span<const std::int32_t> promp
     state.needs_watch = drafts == Drafts::prescribed;
     prescribing_ += state.needs_watch ? 1 : 0;
     state.proposed = false;
+    state.free_drafts = kFirstFreeDrafts;
+    state.fewer_steps = 0;
     state.bias = {};
     for (Source& source : sources_)
         if (state.needs_watch && !source.watch.awake()) source.watch.wake();
-    const std::size_t first = std::min<std::size_t>(prompt.size(), kReadTokens);
+    const bool reads = reads_ || prescribing_ > 0;
+    const std::size_t first = reads ? std::min<std::size_t>(prompt.size(), kReadTokens) : 0;
     state.read = static_cast<std::int64_t>(first);
     for (Source& source : sources_)
         if (shown_to(state, source))
@@ -109,22 +113,31 @@ void Speculation::end(RequestSlot request) {
 void Speculation::read(std::span<const Text> texts) {
     if (!reads_) return;
     const schedule::Time begin = settings_.clock ? settings_.clock() : 0;
-    for (const Text& text : texts) read_on(text.request, text.tokens);
+    for (const Text& text : texts)
+        if (std::ssize(text.tokens) - slot(text.request).read <= kMaxNodes)
+            read_on(text, kMaxNodes);
     const schedule::Time end = settings_.clock ? settings_.clock() : 0;
     upkeep_.reading += static_cast<double>(end - begin) * 1e-9;
 }
 
-void Speculation::read_on(RequestSlot request, std::span<const std::int32_t> tokens) {
-    Slot& state = slot(request);
-    const auto length = static_cast<std::int64_t>(tokens.size());
-    if (state.read >= length) return;
-    const std::int64_t count = std::min(length - state.read, kReadTokens);
+void Speculation::catch_up(std::span<const Text> texts, std::int64_t tokens) {
+    if (!reads_) return;
+    for (const Text& text : texts)
+        if (tokens > 0) tokens -= read_on(text, tokens);
+}
+
+// Returns how many tokens were read.
+std::int64_t Speculation::read_on(const Text& text, std::int64_t most) {
+    Slot& state = slot(text.request);
+    const std::int64_t count = std::min(std::ssize(text.tokens) - state.read, most);
+    if (!state.drafts || count <= 0) return 0;
     const speculate::Commitment commitment = {
-        request,
-        tokens.subspan(static_cast<std::size_t>(state.read), static_cast<std::size_t>(count))};
+        text.request,
+        text.tokens.subspan(static_cast<std::size_t>(state.read), static_cast<std::size_t>(count))};
     state.read += count;
     for (Source& source : sources_)
         if (shown_to(state, source)) source.drafter->commit({&commitment, 1});
+    return count;
 }
 
 speculate::Tree Speculation::tree(RequestSlot request, std::int32_t drafts) const {
@@ -165,7 +178,7 @@ void Speculation::learn(RequestSlot request, std::span<const std::int32_t> drawn
 
 // While the first steps are being watched, a new size is fitted with those before it; more of a
 // size that is known corrects what was fitted.
-void Speculation::learn(const speculate::StepSample& sample) {
+void Speculation::learn_time(const speculate::StepSample& sample) {
     if (settings_.grant != NodeGrant::measured || sources_.empty()) return;
     const auto alike =
         std::count_if(first_samples_.begin(), first_samples_.end(),
@@ -183,23 +196,26 @@ void Speculation::learn(const speculate::StepSample& sample) {
 
 // With many short texts hardly a step is without prompts, so their part is taken out by the model
 // of a step, whose error must stay small beside the rest: no more than three fifths may be theirs.
-void Speculation::learn(const speculate::StepSize& size, std::int64_t prompts, double tokens,
-                        double seconds) {
+void Speculation::learn(const Step& step) {
+    // Without what drafters take: what is left grows with rows and tokens, on the host too.
+    learn_time({.size = step.size, .seconds = step.seconds - step.drafting - upkeep_.reading});
+    resting_seconds_ -= step.seconds;
     if (settings_.grant != NodeGrant::measured || decoding_rows_ == 0 || starting()) return;
-    watch(seconds);
+    watch(step.seconds);
     speculate::MeasuredRate::Upkeep upkeep = upkeep_;
     for (const Source& source : sources_) upkeep.look_on += source.look_on;
     double prompt_seconds = 0;
-    if (prompts > 0 && time_) {
-        speculate::StepSize decoding = size;
-        decoding.tokens -= prompts;
-        prompt_seconds = time_->seconds(size) - time_->seconds(decoding);
+    if (step.prompts > 0 && time_) {
+        speculate::StepSize decoding = step.size;
+        decoding.tokens -= step.prompts;
+        prompt_seconds = time_->seconds(step.size) - time_->seconds(decoding);
     }
-    if (!went_ || (prompts > 0 && !time_) || prompt_seconds > 0.6 * seconds)
+    if (!went_ || (step.prompts > 0 && !time_) || prompt_seconds > 0.6 * step.seconds)
         return rate_.owe(decoding_rows_, upkeep);
-    seconds -= prompt_seconds;
-    rate_.observe(decoding_rows_,
-                  {.way = *went_, .tokens = tokens, .seconds = seconds, .upkeep = upkeep});
+    rate_.observe(decoding_rows_, {.way = *went_,
+                                   .tokens = step.tokens,
+                                   .seconds = step.seconds - prompt_seconds,
+                                   .upkeep = upkeep});
 }
 
 // Which draft models are kept up to date from here on.

@@ -74,8 +74,8 @@ struct DraftRow {
 
 class Speculation {
   public:
-    // A drafter reads at most this many tokens of a request per step (a suffix automaton takes 2 ms
-    // for them); until it has read all, the request does not draft.
+    // A drafter reads at most this many tokens of a prompt at once (a suffix automaton takes 2 ms
+    // for them), the rest step by step; until it has read all, it is not asked.
     static constexpr std::int64_t kReadTokens = 4096;
 
     // How many drafts the first steps verify that could draft: plain steps between them tell what a
@@ -97,13 +97,16 @@ class Speculation {
                Drafts drafts);
     void end(RequestSlot request);
 
-    // Lets the drafters read on in the requests' committed tokens; where they are not asked for
-    // now, later: texts that end before then are never read.
+    // Lets the drafters without passes read what a step has committed; where they are not asked
+    // for now, later: texts that end before then are never read.
     struct Text {
         RequestSlot request = 0;
         std::span<const std::int32_t> tokens = {};
     };
     void read(std::span<const Text> texts);
+    // The rest of long prompts, and texts of before these drafters were asked again: as many tokens
+    // as this. To be called where it keeps nobody waiting.
+    void catch_up(std::span<const Text> texts, std::int64_t tokens);
 
     // Asks the drafters, and sets how many drafts each row verifies. load: the step without any.
     void choose(std::span<const DraftRow> rows, speculate::StepLoad load,
@@ -120,11 +123,15 @@ class Speculation {
     void extend(std::span<const speculate::Extension> extensions);
     // What the target drew below the root that choose() was last called with.
     void learn(RequestSlot request, std::span<const std::int32_t> drawn);
-    void learn(const speculate::StepSample& sample);
-    // What the decoding rows of a step came to, all costs counted, beside so many tokens of
-    // prompts.
-    void learn(const speculate::StepSize& size, std::int64_t prompts, double tokens,
-               double seconds);
+    // What a step came to, all costs counted.
+    struct Step {
+        speculate::StepSize size = {};
+        std::int64_t prompts = 0;  // tokens of them
+        double tokens = 0;         // that its decoding rows committed
+        double seconds = 0;
+        double drafting = 0;  // of these
+    };
+    void learn(const Step& step);
 
     // In the order of their ids: what they are called, and why they were given up; empty: works.
     std::vector<std::string> names() const;
@@ -149,6 +156,8 @@ class Speculation {
         bool proposed = false;
         bool prescribed = false;  // the row prescribes its drafts
         std::int64_t read = 0;
+        std::int32_t free_drafts = 0;  // that drafters without passes are asked for
+        std::int32_t fewer_steps = 0;  // since when fewer would have done
         speculate::Candidates candidates;
         speculate::RequestBias bias;
         speculate::RankedTree ranked{0};
@@ -157,8 +166,7 @@ class Speculation {
     };
     static constexpr std::size_t kNoPlan = ~std::size_t{0};
 
-    void read_on(RequestSlot request, std::span<const std::int32_t> tokens);
-    bool catch_up(std::span<const DraftRow> rows);
+    std::int64_t read_on(const Text& text, std::int64_t most);
     Slot& slot(RequestSlot request);
     const Slot& slot(RequestSlot request) const;
     void give_up(Source& source, const Error& error);
@@ -168,12 +176,14 @@ class Speculation {
     bool may_draft(const DraftRow& row) const;
     bool has_free() const;
     double prompt_seconds(std::span<const DraftRow> rows, const speculate::StepSize& size) const;
+    bool has_read(const DraftRow& row) const;
     bool can_ask(const Source& source, const DraftRow& row) const;
     speculate::DraftingWay way_of(std::span<const DraftRow> rows);
     void watch(double seconds);
     void start_choice(std::span<const DraftRow> rows);
+    void learn_time(const speculate::StepSample& sample);
     void note_way(bool learns);
-    void note_most(std::span<const std::int32_t> drafts);
+    void note_granted(std::span<const DraftRow> rows, std::span<const std::int32_t> drafts);
     bool coupled(speculate::DrafterId id, float temperature);
     void plan_drafting(std::span<const DraftRow> rows, speculate::StepLoad load);
     speculate::PlanRow plan_row(const DraftRow& row) const;
@@ -187,6 +197,7 @@ class Speculation {
     void grant_prescribed(std::span<const DraftRow> rows, speculate::StepLoad& load,
                           std::span<std::int32_t> drafts);
     bool starting() const { return first_grants_ < kFirstDrafts.size(); }
+    void note_planning(double seconds);
 
     SpeculationSettings settings_;
     std::vector<Source> sources_;
@@ -197,16 +208,16 @@ class Speculation {
     speculate::NodeBudget budget_;
     speculate::MeasuredRate rate_;
     speculate::DraftingWay way_ = speculate::DraftingWay::passes;  // the most that this step may do
-    bool reads_ = true;                           // drafters are shown every token at once
-    bool caught_up_ = false;                      // this step, with what was not shown
+    bool reads_ = true;                           // drafters without passes are shown every token
+    bool asks_free_ = true;                       // in this step, and where no row prescribes it
     std::optional<speculate::DraftingWay> went_;  // what it is measured as; none: it learns
     std::int64_t decoding_rows_ = 0;              // of the last choice
-    std::int64_t drafting_rows_ = 0;              // of these, any drafter may draft for
+    std::int64_t free_rows_ = 0;                  // of these, drafters without passes are asked for
     std::int64_t planned_rows_ = 0;               // of these, some draft model may
+    double resting_seconds_ = 0;                  // until the next plan: the last asked nobody
+    bool rests_ = false;                          // this step
     speculate::MeasuredRate::Upkeep upkeep_;      // of the last step; looking on: planning alone
     std::int64_t prescribing_ = 0;                // requests under way
-    std::int32_t free_drafts_ = kMaxDrafts;       // that drafters without passes are asked for
-    std::int64_t fewer_steps_ = 0;                // since when fewer would have done
     std::optional<speculate::StepTime> time_;
     std::vector<speculate::StepSample> first_samples_;
     std::size_t first_grants_ = 0;

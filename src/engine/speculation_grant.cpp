@@ -36,7 +36,6 @@ void Speculation::grant_measured(const speculate::StepLoad& load, std::span<std:
         paying = granted.drafts;
         note_way(granted.probe || (any && starting()));
     }
-    if (!starting()) note_most(drafts);
     if (!any || !starting()) return;
     // One size further than what seems to pay: what few samples say may be wrong.
     const std::int64_t near = 2 * paying + speculate::NodeBudget::kProbeDrafts;
@@ -44,31 +43,33 @@ void Speculation::grant_measured(const speculate::StepLoad& load, std::span<std:
     budget_.grant_surest(std::min(first, load.max_drafts), offers_, drafts);
 }
 
-// Drafters without passes are asked for what may be granted, not for all they have: with 128 texts
-// in a step that is 10 nodes of 63, and proposing, merging and ranking the others took a fifth of
-// the step.
-void Speculation::note_most(std::span<const std::int32_t> drafts) {
-    std::int32_t most = 0;
-    for (const std::int32_t count : drafts) most = std::max(most, count);
-    const std::int32_t wanted = std::min(2 * most + 4, kMaxDrafts);
-    if (wanted >= free_drafts_) {
-        free_drafts_ = wanted;
-        fewer_steps_ = 0;
-    } else if (++fewer_steps_ % 4 == 0) {
-        --free_drafts_;
+// Drafters without passes are asked for what the request may be granted, not for all they have:
+// with 128 texts in a step that is 4 nodes of 63 for most of them, and proposing, merging and
+// ranking the others took a fifth of the step.
+void Speculation::note_granted(std::span<const DraftRow> rows,
+                               std::span<const std::int32_t> drafts) {
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        Slot& state = slot(rows[i].request);
+        const std::int32_t wanted = std::min(2 * drafts[i] + 4, kMaxDrafts);
+        if (wanted >= state.free_drafts) {
+            state.free_drafts = wanted;
+            state.fewer_steps = 0;
+        } else if (++state.fewer_steps % 4 == 0) {
+            state.free_drafts -= std::max((state.free_drafts - wanted) / 4, 1);
+        }
     }
 }
 
 // What the step's rate is measured as: draft models where they were asked because that pays, else
-// what was allowed, whatever came of it; nothing where a part of it is there to learn. A way that
+// what was asked, whatever came of it; nothing where a part of it is there to learn. A way that
 // is open to few of the texts says nothing of it.
 void Speculation::note_way(bool learns) {
     const bool planned = way_ == DraftingWay::passes;  // otherwise the planner was not asked
-    if (learns || caught_up_ || (planned && planner_.learns())) return;
-    went_ = way_;
-    if (planned && !(planner_.pays() && 2 * planned_rows_ >= decoding_rows_))
-        went_ = has_free() ? DraftingWay::free : DraftingWay::none;
-    if (2 * drafting_rows_ < decoding_rows_) went_ = DraftingWay::none;
+    if (learns || (planned && planner_.learns())) return;
+    if (planned && planner_.pays() && 2 * planned_rows_ >= decoding_rows_)
+        went_ = DraftingWay::passes;
+    else
+        went_ = 2 * free_rows_ >= decoding_rows_ ? DraftingWay::free : DraftingWay::none;
 }
 
 bool Speculation::has_free() const {

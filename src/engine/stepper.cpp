@@ -222,9 +222,11 @@ void Stepper::run_plan(StepReport& report, StepTimer& timer) {
     report.whole = timer.lap(Phase::emit) - report.begin;
     const std::int64_t prompts = report.tokens.prompt_absorbed + report.tokens.prompt_decompressed;
     if (!result_.recorded)
-        speculation_.learn(step_size(report), prompts,
-                           static_cast<double>(report.tokens.roots + report.accepted),
-                           static_cast<double>(report.whole) * 1e-9);
+        speculation_.learn({.size = step_size(report),
+                            .prompts = prompts,
+                            .tokens = static_cast<double>(report.tokens.roots + report.accepted),
+                            .seconds = static_cast<double>(report.whole) * 1e-9,
+                            .drafting = static_cast<double>(report.drafting) * 1e-9});
     if (prompts > 0) return;
     report.decode = {.steps = 1,
                      .requests = report.requests,
@@ -302,6 +304,15 @@ void Stepper::start_drafting() {
     }
 }
 
+// Likewise: what drafters have missed of texts under way.
+void Stepper::catch_up_drafters() {
+    constexpr std::int64_t kLeastTokens = 512;  // 0.3 ms
+    texts_.clear();
+    for (const schedule::PlannedRequest& planned : plan_->requests)
+        texts_.push_back({planned.id.slot, scheduler_->tokens(planned.id.slot)});
+    speculation_.catch_up(texts_, std::max(kLeastTokens, plan_->tokens.total()));
+}
+
 Expected<void> Stepper::run_model(StepTimer& timer) {
     result_ = {};
     ESPALIER_ASSIGN_OR_RETURN(const batch::HostBatch batch,
@@ -309,11 +320,12 @@ Expected<void> Stepper::run_model(StepTimer& timer) {
     timer.lap(Phase::build);
     ESPALIER_RETURN_IF_ERROR(parts_.target->launch(batch));
     timer.lap(Phase::forward);
-    start_drafting();
     ask_draws(batch.capacity.gather);
     timer.lap(Phase::mask);
     if (const ops::SamplingBatchBuilder& draws = draws_.finish(); draws.nodes() > 0)
         ESPALIER_RETURN_IF_ERROR(parts_.target->sample(draws));
+    start_drafting();
+    catch_up_drafters();
     ESPALIER_ASSIGN_OR_RETURN(result_, parts_.target->wait());
     draws_.take(result_);
     timer.lap(Phase::sample);

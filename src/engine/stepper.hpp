@@ -87,6 +87,7 @@ class Stepper {
     void observe_trees() const;
     void run_plan(StepReport& report, StepTimer& timer);
     void start_drafting();
+    void catch_up_drafters();
     Expected<void> run_model(StepTimer& timer);
     void ask_draws(std::int64_t gather);
     void settle(std::size_t index);

@@ -45,6 +45,9 @@ class RandomDrafter final : public speculate::Drafter {
     void end(speculate::RequestSlot request) override;
     Expected<void> extend(std::span<const speculate::Extension>) override { return {}; }
     void commit(std::span<const speculate::Commitment> commitments) override;
+    bool follows(speculate::RequestSlot request, std::int64_t root_position) const override {
+        return std::ssize(committed_.at(static_cast<std::size_t>(request))) == root_position + 1;
+    }
     Expected<void> propose(std::span<const speculate::DraftCall> calls) override;
 
   private:

@@ -60,6 +60,7 @@ void NodeBudget::begin(std::span<const OfferedDrafts> offers, std::span<std::int
           granted.size());
     heap_.clear();
     taken_.clear();
+    taken_.reserve(offers.size() * kMaxNodes);
     token_seconds_ = token_seconds;
     key_seconds_ = key_seconds;
     for (std::size_t i = 0; i < offers.size(); ++i) {

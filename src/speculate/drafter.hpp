@@ -157,6 +157,8 @@ class Drafter {
     virtual void forget() {}
     // Whether it has seen what it needs to draft below the root at this position.
     virtual bool follows(RequestSlot, std::int64_t /*root_position*/) const { return true; }
+    // May come late where no drafter without passes is asked: one with passes that needs it says so
+    // in follows().
     virtual void commit(std::span<const Commitment> commitments) = 0;
     virtual Expected<void> propose(std::span<const DraftCall> calls) = 0;
 };

@@ -2,7 +2,6 @@
 #include "speculate/measured_rate.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <utility>
 
@@ -12,12 +11,15 @@ namespace espalier::speculate {
 
 namespace {
 constexpr auto kPasses = static_cast<std::size_t>(DraftingWay::passes);
-}
+// Steps of a way from which on others are compared with it. They come first: a way that loses half
+// of the time would otherwise go on until one step in eight had shown it.
+constexpr double kLeastSimpler = 3;
+}  // namespace
 
 std::size_t MeasuredRate::index_of(std::int64_t rows) {
     CHECK(rows >= 1, "{} rows", rows);
-    const auto width = static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(rows)));
-    return std::min(width, kRowClasses) - 1;
+    const auto index = static_cast<std::size_t>(std::lround(std::log2(static_cast<double>(rows))));
+    return std::min(index, kRowClasses - 1);
 }
 
 // The last ~128 steps count; one wild step tells no more than three.
@@ -86,8 +88,10 @@ DraftingWay MeasuredRate::next(std::int64_t rows, const Drafters& drafters) {
     std::size_t way = best;
     for (std::size_t simpler = best; simpler-- > 0;) {
         if (!open(simpler)) continue;
+        const bool known = like.ways[simpler].steps >= kLeastSimpler;
         const bool sure = surely_better(like.ways[best], like.ways[simpler]);
-        if (++like.ways[simpler].since >= (sure ? kSimplerEvery : kUnsureEvery)) way = simpler;
+        if (++like.ways[simpler].since >= (sure ? kSimplerEvery : kUnsureEvery) || !known)
+            way = simpler;
     }
     like.ways[way].since = 0;
     return static_cast<DraftingWay>(way);
@@ -115,7 +119,6 @@ void MeasuredRate::observe(std::int64_t rows, const Step& step) {
 }
 
 const MeasuredRate::Way* MeasuredRate::best_below(const Rows& rows, std::size_t way) {
-    constexpr double kLeastSimpler = 3;  // steps
     const Way* best = nullptr;
     for (std::size_t i = 0; i < way; ++i)
         if (rows.ways[i].steps >= kLeastSimpler &&

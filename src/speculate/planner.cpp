@@ -26,6 +26,9 @@ DraftShape within(const DraftShape& shape, std::int32_t max_drafts) {
             .nodes = std::min(shape.nodes, 1 + max_drafts)};
 }
 
+constexpr std::int64_t kLongPrompts = 256;  // tokens
+constexpr std::size_t kManyRows = 16;
+
 // Walks down a row's expected levels beside what is there, for one width.
 class Descent {
   public:
@@ -245,10 +248,13 @@ void DraftPlanner::ask(const PlanQuestion& q, DrafterId drafter, const DraftShap
 }
 
 // A drafter whose cost is hardly known is asked for its first shapes, unless what it took so far
-// says that the next would take as long as many steps. (The first calls find memory cold.)
+// says that the next would take as long as many steps. (The first calls find memory cold.) Not
+// beside long prompts: a draft model would have all their KV to write first. With many rows two of
+// them must do: the others would take as long as several steps.
 bool DraftPlanner::plan_first(const PlanQuestion& q, DrafterId drafter) {
     std::size_t& calls = first_calls_.at(drafter);
     if (calls == kFirstShapes.size()) return false;
+    if (q.load.size.tokens - std::ssize(q.rows) > kLongPrompts) return true;
     const DraftShape shape = kFirstShapes[calls];
     const auto rows = static_cast<std::int64_t>(q.rows.size());
     const DraftTime& time = *q.times[drafter];
@@ -258,7 +264,7 @@ bool DraftPlanner::plan_first(const PlanQuestion& q, DrafterId drafter) {
         calls = kFirstShapes.size();
         return false;
     }
-    ++calls;
+    calls = q.rows.size() < kManyRows || calls == 0 ? calls + 1 : kFirstShapes.size();
     learns_ = true;
     ask(q, drafter, shape);
     return true;

@@ -10,6 +10,7 @@ namespace {
 
 constexpr double kKept = 1.0 - 1.0 / 64;  // the last ~64 steps count
 constexpr double kLeastSteps = 24;        // before it is judged
+constexpr std::int64_t kManyTexts = 16;   // in a step that tells as much as two
 constexpr double kMostWaiting = 8;        // steps' time that looking on may take without a verdict
 constexpr std::int64_t kClosed = 16;      // steps
 constexpr double kFirstPause = 2048;      // steps' time
@@ -29,7 +30,7 @@ void Watch::observe(const Step& step) {
     closed_ = step.may_draft ? 0 : closed_ + 1;
     if (closed_ >= kClosed) return leave(step);
     if (step.able) {
-        steps_ = steps_ * kKept + 1;
+        steps_ = steps_ * kKept + (step.rows >= kManyTexts ? 2 : 1);
         cost_ = cost_ * kKept + step.look_on;
         gain_ = gain_ * kKept + step.gain;
     }

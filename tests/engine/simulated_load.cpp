@@ -7,6 +7,7 @@
 
 #include "base/cpu_device.hpp"
 #include "base/random.hpp"
+#include "batch/captured_steps.hpp"
 #include "batch/device_batch.hpp"
 #include "draft/followed.hpp"
 #include "engine/stepper.hpp"
@@ -51,7 +52,12 @@ class SimulatedTarget final : public Target {
     const TargetInfo& info() const override { return info_; }
     Expected<void> reserve(const StepRoom&) override { return {}; }
     Expected<void> launch(const batch::HostBatch& host) override {
-        now_ += nanoseconds(machine_.step_time(host.capacity.tokens(), host.capacity.table_rows));
+        const std::int64_t bucket =
+            machine_.graphs ? batch::token_bucket(host.capacity.tokens()) : 0;
+        const std::int64_t tokens = bucket > 0 ? bucket : host.capacity.tokens();
+        now_ += nanoseconds(machine_.per_row * static_cast<double>(host.capacity.table_rows));
+        done_ = now_ + nanoseconds(machine_.step_time(tokens));
+        if (!machine_.beside) now_ = done_;
         ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView batch,
                                   batch_.upload(device_.stream(), host));
         nonfinite_.assign(static_cast<std::size_t>(batch.cap_tokens), 0);
@@ -70,6 +76,7 @@ class SimulatedTarget final : public Target {
     }
     Expected<void> sample(const ops::SamplingBatchBuilder&) override { return {}; }
     Expected<StepResult> wait() override {
+        now_ = std::max(now_, done_);
         return StepResult{.draws = draws_, .alternatives = {}, .nonfinite = nonfinite_};
     }
     Expected<void> compact(std::span<const std::int64_t>, std::span<const std::int64_t>) override {
@@ -78,6 +85,7 @@ class SimulatedTarget final : public Target {
 
   private:
     schedule::Time& now_;
+    schedule::Time done_ = 0;
     const SimulatedMachine& machine_;
     TargetInfo info_;
     CpuDevice device_{1};
@@ -242,14 +250,14 @@ Request request_of(const SimulatedLoad& load, Random& random, bool speculate) {
 
 }  // namespace
 
-double SimulatedMachine::step_time(std::int64_t tokens, std::int64_t rows) const {
+double SimulatedMachine::step_time(std::int64_t tokens) const {
     std::size_t right = 1;
     while (right + 1 < step.size() && step[right].first < tokens) ++right;
     const auto& [left_tokens, left_time] = step[right - 1];
     const auto& [right_tokens, right_time] = step[right];
     const double share =
         static_cast<double>(tokens - left_tokens) / static_cast<double>(right_tokens - left_tokens);
-    return left_time + share * (right_time - left_time) + per_row * static_cast<double>(rows);
+    return left_time + share * (right_time - left_time);
 }
 
 SimulatedResult simulate(const SimulatedMachine& machine,

@@ -19,6 +19,9 @@ struct SimulatedMachine {
     // A step by its tokens; linear in between and beyond. On top of it the host's time for a row.
     std::vector<std::pair<std::int64_t, double>> step;
     double per_row = 0;
+    // A GPU: the host goes on while a step runs, and a step takes as long as the next recorded size
+    // (batch/captured_steps.hpp).
+    bool beside = false, graphs = false;
     // A draft model: a call, each of its levels, each token that these compute; and for looking on
     // (the KV of committed tokens), each step and each token.
     double draft_call = 0, draft_level = 0, draft_token = 0;
@@ -26,7 +29,7 @@ struct SimulatedMachine {
     // A drafter without a model: each row that it is asked for, each token that it reads.
     double free_row = 0, free_token = 0;
 
-    double step_time(std::int64_t tokens, std::int64_t rows) const;
+    double step_time(std::int64_t tokens) const;
 };
 
 struct SimulatedDrafter {

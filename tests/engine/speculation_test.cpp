@@ -215,7 +215,7 @@ TEST(Speculation, LearnsFromTheFirstStepsThatDraftsPay) {
     EXPECT_EQ(run.drafts_of_step[0], 0);
     EXPECT_EQ(run.drafts_of_step[1], 3);
     EXPECT_EQ(std::count(run.drafts_of_step.begin(), run.drafts_of_step.begin() + 12, 0), 4);
-    EXPECT_GT(run.drafts_of_step[13], 15);
+    EXPECT_GT(run.drafts_of_step[16], 15);
     EXPECT_LT(run.steps, 40);
     for (const speculate::DraftShape& shape : machine.seen.shapes) EXPECT_GE(shape.depth, 1);
 }

@@ -96,13 +96,32 @@ TEST(MeasuredRate, OtherBatchesAreTheirOwnMatter) {
     MeasuredRate rate;
     run(rate, {.tokens = {1, 1, 0.5}}, 500, 64);
     EXPECT_EQ(rate.next(64, {.free = true, .passes = true}), DraftingWay::free);
-    EXPECT_EQ(rate.next(1, {.free = true, .passes = true}), DraftingWay::passes);
+    EXPECT_GT(run(rate, {.tokens = {1, 1, 2}}, 100, 1).steps[2], 80);
+}
+
+// What is known of 128 rows holds with one of them in its prompt, and of half as many it does not.
+TEST(MeasuredRate, ClientsOfAPowerOfTwoAreInOneClassWithFewerOfThem) {
+    MeasuredRate rate;
+    run(rate, {.tokens = {1, 1, 0.5}}, 100, 128);
+    EXPECT_TRUE(rate.suspended(128, DraftingWay::passes));
+    EXPECT_TRUE(rate.suspended(100, DraftingWay::passes));
+    EXPECT_FALSE(rate.suspended(64, DraftingWay::passes));
+}
+
+// A way that loses half of the time is known for it after nine steps of it.
+TEST(MeasuredRate, SimplerWaysComeFirst) {
+    MeasuredRate rate;
+    EXPECT_EQ(run(rate, {}, 4, 128).steps, (std::array<int, 3>{4, 0, 0}));
+    EXPECT_EQ(run(rate, {}, 4, 128).steps, (std::array<int, 3>{0, 4, 0}));
+    EXPECT_EQ(run(rate, {.tokens = {1, 1, 0.5}}, 100, 128).steps[2], 9);
 }
 
 TEST(MeasuredRate, OffersNoWayWithoutItsDrafters) {
     MeasuredRate rate;
     EXPECT_EQ(rate.next(1, {}), DraftingWay::none);
-    EXPECT_EQ(rate.next(1, {.free = true}), DraftingWay::free);
+    const Count free = run(rate, {.tokens = {1, 2, 9}}, 320, 1, {.free = true});
+    EXPECT_EQ(free.steps[2], 0);
+    EXPECT_NEAR(free.steps[1], 310, 5);
     const Count count = run(rate, {.tokens = {1, 9, 2}}, 3200, 4, {.free = false, .passes = true});
     EXPECT_EQ(count.steps[1], 0);
     EXPECT_NEAR(count.steps[0], 100, 10);

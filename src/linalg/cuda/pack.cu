@@ -205,15 +205,13 @@ class Packer {
     }
 
     // Stored rows of so many bytes; without gaps in one piece, which is the fast way from pageable
-    // memory.
+    // memory (base/cuda_staging.hpp).
     Expected<void> copy(const WeightSource& source, std::byte* to, std::int64_t pitch,
                         std::int64_t height, std::int64_t width) {
         const std::int64_t stride = source.format.bytes(source.row_stride);
         const auto size = [](std::int64_t bytes) { return static_cast<std::size_t>(bytes); };
         if (stride == width && pitch == width)
-            return checked(
-                cudaMemcpyAsync(to, source.data, size(height * width), cudaMemcpyDefault, stream_),
-                "a copy of weights");
+            return device_.upload(stream_, to, source.data, size(height * width));
         return checked(cudaMemcpy2DAsync(to, size(pitch), source.data, size(stride), size(width),
                                          size(height), cudaMemcpyDefault, stream_),
                        "a copy of weights");
