@@ -28,6 +28,19 @@ __device__ T block_join(T value, T* shared, const Join& join) {
     return value;
 }
 
+// What block_sum makes of its warps' sums, by one thread.
+template <int kWarps>
+__device__ __forceinline__ float sum_of_warps(const float (&by_warp)[kWarps]) {
+    float sum[kWarps];
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) sum[i] = by_warp[i];
+#pragma unroll
+    for (int step = kWarps / 2; step > 0; step /= 2)
+#pragma unroll
+        for (int i = 0; i < step; ++i) sum[i] += sum[i + step];
+    return sum[0];
+}
+
 template <int kThreads, typename T>
 __device__ T block_sum(T value, T* shared) {
     return block_join<kThreads>(value, shared, [](T a, T b) { return a + b; });

@@ -10,6 +10,7 @@
 // for another. It also writes the residual, which nobody reads any more by then.
 #include <algorithm>
 
+#include "ops/cuda/block.cuh"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/route_token.cuh"
 #include "ops/cuda/router_rows.cuh"
@@ -98,14 +99,7 @@ __device__ void sum_squares(const float* sums, int tokens, int cols,
 
 // What the row is multiplied with.
 __device__ float factor_of(const float (&warp_sums)[kWarps], int cols, float epsilon) {
-    float sum[kWarps];
-#pragma unroll
-    for (int i = 0; i < kWarps; ++i) sum[i] = warp_sums[i];
-#pragma unroll
-    for (int step = kWarps / 2; step > 0; step /= 2)
-#pragma unroll
-        for (int i = 0; i < step; ++i) sum[i] += sum[i + step];
-    return 1.0f / sqrtf(sum[0] / static_cast<float>(cols) + epsilon);
+    return 1.0f / sqrtf(sum_of_warps(warp_sums) / static_cast<float>(cols) + epsilon);
 }
 
 // The warp's product of a normed row with a row of the router.

@@ -73,14 +73,7 @@ __device__ __forceinline__ float sum_squares(const float (&held)[kRounds][kPlace
         if (threadIdx.x % 32 == 0) sums[first + place] = sum;
     }
     __syncthreads();
-    float squares[kThreads / 32];
-#pragma unroll
-    for (int place = 0; place < kThreads / 32; ++place) squares[place] = sums[place];
-#pragma unroll
-    for (int step = kThreads / 64; step > 0; step /= 2)
-#pragma unroll
-        for (int place = 0; place < step; ++place) squares[place] += squares[place + step];
-    return squares[0];
+    return sum_of_warps(sums);
 }
 
 template <bool kExperts>

@@ -101,14 +101,7 @@ __device__ __forceinline__ float sum_squares(const float (&squares)[kMostRounds]
     }
     arrive_in_cluster();
     wait_for_cluster();
-    float sum[kBlocks];
-#pragma unroll
-    for (int i = 0; i < kBlocks; ++i) sum[i] = by_block[i];
-#pragma unroll
-    for (int step = kBlocks / 2; step > 0; step /= 2)
-#pragma unroll
-        for (int i = 0; i < step; ++i) sum[i] += sum[i + step];
-    return sum[0];
+    return sum_of_warps(by_block);
 }
 
 template <bool kAdds>
