@@ -44,11 +44,6 @@ __device__ inline RowShape row_shape(const AbsorbedParams& p, int row) {
 
 __device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// Blocks for this many packed rows.
-__device__ inline int blocks_for(const AbsorbedParams& p, int packed) {
-    return (packed + (1 << p.block_shift) - 1) >> p.block_shift;
-}
-
 // How many last slots a tree row's words speak of.
 __device__ inline int tail_slots(const AbsorbedParams& p, int row, int tokens) {
     const int tail = p.rows.tail_len == nullptr ? tokens : p.rows.tail_len[row];
@@ -81,7 +76,7 @@ __device__ inline bool dense_visible(const AbsorbedParams& p, int row, int keys,
 }
 
 __device__ inline int row_blocks(const AbsorbedParams& p, const RowShape& shape) {
-    return blocks_for(p, shape.tokens * p.heads);
+    return (shape.tokens * p.heads + (1 << p.block_shift) - 1) >> p.block_shift;
 }
 
 __device__ inline Item row_item(const AbsorbedParams& p, int row, const RowShape& shape) {
