@@ -253,7 +253,7 @@ CASES = {
     "v2_yarn_magnitude": case(v2(first_k_dense_replace=0, num_hidden_layers=2,
                                  rope_scaling=yarn(original=32, mscale=1.0, mscale_all_dim=0.707)), 0),
     "v2_dense": case(v2(**DENSE), 1),
-    # 600 tokens: positions below 512 take the decompressed form, the others the absorbed one.
+    # 600 tokens: positions below 576 take the decompressed form, the others the absorbed one.
     "v3_yarn_long": case(v3(num_attention_heads=4, rope_scaling=yarn()), 2, prompt=600),
     "v3_yarn_short": case(v3(rope_scaling=yarn(original=64), num_nextn_predict_layers=1), 2),
     # A large epsilon shows that q_a and kv_a norms keep 1e-6 whatever the config says.
@@ -279,7 +279,7 @@ CASES = {
     "v3_fp8_long": case(v3(**DENSE, hidden_size=96, q_lora_rank=None, intermediate_size=136, rope_scaling=yarn(),
                            quantization_config=FP8), 0, "fp8", prompt=600),
     "glm": case(glm(), 1),
-    # 600 tokens: positions below 512 take the decompressed form with heads of 192 + 64 and 256.
+    # 600 tokens: positions below 576 take the decompressed form with heads of 192 + 64 and 256.
     "glm_long": case(glm(num_hidden_layers=2, mlp_layer_types=["dense", "sparse"]), 18, prompt=600),
     "glm_bf16_long": case(glm(**GLM_DENSE), 0, "bf16", prompt=600),
     # Heads of 192 + 256 rows do not begin with blocks of 128: kv_b becomes bf16 here.

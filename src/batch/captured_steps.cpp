@@ -13,7 +13,7 @@ namespace {
 constexpr std::array<std::int64_t, 25> kBuckets = {
     1,   2,   4,   8,   16,  24,  32,  48,   64,   96,   128,  192, kCommonTokens,
     320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048};
-// Of decompressed tokens, which come in multiples of a page and mostly of 256.
+// Of decompressed tokens, which come in multiples of a page.
 constexpr std::array<std::int64_t, 10> kPromptBuckets = {64,  128, 192,  256,  384,
                                                          512, 768, 1024, 1536, 2048};
 constexpr std::int64_t kLeastBesidePrompts = 16;  // absorbed tokens, so that there are few pairs

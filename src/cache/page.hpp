@@ -15,9 +15,16 @@ inline constexpr PageId kNullPage = 0;  // fills block tables; never written, ne
 // How a token's attention is computed, which decides the bits of the layers above it.
 enum class Form : std::uint8_t { absorbed, decompressed };
 
-// Positions below this use the decompressed form, for a prompt of P tokens (256·⌊(P−1)/256⌋).
-constexpr std::int64_t decompressed_below(std::int64_t prompt_tokens) {
-    return prompt_tokens <= 0 ? 0 : 256 * ((prompt_tokens - 1) / 256);
+// Prompts of up to this many tokens are absorbed: too few queries to pay for up-projecting keys.
+inline constexpr std::int64_t kAbsorbedPrompt = 256;
+
+// Positions below this use the decompressed form, for a prompt of P tokens: 0 for short prompts,
+// otherwise S·⌊(P−1)/S⌋. S is a page, so that all pages that such a prompt can find have one form;
+// in traces of older versions it is 256.
+constexpr std::int64_t decompressed_below(std::int64_t prompt_tokens,
+                                          std::int64_t segment = kPageTokens) {
+    if (segment == 0 || prompt_tokens <= kAbsorbedPrompt) return 0;
+    return segment * ((prompt_tokens - 1) / segment);
 }
 
 constexpr std::int64_t pages_for(std::int64_t slots) {

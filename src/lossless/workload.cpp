@@ -82,15 +82,16 @@ class Generator {
                             work_.palette.end());
     }
 
-    // Lengths around the edges of pages and of the decompressed segment.
+    // Lengths around the edges of pages, where the form changes, and around 256, from where on it
+    // does.
     int prompt_length() {
         if (long_ && random_.chance(0.7))
-            return 256 * random_.between(1, 3) + 64 * random_.between(-1, 1) +
+            return 256 * random_.between(1, 3) + 64 * random_.between(-1, 2) +
                    random_.between(-2, 2);
         if (random_.chance(0.3)) return random_.between(1, 20);
         if (random_.chance(0.4))
             return random_.chance(0.6) ? random_.between(62, 67) : random_.between(126, 131);
-        return random_.chance(0.85) ? random_.between(20, 150) : random_.between(254, 300);
+        return random_.chance(0.85) ? random_.between(20, 150) : random_.between(254, 325);
     }
 
     Tokens prompt() {

@@ -48,9 +48,9 @@ struct Workload {
 // Refuses a model that is too small, or set up for less.
 Expected<void> check_subject(const Subject& subject);
 Workload random_workload(std::uint64_t seed, const Subject& subject);
-// The same with prompts of several segments (edges at 256, 512, 768), logprobs of all of them, next
-// turns that find generated text in the cache, and sometimes without the decompressed form. The
-// model must be set up for sequences of kLongWorkloadLength.
+// The same with prompts of up to 14 pages, logprobs of all of them, next turns, and sometimes
+// without the decompressed form, where these find generated text in the cache. The model must be
+// set up for sequences of kLongWorkloadLength.
 Workload long_workload(std::uint64_t seed, const Subject& subject);
 // The same as random_workload with grammars and reasoning (grammars.hpp) for most of its requests.
 Workload grammar_workload(std::uint64_t seed, const Subject& subject);

@@ -29,7 +29,7 @@ struct EngineOptions {
     engine::Coupling coupling = engine::Coupling::measured;
     // See schedule::SchedulerOptions.
     bool prefix_cache = true;
-    std::int64_t prefill_segment = 256;
+    std::int64_t prefill_segment = cache::kPageTokens;
     bool reuse_generated = false;
     // Of the prefix index. No text and no hit depends on it; none: random, so that clients cannot
     // choose prompts that collide.

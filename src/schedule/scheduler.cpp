@@ -40,10 +40,11 @@ Expected<void> check_options(const SchedulerOptions& options) {
                                           options.max_step_splits,
                                           2 * options.row_splits(1, options.max_model_len)));
     }
-    if (options.prefill_segment != 0 && options.prefill_segment != 256)
+    if (options.prefill_segment != 0 && options.prefill_segment != cache::kPageTokens &&
+        options.prefill_segment != 256)
         return fail(ErrorKind::unsupported,
-                    "scheduler: prefill_segment is {}, but only 256 and 0 (everything absorbed) "
-                    "are defined",
+                    "scheduler: prefill_segment is {}, but only 64, 256 (traces of older versions) "
+                    "and 0 (everything absorbed) are defined",
                     options.prefill_segment);
     return {};
 }
@@ -142,8 +143,8 @@ RequestId Scheduler::enlist(const Request& request, std::int32_t choice, std::in
     // does.
     job.key.salt =
         options_.prefix_cache ? request.salt : static_cast<std::uint64_t>(job.id.serial - choice);
-    if (options_.prefill_segment != 0)
-        job.key.decompressed_below = cache::decompressed_below(job.prompt_tokens);
+    job.key.decompressed_below =
+        cache::decompressed_below(job.prompt_tokens, options_.prefill_segment);
     job.key.accept_absorbed = options_.reuse_generated;
     ++totals_.submitted;
     wait(job);

@@ -40,9 +40,9 @@ struct SchedulerOptions : EngineSizes {
     // Below about 170 queries up-projecting the history costs more than the decompressed form
     // saves, so prompts advance by this much, or by what is left of them.
     std::int64_t prompt_quantum = 512;
-    // 256: positions below 256·⌊(P−1)/256⌋ are decompressed. 0: everything is absorbed. Nothing
-    // else, because the form decides the bits.
-    std::int64_t prefill_segment = 256;
+    // Of cache::decompressed_below: 64, or 256 to run a trace of an older version again. 0:
+    // everything is absorbed. Nothing else, because the form decides the bits.
+    std::int64_t prefill_segment = cache::kPageTokens;
     // Off: no request finds what another left (choices of one request still share their prompt).
     bool prefix_cache = true;
     // Lets prompts use pages of generated text where they themselves would compute the decompressed

@@ -229,7 +229,7 @@ TEST(FormByPlace, FollowsThePromptLength) {
     EXPECT_EQ(decompressed_below(1), 0);
     EXPECT_EQ(decompressed_below(256), 0);
     EXPECT_EQ(decompressed_below(257), 256);
-    EXPECT_EQ(decompressed_below(2048), 1792);
+    EXPECT_EQ(decompressed_below(2048), 1984);
 }
 
 }  // namespace

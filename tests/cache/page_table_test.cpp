@@ -41,7 +41,14 @@ TEST(PageRules, Lengths) {
     EXPECT_EQ(decompressed_below(0), 0);
     EXPECT_EQ(decompressed_below(256), 0);
     EXPECT_EQ(decompressed_below(257), 256);
-    EXPECT_EQ(decompressed_below(512), 256);
+    EXPECT_EQ(decompressed_below(320), 256);
+    EXPECT_EQ(decompressed_below(321), 320);
+    EXPECT_EQ(decompressed_below(512), 448);
+    for (std::int64_t tokens = 257; tokens < 2000; ++tokens) {  // what can be found has one form
+        EXPECT_EQ(decompressed_below(tokens), matchable_pages(tokens) * kPageTokens);
+        EXPECT_EQ(decompressed_below(tokens, 256), (tokens - 1) / 256 * 256);
+        EXPECT_EQ(decompressed_below(tokens, 0), 0);
+    }
     EXPECT_EQ(matchable_pages(0), 0);
     EXPECT_EQ(matchable_pages(64), 0);
     EXPECT_EQ(matchable_pages(65), 1);

@@ -102,6 +102,36 @@ TEST(Lossless, Int4WeightsToo) {
     }
 }
 
+// Prompts whose form changes at other pages of one text, in chunks and beside each other, and so
+// that later ones find what earlier ones left: 256 is absorbed throughout and shares nothing.
+TEST(Lossless, PromptsOfOneTextWhoseFormsChangeElsewhereToo) {
+    const Subject subject = engine::tiny_target(engine::Family::v3).target();
+    for (const std::int64_t quantum : {7, 64, 512}) {
+        Workload work;
+        work.random_drafter = false;
+        work.settings = engine::roomy_settings();
+        work.settings.schedule.prompt_quantum = quantum;
+        work.settings.schedule.max_rows = 4;
+        work.settings.schedule.max_step_tokens = 4 + quantum;
+        std::int64_t findable = 0;
+        for (const std::size_t length : {513, 256, 257, 319, 320, 321, 383, 448, 449}) {
+            WorkloadRequest one;
+            one.request = engine::plain_request(600, 3, 1);
+            one.request.prompt.resize(length);
+            one.request.prompt.back() = 2 + static_cast<std::int32_t>(work.requests.size());
+            one.request.logprobs = true;
+            one.arrival = 200 * static_cast<int>(work.requests.size());  // when the others are over
+            if (!work.requests.empty() && length > 256) findable += (length - 1) / 64 * 64;
+            work.requests.push_back(one);
+        }
+        const auto verdict = check_workload(work, subject);
+        ASSERT_TRUE(verdict) << verdict.error().message;
+        EXPECT_TRUE(verdict->differences.empty())
+            << fmt::format("{}", fmt::join(verdict->differences, "\n"));
+        EXPECT_EQ(verdict->coverage.hits, findable);
+    }
+}
+
 // What a request has that does not name the parameter.
 template <typename T>
 std::remove_cvref_t<T> default_of(const accept::Parameter& wanted) {

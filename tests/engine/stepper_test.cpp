@@ -88,7 +88,7 @@ TEST(Stepper, ASecondEqualPromptComputesItsTailOnly) {
     Harness harness(tiny_target(Family::v3));
     const Request request = plain_request(700, 4, 9);
     const auto first = harness.submit(request);
-    EXPECT_EQ(harness.run().tokens.prompt_decompressed, 512);
+    EXPECT_EQ(harness.run().tokens.prompt_decompressed, 640);
     const auto second = harness.submit(request);
     const StepReport report = harness.run();
     EXPECT_EQ(report.tokens.prompt_decompressed, 0);

@@ -83,23 +83,41 @@ TEST(SchedulerPrefix, GeneratedTextIsFoundInItsOwnFormUnlessReuseIsAskedFor) {
         options.reuse_generated = reuse;
         const auto scheduler = Scheduler::create(options).value();
         Stepper steps(*scheduler);
-        submit_one(*scheduler, prompt_of(300, 400));  // F = 256; 699 slots get written
+        submit_one(*scheduler, prompt_of(100, 400));        // F = 0; 499 slots get written
+        submit_one(*scheduler, prompt_of(300, 400, 1000));  // F = 256; 699
         steps.run_all(3);
-        Request turn = prompt_of(300, 1);
-        turn.prompt.insert(turn.prompt.end(), 400, 7);
-        Request short_turn = turn;  // 511 tokens: F is 256 here too, so the forms are the same
-        short_turn.prompt.resize(511);
-        const RequestId same_form = submit_one(*scheduler, short_turn);
-        steps.plan();
-        EXPECT_EQ(scheduler->hit_tokens(same_form.slot), 448);
+        const auto hits_of_turn = [&](std::int32_t first, std::int32_t prompt, std::size_t length) {
+            Request turn = prompt_of(prompt, 1, first);
+            turn.prompt.insert(turn.prompt.end(), 400, 7);
+            turn.prompt.resize(length, 9);
+            const RequestId id = submit_one(*scheduler, turn);
+            steps.plan();
+            const std::int64_t hits = scheduler->hit_tokens(id.slot);
+            steps.advance();
+            steps.run_all();
+            return hits;
+        };
+        EXPECT_EQ(hits_of_turn(0, 100, 256), 192);                   // F = 0: the same form
+        EXPECT_EQ(hits_of_turn(0, 100, 257), reuse ? 256 : 0);       // F = 256
+        EXPECT_EQ(hits_of_turn(1000, 300, 900), reuse ? 640 : 256);  // F = 896
+        scheduler->audit();
+    }
+}
+
+// Prompts that begin alike share all full pages that are alike, whatever their lengths, if both
+// are of more than 256 tokens.
+TEST(SchedulerPrefix, PromptsOfOtherLengthsShareTheirBeginning) {
+    const auto scheduler = Scheduler::create(small_options()).value();
+    Stepper steps(*scheduler);
+    submit_one(*scheduler, prompt_of(600, 1));
+    steps.run_all();
+    for (const std::int32_t tokens : {257, 320, 321, 383, 449, 512, 513, 575, 577, 600}) {
+        const RequestId id = submit_one(*scheduler, prompt_of(tokens, 1));
+        const Plan& plan = steps.plan();
+        EXPECT_EQ(scheduler->hit_tokens(id.slot), (tokens - 1) / 64 * 64) << tokens;
+        EXPECT_EQ(plan.tokens.prompt_decompressed, 0) << tokens;
         steps.advance();
         steps.run_all();
-        turn.prompt.insert(turn.prompt.end(), 200, 9);  // 900 tokens: F = 768
-        const RequestId other_form = submit_one(*scheduler, turn);
-        steps.plan();
-        EXPECT_EQ(scheduler->hit_tokens(other_form.slot), reuse ? 640 : 256);
-        steps.advance();
-        scheduler->audit();
     }
 }
 

@@ -43,8 +43,9 @@ std::vector<RequestId> Referee::submit(const Request& request) {
         book.id = id;
         book.request = request;
         book.group = ids.front().serial;
-        if (scheduler_.options().prefill_segment != 0)
-            book.turn = 256 * ((std::ssize(request.prompt) - 1) / 256);
+        const std::int64_t segment = scheduler_.options().prefill_segment;
+        if (segment != 0 && std::ssize(request.prompt) > 256)
+            book.turn = segment * ((std::ssize(request.prompt) - 1) / segment);
         for (const std::int32_t token : request.prompt) push(book, token);
         book.submitted_step = step_;
         ahead += work_bound(book);

@@ -87,8 +87,8 @@ TEST(Scheduler, RefusesContradictingOptions) {
     options = small_options();
     options.prefill_segment = 128;
     EXPECT_EQ(Scheduler::create(options).error().message,
-              "scheduler: prefill_segment is 128, but only 256 and 0 (everything absorbed) are "
-              "defined");
+              "scheduler: prefill_segment is 128, but only 64, 256 (traces of older versions) and "
+              "0 (everything absorbed) are defined");
 }
 
 // Roots, then a quantum, then drafts, then the rest to prompts.
@@ -166,6 +166,31 @@ TEST(Scheduler, FormGoesByPlaceAlsoAfterPreemption) {
     EXPECT_EQ(again.rows[0].form, cache::Form::decompressed);
     EXPECT_EQ(again.rows[1].form, cache::Form::absorbed);
     EXPECT_EQ(again.rows[1].first_position, 256);
+}
+
+// At most a page is absorbed, of a prompt of more than 256 tokens; by the older rule, for its
+// traces, up to 256 tokens.
+TEST(Scheduler, TheSegmentSaysHowMuchOfAPromptIsAbsorbed) {
+    struct Case {
+        std::int64_t segment, prompt, absorbed;
+    };
+    for (const Case& one : {Case{64, 256, 256},
+                            {64, 257, 1},
+                            {64, 320, 64},
+                            {64, 321, 1},
+                            {64, 512, 64},
+                            {256, 256, 256},
+                            {256, 321, 65},
+                            {256, 512, 256}}) {
+        SchedulerOptions options = small_options();
+        options.prefill_segment = one.segment;
+        const auto scheduler = Scheduler::create(options).value();
+        Stepper steps(*scheduler);
+        submit_one(*scheduler, prompt_of(static_cast<std::int32_t>(one.prompt)));
+        const Plan& plan = steps.step();
+        EXPECT_EQ(plan.tokens.prompt_absorbed, one.absorbed) << one.segment << ", " << one.prompt;
+        EXPECT_EQ(plan.tokens.total(), one.prompt);
+    }
 }
 
 TEST(Scheduler, EverythingIsAbsorbedWithoutASegment) {
