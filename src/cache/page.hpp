@@ -17,13 +17,18 @@ enum class Form : std::uint8_t { absorbed, decompressed };
 
 // Prompts of up to this many tokens are absorbed: too few queries to pay for up-projecting keys.
 inline constexpr std::int64_t kAbsorbedPrompt = 256;
+// From more than this many on up to 256 tokens at the end are absorbed, not up to a page: a turn of
+// fewer tokens than that behind a long known history should not up-project all of it, which costs
+// as much as absorbing 170 queries.
+inline constexpr std::int64_t kPageTailPrompt = 4096;
 
 // Positions below this use the decompressed form, for a prompt of P tokens: 0 for short prompts,
-// otherwise S·⌊(P−1)/S⌋. S is a page, so that all pages that such a prompt can find have one form;
-// in traces of older versions it is 256.
+// otherwise S·⌊(P−1)/S⌋. S is a page, 256 of long prompts; in traces of older versions it is 256 of
+// all.
 constexpr std::int64_t decompressed_below(std::int64_t prompt_tokens,
                                           std::int64_t segment = kPageTokens) {
     if (segment == 0 || prompt_tokens <= kAbsorbedPrompt) return 0;
+    if (prompt_tokens > kPageTailPrompt) segment = 256;
     return segment * ((prompt_tokens - 1) / segment);
 }
 

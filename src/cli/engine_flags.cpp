@@ -108,8 +108,8 @@ void EngineFlags::add_to(CLI::App& command, const Defaults& defaults) {
     one_of("--prefix-cache", "on", "off", "Prompts use pages that others left: on or off",
            [this](bool on) { engine.prefix_cache = on; });
     one_of("--prefill-segment", "64", "0",
-           "Prompts of more than 256 tokens compute whole segments of 64 decompressed, or (0) "
-           "everything absorbed; decides the last bits of a text",
+           "Prompts of more than 256 tokens compute whole segments of 64 decompressed (of 256 "
+           "beyond 4,096), or (0) everything absorbed; decides the last bits of a text",
            [this](bool segments) { engine.prefill_segment = segments ? cache::kPageTokens : 0; });
     command.add_flag("--reuse-generated", engine.reuse_generated,
                      "Prompts also use pages of generated text; their bits then depend on a hit");
