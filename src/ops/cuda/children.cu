@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The best children of draft nodes by their definition (ops/draft_children.hpp), a block of threads
-// for each node. Every score is taken once and kept; a thread owns every 512th of them and knows
-// its best. Each round takes the best of these, and its owner looks for its next.
+// for each node, or a cluster of blocks for few nodes of a large vocabulary.
+//
+// Two passes over the logits. The first finds the best token of each of `width` groups or more, so
+// the least score of these is one that at least `width` tokens reach. The second sums up the
+// weights and lists all tokens that reach it: about width · ln(width). A token's place is how many
+// of the list stand before it. A list that is too long says a better score, and is made again.
 #include "ops/cuda/kernels.hpp"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/node.cuh"
@@ -9,161 +13,212 @@
 namespace espalier::ops::cuda {
 namespace {
 
-// What a round compares: the higher score, then the lower token.
-struct Candidate {
-    std::uint64_t order = 0;           // as scores; 0: none
-    std::uint32_t token = 0xffffffff;  // the target's id
+static_assert(kMaxDrafts <= kGroups, "a group's best for each child");
 
-    __device__ bool operator==(const Candidate& other) const {
-        return order == other.order && token == other.token;
-    }
-};
+// A token and how it is compared: the higher score, then the lower id.
+struct alignas(16) Candidate {
+    double score;
+    std::int32_t token;  // the target's id
+    float logit;
 
-// Numbers that order as finite scores do, -0 as 0; above 0.
-__device__ std::uint64_t order_of(double score) {
-    const auto bits = static_cast<std::uint64_t>(__double_as_longlong(score + 0.0));
-    constexpr std::uint64_t kSign = std::uint64_t{1} << 63;
-    return (bits & kSign) != 0 ? ~bits : bits | kSign;
-}
-
-struct Scored {
-    double score = -__builtin_inf();
-    std::int32_t token = 0x7fffffff;
-    std::int32_t index = -1;  // of its logit
-
-    __device__ bool before(const Scored& other) const {
+    __device__ bool before(const Candidate& other) const {
         return score > other.score || (score == other.score && token < other.token);
     }
-    __device__ Candidate candidate() const {
-        Candidate mine;
-        if (index < 0) return mine;
-        mine.order = order_of(score);
-        mine.token = static_cast<std::uint32_t>(token);
-        return mine;
-    }
 };
 
-constexpr int kWarps = kNodeThreads / 32;
-static_assert(kWarps <= 32, "a warp compares the warps' best");
+constexpr int kListed = kNodeThreads;
 
 struct ChildMemory {
-    std::uint64_t sums[kWarps];
-    Candidate best[2][kWarps];  // of every other round: one barrier a round is enough
+    GroupMemory scanned[2];  // raw, adjusted
+    GroupMemory scored;      // with noise
+    Candidate list[kListed];
+    Candidate least;         // that is still listed
+    std::uint64_t total;     // of weights
+    std::uint32_t count[2];  // of candidates, also of those that the list has no room for; of every
+                             // other round
     float before[kMaxDrafts];
 };
 
-__device__ Candidate best_of_warp(const Candidate& mine) {
-    const auto high = static_cast<std::uint32_t>(mine.order >> 32);
-    const auto low = static_cast<std::uint32_t>(mine.order);
-    const std::uint32_t best_high = __reduce_max_sync(kAllLanes, high);
-    const std::uint32_t best_low = __reduce_max_sync(kAllLanes, high == best_high ? low : 0u);
-    const bool best = high == best_high && low == best_low;
-    Candidate taken;
-    taken.order = std::uint64_t{best_high} << 32 | best_low;
-    taken.token = __reduce_min_sync(kAllLanes, best ? mine.token : 0xffffffffu);
-    return taken;
+// Numbers that order as finite scores and -inf do, -0 as 0, and back.
+constexpr std::uint64_t kSign = std::uint64_t{1} << 63;
+__device__ std::uint64_t order_of(double score) {
+    const auto bits = static_cast<std::uint64_t>(__double_as_longlong(score + 0.0));
+    return (bits & kSign) != 0 ? ~bits : bits | kSign;
+}
+__device__ double score_of(std::uint64_t order) {
+    return __longlong_as_double(
+        static_cast<long long>((order & kSign) != 0 ? order & ~kSign : ~order));
 }
 
-__device__ Candidate best_of_block(const Candidate& mine, Candidate (&best)[kWarps]) {
-    const Candidate of_warp = best_of_warp(mine);
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    if (lane == 0) best[threadIdx.x / 32] = of_warp;
-    __syncthreads();
-    return best_of_warp(lane < kWarps ? best[lane] : Candidate{});
-}
-
-// A node's search over its scores.
+// A node's tokens and their scores.
 class Search {
   public:
-    __device__ Search(const Row& row, const DraftVocabulary& vocabulary, double* scores)
-        : row_(row), vocabulary_(vocabulary), scores_(scores) {}
+    __device__ Search(const Row& row, const Node& node, const DraftVocabulary& vocabulary,
+                      bool noisy)
+        : row_(row), node_(node), vocabulary_(vocabulary), noisy_(noisy) {}
 
-    __device__ void take_scores(const Node& node, bool noisy) {
-        for_each(row_.size, [&](int i) {
-            const float logit = row_.logits[i];
+    // A score that at least `width` tokens reach. Where scores have noise in them, of its tokens a
+    // thread knows that of the largest logit.
+    __device__ Candidate first_least(const GroupMemory& scanned, GroupMemory& scored, int width,
+                                     const NodeBlocks& blocks) const {
+        if (noisy_) {
+            const float logit = value_of(static_cast<std::uint32_t>(row_.own_best >> 32));
             double score = scaled(logit, row_.inverse);
-            if (noisy && logit != minus_infinity()) score += node.noise(token_of(i));
-            scores_[i] = logit == minus_infinity() ? none() : score;
-        });
+            if (logit != minus_infinity())
+                score +=
+                    noise_of(node_.noise_word(token_of(static_cast<int>(index_of(row_.own_best)))));
+            scored.share(order_of(score), blocks);
+        }
+        const std::uint64_t least = least_of_groups(noisy_ ? scored : scanned, width, blocks);
+        const float logit = value_of(static_cast<std::uint32_t>(least >> 32));
+        return {noisy_ ? score_of(least) : scaled(logit, row_.inverse), 0x7fffffff, 0.0f};
     }
-    // The best that is left of this thread's.
-    __device__ Scored best() const {
-        Scored best;
-        for_each(row_.size, [&](int i) {
-            const double score = scores_[i];
-            if (score < best.score || score == none()) return;
-            Scored candidate;
-            candidate.score = score;
-            candidate.token = token_of(i);
-            candidate.index = i;
-            if (candidate.before(best)) best = candidate;
+
+    // Adds the block's tokens that are not behind `least` to the list, which is the first block's;
+    // the sum of its weights, if asked for.
+    __device__ void list(const Candidate& least, bool weigh, ChildMemory& memory,
+                         std::uint32_t* count) const {
+        std::uint64_t sum = 0;
+        for_own(row_, [&](int i) {
+            const float logit = row_.logits[i];
+            if (logit == minus_infinity()) return;
+            Candidate mine = {scaled(logit, row_.inverse), 0, logit};
+            if (weigh) sum += weight_of(mine.score - row_.largest);
+            if (!noisy_ && mine.score < least.score) return;
+            mine.token = token_of(i);
+            if (noisy_ && !add_noise(mine, least.score)) return;
+            if (least.before(mine)) return;
+            const std::uint32_t place = atomicAdd(in_block(count, 0), 1u);
+            if (place < kListed) *in_block(&memory.list[place], 0) = mine;
         });
-        return best;
+        if (weigh) add_to_first(sum, &memory.total);
     }
-    __device__ void remove(int index) { scores_[index] = none(); }
 
   private:
-    __device__ static double none() { return -__builtin_inf(); }
+    // The least of the best of as many groups as there are children, or a few more: those of every
+    // 2nd, 4th … lane of the groups that were shared.
+    __device__ static std::uint64_t least_of_groups(const GroupMemory& memory, int width,
+                                                    const NodeBlocks& blocks) {
+        const unsigned lane = threadIdx.x % 32;
+        std::uint64_t best = memory.of(lane, blocks), other = memory.of(lane + 32, blocks);
+        if (width <= 32) best = other = larger(best, other);
+#pragma unroll 1
+        for (int step = 16; step >= width; step /= 2)
+            best = other = larger(best, __shfl_xor_sync(kAllLanes, best, step));
+        std::uint64_t least = best < other ? best : other;
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) {
+            const std::uint64_t there = __shfl_xor_sync(kAllLanes, least, step);
+            least = there < least ? there : least;
+        }
+        return least;
+    }
     __device__ std::int32_t token_of(int i) const {
         return vocabulary_.target_of != nullptr ? vocabulary_.target_of[i] : i;
     }
+    // As in cpu/children.cpp: −ln u ≥ 1 − u, so a token can reach the least score only if 1 − u ≤
+    // exp(scaled − least), and few logarithms are left to take. Where scores are so large that
+    // noise is rounded away, equal ones are decided by ids: the margin knows nothing of them.
+    __device__ bool add_noise(Candidate& mine, double least) const {
+        constexpr float kMargin = 1.0f + 0x1p-16f;
+        const std::uint32_t word = node_.noise_word(mine.token);
+        const float one_minus_u = (static_cast<float>(~word) + 0.5f) * 0x1p-32f;
+        if (fabs(least) < 0x1p29 &&
+            portable_exp(static_cast<float>(mine.score - least)) * kMargin - one_minus_u < 0.0f)
+            return false;
+        mine.score += noise_of(word);
+        return true;
+    }
 
     const Row& row_;
+    const Node& node_;
     const DraftVocabulary& vocabulary_;
-    double* scores_;
+    bool noisy_;
 };
 
-__device__ void find_children(Row row, const Node& node, const DraftVocabulary& vocabulary,
-                              const DraftRule& rule, float* spare, double* scores,
-                              DraftChild* children, ChildMemory& memory) {
-    for_each(rule.width, [&](int i) { children[i] = DraftChild{}; });
-    __syncthreads();
-    if (node.wanted == kPad || !scan(row, memory.sums)) return;
-    if (node.is_adjusted()) {
+// By the first block: the list's candidates to their places among the children or, where the list
+// is too long, the last of the best to all blocks.
+__device__ void place(const Row& row, const DraftRule& rule, std::uint32_t count,
+                      const NodeBlocks& blocks, DraftChild* children, ChildMemory& memory) {
+    const auto thread = static_cast<int>(threadIdx.x);
+    const int listed = min(static_cast<int>(count), kListed);
+    if (thread < listed) {
+        const Candidate mine = memory.list[thread];
+        int rank = 0;
+#pragma unroll 4
+        for (int i = 0; i < listed; ++i) rank += memory.list[i].before(mine) ? 1 : 0;
+        if (count > kListed && rank == rule.width - 1)
+            for (unsigned block = 0; block < blocks.count; ++block)
+                *in_block(&memory.least, block) = mine;
+        if (count <= kListed && rank < rule.width)
+            children[rank] = {mine.score, mine.token,
+                              probability(row.distance(mine.logit), memory.total)};
+    }
+    if (thread >= listed && thread < rule.width) children[thread] = DraftChild{};
+}
+
+// The largest logit, of the raw logits or of what is left of them. False: the node has no child.
+__device__ bool look(Row& row, const Node& node, const DraftVocabulary& vocabulary,
+                     const NodeBlocks& blocks, float* spare, ChildMemory& memory, int& pass) {
+    if (node.wanted == kPad) return false;
+#pragma unroll 1
+    for (pass = 0;; ++pass) {
+        if (!scan(row, blocks, memory.scanned[pass]) && pass == 0) return false;
+        if (pass == 1 || !node.is_adjusted()) return row.maximum != minus_infinity();
         adjust(row, node, vocabulary, spare, memory.before);
         row.logits = spare;
-        scan(row, memory.sums);
-    }
-    if (row.maximum == minus_infinity()) return;
-    row.scale(node.is_greedy() ? 1.0 : 1.0 / static_cast<double>(node.temperature));
-    const std::uint64_t total = sum_weights(row, memory.sums);
-    Search search(row, vocabulary, scores);
-    search.take_scores(node, rule.coupled && !node.is_greedy());
-    Scored mine = search.best();
-    for (int n = 0; n < rule.width; ++n) {
-        const Candidate taken = best_of_block(mine.candidate(), memory.best[n % 2]);
-        if (taken.order == 0) return;
-        if (!(taken == mine.candidate())) continue;
-        children[n] = {mine.score, mine.token,
-                       probability(row.distance(row.logits[mine.index]), total)};
-        search.remove(mine.index);
-        mine = search.best();
     }
 }
 
 __global__ void __launch_bounds__(kNodeThreads)
     children_kernel(Matrix logits, SamplingBatch batch, DraftVocabulary vocabulary, DraftRule rule,
-                    std::int64_t first, float* spare, double* scores, DraftChild* children) {
+                    std::int64_t first, float* spare, DraftChild* children) {
     begin_kernel();
     __shared__ ChildMemory memory;
-    const std::int64_t g = first + blockIdx.x;
-    const Row row{.logits = reinterpret_cast<const float*>(logits.data) + g * logits.stride,
-                  .size = static_cast<std::int32_t>(logits.cols)};
-    const std::int64_t own = blockIdx.x * row_stride(logits.cols);
-    find_children(row, Node(batch, g), vocabulary, rule, spare + own, scores + own,
-                  children + g * rule.width, memory);
+    const NodeBlocks blocks;
+    const std::int64_t own = blockIdx.x / blocks.count;
+    const std::int64_t g = first + own;
+    children += g * rule.width;
+    if (threadIdx.x == 0) {
+        memory.total = 0;
+        memory.count[0] = memory.count[1] = 0;
+    }
+    if (blocks.count > 1) blocks.meet();  // all of them have started
+    const Node node(batch, g);
+    update_counts(batch, node);
+    Row row(logits, g, blocks);
+    int pass = 0;
+    if (!look(row, node, vocabulary, blocks, spare + own * row_stride(logits.cols), memory, pass)) {
+        if (blocks.rank == 0) for_each(rule.width, [&](int i) { children[i] = DraftChild{}; });
+        return;
+    }
+    row.scale(node.is_greedy() ? 1.0 : 1.0 / static_cast<double>(node.temperature));
+    const Search search(row, node, vocabulary, rule.coupled && !node.is_greedy());
+    Candidate least = search.first_least(memory.scanned[pass], memory.scored, rule.width, blocks);
+#pragma unroll 1
+    for (int round = 0;; ++round) {
+        search.list(least, round == 0, memory, &memory.count[round % 2]);
+        blocks.meet();
+        const std::uint32_t count = *in_block(&memory.count[round % 2], 0);
+        if (blocks.rank == 0) place(row, rule, count, blocks, children, memory);
+        if (blocks.count > 1 || count > kListed) blocks.meet();  // the first has been read
+        if (count <= kListed) return;
+        least = memory.least;
+        if (threadIdx.x == 0) memory.count[round % 2] = 0;
+    }
 }
 
 }  // namespace
 
 void draft_children(Stream stream, const Matrix& logits, const SamplingBatch& batch,
                     const DraftVocabulary& vocabulary, const DraftRule& rule, DraftChild* children,
-                    float* spare, double* scores) {
-    apply_count_updates(stream, batch);
+                    float* spare) {
     for (std::int64_t first = 0; first < logits.rows; first += kNodesAtOnce) {
-        const auto nodes = static_cast<unsigned>(std::min(kNodesAtOnce, logits.rows - first));
-        launch("draft_children", children_kernel, nodes, kNodeThreads, stream, logits, batch,
-               vocabulary, rule, first, spare, scores, children);
+        const std::int64_t nodes = std::min(kNodesAtOnce, logits.rows - first);
+        const unsigned blocks = node_blocks(nodes, logits.cols);
+        launch("draft_children", children_kernel, static_cast<unsigned>(nodes) * blocks,
+               ClusterBlocks{blocks}, kNodeThreads, SharedBytes{}, stream, logits, batch,
+               vocabulary, rule, first, spare, children);
     }
 }
 

@@ -275,10 +275,8 @@ class CudaBackend final : public Backend {
                         DraftChild* children) const override {
         check_draft(logits, batch, vocabulary, rule);
         const Arena::Mark mark(context.arena);
-        const std::int64_t elements = scratch_elements(logits.rows, logits.cols);
-        auto* spare = context.arena.take<float>(elements);
-        cuda::draft_children(context.stream, logits, batch, vocabulary, rule, children, spare,
-                             context.arena.take<double>(elements));
+        cuda::draft_children(context.stream, logits, batch, vocabulary, rule, children,
+                             context.arena.take<float>(scratch_elements(logits.rows, logits.cols)));
     }
 
     void grow_trees(OpContext& context, const DraftGrowth& growth,
@@ -294,8 +292,7 @@ class CudaBackend final : public Backend {
 
     std::size_t scratch_bytes(std::int64_t, std::int64_t gather_cap, std::int64_t vocabulary,
                               int) const override {
-        return static_cast<std::size_t>(scratch_elements(gather_cap, vocabulary)) *
-               (sizeof(float) + sizeof(double));
+        return static_cast<std::size_t>(scratch_elements(gather_cap, vocabulary)) * sizeof(float);
     }
     std::size_t product_scratch_bytes(std::int64_t rows, std::int64_t inputs,
                                       std::int64_t matrices) const override {

@@ -52,19 +52,17 @@ bool norm_route(Stream stream, const Matrix& partial, const Matrix& residual, co
 bool router_route(Stream stream, const Matrix& x, const RouterCall& router, std::uint32_t* arrived);
 
 // Nodes that are drawn at a time: scratch is for these. (An H200 has 132 multiprocessors, a block
-// takes half of one.)
+// takes one.)
 inline constexpr std::int64_t kNodesAtOnce = 256;
 // Floats from one node's scratch to the next.
 constexpr std::int64_t row_stride(std::int64_t vocabulary) { return (vocabulary + 15) / 16 * 16; }
 
-// counts[place] = count, before any node is read. Entries of one place are equal.
-void apply_count_updates(Stream stream, const SamplingBatch& batch);
 // spare: [min(nodes, kNodesAtOnce), row_stride], for adjusted logits.
 void sample_nodes(Stream stream, const Matrix& logits, const SamplingBatch& batch, float* spare);
-// spare as above, of the draft's vocabulary; scores: the same of doubles.
+// spare as above, of the draft's vocabulary.
 void draft_children(Stream stream, const Matrix& logits, const SamplingBatch& batch,
                     const DraftVocabulary& vocabulary, const DraftRule& rule, DraftChild* children,
-                    float* spare, double* scores);
+                    float* spare);
 
 void grow_trees(Stream stream, const DraftGrowth& growth, const FoundChildren& found);
 void lay_frontiers(Stream stream, const DraftGrowth& growth, const FrontierBatch& batch,

@@ -5,6 +5,7 @@
 // There is little code on purpose: in a step's graph a kernel's instructions are not in the nearest
 // caches, and the form that keeps 28 columns a thread has 97 KB of them for 260 KB of numbers.
 #include "ops/cuda/block.cuh"
+#include "ops/cuda/cluster.cuh"
 #include "ops/cuda/elements.cuh"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/spread_rows.hpp"
@@ -66,27 +67,6 @@ __device__ __forceinline__ Four sum_of(const Addends& add, const Choices& choice
     return sum;
 }
 
-__device__ __forceinline__ unsigned cluster_rank() {
-    unsigned rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-__device__ __forceinline__ void arrive_in_cluster() {
-    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-}
-__device__ __forceinline__ void wait_for_cluster() {
-    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-}
-// To the same place in another block's shared memory.
-__device__ __forceinline__ void store_in_cluster(float* place, unsigned rank, float value) {
-    asm volatile(
-        "{\n .reg .b32 there;\n mapa.shared::cluster.u32 there, %0, %1;\n"
-        " st.shared::cluster.f32 [there], %2;\n}" ::"r"(
-            static_cast<unsigned>(__cvta_generic_to_shared(place))),
-        "r"(rank), "f"(value)
-        : "memory");
-}
-
 // The sum of all squares of the row: those of a block's columns round by round, 32 columns by
 // rows.cu's tree, then the blocks' by that of its warps.
 __device__ __forceinline__ float sum_squares(const float (&squares)[kMostRounds][kWidth],
@@ -97,7 +77,7 @@ __device__ __forceinline__ float sum_squares(const float (&squares)[kMostRounds]
         for (int round = 0; round < rounds; ++round) sum += squares[round][threadIdx.x];
 #pragma unroll
         for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
-        if (threadIdx.x < kBlocks) store_in_cluster(&by_block[cluster_rank()], threadIdx.x, sum);
+        if (threadIdx.x < kBlocks) *in_block(&by_block[cluster_rank()], threadIdx.x) = sum;
     }
     arrive_in_cluster();
     wait_for_cluster();

@@ -127,11 +127,39 @@ TEST_F(GpuSampling, DrawsAreTheReferencesOnDeepSeeksVocabulary) {
 }
 // More than are drawn at a time.
 TEST_F(GpuSampling, DrawsAreTheReferencesForManyNodes) { compare_draws(1, 500, 100, 300); }
+// So few that each has a cluster of blocks, of every size.
+TEST_F(GpuSampling, DrawsAreTheReferencesForFewNodes) {
+    for (const int count : {1, 9, 20, 40}) compare_draws(48 / count, count, 3000, 60000);
+    compare_draws(4, 2, 163840, 163840);
+}
 TEST_F(GpuSampling, ChildrenAreTheReferencesOnSmallVocabularies) {
     compare_children(60, 40, 1, 120);
 }
 TEST_F(GpuSampling, ChildrenAreTheReferencesOnLargeVocabularies) {
     compare_children(4, 20, 500, 50000);
+}
+TEST_F(GpuSampling, ChildrenAreTheReferencesForFewNodes) {
+    for (const int count : {1, 9, 20, 40}) compare_children(48 / count, count, 3000, 60000);
+    compare_children(4, 2, 163840, 163840);
+}
+TEST_F(GpuSampling, ChildrenAreTheReferencesForManyNodes) { compare_children(2, 500, 100, 300); }
+// Candidates are listed from the best of many groups of tokens: here a few groups have all that are
+// likely, thousands of them, and the list is too short.
+TEST_F(GpuSampling, ChildrenAreTheReferencesWhereFewGroupsHaveThemAll) {
+    std::mt19937 random(7);
+    std::normal_distribution<float> normal;
+    for (int round = 0; round < 24 && !HasFailure(); ++round) {
+        Nodes nodes{.vocabulary = 90000, .size = 90000, .made = {}, .logits = {}};
+        nodes.made.push_back(std::make_unique<NodeCase>());
+        SamplingNode& node = nodes.made.back()->node;
+        node.seed = random();
+        node.temperature = round % 2 == 0 ? 1.0f : 0.2f;
+        for (std::int64_t i = 0; i < nodes.size; ++i)
+            nodes.logits.push_back(normal(random) + (i % 1024 / 32 == round ? 60.0f : 0.0f));
+        const std::int32_t widths[] = {1, 8, 40, kMaxDrafts};
+        check_children(nodes, {}, {0}, {.width = widths[round % 4], .coupled = round % 3 != 0},
+                       round);
+    }
 }
 
 }  // namespace

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// A cluster: neighbouring blocks of a grid that run at the same time and reach each other's shared
+// memory. A grid that was launched without them has clusters of one block.
+#pragma once
+
+#include <cstdint>
+
+namespace espalier::ops::cuda {
+
+__device__ __forceinline__ unsigned cluster_rank() {
+    unsigned rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+__device__ __forceinline__ unsigned cluster_blocks() {
+    unsigned blocks;
+    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+    return blocks;
+}
+// What a block has written is seen by all that have waited. Blocks that have ended are not waited
+// for.
+__device__ __forceinline__ void arrive_in_cluster() {
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+}
+__device__ __forceinline__ void wait_for_cluster() {
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+// The same place in another block's shared memory.
+template <typename T>
+__device__ __forceinline__ T* in_block(T* place, unsigned rank) {
+    std::uint64_t there;
+    asm("mapa.u64 %0, %1, %2;"
+        : "=l"(there)
+        : "l"(reinterpret_cast<std::uint64_t>(place)), "r"(rank));
+    return reinterpret_cast<T*>(there);
+}
+
+}  // namespace espalier::ops::cuda
