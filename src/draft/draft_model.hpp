@@ -66,15 +66,20 @@ class DraftModel {
     // [tokens, state] gets their states. Logits [tokens, vocabulary], good until the next call.
     Expected<Matrix> logits(const batch::BatchView& batch, const mla::KvPages& kv,
                             const Matrix& after);
+    // Both for all tokens of the batch, with fewer operations; before [tokens, state].
+    Expected<Matrix> write_kv_and_logits(const batch::BatchView& batch, const Matrix& before,
+                                         const mla::KvPages& kv, const Matrix& after);
 
     // For tests: 0xFF in everything that earlier passes may have left and none may read.
     Expected<void> poison();
 
   private:
     DraftModel(std::unique_ptr<Network> network, const Machine& machine, const PassLimits& limits,
-               Buffer activations, Buffer scratch);
+               Buffer activations, Buffer scratch, Buffer plan);
 
     model::DecoderParts parts();
+    void enter(const TokenView& tokens, const Matrix& before);
+    Matrix leave(const batch::BatchView& batch, const Matrix& after);
 
     std::unique_ptr<Network> network_;
     const ops::Backend& backend_;
@@ -82,6 +87,7 @@ class DraftModel {
     model::DecoderRule rule_;
     Arena activations_arena_;
     Arena scratch_;
+    Buffer attention_plan_;
     model::Activations a_;
     OpContext context_;
 };

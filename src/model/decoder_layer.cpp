@@ -181,8 +181,8 @@ Expected<void> DecoderLayer::attention(const batch::BatchView& batch,
         backend_.rms_norm(context_, norm.x, norm.weight, norm.epsilon, norm.out, {});
         input = norm.out;
     }
-    project_queries(batch, input, {});
-    return attend(batch, kv, {}, false);
+    const bool held = project_queries(batch, input, {});
+    return attend(batch, kv, {}, held);
 }
 
 Expected<void> DecoderLayer::write_kv_and_attend(const batch::BatchView& batch,
