@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <cmath>
 
 #include "linalg/cuda/arrange.cuh"
 #include "linalg/cuda/arranged_params.hpp"
@@ -11,12 +10,7 @@ namespace espalier::linalg::cuda {
 // read their weights for every tile, so that a tile has as many tokens as it can.
 static int tile_tokens_of(const Problem& p) {
     const int most = most_arranged_tokens(p.code);
-    // Codes: most experts' tokens in one tile, and as many stages as that leaves room for.
-    if (p.indptr != nullptr) {
-        const auto average = static_cast<double>(p.rows) / p.groups;
-        const int likely = static_cast<int>(average + 3.5 * std::sqrt(average));
-        return p.code == WeightCode::bf16 ? most : std::clamp((likely + 15) / 16 * 16, 32, most);
-    }
+    if (p.indptr != nullptr) return most;
     std::int64_t best = 0;
     int tokens = 0;
     for (int n = most; n >= 64; n -= 16) {
@@ -64,11 +58,15 @@ static std::size_t shared_bytes_of(const Problem& p) {
 
 // From measurements on an H200. Two launches cost about 8 µs more than one, and dense products have
 // full tiles anyway; experts gain from tiles as small as their last tokens are few (v2 gate_up:
-// 1,024 tokens, 96 each).
+// 1,024 tokens, 96 each). Over codes the kernel without arranged x is slower (v3 gate_up, 8 tokens
+// each: 2,339 µs, 2,176 arranged; q_a with kv_a of 256 tokens 51 and 45, of 128 36 and 44). Chains
+// of 32 inputs leave less to gain: INT4 o of 512 tokens 387 and 419, gate_up of 8 tokens each 2,268
+// and 2,528, of 16 each 3,265 and 2,642.
 static bool has_enough_rows(const Problem& p) {
-    if (p.code == WeightCode::bf16)
-        return p.indptr == nullptr ? p.rows >= 1536 : p.rows >= 96 * p.groups;
-    return p.indptr == nullptr ? p.rows >= 512 : p.rows >= 16 * p.groups;
+    const bool experts = p.indptr != nullptr;
+    if (p.code == WeightCode::bf16) return p.rows >= (experts ? 96 * p.groups : 1536);
+    if (in_groups(p.code)) return experts && p.rows >= 16 * p.groups;
+    return p.rows >= (experts ? 8 * p.groups : 256);
 }
 
 bool arranges(const Problem& p, const Scratch& scratch) {

@@ -62,12 +62,12 @@ class CodesMultiplier {
     __device__ void multiply_item(const TokenTile& tile) {
         if constexpr (kTokens > 16)
             if (tile.count <= kTokens - 16) return multiply_item<kTokens - 16>(tile);
-        constexpr int kHeld = kTokens < C::kHeldTokens ? kTokens / 2 : C::kHeldTokens / 2;
+        constexpr int kHeld = kTokens < kHeldTokens ? kTokens / 2 : kHeldTokens / 2;
         // -0 + x has the bits of x.
 #pragma unroll
         for (int i = 0; i < kHeld; ++i) total_[i] = -0.0f;
         // The tile before has been stored by way of the memory where totals go.
-        if constexpr (kTokens > C::kHeldTokens) synchronize_warpgroup(group_);
+        if constexpr (kTokens > kHeldTokens) synchronize_warpgroup(group_);
         load_pair(0);
         packed_.widen(left_[0]);
         load_pair(1);
@@ -90,12 +90,13 @@ class CodesMultiplier {
             total_[i + 2] = total.z;
             total_[i + 3] = total.w;
         }
+        // Other warps' totals have been read before a warp stores by way of their memory.
+        if constexpr (kTokens > kHeldTokens) synchronize_warpgroup(group_);
     }
 
     // Where the thread's totals i … i + 3 are that registers do not have.
     __device__ float4& total_at(int i) const {
-        return arranged_memory->sums[group_]
-            .totals[(i - C::kHeldTokens / 2) / 4][threadIdx.x % 128];
+        return arranged_memory->sums[group_].totals[(i - kHeldTokens / 2) / 4][threadIdx.x % 128];
     }
     __device__ void add_total(int i, bool first) {
         const float4 before = first ? make_float4(-0.0f, -0.0f, -0.0f, -0.0f) : total_at(i);

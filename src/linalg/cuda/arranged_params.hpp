@@ -25,7 +25,7 @@ struct ArrangedParams {
     int tile_tokens = 0;
     int token_tiles = 0;  // of experts: at most
     int stages = 0;       // of 64 inputs
-    int slots = 0;        // stages that shared memory has at once
+    int slots = 0;        // stages that shared memory holds at once
     int stage_bytes = 0;
     ArrangedY y = {};  // gated products alone
 };
@@ -47,7 +47,7 @@ constexpr int arranged_stage_bytes(WeightCode code, int tile_tokens, int half_by
     const int bytes = stage_halves(code) * (tile_tokens * 128 + kArrangedOutputs / 16 * half_bytes);
     return (bytes + 1023) / 1024 * 1024;
 }
-// bf16: five, which leave room for every list of tiles.
+// bf16: five, beside which lists of tiles have room.
 constexpr int arranged_slots(WeightCode code, int tile_tokens, int half_bytes,
                              std::size_t listed_bytes = 0) {
     if (code == WeightCode::bf16) return 5;

@@ -17,21 +17,21 @@ struct ArrangedConfig {
     static constexpr bool kBlocks = in_blocks(kCode);  // for each 128
     static constexpr int kOutputs = kArrangedOutputs;
     static constexpr int kTokens = most_arranged_tokens(kCode);
-    // Of three sums per output registers have two, and of so many tokens the third.
-    static constexpr int kHeldTokens = 96;
     static constexpr int kHalves = stage_halves(kCode);
-    static constexpr int kMostStages = kMostArrangedStages;
     static constexpr int kThreads = kArrangedThreads;
     // Of 168 at entry: three warpgroups share 504.
     static constexpr int kProducerRegisters = 24;
     static constexpr int kMultiplierRegisters = 240;
 };
 
+// Codes: of three sums per output registers have two, and of so many tokens the third.
+inline constexpr int kHeldTokens = 96;
+
 // A warpgroup's, one after the other.
 union alignas(16) ArrangedSums {
     GatedMemory gated;
     // Codes: of the segments before, of the tokens beyond kHeldTokens.
-    float4 totals[(most_arranged_tokens(WeightCode::e4m3) - 96) / 8][128];
+    float4 totals[(most_arranged_tokens(WeightCode::e4m3) - kHeldTokens) / 8][128];
 };
 
 // A block's memory. Behind it lie the stages, where a swizzle begins, then experts' tiles.

@@ -37,7 +37,12 @@ class CudaArranged : public testing::Test {
 constexpr std::array<std::array<std::int64_t, 2>, 4> kLayers = {
     {{256, 128}, {520, 384}, {2048, 1408}, {2048, 2816}}};  // hidden, width
 
-class CudaArrangedFormats : public CudaArranged, public testing::WithParamInterface<WeightKind> {
+class CudaArrangedDense : public CudaArranged, public testing::WithParamInterface<WeightKind> {
+  protected:
+    WeightKind kind_ = GetParam();
+};
+
+class CudaArrangedExperts : public CudaArranged, public testing::WithParamInterface<WeightKind> {
   protected:
     void expect_experts(const Routing& routing, std::int64_t tokens, std::int64_t hidden,
                         std::int64_t width);
@@ -45,7 +50,7 @@ class CudaArrangedFormats : public CudaArranged, public testing::WithParamInterf
     WeightKind kind_ = GetParam();
 };
 
-TEST_P(CudaArrangedFormats, FeedForwardIsOneProductAfterTheOther) {
+TEST_P(CudaArrangedDense, FeedForwardIsOneProductAfterTheOther) {
     for (const auto& [hidden, width] : kLayers) {
         const Weight gate = pack_gates(*gpu_, AnyTensor(kind_, 2 * width, hidden, 1), 1, width);
         const AnyTensor rows(kind_, hidden, width, 2);
@@ -80,7 +85,7 @@ TEST_P(CudaArrangedFormats, FeedForwardIsOneProductAfterTheOther) {
 }
 
 // An expert's tokens lie in the order of the routing, with room for more behind the last.
-void CudaArrangedFormats::expect_experts(const Routing& routing, std::int64_t tokens,
+void CudaArrangedExperts::expect_experts(const Routing& routing, std::int64_t tokens,
                                          std::int64_t hidden, std::int64_t width) {
     constexpr std::int64_t kSpare = 5;
     const auto experts = static_cast<std::int64_t>(routing.indptr.size()) - 1;
@@ -113,7 +118,7 @@ void CudaArrangedFormats::expect_experts(const Routing& routing, std::int64_t to
             << row << " of " << tokens << " tokens, width " << width;
 }
 
-TEST_P(CudaArrangedFormats, ExpertFeedForwardIsOneProductAfterTheOther) {
+TEST_P(CudaArrangedExperts, ExpertFeedForwardIsOneProductAfterTheOther) {
     constexpr std::int64_t kExperts = 13, kTopK = 3;
     for (const auto& [hidden, width] : kLayers) {
         if (width > 1408) continue;
@@ -124,7 +129,7 @@ TEST_P(CudaArrangedFormats, ExpertFeedForwardIsOneProductAfterTheOther) {
 }
 
 // Tiles of every number of tokens: none, one, about a step of 16 and about a whole tile.
-TEST_P(CudaArrangedFormats, ExpertsOfAnyNumberOfTokens) {
+TEST_P(CudaArrangedExperts, ExpertsOfAnyNumberOfTokens) {
     constexpr std::int64_t kTokens = 500;
     Routing routing(0, 0, 0, 0);
     for (const std::int64_t count : {0, 1, 15, 16, 17, 64, 129, 300, 128, 112, 500, 0, 97}) {
@@ -147,7 +152,7 @@ TEST_F(CudaArranged, EveryGateGivesTheBitsOfThePlainWay) {
     }
 }
 
-TEST_P(CudaArrangedFormats, TwoProductsOfOneXHaveTheBitsOfEach) {
+TEST_P(CudaArrangedDense, TwoProductsOfOneXHaveTheBitsOfEach) {
     constexpr std::int64_t kInputs = 2048, kFirst = 3072, kSecond = 576;
     const AnyTensor w(kind_, kFirst, kInputs, 8), other(kind_, kSecond, kInputs, 9);
     const Weight one = pack_on(*gpu_, {w.view()}), two = pack_on(*gpu_, {other.view()});
@@ -174,14 +179,16 @@ TEST_P(CudaArrangedFormats, TwoProductsOfOneXHaveTheBitsOfEach) {
     }
 }
 
-std::vector<WeightKind> formats() {
+std::vector<WeightKind> kinds(std::initializer_list<const char*> grouped) {
     std::vector<WeightKind> all = {DType::bf16, DType::e4m3};
-    for (const char* name : {"int8_32", "int8_128", "int4_32", "nvfp4"})
-        all.emplace_back(grouped_kind(name));
+    for (const char* name : grouped) all.emplace_back(grouped_kind(name));
     return all;
 }
-INSTANTIATE_TEST_SUITE_P(All, CudaArrangedFormats, testing::ValuesIn(formats()),
-                         [](const auto& param) { return param.param.name(); });
+const auto kName = [](const auto& param) { return param.param.name(); };
+INSTANTIATE_TEST_SUITE_P(All, CudaArrangedDense, testing::ValuesIn(kinds({"nvfp4"})), kName);
+INSTANTIATE_TEST_SUITE_P(All, CudaArrangedExperts,
+                         testing::ValuesIn(kinds({"int8_32", "int8_128", "int4_32", "nvfp4"})),
+                         kName);
 
 }  // namespace
 }  // namespace espalier::linalg

@@ -237,7 +237,9 @@ TEST_P(CudaInvariance, JointProductsHaveTheBitsOfTheirParts) {
         const bool joined = cuda::joint_product(stream_, x.matrix(), packed.view(), y.matrix(),
                                                 {beside.view(), joint.matrix()}, &queries,
                                                 tokens > 64 ? scratch(tokens) : cuda::Scratch{});
-        ASSERT_TRUE(joined || (tokens > 8 && tokens <= 64)) << tokens;
+        // Codes in groups have no dense product with x arranged.
+        const bool arranged = tokens > 64 && (kind_.codes == nullptr || kind_.name() == "nvfp4");
+        ASSERT_TRUE(joined || (tokens > 8 && !arranged)) << tokens;
         if (!joined) continue;
         joint.download(got);
         to_act.download(act);
