@@ -116,16 +116,17 @@ struct PackedPair<WeightCode::int4> {
 template <>
 struct PackedPair<WeightCode::e2m1> {
     uint2 codes;
-    std::uint32_t scales;
+    std::uint32_t multiplier[2];
 
     __device__ __forceinline__ void load(std::uint32_t half, int pair, int lane) {
         codes = load_shared_8(half + static_cast<std::uint32_t>((pair * 32 + lane) * 8));
-        scales = load_shared_2(half + static_cast<std::uint32_t>(code_bytes(WeightCode::e2m1) +
-                                                                 pair * 32 + lane / 2 * 2));
+        const std::uint32_t scales =
+            load_shared_2(half + static_cast<std::uint32_t>(code_bytes(WeightCode::e2m1) +
+                                                            pair * 32 + lane / 2 * 2));
+        multiplier[0] = e2m1_multiplier(scales & 0xffu);
+        multiplier[1] = e2m1_multiplier(scales >> 8);
     }
     __device__ __forceinline__ void widen(uint4 (&left)[2]) const {
-        const std::uint32_t multiplier[2] = {e2m1_multiplier(scales & 0xffu),
-                                             e2m1_multiplier(scales >> 8)};
         left[0] = widen_e2m1(codes.x, multiplier);
         left[1] = widen_e2m1(codes.y, multiplier);
     }
