@@ -69,9 +69,8 @@ class IsolatedBackend final : public ops::Backend {
                               std::int64_t vocabulary, int workers) const override {
         return inner_->scratch_bytes(token_cap, gather_cap, vocabulary, workers);
     }
-    std::size_t product_scratch_bytes(std::int64_t rows, std::int64_t inputs,
-                                      std::int64_t matrices) const override {
-        return inner_->product_scratch_bytes(rows, inputs, matrices);
+    std::size_t product_scratch_bytes(std::int64_t rows, std::int64_t inputs) const override {
+        return inner_->product_scratch_bytes(rows, inputs);
     }
     Expected<linalg::Weight> pack(Device& device, linalg::WeightStack stack) const override {
         const IsolatedDevice::Access access(device_);

@@ -160,9 +160,9 @@ std::size_t product_scratch(const checkpoint::ModelConfig& c, const ops::Backend
     const std::int64_t widest =
         std::max({c.hidden_size, c.intermediate_size, c.n_shared_experts * c.moe_intermediate_size,
                   c.num_attention_heads * c.v_head_dim});
-    return std::max(backend.product_scratch_bytes(tokens, widest, 1),
-                    backend.product_scratch_bytes(tokens * c.num_experts_per_tok,
-                                                  c.moe_intermediate_size, c.n_routed_experts));
+    return std::max(
+        backend.product_scratch_bytes(tokens, widest),
+        backend.product_scratch_bytes(tokens * c.num_experts_per_tok, c.moe_intermediate_size));
 }
 
 }  // namespace

@@ -284,11 +284,9 @@ class Backend {
     // Arena bytes that any operation within these capacities may take on a pool of `workers`.
     virtual std::size_t scratch_bytes(std::int64_t token_cap, std::int64_t gather_cap,
                                       std::int64_t vocabulary, int workers) const = 0;
-    // Arena bytes that a product of so many rows of y, over a stack of matrices with so many
-    // inputs, can use to be faster; with less it has the same bits.
-    virtual std::size_t product_scratch_bytes(std::int64_t, std::int64_t, std::int64_t) const {
-        return 0;
-    }
+    // Arena bytes that a product of so many rows of y, with so many inputs, can use to be faster;
+    // with less it has the same bits.
+    virtual std::size_t product_scratch_bytes(std::int64_t, std::int64_t) const { return 0; }
 };
 
 // Plain loops over weights as a checkpoint has them (WeightLayout::rows). Products have the bits of

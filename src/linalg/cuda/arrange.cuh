@@ -18,14 +18,6 @@ struct ArrangeParams {
     int part = 0;    // of them that are one block's
 };
 
-// Where a tile's rows begin: after those of the groups before, each padded by less than eight.
-__device__ __forceinline__ std::int64_t arranged_row(const TokenTile& tile) {
-    return (tile.first + 7 * tile.group) / 8 * 8;
-}
-__device__ __forceinline__ int padded_rows(const TokenTile& tile) {
-    return (tile.count + 7) / 8 * 8;
-}
-
 inline constexpr int kArrangeThreads = 256;
 
 // Four lanes' four words each, exchanged: word t of lane w from word w of lane t.
@@ -51,8 +43,8 @@ class ArrangedRows {
 
     __device__ ArrangedRows(const ArrangeParams& params, const TokenTile& tile)
         : p_(params.problem),
-          rows_(padded_rows(tile)),
-          to_(params.arranged + arranged_row(tile) * params.stages * 128) {
+          rows_(tile.count),
+          to_(params.arranged + std::int64_t{tile.first} * params.stages * 128) {
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
             const int place = tile.first + min(row(step), tile.count - 1);

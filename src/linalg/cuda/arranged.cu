@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
-#include "linalg/cuda/arranged.cuh"
+#include "linalg/cuda/arrange.cuh"
+#include "linalg/cuda/arranged_params.hpp"
 
 namespace espalier::linalg::cuda {
-
-// What a block can have.
-constexpr std::size_t kMostSharedBytes = 227 * 1024;
 
 // Blocks' rounds of tiles, times what a tile costs: bringing its rows of weights and x. Experts
 // read their weights for every tile, so that a tile has as many tokens as it can.
 static int tile_tokens_of(const Problem& p) {
-    using C = ArrangedConfig;
-    if (p.indptr != nullptr) return C::kTokens;
+    const int most = most_arranged_tokens(p.code);
+    if (p.indptr != nullptr) return most;
     std::int64_t best = 0;
     int tokens = 0;
-    for (int n = C::kTokens; n >= 64; n -= 16) {
-        const std::int64_t tiles = divide_up(p.rows, n) * (divide_up(p.n, C::kOutputs) +
-                                                           divide_up(p.second.n, C::kOutputs));
-        const std::int64_t cost = divide_up(tiles, multiprocessors()) * (C::kOutputs + n);
+    for (int n = most; n >= 64; n -= 16) {
+        const std::int64_t tiles = divide_up(p.rows, n) * (divide_up(p.n, kArrangedOutputs) +
+                                                           divide_up(p.second.n, kArrangedOutputs));
+        // Codes have half as many bytes as bf16, and less.
+        const int weights = p.code == WeightCode::bf16 ? 128 : 48;
+        const std::int64_t cost = divide_up(tiles, multiprocessors()) * (weights + n);
         if (tokens == 0 || cost < best) {
             best = cost;
             tokens = n;
@@ -37,21 +37,45 @@ static bool stores_fours(const QueryStore& to) {
            fours(to.rope, to.rope_stride) && fours(to.cos_sin, to.cos_sin_stride);
 }
 
+// Of the list of experts' tiles.
+static std::size_t listed_bytes_of(const Problem& p) {
+    if (p.indptr == nullptr) return 0;
+    return static_cast<std::size_t>(most_token_tiles(p, tile_tokens_of(p))) * sizeof(TokenTile);
+}
+
+// Stages that shared memory has beside it.
+static int slots_of(const Problem& p) {
+    const std::size_t listed = listed_bytes_of(p);
+    if (listed > kMostSharedBytes - kArrangedMemoryBytes) return 0;
+    return arranged_slots(p.code, tile_tokens_of(p), p.half_bytes, listed);
+}
 static std::size_t shared_bytes_of(const Problem& p) {
-    const std::int64_t listed = p.indptr != nullptr ? most_token_tiles(p, tile_tokens_of(p)) : 0;
-    return ArrangedMemory::bytes(static_cast<std::size_t>(listed));
+    const int stage = arranged_stage_bytes(p.code, tile_tokens_of(p), p.half_bytes);
+    return kArrangedMemoryBytes +
+           static_cast<std::size_t>(slots_of(p)) * static_cast<std::size_t>(stage) +
+           listed_bytes_of(p);
 }
 
 // From measurements on an H200. Two launches cost about 8 µs more than one, and dense products have
 // full tiles anyway; experts gain from tiles as small as their last tokens are few (v2 gate_up:
-// 1,024 tokens, 96 each).
+// 1,024 tokens, 96 each). Over codes the kernel without arranged x is slower (v3 gate_up, 8 tokens
+// each: 2,339 µs, 2,176 arranged; q_a with kv_a of 256 tokens 51 and 45, of 128 36 and 44). Chains
+// of 32 inputs leave less to gain: INT4 o of 512 tokens 387 and 419, gate_up of 8 tokens each 2,268
+// and 2,528, of 16 each 3,265 and 2,642.
+static bool has_enough_rows(const Problem& p) {
+    const bool experts = p.indptr != nullptr;
+    if (p.code == WeightCode::bf16) return p.rows >= (experts ? 96 * p.groups : 1536);
+    if (in_groups(p.code)) return experts && p.rows >= 16 * p.groups;
+    return p.rows >= (experts ? 8 * p.groups : 256);
+}
+
 bool arranges(const Problem& p, const Scratch& scratch) {
-    if (p.code != WeightCode::bf16 || !p.vector_x) return false;
+    if (!in_fragments(p.code) || !p.vector_x) return false;
     if (p.indptr == nullptr && p.groups > 1) return false;
     if (p.query.cos_sin != nullptr && !stores_fours(p.query)) return false;
-    if (scratch.bytes < arranged_bytes(p.rows, p.k, p.groups)) return false;
-    if (shared_bytes_of(p) > kMostSharedBytes) return false;  // the list of experts' tiles
-    return p.indptr == nullptr ? p.rows >= 1536 : p.rows >= 96 * p.groups;
+    if (scratch.bytes < arranged_bytes(p.rows, p.k)) return false;
+    if (slots_of(p) < 3 || shared_bytes_of(p) > kMostSharedBytes) return false;
+    return has_enough_rows(p);
 }
 
 // The tiles of x that one kernel arranges and others multiply.
@@ -92,25 +116,39 @@ static void arrange(cudaStream_t stream, const Problem& p, const Arrangement& x)
 
 static void multiply(cudaStream_t stream, const Problem& p, const Arrangement& x,
                      const ArrangedY& y = {}) {
-    using C = ArrangedConfig;
     ArrangedParams params;
     params.problem = p;
     params.segments = segments_of(p.n, p.k);
     params.arranged = x.data;
     params.next = x.next;
-    params.first_blocks = static_cast<int>(divide_up(p.n, C::kOutputs));
-    params.row_blocks = params.first_blocks + static_cast<int>(divide_up(p.second.n, C::kOutputs));
+    params.first_blocks = static_cast<int>(divide_up(p.n, kArrangedOutputs));
+    params.row_blocks =
+        params.first_blocks + static_cast<int>(divide_up(p.second.n, kArrangedOutputs));
     params.tile_tokens = x.tile_tokens;
     params.token_tiles = x.token_tiles;
     params.stages = x.stages;
+    params.slots = slots_of(p);
+    params.stage_bytes = arranged_stage_bytes(p.code, x.tile_tokens, p.half_bytes);
     params.y = y;
     const std::int64_t items = std::int64_t{x.token_tiles} * params.row_blocks;
     CHECK(items < std::int64_t{1} << 30, "{} tokens of {} × {} outputs", p.rows, p.groups, p.n);
-    launch(stream, arranged_kernel,
-           {.blocks = std::min<std::int64_t>(items, multiprocessors()),
-            .threads = C::kThreads,
-            .shared_bytes = shared_bytes_of(p)},
-           params);
+    const LaunchShape shape{.blocks = std::min<std::int64_t>(items, multiprocessors()),
+                            .threads = kArrangedThreads,
+                            .shared_bytes = shared_bytes_of(p)};
+    switch (p.code) {
+        case WeightCode::bf16:
+            return multiply_arranged_bf16(stream, params, shape);
+        case WeightCode::e4m3:
+            return multiply_arranged_e4m3(stream, params, shape);
+        case WeightCode::int8:
+            return multiply_arranged_int8(stream, params, shape);
+        case WeightCode::int4:
+            return multiply_arranged_int4(stream, params, shape);
+        case WeightCode::e2m1:
+            return multiply_arranged_e2m1(stream, params, shape);
+        default:
+            CHECK(false, "tensor cores multiply no {}", name_of(p.code));
+    }
 }
 
 void arranged_tokens(cudaStream_t stream, const Problem& p, const Scratch& scratch) {
@@ -121,6 +159,8 @@ void arranged_tokens(cudaStream_t stream, const Problem& p, const Scratch& scrat
 
 bool arranges_pair(const Problem& gated, const Scratch& scratch, const Problem& down,
                    const Scratch& between) {
+    // Experts' tiles are the same in both.
+    if (gated.indptr != nullptr && tile_tokens_of(gated) != tile_tokens_of(down)) return false;
     return gated.gated && down.k % kChunkInputs == 0 && gated.rows == down.rows &&
            arranges(gated, scratch) && arranges(down, between);
 }

@@ -9,19 +9,22 @@
 namespace espalier::linalg::cuda {
 
 // Arranged x, in scratch memory: first a header with the number of the next tile to be computed,
-// then tiles of up to 192 rows of one group, each stored as [64
-// inputs][row][128 bytes], which is what shared memory takes: inputs in the order of
-// fragments.hpp's steps, 16-byte units of a row swizzled. A group's rows begin at a multiple of
-// eight, and a tile's are padded to one.
+// then tiles of up to 192 rows of one group, each stored as [64 inputs][row][128 bytes], which is
+// what shared memory takes: inputs in the order of fragments.hpp's steps, 16-byte units of a row
+// swizzled by its place in the tile.
 inline constexpr std::size_t kArrangedHeader = 128;
 inline constexpr int kArrangedTokens = 192;
 
-inline std::size_t arranged_bytes(std::int64_t rows, std::int64_t k, std::int64_t groups) {
-    return kArrangedHeader +
-           static_cast<std::size_t>((rows + 8 * groups) * chunks_of(k) * kChunkInputs * 2);
+// Of a tile. Codes have three sums per output, not two, and chains of 32 inputs scales to load.
+constexpr int most_arranged_tokens(WeightCode code) {
+    return code == WeightCode::bf16 ? kArrangedTokens : in_groups(code) ? 96 : 128;
 }
 
-// Whether arranging pays: bf16 weights, enough tokens, enough scratch memory.
+inline std::size_t arranged_bytes(std::int64_t rows, std::int64_t k) {
+    return kArrangedHeader + static_cast<std::size_t>(rows * chunks_of(k) * kChunkInputs * 2);
+}
+
+// Whether arranging pays: enough tokens, enough scratch memory.
 bool arranges(const Problem& p, const Scratch& scratch);
 void arranged_tokens(cudaStream_t stream, const Problem& p, const Scratch& scratch);
 

@@ -7,8 +7,9 @@
 // shared memory, 16 tokens at a time, and one loop computes.
 #pragma once
 
-#include "linalg/cuda/arrange.cuh"
+#include "linalg/cuda/arranged_params.hpp"
 #include "linalg/cuda/gates.cuh"
+#include "linalg/cuda/many_store.cuh"
 #include "linalg/cuda/work.cuh"
 
 namespace espalier::linalg::cuda {
@@ -190,14 +191,6 @@ __device__ __forceinline__ void store_queries(const float (&sums)[kSums], const 
     }
 }
 
-// Where the product behind a gated one has its x arranged: the gated one puts it there itself.
-struct ArrangedY {
-    std::byte* data = nullptr;  // behind the header; null: y is a matrix
-    int* next = nullptr;        // the header
-    int tile_tokens = 0;
-    int stages = 0;  // of 64 inputs
-};
-
 // A warpgroup's 32 columns of 32 tokens as they are arranged, half of a stage's rows. Twice: one is
 // filled while the other is read.
 inline constexpr int kTurnedTokens = 32;
@@ -218,7 +211,7 @@ __device__ __forceinline__ std::byte* arranged_line(const ArrangedY& y, const Pr
         row += tile.first - first;
         to = {0, first, min(y.tile_tokens, p.rows - first)};
     }
-    const std::int64_t line = arranged_row(to) * y.stages + stage * padded_rows(to) + row;
+    const std::int64_t line = std::int64_t{to.first} * y.stages + stage * to.count + row;
     return y.data + line * 128;
 }
 

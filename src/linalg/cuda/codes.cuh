@@ -66,41 +66,79 @@ __device__ __forceinline__ uint4 widen_e2m1(std::uint32_t w, const std::uint32_t
                       multiply_bf16x2(last, multiplier[1]));
 }
 
+// What a lane has of pair 0 or 1 of the steps of half a chunk, as it lies in shared memory: two
+// steps' left operands are widened from it.
+template <WeightCode kCode>
+struct PackedPair {
+    static_assert(kCode == WeightCode::e4m3 || kCode == WeightCode::int8);
+    uint4 codes;
+
+    __device__ __forceinline__ void load(std::uint32_t half, int pair, int lane) {
+        codes = load_shared(half + static_cast<std::uint32_t>((pair * 32 + lane) * 16));
+    }
+    __device__ __forceinline__ void widen(uint4 (&left)[2]) const {
+        if constexpr (kCode == WeightCode::e4m3) {
+            left[0] = widen_e4m3(codes.x, codes.y);
+            left[1] = widen_e4m3(codes.z, codes.w);
+        } else {
+            left[0] = widen_int8(codes.x, codes.y);
+            left[1] = widen_int8(codes.z, codes.w);
+        }
+    }
+};
+template <>
+struct PackedPair<WeightCode::bf16> {
+    uint4 steps[2];
+
+    __device__ __forceinline__ void load(std::uint32_t half, int pair, int lane) {
+        const std::uint32_t row = half + static_cast<std::uint32_t>(
+                                             lane / 8 % 2 * 1024 + lane / 16 * 128 + lane % 8 * 16);
+        steps[0] = load_matrices(row + static_cast<std::uint32_t>(pair * 512));
+        steps[1] = load_matrices(row + static_cast<std::uint32_t>(pair * 512 + 256));
+    }
+    __device__ __forceinline__ void widen(uint4 (&left)[2]) const {
+        left[0] = steps[0];
+        left[1] = steps[1];
+    }
+};
+template <>
+struct PackedPair<WeightCode::int4> {
+    uint2 codes;
+
+    __device__ __forceinline__ void load(std::uint32_t half, int pair, int lane) {
+        codes = load_shared_8(half + static_cast<std::uint32_t>((pair * 32 + lane) * 8));
+    }
+    __device__ __forceinline__ void widen(uint4 (&left)[2]) const {
+        left[0] = widen_int4(codes.x);
+        left[1] = widen_int4(codes.y);
+    }
+};
+template <>
+struct PackedPair<WeightCode::e2m1> {
+    uint2 codes;
+    std::uint32_t multiplier[2];
+
+    __device__ __forceinline__ void load(std::uint32_t half, int pair, int lane) {
+        codes = load_shared_8(half + static_cast<std::uint32_t>((pair * 32 + lane) * 8));
+        const std::uint32_t scales =
+            load_shared_2(half + static_cast<std::uint32_t>(code_bytes(WeightCode::e2m1) +
+                                                            pair * 32 + lane / 2 * 2));
+        multiplier[0] = e2m1_multiplier(scales & 0xffu);
+        multiplier[1] = e2m1_multiplier(scales >> 8);
+    }
+    __device__ __forceinline__ void widen(uint4 (&left)[2]) const {
+        left[0] = widen_e2m1(codes.x, multiplier);
+        left[1] = widen_e2m1(codes.y, multiplier);
+    }
+};
+
 // Left operands of the two steps of pair 0 or 1 of half a chunk that begins at `half`.
 template <WeightCode kCode>
 __device__ __forceinline__ void load_left(std::uint32_t half, int pair, int lane,
                                           uint4 (&left)[2]) {
-    const auto units = [&](int bytes) {
-        return half + static_cast<std::uint32_t>((pair * 32 + lane) * bytes);
-    };
-    if constexpr (kCode == WeightCode::bf16) {
-        const std::uint32_t row = half + static_cast<std::uint32_t>(
-                                             lane / 8 % 2 * 1024 + lane / 16 * 128 + lane % 8 * 16);
-        left[0] = load_matrices(row + static_cast<std::uint32_t>(pair * 512));
-        left[1] = load_matrices(row + static_cast<std::uint32_t>(pair * 512 + 256));
-    } else if constexpr (kCode == WeightCode::e4m3) {
-        const uint4 codes = load_shared(units(16));
-        left[0] = widen_e4m3(codes.x, codes.y);
-        left[1] = widen_e4m3(codes.z, codes.w);
-    } else if constexpr (kCode == WeightCode::int8) {
-        const uint4 codes = load_shared(units(16));
-        left[0] = widen_int8(codes.x, codes.y);
-        left[1] = widen_int8(codes.z, codes.w);
-    } else if constexpr (kCode == WeightCode::int4) {
-        const uint2 codes = load_shared_8(units(8));
-        left[0] = widen_int4(codes.x);
-        left[1] = widen_int4(codes.y);
-    } else {
-        static_assert(kCode == WeightCode::e2m1);
-        constexpr int kBytes = code_bytes(kCode);
-        const uint2 codes = load_shared_8(units(8));
-        const std::uint32_t scales =
-            load_shared_2(half + static_cast<std::uint32_t>(kBytes + pair * 32 + lane / 2 * 2));
-        const std::uint32_t multiplier[2] = {e2m1_multiplier(scales & 0xffu),
-                                             e2m1_multiplier(scales >> 8)};
-        left[0] = widen_e2m1(codes.x, multiplier);
-        left[1] = widen_e2m1(codes.y, multiplier);
-    }
+    PackedPair<kCode> packed;
+    packed.load(half, pair, lane);
+    packed.widen(left);
 }
 
 // Integer codes: the scales of outputs g and g + 8 for pair 0 or 1 of half a chunk.

@@ -118,8 +118,10 @@ class Multiplier {
         for (int pair = 0; pair < 2; ++pair) {
             hold(block_);
             wgmma_begin();
-            wgmma(block_, left[2 * pair], right + static_cast<unsigned>(4 * pair), false);
-            wgmma(block_, left[2 * pair + 1], right + static_cast<unsigned>(4 * pair + 2));
+            wgmma<C::kTokens>(block_, left[2 * pair], right + static_cast<unsigned>(4 * pair),
+                              false);
+            wgmma<C::kTokens>(block_, left[2 * pair + 1],
+                              right + static_cast<unsigned>(4 * pair + 2), true);
             wgmma_commit();
             const float2 scale =
                 group_scales<C::kCode>(half, pair, lane_, p_.two_groups, p_.wide_scales);
@@ -142,7 +144,8 @@ class Multiplier {
         wgmma_begin();
         const std::uint64_t right = swizzled_operand(base);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) wgmma(block_, left[i], right + static_cast<unsigned>(2 * i));
+        for (int i = 0; i < 4; ++i)
+            wgmma<C::kTokens>(block_, left[i], right + static_cast<unsigned>(2 * i), true);
         wgmma_commit();
         wgmma_wait<1>();
         if (!first_stage_) release(previous_slot_);  // the stage before has been read

@@ -239,9 +239,7 @@ bool join(Problem& p, const Problem& other) {
 
 }  // namespace
 
-std::size_t scratch_bytes(std::int64_t rows, std::int64_t k, std::int64_t groups) {
-    return arranged_bytes(rows, k, groups);
-}
+std::size_t scratch_bytes(std::int64_t rows, std::int64_t k) { return arranged_bytes(rows, k); }
 
 void product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y, Store store,
              Overlap overlap, Scratch scratch) {

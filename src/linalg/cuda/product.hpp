@@ -39,8 +39,8 @@ struct Scratch {
     std::byte* data = nullptr;
     std::size_t bytes = 0;
 };
-// Of a product of `rows` rows of y over a stack of `groups` matrices.
-std::size_t scratch_bytes(std::int64_t rows, std::int64_t k, std::int64_t groups);
+// Of a product of `rows` rows of y.
+std::size_t scratch_bytes(std::int64_t rows, std::int64_t k);
 
 // y [T, n] from x [T, k]; w is one matrix.
 void product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y, Store store,

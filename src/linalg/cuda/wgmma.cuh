@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Warpgroup products D[64 × n] += A[64 × 16] · B[16 × n] for 128, 64 and 32 columns, bf16 with f32
-// sums: A in registers (a warp's 16 rows as mma.m16n8k16 has them), B in shared memory, 128-byte
-// swizzle. Without `add` D = A · B. Bits are those of mma.m16n8k16
-// (tests/linalg/cuda/invariance_test.cpp holds them).
+// Warpgroup products D[64 × n] += A[64 × 16] · B[16 × n], bf16 with f32 sums: A in registers (a
+// warp's 16 rows as mma.m16n8k16 has them) or in shared memory, B there, 128-byte swizzle. Without
+// `add` D = A · B. Bits are those of mma.m16n8k16 (tests/linalg/cuda/invariance_test.cpp holds
+// them).
 #pragma once
 
 #include <cstdint>
@@ -49,47 +49,7 @@ __device__ __forceinline__ void hold(float (&sums)[kSums]) {
     ESPALIER_SUMS_8(d, i), ESPALIER_SUMS_8(d, i + 8), ESPALIER_SUMS_8(d, i + 16), \
         ESPALIER_SUMS_8(d, i + 24)
 
-__device__ __forceinline__ void wgmma(float (&d)[64], const uint4& a, std::uint64_t b,
-                                      bool add = true) {
-    asm volatile(
-        "{ .reg .pred p;\n"
-        "setp.ne.b32 p, %69, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
-        "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "
-        "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, "
-        "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "{%64, %65, %66, %67}, %68, p, 1, 1, 0; }\n"
-        : ESPALIER_SUMS_32(d, 0), ESPALIER_SUMS_32(d, 32)
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(static_cast<int>(add)));
-}
-
-__device__ __forceinline__ void wgmma(float (&d)[32], const uint4& a, std::uint64_t b,
-                                      bool add = true) {
-    asm volatile(
-        "{ .reg .pred p;\n"
-        "setp.ne.b32 p, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
-        "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "{%32, %33, %34, %35}, %36, p, 1, 1, 0; }\n"
-        : ESPALIER_SUMS_32(d, 0)
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(static_cast<int>(add)));
-}
-
-__device__ __forceinline__ void wgmma(float (&d)[16], const uint4& a, std::uint64_t b,
-                                      bool add = true) {
-    asm volatile(
-        "{ .reg .pred p;\n"
-        "setp.ne.b32 p, %21, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-        "{%16, %17, %18, %19}, %20, p, 1, 1, 0; }\n"
-        : ESPALIER_SUMS_8(d, 0), ESPALIER_SUMS_8(d, 8)
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(static_cast<int>(add)));
-}
-
-// Both operands in shared memory, of `kTokens` columns: sums d[0 … kTokens / 2).
+// Of `kTokens` columns: sums d[0 … kTokens / 2).
 #define ESPALIER_PLACES_8 "{%0, %1, %2, %3, %4, %5, %6, %7"
 #define ESPALIER_PLACES_16 ESPALIER_PLACES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define ESPALIER_PLACES_24 ESPALIER_PLACES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
@@ -102,6 +62,50 @@ __device__ __forceinline__ void wgmma(float (&d)[16], const uint4& a, std::uint6
 #define ESPALIER_PLACES_80 ESPALIER_PLACES_72 ", %72, %73, %74, %75, %76, %77, %78, %79"
 #define ESPALIER_PLACES_88 ESPALIER_PLACES_80 ", %80, %81, %82, %83, %84, %85, %86, %87"
 #define ESPALIER_PLACES_96 ESPALIER_PLACES_88 ", %88, %89, %90, %91, %92, %93, %94, %95"
+#define ESPALIER_WGMMA(n, places, a_places, b_place, add_place, ...)                      \
+    asm volatile(                                                                         \
+        "{ .reg .pred p;\n"                                                               \
+        "setp.ne.b32 p, %" add_place                                                      \
+        ", 0;\n"                                                                          \
+        "wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 " places "}, {" a_places \
+        "}, %" b_place ", p, 1, 1, 0; }\n"                                                \
+        : __VA_ARGS__                                                                     \
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(static_cast<int>(add)))
+
+// A in registers.
+template <int kTokens, int kSums>
+__device__ __forceinline__ void wgmma(float (&d)[kSums], const uint4& a, std::uint64_t b,
+                                      bool add) {
+    static_assert(kTokens / 2 <= kSums);
+    if constexpr (kTokens == 16)
+        ESPALIER_WGMMA("16", ESPALIER_PLACES_8, "%8, %9, %10, %11", "12", "13",
+                       ESPALIER_SUMS_8(d, 0));
+    else if constexpr (kTokens == 32)
+        ESPALIER_WGMMA("32", ESPALIER_PLACES_16, "%16, %17, %18, %19", "20", "21",
+                       ESPALIER_SUMS_8(d, 0), ESPALIER_SUMS_8(d, 8));
+    else if constexpr (kTokens == 48)
+        ESPALIER_WGMMA("48", ESPALIER_PLACES_24, "%24, %25, %26, %27", "28", "29",
+                       ESPALIER_SUMS_8(d, 0), ESPALIER_SUMS_8(d, 8), ESPALIER_SUMS_8(d, 16));
+    else if constexpr (kTokens == 64)
+        ESPALIER_WGMMA("64", ESPALIER_PLACES_32, "%32, %33, %34, %35", "36", "37",
+                       ESPALIER_SUMS_32(d, 0));
+    else if constexpr (kTokens == 80)
+        ESPALIER_WGMMA("80", ESPALIER_PLACES_40, "%40, %41, %42, %43", "44", "45",
+                       ESPALIER_SUMS_32(d, 0), ESPALIER_SUMS_8(d, 32));
+    else if constexpr (kTokens == 96)
+        ESPALIER_WGMMA("96", ESPALIER_PLACES_48, "%48, %49, %50, %51", "52", "53",
+                       ESPALIER_SUMS_32(d, 0), ESPALIER_SUMS_8(d, 32), ESPALIER_SUMS_8(d, 40));
+    else if constexpr (kTokens == 112)
+        ESPALIER_WGMMA("112", ESPALIER_PLACES_56, "%56, %57, %58, %59", "60", "61",
+                       ESPALIER_SUMS_32(d, 0), ESPALIER_SUMS_8(d, 32), ESPALIER_SUMS_8(d, 40),
+                       ESPALIER_SUMS_8(d, 48));
+    else {
+        static_assert(kTokens == 128);
+        ESPALIER_WGMMA("128", ESPALIER_PLACES_64, "%64, %65, %66, %67", "68", "69",
+                       ESPALIER_SUMS_32(d, 0), ESPALIER_SUMS_32(d, 32));
+    }
+}
+
 #define ESPALIER_WGMMA_SHARED(n, places, a_place, b_place, add_place, ...)               \
     asm volatile(                                                                        \
         "{ .reg .pred p;\n"                                                              \
@@ -112,6 +116,7 @@ __device__ __forceinline__ void wgmma(float (&d)[16], const uint4& a, std::uint6
         : __VA_ARGS__                                                                    \
         : "l"(a), "l"(b), "r"(static_cast<int>(add)))
 
+// Both operands in shared memory.
 template <int kTokens, int kSums>
 __device__ __forceinline__ void wgmma_shared(float (&d)[kSums], std::uint64_t a, std::uint64_t b,
                                              bool add) {
@@ -169,6 +174,7 @@ __device__ __forceinline__ void wgmma_shared(float (&d)[kSums], std::uint64_t a,
 #undef ESPALIER_PLACES_80
 #undef ESPALIER_PLACES_88
 #undef ESPALIER_PLACES_96
+#undef ESPALIER_WGMMA
 #undef ESPALIER_WGMMA_SHARED
 #undef ESPALIER_SUMS_8
 #undef ESPALIER_SUMS_32

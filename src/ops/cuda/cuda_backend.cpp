@@ -294,9 +294,8 @@ class CudaBackend final : public Backend {
                               int) const override {
         return static_cast<std::size_t>(scratch_elements(gather_cap, vocabulary)) * sizeof(float);
     }
-    std::size_t product_scratch_bytes(std::int64_t rows, std::int64_t inputs,
-                                      std::int64_t matrices) const override {
-        return linalg::cuda::scratch_bytes(rows, inputs, matrices);
+    std::size_t product_scratch_bytes(std::int64_t rows, std::int64_t inputs) const override {
+        return linalg::cuda::scratch_bytes(rows, inputs);
     }
 
   private:

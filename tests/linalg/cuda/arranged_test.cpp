@@ -22,8 +22,8 @@ Weight pack_gates(Device& device, const AnyTensor& tensor, std::int64_t count, s
 class CudaArranged : public testing::Test {
   protected:
     // NaN in every element.
-    cuda::Scratch scratch(Buffer& memory, std::int64_t rows, std::int64_t k, std::int64_t groups) {
-        memory = gpu_->allocate(cuda::scratch_bytes(rows, k, groups)).value();
+    cuda::Scratch scratch(Buffer& memory, std::int64_t rows, std::int64_t k) {
+        memory = gpu_->allocate(cuda::scratch_bytes(rows, k)).value();
         expect_done(gpu_->fill(stream_, memory.data(), std::byte{0xff}, memory.bytes()));
         return {memory.data(), memory.bytes()};
     }
@@ -37,11 +37,23 @@ class CudaArranged : public testing::Test {
 constexpr std::array<std::array<std::int64_t, 2>, 4> kLayers = {
     {{256, 128}, {520, 384}, {2048, 1408}, {2048, 2816}}};  // hidden, width
 
-TEST_F(CudaArranged, FeedForwardIsOneProductAfterTheOther) {
+class CudaArrangedDense : public CudaArranged, public testing::WithParamInterface<WeightKind> {
+  protected:
+    WeightKind kind_ = GetParam();
+};
+
+class CudaArrangedExperts : public CudaArranged, public testing::WithParamInterface<WeightKind> {
+  protected:
+    void expect_experts(const Routing& routing, std::int64_t tokens, std::int64_t hidden,
+                        std::int64_t width);
+
+    WeightKind kind_ = GetParam();
+};
+
+TEST_P(CudaArrangedDense, FeedForwardIsOneProductAfterTheOther) {
     for (const auto& [hidden, width] : kLayers) {
-        const Weight gate =
-            pack_gates(*gpu_, AnyTensor(DType::bf16, 2 * width, hidden, 1), 1, width);
-        const AnyTensor rows(DType::bf16, hidden, width, 2);
+        const Weight gate = pack_gates(*gpu_, AnyTensor(kind_, 2 * width, hidden, 1), 1, width);
+        const AnyTensor rows(kind_, hidden, width, 2);
         const Weight down = pack_on(*gpu_, {rows.view()});
         for (const std::int64_t tokens : {1536, 1537, 2048, 3001}) {
             const DeviceActivations x(*gpu_, wide_random(DType::bf16, tokens, hidden, hidden, 3));
@@ -53,8 +65,8 @@ TEST_F(CudaArranged, FeedForwardIsOneProductAfterTheOther) {
             together.fill(std::byte{0xff});
             cuda::gated_product(stream_, x.matrix(), gate.view(), between.matrix());
             cuda::product(stream_, between.matrix(), down.view(), alone.matrix(), Store::assign);
-            const cuda::FeedForwardScratch room{scratch(first_, tokens, hidden, 1),
-                                                scratch(second_, tokens, width, 1)};
+            const cuda::FeedForwardScratch room{scratch(first_, tokens, hidden),
+                                                scratch(second_, tokens, width)};
             ASSERT_TRUE(cuda::feed_forward(stream_, x.matrix(), gate.view(), down.view(),
                                            between.matrix(), together.matrix(), room));
             alone.download(wanted);
@@ -68,46 +80,64 @@ TEST_F(CudaArranged, FeedForwardIsOneProductAfterTheOther) {
             out(*gpu_, Activations(DType::f32, 100, hidden, hidden));
         EXPECT_FALSE(cuda::feed_forward(
             stream_, few.matrix(), gate.view(), down.view(), none.matrix(), out.matrix(),
-            {scratch(first_, 100, hidden, 1), scratch(second_, 100, width, 1)}));
+            {scratch(first_, 100, hidden), scratch(second_, 100, width)}));
     }
 }
 
-TEST_F(CudaArranged, ExpertFeedForwardIsOneProductAfterTheOther) {
-    constexpr std::int64_t kExperts = 13, kTopK = 3, kSpare = 5;
+// An expert's tokens lie in the order of the routing, with room for more behind the last.
+void CudaArrangedExperts::expect_experts(const Routing& routing, std::int64_t tokens,
+                                         std::int64_t hidden, std::int64_t width) {
+    constexpr std::int64_t kSpare = 5;
+    const auto experts = static_cast<std::int64_t>(routing.indptr.size()) - 1;
+    const std::int64_t pairs = routing.indptr.back() + kSpare;
+    const Weight gate =
+        pack_gates(*gpu_, AnyTensor(kind_, 2 * experts * width, hidden, 5), experts, width);
+    const AnyTensor rows(kind_, experts * hidden, width, 6);
+    const Weight down = pack_on(*gpu_, matrices_of(rows, experts, hidden));
+    const DeviceInts indptr(*gpu_, routing.indptr), source(*gpu_, routing.source);
+    const DeviceActivations x(*gpu_, wide_random(DType::bf16, tokens, hidden, hidden, 7));
+    Activations wanted(DType::f32, pairs, hidden, hidden), got(DType::f32, pairs, hidden, hidden);
+    const DeviceActivations between(*gpu_, Activations(DType::bf16, pairs, width, width));
+    DeviceActivations alone(*gpu_, wanted), together(*gpu_, got);
+    for (DeviceActivations* one : {&alone, &together}) one->fill(std::byte{0xff});
+    cuda::gated_expert_product(stream_, x.matrix(), source.data(), indptr.data(), gate.view(),
+                               between.matrix());
+    cuda::expert_product(stream_, between.matrix(), nullptr, indptr.data(), down.view(),
+                         alone.matrix());
+    const cuda::FeedForwardScratch room{scratch(first_, pairs, hidden),
+                                        scratch(second_, pairs, width)};
+    const bool arranged =
+        cuda::expert_feed_forward(stream_, x.matrix(), source.data(), indptr.data(), gate.view(),
+                                  down.view(), between.matrix(), together.matrix(), room);
+    ASSERT_TRUE(arranged || pairs < 96 * experts);
+    if (!arranged) return;
+    alone.download(wanted);
+    together.download(got);
+    for (std::int64_t row = 0; row < pairs; ++row)
+        ASSERT_TRUE(same_row(got, row, wanted, row, hidden))
+            << row << " of " << tokens << " tokens, width " << width;
+}
+
+TEST_P(CudaArrangedExperts, ExpertFeedForwardIsOneProductAfterTheOther) {
+    constexpr std::int64_t kExperts = 13, kTopK = 3;
     for (const auto& [hidden, width] : kLayers) {
         if (width > 1408) continue;
-        const Weight gate = pack_gates(
-            *gpu_, AnyTensor(DType::bf16, 2 * kExperts * width, hidden, 5), kExperts, width);
-        const AnyTensor rows(DType::bf16, kExperts * hidden, width, 6);
-        const Weight down = pack_on(*gpu_, matrices_of(rows, kExperts, hidden));
-        for (const std::int64_t tokens : {500, 2048, 3001}) {
-            const Routing routing(tokens, kExperts, kTopK, static_cast<std::uint32_t>(tokens));
-            const std::int64_t pairs = tokens * kTopK + kSpare;  // room for more
-            const DeviceInts indptr(*gpu_, routing.indptr), source(*gpu_, routing.source);
-            const DeviceActivations x(*gpu_, wide_random(DType::bf16, tokens, hidden, hidden, 7));
-            Activations wanted(DType::f32, pairs, hidden, hidden),
-                got(DType::f32, pairs, hidden, hidden);
-            const DeviceActivations between(*gpu_, Activations(DType::bf16, pairs, width, width));
-            DeviceActivations alone(*gpu_, wanted), together(*gpu_, got);
-            for (DeviceActivations* one : {&alone, &together}) one->fill(std::byte{0xff});
-            cuda::gated_expert_product(stream_, x.matrix(), source.data(), indptr.data(),
-                                       gate.view(), between.matrix());
-            cuda::expert_product(stream_, between.matrix(), nullptr, indptr.data(), down.view(),
-                                 alone.matrix());
-            const cuda::FeedForwardScratch room{scratch(first_, pairs, hidden, kExperts),
-                                                scratch(second_, pairs, width, kExperts)};
-            const bool arranged = cuda::expert_feed_forward(
-                stream_, x.matrix(), source.data(), indptr.data(), gate.view(), down.view(),
-                between.matrix(), together.matrix(), room);
-            ASSERT_EQ(arranged, pairs >= 96 * kExperts);
-            if (!arranged) continue;
-            alone.download(wanted);
-            together.download(got);
-            for (std::int64_t row = 0; row < pairs; ++row)
-                ASSERT_TRUE(same_row(got, row, wanted, row, hidden))
-                    << row << " of " << tokens << " tokens, width " << width;
-        }
+        for (const std::int64_t tokens : {500, 2048, 3001})
+            expect_experts(Routing(tokens, kExperts, kTopK, static_cast<std::uint32_t>(tokens)),
+                           tokens, hidden, width);
     }
+}
+
+// Tiles of every number of tokens: none, one, about a step of 16 and about a whole tile.
+TEST_P(CudaArrangedExperts, ExpertsOfAnyNumberOfTokens) {
+    constexpr std::int64_t kTokens = 500;
+    Routing routing(0, 0, 0, 0);
+    for (const std::int64_t count : {0, 1, 15, 16, 17, 64, 129, 300, 128, 112, 500, 0, 97}) {
+        for (std::int64_t i = 0; i < count; ++i)
+            routing.source.push_back(static_cast<std::int32_t>((i * 7 + count) % kTokens));
+        routing.indptr.push_back(static_cast<std::int32_t>(routing.source.size()));
+    }
+    for (const auto& [hidden, width] : kLayers) expect_experts(routing, kTokens, hidden, width);
 }
 
 // What a gated product rounds to bf16 comes from approximations wherever they decide it.
@@ -122,9 +152,9 @@ TEST_F(CudaArranged, EveryGateGivesTheBitsOfThePlainWay) {
     }
 }
 
-TEST_F(CudaArranged, TwoProductsOfOneXHaveTheBitsOfEach) {
+TEST_P(CudaArrangedDense, TwoProductsOfOneXHaveTheBitsOfEach) {
     constexpr std::int64_t kInputs = 2048, kFirst = 3072, kSecond = 576;
-    const AnyTensor w(DType::bf16, kFirst, kInputs, 8), other(DType::bf16, kSecond, kInputs, 9);
+    const AnyTensor w(kind_, kFirst, kInputs, 8), other(kind_, kSecond, kInputs, 9);
     const Weight one = pack_on(*gpu_, {w.view()}), two = pack_on(*gpu_, {other.view()});
     for (const std::int64_t tokens : {1536, 2048, 2500}) {
         const DeviceActivations x(*gpu_, wide_random(DType::bf16, tokens, kInputs, kInputs, 10));
@@ -139,7 +169,7 @@ TEST_F(CudaArranged, TwoProductsOfOneXHaveTheBitsOfEach) {
         cuda::product(stream_, x.matrix(), two.view(), z.matrix(), Store::assign);
         ASSERT_TRUE(cuda::joint_product(stream_, x.matrix(), one.view(), joint_y.matrix(),
                                         {two.view(), joint_z.matrix()}, nullptr,
-                                        scratch(first_, tokens, kInputs, 1)));
+                                        scratch(first_, tokens, kInputs)));
         y.download(wanted);
         z.download(wanted_second);
         joint_y.download(got);
@@ -148,6 +178,17 @@ TEST_F(CudaArranged, TwoProductsOfOneXHaveTheBitsOfEach) {
         ASSERT_EQ(got_second.bytes(), wanted_second.bytes()) << tokens;
     }
 }
+
+std::vector<WeightKind> kinds(std::initializer_list<const char*> grouped) {
+    std::vector<WeightKind> all = {DType::bf16, DType::e4m3};
+    for (const char* name : grouped) all.emplace_back(grouped_kind(name));
+    return all;
+}
+const auto kName = [](const auto& param) { return param.param.name(); };
+INSTANTIATE_TEST_SUITE_P(All, CudaArrangedDense, testing::ValuesIn(kinds({"nvfp4"})), kName);
+INSTANTIATE_TEST_SUITE_P(All, CudaArrangedExperts,
+                         testing::ValuesIn(kinds({"int8_32", "int8_128", "int4_32", "nvfp4"})),
+                         kName);
 
 }  // namespace
 }  // namespace espalier::linalg

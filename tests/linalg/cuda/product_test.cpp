@@ -164,7 +164,7 @@ void expect_joined(Device& gpu, const std::vector<WeightSource>& sources, std::i
     Activations y(DType::f32, rows, n, n), expected(DType::f32, rows, n, n),
         gated(DType::f32, rows, half, half);
     const DeviceActivations device_x(gpu, x), device_y(gpu, y), device_gated(gpu, gated);
-    Buffer memory = gpu.allocate(cuda::scratch_bytes(rows, k, 1)).value();
+    Buffer memory = gpu.allocate(cuda::scratch_bytes(rows, k)).value();
     const cuda::Scratch scratch{memory.data(), memory.bytes()};
     cuda::product(gpu.stream(), device_x.matrix(), packed.view(), device_y.matrix(), Store::assign);
     cuda::gated_product(gpu.stream(), device_x.matrix(), dealt.view(), device_gated.matrix(), {},
@@ -208,7 +208,7 @@ TEST(CudaPack, GatesEveryNumber) {
     }
     Activations y(DType::f32, kRows, 2 * kHalf, 2 * kHalf), gated(DType::f32, kRows, kHalf, kHalf);
     const DeviceActivations device_x(*gpu, x), device_y(*gpu, y), device_gated(*gpu, gated);
-    Buffer memory = gpu->allocate(cuda::scratch_bytes(kRows, kInputs, 1)).value();
+    Buffer memory = gpu->allocate(cuda::scratch_bytes(kRows, kInputs)).value();
     for (const std::size_t bytes : {memory.bytes(), std::size_t{0}}) {
         cuda::product(gpu->stream(), device_x.matrix(), packed.view(), device_y.matrix(),
                       Store::assign);
