@@ -49,6 +49,21 @@ std::optional<Result> run_rows(Trial& trial, std::vector<Row> rows, int heads, c
     return trial.run(Batch(trial.format(), heads, rows, layout), options);
 }
 
+// Each token of a tree row as a row of its own over the same slots, of which its word says what it
+// sees. A call of such rows alone may have another kernel than one of longer rows.
+std::vector<Row> one_by_one(const Row& tree, int heads) {
+    std::vector<Row> rows;
+    const std::ptrdiff_t columns = heads * kKey;
+    for (int i = 0; i < tree.tokens; ++i) {
+        Row row = tree;
+        row.tokens = 1;
+        row.query.assign(tree.query.begin() + i * columns, tree.query.begin() + (i + 1) * columns);
+        row.words = {tree.words[static_cast<std::size_t>(i)]};
+        rows.push_back(std::move(row));
+    }
+    return rows;
+}
+
 // As many tokens as the budget of scores allows, at most `most`; at least one.
 int affordable_tokens(Trial& trial, int heads, int keys, int budget, int most) {
     return trial.random.between(1, std::clamp(budget / (heads * (keys + 1)), 1, most));
@@ -252,6 +267,14 @@ void check_split_thresholds(Trial& trial) {
                           "{} heads, token {} of {} over {} keys and a tree of {} over {}, whole "
                           "and in parts",
                           heads, token, tokens, whole.keys, tree.tokens, tree.keys);
+    vary_machine(trial, options);
+    const auto single =
+        run_rows(trial, one_by_one(tree, heads), heads, other_layout(trial, layout), options);
+    if (!single) return;
+    for (int token = 0; token < tree.tokens; ++token)
+        trial.expect_none(bit_difference(*single, token, *expected, tokens + token),
+                          "{} heads, token {} of a tree of {} over {} keys, as a row of its own",
+                          heads, token, tree.tokens, tree.keys);
 }
 
 namespace {
@@ -363,11 +386,18 @@ void check_draft_levels(Trial& trial) {
     const auto expected = run_rows(trial, {whole}, heads, layout, options);
     vary_machine(trial, options);
     const auto result = run_rows(trial, levels, heads, other_layout(trial, layout), options);
-    if (!expected || !result) return;
-    for (int node = 0; node < nodes; ++node)
+    vary_machine(trial, options);
+    const auto single =
+        run_rows(trial, one_by_one(whole, heads), heads, other_layout(trial, layout), options);
+    if (!expected || !result || !single) return;
+    for (int node = 0; node < nodes; ++node) {
         trial.expect_none(bit_difference(*result, node, *expected, node),
                           "{} heads, node {} of {} after {} slots, by levels and at once", heads,
                           node, nodes, history);
+        trial.expect_none(bit_difference(*single, node, *expected, node),
+                          "{} heads, node {} of {} after {} slots, as a row of its own and at once",
+                          heads, node, nodes, history);
+    }
 }
 
 }  // namespace espalier::conformance

@@ -217,6 +217,19 @@ std::vector<Mutant> mutants() {
              call.rows.tail_len = nullptr;
              return base.absorbed(context, call);
          }},
+        {"RowsOfOneTokenSeeAllSlots", "levels",
+         [](const Kernels& base, OpContext& context, AbsorbedCall call) {
+             const auto masks = masks_with(call.rows, MaskKind::tree, MaskKind::full);
+             if (call.rows.max_q_len == 1) call.rows.mask = masks.data();
+             return base.absorbed(context, call);
+         }},
+        {"RowsOfOneTokenSplitByAllSlots", "thresholds",
+         [](const Kernels& base, OpContext& context, AbsorbedCall call) {
+             const bool single = call.rows.max_q_len == 1;
+             return change_outputs(base, context, call, [single](float& value, float&) {
+                 if (single) value = next_up(value);
+             });
+         }},
         {"LengthsAreReadAtCapture", "graph",
          [seen = std::map<const void*, std::vector<std::int32_t>>()](
              const Kernels& base, OpContext& context, AbsorbedCall call) mutable {

@@ -155,13 +155,14 @@ void take_partials(Arena& arena, AbsorbedParams& p, const Class& rows, int proce
 cudaError_t launch_main(const AbsorbedParams& p, cudaStream_t stream) {
     switch (p.kv.format) {
         case KvFormat::bf16:
-            return launch_bf16(p, stream);
+            return p.one_token ? launch_one_token_bf16(p, stream) : launch_bf16(p, stream);
         case KvFormat::fp16:
             return launch_fp16(p, stream);
         case KvFormat::fp8_tensor:
             return launch_fp8_tensor(p, stream);
         case KvFormat::fp8_token:
-            return launch_fp8_token(p, stream);
+            return p.one_token ? launch_one_token_fp8_token(p, stream)
+                               : launch_fp8_token(p, stream);
         case KvFormat::f32:
             break;
     }
@@ -181,6 +182,11 @@ Expected<void> launch_class(OpContext& context, AbsorbedParams& p, const Class& 
     return checked(launch_main(p, stream), "absorbed attention");
 }
 
+// A mask of no bytes hides what a missing one does: all keys of dense rows.
+bool has_dense_mask(const RaggedRows& rows) {
+    return rows.custom_mask != nullptr && rows.custom_mask_len > 0;
+}
+
 Capacities capacities(const AbsorbedCall& call) {
     return {.heads = call.heads,
             .rows = call.rows.rows,
@@ -189,7 +195,7 @@ Capacities capacities(const AbsorbedCall& call) {
             .max_kv_len = call.rows.max_kv_len,
             .total_splits = call.rows.total_splits,
             .invariant = call.invariant,
-            .dense = call.rows.custom_mask != nullptr};
+            .dense = has_dense_mask(call.rows)};
 }
 
 Expected<void> check_capacities(const AbsorbedCall& call) {
@@ -207,6 +213,8 @@ Expected<void> check_capacities(const AbsorbedCall& call) {
 AbsorbedParams parameters(const AbsorbedCall& call) {
     AbsorbedParams p;
     p.rows = call.rows;
+    const bool dense = has_dense_mask(call.rows);
+    if (!dense) p.rows.custom_mask = nullptr;
     p.kv = call.kv;
     p.page_shift = std::countr_zero(static_cast<unsigned>(call.kv.page_tokens));
     p.q = call.q;
@@ -226,7 +234,8 @@ AbsorbedParams parameters(const AbsorbedCall& call) {
     p.lse = call.lse;
     p.invariant = call.invariant;
     // A dense mask is looked through by a kernel in front of the call's own.
-    p.history_settled = call.history_settled && call.invariant && call.rows.custom_mask == nullptr;
+    p.history_settled = call.history_settled && call.invariant && !dense;
+    p.one_token = call.invariant && call.rows.max_q_len == 1 && !dense && call.rows.dcp_world == 1;
     p.slots = static_cast<std::int32_t>(invariant_slots(capacities(call)));
     const bool codes =
         call.kv.format == KvFormat::fp8_tensor || call.kv.format == KvFormat::fp8_token;

@@ -108,8 +108,10 @@ __device__ __forceinline__ void store_pair(std::byte* out, long long index, floa
 __device__ __forceinline__ void store_pair(std::byte* out, DType dtype, long long index, float a,
                                            float b) {
     if (dtype == DType::f32) return store_pair<DType::f32>(out, index, a, b);
-    if (dtype == DType::bf16) return store_pair<DType::bf16>(out, index, a, b);
-    store_pair<DType::f16>(out, index, a, b);
+    a += 0.0f;
+    b += 0.0f;
+    *reinterpret_cast<std::uint32_t*>(out + index * 2) =
+        dtype == DType::bf16 ? pack<Element::bf16>(a, b) : pack<Element::f16>(a, b);
 }
 template <DType kDType>
 __device__ __forceinline__ void store_quad(std::byte* out, long long index, float4 quad) {
@@ -161,6 +163,18 @@ __device__ inline void clear_key_rows(std::byte* keys, int valid) {
                 int4{};
 }
 
+// The first `count` of a tile's keys, bit by bit.
+__device__ inline std::uint64_t ones(long long count) {
+    if (count <= 0) return 0;
+    return count >= kTileKeys ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1;
+}
+
+// What the one token of a row sees: all keys of its item, which were gathered where they do not lie
+// in one piece. A dense mask that the call does not have hides all.
+__device__ inline std::uint64_t keys_of_one_token(const Item& item, int tile) {
+    return item.mask == static_cast<int>(MaskKind::dense) ? 0 : ones(item.keys - tile * kTileKeys);
+}
+
 // What one packed row sees: docs/mla_contract.md, word for word, in 64-bit arithmetic.
 class RowMask {
   public:
@@ -196,10 +210,6 @@ class RowMask {
     }
 
   private:
-    __device__ static std::uint64_t ones(long long count) {
-        if (count <= 0) return 0;
-        return count >= kTileKeys ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1;
-    }
     template <int kLanes>
     __device__ std::uint64_t looked_up(int first) const {
         constexpr int kShare = kTileKeys / kLanes;

@@ -51,7 +51,8 @@ struct Registers {
 };
 
 // kColumns: packed rows of an item, at most, that the kernel is made for.
-template <KvFormat kFormat, int kColumns, bool kInvariant>
+// kOneToken: invariant, with rows of one token at most, none with a dense mask, on one rank.
+template <KvFormat kFormat, int kColumns, bool kInvariant, bool kOneToken>
 __global__ void __launch_bounds__(Traits<kFormat>::kThreads, 1)
     absorbed_kernel(const __grid_constant__ AbsorbedParams p) {
     extern __shared__ __align__(1024) std::byte memory[];
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(Traits<kFormat>::kThreads, 1)
         set_registers<R::kStart, R::kCopy>();
         if (threadIdx.x < 32) {
             if constexpr (kInvariant)
-                InvariantCopier<kFormat>(p, shared).run();
+                InvariantCopier<kFormat, kOneToken>(p, shared).run();
             else
                 Copier<kFormat>(p, shared).run();
         }
@@ -89,9 +90,9 @@ __global__ void __launch_bounds__(Traits<kFormat>::kThreads, 1)
         set_registers<R::kStart, R::kScore>();
         if (early) wait_for_previous_kernel();
         if constexpr (T::kFp8)
-            Fp8Scorer<kFormat, kColumns, kInvariant>(p, shared, role - 1).run();
+            Fp8Scorer<kFormat, kColumns, kInvariant, kOneToken>(p, shared, role - 1).run();
         else
-            Scorer<kFormat, kColumns, kInvariant>(p, shared).run();
+            Scorer<kFormat, kColumns, kInvariant, kOneToken>(p, shared).run();
         if (p.padding && role == 1)
             clear_padding(p, static_cast<long long>(blockIdx.x) * 128 + threadIdx.x % 128,
                           static_cast<long long>(gridDim.x) * 128);
@@ -117,13 +118,13 @@ __global__ void __launch_bounds__(Traits<kFormat>::kThreads, 1)
     }
 }
 
-template <KvFormat kFormat, int kColumns, bool kInvariant>
+template <KvFormat kFormat, int kColumns, bool kInvariant, bool kOneToken = false>
 cudaError_t launch_kernel(const AbsorbedParams& p, cudaStream_t stream) {
     constexpr std::size_t kBytes = sizeof(SharedLayout<kFormat>);
     static_assert(kBytes <= 232448, "227 KB is what a block may have");
     // Every time: the attribute belongs to the current device, of which there may be several.
     const cudaError_t prepared =
-        cudaFuncSetAttribute(absorbed_kernel<kFormat, kColumns, kInvariant>,
+        cudaFuncSetAttribute(absorbed_kernel<kFormat, kColumns, kInvariant, kOneToken>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes));
     if (prepared != cudaSuccess) return prepared;
     // Overlapping: the kernel may begin while its predecessor ends; it waits before it reads.
@@ -141,13 +142,21 @@ cudaError_t launch_kernel(const AbsorbedParams& p, cudaStream_t stream) {
     config.stream = stream;
     config.attrs = attributes;
     config.numAttrs = p.history_settled ? 1 : 2;
-    return cudaLaunchKernelEx(&config, absorbed_kernel<kFormat, kColumns, kInvariant>, p);
+    return cudaLaunchKernelEx(&config, absorbed_kernel<kFormat, kColumns, kInvariant, kOneToken>,
+                              p);
 }
 
 template <KvFormat kFormat, int kColumns = Traits<kFormat>::kRows>
 cudaError_t launch_format(const AbsorbedParams& p, cudaStream_t stream) {
     return p.invariant ? launch_kernel<kFormat, kColumns, true>(p, stream)
                        : launch_kernel<kFormat, kColumns, false>(p, stream);
+}
+// Rows of one token at most: as absorbed.cpp has found.
+template <KvFormat kFormat, int kFew>
+cudaError_t launch_one_token(const AbsorbedParams& p, cudaStream_t stream) {
+    return p.query_rows <= kFew
+               ? launch_kernel<kFormat, kFew, true, true>(p, stream)
+               : launch_kernel<kFormat, Traits<kFormat>::kRows, true, true>(p, stream);
 }
 template <KvFormat kFormat>
 cudaError_t launch_16_bit(const AbsorbedParams& p, cudaStream_t stream) {

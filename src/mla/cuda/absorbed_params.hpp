@@ -161,7 +161,10 @@ struct AbsorbedParams {
     std::int32_t least_tiles = 1;  // of a part
     bool invariant = false;
     bool history_settled = false;  // AbsorbedCall's, where the launch can make use of it
-    bool padding = false;          // this launch clears tokens that belong to no row
+    // Rows have one token at most, none has a dense mask, and no other rank has keys: a kernel with
+    // half the code serves them.
+    bool one_token = false;
+    bool padding = false;  // this launch clears tokens that belong to no row
 
     // Flexible: partial [slot][block rows][512], partial_lse [slot][block rows], base 2. Invariant:
     // 16-bit numbers [slot][chunk][2][lane][8], and for each row and group of columns the
@@ -184,6 +187,9 @@ cudaError_t launch_bf16(const AbsorbedParams& p, cudaStream_t stream);
 cudaError_t launch_fp16(const AbsorbedParams& p, cudaStream_t stream);
 cudaError_t launch_fp8_tensor(const AbsorbedParams& p, cudaStream_t stream);
 cudaError_t launch_fp8_token(const AbsorbedParams& p, cudaStream_t stream);
+// Likewise, where p.one_token.
+cudaError_t launch_one_token_bf16(const AbsorbedParams& p, cudaStream_t stream);
+cudaError_t launch_one_token_fp8_token(const AbsorbedParams& p, cudaStream_t stream);
 // Writes partition, part_plans and merge_rows from the lengths.
 cudaError_t launch_plan(const AbsorbedParams& p, cudaStream_t stream);
 // Finds where the splits of dense rows' tokens begin; only the invariant partition needs it.

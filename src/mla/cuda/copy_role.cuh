@@ -25,7 +25,7 @@ __device__ inline void look_ahead(const AbsorbedParams& p) {
 
 // Hands items on, with their keys and queries. Only the invariant partition has items that share
 // queries.
-template <KvFormat kFormat, bool kInvariant>
+template <KvFormat kFormat, bool kInvariant, bool kOneToken = false>
 class ItemFeeder {
     using T = Traits<kFormat>;
     using Shared = SharedLayout<kFormat>;
@@ -38,7 +38,7 @@ class ItemFeeder {
           keys_(p, shared),
           early_(kInvariant && p.history_settled) {}
 
-    __device__ KeyFetcher<kFormat>& keys() { return keys_; }
+    __device__ KeyFetcher<kFormat, kOneToken>& keys() { return keys_; }
     __device__ Item* deferred() { return shared_.deferred; }
 
     // An item without tiles.
@@ -87,7 +87,7 @@ class ItemFeeder {
     // Up to which tile the first item's keys may be asked for before the previous kernel has ended:
     // those that no token of this call wrote, as many as there are places.
     __device__ int settled_tiles(const Item& item) const {
-        if (p_.rows.dcp_world > 1) return item.tile_begin;
+        if (!kOneToken && p_.rows.dcp_world > 1) return item.tile_begin;
         const int settled =
             item.gathered < 0 ? item.keys - item.tokens : keys_.settled_history(item.tokens);
         return max(min(min(item.tile_end, item.tile_begin + T::kStages), settled / kTileKeys),
@@ -99,7 +99,8 @@ class ItemFeeder {
         Item& place = shared_.items[items_.index];
         wait(&shared_.item_free[items_.index], items_.phase ^ 1);
         if (lane_ == 0) place = item;
-        if (kInvariant && item.mask == kOwnKeys) keys_.tell_seen(shared_.seen[items_.index]);
+        if (kInvariant && !kOneToken && item.mask == kOwnKeys)
+            keys_.tell_seen(shared_.seen[items_.index]);
         __syncwarp();
         return place;
     }
@@ -122,7 +123,7 @@ class ItemFeeder {
     const AbsorbedParams& p_;
     Shared& shared_;
     const int lane_;
-    KeyFetcher<kFormat> keys_;
+    KeyFetcher<kFormat, kOneToken> keys_;
     bool early_;  // the previous kernel may not have ended
     Ring<2> items_;
     std::uint32_t query_phase_ = 0;

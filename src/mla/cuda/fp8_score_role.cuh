@@ -21,7 +21,7 @@ namespace espalier::mla::cuda {
 // Which of eight keys stands at place g of a product.
 __device__ __forceinline__ int key_at(int g) { return g ^ (g & 1) << 2; }
 
-template <KvFormat kFormat, int kColumns, bool kInvariant>
+template <KvFormat kFormat, int kColumns, bool kInvariant, bool kOneToken>
 class Fp8Scorer {
     using T = Traits<kFormat>;
     using Shared = SharedLayout<kFormat>;
@@ -259,6 +259,13 @@ class Fp8Scorer {
 
     // Two threads find what a column sees; all take from it.
     __device__ void apply_mask(const Item& item, int tile, float (&score)[kSums]) {
+        if constexpr (kOneToken) {
+            const std::uint64_t visible = keys_of_one_token(item, tile);
+#pragma unroll
+            for (int i = 0; i < kSums; ++i)
+                if ((visible >> (key_ + i / 2 % 2 * 8) & 1) == 0) score[i] = minus_infinity();
+            return;
+        }
         if (thread_ < 2 * kColumns) {
             const int column = thread_ / 2;
             const RowMask mask(p_, item, shared_.seen[items_.index], min(column, item.columns - 1));

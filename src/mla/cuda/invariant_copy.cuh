@@ -15,7 +15,8 @@
 
 namespace espalier::mla::cuda {
 
-template <KvFormat kFormat>
+// kOneToken: rows have one token at most, and none of them a dense mask.
+template <KvFormat kFormat, bool kOneToken>
 class InvariantCopier {
     using T = Traits<kFormat>;
     using Shared = SharedLayout<kFormat>;
@@ -59,7 +60,10 @@ class InvariantCopier {
     }
     __device__ void find_group() {
         const RowShape shape = row_shape(p_, row_);
-        group_ = RowGroups(p_, row_, shape).at(group_index_);
+        if constexpr (kOneToken)
+            group_ = one_token_group(p_, row_, shape);
+        else
+            group_ = RowGroups(p_, row_, shape).at(group_index_);
     }
 
     // Finds the next block of which this part has splits. (Of small blocks it has one alone.)
@@ -81,16 +85,24 @@ class InvariantCopier {
         return true;
     }
     __device__ bool next_group() {
-        while (true) {
-            const RowShape shape = row_shape(p_, row_);
-            const RowGroups groups(p_, row_, shape);
+        if constexpr (kOneToken) {
+            do {
+                if (++row_ == p_.rows.rows) return false;
+                find_group();
+            } while (group_.end == 0);
+            return true;
+        } else {
+            while (true) {
+                const RowShape shape = row_shape(p_, row_);
+                const RowGroups groups(p_, row_, shape);
 #pragma unroll 1
-            while (++group_index_ < groups.count()) {
-                group_ = groups.at(group_index_);
-                if (group_.end > group_.first) return true;
+                while (++group_index_ < groups.count()) {
+                    group_ = groups.at(group_index_);
+                    if (group_.end > group_.first) return true;
+                }
+                if (++row_ == p_.rows.rows) return false;
+                group_index_ = -1;
             }
-            if (++row_ == p_.rows.rows) return false;
-            group_index_ = -1;
         }
     }
     // What of a block the plan has not told.
@@ -98,20 +110,23 @@ class InvariantCopier {
         const RowShape shape = row_shape(p_, row_);
         tiles_ = group_.tiles;
         if (shape.mask == MaskKind::tree) feeder_.keys().begin_tree(row_, shape);
-        tree_ = group_.history >= 0;
-        if (tree_ && token_of(p_, item_.row_first) == last_token()) {
+        tree_ = !kOneToken && group_.history >= 0;
+        if (kOneToken) {
+            item_.gathered = shape.mask == MaskKind::tree ? 0 : -1;
+        } else if (tree_ && token_of(p_, item_.row_first) == last_token()) {
             item_.gathered = last_token();
             tree_ = false;
         }
         if (item_.gathered >= 0) {
-            item_.keys = shape.mask == MaskKind::tree ? feeder_.keys().tree_token(item_)
-                                                      : feeder_.keys().dense_token(item_, shape);
+            item_.keys = kOneToken || shape.mask == MaskKind::tree
+                             ? feeder_.keys().tree_token(item_)
+                             : feeder_.keys().dense_token(item_, shape);
             item_.free_keys = item_.keys;
             item_.mask = static_cast<int>(MaskKind::full);
             tiles_ = split_tiles(item_.keys);
             reach_ = ceil_div(item_.keys, kTileKeys);
         } else if (!tree_) {
-            reach_ = straight_tiles(p_, shape, item_);
+            reach_ = kOneToken ? ceil_div(shape.keys, kTileKeys) : straight_tiles(p_, shape, item_);
         }
         enter_block();
     }
@@ -131,7 +146,7 @@ class InvariantCopier {
         while (true) {
             if (split_ < split_end_) {
                 item = item_;
-                if (tree_ && (split_ + 1) * tiles_ * kTileKeys > group_.history)
+                if (!kOneToken && tree_ && (split_ + 1) * tiles_ * kTileKeys > group_.history)
                     next_of_tree(item);
                 else
                     whole_splits(item);
@@ -145,12 +160,13 @@ class InvariantCopier {
 
     // All that are left, or those of a tree's history: this warp's way from item to item is long.
     __device__ void whole_splits(Item& item) {
-        const int end = tree_ ? min(group_.history / (tiles_ * kTileKeys), split_end_) : split_end_;
+        const int end = !kOneToken && tree_ ? min(group_.history / (tiles_ * kTileKeys), split_end_)
+                                            : split_end_;
         item.run = end - split_;
         item.split_tiles = tiles_;
         item.tile_begin = split_ * tiles_;
         item.tile_end = end * tiles_;
-        if (!tree_) item.tile_end = max(min(item.tile_end, reach_), item.tile_begin);
+        if (kOneToken || !tree_) item.tile_end = max(min(item.tile_end, reach_), item.tile_begin);
         item.flags = kStarts | kEnds;
         split_ = end;
     }
@@ -235,7 +251,7 @@ class InvariantCopier {
 
     const AbsorbedParams& p_;
     const PartPlan& plan_;
-    ItemFeeder<kFormat, true> feeder_;
+    ItemFeeder<kFormat, true, kOneToken> feeder_;
     int row_ = 0, group_index_ = 0, block_ = 0;
     int slot_ = 0;               // first of the group
     int left_ = 0;               // of the part's share of the line, from the block's beginning

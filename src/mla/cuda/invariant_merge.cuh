@@ -78,42 +78,46 @@ class ChunkMerger {
     __device__ ChunkMerger(const AbsorbedParams& p, const Item& item)
         : p_(p),
           item_(item),
-          warp_(static_cast<int>(threadIdx.x) % kOutputThreads / 32),
+          thread_(found_here(static_cast<int>(threadIdx.x) % kOutputThreads)),
+          warp_(thread_ / 32),
           quads_(item.split_tiles),
           groups_(item.run),
           marked_(kMarks && (item.flags & kMarked) != 0) {}
 
-    // Each warp for itself.
-    __device__ void alone() const {
-#pragma unroll 1
-        for (int chunk = item_.tile_begin + warp_; chunk < item_.tile_end; chunk += kOutputWarps) {
-            const ChunkLane<kFp8> at = lane_of(chunk);
-            MergedChunk<kFp8> all;
-#pragma unroll 1
-            for (int group = 0; group < groups_; ++group) all.append(merged_group(at, group));
-            write_chunk<kFp8>(p_, item_, at, all);
-        }
-    }
-
-    // All together, as many chunks at a time as have room: a warp takes a group of a chunk.
-    __device__ void together(GroupPlaces<kFp8> places) const {
+    // Alone, a warp takes every eighth chunk. Together they take a group of a chunk each, as many
+    // chunks at a time as there is room for. There is one place from which a group is merged: its
+    // code is long.
+    __device__ void run(bool together, GroupPlaces<kFp8> places) const {
 #pragma unroll 1
         for (int first = item_.tile_begin; first < item_.tile_end;) {
-            int chunk = 0, group = warp_, place = warp_;
+            int chunk = together ? 0 : warp_, group = together ? warp_ : 0, place = warp_;
             const auto next_chunk = [&] {
                 for (; group >= groups_; group -= groups_) ++chunk;
-                return first + chunk < item_.tile_end && (chunk + 1) * groups_ <= Places::kCount;
+                return first + chunk < item_.tile_end &&
+                       (!together || (chunk + 1) * groups_ <= Places::kCount);
             };
-            bool met = false;  // all warps are done with the keys, or with the chunks before
+            MergedChunk<kFp8> all;  // alone
+            bool met = false;       // all warps are done with the keys, or with the chunks before
 #pragma unroll 1
             while (next_chunk()) {
-                const MergedChunk<kFp8> merged = merged_group(lane_of(first + chunk), group);
+                const ChunkLane<kFp8> at = lane_of(first + chunk);
+                const MergedChunk<kFp8> merged = merged_group(at, group);
+                if (!together) {
+                    all.append(merged);
+                    if (++group < groups_) continue;
+                    write_chunk<kFp8>(p_, item_, at, all);
+                    all = MergedChunk<kFp8>();
+                    group = 0;
+                    chunk += kOutputWarps;
+                    continue;
+                }
                 if (!met) named_barrier(kOutputBarrier, kOutputThreads);
                 met = true;
                 places.put(place, merged);
                 group += kOutputWarps;
                 place += kOutputWarps;
             }
+            if (!together) return;
             if (!met) named_barrier(kOutputBarrier, kOutputThreads);
             named_barrier(kOutputBarrier, kOutputThreads);
             if (kMarks && item_.tile_end - item_.tile_begin <= kFewChunks)
@@ -184,13 +188,18 @@ class ChunkMerger {
         if (marked_) first.clear_place();
         return first.merged();
     }
-    __device__ static ChunkLane<kFp8> lane_of(int chunk) {
-        return {chunk / kStripChunks, chunk % kStripChunks};
+    __device__ ChunkLane<kFp8> lane_of(int chunk) const {
+        return {chunk / kStripChunks, chunk % kStripChunks, thread_ % 32};
+    }
+    // Not moved to where the sums of the output need all registers, nor what follows from it.
+    __device__ static int found_here(int value) {
+        asm volatile("" : "+r"(value));
+        return value;
     }
 
     const AbsorbedParams& p_;
     const Item& item_;
-    const int warp_, quads_, groups_;
+    const int thread_, warp_, quads_, groups_;
     const bool marked_;
 };
 
@@ -203,16 +212,13 @@ __device__ inline void wait_for_splits(const Counter& counter, Counter before) {
 template <bool kFp8, bool kMarks, typename Shared>
 __device__ inline void merge_share(const AbsorbedParams& p, const Item& item, Shared& shared) {
     const ChunkMerger<kFp8, kMarks> merger(p, item);
-    if ((item.flags & kLocal) != 0) return merger.alone();
-    if (!kMarks || (item.flags & kMarked) == 0) {
+    const bool local = (item.flags & kLocal) != 0;
+    if (!local && (!kMarks || (item.flags & kMarked) == 0)) {
         if (threadIdx.x % kOutputThreads == 0)
             wait_for_splits(p.counters[item.base], shared.counted[(item.flags & kSecond) != 0]);
         named_barrier(kOutputBarrier, kOutputThreads);
     }
-    if (item.run <= GroupPlaces<kFp8>::kCount)
-        merger.together(GroupPlaces<kFp8>(shared.keys[0]));
-    else
-        merger.alone();
+    merger.run(!local && item.run <= GroupPlaces<kFp8>::kCount, GroupPlaces<kFp8>(shared.keys[0]));
 }
 
 }  // namespace espalier::mla::cuda

@@ -130,6 +130,26 @@ class RowGroups {
     bool alone_ = false;
 };
 
+// The one group of a row of at most one token, where no rank has keys of its own and no row a dense
+// mask: what RowGroups would say, in a tenth of the code. The token of a tree row sees all slots
+// before its tail, and the tail reaches to the last.
+__device__ inline Group one_token_group(const AbsorbedParams& p, int row, const RowShape& shape) {
+    Group group;
+    group.end = shape.tokens * p.heads;
+    if (shape.keys == 0 || shape.tokens == 0 || shape.mask == MaskKind::dense) return group;
+    group.tiles = split_tiles(shape.keys);
+    group.splits = splits_of(shape.keys, group.tiles);
+    if (shape.mask != MaskKind::tree) return group;
+    const int history = max(shape.keys - tail_slots(p, row, shape.tokens), 0);
+    if (split_rule_of(history) == split_rule_of(shape.keys)) {
+        group.history = history;
+    } else {
+        group.alone = 0;
+        group.splits = max(static_cast<int>(most_splits(shape.keys)), 1);
+    }
+    return group;
+}
+
 // The smallest block is a slot's 16 packed rows, the next has 32.
 inline constexpr int kLeastShift = 4;
 inline constexpr int kSmallBlocks = 2;

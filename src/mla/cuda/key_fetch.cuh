@@ -8,7 +8,8 @@
 
 namespace espalier::mla::cuda {
 
-template <KvFormat kFormat>
+// kOneToken: rows have one token at most, whose keys are gathered or lie in one piece.
+template <KvFormat kFormat, bool kOneToken>
 class KeyFetcher {
     using T = Traits<kFormat>;
     using Shared = SharedLayout<kFormat>;
@@ -47,9 +48,9 @@ class KeyFetcher {
     // tail that its word names.
     __device__ void begin_tree(int row, const RowShape& shape) {
         row_keys_ = shape.keys;
-        history_ = history_keys(p_, row, shape);
         tail_ = tail_slots(p_, row, shape.tokens);
-        all_ = p_.rows.dcp_world == 1 ? shape.keys : p_.rows.global_kv_len[row];
+        history_ = kOneToken ? max(shape.keys - tail_, 0) : history_keys(p_, row, shape);
+        all_ = kOneToken || p_.rows.dcp_world == 1 ? shape.keys : p_.rows.global_kv_len[row];
     }
     // Keys of a gathered token that need not be gathered and that the row's own tokens did not
     // write.
@@ -109,15 +110,18 @@ class KeyFetcher {
     // The slots of the tail that a token sees, from the history's end on.
     __device__ std::uint64_t local_word(int token) const {
         const std::uint64_t word = tail_word(p_, token, tail_);
+        const int slots = static_cast<int>(min(row_keys_ - history_, static_cast<int>(kMaxTail)));
+        if (kOneToken || p_.rows.dcp_world == 1) {
+            const long long skip = history_ - (all_ - tail_);
+            if (skip >= kMaxTail || slots <= 0) return 0;
+            return word >> skip & ~std::uint64_t{0} >> (kMaxTail - slots);
+        }
+        return word_of_rank(word, slots);
+    }
+    __device__ std::uint64_t word_of_rank(std::uint64_t word, int slots) const {
         const long long world = p_.rows.dcp_world;
         const long long skip = history_ * world + p_.rows.dcp_rank - (all_ - tail_);
-        const int slots = static_cast<int>(min(row_keys_ - history_, static_cast<int>(kMaxTail)));
         std::uint64_t local = 0;
-        if (world == 1) {
-            if (skip < kMaxTail && slots > 0)
-                local = word >> skip & ~std::uint64_t{0} >> (kMaxTail - slots);
-            return local;
-        }
 #pragma unroll 1
         for (int slot = 0; slot < slots; ++slot) {
             const long long bit = skip + slot * world;
@@ -232,7 +236,7 @@ class KeyFetcher {
 
     __device__ void gather_tile(const Item& item, int tile) {
         int slots[2];
-        if (p_.rows.mask[item.row] == MaskKind::dense)
+        if (!kOneToken && p_.rows.mask[item.row] == MaskKind::dense)
             dense_slots(item, tile, slots);
         else
             tree_slots(item, tile * kTileKeys, slots);

@@ -15,7 +15,7 @@ template <bool kFp8>
 struct ChunkLane {
     static constexpr int kRows = kFp8 ? 2 : 1;
     int strip, chunk;
-    int lane = static_cast<int>(threadIdx.x) % 32;
+    int lane;
     __device__ int row(int index) const {  // in the strip
         return chunk % 2 * 8 + (kFp8 ? lane % 4 * 2 + index : lane / 4);
     }
@@ -208,24 +208,17 @@ __device__ inline void write_chunk(const AbsorbedParams& p, const Item& item,
             p.lse[item.packed_first + row] =
                 sum > 0.0f ? (merged.maximum[r] + log2f(sum)) * kLn2 : minus_infinity();
     }
-    const auto each = [&](auto store) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const int r = ChunkLane<kFp8>::row_of_part(i / 4);
-            const int row = at.strip * kStripRows + at.row(r);
-            if (row >= item.columns) continue;
-            const float2 pair = merged.out[i / 4][i % 4];
-            store(
-                static_cast<long long>(item.packed_first + row) * kLatent + at.column(i / 4, i % 4),
-                pair.x * factor[r], pair.y * factor[r]);
-        }
-    };
-    if (p.out_dtype == DType::f32)
-        each([&](long long to, float a, float b) { store_pair<DType::f32>(p.out, to, a, b); });
-    else if (p.out_dtype == DType::bf16)
-        each([&](long long to, float a, float b) { store_pair<DType::bf16>(p.out, to, a, b); });
-    else
-        each([&](long long to, float a, float b) { store_pair<DType::f16>(p.out, to, a, b); });
+    for (int i = 0; i < 8; ++i) {
+        const int r = ChunkLane<kFp8>::row_of_part(i / 4);
+        const int row = at.strip * kStripRows + at.row(r);
+        if (row >= item.columns) continue;
+        const float2 pair = merged.out[i / 4][i % 4];
+        store_pair(
+            p.out, p.out_dtype,
+            static_cast<long long>(item.packed_first + row) * kLatent + at.column(i / 4, i % 4),
+            pair.x * factor[r], pair.y * factor[r]);
+    }
 }
 
 // One pair of a chunk.

@@ -170,11 +170,19 @@ class OutputHalf {
                                   float (&out)[2][kSums]) {
         const int column = half_ * 256 + lane_ % 4 * 2;
         const long long to = static_cast<long long>(item.packed_first + row) * kLatent + column;
+        const auto each = [&](auto store) {
 #pragma unroll
-        for (int j = 0; j < 32; ++j)
-            store_pair(p_.out, p_.out_dtype, to + 8 * j,
-                       RowScale::rounded(of_row.scale, of_row.inverse, sum(out, j, half, 0)),
-                       RowScale::rounded(of_row.scale, of_row.inverse, sum(out, j, half, 1)));
+            for (int j = 0; j < 32; ++j)
+                store(to + 8 * j,
+                      RowScale::rounded(of_row.scale, of_row.inverse, sum(out, j, half, 0)),
+                      RowScale::rounded(of_row.scale, of_row.inverse, sum(out, j, half, 1)));
+        };
+        if (p_.out_dtype == DType::f32)
+            each([&](long long at, float a, float b) { store_pair<DType::f32>(p_.out, at, a, b); });
+        else
+            each([&](long long at, float a, float b) {
+                store_pair(p_.out, p_.out_dtype, at, a, b);
+            });
     }
 
     // Trading pairs between lanes for wider stores lost: a short call comes here once, and eight

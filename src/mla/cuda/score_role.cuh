@@ -9,7 +9,7 @@
 
 namespace espalier::mla::cuda {
 
-template <KvFormat kFormat, int kColumns, bool kInvariant>
+template <KvFormat kFormat, int kColumns, bool kInvariant, bool kOneToken>
 class Scorer {
     using T = Traits<kFormat>;
     using Shared = SharedLayout<kFormat>;
@@ -113,14 +113,18 @@ class Scorer {
 
     __device__ void apply_mask(const Item& item, int tile, float (&score)[kSums]) {
         std::uint64_t visible[2] = {};
+        if constexpr (kOneToken) {
+            visible[0] = visible[1] = keys_of_one_token(item, tile) >> pair_ * 2;
+        } else {
 #pragma unroll 1
-        for (int half = kSpread ? 1 : 0; half < 2; ++half) {
-            const RowMask mask(p_, item, shared_.seen[items_.index],
-                               min(row_ + (kSpread ? 0 : 8 * half), item.columns - 1));
-            visible[0] = visible[1];
-            visible[1] = mask.template visible<4>(tile) >> pair_ * 2;
+            for (int half = kSpread ? 1 : 0; half < 2; ++half) {
+                const RowMask mask(p_, item, shared_.seen[items_.index],
+                                   min(row_ + (kSpread ? 0 : 8 * half), item.columns - 1));
+                visible[0] = visible[1];
+                visible[1] = mask.template visible<4>(tile) >> pair_ * 2;
+            }
+            if (kSpread) visible[0] = visible[1];
         }
-        if (kSpread) visible[0] = visible[1];
 #pragma unroll
         for (int i = 0; i < kSums; ++i)
             if (((visible[i / 2 % 2] >> (i / 4 * 8 + i % 2)) & 1) == 0) score[i] = minus_infinity();
