@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(Traits<kFormat>::kThreads, 1)
         set_registers<R::kStart, R::kCopy>();
         if (threadIdx.x < 32) {
             if constexpr (kInvariant)
-                InvariantCopier<kFormat, kOneToken>(p, shared).run();
+                InvariantCopier<kFormat, kOneToken>(p, shared, PartAhead(p)).run();
             else
                 Copier<kFormat>(p, shared).run();
         }

@@ -5,6 +5,7 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "mla/types.hpp"
@@ -21,6 +22,7 @@ inline constexpr int kStripRows = 16;
 inline constexpr int kStripChunks = 16;
 inline constexpr int kChunkBytes = 1024;
 inline constexpr int kStripScales = 8 * kStripRows;
+inline constexpr int kQuad = 4;  // splits that are merged at once
 // Slots of a plan, for partial results that say themselves that they are there: one for each
 // multiprocessor and 16 packed rows, 2.2 MB.
 inline constexpr int kMarkedSlots = 128;
@@ -88,14 +90,15 @@ struct Partition {
 };
 
 // A part's share of the line and, with the even partition, the whole of its work. A line of the
-// cache: a part waits for memory once.
+// cache, a word to a lane: a part waits for memory once.
 struct alignas(16) PartPlan {
     std::int32_t begin = 0;  // of the share, in the line
     std::int32_t end = 0;
     std::int32_t row = 0;    // where it begins
     std::int32_t start = 0;  // that row's place in the line
     // The item says all: of the first block of packed rows or, invariant, of the first block, with
-    // tile_end what some token of it sees.
+    // tile_end what some token of it sees. Invariant: if it has flags, it is the part's first item
+    // as it will be handed on, and there are no others but its merge.
     std::int32_t even = 0;
     Item item{};
     // Invariant: the first block of packed rows that the part has splits of, and which; then, what

@@ -47,17 +47,26 @@ class ItemFeeder {
         announce();
     }
     __device__ void end() {
-        Item end{};
-        end.last = 1;
-        tell(end);
+        Item& place = free_place();
+        if (lane_ == 0) place.last = 1;
+        announce();
+    }
+    // Where the next item is fetched from.
+    __device__ void place(const Item& item) {
+        keys_.begin(item);
+        write_down(item);
+    }
+    __device__ void place(const PartAhead& ahead) {
+        keys_.begin(ahead);
+        ahead.write_item(free_place());
+        __syncwarp();
     }
 
     // The other roles learn of an item when its first keys are asked for. The queries are asked
     // for while the page ids are on their way, unless the last item's are still in use: a place for
     // keys is free earlier.
-    __device__ void fetch(const Item& draft) {
-        keys_.begin(draft);
-        const Item& item = write_down(draft);
+    __device__ void fetch() {
+        const Item& item = shared_.items[items_.index];  // registers are few here
         const int tile_begin = item.tile_begin;
         const int tile_end = item.tile_end;
         if (tile_begin == tile_end || (kInvariant && (item.flags & kMerges) != 0))
@@ -94,15 +103,16 @@ class ItemFeeder {
                    item.tile_begin);
     }
 
-    // Returns the shared copy, which only this warp overwrites: registers are few here.
-    __device__ const Item& write_down(const Item& item) {
-        Item& place = shared_.items[items_.index];
+    __device__ Item& free_place() {
         wait(&shared_.item_free[items_.index], items_.phase ^ 1);
+        return shared_.items[items_.index];
+    }
+    __device__ void write_down(const Item& item) {
+        Item& place = free_place();
         if (lane_ == 0) place = item;
         if (kInvariant && !kOneToken && item.mask == kOwnKeys)
             keys_.tell_seen(shared_.seen[items_.index]);
         __syncwarp();
-        return place;
     }
     __device__ void announce() {
         arrive_as_warp(&shared_.item_full[items_.index]);
@@ -161,7 +171,9 @@ class Copier {
 #pragma unroll 1
             for (; share.unit < share.end; share.unit += share.step) {
                 const Item item = ready ? plan.item : item_of(share, row);
-                if (item.tile_begin < item.tile_end) feeder_.fetch(item);
+                if (item.tile_begin >= item.tile_end) continue;
+                feeder_.place(item);
+                feeder_.fetch();
             }
         }
         feeder_.end();

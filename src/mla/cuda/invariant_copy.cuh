@@ -22,15 +22,26 @@ class InvariantCopier {
     using Shared = SharedLayout<kFormat>;
 
   public:
-    __device__ InvariantCopier(const AbsorbedParams& p, Shared& shared)
-        : p_(p), plan_(p.part_plans[part_of(p)]), feeder_(p, shared) {}
+    __device__ InvariantCopier(const AbsorbedParams& p, Shared& shared, const PartAhead& ahead)
+        : p_(p), plan_(p.part_plans[blockIdx.x]), ahead_(ahead), feeder_(p, shared) {}
 
     // The whole warp. There is one place from which an item is fetched: its code is long.
     __device__ void run() {
-        begin();
+        bool planned = ahead_.field<PlanWord::flags>() != 0;
+        if (!planned) begin();
         Item item;
 #pragma unroll 1
-        while (next(item)) feeder_.fetch(item);
+        while (true) {
+            if (planned)
+                feeder_.place(ahead_);
+            else if (next(item))
+                feeder_.place(item);
+            else
+                break;
+            feeder_.fetch();
+            if (planned) go_on();
+            planned = false;
+        }
         __syncwarp();  // all lanes look at what the first has put off
 #pragma unroll 1
         for (int i = 0; i < deferred_; ++i) feeder_.tell(feeder_.deferred()[i]);
@@ -57,6 +68,13 @@ class InvariantCopier {
             find_group();
             prepare_block();
         }
+    }
+    // Behind the item that the plan has told, the part's only one: its merge is left.
+    __device__ void go_on() {
+        item_ = plan_.item;
+        tiles_ = item_.split_tiles;
+        begun_ = plan_.split;
+        split_ = split_end_ = plan_.split_end;
     }
     __device__ void find_group() {
         const RowShape shape = row_shape(p_, row_);
@@ -131,14 +149,11 @@ class InvariantCopier {
         enter_block();
     }
     __device__ int last_token() const { return token_of(p_, item_.row_first + item_.columns - 1); }
-    // Rows that the workspace has no room for are left out.
     __device__ void enter_block() {
         begun_ = split_;
         paths_ = Paths::none;
         query_there_ = false;
-        if (item_.splits > 1 &&
-            item_.base + ceil_div(item_.columns, kStripRows) * item_.splits > p_.slots)
-            split_ = begun_ = split_end_;
+        if (!has_room(p_, item_)) split_ = begun_ = split_end_;
     }
 
     // --- items ----------------------------------------------------------------------------------
@@ -160,14 +175,13 @@ class InvariantCopier {
 
     // All that are left, or those of a tree's history: this warp's way from item to item is long.
     __device__ void whole_splits(Item& item) {
-        const int end = !kOneToken && tree_ ? min(group_.history / (tiles_ * kTileKeys), split_end_)
-                                            : split_end_;
-        item.run = end - split_;
-        item.split_tiles = tiles_;
-        item.tile_begin = split_ * tiles_;
-        item.tile_end = end * tiles_;
-        if (kOneToken || !tree_) item.tile_end = max(min(item.tile_end, reach_), item.tile_begin);
-        item.flags = kStarts | kEnds;
+        int end = split_end_;
+        int reach = reach_;
+        if (!kOneToken && tree_) {
+            end = min(group_.history / (tiles_ * kTileKeys), end);
+            reach = end * tiles_;
+        }
+        take_splits(item, split_, end, tiles_, reach);
         split_ = end;
     }
 
@@ -200,44 +214,26 @@ class InvariantCopier {
 
     // Of the item whose splits, if they end here, were those before split_.
     __device__ void set_flags(Item& item) {
-        item.flags |= merge_flags();
+        item.flags |= flags();
         if (item.tile_begin < item.tile_end && !query_there_) {
             item.flags |= kNewQuery;
             query_there_ = true;
         }
         if ((item.flags & kEnds) != 0) {
-            item.slot = item.splits == 1
-                            ? -1
-                            : item.base + (split_ - item.run) * ceil_div(item.columns, kStripRows);
+            item.slot = first_slot(item, split_);
             if (split_ == split_end_) {
-                if (item.splits > 1) count_arrivals(item);
+                if (item.splits > 1) item.arrivals = arrivals_of(item, begun_, split_end_);
                 if (query_there_) item.flags |= kFreesQuery;
             }
         }
     }
-    // The part with the last split also counts what is missing to kAllArrived.
-    __device__ void count_arrivals(Item& item) const {
-        item.arrivals = split_end_ - begun_;
-        if (split_end_ == item.splits) item.arrivals += static_cast<int>(kAllArrived) - item.splits;
+    __device__ int flags() const {
+        return merge_flags(p_, item_, begun_, split_end_, deferred_ > 0);
     }
-    __device__ int merge_flags() const {
-        if (local()) return kLocal;
-        const bool marked =
-            item_.base + ceil_div(item_.columns, kStripRows) * item_.splits <= p_.marked_slots;
-        return (deferred_ > 0 ? kSecond : 0) | (marked ? kMarked : 0);
-    }
-    __device__ bool local() const { return begun_ == 0 && split_end_ == item_.splits; }
 
     // True: at once; otherwise it is put off.
     __device__ bool merge(Item& item) {
-        item = item_;
-        item.flags = kMerges | merge_flags();
-        // This part's share of the chunks. (The output warps have no time for divisions.)
-        const int chunks = ceil_div(item.columns, kStripRows) * kStripChunks;
-        item.tile_begin = share_of(chunks, begun_);
-        item.tile_end = share_of(chunks, split_end_);
-        item.split_tiles = !T::kFp8 && tiles_ * kTileKeys >= kLongSplit ? 2 : 1;
-        item.run = ceil_div(item.splits, item.split_tiles * kQuad);
+        item = merge_item(item_, begun_, split_end_, tiles_, flags(), T::kFp8);
         begun_ = split_end_;
         if ((item.flags & kLocal) != 0) return true;
         if (threadIdx.x % 32 == 0) feeder_.deferred()[deferred_] = item;
@@ -245,12 +241,9 @@ class InvariantCopier {
         return false;
     }
 
-    __device__ int share_of(int chunks, int splits) const {  // up to 64 × 2^25
-        return static_cast<int>(static_cast<unsigned>(chunks) * splits / item_.splits);
-    }
-
     const AbsorbedParams& p_;
     const PartPlan& plan_;
+    const PartAhead ahead_;
     ItemFeeder<kFormat, true, kOneToken> feeder_;
     int row_ = 0, group_index_ = 0, block_ = 0;
     int slot_ = 0;               // first of the group

@@ -199,4 +199,63 @@ __device__ inline int straight_tiles(const AbsorbedParams& p, const RowShape& sh
     return ceil_div(straight_keys(p, item.row, shape, token), kTileKeys);
 }
 
+// --- items of a block, of whose splits a part has `begun` … `end` - 1
+// -----------------------------
+__device__ inline int strips_of(const Item& block) { return ceil_div(block.columns, kStripRows); }
+// Rows that the workspace has no room for are left out.
+__device__ inline bool has_room(const AbsorbedParams& p, const Item& block) {
+    return block.splits == 1 || block.base + strips_of(block) * block.splits <= p.slots;
+}
+// `second`: the part has put off another block's merge.
+__device__ inline int merge_flags(const AbsorbedParams& p, const Item& block, int begun, int end,
+                                  bool second) {
+    if (begun == 0 && end == block.splits) return kLocal;
+    const bool marked = block.base + strips_of(block) * block.splits <= p.marked_slots;
+    return (second ? kSecond : 0) | (marked ? kMarked : 0);
+}
+// Splits `first` … `end` - 1, of `tiles` tiles each, one after another; some token of the block
+// sees `reach` tiles.
+__device__ inline void take_splits(Item& item, int first, int end, int tiles, int reach) {
+    item.run = end - first;
+    item.split_tiles = tiles;
+    item.tile_begin = first * tiles;
+    item.tile_end = max(min(end * tiles, reach), item.tile_begin);
+    item.flags = kStarts | kEnds;
+}
+// Where the results of an item go whose last split is `end` - 1.
+__device__ inline int first_slot(const Item& item, int end) {
+    return item.splits == 1 ? -1 : item.base + (end - item.run) * strips_of(item);
+}
+// The part with the last split also counts what is missing to kAllArrived.
+__device__ inline int arrivals_of(const Item& block, int begun, int end) {
+    return end - begun + (end == block.splits ? static_cast<int>(kAllArrived) - block.splits : 0);
+}
+// The part's share of the chunks. (The output warps have no time for divisions.)
+__device__ inline Item merge_item(const Item& block, int begun, int end, int tiles, int flags,
+                                  bool codes) {
+    Item item = block;
+    item.flags = kMerges | flags;
+    const auto chunks = static_cast<unsigned>(strips_of(block) * kStripChunks);
+    item.tile_begin = static_cast<int>(chunks * begun / block.splits);  // up to 64 × 2^25
+    item.tile_end = static_cast<int>(chunks * end / block.splits);
+    item.split_tiles = !codes && tiles * kTileKeys >= kLongSplit ? 2 : 1;
+    item.run = ceil_div(item.splits, item.split_tiles * kQuad);
+    return item;
+}
+
+// A part that has splits of one block alone, whose keys lie in one piece, need not find out what
+// to begin with: the plan has the item whole.
+__device__ inline void finish_item(const AbsorbedParams& p, PartPlan& share) {
+    Item& item = share.item;
+    if (!has_room(p, item)) {
+        share.split = share.split_end;
+        return;
+    }
+    take_splits(item, share.split, share.split_end, item.split_tiles, item.tile_end);
+    item.flags |= merge_flags(p, item, share.split, share.split_end, false);
+    if (item.tile_begin < item.tile_end) item.flags |= kNewQuery | kFreesQuery;
+    item.slot = first_slot(item, share.split_end);
+    if (item.splits > 1) item.arrivals = arrivals_of(item, share.split, share.split_end);
+}
+
 }  // namespace espalier::mla::cuda

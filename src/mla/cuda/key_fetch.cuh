@@ -5,6 +5,7 @@
 
 #include "mla/cuda/absorbed_kernel.cuh"
 #include "mla/cuda/invariant_schedule.cuh"
+#include "mla/cuda/part_ahead.cuh"
 
 namespace espalier::mla::cuda {
 
@@ -28,6 +29,13 @@ class KeyFetcher {
         table_ = table;
         keys_ = keys;
         if (!known) read_pages(page);
+    }
+
+    __device__ void begin(const PartAhead& ahead) {
+        table_ = ahead.table();
+        keys_ = ahead.keys();
+        page_base_ = ahead.first_page();
+        page_ = ahead.page();
     }
 
     __device__ void ask(const Item& item, int tile) {

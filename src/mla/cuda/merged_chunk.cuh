@@ -7,8 +7,6 @@
 
 namespace espalier::mla::cuda {
 
-inline constexpr int kQuad = 4;
-
 // What a lane has of a chunk, in two parts of four words (two columns each): 16 columns of a row
 // or, over FP8 codes, eight of two rows.
 template <bool kFp8>

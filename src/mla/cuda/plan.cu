@@ -221,6 +221,7 @@ __device__ PartPlan plan_invariant_part(const AbsorbedParams& p, const Partition
     share.item.split_tiles = group.tiles;
     share.item.tile_begin = share.split * group.tiles;
     if (share.even) share.item.tile_end = straight_tiles(p, shape, share.item);
+    if (share.even && partition.piece > 0) finish_item(p, share);
     return share;
 }
 
