@@ -161,7 +161,7 @@ class Fp8OutputHalf {
     // to where it waits for them.
     __device__ void store_rounded(const Item& item, int first_slot,
                                   const float (&sums)[kProducts][kSums]) {
-        const PartialPlace<kColumns <= kFewRows> place(p_, item, first_slot);
+        const PartialPlace<kColumns <= kFewRows> place(p_, item, first_slot, lane_);
 #pragma unroll
         for (int i = 0; i < 2 * kEights; ++i) {
             const int row = i / 2 * 8 + pair_ * 2 + i % 2;

@@ -9,7 +9,8 @@
 // again and again if its block's partial results say themselves when they are there. Where other
 // parts have splits too, keys are done with: their place in shared memory is where a block's warps
 // bring their groups together. Where all splits are this part's, the next row's keys may be there,
-// and a warp goes through all groups itself.
+// and a warp goes through all groups itself. So it does where there is but one quad; of two, a warp
+// takes both of half a chunk, which is as much work, and again no warp waits for another.
 #pragma once
 
 #include "mla/cuda/merged_chunk.cuh"
@@ -24,7 +25,7 @@ template <bool kFp8>
 class GroupPlaces {
     static constexpr int kRows = ChunkLane<kFp8>::kRows;
     static constexpr int kWords = 20;
-    static_assert(kWords * 4 >= sizeof(MergedChunk<kFp8>));
+    static_assert(kWords * 4 >= sizeof(MergedChunk<ChunkLane<kFp8>>));
 
   public:
     static constexpr int kCount = Traits<KvFormat::bf16>::kTileBytes * 2 / (kWords * 128);
@@ -32,7 +33,7 @@ class GroupPlaces {
 
     __device__ explicit GroupPlaces(std::byte* room)
         : words_(reinterpret_cast<float*>(room) + threadIdx.x % 32) {}
-    __device__ void put(int place, const MergedChunk<kFp8>& merged) {
+    __device__ void put(int place, const MergedChunk<ChunkLane<kFp8>>& merged) {
         float* words = words_ + place * kWords * 32;
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
@@ -45,9 +46,9 @@ class GroupPlaces {
             words[(2 * kRows + 2 * i + 1) * 32] = merged.out[i / 4][i % 4].y;
         }
     }
-    __device__ MergedChunk<kFp8> get(int place) const {
+    __device__ MergedChunk<ChunkLane<kFp8>> get(int place) const {
         const float* words = words_ + place * kWords * 32;
-        MergedChunk<kFp8> merged;
+        MergedChunk<ChunkLane<kFp8>> merged;
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
             merged.maximum[r] = words[r * 32];
@@ -74,6 +75,9 @@ class GroupPlaces {
 // Chunks tile_begin … tile_end - 1 of a block, by the output warps.
 template <bool kFp8, bool kMarks>
 class ChunkMerger {
+    using Lane = ChunkLane<kFp8>;
+    using Merged = MergedChunk<Lane>;
+
   public:
     __device__ ChunkMerger(const AbsorbedParams& p, const Item& item)
         : p_(p),
@@ -83,6 +87,29 @@ class ChunkMerger {
           quads_(item.split_tiles),
           groups_(item.run),
           marked_(kMarks && (item.flags & kMarked) != 0) {}
+
+    // Up to two quads: a warp takes both of every eighth half of a chunk.
+    __device__ void two_quads() const {
+        using Half = ChunkLane<kFp8, 1>;
+#pragma unroll 1
+        for (int half = 2 * item_.tile_begin + warp_; half < 2 * item_.tile_end;
+             half += kOutputWarps) {
+            const Half at = Half::of_half(half / 2, half % 2, thread_ % 32);
+            QuadMerge<Half, kMarks> first(p_, item_, at, 0);
+            QuadMerge<Half, kMarks> second(p_, item_, at, 1);
+            do {
+                first.ask();
+                second.ask();
+            } while (marked_ && !(first.there() && second.there()));
+            if (marked_) {
+                first.clear_place();
+                second.clear_place();
+            }
+            MergedChunk<Half> both = first.merged();
+            both.append(second.merged());
+            write_chunk(p_, item_, at, both);
+        }
+    }
 
     // Alone, a warp takes every eighth chunk. Together they take a group of a chunk each, as many
     // chunks at a time as there is room for. There is one place from which a group is merged: its
@@ -96,17 +123,17 @@ class ChunkMerger {
                 return first + chunk < item_.tile_end &&
                        (!together || (chunk + 1) * groups_ <= Places::kCount);
             };
-            MergedChunk<kFp8> all;  // alone
-            bool met = false;       // all warps are done with the keys, or with the chunks before
+            Merged all;        // alone
+            bool met = false;  // all warps are done with the keys, or with the chunks before
 #pragma unroll 1
             while (next_chunk()) {
-                const ChunkLane<kFp8> at = lane_of(first + chunk);
-                const MergedChunk<kFp8> merged = merged_group(at, group);
+                const Lane at = lane_of(first + chunk);
+                const Merged merged = merged_group(at, group);
                 if (!together) {
                     all.append(merged);
                     if (++group < groups_) continue;
-                    write_chunk<kFp8>(p_, item_, at, all);
-                    all = MergedChunk<kFp8>();
+                    write_chunk(p_, item_, at, all);
+                    all = Merged();
                     group = 0;
                     chunk += kOutputWarps;
                     continue;
@@ -140,10 +167,10 @@ class ChunkMerger {
 #pragma unroll 1
         for (; first < item_.tile_end && place + groups_ <= Places::kCount; ++first, --turn) {
             if (turn == 0) {
-                MergedChunk<kFp8> all;
+                Merged all;
 #pragma unroll 1
                 for (int group = 0; group < groups_; ++group) all.append(places.get(place + group));
-                write_chunk<kFp8>(p_, item_, lane_of(first), all);
+                write_chunk(p_, item_, lane_of(first), all);
                 turn = kOutputWarps;
             }
             place += groups_;
@@ -164,11 +191,11 @@ class ChunkMerger {
     }
 
     // All quads are asked for before the first is looked at.
-    __device__ MergedChunk<kFp8> merged_group(const ChunkLane<kFp8>& at, int group) const {
-        QuadMerge<kFp8, kMarks> first(p_, item_, at, group * quads_);
+    __device__ Merged merged_group(const Lane& at, int group) const {
+        QuadMerge<Lane, kMarks> first(p_, item_, at, group * quads_);
         if constexpr (!kFp8) {
             if (quads_ == 2) {
-                QuadMerge<kFp8, kMarks> second(p_, item_, at, group * 2 + 1);
+                QuadMerge<Lane, kMarks> second(p_, item_, at, group * 2 + 1);
                 do {
                     first.ask();
                     second.ask();
@@ -177,7 +204,7 @@ class ChunkMerger {
                     first.clear_place();
                     second.clear_place();
                 }
-                MergedChunk<kFp8> both = first.merged();
+                Merged both = first.merged();
                 both.append(second.merged());
                 return both;
             }
@@ -188,9 +215,7 @@ class ChunkMerger {
         if (marked_) first.clear_place();
         return first.merged();
     }
-    __device__ ChunkLane<kFp8> lane_of(int chunk) const {
-        return {chunk / kStripChunks, chunk % kStripChunks, thread_ % 32};
-    }
+    __device__ Lane lane_of(int chunk) const { return Lane::whole(chunk, thread_ % 32); }
     // Not moved to where the sums of the output need all registers, nor what follows from it.
     __device__ static int found_here(int value) {
         asm volatile("" : "+r"(value));
@@ -218,7 +243,9 @@ __device__ inline void merge_share(const AbsorbedParams& p, const Item& item, Sh
             wait_for_splits(p.counters[item.base], shared.counted[(item.flags & kSecond) != 0]);
         named_barrier(kOutputBarrier, kOutputThreads);
     }
-    merger.run(!local && item.run <= GroupPlaces<kFp8>::kCount, GroupPlaces<kFp8>(shared.keys[0]));
+    if (!local && item.splits > kQuad && item.splits <= 2 * kQuad) return merger.two_quads();
+    merger.run(!local && item.run > 1 && item.run <= GroupPlaces<kFp8>::kCount,
+               GroupPlaces<kFp8>(shared.keys[0]));
 }
 
 }  // namespace espalier::mla::cuda

@@ -8,23 +8,40 @@
 namespace espalier::mla::cuda {
 
 // What a lane has of a chunk, in two parts of four words (two columns each): 16 columns of a row
-// or, over FP8 codes, eight of two rows.
-template <bool kFp8>
+// or, over FP8 codes, eight of two rows. With kParts = 1 a warp has half of a chunk's rows, and a
+// lane one part of what the lane `lane` of a whole chunk has.
+template <bool kFp8_, int kParts_ = 2>
 struct ChunkLane {
-    static constexpr int kRows = kFp8 ? 2 : 1;
-    int strip, chunk;
-    int lane;
+    static constexpr bool kFp8 = kFp8_;
+    static constexpr int kParts = kParts_;
+    static constexpr int kRows = kFp8 ? kParts : 1;
+    int strip, chunk, lane;
+    int first_part = 0;
+    __device__ static ChunkLane whole(int chunk, int lane) {
+        return {chunk / kStripChunks, chunk % kStripChunks, lane};
+    }
+    __device__ static ChunkLane of_half(int chunk, int half, int lane) {
+        static_assert(kParts == 1);
+        const int strip = chunk / kStripChunks;
+        chunk %= kStripChunks;
+        if constexpr (kFp8) return {strip, chunk, lane, half};
+        return {strip, chunk, half * 16 + lane % 16, lane / 16};
+    }
     __device__ int row(int index) const {  // in the strip
-        return chunk % 2 * 8 + (kFp8 ? lane % 4 * 2 + index : lane / 4);
+        return chunk % 2 * 8 + (kFp8 ? lane % 4 * 2 + first_part + index : lane / 4);
     }
     __device__ static constexpr int row_of_part(int part) { return kFp8 ? part : 0; }
     __device__ int scale_group() const { return chunk / 2; }
     __device__ int column(int part, int word) const {
         if constexpr (kFp8) return chunk / 2 * 64 + lane / 4 * 8 + word * 2;
-        return chunk / 2 * 64 + (part * 4 + word) * 8 + lane % 4 * 2;
+        return chunk / 2 * 64 + ((first_part + part) * 4 + word) * 8 + lane % 4 * 2;
     }
     // Whether this lane is the first of those that have the same rows.
-    __device__ bool first_of_row() const { return kFp8 ? lane < 4 : lane % 4 == 0; }
+    __device__ bool first_of_row() const {
+        return kFp8 ? lane < 4 : lane % 4 == 0 && (kParts == 2 || first_part == 0);
+    }
+    // Of its first 16 bytes, in units of these.
+    __device__ int place() const { return lane + (kParts == 2 ? 0 : first_part * 32); }
 };
 
 // Two columns of a row so far, weighted as below.
@@ -47,12 +64,12 @@ struct MergedPair {
 
 // A lane's share so far, weighted by 2^(lse - maximum). Rounding is spelled out: these are the same
 // bits wherever the compiler puts them.
-template <bool kFp8>
+template <typename Lane>
 struct MergedChunk {
-    static constexpr int kRows = ChunkLane<kFp8>::kRows;
+    static constexpr int kRows = Lane::kRows;
     float maximum[kRows];
     float sum[kRows];
-    float2 out[2][4] = {};
+    float2 out[Lane::kParts][4] = {};
 
     __device__ MergedChunk() {
 #pragma unroll
@@ -72,8 +89,8 @@ struct MergedChunk {
             maximum[r] = top;
             sum[r] = __fmaf_rn(sum[r], mine, __fmul_rn(next.sum[r], other));
 #pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                if (ChunkLane<kFp8>::row_of_part(i / 4) != r) continue;
+            for (int i = 0; i < 4 * Lane::kParts; ++i) {
+                if (Lane::row_of_part(i / 4) != r) continue;
                 float2& to = out[i / 4][i % 4];
                 const float2 from = next.out[i / 4][i % 4];
                 to.x = __fmaf_rn(to.x, mine, __fmul_rn(from.x, other));
@@ -84,31 +101,32 @@ struct MergedChunk {
 };
 
 // Up to four splits of a chunk, asked for at once. The whole warp.
-template <bool kFp8, bool kMarks>
+template <typename Lane, bool kMarks>
 class QuadMerge {
-    using Lane = ChunkLane<kFp8>;
     static constexpr int kRows = Lane::kRows;
+    static constexpr int kParts = Lane::kParts;
 
   public:
     __device__ QuadMerge(const AbsorbedParams& p, const Item& item, const Lane& at, int quad)
         : at_(at),
           count_(item.splits - quad * kQuad),
           step_(ceil_div(item.columns, kStripRows)),
-          place_(p, item, item.base + quad * kQuad * step_ + at.strip) {}
+          place_(p, item, item.base + quad * kQuad * step_ + at.strip, at.place()) {}
 
     __device__ void ask() {
         const uint4* chunk = place_.chunk(at_.chunk);
         const float2* row = place_.row(at_.scale_group(), at_.row(0));
 #pragma unroll
         for (int s = 0; s < kQuad; ++s) {
-            value_[s][0] = value_[s][1] = {};
+#pragma unroll
+            for (uint4& value : value_[s]) value = {};
 #pragma unroll
             for (float2& own : rows_[s]) own = {minus_infinity(), 0.0f};
             if (s < count_) {
 #pragma unroll
                 for (int r = 0; r < kRows; ++r) rows_[s][r] = load(row + r);
-                value_[s][0] = load(chunk);
-                value_[s][1] = load(chunk + 32);
+#pragma unroll
+                for (int part = 0; part < kParts; ++part) value_[s][part] = load(chunk + part * 32);
             }
             chunk += step_ * (kStripChunks * kChunkBytes / 16);
             row += step_ * kStripScales;
@@ -120,7 +138,9 @@ class QuadMerge {
         bool all = true;
 #pragma unroll
         for (int s = 0; s < kQuad; ++s) {
-            bool own = value_[s][0].x != 0 && value_[s][1].x != 0;
+            bool own = true;
+#pragma unroll
+            for (const uint4& value : value_[s]) own = own && value.x != 0;
 #pragma unroll
             for (const float2& row : rows_[s]) own = own && row.y != 0.0f;
             all = all && (own || s >= count_);
@@ -132,7 +152,8 @@ class QuadMerge {
         float2* row = place_.row(at_.scale_group(), at_.row(0));
 #pragma unroll 1
         for (int s = 0; s < min(count_, kQuad); ++s) {
-            chunk[0] = chunk[32] = uint4{};
+#pragma unroll
+            for (int part = 0; part < kParts; ++part) chunk[part * 32] = uint4{};
             if (at_.first_of_row()) {
 #pragma unroll
                 for (int r = 0; r < kRows; ++r) row[r] = float2{};
@@ -142,13 +163,13 @@ class QuadMerge {
         }
     }
 
-    __device__ MergedChunk<kFp8> merged() {
-        MergedChunk<kFp8> merged;
+    __device__ MergedChunk<Lane> merged() {
+        MergedChunk<Lane> merged;
         weigh(merged);
 #pragma unroll
         for (int s = 0; s < kQuad; ++s)
 #pragma unroll
-            for (int part = 0; part < 2; ++part) {
+            for (int part = 0; part < kParts; ++part) {
                 const uint4 value = value_[s][part];
                 const std::uint32_t words[4] = {value.x, value.y, value.z, value.w};
                 const float weight = rows_[s][Lane::row_of_part(part)].y;
@@ -170,7 +191,7 @@ class QuadMerge {
         return __ldcg(from);
     }
     // From here on rows_ has factors. A split without keys is left out, whatever lies there.
-    __device__ void weigh(MergedChunk<kFp8>& merged) {
+    __device__ void weigh(MergedChunk<Lane>& merged) {
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
 #pragma unroll
@@ -189,13 +210,13 @@ class QuadMerge {
     const int count_, step_;
     const PartialPlace<kMarks> place_;
     float2 rows_[kQuad][kRows];  // log-sum-exp, scale
-    uint4 value_[kQuad][2];
+    uint4 value_[kQuad][kParts];
 };
 
-template <bool kFp8>
-__device__ inline void write_chunk(const AbsorbedParams& p, const Item& item,
-                                   const ChunkLane<kFp8>& at, const MergedChunk<kFp8>& merged) {
-    constexpr int kRows = ChunkLane<kFp8>::kRows;
+template <typename Lane>
+__device__ inline void write_chunk(const AbsorbedParams& p, const Item& item, const Lane& at,
+                                   const MergedChunk<Lane>& merged) {
+    constexpr int kRows = Lane::kRows;
     float factor[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -207,8 +228,8 @@ __device__ inline void write_chunk(const AbsorbedParams& p, const Item& item,
                 sum > 0.0f ? (merged.maximum[r] + log2f(sum)) * kLn2 : minus_infinity();
     }
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const int r = ChunkLane<kFp8>::row_of_part(i / 4);
+    for (int i = 0; i < 4 * Lane::kParts; ++i) {
+        const int r = Lane::row_of_part(i / 4);
         const int row = at.strip * kStripRows + at.row(r);
         if (row >= item.columns) continue;
         const float2 pair = merged.out[i / 4][i % 4];

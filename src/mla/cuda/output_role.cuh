@@ -150,7 +150,7 @@ class OutputHalf {
                 if (row < item.columns) write_rounded(item, row, half, of_row, out);
                 continue;
             }
-            const PartialPlace<kSpread> place(p_, item, slot + row / kStripRows);
+            const PartialPlace<kSpread> place(p_, item, slot + row / kStripRows, lane_);
             store_at_once(place.row(half_ * 4 + lane_ % 4, row % kStripRows),
                           {shared_.final_lse[row], of_row.inverse});
             uint4* chunk = place.chunk(half_ * 8 + row / 8 % 2);

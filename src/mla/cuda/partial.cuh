@@ -53,11 +53,10 @@ __device__ __forceinline__ float2 unpacked(std::uint32_t word) {
 template <bool kMarks>
 class PartialPlace {
   public:
-    __device__ PartialPlace(const AbsorbedParams& p, const Item& item, int slot) {
+    __device__ PartialPlace(const AbsorbedParams& p, const Item& item, int slot, int lane) {
         const bool marked = kMarks && (item.flags & kMarked) != 0;
         chunks_ = (marked ? p.marked : reinterpret_cast<uint4*>(p.partial)) +
-                  static_cast<long long>(slot) * kStripChunks * (kChunkBytes / 16) +
-                  threadIdx.x % 32;
+                  static_cast<long long>(slot) * kStripChunks * (kChunkBytes / 16) + lane;
         rows_ =
             (marked ? p.marked_rows : p.partial_rows) + static_cast<long long>(slot) * kStripScales;
     }
