@@ -165,7 +165,7 @@ struct AbsorbedParams {
     bool invariant = false;
     bool history_settled = false;  // AbsorbedCall's, where the launch can make use of it
     // Rows have one token at most, none has a dense mask, and no other rank has keys: a kernel with
-    // half the code serves them.
+    // less code serves them.
     bool one_token = false;
     bool padding = false;  // this launch clears tokens that belong to no row
 

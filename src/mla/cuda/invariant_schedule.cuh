@@ -199,8 +199,7 @@ __device__ inline int straight_tiles(const AbsorbedParams& p, const RowShape& sh
     return ceil_div(straight_keys(p, item.row, shape, token), kTileKeys);
 }
 
-// --- items of a block, of whose splits a part has `begun` … `end` - 1
-// -----------------------------
+// --- items of a block, of whose splits a part has `begun` … `end` - 1 ---------------------------
 __device__ inline int strips_of(const Item& block) { return ceil_div(block.columns, kStripRows); }
 // Rows that the workspace has no room for are left out.
 __device__ inline bool has_room(const AbsorbedParams& p, const Item& block) {
