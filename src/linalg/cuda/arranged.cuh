@@ -132,10 +132,7 @@ class ArrangedMultiplier {
         wgmma_commit();
     }
 
-    __device__ void release(int slot) {
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) arrive(shared_.free(slot));
-    }
+    __device__ void release(int slot) { arrive_as_warp(shared_.free(slot)); }
 
     const ArrangedParams& params_;
     const Shared& shared_;

@@ -174,10 +174,7 @@ class CodesMultiplier {
     }
 
     __device__ void release() { release(cursor_.slot); }
-    __device__ void release(int slot) {
-        __syncwarp();
-        if (lane() == 0) arrive(shared_.free(slot));
-    }
+    __device__ void release(int slot) { arrive_as_warp(shared_.free(slot)); }
 
     const ArrangedParams& params_;
     const Problem& p_;

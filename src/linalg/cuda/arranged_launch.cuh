@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     if (threadIdx.x == 0) {
         for (int slot = 0; slot < shared.slots(params); ++slot) {
             init_barrier(shared.full(slot), 1);
-            init_barrier(shared.free(slot), 8);  // the multipliers'
+            init_barrier(shared.free(slot), 8 * kArrivalsOfWarp);  // the multipliers'
         }
         fence_barrier_init();
     }

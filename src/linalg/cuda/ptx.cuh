@@ -34,6 +34,17 @@ __device__ __forceinline__ void fence_barrier_init() {
 __device__ __forceinline__ void arrive(std::uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// One arrival speaks for a warp. To compute-sanitizer's racecheck it speaks for its own thread
+// only: for a run under it, build with -DESPALIER_EVERY_LANE_ARRIVES.
+#ifdef ESPALIER_EVERY_LANE_ARRIVES
+inline constexpr int kArrivalsOfWarp = 32;
+#else
+inline constexpr int kArrivalsOfWarp = 1;
+#endif
+__device__ __forceinline__ void arrive_as_warp(std::uint32_t barrier) {
+    __syncwarp();
+    if (kArrivalsOfWarp == 32 || threadIdx.x % 32 == 0) arrive(barrier);
+}
 __device__ __forceinline__ void arrive_expecting(std::uint32_t barrier, std::uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");
