@@ -105,6 +105,7 @@ void Referee::note_before() {
 
 void Referee::offer(Time now) {
     note_before();
+    preemptions_before_ = scheduler_.totals().preemptions;
     const NodeOffers& offers = scheduler_.offer_nodes(now);
     for (const Ended& ended : scheduler_.ended()) {  // expired in there: no longer first
         const auto found = live_.find(books_.at(ended.id.serial).order());

@@ -134,6 +134,7 @@ class Referee {
     std::vector<Outcome> outcomes_;
     const Plan* plan_ = nullptr;
     bool left_meanwhile_ = false;
+    std::int64_t preemptions_before_ = 0;  // the plan
     std::int64_t step_ = 0;
     std::int64_t longest_wait_ = 0;
     double wait_to_bound_ = 0;

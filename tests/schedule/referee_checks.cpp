@@ -172,11 +172,13 @@ void Referee::check_chunk(Book& book, const PlannedRequest& planned) {
     const std::int64_t rest = book.length() - book.written;
     const bool logits = logits_done_[book.group] < std::ssize(book.request.prompt);
     if (book.request.prompt_logits && logits) return;
-    // Splits may cut it short: one token more would not fit, or did not before somebody left.
+    // Splits may cut it short: one token more would not fit, or did not before somebody left or,
+    // for its pages, made way.
+    const bool freed = left_meanwhile_ || scheduler_.totals().preemptions != preemptions_before_;
     const std::int64_t had = splits_of_chunk(book, book.written, next);
     const std::int64_t more =
         splits_of_chunk(book, book.written, std::min(next + 1, book.length()));
-    const bool cut = more > splits_left() + had || (more > 0 && left_meanwhile_);
+    const bool cut = more > splits_left() + had || (more > 0 && freed);
     CHECK(cut || next - book.written >= std::min(scheduler_.options().prompt_quantum, rest),
           "a chunk of {} with {} left", next - book.written, rest);
 }
