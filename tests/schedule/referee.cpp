@@ -43,9 +43,10 @@ std::vector<RequestId> Referee::submit(const Request& request) {
         book.id = id;
         book.request = request;
         book.group = ids.front().serial;
-        const std::int64_t segment = scheduler_.options().prefill_segment;
-        if (segment != 0 && std::ssize(request.prompt) > 256)
-            book.turn = segment * ((std::ssize(request.prompt) - 1) / segment);
+        const std::int64_t prompt = std::ssize(request.prompt);
+        std::int64_t segment = scheduler_.options().prefill_segment;
+        if (segment != 0 && prompt > 4096) segment = 256;
+        if (segment != 0 && prompt > 256) book.turn = segment * ((prompt - 1) / segment);
         for (const std::int32_t token : request.prompt) push(book, token);
         book.submitted_step = step_;
         ahead += work_bound(book);
