@@ -121,9 +121,10 @@ typedef struct espalier_mla_rows {
 } espalier_mla_rows;
 
 // What a row counts towards total_splits, whatever its mask. Invariant attention on CUDA takes
-// 1,060 bytes of workspace per split and head; a call whose rows have more splits than it said is
-// refused on the CPU, while CUDA, which cannot look, may leave out the first row that does not fit
-// and those behind it: their output stays as it was.
+// 1,088 bytes of workspace per split and head (heads in sixteens), and not more than 256 MB, plan
+// included, for rows of up to 900,000 slots: calls with more splits are several launches. A call
+// whose rows have more splits than it said is refused on the CPU, while CUDA, which cannot look,
+// may leave out the first row that does not fit and those behind it: their output stays as it was.
 int64_t espalier_mla_row_splits(int32_t q_len, int32_t kv_len);
 
 // The host integers that bound a call's workspace.

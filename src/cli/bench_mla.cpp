@@ -35,6 +35,7 @@ struct BenchMlaOptions {
     std::string mask = "causal";
     bool prompts = false;
     bool invariant = false;
+    std::int64_t partial_megabytes = 0;
     bool warm = false;
     std::vector<int> threads;
     int repetitions = 7;
@@ -210,6 +211,7 @@ Expected<void> run(const BenchMlaOptions& options) {
     timing.query = timing.out = conformance::usual_query(timing.format);
     timing.tree = options.mask == "tree";
     timing.invariant = options.invariant;
+    timing.partial_bytes = options.partial_megabytes * 1'000'000;
     timing.warm = options.warm;
     timing.repetitions = options.repetitions;
     const bool cuda = options.device == "cuda";
@@ -266,6 +268,12 @@ Run add_bench_mla(CLI::App& bench) {
     command->add_flag("--invariant", options->invariant,
                       "CUDA: bits that depend on a token's query and visible keys alone (the CPU "
                       "always keeps that)");
+    command
+        ->add_option("--partial-megabytes", options->partial_megabytes,
+                     "CUDA with --invariant: workspace for partial results, 0: the usual 250; "
+                     "calls that have more are several launches")
+        ->check(CLI::Range(0, 1'000'000))
+        ->capture_default_str();
     command->add_flag("--warm", options->warm,
                       "Let all calls read the same pages, so that caches may keep them");
     command->add_option("--threads", options->threads, "CPU: one table part each; 1 to all cores")

@@ -86,6 +86,7 @@ Expected<Problem> Problem::create(conformance::Device& device, const PagePool& p
     call.q_dtype = options.query;
     call.out_dtype = options.out;
     call.invariant = options.invariant;
+    call.partial_bytes = options.partial_bytes;
     const auto packed = static_cast<std::size_t>(call.rows.token_end * shape.heads);
     Random random(4);
     std::vector<float> query(packed * mla::kKey);
@@ -104,6 +105,7 @@ Expected<Problem> Problem::create(conformance::Device& device, const PagePool& p
                            .tokens = call.rows.token_end,
                            .max_q_len = call.rows.max_q_len,
                            .max_kv_len = call.rows.max_kv_len,
+                           .partial_bytes = call.partial_bytes,
                            .workers = options.workers,
                            .invariant = call.invariant,
                            .dense = false,

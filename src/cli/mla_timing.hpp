@@ -15,9 +15,10 @@ struct MlaTimingOptions {
     DType out = DType::bf16;
     bool tree = false;
     bool invariant = false;
-    bool warm = false;    // every call reads the same pages
-    int workers = 1;      // CPU
-    int repetitions = 7;  // the median is reported
+    std::int64_t partial_bytes = 0;  // CUDA, invariant; 0: the usual workspace
+    bool warm = false;               // every call reads the same pages
+    int workers = 1;                 // CPU
+    int repetitions = 7;             // the median is reported
 };
 
 // Pages of 64 slots filled with normal numbers, allocated once for all shapes.

@@ -17,6 +17,7 @@ void check_large_cache(Trial& trial);
 void check_deterministic(Trial& trial);
 void check_shared_plan(Trial& trial);
 void check_settled_history(Trial& trial);
+void check_launches(Trial& trial);
 void check_row_invariant(Trial& trial);
 void check_chain_equals_causal(Trial& trial);
 void check_path_invariant(Trial& trial);

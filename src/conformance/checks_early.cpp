@@ -102,8 +102,9 @@ void check_settled_history(Trial& trial) {
     const Batch batch(trial.format(), heads, rows, trial.any_layout());
     RunOptions options = trial.any_options();
     options.invariant = true;
-    const Capacities most = batch.capacities(options.workers, true);
     const auto expected = trial.run(batch, options);
+    options.partial_bytes = trial.any_partial_bytes();
+    const Capacities most = capacities_of(batch, options);
     const auto placed = trial.keep(PlacedBatch::place(device, batch), "placing");
     auto memory = trial.keep(device.allocate(kernels.plan_bytes(most)), "placing");
     if (!expected || !placed || !memory) return;

@@ -53,7 +53,7 @@ void check_graph_safe(Trial& trial) {
     const int heads = trial.any_heads();
     Layout layout = trial.any_layout();
     layout.reserve = capacities_of_graph(layout.page_tokens);
-    const RunOptions options = trial.any_options();
+    RunOptions options = trial.any_options();
     constexpr int kSteps = 3;
     std::vector<std::unique_ptr<Batch>> steps;
     std::vector<Result> eager;
@@ -65,6 +65,7 @@ void check_graph_safe(Trial& trial) {
         if (!result) return;
         eager.push_back(std::move(*result));
     }
+    options.partial_bytes = trial.any_partial_bytes();
     const Batch& first = *steps.front();
     auto placed = trial.keep(PlacedBatch::place(device, first), "placing");
     auto output =
@@ -72,10 +73,9 @@ void check_graph_safe(Trial& trial) {
     if (!placed || !output) return;
     const AbsorbedCall call = absorbed_call(*placed, first, *output, options);
     const auto recorded = trial.keep(
-        device.record(
-            options.workers,
-            device.kernels().scratch_bytes(first.capacities(options.workers, options.invariant)),
-            [&](OpContext& context) { return device.kernels().absorbed(context, call); }),
+        device.record(options.workers,
+                      device.kernels().scratch_bytes(capacities_of(first, options)),
+                      [&](OpContext& context) { return device.kernels().absorbed(context, call); }),
         "recording");
     if (!recorded) return;
     // Backwards and forwards, so that long follows short and short follows long; each is played

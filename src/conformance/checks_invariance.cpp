@@ -21,6 +21,7 @@ RunOptions invariant_options(Trial& trial) {
 void vary_machine(Trial& trial, RunOptions& options) {
     options.workers = trial.random.between(1, 3);
     options.multiprocessors = trial.any_multiprocessors();
+    options.partial_bytes = trial.any_partial_bytes();
 }
 
 // Bits are compared across batches, so the query dtype must stay; the rest may change.
@@ -100,8 +101,9 @@ void check_shared_plan(Trial& trial) {
     RunOptions options = trial.any_options();
     for (const bool invariant : {false, true}) {
         options.invariant = invariant;
-        const Capacities most = batch.capacities(options.workers, invariant);
         const auto expected = trial.run(batch, options);
+        options.partial_bytes = trial.any_partial_bytes();
+        const Capacities most = capacities_of(batch, options);
         const auto placed = trial.keep(PlacedBatch::place(device, batch), "placing");
         auto output = trial.keep(
             PlacedOutput::place(device, batch.tokens(), heads, kLatent, options), "placing");
@@ -123,6 +125,39 @@ void check_shared_plan(Trial& trial) {
                               describe(batch, options));
         }
         if (!trial.done(device.check_guards(memory->data(), memory->bytes()), "the plan")) return;
+    }
+}
+
+// Partial results that the workspace does not hold at once are made by several launches: rows of
+// all masks, lengths and widths, cut between blocks of packed rows wherever the room ends.
+void check_launches(Trial& trial) {
+    const int heads = trial.random.one_of({3, 16, 40, 128});
+    std::vector<Row> rows = hostile_rows(trial.random, heads, 10000);
+    const int longer = trial.random.between(1, 4);
+    for (int count = 0; count < longer; ++count) {
+        // Every other one has many blocks of packed rows, so that rows are cut too.
+        const bool wide = count % 2 == 0;
+        const int keys = trial.random.between(200, wide ? 500 : heads > 16 ? 1200 : 2300);
+        const int least = wide ? 64 / heads + 2 : 1;
+        const int tokens = std::max(least, affordable_tokens(trial, heads, keys, 100000, 40));
+        const auto mask = static_cast<MaskKind>(trial.random.between(0, 3));
+        Row row = make_row(trial.random, mask, heads, tokens, keys + tokens);
+        if (mask == MaskKind::tree) grow_tree(trial.random, row, trial.random.one_of(kShapes));
+        if (mask == MaskKind::dense) punch_holes(trial.random, row, 0.7);
+        const int place = trial.random.between(0, static_cast<int>(rows.size()));
+        rows.insert(rows.begin() + place, std::move(row));
+    }
+    const Batch batch(trial.format(), heads, rows, trial.any_layout());
+    RunOptions options = invariant_options(trial);
+    options.partial_bytes = 0;
+    const auto expected = trial.run(batch, options);
+    for (const std::int64_t bytes : {60'000, 130'000, 300'000, 700'000, 1'500'000, 4'000'000}) {
+        options.partial_bytes = bytes;
+        options.multiprocessors = trial.any_multiprocessors();
+        const auto result = trial.run(batch, options);
+        if (!expected || !result) return;
+        trial.expect_none(bit_difference(*result, *expected), "{} bytes at once; {}", bytes,
+                          describe(batch, options));
     }
 }
 

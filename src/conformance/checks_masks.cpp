@@ -174,9 +174,7 @@ void check_sibling_branches(Trial& trial) {
     if (!trial.done(device.upload(rows_memory->data(), sick.data(), sick.size() * 4), "upload") ||
         !trial.done(device.upload(slot_memory->data(), slots.data(), slots.size() * 8), "upload") ||
         !trial.done(device.run(options.workers,
-                               device.kernels().scratch_bytes(
-                                   batch.capacities(options.workers, options.invariant)),
-                               run),
+                               device.kernels().scratch_bytes(capacities_of(batch, options)), run),
                     "append and attention"))
         return;
     const auto result = trial.keep(output->read(), "outputs");
@@ -250,9 +248,7 @@ void check_tables_by_slot(Trial& trial) {
     call.rows.table_row = memory->as<std::int32_t>();
     const auto run = [&](OpContext& context) { return device.kernels().absorbed(context, call); };
     if (!trial.done(device.run(options.workers,
-                               device.kernels().scratch_bytes(
-                                   batch.capacities(options.workers, options.invariant)),
-                               run),
+                               device.kernels().scratch_bytes(capacities_of(batch, options)), run),
                     "a table that is none"))
         return;
     const auto blind = trial.keep(output->read(), "outputs");
@@ -301,9 +297,7 @@ void check_large_cache(Trial& trial) {
     call.rows.block_table = table->as<std::int32_t>();
     const auto run = [&](OpContext& context) { return device.kernels().absorbed(context, call); };
     if (!trial.done(device.run(options.workers,
-                               device.kernels().scratch_bytes(
-                                   batch.capacities(options.workers, options.invariant)),
-                               run),
+                               device.kernels().scratch_bytes(capacities_of(batch, options)), run),
                     "attention over far pages"))
         return;
     if (const auto result = trial.keep(output->read(), "outputs"))

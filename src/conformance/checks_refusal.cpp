@@ -69,6 +69,8 @@ std::vector<Refusal> refusals(const KvPages& kv) {
          "total_splits -1"},
         {"multiprocessors", false, [](AbsorbedCall& c) { c.multiprocessors = -1; },
          "-1 multiprocessors"},
+        {"workspace", false, [](AbsorbedCall& c) { c.partial_bytes = -1; },
+         "-1 bytes for partial results"},
         {"block table", true,
          [](AbsorbedCall& c) {
              c.rows.table_row = kBadTables;
@@ -102,7 +104,7 @@ void expect_pairs_refused(Trial& trial, const PlacedBatch& placed, const Batch& 
         AbsorbedCall call = absorbed_call(placed, batch, output, options);
         call.q_dtype = query;
         const auto done = device.run(
-            1, device.kernels().scratch_bytes(batch.capacities(1, options.invariant)),
+            1, device.kernels().scratch_bytes(capacities_of(batch, options)),
             [&](OpContext& context) { return device.kernels().absorbed(context, call); });
         const bool allowed = std::count(legal.begin(), legal.end(), query) > 0;
         const std::string message = done ? "no error" : done.error().message;
@@ -134,7 +136,7 @@ void check_no_silent_no_op(Trial& trial) {
         AbsorbedCall call = absorbed_call(*placed, batch, *output, options);
         refusal.spoil(call);
         const auto done = device.run(
-            1, device.kernels().scratch_bytes(batch.capacities(1, options.invariant)),
+            1, device.kernels().scratch_bytes(capacities_of(batch, options)),
             [&](OpContext& context) { return device.kernels().absorbed(context, call); });
         const std::string message = done ? "no error" : done.error().message;
         trial.expect(!done && message.find(refusal.says) != std::string::npos,

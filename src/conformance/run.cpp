@@ -84,6 +84,12 @@ Expected<Result> PlacedOutput::read() {
     return result;
 }
 
+Capacities capacities_of(const Batch& batch, const RunOptions& options) {
+    Capacities most = batch.capacities(options.workers, options.invariant);
+    most.partial_bytes = options.partial_bytes;
+    return most;
+}
+
 AbsorbedCall absorbed_call(const PlacedBatch& placed, const Batch& batch, PlacedOutput& output,
                            const RunOptions& options) {
     AbsorbedCall call;
@@ -99,6 +105,7 @@ AbsorbedCall absorbed_call(const PlacedBatch& placed, const Batch& batch, Placed
     call.lse = options.want_lse ? output.lse() : nullptr;
     call.invariant = options.invariant;
     call.multiprocessors = options.multiprocessors;
+    call.partial_bytes = options.partial_bytes;
     return call;
 }
 
@@ -108,10 +115,9 @@ Expected<Result> run_absorbed(Device& device, const Batch& batch, const RunOptio
         PlacedOutput output,
         PlacedOutput::place(device, batch.tokens(), batch.heads(), kLatent, options));
     const AbsorbedCall call = absorbed_call(placed, batch, output, options);
-    ESPALIER_RETURN_IF_ERROR(device.run(
-        options.workers,
-        device.kernels().scratch_bytes(batch.capacities(options.workers, options.invariant)),
-        [&](OpContext& context) { return device.kernels().absorbed(context, call); }));
+    ESPALIER_RETURN_IF_ERROR(
+        device.run(options.workers, device.kernels().scratch_bytes(capacities_of(batch, options)),
+                   [&](OpContext& context) { return device.kernels().absorbed(context, call); }));
     return output.read();
 }
 

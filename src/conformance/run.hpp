@@ -13,8 +13,9 @@ namespace espalier::conformance {
 inline constexpr float kUsualScale = 0.0721687836f;  // 1/√192
 
 struct RunOptions {
-    int workers = 1;          // CPU
-    int multiprocessors = 0;  // CUDA; 0: all
+    int workers = 1;                 // CPU
+    int multiprocessors = 0;         // CUDA; 0: all
+    std::int64_t partial_bytes = 0;  // CUDA: workspace for partial results; 0: the usual one
     DType out_dtype = DType::f32;
     float scale = kUsualScale;
     bool invariant = true;
@@ -85,6 +86,7 @@ class PlacedOutput {
     Buffer out_, lse_;
 };
 
+mla::Capacities capacities_of(const Batch& batch, const RunOptions& options);
 mla::AbsorbedCall absorbed_call(const PlacedBatch& placed, const Batch& batch, PlacedOutput& output,
                                 const RunOptions& options);
 Expected<Result> run_absorbed(Device& device, const Batch& batch, const RunOptions& options = {});

@@ -26,6 +26,7 @@ constexpr std::array kChecks = {
     Check{"plan", "4 A shared plan changes no bits", Entry::absorbed, check_shared_plan},
     Check{"early", "4 A call that begins beside the append in front of it", Entry::absorbed,
           check_settled_history},
+    Check{"launches", "5 A smaller workspace changes no bits", Entry::absorbed, check_launches},
     Check{"rows", "5 Row-invariant", Entry::absorbed, check_row_invariant},
     Check{"chain", "5 Chain tree equals causal", Entry::absorbed, check_chain_equals_causal},
     Check{"path", "5 Path-invariant", Entry::absorbed, check_path_invariant},

@@ -20,6 +20,11 @@ Layout Trial::any_layout() {
 
 int Trial::any_multiprocessors() { return random.chance(0.5) ? 0 : random.between(1, 140); }
 
+// A slot of 16 packed rows is 17,408.
+std::int64_t Trial::any_partial_bytes() {
+    return random.chance(0.5) ? 0 : random.one_of({100'000, 400'000, 1'500'000});
+}
+
 int Trial::any_heads() {
     static constexpr int kFew[] = {1, 3, 12, 16};
     return random.chance(0.7) ? random.one_of(kFew) : random.one_of(kHeadCounts);
@@ -32,6 +37,7 @@ RunOptions Trial::any_options() {
     options.out_dtype = random.one_of(kOutputs);
     options.invariant = random.chance(0.5);
     options.multiprocessors = any_multiprocessors();
+    options.partial_bytes = any_partial_bytes();
     return options;
 }
 
@@ -71,9 +77,10 @@ void Trial::failed(const Error& error, std::string_view what) {
 }
 
 std::string describe(const Batch& batch, const RunOptions& options) {
-    return fmt::format("{} heads, {} rows, {} queries, pages of {}, {} output{}", batch.heads(),
-                       batch.view().rows, name_of(batch.query_dtype()), batch.kv().page_tokens,
-                       name_of(options.out_dtype), options.invariant ? ", invariant" : "");
+    return fmt::format("{} heads, {} rows, {} queries, pages of {}, {} output{}, {} bytes",
+                       batch.heads(), batch.view().rows, name_of(batch.query_dtype()),
+                       batch.kv().page_tokens, name_of(options.out_dtype),
+                       options.invariant ? ", invariant" : "", options.partial_bytes);
 }
 
 }  // namespace espalier::conformance

@@ -33,7 +33,8 @@ class Trial {
     Layout any_layout();
     // Any number of workers and multiprocessors, output dtype and flag of invariance.
     RunOptions any_options();
-    int any_multiprocessors();  // 0: all
+    int any_multiprocessors();         // 0: all
+    std::int64_t any_partial_bytes();  // 0: the usual ones, all at once
     // Any count of heads; small ones more often, since they cost less.
     int any_heads();
 

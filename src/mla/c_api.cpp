@@ -104,7 +104,7 @@ Expected<void> run_in(espalier_mla_context& context, void* workspace, std::uint6
     return operation(op);
 }
 
-// A size that follows from capacities.
+// A size that follows from capacities. Where calls may be invariant, they may be otherwise too.
 template <typename Size>
 espalier_mla_status bytes_for(const espalier_mla_context* context,
                               const espalier_mla_capacities* most, uint64_t* bytes, Size size) {
@@ -113,7 +113,9 @@ espalier_mla_status bytes_for(const espalier_mla_context* context,
         if (bytes == nullptr) return fail(ErrorKind::invalid, "bytes is NULL");
         ESPALIER_ASSIGN_OR_RETURN(const Capacities capacities,
                                   c_api::capacities_of(most, context->device->workers()));
-        *bytes = size(capacities);
+        Capacities flexible = capacities;
+        flexible.invariant = false;
+        *bytes = std::max(size(capacities), size(flexible));
         return {};
     });
 }

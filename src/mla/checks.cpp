@@ -194,6 +194,8 @@ Expected<void> check_absorbed_arguments(const AbsorbedCall& call) {
                     name_of(call.q_dtype), name_of(call.kv.format));
     if (call.multiprocessors < 0)
         return fail(ErrorKind::invalid, "{} multiprocessors", call.multiprocessors);
+    if (call.partial_bytes < 0)
+        return fail(ErrorKind::invalid, "{} bytes for partial results", call.partial_bytes);
     ESPALIER_RETURN_IF_ERROR(check_pages(call.kv));
     return check_row_arguments(call.rows);
 }

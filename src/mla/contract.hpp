@@ -32,6 +32,9 @@ struct AbsorbedCall {
     // CUDA: how many multiprocessors the call may take, so that other work can run beside it; 0:
     // all of them. It changes no bits of an invariant call.
     std::int32_t multiprocessors = 0;
+    // CUDA: workspace for the partial results of an invariant call, in bytes; 0: 250 MB. A call
+    // that may have more of them is several launches. It changes no bits.
+    std::int64_t partial_bytes = 0;
     // CUDA: the step's plan, plan_bytes() on the device, filled by plan(); the layers of a step
     // share it. Null: the call makes its own.
     std::byte* plan = nullptr;
@@ -100,11 +103,12 @@ struct Capacities {
     std::int64_t tokens = 0;  // token_end
     std::int32_t max_q_len = 0;
     std::int32_t max_kv_len = 0;
-    std::int64_t total_splits = 0;  // 0: derived, as in RaggedRows
-    int workers = 1;                // threads of the pool
-    bool invariant = true;
-    bool dense = false;        // calls may bring a custom_mask
-    bool decompressed = true;  // there may be decompressed calls too
+    std::int64_t total_splits = 0;   // 0: derived, as in RaggedRows
+    std::int64_t partial_bytes = 0;  // as in AbsorbedCall
+    int workers = 1;                 // threads of the pool
+    bool invariant = true;           // as absorbed calls are, all of them
+    bool dense = false;              // calls may bring a custom_mask
+    bool decompressed = true;        // there may be decompressed calls too
 };
 
 // What a device offers. Each call first checks its words (combination of formats, heads, shapes)

@@ -191,6 +191,13 @@ std::vector<Mutant> mutants() {
              call.rows.kv_len = lengths.data();
              return base.absorbed(context, call);
          }},
+        {"LaunchesForgetTheLastRow", "launches",
+         [](const Kernels& base, OpContext& context, AbsorbedCall call) {
+             std::vector<std::int32_t> lengths(call.rows.kv_len, call.rows.kv_len + call.rows.rows);
+             if (call.partial_bytes > 0) lengths.back() = 0;
+             call.rows.kv_len = lengths.data();
+             return base.absorbed(context, call);
+         }},
         {"BitsDependOnTheBatch", "rows",
          [](const Kernels& base, OpContext& context, AbsorbedCall call) {
              const bool many = call.rows.rows > 4;

@@ -85,12 +85,12 @@ std::int64_t flexible_slots(const Class& rows, int processors, int block_rows) {
     const std::int64_t lanes = std::min<std::int64_t>(blocks, processors);
     return std::max<std::int64_t>(processors / lanes, 1) * blocks * 2;
 }
-// And of kStripRows with the invariant one: a token of a row has ceil(heads / 16) of them per
-// split.
+// And of kStripRows with the invariant one, in all launches: a token of a row has ceil(heads / 16)
+// of them per split.
 std::int64_t invariant_slots(const Capacities& most) {
     if (!most.invariant) return 0;
-    const std::int64_t splits =
-        most.total_splits > 0 ? most.total_splits : most.tokens * most_splits(most.max_kv_len);
+    std::int64_t splits = most.tokens * most_splits(most.max_kv_len);
+    if (most.total_splits > 0) splits = std::min(splits, most.total_splits);
     return splits * ceil_divide(most.heads, kStripRows);
 }
 
@@ -101,21 +101,59 @@ std::size_t aligned(std::int64_t bytes) {
 std::size_t flexible_partial_bytes(std::int64_t packed_rows) {
     return aligned(packed_rows * kLatent * 4) + aligned(packed_rows * 4);
 }
+// The format is the call's.
+std::size_t flexible_most_bytes(const Capacities& most, int processors) {
+    std::size_t bytes = 0;
+    for (const int block_rows : {kBlockRows, kFp8BlockRows})
+        for (const Class& rows : classes(most, block_rows))
+            bytes = std::max(bytes, flexible_partial_bytes(
+                                        flexible_slots(rows, processors, block_rows) * block_rows));
+    return bytes;
+}
 std::size_t invariant_partial_bytes(std::int64_t slots) {
     return aligned(slots * kStripChunks * kChunkBytes) + aligned(slots * kStripScales * 8);
 }
 
-// The plan of one launch: partition, parts, merges or counters.
-std::size_t class_plan_bytes(int parts, int rows, std::int64_t slots) {
-    return aligned(sizeof(Partition)) +
-           aligned(parts * static_cast<std::int64_t>(sizeof(PartPlan))) +
-           aligned(rows * static_cast<std::int64_t>(sizeof(MergeRow))) +
-           aligned(slots * static_cast<std::int64_t>(sizeof(Counter))) +
-           invariant_partial_bytes(std::min<std::int64_t>(slots, kMarkedSlots));
+// What of a call's slots there is room for at once, and how they are dealt to launches for that.
+// Slots of blocks that begin in a launch's share may reach beyond it, by less than a block's.
+struct Room {
+    Launches launches;
+    std::int64_t slots = 0;
+};
+
+Room room_of(const Capacities& most, int block_rows) {
+    constexpr std::int64_t kPartialBytes = 250'000'000;  // beside the plan, 256 MB in all
+    constexpr std::int64_t kSlotBytes = kStripChunks * kChunkBytes + kStripScales * 8;
+    const std::int64_t all = std::min(invariant_slots(most), kMostSlots);
+    const std::int64_t bytes = most.partial_bytes > 0 ? most.partial_bytes : kPartialBytes;
+    const std::int64_t fitting = std::max<std::int64_t>(bytes / kSlotBytes, 1);
+    if (all <= fitting) return {.launches = {}, .slots = all};
+    const std::int64_t packed = std::int64_t{most.max_q_len} * most.heads;
+    const std::int64_t of_block =
+        ceil_divide(std::min<std::int64_t>(packed, block_rows), kStripRows) *
+        most_splits(most.max_kv_len);
+    // Half of the room at least, however long rows are: launches cost time.
+    const std::int64_t share = std::max(fitting - of_block, (fitting + 1) / 2);
+    // A power of two, as on the device (plan.cu).
+    const auto launches = std::bit_ceil(static_cast<std::uint32_t>(ceil_divide(all, share)));
+    return {.launches = {.count = static_cast<std::int32_t>(launches),
+                         .slots = static_cast<std::int32_t>(share)},
+            .slots = std::min(share + of_block, all)};
 }
 
-// Everything of a launch but its workspace; returns where the next plan begins.
-std::byte* fit_class(AbsorbedParams& p, const Class& rows, int processors, std::byte* plan) {
+// The plan of one class: partition, parts of each launch, merges or counters.
+std::size_t class_plan_bytes(int parts, int rows, const Room& room) {
+    return aligned(sizeof(Partition)) +
+           aligned(std::int64_t{parts} * room.launches.count *
+                   static_cast<std::int64_t>(sizeof(PartPlan))) +
+           aligned(rows * static_cast<std::int64_t>(sizeof(MergeRow))) +
+           aligned(room.slots * static_cast<std::int64_t>(sizeof(Counter))) +
+           invariant_partial_bytes(std::min<std::int64_t>(room.slots, kMarkedSlots));
+}
+
+// Everything of the first launch but its workspace; returns where the next plan begins.
+std::byte* fit_class(AbsorbedParams& p, const Class& rows, int processors, int launches,
+                     std::byte* plan) {
     p.least_packed = rows.least_packed;
     p.most_packed = rows.most_packed;
     p.query_rows = rows.most_packed <= 16 ? 16 : rows.most_packed <= 32 ? 32 : (1 << p.block_shift);
@@ -127,7 +165,7 @@ std::byte* fit_class(AbsorbedParams& p, const Class& rows, int processors, std::
     p.partition = reinterpret_cast<Partition*>(plan);
     plan += aligned(sizeof(Partition));
     p.part_plans = reinterpret_cast<PartPlan*>(plan);
-    plan += aligned(p.parts * static_cast<std::int64_t>(sizeof(PartPlan)));
+    plan += aligned(std::int64_t{p.parts} * launches * static_cast<std::int64_t>(sizeof(PartPlan)));
     p.merge_rows = reinterpret_cast<MergeRow*>(plan);
     plan += aligned(p.rows.rows * static_cast<std::int64_t>(sizeof(MergeRow)));
     p.counters = reinterpret_cast<Counter*>(plan);
@@ -169,8 +207,9 @@ cudaError_t launch_main(const AbsorbedParams& p, cudaStream_t stream) {
     return cudaErrorNotSupported;  // refused by the checks
 }
 
+// Launches share the workspace: each writes there when the one before has ended.
 Expected<void> launch_class(OpContext& context, AbsorbedParams& p, const Class& rows,
-                            int processors, bool last) {
+                            int processors, int launches, bool last) {
     Arena::Mark mark(context.arena);
     take_partials(context.arena, p, rows, processors);
     ESPALIER_RETURN_IF_ERROR(encode_maps(p));
@@ -178,8 +217,11 @@ Expected<void> launch_class(OpContext& context, AbsorbedParams& p, const Class& 
     if (p.dense_splits > 0)
         ESPALIER_RETURN_IF_ERROR(
             checked(launch_dense_index(p, stream), "the index of dense masks"));
-    p.padding = last;
-    return checked(launch_main(p, stream), "absorbed attention");
+    for (int launch = 0; launch < launches; ++launch, p.part_plans += p.parts) {
+        p.padding = last && launch + 1 == launches;
+        ESPALIER_RETURN_IF_ERROR(checked(launch_main(p, stream), "absorbed attention"));
+    }
+    return {};
 }
 
 // A mask of no bytes hides what a missing one does: all keys of dense rows.
@@ -194,6 +236,7 @@ Capacities capacities(const AbsorbedCall& call) {
             .max_q_len = call.rows.max_q_len,
             .max_kv_len = call.rows.max_kv_len,
             .total_splits = call.rows.total_splits,
+            .partial_bytes = call.partial_bytes,
             .invariant = call.invariant,
             .dense = has_dense_mask(call.rows)};
 }
@@ -236,10 +279,10 @@ AbsorbedParams parameters(const AbsorbedCall& call) {
     // A dense mask is looked through by a kernel in front of the call's own.
     p.history_settled = call.history_settled && call.invariant && !dense;
     p.one_token = call.invariant && call.rows.max_q_len == 1 && !dense && call.rows.dcp_world == 1;
-    p.slots = static_cast<std::int32_t>(invariant_slots(capacities(call)));
     const bool codes =
         call.kv.format == KvFormat::fp8_tensor || call.kv.format == KvFormat::fp8_token;
     p.block_shift = std::countr_zero(static_cast<unsigned>(codes ? kFp8BlockRows : kBlockRows));
+    p.slots = static_cast<std::int32_t>(room_of(capacities(call), 1 << p.block_shift).slots);
     return p;
 }
 
@@ -248,9 +291,9 @@ AbsorbedParams parameters(const AbsorbedCall& call) {
 std::size_t absorbed_plan_bytes(const Capacities& most) {
     const Expected<int> processors = multiprocessors();
     if (!processors) return 0;
-    const int launches = most.invariant ? 1 : 2;
-    return launches *
-           class_plan_bytes(*processors, most.rows, std::min(invariant_slots(most), kMostSlots));
+    const int classes = most.invariant ? 1 : 2;
+    return static_cast<std::size_t>(classes) *
+           class_plan_bytes(*processors, most.rows, room_of(most, kBlockRows));
 }
 
 Expected<void> absorbed_plan(OpContext& context, const AbsorbedCall& call) {
@@ -258,11 +301,13 @@ Expected<void> absorbed_plan(OpContext& context, const AbsorbedCall& call) {
     ESPALIER_RETURN_IF_ERROR(check_capacities(call));
     ESPALIER_ASSIGN_OR_RETURN(const int processors, multiprocessors(call.multiprocessors));
     AbsorbedParams p = parameters(call);
+    const Capacities most = capacities(call);
+    const Launches launches = room_of(most, 1 << p.block_shift).launches;
     std::byte* plan = call.plan;
-    for (const Class& rows : classes(capacities(call), 1 << p.block_shift)) {
-        plan = fit_class(p, rows, processors, plan);
-        ESPALIER_RETURN_IF_ERROR(
-            checked(launch_plan(p, static_cast<cudaStream_t>(context.stream)), "the plan"));
+    for (const Class& rows : classes(most, 1 << p.block_shift)) {
+        plan = fit_class(p, rows, processors, launches.count, plan);
+        ESPALIER_RETURN_IF_ERROR(checked(
+            launch_plan(p, launches, static_cast<cudaStream_t>(context.stream)), "the plan"));
     }
     return {};
 }
@@ -288,10 +333,12 @@ Expected<void> absorbed(OpContext& context, const AbsorbedCall& call) {
             context.arena.take<std::int32_t>(most.tokens * (std::int64_t{p.dense_splits} + 1));
     }
     std::byte* plan = call.plan;
+    const int launches = room_of(most, 1 << p.block_shift).launches.count;
     const std::vector<Class> all = classes(most, 1 << p.block_shift);
     for (const Class& rows : all) {
-        plan = fit_class(p, rows, processors, plan);
-        ESPALIER_RETURN_IF_ERROR(launch_class(context, p, rows, processors, &rows == &all.back()));
+        plan = fit_class(p, rows, processors, launches, plan);
+        ESPALIER_RETURN_IF_ERROR(
+            launch_class(context, p, rows, processors, launches, &rows == &all.back()));
     }
     return {};
 }
@@ -299,14 +346,8 @@ Expected<void> absorbed(OpContext& context, const AbsorbedCall& call) {
 std::size_t absorbed_scratch(const Capacities& most) {
     const Expected<int> processors = multiprocessors();
     if (!processors) return 0;
-    std::size_t bytes = 0;
-    for (const int block_rows : {kBlockRows, kFp8BlockRows})  // the format is the call's
-        for (const Class& rows : classes(most, block_rows)) {
-            bytes = std::max(
-                bytes,
-                flexible_partial_bytes(flexible_slots(rows, *processors, block_rows) * block_rows));
-        }
-    bytes = std::max(bytes, invariant_partial_bytes(std::min(invariant_slots(most), kMostSlots)));
+    std::size_t bytes = most.invariant ? invariant_partial_bytes(room_of(most, kBlockRows).slots)
+                                       : flexible_most_bytes(most, *processors);
     bytes += aligned(static_cast<std::int64_t>(absorbed_plan_bytes(most)));
     if (most.invariant && most.dense)
         bytes += aligned(most.tokens * (most_splits(most.max_kv_len) + 1) * 4);

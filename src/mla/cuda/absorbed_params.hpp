@@ -149,7 +149,7 @@ struct AbsorbedParams {
 
     // The plan.
     Partition* partition = nullptr;
-    PartPlan* part_plans = nullptr;  // [parts]
+    PartPlan* part_plans = nullptr;  // [parts] of this launch
     MergeRow* merge_rows = nullptr;  // flexible: [rows]
     Counter* counters = nullptr;     // invariant: [slots]
 
@@ -185,6 +185,13 @@ struct AbsorbedParams {
     std::int32_t dense_splits = 0;
 };
 
+// Launches that an invariant call's slots are dealt to, so that they fit the workspace: each has
+// the blocks of packed rows that begin in its share of them.
+struct Launches {
+    std::int32_t count = 1;
+    std::int32_t slots = 0;  // of a share, at most; where there are several
+};
+
 // One function per cache format, each in a file of its own: they take long to compile.
 cudaError_t launch_bf16(const AbsorbedParams& p, cudaStream_t stream);
 cudaError_t launch_fp16(const AbsorbedParams& p, cudaStream_t stream);
@@ -193,8 +200,9 @@ cudaError_t launch_fp8_token(const AbsorbedParams& p, cudaStream_t stream);
 // Likewise, where p.one_token.
 cudaError_t launch_one_token_bf16(const AbsorbedParams& p, cudaStream_t stream);
 cudaError_t launch_one_token_fp8_token(const AbsorbedParams& p, cudaStream_t stream);
-// Writes partition, part_plans and merge_rows from the lengths.
-cudaError_t launch_plan(const AbsorbedParams& p, cudaStream_t stream);
+// Writes partition, part_plans (those of one launch after those of another) and merge_rows from the
+// lengths.
+cudaError_t launch_plan(const AbsorbedParams& p, const Launches& launches, cudaStream_t stream);
 // Finds where the splits of dense rows' tokens begin; only the invariant partition needs it.
 cudaError_t launch_dense_index(const AbsorbedParams& p, cudaStream_t stream);
 

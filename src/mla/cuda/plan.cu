@@ -40,15 +40,65 @@ struct Work {
     int most_splits = 0, cost_of_split = 1;  // of the block that costs most
 };
 
-__device__ void add_row(const AbsorbedParams& p, const Partition& partition, int row,
-                        const RowShape& shape, Work& work) {
+// Blocks of a group that are a launch's: first … end - 1.
+struct BlockRun {
+    int first = 0, end = 0;
+};
+
+// The launch of a call that has one: all blocks.
+struct OnlyLaunch {
+    static constexpr bool kAll = true;
+    __device__ static bool all() { return true; }
+    __device__ static int first_slot() { return 0; }
+    __device__ BlockRun blocks(const Group& group, int block_shift, long long) const {
+        return {0, group_blocks(group, block_shift)};
+    }
+};
+// One of several: blocks whose first slot, of all that the call's rows have, lies in begin … end
+// - 1. It counts its own slots from `begin` on.
+struct LaunchOfSeveral {
+    static constexpr bool kAll = false;
+    static constexpr int kEnd = 0x7fffffff;  // no slot lies behind it
+    int begin = 0, end = kEnd;
+
+    __device__ bool all() const { return begin == 0 && end == kEnd; }
+    __device__ int first_slot() const { return begin; }
+
+    // slot: the group's first.
+    __device__ BlockRun blocks(const Group& group, int block_shift, long long slot) const {
+        return {blocks_below(group, block_shift, begin - slot),
+                blocks_below(group, block_shift, end - slot)};
+    }
+
+  private:
+    // How many of the group's blocks begin less than `slots` behind it.
+    __device__ static int blocks_below(const Group& group, int block_shift, long long slots) {
+        const int blocks = group_blocks(group, block_shift);
+        if (slots <= 0) return 0;
+        if (group.splits == 1) return blocks;
+        const long long of_block = static_cast<long long>(group.splits)
+                                   << (block_shift - kLeastShift);
+        if (slots > (blocks - 1) * of_block) return blocks;
+        // Both are below 2^31 here.
+        return ceil_div(static_cast<int>(slots), static_cast<int>(of_block));
+    }
+};
+
+// slot: the row's first.
+template <typename Launch>
+__device__ void add_row(const AbsorbedParams& p, const Partition& partition, const Launch& launch,
+                        int row, const RowShape& shape, long long slot, Work& work) {
     constexpr int kPlenty = 1 << 20;  // splits: more than there are parts, whatever is added
     const RowGroups groups(p, row, shape);
-    const int times = groups.alike() ? groups.count() : 1;
+    const int times = Launch::kAll && groups.alike() ? groups.count() : 1;
 #pragma unroll 1
     for (int index = 0; index < groups.count(); index += times) {
         const Group group = groups.at(index);
-        const int blocks = group_blocks(group, partition.block_shift);
+        const BlockRun run = launch.blocks(group, partition.block_shift, slot);
+        const int blocks = run.end - run.first;
+        const long long slots = times * group_slots(group);
+        slot += slots;
+        work.slots += slots;
         if (blocks == 0) continue;
         const bool large = group.history < 0 && group.tiles * kTileKeys >= kLongSplit;
 #pragma unroll
@@ -58,7 +108,6 @@ __device__ void add_row(const AbsorbedParams& p, const Partition& partition, int
             work.splits[i] = min(work.splits[i] + min(splits, kPlenty), kPlenty);
         }
         work.line += times * blocks * block_length(p, partition, group);
-        work.slots += times * group_slots(group);
         work.blocks += times * blocks;
         if (group.splits * split_cost(group) > work.most_splits * work.cost_of_split) {
             work.most_splits = group.splits;
@@ -89,15 +138,16 @@ __device__ Work work_of_call(const Work& mine) {
     return sum;
 }
 
-// Small blocks if each of their splits has a part. Otherwise pieces of equal length, one to a part,
-// if that costs at most 8 % over perfect balance: queries come once, and merges wait for no part
-// that has other work. `line` is the partition without pieces.
-__device__ Partition with_pieces(const AbsorbedParams& p, const Work& work, const Partition& line) {
+// Small blocks if each of their splits has a part (`small`: they may be). Otherwise pieces of equal
+// length, one to a part, if that costs at most 8 % over perfect balance: queries come once, and
+// merges wait for no part that has other work. `line` is the partition without pieces.
+__device__ Partition with_pieces(const AbsorbedParams& p, const Work& work, const Partition& line,
+                                 bool small) {
     Partition even = line;
     even.length = 1;
 #pragma unroll
     for (int i = 0; i < kSmallBlocks && kLeastShift + i < p.block_shift; ++i) {
-        if (work.splits[i] > p.parts) continue;
+        if (!small || work.splits[i] > p.parts) continue;
         even.block_shift = kLeastShift + i;
         even.piece = 1;  // a split
         return even;
@@ -133,33 +183,38 @@ struct LaneRows {
         : first(lane * rows_per_lane(p)), end(min(first + rows_per_lane(p), p.rows.rows)) {
         if (first < end) shape = row_shape(p, first);
     }
-    __device__ Work work(const AbsorbedParams& p, const Partition& partition) const {
+    // slot: the first of the lane's.
+    template <typename Launch>
+    __device__ Work work(const AbsorbedParams& p, const Partition& partition, const Launch& launch,
+                         long long slot) const {
         Work sum;
         RowShape of_row = shape;
 #pragma unroll 1
         for (int row = first; row < end; ++row) {
             if (row > first) of_row = row_shape(p, row);
-            add_row(p, partition, row, of_row, sum);
+            add_row(p, partition, launch, row, of_row, slot + sum.slots, sum);
         }
         return sum;
     }
 };
 
-// The whole warp. `mine`: what is left as the lane's own work.
-__device__ Partition make_invariant_partition(const AbsorbedParams& p, const LaneRows& rows,
-                                              Work& mine) {
+// The whole warp. `mine`: what is left as the lane's own work of the launch. slot: the first of the
+// lane's.
+template <typename Launch>
+__device__ Partition make_invariant_partition(const AbsorbedParams& p, const Launch& launch,
+                                              const LaneRows& rows, int slot, Work& mine) {
     Partition partition, line;
     partition.block_shift = p.block_shift;
     Work of_line;
 #pragma unroll 1
     for (bool first = true;; first = false) {
-        mine = rows.work(p, partition);
+        mine = rows.work(p, partition, launch, slot);
         if (first) {
             const Work work = work_of_call(mine);
             of_line = mine;
             line = without_pieces(p, work);
             if (line.total == 0) return line;
-            partition = with_pieces(p, work, line);
+            partition = with_pieces(p, work, line, launch.all());
             if (partition.piece == 0) return line;
             continue;
         }
@@ -171,9 +226,11 @@ __device__ Partition make_invariant_partition(const AbsorbedParams& p, const Lan
 }
 
 // By the lane that has the part's first row: what the part begins with. start, slot: what lies
-// before the lane's rows.
+// before the lane's rows, of the launch's line and of all slots.
+template <typename Launch>
 __device__ PartPlan plan_invariant_part(const AbsorbedParams& p, const Partition& partition,
-                                        const LaneRows& rows, int start, int slot, int part) {
+                                        const Launch& launch, const LaneRows& rows, int start,
+                                        int slot, int part) {
     const int begin = part * partition.length;
     const int end = min(begin + partition.length, partition.total);
     PartPlan share;
@@ -183,25 +240,29 @@ __device__ PartPlan plan_invariant_part(const AbsorbedParams& p, const Partition
 #pragma unroll 1
     for (; share.row + 1 < rows.end; shape = row_shape(p, ++share.row)) {
         Work work;
-        add_row(p, partition, share.row, shape, work);
+        add_row(p, partition, launch, share.row, shape, share.slot, work);
         if (begin < start + work.line) break;
         start += static_cast<int>(work.line);
         share.slot += static_cast<int>(work.slots);
     }
     const RowGroups groups(p, share.row, shape);
     Group group;
+    BlockRun run;
     int length = 1;
 #pragma unroll 1
     for (;; ++share.group) {
         group = groups.at(share.group);
         length = block_length(p, partition, group);
-        const int all = group_blocks(group, partition.block_shift) * length;
+        run = launch.blocks(group, partition.block_shift, share.slot);
+        const int all = (run.end - run.first) * length;
         if (begin < start + all) break;
         start += all;
         share.slot += group_slots(group);
     }
+    share.slot -= launch.first_slot();
     share.block = (begin - start) / length;
     start += share.block * length;
+    share.block += run.first;
     if (partition.piece > 0) {
         // There are no more pieces than parts, so these products stay below 2^32.
         const auto piece = static_cast<unsigned>(begin - start);
@@ -226,8 +287,10 @@ __device__ PartPlan plan_invariant_part(const AbsorbedParams& p, const Partition
 }
 
 // The whole warp.
+template <typename Launch>
 __device__ void write_invariant_part(const AbsorbedParams& p, const Partition& partition,
-                                     const LaneRows& rows, const Work& mine, int part) {
+                                     const Launch& launch, const LaneRows& rows, const Work& mine,
+                                     int part, PartPlan& plan) {
     const int lane = threadIdx.x % 32;
     const int line = static_cast<int>(mine.line), slots = static_cast<int>(mine.slots);
     int through = line, slots_through = slots;
@@ -240,9 +303,19 @@ __device__ void write_invariant_part(const AbsorbedParams& p, const Partition& p
     const long long begin = static_cast<long long>(part) * partition.length;
     const bool owner = begin < partition.total && through - line <= begin && begin < through;
     if (owner)
-        p.part_plans[part] =
-            plan_invariant_part(p, partition, rows, through - line, slots_through - slots, part);
-    if (!__any_sync(~0u, owner) && lane == 0) p.part_plans[part] = PartPlan{};
+        plan = plan_invariant_part(p, partition, launch, rows, through - line,
+                                   slots_through - slots, part);
+    if (!__any_sync(~0u, owner) && lane == 0) plan = PartPlan{};
+}
+
+// Counters and marked slots of launches whose rows have `slots` slots.
+__device__ void clear_places(const AbsorbedParams& p, int slots, int thread, int threads) {
+    for (int slot = thread; slot < min(slots, p.slots); slot += threads)
+        p.counters[slot] = Counter{};
+    const int marked = min(slots, p.marked_slots);
+    for (int i = thread; i < marked * (kStripChunks * kChunkBytes / 16); i += threads)
+        p.marked[i] = uint4{};
+    for (int i = thread; i < marked * kStripScales; i += threads) p.marked_rows[i] = float2{};
 }
 
 __global__ void __launch_bounds__(kPlanThreads)
@@ -250,23 +323,69 @@ __global__ void __launch_bounds__(kPlanThreads)
     const int thread = blockIdx.x * kPlanThreads + threadIdx.x;
     const LaneRows rows(p, thread % 32);
     Work mine;
-    const Partition partition = make_invariant_partition(p, rows, mine);
-    if (thread / 32 < p.parts) write_invariant_part(p, partition, rows, mine, thread / 32);
-    const int threads = gridDim.x * kPlanThreads;
-    for (int slot = thread; slot < min(partition.slots, p.slots); slot += threads)
-        p.counters[slot] = Counter{};
-    const int marked = min(partition.slots, p.marked_slots);
-    for (int i = thread; i < marked * (kStripChunks * kChunkBytes / 16); i += threads)
-        p.marked[i] = uint4{};
-    for (int i = thread; i < marked * kStripScales; i += threads) p.marked_rows[i] = float2{};
+    const Partition partition = make_invariant_partition(p, OnlyLaunch{}, rows, 0, mine);
+    if (thread / 32 < p.parts)
+        write_invariant_part(p, partition, OnlyLaunch{}, rows, mine, thread / 32,
+                             p.part_plans[thread / 32]);
+    clear_places(p, partition.slots, thread, gridDim.x * kPlanThreads);
     if (thread == 0) *p.partition = partition;
+}
+
+// --- several launches ---------------------------------------------------------------------------
+
+// As few launches as will do for what rows have, not for what they may have, and as many slots in
+// each: those behind have nothing to do. A power of two: where blocks are one too, 128 of 132
+// multiprocessors then have pieces of the same length. What the last has no room for is left out
+// (has_room).
+__device__ LaunchOfSeveral launch_of(const Launches& launches, int slots, int index) {
+    const auto all = static_cast<unsigned>(max(slots, 1));
+    const auto most = static_cast<unsigned>(launches.slots);
+    unsigned needed = 1;
+    while (needed * most < all && needed < static_cast<unsigned>(launches.count)) needed *= 2;
+    const int each = static_cast<int>(min((all + needed - 1) / needed, most));
+    LaunchOfSeveral launch;
+    if (index >= static_cast<int>(needed)) launch.begin = LaunchOfSeveral::kEnd;
+    if (index < static_cast<int>(needed)) launch.begin = index * each;
+    if (index + 1 < static_cast<int>(needed)) launch.end = launch.begin + each;
+    return launch;
+}
+
+// Thread blocks of one launch after those of another. They share counters and marked slots, which
+// each leaves as it has found them.
+__global__ void __launch_bounds__(kPlanThreads)
+    several_plans_kernel(const __grid_constant__ AbsorbedParams p, const Launches launches) {
+    const int blocks = ceil_div(p.parts, kPlanWarps);
+    const int index = static_cast<int>(blockIdx.x) / blocks;
+    const int thread = static_cast<int>(blockIdx.x) % blocks * kPlanThreads + threadIdx.x;
+    const LaneRows rows(p, thread % 32);
+    Partition whole;
+    whole.block_shift = p.block_shift;
+    const long long slots_of_lane = rows.work(p, whole, OnlyLaunch{}, 0).slots;
+    // Where they are more than 31 bits hold, there is no partition, and nothing is computed.
+    const int slots = static_cast<int>(min(sum_of_lanes(slots_of_lane), 0x7fffffffll));
+    int through = static_cast<int>(slots_of_lane);
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const int other = __shfl_up_sync(~0u, through, step);
+        if (thread % 32 >= step) through += other;
+    }
+    const LaunchOfSeveral launch = launch_of(launches, slots, index);
+    Work mine;
+    const Partition partition =
+        make_invariant_partition(p, launch, rows, through - static_cast<int>(slots_of_lane), mine);
+    if (thread / 32 < p.parts)
+        write_invariant_part(p, partition, launch, rows, mine, thread / 32,
+                             p.part_plans[index * p.parts + thread / 32]);
+    if (index == 0) clear_places(p, slots, thread, blocks * kPlanThreads);
 }
 
 }  // namespace
 
-cudaError_t launch_plan(const AbsorbedParams& p, cudaStream_t stream) {
+cudaError_t launch_plan(const AbsorbedParams& p, const Launches& launches, cudaStream_t stream) {
     const int blocks = (p.parts + kPlanWarps - 1) / kPlanWarps;
-    if (p.invariant)
+    if (launches.count > 1)
+        several_plans_kernel<<<blocks * launches.count, kPlanThreads, 0, stream>>>(p, launches);
+    else if (p.invariant)
         invariant_plan_kernel<<<blocks, kPlanThreads, 0, stream>>>(p);
     else
         plan_kernel<<<blocks, kPlanThreads, 0, stream>>>(p);

@@ -133,6 +133,34 @@ TEST_F(MlaCudaCApi, SizesOfTheLargestCapacities) {
         }
 }
 
+// However many splits there are: what does not fit is several launches. And smaller calls fit into
+// what is asked for larger ones.
+TEST_F(MlaCudaCApi, WorkspaceIsBounded) {
+    constexpr std::uint64_t kMost = 256'000'000;
+    std::uint64_t before = 0, plan_before = 0;
+    for (const std::int32_t slots : {1000, 8192, 16384, 32768, 131072, 163840}) {
+        for (const std::int32_t heads : {16, 128}) {
+            espalier_mla_capacities most{};
+            most.size = sizeof most;
+            most.heads = heads;
+            most.rows = 64;
+            most.tokens = 64 * 8;
+            most.max_q_len = 8;
+            most.max_kv_len = slots;
+            most.invariant = 1;
+            std::uint64_t workspace = 0, plan = 0;
+            ASSERT_EQ(espalier_mla_workspace_bytes(cuda, &most, &workspace), ESPALIER_MLA_OK);
+            ASSERT_EQ(espalier_mla_plan_bytes(cuda, &most, &plan), ESPALIER_MLA_OK);
+            EXPECT_LE(workspace, kMost) << slots << " slots, " << heads << " heads";
+            if (heads != 16) continue;
+            EXPECT_GE(workspace, before) << slots;
+            EXPECT_GE(plan, plan_before) << slots;
+            before = workspace;
+            plan_before = plan;
+        }
+    }
+}
+
 TEST_F(MlaCudaCApi, ReplayWithOtherLengths) {
     Random random(11);
     const CompatProblem problem(random, KvFormat::bf16, 3, 2, 64, {140, 64, 200});
