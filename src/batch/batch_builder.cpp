@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/check.hpp"
+#include "mla/types.hpp"
 
 namespace espalier::batch {
 namespace {
@@ -154,7 +155,7 @@ void BatchBuilder::clear() {
         table_owner_[static_cast<std::size_t>(table.row)] = kUnclaimed;
     rows_.clear();
     tables_.clear();
-    need_ = {.total_splits = most_.total_splits};
+    need_ = {};
 }
 
 StepCapacity BatchBuilder::need_with(const RowSpec& row) const {
@@ -163,6 +164,8 @@ StepCapacity BatchBuilder::need_with(const RowSpec& row) const {
     const bool absorbed = row.form == Form::absorbed;
     (absorbed ? need.absorbed_tokens : need.decompressed_tokens) += q_len;
     (absorbed ? need.absorbed_rows : need.decompressed_rows) += 1;
+    if (absorbed && most_.total_splits > 0)
+        need.total_splits += mla::row_splits(q_len, row.first_slot + q_len);
     need.gather += row.gather;
     need.max_q_len = std::max(need.max_q_len, q_len);
     need.max_kv_len = std::max(need.max_kv_len, row.first_slot + q_len);

@@ -7,6 +7,8 @@
 #include <optional>
 #include <utility>
 
+#include "mla/types.hpp"
+
 namespace espalier::batch {
 namespace {
 
@@ -46,6 +48,17 @@ void pad_prompt_rows(const StepCapacity& need, const StepCapacity& most, StepCap
         as_int(std::min<std::int64_t>(std::max<std::int64_t>(rows, 1), most.decompressed_rows));
 }
 
+// A step whose rows are short must not pay for launches that only long ones need: where not all
+// tokens can have the longest history, those with few splits are recorded apart.
+std::int64_t padded_splits(const StepCapacity& need, const StepCapacity& most,
+                           const StepCapacity& capacity) {
+    const std::int64_t few = most.total_splits / kLaunchesOfSplits;
+    const bool apart = need.total_splits <= few &&
+                       mla::row_splits(capacity.absorbed_tokens, capacity.max_kv_len) > few &&
+                       few > 0;
+    return apart ? few : most.total_splits;
+}
+
 // None: not recorded.
 std::optional<StepCapacity> padded(const StepCapacity& need, const StepCapacity& most,
                                    std::int64_t most_tokens) {
@@ -69,6 +82,7 @@ std::optional<StepCapacity> padded(const StepCapacity& need, const StepCapacity&
     const std::int64_t longest =
         prompts || need.max_q_len > 1 ? std::max(absorbed, decompressed) : 1;
     capacity.max_q_len = as_int(std::min<std::int64_t>(longest, most.max_q_len));
+    capacity.total_splits = padded_splits(need, most, capacity);
     if (!capacity.check_holds(need)) return std::nullopt;
     return capacity;
 }
@@ -92,13 +106,14 @@ bool is_captured(const StepCapacity& capacity, const StepCapacity& most, std::in
     return padded(capacity, most, most_tokens) == capacity;
 }
 
-std::int64_t capacity_key(const StepCapacity& captured) {
+std::int64_t capacity_key(const StepCapacity& captured, const StepCapacity& most) {
     constexpr int kSizeBits = 12, kSlotBits = 6;
     static_assert(kBuckets.back() < 1 << kSizeBits && kPromptBuckets.back() < 1 << kSizeBits);
     std::int64_t key = captured.absorbed_tokens;
     key = key << kSizeBits | captured.decompressed_tokens;
     key = key << kSizeBits | captured.gather;
     key = key << 1 | (captured.max_q_len == 1 ? 1 : 0);
+    key = key << 1 | (captured.total_splits < most.total_splits ? 1 : 0);
     return key << kSlotBits | std::bit_width(static_cast<std::uint32_t>(captured.max_kv_len - 1));
 }
 

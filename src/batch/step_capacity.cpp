@@ -20,6 +20,7 @@ Expected<void> StepCapacity::check_holds(const StepCapacity& need) const {
         {"slots in a row", need.max_kv_len, max_kv_len},
         {"block tables", need.table_rows, table_rows},
         {"pages in a block table", need.block_stride, block_stride},
+        {"splits", total_splits == 0 ? 0 : need.total_splits, total_splits},
     };
     for (const Size& size : sizes)
         if (size.needed > size.possible)

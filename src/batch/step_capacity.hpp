@@ -23,6 +23,7 @@ struct StepCapacity {
     std::int32_t table_rows = 0;
     std::int64_t block_stride = 0;
     // Partial results of invariant attention (mla::RaggedRows); 0: what rows of max_kv_len need.
+    // More than its workspace holds at once are made by several launches (docs/mla_contract.md).
     std::int64_t total_splits = 0;
 
     std::int64_t tokens() const { return absorbed_tokens + decompressed_tokens; }

@@ -54,22 +54,23 @@ void ModelDrafter::start(std::span<const DraftCall> calls) {
     const std::int64_t share = std::max<std::int64_t>(1, limits_.nodes / std::ssize(calls));
     const std::int64_t splits = limits_.max_splits / std::ssize(calls);
     growth_.begin();
+    level_splits_ = 0;
     std::int32_t row = 0;
     for (std::size_t i = 0; i < calls.size(); ++i) {
         const DraftCall& call = calls[i];
         const std::int64_t slots =
             std::min(std::ssize(call.block_table) * kPageTokens, limits_.max_kv_len);
         const auto places = std::clamp<std::int64_t>(slots - call.root_position, 0, kMaxNodes);
-        const std::int64_t width =
-            limits_.max_splits == 0
-                ? share
-                : std::min(share,
-                           splits / mla::row_splits(
-                                        1, call.root_position + std::max(places, std::int64_t{1})));
+        const std::int64_t of_node =
+            mla::row_splits(1, call.root_position + std::max(places, std::int64_t{1}));
+        const std::int64_t room =
+            limits_.max_splits == 0 ? share : std::min(share, splits / of_node);
         const speculate::DraftShape& shape = call.shape;
+        const std::int64_t width = std::min<std::int64_t>(shape.width, room);
+        if (limits_.max_splits > 0) level_splits_ += width * of_node;
         growth_.add(
             {.depth = shape.depth,
-             .width = static_cast<std::int32_t>(std::min<std::int64_t>(shape.width, width)),
+             .width = static_cast<std::int32_t>(width),
              .nodes = shape.nodes,
              .places = static_cast<std::int32_t>(places),
              .children = std::min({shape.nodes - 1, std::max(kChildren, shape.width), kMaxDrafts}),
@@ -83,7 +84,11 @@ void ModelDrafter::start(std::span<const DraftCall> calls) {
     }
 }
 
-batch::StepCapacity ModelDrafter::padded(const batch::StepCapacity& need) const {
+// Which nodes a level has is known to the device alone, but not how many splits at most: one of two
+// sizes, which are recorded apart.
+batch::StepCapacity ModelDrafter::padded(batch::StepCapacity need) const {
+    const std::int64_t few = most_.total_splits / batch::kLaunchesOfSplits;
+    need.total_splits = few > 0 && level_splits_ <= few ? few : most_.total_splits;
     return captures() ? batch::captured_capacity(need, most_, steps_.options().most_tokens) : need;
 }
 
@@ -201,6 +206,7 @@ Expected<void> ModelDrafter::queue_pass(const Level& level) {
     // All that tells two recordings apart.
     std::int64_t key = batch.cap_tokens;
     key = key << 1 | (batch.absorbed.max_q_len == 1 ? 1 : 0);
+    key = key << 1 | (batch.absorbed.total_splits < most_.total_splits ? 1 : 0);
     key = key << 6 | level.search.width;
     key = key << 3 | (level.first ? 4 : 0) | (level.search.coupled ? 2 : 0) |
           (level.search.plain ? 1 : 0);

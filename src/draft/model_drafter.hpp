@@ -101,7 +101,7 @@ class ModelDrafter final : public speculate::Drafter {
     Expected<void> run_pass(const Level& level);
     Expected<void> queue_pass(const Level& level);
     Expected<void> queue(std::int64_t key, std::int64_t tokens, Device::Work work);
-    batch::StepCapacity padded(const batch::StepCapacity& need) const;
+    batch::StepCapacity padded(batch::StepCapacity need) const;
     Expected<void> poison();
     bool captures() const { return steps_.options().capture; }
     mla::KvPages kv() { return cache_.storage.draft(cache_.layer); }
@@ -129,7 +129,8 @@ class ModelDrafter final : public speculate::Drafter {
     batch::CapturedSteps steps_;
 
     // Of the host, reused from call to call.
-    batch::StepCapacity most_;  // of a level
+    batch::StepCapacity most_;       // of a level
+    std::int64_t level_splits_ = 0;  // of a level of the current draft, at most
     batch::BatchBuilder builder_;
     std::vector<std::byte> arrays_;
     std::vector<const speculate::DraftCall*> roots_;  // whose KV half goes with the backlog's

@@ -95,7 +95,7 @@ Expected<void> ModelTarget::launch(const batch::HostBatch& batch) {
     const batch::CaptureOptions& options = steps_.options();
     if (!options.capture || !batch::is_captured(batch.capacity, room_.batch, options.most_tokens))
         return run_pass(view);
-    pending_ = Pending{view, batch::capacity_key(batch.capacity)};
+    pending_ = Pending{view, batch::capacity_key(batch.capacity, room_.batch)};
     return {};
 }
 

@@ -106,7 +106,7 @@ Expected<void> DeepseekModel::State::check_batch(const batch::BatchView& batch,
     if (rows > limits.max_rows)
         return fail(ErrorKind::exhausted, "a batch of {} rows: this model was set up for {}", rows,
                     limits.max_rows);
-    if (limits.max_splits > 0 &&
+    if (limits.max_splits > 0 && batch.absorbed.rows > 0 &&
         (batch.absorbed.total_splits == 0 || batch.absorbed.total_splits > limits.max_splits))
         return fail(ErrorKind::exhausted,
                     "a batch of {} splits (0: not bounded): this model was set up for {}",

@@ -10,9 +10,9 @@
 //   page_count       the null page and as many as asked; not asked: the longest sequence for every
 //                    row, or what nine tenths of the memory hold beside the weights; on a GPU what
 //                    its utilization leaves of it beside weights, activations, workspaces, graphs
-//   max_step_splits  on a GPU 2¹⁷ partial results of 16 heads (2.3 GB): 2,048 tokens over 32,768
-//                    for 16 heads; no more than a step can have, two rows of the longest sequence
-//                    at least
+//   max_step_splits  on a GPU 2¹⁷ partial results of 16 heads: 2,048 tokens over 32,768 for 16
+//                    heads; no more than a step can have, two rows of the longest sequence at
+//                    least. Attention makes them in 250 MB, by up to 16 launches a layer
 //   max_waiting      as asked, but one batch of rows at least
 //
 // What cannot fit the machine's memory is refused, with what it needs and what there is.

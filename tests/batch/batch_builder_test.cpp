@@ -214,6 +214,31 @@ TEST(BatchBuilder, RefusesWhatDoesNotFit) {
 }
 
 // A device cannot look at ids: the host does.
+// Attention keeps partial results of absorbed rows alone.
+TEST(BatchBuilder, CountsTheSplitsOfAbsorbedRows) {
+    StepCapacity most = kMost;
+    most.total_splits = 4;
+    BatchBuilder builder(most);
+    const std::array<std::int32_t, 2> tokens = {1, 2};
+    RowSpec prompt = row_of(tokens, 0);
+    prompt.form = Form::decompressed;
+    ASSERT_TRUE(builder.add(prompt));
+    EXPECT_EQ(builder.need().total_splits, 0);
+    RowSpec verified = row_of(tokens, 63);  // 65 slots are one split for each token
+    verified.table_row = 1;
+    ASSERT_TRUE(builder.add(verified));
+    EXPECT_EQ(builder.need().total_splits, 2);
+    verified.table_row = 2;
+    ASSERT_TRUE(builder.add(verified));
+    verified.table_row = 3;
+    const Expected<void> added = builder.add(verified);
+    ASSERT_FALSE(added);
+    EXPECT_EQ(added.error().message, "a batch of 6 splits: its capacity is 4");
+    BatchBuilder unbounded(kMost);
+    ASSERT_TRUE(unbounded.add(verified));
+    EXPECT_EQ(unbounded.need().total_splits, 0);
+}
+
 TEST(BatchBuilder, FindsTokensOutsideTheVocabulary) {
     BatchBuilder builder(kMost);
     const std::array<std::int32_t, 2> tokens = {5, 6};

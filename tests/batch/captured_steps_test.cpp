@@ -69,7 +69,7 @@ TEST(CapturedCapacity, OfAbsorbedTokensDependsOnThemAndOnWhetherRowsAreLonger) {
     StepCapacity short_rows = want;
     short_rows.max_q_len = 1;
     EXPECT_EQ(captured_capacity(need, kMost, kAll), short_rows);
-    EXPECT_NE(capacity_key(short_rows), capacity_key(want));
+    EXPECT_NE(capacity_key(short_rows, kMost), capacity_key(want, kMost));
     need.max_q_len = 4;
     need.absorbed_tokens = 97;  // the bucket of 128 would be beyond the largest batch
     EXPECT_EQ(captured_capacity(need, kMost, kAll).absorbed_tokens, 100);
@@ -139,6 +139,30 @@ TEST(CapturedCapacity, OfPromptsIsSmallInRowsAndSlots) {
                              kLarge, 1 << 20));
 }
 
+// Steps that one launch of attention will do for are recorded without the others.
+TEST(CapturedCapacity, OfFewSplitsIsApartWhereTokensCouldHaveMore) {
+    StepCapacity need{.absorbed_tokens = 64,
+                      .absorbed_rows = 64,
+                      .gather = 64,
+                      .max_q_len = 1,
+                      .max_kv_len = 70'000,
+                      .table_rows = 64,
+                      .block_stride = 1094,
+                      .total_splits = 900};
+    const StepCapacity few = captured_capacity(need, kLarge, kAll);
+    EXPECT_EQ(few.total_splits, 900);
+    need.total_splits = 901;
+    const StepCapacity many = captured_capacity(need, kLarge, kAll);
+    EXPECT_EQ(many.total_splits, 9000);
+    EXPECT_NE(capacity_key(few, kLarge), capacity_key(many, kLarge));
+    need.absorbed_tokens = need.absorbed_rows = 4;  // 196 splits each, at the most
+    need.gather = 4;
+    for (const std::int64_t splits : {1, 700}) {
+        need.total_splits = splits;
+        EXPECT_EQ(captured_capacity(need, kLarge, kAll).total_splits, 9000);
+    }
+}
+
 // Any need that is padded is held, padding twice is padding once, and keys tell capacities apart.
 TEST(CapturedCapacity, HoldsItsNeedAndHasAKeyOfItsOwn) {
     std::map<std::int64_t, StepCapacity> by_key;
@@ -149,7 +173,7 @@ TEST(CapturedCapacity, HoldsItsNeedAndHasAKeyOfItsOwn) {
     for (int round = 0; round < 20'000; ++round) {
         StepCapacity need{.absorbed_tokens = below(1 + (1 << below(12))),
                           .decompressed_tokens = below(2) * below(1 + (1 << below(12))),
-                          .total_splits = kLarge.total_splits};
+                          .total_splits = 1 + below(kLarge.total_splits)};
         if (need.tokens() == 0 || need.tokens() > 2048) continue;
         need.absorbed_rows =
             static_cast<std::int32_t>(std::min<std::int64_t>(need.absorbed_tokens, 1 + below(128)));
@@ -167,7 +191,7 @@ TEST(CapturedCapacity, HoldsItsNeedAndHasAKeyOfItsOwn) {
         EXPECT_TRUE(kLarge.check_holds(padded));
         EXPECT_LE(padded.tokens(), 2048);
         EXPECT_EQ(captured_capacity(padded, kLarge, kAll), padded);
-        const std::int64_t key = capacity_key(padded);
+        const std::int64_t key = capacity_key(padded, kLarge);
         EXPECT_GT(key, 0);
         EXPECT_EQ(by_key.try_emplace(key, padded).first->second, padded);
     }
