@@ -59,13 +59,12 @@ static std::size_t shared_bytes_of(const Problem& p) {
 // From measurements on an H200. Two launches cost about 8 µs more than one, and dense products have
 // full tiles anyway; experts gain from tiles as small as their last tokens are few (v2 gate_up:
 // 1,024 tokens, 96 each). Over codes the kernel without arranged x is slower (v3 gate_up, 8 tokens
-// each: 2,339 µs, 2,176 arranged; q_a with kv_a of 256 tokens 51 and 45, of 128 36 and 44). Chains
-// of 32 inputs leave less to gain: INT4 o of 512 tokens 387 and 419, gate_up of 8 tokens each 2,268
-// and 2,528, of 16 each 3,265 and 2,642.
+// each: 2,339 µs, 2,176 arranged, of INT4 2,268 and 2,242; q_a with kv_a of 256 tokens 51 and 45,
+// of 128 36 and 44; INT4 o of 512 387 and 294). INT8's smaller tiles leave less to gain.
 static bool has_enough_rows(const Problem& p) {
     const bool experts = p.indptr != nullptr;
     if (p.code == WeightCode::bf16) return p.rows >= (experts ? 96 * p.groups : 1536);
-    if (in_groups(p.code)) return experts && p.rows >= 16 * p.groups;
+    if (p.code == WeightCode::int8) return experts && p.rows >= 16 * p.groups;
     return p.rows >= (experts ? 8 * p.groups : 256);
 }
 

@@ -15,9 +15,9 @@ namespace espalier::linalg::cuda {
 inline constexpr std::size_t kArrangedHeader = 128;
 inline constexpr int kArrangedTokens = 192;
 
-// Of a tile. Codes have three sums per output, not two, and chains of 32 inputs scales to load.
+// Of a tile. Codes have three sums per output, not two; at 128 INT8's do not fit in registers.
 constexpr int most_arranged_tokens(WeightCode code) {
-    return code == WeightCode::bf16 ? kArrangedTokens : in_groups(code) ? 96 : 128;
+    return code == WeightCode::bf16 ? kArrangedTokens : code == WeightCode::int8 ? 96 : 128;
 }
 
 inline std::size_t arranged_bytes(std::int64_t rows, std::int64_t k) {

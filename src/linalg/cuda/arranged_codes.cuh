@@ -43,6 +43,18 @@ class CodesMultiplier {
     static constexpr int kSums = C::kTokens / 2;
     static constexpr int kPairs = 4;  // of steps, in a stage
 
+    // While a tile is multiplied. As members they were alive from one tile to the next, since wgmma
+    // reads what it may add to, through products of every number of tokens: the assembler, which
+    // has to lay such sums side by side, then found no registers for some formats, sizes and even
+    // versions of the warp that brings stages, and serialised all products (C7511).
+    template <int kTokens>
+    struct Tile {
+        PackedPair<C::kCode> packed;
+        uint4 left[2][2];
+        float chain[kTokens / 2];    // what the tensor cores add to
+        float segment[kTokens / 2];  // of the chains before
+    };
+
     __device__ int warp_tile() const {
         return group_ * 4 + static_cast<int>(threadIdx.x) % 128 / 32;
     }
@@ -68,19 +80,22 @@ class CodesMultiplier {
         for (int i = 0; i < kHeld; ++i) total_[i] = -0.0f;
         // The tile before has been stored by way of the memory where totals go.
         if constexpr (kTokens > kHeldTokens) synchronize_warpgroup(group_);
-        load_pair(0);
-        packed_.widen(left_[0]);
-        load_pair(1);
+        Tile<kTokens> now;
+#pragma unroll
+        for (float& sum : now.chain) sum = 0.0f;  // defined, and never added
+        load_pair(now.packed, 0);
+        now.packed.widen(now.left[0]);
+        load_pair(now.packed, 1);
         for (int first = 0; first < chunks(); first += params_.segments.chunks) {
 #pragma unroll
-            for (int i = 0; i < kTokens / 2; ++i) segment_[i] = 0.0f;
+            for (int i = 0; i < kTokens / 2; ++i) now.segment[i] = 0.0f;
             const int end = min(first + params_.segments.chunks, chunks());
             for (int chunk = first; chunk < end; ++chunk)
-                multiply_chunk<kTokens>(chunk + 1 == chunks());
+                multiply_chunk(now, chunk + 1 == chunks());
 #pragma unroll
-            for (int i = 0; i < kHeld; ++i) total_[i] = __fadd_rn(total_[i], segment_[i]);
+            for (int i = 0; i < kHeld; ++i) total_[i] = __fadd_rn(total_[i], now.segment[i]);
 #pragma unroll
-            for (int i = kHeld; i < kTokens / 2; i += 4) add_total(i, first == 0);
+            for (int i = kHeld; i < kTokens / 2; i += 4) add_total(i, now.segment + i, first == 0);
         }
 #pragma unroll
         for (int i = kHeld; i < kTokens / 2; i += 4) {
@@ -98,11 +113,10 @@ class CodesMultiplier {
     __device__ float4& total_at(int i) const {
         return arranged_memory->sums[group_].totals[(i - kHeldTokens / 2) / 4][threadIdx.x % 128];
     }
-    __device__ void add_total(int i, bool first) {
+    __device__ void add_total(int i, const float* segment, bool first) {
         const float4 before = first ? make_float4(-0.0f, -0.0f, -0.0f, -0.0f) : total_at(i);
-        total_at(i) =
-            make_float4(__fadd_rn(before.x, segment_[i]), __fadd_rn(before.y, segment_[i + 1]),
-                        __fadd_rn(before.z, segment_[i + 2]), __fadd_rn(before.w, segment_[i + 3]));
+        total_at(i) = make_float4(__fadd_rn(before.x, segment[0]), __fadd_rn(before.y, segment[1]),
+                                  __fadd_rn(before.z, segment[2]), __fadd_rn(before.w, segment[3]));
     }
 
     // The left operand of a stage's first two steps is there, and the next two's codes are loaded;
@@ -110,7 +124,7 @@ class CodesMultiplier {
     // the next two's operand is widened, and loading the codes in advance takes 8 % off experts of
     // 64 tokens.
     template <int kTokens>
-    __device__ void multiply_chunk(bool last) {
+    __device__ void multiply_chunk(Tile<kTokens>& now, bool last) {
         float2 scale;
         if constexpr (C::kBlocks) scale = next_scales();
         const std::uint32_t base = shared_.stage(params_, cursor_.slot);
@@ -122,28 +136,29 @@ class CodesMultiplier {
             const std::uint64_t steps =
                 right + static_cast<unsigned>(pair % 2 * 4 +
                                               pair / 2 * (shared_.half_input_bytes(params_) / 16));
-            hold(chain_);
+            hold(now.chain);
             wgmma_begin();
-            wgmma<kTokens>(chain_, left_[pair % 2][0], steps, !begins);
-            wgmma<kTokens>(chain_, left_[pair % 2][1], steps + 2, true);
+            wgmma<kTokens>(now.chain, now.left[pair % 2][0], steps, !begins);
+            wgmma<kTokens>(now.chain, now.left[pair % 2][1], steps + 2, true);
             wgmma_commit();
             if constexpr (C::kGroups)
                 scale = group_scales<C::kCode>(half_chunk(slot, pair / 2), pair % 2, lane(),
                                                p_.two_groups, p_.wide_scales);
             if (!begins) wgmma_wait<1>();  // the products of what is overwritten
-            if (pair < kPairs - 1 || !last) packed_.widen(left_[(pair + 1) % 2]);
+            if (pair < kPairs - 1 || !last) now.packed.widen(now.left[(pair + 1) % 2]);
             if (pair == kPairs - 2) {
                 cursor_.advance(params_);
                 if (!last) wait(shared_.full(cursor_.slot), cursor_.parity);
             }
-            if (pair < kPairs - 2 || !last) load_pair((pair + 2) % kPairs);
+            if (pair < kPairs - 2 || !last) load_pair(now.packed, (pair + 2) % kPairs);
             if (!ends) continue;
             wgmma_wait<0>();
-            hold(chain_);
+            hold(now.chain);
             if (pair == kPairs - 1) release(slot);
 #pragma unroll
             for (int i = 0; i < kTokens / 2; ++i)
-                segment_[i] = fmaf(i / 2 % 2 == 0 ? scale.x : scale.y, chain_[i], segment_[i]);
+                now.segment[i] =
+                    fmaf(i / 2 % 2 == 0 ? scale.x : scale.y, now.chain[i], now.segment[i]);
         }
     }
 
@@ -154,8 +169,8 @@ class CodesMultiplier {
                                           (warp_tile() * C::kHalves + half) * p_.half_bytes);
     }
     // Of the cursor's stage.
-    __device__ void load_pair(int pair) {
-        packed_.load(half_chunk(cursor_.slot, pair / 2), pair % 2, lane());
+    __device__ void load_pair(PackedPair<C::kCode>& packed, int pair) {
+        packed.load(half_chunk(cursor_.slot, pair / 2), pair % 2, lane());
     }
 
     __device__ void find_scales(const TokenTile& tile,
@@ -182,11 +197,7 @@ class CodesMultiplier {
     ArrangedCursor<C> cursor_;
     int group_;
     const float* scales_ = nullptr;
-    PackedPair<C::kCode> packed_;
-    uint4 left_[2][2];
-    float chain_[kSums];    // what the tensor cores add to
-    float segment_[kSums];  // of the chains before
-    float total_[kSums];    // of the segments before
+    float total_[kSums];  // of the segments before
 };
 
 }  // namespace espalier::linalg::cuda

@@ -185,7 +185,8 @@ std::vector<WeightKind> kinds(std::initializer_list<const char*> grouped) {
     return all;
 }
 const auto kName = [](const auto& param) { return param.param.name(); };
-INSTANTIATE_TEST_SUITE_P(All, CudaArrangedDense, testing::ValuesIn(kinds({"nvfp4"})), kName);
+INSTANTIATE_TEST_SUITE_P(All, CudaArrangedDense, testing::ValuesIn(kinds({"int4_32", "nvfp4"})),
+                         kName);
 INSTANTIATE_TEST_SUITE_P(All, CudaArrangedExperts,
                          testing::ValuesIn(kinds({"int8_32", "int8_128", "int4_32", "nvfp4"})),
                          kName);
