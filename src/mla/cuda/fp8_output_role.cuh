@@ -19,6 +19,7 @@ class Fp8OutputHalf {
     static constexpr int kEights = kColumns / 8;
     static constexpr int kSums = kColumns / 2;  // row 8n + 2p + j, value column h: 4n + 2h + j
     static constexpr int kProducts = 4;
+    static constexpr bool kGoOn = splits_go_on(kColumns, kInvariant);
     using Left = std::uint32_t[kProducts][4];  // left operands of 16 keys
     static constexpr int kSets =
         kColumns == 16 ? 2
@@ -40,7 +41,8 @@ class Fp8OutputHalf {
 
     __device__ void run() {
         while (accumulate()) {
-            merge_share<true, kColumns <= kFewRows>(p_, shared_.items[items_.index], shared_);
+            merge_share<true, kColumns <= kFewRows, kGoOn>(p_, shared_.items[items_.index],
+                                                           shared_);
             release_item();
         }
     }
@@ -88,12 +90,20 @@ class Fp8OutputHalf {
     __device__ void finish(const Item& item, const SplitRun<kInvariant>& run,
                            const float (&out)[kProducts][kSums]) {
         wait(&shared_.final_full, final_phase_);
-        final_phase_ ^= 1;
-        if constexpr (kInvariant)
-            store_rounded(item, run.slot(), out);
-        else
-            store_rows(item, out);
-        arrive_as_warp(&shared_.final_free);
+        if constexpr (kGoOn) {
+            const RowFinal own(p_, shared_, final_phase_, row_of(LaneFold::owned(lane_)),
+                               item.columns);
+            final_phase_ ^= 1;
+            arrive_as_warp(&shared_.final_free);
+            store_together(item, run.slot(), own, out);
+        } else {
+            final_phase_ ^= 1;
+            if constexpr (kInvariant)
+                store_rounded(item, run.slot(), out);
+            else
+                store_rows(item, out);
+            arrive_as_warp(&shared_.final_free);
+        }
         if (kInvariant && run.last()) count_partials(p_, item);
     }
 
@@ -195,6 +205,86 @@ class Fp8OutputHalf {
                               {shared_.final_lse[row], of_row.inverse});
             const auto packed = [&](int column) {
                 return RowScale::packed(of_row.scale, value[column], value[column + 1]);
+            };
+            store_codes(place.chunk(i / 4 * kStripChunks + group * 2 + i % 4 / 2) + i % 2 * 32,
+                        uint4{packed(0), packed(2), packed(4), packed(6)});
+        }
+    }
+
+    // --- where splits_go_on ---------------------------------------------------------------------
+    // A thread's rows are numbered as LaneFold does.
+    __device__ int row_of(int index) const { return index / 2 * 8 + pair_ * 2 + index % 2; }
+    __device__ static float sum_of(const float (&sums)[kProducts][kSums], int index, int column) {
+        return sums[column / 2][index / 2 * 4 + column % 2 * 2 + index % 2];
+    }
+
+    // What the weights of a split come to, of the one row that LaneFold gives a lane.
+    struct RowFinal {
+        int row;
+        float factor = 0.0f;  // makes the output of sums
+        float lse = minus_infinity();
+        __device__ RowFinal(const AbsorbedParams& p, const Shared& shared, int turn, int of_row,
+                            int columns)
+            : row(of_row) {
+            float sum = 0.0f;
+#pragma unroll
+            for (const auto& warp : shared.sum_of_warp) sum += warp[row];
+            if (row >= columns || !(sum > 0.0f)) return;
+            factor = __fdividef(p.value_scale, sum);
+            lse = shared.turn_reference[turn][row] + log2_fast(sum);
+        }
+    };
+
+    // As store_rounded, with all rows looked at together: one after another, each with its own
+    // shuffles, 32 of them take 7,000 cycles.
+    __device__ void store_together(const Item& item, int first_slot, const RowFinal& own,
+                                   const float (&sums)[kProducts][kSums]) {
+        float largest[2 * kEights];
+#pragma unroll
+        for (int i = 0; i < 2 * kEights; ++i) {
+            largest[i] = 0.0f;
+#pragma unroll
+            for (int column = 0; column < 8; ++column)
+                largest[i] = fmaxf(largest[i], fabsf(sum_of(sums, i, column)));
+        }
+        const RowScale own_scale(
+            LaneFold::over_lanes(largest, [](float a, float b) { return fmaxf(a, b); }),
+            own.factor);
+        const auto of_row = [&](float value, int index) {
+            return __shfl_sync(~0u, value, LaneFold::owner(index) + pair_);
+        };
+        float scale[2 * kEights];
+#pragma unroll
+        for (int i = 0; i < 2 * kEights; ++i) scale[i] = of_row(own_scale.scale, i);
+        if (first_slot < 0) {
+            if (column_ / 64 == 0 && own.row < item.columns && p_.lse != nullptr)
+                p_.lse[item.packed_first + own.row] = own.lse * kLn2;
+#pragma unroll
+            for (int i = 0; i < 2 * kEights; ++i) {
+                const float inverse = of_row(own_scale.inverse, i);
+                if (row_of(i) >= item.columns) continue;
+                const long long to =
+                    static_cast<long long>(item.packed_first + row_of(i)) * kLatent + column_;
+#pragma unroll
+                for (int column = 0; column < 8; column += 2)
+                    store_pair(p_.out, p_.out_dtype, to + column,
+                               RowScale::rounded(scale[i], inverse, sum_of(sums, i, column)),
+                               RowScale::rounded(scale[i], inverse, sum_of(sums, i, column + 1)));
+            }
+            return;
+        }
+        const PartialPlace<kColumns <= kFewRows> place(p_, item, first_slot, lane_);
+        const int group = column_ / 64;
+        const int strip = own.row / kStripRows;
+        if (strip * kStripRows < item.columns)
+            store_at_once(place.row(group, own.row % kStripRows) + strip * kStripScales,
+                          {own.lse, own_scale.inverse});
+#pragma unroll
+        for (int i = 0; i < 2 * kEights; ++i) {
+            if (i / 4 * kStripRows >= item.columns) continue;
+            const auto packed = [&](int column) {
+                return RowScale::packed(scale[i], sum_of(sums, i, column),
+                                        sum_of(sums, i, column + 1));
             };
             store_codes(place.chunk(i / 4 * kStripChunks + group * 2 + i % 4 / 2) + i % 2 * 32,
                         uint4{packed(0), packed(2), packed(4), packed(6)});

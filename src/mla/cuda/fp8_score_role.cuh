@@ -7,19 +7,48 @@
 // A warp owns 16 keys; a thread has two of them, g and g + 8 in the product's order, and columns
 // 8n + 2p, 8n + 2p + 1 (lane = 4g + p). Key g of the product is key_at(g) of the sixteen, which
 // makes the code loads here and in fp8_output_role.cuh free of bank conflicts. A column's maximum
-// is over all eight warps, so they look together whether any column needs a new reference; seldom.
+// is over all eight warps, so they look together whether any column needs a new reference; seldom,
+// but always where a split begins. Where splits_go_on nobody asks there, and where a split ends
+// each warp leaves its sums to the outputs.
 //
 // With a scale σ per key (fp8_token) the maximum is taken over score + log2 σ: weights P·σ stay
 // small whatever the scales, and the sum of P is the sum of weight / σ.
 #pragma once
 
-#include "mla/cuda/partial.cuh"
+#include "mla/cuda/invariant_merge.cuh"
 #include "mla/cuda/query_widener.cuh"
 
 namespace espalier::mla::cuda {
 
 // Which of eight keys stands at place g of a product.
 __device__ __forceinline__ int key_at(int g) { return g ^ (g & 1) << 2; }
+
+// Where a thread has eight values, each of another column, and so have the eight lanes with the
+// same lane % 4: combined over these, every lane ends up with one column's, in 7 shuffles instead
+// of 24. (What wants shared memory waits for the products of other warps.) Sums are taken in the
+// order of a butterfly's steps 4, 8 and 16.
+struct LaneFold {
+    template <typename Combine>
+    __device__ static float over_lanes(float (&value)[8], Combine combine) {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2) {
+            const bool upper = (lane & step) != 0;
+#pragma unroll
+            for (int i = 0; i < 16 / step; ++i) {
+                const float own = upper ? value[i + 16 / step] : value[i];
+                const float other = upper ? value[i] : value[i + 16 / step];
+                value[i] = combine(own, __shfl_xor_sync(~0u, other, step));
+            }
+        }
+        return value[0];
+    }
+    // Which one a lane ends up with, and the first of the four lanes that have value `index`.
+    __device__ static int owned(int lane) { return (lane & 4) + (lane >> 2 & 2) + (lane >> 4); }
+    __device__ static constexpr int owner(int index) {
+        return (index & 4) + (index & 2) * 4 + (index & 1) * 16;
+    }
+};
 
 template <KvFormat kFormat, int kColumns, bool kInvariant, bool kOneToken>
 class Fp8Scorer {
@@ -29,6 +58,7 @@ class Fp8Scorer {
     static constexpr int kSums = kColumns / 2;  // column 8n + 2p + j, key g + 8h: 4n + 2h + j
     using Left = std::uint32_t[4][4];           // left operands of 64 columns of K
     static constexpr int kSets = 2;             // one is filled while the other's products run
+    static constexpr bool kGoOn = splits_go_on(kColumns, kInvariant);
     static constexpr int kAllThreads = 256;
     static constexpr int kWarps = kAllThreads / 32;
 
@@ -44,17 +74,32 @@ class Fp8Scorer {
           key_(warp_ * 16 + key_at(lane_ / 4)) {}
 
     __device__ void run() {
+        if (kGoOn) call_for_queries();
         while (true) {
             wait(&shared_.item_full[items_.index], items_.phase);
             const Item& item = shared_.items[items_.index];
             if (uniform(item.last) != 0) return;
-            if (!kInvariant || (uniform(item.flags) & kMerges) == 0) score_item(item);
+            if (!kInvariant || (uniform(item.flags) & kMerges) == 0)
+                score_item(item);
+            else if constexpr (kGoOn)
+                merge(item);
             arrive_as_warp(&shared_.item_free[items_.index]);
             items_.advance();
         }
     }
 
   private:
+    // Those of the first item, to the L2 before keys are asked for: behind four tiles for every
+    // multiprocessor 32 of them took 11,000 cycles.
+    __device__ void call_for_queries() {
+        const Item& item = p_.part_plans[blockIdx.x].item;
+        const int row_bytes = kKey * (p_.q_dtype == DType::e4m3 ? 1 : 2);
+        const std::byte* first = p_.q + static_cast<long long>(item.packed_first) * row_bytes;
+        for (int at = (which_ * 128 + thread_) * 128; at < item.columns * row_bytes;
+             at += kAllThreads * 128)
+            prefetch_line(first + at);
+    }
+
     // What a thread knows of its two keys.
     struct Scales {
         float sigma[2], log_sigma[2], inverse[2];
@@ -67,31 +112,52 @@ class Fp8Scorer {
         meeting_phase_ ^= 1;
     }
 
+    __device__ void merge(const Item& item) {
+        if ((uniform(item.flags) & kLocal) != 0 && all_merge(p_))
+            merge_with_all(p_, item, kOutputWarps);
+#pragma unroll
+        for (float& sum : sum_) sum = 0.0f;  // of no use any more: no registers are kept for them
+    }
+
     // Tiles are taken two at a time. Where the last one has no partner, the second warpgroup only
     // takes part in the decisions.
     __device__ void score_item(const Item& item) {
         int tile = uniform(item.tile_begin);
-        // The last item's products are through: all have met since.
-        if (tile < uniform(item.tile_end) && item_says<kInvariant>(item, kNewQuery))
+        // The last item's products are through: all have met since, at a vote. (The meeting before
+        // is racecheck's, to whom a named barrier is not always one.)
+        if (tile < uniform(item.tile_end) && item_says<kInvariant>(item, kNewQuery)) {
+            if (kGoOn) sync_scorers();
             QueryWidener<kFormat>(p_, shared_).run(item, which_ * 4 + warp_, kWarps);
+            if (kGoOn) sync_scorers();
+        }
         SplitRun<kInvariant> run(item);
         while (run.next()) {
             if (item_says<kInvariant>(item, kStarts)) start(item);
-            sync_scorers();
+            if (!kGoOn) sync_scorers();
             const int end = run.end();
             score_tiles(item, tile, end);
             tile = end;
-            if (item_says<kInvariant>(item, kEnds)) finish(item, run.slot());
+            if (!item_says<kInvariant>(item, kEnds)) continue;
+            if constexpr (kGoOn)
+                leave_sums();
+            else
+                finish(item, run.slot());
         }
     }
 
     __device__ void start(const Item& item) {
 #pragma unroll
         for (float& sum : sum_) sum = 0.0f;
-        // Columns that do not exist never ask for another reference.
-        if (which_ == 0 && thread_ < kColumns)
-            shared_.reference[thread_] =
-                thread_ < item.columns ? minus_infinity() : -minus_infinity();
+        fresh_ = true;
+        if (!kGoOn && which_ == 0 && thread_ < kColumns)
+            shared_.reference[thread_] = first_reference(item);
+    }
+    // Columns that do not exist never ask for another reference.
+    __device__ float first_reference(const Item& item) const {
+        return thread_ < item.columns ? minus_infinity() : -minus_infinity();
+    }
+    __device__ float* references() {
+        return kGoOn ? shared_.turn_reference[final_phase_] : shared_.reference;
     }
 
     __device__ void score_tiles(const Item& item, int tile_begin, int tile_end) {
@@ -106,7 +172,7 @@ class Fp8Scorer {
 #pragma unroll
                 for (float& one : score) one = minus_infinity();
             }
-            softmax_tile(score, scales, mine);
+            softmax_tile(item, score, scales, mine);
             if (mine) keys_.advance();
             if (which_ == 0 && tile + 1 < tile_end) keys_.advance();
         }
@@ -280,43 +346,41 @@ class Fp8Scorer {
         }
     }
 
-    __device__ void softmax_tile(float (&score)[kSums], const Scales& scales, bool mine) {
-        bool above = false;
-#pragma unroll
-        for (int n = 0; n < kEights; ++n) {
-            const float2 reference = pair_of(shared_.reference, n);
-            above |= fmaxf(score[4 * n], score[4 * n + 2]) > reference.x + kReach;
-            above |= fmaxf(score[4 * n + 1], score[4 * n + 3]) > reference.y + kReach;
-        }
-        const bool raise = named_barrier_or(kVoteBarrier, kAllThreads, above);
+    __device__ void softmax_tile(const Item& item, float (&score)[kSums], const Scales& scales,
+                                 bool mine) {
+        const bool raise = (kGoOn && fresh_) || any_above(score);
         if (mine) {
             wait(&shared_.weights_free[which_], weights_phase_ ^ 1);
             weights_phase_ ^= 1;
         }
-        if (raise) raise_references(score);
+        if (raise) raise_references(item, score);
+        fresh_ = false;
         if (mine) publish(score, scales, raise);
+    }
+    __device__ bool any_above(const float (&score)[kSums]) {
+        bool above = false;
+#pragma unroll
+        for (int n = 0; n < kEights; ++n) {
+            const float2 reference = pair_of(references(), n);
+            above |= fmaxf(score[4 * n], score[4 * n + 2]) > reference.x + kReach;
+            above |= fmaxf(score[4 * n + 1], score[4 * n + 3]) > reference.y + kReach;
+        }
+        return named_barrier_or(kVoteBarrier, kAllThreads, above);
     }
 
     // Columns whose largest score is too far above get it as their reference.
-    __device__ void raise_references(const float (&score)[kSums]) {
-#pragma unroll
-        for (int n = 0; n < kEights; ++n) {
-            const float2 largest = {over_keys_max(fmaxf(score[4 * n], score[4 * n + 2])),
-                                    over_keys_max(fmaxf(score[4 * n + 1], score[4 * n + 3]))};
-            if (lane_ < 4)
-                *reinterpret_cast<float2*>(
-                    &shared_.by_warp[which_ * 4 + warp_][n * 8 + pair_ * 2]) = largest;
-        }
+    __device__ void raise_references(const Item& item, const float (&score)[kSums]) {
+        tell_maxima(score);
         sync_scorers();
         if (which_ == 0 && thread_ < kColumns) {
-            const float before = shared_.reference[thread_];
+            const float before = kGoOn && fresh_ ? first_reference(item) : references()[thread_];
             float largest = minus_infinity();
 #pragma unroll
             for (const auto& warp : shared_.by_warp) largest = fmaxf(largest, warp[thread_]);
             const bool raised = largest > before + kReach;
             const float after = raised ? largest - kLift : before;
             shared_.factor[thread_] = raised ? exp2_fast(before - after) : 1.0f;
-            shared_.reference[thread_] = after;
+            references()[thread_] = after;
         }
         sync_scorers();
 #pragma unroll
@@ -327,6 +391,30 @@ class Fp8Scorer {
         }
     }
     // Over the warp's sixteen keys.
+    __device__ void tell_maxima(const float (&score)[kSums]) {
+        if constexpr (kGoOn) {
+            float largest[2 * kEights];
+#pragma unroll
+            for (int i = 0; i < 2 * kEights; ++i)
+                largest[i] = fmaxf(score[i / 2 * 4 + i % 2], score[i / 2 * 4 + i % 2 + 2]);
+            shared_.by_warp[which_ * 4 + warp_][own_column()] =
+                LaneFold::over_lanes(largest, [](float a, float b) { return fmaxf(a, b); });
+        } else {
+#pragma unroll
+            for (int n = 0; n < kEights; ++n) {
+                const float2 largest = {over_keys_max(fmaxf(score[4 * n], score[4 * n + 2])),
+                                        over_keys_max(fmaxf(score[4 * n + 1], score[4 * n + 3]))};
+                if (lane_ < 4)
+                    *reinterpret_cast<float2*>(
+                        &shared_.by_warp[which_ * 4 + warp_][n * 8 + pair_ * 2]) = largest;
+            }
+        }
+    }
+    // The one that LaneFold gives this lane.
+    __device__ int own_column() const {
+        const int index = LaneFold::owned(lane_);
+        return index / 2 * 8 + pair_ * 2 + index % 2;
+    }
     __device__ static float over_keys_max(float value) {
 #pragma unroll
         for (int step = 4; step < 32; step *= 2)
@@ -345,7 +433,7 @@ class Fp8Scorer {
             std::uint32_t packed[4];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const float2 reference = pair_of(shared_.reference, n + i);
+                const float2 reference = pair_of(references(), n + i);
                 const float shift[2] = {finite_or_zero(reference.x), finite_or_zero(reference.y)};
                 float weight[4];
 #pragma unroll
@@ -364,6 +452,14 @@ class Fp8Scorer {
         arrive_as_warp(&shared_.weights_full[which_]);
     }
 
+    // The outputs have done with the split before, and so with the place of its sums.
+    __device__ void leave_sums() {
+        wait(&shared_.final_free, final_phase_ ^ 1);
+        final_phase_ ^= 1;
+        shared_.sum_of_warp[which_ * 4 + warp_][own_column()] =
+            LaneFold::over_lanes(sum_, [](float a, float b) { return a + b; });
+        arrive_as_warp(&shared_.final_full);
+    }
     __device__ void finish(const Item& item, int slot) {
         wait(&shared_.final_free, final_phase_ ^ 1);
         final_phase_ ^= 1;
@@ -401,6 +497,7 @@ class Fp8Scorer {
     Ring<2> items_;
     Ring<T::kStages> keys_;
     std::uint32_t weights_phase_ = 0, final_phase_ = 0, meeting_phase_ = 0;
+    bool fresh_ = true;  // no tile of the split has been looked at
     float sum_[2 * kEights];
 };
 
