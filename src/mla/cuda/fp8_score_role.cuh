@@ -74,7 +74,6 @@ class Fp8Scorer {
           key_(warp_ * 16 + key_at(lane_ / 4)) {}
 
     __device__ void run() {
-        if (kGoOn) call_for_queries();
         while (true) {
             wait(&shared_.item_full[items_.index], items_.phase);
             const Item& item = shared_.items[items_.index];
@@ -89,17 +88,6 @@ class Fp8Scorer {
     }
 
   private:
-    // Those of the first item, to the L2 before keys are asked for: behind four tiles for every
-    // multiprocessor 32 of them took 11,000 cycles.
-    __device__ void call_for_queries() {
-        const Item& item = p_.part_plans[blockIdx.x].item;
-        const int row_bytes = kKey * (p_.q_dtype == DType::e4m3 ? 1 : 2);
-        const std::byte* first = p_.q + static_cast<long long>(item.packed_first) * row_bytes;
-        for (int at = (which_ * 128 + thread_) * 128; at < item.columns * row_bytes;
-             at += kAllThreads * 128)
-            prefetch_line(first + at);
-    }
-
     // What a thread knows of its two keys.
     struct Scales {
         float sigma[2], log_sigma[2], inverse[2];
