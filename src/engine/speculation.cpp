@@ -148,6 +148,13 @@ std::span<const DraftOrigin> Speculation::origins(RequestSlot request, std::int3
     return std::span(slot(request).ranked.origins).first(static_cast<std::size_t>(1 + drafts));
 }
 
+bool Speculation::may_write_kv() const {
+    if (settings_.script != nullptr) return settings_.script->reserves_windows();
+    return std::any_of(sources_.begin(), sources_.end(), [](const Source& source) {
+        return source.works() && source.drafter->needs().draft_cache && source.watch.awake();
+    });
+}
+
 bool Speculation::wants_hidden_states() const {
     return std::any_of(sources_.begin(), sources_.end(), [](const Source& source) {
         return source.looks_on() && source.watch.awake();

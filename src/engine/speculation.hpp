@@ -108,6 +108,9 @@ class Speculation {
     // as this. To be called where it keeps nobody waiting.
     void catch_up(std::span<const Text> texts, std::int64_t tokens);
 
+    // Whether the next choice may ask a drafter that writes KV while it drafts: where all of them
+    // are left behind, none does.
+    bool may_write_kv() const;
     // Asks the drafters, and sets how many drafts each row verifies. load: the step without any.
     void choose(std::span<const DraftRow> rows, speculate::StepLoad load,
                 std::span<std::int32_t> drafts);

@@ -105,6 +105,7 @@ struct StepReport : StepCounts {
     bool ran = false;  // false: no request had anything to compute
     std::int64_t number = 0;
     schedule::StepTokens tokens;
+    schedule::Windows windows = schedule::Windows::reserved;
     schedule::Time begin = 0;  // on the engine's clock; all expires that was due by then
     // Nanoseconds of each phase.
     std::array<schedule::Time, kPhases> phases = {};

@@ -175,7 +175,7 @@ StepReport Stepper::step() {
     StepReport report;
     StepTimer timer(parts_.clock, report);
     now_ = report.begin;
-    plan_ = &make_plan(report.begin, timer);
+    plan_ = &make_plan(report, timer);
     report.number = plan_->number;
     report.planning = timer.lap(Phase::plan) - report.begin;
     if (parts_.observer != nullptr) observe_trees();
@@ -249,8 +249,10 @@ double Stepper::keys_of(const schedule::KeyPairs& pairs) const {
            cost.decompressed * static_cast<double>(pairs.decompressed);
 }
 
-const schedule::Plan& Stepper::make_plan(schedule::Time now, StepTimer& timer) {
-    const schedule::NodeOffers& offers = scheduler_->offer_nodes(now);
+const schedule::Plan& Stepper::make_plan(StepReport& report, StepTimer& timer) {
+    if (scheduler_->options().reserve_windows && !speculation_.may_write_kv())
+        report.windows = schedule::Windows::counted;
+    const schedule::NodeOffers& offers = scheduler_->offer_nodes(report.begin, report.windows);
     timer.lap(Phase::offer);
     draft_rows_.clear();
     for (const schedule::NodeOffer& offer : offers.rows) {

@@ -83,7 +83,7 @@ class Stepper {
     std::span<const schedule::PlannedRow> rows_of(const schedule::PlannedRequest& planned) const;
     double keys_of(const schedule::KeyPairs& pairs) const;
     speculate::StepSize step_size(const StepReport& report) const;
-    const schedule::Plan& make_plan(schedule::Time now, StepTimer& timer);
+    const schedule::Plan& make_plan(StepReport& report, StepTimer& timer);
     void observe_trees() const;
     void run_plan(StepReport& report, StepTimer& timer);
     void start_drafting();

@@ -103,6 +103,7 @@ void EventMaker::walked(const engine::WalkedStep& step) {
 void EventMaker::stepped(const engine::StepReport& report, const schedule::Gauges& gauges) {
     step_.number = report.number;
     step_.begin = report.begin;
+    step_.unreserved = report.windows == schedule::Windows::counted;
     step_.pages = {gauges.pages.free, gauges.pages.owned, gauges.pages.cached};
     step_.queue = {gauges.waiting, gauges.waiting_tokens, gauges.prefilling, gauges.running};
     step_.times = times_of(report);

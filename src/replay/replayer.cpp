@@ -71,6 +71,7 @@ class Replayer final : public EventMaker, public engine::TreeScript {
         const auto found = trees_.find(request);
         return found == trees_.end() ? nullptr : &found->second;
     }
+    bool reserves_windows() const override { return reserves_windows_; }
 
   private:
     Expected<void> repeat(const trace::Submission& traced) {
@@ -119,6 +120,7 @@ class Replayer final : public EventMaker, public engine::TreeScript {
     Expected<void> repeat(const trace::Step& traced) {
         ESPALIER_RETURN_IF_ERROR(prescribe_trees(traced));
         clock_.set(traced.begin, advance_time(traced));
+        reserves_windows_ = !traced.unreserved;
         stepper_->step();
         trees_.clear();
         made_.times = traced.times;  // those are this run's own
@@ -178,6 +180,7 @@ class Replayer final : public EventMaker, public engine::TreeScript {
     std::unique_ptr<engine::Stepper> stepper_;
     std::unordered_map<std::int64_t, schedule::RequestId> live_;         // by number
     std::unordered_map<speculate::RequestSlot, speculate::Tree> trees_;  // of the step under way
+    bool reserves_windows_ = true;                                       // likewise
     std::optional<trace::Submission> submission_;                        // the last one made
     trace::Step made_;
     Replayed done_;

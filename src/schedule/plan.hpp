@@ -27,14 +27,20 @@ struct KeyPairs {
 
 // ---- first half: how many draft nodes there could be --------------------------------------------
 
+// With SchedulerOptions::reserve_windows: whether drafters write KV while they draft for this step.
+enum class Windows : std::uint8_t {
+    reserved,  // they may: an offer's pages are the request's own
+    counted,   // none is asked that does: no cached page is evicted before a draft is granted
+};
+
 // A running request that takes part in the step. Its root is granted already.
 struct NodeOffer {
     std::int32_t slot = -1;
     // The most drafts (nodes besides the root) it may verify: tokens left, the model's length, its
     // own limit, pages. Not more than 63.
     std::int32_t max_drafts = 0;
-    // Its pages, up to the root's; with SchedulerOptions::reserve_windows those of the root and
-    // max_drafts, which is invisible to others. Good until next_plan.
+    // Its pages, up to the root's; where windows are reserved those of the root and max_drafts,
+    // which is invisible to others. Good until next_plan.
     std::span<const std::int32_t> block_table;
 };
 

@@ -51,7 +51,8 @@ struct SchedulerOptions : EngineSizes {
     // compute that very form there.
     bool reuse_generated = false;
     // Drafters write KV while they draft, so the pages of an offer are the request's own from
-    // offer_nodes on. Off: they are counted then and taken in next_plan, as far as they are used.
+    // offer_nodes on (but Windows::counted). Off: they are counted then and taken in next_plan, as
+    // far as they are used.
     bool reserve_windows = false;
     std::uint64_t hash_seed = 0;  // random bits keep clients from choosing bad prompts
 
@@ -74,7 +75,7 @@ class Scheduler {
     // First half of a plan: ends what is expired, preempts where pages run out, grants roots and
     // one prompt quantum, and says (or reserves) how many drafts may follow. The offers are good
     // until next_plan, which leaves out who is cancelled in between.
-    const NodeOffers& offer_nodes(Time now);
+    const NodeOffers& offer_nodes(Time now, Windows windows = Windows::reserved);
     // Second half. drafts[i]: how many the engine wants for offers.rows[i], within its limit and
     // within the limit over all. Takes the pages of every window, gives back what was reserved
     // beyond, and the rest to prompts.
@@ -155,7 +156,7 @@ class Scheduler {
     void grant_quantum();
     void grant_drafts(std::span<const std::int32_t> drafts);
     void grant_rest();
-    void list_offers();
+    void list_offers(bool reserve);
     std::int64_t reserve_drafts(Job& job, std::int64_t drafts);
     void build_plan();
     void plan_root(Job& job);

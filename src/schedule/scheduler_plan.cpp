@@ -10,13 +10,13 @@
 
 namespace espalier::schedule {
 
-const NodeOffers& Scheduler::offer_nodes(Time now) {
+const NodeOffers& Scheduler::offer_nodes(Time now, Windows windows) {
     CHECK(stage_ == Stage::idle, "plan {} is not finished", plan_.number);
     expire(now);
     begin_plan();
     grant_roots();
     grant_quantum();
-    list_offers();
+    list_offers(options_.reserve_windows && windows == Windows::reserved);
     stage_ = Stage::offered;
     return offers_;
 }
@@ -32,7 +32,7 @@ const Plan& Scheduler::next_plan(std::span<const std::int32_t> drafts) {
 }
 
 const Plan& Scheduler::next_plan(Time now) {
-    const std::size_t rows = offer_nodes(now).rows.size();
+    const std::size_t rows = offer_nodes(now, Windows::counted).rows.size();
     no_drafts_.assign(rows, 0);
     return next_plan(no_drafts_);
 }
@@ -91,7 +91,7 @@ void Scheduler::grant_roots() {
     }
 }
 
-void Scheduler::list_offers() {
+void Scheduler::list_offers(bool reserve) {
     offer_rows_.clear();
     offer_serials_.clear();
     offers_.granted_keys = {};
@@ -107,7 +107,7 @@ void Scheduler::list_offers() {
         cache::PageTable& pages = std::get<Running>(job.state).pages;
         std::int64_t drafts = drafts_within_splits(
             job, std::min({nodes - 1, std::int64_t{job.max_drafts}, left_.tokens, left_.gather}));
-        if (options_.reserve_windows)
+        if (reserve)
             drafts = reserve_drafts(job, drafts);
         else
             drafts = std::min(drafts, pages.slots() - job.length() + spare_slots);

@@ -129,6 +129,9 @@ struct Step {
     static constexpr std::string_view kKind = "step";
     std::int64_t number = 0;
     std::int64_t begin = 0;
+    // Where the settings reserve windows: not in this step. Not in traces of before draft models
+    // that are left behind gave theirs up.
+    bool unreserved = false;
     std::vector<Row> rows;
     std::vector<Tree> trees;
     std::vector<Outcome> outcomes;
@@ -141,6 +144,7 @@ struct Step {
     static void fields(Visitor& visit, Self& self) {
         visit.integer("number", self.number, 0, kMaxNumber);
         visit.integer("begin", self.begin, -kMaxTime, kMaxTime);
+        visit.maybe_flag("unreserved", self.unreserved);
         visit.objects("rows", self.rows, 2 * kMaxRows);
         visit.objects("trees", self.trees, kMaxRows);
         visit.objects("outcomes", self.outcomes, kMaxRows);

@@ -107,7 +107,9 @@ void Referee::note_before() {
 void Referee::offer(Time now) {
     note_before();
     preemptions_before_ = scheduler_.totals().preemptions;
-    const NodeOffers& offers = scheduler_.offer_nodes(now);
+    reserved_ = scheduler_.options().reserve_windows && random_.chance(0.8);
+    const NodeOffers& offers =
+        scheduler_.offer_nodes(now, reserved_ ? Windows::reserved : Windows::counted);
     for (const Ended& ended : scheduler_.ended()) {  // expired in there: no longer first
         const auto found = live_.find(books_.at(ended.id.serial).order());
         if (found == live_.end()) continue;

@@ -130,6 +130,7 @@ class Referee {
     std::set<std::int64_t> resident_before_, planned_;
     std::vector<std::int32_t> wanted_drafts_;
     std::vector<std::int64_t> offered_;  // serials, as wanted_drafts_
+    bool reserved_ = false;              // the step's windows
     std::vector<std::int32_t> drawn_;    // memory of the outcomes' tokens
     std::vector<Outcome> outcomes_;
     const Plan* plan_ = nullptr;

@@ -35,7 +35,7 @@ std::int64_t Referee::splits_of_chunk(const Book& book, std::int64_t first,
 // A reserved window is the request's own, drafts included, from the offer on; what drafters leave
 // there must never be read as text.
 void Referee::check_offers(const NodeOffers& offers) {
-    if (!scheduler_.options().reserve_windows) return;
+    if (!reserved_) return;
     count_page_users();
     for (const NodeOffer& offer : offers.rows) {
         const Book& book = books_.at(scheduler_.id(offer.slot).serial);
@@ -64,8 +64,7 @@ void Referee::check_windows_given_back() const {
             std::find_if(plan_->requests.begin(), plan_->requests.end(),
                          [&](const PlannedRequest& one) { return one.id == book.id; });
         CHECK(planned != plan_->requests.end(), "{} was offered nodes and has no row", offered_[i]);
-        const bool may_be_cut =
-            !scheduler_.options().reserve_windows || scheduler_.options().max_step_splits > 0;
+        const bool may_be_cut = !reserved_ || scheduler_.options().max_step_splits > 0;
         CHECK(planned->drafts == wanted_drafts_[i] ||
                   (may_be_cut && planned->drafts < wanted_drafts_[i]),
               "{} drafts for {} that were asked for", planned->drafts, wanted_drafts_[i]);

@@ -337,6 +337,29 @@ TEST(Scheduler, ReservesWindowsInOrderAndGivesBackTheRest) {
     scheduler->audit();
 }
 
+// Where nobody writes, an offer of the same size takes nothing, and cached pages stay.
+TEST(Scheduler, EvictsNoCachedPageForAWindowThatNobodyWrites) {
+    SchedulerOptions options = small_options();
+    options.page_count = 1 + 3;
+    options.reserve_windows = true;
+    const auto scheduler = Scheduler::create(options).value();
+    Stepper steps(*scheduler);
+    submit_one(*scheduler, prompt_of(130, 1));
+    steps.run_all();
+    ASSERT_EQ(scheduler->gauges().pages.cached, 2);
+    submit_one(*scheduler, prompt_of(50, 100, 1000));
+    steps.step();
+    const NodeOffers& offers = scheduler->offer_nodes(0, Windows::counted);
+    ASSERT_EQ(offers.rows.size(), 1u);
+    EXPECT_EQ(offers.rows[0].max_drafts, 63);
+    EXPECT_EQ(offers.rows[0].block_table.size(), 1u);
+    EXPECT_EQ(scheduler->gauges().pages.cached, 2);
+    const std::vector<std::int32_t> few = {2};
+    scheduler->next_plan(few);
+    EXPECT_EQ(scheduler->gauges().pages.cached, 2);
+    scheduler->audit();
+}
+
 TEST(Scheduler, ReservesNothingForARequestThatDoesNotDraft) {
     SchedulerOptions options = small_options();
     options.reserve_windows = true;

@@ -94,6 +94,7 @@ inline Step sample_step() {
     Step step;
     step.number = 12;
     step.begin = 1'000;
+    step.unreserved = true;
     step.rows = {{4, 128, 3, Form::absorbed, Mask::tree, 3, 3},
                  {5, 0, 64, Form::decompressed, Mask::causal, 0, 0}};
     step.trees = {{4, {7, 8, 9, 9}, {-1, 0, 0, 1}, {0, 1, 3, 2}, {0, 0, 1, 1}, {0, 0, 1, 2}}};
