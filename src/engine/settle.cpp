@@ -213,11 +213,13 @@ void Stepper::emit() {
         const auto slot = static_cast<std::size_t>(planned.id.slot);
         return live_[slot] && live_[slot]->id == planned.id;
     };
-    texts_.clear();
-    for (const schedule::PlannedRequest& planned : plan_->requests)
-        if (lives(planned))
-            texts_.push_back({planned.id.slot, scheduler_->tokens(planned.id.slot)});
-    speculation_.read(texts_);
+    if (speculation_.reads()) {
+        texts_.clear();
+        for (const schedule::PlannedRequest& planned : plan_->requests)
+            if (lives(planned))
+                texts_.push_back({planned.id.slot, scheduler_->tokens(planned.id.slot)});
+        speculation_.read(texts_);
+    }
     for (const schedule::PlannedRequest& planned : plan_->requests) {
         if (!lives(planned)) continue;
         LiveRequest& request = live(planned.id);

@@ -111,7 +111,7 @@ void Speculation::end(RequestSlot request) {
 }
 
 void Speculation::read(std::span<const Text> texts) {
-    if (!reads_) return;
+    if (!reads()) return;
     const schedule::Time begin = settings_.clock ? settings_.clock() : 0;
     for (const Text& text : texts)
         if (std::ssize(text.tokens) - slot(text.request).read <= kMaxNodes)
@@ -121,7 +121,7 @@ void Speculation::read(std::span<const Text> texts) {
 }
 
 void Speculation::catch_up(std::span<const Text> texts, std::int64_t tokens) {
-    if (!reads_) return;
+    if (!reads()) return;
     for (const Text& text : texts)
         if (tokens > 0) tokens -= read_on(text, tokens);
 }

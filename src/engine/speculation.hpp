@@ -103,6 +103,7 @@ class Speculation {
         RequestSlot request = 0;
         std::span<const std::int32_t> tokens = {};
     };
+    bool reads() const { return reads_ && !sources_.empty(); }  // anything now
     void read(std::span<const Text> texts);
     // The rest of long prompts, and texts of before these drafters were asked again: as many tokens
     // as this. To be called where it keeps nobody waiting.
@@ -183,6 +184,8 @@ class Speculation {
     bool can_ask(const Source& source, const DraftRow& row) const;
     speculate::DraftingWay way_of(std::span<const DraftRow> rows);
     void watch(double seconds);
+    void open_ways(std::span<const DraftRow> rows);
+    void choose_roots(std::span<const DraftRow> rows, const speculate::StepLoad& load);
     void start_choice(std::span<const DraftRow> rows);
     void learn_time(const speculate::StepSample& sample);
     void note_way(bool learns);
@@ -212,6 +215,7 @@ class Speculation {
     speculate::MeasuredRate rate_;
     speculate::DraftingWay way_ = speculate::DraftingWay::passes;  // the most that this step may do
     bool reads_ = true;                           // drafters without passes are shown every token
+    bool free_open_ = true;                       // these are not suspended
     bool asks_free_ = true;                       // in this step, and where no row prescribes it
     std::optional<speculate::DraftingWay> went_;  // what it is measured as; none: it learns
     std::int64_t decoding_rows_ = 0;              // of the last choice

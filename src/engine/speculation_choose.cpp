@@ -88,13 +88,34 @@ bool Speculation::can_ask(const Source& source, const DraftRow& row) const {
     return source.watch.awake() && source.drafter->follows(row.request, std::ssize(row.tokens) - 1);
 }
 
+// What drafters may do in this step.
+void Speculation::open_ways(std::span<const DraftRow> rows) {
+    way_ = way_of(rows);
+    free_open_ = rows.empty() || settings_.grant != NodeGrant::measured ||
+                 !rate_.suspended(std::ssize(rows), DraftingWay::free);
+    reads_ = free_open_ || prescribing_ > 0;
+    asks_free_ = false;
+    free_rows_ = 0;
+    rests_ = settings_.grant == NodeGrant::measured && way_ == DraftingWay::passes &&
+             resting_seconds_ > 0 && prescribing_ == 0;
+    for (Source& source : sources_) source.look_on = 0;
+}
+
+// The roots alone, where no drafter is asked.
+void Speculation::choose_roots(std::span<const DraftRow> rows, const speculate::StepLoad& load) {
+    for (const DraftRow& row : rows) {
+        Slot& state = slot(row.request);
+        state.proposed = false;
+        state.ranked.reset(row.tokens.back());
+    }
+    if (!time_ || sources_.empty()) return;
+    budget_.grant(*time_, load, {}, {});  // time passes until its next probe
+    note_way(false);
+}
+
 // Drafters without passes wait until they have read most of the texts: a step in which they draft
 // for a few says neither what they cost nor what goes without them.
 void Speculation::start_choice(std::span<const DraftRow> rows) {
-    way_ = way_of(rows);
-    const bool free_open = rows.empty() || settings_.grant != NodeGrant::measured ||
-                           !rate_.suspended(std::ssize(rows), DraftingWay::free);
-    reads_ = free_open || prescribing_ > 0;
     plan_rows_.clear();
     plan_index_.assign(rows.size(), kNoPlan);
     std::int64_t drafting = 0, read = 0;
@@ -107,7 +128,7 @@ void Speculation::start_choice(std::span<const DraftRow> rows) {
         state.candidates.reset(row.tokens.back());
         state.temperature = row.sampling != nullptr ? row.sampling->draw().temperature : 0.0f;
     }
-    asks_free_ = way_ != DraftingWay::none && free_open && 2 * read >= drafting;
+    asks_free_ = way_ != DraftingWay::none && free_open_ && 2 * read >= drafting;
     free_rows_ = asks_free_ && has_free() ? read : 0;
 }
 
@@ -293,10 +314,10 @@ void Speculation::choose(std::span<const DraftRow> rows, speculate::StepLoad loa
     upkeep_ = {};
     decoding_rows_ = static_cast<std::int64_t>(rows.size());
     if (settings_.script != nullptr) return follow_script(rows, load, drafts);
+    open_ways(rows);
+    if (sources_.empty() || (way_ == DraftingWay::none && prescribing_ == 0))
+        return choose_roots(rows, load);
     start_choice(rows);
-    rests_ = settings_.grant == NodeGrant::measured && way_ == DraftingWay::passes &&
-             resting_seconds_ > 0 && prescribing_ == 0;
-    for (Source& source : sources_) source.look_on = 0;
     load.prompt_seconds = prompt_seconds(rows, load.size);
     for (const bool passes : {false, true}) {
         if (passes) {

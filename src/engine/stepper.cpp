@@ -309,6 +309,7 @@ void Stepper::start_drafting() {
 // Likewise: what drafters have missed of texts under way.
 void Stepper::catch_up_drafters() {
     constexpr std::int64_t kLeastTokens = 512;  // 0.3 ms
+    if (!speculation_.reads()) return;
     texts_.clear();
     for (const schedule::PlannedRequest& planned : plan_->requests)
         texts_.push_back({planned.id.slot, scheduler_->tokens(planned.id.slot)});

@@ -33,14 +33,29 @@ std::int32_t next_token(std::int32_t page, std::int64_t position, std::int32_t t
     return 2 + static_cast<std::int32_t>(mix(key) % (kVocabulary - 2));
 }
 
-schedule::Time nanoseconds(double microseconds) {
-    return static_cast<schedule::Time>(microseconds * 1000);
-}
+class SimulatedClock {
+  public:
+    explicit SimulatedClock(const SimulatedMachine& machine)
+        : machine_(machine), random_(machine.seed) {}
+
+    schedule::Time now = 0;
+    // How long something takes that should take this long.
+    schedule::Time taken(double microseconds) {
+        if (machine_.noise > 0) microseconds *= 1 + machine_.noise * (2 * random_.unit() - 1);
+        if (machine_.outliers > 0 && random_.chance(machine_.outliers)) microseconds *= 5;
+        return static_cast<schedule::Time>(microseconds * 1000);
+    }
+    void pass(double microseconds) { now += taken(microseconds); }
+
+  private:
+    const SimulatedMachine& machine_;
+    Random random_;
+};
 
 class SimulatedTarget final : public Target {
   public:
-    SimulatedTarget(schedule::Time& now, const SimulatedMachine& machine, std::int64_t page_count)
-        : now_(now),
+    SimulatedTarget(SimulatedClock& clock, const SimulatedMachine& machine, std::int64_t page_count)
+        : clock_(clock),
           machine_(machine),
           info_{
               .vocabulary = kVocabulary,
@@ -55,9 +70,9 @@ class SimulatedTarget final : public Target {
         const std::int64_t bucket =
             machine_.graphs ? batch::token_bucket(host.capacity.tokens()) : 0;
         const std::int64_t tokens = bucket > 0 ? bucket : host.capacity.tokens();
-        now_ += nanoseconds(machine_.per_row * static_cast<double>(host.capacity.table_rows));
-        done_ = now_ + nanoseconds(machine_.step_time(tokens));
-        if (!machine_.beside) now_ = done_;
+        clock_.pass(machine_.per_row * static_cast<double>(host.capacity.table_rows));
+        done_ = clock_.now + clock_.taken(machine_.step_time(tokens));
+        if (!machine_.beside) clock_.now = done_;
         ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView batch,
                                   batch_.upload(device_.stream(), host));
         nonfinite_.assign(static_cast<std::size_t>(batch.cap_tokens), 0);
@@ -76,7 +91,7 @@ class SimulatedTarget final : public Target {
     }
     Expected<void> sample(const ops::SamplingBatchBuilder&) override { return {}; }
     Expected<StepResult> wait() override {
-        now_ = std::max(now_, done_);
+        clock_.now = std::max(clock_.now, done_);
         return StepResult{.draws = draws_, .alternatives = {}, .nonfinite = nonfinite_};
     }
     Expected<void> compact(std::span<const std::int64_t>, std::span<const std::int64_t>) override {
@@ -84,7 +99,7 @@ class SimulatedTarget final : public Target {
     }
 
   private:
-    schedule::Time& now_;
+    SimulatedClock& clock_;
     schedule::Time done_ = 0;
     const SimulatedMachine& machine_;
     TargetInfo info_;
@@ -96,10 +111,10 @@ class SimulatedTarget final : public Target {
 
 class SimulatedSource final : public speculate::Drafter {
   public:
-    SimulatedSource(schedule::Time& now, const SimulatedMachine& machine,
+    SimulatedSource(SimulatedClock& clock, const SimulatedMachine& machine,
                     const SimulatedDrafter& habits, std::uint64_t id, std::int64_t& looked_on,
                     std::int64_t pages)
-        : now_(now),
+        : clock_(clock),
           machine_(machine),
           habits_(habits),
           id_(id),
@@ -125,7 +140,7 @@ class SimulatedSource final : public speculate::Drafter {
     void commit(std::span<const speculate::Commitment> commitments) override {
         for (const speculate::Commitment& one : commitments)
             if (!habits_.passes)
-                now_ += nanoseconds(machine_.free_token * static_cast<double>(one.tokens.size()));
+                clock_.pass(machine_.free_token * static_cast<double>(one.tokens.size()));
     }
     Expected<void> extend(std::span<const speculate::Extension> extensions) override {
         std::size_t tokens = 0;
@@ -133,7 +148,7 @@ class SimulatedSource final : public speculate::Drafter {
             tokens += one.tokens.size();
             followed_.add(one);
         }
-        now_ += nanoseconds(machine_.look_on + machine_.look_token * static_cast<double>(tokens));
+        clock_.pass(machine_.look_on + machine_.look_token * static_cast<double>(tokens));
         ++looked_on_;
         return {};
     }
@@ -148,9 +163,9 @@ class SimulatedSource final : public speculate::Drafter {
             computed += grow(call);
             levels = std::max(levels, call.shape.depth);
         }
-        now_ += habits_.passes ? nanoseconds(machine_.draft_call + machine_.draft_level * levels +
-                                             machine_.draft_token * static_cast<double>(computed))
-                               : nanoseconds(machine_.free_row * static_cast<double>(calls.size()));
+        clock_.pass(habits_.passes ? machine_.draft_call + machine_.draft_level * levels +
+                                         machine_.draft_token * static_cast<double>(computed)
+                                   : machine_.free_row * static_cast<double>(calls.size()));
         return {};
     }
 
@@ -215,7 +230,7 @@ class SimulatedSource final : public speculate::Drafter {
         return computed;
     }
 
-    schedule::Time& now_;
+    SimulatedClock& clock_;
     const SimulatedMachine& machine_;
     SimulatedDrafter habits_;
     std::uint64_t id_;
@@ -262,7 +277,8 @@ double SimulatedMachine::step_time(std::int64_t tokens) const {
 
 SimulatedResult simulate(const SimulatedMachine& machine,
                          const std::vector<SimulatedDrafter>& drafters, const SimulatedLoad& load) {
-    schedule::Time now = 0;
+    SimulatedClock clock(machine);
+    const schedule::Time& now = clock.now;
     std::int64_t looked_on = 0, ended = 0;
     StepperSettings settings;
     settings.schedule.max_rows = static_cast<std::int32_t>(load.clients);
@@ -272,13 +288,13 @@ SimulatedResult simulate(const SimulatedMachine& machine,
     settings.schedule.max_step_gather = kStepTokens;
     settings.schedule.reserve_windows = true;
     StepperParts parts{
-        std::make_unique<SimulatedTarget>(now, machine, settings.schedule.page_count),
+        std::make_unique<SimulatedTarget>(clock, machine, settings.schedule.page_count),
         *tiny_target(Family::v2).tokenizer,
         {},
-        [&now] { return now; }};
+        [&clock] { return clock.now; }};
     for (std::size_t i = 0; i < drafters.size(); ++i)
         parts.drafters.push_back(std::make_unique<SimulatedSource>(
-            now, machine, drafters[i], i + 1, looked_on, settings.schedule.page_count));
+            clock, machine, drafters[i], i + 1, looked_on, settings.schedule.page_count));
     auto made = Stepper::create(std::move(parts), settings);
     if (!made) throw std::runtime_error(made.error().message);
     Stepper& stepper = **made;

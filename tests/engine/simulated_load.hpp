@@ -28,6 +28,10 @@ struct SimulatedMachine {
     double look_on = 0, look_token = 0;
     // A drafter without a model: each row that it is asked for, each token that it reads.
     double free_row = 0, free_token = 0;
+    // What every time is off, evenly up to this share of it either way; and the chance of one that
+    // is five times as long, as by an interrupt.
+    double noise = 0, outliers = 0;
+    std::uint64_t seed = 1;  // of both
 
     double step_time(std::int64_t tokens) const;
 };
