@@ -184,6 +184,7 @@ class Speculation {
     bool can_ask(const Source& source, const DraftRow& row) const;
     speculate::DraftingWay way_of(std::span<const DraftRow> rows);
     void watch(double seconds);
+    double measured_to_predicted(double seconds) const;
     void open_ways(std::span<const DraftRow> rows);
     void choose_roots(std::span<const DraftRow> rows, const speculate::StepLoad& load);
     void start_choice(std::span<const DraftRow> rows);

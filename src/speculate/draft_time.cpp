@@ -3,32 +3,73 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "base/check.hpp"
 
 namespace espalier::speculate {
 
+DraftTime::DraftTime() { calls_.reserve(kMostCalls + 1); }
+
 void DraftTime::observe(std::int32_t levels, std::int64_t tokens, double seconds) {
     CHECK(levels >= 1 && tokens >= 1, "{} tokens in {} levels", tokens, levels);
     if (!std::isfinite(seconds) || seconds <= 0) return;
     const auto level_count = static_cast<double>(levels), token_count = static_cast<double>(tokens);
-    if (++calls_ == 1) {  // half for each, until other shapes tell them apart
-        per_level_ = seconds / 2 / level_count;
-        per_token_ = seconds / 2 / token_count;
-        return;
+    keep({.levels = level_count,
+          .tokens = token_count,
+          .seconds = seconds,
+          .kind = static_cast<int>(std::lround(std::log2(token_count / level_count)))});
+    fit();
+}
+
+// In place of the oldest of its kind, or of all.
+void DraftTime::keep(const Call& call) {
+    const auto alike = [&](const Call& one) { return one.kind == call.kind; };
+    if (std::ranges::count_if(calls_, alike) == static_cast<std::ptrdiff_t>(kOfAKind))
+        calls_.erase(std::ranges::find_if(calls_, alike));
+    else if (calls_.size() == kMostCalls)
+        calls_.erase(calls_.begin());
+    calls_.push_back(call);
+}
+
+// Of each call relative to what it took, so that one which took ten times as long as it should
+// counts as one that is off by nine tenths. What is put down to tokens counts a little.
+double DraftTime::error(const Costs& costs) const {
+    constexpr double kTokens = 0.01;
+    double sum = 0;
+    for (const Call& call : calls_) {
+        const double tokens = call.tokens * costs.token;
+        sum += std::abs((call.levels * costs.level + tokens) / call.seconds - 1) +
+               kTokens * tokens / call.seconds;
     }
-    const double predicted = this->seconds(levels, tokens);
-    // The first calls find memory cold and a prompt's tokens waiting: the cheapest of them counts.
-    if (constexpr std::int64_t kCold = 4; calls_ <= kCold && seconds < predicted) {
-        per_level_ *= seconds / predicted;
-        per_token_ *= seconds / predicted;
-        return;
+    return sum;
+}
+
+// The least sum of absolute errors of two unknowns is met where two calls, or one and a cost of 0,
+// are explained exactly.
+void DraftTime::fit() {
+    double least = std::numeric_limits<double>::infinity();
+    Costs best;
+    const auto weigh = [&](const Costs& costs) {
+        if (!(costs.level >= 0 && costs.token >= 0)) return;
+        if (const double sum = error(costs); sum < least) {
+            least = sum;
+            best = costs;
+        }
+    };
+    for (std::size_t i = 0; i < calls_.size(); ++i) {
+        const Call& a = calls_[i];
+        weigh({.level = a.seconds / a.levels, .token = 0});
+        weigh({.level = 0, .token = a.seconds / a.tokens});
+        for (std::size_t j = i + 1; j < calls_.size(); ++j) {
+            const Call& b = calls_[j];
+            const double area = a.levels * b.tokens - b.levels * a.tokens;
+            if (area == 0) continue;
+            weigh({.level = (a.seconds * b.tokens - b.seconds * a.tokens) / area,
+                   .token = (b.seconds * a.levels - a.seconds * b.levels) / area});
+        }
     }
-    const double rate = std::max(0.1, 1 / static_cast<double>(calls_));
-    const double step = rate * std::clamp(seconds / predicted - 1, -1.0, 1.0);
-    const double of_levels = level_count * per_level_ / predicted;
-    per_level_ *= 1 + step * of_levels;
-    per_token_ *= 1 + step * (1 - of_levels);
+    costs_ = best;
 }
 
 }  // namespace espalier::speculate

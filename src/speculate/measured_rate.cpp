@@ -50,9 +50,18 @@ void MeasuredRate::Way::suspend(std::int64_t now, double lost_steps) {
     *this = {.resumes = now + length, .pause = std::min(2 * pause, kLongestPause)};
 }
 
-bool MeasuredRate::suspended(std::int64_t rows, DraftingWay way) const {
+std::int64_t MeasuredRate::pause(std::int64_t rows, DraftingWay way) const {
     const Rows& like = rows_[index_of(rows)];
-    return like.ways[static_cast<std::size_t>(way)].resumes > like.steps;
+    const std::int64_t left = like.ways[static_cast<std::size_t>(way)].resumes - like.steps;
+    return std::max<std::int64_t>(left, 0);
+}
+
+double MeasuredRate::saved_by_passes(std::int64_t rows) const {
+    const Rows& like = rows_[index_of(rows)];
+    const Way& passes = like.ways[kPasses];
+    const Way* best = best_below(like, kPasses);
+    if (best == nullptr || !surely_better(passes, *best)) return 0;
+    return 1 - best->rate() / passes.rate();
 }
 
 bool MeasuredRate::surely_better(const Way& way, const Way& simpler) {
@@ -111,11 +120,22 @@ void MeasuredRate::observe(std::int64_t rows, const Step& step) {
             owe(rows, {.look_on = upkeep.look_on});
             break;
         case DraftingWay::passes:
-            way.add(step.tokens, step.seconds, std::exchange(owed_.look_on, 0));
+            way.add(step.tokens, step.seconds, charged_look_on(way, upkeep.look_on));
             break;
     }
     if (step.way != DraftingWay::none)
         judge(rows_[index_of(rows)], static_cast<std::size_t>(step.way));
+}
+
+// What draft models took in steps that went without them. Each passes step bears that of two
+// others: one in eight goes each simpler way. What was spent before the first of them, until texts
+// had been followed from their beginnings, is no part of its rate (charged to nine steps it would
+// condemn every trial but the first), but of what the trial costs.
+double MeasuredRate::charged_look_on(Way& way, double own) {
+    const double owed = std::exchange(owed_.look_on, 0);
+    const double charged = std::min(owed, 2 * own);
+    way.sunk += owed - charged;
+    return charged;
 }
 
 const MeasuredRate::Way* MeasuredRate::best_below(const Rows& rows, std::size_t way) {
@@ -145,16 +165,20 @@ void MeasuredRate::owe(std::int64_t rows, const Upkeep& upkeep) {
 void MeasuredRate::judge(Rows& rows, std::size_t way) {
     constexpr double kLeast = 8, kProven = 64;   // steps
     constexpr double kSure = 1.5, kPays = 1.02;  // errors; a gain that is one
+    // With few steps their error is hardly known, and the first plans are the worst.
+    constexpr double kFewSteps = 8;
     Way& judged = rows.ways[way];
     const Way* best = best_below(rows, way);
     if (best == nullptr || judged.steps < kLeast) return;
     const double gain = judged.rate() / best->rate();
     const double error = std::hypot(judged.error(), best->error());
-    if (gain * (1 + kSure * error) < 1) {
-        const double lost = judged.seconds - judged.tokens / best->rate();
+    const double sure = kSure * (1 + kFewSteps / judged.steps);
+    if (gain * (1 + sure * error) < 1) {
+        const double lost = judged.sunk + judged.seconds - judged.tokens / best->rate();
         judged.suspend(rows.steps, lost * judged.steps / judged.seconds);
     } else if (judged.steps >= kProven && gain >= kPays) {
         judged.pause = kFirstPause;
+        judged.sunk = 0;
     }
 }
 

@@ -23,7 +23,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 
 namespace espalier::speculate {
 
@@ -49,7 +48,12 @@ class MeasuredRate {
     };
     DraftingWay next(std::int64_t rows, const Drafters& drafters);
     // Whether a way is suspended in steps of so many rows.
-    bool suspended(std::int64_t rows, DraftingWay way) const;
+    bool suspended(std::int64_t rows, DraftingWay way) const { return pause(rows, way) > 0; }
+    // For how many more of them.
+    std::int64_t pause(std::int64_t rows, DraftingWay way) const;
+    // The share of the time that draft models save, all their costs counted, in steps of so many
+    // rows; 0 where it is not sure that they do.
+    double saved_by_passes(std::int64_t rows) const;
 
     // What drafters took in a step without drafting: free ones reading, draft models looking on.
     struct Upkeep {
@@ -72,6 +76,7 @@ class MeasuredRate {
     struct Way {
         // Sums over the steps of late; the last three are of squares and products.
         double steps = 0, tokens = 0, seconds = 0, tokens2 = 0, both = 0, seconds2 = 0;
+        double sunk = 0;           // seconds that it took before it could be tried
         std::int64_t since = 0;    // steps that went another way
         std::int64_t resumes = 0;  // suspended up to this step
         std::int64_t pause = kFirstPause;
@@ -86,6 +91,7 @@ class MeasuredRate {
     };
     static bool surely_better(const Way& way, const Way& simpler);
     static const Way* best_below(const Rows& rows, std::size_t way);
+    double charged_look_on(Way& way, double own);
     void judge(Rows& rows, std::size_t way);
     void take_over(std::size_t index);
     static std::size_t index_of(std::int64_t rows);

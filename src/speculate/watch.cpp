@@ -27,8 +27,8 @@ void Watch::observe(const Step& step) {
     if (!awake_) return rest(step);
     spent_ += step.look_on - step.gain;
     if (step.probed) wanted_probes_ -= step.rows;
-    closed_ = step.may_draft ? 0 : closed_ + 1;
-    if (closed_ >= kClosed) return leave(step);
+    closed_ = step.pause == 0 ? 0 : closed_ + 1;
+    if (closed_ >= kClosed) return leave_until_open(step);
     if (step.able) {
         steps_ = steps_ * kKept + (step.rows >= kManyTexts ? 2 : 1);
         cost_ = cost_ * kKept + step.look_on;
@@ -53,13 +53,21 @@ void Watch::leave(const Step& step) {
     left_at_ = step.rows;
 }
 
+// It was not judged: the way was, by what all of it came to, and knows how long that holds.
+void Watch::leave_until_open(const Step& step) {
+    const double pauses = pauses_;
+    leave(step);
+    pauses_ = pauses;
+    pause_left_ = static_cast<double>(step.pause) * step.seconds;
+}
+
 void Watch::rest(const Step& step) {
     pause_left_ -= step.seconds;
     fewer_ = step.rows * kFewer <= left_at_ ? fewer_ + 1 : 0;
     if (fewer_ >= kFewerSteps) {
         pauses_ = 1;
         wake();
-    } else if (pause_left_ <= 0 && step.may_draft) {
+    } else if (pause_left_ <= 0 && step.pause == 0) {
         wake();
     }
 }

@@ -17,11 +17,11 @@ class Watch {
     struct Step {
         std::int64_t rows = 1;
         double seconds = 0;
-        double look_on = 0;     // of this model, in it
-        double gain = 0;        // seconds that asking this model was expected to save
-        bool may_draft = true;  // draft models may be asked in such steps
-        bool able = true;       // this one has seen most of the texts
-        bool probed = false;    // it was asked to learn
+        double look_on = 0;      // of this model, in it
+        double gain = 0;         // seconds that asking this model was expected to save
+        std::int64_t pause = 0;  // steps until draft models may be asked in such ones
+        bool able = true;        // this one has seen most of the texts
+        bool probed = false;     // it was asked to learn
     };
     void observe(const Step& step);
 
@@ -33,6 +33,7 @@ class Watch {
 
   private:
     void leave(const Step& step);
+    void leave_until_open(const Step& step);
     void rest(const Step& step);
 
     bool awake_ = true;

@@ -23,7 +23,7 @@ int run(Watch& watch, const TestSteps& steps, int count) {
                        .seconds = 1,
                        .look_on = awake ? 0.05 : 0,
                        .gain = awake && steps.able ? steps.gain : 0,
-                       .may_draft = steps.may_draft,
+                       .pause = steps.may_draft ? 0 : 4096,
                        .able = awake && steps.able,
                        .probed = watch.wants_probe() && steps.able});
     }
