@@ -33,9 +33,10 @@ void DraftTime::keep(const Call& call) {
 }
 
 // Of each call relative to what it took, so that one which took ten times as long as it should
-// counts as one that is off by nine tenths. What is put down to tokens counts a little.
+// counts as one that is off by nine tenths. What is put down to tokens counts too: with two or
+// three calls it would explain their noise.
 double DraftTime::error(const Costs& costs) const {
-    constexpr double kTokens = 0.01;
+    constexpr double kTokens = 0.1;
     double sum = 0;
     for (const Call& call : calls_) {
         const double tokens = call.tokens * costs.token;

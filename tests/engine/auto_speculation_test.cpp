@@ -3,6 +3,7 @@
 // drafter for nothing and two draft models, right in none to most of their choices, for 1 to 128
 // clients whose texts end together or at their own times. Engines start cold.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -119,6 +120,44 @@ TEST(AutoSpeculation, CostsLittleWhereNothingIsGainedAndGainsWhatAFixedChoiceGai
                     if (kAll || spread == odd)
                         check(machine, {.clients = clients, .spread_lengths = spread}, right);
             }
+}
+
+// Times are off by up to 5 %, one in 300 is five times as long. A way, or a draft model, that the
+// first steps put in a bad light must not stay out for long: at most one of eight runs may come to
+// less than 0.95 of what it does without noise. (It was 0.82 to 1 when a draft model's first calls
+// told what its tokens cost, and what few steps condemned was left for 2,048.)
+TEST(AutoSpeculation, FindsWhatPaysThoughMeasuredTimesAreOff) {
+    for (const std::int64_t clients : {32, 128})
+        for (const double right : {0.0, 0.6, 0.7}) {
+            const SimulatedDrafter free{.passes = false, .right = right, .offers = 0.5};
+            const SimulatedDrafter one{.right = 0.9 * right}, two{.right = right};
+            const SimulatedLoad load{.clients = clients, .spread_lengths = true};
+            const auto gain = [&](const SimulatedMachine& machine) {
+                return simulate(machine, {free, one, two}, load).tokens_per_second /
+                       simulate(machine, {}, load).tokens_per_second;
+            };
+            SimulatedMachine machine = kMachines[0];
+            const double quiet = gain(machine);
+            machine.noise = 0.05;
+            machine.outliers = 1.0 / 300;
+            std::vector<double> gains;
+            for (machine.seed = 1; machine.seed <= 8; ++machine.seed)
+                gains.push_back(gain(machine));
+            std::ranges::sort(gains);
+            EXPECT_GT(gains[1], 0.95 * quiet)
+                << fmt::format("{} clients, {} right: {:.3f} of {:.3f}", clients, right,
+                               fmt::join(gains, " "), quiet);
+        }
+}
+
+// A cache that holds little more than the requests under way, and twenty prompts that come again
+// and again: windows for drafts that nobody drafts would displace them.
+TEST(AutoSpeculation, ComputesNoMorePromptsWhereDraftModelsAreLeftBehind) {
+    const SimulatedLoad load{
+        .clients = 32, .prompt = 200, .spread_lengths = true, .prompts = 20, .pages = 7};
+    const SimulatedDrafter wrong{.right = 0};
+    const double off = simulate(kMachines[0], {}, load).prompt_tokens;
+    EXPECT_LT(simulate(kMachines[0], {wrong, wrong}, load).prompt_tokens, 1.05 * off);
 }
 
 }  // namespace

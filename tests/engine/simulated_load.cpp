@@ -251,7 +251,10 @@ class EndCounter final : public Receiver {
 Request request_of(const SimulatedLoad& load, Random& random, bool speculate) {
     Request request;
     request.prompt.resize(static_cast<std::size_t>(load.prompt));
-    for (std::int32_t& token : request.prompt) token = random.between(2, kVocabulary - 1);
+    Random repeated(
+        static_cast<std::uint64_t>(load.prompts > 0 ? random.between(1, load.prompts) : 0));
+    Random& source = load.prompts > 0 ? repeated : random;
+    for (std::int32_t& token : request.prompt) token = source.between(2, kVocabulary - 1);
     const auto length = static_cast<std::int32_t>(load.output);
     request.output.max_tokens =
         load.spread_lengths ? random.between(length / 4, 7 * length / 4) : length;
@@ -279,11 +282,11 @@ SimulatedResult simulate(const SimulatedMachine& machine,
                          const std::vector<SimulatedDrafter>& drafters, const SimulatedLoad& load) {
     SimulatedClock clock(machine);
     const schedule::Time& now = clock.now;
-    std::int64_t looked_on = 0, ended = 0;
+    std::int64_t looked_on = 0, ended = 0, submitted = 0;
     StepperSettings settings;
     settings.schedule.max_rows = static_cast<std::int32_t>(load.clients);
     settings.schedule.max_model_len = 1024;
-    settings.schedule.page_count = load.clients * 10 + 1;
+    settings.schedule.page_count = load.clients * load.pages + 1;
     settings.schedule.max_step_tokens = kStepTokens;
     settings.schedule.max_step_gather = kStepTokens;
     settings.schedule.reserve_windows = true;
@@ -306,6 +309,7 @@ SimulatedResult simulate(const SimulatedMachine& machine,
                                      stepper.request_limits(), *tiny_target(Family::v2).tokenizer);
         if (!checked) throw std::runtime_error(checked.error().message);
         stepper.submit(std::move(*checked), receiver, now);
+        ++submitted;
     };
     for (std::int64_t i = 0; i < load.clients; ++i) submit();
     SimulatedResult result;
@@ -326,8 +330,10 @@ SimulatedResult simulate(const SimulatedMachine& machine,
         result.accepted += static_cast<double>(report.accepted);
         result.drafts += static_cast<double>(report.tokens.drafts);
         result.levels += static_cast<double>(report.draft_levels);
-        result.with_prompts +=
-            report.tokens.prompt_absorbed + report.tokens.prompt_decompressed > 0;
+        const std::int64_t prompts =
+            report.tokens.prompt_absorbed + report.tokens.prompt_decompressed;
+        result.with_prompts += prompts > 0;
+        result.prompt_tokens += static_cast<double>(prompts);
     }
     const auto step_count = static_cast<double>(steps);
     result.tokens_per_second = static_cast<double>(tokens) / (static_cast<double>(now) * 1e-9);
@@ -337,6 +343,7 @@ SimulatedResult simulate(const SimulatedMachine& machine,
     result.drafts /= static_cast<double>(rows);
     result.levels /= step_count;
     result.with_prompts /= step_count;
+    result.prompt_tokens /= static_cast<double>(submitted);
     result.looked_on = static_cast<double>(looked_on) / step_count;
     return result;
 }

@@ -49,6 +49,8 @@ struct SimulatedLoad {
     std::int64_t clients = 1;
     std::int64_t prompt = 100, output = 128;
     bool spread_lengths = false;  // 1/4 to 7/4 of the output instead
+    int prompts = 0;              // different ones; 0: no two are the same
+    std::int64_t pages = 10;      // of the cache, for each client
     std::int64_t steps = 1000;    // that plain decoding would take, about
     // Prescribed levels, 0: what pays.
     std::int32_t depth = 0;
@@ -56,12 +58,13 @@ struct SimulatedLoad {
 
 struct SimulatedResult {
     double tokens_per_second = 0;
-    double later = 0;         // the same of the second half
-    double accepted = 0;      // drafts, per step and row
-    double levels = 0;        // of draft models, per step
-    double drafts = 0;        // verified, per step and row
-    double with_prompts = 0;  // share of steps
-    double looked_on = 0;     // share of steps in which some drafter did
+    double later = 0;          // the same of the second half
+    double accepted = 0;       // drafts, per step and row
+    double levels = 0;         // of draft models, per step
+    double drafts = 0;         // verified, per step and row
+    double with_prompts = 0;   // share of steps
+    double looked_on = 0;      // share of steps in which some drafter did
+    double prompt_tokens = 0;  // computed, per request
 };
 
 SimulatedResult simulate(const SimulatedMachine& machine,

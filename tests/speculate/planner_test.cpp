@@ -350,5 +350,23 @@ TEST(DraftTime, TellsLevelsFromNodesAndShrugsAtAWildCall) {
     EXPECT_LE(time.seconds(2, 8), 1.11 * before);
 }
 
+// Chains for 128 texts say nothing of a token's cost: it is the level's until another width tells.
+// And the first calls, which make recordings, do not count once there are others.
+TEST(DraftTime, BlamesLevelsUntilTokensAreToldApartAndForgetsSlowFirstCalls) {
+    DraftTime time;
+    const auto taken = [](std::int32_t levels, std::int64_t tokens) {
+        return 1e-4 * levels + 1e-7 * static_cast<double>(tokens);
+    };
+    time.observe(3, 3 * 128, 10 * taken(3, 3 * 128));
+    time.observe(2, 2 * 128, 4 * taken(2, 2 * 128));
+    for (const std::int32_t levels : {1, 3, 2, 4})
+        time.observe(levels, levels * 128, taken(levels, levels * 128));
+    EXPECT_NEAR(time.seconds(3, 3 * 128) / taken(3, 3 * 128), 1, 0.01);
+    EXPECT_LT(time.per_token(), 1e-9);
+    for (int i = 0; i < 3; ++i) time.observe(2, 2 * 512, taken(2, 2 * 512));
+    EXPECT_NEAR(time.per_token() / 1e-7, 1, 0.05);
+    EXPECT_NEAR(time.per_level() / 1e-4, 1, 0.05);
+}
+
 }  // namespace
 }  // namespace espalier::speculate

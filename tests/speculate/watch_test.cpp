@@ -81,5 +81,17 @@ TEST(Watch, AClockThatStandsStillSaysNothing) {
     EXPECT_TRUE(watch.awake());
 }
 
+// The way was judged, not the model: it is back when the way is open again.
+TEST(Watch, OneThatIsLeftBecauseItMayNotDraftComesBackWithItsWay) {
+    Watch watch;
+    for (std::int64_t pause = 128; pause > 0; --pause)
+        watch.observe(
+            {.rows = 8, .seconds = 1, .look_on = watch.awake() ? 0.05 : 0, .pause = pause});
+    EXPECT_FALSE(watch.awake());
+    watch.observe({.rows = 8, .seconds = 1});
+    EXPECT_TRUE(watch.awake());
+    EXPECT_TRUE(watch.wants_probe());
+}
+
 }  // namespace
 }  // namespace espalier::speculate
