@@ -29,7 +29,7 @@ struct CaptureOptions {
     bool capture = false;  // false: every step is queued operation by operation
     std::size_t byte_limit = std::size_t{1} << 30;
     // Batches of up to this many tokens are recorded before the first step, others when they come.
-    std::int64_t ahead = 64;
+    std::int64_t ahead = kCommonTokens;
     // The largest batch that is recorded: from there on the work of its operations hides their
     // launches.
     std::int64_t most_tokens = kCommonTokens;

@@ -52,6 +52,7 @@ Expected<std::unique_ptr<ModelDrafter>> ModelDrafter::create(
         std::move(model), machine, limits, cache, taps, std::move(draws), std::move(growth)));
     ESPALIER_RETURN_IF_ERROR(drafter->allocate(limits));
     ESPALIER_RETURN_IF_ERROR(drafter->warm_up());
+    if (drafter->captures()) ESPALIER_RETURN_IF_ERROR(drafter->capture_ahead());
     return drafter;
 }
 

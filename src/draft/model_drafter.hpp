@@ -74,6 +74,8 @@ class ModelDrafter final : public speculate::Drafter {
                  LevelDraws draws, TreeGrowth growth);
     Expected<void> allocate(const PassLimits& limits);
     Expected<void> warm_up();
+    Expected<void> capture_ahead();
+    Expected<void> capture_levels(std::int32_t nodes, const LevelDraws::Search& search);
 
     struct TokenArrays;
     Expected<void> log_taps(std::span<const speculate::Extension> extensions);

@@ -131,7 +131,7 @@ TEST(ModelDrafter, NoTextChanges) { expect_lossless(on_cpu()); }
 TEST(ModelDrafter, NoTextChangesOnADeviceOfItsOwn) { expect_lossless(on_isolated_device()); }
 
 constexpr batch::CaptureOptions kCaptured{
-    .capture = true, .ahead = 0, .most_tokens = 2048, .sightings = 1, .poison = true};
+    .capture = true, .ahead = 4, .most_tokens = 2048, .sightings = 1, .poison = true};
 
 TEST(ModelDrafter, NoTextChangesOnADeviceOfItsOwnAsRecordings) {
     expect_lossless(on_isolated_device(), kCaptured);

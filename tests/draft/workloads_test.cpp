@@ -37,7 +37,11 @@ batch::CaptureOptions capture_for(std::uint64_t seed) {
 #else
     const bool capture = seed % 2 == 1;
 #endif
-    return {.capture = capture, .ahead = 0, .most_tokens = 2048, .sightings = 1, .poison = capture};
+    return {.capture = capture,
+            .ahead = static_cast<std::int64_t>(seed % 4),
+            .most_tokens = 2048,
+            .sightings = 1,
+            .poison = capture};
 }
 
 TinyDrafts& tiny_drafts() {
