@@ -5,10 +5,10 @@
 //
 // The two that explain the calls of late with the least sum of relative errors: the first calls
 // find memory cold or make recordings and take many times as long, and such calls must not count.
-// Calls alike (128 chains, whatever their depth) cannot tell a level's cost from a token's; then it
-// is the level's. Taken for a token's it would make drafts for many texts look dear, and those that
-// are not asked for correct no estimate: 128 texts on a simulated H200 were planned with 1.6 to 3.3
-// µs a token where it is 0.1, and gained 5 to 10 % where 20 to 30 were to be had.
+// Calls alike (128 chains, whatever their depth) cannot tell a level's cost from a token's; then
+// most of it is the level's. Taken for a token's it would make drafts for many texts look dear, and
+// those that are not asked for correct no estimate: 128 texts on a simulated H200 were planned
+// with 1.6 to 3.3 µs a token where it is 0.1, and gained 5 to 10 % where 20 to 30 were to be had.
 #pragma once
 
 #include <cstddef>
