@@ -180,10 +180,23 @@ class Activations {
 };
 
 // The bytes of `cols` elements of a row.
-inline bool same_row(Activations& a, std::int64_t a_row, Activations& b, std::int64_t b_row,
-                     std::int64_t cols, std::int64_t a_col = 0, std::int64_t b_col = 0) {
-    return std::memcmp(a.at(a_row, a_col), b.at(b_row, b_col),
-                       static_cast<std::size_t>(cols) * bytes_of(a.matrix().dtype)) == 0;
+// Where they differ it says so: how often, and the first place's bytes as a number of each.
+inline testing::AssertionResult same_row(Activations& a, std::int64_t a_row, Activations& b,
+                                         std::int64_t b_row, std::int64_t cols,
+                                         std::int64_t a_col = 0, std::int64_t b_col = 0) {
+    const std::size_t bytes = bytes_of(a.matrix().dtype);
+    if (std::memcmp(a.at(a_row, a_col), b.at(b_row, b_col),
+                    static_cast<std::size_t>(cols) * bytes) == 0)
+        return testing::AssertionSuccess();
+    std::int64_t first = cols, count = 0;
+    for (std::int64_t col = cols - 1; col >= 0; --col)
+        if (std::memcmp(a.at(a_row, a_col + col), b.at(b_row, b_col + col), bytes) != 0) {
+            first = col;
+            ++count;
+        }
+    return testing::AssertionFailure()
+           << count << " of " << cols << " columns differ, the first is " << first << ": "
+           << a.value(a_row, a_col + first) << " and " << b.value(b_row, b_col + first);
 }
 
 inline Weight pack_or_die(CpuDevice& device, const WeightSource& source) {
