@@ -52,7 +52,7 @@ void pad_prompt_rows(const StepCapacity& need, const StepCapacity& most, StepCap
 // tokens can have the longest history, those with few splits are recorded apart.
 std::int64_t padded_splits(const StepCapacity& need, const StepCapacity& most,
                            const StepCapacity& capacity) {
-    const std::int64_t few = most.total_splits / kLaunchesOfSplits;
+    const std::int64_t few = few_splits(most);
     const bool apart = need.total_splits <= few &&
                        mla::row_splits(capacity.absorbed_tokens, capacity.max_kv_len) > few &&
                        few > 0;
@@ -101,6 +101,8 @@ StepCapacity captured_capacity(const StepCapacity& need, const StepCapacity& mos
                                std::int64_t most_tokens) {
     return padded(need, most, most_tokens).value_or(need);
 }
+
+std::int64_t few_splits(const StepCapacity& most) { return most.total_splits / 10; }
 
 bool is_captured(const StepCapacity& capacity, const StepCapacity& most, std::int64_t most_tokens) {
     return padded(capacity, most, most_tokens) == capacity;

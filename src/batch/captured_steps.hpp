@@ -19,11 +19,6 @@ namespace espalier::batch {
 // Batches of up to so many tokens come in few sizes and often, whatever the model.
 inline constexpr std::int64_t kCommonTokens = 256;
 
-// Of as many splits as a step of an engine has at most (2^17 partial results) attention computes
-// this share by one launch. The 15 others that all of them may take cost 1.5 to 2 µs each, in each
-// layer, where rows leave them nothing to do.
-inline constexpr std::int64_t kLaunchesOfSplits = 10;
-
 // Whether steps are recorded, and with how much memory of the device.
 struct CaptureOptions {
     bool capture = false;  // false: every step is queued operation by operation
@@ -48,11 +43,15 @@ std::int64_t token_bucket(std::int64_t tokens);
 // Those up to the one that holds `most`, or to the last; none for 0.
 std::span<const std::int64_t> token_buckets_to(std::int64_t most);
 
+// As many splits as attention computes by one launch, where `most` is what a step of an engine has
+// (2^17 partial results: 16 launches); 0: these are not counted. A launch that rows leave nothing
+// to do costs 1.5 to 2 µs, in each layer.
+std::int64_t few_splits(const StepCapacity& most);
 // What a batch of this need is padded to, as far as `most` goes:
 // - absorbed tokens alone: to their bucket, with as many rows and, up to kCommonTokens, rows of
 //   logits; all else as in `most`, so that the tokens tell two such batches apart, and whether all
 //   rows have one: attention has a faster kernel for short rows, if it knows of no others. And
-//   whether a kLaunchesOfSplits-th of the splits is enough.
+//   whether few_splits are enough.
 // - with decompressed tokens: both parts to a bucket. Attention makes keys and values at so many
 //   places as decompressed rows × longest sequence, so these two are kept small: a row for 64
 //   tokens, a power of two of slots.

@@ -87,7 +87,7 @@ void ModelDrafter::start(std::span<const DraftCall> calls) {
 // Which nodes a level has is known to the device alone, but not how many splits at most: one of two
 // sizes, which are recorded apart.
 batch::StepCapacity ModelDrafter::padded(batch::StepCapacity need) const {
-    const std::int64_t few = most_.total_splits / batch::kLaunchesOfSplits;
+    const std::int64_t few = batch::few_splits(most_);
     need.total_splits = few > 0 && level_splits_ <= few ? few : most_.total_splits;
     return captures() ? batch::captured_capacity(need, most_, steps_.options().most_tokens) : need;
 }

@@ -180,7 +180,7 @@ class Activations {
 };
 
 // The bytes of `cols` elements of a row.
-// Where they differ it says so: how often, and the first place's bytes as a number of each.
+// Where they differ: in how many columns, and both values in the first.
 inline testing::AssertionResult same_row(Activations& a, std::int64_t a_row, Activations& b,
                                          std::int64_t b_row, std::int64_t cols,
                                          std::int64_t a_col = 0, std::int64_t b_col = 0) {
