@@ -154,7 +154,10 @@ class CodesMultiplier {
             if (!ends) continue;
             wgmma_wait<0>();
             hold(now.chain);
-            if (pair == kPairs - 1) release(slot);
+            if (pair == kPairs - 1) {
+                if (C::kGroups) finish_loads_before_copies();  // of scales
+                release(slot);
+            }
 #pragma unroll
             for (int i = 0; i < kTokens / 2; ++i)
                 now.segment[i] =

@@ -130,6 +130,7 @@ class Multiplier {
             hold(block_);
             add_block(scale);
         }
+        finish_loads_before_copies();  // of scales; codes are in the products that have ended
         release(cursor_.slot);
         cursor_.advance();
     }

@@ -56,6 +56,28 @@ class CudaInvariance : public testing::TestWithParam<Case> {
         return wide_random(kind_.input(), rows, cols, cols, seed);
     }
 
+    // Launches one behind the other, each into memory of its own, all give the bits of the first: a
+    // kernel that reads a stage which copies are filling again is right most of the time.
+    template <typename Launch>
+    void expect_same_bits(std::int64_t rows, std::int64_t cols, const Launch& launch) {
+        constexpr int kRounds = 4, kLaunches = 16;
+        Activations first(DType::f32, rows, cols, cols), other(DType::f32, rows, cols, cols);
+        std::vector<std::unique_ptr<DeviceActivations>> y;
+        for (int i = 0; i < kLaunches; ++i)
+            y.push_back(std::make_unique<DeviceActivations>(*gpu_, first));
+        int differ = 0;
+        for (int round = 0; round < kRounds; ++round) {
+            for (const auto& one : y) one->fill(std::byte{0xff});
+            for (const auto& one : y) launch(one->matrix());
+            if (round == 0) y.front()->download(first);
+            for (const auto& one : y) {
+                one->download(other);
+                if (other.bytes() != first.bytes()) ++differ;
+            }
+        }
+        EXPECT_EQ(differ, 0) << "of " << kRounds * kLaunches << " launches, " << rows << " rows";
+    }
+
     // Of a product of so many rows; NaN in every element.
     cuda::Scratch scratch(std::int64_t rows) {
         const std::size_t bytes = cuda::scratch_bytes(rows, k_);
@@ -167,6 +189,33 @@ TEST_P(CudaInvariance, ExpertsGiveTheBitsOfATokenAlone) {
             // Every row was written, and none past the last pair.
             for (std::int64_t row = 0; row < pairs + 3; ++row)
                 ASSERT_EQ(std::isnan(grouped.value(row, n_ - 1)), row >= pairs) << row;
+        }
+    }
+}
+
+TEST_P(CudaInvariance, EveryLaunchGivesTheSameBits) {
+    if (n_ > 1000) return;
+    const std::int64_t count = 5, experts = 24, top_k = 3, step = (k_ + 15) / 8 * 8;
+    const AnyTensor tensor(kind_, experts * n_, k_, 12);
+    const Weight few = pack_on(*gpu_, matrices_of(tensor, count, n_));
+    const Weight many = pack_on(*gpu_, matrices_of(tensor, experts, n_));
+    for (const std::int64_t tokens : {6, 64, 2048}) {
+        const Routing routing(tokens, experts, top_k, 1);
+        const DeviceInts indptr(*gpu_, routing.indptr), source(*gpu_, routing.source);
+        const DeviceActivations x(*gpu_, random_x(tokens, count * step, 13));
+        const Matrix narrow = x.matrix().columns(0, k_);
+        const cuda::Scratch room = scratch(tokens * top_k);
+        expect_same_bits(tokens, count * n_, [&](const Matrix& y) {
+            cuda::stacked_product(stream_, x.matrix(), step, few.view(), y, n_);
+        });
+        for (const cuda::Scratch& arranged : {cuda::Scratch{}, room}) {
+            expect_same_bits(tokens, n_, [&](const Matrix& y) {
+                cuda::product(stream_, narrow, few.view().at(0), y, Store::assign, {}, arranged);
+            });
+            expect_same_bits(tokens * top_k, n_, [&](const Matrix& y) {
+                cuda::expert_product(stream_, narrow, source.data(), indptr.data(), many.view(), y,
+                                     {}, arranged);
+            });
         }
     }
 }
