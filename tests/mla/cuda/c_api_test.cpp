@@ -185,6 +185,41 @@ TEST_F(MlaCudaCApi, ReplayWithOtherLengths) {
     cudaGraphDestroy(graph);
 }
 
+// Launches one behind the other, over one workspace: a kernel that reads what copies are filling
+// again, or partial results of the launch before, is right most of the time.
+TEST_F(MlaCudaCApi, EveryLaunchGivesTheSameBits) {
+    constexpr int kRounds = 4, kLaunches = 16;
+    const std::vector<int> lengths = {3000, 17, 2100, 1, 999, 5000, 640, 1500, 64, 2500, 1025, 300};
+    Random random(14);
+    for (const KvFormat format : kCudaFormats)
+        for (const auto& [q_len, heads] :
+             {std::pair{1, 16}, {4, 16}, {9, 16}, {1, 128}, {3, 128}}) {
+            const CompatProblem problem(random, format, q_len, heads, 64, lengths);
+            Device device(cuda, problem, true, q_len > 1);
+            std::vector<std::unique_ptr<OnDevice<float>>> outs;
+            for (int i = 0; i < kLaunches; ++i)
+                outs.push_back(std::make_unique<OnDevice<float>>(device.out.download()));
+            std::vector<float> first;
+            int differ = 0;
+            for (int round = 0; round < kRounds; ++round) {
+                for (const auto& out : outs) {
+                    device.call.out = out->data();
+                    ASSERT_EQ(device.run(cuda, stream), ESPALIER_MLA_OK)
+                        << espalier_mla_last_error();
+                }
+                expect_cuda(cudaStreamSynchronize(stream));
+                if (round == 0) first = outs.front()->download();
+                for (const auto& out : outs) {
+                    const std::vector<float> got = out->download();
+                    if (std::memcmp(got.data(), first.data(), got.size() * 4) != 0) ++differ;
+                    out->upload(std::vector<float>(got.size(), -5.0f));
+                }
+            }
+            EXPECT_EQ(differ, 0) << "of " << kRounds * kLaunches << " launches, " << name_of(format)
+                                 << ", " << q_len << " tokens of " << heads << " heads";
+        }
+}
+
 // Two layers of a step over one plan give the bits of calls that make their own.
 TEST_F(MlaCudaCApi, LayersShareAPlan) {
     Random random(13);

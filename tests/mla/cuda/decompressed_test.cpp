@@ -196,6 +196,41 @@ TEST_F(MlaCudaDecompressed, WideHeads) {
     }
 }
 
+// Launches one behind the other, over one scratch (c_api_test.cpp has those of absorbed rows).
+TEST_F(MlaCudaDecompressed, EveryLaunchGivesTheSameBits) {
+    Random random(15);
+    const Weights weights(random, 16);
+    const Sequence sequence(random, 1500, 16, kQuery);
+    for (const KvFormat format : kCudaFormats) {
+        const Arrays arrays(format, query_dtype(format),
+                            {chunk(sequence, 0, 1500), chunk(sequence, 700, 513)}, {});
+        const DeviceArrays device(arrays);
+        DecompressedCall call = weights.call(arrays);
+        weights.place(call);
+        device.point(call);
+        Arena scratch = scratch_for(call);
+        const auto packed = static_cast<std::size_t>(call.rows.token_end * call.heads);
+        const OnDevice<float> lse(std::vector<float>(packed, -5.0f));
+        call.lse = lse.data();
+        call.out_dtype = DType::f32;
+        const std::vector<float> unwritten(packed * static_cast<std::size_t>(weights.dims.value));
+        std::vector<std::unique_ptr<OnDevice<float>>> outs;
+        for (int i = 0; i < 40; ++i) outs.push_back(std::make_unique<OnDevice<float>>(unwritten));
+        for (const auto& out : outs) {
+            call.out = reinterpret_cast<std::byte*>(out->data());
+            const Arena::Mark mark(scratch);
+            OpContext with_scratch{*gpu, scratch, stream};
+            EXPECT_TRUE(kernels->decompressed(with_scratch, call));
+        }
+        expect_cuda(cudaStreamSynchronize(stream));
+        const std::vector<float> first = outs.front()->download();
+        std::ptrdiff_t differ = 0;
+        for (const auto& out : outs)
+            if (std::memcmp(out->download().data(), first.data(), first.size() * 4) != 0) ++differ;
+        EXPECT_EQ(differ, 0) << "of 40 launches, " << name_of(format);
+    }
+}
+
 // Capacities decide how many rows and heads share the scratch: 40,000 slots a row leave room for
 // one row and ten of these heads at a time.
 TEST_F(MlaCudaDecompressed, GroupsOfRowsAndHeadsGiveTheSameBits) {
