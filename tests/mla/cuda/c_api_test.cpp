@@ -189,11 +189,13 @@ TEST_F(MlaCudaCApi, ReplayWithOtherLengths) {
 // again, or partial results of the launch before, is right most of the time.
 TEST_F(MlaCudaCApi, EveryLaunchGivesTheSameBits) {
     constexpr int kRounds = 4, kLaunches = 16;
-    const std::vector<int> lengths = {3000, 17, 2100, 1, 999, 5000, 640, 1500, 64, 2500, 1025, 300};
     Random random(14);
-    for (const KvFormat format : kCudaFormats)
+    for (const KvFormat format : {KvFormat::bf16, KvFormat::fp16, KvFormat::fp8_tensor})
         for (const auto& [q_len, heads] :
              {std::pair{1, 16}, {4, 16}, {9, 16}, {1, 128}, {3, 128}}) {
+            const std::vector<int> lengths = heads == 16
+                                                 ? std::vector{1500, 17, 700, 1, 999, 64, 300}
+                                                 : std::vector{511, 64, 1, 300};
             const CompatProblem problem(random, format, q_len, heads, 64, lengths);
             Device device(cuda, problem, true, q_len > 1);
             std::vector<std::unique_ptr<OnDevice<float>>> outs;
