@@ -70,10 +70,11 @@ std::string speed_text(const Expectation& expected, const ModelFacts& model,
 std::string context_text(const Expectation& expected, const ModelFacts& model) {
     if (expected.bound == Expectation::Bound::size) return "none";
     if (expected.room_tokens >= model.context)
-        return fmt::format("{:.0f} tokens, as the model has it; memory holds {} of cache",
+        return fmt::format("{:.0f} tokens, the model's limit; memory has room for the cache of {}",
                            model.context, count_text(expected.room_tokens));
-    return fmt::format("bound by memory: {} tokens of cache fit, the model takes {:.0f}",
-                       count_text(expected.room_tokens), model.context);
+    return fmt::format(
+        "bound by memory: it has room for the cache of {} tokens, the model's limit is {:.0f}",
+        count_text(expected.room_tokens), model.context);
 }
 
 double measured_disk_rate(const std::filesystem::path& file) {

@@ -8,7 +8,6 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/cpu_device.hpp"
@@ -35,8 +34,17 @@ struct InspectOptions {
 std::string attention_text(const checkpoint::ModelConfig& c) {
     const std::string query =
         c.q_lora_rank > 0 ? fmt::format("q_lora {}", c.q_lora_rank) : "no q_lora";
-    return fmt::format("{} heads of {} + {} and {}, {}, kv_lora {}", c.num_attention_heads,
-                       c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim, query, c.kv_lora_rank);
+    return fmt::format("{} heads, keys of {} + {} with rope, values of {}; {}, kv_lora {}",
+                       c.num_attention_heads, c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim,
+                       query, c.kv_lora_rank);
+}
+
+std::string layers_text(const checkpoint::ModelConfig& c) {
+    const std::string dense = c.n_routed_experts > 0
+                                  ? fmt::format("the first {} dense", c.first_k_dense_replace)
+                                  : "all dense";
+    return fmt::format("{} ({}), {} for MTP", c.num_hidden_layers, dense,
+                       c.num_nextn_predict_layers);
 }
 
 std::string experts_text(const checkpoint::ModelConfig& c) {
@@ -153,11 +161,17 @@ Expected<MachineFacts> machine_facts(const checkpoint::Checkpoint& opened,
     return machine;
 }
 
-Expected<void> run(const InspectOptions& options) {
-    ESPALIER_ASSIGN_OR_RETURN(const checkpoint::Checkpoint opened,
-                              checkpoint::Checkpoint::open(options.model));
+struct Inspection {
+    checkpoint::StoredWeight projection;  // its type stands for the checkpoint's
+    model::ParameterCount parameters;
+    mla::KvFormat kv_format;
+    ModelFacts model;
+    MachineFacts machine;
+    Expectation expected;
+};
+
+Expected<Inspection> inspect(const checkpoint::Checkpoint& opened) {
     const checkpoint::ModelConfig& c = opened.config();
-    const model::ParameterCount count = model::count_parameters(c);
     ESPALIER_ASSIGN_OR_RETURN(
         const checkpoint::StoredWeight projection,
         checkpoint::find_weight(opened, "model.layers.0.self_attn.o_proj", c.hidden_size,
@@ -165,14 +179,19 @@ Expected<void> run(const InspectOptions& options) {
     ESPALIER_ASSIGN_OR_RETURN(const mla::KvFormat format, runtime::kv_format_of(opened));
     const auto kv_bytes =
         static_cast<double>(cache::make_layout(c.num_hidden_layers, format).bytes_per_token());
-    const auto weight_bytes = static_cast<double>(opened.total_bytes());
-    ESPALIER_ASSIGN_OR_RETURN(const ModelFacts facts, model_facts(opened, kv_bytes));
-    ESPALIER_ASSIGN_OR_RETURN(const MachineFacts machine, machine_facts(opened, facts));
-    const Expectation expected = expect(facts, machine);
+    ESPALIER_ASSIGN_OR_RETURN(const ModelFacts model, model_facts(opened, kv_bytes));
+    ESPALIER_ASSIGN_OR_RETURN(const MachineFacts machine, machine_facts(opened, model));
+    return Inspection{.projection = projection,
+                      .parameters = model::count_parameters(c),
+                      .kv_format = format,
+                      .model = model,
+                      .machine = machine,
+                      .expected = expect(model, machine)};
+}
 
-    if (options.json) {
-        const nlohmann::ordered_json report = {
-            {"architecture", checkpoint::name_of(c.architecture)},
+nlohmann::ordered_json report_json(const checkpoint::Checkpoint& opened, const Inspection& found) {
+    const checkpoint::ModelConfig& c = opened.config();
+    return {{"architecture", checkpoint::name_of(c.architecture)},
             {"published_name", checkpoint::published_name(c)},
             {"layers", c.num_hidden_layers},
             {"mtp_layers", c.num_nextn_predict_layers},
@@ -180,54 +199,63 @@ Expected<void> run(const InspectOptions& options) {
             {"heads", c.num_attention_heads},
             {"vocabulary", c.vocab_size},
             {"context", c.max_position_embeddings},
-            {"weight_dtype", checkpoint::name_of(projection.weights.type)},
-            {"parameters", count.total},
-            {"active_parameters", count.active},
-            {"mtp_parameters", count.mtp},
+            {"weight_dtype", checkpoint::name_of(found.projection.weights.type)},
+            {"parameters", found.parameters.total},
+            {"active_parameters", found.parameters.active},
+            {"mtp_parameters", found.parameters.mtp},
             {"weight_bytes", opened.total_bytes()},
             {"left_out", left_out_json(opened.left_out())},
-            {"kv_bytes_per_token", kv_bytes},
+            {"kv_bytes_per_token", found.model.kv_bytes},
             {"files", opened.files().size()},
-            {"memory_bytes", machine.memory_bytes},
-            {"memory_bytes_per_second", machine.memory_rate},
-            {"disk_bytes_per_second", machine.disk_rate},
-            {"expert_bytes", facts.expert_bytes},
-            {"bytes_per_token", facts.step_bytes},
-            {"expert_bytes_per_token", facts.step_expert_bytes},
-            {"bound", name_of(expected.bound)},
-            {"tokens_per_second", expected.tokens_per_second},
-            {"experts_in_memory", expected.experts_in_memory},
-            {"room_tokens", expected.room_tokens}};
-        fmt::print("{}\n", report.dump(2));
-        return {};
-    }
-    std::vector<std::pair<std::string, std::string>> lines = {
-        {"model", opened.directory().string()},
-        {"architecture", architecture_text(c)},
-        {"layers",
-         fmt::format("{} ({} dense first), {} MTP", c.num_hidden_layers,
-                     c.n_routed_experts > 0 ? c.first_k_dense_replace : c.num_hidden_layers,
-                     c.num_nextn_predict_layers)},
-        {"hidden", std::to_string(c.hidden_size)},
-        {"attention", attention_text(c)},
-        {"experts", experts_text(c)},
-        {"vocabulary",
-         fmt::format("{}{}", c.vocab_size, c.tie_word_embeddings ? ", tied head" : "")},
-        {"context", context_text(expected, facts)},
-        {"parameters",
-         fmt::format("{}, {} active per token", count_text(static_cast<double>(count.total)),
-                     count_text(static_cast<double>(count.active)))},
-        {"weights", fmt::format("{} in {} file{}, {}", bytes_text(weight_bytes),
-                                opened.files().size(), opened.files().size() == 1 ? "" : "s",
-                                checkpoint::name_of(projection.weights.type))},
-        {"KV cache", fmt::format("{} per token ({})", bytes_text(kv_bytes), mla::name_of(format))},
-        {"kernels", std::string(name_of(best_cpu_variant()))},
-        {"fits here", fits_text(facts, machine.memory_bytes)},
-        {"speed here", speed_text(expected, facts, machine)},
+            {"memory_bytes", found.machine.memory_bytes},
+            {"memory_bytes_per_second", found.machine.memory_rate},
+            {"disk_bytes_per_second", found.machine.disk_rate},
+            {"expert_bytes", found.model.expert_bytes},
+            {"bytes_per_token", found.model.step_bytes},
+            {"expert_bytes_per_token", found.model.step_expert_bytes},
+            {"bound", name_of(found.expected.bound)},
+            {"tokens_per_second", found.expected.tokens_per_second},
+            {"experts_in_memory", found.expected.experts_in_memory},
+            {"room_tokens", found.expected.room_tokens}};
+}
+
+void print_report(const checkpoint::Checkpoint& opened, const Inspection& found) {
+    const checkpoint::ModelConfig& c = opened.config();
+    const auto line = [](const char* key, const std::string& value) {
+        fmt::print("{:<13} {}\n", key, value);
     };
+    line("model", opened.directory().string());
+    line("architecture", architecture_text(c));
+    line("layers", layers_text(c));
+    line("hidden", std::to_string(c.hidden_size));
+    line("attention", attention_text(c));
+    line("experts", experts_text(c));
+    line("vocabulary",
+         fmt::format("{}{}", c.vocab_size, c.tie_word_embeddings ? ", tied head" : ""));
+    line("context", context_text(found.expected, found.model));
+    line("parameters", fmt::format("{}, {} active per token",
+                                   count_text(static_cast<double>(found.parameters.total)),
+                                   count_text(static_cast<double>(found.parameters.active))));
+    line("weights", fmt::format("{} in {} file{}, {}", bytes_text(found.model.weight_bytes),
+                                opened.files().size(), opened.files().size() == 1 ? "" : "s",
+                                checkpoint::name_of(found.projection.weights.type)));
+    line("KV cache", fmt::format("{} per token ({})", bytes_text(found.model.kv_bytes),
+                                 mla::name_of(found.kv_format)));
+    line("kernels", std::string(name_of(best_cpu_variant())));
+    line("fits here", fits_text(found.model, found.machine.memory_bytes));
+    line("speed here", speed_text(found.expected, found.model, found.machine));
     if (const std::string text = left_out_text(opened.left_out()); !text.empty())
-        lines.emplace_back("left out", text);
-    for (const auto& [key, value] : lines) fmt::print("{:<13} {}\n", key, value);
+        line("left out", text);
+}
+
+Expected<void> run(const InspectOptions& options) {
+    ESPALIER_ASSIGN_OR_RETURN(const checkpoint::Checkpoint opened,
+                              checkpoint::Checkpoint::open(options.model));
+    ESPALIER_ASSIGN_OR_RETURN(const Inspection found, inspect(opened));
+    if (options.json)
+        fmt::print("{}\n", report_json(opened, found).dump(2));
+    else
+        print_report(opened, found);
     return {};
 }
 
