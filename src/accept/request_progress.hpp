@@ -120,9 +120,9 @@ class RequestProgress {
     Finish end(FinishReason reason, Emission& out);
     // A verified tree: drafts in it, and how many of them the walk accepted.
     void count_step(std::int32_t drafted, std::int32_t accepted);
-    // Its drafts, each with its origin.
+    // One draft of that tree and who proposed it.
     void count_origin(const DraftOrigin& origin, bool accepted);
-    // Of the committed tokens, those of its reasoning (constraint.hpp).
+    // How many of the committed tokens are reasoning (constraint.hpp).
     void count_reasoning(std::int64_t tokens) { usage_.reasoning_tokens = tokens; }
 
     const std::optional<Finish>& finish() const { return finish_; }

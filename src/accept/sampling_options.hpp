@@ -14,7 +14,7 @@ namespace espalier::accept {
 struct Parameter {
     const char* name;  // in requests, traces and errors; the flag is --name, with hyphens
     const char* help;  // of the flag
-    // What is accepted: least … most, without least where it says so. Not of lists and seeds.
+    // The accepted range: least (excluded if above_least) … most. Lists and seeds have none.
     double least = 0.0;
     double most = std::numeric_limits<double>::infinity();
     bool above_least = false;

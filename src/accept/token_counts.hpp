@@ -15,7 +15,7 @@ namespace espalier::accept {
 
 using ops::TokenCount;
 
-// Counts at one node: those of the request, with some replaced or added.
+// Token counts at one node: the request's, some replaced or added by tokens on the node's path.
 struct NodeCounts {
     std::span<const TokenCount> committed;  // each token once; valid until the next add
     std::array<TokenCount, kMaxDrafts> changed_entries{};

@@ -62,7 +62,7 @@ NodeList drawn_path(const TreeView& tree, const NodeDraws& draws);
 
 struct WalkResult {
     NodeList path;  // nodes visited, ascending, from the root on: what commit keeps
-    // What was drawn at them, in order. When a flagged node ended the request, none is drawn there.
+    // The token drawn at each, in order. A flagged node that ended the request has none.
     NodeList tokens;
     std::optional<Finish> finish;
 };

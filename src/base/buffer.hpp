@@ -32,7 +32,7 @@ class Buffer {
         if (release_ != nullptr) release_(owner_, block_, block_bytes_);
     }
 
-    // The same memory, of which only these bytes are shown.
+    // The same memory, but data() and bytes() show only this part of it.
     Buffer narrowed(std::size_t first, std::size_t bytes) && {
         CHECK(first <= bytes_ && bytes <= bytes_ - first, "bytes {} + {} of a buffer of {}", first,
               bytes, bytes_);

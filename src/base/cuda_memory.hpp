@@ -12,7 +12,7 @@ struct CudaMemory {
     std::int64_t total = 0;
 };
 
-// Of the current GPU, in bytes; an error that says why where there is none.
+// The current GPU's memory in bytes; without a GPU, an error that says why.
 Expected<CudaMemory> cuda_memory();
 
 }  // namespace espalier

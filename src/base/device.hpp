@@ -33,7 +33,7 @@ class RecordedWork {
     virtual Expected<void> play() = 0;
     // Seconds of the work alone.
     virtual Expected<double> timed_play() = 0;
-    // Of the device's memory that the recording itself takes, about.
+    // Bytes of the device's memory that the recording itself takes, approximately.
     virtual std::size_t bytes() const = 0;
 };
 
@@ -69,9 +69,9 @@ class Device {
     // Waits for the work before it in the stream, and for the bytes.
     virtual Expected<void> download(Stream stream, void* to, const void* from,
                                     std::size_t bytes) = 0;
-    // All of them with one wait.
+    // Several downloads with one wait.
     virtual Expected<void> download_all(Stream stream, std::span<const Transfer> transfers) = 0;
-    // Both in the order of the stream; copies stay on the device and do not overlap.
+    // Both run in the order of the stream; a copy stays on the device, its ranges apart.
     virtual Expected<void> fill(Stream stream, void* at, std::byte value, std::size_t bytes) = 0;
     virtual Expected<void> copy(Stream stream, void* to, const void* from, std::size_t bytes) = 0;
     virtual Expected<void> synchronize(Stream stream) = 0;

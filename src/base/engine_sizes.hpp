@@ -13,9 +13,9 @@ struct EngineSizes {
     std::int32_t max_rows = 256;     // requests in a batch; each has at most one row of each form
     std::int64_t max_step_tokens = 2048;  // at least max_rows + a prompt's quantum
     std::int64_t max_step_gather = 2048;  // rows of logits; at least max_rows
-    // Of attention that is cut into splits: partial results of the absorbed rows of a step. At
-    // least twice those of a row of one token and max_model_len slots. 0: not bounded (the
-    // CPU needs none).
+    // Partial results that attention may keep in a step, one for each split of an absorbed row's
+    // keys. At least twice what one token behind max_model_len slots needs. 0: not bounded (the CPU
+    // keeps none).
     std::int64_t max_step_splits = 0;
     std::int32_t max_waiting = 1024;  // requests (choices) that may wait when one is submitted
     std::int64_t max_waiting_tokens = std::int64_t{1} << 24;  // of their prompts

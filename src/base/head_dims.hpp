@@ -12,7 +12,7 @@ struct HeadDims {
     std::int64_t nope = 128;   // columns of a key without rope
     std::int64_t value = 128;  // columns of a value
 
-    // Of a query: with the 64 that are rotated.
+    // Columns of a query: 64 more than nope, which are rotated.
     constexpr std::int64_t query() const { return nope + 64; }
     constexpr std::int64_t outputs() const { return nope + value; }  // of the up-projection
     constexpr bool operator==(const HeadDims&) const = default;

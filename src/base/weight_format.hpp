@@ -41,7 +41,7 @@ constexpr std::string_view name_of(WeightCode code) { return facts_of(code).name
 
 enum class ScaleType : std::uint8_t { none, f32, bf16, f16, e4m3 };
 
-// Of the stored scale. Not of `none`.
+// The type in which a scale is stored; not for `none`.
 constexpr DType dtype_of(ScaleType type) {
     switch (type) {
         case ScaleType::bf16:
@@ -66,11 +66,11 @@ struct WeightFormat {
     constexpr bool operator==(const WeightFormat&) const = default;
     constexpr bool scaled() const { return scale != ScaleType::none; }
     constexpr DType input() const { return facts_of(code).input; }
-    // Of that many weights in a row.
+    // Bytes that this many consecutive weights take, without scales.
     constexpr std::int64_t bytes(std::int64_t weights) const {
         return (weights * facts_of(code).bits + 7) / 8;
     }
-    // Of a whole matrix, scales included, for each of its weights.
+    // Mean bits per weight of a matrix, its scales counted.
     constexpr double bits_per_weight() const {
         const int bits = facts_of(code).bits;
         if (!scaled()) return bits;

@@ -68,7 +68,7 @@ class Value {
     bool is_undefined() const { return std::holds_alternative<Undefined>(data_); }
     bool is_none() const { return std::holds_alternative<None>(data_); }
 
-    // Of nested lists and dicts: bounds every recursion over a value.
+    // How deep lists and dicts are nested in it, which bounds every recursion over a value.
     std::int64_t depth() const;
     // "str object", "dict object", "None": as jinja2 names it in messages.
     std::string type_name() const;

@@ -42,9 +42,9 @@ class Checkpoint {
   public:
     // Directory or ORG/NAME. Reads headers only; tensors are mapped.
     static Expected<Checkpoint> open(std::string_view model);
-    // Its tensors in `weights` instead of the directory's files.
+    // The same directory with its tensors read from `weights` instead of the directory's files.
     static Expected<Checkpoint> open(std::string_view model, MappedFile weights);
-    // The same for an EAGLE3 draft: config() is its layer's.
+    // An EAGLE3 draft; config() describes its one layer.
     static Expected<Checkpoint> open_eagle3(std::string_view draft);
 
     const std::filesystem::path& directory() const { return directory_; }
@@ -62,9 +62,9 @@ class Checkpoint {
                           std::initializer_list<StoredType> types) const;
     // Names of all tensors (prefix removed), vision tensors left out.
     std::vector<std::string> names() const;
-    // Of the tensors in names().
+    // Bytes of the tensors in names().
     std::uint64_t total_bytes() const;
-    // Every prefix that a model of this kind may have, also those of no tensor.
+    // Every prefix of tensors that models of this kind may have unread, present here or not.
     const std::vector<LeftOut>& left_out() const { return left_out_; }
 
   private:

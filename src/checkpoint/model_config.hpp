@@ -20,7 +20,7 @@ namespace espalier::checkpoint {
 enum class Architecture : std::uint8_t { deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, youtu };
 std::string_view name_of(Architecture architecture);
 
-// What the language model is a part of.
+// The multimodal model, if any, whose language part this is.
 enum class Wrapper : std::uint8_t { none, kimi_k25, kimi_vl, deepseek_vl2 };
 
 enum class TopkMethod : std::uint8_t { greedy, group_limited_greedy, noaux_tc };

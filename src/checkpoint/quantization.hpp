@@ -16,9 +16,9 @@ namespace espalier::checkpoint {
 
 class ConfigFields;
 
-// fp8_block or quantization; refuses what they cannot say.
+// Fills fp8_block or quantization from config.json; refuses what neither can express.
 void read_quantization(ConfigFields& fields, ModelConfig& config);
-// The same from hf_quant_config.json, where ModelOpt has not written it into config.json.
+// The same from hf_quant_config.json, for ModelOpt checkpoints whose config.json does not say it.
 Expected<void> read_modelopt_file(std::string_view json_text, std::string_view name,
                                   ModelConfig& config);
 
@@ -40,8 +40,8 @@ Expected<StoredWeight> find_weight(const Checkpoint& checkpoint, const std::stri
 // `none`: as the type of ".weight" says.
 QuantizedLayout stored_as(const Checkpoint& checkpoint, std::string_view name);
 bool has_matrix(const Checkpoint& checkpoint, std::string_view name);
-// What the names of the tensors that may make this matrix end in, as it is stored. input_scale and
-// input_global_scale are among them although nothing reads them: activations stay bf16.
+// Suffixes of the tensors that may belong to this matrix in the layout it is stored in. input_scale
+// and input_global_scale are among them although nothing reads them: activations stay bf16.
 std::span<const std::string_view> tensors_of(const Checkpoint& checkpoint, std::string_view name);
 
 }  // namespace espalier::checkpoint

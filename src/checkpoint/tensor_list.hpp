@@ -63,7 +63,7 @@ struct Eagle3ListOptions {
     std::string layer = "midlayer.";  // what its layer is called; "layers.0." is published too
     bool embedding = false;           // it has one of its own
 };
-// Of an EAGLE3 draft. d2t and t2d are there where its vocabulary is not the target's.
+// Tensors of an EAGLE3 draft; d2t and t2d only where its vocabulary is not the target's.
 std::vector<TensorSpec> list_eagle3_tensors(const Eagle3Config& config,
                                             const Eagle3ListOptions& options);
 

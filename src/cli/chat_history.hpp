@@ -18,7 +18,7 @@ class ChatHistory {
     static Expected<ChatHistory> open(const std::filesystem::path& path);
 
     const std::vector<std::string>& lines() const { return lines_; }
-    // Not twice in a row. The error is the file's; the line counts all the same.
+    // A repetition of the last line is not added. After an error of the file memory has the line.
     Expected<void> add(const std::string& line);
 
     // $XDG_STATE_HOME/espalier/chat_history, ~/.local/state/… without it; empty without a home.

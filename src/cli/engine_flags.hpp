@@ -16,7 +16,7 @@ struct EngineFlags {
     runtime::LoadOptions load;
     std::string draft;  // an EAGLE3 draft: a directory or ORG/NAME
 
-    // How a command chooses what is not given.
+    // Texts for the help: how a command chooses rows and pages that are not given.
     struct Defaults {
         const char* rows;
         const char* pages;

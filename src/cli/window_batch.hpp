@@ -21,13 +21,13 @@ class WindowBatch {
         std::int64_t depth = 0;   // cached tokens of each
         std::int64_t window = 1;  // tokens of each
     };
-    // tokens: those of all windows.
+    // tokens: the windows of all sequences, one after another.
     static Expected<WindowBatch> create(runtime::LoadedModel& loaded, const Shape& shape,
                                         std::vector<std::int32_t> tokens);
 
     // Uploads the batch, runs it and waits; the last token of every window has logits.
     Expected<void> forward();
-    // The pass alone, recorded. Good for as long as this is.
+    // The forward pass alone as a recording, which must not outlive this object.
     Expected<std::unique_ptr<RecordedWork>> record();
 
   private:

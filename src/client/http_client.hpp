@@ -30,7 +30,7 @@ struct Call {
     std::string body = {};  // JSON
 };
 
-// What came of it, for the call's timeout.
+// Of received bytes: progress restarts the call's timeout, waiting does not, enough ends the call.
 enum class Verdict { progress, waiting, enough };
 
 // Hears of one call, on the thread that runs the client.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows laid into shuffled pages with poison wherever nothing may be read: every array of a call, in
-// host memory. The oracle reads it in place; placed_batch.hpp puts it on a device.
+// host memory. The oracle reads it in place; run.hpp puts it on a device.
 #pragma once
 
 #include <cstddef>

@@ -31,14 +31,14 @@ class Backlog {
         TokenId token = 0;
         std::int64_t position = 0;
         std::int64_t slot = 0;          // of the pool; -1: dropped
-        std::int32_t before_row = -1;   // the entry with the state before
+        std::int32_t before_row = -1;   // the entry that holds the state of the token before
         cache::PageId page = 0;         // of its slot
-        cache::PageId before_page = 0;  // without such an entry: whose tail state it is; 0: none
+        cache::PageId before_page = 0;  // if before_row is -1: the page with that state; 0: none
     };
 
     Backlog(std::int64_t capacity, std::int64_t page_count);
 
-    // capacity() - size() tokens at most.
+    // The extension may have at most capacity() - size() tokens.
     void add(const speculate::Extension& extension);
     void drop(RequestSlot request);
     void clear();
@@ -46,11 +46,11 @@ class Backlog {
     std::int64_t size() const { return std::ssize(entries_); }
     std::int64_t capacity() const { return capacity_; }
     std::span<const Entry> entries() const { return entries_; }
-    // An entry fills a page.
+    // Whether an entry is its page's last slot: it must be written before the page is published.
     bool completes_page() const { return completes_page_; }
-    // The entry of the request's token at this position, if it is the last one; -1: it is not here.
+    // The request's last entry, if its token stands at this position; -1 otherwise.
     std::int32_t last_row(RequestSlot request, std::int64_t position) const;
-    // The entry's state is to be kept with its page: nothing later of the page is here.
+    // Whether this entry's state becomes its page's tail state: no later slot of it is here.
     bool keeps_state(std::size_t row) const;
 
   private:

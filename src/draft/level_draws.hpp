@@ -27,29 +27,29 @@ class LevelDraws {
     void begin(std::int64_t nodes);
     // serial: a number that no other request ever has.
     void add(const speculate::DraftCall& call, std::int64_t serial);
-    // The request's children are chosen and scored with the target's noise.
+    // Whether the request's children are chosen and scored with the target's noise.
     static bool coupled(const speculate::DraftCall& call);
-    // Levels at whose nodes the request's bans hold.
+    // How many levels of its tree the request's bans hold for.
     static std::int32_t banned_levels(const speculate::DraftCall& call);
     Expected<ops::SamplingBatch> upload(Stream stream);
 
-    // How children are looked for, of all nodes of a level: part of what a recording is of.
+    // How children of a level's nodes are searched for; part of a recording's key.
     struct Search {
         std::int32_t width = 1;  // of each node
         bool coupled = false;    // some are chosen and scored with noise
         bool plain = false;      // some are not
     };
-    // Of the requests that were added.
+    // The search that the requests added so far need.
     Search search(std::int32_t width) const { return {width, any_coupled_, any_plain_}; }
-    // Queues the search under these logits.
+    // Queues the search for children over these logits.
     void find(DraftModel& model, const Matrix& logits, const ops::SamplingBatch& batch,
               const Search& search);
-    // Where it leaves them.
+    // Where that search leaves the children.
     ops::FoundChildren found(const Search& search);
 
-    // For a level of so many nodes that is laid on the device.
+    // The draws of a level of `nodes` nodes whose batch the device lays itself.
     ops::FrontierDraws frontier(std::int64_t nodes);
-    // For tests: 0xFF in what is laid there.
+    // For tests: fills the memory of such draws with 0xFF.
     Expected<void> poison(Device& device, Stream stream);
 
   private:

@@ -80,15 +80,15 @@ class ModelDrafter final : public speculate::Drafter {
     struct TokenArrays;
     Expected<void> log_taps(std::span<const speculate::Extension> extensions);
     void start(std::span<const speculate::DraftCall> calls);
-    // The KV half of roots_ and of all that waits, at least so many tokens (the rest are pads);
-    // what it is made of is in arrays, so it is recorded by its size.
+    // Computes and stores the draft KV of roots_ and of the whole backlog in one pass, padded to
+    // `least` tokens or more. Recorded by its number of tokens: all else is data in arrays.
     Expected<void> write_kv_half(std::int64_t least);
     void lay_out(const TokenArrays& arrays, std::int64_t tokens) const;
     void lay_tails(const TokenArrays& arrays, std::int64_t tokens, std::int64_t waiting) const;
     Expected<void> run_kv_half(std::int64_t tokens, std::int64_t waiting);
-    // A level: its batch, which the host has uploaded (first; its KV is written) or the pass lays
-    // from the frontiers, the layer, the search for children, and the trees that grow by them. All
-    // that is recorded.
+    // One level of all trees. Its batch is uploaded by the host (the first level, whose KV is
+    // already written) or laid from the frontiers on the device; then come the layer, the search
+    // for children and the growth of the trees. A recording holds all of it.
     struct Level {
         batch::BatchView batch{};
         ops::FrontierBatch frontier{};
@@ -120,7 +120,7 @@ class ModelDrafter final : public speculate::Drafter {
     std::vector<std::int64_t> serials_;  // by request slot
     std::int64_t next_serial_ = 0;
 
-    // Of the device.
+    // Device memory.
     Buffer log_memory_, state_memory_, before_memory_, after_memory_, array_memory_;
     Buffer level_memory_, parent_memory_;  // of a level that is laid there
     Matrix log_;                           // [tokens, taps]: by entry of the backlog
@@ -130,7 +130,7 @@ class ModelDrafter final : public speculate::Drafter {
     batch::DeviceBatch batch_;
     batch::CapturedSteps steps_;
 
-    // Of the host, reused from call to call.
+    // Host memory, reused from call to call.
     batch::StepCapacity most_;       // of a level
     std::int64_t level_splits_ = 0;  // of a level of the current draft, at most
     batch::BatchBuilder builder_;

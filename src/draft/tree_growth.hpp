@@ -17,30 +17,30 @@ namespace espalier::draft {
 
 class TreeGrowth {
   public:
-    // Of so many requests. The device outlives it.
+    // Room for the trees of `capacity` requests. The device outlives it.
     static Expected<TreeGrowth> create(Device& device, std::int32_t capacity);
 
     void begin() { trees_.clear(); }
-    // Of the next request. Whoever may not grow at all gets depth 0.
+    // Adds the next request's tree; depth 0 for one that may not grow.
     void add(ops::GrowthRule rule);
     std::span<const ops::GrowthTree> trees() const { return trees_; }
 
-    // What a level's frontiers have together.
+    // The frontiers of all trees at one level, taken together.
     struct Size {
         std::int64_t nodes = 0;
         std::int32_t rows = 0;
         std::int32_t longest_row = 0;  // nodes
         std::int32_t longest = 0;      // slots of a sequence
     };
-    // At most, by what was asked; level 0 are the roots.
+    // An upper bound from the rules alone, so that the host need not look; level 0 is the roots.
     Size most(std::int32_t level) const;
-    // Of the level that is next; waits for the one before.
+    // The true size of the next level; waits for the level before it.
     Expected<Size> next(Stream stream);
 
-    // roots: the draws of the first level.
+    // roots: the sampling batch of the first level.
     Expected<void> upload(Stream stream, const ops::SamplingBatch& roots);
     const ops::DraftGrowth& view() const { return view_; }
-    // Waits for the last level; call i is that of tree i.
+    // Brings the trees into the calls' proposals (tree i into call i); waits for the last level.
     Expected<void> download(Stream stream, std::span<const speculate::DraftCall> calls);
 
     // For tests: 0xFF in what growing does not read before it wrote it.
@@ -52,7 +52,7 @@ class TreeGrowth {
     Device* device_;
     Buffer head_, node_memory_, drafted_memory_;
     ops::DraftGrowth view_;
-    // Of the host.
+    // Host memory, reused from call to call.
     std::vector<ops::GrowthTree> trees_;
     std::vector<std::byte> bytes_;
     std::vector<ops::DraftedNode> drafted_;

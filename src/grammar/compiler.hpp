@@ -41,10 +41,10 @@ class CompiledGrammar {
 struct CompilerLimits {
     std::size_t cache_bytes = std::size_t{256} << 20;  // of compiled grammars kept for later
     std::size_t mask_bytes = std::size_t{64} << 20;    // of masks, likewise
-    // Of one compile, in bytes of tokens that are tried at a state of the grammar.
+    // The most work for one compile: bytes of tokens tried at states of the grammar.
     std::int64_t work = std::int64_t{1} << 25;
-    // Who waits longer, queue included, is sent away to come again: only a machine that is busy
-    // with other things takes as long for what the limits allow.
+    // A request whose grammar takes longer than this, queue included, is told to come again. Within
+    // the limits above only a machine that is busy with something else takes so long.
     std::chrono::milliseconds wait{60000};
     int threads = 2;  // grammars compiled at the same time
     int queue = 64;   // specifications that wait for a thread

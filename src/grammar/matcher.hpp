@@ -18,8 +18,8 @@
 
 namespace espalier::grammar {
 
-// Masks that another text, or this one, has filled at an equal place (mask_cache.hpp); or each
-// filled anew: what tests hold the others to.
+// remembered: a mask that was filled at an equal place before is used again (mask_cache.hpp).
+// filled_anew: none is, which is what tests compare with.
 enum class Masks : std::uint8_t { remembered, filled_anew };
 
 class Matcher {

@@ -26,10 +26,10 @@ struct RegexLimits {
     static constexpr std::int64_t kExpanded = 8192;
 };
 
-// What stands behind "root ::= ", with rules of its own behind it.
+// The body of xgrammar's rule "root ::= …" for this expression, followed by the rules that it uses.
 Expected<std::string> rewrite_regex(std::string_view regex, RegexUse use);
 
-// Parts of such expressions, for those who write some themselves.
+// Parts of such a body, for callers that write their own rules.
 std::string written_class(const CodePointSet& set);
 std::string written_text(std::string_view valid_utf8);
 // The characters that stand for themselves in a JSON string.

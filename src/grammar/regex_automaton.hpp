@@ -36,12 +36,12 @@ class RegexAutomaton {
     // None: more than kMostPairs once repetitions are written out.
     static std::optional<RegexAutomaton> of(const RegexNode& node);
 
-    // A text can be read in several ways: it leads to two characters of the expression at once, or
-    // to one by two ways, as in (a*)*.
+    // Whether some text can be read in two ways: it leads to two characters of the expression at
+    // once, or to one of them by two ways, as in (a*)*.
     bool is_ambiguous() const;
-    // Edges of a state apart from each other. None: more states than that, or more than kMostLooks.
+    // The deterministic automaton. None: more than most_states, or more work than kMostLooks.
     std::optional<StateGraph> determinise(std::size_t most_states) const;
-    // As it is, states that lead to the same made one. None: more edges than that.
+    // This automaton with states of equal edges merged. None: more than most_edges.
     std::optional<StateGraph> states(std::size_t most_edges) const;
 
   private:
@@ -56,7 +56,7 @@ class RegexAutomaton {
     // made becomes made · next.
     bool append(Fragment& made, const Fragment& next);
     bool repeat(const Fragment& made);
-    // What follows each of them.
+    // Lets every position of `next` follow every one of `positions`; false: too many pairs.
     bool follow_with(const Positions& positions, const Positions& next);
 
     std::vector<CodePointSet> sets_;  // of each position

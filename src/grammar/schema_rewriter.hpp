@@ -58,11 +58,11 @@ class SchemaRewriter {
 
     // The types that a schema names, or those that its keywords speak of; empty: any.
     Expected<std::vector<std::string>> types(const Json& from, const std::string& place);
-    // No value is valid under two of the schemas.
+    // Whether no value is valid under two of the schemas.
     bool disjoint(const Json& list) const;
     const Json* resolved(const Json& from) const;
     const Json* definition(const std::string& pointer) const;
-    // A count such as minItems, if it is there.
+    // The value of a counting keyword (minItems, …), if the schema has it.
     Expected<std::optional<std::int64_t>> count(const Json& from, const char* keyword,
                                                 std::int64_t most, const std::string& place) const;
 
@@ -74,8 +74,8 @@ class SchemaRewriter {
     std::vector<std::string> pending_;          // pointers to write yet
 };
 
-// Whether every definition, and the whole, has a value of finite length; the name of one that has
-// not.
+// The name of a definition (or of the whole) that has no value of finite length; none if all have
+// one.
 std::optional<std::string> endless_definition(const OrderedJson& written);
 
 // A pattern for every JSON string but these names, in no spelling that JSON escapes.

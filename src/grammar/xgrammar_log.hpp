@@ -27,7 +27,7 @@ class LogScope {
     LogScope& operator=(const LogScope&) = delete;
     const std::optional<std::string>& warning() const { return warning_; }
 
-    // Of this thread's scope, if it has one.
+    // Both act on the calling thread's scope, if it has one.
     static void record(const std::string& warning);
     static void spend(std::int64_t work);
     std::int64_t work_left() const { return work_left_; }

@@ -35,10 +35,10 @@ constexpr std::int64_t tile_stride(int rows, int bytes_per_k) {
     return tile_depth(rows, bytes_per_k) * bytes_per_k + 64;
 }
 
-// The same where weights were widened: one group of k.
+// tile_stride where weights were widened, which is done one group of k at a time.
 inline constexpr std::int64_t kWidenedTileStride = kDepthUnit * std::int64_t{sizeof(float)} + 64;
 
-// Of integer and 4-bit codes: NVFP4's.
+// The smallest group of inputs with a scale among integer and 4-bit codes: NVFP4's.
 inline constexpr int kLeastScaleGroup = 16;
 
 struct TileCall {

@@ -3,8 +3,8 @@
 
 namespace espalier::linalg {
 
-// What an operation may do while those around it in a GPU's stream run. Where nothing is said, one
-// runs after another, as everywhere on a CPU.
+// How an operation may overlap its neighbours in a GPU's stream. By default each runs after the one
+// before it has ended, as always on a CPU.
 struct Overlap {
     // All that it reads was there before the operation in front could let it start: it need not
     // wait for that one's end before its own.

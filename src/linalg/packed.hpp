@@ -22,13 +22,13 @@
 namespace espalier::linalg {
 
 inline constexpr std::int64_t kPanel = 16;  // outputs per panel
-// Of the layout as files hold it: a change of any place in it counts this up.
+// Version of the layout in packed files: counts up whenever a weight's place changes.
 inline constexpr int kPanelsVersion = 1;
 
-// Whether pairs of k lie side by side.
+// Whether the weights of inputs k and k + 1 lie side by side, as bf16 products read them.
 constexpr bool paired(WeightCode code) { return facts_of(code).input == DType::bf16; }
 
-// What k is padded to a multiple of.
+// k is padded to a multiple of this.
 constexpr std::int64_t k_unit(WeightCode code) {
     if (facts_of(code).bits == 4) return 8;
     return paired(code) ? 2 : 1;
@@ -54,7 +54,7 @@ struct PackedView : WeightView {
     }
     std::int64_t panel_bytes() const { return format.bytes(k_padded() * kPanel); }
     const float* f32_scales() const { return reinterpret_cast<const float*>(scales); }
-    // Of one panel and one group of k.
+    // Bytes of the scales of one panel and one group of k.
     std::int64_t group_scale_bytes() const { return kPanel * scale_width(); }
     std::int64_t panel_scale_bytes() const { return scale_groups() * group_scale_bytes(); }
     PackedView at(std::int64_t index) const { return PackedView(WeightView::at(index)); }

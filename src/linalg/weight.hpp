@@ -79,7 +79,7 @@ struct WeightView {
     const std::byte* data = nullptr;
     const std::byte* scales = nullptr;  // scaled formats only
 
-    // Of one scale.
+    // Bytes of one scale.
     std::int64_t scale_width() const {
         return static_cast<std::int64_t>(bytes_of(dtype_of(format.scale)));
     }

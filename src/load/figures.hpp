@@ -45,7 +45,7 @@ struct LevelChange {
 };
 std::vector<LevelChange> under_way_over_time(const std::vector<RequestRecord>& records);
 
-// Of ascending values: by straight line between the nearest two, as numpy; 0 of nothing.
+// Interpolated linearly between neighbours, as numpy does; 0 of an empty list.
 double percentile(const std::vector<double>& ascending, double percent);
 double mean(const std::vector<double>& values);
 double deviation(const std::vector<double>& values);  // of all of them, not of a sample

@@ -35,8 +35,8 @@ struct Subject {
     // This many of the vocabulary's last ids compute numbers that are not finite, because a test
     // made them so: a request that commits one of them must fail, and no other may.
     std::int32_t poisoned = 0;
-    // What its engines are made of, where the model has drafters of its own: a target whose cache
-    // has their layers, and the hidden states that they read, in memory that outlives both.
+    // The parts of an engine, for a model that has drafters of its own: a target whose cache has
+    // the drafters' layers, and the hidden states they read, in memory that outlives both.
     struct Parts {
         std::shared_ptr<void> memory;
         std::unique_ptr<engine::Target> target;

@@ -14,7 +14,7 @@
 
 namespace espalier::lossless {
 
-// What the model must be set up for.
+// The sizes that the model must be set up for.
 inline constexpr std::int64_t kWorkloadTokens = 1024;  // of a batch
 inline constexpr std::int64_t kWorkloadGather = 512;
 inline constexpr std::int64_t kWorkloadLength = 512;  // of a sequence
@@ -48,11 +48,11 @@ struct Workload {
 // Refuses a model that is too small, or set up for less.
 Expected<void> check_subject(const Subject& subject);
 Workload random_workload(std::uint64_t seed, const Subject& subject);
-// The same with prompts of up to 14 pages, logprobs of all of them, next turns, and sometimes
-// without the decompressed form, where these find generated text in the cache. The model must be
-// set up for sequences of kLongWorkloadLength.
+// random_workload with prompts of up to 14 pages, logprobs of all prompt tokens and next turns of
+// chats; sometimes without the decompressed form, so that next turns find generated text in the
+// cache. The model must be set up for sequences of kLongWorkloadLength.
 Workload long_workload(std::uint64_t seed, const Subject& subject);
-// The same as random_workload with grammars and reasoning (grammars.hpp) for most of its requests.
+// random_workload with grammars and reasoning (grammars.hpp) for most of its requests.
 Workload grammar_workload(std::uint64_t seed, const Subject& subject);
 
 }  // namespace espalier::lossless

@@ -19,8 +19,8 @@ struct ParameterCount {
 };
 ParameterCount count_parameters(const checkpoint::ModelConfig& config);
 
-// One forward of `tokens` tokens, as many of each sequence, behind `depth` cached ones of its own;
-// `gathered` of them with logits.
+// What one forward pass of a StepShape costs. Every sequence has the same number of tokens and
+// `depth` cached tokens of its own before them.
 struct StepCost {
     double weight_bytes = 0;  // routed experts in expectation, when tokens choose independently
     double cache_bytes = 0;
@@ -43,12 +43,12 @@ struct StepFormats {
 StepCost step_cost(const checkpoint::ModelConfig& config, const StepFormats& formats,
                    const StepShape& shape);
 
-// Of all weights when projections are rounded at load (LoadOptions::rounding), MTP layers included.
+// Bytes of all weights, MTP included, with projections rounded at load (LoadOptions::rounding).
 std::uint64_t rounded_bytes(const checkpoint::ModelConfig& config, WeightCode code);
 
-// One more key for one query to see, in units of the operations of a token that sees none: how much
-// dearer a long context makes a step that is bound by arithmetic. What decompressed keys cost to
-// project is left out.
+// What one more visible key costs a query, in units of the operations of a token that sees none:
+// how much dearer a long context makes a step that is bound by arithmetic. The cost of projecting
+// decompressed keys is left out.
 struct PairCost {
     double absorbed = 0;
     double decompressed = 0;

@@ -31,8 +31,8 @@ struct ModelLimits {
 
 struct ModelSettings {
     ModelLimits limits;
-    // Of the cache. None: f32 for f32 and f16 checkpoints, bf16 otherwise. Those others may also
-    // have fp8_token (512 e4m3 with a scale per slot, the rotary part bf16) and fp8_tensor.
+    // Format of the cache. None: f32 for f32 and f16 checkpoints, bf16 for all others, which may
+    // also have fp8_token (512 e4m3 with a scale per slot, the rotary part bf16) and fp8_tensor.
     std::optional<mla::KvFormat> kv_format = {};
 };
 
@@ -44,7 +44,7 @@ struct StepMemory {
 
     std::size_t total() const { return activations + scratch + attention_plan; }
 };
-// act: what its products read.
+// act: the type of the products' inputs.
 StepMemory step_memory(const checkpoint::ModelConfig& config, DType act,
                        const ops::Backend& backend, const mla::Kernels& kernels, int workers,
                        const ModelLimits& limits);
@@ -77,14 +77,14 @@ class DeepseekModel {
     Expected<ForwardResult> forward(const batch::BatchView& batch, cache::KvStorage& kv,
                                     const Taps& taps = {});
 
-    // One draw per row of a forward's logits.
+    // Draws a token for every row of a forward's logits.
     void sample(const Matrix& logits, const ops::SamplingBatch& batch);
 
-    // Moves cached slots in every target layer: slot destination[i] of the pool becomes slot
-    // source[i], for i ascending (mla::CompactCall). A commit brings its paths together so.
+    // Makes a tree's accepted path contiguous in every target layer: slot destination[i] of the
+    // pool gets slot source[i], for i ascending (mla::CompactCall).
     Expected<void> compact(std::span<const std::int64_t> source,
                            std::span<const std::int64_t> destination, cache::KvStorage& kv);
-    // The same in two parts, of which the second can be recorded.
+    // compact() in two parts: upload_moves() brings the indices, run_moves() can be recorded.
     Expected<void> upload_moves(std::span<const std::int64_t> source,
                                 std::span<const std::int64_t> destination);
     Expected<void> run_moves(std::int64_t moves, cache::KvStorage& kv);

@@ -37,7 +37,7 @@ class MappedExperts {
     ExpertReads* reads_;
 };
 
-// Of a checkpoint's tensors, those of routed experts.
+// Bytes of a checkpoint's routed experts.
 std::uint64_t expert_bytes(const checkpoint::Checkpoint& checkpoint);
 
 }  // namespace espalier::model

@@ -36,7 +36,7 @@ struct StoredMatrix {
     void widen();
 };
 
-// What LoadOptions says about reading; borrowed.
+// The parts of LoadOptions that decide how weights are read; borrowed.
 struct ReadWays {
     std::optional<WeightCode> rounding = {};
     WeightShelf* shelf = nullptr;
@@ -50,21 +50,21 @@ class WeightReader {
 
     // `name` without ".weight"; [n, k].
     Expected<StoredMatrix> stored(const std::string& name, std::int64_t n, std::int64_t k) const;
-    // The same for a matrix that is read along both axes, in pieces of a multiple of `cut` rows:
-    // rounded to bf16 where its scales are for groups along one, where pieces do not begin with
-    // blocks of scales (FP8 heads of 192 + 256 rows in blocks of 128), and where rounding leaves
-    // FP8 behind.
+    // A matrix that products read along both axes, in pieces of a multiple of `cut` rows. It is
+    // rounded to bf16 where its scales are for groups along one axis, where pieces would not begin
+    // at a block of scales (FP8 heads of 192 + 256 rows in blocks of 128), and where
+    // LoadOptions::rounding replaces FP8.
     Expected<StoredMatrix> stored_for_both_axes(const std::string& name, std::int64_t n,
                                                 std::int64_t k, std::int64_t cut) const;
-    // The format of such a matrix as packed.
+    // The format in which stored_for_both_axes() is packed.
     Expected<WeightFormat> format_for_both_axes(const std::string& name, std::int64_t n,
                                                 std::int64_t k, std::int64_t cut) const;
-    // What the shelf has under that name, or what `make` packs. shape: format as packed, count, n,
-    // k.
+    // The weight of that name on the shelf, or else what `make` packs. shape: packed format, count,
+    // n, k.
     Expected<Weight> shelved(const std::string& name, const linalg::WeightView& shape,
                              const std::function<Expected<Weight>()>& make);
     Expected<Weight> matrix(const std::string& name, std::int64_t n, std::int64_t k);
-    // Not rounded: heads.
+    // A matrix that LoadOptions::rounding leaves as it is: a head.
     Expected<Weight> kept_matrix(const std::string& name, std::int64_t n, std::int64_t k);
     struct Part {
         std::string name;
@@ -74,7 +74,7 @@ class WeightReader {
     // A stack (experts): matrix i joins `parts[i]`, of one k, along n.
     Expected<Weight> stack(const std::vector<std::vector<Part>>& parts, std::int64_t k,
                            Join join = Join::rows);
-    // Not rounded.
+    // Packs matrices as they are, whatever LoadOptions::rounding says.
     Expected<Weight> pack(const std::vector<std::vector<linalg::WeightSource>>& stack,
                           Join join = Join::rows);
     // A stack of `count` matrices that lie one after another in `matrix`, as bf16 rows (each number

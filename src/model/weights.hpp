@@ -42,7 +42,7 @@ struct AttentionWeights {
     Weight up_rows;   // on a GPU, stack of H: [nope + value, 512] bf16 rows: up_key, then up_value
     Weight o;         // [hidden, H·value]
 
-    // What decompressed attention reads.
+    // The up-projections as decompressed attention reads them.
     struct UpProjections {
         linalg::WeightView key;
         linalg::WeightView value;
@@ -109,7 +109,7 @@ struct Weights {
     std::uint64_t packed_bytes = 0;  // packed while loading; what was mapped is not
     std::shared_ptr<ExpertReads> expert_reads;  // with LoadOptions::mmap_experts
 
-    // Of what a step reads.
+    // Formats of the matrices that a step reads.
     StepFormats formats() const;
 
     // Into the device's memory, in the backend's layout.

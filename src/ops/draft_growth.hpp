@@ -38,7 +38,7 @@ namespace espalier::ops {
 // fifth of a step, and it would bring a fiftieth of a token.
 inline constexpr double kLeastPath = 0.02;
 
-// What is asked for one request. Trees without a row of the first batch have depth 0.
+// How the tree of one request may grow. A request without a row in the first batch has depth 0.
 struct GrowthRule {
     std::int32_t depth = 0;     // levels below the root: passes
     std::int32_t width = 0;     // of a frontier
@@ -53,7 +53,7 @@ struct GrowthRule {
     std::int32_t banned_levels = 0;  // its bans hold for nodes of a smaller depth
 };
 
-// How far a tree is. At first as here; nothing is in the frontier where depth is 0.
+// How far a tree has grown; the defaults are the root alone. With depth 0 the frontier is empty.
 struct GrowthState {
     std::int32_t nodes = 1;     // root included
     std::int32_t places = 1;    // that are used
@@ -79,7 +79,7 @@ struct DraftedNode {
     float score = 0;
 };
 
-// What the host brings: the head and behind it as many trees, in one piece.
+// What the host uploads, in one piece: the head, then `trees` GrowthTrees.
 struct GrowthHead {
     SamplingBatch roots;     // the draws of the first batch
     std::int64_t trees = 0;  // there are
@@ -98,15 +98,15 @@ struct DraftGrowth {
     DraftedNode* drafted = nullptr;  // [capacity, kMaxDrafts]: a tree's nodes without the root
 };
 
-// What draft_children found for the last batch, [rows, width] each; null: nobody asked so.
+// What draft_children found for the last batch, [rows, width] each; null: not searched for.
 struct FoundChildren {
     const DraftChild* plain = nullptr;
     const DraftChild* coupled = nullptr;
     std::int32_t width = 0;
 };
 
-// Arrays of a batch (batch/batch_view.hpp) that frontiers are laid into, of the device. Pads as
-// there.
+// Arrays of a batch (batch/batch_view.hpp) in the device's memory, into which frontiers are laid;
+// pads as defined there.
 struct FrontierBatch {
     std::int64_t capacity = 0;           // tokens
     std::int64_t rows = 0;               // capacity
@@ -127,15 +127,15 @@ struct FrontierBatch {
     std::int64_t page_tokens = 0;
 };
 
-// The draws of such a batch: `batch` has its arrays for as many nodes, and lists that begin no
-// later than those of the first batch, in the same memory. Counts along the path of node g are
-// written at word changed + g · kMaxDrafts · 3 of the lists.
+// The draws of that batch. `batch` has arrays of its own and shares the memory of the first batch's
+// lists. Token counts along the path of node g are written at word changed + g · kMaxDrafts · 3 of
+// the lists.
 struct FrontierDraws {
     SamplingBatch batch;
     std::uint32_t changed = 0;
 };
 
-// Plainly, on the host: what every backend of a CPU runs.
+// The definitions in plain loops on the host, which all CPU backends run.
 void grow_trees(const DraftGrowth& growth, const FoundChildren& found);
 void lay_frontiers(const DraftGrowth& growth, const FrontierBatch& batch,
                    const FrontierDraws& draws);

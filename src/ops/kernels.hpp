@@ -11,7 +11,7 @@
 
 namespace espalier::ops {
 
-// What the logits of a range look like.
+// One scan over a range of logits.
 struct LogitScan {
     float maximum;
     bool bad;  // a NaN or +Inf is among them

@@ -85,8 +85,8 @@ struct RowPairs {
     std::int64_t count = 0;
 };
 
-// What a row becomes after it has been added to: out [T, D] = norm(row) in out's dtype; exact (may
-// be empty) gets it in f32.
+// The norm that follows an addition to a row: out [T, D] = norm(row) in out's dtype; exact (may be
+// empty) gets it in f32.
 struct RowNorm {
     const float* weight = nullptr;  // [D]
     float epsilon = 0.0f;
@@ -94,15 +94,15 @@ struct RowNorm {
     Matrix exact;
 };
 
-// A second product of the same x; y without data: there is none.
+// A second product of the same x; none where y has no data.
 struct BesideProduct {
     WeightView w{};
     Matrix y{};
 };
 
-// One feed-forward network, or a stack of them: w of gate and up from pack_gated(). gate_up is room
-// for [rows, 2·I] f32, gated [rows, I] what the down product reads, out [rows, D] f32 what it
-// gives.
+// One feed-forward network, or a stack of them. gate_up comes from pack_gated(); gate_up_room is
+// scratch for [rows, 2·I] f32, gated [rows, I] the input of the down product, out [rows, D] f32 its
+// result.
 struct FeedForward {
     WeightView gate_up{};
     WeightView down{};
@@ -111,9 +111,9 @@ struct FeedForward {
     Matrix out{};
 };
 
-// Where the queries of a product go: q [T, heads · (width + 64)] f32 is room for them as they are,
-// the rest is split_queries'. Rows beyond those of rope_to have their rotated columns in q_act,
-// behind the head's others, as decompressed attention reads them.
+// Where a product puts queries: q [T, heads · (width + 64)] f32 has room for them unsplit, the
+// other fields are split_queries()'s. Rows beyond those of rope_to get their rotated columns in
+// q_act, behind the head's other columns, as decompressed attention reads them.
 struct QueryPlaces {
     Matrix q;
     std::int32_t heads = 0;
@@ -218,20 +218,20 @@ class Backend {
     virtual void lay_frontiers(OpContext& context, const DraftGrowth& growth,
                                const FrontierBatch& batch, const FrontierDraws& draws) const = 0;
 
-    // Operations in a row that a GPU starts as one kernel. Here they are what they are made of
-    // (composed.cpp), and an override has the bits of that.
+    // Sequences of operations that a GPU runs as one kernel. Defined in composed.cpp as the single
+    // operations, whose bits an override must have.
 
     // As pack(), for gated products: a matrix joins the gate's rows and the up rows.
     virtual Expected<linalg::Weight> pack_gated(Device& device, linalg::WeightStack stack) const;
     // out [T, I] = swiglu(x · Wᵀ), w from pack_gated(). gate_up: room for [T, 2·I] f32.
     virtual void gated_product(OpContext& context, const Matrix& x, const WeightView& w,
                                const Matrix& gate_up, const Matrix& out, Overlap overlap) const;
-    // The same of an expert_product.
+    // gated_product of an expert_product.
     virtual void gated_expert_product(OpContext& context, const Matrix& x,
                                       const std::int32_t* source_token, const std::int32_t* indptr,
                                       const WeightView& w, const Matrix& gate_up, const Matrix& out,
                                       Overlap overlap) const;
-    // product (y = x · Wᵀ) and stacked_product among others that they overlap with.
+    // product (y = x · Wᵀ) and stacked_product that may overlap their neighbours in the stream.
     virtual void overlapping_product(OpContext& context, const Matrix& x, const WeightView& w,
                                      const Matrix& y, Overlap overlap) const;
     virtual void overlapping_stacked_product(OpContext& context, const Matrix& x,
@@ -272,20 +272,20 @@ class Backend {
                                   const RouterRule& rule, const ExpertPlan& plan,
                                   const Matrix& shared, const Matrix& partial,
                                   const Matrix& residual, const RowNorm& norm) const;
-    // What kv_a [T, D + 64] f32 holds: norm.out [T, D] from its first columns, key_rope [T, 64] f32
-    // rotated from the others.
+    // Splits kv_a [T, D + 64] f32: norm.out [T, D] from its first columns, key_rope [T, 64] f32
+    // rotated from the last 64.
     virtual void split_latent(OpContext& context, const Matrix& kv_a, const RowNorm& norm,
                               const Matrix& cos_sin, const Matrix& key_rope) const;
-    // Every head's query in q [T, heads · (width + 64)] f32: the first `width` columns to the same
-    // places of q_act in its dtype, the others rotated to columns [h·rope_step, +64) of rope_to.
+    // Splits every head's query in q [T, heads · (width + 64)] f32: the first `width` columns to
+    // the same places of q_act, the other 64 rotated to columns [h·rope_step, +64) of rope_to.
     virtual void split_queries(OpContext& context, const Matrix& q, std::int32_t heads,
                                std::int64_t width, const Matrix& cos_sin, const Matrix& q_act,
                                const Matrix& rope_to, std::int64_t rope_step) const;
     // Arena bytes that any operation within these capacities may take on a pool of `workers`.
     virtual std::size_t scratch_bytes(std::int64_t token_cap, std::int64_t gather_cap,
                                       std::int64_t vocabulary, int workers) const = 0;
-    // Arena bytes that a product of so many rows of y, with so many inputs, can use to be faster;
-    // with less it has the same bits.
+    // Arena bytes with which a product of that many rows and inputs is faster; with less it has the
+    // same bits.
     virtual std::size_t product_scratch_bytes(std::int64_t, std::int64_t) const { return 0; }
 };
 

@@ -22,7 +22,7 @@ std::vector<float> reference_adjusted(std::span<const float> logits, std::int64_
                                       const std::int32_t* target_of, const SamplingNode& node);
 bool is_bad_logit(float logit);
 
-// logits: those of the draft. children: [width].
+// logits: the draft model's. children: [width], filled.
 void reference_children(std::span<const float> logits, std::int64_t vocabulary,
                         const std::int32_t* target_of, const SamplingNode& node, bool coupled,
                         std::span<DraftChild> children);

@@ -64,7 +64,7 @@ struct SamplingBatch {
     ListRange* updates = nullptr;    // [1] CountUpdate in lists
     std::uint32_t* lists = nullptr;  // words; ranges begin at a word, whatever their entries are
 
-    // Of the device alone.
+    // Not part of the upload: device memory that outlives the step (counts) or that it writes.
     TokenCount* counts = nullptr;
     Draw* draws = nullptr;  // [G]
     TokenLogprob* alternatives = nullptr;

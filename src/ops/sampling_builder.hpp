@@ -14,7 +14,7 @@
 
 namespace espalier::ops {
 
-// What any step may ask for.
+// Upper bounds over all steps.
 struct SamplingCapacity {
     std::int64_t nodes = 0;
     std::int64_t requests = 0;
@@ -33,8 +33,8 @@ struct SamplingCapacity {
     std::int64_t alternatives() const { return nodes * kMaxTopLogprobs; }
 };
 
-// A request's counts, all of them: it is new to the device, or was away while another request had
-// its place. They go there on their own, once, ahead of the batch.
+// All counts of a request that the device does not have, because the request is new or another one
+// took its slot meanwhile. Uploaded once, before the batch.
 struct CountLoad {
     std::uint32_t place = 0;
     std::span<const TokenCount> entries;  // borrowed from the request
@@ -77,7 +77,7 @@ class SamplingBatchBuilder {
     std::int64_t alternatives() const { return alternatives_; }
 
   private:
-    // Whose counts the device has at slot · count_stride, and how far they were followed.
+    // The request whose counts the device holds at slot · count_stride, and up to which change.
     struct CountSlot {
         std::int64_t request = -1;
         std::int64_t step = 0;  // of its last use

@@ -22,15 +22,15 @@ class SamplingMemory {
     // One upload of a finished batch, and one for each request whose counts are new here. The
     // builder may begin the next step when this returns.
     Expected<SamplingBatch> upload(Stream stream, const SamplingBatchBuilder& builder);
-    // What was drawn for the batch of the last upload; waits for it. alternatives:
+    // Brings the draws of the last uploaded batch; waits for them. alternatives:
     // [builder.alternatives()].
     Expected<void> download(Stream stream, std::span<Draw> draws,
                             std::span<TokenLogprob> alternatives) const;
-    // The same for one wait with other results.
+    // The same transfers, for a caller that waits for other results too.
     std::array<Transfer, 2> transfers(std::span<Draw> draws,
                                       std::span<TokenLogprob> alternatives) const;
-    // A batch of `nodes` that an operation lays from the last upload's: its arrays at `arrays`,
-    // its lists all of this memory.
+    // A batch of `nodes` that an operation fills on the device: its arrays lie at `arrays`, its
+    // lists are the last upload's.
     SamplingBatch view_beside(std::byte* arrays, std::int64_t nodes, std::int64_t vocabulary) const;
     // For tests: 0xFF in all that the next upload does not write, except for committed counts.
     Expected<void> poison(Stream stream);

@@ -24,7 +24,7 @@ inline void check_copied_rows(const Matrix& x, const Matrix& out) {
     CHECK(x.dtype == out.dtype, "rows of {} copied to {}", name_of(x.dtype), name_of(out.dtype));
     check_size(out.cols, x.cols, "copied columns");
 }
-// Of memory that the host reads.
+// For backends whose pairs lie in host memory.
 inline void check_pair(const Matrix& x, const RowPairs& pairs, std::int64_t i, const Matrix& out) {
     CHECK(pairs.from[i] < x.rows, "row {} of {}", pairs.from[i], x.rows);
     CHECK(pairs.to[i] >= 0 && pairs.to[i] < out.rows, "to row {} of {}", pairs.to[i], out.rows);

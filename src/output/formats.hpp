@@ -40,7 +40,7 @@ struct ToolFormat {
     PairFormat pairs = {};
 
     bool has_pairs() const { return !pairs.key_begin.empty(); }
-    // What the text of calls begins with.
+    // The marker that the first call of a text begins with.
     std::string_view opening() const { return section_begin.empty() ? call_begin : section_begin; }
 };
 
@@ -61,7 +61,7 @@ std::span<const ReasoningFormat> reasoning_formats();
 std::vector<std::string> tool_format_names();
 std::vector<std::string> reasoning_format_names();
 
-// Of one model; null: it has none, or none that is known here.
+// The formats of one model; null: it has none, or none that is known here.
 struct Formats {
     const ToolFormat* tools = nullptr;
     const ReasoningFormat* reasoning = nullptr;

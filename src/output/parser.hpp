@@ -39,7 +39,7 @@ struct Event {
 struct ParserOptions {
     const ToolFormat* tools = nullptr;   // null: calls are not looked for
     std::vector<std::string> functions;  // those declared
-    // What values of a function's parameters may be, where arguments are pairs; of others anything.
+    // Types of each function's parameters, where arguments are pairs; others may be anything.
     std::map<std::string, std::map<std::string, ValueTypes, std::less<>>, std::less<>> types = {};
     const ReasoningFormat* reasoning = nullptr;
     bool reasoning_open = false;  // the text begins in its reasoning
@@ -90,7 +90,7 @@ class Parser {
     void begin_call(const Head& head, std::size_t bytes, std::vector<Event>& out);
     void tell(Event::Kind kind, std::size_t bytes, std::vector<Event>& out);
     static void tell_text(Event::Kind kind, std::string_view text, std::vector<Event>& out);
-    // Of pair_parser.cpp.
+    // Defined in pair_parser.cpp.
     void begin_pairs(const std::string& function, std::vector<Event>& out);
     bool scan_pairs(bool is_last, std::vector<Event>& out);
     bool scan_value(bool is_last, std::vector<Event>& out);
@@ -103,10 +103,10 @@ class Parser {
     State around_ = State::content;  // of a section: what its text is if it is none
     std::string held_;
     std::size_t calls_ = 0;
-    // Of the arguments so far.
+    // Where in the JSON of a call's arguments the text is.
     std::int64_t depth_ = 0;
     bool in_string_ = false, escaped_ = false;
-    // Of pairs.
+    // The call whose pairs are being read, and how many were.
     std::string function_;
     std::size_t pairs_ = 0;
     ValueTypes value_types_ = kAnyValue;

@@ -19,15 +19,15 @@ struct Function {
     nlohmann::ordered_json parameters;
     std::optional<bool> strict;  // as the request says it
 
-    // What its arguments are held to, where calls are held to a grammar at all: its parameters,
-    // unless it says that they are not strict.
+    // The schema that a grammar holds the arguments to: `parameters`, or any object if `strict` is
+    // false.
     nlohmann::ordered_json schema() const;
 };
 
 struct CallRules {
     bool required = false;  // at least one call, and nothing else. false: text, perhaps calls
     bool parallel = true;   // false: at most one call
-    // Not required: what the text must be if it is no call; none: anything.
+    // Where calls are not required: what a text without calls must be; none: anything.
     std::optional<grammar::Specification> text = {};
 };
 

@@ -35,10 +35,10 @@ ValueTypes type_of(const nlohmann::ordered_json& value);
 const nlohmann::ordered_json* resolved(const nlohmann::ordered_json& schema,
                                        const nlohmann::ordered_json& root);
 
-// What is not understood allows everything.
+// The types that a schema allows; all of them where it is not understood.
 ValueTypes value_types(const nlohmann::ordered_json& schema, const nlohmann::ordered_json& root);
 
-// By the names of an object's properties.
+// value_types() of an object's properties, by name.
 std::map<std::string, ValueTypes, std::less<>> property_types(
     const nlohmann::ordered_json& parameters);
 

@@ -19,7 +19,7 @@ trace::Settings settings_of(const engine::StepperSettings& settings,
 // Without a step time: trees are prescribed.
 engine::StepperSettings stepper_settings_of(const trace::Settings& settings);
 
-// As it was after the check: max_tokens cut, end tokens filled in. Checked again it stays the same.
+// As its check left it: max_tokens cut, end tokens filled in. Checking it again changes nothing.
 trace::Submission submission_of(const engine::CheckedRequest& checked, std::int64_t first_request,
                                 schedule::Time now);
 // Without its grammar, which must be compiled: from what specification_of() makes of it.

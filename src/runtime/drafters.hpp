@@ -41,15 +41,15 @@ struct DrafterChoice {
 Expected<DrafterChoice> choose_drafters(const std::vector<std::string>& wanted,
                                         const ModelFiles& files);
 
-// What must be loaded for them.
+// Adds what the drafters need to the options of loading.
 LoadOptions with_drafters(LoadOptions options, const DrafterChoice& drafters,
                           const ModelFiles& files);
 
-// What the target's pages hold with them, before anything is loaded.
+// The layout of pages that hold the drafters' layers beside the target's; reads no weights.
 cache::KvLayout layout_with(cache::KvLayout target, const DrafterChoice& drafters,
                             const ModelFiles& files);
 
-// Their models, of what was loaded for them.
+// The draft models among what was loaded.
 draft::DraftSet draft_set(const LoadedModel& loaded, const DrafterChoice& drafters);
 
 // Steps are captured on a GPU; a CPU has nothing to gain, and computes what it pads.

@@ -21,13 +21,13 @@
 
 namespace espalier::runtime {
 
-// Of loading: bytes of weights that are in place, and of all. Called on the loading thread.
+// Told how many bytes of weights are in place, of how many. Called on the loading thread.
 using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
 
 struct LoadOptions {
     DeviceKind device = DeviceKind::cpu;
     int threads = 0;  // of the CPU; 0: OMP_NUM_THREADS if set, otherwise one per core
-    // Of the cache; see model::ModelSettings. None: the one whose bits are the activations' own.
+    // Format of the cache (model::ModelSettings). None: the activations' own type.
     std::optional<mla::KvFormat> kv_format = {};
     std::optional<WeightCode> rounding = {};  // see model::LoadOptions; not of a draft of its own
     // Routed experts stay on disk, in the packed file beside the model; of the CPU.

@@ -31,8 +31,8 @@ struct EngineOptions {
     bool prefix_cache = true;
     std::int64_t prefill_segment = cache::kPageTokens;
     bool reuse_generated = false;
-    // Of the prefix index. No text and no hit depends on it; none: random, so that clients cannot
-    // choose prompts that collide.
+    // Seed of the prefix index's hash. No text and no hit depends on it. None: random, so that
+    // clients cannot choose prompts that collide.
     std::optional<std::uint64_t> hash_seed;
     // On a GPU: every step operation by operation instead of as a captured graph. For debugging.
     bool enforce_eager = false;

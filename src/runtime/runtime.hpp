@@ -25,7 +25,7 @@ struct RuntimeOptions {
 class Runtime {
   public:
     static Expected<Runtime> open(const RuntimeOptions& options);
-    // For those who had to look into the files first; options.model and options.draft are not read.
+    // For callers that opened the files themselves; options.model and options.draft are not read.
     static Expected<Runtime> open(ModelFiles files, const RuntimeOptions& options);
 
     const ModelFiles& files() const { return files_; }

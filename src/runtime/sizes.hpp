@@ -31,7 +31,7 @@
 
 namespace espalier::runtime {
 
-// What is asked for; 0: derived.
+// The sizes that a user asks for; 0: derived.
 struct SizeOptions {
     std::int64_t rows = 0;   // requests in a step
     std::int64_t pages = 0;  // of the cache, 64 tokens each, beside the null page
@@ -39,28 +39,28 @@ struct SizeOptions {
     std::int64_t step_tokens = 2048;
     std::int64_t max_waiting = 1024;  // requests (choices) in the queue
     std::int64_t max_model_len = 0;   // tokens of prompt and output
-    // Of a GPU: the part of its whole memory that may be in use, by this process and others.
+    // On a GPU: the share of its memory that may be in use, by this process and others together.
     double gpu_memory_utilization = 0.9;
 };
 
-// What sizes depend on besides.
+// What the sizes depend on besides: the model and the machine.
 struct SizeFacts {
     std::int64_t context = 0;       // max_position_embeddings
     std::int64_t weight_bytes = 0;  // all of them stay in memory
     std::int64_t page_bytes = 0;    // a page of the cache, all layers, the drafts' too
     std::int64_t memory_bytes = 0;  // of the device; of a GPU what is free
     std::int64_t gpu_bytes = 0;     // of a GPU the whole; 0: the model runs on the CPU
-    // Partial results of attention that a token has per split: one for 16 heads each. 0: none are
-    // kept (the CPU).
+    // Partial results that attention keeps per token and split: one for each 16 heads. 0: none (the
+    // CPU).
     std::int64_t parts_of_split = 0;
-    // What an engine of these sizes takes of a GPU beside weights and pages; null: nothing that
-    // counts.
+    // Bytes that an engine of these sizes takes of a GPU beside weights and pages; null: too few to
+    // count.
     std::function<std::int64_t(const EngineSizes&)> working_bytes = {};
 };
 
 // The format of the model's cache where none is asked for: the activations' own.
 Expected<mla::KvFormat> kv_format_of(const checkpoint::Checkpoint& checkpoint);
-// What this process may have: the machine's memory, or its control group's limit.
+// The memory that this process may use: the machine's, or its control group's limit.
 std::int64_t memory_bytes();
 // Device and format of the cache: as the options have them.
 Expected<SizeFacts> size_facts(const ModelFiles& files, const DrafterChoice& drafters,

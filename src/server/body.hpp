@@ -17,11 +17,11 @@ inline constexpr std::size_t kMaxOrderedKeys = 4096;
 
 Expected<nlohmann::json> parse_body(std::string_view body);
 
-// Those fields of the body whose keys have an order that means something, with it: schemas, in
-// whose order models write, and tools, which templates print. parsed: of the same body.
+// The fields of the body in which the order of keys has a meaning, with that order: schemas, whose
+// order models follow, and tools, which templates print. parsed: the same body.
 Expected<nlohmann::ordered_json> parse_ordered(std::string_view body, const nlohmann::json& parsed);
 
-// One of them; where `ordered` does not have it, null.
+// One field of parse_ordered()'s result; null where it is missing.
 nlohmann::ordered_json ordered_field(const nlohmann::ordered_json& ordered, const char* name);
 
 }  // namespace espalier::server

@@ -11,7 +11,7 @@
 
 namespace espalier::server {
 
-// What a chat's template is given.
+// The input of a chat template.
 struct ChatInput {
     nlohmann::json messages;                              // objects of role, content, perhaps more
     nlohmann::json arguments = nlohmann::json::object();  // chat_template_kwargs
@@ -23,8 +23,8 @@ struct ChatInput {
 // Faults are kept in `fields`. ordered: parse_ordered()'s.
 ChatInput read_chat(Fields& fields, const nlohmann::ordered_json& ordered);
 
-// For templates that write arguments as pairs: those of earlier calls, which clients send as texts,
-// become the objects that they are, the order of their keys kept.
+// Turns the arguments of earlier calls, which clients send as JSON text, into objects with their
+// keys in order: templates that write arguments as pairs need them so.
 Expected<void> parse_call_arguments(nlohmann::ordered_json& messages);
 
 }  // namespace espalier::server

@@ -37,7 +37,7 @@ struct GenerationRequest {
     std::string model;                 // empty: not said
     std::vector<PromptInput> prompts;  // of completions, at least one
     ChatInput chat;                    // of chat
-    // But for prompt, deadline, salt, grammar and reasoning.
+    // Without prompt, deadline, salt, grammar and reasoning, which are set later.
     engine::Request engine;
     std::optional<GrammarField> grammar;
     std::optional<std::int64_t> reasoning_budget;  // tokens
@@ -48,7 +48,7 @@ struct GenerationRequest {
     bool include_usage = false;
     bool echo = false;
     bool speculation_report = false;  // the answer tells what drafts did for it
-    // As the request says it, for the names in answers and errors.
+    // As the client wrote them, for answers and for the names in errors.
     bool logprobs = false;
     std::optional<std::int64_t> max_tokens;
     const char* max_tokens_field = "max_tokens";

@@ -33,7 +33,7 @@ struct HttpResponse {
     std::vector<std::pair<std::string, std::string>> headers = {};
 };
 
-// Who is told about an exchange, on the I/O thread.
+// Told about one exchange, on the I/O thread.
 class ExchangeListener {
   public:
     virtual ~ExchangeListener() = default;
@@ -78,7 +78,7 @@ struct HttpLimits {
     std::int64_t max_connections = 4096;
     std::int64_t max_header_bytes = 16 << 10;
     std::int64_t max_body_bytes = 16 << 20;
-    // Of all bodies that are being read or held at a time.
+    // Sum over all bodies that are being read or held at one time.
     std::int64_t max_bodies_bytes = 256 << 20;
     std::chrono::milliseconds idle_timeout{75'000};   // until a request's head is there
     std::chrono::milliseconds read_timeout{30'000};   // from there to its body's end

@@ -19,7 +19,7 @@
 
 namespace espalier::server {
 
-// What the connections of a server share.
+// State that all connections of a server share.
 struct SessionRoom {
     HttpLimits limits;
     HttpHandler& handler;
@@ -34,7 +34,7 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
     ~Session() override;
 
     void start();
-    // One connection too many: says so and closes.
+    // Answers 503 and closes: there are too many connections.
     void refuse();
     void close();
     // Closes if it has waited for too long.

@@ -23,7 +23,7 @@ std::string token_text(const text::Tokenizer& tokenizer, std::int32_t token);
 // Counts code points up to places in a text that come in ascending order.
 class CodePointCounter {
   public:
-    // Of text[0, bytes); a place behind the end counts as the end.
+    // Code points in text[0, bytes); a place beyond the end counts as the end.
     std::int64_t upto(std::string_view text, std::int64_t bytes);
 
   private:

@@ -36,13 +36,13 @@ class Histogram {
     std::int64_t count_ = 0;
 };
 
-// What a request asked for that is counted when it is over.
+// The parts of a request that histograms count when it has ended.
 struct RequestShape {
     std::int64_t choices = 1;     // per prompt
     std::int64_t max_tokens = 0;  // 0: as many as fit
 };
 
-// Of experts that stay on disk (--mmap-experts), since the start.
+// Bytes of routed experts with --mmap-experts, since the start.
 struct ExpertBytes {
     std::int64_t needed = 0;     // by steps, a layer's each time
     std::int64_t in_memory = 0;  // of these, when the router chose

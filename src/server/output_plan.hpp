@@ -19,8 +19,8 @@ struct OutputPlan {
     bool keeps_special_tokens = false;  // markers are special tokens, and must be in the text
 };
 
-// Of a chat whose prompt is `rendered`. Refuses tools and budgets that the model has no known form
-// for.
+// The plan for a chat whose prompt is `rendered`. Refuses tools and reasoning budgets if the model
+// has no known format for them.
 Expected<OutputPlan> plan_chat(const GenerationRequest& request, const output::Formats& formats,
                                const text::Tokenizer& tokenizer, const chat::Rendered& rendered);
 

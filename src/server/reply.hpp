@@ -54,14 +54,14 @@ class Reply {
     Reply(ReplyOptions options, const text::Tokenizer& tokenizer,
           std::vector<EchoedPrompt> prompts);
 
-    // What a stream begins with.
+    // Appends what a stream begins with.
     void begin(std::string& out);
     // Updates of one prompt's choices; events, where there are any, are appended.
     void add(std::size_t prompt, const engine::Updates& updates, std::string& out);
     bool complete() const { return ended_ == choices_.size(); }
     // An output ended otherwise than by its text.
     const std::optional<ApiError>& failure() const { return failure_; }
-    // What a stream ends with, or the whole object.
+    // Appends the end of a stream or, without one, the whole object.
     void end(std::string& out);
 
   private:

@@ -24,15 +24,15 @@ namespace espalier::speculate {
 struct StepLoad {
     StepSize size = {};          // roots and prompt chunks
     double expected_tokens = 0;  // what it yields: one per drafting or decoding row
-    // What prompts take of it. They are worth their time: were it counted as that of the tokens
-    // beside them, time would seem cheap, and drafts of little hope worth theirs.
+    // Seconds of the step that prompts take. Decoded tokens are not charged for them: a second
+    // would seem to yield few tokens, and drafts with little chance would seem to pay.
     double prompt_seconds = 0;
     std::int64_t max_drafts = 0;  // room left in the batch
     double draft_seconds = 0;     // spent on drafting in this step already, whatever is granted
     double least_gain = 1.02;     // a smaller predicted gain does not count
 };
 
-// What one request could verify.
+// The drafts that one request could verify.
 struct OfferedDrafts {
     std::span<const double> survival = {};  // not increasing (RankedTree::drafts())
     double keys = 0;                        // that each of them sees, as in StepSize
@@ -45,8 +45,8 @@ struct GrantedNodes {
     bool probe = false;  // granted to learn, not because it pays
 };
 
-// What one part of speculation may spend on probes while it is off: at most kShare of the time, and
-// at most one step in kSteps.
+// How much one part of speculation may spend on probes while it is off: at most kShare of the time,
+// and at most one step in kSteps.
 class ProbeSavings {
   public:
     static constexpr double kShare = 0.005;
@@ -69,7 +69,7 @@ class NodeBudget {
     GrantedNodes grant(const StepTime& time, const StepLoad& load,
                        std::span<const OfferedDrafts> offers, std::span<std::int32_t> granted);
 
-    // As many as this, the surest first, whatever they cost: while no time is known.
+    // Grants that many nodes, the likeliest first, whatever they cost: no step time is known yet.
     std::int64_t grant_surest(std::int64_t drafts, std::span<const OfferedDrafts> offers,
                               std::span<std::int32_t> granted);
 

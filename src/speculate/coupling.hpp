@@ -20,13 +20,13 @@ class CouplingPolicy {
     static constexpr float kFirstCoupled = 0.6f;
     static constexpr std::int64_t kOtherEvery = 32;
 
-    // For the next call. Greedy requests have no noise to share: plain.
+    // Whether the next call is coupled. Never for greedy requests, which have no noise to share.
     bool choose(DrafterId drafter, float temperature);
-    // What a drafter that was asked so showed: places where it had proposals and the target drew,
-    // and how many of these draws it had.
+    // Reports a call: at how many places the drafter had proposals and the target drew (places),
+    // and how often the drawn token was among them (hits).
     void observe(DrafterId drafter, float temperature, bool coupled, std::int64_t places,
                  std::int64_t hits);
-    // Which of the two has shown more.
+    // Whether coupled calls have had the higher share of hits.
     bool prefers_coupled(DrafterId drafter, float temperature) const;
 
   private:

@@ -47,7 +47,7 @@
 #include "speculate/tree.hpp"
 
 namespace espalier::accept {
-// Of accept/, by these names; only drafters with models read them.
+// Defined in src/accept; only drafters with models read them.
 class SamplingParameters;
 class RequestProgress;
 class Constraint;
@@ -104,7 +104,7 @@ struct Commitment {
     std::span<const TokenId> tokens;
 };
 
-// How far a drafter is to go, for one request.
+// How deep and how wide a drafter is to draft for one request.
 struct DraftShape {
     std::int32_t depth = kMaxDrafts;  // levels below the root: passes of a draft model
     std::int32_t width = kMaxDrafts;  // nodes of one level
@@ -119,8 +119,8 @@ struct DraftCall {
     std::span<const std::int32_t> block_table = {};
     const accept::SamplingParameters* sampling = nullptr;
     const accept::RequestProgress* progress = nullptr;
-    // What may be drawn, at the root; null: anything. A drafter that goes down with it comes back.
-    // Illegal nodes of a proposal are taken out of it, with all below them, before it counts.
+    // What may be drawn at the root; null: anything. A drafter that advances it must bring it back.
+    // Illegal nodes of a proposal, and all below them, are removed before it counts.
     accept::Constraint* constraint = nullptr;
     std::int32_t choice = 0;  // of the request's parallel answers
     // Above temperature 0: choose children with the noise that the target will draw with.
@@ -153,12 +153,12 @@ class Drafter {
     virtual void end(RequestSlot request) = 0;
     // Refused when the drafter's device is out of order; the engine then runs without this drafter.
     virtual Expected<void> extend(std::span<const Extension> extensions) = 0;
-    // From now on extend() is not called, until it is again: what lies between is missed.
+    // extend() will not be called for some time; the drafter misses what is committed until then.
     virtual void forget() {}
-    // Whether it has seen what it needs to draft below the root at this position.
+    // Whether the drafter has seen what it needs to draft below the root at this position.
     virtual bool follows(RequestSlot, std::int64_t /*root_position*/) const { return true; }
-    // May come late where no drafter without passes is asked: one with passes that needs it says so
-    // in follows().
+    // May come late in steps that ask only drafters with passes: one of these that needs it returns
+    // false from follows() until it has come.
     virtual void commit(std::span<const Commitment> commitments) = 0;
     virtual Expected<void> propose(std::span<const DraftCall> calls) = 0;
 };

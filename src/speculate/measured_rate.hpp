@@ -26,7 +26,7 @@
 
 namespace espalier::speculate {
 
-// What a step does beside plain decoding; each way includes those before it.
+// What a step does beside plain decoding; each way includes the ones before it.
 enum class DraftingWay : std::uint8_t {
     none,
     free,    // drafters that cost nothing
@@ -35,38 +35,38 @@ enum class DraftingWay : std::uint8_t {
 
 class MeasuredRate {
   public:
-    // Steps between two that go a simpler way than the best, or what that way comes to would stay
-    // what it was at the beginning.
+    // Every so many steps one goes a simpler way than the best, because the simpler way's rate
+    // would otherwise stay what it was at the beginning.
     static constexpr std::int64_t kSimplerEvery = 32;
-    // The same while it is not sure which of them is better.
+    // The same interval while it is not certain which of the two ways is faster.
     static constexpr std::int64_t kUnsureEvery = 8;
 
-    // The most that the next step of so many rows may do. drafters: which of free ones and ones
-    // with passes there are.
+    // The most expensive way that the next step of `rows` rows may go. drafters: which kinds the
+    // engine has.
     struct Drafters {
         bool free = false, passes = false;
     };
     DraftingWay next(std::int64_t rows, const Drafters& drafters);
-    // Whether a way is suspended in steps of so many rows.
+    // Whether this way is suspended for steps of `rows` rows.
     bool suspended(std::int64_t rows, DraftingWay way) const { return pause(rows, way) > 0; }
-    // For how many more of them.
+    // For how many more such steps it is suspended.
     std::int64_t pause(std::int64_t rows, DraftingWay way) const;
-    // The share of the time that draft models save, all their costs counted, in steps of so many
-    // rows; 0 where it is not sure that they do.
+    // The share of the time that draft models save in steps of `rows` rows, all their costs
+    // counted; 0 where it is not certain that they save any.
     double saved_by_passes(std::int64_t rows) const;
 
-    // What drafters took in a step without drafting: free ones reading, draft models looking on.
+    // Seconds of a step's drafters beside drafting: reading, and keeping a draft model's KV.
     struct Upkeep {
         double reading = 0, look_on = 0;
     };
-    // What a step came to that went this way, its prompts taken out and its upkeep in it.
+    // One step: the way it went, its tokens, its seconds without prompts but with upkeep.
     struct Step {
         DraftingWay way = DraftingWay::none;
         double tokens = 0, seconds = 0;
         Upkeep upkeep = {};
     };
     void observe(std::int64_t rows, const Step& step);
-    // Of a step that says nothing else.
+    // Counts the upkeep of a step that is not observed otherwise.
     void owe(std::int64_t rows, const Upkeep& upkeep);
 
   private:

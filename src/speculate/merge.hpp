@@ -27,14 +27,14 @@ namespace espalier::speculate {
 // index.
 struct RankedTree {
     explicit RankedTree(TokenId root) : tree(root) { reset(root); }
-    // A root that nobody proposed for.
+    // A tree of the root alone.
     void reset(TokenId root) {
         tree.reset(root);
         survival[0] = 1;
         origins[0] = {};
     }
 
-    // What a grant is weighed by: the drafts' survival in order.
+    // The drafts' survival in order, by which nodes are granted.
     std::span<const double> drafts() const {
         return {survival.data() + 1, static_cast<std::size_t>(tree.size() - 1)};
     }
@@ -69,10 +69,10 @@ class Candidates {
         return ranked;
     }
 
-    // What the target drew below the root, in order: the accepted tokens and the one after them.
-    // Each child of a node on that path was right or wrong; nodes elsewhere say nothing. Stops
-    // where the draws do, so a stop string or token limit counts as no failure of any node. Returns
-    // what each drafter showed: draws below nodes where it had proposals, and how many it had.
+    // Compares the candidates with what the target drew below the root, the accepted tokens and the
+    // one after them: each child of a node on that path was right or wrong, other nodes say
+    // nothing. Ends with the draws, so a stop string or token limit counts against no node. Returns
+    // for each drafter the draws below nodes where it had proposals, and how many of these it had.
     struct Shown {
         std::int64_t places = 0, hits = 0;
     };

@@ -29,7 +29,7 @@
 
 namespace espalier::speculate {
 
-// [d]: the chance that a draft is accepted at depth d + 1, as far as drafts are there.
+// reach[d]: the chance that a draft at depth d + 1 is accepted, where there are drafts that deep.
 using Reach = std::array<float, ExpectedTree::kLevels>;
 
 // A request that may draft.
@@ -39,7 +39,7 @@ struct PlanRow {
     std::array<bool, kMaxDrafters> unable = {};   // has not seen what it would draft from
     double keys = 0;                              // that a node of it sees, as in StepSize
     std::int32_t max_drafts = 0;
-    // What is proposed already, and would be verified.
+    // Drafts that are proposed already and would be verified.
     std::int32_t drafts = 0;
     Reach reach = {};
 };
@@ -56,11 +56,11 @@ struct PlanQuestion {
 
 class DraftPlanner {
   public:
-    // What a drafter is asked for while its cost is unknown: then several shapes, so that a level's
-    // cost is told from a token's.
+    // The first shape that a drafter of unknown cost is asked for; more shapes follow, to tell a
+    // level's cost from a token's.
     static constexpr DraftShape kFirstShape = {.depth = 3, .width = 1, .nodes = 4};
     static constexpr DraftShape kNotAsked = {.depth = 0, .width = 0, .nodes = 1};
-    // One pass: all its choices are compared with what is drawn, verified or not.
+    // A probe: one pass, whose choices are compared with the target's draw, verified or not.
     static constexpr DraftShape kProbe = {.depth = 1, .width = 1, .nodes = 1 + ExpectedTree::kKept};
 
     // shape(drafter, row) until the next plan. Where nothing pays, a probe now and then.
@@ -68,18 +68,18 @@ class DraftPlanner {
     const DraftShape& shape(DrafterId drafter, std::size_t row) const {
         return shapes_.at(drafter)[row];
     }
-    // Whether the plan asks the drafter to learn, not because it pays.
+    // Whether the plan asks the drafter in order to learn, not because it pays.
     bool probes(DrafterId drafter) const { return probes_.at(drafter); }
-    // Seconds that asking it saves, as predicted: of what the same tokens would take without it. 0
-    // where it is not asked because it pays.
+    // Predicted seconds that asking the drafter saves over computing the same tokens without it; 0
+    // unless it is asked because it pays.
     double saves(DrafterId drafter) const { return saves_.at(drafter); }
-    // Whether it asks any of them so.
+    // Whether the plan asks any drafter in order to learn.
     bool learns() const { return learns_; }
-    // Whether it asks one of them because it pays.
+    // Whether the plan asks any drafter because it pays.
     bool pays() const { return pays_; }
 
   private:
-    // What a plan comes to, so far.
+    // The predicted step with the drafters considered so far.
     struct Outlook {
         double tokens = 0;
         std::int64_t drafts = 0;  // verified
@@ -87,13 +87,13 @@ class DraftPlanner {
         double draft_seconds = 0;
         double rate = 0;
     };
-    // What is there for each row when a drafter is considered.
+    // That prediction, with each row's drafts, before another drafter is considered.
     struct Standing {
         Outlook outlook;
         std::vector<Reach> reach;
         std::vector<std::int32_t> drafts;
     };
-    // What a drafter does for a row.
+    // What asking a drafter brings one row.
     struct Gain {
         double value = 0;  // tokens, less what they cost
         double tokens = 0;
@@ -102,14 +102,14 @@ class DraftPlanner {
         std::int8_t width = 0;      // index in ExpectedTree::kWidths
         std::int8_t depth = 0;      // 0: it is not asked
     };
-    // What one more drafter would do for every row.
+    // What asking one more drafter brings all rows.
     struct Addition {
         Outlook outlook;
         std::vector<Gain> rows;
     };
     struct Price {
         double rate = 0;  // tokens that a second is worth
-        // Of verifying a node:
+        // Cost of verifying a node:
         double token_seconds = 0;
         double key_seconds = 0;
     };

@@ -55,7 +55,7 @@ class Tree {
     // The child of `parent` with this token, added if it is not there yet. A full tree may only be
     // asked for children it has (programmer error otherwise).
     std::int32_t add(std::int32_t parent, TokenId token);
-    // The same where the caller knows that there is no such child.
+    // add() for a child that the caller knows is not there.
     std::int32_t add_new(std::int32_t parent, TokenId token);
 
     // Every node's parent is the node before it: the row's mask is causal and needs no words.

@@ -13,7 +13,7 @@ namespace espalier::speculate {
 
 class Watch {
   public:
-    // A step of so many rows that took so long.
+    // One step and what this draft model had to do with it.
     struct Step {
         std::int64_t rows = 1;
         double seconds = 0;
@@ -26,9 +26,9 @@ class Watch {
     void observe(const Step& step);
 
     bool awake() const { return awake_; }
-    // Whatever it costs.
+    // Keeps the model up to date again, whatever that costs.
     void wake();
-    // Whether it should be asked, paying or not: it was away, and what is known of it is old.
+    // Whether it should be asked even if it does not pay: it missed texts, its figures are old.
     bool wants_probe() const { return awake_ && wanted_probes_ > 0; }
 
   private:

@@ -28,8 +28,8 @@ struct Row {
     bool operator==(const Row&) const = default;
 };
 
-// What a request asked to verify; its row has the first `nodes` of these. Who proposed each node,
-// the root's entry first and 0: not in traces of before that was known.
+// The tree that a request asked to verify; its row has the first `nodes` of these. The last three
+// lists have an entry per node, the root's first and 0; older traces lack them.
 struct Tree {
     std::int64_t request = 0;
     std::vector<std::int32_t> tokens, parents;
@@ -48,7 +48,7 @@ struct Tree {
     bool operator==(const Tree&) const = default;
 };
 
-// What was drawn: path lists the nodes that the walk visited, drawn what it drew at each.
+// The walk of a request: the nodes that it visited, and the token drawn at each.
 struct Outcome {
     std::int64_t request = 0;
     std::vector<std::int32_t> path, drawn;
@@ -80,7 +80,7 @@ struct Ended {
 struct Times {
     std::int64_t offer = 0, draft = 0, plan = 0, build = 0, forward = 0, sample = 0, commit = 0,
                  walk = 0;
-    // Not in traces of before grammars, when it was part of build.
+    // Missing in traces older than grammars, where `build` includes it.
     std::optional<std::int64_t> mask = {};
     std::optional<std::int64_t> extend = {};  // where drafters take hidden states
     std::int64_t advance = 0, emit = 0;

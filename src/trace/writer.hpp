@@ -22,7 +22,7 @@ namespace espalier::trace {
 
 struct WriterLimits {
     std::size_t max_events = 4096;
-    // Of what is queued: tokens, rows and nodes. 32 MB at 4 to 8 bytes each.
+    // The most numbers (tokens, rows, nodes) in the queue: 32 MB at 4 to 8 bytes each.
     std::size_t max_numbers = std::size_t{1} << 22;
 };
 
@@ -39,8 +39,8 @@ class Writer {
     // A step that was written, to be filled again: its lists keep their memory.
     Step spare_step();
 
-    // No write may follow. Waits until all is written. What the end line says, or what the
-    // operating system refused.
+    // No write may follow. Waits until all is written. Returns the end line, or the operating
+    // system's error.
     Expected<End> finish();
 
   private:
@@ -62,7 +62,7 @@ class Writer {
     bool overflowed_ = false;
     bool finishing_ = false;
 
-    // Of the thread.
+    // Used by the writing thread alone.
     std::string text_;
     Expected<void> written_;
     End end_;

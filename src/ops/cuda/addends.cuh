@@ -30,7 +30,7 @@ struct Choices {
 __device__ inline void load_choices(const Addends& add, std::int64_t t, Choices& choices) {
     for (auto i = static_cast<std::int32_t>(threadIdx.x); i < add.top_k + kTogether;
          i += static_cast<std::int32_t>(blockDim.x)) {
-        // Not from the nearest cache, which may hold an older plan while there was no wait.
+        // From the L2: the L1 may hold an older plan where nothing was waited for.
         choices.weight[i] = i < add.top_k ? __ldcg(add.plan.weight + t * add.top_k + i) : 0.0f;
         choices.pair[i] = i < add.top_k ? __ldcg(add.plan.pair_of + t * add.top_k + i) : -1;
     }

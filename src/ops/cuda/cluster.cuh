@@ -17,15 +17,15 @@ __device__ __forceinline__ unsigned cluster_blocks() {
     asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
     return blocks;
 }
-// What a block has written is seen by all that have waited. Blocks that have ended are not waited
-// for.
+// What a block wrote before arrive_in_cluster() is visible to every block after wait_for_cluster().
+// Blocks that have exited are not waited for.
 __device__ __forceinline__ void arrive_in_cluster() {
     asm volatile("barrier.cluster.arrive.release;" ::: "memory");
 }
 __device__ __forceinline__ void wait_for_cluster() {
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
-// The same place in another block's shared memory.
+// The address of the same variable in another block's shared memory.
 template <typename T>
 __device__ __forceinline__ T* in_block(T* place, unsigned rank) {
     std::uint64_t there;

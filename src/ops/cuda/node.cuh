@@ -130,7 +130,7 @@ struct Row {
         inverse = by;
         largest = scaled(maximum, inverse);
     }
-    // Of a logit from the maximum, scaled.
+    // The logit's scaled distance from the maximum, ≤ 0.
     __device__ double distance(float logit) const { return scaled(logit, inverse) - largest; }
     __device__ std::uint64_t weight(float logit) const { return weight_of(distance(logit)); }
 };

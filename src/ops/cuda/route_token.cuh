@@ -113,9 +113,9 @@ class TokenRouter {
     __device__ TokenRouter(const RouteCall& call, const TokenMemory& memory)
         : call_(call), rule_(call.rule), memory_(memory), per_((call.rule.experts + 31) / 32) {}
 
-    // Finds the choices of token t, whose scores or logits are in memory; they are there too
-    // afterwards, -1 for those of a pad. alone: there is no other token, and its pairs lie as its
-    // choices do.
+    // Finds the experts of token t from the scores or logits in memory_, and leaves their ids in
+    // memory_ too, -1 for those of a pad. alone: t is the only token of the call, so its pairs lie
+    // in the order of its choices.
     __device__ void run(std::int64_t t, bool alone) {
         if (call_.row_of_token[t] < 0) return leave_out(t, alone);
         if (rule_.score == RouterScore::softmax) make_softmax();
@@ -146,7 +146,7 @@ class TokenRouter {
         for (int j = 0; j < kPer; ++j)
             if (const int e = lane_id() * per_ + j; j < per_ && e < rule_.experts) use(j, e);
     }
-    // The same one after the other, for what is in memory.
+    // As each(), not unrolled: for values in memory, not in registers.
     template <typename Use>
     __device__ void each_in_turn(const Use& use) const {
         const int begin = lane_id() * per_, end = min(begin + per_, rule_.experts);
@@ -163,7 +163,7 @@ class TokenRouter {
         call_.plan.pair_of[i] = i;
     }
 
-    // A pad.
+    // Routes a pad: no experts.
     __device__ void leave_out(std::int64_t t, bool alone) {
         for_lanes(rule_.top_k, [&](int i) {
             memory_.expert[i] = -1;
@@ -172,7 +172,7 @@ class TokenRouter {
         });
         if (alone) for_lanes(rule_.experts + 1, [&](int e) { call_.plan.indptr[e] = 0; });
     }
-    // A token with a NaN.
+    // Routes a token with a NaN: the first experts, with weights of NaN.
     __device__ void take_first(std::int64_t t, bool alone) {
         for_lanes(rule_.top_k, [&](int i) {
             memory_.expert[i] = i;
@@ -183,7 +183,7 @@ class TokenRouter {
                       [&](int e) { call_.plan.indptr[e] = min(e, rule_.top_k); });
     }
 
-    // Of the logits in memory.
+    // Replaces the logits in memory by their softmax.
     __device__ void make_softmax() {
         float maximum = -std::numeric_limits<float>::infinity();
         each_in_turn(
@@ -327,7 +327,7 @@ class TokenRouter {
 
 inline constexpr std::int64_t kFewChoices = 256;  // that one block places
 
-// Bytes that both of the following take in a block of so many threads, as many as choices at least.
+// Shared memory of the next two functions in a block of `threads` threads, at least one a choice.
 constexpr std::int64_t routing_bytes(std::int64_t experts, std::int64_t threads) {
     return threads / 32 * TokenMemory::bytes(experts);
 }

@@ -23,8 +23,8 @@ __device__ inline void ask_floats(float* to, const float* from, int count) {
                      : "memory");
 }
 
-// How many blocks were here before this one; `last` comes last, and the count is 0 again. What
-// every one of them wrote before is there for those who come later.
+// Counts this block and returns how many came before it: `last` for the last one, which also sets
+// the count to 0 again. A block sees everything that blocks which arrived earlier wrote.
 __device__ inline unsigned arrive(std::uint32_t* arrived, unsigned last) {
     unsigned before;
     asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
