@@ -54,7 +54,7 @@ python:
 	@cmake --preset $(PRESET) -DESPALIER_PYTHON=ON > build/configure.log 2>&1 || { cat build/configure.log; exit 1; }
 	cmake --build --preset $(PRESET) -j $(JOBS) --target wheel
 
-## make test-python   that, and its tests and example with torch (PyPI, installed outside the tree)
+## make test-python   make python, then its tests and example with torch (PyPI, installed outside the tree)
 test-python: python
 	tools/test_python.sh build/$(PRESET)/python/espalier-*.whl
 
@@ -65,7 +65,7 @@ test-deploy:
 	tools/test_deploy.sh build/cpu/espalier $(DEMO_MODEL)
 
 ## make package    a Debian package and a tarball in PACKAGES (build/package); test-package installs both in fresh roots,
-##                 test-image runs deploy/Dockerfile's lines in such (both as root)
+##                 test-image runs the lines of deploy/Dockerfile in fresh roots (both as root)
 PACKAGES ?= build/package
 package:
 	@tools/setup.sh package
@@ -105,7 +105,7 @@ cuda:
 	@command -v nvcc > /dev/null || { echo "make cuda: nvcc is not on the PATH; install the CUDA toolkit (13.0 or newer)" >&2; exit 1; }
 	cmake --preset cuda && cmake --build --preset cuda -j $(JOBS)
 
-## make gpu-test   that, and the tests that need a Hopper GPU
+## make gpu-test   make cuda, then the tests that need a Hopper GPU
 gpu-test: cuda
 	ctest --preset gpu
 

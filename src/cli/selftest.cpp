@@ -227,8 +227,9 @@ Run add_selftest(CLI::App& app) {
         ->check(CLI::IsMember({"cpu", "cuda"}))
         ->capture_default_str();
     command
-        ->add_option("--seconds", options->seconds,
-                     "Go on with new problems until then; one slice of all checks at least")
+        ->add_option(
+            "--seconds", options->seconds,
+            "Go on with new problems until then; the first slice of all checks always ends")
         ->check(CLI::Range(0.0, 1e6))
         ->capture_default_str();
     command->add_option("--seed", options->seed, "Of the first slice; the next ones count up")

@@ -40,7 +40,7 @@ constexpr bool combines(const CompatCall& call) {
     return call.causal && call.custom_mask_offset != nullptr;
 }
 
-// A length that the capacities do not cover counts as 0: such a sequence sees nothing.
+// A sequence whose length exceeds the capacities is treated as empty: it sees nothing.
 constexpr std::int32_t covered_length(const CompatCall& call, std::int32_t sequence) {
     const std::int32_t length = call.seq_lens[sequence];
     const std::int64_t table_slots =

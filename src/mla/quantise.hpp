@@ -39,7 +39,7 @@ constexpr Quantised<E4m3> quantise_e4m3(float value, float scale) {
     return {to_e4m3(finite ? value / scale : 0.0f), !finite};
 }
 
-// What a latent column adds to the search for its token's largest finite magnitude.
+// A latent column's part in the search for its token's largest finite magnitude.
 constexpr float finite_magnitude(float value) {
     if (!is_finite(value)) return 0.0f;
     return std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) & 0x7fffffffu);

@@ -25,7 +25,7 @@ struct RawKeys {
     float epsilon = 0.0f;
     const float* cos_sin = nullptr;
     std::int64_t cos_sin_stride = 0;
-    // What comes behind in the stream starts only when all in front has ended.
+    // The next operation in the stream starts only when all before this one has ended.
     bool holds_next = true;
     BesideNorm beside{};
 };

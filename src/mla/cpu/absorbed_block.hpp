@@ -30,7 +30,7 @@ inline LaneState state_at(float* states, int unit) {
     return {at, at + kLanes, at + 2 * kLanes};
 }
 
-// What the workers of one call share.
+// State that all workers of one call share.
 struct AbsorbedPlan {
     AbsorbedPlan(const TileKernels& kernels, const AbsorbedCall& call);
 
@@ -42,7 +42,7 @@ struct AbsorbedPlan {
     OutputRows output;
 };
 
-// One worker's memory; it goes from block to block.
+// Scratch memory of one worker, reused from block to block.
 struct BlockScratch {
     TileScratch* tile;
     std::byte* queries;   // [unit][576][16]

@@ -112,7 +112,7 @@ struct TileKernels {
     // 576 elements), times key_scale [groups][16] unless null (bf16 kernels only).
     void (*up_project)(const std::byte* const* latents, int groups, const UpWeights& weights,
                        const float* key_scale, std::byte* out, std::int64_t out_stride);
-    // Lanes [first, last) of total, columns each, merged with those of part.
+    // Merges lanes [first, last) of `part`, each of `columns` columns, into `total`.
     void (*merge)(const LaneState& part, const LaneState& total, int columns, int first, int last);
     // One lane's row of `out` times `factor`, in column order, rounded once to f32, bf16 or f16.
     void (*store_row)(const float* row, float factor, int columns, DType dtype, std::byte* to);

@@ -23,7 +23,7 @@ inline constexpr int kBlockBytes = kTileKeys * 128;
 
 // The softmax works with finite numbers and -inf; nothing is ever subtracted from -inf.
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
-// What exponents are taken against: nothing was seen where the largest score is -inf.
+// The number that exponents are relative to; 0 where nothing was seen (largest score -inf).
 __device__ __forceinline__ float finite_or_zero(float reference) {
     return reference == minus_infinity() ? 0.0f : reference;
 }

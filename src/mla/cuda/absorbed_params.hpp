@@ -176,7 +176,7 @@ struct AbsorbedParams {
     float* partial_lse = nullptr;
     float2* partial_rows = nullptr;
     std::int32_t slots = 0;  // invariant: that there are
-    // The same in the plan, for the first of the slots; zeros between calls.
+    // The same marks in the plan, for the first of the slots; zeros between calls.
     uint4* marked = nullptr;
     float2* marked_rows = nullptr;
     std::int32_t marked_slots = 0;  // 0: the launch has more than kFewRows

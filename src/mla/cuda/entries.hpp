@@ -15,7 +15,7 @@ Expected<void> compact(OpContext& context, const CompactCall& call);
 
 // A row whose mask is not causal, which the host cannot see, gives NaN.
 Expected<void> decompressed(OpContext& context, const DecompressedCall& call);
-// Of fp16 queries: takes no scratch.
+// For fp16 queries; needs no scratch.
 Expected<void> decompressed_fp16(OpContext& context, const DecompressedCall& call);
 // Arena bytes of a call within these capacities.
 std::size_t decompressed_scratch(const Capacities& most);

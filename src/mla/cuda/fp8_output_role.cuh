@@ -218,7 +218,7 @@ class Fp8OutputHalf {
         return sums[column / 2][index / 2 * 4 + column % 2 * 2 + index % 2];
     }
 
-    // What the weights of a split come to, of the one row that LaneFold gives a lane.
+    // Factor and log-sum-exp with which a split ends, for the row that LaneFold gives a lane.
     struct RowFinal {
         int row;
         float factor = 0.0f;  // makes the output of sums

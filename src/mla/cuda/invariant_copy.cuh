@@ -123,7 +123,7 @@ class InvariantCopier {
             }
         }
     }
-    // What of a block the plan has not told.
+    // Finds what the plan does not say of a block.
     __device__ void prepare_block() {
         const RowShape shape = row_shape(p_, row_);
         tiles_ = group_.tiles;

@@ -60,7 +60,7 @@ class GroupPlaces {
                                         words[(2 * kRows + 2 * i + 1) * 32]};
         return merged;
     }
-    // One pair of columns.
+    // Pair `pair` of columns of the part at `place`.
     __device__ MergedPair get(int place, int pair) const {
         const float* words = words_ + place * kWords * 32;
         const int r = ChunkLane<kFp8>::row_of_part(pair / 4);
@@ -154,7 +154,7 @@ class ChunkMerger {
         }
     }
 
-    // One of `warps` warps that know nothing of each other.
+    // Merges as one of `warps` warps that do not synchronise with each other.
     __device__ void alone(int warp, int warps) const {
 #pragma unroll 1
         for (int chunk = item_.tile_begin + warp; chunk < item_.tile_end; chunk += warps) {

@@ -331,7 +331,7 @@ class KeyFetcher {
     static constexpr int kTailPages = 9;  // that 64 slots of history and a tail of 64 may touch
     int page_base_ = -64;
     int page_ = 0;
-    // Of gathered tokens.
+    // Set for rows whose tokens are gathered.
     int row_keys_ = 0;
     int history_ = 0;
     int tail_ = 0;

@@ -36,11 +36,11 @@ struct ChunkLane {
         if constexpr (kFp8) return chunk / 2 * 64 + lane / 4 * 8 + word * 2;
         return chunk / 2 * 64 + ((first_part + part) * 4 + word) * 8 + lane % 4 * 2;
     }
-    // Whether this lane is the first of those that have the same rows.
+    // Whether this lane is the first of the lanes that hold the same rows.
     __device__ bool first_of_row() const {
         return kFp8 ? lane < 4 : lane % 4 == 0 && (kParts == 2 || first_part == 0);
     }
-    // Of its first 16 bytes, in units of these.
+    // Index of the lane's first 16 bytes in the chunk, in units of 16 bytes.
     __device__ int place() const { return lane + (kParts == 2 ? 0 : first_part * 32); }
 };
 
@@ -133,7 +133,7 @@ class QuadMerge {
             asm volatile("" : "+l"(chunk), "+l"(row));
         }
     }
-    // Whether all were there; their place is then cleared for the next call.
+    // Whether all partial results were there; their place is then cleared for the next call.
     __device__ bool there() const {
         bool all = true;
 #pragma unroll

@@ -69,7 +69,7 @@ __device__ __forceinline__ void named_barrier(int number, int threads) {
 __device__ __forceinline__ void arrive_named_barrier(int number, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
-// The same as named_barrier; true for all if it is for one.
+// named_barrier that also returns whether the condition holds for any thread.
 __device__ __forceinline__ bool named_barrier_or(int number, int threads, bool mine) {
     std::uint32_t any;
     asm volatile(
@@ -239,7 +239,7 @@ __device__ __forceinline__ void store_matrices(std::uint32_t address, std::uint3
                  "r"(a), "r"(b), "r"(c), "r"(d)
                  : "memory");
 }
-// The same, each matrix transposed.
+// As the function above, with each matrix transposed.
 __device__ __forceinline__ void store_transposed(std::uint32_t address, std::uint32_t a,
                                                  std::uint32_t b, std::uint32_t c,
                                                  std::uint32_t d) {

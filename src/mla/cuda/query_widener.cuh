@@ -17,7 +17,7 @@ class QueryWidener {
     __device__ QueryWidener(const AbsorbedParams& p, Shared& shared)
         : p_(p), shared_(shared), lane_(threadIdx.x % 32) {}
 
-    // One of `warps` warps; two rows at a time.
+    // The share of warp `warp` of `warps`: two rows at a time.
     __device__ void run(const Item& item, int warp, int warps) {
 #pragma unroll 1
         for (int row = warp; row < item.columns; row += 2 * warps) {

@@ -231,7 +231,7 @@ __device__ inline PartPlan plan_part(const AbsorbedParams& p, const Partition& p
     }
 }
 
-// What the merge must know of a row; of no tokens if there is nothing to merge.
+// What the merge needs to know of a row; zero tokens if there is nothing to merge.
 __device__ inline MergeRow merge_row(const AbsorbedParams& p, const Partition& partition,
                                      const RowShape& shape, int start, int cost) {
     MergeRow merge;
