@@ -4,15 +4,37 @@
 #pragma once
 
 #include "linalg/cuda/few_items.cuh"
+#include "linalg/cuda/ptx.cuh"
 
 namespace espalier::linalg::cuda {
 
 template <class C>
 class FewSums {
   public:
-    // sums: [warp][token][output], padded.
-    __device__ FewSums(const FewParams& params, float* sums)
-        : params_(params), p_(params.problem), sums_(sums) {}
+    // sums: [warp][token][output], padded. read: a barrier in shared memory.
+    __device__ FewSums(const FewParams& params, float* sums, std::uint32_t read)
+        : params_(params), p_(params.problem), sums_(sums), read_(read) {}
+
+    // The block synchronizes before anybody leaves.
+    __device__ void init() const {
+        if (C::kLeavesEarly && threadIdx.x == 0)
+            init_barrier(read_, static_cast<int>(blockDim.x) / 32 * kArrivalsOfWarp);
+    }
+    // The warp has stored its part of an item, and goes on to the next one's products while others
+    // still store.
+    __device__ void leave() const {
+        if constexpr (C::kLeavesEarly)
+            arrive_as_warp(read_);
+        else
+            __syncthreads();
+    }
+    // Before a warp puts sums where those of the item before were.
+    __device__ void wait_until_all_left() {
+        if constexpr (C::kLeavesEarly) {
+            wait(read_, parity_);
+            parity_ ^= 1;
+        }
+    }
 
     // The warp's own: of tiles of outputs and of tokens, as mma leaves them.
     __device__ void put(const float (&sum)[C::kRowTiles][C::kTokenTiles][4]) const {
@@ -114,6 +136,8 @@ class FewSums {
     const FewParams& params_;
     const Problem& p_;
     float* sums_;
+    std::uint32_t read_;
+    std::uint32_t parity_ = 0;  // of the item before
 };
 
 }  // namespace espalier::linalg::cuda

@@ -45,8 +45,8 @@ struct FewPlaces {
 template <class C>
 class FewTokens {
   public:
-    __device__ FewTokens(const FewParams& params, std::byte* shared)
-        : FewTokens(params, shared, FewPlaces<C>(params, shared)) {}
+    __device__ FewTokens(const FewParams& params, std::byte* shared, std::uint64_t* read)
+        : FewTokens(params, shared, read, FewPlaces<C>(params, shared)) {}
 
     __device__ void run(int* listed) {
         if constexpr (C::kLeading) return run_leading(listed);
@@ -57,6 +57,7 @@ class FewTokens {
         if (early) let_next_kernel_start();
         if (settled || p_.routing_settled) see_settled_memory();
         ring_.init();
+        sums_.init();
         if (!known) wait_for_previous_kernel();
         items_.take_own(experts ? items_.list_tiles(listed) : params_.token_tiles);
         ring_.fill(items_);
@@ -70,7 +71,8 @@ class FewTokens {
     }
 
   private:
-    __device__ FewTokens(const FewParams& params, std::byte* shared, const FewPlaces<C>& places)
+    __device__ FewTokens(const FewParams& params, std::byte* shared, std::uint64_t* read,
+                         const FewPlaces<C>& places)
         : params_(params),
           p_(params.problem),
           lane_(static_cast<int>(threadIdx.x) % 32),
@@ -78,7 +80,7 @@ class FewTokens {
           chunk_bytes_(places.chunk_bytes),
           items_(params, places.tiles),
           ring_(params, places.barriers, places.ring, places.chunk_bytes),
-          sums_(params, reinterpret_cast<float*>(shared)) {}
+          sums_(params, reinterpret_cast<float*>(shared), shared_address(read)) {}
 
     // The dense product's weights are asked for first. What is left of the ring is filled when the
     // routing is known.
@@ -86,6 +88,7 @@ class FewTokens {
         const bool known = p_.routing_settled;
         if (known) see_settled_memory();
         ring_.init();
+        sums_.init();
         items_.take_lead();
         ring_.fill(items_);
         if constexpr (C::kBlocks) ask_scales(0);
@@ -105,10 +108,11 @@ class FewTokens {
             enter(item);
             multiply_segment(item);
             if constexpr (C::kBlocks) ask_scales(item + 1);
+            if (item > 0) sums_.wait_until_all_left();
             sums_.put(sum_);
             __syncthreads();
             sums_.store(items_, item, tile_);
-            if (item + 1 < items_.count()) __syncthreads();
+            if (item + 1 < items_.count()) sums_.leave();
         }
     }
 
@@ -316,8 +320,9 @@ template <class C>
 __global__ void __maxnreg__(C::kRegisters)
     few_tokens_kernel(const __grid_constant__ FewParams params) {
     extern __shared__ __align__(128) std::byte shared[];
-    __shared__ int listed;  // an expert product's tiles of tokens
-    FewTokens<C>(params, shared).run(&listed);
+    __shared__ int listed;          // an expert product's tiles of tokens
+    __shared__ std::uint64_t read;  // a barrier: an item's sums have been read
+    FewTokens<C>(params, shared, &read).run(&listed);
 }
 
 }  // namespace espalier::linalg::cuda

@@ -118,9 +118,12 @@ class Producer {
             const std::uint32_t place = to + static_cast<std::uint32_t>(i * half);
             const std::byte* tile = from + min(i, last_tile_) * row_bytes_;
             const auto bytes = static_cast<std::uint32_t>(half);
-            if constexpr (C::kCluster == 1)
-                copy_bytes(place, tile, bytes, barrier);
-            else if ((part_ * kTiles + i) % C::kCluster == shared_.rank)
+            if constexpr (C::kCluster == 1) {
+                if (!C::kSplit && params_.passing)
+                    copy_passing_bytes(place, tile, bytes, barrier);
+                else
+                    copy_bytes(place, tile, bytes, barrier);
+            } else if ((part_ * kTiles + i) % C::kCluster == shared_.rank)
                 copy_to_cluster(place, tile, bytes, barrier, (1 << C::kCluster) - 1);
         }
     }

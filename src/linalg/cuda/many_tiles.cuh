@@ -13,6 +13,7 @@ struct ManyParams {
     int row_blocks = 0;        // of a group, those of a second product included
     int first_row_blocks = 0;  // without them
     int token_tiles = 0;       // of all groups; of experts: at most
+    bool passing = false;      // weights are read by one tile of tokens, most of experts' are
     int split = 1;             // blocks of a cluster that share an item's segments
     int own = 0;               // segments that each of them has at most
 };
