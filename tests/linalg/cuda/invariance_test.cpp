@@ -194,12 +194,13 @@ TEST_P(CudaInvariance, ExpertsGiveTheBitsOfATokenAlone) {
 }
 
 TEST_P(CudaInvariance, EveryLaunchGivesTheSameBits) {
-    if (n_ > 1000) return;
     const std::int64_t count = 5, experts = 24, top_k = 3, step = (k_ + 15) / 8 * 8;
     const AnyTensor tensor(kind_, experts * n_, k_, 12);
     const Weight few = pack_on(*gpu_, matrices_of(tensor, count, n_));
     const Weight many = pack_on(*gpu_, matrices_of(tensor, experts, n_));
     for (const std::int64_t tokens : {6, 64, 2048}) {
+        // Of many outputs few tokens alone: there a block has many items, one after the other.
+        if (n_ > 1000 && tokens > 6) continue;
         const Routing routing(tokens, experts, top_k, 1);
         const DeviceInts indptr(*gpu_, routing.indptr), source(*gpu_, routing.source);
         const DeviceActivations x(*gpu_, random_x(tokens, count * step, 13));
