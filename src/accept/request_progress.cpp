@@ -107,6 +107,10 @@ void RequestProgress::count_origin(const DraftOrigin& origin, bool accepted) {
 std::optional<StopMatch> RequestProgress::take_text(std::string_view piece) {
     const bool may_stop = usage_.completion_tokens > rules_.options().min_tokens;
     decoded_bytes_ += static_cast<std::int64_t>(piece.size());
+    if (scanner_.empty()) {
+        held_text_ += piece;
+        return std::nullopt;
+    }
     for (const char byte : piece) {
         held_text_.push_back(byte);
         const std::optional<StopMatch> match = scanner_.push(byte);

@@ -21,6 +21,7 @@ struct StopMatch {
 class StopScanner {
   public:
     explicit StopScanner(std::span<const std::string> strings);  // none of them empty
+    bool empty() const { return strings_.empty(); }              // nothing to find
     // A caller that does not stop at a match may keep pushing; overlapping matches are found too.
     std::optional<StopMatch> push(char byte);
     // Length of the longest end of the text that begins a stop string (and is not all of it).

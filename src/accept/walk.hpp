@@ -5,6 +5,7 @@
 // once per request and step, after sample_nodes.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -32,16 +33,25 @@ struct TreeView {
     }
 };
 
-// Up to 64 numbers in place: a step allocates nothing for its paths.
+// Up to 64 numbers in place: a step allocates nothing for its paths. What lies behind the last one
+// is neither set nor copied: most lists are short, and a step makes several for every request.
 class NodeList {
   public:
+    NodeList() = default;
+    NodeList(const NodeList& other) { *this = other; }
+    NodeList& operator=(const NodeList& other) {
+        count_ = other.count_;
+        std::ranges::copy(other.values(), values_.begin());
+        return *this;
+    }
+
     void push_back(std::int32_t value) { at(values_, count_++) = value; }
     std::span<const std::int32_t> values() const {
         return {values_.data(), static_cast<std::size_t>(count_)};
     }
 
   private:
-    std::array<std::int32_t, kMaxNodes> values_{};
+    std::array<std::int32_t, kMaxNodes> values_;
     std::int32_t count_ = 0;
 };
 

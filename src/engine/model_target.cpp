@@ -36,7 +36,8 @@ ModelTarget::ModelTarget(model::DeepseekModel& model, cache::KvStorage storage,
             .limits = model.limits(),
             .kv_layout = storage_.layout(),
             .pair_cost = model::pair_cost(model.config()),
-            .page_count = storage_.page_count()},
+            .page_count = storage_.page_count(),
+            .asynchronous = model.device().kind() != DeviceKind::cpu},
       steps_(model.device(), capture),
       nonfinite_(static_cast<std::size_t>(info_.limits.max_tokens)) {}
 

@@ -206,29 +206,39 @@ void Stepper::learn(StepReport& report) {
     }
 }
 
-// After advance: updates to the receivers, new tokens to the drafters, the ended ones out.
+// After advance: the ended ones out, new tokens to the drafters, updates to the receivers.
 void Stepper::emit() {
+    for (const schedule::PlannedRequest& planned : plan_->requests) {
+        LiveRequest& request = live(planned.id);
+        if (request.progress.usage().completion_tokens > 0 && !request.times.first_token)
+            request.times.first_token = now_;
+    }
     finish_ended();
-    const auto lives = [&](const schedule::PlannedRequest& planned) {
-        const auto slot = static_cast<std::size_t>(planned.id.slot);
-        return live_[slot] && live_[slot]->id == planned.id;
-    };
+    for (const schedule::PlannedRequest& planned : plan_->requests)
+        if (lives(planned.id)) undelivered_.push_back(planned.id);
     if (speculation_.reads()) {
         texts_.clear();
-        for (const schedule::PlannedRequest& planned : plan_->requests)
-            if (lives(planned))
-                texts_.push_back({planned.id.slot, scheduler_->tokens(planned.id.slot)});
+        for (const schedule::RequestId& id : undelivered_)
+            texts_.push_back({id.slot, scheduler_->tokens(id.slot)});
         speculation_.read(texts_);
     }
-    for (const schedule::PlannedRequest& planned : plan_->requests) {
-        if (!lives(planned)) continue;
-        LiveRequest& request = live(planned.id);
+    if (!parts_.target->info().asynchronous) deliver();
+}
+
+// Beside the next step where that runs on a device, since it does not depend on this: with 128
+// requests the GPU waited 34 µs for it. A request that has ended meanwhile has got all with its
+// end.
+void Stepper::deliver() {
+    for (const schedule::RequestId& id : undelivered_) {
+        if (!lives(id)) continue;
+        LiveRequest& request = live(id);
         const bool updated = !request.emission.tokens.empty() || !request.emission.text.empty();
         const bool prompt_known = request.group->prompt_logprobs &&
                                   request.group->prompt_logprobs->complete() &&
                                   !request.group->prompt_logprobs_sent;
         if (updated || prompt_known) send(request, std::nullopt);
     }
+    undelivered_.clear();
 }
 
 void Stepper::send(LiveRequest& request, std::optional<Ending> ending) {
@@ -238,8 +248,6 @@ void Stepper::send(LiveRequest& request, std::optional<Ending> ending) {
         prompt = &*group.prompt_logprobs;
         group.prompt_logprobs_sent = true;
     }
-    const accept::Usage& usage = request.progress.usage();
-    if (usage.completion_tokens > 0 && !request.times.first_token) request.times.first_token = now_;
     if (ending) {
         request.times.ended = now_;
         ends_.add(ending->finish, ending->interruption);
@@ -247,7 +255,7 @@ void Stepper::send(LiveRequest& request, std::optional<Ending> ending) {
     group.receiver->receive({.choice = request.choice,
                              .emission = request.emission,
                              .prompt_logprobs = prompt,
-                             .usage = usage,
+                             .usage = request.progress.usage(),
                              .times = request.times,
                              .cached_tokens = request.cached_tokens,
                              .trees = request.trees,

@@ -140,10 +140,6 @@ std::int64_t Speculation::read_on(const Text& text, std::int64_t most) {
     return count;
 }
 
-speculate::Tree Speculation::tree(RequestSlot request, std::int32_t drafts) const {
-    return slot(request).ranked.tree.prefix(1 + drafts);
-}
-
 std::span<const DraftOrigin> Speculation::origins(RequestSlot request, std::int32_t drafts) const {
     return std::span(slot(request).ranked.origins).first(static_cast<std::size_t>(1 + drafts));
 }

@@ -115,9 +115,10 @@ class Speculation {
     // Asks the drafters, and sets how many drafts each row verifies. load: the step without any.
     void choose(std::span<const DraftRow> rows, speculate::StepLoad load,
                 std::span<std::int32_t> drafts);
-    // The root and the first `drafts` of those chosen for the request.
-    speculate::Tree tree(RequestSlot request, std::int32_t drafts) const;
-    // Who proposed these: [1 + drafts], the root's first. Good until the next choice.
+    // The root and the drafts that were ranked for the request, of which it verifies the first.
+    // Good until the next choice or request, as is the next.
+    const speculate::Tree& tree(RequestSlot request) const { return slot(request).ranked.tree; }
+    // Who proposed the first of them: [1 + drafts], the root's first.
     std::span<const DraftOrigin> origins(RequestSlot request, std::int32_t drafts) const;
     // Levels that drafters with passes ran for the last choice.
     std::int64_t draft_levels() const { return draft_levels_; }

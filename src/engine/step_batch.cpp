@@ -24,28 +24,28 @@ batch::StepCapacity step_capacity(const schedule::SchedulerOptions& options) {
 StepBatch::StepBatch(const schedule::SchedulerOptions& options)
     : builder_(step_capacity(options)), table_rows_(options.request_slots(), options.max_rows) {
     trees_.reserve(static_cast<std::size_t>(options.max_rows));
-    origins_.reserve(static_cast<std::size_t>(options.max_rows));
+    origins_.resize(static_cast<std::size_t>(options.max_rows));
 }
 
 Expected<batch::HostBatch> StepBatch::build(const schedule::Plan& plan,
                                             const Speculation& speculation, const Target& target) {
     builder_.clear();
     trees_.clear();
-    origins_.clear();
     table_rows_.begin_step();
     for (const schedule::PlannedRequest& planned : plan.requests)
         table_rows_.takes_part(planned.id.slot);
     for (const schedule::PlannedRequest& planned : plan.requests) {
         const auto rows = plan.rows.subspan(static_cast<std::size_t>(planned.first_row),
                                             static_cast<std::size_t>(planned.rows));
-        origins_.emplace_back();
+        auto& origins = origins_[trees_.size()];
         if (planned.decodes()) {
             std::ranges::copy(speculation.origins(planned.id.slot, planned.drafts),
-                              origins_.back().begin());
-            trees_.push_back(speculation.tree(planned.id.slot, planned.drafts));
+                              origins.begin());
+            trees_.emplace_back(speculation.tree(planned.id.slot), 1 + planned.drafts);
             ESPALIER_RETURN_IF_ERROR(add_tree(rows[0], trees_.back()));
             continue;
         }
+        origins[0] = {};
         trees_.emplace_back(rows.back().tokens.back());
         for (const schedule::PlannedRow& row : rows) ESPALIER_RETURN_IF_ERROR(add_chunk(row));
     }

@@ -51,7 +51,7 @@ class StepBatch {
     TableRows table_rows_;
     // By request of the plan.
     std::vector<speculate::Tree> trees_;
-    std::vector<std::array<DraftOrigin, kMaxNodes>> origins_;
+    std::vector<std::array<DraftOrigin, kMaxNodes>> origins_;  // as many as its tree has nodes
 };
 
 }  // namespace espalier::engine

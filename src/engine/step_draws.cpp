@@ -57,16 +57,17 @@ void StepDraws::add(const ops::NodeRequest& node) {
     tops_used_ += static_cast<std::size_t>(node.alternatives);
 }
 
-// By node of the tree. An illegal one (of a recorded tree: drafts are pruned) has no rule: no walk
-// comes by.
-StepDraws::NodeRules StepDraws::rules_of(const LiveRequest& live, const accept::TreeView& tree) {
+// By node of the tree; empty: no rule for any. An illegal node (of a recorded tree: drafts are
+// pruned) has none: no walk comes by.
+std::span<const StepDraws::NodeRule> StepDraws::rules_of(const LiveRequest& live,
+                                                         const accept::TreeView& tree) {
     using Legal = accept::Constraint::Legal;
-    NodeRules rules;
-    if (live.constraint == nullptr) return rules;
+    if (live.constraint == nullptr) return {};
+    rules_.fill({});
     accept::Constraint& constraint = *live.constraint;
     ops::ListRange eos;
     accept::visit_legal(tree, constraint, [&](std::int32_t node) {
-        NodeRule& rule = at(rules, node);
+        NodeRule& rule = at(rules_, node);
         const Legal legal = constraint.legal();
         if (legal == Legal::no_eos) {
             if (eos.count == 0) eos = builder_.add_banned(constraint.eos());
@@ -79,7 +80,7 @@ StepDraws::NodeRules StepDraws::rules_of(const LiveRequest& live, const accept::
         else
             constraint.fill_mask(words);
     });
-    return rules;
+    return rules_;
 }
 
 // path: the node's tokens from depth 1 on.
@@ -93,8 +94,8 @@ void StepDraws::add_node(const LiveRequest& live, ops::NodeRequest node, const N
     if (progress.banned_at(depth).empty()) node.banned = {};
     if (rule.banned.count > 0) node.banned = rule.banned;
     node.allowed = rule.allowed;
-    accept::NodeCounts counts;
-    if (live.group->sampling.counts_tokens()) counts = progress.counts_at(path);
+    if (!live.group->sampling.counts_tokens()) return add(node);
+    const accept::NodeCounts counts = progress.counts_at(path);
     node.changed = counts.changed();
     add(node);
 }
@@ -106,11 +107,12 @@ void StepDraws::add_tree(const LiveRequest& live, const accept::TreeView& tree,
     share.node_count = static_cast<std::size_t>(tree.nodes());
     share.node_top = tops_used_;
     const ops::NodeRequest node_common = common(live);
-    const NodeRules rules = rules_of(live, tree);
+    const std::span<const NodeRule> rules = rules_of(live, tree);
     const bool counts = live.group->sampling.counts_tokens();
     for (std::int32_t node = 0; node < tree.nodes(); ++node) {
         const accept::NodeList path = counts ? accept::path_tokens(tree, node) : accept::NodeList();
-        add_node(live, node_common, at(rules, node), at(depths, node), path.values());
+        add_node(live, node_common, rules.empty() ? NodeRule() : at(rules, node), at(depths, node),
+                 path.values());
     }
     share.node_top_count = tops_used_ - share.node_top;
     shares_.push_back(share);
@@ -142,7 +144,9 @@ void StepDraws::add_chunk(const LiveRequest& live, std::span<const schedule::Pla
             share.node_count = 1;
             const std::array<std::int32_t, 1> parents = {-1};
             const accept::TreeView root{parents, tokens.last(1)};
-            add_node(live, common(live), rules_of(live, root).front(), 0, {});
+            const ops::NodeRequest node_common = common(live);
+            const std::span<const NodeRule> rules = rules_of(live, root);
+            add_node(live, node_common, rules.empty() ? NodeRule() : rules.front(), 0, {});
             share.node_top_count = tops_used_ - share.node_top;
         }
     }

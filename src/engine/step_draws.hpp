@@ -67,9 +67,8 @@ class StepDraws {
         std::int32_t allowed = -1;  // its mask, as NodeRequest names it
         ops::ListRange banned{};    // beside the mask; empty: none
     };
-    using NodeRules = std::array<NodeRule, kMaxNodes>;
 
-    NodeRules rules_of(const LiveRequest& live, const accept::TreeView& tree);
+    std::span<const NodeRule> rules_of(const LiveRequest& live, const accept::TreeView& tree);
     // What the nodes of a request have in common.
     ops::NodeRequest common(const LiveRequest& live);
     void add_prompt_token(std::int32_t wanted, std::int32_t top_count, Share& share);
@@ -78,6 +77,7 @@ class StepDraws {
     void add(const ops::NodeRequest& node);
 
     std::vector<Share> shares_;
+    std::array<NodeRule, kMaxNodes> rules_;  // of the request that is being added
     ops::SamplingBatchBuilder builder_;
     std::size_t nodes_ = 0;
     std::size_t tops_used_ = 0;

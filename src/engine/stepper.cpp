@@ -88,15 +88,14 @@ Stepper::Stepper(StepperParts parts, const StepperSettings& settings,
     draft_rows_.reserve(rows);
     drafts_.reserve(rows);
     texts_.reserve(rows);
+    undelivered_.reserve(rows);
     walks_.resize(rows);
     outcomes_.reserve(rows);
 }
 
 LiveRequest& Stepper::live(const schedule::RequestId& id) {
-    const auto slot = static_cast<std::size_t>(id.slot);
-    CHECK(slot < live_.size() && live_[slot] && live_[slot]->id == id,
-          "request {} at slot {} is not known", id.serial, id.slot);
-    return *live_[slot];
+    CHECK(lives(id), "request {} at slot {} is not known", id.serial, id.slot);
+    return *live_[static_cast<std::size_t>(id.slot)];
 }
 
 std::span<const schedule::PlannedRow> Stepper::rows_of(
@@ -180,7 +179,10 @@ StepReport Stepper::step() {
     report.planning = timer.lap(Phase::plan) - report.begin;
     if (parts_.observer != nullptr) observe_trees();
     finish_ended();  // what expired
-    if (!plan_->empty()) run_plan(report, timer);
+    if (plan_->empty())
+        deliver();
+    else
+        run_plan(report, timer);
     if (parts_.observer != nullptr) parts_.observer->stepped(report, scheduler_->gauges());
     return report;
 }
@@ -193,7 +195,9 @@ void Stepper::run_plan(StepReport& report, StepTimer& timer) {
 
     outcomes_.assign(plan_->requests.size(), {});
     Expected<void> ran = run_model(timer);
-    start_drafting();  // where nothing was launched
+    // Where nothing was launched.
+    deliver();
+    start_drafting();
     if (ran) ran = move_paths();
     timer.lap(Phase::commit);
     if (ran) {
@@ -284,7 +288,8 @@ void Stepper::observe_trees() const {
     for (std::size_t i = 0; i < draft_rows_.size(); ++i) {
         const std::int32_t slot = draft_rows_[i].request;
         if (drafts_[i] > 0)
-            parts_.observer->chosen(scheduler_->id(slot), speculation_.tree(slot, drafts_[i]),
+            parts_.observer->chosen(scheduler_->id(slot),
+                                    speculate::Tree(speculation_.tree(slot), 1 + drafts_[i]),
                                     speculation_.origins(slot, drafts_[i]));
     }
 }
@@ -327,6 +332,7 @@ Expected<void> Stepper::run_model(StepTimer& timer) {
     timer.lap(Phase::mask);
     if (const ops::SamplingBatchBuilder& draws = draws_.finish(); draws.nodes() > 0)
         ESPALIER_RETURN_IF_ERROR(parts_.target->sample(draws));
+    deliver();
     start_drafting();
     catch_up_drafters();
     ESPALIER_ASSIGN_OR_RETURN(result_, parts_.target->wait());

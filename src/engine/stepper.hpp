@@ -66,6 +66,8 @@ class Stepper {
                                             schedule::Time arrived = 0);
     // Between steps. The receiver hears of the end before this returns; false: it had ended.
     bool cancel(schedule::RequestId id);
+    // Receivers hear of what it brought before this returns; where the target is asynchronous, only
+    // of ends: other updates go out in the next step, once that is queued on the device.
     StepReport step();
     bool idle() const { return scheduler_->idle(); }
     // Ends every request where it stands. No other call may follow.
@@ -79,6 +81,10 @@ class Stepper {
     Stepper(StepperParts parts, const StepperSettings& settings,
             std::unique_ptr<schedule::Scheduler> scheduler, ops::SamplingBatchBuilder draws);
 
+    bool lives(const schedule::RequestId& id) const {
+        const auto slot = static_cast<std::size_t>(id.slot);
+        return slot < live_.size() && live_[slot] && live_[slot]->id == id;
+    }
     LiveRequest& live(const schedule::RequestId& id);
     std::span<const schedule::PlannedRow> rows_of(const schedule::PlannedRequest& planned) const;
     double keys_of(const schedule::KeyPairs& pairs) const;
@@ -102,6 +108,7 @@ class Stepper {
     void fail_step(const std::string& message);
     void learn(StepReport& report);
     void emit();
+    void deliver();
     void send(LiveRequest& request, std::optional<Ending> ending);
     void finish_ended();
 
@@ -112,6 +119,8 @@ class Stepper {
     std::vector<std::unique_ptr<LiveRequest>> live_;  // by request slot
     EndCounts ends_;
     schedule::Time now_ = 0;  // the last that was heard of: of a step's phase, or of an arrival
+
+    std::vector<schedule::RequestId> undelivered_;  // of the last step: what it brought them
 
     // Of the step under way; memory is kept.
     const schedule::Plan* plan_ = nullptr;

@@ -27,6 +27,7 @@ struct TargetInfo {
     cache::KvLayout kv_layout;       // of the cache
     model::PairCost pair_cost = {};  // of attention, beside a token's other arithmetic
     std::int64_t page_count = 0;     // the null page included
+    bool asynchronous = false;       // launch() and sample() return while the device computes
 };
 
 // Good until the next launch.

@@ -24,15 +24,19 @@ void Tree::reset(TokenId root) {
 
 Tree& Tree::assign(const Tree& other, std::int32_t nodes) {
     if (this == &other) return *this;
-    const auto copy = [nodes](const auto& from, auto& to) {
-        std::copy_n(from.begin(), nodes, to.begin());
-    };
     size_ = nodes;
-    copy(other.tokens_, tokens_);
-    copy(other.parents_, parents_);
-    copy(other.depths_, depths_);
-    copy(other.words_, words_);
+    for (std::size_t i = 0; i < slot(nodes); ++i) {
+        tokens_[i] = other.tokens_[i];
+        parents_[i] = other.parents_[i];
+        depths_[i] = other.depths_[i];
+        words_[i] = other.words_[i];
+    }
     return *this;
+}
+
+Tree::Tree(const Tree& other, std::int32_t nodes) {
+    CHECK(nodes >= 1 && nodes <= other.size_, "the first {} of {} nodes", nodes, other.size_);
+    assign(other, nodes);
 }
 
 Expected<Tree> Tree::from(std::span<const TokenId> tokens, std::span<const std::int32_t> parents,
@@ -108,12 +112,6 @@ std::int32_t Tree::add_new(std::int32_t parent, TokenId token) {
 bool Tree::is_chain() const {
     // Each parent is below its node, so the last node is as deep as it can be only in a chain.
     return depths_[slot(size_ - 1)] == size_ - 1;
-}
-
-Tree Tree::prefix(std::int32_t nodes) const {
-    CHECK(nodes >= 1 && nodes <= size_, "a prefix of {} of {} nodes", nodes, size_);
-    Tree first(tokens_[0]);
-    return first.assign(*this, nodes);
 }
 
 }  // namespace espalier::speculate

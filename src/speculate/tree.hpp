@@ -22,6 +22,8 @@ constexpr std::int32_t kNoNode = -1;
 class Tree {
   public:
     explicit Tree(TokenId root) { reset(root); }
+    // The first `nodes` nodes of the other. Always connected, because parents come first.
+    Tree(const Tree& other, std::int32_t nodes);
     // What lies behind the last node is not copied: most trees are small, and a step copies
     // hundreds.
     Tree(const Tree& other) { *this = other; }
@@ -60,9 +62,6 @@ class Tree {
 
     // Every node's parent is the node before it: the row's mask is causal and needs no words.
     bool is_chain() const;
-
-    // The tree of the first `nodes` nodes. Always connected, because parents come first.
-    Tree prefix(std::int32_t nodes) const;
 
   private:
     Tree& assign(const Tree& other, std::int32_t nodes);

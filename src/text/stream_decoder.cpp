@@ -6,7 +6,10 @@ namespace espalier::text {
 
 std::string StreamDecoder::push(TokenId id) {
     if (skip_special_ && tokenizer_->is_special(id)) return {};
-    pending_ += tokenizer_->token_bytes(id);
+    const std::string_view bytes = tokenizer_->token_bytes(id);
+    // Most tokens are whole characters: these need not pass through pending_.
+    if (pending_.empty() && valid_utf8_prefix(bytes) == bytes.size()) return std::string(bytes);
+    pending_ += bytes;
     std::string ready;
     const std::size_t unfinished = append_valid_utf8(pending_, /*keep_unfinished=*/true, ready);
     pending_.erase(0, pending_.size() - unfinished);

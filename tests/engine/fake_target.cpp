@@ -132,6 +132,7 @@ Expected<void> FakeTarget::sample(const ops::SamplingBatchBuilder& draws) {
 }
 
 Expected<StepResult> FakeTarget::wait() {
+    if (at_wait) at_wait();
     if (fault == Fault::refuse_wait) return out_of_order();
     return StepResult{.draws = draws_, .alternatives = alternatives_, .nonfinite = nonfinite_};
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -48,7 +49,10 @@ class FakeTarget final : public Target {
     Expected<void> compact(std::span<const std::int64_t> source,
                            std::span<const std::int64_t> destination) override;
 
+    void be_asynchronous() { info_.asynchronous = true; }
+
     Fault fault = Fault::none;
+    std::function<void()> at_wait;  // called in wait(), where the step is queued
     // Tokens whose numbers are not finite.
     std::int32_t poison = -1;
 

@@ -23,6 +23,10 @@ struct Fake {
               model::ModelLimits{.max_tokens = 1024, .max_gather = 512, .max_kv_len = 4096},
               page_count)),
           target(*owned) {}
+    Fake& asynchronous(bool is = true) {
+        if (is) target.be_asynchronous();
+        return *this;
+    }
     Harness harness(const StepperSettings& settings = roomy_settings(),
                     Harness::Drafters drafters = {}) {
         return Harness(std::move(owned), *tiny_target(Family::v2).tokenizer, settings,
@@ -51,8 +55,9 @@ Harness::Drafters random_drafter(std::vector<std::vector<std::int32_t>> texts, b
     return drafters;
 }
 
-TEST(FakeTarget, EveryOutputIsTheChainOfItsOwnPrefix) {
+void hold_outputs_to_their_chains(bool asynchronous) {
     Fake fake(17);
+    fake.asynchronous(asynchronous);
     StepperSettings settings = roomy_settings();
     settings.schedule.page_count = 17;  // 16 for requests that want 30: some are preempted
     std::vector<Request> requests;
@@ -72,49 +77,57 @@ TEST(FakeTarget, EveryOutputIsTheChainOfItsOwnPrefix) {
     EXPECT_GT(harness.stepper->scheduler().totals().preemptions, 0);
 }
 
+TEST(FakeTarget, EveryOutputIsTheChainOfItsOwnPrefix) {
+    for (const bool asynchronous : {false, true}) hold_outputs_to_their_chains(asynchronous);
+}
+
 // The device fails in one step: nothing of that step counts, for anyone who was in it.
+void fail_one_step(FakeTarget::Fault fault, bool asynchronous) {
+    Fake fake;
+    fake.asynchronous(asynchronous);
+    Request request = plain_request(30, 200, 3);
+    request.output.stop = {"qqqqzzzz"};  // text is held back
+    const std::vector<std::int32_t> text = fake.chain(request);
+    Harness harness = fake.harness(roomy_settings(), random_drafter({text}, true));
+    const auto recorder = harness.submit(request);
+    const std::int32_t slot = harness.ids[0].slot;
+    for (int step = 0; step < 5; ++step) harness.stepper->step();
+    fake.target.fault = fault;
+    std::size_t before = 0;
+    std::int64_t failed = 0;
+    while (failed == 0 && !recorder->ended()) {
+        before = harness.stepper->scheduler().tokens(slot).size() - request.prompt.size();
+        failed = harness.stepper->step().failed;
+    }
+    const RecordedChoice& choice = recorder->choice(0);
+    ASSERT_EQ(failed, 1);
+    EXPECT_EQ(choice.ended, Interruption::step_failed);
+    EXPECT_EQ(choice.output.finish.reason, accept::FinishReason::interrupted);
+    ASSERT_GT(before, 0u);
+    EXPECT_EQ(choice.usage.completion_tokens, static_cast<std::int64_t>(before));
+    EXPECT_EQ(whole_text(request, choice.output),
+              std::vector(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(
+                                                           request.prompt.size() + before)));
+    accept::RequestProgress plain(harness.check(request).rules, *tiny_target(Family::v2).tokenizer,
+                                  request.prompt);
+    accept::Emission expected;
+    for (std::size_t i = 0; i < before; ++i)
+        plain.commit({.token = text[request.prompt.size() + i]}, {}, expected);
+    plain.end(accept::FinishReason::interrupted, expected);
+    EXPECT_EQ(choice.output.text, expected.text);
+    EXPECT_EQ(harness.stepper->scheduler().gauges().pages.owned, 0);
+    // The device is well again, and the engine goes on.
+    fake.target.fault = FakeTarget::Fault::none;
+    const auto next = harness.submit(request);
+    harness.run();
+    EXPECT_EQ(whole_text(request, next->choice(0).output), text);
+}
+
 TEST(FakeTarget, NothingOfAFailedStepCounts) {
     for (const FakeTarget::Fault fault :
          {FakeTarget::Fault::refuse_launch, FakeTarget::Fault::refuse_wait,
-          FakeTarget::Fault::refuse_compact}) {
-        Fake fake;
-        Request request = plain_request(30, 200, 3);
-        request.output.stop = {"qqqqzzzz"};  // text is held back
-        const std::vector<std::int32_t> text = fake.chain(request);
-        Harness harness = fake.harness(roomy_settings(), random_drafter({text}, true));
-        const auto recorder = harness.submit(request);
-        const std::int32_t slot = harness.ids[0].slot;
-        for (int step = 0; step < 5; ++step) harness.stepper->step();
-        fake.target.fault = fault;
-        std::size_t before = 0;
-        std::int64_t failed = 0;
-        while (failed == 0 && !recorder->ended()) {
-            before = harness.stepper->scheduler().tokens(slot).size() - request.prompt.size();
-            failed = harness.stepper->step().failed;
-        }
-        const RecordedChoice& choice = recorder->choice(0);
-        ASSERT_EQ(failed, 1);
-        EXPECT_EQ(choice.ended, Interruption::step_failed);
-        EXPECT_EQ(choice.output.finish.reason, accept::FinishReason::interrupted);
-        ASSERT_GT(before, 0u);
-        EXPECT_EQ(choice.usage.completion_tokens, static_cast<std::int64_t>(before));
-        EXPECT_EQ(whole_text(request, choice.output),
-                  std::vector(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(
-                                                               request.prompt.size() + before)));
-        accept::RequestProgress plain(harness.check(request).rules,
-                                      *tiny_target(Family::v2).tokenizer, request.prompt);
-        accept::Emission expected;
-        for (std::size_t i = 0; i < before; ++i)
-            plain.commit({.token = text[request.prompt.size() + i]}, {}, expected);
-        plain.end(accept::FinishReason::interrupted, expected);
-        EXPECT_EQ(choice.output.text, expected.text);
-        EXPECT_EQ(harness.stepper->scheduler().gauges().pages.owned, 0);
-        // The device is well again, and the engine goes on.
-        fake.target.fault = FakeTarget::Fault::none;
-        const auto next = harness.submit(request);
-        harness.run();
-        EXPECT_EQ(whole_text(request, next->choice(0).output), text);
-    }
+          FakeTarget::Fault::refuse_compact})
+        for (const bool asynchronous : {false, true}) fail_one_step(fault, asynchronous);
 }
 
 // A path of a request that ends within it is moved whole; nobody else notices.
@@ -146,6 +159,105 @@ TEST(FakeTarget, AFlaggedTokenEndsThoseThatCommitItAlone) {
     EXPECT_EQ(fails->choice(0).output.finish.reason, accept::FinishReason::bad_numbers);
     EXPECT_EQ(fails->choice(0).output.tokens.size(), 21u);  // drawn, then found to be bad
     EXPECT_EQ(whole_text(other, lives->choice(0).output), texts[1]);
+}
+
+// Keeps what every update said.
+class UpdateLog final : public Receiver {
+  public:
+    void receive(const Update& update) override {
+        ended = update.ending.has_value();
+        tokens += update.emission.tokens.size();
+        times = update.times;
+        updates.push_back(tokens);
+    }
+    std::vector<std::size_t> updates;  // tokens so far
+    std::size_t tokens = 0;
+    RequestTimes times;
+    bool ended = false;
+};
+
+struct LoggedRequest {
+    LoggedRequest(Harness& harness, const Request& request)
+        : id(harness.stepper->submit(harness.check(request), log, harness.now).front()) {}
+    std::shared_ptr<UpdateLog> log = std::make_shared<UpdateLog>();
+    schedule::RequestId id;
+};
+
+// The next step does not depend on them; an end does not wait for a step that may never come.
+TEST(FakeTarget, UpdatesGoOutWhileTheNextStepRunsAndEndsAtOnce) {
+    Fake fake;
+    Harness harness = fake.asynchronous().harness();
+    const LoggedRequest one(harness, plain_request(30, 4, 3));
+    std::size_t while_running = 0;
+    fake.target.at_wait = [&] { while_running = one.log->tokens; };
+    for (std::size_t step = 0; step < 3; ++step) {
+        harness.stepper->step();
+        EXPECT_EQ(while_running, step);
+        EXPECT_EQ(one.log->tokens, step);
+    }
+    harness.stepper->step();
+    EXPECT_EQ(while_running, 3u);
+    EXPECT_TRUE(one.log->ended);
+    EXPECT_EQ(one.log->updates, (std::vector<std::size_t>{1, 2, 3, 4}));
+}
+
+TEST(FakeTarget, ATargetThatComputesInItsCallsHoldsNoUpdateBack) {
+    Fake fake;
+    Harness harness = fake.harness();
+    const LoggedRequest one(harness, plain_request(30, 4, 3));
+    for (std::size_t step = 1; step <= 4; ++step) {
+        harness.stepper->step();
+        EXPECT_EQ(one.log->tokens, step);
+    }
+}
+
+TEST(FakeTarget, TimesDoNotDependOnWhenUpdatesGoOut) {
+    std::vector<RequestTimes> times;
+    for (const bool asynchronous : {false, true}) {
+        Fake fake;
+        Harness harness = fake.asynchronous(asynchronous).harness();
+        const LoggedRequest one(harness, plain_request(30, 4, 3));
+        harness.run();
+        times.push_back(one.log->times);
+    }
+    EXPECT_TRUE(times[0].first_token.has_value());
+    EXPECT_EQ(times[0].first_token, times[1].first_token);
+    EXPECT_EQ(times[0].ended, times[1].ended);
+}
+
+// What a step brought goes out with whatever ends the request before the next one.
+TEST(FakeTarget, AnEndBetweenTwoStepsTakesWhatWasNotDelivered) {
+    const auto check = [](const auto& end) {
+        Fake fake;
+        Harness harness = fake.asynchronous().harness();
+        const LoggedRequest one(harness, plain_request(30, 100, 3));
+        for (int step = 0; step < 5; ++step) harness.stepper->step();
+        EXPECT_EQ(one.log->tokens, 4u);
+        end(harness, one.id);
+        EXPECT_TRUE(one.log->ended);
+        EXPECT_EQ(one.log->tokens, 5u);
+        EXPECT_EQ(one.log->updates.size(), 5u);
+    };
+    check([](Harness& harness, schedule::RequestId id) { harness.stepper->cancel(id); });
+    check([](Harness& harness, schedule::RequestId) {
+        harness.stepper->abandon(Interruption::stopped, "");
+    });
+}
+
+// A newcomer may have the place of the cancelled one by the time that updates go out.
+TEST(FakeTarget, ANewcomerGetsNothingOfTheRequestWhosePlaceItHas) {
+    Fake fake;
+    Harness harness = fake.asynchronous().harness();
+    const LoggedRequest cancelled(harness, plain_request(30, 100, 3));
+    for (int step = 0; step < 3; ++step) harness.stepper->step();
+    harness.stepper->cancel(cancelled.id);
+    const Request request = plain_request(20, 6, 4);
+    const auto recorder = harness.submit(request);
+    EXPECT_EQ(harness.ids[0].slot, cancelled.id.slot);
+    harness.run();
+    EXPECT_EQ(whole_text(request, recorder->choice(0).output), fake.chain(request));
+    EXPECT_EQ(recorder->choice(0).updates, 6);
+    EXPECT_EQ(cancelled.log->tokens, 3u);
 }
 
 }  // namespace

@@ -105,7 +105,7 @@ Totals run(std::vector<Text> texts, Random& random) {
         ++totals.steps;
         for (std::size_t i = 0; i < requests.size(); ++i) {
             Request& r = requests[i];
-            const Tree tree = r.ranked.tree.prefix(1 + granted[i]);
+            const Tree tree(r.ranked.tree, 1 + granted[i]);
             Text drawn;  // the text is what the target draws: walk down while a child has it
             for (std::int32_t node = 0; node != kNoNode; node = tree.child(node, drawn.back()))
                 drawn.push_back(r.text[r.committed + drawn.size()]);

@@ -60,7 +60,7 @@ TEST(Tree, EveryPrefixIsATree) {
     Random random(5);
     const Tree tree = random_tree(random, kMaxNodes, 30);
     for (std::int32_t n = 1; n <= tree.size(); ++n) {
-        const Tree first = tree.prefix(n);
+        const Tree first(tree, n);
         const auto again = Tree::from(first.tokens(), first.parents(), 30);
         ASSERT_TRUE(again) << again.error().message;
         EXPECT_EQ(again->size(), n);
