@@ -226,7 +226,7 @@ void Stepper::emit() {
 }
 
 // Beside the next step where that runs on a device, since it does not depend on this: with 128
-// requests the GPU waited 34 µs for it. A request that has ended meanwhile has got all with its
+// requests the GPU waited 30 µs for it. A request that has ended meanwhile has got all with its
 // end.
 void Stepper::deliver() {
     for (const schedule::RequestId& id : undelivered_) {
