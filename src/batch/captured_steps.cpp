@@ -119,7 +119,7 @@ std::int64_t capacity_key(const StepCapacity& captured, const StepCapacity& most
     return key << kSlotBits | std::bit_width(static_cast<std::uint32_t>(captured.max_kv_len - 1));
 }
 
-RecordedWork* CapturedSteps::find(std::int64_t key) {
+RecordedWork* CapturedSteps::find(std::int64_t key) const {
     const auto found = std::ranges::find(steps_, key, &Step::key);
     return found == steps_.end() ? nullptr : found->recording.get();
 }

@@ -71,7 +71,7 @@ class CapturedSteps {
 
     const CaptureOptions& options() const { return options_; }
     // The recording of this key; null: there is none.
-    RecordedWork* find(std::int64_t key);
+    RecordedWork* find(std::int64_t key) const;
     // Queues the work operation by operation, and records it for the next time (a capture must not
     // be the first to load kernels) unless the recordings have reached their limit or a batch of so
     // many tokens has not come often enough. What the work borrows lives as long as this and has

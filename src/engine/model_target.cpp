@@ -79,6 +79,16 @@ batch::StepCapacity ModelTarget::padded(const batch::StepCapacity& need) const {
     return batch::captured_capacity(need, room_.batch, options.most_tokens);
 }
 
+bool ModelTarget::may_record(const batch::StepCapacity& capacity) const {
+    const batch::CaptureOptions& options = steps_.options();
+    return options.capture && batch::is_captured(capacity, room_.batch, options.most_tokens);
+}
+
+bool ModelTarget::is_recorded(const batch::StepCapacity& capacity) const {
+    return may_record(capacity) &&
+           steps_.find(batch::capacity_key(capacity, room_.batch)) != nullptr;
+}
+
 Expected<void> ModelTarget::run_pass(const batch::BatchView& batch) {
     ESPALIER_ASSIGN_OR_RETURN(computed_, model_.forward(batch, storage_, room_.taps));
     return {};
@@ -93,9 +103,7 @@ Expected<void> ModelTarget::launch(const batch::HostBatch& batch) {
     ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView view,
                               batch_.upload(model_.device().stream(), batch));
     tokens_ = view.cap_tokens;
-    const batch::CaptureOptions& options = steps_.options();
-    if (!options.capture || !batch::is_captured(batch.capacity, room_.batch, options.most_tokens))
-        return run_pass(view);
+    if (!may_record(batch.capacity)) return run_pass(view);
     pending_ = Pending{view, batch::capacity_key(batch.capacity, room_.batch)};
     return {};
 }

@@ -34,6 +34,7 @@ class ModelTarget final : public Target {
     const TargetInfo& info() const override { return info_; }
     Expected<void> reserve(const StepRoom& room) override;
     batch::StepCapacity padded(const batch::StepCapacity& need) const override;
+    bool is_recorded(const batch::StepCapacity& capacity) const override;
     Expected<void> launch(const batch::HostBatch& batch) override;
     Expected<void> sample(const ops::SamplingBatchBuilder& draws) override;
     Expected<StepResult> wait() override;
@@ -48,6 +49,7 @@ class ModelTarget final : public Target {
                 const batch::CaptureOptions& capture);
 
     Expected<void> capture_ahead();
+    bool may_record(const batch::StepCapacity& capacity) const;
     Expected<void> run_pass(const batch::BatchView& batch);
 
     model::DeepseekModel& model_;

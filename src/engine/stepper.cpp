@@ -326,6 +326,7 @@ Expected<void> Stepper::run_model(StepTimer& timer) {
     ESPALIER_ASSIGN_OR_RETURN(const batch::HostBatch batch,
                               batch_.build(*plan_, speculation_, *parts_.target));
     timer.lap(Phase::build);
+    if (!parts_.target->is_recorded(batch.capacity)) deliver();
     ESPALIER_RETURN_IF_ERROR(parts_.target->launch(batch));
     timer.lap(Phase::forward);
     ask_draws(batch.capacity.gather);

@@ -67,7 +67,8 @@ class Stepper {
     // Between steps. The receiver hears of the end before this returns; false: it had ended.
     bool cancel(schedule::RequestId id);
     // Receivers hear of what it brought before this returns; where the target is asynchronous, only
-    // of ends: other updates go out in the next step, once that is queued on the device.
+    // of ends: other updates go out in the next step, once that is queued on the device, or before
+    // where queueing takes a while.
     StepReport step();
     bool idle() const { return scheduler_->idle(); }
     // Ends every request where it stands. No other call may follow.

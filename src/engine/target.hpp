@@ -54,6 +54,10 @@ class Target {
     // What a batch that needs this much should be padded to.
     virtual batch::StepCapacity padded(const batch::StepCapacity& need) const { return need; }
 
+    // Whether launch() and sample() of such a batch only play a recording. Otherwise queueing it
+    // operation by operation takes the host a while.
+    virtual bool is_recorded(const batch::StepCapacity&) const { return false; }
+
     // The pass over the batch: its KV into the cache, the hidden states into the taps. The batch
     // may be changed afterwards. An error: the batch was refused and nothing was queued.
     virtual Expected<void> launch(const batch::HostBatch& batch) = 0;

@@ -77,6 +77,7 @@ void FakeTarget::read_prefixes(const mla::RaggedRows& rows, std::int64_t first, 
 }
 
 Expected<void> FakeTarget::launch(const batch::HostBatch& host_batch) {
+    if (at_launch) at_launch();
     if (fault == Fault::refuse_launch) return out_of_order();
     ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView batch,
                               batch_.upload(device_.stream(), host_batch));

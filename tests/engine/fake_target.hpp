@@ -49,10 +49,13 @@ class FakeTarget final : public Target {
     Expected<void> compact(std::span<const std::int64_t> source,
                            std::span<const std::int64_t> destination) override;
 
+    bool is_recorded(const batch::StepCapacity&) const override { return recorded; }
     void be_asynchronous() { info_.asynchronous = true; }
 
     Fault fault = Fault::none;
-    std::function<void()> at_wait;  // called in wait(), where the step is queued
+    bool recorded = true;
+    // Called at the beginning of launch() and of wait().
+    std::function<void()> at_launch, at_wait;
     // Tokens whose numbers are not finite.
     std::int32_t poison = -1;
 

@@ -201,6 +201,19 @@ TEST(FakeTarget, UpdatesGoOutWhileTheNextStepRunsAndEndsAtOnce) {
     EXPECT_EQ(one.log->updates, (std::vector<std::size_t>{1, 2, 3, 4}));
 }
 
+TEST(FakeTarget, UpdatesDoNotWaitForAStepThatTakesAWhileToQueue) {
+    Fake fake;
+    Harness harness = fake.asynchronous().harness();
+    const LoggedRequest one(harness, plain_request(30, 9, 3));
+    std::size_t at_launch = 0;
+    fake.target.at_launch = [&] { at_launch = one.log->tokens; };
+    for (int step = 0; step < 3; ++step) harness.stepper->step();
+    EXPECT_EQ(at_launch, 1u);
+    fake.target.recorded = false;
+    harness.stepper->step();
+    EXPECT_EQ(at_launch, 3u);
+}
+
 TEST(FakeTarget, ATargetThatComputesInItsCallsHoldsNoUpdateBack) {
     Fake fake;
     Harness harness = fake.harness();
