@@ -183,35 +183,42 @@ struct LoggedRequest {
     schedule::RequestId id;
 };
 
-// The next step does not depend on them; an end does not wait for a step that may never come.
-TEST(FakeTarget, UpdatesGoOutWhileTheNextStepRunsAndEndsAtOnce) {
+// A request of an asynchronous target, and how many tokens its receiver had heard of when the last
+// step was launched and when it was waited for.
+struct WatchedRequest {
+    explicit WatchedRequest(std::int32_t output_tokens)
+        : one(harness, plain_request(30, output_tokens, 3)) {
+        fake.target.at_launch = [this] { at_launch = one.log->tokens; };
+        fake.target.at_wait = [this] { at_wait = one.log->tokens; };
+    }
     Fake fake;
     Harness harness = fake.asynchronous().harness();
-    const LoggedRequest one(harness, plain_request(30, 4, 3));
-    std::size_t while_running = 0;
-    fake.target.at_wait = [&] { while_running = one.log->tokens; };
+    LoggedRequest one;
+    std::size_t at_launch = 0, at_wait = 0;
+};
+
+// The next step does not depend on them; an end does not wait for a step that may never come.
+TEST(FakeTarget, UpdatesGoOutWhileTheNextStepRunsAndEndsAtOnce) {
+    WatchedRequest watched(4);
+    const UpdateLog& log = *watched.one.log;
     for (std::size_t step = 0; step < 3; ++step) {
-        harness.stepper->step();
-        EXPECT_EQ(while_running, step);
-        EXPECT_EQ(one.log->tokens, step);
+        watched.harness.stepper->step();
+        EXPECT_EQ(watched.at_wait, step);
+        EXPECT_EQ(log.tokens, step);
     }
-    harness.stepper->step();
-    EXPECT_EQ(while_running, 3u);
-    EXPECT_TRUE(one.log->ended);
-    EXPECT_EQ(one.log->updates, (std::vector<std::size_t>{1, 2, 3, 4}));
+    watched.harness.stepper->step();
+    EXPECT_EQ(watched.at_wait, 3u);
+    EXPECT_TRUE(log.ended);
+    EXPECT_EQ(log.updates, (std::vector<std::size_t>{1, 2, 3, 4}));
 }
 
 TEST(FakeTarget, UpdatesDoNotWaitForAStepThatTakesAWhileToQueue) {
-    Fake fake;
-    Harness harness = fake.asynchronous().harness();
-    const LoggedRequest one(harness, plain_request(30, 9, 3));
-    std::size_t at_launch = 0;
-    fake.target.at_launch = [&] { at_launch = one.log->tokens; };
-    for (int step = 0; step < 3; ++step) harness.stepper->step();
-    EXPECT_EQ(at_launch, 1u);
-    fake.target.recorded = false;
-    harness.stepper->step();
-    EXPECT_EQ(at_launch, 3u);
+    WatchedRequest watched(9);
+    for (int step = 0; step < 3; ++step) watched.harness.stepper->step();
+    EXPECT_EQ(watched.at_launch, 1u);
+    watched.fake.target.recorded = false;
+    watched.harness.stepper->step();
+    EXPECT_EQ(watched.at_launch, 3u);
 }
 
 TEST(FakeTarget, ATargetThatComputesInItsCallsHoldsNoUpdateBack) {
