@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Lists loads from shared memory that may still be on their way when their warp arrives at a barrier.
 
-    outstanding_loads.py build/cuda/src/linalg/CMakeFiles/espalier_linalg.dir/cuda/*.o
+    outstanding_loads.py $(find build/cuda/src/linalg -name '*.cu.o')
 
 An arrival that gives a stage back to bulk copies does not wait for loads in front of it: one whose value is used only later
 can read what the copies bring (docs/kernels/products.md, "A load that came too late"). Neither memcheck nor racecheck sees it.

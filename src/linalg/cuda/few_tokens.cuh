@@ -15,8 +15,8 @@
 
 #include "linalg/cuda/codes.cuh"
 #include "linalg/cuda/few_items.cuh"
-#include "linalg/cuda/few_ring.cuh"
 #include "linalg/cuda/few_sums.cuh"
+#include "linalg/cuda/hopper/few_ring.cuh"
 
 namespace espalier::linalg::cuda {
 

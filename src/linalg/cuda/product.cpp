@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <limits>
 
-#include "linalg/cuda/arranged.hpp"
 #include "linalg/cuda/few_tokens.hpp"
 #include "linalg/cuda/fragments.hpp"
+#include "linalg/cuda/hopper/arranged.hpp"
 #include "linalg/cuda/problem.hpp"
 
 namespace espalier::linalg::cuda {

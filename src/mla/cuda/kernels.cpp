@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "mla/checks.hpp"
-#include "mla/cuda/absorbed.hpp"
+#include "mla/cuda/absorbed/absorbed.hpp"
 #include "mla/cuda/entries.hpp"
 #include "mla/cuda/launch.hpp"
 

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "linalg/cuda/hopper/arranged_launch.cuh"
+
+namespace espalier::linalg::cuda {
+
+void multiply_arranged_bf16(cudaStream_t stream, const ArrangedParams& params,
+                            const LaunchShape& shape) {
+    multiply_arranged<WeightCode::bf16>(stream, params, shape);
+}
+
+}  // namespace espalier::linalg::cuda

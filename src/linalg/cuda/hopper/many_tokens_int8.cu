@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "linalg/cuda/hopper/many_tokens_launch.cuh"
+
+namespace espalier::linalg::cuda {
+
+void many_tokens_int8(cudaStream_t stream, const Problem& p, const ManyPlan& plan) {
+    launch_many<WeightCode::int8>(stream, p, plan);
+}
+
+}  // namespace espalier::linalg::cuda
