@@ -171,22 +171,37 @@ Expected<void> Checkpoint::open_files() {
                                   SafetensorsFile::open(directory_ / kSingleFile));
         return add_all(std::move(file));
     }
+    return open_shards();
+}
+
+// A shard's tensors all count: the index says which files there are and is a promise to keep, but
+// published converters leave scales out of it.
+Expected<void> Checkpoint::open_shards() {
     ESPALIER_ASSIGN_OR_RETURN(const WeightMap promised, read_index(directory_ / kIndexFile));
     std::map<std::string_view, const SafetensorsFile*> opened;
     for (const auto& [tensor, name] : promised) {
         const SafetensorsFile*& file = opened[name];
-        if (file == nullptr) {
-            if (!is_there(directory_ / name))
-                return fail(ErrorKind::not_found, "{}: missing, but {} promises tensor '{}' in it",
-                            (directory_ / name).string(), kIndexFile, tensor);
-            ESPALIER_ASSIGN_OR_RETURN(file, open_file(name));
-        }
-        const auto found = file->tensors().find(tensor);
-        if (found == file->tensors().end())
-            return fail(ErrorKind::not_found, "{}: no tensor '{}', which {} promises there", name,
-                        tensor, kIndexFile);
-        ESPALIER_RETURN_IF_ERROR(add(tensor, file, &found->second));
+        if (file != nullptr) continue;
+        if (!is_there(directory_ / name))
+            return fail(ErrorKind::not_found, "{}: missing, but {} promises tensor '{}' in it",
+                        (directory_ / name).string(), kIndexFile, tensor);
+        ESPALIER_ASSIGN_OR_RETURN(file, open_file(name));
     }
+    for (const auto& [tensor, name] : promised) {
+        if (opened[name]->tensors().contains(tensor)) continue;
+        const auto holder = std::ranges::find_if(files_, [&tensor = tensor](const auto& file) {
+            return file->tensors().contains(tensor);
+        });
+        return fail(ErrorKind::not_found, "{}: no tensor '{}', which {} promises there{}", name,
+                    tensor, kIndexFile,
+                    holder == files_.end() ? "" : fmt::format("; it is in {}", (*holder)->name()));
+    }
+    for (const auto& [name, file] : opened)
+        for (const auto& [tensor, entry] : file->tensors()) {
+            const auto promise = promised.find(tensor);
+            if (promise == promised.end() || promise->second == name)
+                ESPALIER_RETURN_IF_ERROR(add(tensor, file, &entry));
+        }
     return {};
 }
 
@@ -208,8 +223,10 @@ Expected<void> Checkpoint::add(std::string_view tensor, const SafetensorsFile* f
                                const TensorEntry* entry) {
     const std::string_view prefix = config_.tensor_prefix();
     if (tensor.starts_with(prefix)) {
-        where_.emplace(tensor.substr(prefix.size()), Place{file, entry});
-        return {};
+        const auto [at, added] = where_.emplace(tensor.substr(prefix.size()), Place{file, entry});
+        if (added) return {};
+        return fail(ErrorKind::invalid, "tensor '{}' is in {} and in {}, and {} promises neither",
+                    tensor, at->second.file->name(), file->name(), kIndexFile);
     }
     for (LeftOut& part : left_out_) {
         if (!tensor.starts_with(part.prefix)) continue;

@@ -81,6 +81,7 @@ class Checkpoint {
     Expected<void> read_quantization_file();
     Expected<void> read_generation_config();
     Expected<void> open_files();
+    Expected<void> open_shards();
     Expected<const SafetensorsFile*> open_file(const std::string& name);
     Expected<void> add_all(SafetensorsFile file);
     Expected<void> add(std::string_view tensor, const SafetensorsFile* file,

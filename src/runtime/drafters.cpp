@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "checkpoint/quantization.hpp"
 #include "engine/grammar_drafter.hpp"
 #include "grammar/compiler.hpp"
 #include "model/cost.hpp"
@@ -18,7 +19,8 @@ namespace {
 bool has_mtp(const checkpoint::Checkpoint& checkpoint) {
     const checkpoint::ModelConfig& config = checkpoint.config();
     return config.num_nextn_predict_layers > 0 &&
-           checkpoint.has(fmt::format("model.layers.{}.eh_proj.weight", config.num_hidden_layers));
+           checkpoint::has_matrix(checkpoint,
+                                  fmt::format("model.layers.{}.eh_proj", config.num_hidden_layers));
 }
 
 Expected<void> check_available(const DrafterChoice& chosen, const ModelFiles& files) {

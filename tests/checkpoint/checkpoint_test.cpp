@@ -93,6 +93,25 @@ TEST_F(CheckpointTest, ShardsThatBreakTheirPromise) {
     const auto checkpoint = open();
     ASSERT_TRUE(checkpoint) << checkpoint.error().message;
     EXPECT_EQ(checkpoint->find("x", {8, 4}, {StoredType::f32})->file->name(), "b.safetensors");
+    put_tensor("b.safetensors", "y");
+    put_index({{"x", "b.safetensors"}, {"y", "b.safetensors"}, {"z", "a.safetensors"}});
+    put_tensor("a.safetensors", "x");
+    expect_error(open(), {"b.safetensors: no tensor 'x', which", "; it is in a.safetensors"});
+}
+
+TEST_F(CheckpointTest, TensorsThatTheIndexLeavesOutCount) {
+    const char* kEntry = R"({"dtype":"F32","shape":[2],"data_offsets":[)";
+    put("a.safetensors",
+        safetensors(fmt::format(R"({{"x":{0}0,8]}},"surplus":{0}8,16]}}}})", kEntry), 16));
+    put_tensor("b.safetensors", "y");
+    put_index({{"x", "a.safetensors"}, {"y", "b.safetensors"}});
+    const auto checkpoint = open();
+    ASSERT_TRUE(checkpoint) << checkpoint.error().message;
+    EXPECT_EQ(checkpoint->names(), (std::vector<std::string>{"surplus", "x", "y"}));
+    EXPECT_EQ(checkpoint->stored("surplus")->file->name(), "a.safetensors");
+    put("b.safetensors",
+        safetensors(fmt::format(R"({{"y":{0}0,8]}},"surplus":{0}8,16]}}}})", kEntry), 16));
+    expect_error(open(), {"'surplus' is in a.safetensors and in b.safetensors"});
 }
 
 TEST_F(CheckpointTest, TheIndexCannotPointOutsideTheDirectory) {
