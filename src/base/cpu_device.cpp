@@ -6,9 +6,12 @@
 #include <chrono>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 namespace espalier {
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
@@ -21,13 +24,28 @@ class RepeatedCalls final : public RecordedWork {
     Expected<void> play() override { return work_(); }
     std::size_t bytes() const override { return 0; }
     Expected<double> timed_play() override {
-        const auto start = std::chrono::steady_clock::now();
+        const auto start = Clock::now();
         ESPALIER_RETURN_IF_ERROR(work_());
-        return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        return std::chrono::duration<double>(Clock::now() - start).count();
     }
 
   private:
     Device::Work work_;
+};
+
+class ClockMarks final : public TimeMarks {
+  public:
+    explicit ClockMarks(std::size_t count) : times_(count) {}
+    Expected<void> set(Stream, std::size_t mark) override {
+        times_.at(mark) = Clock::now();
+        return {};
+    }
+    Expected<double> seconds(std::size_t from, std::size_t to) const override {
+        return std::chrono::duration<double>(times_.at(to) - times_.at(from)).count();
+    }
+
+  private:
+    std::vector<Clock::time_point> times_;
 };
 
 }  // namespace
@@ -85,6 +103,10 @@ Expected<void> CpuDevice::copy(Stream, void* to, const void* from, std::size_t b
 
 Expected<std::unique_ptr<RecordedWork>> CpuDevice::record(Stream, Work work) {
     return std::make_unique<RepeatedCalls>(std::move(work));
+}
+
+Expected<std::unique_ptr<TimeMarks>> CpuDevice::time_marks(std::size_t count) {
+    return std::make_unique<ClockMarks>(count);
 }
 
 }  // namespace espalier

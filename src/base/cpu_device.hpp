@@ -28,6 +28,7 @@ class CpuDevice : public Device {
     Expected<void> copy(Stream, void* to, const void* from, std::size_t bytes) override;
     Expected<void> synchronize(Stream) override { return {}; }
     Expected<std::unique_ptr<RecordedWork>> record(Stream, Work work) override;
+    Expected<std::unique_ptr<TimeMarks>> time_marks(std::size_t count) override;
 
     ThreadPool& pool() { return pool_; }
 

@@ -9,6 +9,7 @@
 #include "base/cuda_error.hpp"
 #include "base/cuda_memory.hpp"
 #include "base/cuda_staging.hpp"
+#include "base/cuda_time_marks.hpp"
 #include "base/device.hpp"
 
 namespace espalier {
@@ -28,13 +29,9 @@ class CudaGraph final : public RecordedWork {
     explicit CudaGraph(cudaStream_t stream) : stream_(stream) {}
     ~CudaGraph() override {
         if (executable_ != nullptr) cudaGraphExecDestroy(executable_);
-        if (begin_ != nullptr) cudaEventDestroy(begin_);
-        if (end_ != nullptr) cudaEventDestroy(end_);
     }
 
     Expected<void> capture(const Device::Work& work) {
-        ESPALIER_RETURN_IF_ERROR(checked(cudaEventCreate(&begin_), "an event"));
-        ESPALIER_RETURN_IF_ERROR(checked(cudaEventCreate(&end_), "an event"));
         ESPALIER_RETURN_IF_ERROR(checked(
             cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "begin of capture"));
         const Expected<void> done = work();
@@ -64,14 +61,14 @@ class CudaGraph final : public RecordedWork {
     }
     std::size_t bytes() const override { return bytes_; }
     Expected<double> timed_play() override {
-        ESPALIER_RETURN_IF_ERROR(checked(cudaEventRecord(begin_, stream_), "an event"));
+        if (around_ == nullptr) {
+            ESPALIER_ASSIGN_OR_RETURN(around_, CudaTimeMarks::create(2));
+        }
+        ESPALIER_RETURN_IF_ERROR(around_->set(stream_, 0));
         ESPALIER_RETURN_IF_ERROR(queue());
-        ESPALIER_RETURN_IF_ERROR(checked(cudaEventRecord(end_, stream_), "an event"));
+        ESPALIER_RETURN_IF_ERROR(around_->set(stream_, 1));
         ESPALIER_RETURN_IF_ERROR(wait_for(stream_));
-        float milliseconds = 0;
-        ESPALIER_RETURN_IF_ERROR(
-            checked(cudaEventElapsedTime(&milliseconds, begin_, end_), "the time of a replay"));
-        return static_cast<double>(milliseconds) * 1e-3;
+        return around_->seconds(0, 1);
     }
 
   private:
@@ -80,8 +77,7 @@ class CudaGraph final : public RecordedWork {
 
     cudaStream_t stream_;
     cudaGraphExec_t executable_ = nullptr;
-    cudaEvent_t begin_ = nullptr;
-    cudaEvent_t end_ = nullptr;
+    std::unique_ptr<CudaTimeMarks> around_;  // once a replay was timed
     std::size_t bytes_ = 0;
 };
 
@@ -166,6 +162,9 @@ class CudaDevice final : public Device {
         auto recorded = std::make_unique<CudaGraph>(cuda(stream));
         ESPALIER_RETURN_IF_ERROR(recorded->capture(work));
         return recorded;
+    }
+    Expected<std::unique_ptr<TimeMarks>> time_marks(std::size_t count) override {
+        return CudaTimeMarks::create(count);
     }
 
   private:

@@ -37,6 +37,16 @@ class RecordedWork {
     virtual std::size_t bytes() const = 0;
 };
 
+// Points in the order of a stream at which the device takes its own time.
+class TimeMarks {
+  public:
+    virtual ~TimeMarks() = default;
+    // Taken when the work before it is done; within recorded work, at each replay.
+    virtual Expected<void> set(Stream stream, std::size_t mark) = 0;
+    // From one mark to a later one, both taken and waited for.
+    virtual Expected<double> seconds(std::size_t from, std::size_t to) const = 0;
+};
+
 // Bytes that come from the device to the host.
 struct Transfer {
     void* to = nullptr;
@@ -78,6 +88,8 @@ class Device {
 
     // The work queues its operations on that stream. What it borrows outlives the recording.
     virtual Expected<std::unique_ptr<RecordedWork>> record(Stream stream, Work work) = 0;
+    // Recorded work that sets some of them must not outlive them.
+    virtual Expected<std::unique_ptr<TimeMarks>> time_marks(std::size_t count) = 0;
 };
 
 // The current GPU, with a stream of its own; an error that says why where there is none.

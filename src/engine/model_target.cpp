@@ -3,12 +3,18 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <utility>
 
 #include "base/check.hpp"
 #include "base/for_what.hpp"
 
 namespace espalier::engine {
+namespace {
+
+enum Mark : std::size_t { kPassBegins, kPassEnds, kDrawsEnd, kMarks };
+
+}  // namespace
 
 Expected<std::unique_ptr<ModelTarget>> ModelTarget::create(model::DeepseekModel& model,
                                                            std::int64_t page_count,
@@ -23,11 +29,13 @@ Expected<std::unique_ptr<ModelTarget>> ModelTarget::create(model::DeepseekModel&
     ESPALIER_ASSIGN_OR_RETURN(cache::KvStorage storage,
                               cache::KvStorage::create(model.device(), layout, page_count));
     if (capture.poison) ESPALIER_RETURN_IF_ERROR(storage.fill(model.device(), std::byte{0xFF}));
-    return std::unique_ptr<ModelTarget>(new ModelTarget(model, std::move(storage), capture));
+    ESPALIER_ASSIGN_OR_RETURN(auto marks, model.device().time_marks(kMarks));
+    return std::unique_ptr<ModelTarget>(
+        new ModelTarget(model, std::move(storage), std::move(marks), capture));
 }
 
 ModelTarget::ModelTarget(model::DeepseekModel& model, cache::KvStorage storage,
-                         const batch::CaptureOptions& capture)
+                         std::unique_ptr<TimeMarks> marks, const batch::CaptureOptions& capture)
     : model_(model),
       storage_(std::move(storage)),
       batch_(model.device(), capture.poison),
@@ -38,6 +46,7 @@ ModelTarget::ModelTarget(model::DeepseekModel& model, cache::KvStorage storage,
             .pair_cost = model::pair_cost(model.config()),
             .page_count = storage_.page_count(),
             .asynchronous = model.device().kind() != DeviceKind::cpu},
+      marks_(std::move(marks)),
       steps_(model.device(), capture),
       nonfinite_(static_cast<std::size_t>(info_.limits.max_tokens)) {}
 
@@ -61,8 +70,7 @@ Expected<void> ModelTarget::capture_ahead() {
             builder.finish(padded({.absorbed_tokens = tokens, .max_q_len = longest_row})));
         draws.begin(empty.capacity.gather);
         draws.finish();
-        ESPALIER_RETURN_IF_ERROR(launch(empty));
-        ESPALIER_RETURN_IF_ERROR(sample(draws));
+        ESPALIER_RETURN_IF_ERROR(run(empty, &draws));
         ESPALIER_RETURN_IF_ERROR(wait());
         return {};
     };
@@ -89,51 +97,57 @@ bool ModelTarget::is_recorded(const batch::StepCapacity& capacity) const {
            steps_.find(batch::capacity_key(capacity, room_.batch)) != nullptr;
 }
 
-Expected<void> ModelTarget::run_pass(const batch::BatchView& batch) {
+// In the order of the stream, or of the recording that is made of it: every replay takes the marks.
+Expected<void> ModelTarget::compute(const batch::BatchView& batch,
+                                    const ops::SamplingBatch* draws) {
+    const espalier::Stream stream = model_.device().stream();
+    ESPALIER_RETURN_IF_ERROR(marks_->set(stream, kPassBegins));
     ESPALIER_ASSIGN_OR_RETURN(computed_, model_.forward(batch, storage_, room_.taps));
-    return {};
+    ESPALIER_RETURN_IF_ERROR(marks_->set(stream, kPassEnds));
+    if (draws == nullptr) return {};
+    model_.sample(computed_.logits, *draws);
+    return marks_->set(stream, kDrawsEnd);
 }
 
-Expected<void> ModelTarget::launch(const batch::HostBatch& batch) {
+Expected<void> ModelTarget::run(const batch::HostBatch& batch,
+                                const ops::SamplingBatchBuilder* draws) {
+    CHECK(sampling_.has_value(), "a step before memory was reserved for it");
     drawn_ = reported_ = 0;
     recordings_ = steps_.count();
-    pending_.reset();
-    ESPALIER_RETURN_IF_ERROR(batch.check_tokens(info_.vocabulary));
-    if (steps_.options().poison) ESPALIER_RETURN_IF_ERROR(model_.poison());
-    ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView view,
-                              batch_.upload(model_.device().stream(), batch));
-    tokens_ = view.cap_tokens;
-    if (!may_record(batch.capacity)) return run_pass(view);
-    pending_ = Pending{view, batch::capacity_key(batch.capacity, room_.batch)};
-    return {};
-}
-
-Expected<void> ModelTarget::sample(const ops::SamplingBatchBuilder& draws) {
-    CHECK(sampling_.has_value(), "draws before memory was reserved for them");
+    const bool poison = steps_.options().poison;
     const espalier::Stream stream = model_.device().stream();
-    if (steps_.options().poison) ESPALIER_RETURN_IF_ERROR(sampling_->poison(stream));
-    ESPALIER_ASSIGN_OR_RETURN(const ops::SamplingBatch batch, sampling_->upload(stream, draws));
-    drawn_ = draws.nodes();
-    reported_ = draws.alternatives();
-    if (!pending_) {
-        model_.sample(computed_.logits, batch);
-        return {};
-    }
-    const auto [view, key] = *std::exchange(pending_, std::nullopt);
-    CHECK(batch.nodes == view.cap_gather, "{} draws of {} rows of logits", batch.nodes,
+    ESPALIER_RETURN_IF_ERROR(batch.check_tokens(info_.vocabulary));
+    if (poison) ESPALIER_RETURN_IF_ERROR(model_.poison());
+    ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView view, batch_.upload(stream, batch));
+    tokens_ = view.cap_tokens;
+    if (draws == nullptr) return compute(view, nullptr);
+    if (poison) ESPALIER_RETURN_IF_ERROR(sampling_->poison(stream));
+    ESPALIER_ASSIGN_OR_RETURN(const ops::SamplingBatch asked, sampling_->upload(stream, *draws));
+    CHECK(asked.nodes == view.cap_gather, "{} draws of {} rows of logits", asked.nodes,
           view.cap_gather);
+    drawn_ = draws->nodes();
+    reported_ = draws->alternatives();
+    if (!may_record(batch.capacity)) return compute(view, &asked);
+    const std::int64_t key = batch::capacity_key(batch.capacity, room_.batch);
     if (RecordedWork* const recording = steps_.find(key)) return recording->queue();
     return steps_.run_and_record(key, view.cap_tokens,
-                                 [this, view = view, batch]() -> Expected<void> {
-                                     ESPALIER_RETURN_IF_ERROR(run_pass(view));
-                                     model_.sample(computed_.logits, batch);
-                                     return {};
-                                 });
+                                 [this, view, asked] { return compute(view, &asked); });
+}
+
+Expected<DeviceTimes> ModelTarget::times() const {
+    const auto nanoseconds = [](double seconds) {
+        return static_cast<schedule::Time>(std::llround(seconds * 1e9));
+    };
+    DeviceTimes times;
+    ESPALIER_ASSIGN_OR_RETURN(const double model, marks_->seconds(kPassBegins, kPassEnds));
+    times.model = nanoseconds(model);
+    if (drawn_ == 0) return times;
+    ESPALIER_ASSIGN_OR_RETURN(const double sampling, marks_->seconds(kPassEnds, kDrawsEnd));
+    times.sampling = nanoseconds(sampling);
+    return times;
 }
 
 Expected<StepResult> ModelTarget::wait() {
-    if (pending_)  // sample() was not called
-        ESPALIER_RETURN_IF_ERROR(run_pass(std::exchange(pending_, std::nullopt)->view));
     const auto draws = std::span(draws_).first(static_cast<std::size_t>(drawn_));
     const auto alternatives = std::span(alternatives_).first(static_cast<std::size_t>(reported_));
     const auto nonfinite = std::span(nonfinite_).first(static_cast<std::size_t>(tokens_));
@@ -141,10 +155,12 @@ Expected<StepResult> ModelTarget::wait() {
     if (drawn_ > 0) std::ranges::copy(sampling_->transfers(draws, alternatives), results.begin());
     results.back() = {nonfinite.data(), computed_.nonfinite, nonfinite.size()};
     ESPALIER_RETURN_IF_ERROR(model_.device().download_all(model_.device().stream(), results));
+    ESPALIER_ASSIGN_OR_RETURN(const DeviceTimes took, times());
     return StepResult{.draws = draws,
                       .alternatives = alternatives,
                       .nonfinite = nonfinite,
-                      .recorded = steps_.count() > recordings_};
+                      .recorded = steps_.count() > recordings_,
+                      .times = took};
 }
 
 Expected<void> ModelTarget::compact(std::span<const std::int64_t> source,

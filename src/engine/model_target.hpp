@@ -35,8 +35,8 @@ class ModelTarget final : public Target {
     Expected<void> reserve(const StepRoom& room) override;
     batch::StepCapacity padded(const batch::StepCapacity& need) const override;
     bool is_recorded(const batch::StepCapacity& capacity) const override;
-    Expected<void> launch(const batch::HostBatch& batch) override;
-    Expected<void> sample(const ops::SamplingBatchBuilder& draws) override;
+    Expected<void> run(const batch::HostBatch& batch,
+                       const ops::SamplingBatchBuilder* draws) override;
     Expected<StepResult> wait() override;
     Expected<void> compact(std::span<const std::int64_t> source,
                            std::span<const std::int64_t> destination) override;
@@ -46,11 +46,12 @@ class ModelTarget final : public Target {
 
   private:
     ModelTarget(model::DeepseekModel& model, cache::KvStorage storage,
-                const batch::CaptureOptions& capture);
+                std::unique_ptr<TimeMarks> marks, const batch::CaptureOptions& capture);
 
     Expected<void> capture_ahead();
     bool may_record(const batch::StepCapacity& capacity) const;
-    Expected<void> run_pass(const batch::BatchView& batch);
+    Expected<void> compute(const batch::BatchView& batch, const ops::SamplingBatch* draws);
+    Expected<DeviceTimes> times() const;
 
     model::DeepseekModel& model_;
     cache::KvStorage storage_;
@@ -58,13 +59,9 @@ class ModelTarget final : public Target {
     TargetInfo info_;
     StepRoom room_;
     std::optional<ops::SamplingMemory> sampling_;
-    batch::CapturedSteps steps_;
-    // Of the step under way.
-    struct Pending {
-        batch::BatchView view;
-        std::int64_t key = 0;  // of its recording
-    };
-    std::optional<Pending> pending_;  // its pass is to be queued with its draws
+    std::unique_ptr<TimeMarks> marks_;
+    batch::CapturedSteps steps_;  // they set the marks
+    // The current step.
     model::ForwardResult computed_;
     std::int64_t tokens_ = 0;
     std::vector<ops::Draw> draws_;

@@ -13,18 +13,20 @@
 
 namespace espalier::engine {
 
-// Consecutive parts of a step, in order. Draft nodes are proposed and chosen (draft) between the
-// two halves of the plan; mask is what each draw is asked for, grammars' masks among it, while the
-// model runs on a device; commit moves the drawn paths; walk includes what speculation learns;
-// extend is what drafters take of the hidden states, nothing where none wants them.
+// Consecutive parts of a step on the engine's thread, in order. Draft nodes are proposed and chosen
+// (draft) between the two halves of the plan; mask is what each draw is asked for, grammars' masks
+// among it; run is the target's: the pass and the draws, or queueing them on a device, on which
+// wait has the other work of the host that is done meanwhile; commit moves the drawn paths; walk
+// includes what speculation learns; extend is what drafters take of the hidden states, nothing
+// where none wants them.
 enum class Phase : std::uint8_t {
     offer,
     draft,
     plan,
     build,
-    forward,
     mask,
-    sample,
+    run,
+    wait,
     commit,
     walk,
     extend,
@@ -69,7 +71,8 @@ struct StepCounts {
     // Nanoseconds.
     schedule::Time whole = 0;
     schedule::Time planning = 0;  // offers, drafts and the plan
-    schedule::Time model = 0, masking = 0, sampling = 0;
+    schedule::Time masking = 0;
+    schedule::Time model = 0, sampling = 0;  // by the device's own time (DeviceTimes)
     schedule::Time drafting = 0;  // drafters' proposals and what they take of hidden states
     // [d]: trees that had a draft accepted at depth d; [0] stays 0.
     std::array<std::int64_t, kMaxNodes> accepted_at_depth = {};

@@ -195,7 +195,7 @@ void Stepper::run_plan(StepReport& report, StepTimer& timer) {
 
     outcomes_.assign(plan_->requests.size(), {});
     Expected<void> ran = run_model(timer);
-    // Where nothing was launched.
+    // Where nothing ran.
     deliver();
     start_drafting();
     if (ran) ran = move_paths();
@@ -206,8 +206,8 @@ void Stepper::run_plan(StepReport& report, StepTimer& timer) {
         fail_step(ran.error().message);
         if (ran.error().kind == ErrorKind::io) report.device_failure = ran.error().message;
     }
-    report.model = report.spent(Phase::forward);
-    report.sampling = report.spent(Phase::sample);
+    report.model = result_.times.model;
+    report.sampling = result_.times.sampling;
     report.masking = report.spent(Phase::mask);
     report.drafting = report.spent(Phase::draft);
     learn(report);
@@ -326,26 +326,24 @@ Expected<void> Stepper::run_model(StepTimer& timer) {
     ESPALIER_ASSIGN_OR_RETURN(const batch::HostBatch batch,
                               batch_.build(*plan_, speculation_, *parts_.target));
     timer.lap(Phase::build);
+    const ops::SamplingBatchBuilder& draws = ask_draws(batch.capacity.gather);
+    timer.lap(Phase::mask);
     // Readers do not wait for a step that takes the host a while to queue: first tokens of 32
     // clients that begin together came 0.6 ms later.
     if (!parts_.target->is_recorded(batch.capacity)) deliver();
-    ESPALIER_RETURN_IF_ERROR(parts_.target->launch(batch));
-    timer.lap(Phase::forward);
-    ask_draws(batch.capacity.gather);
-    timer.lap(Phase::mask);
-    if (const ops::SamplingBatchBuilder& draws = draws_.finish(); draws.nodes() > 0)
-        ESPALIER_RETURN_IF_ERROR(parts_.target->sample(draws));
+    ESPALIER_RETURN_IF_ERROR(parts_.target->run(batch, draws.nodes() > 0 ? &draws : nullptr));
+    timer.lap(Phase::run);
     deliver();
     start_drafting();
     catch_up_drafters();
     ESPALIER_ASSIGN_OR_RETURN(result_, parts_.target->wait());
     draws_.take(result_);
-    timer.lap(Phase::sample);
+    timer.lap(Phase::wait);
     return {};
 }
 
-// While the model runs, where that is a device: grammars fill their masks here.
-void Stepper::ask_draws(std::int64_t gather) {
+// Grammars fill their masks here.
+const ops::SamplingBatchBuilder& Stepper::ask_draws(std::int64_t gather) {
     draws_.begin(gather);
     for (std::size_t i = 0; i < plan_->requests.size(); ++i) {
         const schedule::PlannedRequest& planned = plan_->requests[i];
@@ -355,6 +353,7 @@ void Stepper::ask_draws(std::int64_t gather) {
         else
             draws_.add_chunk(request, rows_of(planned), scheduler_->tokens(planned.id.slot));
     }
+    return draws_.finish();
 }
 
 }  // namespace espalier::engine

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The step, without a thread: plan → draft → build the batch → forward → sample → move the drawn
+// The step, without a thread: plan → draft → build the batch → ask for draws → run → move the drawn
 // paths → walk → advance → emit. Engine runs it on its own thread; tests drive it step by step.
 // Time comes from the clock it is given. docs/engine.md tells the whole story.
 //
@@ -96,7 +96,7 @@ class Stepper {
     void start_drafting();
     void catch_up_drafters();
     Expected<void> run_model(StepTimer& timer);
-    void ask_draws(std::int64_t gather);
+    const ops::SamplingBatchBuilder& ask_draws(std::int64_t gather);
     void settle(std::size_t index);
     void settle_prompt(std::size_t index, LiveRequest& request, bool flagged);
     bool follow_walk(std::size_t index, LiveRequest& request);

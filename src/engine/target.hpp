@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the engine runs its steps on: a model with its cache, wherever that lives. A step is
-// launch → sample → wait, and compact before the next one; all but wait() only queue work on a
-// device. wait() is the only place where the host reads what a step computed. One thread.
+// run → wait, and compact before the next one; all but wait() only queue work on a device. run()
+// gets all that a step has, so that it can be one command to other machines; wait() is the only
+// place where the host reads what a step computed. One thread.
 //
 // model_target.hpp is the real one; tests have a fake whose tokens are hashes of their prefixes.
 #pragma once
@@ -17,6 +18,7 @@
 #include "model/deepseek.hpp"
 #include "model/taps.hpp"
 #include "ops/sampling_builder.hpp"
+#include "schedule/request.hpp"
 
 namespace espalier::engine {
 
@@ -27,15 +29,23 @@ struct TargetInfo {
     cache::KvLayout kv_layout;       // of the cache
     model::PairCost pair_cost = {};  // of attention, beside a token's other arithmetic
     std::int64_t page_count = 0;     // the null page included
-    bool asynchronous = false;       // launch() and sample() return while the device computes
+    bool asynchronous = false;       // run() returns while the device computes
 };
 
-// Good until the next launch.
+// Nanoseconds that a step took, by the device's own time: of the work alone, without its upload,
+// its queueing and what the host does meanwhile.
+struct DeviceTimes {
+    schedule::Time model = 0;     // the pass
+    schedule::Time sampling = 0;  // the draws behind it
+};
+
+// Good until the next run.
 struct StepResult {
     std::span<const ops::Draw> draws;                 // [G]; empty if nothing was sampled
     std::span<const ops::TokenLogprob> alternatives;  // as SamplingBatch::reported has them
     std::span<const std::uint8_t> nonfinite;  // [T]: 1 where a number of the token was not finite
     bool recorded = false;  // a recording was made besides: its time is not a step's
+    DeviceTimes times = {};
 };
 
 // The largest step there will be, and where it leaves hidden states.
@@ -49,26 +59,25 @@ class Target {
   public:
     virtual ~Target() = default;
     virtual const TargetInfo& info() const = 0;
-    // Takes the memory of any step within the room, once, before the first launch().
+    // Takes the memory of any step within the room, once, before the first run().
     virtual Expected<void> reserve(const StepRoom& room) = 0;
     // What a batch that needs this much should be padded to.
     virtual batch::StepCapacity padded(const batch::StepCapacity& need) const { return need; }
 
-    // Whether launch() and sample() of such a batch only play a recording. Otherwise queueing it
-    // operation by operation takes the host a while.
+    // Whether run() of such a batch only plays a recording. Otherwise queueing it operation by
+    // operation takes the host a while.
     virtual bool is_recorded(const batch::StepCapacity&) const { return false; }
 
-    // The pass over the batch: its KV into the cache, the hidden states into the taps. The batch
-    // may be changed afterwards. An error: the batch was refused and nothing was queued.
-    virtual Expected<void> launch(const batch::HostBatch& batch) = 0;
-    // One draw per gathered token of the batch launched last. The draws may be changed afterwards;
-    // they are within what was reserved.
-    virtual Expected<void> sample(const ops::SamplingBatchBuilder& draws) = 0;
-    // Waits for both.
+    // The pass over the batch: its KV into the cache, the hidden states into the taps. Then one
+    // draw per gathered token, within what was reserved; draws null: none. Both may be changed
+    // afterwards. An error: the batch was refused.
+    virtual Expected<void> run(const batch::HostBatch& batch,
+                               const ops::SamplingBatchBuilder* draws) = 0;
+    // Waits for it.
     virtual Expected<StepResult> wait() = 0;
 
     // Slot destination[i] of the pool becomes slot source[i] in every layer, for i ascending
-    // (mla::CompactCall), before anything that is launched later.
+    // (mla::CompactCall), before anything that runs later.
     virtual Expected<void> compact(std::span<const std::int64_t> source,
                                    std::span<const std::int64_t> destination) = 0;
 };

@@ -29,14 +29,15 @@ trace::Times times_of(const engine::StepReport& report) {
                           .draft = report.spent(Phase::draft),
                           .plan = report.spent(Phase::plan),
                           .build = report.spent(Phase::build),
-                          .forward = report.spent(Phase::forward),
-                          .sample = report.spent(Phase::sample),
+                          .forward = report.spent(Phase::run),
+                          .sample = report.spent(Phase::wait),
                           .commit = report.spent(Phase::commit),
                           .walk = report.spent(Phase::walk),
                           .advance = report.spent(Phase::advance),
                           .emit = report.spent(Phase::emit)};
     if (report.spent(Phase::mask) > 0) times.mask = report.spent(Phase::mask);
     if (report.spent(Phase::extend) > 0) times.extend = report.spent(Phase::extend);
+    if (report.model > 0) times.device = {.model = report.model, .sampling = report.sampling};
     return times;
 }
 

@@ -37,6 +37,7 @@ class PhaseLister {
                        std::int64_t lo, std::int64_t hi) {
         if (duration) integer(name, *duration, lo, hi);
     }
+    void maybe_object(std::string_view, const std::optional<DeviceTimes>&) {}  // beside them
     std::int64_t end() const { return next_; }
 
   private:

@@ -76,6 +76,17 @@ struct Ended {
     bool operator==(const Ended&) const = default;
 };
 
+// Nanoseconds that a step's work took by the device's own time.
+struct DeviceTimes {
+    std::int64_t model = 0, sampling = 0;
+    template <typename Visitor, typename Self>
+    static void fields(Visitor& visit, Self& self) {
+        visit.integer("model", self.model, 0, kMaxNumber);
+        visit.integer("sampling", self.sampling, 0, kMaxNumber);
+    }
+    bool operator==(const DeviceTimes&) const = default;
+};
+
 // Nanoseconds, one after the other from the step's begin.
 struct Times {
     std::int64_t offer = 0, draft = 0, plan = 0, build = 0, forward = 0, sample = 0, commit = 0,
@@ -84,20 +95,22 @@ struct Times {
     std::optional<std::int64_t> mask = {};
     std::optional<std::int64_t> extend = {};  // where drafters take hidden states
     std::int64_t advance = 0, emit = 0;
+    std::optional<DeviceTimes> device = {};  // beside the others; older traces lack it
     template <typename Visitor, typename Self>
     static void fields(Visitor& visit, Self& self) {
         visit.integer("offer", self.offer, 0, kMaxNumber);
         visit.integer("draft", self.draft, 0, kMaxNumber);
         visit.integer("plan", self.plan, 0, kMaxNumber);
         visit.integer("build", self.build, 0, kMaxNumber);
-        visit.integer("forward", self.forward, 0, kMaxNumber);
         visit.maybe_integer("mask", self.mask, 0, kMaxNumber);
+        visit.integer("forward", self.forward, 0, kMaxNumber);
         visit.integer("sample", self.sample, 0, kMaxNumber);
         visit.integer("commit", self.commit, 0, kMaxNumber);
         visit.integer("walk", self.walk, 0, kMaxNumber);
         visit.maybe_integer("extend", self.extend, 0, kMaxNumber);
         visit.integer("advance", self.advance, 0, kMaxNumber);
         visit.integer("emit", self.emit, 0, kMaxNumber);
+        visit.maybe_object("device", self.device);
     }
     bool operator==(const Times&) const = default;
 };

@@ -63,5 +63,37 @@ TEST(CudaDevice, UploadsOneAfterAnotherInTheOrderOfTheStream) {
     EXPECT_TRUE(got == expected);
 }
 
+// The marks around 64 MiB and four times as much that are filled, by themselves and in a recording,
+// whose replays take them anew.
+TEST(CudaDevice, TakesTheTimeOfEachPartOfARecording) {
+    const auto device = make_cuda_device().value();
+    const Stream stream = device->stream();
+    constexpr std::size_t kBytes = std::size_t{64} << 20;
+    Buffer memory = device->allocate(4 * kBytes).value();
+    const auto marks = device->time_marks(3).value();
+    const auto work = [&]() -> Expected<void> {
+        ESPALIER_RETURN_IF_ERROR(marks->set(stream, 0));
+        ESPALIER_RETURN_IF_ERROR(device->fill(stream, memory.data(), std::byte{1}, kBytes));
+        ESPALIER_RETURN_IF_ERROR(marks->set(stream, 1));
+        ESPALIER_RETURN_IF_ERROR(device->fill(stream, memory.data(), std::byte{2}, 4 * kBytes));
+        return marks->set(stream, 2);
+    };
+    const auto check = [&] {
+        const double shorter = marks->seconds(0, 1).value(), longer = marks->seconds(1, 2).value();
+        EXPECT_GT(shorter, 5e-6);
+        EXPECT_GT(longer, 2 * shorter);
+        EXPECT_LT(longer, 8 * shorter);
+        return shorter + longer;
+    };
+    ASSERT_TRUE(work());
+    ASSERT_TRUE(device->synchronize(stream));
+    check();
+    const auto recording = device->record(stream, work).value();
+    for (int replay = 0; replay < 3; ++replay) {
+        const double whole = recording->timed_play().value();
+        EXPECT_LE(check(), whole + 1e-6);
+    }
+}
+
 }  // namespace
 }  // namespace espalier

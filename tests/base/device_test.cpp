@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <chrono>
+#include <thread>
 #include <vector>
 
 #include "base/cpu_device.hpp"
@@ -28,6 +30,9 @@ class NoDevice final : public Device {
     Expected<void> synchronize(Stream) override { return {}; }
     Expected<std::unique_ptr<RecordedWork>> record(Stream, Work) override {
         return fail(ErrorKind::unsupported, "nothing to record");
+    }
+    Expected<std::unique_ptr<TimeMarks>> time_marks(std::size_t) override {
+        return fail(ErrorKind::unsupported, "no clock");
     }
 };
 
@@ -64,6 +69,28 @@ TEST(CpuDevice, PlaysRecordedWorkOverChangedMemory) {
     ASSERT_TRUE((*recorded)->queue());
     EXPECT_EQ(*memory.as<int>(), before + 15);
     EXPECT_EQ((*recorded)->bytes(), 0u);
+}
+
+TEST(CpuDevice, TakesTheTimeAtEveryReplay) {
+    CpuDevice device(1);
+    const auto marks = device.time_marks(3).value();
+    const auto pause = [] { std::this_thread::sleep_for(std::chrono::milliseconds(2)); };
+    const auto recorded = device
+                              .record(device.stream(),
+                                      [&]() -> Expected<void> {
+                                          ESPALIER_RETURN_IF_ERROR(marks->set(nullptr, 1));
+                                          pause();
+                                          return marks->set(nullptr, 2);
+                                      })
+                              .value();
+    ASSERT_TRUE(marks->set(device.stream(), 0));
+    ASSERT_TRUE(recorded->play());
+    const double first = marks->seconds(0, 2).value();
+    EXPECT_GE(marks->seconds(1, 2).value(), 0.002);
+    EXPECT_LE(marks->seconds(1, 2).value(), first);
+    pause();
+    ASSERT_TRUE(recorded->play());
+    EXPECT_GE(marks->seconds(0, 2).value(), first + 0.004);
 }
 
 TEST(CpuDevice, LendsItsPoolToCpuOperationsOnly) {

@@ -210,9 +210,10 @@ class Runner {
             batch::is_captured(capacity, kMost, options.most_tokens))
             ++prompts_;
         lay_draws(step, batch.capacity.gather);
-        must(target_->launch(batch));
-        if (draws_.nodes() > 0) must(target_->sample(draws_));
+        must(target_->run(batch, draws_.nodes() > 0 ? &draws_ : nullptr));
         const StepResult got = must(target_->wait());
+        EXPECT_GT(got.times.model, 0);
+        EXPECT_EQ(got.times.sampling > 0, draws_.nodes() > 0);
         const auto gathered = static_cast<std::size_t>(need.gather);
         Result result;
         result.draws.assign(got.draws.begin(), got.draws.begin() + need.gather);

@@ -76,9 +76,15 @@ void FakeTarget::read_prefixes(const mla::RaggedRows& rows, std::int64_t first, 
         }
 }
 
-Expected<void> FakeTarget::launch(const batch::HostBatch& host_batch) {
-    if (at_launch) at_launch();
-    if (fault == Fault::refuse_launch) return out_of_order();
+Expected<void> FakeTarget::run(const batch::HostBatch& batch,
+                               const ops::SamplingBatchBuilder* draws) {
+    if (at_run) at_run();
+    if (fault == Fault::refuse_run) return out_of_order();
+    ESPALIER_RETURN_IF_ERROR(pass(batch));
+    return draws == nullptr ? Expected<void>() : draw(*draws);
+}
+
+Expected<void> FakeTarget::pass(const batch::HostBatch& host_batch) {
     ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView batch,
                               batch_.upload(device_.stream(), host_batch));
     const auto tokens = static_cast<std::size_t>(batch.cap_tokens);
@@ -108,7 +114,7 @@ Expected<void> FakeTarget::reserve(const StepRoom& room) {
     return {};
 }
 
-Expected<void> FakeTarget::sample(const ops::SamplingBatchBuilder& draws) {
+Expected<void> FakeTarget::draw(const ops::SamplingBatchBuilder& draws) {
     ESPALIER_ASSIGN_OR_RETURN(const ops::SamplingBatch batch,
                               sampling_.value().upload(device_.stream(), draws));
     asked_.clear();
@@ -135,7 +141,8 @@ Expected<void> FakeTarget::sample(const ops::SamplingBatchBuilder& draws) {
 Expected<StepResult> FakeTarget::wait() {
     if (at_wait) at_wait();
     if (fault == Fault::refuse_wait) return out_of_order();
-    return StepResult{.draws = draws_, .alternatives = alternatives_, .nonfinite = nonfinite_};
+    return StepResult{
+        .draws = draws_, .alternatives = alternatives_, .nonfinite = nonfinite_, .times = times};
 }
 
 Expected<void> FakeTarget::compact(std::span<const std::int64_t> source,

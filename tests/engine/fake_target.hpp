@@ -20,7 +20,7 @@ namespace espalier::engine {
 
 class FakeTarget final : public Target {
   public:
-    enum class Fault { none, refuse_launch, refuse_wait, refuse_compact, ignore_masks };
+    enum class Fault { none, refuse_run, refuse_wait, refuse_compact, ignore_masks };
 
     FakeTarget(std::int64_t vocabulary, const model::ModelLimits& limits, std::int64_t page_count);
 
@@ -43,8 +43,8 @@ class FakeTarget final : public Target {
 
     const TargetInfo& info() const override { return info_; }
     Expected<void> reserve(const StepRoom& room) override;
-    Expected<void> launch(const batch::HostBatch& batch) override;
-    Expected<void> sample(const ops::SamplingBatchBuilder& draws) override;
+    Expected<void> run(const batch::HostBatch& batch,
+                       const ops::SamplingBatchBuilder* draws) override;
     Expected<StepResult> wait() override;
     Expected<void> compact(std::span<const std::int64_t> source,
                            std::span<const std::int64_t> destination) override;
@@ -54,8 +54,10 @@ class FakeTarget final : public Target {
 
     Fault fault = Fault::none;
     bool recorded = true;
-    // Called at the beginning of launch() and of wait().
-    std::function<void()> at_launch, at_wait;
+    // Called at the beginning of run() and of wait().
+    std::function<void()> at_run, at_wait;
+    // What it says of every step.
+    DeviceTimes times;
     // Tokens whose numbers are not finite.
     std::int32_t poison = -1;
 
@@ -63,6 +65,8 @@ class FakeTarget final : public Target {
     std::vector<std::int32_t> prefix_of(const mla::RaggedRows& rows, std::int32_t row,
                                         std::int64_t token) const;
     void read_prefixes(const mla::RaggedRows& rows, std::int64_t first, std::int64_t end);
+    Expected<void> pass(const batch::HostBatch& batch);
+    Expected<void> draw(const ops::SamplingBatchBuilder& draws);
 
     TargetInfo info_;
     CpuDevice device_{1};

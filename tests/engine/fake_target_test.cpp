@@ -125,7 +125,7 @@ void fail_one_step(FakeTarget::Fault fault, bool asynchronous) {
 
 TEST(FakeTarget, NothingOfAFailedStepCounts) {
     for (const FakeTarget::Fault fault :
-         {FakeTarget::Fault::refuse_launch, FakeTarget::Fault::refuse_wait,
+         {FakeTarget::Fault::refuse_run, FakeTarget::Fault::refuse_wait,
           FakeTarget::Fault::refuse_compact})
         for (const bool asynchronous : {false, true}) fail_one_step(fault, asynchronous);
 }
@@ -184,17 +184,17 @@ struct LoggedRequest {
 };
 
 // A request of an asynchronous target, and how many tokens its receiver had heard of when the last
-// step was launched and when it was waited for.
+// step ran and when it was waited for.
 struct WatchedRequest {
     explicit WatchedRequest(std::int32_t output_tokens)
         : one(harness, plain_request(30, output_tokens, 3)) {
-        fake.target.at_launch = [this] { at_launch = one.log->tokens; };
+        fake.target.at_run = [this] { at_run = one.log->tokens; };
         fake.target.at_wait = [this] { at_wait = one.log->tokens; };
     }
     Fake fake;
     Harness harness = fake.asynchronous().harness();
     LoggedRequest one;
-    std::size_t at_launch = 0, at_wait = 0;
+    std::size_t at_run = 0, at_wait = 0;
 };
 
 // The next step does not depend on them; an end does not wait for a step that may never come.
@@ -215,10 +215,10 @@ TEST(FakeTarget, UpdatesGoOutWhileTheNextStepRunsAndEndsAtOnce) {
 TEST(FakeTarget, UpdatesDoNotWaitForAStepThatTakesAWhileToQueue) {
     WatchedRequest watched(9);
     for (int step = 0; step < 3; ++step) watched.harness.stepper->step();
-    EXPECT_EQ(watched.at_launch, 1u);
+    EXPECT_EQ(watched.at_run, 1u);
     watched.fake.target.recorded = false;
     watched.harness.stepper->step();
-    EXPECT_EQ(watched.at_launch, 3u);
+    EXPECT_EQ(watched.at_run, 3u);
 }
 
 TEST(FakeTarget, ATargetThatComputesInItsCallsHoldsNoUpdateBack) {

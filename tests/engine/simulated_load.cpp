@@ -66,7 +66,7 @@ class SimulatedTarget final : public Target {
 
     const TargetInfo& info() const override { return info_; }
     Expected<void> reserve(const StepRoom&) override { return {}; }
-    Expected<void> launch(const batch::HostBatch& host) override {
+    Expected<void> run(const batch::HostBatch& host, const ops::SamplingBatchBuilder*) override {
         const std::int64_t bucket =
             machine_.graphs ? batch::token_bucket(host.capacity.tokens()) : 0;
         const std::int64_t tokens = bucket > 0 ? bucket : host.capacity.tokens();
@@ -89,7 +89,6 @@ class SimulatedTarget final : public Target {
         }
         return {};
     }
-    Expected<void> sample(const ops::SamplingBatchBuilder&) override { return {}; }
     Expected<StepResult> wait() override {
         clock_.now = std::max(clock_.now, done_);
         return StepResult{.draws = draws_, .alternatives = {}, .nonfinite = nonfinite_};

@@ -22,7 +22,7 @@ using Tokens = std::vector<std::int32_t>;
 constexpr std::int64_t kVocabulary = 512;
 constexpr schedule::Time kStep = 1'000'000;  // of one token, without drafts
 
-// Passes everything on to a fake target; a launch takes a step and this much per further token.
+// Passes everything on to a fake target; a run takes a step and this much per further token.
 class TimedTarget final : public Target {
   public:
     TimedTarget(schedule::Time& now, schedule::Time per_token)
@@ -34,15 +34,13 @@ class TimedTarget final : public Target {
     const FakeTarget& inner() const { return inner_; }
     const TargetInfo& info() const override { return inner_.info(); }
     Expected<void> reserve(const StepRoom& room) override { return inner_.reserve(room); }
-    Expected<void> launch(const batch::HostBatch& batch) override {
+    Expected<void> run(const batch::HostBatch& batch,
+                       const ops::SamplingBatchBuilder* draws) override {
         const std::int64_t tokens = batch.capacity.tokens();
         now_ += kStep + per_token_ * (tokens - 1);
         recorded_ = recording > 0 && sizes_.insert(tokens).second;
         if (recorded_) now_ += recording;
-        return inner_.launch(batch);
-    }
-    Expected<void> sample(const ops::SamplingBatchBuilder& draws) override {
-        return inner_.sample(draws);
+        return inner_.run(batch, draws);
     }
     Expected<StepResult> wait() override {
         Expected<StepResult> result = inner_.wait();

@@ -114,7 +114,8 @@ inline Step sample_step() {
                   .mask = 6,
                   .extend = 5,
                   .advance = 9,
-                  .emit = 10};
+                  .emit = 10,
+                  .device = DeviceTimes{.model = 480, .sampling = 15}};
     return step;
 }
 
