@@ -5,7 +5,7 @@ DEMO_DRAFT ?= models/sapling-eagle3
 # Configures, builds and tests a workflow of CMakePresets.json.
 WORKFLOW = CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) CTEST_PARALLEL_LEVEL=$(JOBS) cmake --workflow --preset
 
-.PHONY: help demo serve test test-page test-long test-clients test-deploy python test-python package test-package test-image build asan tsan fuzz cuda gpu-test install format format-check clean
+.PHONY: help demo serve test test-page test-long test-clients test-deploy python test-python package test-package test-image build asan tsan fuzz cuda gpu-build gpu-test install format format-check clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -49,10 +49,9 @@ test-clients:
 ## make python     the Python package's wheel in build/cpu/python; PRESET=cuda: with the CUDA backend (needs nvcc)
 PRESET ?= cpu
 python:
+	@$(if $(filter cuda,$(PRESET)),$(NEEDS_NVCC))
 	@tools/setup.sh python
-	@mkdir -p build
-	@cmake --preset $(PRESET) -DESPALIER_PYTHON=ON > build/configure.log 2>&1 || { cat build/configure.log; exit 1; }
-	cmake --build --preset $(PRESET) -j $(JOBS) --target wheel
+	@$(MAKE) --no-print-directory build BUILD_PRESET=$(PRESET) TARGETS=wheel TESTS=OFF WHEEL=ON
 
 ## make test-python   make python, then its tests and example with torch (PyPI, installed outside the tree)
 test-python: python
@@ -79,11 +78,12 @@ test-image:
 	python3 tests/deploy/image_test.py
 
 ## make build      build/cpu/espalier and the tests, without set-up
+BUILD_PRESET ?= cpu
 build:
 	@mkdir -p build
-	@cmake --preset cpu $(if $(TESTS),-DESPALIER_TESTS=$(TESTS)) $(if $(PYTHON),-DESPALIER_TEST_PYTHON=$(PYTHON)) \
+	@cmake --preset $(BUILD_PRESET) $(if $(WHEEL),-DESPALIER_PYTHON=$(WHEEL)) $(if $(TESTS),-DESPALIER_TESTS=$(TESTS)) $(if $(PYTHON),-DESPALIER_TEST_PYTHON=$(PYTHON)) \
 	    > build/configure.log 2>&1 || { cat build/configure.log; exit 1; }
-	cmake --build --preset cpu -j $(JOBS) $(if $(TARGETS),--target $(TARGETS))
+	cmake --build --preset $(BUILD_PRESET) -j $(JOBS) $(if $(TARGETS),--target $(TARGETS))
 
 ## make asan       the quick tests under AddressSanitizer and UBSan
 asan:
@@ -100,14 +100,20 @@ fuzz:
 	cmake --preset fuzz && cmake --build --preset fuzz -j $(JOBS)
 	tools/fuzz.sh build/fuzz $(FUZZ_SECONDS)
 
-## make cuda       build with the CUDA backend (needs nvcc)
+## make cuda       install what building needs but nvcc, build build/cuda/espalier
+NEEDS_NVCC = command -v nvcc > /dev/null || { echo "make $@: nvcc is not on the PATH; install the CUDA toolkit (13.0 or newer)" >&2; exit 1; }
 cuda:
-	@command -v nvcc > /dev/null || { echo "make cuda: nvcc is not on the PATH; install the CUDA toolkit (13.0 or newer)" >&2; exit 1; }
-	cmake --preset cuda && cmake --build --preset cuda -j $(JOBS)
+	@$(NEEDS_NVCC)
+	@tools/setup.sh run
+	@$(MAKE) --no-print-directory build BUILD_PRESET=cuda TARGETS=espalier TESTS=OFF
 
-## make gpu-test   make cuda, then the tests that need a Hopper GPU
-gpu-test: cuda
+## make gpu-test   install what testing needs but nvcc and the driver, build with the CUDA backend, run the tests that need a Hopper GPU
+gpu-test: gpu-build
 	ctest --preset gpu
+gpu-build:
+	@$(NEEDS_NVCC)
+	@tools/setup.sh gpu
+	@$(MAKE) --no-print-directory build BUILD_PRESET=cuda TESTS=ON
 
 ## make install    build and install binary, attention library and CMake package to PREFIX (/usr/local)
 PREFIX ?= /usr/local

@@ -3,6 +3,7 @@
 # nothing when all is there.
 #   tools/setup.sh run    what building and running needs
 #   tools/setup.sh test   that, and what the tests, sanitizers and fuzzers need
+#   tools/setup.sh gpu    what building and `make gpu-test` need, but nvcc and the driver
 #   tools/setup.sh long   that, and the reference tokenizers and validators that the long tests compare with (PyPI, into .venv)
 #   tools/setup.sh page   what building needs, and the browser in which `make test-page` opens the server's page
 #   tools/setup.sh package | clients | deploy | python   what building needs, and `make package`, `make test-clients`,
@@ -10,10 +11,11 @@
 set -euo pipefail
 
 run_packages=(
-    g++ cmake ninja-build make git ca-certificates curl
+    g++ cmake ninja-build make git ca-certificates python3-pip
     libfmt-dev libexpected-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libboost1.81-dev
 )
 test_packages=(libgtest-dev ccache clang-14 clang-format-14 libclang-rt-14-dev python3)
+gpu_packages=(libgtest-dev python3)
 page_packages=(chromium fonts-dejavu-core python3)
 long_packages=(python3-venv)
 package_packages=(dpkg-dev)
@@ -24,6 +26,7 @@ deploy_packages=(dpkg-dev python3-venv systemd strace mmdebstrap)
 case "${1:-}" in
     run) packages=("${run_packages[@]}") ;;
     test) packages=("${run_packages[@]}" "${test_packages[@]}") ;;
+    gpu) packages=("${run_packages[@]}" "${gpu_packages[@]}") ;;
     page) packages=("${run_packages[@]}" "${page_packages[@]}") ;;
     long) packages=("${run_packages[@]}" "${test_packages[@]}" "${long_packages[@]}") ;;
     package) packages=("${run_packages[@]}" "${package_packages[@]}") ;;
@@ -31,7 +34,7 @@ case "${1:-}" in
     python) packages=("${run_packages[@]}" "${python_packages[@]}") ;;
     deploy) packages=("${run_packages[@]}" "${deploy_packages[@]}") ;;
     *)
-        echo "usage: tools/setup.sh run|test|long|page|package|clients|deploy|python" >&2
+        echo "usage: tools/setup.sh run|test|gpu|long|page|package|clients|deploy|python" >&2
         exit 2
         ;;
 esac
@@ -66,29 +69,42 @@ install_python_packages() {
 }
 
 # The grammar library (Apache-2.0) as PyPI has it, compiled into the binary by cmake/EspalierGrammar.cmake. Where it cannot be
-# reached everything but structured output is built.
+# reached everything but structured output is built. pip keeps a source archive only once a build backend has told its name:
+# xgrammar's backend would fetch compilers and torch for that, so a stand-in of its name answers, and nothing is built.
 fetch_xgrammar() {
     local version=0.2.8
     local sha256=8305646fd2b319d6c3003f51a1665e54cbbe9cba1fb636bc41d0b46434ccbb80
-    local host=https://files.pythonhosted.org/packages/03/0f/29f521535729be740779c2c98b630ef6607cf28be9b669895dd2b821ff63
     local name=xgrammar-$version
     [ -d ".cache/$name" ] && return 0
 
     echo "set-up: fetching $name"
     mkdir -p .cache
     local work
-    work=$(mktemp -d .cache/xgrammar.XXXXXX)
-    if ! curl -fsSL --retry 3 --max-time 300 -o "$work/archive" "$host/$name.tar.gz"; then
+    work=$(mktemp -d "$PWD/.cache/xgrammar.XXXXXX")
+    mkdir "$work/scikit_build_core"
+    cat > "$work/scikit_build_core/build.py" << END
+import pathlib
+def prepare_metadata_for_build_wheel(directory, settings=None):
+    info = pathlib.Path(directory, "$name.dist-info")
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: xgrammar\nVersion: $version\n")
+    return info.name
+END
+    echo "xgrammar==$version --hash=sha256:$sha256" > "$work/requirements.txt"
+    if ! PYTHONPATH=$work /usr/bin/python3 -m pip download -q --disable-pip-version-check --no-deps --no-binary :all: \
+        --no-build-isolation --require-hashes -d "$work" -r "$work/requirements.txt" > "$work/log" 2>&1; then
+        local refused=0
+        grep -q "DO NOT MATCH THE HASHES" "$work/log" && refused=1
+        tail -3 "$work/log" >&2
         rm -rf "$work"
+        if [ "$refused" = 1 ]; then
+            echo "set-up: $name is not the archive that was tested (its sha256 is another)" >&2
+            exit 1
+        fi
         echo "set-up: $name could not be fetched: the build will have no structured output" >&2
         return 0
     fi
-    if ! echo "$sha256  $work/archive" | sha256sum --check --status; then
-        rm -rf "$work"
-        echo "set-up: $host/$name.tar.gz is not the archive that was tested (its sha256 is another)" >&2
-        exit 1
-    fi
-    tar -xzf "$work/archive" -C "$work" "$name/"{cpp,include,3rdparty/picojson,3rdparty/dlpack/include,LICENSE,NOTICE}
+    tar -xzf "$work/$name.tar.gz" -C "$work" "$name/"{cpp,include,3rdparty/picojson,3rdparty/dlpack/include,LICENSE,NOTICE}
     mv "$work/$name" ".cache/$name"
     rm -rf "$work"
 }

@@ -28,7 +28,7 @@ void LogScope::spend(std::int64_t work) {
 }  // namespace espalier::grammar
 
 // The customisation points that XGRAMMAR_LOG_CUSTOMIZE leaves to its user, and the hook that
-// cmake/EspalierGrammar.cmake puts into its compile loops.
+// third_party/xgrammar puts into its compile loops.
 namespace xgrammar {
 
 [[noreturn]] void LogFatalImpl(const std::string& file, int line, const std::string& message);
