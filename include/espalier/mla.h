@@ -26,7 +26,7 @@ extern "C" {
 #endif
 
 // Grows when a struct, an enumerator or a function changes its meaning; what is added keeps it.
-#define ESPALIER_MLA_ABI_VERSION 3
+#define ESPALIER_MLA_ABI_VERSION 4
 #define ESPALIER_MLA_WORKSPACE_ALIGNMENT 64
 
 // The ABI version of the library that was linked; compare with ESPALIER_MLA_ABI_VERSION.
@@ -118,6 +118,7 @@ typedef struct espalier_mla_rows {
     int64_t total_splits;  // the sum of espalier_mla_row_splits over all rows at most; 0: rows of
                            // max_q_len tokens over max_kv_len slots, all of them
     int32_t table_rows;    // block tables, with table_row
+    int32_t first_slot;    // 0 or 1: (global) slots below it do not exist, keys count from it
 } espalier_mla_rows;
 
 // What a row counts towards total_splits, whatever its mask. Invariant attention on CUDA takes

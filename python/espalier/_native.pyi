@@ -47,6 +47,7 @@ class Rows:
         dcp_world: int = 1,
         dcp_rank: int = 0,
         total_splits: int = 0,
+        first_slot: int = 0,
     ) -> Rows: ...
     @property
     def rows(self) -> int: ...

@@ -58,6 +58,7 @@ Plan::Key key_of(const espalier_mla_absorbed_call& call) {
             .table_rows = rows.table_rows,
             .dcp_world = rows.dcp_world,
             .dcp_rank = rows.dcp_rank,
+            .first_slot = rows.first_slot,
             .token_end = rows.token_end,
             .total_splits = rows.total_splits,
             .custom_mask_len = rows.custom_mask_len,

@@ -83,7 +83,7 @@ constexpr char kPagesText[] =
 constexpr char kRowsText[] =
     "Rows(q_indptr, kv_len, block_table, mask, *, token_end, max_q_len, max_kv_len,\n"
     "     tail_len=None, words=None, custom_mask=None, custom_mask_offset=None, table_row=None,\n"
-    "     global_kv_len=None, dcp_world=1, dcp_rank=0, total_splits=0)\n\n"
+    "     global_kv_len=None, dcp_world=1, dcp_rank=0, total_splits=0, first_slot=0)\n\n"
     "The ragged rows of a step, as espalier_mla_rows of mla.h: the tensors are held and read by\n"
     "every call, so they may be written in place from step to step; the integers are capacities.";
 constexpr char kPlanText[] =

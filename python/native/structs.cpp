@@ -183,16 +183,16 @@ Rows Rows::parse(PyObject* arguments, PyObject* keywords) {
         "q_indptr",           "kv_len",     "block_table",   "mask",      "token_end",
         "max_q_len",          "max_kv_len", "tail_len",      "words",     "custom_mask",
         "custom_mask_offset", "table_row",  "global_kv_len", "dcp_world", "dcp_rank",
-        "total_splits",       nullptr};
+        "total_splits",       "first_slot", nullptr};
     PyObject *q_indptr, *kv_len, *block_table, *mask;
     PyObject *tail_len = nullptr, *words = nullptr, *custom_mask = nullptr, *offset = nullptr,
              *table_row = nullptr, *global_kv_len = nullptr;
     long long token_end = kMissing, max_q_len = kMissing, max_kv_len = kMissing;
-    long long dcp_world = 1, dcp_rank = 0, total_splits = 0;
-    python::parse(arguments, keywords, "OOOO|$LLLOOOOOOLLL:Rows", names, &q_indptr, &kv_len,
+    long long dcp_world = 1, dcp_rank = 0, total_splits = 0, first_slot = 0;
+    python::parse(arguments, keywords, "OOOO|$LLLOOOOOOLLLL:Rows", names, &q_indptr, &kv_len,
                   &block_table, &mask, &token_end, &max_q_len, &max_kv_len, &tail_len, &words,
                   &custom_mask, &offset, &table_row, &global_kv_len, &dcp_world, &dcp_rank,
-                  &total_splits);
+                  &total_splits, &first_slot);
     espalier_mla_rows numbers{};
     numbers.size = sizeof numbers;
     numbers.token_end = required("token_end", token_end);
@@ -201,6 +201,7 @@ Rows Rows::parse(PyObject* arguments, PyObject* keywords) {
     numbers.dcp_world = int32_of("dcp_world", dcp_world);
     numbers.dcp_rank = int32_of("dcp_rank", dcp_rank);
     numbers.total_splits = total_splits;
+    numbers.first_slot = int32_of("first_slot", first_slot);
     Rows rows{.q_indptr = Array(q_indptr, "q_indptr"),
               .kv_len = Array(kv_len, "kv_len"),
               .block_table = Array(block_table, "block_table"),

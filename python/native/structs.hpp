@@ -54,7 +54,8 @@ struct Plan {
     static Plan parse(PyObject* arguments, PyObject* keywords);
 
     struct Key {
-        std::int32_t rows, max_q_len, max_kv_len, block_stride, table_rows, dcp_world, dcp_rank;
+        std::int32_t rows, max_q_len, max_kv_len, block_stride, table_rows, dcp_world, dcp_rank,
+            first_slot;
         std::int64_t token_end, total_splits, custom_mask_len;
         std::int32_t heads, format, page_tokens, multiprocessors;
         bool invariant, tail_len, words, custom_mask, table_row;

@@ -86,6 +86,9 @@ Batch::Batch(KvFormat format, int heads, const std::vector<Row>& rows, const Lay
     kv_.format = format;
     kv_.page_tokens = layout.page_tokens;
     kv_.page_stride = page_stride_bytes(format, layout.page_tokens);
+    view_.dcp_world = layout.dcp_world;
+    view_.dcp_rank = layout.dcp_rank;
+    view_.first_slot = layout.first_slot;
     kv_.scale = 0.02f;  // keys of variance 1 end at 4.5 deviations: 225 of 448
     lay_pages(rows);
     lay_rows(rows);
@@ -111,7 +114,7 @@ void Batch::lay_pages(const std::vector<Row>& rows) {
     std::int64_t needed = 0;
     std::int64_t longest = 0;
     for (const Row& row : rows) {
-        const std::int64_t pages = (row.keys + layout_.page_tokens - 1) / layout_.page_tokens;
+        const std::int64_t pages = (slots(row) + layout_.page_tokens - 1) / layout_.page_tokens;
         needed += pages;
         longest = std::max(longest, pages);
     }
@@ -148,14 +151,29 @@ void Batch::lay_tables(std::size_t rows, Random& random) {
 }
 
 void Batch::lay_row_keys(const Row& row, std::int32_t* table, std::vector<std::int32_t>& free) {
-    for (std::int64_t entry = 0; entry * layout_.page_tokens < row.keys; ++entry) {
+    for (std::int64_t entry = 0; entry * layout_.page_tokens < slots(row); ++entry) {
         table[entry] = free.back();
         free.pop_back();
     }
     for (int c = 0; c < row.keys; ++c) {
-        const std::int64_t slot = pool_slot(table, layout_.page_tokens, c);
+        const std::int64_t slot =
+            pool_slot(table, layout_.page_tokens, first_local_slot(view_) + c);
         const float* key = row.key.data() + c * kKey;
         write_slot(kv_, slot, key, key + kLatent);
+    }
+}
+
+std::int64_t Batch::slot(std::size_t row, std::int64_t c) const {
+    return pool_slot(table(row), layout_.page_tokens, first_local_slot(view_) + c);
+}
+
+// A mask speaks of slots below first_slot too: they look visible.
+void Batch::lay_mask(const Row& row) {
+    if (row.mask != MaskKind::dense || std::ssize(row.dense) != row.tokens * row.keys) return;
+    for (int i = 0; i < row.tokens; ++i) {
+        image_.custom_mask.insert(image_.custom_mask.end(), slots(row) - row.keys, 0xff);
+        const auto seen = row.dense.begin() + i * row.keys;
+        image_.custom_mask.insert(image_.custom_mask.end(), seen, seen + row.keys);
     }
 }
 
@@ -164,17 +182,18 @@ void Batch::lay_rows(const std::vector<Row>& rows) {
     image_.q_indptr.push_back(layout_.leading_tokens);
     for (const Row& row : rows) {
         image_.q_indptr.push_back(image_.q_indptr.back() + row.tokens);
-        image_.kv_len.push_back(row.keys);
+        image_.kv_len.push_back(slots(row));
         image_.tail_len.push_back(row.tail);
         image_.mask.push_back(row.mask);
-        image_.global_kv_len.push_back(static_cast<std::int32_t>(row.global_keys));
+        image_.global_kv_len.push_back(static_cast<std::int32_t>(row.global_keys) +
+                                       first_local_slot(view_) * layout_.dcp_world);
         image_.words.insert(image_.words.end(), row.words.begin(), row.words.end());
         image_.custom_mask_offset.push_back(
             row.malformed ? row.mask_offset : static_cast<std::int64_t>(image_.custom_mask.size()));
-        image_.custom_mask.insert(image_.custom_mask.end(), row.dense.begin(), row.dense.end());
+        lay_mask(row);
         view_.max_q_len = std::max(view_.max_q_len, row.tokens);
-        view_.max_kv_len = std::max(view_.max_kv_len, row.keys);
-        view_.total_splits += row_splits(row.tokens, row.keys);
+        view_.max_kv_len = std::max(view_.max_kv_len, slots(row));
+        view_.total_splits += row_splits(row.tokens, slots(row));
     }
     view_.total_splits = std::max(view_.total_splits, layout_.reserve.total_splits);
     if (!layout_.tight) view_.total_splits = 0;
@@ -231,8 +250,6 @@ void Batch::point_view() {
     view_.custom_mask = image_.custom_mask.data();
     view_.custom_mask_offset = image_.custom_mask_offset.data();
     view_.custom_mask_len = static_cast<std::int64_t>(image_.custom_mask.size());
-    view_.dcp_world = layout_.dcp_world;
-    view_.dcp_rank = layout_.dcp_rank;
     view_.global_kv_len = layout_.dcp_world > 1 ? image_.global_kv_len.data() : nullptr;
 }
 

@@ -42,6 +42,7 @@ struct Layout {
     bool tight = false;     // total_splits says exactly what the rows need
     int dcp_world = 1;
     int dcp_rank = 0;
+    int first_slot = 0;               // of the call; keys begin there, behind poison
     std::optional<DType> query = {};  // none: the usual one
     Reserve reserve = {};
 };
@@ -77,6 +78,9 @@ class Batch {
         return image_.block_table.data() + image_.table_row[row] * view_.block_stride;
     }
 
+    // Of the pool: where key c of the row lies.
+    std::int64_t slot(std::size_t row, std::int64_t c) const;
+
     int heads() const { return heads_; }
     std::int64_t columns() const { return columns_; }
     DType query_dtype() const { return query_dtype_; }
@@ -90,6 +94,9 @@ class Batch {
     void lay_pages(const std::vector<Row>& rows);
     void lay_tables(std::size_t rows, Random& random);
     void lay_row_keys(const Row& row, std::int32_t* table, std::vector<std::int32_t>& free);
+    void lay_mask(const Row& row);
+    // Slots of the row, with those below first_slot.
+    int slots(const Row& row) const { return row.keys + mla::first_local_slot(view_); }
     void lay_rows(const std::vector<Row>& rows);
     void lay_queries(const std::vector<Row>& rows);
     void add_reserve();

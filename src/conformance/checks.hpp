@@ -24,6 +24,8 @@ void check_path_invariant(Trial& trial);
 void check_split_thresholds(Trial& trial);
 void check_compositions(Trial& trial);
 void check_draft_levels(Trial& trial);
+// checks_first_slot.cpp
+void check_first_slot(Trial& trial);
 // checks_graph.cpp
 void check_graph_safe(Trial& trial);
 // checks_refusal.cpp

@@ -24,12 +24,10 @@ struct OwnSlots {
 
 OwnSlots own_slots(Random& random, const std::vector<Row>& rows, const Batch& batch) {
     OwnSlots own;
-    const int page_tokens = batch.layout().page_tokens;
     for (std::size_t b = 0; b < rows.size(); ++b) {
         const Row& row = rows[b];
         for (int c = std::max(row.keys - row.tokens, 0); c < row.keys && row.tokens > 0; ++c) {
-            own.slot.push_back(std::int64_t{batch.table(b)[c / page_tokens]} * page_tokens +
-                               c % page_tokens);
+            own.slot.push_back(batch.slot(b, c));
             const auto key = row.key.begin() + std::ptrdiff_t{c} * kKey;
             own.key.insert(own.key.end(), key, key + kKey);
         }

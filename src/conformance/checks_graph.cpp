@@ -13,18 +13,19 @@ namespace {
 constexpr int kRows = 8;
 constexpr int kMaxTokens = 8;
 constexpr int kMaxKeys = 500;
+constexpr int kMaxSlots = kMaxKeys + 1;
 
 Reserve capacities_of_graph(int page_tokens) {
     Reserve reserve;
-    const int pages = (kMaxKeys + page_tokens - 1) / page_tokens;
+    const int pages = (kMaxSlots + page_tokens - 1) / page_tokens;
     reserve.rows = kRows;
     reserve.tokens = kRows * kMaxTokens + 3;
     reserve.block_entries = pages + Layout{}.spare_entries;
-    reserve.mask_bytes = kRows * kMaxTokens * kMaxKeys;
+    reserve.mask_bytes = kRows * kMaxTokens * kMaxSlots;
     reserve.pages = kRows * pages * 4 / 3 + 2;
     reserve.max_q_len = kMaxTokens;
-    reserve.max_kv_len = kMaxKeys;
-    reserve.total_splits = kRows * row_splits(kMaxTokens, kMaxKeys);
+    reserve.max_kv_len = kMaxSlots;
+    reserve.total_splits = kRows * row_splits(kMaxTokens, kMaxSlots);
     return reserve;
 }
 

@@ -143,8 +143,7 @@ void check_sibling_branches(Trial& trial) {
     std::vector<float> sick(static_cast<std::size_t>(nodes * kKey));
     std::vector<std::int64_t> slots;
     for (int node = 0; node < nodes; ++node) {
-        const std::int64_t slot =
-            pool_slot(batch.table(0), layout.page_tokens, row.keys - nodes + node);
+        const std::int64_t slot = batch.slot(0, row.keys - nodes + node);
         slots.push_back(node % 2 == 1 ? slot : -1);
         for (std::int64_t c = 0; c < kKey; ++c)
             sick[static_cast<std::size_t>(node * kKey + c)] =

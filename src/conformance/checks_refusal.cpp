@@ -39,6 +39,7 @@ std::vector<Refusal> refusals(const KvPages& kv) {
          fmt::format("{} bytes, the page stride is {}", page, page - 1)},
         {"no pages", false, [](AbsorbedCall& c) { c.kv.data = nullptr; }, "no address"},
         {"rank", false, [](AbsorbedCall& c) { c.rows.dcp_rank = 1; }, "rank 1 of 1"},
+        {"first slot", false, [](AbsorbedCall& c) { c.rows.first_slot = 2; }, "first_slot 2"},
         {"global length", false, [](AbsorbedCall& c) { c.rows.dcp_world = 2; }, "global_kv_len"},
         {"no output", false, [](AbsorbedCall& c) { c.out = nullptr; }, "without out"},
         {"no query", false, [](AbsorbedCall& c) { c.q = nullptr; }, "without q"},
@@ -124,6 +125,7 @@ void check_no_silent_no_op(Trial& trial) {
     layout.page_tokens = 64;
     layout.spare_entries = 0;
     layout.by_slot = layout.tight = false;
+    layout.first_slot = 0;
     RunOptions options = trial.any_options();
     options.workers = 1;
     const Batch batch(trial.format(), heads, three_rows(trial.random, heads), layout);

@@ -47,10 +47,8 @@ Result ideal_absorbed(ThreadPool& pool, const Batch& batch, const std::vector<Ro
     for (std::size_t b = 0; b < rows.size(); ++b) {
         const Row& row = rows[b];
         std::vector<double> keys(static_cast<std::size_t>(row.keys * kKey));
-        const std::int32_t* table = batch.table(static_cast<std::size_t>(b));
         for (int c = 0; c < row.keys; ++c)
-            read_slot(batch.kv(), pool_slot(table, batch.kv().page_tokens, c),
-                      keys.data() + c * kKey);
+            read_slot(batch.kv(), batch.slot(b, c), keys.data() + c * kKey);
         pool.run(row.tokens * heads, [&](std::int64_t packed, int) {
             const std::int64_t at = batch.first_token(b) * heads + packed;
             std::vector<double> query(kKey);

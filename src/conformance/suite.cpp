@@ -34,6 +34,7 @@ constexpr std::array kChecks = {
           check_split_thresholds},
     Check{"compositions", "5 One token in any composition", Entry::absorbed, check_compositions},
     Check{"levels", "5 Draft levels equal the whole tree", Entry::absorbed, check_draft_levels},
+    Check{"first-slot", "5 Keys count from first_slot", Entry::absorbed, check_first_slot},
     Check{"graph", "6 Graph-safe", Entry::absorbed, check_graph_safe},
     Check{"refusals", "7 No silent no-op", Entry::absorbed, check_no_silent_no_op},
     Check{"overflow", "8 Overflow-safe scores", Entry::absorbed, check_overflow_safe},

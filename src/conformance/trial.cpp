@@ -13,6 +13,7 @@ Layout Trial::any_layout() {
     layout.seed = random.bits();
     layout.by_slot = random.chance(0.5);
     layout.tight = random.chance(0.5);
+    layout.first_slot = random.between(0, 1);
     if (!support_.queries.empty())
         layout.query = support_.queries[random.bits() % support_.queries.size()];
     return layout;
@@ -77,10 +78,11 @@ void Trial::failed(const Error& error, std::string_view what) {
 }
 
 std::string describe(const Batch& batch, const RunOptions& options) {
-    return fmt::format("{} heads, {} rows, {} queries, pages of {}, {} output{}, {} bytes",
-                       batch.heads(), batch.view().rows, name_of(batch.query_dtype()),
-                       batch.kv().page_tokens, name_of(options.out_dtype),
-                       options.invariant ? ", invariant" : "", options.partial_bytes);
+    return fmt::format(
+        "{} heads, {} rows, {} queries, pages of {} from slot {}, {} output{}, {} bytes",
+        batch.heads(), batch.view().rows, name_of(batch.query_dtype()), batch.kv().page_tokens,
+        batch.view().first_slot, name_of(options.out_dtype), options.invariant ? ", invariant" : "",
+        options.partial_bytes);
 }
 
 }  // namespace espalier::conformance

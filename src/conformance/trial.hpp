@@ -29,7 +29,7 @@ class Trial {
     const Support& support() const { return support_; }
     CpuDevice& oracle_device() { return oracle_device_; }
 
-    // Any page size, shuffle and query dtype that the device takes.
+    // Any page size, shuffle, first slot and query dtype that the device takes.
     Layout any_layout();
     // Any number of workers and multiprocessors, output dtype and flag of invariance.
     RunOptions any_options();

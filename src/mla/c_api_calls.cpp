@@ -83,6 +83,7 @@ Expected<RaggedRows> rows_of(const espalier_mla_rows* given) {
     rows.dcp_world = given->dcp_world == 0 ? 1 : given->dcp_world;
     rows.dcp_rank = given->dcp_rank;
     rows.global_kv_len = given->global_kv_len;
+    rows.first_slot = given->first_slot;
     return rows;
 }
 

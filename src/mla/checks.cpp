@@ -111,6 +111,8 @@ Expected<void> check_row_arguments(const RaggedRows& rows) {
     if (rows.dcp_world < 1 || rows.dcp_rank < 0 || rows.dcp_rank >= rows.dcp_world)
         return fail(ErrorKind::invalid, "context-parallel rank {} of {}", rows.dcp_rank,
                     rows.dcp_world);
+    if (rows.first_slot < 0 || rows.first_slot > 1)
+        return fail(ErrorKind::unsupported, "first_slot {}: 0 or 1 is possible", rows.first_slot);
     if (rows.dcp_world > 1 && rows.global_kv_len == nullptr)
         return fail(ErrorKind::invalid, "context parallel over {} ranks needs global_kv_len",
                     rows.dcp_world);

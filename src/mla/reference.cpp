@@ -17,12 +17,14 @@ namespace {
 
 constexpr double kNothing = -std::numeric_limits<double>::infinity();
 
-// Whether token i of row b sees key c: the contract's four lines, in signed 64-bit arithmetic.
+// Whether token i of row b sees key c: first_slot and the contract's four lines, in signed 64-bit
+// arithmetic.
 bool visible(const RaggedRows& rows, std::int32_t b, std::int64_t i, std::int64_t c) {
     const std::int64_t n = rows.q_indptr[b + 1] - rows.q_indptr[b];
     const std::int64_t keys = rows.kv_len[b];
     const std::int64_t slot = c * rows.dcp_world + rows.dcp_rank;
     const std::int64_t slots = rows.dcp_world > 1 ? rows.global_kv_len[b] : keys;
+    if (slot < rows.first_slot) return false;
     switch (rows.mask[b]) {
         case MaskKind::full:
             return true;

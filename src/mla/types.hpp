@@ -72,7 +72,15 @@ struct RaggedRows {
     std::int32_t dcp_world = 1;  // context parallel: local slot c is global slot c·W + r
     std::int32_t dcp_rank = 0;
     const std::int32_t* global_kv_len = nullptr;  // [B]; null unless dcp_world > 1
+    // 0 or 1: (global) slots below it do not exist for this call, and keys are counted from it. The
+    // KV of a draft layer begins at slot 1: it is made from a token and the state before it.
+    std::int32_t first_slot = 0;
 };
+
+// How many of this rank's slots lie below first_slot.
+constexpr std::int32_t first_local_slot(const RaggedRows& rows) {
+    return rows.dcp_rank < rows.first_slot ? 1 : 0;
+}
 
 // Which of the block tables is row b's; -1: table_row[b] names none.
 constexpr std::int64_t table_of(const RaggedRows& rows, std::int64_t b) {

@@ -237,6 +237,18 @@ std::vector<Mutant> mutants() {
                  if (single) value = next_up(value);
              });
          }},
+        {"SlotZeroIsSeen", "first-slot",
+         [](const Kernels& base, OpContext& context, AbsorbedCall call) {
+             call.rows.first_slot = 0;
+             return base.absorbed(context, call);
+         }},
+        {"TilesCountFromSlotZero", "first-slot",
+         [](const Kernels& base, OpContext& context, AbsorbedCall call) {
+             const bool later = call.rows.first_slot > 0;
+             return change_outputs(base, context, call, [later](float& value, float&) {
+                 if (later) value = next_up(value);
+             });
+         }},
         {"LengthsAreReadAtCapture", "graph",
          [seen = std::map<const void*, std::vector<std::int32_t>>()](
              const Kernels& base, OpContext& context, AbsorbedCall call) mutable {

@@ -198,6 +198,19 @@ TEST_F(MlaCApi, NativeEntriesGiveNativeBits) {
               ESPALIER_MLA_OK)
         << espalier_mla_last_error();
     EXPECT_TRUE(all_same_bits(result, expected));
+    c_rows.first_slot = 1;
+    ASSERT_EQ(espalier_mla_absorbed(context, &call, workspace.data(), workspace.bytes, nullptr),
+              ESPALIER_MLA_OK)
+        << espalier_mla_last_error();
+    AbsorbedCall later = absorbed_call(arrays);
+    later.rows.first_slot = 1;
+    EXPECT_TRUE(
+        all_same_bits(result, absorbed_on_host(*make_cpu_kernels(best_cpu_variant()), later)));
+    EXPECT_FALSE(all_same_bits(result, expected));
+    c_rows.first_slot = 2;
+    EXPECT_EQ(espalier_mla_absorbed(context, &call, workspace.data(), workspace.bytes, nullptr),
+              ESPALIER_MLA_UNSUPPORTED);
+    EXPECT_TRUE(said("first_slot 2"));
     c_rows.size -= 8;
     EXPECT_EQ(espalier_mla_absorbed(context, &call, workspace.data(), workspace.bytes, nullptr),
               ESPALIER_MLA_INVALID);

@@ -50,6 +50,7 @@ TEST_P(MlaEverywhere, NonFiniteAppendsStayInTheirBranch) { holds("siblings"); }
 TEST_P(MlaEverywhere, Bounds) { holds("bounds"); }
 TEST_P(MlaEverywhere, TokensOnBothSidesOfASplitLength) { holds("thresholds"); }
 TEST_P(MlaEverywhere, OneTokenInAnyComposition) { holds("compositions"); }
+TEST_P(MlaEverywhere, KeysCountFromFirstSlot) { holds("first-slot"); }
 TEST_P(MlaEverywhere, BlockTablesBySlot) { holds("tables"); }
 TEST_P(MlaEverywhere, CacheAbove2To31Elements) { holds("large-cache"); }
 TEST_P(MlaEverywhere, NoSilentNoOp) { holds("refusals"); }

@@ -125,6 +125,19 @@ class Absorbed(unittest.TestCase):
         out = sum(out * torch.exp(lse - whole)[..., None] for out, lse in parts)
         assert_close(self, (out, whole), expected, "bf16")
 
+    def test_keys_count_from_the_first_slot(self):
+        for format in formats():
+            with self.subTest(format=format):
+                problem = Problem(Cache(format, 16, 20, 11), [(espalier.CAUSAL, 3, 131), (espalier.FULL, 2, 17)], heads=4)
+                pages, options = problem.cache.pages, dict(scale=SCALE, invariant=True)
+                got = espalier.absorbed(problem.q, pages, espalier.Rows(**problem.arguments, first_slot=1), **options)
+                for row, (_, _, kv_len) in enumerate(problem.rows):  # each key one slot earlier
+                    slots = slots_of(problem.table[row], kv_len, 16).to(problems.DEVICE)
+                    espalier.compact(pages, slots[1:].contiguous(), slots[:-1].contiguous())
+                problem.arguments["kv_len"] = ints([130, 16])
+                moved = espalier.absorbed(problem.q, pages, problem.make_rows(), **options)
+                self.assertTrue(torch.equal(got[0], moved[0]) and torch.equal(got[1], moved[1]))
+
     def test_8_bit_queries(self):
         cache = Cache("fp8_tensor", 64, 8, 6)
         problem = Problem(cache, [(espalier.CAUSAL, 3, 150)], heads=16)

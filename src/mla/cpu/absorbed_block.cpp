@@ -134,8 +134,14 @@ void BlockFold::widen_ahead(std::int64_t next, KeyTile& tile) {
     const int other = mine_.buffer ^ 1;
     int group = 0;
     for (; group < tile.groups && next + (group + 1) * kGroupKeys <= reach_; ++group) {
-        widening_[group] = source_.widening(next + group * kGroupKeys, copy_of(group, other),
-                                            scales_of(group, other));
+        const std::int64_t keys = next + group * kGroupKeys;
+        std::byte* const copy = copy_of(group, other);
+        float* const scales = scales_of(group, other);
+        if (!source_.in_one_page(keys)) {
+            source_.straight(keys, kGroupKeys, copy, scales);
+            continue;
+        }
+        widening_[group] = source_.widening(keys, copy, scales);
         tile.widening[group] = &widening_[group];
     }
     mine_.ready_first = next;

@@ -86,7 +86,7 @@ class BlockFold {
     BlockScratch& mine_;
     KeySource source_;
     SlotCursor cursors_[kBlockRows];
-    // Logical keys that some row of the block sees and that are the slots themselves.
+    // Straight logical keys that some row of the block sees.
     std::int64_t reach_ = 0;
     std::int64_t split_end_ = 0;
     std::int64_t jump_ = 0;         // from the end of a split to the next one's beginning

@@ -11,7 +11,8 @@ RowView view_row(const RaggedRows& rows, std::int32_t index) {
     row.index = index;
     row.first_token = rows.q_indptr[index];
     row.tokens = rows.q_indptr[index + 1] - rows.q_indptr[index];
-    row.keys = rows.kv_len[index];
+    row.first_slot = first_local_slot(rows);
+    row.keys = std::max<std::int64_t>(rows.kv_len[index] - row.first_slot, 0);
     // A row without tokens may name any table, and is never read.
     const std::int64_t table = table_of(rows, index);
     row.pages = table < 0 ? nullptr : rows.block_table + table * rows.block_stride;
@@ -19,10 +20,10 @@ RowView view_row(const RaggedRows& rows, std::int32_t index) {
     return row;
 }
 
-std::int64_t RowView::slots_below(std::int64_t limit) const {
+std::int64_t RowView::keys_below(std::int64_t limit) const {
     const std::int64_t world = rows->dcp_world;
-    const std::int64_t reach = limit - rows->dcp_rank;
-    return reach <= 0 ? 0 : std::min(keys, (reach + world - 1) / world);
+    const std::int64_t reach = std::max<std::int64_t>(limit - rows->dcp_rank, 0);
+    return std::clamp<std::int64_t>((reach + world - 1) / world - first_slot, 0, keys);
 }
 
 std::int64_t RowView::straight() const {
@@ -31,7 +32,7 @@ std::int64_t RowView::straight() const {
         case MaskKind::causal:
             return keys;
         case MaskKind::tree:
-            return slots_below(global_keys() - tail());
+            return keys_below(global_kv_len() - tail());
         case MaskKind::dense:
             return 0;
     }
@@ -39,7 +40,7 @@ std::int64_t RowView::straight() const {
 }
 
 std::int64_t RowView::prefix(std::int64_t i) const {
-    return mask == MaskKind::full ? keys : slots_below(global_keys() - (tokens - 1) + i);
+    return mask == MaskKind::full ? keys : keys_below(global_kv_len() - (tokens - 1) + i);
 }
 
 std::int64_t RowView::slots(std::int64_t i, std::int64_t first, std::int64_t count,
@@ -52,12 +53,12 @@ std::int64_t RowView::tree_slots(std::int64_t i, std::int64_t first, std::int64_
                                  std::int32_t* slots) const {
     const std::int64_t history = straight();
     std::int64_t found = 0;
-    for (std::int64_t slot = first; slot < std::min(history, first + count); ++slot)
-        slots[found++] = static_cast<std::int32_t>(slot);
+    for (std::int64_t key = first; key < std::min(history, first + count); ++key)
+        slots[found++] = static_cast<std::int32_t>(first_slot + key);
     const std::uint64_t word = rows->words[first_token + i];
-    const std::int64_t tail_begin = global_keys() - tail();
+    const std::int64_t tail_begin = global_kv_len() - tail();
     std::int64_t logical = history;
-    for (std::int64_t slot = history; slot < keys && found < count; ++slot) {
+    for (std::int64_t slot = first_slot + history; slot < kv_len() && found < count; ++slot) {
         const std::int64_t bit = slot * rows->dcp_world + rows->dcp_rank - tail_begin;
         if (bit >= tail()) break;
         if (((word >> bit) & 1) == 0) continue;
@@ -70,11 +71,11 @@ std::int64_t RowView::dense_slots(std::int64_t i, std::int64_t first, std::int64
                                   std::int32_t* slots, SlotCursor& cursor) const {
     // Keys whose mask byte lies in [0, custom_mask_len). The offset may be anything up to ±2^63: it
     // is compared with small numbers before it takes part in a sum.
-    const std::int64_t before = i * keys;
+    const std::int64_t before = i * kv_len();
     const std::int64_t offset = rows->custom_mask_offset[index];
-    if (offset <= -before - keys || offset >= rows->custom_mask_len - before) return 0;
-    const std::int64_t begin = std::max<std::int64_t>(0, -(before + offset));
-    const std::int64_t end = std::min(keys, rows->custom_mask_len - before - offset);
+    if (offset <= -before - kv_len() || offset >= rows->custom_mask_len - before) return 0;
+    const std::int64_t begin = std::max<std::int64_t>(first_slot, -(before + offset));
+    const std::int64_t end = std::min(kv_len(), rows->custom_mask_len - before - offset);
     if (cursor.logical > first) cursor = {};
     cursor.slot = std::max(cursor.slot, begin);
     const std::uint8_t* mask_row = rows->custom_mask + (offset + before);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The logical order of a token's keys: the slots it sees, ascending. Tiles and splits are cut by
 // this order, never by slot, so a tree token folds the same keys in the same places as the causal
-// row over its compacted path. Every mask becomes two facts: how many leading logical keys are the
-// slots themselves, and the slots after those.
+// row over its compacted path. Every mask becomes two facts: how many leading logical keys are
+// consecutive slots from first_slot on, and the slots after those.
 #pragma once
 
 #include <cstdint>
@@ -21,12 +21,13 @@ struct RowView {
     const RaggedRows* rows = nullptr;
     std::int32_t index = 0;
     std::int64_t first_token = 0;
-    std::int64_t tokens = 0;  // q_len
-    std::int64_t keys = 0;    // kv_len
+    std::int64_t tokens = 0;      // q_len
+    std::int64_t first_slot = 0;  // of this rank: slots below it do not exist
+    std::int64_t keys = 0;        // kv_len without those
     const std::int32_t* pages = nullptr;
     MaskKind mask = MaskKind::causal;
 
-    // Logical keys [0, straight) are slots [0, straight), for every token of the row.
+    // Logical keys [0, straight) are the slots from first_slot on, for every token of the row.
     std::int64_t straight() const;
     // full and causal: every visible key is straight.
     bool all_straight() const { return mask == MaskKind::full || mask == MaskKind::causal; }
@@ -43,10 +44,11 @@ struct RowView {
                             std::int32_t* slots) const;
     std::int64_t dense_slots(std::int64_t i, std::int64_t first, std::int64_t count,
                              std::int32_t* slots, SlotCursor& cursor) const;
-    // Local slots whose global number lies below `limit`.
-    std::int64_t slots_below(std::int64_t limit) const;
-    std::int64_t global_keys() const {
-        return rows->dcp_world > 1 ? rows->global_kv_len[index] : keys;
+    std::int64_t kv_len() const { return rows->kv_len[index]; }
+    // Local slots from first_slot on whose global number lies below `limit`.
+    std::int64_t keys_below(std::int64_t limit) const;
+    std::int64_t global_kv_len() const {
+        return rows->dcp_world > 1 ? rows->global_kv_len[index] : kv_len();
     }
     std::int64_t tail() const { return rows->tail_len == nullptr ? tokens : rows->tail_len[index]; }
 };

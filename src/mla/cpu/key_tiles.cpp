@@ -62,7 +62,7 @@ ScorePlan plan_scores(int row_pairs, int first, int pairs, int query_terms) {
 }
 
 void KeySource::lines(std::int64_t first, const std::byte*& keys, const std::byte*& rope) const {
-    const std::int64_t slot = slot_of(first);
+    const std::int64_t slot = straight_slot(first);
     if (kv_.format != KvFormat::fp8_token) {
         keys = slot_bytes(kv_, slot);
         rope = nullptr;
@@ -79,7 +79,7 @@ int KeySource::line_step() const {
 }
 
 Widening KeySource::widening(std::int64_t first, std::byte* to, float* scales) const {
-    const std::int64_t slot = slot_of(first);
+    const std::int64_t slot = straight_slot(first);
     if (kv_.format == KvFormat::fp8_tensor) return {slot_bytes(kv_, slot), nullptr, to};
     const TokenPlanes planes = token_planes(kv_, slot);
     std::memcpy(scales, planes.scale, kGroupKeys * 4);
@@ -130,9 +130,13 @@ void KeySource::clear_keys(std::int64_t from, std::byte* copy, float* scales) co
 
 const std::byte* KeySource::straight(std::int64_t first, std::int64_t count, std::byte* copy,
                                      float* scales) const {
-    const std::int64_t slot = slot_of(first);
-    if (elements_.in_place && count == kGroupKeys) return slot_bytes(kv_, slot);
-    copy_keys(slot, count, copy, scales);
+    const std::int64_t slot = straight_slot(first);
+    const std::int64_t here = std::min(count, in_page(first));
+    if (elements_.in_place && here == kGroupKeys) return slot_bytes(kv_, slot);
+    copy_keys(slot, here, copy, scales);
+    if (here < count)
+        copy_keys(straight_slot(first + here), count - here,
+                  copy + here * kKey * element_bytes(kernels_), scales + here);
     clear_keys(count, copy, scales);
     return copy;
 }

@@ -36,25 +36,36 @@ class KeySource {
   public:
     KeySource(const TileKernels& kernels, const Elements& elements, const KvPages& kv,
               const RowView& row)
-        : kernels_(kernels), elements_(elements), kv_(kv), pages_(row.pages) {}
+        : kernels_(kernels),
+          elements_(elements),
+          kv_(kv),
+          pages_(row.pages),
+          first_slot_(row.first_slot) {}
 
-    // Slots [first, first + count), count ≤ 16, first a multiple of 16; `copy` holds 16 keys and
-    // `scales` the 16 scales of keys that have them.
+    // Straight logical keys [first, first + count), count ≤ 16, first a multiple of 16; `copy`
+    // holds 16 keys and `scales` the 16 scales of keys that have them.
     const std::byte* straight(std::int64_t first, std::int64_t count, std::byte* copy,
                               float* scales) const;
     // Any slots, count ≤ 16.
     const std::byte* gathered(const std::int32_t* slots, std::int64_t count, std::byte* copy,
                               float* scales) const;
-    // What to fetch (KeyTile::ahead) before 16 slots are needed. Scales, one line, are fetched
-    // here.
+    // What to fetch (KeyTile::ahead) before 16 straight keys are needed. Scales, one line, are
+    // fetched here.
     void lines(std::int64_t first, const std::byte*& keys, const std::byte*& rope) const;
     int line_step() const;
-    // 16 slots for the kernels to widen into `to`, and their scales.
+    // Whether 16 straight keys lie in one page: always, if the row begins at slot 0.
+    bool in_one_page(std::int64_t first) const { return in_page(first) >= kGroupKeys; }
+    // 16 straight keys of one page for the kernels to widen into `to`, and their scales.
     Widening widening(std::int64_t first, std::byte* to, float* scales) const;
 
   private:
     std::int64_t slot_of(std::int64_t slot) const {
         return pool_slot(pages_, kv_.page_tokens, slot);
+    }
+    std::int64_t straight_slot(std::int64_t key) const { return slot_of(first_slot_ + key); }
+    // Straight keys from this one on that are left in its page.
+    std::int64_t in_page(std::int64_t key) const {
+        return kv_.page_tokens - (first_slot_ + key) % kv_.page_tokens;
     }
     // Slots [slot, slot + count) of the pool, all in one page.
     void copy_keys(std::int64_t slot, std::int64_t count, std::byte* to, float* scales) const;
@@ -65,6 +76,7 @@ class KeySource {
     const Elements& elements_;
     const KvPages& kv_;
     const std::int32_t* pages_;
+    std::int64_t first_slot_;
 };
 
 // 16 packed rows as a query block: `lanes` rows of `columns`, q points at the first element of lane

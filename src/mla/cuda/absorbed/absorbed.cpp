@@ -256,6 +256,8 @@ Expected<void> check_capacities(const AbsorbedCall& call) {
 AbsorbedParams parameters(const AbsorbedCall& call) {
     AbsorbedParams p;
     p.rows = call.rows;
+    p.rows.first_slot = first_local_slot(call.rows);
+    if (call.rows.dcp_world > 1) p.rows.dcp_rank += p.rows.first_slot * call.rows.dcp_world;
     const bool dense = has_dense_mask(call.rows);
     if (!dense) p.rows.custom_mask = nullptr;
     p.kv = call.kv;

@@ -133,6 +133,7 @@ struct AbsorbedParams {
     CUtensorMap key_map;    // 16-bit caches: all columns; FP8: the latent columns
     CUtensorMap rope_map;   // FP8 caches: the rope columns
     CUtensorMap query_map;  // 16-bit caches: query_rows packed rows of 64 columns at a time
+    // first_slot: of this rank. dcp_rank: the global number of its first key.
     RaggedRows rows;
     KvPages kv;
     std::int32_t query_rows = 64;

@@ -25,6 +25,7 @@ struct RowShape {
     MaskKind mask = MaskKind::full;
 };
 
+// Keys are those of logical index 0, 1, …: slots from first_slot on, of which a row has one fewer.
 // Lengths are data: whatever they say, they stay inside the capacities.
 __device__ inline RowShape row_shape(const AbsorbedParams& p, int row) {
     RowShape shape;
@@ -36,6 +37,7 @@ __device__ inline RowShape row_shape(const AbsorbedParams& p, int row) {
     shape.keys = min(max(p.rows.kv_len[row], 0), p.rows.max_kv_len);
     if (shape.keys > reach) shape.keys = static_cast<int>(reach);
     if (table_of(p.rows, row) < 0) shape.keys = 0;
+    shape.keys = max(shape.keys - p.rows.first_slot, 0);
     shape.mask = p.rows.mask[row];
     const int packed = shape.tokens * p.heads;
     if (packed < p.least_packed || packed > p.most_packed) shape.tokens = 0;
@@ -65,12 +67,15 @@ __device__ inline int history_keys(const AbsorbedParams& p, int row, const RowSh
     return static_cast<int>(min(max(local, 0ll), static_cast<long long>(shape.keys)));
 }
 
-// Byte `key` of a dense token's mask; what lies outside the mask is hidden.
+// Byte `key` of a dense token's mask, which speaks of slots below first_slot too; what lies outside
+// the mask is hidden.
 __device__ inline bool dense_visible(const AbsorbedParams& p, int row, int keys, int token,
                                      int key) {
     if (p.rows.custom_mask_offset == nullptr || p.rows.custom_mask == nullptr) return false;
     const auto offset = static_cast<std::uint64_t>(p.rows.custom_mask_offset[row]);
-    const std::uint64_t index = offset + static_cast<std::uint64_t>(token) * keys + key;
+    const int first = p.rows.first_slot;
+    const std::uint64_t index =
+        offset + static_cast<std::uint64_t>(token) * (keys + first) + (key + first);
     return index < static_cast<std::uint64_t>(p.rows.custom_mask_len) &&
            p.rows.custom_mask[index] != 0;
 }

@@ -47,6 +47,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (rows.mask[row] != MaskKind::causal) return fill_nan(params, head, begin + first, count);
     std::int32_t keys = rows.kv_len[row];
     if (keys < 0 || keys > rows.max_kv_len || table_of(rows, row) < 0) keys = 0;
+    keys = max(keys - rows.first_slot, 0);
     DecompressedBlock<Config> block(params, shared);
     const std::int64_t limit = keys - (q_len - 1) + first;  // its magnitude is below 2^31
     block.run(row, head, begin + first, count, static_cast<std::int32_t>(limit), keys);

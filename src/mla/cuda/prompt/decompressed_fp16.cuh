@@ -72,10 +72,11 @@ static_assert(sizeof(KeyPlace) == 24);
 
 template <KvFormat kFormat>
 __device__ KeyPlace place_key(const DecompressedParams& params, const std::int32_t* pages,
-                              std::int32_t slot, std::int32_t reach) {
+                              std::int32_t key, std::int32_t reach) {
     const KvPages& kv = params.kv;
+    const std::int32_t slot = params.rows.first_slot + key;
     const std::int32_t entry = slot / kv.page_tokens;
-    if (slot >= reach || entry >= params.rows.block_stride) return {nullptr, nullptr, 0.0f};
+    if (key >= reach || entry >= params.rows.block_stride) return {nullptr, nullptr, 0.0f};
     const std::int64_t page_id = pages[entry];
     if (page_id < 0 || page_id >= kv.page_count) return {nullptr, nullptr, 0.0f};
     const std::byte* page = kv.data + page_id * kv.page_stride;

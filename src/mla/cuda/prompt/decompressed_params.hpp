@@ -32,8 +32,8 @@ struct RowGroup {
     std::int32_t tile = 0;  // of attention
 };
 
-// One row, as far as it does not contradict the call's capacities. One that does has no tokens, or
-// sees nothing.
+// One row, its keys counted from first_slot, as far as it does not contradict the call's
+// capacities. One that does has no tokens, or sees nothing.
 struct PromptRow {
     std::int32_t begin = 0;  // its first token
     std::int32_t q_len = 0;
@@ -52,7 +52,7 @@ __device__ inline PromptRow prompt_row(const RaggedRows& rows, std::int32_t inde
         return row;
     row.q_len = static_cast<std::int32_t>(q_len);
     if (row.causal && keys > 0 && keys <= rows.max_kv_len && table_of(rows, index) >= 0)
-        row.keys = keys;
+        row.keys = keys - rows.first_slot;
     return row;
 }
 #endif

@@ -12,7 +12,7 @@ constexpr int kBlockKeys = 32;
 constexpr int kLatentChunks = static_cast<int>(kLatent) / 8;  // of eight columns
 constexpr int kChunks = static_cast<int>(kKey) / 8;
 
-// Where a slot's latent, rope and scale lie; null where there is no such page.
+// Where a key's latent, rope and scale lie; null where there is no such page.
 struct SlotPlace {
     const std::byte* latent = nullptr;
     const std::byte* rope = nullptr;
@@ -20,8 +20,9 @@ struct SlotPlace {
 };
 
 template <KvFormat kFormat>
-__device__ SlotPlace place_of(const GatherParams& p, const std::int32_t* pages, std::int32_t slot) {
+__device__ SlotPlace place_of(const GatherParams& p, const std::int32_t* pages, std::int32_t key) {
     const KvPages& kv = p.kv;
+    const std::int32_t slot = p.group.rows.first_slot + key;
     const std::int32_t entry = slot / kv.page_tokens;
     if (entry >= p.group.rows.block_stride) return {};
     const std::int64_t page_id = pages[entry];

@@ -255,6 +255,12 @@ __device__ __forceinline__ bool item_says(const Item& item, int flag) {
     return !kInvariant || (item.flags & flag) != 0;
 }
 
+// Whether an item's tiles may have been gathered, for which products wait by a fence.
+template <bool kInvariant>
+__device__ __forceinline__ bool may_gather(const AbsorbedParams& p, const Item& item) {
+    return p.rows.first_slot != 0 || (kInvariant && item.gathered >= 0);
+}
+
 // A number that all lanes of a warp agree on, known as such to the compiler: matrix products under
 // branches that might diverge are serialised.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0u, value, 0); }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Brings tiles of keys to shared memory: by the copy engine, a box per page, or slot by slot where
-// one token's keys are gathered (the invariant partition of trees and dense masks). One warp.
+// one token's keys are gathered (the invariant partition of trees and dense masks) and where keys
+// begin at slot 1, so that a tile's rows end in the next page. One warp.
 #pragma once
 
 #include "mla/cuda/absorbed/hopper/absorbed_kernel.cuh"
@@ -21,27 +22,29 @@ class KeyFetcher {
 
     __device__ void begin(const Item& item) {
         const std::int32_t* table = p_.rows.block_table + item.table * p_.rows.block_stride;
-        const int keys = item.gathered < 0 ? item.keys : row_keys_;
+        const int slots = slots_of(p_, item.gathered < 0 ? item.keys : row_keys_);
         const int page = item.tile_begin * kTileKeys >> page_shift_;
         // Items of one row follow one another: what is known need not be waited for again.
-        const bool known = table == table_ && keys == keys_ && page >= page_base_ &&
+        const bool known = table == table_ && slots == slots_ && page >= page_base_ &&
                            page + kTailPages <= page_base_ + 32;
         table_ = table;
-        keys_ = keys;
+        slots_ = slots;
         if (!known) read_pages(page);
     }
 
     __device__ void begin(const PartAhead& ahead) {
         table_ = ahead.table();
-        keys_ = ahead.keys();
+        slots_ = ahead.slots();
         page_base_ = ahead.first_page();
         page_ = ahead.page();
     }
 
     __device__ void ask(const Item& item, int tile) {
         // What can be known before a place is free: a place that waits is bandwidth lost.
-        const bool gather = item.gathered >= 0 && !in_history(tile);
-        const int page = gather ? 0 : page_of(tile * kTileKeys >> page_shift_);
+        const bool moved = p_.rows.first_slot != 0;
+        const bool own = item.gathered >= 0 && !in_history(tile);
+        const bool gather = moved || own;
+        const int page = own ? 0 : page_of(tile * kTileKeys >> page_shift_);
         wait(&shared_.keys_free[stage_.index], stage_.phase ^ 1);
         if (gather)
             gather_tile(item, tile);
@@ -147,7 +150,7 @@ class KeyFetcher {
     __device__ void read_pages(int index) {
         page_base_ = index;
         const int mine = index + lane_;
-        const int last = (keys_ - 1) >> page_shift_;
+        const int last = (slots_ - 1) >> page_shift_;
         page_ = mine <= last ? table_[mine] : 0;
         if (lane_ == 31 && mine < last) prefetch_line(table_ + mine + 1);
     }
@@ -189,7 +192,7 @@ class KeyFetcher {
     // A tile from two or four pages, block by block; pages past the last key are left out.
     __device__ void fetch_small_pages(int first) {
         const int rows = p_.kv.page_tokens;
-        const int pages = min(kTileKeys >> page_shift_, ((keys_ - 1 - first) >> page_shift_) + 1);
+        const int pages = min(kTileKeys >> page_shift_, ((slots_ - 1 - first) >> page_shift_) + 1);
         expect(pages * rows * kRowBytes);
         __syncwarp();
 #pragma unroll 1
@@ -204,15 +207,17 @@ class KeyFetcher {
         }
     }
 
-    // --- keys of one token, gathered (invariant)
+    // --- keys slot by slot
     __device__ bool in_history(int tile) const { return (tile + 1) * kTileKeys <= history_; }
 
-    // Slots of the keys with logical index first + lane and first + 32 + lane; -1 past the end.
+    // Slots of the keys with logical index first + lane and first + 32 + lane, counted from
+    // first_slot; -1 past the end.
     __device__ void tree_slots(const Item& item, int first, int (&slots)[2]) {
+        const int straight = item.gathered < 0 ? item.keys : history_;
         for (int half = 0; half < 2; ++half) {
             const int index = first + half * 32 + lane_;
-            slots[half] = index < history_ ? index : -1;
-            if (index < history_ || index >= item.keys) continue;
+            slots[half] = index < straight ? index : -1;
+            if (index < straight || index >= item.keys) continue;
             std::uint64_t left = tail_word_;
 #pragma unroll 1
             for (int skip = index - history_; skip > 0; --skip) left &= left - 1;
@@ -244,12 +249,13 @@ class KeyFetcher {
 
     __device__ void gather_tile(const Item& item, int tile) {
         int slots[2];
-        if (!kOneToken && p_.rows.mask[item.row] == MaskKind::dense)
+        if (!kOneToken && item.gathered >= 0 && p_.rows.mask[item.row] == MaskKind::dense)
             dense_slots(item, tile, slots);
         else
             tree_slots(item, tile * kTileKeys, slots);
         long long pages[2];
         for (int half = 0; half < 2; ++half) {
+            if (slots[half] >= 0) slots[half] += p_.rows.first_slot;
             const int index = slots[half] >> page_shift_;
             int page = __shfl_sync(~0u, page_, (index - page_base_) & 31);
             if (slots[half] < 0)
@@ -327,8 +333,9 @@ class KeyFetcher {
     const int lane_, page_shift_;
     Ring<T::kStages> stage_;
     const std::int32_t* table_ = nullptr;
-    int keys_ = 0;
-    static constexpr int kTailPages = 9;  // that 64 slots of history and a tail of 64 may touch
+    int slots_ = 0;  // of the row that these pages belong to
+    // Pages that 64 slots of history and a tail of 64, moved by one, may touch.
+    static constexpr int kTailPages = 9;
     int page_base_ = -64;
     int page_ = 0;
     // Set for rows whose tokens are gathered.

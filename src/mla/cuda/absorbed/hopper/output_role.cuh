@@ -65,7 +65,7 @@ class OutputHalf {
         while (run.next()) {
             if (item_says<kInvariant>(item, kStarts)) clear(out);
             for (const int end = run.end(); tile < end; ++tile)
-                add_tile(kInvariant && item.gathered >= 0, out);
+                add_tile(may_gather<kInvariant>(p_, item), out);
             if (item_says<kInvariant>(item, kEnds)) finish(item, run, out);
         }
     }

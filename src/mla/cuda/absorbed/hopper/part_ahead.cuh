@@ -9,6 +9,11 @@ namespace espalier::mla::cuda {
 // Words of an item that all lanes ask for.
 enum class PlanWord { table = 1, keys = 7, tile_begin = 8, flags = 15 };
 
+// Slots that a row's keys reach.
+__device__ inline int slots_of(const AbsorbedParams& p, int keys) {
+    return keys == 0 ? 0 : keys + p.rows.first_slot;
+}
+
 // A part's plan, a word to a lane, and the ids of its first pages: all that the copying warp must
 // know before it asks for keys. Both are in the L1 by then (look_ahead).
 class PartAhead {
@@ -17,10 +22,10 @@ class PartAhead {
         const int lane = threadIdx.x % 32;
         word_ = reinterpret_cast<const std::int32_t*>(&p.part_plans[blockIdx.x])[lane];
         table_ = p.rows.block_table + field<PlanWord::table>() * p.rows.block_stride;
-        keys_ = field<PlanWord::keys>();
+        slots_ = slots_of(p, field<PlanWord::keys>());
         first_page_ = field<PlanWord::tile_begin>() * kTileKeys >> p.page_shift;
         const int mine = first_page_ + lane;
-        page_ = mine <= (keys_ - 1) >> p.page_shift ? table_[mine] : 0;
+        page_ = mine <= (slots_ - 1) >> p.page_shift ? table_[mine] : 0;
     }
     // Of the item.
     template <PlanWord kWord>
@@ -32,7 +37,7 @@ class PartAhead {
         if (mine >= 0 && mine < kItemWords) reinterpret_cast<std::int32_t*>(&to)[mine] = word_;
     }
     __device__ const std::int32_t* table() const { return table_; }
-    __device__ int keys() const { return keys_; }
+    __device__ int slots() const { return slots_; }
     __device__ int first_page() const { return first_page_; }
     __device__ int page() const { return page_; }
 
@@ -43,7 +48,7 @@ class PartAhead {
     static_assert(offsetof(Item, table) == 4 && offsetof(Item, keys) == 7 * 4 &&
                   offsetof(Item, tile_begin) == 8 * 4 && offsetof(Item, flags) == 15 * 4);
     const std::int32_t* table_ = nullptr;
-    int word_ = 0, keys_ = 0, first_page_ = 0, page_ = 0;
+    int word_ = 0, slots_ = 0, first_page_ = 0, page_ = 0;
 };
 
 }  // namespace espalier::mla::cuda

@@ -59,7 +59,7 @@ class Scorer {
         float score[kSums];
         const int valid = item.keys - tile * kTileKeys;
         wait(&shared_.keys_full[keys_.index], keys_.phase);
-        if (kInvariant && item.gathered >= 0) fence_async_proxy();
+        if (may_gather<kInvariant>(p_, item)) fence_async_proxy();
         if (valid < kTileKeys) clear_rows(valid);
         if (new_query_) {  // the last to come, where keys are asked for early
             wait(&shared_.query_full, query_phase_);
