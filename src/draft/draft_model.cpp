@@ -115,7 +115,7 @@ Expected<Matrix> DraftModel::logits(const batch::BatchView& batch, const mla::Kv
                                     const Matrix& after) {
     const model::DecoderLayer layer(parts(), network_->layer());
     ESPALIER_RETURN_IF_ERROR(layer.plan_attention(batch, kv));
-    ESPALIER_RETURN_IF_ERROR(layer.attention(batch, kv));
+    ESPALIER_RETURN_IF_ERROR(layer.finish(batch, kv));
     return leave(batch, after);
 }
 
@@ -125,13 +125,11 @@ Expected<Matrix> DraftModel::write_kv_and_logits(const batch::BatchView& batch,
     const model::DecoderLayer layer(parts(), network_->layer());
     ESPALIER_RETURN_IF_ERROR(layer.plan_attention(batch, kv));
     enter({batch.cap_tokens, batch.tokens, batch.position, batch.slot}, before);
-    ESPALIER_RETURN_IF_ERROR(
-        layer.write_kv_and_attend(batch, kv, model::DecoderLayer::Input::residual));
+    ESPALIER_RETURN_IF_ERROR(layer.run(batch, kv, model::DecoderLayer::Input::residual));
     return leave(batch, after);
 }
 
 Matrix DraftModel::leave(const batch::BatchView& batch, const Matrix& after) {
-    model::DecoderLayer(parts(), network_->layer()).mlp(batch);
     network_->leave(parts(), after);
     const std::int64_t vocabulary = network_->shape().vocabulary;
     const Matrix logits{a_.logits.data, DType::f32, batch.cap_tokens, vocabulary, vocabulary};

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "lossless/isolated_device.hpp"
+#include "ops/layer_program.hpp"
 
 namespace espalier::lossless {
 namespace {
@@ -129,17 +130,13 @@ class IsolatedBackend final : public ops::Backend {
                              plan.indptr, plan.source_token, plan.pair_of);
         inner_->route(context, logits, bias, rule, row_of, plan);
     }
-    void combine_experts(OpContext& context, const Matrix& expert_out, const ops::RouterRule& rule,
-                         const ops::ExpertPlan& plan, const Matrix& shared,
-                         const Matrix& out) const override {
-        const Operation open(device_, "combine_experts", expert_out, plan.expert, plan.weight,
-                             plan.pair_of, shared, out);
-        inner_->combine_experts(context, expert_out, rule, plan, shared, out);
-    }
-    void reduce_add(OpContext& context, const Matrix& partial,
-                    const Matrix& residual) const override {
-        const Operation open(device_, "reduce_add", partial, residual);
-        inner_->reduce_add(context, partial, residual);
+    void add_terms(OpContext& context, const ops::Terms& terms,
+                   const Matrix& residual) const override {
+        const auto& [experts, segments] = terms;
+        const Operation open(device_, "add_terms", experts.rows, experts.plan.expert,
+                             experts.plan.weight, experts.plan.pair_of, experts.owner,
+                             segments.sums, residual);
+        inner_->add_terms(context, terms, residual);
     }
     void gather_rows(OpContext& context, const Matrix& x, const std::int32_t* index,
                      const Matrix& out) const override {
@@ -177,10 +174,12 @@ class IsolatedBackend final : public ops::Backend {
                              batch.mask, batch.block_tables, draws.batch);
         inner_->lay_frontiers(context, growth, batch, draws);
     }
+    const ops::LayerProgram& program() const override { return program_; }
 
   private:
     IsolatedDevice& device_;
     std::unique_ptr<ops::Backend> inner_;
+    ops::LayerProgram program_{*this};
 };
 
 class IsolatedKernels final : public mla::Kernels {

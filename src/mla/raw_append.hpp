@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What some devices offer beside the contract: entry 3 for keys that are still as kv_a has them.
+// CUDA's entry beside the contract: entry 3 for keys that are still as kv_a has them. The layer
+// program calls it (ops/cuda/layer_program.cpp).
 #pragma once
 
 #include "base/matrix.hpp"
@@ -30,14 +31,9 @@ struct RawKeys {
     BesideNorm beside{};
 };
 
-// Kernels that are a RawAppender too (a dynamic_cast tells) norm, rotate and append in one kernel,
-// with the bits of the backend's split_latent (ops/ops.hpp), then append; beside that they norm
-// other rows with the bits of its rms_norm. The call's latent and rope are not read.
-class RawAppender {
-  public:
-    virtual ~RawAppender() = default;
-    virtual Expected<void> append_raw(OpContext& context, const AppendCall& call,
-                                      const RawKeys& keys) const = 0;
-};
+// Norms, rotates and appends in one kernel, with the bits of the operations rms_norm and rope
+// (ops/operations.hpp), then append; beside that norms other rows with the bits of rms_norm. The
+// call's latent and rope are not read.
+Expected<void> append_raw(OpContext& context, const AppendCall& call, const RawKeys& keys);
 
 }  // namespace espalier::mla

@@ -29,7 +29,7 @@ Activations lay_out(Take&& take, const checkpoint::ModelConfig& config, DType ac
 
     Activations a;
     a.residual = matrix(tokens, hidden, DType::f32);
-    a.partial = matrix(tokens, hidden, DType::f32);
+    a.sums = matrix(tokens, hidden, DType::f32);
     a.normed = matrix(tokens, hidden, act);
     const bool wider = input_width != 0 && input_width != hidden;
     a.attention_input = wider ? matrix(tokens, input_width, act) : a.normed;

@@ -17,7 +17,7 @@ namespace espalier::model {
 // them. "act" is bf16 for bf16 and FP8 weights, f32 otherwise.
 struct Activations {
     Matrix residual;  // [T, hidden] f32
-    Matrix partial;   // [T, hidden] f32: what is about to be added to it
+    Matrix sums;      // [T, hidden] f32: of o or a dense down, the terms about to be added to it
     Matrix normed;    // [T, hidden] act
     // What attention projects: the layer's normed input, in the place of `normed` unless it is
     // wider.

@@ -3,8 +3,8 @@
 // of experts. The target runs its layers through this, and so does a draft model, which also needs
 // the KV half alone: write_kv() fills a cache from known hidden states without attending.
 //
-// The products o and down, and the sum of experts, are partial sums: they go to a buffer of their
-// own, and reduce_add brings them into the residual. One rank's partial sum is the whole sum.
+// A layer says which calls of the backend's program (ops/layer_program.hpp) come in which order.
+// The program decides what a device runs as one kernel, and what beside what.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@
 #include "batch/batch_view.hpp"
 #include "checkpoint/model_config.hpp"
 #include "mla/contract.hpp"
-#include "mla/raw_append.hpp"
 #include "model/activations.hpp"
 #include "model/weights.hpp"
+#include "ops/layer_program.hpp"
 #include "ops/ops.hpp"
 
 namespace espalier::model {
@@ -44,58 +44,53 @@ struct DecoderParts {
     OpContext& context;
 };
 
-// One layer of a pass; its methods stand in the order of their calls. Before the first layer: the
-// batch's hidden states are in activations.residual [T, hidden], the angles of its positions in
-// activations.cos_sin, and activations.nonfinite [T] is cleared.
+// One layer of a pass. Before the first layer: the batch's hidden states are in
+// activations.residual [T, hidden], the angles of its positions in activations.cos_sin, and
+// activations.nonfinite [T] is cleared.
 class DecoderLayer {
   public:
     DecoderLayer(const DecoderParts& parts, const LayerWeights& weights)
         : rule_(parts.rule),
           backend_(parts.backend),
+          program_(parts.backend.program()),
           kernels_(parts.kernels),
           a_(parts.activations),
           context_(parts.context),
           weights_(weights) {}
 
     // residual: the layer norms its input itself. normed: the layer before left the norm in
-    // activations.attention_input (mlp's `next`).
+    // activations.attention_input (`next`).
     enum class Input : std::uint8_t { residual, normed };
 
     // The KV half: norm → kv_a → norm, rope → the batch's slots of the cache. Leaves the input's
     // norm in activations.attention_input; a layer without input_norm finds it there.
-    Expected<void> write_kv(const batch::BatchView& batch, const mla::KvPages& kv,
-                            Input given = Input::residual) const;
+    Expected<void> write_kv(const batch::BatchView& batch, const mla::KvPages& kv) const;
     // Once for all layers, where activations.attention_plan is: from the batch's lengths.
     Expected<void> plan_attention(const batch::BatchView& batch, const mla::KvPages& kv) const;
-    // After write_kv of the same layer. Leaves what attention adds to the residual in
-    // activations.partial, where mlp() finds it.
-    Expected<void> attention(const batch::BatchView& batch, const mla::KvPages& kv) const;
-    // write_kv and attention of the same batch; the kv_a product runs beside that of the queries.
-    Expected<void> write_kv_and_attend(const batch::BatchView& batch, const mla::KvPages& kv,
-                                       Input given) const;
-    // After attention of the same layer: residual += attention, residual += MLP(norm(residual)).
-    // Leaves the norm with which layer `next` begins (null: none) in activations.attention_input.
-    void mlp(const batch::BatchView& batch, const LayerWeights* next = nullptr) const;
+    // The rest, after write_kv of the same layer: residual += attention, residual +=
+    // MLP(norm(residual)).
+    Expected<void> finish(const batch::BatchView& batch, const mla::KvPages& kv) const;
+    // write_kv and finish of the same batch. Leaves the norm with which layer `next` begins (null:
+    // none) in activations.attention_input.
+    Expected<void> run(const batch::BatchView& batch, const mla::KvPages& kv, Input given,
+                       const LayerWeights* next = nullptr) const;
 
   private:
-    void norm_input(std::int64_t tokens, Input given) const;
-    Expected<void> append_kv(const batch::BatchView& batch, const mla::KvPages& kv, bool holds_next,
-                             const mla::BesideNorm& beside) const;
-    mla::BesideNorm low_rank_norm(std::int64_t tokens) const;
-    bool project_queries(const batch::BatchView& batch, const Matrix& input,
-                         const ops::BesideProduct& beside) const;
-    Expected<void> attend(const batch::BatchView& batch, const mla::KvPages& kv,
-                          ops::Overlap overlap, bool settled) const;
+    Matrix normed_input(std::int64_t tokens, Input given) const;
+    ops::KeysCall keys_call(const batch::BatchView& batch, const mla::KvPages& kv) const;
+    ops::AttentionCall attention_call(const batch::BatchView& batch, const mla::KvPages& kv) const;
     mla::AbsorbedCall absorbed_call(const batch::BatchView& batch, const mla::KvPages& kv) const;
-    Expected<void> attend_absorbed(const batch::BatchView& batch, const mla::KvPages& kv,
-                                   ops::Overlap overlap, bool settled) const;
-    Expected<void> attend_decompressed(const batch::BatchView& batch, const mla::KvPages& kv) const;
-    ops::RowNorm post_attention_norm(std::int64_t tokens) const;
+    mla::DecompressedCall decompressed_call(const batch::BatchView& batch,
+                                            const mla::KvPages& kv) const;
     ops::FeedForward network(const FeedForwardWeights& weights, const Matrix& out) const;
-    void mixture_of_experts(const batch::BatchView& batch, const ops::RowNorm& norm) const;
+    ops::RowNorm post_attention_norm(std::int64_t tokens) const;
+    void mlp(const batch::BatchView& batch, const ops::Terms& attention,
+             const LayerWeights* next) const;
+    ops::Terms mixture_of_experts(const batch::BatchView& batch, const ops::Terms& attention) const;
 
     const DecoderRule& rule_;
     const ops::Backend& backend_;
+    const ops::LayerProgram& program_;
     const mla::Kernels& kernels_;
     Activations& a_;
     OpContext& context_;

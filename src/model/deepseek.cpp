@@ -238,10 +238,9 @@ Expected<ForwardResult> DeepseekModel::forward(const batch::BatchView& batch, ca
         const DecoderLayer layer({s.rule, s.backend, s.kernels, s.a, s.context},
                                  s.weights.layers[index]);
         if (index == 0) ESPALIER_RETURN_IF_ERROR(layer.plan_attention(batch, pages));
-        ESPALIER_RETURN_IF_ERROR(layer.write_kv_and_attend(
-            batch, pages,
-            index == 0 ? DecoderLayer::Input::residual : DecoderLayer::Input::normed));
-        layer.mlp(batch, index + 1 < layers ? &s.weights.layers[index + 1] : nullptr);
+        ESPALIER_RETURN_IF_ERROR(layer.run(
+            batch, pages, index == 0 ? DecoderLayer::Input::residual : DecoderLayer::Input::normed,
+            index + 1 < layers ? &s.weights.layers[index + 1] : nullptr));
     }
     s.tap_residual(taps, layers, tokens);
     s.tap_final_state(taps, tokens);

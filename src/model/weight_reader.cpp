@@ -8,6 +8,7 @@
 
 #include "base/element.hpp"
 #include "linalg/round_weights.hpp"
+#include "ops/layer_program.hpp"
 
 namespace espalier::model {
 namespace {
@@ -138,7 +139,7 @@ Expected<Weight> WeightReader::shelved(const std::string& name, const linalg::We
 Expected<Weight> WeightReader::pack(const std::vector<std::vector<linalg::WeightSource>>& stack,
                                     Join join) {
     const std::vector<std::span<const linalg::WeightSource>> views(stack.begin(), stack.end());
-    return join == Join::gated ? backend_.pack_gated(device_, views)
+    return join == Join::gated ? backend_.program().pack_gated(device_, views)
                                : backend_.pack(device_, views);
 }
 

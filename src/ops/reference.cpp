@@ -10,6 +10,7 @@
 
 #include "base/portable_math.hpp"
 #include "linalg/rows.hpp"
+#include "ops/layer_program.hpp"
 #include "ops/ops.hpp"
 #include "ops/reference_product.hpp"
 #include "ops/reference_sampling.hpp"
@@ -124,6 +125,20 @@ void route_token(const float* logits, const float* bias, const RouterRule& rule,
         weight[i] = rule.normalise ? scores[chosen[i]] / (sum + 1e-20f) : scores[chosen[i]];
         weight[i] *= rule.scaling;
     }
+}
+
+// What the terms add to column d of token t.
+double sum_terms(const Terms& terms, const Matrix& residual, std::int64_t t, std::int64_t d) {
+    const auto& [experts, segments] = terms;
+    double sum = 0.0, total = 0.0;
+    const std::int64_t choices = experts.rows.data != nullptr ? experts.top_k : 0;
+    for (std::int64_t i = t * choices; i < (t + 1) * choices; ++i)
+        if (const std::int64_t row = row_of_choice(experts, i); row >= 0)
+            sum += static_cast<double>(experts.plan.weight[i]) *
+                   static_cast<double>(experts.rows.row<float>(row)[d]);
+    for (std::int32_t s = 0; s < segments.count; ++s)
+        total += static_cast<double>(segments.sums.row<float>(s * residual.rows + t)[d]);
+    return sum + total;
 }
 
 class ReferenceBackend final : public Backend {
@@ -260,31 +275,11 @@ class ReferenceBackend final : public Backend {
         plan.indptr[rule.experts] = pairs;
     }
 
-    void combine_experts(OpContext&, const Matrix& expert_out, const RouterRule& rule,
-                         const ExpertPlan& plan, const Matrix& shared,
-                         const Matrix& out) const override {
-        for (std::int64_t t = 0; t < out.rows; ++t) {
-            for (std::int64_t d = 0; d < out.cols; ++d) {
-                double sum = 0.0;
-                for (std::int64_t i = t * rule.top_k; i < (t + 1) * rule.top_k; ++i) {
-                    if (plan.pair_of[i] < 0) continue;
-                    sum += static_cast<double>(plan.weight[i]) *
-                           static_cast<double>(expert_out.row<float>(plan.pair_of[i])[d]);
-                }
-                if (shared.data != nullptr) sum += static_cast<double>(shared.row<float>(t)[d]);
-                out.row<float>(t)[d] = static_cast<float>(sum);
-            }
-        }
-    }
-
-    void reduce_add(OpContext&, const Matrix& partial, const Matrix& residual) const override {
-        check_f32(partial, "partial sums");
-        check_f32(residual, "residual");
-        check_size(partial.rows, residual.rows, "rows of partial sums");
-        check_size(partial.cols, residual.cols, "columns of partial sums");
+    void add_terms(OpContext&, const Terms& terms, const Matrix& residual) const override {
+        check_terms(terms, residual);
         for (std::int64_t t = 0; t < residual.rows; ++t)
             for (std::int64_t d = 0; d < residual.cols; ++d)
-                residual.row<float>(t)[d] += partial.row<float>(t)[d];
+                residual.row<float>(t)[d] += static_cast<float>(sum_terms(terms, residual, t, d));
     }
 
     void gather_rows(OpContext&, const Matrix& x, const std::int32_t* index,
@@ -352,6 +347,10 @@ class ReferenceBackend final : public Backend {
     std::size_t scratch_bytes(std::int64_t, std::int64_t, std::int64_t, int) const override {
         return 0;
     }
+    const LayerProgram& program() const override { return program_; }
+
+  private:
+    LayerProgram program_{*this};
 };
 
 }  // namespace

@@ -5,7 +5,7 @@
 
 #include "base/check.hpp"
 #include "base/matrix.hpp"
-#include "ops/ops.hpp"
+#include "ops/operations.hpp"
 
 namespace espalier::ops {
 
@@ -51,6 +51,22 @@ inline void check_rule(const RouterRule& rule, const Matrix& logits) {
     CHECK(kept >= 1 && kept <= groups, "{} of {} groups kept", kept, groups);
     CHECK(rule.top_k <= rule.experts / groups * kept, "top {} of the {} experts that groups leave",
           rule.top_k, rule.experts / groups * kept);
+}
+
+// Everything but the plan's data, which lie in device memory.
+inline void check_terms(const Terms& terms, const Matrix& residual) {
+    const auto& [experts, segments] = terms;
+    check_f32(residual, "residual");
+    CHECK(experts.rows.data != nullptr || segments.count > 0 || residual.rows == 0,
+          "{} rows have nothing added", residual.rows);
+    if (experts.rows.data != nullptr) {
+        check_f32(experts.rows, "expert outputs");
+        check_size(experts.rows.cols, residual.cols, "columns of expert outputs");
+    }
+    if (segments.count == 0) return;
+    check_f32(segments.sums, "segment sums");
+    check_size(segments.sums.rows, segments.count * residual.rows, "rows of segment sums");
+    check_size(segments.sums.cols, residual.cols, "columns of segment sums");
 }
 
 inline void check_sampling(const Matrix& logits, const SamplingBatch& batch) {

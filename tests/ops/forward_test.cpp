@@ -153,9 +153,11 @@ TEST(StepLoop, OperationsDoNotAllocate) {
                    {reinterpret_cast<const std::byte*>(x.data()), DType::f32, 2, kHidden}, out);
     backend->route(context, Matrix::of(router.data(), kTokens, rule.experts), nullptr, rule,
                    row_of.data(), store.plan());
-    backend->combine_experts(context, Matrix::of(expert_out.data(), kTokens * 4, kHidden), rule,
-                             store.plan(), Matrix(), out);
-    backend->reduce_add(context, in, out);
+    backend->add_terms(
+        context,
+        {.experts = {Matrix::of(expert_out.data(), kTokens * 4, kHidden), 4, store.plan()},
+         .segments = {in, 1}},
+        out);
     const Matrix rows = Matrix::of(logits.data(), 2, kVocabulary);
     backend->sample_nodes(context, rows, batch.view());
     backend->draft_children(context, rows, batch.view(), {}, {.width = kMaxDrafts},

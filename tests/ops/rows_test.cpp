@@ -242,36 +242,16 @@ std::vector<float> mixture(const Backend& backend, OpContext& context, std::int6
                 expert_out[static_cast<std::size_t>(pair * hidden + d)] =
                     value_at(12, first + plan.source_token[pair], e * 10000 + d);
     std::vector<float> shared = tokens_of(13, first, count, hidden);
-    std::vector<float> sum(shared.size(), 7.0f);  // not read
-    backend.combine_experts(context, Matrix::of(expert_out.data(), count * rule.top_k, hidden),
-                            rule, plan, Matrix::of(shared.data(), count, hidden),
-                            Matrix::of(sum.data(), count, hidden));
+    std::vector<float> sum(shared.size());
+    backend.add_terms(
+        context,
+        {.experts = {Matrix::of(expert_out.data(), count * rule.top_k, hidden), rule.top_k, plan},
+         .segments = {Matrix::of(shared.data(), count, hidden), 1}},
+        Matrix::of(sum.data(), count, hidden));
     return sum;
 }
 
-// The order is part of the definition: ascending expert, then shared, each step in f32.
-TEST(CombineExperts, AddsInTheOrderItPromises) {
-    RouterRule rule;
-    rule.top_k = 3;
-    std::vector<float> outputs = values(30, 0, 3, 50), shared = values(31, 0, 1, 50), out(50);
-    std::vector<std::int32_t> expert = {1, 4, 6}, pair_of = {2, 0, 1};
-    std::vector<float> weight = {0.3f, 1.7f, 0.9f};
-    const ExpertPlan plan = {expert.data(), weight.data(), nullptr, nullptr, pair_of.data()};
-    for (const auto& backend : cpu_backends()) {
-        Machine machine(2);
-        backend->combine_experts(machine.context, Matrix::of(outputs.data(), 3, 50), rule, plan,
-                                 Matrix::of(shared.data(), 1, 50), Matrix::of(out.data(), 1, 50));
-        for (std::size_t d = 0; d < 50; ++d) {
-            float sum = weight[0] * outputs[100 + d];
-            sum += weight[1] * outputs[d];
-            sum += weight[2] * outputs[50 + d];
-            sum += shared[d];
-            EXPECT_EQ(out[d], sum);
-        }
-    }
-}
-
-TEST(CombineExperts, IsTheWeightedSumWithinTheBound) {
+TEST(AddTerms, IsTheWeightedSumWithinTheBound) {
     // Five products and additions and the shared output, on terms whose sizes add up to at most 2.5
     // (the weights) times the largest output plus one more: values lie within ±3.47.
     const double bound = (5 + 1 + 1) * kUnit * (2.5 + 1.0) * 3.47;
@@ -289,7 +269,7 @@ TEST(CombineExperts, IsTheWeightedSumWithinTheBound) {
 
 // A product that is stored and then added has the bits of one that adds by itself: each output is
 // one chain, finished before it meets the residual.
-TEST(ReduceAdd, GivesTheBitsOfAProductThatAccumulates) {
+TEST(AddTerms, GivesTheBitsOfAProductThatAccumulates) {
     constexpr std::int64_t kRows = 5, kInputs = 300, kOutputs = 50;
     Machine machine(2);
     std::vector<float> x = values(33, 0, kRows, kInputs), w = values(34, 0, kOutputs, kInputs);
@@ -310,7 +290,8 @@ TEST(ReduceAdd, GivesTheBitsOfAProductThatAccumulates) {
         backend->product(machine.context, in, packed->view(),
                          Matrix::of(accumulated.data(), kRows, kOutputs), Store::accumulate);
         backend->product(machine.context, in, packed->view(), out, Store::assign);
-        backend->reduce_add(machine.context, out, Matrix::of(residual.data(), kRows, kOutputs));
+        backend->add_terms(machine.context, {.segments = {out, 1}},
+                           Matrix::of(residual.data(), kRows, kOutputs));
         EXPECT_EQ(residual, accumulated) << backend->name();
     }
 }

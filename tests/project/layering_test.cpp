@@ -20,7 +20,7 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"linalg", {"base"}},
     {"mla", {"base", "linalg"}},
     {"conformance", {"base", "linalg", "mla"}},
-    {"ops", {"base", "linalg"}},
+    {"ops", {"base", "linalg", "mla"}},
     {"checkpoint", {"base"}},
     {"text", {"base"}},
     {"grammar", {"base", "text"}},

@@ -11,7 +11,7 @@
 namespace espalier::mla {
 namespace {
 
-class CudaKernels final : public Kernels, public RawAppender {
+class CudaKernels final : public Kernels {
   public:
     Expected<void> absorbed(OpContext& context, const AbsorbedCall& call) const override {
         ESPALIER_RETURN_IF_ERROR(check_arguments(call));
@@ -41,22 +41,6 @@ class CudaKernels final : public Kernels, public RawAppender {
         ESPALIER_RETURN_IF_ERROR(check_append_arguments(call));
         ESPALIER_RETURN_IF_ERROR(check_cuda_pages(call.kv));
         return cuda::append(context, call);
-    }
-
-    Expected<void> append_raw(OpContext& context, const AppendCall& call,
-                              const RawKeys& keys) const override {
-        AppendCall known = call;  // what the kernel makes itself counts as there
-        known.latent = known.rope = keys.kv_a;
-        ESPALIER_RETURN_IF_ERROR(check_append_arguments(known));
-        ESPALIER_RETURN_IF_ERROR(check_cuda_pages(call.kv));
-        const BesideNorm& beside = keys.beside;
-        if (beside.x.data != nullptr)
-            CHECK(beside.x.dtype == DType::f32 && beside.out.dtype == DType::bf16 &&
-                      beside.x.rows == call.tokens && beside.out.rows == call.tokens &&
-                      beside.out.cols == beside.x.cols,
-                  "norms of {} rows of {} to {} beside {} keys", beside.x.rows, beside.x.cols,
-                  beside.out.cols, call.tokens);
-        return cuda::append_raw(context, call, keys);
     }
 
     Expected<void> compact(OpContext& context, const CompactCall& call) const override {
@@ -112,6 +96,21 @@ Expected<int> attribute(cudaDeviceAttr which, int device) {
 }
 
 }  // namespace
+
+Expected<void> append_raw(OpContext& context, const AppendCall& call, const RawKeys& keys) {
+    AppendCall known = call;  // what the kernel makes itself counts as there
+    known.latent = known.rope = keys.kv_a;
+    ESPALIER_RETURN_IF_ERROR(check_append_arguments(known));
+    ESPALIER_RETURN_IF_ERROR(check_cuda_pages(call.kv));
+    const BesideNorm& beside = keys.beside;
+    if (beside.x.data != nullptr)
+        CHECK(beside.x.dtype == DType::f32 && beside.out.dtype == DType::bf16 &&
+                  beside.x.rows == call.tokens && beside.out.rows == call.tokens &&
+                  beside.out.cols == beside.x.cols,
+              "norms of {} rows of {} to {} beside {} keys", beside.x.rows, beside.x.cols,
+              beside.out.cols, call.tokens);
+    return cuda::append_raw(context, call, keys);
+}
 
 Expected<std::unique_ptr<Kernels>> make_cuda_kernels() {
     int count = 0;

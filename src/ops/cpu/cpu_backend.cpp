@@ -14,6 +14,7 @@
 #include "ops/cpu/route.hpp"
 #include "ops/cpu/sample.hpp"
 #include "ops/kernels.hpp"
+#include "ops/layer_program.hpp"
 #include "ops/ops.hpp"
 #include "ops/shapes.hpp"
 
@@ -169,33 +170,16 @@ class CpuBackend final : public Backend {
         sort_pairs(rule, logits.rows, plan);
     }
 
-    void combine_experts(OpContext& context, const Matrix& expert_out, const RouterRule& rule,
-                         const ExpertPlan& plan, const Matrix& shared,
-                         const Matrix& out) const override {
-        check_f32(expert_out, "expert outputs");
-        check_f32(out, "the sum of experts");
-        for_ranges(pool_of(context), out.rows, out.cols,
-                   [&](std::int64_t t, std::int64_t first, std::int64_t count) {
-                       for (std::int64_t at = first; at < first + count; at += kBlock) {
-                           const std::int64_t some = std::min(kBlock, first + count - at);
-                           float* sum = out.row<float>(t) + at;
-                           sum_experts(expert_out, rule, plan, t, at, some, sum);
-                           if (shared.data != nullptr)
-                               kernels_.add(shared.row<float>(t) + at, some, sum);
-                       }
-                   });
-    }
-
-    void reduce_add(OpContext& context, const Matrix& partial,
-                    const Matrix& residual) const override {
-        check_f32(partial, "partial sums");
-        check_f32(residual, "residual");
-        check_size(partial.rows, residual.rows, "rows of partial sums");
-        check_size(partial.cols, residual.cols, "columns of partial sums");
+    void add_terms(OpContext& context, const Terms& terms, const Matrix& residual) const override {
+        check_terms(terms, residual);
         for_ranges(pool_of(context), residual.rows, residual.cols,
                    [&](std::int64_t t, std::int64_t first, std::int64_t count) {
-                       kernels_.add(partial.row<float>(t) + first, count,
-                                    residual.row<float>(t) + first);
+                       Block sum;
+                       for (std::int64_t at = first; at < first + count; at += kBlock) {
+                           const std::int64_t some = std::min(kBlock, first + count - at);
+                           sum_terms(terms, residual.rows, t, at, some, sum.data());
+                           kernels_.add(sum.data(), some, residual.row<float>(t) + at);
+                       }
                    });
     }
 
@@ -252,20 +236,39 @@ class CpuBackend final : public Backend {
                               int workers) const override {
         return node_scratch_bytes(vocabulary, workers);
     }
+    const LayerProgram& program() const override { return program_; }
 
   private:
-    // sum [count] = Σ weight · expert_out over token t's pairs, in the plan's (ascending) order; 0
-    // for a pad.
-    void sum_experts(const Matrix& expert_out, const RouterRule& rule, const ExpertPlan& plan,
-                     std::int64_t t, std::int64_t first, std::int64_t count, float* sum) const {
+    // sum [count]: token t's experts, then the segments' total.
+    void sum_terms(const Terms& terms, std::int64_t tokens, std::int64_t t, std::int64_t first,
+                   std::int64_t count, float* sum) const {
+        const auto& [experts, segments] = terms;
+        if (experts.rows.data == nullptr)
+            return sum_segments(segments, tokens, t, first, count, sum);
+        sum_experts(experts, t, first, count, sum);
+        if (segments.count == 0) return;
+        Block total;
+        sum_segments(segments, tokens, t, first, count, total.data());
+        kernels_.add(total.data(), count, sum);
+    }
+    void sum_segments(const SegmentSums& segments, std::int64_t tokens, std::int64_t t,
+                      std::int64_t first, std::int64_t count, float* sum) const {
+        std::copy_n(segments.sums.row<float>(t) + first, count, sum);
+        for (std::int64_t s = 1; s < segments.count; ++s)
+            kernels_.add(segments.sums.row<float>(s * tokens + t) + first, count, sum);
+    }
+    // Σ weight · row over token t's choices, in the plan's (ascending) order; 0 for a pad.
+    void sum_experts(const ExpertRows& experts, std::int64_t t, std::int64_t first,
+                     std::int64_t count, float* sum) const {
         bool begun = false;
-        for (std::int64_t i = t * rule.top_k; i < (t + 1) * rule.top_k; ++i) {
-            if (plan.pair_of[i] < 0) continue;
-            const float* out = expert_out.row<float>(plan.pair_of[i]) + first;
+        for (std::int64_t i = t * experts.top_k; i < (t + 1) * experts.top_k; ++i) {
+            const std::int64_t row = row_of_choice(experts, i);
+            if (row < 0) continue;
+            const float* out = experts.rows.row<float>(row) + first;
             if (begun) {
-                kernels_.add_weighted(plan.weight[i], out, count, sum);
+                kernels_.add_weighted(experts.plan.weight[i], out, count, sum);
             } else {
-                kernels_.weighted(plan.weight[i], out, count, sum);
+                kernels_.weighted(experts.plan.weight[i], out, count, sum);
             }
             begun = true;
         }
@@ -274,6 +277,7 @@ class CpuBackend final : public Backend {
 
     linalg::Products products_;
     const KernelTable& kernels_;
+    LayerProgram program_{*this};
 };
 
 }  // namespace

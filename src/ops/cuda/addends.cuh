@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "base/matrix.hpp"
-#include "ops/ops.hpp"
+#include "ops/layer_program.hpp"
 
 namespace espalier::ops::cuda {
 

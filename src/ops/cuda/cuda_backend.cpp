@@ -8,6 +8,8 @@
 
 #include "linalg/cuda/product.hpp"
 #include "ops/cuda/kernels.hpp"
+#include "ops/cuda/layer_program.hpp"
+#include "ops/cuda/scratch.hpp"
 #include "ops/shapes.hpp"
 
 namespace espalier::ops {
@@ -19,7 +21,8 @@ class CudaBackend final : public Backend {
   public:
     // arrived: a word that is 0, where a kernel's blocks count. The operations of a backend are
     // queued on one stream, so one kernel does at a time.
-    explicit CudaBackend(Buffer arrived) : arrived_(std::move(arrived)) {}
+    explicit CudaBackend(Buffer arrived)
+        : arrived_(std::move(arrived)), program_(*this, arrived_.as<std::uint32_t>()) {}
 
     std::string name() const override { return "cuda sm_90a"; }
 
@@ -37,14 +40,15 @@ class CudaBackend final : public Backend {
 
     void rms_norm(OpContext& context, const Matrix& x, const float* weight, float epsilon,
                   const Matrix& out, const Matrix& exact) const override {
-        const RowNorm norm{weight, epsilon, out, exact};
-        check_norm(x, norm);
-        cuda::rms_norm(context.stream, x, norm);
+        check_f32(x, "rms_norm input");
+        check_activation(out, "rms_norm output");
+        check_size(out.cols, x.cols, "rms_norm output");
+        cuda::rms_norm(context.stream, x, {weight, epsilon, out, exact});
     }
 
     void product(OpContext& context, const Matrix& x, const WeightView& w, const Matrix& y,
                  Store store) const override {
-        linalg::cuda::product(context.stream, x, w, y, store, {}, scratch_of(context));
+        linalg::cuda::product(context.stream, x, w, y, store, {}, cuda::scratch_of(context));
     }
     void stacked_product(OpContext& context, const Matrix& x, std::int64_t x_step,
                          const WeightView& w, const Matrix& y, std::int64_t y_step) const override {
@@ -54,7 +58,7 @@ class CudaBackend final : public Backend {
                         const std::int32_t* indptr, const WeightView& w,
                         const Matrix& y) const override {
         linalg::cuda::expert_product(context.stream, x, source_token, indptr, w, y, {},
-                                     scratch_of(context));
+                                     cuda::scratch_of(context));
     }
 
     void rope_angles(OpContext& context, const std::int32_t* position, std::int64_t tokens,
@@ -95,156 +99,9 @@ class CudaBackend final : public Backend {
         cuda::route(context.stream, logits, bias, rule, row_of, plan, arrived_.as<std::uint32_t>());
     }
 
-    void combine_experts(OpContext& context, const Matrix& expert_out, const RouterRule& rule,
-                         const ExpertPlan& plan, const Matrix& shared,
-                         const Matrix& out) const override {
-        check_f32(expert_out, "expert outputs");
-        check_f32(out, "sum of experts");
-        check_size(expert_out.cols, out.cols, "expert outputs");
-        cuda::combine_experts(context.stream, expert_out, rule.top_k, plan, shared, out);
-    }
-
-    void reduce_add(OpContext& context, const Matrix& partial,
-                    const Matrix& residual) const override {
-        check_f32(partial, "partial sums");
-        check_f32(residual, "residual");
-        check_size(partial.rows, residual.rows, "rows of partial sums");
-        check_size(partial.cols, residual.cols, "columns of partial sums");
-        cuda::reduce_add(context.stream, partial, residual);
-    }
-
-    Expected<linalg::Weight> pack_gated(Device& device, linalg::WeightStack stack) const override {
-        CHECK(device.kind() == DeviceKind::cuda, "weights packed for the GPU on {}", device.name());
-        return linalg::cuda::pack_gated(device, stack);
-    }
-    void gated_product(OpContext& context, const Matrix& x, const WeightView& w,
-                       const Matrix& gate_up, const Matrix& out, Overlap overlap) const override {
-        if (w.layout == linalg::WeightLayout::gated_fragments)
-            return linalg::cuda::gated_product(context.stream, x, w, out, overlap,
-                                               memory_of(gate_up));
-        overlapping_product(context, x, w, gate_up, overlap);
-        swiglu(context, gate_up, out);
-    }
-    void gated_expert_product(OpContext& context, const Matrix& x, const std::int32_t* source_token,
-                              const std::int32_t* indptr, const WeightView& w,
-                              const Matrix& gate_up, const Matrix& out,
-                              Overlap overlap) const override {
-        if (w.layout == linalg::WeightLayout::gated_fragments)
-            return linalg::cuda::gated_expert_product(context.stream, x, source_token, indptr, w,
-                                                      out, overlap, memory_of(gate_up));
-        linalg::cuda::expert_product(context.stream, x, source_token, indptr, w, gate_up, overlap);
-        swiglu(context, gate_up, out);
-    }
-    void overlapping_product(OpContext& context, const Matrix& x, const WeightView& w,
-                             const Matrix& y, Overlap overlap) const override {
-        linalg::cuda::product(context.stream, x, w, y, Store::assign, overlap, scratch_of(context));
-    }
-    void overlapping_stacked_product(OpContext& context, const Matrix& x, std::int64_t x_step,
-                                     const WeightView& w, const Matrix& y, std::int64_t y_step,
-                                     Overlap overlap) const override {
-        linalg::cuda::stacked_product(context.stream, x, x_step, w, y, y_step, overlap);
-    }
-    void product_pair(OpContext& context, const Matrix& x, const WeightView& w, const Matrix& y,
-                      const BesideProduct& beside) const override {
-        if (!linalg::cuda::joint_product(context.stream, x, w, y, {beside.w, beside.y}, nullptr,
-                                         scratch_of(context)))
-            Backend::product_pair(context, x, w, y, beside);
-    }
-    bool query_product(OpContext& context, const Matrix& x, const WeightView& w,
-                       const QueryPlaces& to, const BesideProduct& beside) const override {
-        check_queries(to.q, to.heads, to.width, to.q_act, to.rope_to, to.rope_step);
-        check_f32(to.cos_sin, "rope angles");
-        check_size(to.cos_sin.cols, kRopeWidth, "rope angles");
-        const linalg::cuda::Queries queries{to.width, to.cos_sin, to.q_act, to.rope_to,
-                                            to.rope_step};
-        if (!linalg::cuda::joint_product(context.stream, x, w, to.q, {beside.w, beside.y}, &queries,
-                                         scratch_of(context)))
-            return Backend::query_product(context, x, w, to, beside);
-        return true;
-    }
-
-    // Of many tokens what a gated product gives goes straight to where the product behind it reads
-    // it.
-    void feed_forward(OpContext& context, const Matrix& x, const FeedForward& network,
-                      Overlap overlap, Overlap down_overlap) const override {
-        if (!linalg::cuda::feed_forward(context.stream, x, network.gate_up, network.down,
-                                        network.gated, network.out,
-                                        {memory_of(network.gate_up_room), scratch_of(context)}))
-            Backend::feed_forward(context, x, network, overlap, down_overlap);
-    }
-    void expert_feed_forward(OpContext& context, const Matrix& x, const ExpertPlan& plan,
-                             const FeedForward& experts, Overlap overlap) const override {
-        if (!linalg::cuda::expert_feed_forward(
-                context.stream, x, plan.source_token, plan.indptr, experts.gate_up, experts.down,
-                experts.gated, experts.out, {memory_of(experts.gate_up_room), scratch_of(context)}))
-            Backend::expert_feed_forward(context, x, plan, experts, overlap);
-    }
-
-    // Of few tokens each product of the shared expert is in front of the experts' in one launch.
-    void expert_layer(OpContext& context, const Matrix& x, const ExpertPlan& plan,
-                      const FeedForward& experts, const FeedForward& shared,
-                      Overlap beside_router) const override {
-        const bool gated = experts.gate_up.layout == linalg::WeightLayout::gated_fragments;
-        if (!gated || shared.out.data == nullptr ||
-            !linalg::cuda::joint_expert_product(context.stream, {x, shared.gate_up, shared.gated},
-                                                x, plan.source_token, plan.indptr, experts.gate_up,
-                                                experts.gated))
-            return Backend::expert_layer(context, x, plan, experts, shared, beside_router);
-        if (linalg::cuda::joint_expert_product(
-                context.stream, {shared.gated, shared.down, shared.out}, experts.gated, nullptr,
-                plan.indptr, experts.down, experts.out))
-            return;
-        overlapping_product(context, shared.gated, shared.down, shared.out, {});
-        expert_product(context, experts.gated, nullptr, plan.indptr, experts.down, experts.out);
-    }
-
-    void reduce_add_norm(OpContext& context, const Matrix& partial, const Matrix& residual,
-                         const RowNorm& norm) const override {
-        check_f32(partial, "partial sums");
-        check_size(partial.rows, residual.rows, "rows of partial sums");
-        check_size(partial.cols, residual.cols, "columns of partial sums");
-        check_norm(residual, norm);
-        cuda::reduce_add_norm(context.stream, partial, residual, norm);
-    }
-
-    Overlap reduce_add_norm_route(OpContext& context, const Matrix& partial, const Matrix& residual,
-                                  const RowNorm& norm, const RouterCall& router) const override {
-        check_f32(partial, "partial sums");
-        check_size(partial.rows, residual.rows, "rows of partial sums");
-        check_size(partial.cols, residual.cols, "columns of partial sums");
-        check_norm(residual, norm);
-        check_rule(router.rule, router.logits);
-        check_size(router.logits.rows, residual.rows, "rows of router logits");
-        const WeightView& w = router.w;
-        const bool plain = w.layout == linalg::WeightLayout::fragments && w.count == 1 &&
-                           w.format.code == WeightCode::f32 && w.n == router.rule.experts &&
-                           w.k == residual.cols;
-        auto* arrived = arrived_.as<std::uint32_t>();
-        if (plain && cuda::norm_route(context.stream, partial, residual, norm, router, arrived))
-            return {};  // the norm is written by the kernel in front itself
-        cuda::reduce_add_norm(context.stream, partial, residual, norm);
-        if (!plain || !cuda::router_route(context.stream, norm.exact, router, arrived)) {
-            overlapping_product(context, norm.exact, w, router.logits, {.holds_next = true});
-            route(context, router.logits, router.bias, router.rule, router.row_of, router.plan);
-        }
-        return {.inputs_settled = true};
-    }
-
-    void combine_add_norm(OpContext& context, const Matrix& expert_out, const RouterRule& rule,
-                          const ExpertPlan& plan, const Matrix& shared, const Matrix&,
-                          const Matrix& residual, const RowNorm& norm) const override {
-        check_f32(expert_out, "expert outputs");
-        check_size(expert_out.cols, residual.cols, "expert outputs");
-        check_norm(residual, norm);
-        cuda::combine_add_norm(context.stream, expert_out, rule.top_k, plan, shared, residual,
-                               norm);
-    }
-
-    void split_queries(OpContext& context, const Matrix& q, std::int32_t heads, std::int64_t width,
-                       const Matrix& cos_sin, const Matrix& q_act, const Matrix& rope_to,
-                       std::int64_t rope_step) const override {
-        check_queries(q, heads, width, q_act, rope_to, rope_step);
-        cuda::split_queries(context.stream, q, heads, width, cos_sin, q_act, rope_to, rope_step);
+    void add_terms(OpContext& context, const Terms& terms, const Matrix& residual) const override {
+        check_terms(terms, residual);
+        cuda::add_terms(context.stream, terms, residual);
     }
 
     void gather_rows(OpContext& context, const Matrix& x, const std::int32_t* index,
@@ -297,37 +154,16 @@ class CudaBackend final : public Backend {
     std::size_t product_scratch_bytes(std::int64_t rows, std::int64_t inputs) const override {
         return linalg::cuda::scratch_bytes(rows, inputs);
     }
+    const LayerProgram& program() const override { return program_; }
 
   private:
-    // No operation that holds a part of the arena calls a product.
-    static linalg::cuda::Scratch scratch_of(OpContext& context) {
-        return {context.arena.memory().data(), context.arena.memory().bytes()};
-    }
-    // Where gate and up would lie if they were stored.
-    static linalg::cuda::Scratch memory_of(const Matrix& gate_up) {
-        return {gate_up.data,
-                static_cast<std::size_t>(gate_up.rows * gate_up.stride) * sizeof(float)};
-    }
-    static void check_queries(const Matrix& q, std::int32_t heads, std::int64_t width,
-                              const Matrix& q_act, const Matrix& rope_to, std::int64_t rope_step) {
-        check_f32(q, "queries");
-        check_activation(q_act, "convert to");
-        check_activation(rope_to, "rope to");
-        check_size(q.cols, heads * (width + kRopeWidth), "queries");
-        check_heads(q_act, width + kRopeWidth, heads, width, "convert to");
-        check_heads(rope_to, rope_step, heads, kRopeWidth, "rope to");
-    }
-    static void check_norm(const Matrix& x, const RowNorm& norm) {
-        check_f32(x, "rms_norm input");
-        check_activation(norm.out, "rms_norm output");
-        check_size(norm.out.cols, x.cols, "rms_norm output");
-    }
     // Of the nodes that are drawn at a time, whole cache lines each.
     static std::int64_t scratch_elements(std::int64_t nodes, std::int64_t vocabulary) {
         return std::min(nodes, cuda::kNodesAtOnce) * cuda::row_stride(vocabulary);
     }
 
     mutable Buffer arrived_;
+    cuda::CudaProgram program_;
 };
 
 }  // namespace

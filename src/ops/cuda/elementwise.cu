@@ -109,23 +109,23 @@ __global__ void swiglu_kernel(Matrix gate_up, Matrix out) {
     });
 }
 
-// Ascending expert ids, the shared expert last.
-__global__ void combine_kernel(Matrix expert_out, std::int32_t top_k, ExpertPlan plan,
-                               Matrix shared, Matrix out) {
-    for_elements(out.rows, out.cols, [&](std::int64_t t, std::int64_t d) {
-        float sum = 0.0f;
-        for (std::int64_t i = t * top_k; i < (t + 1) * top_k; ++i) {
-            const std::int32_t pair = plan.pair_of[i];
-            if (pair >= 0) sum += plan.weight[i] * row_of(expert_out, pair)[d];
-        }
-        if (shared.data != nullptr) sum += row_of(shared, t)[d];
-        row_of(out, t)[d] = sum;
-    });
-}
-
-__global__ void add_kernel(Matrix partial, Matrix residual) {
+// The order of terms.hpp.
+__global__ void add_terms_kernel(Terms terms, Matrix residual) {
+    const ExpertRows& experts = terms.experts;
+    const SegmentSums& segments = terms.segments;
+    const std::int64_t top_k = experts.rows.data != nullptr ? experts.top_k : 0;
     for_elements(residual.rows, residual.cols, [&](std::int64_t t, std::int64_t d) {
-        row_of(residual, t)[d] += row_of(partial, t)[d];
+        float sum = 0.0f;
+        for (std::int64_t i = t * top_k; i < (t + 1) * top_k; ++i)
+            if (const std::int64_t row = row_of_choice(experts, i); row >= 0)
+                sum += experts.plan.weight[i] * row_of(experts.rows, row)[d];
+        if (segments.count > 0) {
+            float total = row_of(segments.sums, t)[d];
+            for (std::int64_t s = 1; s < segments.count; ++s)
+                total += row_of(segments.sums, s * residual.rows + t)[d];
+            sum = top_k > 0 ? sum + total : total;
+        }
+        row_of(residual, t)[d] += sum;
     });
 }
 
@@ -200,17 +200,10 @@ void swiglu(Stream stream, const Matrix& gate_up, const Matrix& out) {
            gate_up, out);
 }
 
-void combine_experts(Stream stream, const Matrix& expert_out, std::int32_t top_k,
-                     const ExpertPlan& plan, const Matrix& shared, const Matrix& out) {
-    if (out.rows == 0) return;
-    launch("combine_experts", combine_kernel, element_grid(out.rows, out.cols), kElementThreads,
-           stream, expert_out, top_k, plan, shared, out);
-}
-
-void reduce_add(Stream stream, const Matrix& partial, const Matrix& residual) {
+void add_terms(Stream stream, const Terms& terms, const Matrix& residual) {
     if (residual.rows == 0) return;
-    launch("reduce_add", add_kernel, element_grid(residual.rows, residual.cols), kElementThreads,
-           stream, partial, residual);
+    launch("add_terms", add_terms_kernel, element_grid(residual.rows, residual.cols),
+           kElementThreads, stream, terms, residual);
 }
 
 void gather_rows(Stream stream, const Matrix& x, const std::int32_t* index, const Matrix& out) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What src/ops/cuda launches; each function is an operation of the backend (ops/ops.hpp), its
+// What src/ops/cuda launches; each function is an operation (ops/operations.hpp), its
 // arguments checked by the caller. All are asynchronous and take no memory but what they are given.
 #pragma once
 
@@ -8,16 +8,18 @@
 
 #include "base/device.hpp"
 #include "base/matrix.hpp"
-#include "ops/ops.hpp"
+#include "ops/layer_program.hpp"
 
 namespace espalier::ops::cuda {
 
 void embed(Stream stream, const std::int32_t* tokens, const EmbeddingTable& table,
            const Matrix& out);
 void rms_norm(Stream stream, const Matrix& x, const RowNorm& norm);
+// residual += partial, which is a product's one segment, then the norm.
 void reduce_add_norm(Stream stream, const Matrix& partial, const Matrix& residual,
                      const RowNorm& norm);
-// Behind an expert product; the plan was there before that.
+// residual += the experts of one owner and the shared one, then the norm. Behind an expert product;
+// the plan was there before that.
 void combine_add_norm(Stream stream, const Matrix& expert_out, std::int32_t top_k,
                       const ExpertPlan& plan, const Matrix& shared, const Matrix& residual,
                       const RowNorm& norm);
@@ -31,9 +33,7 @@ void rope(Stream stream, const Matrix& from, std::int64_t from_step, std::int32_
 void convert(Stream stream, const Matrix& from, std::int64_t from_step, std::int32_t heads,
              std::int64_t width, const Matrix& to, std::int64_t to_step);
 void swiglu(Stream stream, const Matrix& gate_up, const Matrix& out);
-void combine_experts(Stream stream, const Matrix& expert_out, std::int32_t top_k,
-                     const ExpertPlan& plan, const Matrix& shared, const Matrix& out);
-void reduce_add(Stream stream, const Matrix& partial, const Matrix& residual);
+void add_terms(Stream stream, const Terms& terms, const Matrix& residual);
 void gather_rows(Stream stream, const Matrix& x, const std::int32_t* index, const Matrix& out);
 void copy_rows(Stream stream, const Matrix& x, const RowPairs& pairs, const Matrix& out);
 
@@ -42,8 +42,9 @@ void copy_rows(Stream stream, const Matrix& x, const RowPairs& pairs, const Matr
 void route(Stream stream, const Matrix& logits, const float* bias, const RouterRule& rule,
            const std::int32_t* row_of, const ExpertPlan& plan, std::uint32_t* arrived);
 
-// reduce_add_norm_route in one kernel. False: nothing was queued, because there are too many tokens
-// or their rows cannot be read 16 bytes at a time. router.w: f32. arrived: as above.
+// reduce_add_norm, the router's product and route in one kernel. False: nothing was queued, because
+// there are too many tokens or their rows cannot be read 16 bytes at a time. router.w: f32.
+// arrived: as above.
 bool norm_route(Stream stream, const Matrix& partial, const Matrix& residual, const RowNorm& norm,
                 const RouterCall& router, std::uint32_t* arrived);
 

@@ -20,7 +20,7 @@ constexpr int kRounds = kColumns / kThreads;
 constexpr int kMostExperts = 8;  // whose outputs are on their way at once
 constexpr std::int64_t kFewestRows = 1024;
 
-struct Terms {
+struct Added {
     Matrix partial;     // this,
     Matrix expert_out;  // or a token's experts by the plan
     ExpertPlan plan;
@@ -36,7 +36,7 @@ __device__ __forceinline__ void load(const float* row, int round, float (&to)[kP
 }
 
 // Ascending expert ids, the shared expert last. pair, weight: lane i has the token's i-th.
-__device__ __forceinline__ void sum_experts(const Terms& terms, std::int64_t t, int column,
+__device__ __forceinline__ void sum_experts(const Added& terms, std::int64_t t, int column,
                                             int round, std::int32_t pair, float weight,
                                             float (&sum)[kPlaces]) {
     float value[kMostExperts][kPlaces], shared[kPlaces];
@@ -78,7 +78,7 @@ __device__ __forceinline__ float sum_squares(const float (&held)[kRounds][kPlace
 
 template <bool kExperts>
 __global__ void __launch_bounds__(32 * kWarps)
-    prompt_norm_kernel(Terms terms, Matrix x, RowNorm norm) {
+    prompt_norm_kernel(Added terms, Matrix x, RowNorm norm) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int column = static_cast<int>(threadIdx.x) / 32 * kPlaces * 32 + lane;
     const std::int64_t t = blockIdx.x;
@@ -125,7 +125,7 @@ bool serves(const Matrix& residual, const RowNorm& norm) {
 }
 
 template <bool kExperts>
-void launch_rows(Stream stream, const Terms& terms, const Matrix& residual, const RowNorm& norm) {
+void launch_rows(Stream stream, const Added& terms, const Matrix& residual, const RowNorm& norm) {
     launch("norms of many rows", prompt_norm_kernel<kExperts>, static_cast<unsigned>(residual.rows),
            32 * kWarps, stream, terms, residual, norm);
 }
@@ -135,7 +135,7 @@ void launch_rows(Stream stream, const Terms& terms, const Matrix& residual, cons
 bool prompt_reduce_add_norm(Stream stream, const Matrix& partial, const Matrix& residual,
                             const RowNorm& norm) {
     if (!serves(residual, norm)) return false;
-    Terms terms{};
+    Added terms{};
     terms.partial = partial;
     launch_rows<false>(stream, terms, residual, norm);
     return true;

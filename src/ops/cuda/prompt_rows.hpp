@@ -3,7 +3,7 @@
 // launched, because rows are few or not of the width that this is for.
 #pragma once
 
-#include "ops/ops.hpp"
+#include "ops/layer_program.hpp"
 
 namespace espalier::ops::cuda {
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "ops/cuda/addends.cuh"
-#include "ops/ops.hpp"
+#include "ops/layer_program.hpp"
 
 namespace espalier::ops::cuda {
 

@@ -13,12 +13,10 @@ namespace {
 using mla::KvFormat;
 using ops::OnGpu;
 
-TEST(AppendRaw, GivesTheBytesOfSplitLatentThenAppend) {
+TEST(AppendRaw, GivesTheBytesOfItsParts) {
     constexpr std::int64_t kTokens = 150, kStride = mla::kKey + 8, kPages = 5, kPageTokens = 64;
     ops::Gpu gpu;
     const auto kernels = ops::must(mla::make_cuda_kernels());
-    const auto* appender = dynamic_cast<const mla::RawAppender*>(kernels.get());
-    ASSERT_NE(appender, nullptr);
     std::mt19937 random(1);
     std::normal_distribution<float> normal(0.0f, 3.0f);
     const auto numbers = [&](std::int64_t count) {
@@ -59,11 +57,12 @@ TEST(AppendRaw, GivesTheBytesOfSplitLatentThenAppend) {
         call.kv.data = got.data();
         call.nonfinite = flags.data();
         const Matrix raw = Matrix::of(kv_a.data(), kTokens, mla::kKey, kStride);
-        ASSERT_TRUE(appender->append_raw(
+        ASSERT_TRUE(mla::append_raw(
             gpu.context, call, {kv_a.data(), kStride, weight.data(), 1e-6f, cos_sin.data(), 64}));
-        gpu.backend->split_latent(
-            gpu.context, raw, {weight.data(), 1e-6f, latent.matrix(kTokens, mla::kLatent), {}},
-            cos_sin.matrix(kTokens, mla::kRope), rope.matrix(kTokens, mla::kRope));
+        gpu.backend->rms_norm(gpu.context, raw.columns(0, mla::kLatent), weight.data(), 1e-6f,
+                              latent.matrix(kTokens, mla::kLatent), {});
+        gpu.backend->rope(gpu.context, raw.columns(mla::kLatent, mla::kRope), 0, 1,
+                          cos_sin.matrix(kTokens, mla::kRope), rope.matrix(kTokens, mla::kRope), 0);
         call.latent = latent.data();
         call.latent_stride = mla::kLatent;
         call.rope = rope.data();
@@ -80,9 +79,6 @@ TEST(AppendRaw, GivesTheBytesOfSplitLatentThenAppend) {
 // Rows that a thread has no column of, one or several, and rows longer than a thread keeps.
 TEST(AppendRaw, NormsRowsBesideTheKeys) {
     ops::Gpu gpu;
-    const auto kernels = ops::must(mla::make_cuda_kernels());
-    const auto* appender = dynamic_cast<const mla::RawAppender*>(kernels.get());
-    ASSERT_NE(appender, nullptr);
     std::mt19937 random(2);
     std::normal_distribution<float> normal(0.0f, 3.0f);
     const auto numbers = [&](std::int64_t count) {
@@ -118,7 +114,7 @@ TEST(AppendRaw, NormsRowsBesideTheKeys) {
                                   cos_sin.data(), 64,        apart == 1,      {}};
                 const Matrix to = out[apart].matrix(tokens, cols);
                 if (apart == 0) keys.beside = {rows, weight.data(), 1e-5f, to};
-                ASSERT_TRUE(appender->append_raw(gpu.context, call, keys));
+                ASSERT_TRUE(mla::append_raw(gpu.context, call, keys));
                 if (apart == 1)
                     gpu.backend->rms_norm(gpu.context, rows, weight.data(), 1e-5f, to, {});
             }

@@ -10,6 +10,9 @@
 #include <utility>
 
 #include "ops/cuda/gpu.hpp"
+#include "ops/cuda/joined.hpp"
+#include "ops/cuda/kernels.hpp"
+#include "ops/layer_program.hpp"
 #include "ops/support.hpp"
 
 namespace espalier::ops {
@@ -47,17 +50,15 @@ class GpuFused : public testing::Test {
         const std::vector<std::span<const linalg::WeightSource>> stack(sources.begin(),
                                                                        sources.end());
         return {must(gpu.backend->pack(*gpu.device, stack)),
-                must(gpu.backend->pack_gated(*gpu.device, stack))};
+                must(gpu.backend->program().pack_gated(*gpu.device, stack))};
     }
 
-    // reduce_add_norm (what: 0), combine_add_norm (1) and that with a shared expert (2) against
-    // their parts. The second row is a pad.
+    // A product's terms and norm (what: 0), the experts' (1) and those with a shared expert (2)
+    // against their parts. The second row is a pad.
     void compare_sums(std::int64_t rows, std::int32_t top_k, std::int64_t width, int what) {
         std::vector<std::int32_t> pair_of;
         for (std::int64_t i = 0; i < rows * top_k; ++i)
             pair_of.push_back(i / top_k == 1 ? -1 : static_cast<std::int32_t>(i * 5 % 12));
-        RouterRule rule;
-        rule.top_k = top_k;
         OnGpu<std::int32_t> pairs(gpu, pair_of);
         OnGpu<float> weight(gpu, values(6, 0, 1, rows * top_k)),
             partial(gpu, values(8, 0, rows, width)), scale(gpu, values(9, 0, 1, width)),
@@ -67,16 +68,12 @@ class GpuFused : public testing::Test {
                              OnGpu<float>& exact) {
             const RowNorm norm{scale.data(), 1e-6f, out.matrix(rows, width),
                                exact.matrix(rows, width)};
-            const Matrix part = partial.matrix(rows, width), sum = residual.matrix(rows, width);
-            const Matrix terms = outputs.matrix(12, width);
-            const Matrix beside = what == 2 ? shared.matrix(rows, width) : Matrix{};
-            const Backend& backend = *gpu.backend;
-            if (what > 0 && !apart)
-                return backend.combine_add_norm(gpu.context, terms, rule, plan, beside, part, sum,
-                                                norm);
-            if (what > 0) backend.combine_experts(gpu.context, terms, rule, plan, beside, part);
-            apart ? backend.Backend::reduce_add_norm(gpu.context, part, sum, norm)
-                  : backend.reduce_add_norm(gpu.context, part, sum, norm);
+            const Matrix sum = residual.matrix(rows, width);
+            Terms terms;
+            if (what > 0) terms.experts = {outputs.matrix(12, width), top_k, plan};
+            if (what != 1) terms.segments = {(what == 2 ? shared : partial).matrix(rows, width), 1};
+            const LayerProgram parts(*gpu.backend);
+            (apart ? parts : gpu.backend->program()).add(gpu.context, terms, sum, {norm});
         };
         const std::vector<float> start = values(7, 0, rows, width);
         OnGpu<float> residual[2] = {{gpu, start}, {gpu, start}};
@@ -88,6 +85,21 @@ class GpuFused : public testing::Test {
         ASSERT_NO_FATAL_FAILURE(expect_same(residual[0], residual[1], name));
         ASSERT_NO_FATAL_FAILURE(expect_same(out[0], out[1], name + ": out"));
         ASSERT_NO_FATAL_FAILURE(expect_same(exact[0], exact[1], name + ": exact"));
+    }
+
+    // Queries split by single operations.
+    void split_apart(const cuda::QueryPlaces& to) {
+        const std::int64_t step = to.q.cols / to.heads, apart = to.rope_to.rows;
+        const auto rotate = [&](std::int64_t first, std::int64_t rows, const Matrix& rope_to,
+                                std::int64_t to_step) {
+            const Matrix q = to.q.slice(first, rows).columns(to.width, to.q.cols - to.width);
+            gpu.backend->rope(gpu.context, q, step, to.heads, to.cos_sin.slice(first, rows),
+                              rope_to, to_step);
+        };
+        gpu.backend->convert(gpu.context, to.q, step, to.heads, to.width, to.q_act, step);
+        rotate(0, apart, to.rope_to, to.rope_step);
+        const Matrix rest = to.q_act.slice(apart, to.q.rows - apart);
+        rotate(apart, rest.rows, rest.columns(to.width, rest.cols - to.width), step);
     }
 
     Gpu gpu;
@@ -112,12 +124,12 @@ TEST_F(GpuFused, GatedProductsAreProductsThenSwiglu) {
                                  std::vector<float>(static_cast<std::size_t>(2 * tokens * width)));
             const std::vector<Bf16> poison(static_cast<std::size_t>(tokens * width), Bf16{0xffff});
             OnGpu<Bf16> wanted(gpu, poison), got(gpu, poison);
-            gpu.backend->Backend::gated_product(gpu.context, x.matrix(tokens, k), w.apart.view(),
-                                                gate_up.matrix(tokens, 2 * width),
-                                                wanted.matrix(tokens, width), {});
-            gpu.backend->gated_product(gpu.context, x.matrix(tokens, k), w.dealt.view(),
-                                       gate_up.matrix(tokens, 2 * width), got.matrix(tokens, width),
-                                       {});
+            gpu.backend->product(gpu.context, x.matrix(tokens, k), w.apart.view(),
+                                 gate_up.matrix(tokens, 2 * width), Store::assign);
+            gpu.backend->swiglu(gpu.context, gate_up.matrix(tokens, 2 * width),
+                                wanted.matrix(tokens, width));
+            cuda::gated_product(gpu.context, x.matrix(tokens, k), w.dealt.view(),
+                                gate_up.matrix(tokens, 2 * width), got.matrix(tokens, width), {});
             ASSERT_NO_FATAL_FAILURE(
                 expect_same(got, wanted, fmt::format("{} tokens of {} × {}", tokens, width, k)));
         }
@@ -147,12 +159,14 @@ TEST_F(GpuFused, GatedExpertsAreProductsThenSwiglu) {
         OnGpu<float> gate_up(gpu, std::vector<float>(static_cast<std::size_t>(2 * pairs * kWidth)));
         const std::vector<Bf16> poison(static_cast<std::size_t>(pairs * kWidth), Bf16{0xffff});
         OnGpu<Bf16> wanted(gpu, poison), got(gpu, poison);
-        gpu.backend->Backend::gated_expert_product(
-            gpu.context, x.matrix(tokens, kInputs), sources.data(), bounds.data(), w.apart.view(),
-            gate_up.matrix(pairs, 2 * kWidth), wanted.matrix(pairs, kWidth), {});
-        gpu.backend->gated_expert_product(
-            gpu.context, x.matrix(tokens, kInputs), sources.data(), bounds.data(), w.dealt.view(),
-            gate_up.matrix(pairs, 2 * kWidth), got.matrix(pairs, kWidth), {});
+        gpu.backend->expert_product(gpu.context, x.matrix(tokens, kInputs), sources.data(),
+                                    bounds.data(), w.apart.view(),
+                                    gate_up.matrix(pairs, 2 * kWidth));
+        gpu.backend->swiglu(gpu.context, gate_up.matrix(pairs, 2 * kWidth),
+                            wanted.matrix(pairs, kWidth));
+        cuda::gated_expert_product(gpu.context, x.matrix(tokens, kInputs), sources.data(),
+                                   bounds.data(), w.dealt.view(), gate_up.matrix(pairs, 2 * kWidth),
+                                   got.matrix(pairs, kWidth), {});
         ASSERT_NO_FATAL_FAILURE(expect_same(got, wanted, fmt::format("{} tokens", tokens)));
     }
 }
@@ -178,8 +192,6 @@ TEST_F(GpuFused, NormsOfManyRowsAreThoseOfAFew) {
         OnGpu<std::int32_t> pairs(gpu, pair_of);
         OnGpu<float> weight(gpu, values(33, 0, 1, kRows * top_k)),
             outputs(gpu, values(34, 0, 100, kWidth)), partial(gpu, values(35, 0, kRows, kWidth));
-        RouterRule rule;
-        rule.top_k = top_k;
         for (const int what : {0, 1, 2}) {
             const auto run = [&](std::int64_t at_once, OnGpu<float>& residual, OnGpu<Bf16>& out,
                                  OnGpu<float>& exact) {
@@ -188,16 +200,14 @@ TEST_F(GpuFused, NormsOfManyRowsAreThoseOfAFew) {
                     const RowNorm norm{scale.data(), 1e-6f, part(out.matrix(kRows, kWidth)),
                                        what == 1 ? Matrix{} : part(exact.matrix(kRows, kWidth))};
                     const Matrix sum = part(residual.matrix(kRows, kWidth));
-                    const Matrix added = part(partial.matrix(kRows, kWidth));
                     const ExpertPlan plan{nullptr, weight.data() + first * top_k, nullptr, nullptr,
                                           pairs.data() + first * top_k};
-                    if (what == 0)
-                        gpu.backend->reduce_add_norm(gpu.context, added, sum, norm);
-                    else
-                        gpu.backend->combine_add_norm(
-                            gpu.context, outputs.matrix(100, kWidth), rule, plan,
-                            what == 2 ? part(shared.matrix(kRows, kWidth)) : Matrix{}, added, sum,
-                            norm);
+                    Terms terms;
+                    if (what > 0) terms.experts = {outputs.matrix(100, kWidth), top_k, plan};
+                    if (what != 1)
+                        terms.segments = {
+                            part((what == 2 ? shared : partial).matrix(kRows, kWidth)), 1};
+                    gpu.backend->program().add(gpu.context, terms, sum, {norm});
                 }
             };
             const std::vector<float> start = values(36, 0, kRows, kWidth);
@@ -235,12 +245,15 @@ TEST_F(GpuFused, QueriesAreSplitAsByTheirParts) {
                 const Matrix cos_sin = angles.matrix(tokens, kRope);
                 const Matrix queries = q.matrix(tokens, query);
                 const Matrix nope = act[i].matrix(tokens, query);
-                if (i == 0)
-                    backend.split_queries(gpu.context, queries, heads, width, cos_sin, nope,
-                                          rope_to, kStep);
-                else
-                    backend.Backend::split_queries(gpu.context, queries, heads, width, cos_sin,
-                                                   nope, rope_to, kStep);
+                const std::int64_t step = width + kRope;
+                if (i == 0) {
+                    cuda::split_queries(gpu.context.stream, queries, heads, width, cos_sin, nope,
+                                        rope_to, kStep);
+                } else {
+                    backend.convert(gpu.context, queries, step, heads, width, nope, step);
+                    backend.rope(gpu.context, queries.columns(width, query - width), step, heads,
+                                 cos_sin, rope_to, kStep);
+                }
             }
             ASSERT_NO_FATAL_FAILURE(expect_same(act[0], act[1], "q_act"));
             ASSERT_NO_FATAL_FAILURE(expect_same(absorbed[0], absorbed[1], "q_absorbed"));
@@ -279,20 +292,22 @@ TEST_F(GpuFused, ProductsOfQueriesAreProductsThenSplit) {
                                    {gpu, narrow(room(kHeads * kStep))}};
         for (const std::size_t i : {std::size_t{0}, std::size_t{1}}) {
             const Matrix query = absorbed[i].matrix(tokens, kHeads * kStep).slice(0, apart);
-            const QueryPlaces to{.q = q.matrix(tokens, kQuery),
-                                 .heads = kHeads,
-                                 .width = kNope,
-                                 .cos_sin = angles.matrix(tokens, kRope),
-                                 .q_act = act[i].matrix(tokens, kQuery),
-                                 .rope_to = query.columns(512, query.cols - 512),
-                                 .rope_step = kStep};
-            const BesideProduct second{other.view(), beside[i].matrix(tokens, kBeside)};
-            if (i == 0)
-                gpu.backend->query_product(gpu.context, x.matrix(tokens, kInputs), w.view(), to,
-                                           second);
-            else
-                gpu.backend->Backend::query_product(gpu.context, x.matrix(tokens, kInputs),
-                                                    w.view(), to, second);
+            const Matrix in = x.matrix(tokens, kInputs), all = q.matrix(tokens, kQuery);
+            const cuda::QueryPlaces to{.q = all,
+                                       .heads = kHeads,
+                                       .width = kNope,
+                                       .cos_sin = angles.matrix(tokens, kRope),
+                                       .q_act = act[i].matrix(tokens, kQuery),
+                                       .rope_to = query.columns(512, query.cols - 512),
+                                       .rope_step = kStep};
+            const Matrix second = beside[i].matrix(tokens, kBeside);
+            if (i == 0) {
+                cuda::query_product(gpu.context, in, w.view(), to, {other.view(), second});
+                continue;
+            }
+            gpu.backend->product(gpu.context, in, w.view(), all, Store::assign);
+            gpu.backend->product(gpu.context, in, other.view(), second, Store::assign);
+            split_apart(to);
         }
         const std::string name = fmt::format("{} tokens, {} apart", tokens, apart);
         // Rope columns of act are nobody's: those of the composed form keep what was there, too.

@@ -11,6 +11,8 @@
 #include <span>
 
 #include "ops/cuda/gpu.hpp"
+#include "ops/cuda/joined.hpp"
+#include "ops/layer_program.hpp"
 #include "ops/support.hpp"
 
 namespace espalier::ops {
@@ -65,9 +67,11 @@ struct Step {
           expert(gpu, room<std::int32_t>(tokens * layer.rule.top_k)),
           indptr(gpu, room<std::int32_t>(layer.rule.experts + 1)),
           source(gpu, room<std::int32_t>(tokens * layer.rule.top_k)),
-          pair_of(gpu, room<std::int32_t>(tokens * layer.rule.top_k)) {}
+          pair_of(gpu, room<std::int32_t>(tokens * layer.rule.top_k)),
+          arrived(gpu, {0u}) {}
 
-    Overlap run(Gpu& gpu, Layer& layer, bool apart) {
+    // Returns what the operation behind may do.
+    linalg::Overlap run(Gpu& gpu, Layer& layer, bool apart) {
         const RowNorm norm{layer.norm.data(), 1e-6f, out.matrix(rows_, layer.cols),
                            exact.matrix(rows_, layer.cols)};
         const RouterCall router{
@@ -79,9 +83,10 @@ struct Step {
             .plan = {expert.data(), weight.data(), indptr.data(), source.data(), pair_of.data()}};
         const Matrix part = partial.matrix(rows_, layer.cols);
         const Matrix sum = residual.matrix(rows_, layer.cols);
-        const Backend& backend = *gpu.backend;
-        return apart ? backend.Backend::reduce_add_norm_route(gpu.context, part, sum, norm, router)
-                     : backend.reduce_add_norm_route(gpu.context, part, sum, norm, router);
+        if (!apart)
+            return cuda::sum_norm_route(gpu.context, part, sum, norm, router, arrived.data());
+        LayerProgram(*gpu.backend).add(gpu.context, {.segments = {part, 1}}, sum, {norm, &router});
+        return {};
     }
 
     void expect_same(const Step& other, const std::string& what) const {
@@ -120,6 +125,7 @@ struct Step {
     OnGpu<float> partial, residual, exact, logits, weight;
     OnGpu<Bf16> out;
     OnGpu<std::int32_t> row_of, expert, indptr, source, pair_of;
+    OnGpu<std::uint32_t> arrived;  // where the kernel's blocks count
 };
 
 RouterRule rule_of(RouterScore score, std::int32_t experts, std::int32_t top_k) {
@@ -177,7 +183,7 @@ TEST(GpuNormRoute, HasTheBitsOfItsParts) {
                 tokens == 1 ? std::vector<std::int32_t>{0} : random_rows(random, tokens);
             Step apart(gpu, layer, tokens, 30, rows), together(gpu, layer, tokens, 30, rows);
             apart.run(gpu, layer, true);
-            const Overlap behind = together.run(gpu, layer, false);
+            const linalg::Overlap behind = together.run(gpu, layer, false);
             const std::string what = fmt::format("{} tokens, {} of {} experts, {} columns", tokens,
                                                  shape.rule.top_k, shape.rule.experts, shape.cols);
             together.expect_same(apart, what);

@@ -83,17 +83,23 @@ class GpuRoute : public testing::Test {
         constexpr std::int64_t kWidth = 65;
         std::vector<float> out = values(11, 0, std::ssize(store.expert), kWidth);
         std::vector<float> shared = values(12, 0, made.tokens(), kWidth), wanted(shared.size());
-        OnGpu<float> experts(gpu, out), beside(gpu, shared), sum(gpu, wanted);
+        OnGpu<float> experts(gpu, out), beside(gpu, shared);
         for (const bool with_shared : {true, false}) {
-            const Matrix none;
-            reference->combine_experts(
-                context, Matrix::of(out.data(), std::ssize(store.expert), kWidth), made.rule,
-                store.plan(), with_shared ? Matrix::of(shared.data(), made.tokens(), kWidth) : none,
-                Matrix::of(wanted.data(), made.tokens(), kWidth));
-            gpu.backend->combine_experts(
-                gpu.context, experts.matrix(std::ssize(store.expert), kWidth), made.rule, plan,
-                with_shared ? beside.matrix(made.tokens(), kWidth) : none,
-                sum.matrix(made.tokens(), kWidth));
+            const std::int64_t pairs = std::ssize(store.expert), tokens = made.tokens();
+            std::fill(wanted.begin(), wanted.end(), 0.0f);
+            OnGpu<float> sum(gpu, wanted);
+            const auto terms = [&](const Matrix& rows, const ExpertPlan& by, const Matrix& last) {
+                return Terms{.experts = {rows, made.rule.top_k, by},
+                             .segments = {last, with_shared ? 1 : 0}};
+            };
+            reference->add_terms(context,
+                                 terms(Matrix::of(out.data(), pairs, kWidth), store.plan(),
+                                       Matrix::of(shared.data(), tokens, kWidth)),
+                                 Matrix::of(wanted.data(), tokens, kWidth));
+            gpu.backend->add_terms(
+                gpu.context,
+                terms(experts.matrix(pairs, kWidth), plan, beside.matrix(tokens, kWidth)),
+                sum.matrix(tokens, kWidth));
             const std::vector<float> got = sum.values();
             for (std::size_t i = 0; i < got.size(); ++i) {
                 if (std::isnan(wanted[i]))

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The row operations on a GPU: against the reference with the bounds of the CPU's tests, and row
 // invariance bit for bit.
+#include <algorithm>
 #include <functional>
 #include <random>
 
 #include "ops/cuda/gpu.hpp"
+#include "ops/layer_program.hpp"
 #include "ops/support.hpp"
+#include "ops/terms_cases.hpp"
 
 namespace espalier::ops {
 namespace {
@@ -172,17 +175,56 @@ TEST_F(GpuRows, SwigluAndSumsAreTheirFormulas) {
     std::vector<float> residual = values(8, 0, kRows, kWidth),
                        partial = values(9, 0, kRows, kWidth);
     OnGpu<float> sum(gpu, residual), part(gpu, partial);
-    reference->reduce_add(context, Matrix::of(partial.data(), kRows, kWidth),
-                          Matrix::of(residual.data(), kRows, kWidth));
-    gpu.backend->reduce_add(gpu.context, part.matrix(kRows, kWidth), sum.matrix(kRows, kWidth));
+    reference->add_terms(context, {.segments = {Matrix::of(partial.data(), kRows, kWidth), 1}},
+                         Matrix::of(residual.data(), kRows, kWidth));
+    gpu.backend->add_terms(gpu.context, {.segments = {part.matrix(kRows, kWidth), 1}},
+                           sum.matrix(kRows, kWidth));
     EXPECT_TRUE(same_bits(sum.values().data(), residual.data(), std::ssize(residual)));
+}
+
+// Several segments and owners, too, which no fused kernel adds: the bits of the definition.
+TEST_F(GpuRows, TermsAreAddedInTheOrderOfTheDefinition) {
+    constexpr std::int64_t kTokens = 7, kCols = 530;
+    for (const std::int32_t top_k : {0, 1, 8})
+        for (const std::int32_t segments : {0, 1, 3, 8})
+            for (const bool dealt : {false, true}) {
+                if (top_k + segments == 0) continue;
+                const TermsCase made(kTokens, kCols, top_k, segments, dealt);
+                const auto some = [](auto values) {
+                    values.resize(std::max<std::size_t>(values.size(), 1));
+                    return values;
+                };
+                OnGpu<float> rows(gpu, some(made.rows)), sums(gpu, some(made.sums)),
+                    weight(gpu, some(made.weight)), apart(gpu, made.residual),
+                    together(gpu, made.residual), scale(gpu, values(6, 0, 1, kCols)),
+                    normed(gpu, made.residual);
+                OnGpu<std::int32_t> owner(gpu, some(made.owner)), expert(gpu, some(made.expert)),
+                    pair_of(gpu, some(made.pair_of));
+                Terms terms = made.terms;
+                terms.experts.rows.data = reinterpret_cast<std::byte*>(rows.data());
+                if (top_k == 0) terms.experts = {};
+                terms.experts.plan = {expert.data(), weight.data(), nullptr, nullptr,
+                                      pair_of.data()};
+                if (dealt) terms.experts.owner = owner.data();
+                terms.segments.sums.data = reinterpret_cast<std::byte*>(sums.data());
+                gpu.backend->add_terms(gpu.context, terms, apart.matrix(kTokens, kCols));
+                gpu.backend->program().add(
+                    gpu.context, terms, together.matrix(kTokens, kCols),
+                    {{scale.data(), 1e-6f, normed.matrix(kTokens, kCols), {}}});
+                const std::vector<float> one = apart.values(), two = together.values();
+                for (std::int64_t i = 0; i < kTokens * kCols; ++i) {
+                    const auto at = static_cast<std::size_t>(i);
+                    ASSERT_EQ(one[at], made.wanted(i / kCols, i % kCols)) << i;
+                    ASSERT_EQ(two[at], one[at]) << i;
+                }
+            }
 }
 
 TEST_F(GpuRows, NothingHappensWithoutRows) {
     OnGpu<float> some(gpu, std::vector<float>(64, 1.0f));
     const Matrix none = some.matrix(1, 64).slice(0, 0);
     gpu.backend->rms_norm(gpu.context, none, some.data(), 1e-6f, none, {});
-    gpu.backend->reduce_add(gpu.context, none, none);
+    gpu.backend->add_terms(gpu.context, {}, none);
     gpu.backend->gather_rows(gpu.context, none, nullptr, none);
     gpu.backend->copy_rows(gpu.context, none, {}, none);
     gpu.backend->embed(gpu.context, nullptr, {nullptr, DType::bf16, 1, 64}, none);

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/cuda/layer_program.hpp"
+
+#include <utility>
+
+#include "linalg/cuda/product.hpp"
+#include "ops/cuda/joined.hpp"
+#include "ops/cuda/kernels.hpp"
+#include "ops/shapes.hpp"
+
+namespace espalier::ops::cuda {
+namespace {
+
+// kv_a's rows → the cache, in one kernel; `low_rank`, if there is one, is normed beside them.
+Expected<void> append(OpContext& context, const KeysCall& keys, bool holds_next,
+                      const AttentionCall::LowRank& low_rank) {
+    mla::RawKeys raw{.kv_a = keys.kv_a.row<float>(0),
+                     .kv_a_stride = keys.kv_a.stride,
+                     .norm_weight = keys.norm.weight,
+                     .epsilon = keys.norm.epsilon,
+                     .cos_sin = keys.cos_sin.row<float>(0),
+                     .cos_sin_stride = keys.cos_sin.stride,
+                     .holds_next = holds_next};
+    if (low_rank.low.data != nullptr)
+        raw.beside = {low_rank.product, low_rank.norm.weight, low_rank.norm.epsilon,
+                      low_rank.norm.out};
+    return mla::append_raw(context, keys.append, raw);
+}
+
+bool project_queries(OpContext& context, const Matrix& input, const AttentionCall& call,
+                     const BesideProduct& beside) {
+    return query_product(context, input, call.q,
+                         {.q = call.queries,
+                          .heads = call.heads(),
+                          .width = call.nope(),
+                          .cos_sin = call.cos_sin,
+                          .q_act = call.q_act,
+                          .rope_to = call.rope_to(),
+                          .rope_step = mla::kKey},
+                         beside);
+}
+
+void check_norm(const Matrix& x, const RowNorm& norm) {
+    check_activation(norm.out, "rms_norm output");
+    check_size(norm.out.cols, x.cols, "rms_norm output");
+}
+
+}  // namespace
+
+Expected<linalg::Weight> CudaProgram::pack_gated(Device& device, linalg::WeightStack stack) const {
+    CHECK(device.kind() == DeviceKind::cuda, "weights packed for the GPU on {}", device.name());
+    return linalg::cuda::pack_gated(device, stack);
+}
+
+Expected<void> CudaProgram::write_keys(OpContext& context, const mla::Kernels&, const Matrix& input,
+                                       const KeysCall& keys) const {
+    operations().product(context, input, keys.w, keys.kv_a, Store::assign);
+    return append(context, keys, true, {});
+}
+
+Expected<Terms> CudaProgram::attend(OpContext& context, const mla::Kernels& kernels,
+                                    const Matrix& input, const AttentionCall& call) const {
+    const auto& [low, low_product, norm] = call.low_rank;
+    if (low.data != nullptr) {
+        operations().product(context, input, low, low_product, Store::assign);
+        operations().rms_norm(context, low_product, norm.weight, norm.epsilon, norm.out, {});
+    }
+    const bool held = project_queries(context, low.data != nullptr ? norm.out : input, call, {});
+    return attend_projected(context, kernels, call, {}, held);
+}
+
+// Attention reads its plan and its history before the step's own keys are there, if an operation
+// since these lets nothing start before all older has ended:
+//   low-rank queries      kv_a with q_a | append, norm of q_a beside it | q (may hold)
+//   others, q holds       q with kv_a (holds) | append (lets next start) | absorb
+//   others, q does not    q with kv_a | append (holds) | absorb (starts early, beside append)
+Expected<Terms> CudaProgram::write_keys_and_attend(OpContext& context, const mla::Kernels& kernels,
+                                                   const Matrix& input, const KeysCall& keys,
+                                                   const AttentionCall& call) const {
+    const BesideProduct kv_a{keys.w, keys.kv_a};
+    const auto& [low, low_product, norm] = call.low_rank;
+    if (low.data != nullptr) {
+        product_pair(context, input, low, low_product, kv_a);
+        ESPALIER_RETURN_IF_ERROR(append(context, keys, false, call.low_rank));
+        const bool held = project_queries(context, norm.out, call, {});
+        return attend_projected(context, kernels, call, {}, held);
+    }
+    const bool held = project_queries(context, input, call, kv_a);
+    ESPALIER_RETURN_IF_ERROR(append(context, keys, !held, {}));
+    return attend_projected(context, kernels, call, {.inputs_settled = !held}, true);
+}
+
+// Expects queries and keys where attention reads them. overlap: of the first operation, which reads
+// the queries. settled: all that is older than these.
+Expected<Terms> CudaProgram::attend_projected(OpContext& context, const mla::Kernels& kernels,
+                                              const AttentionCall& call, linalg::Overlap overlap,
+                                              bool settled) const {
+    const std::int64_t absorbed = call.q_absorbed.rows, tokens = call.out.rows;
+    if (absorbed > 0) {
+        linalg::cuda::stacked_product(context.stream, call.q_act.slice(0, absorbed),
+                                      call.nope() + mla::kRope, call.absorb_key, call.q_absorbed,
+                                      mla::kKey, overlap);
+        mla::AbsorbedCall attention = call.absorbed;
+        // Nothing that this step appends is another absorbed row's history, unless a prompt's own
+        // beginning is decompressed beside it.
+        attention.history_settled = settled && absorbed == tokens;
+        ESPALIER_RETURN_IF_ERROR(kernels.absorbed(context, attention));
+        operations().stacked_product(context, call.out_latent, mla::kLatent, call.up_value,
+                                     call.out.slice(0, absorbed), call.up_value.n);
+    }
+    if (absorbed < tokens)
+        ESPALIER_RETURN_IF_ERROR(kernels.decompressed(context, call.decompressed));
+    operations().product(context, call.out, call.o, call.sums, Store::assign);
+    return Terms{.segments = {call.sums, 1}};
+}
+
+Terms CudaProgram::feed_forward(OpContext& context, const Matrix& x,
+                                const FeedForward& network) const {
+    cuda::feed_forward(context, x, network, {}, {});
+    return {.segments = {network.out, 1}};
+}
+
+Terms CudaProgram::experts(OpContext& context, const Matrix& x, const RouterCall& router,
+                           const FeedForward& experts, const FeedForward& shared) const {
+    expert_layer(context, x, router.plan, experts, shared, std::exchange(beside_router_, {}));
+    Terms terms{.experts = {experts.out, router.rule.top_k, router.plan}};
+    if (shared.out.data != nullptr) terms.segments = {shared.out, 1};
+    return terms;
+}
+
+// A norm's kernel adds one rank's terms itself: a product's one segment, or the rows of one owner.
+void CudaProgram::add(OpContext& context, const Terms& terms, const Matrix& residual,
+                      const AfterTerms& after) const {
+    const auto& [norm, router] = after;
+    const auto& [experts, segments] = terms;
+    const bool has_experts = experts.rows.data != nullptr;
+    const Matrix sum = segments.count > 0 ? segments.sums : Matrix{};
+    if (norm.weight == nullptr || experts.owner != nullptr || segments.count > 1 ||
+        (has_experts && router != nullptr))
+        return LayerProgram::add(context, terms, residual, after);
+    check_terms(terms, residual);
+    check_norm(residual, norm);
+    if (has_experts)
+        combine_add_norm(context.stream, experts.rows, experts.top_k, experts.plan, sum, residual,
+                         norm);
+    else if (router != nullptr)
+        beside_router_ = sum_norm_route(context, sum, residual, norm, *router, arrived_);
+    else
+        reduce_add_norm(context.stream, sum, residual, norm);
+}
+
+}  // namespace espalier::ops::cuda

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// The layer program on Hopper: which operations share a launch, and which may start before the one
+// in front of them has ended.
+#pragma once
+
+#include <cstdint>
+
+#include "linalg/overlap.hpp"
+#include "mla/raw_append.hpp"
+#include "ops/layer_program.hpp"
+
+namespace espalier::ops::cuda {
+
+class CudaProgram final : public LayerProgram {
+  public:
+    // arrived: as in kernels.hpp. All calls are queued on one stream.
+    CudaProgram(const Operations& operations, std::uint32_t* arrived)
+        : LayerProgram(operations), arrived_(arrived) {}
+
+    Expected<linalg::Weight> pack_gated(Device& device, linalg::WeightStack stack) const override;
+    Expected<void> write_keys(OpContext& context, const mla::Kernels& kernels, const Matrix& input,
+                              const KeysCall& keys) const override;
+    Expected<Terms> attend(OpContext& context, const mla::Kernels& kernels, const Matrix& input,
+                           const AttentionCall& call) const override;
+    Expected<Terms> write_keys_and_attend(OpContext& context, const mla::Kernels& kernels,
+                                          const Matrix& input, const KeysCall& keys,
+                                          const AttentionCall& call) const override;
+    Terms feed_forward(OpContext& context, const Matrix& x,
+                       const FeedForward& network) const override;
+    Terms experts(OpContext& context, const Matrix& x, const RouterCall& router,
+                  const FeedForward& experts, const FeedForward& shared) const override;
+    void add(OpContext& context, const Terms& terms, const Matrix& residual,
+             const AfterTerms& after) const override;
+
+  private:
+    Expected<Terms> attend_projected(OpContext& context, const mla::Kernels& kernels,
+                                     const AttentionCall& call, linalg::Overlap overlap,
+                                     bool settled) const;
+
+    std::uint32_t* arrived_;
+    // From add() with a router to experts(), the next call: what an operation may do that reads the
+    // normed rows and nothing newer.
+    mutable linalg::Overlap beside_router_{};
+};
+
+}  // namespace espalier::ops::cuda

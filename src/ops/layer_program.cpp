@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// The layer program as the operations that it is made of.
+#include "ops/layer_program.hpp"
+
+namespace espalier::ops {
+namespace {
+
+// Every head's query: the first `nope` columns to q_act, the other 64 rotated; those of rows that
+// are decompressed stay behind the head's other columns.
+void split_queries(const Operations& operations, OpContext& context, const AttentionCall& call) {
+    const std::int64_t absorbed = call.q_absorbed.rows, rest = call.queries.rows - absorbed;
+    const std::int64_t nope = call.nope(), step = nope + mla::kRope;
+    const std::int32_t heads = call.heads();
+    operations.convert(context, call.queries, step, heads, nope, call.q_act, step);
+    const auto rotate = [&](std::int64_t first, std::int64_t count, const Matrix& to,
+                            std::int64_t to_step) {
+        const Matrix from = call.queries.slice(first, count);
+        if (count > 0)
+            operations.rope(context, from.columns(nope, from.cols - nope), step, heads,
+                            call.cos_sin.slice(first, count), to, to_step);
+    };
+    rotate(0, absorbed, call.rope_to(), mla::kKey);
+    const Matrix act = call.q_act.slice(absorbed, rest);
+    rotate(absorbed, rest, act.columns(nope, act.cols - nope), step);
+}
+
+}  // namespace
+
+Expected<linalg::Weight> LayerProgram::pack_gated(Device& device, linalg::WeightStack stack) const {
+    return operations().pack(device, stack);
+}
+
+Expected<void> LayerProgram::write_keys(OpContext& context, const mla::Kernels& kernels,
+                                        const Matrix& input, const KeysCall& keys) const {
+    const Matrix latent = keys.norm.out, rope = keys.key_rope;
+    const std::int64_t width = latent.cols;
+    operations().product(context, input, keys.w, keys.kv_a, Store::assign);
+    operations().rms_norm(context, keys.kv_a.columns(0, width), keys.norm.weight, keys.norm.epsilon,
+                          latent, keys.norm.exact);
+    operations().rope(context, keys.kv_a.columns(width, rope.cols), 0, 1, keys.cos_sin, rope, 0);
+    mla::AppendCall append = keys.append;
+    append.latent = latent.row<float>(0);
+    append.latent_stride = latent.stride;
+    append.rope = rope.row<float>(0);
+    append.rope_stride = rope.stride;
+    return kernels.append(context, append);
+}
+
+// Absorbed queries go through kv_b's key half into the latent space, attend there, and come back
+// through the value half.
+Expected<Terms> LayerProgram::attend(OpContext& context, const mla::Kernels& kernels,
+                                     const Matrix& input, const AttentionCall& call) const {
+    const std::int64_t absorbed = call.q_absorbed.rows;
+    const auto& [low, low_product, norm] = call.low_rank;
+    if (low.data != nullptr) {
+        operations().product(context, input, low, low_product, Store::assign);
+        operations().rms_norm(context, low_product, norm.weight, norm.epsilon, norm.out, {});
+    }
+    operations().product(context, low.data != nullptr ? norm.out : input, call.q, call.queries,
+                         Store::assign);
+    split_queries(operations(), context, call);
+    if (absorbed > 0) {
+        operations().stacked_product(context, call.q_act.slice(0, absorbed),
+                                     call.nope() + mla::kRope, call.absorb_key, call.q_absorbed,
+                                     mla::kKey);
+        ESPALIER_RETURN_IF_ERROR(kernels.absorbed(context, call.absorbed));
+        operations().stacked_product(context, call.out_latent, mla::kLatent, call.up_value,
+                                     call.out.slice(0, absorbed), call.up_value.n);
+    }
+    if (absorbed < call.out.rows)
+        ESPALIER_RETURN_IF_ERROR(kernels.decompressed(context, call.decompressed));
+    operations().product(context, call.out, call.o, call.sums, Store::assign);
+    return Terms{.segments = {call.sums, 1}};
+}
+
+Expected<Terms> LayerProgram::write_keys_and_attend(OpContext& context, const mla::Kernels& kernels,
+                                                    const Matrix& input, const KeysCall& keys,
+                                                    const AttentionCall& call) const {
+    ESPALIER_RETURN_IF_ERROR(write_keys(context, kernels, input, keys));
+    return attend(context, kernels, input, call);
+}
+
+Terms LayerProgram::feed_forward(OpContext& context, const Matrix& x,
+                                 const FeedForward& network) const {
+    operations().product(context, x, network.gate_up, network.gate_up_room, Store::assign);
+    operations().swiglu(context, network.gate_up_room, network.gated);
+    operations().product(context, network.gated, network.down, network.out, Store::assign);
+    return {.segments = {network.out, 1}};
+}
+
+Terms LayerProgram::experts(OpContext& context, const Matrix& x, const RouterCall& router,
+                            const FeedForward& experts, const FeedForward& shared) const {
+    Terms terms{.experts = {experts.out, router.rule.top_k, router.plan}};
+    if (shared.out.data != nullptr) terms.segments = feed_forward(context, x, shared).segments;
+    const ExpertPlan& plan = router.plan;
+    operations().expert_product(context, x, plan.source_token, plan.indptr, experts.gate_up,
+                                experts.gate_up_room);
+    operations().swiglu(context, experts.gate_up_room, experts.gated);
+    operations().expert_product(context, experts.gated, nullptr, plan.indptr, experts.down,
+                                experts.out);
+    return terms;
+}
+
+void LayerProgram::add(OpContext& context, const Terms& terms, const Matrix& residual,
+                       const AfterTerms& after) const {
+    const auto& [norm, router] = after;
+    operations().add_terms(context, terms, residual);
+    if (norm.weight == nullptr) return;
+    operations().rms_norm(context, residual, norm.weight, norm.epsilon, norm.out, norm.exact);
+    if (router == nullptr) return;
+    operations().product(context, norm.exact, router->w, router->logits, Store::assign);
+    operations().route(context, router->logits, router->bias, router->rule, router->row_of,
+                       router->plan);
+}
+
+}  // namespace espalier::ops

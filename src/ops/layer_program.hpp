@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// Calls that a decoder layer is made of: seven that join operations and attention. The class
+// defines each by single operations; a backend overrides those that it fuses, with the same bits,
+// and knows alone what runs beside what on its device.
+#pragma once
+
+#include <cstdint>
+
+#include "linalg/weight.hpp"
+#include "mla/contract.hpp"
+#include "ops/operations.hpp"
+
+namespace espalier::ops {
+
+// The norm of rows: out [T, D] = norm(row) in out's dtype; exact (may be empty) gets it in f32.
+struct RowNorm {
+    const float* weight = nullptr;  // [D]; null: no norm
+    float epsilon = 0.0f;
+    Matrix out;
+    Matrix exact;
+};
+
+// One feed-forward network, or a stack of them. gate_up comes from pack_gated(); gate_up_room is
+// scratch for [rows, 2·I] f32, gated [rows, I] the input of the down product, out [rows, D] f32 its
+// result.
+struct FeedForward {
+    WeightView gate_up{};
+    WeightView down{};
+    Matrix gate_up_room{};
+    Matrix gated{};
+    Matrix out{};
+};
+
+// The router's product of normed rows, to logits [T, experts] f32, and where route puts what it
+// makes of them.
+struct RouterCall {
+    WeightView w{};
+    Matrix logits;
+    const float* bias = nullptr;
+    RouterRule rule;
+    const std::int32_t* row_of = nullptr;
+    ExpertPlan plan{};
+};
+
+// Reads the residual once terms are added: a norm, and a router behind it (which reads norm.exact).
+struct AfterTerms {
+    RowNorm norm{};                      // without a weight: nothing
+    const RouterCall* router = nullptr;  // with a norm
+};
+
+// Keys of T tokens: input · kv_aᵀ, whose first 512 columns are normed and last 64 rotated, into the
+// batch's slots of the cache.
+struct KeysCall {
+    WeightView w{};          // kv_a
+    Matrix kv_a;             // [T, 576] f32: room for the product
+    RowNorm norm;            // out: room for [T, 512] f32
+    Matrix cos_sin;          // [T, 64] f32
+    Matrix key_rope;         // room for [T, 64] f32
+    mla::AppendCall append;  // but for latent and rope, which the program fills in
+};
+
+// Attention of T tokens, of which the first A are absorbed, the others decompressed.
+struct AttentionCall {
+    // A product of lower rank in front of the queries' and its norm; `low` without data: none.
+    struct LowRank {
+        WeightView low{};
+        Matrix product;  // [T, q_lora] f32
+        RowNorm norm;
+    };
+    LowRank low_rank{};
+    WeightView q{};
+    Matrix queries;  // room for [T, H·(nope + 64)] f32
+    Matrix cos_sin;  // [T, 64] f32
+    Matrix q_act;    // [T, H·(nope + 64)] act: nope and, decompressed, rotated rope
+    WeightView absorb_key{};
+    WeightView up_value{};
+    Matrix q_absorbed;  // [A, H·576] act
+    Matrix out_latent;  // [A, H·512] act
+    mla::AbsorbedCall absorbed;
+    mla::DecompressedCall decompressed;
+    Matrix out;  // [T, H·value] act
+    WeightView o{};
+    Matrix sums;  // [T, D] f32: of o
+
+    std::int32_t heads() const { return absorbed.heads; }
+    std::int64_t nope() const { return q_act.cols / heads() - mla::kRope; }
+    // Rotated columns of the absorbed queries, every 576.
+    Matrix rope_to() const {
+        return q_absorbed.columns(mla::kLatent, q_absorbed.cols - mla::kLatent);
+    }
+};
+
+class LayerProgram {
+  public:
+    explicit LayerProgram(const Operations& operations) : operations_(operations) {}
+    virtual ~LayerProgram() = default;
+
+    // As Operations::pack, for gated products: a matrix joins the gate's rows and the up rows.
+    virtual Expected<linalg::Weight> pack_gated(Device& device, linalg::WeightStack stack) const;
+
+    virtual Expected<void> write_keys(OpContext& context, const mla::Kernels& kernels,
+                                      const Matrix& input, const KeysCall& keys) const;
+    // Over keys that are in the cache. Returns the terms of o.
+    virtual Expected<Terms> attend(OpContext& context, const mla::Kernels& kernels,
+                                   const Matrix& input, const AttentionCall& call) const;
+    // write_keys, then attend, of one input.
+    virtual Expected<Terms> write_keys_and_attend(OpContext& context, const mla::Kernels& kernels,
+                                                  const Matrix& input, const KeysCall& keys,
+                                                  const AttentionCall& call) const;
+    // The terms of network.down, from x [T, D].
+    virtual Terms feed_forward(OpContext& context, const Matrix& x,
+                               const FeedForward& network) const;
+    // The terms of the experts, whose plan add() has made, and of the shared expert (shared.out
+    // empty: there is none), from x [T, D].
+    virtual Terms experts(OpContext& context, const Matrix& x, const RouterCall& router,
+                          const FeedForward& experts, const FeedForward& shared) const;
+    // add_terms to the residual, then what comes after. The call behind attend, feed_forward or
+    // experts.
+    virtual void add(OpContext& context, const Terms& terms, const Matrix& residual,
+                     const AfterTerms& after) const;
+
+  protected:
+    const Operations& operations() const { return operations_; }
+
+  private:
+    const Operations& operations_;
+};
+
+}  // namespace espalier::ops
