@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // espalier inspect: what a checkpoint is, whether it fits this machine, and how fast it can be
-// here. Of the model it reads headers only.
+// here. Reads no tensor but with --hash.
 #include <fmt/format.h>
 
 #include <cstring>
@@ -17,10 +17,13 @@
 #include "checkpoint/quantization.hpp"
 #include "cli/command.hpp"
 #include "cli/expectation.hpp"
+#include "cli/identity_text.hpp"
 #include "cli/terminal.hpp"
 #include "linalg/machine_peaks.hpp"
 #include "model/cost.hpp"
 #include "model/mapped_experts.hpp"
+#include "runtime/identity.hpp"
+#include "runtime/running_engine.hpp"
 #include "runtime/sizes.hpp"
 
 namespace espalier::cli {
@@ -29,6 +32,7 @@ namespace {
 struct InspectOptions {
     std::string model;
     bool json = false;
+    bool hash = false;
 };
 
 std::string attention_text(const checkpoint::ModelConfig& c) {
@@ -165,12 +169,13 @@ struct Inspection {
     checkpoint::StoredWeight projection;  // its type stands for the checkpoint's
     model::ParameterCount parameters;
     mla::KvFormat kv_format;
+    TextIdentity identity;
     ModelFacts model;
     MachineFacts machine;
     Expectation expected;
 };
 
-Expected<Inspection> inspect(const checkpoint::Checkpoint& opened) {
+Expected<Inspection> inspect(const checkpoint::Checkpoint& opened, bool hash) {
     const checkpoint::ModelConfig& c = opened.config();
     ESPALIER_ASSIGN_OR_RETURN(
         const checkpoint::StoredWeight projection,
@@ -181,9 +186,13 @@ Expected<Inspection> inspect(const checkpoint::Checkpoint& opened) {
         static_cast<double>(cache::make_layout(c.num_hidden_layers, format).bytes_per_token());
     ESPALIER_ASSIGN_OR_RETURN(const ModelFacts model, model_facts(opened, kv_bytes));
     ESPALIER_ASSIGN_OR_RETURN(const MachineFacts machine, machine_facts(opened, model));
+    const auto identify = hash ? runtime::text_identity : runtime::identity_without_model;
+    ESPALIER_ASSIGN_OR_RETURN(TextIdentity identity,
+                              identify(opened, {}, runtime::EngineOptions().prefill_segment));
     return Inspection{.projection = projection,
                       .parameters = model::count_parameters(c),
                       .kv_format = format,
+                      .identity = std::move(identity),
                       .model = model,
                       .machine = machine,
                       .expected = expect(model, machine)};
@@ -216,7 +225,8 @@ nlohmann::ordered_json report_json(const checkpoint::Checkpoint& opened, const I
             {"bound", name_of(found.expected.bound)},
             {"tokens_per_second", found.expected.tokens_per_second},
             {"experts_in_memory", found.expected.experts_in_memory},
-            {"room_tokens", found.expected.room_tokens}};
+            {"room_tokens", found.expected.room_tokens},
+            {"text_identity", identity_json(found.identity)}};
 }
 
 void print_report(const checkpoint::Checkpoint& opened, const Inspection& found) {
@@ -246,12 +256,13 @@ void print_report(const checkpoint::Checkpoint& opened, const Inspection& found)
     line("speed here", speed_text(found.expected, found.model, found.machine));
     if (const std::string text = left_out_text(opened.left_out()); !text.empty())
         line("left out", text);
+    fmt::print("{}", identity_text(found.identity));
 }
 
 Expected<void> run(const InspectOptions& options) {
     ESPALIER_ASSIGN_OR_RETURN(const checkpoint::Checkpoint opened,
                               checkpoint::Checkpoint::open(options.model));
-    ESPALIER_ASSIGN_OR_RETURN(const Inspection found, inspect(opened));
+    ESPALIER_ASSIGN_OR_RETURN(const Inspection found, inspect(opened, options.hash));
     if (options.json)
         fmt::print("{}\n", report_json(opened, found).dump(2));
     else
@@ -268,6 +279,8 @@ Run add_inspect(CLI::App& app) {
     command
         ->add_option("model", options->model, "Model directory or ORG/NAME in the local hub cache")
         ->required();
+    command->add_flag("--hash", options->hash,
+                      "Also the model's hash, for which 1.6 % of the weights are read");
     command->add_flag("--json", options->json, "One JSON object");
     return [options] { return run(*options); };
 }

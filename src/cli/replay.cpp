@@ -14,8 +14,8 @@
 #include "cli/terminal.hpp"
 #include "engine/model_target.hpp"
 #include "replay/convert.hpp"
-#include "replay/recorder.hpp"
 #include "replay/replayer.hpp"
+#include "runtime/identity.hpp"
 #include "trace/chrome.hpp"
 
 namespace espalier::cli {
@@ -50,20 +50,6 @@ Expected<void> draw_trees(const ReplayOptions& options, trace::Reader& reader) {
     return {};
 }
 
-// What this run would write into its header. What a wrong model or build shows is said before the
-// weights are read.
-Expected<void> check_same(const ReplayOptions& options, const trace::Header& traced,
-                          const runtime::ModelFiles& files) {
-    ESPALIER_ASSIGN_OR_RETURN(const std::string variant, runtime::kernel_variant(DeviceKind::cpu));
-    ESPALIER_ASSIGN_OR_RETURN(const int threads, runtime::thread_count(options.threads));
-    ESPALIER_ASSIGN_OR_RETURN(
-        const trace::Header here,
-        replay::describe({*files.checkpoint, files.name, variant, threads,
-                          replay::stepper_settings_of(traced.settings), traced.settings.drafters,
-                          traced.kv_format, traced.weights}));
-    return replay::check_header(traced, here);
-}
-
 const char* ending_text(trace::Ending ending) {
     switch (ending) {
         case trace::Ending::finished:
@@ -84,13 +70,16 @@ Expected<void> run(const ReplayOptions& options) {
     ESPALIER_ASSIGN_OR_RETURN(
         const runtime::ModelFiles files,
         runtime::ModelFiles::open(options.model.empty() ? header.model.path : options.model));
-    ESPALIER_RETURN_IF_ERROR(check_same(options, header, files));
+    runtime::LoadOptions load = runtime::load_options_of(header.identity);
+    load.threads = options.threads;
+    // Another model or build is refused before the weights are read.
+    ESPALIER_ASSIGN_OR_RETURN(
+        const TextIdentity here,
+        runtime::text_identity(*files.checkpoint, load, header.settings.prefill_segment));
+    ESPALIER_RETURN_IF_ERROR(replay::check_identity(header, here));
     ESPALIER_ASSIGN_OR_RETURN(
         runtime::LoadedModel loaded,
-        load_model(files.checkpoint, replay::stepper_settings_of(header.settings).schedule,
-                   {.threads = options.threads,
-                    .kv_format = runtime::parse_kv_format(header.kv_format.value_or("")),
-                    .rounding = runtime::parse_rounding(header.weights.value_or(""))}));
+        load_model(files.checkpoint, replay::stepper_settings_of(header.settings).schedule, load));
     const auto start = std::chrono::steady_clock::now();
     const auto make_target = [&](std::int64_t page_count) {
         return engine::ModelTarget::create(*loaded.model, page_count);

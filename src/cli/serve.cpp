@@ -16,8 +16,10 @@
 
 #include "cli/command.hpp"
 #include "cli/engine_flags.hpp"
+#include "cli/identity_text.hpp"
 #include "cli/service_manager.hpp"
 #include "cli/settings.hpp"
+#include "runtime/identity.hpp"
 #include "server/server.hpp"
 
 namespace espalier::cli {
@@ -226,6 +228,10 @@ Expected<void> explain(const ServeOptions& options, const CLI::App& command,
         sizes.max_model_len, facts.context, sizes.max_rows, sizes.max_step_tokens,
         sizes.page_count - 1, bytes(sizes.page_count * facts.page_bytes), what_holds,
         sizes.max_waiting, sizes.max_waiting_tokens, threads, options.server.workers);
+    ESPALIER_ASSIGN_OR_RETURN(const TextIdentity identity,
+                              runtime::text_identity(*files.checkpoint, options.engine.load,
+                                                     options.engine.engine.prefill_segment));
+    fmt::print("\n{}", identity_text(identity));
     return {};
 }
 

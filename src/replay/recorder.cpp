@@ -3,27 +3,7 @@
 
 #include <utility>
 
-#include "espalier/version.hpp"
-#include "ops/sampling.hpp"
-#include "replay/convert.hpp"
-#include "replay/fingerprint.hpp"
-
 namespace espalier::replay {
-
-Expected<trace::Header> describe(const Run& run) {
-    trace::Header header;
-    header.version = ESPALIER_VERSION;
-    header.model.name = run.checkpoint.directory().filename().string();
-    header.model.path = run.model;
-    ESPALIER_ASSIGN_OR_RETURN(header.model.hash, fingerprint(run.checkpoint));
-    header.variant = run.variant;
-    header.kv_format = run.kv_format;
-    header.weights = run.weights;
-    header.threads = run.threads;
-    header.sampling_version = ops::kSamplingVersion;
-    header.settings = settings_of(run.settings, run.drafters);
-    return header;
-}
 
 Expected<std::unique_ptr<Recorder>> Recorder::open(const std::string& path,
                                                    const trace::Header& header) {

@@ -1,34 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writes a trace of an engine: give it to StepperParts::observer, stop the engine, then finish().
 //
-//   auto recorder = replay::Recorder::open(path, *replay::describe(...));
+//   auto recorder = replay::Recorder::open(path, header);
 //   parts.observer = recorder->get();
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "base/error.hpp"
-#include "checkpoint/checkpoint.hpp"
-#include "engine/stepper.hpp"
 #include "replay/event_maker.hpp"
 #include "trace/writer.hpp"
 
 namespace espalier::replay {
-
-// What a trace's header says about a run.
-struct Run {
-    const checkpoint::Checkpoint& checkpoint;
-    std::string model;    // as it was asked for: a directory or ORG/NAME
-    std::string variant;  // of the kernels
-    int threads = 0;
-    engine::StepperSettings settings;
-    std::vector<std::string> drafters;          // names
-    std::optional<std::string> kv_format = {};  // where it was asked for
-    std::optional<std::string> weights = {};    // likewise
-};
-Expected<trace::Header> describe(const Run& run);
 
 class Recorder final : public EventMaker {
   public:

@@ -200,22 +200,16 @@ Expected<void> check_sizes(const trace::Settings& settings, const std::string& p
 
 }  // namespace
 
-Expected<void> check_header(const trace::Header& traced, const trace::Header& here) {
-    const auto same = [](const char* what, const auto& then, const auto& now,
-                         const std::string& hint = {}) -> Expected<void> {
-        if (then == now) return {};
-        return fail(ErrorKind::unsupported, "the trace was made with {} {}, this run has {}{}",
-                    what, then, now, hint);
-    };
-    ESPALIER_RETURN_IF_ERROR(same("Espalier", traced.version, here.version));
-    ESPALIER_RETURN_IF_ERROR(
-        same("sampling version", traced.sampling_version, here.sampling_version));
-    ESPALIER_RETURN_IF_ERROR(
-        same("kernel variant", traced.variant, here.variant,
-             fmt::format(" (ESPALIER_CPU_VARIANT={} chooses it, where the machine has it)",
-                         traced.variant)));
-    return same(fmt::format("model '{}' of hash", traced.model.name).c_str(), traced.model.hash,
-                here.model.hash, fmt::format(" ('{}')", here.model.name));
+Expected<void> check_identity(const trace::Header& traced, const TextIdentity& here) {
+    const std::optional<IdentityDifference> other = difference(traced.identity, here);
+    if (!other) return {};
+    std::string hint;
+    if (other->field == "variant")
+        hint = fmt::format(" (ESPALIER_CPU_VARIANT={} chooses it, where the machine has it)",
+                           other->recorded);
+    if (other->field == "model") hint = fmt::format(" (the trace's is '{}')", traced.model.name);
+    return fail(ErrorKind::unsupported, "{}: the trace has {}, this run {}{}", other->field,
+                other->recorded, other->here, hint);
 }
 
 Expected<Replayed> replay(trace::Reader& reader, const MakeTarget& make_target,

@@ -9,15 +9,17 @@
 #include <memory>
 
 #include "base/error.hpp"
+#include "base/text_identity.hpp"
 #include "engine/target.hpp"
 #include "text/tokenizer.hpp"
 #include "trace/reader.hpp"
 
 namespace espalier::replay {
 
-// Whether this build, machine and model can be held to the trace: an error names what differs, and
-// both values. here: describe() of the model with the trace's settings.
-Expected<void> check_header(const trace::Header& traced, const trace::Header& here);
+// Refuses a trace whose texts this build, machine and model need not give: names the field of the
+// identity that differs, and both values. The release's number is not compared. here: the identity
+// of this run, which has the trace's settings.
+Expected<void> check_identity(const trace::Header& traced, const TextIdentity& here);
 
 struct Replayed {
     std::int64_t steps = 0;

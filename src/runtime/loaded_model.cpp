@@ -89,12 +89,6 @@ std::optional<DeviceKind> parse_device(std::string_view name) {
     return std::nullopt;
 }
 
-Expected<std::string> kernel_variant(DeviceKind device) {
-    if (device == DeviceKind::cuda) return "cuda";
-    ESPALIER_ASSIGN_OR_RETURN(const CpuVariant variant, chosen_cpu_variant());
-    return std::string(name_of(variant));
-}
-
 std::optional<mla::KvFormat> parse_kv_format(std::string_view name) {
     using mla::KvFormat;
     for (const KvFormat format :
@@ -131,7 +125,6 @@ Expected<int> thread_count(int wanted) {
 Expected<LoadedModel> LoadedModel::load(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
                                         const EngineSizes& sizes, const LoadOptions& options) {
     LoadedModel loaded;
-    ESPALIER_ASSIGN_OR_RETURN(loaded.variant, kernel_variant(options.device));
     loaded.checkpoint = std::move(checkpoint);
     loaded.kv_format = options.kv_format;
     loaded.rounding = options.rounding;

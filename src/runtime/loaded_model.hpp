@@ -44,7 +44,6 @@ struct LoadedModel {
     std::unique_ptr<mla::Kernels> kernels;
     std::unique_ptr<model::DeepseekModel> model;
     std::shared_ptr<const draft::Eagle3Weights> eagle3;  // null: not asked for
-    std::string variant;                                 // of the kernels, as a trace names it
     std::optional<mla::KvFormat> kv_format;              // where it was asked for
     std::optional<WeightCode> rounding;                  // likewise
     double load_seconds = 0;
@@ -64,9 +63,6 @@ std::optional<WeightCode> parse_rounding(std::string_view name);
 
 // "cpu" or "cuda".
 std::optional<DeviceKind> parse_device(std::string_view name);
-
-// What LoadedModel::variant will be on the device.
-Expected<std::string> kernel_variant(DeviceKind device);
 
 // The number of workers that `threads` of LoadOptions stands for here.
 Expected<int> thread_count(int wanted);

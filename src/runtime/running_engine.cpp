@@ -6,6 +6,9 @@
 
 #include "base/for_what.hpp"
 #include "engine/model_target.hpp"
+#include "espalier/version.hpp"
+#include "replay/convert.hpp"
+#include "runtime/identity.hpp"
 
 namespace espalier::runtime {
 namespace {
@@ -28,14 +31,20 @@ engine::StepperSettings settings_for(const EngineSizes& sizes, const EngineOptio
     return settings;
 }
 
-std::optional<std::string> kv_format_name(const LoadedModel& loaded) {
-    if (!loaded.kv_format) return std::nullopt;
-    return std::string(mla::name_of(*loaded.kv_format));
-}
-
-std::optional<std::string> rounding_name(const LoadedModel& loaded) {
-    if (!loaded.rounding) return std::nullopt;
-    return std::string(name_of(*loaded.rounding));
+Expected<trace::Header> trace_header(const ModelFiles& files, const LoadedModel& loaded,
+                                     const engine::StepperSettings& settings,
+                                     const DrafterChoice& drafters) {
+    trace::Header header;
+    header.version = ESPALIER_VERSION;
+    header.model = {.name = files.checkpoint->directory().filename().string(), .path = files.name};
+    ESPALIER_ASSIGN_OR_RETURN(header.identity, text_identity(*files.checkpoint,
+                                                             {.device = loaded.device->kind(),
+                                                              .kv_format = loaded.kv_format,
+                                                              .rounding = loaded.rounding},
+                                                             settings.schedule.prefill_segment));
+    header.threads = loaded.device->workers();
+    header.settings = replay::settings_of(settings, drafters.names());
+    return header;
 }
 
 }  // namespace
@@ -49,11 +58,8 @@ Expected<RunningEngine> RunningEngine::start(const ModelFiles& files, LoadedMode
                               choose_drafters(options.speculate, files));
     engine::StepperSettings settings = settings_for(sizes, options, drafters);
     if (!options.trace.empty()) {
-        ESPALIER_ASSIGN_OR_RETURN(
-            const trace::Header header,
-            replay::describe({*files.checkpoint, files.name, loaded.variant,
-                              loaded.device->workers(), settings, drafters.names(),
-                              kv_format_name(loaded), rounding_name(loaded)}));
+        ESPALIER_ASSIGN_OR_RETURN(const trace::Header header,
+                                  trace_header(files, loaded, settings, drafters));
         ESPALIER_ASSIGN_OR_RETURN(running.recorder_, replay::Recorder::open(options.trace, header));
     }
     const batch::CaptureOptions capture = capture_on(loaded, options.enforce_eager);

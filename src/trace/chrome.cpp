@@ -50,8 +50,8 @@ class Timeline {
     explicit Timeline(Sink& sink) : sink_(sink) {}
 
     Expected<void> begin(const Header& header) {
-        const std::string process =
-            fmt::format("{} ({}, {} threads)", header.model.name, header.variant, header.threads);
+        const std::string process = fmt::format("{} ({}, {} threads)", header.model.name,
+                                                header.identity.variant, header.threads);
         text_ = R"({"displayTimeUnit":"ms","traceEvents":[)";
         add(R"({{"ph":"M","pid":1,"tid":1,"name":"process_name","args":{{"name":{}}}}})",
             quoted(process));

@@ -17,11 +17,12 @@
 
 #include "accept/sampling_options.hpp"
 #include "base/limits.hpp"
+#include "base/text_identity.hpp"
 
 namespace espalier::trace {
 
-// Raised whenever a line changes its meaning.
-inline constexpr std::int32_t kFormat = 1;
+// Raised whenever a line changes its meaning. Format 1 differs in its header (first_format.hpp).
+inline constexpr std::int32_t kFormat = 2;
 
 // Nothing real comes near these; sums and differences of such numbers stay in 64 bits.
 inline constexpr std::int64_t kMaxNumber = std::int64_t{1} << 53;
@@ -71,12 +72,10 @@ inline constexpr std::array<std::string_view, 2> kCloses = {"finished", "overflo
 struct Model {
     std::string name;
     std::string path;  // as it was asked for: a directory or ORG/NAME
-    std::string hash;  // of weights, configuration and tokenizer
     template <typename Visitor, typename Self>
     static void fields(Visitor& visit, Self& self) {
         visit.text("name", self.name);
         visit.text("path", self.path);
-        visit.text("hash", self.hash);
     }
     bool operator==(const Model&) const = default;
 };
@@ -126,22 +125,16 @@ struct Header {
     std::int32_t format = kFormat;
     std::string version;  // of Espalier
     Model model;
-    std::string variant;                   // of the kernels
-    std::optional<std::string> kv_format;  // of the cache, where it was asked for
-    std::optional<std::string> weights;    // what they were rounded to, where it was asked for
+    TextIdentity identity;
     std::int32_t threads = 0;
-    std::int32_t sampling_version = 0;
     Settings settings;
     template <typename Visitor, typename Self>
     static void fields(Visitor& visit, Self& self) {
         visit.integer("format", self.format, 0, kMaxToken);
         visit.text("version", self.version);
         visit.object("model", self.model);
-        visit.text("variant", self.variant);
-        visit.maybe_text("kv_format", self.kv_format);
-        visit.maybe_text("weights", self.weights);
+        visit.object("identity", self.identity);
         visit.integer("threads", self.threads, 0, kMaxRows);
-        visit.integer("sampling_version", self.sampling_version, 0, kMaxToken);
         visit.object("settings", self.settings);
     }
     bool operator==(const Header&) const = default;

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/json.hpp"
+#include "trace/first_format.hpp"
 #include "trace/line.hpp"
 
 namespace espalier::trace {
@@ -230,9 +231,15 @@ Expected<Header> parse_header(std::string_view text, std::string_view place) {
                     kind_of(object));
     // Before anything else: other formats have other fields.
     const auto format = object.find("format");
+    if (format != object.end() && format->is_number_integer() && *format == 1) {
+        ESPALIER_ASSIGN_OR_RETURN(const HeaderOfFormat1 first,
+                                  parse_as<HeaderOfFormat1>(object, place));
+        return first.header();
+    }
     if (format != object.end() && format->is_number_integer() && *format != kFormat)
-        return fail(ErrorKind::unsupported, "{}: the trace has format {}, this build reads {}",
-                    place, format->dump(), kFormat);
+        return fail(ErrorKind::unsupported,
+                    "{}: the trace has format {}, this build reads 1 and {}", place, format->dump(),
+                    kFormat);
     return parse_as<Header>(object, place);
 }
 

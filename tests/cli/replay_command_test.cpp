@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // espalier replay: traces of this binary and of earlier ones.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -7,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "base/text_identity.hpp"
 #include "cli/binary.hpp"
 #include "support/paths.hpp"
 #include "support/temporary_directory.hpp"
@@ -59,9 +61,30 @@ TEST_F(CliReplay, RefusesWhatDiffersByName) {
     std::ofstream(file_) << whole;
     const std::string other = (directory_.path() / "tiny").string();
     ASSERT_EQ(run_binary("make-model --preset tiny-v3 --out " + other).status, 0);
-    expect_refused("replay " + file_ + " " + other, "the trace was made with model 'sapling' of");
+    expect_refused("replay " + file_ + " " + other, "tokenizer: the trace has ");
     expect_refused("replay " + file_ + ".none", "cannot be opened");
     EXPECT_EQ(run_binary("replay " + file_ + " " + other + " --chrome x").status, 2);
+}
+
+// Each field of the header's identity alone makes replay refuse the trace, before weights are read.
+TEST_F(CliReplay, RefusesAnotherIdentityFieldByField) {
+    const std::string whole = text();
+    const std::size_t end = whole.find('\n');
+    const auto header = nlohmann::ordered_json::parse(whole.substr(0, end));
+    ASSERT_EQ(header["identity"].size(), listed(TextIdentity{}).size());
+    for (const auto& [name, value] : header["identity"].items()) {
+        auto changed = header;
+        if (value.is_string())
+            changed["identity"][name] = value.get<std::string>() + "x";
+        else
+            changed["identity"][name] = value.get<int>() + 1;
+        std::ofstream(file_) << changed.dump() << whole.substr(end);
+        expect_refused("replay " + file_, fmt::format("{}: the trace has ", name));
+    }
+    auto released = header;
+    released["version"] = "9.9.9";  // says nothing about texts
+    std::ofstream(file_) << released.dump() << whole.substr(end);
+    EXPECT_EQ(run_binary("replay " + file_).status, 0);
 }
 
 TEST_F(CliReplay, DrawsATimelineWithoutAModel) {

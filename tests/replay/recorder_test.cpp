@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The recorder on a running engine with many clients; and what a model's hash tells apart.
+// The recorder on a running engine with many clients.
 #include "replay/recorder.hpp"
 
 #include <gtest/gtest.h>
 
-#include <fstream>
 #include <thread>
 
-#include "checkpoint/synthetic.hpp"
 #include "engine/engine.hpp"
 #include "engine/harness.hpp"
 #include "replay/convert.hpp"
-#include "replay/fingerprint.hpp"
 #include "replay/replayer.hpp"
 #include "speculate/ngram.hpp"
 #include "support/temporary_directory.hpp"
@@ -67,50 +64,6 @@ TEST(Recorder, ARunningEngineWithManyClientsCanBeRunAgain) {
     EXPECT_EQ(again->requests, 12);
     EXPECT_GE(again->tokens, tokens);  // a cancelled stream may not have read its last ones
     EXPECT_EQ(again->unfinished, 0);
-}
-
-std::string hash_of(const std::filesystem::path& path) {
-    auto opened = checkpoint::Checkpoint::open(path.string());
-    EXPECT_TRUE(opened) << opened.error().message;
-    const auto hash = fingerprint(*opened);
-    EXPECT_TRUE(hash) << hash.error().message;
-    return *hash;
-}
-
-void change_byte(const std::filesystem::path& file, std::streamoff from_end) {
-    std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
-    stream.seekg(-from_end, std::ios::end);
-    const auto place = stream.tellg();
-    const char changed = static_cast<char>(stream.get() ^ 1);
-    stream.seekp(place);
-    stream.put(changed);
-}
-
-TEST(Fingerprint, TellsModelsApartByWeightsConfigurationAndTokenizer) {
-    const TemporaryDirectory directory;
-    const auto path = directory.path() / "model";
-    const auto preset = checkpoint::synthetic_preset("tiny-v2");
-    ASSERT_TRUE(preset);
-    model::write_model(*preset, path);
-    const std::string first = hash_of(path);
-    EXPECT_EQ(first.size(), 16u);
-    EXPECT_EQ(hash_of(path), first);
-    std::filesystem::rename(path, directory.path() / "renamed");
-    EXPECT_EQ(hash_of(directory.path() / "renamed"), first);
-    std::filesystem::rename(directory.path() / "renamed", path);
-    std::string last = first;
-    for (const char* file : {"model.safetensors", "tokenizer.json"}) {
-        std::filesystem::path changed = path / file;
-        if (file == std::string("tokenizer.json"))
-            std::ofstream(changed, std::ios::app) << "\n";
-        else
-            change_byte(changed, 1);
-        const std::string next = hash_of(path);
-        EXPECT_NE(next, last) << file;
-        last = next;
-    }
-    std::ofstream(path / "config.json", std::ios::app) << "\n";
-    EXPECT_NE(hash_of(path), last);
 }
 
 }  // namespace

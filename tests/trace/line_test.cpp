@@ -86,12 +86,51 @@ TEST(TraceLine, WhatIsWrongIsNamed) {
 }
 
 TEST(TraceLine, OtherFormatsAreRefusedBeforeTheirFieldsAreLookedAt) {
-    const auto parsed = parse_header(R"({"kind":"header","format":2,"news":[]})", "a file");
+    const auto parsed = parse_header(R"({"kind":"header","format":3,"news":[]})", "a file");
     ASSERT_FALSE(parsed);
-    EXPECT_EQ(parsed.error().message, "a file: the trace has format 2, this build reads 1");
+    EXPECT_EQ(parsed.error().message, "a file: the trace has format 3, this build reads 1 and 2");
     EXPECT_FALSE(parse_header(R"({"kind":"step"})", "a file"));
     EXPECT_FALSE(parse_header("[]", "a file"));
     EXPECT_FALSE(parse_header(R"({"kind":"header"})", "a file"));
+}
+
+// The header of format 1 becomes an identity; what it did not say is not known.
+TEST(TraceLine, TheFirstFormatsHeaderIsRead) {
+    const auto read = [](std::string_view variant, std::string_view asked) {
+        const auto header = parse_header(
+            fmt::format(R"({{"kind":"header","format":1,"version":"0.1.0","model":{{"name":"m",)"
+                        R"("path":"p","hash":"77"}},"variant":"{}",{}"threads":2,)"
+                        R"("sampling_version":1,"settings":{{"page_count":27,"max_model_len":99,)"
+                        R"("max_rows":4,"max_step_tokens":2048,"max_step_gather":256,)"
+                        R"("max_waiting":9,"max_waiting_tokens":99,"prompt_quantum":512,)"
+                        R"("prefill_segment":256,"prefix_cache":true,"reuse_generated":false,)"
+                        R"("hash_seed":0,"grant":"measured","drafters":[]}}}})",
+                        variant, asked),
+            "here");
+        EXPECT_TRUE(header) << header.error().message;
+        EXPECT_EQ(header->format, kFormat);
+        EXPECT_EQ(header->model.path, "p");
+        EXPECT_EQ(header->settings.max_rows, 4);
+        return header->identity;
+    };
+    TextIdentity expected = {.tokenizer = {},
+                             .model = "77",
+                             .weights = "own",
+                             .activations = "own",
+                             .head = "own",
+                             .kv_format = {},
+                             .prefill_segment = 256,
+                             .backend = "cpu",
+                             .family = "cpu",
+                             .variant = "avx2",
+                             .sampling_version = 1};
+    EXPECT_EQ(read("avx2", ""), expected);
+    expected.weights = "int4";
+    expected.kv_format = "fp8_token";
+    expected.backend = "cuda";
+    expected.family = "hopper";
+    expected.variant = "sm_90a";
+    EXPECT_EQ(read("cuda", R"("kv_format":"fp8_token","weights":"int4",)"), expected);
 }
 
 TEST(TraceLine, WhatNoRequestCanHaveIsNotReadBack) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/random.hpp"
+#include "support/identities.hpp"
 #include "trace/line.hpp"
 #include "trace/reader.hpp"
 #include "trace/sink.hpp"
@@ -17,12 +18,9 @@ namespace espalier::trace {
 inline Header sample_header() {
     Header header;
     header.version = "0.1.0";
-    header.model = {"tiny \"quoted\"", "models/tiny", "0123456789abcdef"};
-    header.variant = "avx2";
-    header.kv_format = "fp8_token";
-    header.weights = "int8";
+    header.model = {"tiny \"quoted\"", "models/tiny"};
+    header.identity = test::sample_identity();
     header.threads = 3;
-    header.sampling_version = 1;
     header.settings = {65,
                        1024,
                        8,

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/model_hash.hpp"
+
+#include <algorithm>
+#include <span>
+
+#include "base/content_hash.hpp"
+#include "base/mapped_file.hpp"
+#include "checkpoint/tensor_hash.hpp"
+
+namespace espalier::checkpoint {
+namespace {
+
+constexpr std::size_t kWholeBytes = std::size_t{1} << 20;
+constexpr std::size_t kStrideBytes = std::size_t{1} << 18;
+constexpr std::size_t kPieceBytes = std::size_t{1} << 12;
+constexpr const char* kFiles[] = {"config.json", "tokenizer_config.json", "tokenizer.json",
+                                  "tiktoken.model"};
+
+// A file that is not there counts by its name.
+Expected<void> add_files(ContentHash& hash, const std::filesystem::path& directory,
+                         std::span<const char* const> names) {
+    for (const char* name : names) {
+        const auto path = directory / name;
+        hash.add(std::string_view(name));
+        if (!std::filesystem::exists(path)) continue;
+        ESPALIER_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::open(path));
+        hash.add(file.bytes());
+    }
+    return {};
+}
+
+void add_content(ContentHash& hash, std::span<const std::byte> bytes) {
+    if (bytes.size() <= kWholeBytes) return hash.add(bytes);
+    for (std::size_t at = 0; at < bytes.size(); at += kStrideBytes)
+        hash.add(bytes.subspan(at, std::min(kPieceBytes, bytes.size() - at)));
+    hash.add(bytes.last(kPieceBytes));
+}
+
+}  // namespace
+
+Expected<std::string> model_hash(const Checkpoint& checkpoint) {
+    ContentHash hash;
+    ESPALIER_RETURN_IF_ERROR(add_files(hash, checkpoint.directory(), kFiles));
+    for (const auto& file : checkpoint.files()) {
+        hash.add(file->name());
+        for (const auto& [name, entry] : file->tensors()) {
+            add_entry(hash, name, entry);
+            add_content(hash, file->bytes_of(entry));
+        }
+    }
+    return hash.text();
+}
+
+Expected<std::string> tokenizer_hash(const std::filesystem::path& directory) {
+    ContentHash hash;
+    ESPALIER_RETURN_IF_ERROR(add_files(hash, directory, std::span(kFiles).subspan(1)));
+    return hash.text();
+}
+
+}  // namespace espalier::checkpoint
