@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Threads, the queue and the cache. A compile cannot be killed: its input is bounded before it
 // starts (prepare.hpp), and the loops that take most of its time count what they do
-// (xgrammar_log.hpp).
+// (xgrammar_log.hpp). A caller that waits is a callback with a deadline; one thread watches the
+// deadlines.
 #include "grammar/compiler.hpp"
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
+#include <future>
 #include <mutex>
 #include <optional>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "grammar/byte_lru.hpp"
@@ -20,7 +24,7 @@ namespace espalier::grammar {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Result = Expected<std::shared_ptr<const CompiledGrammar>>;
+using Done = Compiler::Done;
 
 // Everything that the grammar depends on.
 std::string key_of(const Specification& specification) {
@@ -32,13 +36,21 @@ std::string key_of(const Specification& specification) {
     return key;
 }
 
+struct Waiter {
+    Clock::time_point deadline;
+    Done done;
+};
+
 struct Job {
     std::string key;
     Specification specification;
     Prepared prepared;
-    int waiting = 0;  // callers
-    std::optional<Result> result{};
+    std::deque<Waiter> waiters{};  // by deadline
 };
+
+void tell(std::deque<Waiter>& waiters, const Compiled& answer) {
+    for (Waiter& waiter : waiters) waiter.done(answer);
+}
 
 }  // namespace
 
@@ -48,44 +60,33 @@ struct Compiler::Impl {
     Impl(Vocabulary vocabulary, CompilerLimits given)
         : limits(given), compile_one(std::move(vocabulary), given), cache(given.cache_bytes) {
         for (int i = 0; i < limits.threads; ++i) threads.emplace_back([this] { work(); });
+        threads.emplace_back([this] { watch_deadlines(); });
     }
 
-    ~Impl() {
-        {
-            const std::lock_guard lock(mutex);
-            ending = true;
-        }
-        wake.notify_all();
-        for (std::thread& thread : threads) thread.join();
-    }
-
-    Result refuse_late(Job& job) {
-        ++status.overran;
+    tl::unexpected<Error> refuse(const Specification& specification, const std::string& why) {
         ++status.refused;
-        return fail(ErrorKind::exhausted, "{}: not compiled within {} ms: the machine is busy",
-                    name(job.specification.kind), limits.wait.count());
+        return fail(ErrorKind::exhausted, "{}: {}", name(specification.kind), why);
     }
 
-    Result wait_for(const std::shared_ptr<Job>& job, std::unique_lock<std::mutex>& lock) {
-        const auto deadline = Clock::now() + limits.wait;
-        ++job->waiting;
-        const bool done =
-            finished.wait_until(lock, deadline, [&] { return job->result.has_value(); });
-        --job->waiting;
-        if (!done) return refuse_late(*job);
-        return *job->result;
+    void add_waiter(Job& job, Done done) {
+        job.waiters.push_back({Clock::now() + limits.wait, std::move(done)});
+        deadlines.notify_one();
     }
 
-    // From the cache, or of a compile under way.
-    std::optional<Result> known(const std::string& key, std::unique_lock<std::mutex>& lock) {
+    // From the cache, or of a compile under way. False: done is not taken.
+    bool answered(const std::string& key, Done& done, std::unique_lock<std::mutex>& lock) {
         if (const auto* cached = cache.find(key)) {
             ++status.hits;
-            return *cached;
+            const Compiled answer = *cached;
+            lock.unlock();
+            done(answer);
+            return true;
         }
         const auto found = running_jobs.find(key);
-        if (found == running_jobs.end()) return std::nullopt;
+        if (found == running_jobs.end()) return false;
         ++status.hits;
-        return wait_for(std::shared_ptr<Job>(found->second), lock);
+        add_waiter(*found->second, std::move(done));
+        return true;
     }
 
     void work() {
@@ -95,17 +96,23 @@ struct Compiler::Impl {
             if (ending) return;
             const std::shared_ptr<Job> job = queue.front();
             queue.pop_front();
-            if (job->waiting > 0) run(*job, lock);
+            if (job->waiters.empty()) {
+                running_jobs.erase(job->key);
+                continue;
+            }
+            const Compiled answer = run(*job, lock);
             running_jobs.erase(job->key);
-            finished.notify_all();
+            lock.unlock();
+            tell(job->waiters, answer);
+            lock.lock();
         }
     }
 
-    void run(Job& job, std::unique_lock<std::mutex>& lock) {
+    Compiled run(Job& job, std::unique_lock<std::mutex>& lock) {
         ++status.running;
         lock.unlock();
         const auto start = Clock::now();
-        Result result = compile_one(job.specification, job.prepared);
+        Compiled result = compile_one(job.specification, job.prepared);
         lock.lock();
         --status.running;
         status.seconds += std::chrono::duration<double>(Clock::now() - start).count();
@@ -115,14 +122,72 @@ struct Compiler::Impl {
         } else {
             ++status.refused;
         }
-        job.result = std::move(result);
+        return result;
     }
+
+    void watch_deadlines() {
+        std::unique_lock lock(mutex);
+        while (!ending) {
+            std::optional<Clock::time_point> next;
+            for (const auto& [key, job] : running_jobs)
+                if (!job->waiters.empty())
+                    next = std::min(next.value_or(Clock::time_point::max()),
+                                    job->waiters.front().deadline);
+            if (next)
+                deadlines.wait_until(lock, *next);
+            else
+                deadlines.wait(lock);
+            refuse_late(lock);
+        }
+    }
+
+    void refuse_late(std::unique_lock<std::mutex>& lock) {
+        std::vector<std::pair<Done, Compiled>> late;
+        const auto now = Clock::now();
+        for (const auto& [key, job] : running_jobs)
+            while (!job->waiters.empty() && job->waiters.front().deadline <= now) {
+                ++status.overran;
+                late.emplace_back(
+                    std::move(job->waiters.front().done),
+                    refuse(job->specification,
+                           fmt::format("not compiled within {} ms: the machine is busy",
+                                       limits.wait.count())));
+                job->waiters.pop_front();
+            }
+        if (late.empty()) return;
+        lock.unlock();
+        for (const auto& [done, answer] : late) done(answer);
+        late.clear();
+        lock.lock();
+    }
+
+    void stop() {
+        {
+            const std::lock_guard lock(mutex);
+            ending = true;
+        }
+        wake.notify_all();
+        deadlines.notify_all();
+        for (std::thread& thread : threads)
+            if (thread.joinable()) thread.join();
+        std::unique_lock lock(mutex);
+        queue.clear();
+        const auto left = std::exchange(running_jobs, {});
+        for (const auto& [key, job] : left) {
+            const Compiled answer = refuse(job->specification, kStopped);
+            lock.unlock();
+            tell(job->waiters, answer);
+            lock.lock();
+        }
+    }
+
+    static constexpr const char* kStopped = "not compiled: this program ends";
 
     const CompilerLimits limits;
     const CompileOne compile_one;
     std::mutex mutex;  // guards what follows
     std::condition_variable wake;
-    std::condition_variable finished;
+    std::condition_variable deadlines;
     std::deque<std::shared_ptr<Job>> queue;
     std::unordered_map<std::string, std::shared_ptr<Job>> running_jobs;  // queued ones too
     ByteLru<std::string, std::shared_ptr<const CompiledGrammar>> cache;
@@ -133,7 +198,8 @@ struct Compiler::Impl {
 
 Compiler::Compiler(Vocabulary vocabulary, CompilerLimits limits)
     : impl_(std::make_unique<Impl>(std::move(vocabulary), limits)) {}
-Compiler::~Compiler() = default;
+Compiler::~Compiler() { stop(); }
+void Compiler::stop() { impl_->stop(); }
 
 const Vocabulary& Compiler::vocabulary() const { return impl_->compile_one.vocabulary(); }
 
@@ -146,33 +212,43 @@ CompilerStatus Compiler::status() const {
     return status;
 }
 
-Expected<std::shared_ptr<const CompiledGrammar>> Compiler::compile(
-    const Specification& specification) {
+void Compiler::compile(const Specification& specification, Done done) {
     std::string key = key_of(specification);
     {
         std::unique_lock lock(impl_->mutex);
-        if (auto known = impl_->known(key, lock)) return std::move(*known);
+        if (impl_->answered(key, done, lock)) return;
     }
     auto prepared = prepare(specification);
     std::unique_lock lock(impl_->mutex);
+    const auto refuse = [&](Compiled answer) {
+        lock.unlock();
+        done(std::move(answer));
+    };
     if (!prepared) {
         ++impl_->status.refused;
         Error error = std::move(prepared.error());
         if (error.kind == ErrorKind::exhausted) error.kind = ErrorKind::invalid;
-        return tl::unexpected<Error>(std::move(error));
+        return refuse(tl::unexpected<Error>(std::move(error)));
     }
     // Another thread may have come with the same while this one prepared it.
-    if (auto known = impl_->known(key, lock)) return std::move(*known);
-    if (static_cast<int>(impl_->queue.size()) >= impl_->limits.queue) {
-        ++impl_->status.refused;
-        return fail(ErrorKind::exhausted, "{}: {} others wait to be compiled, which is the limit",
-                    name(specification.kind), impl_->limits.queue);
-    }
+    if (impl_->answered(key, done, lock)) return;
+    if (impl_->ending) return refuse(impl_->refuse(specification, Impl::kStopped));
+    if (static_cast<int>(impl_->queue.size()) >= impl_->limits.queue)
+        return refuse(impl_->refuse(
+            specification,
+            fmt::format("{} others wait to be compiled, which is the limit", impl_->limits.queue)));
     const auto job = std::make_shared<Job>(Job{key, specification, std::move(*prepared)});
     impl_->running_jobs[key] = job;
     impl_->queue.push_back(job);
+    impl_->add_waiter(*job, std::move(done));
     impl_->wake.notify_one();
-    return impl_->wait_for(job, lock);
+}
+
+Compiled Compiler::compile(const Specification& specification) {
+    const auto answer = std::make_shared<std::promise<Compiled>>();  // until set_value() returns
+    std::future<Compiled> compiled = answer->get_future();
+    compile(specification, [answer](Compiled done) { answer->set_value(std::move(done)); });
+    return compiled.get();
 }
 
 }  // namespace espalier::grammar

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "base/error.hpp"
@@ -37,6 +38,8 @@ class CompiledGrammar {
     std::unique_ptr<const Impl> impl_;
 };
 
+using Compiled = Expected<std::shared_ptr<const CompiledGrammar>>;
+
 // What a request may ask for. docs/grammars.md has the reasons for the numbers.
 struct CompilerLimits {
     std::size_t cache_bytes = std::size_t{256} << 20;  // of compiled grammars kept for later
@@ -47,7 +50,7 @@ struct CompilerLimits {
     // the limits above only a machine that is busy with something else takes so long.
     std::chrono::milliseconds wait{60000};
     int threads = 2;  // grammars compiled at the same time
-    int queue = 64;   // specifications that wait for a thread
+    int queue = 256;  // specifications that wait for a thread
 };
 
 struct CompilerStatus {
@@ -65,16 +68,25 @@ struct CompilerStatus {
 class Compiler {
   public:
     explicit Compiler(Vocabulary vocabulary, CompilerLimits limits = {});
-    ~Compiler();  // waits for what is being compiled
+    ~Compiler();  // stops
     Compiler(const Compiler&) = delete;
     Compiler& operator=(const Compiler&) = delete;
 
-    // Blocks up to limits.wait. The same content gives the same object while a caller holds it or
-    // it is cached. The error says what is wrong with the specification: `invalid` (malformed,
-    // unsatisfiable, or beyond a limit, by its number), `unsupported` (a keyword or construct by
-    // its name). `exhausted`: there is nothing wrong with it; too many others wait, or this took
-    // too long. Thread-safe; throws nothing.
-    Expected<std::shared_ptr<const CompiledGrammar>> compile(const Specification& specification);
+    // Calls done once: before it returns where the answer is known, later on a thread of the
+    // compiler's own otherwise, at most limits.wait later. There done must be quick: others wait.
+    // It throws nothing and does not end the compiler.
+    //
+    // The same content gives the same object while a caller holds it or it is cached. The error
+    // says what is wrong with the specification: `invalid` (malformed, unsatisfiable, or beyond a
+    // limit, by its number), `unsupported` (a keyword or construct by its name). `exhausted`: there
+    // is nothing wrong with it; too many others wait, this took too long, or the compiler stops.
+    // Thread-safe; throws nothing.
+    using Done = std::function<void(Compiled)>;
+    void compile(const Specification& specification, Done done);
+    // The same, for a caller that can wait.
+    Compiled compile(const Specification& specification);
+    // Waits for what is being compiled, refuses what waits, and everything from then on.
+    void stop();
 
     CompilerStatus status() const;
     const Vocabulary& vocabulary() const;

@@ -31,13 +31,16 @@ Compiler::~Compiler() = default;
 CompilerStatus Compiler::status() const { return {}; }
 const Vocabulary& Compiler::vocabulary() const { return impl_->vocabulary; }
 
-Expected<std::shared_ptr<const CompiledGrammar>> Compiler::compile(
-    const Specification& specification) {
+Compiled Compiler::compile(const Specification& specification) {
     return fail(ErrorKind::unsupported,
                 "{}: this build has no structured output (it was made without xgrammar's sources; "
                 "tools/setup.sh run fetches them)",
                 name(specification.kind));
 }
+void Compiler::compile(const Specification& specification, Done done) {
+    done(compile(specification));
+}
+void Compiler::stop() {}
 
 struct Matcher::Impl {
     std::shared_ptr<const CompiledGrammar> grammar;

@@ -81,8 +81,7 @@ App::App(const ServerOptions& options, Log& log)
     : options_(options),
       log_(log),
       guard_({options.api_key, options.allowed_host, options.allowed_origin}),
-      workers_(static_cast<int>(options.workers)),
-      compilers_(static_cast<int>(options.workers)) {}
+      workers_(static_cast<int>(options.workers)) {}
 
 void App::attach(std::shared_ptr<HttpServer> http) {
     const auto time = std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -90,7 +89,6 @@ void App::attach(std::shared_ptr<HttpServer> http) {
     context_.emplace(
         GenerationContext{std::move(http),
                           workers_,
-                          compilers_,
                           metrics_,
                           log_,
                           time,

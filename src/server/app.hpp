@@ -41,10 +41,7 @@ class App final : public HttpHandler {
     }
     void failed(const char* what) override;
     // Waits for jobs that workers have begun.
-    void stop_workers() {
-        workers_.stop();
-        compilers_.stop();
-    }
+    void stop_workers() { workers_.stop(); }
 
   private:
     struct Route {
@@ -82,7 +79,7 @@ class App final : public HttpHandler {
     Log& log_;
     Guard guard_;
     Metrics metrics_;
-    Workers workers_, compilers_;
+    Workers workers_;
     std::optional<GenerationContext> context_;
     std::shared_ptr<const ServedModel> model_;
     std::unordered_map<const Generation*, std::shared_ptr<Generation>> active_;

@@ -51,19 +51,10 @@ void Generation::start(std::string body) {
         auto prepared = std::make_shared<Prepared>();
         self->attempt(*prepared, [&] { return self->prepare(text, *prepared); });
         text = {};
-        Generation& generation = *self;
-        Workers& compilers = generation.context_.compilers;
-        const bool compiles = !prepared->error && prepared->plan.grammar;
-        auto rest = [kept = std::move(self), made = std::move(prepared)]() mutable {
-            Prepared& all = *made;
-            kept->attempt(all, [&] { return kept->submit(all); });
-            Generation& last = *kept;
-            last.hand_over(std::move(made));
-        };
-        if (compiles)
-            compilers.run(std::move(rest));
+        if (!prepared->error && prepared->plan.grammar)
+            self->compile(std::move(prepared));
         else
-            rest();
+            self->submit_all(std::move(prepared));
     });
 }
 
@@ -83,6 +74,30 @@ void Generation::attempt(Prepared& prepared, const std::function<Expected<void>(
         prepared.error = ApiError{.status = 500, .message = error.what(), .type = "server_error"};
     }
     prepared.streams.clear();
+}
+
+// The compiler's thread only hands over. It holds on to nothing that a client who goes gives up.
+void Generation::compile(std::shared_ptr<Prepared> prepared) {
+    Prepared& all = *prepared;
+    model_->compile(
+        *all.plan.grammar, all.request.chat.tools,
+        [weak = weak_from_this(), made = std::move(prepared)](grammar::Compiled grammar) mutable {
+            const auto self = weak.lock();
+            if (!self) return;
+            self->context_.workers.run(
+                [self, made = std::move(made), grammar = std::move(grammar)]() mutable {
+                    self->attempt(*made, [&]() -> Expected<void> {
+                        ESPALIER_ASSIGN_OR_RETURN(made->request.engine.grammar, std::move(grammar));
+                        return {};
+                    });
+                    self->submit_all(std::move(made));
+                });
+        });
+}
+
+void Generation::submit_all(std::shared_ptr<Prepared> prepared) {
+    attempt(*prepared, [&] { return submit(*prepared); });
+    hand_over(std::move(prepared));
 }
 
 // The I/O thread is to be the one that lets go of both.
@@ -147,10 +162,6 @@ std::function<void()> Generation::wake_up() {
 Expected<void> Generation::submit(Prepared& prepared) {
     GenerationRequest& parsed = prepared.request;
     engine::Request& request = parsed.engine;
-    if (prepared.plan.grammar) {
-        ESPALIER_ASSIGN_OR_RETURN(request.grammar,
-                                  model_->compile(*prepared.plan.grammar, parsed.chat.tools));
-    }
     request.reasoning = prepared.plan.reasoning;
     if (prepared.plan.keeps_special_tokens) request.output.skip_special_tokens = false;
     if (!parsed.seed_given) request.sampling.seed = random_bits() >> (64 - kDrawnSeedBits);

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One generation request from its body to its last byte. The body is parsed, tokenised and handed
-// to the engine by a worker; a grammar is compiled on a thread of its own kind, so that requests
-// without one do not wait for it; all else happens on the I/O thread: the engine's wake-ups are
-// posted there, updates are taken when the last ones have left, and a client that goes ends its
-// outputs before the next step.
+// to the engine by a worker; between these a grammar is compiled, for which no worker waits; all
+// else happens on the I/O thread: the engine's wake-ups are posted there, updates are taken when
+// the last ones have left, and a client that goes ends its outputs before the next step.
 #pragma once
 
 #include <chrono>
@@ -29,7 +28,6 @@ namespace espalier::server {
 struct GenerationContext {
     std::shared_ptr<HttpServer> http;
     Workers& workers;
-    Workers& compilers;  // requests whose grammars are being compiled wait here
     Metrics& metrics;
     Log& log;
     std::chrono::nanoseconds request_time{0};  // 0: as long as it takes
@@ -65,6 +63,8 @@ class Generation final : public ExchangeListener, public std::enable_shared_from
     void attempt(Prepared& prepared, const std::function<Expected<void>()>& step);
     Expected<void> prepare(const std::string& body, Prepared& prepared);
     Expected<void> encode_prompts(Prepared& prepared);
+    void compile(std::shared_ptr<Prepared> prepared);
+    void submit_all(std::shared_ptr<Prepared> prepared);
     void hand_over(std::shared_ptr<Prepared> prepared);
     std::function<void()> wake_up();
     Expected<void> submit(Prepared& prepared);

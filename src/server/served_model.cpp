@@ -23,6 +23,10 @@ std::string random_key() {
     return key;
 }
 
+tl::unexpected<Error> refused(const Error& error, const std::string& field) {
+    return fail_field(error.kind, field, "{}", error.message);
+}
+
 constexpr const char* kThinking[] = {"thinking", "enable_thinking"};
 
 }  // namespace
@@ -183,21 +187,29 @@ Expected<EchoedPrompt> ServedModel::encode(const chat::Rendered& rendered) const
     return prompt;
 }
 
-Expected<std::shared_ptr<const grammar::CompiledGrammar>> ServedModel::compile(
-    const GrammarField& wanted, const ToolRequest& tools) const {
-    auto compiled = compiler_->compile(wanted.specification);
-    if (compiled) return compiled;
-    const auto refuse = [](const Error& error, const std::string& field) {
-        return fail_field(error.kind, field, "{}", error.message);
-    };
-    if (wanted.field != "tools" || compiled.error().kind == ErrorKind::exhausted)
-        return refuse(compiled.error(), wanted.field);
-    for (std::size_t i = 0; i < tools.functions.size(); ++i) {
-        const auto alone = compiler_->compile(
-            {.kind = grammar::Kind::json_schema, .text = tools.functions[i].schema().dump()});
-        if (!alone) return refuse(alone.error(), fmt::format("tools[{}].function.parameters", i));
-    }
-    return refuse(compiled.error(), wanted.field);
+void ServedModel::compile(const GrammarField& wanted, const ToolRequest& tools,
+                          grammar::Compiler::Done done) const {
+    compiler_->compile(wanted.specification, [this, &wanted, &tools, done = std::move(done)](
+                                                 grammar::Compiled compiled) mutable {
+        if (compiled) return done(std::move(compiled));
+        Error error = std::move(compiled.error());
+        if (wanted.field != "tools" || error.kind == ErrorKind::exhausted)
+            return done(refused(error, wanted.field));
+        refuse_tools(tools, 0, std::move(error), std::move(done));
+    });
+}
+
+// By the first function, from `next` on, that is refused alone; otherwise all together.
+void ServedModel::refuse_tools(const ToolRequest& tools, std::size_t next, Error whole,
+                               grammar::Compiler::Done done) const {
+    if (next == tools.functions.size()) return done(refused(whole, "tools"));
+    compiler_->compile(
+        {.kind = grammar::Kind::json_schema, .text = tools.functions[next].schema().dump()},
+        [this, &tools, next, whole = std::move(whole),
+         done = std::move(done)](grammar::Compiled alone) mutable {
+            if (alone) return refuse_tools(tools, next + 1, std::move(whole), std::move(done));
+            done(refused(alone.error(), fmt::format("tools[{}].function.parameters", next)));
+        });
 }
 
 std::uint64_t ServedModel::salt_of(std::size_t tenant, std::string_view cache_salt) const {

@@ -56,10 +56,12 @@ class ServedModel {
                                                     const std::string& field) const;
     // How it writes reasoning and calls.
     const output::Formats& formats() const { return formats_; }
-    // Blocks for as long as a compile may take. A refusal names the field, and of tools the
-    // function.
-    Expected<std::shared_ptr<const grammar::CompiledGrammar>> compile(
-        const GrammarField& wanted, const ToolRequest& tools) const;
+    // As grammar::Compiler::compile. A refusal names the field, and of tools the function. done
+    // keeps both alive.
+    void compile(const GrammarField& wanted, const ToolRequest& tools,
+                 grammar::Compiler::Done done) const;
+    // No grammar is compiled from now on; who waits for one is told.
+    void stop_compiling() const { compiler_->stop(); }
     // A chat in the form of the model's template. What the template refuses is the request's fault.
     Expected<chat::Rendered> render(const ChatInput& chat) const;
     // Special tokens are taken where the template wrote them, not where a message has them.
@@ -69,6 +71,8 @@ class ServedModel {
 
   private:
     Expected<void> check_bytes(std::string_view text, const std::string& field) const;
+    void refuse_tools(const ToolRequest& tools, std::size_t next, Error whole,
+                      grammar::Compiler::Done done) const;
     // A template with its source, which shows what it reads.
     struct ChatTemplate {
         std::string source;

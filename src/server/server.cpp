@@ -100,6 +100,7 @@ bool Server::shut_down() {
         app_.set_model(nullptr);
     });
     io_.join();
+    if (model_) model_->stop_compiling();  // whose threads hand over to workers
     app_.stop_workers();
     model_.reset();
     return finished;

@@ -4,6 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <optional>
 #include <thread>
 
 #include "grammar/small_vocabulary.hpp"
@@ -105,6 +110,86 @@ TEST(Compiler, ServesManyThreads) {
     for (std::thread& thread : threads) thread.join();
     for (const auto& one : same) EXPECT_EQ(one, same[0]);
     EXPECT_EQ(compiler.status().compiled, 50);
+}
+
+// Answers to callbacks, each of which must come once.
+class Answers {
+  public:
+    Compiler::Done next() {
+        const std::lock_guard lock(mutex_);
+        const std::size_t place = answers_.size();
+        answers_.emplace_back();
+        return [this, place](grammar::Compiled answer) {
+            const std::lock_guard inner(mutex_);
+            EXPECT_FALSE(answers_[place]) << "told twice";
+            answers_[place] = std::move(answer);
+            arrived_.notify_all();
+        };
+    }
+    std::vector<grammar::Compiled> wait() {
+        std::unique_lock lock(mutex_);
+        arrived_.wait(lock, [&] {
+            return std::ranges::all_of(answers_, [](const auto& one) { return one.has_value(); });
+        });
+        std::vector<grammar::Compiled> all;
+        for (const auto& one : answers_) all.push_back(*one);
+        return all;
+    }
+    std::int64_t told() {
+        const std::lock_guard lock(mutex_);
+        return std::ranges::count_if(answers_, [](const auto& one) { return one.has_value(); });
+    }
+
+  private:
+    std::mutex mutex_;
+    std::condition_variable arrived_;
+    std::deque<std::optional<grammar::Compiled>> answers_;
+};
+
+TEST(Compiler, TellsManyThatWaitWithoutAThreadForEach) {
+    Compiler compiler(kSmall.make(), {.threads = 1});
+    Answers answers;
+    for (int i = 0; i < 60; ++i)
+        compiler.compile(schema(R"({"const":)" + std::to_string(i % 30) + "}"), answers.next());
+    const std::vector<grammar::Compiled> all = answers.wait();
+    for (std::size_t i = 0; i < 30; ++i) {
+        ASSERT_TRUE(all[i] && all[i + 30]);
+        EXPECT_EQ(*all[i], *all[i + 30]);
+    }
+    EXPECT_EQ(compiler.status().compiled, 30);
+    // What is known or refused at once is told before the call returns.
+    compiler.compile(schema(R"({"const":7})"), answers.next());
+    compiler.compile(schema(R"({"type":"string","maxLength":100000000})"), answers.next());
+    EXPECT_EQ(answers.told(), 62);
+}
+
+TEST(Compiler, RefusesEachThatWaitsWhenItsTimeIsOver) {
+    Compiler compiler(kSmall.make(), {.wait = std::chrono::milliseconds(20), .threads = 0});
+    Answers answers;
+    for (int i = 0; i < 3; ++i) compiler.compile(schema(R"({"const":1})"), answers.next());
+    compiler.compile(schema(R"({"const":2})"), answers.next());
+    EXPECT_EQ(answers.told(), 0);
+    for (const grammar::Compiled& one : answers.wait()) {
+        ASSERT_FALSE(one);
+        EXPECT_EQ(one.error().kind, ErrorKind::exhausted);
+        EXPECT_NE(one.error().message.find("within 20 ms"), std::string::npos);
+    }
+    EXPECT_EQ(compiler.status().overran, 4);
+}
+
+TEST(Compiler, TellsWhatStillWaitsWhenItStops) {
+    Compiler compiler(kSmall.make(), {.threads = 0});
+    Answers answers;
+    for (int i = 0; i < 5; ++i)
+        compiler.compile(schema(R"({"const":)" + std::to_string(i % 3) + "}"), answers.next());
+    EXPECT_EQ(answers.told(), 0);
+    compiler.stop();
+    compiler.compile(schema(R"({"const":9})"), answers.next());
+    EXPECT_EQ(answers.told(), 6);
+    for (const grammar::Compiled& one : answers.wait()) {
+        ASSERT_FALSE(one);
+        EXPECT_EQ(one.error().kind, ErrorKind::exhausted);
+    }
 }
 
 std::string repeated(std::string_view text, int times) {
