@@ -7,8 +7,7 @@ namespace espalier::draft {
 
 using cache::kPageTokens;
 
-Backlog::Backlog(std::int64_t capacity, std::int64_t page_count)
-    : capacity_(capacity), page_user_(static_cast<std::size_t>(page_count), kNone) {
+Backlog::Backlog(std::int64_t capacity) : capacity_(capacity) {
     entries_.reserve(static_cast<std::size_t>(capacity));
 }
 
@@ -36,34 +35,14 @@ bool Backlog::keeps_state(std::size_t row) const {
 void Backlog::drop(RequestSlot request) {
     if (last(request) == kNone) return;
     last(request) = kNone;
-    for (Entry& entry : entries_) {
-        if (entry.request != request || entry.slot < 0) continue;
-        entry.slot = -1;
-        page_user_[static_cast<std::size_t>(entry.page)] = kNone;
-    }
+    for (Entry& entry : entries_)
+        if (entry.request == request) entry.slot = -1;
 }
 
 void Backlog::clear() {
-    for (const Entry& entry : entries_) {
-        last(entry.request) = kNone;
-        page_user_[static_cast<std::size_t>(entry.page)] = kNone;
-    }
+    for (const Entry& entry : entries_) last(entry.request) = kNone;
     entries_.clear();
     completes_page_ = false;
-}
-
-void Backlog::drop_stale(const speculate::Extension& extension) {
-    const std::int32_t row = last(extension.request);
-    if (row != kNone &&
-        entries_[static_cast<std::size_t>(row)].position + 1 != extension.first_position)
-        drop(extension.request);
-    const std::int64_t end = extension.first_position + std::ssize(extension.tokens);
-    for (std::int64_t page = extension.first_position / kPageTokens; page * kPageTokens < end;
-         ++page) {
-        const cache::PageId id = extension.block_table[static_cast<std::size_t>(page)];
-        const RequestSlot user = page_user_[static_cast<std::size_t>(id)];
-        if (user != kNone && user != extension.request) drop(user);
-    }
 }
 
 void Backlog::add(const speculate::Extension& extension) {
@@ -74,8 +53,13 @@ void Backlog::add(const speculate::Extension& extension) {
         extension.first_position >= 0 && std::ssize(extension.block_table) >= cache::pages_for(end),
         "tokens {} to {} with {} pages", extension.first_position, end,
         extension.block_table.size());
-    drop_stale(extension);
     std::int32_t& last_of_request = last(extension.request);
+    if (last_of_request != kNone && count > 0) {
+        const Entry& before = entries_[static_cast<std::size_t>(last_of_request)];
+        CHECK(before.position + 1 == extension.first_position,
+              "request {} goes on at {} after {}, but was not preempted", extension.request,
+              extension.first_position, before.position);
+    }
     for (std::int64_t i = 0; i < count; ++i) {
         const std::int64_t position = extension.first_position + i;
         const auto page_at = [&](std::int64_t at) {
@@ -88,7 +72,6 @@ void Backlog::add(const speculate::Extension& extension) {
                     .page = page_at(position)};
         entry.slot = std::int64_t{entry.page} * kPageTokens + position % kPageTokens;
         if (entry.before_row == kNone && position > 0) entry.before_page = page_at(position - 1);
-        page_user_[static_cast<std::size_t>(entry.page)] = extension.request;
         completes_page_ = completes_page_ || position % kPageTokens == kPageTokens - 1;
         last_of_request = static_cast<std::int32_t>(entries_.size());
         entries_.push_back(entry);

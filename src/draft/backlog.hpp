@@ -8,9 +8,7 @@
 // tail state; kept for the last token that was written to the page, so for a full page for its last
 // slot, whoever wrote it).
 //
-// Nobody says that a request was preempted. Its entries are stale then, and its pages may be
-// others': entries are dropped when their request goes on somewhere else, or when another request
-// writes to their page. Until then they may be written, to slots that nobody has written since.
+// Entries are dropped when their request ends or is preempted: its pages may be another's then.
 #pragma once
 
 #include <cstdint>
@@ -36,9 +34,10 @@ class Backlog {
         cache::PageId before_page = 0;  // if before_row is -1: the page with that state; 0: none
     };
 
-    Backlog(std::int64_t capacity, std::int64_t page_count);
+    explicit Backlog(std::int64_t capacity);
 
-    // The extension may have at most capacity() - size() tokens.
+    // The extension may have at most capacity() - size() tokens, and goes on where the request's
+    // last entry stands, if it has one.
     void add(const speculate::Extension& extension);
     void drop(RequestSlot request);
     void clear();
@@ -57,12 +56,10 @@ class Backlog {
     static constexpr std::int32_t kNone = -1;
 
     std::int32_t& last(RequestSlot request);
-    void drop_stale(const speculate::Extension& extension);
 
     std::int64_t capacity_;
     std::vector<Entry> entries_;
     std::vector<std::int32_t> last_row_;  // by request: its last entry
-    std::vector<RequestSlot> page_user_;  // by page: whose entries it has
     bool completes_page_ = false;
 };
 

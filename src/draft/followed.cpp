@@ -41,16 +41,12 @@ bool Followed::pages_whole(const speculate::Extension& extension) const {
 
 void Followed::add(const speculate::Extension& extension) {
     if (extension.tokens.empty()) return;
-    const auto page_of = [&](std::int64_t position) {
-        return extension.block_table[static_cast<std::size_t>(position / kPageTokens)];
-    };
     Text& seen = text(extension.request);
     const std::int64_t first = extension.first_position;
-    const bool goes_on = first > 0 && seen.end == first && seen.page == page_of(first - 1);
+    const bool goes_on = first > 0 && seen.end == first;
     if (!goes_on) seen.whole = pages_whole(extension);
     fill(extension, goes_on || seen.whole);
     seen.end = first + std::ssize(extension.tokens);
-    seen.page = page_of(seen.end - 1);
 }
 
 // A token's KV is made from the state of the one before it: where that was missed, it is a hole.

@@ -19,7 +19,7 @@ class Followed {
     explicit Followed(std::int64_t page_count)
         : filled_(static_cast<std::size_t>(page_count), std::int8_t{0}) {}
 
-    // A new request has the slot.
+    // A new request has the slot, or the one that has it was preempted: what comes starts anew.
     void begin(speculate::RequestSlot request);
     // These tokens' KV will be there before anybody reads it.
     void add(const speculate::Extension& extension);
@@ -30,8 +30,7 @@ class Followed {
 
   private:
     struct Text {
-        std::int64_t end = -1;                  // of what was seen last; -1: nothing
-        cache::PageId page = cache::kNullPage;  // that this end is in
+        std::int64_t end = -1;  // of what was seen last; -1: nothing
         bool whole = false;
     };
     Text& text(speculate::RequestSlot request);

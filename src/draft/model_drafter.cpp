@@ -88,7 +88,7 @@ ModelDrafter::ModelDrafter(std::unique_ptr<DraftModel> model, const Machine& mac
       limits_(limits),
       draws_(std::move(draws)),
       growth_(std::move(growth)),
-      backlog_(limits.tokens, cache.storage.page_count()),
+      backlog_(limits.tokens),
       followed_(cache.storage.page_count()),
       batch_(machine.device, machine.capture.poison),
       steps_(machine.device, machine.capture),

@@ -54,6 +54,10 @@ class ModelDrafter final : public speculate::Drafter {
     void begin(RequestSlot request, std::span<const TokenId> prompt,
                std::int64_t max_tokens) override;
     void end(RequestSlot request) override { backlog_.drop(request); }
+    void preempted(RequestSlot request) override {
+        backlog_.drop(request);
+        followed_.begin(request);
+    }
     Expected<void> extend(std::span<const speculate::Extension> extensions) override;
     void forget() override;
     bool follows(RequestSlot request, std::int64_t root_position) const override {

@@ -110,6 +110,11 @@ void Speculation::end(RequestSlot request) {
         if (shown_to(state, source)) source.drafter->end(request);
 }
 
+void Speculation::preempted(RequestSlot request) {
+    for (Source& source : sources_)
+        if (shown_to(slot(request), source)) source.drafter->preempted(request);
+}
+
 void Speculation::read(std::span<const Text> texts) {
     if (!reads()) return;
     const schedule::Time begin = settings_.clock ? settings_.clock() : 0;

@@ -96,6 +96,8 @@ class Speculation {
     void begin(RequestSlot request, std::span<const std::int32_t> prompt, std::int64_t max_tokens,
                Drafts drafts);
     void end(RequestSlot request);
+    // Before drafters are asked the next time. The request has begun.
+    void preempted(RequestSlot request);
 
     // Lets the drafters without passes read what a step has committed; where they are not asked
     // for now, later: texts that end before then are never read.

@@ -178,7 +178,6 @@ StepReport Stepper::step() {
     report.number = plan_->number;
     report.planning = timer.lap(Phase::plan) - report.begin;
     if (parts_.observer != nullptr) observe_trees();
-    finish_ended();  // what expired
     if (plan_->empty())
         deliver();
     else
@@ -257,6 +256,7 @@ const schedule::Plan& Stepper::make_plan(StepReport& report, StepTimer& timer) {
     if (scheduler_->options().reserve_windows && !speculation_.may_write_kv())
         report.windows = schedule::Windows::counted;
     const schedule::NodeOffers& offers = scheduler_->offer_nodes(report.begin, report.windows);
+    tell_lost_pages();
     timer.lap(Phase::offer);
     draft_rows_.clear();
     for (const schedule::NodeOffer& offer : offers.rows) {
@@ -282,6 +282,14 @@ const schedule::Plan& Stepper::make_plan(StepReport& report, StepTimer& timer) {
     speculation_.choose(draft_rows_, load, drafts_);
     timer.lap(Phase::draft);
     return scheduler_->next_plan(drafts_);
+}
+
+// Drafters write KV of their own while they are asked: not to pages of requests that have expired
+// or were preempted.
+void Stepper::tell_lost_pages() {
+    finish_ended();
+    for (const schedule::RequestId& id : scheduler_->preempted())
+        if (live(id).planned) speculation_.preempted(id.slot);
 }
 
 void Stepper::observe_trees() const {

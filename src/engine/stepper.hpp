@@ -91,6 +91,7 @@ class Stepper {
     double keys_of(const schedule::KeyPairs& pairs) const;
     speculate::StepSize step_size(const StepReport& report) const;
     const schedule::Plan& make_plan(StepReport& report, StepTimer& timer);
+    void tell_lost_pages();
     void observe_trees() const;
     void run_plan(StepReport& report, StepTimer& timer);
     void start_drafting();

@@ -72,6 +72,7 @@ Scheduler::Scheduler(const SchedulerOptions& options)
     offer_rows_.reserve(max_rows);
     offer_serials_.reserve(max_rows);
     no_drafts_.reserve(max_rows);
+    preempted_.reserve(max_rows);
     plan_rows_.reserve(2 * max_rows);
     plan_requests_.reserve(max_rows);
     // One per row, and one for a request that asks for a row and may be sent back.

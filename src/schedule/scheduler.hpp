@@ -76,6 +76,8 @@ class Scheduler {
     // one prompt quantum, and says (or reserves) how many drafts may follow. The offers are good
     // until next_plan, which leaves out who is cancelled in between.
     const NodeOffers& offer_nodes(Time now, Windows windows = Windows::reserved);
+    // Requests that these offers have preempted: their pages may be others' from here on.
+    std::span<const RequestId> preempted() const { return preempted_; }
     // Second half. drafts[i]: how many the engine wants for offers.rows[i], within its limit and
     // within the limit over all. Takes the pages of every window, gives back what was reserved
     // beyond, and the rest to prompts.
@@ -210,6 +212,7 @@ class Scheduler {
     bool prompts_blocked_ = false;     // one got too little: none behind it gets anything
     std::vector<NodeOffer> offer_rows_;
     std::vector<std::int64_t> offer_serials_;
+    std::vector<RequestId> preempted_;
     std::vector<std::int32_t> no_drafts_;
     NodeOffers offers_;
     std::vector<PlannedRow> plan_rows_;

@@ -43,6 +43,7 @@ void Scheduler::begin_plan() {
              .gather = options_.max_step_gather,
              .splits = options_.max_step_splits};
     prompts_blocked_ = false;
+    preempted_.clear();
     for (const OrderEntry& entry : running_) at(entry.slot).grant = {};
     for (const OrderEntry& entry : prefilling_) {
         Job& job = at(entry.slot);
@@ -289,6 +290,7 @@ void Scheduler::preempt(Job& victim) {
     }
     grant(victim, {});  // it may have had its root in this very plan
     ++victim.preemptions;
+    preempted_.push_back(victim.id);
     ++totals_.preemptions;
     wait(victim);
 }

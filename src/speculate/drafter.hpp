@@ -17,10 +17,10 @@
 //            here: the drafter was built with that buffer, the backend and the draft layers' KV.
 //            The *KV half* of its layer (embed, norms, projection, kv_a, rope) runs for them, also
 //            while speculation is off and for prompt chunks: at the latest in the extend() that
-//            completes a page, which may be published then. After a preemption the same positions
-//            come again through extend() but not through commit(). Where drafts have not paid for
-//            a while nobody calls extend() (forget()): then it drafts for a request again when it
-//            has seen all of its text (follows()).
+//            completes a page, which may be published then. After a preemption (preempted()) the
+//            same positions come again through extend() but not through commit(). extend() is not
+//            called while drafts do not pay (forget()): the drafter drafts for a request again
+//            when it has seen all of its text (follows()).
 //   EAGLE3   as MTP, with taps of several layers; draft vocabulary ids become target ids (d2t)
 //            before they enter a Proposal: a Tree holds target ids only.
 //   grammar  (engine/grammar_drafter.hpp) the text that a grammar forces, as a chain; free as the
@@ -151,6 +151,9 @@ class Drafter {
     virtual void begin(RequestSlot request, std::span<const TokenId> prompt,
                        std::int64_t max_tokens) = 0;
     virtual void end(RequestSlot request) = 0;
+    // The request has given its pages back, which may be another's by now; it comes again through
+    // extend(), over other pages and from any position on.
+    virtual void preempted(RequestSlot) {}
     // Refused when the drafter's device is out of order; the engine then runs without this drafter.
     virtual Expected<void> extend(std::span<const Extension> extensions) = 0;
     // extend() will not be called for some time; the drafter misses what is committed until then.

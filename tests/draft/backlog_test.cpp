@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.hpp"
+
 namespace espalier::draft {
 namespace {
-
-constexpr std::int64_t kPages = 40;
 
 // A request's tokens [first, first + count) over pages of its own.
 struct Tokens {
@@ -49,7 +49,7 @@ std::int64_t alive(const Backlog& backlog) {
 }
 
 TEST(Backlog, AnEntryKnowsItsSlotAndTheStateBeforeIt) {
-    Backlog backlog(100, kPages);
+    Backlog backlog(100);
     add(backlog, 3, 0, 2, {7});
     add(backlog, 5, 64, 2, {8, 9});
     add(backlog, 3, 2, 1, {7});
@@ -71,7 +71,7 @@ TEST(Backlog, AnEntryKnowsItsSlotAndTheStateBeforeIt) {
 }
 
 TEST(Backlog, StatesAreKeptAtTheEndOfPagesAndOfWhatWasWritten) {
-    Backlog backlog(200, kPages);
+    Backlog backlog(200);
     add(backlog, 0, 60, 70, {3, 4, 5});
     EXPECT_TRUE(backlog.completes_page());
     for (std::size_t row = 0; row < 70; ++row) {
@@ -88,7 +88,7 @@ TEST(Backlog, StatesAreKeptAtTheEndOfPagesAndOfWhatWasWritten) {
 
 // A prompt's chunk has a decompressed and an absorbed part.
 TEST(Backlog, TwoPartsOfAChunkAreOneRun) {
-    Backlog backlog(200, kPages);
+    Backlog backlog(200);
     add(backlog, 0, 250, 3, {1, 2, 3, 4});
     add(backlog, 0, 253, 3, {1, 2, 3, 4});
     add(backlog, 0, 256, 4, {1, 2, 3, 4, 5});
@@ -96,34 +96,31 @@ TEST(Backlog, TwoPartsOfAChunkAreOneRun) {
     EXPECT_EQ(backlog.entries()[6].before_row, 5);
 }
 
-TEST(Backlog, ARequestThatGoesOnElsewhereLosesWhatWaited) {
-    Backlog backlog(200, kPages);
+TEST(Backlog, ADroppedRequestGoesOnElsewhere) {
+    Backlog backlog(200);
     add(backlog, 0, 64, 10, {1, 2});
     add(backlog, 1, 0, 5, {6});
-    add(backlog, 0, 64, 3, {1, 3});  // it was preempted and found its first page
-    EXPECT_EQ(alive(backlog), 5 + 3);
+    backlog.drop(0);                    // preempted
+    add(backlog, 1, 5, 70, {6, 2});     // on a page that it had
+    add(backlog, 0, 64, 3, {1, 3});     // it found its first page
+    EXPECT_EQ(alive(backlog), 75 + 3);  // nothing of the ten
     EXPECT_EQ(backlog.entries()[0].slot, -1);
     EXPECT_FALSE(backlog.keeps_state(9));
-    EXPECT_EQ(backlog.entries()[15].before_row, -1);
-    EXPECT_EQ(backlog.entries()[15].before_page, 1);
-    EXPECT_EQ(backlog.last_row(0, 66), 17);
+    EXPECT_EQ(backlog.entries()[85].before_row, -1);
+    EXPECT_EQ(backlog.entries()[85].before_page, 1);
+    EXPECT_EQ(backlog.last_row(0, 66), 87);
 }
 
-TEST(Backlog, APageThatIsAnothersNowTakesNothingOfItsFormerOwner) {
-    Backlog backlog(200, kPages);
+TEST(Backlog, RefusesARequestThatJumpsWithoutAWord) {
+    Backlog backlog(200);
     add(backlog, 0, 64, 10, {1, 2});
-    add(backlog, 1, 128, 5, {4, 5, 2});  // request 0 was preempted
-    EXPECT_EQ(alive(backlog), 5);
-    // Request 0 comes back on other pages and ends: page 2 stays request 1's.
-    add(backlog, 0, 64, 2, {1, 7});
-    backlog.drop(0);
-    EXPECT_EQ(alive(backlog), 5);
-    add(backlog, 2, 0, 1, {2});
-    EXPECT_EQ(alive(backlog), 1);
+    EXPECT_THROW(add(backlog, 0, 64, 3, {1, 3}), CheckFailure);
+    EXPECT_THROW(add(backlog, 0, 75, 1, {1, 2}), CheckFailure);
+    add(backlog, 0, 74, 1, {1, 2});
 }
 
 TEST(Backlog, AnEndedRequestLeavesNothing) {
-    Backlog backlog(200, kPages);
+    Backlog backlog(200);
     add(backlog, 0, 64, 10, {1, 2});
     backlog.drop(0);
     backlog.drop(0);

@@ -79,7 +79,8 @@ TEST(Followed, ATextThatComesAgainElsewhereIsLookedAtAnew) {
     add(followed, 0, 0, 128, {1, 2});
     followed.begin(1);
     add(followed, 1, 0, 64, {3});
-    add(followed, 0, 128, 1, {3, 5, 6});  // preempted; page 5 was never seen
+    followed.begin(0);                    // preempted
+    add(followed, 0, 128, 1, {3, 5, 6});  // page 5 was never seen
     EXPECT_FALSE(followed.whole(0, 129));
 }
 

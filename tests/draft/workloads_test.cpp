@@ -66,6 +66,7 @@ class Forgetful final : public speculate::Drafter {
         inner_->begin(request, prompt, max_tokens);
     }
     void end(RequestSlot request) override { inner_->end(request); }
+    void preempted(RequestSlot request) override { inner_->preempted(request); }
     Expected<void> extend(std::span<const speculate::Extension> extensions) override {
         if (--left_ <= 0) {
             looks_on_ = !looks_on_;

@@ -151,6 +151,7 @@ class SimulatedSource final : public speculate::Drafter {
         ++looked_on_;
         return {};
     }
+    void preempted(RequestSlot request) override { followed_.begin(request); }
     void forget() override { followed_.forget(); }
     bool follows(RequestSlot request, std::int64_t root_position) const override {
         return !habits_.passes || followed_.whole(request, root_position);
