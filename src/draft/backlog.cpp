@@ -11,17 +11,10 @@ Backlog::Backlog(std::int64_t capacity) : capacity_(capacity) {
     entries_.reserve(static_cast<std::size_t>(capacity));
 }
 
-std::int32_t& Backlog::last(RequestSlot request) {
-    CHECK(request >= 0, "request slot {}", request);
-    const auto index = static_cast<std::size_t>(request);
-    if (index >= last_row_.size()) last_row_.resize(index + 1, kNone);
-    return last_row_[index];
-}
-
 std::int32_t Backlog::last_row(RequestSlot request, std::int64_t position) const {
-    const auto index = static_cast<std::size_t>(request);
-    if (index >= last_row_.size() || last_row_[index] == kNone) return kNone;
-    const std::int32_t row = last_row_[index];
+    if (!last_row_.has(request)) return kNone;
+    const std::int32_t row = last_row_[request].entry;
+    if (row == kNone) return kNone;
     return entries_[static_cast<std::size_t>(row)].position == position ? row : kNone;
 }
 
@@ -29,7 +22,7 @@ bool Backlog::keeps_state(std::size_t row) const {
     const Entry& entry = entries_[row];
     if (entry.slot < 0) return false;
     return entry.position % kPageTokens == kPageTokens - 1 ||
-           last_row_[static_cast<std::size_t>(entry.request)] == static_cast<std::int32_t>(row);
+           last_row_[entry.request].entry == static_cast<std::int32_t>(row);
 }
 
 void Backlog::drop(RequestSlot request) {
@@ -57,7 +50,7 @@ void Backlog::add(const speculate::Extension& extension) {
     if (last_of_request != kNone && count > 0) {
         const Entry& before = entries_[static_cast<std::size_t>(last_of_request)];
         CHECK(before.position + 1 == extension.first_position,
-              "request {} goes on at {} after {}, but was not preempted", extension.request,
+              "request {} goes on at {} after {}, but was not preempted", extension.request.value(),
               extension.first_position, before.position);
     }
     for (std::int64_t i = 0; i < count; ++i) {

@@ -20,12 +20,10 @@
 
 namespace espalier::draft {
 
-using speculate::RequestSlot;
-
 class Backlog {
   public:
     struct Entry {
-        RequestSlot request = 0;
+        RequestSlot request;
         TokenId token = 0;
         std::int64_t position = 0;
         std::int64_t slot = 0;          // of the pool; -1: dropped
@@ -54,12 +52,15 @@ class Backlog {
 
   private:
     static constexpr std::int32_t kNone = -1;
+    struct LastRow {
+        std::int32_t entry = kNone;
+    };
 
-    std::int32_t& last(RequestSlot request);
+    std::int32_t& last(RequestSlot request) { return last_row_.grown_to(request).entry; }
 
     std::int64_t capacity_;
     std::vector<Entry> entries_;
-    std::vector<std::int32_t> last_row_;  // by request: its last entry
+    IndexedVector<RequestSlot, LastRow> last_row_;
     bool completes_page_ = false;
 };
 

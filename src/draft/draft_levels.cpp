@@ -118,8 +118,7 @@ Expected<ModelDrafter::Level> ModelDrafter::lay_roots(std::span<const DraftCall>
     Level level{.first = true};
     ESPALIER_ASSIGN_OR_RETURN(level.batch, batch_.upload(stream, batch));
     draws_.begin(level.batch.cap_tokens);
-    for (const DraftCall* call : roots_)
-        draws_.add(*call, serials_[static_cast<std::size_t>(call->request)]);
+    for (const DraftCall* call : roots_) draws_.add(*call, serials_[call->request]);
     level.search = draws_.search(captures() ? recorded_width(width) : width);
     ESPALIER_ASSIGN_OR_RETURN(level.draws.batch, draws_.upload(stream));
     return level;

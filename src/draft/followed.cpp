@@ -9,23 +9,15 @@ namespace espalier::draft {
 
 using cache::kPageTokens;
 
-Followed::Text& Followed::text(speculate::RequestSlot request) {
-    CHECK(request >= 0, "request slot {}", request);
-    const auto index = static_cast<std::size_t>(request);
-    if (index >= texts_.size()) texts_.resize(index + 1);
-    return texts_[index];
-}
-
-void Followed::begin(speculate::RequestSlot request) { text(request) = {}; }
+void Followed::begin(RequestSlot request) { texts_.grown_to(request) = {}; }
 
 void Followed::forget() {
     std::fill(texts_.begin(), texts_.end(), Text{});
     std::fill(filled_.begin(), filled_.end(), std::int8_t{0});
 }
 
-bool Followed::whole(speculate::RequestSlot request, std::int64_t position) const {
-    const auto index = static_cast<std::size_t>(request);
-    return index < texts_.size() && texts_[index].whole && texts_[index].end == position;
+bool Followed::whole(RequestSlot request, std::int64_t position) const {
+    return texts_.has(request) && texts_[request].whole && texts_[request].end == position;
 }
 
 // Whether all slots before the extension were seen, whoever wrote them.
@@ -41,7 +33,7 @@ bool Followed::pages_whole(const speculate::Extension& extension) const {
 
 void Followed::add(const speculate::Extension& extension) {
     if (extension.tokens.empty()) return;
-    Text& seen = text(extension.request);
+    Text& seen = texts_.grown_to(extension.request);
     const std::int64_t first = extension.first_position;
     const bool goes_on = first > 0 && seen.end == first;
     if (!goes_on) seen.whole = pages_whole(extension);

@@ -20,24 +20,23 @@ class Followed {
         : filled_(static_cast<std::size_t>(page_count), std::int8_t{0}) {}
 
     // A new request has the slot, or the one that has it was preempted: what comes starts anew.
-    void begin(speculate::RequestSlot request);
+    void begin(RequestSlot request);
     // These tokens' KV will be there before anybody reads it.
     void add(const speculate::Extension& extension);
     // Everything that was seen so far has holes from now on.
     void forget();
     // All tokens before this position were seen.
-    bool whole(speculate::RequestSlot request, std::int64_t position) const;
+    bool whole(RequestSlot request, std::int64_t position) const;
 
   private:
     struct Text {
         std::int64_t end = -1;  // of what was seen last; -1: nothing
         bool whole = false;
     };
-    Text& text(speculate::RequestSlot request);
     bool pages_whole(const speculate::Extension& extension) const;
     void fill(const speculate::Extension& extension, bool state_known);
 
-    std::vector<Text> texts_;          // by request slot
+    IndexedVector<RequestSlot, Text> texts_;
     std::vector<std::int8_t> filled_;  // by page: slots from its first on that were seen
     static_assert(cache::kPageTokens <= 127);
 };

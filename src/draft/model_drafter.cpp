@@ -134,9 +134,7 @@ Matrix ModelDrafter::tails() const {
 }
 
 void ModelDrafter::begin(RequestSlot request, std::span<const TokenId>, std::int64_t) {
-    const auto index = static_cast<std::size_t>(request);
-    if (index >= serials_.size()) serials_.resize(index + 1);
-    serials_[index] = next_serial_++;
+    serials_.grown_to(request) = next_serial_++;
     followed_.begin(request);
 }
 

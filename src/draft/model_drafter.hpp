@@ -121,7 +121,7 @@ class ModelDrafter final : public speculate::Drafter {
     TreeGrowth growth_;
     Backlog backlog_;
     Followed followed_;
-    std::vector<std::int64_t> serials_;  // by request slot
+    IndexedVector<RequestSlot, std::int64_t> serials_;
     std::int64_t next_serial_ = 0;
 
     // Device memory.

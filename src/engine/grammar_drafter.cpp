@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "accept/constraint.hpp"
-#include "base/at.hpp"
 
 namespace espalier::engine {
 namespace {
@@ -23,19 +22,15 @@ void GrammarDrafter::Tail::push(TokenId token) {
     tokens[count - 1] = token;
 }
 
-void GrammarDrafter::begin(speculate::RequestSlot request, std::span<const TokenId> prompt,
-                           std::int64_t) {
-    const auto slot = static_cast<std::size_t>(request);
-    if (slot >= tails_.size()) tails_.resize(slot + 1);
-    tails_[slot] = {};
-    for (const TokenId token : prompt.last(std::min(prompt.size(), kTail)))
-        tails_[slot].push(token);
+void GrammarDrafter::begin(RequestSlot request, std::span<const TokenId> prompt, std::int64_t) {
+    Tail& tail = tails_.grown_to(request) = {};
+    for (const TokenId token : prompt.last(std::min(prompt.size(), kTail))) tail.push(token);
 }
 
 void GrammarDrafter::commit(std::span<const speculate::Commitment> commitments) {
     for (const speculate::Commitment& one : commitments)
         for (const TokenId token : one.tokens.last(std::min(one.tokens.size(), kTail)))
-            at(tails_, one.request).push(token);
+            tails_[one.request].push(token);
 }
 
 // As the tokenizer cuts the tail and the text together, where it cuts the tail as it stands;
@@ -58,7 +53,7 @@ Expected<void> GrammarDrafter::propose(std::span<const speculate::DraftCall> cal
     for (const speculate::DraftCall& call : calls) {
         if (call.constraint == nullptr) continue;
         const accept::Constraint::Forced forced = call.constraint->forced();
-        Tail tail = at(tails_, call.request);
+        Tail tail = tails_[call.request];
         std::int32_t node = 0;
         const auto grow = [&](TokenId token) {
             const speculate::Tree& tree = call.proposal->tree;

@@ -26,9 +26,9 @@ class GrammarDrafter final : public speculate::Drafter {
 
     std::string_view name() const override { return kName; }
     speculate::DrafterNeeds needs() const override { return {}; }
-    void begin(speculate::RequestSlot request, std::span<const TokenId> prompt,
+    void begin(RequestSlot request, std::span<const TokenId> prompt,
                std::int64_t max_tokens) override;
-    void end(speculate::RequestSlot) override {}
+    void end(RequestSlot) override {}
     Expected<void> extend(std::span<const speculate::Extension>) override { return {}; }
     void commit(std::span<const speculate::Commitment> commitments) override;
     Expected<void> propose(std::span<const speculate::DraftCall> calls) override;
@@ -46,7 +46,7 @@ class GrammarDrafter final : public speculate::Drafter {
     std::vector<TokenId> tokens_after(std::span<const TokenId> tail, std::string_view text) const;
 
     const text::Tokenizer& tokenizer_;
-    std::vector<Tail> tails_;  // by request slot
+    IndexedVector<RequestSlot, Tail> tails_;
 };
 
 }  // namespace espalier::engine

@@ -58,15 +58,15 @@ std::uint64_t Stepper::flagged_tokens(const schedule::PlannedRequest& planned) c
     return flags;
 }
 
-accept::NodeDraws Stepper::node_draws(std::size_t index) const {
+accept::NodeDraws Stepper::node_draws(PlanIndex index) const {
     accept::NodeDraws draws = draws_.nodes_of(index);
-    draws.flagged_nodes = flagged_tokens(plan_->requests[index]);
+    draws.flagged_nodes = flagged_tokens(plan_->request(index));
     return draws;
 }
 
 // Walks what was drawn for one request, and says what the scheduler is to make of it.
-void Stepper::settle(std::size_t index) {
-    const schedule::PlannedRequest& planned = plan_->requests[index];
+void Stepper::settle(PlanIndex index) {
+    const schedule::PlannedRequest& planned = plan_->request(index);
     LiveRequest& request = live(planned.id);
     walks_[index] = {};
     if (!planned.decodes()) settle_prompt(index, request, flagged_tokens(planned) != 0);
@@ -99,21 +99,21 @@ void Stepper::settle(std::size_t index) {
 
 // The constraint goes on to the end of what was committed. False: it refuses a token that was drawn
 // under its own mask, an error of its program; an output that has ended with it has ended.
-bool Stepper::follow_walk(std::size_t index, LiveRequest& request) {
+bool Stepper::follow_walk(PlanIndex index, LiveRequest& request) {
     for (const std::int32_t token : walks_[index].tokens.values())
         if (!request.constraint->commit(token)) return false;
     request.progress.count_reasoning(request.constraint->reasoning_tokens());
     return true;
 }
 
-void Stepper::fail_grammar(std::size_t index, LiveRequest& request) {
+void Stepper::fail_grammar(PlanIndex index, LiveRequest& request) {
     request.interruption = Interruption::grammar_failed;
     request.message = request.constraint->failure();
     fail_request(index, request, accept::FinishReason::interrupted);
 }
 
 // A chunk: its prompt's logprobs, and its failure where nothing is drawn at its end.
-void Stepper::settle_prompt(std::size_t index, LiveRequest& request, bool flagged) {
+void Stepper::settle_prompt(PlanIndex index, LiveRequest& request, bool flagged) {
     const StepDraws::PromptPart part = draws_.prompt(index);
     if (part.bad || flagged) return fail_request(index, request, accept::FinishReason::bad_numbers);
     std::optional<accept::PromptLogprobs>& known = request.group->prompt_logprobs;
@@ -126,7 +126,7 @@ void Stepper::settle_prompt(std::size_t index, LiveRequest& request, bool flagge
                part.top.first(count * static_cast<std::size_t>(known->top_count())));
 }
 
-void Stepper::fail_request(std::size_t index, LiveRequest& request, accept::FinishReason reason) {
+void Stepper::fail_request(PlanIndex index, LiveRequest& request, accept::FinishReason reason) {
     request.progress.end(reason, request.emission);
     outcomes_[index].committed = {};
     outcomes_[index].end = Outcome::End::failed;
@@ -135,8 +135,8 @@ void Stepper::fail_request(std::size_t index, LiveRequest& request, accept::Fini
 // The model refused the batch, or the cache a move. No token of the step has been committed yet:
 // those that took part in it end where they stood before it, and others go on.
 void Stepper::fail_step(const std::string& message) {
-    for (std::size_t i = 0; i < plan_->requests.size(); ++i) {
-        LiveRequest& request = live(plan_->requests[i].id);
+    for (const PlanIndex i : plan_->request_indices()) {
+        LiveRequest& request = live(plan_->request(i).id);
         walks_[i] = {};
         request.interruption = Interruption::step_failed;
         request.message = message;
@@ -151,8 +151,8 @@ void Stepper::extend_drafters() {
     extension_taps_.clear();
     extension_tokens_.reserve(static_cast<std::size_t>(plan_->tokens.total()));
     extension_taps_.reserve(static_cast<std::size_t>(plan_->tokens.total()));
-    for (std::size_t i = 0; i < plan_->requests.size(); ++i) {
-        const schedule::PlannedRequest& planned = plan_->requests[i];
+    for (const PlanIndex i : plan_->request_indices()) {
+        const schedule::PlannedRequest& planned = plan_->request(i);
         if (outcomes_[i].end == Outcome::End::failed) continue;
         const std::span<const std::int32_t> path = walks_[i].path.values();
         for (std::int32_t r = planned.first_row; r < planned.first_row + planned.rows; ++r) {
@@ -181,10 +181,10 @@ void Stepper::extend_drafters() {
 // that ends before its path does leaves slots behind that are never read.
 Expected<void> Stepper::move_paths() {
     moves_.clear();
-    for (std::size_t i = 0; i < plan_->requests.size(); ++i) {
-        const schedule::PlannedRequest& planned = plan_->requests[i];
+    for (const PlanIndex i : plan_->request_indices()) {
+        const schedule::PlannedRequest& planned = plan_->request(i);
         if (!planned.decodes()) continue;
-        const schedule::PlannedRow& row = rows_of(planned).front();
+        const schedule::PlannedRow& row = plan_->rows_of(planned).front();
         const accept::NodeList path = accept::drawn_path(batch_.tree_view(i), node_draws(i));
         moves_.add(row.block_table, row.first_position, path.values());
     }
@@ -194,15 +194,15 @@ Expected<void> Stepper::move_paths() {
 
 void Stepper::learn(StepReport& report) {
     report.moved = static_cast<std::int64_t>(moves_.source().size());
-    for (std::size_t i = 0; i < plan_->requests.size(); ++i) {
+    for (const PlanIndex i : plan_->request_indices()) {
         report.failed += outcomes_[i].end == Outcome::End::failed ? 1 : 0;
         report.committed += static_cast<std::int64_t>(outcomes_[i].committed.size());
-        if (!plan_->requests[i].decodes() || walks_[i].path.values().empty()) continue;
+        if (!plan_->request(i).decodes() || walks_[i].path.values().empty()) continue;
         const std::size_t accepted = walks_[i].path.values().size() - 1;
         report.accepted += static_cast<std::int64_t>(accepted);
         for (std::size_t depth = 1; depth <= accepted; ++depth) ++report.accepted_at_depth[depth];
         count_origins(batch_.tree_view(i).origins, walks_[i].path.values(), report);
-        speculation_.learn(plan_->requests[i].id.slot, walks_[i].tokens.values());
+        speculation_.learn(plan_->request(i).id.slot, walks_[i].tokens.values());
     }
 }
 
@@ -276,7 +276,7 @@ void Stepper::finish_ended() {
         if (parts_.observer != nullptr)
             parts_.observer->ended(ended.id, ending, request.progress.usage());
         if (request.planned) speculation_.end(ended.id.slot);
-        live_[static_cast<std::size_t>(ended.id.slot)].reset();
+        live_[ended.id.slot].reset();
     }
     scheduler_->forget_ended();
 }

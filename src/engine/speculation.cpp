@@ -2,6 +2,7 @@
 #include "engine/speculation.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.hpp"
 
@@ -14,13 +15,6 @@ namespace {
 
 constexpr std::size_t kFirstSamples = 32;
 constexpr std::int32_t kFirstFreeDrafts = 16;
-
-template <typename Slots>
-auto& slot_in(Slots& slots, RequestSlot request) {
-    CHECK(request >= 0 && static_cast<std::size_t>(request) < slots.size(), "request slot {} of {}",
-          request, slots.size());
-    return slots[static_cast<std::size_t>(request)];
-}
 
 }  // namespace
 
@@ -44,10 +38,13 @@ Speculation::Speculation(const SpeculationSettings& settings,
     first_samples_.reserve(kFirstSamples);
 }
 
-Speculation::Slot& Speculation::slot(RequestSlot request) { return slot_in(slots_, request); }
-
 const Speculation::Slot& Speculation::slot(RequestSlot request) const {
-    return slot_in(slots_, request);
+    CHECK(slots_.has(request), "request slot {} of {}", request.value(), slots_.values().size());
+    return slots_[request];
+}
+
+Speculation::Slot& Speculation::slot(RequestSlot request) {
+    return const_cast<Slot&>(std::as_const(*this).slot(request));
 }
 
 void Speculation::set_step_time(const speculate::StepTime& time) {
@@ -78,11 +75,8 @@ bool Speculation::shown_to(const Slot& state, const Source& source) {
 
 void Speculation::begin(RequestSlot request, std::span<const std::int32_t> prompt,
                         std::int64_t max_tokens, Drafts drafts) {
-    CHECK(request >= 0, "request slot {}", request);
-    if (static_cast<std::size_t>(request) >= slots_.size())
-        slots_.resize(static_cast<std::size_t>(request) + 1);
-    Slot& state = slot(request);
-    CHECK(!state.open, "request slot {} begins twice", request);
+    Slot& state = slots_.grown_to(request);
+    CHECK(!state.open, "request slot {} begins twice", request.value());
     state.open = true;
     state.drafts = drafts != Drafts::none && !sources_.empty();
     state.needs_watch = drafts == Drafts::prescribed;
@@ -103,7 +97,7 @@ void Speculation::begin(RequestSlot request, std::span<const std::int32_t> promp
 
 void Speculation::end(RequestSlot request) {
     Slot& state = slot(request);
-    CHECK(state.open, "request slot {} ends before it began", request);
+    CHECK(state.open, "request slot {} ends before it began", request.value());
     state.open = false;
     prescribing_ -= state.needs_watch ? 1 : 0;
     for (Source& source : sources_)

@@ -34,8 +34,6 @@
 
 namespace espalier::engine {
 
-using speculate::RequestSlot;
-
 enum class NodeGrant : std::uint8_t {
     measured,    // as many nodes as the cost model says will pay
     everything,  // whatever is proposed and fits: for tests, and to measure acceptance
@@ -60,7 +58,7 @@ struct SpeculationSettings {
 
 // A running request as the scheduler's first stage left it.
 struct DraftRow {
-    RequestSlot request = 0;
+    RequestSlot request;
     std::span<const std::int32_t> tokens = {};  // all committed ones; the last is the root
     std::int32_t max_drafts = 0;
     std::span<const std::int32_t> block_table = {};
@@ -102,7 +100,7 @@ class Speculation {
     // Lets the drafters without passes read what a step has committed; where they are not asked
     // for now, later: texts that end before then are never read.
     struct Text {
-        RequestSlot request = 0;
+        RequestSlot request;
         std::span<const std::int32_t> tokens = {};
     };
     bool reads() const { return reads_ && !sources_.empty(); }  // anything now
@@ -211,7 +209,7 @@ class Speculation {
 
     SpeculationSettings settings_;
     std::vector<Source> sources_;
-    std::vector<Slot> slots_;
+    IndexedVector<RequestSlot, Slot> slots_;
     speculate::AcceptanceTable table_;
     speculate::CouplingPolicy coupling_;
     speculate::DraftPlanner planner_;

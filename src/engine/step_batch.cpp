@@ -23,30 +23,29 @@ batch::StepCapacity step_capacity(const schedule::SchedulerOptions& options) {
 
 StepBatch::StepBatch(const schedule::SchedulerOptions& options)
     : builder_(step_capacity(options)), table_rows_(options.request_slots(), options.max_rows) {
-    trees_.reserve(static_cast<std::size_t>(options.max_rows));
-    origins_.resize(static_cast<std::size_t>(options.max_rows));
+    trees_.values().reserve(static_cast<std::size_t>(options.max_rows));
+    origins_.values().resize(static_cast<std::size_t>(options.max_rows));
 }
 
 Expected<batch::HostBatch> StepBatch::build(const schedule::Plan& plan,
                                             const Speculation& speculation, const Target& target) {
     builder_.clear();
-    trees_.clear();
+    trees_.values().clear();
     table_rows_.begin_step();
     for (const schedule::PlannedRequest& planned : plan.requests)
         table_rows_.takes_part(planned.id.slot);
     for (const schedule::PlannedRequest& planned : plan.requests) {
-        const auto rows = plan.rows.subspan(static_cast<std::size_t>(planned.first_row),
-                                            static_cast<std::size_t>(planned.rows));
-        auto& origins = origins_[trees_.size()];
+        const auto rows = plan.rows_of(planned);
+        auto& origins = origins_.values()[trees_.values().size()];
         if (planned.decodes()) {
             std::ranges::copy(speculation.origins(planned.id.slot, planned.drafts),
                               origins.begin());
-            trees_.emplace_back(speculation.tree(planned.id.slot), 1 + planned.drafts);
-            ESPALIER_RETURN_IF_ERROR(add_tree(rows[0], trees_.back()));
+            trees_.values().emplace_back(speculation.tree(planned.id.slot), 1 + planned.drafts);
+            ESPALIER_RETURN_IF_ERROR(add_tree(rows[0], trees_.values().back()));
             continue;
         }
         origins[0] = {};
-        trees_.emplace_back(rows.back().tokens.back());
+        trees_.values().emplace_back(rows.back().tokens.back());
         for (const schedule::PlannedRow& row : rows) ESPALIER_RETURN_IF_ERROR(add_chunk(row));
     }
     return builder_.finish(target.padded(builder_.need()));
@@ -55,7 +54,7 @@ Expected<batch::HostBatch> StepBatch::build(const schedule::Plan& plan,
 batch::RowSpec StepBatch::base(const schedule::PlannedRow& row) {
     batch::RowSpec spec;
     spec.block_table = row.block_table;
-    spec.table_row = table_rows_.row_of(row.slot);
+    spec.table_row = table_rows_.row_of(row.slot).value();
     spec.first_slot = static_cast<std::int32_t>(row.first_position);
     spec.form = row.form;
     spec.gather = static_cast<std::int32_t>(row.gather_count());

@@ -32,9 +32,9 @@ class StepBatch {
     Expected<batch::HostBatch> build(const schedule::Plan& plan, const Speculation& speculation,
                                      const Target& target);
 
-    // What request i of the plan verifies: its tree, or just the last token of its chunk.
-    const speculate::Tree& tree(std::size_t request) const { return trees_[request]; }
-    accept::TreeView tree_view(std::size_t request) const {
+    // What the request verifies: its tree, or just the last token of its chunk.
+    const speculate::Tree& tree(PlanIndex request) const { return trees_[request]; }
+    accept::TreeView tree_view(PlanIndex request) const {
         const speculate::Tree& tree = trees_[request];
         return {tree.parents(), tree.tokens(),
                 std::span(origins_[request]).first(static_cast<std::size_t>(tree.size()))};
@@ -49,9 +49,9 @@ class StepBatch {
 
     batch::BatchBuilder builder_;
     TableRows table_rows_;
-    // By request of the plan.
-    std::vector<speculate::Tree> trees_;
-    std::vector<std::array<DraftOrigin, kMaxNodes>> origins_;  // as many as its tree has nodes
+    IndexedVector<PlanIndex, speculate::Tree> trees_;
+    // As many of each as its tree has nodes.
+    IndexedVector<PlanIndex, std::array<DraftOrigin, kMaxNodes>> origins_;
 };
 
 }  // namespace espalier::engine

@@ -26,13 +26,13 @@ ops::SamplingCapacity StepDraws::capacity(const schedule::SchedulerOptions& opti
 
 StepDraws::StepDraws(std::int64_t max_rows, ops::SamplingBatchBuilder builder)
     : builder_(std::move(builder)) {
-    shares_.reserve(static_cast<std::size_t>(max_rows));
+    shares_.values().reserve(static_cast<std::size_t>(max_rows));
     prompt_logprobs_.reserve(static_cast<std::size_t>(builder_.capacity().nodes));
 }
 
 void StepDraws::begin(std::int64_t gather) {
     builder_.begin(gather);
-    shares_.clear();
+    shares_.values().clear();
     nodes_ = 0;
     tops_used_ = 0;
 }
@@ -115,7 +115,7 @@ void StepDraws::add_tree(const LiveRequest& live, const accept::TreeView& tree,
                  path.values());
     }
     share.node_top_count = tops_used_ - share.node_top;
-    shares_.push_back(share);
+    shares_.values().push_back(share);
 }
 
 void StepDraws::add_prompt_token(std::int32_t wanted, std::int32_t top_count, Share& share) {
@@ -151,7 +151,7 @@ void StepDraws::add_chunk(const LiveRequest& live, std::span<const schedule::Pla
         }
     }
     if (share.node_count == 0) share.prompt_top_count = tops_used_ - share.prompt_top;
-    shares_.push_back(share);
+    shares_.values().push_back(share);
 }
 
 const ops::SamplingBatchBuilder& StepDraws::finish() {
@@ -167,7 +167,7 @@ void StepDraws::take(const StepResult& result) {
     tops_ = result.alternatives;
 }
 
-accept::NodeDraws StepDraws::nodes_of(std::size_t request) const {
+accept::NodeDraws StepDraws::nodes_of(PlanIndex request) const {
     const Share& share = shares_[request];
     accept::NodeDraws draws;
     draws.draws = draws_.subspan(share.first + share.prompt_count, share.node_count);
@@ -175,7 +175,7 @@ accept::NodeDraws StepDraws::nodes_of(std::size_t request) const {
     return draws;
 }
 
-StepDraws::PromptPart StepDraws::prompt(std::size_t request) {
+StepDraws::PromptPart StepDraws::prompt(PlanIndex request) {
     const Share& share = shares_[request];
     PromptPart part;
     part.first_position = share.first_position;

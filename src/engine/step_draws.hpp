@@ -41,8 +41,8 @@ class StepDraws {
     const ops::SamplingBatchBuilder& finish();
     void take(const StepResult& result);  // borrowed until the next step
 
-    // What request i of the plan drew at its nodes; flagged_nodes is left to the caller.
-    accept::NodeDraws nodes_of(std::size_t request) const;
+    // What the request drew at its nodes; flagged_nodes is left to the caller.
+    accept::NodeDraws nodes_of(PlanIndex request) const;
     // The logprobs of its prompt's tokens first_position + 1 …, computed in this step.
     struct PromptPart {
         std::int64_t first_position = 0;
@@ -50,7 +50,7 @@ class StepDraws {
         std::span<const accept::TokenLogprob> top;
         bool bad = false;  // a NaN or +Inf among their logits
     };
-    PromptPart prompt(std::size_t request);
+    PromptPart prompt(PlanIndex request);
 
   private:
     struct Share {
@@ -76,7 +76,7 @@ class StepDraws {
                   std::int32_t depth, std::span<const std::int32_t> path);
     void add(const ops::NodeRequest& node);
 
-    std::vector<Share> shares_;
+    IndexedVector<PlanIndex, Share> shares_;
     std::array<NodeRule, kMaxNodes> rules_;  // of the request that is being added
     ops::SamplingBatchBuilder builder_;
     std::size_t nodes_ = 0;

@@ -89,19 +89,13 @@ Stepper::Stepper(StepperParts parts, const StepperSettings& settings,
     drafts_.reserve(rows);
     texts_.reserve(rows);
     undelivered_.reserve(rows);
-    walks_.resize(rows);
-    outcomes_.reserve(rows);
+    walks_.values().resize(rows);
+    outcomes_.values().reserve(rows);
 }
 
 LiveRequest& Stepper::live(const schedule::RequestId& id) {
-    CHECK(lives(id), "request {} at slot {} is not known", id.serial, id.slot);
-    return *live_[static_cast<std::size_t>(id.slot)];
-}
-
-std::span<const schedule::PlannedRow> Stepper::rows_of(
-    const schedule::PlannedRequest& planned) const {
-    return plan_->rows.subspan(static_cast<std::size_t>(planned.first_row),
-                               static_cast<std::size_t>(planned.rows));
+    CHECK(lives(id), "request {} at slot {} is not known", id.serial, id.slot.value());
+    return *live_[id.slot];
 }
 
 std::vector<schedule::RequestId> Stepper::submit(CheckedRequest checked,
@@ -135,17 +129,16 @@ std::vector<schedule::RequestId> Stepper::submit(CheckedRequest checked,
     const std::vector<schedule::RequestId> ids = scheduler_->submit(std::move(wanted));
     if (parts_.observer != nullptr) parts_.observer->submitted(checked, ids, parts_.clock());
     for (std::size_t choice = 0; choice < ids.size(); ++choice) {
-        const auto slot = static_cast<std::size_t>(ids[choice].slot);
-        if (slot >= live_.size()) live_.resize(slot + 1);
-        CHECK(!live_[slot], "request slot {} is taken", slot);
-        live_[slot] = std::make_unique<LiveRequest>(
+        std::unique_ptr<LiveRequest>& live = live_.grown_to(ids[choice].slot);
+        CHECK(!live, "request slot {} is taken", ids[choice].slot.value());
+        live = std::make_unique<LiveRequest>(
             ids[choice], static_cast<std::int32_t>(choice), group,
             accept::RequestProgress(checked.rules, parts_.tokenizer, request.prompt));
-        live_[slot]->times.arrived = arrived;
+        live->times.arrived = arrived;
         if (request.is_constrained())
-            live_[slot]->constraint = std::make_unique<accept::Constraint>(
+            live->constraint = std::make_unique<accept::Constraint>(
                 request.grammar, request.reasoning.value_or(accept::ReasoningRule{}),
-                live_[slot]->progress.rules().options().eos_token_ids, limits_.vocabulary);
+                live->progress.rules().options().eos_token_ids, limits_.vocabulary);
     }
     return ids;
 }
@@ -192,7 +185,7 @@ void Stepper::run_plan(StepReport& report, StepTimer& timer) {
     report.tokens = plan_->tokens;
     report.draft_levels = speculation_.draft_levels();
 
-    outcomes_.assign(plan_->requests.size(), {});
+    outcomes_.values().assign(plan_->requests.size(), {});
     Expected<void> ran = run_model(timer);
     // Where nothing ran.
     deliver();
@@ -200,7 +193,7 @@ void Stepper::run_plan(StepReport& report, StepTimer& timer) {
     if (ran) ran = move_paths();
     timer.lap(Phase::commit);
     if (ran) {
-        for (std::size_t i = 0; i < plan_->requests.size(); ++i) settle(i);
+        for (const PlanIndex i : plan_->request_indices()) settle(i);
     } else {
         fail_step(ran.error().message);
         if (ran.error().kind == ErrorKind::io) report.device_failure = ran.error().message;
@@ -212,14 +205,14 @@ void Stepper::run_plan(StepReport& report, StepTimer& timer) {
     learn(report);
     if (parts_.observer != nullptr)
         parts_.observer->walked(
-            {*plan_, batch_, walks_, ran ? std::string_view() : ran.error().message});
+            {*plan_, batch_, walks_.values(), ran ? std::string_view() : ran.error().message});
     schedule::Time now = timer.lap(Phase::walk);
     if (ran && speculation_.wants_hidden_states()) {
         extend_drafters();
         now = timer.lap(Phase::extend);
         report.drafting += report.spent(Phase::extend);
     }
-    scheduler_->advance(outcomes_, now);
+    scheduler_->advance(outcomes_.values(), now);
     now_ = timer.lap(Phase::advance);
     emit();
     report.whole = timer.lap(Phase::emit) - report.begin;
@@ -294,7 +287,7 @@ void Stepper::tell_lost_pages() {
 
 void Stepper::observe_trees() const {
     for (std::size_t i = 0; i < draft_rows_.size(); ++i) {
-        const std::int32_t slot = draft_rows_[i].request;
+        const RequestSlot slot = draft_rows_[i].request;
         if (drafts_[i] > 0)
             parts_.observer->chosen(scheduler_->id(slot),
                                     speculate::Tree(speculation_.tree(slot), 1 + drafts_[i]),
@@ -353,13 +346,13 @@ Expected<void> Stepper::run_model(StepTimer& timer) {
 // Grammars fill their masks here.
 const ops::SamplingBatchBuilder& Stepper::ask_draws(std::int64_t gather) {
     draws_.begin(gather);
-    for (std::size_t i = 0; i < plan_->requests.size(); ++i) {
-        const schedule::PlannedRequest& planned = plan_->requests[i];
+    for (const PlanIndex i : plan_->request_indices()) {
+        const schedule::PlannedRequest& planned = plan_->request(i);
         const LiveRequest& request = live(planned.id);
         if (planned.decodes())
             draws_.add_tree(request, batch_.tree_view(i), batch_.tree(i).depths());
         else
-            draws_.add_chunk(request, rows_of(planned), scheduler_->tokens(planned.id.slot));
+            draws_.add_chunk(request, plan_->rows_of(planned), scheduler_->tokens(planned.id.slot));
     }
     return draws_.finish();
 }

@@ -83,11 +83,9 @@ class Stepper {
             std::unique_ptr<schedule::Scheduler> scheduler, ops::SamplingBatchBuilder draws);
 
     bool lives(const schedule::RequestId& id) const {
-        const auto slot = static_cast<std::size_t>(id.slot);
-        return slot < live_.size() && live_[slot] && live_[slot]->id == id;
+        return live_.has(id.slot) && live_[id.slot] && live_[id.slot]->id == id;
     }
     LiveRequest& live(const schedule::RequestId& id);
-    std::span<const schedule::PlannedRow> rows_of(const schedule::PlannedRequest& planned) const;
     double keys_of(const schedule::KeyPairs& pairs) const;
     speculate::StepSize step_size(const StepReport& report) const;
     const schedule::Plan& make_plan(StepReport& report, StepTimer& timer);
@@ -98,12 +96,12 @@ class Stepper {
     void catch_up_drafters();
     Expected<void> run_model(StepTimer& timer);
     const ops::SamplingBatchBuilder& ask_draws(std::int64_t gather);
-    void settle(std::size_t index);
-    void settle_prompt(std::size_t index, LiveRequest& request, bool flagged);
-    bool follow_walk(std::size_t index, LiveRequest& request);
-    void fail_grammar(std::size_t index, LiveRequest& request);
-    void fail_request(std::size_t index, LiveRequest& request, accept::FinishReason reason);
-    accept::NodeDraws node_draws(std::size_t index) const;
+    void settle(PlanIndex index);
+    void settle_prompt(PlanIndex index, LiveRequest& request, bool flagged);
+    bool follow_walk(PlanIndex index, LiveRequest& request);
+    void fail_grammar(PlanIndex index, LiveRequest& request);
+    void fail_request(PlanIndex index, LiveRequest& request, accept::FinishReason reason);
+    accept::NodeDraws node_draws(PlanIndex index) const;
     std::uint64_t flagged_tokens(const schedule::PlannedRequest& planned) const;
     void extend_drafters();
     Expected<void> move_paths();
@@ -118,7 +116,7 @@ class Stepper {
     RequestLimits limits_;
     std::unique_ptr<schedule::Scheduler> scheduler_;
     Speculation speculation_;
-    std::vector<std::unique_ptr<LiveRequest>> live_;  // by request slot
+    IndexedVector<RequestSlot, std::unique_ptr<LiveRequest>> live_;
     EndCounts ends_;
     schedule::Time now_ = 0;  // the last that was heard of: of a step's phase, or of an arrival
 
@@ -133,8 +131,8 @@ class Stepper {
     std::vector<DraftRow> draft_rows_;
     std::vector<std::int32_t> drafts_;  // by draft row
     std::vector<Speculation::Text> texts_;
-    std::vector<accept::WalkResult> walks_;
-    std::vector<schedule::Outcome> outcomes_;
+    IndexedVector<PlanIndex, accept::WalkResult> walks_;
+    IndexedVector<PlanIndex, schedule::Outcome> outcomes_;
     std::vector<speculate::Extension> extensions_;
     std::vector<std::int32_t> extension_tokens_, extension_taps_;
 };

@@ -5,47 +5,47 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
+
+#include "base/index.hpp"
 
 namespace espalier::engine {
 
 class TableRows {
   public:
     TableRows(std::int32_t request_slots, std::int32_t rows)
-        : row_of_(static_cast<std::size_t>(request_slots), kNone),
-          owner_(static_cast<std::size_t>(rows), kNone),
+        : row_of_(static_cast<std::size_t>(request_slots)),
+          owner_(static_cast<std::size_t>(rows)),
           last_step_(static_cast<std::size_t>(rows), 0) {}
 
     // In each step: begin, name every request that takes part, then ask for their rows.
     void begin_step() { ++step_; }
-    void takes_part(std::int32_t slot) {
-        const std::int32_t row = row_of_[static_cast<std::size_t>(slot)];
-        if (row != kNone) last_step_[static_cast<std::size_t>(row)] = step_;
+    void takes_part(RequestSlot slot) {
+        const TableRow row = row_of_[slot];
+        if (last_step_.has(row)) last_step_[row] = step_;
     }
-    std::int32_t row_of(std::int32_t slot) {
-        std::int32_t& row = row_of_[static_cast<std::size_t>(slot)];
-        if (row == kNone) row = take_row(slot);
+    TableRow row_of(RequestSlot slot) {
+        TableRow& row = row_of_[slot];
+        if (row == TableRow()) row = take_row(slot);
         return row;
     }
 
   private:
-    static constexpr std::int32_t kNone = -1;
-
     // The next one in turn that is not of this step; there is one, since no step has more requests
     // than rows.
-    std::int32_t take_row(std::int32_t slot) {
-        while (last_step_[next_] == step_) next_ = (next_ + 1) % owner_.size();
-        if (owner_[next_] != kNone) row_of_[static_cast<std::size_t>(owner_[next_])] = kNone;
+    TableRow take_row(RequestSlot slot) {
+        const auto rows = static_cast<std::int32_t>(owner_.values().size());
+        while (last_step_[next_] == step_) next_ = TableRow((next_.value() + 1) % rows);
+        if (row_of_.has(owner_[next_])) row_of_[owner_[next_]] = TableRow();
         owner_[next_] = slot;
         last_step_[next_] = step_;
-        return static_cast<std::int32_t>(next_);
+        return next_;
     }
 
-    std::vector<std::int32_t> row_of_;  // by request slot
-    std::vector<std::int32_t> owner_;   // by row: a request slot
-    std::vector<std::int64_t> last_step_;
+    IndexedVector<RequestSlot, TableRow> row_of_;
+    IndexedVector<TableRow, RequestSlot> owner_;
+    IndexedVector<TableRow, std::int64_t> last_step_;
     std::int64_t step_ = 0;
-    std::size_t next_ = 0;
+    TableRow next_{0};
 };
 
 }  // namespace espalier::engine

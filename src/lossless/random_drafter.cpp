@@ -8,21 +8,17 @@
 
 namespace espalier::lossless {
 
-void RandomDrafter::begin(speculate::RequestSlot request, std::span<const std::int32_t> prompt,
-                          std::int64_t) {
-    const auto slot = static_cast<std::size_t>(request);
-    if (slot >= committed_.size()) committed_.resize(slot + 1);
-    CHECK(committed_[slot].empty(), "slot {} begins twice", request);
-    committed_[slot].assign(prompt.begin(), prompt.end());
+void RandomDrafter::begin(RequestSlot request, std::span<const std::int32_t> prompt, std::int64_t) {
+    Tokens& committed = committed_.grown_to(request);
+    CHECK(committed.empty(), "slot {} begins twice", request.value());
+    committed.assign(prompt.begin(), prompt.end());
 }
 
-void RandomDrafter::end(speculate::RequestSlot request) {
-    committed_.at(static_cast<std::size_t>(request)).clear();
-}
+void RandomDrafter::end(RequestSlot request) { committed_[request].clear(); }
 
 void RandomDrafter::commit(std::span<const speculate::Commitment> commitments) {
     for (const speculate::Commitment& one : commitments) {
-        Tokens& tokens = committed_.at(static_cast<std::size_t>(one.request));
+        Tokens& tokens = committed_[one.request];
         tokens.insert(tokens.end(), one.tokens.begin(), one.tokens.end());
     }
 }
@@ -45,7 +41,7 @@ float RandomDrafter::score(bool true_node) {
 
 void RandomDrafter::grow(const speculate::DraftCall& call) {
     speculate::Proposal& proposal = *call.proposal;
-    const Tokens& committed = committed_.at(static_cast<std::size_t>(call.request));
+    const Tokens& committed = committed_[call.request];
     CHECK(committed.back() == proposal.tree.token(0), "the root is {}, committed was {}",
           proposal.tree.token(0), committed.back());
     const Tokens* text = matching_text(committed);

@@ -40,13 +40,13 @@ class RandomDrafter final : public speculate::Drafter {
     speculate::DrafterNeeds needs() const override {
         return {.draft_cache = options_.model_like, .passes = options_.model_like};
     }
-    void begin(speculate::RequestSlot request, std::span<const std::int32_t> prompt,
+    void begin(RequestSlot request, std::span<const std::int32_t> prompt,
                std::int64_t max_tokens) override;
-    void end(speculate::RequestSlot request) override;
+    void end(RequestSlot request) override;
     Expected<void> extend(std::span<const speculate::Extension>) override { return {}; }
     void commit(std::span<const speculate::Commitment> commitments) override;
-    bool follows(speculate::RequestSlot request, std::int64_t root_position) const override {
-        return std::ssize(committed_.at(static_cast<std::size_t>(request))) == root_position + 1;
+    bool follows(RequestSlot request, std::int64_t root_position) const override {
+        return std::ssize(committed_[request]) == root_position + 1;
     }
     Expected<void> propose(std::span<const speculate::DraftCall> calls) override;
 
@@ -60,7 +60,7 @@ class RandomDrafter final : public speculate::Drafter {
     std::vector<Tokens> texts_;
     Tokens palette_;
     std::int64_t* clock_;
-    std::vector<Tokens> committed_;  // by request slot
+    IndexedVector<RequestSlot, Tokens> committed_;
     std::int64_t calls_ = 0;
 };
 

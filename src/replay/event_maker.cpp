@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "base/at.hpp"
 #include "replay/convert.hpp"
 
 namespace espalier::replay {
@@ -88,16 +89,15 @@ void EventMaker::chosen(const schedule::RequestId& id, const speculate::Tree& tr
 
 void EventMaker::walked(const engine::WalkedStep& step) {
     if (!step.failure.empty()) step_.failure = step.failure;
-    for (std::size_t i = 0; i < step.plan.requests.size(); ++i) {
-        const schedule::PlannedRequest& planned = step.plan.requests[i];
-        const auto rows = step.plan.rows.subspan(static_cast<std::size_t>(planned.first_row),
-                                                 static_cast<std::size_t>(planned.rows));
-        for (const schedule::PlannedRow& row : rows)
+    for (const PlanIndex i : step.plan.request_indices()) {
+        const schedule::PlannedRequest& planned = step.plan.request(i);
+        const accept::WalkResult& walk = at(step.walks, i.value());
+        for (const schedule::PlannedRow& row : step.plan.rows_of(planned))
             step_.rows.push_back(
                 row_of(row, planned, step.failure.empty() ? &step.batch.tree(i) : nullptr));
-        if (!step.failure.empty() || step.walks[i].path.values().empty()) continue;
-        step_.outcomes.push_back({planned.id.serial, copy(step.walks[i].path.values()),
-                                  copy(step.walks[i].tokens.values())});
+        if (!step.failure.empty() || walk.path.values().empty()) continue;
+        step_.outcomes.push_back(
+            {planned.id.serial, copy(walk.path.values()), copy(walk.tokens.values())});
     }
 }
 

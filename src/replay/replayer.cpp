@@ -67,7 +67,7 @@ class Replayer final : public EventMaker, public engine::TreeScript {
         return done_;
     }
 
-    const speculate::Tree* tree(speculate::RequestSlot request) override {
+    const speculate::Tree* tree(RequestSlot request) override {
         const auto found = trees_.find(request);
         return found == trees_.end() ? nullptr : &found->second;
     }
@@ -178,10 +178,10 @@ class Replayer final : public EventMaker, public engine::TreeScript {
     std::optional<grammar::Compiler> compiler_;  // made with the first grammar
     ScriptedClock clock_;
     std::unique_ptr<engine::Stepper> stepper_;
-    std::unordered_map<std::int64_t, schedule::RequestId> live_;         // by number
-    std::unordered_map<speculate::RequestSlot, speculate::Tree> trees_;  // of the step under way
-    bool reserves_windows_ = true;                                       // likewise
-    std::optional<trace::Submission> submission_;                        // the last one made
+    std::unordered_map<std::int64_t, schedule::RequestId> live_;  // by number
+    std::unordered_map<RequestSlot, speculate::Tree> trees_;      // of the step under way
+    bool reserves_windows_ = true;                                // likewise
+    std::optional<trace::Submission> submission_;                 // the last one made
     trace::Step made_;
     Replayed done_;
 };

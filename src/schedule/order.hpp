@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/check.hpp"
+#include "base/index.hpp"
 
 namespace espalier::schedule {
 
@@ -22,7 +23,7 @@ struct OrderKey {
 
 struct OrderEntry {
     OrderKey key;
-    std::int32_t slot = -1;
+    RequestSlot slot;
 };
 
 class OrderedSlots {

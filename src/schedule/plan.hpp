@@ -35,7 +35,7 @@ enum class Windows : std::uint8_t {
 
 // A running request that takes part in the step. Its root is granted already.
 struct NodeOffer {
-    std::int32_t slot = -1;
+    RequestSlot slot;
     // The most drafts (nodes besides the root) it may verify: tokens left, the model's length, its
     // own limit, pages. Not more than 63.
     std::int32_t max_drafts = 0;
@@ -66,7 +66,7 @@ enum class Gather : std::uint8_t {
 // q_len tokens of one request with one form. Positions and slots are consecutive from
 // first_position, except below a tree's root, where the engine's tree says.
 struct PlannedRow {
-    std::int32_t slot = -1;           // of the request, not of the cache
+    RequestSlot slot;
     std::int64_t first_position = 0;  // also the index of its first slot in the sequence
     std::int64_t q_len = 0;           // a tree: 1 + drafts
     cache::Form form = cache::Form::absorbed;
@@ -121,6 +121,14 @@ struct Plan {
     KeyPairs keys;
     std::int64_t splits = 0;  // of all absorbed rows, where they are bounded
     bool empty() const { return rows.empty(); }
+    const PlannedRequest& request(PlanIndex index) const {
+        return requests[static_cast<std::size_t>(index.value())];
+    }
+    auto request_indices() const { return indices<PlanIndex>(requests.size()); }
+    std::span<const PlannedRow> rows_of(const PlannedRequest& planned) const {
+        return rows.subspan(static_cast<std::size_t>(planned.first_row),
+                            static_cast<std::size_t>(planned.rows));
+    }
 };
 
 // ---- what came of it ----------------------------------------------------------------------------

@@ -12,6 +12,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/index.hpp"
 #include "base/limits.hpp"
 #include "cache/page_table.hpp"
 
@@ -47,7 +48,7 @@ struct Request {
 // is used again after the request has ended, the serial never is. Serials count up in order of
 // arrival, so (priority, serial) is the order key.
 struct RequestId {
-    std::int32_t slot = -1;
+    RequestSlot slot;
     std::int64_t serial = -1;
     bool operator==(const RequestId&) const = default;
 };

@@ -61,10 +61,10 @@ Scheduler::Scheduler(const SchedulerOptions& options)
     : options_(options), pool_(options.page_count, options.hash_seed) {
     const auto max_rows = static_cast<std::size_t>(options.max_rows);
     const auto slots = static_cast<std::size_t>(options.request_slots());
-    jobs_.resize(slots);
+    jobs_.values().resize(slots);
     groups_.resize(slots);
     for (std::size_t i = slots; i-- > 0;) {  // slot 0 is taken first
-        free_slots_.push_back(static_cast<std::int32_t>(i));
+        free_slots_.emplace_back(static_cast<std::int32_t>(i));
         free_groups_.push_back(static_cast<std::int32_t>(i));
     }
     for (OrderedSlots* list : {&waiting_, &prefilling_, &running_}) list->reserve(slots);
@@ -126,9 +126,9 @@ std::int32_t Scheduler::take_group(const Request& request) {
 }
 
 RequestId Scheduler::enlist(const Request& request, std::int32_t choice, std::int32_t group) {
-    const std::int32_t slot = free_slots_.back();
+    const RequestSlot slot = free_slots_.back();
     free_slots_.pop_back();
-    Job& job = at(slot);
+    Job& job = jobs_[slot];
     job = Job{};
     job.id = {slot, next_serial_++};
     job.priority = request.priority;
@@ -167,8 +167,8 @@ void Scheduler::stop_waiting(Job& job) {
 }
 
 bool Scheduler::cancel(RequestId id) {
-    if (id.slot < 0 || id.slot >= slot_count() || !is_live(id)) return false;
-    Job& job = at(id.slot);
+    if (!jobs_.has(id.slot) || !is_live(id)) return false;
+    Job& job = jobs_[id.slot];
     if (std::holds_alternative<Leaving>(job.state)) return false;
     if (stage_ != Stage::planned || job.grant.tokens == 0) {
         end(job, EndReason::cancelled);
@@ -225,7 +225,7 @@ void Scheduler::expire(Time now) {
         std::pop_heap(deadlines_.begin(), deadlines_.end(), later);
         const RequestId id = deadlines_.back().id;
         deadlines_.pop_back();
-        if (is_live(id)) end(at(id.slot), EndReason::expired);
+        if (is_live(id)) end(jobs_[id.slot], EndReason::expired);
     }
 }
 
@@ -233,7 +233,7 @@ void Scheduler::expire(Time now) {
 // heap is made anew.
 void Scheduler::remember_deadline(const Job& job) {
     if (job.deadline == kNoDeadline) return;
-    if (deadlines_.size() >= 2 * jobs_.size()) {
+    if (deadlines_.size() >= 2 * jobs_.values().size()) {
         std::erase_if(deadlines_, [this](const Deadline& entry) { return !is_live(entry.id); });
         std::make_heap(deadlines_.begin(), deadlines_.end(), later);
     }
@@ -242,13 +242,13 @@ void Scheduler::remember_deadline(const Job& job) {
 }
 
 bool Scheduler::is_live(RequestId id) const {
-    const Job& job = at(id.slot);
+    const Job& job = jobs_[id.slot];
     return job.id == id && !std::holds_alternative<Finished>(job.state);
 }
 
 void Scheduler::forget_ended() {
     for (const Ended& ended : ended_) {
-        at(ended.id.slot) = Job{};
+        jobs_[ended.id.slot] = Job{};
         free_slots_.push_back(ended.id.slot);
     }
     ended_.clear();
@@ -269,26 +269,29 @@ void Scheduler::recycle(cache::PageTable&& table) {
 
 // ---- what others may ask ------------------------------------------------------------------------
 
-const Job& Scheduler::live_job(std::int32_t slot) const {
-    CHECK(slot >= 0 && slot < slot_count(), "slot {} of {}", slot, slot_count());
-    const Job& job = at(slot);
-    CHECK(!std::holds_alternative<std::monostate>(job.state), "slot {} has no request", slot);
+const Job& Scheduler::live_job(RequestSlot slot) const {
+    CHECK(jobs_.has(slot), "slot {} of {}", slot.value(), slot_count());
+    const Job& job = jobs_[slot];
+    CHECK(!std::holds_alternative<std::monostate>(job.state), "slot {} has no request",
+          slot.value());
     return job;
 }
 
-std::span<const std::int32_t> Scheduler::tokens(std::int32_t slot) const {
+std::span<const std::int32_t> Scheduler::tokens(RequestSlot slot) const {
     return live_job(slot).tokens;
 }
-std::int64_t Scheduler::prompt_tokens(std::int32_t slot) const {
+std::int64_t Scheduler::prompt_tokens(RequestSlot slot) const {
     return live_job(slot).prompt_tokens;
 }
-std::int32_t Scheduler::choice(std::int32_t slot) const { return live_job(slot).choice; }
-std::int64_t Scheduler::hit_tokens(std::int32_t slot) const { return live_job(slot).hit_tokens; }
-RequestId Scheduler::id(std::int32_t slot) const { return live_job(slot).id; }
+std::int32_t Scheduler::choice(RequestSlot slot) const { return live_job(slot).choice; }
+std::int64_t Scheduler::hit_tokens(RequestSlot slot) const { return live_job(slot).hit_tokens; }
+RequestId Scheduler::id(RequestSlot slot) const { return live_job(slot).id; }
 
 bool Scheduler::idle() const { return waiting_.size() + rows() == 0 && stage_ != Stage::planned; }
 
-std::int32_t Scheduler::slot_count() const { return static_cast<std::int32_t>(jobs_.size()); }
+std::int32_t Scheduler::slot_count() const {
+    return static_cast<std::int32_t>(jobs_.values().size());
+}
 
 Gauges Scheduler::gauges() const {
     return {waiting_.size(), waiting_tokens_, prefilling_.size(), running_.size(), pool_.counts()};

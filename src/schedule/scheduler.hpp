@@ -96,12 +96,12 @@ class Scheduler {
 
     // Of a request that has not ended. Tokens: prompt and committed output; the span is good until
     // the request's next advance.
-    std::span<const std::int32_t> tokens(std::int32_t slot) const;
-    std::int64_t prompt_tokens(std::int32_t slot) const;
-    std::int32_t choice(std::int32_t slot) const;  // 0 … choices − 1
+    std::span<const std::int32_t> tokens(RequestSlot slot) const;
+    std::int64_t prompt_tokens(RequestSlot slot) const;
+    std::int32_t choice(RequestSlot slot) const;  // 0 … choices − 1
     // Tokens that its first admission found in the prefix index (for usage).
-    std::int64_t hit_tokens(std::int32_t slot) const;
-    RequestId id(std::int32_t slot) const;
+    std::int64_t hit_tokens(RequestSlot slot) const;
+    RequestId id(RequestSlot slot) const;
 
     bool idle() const;                // no request waits or runs
     std::int32_t slot_count() const;  // slots are below this
@@ -139,9 +139,7 @@ class Scheduler {
     void check_fits(const Request& request) const;
     RequestId enlist(const Request& request, std::int32_t choice, std::int32_t group);
     std::int32_t take_group(const Request& request);
-    Job& at(std::int32_t slot) { return jobs_[static_cast<std::size_t>(slot)]; }
-    const Job& at(std::int32_t slot) const { return jobs_[static_cast<std::size_t>(slot)]; }
-    const Job& live_job(std::int32_t slot) const;
+    const Job& live_job(RequestSlot slot) const;
     Group& group_of(const Job& job) { return groups_[static_cast<std::size_t>(job.group)]; }
     void wait(Job& job);          // into the queue
     void stop_waiting(Job& job);  // out of it
@@ -191,9 +189,9 @@ class Scheduler {
     static void publish(const Job& job, cache::PageTable& pages, std::int64_t written);
 
     SchedulerOptions options_;
-    cache::PagePool pool_;   // before everything that holds pages
-    std::vector<Job> jobs_;  // [slot_count]
-    std::vector<std::int32_t> free_slots_;
+    cache::PagePool pool_;                  // before everything that holds pages
+    IndexedVector<RequestSlot, Job> jobs_;  // [slot_count]
+    std::vector<RequestSlot> free_slots_;
     std::vector<Group> groups_;  // [slot_count]
     std::vector<std::int32_t> free_groups_;
     std::vector<cache::PageTable> spare_tables_;  // without pages, with memory

@@ -14,7 +14,7 @@ void Scheduler::advance(std::span<const Outcome> outcomes, Time now) {
     CHECK(outcomes.size() == plan_requests_.size(), "{} outcomes for {} planned requests",
           outcomes.size(), plan_requests_.size());
     for (std::size_t i = 0; i < outcomes.size(); ++i)
-        apply(at(plan_requests_[i].id.slot), plan_requests_[i], outcomes[i]);
+        apply(jobs_[plan_requests_[i].id.slot], plan_requests_[i], outcomes[i]);
     stage_ = Stage::idle;
     const StepTokens& step = plan_.tokens;
     totals_.tokens.roots += step.roots;

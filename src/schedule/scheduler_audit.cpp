@@ -14,14 +14,14 @@ std::int64_t pages_of(const State& state) {
 }
 
 template <typename Wanted>
-void audit_list(const OrderedSlots& list, const std::vector<Job>& jobs) {
+void audit_list(const OrderedSlots& list, const IndexedVector<RequestSlot, Job>& jobs) {
     const OrderEntry* previous = nullptr;
     for (const OrderEntry& entry : list) {
-        const Job& job = jobs[static_cast<std::size_t>(entry.slot)];
+        const Job& job = jobs[entry.slot];
         CHECK(std::holds_alternative<Wanted>(job.state), "slot {} stands in the wrong list",
-              entry.slot);
-        CHECK(entry.key == job.order(), "slot {} stands at the place of request {}", entry.slot,
-              entry.key.serial);
+              entry.slot.value());
+        CHECK(entry.key == job.order(), "slot {} stands at the place of request {}",
+              entry.slot.value(), entry.key.serial);
         CHECK(previous == nullptr || previous->key < entry.key, "request {} stands out of order",
               entry.key.serial);
         previous = &entry;

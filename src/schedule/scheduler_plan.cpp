@@ -44,9 +44,9 @@ void Scheduler::begin_plan() {
              .splits = options_.max_step_splits};
     prompts_blocked_ = false;
     preempted_.clear();
-    for (const OrderEntry& entry : running_) at(entry.slot).grant = {};
+    for (const OrderEntry& entry : running_) jobs_[entry.slot].grant = {};
     for (const OrderEntry& entry : prefilling_) {
-        Job& job = at(entry.slot);
+        Job& job = jobs_[entry.slot];
         job.grant = {};
         if (leads(job, std::get<Prefilling>(job.state))) group_of(job).leading_plan = plan_.number;
     }
@@ -74,7 +74,7 @@ void Scheduler::grant_roots() {
     const bool prompts = prefilling_.size() + waiting_.size() > 0;
     const std::int64_t kept_splits = prompts ? options_.max_step_splits / 2 : 0;
     for (std::size_t i = 0; i < static_cast<std::size_t>(running_.size()); ++i) {
-        Job& job = at(running_[i].slot);
+        Job& job = jobs_[running_[i].slot];
         const Grant root{.tokens = 1, .gather = 1, .splits = splits_of_row(1, job.length())};
         if (root.splits > left_.splits - kept_splits) {
             ++totals_.stalled_rows;
@@ -98,7 +98,7 @@ void Scheduler::list_offers(bool reserve) {
     offers_.granted_keys = {};
     const std::int64_t spare_slots = pool_.counts().available() * cache::kPageTokens;
     for (const OrderEntry& entry : running_) {
-        Job& job = at(entry.slot);
+        Job& job = jobs_[entry.slot];
         if (job.grant.tokens == 0) continue;
         // Nodes, with the root: at most the tokens left and max_model_len − 1 − root. Every node
         // can yield one token, and no slot lies beyond what submit found room for.
@@ -118,7 +118,7 @@ void Scheduler::list_offers(bool reserve) {
     }
     std::int64_t prompts = 0;
     for (const OrderEntry& entry : prefilling_) {
-        const Job& job = at(entry.slot);
+        const Job& job = jobs_[entry.slot];
         if (job.grant.tokens == 0) continue;
         ++prompts;
         const ChunkForms chunk = forms_of_chunk(job);
@@ -161,7 +161,7 @@ void Scheduler::grant_drafts(std::span<const std::int32_t> drafts) {
         sum += drafts[i];
         CHECK(sum <= offers_.max_drafts, "{} drafts of {} offered over all", sum,
               offers_.max_drafts);
-        Job& job = at(offer.slot);
+        Job& job = jobs_[offer.slot];
         if (job.id.serial != offer_serials_[i]) continue;
         auto* running = std::get_if<Running>(&job.state);
         if (running == nullptr) continue;  // cancelled since
@@ -181,9 +181,9 @@ void Scheduler::build_plan() {
     plan_.tokens = {};
     plan_.keys = {};
     for (const OrderEntry& entry : running_)
-        if (at(entry.slot).grant.tokens > 0) plan_root(at(entry.slot));
+        if (jobs_[entry.slot].grant.tokens > 0) plan_root(jobs_[entry.slot]);
     for (const OrderEntry& entry : prefilling_)
-        if (at(entry.slot).grant.tokens > 0) plan_chunk(at(entry.slot));
+        if (jobs_[entry.slot].grant.tokens > 0) plan_chunk(jobs_[entry.slot]);
     plan_.rows = plan_rows_;
     plan_.requests = plan_requests_;
     plan_.splits = options_.max_step_splits - left_.splits;
@@ -271,7 +271,7 @@ bool Scheduler::reserve(const Job& job, cache::PageTable& pages, std::int64_t sl
     while (!pages.grow(slots)) {
         const OrderEntry* victim = youngest();
         if (victim->slot == job.id.slot) return false;
-        preempt(at(victim->slot));
+        preempt(jobs_[victim->slot]);
     }
     return true;
 }

@@ -34,7 +34,7 @@ void Scheduler::grant_quantum() {
     passed_choices_ = 0;
     OrderKey after = kBeforeAll;
     while (const OrderEntry* entry = next_prompt(after)) {
-        Job& job = at(entry->slot);
+        Job& job = jobs_[entry->slot];
         after = entry->key;
         if (waits_for_sibling(job)) {
             ++passed_choices_;
@@ -53,7 +53,7 @@ void Scheduler::grant_rest() {
     while (!prompts_blocked_ && left_.tokens > 0) {
         const OrderEntry* entry = next_prompt(after);
         if (entry == nullptr) return;
-        Job& job = at(entry->slot);
+        Job& job = jobs_[entry->slot];
         after = entry->key;
         if (waits_for_sibling(job)) {
             if (rows() + ++passed_choices_ > options_.max_rows) return;
@@ -173,7 +173,7 @@ bool Scheduler::admit(Job& job, bool may_preempt) {
         for (const OrderEntry* victim = youngest();
              preemptible > 0 && lacks_room() && victim != nullptr && order < victim->key;
              victim = youngest())
-            preempt(at(victim->slot));
+            preempt(jobs_[victim->slot]);
     if (lacks_room()) {
         recycle(std::move(pages));
         return false;
@@ -206,12 +206,12 @@ std::int64_t Scheduler::pages_behind(const OrderKey& key) const {
     for (std::int64_t i = running_.size(); i-- > 0;) {
         const OrderEntry& entry = running_[static_cast<std::size_t>(i)];
         if (entry.key < key) break;
-        pages += std::get<Running>(at(entry.slot).state).pages.pages();
+        pages += std::get<Running>(jobs_[entry.slot].state).pages.pages();
     }
     for (std::int64_t i = prefilling_.size(); i-- > 0;) {
         const OrderEntry& entry = prefilling_[static_cast<std::size_t>(i)];
         if (entry.key < key) break;
-        pages += std::get<Prefilling>(at(entry.slot).state).pages.pages();
+        pages += std::get<Prefilling>(jobs_[entry.slot].state).pages.pages();
     }
     return pages;
 }

@@ -44,6 +44,7 @@
 
 #include "base/draft_origin.hpp"
 #include "base/error.hpp"
+#include "base/index.hpp"
 #include "speculate/tree.hpp"
 
 namespace espalier::accept {
@@ -55,8 +56,7 @@ class Constraint;
 
 namespace espalier::speculate {
 
-using DrafterId = std::uint8_t;    // a drafter's place in the engine's list
-using RequestSlot = std::int32_t;  // index of a running request in the engine's arrays
+using DrafterId = std::uint8_t;  // a drafter's place in the engine's list
 
 using espalier::kMaxDrafters;
 
@@ -91,7 +91,7 @@ struct Proposal {
 // Tokens of one request whose target hidden states the last pass computed and that stay committed:
 // a prompt chunk, or the accepted path.
 struct Extension {
-    RequestSlot request = 0;
+    RequestSlot request;
     std::int64_t first_position = 0;
     std::span<const TokenId> tokens = {};
     std::span<const std::int32_t> taps = {};  // [tokens] index of each in the step's batch
@@ -100,7 +100,7 @@ struct Extension {
 };
 
 struct Commitment {
-    RequestSlot request = 0;
+    RequestSlot request;
     std::span<const TokenId> tokens;
 };
 
@@ -113,7 +113,7 @@ struct DraftShape {
 };
 
 struct DraftCall {
-    RequestSlot request = 0;
+    RequestSlot request;
     std::int64_t root_position = 0;
     // Pages of the root and, where they are reserved, of the drafts.
     std::span<const std::int32_t> block_table = {};

@@ -152,27 +152,24 @@ void NgramHistory::propose(const DraftShape& shape, Proposal& proposal) const {
 }
 
 NgramHistory& NgramDrafter::history(RequestSlot request) {
-    CHECK(request >= 0 && static_cast<std::size_t>(request) < histories_.size() &&
-              histories_[static_cast<std::size_t>(request)] != nullptr,
-          "request slot {} has not begun", request);
-    return *histories_[static_cast<std::size_t>(request)];
+    CHECK(histories_.has(request) && histories_[request] != nullptr,
+          "request slot {} has not begun", request.value());
+    return *histories_[request];
 }
 
 void NgramDrafter::begin(RequestSlot request, std::span<const TokenId> prompt,
                          std::int64_t max_tokens) {
-    CHECK(request >= 0, "request slot {}", request);
-    const auto slot = static_cast<std::size_t>(request);
-    if (slot >= histories_.size()) histories_.resize(slot + 1);
+    std::unique_ptr<NgramHistory>& made = histories_.grown_to(request);
     const auto expected = static_cast<std::int64_t>(prompt.size()) +
                           std::min<std::int64_t>(std::max<std::int64_t>(max_tokens, 0),
                                                  4096);  // longer outputs are rare: let them grow
-    histories_[slot] = std::make_unique<NgramHistory>(limits_, expected);
-    for (const TokenId token : prompt) histories_[slot]->append(token);
+    made = std::make_unique<NgramHistory>(limits_, expected);
+    for (const TokenId token : prompt) made->append(token);
 }
 
 void NgramDrafter::end(RequestSlot request) {
     history(request);
-    histories_[static_cast<std::size_t>(request)].reset();
+    histories_[request].reset();
 }
 
 void NgramDrafter::commit(std::span<const Commitment> commitments) {
@@ -182,7 +179,8 @@ void NgramDrafter::commit(std::span<const Commitment> commitments) {
 
 Expected<void> NgramDrafter::propose(std::span<const DraftCall> calls) {
     for (const DraftCall& call : calls) {
-        CHECK(call.proposal != nullptr, "request slot {}: no proposal to fill", call.request);
+        CHECK(call.proposal != nullptr, "request slot {}: no proposal to fill",
+              call.request.value());
         history(call.request).propose(call.shape, *call.proposal);
     }
     return {};

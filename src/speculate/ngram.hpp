@@ -82,7 +82,7 @@ class NgramDrafter final : public Drafter {
     NgramHistory& history(RequestSlot request);
 
     NgramLimits limits_;
-    std::vector<std::unique_ptr<NgramHistory>> histories_;  // by request slot
+    IndexedVector<RequestSlot, std::unique_ptr<NgramHistory>> histories_;
 };
 
 }  // namespace espalier::speculate

@@ -38,9 +38,9 @@ struct Tokens {
     std::vector<std::int32_t> tokens, taps, pages;
 };
 
-void add(Backlog& backlog, RequestSlot request, std::int64_t first, std::int64_t count,
+void add(Backlog& backlog, std::int32_t request, std::int64_t first, std::int64_t count,
          std::vector<std::int32_t> pages) {
-    backlog.add(Tokens(request, first, count, std::move(pages)).extension());
+    backlog.add(Tokens(RequestSlot(request), first, count, std::move(pages)).extension());
 }
 
 std::int64_t alive(const Backlog& backlog) {
@@ -64,9 +64,9 @@ TEST(Backlog, AnEntryKnowsItsSlotAndTheStateBeforeIt) {
     EXPECT_EQ(entries[2].before_page, 8);  // behind a full page: its tail state
     EXPECT_EQ(entries[4].before_row, 1);
     EXPECT_EQ(entries[4].token, 1002);
-    EXPECT_EQ(backlog.last_row(3, 2), 4);
-    EXPECT_EQ(backlog.last_row(3, 1), -1);
-    EXPECT_EQ(backlog.last_row(99, 1), -1);
+    EXPECT_EQ(backlog.last_row(RequestSlot(3), 2), 4);
+    EXPECT_EQ(backlog.last_row(RequestSlot(3), 1), -1);
+    EXPECT_EQ(backlog.last_row(RequestSlot(99), 1), -1);
     EXPECT_FALSE(backlog.completes_page());
 }
 
@@ -81,7 +81,7 @@ TEST(Backlog, StatesAreKeptAtTheEndOfPagesAndOfWhatWasWritten) {
     backlog.clear();
     EXPECT_EQ(backlog.size(), 0);
     EXPECT_FALSE(backlog.completes_page());
-    EXPECT_EQ(backlog.last_row(0, 129), -1);
+    EXPECT_EQ(backlog.last_row(RequestSlot(0), 129), -1);
     add(backlog, 0, 130, 1, {3, 4, 5});
     EXPECT_EQ(backlog.entries()[0].before_page, 5);  // what was written last to the page
 }
@@ -100,7 +100,7 @@ TEST(Backlog, ADroppedRequestGoesOnElsewhere) {
     Backlog backlog(200);
     add(backlog, 0, 64, 10, {1, 2});
     add(backlog, 1, 0, 5, {6});
-    backlog.drop(0);                    // preempted
+    backlog.drop(RequestSlot(0));       // preempted
     add(backlog, 1, 5, 70, {6, 2});     // on a page that it had
     add(backlog, 0, 64, 3, {1, 3});     // it found its first page
     EXPECT_EQ(alive(backlog), 75 + 3);  // nothing of the ten
@@ -108,7 +108,7 @@ TEST(Backlog, ADroppedRequestGoesOnElsewhere) {
     EXPECT_FALSE(backlog.keeps_state(9));
     EXPECT_EQ(backlog.entries()[85].before_row, -1);
     EXPECT_EQ(backlog.entries()[85].before_page, 1);
-    EXPECT_EQ(backlog.last_row(0, 66), 87);
+    EXPECT_EQ(backlog.last_row(RequestSlot(0), 66), 87);
 }
 
 TEST(Backlog, RefusesARequestThatJumpsWithoutAWord) {
@@ -122,9 +122,9 @@ TEST(Backlog, RefusesARequestThatJumpsWithoutAWord) {
 TEST(Backlog, AnEndedRequestLeavesNothing) {
     Backlog backlog(200);
     add(backlog, 0, 64, 10, {1, 2});
-    backlog.drop(0);
-    backlog.drop(0);
-    backlog.drop(17);
+    backlog.drop(RequestSlot(0));
+    backlog.drop(RequestSlot(0));
+    backlog.drop(RequestSlot(17));
     EXPECT_EQ(alive(backlog), 0);
     EXPECT_EQ(backlog.size(), 10);  // their rows of the log stay taken
 }

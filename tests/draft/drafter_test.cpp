@@ -186,7 +186,7 @@ struct DraftKv {
     std::vector<std::string> tails;  // of full pages
 };
 
-DraftKv draft_kv(DraftingEngine& engine, std::int32_t slot) {
+DraftKv draft_kv(DraftingEngine& engine, RequestSlot slot) {
     engine.flush();
     const auto& scheduler = engine.harness->stepper->scheduler();
     const auto& state = schedule::state_of(scheduler, slot);
@@ -212,13 +212,13 @@ DraftKv draft_kv(DraftingEngine& engine, std::int32_t slot) {
     return kv;
 }
 
-bool runs(const DraftingEngine& engine, std::int32_t slot) {
+bool runs(const DraftingEngine& engine, RequestSlot slot) {
     return std::holds_alternative<schedule::Running>(
         schedule::state_of(engine.harness->stepper->scheduler(), slot));
 }
 
 // Steps until the request has this many committed tokens and runs.
-void step_until(DraftingEngine& engine, std::int32_t slot, std::size_t tokens) {
+void step_until(DraftingEngine& engine, RequestSlot slot, std::size_t tokens) {
     const auto& scheduler = engine.harness->stepper->scheduler();
     for (int i = 0; i < 2000; ++i) {
         if (scheduler.tokens(slot).size() >= tokens && runs(engine, slot)) return;
@@ -243,7 +243,7 @@ class DraftKvBits : public testing::Test {
         request_.speculate = false;
         DraftingEngine engine(on_cpu(), engine::roomy_settings());
         engine.harness->submit(request_);
-        const std::int32_t slot = engine.harness->ids[0].slot;
+        const RequestSlot slot = engine.harness->ids[0].slot;
         step_until(engine, slot, kTokens);
         want_ = draft_kv(engine, slot);
         request_.speculate = true;
@@ -261,7 +261,7 @@ class DraftKvBits : public testing::Test {
 TEST_F(DraftKvBits, DoNotDependOnChunksNorOnDrafts) {
     DraftingEngine engine(on_cpu(), tight_settings(), truth());
     engine.harness->submit(request_);
-    const std::int32_t slot = engine.harness->ids[0].slot;
+    const RequestSlot slot = engine.harness->ids[0].slot;
     step_until(engine, slot, kTokens);
     expect_same(draft_kv(engine, slot), want_, "drafted");
 }
@@ -271,7 +271,7 @@ TEST_F(DraftKvBits, AreThereBehindAPrefixHit) {
     engine.harness->submit(request_);
     engine.harness->run();
     engine.harness->submit(request_);
-    const std::int32_t slot = engine.harness->ids[0].slot;
+    const RequestSlot slot = engine.harness->ids[0].slot;
     step_until(engine, slot, kTokens);
     EXPECT_GT(engine.harness->stepper->scheduler().totals().hit_tokens, 127);
     expect_same(draft_kv(engine, slot), want_, "behind a hit");
@@ -281,7 +281,7 @@ TEST_F(DraftKvBits, SurvivePreemption) {
     DraftingEngine engine(on_cpu(), tight_settings(), truth());
     engine.harness->submit(engine::plain_request(200, 150, 77));
     engine.harness->submit(request_);
-    const std::int32_t slot = engine.harness->ids[0].slot;
+    const RequestSlot slot = engine.harness->ids[0].slot;
     step_until(engine, slot, kTokens);
     EXPECT_GT(engine.harness->stepper->scheduler().totals().preemptions, 0);
     expect_same(draft_kv(engine, slot), want_, "after preemption");

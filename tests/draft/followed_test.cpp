@@ -15,10 +15,10 @@ namespace {
 
 constexpr std::int64_t kPages = 12;
 
-void add(Followed& followed, speculate::RequestSlot request, std::int64_t first, std::int64_t count,
+void add(Followed& followed, std::int32_t request, std::int64_t first, std::int64_t count,
          const std::vector<std::int32_t>& pages) {
     const std::vector<std::int32_t> tokens(static_cast<std::size_t>(count));
-    followed.add({.request = request,
+    followed.add({.request = RequestSlot(request),
                   .first_position = first,
                   .tokens = tokens,
                   .taps = tokens,
@@ -27,61 +27,61 @@ void add(Followed& followed, speculate::RequestSlot request, std::int64_t first,
 
 TEST(Followed, ATextIsWholeFromItsBeginning) {
     Followed followed(kPages);
-    followed.begin(3);
-    EXPECT_FALSE(followed.whole(3, 0));  // nothing was seen
+    followed.begin(RequestSlot(3));
+    EXPECT_FALSE(followed.whole(RequestSlot(3), 0));  // nothing was seen
     add(followed, 3, 0, 70, {1, 2});
-    EXPECT_TRUE(followed.whole(3, 70));
-    EXPECT_FALSE(followed.whole(3, 71));
+    EXPECT_TRUE(followed.whole(RequestSlot(3), 70));
+    EXPECT_FALSE(followed.whole(RequestSlot(3), 71));
     add(followed, 3, 70, 1, {1, 2});
-    EXPECT_TRUE(followed.whole(3, 71));
-    followed.begin(3);  // another request in its slot
-    EXPECT_FALSE(followed.whole(3, 71));
+    EXPECT_TRUE(followed.whole(RequestSlot(3), 71));
+    followed.begin(RequestSlot(3));  // another request in its slot
+    EXPECT_FALSE(followed.whole(RequestSlot(3), 71));
 }
 
 TEST(Followed, WhatWasMissedLeavesAHole) {
     Followed followed(kPages);
-    followed.begin(0);
+    followed.begin(RequestSlot(0));
     add(followed, 0, 0, 100, {1, 2});
     followed.forget();
-    EXPECT_FALSE(followed.whole(0, 100));
+    EXPECT_FALSE(followed.whole(RequestSlot(0), 100));
     add(followed, 0, 103, 80, {1, 2, 3});
-    EXPECT_FALSE(followed.whole(0, 183));
+    EXPECT_FALSE(followed.whole(RequestSlot(0), 183));
     add(followed, 0, 183, 1, {1, 2, 3});
-    EXPECT_FALSE(followed.whole(0, 184));
-    followed.begin(1);
+    EXPECT_FALSE(followed.whole(RequestSlot(0), 184));
+    followed.begin(RequestSlot(1));
     add(followed, 1, 0, 10, {4});
-    EXPECT_TRUE(followed.whole(1, 10));
+    EXPECT_TRUE(followed.whole(RequestSlot(1), 10));
 }
 
 TEST(Followed, PagesCountAsTheyWereSeen) {
     Followed followed(kPages);
-    followed.begin(0);
+    followed.begin(RequestSlot(0));
     add(followed, 0, 0, 64, {1});
     followed.forget();
-    followed.begin(1);
+    followed.begin(RequestSlot(1));
     add(followed, 1, 64, 10, {1, 2});  // behind a page of before
-    EXPECT_FALSE(followed.whole(1, 74));
-    followed.begin(2);
+    EXPECT_FALSE(followed.whole(RequestSlot(1), 74));
+    followed.begin(RequestSlot(2));
     add(followed, 2, 0, 130, {3, 4, 5});
-    followed.begin(3);
+    followed.begin(RequestSlot(3));
     add(followed, 3, 128, 10, {3, 4, 6});  // behind two that were seen
-    EXPECT_TRUE(followed.whole(3, 138));
-    followed.begin(4);
+    EXPECT_TRUE(followed.whole(RequestSlot(3), 138));
+    followed.begin(RequestSlot(4));
     add(followed, 4, 64, 70, {1, 7, 8});  // its page 7 is full, but its first state was missed
-    followed.begin(5);
+    followed.begin(RequestSlot(5));
     add(followed, 5, 128, 1, {3, 7, 9});
-    EXPECT_FALSE(followed.whole(5, 129));
+    EXPECT_FALSE(followed.whole(RequestSlot(5), 129));
 }
 
 TEST(Followed, ATextThatComesAgainElsewhereIsLookedAtAnew) {
     Followed followed(kPages);
-    followed.begin(0);
+    followed.begin(RequestSlot(0));
     add(followed, 0, 0, 128, {1, 2});
-    followed.begin(1);
+    followed.begin(RequestSlot(1));
     add(followed, 1, 0, 64, {3});
-    followed.begin(0);                    // preempted
+    followed.begin(RequestSlot(0));       // preempted
     add(followed, 0, 128, 1, {3, 5, 6});  // page 5 was never seen
-    EXPECT_FALSE(followed.whole(0, 129));
+    EXPECT_FALSE(followed.whole(RequestSlot(0), 129));
 }
 
 // Random texts over random pages, each slot watched by itself: whole means that all were seen.
@@ -112,7 +112,7 @@ TEST(Followed, WholeMeansThatEverySlotWasSeen) {
         if (text.pages.empty() || random.chance(0.02) || text.length > 180) {
             // Pages of its own; the first may be one that another text has filled.
             text = {};
-            followed.begin(slot);
+            followed.begin(RequestSlot(slot));
             for (std::int32_t page = 0; page < 3; ++page) text.pages.push_back(slot * 3 + page);
             if (random.chance(0.5)) {
                 const Text& other = texts[static_cast<std::size_t>((slot + 1) % kTexts)];
@@ -140,7 +140,7 @@ TEST(Followed, WholeMeansThatEverySlotWasSeen) {
         text.state = shown;
         if (!shown) continue;
         const bool all = all_before(text.length);
-        if (followed.whole(slot, text.length)) {
+        if (followed.whole(RequestSlot(slot), text.length)) {
             ASSERT_TRUE(all) << step;
             ++whole;
         }

@@ -90,7 +90,7 @@ void fail_one_step(FakeTarget::Fault fault, bool asynchronous) {
     const std::vector<std::int32_t> text = fake.chain(request);
     Harness harness = fake.harness(roomy_settings(), random_drafter({text}, true));
     const auto recorder = harness.submit(request);
-    const std::int32_t slot = harness.ids[0].slot;
+    const RequestSlot slot = harness.ids[0].slot;
     for (int step = 0; step < 5; ++step) harness.stepper->step();
     fake.target.fault = fault;
     std::size_t before = 0;

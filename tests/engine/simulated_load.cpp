@@ -126,13 +126,11 @@ class SimulatedSource final : public speculate::Drafter {
                 .passes = habits_.passes};
     }
     void begin(RequestSlot request, std::span<const std::int32_t> prompt, std::int64_t) override {
-        const auto slot = static_cast<std::size_t>(request);
         followed_.begin(request);
-        if (slot >= right_.size()) right_.resize(slot + 1);
         const double wide = 2 * unit(mix(static_cast<std::uint64_t>(prompt[0]) * 512 +
                                          static_cast<std::uint64_t>(prompt[1]))) -
                             1;
-        right_[slot] =
+        right_.grown_to(request) =
             habits_.right > 0 ? std::clamp(habits_.right + wide * habits_.spread, 0.0, 0.98) : 0;
     }
     void end(RequestSlot) override {}
@@ -188,7 +186,7 @@ class SimulatedSource final : public speculate::Drafter {
             bool right;
         };
         const std::int32_t page = call.block_table.empty() ? 0 : call.block_table[0];
-        const double right = right_[static_cast<std::size_t>(call.request)];
+        const double right = right_[call.request];
         std::vector<Node> frontier = {{0, call.proposal->tree.token(0), true}};
         std::int64_t computed = 0;
         const std::int32_t depth = std::min(call.shape.depth, habits_.passes ? 16 : 12);
@@ -235,7 +233,7 @@ class SimulatedSource final : public speculate::Drafter {
     SimulatedDrafter habits_;
     std::uint64_t id_;
     std::int64_t& looked_on_;
-    std::vector<double> right_;  // by request slot
+    IndexedVector<RequestSlot, double> right_;
     draft::Followed followed_;
 };
 

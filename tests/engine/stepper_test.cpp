@@ -65,7 +65,7 @@ TEST(Stepper, CommitBringsAPathTogetherWhereverItLay) {
         Harness harness(std::move(engine_target), *target.tokenizer, roomy_settings(),
                         truth_last_drafter(request, plain));
         const auto recorder = harness.submit(request);
-        const std::int32_t slot = harness.ids[0].slot;
+        const RequestSlot slot = harness.ids[0].slot;
         std::int64_t moved = 0;
         while (!recorder->ended()) {
             const StepReport report = harness.stepper->step();
@@ -309,7 +309,7 @@ TEST(Stepper, APathThatCannotMoveEndsItsRequest) {
 // hidden state, once, in order, before the token after it.
 class TapDrafter final : public speculate::Drafter {
   public:
-    explicit TapDrafter(std::map<std::int32_t, std::vector<std::int32_t>>& seen) : seen_(seen) {}
+    explicit TapDrafter(std::map<RequestSlot, std::vector<std::int32_t>>& seen) : seen_(seen) {}
     speculate::DrafterNeeds needs() const override { return {.hidden_states = true}; }
     void begin(RequestSlot request, std::span<const std::int32_t>, std::int64_t) override {
         seen_[request].clear();
@@ -332,7 +332,7 @@ class TapDrafter final : public speculate::Drafter {
     Expected<void> propose(std::span<const speculate::DraftCall>) override { return {}; }
 
   private:
-    std::map<std::int32_t, std::vector<std::int32_t>>& seen_;
+    std::map<RequestSlot, std::vector<std::int32_t>>& seen_;
 };
 
 TEST(Stepper, DraftersThatWantHiddenStatesGetThoseOfEveryCommittedToken) {
@@ -343,11 +343,11 @@ TEST(Stepper, DraftersThatWantHiddenStatesGetThoseOfEveryCommittedToken) {
     plain.run();
     const Output& output = expected->choice(0).output;
     Harness::Drafters drafters = truth_last_drafter(request, output);
-    std::map<std::int32_t, std::vector<std::int32_t>> seen;
+    std::map<RequestSlot, std::vector<std::int32_t>> seen;
     drafters.push_back(std::make_unique<TapDrafter>(seen));
     Harness harness(target, roomy_settings(), std::move(drafters));
     const auto recorder = harness.submit(request);
-    const std::int32_t slot = harness.ids[0].slot;
+    const RequestSlot slot = harness.ids[0].slot;
     // A phase of its own: a tick, and two around what the drafter takes.
     EXPECT_EQ(harness.stepper->step().spent(Phase::extend), 3000);
     harness.run();

@@ -14,9 +14,9 @@ namespace {
 
 std::vector<std::int32_t> step(TableRows& rows, const std::vector<std::int32_t>& slots) {
     rows.begin_step();
-    for (const std::int32_t slot : slots) rows.takes_part(slot);
+    for (const std::int32_t slot : slots) rows.takes_part(RequestSlot(slot));
     std::vector<std::int32_t> taken;
-    for (const std::int32_t slot : slots) taken.push_back(rows.row_of(slot));
+    for (const std::int32_t slot : slots) taken.push_back(rows.row_of(RequestSlot(slot)).value());
     return taken;
 }
 

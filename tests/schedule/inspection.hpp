@@ -10,14 +10,14 @@ namespace espalier::schedule {
 
 class SchedulerInspection {
   public:
-    static const State& state(const Scheduler& scheduler, std::int32_t slot) {
+    static const State& state(const Scheduler& scheduler, RequestSlot slot) {
         return scheduler.live_job(slot).state;
     }
-    static std::int64_t preemptions(const Scheduler& scheduler, std::int32_t slot) {
+    static std::int64_t preemptions(const Scheduler& scheduler, RequestSlot slot) {
         return scheduler.live_job(slot).preemptions;
     }
     // Of max_tokens.
-    static std::int64_t tokens_left(const Scheduler& scheduler, std::int32_t slot) {
+    static std::int64_t tokens_left(const Scheduler& scheduler, RequestSlot slot) {
         const Job& job = scheduler.live_job(slot);
         return job.max_length - job.length();
     }
@@ -39,10 +39,10 @@ inline bool edge_takes(const Scheduler& scheduler, const Request& request) {
            request.choices <= SchedulerInspection::free_slots(scheduler);
 }
 
-inline const State& state_of(const Scheduler& scheduler, std::int32_t slot) {
+inline const State& state_of(const Scheduler& scheduler, RequestSlot slot) {
     return SchedulerInspection::state(scheduler, slot);
 }
-inline std::int64_t preemptions_of(const Scheduler& scheduler, std::int32_t slot) {
+inline std::int64_t preemptions_of(const Scheduler& scheduler, RequestSlot slot) {
     return SchedulerInspection::preemptions(scheduler, slot);
 }
 

@@ -52,7 +52,7 @@ std::vector<RequestId> Referee::submit(const Request& request) {
         ahead += work_bound(book);
         book.step_bound = ahead;
         for (const auto& [order, serial] : live_)
-            CHECK(books_.at(serial).id.slot != id.slot, "slot {} is used twice", id.slot);
+            CHECK(books_.at(serial).id.slot != id.slot, "slot {} is used twice", id.slot.value());
         live_[book.order()] = id.serial;
         CHECK(books_.emplace(id.serial, std::move(book)).second, "serial {} again", id.serial);
     }

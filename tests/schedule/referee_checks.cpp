@@ -114,7 +114,7 @@ void Referee::check_preempted() const {
 void Referee::check_planned(const PlannedRequest& planned) {
     Book& book = books_.at(planned.id.serial);
     CHECK(live_.count(book.order()) == 1, "{} has ended and is planned", planned.id.serial);
-    CHECK(planned.id == book.id, "slot {} for {}", planned.id.slot, book.id.slot);
+    CHECK(planned.id == book.id, "slot {} for {}", planned.id.slot.value(), book.id.slot.value());
     const std::int64_t preemptions = preemptions_of(scheduler_, book.id.slot);
     if (preemptions != book.preemptions) book.resident = false;
     book.preemptions = preemptions;

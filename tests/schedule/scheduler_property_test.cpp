@@ -136,7 +136,7 @@ TEST(SchedulerProperty, EveryStepOfRandomWorkloadsIsRight) {
 std::vector<std::int64_t> numbers_of(const Plan& plan) {
     std::vector<std::int64_t> numbers;
     for (const PlannedRow& row : plan.rows)
-        numbers.insert(numbers.end(), {row.slot, row.first_position, row.q_len,
+        numbers.insert(numbers.end(), {row.slot.value(), row.first_position, row.q_len,
                                        static_cast<std::int64_t>(row.form), row.gather_count(),
                                        std::ssize(row.block_table)});
     return numbers;

@@ -467,14 +467,14 @@ TEST(Scheduler, SlotsAreSmallAndUsedAgainOnceForgotten) {
     EXPECT_EQ(scheduler->slot_count(), 3);
     const RequestId a = submit_one(*scheduler, prompt_of(10));
     const RequestId b = submit_one(*scheduler, prompt_of(10));
-    EXPECT_EQ(a.slot, 0);
-    EXPECT_EQ(b.slot, 1);
+    EXPECT_EQ(a.slot.value(), 0);
+    EXPECT_EQ(b.slot.value(), 1);
     scheduler->cancel(a);
-    EXPECT_EQ(submit_one(*scheduler, prompt_of(10)).slot, 2);
+    EXPECT_EQ(submit_one(*scheduler, prompt_of(10)).slot.value(), 2);
     scheduler->forget_ended();
     scheduler->cancel(b);
     const RequestId next = submit_one(*scheduler, prompt_of(10));
-    EXPECT_EQ(next.slot, 0);
+    EXPECT_EQ(next.slot.value(), 0);
     EXPECT_NE(next.serial, a.serial);
     EXPECT_FALSE(scheduler->cancel(a));  // an old name does not reach the slot's new request
 }

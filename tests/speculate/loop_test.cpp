@@ -75,7 +75,8 @@ Totals run(std::vector<Text> texts, Random& random) {
     std::vector<Request> requests(texts.size());
     for (std::size_t i = 0; i < texts.size(); ++i) {
         requests[i].text = std::move(texts[i]);
-        drafter.begin(static_cast<RequestSlot>(i), {requests[i].text.data(), kPrompt}, 1000);
+        drafter.begin(RequestSlot(static_cast<std::int32_t>(i)), {requests[i].text.data(), kPrompt},
+                      1000);
     }
     const auto rows = static_cast<std::int64_t>(requests.size());
     Totals totals;
@@ -86,7 +87,7 @@ Totals run(std::vector<Text> texts, Random& random) {
             Request& r = requests[i];
             if (r.committed + kMaxNodes > r.text.size()) return totals;
             Proposal proposal(0, r.text[r.committed - 1]);
-            const DraftCall call{.request = static_cast<RequestSlot>(i),
+            const DraftCall call{.request = RequestSlot(static_cast<std::int32_t>(i)),
                                  .root_position = static_cast<std::int64_t>(r.committed) - 1,
                                  .proposal = &proposal};
             EXPECT_TRUE(drafter.propose({&call, 1}));
@@ -110,7 +111,7 @@ Totals run(std::vector<Text> texts, Random& random) {
             for (std::int32_t node = 0; node != kNoNode; node = tree.child(node, drawn.back()))
                 drawn.push_back(r.text[r.committed + drawn.size()]);
             r.candidates.observe(drawn, table, r.bias);
-            const Commitment commitment{static_cast<RequestSlot>(i), drawn};
+            const Commitment commitment{RequestSlot(static_cast<std::int32_t>(i)), drawn};
             drafter.commit({&commitment, 1});
             r.committed += drawn.size();
             totals.tokens += static_cast<std::int64_t>(drawn.size());

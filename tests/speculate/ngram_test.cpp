@@ -257,26 +257,26 @@ TEST(NgramDrafter, KeepsRequestsApartAndSlotsReusable) {
     NgramDrafter drafter(NgramLimits{});
     EXPECT_FALSE(drafter.needs().hidden_states);
     const Text first = {1, 2, 3, 4, 1, 2}, second = {1, 2, 7, 8, 1};
-    drafter.begin(0, first, 10);
-    drafter.begin(3, second, 10);
+    drafter.begin(RequestSlot(0), first, 10);
+    drafter.begin(RequestSlot(3), second, 10);
     const Text two = {2};
-    const Commitment commitment{3, two};
+    const Commitment commitment{RequestSlot(3), two};
     drafter.commit({&commitment, 1});
     Proposal a(2, 2), b(2, 2);
-    const DraftCall calls[] = {{.request = 0, .root_position = 5, .proposal = &a},
-                               {.request = 3, .root_position = 5, .proposal = &b}};
+    const DraftCall calls[] = {{.request = RequestSlot(0), .root_position = 5, .proposal = &a},
+                               {.request = RequestSlot(3), .root_position = 5, .proposal = &b}};
     ASSERT_TRUE(drafter.propose(calls));
     EXPECT_NE(a.tree.child(0, 3), kNoNode);
     EXPECT_EQ(a.tree.child(0, 7), kNoNode);
     EXPECT_NE(b.tree.child(0, 7), kNoNode);
-    drafter.end(0);
-    drafter.begin(0, second, 10);
+    drafter.end(RequestSlot(0));
+    drafter.begin(RequestSlot(0), second, 10);
     Proposal c(2, 1);
-    const DraftCall again[] = {{.request = 0, .root_position = 4, .proposal = &c}};
+    const DraftCall again[] = {{.request = RequestSlot(0), .root_position = 4, .proposal = &c}};
     ASSERT_TRUE(drafter.propose(again));
     EXPECT_EQ(c.tree.size(), 1);  // "8 1" is new
-    drafter.end(0);
-    drafter.end(3);
+    drafter.end(RequestSlot(0));
+    drafter.end(RequestSlot(3));
     EXPECT_EQ(drafter.bytes(), 0);
 }
 

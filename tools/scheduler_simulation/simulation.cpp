@@ -50,7 +50,7 @@ std::int64_t heavy_tailed(Random& random, double least, double alpha, std::int64
 
 struct Live {
     OrderKey order;
-    std::int32_t slot = -1;
+    RequestSlot slot;
     std::int64_t group = 0;
     std::int32_t choices = 1;
     std::int64_t tokens_left = 0;
