@@ -416,7 +416,7 @@ TEST(Scheduler, CancelsAtAnyMoment) {
     EXPECT_TRUE(scheduler->next_plan(drafts).empty());
     EXPECT_TRUE(scheduler->idle());
     EXPECT_FALSE(scheduler->cancel({other.slot, 1000}));
-    EXPECT_FALSE(scheduler->cancel({-1, 0}));
+    EXPECT_FALSE(scheduler->cancel({RequestSlot(), 0}));
     scheduler->audit();
 }
 
