@@ -37,7 +37,9 @@ class WaitingDrafter final : public speculate::Drafter {
         for (const speculate::Extension& one : extensions) {
             const std::int64_t end = one.first_position + std::ssize(one.tokens);
             const auto known = next_.find(one.request);
-            if (known != next_.end()) EXPECT_EQ(one.first_position, known->second);
+            if (known != next_.end()) {
+                EXPECT_EQ(one.first_position, known->second);
+            }
             next_[one.request] = end;
             for (std::int64_t at = one.first_position; at < end; ++at) {
                 const std::int32_t page = page_of(one.block_table, at);
