@@ -96,10 +96,21 @@ TEST(Preemption, DraftersHearOfItBeforeThePagesAreUsedAgain) {
                     std::move(drafters));
     std::vector<Request> requests;
     std::vector<std::shared_ptr<Recorder>> recorders;
+    const auto submit = [&](const Request& request) {
+        requests.push_back(request);
+        recorders.push_back(harness.submit(request));
+    };
     for (std::uint64_t i = 0; i < 8; ++i) {
-        requests.push_back(plain_request(static_cast<std::size_t>(40 + 25 * i), 90, i + 1));
-        if (i == 2) requests.back().deadline = 400'000;  // expires while it runs
-        recorders.push_back(harness.submit(requests.back()));
+        Request request = plain_request(static_cast<std::size_t>(40 + 25 * i), 90, i + 1);
+        if (i == 2) request.deadline = 400'000;  // expires while it runs
+        submit(request);
+    }
+    // Urgent prompts take pages at any moment, not only when a page of somebody has become full.
+    for (std::uint64_t i = 0; i < 6; ++i) {
+        for (int step = 0; step < 13; ++step) harness.stepper->step();
+        Request request = plain_request(static_cast<std::size_t>(150 + 40 * i), 5, 20 + i);
+        request.priority = -1;
+        submit(request);
     }
     harness.run();
     for (std::size_t i = 0; i < requests.size(); ++i) {
