@@ -3,8 +3,9 @@
 // as it is, codes widened exactly.
 #pragma once
 
+#include "base/cuda/memory.cuh"
+#include "base/cuda/mma.cuh"
 #include "linalg/cuda/fragments.hpp"
-#include "linalg/cuda/ptx.cuh"
 
 namespace espalier::linalg::cuda {
 

@@ -3,8 +3,10 @@
 // ascending order and stored.
 #pragma once
 
+#include <cuda_bf16.h>
+
+#include "base/cuda/hopper/barrier.cuh"
 #include "linalg/cuda/few_items.cuh"
-#include "linalg/cuda/ptx.cuh"
 
 namespace espalier::linalg::cuda {
 

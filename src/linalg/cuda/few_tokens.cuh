@@ -13,6 +13,9 @@
 
 #include <limits>
 
+#include "base/cuda/kernel_order.cuh"
+#include "base/cuda/memory.cuh"
+#include "base/cuda/mma.cuh"
 #include "linalg/cuda/codes.cuh"
 #include "linalg/cuda/few_items.cuh"
 #include "linalg/cuda/few_sums.cuh"
@@ -258,10 +261,10 @@ class FewTokens {
                     if (C::kTokenTiles > 1 && t * 8 >= tile_.count) continue;
                     float(&sum)[4] = C::kCodes ? block[r][t] : sum_[r][t];
                     if constexpr (C::kGroups)
-                        multiply_first(sum, left[0], right[t].x, right[t].y);
+                        multiply_first_bf16(sum, left[0], right[t].x, right[t].y);
                     else
-                        multiply(sum, left[0], right[t].x, right[t].y);
-                    multiply(sum, left[1], right[t].z, right[t].w);
+                        multiply_bf16(sum, left[0], right[t].x, right[t].y);
+                    multiply_bf16(sum, left[1], right[t].z, right[t].w);
                     if constexpr (C::kGroups) add_scaled(sum_[r][t], scale, sum);
                 }
             }

@@ -4,6 +4,7 @@
 
 #include <bit>
 
+#include "base/cuda/occupancy.hpp"
 #include "linalg/cuda/few_tokens.cuh"
 #include "linalg/cuda/few_tokens.hpp"
 
@@ -34,13 +35,15 @@ void launch_few(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
     CHECK(items < std::int64_t{1} << 30, "{} tokens of {} × {} outputs", p.rows, p.groups, p.n);
     const int listed = p.indptr != nullptr ? params.token_tiles : 0;
     LaunchShape shape{.threads = warps * 32,
-                      .shared_bytes = C::shared_bytes(warps, plan.ring, 2 * p.half_bytes, listed)};
+                      .shared_bytes = C::shared_bytes(warps, plan.ring, 2 * p.half_bytes, listed),
+                      .limit = SharedLimit::whole};
     // As many blocks as run at once, with equal shares of the items: their rings never run dry
     // between two.
-    shape.blocks = std::min(
+    const std::int64_t blocks = std::min(
         items, std::int64_t{resident_blocks(few_tokens_kernel<C>, shape)} * multiprocessors());
-    params.blocks = Divisor(shape.blocks);
-    launch(stream, few_tokens_kernel<C>, shape, params);
+    params.blocks = Divisor(blocks);
+    shape.grid = grid_of(blocks);
+    launch("a product", few_tokens_kernel<C>, shape, stream, params);
 }
 
 // An expert product behind a dense one: the plans that few_plan makes for them.

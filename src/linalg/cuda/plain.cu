@@ -2,10 +2,11 @@
 // f32 and f16 weights, x f32: for routers, tests and small models. A warp has one or four outputs
 // of up to eight tokens. Lane l takes inputs 4q … 4q + 3 of every q with q mod 32 = l, ascending,
 // one fused multiply-add each; the lanes' sums are added in a fixed tree.
+#include "base/cuda/kernel_order.cuh"
+#include "base/cuda/launch.hpp"
 #include "linalg/cuda/fragments.hpp"
 #include "linalg/cuda/plain_load.cuh"
 #include "linalg/cuda/plain_tiles.cuh"
-#include "linalg/cuda/ptx.cuh"
 #include "linalg/cuda/work.cuh"
 
 namespace espalier::linalg::cuda {
@@ -157,14 +158,13 @@ void launch_plain(cudaStream_t stream, const Problem& p) {
     PlainParams params;
     params.problem = p;
     params.row_blocks = static_cast<int>(divide_up(p.n, kWarps * kOutputs));
-    const LaunchShape shape{.blocks = most_token_tiles(p, kTokens) * params.row_blocks,
-                            .threads = kWarps * 32};
-    CHECK(shape.blocks < std::int64_t{1} << 30, "{} tokens of {} × {} outputs", p.rows, p.groups,
-          p.n);
-    launch(stream,
+    const std::int64_t blocks = most_token_tiles(p, kTokens) * params.row_blocks;
+    CHECK(blocks < std::int64_t{1} << 30, "{} tokens of {} × {} outputs", p.rows, p.groups, p.n);
+    launch("a product",
            p.vector_x ? plain_kernel<PlainConfig<kCode, kOutputs, true>>
                       : plain_kernel<PlainConfig<kCode, kOutputs, false>>,
-           shape, params);
+           {.grid = grid_of(blocks), .threads = kWarps * 32, .limit = SharedLimit::whole}, stream,
+           params);
 }
 
 template <WeightCode kCode>
@@ -175,7 +175,9 @@ void launch_tiles(cudaStream_t stream, const Problem& p) {
     params.row_blocks = static_cast<int>(divide_up(p.n, C::kWarps * C::kOutputs));
     const std::int64_t blocks = most_token_tiles(p, C::kTokens) * params.row_blocks;
     CHECK(blocks < std::int64_t{1} << 30, "{} tokens of {} × {} outputs", p.rows, p.groups, p.n);
-    launch(stream, plain_tiles_kernel<kCode>, {.blocks = blocks, .threads = C::kThreads}, params);
+    launch("a product", plain_tiles_kernel<kCode>,
+           {.grid = grid_of(blocks), .threads = C::kThreads, .limit = SharedLimit::whole}, stream,
+           params);
 }
 
 // Few tokens: every warp's loads on their way at once; more: each input read for four outputs;

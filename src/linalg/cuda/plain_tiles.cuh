@@ -5,9 +5,10 @@
 // output serve 16 tokens, so that 512 multiply-adds stand against 24 loads.
 #pragma once
 
+#include "base/cuda/kernel_order.cuh"
+#include "base/cuda/memory.cuh"
 #include "linalg/cuda/fragments.hpp"
 #include "linalg/cuda/plain_load.cuh"
-#include "linalg/cuda/ptx.cuh"
 #include "linalg/cuda/work.cuh"
 
 namespace espalier::linalg::cuda {

@@ -6,9 +6,10 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "base/cuda/kernel_order.cuh"
+#include "base/cuda/launch.hpp"
 #include "base/matrix.hpp"
 #include "base/numeric.hpp"
-#include "ops/cuda/launch.cuh"
 
 namespace espalier::ops::cuda {
 

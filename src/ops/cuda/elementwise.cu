@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operations whose results stand alone: the same steps as on the CPU, so but for sines and cosines
 // the same bits.
+#include "base/cuda/launch.hpp"
 #include "base/portable_math.hpp"
 #include "ops/cuda/elements.cuh"
 #include "ops/cuda/kernels.hpp"
-#include "ops/cuda/launch.cuh"
 
 namespace espalier::ops::cuda {
 namespace {

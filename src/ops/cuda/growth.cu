@@ -4,10 +4,11 @@
 // holding the heads of two. One block lays all frontiers into the next batch.
 #include <cstdint>
 
+#include "base/cuda/kernel_order.cuh"
+#include "base/cuda/launch.hpp"
 #include "base/portable_math.hpp"
 #include "ops/cuda/block.cuh"
 #include "ops/cuda/kernels.hpp"
-#include "ops/cuda/launch.cuh"
 
 namespace espalier::ops::cuda {
 namespace {

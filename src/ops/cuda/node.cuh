@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
+#include "base/cuda/hopper/cluster.cuh"
 #include "ops/cuda/block.cuh"
-#include "ops/cuda/cluster.cuh"
 #include "ops/draft_children.hpp"
 #include "ops/draw.hpp"
 #include "ops/sampling_batch.hpp"

@@ -10,8 +10,9 @@
 // for another. It also writes the residual, which nobody reads any more by then.
 #include <algorithm>
 
+#include "base/cuda/kernel_order.cuh"
+#include "base/cuda/launch.hpp"
 #include "ops/cuda/block.cuh"
-#include "ops/cuda/launch.cuh"
 #include "ops/cuda/route_token.cuh"
 #include "ops/cuda/router_rows.cuh"
 
@@ -184,11 +185,12 @@ template <int kTokens>
 void launch_norm_route(Stream stream, const NormRouteCall& call) {
     const unsigned blocks = static_cast<unsigned>(
         (call.route.rule.experts + call.block_experts - 1) / call.block_experts);
-    const SharedBytes shared{shared_bytes(call)};
+    const LaunchShape shape{.grid = blocks,
+                            .threads = kThreads,
+                            .shared_bytes = shared_bytes(call),
+                            .limit = SharedLimit::whole};
     with_lane_experts<kMostExperts>(call.route.rule.experts, [&](auto per) {
-        const auto kernel = norm_route_kernel<kTokens, per.value>;
-        allow_shared_memory("norm_route", kernel, shared);
-        launch("norm_route", kernel, blocks, kThreads, shared, stream, call);
+        launch("norm_route", norm_route_kernel<kTokens, per.value>, shape, stream, call);
     });
 }
 

@@ -4,7 +4,8 @@
 // places are a kernel of their own, with a block for each expert, and no order of blocks shows.
 #include <algorithm>
 
-#include "ops/cuda/launch.cuh"
+#include "base/cuda/kernel_order.cuh"
+#include "base/cuda/launch.hpp"
 #include "ops/cuda/route_token.cuh"
 #include "ops/cuda/router_rows.cuh"
 
@@ -101,15 +102,17 @@ void route(Stream stream, const Matrix& logits, const float* bias, const RouterR
     const int threads = few ? kFewThreads : kManyThreads;
     const std::int64_t tokens = few ? 1 : threads / 32;  // of a block
     const auto blocks = static_cast<unsigned>((logits.rows + tokens - 1) / tokens);
-    const SharedBytes shared{static_cast<std::size_t>(routing_bytes(rule.experts, threads))};
+    const LaunchShape shape{
+        .grid = blocks,
+        .threads = threads,
+        .shared_bytes = static_cast<std::size_t>(routing_bytes(rule.experts, threads)),
+        .limit = SharedLimit::whole};
     const RouteCall call{logits, bias, rule, row_of, plan};
     with_lane_experts<kMaxExperts>(rule.experts, [&](auto per) {
         if (few) {
-            allow_shared_memory("route", route_few<per.value>, shared);
-            launch("route", route_few<per.value>, blocks, threads, shared, stream, call, arrived);
+            launch("route", route_few<per.value>, shape, stream, call, arrived);
         } else {
-            allow_shared_memory("route", route_many<per.value>, shared);
-            launch("route", route_many<per.value>, blocks, threads, shared, stream, call);
+            launch("route", route_many<per.value>, shape, stream, call);
         }
     });
     if (few) return;

@@ -6,7 +6,8 @@
 // block waits for another.
 #include <algorithm>
 
-#include "ops/cuda/launch.cuh"
+#include "base/cuda/kernel_order.cuh"
+#include "base/cuda/launch.hpp"
 #include "ops/cuda/route_token.cuh"
 #include "ops/cuda/router_rows.cuh"
 
@@ -118,13 +119,14 @@ bool router_route(Stream stream, const Matrix& x, const RouterCall& router,
     bool fits = true;
     with_lane_experts<kMostExperts>(router.rule.experts, [&](auto per) {
         constexpr int kThreads = threads_of(per.value);
-        const SharedBytes shared{shared_bytes(call, kThreads)};
+        const LaunchShape shape{.grid = blocks,
+                                .threads = kThreads,
+                                .shared_bytes = shared_bytes(call, kThreads),
+                                .limit = SharedLimit::whole};
         constexpr std::size_t kMostSharedBytes = 224 * 1024;
-        fits = shared.count <= kMostSharedBytes;
+        fits = shape.shared_bytes <= kMostSharedBytes;
         if (!fits) return;
-        allow_shared_memory("router_route", router_route_kernel<per.value>, shared);
-        launch("router_route", router_route_kernel<per.value>, blocks, kThreads, shared, stream,
-               call);
+        launch("router_route", router_route_kernel<per.value>, shape, stream, call);
     });
     return fits;
 }

@@ -4,11 +4,12 @@
 // but the row, and whatever is added to it first is added column by column, as if by itself.
 #include <cmath>
 
+#include "base/cuda/kernel_order.cuh"
+#include "base/cuda/launch.hpp"
 #include "ops/cuda/addends.cuh"
 #include "ops/cuda/block.cuh"
 #include "ops/cuda/elements.cuh"
 #include "ops/cuda/kernels.hpp"
-#include "ops/cuda/launch.cuh"
 #include "ops/cuda/prompt_rows.hpp"
 #include "ops/cuda/spread_rows.hpp"
 

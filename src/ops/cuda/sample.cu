@@ -3,8 +3,10 @@
 // blocks for few nodes of a large vocabulary. Passes over the row: largest logit and health ·
 // adjustments, if any · filters (prefix.cuh), by the first block · weights of raw · noise ·
 // alternatives, if asked for, by the first block.
+#include "base/cuda/hopper/cluster.cuh"
+#include "base/cuda/kernel_order.cuh"
+#include "base/cuda/launch.hpp"
 #include "ops/cuda/kernels.hpp"
-#include "ops/cuda/launch.cuh"
 #include "ops/cuda/prefix.cuh"
 
 namespace espalier::ops::cuda {
@@ -211,9 +213,11 @@ void sample_nodes(Stream stream, const Matrix& logits, const SamplingBatch& batc
     for (std::int64_t first = 0; first < logits.rows; first += kNodesAtOnce) {
         const std::int64_t nodes = std::min(kNodesAtOnce, logits.rows - first);
         const unsigned blocks = node_blocks(nodes, logits.cols);
-        launch("sample_nodes", sample_kernel, static_cast<unsigned>(nodes) * blocks,
-               ClusterBlocks{blocks}, kNodeThreads, SharedBytes{}, stream, logits, batch, first,
-               spare);
+        launch("sample_nodes", sample_kernel,
+               {.grid = static_cast<unsigned>(nodes) * blocks,
+                .threads = kNodeThreads,
+                .cluster = static_cast<int>(blocks)},
+               stream, logits, batch, first, spare);
     }
 }
 

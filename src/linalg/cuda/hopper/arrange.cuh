@@ -3,8 +3,9 @@
 // pair's row to its place.
 #pragma once
 
+#include "base/cuda/kernel_order.cuh"
+#include "base/cuda/memory.cuh"
 #include "linalg/cuda/hopper/arranged.hpp"
-#include "linalg/cuda/ptx.cuh"
 #include "linalg/cuda/work.cuh"
 
 namespace espalier::linalg::cuda {

@@ -107,10 +107,11 @@ static void arrange(cudaStream_t stream, const Problem& p, const Arrangement& x)
     params.tile_tokens = x.tile_tokens;
     params.stages = x.stages;
     params.part = part_of(x);
-    launch(stream, arrange_kernel,
-           {.blocks = std::int64_t{x.token_tiles} * divide_up(x.stages, params.part),
-            .threads = kArrangeThreads},
-           params);
+    launch("arranging x", arrange_kernel,
+           {.grid = grid_of(std::int64_t{x.token_tiles} * divide_up(x.stages, params.part)),
+            .threads = kArrangeThreads,
+            .limit = SharedLimit::whole},
+           stream, params);
 }
 
 static void multiply(cudaStream_t stream, const Problem& p, const Arrangement& x,
@@ -131,9 +132,10 @@ static void multiply(cudaStream_t stream, const Problem& p, const Arrangement& x
     params.y = y;
     const std::int64_t items = std::int64_t{x.token_tiles} * params.row_blocks;
     CHECK(items < std::int64_t{1} << 30, "{} tokens of {} × {} outputs", p.rows, p.groups, p.n);
-    const LaunchShape shape{.blocks = std::min<std::int64_t>(items, multiprocessors()),
+    const LaunchShape shape{.grid = grid_of(std::min<std::int64_t>(items, multiprocessors())),
                             .threads = kArrangedThreads,
-                            .shared_bytes = shared_bytes_of(p)};
+                            .shared_bytes = shared_bytes_of(p),
+                            .limit = SharedLimit::whole};
     switch (p.code) {
         case WeightCode::bf16:
             return multiply_arranged_bf16(stream, params, shape);

@@ -9,8 +9,9 @@
 // the segments before. Sums and bits are those of many_tokens.cuh.
 #pragma once
 
+#include "base/cuda/hopper/barrier.cuh"
+#include "base/cuda/hopper/warpgroup.cuh"
 #include "linalg/cuda/hopper/arranged_stages.cuh"
-#include "linalg/cuda/wgmma.cuh"
 
 namespace espalier::linalg::cuda {
 
@@ -119,7 +120,7 @@ class ArrangedMultiplier {
     template <int kTokens>
     __device__ void multiply_stage(bool add) {
         const std::uint32_t base = shared_.stage(params_, cursor_.slot);
-        const std::uint64_t right = swizzled_operand(base);
+        const std::uint64_t right = descriptor(base);
         const std::uint64_t left = matrices_operand(
             base + static_cast<std::uint32_t>(shared_.half_input_bytes(params_) +
                                               group_ * 4 * shared_.tile_bytes(params_)));

@@ -8,9 +8,11 @@
 // many_tokens.cuh.
 #pragma once
 
+#include "base/cuda/hopper/barrier.cuh"
+#include "base/cuda/hopper/copy.cuh"
+#include "base/cuda/hopper/warpgroup.cuh"
 #include "linalg/cuda/codes.cuh"
 #include "linalg/cuda/hopper/arranged_stages.cuh"
-#include "linalg/cuda/wgmma.cuh"
 
 namespace espalier::linalg::cuda {
 
@@ -128,7 +130,7 @@ class CodesMultiplier {
         float2 scale;
         if constexpr (C::kBlocks) scale = next_scales();
         const std::uint32_t base = shared_.stage(params_, cursor_.slot);
-        const std::uint64_t right = swizzled_operand(base);
+        const std::uint64_t right = descriptor(base);
         const int slot = cursor_.slot;
 #pragma unroll
         for (int pair = 0; pair < kPairs; ++pair) {
@@ -138,8 +140,8 @@ class CodesMultiplier {
                                               pair / 2 * (shared_.half_input_bytes(params_) / 16));
             hold(now.chain);
             wgmma_begin();
-            wgmma<kTokens>(now.chain, now.left[pair % 2][0], steps, !begins);
-            wgmma<kTokens>(now.chain, now.left[pair % 2][1], steps + 2, true);
+            wgmma_left<kTokens>(now.chain, now.left[pair % 2][0], steps, !begins);
+            wgmma_left<kTokens>(now.chain, now.left[pair % 2][1], steps + 2, true);
             wgmma_commit();
             if constexpr (C::kGroups)
                 scale = group_scales<C::kCode>(half_chunk(slot, pair / 2), pair % 2, lane(),
@@ -155,7 +157,7 @@ class CodesMultiplier {
             wgmma_wait<0>();
             hold(now.chain);
             if (pair == kPairs - 1) {
-                if (C::kGroups) finish_loads_before_copies();  // of scales
+                if (C::kGroups) fence_async_proxy();  // of scales
                 release(slot);
             }
 #pragma unroll

@@ -4,6 +4,9 @@
 
 #include <type_traits>
 
+#include "base/cuda/hopper/barrier.cuh"
+#include "base/cuda/hopper/warpgroup.cuh"
+#include "base/cuda/kernel_order.cuh"
 #include "linalg/cuda/hopper/arranged.cuh"
 #include "linalg/cuda/hopper/arranged_codes.cuh"
 
@@ -34,10 +37,10 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     shared.count =
         (p.indptr != nullptr ? arranged_memory->listed : params.token_tiles) * params.row_blocks;
     if (threadIdx.x < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(C::kProducerRegisters));
+        keep_registers<C::kProducerRegisters>();
         if (threadIdx.x < 32) bring_stages(params, shared);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(C::kMultiplierRegisters));
+        take_registers<C::kMultiplierRegisters>();
         using Multiplier = std::conditional_t<C::kCodes, CodesMultiplier<C>, ArrangedMultiplier>;
         Multiplier(params, shared, static_cast<int>(threadIdx.x) / 128 - 1).run();
     }
@@ -46,7 +49,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
 template <WeightCode kCode>
 void multiply_arranged(cudaStream_t stream, const ArrangedParams& params,
                        const LaunchShape& shape) {
-    launch(stream, arranged_kernel<ArrangedConfig<kCode>>, shape, params);
+    launch("a product", arranged_kernel<ArrangedConfig<kCode>>, shape, stream, params);
 }
 
 }  // namespace espalier::linalg::cuda

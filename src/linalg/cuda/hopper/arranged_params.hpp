@@ -3,6 +3,7 @@
 // and stages.
 #pragma once
 
+#include "base/cuda/launch.hpp"
 #include "linalg/cuda/hopper/arranged.hpp"
 
 namespace espalier::linalg::cuda {

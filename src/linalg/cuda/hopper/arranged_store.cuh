@@ -7,6 +7,8 @@
 // shared memory, 16 tokens at a time, and one loop computes.
 #pragma once
 
+#include <cuda_bf16.h>
+
 #include "linalg/cuda/gates.cuh"
 #include "linalg/cuda/hopper/arranged_params.hpp"
 #include "linalg/cuda/hopper/many_store.cuh"

@@ -4,9 +4,9 @@
 // of the block that has it; at the end each block adds up a part of them all, in ascending order.
 #pragma once
 
+#include "base/cuda/hopper/cluster.cuh"
 #include "linalg/cuda/hopper/many_store.cuh"
 #include "linalg/cuda/hopper/many_tiles.cuh"
-#include "linalg/cuda/ptx.cuh"
 
 namespace espalier::linalg::cuda {
 

@@ -3,6 +3,9 @@
 // 8j + 2t + i and output g + 8h, where lane = 4g + t.
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include "linalg/cuda/work.cuh"
 
 namespace espalier::linalg::cuda {

@@ -15,13 +15,17 @@
 // takes two sums per output, three over codes, where the segments' total waits in shared memory.
 #pragma once
 
+#include "base/cuda/hopper/barrier.cuh"
+#include "base/cuda/hopper/cluster.cuh"
+#include "base/cuda/hopper/copy.cuh"
+#include "base/cuda/hopper/warpgroup.cuh"
+#include "base/cuda/kernel_order.cuh"
+#include "base/cuda/memory.cuh"
 #include "linalg/cuda/codes.cuh"
 #include "linalg/cuda/hopper/many_producer.cuh"
 #include "linalg/cuda/hopper/many_split.cuh"
 #include "linalg/cuda/hopper/many_store.cuh"
 #include "linalg/cuda/hopper/many_tiles.cuh"
-#include "linalg/cuda/ptx.cuh"
-#include "linalg/cuda/wgmma.cuh"
 #include "linalg/cuda/work.cuh"
 
 namespace espalier::linalg::cuda {
@@ -111,17 +115,17 @@ class Multiplier {
         wait(shared_.full(cursor_.slot), cursor_.parity);
         const std::uint32_t base = shared_.stage(cursor_.slot);
         const std::uint32_t half = weights_of(base);
-        const std::uint64_t right = swizzled_operand(base);
+        const std::uint64_t right = descriptor(base);
         uint4(&left)[4] = left_[0];
         load_pair(left, half, 0);
 #pragma unroll
         for (int pair = 0; pair < 2; ++pair) {
             hold(block_);
             wgmma_begin();
-            wgmma<C::kTokens>(block_, left[2 * pair], right + static_cast<unsigned>(4 * pair),
-                              false);
-            wgmma<C::kTokens>(block_, left[2 * pair + 1],
-                              right + static_cast<unsigned>(4 * pair + 2), true);
+            wgmma_left<C::kTokens>(block_, left[2 * pair], right + static_cast<unsigned>(4 * pair),
+                                   false);
+            wgmma_left<C::kTokens>(block_, left[2 * pair + 1],
+                                   right + static_cast<unsigned>(4 * pair + 2), true);
             wgmma_commit();
             const float2 scale =
                 group_scales<C::kCode>(half, pair, lane_, p_.two_groups, p_.wide_scales);
@@ -130,7 +134,7 @@ class Multiplier {
             hold(block_);
             add_block(scale);
         }
-        finish_loads_before_copies();  // of scales; codes are in the products that have ended
+        fence_async_proxy();  // of scales; codes are in the products that have ended
         release(cursor_.slot);
         cursor_.advance();
     }
@@ -143,10 +147,10 @@ class Multiplier {
         load_pair(left, weights_of(base), 1);
         hold(block_);
         wgmma_begin();
-        const std::uint64_t right = swizzled_operand(base);
+        const std::uint64_t right = descriptor(base);
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            wgmma<C::kTokens>(block_, left[i], right + static_cast<unsigned>(2 * i), true);
+            wgmma_left<C::kTokens>(block_, left[i], right + static_cast<unsigned>(2 * i), true);
         wgmma_commit();
         wgmma_wait<1>();
         if (!first_stage_) release(previous_slot_);  // the stage before has been read
@@ -305,7 +309,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     if constexpr (C::kCluster > 1) synchronize_cluster();  // the others' barriers are there
     shared.items = (experts ? listed : params.token_tiles) * params.row_blocks;
     if (threadIdx.x < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(C::kProducerRegisters));
+        keep_registers<C::kProducerRegisters>();
         Producer<C> producer(params, shared);
         producer.ask_ahead();
         if (!settled) wait_for_previous_kernel();
@@ -313,7 +317,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
         producer.run();
         if constexpr (C::kSplit) synchronize_cluster();  // all sums are there
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(C::kMultiplierRegisters));
+        take_registers<C::kMultiplierRegisters>();
         if (!settled) wait_for_previous_kernel();
         Multiplier<C>(params, shared, static_cast<int>(threadIdx.x) / 128 - 1).run();
         if constexpr (C::kSplit) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
 
+#include "base/cuda/occupancy.hpp"
 #include "linalg/cuda/hopper/many_tokens_launch.cuh"
 
 namespace espalier::linalg::cuda {
@@ -15,9 +16,10 @@ int many_clusters(int split) {
     static std::atomic<int> known[17] = {};  // of all devices: they are of one kind
     std::atomic<int>& clusters = known[split];
     if (clusters == 0) {
-        const LaunchShape shape{.blocks = split,
+        const LaunchShape shape{.grid = grid_of(split),
                                 .threads = C::kThreads,
                                 .shared_bytes = C::shared_bytes(0),
+                                .limit = SharedLimit::whole,
                                 .cluster = split};
         clusters = resident_clusters(many_tokens_kernel<C>, shape);
     }

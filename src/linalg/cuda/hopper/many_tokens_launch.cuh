@@ -2,6 +2,7 @@
 // From a tile's tokens to the kernel that was compiled for them.
 #pragma once
 
+#include "base/cuda/launch.hpp"
 #include "linalg/cuda/hopper/many_tokens.cuh"
 #include "linalg/cuda/hopper/many_tokens.hpp"
 
@@ -31,12 +32,13 @@ void launch_many(cudaStream_t stream, const Problem& p, int split = 1) {
     }
     const std::int64_t clusters =
         C::kSplit ? items : std::min<std::int64_t>(items, multiprocessors() / together);
-    launch(stream, many_tokens_kernel<C>,
-           {.blocks = clusters * together,
+    launch("a product", many_tokens_kernel<C>,
+           {.grid = grid_of(clusters * together),
             .threads = C::kThreads,
             .shared_bytes = C::shared_bytes(p.indptr != nullptr ? params.token_tiles : 0),
+            .limit = SharedLimit::whole,
             .cluster = together},
-           params);
+           stream, params);
 }
 
 template <WeightCode kCode>

@@ -3,9 +3,10 @@
 // rounding), in parallel. Slots outside the pool are skipped.
 #include <algorithm>
 
+#include "base/cuda/kernel_order.cuh"
+#include "base/cuda/launch.hpp"
 #include "mla/cuda/entries.hpp"
 #include "mla/cuda/launch.hpp"
-#include "mla/cuda/ptx.cuh"
 #include "mla/quantise.hpp"
 
 namespace espalier::mla::cuda {
@@ -312,22 +313,6 @@ __global__ void __launch_bounds__(kCompactThreads) compact_kernel(const CompactC
     }
 }
 
-// May begin while the kernel before it ends: a decode step has one in every layer.
-template <typename... Parameters>
-cudaError_t launch_overlapping(cudaStream_t stream, void (*kernel)(Parameters...),
-                               std::int64_t blocks, int threads, const Parameters&... arguments) {
-    cudaLaunchAttribute overlap{};
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(blocks));
-    config.blockDim = dim3(static_cast<unsigned>(threads));
-    config.stream = stream;
-    config.attrs = &overlap;
-    config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, kernel, arguments...);
-}
-
 // launch(std::integral_constant<KvFormat, …>) for the pages' format.
 template <typename Launch>
 Expected<void> launch_for(KvFormat format, const Launch& launch) {
@@ -356,8 +341,9 @@ Expected<void> append(OpContext& context, const AppendCall& call) {
     const std::int64_t blocks =
         std::min((call.tokens + kAppendWarps - 1) / kAppendWarps, kMostBlocks);
     return launch_for(call.kv.format, [&](auto format) {
-        return launch_overlapping(stream_of(context), append_kernel<format()>, blocks,
-                                  kAppendWarps * 32, call);
+        return try_launch(append_kernel<format()>,
+                          {.grid = grid_of(blocks), .threads = kAppendWarps * 32},
+                          stream_of(context), call);
     });
 }
 
@@ -365,8 +351,9 @@ Expected<void> append_raw(OpContext& context, const AppendCall& call, const RawK
     if (call.tokens == 0) return {};
     const std::int64_t blocks = call.tokens * (keys.beside.x.data != nullptr ? 2 : 1);
     return launch_for(call.kv.format, [&](auto format) {
-        return launch_overlapping(stream_of(context), append_raw_kernel<format()>, blocks,
-                                  kRawThreads, call, keys);
+        return try_launch(append_raw_kernel<format()>,
+                          {.grid = grid_of(blocks), .threads = kRawThreads}, stream_of(context),
+                          call, keys);
     });
 }
 

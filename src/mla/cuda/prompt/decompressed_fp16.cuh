@@ -11,8 +11,11 @@
 // queries are split into two bf16 halves (exact), which doubles the products they enter.
 #pragma once
 
+#include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
+#include "base/cuda/memory.cuh"
+#include "base/cuda/mma.cuh"
 #include "mla/contract.hpp"
 #include "mla/cuda/prompt/warp_mma.cuh"
 
@@ -361,8 +364,8 @@ class DecompressedBlock {
                 for (int i = 0; i < 4; ++i) split_fp16_pair(high[i], high[i], low[i]);
         }
         __device__ void multiply(float (&sums)[4], unsigned right0, unsigned right1) const {
-            multiply_bf16(sums, high, right0, right1);
-            if constexpr (kSplit) multiply_bf16(sums, low, right0, right1);
+            multiply_bf16(sums, packed(high), right0, right1);
+            if constexpr (kSplit) multiply_bf16(sums, packed(low), right0, right1);
         }
     };
 
@@ -438,7 +441,7 @@ class DecompressedBlock {
 #pragma unroll
             for (int side = 0; side < 2; ++side) {
                 if constexpr (kHalfKeys)
-                    multiply_fp16(scores[2 * pair + side], left.high, right[2 * side],
+                    multiply_fp16(scores[2 * pair + side], packed(left.high), right[2 * side],
                                   right[2 * side + 1]);
                 else
                     left.multiply(scores[2 * pair + side], right[2 * side], right[2 * side + 1]);
@@ -498,8 +501,8 @@ class DecompressedBlock {
             for (int pair = 0; pair < kValueTiles / 2; ++pair) {
                 unsigned right[4];
                 load_right_by_rows(right, value_, pair * 16, step, lane_);
-                multiply_bf16(out_[r][2 * pair], left, right[0], right[1]);
-                multiply_bf16(out_[r][2 * pair + 1], left, right[2], right[3]);
+                multiply_bf16(out_[r][2 * pair], packed(left), right[0], right[1]);
+                multiply_bf16(out_[r][2 * pair + 1], packed(left), right[2], right[3]);
             }
         }
     }

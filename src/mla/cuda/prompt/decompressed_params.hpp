@@ -118,25 +118,4 @@ cudaError_t launch_projection(const ProjectParams& p, int multiprocessors, cudaS
 cudaError_t launch_prompt_attention(const AttendParams& p, const HeadDims& dims,
                                     int multiprocessors, cudaStream_t stream);
 
-// A launch that may be set up while the kernel before it ends.
-template <typename Params>
-cudaError_t launch_overlapped(void (*kernel)(Params), dim3 blocks, int threads,
-                              std::size_t shared_bytes, cudaStream_t stream, const Params& params) {
-    // Every time: the attribute belongs to the current device, of which there may be several.
-    const cudaError_t prepared = cudaFuncSetAttribute(
-        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
-    if (prepared != cudaSuccess) return prepared;
-    cudaLaunchAttribute overlap{};
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = blocks;
-    config.blockDim = dim3(static_cast<unsigned>(threads));
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = stream;
-    config.attrs = &overlap;
-    config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, kernel, params);
-}
-
 }  // namespace espalier::mla::cuda

@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Brings the cached latents of a group of rows from their pages into one dense array, e4m3 widened
 // to bf16 (exact), zeros behind a row's last key. A page id outside the pool reads as zeros.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "base/cuda/kernel_order.cuh"
+#include "base/cuda/launch.hpp"
+#include "base/cuda/mma.cuh"
 #include "mla/cuda/prompt/decompressed_params.hpp"
-#include "mla/cuda/ptx.cuh"
 
 namespace espalier::mla::cuda {
 namespace {
@@ -115,15 +120,14 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
 cudaError_t launch_gather(const GatherParams& p, cudaStream_t stream) {
     const dim3 blocks(static_cast<unsigned>(p.group.key_stride / kBlockKeys),
                       static_cast<unsigned>(p.group.count > 0 ? p.group.count : 1));
+    const LaunchShape shape{.grid = blocks, .threads = kThreads, .limit = SharedLimit::raised};
     switch (p.kv.format) {
         case KvFormat::bf16:
-            return launch_overlapped(gather_kernel<KvFormat::bf16>, blocks, kThreads, 0, stream, p);
+            return try_launch(gather_kernel<KvFormat::bf16>, shape, stream, p);
         case KvFormat::fp8_tensor:
-            return launch_overlapped(gather_kernel<KvFormat::fp8_tensor>, blocks, kThreads, 0,
-                                     stream, p);
+            return try_launch(gather_kernel<KvFormat::fp8_tensor>, shape, stream, p);
         case KvFormat::fp8_token:
-            return launch_overlapped(gather_kernel<KvFormat::fp8_token>, blocks, kThreads, 0,
-                                     stream, p);
+            return try_launch(gather_kernel<KvFormat::fp8_token>, shape, stream, p);
         case KvFormat::fp16:
         case KvFormat::f32:
             break;

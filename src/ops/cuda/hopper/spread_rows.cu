@@ -4,10 +4,11 @@
 // thread has four neighbouring columns, asks for all that is added to them at once, and keeps them.
 // There is little code on purpose: in a step's graph a kernel's instructions are not in the nearest
 // caches, and the form that keeps 28 columns a thread has 97 KB of them for 260 KB of numbers.
+#include "base/cuda/hopper/cluster.cuh"
+#include "base/cuda/kernel_order.cuh"
+#include "base/cuda/launch.hpp"
 #include "ops/cuda/block.cuh"
-#include "ops/cuda/cluster.cuh"
 #include "ops/cuda/elements.cuh"
-#include "ops/cuda/launch.cuh"
 #include "ops/cuda/spread_rows.hpp"
 
 namespace espalier::ops::cuda {
@@ -152,8 +153,8 @@ bool spread_norm(const char* what, Stream stream, const Addends& add, const Matr
     const bool adds = add.partial.data != nullptr || add.expert_out.data != nullptr;
     const auto threads = static_cast<int>((rounds * kLanes + 31) / 32 * 32);
     launch(what, adds ? spread_norm_kernel<true> : spread_norm_kernel<false>,
-           static_cast<unsigned>(x.rows * kBlocks), ClusterBlocks{kBlocks}, threads, SharedBytes{},
-           stream, add, x, norm);
+           {.grid = grid_of(x.rows * kBlocks), .threads = threads, .cluster = kBlocks}, stream, add,
+           x, norm);
     return true;
 }
 

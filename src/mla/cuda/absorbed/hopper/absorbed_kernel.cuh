@@ -13,8 +13,13 @@
 // (query_widener.cuh); blocks have 32 packed rows.
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "base/cuda/hopper/barrier.cuh"
+#include "base/cuda/hopper/warpgroup.cuh"
+#include "base/cuda/memory.cuh"
 #include "mla/cuda/absorbed/schedule.cuh"
-#include "mla/cuda/wgmma.cuh"
 
 namespace espalier::mla::cuda {
 

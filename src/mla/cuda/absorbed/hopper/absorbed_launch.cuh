@@ -3,6 +3,11 @@
 // their own (they compile side by side).
 #pragma once
 
+#include "base/cuda/hopper/barrier.cuh"
+#include "base/cuda/hopper/copy.cuh"
+#include "base/cuda/hopper/warpgroup.cuh"
+#include "base/cuda/kernel_order.cuh"
+#include "base/cuda/launch.hpp"
 #include "mla/cuda/absorbed/hopper/fp8_output_role.cuh"
 #include "mla/cuda/absorbed/hopper/fp8_score_role.cuh"
 #include "mla/cuda/absorbed/hopper/invariant_copy.cuh"
@@ -122,28 +127,15 @@ template <KvFormat kFormat, int kColumns, bool kInvariant, bool kOneToken = fals
 cudaError_t launch_kernel(const AbsorbedParams& p, cudaStream_t stream) {
     constexpr std::size_t kBytes = sizeof(SharedLayout<kFormat>);
     static_assert(kBytes <= 232448, "227 KB is what a block may have");
-    // Every time: the attribute belongs to the current device, of which there may be several.
-    const cudaError_t prepared =
-        cudaFuncSetAttribute(absorbed_kernel<kFormat, kColumns, kInvariant, kOneToken>,
-                             cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes));
-    if (prepared != cudaSuccess) return prepared;
-    // Overlapping: the kernel may begin while its predecessor ends; it waits before it reads.
     // Cooperative: thread blocks wait for each other before they merge. Such a kernel begins when
     // all of its thread blocks have room, so where it is to begin early its caller sees to that.
-    cudaLaunchAttribute attributes[2];
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeCooperative;
-    attributes[1].val.cooperative = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(p.parts * p.lanes));
-    config.blockDim = dim3(Traits<kFormat>::kThreads);
-    config.dynamicSmemBytes = kBytes;
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = p.history_settled ? 1 : 2;
-    return cudaLaunchKernelEx(&config, absorbed_kernel<kFormat, kColumns, kInvariant, kOneToken>,
-                              p);
+    return try_launch(absorbed_kernel<kFormat, kColumns, kInvariant, kOneToken>,
+                      {.grid = grid_of(std::int64_t{p.parts} * p.lanes),
+                       .threads = Traits<kFormat>::kThreads,
+                       .shared_bytes = kBytes,
+                       .limit = SharedLimit::raised,
+                       .cooperative = !p.history_settled},
+                      stream, p);
 }
 
 template <KvFormat kFormat, int kColumns = Traits<kFormat>::kRows>

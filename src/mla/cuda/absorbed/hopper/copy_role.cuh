@@ -3,6 +3,10 @@
 // queries (over FP8 caches those that score bring the queries).
 #pragma once
 
+#include "base/cuda/hopper/barrier.cuh"
+#include "base/cuda/hopper/copy.cuh"
+#include "base/cuda/kernel_order.cuh"
+#include "base/cuda/memory.cuh"
 #include "mla/cuda/absorbed/hopper/key_fetch.cuh"
 
 namespace espalier::mla::cuda {

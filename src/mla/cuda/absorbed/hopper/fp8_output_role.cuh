@@ -7,6 +7,10 @@
 // of four products) and packed rows 8n + 2p, 8n + 2p + 1 (lane = 4g + p).
 #pragma once
 
+#include "base/cuda/hopper/barrier.cuh"
+#include "base/cuda/hopper/warpgroup.cuh"
+#include "base/cuda/memory.cuh"
+#include "base/cuda/mma.cuh"
 #include "mla/cuda/absorbed/hopper/fp8_score_role.cuh"
 #include "mla/cuda/absorbed/hopper/invariant_merge.cuh"
 
@@ -126,7 +130,8 @@ class Fp8OutputHalf {
             wgmma_begin();
 #pragma unroll
             for (int i = 0; i < kProducts; ++i)
-                wgmma_left<kColumns>(out[i], left[step % kSets][i], weights.at(step * 32), 1);
+                wgmma_left<kColumns, Element::f16>(out[i], left[step % kSets][i],
+                                                   weights.at(step * 32), 1);
             wgmma_commit();
         }
         wgmma_wait<0>();

@@ -15,6 +15,12 @@
 // small whatever the scales, and the sum of P is the sum of weight / σ.
 #pragma once
 
+#include "base/cuda/hopper/barrier.cuh"
+#include "base/cuda/hopper/copy.cuh"
+#include "base/cuda/hopper/warpgroup.cuh"
+#include "base/cuda/memory.cuh"
+#include "base/cuda/mma.cuh"
+#include "base/cuda/named_barrier.cuh"
 #include "mla/cuda/absorbed/hopper/invariant_merge.cuh"
 #include "mla/cuda/absorbed/hopper/query_widener.cuh"
 
@@ -232,7 +238,7 @@ class Fp8Scorer {
         wgmma_begin();
 #pragma unroll
         for (int step = 0; step < 4; ++step)
-            wgmma_left<kColumns>(score, left[step], query + 2 * step, add + step > 0);
+            wgmma_left<kColumns, Element::f16>(score, left[step], query + 2 * step, add + step > 0);
         wgmma_commit();
     }
 

@@ -13,6 +13,8 @@
 // takes both of half a chunk, which is as much work, and again no warp waits for another.
 #pragma once
 
+#include "base/cuda/memory.cuh"
+#include "base/cuda/named_barrier.cuh"
 #include "mla/cuda/absorbed/hopper/merged_chunk.cuh"
 
 namespace espalier::mla::cuda {

@@ -4,6 +4,9 @@
 // begin at slot 1, so that a tile's rows end in the next page. One warp.
 #pragma once
 
+#include "base/cuda/hopper/barrier.cuh"
+#include "base/cuda/hopper/copy.cuh"
+#include "base/cuda/memory.cuh"
 #include "mla/cuda/absorbed/hopper/absorbed_kernel.cuh"
 #include "mla/cuda/absorbed/hopper/part_ahead.cuh"
 #include "mla/cuda/absorbed/invariant_schedule.cuh"

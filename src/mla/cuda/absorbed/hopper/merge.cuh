@@ -10,6 +10,9 @@
 // registers.
 #pragma once
 
+#include "base/cuda/memory.cuh"
+#include "base/cuda/mma.cuh"
+#include "base/cuda/named_barrier.cuh"
 #include "mla/cuda/absorbed/hopper/absorbed_kernel.cuh"
 
 namespace espalier::mla::cuda {

@@ -3,6 +3,8 @@
 // groups of quads, and their way to the output. Who merges which chunks is in invariant_merge.cuh.
 #pragma once
 
+#include "base/cuda/memory.cuh"
+#include "base/cuda/mma.cuh"
 #include "mla/cuda/absorbed/hopper/partial.cuh"
 
 namespace espalier::mla::cuda {

@@ -13,6 +13,8 @@
 // their place may have held anything, and a counter tells.
 #pragma once
 
+#include "base/cuda/memory.cuh"
+#include "base/cuda/named_barrier.cuh"
 #include "mla/cuda/absorbed/hopper/absorbed_kernel.cuh"
 
 namespace espalier::mla::cuda {

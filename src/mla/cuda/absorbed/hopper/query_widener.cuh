@@ -5,6 +5,11 @@
 // copying one a call of 32 packed rows took 3 µs more.
 #pragma once
 
+#include <cuda_fp16.h>
+
+#include "base/cuda/hopper/copy.cuh"
+#include "base/cuda/hopper/warpgroup.cuh"
+#include "base/cuda/mma.cuh"
 #include "mla/cuda/absorbed/hopper/absorbed_kernel.cuh"
 
 namespace espalier::mla::cuda {

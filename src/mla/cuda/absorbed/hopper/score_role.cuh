@@ -5,6 +5,12 @@
 // eight to a warp, row g of each thread; its other half computes what nobody reads.
 #pragma once
 
+#include "base/cuda/hopper/barrier.cuh"
+#include "base/cuda/hopper/copy.cuh"
+#include "base/cuda/hopper/warpgroup.cuh"
+#include "base/cuda/memory.cuh"
+#include "base/cuda/mma.cuh"
+#include "base/cuda/named_barrier.cuh"
 #include "mla/cuda/absorbed/hopper/partial.cuh"
 
 namespace espalier::mla::cuda {
@@ -102,7 +108,7 @@ class Scorer {
             descriptor(shared_address(shared_.keys[keys_.index]) + block * kBlockBytes);
 #pragma unroll
         for (int step = 0; step < 4; ++step)
-            wgmma<T::kElement>(score, a + 2 * step, b + 2 * step, add + step > 0);
+            wgmma_shared<64, T::kElement>(score, a + 2 * step, b + 2 * step, add + step > 0);
     }
 
     // To the logarithm of base 2.

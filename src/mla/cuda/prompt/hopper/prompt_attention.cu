@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
+#include "base/cuda/launch.hpp"
 #include "mla/cuda/prompt/hopper/prompt_attention.cuh"
 
 namespace espalier::mla::cuda {
@@ -9,9 +10,12 @@ namespace {
 template <class C>
 cudaError_t launch(const AttendParams& p, int multiprocessors, cudaStream_t stream) {
     static_assert(sizeof(PromptShared<C>) <= 232448, "227 KB is what a block may have");
-    return launch_overlapped(prompt_attention_kernel<C>,
-                             dim3(static_cast<unsigned>(std::min(p.items, multiprocessors))),
-                             C::kThreads, sizeof(PromptShared<C>), stream, p);
+    return try_launch(prompt_attention_kernel<C>,
+                      {.grid = grid_of(std::min(p.items, multiprocessors)),
+                       .threads = C::kThreads,
+                       .shared_bytes = sizeof(PromptShared<C>),
+                       .limit = SharedLimit::raised},
+                      stream, p);
 }
 
 template <std::int64_t kNopeColumns, std::int64_t kValueColumns>

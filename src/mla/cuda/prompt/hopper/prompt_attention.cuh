@@ -9,8 +9,17 @@
 // one and adds zeros.
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "base/cuda/hopper/barrier.cuh"
+#include "base/cuda/hopper/copy.cuh"
+#include "base/cuda/hopper/warpgroup.cuh"
+#include "base/cuda/kernel_order.cuh"
+#include "base/cuda/memory.cuh"
+#include "base/cuda/mma.cuh"
+#include "base/cuda/named_barrier.cuh"
 #include "mla/cuda/prompt/decompressed_params.hpp"
-#include "mla/cuda/wgmma.cuh"
 
 namespace espalier::mla::cuda {
 
@@ -295,9 +304,9 @@ class PromptAttender {
         const std::uint64_t keys = descriptor(shared_address(shared_.keys[keys_.index]));
 #pragma unroll
         for (int step = kBegin; step < kEnd; ++step)
-            wgmma_rows<C::kKeys>(scores, query + ((step / 4 * C::kQueryBlock + step % 4 * 32) >> 4),
-                                 keys + ((step / 4 * C::kKeyBlock + step % 4 * 32) >> 4),
-                                 add || step > kBegin);
+            wgmma_shared<C::kKeys>(
+                scores, query + ((step / 4 * C::kQueryBlock + step % 4 * 32) >> 4),
+                keys + ((step / 4 * C::kKeyBlock + step % 4 * 32) >> 4), add || step > kBegin);
         wgmma_commit();
     }
     __device__ void score(Scores& scores) const {

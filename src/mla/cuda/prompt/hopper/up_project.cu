@@ -5,10 +5,19 @@
 //
 // A tile is 128 keys × 256 outputs. A copying warp brings 64 columns at a time; two warpgroups have
 // 64 keys each and store their tile through shared memory.
+#include <cuda_bf16.h>
+
 #include <algorithm>
 
+#include "base/cuda/hopper/barrier.cuh"
+#include "base/cuda/hopper/copy.cuh"
+#include "base/cuda/hopper/warpgroup.cuh"
+#include "base/cuda/kernel_order.cuh"
+#include "base/cuda/launch.hpp"
+#include "base/cuda/memory.cuh"
+#include "base/cuda/mma.cuh"
+#include "base/cuda/named_barrier.cuh"
 #include "mla/cuda/prompt/decompressed_params.hpp"
-#include "mla/cuda/wgmma.cuh"
 
 namespace espalier::mla::cuda {
 namespace {
@@ -117,8 +126,9 @@ class Multiplier {
             for (int k = 0; k < 4; ++k)
 #pragma unroll
                 for (int piece = 0; piece < 2; ++piece)
-                    wgmma_rows<128>(sums[piece], left + (k * 32 >> 4),
-                                    right + ((piece * 128 * 128 + k * 32) >> 4), step > 0 || k > 0);
+                    wgmma_shared<128>(sums[piece], left + (k * 32 >> 4),
+                                      right + ((piece * 128 * 128 + k * 32) >> 4),
+                                      step > 0 || k > 0);
             wgmma_commit();
             if (step > 0) {
                 wgmma_wait<1>();
@@ -210,9 +220,12 @@ __global__ void __launch_bounds__(kThreads, 1)
 cudaError_t launch_projection(const ProjectParams& p, int multiprocessors, cudaStream_t stream) {
     const std::int64_t columns = (p.block_count + kTileBlocks - 1) / kTileBlocks;
     const std::int64_t items = p.group.key_stride / kProjectKeys * p.group.count * columns;
-    return launch_overlapped(
-        project_kernel, dim3(static_cast<unsigned>(std::min<std::int64_t>(items, multiprocessors))),
-        kThreads, sizeof(Shared), stream, p);
+    return try_launch(project_kernel,
+                      {.grid = grid_of(std::min<std::int64_t>(items, multiprocessors)),
+                       .threads = kThreads,
+                       .shared_bytes = sizeof(Shared),
+                       .limit = SharedLimit::raised},
+                      stream, p);
 }
 
 }  // namespace espalier::mla::cuda

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace espalier::ops::cuda {
+namespace espalier::inline ptx {
 
 __device__ __forceinline__ unsigned cluster_rank() {
     unsigned rank;
@@ -34,5 +34,29 @@ __device__ __forceinline__ T* in_block(T* place, unsigned rank) {
         : "l"(reinterpret_cast<std::uint64_t>(place)), "r"(rank));
     return reinterpret_cast<T*>(there);
 }
+__device__ __forceinline__ void synchronize_cluster() {
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+// At the same barrier of a block of the cluster.
+__device__ __forceinline__ void arrive_at(std::uint32_t barrier, int block) {
+    asm volatile(
+        "{ .reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [there]; }\n" ::"r"(barrier),
+        "r"(block)
+        : "memory");
+}
+// From the same place in a block of the cluster.
+__device__ __forceinline__ float4 load_shared_of(std::uint32_t from, int block) {
+    float4 v;
+    asm volatile(
+        "{ .reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %4, %5;\n"
+        "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there]; }\n"
+        : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+        : "r"(from), "r"(block)
+        : "memory");
+    return v;
+}
 
-}  // namespace espalier::ops::cuda
+}  // namespace espalier::inline ptx

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// A kernel's place among those in front of it and behind it in the stream: programmatic dependent
+// launch. Instructions of compute capability 9.0 and above.
+#pragma once
+
+namespace espalier::inline ptx {
+
+// The kernel behind may be set up from now on.
+__device__ __forceinline__ void let_next_kernel_start() {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+// All memory is as the kernel in front left it. Before this, a kernel may read weights alone.
+__device__ __forceinline__ void wait_for_previous_kernel() {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+// The first statement of a kernel that has nothing to do in between.
+__device__ __forceinline__ void begin_kernel() {
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+}
+
+// For a kernel that reads what others wrote without waiting for the one in front: nothing of it is
+// in this multiprocessor's cache as it was before.
+__device__ __forceinline__ void see_settled_memory() {
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+
+}  // namespace espalier::inline ptx
