@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/cuda/device_facts.hpp"
 #include "base/cuda_error.hpp"
 #include "base/cuda_memory.hpp"
 #include "base/cuda_staging.hpp"
@@ -83,7 +84,7 @@ class CudaGraph final : public RecordedWork {
 
 class CudaDevice final : public Device {
   public:
-    explicit CudaDevice(cudaStream_t stream) : stream_(stream) {}
+    CudaDevice(cudaStream_t stream, const DeviceFacts& facts) : stream_(stream), facts_(facts) {}
     ~CudaDevice() override {
         uploads_.reset();
         cudaFreeHost(staging_);
@@ -95,6 +96,7 @@ class CudaDevice final : public Device {
     bool reads_host_memory() const override { return false; }
     int workers() const override { return 1; }
     Stream stream() const override { return stream_; }
+    const DeviceFacts& facts() const override { return facts_; }
 
     Expected<Buffer> allocate(std::size_t bytes) override {
         if (bytes == 0) return Buffer();
@@ -191,6 +193,7 @@ class CudaDevice final : public Device {
     }
 
     cudaStream_t stream_;
+    DeviceFacts facts_;
     std::unique_ptr<CudaStaging> uploads_;  // once there was a long one
     std::byte* staging_ = nullptr;          // page-locked memory of the host, for downloads
     std::size_t staging_bytes_ = 0;
@@ -198,7 +201,7 @@ class CudaDevice final : public Device {
 
 }  // namespace
 
-Expected<std::unique_ptr<Device>> make_cuda_device() {
+Expected<std::unique_ptr<Device>> make_cuda_device(const DeviceLimits& limits) {
     cudaStream_t stream = nullptr;
     if (const cudaError_t status = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
         status != cudaSuccess) {
@@ -206,7 +209,7 @@ Expected<std::unique_ptr<Device>> make_cuda_device() {
         return fail(ErrorKind::not_found, "no GPU can be used: CUDA says {}",
                     cudaGetErrorString(status));
     }
-    return std::make_unique<CudaDevice>(stream);
+    return std::make_unique<CudaDevice>(stream, limited(facts_of(stream), limits));
 }
 
 Expected<CudaMemory> cuda_memory() {

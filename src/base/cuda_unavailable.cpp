@@ -5,7 +5,7 @@
 
 namespace espalier {
 
-Expected<std::unique_ptr<Device>> make_cuda_device() {
+Expected<std::unique_ptr<Device>> make_cuda_device(const DeviceLimits&) {
     return fail(ErrorKind::unsupported, "this build has no CUDA backend");
 }
 

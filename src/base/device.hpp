@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "base/buffer.hpp"
+#include "base/device_facts.hpp"
 #include "base/error.hpp"
 
 namespace espalier {
@@ -71,6 +72,11 @@ class Device {
     virtual int workers() const = 0;
     // The order in which work goes unless a caller has one of its own.
     virtual Stream stream() const = 0;
+    // A GPU's; those of a CPU say nothing.
+    virtual const DeviceFacts& facts() const {
+        static const DeviceFacts none;
+        return none;
+    }
 
     // Zero-filled, 64-byte aligned. Nothing for 0 bytes.
     virtual Expected<Buffer> allocate(std::size_t bytes) = 0;
@@ -92,7 +98,8 @@ class Device {
     virtual Expected<std::unique_ptr<TimeMarks>> time_marks(std::size_t count) = 0;
 };
 
-// The current GPU, with a stream of its own; an error that says why where there is none.
-Expected<std::unique_ptr<Device>> make_cuda_device();
+// The current GPU, with a stream of its own, as if it had no more than the limits; an error that
+// says why where there is none.
+Expected<std::unique_ptr<Device>> make_cuda_device(const DeviceLimits& limits = {});
 
 }  // namespace espalier

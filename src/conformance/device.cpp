@@ -124,8 +124,8 @@ std::unique_ptr<Device> make_oracle_device(Allocation allocation) {
 }
 
 Expected<std::unique_ptr<Device>> make_cuda_device(Allocation allocation) {
-    ESPALIER_ASSIGN_OR_RETURN(auto kernels, mla::make_cuda_kernels());
     ESPALIER_ASSIGN_OR_RETURN(auto base, espalier::make_cuda_device());
+    ESPALIER_ASSIGN_OR_RETURN(auto kernels, mla::make_cuda_kernels(*base));
     return std::make_unique<Device>("cuda", std::move(kernels), std::move(base), allocation);
 }
 

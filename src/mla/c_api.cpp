@@ -170,8 +170,8 @@ espalier_mla_status espalier_mla_create_cuda(espalier_mla_context** context) {
     return guarded([&]() -> Expected<void> {
         if (context == nullptr) return fail(ErrorKind::invalid, "context is NULL");
         *context = nullptr;
-        ESPALIER_ASSIGN_OR_RETURN(std::unique_ptr<Kernels> kernels, make_cuda_kernels());
         ESPALIER_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, make_cuda_device());
+        ESPALIER_ASSIGN_OR_RETURN(std::unique_ptr<Kernels> kernels, make_cuda_kernels(*device));
         *context = new espalier_mla_context(std::move(device), std::move(kernels));
         return {};
     });

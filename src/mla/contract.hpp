@@ -130,7 +130,8 @@ class Kernels {
 // The oracle: double, plain loops, straight from the contract.
 std::unique_ptr<Kernels> make_reference_kernels();
 std::unique_ptr<Kernels> make_cpu_kernels(CpuVariant variant);
-// Hopper. An error where the build has no CUDA backend or the machine no such GPU.
-Expected<std::unique_ptr<Kernels>> make_cuda_kernels();
+// For calls on that device, of which they keep the facts alone. An error where the build has no
+// CUDA backend or the device is no Hopper GPU.
+Expected<std::unique_ptr<Kernels>> make_cuda_kernels(const Device& device);
 
 }  // namespace espalier::mla

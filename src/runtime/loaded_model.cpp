@@ -70,8 +70,8 @@ Expected<void> take_gpu(const LoadOptions& options, LoadedModel& loaded) {
         return fail_field(ErrorKind::invalid, "threads", "{}, but the model runs on a GPU",
                           options.threads);
     ESPALIER_ASSIGN_OR_RETURN(loaded.device, make_cuda_device());
-    ESPALIER_ASSIGN_OR_RETURN(loaded.backend, ops::make_cuda_backend());
-    ESPALIER_ASSIGN_OR_RETURN(loaded.kernels, mla::make_cuda_kernels());
+    ESPALIER_ASSIGN_OR_RETURN(loaded.backend, ops::make_cuda_backend(*loaded.device));
+    ESPALIER_ASSIGN_OR_RETURN(loaded.kernels, mla::make_cuda_kernels(*loaded.device));
     ESPALIER_ASSIGN_OR_RETURN(const mla::KvFormat own, kv_format_of(*loaded.checkpoint));
     if (own == mla::KvFormat::f32)
         return fail(ErrorKind::unsupported,

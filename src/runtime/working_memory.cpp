@@ -52,6 +52,7 @@ draft::PassLimits pass_limits(const EngineSizes& sizes) {
 }
 
 struct Machine {
+    std::unique_ptr<Device> device;
     std::unique_ptr<ops::Backend> backend;
     std::unique_ptr<mla::Kernels> kernels;
 };
@@ -61,8 +62,9 @@ struct Machine {
 Expected<std::function<std::int64_t(const EngineSizes&)>> gpu_working_bytes(
     const ModelFiles& files, const DrafterChoice& drafters) {
     const auto machine = std::make_shared<Machine>();
-    ESPALIER_ASSIGN_OR_RETURN(machine->backend, ops::make_cuda_backend());
-    ESPALIER_ASSIGN_OR_RETURN(machine->kernels, mla::make_cuda_kernels());
+    ESPALIER_ASSIGN_OR_RETURN(machine->device, make_cuda_device());
+    ESPALIER_ASSIGN_OR_RETURN(machine->backend, ops::make_cuda_backend(*machine->device));
+    ESPALIER_ASSIGN_OR_RETURN(machine->kernels, mla::make_cuda_kernels(*machine->device));
     const checkpoint::ModelConfig config = files.checkpoint->config();
     std::vector<draft::NetworkShape> drafts;
     std::int64_t tapped = 0;  // columns of hidden states that a step hands out

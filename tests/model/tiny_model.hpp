@@ -56,8 +56,8 @@ inline Machine gpu_machine() {
     };
     Machine machine;
     machine.device = must(make_cuda_device());
-    machine.backend = must(ops::make_cuda_backend());
-    machine.kernels = must(mla::make_cuda_kernels());
+    machine.backend = must(ops::make_cuda_backend(*machine.device));
+    machine.kernels = must(mla::make_cuda_kernels(*machine.device));
     return machine;
 }
 

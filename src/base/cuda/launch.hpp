@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "base/check.hpp"
+#include "base/cuda_error.hpp"
 #include "base/device.hpp"
 
 namespace espalier {
@@ -84,6 +85,38 @@ template <typename... Parameters, typename... Arguments>
 void launch(const char* what, void (*kernel)(Parameters...), dim3 grid, int threads, Stream stream,
             const Arguments&... arguments) {
     launch(what, kernel, LaunchShape{.grid = grid, .threads = threads}, stream, arguments...);
+}
+
+// Blocks of that shape that a multiprocessor of the current device runs at once.
+template <typename... Parameters>
+int resident_blocks(void (*kernel)(Parameters...), const LaunchShape& shape) {
+    int blocks = 0;
+    cudaError_t status = set_limit(kernel, shape);
+    if (status == cudaSuccess)
+        status = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, shape.threads,
+                                                               shape.shared_bytes);
+    CHECK(status == cudaSuccess && blocks > 0, "a kernel of {} threads and {} bytes: {}",
+          shape.threads, shape.shared_bytes, cudaGetErrorString(status));
+    return blocks;
+}
+
+// Clusters of that shape that the current device runs at once.
+template <typename... Parameters>
+Expected<int> resident_clusters(void (*kernel)(Parameters...), const LaunchShape& shape) {
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = shape.grid;
+    config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+    config.dynamicSmemBytes = shape.shared_bytes;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    int clusters = 0;
+    cudaError_t status = set_limit(kernel, shape);
+    if (status == cudaSuccess) status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+    ESPALIER_RETURN_IF_ERROR(checked(status, "clusters of blocks"));
+    return clusters;
 }
 
 }  // namespace espalier

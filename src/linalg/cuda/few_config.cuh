@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "linalg/cuda/few_tokens.hpp"
+#include "linalg/cuda/few_plan.hpp"
 #include "linalg/cuda/fragments.hpp"
 #include "linalg/cuda/work.cuh"
 
@@ -42,13 +42,6 @@ struct FewParams {
     int lead_segment = 0;  // a segment's chunks
 };
 
-// How a kernel reads x, and whether a dense product is in front.
-enum class FewInput : std::uint8_t {
-    single,   // an element at a time
-    vector,   // 16 bytes at a time
-    leading,  // so too, and a dense product is in front
-};
-
 template <WeightCode kCode_, int kTokenTiles_, int kRowTiles_, int kSegment_,
           FewInput kInput = FewInput::vector>
 struct FewConfig {
@@ -63,7 +56,7 @@ struct FewConfig {
     static constexpr int kTokens = 8 * kTokenTiles;
     static constexpr bool kCodes = kCode != WeightCode::bf16;
     static constexpr int kUnit = few_unit(kCode, kRowTiles);  // chunks of a ring's place
-    static constexpr bool kKeepX = few_keeps_x(kCodes, kTokenTiles, kSegment);
+    static constexpr bool kKeepX = kSegment > 0;
     static constexpr bool kChunkOfX = !kKeepX && kTokenTiles <= 2;  // asked for at once
     // Whether a warp that has stored its part of an item waits for the others only before it puts
     // sums again. Where a multiprocessor has one block nothing else runs meanwhile (v3 gate_up, 14
@@ -72,18 +65,10 @@ struct FewConfig {
     static constexpr int kSumStride = few_sum_stride(kRowTiles);
     static constexpr int kRegisters = few_registers(kCodes, kTokenTiles, kRowTiles, kSegment);
 
-    static constexpr std::size_t sum_bytes(int warps) {
-        return static_cast<std::size_t>(warps) * kTokens * kSumStride * sizeof(float);
-    }
+    static constexpr FewKernel kKernel = {kInput, kTokenTiles, kRowTiles, kSegment};
+    static constexpr std::size_t sum_bytes(int warps) { return few_sum_bytes(kKernel, warps); }
     static constexpr std::size_t barrier_bytes(int warps, int ring) {
-        return (static_cast<std::size_t>(warps) * static_cast<std::size_t>(ring) * 8 + 127) / 128 *
-               128;
-    }
-    static constexpr std::size_t shared_bytes(int warps, int ring, int chunk_bytes,
-                                              int token_tiles) {
-        return sum_bytes(warps) + barrier_bytes(warps, ring) +
-               static_cast<std::size_t>(warps * ring * kRowTiles * kUnit * chunk_bytes) +
-               static_cast<std::size_t>(token_tiles) * sizeof(TokenTile);
+        return few_barrier_bytes(warps, ring);
     }
 };
 

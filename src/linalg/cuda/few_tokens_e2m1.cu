@@ -3,8 +3,9 @@
 
 namespace espalier::linalg::cuda {
 
-void few_tokens_e2m1(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
-    launch_few<WeightCode::e2m1>(stream, p, plan);
+void few_tokens_e2m1(Stream stream, const Problem& p, const FewPlan& plan,
+                     const DeviceFacts& facts) {
+    launch_few<WeightCode::e2m1>(stream, p, plan, facts);
 }
 
 }  // namespace espalier::linalg::cuda

@@ -3,8 +3,9 @@
 
 namespace espalier::linalg::cuda {
 
-void few_tokens_int4(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
-    launch_few<WeightCode::int4>(stream, p, plan);
+void few_tokens_int4(Stream stream, const Problem& p, const FewPlan& plan,
+                     const DeviceFacts& facts) {
+    launch_few<WeightCode::int4>(stream, p, plan, facts);
 }
 
 }  // namespace espalier::linalg::cuda

@@ -3,15 +3,17 @@
 #pragma once
 
 #include <bit>
+#include <utility>
 
-#include "base/cuda/occupancy.hpp"
+#include "base/check.hpp"
+#include "base/cuda/launch.hpp"
 #include "linalg/cuda/few_tokens.cuh"
 #include "linalg/cuda/few_tokens.hpp"
 
 namespace espalier::linalg::cuda {
 
 template <class C>
-void launch_few(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
+void launch_few(Stream stream, const Problem& p, const FewPlan& plan, const DeviceFacts& facts) {
     FewParams params;
     params.problem = p;
     params.segments = segments_of(p.n, p.k);
@@ -33,86 +35,38 @@ void launch_few(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
         items += params.lead_items;
     }
     CHECK(items < std::int64_t{1} << 30, "{} tokens of {} × {} outputs", p.rows, p.groups, p.n);
-    const int listed = p.indptr != nullptr ? params.token_tiles : 0;
-    LaunchShape shape{.threads = warps * 32,
-                      .shared_bytes = C::shared_bytes(warps, plan.ring, 2 * p.half_bytes, listed),
-                      .limit = SharedLimit::whole};
+    LaunchShape shape{
+        .threads = warps * 32, .shared_bytes = shared_bytes(p, plan), .limit = SharedLimit::whole};
     // As many blocks as run at once, with equal shares of the items: their rings never run dry
     // between two.
     const std::int64_t blocks = std::min(
-        items, std::int64_t{resident_blocks(few_tokens_kernel<C>, shape)} * multiprocessors());
+        items, std::int64_t{resident_blocks(few_tokens_kernel<C>, shape)} * facts.multiprocessors);
     params.blocks = Divisor(blocks);
     shape.grid = grid_of(blocks);
     launch("a product", few_tokens_kernel<C>, shape, stream, params);
 }
 
-// An expert product behind a dense one: the plans that few_plan makes for them.
-template <WeightCode kCode>
-void launch_leading(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
-    constexpr FewInput kInput = FewInput::leading;
-    if constexpr (facts_of(kCode).bits == 4) {
-        return launch_few<FewConfig<kCode, 1, 4, 0, kInput>>(stream, p, plan);
-    } else if constexpr (kCode != WeightCode::bf16) {
-        return plan.segment == 2 ? launch_few<FewConfig<kCode, 1, 2, 2, kInput>>(stream, p, plan)
-                                 : launch_few<FewConfig<kCode, 1, 2, 0, kInput>>(stream, p, plan);
-    } else if (plan.row_tiles == 2) {
-        return launch_few<FewConfig<kCode, 1, 2, 0, kInput>>(stream, p, plan);
-    } else {
-        return plan.segment == 2 ? launch_few<FewConfig<kCode, 1, 1, 2, kInput>>(stream, p, plan)
-                                 : launch_few<FewConfig<kCode, 1, 1, 0, kInput>>(stream, p, plan);
-    }
+// The table's kernel that the plan has chosen.
+template <WeightCode kCode, std::size_t... kIndex>
+void launch_listed(Stream stream, const Problem& p, const FewPlan& plan, const DeviceFacts& facts,
+                   std::index_sequence<kIndex...>) {
+    static constexpr FewKernels kKernels = few_kernels(kCode);
+    const auto launch_if = [&]<std::size_t kOne>() {
+        constexpr FewKernel kKernel = kKernels.list[kOne];
+        if (plan.kernel != kKernel) return false;
+        launch_few<FewConfig<kCode, kKernel.token_tiles, kKernel.row_tiles, kKernel.segment,
+                             kKernel.input>>(stream, p, plan, facts);
+        return true;
+    };
+    const bool launched = (launch_if.template operator()<kIndex>() || ...);
+    CHECK(launched, "no kernel for {} × 8 tokens, {} × 16 outputs, segments of {} chunks",
+          plan.kernel.token_tiles, plan.kernel.row_tiles, plan.kernel.segment);
 }
 
 template <WeightCode kCode>
-void launch_few(cudaStream_t stream, const Problem& p, const FewPlan& plan) {
-    if (p.lead.weights != nullptr) return launch_leading<kCode>(stream, p, plan);
-    if (!p.vector_x)
-        return launch_few<FewConfig<kCode, 1, 1, 0, FewInput::single>>(stream, p, plan);
-    switch (plan.token_tiles * 100 + plan.row_tiles * 10 + plan.segment) {
-        case 110:
-            return launch_few<FewConfig<kCode, 1, 1, 0>>(stream, p, plan);
-        case 111:
-            return launch_few<FewConfig<kCode, 1, 1, 1>>(stream, p, plan);
-        case 112:
-            return launch_few<FewConfig<kCode, 1, 1, 2>>(stream, p, plan);
-        case 120:
-            return launch_few<FewConfig<kCode, 1, 2, 0>>(stream, p, plan);
-        case 121:
-            return launch_few<FewConfig<kCode, 1, 2, 1>>(stream, p, plan);
-        case 122:
-            return launch_few<FewConfig<kCode, 1, 2, 2>>(stream, p, plan);
-        case 210:
-            return launch_few<FewConfig<kCode, 2, 1, 0>>(stream, p, plan);
-        case 211:
-            return launch_few<FewConfig<kCode, 2, 1, 1>>(stream, p, plan);
-        case 220:
-            return launch_few<FewConfig<kCode, 2, 2, 0>>(stream, p, plan);
-        case 221:
-            return launch_few<FewConfig<kCode, 2, 2, 1>>(stream, p, plan);
-        case 410:
-            return launch_few<FewConfig<kCode, 4, 1, 0>>(stream, p, plan);
-        case 420:
-            return launch_few<FewConfig<kCode, 4, 2, 0>>(stream, p, plan);
-        case 810:
-            return launch_few<FewConfig<kCode, 8, 1, 0>>(stream, p, plan);
-        default:
-            break;
-    }
-    if constexpr (kCode == WeightCode::bf16) {  // over codes two chunks of two tiles are more than
-                                                // registers hold
-        if (plan.token_tiles == 2 && plan.segment == 2)
-            return plan.row_tiles == 2 ? launch_few<FewConfig<kCode, 2, 2, 2>>(stream, p, plan)
-                                       : launch_few<FewConfig<kCode, 2, 1, 2>>(stream, p, plan);
-    }
-    if constexpr (facts_of(kCode).bits == 4) {
-        if (plan.token_tiles == 1 && plan.row_tiles == 4) {
-            if (plan.segment == 1) return launch_few<FewConfig<kCode, 1, 4, 1>>(stream, p, plan);
-            if (plan.segment == 2) return launch_few<FewConfig<kCode, 1, 4, 2>>(stream, p, plan);
-            return launch_few<FewConfig<kCode, 1, 4, 0>>(stream, p, plan);
-        }
-    }
-    CHECK(false, "no kernel for {} × 8 tokens, {} × 16 outputs, segments of {} chunks",
-          plan.token_tiles, plan.row_tiles, plan.segment);
+void launch_few(Stream stream, const Problem& p, const FewPlan& plan, const DeviceFacts& facts) {
+    launch_listed<kCode>(stream, p, plan, facts,
+                         std::make_index_sequence<few_kernels(kCode).count>{});
 }
 
 }  // namespace espalier::linalg::cuda

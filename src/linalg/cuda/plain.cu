@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kWarps * 32)
 }
 
 template <WeightCode kCode, int kOutputs>
-void launch_plain(cudaStream_t stream, const Problem& p) {
+void launch_plain(Stream stream, const Problem& p) {
     PlainParams params;
     params.problem = p;
     params.row_blocks = static_cast<int>(divide_up(p.n, kWarps * kOutputs));
@@ -168,7 +168,7 @@ void launch_plain(cudaStream_t stream, const Problem& p) {
 }
 
 template <WeightCode kCode>
-void launch_tiles(cudaStream_t stream, const Problem& p) {
+void launch_tiles(Stream stream, const Problem& p) {
     using C = PlainTiles;
     PlainParams params;
     params.problem = p;
@@ -183,7 +183,7 @@ void launch_tiles(cudaStream_t stream, const Problem& p) {
 // Few tokens: every warp's loads on their way at once; more: each input read for four outputs;
 // many: once for 64 (v2's router of 512 tokens: 17.5 and 21.0 µs, of 2,048: 51.4 and 22.1).
 template <WeightCode kCode>
-void launch_plain(cudaStream_t stream, const Problem& p) {
+void launch_plain(Stream stream, const Problem& p) {
     if (p.rows <= 256) return launch_plain<kCode, 1>(stream, p);
     if (p.rows >= 1024 && p.vector_x && p.indptr == nullptr) return launch_tiles<kCode>(stream, p);
     launch_plain<kCode, 4>(stream, p);
@@ -191,7 +191,7 @@ void launch_plain(cudaStream_t stream, const Problem& p) {
 
 }  // namespace
 
-void plain(cudaStream_t stream, const Problem& p) {
+void plain(Stream stream, const Problem& p) {
     if (p.code == WeightCode::f32) return launch_plain<WeightCode::f32>(stream, p);
     launch_plain<WeightCode::f16>(stream, p);
 }

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// One call of any of the three products as plain data, the kernels that serve it, and launching.
+// One call of any of the three products as plain data, and the kernels that serve it.
 #pragma once
-
-#include <cuda_runtime_api.h>
 
 #include <cstdint>
 
-#include "base/check.hpp"
+#include "base/device.hpp"
+#include "base/device_facts.hpp"
 #include "base/numeric.hpp"
 #include "base/weight_format.hpp"
 #include "linalg/overlap.hpp"
@@ -51,8 +50,20 @@ struct LeadingProduct {
     std::int32_t rows = 0;
 };
 
-// A group is a matrix of the stack with its tokens: the only one, a head, an expert.
-struct Problem {
+// What a kernel reads of a weight besides its shape: one launch serves weights of one format.
+struct Format {
+    WeightCode code = WeightCode::f32;
+    std::int32_t half_bytes = 0;     // half a chunk of 16 outputs, its scales included
+    std::int32_t scale_outputs = 2;  // scales of a chunk that lie apart: 2 or 16
+    bool two_groups = false;   // integer codes: half a chunk has scales of two groups of inputs
+    bool wide_scales = false;  // in f32, not bf16
+
+    bool operator==(const Format&) const = default;
+};
+
+// A product by itself. A group is a matrix of the stack with its tokens: the only one, a head, an
+// expert.
+struct Product : Format {
     const std::byte* weights = nullptr;
     const float* scales = nullptr;
     std::int64_t matrix_bytes = 0;   // from one group's weights to the next one's
@@ -68,54 +79,43 @@ struct Problem {
     std::int32_t n = 0;
     std::int32_t k = 0;
     std::int32_t groups = 1;
-    std::int32_t rows = 0;           // of y
-    std::int32_t x_rows = 0;         // no group has more than so many tokens
-    std::int32_t half_bytes = 0;     // half a chunk of 16 outputs, its scales included
-    std::int32_t scale_outputs = 2;  // scales of a chunk that lie apart: 2 or 16
-    bool two_groups = false;   // integer codes: half a chunk has scales of two groups of inputs
-    bool wide_scales = false;  // in f32, not bf16
-    WeightCode code = WeightCode::f32;
+    std::int32_t rows = 0;    // of y
+    std::int32_t x_rows = 0;  // upper bound of tokens in one group
     DType y_type = DType::f32;
     bool accumulate = false;
     bool gated = false;     // y has n / 2 columns: silu(gate) · up
     bool vector_x = false;  // rows of x can be read 16 bytes at a time
+};
+
+inline bool same_format(const Format& a, const Format& b) { return a == b; }
+
+// A product and what its launch has besides: the way it is joined with others, its order.
+struct Problem : Product {
     Overlap overlap = {};
     // Experts: as overlap.inputs_settled, of the routing alone (about 2.5 µs less for the down
     // product of one token).
     bool routing_settled = false;
     SecondProduct second = {};  // not in tiles of 128 tokens
     QueryStore query = {};      // few tokens, all of them apart, or arranged x
-    LeadingProduct lead = {};   // few tokens alone
+    LeadingProduct lead = {};   // few tokens alone; joined with nothing else
 };
 
+// Of a tile in the list that kernels make of experts' tokens (work.cuh).
+inline constexpr int kTokenTileBytes = 12;
+
 // Tiles of `tokens` tokens that the rows of y can make at most.
-inline std::int64_t most_token_tiles(const Problem& p, std::int64_t tokens) {
+inline std::int64_t most_token_tiles(const Product& p, std::int64_t tokens) {
     const std::int64_t rows = p.rows;
     const std::int64_t full = (rows + tokens - 1) / tokens;
     if (p.indptr == nullptr) return full * p.groups;
     return rows < p.groups + rows / tokens ? rows : p.groups + rows / tokens;
 }
 
-// bf16 and codes: bound by reading weights; by the tensor cores (vector_x alone), in tiles of 32,
-// 64 or 128 tokens, or of 256 that two blocks share.
-void few_tokens(cudaStream_t stream, const Problem& p);
-struct ManyPlan {
-    int tokens = 0;  // of a tile; 0: none
-    int split = 1;   // blocks of a cluster that share a tile's segments, of 32 or 64 tokens
-};
-void many_tokens(cudaStream_t stream, const Problem& p, const ManyPlan& plan);
-// Clusters of so many blocks that run at once.
-int many_clusters(int split);
+// bf16 and codes: bound by reading weights; by the tensor cores (vector_x alone).
+void few_tokens(Stream stream, const Problem& p, const DeviceFacts& facts);
+struct ManyPlan;
+void many_tokens(Stream stream, const Problem& p, const ManyPlan& plan, const DeviceFacts& facts);
 // f32 and f16.
-void plain(cudaStream_t stream, const Problem& p);
-
-inline int multiprocessors() {
-    int device = 0;
-    int count = 0;
-    CHECK(cudaGetDevice(&device) == cudaSuccess &&
-              cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess,
-          "CUDA has no current device");
-    return count;
-}
+void plain(Stream stream, const Problem& p);
 
 }  // namespace espalier::linalg::cuda

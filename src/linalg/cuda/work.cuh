@@ -16,6 +16,7 @@ struct TokenTile {
     std::int32_t first;
     std::int32_t count;
 };
+static_assert(sizeof(TokenTile) == kTokenTileBytes);
 
 // Calls visit(index, tile) for the tiles of `tokens` tokens of all experts; the calling warp does
 // it, each lane for some. Returns their number.

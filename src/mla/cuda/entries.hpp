@@ -14,7 +14,8 @@ Expected<void> append_raw(OpContext& context, const AppendCall& call, const RawK
 Expected<void> compact(OpContext& context, const CompactCall& call);
 
 // A row whose mask is not causal, which the host cannot see, gives NaN.
-Expected<void> decompressed(OpContext& context, const DecompressedCall& call);
+Expected<void> decompressed(OpContext& context, const DecompressedCall& call,
+                            const DeviceFacts& facts);
 // For fp16 queries; needs no scratch.
 Expected<void> decompressed_fp16(OpContext& context, const DecompressedCall& call);
 // Arena bytes of a call within these capacities.

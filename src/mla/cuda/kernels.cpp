@@ -13,19 +13,21 @@ namespace {
 
 class CudaKernels final : public Kernels {
   public:
+    explicit CudaKernels(const DeviceFacts& facts) : facts_(facts) {}
+
     Expected<void> absorbed(OpContext& context, const AbsorbedCall& call) const override {
         ESPALIER_RETURN_IF_ERROR(check_arguments(call));
-        return cuda::absorbed(context, call);
+        return cuda::absorbed(context, call, facts_);
     }
 
     Expected<void> plan(OpContext& context, const AbsorbedCall& call) const override {
         ESPALIER_RETURN_IF_ERROR(check_arguments(call));
         if (call.plan == nullptr) return fail(ErrorKind::invalid, "a plan without memory for it");
-        return cuda::absorbed_plan(context, call);
+        return cuda::absorbed_plan(context, call, facts_);
     }
 
     std::size_t plan_bytes(const Capacities& most) const override {
-        return cuda::absorbed_plan_bytes(most);
+        return cuda::absorbed_plan_bytes(most, facts_);
     }
 
     Expected<void> decompressed(OpContext& context, const DecompressedCall& call) const override {
@@ -34,7 +36,7 @@ class CudaKernels final : public Kernels {
         ESPALIER_RETURN_IF_ERROR(check_cuda_address(call.q, "q"));
         ESPALIER_RETURN_IF_ERROR(check_cuda_address(call.out, "out"));
         ESPALIER_RETURN_IF_ERROR(check_up_rows(call));
-        return cuda::decompressed(context, call);
+        return cuda::decompressed(context, call, facts_);
     }
 
     Expected<void> append(OpContext& context, const AppendCall& call) const override {
@@ -51,7 +53,7 @@ class CudaKernels final : public Kernels {
 
     // What the absorbed entry's own plan takes is part of it.
     std::size_t scratch_bytes(const Capacities& most) const override {
-        const std::size_t absorbed = cuda::absorbed_scratch(most);
+        const std::size_t absorbed = cuda::absorbed_scratch(most, facts_);
         return most.decompressed ? std::max(absorbed, cuda::decompressed_scratch(most)) : absorbed;
     }
 
@@ -86,14 +88,9 @@ class CudaKernels final : public Kernels {
         ESPALIER_RETURN_IF_ERROR(check_cuda_address(call.out, "out"));
         return check_cuda_address(call.plan, "the plan");
     }
-};
 
-Expected<int> attribute(cudaDeviceAttr which, int device) {
-    int value = 0;
-    ESPALIER_RETURN_IF_ERROR(
-        checked(cudaDeviceGetAttribute(&value, which, device), "a property of the current device"));
-    return value;
-}
+    DeviceFacts facts_;
+};
 
 }  // namespace
 
@@ -112,22 +109,14 @@ Expected<void> append_raw(OpContext& context, const AppendCall& call, const RawK
     return cuda::append_raw(context, call, keys);
 }
 
-Expected<std::unique_ptr<Kernels>> make_cuda_kernels() {
-    int count = 0;
-    if (const cudaError_t status = cudaGetDeviceCount(&count); status != cudaSuccess || count == 0)
-        return fail(ErrorKind::not_found, "this machine has no CUDA GPU: {}",
-                    status == cudaSuccess ? "none is visible" : cudaGetErrorString(status));
-    int device = 0;
-    ESPALIER_RETURN_IF_ERROR(checked(cudaGetDevice(&device), "the current device"));
-    ESPALIER_ASSIGN_OR_RETURN(const int major,
-                              attribute(cudaDevAttrComputeCapabilityMajor, device));
-    ESPALIER_ASSIGN_OR_RETURN(const int minor,
-                              attribute(cudaDevAttrComputeCapabilityMinor, device));
-    if (major != 9 || minor != 0)
+Expected<std::unique_ptr<Kernels>> make_cuda_kernels(const Device& device) {
+    const DeviceFacts& facts = device.facts();
+    if (device.kind() != DeviceKind::cuda || facts.family() != GpuFamily::hopper)
         return fail(ErrorKind::unsupported,
-                    "CUDA device {} has compute capability {}.{}, the kernels are for 9.0 (Hopper)",
-                    device, major, minor);
-    return std::make_unique<CudaKernels>();
+                    "{} device {} has compute capability {}.{}, the CUDA kernels are for 9.0 "
+                    "(Hopper)",
+                    device.name(), facts.ordinal, facts.major, facts.minor);
+    return std::make_unique<CudaKernels>(facts);
 }
 
 }  // namespace espalier::mla

@@ -10,7 +10,7 @@ constexpr char kMissing[] = "this build has no CUDA backend";
 
 }  // namespace
 
-Expected<std::unique_ptr<Kernels>> make_cuda_kernels() {
+Expected<std::unique_ptr<Kernels>> make_cuda_kernels(const Device&) {
     return fail(ErrorKind::unsupported, kMissing);
 }
 

@@ -19,10 +19,10 @@ constexpr std::int64_t kRopeWidth = 64;
 
 class CudaBackend final : public Backend {
   public:
-    // arrived: a word that is 0, where a kernel's blocks count. The operations of a backend are
-    // queued on one stream, so one kernel does at a time.
-    explicit CudaBackend(Buffer arrived)
-        : arrived_(std::move(arrived)), program_(*this, arrived_.as<std::uint32_t>()) {}
+    CudaBackend(Stream stream, Buffer arrived)
+        : memory_(std::move(arrived)),
+          arrived_(stream, memory_.as<std::uint32_t>()),
+          program_(*this, arrived_) {}
 
     std::string name() const override { return "cuda sm_90a"; }
 
@@ -96,7 +96,7 @@ class CudaBackend final : public Backend {
     void route(OpContext& context, const Matrix& logits, const float* bias, const RouterRule& rule,
                const std::int32_t* row_of, const ExpertPlan& plan) const override {
         check_rule(rule, logits);
-        cuda::route(context.stream, logits, bias, rule, row_of, plan, arrived_.as<std::uint32_t>());
+        cuda::route(context.stream, logits, bias, rule, row_of, plan, arrived_.of(context));
     }
 
     void add_terms(OpContext& context, const Terms& terms, const Matrix& residual) const override {
@@ -162,16 +162,16 @@ class CudaBackend final : public Backend {
         return std::min(nodes, cuda::kNodesAtOnce) * cuda::row_stride(vocabulary);
     }
 
-    mutable Buffer arrived_;
+    Buffer memory_;
+    cuda::Arrived arrived_;
     cuda::CudaProgram program_;
 };
 
 }  // namespace
 
-Expected<std::unique_ptr<Backend>> make_cuda_backend() {
-    ESPALIER_ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, make_cuda_device());
-    ESPALIER_ASSIGN_OR_RETURN(Buffer arrived, device->allocate(sizeof(std::uint32_t)));
-    return std::make_unique<CudaBackend>(std::move(arrived));
+Expected<std::unique_ptr<Backend>> make_cuda_backend(Device& device) {
+    ESPALIER_ASSIGN_OR_RETURN(Buffer arrived, device.allocate(sizeof(std::uint32_t)));
+    return std::make_unique<CudaBackend>(device.stream(), std::move(arrived));
 }
 
 }  // namespace espalier::ops

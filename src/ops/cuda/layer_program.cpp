@@ -144,7 +144,8 @@ void CudaProgram::add(OpContext& context, const Terms& terms, const Matrix& resi
         combine_add_norm(context.stream, experts.rows, experts.top_k, experts.plan, sum, residual,
                          norm);
     else if (router != nullptr)
-        beside_router_ = sum_norm_route(context, sum, residual, norm, *router, arrived_);
+        beside_router_ =
+            sum_norm_route(context, sum, residual, norm, *router, arrived_.of(context));
     else
         reduce_add_norm(context.stream, sum, residual, norm);
 }

@@ -7,14 +7,14 @@
 
 #include "linalg/overlap.hpp"
 #include "mla/raw_append.hpp"
+#include "ops/cuda/arrived.hpp"
 #include "ops/layer_program.hpp"
 
 namespace espalier::ops::cuda {
 
 class CudaProgram final : public LayerProgram {
   public:
-    // arrived: as in kernels.hpp. All calls are queued on one stream.
-    CudaProgram(const Operations& operations, std::uint32_t* arrived)
+    CudaProgram(const Operations& operations, const Arrived& arrived)
         : LayerProgram(operations), arrived_(arrived) {}
 
     Expected<linalg::Weight> pack_gated(Device& device, linalg::WeightStack stack) const override;
@@ -37,7 +37,7 @@ class CudaProgram final : public LayerProgram {
                                      const AttentionCall& call, linalg::Overlap overlap,
                                      bool settled) const;
 
-    std::uint32_t* arrived_;
+    Arrived arrived_;
     // From add() with a router to experts(), the next call: what an operation may do that reads the
     // normed rows and nothing newer.
     mutable linalg::Overlap beside_router_{};

@@ -4,7 +4,7 @@
 
 namespace espalier::ops {
 
-Expected<std::unique_ptr<Backend>> make_cuda_backend() {
+Expected<std::unique_ptr<Backend>> make_cuda_backend(Device&) {
     return fail(ErrorKind::unsupported, "this build has no CUDA backend");
 }
 

@@ -2,6 +2,7 @@
 // Products of 17 … 64 tokens whose tiles the blocks of a cluster share by segments of k
 // (many_split.cuh), in every format: shapes that are too few tiles for a device's multiprocessors
 // and long enough that sharing them pays.
+#include "linalg/cuda/clusters.hpp"
 #include "linalg/cuda/on_device.hpp"
 
 namespace espalier::linalg {
@@ -12,9 +13,9 @@ struct Case {
     std::int64_t n, k;
 };
 
-class CudaSplit : public testing::TestWithParam<Case> {};
+class CudaSplitCases : public testing::TestWithParam<Case> {};
 
-TEST_P(CudaSplit, EveryTokenHasTheBitsOfItselfAlone) {
+TEST_P(CudaSplitCases, EveryTokenHasTheBitsOfItselfAlone) {
     constexpr std::int64_t kMost = 64;
     const auto& [kind, n, k] = GetParam();
     const std::unique_ptr<Device> gpu = gpu_or_throw();
@@ -40,6 +41,15 @@ TEST_P(CudaSplit, EveryTokenHasTheBitsOfItselfAlone) {
     }
 }
 
+// Plans count on the device's facts, which know no kernel of products.
+TEST(CudaSplit, FactsCountTheClustersThatProductsGet) {
+    const std::unique_ptr<Device> gpu = gpu_or_throw();
+    for (int blocks = 2; blocks <= kMostClusterBlocks; ++blocks)
+        EXPECT_EQ(gpu->facts().clusters[static_cast<std::size_t>(blocks)],
+                  cuda::clusters_of_split_product(blocks))
+            << blocks;
+}
+
 // Eight segments by two blocks and by three, 14 by five, the last with fewer; n that ends inside a
 // tile, k inside a chunk.
 std::vector<Case> cases() {
@@ -50,7 +60,7 @@ std::vector<Case> cases() {
             {grouped_kind("int4_32"), 7160, 8192},
             {grouped_kind("nvfp4"), 7160, 8192}};
 }
-INSTANTIATE_TEST_SUITE_P(All, CudaSplit, testing::ValuesIn(cases()), [](const auto& param) {
+INSTANTIATE_TEST_SUITE_P(All, CudaSplitCases, testing::ValuesIn(cases()), [](const auto& param) {
     return param.param.kind.name() + "_" + std::to_string(param.param.n) + "x" +
            std::to_string(param.param.k);
 });

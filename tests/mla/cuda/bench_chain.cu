@@ -84,7 +84,8 @@ void launch(void (*kernel)(Params...), cudaStream_t stream, Arguments... argumen
 class Bench {
   public:
     explicit Bench(KvFormat format)
-        : gpu_(value_or_throw(make_cuda_device())), kernels_(value_or_throw(make_cuda_kernels())) {
+        : gpu_(value_or_throw(make_cuda_device())),
+          kernels_(value_or_throw(make_cuda_kernels(*gpu_))) {
         kv_.format = format;
         kv_.page_tokens = 64;
         kv_.page_stride = page_stride_bytes(format, 64);

@@ -50,7 +50,7 @@ class OnDevice {
 class CudaTest : public testing::Test {
   protected:
     CudaTest() {
-        auto made = make_cuda_kernels();
+        auto made = make_cuda_kernels(*gpu);
         EXPECT_TRUE(made) << (made ? "" : made.error().message);
         if (made) kernels = std::move(*made);
         expect_cuda(cudaStreamCreate(&stream));
@@ -64,8 +64,8 @@ class CudaTest : public testing::Test {
         expect_cuda(cudaStreamSynchronize(stream));
     }
 
-    std::unique_ptr<Kernels> kernels;
     cudaStream_t stream = nullptr;
+    std::unique_ptr<Kernels> kernels;
     std::unique_ptr<Device> gpu = device_or_throw();
     Arena arena{Buffer{}};
     OpContext context{*gpu, arena};

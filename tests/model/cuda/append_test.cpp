@@ -16,7 +16,7 @@ using ops::OnGpu;
 TEST(AppendRaw, GivesTheBytesOfItsParts) {
     constexpr std::int64_t kTokens = 150, kStride = mla::kKey + 8, kPages = 5, kPageTokens = 64;
     ops::Gpu gpu;
-    const auto kernels = ops::must(mla::make_cuda_kernels());
+    const auto kernels = ops::must(mla::make_cuda_kernels(*gpu.device));
     std::mt19937 random(1);
     std::normal_distribution<float> normal(0.0f, 3.0f);
     const auto numbers = [&](std::int64_t count) {

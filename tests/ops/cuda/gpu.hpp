@@ -21,7 +21,7 @@ T must(Expected<T> made) {
 
 struct Gpu {
     std::unique_ptr<Device> device = must(make_cuda_device());
-    std::unique_ptr<Backend> backend = must(make_cuda_backend());
+    std::unique_ptr<Backend> backend = must(make_cuda_backend(*device));
     Arena arena{must(device->allocate(backend->scratch_bytes(0, 512, 200000, 1)))};
     OpContext context{*device, arena};
 };

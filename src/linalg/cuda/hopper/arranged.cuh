@@ -18,7 +18,7 @@ namespace espalier::linalg::cuda {
 class ArrangedMultiplier {
     using C = ArrangedConfig<WeightCode::bf16>;
     using Shared = ArrangedShared<C>;
-    static constexpr int kStages = arranged_slots(C::kCode, C::kTokens, 0);
+    static constexpr int kStages = kBf16Slots;
 
   public:
     __device__ ArrangedMultiplier(const ArrangedParams& params, const Shared& shared, int group)

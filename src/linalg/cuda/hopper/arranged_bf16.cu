@@ -3,8 +3,7 @@
 
 namespace espalier::linalg::cuda {
 
-void multiply_arranged_bf16(cudaStream_t stream, const ArrangedParams& params,
-                            const LaunchShape& shape) {
+void multiply_arranged_bf16(Stream stream, const ArrangedParams& params, const LaunchShape& shape) {
     multiply_arranged<WeightCode::bf16>(stream, params, shape);
 }
 

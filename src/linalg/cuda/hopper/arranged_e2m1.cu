@@ -3,8 +3,7 @@
 
 namespace espalier::linalg::cuda {
 
-void multiply_arranged_e2m1(cudaStream_t stream, const ArrangedParams& params,
-                            const LaunchShape& shape) {
+void multiply_arranged_e2m1(Stream stream, const ArrangedParams& params, const LaunchShape& shape) {
     multiply_arranged<WeightCode::e2m1>(stream, params, shape);
 }
 

@@ -3,8 +3,7 @@
 
 namespace espalier::linalg::cuda {
 
-void multiply_arranged_e4m3(cudaStream_t stream, const ArrangedParams& params,
-                            const LaunchShape& shape) {
+void multiply_arranged_e4m3(Stream stream, const ArrangedParams& params, const LaunchShape& shape) {
     multiply_arranged<WeightCode::e4m3>(stream, params, shape);
 }
 

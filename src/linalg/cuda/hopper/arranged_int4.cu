@@ -3,8 +3,7 @@
 
 namespace espalier::linalg::cuda {
 
-void multiply_arranged_int4(cudaStream_t stream, const ArrangedParams& params,
-                            const LaunchShape& shape) {
+void multiply_arranged_int4(Stream stream, const ArrangedParams& params, const LaunchShape& shape) {
     multiply_arranged<WeightCode::int4>(stream, params, shape);
 }
 

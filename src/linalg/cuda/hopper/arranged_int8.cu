@@ -3,8 +3,7 @@
 
 namespace espalier::linalg::cuda {
 
-void multiply_arranged_int8(cudaStream_t stream, const ArrangedParams& params,
-                            const LaunchShape& shape) {
+void multiply_arranged_int8(Stream stream, const ArrangedParams& params, const LaunchShape& shape) {
     multiply_arranged<WeightCode::int8>(stream, params, shape);
 }
 

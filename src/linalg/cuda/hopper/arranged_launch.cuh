@@ -47,8 +47,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
 }
 
 template <WeightCode kCode>
-void multiply_arranged(cudaStream_t stream, const ArrangedParams& params,
-                       const LaunchShape& shape) {
+void multiply_arranged(Stream stream, const ArrangedParams& params, const LaunchShape& shape) {
     launch("a product", arranged_kernel<ArrangedConfig<kCode>>, shape, stream, params);
 }
 

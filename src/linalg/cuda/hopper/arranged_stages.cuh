@@ -66,7 +66,7 @@ struct ArrangedShared {
 
     // Of bf16 both are constants, since the multiplier has no register to spare.
     __device__ static int slots(const ArrangedParams& params) {
-        return C::kCodes ? params.slots : arranged_slots(C::kCode, C::kTokens, 0);
+        return C::kCodes ? params.slots : kBf16Slots;
     }
     __device__ static int stage_bytes(const ArrangedParams& params) {
         return C::kCodes ? params.stage_bytes : arranged_stage_bytes(C::kCode, C::kTokens, 0);

@@ -9,6 +9,7 @@
 
 #include <cuda_bf16.h>
 
+#include "base/cuda/named_barrier.cuh"
 #include "linalg/cuda/gates.cuh"
 #include "linalg/cuda/hopper/arranged_params.hpp"
 #include "linalg/cuda/hopper/many_store.cuh"
@@ -22,9 +23,7 @@ inline constexpr int kGatedStride = 24;  // stores of two tokens go to all banks
 inline constexpr int kGatedFloats = 16 * kGatedStride;
 
 // Its 128 threads; barrier 0 is the block's.
-__device__ __forceinline__ void synchronize_warpgroup(int group) {
-    asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
-}
+__device__ __forceinline__ void synchronize_warpgroup(int group) { named_barrier(group + 1, 128); }
 
 // Sums of tokens 16 · piece … to [output][token].
 template <int kTokens, int kSums>

@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "linalg/cuda/hopper/many_tokens.hpp"
 
+#include "base/check.hpp"
+
 namespace espalier::linalg::cuda {
 
-void many_tokens(cudaStream_t stream, const Problem& p, const ManyPlan& plan) {
+void many_tokens(Stream stream, const Problem& p, const ManyPlan& plan, const DeviceFacts& facts) {
     switch (p.code) {
         case WeightCode::bf16:
-            return many_tokens_bf16(stream, p, plan);
+            return many_tokens_bf16(stream, p, plan, facts);
         case WeightCode::e4m3:
-            return many_tokens_e4m3(stream, p, plan);
+            return many_tokens_e4m3(stream, p, plan, facts);
         case WeightCode::int8:
-            return many_tokens_int8(stream, p, plan);
+            return many_tokens_int8(stream, p, plan, facts);
         case WeightCode::int4:
-            return many_tokens_int4(stream, p, plan);
+            return many_tokens_int4(stream, p, plan, facts);
         case WeightCode::e2m1:
-            return many_tokens_e2m1(stream, p, plan);
+            return many_tokens_e2m1(stream, p, plan, facts);
         default:
             CHECK(false, "tensor cores multiply no {}", name_of(p.code));
     }

@@ -21,6 +21,7 @@
 #include "base/cuda/hopper/warpgroup.cuh"
 #include "base/cuda/kernel_order.cuh"
 #include "base/cuda/memory.cuh"
+#include "base/cuda/named_barrier.cuh"
 #include "linalg/cuda/codes.cuh"
 #include "linalg/cuda/hopper/many_producer.cuh"
 #include "linalg/cuda/hopper/many_split.cuh"
@@ -214,7 +215,7 @@ class Multiplier {
     // The sums of the block's last segment go to where stages were, when both warpgroups have read
     // them.
     __device__ void put_segment(int place) {
-        if (place == params_.own - 1) asm volatile("bar.sync 1, 256;" ::: "memory");
+        if (place == params_.own - 1) named_barrier(1, 256);
         const float* sums = C::kCodes ? segment_ : block_;
 #pragma unroll
         for (int i = 0; i < kSums / 4; ++i)

@@ -3,8 +3,9 @@
 
 namespace espalier::linalg::cuda {
 
-void many_tokens_int4(cudaStream_t stream, const Problem& p, const ManyPlan& plan) {
-    launch_many<WeightCode::int4>(stream, p, plan);
+void many_tokens_int4(Stream stream, const Problem& p, const ManyPlan& plan,
+                      const DeviceFacts& facts) {
+    launch_many<WeightCode::int4>(stream, p, plan, facts);
 }
 
 }  // namespace espalier::linalg::cuda

@@ -3,8 +3,9 @@
 
 namespace espalier::linalg::cuda {
 
-void many_tokens_int8(cudaStream_t stream, const Problem& p, const ManyPlan& plan) {
-    launch_many<WeightCode::int8>(stream, p, plan);
+void many_tokens_int8(Stream stream, const Problem& p, const ManyPlan& plan,
+                      const DeviceFacts& facts) {
+    launch_many<WeightCode::int8>(stream, p, plan, facts);
 }
 
 }  // namespace espalier::linalg::cuda

@@ -9,7 +9,7 @@
 namespace espalier::linalg::cuda {
 
 template <class C>
-void launch_many(cudaStream_t stream, const Problem& p, int split = 1) {
+void launch_many(Stream stream, const Problem& p, const DeviceFacts& facts, int split = 1) {
     ManyParams params;
     params.problem = p;
     params.segments = segments_of(p.n, p.k);
@@ -31,7 +31,7 @@ void launch_many(cudaStream_t stream, const Problem& p, int split = 1) {
               split);
     }
     const std::int64_t clusters =
-        C::kSplit ? items : std::min<std::int64_t>(items, multiprocessors() / together);
+        C::kSplit ? items : std::min<std::int64_t>(items, facts.multiprocessors / together);
     launch("a product", many_tokens_kernel<C>,
            {.grid = grid_of(clusters * together),
             .threads = C::kThreads,
@@ -42,20 +42,20 @@ void launch_many(cudaStream_t stream, const Problem& p, int split = 1) {
 }
 
 template <WeightCode kCode>
-void launch_many(cudaStream_t stream, const Problem& p, const ManyPlan& plan) {
+void launch_many(Stream stream, const Problem& p, const ManyPlan& plan, const DeviceFacts& facts) {
     if (plan.split > 1 && plan.tokens == 32)
-        return launch_many<ManyConfig<kCode, 32, 1, true>>(stream, p, plan.split);
+        return launch_many<ManyConfig<kCode, 32, 1, true>>(stream, p, facts, plan.split);
     if (plan.split > 1 && plan.tokens == 64)
-        return launch_many<ManyConfig<kCode, 64, 1, true>>(stream, p, plan.split);
+        return launch_many<ManyConfig<kCode, 64, 1, true>>(stream, p, facts, plan.split);
     switch (plan.tokens) {
         case 32:
-            return launch_many<ManyConfig<kCode, 32, 1>>(stream, p);
+            return launch_many<ManyConfig<kCode, 32, 1>>(stream, p, facts);
         case 64:
-            return launch_many<ManyConfig<kCode, 64, 1>>(stream, p);
+            return launch_many<ManyConfig<kCode, 64, 1>>(stream, p, facts);
         case 128:
-            return launch_many<ManyConfig<kCode, 128, 1>>(stream, p);
+            return launch_many<ManyConfig<kCode, 128, 1>>(stream, p, facts);
         case 256:
-            return launch_many<ManyConfig<kCode, 128, 2>>(stream, p);
+            return launch_many<ManyConfig<kCode, 128, 2>>(stream, p, facts);
         default:
             CHECK(false, "no kernel for tiles of {} tokens", plan.tokens);
     }

@@ -288,20 +288,25 @@ AbsorbedParams parameters(const AbsorbedCall& call) {
     return p;
 }
 
-}  // namespace
-
-std::size_t absorbed_plan_bytes(const Capacities& most) {
-    const Expected<int> processors = multiprocessors();
-    if (!processors) return 0;
-    const int classes = most.invariant ? 1 : 2;
-    return static_cast<std::size_t>(classes) *
-           class_plan_bytes(*processors, most.rows, room_of(most, kBlockRows));
+// Multiprocessors that the call may take.
+int processors_of(const AbsorbedCall& call, const DeviceFacts& facts) {
+    return call.multiprocessors > 0 ? std::min(facts.multiprocessors, call.multiprocessors)
+                                    : facts.multiprocessors;
 }
 
-Expected<void> absorbed_plan(OpContext& context, const AbsorbedCall& call) {
+}  // namespace
+
+std::size_t absorbed_plan_bytes(const Capacities& most, const DeviceFacts& facts) {
+    const int classes = most.invariant ? 1 : 2;
+    return static_cast<std::size_t>(classes) *
+           class_plan_bytes(facts.multiprocessors, most.rows, room_of(most, kBlockRows));
+}
+
+Expected<void> absorbed_plan(OpContext& context, const AbsorbedCall& call,
+                             const DeviceFacts& facts) {
     if (call.rows.token_end == 0) return {};
     ESPALIER_RETURN_IF_ERROR(check_capacities(call));
-    ESPALIER_ASSIGN_OR_RETURN(const int processors, multiprocessors(call.multiprocessors));
+    const int processors = processors_of(call, facts);
     AbsorbedParams p = parameters(call);
     const Capacities most = capacities(call);
     const Launches launches = room_of(most, 1 << p.block_shift).launches;
@@ -314,20 +319,20 @@ Expected<void> absorbed_plan(OpContext& context, const AbsorbedCall& call) {
     return {};
 }
 
-Expected<void> absorbed(OpContext& context, const AbsorbedCall& call) {
+Expected<void> absorbed(OpContext& context, const AbsorbedCall& call, const DeviceFacts& facts) {
     if (call.rows.token_end == 0) return {};
     const Capacities most = capacities(call);
     Arena::Mark mark(context.arena);
     if (call.plan == nullptr) {
         AbsorbedCall planned = call;
         planned.history_settled = false;  // the plan is not
-        planned.plan =
-            context.arena.take<std::byte>(static_cast<std::int64_t>(absorbed_plan_bytes(most)));
-        ESPALIER_RETURN_IF_ERROR(absorbed_plan(context, planned));
-        return absorbed(context, planned);
+        planned.plan = context.arena.take<std::byte>(
+            static_cast<std::int64_t>(absorbed_plan_bytes(most, facts)));
+        ESPALIER_RETURN_IF_ERROR(absorbed_plan(context, planned, facts));
+        return absorbed(context, planned, facts);
     }
     ESPALIER_RETURN_IF_ERROR(check_capacities(call));
-    ESPALIER_ASSIGN_OR_RETURN(const int processors, multiprocessors(call.multiprocessors));
+    const int processors = processors_of(call, facts);
     AbsorbedParams p = parameters(call);
     if (most.invariant && most.dense) {
         p.dense_splits = static_cast<std::int32_t>(most_splits(most.max_kv_len));
@@ -345,12 +350,10 @@ Expected<void> absorbed(OpContext& context, const AbsorbedCall& call) {
     return {};
 }
 
-std::size_t absorbed_scratch(const Capacities& most) {
-    const Expected<int> processors = multiprocessors();
-    if (!processors) return 0;
+std::size_t absorbed_scratch(const Capacities& most, const DeviceFacts& facts) {
     std::size_t bytes = most.invariant ? invariant_partial_bytes(room_of(most, kBlockRows).slots)
-                                       : flexible_most_bytes(most, *processors);
-    bytes += aligned(static_cast<std::int64_t>(absorbed_plan_bytes(most)));
+                                       : flexible_most_bytes(most, facts.multiprocessors);
+    bytes += aligned(static_cast<std::int64_t>(absorbed_plan_bytes(most, facts)));
     if (most.invariant && most.dense)
         bytes += aligned(most.tokens * (most_splits(most.max_kv_len) + 1) * 4);
     return bytes;

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "mla/cuda/hopper/tensor_map.hpp"
 
-#include <algorithm>
-
 #include "base/check.hpp"
 #include "mla/cuda/launch.hpp"
 
@@ -28,16 +26,6 @@ Expected<Encode> encoder() {
 }
 
 }  // namespace
-
-Expected<int> multiprocessors(std::int32_t most) {
-    int device = 0;
-    int count = 0;
-    ESPALIER_RETURN_IF_ERROR(checked(cudaGetDevice(&device), "the current CUDA device"));
-    ESPALIER_RETURN_IF_ERROR(
-        checked(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
-                "the number of multiprocessors"));
-    return most > 0 ? std::min(count, most) : count;
-}
 
 Expected<void> encode(CUtensorMap& map, CUtensorMapDataType type, const std::byte* data,
                       std::span<const Axis> axes, CUtensorMapSwizzle swizzle) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Maps for the copy engine, and what the current device has.
+// Maps for the copy engine.
 #pragma once
 
 #include <cuda.h>
@@ -13,9 +13,6 @@
 #include "base/error.hpp"
 
 namespace espalier::mla::cuda {
-
-// Multiprocessors of the current device, `most` at most where that is not 0.
-Expected<int> multiprocessors(std::int32_t most = 0);
 
 struct Axis {
     std::int64_t extent;

@@ -196,7 +196,8 @@ class PromptCall {
 
 }  // namespace
 
-Expected<void> decompressed(OpContext& context, const DecompressedCall& call) {
+Expected<void> decompressed(OpContext& context, const DecompressedCall& call,
+                            const DeviceFacts& facts) {
     if (call.rows.token_end == 0) return {};
     if (call.q_dtype == DType::f16) return decompressed_fp16(context, call);
     if (call.rows.max_kv_len > 1 << 28)
@@ -205,11 +206,10 @@ Expected<void> decompressed(OpContext& context, const DecompressedCall& call) {
                     call.rows.max_kv_len);
     if (!(call.scale > 0.0f))
         return fail(ErrorKind::unsupported, "decompressed attention with scale {}", call.scale);
-    ESPALIER_ASSIGN_OR_RETURN(const int processors, multiprocessors());
     const Groups groups = groups_of(call);
     Arena::Mark mark(context.arena);
     const Scratch scratch = Scratch::take(context.arena, groups, call.head_dims().outputs());
-    return PromptCall(call, groups, scratch, processors, stream_of(context)).run();
+    return PromptCall(call, groups, scratch, facts.multiprocessors, stream_of(context)).run();
 }
 
 // Smaller capacities make other groups, so this is a bound: of keys what one group or one row has,
