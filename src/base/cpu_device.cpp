@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/mapping_guard.hpp"
+
 namespace espalier {
 namespace {
 
@@ -82,7 +84,7 @@ Expected<void> CpuDevice::upload(Stream, void* to, const void* from, std::size_t
 
 Expected<void> CpuDevice::download(Stream, void* to, const void* from, std::size_t bytes) {
     if (bytes > 0) std::memcpy(to, from, bytes);
-    return {};
+    return check_mapped_files();  // weights that are read in place
 }
 
 Expected<void> CpuDevice::download_all(Stream stream, std::span<const Transfer> transfers) {

@@ -64,6 +64,7 @@ Expected<MappedFile> MappedFile::open(const std::filesystem::path& path) {
                         std::exchange(file.size_, 0), std::strerror(error));
         }
         file.data_ = static_cast<const std::byte*>(data);
+        file.guard_ = MappingGuard(file.bytes(), path);
     }
     ::close(descriptor);
     return file;
@@ -84,17 +85,20 @@ MappedFile::MappedFile(MappedFile&& other) noexcept
     : path_(std::move(other.path_)),
       data_(std::exchange(other.data_, nullptr)),
       size_(std::exchange(other.size_, 0)),
+      guard_(std::move(other.guard_)),
       owner_(std::move(other.owner_)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
     std::swap(path_, other.path_);
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
+    std::swap(guard_, other.guard_);
     std::swap(owner_, other.owner_);
     return *this;
 }
 
 MappedFile::~MappedFile() {
+    guard_ = {};
     if (data_ != nullptr && owner_ == nullptr) munmap(const_cast<std::byte*>(data_), size_);
 }
 
@@ -110,7 +114,9 @@ Expected<std::string> read_text_file(const std::filesystem::path& path, std::siz
     if (file.size() > limit_bytes)
         return fail(ErrorKind::exhausted, "{}: {} bytes, more than the limit of {}", path.string(),
                     file.size(), limit_bytes);
-    return std::string(reinterpret_cast<const char*>(file.bytes().data()), file.size());
+    std::string text(reinterpret_cast<const char*>(file.bytes().data()), file.size());
+    ESPALIER_RETURN_IF_ERROR(check_mapped_files());
+    return text;
 }
 
 Expected<std::optional<std::string>> read_optional_text_file(const std::filesystem::path& path,

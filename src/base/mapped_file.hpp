@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A read-only memory-mapped file, or memory that stands for one. Nothing in its bytes is trusted;
-// readers check every offset against size().
+// readers check every offset against size(). Bytes that are lost while it is mapped read as zeros
+// (mapping_guard.hpp).
 #pragma once
 
 #include <cstddef>
@@ -11,6 +12,7 @@
 #include <string>
 
 #include "base/error.hpp"
+#include "base/mapping_guard.hpp"
 
 namespace espalier {
 
@@ -39,6 +41,7 @@ class MappedFile {
     std::filesystem::path path_;
     const std::byte* data_ = nullptr;
     std::size_t size_ = 0;
+    MappingGuard guard_;
     std::shared_ptr<void> owner_;  // of memory that is not mapped here
 };
 

@@ -9,6 +9,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/mapping_guard.hpp"
+
 namespace espalier::checkpoint {
 
 OutputFile::OutputFile(std::filesystem::path path)
@@ -34,7 +36,9 @@ Expected<void> OutputFile::write(const void* data, std::size_t bytes) {
 }
 
 Expected<void> OutputFile::close() {
-    if (descriptor_ >= 0 && ::close(std::exchange(descriptor_, -1)) == 0) return {};
+    // Bytes that came from a mapped file that lost them are zeros.
+    if (descriptor_ >= 0 && ::close(std::exchange(descriptor_, -1)) == 0)
+        return check_mapped_files();
     return fail(ErrorKind::io, "{}: cannot write: {}", path_.string(), std::strerror(errno));
 }
 

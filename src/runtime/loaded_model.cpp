@@ -11,6 +11,7 @@
 
 #include "base/cpu_device.hpp"
 #include "base/for_what.hpp"
+#include "base/mapping_guard.hpp"
 #include "model/packed_weights.hpp"
 #include "ops/cuda_backend.hpp"
 #include "runtime/sizes.hpp"
@@ -148,6 +149,7 @@ Expected<LoadedModel> LoadedModel::load(std::shared_ptr<const checkpoint::Checkp
         ESPALIER_ASSIGN_OR_RETURN(loaded.eagle3,
                                   load_eagle3(options.draft, weights, loaded, options.progress));
     }
+    ESPALIER_RETURN_IF_ERROR(check_mapped_files());
     loaded.load_seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     ESPALIER_ASSIGN_OR_RETURN(

@@ -2,6 +2,7 @@
 #include "base/mapped_file.hpp"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -9,6 +10,7 @@
 
 #include <cstring>
 #include <fstream>
+#include <utility>
 
 #include "support/temporary_directory.hpp"
 
@@ -77,6 +79,48 @@ TEST_F(MappedFileTest, RefusesWhatIsNoRegularFileWithoutWaiting) {
         EXPECT_FALSE(read_optional_text_file(path, 1));
     }
     close(descriptor);
+}
+
+// Another process cuts a file short that is mapped here: the bytes are zeros and an error names the
+// file, as long as it is mapped; the process goes on.
+TEST_F(MappedFileTest, BytesThatAreLostAreNamed) {
+    const fs::path path = directory_.path() / "weights", other = directory_.path() / "other";
+    std::ofstream(path) << std::string(5 * 4096, 'x');
+    std::ofstream(other) << "whole";
+    {
+        auto opened = MappedFile::open(path);
+        ASSERT_TRUE(opened) << opened.error().message;
+        const MappedFile moved = std::move(*opened);
+        const auto bytes = moved.bytes();
+        EXPECT_EQ(bytes[3 * 4096], std::byte{'x'});
+        EXPECT_TRUE(check_mapped_files());
+        fs::resize_file(path, 4096);
+        EXPECT_EQ(bytes[100], std::byte{'x'});
+        EXPECT_TRUE(check_mapped_files());
+        EXPECT_EQ(bytes[2 * 4096 + 7], std::byte{0});
+        EXPECT_EQ(bytes[4 * 4096], std::byte{0});
+        EXPECT_EQ(bytes[1 * 4096], std::byte{0});
+        const auto checked = check_mapped_files();
+        ASSERT_FALSE(checked);
+        EXPECT_EQ(checked.error().kind, ErrorKind::io);
+        EXPECT_TRUE(checked.error().message.starts_with(path.string() + ": byte 8199 cannot"))
+            << checked.error().message;
+        EXPECT_FALSE(read_text_file(other, 100));
+    }
+    EXPECT_TRUE(check_mapped_files());
+    EXPECT_TRUE(read_text_file(other, 100));
+}
+
+// SIGBUS elsewhere ends the process as ever.
+TEST(MappedFileDeathTest, OtherBusErrorsEndTheProcess) {
+    EXPECT_EXIT(
+        {
+            const TemporaryDirectory directory;
+            std::ofstream(directory.path() / "file") << "text";
+            const auto mapped = MappedFile::open(directory.path() / "file");
+            raise(SIGBUS);
+        },
+        testing::KilledBySignal(SIGBUS), "");
 }
 
 }  // namespace
