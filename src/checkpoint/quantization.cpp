@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -28,6 +30,26 @@ ScaleType scale_type(StoredType type) {
             return ScaleType::f32;
     }
 }
+
+Expected<float> positive_scalar(const Checkpoint& checkpoint, const Tensor& tensor) {
+    const std::string_view prefix = checkpoint.config().tensor_prefix();
+    if (tensor.type != StoredType::f32 || tensor.bytes.size() != sizeof(float))
+        return fail(ErrorKind::invalid, "{}: tensor '{}{}' is {} [{}], expected one F32 number",
+                    tensor.file->name(), prefix, tensor.name, name_of(tensor.type),
+                    fmt::join(tensor.shape, ", "));
+    float value = 0.0f;
+    std::memcpy(&value, tensor.bytes.data(), sizeof(value));
+    if (!(std::isnormal(value) && value > 0))
+        return fail(ErrorKind::invalid, "{}: tensor '{}{}' is {}, expected a positive number",
+                    tensor.file->name(), prefix, tensor.name, value);
+    return value;
+}
+
+// ModelOpt's names, and those that vLLM also reads.
+constexpr std::array<std::string_view, 4> kKeyScales = {"k_proj.k_scale", "attn.k_scale", "k_scale",
+                                                        "kv_scale"};
+constexpr std::array<std::string_view, 3> kValueScales = {"v_proj.v_scale", "attn.v_scale",
+                                                          "v_scale"};
 
 // One matrix and what stands beside it.
 class MatrixReader {
@@ -163,16 +185,7 @@ class MatrixReader {
         const std::string name = fmt::format("{}.{}", name_, suffix);
         const std::optional<Tensor> tensor = checkpoint_.stored(name);
         if (!tensor) return missing(matrix, name);
-        if (tensor->type != StoredType::f32 || tensor->bytes.size() != sizeof(float))
-            return fail(ErrorKind::invalid, "{}: tensor '{}' is {} [{}], expected one F32 number",
-                        tensor->file->name(), full(name), name_of(tensor->type),
-                        fmt::join(tensor->shape, ", "));
-        float value = 0.0f;
-        std::memcpy(&value, tensor->bytes.data(), sizeof(value));
-        if (!(std::isnormal(value) && value > 0))
-            return fail(ErrorKind::invalid, "{}: tensor '{}' is {}, expected a positive number",
-                        tensor->file->name(), full(name), value);
-        return value;
+        return positive_scalar(checkpoint_, *tensor);
     }
 
     tl::unexpected<Error> missing(const Tensor& matrix, const std::string& name) const {
@@ -242,6 +255,32 @@ std::span<const std::string_view> tensors_of(const Checkpoint& checkpoint, std::
 Expected<StoredWeight> find_weight(const Checkpoint& checkpoint, const std::string& name,
                                    std::int64_t n, std::int64_t k) {
     return MatrixReader(checkpoint, name, n, k).read();
+}
+
+bool is_kv_scale(std::string_view name) {
+    return std::ranges::find(kKeyScales, name) != kKeyScales.end() ||
+           std::ranges::find(kValueScales, name) != kValueScales.end();
+}
+
+Expected<std::optional<float>> kv_scale_of(const Checkpoint& checkpoint,
+                                           const std::string& attention) {
+    std::optional<float> scale;
+    for (const std::string_view name : kKeyScales) {
+        const std::optional<Tensor> tensor =
+            checkpoint.stored(fmt::format("{}{}", attention, name));
+        if (!tensor) continue;
+        ESPALIER_ASSIGN_OR_RETURN(const float value, positive_scalar(checkpoint, *tensor));
+        if (scale && *scale != value)
+            return fail(ErrorKind::invalid,
+                        "{}: tensor '{}{}' is {}, but another says {} of the same keys",
+                        tensor->file->name(), checkpoint.config().tensor_prefix(), tensor->name,
+                        value, *scale);
+        scale = value;
+    }
+    for (const std::string_view name : kValueScales)
+        if (const auto tensor = checkpoint.stored(fmt::format("{}{}", attention, name)))
+            ESPALIER_RETURN_IF_ERROR(positive_scalar(checkpoint, *tensor));
+    return scale;
 }
 
 }  // namespace espalier::checkpoint

@@ -44,4 +44,12 @@ bool has_matrix(const Checkpoint& checkpoint, std::string_view name);
 // and input_global_scale are among them although nothing reads them: activations stay bf16.
 std::span<const std::string_view> tensors_of(const Checkpoint& checkpoint, std::string_view name);
 
+// Scale of a layer's keys in an FP8 cache, as a calibration has measured it; none: the checkpoint
+// has none. attention: "model.layers.N.self_attn.". Its v_scale is checked and not used: a latent
+// cache stores values within the keys.
+Expected<std::optional<float>> kv_scale_of(const Checkpoint& checkpoint,
+                                           const std::string& attention);
+// Whether `name`, what follows "self_attn.", is one of its tensors.
+bool is_kv_scale(std::string_view name);
+
 }  // namespace espalier::checkpoint

@@ -109,6 +109,7 @@ class TensorCheck {
             return std::ranges::find(parts, name.substr(matrix.size() + 1)) != parts.end();
         }
         if (role_of_.contains(name)) return true;
+        if (is_kv_scale_of_a_layer(name)) return true;
         if (name.ends_with(".rotary_emb.inv_freq")) return true;
         if (name == kHead && config_.tie_word_embeddings) return repeats_embedding();
         const std::int64_t layer = layer_of(name);
@@ -128,6 +129,15 @@ class TensorCheck {
     }
     std::string first_tensor_of(std::string_view matrix) const {
         return fmt::format("{}.{}", matrix, tensors_of(checkpoint_, matrix).front());
+    }
+
+    bool is_kv_scale_of_a_layer(std::string_view name) const {
+        constexpr std::string_view kAttention = ".self_attn.";
+        const std::size_t at = name.find(kAttention);
+        if (at == std::string_view::npos) return false;
+        const std::size_t end = at + kAttention.size();
+        return is_kv_scale(name.substr(end)) &&
+               role_of_.contains(fmt::format("{}kv_a_proj_with_mqa.weight", name.substr(0, end)));
     }
 
     bool repeats_embedding() const {

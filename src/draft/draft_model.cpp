@@ -89,6 +89,10 @@ DraftModel::DraftModel(std::unique_ptr<Network> network, const Machine& machine,
     a_.attention_plan = attention_plan_.data();
 }
 
+mla::KvPages DraftModel::scaled(const mla::KvPages& pages) const {
+    return network_->layer().attention.scaled(pages);
+}
+
 model::DecoderParts DraftModel::parts() { return {rule_, backend_, kernels_, a_, context_}; }
 
 Matrix DraftModel::combine(const Matrix& taps, const Matrix& room) {
@@ -107,12 +111,13 @@ Expected<void> DraftModel::write_kv(const TokenView& tokens, const Matrix& befor
     batch::BatchView view;
     view.cap_tokens = tokens.count;
     view.slot = tokens.slot;
-    return model::DecoderLayer(parts(), network_->layer()).write_kv(view, kv);
+    return model::DecoderLayer(parts(), network_->layer()).write_kv(view, scaled(kv));
 }
 
 // The plan comes first: attention then reads it, and its first keys, before its queries are there.
-Expected<Matrix> DraftModel::logits(const batch::BatchView& batch, const mla::KvPages& kv,
+Expected<Matrix> DraftModel::logits(const batch::BatchView& batch, const mla::KvPages& pages,
                                     const Matrix& after) {
+    const mla::KvPages kv = scaled(pages);
     const model::DecoderLayer layer(parts(), network_->layer());
     ESPALIER_RETURN_IF_ERROR(layer.plan_attention(batch, kv));
     ESPALIER_RETURN_IF_ERROR(layer.finish(batch, kv));
@@ -120,8 +125,9 @@ Expected<Matrix> DraftModel::logits(const batch::BatchView& batch, const mla::Kv
 }
 
 Expected<Matrix> DraftModel::write_kv_and_logits(const batch::BatchView& batch,
-                                                 const Matrix& before, const mla::KvPages& kv,
+                                                 const Matrix& before, const mla::KvPages& pages,
                                                  const Matrix& after) {
+    const mla::KvPages kv = scaled(pages);
     const model::DecoderLayer layer(parts(), network_->layer());
     ESPALIER_RETURN_IF_ERROR(layer.plan_attention(batch, kv));
     enter({batch.cap_tokens, batch.tokens, batch.position, batch.slot}, before);

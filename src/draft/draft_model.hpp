@@ -78,6 +78,7 @@ class DraftModel {
                Buffer activations, Buffer scratch, Buffer plan);
 
     model::DecoderParts parts();
+    mla::KvPages scaled(const mla::KvPages& pages) const;  // by the network's own scale
     void enter(const TokenView& tokens, const Matrix& before);
     Matrix leave(const batch::BatchView& batch, const Matrix& after);
 

@@ -234,7 +234,8 @@ Expected<ForwardResult> DeepseekModel::forward(const batch::BatchView& batch, ca
     const std::size_t layers = s.weights.layers.size();
     for (std::size_t index = 0; index < layers; ++index) {
         s.tap_residual(taps, index, tokens);
-        const mla::KvPages pages = kv.target(static_cast<std::int64_t>(index));
+        const mla::KvPages pages =
+            s.weights.layers[index].attention.scaled(kv.target(static_cast<std::int64_t>(index)));
         const DecoderLayer layer({s.rule, s.backend, s.kernels, s.a, s.context},
                                  s.weights.layers[index]);
         if (index == 0) ESPALIER_RETURN_IF_ERROR(layer.plan_attention(batch, pages));

@@ -82,6 +82,8 @@ Expected<AttentionWeights> load_attention(WeightReader& reader, const ModelConfi
     ESPALIER_RETURN_IF_ERROR(load_kv_b(reader, name + "kv_b_proj", config, to));
     ESPALIER_ASSIGN_OR_RETURN(
         to.o, reader.matrix(name + "o_proj", config.hidden_size, heads * config.v_head_dim));
+    ESPALIER_ASSIGN_OR_RETURN(const std::optional<float> scale, reader.kv_scale(name));
+    to.kv_scale = scale.value_or(1.0f);
     return to;
 }
 

@@ -88,6 +88,11 @@ class WeightReader {
     // The router is computed in f32 whatever its stored dtype: [n, k] widened.
     Expected<Weight> widened(const std::string& name, std::int64_t n, std::int64_t k);
 
+    // Of the attention `name`, with its last dot.
+    Expected<std::optional<float>> kv_scale(const std::string& name) const {
+        return checkpoint::kv_scale_of(checkpoint_, name);
+    }
+
     DeviceKind device() const { return device_.kind(); }
     ExpertReads* expert_reads() const { return ways_.expert_reads; }
     std::uint64_t packed_bytes() const { return packed_bytes_; }

@@ -13,6 +13,7 @@
 #include "base/error.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "linalg/weight.hpp"
+#include "mla/types.hpp"
 #include "model/cost.hpp"
 #include "model/mapped_experts.hpp"
 #include "model/weight_shelf.hpp"
@@ -41,6 +42,13 @@ struct AttentionWeights {
     Weight up_value;  // stack of H: [value, 512], kv_b's value part: latent → v
     Weight up_rows;   // on a GPU, stack of H: [nope + value, 512] bf16 rows: up_key, then up_value
     Weight o;         // [hidden, H·value]
+    float kv_scale = 1.0f;  // of an fp8_tensor cache: the checkpoint's, where it has one
+
+    // A layer's pages with the scale that its rows are stored by.
+    mla::KvPages scaled(mla::KvPages pages) const {
+        if (pages.format == mla::KvFormat::fp8_tensor) pages.scale = kv_scale;
+        return pages;
+    }
 
     // The up-projections as decompressed attention reads them.
     struct UpProjections {

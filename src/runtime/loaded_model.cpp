@@ -104,6 +104,14 @@ std::optional<WeightCode> parse_rounding(std::string_view name) {
     return std::nullopt;
 }
 
+std::optional<std::string> note_on_cache(const LoadedModel& loaded) {
+    if (loaded.kv_format != mla::KvFormat::fp8_tensor) return std::nullopt;
+    for (const model::LayerWeights& layer : loaded.model->weights().layers)
+        if (layer.attention.kv_scale != 1.0f) return std::nullopt;
+    return "the fp8_tensor cache has scale 1, for want of k_scale tensors in the checkpoint: keys "
+           "beyond ±448 saturate; fp8_token has a scale for each token";
+}
+
 Expected<int> thread_count(int wanted) {
     if (wanted < 0 || wanted > kMaxThreads)
         return fail_field(ErrorKind::invalid, "threads", "{}, not within 1…{} (or 0: all cores)",

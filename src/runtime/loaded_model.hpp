@@ -55,6 +55,9 @@ struct LoadedModel {
                                       const EngineSizes& sizes, const LoadOptions& options);
 };
 
+// A sentence for a log where the cache is fp8_tensor and the checkpoint has no scales for it.
+std::optional<std::string> note_on_cache(const LoadedModel& loaded);
+
 // By its name (mla::name_of); none for a name that is not one, as "own".
 std::optional<mla::KvFormat> parse_kv_format(std::string_view name);
 

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/tensor_check.hpp"
 
+#include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/quantization.hpp"
 #include "checkpoint/support.hpp"
 #include "checkpoint/synthetic.hpp"
 #include "support/paths.hpp"
@@ -126,6 +128,41 @@ TEST_F(TensorCheckTest, WhatTheModelDoesNotNeedPasses) {
     expect_fine();
     put("model.layers.4.input_layernorm.weight", "F32", {128});
     expect_error(check(), {"'model.layers.4.input_layernorm.weight'"});
+}
+
+TEST_F(TensorCheckTest, ScalesOfTheCacheAreRead) {
+    write("tiny-v3");
+    const std::string attention = "model.layers.1.self_attn.";
+    SafetensorsEditor file(path() / "model.safetensors");
+    const auto put_scale = [&](const std::string& name, float value) {
+        file.put(name, "F32", {}, 4);
+        std::memcpy(file.tensors[name].bytes.data(), &value, 4);
+    };
+    const auto scale_of = [&](const char* layer) -> Expected<std::optional<float>> {
+        file.save();
+        const auto checkpoint = Checkpoint::open(path().string());
+        if (!checkpoint) return tl::unexpected<Error>(checkpoint.error());
+        ESPALIER_RETURN_IF_ERROR(check_tensors(*checkpoint));
+        return kv_scale_of(*checkpoint, fmt::format("model.layers.{}.self_attn.", layer));
+    };
+    for (const char* key : {"k_proj.k_scale", "attn.k_scale", "k_scale", "kv_scale"}) {
+        SCOPED_TRACE(key);
+        put_scale(attention + key, 0.25f);
+        put_scale(attention + "v_proj.v_scale", 0.5f);
+        const auto scale = scale_of("1");
+        ASSERT_TRUE(scale) << scale.error().message;
+        EXPECT_EQ(*scale, 0.25f);
+        EXPECT_EQ(*scale_of("0"), std::nullopt);
+        file.tensors.erase(attention + key);
+    }
+    put_scale(attention + "k_scale", 0.25f);
+    put_scale(attention + "kv_scale", 0.5f);
+    expect_error(scale_of("1"), {"kv_scale' is 0.5", "another says 0.25"});
+    put_scale(attention + "kv_scale", -1.0f);
+    expect_error(scale_of("1"), {"kv_scale' is -1", "a positive number"});
+    file.tensors.erase(attention + "kv_scale");
+    put_scale("model.layers.9.self_attn.k_scale", 1.0f);
+    expect_error(scale_of("1"), {"'model.layers.9.self_attn.k_scale'"});
 }
 
 TEST_F(TensorCheckTest, AnMtpLayerWithoutItsProjectionIsNotRead) {

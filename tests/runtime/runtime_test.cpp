@@ -5,10 +5,15 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstring>
 #include <fstream>
 #include <sstream>
 
+#include "checkpoint/synthetic.hpp"
+#include "model/packed_weights.hpp"
 #include "support/paths.hpp"
+#include "support/safetensors_editor.hpp"
 #include "support/temporary_directory.hpp"
 
 namespace espalier::runtime {
@@ -203,6 +208,112 @@ TEST(Runtime, TellsHowFarLoadingIs) {
     ASSERT_TRUE(Runtime::open(options));
     EXPECT_GT(all, 0u);
     EXPECT_EQ(last, all);
+}
+
+// Weights are read in place from a packed file that another process cuts short: the request ends
+// with the file's name, no token of the step goes out, and the engine takes nothing more.
+TEST(Runtime, AMappedFileThatIsCutShortEndsTheEngine) {
+    const TemporaryDirectory directory;
+    const std::string model = (directory.path() / "model").string();
+    ThreadPool pool(1);
+    ASSERT_TRUE(
+        checkpoint::write_synthetic(checkpoint::synthetic_preset("tiny-v3").value(), model, pool));
+    CpuDevice device(1);
+    const auto source =
+        std::make_shared<const checkpoint::Checkpoint>(checkpoint::Checkpoint::open(model).value());
+    ASSERT_TRUE(model::write_packed_weights(source, device));
+    RuntimeOptions options;
+    options.model = model;
+    options.load.threads = 2;
+    options.engine.sizes = {.rows = 1, .pages = 8, .max_model_len = 256};
+    auto runtime = Runtime::open(options);
+    ASSERT_TRUE(runtime) << runtime.error().message;
+    engine::Request request;
+    request.prompt = {300, 301, 302};
+    request.output.max_tokens = 4;
+    request.output.ignore_eos = true;
+    engine::Updates updates;
+    {
+        auto stream = runtime->engine().submit(request);
+        while (stream->next(updates))
+            EXPECT_EQ(updates.choices[0].interruption, engine::Interruption::none);
+    }
+    const std::filesystem::path packed = model::packed_weights_path(*source);
+    std::filesystem::resize_file(packed, 8192);
+    auto stream = runtime->engine().submit(request);
+    ASSERT_TRUE(stream);
+    std::size_t tokens = 0;
+    std::string message;
+    while (stream->next(updates)) {
+        tokens += updates.choices[0].emission.tokens.size();
+        message += updates.choices[0].message;
+    }
+    EXPECT_EQ(tokens, 0u);
+    EXPECT_NE(message.find(packed.string() + ": byte "), std::string::npos) << message;
+    EXPECT_EQ(runtime->engine().status().state, engine::EngineState::failed);
+    EXPECT_FALSE(runtime->engine().submit(request));
+}
+
+// Keys of up to some thousands: an fp8_tensor cache of scale 1 saturates, and one of the scale that
+// the checkpoint states does not.
+TEST(Runtime, AnFp8TensorCacheTakesTheScalesOfTheCheckpoint) {
+    const TemporaryDirectory directory;
+    const std::string model = (directory.path() / "model").string();
+    ThreadPool pool(1);
+    const auto synthetic = checkpoint::synthetic_preset("tiny-v3").value();
+    ASSERT_TRUE(checkpoint::write_synthetic(synthetic, model, pool));
+    SafetensorsEditor file(model + "/model.safetensors");
+    for (auto& [name, entry] : file.tensors)
+        if (name.ends_with("kv_a_layernorm.weight"))
+            for (std::size_t i = 0; i < entry.bytes.size(); i += 2) {
+                entry.bytes[i] = '\0';
+                entry.bytes[i + 1] = '\x45';  // bf16 2,048
+            }
+    file.save();
+    const auto logprobs = [&](const char* format) {
+        RuntimeOptions options;
+        options.model = model;
+        options.load.threads = 1;
+        options.load.kv_format = parse_kv_format(format);
+        options.engine.sizes = {.rows = 1, .pages = 8, .max_model_len = 256};
+        auto runtime = Runtime::open(options);
+        if (!runtime) throw std::runtime_error(runtime.error().message);
+        engine::Request request;
+        for (int i = 0; i < 60; ++i) request.prompt.push_back(5 + i * 7);
+        request.output.max_tokens = 0;
+        request.output.prompt_top_logprobs = 0;
+        auto stream = runtime->engine().submit(request);
+        engine::Updates updates;
+        std::vector<float> values;
+        while (stream->next(updates))
+            if (updates.prompt_logprobs)
+                values.assign(updates.prompt_logprobs->logprobs().begin(),
+                              updates.prompt_logprobs->logprobs().end());
+        return std::pair(values, note_on_cache(runtime->loaded()).has_value());
+    };
+    const auto error_of = [](const std::vector<float>& a, const std::vector<float>& b) {
+        EXPECT_EQ(a.size(), 59u);
+        EXPECT_EQ(a.size(), b.size());
+        float most = 0;
+        for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i)
+            most = std::max(most, std::abs(a[i] - b[i]));
+        return most;
+    };
+    const auto [exact, none] = logprobs("own");
+    EXPECT_FALSE(none);
+    const auto [saturated, noted] = logprobs("fp8_tensor");
+    EXPECT_TRUE(noted);
+    for (std::int64_t layer = 0; layer <= synthetic.config.num_hidden_layers; ++layer) {
+        const std::string name = fmt::format("model.layers.{}.self_attn.k_proj.k_scale", layer);
+        const float scale = 32.0f;
+        file.put(name, "F32", {}, 4);
+        std::memcpy(file.tensors[name].bytes.data(), &scale, 4);
+    }
+    file.save();
+    const auto [scaled, noted_still] = logprobs("fp8_tensor");
+    EXPECT_FALSE(noted_still);
+    EXPECT_LT(3 * error_of(exact, scaled), error_of(exact, saturated))
+        << error_of(exact, scaled) << " against " << error_of(exact, saturated);
 }
 
 TEST(ModelFiles, APromptWithTokensBeyondTheVocabularyNamesBothFiles) {
