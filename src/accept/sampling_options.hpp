@@ -78,13 +78,17 @@ void SamplingOptions::parameters(Visitor&& visit, Self& self) {
                     .usual_most = 20.0,
                     .decided_elsewhere = true},
           self.top_k);
-    visit(Parameter{.name = "min_p",
-                    .help = "Drop tokens below this share of the most likely one",
-                    .least = 0.0,
-                    .most = 1.0,
-                    .usual_least = 0.02,
-                    .usual_most = 0.4},
-          self.min_p);
+    visit(
+        Parameter{.name = "min_p",
+                  .help =
+                      "Drop tokens below this share of the most likely one; the checkpoint's own, "
+                      "or 0 (off), if not given",
+                  .least = 0.0,
+                  .most = 1.0,
+                  .usual_least = 0.02,
+                  .usual_most = 0.4,
+                  .decided_elsewhere = true},
+        self.min_p);
     visit(Parameter{.name = "repetition_penalty",
                     .help =
                         "Divides logits of tokens in prompt or output; the checkpoint's own, or 1 "

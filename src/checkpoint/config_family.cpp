@@ -162,6 +162,25 @@ void refuse_partial_rotation(ConfigFields& fields) {
                       factor);
 }
 
+// A misspelt field would leave its default in place, and one of YaRN without a type none of it.
+void refuse_unknown_fields(ConfigFields& rope, const nlohmann::json& object, bool yarn) {
+    constexpr std::array<std::string_view, 4> kAlways = {"type", "rope_type", "rope_theta",
+                                                         "partial_rotary_factor"};
+    constexpr std::array<std::string_view, 8> kYarn = {
+        "factor",           "beta_fast",      "beta_slow",
+        "mscale",           "mscale_all_dim", "original_max_position_embeddings",
+        "attention_factor", "truncate"};
+    for (const auto& [key, value] : object.items()) {
+        if (value.is_null() || std::ranges::find(kAlways, key) != kAlways.end()) continue;
+        const bool of_yarn = std::ranges::find(kYarn, key) != kYarn.end();
+        if (of_yarn && !yarn)
+            rope.refuse(ErrorKind::invalid, "has {} of 'yarn', but no type", key);
+        else if (!of_yarn)
+            rope.refuse(ErrorKind::unsupported, "{} is not known; known are {}, {}", key,
+                        fmt::join(kAlways, ", "), fmt::join(kYarn, ", "));
+    }
+}
+
 void read_yarn(ConfigFields& rope, ModelConfig& config) {
     if (config.rope_theta <= 1.0)
         rope.refuse(ErrorKind::invalid, "type is 'yarn' with rope_theta {}, expected more than 1",
@@ -215,6 +234,7 @@ void read_rope(ConfigFields& fields, ModelConfig& config) {
     else if (type != "default")
         rope.refuse(ErrorKind::unsupported,
                     "type '{}' is not supported; supported are none and 'yarn'", type);
+    refuse_unknown_fields(rope, scaling != nullptr ? *scaling : *parameters, type == "yarn");
     fields.absorb(rope);
 }
 

@@ -5,6 +5,7 @@
 #include "checkpoint/model_config.hpp"
 
 #include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 
 #include "base/json.hpp"
@@ -323,6 +324,27 @@ Expected<ModelConfig> parse_model_config(std::string_view json_text, std::string
     return config;
 }
 
+namespace {
+
+// Fields of transformers' GenerationConfig that change which tokens are drawn, and the value at
+// which they do not.
+struct UnusedField {
+    const char* name;
+    int neutral;
+};
+constexpr std::array<UnusedField, 10> kUnusedFields = {{{"suppress_tokens", 0},
+                                                        {"begin_suppress_tokens", 0},
+                                                        {"bad_words_ids", 0},
+                                                        {"no_repeat_ngram_size", 0},
+                                                        {"sequence_bias", 0},
+                                                        {"min_length", 0},
+                                                        {"min_new_tokens", 0},
+                                                        {"typical_p", 1},
+                                                        {"num_beams", 1},
+                                                        {"num_beam_groups", 1}}};
+
+}  // namespace
+
 Expected<GenerationDefaults> parse_generation_config(std::string_view json_text,
                                                      std::string_view name) {
     ESPALIER_ASSIGN_OR_RETURN(const nlohmann::json document, parse_json(json_text, name));
@@ -336,7 +358,13 @@ Expected<GenerationDefaults> parse_generation_config(std::string_view json_text,
         defaults.top_k = std::max<std::int64_t>(0, fields.integer("top_k", -1, kMaxVocabulary));
     if (fields.has("repetition_penalty"))
         defaults.repetition_penalty = fields.number("repetition_penalty", kAboveZero, 100.0);
+    if (fields.has("min_p")) defaults.min_p = fields.number("min_p", 0.0, 1.0);
     defaults.eos_token_ids = fields.token_ids("eos_token_id", kMaxVocabulary);
+    for (const UnusedField& field : kUnusedFields)
+        if (const nlohmann::json* value = fields.find(field.name);
+            value != nullptr && *value != field.neutral &&
+            !(value->is_structured() && value->empty()))
+            defaults.unused.emplace_back(field.name);
     ESPALIER_RETURN_IF_ERROR(fields.status());
     return defaults;
 }

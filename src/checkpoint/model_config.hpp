@@ -111,7 +111,9 @@ struct GenerationDefaults {
     std::optional<double> top_p;
     std::optional<std::int64_t> top_k;  // 0: off
     std::optional<double> repetition_penalty;
+    std::optional<double> min_p;
     std::vector<std::int32_t> eos_token_ids;
+    std::vector<std::string> unused;  // fields that change texts and are not honoured
 
     bool operator==(const GenerationDefaults&) const = default;
 };

@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "cli/flag_names.hpp"
+
 namespace espalier::cli {
 
 void add_threads_flag(CLI::App& command, int& threads) {
@@ -82,8 +84,10 @@ void EngineFlags::add_to(CLI::App& command, const Defaults& defaults) {
             ->check(CLI::IsMember({first, other}))
             ->default_str(first);
     };
-    command.add_option("--draft", draft,
-                       "EAGLE3 draft for the model: directory or ORG/NAME in the local hub cache");
+    command
+        .add_option("--draft", draft,
+                    "EAGLE3 draft for the model: directory or ORG/NAME in the local hub cache")
+        ->check(not_empty());
     runtime::SizeOptions& sizes = engine.sizes;
     number("--rows", sizes.rows, fmt::format("Requests in a step at most; {}", defaults.rows));
     number("--pages", sizes.pages,
@@ -113,9 +117,11 @@ void EngineFlags::add_to(CLI::App& command, const Defaults& defaults) {
            [this](bool segments) { engine.prefill_segment = segments ? cache::kPageTokens : 0; });
     command.add_flag("--reuse-generated", engine.reuse_generated,
                      "Prompts also use pages of generated text; their bits then depend on a hit");
-    command.add_option("--trace", engine.trace,
-                       "Write every step to this file, for replay (docs/trace.md); it holds the "
-                       "prompts");
+    command
+        .add_option("--trace", engine.trace,
+                    "Write every step to this file, for replay (docs/trace.md); it holds the "
+                    "prompts")
+        ->check(not_empty());
     add_weights_flag(command, load.rounding);
     add_mmap_experts_flag(command, load.mmap_experts);
     add_enforce_eager_flag(command, engine.enforce_eager);

@@ -62,4 +62,10 @@ Error named_by_flag(const CLI::App& command, Error error) {
     return with_field(std::move(error), flag + index);
 }
 
+CLI::Validator not_empty() {
+    return CLI::Validator(
+        [](const std::string& text) { return text.empty() ? "is empty" : std::string(); }, "",
+        "not_empty");
+}
+
 }  // namespace espalier::cli

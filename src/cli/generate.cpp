@@ -19,6 +19,7 @@
 
 #include "cli/command.hpp"
 #include "cli/engine_flags.hpp"
+#include "cli/flag_names.hpp"
 #include "cli/grammar_flags.hpp"
 #include "cli/logits_file.hpp"
 #include "cli/sampling_flags.hpp"
@@ -132,12 +133,14 @@ Expected<Generated> generate(const GenerateOptions& options, engine::Engine& eng
     return result;
 }
 
-Expected<void> check_end(const Choice& choice) {
+Expected<void> check_end(const Choice& choice, const std::string& model) {
     const std::int64_t tokens = choice.last.usage.completion_tokens;
     switch (choice.last.finish.reason) {
         case accept::FinishReason::bad_numbers:
-            return fail(ErrorKind::invalid, "after {} tokens: the model computed a NaN or infinity",
-                        tokens);
+            return fail(ErrorKind::invalid,
+                        "{}: after {} tokens the model computed a NaN or infinity: its numbers, or "
+                        "its files, are damaged",
+                        model, tokens);
         case accept::FinishReason::nothing_left:
             return fail(ErrorKind::invalid, "after {} tokens: no token is left to choose", tokens);
         case accept::FinishReason::interrupted:
@@ -329,6 +332,11 @@ Expected<void> run(const GenerateOptions& options) {
     request.logprobs = options.logprobs;
     ESPALIER_ASSIGN_OR_RETURN(request.grammar, options.grammar.compiled(files));
     ESPALIER_ASSIGN_OR_RETURN(request.prompt, prompt_tokens(options, files));
+    // With -n 0 the prompt's logits are all; a step is sized for one token.
+    const bool logits_alone = request.output.max_tokens == 0 && !options.logits.empty() &&
+                              !request.output.prompt_top_logprobs && !options.json;
+    if (logits_alone) request.output.max_tokens = 1;
+    for (const std::string& note : files.notes()) fmt::print(stderr, "espalier: {}\n", note);
     ESPALIER_ASSIGN_OR_RETURN(const EngineSizes sizes, sizes_for(request, options.engine, files));
     ESPALIER_ASSIGN_OR_RETURN(const runtime::DrafterChoice drafters,
                               runtime::choose_drafters(options.engine.engine.speculate, files));
@@ -338,12 +346,16 @@ Expected<void> run(const GenerateOptions& options) {
                    runtime::with_drafters(options.engine.load, drafters, files)));
     if (!options.logits.empty())
         ESPALIER_RETURN_IF_ERROR(write_logits(options.logits, *loaded.model, request.prompt));
+    if (logits_alone) return {};
+    if (const auto note = runtime::note_on_cache(loaded))
+        fmt::print(stderr, "espalier: {}\n", *note);
     ESPALIER_ASSIGN_OR_RETURN(
         runtime::RunningEngine running,
         runtime::RunningEngine::start(files, loaded, sizes, options.engine.engine));
     ESPALIER_ASSIGN_OR_RETURN(const Generated result, generate(options, running.engine(), request));
     ESPALIER_RETURN_IF_ERROR(stop_engine(running));
-    for (const Choice& choice : result.choices) ESPALIER_RETURN_IF_ERROR(check_end(choice));
+    for (const Choice& choice : result.choices)
+        ESPALIER_RETURN_IF_ERROR(check_end(choice, files.checkpoint->directory().string()));
     const Totals totals = totals_of(result);
     if (options.json)
         report_json(options, loaded, *files.tokenizer, request, result, totals);
@@ -379,9 +391,11 @@ Run add_generate(CLI::App& app) {
         ->add_option("--prompt-logprobs", options->sampling.request.output.prompt_top_logprobs,
                      "The same for the prompt's own tokens; with -n 0 the prompt is all")
         ->needs(json);
-    command->add_option("--logits", options->logits,
-                        "Write the logits of every position of the prompt to this file: NumPy's "
-                        ".npy, float32 [positions, vocabulary]");
+    command
+        ->add_option("--logits", options->logits,
+                     "Write the logits of every position of the prompt to this file: NumPy's "
+                     ".npy, float32 [positions, vocabulary]; with -n 0 that is all")
+        ->check(not_empty());
     return [options, prompt, logprobs] {
         options->prompt_given = prompt->count() > 0;
         options->logprobs = logprobs->count() > 0;

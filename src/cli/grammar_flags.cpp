@@ -4,6 +4,7 @@
 #include <fstream>
 #include <utility>
 
+#include "cli/flag_names.hpp"
 #include "runtime/grammars.hpp"
 
 namespace espalier::cli {
@@ -26,11 +27,16 @@ Expected<std::string> read_text(const std::string& path) {
 }  // namespace
 
 void GrammarFlags::add_to(CLI::App& command) {
-    command.add_option("--json-schema", json_schema,
-                       "The output is JSON that this file's JSON Schema describes");
-    command.add_option("--regex", regex, "The whole output matches this regular expression");
-    command.add_option("--grammar", grammar,
-                       "The output is a text of this file's grammar, in EBNF: the rule root");
+    command
+        .add_option("--json-schema", json_schema,
+                    "The output is JSON that this file's JSON Schema describes")
+        ->check(not_empty());
+    command.add_option("--regex", regex, "The whole output matches this regular expression")
+        ->check(not_empty());
+    command
+        .add_option("--grammar", grammar,
+                    "The output is a text of this file's grammar, in EBNF: the rule root")
+        ->check(not_empty());
     command.add_option("--choice", choice, "The output is one of these; may be repeated")
         ->allow_extra_args(false);
 }

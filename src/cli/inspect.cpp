@@ -2,12 +2,15 @@
 // espalier inspect: what a checkpoint is, whether it fits this machine, and how fast it can be
 // here. Reads no tensor but with --hash.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstring>
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/cpu_device.hpp"
@@ -170,6 +173,7 @@ struct Inspection {
     model::ParameterCount parameters;
     mla::KvFormat kv_format;
     TextIdentity identity;
+    std::vector<float> kv_scales;  // of the layers that have one
     ModelFacts model;
     MachineFacts machine;
     Expectation expected;
@@ -184,6 +188,13 @@ Expected<Inspection> inspect(const checkpoint::Checkpoint& opened, bool hash) {
     ESPALIER_ASSIGN_OR_RETURN(const mla::KvFormat format, runtime::kv_format_of(opened));
     const auto kv_bytes =
         static_cast<double>(cache::make_layout(c.num_hidden_layers, format).bytes_per_token());
+    std::vector<float> kv_scales;
+    for (std::int64_t layer = 0; layer < c.num_hidden_layers; ++layer) {
+        ESPALIER_ASSIGN_OR_RETURN(
+            const std::optional<float> scale,
+            checkpoint::kv_scale_of(opened, fmt::format("model.layers.{}.self_attn.", layer)));
+        if (scale) kv_scales.push_back(*scale);
+    }
     ESPALIER_ASSIGN_OR_RETURN(const ModelFacts model, model_facts(opened, kv_bytes));
     ESPALIER_ASSIGN_OR_RETURN(const MachineFacts machine, machine_facts(opened, model));
     const auto identify = hash ? runtime::text_identity : runtime::identity_without_model;
@@ -193,6 +204,7 @@ Expected<Inspection> inspect(const checkpoint::Checkpoint& opened, bool hash) {
                       .parameters = model::count_parameters(c),
                       .kv_format = format,
                       .identity = std::move(identity),
+                      .kv_scales = std::move(kv_scales),
                       .model = model,
                       .machine = machine,
                       .expected = expect(model, machine)};
@@ -215,6 +227,8 @@ nlohmann::ordered_json report_json(const checkpoint::Checkpoint& opened, const I
             {"weight_bytes", opened.total_bytes()},
             {"left_out", left_out_json(opened.left_out())},
             {"kv_bytes_per_token", found.model.kv_bytes},
+            {"kv_scales", found.kv_scales},
+            {"unused_generation_config", opened.generation().unused},
             {"files", opened.files().size()},
             {"memory_bytes", found.machine.memory_bytes},
             {"memory_bytes_per_second", found.machine.memory_rate},
@@ -251,12 +265,19 @@ void print_report(const checkpoint::Checkpoint& opened, const Inspection& found)
                                 checkpoint::name_of(found.projection.weights.type)));
     line("KV cache", fmt::format("{} per token ({})", bytes_text(found.model.kv_bytes),
                                  mla::name_of(found.kv_format)));
+    if (!found.kv_scales.empty()) {
+        const auto [least, most] = std::ranges::minmax(found.kv_scales);
+        line("KV scales", fmt::format("{} to {} in {} layers, for --kv-format fp8_tensor", least,
+                                      most, found.kv_scales.size()));
+    }
     line("kernels", std::string(name_of(best_cpu_variant())));
     line("fits here", fits_text(found.model, found.machine.memory_bytes));
     line("speed here", speed_text(found.expected, found.model, found.machine));
     if (const std::string text = left_out_text(opened.left_out()); !text.empty())
         line("left out", text);
     fmt::print("{}", identity_text(found.identity));
+    if (const auto& unused = opened.generation().unused; !unused.empty())
+        line("not honoured", fmt::format("{} of generation_config.json", fmt::join(unused, ", ")));
 }
 
 Expected<void> run(const InspectOptions& options) {

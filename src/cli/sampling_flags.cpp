@@ -96,6 +96,7 @@ Expected<engine::Request> SamplingFlags::make(
     if (!given("top_k")) sampling.top_k = defaults.top_k.value_or(0);
     if (!given("repetition_penalty"))
         sampling.repetition_penalty = static_cast<float>(defaults.repetition_penalty.value_or(1.0));
+    if (!given("min_p")) sampling.min_p = static_cast<float>(defaults.min_p.value_or(0.0));
     if (!given("seed"))
         sampling.seed = (std::uint64_t{std::random_device{}()} << 32) | std::random_device{}();
     for (const std::string& text : logit_bias) {

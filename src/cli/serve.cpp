@@ -115,6 +115,8 @@ class Loader {
         };
         ESPALIER_ASSIGN_OR_RETURN(runtime::Runtime opened, runtime::Runtime::open(wanted));
         runtime_.emplace(std::move(opened));
+        for (const std::string& note : runtime_->files().notes()) log.warning(note);
+        if (const auto note = runtime::note_on_cache(runtime_->loaded())) log.warning(*note);
         ESPALIER_RETURN_IF_ERROR(server.serve(*runtime_));
         log.info(fmt::format(
             "{} is ready after {:.2f} s", options.model,

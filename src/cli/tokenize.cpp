@@ -36,6 +36,10 @@ Expected<void> run(const TokenizeOptions& options) {
     ESPALIER_ASSIGN_OR_RETURN(const auto directory, checkpoint::resolve_model_path(options.model));
     ESPALIER_ASSIGN_OR_RETURN(const text::Tokenizer tokenizer, text::Tokenizer::load(directory));
     if (!options.decode.empty()) {
+        for (const std::int32_t id : options.decode)
+            if (id < 0 || id >= tokenizer.vocabulary())
+                return fail_field(ErrorKind::invalid, "decode", "{} is no token: ids are 0…{}", id,
+                                  tokenizer.vocabulary() - 1);
         fmt::print("{}\n", tokenizer.decode(options.decode, false));
         return {};
     }

@@ -112,11 +112,9 @@ Expected<std::optional<speculate::DraftShape>> check_drafts(const Request& reque
         if (field.value < 0 || field.value > kMaxDrafts)
             return fail_field(ErrorKind::invalid, field.name, "{}, not within 0…{}", field.value,
                               kMaxDrafts);
-        if (!request.speculate)
-            return fail_field(ErrorKind::invalid, field.name, "{}, but speculation is off",
-                              field.value);
     }
-    if (!given) return std::optional<speculate::DraftShape>();
+    // Without speculation they are hints that cannot apply, as where no drafter is there.
+    if (!given || !request.speculate) return std::optional<speculate::DraftShape>();
     const std::int32_t depth = request.draft_depth > 0 ? request.draft_depth
                                : request.draft_nodes > 0
                                    ? std::min(kPrescribedDepth, request.draft_nodes)

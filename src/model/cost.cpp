@@ -30,14 +30,16 @@ std::int64_t expert_parameters(const ModelConfig& c) {
 }
 
 struct LayerParameters {
-    std::int64_t fixed = 0;   // read whatever the router says
-    std::int64_t routed = 0;  // all routed experts
-    std::int64_t router = 0;  // of the fixed ones
+    std::int64_t fixed = 0;    // read whatever the router says
+    std::int64_t routed = 0;   // all routed experts
+    std::int64_t router = 0;   // of the fixed ones
+    std::int64_t vectors = 0;  // norms and the router's bias; not among the fixed ones
 };
 
 LayerParameters layer_parameters(const ModelConfig& c, std::int64_t layer) {
     LayerParameters p;
     p.fixed = attention_parameters(c);
+    p.vectors = 2 * c.hidden_size + c.q_lora_rank + mla::kLatent;
     if (!c.layer_is_moe(layer)) {
         p.fixed += 3 * c.hidden_size * c.intermediate_size;
         return p;
@@ -45,6 +47,7 @@ LayerParameters layer_parameters(const ModelConfig& c, std::int64_t layer) {
     p.router = c.hidden_size * c.n_routed_experts;
     p.fixed += p.router + c.n_shared_experts * expert_parameters(c);
     p.routed = c.n_routed_experts * expert_parameters(c);
+    if (c.topk_method == checkpoint::TopkMethod::noaux_tc) p.vectors += c.n_routed_experts;
     return p;
 }
 
@@ -54,16 +57,20 @@ ParameterCount count_parameters(const ModelConfig& c) {
     ParameterCount count;
     const std::int64_t table = c.vocab_size * c.hidden_size;
     count.total = c.tie_word_embeddings ? table : 2 * table;
-    count.active = table;  // the head; of the embedding one row
+    count.active = table;          // the head; of the embedding one row
+    count.total += c.hidden_size;  // the last norm
+    count.active += c.hidden_size;
     for (std::int64_t layer = 0; layer < c.num_hidden_layers; ++layer) {
         const LayerParameters p = layer_parameters(c, layer);
-        count.total += p.fixed + p.routed;
+        count.total += p.fixed + p.vectors + p.routed;
         count.experts += p.routed;
-        count.active += p.fixed + (p.routed > 0 ? c.num_experts_per_tok * expert_parameters(c) : 0);
+        count.active +=
+            p.fixed + p.vectors + (p.routed > 0 ? c.num_experts_per_tok * expert_parameters(c) : 0);
     }
     for (std::int64_t mtp = 0; mtp < c.num_nextn_predict_layers; ++mtp) {
         const LayerParameters p = layer_parameters(c, c.num_hidden_layers + mtp);
-        count.mtp += p.fixed + p.routed + 2 * c.hidden_size * c.hidden_size;
+        count.mtp +=
+            p.fixed + p.vectors + p.routed + 2 * c.hidden_size * c.hidden_size + 3 * c.hidden_size;
     }
     return count;
 }

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/model_files.hpp"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <utility>
 
 namespace espalier::runtime {
@@ -17,12 +20,21 @@ Expected<ModelFiles> ModelFiles::of(checkpoint::Checkpoint opened, const std::st
     ESPALIER_ASSIGN_OR_RETURN(text::Tokenizer tokenizer, text::Tokenizer::load(opened.directory()));
     files.checkpoint = std::make_shared<const checkpoint::Checkpoint>(std::move(opened));
     if (!draft.empty()) {
-        ESPALIER_ASSIGN_OR_RETURN(checkpoint::Checkpoint head,
-                                  checkpoint::Checkpoint::open_eagle3(draft));
-        files.draft = std::make_shared<const checkpoint::Checkpoint>(std::move(head));
+        auto head = checkpoint::Checkpoint::open_eagle3(draft);
+        if (!head) return fail_field(head.error().kind, "draft", "{}", head.error().message);
+        files.draft = std::make_shared<const checkpoint::Checkpoint>(std::move(*head));
     }
     files.tokenizer = std::make_shared<const text::Tokenizer>(std::move(tokenizer));
     return files;
+}
+
+std::vector<std::string> ModelFiles::notes() const {
+    std::vector<std::string> notes;
+    const std::vector<std::string>& unused = checkpoint->generation().unused;
+    if (!unused.empty())
+        notes.push_back(fmt::format("generation_config.json asks for {}, which is not honoured",
+                                    fmt::join(unused, ", ")));
+    return notes;
 }
 
 Expected<std::vector<std::int32_t>> ModelFiles::encode_prompt(std::string_view text,

@@ -27,6 +27,9 @@ struct ModelFiles {
     static Expected<ModelFiles> of(checkpoint::Checkpoint opened, const std::string& name,
                                    const std::string& draft = "");
 
+    // Sentences for a log: what the checkpoint asks for and no part of the engine honours.
+    std::vector<std::string> notes() const;
+
     // A prompt's tokens, the model's first one included; at least one, all of the vocabulary.
     Expected<std::vector<std::int32_t>> encode_prompt(std::string_view text,
                                                       text::SpecialTokens special) const;

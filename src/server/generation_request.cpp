@@ -117,6 +117,7 @@ void take_defaults(accept::SamplingOptions& sampling,
     sampling.top_p = static_cast<float>(defaults.top_p.value_or(1.0));
     sampling.top_k = defaults.top_k.value_or(0);
     sampling.repetition_penalty = static_cast<float>(defaults.repetition_penalty.value_or(1.0));
+    sampling.min_p = static_cast<float>(defaults.min_p.value_or(0.0));
 }
 
 std::optional<PromptInput> one_prompt(const Json& value) {

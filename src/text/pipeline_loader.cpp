@@ -91,6 +91,9 @@ Expected<SplitStep> read_digits(const Json& part, std::string_view name, const s
 
 Expected<void> read_byte_level(const Json& part, std::string_view name, const std::string& path,
                                PreTokenizer& out) {
+    // The library that defines the format has no default for it.
+    if (member(part, "add_prefix_space").is_null())
+        return fail(ErrorKind::invalid, "{}: {}.add_prefix_space is missing", name, path);
     ESPALIER_ASSIGN_OR_RETURN(out.add_prefix_space,
                               bool_field(part, "add_prefix_space", true, name, path));
     ESPALIER_ASSIGN_OR_RETURN(const bool use_regex,

@@ -208,6 +208,8 @@ TEST(ConfigRefusal, RopeOfOtherKinds) {
     expect_refused_with("rope_scaling", changed("beta_slow", 33), {"beta_fast is 32", "33"});
     expect_refused_with("rope_scaling", changed("attention_factor", 1.0), {"attention_factor"});
     expect_refused_with("rope_scaling", changed("truncate", false), {"truncate"});
+    expect_refused_with("rope_scaling", changed("beta_fats", 32), {"beta_fats is not known"});
+    expect_refused_with("rope_scaling", changed("type", nullptr), {"of 'yarn', but no type"});
     expect_refused_with("rope_scaling", changed("original_max_position_embeddings", 0),
                         {"original_max_position_embeddings is 0"});
     expect_refused_with("rope_parameters", {{"rope_type", "default"}},

@@ -366,6 +366,20 @@ TEST(GenerationConfig, SamplesOnlyWhereTheFileSaysSo) {
     EXPECT_EQ(parsed(R"({"repetition_penalty": 1.05})").repetition_penalty, 1.05);
 }
 
+TEST(GenerationConfig, FieldsThatAreNotHonouredAreListed) {
+    const auto parsed = [](const char* text) { return *parse_generation_config(text, "g.json"); };
+    EXPECT_EQ(parsed(R"({"min_p": 0.05})").min_p, 0.05);
+    EXPECT_EQ(
+        parsed(R"({"suppress_tokens": [3], "bad_words_ids": [[4, 5]], "no_repeat_ngram_size": 2,
+                         "num_beams": 4})")
+            .unused,
+        (std::vector<std::string>{"suppress_tokens", "bad_words_ids", "no_repeat_ngram_size",
+                                  "num_beams"}));
+    EXPECT_TRUE(parsed(R"({"suppress_tokens": [], "bad_words_ids": null, "no_repeat_ngram_size": 0,
+                           "num_beams": 1, "typical_p": 1.0, "sequence_bias": {}})")
+                    .unused.empty());
+}
+
 TEST(GenerationConfig, ErrorsNameTheFileAndTheField) {
     const std::pair<const char*, const char*> cases[] = {
         {R"({"temperature": -1})", "temperature"},
@@ -376,6 +390,7 @@ TEST(GenerationConfig, ErrorsNameTheFileAndTheField) {
         {R"({"top_k": 1.5})", "top_k"},
         {R"({"top_k": -2})", "top_k is -2"},
         {R"({"repetition_penalty": 0})", "repetition_penalty is 0"},
+        {R"({"min_p": 2})", "min_p is 2"},
         {R"({"do_sample": 1})", "do_sample"},
         {R"({"eos_token_id": -1})", "eos_token_id"},
         {R"({"eos_token_id": ["a"]})", "eos_token_id"},

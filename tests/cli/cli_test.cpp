@@ -115,6 +115,34 @@ TEST(Cli, QuantizedModelsAreTheSameFromFilesAndAtLoad) {
               json_of("generate " + sapling() + prompt + " --weights int4")["tokens"]);
 }
 
+TEST(Cli, EmptyTextsOfFlagsAreRefused) {
+    for (const char* flag :
+         {"--regex", "--grammar", "--json-schema", "--trace", "--draft", "--logits"}) {
+        const BinaryResult result = run_binary("generate " + sapling() + " a -n 1 " + flag + " ''");
+        EXPECT_EQ(result.status, 2) << flag;
+        EXPECT_NE(result.output.find(std::string(flag) + ": is empty"), std::string::npos)
+            << result.output;
+    }
+    const BinaryResult draft = run_binary("generate " + sapling() + " a -n 1 --draft /nonexist");
+    EXPECT_EQ(draft.status, 1);
+    EXPECT_NE(draft.output.find("--draft: /nonexist"), std::string::npos) << draft.output;
+}
+
+TEST(Cli, DecodingNamesWhatIsNoToken) {
+    const BinaryResult result = run_binary("tokenize " + sapling() + " --decode 5,99999");
+    EXPECT_EQ(result.status, 1);
+    EXPECT_NE(result.output.find("--decode: 99999 is no token"), std::string::npos)
+        << result.output;
+}
+
+TEST(Cli, LogitsOfAPromptAlone) {
+    const TemporaryDirectory directory;
+    const std::string file = (directory.path() / "logits.npy").string();
+    const BinaryResult result = run_binary("generate " + sapling() + " abc -n 0 --logits " + file);
+    EXPECT_EQ(result.status, 0) << result.output;
+    EXPECT_GT(std::filesystem::file_size(file), 1000u);
+}
+
 TEST(Cli, RoundedWeightsAreTracedAndReplayed) {
     const TemporaryDirectory directory;
     const std::string file = (directory.path() / "run.jsonl").string();

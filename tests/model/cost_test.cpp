@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "checkpoint/synthetic.hpp"
+
 namespace espalier::model {
 namespace {
 
@@ -30,6 +32,19 @@ TEST(Cost, CountsDeepseekV3AsPublished) {
     const ParameterCount count = count_parameters(deepseek_v3());
     EXPECT_NEAR(static_cast<double>(count.total), 671e9, 0.5e9);
     EXPECT_NEAR(static_cast<double>(count.active), 37e9, 0.7e9);
+}
+
+// Every number of every tensor, norms and the router's bias included.
+TEST(Cost, CountsEveryTensor) {
+    for (const char* preset : {"tiny-v2", "tiny-v3", "tiny-glm"}) {
+        SCOPED_TRACE(preset);
+        const auto config = checkpoint::synthetic_preset(preset)->config;
+        std::int64_t numbers = 0;
+        for (const auto& spec : checkpoint::list_tensors(config, {}))
+            numbers += static_cast<std::int64_t>(spec.elements());
+        const ParameterCount count = count_parameters(config);
+        EXPECT_EQ(count.total + count.mtp, numbers);
+    }
 }
 
 TEST(Cost, OneRowReadsItsActiveWeightsOnce) {

@@ -45,6 +45,8 @@ TEST(TokenizerJson, NamesWhatItRefuses) {
          },
          "pre_tokenizer[0] of type 'Metaspace' is not supported"},
         {[](Json& j) { j["pre_tokenizer"] = nullptr; }, "no ByteLevel step"},
+        {[](Json& j) { j["pre_tokenizer"]["pretokenizers"].back().erase("add_prefix_space"); },
+         "pre_tokenizer[1].add_prefix_space is missing"},
         {[](Json& j) {
              j["pre_tokenizer"]["pretokenizers"].push_back({{"type", "Digits"}});
          },
