@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes tests/draft/goldens/: what MTP layers and EAGLE3 drafts compute, restated in plain torch, for parity_test.cpp.
+"""Makes tests/draft/goldens/: what MTP layers and EAGLE3 drafts compute, restated in plain numpy, for parity_test.cpp.
 
-Pinned: torch==2.13.0 (CPU), numpy. The tests need neither. Weights are a pure function of tensor names and a seed (the C++
-twin is src/checkpoint/synthetic.cpp), and so are the target's hidden states; only configs, tokens and results are stored.
-All is computed in float64 on weights rounded to float32, one node at a time, without a cache or a batch.
+The definition is the published one (DeepSeek-V3's report, section 2.2; EAGLE-3): the draft reads the pairs of a token and the
+state of the token before it, so the first pair of a text is (state of 0, token 1), and token 0 has no key. Texts begin at
+their first token and have 1, 2 and 21 committed ones. A pair's rope position is its token's; scores see differences alone.
+
+Weights are a pure function of tensor names and a seed (the C++ twin is src/checkpoint/synthetic.cpp), and so are the target's
+hidden states; only configs, tokens and results are stored. All is computed in float64 on weights rounded to float32, one
+node at a time, without a cache or a batch.
 
   make_draft_goldens.py --out tests/draft/goldens
 """
@@ -15,7 +19,6 @@ import pathlib
 import struct
 
 import numpy as np
-import torch
 
 from synthetic_weights import uniform
 
@@ -29,7 +32,7 @@ class Weights:
 
     def centred(self, name, shape, amplitude):
         values = (2.0 * uniform(name, self.seed, math.prod(shape)) - 1.0) * amplitude
-        return torch.from_numpy(values.astype(np.float32)).reshape(shape).double()
+        return values.astype(np.float32).reshape(shape).astype(np.float64)
 
     def matrix(self, name, n, k):
         return self.centred(name, (n, k), math.sqrt(3.0 / k))
@@ -39,24 +42,28 @@ class Weights:
 
     def norm(self, name, size):
         values = 1.0 + 0.25 * (2.0 * uniform(name, self.seed, size) - 1.0)
-        return torch.from_numpy(values.astype(np.float32)).double()
+        return values.astype(np.float32).astype(np.float64)
 
     def bias(self, name, size):
-        return torch.from_numpy((0.1 * uniform(name, self.seed, size)).astype(np.float32)).double()
+        return (0.1 * uniform(name, self.seed, size)).astype(np.float32).astype(np.float64)
 
 
 # ---- the mathematics ------------------------------------------------------------------------------------------------
 
 def rms_norm(x, weight, eps):
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+    return x / np.sqrt((x ** 2).mean(-1, keepdims=True) + eps) * weight
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
 
 
 def rotate(x, position, theta):
     """Interleaved pairs; x: [..., 64]."""
-    angle = position * theta ** (-torch.arange(0, ROPE, 2, dtype=torch.float64) / ROPE)
+    angle = position * theta ** (-np.arange(0, ROPE, 2) / ROPE)
     a, b = x[..., 0::2], x[..., 1::2]
-    out = torch.empty_like(x)
-    out[..., 0::2], out[..., 1::2] = a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()
+    out = np.empty_like(x)
+    out[..., 0::2], out[..., 1::2] = a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)
     return out
 
 
@@ -78,19 +85,20 @@ class Attention:
     def key(self, x, position):
         """What the cache holds of a token: [576]."""
         kv = self.kv_a @ x
-        return torch.cat([rms_norm(kv[:LATENT], self.kv_a_norm, 1e-6),
-                          rotate(kv[LATENT:], position, self.c["rope_theta"])])
+        return np.concatenate([rms_norm(kv[:LATENT], self.kv_a_norm, 1e-6),
+                               rotate(kv[LATENT:], position, self.c["rope_theta"])])
 
     def attend(self, x, position, keys):
         """keys: [n, 576], the token's own last."""
         heads = self.c["num_attention_heads"]
         q = self.q @ (rms_norm(self.q_a @ x, self.q_a_norm, 1e-6) if self.q_a is not None else x)
-        q = q.view(heads, self.nope + ROPE)
-        kv = (keys[:, :LATENT] @ self.kv_b.T).view(len(keys), heads, self.nope + self.value)
-        scores = torch.einsum("hd,nhd->hn", q[:, :self.nope], kv[..., :self.nope])
+        q = q.reshape(heads, self.nope + ROPE)
+        kv = (keys[:, :LATENT] @ self.kv_b.T).reshape(len(keys), heads, self.nope + self.value)
+        scores = np.einsum("hd,nhd->hn", q[:, :self.nope], kv[..., :self.nope])
         scores = scores + rotate(q[:, self.nope:], position, self.c["rope_theta"]) @ keys[:, LATENT:].T
-        p = torch.softmax(scores * (self.nope + ROPE) ** -0.5, -1)
-        return self.o @ torch.einsum("hn,nhd->hd", p, kv[..., self.nope:]).flatten()
+        scores = scores * (self.nope + ROPE) ** -0.5
+        p = np.exp(scores - scores.max(-1, keepdims=True))
+        return self.o @ np.einsum("hn,nhd->hd", p / p.sum(-1, keepdims=True), kv[..., self.nope:]).flatten()
 
 
 class FeedForward:
@@ -100,7 +108,7 @@ class FeedForward:
         self.down = weights.matrix(name + "down_proj.weight", hidden, width)
 
     def __call__(self, x):
-        return self.down @ (torch.nn.functional.silu(self.gate @ x) * (self.up @ x))
+        return self.down @ (silu(self.gate @ x) * (self.up @ x))
 
 
 class Experts:
@@ -116,18 +124,18 @@ class Experts:
         self.margin = math.inf
 
     def best(self, scores, kept):
-        ordered = scores.sort(descending=True)
+        ordered = np.argsort(-scores, kind="stable")
         if kept < len(scores):
-            self.margin = min(self.margin, float(ordered.values[kept - 1] - ordered.values[kept]))
-        return ordered.indices[:kept]
+            self.margin = min(self.margin, scores[ordered[kept - 1]] - scores[ordered[kept]])
+        return ordered[:kept]
 
     def __call__(self, x):
         c = self.c
-        scores = (self.router @ x).sigmoid()
+        scores = 1 / (1 + np.exp(-(self.router @ x)))
         corrected = scores + self.bias
-        groups = corrected.view(c["n_group"], -1)
-        chosen = self.best(groups.topk(2, -1).values.sum(-1), c["topk_group"])
-        masked = torch.full_like(groups, -math.inf)
+        groups = corrected.reshape(c["n_group"], -1)
+        chosen = self.best(np.sort(groups, -1)[:, -2:].sum(-1), c["topk_group"])
+        masked = np.full_like(groups, -math.inf)
         masked[chosen] = groups[chosen]
         kept = self.best(masked.flatten(), c["num_experts_per_tok"])
         gates = scores[kept]
@@ -160,7 +168,7 @@ class Mtp:
     def enter(self, token, before):
         """(residual, what attention reads)"""
         eps = self.c["rms_norm_eps"]
-        x = torch.cat([rms_norm(self.embedding[token], self.enorm, eps), rms_norm(before, self.hnorm, eps)])
+        x = np.concatenate([rms_norm(self.embedding[token], self.enorm, eps), rms_norm(before, self.hnorm, eps)])
         x = self.eh_proj @ x
         return x, rms_norm(x, self.input_norm, eps)
 
@@ -195,13 +203,14 @@ class Eagle3:
         if self.taps_norm is not None:
             taps = rms_norm(taps, self.taps_norm, eps)
         if self.tap_norms is not None:
-            taps = torch.cat([rms_norm(part, norm, eps) for part, norm in zip(taps.split(self.width), self.tap_norms)])
+            taps = np.concatenate([rms_norm(part, norm, eps)
+                                   for part, norm in zip(np.split(taps, self.count), self.tap_norms)])
         return self.fc @ taps
 
     def enter(self, token, before):
         eps = self.c["rms_norm_eps"]
         normed = rms_norm(before, self.hidden_norm, eps)
-        x = torch.cat([rms_norm(self.embedding[token], self.embed_norm, eps), normed])
+        x = np.concatenate([rms_norm(self.embedding[token], self.embed_norm, eps), normed])
         return (normed if self.c["norm_before_residual"] else before), x
 
     def leave(self, x):
@@ -243,68 +252,68 @@ def case(kind, config, seed, layer=""):
 
 CASES = {
     "mtp": case("mtp", TARGET, 0),
-    "mtp_glm": case("mtp", GLM, 0),
+    "mtp_glm": case("mtp", GLM, 2),
     "eagle3": case("eagle3", eagle3((2, 5, 7)), 1, "midlayer."),
     "eagle3_1": case("eagle3", eagle3((2, 5, 7), fc_norm=True, norm_output=True), 2, "midlayer."),
     "eagle3_norms": case("eagle3", eagle3((3, 9), norm_before_fc=True, norm_before_residual=True, q_lora_rank=None,
                                           rms_norm_eps=1e-3), 3, "layers.0."),
 }
-COMMITTED = 21
+COMMITTED = [1, 2, 21]  # tokens of the texts
 # Children of the root on places 1 … 3, then a level of four and one of two; no path is a prefix of the places.
 PARENTS = [-1, 0, 0, 0, 2, 1, 3, 2, 6, 4]
+
+
+def draft(net, committed, taps, tree):
+    """The keys of committed tokens from the second on, and the logits of every node; the root follows the committed."""
+    states = [net.combine(row) for row in taps]
+    keys = [net.attention.key(net.enter(committed[q], states[q - 1])[1], q) for q in range(1, len(committed))]
+    paths, after, depth, logits = [], [], [], []
+    for parent, token in zip(PARENTS, tree):
+        depth.append(0 if parent < 0 else depth[parent] + 1)
+        residual, x = net.enter(token, states[-1] if parent < 0 else after[parent])
+        path = ([] if parent < 0 else paths[parent]) + [net.attention.key(x, len(committed) + depth[-1])]
+        paths.append(path)
+        residual = residual + net.attention.attend(x, len(committed) + depth[-1], np.stack(keys + path))
+        residual = residual + net.mlp(rms_norm(residual, net.post_norm, net.c["rms_norm_eps"]))
+        out, state = net.leave(residual)
+        logits.append(out)
+        after.append(state)
+    return keys, logits
 
 
 def run(entry):
     net = (Mtp if entry["kind"] == "mtp" else Eagle3)(entry)
     vocabulary = entry["config"]["vocab_size"]
     pick = lambda name, count: [int(u * vocabulary) for u in uniform(name, entry["seed"], count)]
-    committed, tree = pick("tokens", COMMITTED), pick("tree", len(PARENTS))
-    taps = Weights(entry["seed"]).centred("taps", (COMMITTED, net.taps), 1.0)
-
-    zero = torch.zeros(entry["config"]["hidden_size"], dtype=torch.float64)
-    keys, state = [], zero
-    for position, token in enumerate(committed):
-        _, x = net.enter(token, state)
-        keys.append(net.attention.key(x, position))
-        state = net.combine(taps[position])
-
-    paths, states, depth, logits = [], [], [], []
-    for parent, token in zip(PARENTS, tree):
-        depth.append(0 if parent < 0 else depth[parent] + 1)
-        residual, x = net.enter(token, state if parent < 0 else states[parent])
-        path = ([] if parent < 0 else paths[parent]) + [net.attention.key(x, COMMITTED + depth[-1])]
-        paths.append(path)
-        residual = residual + net.attention.attend(x, COMMITTED + depth[-1], torch.stack(keys + path))
-        residual = residual + net.mlp(rms_norm(residual, net.post_norm, entry["config"]["rms_norm_eps"]))
-        out, after = net.leave(residual)
-        logits.append(out)
-        states.append(after)
+    committed, tree = pick("tokens", max(COMMITTED)), pick("tree", len(PARENTS))
+    taps = Weights(entry["seed"]).centred("taps", (max(COMMITTED), net.taps), 1.0)
+    arrays = []
+    for count in COMMITTED:
+        keys, logits = draft(net, committed[:count], taps[:count], tree)
+        arrays += keys + logits
     if entry["kind"] == "mtp":
         assert net.mlp.margin > ROUTING_MARGIN, f"experts are chosen by {net.mlp.margin}"
-    header = {"kind": entry["kind"], "seed": entry["seed"], "layer": entry["layer"], "committed": committed,
-              "tree": tree, "parents": PARENTS, "config": json.dumps(entry["config"])}
-    return header, torch.stack(keys), torch.stack(logits)
+    header = {"kind": entry["kind"], "seed": entry["seed"], "layer": entry["layer"], "texts": COMMITTED,
+              "committed": committed, "tree": tree, "parents": PARENTS, "config": json.dumps(entry["config"])}
+    return header, np.concatenate(arrays)
 
 
-def write(path, header, *arrays):
+def write(path, header, numbers):
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with open(path, "wb") as file:
-        file.write(b"EDRAFTS1" + struct.pack("<Q", len(text)) + text)
-        for array in arrays:
-            file.write(array.to(torch.float32).numpy().tobytes())
+        file.write(b"EDRAFTS2" + struct.pack("<Q", len(text)) + text + numbers.astype(np.float32).tobytes())
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=pathlib.Path, required=True)
     out = parser.parse_args().out
-    assert torch.__version__.startswith("2.13.0"), torch.__version__
     out.mkdir(parents=True, exist_ok=True)
     for name, entry in CASES.items():
-        header, keys, logits = run(entry)
-        write(out / f"{name}.golden", header, keys, logits)
-        print(f"{name}: keys up to {float(keys.abs().max()):.2f}, logits up to {float(logits.abs().max()):.2f}")
+        header, numbers = run(entry)
+        write(out / f"{name}.golden", header, numbers)
+        print(f"{name}: keys and logits up to {np.abs(numbers).max():.2f}")
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ Expected<void> ModelDrafter::propose(std::span<const DraftCall> calls) {
 }
 
 // Every request has the same share of a level's nodes and of attention's partial results; one that
-// is too long for its share is not drafted for.
+// is too long for its share is not drafted for, nor is one whose root has no state before it.
 void ModelDrafter::start(std::span<const DraftCall> calls) {
     const std::int64_t share = std::max<std::int64_t>(1, limits_.nodes / std::ssize(calls));
     const std::int64_t splits = limits_.max_splits / std::ssize(calls);
@@ -60,7 +60,9 @@ void ModelDrafter::start(std::span<const DraftCall> calls) {
         const DraftCall& call = calls[i];
         const std::int64_t slots =
             std::min(std::ssize(call.block_table) * kPageTokens, limits_.max_kv_len);
-        const auto places = std::clamp<std::int64_t>(slots - call.root_position, 0, kMaxNodes);
+        const bool stateless = call.root_position < kFirstSlot;
+        const auto places =
+            stateless ? 0 : std::clamp<std::int64_t>(slots - call.root_position, 0, kMaxNodes);
         const std::int64_t of_node =
             mla::row_splits(1, call.root_position + std::max(places, std::int64_t{1}));
         const std::int64_t room =

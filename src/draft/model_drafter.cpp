@@ -69,6 +69,7 @@ Expected<void> ModelDrafter::warm_up() {
     batch::RowSpec row;
     row.tokens = token;
     row.block_table = pages;
+    row.first_slot = kFirstSlot;
     ESPALIER_RETURN_IF_ERROR(builder_.add(row));
     ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView batch,
                               batch_.upload(context.stream, builder_.finish()));
@@ -186,7 +187,7 @@ Expected<void> ModelDrafter::flush() {
     return write_kv_half(0);
 }
 
-// Roots first, then all that waits.
+// Roots first, then all that waits. A text's first token has no KV, only a state.
 void ModelDrafter::lay_out(const TokenArrays& arrays, std::int64_t tokens) const {
     std::int64_t i = 0;
     for (const DraftCall* call : roots_) {
@@ -200,7 +201,7 @@ void ModelDrafter::lay_out(const TokenArrays& arrays, std::int64_t tokens) const
         ++i;
     }
     for (const Backlog::Entry& entry : backlog_.entries()) {
-        arrays.slot[i] = entry.slot;
+        arrays.slot[i] = entry.position < kFirstSlot ? -1 : entry.slot;
         arrays.tokens[i] = entry.token;
         arrays.position[i] = static_cast<std::int32_t>(entry.position);
         arrays.before[i] = entry.before_row;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A draft model of one decoder layer, as far as one differs from another: what it makes of the
-// target's hidden states, what its layer reads, and what it leaves behind. Slot q of its cache
+// target's hidden states, what its layer reads, and what it leaves behind. Slot q ≥ 1 of its cache
 // holds f(state of q − 1, token q): a token's *state* is what the token after it is drafted from.
 // For a committed token the state comes from the target's hidden states (combine), for a drafted
 // one from the draft layer itself (leave).
@@ -21,6 +21,9 @@
 #include "ops/ops.hpp"
 
 namespace espalier::draft {
+
+// A text's first token has no state before it: its KV begins with the pair (state of 0, token 1).
+inline constexpr std::int32_t kFirstSlot = 1;
 
 struct NetworkShape {
     checkpoint::ModelConfig config;    // of its layer

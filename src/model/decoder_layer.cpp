@@ -75,6 +75,7 @@ mla::AbsorbedCall DecoderLayer::absorbed_call(const batch::BatchView& batch,
                                               const mla::KvPages& kv) const {
     mla::AbsorbedCall call;
     call.rows = batch.absorbed;
+    call.rows.first_slot = rule_.first_slot;
     call.heads = rule_.heads;
     call.q = a_.q_absorbed.data;
     call.q_dtype = a_.q_absorbed.dtype;
@@ -90,6 +91,7 @@ mla::DecompressedCall DecoderLayer::decompressed_call(const batch::BatchView& ba
                                                       const mla::KvPages& kv) const {
     mla::DecompressedCall call;
     call.rows = batch.decompressed;
+    call.rows.first_slot = rule_.first_slot;
     call.heads = rule_.heads;
     call.q = a_.q_act.data;
     call.q_dtype = a_.q_act.dtype;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "draft/tiny_drafts.hpp"
@@ -182,7 +183,7 @@ TEST(ModelDrafter, KeepsToItsBudgetOfPartialResults) {
 
 // What the draft layers and the tail states hold for a request that runs: by position.
 struct DraftKv {
-    std::vector<std::string> slots;  // of all draft layers
+    std::vector<std::string> slots;  // of all draft layers, from the first that they have
     std::vector<std::string> tails;  // of full pages
 };
 
@@ -193,7 +194,7 @@ DraftKv draft_kv(DraftingEngine& engine, RequestSlot slot) {
     const auto pages = std::get<schedule::Running>(state).pages.block_table();
     const auto length = std::ssize(scheduler.tokens(slot)) - 1;
     DraftKv kv;
-    for (std::int64_t position = 0; position < length; ++position) {
+    for (std::int64_t position = kFirstSlot; position < length; ++position) {
         std::string bytes;
         for (std::int64_t layer = 0; layer < 2; ++layer) {
             const mla::KvPages of_layer = engine.storage().draft(layer);
@@ -234,6 +235,53 @@ void expect_same(const DraftKv& got, const DraftKv& want, const char* what) {
         ASSERT_EQ(got.slots[i] == want.slots[i], true) << what << ", slot " << i;
     for (std::size_t i = 0; i < std::min(got.tails.size(), want.tails.size()); ++i)
         ASSERT_EQ(got.tails[i] == want.tails[i], true) << what << ", page " << i;
+}
+
+// Texts that end in their first page: whatever the rest holds, slot 0 is as it was.
+TEST(ModelDrafter, NeitherWritesNorReadsSlotZero) {
+    const StepperSettings settings = engine::roomy_settings();
+    DraftingEngine engine(on_cpu(), settings), plain(on_cpu(), settings);
+    engine.poison_drafts();
+    std::int64_t drafts = 0;
+    for (const std::size_t length : {1, 2, 3, 30}) {
+        const Request request = engine::plain_request(length, 30, 40 + length);
+        for (DraftingEngine* each : {&engine, &plain}) each->harness->submit(request);
+        while (!plain.harness->stepper->idle()) {
+            const engine::StepReport got = engine.harness->stepper->step();
+            const engine::StepReport want = plain.harness->stepper->step();
+            ASSERT_EQ(got.tokens.drafts, want.tokens.drafts);
+            ASSERT_EQ(got.accepted_from, want.accepted_from);
+            drafts += got.tokens.drafts;
+        }
+    }
+    EXPECT_GT(drafts, 100);
+    engine.flush();
+    for (std::int64_t layer = 0; layer < 2; ++layer) {
+        const mla::KvPages pages = engine.storage().draft(layer);
+        const auto slot_bytes = static_cast<std::size_t>(pages.page_stride / pages.page_tokens);
+        for (std::int64_t page = 0; page < pages.page_count; ++page) {
+            const std::byte* const slot = pages.data + page * pages.page_stride;
+            EXPECT_TRUE(std::all_of(slot, slot + slot_bytes,
+                                    [](std::byte byte) { return byte == std::byte{0xFF}; }))
+                << layer << ", page " << page;
+        }
+    }
+}
+
+// A root without a state before it has no drafts.
+TEST(ModelDrafter, DraftsNothingBelowATextsFirstToken) {
+    DraftingEngine engine(on_cpu(), engine::roomy_settings());
+    for (ModelDrafter* drafter : engine.models()) {
+        const std::array<std::int32_t, 2> pages = {1, 2};
+        speculate::Proposal proposal(0, 17);
+        const speculate::DraftCall call{.request = RequestSlot(0),
+                                        .root_position = 0,
+                                        .block_table = pages,
+                                        .proposal = &proposal};
+        drafter->begin(RequestSlot(0), {}, 8);
+        ASSERT_TRUE(drafter->propose({&call, 1}));
+        EXPECT_EQ(proposal.tree.size(), 1);
+    }
 }
 
 class DraftKvBits : public testing::Test {

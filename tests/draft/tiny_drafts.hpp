@@ -2,8 +2,11 @@
 // A small random target with an MTP layer and an EAGLE3 draft, on any machine, and engines on it.
 #pragma once
 
+#include <cstring>
 #include <filesystem>
+#include <functional>
 #include <memory>
+#include <span>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
@@ -27,6 +30,7 @@ T must(Expected<T> result) {
 
 struct TinyDrafts {
     model::Machine machine;
+    std::shared_ptr<const checkpoint::Checkpoint> files, draft_files;
     std::unique_ptr<model::DeepseekModel> model;
     std::shared_ptr<const Eagle3Weights> eagle3;
     std::unique_ptr<text::Tokenizer> tokenizer;
@@ -55,8 +59,10 @@ inline TinyDrafts make_tiny_drafts(
 
     TinyDrafts tiny;
     tiny.machine = std::move(machine);
-    const auto opened = std::make_shared<const checkpoint::Checkpoint>(
+    const auto opened = tiny.files = std::make_shared<const checkpoint::Checkpoint>(
         must(checkpoint::Checkpoint::open(path.string())));
+    tiny.draft_files = std::make_shared<const checkpoint::Checkpoint>(
+        must(checkpoint::Checkpoint::open_eagle3(draft_path.string())));
     auto weights = must(
         model::Weights::load(opened, *tiny.machine.device, *tiny.machine.backend, {.mtp = true}));
     model::ModelLimits limits;
@@ -65,22 +71,23 @@ inline TinyDrafts make_tiny_drafts(
     tiny.model = std::make_unique<model::DeepseekModel>(must(model::DeepseekModel::create(
         opened->config(), std::move(weights), *tiny.machine.backend, *tiny.machine.kernels,
         *tiny.machine.device, {.limits = limits})));
-    tiny.eagle3 = std::make_shared<const Eagle3Weights>(
-        must(Eagle3Weights::load(std::make_shared<const checkpoint::Checkpoint>(must(
-                                     checkpoint::Checkpoint::open_eagle3(draft_path.string()))),
-                                 opened->config(), *tiny.machine.device, *tiny.machine.backend)));
+    tiny.eagle3 = std::make_shared<const Eagle3Weights>(must(Eagle3Weights::load(
+        tiny.draft_files, opened->config(), *tiny.machine.device, *tiny.machine.backend)));
     tiny.tokenizer = std::make_unique<text::Tokenizer>(must(text::Tokenizer::load(path)));
     tiny.compiler = std::make_unique<grammar::Compiler>(must(grammar::Vocabulary::make(
         *tiny.tokenizer, opened->config().vocab_size, opened->config().eos_token_ids)));
     return tiny;
 }
 
-// An engine with both drafters; others may be added behind them.
+// An engine with both drafters; others may be added behind them, and each may be wrapped.
 class DraftingEngine {
   public:
+    using Wrap = std::function<std::unique_ptr<speculate::Drafter>(std::unique_ptr<ModelDrafter>,
+                                                                   const model::Taps&)>;
     DraftingEngine(const TinyDrafts& tiny, engine::StepperSettings settings,
                    std::vector<std::unique_ptr<speculate::Drafter>> others = {},
-                   const batch::CaptureOptions& capture = {}, std::int64_t max_splits = 0)
+                   const batch::CaptureOptions& capture = {}, std::int64_t max_splits = 0,
+                   const Wrap& wrap = {})
         : taps_(must(tiny.set().make_taps(settings.schedule.max_step_tokens))) {
         settings.schedule.reserve_windows = true;
         auto target = must(engine::ModelTarget::create(*tiny.model, tiny.set().layout(),
@@ -97,7 +104,10 @@ class DraftingEngine {
         std::vector<std::unique_ptr<speculate::Drafter>> drafters;
         for (auto& drafter : models) {
             models_.push_back(drafter.get());
-            drafters.push_back(std::move(drafter));
+            if (wrap)
+                drafters.push_back(wrap(std::move(drafter), taps_.taps()));
+            else
+                drafters.push_back(std::move(drafter));
         }
         for (auto& drafter : others) drafters.push_back(std::move(drafter));
         harness =
@@ -106,6 +116,18 @@ class DraftingEngine {
     }
 
     cache::KvStorage& storage() { return *storage_; }
+    std::span<ModelDrafter* const> models() const { return models_; }
+    // NaN in all KV of draft layers and in the tail states: on the CPU.
+    void poison_drafts() {
+        for (std::int64_t layer = 0; layer < std::ssize(storage_->layout().draft); ++layer) {
+            const mla::KvPages pages = storage_->draft(layer);
+            std::memset(pages.data, 0xFF,
+                        static_cast<std::size_t>(pages.page_count * pages.page_stride));
+        }
+        const Matrix tails = storage_->tail_hidden();
+        std::memset(tails.data, 0xFF,
+                    static_cast<std::size_t>(tails.rows * tails.cols) * sizeof(float));
+    }
     void flush() {
         for (ModelDrafter* drafter : models_)
             if (const auto flushed = drafter->flush(); !flushed)
