@@ -130,7 +130,7 @@ def main(argv):
             labels = net.head(n)
         loss, each = 0.0, []
         for k, m in enumerate(M.unroll(draft, emb, draft.first(taps), cos, sin, a.unroll)):
-            ce = soft_loss(m, draft.lm_head, labels)[:, a.unroll:].mean()
+            ce = soft_loss(m, draft.lm_head, labels[:, 1:])[:, a.unroll - 1:].mean()
             loss = loss + weights[k] * ce
             each.append(ce)
         (loss / sum(weights)).backward()

@@ -55,8 +55,8 @@ def judge(draft, logits_of, ids, first, emb, cos, sin, tokens, prompt, depth, te
     inverse[ids] = torch.arange(len(ids), device=tokens.device)
     ranks = {"plain": [], "coupled": []}
     for k, n in enumerate(M.unroll(draft, emb, first, cos, sin, depth)):
-        lo = prompt - 1 + k
-        z = logits_of(n[:, lo:lo + roots]).double()
+        lo = prompt - 1 + k                 # slot lo is index lo-1
+        z = logits_of(n[:, lo - 1:lo - 1 + roots]).double()
         want = tokens[:, lo + 1:lo + 1 + roots]
         w = inverse[want]
         for name in ranks:

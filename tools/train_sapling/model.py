@@ -228,7 +228,7 @@ class Layer(nn.Module):
 
 
 class MTP(nn.Module):
-    """DeepSeek's multi-token prediction layer. Slot q holds f(h_{q-1}, t_q) at rope position q."""
+    """DeepSeek's multi-token prediction layer. Slot q ≥ 1 holds f(h_{q-1}, t_q) at rope position q; there is no slot 0."""
 
     def __init__(self, s):
         super().__init__()
@@ -244,11 +244,11 @@ class MTP(nn.Module):
         return linear(torch.cat([e, rms_norm(h, self.hnorm, self.s.eps)], -1), bf16_round(self.eh_proj)).float()
 
     def first(self, h):
-        """What step 0 reads as the previous state, from the target's normed hidden [B, S, d]."""
+        """State that step 0 reads, from the target's normed hidden [B, S, d]."""
         return h
 
     def step(self, emb, h, cos, sin, keys, values):
-        """One unrolled step: h is the previous state already shifted to its slot. Appends to keys/values."""
+        """One unrolled step over slots 1, 2, …: emb of token q and the state h of position q-1. Appends to keys/values."""
         x = self.inputs(emb, h)
         L = self.layer
         q, k, v = L.self_attn.qkv(rms_norm(x, L.input_layernorm, self.s.eps), cos, sin)
@@ -304,21 +304,23 @@ class Eagle3(nn.Module):
         return linear(n, bf16_round(self.lm_head)).float()
 
 
-def shift(h):
-    """State of slot q-1 moved to slot q; slot 0 gets zeros."""
-    return F.pad(h, (0, 0, 1, 0))[:, :-1]
+def slots(emb, state, cos, sin):
+    """Inputs of slots 1, 2, …: token q with the state of position q-1. Position 0 has no state before it, so no slot."""
+    return emb[:, 1:], state[:, :-1], cos[1:], sin[1:]
 
 
 def unroll(draft, tokens_emb, first_state, cos, sin, steps):
-    """Runs `steps` draft steps over every root of a batch at once. Yields the normed state per step.
+    """Runs `steps` draft steps over every root of a batch at once. Yields the normed state per step, [B, S-1, d].
 
-    Step k's output at slot p predicts token p+1, for the chain whose root is p-k.
+    Index i is slot i+1. Step k's output there predicts token i+2, for the chain whose root is slot i+1-k; indices below k
+    have no root and mean nothing.
     """
-    keys, values, h = [], [], shift(first_state)
+    emb, h, cos, sin = slots(tokens_emb, first_state, cos, sin)
+    keys, values = [], []
     for _ in range(steps):
-        n, state, _ = draft.step(tokens_emb, h, cos, sin, keys, values)
+        n, state, _ = draft.step(emb, h, cos, sin, keys, values)
         yield n
-        h = shift(state)
+        h = F.pad(state, (0, 0, 1, 0))[:, :-1]
 
 
 class Sapling(nn.Module):
@@ -350,15 +352,6 @@ class Sapling(nn.Module):
                 loads.append(load)
         n = rms_norm(x, self.norm, self.s.eps)
         return n, torch.cat(kept, -1) if taps else None, loads, (cos, sin), emb
-
-    def losses(self, tokens):
-        """tokens: [B, S+1]. Next-token loss, MTP loss (nats per token) and expert loads."""
-        inp, tgt = tokens[:, :-1], tokens[:, 1:]
-        n, _, loads, (cos, sin), emb = self.hidden(inp)
-        main = F.cross_entropy(self.head(n).flatten(0, 1).float(), tgt.flatten())
-        m, _, load = self.mtp.step(emb, shift(n), cos, sin, [], [])
-        mtp = F.cross_entropy(self.head(m).flatten(0, 1).float(), tgt.flatten())
-        return main, mtp, torch.stack(loads + [load])
 
     def moe_layers(self):
         return [l.mlp for l in self.layers if isinstance(l.mlp, MoE)] + [self.mtp.layer.mlp]

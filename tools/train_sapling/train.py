@@ -48,15 +48,16 @@ def evaluate(model, path, kinds=(0, 1, 2), length=1024, limit=120_000):
     out = {}
     for kind in kinds:
         rows, nbytes = held_windows(path, kind, length, limit, model.embed.device)
-        nats = mtp = count = 0.0
+        nats = mtp = count = mtp_count = 0.0
         for part in rows.split(32):
             inp, tgt = part[:, :-1].clamp_min(0), part[:, 1:]
             n, _, _, (cos, sin), emb = model.hidden(inp)
             nats += F.cross_entropy(model.head(n).float().flatten(0, 1), tgt.flatten(), ignore_index=-1, reduction="sum").item()
-            m, _, _ = model.mtp.step(emb, M.shift(n), cos, sin, [], [])
-            mtp += F.cross_entropy(model.head(m).float().flatten(0, 1), tgt.flatten(), ignore_index=-1, reduction="sum").item()
+            m, _, _ = model.mtp.step(*M.slots(emb, n, cos, sin), [], [])
+            mtp += F.cross_entropy(model.head(m).float().flatten(0, 1), tgt[:, 1:].flatten(), ignore_index=-1, reduction="sum").item()
             count += (tgt >= 0).sum().item()
-        out[("python", "prose", "qa")[kind]] = {"bits_per_byte": nats / math.log(2) / nbytes, "loss": nats / count, "mtp_loss": mtp / count}
+            mtp_count += (tgt[:, 1:] >= 0).sum().item()
+        out[("python", "prose", "qa")[kind]] = {"bits_per_byte": nats / math.log(2) / nbytes, "loss": nats / count, "mtp_loss": mtp / mtp_count}
     return out
 
 
@@ -109,8 +110,8 @@ def main(argv):
         inp, tgt = tokens[:, :-1], tokens[:, 1:]
         n, _, loads, (cos, sin), emb = net.hidden(inp)
         main = cross_entropy(n, net.embed, tgt)
-        m, _, load = net.mtp.step(emb, M.shift(n), cos, sin, [], [])
-        return main, cross_entropy(m, net.embed, tgt), torch.stack(loads + [load])
+        m, _, load = net.mtp.step(*M.slots(emb, n, cos, sin), [], [])
+        return main, cross_entropy(m, net.embed, tgt[:, 1:]), torch.stack(loads + [load])
 
     def save():
         torch.save({"model": net.state_dict(), "adam": adam.state_dict(), "state": state, "shape": dataclasses.asdict(s),
