@@ -20,6 +20,15 @@ __device__ __forceinline__ std::uint32_t subtract_bf16x2(std::uint32_t a, std::u
     return result;
 }
 
+// (bits & places) | set in one instruction: of C++'s two, each has an immediate operand, and the
+// compiler keeps both.
+__device__ __forceinline__ std::uint32_t keep_and_set(std::uint32_t bits, std::uint32_t places,
+                                                      std::uint32_t set) {
+    std::uint32_t result;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(bits), "r"(places), "r"(set));
+    return result;
+}
+
 // Two joined pairs of e4m3 codes each (join_codes) to a left operand. The bits of a code, moved to
 // where bf16 has sign, exponent and mantissa, stand for 2^-120 of its number; the multiplication is
 // exact, subnormal codes included.
@@ -37,7 +46,8 @@ __device__ __forceinline__ uint4 widen_e4m3(std::uint32_t first, std::uint32_t s
 // difference of the two, seven bits less 128 times the eighth.
 __device__ __forceinline__ uint4 widen_int8(std::uint32_t first, std::uint32_t second) {
     const auto wide = [](std::uint32_t w) {
-        return subtract_bf16x2((w & 0x007f007fu) | 0x43004300u, (w & 0x00800080u) | 0x43004300u);
+        return subtract_bf16x2(keep_and_set(w, 0x007f007fu, 0x43004300u),
+                               keep_and_set(w, 0x00800080u, 0x43004300u));
     };
     return make_uint4(wide(first), wide(first >> 8), wide(second), wide(second >> 8));
 }
@@ -45,7 +55,7 @@ __device__ __forceinline__ uint4 widen_int8(std::uint32_t first, std::uint32_t s
 // 128 + (code + 8), less 136.
 __device__ __forceinline__ uint4 widen_int4(std::uint32_t w) {
     const auto wide = [](std::uint32_t bits) {
-        return subtract_bf16x2((bits & 0x000f000fu) | 0x43004300u, 0x43084308u);
+        return subtract_bf16x2(keep_and_set(bits, 0x000f000fu, 0x43004300u), 0x43084308u);
     };
     return make_uint4(wide(w), wide(w >> 4), wide(w >> 8), wide(w >> 12));
 }
