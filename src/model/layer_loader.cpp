@@ -49,9 +49,9 @@ Expected<void> load_kv_b(WeightReader& reader, const std::string& name, const Mo
     };
     ESPALIER_ASSIGN_OR_RETURN(to.absorb_key, part(":absorb_key", 0, nope, true));
     ESPALIER_ASSIGN_OR_RETURN(to.up_value, part(":up_value", nope, value_rows, false));
-    if (reader.device() == DeviceKind::cuda) {
+    if (reader.joins_up_projections()) {
         ESPALIER_ASSIGN_OR_RETURN(const StoredMatrix* matrix, kv_b());
-        ESPALIER_ASSIGN_OR_RETURN(to.up_rows, reader.bf16_rows(*matrix, heads));
+        ESPALIER_ASSIGN_OR_RETURN(to.up_rows, reader.up_projection(*matrix, heads));
     } else {
         ESPALIER_ASSIGN_OR_RETURN(to.up_key, part(":up_key", 0, nope, false));
     }

@@ -143,26 +143,19 @@ Expected<Weight> WeightReader::pack(const std::vector<std::vector<linalg::Weight
                                : backend_.pack(device_, views);
 }
 
-Expected<Weight> WeightReader::bf16_rows(const StoredMatrix& matrix, std::int64_t count) {
-    CHECK(matrix.n % count == 0, "{} rows in {} matrices", matrix.n, count);
+bool WeightReader::joins_up_projections() const {
+    return backend_.program().joins_up_projections();
+}
+
+Expected<Weight> WeightReader::up_projection(const StoredMatrix& matrix, std::int64_t heads) {
     const WeightFormat bf16{.code = WeightCode::bf16};
-    if (matrix.widened.empty() &&
-        (matrix.stored.format != bf16 || matrix.stored.row_stride != matrix.k)) {
+    const bool is_bf16 = matrix.stored.format == bf16 && matrix.stored.row_stride == matrix.k;
+    if (!is_bf16 && matrix.widened.empty()) {
         StoredMatrix wide = matrix;
         wide.widen();
-        return bf16_rows(wide, count);
+        return up_projection(wide, heads);
     }
-    const std::int64_t bytes = bf16.bytes(matrix.n * matrix.k);
-    ESPALIER_ASSIGN_OR_RETURN(Buffer data, device_.allocate(static_cast<std::size_t>(bytes)));
-    ESPALIER_RETURN_IF_ERROR(device_.upload(device_.stream(), data.data(), matrix.whole().data,
-                                            static_cast<std::size_t>(bytes)));
-    return Weight(std::move(data), Buffer(),
-                  {.format = bf16,
-                   .layout = linalg::WeightLayout::rows,
-                   .count = count,
-                   .n = matrix.n / count,
-                   .k = matrix.k,
-                   .matrix_bytes = bytes / count});
+    return backend_.program().pack_up_projection(device_, matrix.whole(), heads);
 }
 
 Expected<std::vector<std::vector<StoredMatrix>>> WeightReader::stored_stack(

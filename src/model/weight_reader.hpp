@@ -77,9 +77,8 @@ class WeightReader {
     // Packs matrices as they are, whatever LoadOptions::rounding says.
     Expected<Weight> pack(const std::vector<std::vector<linalg::WeightSource>>& stack,
                           Join join = Join::rows);
-    // A stack of `count` matrices that lie one after another in `matrix`, as bf16 rows (each number
-    // rounded once): what attention reads on a GPU.
-    Expected<Weight> bf16_rows(const StoredMatrix& matrix, std::int64_t count);
+    // Both up-projections of all heads as one weight, from bf16 (each number rounded once).
+    Expected<Weight> up_projection(const StoredMatrix& matrix, std::int64_t heads);
     // Widened to f32; [n].
     Expected<DeviceVector> vector(const std::string& name, std::int64_t n);
     // Where the device reads it: in the mapped file, or in memory of its own.
@@ -93,7 +92,7 @@ class WeightReader {
         return checkpoint::kv_scale_of(checkpoint_, name);
     }
 
-    DeviceKind device() const { return device_.kind(); }
+    bool joins_up_projections() const;
     ExpertReads* expert_reads() const { return ways_.expert_reads; }
     std::uint64_t packed_bytes() const { return packed_bytes_; }
     // A stored tensor has been read: count its bytes and let its pages go.

@@ -36,11 +36,12 @@ struct AttentionWeights {
     Weight kv_a;            // [576, hidden] kv_a_proj_with_mqa
     DeviceVector kv_a_norm;  // [512]
     // kv_b is kept for each form the way it is read: its key part twice (0.08 % of DeepSeek-V3's
-    // weights, 1.4 % of those that one token uses), on a GPU its value part too.
+    // weights, 1.4 % of those that one token uses), where the backend joins up-projections its
+    // value part too.
     Weight absorb_key;  // stack of H: [512, nope], kv_b's key part transposed: q_nope → latent
-    Weight up_key;    // stack of H: [nope, 512], kv_b's key part: latent → k_nope; empty on a GPU
+    Weight up_key;  // stack of H: [nope, 512], kv_b's key part: latent → k_nope; empty where joined
     Weight up_value;  // stack of H: [value, 512], kv_b's value part: latent → v
-    Weight up_rows;   // on a GPU, stack of H: [nope + value, 512] bf16 rows: up_key, then up_value
+    Weight up_rows;   // joined, stack of H: [nope + value, 512] bf16 rows: up_key, then up_value
     Weight o;         // [hidden, H·value]
     float kv_scale = 1.0f;  // of an fp8_tensor cache: the checkpoint's, where it has one
 

@@ -26,6 +26,12 @@ void split_queries(const Operations& operations, OpContext& context, const Atten
 
 }  // namespace
 
+Expected<linalg::Weight> LayerProgram::pack_up_projection(Device&, const linalg::WeightSource&,
+                                                          std::int64_t) const {
+    CHECK(joins_up_projections(), "a backend that packs each up-projection for itself");
+    return linalg::Weight();
+}
+
 Expected<linalg::Weight> LayerProgram::pack_gated(Device& device, linalg::WeightStack stack) const {
     return operations().pack(device, stack);
 }

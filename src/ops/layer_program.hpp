@@ -97,6 +97,14 @@ class LayerProgram {
 
     // As Operations::pack, for gated products: a matrix joins the gate's rows and the up rows.
     virtual Expected<linalg::Weight> pack_gated(Device& device, linalg::WeightStack stack) const;
+    // Whether decompressed attention reads both up-projections as one weight, which
+    // pack_up_projection() makes. Otherwise each is packed like any other.
+    virtual bool joins_up_projections() const { return false; }
+    // A stack of `heads` matrices that lie one after another in `rows`, bf16: of every head the key
+    // rows, then the value rows.
+    virtual Expected<linalg::Weight> pack_up_projection(Device& device,
+                                                        const linalg::WeightSource& rows,
+                                                        std::int64_t heads) const;
 
     virtual Expected<void> write_keys(OpContext& context, const mla::Kernels& kernels,
                                       const Matrix& input, const KeysCall& keys) const;

@@ -47,6 +47,25 @@ void check_norm(const Matrix& x, const RowNorm& norm) {
 
 }  // namespace
 
+Expected<linalg::Weight> CudaProgram::pack_up_projection(Device& device,
+                                                         const linalg::WeightSource& rows,
+                                                         std::int64_t heads) const {
+    CHECK(rows.n % heads == 0 && rows.row_stride == rows.k, "{} rows, {} apart, of {} heads",
+          rows.n, rows.row_stride, heads);
+    const WeightFormat bf16{.code = WeightCode::bf16};
+    const std::int64_t bytes = bf16.bytes(rows.n * rows.k);
+    ESPALIER_ASSIGN_OR_RETURN(Buffer data, device.allocate(static_cast<std::size_t>(bytes)));
+    ESPALIER_RETURN_IF_ERROR(
+        device.upload(device.stream(), data.data(), rows.data, static_cast<std::size_t>(bytes)));
+    return linalg::Weight(std::move(data), Buffer(),
+                          {.format = bf16,
+                           .layout = linalg::WeightLayout::rows,
+                           .count = heads,
+                           .n = rows.n / heads,
+                           .k = rows.k,
+                           .matrix_bytes = bytes / heads});
+}
+
 Expected<linalg::Weight> CudaProgram::pack_gated(Device& device, linalg::WeightStack stack) const {
     CHECK(device.kind() == DeviceKind::cuda, "weights packed for the GPU on {}", device.name());
     return linalg::cuda::pack_gated(device, stack);

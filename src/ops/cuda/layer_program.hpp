@@ -18,6 +18,9 @@ class CudaProgram final : public LayerProgram {
         : LayerProgram(operations), arrived_(arrived) {}
 
     Expected<linalg::Weight> pack_gated(Device& device, linalg::WeightStack stack) const override;
+    bool joins_up_projections() const override { return true; }
+    Expected<linalg::Weight> pack_up_projection(Device& device, const linalg::WeightSource& rows,
+                                                std::int64_t heads) const override;
     Expected<void> write_keys(OpContext& context, const mla::Kernels& kernels, const Matrix& input,
                               const KeysCall& keys) const override;
     Expected<Terms> attend(OpContext& context, const mla::Kernels& kernels, const Matrix& input,
