@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "base/cuda/device_facts.hpp"
@@ -84,8 +85,10 @@ class CudaGraph final : public RecordedWork {
 
 class CudaDevice final : public Device {
   public:
-    CudaDevice(cudaStream_t stream, const DeviceFacts& facts) : stream_(stream), facts_(facts) {}
+    CudaDevice(cudaStream_t stream, const DeviceFacts& facts)
+        : stream_(stream), facts_(std::in_place, stream, facts) {}
     ~CudaDevice() override {
+        facts_.reset();  // another device may get the stream's handle
         uploads_.reset();
         cudaFreeHost(staging_);
         cudaStreamDestroy(stream_);
@@ -96,7 +99,7 @@ class CudaDevice final : public Device {
     bool reads_host_memory() const override { return false; }
     int workers() const override { return 1; }
     Stream stream() const override { return stream_; }
-    const DeviceFacts& facts() const override { return facts_; }
+    const DeviceFacts& facts() const override { return facts_->facts(); }
 
     Expected<Buffer> allocate(std::size_t bytes) override {
         if (bytes == 0) return Buffer();
@@ -193,7 +196,7 @@ class CudaDevice final : public Device {
     }
 
     cudaStream_t stream_;
-    DeviceFacts facts_;
+    std::optional<StreamFacts> facts_;
     std::unique_ptr<CudaStaging> uploads_;  // once there was a long one
     std::byte* staging_ = nullptr;          // page-locked memory of the host, for downloads
     std::size_t staging_bytes_ = 0;

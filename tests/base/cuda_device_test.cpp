@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/cuda/device_facts.hpp"
 #include "base/device.hpp"
 #include "base/random.hpp"
 
@@ -16,6 +17,24 @@ std::vector<std::byte> random_bytes(std::size_t count, Random& random) {
     std::vector<std::byte> bytes(count);
     std::ranges::generate(bytes, [&] { return static_cast<std::byte>(random.between(0, 255)); });
     return bytes;
+}
+
+// Two devices in one process, one of which is to look smaller than it is.
+TEST(CudaDevice, FactsBelongToADeviceAndItsStream) {
+    const auto whole = make_cuda_device().value();
+    const DeviceFacts all = whole->facts();
+    EXPECT_GT(all.multiprocessors, 8);
+    EXPECT_GE(all.processor_shared_bytes, all.block_shared_bytes);
+    {
+        const auto part =
+            make_cuda_device({.multiprocessors = 8, .block_shared_bytes = 99 * 1024}).value();
+        EXPECT_EQ(part->facts().multiprocessors, 8);
+        EXPECT_EQ(part->facts().block_shared_bytes, 99u * 1024);
+        EXPECT_EQ(facts_of(part->stream()), part->facts());
+        EXPECT_EQ(facts_of(whole->stream()), all);
+    }
+    EXPECT_EQ(whole->facts(), all);
+    EXPECT_EQ(facts_of(whole->stream()), all);
 }
 
 TEST(CudaDevice, UploadsShortAndLongMemoryThatChangesRightAfter) {

@@ -43,6 +43,16 @@ Expected<int> clusters_of(int blocks, std::size_t block_bytes) {
                                         .cluster = blocks});
 }
 
+struct Known {
+    std::mutex mutex;
+    std::map<Stream, const DeviceFacts*> streams;  // of devices
+    std::map<int, DeviceFacts> gpus;               // by ordinal
+};
+Known& everything_known() {
+    static Known known;
+    return known;
+}
+
 }  // namespace
 
 Expected<DeviceFacts> facts_of_gpu(int ordinal) {
@@ -71,17 +81,30 @@ Expected<DeviceFacts> facts_of_gpu(int ordinal) {
 }
 
 const DeviceFacts& facts_of(Stream stream) {
-    static std::mutex mutex;
-    static std::map<int, DeviceFacts> known;
+    Known& known = everything_known();
+    const std::lock_guard lock(known.mutex);
+    if (const auto found = known.streams.find(stream); found != known.streams.end())
+        return *found->second;
     int ordinal = 0;
     const cudaError_t status = cudaStreamGetDevice(static_cast<cudaStream_t>(stream), &ordinal);
     CHECK(status == cudaSuccess, "a stream without a GPU: {}", cudaGetErrorString(status));
-    const std::lock_guard lock(mutex);
-    const auto found = known.find(ordinal);
-    if (found != known.end()) return found->second;
+    if (const auto found = known.gpus.find(ordinal); found != known.gpus.end())
+        return found->second;
     const Expected<DeviceFacts> facts = facts_of_gpu(ordinal);
     CHECK(facts.has_value(), "GPU {}: {}", ordinal, facts.error().message);
-    return known.emplace(ordinal, *facts).first->second;
+    return known.gpus.emplace(ordinal, *facts).first->second;
+}
+
+StreamFacts::StreamFacts(Stream stream, const DeviceFacts& facts) : stream_(stream), facts_(facts) {
+    Known& known = everything_known();
+    const std::lock_guard lock(known.mutex);
+    known.streams[stream] = &facts_;
+}
+
+StreamFacts::~StreamFacts() {
+    Known& known = everything_known();
+    const std::lock_guard lock(known.mutex);
+    known.streams.erase(stream_);
 }
 
 }  // namespace espalier

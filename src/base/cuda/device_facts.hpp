@@ -9,7 +9,23 @@
 namespace espalier {
 
 Expected<DeviceFacts> facts_of_gpu(int ordinal);
-// Those of the GPU that the stream belongs to; asked for once.
+// Those of the device whose stream it is, limits included; of a stream of the caller's own, those
+// of its GPU.
 const DeviceFacts& facts_of(Stream stream);
+
+// What facts_of says of a device's stream while the device lives.
+class StreamFacts {
+  public:
+    StreamFacts(Stream stream, const DeviceFacts& facts);
+    ~StreamFacts();
+    StreamFacts(const StreamFacts&) = delete;
+    StreamFacts& operator=(const StreamFacts&) = delete;
+
+    const DeviceFacts& facts() const { return facts_; }
+
+  private:
+    Stream stream_;
+    DeviceFacts facts_;
+};
 
 }  // namespace espalier

@@ -3,7 +3,8 @@
 // launch. Instructions of compute capability 9.0 and above.
 #pragma once
 
-namespace espalier::inline ptx {
+namespace espalier {
+inline namespace ptx {
 
 // The kernel behind may be set up from now on.
 __device__ __forceinline__ void let_next_kernel_start() {
@@ -25,4 +26,5 @@ __device__ __forceinline__ void see_settled_memory() {
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
-}  // namespace espalier::inline ptx
+}  // namespace ptx
+}  // namespace espalier

@@ -5,7 +5,8 @@
 
 #include <cstdint>
 
-namespace espalier::inline ptx {
+namespace espalier {
+inline namespace ptx {
 
 __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
@@ -136,4 +137,5 @@ __device__ __forceinline__ void wait_for_async_copies() {
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-}  // namespace espalier::inline ptx
+}  // namespace ptx
+}  // namespace espalier

@@ -5,7 +5,8 @@
 
 #include <cstdint>
 
-namespace espalier::inline ptx {
+namespace espalier {
+inline namespace ptx {
 
 // --- 8×8 matrices of 16-bit elements ------------------------------------------------------------
 // Four matrices; lane l gives the address of row l % 8 of matrix l / 8.
@@ -97,4 +98,5 @@ __device__ __forceinline__ void widen_four(std::uint32_t codes, std::uint32_t& l
         : "r"(codes));
 }
 
-}  // namespace espalier::inline ptx
+}  // namespace ptx
+}  // namespace espalier

@@ -4,7 +4,8 @@
 
 #include <cstdint>
 
-namespace espalier::inline ptx {
+namespace espalier {
+inline namespace ptx {
 
 // A barrier of `threads` threads of this block.
 __device__ __forceinline__ void named_barrier(int number, int threads) {
@@ -28,4 +29,5 @@ __device__ __forceinline__ bool named_barrier_or(int number, int threads, bool m
     return any != 0;
 }
 
-}  // namespace espalier::inline ptx
+}  // namespace ptx
+}  // namespace espalier

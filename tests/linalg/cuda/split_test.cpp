@@ -41,6 +41,30 @@ TEST_P(CudaSplitCases, EveryTokenHasTheBitsOfItselfAlone) {
     }
 }
 
+// Bits do not depend on the number of multiprocessors, though plans do: one device has them all,
+// another of the same process a tenth.
+TEST(CudaSplit, TwoDevicesOfAProcessGiveTheSameBits) {
+    constexpr std::int64_t kTokens = 48, kN = 2104, kK = 7168;
+    const std::unique_ptr<Device> whole = gpu_or_throw();
+    const auto part = make_cuda_device({.multiprocessors = 13});
+    ASSERT_TRUE(part);
+    const AnyTensor w(DType::bf16, kN, kK, 1);
+    std::vector<Activations> results;
+    for (Device* gpu : {whole.get(), part->get(), whole.get()}) {
+        const Weight packed = pack_on(*gpu, {w.view()});
+        const DeviceActivations x(*gpu, wide_random(DType::bf16, kTokens, kK, kK, 2));
+        Activations y(DType::f32, kTokens, kN, kN);
+        const DeviceActivations on_gpu(*gpu, y);
+        cuda::product(gpu->stream(), x.matrix(), packed.view(), on_gpu.matrix(), Store::assign);
+        on_gpu.download(y);
+        results.push_back(std::move(y));
+    }
+    for (std::int64_t row = 0; row < kTokens; ++row) {
+        ASSERT_TRUE(same_row(results[1], row, results[0], row, kN)) << row;
+        ASSERT_TRUE(same_row(results[2], row, results[0], row, kN)) << row;
+    }
+}
+
 // Plans count on the device's facts, which know no kernel of products.
 TEST(CudaSplit, FactsCountTheClustersThatProductsGet) {
     const std::unique_ptr<Device> gpu = gpu_or_throw();

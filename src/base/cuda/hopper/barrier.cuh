@@ -6,7 +6,8 @@
 
 #include "base/cuda/memory.cuh"
 
-namespace espalier::inline ptx {
+namespace espalier {
+inline namespace ptx {
 
 using Barrier = std::uint64_t;
 
@@ -81,4 +82,5 @@ __device__ __forceinline__ void hold_for_async_copies(Barrier* barrier) {
                  : "memory");
 }
 
-}  // namespace espalier::inline ptx
+}  // namespace ptx
+}  // namespace espalier

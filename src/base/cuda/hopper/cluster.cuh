@@ -5,7 +5,8 @@
 
 #include <cstdint>
 
-namespace espalier::inline ptx {
+namespace espalier {
+inline namespace ptx {
 
 __device__ __forceinline__ unsigned cluster_rank() {
     unsigned rank;
@@ -59,4 +60,5 @@ __device__ __forceinline__ float4 load_shared_of(std::uint32_t from, int block) 
     return v;
 }
 
-}  // namespace espalier::inline ptx
+}  // namespace ptx
+}  // namespace espalier

@@ -8,7 +8,8 @@
 
 #include "base/cuda/hopper/barrier.cuh"
 
-namespace espalier::inline ptx {
+namespace espalier {
+inline namespace ptx {
 
 // Orders this thread's ordinary accesses of shared memory before what the copy engine and the
 // tensor cores do next. Also before the arrival that gives memory back to copies, where loads from
@@ -95,4 +96,5 @@ __device__ __forceinline__ void wait_for_stores() {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-}  // namespace espalier::inline ptx
+}  // namespace ptx
+}  // namespace espalier

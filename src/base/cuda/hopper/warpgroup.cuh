@@ -9,7 +9,8 @@
 
 #include <cstdint>
 
-namespace espalier::inline ptx {
+namespace espalier {
+inline namespace ptx {
 
 // --- registers ----------------------------------------------------------------------------------
 // A warpgroup keeps kCount registers per thread and gives the others away, or waits until it has
@@ -267,4 +268,5 @@ __device__ __forceinline__ void wgmma_left_values(float (&d)[64], const std::uin
 #undef ESPALIER_SUMS_8
 #undef ESPALIER_SUMS_32
 
-}  // namespace espalier::inline ptx
+}  // namespace ptx
+}  // namespace espalier
