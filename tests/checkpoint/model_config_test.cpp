@@ -347,7 +347,9 @@ TEST(GenerationConfig, ReadsWhatIsThere) {
                                              .top_p = 0.95,
                                              .top_k = 50,
                                              .repetition_penalty = std::nullopt,
-                                             .eos_token_ids = {1, 2}}));
+                                             .min_p = std::nullopt,
+                                             .eos_token_ids = {1, 2},
+                                             .unused = {}}));
     EXPECT_EQ(*parse_generation_config("{}", "g.json"), GenerationDefaults{});
 }
 
