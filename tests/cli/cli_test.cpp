@@ -125,7 +125,7 @@ TEST(Cli, EmptyTextsOfFlagsAreRefused) {
     }
     const BinaryResult draft = run_binary("generate " + sapling() + " a -n 1 --draft /nonexist");
     EXPECT_EQ(draft.status, 1);
-    EXPECT_NE(draft.output.find("--draft: /nonexist"), std::string::npos) << draft.output;
+    EXPECT_NE(draft.output.find("--draft: '/nonexist'"), std::string::npos) << draft.output;
 }
 
 TEST(Cli, DecodingNamesWhatIsNoToken) {

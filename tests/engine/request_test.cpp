@@ -85,8 +85,9 @@ TEST_F(CheckRequest, PrescribesDraftsWhereOneNumberIsGiven) {
     EXPECT_EQ(shape(0, 2, 0), (Shape{.depth = 4, .width = 2, .nodes = 9}));
     EXPECT_EQ(shape(0, 0, 2), (Shape{.depth = 2, .width = 1, .nodes = 3}));
     EXPECT_EQ(shape(63, 63, 0), (Shape{.depth = 63, .width = 63, .nodes = 64}));
-    request.speculate = false;
-    EXPECT_FALSE(check(request));
+    request.speculate = false;  // a hint that cannot apply
+    ASSERT_TRUE(check(request));
+    EXPECT_FALSE(check(request)->drafts);
 }
 
 TEST_F(CheckRequest, CutsMaxTokensToTheRoomThatIsLeft) {
