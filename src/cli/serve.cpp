@@ -7,6 +7,7 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <memory>
@@ -95,6 +96,8 @@ class Loader {
           }) {}
     ~Loader() { finish(); }
     int done() const { return done_.number(); }
+    // From here on requests may be answered, also while done() is not readable yet.
+    bool opened() const { return opened_; }
     // After done(): the runtime, or why there is none.
     const Expected<void>& finish() {
         if (thread_.joinable()) thread_.join();
@@ -115,6 +118,7 @@ class Loader {
         };
         ESPALIER_ASSIGN_OR_RETURN(runtime::Runtime opened, runtime::Runtime::open(wanted));
         runtime_.emplace(std::move(opened));
+        opened_ = true;
         for (const std::string& note : runtime_->files().notes()) log.warning(note);
         if (const auto note = runtime::note_on_cache(runtime_->loaded())) log.warning(*note);
         ESPALIER_RETURN_IF_ERROR(server.serve(*runtime_));
@@ -125,6 +129,7 @@ class Loader {
     }
 
     Descriptor done_;
+    std::atomic<bool> opened_ = false;
     std::optional<runtime::Runtime> runtime_;
     Expected<void> result_;
     std::thread thread_;
@@ -165,7 +170,8 @@ Expected<void> run_server(const ServeOptions& options, const std::vector<std::st
     ESPALIER_ASSIGN_OR_RETURN(const auto server, server::Server::start(options.server, log));
     announce(options, *server, log);
     Loader loader(options, *server, log);
-    if (wait_for_signal(arrived.number(), loader.done(), -1)) {
+    bool stopped = wait_for_signal(arrived.number(), loader.done(), -1);
+    if (stopped && !loader.opened()) {
         log.info("stopped while loading");
         std::_Exit(0);  // no request is being answered, and reading weights cannot be interrupted
     }
@@ -173,8 +179,10 @@ Expected<void> run_server(const ServeOptions& options, const std::vector<std::st
     notify_service_manager("READY=1");
     engine::Engine& engine = loader.runtime()->engine();
     bool failed = false;
-    while (!failed && !wait_for_signal(arrived.number(), -1, kLookAfterEngine))
+    while (!stopped && !failed) {
+        stopped = wait_for_signal(arrived.number(), -1, kLookAfterEngine);
         failed = engine.status().state == engine::EngineState::failed;
+    }
     if (failed) log.error(fmt::format("the engine failed: {}", engine.status().failure));
     notify_service_manager("STOPPING=1");
     // A second signal ends the process at once, as it would by itself.
