@@ -1,0 +1,187 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What goes together: data/capabilities.csv names capabilities, data/capability_pairs.csv answers for every pair of them.
+
+capabilities.py page                               writes docs/capabilities.md
+capabilities.py page --check                       says whether it is what it would write
+capabilities.py test BINARY [--device cuda]        holds every pair with that device (all others: on the CPU) to its answer:
+                                                   `yes` by one lossless workload on a tiny model, a refusal by its sentence
+"""
+import argparse
+import concurrent.futures
+import csv
+import itertools
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs/capabilities.md"
+YES = "yes"
+
+
+def rows(name):
+    with open(ROOT / "data" / name, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def capabilities():
+    return {row["name"]: row for row in rows("capabilities.csv")}
+
+
+def goes_in_pairs(a, b):
+    """Alternatives of one kind exclude each other; drafters do not."""
+    return a["kind"] != b["kind"] or a["kind"] == "drafts"
+
+
+def answers(named):
+    """{(a, b): answer} in the order of capabilities; exits if a pair has none, or two."""
+    order = list(named)
+    found, faults = {}, []
+    for row in rows("capability_pairs.csv"):
+        pair = row["a"], row["b"]
+        if pair in found or not set(pair) <= set(order) or order.index(pair[0]) > order.index(pair[1]):
+            faults.append(f"{pair[0]}, {pair[1]}: twice, unknown, or not in the order of capabilities.csv")
+        if not row["answer"]:
+            faults.append(f"{pair[0]}, {pair[1]}: no answer")
+        found[pair] = row["answer"]
+    wanted = {(a, b) for a, b in itertools.combinations(order, 2) if goes_in_pairs(named[a], named[b])}
+    faults += [f"{a}, {b}: no answer" for a, b in sorted(wanted - set(found))]
+    faults += [f"{a}, {b}: alternatives of one kind" for a, b in sorted(set(found) - wanted)]
+    if faults:
+        sys.exit("data/capability_pairs.csv:\n" + "\n".join(faults))
+    return found
+
+
+# The page.
+
+
+def write_page(named, found):
+    lines = [
+        "# What goes together",
+        "",
+        "Every pair of capabilities: *yes*, or a number, whose sentence below is the refusal. Each cell is held by a test: *yes* by a workload",
+        "of random requests on a tiny model whose every text has the bits of the same request run alone, a refusal by its sentence. Pairs on a",
+        "Hopper GPU are among the tests that need one (`make gpu-test`). The table is made from `data/capability_pairs.csv` by",
+        "`tools/capabilities.py page`; alternatives of one kind have no cell.",
+        "",
+    ]
+    refusals = []
+
+    def cell(a, b):
+        answer = found.get((a, b), "")
+        if answer in ("", YES):
+            return answer
+        if answer not in refusals:
+            refusals.append(answer)
+        return str(refusals.index(answer) + 1)
+
+    for kind, columns in itertools.groupby(named.values(), key=lambda row: row["kind"]):
+        columns = list(columns)
+        below = [b for b in named.values() if any((a["name"], b["name"]) in found for a in columns)]
+        if not below:
+            continue
+        lines.append("| with | " + " | ".join(a["words"] for a in columns) + " |")
+        lines.append("|---|" + "---|" * len(columns))
+        for b in below:
+            cells = [cell(a["name"], b["name"]) for a in columns]
+            lines.append("| " + " | ".join([b["words"], *cells]) + " |")
+        lines.append("")
+    lines += [f"{i}. {sentence}" for i, sentence in enumerate(refusals, 1)]
+    return "\n".join(lines) + "\n"
+
+
+# The test.
+
+
+class Models:
+    """Tiny models by how they are made, each made once."""
+
+    def __init__(self, binary, folder):
+        self.binary, self.folder, self.made = binary, folder, {}
+
+    def path(self, pair):
+        making = [row["model"] for row in pair]
+        packed = "pack" in making
+        flags = [word for row in making if row.startswith("--") for word in row.split()]
+        key = tuple(flags) + (packed,)
+        if key not in self.made:
+            path = os.path.join(self.folder, str(len(self.made)))
+            preset = [] if "--preset" in flags else ["--preset", "tiny-v3"]
+            run([self.binary, "make-model", *preset, *flags, "--out", path, "--eagle3", path + "-draft"], check=True)
+            if packed:
+                run([self.binary, "pack", path], check=True)
+            self.made[key] = path
+        return self.made[key]
+
+
+def run(command, check=False):
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=check, timeout=600)
+
+
+def lossless_command(binary, model, pair):
+    on_gpu = any(row["name"] == "cuda" for row in pair)
+    flags, drafters = [] if on_gpu else ["--threads", "1"], []
+    for row in pair:
+        words = row["flags"].split()
+        if words[:1] == ["--speculate"]:
+            drafters.append(words[1])
+        else:
+            flags += words
+        if row["model"] == "draft":
+            flags += ["--draft", model + "-draft"]
+    if drafters:
+        flags += ["--speculate", ",".join(drafters)]
+    return [binary, "selftest", "lossless", model, "--seconds", "0", *flags]
+
+
+def fault(binary, model, pair, answer):
+    """What differs from the answer; None: nothing."""
+    result = run(lossless_command(binary, model, pair))
+    if answer == YES:
+        return None if result.returncode == 0 else result.stdout
+    refused = result.returncode != 0 and answer in result.stdout
+    return None if refused else f"status {result.returncode}, expected: {answer}\n{result.stdout}"
+
+
+def test(binary, device, named, found):
+    pairs = [(pair, answer) for pair, answer in found.items() if ("cuda" in pair) == (device == "cuda")]
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        models = Models(binary, folder)
+        jobs = []
+        for (a, b), answer in pairs:
+            rows_of_pair = named[a], named[b]
+            jobs.append((a, b, pool.submit(fault, binary, models.path(rows_of_pair), rows_of_pair, answer)))
+        faults = [(a, b, job.result()) for a, b, job in jobs]
+    failed = [(a, b, text) for a, b, text in faults if text is not None]
+    for a, b, text in failed:
+        print(f"{a} with {b}: {text}")
+    print(f"{len(faults) - len(failed)} passed, {len(failed)} failed")
+    return 1 if failed else 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    page = commands.add_parser("page")
+    page.add_argument("--check", action="store_true")
+    pairs = commands.add_parser("test")
+    pairs.add_argument("binary")
+    pairs.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    options = parser.parse_args()
+    named = capabilities()
+    found = answers(named)
+    if options.command == "test":
+        return test(options.binary, options.device, named, found)
+    text = write_page(named, found)
+    if not options.check:
+        PAGE.write_text(text, encoding="utf-8")
+    elif PAGE.read_text(encoding="utf-8") != text:
+        sys.exit("docs/capabilities.md is not what data/capability_pairs.csv says: tools/capabilities.py page")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
