@@ -4,7 +4,7 @@
     outstanding_loads.py $(find build/cuda/src/linalg -name '*.cu.o')
 
 An arrival that gives a stage back to bulk copies does not wait for loads in front of it: one whose value is used only later
-can read what the copies bring (docs/kernels/products.md, "A load that came too late"). Neither memcheck nor racecheck sees it.
+can read what the copies bring (docs/lab/products.md, "A load that came too late"). Neither memcheck nor racecheck sees it.
 This follows the scoreboards of Hopper's machine code through every path of every kernel. Loads of anything but a stage (an
 expert's tile, say) are named, too: what a load reads is for the reader to judge. Needs cuobjdump and nvdisasm of the toolkit.
 """
