@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures speculation on a model: the table of docs/speculation.md.
+"""Measures speculation on a model: the tables of docs/lab/speculation.md.
 
     tools/measure_speculation.py build/cpu/espalier models/sapling --draft models/sapling-eagle3
     tools/measure_speculation.py build/cuda/espalier models/sapling --draft models/sapling-eagle3 --device cuda
