@@ -1,14 +1,21 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Holds the documents together: every relative link leads to a file, every anchor to a heading of it.
+"""Holds the documents together: every relative link leads to a file, every anchor to a heading of it, and every figure of
+docs/performance.md and of the README's table is a record of data/results.
 
   tests/project/documents_test.py
 """
+import copy
+import json
 import pathlib
 import re
+import sys
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(ROOT / "tools"))
+import make_performance
 
 
 def pages():
@@ -68,6 +75,47 @@ class Links(unittest.TestCase):
                     if not (ROOT / name).exists():
                         missing.append(f"{path.relative_to(ROOT)}: no {name}")
         self.assertEqual(missing, [], "\n" + "\n".join(missing))
+
+
+class Performance(unittest.TestCase):
+    def test_page_and_readme_are_what_the_records_say(self):
+        lines = make_performance.differences(ROOT)
+        self.assertEqual(lines, [], "run tools/make_performance.py\n" + "\n".join(lines[:40]))
+
+    def test_a_changed_record_changes_the_page(self):
+        questions = make_performance.read_results(ROOT / "data" / "results")
+        page, numbers = make_performance.page_text(questions), make_performance.readme_numbers(questions)
+        for at, question in enumerate(questions):
+            for index, record in enumerate(question["records"]):
+                changed = copy.deepcopy(questions)
+                changed[at]["records"][index]["median"] = record["median"] * 3 + 1
+                self.assertNotEqual(make_performance.page_text(changed), page, record["what"])
+                if "readme" in record:
+                    self.assertNotEqual(make_performance.readme_numbers(changed), numbers, record["what"])
+
+    def test_misses_are_marked_in_both_directions(self):
+        record = {"what": "x", "unit": "ms", "better": "less", "median": 2.0, "goal": 2.0}
+        self.assertFalse(make_performance.missed(record))
+        self.assertTrue(make_performance.missed({**record, "median": 2.01}))
+        self.assertTrue(make_performance.missed({**record, "better": "more", "median": 1.99}))
+        self.assertFalse(make_performance.missed({**record, "goal": None}))
+
+    def test_records_without_command_machine_or_commit_are_refused(self):
+        path = ROOT / "data" / "results" / "decode.json"
+        record = json.loads(path.read_text())["records"][0]
+        make_performance.check_record(record)
+        for field in ("what", "unit", "median", "rounds", "command", "machine", "date", "commit"):
+            with self.assertRaises(make_performance.Problem, msg=field):
+                make_performance.check_record({key: value for key, value in record.items() if key != field})
+        for wrong in ({"better": "least"}, {"range": [3, 4]}, {"goal": "1.5"}, {"speed": 1}):
+            with self.assertRaises(make_performance.Problem, msg=str(wrong)):
+                make_performance.check_record({**record, **wrong})
+
+    def test_commands_are_shortened_by_what_the_line_before_has(self):
+        short = make_performance.shortened
+        self.assertEqual(short("a b c d --e 2", "a b c d --e 1"), "… --e 2")
+        self.assertEqual(short("a b c 2", "a b c 1"), "a b c 2")
+        self.assertEqual(short("a b c d", "a b c d"), "a b c d")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,221 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Makes docs/performance.md and the README's numbers from the result records in data/results.
+
+  tools/make_performance.py            writes both
+  tools/make_performance.py --check    exits with 1 and the first lines that differ where a page is not what the records say
+
+data/results/README.md has the fields of a record. tests/project/documents_test.py runs the check.
+"""
+import argparse
+import difflib
+import json
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PAGE = pathlib.Path("docs/performance.md")
+README = pathlib.Path("README.md")
+BEGIN, END = "<!-- numbers: tools/make_performance.py -->\n", "<!-- end of numbers -->\n"
+
+HEAD = """# Performance
+
+How fast each thing is, one table per question, with the commands that measured it. `tools/make_performance.py` makes this page from [data/results](../data/results/README.md); a test holds the two together. Every
+figure is the median of its rounds, in brackets their range. A goal that is not reached is marked **missed**. In the lists of commands … stands for the words that the
+line above begins with; machine, date and commit are those of the line above where none are given. What bounds a kernel is on its page ([products](kernels/products.md),
+[decode attention](kernels/mla_decode.md), [prompt attention](kernels/mla_prefill.md)), what a machine and a model are good for in [choosing.md](choosing.md), and what was tried, with other machines and days, in
+[the lab](lab/README.md).
+"""
+
+
+class Problem(Exception):
+    """A record that is not as data/results/README.md says."""
+
+
+FIELDS = {"what": str, "unit": str, "better": str, "median": (int, float), "rounds": int, "command": str, "machine": str,
+          "date": str, "commit": str}
+OPTIONAL = {"range": list, "peer": dict, "goal": (int, float), "floor": (int, float), "readme": str, "readme_base": (int, float),
+            "series": str, "x": str}
+
+
+def check_record(record):
+    name = record.get("what", "a record without `what`")
+    for field, kind in FIELDS.items():
+        if not isinstance(record.get(field), kind) or record[field] == "":
+            raise Problem(f"{name}: {field} is {record.get(field)!r}")
+    for field, value in record.items():
+        if field in FIELDS or value is None:
+            continue
+        if field not in OPTIONAL or not isinstance(value, OPTIONAL[field]):
+            raise Problem(f"{name}: {field} is {value!r}")
+    if record["better"] not in ("less", "more"):
+        raise Problem(f"{name}: better is {record['better']!r}, not less or more")
+    if record.get("range") and not record["range"][0] <= record["median"] <= record["range"][1]:
+        raise Problem(f"{name}: the median {record['median']} is outside of the range {record['range']}")
+
+
+def read_results(folder):
+    questions = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    for question in questions:
+        for record in question["records"]:
+            check_record(record)
+    return sorted(questions, key=lambda question: question["order"])
+
+
+def number(value):
+    return f"{value:,.0f}" if value >= 100 and value == round(value) else f"{value}"
+
+
+def missed(record):
+    goal = record.get("goal")
+    if goal is None:
+        return False
+    return record["median"] > goal if record["better"] == "less" else record["median"] < goal
+
+
+def times_peer(record):
+    """How many times as fast as the peer."""
+    base = record.get("readme_base") or record["peer"]["value"]
+    return base / record["median"] if record["better"] == "less" else record["median"] / base
+
+
+def table(header, rows):
+    rule = ["---" if index == 0 or name == "command" else "--:" for index, name in enumerate(header)]
+    lines = ["| " + " | ".join(header) + " |", "|" + "|".join(rule) + "|"]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
+
+
+def shortened(command, before):
+    """The command with … for four and more words that the one before begins with."""
+    words, others = command.split(), before.split()
+    same = 0
+    while same < min(len(words), len(others)) - 1 and words[same] == others[same]:
+        same += 1
+    while same > 0 and not words[same].startswith("-") and words[same - 1].startswith("-"):
+        same -= 1  # an option stays with its value
+    return command if same < 4 else "… " + " ".join(words[same:])
+
+
+class Sources:
+    """The commands under a table, a letter for each."""
+
+    def __init__(self):
+        self.letters = {}
+
+    def letter(self, record):
+        key = (record["command"], record["machine"], record["date"], record["commit"], record["rounds"])
+        return self.letters.setdefault(key, chr(ord("a") + len(self.letters)))
+
+    def text(self):
+        lines, before = [], ("", "", "")
+        for (command, machine, date, commit, rounds), letter in self.letters.items():
+            facts = ([machine] if machine != before[1] else []) + ([f"{date} {commit}"] if commit != before[2] else [])
+            facts += [f"{rounds} rounds"] if rounds > 1 else []
+            note = f" ({', '.join(facts)})" if facts else ""
+            lines.append(f"- {letter}: `{shortened(command, before[0])}`{note}\n")
+            before = (command, machine, commit)
+        return "".join(lines)
+
+
+def goals_table(records, sources):
+    units = {record["unit"] for record in records}
+    peers = {record["peer"]["name"] for record in records if record.get("peer")}
+    unit_header = f"ours, {units.copy().pop()}" if len(units) == 1 else "ours"
+    peer_header = peers.copy().pop() if len(peers) == 1 else "peer"
+
+    def cells(record):
+        unit = "" if len(units) == 1 else " " + record["unit"]
+        ours = number(record["median"]) + unit
+        if record.get("range"):
+            ours += f" ({number(record['range'][0])}–{number(record['range'][1])})"
+        peer, goal = record.get("peer"), record.get("goal")
+        return {
+            "what": record["what"],
+            unit_header: ours,
+            peer_header: "" if not peer else number(peer["value"]) + (f" {peer['name']}" if len(peers) > 1 else ""),
+            "goal": "" if goal is None else number(goal) + (", **missed**" if missed(record) else ""),
+            "floor": "" if record.get("floor") is None else number(record["floor"]),
+            "from": sources.letter(record),
+        }
+
+    rows = [cells(record) for record in records]
+    header = [name for name in rows[0] if any(row[name] for row in rows)]
+    return table(header, [[row[name] for name in header] for row in rows])
+
+
+def grid_cell(record):
+    peer = f" / {number(record['peer']['value'])}" if record.get("peer") else ""
+    return number(record["median"]) + peer + (" **missed**" if missed(record) else "")
+
+
+def grid_table(records, sources):
+    columns = list(dict.fromkeys(record["x"] for record in records))
+    rows = {}
+    for record in records:
+        rows.setdefault(record["series"], {})[record["x"]] = grid_cell(record)
+        sources.letter(record)
+    return table([""] + columns, [[series] + [cells.get(x, "") for x in columns] for series, cells in rows.items()])
+
+
+def page_text(questions):
+    parts = [HEAD]
+    for question in questions:
+        sources = Sources()
+        make = {"goals": goals_table, "grid": grid_table}[question["layout"]]
+        body = make(question["records"], sources)
+        parts.append(f"## {question['title']}\n\n{question['text']}\n\n{body}\n{sources.text()}")
+        parts += [f"{note}\n" for note in question["notes"]]
+    return "\n".join(parts)
+
+
+def readme_numbers(questions):
+    rows = []
+    for question in questions:
+        for record in question["records"]:
+            if "readme" not in record:
+                continue
+            own = record["unit"] == "×"
+            factor = record["median"] if own else times_peer(record)
+            value = f"{factor:.3g}×" + ("" if own else f" ({number(record['median'])} {record['unit']})")
+            rows.append([record["readme"], value, f"`{record['command']}`"])
+    return table(["what", "measured", "command"], rows)
+
+
+def with_numbers(readme, numbers):
+    if readme.count(BEGIN) != 1 or readme.count(END) != 1:
+        raise Problem(f"README.md: the lines {BEGIN.strip()} and {END.strip()} stand there {readme.count(BEGIN)} and {readme.count(END)} times, not once")
+    before, rest = readme.split(BEGIN)
+    return before + BEGIN + numbers + END + rest.split(END)[1]
+
+
+def made(root):
+    questions = read_results(root / "data" / "results")
+    return {PAGE: page_text(questions), README: with_numbers((root / README).read_text(), readme_numbers(questions))}
+
+
+def differences(root):
+    lines = []
+    for path, text in made(root).items():
+        lines += difflib.unified_diff((root / path).read_text().splitlines(), text.splitlines(), str(path), "from the records", lineterm="", n=0)
+    return lines
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    arguments = parser.parse_args()
+    try:
+        if arguments.check:
+            lines = differences(ROOT)
+            print("\n".join(lines[:40]), end="\n" if lines else "")
+            return 1 if lines else 0
+        for path, text in made(ROOT).items():
+            (ROOT / path).write_text(text)
+    except Problem as problem:
+        print(problem, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
