@@ -11,6 +11,7 @@ import argparse
 import difflib
 import json
 import pathlib
+import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -21,8 +22,8 @@ BEGIN, END = "<!-- numbers: tools/make_performance.py -->\n", "<!-- end of numbe
 HEAD = """# Performance
 
 How fast each thing is, one table per question, with the commands that measured it. `tools/make_performance.py` makes this page from [data/results](../data/results/README.md); a test holds the two together. Every
-figure is the median of its rounds, in brackets their range. A goal that is not reached is marked **missed**. In the lists of commands … stands for the words that the
-line above begins with; machine, date and commit are those of the line above where none are given. What bounds a kernel is on its page ([products](kernels/products.md),
+figure is the median of its rounds, in brackets their range. A goal that is not reached is marked **missed**. In the lists of commands … stands for the
+line above but for the options that follow; machine, date and commit are those of the line above where none are given. What bounds a kernel is on its page ([products](kernels/products.md),
 [decode attention](kernels/mla_decode.md), [prompt attention](kernels/mla_prefill.md)), what a machine and a model are good for in [choosing.md](choosing.md), and what was tried, with other machines and days, in
 [the lab](lab/README.md).
 """
@@ -85,15 +86,18 @@ def table(header, rows):
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
 
 
+def parts_of(command):
+    """[program and operands, then each option with its value]"""
+    return re.split(r" (?=-)", command)
+
+
 def shortened(command, before):
-    """The command with … for four and more words that the one before begins with."""
-    words, others = command.split(), before.split()
-    same = 0
-    while same < min(len(words), len(others)) - 1 and words[same] == others[same]:
-        same += 1
-    while same > 0 and not words[same].startswith("-") and words[same - 1].startswith("-"):
-        same -= 1  # an option stays with its value
-    return command if same < 4 else "… " + " ".join(words[same:])
+    """The command as … and the options that differ where the one before has the same program and as many options."""
+    own, others = parts_of(command), parts_of(before)
+    differing = [part for part, other in zip(own, others) if part != other]
+    if len(own) < 3 or len(own) != len(others) or own[0] != others[0] or not differing:
+        return command
+    return "… " + " ".join(differing)
 
 
 class Sources:

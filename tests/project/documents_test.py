@@ -111,11 +111,12 @@ class Performance(unittest.TestCase):
             with self.assertRaises(make_performance.Problem, msg=str(wrong)):
                 make_performance.check_record({**record, **wrong})
 
-    def test_commands_are_shortened_by_what_the_line_before_has(self):
+    def test_commands_are_shortened_to_the_options_that_differ(self):
         short = make_performance.shortened
-        self.assertEqual(short("a b c d --e 2", "a b c d --e 1"), "… --e 2")
-        self.assertEqual(short("a b c 2", "a b c 1"), "a b c 2")
-        self.assertEqual(short("a b c d", "a b c d"), "a b c d")
+        self.assertEqual(short("x y --a 1 --b 2", "x y --a 1 --b 3"), "… --b 2")
+        self.assertEqual(short("x y --a 1 --b 2", "x z --a 1 --b 2"), "x y --a 1 --b 2")
+        self.assertEqual(short("x y --a 1 --b 2", "x y --a 1"), "x y --a 1 --b 2")
+        self.assertEqual(short("x y --a 1 --b 2", "x y --a 1 --b 2"), "x y --a 1 --b 2")
 
 
 if __name__ == "__main__":
