@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes docs/performance.md and the README's numbers from the result records in data/results.
+"""Makes docs/performance.md with its plots and the README's numbers from the result records in data/results.
 
-  tools/make_performance.py            writes both
+  tools/make_performance.py            writes all
   tools/make_performance.py --check    exits with 1 and the first lines that differ where a page is not what the records say
 
 data/results/README.md has the fields of a record. tests/project/documents_test.py runs the check.
@@ -14,8 +14,11 @@ import pathlib
 import re
 import sys
 
+import performance_plots
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGE = pathlib.Path("docs/performance.md")
+PLOTS = pathlib.Path("docs/pictures/performance")
 README = pathlib.Path("README.md")
 BEGIN, END = "<!-- numbers: tools/make_performance.py -->\n", "<!-- end of numbers -->\n"
 
@@ -56,7 +59,7 @@ def check_record(record):
 
 
 def read_results(folder):
-    questions = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    questions = [{"name": path.stem, **json.loads(path.read_text())} for path in sorted(folder.glob("*.json"))]
     for question in questions:
         for record in question["records"]:
             check_record(record)
@@ -167,7 +170,8 @@ def page_text(questions):
         sources = Sources()
         make = {"goals": goals_table, "grid": grid_table}[question["layout"]]
         body = make(question["records"], sources)
-        parts.append(f"## {question['title']}\n\n{question['text']}\n\n{body}\n{sources.text()}")
+        plot = (PLOTS / question["name"]).relative_to(PAGE.parent)
+        parts.append(f"## {question['title']}\n\n{question['text']}\n\n{body}\n![{question['title']}]({plot}.svg)\n\n{sources.text()}")
         parts += [f"{note}\n" for note in question["notes"]]
     return "\n".join(parts)
 
@@ -194,13 +198,15 @@ def with_numbers(readme, numbers):
 
 def made(root):
     questions = read_results(root / "data" / "results")
-    return {PAGE: page_text(questions), README: with_numbers((root / README).read_text(), readme_numbers(questions))}
+    plots = {PLOTS / f"{question['name']}.svg": performance_plots.draw(question, missed) for question in questions}
+    return {PAGE: page_text(questions), README: with_numbers((root / README).read_text(), readme_numbers(questions)), **plots}
 
 
 def differences(root):
     lines = []
     for path, text in made(root).items():
-        lines += difflib.unified_diff((root / path).read_text().splitlines(), text.splitlines(), str(path), "from the records", lineterm="", n=0)
+        there = (root / path).read_text() if (root / path).exists() else ""
+        lines += difflib.unified_diff(there.splitlines(), text.splitlines(), str(path), "from the records", lineterm="", n=0)
     return lines
 
 
@@ -214,6 +220,7 @@ def main():
             print("\n".join(lines[:40]), end="\n" if lines else "")
             return 1 if lines else 0
         for path, text in made(ROOT).items():
+            (ROOT / path).parent.mkdir(exist_ok=True)
             (ROOT / path).write_text(text)
     except Problem as problem:
         print(problem, file=sys.stderr)

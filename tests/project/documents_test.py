@@ -16,6 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "tools"))
 import make_performance
+import performance_plots
 
 
 def pages():
@@ -99,6 +100,18 @@ class Performance(unittest.TestCase):
         self.assertTrue(make_performance.missed({**record, "median": 2.01}))
         self.assertTrue(make_performance.missed({**record, "better": "more", "median": 1.99}))
         self.assertFalse(make_performance.missed({**record, "goal": None}))
+
+    def test_plots_set_ours_against_the_peer_or_else_the_goal(self):
+        relative = performance_plots.relative
+        record = {"what": "x", "unit": "ms", "better": "less", "median": 2.0, "peer": {"name": "p", "value": 3.0}, "goal": 1.5}
+        self.assertEqual(relative(record), (1.5, 2.0))
+        self.assertEqual(relative({**record, "better": "more"}), (2 / 3, 0.5))
+        self.assertEqual(relative({**record, "peer": None}), (0.75, 1.0))
+        self.assertEqual(relative({**record, "unit": "×", "better": "more"}), (2.0, 1.5))
+        self.assertIsNone(relative({**record, "peer": None, "goal": None}))
+        for missed in (True, False):
+            drawn = performance_plots.bars("t", [record], lambda _: missed)
+            self.assertEqual(performance_plots.RED in drawn, missed)
 
     def test_records_without_command_machine_or_commit_are_refused(self):
         path = ROOT / "data" / "results" / "decode.json"
