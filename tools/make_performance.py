@@ -9,12 +9,12 @@ data/results/README.md has the fields of a record. tests/project/documents_test.
 """
 import argparse
 import difflib
-import json
 import pathlib
 import re
 import sys
 
 import performance_plots
+from result_records import Problem, read_results
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGE = pathlib.Path("docs/performance.md")
@@ -30,40 +30,6 @@ line above but for the options that follow; machine, date and commit are those o
 [decode attention](kernels/mla_decode.md), [prompt attention](kernels/mla_prefill.md)), what a machine and a model are good for in [choosing.md](choosing.md), and what was tried, with other machines and days, in
 [the lab](lab/README.md).
 """
-
-
-class Problem(Exception):
-    """A record that is not as data/results/README.md says."""
-
-
-FIELDS = {"what": str, "unit": str, "better": str, "median": (int, float), "rounds": int, "command": str, "machine": str,
-          "date": str, "commit": str}
-OPTIONAL = {"range": list, "peer": dict, "goal": (int, float), "floor": (int, float), "readme": str, "readme_base": (int, float),
-            "series": str, "x": str}
-
-
-def check_record(record):
-    name = record.get("what", "a record without `what`")
-    for field, kind in FIELDS.items():
-        if not isinstance(record.get(field), kind) or record[field] == "":
-            raise Problem(f"{name}: {field} is {record.get(field)!r}")
-    for field, value in record.items():
-        if field in FIELDS or value is None:
-            continue
-        if field not in OPTIONAL or not isinstance(value, OPTIONAL[field]):
-            raise Problem(f"{name}: {field} is {value!r}")
-    if record["better"] not in ("less", "more"):
-        raise Problem(f"{name}: better is {record['better']!r}, not less or more")
-    if record.get("range") and not record["range"][0] <= record["median"] <= record["range"][1]:
-        raise Problem(f"{name}: the median {record['median']} is outside of the range {record['range']}")
-
-
-def read_results(folder):
-    questions = [{"name": path.stem, **json.loads(path.read_text())} for path in sorted(folder.glob("*.json"))]
-    for question in questions:
-        for record in question["records"]:
-            check_record(record)
-    return sorted(questions, key=lambda question: question["order"])
 
 
 def number(value):

@@ -17,6 +17,7 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "tools"))
 import make_performance
 import performance_plots
+import result_records
 
 
 def pages():
@@ -116,13 +117,13 @@ class Performance(unittest.TestCase):
     def test_records_without_command_machine_or_commit_are_refused(self):
         path = ROOT / "data" / "results" / "decode.json"
         record = json.loads(path.read_text())["records"][0]
-        make_performance.check_record(record)
+        result_records.check_record(record)
         for field in ("what", "unit", "median", "rounds", "command", "machine", "date", "commit"):
-            with self.assertRaises(make_performance.Problem, msg=field):
-                make_performance.check_record({key: value for key, value in record.items() if key != field})
+            with self.assertRaises(result_records.Problem, msg=field):
+                result_records.check_record({key: value for key, value in record.items() if key != field})
         for wrong in ({"better": "least"}, {"range": [3, 4]}, {"goal": "1.5"}, {"speed": 1}):
-            with self.assertRaises(make_performance.Problem, msg=str(wrong)):
-                make_performance.check_record({**record, **wrong})
+            with self.assertRaises(result_records.Problem, msg=str(wrong)):
+                result_records.check_record({**record, **wrong})
 
     def test_commands_are_shortened_to_the_options_that_differ(self):
         short = make_performance.shortened
