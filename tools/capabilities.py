@@ -62,34 +62,22 @@ def write_page(named, found):
     lines = [
         "# What goes together",
         "",
-        "Every pair of capabilities: *yes*, or a number, whose sentence below is the refusal. Each cell is held by a test: *yes* by a workload",
-        "of random requests on a tiny model whose every text has the bits of the same request run alone, a refusal by its sentence. Pairs on a",
-        "Hopper GPU are among the tests that need one (`make gpu-test`). The table is made from `data/capability_pairs.csv` by",
-        "`tools/capabilities.py page`; alternatives of one kind have no cell.",
+        "Every pair of capabilities goes together but those in the table; a number is the sentence of the refusal. Each pair is held by a",
+        "test: that it goes by a workload of random requests on a tiny model whose every text has the bits of the same request run alone, a",
+        "refusal by its sentence. Pairs on a Hopper GPU are among the tests that need one (`make gpu-test`). The page is made from",
+        "`data/capability_pairs.csv` by `tools/capabilities.py page`; alternatives of one kind are no pairs.",
         "",
     ]
-    refusals = []
-
-    def cell(a, b):
-        answer = found.get((a, b), "")
-        if answer in ("", YES):
-            return answer
-        if answer not in refusals:
-            refusals.append(answer)
-        return str(refusals.index(answer) + 1)
-
-    for kind, columns in itertools.groupby(named.values(), key=lambda row: row["kind"]):
-        columns = list(columns)
-        below = [b for b in named.values() if any((a["name"], b["name"]) in found for a in columns)]
-        if not below:
-            continue
-        lines.append("| with | " + " | ".join(a["words"] for a in columns) + " |")
-        lines.append("|---|" + "---|" * len(columns))
-        for b in below:
-            cells = [cell(a["name"], b["name"]) for a in columns]
-            lines.append("| " + " | ".join([b["words"], *cells]) + " |")
-        lines.append("")
-    lines += [f"{i}. {sentence}" for i, sentence in enumerate(refusals, 1)]
+    refusals = list(dict.fromkeys(answer for answer in found.values() if answer != YES))
+    lines += ["| capability | goes with all others but |", "|---|---|"]
+    for name, row in named.items():
+        but = []
+        for (a, b), answer in found.items():
+            if name in (a, b) and answer != YES:
+                other = named[b if name == a else a]["words"]
+                but.append(f"{other} ({refusals.index(answer) + 1})")
+        lines.append(f"| {row['words']} | {', '.join(but)} |")
+    lines += ["", *(f"{i}. {sentence}" for i, sentence in enumerate(refusals, 1))]
     return "\n".join(lines) + "\n"
 
 
