@@ -23,6 +23,9 @@ class Recorder final : public EventMaker {
     // After the engine has stopped. What the end line says; an error if the disk refused.
     Expected<trace::End> finish() { return writer_->finish(); }
 
+    // From any thread, while the engine runs.
+    trace::WriterStatus status() const { return writer_->status(); }
+
   protected:
     void take(trace::Submission submission, std::span<const schedule::RequestId> ids) override;
     void take(trace::Cancellation cancellation) override;

@@ -82,6 +82,11 @@ Expected<RunningEngine> RunningEngine::start(const ModelFiles& files, LoadedMode
     return running;
 }
 
+std::optional<trace::WriterStatus> RunningEngine::trace_status() const {
+    if (!recorder_) return std::nullopt;
+    return recorder_->status();
+}
+
 Expected<std::optional<trace::End>> RunningEngine::stop() {
     engine_->stop();
     if (!recorder_) return std::nullopt;

@@ -45,6 +45,8 @@ class RunningEngine {
     static Expected<RunningEngine> start(const ModelFiles& files, LoadedModel& loaded,
                                          const EngineSizes& sizes, const EngineOptions& options);
     engine::Engine& engine() { return *engine_; }
+    // How the trace goes; none: no trace. From any thread, until stop().
+    std::optional<trace::WriterStatus> trace_status() const;
     // Stops the engine and ends its trace: what the trace's last line says; none: no trace.
     Expected<std::optional<trace::End>> stop();
 

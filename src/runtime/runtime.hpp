@@ -32,6 +32,7 @@ class Runtime {
     const LoadedModel& loaded() const { return loaded_; }
     engine::Engine& engine() { return running_.engine(); }
     // See RunningEngine.
+    std::optional<trace::WriterStatus> trace_status() const { return running_.trace_status(); }
     Expected<std::optional<trace::End>> stop() { return running_.stop(); }
 
   private:

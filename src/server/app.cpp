@@ -106,6 +106,14 @@ void App::ping_silent() {
     for (const auto& [key, generation] : active_) generation->ping_if_silent(now);
 }
 
+void App::watch_trace() {
+    if (trace_failed_ || !model_) return;
+    const auto trace = model_->trace_status();
+    if (!trace || trace->failure.empty()) return;
+    trace_failed_ = true;
+    log_.error(fmt::format("the trace ends here: {}", trace->failure));
+}
+
 void App::failed(const char* what) {
     log_.error(fmt::format("an exception on the I/O thread: {}", what));
 }
@@ -235,15 +243,15 @@ void App::one_model(HttpRequest& request, const std::shared_ptr<Exchange>& excha
 
 void App::metrics(HttpRequest&, const std::shared_ptr<Exchange>& exchange) {
     std::optional<engine::EngineStatus> status;
-    std::optional<ExpertBytes> experts;
+    ServerFacts facts{.connections = context_->http->connections()};
     if (model_) {
         status = model_->engine().status();
-        experts = model_->expert_bytes();
+        facts.experts = model_->expert_bytes();
+        facts.trace = model_->trace_status();
     }
     send(exchange, {.content_type = "text/plain; version=0.0.4; charset=utf-8",
                     .body = metrics_.text(options_.metrics_prefix, model_ ? model_->name() : "",
-                                          status ? &*status : nullptr,
-                                          context_->http->connections(), experts)});
+                                          status ? &*status : nullptr, facts)});
 }
 
 // ---- what takes a while -------------------------------------------------------------------------

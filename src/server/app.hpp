@@ -32,6 +32,8 @@ class App final : public HttpHandler {
     // Takes no generation from now on. idle is called when the last one is over.
     void start_draining(std::function<void()> idle);
     void ping_silent();
+    // Logs, once, that the trace's file can no longer be written.
+    void watch_trace();
 
     std::optional<HttpResponse> check_head(const HttpRequest& head) override;
     void handle(HttpRequest request, std::shared_ptr<Exchange> exchange) override;
@@ -88,3 +90,4 @@ class App final : public HttpHandler {
 };
 
 }  // namespace espalier::server
+    bool trace_failed_ = false;

@@ -208,13 +208,12 @@ void Metrics::observe_gap(double seconds, std::int64_t tokens) {
 }
 
 std::string Metrics::text(std::string_view prefix, std::string_view model,
-                          const engine::EngineStatus* status, std::int64_t connections,
-                          const std::optional<ExpertBytes>& experts) const {
+                          const engine::EngineStatus* status, const ServerFacts& facts) const {
     std::string made;
     const Writer out{made, std::string(prefix) + ":",
                      fmt::format("model_name=\"{}\",engine=\"0\"", escaped(model))};
     out.head("http_connections", "gauge", "Open connections");
-    out.value("http_connections", "", number(connections));
+    out.value("http_connections", "", number(facts.connections));
     out.head("http_responses_total", "counter", "Answers, by status");
     for (const auto& [code, count] : responses_)
         out.value("http_responses_total", fmt::format(",code=\"{}\"", code), number(count));
@@ -226,7 +225,12 @@ std::string Metrics::text(std::string_view prefix, std::string_view model,
         append_ends(out, *status);
         append_positions(out, *status);
     }
-    if (experts) append_experts(out, *experts);
+    if (facts.experts) append_experts(out, *facts.experts);
+    if (facts.trace) {
+        out.head("trace_events_lost_total", "counter",
+                 "Events that the trace's file does not have, because it could not be written");
+        out.value("trace_events_lost_total", "", number(facts.trace->lost));
+    }
     for (const Named& named : histograms_) {
         out.head(named.name, "histogram", named.help);
         named.histogram.append_to(made, out.prefix + named.name, out.labels);

@@ -15,6 +15,7 @@
 
 #include "engine/mailbox.hpp"
 #include "engine/status.hpp"
+#include "trace/writer.hpp"
 
 namespace espalier::server {
 
@@ -48,6 +49,13 @@ struct ExpertBytes {
     std::int64_t in_memory = 0;  // of these, when the router chose
 };
 
+// Numbers that neither an engine nor a request has.
+struct ServerFacts {
+    std::int64_t connections = 0;
+    std::optional<ExpertBytes> experts = {};        // none: all weights are in memory
+    std::optional<trace::WriterStatus> trace = {};  // none: no trace is written
+};
+
 class Metrics {
   public:
     Metrics();
@@ -59,10 +67,9 @@ class Metrics {
     void observe_gap(double seconds, std::int64_t tokens);
     void count_response(int status) { ++responses_[status]; }
 
-    // status: none while the model loads. experts: none where all weights are in memory.
+    // status: none while the model loads.
     std::string text(std::string_view prefix, std::string_view model,
-                     const engine::EngineStatus* status, std::int64_t connections,
-                     const std::optional<ExpertBytes>& experts = std::nullopt) const;
+                     const engine::EngineStatus* status, const ServerFacts& facts) const;
 
   private:
     struct Named {

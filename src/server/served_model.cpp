@@ -80,7 +80,8 @@ Expected<std::shared_ptr<const ServedModel>> ServedModel::make(runtime::Runtime&
 }
 
 ServedModel::ServedModel(runtime::Runtime& runtime, Parts parts)
-    : files_(runtime.files()),
+    : runtime_(runtime),
+      files_(runtime.files()),
       loaded_(runtime.loaded()),
       engine_(runtime.engine()),
       names_(std::move(parts.names)),

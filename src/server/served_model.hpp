@@ -39,6 +39,8 @@ class ServedModel {
     engine::Engine& engine() const { return engine_; }
     // None: all weights are in memory.
     std::optional<ExpertBytes> expert_bytes() const;
+    // None: no trace is written.
+    std::optional<trace::WriterStatus> trace_status() const { return runtime_.trace_status(); }
     // Since the engine's thread last came round; before it first does, since the model was ready.
     double heartbeat_age_seconds(const engine::EngineStatus& status) const;
     const text::Tokenizer& tokenizer() const { return *files_.tokenizer; }
@@ -97,6 +99,7 @@ class ServedModel {
     const output::Formats formats_;
     const std::unique_ptr<grammar::Compiler> compiler_;
     const std::int64_t created_;
+    const runtime::Runtime& runtime_;
     const schedule::Time started_;    // on the engine's clock
     const std::string salt_key_;      // random, so that clients cannot choose salts that meet
     std::int64_t longest_token_ = 1;  // bytes

@@ -39,7 +39,10 @@ Expected<std::unique_ptr<Server>> Server::start(const ServerOptions& options, Lo
                                           limits, server->app_));
     server->app_.attach(server->http_);
     server->http_->every(kLineInterval, [self = server.get()] { self->log_throughput(); });
-    server->http_->every(1s, [self = server.get()] { self->app_.ping_silent(); });
+    server->http_->every(1s, [self = server.get()] {
+        self->app_.ping_silent();
+        self->app_.watch_trace();
+    });
     server->io_ = std::thread([self = server.get()] { self->http_->run(); });
     return server;
 }

@@ -41,7 +41,10 @@ bool Writer::write(Event event) {
     bool fits = false;
     {
         const std::lock_guard lock(mutex_);
-        if (overflowed_) return false;
+        if (overflowed_) {
+            ++status_.lost;
+            return false;
+        }
         // One event alone is always taken, whatever its size.
         fits = queue_.empty() || (queue_.size() < limits_.max_events &&
                                   queued_numbers_ + numbers <= limits_.max_numbers);
@@ -50,6 +53,7 @@ bool Writer::write(Event event) {
             queued_numbers_ += numbers;
         }
         overflowed_ = !fits;
+        if (overflowed_) status_ = {"the disk is slower than the engine", status_.lost + 1};
     }
     work_.notify_one();
     return fits;
@@ -61,6 +65,11 @@ Step Writer::spare_step() {
     Step step = std::move(spare_.back());
     spare_.pop_back();
     return step;
+}
+
+WriterStatus Writer::status() const {
+    const std::lock_guard lock(mutex_);
+    return status_;
 }
 
 Expected<End> Writer::finish() {
@@ -80,6 +89,8 @@ void Writer::run() {
         loop();
     } catch (const std::exception& error) {
         written_ = fail(ErrorKind::exhausted, "the trace's thread ended: {}", error.what());
+        const std::lock_guard lock(mutex_);
+        status_.failure = written_.error().message;
     }
 }
 
@@ -109,18 +120,28 @@ void Writer::loop() {
 void Writer::put(const std::vector<Event>& events, std::optional<End> end) {
     constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
     text_.clear();
+    std::int64_t pending = 0;
     for (const Event& event : events) {
         append_line(text_, event);
         count(event);
+        ++pending;
         if (text_.size() < kPieceBytes) continue;
-        if (written_) written_ = sink_->write(text_);
-        text_.clear();
+        hand_over(std::exchange(pending, 0));
     }
     if (end) {
         end_.reason = end->reason;
         append_line(text_, Event(end_));
     }
-    if (written_ && !text_.empty()) written_ = sink_->write(text_);
+    if (!text_.empty()) hand_over(pending);
+}
+
+// The text so far, in which these events are.
+void Writer::hand_over(std::int64_t events) {
+    if (written_) written_ = sink_->write(text_);
+    text_.clear();
+    if (written_) return;
+    const std::lock_guard lock(mutex_);
+    status_ = {written_.error().message, status_.lost + events};
 }
 
 void Writer::count(const Event& event) {

@@ -26,6 +26,11 @@ struct WriterLimits {
     std::size_t max_numbers = std::size_t{1} << 22;
 };
 
+struct WriterStatus {
+    std::string failure;    // why the trace has ended early; empty: it has not
+    std::int64_t lost = 0;  // events that came and are not in the file
+};
+
 class Writer {
   public:
     static Expected<std::unique_ptr<Writer>> create(std::unique_ptr<Sink> sink,
@@ -39,6 +44,8 @@ class Writer {
     // A step that was written, to be filled again: its lists keep their memory.
     Step spare_step();
 
+    // From any thread, at any time.
+    WriterStatus status() const;
     // No write may follow. Waits until all is written. Returns the end line, or the operating
     // system's error.
     Expected<End> finish();
@@ -48,14 +55,16 @@ class Writer {
     void run();
     void loop();
     void put(const std::vector<Event>& events, std::optional<End> end);
+    void hand_over(std::int64_t events);
     void count(const Event& event);
     static std::size_t numbers_in(const Event& event);
 
     std::unique_ptr<Sink> sink_;
     const WriterLimits limits_;
 
-    std::mutex mutex_;
+    mutable std::mutex mutex_;
     std::condition_variable work_;
+    WriterStatus status_;
     std::vector<Event> queue_;
     std::vector<Step> spare_;
     std::size_t queued_numbers_ = 0;

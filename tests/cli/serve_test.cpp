@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -47,7 +48,9 @@ std::string streamed(int tokens, int choices = 1) {
 // The binary, its log in a file.
 class Process {
   public:
-    explicit Process(const std::vector<std::string>& arguments) : log_(directory_.path() / "log") {
+    // file_bytes: no file of the process grows beyond it, as on a disk that is full; 0: any.
+    explicit Process(const std::vector<std::string>& arguments, rlim_t file_bytes = 0)
+        : log_(directory_.path() / "log") {
         std::vector<std::string> all = {ESPALIER_BINARY, "serve", model(),           "--port", "0",
                                         "--threads",     "1",     "--max-model-len", "8192"};
         all.insert(all.end(), arguments.begin(), arguments.end());
@@ -55,6 +58,9 @@ class Process {
         if (id_ == 0) {
             const int file = ::open(log_.c_str(), O_WRONLY | O_CREAT, 0600);
             dup2(file, STDERR_FILENO);
+            const rlimit limit{file_bytes, file_bytes};
+            ::signal(SIGXFSZ, SIG_IGN);
+            if (file_bytes > 0) setrlimit(RLIMIT_FSIZE, &limit);
             std::vector<char*> pointers;
             for (std::string& argument : all) pointers.push_back(argument.data());
             pointers.push_back(nullptr);
@@ -132,6 +138,37 @@ TEST(Signals, TheSecondEndsItAtOnce) {
     ASSERT_TRUE(process.says("shutting down"));
     process.signal(SIGTERM);
     EXPECT_EQ(process.wait(), -SIGTERM);
+}
+
+// A disk that fills up under a trace is told at once; requests go on.
+TEST(Trace, AFullDiskIsALineInTheLogAndACounter) {
+    const TemporaryDirectory directory;
+    Process process({"--trace", (directory.path() / "trace.jsonl").string()}, 48 << 10);
+    const std::uint16_t port = process.port();
+    while (process.log().find("the trace ends here: ") == std::string::npos) {
+        Client client(port);
+        EXPECT_EQ(
+            client.post("/v1/completions", Json{{"prompt", "abc"}, {"max_tokens", 200}}).status,
+            200);
+    }
+    EXPECT_NE(process.log().find("trace.jsonl: cannot be written: File too large"),
+              std::string::npos)
+        << process.log();
+    Client client(port);
+    const std::string metrics = client.get("/metrics").body;
+    const std::size_t at = metrics.find("trace_events_lost_total{");
+    ASSERT_NE(at, std::string::npos);
+    EXPECT_GT(std::stod(metrics.substr(metrics.find("} ", at) + 2)), 0);
+    process.signal(SIGTERM);
+    EXPECT_EQ(process.wait(), 1);  // the trace is not what was asked for
+    const std::string log = process.log();
+    EXPECT_EQ(log.find("the trace ends here"), log.rfind("the trace ends here"));
+}
+
+TEST(Start, AToolFormatThatTheTokenizerDoesNotKnowIsToldInTheLog) {
+    Process process({"--tool-format", "kimi_k2"});
+    process.port();
+    EXPECT_TRUE(process.says("--tool-format kimi_k2: the tokenizer has no token"));
 }
 
 }  // namespace

@@ -40,7 +40,8 @@ TEST(Metrics, TheTextIsWellFormedAndEveryFamilyIsThereOnce) {
     metrics.count_response(200);
     engine::EngineStatus status;
     status.sums.steps.accepted_at_depth[3] = 5;
-    const std::string text = metrics.text("espalier", "a \"quoted\\\" name\n", &status, 3);
+    const std::string text =
+        metrics.text("espalier", "a \"quoted\\\" name\n", &status, {.connections = 3});
     const std::regex sample(
         R"re(([a-zA-Z_:][a-zA-Z0-9_:]*)\{((\w+="([^"\\\n]|\\.)*",?)+)\} (\S+))re");
     std::map<std::string, std::string> types;
@@ -79,9 +80,9 @@ TEST(Metrics, TheTextIsWellFormedAndEveryFamilyIsThereOnce) {
 TEST(Metrics, ExpertsOnDiskAreCountedWhereThereAreAny) {
     const Metrics metrics;
     const engine::EngineStatus status;
-    EXPECT_EQ(metrics.text("e", "m", &status, 0).find("expert_bytes"), std::string::npos);
-    const std::string text =
-        metrics.text("e", "m", &status, 0, ExpertBytes{.needed = 4000, .in_memory = 3000});
+    EXPECT_EQ(metrics.text("e", "m", &status, {}).find("expert_bytes"), std::string::npos);
+    const std::string text = metrics.text(
+        "e", "m", &status, {.experts = ExpertBytes{.needed = 4000, .in_memory = 3000}});
     for (const char* line :
          {"# TYPE e:expert_bytes_needed_total counter\n",
           "e:expert_bytes_needed_total{model_name=\"m\",engine=\"0\"} 4000\n",
@@ -89,15 +90,25 @@ TEST(Metrics, ExpertsOnDiskAreCountedWhereThereAreAny) {
         EXPECT_NE(text.find(line), std::string::npos) << line << text;
 }
 
+TEST(Metrics, LostEventsOfATraceAreCountedWhereThereIsOne) {
+    const Metrics metrics;
+    EXPECT_EQ(metrics.text("e", "m", nullptr, {}).find("trace_events"), std::string::npos);
+    const std::string text =
+        metrics.text("e", "m", nullptr, {.trace = trace::WriterStatus{"full", 12}});
+    EXPECT_NE(text.find("e:trace_events_lost_total{model_name=\"m\",engine=\"0\"} 12\n"),
+              std::string::npos)
+        << text;
+}
+
 TEST(Metrics, ThePrefixIsTheWholeDifference) {
     Metrics metrics;
     const engine::EngineStatus status;
-    std::string ours = metrics.text("espalier", "m", &status, 0);
-    const std::string theirs = metrics.text("vllm", "m", &status, 0);
+    std::string ours = metrics.text("espalier", "m", &status, {});
+    const std::string theirs = metrics.text("vllm", "m", &status, {});
     for (std::size_t at = 0; (at = ours.find("espalier:", at)) != std::string::npos;)
         ours.replace(at, 9, "vllm:");
     EXPECT_EQ(ours, theirs);
-    EXPECT_NE(metrics.text("espalier", "m", nullptr, 0).find("http_connections"),
+    EXPECT_NE(metrics.text("espalier", "m", nullptr, {}).find("http_connections"),
               std::string::npos);
 }
 
@@ -113,7 +124,7 @@ TEST(Metrics, AChoicesTimesAreTheEngines) {
     metrics.observe_choice(choice);
     metrics.observe_gap(0.5, 5);
     metrics.observe_request({.choices = 2, .max_tokens = 7}, 5);
-    const std::string text = metrics.text("e", "m", nullptr, 0);
+    const std::string text = metrics.text("e", "m", nullptr, {});
     for (const char* line :
          {"e:time_to_first_token_seconds_sum{model_name=\"m\",engine=\"0\"} 3\n",
           "e:request_queue_time_seconds_sum{model_name=\"m\",engine=\"0\"} 1\n",

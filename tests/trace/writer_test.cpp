@@ -67,6 +67,8 @@ TEST(TraceWriter, ASlowDiskEndsTheTraceAndHoldsUpNobody) {
     for (int number = 2; number <= 9; ++number) EXPECT_TRUE(writer.write(step_number(number)));
     EXPECT_FALSE(writer.write(step_number(10)));
     EXPECT_FALSE(writer.write(step_number(11)));  // even if there should be room again
+    EXPECT_EQ(writer.status().lost, 2);
+    EXPECT_EQ(writer.status().failure, "the disk is slower than the engine");
     {
         const std::lock_guard lock(disk.mutex);
         disk.hangs = false;
@@ -105,9 +107,14 @@ TEST(TraceWriter, AFullDiskIsReportedAtTheEnd) {
     EXPECT_FALSE(Writer::create(std::make_unique<FullSink>(0), sample_header()));
     auto made = Writer::create(std::make_unique<FullSink>(1), sample_header());
     ASSERT_TRUE(made);
+    EXPECT_TRUE((*made)->status().failure.empty());
     for (int number = 1; number <= 100; ++number) (*made)->write(step_number(number));
+    // It is known when it happens, not only at the end.
+    while ((*made)->status().lost < 100) std::this_thread::yield();
+    EXPECT_NE((*made)->status().failure.find("No space left"), std::string::npos);
     const auto end = (*made)->finish();
     ASSERT_FALSE(end);
+    EXPECT_EQ((*made)->status().lost, 100);
     EXPECT_NE(end.error().message.find("No space left"), std::string::npos);
     EXPECT_FALSE((*made)->finish());  // again
 }
