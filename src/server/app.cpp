@@ -126,6 +126,15 @@ const App::Route* App::find_route(std::string_view method, std::string_view path
     return nullptr;
 }
 
+const App::Route* App::route_of(const HttpRequest& head) {
+    if (head.method == "HEAD") return find_route("GET", head.path);
+    if (head.method != "OPTIONS") return find_route(head.method, head.path);
+    const Route* route = find_route("GET", head.path);
+    const bool is_probe =
+        route != nullptr && (route->answer == &App::health || route->answer == &App::live);
+    return is_probe ? route : nullptr;
+}
+
 std::optional<ApiError> App::unready() const {
     if (draining_) return unavailable("the server is shutting down");
     if (!model_) return unavailable("Loading model");
@@ -155,26 +164,36 @@ std::optional<HttpResponse> App::preflight(const HttpRequest& head) {
                                     {"Access-Control-Max-Age", "600"}}};
 }
 
+// The path is there, by another method; or the request asks for just that.
+HttpResponse App::wrong_method(const HttpRequest& head) {
+    const Route* other = find_route({}, head.path);
+    if (other == nullptr && head.path != "*") return counted(no_route(head));
+    const bool asks = head.method == "OPTIONS";
+    const std::string_view method = other != nullptr ? other->method : "GET, HEAD, POST";
+    HttpResponse response{.status = 204, .body = {}};
+    if (asks)
+        metrics_.count_response(204);
+    else
+        response =
+            counted({.status = 405, .message = fmt::format("{} wants {}", head.path, method)});
+    response.headers.emplace_back(
+        "Allow", fmt::format("{}, OPTIONS", method == "GET" ? "GET, HEAD" : method));
+    return response;
+}
+
 std::optional<HttpResponse> App::check_head(const HttpRequest& head) {
     if (auto answer = preflight(head)) return answer;
-    const Route* route = find_route(head.method, head.path);
-    if (const auto error = guard_.check(head, route != nullptr && route->is_open))
-        return counted(*error);
-    if (route == nullptr) {
-        const Route* other = find_route({}, head.path);
-        if (other == nullptr) return counted(no_route(head));
-        HttpResponse response = counted(
-            {.status = 405, .message = fmt::format("{} wants {}", head.path, other->method)});
-        response.headers.emplace_back("Allow", other->method);
-        return response;
-    }
+    const Route* route = route_of(head);
+    const bool is_open = route != nullptr ? route->is_open : head.method == "OPTIONS";
+    if (const auto error = guard_.check(head, is_open)) return counted(*error);
+    if (route == nullptr) return wrong_method(head);
     if (route->needs_model)
         if (const auto error = unready()) return counted(*error);
     return std::nullopt;
 }
 
 void App::handle(HttpRequest request, std::shared_ptr<Exchange> exchange) {
-    const Route* route = find_route(request.method, request.path);
+    const Route* route = route_of(request);
     // Its head passed, but the model may have gone while the body came.
     if (route->needs_model)
         if (const auto error = unready()) return send(exchange, error_response(*error));

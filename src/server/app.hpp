@@ -55,6 +55,9 @@ class App final : public HttpHandler {
     };
     static const Route kRoutes[];
     static const Route* find_route(std::string_view method, std::string_view path);
+    // HEAD goes where GET goes; the session keeps the body. So does OPTIONS of a probe, which is
+    // what load balancers ask by.
+    static const Route* route_of(const HttpRequest& head);
 
     void health(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
     void live(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
@@ -73,6 +76,7 @@ class App final : public HttpHandler {
     using Work = std::function<Expected<std::string>(const ServedModel&, const std::string& body)>;
     void run_work(HttpRequest& request, const std::shared_ptr<Exchange>& exchange, Work work);
     std::optional<HttpResponse> preflight(const HttpRequest& head);
+    HttpResponse wrong_method(const HttpRequest& head);
     std::optional<ApiError> unready() const;
     void send(const std::shared_ptr<Exchange>& exchange, const HttpResponse& response);
     HttpResponse counted(const ApiError& error);
@@ -86,8 +90,8 @@ class App final : public HttpHandler {
     std::shared_ptr<const ServedModel> model_;
     std::unordered_map<const Generation*, std::shared_ptr<Generation>> active_;
     bool draining_ = false;
+    bool trace_failed_ = false;
     std::function<void()> idle_;
 };
 
 }  // namespace espalier::server
-    bool trace_failed_ = false;

@@ -56,7 +56,11 @@ Expected<nlohmann::json> parse_body(std::string_view body) {
     try {
         value = Json::parse(body.begin(), body.end(), std::ref(keys));
     } catch (const Json::exception& error) {
-        return fail(ErrorKind::invalid, "the body is not valid JSON: {}", error.what());
+        // Behind the library's own name for the error: "[json.exception.parse_error.101] …".
+        const std::string_view what = error.what();
+        const std::size_t begin = what.starts_with('[') ? what.find("] ") : what.npos;
+        return fail(ErrorKind::invalid, "the body is not valid JSON: {}",
+                    begin == what.npos ? what : what.substr(begin + 2));
     }
     if (!keys.repeated.empty())
         return fail_field(ErrorKind::invalid, keys.repeated, "stands twice in one object");

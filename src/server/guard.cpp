@@ -90,9 +90,10 @@ bool Guard::allows_origin(std::string_view origin) const {
 }
 
 std::optional<ApiError> Guard::check(const HttpRequest& head, bool is_open) const {
-    if (head.host.empty())
+    // Browsers name the host; what asks without, by HTTP/1.0, is a load balancer or an old tool.
+    if (head.host.empty() && !head.is_http_1_0)
         return ApiError{.status = 400, .message = "the request has no Host header"};
-    if (!allows_host(head.host))
+    if (!head.host.empty() && !allows_host(head.host))
         return forbidden("Host: " + head.host +
                          " is none of this server's names; start it with --allowed-host " +
                          name_of_host(head.host) + ", or with an --api-key");
@@ -111,10 +112,15 @@ std::optional<ApiError> Guard::check(const HttpRequest& head, bool is_open) cons
                                        : "the API key is not one of this server's",
                         .type = "authentication_error",
                         .code = "invalid_api_key"};
-    if (head.method == "POST" && !is_json(head.content_type))
+    if (head.method != "POST") return std::nullopt;
+    if (!is_json(head.content_type))
         return ApiError{.status = 415,
                         .message = "Content-Type: application/json is expected, not '" +
                                    head.content_type + "'"};
+    if (!head.content_encoding.empty() && lower(head.content_encoding) != "identity")
+        return ApiError{.status = 415,
+                        .message = "Content-Encoding: " + head.content_encoding +
+                                   " is not taken; send the body as it is"};
     return std::nullopt;
 }
 

@@ -21,8 +21,9 @@ namespace espalier::server {
 struct HttpRequest {
     std::string method;  // "GET"
     std::string path;    // without the query
+    bool is_http_1_0 = false;
     // Headers that the server reads; empty: absent.
-    std::string host, origin, content_type, authorization;
+    std::string host, origin, content_type, content_encoding, authorization;
     std::string body;
 };
 
@@ -100,7 +101,6 @@ class HttpServer {
 
     // The I/O thread, or before run().
     virtual void every(std::chrono::milliseconds interval, std::function<void()> call) = 0;
-    virtual void stop_accepting() = 0;
     virtual void stop() = 0;  // closes everything
     virtual std::int64_t connections() const = 0;
     virtual std::int64_t answering() const = 0;  // of these, with an answer that has not left

@@ -33,7 +33,6 @@ class Loop final : public HttpServer {
     void run() override;
     void post(std::function<void()> call) override { asio::post(context_, std::move(call)); }
     void every(std::chrono::milliseconds interval, std::function<void()> call) override;
-    void stop_accepting() override;
     void stop() override;
     std::int64_t connections() const override { return room_->connections; }
     std::int64_t answering() const override {
@@ -144,14 +143,10 @@ void Loop::repeat(Repeated& repeated) {
     });
 }
 
-void Loop::stop_accepting() {
+void Loop::stop() {
     accepting_ = false;
     Failure ignored;
     acceptor_.close(ignored);
-}
-
-void Loop::stop() {
-    stop_accepting();
     for (const auto& weak : std::exchange(sessions_, {}))
         if (const auto session = weak.lock()) session->close();
     work_.reset();

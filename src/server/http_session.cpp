@@ -28,10 +28,23 @@ std::string text_of(boost::beast::string_view view) {
 }
 
 bool repeats_header(const http::request<http::string_body>& message) {
-    for (const http::field field : {http::field::host, http::field::origin,
-                                    http::field::content_type, http::field::authorization})
+    for (const http::field field :
+         {http::field::host, http::field::origin, http::field::content_type,
+          http::field::content_encoding, http::field::authorization})
         if (message.count(field) > 1) return true;
     return false;
+}
+
+// "http://name/path": the target's own name stands above the Host header (RFC 9112, 3.2.2).
+void split_absolute_target(HttpRequest& request) {
+    for (const std::string_view scheme : {"http://", "https://"}) {
+        if (!beast::iequals(request.path.substr(0, scheme.size()), scheme)) continue;
+        const std::string rest = request.path.substr(scheme.size());
+        const std::size_t slash = std::min(rest.find('/'), rest.size());
+        request.host = rest.substr(0, slash);
+        request.path = slash < rest.size() ? rest.substr(slash) : "/";
+        return;
+    }
 }
 
 HttpRequest request_of(const http::request<http::string_body>& message) {
@@ -39,7 +52,10 @@ HttpRequest request_of(const http::request<http::string_body>& message) {
     request.method = text_of(message.method_string());
     request.path = text_of(message.target());
     request.path = request.path.substr(0, request.path.find('?'));
+    request.is_http_1_0 = message.version() < 11;
     request.host = text_of(message[http::field::host]);
+    split_absolute_target(request);
+    request.content_encoding = text_of(message[http::field::content_encoding]);
     request.origin = text_of(message[http::field::origin]);
     request.content_type = text_of(message[http::field::content_type]);
     request.authorization = text_of(message[http::field::authorization]);
@@ -91,7 +107,7 @@ void Session::next_request() {
     state_ = State::waiting;
     parser_.reset();
     release_body();
-    streaming_ = finished_ = false;
+    streaming_ = finished_ = head_only_ = false;
     wait_until(room_->limits.idle_timeout);
     if (watching_) {
         // What came ahead is in the buffer; the read under way must end before the parser's begins.
@@ -145,6 +161,7 @@ void Session::on_head(Error error) {
     if (error) return on_read_error(error);
     wait_until(room_->limits.read_timeout);
     keep_alive_ = parser_->keep_alive();
+    head_only_ = parser_->get().method() == http::verb::head;
     if (repeats_header(parser_->get()))
         return refuse_request(
             room_->handler.refusal(400, "a header that may stand once stands twice"));
@@ -261,7 +278,7 @@ std::string Session::head_of(const HttpResponse& response, bool stream) const {
 void Session::respond(const HttpResponse& response) {
     if (state_ != State::answering) return;
     finished_ = true;
-    send(head_of(response, false) + response.body);
+    send(head_of(response, false) + (head_only_ ? std::string() : response.body));
 }
 
 void Session::start_stream(const HttpResponse& head) {

@@ -88,6 +88,7 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
     bool finished_ = false;    // the answer is complete, once all has left
     bool keep_alive_ = false;  // after this answer
     bool chunked_ = false;
+    bool head_only_ = false;      // HEAD: the answer's body stays here
     std::string allowed_origin_;  // of the request, if a page there may read the answer
     std::string sending_, queued_;
     std::int64_t reserved_bytes_ = 0;

@@ -49,6 +49,12 @@ TEST(Body, RefusesWhatTwoReadersWouldReadDifferently) {
     EXPECT_EQ(refusal(R"({"a":{"k":1},"b":{"k":1},"k":[{"k":2},{"k":3}]})"), "accepted");
 }
 
+TEST(Body, ErrorsAreInPlainWords) {
+    EXPECT_TRUE(refusal("{").starts_with("the body is not valid JSON: parse error at line 1"))
+        << refusal("{");
+    EXPECT_EQ(refusal(R"({"a":1e999})").find("json.exception"), std::string::npos);
+}
+
 TEST(Body, BoundsTheDepth) {
     const auto nested = [](int depth) {
         return R"({"a":)" + std::string(static_cast<std::size_t>(depth), '[') +

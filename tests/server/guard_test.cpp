@@ -34,6 +34,15 @@ TEST(Guard, WithoutAKeyOnlyOwnNamesAreTaken) {
                              "127.0.0.1x", "0x7f.1", "sub.llm.lan", "evillocalhost"})
         EXPECT_EQ(status(guard, asked(host)), 403) << host;
     EXPECT_EQ(status(guard, asked("")), 400);
+    // Load balancers ask by HTTP/1.0, which has no Host; browsers do not.
+    HttpRequest old = asked("");
+    old.is_http_1_0 = true;
+    EXPECT_EQ(status(guard, old), 200);
+    old.origin = "http://evil.example";
+    EXPECT_EQ(status(guard, old), 403);
+    old = asked("evil.example");
+    old.is_http_1_0 = true;
+    EXPECT_EQ(status(guard, old), 403);
     EXPECT_EQ(status(Guard({{}, {"*"}, {}}), asked("any.example")), 200);
 }
 
@@ -85,7 +94,15 @@ TEST(Guard, PostsAreJson) {
         head.content_type = type;
         EXPECT_EQ(status(guard, head), 415) << type;
     }
+    head.content_type = "application/json";
+    for (const char* encoding : {"gzip", "br", "identity, gzip", "x"}) {
+        head.content_encoding = encoding;
+        EXPECT_EQ(status(guard, head), 415) << encoding;
+    }
+    head.content_encoding = "Identity";
+    EXPECT_EQ(status(guard, head), 200);
     head.method = "GET";
+    head.content_encoding = "gzip";
     EXPECT_EQ(status(guard, head), 200);
 }
 

@@ -58,8 +58,60 @@ TEST(Routes, UnknownPathsAndMethodsSayWhatThereIs) {
     EXPECT_EQ(server.client().post("/v1/messages", Json::object()).status, 404);
     const Answer wrong = server.client().get("/v1/completions");
     EXPECT_EQ(wrong.status, 405);
-    EXPECT_EQ(wrong.headers.at("allow"), "POST");
+    EXPECT_EQ(wrong.headers.at("allow"), "POST, OPTIONS");
     EXPECT_EQ(server.client().post("/health", Json::object()).status, 405);
+}
+
+std::string raw(RunningServer& server, const std::string& bytes) {
+    Client client = server.client();
+    client.send(bytes);
+    std::string all;
+    for (std::string part; !(part = client.receive_some()).empty();) all += part;
+    return all;
+}
+
+TEST(Routes, HeadIsGetWithoutItsBody) {
+    RunningServer server;
+    const std::string kEnd = "Host: localhost\r\nConnection: close\r\n\r\n";
+    for (const char* path : {"/health", "/", "/v1/models", "/nowhere"}) {
+        const std::string get = raw(server, "GET " + std::string(path) + " HTTP/1.1\r\n" + kEnd);
+        const std::string head = raw(server, "HEAD " + std::string(path) + " HTTP/1.1\r\n" + kEnd);
+        EXPECT_EQ(head, get.substr(0, get.find("\r\n\r\n") + 4)) << path;
+        EXPECT_LT(head.size(), get.size());
+    }
+    // The connection goes on behind it.
+    Client client = server.client();
+    client.send(request_text("HEAD", "/livez") + request_text("GET", "/version"));
+    EXPECT_TRUE(client.receive_until("\"version\""));
+    EXPECT_TRUE(
+        raw(server, "HEAD /v1/completions HTTP/1.1\r\n" + kEnd).starts_with("HTTP/1.1 405"));
+}
+
+// As HAProxy's httpchk, old tools and proxies write requests.
+TEST(Routes, ChecksOfLoadBalancersAreAnswered) {
+    RunningServer server;
+    for (const char* line : {"GET /health", "OPTIONS /health", "HEAD /livez"})
+        EXPECT_TRUE(
+            raw(server, std::string(line) + " HTTP/1.0\r\n\r\n").starts_with("HTTP/1.1 200"))
+            << line;
+    const std::string options = raw(server, "OPTIONS / HTTP/1.0\r\n\r\n");
+    EXPECT_TRUE(options.starts_with("HTTP/1.1 204")) << options;
+    EXPECT_NE(options.find("Allow: GET, HEAD, OPTIONS\r\n"), std::string::npos);
+    EXPECT_TRUE(raw(server, "OPTIONS * HTTP/1.0\r\n\r\n").starts_with("HTTP/1.1 204"));
+    EXPECT_TRUE(raw(server, "OPTIONS /nowhere HTTP/1.0\r\n\r\n").starts_with("HTTP/1.1 404"));
+    EXPECT_TRUE(raw(server, "GET /health HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 400"));
+    const auto absolute = [&](const std::string& target, const std::string& host) {
+        return raw(server, "GET " + target + " HTTP/1.1\r\nHost: " + host +
+                               "\r\nConnection: close\r\n\r\n");
+    };
+    EXPECT_TRUE(absolute("http://127.0.0.1:1/health", "x").starts_with("HTTP/1.1 200"));
+    EXPECT_TRUE(absolute("HTTP://localhost", "x").starts_with("HTTP/1.1 200"));
+    EXPECT_TRUE(absolute("http://evil.example/health", "127.0.0.1").starts_with("HTTP/1.1 403"));
+
+    RunningServer::Setup loading;
+    loading.load = false;
+    RunningServer unready(loading);
+    EXPECT_TRUE(raw(unready, "OPTIONS /health HTTP/1.0\r\n\r\n").starts_with("HTTP/1.1 503"));
 }
 
 TEST(Routes, TokensGoThereAndBack) {
