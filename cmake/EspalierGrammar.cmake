@@ -58,7 +58,7 @@ endforeach()
 
 list(TRANSFORM xgrammar_sources REPLACE "^(${ESPALIER_XGRAMMAR_DIR}/cpp|${PROJECT_BINARY_DIR}/xgrammar)/" "")
 espalier_batches(xgrammar_batches "" 8 ${xgrammar_sources})
-add_library(espalier_xgrammar STATIC ${xgrammar_batches})
+add_library(espalier_xgrammar STATIC ${xgrammar_batches} ${PROJECT_SOURCE_DIR}/src/grammar/xgrammar/endless_rule.cc)
 set_target_properties(espalier_xgrammar PROPERTIES POSITION_INDEPENDENT_CODE ON)
 target_compile_features(espalier_xgrammar PRIVATE cxx_std_17)
 target_include_directories(espalier_xgrammar SYSTEM PUBLIC ${ESPALIER_XGRAMMAR_DIR}/include

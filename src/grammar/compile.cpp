@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "base/at.hpp"
+#include "grammar/endless_rule.hpp"
 #include "grammar/xgrammar_log.hpp"
 #include "grammar/xgrammar_objects.hpp"
 
@@ -90,6 +91,9 @@ Expected<std::shared_ptr<const CompiledGrammar>> CompileOne::operator()(
         const LogScope log(impl_->work);
         const xgrammar::Grammar grammar = converted(prepared, specification, impl_->info);
         if (log.warning()) return fail(ErrorKind::unsupported, "{}: {}", kind, *log.warning());
+        if (const auto rule = endless_rule(grammar); rule && prepared.form == Prepared::Form::ebnf)
+            return fail(ErrorKind::invalid, "{}: the rule '{}' has no text of finite length", kind,
+                        *rule);
         xgrammar::CompiledGrammar compiled = impl_->compiler.CompileGrammar(grammar);
         if (log.warning()) return fail(ErrorKind::unsupported, "{}: {}", kind, *log.warning());
         CompiledGrammar::Impl made{specification, impl_->vocabulary, std::move(compiled)};

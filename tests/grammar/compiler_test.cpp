@@ -227,6 +227,10 @@ TEST(Compiler, RefusesBombsByTheirLimit) {
         {{.kind = Kind::choice, .choices = std::vector<std::string>(5000, "a")}, "limit"},
         {{.kind = Kind::choice, .choices = {std::string(1 << 20, 'a')}}, "limit"},
         {{.kind = Kind::choice}, "nothing to choose"},
+        {{.kind = Kind::ebnf, .text = "root ::= root"}, "'root' has no text of finite length"},
+        {{.kind = Kind::ebnf, .text = "root ::= \"a\" | \"b\" x\nx ::= y \"c\"\ny ::= \"d\" x"},
+         "has no text of finite length"},
+        {{.kind = Kind::ebnf, .text = "root ::= x{1,3}\nx ::= \"a\" x"}, "finite length"},
     };
     for (const auto& [bomb, reason] : bombs) {
         const auto compiled = compiler.compile(bomb);
@@ -247,7 +251,6 @@ TEST(Compiler, SurvivesWhatIsJustWithinTheLimits) {
         {.kind = Kind::regex, .text = "(a|aa|aaa)+(x?){60}"},
         {.kind = Kind::regex, .text = "[^a]{2000}"},
         {.kind = Kind::ebnf, .text = "root ::= root root | \"a\" | \"\""},
-        {.kind = Kind::ebnf, .text = "root ::= root"},
         {.kind = Kind::ebnf, .text = "root ::= a\na ::= b\nb ::= a | \"x\""},
         {.kind = Kind::ebnf, .text = "nothing here"},
         {.kind = Kind::ebnf, .text = "root ::= missing"},
@@ -263,6 +266,17 @@ TEST(Compiler, SurvivesWhatIsJustWithinTheLimits) {
         if (!compiled) {
             EXPECT_FALSE(compiled.error().message.empty()) << one.text;
         }
+    }
+}
+
+// Every recursion that can end is taken.
+TEST(Compiler, TakesRulesThatCanEnd) {
+    Compiler compiler(kSmall.make());
+    for (const char* text : {"root ::= \"a\" root | \"\"", "root ::= x?\nx ::= \"a\" x | \"b\"",
+                             "root ::= \"a\" x{0,3}\nx ::= \"b\"",
+                             "root ::= y\nx ::= x\ny ::= \"a\"", "root ::= ([a-c] root)*"}) {
+        const auto compiled = compiler.compile({.kind = Kind::ebnf, .text = text});
+        EXPECT_TRUE(compiled) << text << ": " << compiled.error().message;
     }
 }
 
