@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "grammar/schema.hpp"
 #include "output/pair_grammar.hpp"
 #include "output/structural_tag.hpp"
 
@@ -126,17 +127,20 @@ class Builder {
 };
 
 // What a specification asks for, as a part of a structural tag.
-Json as_format(const grammar::Specification& text) {
+Expected<Json> as_format(const grammar::Specification& text) {
     using grammar::Kind;
     switch (text.kind) {
         case Kind::json_object:
-            return {{"type", "json_schema"}, {"json_schema", {{"type", "object"}}}};
-        case Kind::json_schema:
-            return {{"type", "json_schema"}, {"json_schema", Json::parse(text.text)}};
+            return Json{{"type", "json_schema"}, {"json_schema", {{"type", "object"}}}};
+        case Kind::json_schema: {
+            ESPALIER_ASSIGN_OR_RETURN(Json schema,
+                                      grammar::parse_bounded_json(text.text, "json_schema"));
+            return Json{{"type", "json_schema"}, {"json_schema", std::move(schema)}};
+        }
         case Kind::regex:
-            return {{"type", "regex"}, {"pattern", text.text}};
+            return Json{{"type", "regex"}, {"pattern", text.text}};
         case Kind::ebnf:
-            return {{"type", "grammar"}, {"grammar", text.text}};
+            return Json{{"type", "grammar"}, {"grammar", text.text}};
         case Kind::structural_tag:
         case Kind::choice:
             break;
@@ -163,8 +167,10 @@ Expected<grammar::Specification> call_grammar(const ToolFormat& format,
                               ? builder.section(functions, rules.parallel)
                               : builder.text_then_section(functions, rules.parallel);
     if (!made) return tl::unexpected<Error>(std::move(made.error()));
-    if (!rules.required && rules.text)
-        made = one_of(Json::array({as_format(*rules.text), std::move(*made)}));
+    if (!rules.required && rules.text) {
+        ESPALIER_ASSIGN_OR_RETURN(Json text, as_format(*rules.text));
+        made = one_of(Json::array({std::move(text), std::move(*made)}));
+    }
     return grammar::Specification{
         .kind = grammar::Kind::structural_tag,
         .text = Json({{"type", "structural_tag"}, {"format", std::move(*made)}}).dump()};

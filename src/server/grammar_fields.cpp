@@ -91,10 +91,17 @@ class GrammarReader {
         inner.read("name", name);
         inner.read("description", description);
         inner.read("strict", strict);
+        const bool had = found_.has_value();
         if (const Json* schema = inner.find("schema"))
             read_schema(inner, "schema", *schema, ordered["json_schema"]["schema"], strict);
         else
             inner.fail_at("schema", "is missing");
+        if (found_ && !had) {
+            if (strict)
+                found_->advice = R"("strict": false holds the answer to some JSON instead)";
+            else
+                found_->otherwise = {.kind = Kind::json_schema, .text = "{}", .strict = false};
+        }
         format.adopt(inner);
     }
 

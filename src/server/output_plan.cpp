@@ -37,9 +37,20 @@ Expected<std::optional<GrammarField>> call_field(const GenerationRequest& reques
     if (!rules.required && !request.grammar && !any_strict && rules.parallel)
         return std::optional<GrammarField>();
     if (request.grammar) rules.text = request.grammar->specification;
-    ESPALIER_ASSIGN_OR_RETURN(grammar::Specification calls,
-                              output::call_grammar(format, functions, rules, tokenizer));
-    return std::optional(GrammarField{std::move(calls), "tools"});
+    auto calls = output::call_grammar(format, functions, rules, tokenizer);
+    // A function that does not say "strict" is held to its schema where a grammar can do that, and
+    // to any object otherwise.
+    bool insists = true;
+    for (output::Function& function : functions) {
+        insists = insists && function.strict.has_value();
+        if (!function.strict) function.strict = false;
+    }
+    auto loose = output::call_grammar(format, functions, rules, tokenizer);
+    if (!calls && (insists || !loose)) return tl::unexpected<Error>(std::move(calls.error()));
+    GrammarField made{calls ? std::move(*calls) : *loose, "tools"};
+    made.advice = R"("strict": false leaves a function's arguments open)";
+    if (calls && !insists && loose) made.otherwise = std::move(*loose);
+    return std::optional(std::move(made));
 }
 
 Expected<void> plan_calls(const GenerationRequest& request, const output::ToolFormat* format,

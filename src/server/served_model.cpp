@@ -23,8 +23,11 @@ std::string random_key() {
     return key;
 }
 
-tl::unexpected<Error> refused(const Error& error, const std::string& field) {
-    return fail_field(error.kind, field, "{}", error.message);
+tl::unexpected<Error> refused(const Error& error, const std::string& field,
+                              const std::string& advice = {}) {
+    if (advice.empty() || error.kind == ErrorKind::exhausted)
+        return fail_field(error.kind, field, "{}", error.message);
+    return fail_field(error.kind, field, "{}; {}", error.message, advice);
 }
 
 constexpr const char* kThinking[] = {"thinking", "enable_thinking"};
@@ -194,22 +197,45 @@ void ServedModel::compile(const GrammarField& wanted, const ToolRequest& tools,
                                                  grammar::Compiled compiled) mutable {
         if (compiled) return done(std::move(compiled));
         Error error = std::move(compiled.error());
-        if (wanted.field != "tools" || error.kind == ErrorKind::exhausted)
-            return done(refused(error, wanted.field));
-        refuse_tools(tools, 0, std::move(error), std::move(done));
+        if (error.kind == ErrorKind::exhausted) return done(refused(error, wanted.field));
+        if (wanted.otherwise)
+            return compile_otherwise(wanted, tools, std::move(error), std::move(done));
+        refuse(wanted, tools, std::move(error), std::move(done));
     });
 }
 
-// By the first function, from `next` on, that is refused alone; otherwise all together.
-void ServedModel::refuse_tools(const ToolRequest& tools, std::size_t next, Error whole,
-                               grammar::Compiler::Done done) const {
-    if (next == tools.functions.size()) return done(refused(whole, "tools"));
+void ServedModel::compile_otherwise(const GrammarField& wanted, const ToolRequest& tools,
+                                    Error first, grammar::Compiler::Done done) const {
+    compiler_->compile(*wanted.otherwise,
+                       [this, &wanted, &tools, first = std::move(first),
+                        done = std::move(done)](grammar::Compiled compiled) mutable {
+                           if (compiled) return done(std::move(compiled));
+                           if (compiled.error().kind == ErrorKind::exhausted)
+                               return done(refused(compiled.error(), wanted.field));
+                           refuse(wanted, tools, std::move(first), std::move(done));
+                       });
+}
+
+void ServedModel::refuse(const GrammarField& wanted, const ToolRequest& tools, Error error,
+                         grammar::Compiler::Done done) const {
+    if (wanted.field != "tools") return done(refused(error, wanted.field, wanted.advice));
+    refuse_tools(wanted, tools, 0, std::move(error), std::move(done));
+}
+
+// By the first function, from `next` on, that insists on its schema and is refused alone; otherwise
+// all together.
+void ServedModel::refuse_tools(const GrammarField& wanted, const ToolRequest& tools,
+                               std::size_t next, Error whole, grammar::Compiler::Done done) const {
+    while (next < tools.functions.size() && tools.functions[next].strict != true) ++next;
+    if (next == tools.functions.size()) return done(refused(whole, "tools", wanted.advice));
     compiler_->compile(
         {.kind = grammar::Kind::json_schema, .text = tools.functions[next].schema().dump()},
-        [this, &tools, next, whole = std::move(whole),
+        [this, &wanted, &tools, next, whole = std::move(whole),
          done = std::move(done)](grammar::Compiled alone) mutable {
-            if (alone) return refuse_tools(tools, next + 1, std::move(whole), std::move(done));
-            done(refused(alone.error(), fmt::format("tools[{}].function.parameters", next)));
+            if (alone)
+                return refuse_tools(wanted, tools, next + 1, std::move(whole), std::move(done));
+            done(refused(alone.error(), fmt::format("tools[{}].function.parameters", next),
+                         wanted.advice));
         });
 }
 

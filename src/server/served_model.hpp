@@ -49,17 +49,21 @@ class ServedModel {
     }
     std::int64_t max_model_len() const { return engine_.request_limits().sizes.max_model_len; }
 
-    // A raw prompt, the model's first token included where a text is given; special tokens in it
-    // are taken, as tokenizers do. `field` names it in errors.
-    Expected<EchoedPrompt> encode(const PromptInput& input, const std::string& field) const;
-    // A text alone. What cannot fit the context is refused before it is read: no token has more
-    // bytes than the longest.
+    // Tokens that the text has at least: none has more bytes than the longest.
+    std::int64_t least_tokens(std::string_view text) const {
+        return static_cast<std::int64_t>(text.size()) / longest_token_;
+    }
+    // A raw prompt; special tokens in it are taken, as tokenizers do. add_first: a text gets the
+    // model's first token. `field` names it in errors.
+    Expected<EchoedPrompt> encode(const PromptInput& input, bool add_first,
+                                  const std::string& field) const;
+    // A text alone. What cannot fit the context is refused before it is read.
     Expected<std::vector<std::int32_t>> encode_text(std::string_view text, bool add_first,
                                                     const std::string& field) const;
     // How it writes reasoning and calls.
     const output::Formats& formats() const { return formats_; }
-    // As grammar::Compiler::compile. A refusal names the field, and of tools the function. done
-    // keeps both alive.
+    // As grammar::Compiler::compile; where `wanted` does not insist, what it says otherwise. A
+    // refusal names the field, and of tools the function. done keeps both alive.
     void compile(const GrammarField& wanted, const ToolRequest& tools,
                  grammar::Compiler::Done done) const;
     // No grammar is compiled from now on; who waits for one is told.
@@ -73,8 +77,12 @@ class ServedModel {
 
   private:
     Expected<void> check_bytes(std::string_view text, const std::string& field) const;
-    void refuse_tools(const ToolRequest& tools, std::size_t next, Error whole,
-                      grammar::Compiler::Done done) const;
+    void compile_otherwise(const GrammarField& wanted, const ToolRequest& tools, Error first,
+                           grammar::Compiler::Done done) const;
+    void refuse(const GrammarField& wanted, const ToolRequest& tools, Error error,
+                grammar::Compiler::Done done) const;
+    void refuse_tools(const GrammarField& wanted, const ToolRequest& tools, std::size_t next,
+                      Error whole, grammar::Compiler::Done done) const;
     // A template with its source, which shows what it reads.
     struct ChatTemplate {
         std::string source;

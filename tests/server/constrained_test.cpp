@@ -229,6 +229,70 @@ TEST(Constrained, ABadFunctionIsNamed) {
     EXPECT_EQ(answer.param(), "tools[1].function.parameters");
 }
 
+// A schema that no grammar holds.
+const Json kUnique = Json::parse(R"({"type": "object", "properties": {
+    "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": true}},
+    "required": ["tags"], "additionalProperties": false})");
+
+TEST(Constrained, AFunctionInsistsOnItsSchemaOnlyWhereItSaysStrict) {
+    const auto unique = [](const Json& strict) {
+        Json function = {{"name", "save"}, {"parameters", kUnique}};
+        if (!strict.is_null()) function["strict"] = strict;
+        return Json::array({{{"type", "function"}, {"function", function}}});
+    };
+    const Json ways[] = {
+        {{"tool_choice", "required"}},
+        {{"tool_choice", {{"type", "function"}, {"function", {{"name", "save"}}}}}},
+        {{"parallel_tool_calls", false}}};
+    for (const Json& way : ways)
+        for (const Json& strict : {Json(), Json(false)}) {
+            Json more = way;
+            more.update({{"tools", unique(strict)}, {"max_tokens", 3}});
+            EXPECT_EQ(post(more).status, 200) << post(more).body;
+        }
+    const Answer refused = post({{"tools", unique(true)}, {"tool_choice", "required"}});
+    EXPECT_EQ(refused.status, 400);
+    EXPECT_EQ(refused.param(), "tools[0].function.parameters");
+    EXPECT_NE(refused.message().find("'uniqueItems'"), std::string::npos) << refused.body;
+    EXPECT_NE(refused.message().find("\"strict\": false"), std::string::npos) << refused.body;
+    // What a grammar can hold is held, whether it was asked for or not.
+    Json held = tools();
+    for (Json& one : held) one["function"].erase("strict");
+    const Json made =
+        choice({{"tools", held}, {"tool_choice", "required"}, {"parallel_tool_calls", false}});
+    expect_valid_call(made["message"]["tool_calls"][0]);
+}
+
+TEST(Constrained, AnAnswerInsistsOnItsSchemaUnlessItSaysOtherwise) {
+    const auto format = [](const Json& strict) {
+        Json schema = {{"name", "n"}, {"schema", kUnique}};
+        if (!strict.is_null()) schema["strict"] = strict;
+        return Json{{"response_format", {{"type", "json_schema"}, {"json_schema", schema}}},
+                    {"max_tokens", 3}};
+    };
+    for (const Json& strict : {Json(), Json(true)}) {
+        const Answer refused = post(format(strict));
+        EXPECT_EQ(refused.status, 400);
+        EXPECT_EQ(refused.param(), "response_format.json_schema.schema");
+        EXPECT_NE(refused.message().find("\"strict\": false"), std::string::npos) << refused.body;
+    }
+    EXPECT_EQ(post(format(false)).status, 200) << post(format(false)).body;
+    // A schema that is no JSON is the request's fault, also where it stands beside tools.
+    const Answer broken = post({{"tools", tools()}, {"structured_outputs", {{"json", "{"}}}});
+    EXPECT_EQ(broken.status, 400) << broken.body;
+}
+
+TEST(Constrained, AGrammarWithoutAnEndIsRefusedBeforeAnythingRuns) {
+    for (const char* endless : {"root ::= root", "root ::= \"a\" root"}) {
+        const Answer refused = server().client().post(
+            "/v1/completions", Json{{"prompt", {"a", "b"}},
+                                    {"max_tokens", 3},
+                                    {"structured_outputs", {{"grammar", endless}}}});
+        EXPECT_EQ(refused.status, 400) << refused.body;
+        EXPECT_EQ(refused.param(), "structured_outputs.grammar");
+    }
+}
+
 TEST(Constrained, ToolsAreBounded) {
     ServerOptions options = test_options();
     options.max_tools = 1;
