@@ -33,6 +33,7 @@ struct BenchServeOptions {
     std::string url = "http://127.0.0.1:8000";
     std::string backend = "openai";
     std::string text, prompts;  // files
+    std::string dataset = "random", dataset_path;
     std::vector<std::string> goodput;
     std::vector<std::string> metrics = {"ttft", "tpot", "itl", "e2el"};
     std::vector<double> percentiles = {99};
@@ -58,14 +59,26 @@ std::optional<load::SpeculationCounts> speculation_now(client::HttpClient& clien
 
 Expected<void> read_prompts(const BenchServeOptions& options, load::LoadOptions& load) {
     load.api = options.backend == "openai-chat" ? load::Api::chat : load::Api::completions;
-    if (!options.text.empty()) {
-        ESPALIER_ASSIGN_OR_RETURN(load.text, read_text_file(options.text, kMaxTextBytes));
-        if (load.text.empty()) return fail(ErrorKind::invalid, "{}: empty", options.text);
+    const bool is_random = options.dataset == "random";
+    if (is_random != options.dataset_path.empty())
+        return fail_field(ErrorKind::invalid, "dataset_path", "{} {}", options.dataset,
+                          is_random ? "prompts come from no file" : "needs a file");
+    const std::string text = options.dataset == "sonnet" ? options.dataset_path : options.text;
+    const std::string prompts =
+        options.dataset == "custom" ? options.dataset_path : options.prompts;
+    if (!text.empty()) {
+        ESPALIER_ASSIGN_OR_RETURN(load.text, read_text_file(text, kMaxTextBytes));
+        if (load.text.empty()) return fail(ErrorKind::invalid, "{}: empty", text);
     }
-    if (!options.prompts.empty()) {
-        ESPALIER_ASSIGN_OR_RETURN(const std::string lines,
-                                  read_text_file(options.prompts, kMaxTextBytes));
-        ESPALIER_ASSIGN_OR_RETURN(load.prompts, load::parse_prompts(lines, options.prompts));
+    if (!prompts.empty()) {
+        ESPALIER_ASSIGN_OR_RETURN(const std::string lines, read_text_file(prompts, kMaxTextBytes));
+        ESPALIER_ASSIGN_OR_RETURN(load.prompts, load::parse_prompts(lines, prompts));
+    }
+    if (options.dataset == "sharegpt") {
+        ESPALIER_ASSIGN_OR_RETURN(const std::string list,
+                                  read_text_file(options.dataset_path, kMaxTextBytes));
+        ESPALIER_ASSIGN_OR_RETURN(load.prompts,
+                                  load::parse_conversations(list, options.dataset_path));
     }
     return load::check_prompts(load);
 }
@@ -192,8 +205,18 @@ void add_load_flags(CLI::App& command, BenchServeOptions& options) {
         ->check(CLI::Range(std::int64_t{0}, load::kMaxConcurrency));
     CLI::Option* text = command.add_option("--text", options.text,
                                            "File that prompts are cut from; otherwise random ids");
-    command.add_option("--prompts", options.prompts, "JSON lines with a prompt each, in turn")
-        ->excludes(text);
+    CLI::Option* prompts =
+        command.add_option("--prompts", options.prompts, "JSON lines with a prompt each, in turn")
+            ->excludes(text);
+    command
+        .add_option("--dataset-name", options.dataset,
+                    "vLLM's names: random ids; sonnet, custom or sharegpt, of --dataset-path: as "
+                    "--text, as --prompts, or the first messages of a list of conversations")
+        ->check(CLI::IsMember({"random", "sonnet", "custom", "sharegpt"}))
+        ->capture_default_str()
+        ->excludes(text)
+        ->excludes(prompts);
+    command.add_option("--dataset-path", options.dataset_path, "File of --dataset-name");
     command
         .add_option("--random-input-len", load.input_tokens,
                     "Tokens of a prompt; of a text, four bytes for each")

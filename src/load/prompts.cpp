@@ -82,6 +82,24 @@ Expected<std::vector<std::string>> parse_prompts(std::string_view lines, std::st
     return prompts;
 }
 
+Expected<std::vector<std::string>> parse_conversations(std::string_view text,
+                                                       std::string_view name) {
+    ESPALIER_ASSIGN_OR_RETURN(const auto list, parse_json(text, name));
+    if (!list.is_array()) return fail(ErrorKind::invalid, "{}: no list of conversations", name);
+    std::vector<std::string> prompts;
+    for (const auto& entry : list) {
+        if (!entry.is_object()) continue;
+        const auto turns = entry.value("conversations", nlohmann::json());
+        if (!turns.is_array() || turns.size() < 2 || !turns[0].is_object()) continue;
+        const auto said = turns[0].value("value", nlohmann::json());
+        if (said.is_string() && !said.get_ref<const std::string&>().empty())
+            prompts.push_back(said.get<std::string>());
+    }
+    if (prompts.empty())
+        return fail(ErrorKind::invalid, "{}: no conversation of two messages", name);
+    return prompts;
+}
+
 Expected<void> check_prompts(const LoadOptions& options) {
     if (options.api == Api::chat && options.text.empty() && options.prompts.empty())
         return fail(ErrorKind::invalid,

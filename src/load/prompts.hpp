@@ -20,6 +20,10 @@ const char* request_path(Api api);
 
 // Lines of {"prompt": …}; other fields are the file's own business. `name` stands in errors.
 Expected<std::vector<std::string>> parse_prompts(std::string_view lines, std::string_view name);
+// ShareGPT's: a list of {"conversations": [{"from", "value"}, …]}; of each the first message of a
+// human, where an answer follows it.
+Expected<std::vector<std::string>> parse_conversations(std::string_view text,
+                                                       std::string_view name);
 // Options that contradict each other or cannot be sent.
 Expected<void> check_prompts(const LoadOptions& options);
 

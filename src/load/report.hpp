@@ -32,6 +32,11 @@ nlohmann::ordered_json report_json(const Report& report, bool detailed);
 // One file without outside references, readable in light and dark.
 std::string report_html(const Report& report);
 
+// Tokens per second in the busiest second; no less than the mean, which a run of less than a second
+// would exceed it by.
+double peak_throughput(const Report& report, const Figures& figures);
+// "ttft 500, tpot 50": the limits of goodput, in milliseconds.
+std::string goodput_text(const Goodput& goodput);
 // "99", "99.9".
 std::string percent_text(double percent);
 bool is_reported(const Report& report, const Latency& latency);

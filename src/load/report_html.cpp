@@ -40,10 +40,11 @@ polyline { fill: none; stroke: var(--leaf); stroke-width: 2; stroke-linejoin: ro
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid var(--line); }
 th:first-child, td:first-child { text-align: left; }
+@media (max-width: 40rem) { td small { display: none; } th, td { padding: .3rem .25rem; font-size: .8rem; } }
 </style>
 )";
 
-std::string tile(const char* name, const std::string& value) {
+std::string tile(const std::string& name, const std::string& value) {
     return fmt::format("<div><dt>{}</dt><dd>{}</dd></div>\n", name, value);
 }
 
@@ -57,9 +58,10 @@ std::string tiles(const Report& report, const Figures& figures) {
     out += tile("seconds", fmt::format("{:.2f}", report.seconds));
     out += tile("requests per second", fmt::format("{:.2f}", rate(figures.completed)));
     if (report.goodput.asked())
-        out += tile("good ones per second", fmt::format("{:.2f}", rate(figures.good)));
+        out += tile(fmt::format("good ones per second ({} ms)", goodput_text(report.goodput)),
+                    fmt::format("{:.2f}", rate(figures.good)));
     out += tile("output tokens per second", fmt::format("{:.1f}", rate(figures.output_tokens)));
-    out += tile("in the busiest second", fmt::format("{:.0f}", figures.peak_output));
+    out += tile("in the busiest second", fmt::format("{:.0f}", peak_throughput(report, figures)));
     out += tile("input tokens", fmt::format("{}", figures.input_tokens));
     out += tile("output tokens", fmt::format("{}", figures.output_tokens));
     if (report.speculation) {
@@ -79,8 +81,8 @@ std::string latency_table(const Report& report, const Figures& figures) {
     for (const Latency& latency : kLatencies) {
         if (!is_reported(report, latency)) continue;
         const std::vector<double>& values = figures.*latency.values;
-        out += fmt::format("<tr><td>{} ({})</td><td>{:.2f}</td><td>{:.2f}</td>", latency.title,
-                           latency.name, mean(values), percentile(values, 50));
+        out += fmt::format("<tr><td>{} <small>{}</small></td><td>{:.2f}</td><td>{:.2f}</td>",
+                           latency.name, latency.title, mean(values), percentile(values, 50));
         for (const double percent : report.percentiles)
             out += fmt::format("<td>{:.2f}</td>", percentile(values, percent));
         out += fmt::format("<td>{:.2f}</td></tr>\n", percentile(values, 100));

@@ -63,24 +63,26 @@ Json report_json(const Report& report, bool detailed) {
     const auto rate = [&](std::int64_t count) {
         return report.seconds > 0 ? static_cast<double>(count) / report.seconds : 0.0;
     };
-    Json json = {{"date", report.date},
-                 {"backend", options.api == Api::chat ? "openai-chat" : "openai"},
-                 {"model_id", options.model},
-                 {"num_prompts", options.requests},
-                 {"request_rate", std::isfinite(options.rate) ? Json(options.rate) : Json("inf")},
-                 {"burstiness", options.burstiness},
-                 {"max_concurrency", options.concurrency > 0 ? Json(options.concurrency) : Json()},
-                 {"duration", report.seconds},
-                 {"completed", figures.completed},
-                 {"failed", figures.failed},
-                 {"total_input_tokens", figures.input_tokens},
-                 {"total_output_tokens", figures.output_tokens},
-                 {"request_throughput", rate(figures.completed)},
-                 {"request_goodput", report.goodput.asked() ? Json(rate(figures.good)) : Json()},
-                 {"output_throughput", rate(figures.output_tokens)},
-                 {"total_token_throughput", rate(figures.input_tokens + figures.output_tokens)},
-                 {"max_output_tokens_per_s", figures.peak_output},
-                 {"max_concurrent_requests", figures.peak_under_way}};
+    Json json = {
+        {"date", report.date},
+        {"backend", options.api == Api::chat ? "openai-chat" : "openai"},
+        {"model_id", options.model},
+        {"num_prompts", options.requests},
+        {"request_rate", std::isfinite(options.rate) ? Json(options.rate) : Json("inf")},
+        {"burstiness", options.burstiness},
+        {"max_concurrency", options.concurrency > 0 ? Json(options.concurrency) : Json()},
+        {"duration", report.seconds},
+        {"completed", figures.completed},
+        {"failed", figures.failed},
+        {"total_input_tokens", figures.input_tokens},
+        {"total_output_tokens", figures.output_tokens},
+        {"request_throughput", rate(figures.completed)},
+        {"request_goodput", report.goodput.asked() ? Json(rate(figures.good)) : Json()},
+        {"goodput_limits_ms", report.goodput.asked() ? Json(goodput_text(report.goodput)) : Json()},
+        {"output_throughput", rate(figures.output_tokens)},
+        {"total_token_throughput", rate(figures.input_tokens + figures.output_tokens)},
+        {"max_output_tokens_per_s", peak_throughput(report, figures)},
+        {"max_concurrent_requests", figures.peak_under_way}};
     if (report.speculation) add_speculation(*report.speculation, json);
     add_latencies(report, figures, json);
     Json kinds = Json::object();

@@ -52,6 +52,19 @@ std::string speculation_lines(const SpeculationCounts& counts) {
 
 }  // namespace
 
+double peak_throughput(const Report& report, const Figures& figures) {
+    const auto tokens = static_cast<double>(figures.output_tokens);
+    return std::max(figures.peak_output, per_second(tokens, report.seconds));
+}
+
+std::string goodput_text(const Goodput& goodput) {
+    std::string text;
+    for (const auto& [name, limit] :
+         {std::pair("ttft", goodput.ttft), {"tpot", goodput.tpot}, {"e2el", goodput.e2el}})
+        if (limit) text += fmt::format("{}{} {:g}", text.empty() ? "" : ", ", name, *limit);
+    return text;
+}
+
 std::string percent_text(double percent) { return fmt::format("{:g}", percent); }
 
 bool is_reported(const Report& report, const Latency& latency) {
@@ -74,9 +87,12 @@ std::string report_text(const Report& report) {
     out += line("Total input tokens:", figures.input_tokens);
     out += line("Total generated tokens:", figures.output_tokens);
     out += line("Request throughput (req/s):", rate(figures.completed));
-    if (report.goodput.asked()) out += line("Request goodput (req/s):", rate(figures.good));
+    if (report.goodput.asked()) {
+        out += line("Request goodput (req/s):", rate(figures.good));
+        out += fmt::format("{:<40} {}\n", "Goodput limits (ms):", goodput_text(report.goodput));
+    }
     out += line("Output token throughput (tok/s):", rate(figures.output_tokens));
-    out += line("Peak output token throughput (tok/s):", figures.peak_output);
+    out += line("Peak output token throughput (tok/s):", peak_throughput(report, figures));
     out += line("Peak concurrent requests:", static_cast<double>(figures.peak_under_way));
     out +=
         line("Total token throughput (tok/s):", rate(figures.input_tokens + figures.output_tokens));

@@ -144,6 +144,18 @@ TEST(Prompts, OfAFileComeInTurnAndChatsHaveMessages) {
         EXPECT_FALSE(parse_prompts(wrong, "f")) << wrong;
 }
 
+TEST(Prompts, OfConversationsAreTheFirstMessages) {
+    const auto prompts = parse_conversations(
+        R"([{"conversations":[{"from":"human","value":"a"},{"from":"gpt","value":"b"}]},
+            {"conversations":[{"from":"human","value":"alone"}]}, {"id":1}, 7,
+            {"conversations":[{"from":"human","value":"c"},{"from":"gpt","value":"d"}]}])",
+        "f");
+    ASSERT_TRUE(prompts) << prompts.error().message;
+    EXPECT_EQ(*prompts, (std::vector<std::string>{"a", "c"}));
+    for (const char* wrong : {"", "{}", "[]", "[[]]", "[{\"conversations\":[1,2]}]"})
+        EXPECT_FALSE(parse_conversations(wrong, "f")) << wrong;
+}
+
 const std::string kMetrics =
     "# HELP vllm:spec_decode_num_drafts_total x\n"
     "vllm:spec_decode_num_drafts_total{engine=\"0\",model_name=\"a } b\"} 4\n"

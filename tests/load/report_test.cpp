@@ -49,6 +49,7 @@ TEST(ReportText, IsTheBlockThatPeersPrint) {
               "Total generated tokens:                  10        \n"
               "Request throughput (req/s):              1.00      \n"
               "Request goodput (req/s):                 0.50      \n"
+              "Goodput limits (ms):                     ttft 200\n"
               "Output token throughput (tok/s):         5.00      \n"
               "Peak output token throughput (tok/s):    10.00     \n"
               "Peak concurrent requests:                2.00      \n"
@@ -97,6 +98,30 @@ TEST(ReportText, FollowsItsOptions) {
     for (const char* absent : {"concurrency:", "goodput", "TPOT", "Speculative"})
         EXPECT_EQ(text.find(absent), std::string::npos) << absent;
     EXPECT_EQ(failures_text(report), "1 failed, HTTP status: HTTP 429: full\n");
+}
+
+// A run of half a second has fewer tokens than its rate says.
+TEST(Report, ThePeakIsNoLessThanTheMean) {
+    Report report{.options = {.model = "m"}, .url = "u", .seconds = 0.5};
+    report.records.push_back(
+        {.first_piece = 0.1, .ended = 0.5, .gaps = {0.1, 0.1}, .output_tokens = 30});
+    EXPECT_NE(report_text(report).find("Output token throughput (tok/s):         60.00     \n"
+                                       "Peak output token throughput (tok/s):    60.00     \n"),
+              std::string::npos)
+        << report_text(report);
+    EXPECT_EQ(report_json(report, false)["max_output_tokens_per_s"], 60);
+    EXPECT_NE(report_html(report).find("<dt>in the busiest second</dt><dd>60</dd>"),
+              std::string::npos);
+}
+
+TEST(Report, GoodputNamesItsLimits) {
+    Report report = known_report();
+    report.goodput = {.ttft = 500, .tpot = 12.5, .e2el = 1e4};
+    for (const std::string& text : {report_text(report), report_html(report)})
+        EXPECT_NE(text.find("ttft 500, tpot 12.5, e2el 10000"), std::string::npos) << text;
+    EXPECT_EQ(report_json(report, false)["goodput_limits_ms"], "ttft 500, tpot 12.5, e2el 10000");
+    report.goodput = {};
+    EXPECT_TRUE(report_json(report, false)["goodput_limits_ms"].is_null());
 }
 
 TEST(ReportJson, HasTheKeysThatPeersWrite) {
