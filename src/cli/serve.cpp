@@ -165,8 +165,8 @@ Expected<void> run_server(const ServeOptions& options, const std::vector<std::st
     server::raise_file_limit();
     server::Log log(options.server.log_format == "json" ? server::Log::Format::json
                                                         : server::Log::Format::text);
-    for (const std::string& name : ignored)
-        log.warning(fmt::format("{} in the environment is no flag of serve and was ignored", name));
+    for (const std::string& what : ignored)
+        log.warning(fmt::format("environment: {} and was ignored", what));
     ESPALIER_ASSIGN_OR_RETURN(const auto server, server::Server::start(options.server, log));
     announce(options, *server, log);
     Loader loader(options, *server, log);

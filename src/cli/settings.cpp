@@ -91,7 +91,7 @@ Expected<void> apply_environment(CLI::App& command, Sources& sources,
         if (value == nullptr || *value == '\0' || sources[key] != "default") continue;
         // A Kubernetes service called espalier has ESPALIER_PORT=tcp://… set in every pod.
         if (std::string_view(value).starts_with("tcp://")) {
-            ignored.push_back(name);
+            ignored.push_back(name + " is a Kubernetes service's address, no setting of serve");
             continue;
         }
         ESPALIER_RETURN_IF_ERROR(
@@ -109,7 +109,7 @@ Expected<void> apply_environment(CLI::App& command, Sources& sources,
         std::ranges::transform(key, key.begin(), [](unsigned char c) {
             return c == '_' ? '-' : static_cast<char>(std::tolower(c));
         });
-        if (find(command, key) == nullptr) ignored.push_back(name);
+        if (find(command, key) == nullptr) ignored.push_back(name + " is no flag of serve");
     }
     return {};
 }

@@ -70,18 +70,12 @@ bool contains(std::string_view text, std::string_view part) {
     return text.find(part) != std::string_view::npos;
 }
 
-bool has_tokens(const ToolFormat& format, const text::Tokenizer& tokenizer) {
-    return std::ranges::all_of(markers(format), [&](std::string_view marker) {
-        return tokenizer.id_of(marker).has_value();
-    });
-}
-
 // The two forms of DeepSeek have the same markers: V3 puts the arguments into a block of code.
 const ToolFormat* recognised_tools(std::string_view source, const text::Tokenizer& tokenizer) {
     const bool has_block = contains(source, "```json");
     for (const ToolFormat& format : kTools)
         if (contains(source, format.section_begin) && contains(source, format.call_begin) &&
-            contains(source, format.pairs.key_begin) && has_tokens(format, tokenizer) &&
+            contains(source, format.pairs.key_begin) && !missing_marker(format, tokenizer) &&
             (format.numbered || has_block == !format.after_arguments.empty()))
             return &format;
     return nullptr;
@@ -127,6 +121,13 @@ std::vector<std::string_view> markers(const ToolFormat& format) {
     const std::string_view inner =
         contains(format.before_name, kDeepseekSeparator) ? kDeepseekSeparator : format.after_name;
     return {format.section_begin, format.section_end, format.call_begin, format.call_end, inner};
+}
+
+std::optional<std::string_view> missing_marker(const ToolFormat& format,
+                                               const text::Tokenizer& tokenizer) {
+    for (const std::string_view marker : markers(format))
+        if (!tokenizer.id_of(marker)) return marker;
+    return std::nullopt;
 }
 
 bool template_reads(std::string_view chat_template, std::string_view name) {

@@ -10,6 +10,7 @@
 // (srt/function_call/deepseekv3_detector.py, kimik2_detector.py).
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -72,6 +73,10 @@ struct Formats {
 // A name whose markers are no tokens of the tokenizer is refused where reasoning needs one.
 Expected<Formats> formats_of(std::string_view tool_format, std::string_view reasoning_format,
                              std::string_view chat_template, const text::Tokenizer& tokenizer);
+
+// A marker of the format that the tokenizer has no token for; none: it has all.
+std::optional<std::string_view> missing_marker(const ToolFormat& format,
+                                               const text::Tokenizer& tokenizer);
 
 // A template reads this name, as far as its text shows.
 bool template_reads(std::string_view chat_template, std::string_view name);

@@ -54,6 +54,12 @@ Server::~Server() {
 
 Expected<void> Server::serve(runtime::Runtime& runtime) {
     ESPALIER_ASSIGN_OR_RETURN(model_, ServedModel::make(runtime, options_));
+    if (const output::ToolFormat* tools = model_->formats().tools)
+        if (const auto marker = output::missing_marker(*tools, model_->tokenizer()))
+            log_.warning(fmt::format(
+                "--tool-format {}: the tokenizer has no token {}, so this model was not trained on "
+                "such calls",
+                tools->name, *marker));
     http_->post([this, model = model_] { app_.set_model(model); });
     return {};
 }
@@ -85,7 +91,6 @@ void Server::flush() {
 bool Server::shut_down() {
     if (std::exchange(down_, true)) return true;
     http_->post([this] {
-        http_->stop_accepting();
         app_.start_draining([this] {
             const std::lock_guard lock(mutex_);
             idle_ = true;

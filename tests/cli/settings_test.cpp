@@ -107,7 +107,7 @@ TEST_F(Settings, UnknownKeysGetAdviceAndUnknownVariablesAreReported) {
     ASSERT_FALSE(sources);
     EXPECT_TRUE(sources.error().message.ends_with(":1: there is no prot; did you mean port?"))
         << sources.error().message;
-    EXPECT_EQ(ignored, (std::vector<std::string>{"ESPALIER_PROT"}));
+    EXPECT_EQ(ignored, (std::vector<std::string>{"ESPALIER_PROT is no flag of serve"}));
 }
 
 TEST_F(Settings, WrongValuesNameWhereTheyStand) {
@@ -127,7 +127,9 @@ TEST_F(Settings, AnAddressInPlaceOfAPortIsLeftAlone) {
     setenv("ESPALIER_PORT", "tcp://10.0.0.7:8000", 1);
     ASSERT_TRUE(apply(""));
     EXPECT_EQ(port, 1);
-    EXPECT_EQ(ignored, (std::vector<std::string>{"ESPALIER_PORT"}));
+    EXPECT_EQ(ignored,
+              (std::vector<std::string>{
+                  "ESPALIER_PORT is a Kubernetes service's address, no setting of serve"}));
 }
 
 }  // namespace
