@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/api_error.hpp"
 
+#include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
 
 namespace espalier::server {
@@ -41,6 +43,16 @@ ApiError api_error(const Error& error) {
             break;
     }
     return made;
+}
+
+ApiError context_length_exceeded(TokenCount tokens, std::int64_t limit, const std::string& field) {
+    return {.message = fmt::format(
+                "This model's maximum context length is {} tokens. However, your {} resulted in "
+                "{}{} tokens, and an answer has one more at least. Please reduce the length of the "
+                "{}.",
+                limit, field, tokens.is_bound ? "at least " : "", tokens.number, field),
+            .param = field,
+            .code = "context_length_exceeded"};
 }
 
 ApiError unavailable(const std::string& message) {

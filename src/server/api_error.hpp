@@ -3,6 +3,7 @@
 // answer or as the last event of a stream.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "base/error.hpp"
@@ -22,6 +23,13 @@ struct ApiError {
 // invalid and unsupported are the client's (400), exhausted is a full queue (429), all else is
 // ours.
 ApiError api_error(const Error& error);
+struct TokenCount {
+    std::int64_t number = 0;
+    bool is_bound = false;  // there are these at least
+};
+// A prompt of these tokens leaves no room. In OpenAI's words and with its code, by which
+// clients shorten the prompt or take another model.
+ApiError context_length_exceeded(TokenCount tokens, std::int64_t limit, const std::string& field);
 // 503: the model is not there yet, or the server is on its way down.
 ApiError unavailable(const std::string& message);
 

@@ -36,6 +36,15 @@ std::optional<std::string> text_of(const Json& content, Fields& fields, const st
     for (std::size_t i = 0; i < content.size(); ++i) {
         const Json& part = content[i];
         const std::string place = fmt::format("{}[{}]", path, i);
+        if (part.is_object() && part.contains("type") && part["type"].is_string() &&
+            part["type"] != "text") {
+            fields.fail_at(place,
+                           fmt::format("a part of type '{}': this model takes text alone, no "
+                                       "images, sound or files",
+                                       part["type"].get<std::string>().substr(0, 40)),
+                           ErrorKind::unsupported);
+            return std::nullopt;
+        }
         if (!part.is_object() || part.value("type", Json()) != "text" ||
             !part.value("text", Json()).is_string()) {
             fields.fail_at(place, "a part {\"type\": \"text\", \"text\": …} is expected",
@@ -122,7 +131,9 @@ std::optional<Json> one_message(const Json& given, Fields& fields, const std::st
     Json message = {{"role", role == "developer" ? Json("system") : role}, {"content", nullptr}};
     // Beside calls, templates ask whether the content is none.
     const Json content = given.value("content", Json());
-    if (!calls || !(content.is_null() || content == "")) {
+    if (role == "assistant" && !calls && content.is_null()) {
+        message["content"] = "";
+    } else if (!calls || !(content.is_null() || content == "")) {
         const auto text = text_of(content, fields, path + ".content");
         if (!text) return std::nullopt;
         message["content"] = *text;

@@ -69,7 +69,7 @@ void Generation::attempt(Prepared& prepared, const std::function<Expected<void>(
         if (done.error().kind == ErrorKind::exhausted && state != engine::EngineState::running)
             prepared.error = unavailable(done.error().message);
         else
-            prepared.error = api_error(named_as_in_request(done.error(), prepared.request));
+            prepared.error = api_error(done.error());
     } catch (const std::exception& error) {  // out of memory, or an error of the program
         prepared.error = ApiError{.status = 500, .message = error.what(), .type = "server_error"};
     }
@@ -128,19 +128,37 @@ Expected<void> Generation::encode_prompts(Prepared& prepared) {
     const GenerationRequest& parsed = prepared.request;
     if (api_ == Api::chat) {
         ESPALIER_ASSIGN_OR_RETURN(const chat::Rendered rendered, model_->render(parsed.chat));
+        if (!fits(prepared, TokenCount{model_->least_tokens(rendered.text), true}, "messages"))
+            return {};
         ESPALIER_ASSIGN_OR_RETURN(
             prepared.plan, plan_chat(parsed, model_->formats(), model_->tokenizer(), rendered));
         ESPALIER_ASSIGN_OR_RETURN(EchoedPrompt prompt, model_->encode(rendered));
         prepared.prompts.push_back(std::move(prompt));
+        fits(prepared, TokenCount{std::ssize(prepared.prompts.back().tokens)}, "messages");
         return {};
     }
     prepared.plan.grammar = parsed.grammar;
     for (std::size_t i = 0; i < parsed.prompts.size(); ++i) {
-        ESPALIER_ASSIGN_OR_RETURN(EchoedPrompt prompt,
-                                  model_->encode(parsed.prompts[i], prompt_field(parsed, i)));
+        const std::string field = prompt_field(parsed, i);
+        const auto* text = std::get_if<std::string>(&parsed.prompts[i]);
+        if (text != nullptr &&
+            !fits(prepared, TokenCount{model_->least_tokens(*text), true}, field))
+            return {};
+        ESPALIER_ASSIGN_OR_RETURN(
+            EchoedPrompt prompt,
+            model_->encode(parsed.prompts[i], parsed.add_special_tokens, field));
         prepared.prompts.push_back(std::move(prompt));
+        if (!fits(prepared, TokenCount{std::ssize(prepared.prompts.back().tokens)}, field))
+            return {};
     }
     return {};
+}
+
+bool Generation::fits(Prepared& prepared, TokenCount tokens, const std::string& field) const {
+    const std::int64_t output = prepared.request.max_tokens == 0 ? 0 : 1;
+    if (tokens.number + output <= model_->max_model_len()) return true;
+    prepared.error = context_length_exceeded(tokens, model_->max_model_len(), field);
+    return false;
 }
 
 std::string Generation::prompt_field(const GenerationRequest& request, std::size_t prompt) const {
@@ -179,7 +197,7 @@ Expected<void> Generation::submit_prompt(Prepared& prepared, std::size_t prompt)
     request.prompt = encoded.tokens;
     auto stream = model_->engine().submit(std::move(request), wake_up());
     if (!stream) {
-        Error error = std::move(stream.error());
+        Error error = named_as_in_request(std::move(stream.error()), prepared.request);
         const std::string field = prompt_field(prepared.request, prompt);
         if (error.field.starts_with("prompt") && field != "prompt")
             error = with_field(std::move(error), field);
@@ -221,9 +239,6 @@ void Generation::begin(Prepared& prepared) {
         model_->tokenizer(), std::move(prepared.prompts));
     if (stream_) {
         exchange_->start_stream(stream_head());
-        std::string first;
-        reply_->begin(first);
-        exchange_->write(std::move(first));
         last_write_ = Clock::now();
     }
     pump();
@@ -285,7 +300,7 @@ void Generation::succeed(std::string out) {
 void Generation::fail(const ApiError& error, std::string out) {
     context_.metrics.count_response(error.status);
     if (stream_) {
-        exchange_->write(std::move(out) + sse_event(error_json(error)));
+        exchange_->write(std::move(out) + sse_event(error_json(error)) + kSseDone);
         exchange_->finish();
     } else {
         exchange_->respond(error_response(error));

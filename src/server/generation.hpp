@@ -63,6 +63,8 @@ class Generation final : public ExchangeListener, public std::enable_shared_from
     void attempt(Prepared& prepared, const std::function<Expected<void>()>& step);
     Expected<void> prepare(const std::string& body, Prepared& prepared);
     Expected<void> encode_prompts(Prepared& prepared);
+    // A prompt of these tokens leaves room for an output; false: the error is set.
+    bool fits(Prepared& prepared, TokenCount tokens, const std::string& field) const;
     void compile(std::shared_ptr<Prepared> prepared);
     void submit_all(std::shared_ptr<Prepared> prepared);
     void hand_over(std::shared_ptr<Prepared> prepared);

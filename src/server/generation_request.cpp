@@ -48,6 +48,9 @@ bool says_nothing(const Json& value) {
            (value.is_string() && value.get_ref<const std::string&>().empty());
 }
 
+// −1 where a client has no number to give.
+bool says_none(const Json& value) { return as_integer(value) == -1; }
+
 void refuse_unbuilt(Fields& fields, Api api) {
     if (api == Api::completions)
         for (const char* name : kOfChats)
@@ -71,17 +74,19 @@ struct SamplingReader {
     void operator()(const accept::Parameter& parameter, std::int64_t& value) const {
         fields.read(parameter.name, value, -1, std::numeric_limits<std::int32_t>::max());
     }
-    // Any integer of 64 bits, signed or not.
+    // The seed; −1 says none, as vLLM and llama-server have it.
     void operator()(const accept::Parameter& parameter, std::uint64_t& value) const {
         const Json* found = fields.find(parameter.name);
-        if (found == nullptr) return;
+        if (found == nullptr || says_none(*found)) return;
+        const std::optional<std::int64_t> integer = as_integer(*found);
         if (found->is_number_unsigned())
             value = found->get<std::uint64_t>();
-        else if (const auto integer = as_integer(*found))
+        else if (integer && *integer >= 0)
             value = static_cast<std::uint64_t>(*integer);
         else
-            fields.fail_at(parameter.name, fmt::format("an integer of 64 bits is expected, not {}",
-                                                       json_kind(*found)));
+            fields.fail_at(parameter.name,
+                           fmt::format("{}, not an integer of 64 bits, nor -1 for none",
+                                       found->dump().substr(0, 40)));
     }
     void operator()(const accept::Parameter& parameter,
                     std::vector<accept::SamplingOptions::Bias>& value) const {
@@ -168,25 +173,27 @@ std::vector<PromptInput> read_prompts(Fields& fields) {
     return prompts;
 }
 
+void read_completion_prompts(Fields& fields, GenerationRequest& request) {
+    request.prompts = read_prompts(fields);
+    fields.read("add_special_tokens", request.add_special_tokens);
+}
+
 void read_max_tokens(Fields& fields, GenerationRequest& request) {
     constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
     const std::int64_t least = request.api == Api::chat ? 1 : 0;
-    if (fields.has("max_tokens")) {
-        std::int64_t value = 0;
-        fields.read("max_tokens", value, least, kMost);
-        request.max_tokens = value;
+    std::int64_t most = request.api == Api::chat ? kMost : kCompletionTokens;
+    // The newer name counts where both are given; −1 is all the room there is.
+    for (const char* name : {"max_tokens", "max_completion_tokens"}) {
+        const Json* given = fields.find(name);
+        if (given == nullptr) continue;
+        most = kMost;
+        request.max_tokens.reset();
+        request.max_tokens_field = name;
+        if (says_none(*given)) continue;
+        fields.read(name, most, least, kMost);
+        request.max_tokens = most;
     }
-    if (fields.has("max_completion_tokens")) {
-        std::int64_t value = 0;
-        fields.read("max_completion_tokens", value, least, kMost);
-        if (request.max_tokens && *request.max_tokens != value)
-            fields.fail_at("max_completion_tokens",
-                           fmt::format("{}, but max_tokens is {}", value, *request.max_tokens));
-        request.max_tokens = value;
-        request.max_tokens_field = "max_completion_tokens";
-    }
-    request.engine.output.max_tokens =
-        request.max_tokens.value_or(request.api == Api::chat ? kMost : kCompletionTokens);
+    request.engine.output.max_tokens = most;
 }
 
 void read_output(Fields& fields, accept::OutputOptions& output) {
@@ -292,11 +299,12 @@ Expected<GenerationRequest> parse_generation_request(
     if (api == Api::chat)
         request.chat = read_chat(fields, ordered);
     else
-        request.prompts = read_prompts(fields);
+        read_completion_prompts(fields, request);
     request.grammar = read_grammar(fields, ordered);
     if (api == Api::chat) read_reasoning_budget(fields, request);
     take_defaults(request.engine.sampling, defaults);
-    request.seed_given = fields.has("seed");
+    const Json* seed = fields.find("seed");
+    request.seed_given = seed != nullptr && !says_none(*seed);
     accept::SamplingOptions::parameters(SamplingReader{fields}, request.engine.sampling);
     read_max_tokens(fields, request);
     read_output(fields, request.engine.output);

@@ -36,6 +36,7 @@ struct GenerationRequest {
     Api api = Api::completions;
     std::string model;                 // empty: not said
     std::vector<PromptInput> prompts;  // of completions, at least one
+    bool add_special_tokens = true;    // a text among them gets the model's first token
     ChatInput chat;                    // of chat
     // Without prompt, deadline, salt, grammar and reasoning, which are set later.
     engine::Request engine;

@@ -113,6 +113,7 @@ void Reply::add_choice(std::size_t index, const engine::ChoiceUpdate& update, st
                             : OrderedJson{{"text", std::move(text)}},
                      is_last ? choice.finish : nullptr, out);
     if (!update.ended || !chat()) return;
+    tell_role(index, out);
     OrderedJson last = {{"index", index},
                         {"delta", OrderedJson::object()},
                         {"logprobs", nullptr},
@@ -292,6 +293,7 @@ void Reply::event(OrderedJson choice, std::string& out) const {
 void Reply::choice_event(std::size_t index, OrderedJson choice, const char* finish,
                          std::string& out) {
     Choice& told = choices_[index];
+    tell_role(index, out);
     OrderedJson made = {{"index", index}};
     made.update(choice);
     made["logprobs"] = take_logprobs(told);
@@ -300,14 +302,13 @@ void Reply::choice_event(std::size_t index, OrderedJson choice, const char* fini
     event(std::move(made), out);
 }
 
-void Reply::begin(std::string& out) {
-    if (!options_.stream || !chat()) return;
-    for (std::size_t index = 0; index < choices_.size(); ++index)
-        event({{"index", index},
-               {"delta", {{"role", "assistant"}, {"content", ""}}},
-               {"logprobs", nullptr},
-               {"finish_reason", nullptr}},
-              out);
+void Reply::tell_role(std::size_t index, std::string& out) {
+    if (!chat() || std::exchange(choices_[index].role_told, true)) return;
+    event({{"index", index},
+           {"delta", {{"role", "assistant"}, {"content", ""}}},
+           {"logprobs", nullptr},
+           {"finish_reason", nullptr}},
+          out);
 }
 
 // A prompt is counted once, whatever the number of its choices.

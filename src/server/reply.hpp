@@ -3,7 +3,7 @@
 // come, or one JSON object at the end. Updates of the engine go in, bytes come out; pure but for
 // that.
 //
-//   begin → add … until complete() or failure() → end
+//   add … until complete() or failure() → end
 #pragma once
 
 #include <cstdint>
@@ -54,8 +54,6 @@ class Reply {
     Reply(ReplyOptions options, const text::Tokenizer& tokenizer,
           std::vector<EchoedPrompt> prompts);
 
-    // Appends what a stream begins with.
-    void begin(std::string& out);
     // Updates of one prompt's choices; events, where there are any, are appended.
     void add(std::size_t prompt, const engine::Updates& updates, std::string& out);
     bool complete() const { return ended_ == choices_.size(); }
@@ -80,6 +78,7 @@ class Reply {
         OrderedJson sources = OrderedJson::array();  // of text that was not told yet
         std::vector<engine::VerifiedTree> trees;     // of steps that were not told yet
         std::int64_t output_bytes = 0;               // of text so far, without an echoed prompt
+        bool role_told = false;
         bool echoed = false;
         bool ended = false;
         const char* finish = nullptr;
@@ -96,6 +95,9 @@ class Reply {
     void add_speculation(Choice& choice, bool with_totals, OrderedJson& told) const;
     OrderedJson envelope(const char* object) const;
     void event(OrderedJson choice, std::string& out) const;
+    // A chat's stream names the role with a choice's first output and not before: load clients take
+    // the first event for the first token.
+    void tell_role(std::size_t index, std::string& out);
     // An event of what is new in a choice; logprobs and drafts that were not told yet go with it.
     void choice_event(std::size_t index, OrderedJson choice, const char* finish, std::string& out);
     // A text's parts: told by events, or kept.

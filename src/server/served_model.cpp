@@ -114,11 +114,10 @@ bool ServedModel::is_called(std::string_view name) const {
 }
 
 Expected<void> ServedModel::check_bytes(std::string_view text, const std::string& field) const {
-    const auto bytes = static_cast<std::int64_t>(text.size());
-    if (bytes / longest_token_ > max_model_len())
+    if (least_tokens(text) > max_model_len())
         return fail_field(ErrorKind::invalid, field,
                           "{} bytes are {} tokens at least; prompt and output together may have {}",
-                          bytes, bytes / longest_token_, max_model_len());
+                          text.size(), least_tokens(text), max_model_len());
     return {};
 }
 
@@ -132,13 +131,13 @@ Expected<std::vector<std::int32_t>> ServedModel::encode_text(std::string_view te
     return tokens;
 }
 
-Expected<EchoedPrompt> ServedModel::encode(const PromptInput& input,
+Expected<EchoedPrompt> ServedModel::encode(const PromptInput& input, bool add_first,
                                            const std::string& field) const {
     EchoedPrompt prompt;
     if (const auto* text = std::get_if<std::string>(&input)) {
         prompt.text = *text;
-        ESPALIER_ASSIGN_OR_RETURN(prompt.tokens, encode_text(*text, true, field));
-        prompt.added = tokenizer().bos() ? 1 : 0;
+        ESPALIER_ASSIGN_OR_RETURN(prompt.tokens, encode_text(*text, add_first, field));
+        prompt.added = add_first && tokenizer().bos() ? 1 : 0;
         return prompt;
     }
     // The engine checks the ids; text is made of those that it would take.

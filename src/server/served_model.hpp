@@ -99,6 +99,7 @@ class ServedModel {
     ServedModel(runtime::Runtime& runtime, Parts parts);
     nlohmann::ordered_json context_of(const ChatInput& chat) const;
 
+    const runtime::Runtime& runtime_;
     const runtime::ModelFiles& files_;
     const runtime::LoadedModel& loaded_;
     engine::Engine& engine_;
@@ -107,7 +108,6 @@ class ServedModel {
     const output::Formats formats_;
     const std::unique_ptr<grammar::Compiler> compiler_;
     const std::int64_t created_;
-    const runtime::Runtime& runtime_;
     const schedule::Time started_;    // on the engine's clock
     const std::string salt_key_;      // random, so that clients cannot choose salts that meet
     std::int64_t longest_token_ = 1;  // bytes

@@ -240,12 +240,12 @@ TEST(ToolMessages, CallsAndAnswersAreTaken) {
               R"({"content":"3","role":"tool","tool_call_id":"c"}])");
     EXPECT_EQ(message_fault(R"({"role": "assistant", "content": "x", "tool_calls": []})"),
               R"([{"content":"x","role":"assistant"}])");
+    EXPECT_EQ(message_fault(R"({"role": "assistant"})"), R"([{"content":"","role":"assistant"}])");
 }
 
 TEST(ToolMessages, FaultsAreNamedByTheirPlace) {
     EXPECT_EQ(message_fault(R"({"role": "tool", "content": "3"})"), "messages[0].tool_call_id");
     EXPECT_EQ(message_fault(R"({"role": "tool", "tool_call_id": "c"})"), "messages[0].content");
-    EXPECT_EQ(message_fault(R"({"role": "assistant"})"), "messages[0].content");
     EXPECT_EQ(message_fault(R"({"role": "assistant", "tool_calls": 3})"), "messages[0].tool_calls");
     EXPECT_EQ(message_fault(R"({"role": "user", "content": "x", "tool_calls": [{}]})"),
               "messages[0].tool_calls");

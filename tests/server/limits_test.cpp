@@ -146,7 +146,9 @@ TEST(Limits, ARequestThatTakesTooLongEndsWithAnError) {
     const Answer stream = server.client().post("/v1/completions", body);
     EXPECT_EQ(stream.status, 200);
     const std::vector<std::string> events = stream.events();
-    EXPECT_EQ(Json::parse(events.back())["error"]["type"], "timeout_error");
+    ASSERT_GE(events.size(), 2u);
+    EXPECT_EQ(Json::parse(events[events.size() - 2])["error"]["type"], "timeout_error");
+    EXPECT_EQ(events.back(), "[DONE]");
     EXPECT_TRUE(server.becomes_idle());
 }
 

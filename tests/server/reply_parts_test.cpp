@@ -40,7 +40,6 @@ std::string reply_bytes(const ReplyOptions& wanted, const std::string& text, std
                         FinishReason finish = FinishReason::eos) {
     Reply reply(wanted, tokenizer(), std::vector<EchoedPrompt>(1));
     std::string out;
-    reply.begin(out);
     for (std::size_t at = 0; at < text.size(); at += size) {
         engine::ChoiceUpdate update;
         update.emission.text = text.substr(at, size);

@@ -86,7 +86,8 @@ TEST(Reply, AChatStreamHasItsEventsInOrder) {
     wanted.include_usage = true;
     Reply reply(wanted, tokenizer(), std::vector<EchoedPrompt>(1));
     std::string out;
-    reply.begin(out);
+    reply.add(0, updates({update({""})}), out);
+    EXPECT_EQ(out, "");  // no event before the first output: clients time it as the first token
     reply.add(0, updates({update({"ab"})}), out);
     reply.add(0, updates({update({"c", FinishReason::eos}, 2)}), out);
     EXPECT_TRUE(reply.complete());
@@ -119,7 +120,6 @@ TEST(Reply, AChatStreamHasItsEventsInOrder) {
 TEST(Reply, ACompletionStreamSaysItsEndWithTheLastText) {
     Reply reply(options(Api::completions, true), tokenizer(), std::vector<EchoedPrompt>(1));
     std::string out;
-    reply.begin(out);
     EXPECT_EQ(out, "");
     reply.add(0, updates({update({"a\"\n"})}), out);
     EXPECT_EQ(
@@ -143,7 +143,6 @@ TEST(Reply, WholeAnswersHoldWhatStreamsAddUpTo) {
             wanted.choices = 2;
             Reply reply(wanted, tokenizer(), std::vector<EchoedPrompt>(1));
             std::string out;
-            reply.begin(out);
             reply.add(0, updates({update({"he"}), update({"wor"})}), out);
             reply.add(0,
                       updates({update({"llo", FinishReason::stop_string}, 2), update({"", {}}, 3)}),
@@ -249,7 +248,7 @@ TEST(Reply, ChatLogprobsAreObjects) {
     Reply reply(wanted, tokenizer(), std::vector<EchoedPrompt>(1));
     std::string out;
     reply.add(0, updates({update({"a", FinishReason::eos})}), out);
-    const Json content = events(out)[0]["choices"][0]["logprobs"]["content"];
+    const Json content = events(out)[1]["choices"][0]["logprobs"]["content"];
     ASSERT_EQ(content.size(), 1u);
     EXPECT_EQ(content[0]["token"], "a");
     EXPECT_EQ(content[0]["bytes"], Json({97}));
@@ -282,6 +281,7 @@ TEST(Reply, AReportTellsWhoEachPieceOfTextCameFrom) {
             Json tokens = Json::array(), trees = Json::array(), totals;
             for (const Json& event : stream ? events(out) : std::vector{Json::parse(out)}) {
                 if (event == "[DONE]") continue;
+                if (event["choices"][0].value("delta", Json()).contains("role")) continue;
                 const Json report = event["choices"][0]["speculation"];
                 for (const Json& token : report["tokens"]) tokens.push_back(token);
                 for (const Json& tree : report["trees"]) trees.push_back(tree);

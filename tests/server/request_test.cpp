@@ -44,7 +44,7 @@ TEST(GenerationRequest, TakesEveryFieldOfACompletion) {
                                           {"presence_penalty", 0.2},
                                           {"frequency_penalty", -0.3},
                                           {"logit_bias", {{"5", -100}, {"7", 1.5}}},
-                                          {"seed", -3},
+                                          {"seed", 3},
                                           {"stop", {"a", "b"}},
                                           {"stop_token_ids", {1, 2}},
                                           {"min_tokens", 2},
@@ -75,7 +75,7 @@ TEST(GenerationRequest, TakesEveryFieldOfACompletion) {
     ASSERT_EQ(engine.sampling.logit_bias.size(), 2u);
     EXPECT_EQ(engine.sampling.logit_bias[1].token, 7);
     EXPECT_FLOAT_EQ(engine.sampling.logit_bias[1].bias, 1.5f);
-    EXPECT_EQ(engine.sampling.seed, static_cast<std::uint64_t>(-3));
+    EXPECT_EQ(engine.sampling.seed, 3u);
     EXPECT_TRUE(parsed->seed_given);
     EXPECT_EQ(engine.output.stop, (std::vector<std::string>{"a", "b"}));
     EXPECT_EQ(engine.output.stop_token_ids, (std::vector<std::int32_t>{1, 2}));
@@ -113,6 +113,52 @@ TEST(GenerationRequest, DefaultsAreTheCheckpointsAndOpenAis) {
     EXPECT_EQ(parsed->engine.sampling.top_k, 40);
     // A chat may use the whole context.
     EXPECT_GT(parse(chat(), Api::chat)->engine.output.max_tokens, 1 << 30);
+}
+
+TEST(GenerationRequest, MinusOneIsNoNumber) {
+    const auto parsed = parse(completion({{"seed", -1}, {"max_tokens", -1}}));
+    ASSERT_TRUE(parsed) << parsed.error().message;
+    EXPECT_FALSE(parsed->seed_given);
+    EXPECT_FALSE(parsed->max_tokens);
+    EXPECT_GT(parsed->engine.output.max_tokens, 1 << 30);
+    EXPECT_TRUE(parse(completion({{"seed", 0xffffffffffffffffu}}))->seed_given);
+    for (const Json& seed : {Json(-2), Json(-1.5), Json("7"), Json(1e30)})
+        EXPECT_EQ(fault(completion({{"seed", seed}})), "seed") << seed;
+    EXPECT_EQ(fault(completion({{"max_tokens", -2}})), "max_tokens");
+}
+
+TEST(GenerationRequest, OfTwoLimitsTheNewerNameCounts) {
+    for (const Api api : {Api::completions, Api::chat}) {
+        Json body = api == Api::chat ? chat() : completion();
+        body.update({{"max_tokens", 3}, {"max_completion_tokens", 9}});
+        const auto parsed = parse(body, api);
+        ASSERT_TRUE(parsed) << parsed.error().message;
+        EXPECT_EQ(parsed->engine.output.max_tokens, 9);
+        EXPECT_EQ(parsed->max_tokens_field, std::string("max_completion_tokens"));
+    }
+    EXPECT_EQ(fault(chat({{"max_completion_tokens", 0}}), Api::chat), "max_completion_tokens");
+}
+
+TEST(GenerationRequest, AnAssistantMayHaveSaidNothing) {
+    const auto parsed = parse(chat({{"messages",
+                                     {{{"role", "assistant"}, {"content", nullptr}},
+                                      {{"role", "user"}, {"content", "x"}}}}}),
+                              Api::chat);
+    ASSERT_TRUE(parsed) << parsed.error().message;
+    EXPECT_EQ(parsed->chat.messages[0]["content"], "");
+    EXPECT_EQ(fault(chat({{"messages", {{{"role", "user"}, {"content", nullptr}}}}}), Api::chat),
+              "messages[0].content");
+}
+
+TEST(GenerationRequest, PicturesAreRefusedInWords) {
+    const Json part = {{"type", "image_url"}, {"image_url", {{"url", "data:,"}}}};
+    const auto parsed = parse(
+        chat({{"messages", {{{"role", "user"}, {"content", Json::array({part})}}}}}), Api::chat);
+    ASSERT_FALSE(parsed);
+    EXPECT_EQ(parsed.error().field, "messages[0].content[0]");
+    EXPECT_NE(parsed.error().message.find("'image_url': this model takes text alone"),
+              std::string::npos)
+        << parsed.error().message;
 }
 
 TEST(GenerationRequest, PromptsComeInFourForms) {
@@ -177,7 +223,7 @@ TEST(GenerationRequest, EveryFieldRefusesEveryWrongType) {
 
 TEST(GenerationRequest, NumbersOutOfRangeAreNamed) {
     for (const auto& [name, value] :
-         std::vector<std::pair<const char*, Json>>{{"max_tokens", -1},
+         std::vector<std::pair<const char*, Json>>{{"max_tokens", -2},
                                                    {"max_tokens", 0},
                                                    {"max_tokens", 3e9},
                                                    {"max_tokens", 1e20},
@@ -192,6 +238,7 @@ TEST(GenerationRequest, NumbersOutOfRangeAreNamed) {
                                                    {"top_k", -2},
                                                    {"top_k", 1e15},
                                                    {"min_tokens", -1},
+                                                   {"seed", -2},
                                                    {"seed", 1.5},
                                                    {"seed", 1e30},
                                                    {"best_of", 2},
@@ -279,8 +326,6 @@ TEST(ChatRequest, FaultsAreNamedByTheirPlace) {
     EXPECT_EQ(at(R"([{"role":"user","content":[{"type":"image_url","image_url":{}}]}])"),
               "messages[0].content[0]");
     EXPECT_EQ(fault(chat({{"max_tokens", 0}}), Api::chat), "max_tokens");
-    EXPECT_EQ(fault(chat({{"max_tokens", 2}, {"max_completion_tokens", 3}}), Api::chat),
-              "max_completion_tokens");
     EXPECT_EQ(fault(chat({{"top_logprobs", 3}}), Api::chat), "top_logprobs");
     EXPECT_EQ(fault(chat({{"chat_template_kwargs", 3}}), Api::chat), "chat_template_kwargs");
     for (const char* own : {"messages", "bos_token", "chat_template", "add_generation_prompt"})

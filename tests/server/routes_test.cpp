@@ -295,6 +295,8 @@ TEST(Chat, FaultsAreNamed) {
     EXPECT_EQ(fault({{"messages", {{{"role", "user"}, {"content", std::string(100'000, 'x')}}}}}),
               "messages");
     EXPECT_EQ(fault({{"max_completion_tokens", 0}}), "max_completion_tokens");
+    EXPECT_EQ(fault({{"logprobs", true}, {"top_logprobs", 21}}), "top_logprobs");
+    EXPECT_EQ(fault({{"prompt_logprobs", 3}}), "prompt_logprobs");
     Json body = chat_request();
     body["chat_template_kwargs"] = {{"mood", "glad"}};
     body["add_generation_prompt"] = false;
@@ -326,6 +328,44 @@ TEST(Routes, ErrorsNameTheFieldThatTheRequestHas) {
     EXPECT_EQ(fault({{"tools", {1}}}), "tools");
     EXPECT_EQ(fault({{"prompt", std::string(1 << 20, 'x')}}), "prompt");
     EXPECT_EQ(fault({{"prompt", std::vector<int>(9000, 7)}}), "prompt");
+}
+
+// The words and the code by which LiteLLM and LangChain know that a shorter prompt would do.
+TEST(Routes, APromptThatIsTooLongIsToldAsOpenAiTellsIt) {
+    RunningServer server;
+    const auto told = [&](const std::string& path, Json body, const Json& change) {
+        body.update(change);
+        const Answer answer = server.client().post(path, body);
+        EXPECT_EQ(answer.status, 400) << answer.body;
+        EXPECT_EQ(answer.json()["error"]["code"], "context_length_exceeded") << answer.body;
+        EXPECT_TRUE(answer.message().starts_with(
+            "This model's maximum context length is 8192 tokens. However, your " + answer.param() +
+            " resulted in "))
+            << answer.body;
+        return answer.param();
+    };
+    const std::string completions = "/v1/completions", chats = "/v1/chat/completions";
+    const Json completion = RunningServer::completion("abc", 4);
+    EXPECT_EQ(told(completions, completion, {{"prompt", std::vector<int>(8192, 7)}}), "prompt");
+    EXPECT_EQ(told(completions, completion, {{"prompt", std::string(1 << 20, 'x')}}), "prompt");
+    EXPECT_EQ(told(completions, completion, {{"prompt", {"a", std::string(20'000, '!')}}}),
+              "prompt[1]");
+    EXPECT_EQ(told(chats, chat_request(),
+                   {{"messages", {{{"role", "user"}, {"content", std::string(20'000, '!')}}}}}),
+              "messages");
+    // What fits is taken.
+    Json fits = completion;
+    fits.update({{"prompt", std::vector<int>(8191, 7)}, {"max_tokens", 1}});
+    EXPECT_EQ(server.client().post(completions, fits).status, 200);
+}
+
+TEST(Routes, ACompletionMayLeaveTheFirstTokenAway) {
+    RunningServer server;
+    Json body = RunningServer::completion("abc", 1);
+    const int with = server.client().post("/v1/completions", body).json()["usage"]["prompt_tokens"];
+    body["add_special_tokens"] = false;
+    EXPECT_EQ(server.client().post("/v1/completions", body).json()["usage"]["prompt_tokens"],
+              with - 1);
 }
 
 TEST(Routes, KeysAreAskedForEverywhereButAtProbes) {
