@@ -14,7 +14,7 @@ import re
 import sys
 
 import performance_plots
-from result_records import Problem, read_results
+from result_records import Problem, columns_of, read_results
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGE = pathlib.Path("docs/performance.md")
@@ -85,7 +85,8 @@ class Sources:
             facts = ([machine] if machine != before[1] else []) + ([f"{date} {commit}"] if commit != before[2] else [])
             facts += [f"{rounds} rounds"] if rounds > 1 else []
             note = f" ({', '.join(facts)})" if facts else ""
-            lines.append(f"- {letter}: `{shortened(command, before[0])}`{note}\n")
+            shown = "the same" if command == before[0] else f"`{shortened(command, before[0])}`"
+            lines.append(f"- {letter}: {shown}{note}\n")
             before = (command, machine, commit)
         return "".join(lines)
 
@@ -122,7 +123,7 @@ def grid_cell(record):
 
 
 def grid_table(records, sources):
-    columns = list(dict.fromkeys(record["x"] for record in records))
+    columns = columns_of(records)
     rows = {}
     for record in records:
         rows.setdefault(record["series"], {})[record["x"]] = grid_cell(record)

@@ -7,6 +7,8 @@ as they are. Grids without peers become lines over the grid's columns.
 import html
 import math
 
+from result_records import columns_of
+
 BLUE, RED, COLOURS = "#4c78a8", "#e45756", ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756")
 WIDTH, LEFT, RIGHT, ROW, TOP = 900, 430, 60, 17, 40
 
@@ -70,7 +72,7 @@ def lines(title, records):
     if "tokens/s" in units:
         unit = "tokens/s"
     records = [record for record in records if record["unit"] == unit]
-    columns = list(dict.fromkeys(record["x"] for record in records))
+    columns = columns_of(records)
     low, high = (math.log(f(record["median"] for record in records)) for f in (min, max))
     left, bottom, top = 60, 300, TOP
     def place(record):

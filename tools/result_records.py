@@ -45,3 +45,11 @@ def question_text(question):
     head = {field: value for field, value in question.items() if field not in ("name", "records")}
     records = ",\n".join("  " + json.dumps(record, ensure_ascii=False) for record in question["records"])
     return json.dumps(head, indent=1, ensure_ascii=False)[:-2] + ',\n "records": [\n' + records + "\n ]\n}\n"
+
+
+def columns_of(records):
+    """A grid's columns: numbers ascending, others as they come."""
+    def place(x):
+        digits = x.replace(",", "")
+        return int(digits) if digits.isdigit() else 0
+    return sorted(dict.fromkeys(record["x"] for record in records), key=place)
