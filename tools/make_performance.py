@@ -26,7 +26,7 @@ HEAD = """# Performance
 
 How fast each thing is, one table per question, with the commands that measured it. `tools/make_performance.py` makes this page from [data/results](../data/results/README.md); a test holds the two together. Every
 figure is the median of its rounds, in brackets their range. A goal that is not reached is marked **missed**. In the lists of commands … stands for the
-line above but for the options that follow; machine, date and commit are those of the line above where none are given. What bounds a kernel is on its page ([products](kernels/products.md),
+line above but for the options that follow, which also gives machine, date, commit and rounds where a line has none. What bounds a kernel is on its page ([products](kernels/products.md),
 [decode attention](kernels/mla_decode.md), [prompt attention](kernels/mla_prefill.md)), what a machine and a model are good for in [choosing.md](choosing.md), and what was tried, with other machines and days, in
 [the lab](lab/README.md).
 """
@@ -80,14 +80,15 @@ class Sources:
         return self.letters.setdefault(key, chr(ord("a") + len(self.letters)))
 
     def text(self):
-        lines, before = [], ("", "", "")
+        lines, before = [], ("", "", "", "", 0)
         for (command, machine, date, commit, rounds), letter in self.letters.items():
-            facts = ([machine] if machine != before[1] else []) + ([f"{date} {commit}"] if commit != before[2] else [])
-            facts += [f"{rounds} rounds"] if rounds > 1 else []
+            facts = [machine] if machine != before[1] else []
+            facts += [f"{date} {commit}"] if commit != before[3] else []
+            facts += [f"{rounds} rounds" if rounds > 1 else "one round"] if rounds != before[4] else []
             note = f" ({', '.join(facts)})" if facts else ""
             shown = "the same" if command == before[0] else f"`{shortened(command, before[0])}`"
             lines.append(f"- {letter}: {shown}{note}\n")
-            before = (command, machine, commit)
+            before = (command, machine, date, commit, rounds)
         return "".join(lines)
 
 
