@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Holds the documents together: every relative link leads to a file, every anchor to a heading of it, and every figure of
-docs/performance.md and of the README's table is a record of data/results.
+"""Holds the documents together: every relative link leads to a file, every anchor to a heading of it; every figure of
+docs/performance.md and of the README's table is a record of data/results; the changelog is short and the lab is dated.
 
   tests/project/documents_test.py
 """
@@ -77,6 +77,29 @@ class Links(unittest.TestCase):
                     if not (ROOT / name).exists():
                         missing.append(f"{path.relative_to(ROOT)}: no {name}")
         self.assertEqual(missing, [], "\n" + "\n".join(missing))
+
+
+class History(unittest.TestCase):
+    def test_an_entry_of_the_changelog_has_two_lines_at_most(self):
+        text = (ROOT / "CHANGELOG.md").read_text()
+        entries = re.findall(r"^- .*\n(?:  .*\n)*", text, flags=re.M)
+        self.assertGreater(len(entries), 50)
+        self.assertEqual([entry for entry in entries if entry.count("\n") > 2], [])
+
+    def test_entries_of_the_lab_are_dated_newest_first(self):
+        for path in sorted((ROOT / "docs" / "lab").glob("*.md")):
+            if path.name in ("README.md", "releases.md"):
+                continue
+            titles = re.findall(r"^## (.*)$", path.read_text(), flags=re.M)
+            dates = [title.split(" · ")[0] for title in titles]
+            self.assertTrue(dates, path)
+            self.assertEqual([title for title in titles if not re.match(r"\d{4}-\d{2}-\d{2} · .", title)], [], path)
+            self.assertEqual(dates, sorted(dates, reverse=True), path)
+
+    def test_every_page_of_the_lab_is_in_its_index(self):
+        index = (ROOT / "docs" / "lab" / "README.md").read_text()
+        for path in sorted((ROOT / "docs" / "lab").glob("*.md")):
+            self.assertTrue(path.name == "README.md" or f"({path.name})" in index, path)
 
 
 class Performance(unittest.TestCase):
