@@ -8,7 +8,7 @@
 // registers, which is where wgmma takes its left operand from and where codes are widened.
 //
 // Two blocks with tokens of their own can share a tile's weights, each asking for half of them,
-// which takes 2 to 7 % off (docs/kernels/products.md has when).
+// which takes 2 to 7 % off (docs/lab/products.md has when).
 //
 // The sums are those of few_tokens.cuh: a chain of steps per segment (of codes: per 128 or 32
 // inputs, which enter the segment's sum by their scale), segments added in ascending order. That
