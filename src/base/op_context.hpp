@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every operation gets besides its data: where to run, and scratch memory to run in.
+// What every operation gets besides its data: where to run, scratch memory to run in, and the order
+// of its launches on a GPU.
 #pragma once
 
 #include <cstddef>
@@ -8,6 +9,7 @@
 #include "base/buffer.hpp"
 #include "base/check.hpp"
 #include "base/device.hpp"
+#include "base/stream_order.hpp"
 
 namespace espalier {
 
@@ -50,6 +52,14 @@ struct OpContext {
     Device& device;
     Arena& arena;  // scratch that lives no longer than the operation, in the device's memory
     Stream stream = device.stream();
+    StreamOrder order{};  // of the launches that this context makes
+
+    // Returns after all work of the stream.
+    Expected<void> synchronize() {
+        Expected<void> done = device.synchronize(stream);
+        if (done) order.settle();
+        return done;
+    }
 };
 
 }  // namespace espalier

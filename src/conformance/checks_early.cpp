@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Guarantee 4 where calls overlap: layers of a step, one after another on a stream without a pause,
 // each with what a decode step has in front of its attention. The rows' own slots first get other
-// numbers, then theirs; a call that has been told that the rest is settled may begin meanwhile, and
+// numbers, then theirs; a call that has been told that the rest stands may begin meanwhile, and
 // gives the bits of a call that had the device to itself.
 #include <algorithm>
 
@@ -118,10 +118,11 @@ void check_settled_history(Trial& trial) {
         outputs.push_back(std::move(*output));
         calls.push_back(absorbed_call(*placed, batch, outputs.back(), options));
         calls.back().plan = memory->data();
-        calls.back().history_settled = true;
+        calls.back().history_stands = true;
     }
     const auto step = [&](OpContext& context) -> Expected<void> {
         ESPALIER_RETURN_IF_ERROR(kernels.plan(context, calls.front()));
+        ESPALIER_RETURN_IF_ERROR(context.synchronize());  // the plan and the history are there
         for (const AbsorbedCall& call : calls) {
             ESPALIER_RETURN_IF_ERROR(kernels.append(context, appends->call(false)));
             ESPALIER_RETURN_IF_ERROR(kernels.append(context, appends->call(true)));

@@ -38,11 +38,12 @@ struct AbsorbedCall {
     // CUDA: the step's plan, plan_bytes() on the device, filled by plan(); the layers of a step
     // share it. Null: the call makes its own.
     std::byte* plan = nullptr;
-    // CUDA, invariant calls with a plan: the plan, the rows' arrays and all cached slots but each
-    // row's own last q_len were there before the operation in front could let this one start. The
-    // call then asks for its first keys while that one ends and needs its end for the queries
-    // alone. Two such calls never run at the same time unless `multiprocessors` leaves both room.
-    bool history_settled = false;
+    // CUDA, invariant calls with a plan: of the cache, the appends in front of the call on its
+    // context have written the rows' own last q_len slots alone. The call then may ask for its
+    // first keys while the operation in front ends, where the context's order knows that the rest
+    // is there, and needs that end for the queries alone. Two such calls never run at the same time
+    // unless `multiprocessors` leaves both room.
+    bool history_stands = false;
 };
 
 // Entry 2: prompt segments, causal rows only. q [token_end, H, nope + 64 rope], out [token_end, H,
@@ -110,6 +111,8 @@ struct Capacities {
     bool dense = false;              // calls may bring a custom_mask
     bool decompressed = true;        // there may be decompressed calls too
 };
+
+Capacities capacities_of(const AbsorbedCall& call);
 
 // What a device offers. Each call first checks its words (combination of formats, heads, shapes)
 // and returns an error that names what it cannot do; nothing is silently ignored.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA's entry beside the contract: entry 3 for keys that are still as kv_a has them. The layer
-// program calls it (ops/cuda/layer_program.cpp).
+// CUDA's entry beside the contract: entry 3 for keys that are still as kv_a has them, and what
+// attention reads ahead. The layer program calls it (ops/cuda/layer_program.cpp).
 #pragma once
 
 #include "base/matrix.hpp"
@@ -26,10 +26,13 @@ struct RawKeys {
     float epsilon = 0.0f;
     const float* cos_sin = nullptr;
     std::int64_t cos_sin_stride = 0;
-    // The next operation in the stream starts only when all before this one has ended.
-    bool holds_next = true;
     BesideNorm beside{};
+    Ranges holds_back{};  // what an operation behind reads early (LaunchNeeds)
 };
+
+// Memory that an invariant call with a plan reads ahead, where its history stands: other launches
+// hold it back for the call.
+Ranges read_ahead(const Kernels& kernels, const AbsorbedCall& call);
 
 // Norms, rotates and appends in one kernel, with the bits of the operations rms_norm and rope
 // (ops/operations.hpp), then append; beside that norms other rows with the bits of rms_norm. The

@@ -187,7 +187,7 @@ std::vector<Mutant> mutants() {
          [](const Kernels& base, OpContext& context, AbsorbedCall call) {
              std::vector<std::int32_t> lengths(call.rows.kv_len, call.rows.kv_len + call.rows.rows);
              for (std::int32_t& length : lengths)
-                 if (call.history_settled) length = std::max(length - 1, 0);
+                 if (call.history_stands) length = std::max(length - 1, 0);
              call.rows.kv_len = lengths.data();
              return base.absorbed(context, call);
          }},

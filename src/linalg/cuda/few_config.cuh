@@ -28,6 +28,7 @@ struct Divisor {
 
 struct FewParams {
     Problem problem;
+    LaunchGrant grant;
     Segments segments;
     Divisor blocks;         // of the launch
     int row_warps_log = 0;  // of the number of warps side by side over outputs

@@ -5,19 +5,20 @@
 
 namespace espalier::linalg::cuda {
 
-void few_tokens(Stream stream, const Problem& p, const DeviceFacts& facts) {
+void few_tokens(Stream stream, const Problem& p, const LaunchGrant& grant,
+                const DeviceFacts& facts) {
     const FewPlan plan = few_plan(p, facts);
     switch (p.code) {
         case WeightCode::bf16:
-            return few_tokens_bf16(stream, p, plan, facts);
+            return few_tokens_bf16(stream, p, grant, plan, facts);
         case WeightCode::e4m3:
-            return few_tokens_e4m3(stream, p, plan, facts);
+            return few_tokens_e4m3(stream, p, grant, plan, facts);
         case WeightCode::int8:
-            return few_tokens_int8(stream, p, plan, facts);
+            return few_tokens_int8(stream, p, grant, plan, facts);
         case WeightCode::int4:
-            return few_tokens_int4(stream, p, plan, facts);
+            return few_tokens_int4(stream, p, grant, plan, facts);
         case WeightCode::e2m1:
-            return few_tokens_e2m1(stream, p, plan, facts);
+            return few_tokens_e2m1(stream, p, grant, plan, facts);
         default:
             CHECK(false, "tensor cores multiply no {}", name_of(p.code));
     }

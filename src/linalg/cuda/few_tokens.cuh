@@ -54,11 +54,11 @@ class FewTokens {
     __device__ void run(int* listed) {
         if constexpr (C::kLeading) return run_leading(listed);
         const bool experts = p_.indptr != nullptr;
-        const bool settled = p_.overlap.inputs_settled;
-        const bool known = !experts || settled || p_.routing_settled;  // which weights are read
-        const bool early = !p_.overlap.holds_next && (!experts || settled);
+        const bool settled = params_.grant.early;
+        const bool known = !experts || settled || params_.grant.ahead;  // which weights are read
+        const bool early = !params_.grant.holds_next && (!experts || settled);
         if (early) let_next_kernel_start();
-        if (settled || p_.routing_settled) see_settled_memory();
+        if (settled || params_.grant.ahead) see_settled_memory();
         ring_.init();
         sums_.init();
         if (!known) wait_for_previous_kernel();
@@ -88,7 +88,7 @@ class FewTokens {
     // The dense product's weights are asked for first. What is left of the ring is filled when the
     // routing is known.
     __device__ void run_leading(int* listed) {
-        const bool known = p_.routing_settled;
+        const bool known = params_.grant.ahead;
         if (known) see_settled_memory();
         ring_.init();
         sums_.init();

@@ -6,15 +6,15 @@
 
 namespace espalier::linalg::cuda {
 
-void few_tokens_bf16(Stream stream, const Problem& p, const FewPlan& plan,
+void few_tokens_bf16(Stream stream, const Problem& p, const LaunchGrant& grant, const FewPlan& plan,
                      const DeviceFacts& facts);
-void few_tokens_e4m3(Stream stream, const Problem& p, const FewPlan& plan,
+void few_tokens_e4m3(Stream stream, const Problem& p, const LaunchGrant& grant, const FewPlan& plan,
                      const DeviceFacts& facts);
-void few_tokens_int8(Stream stream, const Problem& p, const FewPlan& plan,
+void few_tokens_int8(Stream stream, const Problem& p, const LaunchGrant& grant, const FewPlan& plan,
                      const DeviceFacts& facts);
-void few_tokens_int4(Stream stream, const Problem& p, const FewPlan& plan,
+void few_tokens_int4(Stream stream, const Problem& p, const LaunchGrant& grant, const FewPlan& plan,
                      const DeviceFacts& facts);
-void few_tokens_e2m1(Stream stream, const Problem& p, const FewPlan& plan,
+void few_tokens_e2m1(Stream stream, const Problem& p, const LaunchGrant& grant, const FewPlan& plan,
                      const DeviceFacts& facts);
 
 }  // namespace espalier::linalg::cuda

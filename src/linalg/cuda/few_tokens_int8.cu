@@ -3,9 +3,9 @@
 
 namespace espalier::linalg::cuda {
 
-void few_tokens_int8(Stream stream, const Problem& p, const FewPlan& plan,
+void few_tokens_int8(Stream stream, const Problem& p, const LaunchGrant& grant, const FewPlan& plan,
                      const DeviceFacts& facts) {
-    launch_few<WeightCode::int8>(stream, p, plan, facts);
+    launch_few<WeightCode::int8>(stream, p, grant, plan, facts);
 }
 
 }  // namespace espalier::linalg::cuda

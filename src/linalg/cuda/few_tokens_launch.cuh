@@ -13,9 +13,11 @@
 namespace espalier::linalg::cuda {
 
 template <class C>
-void launch_few(Stream stream, const Problem& p, const FewPlan& plan, const DeviceFacts& facts) {
+void launch_few(Stream stream, const Problem& p, const LaunchGrant& grant, const FewPlan& plan,
+                const DeviceFacts& facts) {
     FewParams params;
     params.problem = p;
+    params.grant = grant;
     params.segments = segments_of(p.n, p.k);
     params.row_warps_log = std::countr_zero(static_cast<unsigned>(plan.row_warps));
     params.row_tiles = static_cast<int>(tiles_of(p.n) + tiles_of(p.second.n));
@@ -48,14 +50,14 @@ void launch_few(Stream stream, const Problem& p, const FewPlan& plan, const Devi
 
 // The table's kernel that the plan has chosen.
 template <WeightCode kCode, std::size_t... kIndex>
-void launch_listed(Stream stream, const Problem& p, const FewPlan& plan, const DeviceFacts& facts,
-                   std::index_sequence<kIndex...>) {
+void launch_listed(Stream stream, const Problem& p, const LaunchGrant& grant, const FewPlan& plan,
+                   const DeviceFacts& facts, std::index_sequence<kIndex...>) {
     static constexpr FewKernels kKernels = few_kernels(kCode);
     const auto launch_if = [&]<std::size_t kOne>() {
         constexpr FewKernel kKernel = kKernels.list[kOne];
         if (plan.kernel != kKernel) return false;
         launch_few<FewConfig<kCode, kKernel.token_tiles, kKernel.row_tiles, kKernel.segment,
-                             kKernel.input>>(stream, p, plan, facts);
+                             kKernel.input>>(stream, p, grant, plan, facts);
         return true;
     };
     const bool launched = (launch_if.template operator()<kIndex>() || ...);
@@ -64,8 +66,9 @@ void launch_listed(Stream stream, const Problem& p, const FewPlan& plan, const D
 }
 
 template <WeightCode kCode>
-void launch_few(Stream stream, const Problem& p, const FewPlan& plan, const DeviceFacts& facts) {
-    launch_listed<kCode>(stream, p, plan, facts,
+void launch_few(Stream stream, const Problem& p, const LaunchGrant& grant, const FewPlan& plan,
+                const DeviceFacts& facts) {
+    launch_listed<kCode>(stream, p, grant, plan, facts,
                          std::make_index_sequence<few_kernels(kCode).count>{});
 }
 

@@ -131,11 +131,11 @@ __global__ void __launch_bounds__(kWarps * 32)
                      static_cast<int>(threadIdx.x) / 32;
     Plain<C> plain(p, warp * C::kOutputs);
     if (p.indptr == nullptr) {
-        if (!p.overlap.holds_next) let_next_kernel_start();
+        if (!params.holds_next) let_next_kernel_start();
         const TokenTile tile = dense_tile(p, kTokens, index);
         plain.prefetch(tile.group);
         wait_for_previous_kernel();
-        if (p.overlap.holds_next) let_next_kernel_start();
+        if (params.holds_next) let_next_kernel_start();
         plain.run(tile);
         return;
     }
@@ -154,9 +154,10 @@ __global__ void __launch_bounds__(kWarps * 32)
 }
 
 template <WeightCode kCode, int kOutputs>
-void launch_plain(Stream stream, const Problem& p) {
+void launch_plain(Stream stream, const Problem& p, const LaunchGrant& grant) {
     PlainParams params;
     params.problem = p;
+    params.holds_next = grant.holds_next;
     params.row_blocks = static_cast<int>(divide_up(p.n, kWarps * kOutputs));
     const std::int64_t blocks = most_token_tiles(p, kTokens) * params.row_blocks;
     CHECK(blocks < std::int64_t{1} << 30, "{} tokens of {} × {} outputs", p.rows, p.groups, p.n);
@@ -168,10 +169,11 @@ void launch_plain(Stream stream, const Problem& p) {
 }
 
 template <WeightCode kCode>
-void launch_tiles(Stream stream, const Problem& p) {
+void launch_tiles(Stream stream, const Problem& p, const LaunchGrant& grant) {
     using C = PlainTiles;
     PlainParams params;
     params.problem = p;
+    params.holds_next = grant.holds_next;
     params.row_blocks = static_cast<int>(divide_up(p.n, C::kWarps * C::kOutputs));
     const std::int64_t blocks = most_token_tiles(p, C::kTokens) * params.row_blocks;
     CHECK(blocks < std::int64_t{1} << 30, "{} tokens of {} × {} outputs", p.rows, p.groups, p.n);
@@ -183,17 +185,18 @@ void launch_tiles(Stream stream, const Problem& p) {
 // Few tokens: every warp's loads on their way at once; more: each input read for four outputs;
 // many: once for 64 (v2's router of 512 tokens: 17.5 and 21.0 µs, of 2,048: 51.4 and 22.1).
 template <WeightCode kCode>
-void launch_plain(Stream stream, const Problem& p) {
-    if (p.rows <= 256) return launch_plain<kCode, 1>(stream, p);
-    if (p.rows >= 1024 && p.vector_x && p.indptr == nullptr) return launch_tiles<kCode>(stream, p);
-    launch_plain<kCode, 4>(stream, p);
+void launch_plain(Stream stream, const Problem& p, const LaunchGrant& grant) {
+    if (p.rows <= 256) return launch_plain<kCode, 1>(stream, p, grant);
+    if (p.rows >= 1024 && p.vector_x && p.indptr == nullptr)
+        return launch_tiles<kCode>(stream, p, grant);
+    launch_plain<kCode, 4>(stream, p, grant);
 }
 
 }  // namespace
 
-void plain(Stream stream, const Problem& p) {
-    if (p.code == WeightCode::f32) return launch_plain<WeightCode::f32>(stream, p);
-    launch_plain<WeightCode::f16>(stream, p);
+void plain(Stream stream, const Problem& p, const LaunchGrant& grant) {
+    if (p.code == WeightCode::f32) return launch_plain<WeightCode::f32>(stream, p, grant);
+    launch_plain<WeightCode::f16>(stream, p, grant);
 }
 
 }  // namespace espalier::linalg::cuda

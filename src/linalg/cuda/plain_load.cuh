@@ -10,6 +10,7 @@ namespace espalier::linalg::cuda {
 
 struct PlainParams {
     Problem problem;
+    bool holds_next = false;  // LaunchGrant's
     int row_blocks = 0;
 };
 

@@ -71,10 +71,10 @@ __global__ void __launch_bounds__(PlainTiles::kThreads, 1)
             for (int n = 0; n < C::kOutputs; ++n)
                 ahead[n] = load_weights<kCode>(rows + min(output + n, p.n - 1) * row_bytes, input);
     };
-    if (!p.overlap.holds_next) let_next_kernel_start();
+    if (!params.holds_next) let_next_kernel_start();
     load(lane * 4);  // no other kernel writes weights
     wait_for_previous_kernel();
-    if (p.overlap.holds_next) let_next_kernel_start();
+    if (params.holds_next) let_next_kernel_start();
     const float* x[4];  // of the rows that this thread brings
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

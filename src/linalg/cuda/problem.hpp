@@ -3,12 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <variant>
 
 #include "base/device.hpp"
 #include "base/device_facts.hpp"
 #include "base/numeric.hpp"
+#include "base/stream_order.hpp"
 #include "base/weight_format.hpp"
-#include "linalg/overlap.hpp"
 
 namespace espalier::linalg::cuda {
 
@@ -89,15 +90,30 @@ struct Product : Format {
 
 inline bool same_format(const Format& a, const Format& b) { return a == b; }
 
-// A product and what its launch has besides: the way it is joined with others, its order.
+// The ways in which a product's launch is joined with others. Beside it: a second product, or the
+// store of queries, or both.
+struct Alone {};
+struct Beside {
+    SecondProduct second{};  // not in tiles of 128 tokens
+    QueryStore query{};      // few tokens, all of them apart, or arranged x
+};
+using Joining = std::variant<Alone, Beside, LeadingProduct>;  // the last of few tokens
+
+// A product and the way it is joined, as kernels read it.
 struct Problem : Product {
-    Overlap overlap = {};
-    // Experts: as overlap.inputs_settled, of the routing alone (about 2.5 µs less for the down
-    // product of one token).
-    bool routing_settled = false;
-    SecondProduct second = {};  // not in tiles of 128 tokens
-    QueryStore query = {};      // few tokens, all of them apart, or arranged x
-    LeadingProduct lead = {};   // few tokens alone; joined with nothing else
+    Problem() = default;
+    explicit Problem(const Product& product, const Joining& joining = Alone()) : Product(product) {
+        if (const auto* beside = std::get_if<Beside>(&joining)) {
+            second = beside->second;
+            query = beside->query;
+        } else if (const auto* leading = std::get_if<LeadingProduct>(&joining)) {
+            lead = *leading;
+        }
+    }
+
+    SecondProduct second{};
+    QueryStore query{};
+    LeadingProduct lead{};
 };
 
 // Of a tile in the list that kernels make of experts' tokens (work.cuh).
@@ -111,11 +127,14 @@ inline std::int64_t most_token_tiles(const Product& p, std::int64_t tokens) {
     return rows < p.groups + rows / tokens ? rows : p.groups + rows / tokens;
 }
 
-// bf16 and codes: bound by reading weights; by the tensor cores (vector_x alone).
-void few_tokens(Stream stream, const Problem& p, const DeviceFacts& facts);
+// bf16 and codes: bound by reading weights; by the tensor cores (vector_x alone). grant: what the
+// order has answered (order.hpp).
+void few_tokens(Stream stream, const Problem& p, const LaunchGrant& grant,
+                const DeviceFacts& facts);
 struct ManyPlan;
-void many_tokens(Stream stream, const Problem& p, const ManyPlan& plan, const DeviceFacts& facts);
+void many_tokens(Stream stream, const Problem& p, const LaunchGrant& grant, const ManyPlan& plan,
+                 const DeviceFacts& facts);
 // f32 and f16.
-void plain(Stream stream, const Problem& p);
+void plain(Stream stream, const Problem& p, const LaunchGrant& grant);
 
 }  // namespace espalier::linalg::cuda

@@ -11,6 +11,7 @@
 #include "linalg/cuda/fragments.hpp"
 #include "linalg/cuda/hopper/arranged.hpp"
 #include "linalg/cuda/many_plan.hpp"
+#include "linalg/cuda/order.hpp"
 
 namespace espalier::linalg::cuda {
 namespace {
@@ -20,7 +21,7 @@ std::int32_t narrow(std::int64_t value, const char* what) {
     return static_cast<std::int32_t>(value);
 }
 
-Problem problem_of(const Matrix& x, std::int64_t x_step, const WeightView& w, const Matrix& y,
+Product product_of(const Matrix& x, std::int64_t x_step, const WeightView& w, const Matrix& y,
                    std::int64_t y_step, Store store,
                    WeightLayout layout = WeightLayout::fragments) {
     CHECK(w.layout == layout, "weights laid out as {}, wanted are {}", name_of(w.layout),
@@ -34,7 +35,7 @@ Problem problem_of(const Matrix& x, std::int64_t x_step, const WeightView& w, co
           "x [{}, {}] in steps of {}, W {} × [{}, {}], y [{}, {}] in steps of {}", x.rows, x.cols,
           x_step, w.count, w.n, w.k, y.rows, y.cols, y_step);
     const std::int64_t scales = tiles_of(w.n) * chunks_of(w.k) * std::int64_t{sizeof(float)};
-    Problem p;
+    Product p;
     p.weights = w.data;
     p.scales = reinterpret_cast<const float*>(w.scales);
     p.matrix_bytes = w.matrix_bytes;
@@ -66,48 +67,64 @@ Problem problem_of(const Matrix& x, std::int64_t x_step, const WeightView& w, co
     return p;
 }
 
-Problem experts_of(const Matrix& x, const std::int32_t* source_token, const std::int32_t* indptr,
+Product experts_of(const Matrix& x, const std::int32_t* source_token, const std::int32_t* indptr,
                    const WeightView& w, const Matrix& y, WeightLayout layout) {
     CHECK(x.cols == w.k && y.cols == (layout == WeightLayout::fragments ? w.n : w.n / 2) &&
               indptr != nullptr && (source_token != nullptr || x.rows == y.rows),
           "x [{}, {}], W {} × [{}, {}], y [{}, {}]", x.rows, x.cols, w.count, w.n, w.k, y.rows,
           y.cols);
-    Problem p = problem_of(x, 0, w, y, 0, Store::assign, layout);
+    Product p = product_of(x, 0, w, y, 0, Store::assign, layout);
     p.source = source_token;
     p.indptr = indptr;
-    // Rows that lie as pairs were written behind the routing, by a chain of kernels that begins
-    // with an expert product, and those hold the next kernel back.
-    p.routing_settled = source_token == nullptr;
     return p;
 }
 
-void run(Stream stream, Problem p, Overlap overlap, const Scratch& scratch = {}) {
-    p.overlap = overlap;
+void run_arranged(const Queue& queue, const Problem& p, const Scratch& scratch,
+                  const DeviceFacts& facts) {
+    const MemoryRange arranged = range_of(scratch.data, arranged_room(p));
+    queue.order().launch(arranging(p, arranged));
+    queue.order().launch(multiplying(p, arranged, outputs_of(p)));
+    arranged_tokens(queue.stream(), p, scratch, facts);
+}
+
+void run_few(const Queue& queue, const Problem& p, const Wishes& wishes, const DeviceFacts& facts) {
+    few_tokens(queue.stream(), p, queue.order().launch(few_needs(p, wishes)), facts);
+}
+
+void run_many(const Queue& queue, const Problem& p, const Wishes& wishes, const ManyPlan& plan,
+              const DeviceFacts& facts) {
+    many_tokens(queue.stream(), p, queue.order().launch(many_needs(p, wishes)), plan, facts);
+}
+
+void run(const Queue& queue, const Product& product, const Wishes& wishes,
+         const Scratch& scratch = {}) {
+    const Problem p(product);
     if (p.rows == 0 || p.x_rows == 0) return;
-    if (!in_fragments(p.code)) return plain(stream, p);
-    const DeviceFacts& facts = facts_of(stream);
-    if (arranges(p, scratch, facts)) return arranged_tokens(stream, p, scratch, facts);
+    if (!in_fragments(p.code))
+        return plain(queue.stream(), p, queue.order().launch(plain_needs(p, wishes)));
+    const DeviceFacts& facts = facts_of(queue.stream());
+    if (arranges(p, scratch, facts)) return run_arranged(queue, p, scratch, facts);
     if (const ManyPlan plan = many_plan(p, facts); plan.tokens > 0)
-        return many_tokens(stream, p, plan, facts);
-    few_tokens(stream, p, facts);
+        return run_many(queue, p, wishes, plan, facts);
+    run_few(queue, p, wishes, facts);
 }
 
 // A dense product goes in front of an expert product while a tile of tokens holds all of its rows:
 // with more its weights would be read once for every tile.
 constexpr std::int64_t kMostLeadingRows = 8;
 
-bool run_leading(Stream stream, const Product& lead, Problem p) {
+bool run_leading(const Queue& queue, const Product& lead, const Product& p) {
     const Segments one = segments_of(lead.n, lead.k), two = segments_of(p.n, p.k);
     if (lead.rows == 0 || lead.rows > kMostLeadingRows || !in_fragments(p.code) ||
         !same_format(lead, p) || one.count != two.count || !lead.vector_x || !p.vector_x ||
         lead.k % kChunkInputs != 0 || p.k % kChunkInputs != 0 || lead.gated != p.gated ||
         lead.y_type != p.y_type || p.y_type != (p.gated ? DType::bf16 : DType::f32))
         return false;
-    p.lead = {lead.weights,  lead.scales, lead.x, lead.y,   lead.x_stride,
-              lead.y_stride, lead.n,      lead.k, lead.rows};
-    const DeviceFacts& facts = facts_of(stream);
-    if (!fits(p, few_plan(p, facts), facts)) return false;
-    few_tokens(stream, p, facts);
+    const Problem both(p, LeadingProduct{lead.weights, lead.scales, lead.x, lead.y, lead.x_stride,
+                                         lead.y_stride, lead.n, lead.k, lead.rows});
+    const DeviceFacts& facts = facts_of(queue.stream());
+    if (!fits(both, few_plan(both, facts), facts)) return false;
+    run_few(queue, both, {}, facts);
     return true;
 }
 
@@ -126,116 +143,128 @@ QueryStore store_of(const Queries& queries) {
             narrow(queries.rope.rows, "rows of queries")};
 }
 
-// Makes the other product p's second. False: their weights differ in more than outputs.
-bool join(Problem& p, const Product& other) {
+bool can_join(const Product& p, const Product& other) {
     const Segments one = segments_of(p.n, p.k), two = segments_of(other.n, other.k);
-    if (!same_format(other, p) || other.k != p.k || other.n % kTileOutputs != 0 ||
-        other.y_type != DType::f32 || one.count != two.count || one.chunks != two.chunks)
-        return false;
-    p.second = {other.weights, other.scales, reinterpret_cast<float*>(other.y), other.y_stride,
-                other.n};
-    return true;
+    return same_format(other, p) && other.k == p.k && other.n % kTileOutputs == 0 &&
+           other.y_type == DType::f32 && one.count == two.count && one.chunks == two.chunks;
+}
+
+// A pair's first product leaves its result where the second reads it, arranged.
+void run_pair(const Queue& queue, const Problem& one, const Problem& two,
+              const FeedForwardScratch& scratch, const DeviceFacts& facts) {
+    const MemoryRange x = range_of(scratch.x.data, arranged_room(one));
+    const MemoryRange between = range_of(scratch.gated.data, arranged_room(two));
+    queue.order().launch(arranging(one, x));
+    queue.order().launch(multiplying(one, x, {between}));
+    queue.order().launch(multiplying(two, between, outputs_of(two)));
+    arranged_pair(queue.stream(), one, scratch.x, two, scratch.gated, facts);
 }
 
 }  // namespace
 
 std::size_t scratch_bytes(std::int64_t rows, std::int64_t k) { return arranged_bytes(rows, k); }
 
-void product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y, Store store,
-             Overlap overlap, Scratch scratch) {
+void product(const Queue& queue, const Matrix& x, const WeightView& w, const Matrix& y, Store store,
+             const Wishes& wishes, Scratch scratch) {
     CHECK(w.count == 1 && x.cols == w.k && y.cols == w.n && x.rows == y.rows,
           "x [{}, {}], W {} × [{}, {}], y [{}, {}]", x.rows, x.cols, w.count, w.n, w.k, y.rows,
           y.cols);
-    run(stream, problem_of(x, 0, w, y, 0, store), overlap, scratch);
+    run(queue, product_of(x, 0, w, y, 0, store), wishes, scratch);
 }
 
-bool joint_product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y,
-                   const Second& second, const Queries* queries, Scratch scratch) {
-    Problem p = problem_of(x, 0, w, y, 0, Store::assign);
-    const DeviceFacts& facts = facts_of(stream);
-    if (p.rows == 0 || !in_fragments(p.code) || p.n % kTileOutputs != 0) return false;
-    if (queries != nullptr) p.query = store_of(*queries);
-    if (second.y.data != nullptr &&
-        !join(p, problem_of(x, 0, second.w, second.y, 0, Store::assign)))
-        return false;
+bool joint_product(const Queue& queue, const Matrix& x, const WeightView& w, const Matrix& y,
+                   const Second& second, const Queries* queries, Scratch scratch,
+                   const Ranges& holds_back) {
+    const Product first = product_of(x, 0, w, y, 0, Store::assign);
+    const DeviceFacts& facts = facts_of(queue.stream());
+    if (first.rows == 0 || !in_fragments(first.code) || first.n % kTileOutputs != 0) return false;
+    Beside beside;
+    if (queries != nullptr) beside.query = store_of(*queries);
+    if (second.y.data != nullptr) {
+        const Product other = product_of(x, 0, second.w, second.y, 0, Store::assign);
+        if (!can_join(first, other)) return false;
+        beside.second = {other.weights, other.scales, reinterpret_cast<float*>(other.y),
+                         other.y_stride, other.n};
+    }
+    const Problem p(first, beside);
     if (arranges(p, scratch, facts)) {
-        arranged_tokens(stream, p, scratch, facts);
+        run_arranged(queue, p, scratch, facts);
         return true;
     }
     const ManyPlan plan = many_plan(p, facts);
     if (plan.tokens >= 128 || (queries != nullptr && (plan.tokens > 0 || p.query.apart < p.rows)))
         return false;
-    p.overlap.holds_next = queries != nullptr;
+    const Wishes wishes{.holds_back = holds_back};
     if (plan.tokens > 0)
-        many_tokens(stream, p, plan, facts);
+        run_many(queue, p, wishes, plan, facts);
     else
-        few_tokens(stream, p, facts);
+        run_few(queue, p, wishes, facts);
     return true;
 }
 
-void stacked_product(Stream stream, const Matrix& x, std::int64_t x_step, const WeightView& w,
-                     const Matrix& y, std::int64_t y_step, Overlap overlap) {
+void stacked_product(const Queue& queue, const Matrix& x, std::int64_t x_step, const WeightView& w,
+                     const Matrix& y, std::int64_t y_step, const Wishes& wishes) {
     CHECK(x.rows == y.rows, "x of {} rows, y of {}", x.rows, y.rows);
-    run(stream, problem_of(x, x_step, w, y, y_step, Store::assign), overlap);
+    run(queue, product_of(x, x_step, w, y, y_step, Store::assign), wishes);
 }
 
-void expert_product(Stream stream, const Matrix& x, const std::int32_t* source_token,
+void expert_product(const Queue& queue, const Matrix& x, const std::int32_t* source_token,
                     const std::int32_t* indptr, const WeightView& w, const Matrix& y,
-                    Overlap overlap, Scratch scratch) {
-    run(stream, experts_of(x, source_token, indptr, w, y, WeightLayout::fragments), overlap,
-        scratch);
+                    const Wishes& wishes, Scratch scratch) {
+    run(queue, experts_of(x, source_token, indptr, w, y, WeightLayout::fragments), wishes, scratch);
 }
 
-bool joint_expert_product(Stream stream, const Dense& lead, const Matrix& x,
+bool joint_expert_product(const Queue& queue, const Dense& lead, const Matrix& x,
                           const std::int32_t* source_token, const std::int32_t* indptr,
                           const WeightView& w, const Matrix& y) {
     if (w.layout != lead.w.layout) return false;
-    return run_leading(stream, problem_of(lead.x, 0, lead.w, lead.y, 0, Store::assign, w.layout),
+    return run_leading(queue, product_of(lead.x, 0, lead.w, lead.y, 0, Store::assign, w.layout),
                        experts_of(x, source_token, indptr, w, y, w.layout));
 }
 
-void gated_product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y,
-                   Overlap overlap, Scratch scratch) {
+void gated_product(const Queue& queue, const Matrix& x, const WeightView& w, const Matrix& y,
+                   const Wishes& wishes, Scratch scratch) {
     CHECK(w.count == 1 && x.cols == w.k && 2 * y.cols == w.n && x.rows == y.rows,
           "x [{}, {}], gate and up {} × [{}, {}], y [{}, {}]", x.rows, x.cols, w.count, w.n, w.k,
           y.rows, y.cols);
-    run(stream, problem_of(x, 0, w, y, 0, Store::assign, WeightLayout::gated_fragments), overlap,
+    run(queue, product_of(x, 0, w, y, 0, Store::assign, WeightLayout::gated_fragments), wishes,
         scratch);
 }
 
-void gated_expert_product(Stream stream, const Matrix& x, const std::int32_t* source_token,
+void gated_expert_product(const Queue& queue, const Matrix& x, const std::int32_t* source_token,
                           const std::int32_t* indptr, const WeightView& w, const Matrix& y,
-                          Overlap overlap, Scratch scratch) {
-    run(stream, experts_of(x, source_token, indptr, w, y, WeightLayout::gated_fragments), overlap,
+                          const Wishes& wishes, Scratch scratch) {
+    run(queue, experts_of(x, source_token, indptr, w, y, WeightLayout::gated_fragments), wishes,
         scratch);
 }
 
-bool feed_forward(Stream stream, const Matrix& x, const WeightView& gate_up, const WeightView& down,
-                  const Matrix& gated, const Matrix& y, const FeedForwardScratch& scratch) {
+bool feed_forward(const Queue& queue, const Matrix& x, const WeightView& gate_up,
+                  const WeightView& down, const Matrix& gated, const Matrix& y,
+                  const FeedForwardScratch& scratch) {
     if (gate_up.layout != WeightLayout::gated_fragments || x.rows == 0) return false;
-    const Problem one =
-        problem_of(x, 0, gate_up, gated, 0, Store::assign, WeightLayout::gated_fragments);
-    const Problem two = problem_of(gated, 0, down, y, 0, Store::assign);
+    const Problem one(
+        product_of(x, 0, gate_up, gated, 0, Store::assign, WeightLayout::gated_fragments));
+    const Problem two(product_of(gated, 0, down, y, 0, Store::assign));
     CHECK(gate_up.count == 1 && down.count == 1 && x.rows == gated.rows && x.rows == y.rows,
           "x of {} rows, gated {}, y of {}", x.rows, gated.rows, y.rows);
-    const DeviceFacts& facts = facts_of(stream);
+    const DeviceFacts& facts = facts_of(queue.stream());
     if (!arranges_pair(one, scratch.x, two, scratch.gated, facts)) return false;
-    arranged_pair(stream, one, scratch.x, two, scratch.gated, facts);
+    run_pair(queue, one, two, scratch, facts);
     return true;
 }
 
-bool expert_feed_forward(Stream stream, const Matrix& x, const std::int32_t* source_token,
+bool expert_feed_forward(const Queue& queue, const Matrix& x, const std::int32_t* source_token,
                          const std::int32_t* indptr, const WeightView& gate_up,
                          const WeightView& down, const Matrix& gated, const Matrix& y,
                          const FeedForwardScratch& scratch) {
     if (gate_up.layout != WeightLayout::gated_fragments || x.rows == 0) return false;
-    const Problem one =
-        experts_of(x, source_token, indptr, gate_up, gated, WeightLayout::gated_fragments);
-    const Problem two = experts_of(gated, nullptr, indptr, down, y, WeightLayout::fragments);
+    const Problem one(
+        experts_of(x, source_token, indptr, gate_up, gated, WeightLayout::gated_fragments));
+    const Problem two(experts_of(gated, nullptr, indptr, down, y, WeightLayout::fragments));
     CHECK(gate_up.count == down.count, "{} experts, {} behind them", gate_up.count, down.count);
-    const DeviceFacts& facts = facts_of(stream);
+    const DeviceFacts& facts = facts_of(queue.stream());
     if (!arranges_pair(one, scratch.x, two, scratch.gated, facts)) return false;
-    arranged_pair(stream, one, scratch.x, two, scratch.gated, facts);
+    run_pair(queue, one, two, scratch, facts);
     return true;
 }
 

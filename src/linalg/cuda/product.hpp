@@ -6,16 +6,15 @@
 //
 // Everything is queued on the stream: no allocation, no host read of device memory, so a call can
 // be captured in a graph. x has the weight's input dtype (f32 for f32 and f16 weights, bf16
-// otherwise), y is f32, bf16 or f16. Kernels may start before the kernel in front of them in the
-// stream has ended (programmatic dependent launch); they wait for it before they read x or indptr
-// and before they write y.
+// otherwise), y is f32, bf16 or f16. Every launch is declared to the stream's order, which knows
+// what it may do before the one in front of it has ended (order.hpp).
 #pragma once
 
 #include <cstdint>
 
 #include "base/device.hpp"
 #include "base/matrix.hpp"
-#include "linalg/overlap.hpp"
+#include "linalg/cuda/queue.hpp"
 #include "linalg/store.hpp"
 #include "linalg/weight.hpp"
 
@@ -43,8 +42,8 @@ struct Scratch {
 std::size_t scratch_bytes(std::int64_t rows, std::int64_t k);
 
 // y [T, n] from x [T, k]; w is one matrix.
-void product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y, Store store,
-             Overlap overlap = {}, Scratch scratch = {});
+void product(const Queue& queue, const Matrix& x, const WeightView& w, const Matrix& y, Store store,
+             const Wishes& wishes = {}, Scratch scratch = {});
 
 // Another product of the same x; y without data: there is none.
 struct Second {
@@ -65,22 +64,21 @@ struct Queries {
 // Both products in one launch, or of many tokens x arranged for both, with the bits that they have
 // one by one. False: nothing was queued, because no kernel serves them together: without arranged x
 // tiles of 128 tokens no second product, tensor cores' tiles no queries, and none queries of which
-// some are not apart. Behind queries the next kernel starts only when all in front of the last
-// product has ended.
-bool joint_product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y,
-                   const Second& second, const Queries* queries, Scratch scratch = {});
+// some are not apart.
+bool joint_product(const Queue& queue, const Matrix& x, const WeightView& w, const Matrix& y,
+                   const Second& second, const Queries* queries, Scratch scratch = {},
+                   const Ranges& holds_back = {});
 
 // For every matrix s of the stack: y columns [s·y_step, +n) from x columns [s·x_step, +k).
-void stacked_product(Stream stream, const Matrix& x, std::int64_t x_step, const WeightView& w,
-                     const Matrix& y, std::int64_t y_step, Overlap overlap = {});
+void stacked_product(const Queue& queue, const Matrix& x, std::int64_t x_step, const WeightView& w,
+                     const Matrix& y, std::int64_t y_step, const Wishes& wishes = {});
 
 // Rows indptr[e] … indptr[e + 1] - 1 of y use matrix e; row r reads x[source_token[r]], or x[r] if
-// source_token is null: then indptr is read early, and what wrote it must lie before another expert
-// product, or have been launched the ordinary way. Both arrays are the device's; y.rows is
-// how many rows there may be, and rows from indptr[count] on are left alone.
-void expert_product(Stream stream, const Matrix& x, const std::int32_t* source_token,
+// source_token is null. Both arrays are the device's; y.rows is how many rows there may be, and
+// rows from indptr[count] on are left alone.
+void expert_product(const Queue& queue, const Matrix& x, const std::int32_t* source_token,
                     const std::int32_t* indptr, const WeightView& w, const Matrix& y,
-                    Overlap overlap = {}, Scratch scratch = {});
+                    const Wishes& wishes = {}, Scratch scratch = {});
 
 // A product of one matrix, gated where its weights are gated_fragments.
 struct Dense {
@@ -91,17 +89,17 @@ struct Dense {
 // An expert product and a dense one in one launch, with the bits that they have one by one; gated
 // both or neither. False: nothing was queued, because no kernel serves them together: formats or
 // segments differ, or there are more tokens than eight.
-bool joint_expert_product(Stream stream, const Dense& lead, const Matrix& x,
+bool joint_expert_product(const Queue& queue, const Dense& lead, const Matrix& x,
                           const std::int32_t* source_token, const std::int32_t* indptr,
                           const WeightView& w, const Matrix& y);
 
 // As product and expert_product, over gated_fragments: y [·, n / 2] = silu(gate) · up, with the
 // bits of these operations one after another (base/portable_math.hpp) over f32 sums.
-void gated_product(Stream stream, const Matrix& x, const WeightView& w, const Matrix& y,
-                   Overlap overlap = {}, Scratch scratch = {});
-void gated_expert_product(Stream stream, const Matrix& x, const std::int32_t* source_token,
+void gated_product(const Queue& queue, const Matrix& x, const WeightView& w, const Matrix& y,
+                   const Wishes& wishes = {}, Scratch scratch = {});
+void gated_expert_product(const Queue& queue, const Matrix& x, const std::int32_t* source_token,
                           const std::int32_t* indptr, const WeightView& w, const Matrix& y,
-                          Overlap overlap = {}, Scratch scratch = {});
+                          const Wishes& wishes = {}, Scratch scratch = {});
 
 // gated_product and then product of many tokens, with the bits that they have one by one: what is
 // between them goes straight to where the second reads it, and `gated` says its shape alone. False:
@@ -110,10 +108,11 @@ struct FeedForwardScratch {
     Scratch x{};
     Scratch gated{};
 };
-bool feed_forward(Stream stream, const Matrix& x, const WeightView& gate_up, const WeightView& down,
-                  const Matrix& gated, const Matrix& y, const FeedForwardScratch& scratch);
+bool feed_forward(const Queue& queue, const Matrix& x, const WeightView& gate_up,
+                  const WeightView& down, const Matrix& gated, const Matrix& y,
+                  const FeedForwardScratch& scratch);
 // The same of gated_expert_product and expert_product over the rows that it gives.
-bool expert_feed_forward(Stream stream, const Matrix& x, const std::int32_t* source_token,
+bool expert_feed_forward(const Queue& queue, const Matrix& x, const std::int32_t* source_token,
                          const std::int32_t* indptr, const WeightView& gate_up,
                          const WeightView& down, const Matrix& gated, const Matrix& y,
                          const FeedForwardScratch& scratch);

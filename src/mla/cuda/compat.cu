@@ -21,6 +21,7 @@ __global__ void __launch_bounds__(kThreads)
 Expected<void> build_compat_rows(OpContext& context, const CompatCall& call,
                                  const CompatRows& rows) {
     const auto tokens = static_cast<unsigned>(call.batch * call.q_len);  // below 2^31: checked
+    context.order.forget();
     build_rows_kernel<<<tokens, kThreads, 0, stream_of(context)>>>(call, rows);
     return launched("the rows of a compatible decode call");
 }

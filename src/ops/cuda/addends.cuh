@@ -16,7 +16,7 @@ struct Addends {
     ExpertPlan plan;
     std::int32_t top_k = 0;
     Matrix shared;
-    bool plan_settled = false;  // it was there before the kernel in front let this one start
+    bool plan_ahead = false;  // it may be read before the wait
 };
 
 inline constexpr int kTogether = 8;  // experts whose outputs are on their way at once

@@ -6,12 +6,9 @@
 #include <cstdint>
 
 #include "base/op_context.hpp"
-#include "linalg/overlap.hpp"
 #include "ops/layer_program.hpp"
 
 namespace espalier::ops::cuda {
-
-using linalg::Overlap;
 
 // A second product of the same x; none where y has no data.
 struct BesideProduct {
@@ -34,29 +31,29 @@ struct QueryPlaces {
 
 // out [T, I] = swiglu(x · Wᵀ), w from pack_gated(). gate_up: room for [T, 2·I] f32.
 void gated_product(OpContext& context, const Matrix& x, const WeightView& w, const Matrix& gate_up,
-                   const Matrix& out, Overlap overlap);
+                   const Matrix& out);
 // gated_product of an expert_product.
 void gated_expert_product(OpContext& context, const Matrix& x, const std::int32_t* source_token,
                           const std::int32_t* indptr, const WeightView& w, const Matrix& gate_up,
-                          const Matrix& out, Overlap overlap);
+                          const Matrix& out);
 // y = x · Wᵀ and the product beside it.
 void product_pair(OpContext& context, const Matrix& x, const WeightView& w, const Matrix& y,
                   const BesideProduct& beside);
 // A product whose results are queries, split; and the product beside it. q may stay unwritten.
-// True: the operation behind starts only when all in front of this has ended (Overlap).
-bool query_product(OpContext& context, const Matrix& x, const WeightView& w, const QueryPlaces& to,
-                   const BesideProduct& beside);
-// gated_product, which `overlap` is for, then product, which `down` is for.
-void feed_forward(OpContext& context, const Matrix& x, const FeedForward& network, Overlap overlap,
-                  Overlap down);
+// holds_back: what an operation behind reads early (LaunchNeeds). Returns what a small kernel
+// behind the product has written, if one has split them: worth holding back, since it is there
+// soon.
+Ranges query_product(OpContext& context, const Matrix& x, const WeightView& w,
+                     const QueryPlaces& to, const BesideProduct& beside, const Ranges& holds_back);
+// gated_product, then product.
+void feed_forward(OpContext& context, const Matrix& x, const FeedForward& network,
+                  const Ranges& holds_back = {});
 // experts.out [pairs, D] from x and the pairs' experts, shared.out [T, D] from x and the shared
-// expert (shared.out empty: there is none). beside_router: of an operation that reads x and nothing
-// newer.
-void expert_layer(OpContext& context, const Matrix& x, const ExpertPlan& plan,
-                  const FeedForward& experts, const FeedForward& shared, Overlap beside_router);
-// residual += partial, norm, the router's product of norm.exact, route. Returns what the operation
-// behind may do if it reads norm.out and nothing newer. arrived: as in kernels.hpp.
-Overlap sum_norm_route(OpContext& context, const Matrix& partial, const Matrix& residual,
-                       const RowNorm& norm, const RouterCall& router, std::uint32_t* arrived);
+// expert (shared.out empty: there is none).
+void expert_layer(OpContext& context, const Matrix& x, const RouterCall& router,
+                  const FeedForward& experts, const FeedForward& shared);
+// residual += partial, norm, the router's product of norm.exact, route. arrived: as in kernels.hpp.
+void sum_norm_route(OpContext& context, const Matrix& partial, const Matrix& residual,
+                    const RowNorm& norm, const RouterCall& router, std::uint32_t* arrived);
 
 }  // namespace espalier::ops::cuda

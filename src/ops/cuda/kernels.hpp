@@ -8,6 +8,7 @@
 
 #include "base/device.hpp"
 #include "base/matrix.hpp"
+#include "base/stream_order.hpp"
 #include "ops/layer_program.hpp"
 
 namespace espalier::ops::cuda {
@@ -18,11 +19,11 @@ void rms_norm(Stream stream, const Matrix& x, const RowNorm& norm);
 // residual += partial, which is a product's one segment, then the norm.
 void reduce_add_norm(Stream stream, const Matrix& partial, const Matrix& residual,
                      const RowNorm& norm);
-// residual += the experts of one owner and the shared one, then the norm. Behind an expert product;
-// the plan was there before that.
+// residual += the experts of one owner and the shared one, then the norm. grant.ahead: the plan may
+// be read before the wait.
 void combine_add_norm(Stream stream, const Matrix& expert_out, std::int32_t top_k,
                       const ExpertPlan& plan, const Matrix& shared, const Matrix& residual,
-                      const RowNorm& norm);
+                      const RowNorm& norm, const LaunchGrant& grant);
 void split_queries(Stream stream, const Matrix& q, std::int32_t heads, std::int64_t width,
                    const Matrix& cos_sin, const Matrix& q_act, const Matrix& rope_to,
                    std::int64_t rope_step);
@@ -49,7 +50,7 @@ bool norm_route(Stream stream, const Matrix& partial, const Matrix& residual, co
                 const RouterCall& router, std::uint32_t* arrived);
 
 // The router's product of normed rows x and route, of more tokens than norm_route has room for, in
-// one kernel. The kernel behind starts when all in front has ended. False and the rest: as there.
+// one kernel. False and the rest: as there.
 bool router_route(Stream stream, const Matrix& x, const RouterCall& router, std::uint32_t* arrived);
 
 // Nodes that are drawn at a time: scratch is for these. (An H200 has 132 multiprocessors, a block

@@ -1,34 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/cuda/layer_program.hpp"
 
-#include <utility>
-
 #include "linalg/cuda/product.hpp"
 #include "ops/cuda/joined.hpp"
-#include "ops/cuda/kernels.hpp"
+#include "ops/cuda/queued.hpp"
 #include "ops/shapes.hpp"
 
 namespace espalier::ops::cuda {
 namespace {
 
 // kv_a's rows → the cache, in one kernel; `low_rank`, if there is one, is normed beside them.
-Expected<void> append(OpContext& context, const KeysCall& keys, bool holds_next,
-                      const AttentionCall::LowRank& low_rank) {
+// holds_back: what an operation behind reads early.
+Expected<void> append(OpContext& context, const KeysCall& keys,
+                      const AttentionCall::LowRank& low_rank, const Ranges& holds_back) {
     mla::RawKeys raw{.kv_a = keys.kv_a.row<float>(0),
                      .kv_a_stride = keys.kv_a.stride,
                      .norm_weight = keys.norm.weight,
                      .epsilon = keys.norm.epsilon,
                      .cos_sin = keys.cos_sin.row<float>(0),
                      .cos_sin_stride = keys.cos_sin.stride,
-                     .holds_next = holds_next};
+                     .holds_back = holds_back};
     if (low_rank.low.data != nullptr)
         raw.beside = {low_rank.product, low_rank.norm.weight, low_rank.norm.epsilon,
                       low_rank.norm.out};
     return mla::append_raw(context, keys.append, raw);
 }
 
-bool project_queries(OpContext& context, const Matrix& input, const AttentionCall& call,
-                     const BesideProduct& beside) {
+Ranges project_queries(OpContext& context, const mla::Kernels& kernels, const Matrix& input,
+                       const AttentionCall& call, const BesideProduct& beside) {
     return query_product(context, input, call.q,
                          {.q = call.queries,
                           .heads = call.heads(),
@@ -37,7 +36,7 @@ bool project_queries(OpContext& context, const Matrix& input, const AttentionCal
                           .q_act = call.q_act,
                           .rope_to = call.rope_to(),
                           .rope_step = mla::kKey},
-                         beside);
+                         beside, mla::read_ahead(kernels, call.absorbed));
 }
 
 void check_norm(const Matrix& x, const RowNorm& norm) {
@@ -71,58 +70,60 @@ Expected<linalg::Weight> CudaProgram::pack_gated(Device& device, linalg::WeightS
     return linalg::cuda::pack_gated(device, stack);
 }
 
+// What comes behind may read anything early.
 Expected<void> CudaProgram::write_keys(OpContext& context, const mla::Kernels&, const Matrix& input,
                                        const KeysCall& keys) const {
+    context.order.forget();
     operations().product(context, input, keys.w, keys.kv_a, Store::assign);
-    return append(context, keys, true, {});
+    return append(context, keys, {}, {kAllMemory});
 }
 
 Expected<Terms> CudaProgram::attend(OpContext& context, const mla::Kernels& kernels,
                                     const Matrix& input, const AttentionCall& call) const {
+    context.order.forget();
     const auto& [low, low_product, norm] = call.low_rank;
     if (low.data != nullptr) {
         operations().product(context, input, low, low_product, Store::assign);
-        operations().rms_norm(context, low_product, norm.weight, norm.epsilon, norm.out, {});
+        queue_rms_norm(context, low_product, norm);
     }
-    const bool held = project_queries(context, low.data != nullptr ? norm.out : input, call, {});
-    return attend_projected(context, kernels, call, {}, held);
+    project_queries(context, kernels, low.data != nullptr ? norm.out : input, call, {});
+    return attend_projected(context, kernels, call);
 }
 
-// Attention reads its plan and its history before the step's own keys are there, if an operation
-// since these lets nothing start before all older has ended:
+// Attention may read its plan and its history before the step's own keys are there:
 //   low-rank queries      kv_a with q_a | append, norm of q_a beside it | q (may hold)
 //   others, q holds       q with kv_a (holds) | append (lets next start) | absorb
 //   others, q does not    q with kv_a | append (holds) | absorb (starts early, beside append)
 Expected<Terms> CudaProgram::write_keys_and_attend(OpContext& context, const mla::Kernels& kernels,
                                                    const Matrix& input, const KeysCall& keys,
                                                    const AttentionCall& call) const {
+    context.order.forget();
     const BesideProduct kv_a{keys.w, keys.kv_a};
     const auto& [low, low_product, norm] = call.low_rank;
     if (low.data != nullptr) {
         product_pair(context, input, low, low_product, kv_a);
-        ESPALIER_RETURN_IF_ERROR(append(context, keys, false, call.low_rank));
-        const bool held = project_queries(context, norm.out, call, {});
-        return attend_projected(context, kernels, call, {}, held);
+        ESPALIER_RETURN_IF_ERROR(append(context, keys, call.low_rank, {}));
+        project_queries(context, kernels, norm.out, call, {});
+        return attend_projected(context, kernels, call);
     }
-    const bool held = project_queries(context, input, call, kv_a);
-    ESPALIER_RETURN_IF_ERROR(append(context, keys, !held, {}));
-    return attend_projected(context, kernels, call, {.inputs_settled = !held}, true);
+    Ranges early = project_queries(context, kernels, input, call, kv_a);
+    early.add(mla::read_ahead(kernels, call.absorbed));
+    ESPALIER_RETURN_IF_ERROR(append(context, keys, {}, early));
+    return attend_projected(context, kernels, call);
 }
 
-// Expects queries and keys where attention reads them. overlap: of the first operation, which reads
-// the queries. settled: all that is older than these.
+// Expects queries and keys where attention reads them.
 Expected<Terms> CudaProgram::attend_projected(OpContext& context, const mla::Kernels& kernels,
-                                              const AttentionCall& call, linalg::Overlap overlap,
-                                              bool settled) const {
+                                              const AttentionCall& call) const {
     const std::int64_t absorbed = call.q_absorbed.rows, tokens = call.out.rows;
     if (absorbed > 0) {
-        linalg::cuda::stacked_product(context.stream, call.q_act.slice(0, absorbed),
+        linalg::cuda::stacked_product(context, call.q_act.slice(0, absorbed),
                                       call.nope() + mla::kRope, call.absorb_key, call.q_absorbed,
-                                      mla::kKey, overlap);
+                                      mla::kKey, {.early = true});
         mla::AbsorbedCall attention = call.absorbed;
         // Nothing that this step appends is another absorbed row's history, unless a prompt's own
         // beginning is decompressed beside it.
-        attention.history_settled = settled && absorbed == tokens;
+        attention.history_stands = absorbed == tokens;
         ESPALIER_RETURN_IF_ERROR(kernels.absorbed(context, attention));
         operations().stacked_product(context, call.out_latent, mla::kLatent, call.up_value,
                                      call.out.slice(0, absorbed), call.up_value.n);
@@ -135,13 +136,13 @@ Expected<Terms> CudaProgram::attend_projected(OpContext& context, const mla::Ker
 
 Terms CudaProgram::feed_forward(OpContext& context, const Matrix& x,
                                 const FeedForward& network) const {
-    cuda::feed_forward(context, x, network, {}, {});
+    cuda::feed_forward(context, x, network);
     return {.segments = {network.out, 1}};
 }
 
 Terms CudaProgram::experts(OpContext& context, const Matrix& x, const RouterCall& router,
                            const FeedForward& experts, const FeedForward& shared) const {
-    expert_layer(context, x, router.plan, experts, shared, std::exchange(beside_router_, {}));
+    expert_layer(context, x, router, experts, shared);
     Terms terms{.experts = {experts.out, router.rule.top_k, router.plan}};
     if (shared.out.data != nullptr) terms.segments = {shared.out, 1};
     return terms;
@@ -160,13 +161,11 @@ void CudaProgram::add(OpContext& context, const Terms& terms, const Matrix& resi
     check_terms(terms, residual);
     check_norm(residual, norm);
     if (has_experts)
-        combine_add_norm(context.stream, experts.rows, experts.top_k, experts.plan, sum, residual,
-                         norm);
+        queue_combine_add_norm(context, experts, sum, residual, norm);
     else if (router != nullptr)
-        beside_router_ =
-            sum_norm_route(context, sum, residual, norm, *router, arrived_.of(context));
+        sum_norm_route(context, sum, residual, norm, *router, arrived_.of(context));
     else
-        reduce_add_norm(context.stream, sum, residual, norm);
+        queue_reduce_add_norm(context, sum, residual, norm);
 }
 
 }  // namespace espalier::ops::cuda

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The layer program on Hopper: which operations share a launch, and which may start before the one
-// in front of them has ended.
+// The layer program on Hopper: which operations share a launch, and in which order they come.
 #pragma once
 
 #include <cstdint>
 
-#include "linalg/overlap.hpp"
 #include "mla/raw_append.hpp"
 #include "ops/cuda/arrived.hpp"
 #include "ops/layer_program.hpp"
@@ -37,13 +35,9 @@ class CudaProgram final : public LayerProgram {
 
   private:
     Expected<Terms> attend_projected(OpContext& context, const mla::Kernels& kernels,
-                                     const AttentionCall& call, linalg::Overlap overlap,
-                                     bool settled) const;
+                                     const AttentionCall& call) const;
 
     Arrived arrived_;
-    // From add() with a router to experts(), the next call: what an operation may do that reads the
-    // normed rows and nothing newer.
-    mutable linalg::Overlap beside_router_{};
 };
 
 }  // namespace espalier::ops::cuda

@@ -68,12 +68,12 @@ __global__ void __launch_bounds__(kThreads) norm_kernel(Addends add, Matrix x, R
     let_next_kernel_start();
     float weight[kHeld], held[kHeld];
     each([&](int i, std::int64_t d) { weight[i] = __ldg(norm.weight + d); });
-    if (kAdds && add.plan_settled) load_choices(add, t, choices);
+    if (kAdds && add.plan_ahead) load_choices(add, t, choices);
     wait_for_previous_kernel();
     float* row = row_of(x, t);
     each([&](int i, std::int64_t d) { held[i] = row[d]; });
     if constexpr (kAdds) {
-        if (add.top_k > 0 && !add.plan_settled) load_choices(add, t, choices);
+        if (add.top_k > 0 && !add.plan_ahead) load_choices(add, t, choices);
         float added[kHeld];
         find_sums(add, choices, t, first, x.cols, added);
         each([&](int i, std::int64_t d) { row[d] = held[i] = held[i] + added[i]; });
@@ -126,16 +126,14 @@ void reduce_add_norm(Stream stream, const Matrix& partial, const Matrix& residua
 
 void combine_add_norm(Stream stream, const Matrix& expert_out, std::int32_t top_k,
                       const ExpertPlan& plan, const Matrix& shared, const Matrix& residual,
-                      const RowNorm& norm) {
+                      const RowNorm& norm, const LaunchGrant& grant) {
     if (prompt_combine_add_norm(stream, expert_out, top_k, plan, shared, residual, norm)) return;
     Addends add{};
     add.expert_out = expert_out;
     add.plan = plan;
     add.top_k = top_k;
     add.shared = shared;
-    // Of so few tokens no expert product lets the next kernel start before its own wait is over.
-    constexpr std::int64_t kFewTokens = 8;
-    add.plan_settled = residual.rows <= kFewTokens;
+    add.plan_ahead = grant.ahead;
     launch_norm<true>("combine_add_norm", stream, add, residual, norm);
 }
 

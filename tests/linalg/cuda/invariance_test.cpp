@@ -358,16 +358,19 @@ TEST_P(CudaInvariance, SettledInputsAreSeenWithoutAWait) {
             in_turn(DType::f32, kRounds * tokens, k_, k_);
         const DeviceActivations x(*gpu_, host_x), handed(*gpu_, random_x(tokens, n_, 15)),
             aside(*gpu_, Activations(DType::f32, tokens, n_, n_)), z(*gpu_, together);
+        Arena none{Buffer()};
         const auto run_rounds = [&](bool overlap, Activations& result) {
             const auto work = [&]() -> Expected<void> {
+                OpContext context{*gpu_, none, stream_};
+                const cuda::Wishes early{.early = overlap};
+                cuda::Wishes holds;
+                if (overlap) holds.holds_back = {range_of(handed.matrix())};
                 for (std::int64_t round = 0; round < kRounds; ++round) {
                     const Matrix in = x.matrix().slice(round * tokens, tokens);
-                    cuda::product(stream_, in, narrow.view(), handed.matrix(), Store::assign);
-                    cuda::product(stream_, in, narrow.view(), aside.matrix(), Store::assign,
-                                  {.holds_next = overlap});
-                    cuda::product(stream_, handed.matrix(), wide.view(),
-                                  z.matrix().slice(round * tokens, tokens), Store::assign,
-                                  {.inputs_settled = overlap});
+                    cuda::product(context, in, narrow.view(), handed.matrix(), Store::assign);
+                    cuda::product(context, in, narrow.view(), aside.matrix(), Store::assign, holds);
+                    cuda::product(context, handed.matrix(), wide.view(),
+                                  z.matrix().slice(round * tokens, tokens), Store::assign, early);
                 }
                 return {};
             };

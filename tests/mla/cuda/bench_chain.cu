@@ -199,10 +199,10 @@ class Bench {
         const Buffer plan = value_or_throw(gpu_->allocate(kernels_->plan_bytes(most)));
         Arena arena(value_or_throw(gpu_->allocate(kernels_->scratch_bytes(most))));
         call_.plan = const_cast<std::byte*>(plan.data());
-        call_.history_settled = between == Between::settled_call;
+        call_.history_stands = between == Between::settled_call;
         OpContext context{*gpu_, arena};
         check(kernels_->plan(context, call_));
-        check(gpu_->synchronize(gpu_->stream()));
+        check(context.synchronize());
         const auto stream = static_cast<cudaStream_t>(context.stream);
         int next = 0;
         const auto work = [&]() -> Expected<void> {

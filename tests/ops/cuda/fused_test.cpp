@@ -129,7 +129,7 @@ TEST_F(GpuFused, GatedProductsAreProductsThenSwiglu) {
             gpu.backend->swiglu(gpu.context, gate_up.matrix(tokens, 2 * width),
                                 wanted.matrix(tokens, width));
             cuda::gated_product(gpu.context, x.matrix(tokens, k), w.dealt.view(),
-                                gate_up.matrix(tokens, 2 * width), got.matrix(tokens, width), {});
+                                gate_up.matrix(tokens, 2 * width), got.matrix(tokens, width));
             ASSERT_NO_FATAL_FAILURE(
                 expect_same(got, wanted, fmt::format("{} tokens of {} × {}", tokens, width, k)));
         }
@@ -166,7 +166,7 @@ TEST_F(GpuFused, GatedExpertsAreProductsThenSwiglu) {
                             wanted.matrix(pairs, kWidth));
         cuda::gated_expert_product(gpu.context, x.matrix(tokens, kInputs), sources.data(),
                                    bounds.data(), w.dealt.view(), gate_up.matrix(pairs, 2 * kWidth),
-                                   got.matrix(pairs, kWidth), {});
+                                   got.matrix(pairs, kWidth));
         ASSERT_NO_FATAL_FAILURE(expect_same(got, wanted, fmt::format("{} tokens", tokens)));
     }
 }
@@ -302,7 +302,7 @@ TEST_F(GpuFused, ProductsOfQueriesAreProductsThenSplit) {
                                        .rope_step = kStep};
             const Matrix second = beside[i].matrix(tokens, kBeside);
             if (i == 0) {
-                cuda::query_product(gpu.context, in, w.view(), to, {other.view(), second});
+                cuda::query_product(gpu.context, in, w.view(), to, {other.view(), second}, {});
                 continue;
             }
             gpu.backend->product(gpu.context, in, w.view(), all, Store::assign);

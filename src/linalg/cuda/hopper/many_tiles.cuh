@@ -9,6 +9,7 @@ namespace espalier::linalg::cuda {
 
 struct ManyParams {
     Problem problem;
+    LaunchGrant grant;
     Segments segments;
     int row_blocks = 0;        // of a group, those of a second product included
     int first_row_blocks = 0;  // without them

@@ -5,18 +5,19 @@
 
 namespace espalier::linalg::cuda {
 
-void many_tokens(Stream stream, const Problem& p, const ManyPlan& plan, const DeviceFacts& facts) {
+void many_tokens(Stream stream, const Problem& p, const LaunchGrant& grant, const ManyPlan& plan,
+                 const DeviceFacts& facts) {
     switch (p.code) {
         case WeightCode::bf16:
-            return many_tokens_bf16(stream, p, plan, facts);
+            return many_tokens_bf16(stream, p, grant, plan, facts);
         case WeightCode::e4m3:
-            return many_tokens_e4m3(stream, p, plan, facts);
+            return many_tokens_e4m3(stream, p, grant, plan, facts);
         case WeightCode::int8:
-            return many_tokens_int8(stream, p, plan, facts);
+            return many_tokens_int8(stream, p, grant, plan, facts);
         case WeightCode::int4:
-            return many_tokens_int4(stream, p, plan, facts);
+            return many_tokens_int4(stream, p, grant, plan, facts);
         case WeightCode::e2m1:
-            return many_tokens_e2m1(stream, p, plan, facts);
+            return many_tokens_e2m1(stream, p, grant, plan, facts);
         default:
             CHECK(false, "tensor cores multiply no {}", name_of(p.code));
     }

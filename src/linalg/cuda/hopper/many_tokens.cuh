@@ -289,8 +289,8 @@ __global__ void __launch_bounds__(C::kThreads, 1)
         shared.chunks = min(part, shared.chunks - shared.first_chunk);
     }
     const bool experts = p.indptr != nullptr;
-    const bool settled = p.overlap.inputs_settled;
-    const bool early = !p.overlap.holds_next && (!experts || settled);
+    const bool settled = params.grant.early;
+    const bool early = !params.grant.holds_next && (!experts || settled);
     if (early) let_next_kernel_start();
     if (settled) see_settled_memory();
     if (threadIdx.x == 0) {

@@ -3,9 +3,9 @@
 
 namespace espalier::linalg::cuda {
 
-void many_tokens_bf16(Stream stream, const Problem& p, const ManyPlan& plan,
-                      const DeviceFacts& facts) {
-    launch_many<WeightCode::bf16>(stream, p, plan, facts);
+void many_tokens_bf16(Stream stream, const Problem& p, const LaunchGrant& grant,
+                      const ManyPlan& plan, const DeviceFacts& facts) {
+    launch_many<WeightCode::bf16>(stream, p, grant, plan, facts);
 }
 
 }  // namespace espalier::linalg::cuda

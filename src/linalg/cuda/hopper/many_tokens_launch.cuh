@@ -9,9 +9,11 @@
 namespace espalier::linalg::cuda {
 
 template <class C>
-void launch_many(Stream stream, const Problem& p, const DeviceFacts& facts, int split = 1) {
+void launch_many(Stream stream, const Problem& p, const LaunchGrant& grant,
+                 const DeviceFacts& facts, int split = 1) {
     ManyParams params;
     params.problem = p;
+    params.grant = grant;
     params.segments = segments_of(p.n, p.k);
     CHECK(C::kSecond || p.second.n == 0, "two products in tiles of {} tokens", C::kTokens);
     params.first_row_blocks = static_cast<int>(divide_up(p.n, C::kOutputs));
@@ -42,20 +44,21 @@ void launch_many(Stream stream, const Problem& p, const DeviceFacts& facts, int 
 }
 
 template <WeightCode kCode>
-void launch_many(Stream stream, const Problem& p, const ManyPlan& plan, const DeviceFacts& facts) {
+void launch_many(Stream stream, const Problem& p, const LaunchGrant& grant, const ManyPlan& plan,
+                 const DeviceFacts& facts) {
     if (plan.split > 1 && plan.tokens == 32)
-        return launch_many<ManyConfig<kCode, 32, 1, true>>(stream, p, facts, plan.split);
+        return launch_many<ManyConfig<kCode, 32, 1, true>>(stream, p, grant, facts, plan.split);
     if (plan.split > 1 && plan.tokens == 64)
-        return launch_many<ManyConfig<kCode, 64, 1, true>>(stream, p, facts, plan.split);
+        return launch_many<ManyConfig<kCode, 64, 1, true>>(stream, p, grant, facts, plan.split);
     switch (plan.tokens) {
         case 32:
-            return launch_many<ManyConfig<kCode, 32, 1>>(stream, p, facts);
+            return launch_many<ManyConfig<kCode, 32, 1>>(stream, p, grant, facts);
         case 64:
-            return launch_many<ManyConfig<kCode, 64, 1>>(stream, p, facts);
+            return launch_many<ManyConfig<kCode, 64, 1>>(stream, p, grant, facts);
         case 128:
-            return launch_many<ManyConfig<kCode, 128, 1>>(stream, p, facts);
+            return launch_many<ManyConfig<kCode, 128, 1>>(stream, p, grant, facts);
         case 256:
-            return launch_many<ManyConfig<kCode, 128, 2>>(stream, p, facts);
+            return launch_many<ManyConfig<kCode, 128, 2>>(stream, p, grant, facts);
         default:
             CHECK(false, "no kernel for tiles of {} tokens", plan.tokens);
     }

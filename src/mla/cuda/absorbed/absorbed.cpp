@@ -12,6 +12,7 @@
 #include "mla/cuda/absorbed/absorbed_params.hpp"
 #include "mla/cuda/hopper/tensor_map.hpp"
 #include "mla/cuda/launch.hpp"
+#include "mla/cuda/order.hpp"
 
 namespace espalier::mla::cuda {
 namespace {
@@ -177,17 +178,21 @@ std::byte* fit_class(AbsorbedParams& p, const Class& rows, int processors, int l
     return plan + invariant_partial_bytes(p.marked_slots);
 }
 
-void take_partials(Arena& arena, AbsorbedParams& p, const Class& rows, int processors) {
+// Returns the memory that it took.
+MemoryRange take_partials(Arena& arena, AbsorbedParams& p, const Class& rows, int processors) {
     if (p.invariant) {
         const std::int64_t slots = p.slots;
         p.partial = arena.take<float>(slots * kStripChunks * kChunkBytes / 4);
         p.partial_rows = arena.take<float2>(slots * kStripScales);
-        return;
+        return {reinterpret_cast<std::byte*>(p.partial),
+                reinterpret_cast<std::byte*>(p.partial_rows + slots * kStripScales)};
     }
     const std::int64_t packed_rows = flexible_slots(rows, processors, 1 << p.block_shift)
                                      << p.block_shift;
     p.partial = arena.take<float>(packed_rows * kLatent);
     p.partial_lse = arena.take<float>(packed_rows);
+    return {reinterpret_cast<std::byte*>(p.partial),
+            reinterpret_cast<std::byte*>(p.partial_lse + packed_rows)};
 }
 
 cudaError_t launch_main(const AbsorbedParams& p, cudaStream_t stream) {
@@ -207,44 +212,41 @@ cudaError_t launch_main(const AbsorbedParams& p, cudaStream_t stream) {
     return cudaErrorNotSupported;  // refused by the checks
 }
 
+// A class's part of the plan. The flexible partition counts in it, too, where its plan begins.
+AbsorbedPlaces places_of(const AbsorbedParams& p, const MemoryRange& plan, std::int64_t tokens) {
+    const auto* counters = reinterpret_cast<const std::byte*>(p.counters);
+    return {
+        .plan = {plan.begin, counters},
+        .counters = {p.invariant ? counters : plan.begin, plan.end},
+        .dense = range_of(p.dense_start,
+                          p.dense_splits > 0 ? tokens * (std::int64_t{p.dense_splits} + 1) : 0)};
+}
+
 // Launches share the workspace: each writes there when the one before has ended.
-Expected<void> launch_class(OpContext& context, AbsorbedParams& p, const Class& rows,
-                            int processors, int launches, bool last) {
+Expected<void> launch_class(OpContext& context, const AbsorbedCall& call, AbsorbedParams& p,
+                            AbsorbedPlaces places, const Class& rows, int processors, int launches,
+                            bool last) {
     Arena::Mark mark(context.arena);
-    take_partials(context.arena, p, rows, processors);
+    places.partial = take_partials(context.arena, p, rows, processors);
     ESPALIER_RETURN_IF_ERROR(encode_maps(p));
     const auto stream = static_cast<cudaStream_t>(context.stream);
-    if (p.dense_splits > 0)
+    if (p.dense_splits > 0) {
+        context.order.launch(dense_index_needs(call, places.dense));
         ESPALIER_RETURN_IF_ERROR(
             checked(launch_dense_index(p, stream), "the index of dense masks"));
+    }
     for (int launch = 0; launch < launches; ++launch, p.part_plans += p.parts) {
         p.padding = last && launch + 1 == launches;
+        p.early_keys = context.order.launch(absorbed_needs(call, places)).ahead;
         ESPALIER_RETURN_IF_ERROR(checked(launch_main(p, stream), "absorbed attention"));
     }
     return {};
 }
 
-// A mask of no bytes hides what a missing one does: all keys of dense rows.
-bool has_dense_mask(const RaggedRows& rows) {
-    return rows.custom_mask != nullptr && rows.custom_mask_len > 0;
-}
-
-Capacities capacities(const AbsorbedCall& call) {
-    return {.heads = call.heads,
-            .rows = call.rows.rows,
-            .tokens = call.rows.token_end,
-            .max_q_len = call.rows.max_q_len,
-            .max_kv_len = call.rows.max_kv_len,
-            .total_splits = call.rows.total_splits,
-            .partial_bytes = call.partial_bytes,
-            .invariant = call.invariant,
-            .dense = has_dense_mask(call.rows)};
-}
-
 Expected<void> check_capacities(const AbsorbedCall& call) {
     static_assert(kTileKeys == 64 && kFp8BlockRows >= 32 && kBlockRows >= 32);
     ESPALIER_RETURN_IF_ERROR(check_cuda_capacities(call));
-    const std::int64_t slots = invariant_slots(capacities(call));
+    const std::int64_t slots = invariant_slots(capacities_of(call));
     if (slots >= kMostSlots)
         return fail(ErrorKind::exhausted,
                     "{} partial results of {} packed rows: below 2^26 are possible (total_splits "
@@ -278,13 +280,11 @@ AbsorbedParams parameters(const AbsorbedCall& call) {
     p.out = call.out;
     p.lse = call.lse;
     p.invariant = call.invariant;
-    // A dense mask is looked through by a kernel in front of the call's own.
-    p.history_settled = call.history_settled && call.invariant && !dense;
     p.one_token = call.invariant && call.rows.max_q_len == 1 && !dense && call.rows.dcp_world == 1;
     const bool codes =
         call.kv.format == KvFormat::fp8_tensor || call.kv.format == KvFormat::fp8_token;
     p.block_shift = std::countr_zero(static_cast<unsigned>(codes ? kFp8BlockRows : kBlockRows));
-    p.slots = static_cast<std::int32_t>(room_of(capacities(call), 1 << p.block_shift).slots);
+    p.slots = static_cast<std::int32_t>(room_of(capacities_of(call), 1 << p.block_shift).slots);
     return p;
 }
 
@@ -308,11 +308,13 @@ Expected<void> absorbed_plan(OpContext& context, const AbsorbedCall& call,
     ESPALIER_RETURN_IF_ERROR(check_capacities(call));
     const int processors = processors_of(call, facts);
     AbsorbedParams p = parameters(call);
-    const Capacities most = capacities(call);
+    const Capacities most = capacities_of(call);
     const Launches launches = room_of(most, 1 << p.block_shift).launches;
     std::byte* plan = call.plan;
     for (const Class& rows : classes(most, 1 << p.block_shift)) {
+        std::byte* begin = plan;
         plan = fit_class(p, rows, processors, launches.count, plan);
+        context.order.launch(plan_needs(call, {begin, plan}));
         ESPALIER_RETURN_IF_ERROR(checked(
             launch_plan(p, launches, static_cast<cudaStream_t>(context.stream)), "the plan"));
     }
@@ -321,11 +323,10 @@ Expected<void> absorbed_plan(OpContext& context, const AbsorbedCall& call,
 
 Expected<void> absorbed(OpContext& context, const AbsorbedCall& call, const DeviceFacts& facts) {
     if (call.rows.token_end == 0) return {};
-    const Capacities most = capacities(call);
+    const Capacities most = capacities_of(call);
     Arena::Mark mark(context.arena);
     if (call.plan == nullptr) {
         AbsorbedCall planned = call;
-        planned.history_settled = false;  // the plan is not
         planned.plan = context.arena.take<std::byte>(
             static_cast<std::int64_t>(absorbed_plan_bytes(most, facts)));
         ESPALIER_RETURN_IF_ERROR(absorbed_plan(context, planned, facts));
@@ -343,9 +344,11 @@ Expected<void> absorbed(OpContext& context, const AbsorbedCall& call, const Devi
     const int launches = room_of(most, 1 << p.block_shift).launches.count;
     const std::vector<Class> all = classes(most, 1 << p.block_shift);
     for (const Class& rows : all) {
+        std::byte* begin = plan;
         plan = fit_class(p, rows, processors, launches, plan);
-        ESPALIER_RETURN_IF_ERROR(
-            launch_class(context, p, rows, processors, launches, &rows == &all.back()));
+        ESPALIER_RETURN_IF_ERROR(launch_class(context, call, p,
+                                              places_of(p, {begin, plan}, most.tokens), rows,
+                                              processors, launches, &rows == &all.back()));
     }
     return {};
 }

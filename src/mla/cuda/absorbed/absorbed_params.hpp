@@ -164,7 +164,7 @@ struct AbsorbedParams {
     std::int32_t row_cost = 0;     // what starting a row costs, in tiles
     std::int32_t least_tiles = 1;  // of a part
     bool invariant = false;
-    bool history_settled = false;  // AbsorbedCall's, where the launch can make use of it
+    bool early_keys = false;  // the first keys are asked for ahead of the wait (order.hpp)
     // Rows have one token at most, none has a dense mask, and no other rank has keys: a kernel with
     // less code serves them.
     bool one_token = false;

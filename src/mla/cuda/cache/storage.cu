@@ -7,6 +7,7 @@
 #include "base/cuda/launch.hpp"
 #include "mla/cuda/entries.hpp"
 #include "mla/cuda/launch.hpp"
+#include "mla/cuda/order.hpp"
 #include "mla/quantise.hpp"
 
 namespace espalier::mla::cuda {
@@ -182,10 +183,22 @@ __device__ void norm_beside(const BesideNorm& norm, std::int64_t token, float* b
         put(d, from[d], __ldg(norm.weight + d));
 }
 
+// RawKeys, and what the order lets the launch do.
+struct RawParams {
+    const float* kv_a;
+    std::int64_t kv_a_stride;
+    const float* norm_weight;
+    float epsilon;
+    const float* cos_sin;
+    std::int64_t cos_sin_stride;
+    bool holds_next;
+    BesideNorm beside;
+};
+
 // Blocks behind those of the tokens' keys have the rows beside them.
 template <KvFormat kFormat>
 __global__ void __launch_bounds__(kRawThreads)
-    append_raw_kernel(const AppendCall call, const RawKeys keys) {
+    append_raw_kernel(const AppendCall call, const RawParams keys) {
     __shared__ float latent[kLatent], rope[kRope], by_warp[kRawThreads / 32];
     const std::int64_t token = blockIdx.x;
     if (token >= call.tokens) {
@@ -338,6 +351,7 @@ Expected<void> launch_for(KvFormat format, const Launch& launch) {
 Expected<void> append(OpContext& context, const AppendCall& call) {
     if (call.tokens == 0) return {};
     constexpr std::int64_t kMostBlocks = 1 << 20;  // the kernel strides
+    context.order.launch(append_needs(call));
     const std::int64_t blocks =
         std::min((call.tokens + kAppendWarps - 1) / kAppendWarps, kMostBlocks);
     return launch_for(call.kv.format, [&](auto format) {
@@ -350,15 +364,19 @@ Expected<void> append(OpContext& context, const AppendCall& call) {
 Expected<void> append_raw(OpContext& context, const AppendCall& call, const RawKeys& keys) {
     if (call.tokens == 0) return {};
     const std::int64_t blocks = call.tokens * (keys.beside.x.data != nullptr ? 2 : 1);
+    const LaunchGrant grant = context.order.launch(append_raw_needs(call, keys));
+    const RawParams params{keys.kv_a,    keys.kv_a_stride,    keys.norm_weight, keys.epsilon,
+                           keys.cos_sin, keys.cos_sin_stride, grant.holds_next, keys.beside};
     return launch_for(call.kv.format, [&](auto format) {
         return try_launch(append_raw_kernel<format()>,
                           {.grid = grid_of(blocks), .threads = kRawThreads}, stream_of(context),
-                          call, keys);
+                          call, params);
     });
 }
 
 Expected<void> compact(OpContext& context, const CompactCall& call) {
     if (call.moves == 0) return {};
+    context.order.launch(compact_needs(call));
     compact_kernel<<<static_cast<unsigned>(slices_of(call.kv.format)), kCompactThreads, 0,
                      stream_of(context)>>>(call);
     return launched("compact");

@@ -8,6 +8,7 @@
 #include "mla/cuda/entries.hpp"
 #include "mla/cuda/hopper/tensor_map.hpp"
 #include "mla/cuda/launch.hpp"
+#include "mla/cuda/order.hpp"
 #include "mla/cuda/prompt/decompressed_params.hpp"
 
 namespace espalier::mla::cuda {
@@ -209,6 +210,9 @@ Expected<void> decompressed(OpContext& context, const DecompressedCall& call,
     const Groups groups = groups_of(call);
     Arena::Mark mark(context.arena);
     const Scratch scratch = Scratch::take(context.arena, groups, call.head_dims().outputs());
+    context.order.launch(decompressed_needs(
+        call,
+        {scratch.latent, reinterpret_cast<std::byte*>(scratch.counters + groups.head_groups)}));
     return PromptCall(call, groups, scratch, facts.multiprocessors, stream_of(context)).run();
 }
 

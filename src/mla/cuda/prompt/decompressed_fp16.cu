@@ -6,6 +6,7 @@
 
 #include "mla/cuda/entries.hpp"
 #include "mla/cuda/launch.hpp"
+#include "mla/cuda/order.hpp"
 #include "mla/cuda/prompt/decompressed_fp16.cuh"
 
 namespace espalier::mla::cuda {
@@ -94,6 +95,7 @@ Expected<void> launch(cudaStream_t stream, DecompressedParams params) {
 Expected<void> decompressed_fp16(OpContext& context, const DecompressedCall& call) {
     const cudaStream_t stream = stream_of(context);
     if (call.rows.token_end == 0) return {};
+    context.order.launch(decompressed_needs(call, {}));
     const DecompressedParams params{.rows = call.rows,
                                     .kv = call.kv,
                                     .q = call.q,

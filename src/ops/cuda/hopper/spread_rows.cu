@@ -101,11 +101,11 @@ __global__ void __launch_bounds__(kMostThreads)
     arrive_in_cluster();  // so that all blocks have started before one writes to another
     Four weight{}, held{};
     if (there) weight = load_four(norm.weight + d);
-    if (kAdds && add.plan_settled) load_choices(add, t, choices);
+    if (kAdds && add.plan_ahead) load_choices(add, t, choices);
     wait_for_previous_kernel();
     if (there) held = load_four(row_of(x, t) + d);
     if constexpr (kAdds) {
-        if (add.top_k > 0 && !add.plan_settled) load_choices(add, t, choices);
+        if (add.top_k > 0 && !add.plan_ahead) load_choices(add, t, choices);
         if (there) {
             const Four added = sum_of(add, choices, t, d);
 #pragma unroll

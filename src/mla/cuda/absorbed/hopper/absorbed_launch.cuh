@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(Traits<kFormat>::kThreads, 1)
         prefetch_map(&p.key_map);
         prefetch_map(T::kFp8 ? &p.rope_map : &p.query_map);
     }
-    const bool early = kInvariant && p.history_settled;
+    const bool early = kInvariant && p.early_keys;
     if (early)
         let_next_kernel_start();
     else
@@ -134,7 +134,7 @@ cudaError_t launch_kernel(const AbsorbedParams& p, cudaStream_t stream) {
                        .threads = Traits<kFormat>::kThreads,
                        .shared_bytes = kBytes,
                        .limit = SharedLimit::raised,
-                       .cooperative = !p.history_settled},
+                       .cooperative = !p.early_keys},
                       stream, p);
 }
 

@@ -40,7 +40,7 @@ class ItemFeeder {
           shared_(shared),
           lane_(threadIdx.x % 32),
           keys_(p, shared),
-          early_(kInvariant && p.history_settled) {}
+          early_(kInvariant && p.early_keys) {}
 
     __device__ KeyFetcher<kFormat, kOneToken>& keys() { return keys_; }
     __device__ Item* deferred() { return shared_.deferred; }

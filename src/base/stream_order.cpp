@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/stream_order.hpp"
+
+#include <algorithm>
+
+namespace espalier {
+
+bool Ranges::meet(const Ranges& others) const {
+    return std::any_of(begin(), end(), [&](const MemoryRange& one) {
+        return std::any_of(others.begin(), others.end(),
+                           [&](const MemoryRange& other) { return overlap(one, other); });
+    });
+}
+
+bool StreamOrder::written(const Ranges& ranges) const {
+    if (ranges.empty()) return false;
+    const auto log = running();
+    return unknown_ || std::any_of(log.begin(), log.end(),
+                                   [&](const Entry& entry) { return entry.writes.meet(ranges); });
+}
+
+bool StreamOrder::read(const Ranges& ranges) const {
+    if (ranges.empty()) return false;
+    const auto log = running();
+    return unknown_ || std::any_of(log.begin(), log.end(),
+                                   [&](const Entry& entry) { return entry.reads.meet(ranges); });
+}
+
+LaunchGrant StreamOrder::launch(LaunchNeeds needs) {
+    if (watch_ != nullptr) watch_->declared(needs);
+    LaunchGrant grant;
+    grant.holds_next = written(needs.holds_back);
+    // What is done early is done beside all that may still run: it neither reads what they write
+    // nor writes what they touch.
+    grant.early = needs.early && !grant.holds_next && !written(needs.reads) &&
+                  !written(needs.writes) && !read(needs.writes);
+    grant.ahead = !needs.ahead.empty() && !written(needs.ahead);
+    const Release release = grant.holds_next ? Release::behind_wait
+                            : grant.early    ? needs.release_early
+                            : grant.ahead    ? needs.release_ahead
+                                             : needs.release;
+    if (release == Release::behind_wait) settle();
+    append(needs);
+    if (watch_ != nullptr) watch_->granted(needs, grant);
+    return grant;
+}
+
+void StreamOrder::append(const LaunchNeeds& needs) {
+    if (count_ == kMostRunning) forget();
+    log_[count_++] = {needs.reads, needs.writes};
+}
+
+void StreamOrder::forget() {
+    count_ = 0;
+    unknown_ = true;
+}
+
+void StreamOrder::settle() {
+    count_ = 0;
+    unknown_ = false;
+}
+
+}  // namespace espalier
