@@ -19,21 +19,13 @@
 #include <string_view>
 #include <vector>
 
+#include "accept/output_options.hpp"
 #include "accept/walk.hpp"
 #include "base/limits.hpp"
 #include "grammar/compiler.hpp"
 #include "grammar/matcher.hpp"
 
 namespace espalier::accept {
-
-struct ReasoningRule {
-    // Each of them ends the reasoning; the first is the one that an exhausted budget asks for.
-    std::vector<std::int32_t> end_token_ids;
-    // False: the prompt has closed the reasoning already, and the answer begins at once.
-    bool open = true;
-    std::optional<std::int64_t> budget;  // tokens before the end marker; none: not bounded
-    bool operator==(const ReasoningRule&) const = default;
-};
 
 class Constraint {
   public:

@@ -4,11 +4,11 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "accept/output_options.hpp"
 #include "base/error.hpp"
 #include "ops/sampling.hpp"
 #include "text/tokenizer.hpp"
@@ -21,22 +21,6 @@ inline constexpr std::int64_t kMaxStopStrings = 16;
 inline constexpr std::int64_t kMaxStopStringBytes = 256;
 inline constexpr std::int64_t kMaxStopTokens = 64;
 using ops::kMaxTopLogprobs;
-
-// As a request or a checkpoint states it; names are those of the fields users write.
-struct OutputOptions {
-    std::vector<std::int32_t> eos_token_ids;  // of the checkpoint
-    bool ignore_eos = false;
-    std::vector<std::int32_t> stop_token_ids;
-    std::vector<std::string> stop;    // UTF-8
-    bool include_stop = false;        // the text keeps what stopped it
-    bool skip_special_tokens = true;  // the text leaves special tokens out
-    std::int64_t min_tokens = 0;      // these first ones never end the output
-    // ≥ 1, the room left in the context considered; 0 where only the prompt's logprobs are wanted.
-    std::int64_t max_tokens = 0;
-    std::int32_t top_logprobs = 0;                    // alternatives reported with each token
-    std::optional<std::int32_t> prompt_top_logprobs;  // the same for the prompt; none: no logprobs
-    bool count_tokens = false;  // penalties are on, so draws need counts of tokens
-};
 
 class OutputRules {
   public:

@@ -20,6 +20,20 @@ struct EngineSizes {
     std::int32_t max_waiting = 1024;  // requests (choices) that may wait when one is submitted
     std::int64_t max_waiting_tokens = std::int64_t{1} << 24;  // of their prompts
 
+    // Visitors are those of trace/events.hpp. A field that is not listed does not compile.
+    template <typename Visitor, typename Self>
+    static void fields(Visitor& visit, Self& self) {
+        auto& [page_count, max_model_len, max_rows, max_step_tokens, max_step_gather,
+               max_step_splits, max_waiting, max_waiting_tokens] = self;
+        visit.integer("page_count", page_count, 0, std::int64_t{1} << 26);
+        visit.integer("max_model_len", max_model_len, 0, std::int64_t{1} << 26);
+        visit.integer("max_rows", max_rows, 0, std::int64_t{1} << 16);
+        visit.integer("max_step_tokens", max_step_tokens, 0, std::int64_t{1} << 20);
+        visit.integer("max_step_gather", max_step_gather, 0, std::int64_t{1} << 20);
+        visit.maybe_count("max_step_splits", max_step_splits, std::int64_t{1} << 53);
+        visit.integer("max_waiting", max_waiting, 0, std::int64_t{1} << 20);
+        visit.integer("max_waiting_tokens", max_waiting_tokens, 0, std::int64_t{1} << 53);
+    }
     bool operator==(const EngineSizes&) const = default;
 };
 

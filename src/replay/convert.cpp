@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "replay/convert.hpp"
 
+#include <optional>
 #include <utility>
 
 namespace espalier::replay {
@@ -42,26 +43,85 @@ trace::Reason reason_of(const engine::Ending& ending) {
     return Reason::cancelled;
 }
 
+// Pairs of fields, each pair once for both ways. A field that either side gains does not compile
+// until it stands here.
+template <typename Traced, typename Ours, typename Copy>
+void each_grammar_field(Traced& traced, Ours& specification, Copy copy) {
+    auto& [traced_kind, traced_text, traced_choices, traced_strict, traced_whitespace] = traced;
+    auto& [kind, text, choices, strict, any_whitespace] = specification;
+    copy(traced_kind, kind);
+    copy(traced_text, text);
+    copy(traced_choices, choices);
+    copy(traced_strict, strict);
+    copy(traced_whitespace, any_whitespace);
+}
+
+// Beside the number and the time that a submission has, what it was checked to (its output), and
+// its grammar, which a request has compiled. Trees are reported to clients, not to traces.
+template <typename Traced, typename Ours, typename Copy>
+void each_request_field(Traced& traced, Ours& request, Copy copy) {
+    [[maybe_unused]] auto& [number, traced_choices, time, traced_priority, traced_deadline,
+                            traced_salt, traced_speculate, traced_depth, traced_width, traced_nodes,
+                            traced_logprobs, traced_prompt, traced_forced, traced_sampling,
+                            traced_output, traced_grammar, traced_reasoning] = traced;
+    [[maybe_unused]] auto& [prompt, sampling, output, choices, priority, deadline, salt, speculate,
+                            depth, width, nodes, report_trees, logprobs, forced, grammar,
+                            reasoning] = request;
+    copy(traced_choices, choices);
+    copy(traced_priority, priority);
+    copy(traced_deadline, deadline);
+    copy(traced_salt, salt);
+    copy(traced_speculate, speculate);
+    copy(traced_depth, depth);
+    copy(traced_width, width);
+    copy(traced_nodes, nodes);
+    copy(traced_logprobs, logprobs);
+    copy(traced_prompt, prompt);
+    copy(traced_forced, forced);
+    copy(traced_sampling, sampling);
+    copy(traced_reasoning, reasoning);
+}
+
+struct ToTrace {
+    template <typename Traced, typename Ours>
+    void operator()(Traced& traced, const Ours& ours) const {
+        traced = Traced(ours);
+    }
+    // Beyond the range of the format lies no time that will come.
+    void operator()(std::optional<std::int64_t>& traced, schedule::Time deadline) const {
+        traced.reset();
+        if (deadline <= trace::kMaxTime) traced = deadline;
+    }
+    // Of prescribed drafts; 0: none are.
+    void operator()(std::optional<std::int32_t>& traced, std::int32_t drafts) const {
+        traced.reset();
+        if (drafts > 0) traced = drafts;
+    }
+    void operator()(std::string& traced, grammar::Kind kind) const { traced = grammar::name(kind); }
+};
+
+struct FromTrace {
+    template <typename Traced, typename Ours>
+    void operator()(const Traced& traced, Ours& ours) const {
+        ours = traced;
+    }
+    void operator()(const std::optional<std::int64_t>& traced, schedule::Time& deadline) const {
+        deadline = traced.value_or(schedule::kNoDeadline);
+    }
+    void operator()(const std::optional<std::int32_t>& traced, std::int32_t& drafts) const {
+        drafts = traced.value_or(0);
+    }
+    // Set before, where the name is known.
+    void operator()(const std::string&, grammar::Kind&) const {}
+};
+
 }  // namespace
 
 trace::Settings settings_of(const engine::StepperSettings& settings,
                             std::vector<std::string> drafters) {
-    const schedule::SchedulerOptions& options = settings.schedule;
     trace::Settings out;
-    out.page_count = options.page_count;
-    out.max_model_len = options.max_model_len;
-    out.max_rows = options.max_rows;
-    out.max_step_tokens = options.max_step_tokens;
-    out.max_step_gather = options.max_step_gather;
-    if (options.max_step_splits > 0) out.max_step_splits = options.max_step_splits;
-    out.max_waiting = options.max_waiting;
-    out.max_waiting_tokens = options.max_waiting_tokens;
-    out.prompt_quantum = options.prompt_quantum;
-    out.prefill_segment = options.prefill_segment;
-    out.prefix_cache = options.prefix_cache;
-    out.reuse_generated = options.reuse_generated;
-    out.reserve_windows = options.reserve_windows;
-    out.hash_seed = options.hash_seed;
+    static_cast<EngineSizes&>(out) = settings.schedule;
+    static_cast<SchedulingRules&>(out) = settings.schedule;
     out.grant = settings.grant == engine::NodeGrant::measured ? trace::Grant::measured
                                                               : trace::Grant::everything;
     out.drafters = std::move(drafters);
@@ -70,68 +130,28 @@ trace::Settings settings_of(const engine::StepperSettings& settings,
 
 engine::StepperSettings stepper_settings_of(const trace::Settings& settings) {
     engine::StepperSettings out;
-    schedule::SchedulerOptions& options = out.schedule;
-    options.page_count = settings.page_count;
-    options.max_model_len = settings.max_model_len;
-    options.max_rows = settings.max_rows;
-    options.max_step_tokens = settings.max_step_tokens;
-    options.max_step_gather = settings.max_step_gather;
-    options.max_step_splits = settings.max_step_splits.value_or(0);
-    options.max_waiting = settings.max_waiting;
-    options.max_waiting_tokens = settings.max_waiting_tokens;
-    options.prompt_quantum = settings.prompt_quantum;
-    options.prefill_segment = settings.prefill_segment;
-    options.prefix_cache = settings.prefix_cache;
-    options.reuse_generated = settings.reuse_generated;
-    options.reserve_windows = settings.reserve_windows;
-    options.hash_seed = settings.hash_seed;
+    static_cast<EngineSizes&>(out.schedule) = settings;
+    static_cast<SchedulingRules&>(out.schedule) = settings;
     out.grant = settings.grant == trace::Grant::measured ? engine::NodeGrant::measured
                                                          : engine::NodeGrant::everything;
     return out;
 }
 
+trace::Grammar grammar_of(const grammar::Specification& specification) {
+    trace::Grammar out;
+    each_grammar_field(out, specification, ToTrace());
+    return out;
+}
+
 trace::Submission submission_of(const engine::CheckedRequest& checked, std::int64_t first_request,
                                 schedule::Time now) {
-    const engine::Request& request = checked.request;
-    const accept::OutputOptions& output = checked.rules.options();
     trace::Submission out;
+    each_request_field(out, checked.request, ToTrace());
     out.request = first_request;
-    out.choices = request.choices;
     out.time = now;
-    out.priority = request.priority;
-    // Beyond the range of the format lies no time that will come.
-    if (request.deadline <= trace::kMaxTime) out.deadline = request.deadline;
-    out.salt = request.salt;
-    out.speculate = request.speculate;
-    if (request.draft_depth > 0) out.draft_depth = request.draft_depth;
-    if (request.draft_width > 0) out.draft_width = request.draft_width;
-    if (request.draft_nodes > 0) out.draft_nodes = request.draft_nodes;
-    out.logprobs = request.logprobs;
-    out.prompt = request.prompt;
-    out.forced_output = request.forced_output;
-    out.sampling = trace::Sampling(request.sampling);
-    out.output = {.max_tokens = output.max_tokens,
-                  .min_tokens = output.min_tokens,
-                  .eos_token_ids = output.eos_token_ids,
-                  .stop_token_ids = output.stop_token_ids,
-                  .ignore_eos = output.ignore_eos,
-                  .stop = output.stop,
-                  .include_stop = output.include_stop,
-                  .skip_special_tokens = output.skip_special_tokens,
-                  .top_logprobs = output.top_logprobs,
-                  .prompt_top_logprobs = output.prompt_top_logprobs};
-    if (request.grammar) {
-        const grammar::Specification& specification = request.grammar->specification();
-        out.grammar = {.kind = std::string(grammar::name(specification.kind)),
-                       .text = specification.text,
-                       .choices = specification.choices,
-                       .strict = specification.strict,
-                       .any_whitespace = specification.any_whitespace};
-    }
-    if (request.reasoning)
-        out.reasoning = {.end_token_ids = request.reasoning->end_token_ids,
-                         .open = request.reasoning->open,
-                         .budget = request.reasoning->budget};
+    out.output = checked.rules.options();
+    out.output.count_tokens = false;  // follows from sampling when it is checked again
+    if (checked.request.grammar) out.grammar = grammar_of(checked.request.grammar->specification());
     return out;
 }
 
@@ -139,42 +159,15 @@ Expected<grammar::Specification> specification_of(const trace::Grammar& grammar)
     const std::optional<grammar::Kind> kind = grammar::kind_named(grammar.kind);
     if (!kind)
         return fail(ErrorKind::invalid, "grammar.kind: '{}' is no kind of grammar", grammar.kind);
-    return grammar::Specification{.kind = *kind,
-                                  .text = grammar.text,
-                                  .choices = grammar.choices,
-                                  .strict = grammar.strict,
-                                  .any_whitespace = grammar.any_whitespace};
+    grammar::Specification out{.kind = *kind};
+    each_grammar_field(grammar, out, FromTrace());
+    return out;
 }
 
 engine::Request request_of(const trace::Submission& submission) {
-    const trace::Output& output = submission.output;
     engine::Request out;
-    out.prompt = submission.prompt;
-    out.forced_output = submission.forced_output;
-    out.logprobs = submission.logprobs;
-    out.choices = submission.choices;
-    out.priority = submission.priority;
-    out.deadline = submission.deadline.value_or(schedule::kNoDeadline);
-    out.salt = submission.salt;
-    out.speculate = submission.speculate;
-    out.draft_depth = submission.draft_depth.value_or(0);
-    out.draft_width = submission.draft_width.value_or(0);
-    out.draft_nodes = submission.draft_nodes.value_or(0);
-    out.sampling = submission.sampling;
-    out.output.max_tokens = output.max_tokens;
-    out.output.min_tokens = output.min_tokens;
-    out.output.eos_token_ids = output.eos_token_ids;
-    out.output.stop_token_ids = output.stop_token_ids;
-    out.output.ignore_eos = output.ignore_eos;
-    out.output.stop = output.stop;
-    out.output.include_stop = output.include_stop;
-    out.output.skip_special_tokens = output.skip_special_tokens;
-    out.output.top_logprobs = output.top_logprobs;
-    out.output.prompt_top_logprobs = output.prompt_top_logprobs;
-    if (submission.reasoning)
-        out.reasoning = accept::ReasoningRule{.end_token_ids = submission.reasoning->end_token_ids,
-                                              .open = submission.reasoning->open,
-                                              .budget = submission.reasoning->budget};
+    each_request_field(submission, out, FromTrace());
+    out.output = submission.output;
     return out;
 }
 

@@ -2,7 +2,6 @@
 // Between the engine's words and the trace's: requests and settings, both ways.
 #pragma once
 
-#include <span>
 #include <string>
 #include <vector>
 
@@ -24,6 +23,7 @@ trace::Submission submission_of(const engine::CheckedRequest& checked, std::int6
                                 schedule::Time now);
 // Without its grammar, which must be compiled: from what specification_of() makes of it.
 engine::Request request_of(const trace::Submission& submission);
+trace::Grammar grammar_of(const grammar::Specification& specification);
 Expected<grammar::Specification> specification_of(const trace::Grammar& grammar);
 
 trace::Ended ended_of(std::int64_t request, const engine::Ending& ending,

@@ -22,6 +22,7 @@
 
 #include "base/engine_sizes.hpp"
 #include "base/error.hpp"
+#include "base/scheduling_rules.hpp"
 #include "cache/page_pool.hpp"
 #include "schedule/job.hpp"
 #include "schedule/order.hpp"
@@ -34,31 +35,15 @@ namespace espalier::schedule {
 // more slots, whatever the mask. Pure.
 using RowSplits = std::function<std::int64_t(std::int64_t q_len, std::int64_t kv_len)>;
 
-// The sizes of the engine (base/engine_sizes.hpp), and how its scheduler is to work.
-struct SchedulerOptions : EngineSizes {
+// The sizes of the engine, and how its scheduler is to work.
+struct SchedulerOptions : EngineSizes, SchedulingRules {
     RowSplits row_splits;  // with max_step_splits; the engine's is mla::row_splits
-    // Below about 170 queries up-projecting the history costs more than the decompressed form
-    // saves, so prompts advance by this much, or by what is left of them.
-    std::int64_t prompt_quantum = 512;
-    // Of cache::decompressed_below: 64, or 256 to run a trace of an older version again. 0:
-    // everything is absorbed. Nothing else, because the form decides the bits.
-    std::int64_t prefill_segment = cache::kPageTokens;
-    // Off: no request finds what another left (choices of one request still share their prompt).
-    bool prefix_cache = true;
-    // Lets prompts use pages of generated text where they themselves would compute the decompressed
-    // form. Saves work on a chat's next turn, but bits then depend on a hit. Off, a hit always has
-    // the bits of recomputation: pages of generated text are found only by prompts that would
-    // compute that very form there.
-    bool reuse_generated = false;
-    // Drafters write KV while they draft, so the pages of an offer are the request's own from
-    // offer_nodes on (but Windows::counted). Off: they are counted then and taken in next_plan, as
-    // far as they are used.
-    bool reserve_windows = false;
-    std::uint64_t hash_seed = 0;  // random bits keep clients from choosing bad prompts
 
     // Slots of requests are below this.
     std::int32_t request_slots() const { return max_rows + max_waiting; }
 };
+
+static_assert(SchedulingRules{}.prefill_segment == cache::kPageTokens);
 
 class Scheduler {
   public:

@@ -15,8 +15,11 @@
 #include <variant>
 #include <vector>
 
+#include "accept/output_options.hpp"
 #include "accept/sampling_options.hpp"
+#include "base/engine_sizes.hpp"
 #include "base/limits.hpp"
+#include "base/scheduling_rules.hpp"
 #include "base/text_identity.hpp"
 
 namespace espalier::trace {
@@ -80,44 +83,24 @@ struct Model {
     bool operator==(const Model&) const = default;
 };
 
-// schedule::SchedulerOptions and how drafts are granted.
-struct Settings {
-    std::int64_t page_count = 0;
-    std::int64_t max_model_len = 0;
-    std::int32_t max_rows = 0;
-    std::int64_t max_step_tokens = 0;
-    std::int64_t max_step_gather = 0;
-    std::int32_t max_waiting = 0;
-    std::int64_t max_waiting_tokens = 0;
-    std::int64_t prompt_quantum = 0;
-    std::int64_t prefill_segment = 0;
-    bool prefix_cache = true;
-    bool reuse_generated = false;
-    bool reserve_windows = false;
-    std::uint64_t hash_seed = 0;
+// What schedule::SchedulerOptions is made of, and how drafts are granted.
+struct Settings : EngineSizes, SchedulingRules {
     Grant grant = Grant::measured;
     std::vector<std::string> drafters;
-    std::optional<std::int64_t> max_step_splits = {};
     template <typename Visitor, typename Self>
     static void fields(Visitor& visit, Self& self) {
-        visit.integer("page_count", self.page_count, 0, std::int64_t{1} << 26);
-        visit.integer("max_model_len", self.max_model_len, 0, std::int64_t{1} << 26);
-        visit.integer("max_rows", self.max_rows, 0, kMaxRows);
-        visit.integer("max_step_tokens", self.max_step_tokens, 0, std::int64_t{1} << 20);
-        visit.integer("max_step_gather", self.max_step_gather, 0, std::int64_t{1} << 20);
-        visit.maybe_integer("max_step_splits", self.max_step_splits, 1, kMaxNumber);
-        visit.integer("max_waiting", self.max_waiting, 0, std::int64_t{1} << 20);
-        visit.integer("max_waiting_tokens", self.max_waiting_tokens, 0, kMaxNumber);
-        visit.integer("prompt_quantum", self.prompt_quantum, 0, std::int64_t{1} << 20);
-        visit.integer("prefill_segment", self.prefill_segment, 0, std::int64_t{1} << 20);
-        visit.flag("prefix_cache", self.prefix_cache);
-        visit.flag("reuse_generated", self.reuse_generated);
-        visit.maybe_flag("reserve_windows", self.reserve_windows);
-        visit.word64("hash_seed", self.hash_seed);
+        EngineSizes::fields(visit, base_of<EngineSizes>(self));
+        SchedulingRules::fields(visit, base_of<SchedulingRules>(self));
         visit.choice("grant", self.grant, kGrants);
         visit.texts("drafters", self.drafters, 16);
     }
     bool operator==(const Settings&) const = default;
+
+  private:
+    template <typename Base, typename Self>
+    static std::conditional_t<std::is_const_v<Self>, const Base, Base>& base_of(Self& self) {
+        return self;
+    }
 };
 
 struct Header {
@@ -174,30 +157,6 @@ struct Sampling : accept::SamplingOptions {
     };
 };
 
-struct Output {  // accept::OutputOptions
-    std::int64_t max_tokens = 0, min_tokens = 0;
-    std::vector<std::int32_t> eos_token_ids, stop_token_ids;
-    bool ignore_eos = false;
-    std::vector<std::string> stop;
-    bool include_stop = false, skip_special_tokens = true;
-    std::int32_t top_logprobs = 0;
-    std::optional<std::int32_t> prompt_top_logprobs;
-    template <typename Visitor, typename Self>
-    static void fields(Visitor& visit, Self& self) {
-        visit.integer("max_tokens", self.max_tokens, 0, kMaxNumber);
-        visit.integer("min_tokens", self.min_tokens, 0, kMaxNumber);
-        visit.integers("eos_token_ids", self.eos_token_ids, kMaxRows, 0, kMaxToken);
-        visit.flag("ignore_eos", self.ignore_eos);
-        visit.integers("stop_token_ids", self.stop_token_ids, kMaxRows, 0, kMaxToken);
-        visit.texts("stop", self.stop, kMaxRows);
-        visit.flag("include_stop", self.include_stop);
-        visit.flag("skip_special_tokens", self.skip_special_tokens);
-        visit.integer("top_logprobs", self.top_logprobs, 0, kMaxToken);
-        visit.maybe_integer("prompt_top_logprobs", self.prompt_top_logprobs, 0, kMaxToken);
-    }
-    bool operator==(const Output&) const = default;
-};
-
 // grammar::Specification; its kind by its name.
 struct Grammar {
     std::string kind, text;
@@ -212,19 +171,6 @@ struct Grammar {
         visit.flag("any_whitespace", self.any_whitespace);
     }
     bool operator==(const Grammar&) const = default;
-};
-
-struct Reasoning {  // accept::ReasoningRule
-    std::vector<std::int32_t> end_token_ids;
-    bool open = true;
-    std::optional<std::int64_t> budget;
-    template <typename Visitor, typename Self>
-    static void fields(Visitor& visit, Self& self) {
-        visit.integers("end_token_ids", self.end_token_ids, kMaxRows, 0, kMaxToken);
-        visit.flag("open", self.open);
-        visit.maybe_integer("budget", self.budget, 0, kMaxNumber);
-    }
-    bool operator==(const Reasoning&) const = default;
 };
 
 // A request with n choices has n consecutive numbers; they count up over the whole trace.
@@ -243,9 +189,9 @@ struct Submission {
     std::vector<std::int32_t>
         forced_output;  // what the output was made of, where it was prescribed
     Sampling sampling;
-    Output output;
+    accept::OutputOptions output;
     std::optional<Grammar> grammar;
-    std::optional<Reasoning> reasoning;
+    std::optional<accept::ReasoningRule> reasoning;
     template <typename Visitor, typename Self>
     static void fields(Visitor& visit, Self& self) {
         visit.integer("request", self.request, 0, kMaxNumber);

@@ -83,6 +83,10 @@ class LineReader {
         values.clear();
         if (has(name)) integers(name, values, most, lo, hi);
     }
+    void maybe_count(std::string_view name, std::int64_t& value, std::int64_t most) {
+        value = 0;
+        if (has(name)) integer(name, value, 1, most);
+    }
     void maybe_flag(std::string_view name, bool& value) {
         value = false;
         if (has(name)) flag(name, value);

@@ -69,6 +69,10 @@ class LineWriter {
                         std::int64_t most, std::int64_t lo, std::int64_t hi) {
         if (!values.empty()) integers(name, values, most, lo, hi);
     }
+    // Written where it is not 0.
+    void maybe_count(std::string_view name, std::int64_t value, std::int64_t most) {
+        if (value != 0) integer(name, value, 1, most);
+    }
     // Written where it is set.
     void maybe_flag(std::string_view name, bool value) {
         if (value) flag(name, value);

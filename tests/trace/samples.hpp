@@ -21,22 +21,17 @@ inline Header sample_header() {
     header.model = {"tiny \"quoted\"", "models/tiny"};
     header.identity = test::sample_identity();
     header.threads = 3;
-    header.settings = {65,
-                       1024,
-                       8,
-                       1024,
-                       512,
-                       1024,
-                       1 << 24,
-                       512,
-                       256,
-                       true,
-                       false,
-                       true,
-                       ~0ull,
-                       Grant::everything,
-                       {"ngram", "mtp"}};
+    header.settings.page_count = 65;
+    header.settings.max_model_len = 1024;
+    header.settings.max_rows = 8;
+    header.settings.max_step_tokens = 1024;
+    header.settings.max_step_gather = 512;
     header.settings.max_step_splits = 64;
+    header.settings.prefill_segment = 256;
+    header.settings.reserve_windows = true;
+    header.settings.hash_seed = ~0ull;
+    header.settings.grant = Grant::everything;
+    header.settings.drafters = {"ngram", "mtp"};
     return header;
 }
 
@@ -69,14 +64,14 @@ inline Submission sample_submission() {
     submission.forced_output = {3, 4};
     submission.prompt = {5, 6, 7};
     accept::SamplingOptions::parameters(SampleParameters{}, submission.sampling);
-    submission.output = {.max_tokens = 64,
-                         .min_tokens = 2,
-                         .eos_token_ids = {1},
-                         .stop_token_ids = {9, 10},
+    submission.output = {.eos_token_ids = {1},
                          .ignore_eos = true,
+                         .stop_token_ids = {9, 10},
                          .stop = {"\n\n", "\"}"},
                          .include_stop = true,
                          .skip_special_tokens = false,
+                         .min_tokens = 2,
+                         .max_tokens = 64,
                          .top_logprobs = 3,
                          .prompt_top_logprobs = 2};
     submission.grammar = {.kind = "json_schema",
