@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one head of latent attention has once it is decompressed. Latent and rope columns are the
-// same for all models that run here (512 and 64). Plain data; device code includes this.
+// Widths of latent attention: of a cached key, and of one head once it is decompressed. They are
+// the model's numbers (checkpoint/model_config.hpp); kernels say which they are made for. Plain
+// data; device code includes this.
 #pragma once
 
 #include <cstddef>
@@ -8,12 +9,21 @@
 
 namespace espalier {
 
+// Columns of a cached key: the compressed latent, which is its value too, and the rotated part.
+struct KeyDims {
+    std::int64_t latent = 512;
+    std::int64_t rope = 64;
+
+    constexpr std::int64_t key() const { return latent + rope; }
+    constexpr bool operator==(const KeyDims&) const = default;
+};
+
 struct HeadDims {
     std::int64_t nope = 128;   // columns of a key without rope
     std::int64_t value = 128;  // columns of a value
 
-    // Columns of a query: 64 more than nope, which are rotated.
-    constexpr std::int64_t query() const { return nope + 64; }
+    // Columns of a query, beside keys with the default's 64 rotated ones.
+    constexpr std::int64_t query() const { return nope + KeyDims{}.rope; }
     constexpr std::int64_t outputs() const { return nope + value; }  // of the up-projection
     constexpr bool operator==(const HeadDims&) const = default;
 };

@@ -64,9 +64,9 @@ struct ModelConfig {
     std::int64_t num_hidden_layers = 0;
     std::int64_t num_nextn_predict_layers = 0;  // MTP layers after the last
     std::int64_t num_attention_heads = 0;
-    std::int64_t q_lora_rank = 0;     // 0: q_proj instead of q_a/q_b
-    std::int64_t kv_lora_rank = 512;  // these two are fixed by the attention library
-    std::int64_t qk_rope_head_dim = 64;
+    std::int64_t q_lora_rank = 0;  // 0: q_proj instead of q_a/q_b
+    std::int64_t kv_lora_rank = 512;
+    std::int64_t qk_rope_head_dim = 64;   // fixed by the rotary operations
     std::int64_t qk_nope_head_dim = 128;  // these two are a pair of kHeadDims
     std::int64_t v_head_dim = 128;
     bool attention_bias = false;  // only false is supported
@@ -94,6 +94,7 @@ struct ModelConfig {
     std::optional<std::int32_t> bos_token_id;
 
     std::string_view tensor_prefix() const;  // of its tensors in a wrapper's files, otherwise ""
+    KeyDims key_dims() const { return {kv_lora_rank, qk_rope_head_dim}; }
     HeadDims head_dims() const { return {qk_nope_head_dim, v_head_dim}; }
     std::int64_t query_head_dim() const { return qk_nope_head_dim + qk_rope_head_dim; }
     bool layer_is_moe(std::int64_t layer) const {

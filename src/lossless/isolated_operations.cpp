@@ -214,6 +214,9 @@ class IsolatedKernels final : public mla::Kernels {
         const Operation open(device_, "compact", call.source, call.destination, call.kv.data);
         return inner_->compact(context, call);
     }
+    Expected<void> check_dims(const KeyDims& keys, const HeadDims& heads) const override {
+        return inner_->check_dims(keys, heads);
+    }
     std::size_t scratch_bytes(const mla::Capacities& most) const override {
         return inner_->scratch_bytes(most);
     }

@@ -7,13 +7,19 @@ namespace espalier::mla {
 namespace {
 
 constexpr std::int32_t kMaxHeads = 128;
+constexpr std::int64_t kMaxColumns = std::int64_t{1} << 16;
 
 Expected<void> check_pages(const KvPages& kv) {
     if (kv.page_tokens != 16 && kv.page_tokens != 32 && kv.page_tokens != 64 &&
         kv.page_tokens != 128)
         return fail(ErrorKind::unsupported, "pages of {} tokens: 16, 32, 64 or 128 are possible",
                     kv.page_tokens);
-    const std::int64_t least = page_stride_bytes(kv.format, kv.page_tokens);
+    if (kv.dims.latent < 1 || kv.dims.rope < 0 || kv.dims.latent > kMaxColumns ||
+        kv.dims.rope > kMaxColumns)
+        return fail(ErrorKind::invalid,
+                    "slots of {} + {} columns: 1 to {} and 0 to {} are possible", kv.dims.latent,
+                    kv.dims.rope, kMaxColumns, kMaxColumns);
+    const std::int64_t least = page_stride_bytes(kv.format, kv.page_tokens, kv.dims);
     if (kv.page_stride < least)
         return fail(ErrorKind::invalid,
                     "{} pages of {} tokens need {} bytes, the page stride is {}",
@@ -163,12 +169,12 @@ bool query_fits_cache(DType query, KvFormat format) {
 }
 
 Expected<void> check_up_weights(const linalg::WeightView& weights, std::string_view name,
-                                std::int32_t heads, std::int64_t outputs) {
+                                std::int32_t heads, std::int64_t outputs, std::int64_t latent) {
     if (weights.data == nullptr || weights.count != heads || weights.n != outputs ||
-        weights.k != kLatent)
+        weights.k != latent)
         return fail(ErrorKind::invalid, "{} holds {} matrices [{}, {}], wanted are {} of [{}, {}]",
                     name, weights.data == nullptr ? 0 : weights.count, weights.n, weights.k, heads,
-                    outputs, kLatent);
+                    outputs, latent);
     if (weights.format.scaled() && weights.scales == nullptr)
         return fail(ErrorKind::invalid, "{} is {} without scales", name,
                     name_of(weights.format.code));
@@ -219,15 +225,14 @@ Expected<void> check_decompressed_arguments(const DecompressedCall& call) {
         return fail(ErrorKind::unsupported, "decompressed attention over {} context-parallel ranks",
                     call.rows.dcp_world);
     const bool given = call.up_key.data != nullptr && call.up_value.data != nullptr;
-    const HeadDims dims = given ? call.head_dims() : kHeadDims[0];
-    if (index_of(dims) == kHeadDimsCount)
-        return fail(ErrorKind::unsupported,
-                    "decompressed attention of heads with {} nope and {} value columns: {} and {}, "
-                    "or {} and {}, are possible",
-                    dims.nope, dims.value, kHeadDims[0].nope, kHeadDims[0].value, kHeadDims[1].nope,
-                    kHeadDims[1].value);
-    ESPALIER_RETURN_IF_ERROR(check_up_weights(call.up_key, "up_key", call.heads, dims.nope));
-    return check_up_weights(call.up_value, "up_value", call.heads, dims.value);
+    const HeadDims dims = given ? call.head_dims() : HeadDims{};
+    if (dims.nope < 1 || dims.value < 1)
+        return fail(ErrorKind::invalid, "heads of {} nope and {} value columns", dims.nope,
+                    dims.value);
+    const std::int64_t latent = call.kv.dims.latent;
+    ESPALIER_RETURN_IF_ERROR(
+        check_up_weights(call.up_key, "up_key", call.heads, dims.nope, latent));
+    return check_up_weights(call.up_value, "up_value", call.heads, dims.value, latent);
 }
 
 Expected<void> check_decompressed_arrays(const DecompressedCall& call) {
@@ -244,7 +249,9 @@ Expected<void> check_decompressed_arrays(const DecompressedCall& call) {
 Expected<void> check_append_arguments(const AppendCall& call) {
     ESPALIER_RETURN_IF_ERROR(check_pages(call.kv));
     if (call.tokens < 0) return fail(ErrorKind::invalid, "append of {} tokens", call.tokens);
-    if (call.tokens > 0 && (call.latent == nullptr || call.rope == nullptr || call.slot == nullptr))
+    const bool wants_rope = call.kv.dims.rope > 0;
+    if (call.tokens > 0 &&
+        (call.latent == nullptr || (wants_rope && call.rope == nullptr) || call.slot == nullptr))
         return fail(ErrorKind::invalid, "append of {} tokens without latent, rope or slot",
                     call.tokens);
     if (call.kv.format == KvFormat::fp8_tensor && !(call.kv.scale > 0.0f))
@@ -277,6 +284,23 @@ Expected<void> check_compact_arrays(const CompactCall& call) {
     return {};
 }
 
+Expected<void> check_compiled_dims(const KeyDims& keys) {
+    if (keys == KeyDims{kLatent, kRope}) return {};
+    return fail(ErrorKind::unsupported,
+                "attention over keys of {} latent and {} rotated columns: {} and {} are possible",
+                keys.latent, keys.rope, kLatent, kRope);
+}
+
+Expected<void> check_compiled_dims(const KeyDims& keys, const HeadDims& heads) {
+    ESPALIER_RETURN_IF_ERROR(check_compiled_dims(keys));
+    if (index_of(heads) != kHeadDimsCount) return {};
+    return fail(ErrorKind::unsupported,
+                "decompressed attention of heads with {} nope and {} value columns: {} and {}, or "
+                "{} and {}, are possible",
+                heads.nope, heads.value, kHeadDims[0].nope, kHeadDims[0].value, kHeadDims[1].nope,
+                kHeadDims[1].value);
+}
+
 Expected<void> check_cuda_pages(const KvPages& kv) {
     if (kv.format == KvFormat::f32)
         return fail(ErrorKind::unsupported,
@@ -285,6 +309,16 @@ Expected<void> check_cuda_pages(const KvPages& kv) {
     if (kv.page_stride % kCudaAlignment != 0)
         return fail(ErrorKind::invalid, "a page stride of {} bytes is no multiple of {}",
                     kv.page_stride, kCudaAlignment);
+    return {};
+}
+
+Expected<void> check_cuda_slots(const KvPages& kv) {
+    for (const SlotPart& part : slot_parts(kv.format, kv.dims, kv.page_tokens).part)
+        if (part.bytes % 4 != 0)
+            return fail(ErrorKind::unsupported,
+                        "{} slots of {} + {} columns on CUDA: {} bytes of a slot lie together, "
+                        "multiples of 4 are possible",
+                        name_of(kv.format), kv.dims.latent, kv.dims.rope, part.bytes);
     return {};
 }
 

@@ -22,8 +22,14 @@ Expected<void> check_append_arguments(const AppendCall& call);
 Expected<void> check_compact_arrays(const CompactCall& call);
 Expected<void> check_compact_arguments(const CompactCall& call);
 
+// Widths that the CPU's and CUDA's kernels are compiled for; the oracle takes any.
+Expected<void> check_compiled_dims(const KeyDims& keys, const HeadDims& heads);
+Expected<void> check_compiled_dims(const KeyDims& keys);  // of calls that know no heads
+
 // CUDA's own limits, on top of the arguments: no f32 caches, and alignment.
 Expected<void> check_cuda_pages(const KvPages& kv);
+// Slots are moved in units of 16 bytes or words of 4.
+Expected<void> check_cuda_slots(const KvPages& kv);
 Expected<void> check_cuda_address(const void* address, std::string_view name);
 inline constexpr std::int64_t kMostPackedRows = std::int64_t{1} << 25;  // of a row
 // Numbers that 32-bit arithmetic on the device relies on.

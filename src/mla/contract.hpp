@@ -14,7 +14,8 @@
 
 namespace espalier::mla {
 
-// Entry 1. q [token_end, H, 576], out [token_end, H, 512], lse [token_end, H] natural log, or null.
+// Entry 1. q [token_end, H, latent + rope], out [token_end, H, latent] of kv.dims, 576 and 512 in
+// all kernels but the oracle; lse [token_end, H] natural log, or null.
 struct AbsorbedCall {
     RaggedRows rows;
     std::int32_t heads = 0;
@@ -46,20 +47,20 @@ struct AbsorbedCall {
     bool history_stands = false;
 };
 
-// Entry 2: prompt segments, causal rows only. q [token_end, H, nope + 64 rope], out [token_end, H,
-// value], of head_dims(): 128 and 128, or 192 and 256 (on CUDA with bf16 queries). K_nope = latent
-// · up_key[h]ᵀ and V = latent · up_value[h]ᵀ, f32 sums rounded to bf16 (f32 stays f32); tiles of
-// keys from slot 0, folded in order. A row with another mask is refused on the CPU; on CUDA, where
-// the host cannot see masks, it gives NaN.
+// Entry 2: prompt segments, causal rows only. q [token_end, H, nope + rope], out [token_end, H,
+// value], of head_dims(): 128 and 128, or 192 and 256 (on CUDA with bf16 queries); the oracle takes
+// any. K_nope = latent · up_key[h]ᵀ and V = latent · up_value[h]ᵀ, f32 sums rounded to bf16 (f32
+// stays f32); tiles of keys from slot 0, folded in order. A row with another mask is refused on the
+// CPU; on CUDA, where the host cannot see masks, it gives NaN.
 struct DecompressedCall {
     RaggedRows rows;
     std::int32_t heads = 0;
     const std::byte* q = nullptr;
     DType q_dtype = DType::bf16;
     KvPages kv;
-    // count = heads, n = nope and value, k = 512 each, laid out as panels on the CPU and as rows on
-    // CUDA, whose kernels read both halves of W_kv_b where a checkpoint has them: bf16 [heads, key
-    // rows then value rows, 512].
+    // count = heads, n = nope and value, k = latent each, laid out as panels on the CPU and as rows
+    // on CUDA, whose kernels read both halves of W_kv_b where a checkpoint has them: bf16 [heads,
+    // key rows then value rows, 512].
     linalg::WeightView up_key;
     linalg::WeightView up_value;
     float scale = 0.0f;
@@ -70,11 +71,11 @@ struct DecompressedCall {
     HeadDims head_dims() const { return {up_key.n, up_value.n}; }
 };
 
-// Entry 3. latent [tokens, 512] and rope [tokens, 64], f32, rows latent_stride / rope_stride apart,
-// into slot[token] (of the pool; < 0: skipped). What the format would hold as NaN or infinity
-// becomes 0 and sets nonfinite[token] = 1; other flags stay as they are, so that they gather over
-// the layers of a step if the caller clears them once (the array may be null). A slot beyond the
-// pool is an error on the CPU; CUDA, which cannot look, skips it.
+// Entry 3. latent [tokens, latent] and rope [tokens, rope] of kv.dims, f32, rows latent_stride /
+// rope_stride apart, into slot[token] (of the pool; < 0: skipped). What the format would hold as
+// NaN or infinity becomes 0 and sets nonfinite[token] = 1; other flags stay as they are, so that
+// they gather over the layers of a step if the caller clears them once (the array may be null). A
+// slot beyond the pool is an error on the CPU; CUDA, which cannot look, skips it.
 struct AppendCall {
     std::int64_t tokens = 0;
     const float* latent = nullptr;
@@ -86,9 +87,9 @@ struct AppendCall {
     std::uint8_t* nonfinite = nullptr;
 };
 
-// Entry 4. For i ascending: slot destination[i] of the pool becomes slot source[i]. Along a row
-// both ascend and the destination never lies behind the source, so no slot is overwritten before it
-// is read. Moves from or to slots outside the pool: as for append.
+// Entry 4, of slots of any widths. For i ascending: slot destination[i] of the pool becomes slot
+// source[i]. Along a row both ascend and the destination never lies behind the source, so no slot
+// is overwritten before it is read. Moves from or to slots outside the pool: as for append.
 struct CompactCall {
     std::int64_t moves = 0;
     const std::int64_t* source = nullptr;
@@ -126,6 +127,8 @@ class Kernels {
     virtual Expected<void> decompressed(OpContext& context, const DecompressedCall& call) const = 0;
     virtual Expected<void> append(OpContext& context, const AppendCall& call) const = 0;
     virtual Expected<void> compact(OpContext& context, const CompactCall& call) const = 0;
+    // Whether attention over such keys and heads is possible here; each call checks it again.
+    virtual Expected<void> check_dims(const KeyDims&, const HeadDims&) const { return {}; }
     // Arena bytes that any call within these capacities may take.
     virtual std::size_t scratch_bytes(const Capacities& most) const = 0;
 };

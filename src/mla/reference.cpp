@@ -73,12 +73,13 @@ Attended attend(const std::vector<double>& scores, const double* values, std::in
     return result;
 }
 
-// The row's keys [kv_len, 576].
+// The row's keys [kv_len, latent + rope].
 std::vector<double> read_keys(const RaggedRows& rows, std::int32_t b, const KvPages& kv) {
-    std::vector<double> keys(static_cast<std::size_t>(rows.kv_len[b] * kKey));
+    const std::int64_t columns = kv.dims.key();
+    std::vector<double> keys(static_cast<std::size_t>(rows.kv_len[b] * columns));
     const std::int32_t* pages = rows.block_table + table_of(rows, b) * rows.block_stride;
     for (std::int64_t c = 0; c < rows.kv_len[b]; ++c)
-        read_slot(kv, pool_slot(pages, kv.page_tokens, c), keys.data() + c * kKey);
+        read_slot(kv, pool_slot(pages, kv.page_tokens, c), keys.data() + c * columns);
     return keys;
 }
 
@@ -104,12 +105,13 @@ struct Output {
     }
 };
 
-// Eight sums side by side, since one chain of additions would wait for itself. count is a multiple
-// of 8.
+// Eight sums side by side, since one chain of additions would wait for itself.
 double dot_product(const double* a, const double* b, std::int64_t count) {
     double sum[8] = {};
-    for (std::int64_t d = 0; d < count; d += 8)
+    std::int64_t d = 0;
+    for (; d + 8 <= count; d += 8)
         for (std::int64_t j = 0; j < 8; ++j) sum[j] += a[d + j] * b[d + j];
+    for (std::int64_t j = 0; d + j < count; ++j) sum[j] += a[d + j] * b[d + j];
     return ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
 }
 
@@ -135,29 +137,30 @@ std::vector<double> read_query(const std::byte* q, DType dtype, double q_scale, 
     return query;
 }
 
-// One head's latents [count, 576] through its up-projection: [count, stride], the weight's outputs
-// first.
+// One head's keys [count, latent + rope] through its up-projection: [count, stride], the weight's
+// outputs first.
 std::vector<double> up_project(const DecompressedCall& call, const linalg::WeightView& weight,
                                std::int64_t head, const std::vector<double>& latents,
                                std::int64_t stride) {
-    const auto count = static_cast<std::int64_t>(latents.size()) / kKey;
+    const std::int64_t latent = call.kv.dims.latent, key = call.kv.dims.key();
+    const auto count = static_cast<std::int64_t>(latents.size()) / key;
     const bool keep = call.kv.format == KvFormat::f32;
     const auto rounded = [keep](double value) {
         return keep ? value : static_cast<double>(to_float(to_bf16(static_cast<float>(value))));
     };
-    std::vector<double> row(kLatent);
+    std::vector<double> row(static_cast<std::size_t>(latent));
     std::vector<double> result(static_cast<std::size_t>(count * stride));
     for (std::int64_t output = 0; output < weight.n; ++output) {
-        for (std::int64_t d = 0; d < kLatent; ++d)
+        for (std::int64_t d = 0; d < latent; ++d)
             row[static_cast<std::size_t>(d)] = linalg::weight_at(weight, head, output, d);
         for (std::int64_t c = 0; c < count; ++c)
             result[static_cast<std::size_t>(c * stride + output)] =
-                rounded(dot_product(latents.data() + c * kKey, row.data(), kLatent));
+                rounded(dot_product(latents.data() + c * key, row.data(), latent));
     }
     return result;
 }
 
-// Keys [kv_len, nope + 64] and values [kv_len, value] of one head.
+// Keys [kv_len, nope + rope] and values [kv_len, value] of one head.
 struct HeadKeys {
     std::vector<double> keys;
     std::vector<double> values;
@@ -166,12 +169,13 @@ struct HeadKeys {
 HeadKeys head_keys(const DecompressedCall& call, std::int64_t head,
                    const std::vector<double>& latents) {
     const HeadDims dims = call.head_dims();
-    const std::int64_t query = dims.nope + kRope;
+    const auto [latent, rope] = call.kv.dims;
+    const std::int64_t query = dims.nope + rope;
     HeadKeys result{up_project(call, call.up_key, head, latents, query),
                     up_project(call, call.up_value, head, latents, dims.value)};
-    const auto count = static_cast<std::int64_t>(latents.size()) / kKey;
+    const auto count = static_cast<std::int64_t>(latents.size()) / (latent + rope);
     for (std::int64_t c = 0; c < count; ++c)
-        std::copy_n(latents.begin() + c * kKey + kLatent, kRope,
+        std::copy_n(latents.begin() + c * (latent + rope) + latent, rope,
                     result.keys.begin() + c * query + dims.nope);
     return result;
 }
@@ -180,7 +184,8 @@ class ReferenceKernels final : public Kernels {
   public:
     Expected<void> absorbed(OpContext&, const AbsorbedCall& call) const override {
         ESPALIER_RETURN_IF_ERROR(check_absorbed_arrays(call));
-        const Output output{call.out, call.out_dtype, call.lse, call.heads, kLatent};
+        const std::int64_t latent = call.kv.dims.latent, key = call.kv.dims.key();
+        const Output output{call.out, call.out_dtype, call.lse, call.heads, latent};
         output.write_padding(call.rows);
         const double q_scale =
             call.q_dtype == DType::e4m3 ? static_cast<double>(call.q_scale) : 1.0;
@@ -192,11 +197,11 @@ class ReferenceKernels final : public Kernels {
             for (std::int64_t packed = 0; packed < q_len * call.heads; ++packed) {
                 const std::int64_t i = packed / call.heads;
                 const auto query =
-                    read_query(call.q, call.q_dtype, q_scale, first * call.heads + packed, kKey);
-                const auto scores = score_keys(call.rows, b, i, query.data(), keys.data(), kKey,
+                    read_query(call.q, call.q_dtype, q_scale, first * call.heads + packed, key);
+                const auto scores = score_keys(call.rows, b, i, query.data(), keys.data(), key,
                                                static_cast<double>(call.scale));
                 output.write(first + i, packed % call.heads,
-                             attend(scores, keys.data(), kKey, kLatent));
+                             attend(scores, keys.data(), key, latent));
             }
         }
         return {};
@@ -205,7 +210,7 @@ class ReferenceKernels final : public Kernels {
     Expected<void> decompressed(OpContext&, const DecompressedCall& call) const override {
         ESPALIER_RETURN_IF_ERROR(check_decompressed_arrays(call));
         const auto [nope, value] = call.head_dims();
-        const std::int64_t columns = nope + kRope;
+        const std::int64_t columns = nope + call.kv.dims.rope;
         const Output output{call.out, call.out_dtype, call.lse, call.heads, value};
         output.write_padding(call.rows);
         for (std::int32_t b = 0; b < call.rows.rows; ++b) {

@@ -49,29 +49,28 @@ bool write_e4m3(const float* values, std::int64_t count, float scale, std::byte*
     return flushed;
 }
 
-float scale_of_token(const float* latent) {
+float scale_of_token(const float* latent, std::int64_t count) {
     float largest = 0.0f;
-    for (std::int64_t d = 0; d < kLatent; ++d)
+    for (std::int64_t d = 0; d < count; ++d)
         largest = std::max(largest, finite_magnitude(latent[d]));
     return token_scale(largest);
 }
 
 template <typename T>
-bool write_row(std::byte* row, const float* latent, const float* rope) {
-    const bool latent_flushed = write_columns<T>(latent, kLatent, row);
-    const bool rope_flushed =
-        write_columns<T>(rope, kRope, row + kLatent * static_cast<std::int64_t>(sizeof(T)));
+bool write_row(const KvPages& kv, std::int64_t slot, const float* latent, const float* rope) {
+    std::byte* row = slot_bytes(kv, slot);
+    const bool latent_flushed = write_columns<T>(latent, kv.dims.latent, row);
+    const bool rope_flushed = write_columns<T>(
+        rope, kv.dims.rope, row + kv.dims.latent * static_cast<std::int64_t>(sizeof(T)));
     return latent_flushed || rope_flushed;
 }
 
 }  // namespace
 
 TokenPlanes token_planes(const KvPages& kv, std::int64_t slot) {
-    std::byte* page = kv.data + slot / kv.page_tokens * kv.page_stride;
-    const std::int64_t place = slot % kv.page_tokens;
-    const std::int64_t tokens = kv.page_tokens;
-    return {page + place * kLatent, page + tokens * kLatent + place * kRope * 2,
-            page + tokens * (kLatent + kRope * 2) + place * 4};
+    const SlotParts parts = slot_parts(KvFormat::fp8_token, kv.dims, kv.page_tokens);
+    return {part_bytes(kv, parts.part[0], slot), part_bytes(kv, parts.part[1], slot),
+            part_bytes(kv, parts.part[2], slot)};
 }
 
 std::string_view name_of(KvFormat format) {
@@ -90,60 +89,54 @@ std::string_view name_of(KvFormat format) {
     return "?";
 }
 
-std::int64_t page_stride_bytes(KvFormat format, std::int64_t page_tokens) {
-    switch (format) {
-        case KvFormat::f32:
-            return page_tokens * kKey * 4;
-        case KvFormat::bf16:
-        case KvFormat::fp16:
-            return page_tokens * kKey * 2;
-        case KvFormat::fp8_tensor:
-            return page_tokens * kKey;
-        case KvFormat::fp8_token:
-            return (page_tokens * (kLatent + kRope * 2 + 4) + 127) / 128 * 128;
-    }
-    return 0;
+std::int64_t page_stride_bytes(KvFormat format, std::int64_t page_tokens, const KeyDims& dims) {
+    std::int64_t bytes = 0;
+    for (const SlotPart& part : slot_parts(format, dims, page_tokens).part)
+        bytes += page_tokens * part.bytes;
+    return format == KvFormat::fp8_token ? (bytes + 127) / 128 * 128 : bytes;
 }
 
 void read_slot(const KvPages& kv, std::int64_t slot, double* columns) {
+    const auto [latent, rope] = kv.dims;
     switch (kv.format) {
         case KvFormat::f32:
-            return read_columns<float>(slot_bytes(kv, slot), kKey, columns);
+            return read_columns<float>(slot_bytes(kv, slot), latent + rope, columns);
         case KvFormat::bf16:
-            return read_columns<Bf16>(slot_bytes(kv, slot), kKey, columns);
+            return read_columns<Bf16>(slot_bytes(kv, slot), latent + rope, columns);
         case KvFormat::fp16:
-            return read_columns<Fp16>(slot_bytes(kv, slot), kKey, columns);
+            return read_columns<Fp16>(slot_bytes(kv, slot), latent + rope, columns);
         case KvFormat::fp8_tensor:
-            return read_columns<E4m3>(slot_bytes(kv, slot), kKey, columns,
+            return read_columns<E4m3>(slot_bytes(kv, slot), latent + rope, columns,
                                       static_cast<double>(kv.scale));
         case KvFormat::fp8_token: {
             const TokenPlanes planes = token_planes(kv, slot);
             const auto scale = static_cast<double>(load<float>(planes.scale, 0));
-            read_columns<E4m3>(planes.latent, kLatent, columns, scale);
-            read_columns<Bf16>(planes.rope, kRope, columns + kLatent);
+            read_columns<E4m3>(planes.latent, latent, columns, scale);
+            read_columns<Bf16>(planes.rope, rope, columns + latent);
         }
     }
 }
 
 bool write_slot(const KvPages& kv, std::int64_t slot, const float* latent, const float* rope) {
+    const KeyDims& dims = kv.dims;
     switch (kv.format) {
         case KvFormat::f32:
-            return write_row<float>(slot_bytes(kv, slot), latent, rope);
+            return write_row<float>(kv, slot, latent, rope);
         case KvFormat::bf16:
-            return write_row<Bf16>(slot_bytes(kv, slot), latent, rope);
+            return write_row<Bf16>(kv, slot, latent, rope);
         case KvFormat::fp16:
-            return write_row<Fp16>(slot_bytes(kv, slot), latent, rope);
+            return write_row<Fp16>(kv, slot, latent, rope);
         case KvFormat::fp8_tensor: {
             std::byte* row = slot_bytes(kv, slot);
-            const bool latent_flushed = write_e4m3(latent, kLatent, kv.scale, row);
-            return write_e4m3(rope, kRope, kv.scale, row + kLatent) || latent_flushed;
+            const bool latent_flushed = write_e4m3(latent, dims.latent, kv.scale, row);
+            return write_e4m3(rope, dims.rope, kv.scale, row + dims.latent) || latent_flushed;
         }
         case KvFormat::fp8_token: {
             const TokenPlanes planes = token_planes(kv, slot);
-            const float scale = scale_of_token(latent);
+            const float scale = scale_of_token(latent, dims.latent);
             store(planes.scale, 0, scale);
-            const bool latent_flushed = write_e4m3(latent, kLatent, scale, planes.latent);
-            return write_columns<Bf16>(rope, kRope, planes.rope) || latent_flushed;
+            const bool latent_flushed = write_e4m3(latent, dims.latent, scale, planes.latent);
+            return write_columns<Bf16>(rope, dims.rope, planes.rope) || latent_flushed;
         }
     }
     return false;
@@ -151,16 +144,9 @@ bool write_slot(const KvPages& kv, std::int64_t slot, const float* latent, const
 
 void move_slot(const KvPages& kv, std::int64_t source, std::int64_t destination) {
     if (source == destination) return;
-    if (kv.format != KvFormat::fp8_token) {
-        std::memcpy(slot_bytes(kv, destination), slot_bytes(kv, source),
-                    static_cast<std::size_t>(page_stride_bytes(kv.format, 1)));
-        return;
-    }
-    const TokenPlanes from = token_planes(kv, source);
-    const TokenPlanes to = token_planes(kv, destination);
-    std::memcpy(to.latent, from.latent, kLatent);
-    std::memcpy(to.rope, from.rope, kRope * 2);
-    std::memcpy(to.scale, from.scale, 4);
+    for (const SlotPart& part : slot_parts(kv.format, kv.dims, kv.page_tokens).part)
+        std::memcpy(part_bytes(kv, part, destination), part_bytes(kv, part, source),
+                    static_cast<std::size_t>(part.bytes));
 }
 
 }  // namespace espalier::mla

@@ -15,21 +15,26 @@ constexpr std::int64_t pool_slot(const std::int32_t* pages, std::int32_t page_to
     return static_cast<std::int64_t>(pages[slot / page_tokens]) * page_tokens + slot % page_tokens;
 }
 
-// First byte of a slot's 576 columns; formats whose slots lie in one piece (all but fp8_token).
+// Where a part of a slot begins.
+inline std::byte* part_bytes(const KvPages& kv, const SlotPart& part, std::int64_t slot) {
+    return kv.data + slot / kv.page_tokens * kv.page_stride + part.first +
+           slot % kv.page_tokens * part.bytes;
+}
+
+// First byte of a slot's columns; formats whose slots lie in one part (all but fp8_token).
 inline std::byte* slot_bytes(const KvPages& kv, std::int64_t slot) {
-    const auto row_bytes = page_stride_bytes(kv.format, 1);
-    return kv.data + slot / kv.page_tokens * kv.page_stride + slot % kv.page_tokens * row_bytes;
+    return part_bytes(kv, slot_parts(kv.format, kv.dims, kv.page_tokens).part[0], slot);
 }
 
 // The three planes of an fp8_token page, at one slot.
 struct TokenPlanes {
-    std::byte* latent;  // e4m3 [512]
-    std::byte* rope;    // bf16 [64]
+    std::byte* latent;  // e4m3 [latent]
+    std::byte* rope;    // bf16 [rope]
     std::byte* scale;   // f32
 };
 TokenPlanes token_planes(const KvPages& kv, std::int64_t slot);
 
-// The 576 columns of a slot, dequantised exactly.
+// The kv.dims.key() columns of a slot, dequantised exactly.
 void read_slot(const KvPages& kv, std::int64_t slot, double* columns);
 
 // Quantises one token into a slot. What the format would hold as NaN or infinity (a non-finite

@@ -12,10 +12,12 @@
 
 namespace espalier::mla {
 
-inline constexpr std::int64_t kLatent = 512;           // compressed key = value columns
-inline constexpr std::int64_t kRope = 64;              // rotary key columns
-inline constexpr std::int64_t kKey = kLatent + kRope;  // 576 columns of a cached slot
-// One head, decompressed, as DeepSeek and Kimi have it: all that the C API takes.
+// The widths that the CPU's and CUDA's kernels are compiled for, and all that the C API takes. A
+// call has its own (KvPages::dims); the oracle takes any.
+inline constexpr std::int64_t kLatent = KeyDims{}.latent;  // 512
+inline constexpr std::int64_t kRope = KeyDims{}.rope;      // 64
+inline constexpr std::int64_t kKey = KeyDims{}.key();      // 576 columns of a cached slot
+// One head, decompressed, as DeepSeek and Kimi have it: likewise all that the C API takes.
 inline constexpr std::int64_t kNope = kHeadDims[0].nope;    // 128 key columns without rope
 inline constexpr std::int64_t kValue = kHeadDims[0].value;  // 128
 inline constexpr std::int64_t kQuery = kNope + kRope;       // 192
@@ -25,11 +27,37 @@ inline constexpr std::int64_t kMaxTail = kMaxNodes;         // slots that a mask
 enum class KvFormat : std::uint8_t { f32, bf16, fp16, fp8_tensor, fp8_token };
 std::string_view name_of(KvFormat format);
 
-// Bytes from one page to the next: [page_tokens][576] elements; fp8_token has planes (latent, rope,
-// scales).
-std::int64_t page_stride_bytes(KvFormat format, std::int64_t page_tokens);
+// A part of every slot of a page: slot s has `bytes` from byte first + s · bytes of the page on.
+struct SlotPart {
+    std::int64_t first = 0;
+    std::int64_t bytes = 0;
+};
+inline constexpr int kMostSlotParts = 3;
+struct SlotParts {
+    SlotPart part[kMostSlotParts];
+};
+// How slots lie in a page: of most formats in one part, latent then rope; of fp8_token in three
+// (latent e4m3, rope bf16, the token's scale f32).
+constexpr SlotParts slot_parts(KvFormat format, const KeyDims& dims, std::int64_t page_tokens) {
+    switch (format) {
+        case KvFormat::f32:
+            return {{{0, dims.key() * 4}}};
+        case KvFormat::bf16:
+        case KvFormat::fp16:
+            return {{{0, dims.key() * 2}}};
+        case KvFormat::fp8_tensor:
+            return {{{0, dims.key()}}};
+        case KvFormat::fp8_token:
+            break;
+    }
+    const std::int64_t latent = dims.latent, rope = dims.rope * 2;
+    return {{{0, latent}, {page_tokens * latent, rope}, {page_tokens * (latent + rope), 4}}};
+}
 
-// One layer's pages. Slot s of the pool lies in page s / page_tokens.
+// Bytes from one page to the next: those of its slots; of fp8_token up to a multiple of 128.
+std::int64_t page_stride_bytes(KvFormat format, std::int64_t page_tokens, const KeyDims& dims = {});
+
+// The pages of one plane of one layer. Slot s of the pool lies in page s / page_tokens.
 struct KvPages {
     std::byte* data = nullptr;
     KvFormat format = KvFormat::bf16;
@@ -37,6 +65,7 @@ struct KvPages {
     std::int64_t page_stride = 0;   // bytes
     std::int64_t page_count = 0;
     float scale = 1.0f;  // fp8_tensor
+    KeyDims dims = {};   // columns of a slot
 };
 
 enum class MaskKind : std::uint8_t { full, causal, tree, dense };

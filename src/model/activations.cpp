@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include "mla/contract.hpp"
-
 namespace espalier::model {
 namespace {
 
@@ -23,6 +21,7 @@ Activations lay_out(Take&& take, const checkpoint::ModelConfig& config, DType ac
     const std::int64_t hidden = config.hidden_size;
     const std::int64_t heads = config.num_attention_heads;
     const std::int64_t q_lora = config.q_lora_rank;
+    const auto [latent, rope] = config.key_dims();
     const std::int64_t width =
         std::max(config.intermediate_size, config.n_shared_experts * config.moe_intermediate_size);
     const std::int64_t pairs = tokens * config.num_experts_per_tok;
@@ -34,16 +33,16 @@ Activations lay_out(Take&& take, const checkpoint::ModelConfig& config, DType ac
     const bool wider = input_width != 0 && input_width != hidden;
     a.attention_input = wider ? matrix(tokens, input_width, act) : a.normed;
     a.normed_exact = matrix(tokens, hidden, DType::f32);
-    a.cos_sin = matrix(tokens, mla::kRope, DType::f32);
+    a.cos_sin = matrix(tokens, rope, DType::f32);
     a.q_a = matrix(tokens, q_lora, DType::f32);
-    a.kv_a = matrix(tokens, mla::kKey, DType::f32);
+    a.kv_a = matrix(tokens, latent + rope, DType::f32);
     a.q_low = matrix(tokens, q_lora, act);
     a.q = matrix(tokens, heads * config.query_head_dim(), DType::f32);
     a.q_act = matrix(tokens, heads * config.query_head_dim(), act);
-    a.q_absorbed = matrix(tokens, heads * mla::kKey, act);
-    a.latent = matrix(tokens, mla::kLatent, DType::f32);
-    a.key_rope = matrix(tokens, mla::kRope, DType::f32);
-    a.out_latent = matrix(tokens, heads * mla::kLatent, act);
+    a.q_absorbed = matrix(tokens, heads * (latent + rope), act);
+    a.latent = matrix(tokens, latent, DType::f32);
+    a.key_rope = matrix(tokens, rope, DType::f32);
+    a.out_latent = matrix(tokens, heads * latent, act);
     a.out = matrix(tokens, heads * config.v_head_dim, act);
     a.gate_up = matrix(tokens, 2 * width, DType::f32);
     a.gated = matrix(tokens, width, act);

@@ -32,8 +32,6 @@ struct DecoderRule {
     ops::RopeRule rope;
     ops::RouterRule router;
     std::int32_t first_slot = 0;  // of its KV, as in mla::RaggedRows
-
-    std::int64_t query_columns() const { return head_dims.nope + mla::kRope; }  // of a head
 };
 
 // What a pass runs on. All borrowed.

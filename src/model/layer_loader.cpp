@@ -7,8 +7,6 @@
 #include <string>
 #include <utility>
 
-#include "mla/contract.hpp"
-
 namespace espalier::model {
 
 using checkpoint::ModelConfig;
@@ -23,21 +21,21 @@ Expected<void> load_kv_b(WeightReader& reader, const std::string& name, const Mo
     const std::int64_t head_rows = nope + value_rows;
     const std::int64_t heads = config.num_attention_heads;
     const std::int64_t cut = std::gcd(nope, value_rows);
-    ESPALIER_ASSIGN_OR_RETURN(
-        const WeightFormat format,
-        reader.format_for_both_axes(name, heads * head_rows, mla::kLatent, cut));
+    const std::int64_t latent = config.key_dims().latent;
+    ESPALIER_ASSIGN_OR_RETURN(const WeightFormat format,
+                              reader.format_for_both_axes(name, heads * head_rows, latent, cut));
     std::optional<StoredMatrix> stored;  // read when a part of it is to be packed
     const auto kv_b = [&]() -> Expected<const StoredMatrix*> {
         if (!stored) {
             ESPALIER_ASSIGN_OR_RETURN(
-                stored, reader.stored_for_both_axes(name, heads * head_rows, mla::kLatent, cut));
+                stored, reader.stored_for_both_axes(name, heads * head_rows, latent, cut));
         }
         return &*stored;
     };
     // Of every head rows [first, first + rows), as they lie or transposed.
     const auto part = [&](const char* suffix, std::int64_t first, std::int64_t rows,
                           bool transposed) {
-        linalg::WeightView shape{.format = format, .count = heads, .n = rows, .k = mla::kLatent};
+        linalg::WeightView shape{.format = format, .count = heads, .n = rows, .k = latent};
         if (transposed) std::swap(shape.n, shape.k);
         return reader.shelved(name + suffix, shape, [&]() -> Expected<Weight> {
             ESPALIER_ASSIGN_OR_RETURN(const StoredMatrix* matrix, kv_b());
@@ -66,6 +64,7 @@ Expected<AttentionWeights> load_attention(WeightReader& reader, const ModelConfi
     const std::int64_t heads = config.num_attention_heads;
     const std::int64_t q_lora = config.q_lora_rank;
     const std::int64_t query = heads * config.query_head_dim();
+    const KeyDims keys = config.key_dims();
     AttentionWeights to;
     if (q_lora > 0) {
         ESPALIER_ASSIGN_OR_RETURN(to.q_a, reader.matrix(name + "q_a_proj", q_lora, input_width));
@@ -76,9 +75,9 @@ Expected<AttentionWeights> load_attention(WeightReader& reader, const ModelConfi
         ESPALIER_ASSIGN_OR_RETURN(to.q, reader.matrix(name + "q_proj", query, input_width));
     }
     ESPALIER_ASSIGN_OR_RETURN(to.kv_a,
-                              reader.matrix(name + "kv_a_proj_with_mqa", mla::kKey, input_width));
+                              reader.matrix(name + "kv_a_proj_with_mqa", keys.key(), input_width));
     ESPALIER_ASSIGN_OR_RETURN(to.kv_a_norm,
-                              reader.vector(name + "kv_a_layernorm.weight", mla::kLatent));
+                              reader.vector(name + "kv_a_layernorm.weight", keys.latent));
     ESPALIER_RETURN_IF_ERROR(load_kv_b(reader, name + "kv_b_proj", config, to));
     ESPALIER_ASSIGN_OR_RETURN(
         to.o, reader.matrix(name + "o_proj", config.hidden_size, heads * config.v_head_dim));

@@ -13,7 +13,7 @@ namespace espalier::model {
 std::array<float, 32> inverse_frequencies(const checkpoint::ModelConfig& config);
 // Multiplies cos and sin: m(mscale) / m(mscale_all_dim), m(s) = 0.1·s·ln(factor) + 1.
 float rope_magnitude(const checkpoint::ModelConfig& config);
-// 1/sqrt(nope + 64), × m(mscale_all_dim)² under YaRN.
+// 1/sqrt(nope + rope), × m(mscale_all_dim)² under YaRN.
 float softmax_scale(const checkpoint::ModelConfig& config);
 
 }  // namespace espalier::model

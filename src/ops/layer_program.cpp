@@ -5,11 +5,11 @@
 namespace espalier::ops {
 namespace {
 
-// Every head's query: the first `nope` columns to q_act, the other 64 rotated; those of rows that
+// Every head's query: the first `nope` columns to q_act, the others rotated; those of rows that
 // are decompressed stay behind the head's other columns.
 void split_queries(const Operations& operations, OpContext& context, const AttentionCall& call) {
     const std::int64_t absorbed = call.q_absorbed.rows, rest = call.queries.rows - absorbed;
-    const std::int64_t nope = call.nope(), step = nope + mla::kRope;
+    const std::int64_t nope = call.nope(), step = nope + call.key_dims().rope;
     const std::int32_t heads = call.heads();
     operations.convert(context, call.queries, step, heads, nope, call.q_act, step);
     const auto rotate = [&](std::int64_t first, std::int64_t count, const Matrix& to,
@@ -19,7 +19,7 @@ void split_queries(const Operations& operations, OpContext& context, const Atten
             operations.rope(context, from.columns(nope, from.cols - nope), step, heads,
                             call.cos_sin.slice(first, count), to, to_step);
     };
-    rotate(0, absorbed, call.rope_to(), mla::kKey);
+    rotate(0, absorbed, call.rope_to(), call.key_dims().key());
     const Matrix act = call.q_act.slice(absorbed, rest);
     rotate(absorbed, rest, act.columns(nope, act.cols - nope), step);
 }
@@ -57,6 +57,7 @@ Expected<void> LayerProgram::write_keys(OpContext& context, const mla::Kernels& 
 Expected<Terms> LayerProgram::attend(OpContext& context, const mla::Kernels& kernels,
                                      const Matrix& input, const AttentionCall& call) const {
     const std::int64_t absorbed = call.q_absorbed.rows;
+    const auto [latent, rope] = call.key_dims();
     const auto& [low, low_product, norm] = call.low_rank;
     if (low.data != nullptr) {
         operations().product(context, input, low, low_product, Store::assign);
@@ -66,11 +67,10 @@ Expected<Terms> LayerProgram::attend(OpContext& context, const mla::Kernels& ker
                          Store::assign);
     split_queries(operations(), context, call);
     if (absorbed > 0) {
-        operations().stacked_product(context, call.q_act.slice(0, absorbed),
-                                     call.nope() + mla::kRope, call.absorb_key, call.q_absorbed,
-                                     mla::kKey);
+        operations().stacked_product(context, call.q_act.slice(0, absorbed), call.nope() + rope,
+                                     call.absorb_key, call.q_absorbed, latent + rope);
         ESPALIER_RETURN_IF_ERROR(kernels.absorbed(context, call.absorbed));
-        operations().stacked_product(context, call.out_latent, mla::kLatent, call.up_value,
+        operations().stacked_product(context, call.out_latent, latent, call.up_value,
                                      call.out.slice(0, absorbed), call.up_value.n);
     }
     if (absorbed < call.out.rows)

@@ -48,12 +48,12 @@ struct AfterTerms {
     const RouterCall* router = nullptr;  // with a norm
 };
 
-// Keys of T tokens: input · kv_aᵀ, whose first 512 columns are normed and last 64 rotated, into the
-// batch's slots of the cache.
+// Keys of T tokens: input · kv_aᵀ, whose latent columns (512 of DeepSeek) are normed and the 64
+// behind them rotated, into the batch's slots of the cache.
 struct KeysCall {
     WeightView w{};          // kv_a
-    Matrix kv_a;             // [T, 576] f32: room for the product
-    RowNorm norm;            // out: room for [T, 512] f32
+    Matrix kv_a;             // [T, latent + 64] f32: room for the product
+    RowNorm norm;            // out: room for [T, latent] f32
     Matrix cos_sin;          // [T, 64] f32
     Matrix key_rope;         // room for [T, 64] f32
     mla::AppendCall append;  // but for latent and rope, which the program fills in
@@ -74,8 +74,8 @@ struct AttentionCall {
     Matrix q_act;    // [T, H·(nope + 64)] act: nope and, decompressed, rotated rope
     WeightView absorb_key{};
     WeightView up_value{};
-    Matrix q_absorbed;  // [A, H·576] act
-    Matrix out_latent;  // [A, H·512] act
+    Matrix q_absorbed;  // [A, H·(latent + 64)] act
+    Matrix out_latent;  // [A, H·latent] act
     mla::AbsorbedCall absorbed;
     mla::DecompressedCall decompressed;
     Matrix out;  // [T, H·value] act
@@ -83,10 +83,11 @@ struct AttentionCall {
     Matrix sums;  // [T, D] f32: of o
 
     std::int32_t heads() const { return absorbed.heads; }
-    std::int64_t nope() const { return q_act.cols / heads() - mla::kRope; }
-    // Rotated columns of the absorbed queries, every 576.
+    const KeyDims& key_dims() const { return absorbed.kv.dims; }
+    std::int64_t nope() const { return q_act.cols / heads() - key_dims().rope; }
+    // Rotated columns of the absorbed queries, one head's every key_dims().key().
     Matrix rope_to() const {
-        return q_absorbed.columns(mla::kLatent, q_absorbed.cols - mla::kLatent);
+        return q_absorbed.columns(key_dims().latent, q_absorbed.cols - key_dims().latent);
     }
 };
 

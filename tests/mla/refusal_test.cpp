@@ -64,16 +64,39 @@ TEST_F(MlaRefusal, DecompressedTakesCausalRowsOfOneRank) {
     prompt.rows.global_kv_len = global;
     refused("2 context-parallel ranks");
     prompt.rows.dcp_world = 1;
-    prompt.up_value.n = 64;
-    refused("heads with 128 nope and 64 value columns: 128 and 128, or 192 and 256, are possible");
-    prompt.up_value.n = 256;  // each known, not as a pair
-    refused("heads with 128 nope and 256 value columns");
     prompt.up_value = prompt.up_key;
     prompt.up_value.count = 1;
     refused("up_value holds 1 matrices");
     prompt.up_value = prompt.up_key;
     prompt.up_value.format = kFp8Blocks;
     refused("without scales");
+}
+
+// The oracle takes any widths; others name what they are made for.
+TEST_F(MlaRefusal, KernelsNameTheWidthsTheyAreMadeFor) {
+    const auto expect_refused = [&](const KeyDims& keys, const HeadDims& heads,
+                                    const std::string& says) {
+        for (const CpuVariant variant : {CpuVariant::portable, best_cpu_variant()}) {
+            const Expected<void> done = make_cpu_kernels(variant)->check_dims(keys, heads);
+            ASSERT_FALSE(done);
+            EXPECT_EQ(done.error().message, says);
+        }
+        EXPECT_TRUE(make_reference_kernels()->check_dims(keys, heads));
+    };
+    for (const HeadDims& heads : kHeadDims)
+        EXPECT_TRUE(make_cpu_kernels(best_cpu_variant())->check_dims({}, heads));
+    expect_refused({256, 64}, {},
+                   "attention over keys of 256 latent and 64 rotated columns: 512 and 64 are "
+                   "possible");
+    expect_refused({512, 32}, {},
+                   "attention over keys of 512 latent and 32 rotated columns: 512 and 64 are "
+                   "possible");
+    expect_refused({}, {128, 64},
+                   "decompressed attention of heads with 128 nope and 64 value columns: 128 and "
+                   "128, or 192 and 256, are possible");
+    expect_refused({}, {128, 256},  // each known, not as a pair
+                   "decompressed attention of heads with 128 nope and 256 value columns: 128 and "
+                   "128, or 192 and 256, are possible");
 }
 
 TEST_F(MlaRefusal, SlotsOutsideThePool) {

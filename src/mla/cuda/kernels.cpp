@@ -32,6 +32,7 @@ class CudaKernels final : public Kernels {
 
     Expected<void> decompressed(OpContext& context, const DecompressedCall& call) const override {
         ESPALIER_RETURN_IF_ERROR(check_decompressed_arguments(call));
+        ESPALIER_RETURN_IF_ERROR(check_compiled_dims(call.kv.dims, call.head_dims()));
         ESPALIER_RETURN_IF_ERROR(check_cuda_pages(call.kv));
         ESPALIER_RETURN_IF_ERROR(check_cuda_address(call.q, "q"));
         ESPALIER_RETURN_IF_ERROR(check_cuda_address(call.out, "out"));
@@ -41,6 +42,7 @@ class CudaKernels final : public Kernels {
 
     Expected<void> append(OpContext& context, const AppendCall& call) const override {
         ESPALIER_RETURN_IF_ERROR(check_append_arguments(call));
+        ESPALIER_RETURN_IF_ERROR(check_compiled_dims(call.kv.dims));
         ESPALIER_RETURN_IF_ERROR(check_cuda_pages(call.kv));
         return cuda::append(context, call);
     }
@@ -48,7 +50,12 @@ class CudaKernels final : public Kernels {
     Expected<void> compact(OpContext& context, const CompactCall& call) const override {
         ESPALIER_RETURN_IF_ERROR(check_compact_arguments(call));
         ESPALIER_RETURN_IF_ERROR(check_cuda_pages(call.kv));
+        ESPALIER_RETURN_IF_ERROR(check_cuda_slots(call.kv));
         return cuda::compact(context, call);
+    }
+
+    Expected<void> check_dims(const KeyDims& keys, const HeadDims& heads) const override {
+        return check_compiled_dims(keys, heads);
     }
 
     // What the absorbed entry's own plan takes is part of it.
@@ -83,6 +90,7 @@ class CudaKernels final : public Kernels {
     }
     static Expected<void> check_arguments(const AbsorbedCall& call) {
         ESPALIER_RETURN_IF_ERROR(check_absorbed_arguments(call));
+        ESPALIER_RETURN_IF_ERROR(check_compiled_dims(call.kv.dims));
         ESPALIER_RETURN_IF_ERROR(check_cuda_pages(call.kv));
         ESPALIER_RETURN_IF_ERROR(check_cuda_address(call.q, "q"));
         ESPALIER_RETURN_IF_ERROR(check_cuda_address(call.out, "out"));
@@ -98,6 +106,7 @@ Expected<void> append_raw(OpContext& context, const AppendCall& call, const RawK
     AppendCall known = call;  // what the kernel makes itself counts as there
     known.latent = known.rope = keys.kv_a;
     ESPALIER_RETURN_IF_ERROR(check_append_arguments(known));
+    ESPALIER_RETURN_IF_ERROR(check_compiled_dims(call.kv.dims));
     ESPALIER_RETURN_IF_ERROR(check_cuda_pages(call.kv));
     const BesideNorm& beside = keys.beside;
     if (beside.x.data != nullptr)

@@ -242,42 +242,36 @@ constexpr int kUnitBytes = 16;
 constexpr int kUnitsPerBlock = 2;
 constexpr int kCompactThreads = kMovesPerRound * kUnitsPerBlock;
 
-// A part of every slot: `stride` bytes apart inside a page, from byte `first` of it.
+// What one block owns of every slot: up to 32 bytes of one part, or a word of it.
 struct Slice {
-    std::int64_t first;
-    std::int64_t stride;
-    bool words;  // one 4-byte word instead of two 16-byte units
+    SlotPart part;
+    std::int64_t offset;  // in the slot's part
+    std::int64_t bytes;
+    bool words;  // one 4-byte word instead of 16-byte units
 };
 
-__host__ __device__ int slices_of(KvFormat format) {
-    switch (format) {
-        case KvFormat::bf16:
-        case KvFormat::fp16:
-            return static_cast<int>(kKey * 2 / (kUnitBytes * kUnitsPerBlock));
-        case KvFormat::fp8_tensor:
-            return static_cast<int>(kKey / (kUnitBytes * kUnitsPerBlock));
-        case KvFormat::fp8_token:
-            return static_cast<int>((kLatent + kRope * 2) / (kUnitBytes * kUnitsPerBlock)) + 1;
-        case KvFormat::f32:
-            break;
-    }
-    return 0;
+// Parts of whole units go by units, others by words (check_cuda_slots).
+__host__ __device__ constexpr std::int64_t slice_bytes(const SlotPart& part) {
+    return part.bytes % kUnitBytes == 0 ? kUnitBytes * kUnitsPerBlock : 4;
 }
 
-__device__ Slice slice_of(const KvPages& kv, int index) {
-    const std::int64_t offset = std::int64_t{index} * kUnitBytes * kUnitsPerBlock;
-    const std::int64_t tokens = kv.page_tokens;
-    if (kv.format == KvFormat::fp8_tensor) return {offset, kKey, false};
-    if (kv.format != KvFormat::fp8_token) return {offset, kKey * 2, false};
-    if (offset < kLatent) return {offset, kLatent, false};
-    if (offset < kLatent + kRope * 2)
-        return {tokens * kLatent + offset - kLatent, kRope * 2, false};
-    return {tokens * (kLatent + kRope * 2), 4, true};
+__host__ __device__ constexpr std::int64_t slices_of(const SlotPart& part) {
+    return (part.bytes + slice_bytes(part) - 1) / slice_bytes(part);
+}
+
+__device__ Slice slice_of(const KvPages& kv, std::int64_t index) {
+    const SlotParts parts = slot_parts(kv.format, kv.dims, kv.page_tokens);
+    int i = 0;
+    for (; i + 1 < kMostSlotParts && index >= slices_of(parts.part[i]); ++i)
+        index -= slices_of(parts.part[i]);
+    const SlotPart part = parts.part[i];
+    const std::int64_t offset = index * slice_bytes(part);
+    return {part, offset, min(slice_bytes(part), part.bytes - offset), slice_bytes(part) == 4};
 }
 
 __device__ std::byte* at(const KvPages& kv, const Slice& slice, std::int64_t slot) {
-    return kv.data + slot / kv.page_tokens * kv.page_stride + slice.first +
-           slot % kv.page_tokens * slice.stride;
+    return kv.data + slot / kv.page_tokens * kv.page_stride + slice.part.first + slice.offset +
+           slot % kv.page_tokens * slice.part.bytes;
 }
 
 __device__ uint4 load_unit(const std::byte* from, bool words) {
@@ -294,10 +288,10 @@ __device__ void store_unit(std::byte* to, bool words, uint4 unit) {
 
 __global__ void __launch_bounds__(kCompactThreads) compact_kernel(const CompactCall call) {
     __shared__ std::int64_t destinations[kMovesPerRound];
-    const Slice slice = slice_of(call.kv, static_cast<int>(blockIdx.x));
+    const Slice slice = slice_of(call.kv, blockIdx.x);
     const int mine = static_cast<int>(threadIdx.x) / kUnitsPerBlock;  // move of the round
     const int unit = static_cast<int>(threadIdx.x) % kUnitsPerBlock * kUnitBytes;
-    const bool has_unit = !slice.words || unit == 0;
+    const bool has_unit = unit < slice.bytes;
     for (std::int64_t first = 0; first < call.moves; first += kMovesPerRound) {
         const std::int64_t i = first + mine;
         const std::int64_t source = i < call.moves ? call.source[i] : -1;
@@ -377,8 +371,10 @@ Expected<void> append_raw(OpContext& context, const AppendCall& call, const RawK
 Expected<void> compact(OpContext& context, const CompactCall& call) {
     if (call.moves == 0) return {};
     context.order.launch(compact_needs(call));
-    compact_kernel<<<static_cast<unsigned>(slices_of(call.kv.format)), kCompactThreads, 0,
-                     stream_of(context)>>>(call);
+    std::int64_t slices = 0;
+    for (const SlotPart& part : slot_parts(call.kv.format, call.kv.dims, call.kv.page_tokens).part)
+        slices += slices_of(part);
+    compact_kernel<<<static_cast<unsigned>(slices), kCompactThreads, 0, stream_of(context)>>>(call);
     return launched("compact");
 }
 
