@@ -15,7 +15,6 @@
 
 #include "base/cpu_device.hpp"
 #include "base/cpu_features.hpp"
-#include "cache/kv_storage.hpp"
 #include "checkpoint/known_models.hpp"
 #include "checkpoint/quantization.hpp"
 #include "cli/command.hpp"
@@ -24,6 +23,7 @@
 #include "cli/terminal.hpp"
 #include "linalg/machine_peaks.hpp"
 #include "model/cost.hpp"
+#include "model/kv_layout.hpp"
 #include "model/mapped_experts.hpp"
 #include "runtime/identity.hpp"
 #include "runtime/running_engine.hpp"
@@ -171,7 +171,7 @@ Expected<MachineFacts> machine_facts(const checkpoint::Checkpoint& opened,
 struct Inspection {
     checkpoint::StoredWeight projection;  // its type stands for the checkpoint's
     model::ParameterCount parameters;
-    mla::KvFormat kv_format;
+    std::string kv_formats;
     TextIdentity identity;
     std::vector<float> kv_scales;  // of the layers that have one
     ModelFacts model;
@@ -186,8 +186,8 @@ Expected<Inspection> inspect(const checkpoint::Checkpoint& opened, bool hash) {
         checkpoint::find_weight(opened, "model.layers.0.self_attn.o_proj", c.hidden_size,
                                 c.num_attention_heads * c.v_head_dim));
     ESPALIER_ASSIGN_OR_RETURN(const mla::KvFormat format, runtime::kv_format_of(opened));
-    const auto kv_bytes =
-        static_cast<double>(cache::make_layout(c.num_hidden_layers, format).bytes_per_token());
+    const cache::KvLayout layout = model::kv_layout(c, format);
+    const auto kv_bytes = static_cast<double>(layout.bytes_per_token());
     std::vector<float> kv_scales;
     for (std::int64_t layer = 0; layer < c.num_hidden_layers; ++layer) {
         ESPALIER_ASSIGN_OR_RETURN(
@@ -202,7 +202,7 @@ Expected<Inspection> inspect(const checkpoint::Checkpoint& opened, bool hash) {
                               identify(opened, {}, runtime::EngineOptions().prefill_segment));
     return Inspection{.projection = projection,
                       .parameters = model::count_parameters(c),
-                      .kv_format = format,
+                      .kv_formats = layout.formats(),
                       .identity = std::move(identity),
                       .kv_scales = std::move(kv_scales),
                       .model = model,
@@ -263,8 +263,8 @@ void print_report(const checkpoint::Checkpoint& opened, const Inspection& found)
     line("weights", fmt::format("{} in {} file{}, {}", bytes_text(found.model.weight_bytes),
                                 opened.files().size(), opened.files().size() == 1 ? "" : "s",
                                 checkpoint::name_of(found.projection.weights.type)));
-    line("KV cache", fmt::format("{} per token ({})", bytes_text(found.model.kv_bytes),
-                                 mla::name_of(found.kv_format)));
+    line("KV cache",
+         fmt::format("{} per token ({})", bytes_text(found.model.kv_bytes), found.kv_formats));
     if (!found.kv_scales.empty()) {
         const auto [least, most] = std::ranges::minmax(found.kv_scales);
         line("KV scales", fmt::format("{} to {} in {} layers, for --kv-format fp8_tensor", least,

@@ -68,7 +68,8 @@ Expected<void> WindowBatch::fill_cache() {
     OpContext context{device, arena};
     std::mt19937 generator(2);
     std::normal_distribution<float> normal;
-    std::vector<float> noise(static_cast<std::size_t>(shape_.depth * mla::kKey));
+    const KeyDims keys = loaded_.model->config().key_dims();
+    std::vector<float> noise(static_cast<std::size_t>(shape_.depth * keys.key()));
     for (float& value : noise) value = normal(generator);
     ESPALIER_ASSIGN_OR_RETURN(const Buffer latents, on_device(device, noise));
     std::vector<std::int64_t> slots(static_cast<std::size_t>(shape_.depth));
@@ -81,9 +82,9 @@ Expected<void> WindowBatch::fill_cache() {
             mla::AppendCall call;
             call.tokens = shape_.depth;
             call.latent = latents.as<float>();
-            call.latent_stride = mla::kKey;
-            call.rope = latents.as<float>() + mla::kLatent;
-            call.rope_stride = mla::kKey;
+            call.latent_stride = keys.key();
+            call.rope = latents.as<float>() + keys.latent;
+            call.rope_stride = keys.key();
             call.slot = places.as<std::int64_t>();
             call.kv = storage_.target(layer);
             ESPALIER_RETURN_IF_ERROR(loaded_.kernels->append(context, call));

@@ -8,12 +8,20 @@
 
 namespace espalier::draft {
 
-cache::KvLayout layout_with(cache::KvLayout target, std::span<const std::int64_t> state_widths) {
-    for (const std::int64_t width : state_widths) {
-        target.draft.push_back(target.target.front());
-        target.tail_hidden += width;
+cache::KvLayout layout_with(const cache::KvLayout& target,
+                            std::span<const std::int64_t> state_widths) {
+    using cache::Plane;
+    cache::KvLayout layout = target;
+    for (std::int64_t draft = 0; draft < std::ssize(state_widths); ++draft) {
+        for (Plane plane : target.layer(Plane::Of::target, 0).planes) {
+            plane.model = Plane::Of::draft;
+            plane.layer = draft;
+            layout.planes.push_back(plane);
+        }
+        layout.planes.push_back(
+            cache::tail_plane(draft, state_widths[static_cast<std::size_t>(draft)]));
     }
-    return target;
+    return layout;
 }
 
 std::vector<std::unique_ptr<Network>> DraftSet::networks() const {
@@ -43,13 +51,11 @@ Expected<std::vector<std::unique_ptr<ModelDrafter>>> DraftSet::make(const Machin
     std::vector<std::unique_ptr<ModelDrafter>> drafters;
     DraftCache cache{storage};
     for (auto& network : networks()) {
-        const std::int64_t width = network->shape().state;
         ESPALIER_ASSIGN_OR_RETURN(
             auto drafter, ModelDrafter::create(std::move(network), machine, limits, cache, taps,
                                                target.config().vocab_size));
         drafters.push_back(std::move(drafter));
         ++cache.layer;
-        cache.first_tail += width;
     }
     return drafters;
 }

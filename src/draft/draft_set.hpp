@@ -20,9 +20,10 @@
 
 namespace espalier::draft {
 
-// A target's layout with one layer for each draft model, in the target's own format, and room for
-// their states, of these widths, at the end of pages.
-cache::KvLayout layout_with(cache::KvLayout target, std::span<const std::int64_t> state_widths);
+// A target's layout with one layer for each draft model, of the planes that the target's first
+// layer has, and their tail states, of these widths.
+cache::KvLayout layout_with(const cache::KvLayout& target,
+                            std::span<const std::int64_t> state_widths);
 
 struct DraftSet {
     const model::DeepseekModel& target;

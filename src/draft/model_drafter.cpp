@@ -60,10 +60,11 @@ Expected<std::unique_ptr<ModelDrafter>> ModelDrafter::create(
 // call hundreds of times as long as the others, and calls are planned by what they take.
 Expected<void> ModelDrafter::warm_up() {
     OpContext& context = model_->context();
-    cache::KvLayout layout;
-    layout.draft = {cache_.storage.layout().draft[static_cast<std::size_t>(cache_.layer)]};
+    const cache::KvLayout layout =
+        cache_.storage.layout().layer(cache::Plane::Of::draft, cache_.layer);
     ESPALIER_ASSIGN_OR_RETURN(cache::KvStorage storage,
                               cache::KvStorage::create(context.device, layout, 2));
+    const mla::KvPages kv = storage.draft(cache_.layer);
     const std::array<TokenId, 1> token = {0};
     const std::array<std::int32_t, 1> pages = {cache::kNullPage + 1};
     batch::RowSpec row;
@@ -74,9 +75,9 @@ Expected<void> ModelDrafter::warm_up() {
     ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView batch,
                               batch_.upload(context.stream, builder_.finish()));
     model_->combine(log_.slice(0, 1), states_.slice(0, 1));
-    ESPALIER_RETURN_IF_ERROR(model_->write_kv({1, batch.tokens, batch.position, batch.slot},
-                                              before_.slice(0, 1), storage.draft(0)));
-    ESPALIER_RETURN_IF_ERROR(model_->logits(batch, storage.draft(0), after_.slice(0, 1)));
+    ESPALIER_RETURN_IF_ERROR(
+        model_->write_kv({1, batch.tokens, batch.position, batch.slot}, before_.slice(0, 1), kv));
+    ESPALIER_RETURN_IF_ERROR(model_->logits(batch, kv, after_.slice(0, 1)));
     return context.device.synchronize(context.stream);
 }
 
@@ -130,9 +131,7 @@ Expected<void> ModelDrafter::allocate(const PassLimits& limits) {
     return {};
 }
 
-Matrix ModelDrafter::tails() const {
-    return cache_.storage.tail_hidden().columns(cache_.first_tail, model_->network().shape().state);
-}
+Matrix ModelDrafter::tails() const { return cache_.storage.tail_states(cache_.layer); }
 
 void ModelDrafter::begin(RequestSlot request, std::span<const TokenId>, std::int64_t) {
     serials_.grown_to(request) = next_serial_++;

@@ -34,9 +34,8 @@ namespace espalier::draft {
 
 // Where a drafter keeps what belongs to pages.
 struct DraftCache {
-    cache::KvStorage& storage;    // outlives the drafter
-    std::int64_t layer = 0;       // of its draft layers
-    std::int64_t first_tail = 0;  // its columns of tail_hidden begin here
+    cache::KvStorage& storage;  // outlives the drafter
+    std::int64_t layer = 0;     // of its draft layers
 };
 
 class ModelDrafter final : public speculate::Drafter {

@@ -5,7 +5,7 @@
 
 #include "checkpoint/tensor_list.hpp"
 #include "linalg/round_weights.hpp"
-#include "mla/contract.hpp"
+#include "model/kv_layout.hpp"
 
 namespace espalier::model {
 namespace {
@@ -13,7 +13,7 @@ namespace {
 using checkpoint::ModelConfig;
 
 std::int64_t kv_b_parameters(const ModelConfig& c) {
-    return c.num_attention_heads * (c.qk_nope_head_dim + c.v_head_dim) * mla::kLatent;
+    return c.num_attention_heads * (c.qk_nope_head_dim + c.v_head_dim) * c.kv_lora_rank;
 }
 
 std::int64_t attention_parameters(const ModelConfig& c) {
@@ -21,8 +21,13 @@ std::int64_t attention_parameters(const ModelConfig& c) {
     const std::int64_t query = c.q_lora_rank > 0
                                    ? c.q_lora_rank * (c.hidden_size + heads * c.query_head_dim())
                                    : c.hidden_size * heads * c.query_head_dim();
-    return query + c.hidden_size * mla::kKey + kv_b_parameters(c) +
+    return query + c.hidden_size * c.key_dims().key() + kv_b_parameters(c) +
            heads * c.v_head_dim * c.hidden_size;
+}
+
+// Multiplications of one absorbed query with one key: scores, then values.
+double absorbed_columns(const ModelConfig& c) {
+    return static_cast<double>(c.key_dims().key() + c.key_dims().latent);
 }
 
 std::int64_t expert_parameters(const ModelConfig& c) {
@@ -39,7 +44,7 @@ struct LayerParameters {
 LayerParameters layer_parameters(const ModelConfig& c, std::int64_t layer) {
     LayerParameters p;
     p.fixed = attention_parameters(c);
-    p.vectors = 2 * c.hidden_size + c.q_lora_rank + mla::kLatent;
+    p.vectors = 2 * c.hidden_size + c.q_lora_rank + c.kv_lora_rank;
     if (!c.layer_is_moe(layer)) {
         p.fixed += 3 * c.hidden_size * c.intermediate_size;
         return p;
@@ -109,19 +114,21 @@ StepCost step_cost(const ModelConfig& c, const StepFormats& formats, const StepS
     const auto heads = static_cast<double>(c.num_attention_heads);
     const double attention_flops =
         2 * heads *
-        (absorbed_pairs * (mla::kKey + mla::kLatent) +
+        (absorbed_pairs * absorbed_columns(c) +
          decompressed_pairs * static_cast<double>(c.query_head_dim() + c.v_head_dim));
     // Each decompressed segment up-projects every key below its end once.
     const double up_keys = decompressed > 0 ? static_cast<double>(shape.depth) + decompressed : 0.0;
     const auto kv_b = static_cast<double>(kv_b_parameters(c));
 
+    const bool wide = formats.attention.input() == DType::f32;
+    const cache::KvLayout layout = kv_layout(c, wide ? mla::KvFormat::f32 : mla::KvFormat::bf16);
+    cost.cache_bytes = (sequences * static_cast<double>(shape.depth) + tokens) *
+                       static_cast<double>(layout.bytes_per_token());
     for (std::int64_t layer = 0; layer < c.num_hidden_layers; ++layer) {
         const LayerParameters p = layer_parameters(c, layer);
         cost.weight_bytes += fixed_bytes(c, p, formats);
         cost.flops += 2 * tokens * (static_cast<double>(p.fixed) - kv_b);
         cost.flops += 2 * kv_b * (tokens - decompressed + up_keys) + attention_flops;
-        cost.cache_bytes += (sequences * static_cast<double>(shape.depth) + tokens) * mla::kKey *
-                            (formats.attention.input() == DType::f32 ? 4 : 2);
         if (p.routed == 0) continue;
         const double share =
             static_cast<double>(c.num_experts_per_tok) / static_cast<double>(c.n_routed_experts);
@@ -149,7 +156,7 @@ std::uint64_t rounded_bytes(const ModelConfig& config, WeightCode code) {
 
 PairCost pair_cost(const ModelConfig& c) {
     const auto layers = static_cast<double>(c.num_hidden_layers * c.num_attention_heads);
-    const double absorbed = 2 * layers * (mla::kKey + mla::kLatent);
+    const double absorbed = 2 * layers * absorbed_columns(c);
     // The weights' type counts bytes only. A token alone sees itself: that pair is taken off.
     const double token = step_cost(c, StepFormats{}, StepShape{}).flops - absorbed;
     return {.absorbed = absorbed / token,

@@ -7,6 +7,7 @@
 #include "base/for_what.hpp"
 #include "model/activations.hpp"
 #include "model/decoder_layer.hpp"
+#include "model/kv_layout.hpp"
 
 namespace espalier::model {
 namespace {
@@ -69,7 +70,7 @@ struct DeepseekModel::State {
           backend(backend_in),
           kernels(kernels_in),
           limits(limits_in),
-          kv_layout(cache::make_layout(config.num_hidden_layers, format)),
+          kv_layout(model::kv_layout(config, format)),
           rule(config),
           activations_arena(std::move(activations)),
           scratch(std::move(scratch_memory)),
@@ -99,9 +100,14 @@ Expected<void> DeepseekModel::State::check_batch(const batch::BatchView& batch,
     if (longest > limits.max_kv_len)
         return fail(ErrorKind::exhausted, "a sequence of {} tokens: this model was set up for {}",
                     longest, limits.max_kv_len);
-    if (static_cast<std::int64_t>(kv.layout().target.size()) != config.num_hidden_layers)
-        return fail(ErrorKind::invalid, "a cache of {} layers for a model of {}",
-                    kv.layout().target.size(), config.num_hidden_layers);
+    const std::int64_t layers = kv.layout().layers(cache::Plane::Of::target);
+    if (layers != config.num_hidden_layers)
+        return fail(ErrorKind::invalid, "a cache of {} layers for a model of {}", layers,
+                    config.num_hidden_layers);
+    const KeyDims& keys = kv.layout().planes.front().columns;
+    if (keys != config.key_dims())
+        return fail(ErrorKind::invalid, "a cache of {} + {} columns for a model of {} + {}",
+                    keys.latent, keys.rope, config.kv_lora_rank, config.qk_rope_head_dim);
     const std::int32_t rows = std::max(batch.absorbed.rows, batch.decompressed.rows);
     if (rows > limits.max_rows)
         return fail(ErrorKind::exhausted, "a batch of {} rows: this model was set up for {}", rows,
@@ -270,8 +276,10 @@ Expected<void> DeepseekModel::run_moves(std::int64_t moves, cache::KvStorage& kv
     call.moves = moves;
     call.source = state_->a.move_source;
     call.destination = state_->a.move_destination;
-    for (std::size_t layer = 0; layer < kv.layout().target.size(); ++layer) {
-        call.kv = kv.target(static_cast<std::int64_t>(layer));
+    const std::vector<cache::Plane>& planes = kv.layout().planes;
+    for (std::size_t plane = 0; plane < planes.size(); ++plane) {
+        if (planes[plane].model != cache::Plane::Of::target || !planes[plane].of_slots) continue;
+        call.kv = kv.pages(plane);
         ESPALIER_RETURN_IF_ERROR(state_->kernels.compact(state_->context, call));
     }
     return {};

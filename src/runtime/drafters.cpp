@@ -90,12 +90,12 @@ LoadOptions with_drafters(LoadOptions options, const DrafterChoice& drafters,
     return options;
 }
 
-cache::KvLayout layout_with(cache::KvLayout target, const DrafterChoice& drafters,
+cache::KvLayout layout_with(const cache::KvLayout& target, const DrafterChoice& drafters,
                             const ModelFiles& files) {
     std::vector<std::int64_t> widths;
     if (drafters.mtp) widths.push_back(files.checkpoint->config().hidden_size);
     if (drafters.eagle3) widths.push_back(files.draft->config().hidden_size);
-    return draft::layout_with(std::move(target), widths);
+    return draft::layout_with(target, widths);
 }
 
 draft::DraftSet draft_set(const LoadedModel& loaded, const DrafterChoice& drafters) {

@@ -46,7 +46,7 @@ LoadOptions with_drafters(LoadOptions options, const DrafterChoice& drafters,
                           const ModelFiles& files);
 
 // The layout of pages that hold the drafters' layers beside the target's; reads no weights.
-cache::KvLayout layout_with(cache::KvLayout target, const DrafterChoice& drafters,
+cache::KvLayout layout_with(const cache::KvLayout& target, const DrafterChoice& drafters,
                             const ModelFiles& files);
 
 // The draft models among what was loaded.

@@ -5,6 +5,7 @@
 
 #include "base/cpu_features.hpp"
 #include "checkpoint/model_hash.hpp"
+#include "model/kv_layout.hpp"
 #include "ops/sampling.hpp"
 #include "runtime/sizes.hpp"
 
@@ -26,7 +27,8 @@ Expected<TextIdentity> identity_without_model(const checkpoint::Checkpoint& chec
     identity.activations = kOwn;
     identity.head = kOwn;
     ESPALIER_ASSIGN_OR_RETURN(const mla::KvFormat own, kv_format_of(checkpoint));
-    identity.kv_format = mla::name_of(options.kv_format.value_or(own));
+    identity.kv_format =
+        model::kv_layout(checkpoint.config(), options.kv_format.value_or(own)).formats();
     identity.prefill_segment = prefill_segment;
     identity.backend = cpu ? "cpu" : "cuda";
     identity.family = cpu ? "cpu" : "hopper";

@@ -10,6 +10,7 @@
 #include "cache/kv_storage.hpp"
 #include "checkpoint/quantization.hpp"
 #include "model/cost.hpp"
+#include "model/kv_layout.hpp"
 #include "model/mapped_experts.hpp"
 #include "runtime/memory_limit.hpp"
 #include "runtime/working_memory.hpp"
@@ -126,8 +127,7 @@ Expected<SizeFacts> size_facts(const ModelFiles& files, const DrafterChoice& dra
     const checkpoint::ModelConfig& config = files.checkpoint->config();
     ESPALIER_ASSIGN_OR_RETURN(const mla::KvFormat own, kv_format_of(*files.checkpoint));
     const cache::KvLayout layout =
-        layout_with(cache::make_layout(config.num_hidden_layers, options.kv_format.value_or(own)),
-                    drafters, files);
+        layout_with(model::kv_layout(config, options.kv_format.value_or(own)), drafters, files);
     std::uint64_t weights = options.rounding ? model::rounded_bytes(config, *options.rounding)
                                              : files.checkpoint->total_bytes();
     if (drafters.eagle3) weights += files.draft->total_bytes();

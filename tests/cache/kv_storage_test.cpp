@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "base/cpu_device.hpp"
 
 namespace espalier::cache {
@@ -26,12 +28,15 @@ TEST(KvStorage, OnePageIdIsGoodForEveryLayer) {
     EXPECT_NE(storage->target(0).data, storage->target(1).data);
 }
 
-TEST(KvStorage, DraftLayersAndTailStatesHaveThePagesOfTheTarget) {
+TEST(KvStorage, DraftLayersAndTailStatesArePlanesOfTheTargetsPages) {
     CpuDevice device(1);
     KvLayout layout = make_layout(2, mla::KvFormat::f32);
-    layout.draft = make_layout(1, mla::KvFormat::bf16).target;
-    layout.tail_hidden = 100;
+    layout.planes.push_back(
+        slot_plane(kLatents, Plane::Of::draft, 0, mla::KvFormat::bf16, KeyDims{}));
+    layout.planes.push_back(tail_plane(0, 100));
     EXPECT_EQ(layout.bytes_per_page(), 2 * 64 * 576 * 4 + 64 * 576 * 2 + 400);
+    EXPECT_EQ(layout.layers(Plane::Of::target), 2);
+    EXPECT_EQ(layout.layers(Plane::Of::draft), 1);
     auto storage = KvStorage::create(device, layout, 7);
     ASSERT_TRUE(storage);
     const mla::KvPages pages = storage->draft(0);
@@ -40,11 +45,43 @@ TEST(KvStorage, DraftLayersAndTailStatesHaveThePagesOfTheTarget) {
     EXPECT_EQ(pages.page_count, 7);
     pages.data[7 * pages.page_stride - 1] = std::byte{1};  // the last byte is ours
     EXPECT_THROW(storage->draft(1), CheckFailure);
-    const Matrix tails = storage->tail_hidden();
+    const Matrix tails = storage->tail_states(0);
     EXPECT_EQ(tails.rows, 7);
     EXPECT_EQ(tails.cols, 100);
     tails.row<float>(6)[99] = 1.0f;
+    EXPECT_THROW(storage->tail_states(1), CheckFailure);
+    EXPECT_THROW(storage->pages(3), CheckFailure);  // pages have it as a whole
     EXPECT_EQ(storage->target(0).format, mla::KvFormat::f32);
+}
+
+// 128 codes and a scale for each slot, as no model here has them: the seam for a further plane.
+TEST(KvStorage, AFurtherPlaneIsCountedAllocatedFilledAndNamedLikeTheFirst) {
+    constexpr std::string_view kMarks = "marks";
+    const KeyDims columns{128, 0};
+    KvLayout layout = make_layout(2, mla::KvFormat::bf16);
+    const std::int64_t latents = layout.bytes_per_page();
+    for (const std::int64_t layer : {0, 1})
+        layout.planes.push_back(
+            slot_plane(kMarks, Plane::Of::target, layer, mla::KvFormat::fp8_token, columns));
+    EXPECT_EQ(layout.bytes_per_page(), latents + 2 * 64 * 132);
+    EXPECT_EQ(layout.bytes_per_token(), 2 * (576 * 2 + 132));
+    EXPECT_EQ(layout.layers(Plane::Of::target), 2);
+    EXPECT_EQ(layout.formats(), "bf16, marks fp8_token");
+    EXPECT_EQ(layout.layer(Plane::Of::target, 1).planes.size(), 2);
+
+    CpuDevice device(1);
+    auto storage = KvStorage::create(device, layout, 3);
+    ASSERT_TRUE(storage);
+    const mla::KvPages marks = storage->pages(layout.index_of(kMarks, Plane::Of::target, 1));
+    EXPECT_EQ(marks.dims, columns);
+    EXPECT_EQ(marks.page_stride, 64 * 132);
+    ASSERT_TRUE(storage->fill(device, std::byte{0xFF}));
+    for (std::size_t plane = 0; plane < layout.planes.size(); ++plane) {
+        const mla::KvPages pages = storage->pages(plane);
+        EXPECT_EQ(std::count(pages.data, pages.data + 3 * pages.page_stride, std::byte{0xFF}),
+                  3 * pages.page_stride)
+            << layout.planes[plane].name;
+    }
 }
 
 TEST(KvStorage, RefusesImpossibleSizes) {
@@ -73,7 +110,7 @@ TEST(KvStorage, SaysWhoseMemoryWasRefused) {
     const auto refused = KvStorage::create(device, make_layout(1, mla::KvFormat::bf16), 2);
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().message,
-              "a layer of 2 pages of the cache: cannot allocate 147456 bytes");
+              "the latents of a layer in 2 pages of the cache: cannot allocate 147456 bytes");
 }
 
 }  // namespace

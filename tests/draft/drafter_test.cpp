@@ -205,11 +205,15 @@ DraftKv draft_kv(DraftingEngine& engine, RequestSlot slot) {
         }
         kv.slots.push_back(std::move(bytes));
     }
-    const Matrix tails = engine.storage().tail_hidden();
-    for (std::int64_t page = 0; page < length / 64; ++page)
-        kv.tails.emplace_back(
-            reinterpret_cast<const char*>(tails.row<float>(pages[static_cast<std::size_t>(page)])),
-            static_cast<std::size_t>(tails.cols) * sizeof(float));
+    for (std::int64_t page = 0; page < length / 64; ++page) {
+        std::string& states = kv.tails.emplace_back();
+        for (std::int64_t layer = 0; layer < 2; ++layer) {
+            const Matrix tails = engine.storage().tail_states(layer);
+            states.append(reinterpret_cast<const char*>(
+                              tails.row<float>(pages[static_cast<std::size_t>(page)])),
+                          static_cast<std::size_t>(tails.cols) * sizeof(float));
+        }
+    }
     return kv;
 }
 

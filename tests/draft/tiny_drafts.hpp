@@ -119,14 +119,15 @@ class DraftingEngine {
     std::span<ModelDrafter* const> models() const { return models_; }
     // NaN in all KV of draft layers and in the tail states: on the CPU.
     void poison_drafts() {
-        for (std::int64_t layer = 0; layer < std::ssize(storage_->layout().draft); ++layer) {
+        for (std::int64_t layer = 0; layer < storage_->layout().layers(cache::Plane::Of::draft);
+             ++layer) {
             const mla::KvPages pages = storage_->draft(layer);
             std::memset(pages.data, 0xFF,
                         static_cast<std::size_t>(pages.page_count * pages.page_stride));
+            const Matrix tails = storage_->tail_states(layer);
+            std::memset(tails.data, 0xFF,
+                        static_cast<std::size_t>(tails.rows * tails.cols) * sizeof(float));
         }
-        const Matrix tails = storage_->tail_hidden();
-        std::memset(tails.data, 0xFF,
-                    static_cast<std::size_t>(tails.rows * tails.cols) * sizeof(float));
     }
     void flush() {
         for (ModelDrafter* drafter : models_)

@@ -81,7 +81,7 @@ TEST(Lossless, EveryRequestEqualsItselfRunAloneAndPlainly) {
 // The same with a cache of e4m3 latents: other numbers, as lossless.
 TEST(Lossless, AnFp8CacheToo) {
     const Subject subject = engine::tiny_target(engine::Family::v3_fp8_cache).target();
-    ASSERT_EQ(subject.model.kv_layout().target[0].format, mla::KvFormat::fp8_token);
+    ASSERT_EQ(subject.model.kv_layout().planes[0].format, mla::KvFormat::fp8_token);
     for (std::uint64_t seed = kFirstSeed; seed < kFirstSeed + kWorkloads / 10; ++seed) {
         const auto verdict = check_workload(random_workload(seed, subject), subject);
         ASSERT_TRUE(verdict) << verdict.error().message;

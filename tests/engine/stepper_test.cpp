@@ -23,8 +23,9 @@ namespace {
 std::vector<std::byte> cache_bytes(cache::KvStorage& storage, std::span<const std::int32_t> pages,
                                    std::int64_t length) {
     std::vector<std::byte> bytes;
-    for (std::size_t layer = 0; layer < storage.layout().target.size(); ++layer) {
-        const mla::KvPages kv = storage.target(static_cast<std::int64_t>(layer));
+    const std::int64_t layers = storage.layout().layers(cache::Plane::Of::target);
+    for (std::int64_t layer = 0; layer < layers; ++layer) {
+        const mla::KvPages kv = storage.target(layer);
         const std::int64_t slot_bytes = kv.page_stride / kv.page_tokens;
         for (std::int64_t slot = 0; slot < length; ++slot) {
             const std::byte* at =
