@@ -124,6 +124,9 @@ Expected<Eagle3Config> parse_eagle3_config(std::string_view json_text, std::stri
     config.layer.architecture = Architecture::deepseek_v3;
     read_sizes(fields, config.layer);
     read_attention(fields, config.layer);
+    if (config.layer.kv_lora_rank != KeyDims{}.latent)
+        fields.refuse(ErrorKind::unsupported, "kv_lora_rank is {}, drafts have only {}",
+                      config.layer.kv_lora_rank, KeyDims{}.latent);
     read_rope(fields, config.layer);
     read_quantization(fields, config.layer);
     read_draft(fields, config);

@@ -80,13 +80,6 @@ SizeDefaults sizes_of(Wrapper wrapper) {
             .max_position_embeddings = 2048};
 }
 
-void require_exactly(ConfigFields& fields, const char* key, std::int64_t value,
-                     std::int64_t supported) {
-    if (value != supported)
-        fields.refuse(ErrorKind::unsupported, "{} is {}, the attention library supports only {}",
-                      key, value, supported);
-}
-
 // null means none of it; only a field that is not there takes the class's default.
 std::int64_t read_count(ConfigFields& fields, const char* key, std::int64_t high,
                         std::int64_t absent) {
@@ -110,13 +103,16 @@ void read_attention(ConfigFields& fields, ModelConfig& config) {
         fields.refuse(ErrorKind::unsupported,
                       "use_mla is false: keys and values of each head, no latents");
     config.q_lora_rank = read_count(fields, "q_lora_rank", kMaxWidth, absent.q_lora_rank);
-    config.kv_lora_rank = fields.integer("kv_lora_rank", 0, kMaxWidth, 512);
+    config.kv_lora_rank = fields.integer("kv_lora_rank", 1, kMaxWidth, 512);
     config.qk_rope_head_dim = fields.integer("qk_rope_head_dim", 0, kMaxWidth, 64);
     config.qk_nope_head_dim =
         fields.integer("qk_nope_head_dim", 0, kMaxWidth, absent.head_dims.nope);
     config.v_head_dim = fields.integer("v_head_dim", 0, kMaxWidth, absent.head_dims.value);
-    require_exactly(fields, "kv_lora_rank", config.kv_lora_rank, 512);
-    require_exactly(fields, "qk_rope_head_dim", config.qk_rope_head_dim, 64);
+    // Latents of any width: kernels say which they have (mla::Kernels::check_dims).
+    if (config.qk_rope_head_dim != KeyDims{}.rope)
+        fields.refuse(ErrorKind::unsupported,
+                      "qk_rope_head_dim is {}, the attention library supports only {}",
+                      config.qk_rope_head_dim, KeyDims{}.rope);
     if (index_of(config.head_dims()) == kHeadDimsCount)
         fields.refuse(ErrorKind::unsupported,
                       "qk_nope_head_dim is {} and v_head_dim is {}, the attention library supports "

@@ -139,6 +139,10 @@ Expected<LoadedModel> LoadedModel::load(std::shared_ptr<const checkpoint::Checkp
     loaded.rounding = options.rounding;
     ESPALIER_RETURN_IF_ERROR(options.device == DeviceKind::cuda ? take_gpu(options, loaded)
                                                                 : take_cpu(options, loaded));
+    const checkpoint::ModelConfig& config = loaded.checkpoint->config();
+    ESPALIER_RETURN_IF_ERROR(
+        for_what(loaded.kernels->check_dims(config.key_dims(), config.head_dims()),
+                 loaded.checkpoint->directory().string()));
 
     const auto start = std::chrono::steady_clock::now();
     ESPALIER_ASSIGN_OR_RETURN(const auto packed, packed_weights(*loaded.checkpoint, options));

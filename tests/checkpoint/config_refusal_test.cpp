@@ -107,7 +107,7 @@ TEST(ConfigRefusal, QuantisationsByName) {
 }
 
 TEST(ConfigRefusal, ShapesTheAttentionLibraryDoesNotHave) {
-    expect_refused_with("kv_lora_rank", 256, {"kv_lora_rank is 256", "512"});
+    expect_refused_with("kv_lora_rank", 0, {"kv_lora_rank is 0"});
     expect_refused_with("qk_rope_head_dim", 32, {"qk_rope_head_dim is 32", "64"});
     expect_refused_with("qk_nope_head_dim", 64, {"qk_nope_head_dim is 64", "128"});
     expect_refused_with("v_head_dim", 192, {"v_head_dim is 192", "128"});

@@ -165,6 +165,27 @@ TEST(Runtime, RefusesBeforeTheWeightsAreRead) {
 }
 
 // Drafts of Sapling's own MTP layer and of its EAGLE3 head are mostly right, and change no text.
+// Latents of 256 columns: kernels say what they have before any weight is packed.
+TEST(Runtime, RefusesWidthsThatNoKernelHas) {
+    const TemporaryDirectory directory;
+    const std::string path = (directory.path() / "model").string();
+    ThreadPool pool(1);
+    auto synthetic = checkpoint::synthetic_preset("tiny-v3").value();
+    synthetic.config.kv_lora_rank = 256;
+    ASSERT_TRUE(checkpoint::write_synthetic(synthetic, path, pool));
+    RuntimeOptions options;
+    options.model = path;
+    bool reported = false;
+    options.load.progress = [&](const auto&...) { reported = true; };
+    const auto refused = Runtime::open(options);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().message,
+              path +
+                  ": attention over keys of 256 latent and 64 rotated columns: 512 and 64 are "
+                  "possible");
+    EXPECT_FALSE(reported);
+}
+
 TEST(Runtime, DraftModelsChangeTheWorkAndNotTheText) {
     const auto run = [](std::vector<std::string> speculate, float temperature) {
         RuntimeOptions options = sapling_options();
