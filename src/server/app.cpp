@@ -49,13 +49,20 @@ ApiError no_route(const HttpRequest& head) {
 }
 
 OrderedJson model_json(const ServedModel& model, const std::string& name) {
+    const ModelFacts& facts = model.facts();
     return {{"id", name},
             {"object", "model"},
             {"created", model.created()},
             {"owned_by", "espalier"},
             {"root", model.name()},
             {"parent", nullptr},
-            {"max_model_len", model.max_model_len()}};
+            {"max_model_len", model.max_model_len()},
+            {"espalier",
+             {{"architecture", facts.architecture},
+              {"weights", facts.weights},
+              {"cache", facts.cache},
+              {"device", facts.device},
+              {"drafters", model.engine().status().drafters}}}};
 }
 
 }  // namespace

@@ -11,7 +11,9 @@
 #include <utility>
 
 #include "base/mapped_file.hpp"
+#include "checkpoint/quantization.hpp"
 #include "runtime/grammars.hpp"
+#include "runtime/identity.hpp"
 
 namespace espalier::server {
 namespace {
@@ -28,6 +30,26 @@ tl::unexpected<Error> refused(const Error& error, const std::string& field,
     if (advice.empty() || error.kind == ErrorKind::exhausted)
         return fail_field(error.kind, field, "{}", error.message);
     return fail_field(error.kind, field, "{}; {}", error.message, advice);
+}
+
+Expected<ModelFacts> facts_of(const runtime::LoadedModel& loaded) {
+    const checkpoint::Checkpoint& checkpoint = *loaded.checkpoint;
+    const checkpoint::ModelConfig& config = checkpoint.config();
+    const runtime::LoadOptions as_loaded{.device = loaded.device->kind(),
+                                         .kv_format = loaded.kv_format,
+                                         .rounding = loaded.rounding};
+    ESPALIER_ASSIGN_OR_RETURN(const TextIdentity identity,
+                              runtime::identity_without_model(checkpoint, as_loaded, 0));
+    ModelFacts facts{.architecture = std::string(checkpoint::name_of(config.architecture)),
+                     .weights = {},
+                     .cache = identity.kv_format,
+                     .device = fmt::format("{}, {}", identity.backend, identity.variant)};
+    const auto projection =
+        checkpoint::find_weight(checkpoint, "model.layers.0.self_attn.o_proj", config.hidden_size,
+                                config.num_attention_heads * config.v_head_dim);
+    if (projection) facts.weights = checkpoint::name_of(projection->weights.type);
+    if (loaded.rounding) facts.weights = identity.weights;
+    return facts;
 }
 
 constexpr const char* kThinking[] = {"thinking", "enable_thinking"};
@@ -72,6 +94,7 @@ Expected<std::shared_ptr<const ServedModel>> ServedModel::make(runtime::Runtime&
     Parts parts;
     parts.names = options.served_model_name;
     if (parts.names.empty()) parts.names.push_back(default_model_name(files.name));
+    ESPALIER_ASSIGN_OR_RETURN(parts.facts, facts_of(runtime.loaded()));
     ESPALIER_ASSIGN_OR_RETURN(parts.chat_template, open_template(files, options.chat_template));
     ESPALIER_ASSIGN_OR_RETURN(
         parts.formats,
@@ -88,6 +111,7 @@ ServedModel::ServedModel(runtime::Runtime& runtime, Parts parts)
       loaded_(runtime.loaded()),
       engine_(runtime.engine()),
       names_(std::move(parts.names)),
+      facts_(std::move(parts.facts)),
       template_(std::move(parts.chat_template)),
       formats_(parts.formats),
       compiler_(std::move(parts.compiler)),

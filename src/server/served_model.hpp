@@ -25,6 +25,14 @@ namespace espalier::server {
 // A directory's own name, or ORG/NAME as it is.
 std::string default_model_name(const std::string& model);
 
+// What runs, in words for people; /v1/models and the page have them.
+struct ModelFacts {
+    std::string architecture;
+    std::string weights;  // the type of a projection, or what it was rounded to; empty: not known
+    std::string cache;
+    std::string device;  // with the variant of its kernels
+};
+
 class ServedModel {
   public:
     // The runtime outlives it.
@@ -36,6 +44,7 @@ class ServedModel {
     // True of an empty name: a request without one means the only model there is.
     bool is_called(std::string_view name) const;
     std::int64_t created() const { return created_; }
+    const ModelFacts& facts() const { return facts_; }
     engine::Engine& engine() const { return engine_; }
     // None: all weights are in memory.
     std::optional<ExpertBytes> expert_bytes() const;
@@ -92,6 +101,7 @@ class ServedModel {
                                                                const std::string& path);
     struct Parts {
         std::vector<std::string> names;
+        ModelFacts facts;
         std::optional<ChatTemplate> chat_template;
         output::Formats formats;
         std::unique_ptr<grammar::Compiler> compiler;
@@ -104,6 +114,7 @@ class ServedModel {
     const runtime::LoadedModel& loaded_;
     engine::Engine& engine_;
     const std::vector<std::string> names_;
+    const ModelFacts facts_;
     const std::optional<ChatTemplate> template_;  // none: the model has none
     const output::Formats formats_;
     const std::unique_ptr<grammar::Compiler> compiler_;
