@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what Espalier needs from Debian 12's own packages, by name, and fetches xgrammar's sources into .cache; does
-# nothing when all is there.
+# Installs what Espalier needs from Debian 12's own packages, by name, and fetches xgrammar's sources and the page's libraries
+# into .cache; does nothing when all is there.
 #   tools/setup.sh run    what building and running needs
 #   tools/setup.sh test   that, and what the tests, sanitizers and fuzzers need
 #   tools/setup.sh gpu    what building and `make gpu-test` need, but nvcc and the driver
@@ -22,6 +22,11 @@ package_packages=(dpkg-dev)
 clients_packages=(python3-venv)
 python_packages=(python3-dev python3-venv)
 deploy_packages=(dpkg-dev python3-venv systemd strace mmdebstrap)
+# npm brings the page's libraries: into what is shipped, and where the page is tested.
+if ! command -v npm > /dev/null; then
+    page_packages+=(npm)
+    package_packages+=(npm)
+fi
 
 case "${1:-}" in
     run) packages=("${run_packages[@]}") ;;
@@ -109,7 +114,45 @@ END
     rm -rf "$work"
 }
 
+# What reads Markdown in the server's page, embedded by src/server/page/embed.cmake: packages of npm, which a machine may lack.
+# Without them the page shows an answer as plain text.
+fetch_page_libraries() {
+    local packages=(
+        "marked 18.2.0 lib/marked.umd.js marked f8f191f70f642128653254bf4b511e7fd7d77962b4c2a186d5f192e47f93d800"
+        "dompurify 3.4.18 dist/purify.min.js purify 8b86f79c6481fec23dd81d4de32179422668912ed033c0c47e786a6e70cb3379"
+        "@highlightjs/cdn-assets 11.12.0 highlight.min.js highlight b8a006d30f45afe783072569f3d69c5b60c0e7b9ca28cd474e12f2584e2a3bd9"
+    )
+    local folder=.cache/page-libraries-1 # another number with other packages: a build directory sees that they changed
+    [ -d "$folder" ] && return 0
+
+    echo "set-up: fetching the page's libraries"
+    mkdir -p .cache
+    local work package name version file short sha256
+    work=$(mktemp -d "$PWD/.cache/page.XXXXXX")
+    mkdir "$work/made"
+    for package in "${packages[@]}"; do
+        read -r name version file short sha256 <<< "$package"
+        if ! (cd "$work" && npm pack "$name@$version" > log 2>&1); then
+            tail -3 "$work/log" >&2
+            rm -rf "$work"
+            echo "set-up: $name $version could not be fetched with npm: the server's page will show Markdown as plain text" >&2
+            return 0
+        fi
+        if ! echo "$sha256  $(echo "$work"/*.tgz)" | sha256sum --check --status; then
+            rm -rf "$work"
+            echo "set-up: $name $version is not the archive that was tested (its sha256 is another)" >&2
+            exit 1
+        fi
+        tar -xzf "$work"/*.tgz -C "$work" "package/$file"
+        mv "$work/package/$file" "$work/made/$short.js"
+        rm "$work"/*.tgz
+    done
+    mv "$work/made" "$folder"
+    rm -rf "$work"
+}
+
 cd "$(dirname "$0")/.."
 install_packages
 fetch_xgrammar
+fetch_page_libraries
 if [ "$1" = long ]; then install_python_packages; fi
