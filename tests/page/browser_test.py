@@ -1,71 +1,38 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The page of a real server in a real browser: send, stream, stop, sources, trees, charts, modes, a key, the keyboard.
+"""The page of a real server in a real browser, each of its features: conversations, Markdown, settings, the drawer, the
+comparison, a key, the keyboard, a phone, contrast and names, its size, and no request to anywhere else.
 
   tests/page/browser_test.py build/cpu/espalier models/sapling models/sapling-eagle3 [--pictures docs/pictures]
 Needs chromium. Nothing here depends on how fast the machine is: what must happen while text comes is done in the page, with
 the first token.
 """
 import argparse
+import gzip
 import pathlib
 import subprocess
 import sys
 import tempfile
+import urllib.request
 
+import conversations
+import markdown
+import settings
+from accessibility import can_be_used, finds_faults, tab_stops
 from devtools import Browser
+from page import ENDED, SAID, answer_by_server, answer_with, ask, check, choose, click, figures, leave_page, open_page, press_button, set_value
+from pictures import takes_pictures
 from serving import metric, serving
 
 PROMPT = 'class Stack:\n    """A stack of items."""\n\n    def __init__(self):\n        self.items = []\n'
-LAST = "document.querySelector('.message:last-child')"
-SAID = f"{LAST}.querySelector('.said').textContent"
-ENDED = "document.getElementById('send').disabled === false"
+MOST_BYTES = 250_000  # of the page, compressed
 
 
-def check(condition, what):
-    if not condition:
-        raise AssertionError(what)
-    print("ok", what)
-
-
-def open_page(browser, address):
-    browser.call("Page.navigate", url=address + "/")
-    browser.wait_for("document.readyState === 'complete' && !!document.getElementById('status')")
-    browser.wait_for("/Ready|key/.test(document.getElementById('status').textContent)")
-
-
-def leave_page(browser):
-    """Before its server ends: it would go on asking for metrics."""
-    browser.call("Page.navigate", url="about:blank")
-    browser.wait_for("location.href === 'about:blank'")
-
-
-def choose(browser, mode="completion", drafts="tree", tokens=128):
-    browser.evaluate(f"document.getElementById('mode-{mode}').click()")
-    browser.evaluate(f"document.getElementById('drafts').value = '{drafts}'")
-    browser.evaluate(f"document.getElementById('max-tokens').value = {tokens}")
-
-
-def ask(browser, text, at_first_token=""):
-    """Types and sends; `at_first_token` runs in the page when the first text of the answer is there."""
-    browser.evaluate("""(() => {
-        window.at_first = null;
-        const log = document.getElementById('log'), before = log.querySelectorAll('.message').length;
-        const prompt_parts = () => log.querySelector('.message:last-child .prompt-part')?.textContent.length ?? 0;
-        const watch = new MutationObserver(() => {
-            const answers = [...log.querySelectorAll('.message')].slice(before);
-            const answer = answers.find((one) => one.querySelector('.who').textContent !== 'You');
-            if (!answer || answer.querySelector('.said').textContent.length <= prompt_parts()) return;
-            watch.disconnect();
-            window.at_first = { busy: log.getAttribute('aria-busy') };
-            %s;
-        });
-        watch.observe(log, { childList: true, subtree: true, characterData: true });
-        document.getElementById('prompt').focus();
-    })()""" % at_first_token)
-    browser.type(text)
-    browser.press("Enter", 13)
-    browser.wait_for("window.at_first !== null")
-    browser.wait_for(ENDED)
+def is_small(address):
+    with urllib.request.urlopen(address + "/") as answer:
+        page = answer.read()
+    check(len(gzip.compress(page)) <= MOST_BYTES, f"the page has {len(gzip.compress(page))} bytes compressed, of {MOST_BYTES}")
+    check(b"highlight.js" in page.lower() and b"dompurify" in page.lower() and b"marked" in page, "Markdown's libraries are in it")
 
 
 def converses(browser):
@@ -75,102 +42,99 @@ def converses(browser):
     check(browser.evaluate(SAID).startswith(PROMPT) and len(browser.evaluate(SAID)) > len(PROMPT) + 100, "a text is continued")
     check(browser.evaluate("/tokens/.test(document.getElementById('status').textContent)"), "the status tells of the end")
     check(browser.evaluate("document.activeElement.id") == "prompt", "the focus is back in the prompt")
-
-
-def shows_sources_and_trees(browser):
     drafted = browser.evaluate("document.querySelectorAll('.said .token').length")
     check(drafted > 0, f"{drafted} tokens show which drafter they came from")
-    check(browser.evaluate("document.querySelectorAll('#trees svg .node.lit').length") > 0, "a tree has its accepted path lit")
-    check(browser.evaluate("""[...document.querySelectorAll('#trees svg')].some((tree) =>
-        tree.querySelectorAll('.node').length > tree.querySelectorAll('.node.lit').length)"""), "a tree has branches that were not taken")
-    check(browser.evaluate("document.querySelector('#trees svg').getAttribute('aria-label')").startswith("Draft tree of"), "a tree is described")
+    hidden = "(() => { const log = document.getElementById('log'); return log.scrollHeight - log.scrollTop - log.clientHeight; })()"
+    check(browser.evaluate(hidden) <= 1, "the last line is in sight")
+    click(browser, "#show-list")
+    browser.look(1100, 500)
+    browser.wait_for(hidden + " <= 1")
+    check(True, "also when its place becomes smaller")
+    browser.look(1280, 860)
+    click(browser, "#show-list")
 
 
 def drafts_change_no_text(browser):
     """One text, however it was drafted; without drafts there are no trees."""
     texts = set()
     for drafts in ("auto", "chain", "tree", "off"):
-        browser.evaluate("document.getElementById('clear').click()")
+        browser.evaluate("show_example(document.getElementById('trees'))")
         choose(browser, drafts=drafts, tokens=60)
         ask(browser, PROMPT)
         texts.add(browser.evaluate(SAID))
     check(len(texts) == 1, "drafts change no text")
-    check(browser.evaluate("document.querySelectorAll('#trees .step').length") == 0, "without drafts there is no tree")
-
-
-def chats(browser):
-    browser.evaluate("document.getElementById('clear').click()")
-    choose(browser, mode="chat", tokens=40)
-    for turn in (1, 2):
-        ask(browser, "Write a function.")
-        check(browser.evaluate("document.querySelectorAll('.message').length") == 2 * turn, f"turn {turn} has its question and its answer")
+    check(browser.evaluate("document.querySelectorAll('#trees .step:not(.example)').length") == 0, "without drafts there is no tree")
 
 
 def stops(browser, address, by):
     choose(browser, tokens=2000)
     ask(browser, PROMPT, at_first_token=by)
-    check("stopped" in browser.evaluate(f"{LAST}.querySelector('.figures').textContent"), f"an answer ends by {by[:60]}")
+    check("stopped" in figures(browser), f"an answer ends by {by[:60]}")
     browser.wait(lambda: metric(address, "num_requests_running") == 0, "the end of the request in the server")
     check(metric(address, "pages_owned") == 0, "a stopped request holds no page")
 
 
-def draws_charts(browser):
-    browser.wait_for("[...document.querySelectorAll('.chart .now')].filter(n => n.textContent !== '–').length >= 2")
-    check(browser.evaluate("document.querySelectorAll('.chart svg path').length") >= 10, "charts have their lines")
+def shows_everything(browser):
+    """A conversation with all that an answer may have: code, a table, reasoning, a call, tokens of each source, a refusal."""
+    choose(browser, mode="chat")
+    answer_with(browser, [{"content": piece} for piece in markdown.GOOD.splitlines(keepends=True)] + [{"reasoning_content": "Hm."}])
+    ask(browser, "Show all")
+    press_button(browser, "Regenerate")
+    browser.wait_for(ENDED)
+    browser.evaluate("page.current.nodes[page.current.head].tokens.push(...Object.keys(SOURCES).map((name) => [`from ${name} `, name]))")
+    browser.evaluate("api.stream = async function* () { throw new Error('This one is refused.'); }")
+    ask(browser, "Refuse this")
+    answer_with(browser, [{"tool_calls": [{"index": 0, "id": "call_1", "function": {"name": "clock", "arguments": "{}"}}]}], finish="tool_calls")
+    ask(browser, "Call a tool")
+    set_value(browser, "#set-top_p", 7)
+    answer_by_server(browser)
 
 
-def has_names(browser):
-    nameless = browser.evaluate("""[...document.querySelectorAll('button, input, select, textarea, [role=img], [tabindex]')].filter(e =>
-        !(e.textContent.trim() || e.getAttribute('aria-label') || e.labels?.length)).map(e => e.outerHTML)""")
-    check(nameless == [], f"every control has a name {nameless}")
-    browser.evaluate("document.querySelector('.skip').focus()")
-    order = [browser.evaluate("document.activeElement.className")]
-    for _ in range(10):
-        browser.press("Tab", 9)
-        order.append(browser.evaluate("document.activeElement.id || document.activeElement.className"))
-    wanted = [name for name in order if name in ("skip", "prompt", "max-tokens", "temperature", "drafts", "trees")]
-    check(wanted == ["skip", "prompt", "max-tokens", "temperature", "drafts", "trees"], f"tab goes down the page: {order}")
-
-
-def has_contrast(browser):
-    """Text against what it stands on, as WCAG 2 counts it: 4.5 : 1."""
-    poor = browser.evaluate("""(() => {
-        const light = (colour) => {
-            const [r, g, b] = colour.match(/[\\d.]+/g).map(Number).map((v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-            return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-        };
-        const ground = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor; if (!/, 0\\)$/.test(c)) return c; } return 'rgb(255, 255, 255)'; };
-        return [...document.querySelectorAll('.note, .who, .said, .token, .figures, figcaption, .parts, label, h1, h2, .status, .legend span')]
-            .filter((e) => e.textContent.trim() && e.offsetParent).map((e) => {
-                const a = light(getComputedStyle(e).color), b = light(ground(e));
-                return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), e.className || e.tagName];
-            }).filter(([ratio]) => ratio < 4.5);
-    })()""")
-    check(poor == [], f"text can be read {poor[:4]}")
+def can_be_used_everywhere(browser):
+    """Every panel, light and dark, wide and as a phone."""
+    finds_faults(browser)
+    shows_everything(browser)
+    for panel in ("list", "drawer", "settings"):
+        browser.evaluate(f"open_panel('{panel}', true)")
+    for dark in (False, True):
+        browser.look(1280, 860, dark)
+        for view in ("tokens", "text"):
+            click(browser, "#show-tokens")
+            browser.evaluate("for (const fold of document.querySelectorAll('details')) fold.open = true")
+            can_be_used(browser, f"all panels, {'dark' if dark else 'light'}, {view}", 60)
+    order = [name for name in tab_stops(browser) if name in ("show-list", "show-drawer", "new", "search", "mode-chat", "show-tokens", "log", "set-system", "prompt",
+                                                             "show-settings", "drafts", "compare", "send", "trees")]
+    check(order == ["show-list", "show-drawer", "new", "search", "mode-chat", "show-tokens", "log", "set-system", "prompt", "show-settings", "drafts", "compare", "send", "trees"],
+          f"Tab goes down the page: {order}")
+    for panel in ("list", "drawer", "settings"):
+        browser.evaluate(f"open_panel('{panel}', false)")
 
 
 def fits_a_phone(browser):
-    browser.look(390, 844, mobile=True)
-    check(browser.evaluate("document.documentElement.scrollWidth") <= 390, "nothing is wider than a phone")
+    for dark in (False, True):
+        browser.look(390, 844, dark, mobile=True)
+        check(browser.evaluate("document.documentElement.scrollWidth") <= 390, "nothing is wider than a phone")
+        for panel in ("list", "drawer", "settings"):
+            click(browser, f"#show-{panel}")
+            check(browser.evaluate(f"document.getElementById('{panel}').contains(document.activeElement)"), f"the focus is in {panel}")
+            check(browser.evaluate("document.documentElement.scrollWidth") <= 390, f"{panel} fits a phone")
+            can_be_used(browser, f"{panel} on a phone", 10)
+            if panel == "settings":
+                click(browser, "#show-settings")
+            else:
+                browser.press("Escape", 27)
+                check(browser.evaluate(f"document.getElementById('{panel}').hidden && document.activeElement.id === 'show-{panel}'"), f"Escape leaves {panel}")
     browser.look(1280, 860)
 
 
-def takes_pictures(browser, folder):
-    """After some more text, so that charts have something to show."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ("Queue", "Matrix", "Account"):
-        choose(browser, tokens=150)
-        ask(browser, PROMPT.replace("Stack", name))
-    browser.evaluate("document.getElementById('clear').click()")
-    choose(browser, tokens=110)
-    ask(browser, PROMPT)
-    for name, width, height, dark, mobile in [("light", 1280, 900, False, False), ("dark", 1280, 900, True, False), ("phone", 390, 844, False, True)]:
-        browser.look(width, height, dark, mobile)
-        browser.evaluate("window.scrollTo(0, 0)")
-        path = folder / f"page_{name}.png"
-        browser.screenshot(path)
-        check(path.stat().st_size <= 300_000, f"{path} has {path.stat().st_size} bytes")
+def looks_at_the_comparison(browser):
+    for width, dark in ((1280, False), (1280, True), (390, False)):
+        browser.look(width, 860, dark, mobile=width < 800)
+        can_be_used(browser, f"the comparison, {width} wide", 4)
+        check(browser.evaluate("document.documentElement.scrollWidth") <= width, "it fits")
     browser.look(1280, 860)
+    browser.press("Escape", 27)
+    browser.wait_for("!document.getElementById('comparison').open")
 
 
 def asks_for_a_key(browser, arguments):
@@ -188,6 +152,7 @@ def asks_for_a_key(browser, arguments):
         choose(browser, tokens=8)
         ask(browser, PROMPT)
         check(len(browser.evaluate(SAID)) > len(PROMPT), "with its key the page works")
+        check("secret" not in browser.evaluate("to_json(store.newest_first()) + JSON.stringify(localStorage)"), "no file and no lasting storage has the key")
         browser.evaluate("sessionStorage.clear()")
         leave_page(browser)
     browser.errors = [error for error in browser.errors if "401" not in error]
@@ -196,14 +161,49 @@ def asks_for_a_key(browser, arguments):
 def completes_without_a_template(browser, arguments):
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([arguments.binary, "make-model", "--preset", "tiny-v3", "--out", f"{folder}/tiny"], check=True, stdout=subprocess.DEVNULL)
-        with serving(arguments.binary, f"{folder}/tiny") as address:
+        with serving(arguments.binary, f"{folder}/tiny", "--speculate", "off") as address:
             open_page(browser, address)
             check(browser.evaluate("document.getElementById('mode-chat').disabled"), "no chat without a template")
-            choose(browser, drafts="off", tokens=20)
+            choose(browser, drafts="auto", tokens=20)
             ask(browser, "<b>Once</b>")
             check(browser.evaluate(SAID).startswith("<b>Once</b>"), "a prompt is text, and no markup")
+            check("no drafts are made" in browser.evaluate("document.getElementById('card').textContent"), "the card says that nothing drafts")
+            set_value(browser, "#prompt", "Once")
+            click(browser, "#compare")
+            browser.wait_for("document.getElementById('replay').disabled === false")
+            check("no draft" in browser.evaluate("document.getElementById('saved').textContent"), "nor is there anything to compare")
             leave_page(browser)
     browser.errors = [error for error in browser.errors if "400" not in error]
+
+
+def try_all(browser, address, pictures):
+    open_page(browser, address)
+    is_small(address)
+    settings.tells_what_runs(browser)
+    converses(browser)
+    settings.draws_trees_and_charts(browser)
+    if pictures:
+        takes_pictures(browser, pictures)
+    drafts_change_no_text(browser)
+    conversations.chats(browser)
+    conversations.forgets_what_was_refused(browser)
+    conversations.makes_versions(browser)
+    conversations.lasts(browser, address)
+    conversations.goes_to_files(browser)
+    markdown.reads_markdown(browser)
+    markdown.disarms_markup(browser)
+    markdown.stays_quick_and_plain(browser)
+    settings.sends_settings(browser)
+    settings.holds_to_settings(browser)
+    settings.folds_reasoning(browser)
+    settings.calls_tools(browser)
+    stops(browser, address, by="document.getElementById('stop').click()")
+    stops(browser, address, by="document.dispatchEvent(new KeyboardEvent('keydown', { key: 'Escape', bubbles: true }))")
+    settings.compares(browser, PROMPT)
+    looks_at_the_comparison(browser)
+    can_be_used_everywhere(browser)
+    fits_a_phone(browser)
+    leave_page(browser)
 
 
 def main():
@@ -217,25 +217,11 @@ def main():
     try:
         browser.look(1280, 860)
         with serving(arguments.binary, arguments.model, "--draft", arguments.draft, "--speculate", "auto") as address:
-            open_page(browser, address)
-            converses(browser)
-            shows_sources_and_trees(browser)
-            draws_charts(browser)
-            for dark in (False, True):
-                browser.look(1280, 860, dark)
-                has_contrast(browser)
-            if arguments.pictures:
-                takes_pictures(browser, arguments.pictures)
-            drafts_change_no_text(browser)
-            chats(browser)
-            stops(browser, address, by="document.getElementById('stop').click()")
-            stops(browser, address, by="document.dispatchEvent(new KeyboardEvent('keydown', { key: 'Escape', bubbles: true }))")
-            has_names(browser)
-            fits_a_phone(browser)
-            leave_page(browser)
+            try_all(browser, address, arguments.pictures)
+        browser.errors = [error for error in browser.errors if "400" not in error]  # the messages that were to be refused
         asks_for_a_key(browser, arguments)
         completes_without_a_template(browser, arguments)
-        outside = [url for url in browser.requests if not url.startswith(("http://127.0.0.1", "data:", "about:"))]
+        outside = [url for url in browser.requests if not url.startswith(("http://127.0.0.1", "data:", "about:", "blob:"))]
         check(outside == [], f"no request leaves the server {outside}")
         check(browser.errors == [], f"no error in the console {browser.errors}")
     finally:

@@ -1,4 +1,3 @@
-"use strict";
 // The server's API, as this page uses it. An error has the server's own sentence.
 
 const api = {

@@ -1,161 +1,108 @@
-// The conversation: sends it, shows each token as it comes with its source, and the trees they came from.
+// Puts the page together: what is shown, the panels, the composer, the keys, and the way to the server.
 
 const element = (id) => document.getElementById(id);
-const page = { mode: "completion", model: "", chat_offered: false, messages: [], controller: null };
+const page = { model: "", chat_offered: false, mode: "completion", show_tokens: false, settings: initial_settings(), current: null, running: null };
+const PANELS = ["list", "drawer", "settings"];
 
 function say(text, bad = false) {
   element("status").textContent = text;
   element("status").classList.toggle("bad", bad);
 }
 
-function set_mode(mode) {
-  page.mode = mode;
-  element("mode-chat").setAttribute("aria-pressed", String(mode === "chat"));
-  element("mode-completion").setAttribute("aria-pressed", String(mode === "completion"));
-  element("mode-chat").disabled = !page.chat_offered;
-  element("mode-note").textContent = mode === "chat"
-    ? "Messages go through the model's chat template."
-    : page.chat_offered ? "The text is continued as it stands." : "This model has no chat template: the text is continued as it stands.";
+// ---- what is remembered beside conversations ----------------------------------------------------
+
+function remember() {
+  const open = PANELS.filter((id) => !element(id).hidden);
+  try { localStorage.setItem("espalier-page", JSON.stringify({ open, current: page.current.id, show_tokens: page.show_tokens, settings: page.settings })); } catch { /* full or forbidden */ }
 }
 
-function add_message(who) {
-  element("log").querySelector(".empty")?.remove();
-  const message = document.createElement("div");
-  message.className = "message";
-  const name = document.createElement("span");
-  name.className = "who";
-  name.textContent = who;
-  const said = document.createElement("div");
-  said.className = "said";
-  const figures = document.createElement("span");
-  figures.className = "figures";
-  message.append(name, said, figures);
-  element("log").append(message);
-  scroll_down();
-  return { message, said, figures };
-}
-
-function scroll_down() {
-  const log = element("log");
-  log.scrollTop = log.scrollHeight;
-}
-
-function append_token(said, text, source) {
-  if (source === "target") {
-    said.append(text);
-    return;
-  }
-  const space = /^\s*/.exec(text)[0]; // stands between words and is not underlined
-  said.append(space);
-  if (space.length === text.length) return;
-  const token = document.createElement("span");
-  token.className = `token from-${source}`;
-  token.textContent = text.slice(space.length);
-  token.title = SOURCES[source].name;
-  said.append(token);
-}
-
-// What the request says about drafts; the text is the same with each of them.
-const DRAFTS = {
-  auto: {},
-  chain: { draft_depth: 4 },
-  tree: { draft_depth: 4, draft_width: 3, draft_nodes: 12 },
-  off: { speculate: false },
-};
-
-function request_body(prompt) {
-  const body = {
-    model: page.model, stream: true, stream_options: { include_usage: true }, speculation_report: true,
-    max_tokens: Number(element("max-tokens").value) || 128, temperature: Number(element("temperature").value) || 0,
-    ...DRAFTS[element("drafts").value] };
-  return page.mode === "chat" ? { ...body, messages: page.messages } : { ...body, prompt };
-}
-
-function show_figures(answer, count, seconds, usage, ended) {
-  const tokens = usage?.completion_tokens ?? count;
-  const parts = [`${tokens} tokens`];
-  if (seconds > 0) parts.push(`${(tokens / seconds).toFixed(0)} tokens/s`);
-  const accepted = usage?.completion_tokens_details?.accepted_prediction_tokens;
-  if (accepted !== undefined) parts.push(`${accepted} from drafts`);
-  parts.push(ended);
-  answer.figures.textContent = parts.join(" · ");
-  return parts.join(", ");
-}
-
-async function generate(prompt) {
-  const answer = add_message(page.mode === "chat" ? "Assistant" : "Continuation");
-  if (page.mode === "completion") {
-    answer.said.classList.add("plain-text"); // as often code as not
-    const given = document.createElement("span");
-    given.className = "prompt-part";
-    given.textContent = prompt;
-    answer.said.append(given);
-  }
-  const began = performance.now();
-  let text = "", count = 0, usage = null, ended = "the connection was cut";
-  page.controller = new AbortController();
-  const path = page.mode === "chat" ? "/v1/chat/completions" : "/v1/completions";
+function recall() {
   try {
-    for await (const chunk of api.stream(path, request_body(prompt), page.controller.signal)) {
-      if (chunk.usage) usage = chunk.usage;
-      for (const choice of chunk.choices || []) {
-        const piece = choice.delta?.content ?? choice.text ?? "";
-        if (choice.finish_reason) ended = choice.finish_reason === "length" ? "length reached" : "end of text";
-        if (piece === "") continue;
-        text += piece;
-        count += choice.speculation.tokens.length;
-        for (const token of choice.speculation.tokens) append_token(answer.said, token.text, source_of(token.source));
-        for (const tree of choice.speculation.trees) show_tree(tree, element("trees"));
-        element("tree-note").hidden = element("trees").children.length > 0;
-        scroll_down();
-      }
-    }
-  } catch (error) {
-    ended = "stopped";
-    if (error.name !== "AbortError") {
-      answer.figures.classList.add("error");
-      answer.figures.textContent = error.message;
-      say(error.message, true);
-      ask_for_key(error);
-      return text;
-    }
-  }
-  say(show_figures(answer, count, (performance.now() - began) / 1000, usage, ended));
-  return text;
+    const kept = JSON.parse(localStorage.getItem("espalier-page")) ?? {};
+    for (const [name, value] of Object.entries(kept.settings ?? {})) if (typeof value === "string") page.settings[name] = value;
+    page.show_tokens = kept.show_tokens === true;
+    return { open: Array.isArray(kept.open) ? kept.open : [], current: store.all.get(kept.current) };
+  } catch { return { open: [] }; }
 }
 
-async function send() {
+const is_narrow = () => matchMedia("(max-width: 820px)").matches;
+
+function open_panel(id, open) {
+  element(id).hidden = !open;
+  element(`show-${id}`).setAttribute("aria-expanded", String(open));
+  if (open && is_narrow()) element(id).querySelector("button, textarea, input")?.focus();
+  if (!open && document.activeElement === document.body) element(`show-${id}`).focus();
+  remember();
+}
+
+// ---- the conversation that is shown -------------------------------------------------------------
+
+function open_conversation(conversation) {
+  page.current = conversation;
+  page.mode = conversation.mode;
+  show_mode();
+  show_settings(conversation.settings, conversation.mode === "chat");
+  render_log();
+  render_list();
+  remember();
+}
+
+function keep_and_show(conversation) {
+  store.put(conversation);
+  if (page.current === conversation) render_log();
+  render_list();
+}
+
+function show_node(id) {
+  select_node(page.current, id);
+  keep_and_show(page.current);
+}
+
+function open_branch(conversation, id) {
+  const made = branch_of(conversation, id);
+  store.put(made);
+  open_conversation(made);
+  say("A branch of its own");
+}
+
+function remove_node(conversation, id) {
+  const before = structuredClone(conversation);
+  delete_node(conversation, id);
+  keep_and_show(conversation);
+  offer_undo("Deleted with what followed", () => { store.put(before); open_conversation(before); });
+}
+
+// A conversation keeps its mode: with another one a new one begins.
+function choose_mode(mode) {
+  page.mode = mode;
+  if (Object.keys(page.current.nodes).length) open_conversation(new_conversation(mode, page.settings));
+  else open_conversation(Object.assign(page.current, { mode }));
+}
+
+function show_mode() {
+  const chat = page.mode === "chat";
+  element("mode-chat").setAttribute("aria-pressed", String(chat));
+  element("mode-completion").setAttribute("aria-pressed", String(!chat));
+  element("mode-chat").disabled = !page.chat_offered;
+  element("mode-note").textContent = page.chat_offered || !page.model ? "" : "This model has no chat template: a text is continued as it stands.";
+  element("prompt").placeholder = chat ? "Ask or tell something" : "def binary_search(items, wanted):";
+  element("show-tokens").hidden = !chat;
+  element("show-tokens").setAttribute("aria-pressed", String(page.show_tokens));
+  element("legend").hidden = chat && !page.show_tokens;
+}
+
+function send() {
   const prompt = element("prompt").value;
-  if (prompt.trim() === "" || page.controller) return;
+  if (prompt.trim() === "") return;
+  if (page.running) return say(BUSY, true);
   element("prompt").value = "";
-  if (page.mode === "chat") {
-    add_message("You").said.textContent = prompt;
-    page.messages.push({ role: "user", content: prompt });
-  }
-  set_busy(true);
-  say("Generating");
-  const text = await generate(prompt);
-  if (page.mode === "chat") page.messages.push({ role: "assistant", content: text });
-  page.controller = null;
-  set_busy(false);
-  element("prompt").focus();
+  const conversation = page.current;
+  // A completion stands by itself; what follows a chat's last message says so.
+  const asked = add_node(conversation, conversation.mode === "chat" ? conversation.head : 0, "user", { content: prompt });
+  answer(conversation, asked.id);
 }
 
-function set_busy(busy) {
-  element("send").disabled = busy;
-  element("stop").disabled = !busy;
-  element("log").setAttribute("aria-busy", String(busy)); // read out when it is whole, not token by token
-}
-
-function clear() {
-  page.messages = [];
-  const empty = document.createElement("p");
-  empty.className = "empty";
-  empty.textContent = "Nothing yet. Write below; every token shows where it came from.";
-  element("log").replaceChildren(empty);
-  element("trees").replaceChildren();
-  element("tree-note").hidden = false;
-}
+// ---- the server ---------------------------------------------------------------------------------
 
 function ask_for_key(error) {
   if (error.status !== 401) return;
@@ -165,12 +112,14 @@ function ask_for_key(error) {
 
 async function connect() {
   try {
-    const models = await (await api.get("/v1/models")).json();
+    const [models, version] = await Promise.all(["/v1/models", "/version"].map(async (path) => (await api.get(path)).json()));
     page.model = models.data[0].id;
     element("model").textContent = page.model;
+    show_card(models.data[0], version.version);
     page.chat_offered = await api.post("/apply-template", { model: page.model, messages: [{ role: "user", content: "?" }] })
       .then(() => true, () => false);
-    set_mode(page.chat_offered ? "chat" : "completion");
+    if (!Object.keys(page.current.nodes).length) choose_mode(page.chat_offered ? "chat" : "completion");
+    show_mode();
     element("key-form").hidden = true;
     say("Ready");
   } catch (error) {
@@ -180,15 +129,48 @@ async function connect() {
   }
 }
 
-element("ask").addEventListener("submit", (event) => { event.preventDefault(); send(); });
-element("prompt").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
-});
-document.addEventListener("keydown", (event) => { if (event.key === "Escape") page.controller?.abort(); });
-element("stop").addEventListener("click", () => page.controller?.abort());
-element("clear").addEventListener("click", clear);
-element("mode-chat").addEventListener("click", () => set_mode("chat"));
-element("mode-completion").addEventListener("click", () => set_mode("completion"));
+// ---- what the user does -------------------------------------------------------------------------
+
+function start_composer() {
+  element("ask").addEventListener("submit", (event) => { event.preventDefault(); send(); });
+  element("prompt").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
+    if (event.key === "ArrowUp" && event.target.value === "") edit_last_prompt(event);
+  });
+  element("stop").addEventListener("click", () => page.running?.controller.abort());
+  element("compare").addEventListener("click", () => compare(element("prompt").value));
+  element("mode-chat").addEventListener("click", () => choose_mode("chat"));
+  element("mode-completion").addEventListener("click", () => choose_mode("completion"));
+  element("show-tokens").addEventListener("click", () => { page.show_tokens = !page.show_tokens; show_mode(); render_log(); remember(); });
+  const changed = (name, typed) => {
+    page.current.settings[name] = page.settings[name] = typed;
+    if (store.all.has(page.current.id)) store.put(page.current);
+    remember();
+  };
+  make_settings(element("settings"), changed);
+  element("drafts").addEventListener("change", (event) => changed("drafts", event.target.value));
+}
+
+function edit_last_prompt(event) {
+  const last = path_to(page.current, page.current.head).findLast((node) => node.role === "user");
+  if (!last || page.running) return;
+  event.preventDefault();
+  const view = shown.views.get(last.id) ?? shown.views.get(page.current.head);
+  view.edit(last);
+  view.message.scrollIntoView({ block: "nearest" });
+}
+
+function start_panels() {
+  for (const id of PANELS) element(`show-${id}`).addEventListener("click", () => open_panel(id, element(id).hidden));
+  for (const one of document.querySelectorAll("[data-closes]")) one.addEventListener("click", () => { open_panel(one.dataset.closes, false); element(`show-${one.dataset.closes}`).focus(); });
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || element("comparison").open) return;
+    if (page.running) return page.running.controller.abort();
+    const over = is_narrow() && ["drawer", "list"].find((id) => !element(id).hidden);
+    if (over) { open_panel(over, false); element(`show-${over}`).focus(); }
+  });
+}
+
 element("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   api.key = element("key").value;
@@ -196,7 +178,22 @@ element("key-form").addEventListener("submit", (event) => {
   connect();
 });
 
-show_legend(element("legend"));
-clear();
-connect();
-start_charts(element("charts"), ask_for_key);
+async function start() {
+  show_legend(element("legend"), element("sources"));
+  show_example(element("trees"));
+  new ResizeObserver(() => hint_at_width(element("trees"))).observe(element("trees"));
+  start_charts(element("charts"), ask_for_key);
+  start_log();
+  start_composer();
+  start_panels();
+  start_list();
+  start_comparison();
+  page.current = new_conversation(page.mode, page.settings);
+  await store.open();
+  const kept = recall();
+  for (const id of PANELS) if (kept.open.includes(id) && !is_narrow()) open_panel(id, true);
+  open_conversation(kept.current ?? new_conversation(page.mode, page.settings));
+  connect();
+}
+
+start();

@@ -1,11 +1,12 @@
 // Where a token came from: the target model itself, or the drafter that was right about it.
 
 const SOURCES = {
-  target: { name: "Target", help: "drawn by the model in a step of its own" },
-  ngram: { name: "N-gram", help: "found in the text so far" },
-  mtp: { name: "MTP", help: "proposed by the model's own prediction head" },
-  eagle3: { name: "EAGLE3", help: "proposed by the EAGLE3 head" },
-  draft: { name: "Draft", help: "proposed by another drafter" },
+  target: { name: "Model", help: "drawn by the model itself, where no draft was right" },
+  ngram: { name: "N-gram", help: "what followed the same words before in this text" },
+  mtp: { name: "MTP", help: "guessed by the model's own prediction layer" },
+  eagle3: { name: "EAGLE3", help: "guessed by an EAGLE3 head, a small model beside it" },
+  grammar: { name: "Grammar", help: "the only token that the answer's form allowed" },
+  draft: { name: "Draft", help: "guessed by another drafter" },
 };
 
 // The server's name of a source as one of the above.
@@ -13,15 +14,18 @@ function source_of(name) {
   return Object.hasOwn(SOURCES, name) ? name : "draft";
 }
 
-function show_legend(list) {
-  for (const [source, { name, help }] of Object.entries(SOURCES)) {
+function source_sample(source) {
+  return make("span", `token from-${source}`, SOURCES[source].name);
+}
+
+// In one line above the messages, and with what each one does in the drawer.
+function show_legend(line, explained) {
+  for (const [source, { help }] of Object.entries(SOURCES)) {
     if (source === "draft") continue; // named where it occurs
-    const item = document.createElement("li");
-    const sample = document.createElement("span");
-    sample.className = `token from-${source}`;
-    sample.textContent = name;
-    item.append(sample);
+    const item = make("li");
+    item.append(source_sample(source));
     item.title = help;
-    list.append(item);
+    line.append(item);
+    add_pair(explained, source_sample(source), help);
   }
 }

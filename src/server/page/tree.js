@@ -2,10 +2,16 @@
 // tree: { texts: [nodes], parents: [nodes] (the root's is -1), sources: [nodes], path: indices accepted, root included }
 
 const TREE = { row: 26, gap: 26, letter: 7.3, most_letters: 14, shown: 6 };
+const SPECIAL = /^<[|｜].*[|｜]>$/; // <｜end▁of▁sentence｜>: whole, as its beginning says nothing
+
+// Shown until there are trees of an answer.
+const EXAMPLE = { texts: ["return", " self", ".", "items", "size", " None", " len"], parents: [-1, 0, 1, 2, 2, 0, 0],
+  sources: [null, "mtp", "mtp", "ngram", "mtp", "mtp", "mtp"], path: [0, 1, 2, 3] };
 
 function visible_text(text) {
-  const shown = text.replace(/ /g, "␣").replace(/\n/g, "⏎").replace(/\t/g, "⇥") || "·";
-  return shown.length > TREE.most_letters ? shown.slice(0, TREE.most_letters - 1) + "…" : shown;
+  const known = SPECIAL.test(text) ? text.replace(/｜/g, "|").replace(/▁/g, "_") : text; // few fonts have these two
+  const shown = known.replace(/ /g, "␣").replace(/\n/g, "⏎").replace(/\t/g, "⇥") || "·";
+  return shown.length > TREE.most_letters && !SPECIAL.test(text) ? shown.slice(0, TREE.most_letters - 1) + "…" : shown;
 }
 
 function svg(name, attributes, ...children) {
@@ -44,7 +50,7 @@ function lay_out(tree) {
   return { labels, depth, row, left, lit, widths, width: left[last] + widths[last] + 4, height: (rows + 1) * TREE.row + 2 };
 }
 
-function draw_tree(tree) {
+function draw_tree(tree, remark = "") {
   const plan = lay_out(tree);
   const x = (i) => plan.left[plan.depth[i]];
   const y = (i) => plan.row[i] * TREE.row + 12;
@@ -70,13 +76,29 @@ function draw_tree(tree) {
   const figure = document.createElement("figure");
   figure.className = "step";
   const caption = document.createElement("figcaption");
-  caption.textContent = `${accepted} of ${drafts} ${drafts === 1 ? "draft" : "drafts"} accepted`;
-  figure.append(caption, image);
+  caption.append(`${remark}${accepted} of ${drafts} ${drafts === 1 ? "draft" : "drafts"} accepted`, make("span", "scroll-hint", " · scroll sideways for the rest →"));
+  const frame = document.createElement("div"); // a wide tree scrolls by itself
+  frame.className = "wide";
+  frame.append(image);
+  figure.append(caption, frame);
   return figure;
+}
+
+function show_example(place) {
+  const example = draw_tree(EXAMPLE, "An example, until an answer brings its own: ");
+  example.classList.add("example");
+  place.replaceChildren(example);
 }
 
 // The newest tree on top, a few below it.
 function show_tree(tree, place) {
+  place.querySelector(".example")?.remove();
   place.prepend(draw_tree(tree));
+  hint_at_width(place);
   while (place.children.length > TREE.shown) place.lastChild.remove();
+}
+
+// A tree that is wider than its place says so. Its place has no width while the drawer is closed.
+function hint_at_width(place) {
+  for (const figure of place.children) figure.classList.toggle("is-wide", figure.lastChild.scrollWidth > figure.lastChild.clientWidth);
 }
