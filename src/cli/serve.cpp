@@ -21,6 +21,7 @@
 #include "cli/service_manager.hpp"
 #include "cli/settings.hpp"
 #include "runtime/identity.hpp"
+#include "server/metrics.hpp"
 #include "server/server.hpp"
 
 namespace espalier::cli {
@@ -36,7 +37,7 @@ struct ServeOptions {
     server::ServerOptions server;
     EngineFlags engine;
     bool explain = false;
-    bool print_flags = false;
+    bool print_flags = false, print_metrics = false;
 };
 
 // A flag for each option of the server.
@@ -250,6 +251,10 @@ Expected<void> run(ServeOptions& options, CLI::App& command) {
         fmt::print("{}", flags_page(command));
         return {};
     }
+    if (options.print_metrics) {
+        fmt::print("{}", server::metrics_page());
+        return {};
+    }
     std::vector<std::string> ignored;
     ESPALIER_ASSIGN_OR_RETURN(const Sources sources,
                               apply_settings(command, options.config, ignored));
@@ -281,6 +286,7 @@ Run add_serve(CLI::App& app) {
     command->add_flag("--explain", options->explain,
                       "Print what would be chosen, and why, instead of serving");
     command->add_flag("--print-flags", options->print_flags, "Print docs/flags.md");
+    command->add_flag("--print-metrics", options->print_metrics, "Print docs/metrics.md");
     return [options, command] { return run(*options, *command); };
 }
 

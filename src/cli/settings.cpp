@@ -23,6 +23,12 @@ namespace {
 constexpr std::string_view kPrefix = "ESPALIER_";
 // Read elsewhere, and no flags.
 constexpr std::string_view kOtherVariables[] = {"ESPALIER_CPU_VARIANT"};
+// Flags that settings are about, of the command line alone.
+constexpr std::string_view kNoSettings[] = {"config", "explain", "print-flags", "print-metrics"};
+
+bool is_setting(const std::string& key) {
+    return !key.empty() && std::ranges::find(kNoSettings, key) == std::end(kNoSettings);
+}
 
 // Levenshtein's.
 std::size_t distance(std::string_view a, std::string_view b) {
@@ -39,10 +45,8 @@ std::size_t distance(std::string_view a, std::string_view b) {
 }
 
 std::vector<CLI::Option*> settable(CLI::App& command) {
-    return command.get_options([](const CLI::Option* option) {
-        const std::string key = key_of(*option);
-        return !key.empty() && key != "config" && key != "explain" && key != "print-flags";
-    });
+    return command.get_options(
+        [](const CLI::Option* option) { return is_setting(key_of(*option)); });
 }
 
 CLI::Option* find(CLI::App& command, const std::string& key) {
@@ -186,12 +190,11 @@ std::string flags_page(const CLI::App& command) {
     for (const CLI::Option* option : command.get_options()) {
         const std::string key = key_of(*option);
         if (key.empty()) continue;
-        const bool on_the_line_only = key == "config" || key == "explain" || key == "print-flags";
         std::string help = option->get_description();
         for (std::size_t at = 0; (at = help.find('|', at)) != std::string::npos; at += 2)
             help.replace(at, 1, "\\|");
         page += fmt::format("| `--{}` | {} | {} | {} |\n", key,
-                            on_the_line_only ? "–" : "`" + environment_name(key) + "`",
+                            is_setting(key) ? "`" + environment_name(key) + "`" : "–",
                             option->get_expected_max() == 0 ? "false"
                             : option->get_default_str().empty() || option->get_default_str() == "[]"
                                 ? "–"

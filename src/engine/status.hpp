@@ -70,6 +70,7 @@ struct Metric {
     Kind kind;
     const char* help;
     double (*of)(const EngineStatus&);
+    bool is_vllms = false;  // vLLM has the same number under this name
 };
 
 // All of them, each once. A new metric is a number in one of the structs above and a line here.

@@ -21,7 +21,8 @@ std::optional<double> number_of(std::string_view text) {
 
 // name{labels} value, as Prometheus writes a sample.
 struct Sample {
-    std::string_view name;  // without its prefix
+    std::string_view prefix;  // "vllm:"
+    std::string_view name;    // behind it
     std::string_view labels;
     double value;
 };
@@ -43,7 +44,8 @@ std::optional<Sample> sample_of(std::string_view line) {
     if (digits == std::string_view::npos) return std::nullopt;
     const auto value = number_of(line.substr(digits));
     if (!value) return std::nullopt;
-    return Sample{name.substr(name.rfind(':') + 1), labels, *value};
+    const std::size_t stem = name.rfind(':') + 1;
+    return Sample{name.substr(0, stem), name.substr(stem), labels, *value};
 }
 
 std::optional<std::int64_t> position_of(std::string_view labels) {
@@ -74,11 +76,14 @@ std::optional<SpeculationCounts> of_usage(const std::vector<RequestRecord>& reco
 std::optional<SpeculationCounts> speculation_of_metrics(std::string_view metrics) {
     SpeculationCounts counts;
     bool found = false;
+    std::optional<std::string_view> prefix;  // a server may tell the same by several names
     while (!metrics.empty()) {
         const std::size_t end = std::min(metrics.find('\n'), metrics.size());
         const auto sample = sample_of(metrics.substr(0, end));
         metrics.remove_prefix(std::min(end + 1, metrics.size()));
-        if (!sample) continue;
+        if (!sample || !sample->name.starts_with("spec_decode_")) continue;
+        if (!prefix) prefix = sample->prefix;
+        if (sample->prefix != *prefix) continue;
         if (sample->name == "spec_decode_num_drafts_total") {
             counts.drafts += sample->value;
             found = true;

@@ -270,13 +270,16 @@ void App::one_model(HttpRequest& request, const std::shared_ptr<Exchange>& excha
 void App::metrics(HttpRequest&, const std::shared_ptr<Exchange>& exchange) {
     std::optional<engine::EngineStatus> status;
     ServerFacts facts{.connections = context_->http->connections()};
+    facts.process = process_facts();
     if (model_) {
         status = model_->engine().status();
+        facts.model = model_->facts();
         facts.experts = model_->expert_bytes();
         facts.trace = model_->trace_status();
+        facts.grammars = model_->grammar_status();
     }
     send(exchange, {.content_type = "text/plain; version=0.0.4; charset=utf-8",
-                    .body = metrics_.text(options_.metrics_prefix, model_ ? model_->name() : "",
+                    .body = metrics_.text(metrics_names_of(options_.metrics_names),
                                           status ? &*status : nullptr, facts)});
 }
 

@@ -4,6 +4,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <initializer_list>
+#include <utility>
+
+#include "espalier/version.hpp"
 
 namespace espalier::server {
 namespace {
@@ -29,7 +33,7 @@ double number(std::int64_t value) { return static_cast<double>(value); }
 using Status = const EngineStatus&;
 
 // vLLM's names for what the engine counts, beside its own list (engine/status.hpp).
-const Metric kPeerMetrics[] = {
+const Metric kVllmMetrics[] = {
     {"num_requests_running", MetricKind::gauge, "Requests in steps",
      [](Status s) { return number(s.gauges.running + s.gauges.prefilling); }},
     {"num_requests_waiting", MetricKind::gauge, "Requests in the queue",
@@ -56,64 +60,6 @@ const Metric kPeerMetrics[] = {
     {"spec_decode_num_accepted_tokens_total", MetricKind::counter, "Of these, accepted",
      [](Status s) { return number(s.sums.steps.accepted); }},
 };
-
-struct Writer {
-    std::string& text;
-    std::string prefix, labels;
-
-    void head(const std::string& name, const char* kind, const char* help) const {
-        text += fmt::format("# HELP {0}{1} {2}\n# TYPE {0}{1} {3}\n", prefix, name, help, kind);
-    }
-    void value(const std::string& name, const std::string& more, double value) const {
-        text += fmt::format("{}{}{{{}{}}} {}\n", prefix, name, labels, more, value);
-    }
-    void metric(const Metric& metric, Status status) const {
-        head(metric.name, metric.kind == MetricKind::gauge ? "gauge" : "counter", metric.help);
-        value(metric.name, "", metric.of(status));
-    }
-};
-
-void append_family(const Writer& out, const engine::MetricFamily& family, Status status) {
-    out.head(family.name, family.kind == MetricKind::gauge ? "gauge" : "counter", family.help);
-    for (std::size_t i = 0; i < family.size(status); ++i)
-        out.value(family.name, fmt::format(",{}=\"{}\"", family.label, family.value(status, i)),
-                  family.of(status, i));
-}
-
-void append_ends(const Writer& out, Status status) {
-    const engine::EndCounts& ends = status.sums.ends;
-    const std::pair<const char*, std::int64_t> reasons[] = {
-        {"stop", ends.of(FinishReason::eos) + ends.of(FinishReason::stop_token) +
-                     ends.of(FinishReason::stop_string)},
-        {"length", ends.of(FinishReason::length)},
-        {"abort", ends.of(Interruption::cancelled) + ends.of(Interruption::deadline) +
-                      ends.of(Interruption::stopped)},
-        {"error", ends.of(FinishReason::bad_numbers) + ends.of(FinishReason::nothing_left) +
-                      ends.of(Interruption::step_failed) + ends.of(Interruption::grammar_failed)},
-    };
-    out.head("request_success_total", "counter", "Outputs that ended, by how");
-    for (const auto& [reason, count] : reasons)
-        out.value("request_success_total", fmt::format(",finished_reason=\"{}\"", reason),
-                  number(count));
-}
-
-void append_positions(const Writer& out, Status status) {
-    const char* name = "spec_decode_num_accepted_tokens_per_pos_total";
-    out.head(name, "counter", "Drafts accepted at each depth below the root, from 0");
-    const auto& depths = status.sums.steps.accepted_at_depth;
-    for (std::size_t depth = 1; depth < depths.size(); ++depth)
-        if (depth == 1 || depths[depth] > 0)
-            out.value(name, fmt::format(",position=\"{}\"", depth - 1), number(depths[depth]));
-}
-
-void append_experts(const Writer& out, const ExpertBytes& experts) {
-    out.head("expert_bytes_needed_total", "counter",
-             "Bytes of experts on disk that steps needed, a layer's each time");
-    out.value("expert_bytes_needed_total", "", number(experts.needed));
-    out.head("expert_bytes_in_memory_total", "counter",
-             "Of these, in memory when the router chose");
-    out.value("expert_bytes_in_memory_total", "", number(experts.in_memory));
-}
 
 std::string escaped(std::string_view label) {
     std::string made;
@@ -207,34 +153,169 @@ void Metrics::observe_gap(double seconds, std::int64_t tokens) {
     if (tokens > 0) histograms_[kGap].histogram.observe(seconds / number(tokens), tokens);
 }
 
-std::string Metrics::text(std::string_view prefix, std::string_view model,
-                          const engine::EngineStatus* status, const ServerFacts& facts) const {
-    std::string made;
-    const Writer out{made, std::string(prefix) + ":",
-                     fmt::format("model_name=\"{}\",engine=\"0\"", escaped(model))};
-    out.head("http_connections", "gauge", "Open connections");
-    out.value("http_connections", "", number(facts.connections));
+struct Metrics::Writer {
+    std::string& text;
+    std::string prefix, labels;
+
+    void head(std::string_view name, const char* kind, const char* help) const {
+        text += fmt::format("# HELP {0}{1} {2}\n# TYPE {0}{1} {3}\n", prefix, name, help, kind);
+    }
+    // more: labels beside those of all, with a comma before each.
+    void value(std::string_view name, const std::string& more, double value) const {
+        const std::string all = labels.empty() && !more.empty() ? more.substr(1) : labels + more;
+        text += all.empty() ? fmt::format("{}{} {}\n", prefix, name, value)
+                            : fmt::format("{}{}{{{}}} {}\n", prefix, name, all, value);
+    }
+    void one(std::string_view name, const char* kind, const char* help, double number) const {
+        head(name, kind, help);
+        value(name, "", number);
+    }
+    void metric(const Metric& metric, Status status) const {
+        one(metric.name, metric.kind == MetricKind::gauge ? "gauge" : "counter", metric.help,
+            metric.of(status));
+    }
+    void family(const engine::MetricFamily& family, Status status) const {
+        head(family.name, family.kind == MetricKind::gauge ? "gauge" : "counter", family.help);
+        for (std::size_t i = 0; i < family.size(status); ++i)
+            value(family.name, fmt::format(",{}=\"{}\"", family.label, family.value(status, i)),
+                  family.of(status, i));
+    }
+    // 1, for its labels' sake.
+    void info(std::string_view name, const char* help,
+              std::initializer_list<std::pair<const char*, std::string>> facts) const {
+        std::string more;
+        for (const auto& [label, fact] : facts)
+            more += fmt::format(",{}=\"{}\"", label, escaped(fact));
+        head(name, "gauge", help);
+        value(name, more, 1);
+    }
+    void ends(Status status) const;
+    void positions(Status status) const;
+    void grammars(const grammar::CompilerStatus& status) const;
+    void process(const ProcessFacts& process) const;
+};
+
+void Metrics::Writer::ends(Status status) const {
+    const engine::EndCounts& ends = status.sums.ends;
+    const std::pair<const char*, std::int64_t> reasons[] = {
+        {"stop", ends.of(FinishReason::eos) + ends.of(FinishReason::stop_token) +
+                     ends.of(FinishReason::stop_string)},
+        {"length", ends.of(FinishReason::length)},
+        {"abort", ends.of(Interruption::cancelled) + ends.of(Interruption::deadline) +
+                      ends.of(Interruption::stopped)},
+        {"error", ends.of(FinishReason::bad_numbers) + ends.of(FinishReason::nothing_left) +
+                      ends.of(Interruption::step_failed) + ends.of(Interruption::grammar_failed)},
+    };
+    head("request_success_total", "counter", "Outputs that ended, by how");
+    for (const auto& [reason, count] : reasons)
+        value("request_success_total", fmt::format(",finished_reason=\"{}\"", reason),
+              number(count));
+}
+
+void Metrics::Writer::positions(Status status) const {
+    const char* name = "spec_decode_num_accepted_tokens_per_pos_total";
+    head(name, "counter", "Drafts accepted at each depth below the root, from 0");
+    const auto& depths = status.sums.steps.accepted_at_depth;
+    for (std::size_t depth = 1; depth < depths.size(); ++depth)
+        if (depth == 1 || depths[depth] > 0)
+            value(name, fmt::format(",position=\"{}\"", depth - 1), number(depths[depth]));
+}
+
+void Metrics::Writer::grammars(const grammar::CompilerStatus& status) const {
+    one("grammar_cache_bytes", "gauge", "Compiled grammars that are kept",
+        static_cast<double>(status.cached_bytes));
+    one("grammar_mask_cache_bytes", "gauge", "Masks of grammars that are kept",
+        static_cast<double>(status.masks.bytes));
+    one("grammars_compiled_total", "counter", "Specifications that became grammars",
+        number(status.compiled));
+    one("grammars_refused_total", "counter", "Specifications that did not", number(status.refused));
+    one("grammar_cache_hits_total", "counter", "Grammars that were there or under way",
+        number(status.hits));
+}
+
+// Prometheus' own names, without a prefix.
+void Metrics::Writer::process(const ProcessFacts& facts) const {
+    one("process_cpu_seconds_total", "counter", "Processor time, user and system",
+        facts.cpu_seconds);
+    one("process_resident_memory_bytes", "gauge", "Memory that is in RAM", number(facts.resident));
+    one("process_virtual_memory_bytes", "gauge", "Address space", number(facts.virtual_memory));
+    one("process_open_fds", "gauge", "Open file descriptors", number(facts.open_files));
+    one("process_max_fds", "gauge", "Their limit", number(facts.max_files));
+    one("process_threads", "gauge", "Threads", number(facts.threads));
+    one("process_start_time_seconds", "gauge", "Seconds since 1970 at its start",
+        facts.start_seconds);
+}
+
+void Metrics::append_vllms(const Writer& out, const EngineStatus* status,
+                           const ServerFacts& facts) const {
+    if (facts.model)
+        out.info("cache_config_info", "The cache, by its labels",
+                 {{"block_size", std::to_string(facts.model->page_tokens)},
+                  {"num_gpu_blocks", std::to_string(facts.model->pages)},
+                  {"cache_dtype", facts.model->kv_format}});
+    if (status != nullptr) {
+        for (const Metric& metric : kVllmMetrics) out.metric(metric, *status);
+        for (const Metric& metric : engine::engine_metrics())
+            if (metric.is_vllms) out.metric(metric, *status);
+        out.ends(*status);
+        out.positions(*status);
+    }
+    for (const Named& named : histograms_) {
+        out.head(named.name, "histogram", named.help);
+        named.histogram.append_to(out.text, out.prefix + named.name, out.labels);
+    }
+}
+
+void Metrics::append_own(const Writer& out, const EngineStatus* status,
+                         const ServerFacts& facts) const {
+    out.info("build_info", "The program, by its labels",
+             {{"version", ESPALIER_VERSION}, {"grammars", grammar::available() ? "yes" : "no"}});
+    if (facts.model)
+        out.info("model_info", "The served model, by its labels",
+                 {{"weights", facts.model->weights},
+                  {"kv_format", facts.model->kv_format},
+                  {"backend", facts.model->backend},
+                  {"variant", facts.model->variant},
+                  {"max_model_len", std::to_string(facts.model->max_model_len)}});
+    out.one("http_connections", "gauge", "Open connections", number(facts.connections));
     out.head("http_responses_total", "counter", "Answers, by status");
     for (const auto& [code, count] : responses_)
         out.value("http_responses_total", fmt::format(",code=\"{}\"", code), number(count));
     if (status != nullptr) {
-        for (const Metric& metric : kPeerMetrics) out.metric(metric, *status);
-        for (const Metric& metric : engine::engine_metrics()) out.metric(metric, *status);
+        for (const Metric& metric : engine::engine_metrics())
+            if (!metric.is_vllms) out.metric(metric, *status);
         for (const engine::MetricFamily& family : engine::engine_metric_families())
-            append_family(out, family, *status);
-        append_ends(out, *status);
-        append_positions(out, *status);
+            out.family(family, *status);
     }
-    if (facts.experts) append_experts(out, *facts.experts);
-    if (facts.trace) {
-        out.head("trace_events_lost_total", "counter",
-                 "Events that the trace's file does not have, because it could not be written");
-        out.value("trace_events_lost_total", "", number(facts.trace->lost));
+    if (facts.grammars) out.grammars(*facts.grammars);
+    if (facts.experts) {
+        out.one("expert_bytes_needed_total", "counter",
+                "Bytes of experts on disk that steps needed, a layer's each time",
+                number(facts.experts->needed));
+        out.one("expert_bytes_in_memory_total", "counter",
+                "Of these, in memory when the router chose", number(facts.experts->in_memory));
     }
-    for (const Named& named : histograms_) {
-        out.head(named.name, "histogram", named.help);
-        named.histogram.append_to(made, out.prefix + named.name, out.labels);
-    }
+    if (facts.trace)
+        out.one("trace_events_lost_total", "counter",
+                "Events that the trace's file does not have, because it could not be written",
+                number(facts.trace->lost));
+}
+
+MetricsNames metrics_names_of(std::string_view word) {
+    if (word == "vllm") return MetricsNames::vllm;
+    return word == "espalier" ? MetricsNames::espalier : MetricsNames::both;
+}
+
+std::string Metrics::text(MetricsNames names, const EngineStatus* status,
+                          const ServerFacts& facts) const {
+    std::string made;
+    const std::string labels = fmt::format("model_name=\"{}\",engine=\"0\"",
+                                           facts.model ? escaped(facts.model->name) : "");
+    const Writer ours{made, "espalier:", labels}, theirs{made, "vllm:", labels};
+    append_own(ours, status, facts);
+    if (names != MetricsNames::vllm) append_vllms(ours, status, facts);
+    if (names != MetricsNames::espalier) append_vllms(theirs, status, facts);
+    if (facts.process) Writer{made, "", ""}.process(*facts.process);
     return made;
 }
 

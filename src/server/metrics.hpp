@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What /metrics tells: the engine's numbers, and what the server saw of each request, as Prometheus
-// reads them (text 0.0.4). Names are vLLM's, so that boards made for it work with
-// --metrics-prefix vllm. Belongs to the I/O thread.
+// reads them (text 0.0.4). Numbers that vLLM has too go by its names, behind espalier: and behind
+// vllm:, so that routers and boards made for it work unconfigured. Belongs to the I/O thread.
 #pragma once
 
 #include <array>
@@ -15,6 +15,8 @@
 
 #include "engine/mailbox.hpp"
 #include "engine/status.hpp"
+#include "grammar/compiler.hpp"
+#include "server/process_facts.hpp"
 #include "trace/writer.hpp"
 
 namespace espalier::server {
@@ -49,12 +51,28 @@ struct ExpertBytes {
     std::int64_t in_memory = 0;  // of these, when the router chose
 };
 
-// Numbers that neither an engine nor a request has.
+// What stays as it is while a model is served.
+struct ModelFacts {
+    std::string name;  // in answers
+    std::string weights, kv_format, backend, variant;
+    std::int64_t max_model_len = 0;
+    std::int64_t page_tokens = 0, pages = 0;  // of the cache
+};
+
+// What neither an engine nor a request tells.
 struct ServerFacts {
     std::int64_t connections = 0;
-    std::optional<ExpertBytes> experts = {};        // none: all weights are in memory
-    std::optional<trace::WriterStatus> trace = {};  // none: no trace is written
+    std::optional<ModelFacts> model = {};                  // none: it is not loaded yet
+    std::optional<ExpertBytes> experts = {};               // none: all weights are in memory
+    std::optional<trace::WriterStatus> trace = {};         // none: no trace is written
+    std::optional<grammar::CompilerStatus> grammars = {};  // none: likewise not loaded
+    std::optional<ProcessFacts> process = {};              // none: /proc says nothing
 };
+
+// Names that are told: with the prefix espalier:, those that vLLM has too with vllm:, or both.
+enum class MetricsNames { espalier, vllm, both };
+// Of the words espalier, vllm and both.
+MetricsNames metrics_names_of(std::string_view word);
 
 class Metrics {
   public:
@@ -68,10 +86,16 @@ class Metrics {
     void count_response(int status) { ++responses_[status]; }
 
     // status: none while the model loads.
-    std::string text(std::string_view prefix, std::string_view model,
-                     const engine::EngineStatus* status, const ServerFacts& facts) const;
+    std::string text(MetricsNames names, const engine::EngineStatus* status,
+                     const ServerFacts& facts) const;
 
   private:
+    struct Writer;
+    void append_vllms(const Writer& out, const engine::EngineStatus* status,
+                      const ServerFacts& facts) const;
+    void append_own(const Writer& out, const engine::EngineStatus* status,
+                    const ServerFacts& facts) const;
+
     struct Named {
         const char* name;
         const char* help;
@@ -95,5 +119,8 @@ class Metrics {
     std::vector<Named> histograms_;  // by Index
     std::map<int, std::int64_t> responses_;
 };
+
+// docs/metrics.md: every family of a server that has all there is to tell.
+std::string metrics_page();
 
 }  // namespace espalier::server

@@ -42,7 +42,7 @@ struct ServerOptions {
     double drain_seconds = 30;
     double heartbeat_seconds = 120;
     std::int64_t workers = 2;
-    std::string metrics_prefix = "espalier";
+    std::string metrics_names = "both";
     std::string log_format = "text";
 
     // visit(flag, value) for each.
@@ -149,9 +149,10 @@ void ServerOptions::flags(Visitor&& visit, Self& self) {
                .least = 1,
                .most = 256},
           self.workers);
-    visit(Flag{.name = "metrics_prefix",
-               .help = "First part of the names in /metrics; vllm suits boards made for it"},
-          self.metrics_prefix);
+    visit(Flag{.name = "metrics_names",
+               .help = "Names in /metrics: our own, vLLM's for what it has too, or both",
+               .one_of = {"espalier", "vllm", "both"}},
+          self.metrics_names);
     visit(Flag{.name = "log_format", .help = "Lines on standard error", .one_of = {"text", "json"}},
           self.log_format);
 }

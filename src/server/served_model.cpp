@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/mapped_file.hpp"
+#include "cache/page.hpp"
 #include "checkpoint/quantization.hpp"
 #include "runtime/grammars.hpp"
 #include "runtime/identity.hpp"
@@ -102,6 +103,9 @@ Expected<std::shared_ptr<const ServedModel>> ServedModel::make(runtime::Runtime&
                            parts.chat_template ? parts.chat_template->source : std::string(),
                            *files.tokenizer));
     ESPALIER_ASSIGN_OR_RETURN(parts.compiler, runtime::make_grammar_compiler(files));
+    ESPALIER_ASSIGN_OR_RETURN(parts.facts,
+                              facts_of(runtime, runtime.engine().request_limits().sizes));
+    parts.facts.name = parts.names.front();
     return std::shared_ptr<const ServedModel>(new ServedModel(runtime, std::move(parts)));
 }
 
@@ -115,12 +119,32 @@ ServedModel::ServedModel(runtime::Runtime& runtime, Parts parts)
       template_(std::move(parts.chat_template)),
       formats_(parts.formats),
       compiler_(std::move(parts.compiler)),
+      facts_(std::move(parts.facts)),
       created_(std::time(nullptr)),
       started_(engine_.now()),
       salt_key_(random_key()) {
     for (std::int32_t id = 0; id < tokenizer().vocabulary(); ++id)
         longest_token_ =
             std::max(longest_token_, static_cast<std::int64_t>(tokenizer().token_bytes(id).size()));
+}
+
+Expected<ModelFacts> ServedModel::facts_of(const runtime::Runtime& runtime,
+                                           const EngineSizes& sizes) {
+    const runtime::LoadedModel& loaded = runtime.loaded();
+    ESPALIER_ASSIGN_OR_RETURN(const TextIdentity identity,
+                              runtime::identity_without_model(*loaded.checkpoint,
+                                                              {.device = loaded.device->kind(),
+                                                               .kv_format = loaded.kv_format,
+                                                               .rounding = loaded.rounding},
+                                                              cache::kPageTokens));
+    return ModelFacts{.name = {},
+                      .weights = identity.weights,
+                      .kv_format = identity.kv_format,
+                      .backend = identity.backend,
+                      .variant = identity.variant,
+                      .max_model_len = sizes.max_model_len,
+                      .page_tokens = cache::kPageTokens,
+                      .pages = sizes.page_count - 1};
 }
 
 std::optional<ExpertBytes> ServedModel::expert_bytes() const {

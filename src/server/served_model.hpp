@@ -46,6 +46,8 @@ class ServedModel {
     std::int64_t created() const { return created_; }
     const ModelFacts& facts() const { return facts_; }
     engine::Engine& engine() const { return engine_; }
+    const ModelFacts& facts() const { return facts_; }
+    grammar::CompilerStatus grammar_status() const { return compiler_->status(); }
     // None: all weights are in memory.
     std::optional<ExpertBytes> expert_bytes() const;
     // None: no trace is written.
@@ -105,7 +107,9 @@ class ServedModel {
         std::optional<ChatTemplate> chat_template;
         output::Formats formats;
         std::unique_ptr<grammar::Compiler> compiler;
+        ModelFacts facts;
     };
+    static Expected<ModelFacts> facts_of(const runtime::Runtime& runtime, const EngineSizes& sizes);
     ServedModel(runtime::Runtime& runtime, Parts parts);
     nlohmann::ordered_json context_of(const ChatInput& chat) const;
 
@@ -118,6 +122,7 @@ class ServedModel {
     const std::optional<ChatTemplate> template_;  // none: the model has none
     const output::Formats formats_;
     const std::unique_ptr<grammar::Compiler> compiler_;
+    const ModelFacts facts_;
     const std::int64_t created_;
     const schedule::Time started_;    // on the engine's clock
     const std::string salt_key_;      // random, so that clients cannot choose salts that meet

@@ -86,7 +86,7 @@ class Monitoring(unittest.TestCase):
 
     def test_metrics_are_well_formed(self):
         # vLLM's names have a colon, which promtool keeps for recording rules; it would say nothing else about them.
-        lines = [re.sub(r"^(# (?:HELP|TYPE) )?espalier:", r"\1espalier_", line) for line in self.text.splitlines()]
+        lines = [re.sub(r"^(# (?:HELP|TYPE) )?(espalier|vllm):", r"\1\2_", line) for line in self.text.splitlines()]
         done = promtool("check", "metrics", input="\n".join(lines) + "\n")
         self.assertEqual((done.returncode, done.stdout + done.stderr), (0, ""))
 

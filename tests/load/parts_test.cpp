@@ -169,7 +169,8 @@ TEST(Speculation, IsReadFromMetricsOfAnyPrefix) {
     std::string other = kMetrics;
     for (std::size_t at; (at = other.find("vllm:")) != std::string::npos;)
         other.replace(at, 5, "espalier:");
-    for (const std::string& text : {kMetrics, other}) {
+    // Of a server that tells the same twice, once counts.
+    for (const std::string& text : {kMetrics, other, other + kMetrics}) {
         const auto counts = speculation_of_metrics(text);
         ASSERT_TRUE(counts);
         EXPECT_EQ(counts->drafts, 10);

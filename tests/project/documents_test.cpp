@@ -52,6 +52,10 @@ TEST(Documents, FlagsPageIsWhatTheBinaryPrints) {
     EXPECT_EQ(read("docs/flags.md"), output_of("serve --print-flags"));
 }
 
+TEST(Documents, MetricsPageIsWhatTheBinaryPrints) {
+    EXPECT_EQ(read("docs/metrics.md"), output_of("serve --print-metrics"));
+}
+
 TEST(Documents, VersionIsTheSameEverywhere) {
     EXPECT_EQ(output_of("--version"), "espalier " ESPALIER_VERSION "\n");
     EXPECT_NE(read("CHANGELOG.md").find("## [" ESPALIER_VERSION "]"), std::string::npos);

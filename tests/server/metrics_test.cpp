@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <ctime>
 #include <map>
 #include <regex>
 #include <set>
@@ -18,6 +19,14 @@ std::vector<std::string> lines_of(const std::string& text) {
     std::stringstream in(text);
     for (std::string line; std::getline(in, line);) lines.push_back(line);
     return lines;
+}
+
+ModelFacts facts_of(const std::string& name) {
+    ModelFacts facts;
+    facts.name = name;
+    facts.page_tokens = 64;
+    facts.pages = 99;
+    return facts;
 }
 
 TEST(Histogram, CountsWhatIsAtABoundBelowIt) {
@@ -40,10 +49,15 @@ TEST(Metrics, TheTextIsWellFormedAndEveryFamilyIsThereOnce) {
     metrics.count_response(200);
     engine::EngineStatus status;
     status.sums.steps.accepted_at_depth[3] = 5;
-    const std::string text =
-        metrics.text("espalier", "a \"quoted\\\" name\n", &status, {.connections = 3});
+    const std::string text = metrics.text(MetricsNames::both, &status,
+                                          {.connections = 3,
+                                           .model = facts_of("a \"quoted\\\" name\n"),
+                                           .experts = ExpertBytes{},
+                                           .trace = trace::WriterStatus{},
+                                           .grammars = grammar::CompilerStatus{},
+                                           .process = process_facts()});
     const std::regex sample(
-        R"re(([a-zA-Z_:][a-zA-Z0-9_:]*)\{((\w+="([^"\\\n]|\\.)*",?)+)\} (\S+))re");
+        R"re(([a-zA-Z_:][a-zA-Z0-9_:]*)(\{((\w+="([^"\\\n]|\\.)*",?)+)\})? (\S+))re");
     std::map<std::string, std::string> types;
     for (const std::string& line : lines_of(text)) {
         if (line.starts_with("# HELP ")) continue;
@@ -56,7 +70,7 @@ TEST(Metrics, TheTextIsWellFormedAndEveryFamilyIsThereOnce) {
         std::smatch match;
         ASSERT_TRUE(std::regex_match(line, match, sample)) << line;
         std::string name = match[1];
-        EXPECT_NO_THROW(std::stod(match[5])) << line;
+        EXPECT_NO_THROW(std::stod(match[6])) << line;
         for (const char* suffix : {"_bucket", "_sum", "_count"})
             if (name.ends_with(suffix) && !types.contains(name))
                 name = name.substr(0, name.size() - std::string_view(suffix).size());
@@ -80,36 +94,78 @@ TEST(Metrics, TheTextIsWellFormedAndEveryFamilyIsThereOnce) {
 TEST(Metrics, ExpertsOnDiskAreCountedWhereThereAreAny) {
     const Metrics metrics;
     const engine::EngineStatus status;
-    EXPECT_EQ(metrics.text("e", "m", &status, {}).find("expert_bytes"), std::string::npos);
-    const std::string text = metrics.text(
-        "e", "m", &status, {.experts = ExpertBytes{.needed = 4000, .in_memory = 3000}});
+    EXPECT_EQ(metrics.text(MetricsNames::espalier, &status, {}).find("expert_bytes"),
+              std::string::npos);
+    const std::string text =
+        metrics.text(MetricsNames::espalier, &status,
+                     {.experts = ExpertBytes{.needed = 4000, .in_memory = 3000}});
     for (const char* line :
-         {"# TYPE e:expert_bytes_needed_total counter\n",
-          "e:expert_bytes_needed_total{model_name=\"m\",engine=\"0\"} 4000\n",
-          "e:expert_bytes_in_memory_total{model_name=\"m\",engine=\"0\"} 3000\n"})
+         {"# TYPE espalier:expert_bytes_needed_total counter\n",
+          "espalier:expert_bytes_needed_total{model_name=\"\",engine=\"0\"} 4000\n",
+          "espalier:expert_bytes_in_memory_total{model_name=\"\",engine=\"0\"} 3000\n"})
         EXPECT_NE(text.find(line), std::string::npos) << line << text;
 }
 
 TEST(Metrics, LostEventsOfATraceAreCountedWhereThereIsOne) {
     const Metrics metrics;
-    EXPECT_EQ(metrics.text("e", "m", nullptr, {}).find("trace_events"), std::string::npos);
+    EXPECT_EQ(metrics.text(MetricsNames::espalier, nullptr, {}).find("trace_events"),
+              std::string::npos);
     const std::string text =
-        metrics.text("e", "m", nullptr, {.trace = trace::WriterStatus{"full", 12}});
-    EXPECT_NE(text.find("e:trace_events_lost_total{model_name=\"m\",engine=\"0\"} 12\n"),
+        metrics.text(MetricsNames::espalier, nullptr, {.trace = trace::WriterStatus{"full", 12}});
+    EXPECT_NE(text.find("espalier:trace_events_lost_total{model_name=\"\",engine=\"0\"} 12\n"),
               std::string::npos)
         << text;
 }
 
-TEST(Metrics, ThePrefixIsTheWholeDifference) {
-    Metrics metrics;
+// Names of the families behind a prefix.
+std::set<std::string> families(const std::string& text, const std::string& prefix) {
+    std::set<std::string> found;
+    for (const std::string& line : lines_of(text))
+        if (const std::string begin = "# TYPE " + prefix; line.starts_with(begin))
+            found.insert(line.substr(begin.size(), line.rfind(' ') - begin.size()));
+    return found;
+}
+
+// Everything is told in each way, vLLM's numbers by its names where these are asked for, and no
+// number twice by one name.
+TEST(Metrics, NamesAreOursVllmsOrBoth) {
+    const Metrics metrics;
     const engine::EngineStatus status;
-    std::string ours = metrics.text("espalier", "m", &status, {});
-    const std::string theirs = metrics.text("vllm", "m", &status, {});
-    for (std::size_t at = 0; (at = ours.find("espalier:", at)) != std::string::npos;)
-        ours.replace(at, 9, "vllm:");
-    EXPECT_EQ(ours, theirs);
-    EXPECT_NE(metrics.text("espalier", "m", nullptr, {}).find("http_connections"),
+    const ServerFacts facts{.model = facts_of("")};
+    const std::string ours = metrics.text(MetricsNames::espalier, &status, facts),
+                      theirs = metrics.text(MetricsNames::vllm, &status, facts),
+                      both = metrics.text(MetricsNames::both, &status, facts);
+    const std::set<std::string> all = families(ours, "espalier:"), vllms = families(both, "vllm:");
+    EXPECT_TRUE(families(ours, "vllm:").empty());
+    EXPECT_EQ(families(both, "espalier:"), all);
+    EXPECT_EQ(families(theirs, "vllm:"), vllms);
+    std::set<std::string> rest = families(theirs, "espalier:");
+    for (const std::string& name : rest) EXPECT_FALSE(vllms.contains(name)) << name;
+    rest.insert(vllms.begin(), vllms.end());
+    EXPECT_EQ(rest, all);
+    // What the Gateway API's inference extension, llm-d and Dynamo read.
+    for (const char* line :
+         {"vllm:num_requests_waiting{model_name=\"\",engine=\"0\"} 0\n",
+          "vllm:num_requests_running{model_name=\"\",engine=\"0\"} 0\n",
+          "vllm:kv_cache_usage_perc{model_name=\"\",engine=\"0\"} 0\n",
+          "vllm:cache_config_info{model_name=\"\",engine=\"0\",block_size=\"64\",num_gpu_blocks="
+          "\"99\",cache_dtype=\"\"} 1\n"})
+        EXPECT_NE(both.find(line), std::string::npos) << line;
+    EXPECT_NE(metrics.text(MetricsNames::both, nullptr, {}).find("http_connections"),
               std::string::npos);
+}
+
+TEST(Metrics, AProcessIsWhatProcSays) {
+    const auto facts = process_facts();
+    ASSERT_TRUE(facts);
+    EXPECT_GT(facts->resident, 1 << 20);
+    EXPECT_GT(facts->virtual_memory, facts->resident);
+    EXPECT_GE(facts->open_files, 3);
+    EXPECT_GT(facts->max_files, facts->open_files);
+    EXPECT_GE(facts->threads, 1);
+    EXPECT_GT(facts->start_seconds, 1.7e9);  // 2023 and later
+    EXPECT_LE(facts->start_seconds, static_cast<double>(std::time(nullptr)) + 1);
+    EXPECT_GE(process_facts()->cpu_seconds, facts->cpu_seconds);
 }
 
 TEST(Metrics, AChoicesTimesAreTheEngines) {
@@ -124,18 +180,18 @@ TEST(Metrics, AChoicesTimesAreTheEngines) {
     metrics.observe_choice(choice);
     metrics.observe_gap(0.5, 5);
     metrics.observe_request({.choices = 2, .max_tokens = 7}, 5);
-    const std::string text = metrics.text("e", "m", nullptr, {});
+    const std::string text = metrics.text(MetricsNames::espalier, nullptr, {});
     for (const char* line :
-         {"e:time_to_first_token_seconds_sum{model_name=\"m\",engine=\"0\"} 3\n",
-          "e:request_queue_time_seconds_sum{model_name=\"m\",engine=\"0\"} 1\n",
-          "e:request_prefill_time_seconds_sum{model_name=\"m\",engine=\"0\"} 2\n",
-          "e:request_decode_time_seconds_sum{model_name=\"m\",engine=\"0\"} 8\n",
-          "e:request_inference_time_seconds_sum{model_name=\"m\",engine=\"0\"} 10\n",
-          "e:e2e_request_latency_seconds_sum{model_name=\"m\",engine=\"0\"} 11\n",
-          "e:request_time_per_output_token_seconds_sum{model_name=\"m\",engine=\"0\"} 2\n",
-          "e:inter_token_latency_seconds_count{model_name=\"m\",engine=\"0\"} 5\n",
-          "e:request_params_n_sum{model_name=\"m\",engine=\"0\"} 2\n",
-          "e:request_params_max_tokens_sum{model_name=\"m\",engine=\"0\"} 7\n"})
+         {"espalier:time_to_first_token_seconds_sum{model_name=\"\",engine=\"0\"} 3\n",
+          "espalier:request_queue_time_seconds_sum{model_name=\"\",engine=\"0\"} 1\n",
+          "espalier:request_prefill_time_seconds_sum{model_name=\"\",engine=\"0\"} 2\n",
+          "espalier:request_decode_time_seconds_sum{model_name=\"\",engine=\"0\"} 8\n",
+          "espalier:request_inference_time_seconds_sum{model_name=\"\",engine=\"0\"} 10\n",
+          "espalier:e2e_request_latency_seconds_sum{model_name=\"\",engine=\"0\"} 11\n",
+          "espalier:request_time_per_output_token_seconds_sum{model_name=\"\",engine=\"0\"} 2\n",
+          "espalier:inter_token_latency_seconds_count{model_name=\"\",engine=\"0\"} 5\n",
+          "espalier:request_params_n_sum{model_name=\"\",engine=\"0\"} 2\n",
+          "espalier:request_params_max_tokens_sum{model_name=\"\",engine=\"0\"} 7\n"})
         EXPECT_NE(text.find(line), std::string::npos) << line;
 }
 

@@ -61,8 +61,8 @@ TEST(ServerOptions, LimitsAreNamed) {
     EXPECT_EQ(refusal([](auto& o) { o.api_key = {""}; }), "api_key: is empty");
     EXPECT_EQ(refusal([](auto& o) { o.drain_seconds = -1; }),
               "drain_seconds: -1, not within 0…86400");
-    EXPECT_TRUE(
-        refusal([](auto& o) { o.metrics_prefix = "a-b"; }).starts_with("metrics_prefix: a-b"));
+    EXPECT_EQ(refusal([](auto& o) { o.metrics_names = "ours"; }),
+              "metrics_names: ours, not one of espalier, vllm, both");
 }
 
 TEST(Workers, RunEveryJobAndStop) {

@@ -1,12 +1,15 @@
-// Reads /metrics: names without the server's prefix; a histogram's buckets by their bounds.
+// Reads /metrics: names without their prefix (of several with one number the first counts); a histogram's buckets by their bounds.
 
 function parse_metrics(text) {
   const values = {};
   const buckets = {};
+  const prefixes = {};
   for (const line of text.split("\n")) {
     const match = /^([^#{\s]+)(?:\{([^}]*)\})?\s+(\S+)/.exec(line);
     if (!match) continue;
-    const name = match[1].slice(match[1].indexOf(":") + 1);
+    const colon = match[1].indexOf(":") + 1;
+    const name = match[1].slice(colon), prefix = match[1].slice(0, colon);
+    if ((prefixes[name] ??= prefix) !== prefix) continue;
     const bound = /(?:^|,)le="([^"]+)"/.exec(match[2] || "");
     if (bound) {
       (buckets[name.replace(/_bucket$/, "")] ||= []).push([bound[1] === "+Inf" ? Infinity : Number(bound[1]), Number(match[3])]);
