@@ -40,7 +40,7 @@ test-long:
 	@$(MAKE) --no-print-directory build TESTS=ON PYTHON=$(CURDIR)/.venv/bin/python3
 	ctest --preset long
 
-## make test-clients  the server with OpenAI's official clients (PyPI and npm, installed outside the tree)
+## make test-clients  the server with OpenAI's and Anthropic's official clients (PyPI and npm, installed outside the tree)
 test-clients:
 	@tools/setup.sh clients
 	@$(MAKE) --no-print-directory build TARGETS=espalier TESTS=OFF

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The official OpenAI clients for Python (PyPI) and JavaScript (npm) against a server.
+# The official clients of OpenAI for Python (PyPI) and JavaScript (npm) and of Anthropic for Python against a server.
 #   tools/test_clients.sh build/cpu/espalier models/sapling
 # They are pinned in tests/clients and installed outside the tree; node comes from PyPI, as the client wants one that is
 # newer than Debian's.
@@ -19,4 +19,5 @@ if ! cmp -s tests/clients/package-lock.json "$modules/package-lock.json"; then
     mv "$modules.new" "$modules"
 fi
 "$environment/bin/python3" tests/clients/openai_client_test.py "$1" "$2"
+"$environment/bin/python3" tests/clients/anthropic_client_test.py "$1" "$2"
 "$environment/bin/node" tests/clients/openai_client_test.mjs "$1" "$2" "$modules"

@@ -10,19 +10,18 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-// Messages repeat what clients sent, who must not get it back by the megabyte.
 constexpr std::size_t kMaxMessageBytes = 500;
 
 OrderedJson text_or_null(const std::string& text) {
     return text.empty() ? OrderedJson() : OrderedJson(text.substr(0, kMaxMessageBytes));
 }
 
-std::string shortened(const std::string& text) {
-    if (text.size() <= kMaxMessageBytes) return text;
-    return text.substr(0, kMaxMessageBytes) + " …";
-}
-
 }  // namespace
+
+std::string shortened_message(const std::string& message) {
+    if (message.size() <= kMaxMessageBytes) return message;
+    return message.substr(0, kMaxMessageBytes) + " …";
+}
 
 ApiError api_error(const Error& error) {
     ApiError made{.message = error.message, .param = error.field};
@@ -65,7 +64,7 @@ ApiError unavailable(const std::string& message) {
 
 std::string error_json(const ApiError& error) {
     const OrderedJson json = {{"error",
-                               {{"message", shortened(error.message)},
+                               {{"message", shortened_message(error.message)},
                                 {"type", error.type},
                                 {"param", text_or_null(error.param)},
                                 {"code", text_or_null(error.code)}}}};

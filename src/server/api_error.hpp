@@ -33,6 +33,8 @@ ApiError context_length_exceeded(TokenCount tokens, std::int64_t limit, const st
 // 503: the model is not there yet, or the server is on its way down.
 ApiError unavailable(const std::string& message);
 
+// Messages repeat what clients sent, who must not get it back by the megabyte.
+std::string shortened_message(const std::string& message);
 std::string error_json(const ApiError& error);
 HttpResponse error_response(const ApiError& error);
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "espalier/version.hpp"
+#include "server/api/count_tokens.hpp"
 #include "server/page.hpp"
 #include "server/token_routes.hpp"
 
@@ -41,11 +42,14 @@ std::string percent_decoded(std::string_view text) {
 }
 
 ApiError no_route(const HttpRequest& head) {
-    if (head.path == "/v1/responses" || head.path == "/v1/messages")
-        return {.status = 404,
-                .message = head.path + " is not offered yet; use /v1/chat/completions",
-                .code = "not_found"};
     return {.status = 404, .message = head.path + ": no such path", .code = "not_found"};
+}
+
+template <Expected<std::string> (*make_body)(const ServedModel&, const std::string&)>
+HttpResponse answered_by(const ServedModel& model, const std::string& body) {
+    auto made = make_body(model, body);
+    if (!made) return error_response(api_error(made.error()));
+    return {.body = std::move(*made)};
 }
 
 OrderedJson model_json(const ServedModel& model, const std::string& name) {
@@ -79,6 +83,8 @@ const App::Route App::kRoutes[] = {
     {"GET", "/v1/models/*", false, true, &App::one_model},
     {"POST", "/v1/completions", false, true, &App::completions},
     {"POST", "/v1/chat/completions", false, true, &App::chat},
+    {"POST", "/v1/messages", false, true, &App::messages},
+    {"POST", "/v1/messages/count_tokens", false, true, &App::count_tokens},
     {"POST", "/apply-template", false, true, &App::apply_template},
     {"POST", "/tokenize", false, true, &App::tokenize},
     {"POST", "/detokenize", false, true, &App::detokenize},
@@ -99,7 +105,8 @@ void App::attach(std::shared_ptr<HttpServer> http) {
                           metrics_,
                           log_,
                           time,
-                          {.functions = options_.max_tools, .bytes = options_.max_tools_bytes}});
+                          {.functions = options_.max_tools, .bytes = options_.max_tools_bytes},
+                          options_.billing_header == "drop"});
 }
 
 void App::start_draining(std::function<void()> idle) {
@@ -148,41 +155,43 @@ std::optional<ApiError> App::unready() const {
     return std::nullopt;
 }
 
-HttpResponse App::counted(const ApiError& error) {
+HttpResponse App::counted(const ApiError& error, std::string_view path) {
     metrics_.count_response(error.status);
-    return error_response(error);
+    return error_response(error, path);
 }
 
 HttpResponse App::refusal(int status, const std::string& message) {
     ApiError error{.status = status, .message = message};
     if (status == 503) error = unavailable(message);
-    return counted(error);
+    return counted(error, {});
 }
 
 // A browser asks first, without a key, whether a page may.
 std::optional<HttpResponse> App::preflight(const HttpRequest& head) {
     if (head.method != "OPTIONS" || !allows_origin(head.origin)) return std::nullopt;
-    if (const auto error = guard_.check(head, true)) return counted(*error);
+    if (const auto error = guard_.check(head, true)) return counted(*error, head.path);
     metrics_.count_response(204);
     return HttpResponse{.status = 204,
                         .body = {},
                         .headers = {{"Access-Control-Allow-Methods", "GET, POST"},
-                                    {"Access-Control-Allow-Headers", "Authorization, Content-Type"},
+                                    {"Access-Control-Allow-Headers",
+                                     "Authorization, Content-Type, x-api-key, anthropic-version, "
+                                     "anthropic-beta"},
                                     {"Access-Control-Max-Age", "600"}}};
 }
 
 // The path is there, by another method; or the request asks for just that.
 HttpResponse App::wrong_method(const HttpRequest& head) {
     const Route* other = find_route({}, head.path);
-    if (other == nullptr && head.path != "*") return counted(no_route(head));
+    if (other == nullptr && head.path != "*") return counted(no_route(head), head.path);
     const bool asks = head.method == "OPTIONS";
     const std::string_view method = other != nullptr ? other->method : "GET, HEAD, POST";
     HttpResponse response{.status = 204, .body = {}};
     if (asks)
         metrics_.count_response(204);
     else
-        response =
-            counted({.status = 405, .message = fmt::format("{} wants {}", head.path, method)});
+        response = counted(
+            {.status = 405, .message = fmt::format("{} wants {}", head.path, method)}, head.path);
     response.headers.emplace_back(
         "Allow", fmt::format("{}, OPTIONS", method == "GET" ? "GET, HEAD" : method));
     return response;
@@ -192,10 +201,10 @@ std::optional<HttpResponse> App::check_head(const HttpRequest& head) {
     if (auto answer = preflight(head)) return answer;
     const Route* route = route_of(head);
     const bool is_open = route != nullptr ? route->is_open : head.method == "OPTIONS";
-    if (const auto error = guard_.check(head, is_open)) return counted(*error);
+    if (const auto error = guard_.check(head, is_open)) return counted(*error, head.path);
     if (route == nullptr) return wrong_method(head);
     if (route->needs_model)
-        if (const auto error = unready()) return counted(*error);
+        if (const auto error = unready()) return counted(*error, head.path);
     return std::nullopt;
 }
 
@@ -203,7 +212,8 @@ void App::handle(HttpRequest request, std::shared_ptr<Exchange> exchange) {
     const Route* route = route_of(request);
     // Its head passed, but the model may have gone while the body came.
     if (route->needs_model)
-        if (const auto error = unready()) return send(exchange, error_response(*error));
+        if (const auto error = unready())
+            return send(exchange, error_response(*error, request.path));
     (this->*route->answer)(request, exchange);
 }
 
@@ -293,6 +303,10 @@ void App::chat(HttpRequest& request, const std::shared_ptr<Exchange>& exchange) 
     generate(Api::chat, request, exchange);
 }
 
+void App::messages(HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {
+    generate(Api::messages, request, exchange);
+}
+
 void App::generate(Api api, HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {
     const auto generation = std::make_shared<Generation>(
         *context_, model_, api, guard_.tenant(request), exchange, [this](const Generation* over) {
@@ -304,17 +318,14 @@ void App::generate(Api api, HttpRequest& request, const std::shared_ptr<Exchange
 }
 
 void App::run_work(HttpRequest& request, const std::shared_ptr<Exchange>& exchange, Work work) {
-    workers_.run([this, exchange, model = model_, body = std::move(request.body),
-                  work = std::move(work)]() mutable {
+    workers_.run([this, exchange, model = model_, path = request.path,
+                  body = std::move(request.body), work = std::move(work)]() mutable {
         HttpResponse response;
         try {
-            if (auto made = work(*model, body); made)
-                response.body = std::move(*made);
-            else
-                response = error_response(api_error(made.error()));
+            response = work(*model, body);
         } catch (const std::exception& error) {
-            response =
-                error_response({.status = 500, .message = error.what(), .type = "server_error"});
+            response = error_response(
+                {.status = 500, .message = error.what(), .type = "server_error"}, path);
         }
         body = {};
         context_->http->post(
@@ -325,16 +336,22 @@ void App::run_work(HttpRequest& request, const std::shared_ptr<Exchange>& exchan
     });
 }
 
+void App::count_tokens(HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {
+    run_work(request, exchange, [this](const ServedModel& model, const std::string& body) {
+        return server::count_tokens(model, body, *context_);
+    });
+}
+
 void App::tokenize(HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {
-    run_work(request, exchange, tokenize_body);
+    run_work(request, exchange, answered_by<tokenize_body>);
 }
 
 void App::apply_template(HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {
-    run_work(request, exchange, apply_template_body);
+    run_work(request, exchange, answered_by<apply_template_body>);
 }
 
 void App::detokenize(HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {
-    run_work(request, exchange, detokenize_body);
+    run_work(request, exchange, answered_by<detokenize_body>);
 }
 
 }  // namespace espalier::server

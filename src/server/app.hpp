@@ -68,18 +68,20 @@ class App final : public HttpHandler {
     void metrics(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
     void completions(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
     void chat(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
+    void messages(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
+    void count_tokens(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
     void apply_template(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
     void tokenize(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
     void detokenize(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
     void generate(Api api, HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
     // Runs on a worker; what it returns is sent.
-    using Work = std::function<Expected<std::string>(const ServedModel&, const std::string& body)>;
+    using Work = std::function<HttpResponse(const ServedModel&, const std::string& body)>;
     void run_work(HttpRequest& request, const std::shared_ptr<Exchange>& exchange, Work work);
     std::optional<HttpResponse> preflight(const HttpRequest& head);
     HttpResponse wrong_method(const HttpRequest& head);
     std::optional<ApiError> unready() const;
     void send(const std::shared_ptr<Exchange>& exchange, const HttpResponse& response);
-    HttpResponse counted(const ApiError& error);
+    HttpResponse counted(const ApiError& error, std::string_view path);
 
     const ServerOptions options_;
     Log& log_;

@@ -34,9 +34,6 @@ class RepeatedKeys {
     std::vector<std::set<std::string>> open_;
 };
 
-constexpr const char* kOrdered[] = {"tools", "response_format", "structured_outputs",
-                                    "json_schema"};
-
 // The largest number of keys in one object of the value.
 std::size_t most_keys(const Json& value) {
     if (!value.is_structured()) return 0;
@@ -68,10 +65,11 @@ Expected<nlohmann::json> parse_body(std::string_view body) {
     return value;
 }
 
-Expected<nlohmann::ordered_json> parse_ordered(std::string_view body, const Json& parsed) {
+Expected<nlohmann::ordered_json> parse_ordered(std::string_view body, const Json& parsed,
+                                               std::span<const char* const> names) {
     using Ordered = nlohmann::ordered_json;
     bool any = false;
-    for (const char* name : kOrdered) {
+    for (const char* name : names) {
         const auto found = parsed.find(name);
         if (found == parsed.end()) continue;
         any = any || found->is_structured();
@@ -82,10 +80,9 @@ Expected<nlohmann::ordered_json> parse_ordered(std::string_view body, const Json
     if (!any) return Ordered::object();
     // Other fields are left out, so their objects cost no search.
     return Ordered::parse(
-        body.begin(), body.end(), [](int depth, Ordered::parse_event_t event, Ordered& value) {
+        body.begin(), body.end(), [&](int depth, Ordered::parse_event_t event, Ordered& value) {
             return depth != 1 || event != Ordered::parse_event_t::key ||
-                   std::ranges::find(kOrdered, value.get_ref<const std::string&>()) !=
-                       std::end(kOrdered);
+                   std::ranges::find(names, value.get_ref<const std::string&>()) != names.end();
         });
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
+#include <span>
 #include <string_view>
 
 #include "base/error.hpp"
@@ -17,9 +18,14 @@ inline constexpr std::size_t kMaxOrderedKeys = 4096;
 
 Expected<nlohmann::json> parse_body(std::string_view body);
 
-// The fields of the body in which the order of keys has a meaning, with that order: schemas, whose
-// order models follow, and tools, which templates print. parsed: the same body.
-Expected<nlohmann::ordered_json> parse_ordered(std::string_view body, const nlohmann::json& parsed);
+// Of chats and completions: schemas, whose order models follow, and tools, which templates print.
+inline constexpr const char* kOrdered[] = {"tools", "response_format", "structured_outputs",
+                                           "json_schema"};
+
+// The fields of the body in which the order of keys has a meaning, with that order. parsed: the
+// same body.
+Expected<nlohmann::ordered_json> parse_ordered(std::string_view body, const nlohmann::json& parsed,
+                                               std::span<const char* const> names = kOrdered);
 
 // One field of parse_ordered()'s result; null where it is missing.
 nlohmann::ordered_json ordered_field(const nlohmann::ordered_json& ordered, const char* name);

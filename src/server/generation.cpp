@@ -9,8 +9,6 @@
 #include <random>
 #include <utility>
 
-#include "server/body.hpp"
-
 namespace espalier::server {
 namespace {
 
@@ -18,13 +16,6 @@ constexpr std::chrono::seconds kSilence{15};
 
 std::uint64_t random_bits() {
     return (std::uint64_t{std::random_device{}()} << 32) | std::random_device{}();
-}
-
-ApiError model_not_found(const std::string& asked, const std::string& served) {
-    return {.status = 404,
-            .message = fmt::format("model: '{}' is not here; this server has '{}'", asked, served),
-            .param = "model",
-            .code = "model_not_found"};
 }
 
 HttpResponse stream_head() {
@@ -35,12 +26,28 @@ HttpResponse stream_head() {
 
 }  // namespace
 
+void warn_of_unknown_fields(const GenerationRequest& request, Log& log) {
+    for (const std::string& name : request.unknown)
+        log.warn_once(
+            fmt::format("a request has the field '{}', which is not known here and was ignored",
+                        name.substr(0, 80)));
+}
+
+std::optional<ApiError> check_model(const ServedModel& model, const GenerationRequest& request) {
+    if (model.is_called(request.model)) return std::nullopt;
+    return ApiError{.status = 404,
+                    .message = fmt::format("model: '{}' is not here; this server has '{}'",
+                                           request.model, model.name()),
+                    .param = "model",
+                    .code = "model_not_found"};
+}
+
 Generation::Generation(const GenerationContext& context, std::shared_ptr<const ServedModel> model,
                        Api api, std::size_t tenant, std::shared_ptr<Exchange> exchange,
                        std::function<void(const Generation*)> done)
     : context_(context),
       model_(std::move(model)),
-      api_(api),
+      form_(form_of(api)),
       tenant_(tenant),
       exchange_(std::move(exchange)),
       done_(std::move(done)) {}
@@ -107,39 +114,36 @@ void Generation::hand_over(std::shared_ptr<Prepared> prepared) {
 }
 
 Expected<void> Generation::prepare(const std::string& body, Prepared& prepared) {
-    ESPALIER_ASSIGN_OR_RETURN(const nlohmann::json json, parse_body(body));
-    ESPALIER_ASSIGN_OR_RETURN(const nlohmann::ordered_json ordered, parse_ordered(body, json));
-    ESPALIER_ASSIGN_OR_RETURN(prepared.request,
-                              parse_generation_request(json, ordered, api_, model_->defaults()));
+    ESPALIER_ASSIGN_OR_RETURN(
+        prepared.request,
+        form_.parse(body, {.generation = model_->defaults(),
+                           .drops_billing_header = context_.drops_billing_header}));
     const GenerationRequest& parsed = prepared.request;
-    for (const std::string& name : parsed.unknown)
-        context_.log.warn_once(
-            fmt::format("a request has the field '{}', which is not known here and was ignored",
-                        name.substr(0, 80)));
-    if (!model_->is_called(parsed.model)) {
-        prepared.error = model_not_found(parsed.model, model_->name());
-        return {};
-    }
+    warn_of_unknown_fields(parsed, context_.log);
+    prepared.error = check_model(*model_, parsed);
+    if (prepared.error) return {};
     ESPALIER_RETURN_IF_ERROR(check_tools(parsed.chat.tools, context_.tools));
     return encode_prompts(prepared);
 }
 
 Expected<void> Generation::encode_prompts(Prepared& prepared) {
     const GenerationRequest& parsed = prepared.request;
-    if (api_ == Api::chat) {
+    if (is_chat(parsed.api)) {
         ESPALIER_ASSIGN_OR_RETURN(const chat::Rendered rendered, model_->render(parsed.chat));
-        if (!fits(prepared, TokenCount{model_->least_tokens(rendered.text), true}, "messages"))
+        if (!fits(prepared, TokenCount{model_->least_tokens(rendered.text), true},
+                  prompt_field(parsed.api)))
             return {};
         ESPALIER_ASSIGN_OR_RETURN(
             prepared.plan, plan_chat(parsed, model_->formats(), model_->tokenizer(), rendered));
         ESPALIER_ASSIGN_OR_RETURN(EchoedPrompt prompt, model_->encode(rendered));
         prepared.prompts.push_back(std::move(prompt));
-        fits(prepared, TokenCount{std::ssize(prepared.prompts.back().tokens)}, "messages");
+        fits(prepared, TokenCount{std::ssize(prepared.prompts.back().tokens)},
+             prompt_field(parsed.api));
         return {};
     }
     prepared.plan.grammar = parsed.grammar;
     for (std::size_t i = 0; i < parsed.prompts.size(); ++i) {
-        const std::string field = prompt_field(parsed, i);
+        const std::string field = field_of_prompt(parsed, i);
         const auto* text = std::get_if<std::string>(&parsed.prompts[i]);
         if (text != nullptr &&
             !fits(prepared, TokenCount{model_->least_tokens(*text), true}, field))
@@ -157,13 +161,13 @@ Expected<void> Generation::encode_prompts(Prepared& prepared) {
 bool Generation::fits(Prepared& prepared, TokenCount tokens, const std::string& field) const {
     const std::int64_t output = prepared.request.max_tokens == 0 ? 0 : 1;
     if (tokens.number + output <= model_->max_model_len()) return true;
-    prepared.error = context_length_exceeded(tokens, model_->max_model_len(), field);
+    prepared.error = form_.too_long(tokens, model_->max_model_len(), field);
     return false;
 }
 
-std::string Generation::prompt_field(const GenerationRequest& request, std::size_t prompt) const {
-    if (api_ == Api::chat) return "messages";
-    return request.prompts.size() > 1 ? fmt::format("prompt[{}]", prompt) : "prompt";
+std::string Generation::field_of_prompt(const GenerationRequest& request, std::size_t prompt) {
+    const char* name = prompt_field(request.api);
+    return request.prompts.size() > 1 ? fmt::format("{}[{}]", name, prompt) : name;
 }
 
 // For the engine's thread, which may call it once more when all here is gone.
@@ -198,7 +202,7 @@ Expected<void> Generation::submit_prompt(Prepared& prepared, std::size_t prompt)
     auto stream = model_->engine().submit(std::move(request), wake_up());
     if (!stream) {
         Error error = named_as_in_request(std::move(stream.error()), prepared.request);
-        const std::string field = prompt_field(prepared.request, prompt);
+        const std::string field = field_of_prompt(prepared.request, prompt);
         if (error.field.starts_with("prompt") && field != "prompt")
             error = with_field(std::move(error), field);
         return tl::unexpected<Error>(std::move(error));
@@ -220,25 +224,21 @@ void Generation::begin(Prepared& prepared) {
     seen_.assign(prepared.streams.size() * static_cast<std::size_t>(request.engine.choices),
                  {Clock::now()});
     streams_ = std::move(prepared.streams);
-    const char* kind = api_ == Api::chat ? "chatcmpl" : "cmpl";
-    reply_.emplace(
-        ReplyOptions{.api = api_,
-                     .id = fmt::format("{}-{:016x}{:016x}", kind, random_bits(), random_bits()),
-                     .created = std::time(nullptr),
-                     .model = model_->name(),
-                     .stream = request.stream,
-                     .include_usage = request.include_usage,
-                     .logprobs = request.logprobs,
-                     .echo = request.echo,
-                     .speculation = request.speculation_report,
-                     .drafters = request.speculation_report ? model_->engine().status().drafters
-                                                            : std::vector<std::string>{},
-                     .parser = prepared.plan.parser,
-                     .choices = request.engine.choices,
-                     .seed = request.engine.sampling.seed},
-        model_->tokenizer(), std::move(prepared.prompts));
+    reply_ = form_.make_reply(
+        {.request = request,
+         .id_digits = fmt::format("{:016x}{:016x}", random_bits(), random_bits()),
+         .created = std::time(nullptr),
+         .model = model_->name(),
+         .drafters = request.speculation_report ? model_->engine().status().drafters
+                                                : std::vector<std::string>{},
+         .parser = prepared.plan.parser,
+         .tokenizer = model_->tokenizer(),
+         .prompts = std::move(prepared.prompts)});
     if (stream_) {
         exchange_->start_stream(stream_head());
+        std::string first;
+        reply_->begin(first);
+        exchange_->write(std::move(first));
         last_write_ = Clock::now();
     }
     pump();
@@ -300,10 +300,10 @@ void Generation::succeed(std::string out) {
 void Generation::fail(const ApiError& error, std::string out) {
     context_.metrics.count_response(error.status);
     if (stream_) {
-        exchange_->write(std::move(out) + sse_event(error_json(error)) + kSseDone);
+        exchange_->write(std::move(out) + reply_->failed(error));
         exchange_->finish();
     } else {
-        exchange_->respond(error_response(error));
+        exchange_->respond(form_.error(error));
     }
     over();
 }
@@ -324,7 +324,7 @@ void Generation::ping_if_silent(Clock::time_point now) {
     if (!exchange_ || !reply_ || !stream_ || exchange_->writing()) return;
     if (now - last_write_ < kSilence) return;
     last_write_ = now;
-    exchange_->write(kSsePing);
+    exchange_->write(reply_->ping());
 }
 
 }  // namespace espalier::server

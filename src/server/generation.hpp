@@ -14,11 +14,11 @@
 #include <vector>
 
 #include "engine/engine.hpp"
+#include "server/api/api_form.hpp"
 #include "server/http.hpp"
 #include "server/log.hpp"
 #include "server/metrics.hpp"
 #include "server/output_plan.hpp"
-#include "server/reply.hpp"
 #include "server/served_model.hpp"
 #include "server/workers.hpp"
 
@@ -32,7 +32,13 @@ struct GenerationContext {
     Log& log;
     std::chrono::nanoseconds request_time{0};  // 0: as long as it takes
     ToolLimits tools = {};
+    bool drops_billing_header = true;  // of /v1/messages
 };
+
+// Each unknown field is logged, once per server.
+void warn_of_unknown_fields(const GenerationRequest& request, Log& log);
+// 404: the request names a model that is not here.
+std::optional<ApiError> check_model(const ServedModel& model, const GenerationRequest& request);
 
 class Generation final : public ExchangeListener, public std::enable_shared_from_this<Generation> {
   public:
@@ -71,7 +77,7 @@ class Generation final : public ExchangeListener, public std::enable_shared_from
     std::function<void()> wake_up();
     Expected<void> submit(Prepared& prepared);
     Expected<void> submit_prompt(Prepared& prepared, std::size_t prompt);
-    std::string prompt_field(const GenerationRequest& request, std::size_t prompt) const;
+    static std::string field_of_prompt(const GenerationRequest& request, std::size_t prompt);
     void begin(Prepared& prepared);
     void pump();
     void take_updates(std::string& out);
@@ -82,12 +88,12 @@ class Generation final : public ExchangeListener, public std::enable_shared_from
 
     const GenerationContext& context_;
     const std::shared_ptr<const ServedModel> model_;
-    const Api api_;
+    const ApiForm& form_;
     const std::size_t tenant_;
     std::shared_ptr<Exchange> exchange_;
     std::function<void(const Generation*)> done_;
     std::vector<engine::Stream> streams_;  // by prompt
-    std::optional<Reply> reply_;
+    std::unique_ptr<ReplyWriter> reply_;
     engine::Updates updates_;
     bool stream_ = false;
     RequestShape shape_;

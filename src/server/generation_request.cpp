@@ -197,7 +197,6 @@ void read_max_tokens(Fields& fields, GenerationRequest& request) {
 }
 
 void read_output(Fields& fields, accept::OutputOptions& output) {
-    fields.read_strings("stop", output.stop, static_cast<std::size_t>(accept::kMaxStopStrings));
     fields.read("stop_token_ids", output.stop_token_ids,
                 static_cast<std::size_t>(accept::kMaxStopTokens));
     fields.read("ignore_eos", output.ignore_eos);
@@ -281,11 +280,21 @@ void read_speculation(Fields& fields, GenerationRequest& request) {
     fields.read("draft_depth", engine.draft_depth, 0, kMaxDrafts);
     fields.read("draft_width", engine.draft_width, 0, kMaxDrafts);
     fields.read("draft_nodes", engine.draft_nodes, 0, kMaxDrafts);
-    fields.read("speculation_report", request.speculation_report);
-    engine.report_trees = request.speculation_report;
 }
 
 }  // namespace
+
+void read_engine_fields(Fields& fields, GenerationRequest& request,
+                        const checkpoint::GenerationDefaults& defaults) {
+    take_defaults(request.engine.sampling, defaults);
+    const Json* seed = fields.find("seed");
+    request.seed_given = seed != nullptr && !says_none(*seed);
+    accept::SamplingOptions::parameters(SamplingReader{fields}, request.engine.sampling);
+    read_output(fields, request.engine.output);
+    read_speculation(fields, request);
+    fields.read("priority", request.engine.priority, 0, kMaxPriority);
+    fields.read("cache_salt", request.cache_salt);
+}
 
 Expected<GenerationRequest> parse_generation_request(
     const Json& body, const nlohmann::ordered_json& ordered, Api api,
@@ -302,12 +311,10 @@ Expected<GenerationRequest> parse_generation_request(
         read_completion_prompts(fields, request);
     request.grammar = read_grammar(fields, ordered);
     if (api == Api::chat) read_reasoning_budget(fields, request);
-    take_defaults(request.engine.sampling, defaults);
-    const Json* seed = fields.find("seed");
-    request.seed_given = seed != nullptr && !says_none(*seed);
-    accept::SamplingOptions::parameters(SamplingReader{fields}, request.engine.sampling);
+    read_engine_fields(fields, request, defaults);
     read_max_tokens(fields, request);
-    read_output(fields, request.engine.output);
+    fields.read_strings("stop", request.engine.output.stop,
+                        static_cast<std::size_t>(accept::kMaxStopStrings));
     if (api == Api::chat)
         read_chat_logprobs(fields, request);
     else
@@ -315,22 +322,23 @@ Expected<GenerationRequest> parse_generation_request(
     request.engine.logprobs = request.logprobs;
     read_choices(fields, request);
     read_stream(fields, request);
-    read_speculation(fields, request);
-    fields.read("priority", request.engine.priority, 0, kMaxPriority);
-    fields.read("cache_salt", request.cache_salt);
+    fields.read("speculation_report", request.speculation_report);
+    request.engine.report_trees = request.speculation_report;
     ESPALIER_RETURN_IF_ERROR(fields.result());
     for (std::string& name : fields.unknown()) request.unknown.push_back(std::move(name));
     return request;
 }
 
 Error named_as_in_request(Error error, const GenerationRequest& request) {
-    const bool chat = request.api == Api::chat;
     if (error.field == "choices") return with_field(std::move(error), "n");
     if (error.field == "max_tokens") return with_field(std::move(error), request.max_tokens_field);
     if (error.field == "reasoning.budget")
         return with_field(std::move(error), request.reasoning_budget_field);
-    if (error.field == "prompt" && chat) return with_field(std::move(error), "messages");
-    if (!chat && (error.field == "top_logprobs" || error.field == "prompt_logprobs"))
+    if (error.field == "prompt") return with_field(std::move(error), prompt_field(request.api));
+    if (error.field == "stop" || error.field.starts_with("stop["))
+        return with_field(std::move(error), stop_field(request.api) + error.field.substr(4));
+    if (request.api == Api::completions &&
+        (error.field == "top_logprobs" || error.field == "prompt_logprobs"))
         return with_field(std::move(error), "logprobs");
     return error;
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// POST /v1/completions and /v1/chat/completions as types: what a body may say, each field checked
-// once and named when it is wrong. What a model or an engine limits besides, check_request says.
-// Pure; nothing of the JSON goes further than this, but for a chat's messages and what its template
-// is given.
+// A generation request as types: what every API's body becomes, and how those of /v1/completions
+// and /v1/chat/completions do, each field checked once and named when it is wrong (api/ has the
+// others). What a model or an engine limits besides, check_request says. Pure; nothing of the JSON
+// goes further than this, but for a chat's messages and what its template is given.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,14 @@
 
 namespace espalier::server {
 
-enum class Api { completions, chat };
+enum class Api { completions, chat, messages };
+// The prompt is a chat, through the model's template.
+constexpr bool is_chat(Api api) { return api != Api::completions; }
+// Names that APIs have for the same field.
+constexpr const char* prompt_field(Api api) { return is_chat(api) ? "messages" : "prompt"; }
+constexpr const char* stop_field(Api api) {
+    return api == Api::messages ? "stop_sequences" : "stop";
+}
 
 // A text, or tokens that are taken as they are.
 using PromptInput = std::variant<std::string, std::vector<std::int32_t>>;
@@ -37,12 +44,14 @@ struct GenerationRequest {
     std::string model;                 // empty: not said
     std::vector<PromptInput> prompts;  // of completions, at least one
     bool add_special_tokens = true;    // a text among them gets the model's first token
-    ChatInput chat;                    // of chat
+    ChatInput chat;                    // of the other APIs
     // Without prompt, deadline, salt, grammar and reasoning, which are set later.
     engine::Request engine;
     std::optional<GrammarField> grammar;
     std::optional<std::int64_t> reasoning_budget;  // tokens
     const char* reasoning_budget_field = "thinking_token_budget";
+    bool reasoning_is_optional = false;  // a budget means nothing to a model without reasoning
+    bool omits_reasoning = false;        // the answer says only that there was some
     std::string cache_salt;
     bool seed_given = false;
     bool stream = false;
@@ -55,6 +64,17 @@ struct GenerationRequest {
     const char* max_tokens_field = "max_tokens";
     std::vector<std::string> unknown;  // fields that mean nothing here or at OpenAI
 };
+
+// What a server gives to every request.
+struct RequestDefaults {
+    const checkpoint::GenerationDefaults& generation;
+    bool drops_billing_header = true;  // of /v1/messages: api/billing_header.hpp
+};
+
+// The fields that every API takes beside its own: sampling, when an output ends, drafts, priority
+// and salt.
+void read_engine_fields(Fields& fields, GenerationRequest& request,
+                        const checkpoint::GenerationDefaults& defaults);
 
 // ordered: parse_ordered()'s of the same body.
 Expected<GenerationRequest> parse_generation_request(

@@ -71,10 +71,10 @@ bool equal_in_constant_time(std::string_view secret, std::string_view given) {
 }
 
 std::size_t Guard::tenant(const HttpRequest& head) const {
-    const std::string_view given = bearer_of(head);
     std::size_t found = 0;
-    for (std::size_t i = 0; i < rules_.api_keys.size(); ++i)
-        if (equal_in_constant_time(rules_.api_keys[i], given)) found = i + 1;
+    for (const std::string_view given : {bearer_of(head), std::string_view(head.x_api_key)})
+        for (std::size_t i = 0; i < rules_.api_keys.size(); ++i)
+            if (equal_in_constant_time(rules_.api_keys[i], given)) found = i + 1;
     return found;
 }
 
@@ -107,8 +107,9 @@ std::optional<ApiError> Guard::check(const HttpRequest& head, bool is_open) cons
     }
     if (!is_open && !rules_.api_keys.empty() && tenant(head) == 0)
         return ApiError{.status = 401,
-                        .message = head.authorization.empty()
-                                       ? "this server wants an API key: Authorization: Bearer …"
+                        .message = head.authorization.empty() && head.x_api_key.empty()
+                                       ? "this server wants an API key: Authorization: Bearer …, "
+                                         "or x-api-key: …"
                                        : "the API key is not one of this server's",
                         .type = "authentication_error",
                         .code = "invalid_api_key"};

@@ -23,7 +23,7 @@ struct HttpRequest {
     std::string path;    // without the query
     bool is_http_1_0 = false;
     // Headers that the server reads; empty: absent.
-    std::string host, origin, content_type, content_encoding, authorization;
+    std::string host, origin, content_type, content_encoding, authorization, x_api_key;
     std::string body;
 };
 

@@ -21,6 +21,7 @@ constexpr std::size_t kReadBytes = 4096;
 // What a client may send ahead while it is being answered.
 constexpr std::size_t kMaxPipelinedBytes = 64 << 10;
 constexpr std::chrono::milliseconds kLingerTime{1000};
+constexpr const char* kApiKeyHeader = "x-api-key";  // Anthropic's clients
 constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 
 std::string text_of(boost::beast::string_view view) {
@@ -32,7 +33,7 @@ bool repeats_header(const http::request<http::string_body>& message) {
          {http::field::host, http::field::origin, http::field::content_type,
           http::field::content_encoding, http::field::authorization})
         if (message.count(field) > 1) return true;
-    return false;
+    return message.count(kApiKeyHeader) > 1;
 }
 
 // "http://name/path": the target's own name stands above the Host header (RFC 9112, 3.2.2).
@@ -59,6 +60,7 @@ HttpRequest request_of(const http::request<http::string_body>& message) {
     request.origin = text_of(message[http::field::origin]);
     request.content_type = text_of(message[http::field::content_type]);
     request.authorization = text_of(message[http::field::authorization]);
+    request.x_api_key = text_of(message[kApiKeyHeader]);
     return request;
 }
 

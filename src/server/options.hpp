@@ -30,6 +30,7 @@ struct ServerOptions {
     std::vector<std::string> allowed_host, allowed_origin;
     std::string chat_template;  // a file
     std::string tool_format = "auto", reasoning_format = "auto";
+    std::string billing_header = "drop";
     std::int64_t max_tools = 128;
     std::int64_t max_tools_bytes = 1 << 20;
     std::int64_t max_connections = 4096;
@@ -89,6 +90,12 @@ void ServerOptions::flags(Visitor&& visit, Self& self) {
                        "show",
                .one_of = output::reasoning_format_names()},
           self.reasoning_format);
+    visit(Flag{.name = "billing_header",
+               .help = "x-anthropic-billing-header line before the system prompt of /v1/messages; "
+                       "it changes with every request, so a prompt that keeps it finds no cached "
+                       "prefix",
+               .one_of = {"drop", "keep"}},
+          self.billing_header);
     visit(Flag{.name = "max_tools",
                .help = "Functions that a request may declare",
                .least = 0,

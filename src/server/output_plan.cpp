@@ -76,7 +76,7 @@ Expected<void> plan_reasoning(const GenerationRequest& request,
                               const output::ReasoningFormat* format,
                               const text::Tokenizer& tokenizer, const chat::Rendered& rendered,
                               OutputPlan& plan) {
-    if (format == nullptr && request.reasoning_budget)
+    if (format == nullptr && request.reasoning_budget && !request.reasoning_is_optional)
         return fail_field(ErrorKind::unsupported, request.reasoning_budget_field,
                           "this model has no reasoning that is known here; --reasoning-format "
                           "names a form");

@@ -11,7 +11,6 @@ namespace espalier::server {
 namespace {
 
 using accept::FinishReason;
-using engine::Interruption;
 
 std::string dump(const OrderedJson& json) {
     return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
@@ -38,26 +37,7 @@ const char* finish_reason(FinishReason reason) {
     return nullptr;
 }
 
-ApiError failure_of(const engine::ChoiceUpdate& update) {
-    if (update.finish.reason == FinishReason::nothing_left)
-        return {.message = "no token was left to choose: its bans and filters leave none"};
-    ApiError error{.status = 500, .message = {}, .type = "server_error"};
-    if (update.finish.reason == FinishReason::bad_numbers)
-        error.message = "the model computed a number that is not finite";
-    else if (update.interruption == Interruption::deadline)
-        error = {.status = 504,
-                 .message = "the request took longer than this server allows",
-                 .type = "timeout_error"};
-    else if (update.interruption == Interruption::stopped)
-        error = unavailable("the server is shutting down");
-    else
-        error.message = "the request was interrupted: " + update.message;
-    return error;
-}
-
 }  // namespace
-
-std::string sse_event(const std::string& json) { return "data: " + json + "\n\n"; }
 
 Reply::Reply(ReplyOptions options, const text::Tokenizer& tokenizer,
              std::vector<EchoedPrompt> prompts)

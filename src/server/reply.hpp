@@ -1,9 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The answer to a generation request, as OpenAI's clients read it: server-sent events while tokens
-// come, or one JSON object at the end. Updates of the engine go in, bytes come out; pure but for
-// that.
-//
-//   add … until complete() or failure() → end
+// The answers of /v1/completions and /v1/chat/completions, as OpenAI's clients read them. Pure.
 #pragma once
 
 #include <cstdint>
@@ -11,19 +7,15 @@
 #include <string>
 #include <vector>
 
-#include "engine/mailbox.hpp"
 #include "output/parser.hpp"
-#include "server/api_error.hpp"
+#include "server/api/reply_writer.hpp"
 #include "server/generation_request.hpp"
 #include "server/logprobs.hpp"
 #include "text/tokenizer.hpp"
 
 namespace espalier::server {
 
-// data: {…}\n\n
-std::string sse_event(const std::string& json);
 inline constexpr const char* kSseDone = "data: [DONE]\n\n";
-inline constexpr const char* kSsePing = ": ping\n\n";
 
 struct ReplyOptions {
     Api api = Api::completions;
@@ -48,19 +40,19 @@ struct EchoedPrompt {
     std::int32_t added = 0;  // tokens at the beginning that the text does not have
 };
 
-class Reply {
+class Reply final : public ReplyWriter {
   public:
     // The tokenizer outlives the reply. prompts: as many as were sent; filled in only with echo.
     Reply(ReplyOptions options, const text::Tokenizer& tokenizer,
           std::vector<EchoedPrompt> prompts);
 
-    // Updates of one prompt's choices; events, where there are any, are appended.
-    void add(std::size_t prompt, const engine::Updates& updates, std::string& out);
-    bool complete() const { return ended_ == choices_.size(); }
-    // An output ended otherwise than by its text.
-    const std::optional<ApiError>& failure() const { return failure_; }
-    // Appends the end of a stream or, without one, the whole object.
-    void end(std::string& out);
+    void add(std::size_t prompt, const engine::Updates& updates, std::string& out) override;
+    bool complete() const override { return ended_ == choices_.size(); }
+    const std::optional<ApiError>& failure() const override { return failure_; }
+    void end(std::string& out) override;
+    std::string failed(const ApiError& error) override {
+        return sse_event(error_json(error)) + kSseDone;
+    }
 
   private:
     struct Call {

@@ -49,13 +49,7 @@ void read_function(const Json& given, const OrderedJson& ordered, const std::str
         function.read("strict", strict);
         made.strict = strict;
     }
-    if (function.ok() && !is_name(made.name))
-        function.fail_at("name", fmt::format("1 to {} of letters, digits, '_', '-' and '.' are "
-                                             "expected",
-                                             output::kMaxNameBytes));
-    if (std::ranges::find(tools.functions, made.name, &output::Function::name) !=
-        tools.functions.end())
-        function.fail_at("name", fmt::format("'{}' is declared twice", made.name));
+    check_function_name(function, made.name, tools);
     const Json* parameters = function.find("parameters");
     if (parameters != nullptr && !parameters->is_object())
         function.fail_at("parameters",
@@ -110,6 +104,15 @@ void read_choice(Fields& fields, ToolRequest& tools) {
 }
 
 }  // namespace
+
+void check_function_name(Fields& function, const std::string& name, const ToolRequest& tools) {
+    if (function.ok() && !is_name(name))
+        function.fail_at("name", fmt::format("1 to {} of letters, digits, '_', '-' and '.' are "
+                                             "expected",
+                                             output::kMaxNameBytes));
+    if (std::ranges::find(tools.functions, name, &output::Function::name) != tools.functions.end())
+        function.fail_at("name", fmt::format("'{}' is declared twice", name));
+}
 
 ToolRequest read_tools(Fields& fields, const OrderedJson& ordered) {
     ToolRequest tools;

@@ -33,6 +33,10 @@ struct ToolRequest {
 // Faults are kept in `fields`. ordered: see Body.
 ToolRequest read_tools(Fields& fields, const nlohmann::ordered_json& ordered);
 
+// A name that markers and grammars can stand around, and that no function before has. Its fault is
+// kept in `function`.
+void check_function_name(Fields& function, const std::string& name, const ToolRequest& tools);
+
 struct ToolLimits {
     std::int64_t functions = 128;
     std::int64_t bytes = 1 << 20;

@@ -26,9 +26,10 @@ std::vector<std::string> Answer::events() const {
     while (!rest.empty()) {
         const std::size_t end = rest.find("\n\n");
         if (end == std::string_view::npos) throw std::runtime_error("an event without an end");
-        const std::string_view event = rest.substr(0, end);
+        std::string_view event = rest.substr(0, end);
         rest.remove_prefix(end + 2);
         if (event.starts_with(":")) continue;
+        if (event.starts_with("event: ")) event.remove_prefix(event.find('\n') + 1);
         if (!event.starts_with("data: ")) throw std::runtime_error("an event without data");
         made.emplace_back(event.substr(6));
     }
