@@ -64,8 +64,8 @@ OrderedJson model_json(const ServedModel& model, const std::string& name) {
             {"espalier",
              {{"architecture", facts.architecture},
               {"weights", facts.weights},
-              {"cache", facts.cache},
-              {"device", facts.device},
+              {"cache", facts.kv_format},
+              {"device", fmt::format("{}, {}", facts.backend, facts.variant)},
               {"drafters", model.engine().status().drafters}}}};
 }
 

@@ -54,7 +54,9 @@ struct ExpertBytes {
 // What stays as it is while a model is served.
 struct ModelFacts {
     std::string name;  // in answers
-    std::string weights, kv_format, backend, variant;
+    std::string architecture;
+    std::string weights;  // the type of a projection, or what it was rounded to; empty: not known
+    std::string kv_format, backend, variant;
     std::int64_t max_model_len = 0;
     std::int64_t page_tokens = 0, pages = 0;  // of the cache
 };

@@ -33,7 +33,7 @@ tl::unexpected<Error> refused(const Error& error, const std::string& field,
     return fail_field(error.kind, field, "{}; {}", error.message, advice);
 }
 
-Expected<ModelFacts> facts_of(const runtime::LoadedModel& loaded) {
+Expected<ModelFacts> facts_of(const runtime::LoadedModel& loaded, const EngineSizes& sizes) {
     const checkpoint::Checkpoint& checkpoint = *loaded.checkpoint;
     const checkpoint::ModelConfig& config = checkpoint.config();
     const runtime::LoadOptions as_loaded{.device = loaded.device->kind(),
@@ -41,16 +41,21 @@ Expected<ModelFacts> facts_of(const runtime::LoadedModel& loaded) {
                                          .rounding = loaded.rounding};
     ESPALIER_ASSIGN_OR_RETURN(const TextIdentity identity,
                               runtime::identity_without_model(checkpoint, as_loaded, 0));
-    ModelFacts facts{.architecture = std::string(checkpoint::name_of(config.architecture)),
-                     .weights = {},
-                     .cache = identity.kv_format,
-                     .device = fmt::format("{}, {}", identity.backend, identity.variant)};
     const auto projection =
         checkpoint::find_weight(checkpoint, "model.layers.0.self_attn.o_proj", config.hidden_size,
                                 config.num_attention_heads * config.v_head_dim);
-    if (projection) facts.weights = checkpoint::name_of(projection->weights.type);
-    if (loaded.rounding) facts.weights = identity.weights;
-    return facts;
+    std::string weights;
+    if (projection) weights = checkpoint::name_of(projection->weights.type);
+    if (loaded.rounding) weights = identity.weights;
+    return ModelFacts{.name = {},
+                      .architecture = std::string(checkpoint::name_of(config.architecture)),
+                      .weights = weights,
+                      .kv_format = identity.kv_format,
+                      .backend = identity.backend,
+                      .variant = identity.variant,
+                      .max_model_len = sizes.max_model_len,
+                      .page_tokens = cache::kPageTokens,
+                      .pages = sizes.page_count - 1};
 }
 
 constexpr const char* kThinking[] = {"thinking", "enable_thinking"};
@@ -95,7 +100,6 @@ Expected<std::shared_ptr<const ServedModel>> ServedModel::make(runtime::Runtime&
     Parts parts;
     parts.names = options.served_model_name;
     if (parts.names.empty()) parts.names.push_back(default_model_name(files.name));
-    ESPALIER_ASSIGN_OR_RETURN(parts.facts, facts_of(runtime.loaded()));
     ESPALIER_ASSIGN_OR_RETURN(parts.chat_template, open_template(files, options.chat_template));
     ESPALIER_ASSIGN_OR_RETURN(
         parts.formats,
@@ -104,7 +108,7 @@ Expected<std::shared_ptr<const ServedModel>> ServedModel::make(runtime::Runtime&
                            *files.tokenizer));
     ESPALIER_ASSIGN_OR_RETURN(parts.compiler, runtime::make_grammar_compiler(files));
     ESPALIER_ASSIGN_OR_RETURN(parts.facts,
-                              facts_of(runtime, runtime.engine().request_limits().sizes));
+                              facts_of(runtime.loaded(), runtime.engine().request_limits().sizes));
     parts.facts.name = parts.names.front();
     return std::shared_ptr<const ServedModel>(new ServedModel(runtime, std::move(parts)));
 }
@@ -119,32 +123,12 @@ ServedModel::ServedModel(runtime::Runtime& runtime, Parts parts)
       template_(std::move(parts.chat_template)),
       formats_(parts.formats),
       compiler_(std::move(parts.compiler)),
-      facts_(std::move(parts.facts)),
       created_(std::time(nullptr)),
       started_(engine_.now()),
       salt_key_(random_key()) {
     for (std::int32_t id = 0; id < tokenizer().vocabulary(); ++id)
         longest_token_ =
             std::max(longest_token_, static_cast<std::int64_t>(tokenizer().token_bytes(id).size()));
-}
-
-Expected<ModelFacts> ServedModel::facts_of(const runtime::Runtime& runtime,
-                                           const EngineSizes& sizes) {
-    const runtime::LoadedModel& loaded = runtime.loaded();
-    ESPALIER_ASSIGN_OR_RETURN(const TextIdentity identity,
-                              runtime::identity_without_model(*loaded.checkpoint,
-                                                              {.device = loaded.device->kind(),
-                                                               .kv_format = loaded.kv_format,
-                                                               .rounding = loaded.rounding},
-                                                              cache::kPageTokens));
-    return ModelFacts{.name = {},
-                      .weights = identity.weights,
-                      .kv_format = identity.kv_format,
-                      .backend = identity.backend,
-                      .variant = identity.variant,
-                      .max_model_len = sizes.max_model_len,
-                      .page_tokens = cache::kPageTokens,
-                      .pages = sizes.page_count - 1};
 }
 
 std::optional<ExpertBytes> ServedModel::expert_bytes() const {

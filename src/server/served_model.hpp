@@ -25,14 +25,6 @@ namespace espalier::server {
 // A directory's own name, or ORG/NAME as it is.
 std::string default_model_name(const std::string& model);
 
-// What runs, in words for people; /v1/models and the page have them.
-struct ModelFacts {
-    std::string architecture;
-    std::string weights;  // the type of a projection, or what it was rounded to; empty: not known
-    std::string cache;
-    std::string device;  // with the variant of its kernels
-};
-
 class ServedModel {
   public:
     // The runtime outlives it.
@@ -44,9 +36,9 @@ class ServedModel {
     // True of an empty name: a request without one means the only model there is.
     bool is_called(std::string_view name) const;
     std::int64_t created() const { return created_; }
+    // What runs, for /v1/models, /metrics and the page.
     const ModelFacts& facts() const { return facts_; }
     engine::Engine& engine() const { return engine_; }
-    const ModelFacts& facts() const { return facts_; }
     grammar::CompilerStatus grammar_status() const { return compiler_->status(); }
     // None: all weights are in memory.
     std::optional<ExpertBytes> expert_bytes() const;
@@ -107,9 +99,7 @@ class ServedModel {
         std::optional<ChatTemplate> chat_template;
         output::Formats formats;
         std::unique_ptr<grammar::Compiler> compiler;
-        ModelFacts facts;
     };
-    static Expected<ModelFacts> facts_of(const runtime::Runtime& runtime, const EngineSizes& sizes);
     ServedModel(runtime::Runtime& runtime, Parts parts);
     nlohmann::ordered_json context_of(const ChatInput& chat) const;
 
@@ -122,7 +112,6 @@ class ServedModel {
     const std::optional<ChatTemplate> template_;  // none: the model has none
     const output::Formats formats_;
     const std::unique_ptr<grammar::Compiler> compiler_;
-    const ModelFacts facts_;
     const std::int64_t created_;
     const schedule::Time started_;    // on the engine's clock
     const std::string salt_key_;      // random, so that clients cannot choose salts that meet
