@@ -189,6 +189,8 @@ def try_all(browser, address, pictures):
     conversations.forgets_what_was_refused(browser)
     conversations.makes_versions(browser)
     conversations.lasts(browser, address)
+    conversations.hears_of_other_tabs(browser)
+    conversations.keeps_the_focus(browser)
     conversations.goes_to_files(browser)
     markdown.reads_markdown(browser)
     markdown.disarms_markup(browser)

@@ -113,6 +113,57 @@ def lasts(browser, address):
     check(browser.evaluate("document.getElementById('log').textContent") == shown, "a deletion can be taken back")
 
 
+def hears_of_other_tabs(browser):
+    """What another tab wrote is shown, not written over."""
+    answer_with(browser, [{"content": "here"}])
+    choose(browser, mode="chat")
+    ask(browser, "Said here")
+    elsewhere = """(async () => {
+        const other = structuredClone(page.current);
+        const request = indexedDB.open('espalier', 1);
+        await new Promise((done) => { request.onsuccess = done; });
+        %s
+        await new Promise((done) => { const writing = request.result.transaction('conversations', 'readwrite'); writing.oncomplete = done;
+            %s });
+        new BroadcastChannel('espalier').postMessage(other.id);
+    })()"""
+    browser.evaluate(elsewhere % ("add_node(other, other.head, 'user', { content: 'Said elsewhere' });", "writing.objectStore('conversations').put(other);"))
+    browser.wait_for(f"{SAID}.includes('Said elsewhere')")
+    ask(browser, "Said here again")
+    check(browser.evaluate("asked.at(-1).messages.map((one) => one.content)") == ["Said here", "here", "Said elsewhere", "Said here again"], "another tab's message is kept")
+    browser.evaluate(elsewhere % ("", "writing.objectStore('conversations').delete(other.id);"))
+    browser.wait_for("document.querySelectorAll('.message').length === 0")
+    check("Said here" not in browser.evaluate(TITLES), "what another tab deleted is gone")
+    answer_by_server(browser)
+
+
+def keeps_the_focus(browser):
+    """Where the button that was pressed is drawn anew."""
+    focus = "document.activeElement.textContent"
+    answer_with(browser, [{"content": "first"}])
+    choose(browser, mode="chat")
+    ask(browser, "Question")
+    check(browser.evaluate("document.getElementById('spoken').textContent") == "first", "an answer is read out when it is whole")
+    press_button(browser, "Regenerate")
+    browser.wait_for("document.querySelectorAll('.version').length > 0")
+
+    def press(text, within="document"):
+        browser.evaluate(f"[...{within}.querySelectorAll('button')].filter((one) => one.textContent === {json.dumps(text)}).at(-1).focus()")
+        browser.press("Enter", 13)
+
+    press("‹")
+    check(browser.evaluate(focus) == "›", "versions: on the other arrow")
+    press("Edit")
+    browser.press("Escape", 27)
+    check(browser.evaluate(f"{LAST}.contains(document.activeElement)"), "edit: on the message")
+    press("Delete")
+    check(browser.evaluate(focus) == "Undo", "delete: on the way back")
+    press("Rename", "document.getElementById('conversations')")
+    browser.press("Enter", 13)
+    check(browser.evaluate("document.activeElement.getAttribute('aria-current')") == "true", "rename: on the conversation")
+    answer_by_server(browser)
+
+
 def goes_to_files(browser):
     """What is exported and imported again is the same; a file that is not whole changes nothing."""
     with tempfile.TemporaryDirectory() as folder:

@@ -44,6 +44,7 @@ def set_value(browser, selector, value):
 
 def choose(browser, mode="completion", drafts="tree", tokens=128):
     """A new conversation that answers with the likeliest tokens."""
+    browser.evaluate("page.settings = initial_settings()")
     click(browser, "#new")
     click(browser, f"#mode-{mode}")
     set_value(browser, "#drafts", drafts)

@@ -53,13 +53,11 @@ def holds_to_settings(browser):
     set_value(browser, "#set-stop", stop)
     ask(browser, "def add(a, b):\n")
     check(browser.evaluate(SAID).removeprefix("def add(a, b):\n") == whole[:whole.index(stop)], f"an answer ends at {stop!r}")
-    set_value(browser, "#set-stop", "")
     choose(browser, mode="chat", tokens=120)
     set_value(browser, "#set-schema", json.dumps(SCHEMA))
     ask(browser, "Tell me a name and a count.")
     said = json.loads(browser.evaluate("page.current.nodes[page.current.head].content"))
     check(set(said) == {"name", "count"} and 0 <= said["count"] <= 99, f"an answer has the form of its schema: {said}")
-    set_value(browser, "#set-schema", "")
 
 
 def folds_reasoning(browser):
@@ -89,7 +87,6 @@ def calls_tools(browser):
     call = {"id": "call_1", "type": "function", "function": {"name": "clock", "arguments": '{"zone": "<b>UTC</b>"}'}}
     check(browser.evaluate("asked[0].messages.slice(1)") == [{"role": "assistant", "content": "", "tool_calls": [call]},
           {"role": "tool", "content": "12:00", "tool_call_id": "call_1"}], "its results are sent with the call")
-    set_value(browser, "#set-tools", "")
     answer_by_server(browser)
 
 

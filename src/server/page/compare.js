@@ -2,7 +2,7 @@
 // then both played side by side at their own speed. Neither finds cached pages: each has a salt of its own.
 
 const SIDES = [{ name: "Without drafts", of: "without", drafts: false }, { name: "With drafts", of: "with", drafts: true }];
-const comparison = { sides: [], controller: null, frame: 0 };
+const comparison = { sides: [], controller: null, frame: 0, pointed: -1 };
 
 function side_body(body, drafts) {
   const made = { ...body, cache_salt: random_id() };
@@ -66,6 +66,7 @@ async function compare(typed) {
   page.running = { controller: comparison.controller };
   set_busy(true);
   comparison.sides = SIDES.map(make_side);
+  comparison.pointed = -1;
   element("sides").replaceChildren(...comparison.sides.map((side) => side.box));
   element("saved").textContent = "The first answer is being written …";
   element("replay").disabled = true;
@@ -130,6 +131,6 @@ function start_comparison() {
     const most = (comparison.sides[0]?.tokens.length ?? 0) - 1;
     if (!step || page.running || most < 0) return;
     event.preventDefault();
-    point_at(Math.min(most, Math.max(0, (comparison.pointed ?? -1) + step)));
+    point_at(Math.min(most, Math.max(0, comparison.pointed + step)));
   });
 }

@@ -70,9 +70,11 @@ async function answer(conversation, question) {
   page.running = { controller: new AbortController(), conversation, node };
   set_busy(true);
   keep_and_show(conversation);
+  element("spoken").textContent = "";
   say("Generating");
   try {
     await stream_into(node, conversation, body);
+    element("spoken").textContent = node.content; // read out when it is whole, not token by token
     say(node.figures.replaceAll(" · ", ", "));
   } catch (error) {
     if (error.name === "AbortError") node.figures = `${node.tokens.length} tokens · stopped`;

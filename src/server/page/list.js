@@ -42,8 +42,9 @@ function rename(conversation, item) {
     event.preventDefault();
     conversation.title = title.value.trim();
     keep_and_show(conversation);
+    give_focus(element("conversations").querySelector("[aria-current]"));
   });
-  title.addEventListener("keydown", (event) => { if (event.key === "Escape") { event.stopPropagation(); render_list(); } });
+  title.addEventListener("keydown", (event) => { if (event.key === "Escape") { event.stopPropagation(); render_list(); give_focus(element("conversations").querySelector("[aria-current]")); } });
   item.replaceChildren(form);
   title.select();
 }
@@ -63,6 +64,7 @@ function offer_undo(text, restore) {
   say(text);
   const undo = element("undo");
   undo.hidden = false;
+  give_focus(undo);
   undo.onclick = () => {
     undo.hidden = true;
     say("Taken back");

@@ -53,9 +53,22 @@ function keep_and_show(conversation) {
   render_list();
 }
 
+// Another tab wrote or deleted it. An answer that is being written here goes on, and is written when it ends.
+function changed_elsewhere(id) {
+  if (page.running?.conversation?.id === id) store.all.set(id, page.running.conversation);
+  else if (page.current.id === id) open_conversation(store.all.get(id) ?? new_conversation(page.mode, page.settings));
+  render_list();
+}
+
+// Where drawing took away what had the focus.
+function give_focus(to) {
+  if (document.activeElement === document.body) to?.focus();
+}
+
 function show_node(id) {
   select_node(page.current, id);
   keep_and_show(page.current);
+  give_focus(shown.views.get(id)?.actions.querySelector("button:enabled"));
 }
 
 function open_branch(conversation, id) {
@@ -189,7 +202,7 @@ async function start() {
   start_list();
   start_comparison();
   page.current = new_conversation(page.mode, page.settings);
-  await store.open();
+  await store.open(changed_elsewhere);
   const kept = recall();
   for (const id of PANELS) if (kept.open.includes(id) && !is_narrow()) open_panel(id, true);
   open_conversation(kept.current ?? new_conversation(page.mode, page.settings));

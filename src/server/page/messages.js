@@ -132,7 +132,8 @@ class MessageView {
     text.setAttribute("aria-label", "Text of the message");
     const save = make("button", "small", node.role === "user" ? "Send" : "Save");
     save.type = "submit";
-    form.append(text, save, button("Cancel", "Cancel", () => render_log()));
+    const leave = () => { render_log(); give_focus(shown.views.get(this.node.id)?.actions.querySelector("button:enabled")); };
+    form.append(text, save, button("Cancel", "Cancel", leave));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       if (page.running) return say(BUSY, true);
@@ -142,7 +143,7 @@ class MessageView {
       if (role === "user") answer(conversation, made.id);
       else keep_and_show(conversation);
     });
-    text.addEventListener("keydown", (event) => { if (event.key === "Escape") { event.stopPropagation(); render_log(); } });
+    text.addEventListener("keydown", (event) => { if (event.key === "Escape") { event.stopPropagation(); leave(); } });
     this.said.replaceChildren(form);
     this.actions.replaceChildren();
     text.focus();
@@ -190,7 +191,7 @@ function render_log() {
     ? "Ask something. Answers are Markdown; Tokens shows where each of their tokens came from."
     : "Begin a text; the model continues it. Every token shows where it came from."));
   log.replaceChildren(...parts);
-  log.setAttribute("aria-busy", String(page.running?.conversation === conversation)); // read out when it is whole
+  log.setAttribute("aria-busy", String(page.running?.conversation === conversation));
   scroll_down(true);
 }
 

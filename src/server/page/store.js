@@ -1,11 +1,13 @@
 // Where conversations last: one record each in the browser's IndexedDB, and all of them in memory. Without a database (a
-// private window) they last as long as the page.
+// private window) they last as long as the page. Tabs tell each other what changed, so that none writes over another's.
 
 const store = {
   all: new Map(), // by id
   database: null,
+  channel: null,
 
-  async open() {
+  // changed(id): another tab wrote or deleted this one.
+  async open(changed) {
     try {
       this.database = await new Promise((resolve, reject) => {
         const request = indexedDB.open("espalier", 1);
@@ -16,6 +18,8 @@ const store = {
       });
       const kept = await this.run("readonly", (records) => records.getAll());
       for (const conversation of kept) if (is_conversation(conversation)) this.all.set(conversation.id, conversation);
+      this.channel = new BroadcastChannel("espalier");
+      this.channel.onmessage = async ({ data: id }) => { await this.read(id); changed(id); };
     } catch (error) {
       this.database = null;
       say(`Conversations last until this page closes: ${error.message}`, true);
@@ -33,18 +37,25 @@ const store = {
 
   async put(conversation) {
     this.all.set(conversation.id, conversation);
-    await this.write((records) => records.put(conversation));
+    await this.write(conversation.id, (records) => records.put(conversation));
   },
 
   async remove(id) {
     this.all.delete(id);
-    await this.write((records) => records.delete(id));
+    await this.write(id, (records) => records.delete(id));
   },
 
-  async write(ask) {
+  async read(id) {
+    const kept = await this.run("readonly", (records) => records.get(id));
+    if (is_conversation(kept)) this.all.set(id, kept);
+    else this.all.delete(id);
+  },
+
+  async write(id, ask) {
     if (!this.database) return;
     try {
       await this.run("readwrite", ask);
+      this.channel.postMessage(id);
     } catch (error) { say(`The browser did not keep this: ${error.message}`, true); }
   },
 
