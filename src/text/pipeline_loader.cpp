@@ -106,6 +106,8 @@ Expected<void> read_byte_level(const Json& part, std::string_view name, const st
     return {};
 }
 
+}  // namespace
+
 Expected<PreTokenizer> read_pre_tokenizer(const Json& root, std::string_view name) {
     ESPALIER_ASSIGN_OR_RETURN(const auto parts, flatten(member(root, "pre_tokenizer"),
                                                         "pretokenizers", name, "pre_tokenizer"));
@@ -140,6 +142,8 @@ Expected<PreTokenizer> read_pre_tokenizer(const Json& root, std::string_view nam
                     name);
     return pre_tokenizer;
 }
+
+namespace {
 
 // single: [{"SpecialToken": {"id": "<bos>", …}}, {"Sequence": {"id": "A", …}}], the bos being
 // optional.

@@ -21,4 +21,7 @@ struct Pipeline {
 // are errors.
 Expected<Pipeline> read_pipeline(const nlohmann::json& root, std::string_view name);
 
+// The step "pre_tokenizer" of root alone.
+Expected<PreTokenizer> read_pre_tokenizer(const nlohmann::json& root, std::string_view name);
+
 }  // namespace espalier::text

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "text/model.hpp"
+#include "text/tiktoken_ranks.hpp"
 
 namespace espalier::text {
 namespace {
@@ -87,9 +88,10 @@ Expected<std::vector<std::string>> read_ranks(std::string_view text, std::string
     return bytes_of_rank;
 }
 
-// tiktoken merges any two neighbours whose bytes together are a token, lowest rank first: all ways
-// to cut a token in two tokens are its merges, with the token's rank.
-Expected<Bpe> make_bpe(const Vocabulary& vocabulary, std::size_t tokens, std::string_view name) {
+}  // namespace
+
+Expected<Bpe> bpe_of_ranks(const Vocabulary& vocabulary, std::size_t tokens,
+                           std::string_view name) {
     std::array<TokenId, 256> byte_ids{};
     for (int byte = 0; byte < 256; ++byte) {
         const char text = static_cast<char>(byte);
@@ -115,6 +117,15 @@ Expected<Bpe> make_bpe(const Vocabulary& vocabulary, std::size_t tokens, std::st
         CHECK(bpe.add(merge), "the pair {}, {} has two merges", merge.left, merge.right);
     return bpe;
 }
+
+Expected<void> cut_as_kimi(Tokenizer::Model& model, std::string_view name) {
+    ESPALIER_ASSIGN_OR_RETURN(Regex words, Regex::compile(kKimiPattern, RegexDialect::rust, name));
+    model.cuts = PublishedCuts{};
+    model.pre_tokenizer.steps.push_back({.regex = std::move(words), .keep_between = false});
+    return {};
+}
+
+namespace {
 
 Expected<std::vector<AddedToken>> reserved_tokens(const TokenizerConfig& config, std::size_t first,
                                                   std::string_view name) {
@@ -158,11 +169,9 @@ Expected<Tokenizer> Tokenizer::from_tiktoken(std::string_view model_text,
             return fail(ErrorKind::invalid, "{}: the token of rank {} is there twice", file, id);
         vocabulary.index(id, true);
     }
-    ESPALIER_ASSIGN_OR_RETURN(Bpe bpe, make_bpe(vocabulary, tokens, file));
-    ESPALIER_ASSIGN_OR_RETURN(Regex words, Regex::compile(kKimiPattern, RegexDialect::rust, file));
+    ESPALIER_ASSIGN_OR_RETURN(Bpe bpe, bpe_of_ranks(vocabulary, tokens, file));
     auto model = std::make_unique<Model>(std::move(vocabulary), std::move(bpe));
-    model->cuts = PublishedCuts{};
-    model->pre_tokenizer.steps.push_back({.regex = std::move(words), .keep_between = false});
+    ESPALIER_RETURN_IF_ERROR(cut_as_kimi(*model, file));
     for (const AddedToken& token : reserved) {
         if (model->added_ids.contains(token.content))
             return fail(ErrorKind::invalid, "{}: added_tokens_decoder.{} repeats the content '{}'",

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/at.hpp"
+#include "base/gguf.hpp"
 #include "base/mapped_file.hpp"
 #include "text/model.hpp"
 #include "text/utf8.hpp"
@@ -161,6 +162,12 @@ Expected<void> apply_config(const TokenizerConfig& config, std::string_view name
 }
 
 Expected<Tokenizer> Tokenizer::load(const std::filesystem::path& directory) {
+    if (is_gguf_name(directory.native())) {
+        ESPALIER_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::open(directory));
+        const std::string name = directory.filename().string();
+        ESPALIER_ASSIGN_OR_RETURN(const GgufHeader header, parse_gguf(file.bytes(), name));
+        return from_gguf(header, name);
+    }
     const auto read = [&](const char* name) {
         return read_optional_text_file(directory / name, VocabularyLimits::kFileBytes);
     };

@@ -14,6 +14,10 @@
 #include "base/error.hpp"
 #include "base/limits.hpp"
 
+namespace espalier {
+struct GgufHeader;
+}
+
 namespace espalier::text {
 
 enum class SpecialTokens {
@@ -33,8 +37,9 @@ struct ByteRange {
 
 class Tokenizer {
   public:
-    // tokenizer.json, or tiktoken.model + tokenizer_config.json, whichever the directory has.
-    static Expected<Tokenizer> load(const std::filesystem::path& directory);
+    // tokenizer.json, or tiktoken.model + tokenizer_config.json, whichever the directory has; or a
+    // GGUF file's own.
+    static Expected<Tokenizer> load(const std::filesystem::path& model);
     // From the files' contents; config_json_text is tokenizer_config.json's, if there is one.
     // `name` stands before file names in error messages (a directory).
     static Expected<Tokenizer> from_tokenizer_json(std::string_view json_text,
@@ -43,6 +48,8 @@ class Tokenizer {
     static Expected<Tokenizer> from_tiktoken(std::string_view model_text,
                                              std::optional<std::string_view> config_json_text,
                                              std::string_view name);
+    // From a GGUF file's metadata, `name` being the file's.
+    static Expected<Tokenizer> from_gguf(const GgufHeader& header, std::string_view name);
 
     Tokenizer(Tokenizer&&) noexcept;
     Tokenizer& operator=(Tokenizer&&) noexcept;

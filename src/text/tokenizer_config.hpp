@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/gguf.hpp"
 
 namespace espalier::text {
 
@@ -30,6 +31,10 @@ struct TokenizerConfig {
 // Without a text everything is absent. `name` is the file's name for error messages.
 Expected<TokenizerConfig> parse_tokenizer_config(std::optional<std::string_view> json_text,
                                                  std::string_view name);
+
+// The same from a GGUF file's metadata: its marked tokens, whether it begins with one, its
+// template.
+Expected<TokenizerConfig> gguf_tokenizer_config(const GgufHeader& header, std::string_view name);
 
 // The directory's chat_template.jinja, which goes before the template of tokenizer_config.json;
 // nothing where there is no such file.

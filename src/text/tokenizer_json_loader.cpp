@@ -6,6 +6,7 @@
 
 #include "base/at.hpp"
 #include "base/json.hpp"
+#include "text/bpe_vocabulary.hpp"
 #include "text/byte_level.hpp"
 #include "text/json_fields.hpp"
 #include "text/model.hpp"
@@ -14,70 +15,24 @@
 namespace espalier::text {
 namespace {
 
-struct Tokens {
-    std::vector<std::string> bytes;  // [id]
-    std::vector<bool> taken;         // [id]
-    std::vector<bool> reachable;     // [id]: spelled in byte letters, so BPE can arrive at it
-    std::unordered_map<std::string_view, TokenId>
-        ids;  // as spelled in the file; views into the JSON
-};
-
-Expected<void> place(std::int64_t id, std::string bytes, std::string_view name,
-                     std::string_view field, Tokens& tokens) {
-    const auto at = static_cast<std::size_t>(id);
-    if (at >= tokens.bytes.size()) {
-        tokens.bytes.resize(at + 1);
-        tokens.taken.resize(at + 1);
-        tokens.reachable.resize(at + 1);
-    }
-    if (tokens.taken[at])
-        return fail(ErrorKind::invalid, "{}: {} has id {}, which is taken", name, field, id);
-    tokens.taken[at] = true;
-    tokens.bytes[at] = std::move(bytes);
-    return {};
-}
-
-Expected<void> check_length(std::string_view token, std::string_view name, std::string_view field) {
-    if (!token.empty() && token.size() <= VocabularyLimits::kTokenBytes) return {};
-    return fail(ErrorKind::invalid, "{}: {} holds a token of {} bytes, expected 1…{}", name, field,
-                token.size(), VocabularyLimits::kTokenBytes);
-}
-
-Expected<Tokens> read_vocab(const Json& vocab, std::string_view name) {
+Expected<BpeTokens> read_vocab(const Json& vocab, std::string_view name) {
     if (!vocab.is_object()) return wrong_type(name, "model.vocab", vocab, "an object");
-    Tokens tokens;
+    BpeTokens tokens;
     tokens.ids.reserve(vocab.size());
     for (const auto& [token, value] : vocab.get_ref<const Json::object_t&>()) {
         const std::string field = fmt::format("model.vocab['{}']", token);
-        ESPALIER_RETURN_IF_ERROR(check_length(token, name, "model.vocab"));
+        ESPALIER_RETURN_IF_ERROR(check_token_length(token, name, "model.vocab"));
         ESPALIER_ASSIGN_OR_RETURN(const std::int64_t id,
                                   id_value(value, VocabularyLimits::kTokens, name, field));
         auto bytes = bytes_of_letters(token);
         const bool reachable = bytes.has_value();
         ESPALIER_RETURN_IF_ERROR(
-            place(id, reachable ? std::move(*bytes) : token, name, field, tokens));
+            place_token(id, reachable ? std::move(*bytes) : token, name, field, tokens));
         at(tokens.reachable, id) = reachable;
         tokens.ids.emplace(token, static_cast<TokenId>(id));
     }
     return tokens;
 }
-
-Expected<std::array<TokenId, 256>> find_byte_tokens(const Tokens& tokens, std::string_view name) {
-    std::array<TokenId, 256> ids{};
-    for (int byte = 0; byte < 256; ++byte) {
-        const auto found = tokens.ids.find(letter_of_byte(static_cast<unsigned char>(byte)));
-        if (found == tokens.ids.end())
-            return fail(ErrorKind::unsupported, "{}: model.vocab has no token for byte 0x{:02x}",
-                        name, byte);
-        at(ids, byte) = found->second;
-    }
-    return ids;
-}
-
-struct MergeParts {
-    std::string_view left;
-    std::string_view right;
-};
 
 // Both notations: "Ġ t" and ["Ġ", "t"].
 Expected<MergeParts> merge_parts(const Json& merge, std::string_view name, std::size_t index) {
@@ -87,48 +42,18 @@ Expected<MergeParts> merge_parts(const Json& merge, std::string_view name, std::
     if (!merge.is_string())
         return wrong_type(name, fmt::format("model.merges[{}]", index), merge,
                           "\"a b\" or [\"a\", \"b\"]");
-    const std::string_view text = merge.get_ref<const std::string&>();
-    const std::size_t space = text.find(' ');
-    if (space == std::string_view::npos || text.find(' ', space + 1) != std::string_view::npos)
-        return fail(ErrorKind::invalid,
-                    "{}: model.merges[{}] is '{}', expected two parts and one space", name, index,
-                    text);
-    return MergeParts{text.substr(0, space), text.substr(space + 1)};
+    return parts_of_text(merge.get_ref<const std::string&>(), {name, "model.vocab", "model.merges"},
+                         index);
 }
 
-Expected<Bpe> read_merges(const Json& merges, const Tokens& tokens, std::string_view name) {
+Expected<Bpe> read_merges(const Json& merges, const BpeTokens& tokens, std::string_view name) {
     if (!merges.is_array()) return wrong_type(name, "model.merges", merges, "a list");
-    if (merges.size() > static_cast<std::size_t>(VocabularyLimits::kMerges))
-        return fail(ErrorKind::exhausted,
-                    "{}: model.merges has {} entries, more than the limit of {}", name,
-                    merges.size(), VocabularyLimits::kMerges);
-    ESPALIER_ASSIGN_OR_RETURN(const auto byte_tokens, find_byte_tokens(tokens, name));
-    Bpe bpe(byte_tokens, merges.size());
-    std::string joined;
-    for (std::size_t index = 0; index < merges.size(); ++index) {
-        ESPALIER_ASSIGN_OR_RETURN(const MergeParts parts, merge_parts(merges[index], name, index));
-        joined.assign(parts.left).append(parts.right);
-        Merge merge;
-        merge.rank = static_cast<std::uint32_t>(index);
-        for (const auto& [text, id] :
-             {std::pair{parts.left, &merge.left}, std::pair{parts.right, &merge.right},
-              std::pair{std::string_view(joined), &merge.merged}}) {
-            const auto found = tokens.ids.find(text);
-            if (found == tokens.ids.end())
-                return fail(ErrorKind::invalid,
-                            "{}: model.merges[{}] names '{}', which is not in model.vocab", name,
-                            index, text);
-            *id = found->second;
-        }
-        if (!bpe.add(merge))
-            return fail(ErrorKind::invalid, "{}: model.merges[{}] repeats the pair '{}', '{}'",
-                        name, index, parts.left, parts.right);
-    }
-    return bpe;
+    return make_bpe(tokens, merges.size(), {name, "model.vocab", "model.merges"},
+                    [&](std::size_t index) { return merge_parts(merges[index], name, index); });
 }
 
 Expected<std::vector<AddedToken>> read_added_tokens(const Json& list, std::string_view name,
-                                                    Tokens& tokens) {
+                                                    BpeTokens& tokens) {
     std::vector<AddedToken> added;
     if (list.is_null()) return added;
     if (!list.is_array()) return wrong_type(name, "added_tokens", list, "a list");
@@ -139,7 +64,7 @@ Expected<std::vector<AddedToken>> read_added_tokens(const Json& list, std::strin
         AddedToken token;
         ESPALIER_ASSIGN_OR_RETURN(const std::string_view content,
                                   string_field(entry, "content", name, path));
-        ESPALIER_RETURN_IF_ERROR(check_length(content, name, path));
+        ESPALIER_RETURN_IF_ERROR(check_token_length(content, name, path));
         ESPALIER_ASSIGN_OR_RETURN(
             const std::int64_t id,
             id_value(member(entry, "id"), VocabularyLimits::kTokens, name, path + ".id"));
@@ -159,7 +84,8 @@ Expected<std::vector<AddedToken>> read_added_tokens(const Json& list, std::strin
             // The reference's decoder reads an added token as byte letters, too, where it can be
             // read so.
             const auto bytes = bytes_of_letters(content);
-            ESPALIER_RETURN_IF_ERROR(place(id, bytes ? *bytes : token.content, name, path, tokens));
+            ESPALIER_RETURN_IF_ERROR(
+                place_token(id, bytes ? *bytes : token.content, name, path, tokens));
         }
         added.push_back(std::move(token));
     }
@@ -216,7 +142,7 @@ Expected<Tokenizer> Tokenizer::from_tokenizer_json(std::string_view json_text,
     const Json& model_json = member(root, "model");
     ESPALIER_ASSIGN_OR_RETURN(const bool ignore_merges, read_model_options(model_json, file));
     ESPALIER_ASSIGN_OR_RETURN(Pipeline pipeline, read_pipeline(root, file));
-    ESPALIER_ASSIGN_OR_RETURN(Tokens tokens, read_vocab(member(model_json, "vocab"), file));
+    ESPALIER_ASSIGN_OR_RETURN(BpeTokens tokens, read_vocab(member(model_json, "vocab"), file));
     ESPALIER_ASSIGN_OR_RETURN(Bpe bpe, read_merges(member(model_json, "merges"), tokens, file));
     ESPALIER_ASSIGN_OR_RETURN(const auto added,
                               read_added_tokens(member(root, "added_tokens"), file, tokens));
