@@ -8,8 +8,10 @@
 
 #include "base/json.hpp"
 #include "checkpoint/config_words.hpp"
+#include "checkpoint/gguf_file.hpp"
 #include "checkpoint/plain_name.hpp"
 #include "checkpoint/quantization.hpp"
+#include "checkpoint/safetensors.hpp"
 
 namespace espalier::checkpoint {
 namespace {
@@ -38,19 +40,14 @@ std::string other_weights_in(const fs::path& directory) {
     return "";
 }
 
-// Many have their models so; the error says what to do instead.
-tl::unexpected<Error> refuse_gguf(const fs::path& file) {
-    return fail(
-        ErrorKind::unsupported,
-        "{}: GGUF files are not read; fetch the safetensors checkpoint that it was made from, "
-        "and for its size run it with --weights int4 or int8, or write it once with espalier "
-        "quantize",
-        file.string());
+tl::unexpected<Error> name_gguf(const fs::path& directory, const std::string& file) {
+    return fail(ErrorKind::invalid, "{}: no safetensors checkpoint; open its GGUF file by name: {}",
+                directory.string(), (directory / file).string());
 }
 
 tl::unexpected<Error> no_weights(const fs::path& directory) {
     const std::string other = other_weights_in(directory);
-    if (other.ends_with(".gguf")) return refuse_gguf(directory / other);
+    if (is_gguf_name(other)) return name_gguf(directory, other);
     if (other.empty())
         return fail(ErrorKind::not_found, "{}: neither {} nor {}", directory.string(), kSingleFile,
                     kIndexFile);
@@ -85,12 +82,11 @@ Expected<WeightMap> read_index(const fs::path& path) {
 }  // namespace
 
 Expected<std::string> Checkpoint::find_config(std::string_view model) {
-    if (model.ends_with(".gguf")) return refuse_gguf(fs::path(model));
     ESPALIER_ASSIGN_OR_RETURN(directory_, resolve_model_path(model));
     const fs::path config_path = directory_ / "config.json";
     if (const std::string other = other_weights_in(directory_);
-        !is_there(config_path) && other.ends_with(".gguf"))
-        return refuse_gguf(directory_ / other);
+        !is_there(config_path) && is_gguf_name(other))
+        return name_gguf(directory_, other);
     if (!is_there(config_path))
         return fail(ErrorKind::not_found, "{}: no config.json; is this a model directory?",
                     directory_.string());
@@ -109,7 +105,18 @@ Expected<Checkpoint> Checkpoint::open_texts(std::string_view model) {
     return result;
 }
 
+Expected<Checkpoint> Checkpoint::open_gguf_files(const fs::path& path) {
+    ESPALIER_ASSIGN_OR_RETURN(GgufModel model, open_gguf(path));
+    Checkpoint result;
+    result.directory_ = path;
+    result.config_ = std::move(model.config);
+    result.generation_ = std::move(model.generation);
+    for (TensorFile& file : model.files) ESPALIER_RETURN_IF_ERROR(result.add_all(std::move(file)));
+    return result;
+}
+
 Expected<Checkpoint> Checkpoint::open(std::string_view model) {
+    if (is_gguf_name(model)) return open_gguf_files(fs::path(model));
     ESPALIER_ASSIGN_OR_RETURN(Checkpoint result, open_texts(model));
     ESPALIER_RETURN_IF_ERROR(result.open_files());
     return result;
@@ -117,12 +124,15 @@ Expected<Checkpoint> Checkpoint::open(std::string_view model) {
 
 Expected<Checkpoint> Checkpoint::open(std::string_view model, MappedFile weights) {
     ESPALIER_ASSIGN_OR_RETURN(Checkpoint result, open_texts(model));
-    ESPALIER_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::read(std::move(weights)));
+    ESPALIER_ASSIGN_OR_RETURN(TensorFile file, read_safetensors(std::move(weights)));
     ESPALIER_RETURN_IF_ERROR(result.add_all(std::move(file)));
     return result;
 }
 
 Expected<Checkpoint> Checkpoint::open_eagle3(std::string_view draft) {
+    if (is_gguf_name(draft))
+        return fail(ErrorKind::unsupported,
+                    "{}: a GGUF file; drafts are read as EAGLE3 safetensors directories", draft);
     Checkpoint result;
     ESPALIER_ASSIGN_OR_RETURN(const std::string config_text, result.find_config(draft));
     ESPALIER_ASSIGN_OR_RETURN(result.eagle3_, parse_eagle3_config(config_text, "config.json"));
@@ -167,8 +177,7 @@ Expected<void> Checkpoint::open_files() {
                     directory_.string(), kSingleFile, kIndexFile);
     if (!single && !sharded) return no_weights(directory_);
     if (single) {
-        ESPALIER_ASSIGN_OR_RETURN(SafetensorsFile file,
-                                  SafetensorsFile::open(directory_ / kSingleFile));
+        ESPALIER_ASSIGN_OR_RETURN(TensorFile file, open_safetensors(directory_ / kSingleFile));
         return add_all(std::move(file));
     }
     return open_shards();
@@ -178,9 +187,9 @@ Expected<void> Checkpoint::open_files() {
 // published converters leave scales out of it.
 Expected<void> Checkpoint::open_shards() {
     ESPALIER_ASSIGN_OR_RETURN(const WeightMap promised, read_index(directory_ / kIndexFile));
-    std::map<std::string_view, const SafetensorsFile*> opened;
+    std::map<std::string_view, const TensorFile*> opened;
     for (const auto& [tensor, name] : promised) {
-        const SafetensorsFile*& file = opened[name];
+        const TensorFile*& file = opened[name];
         if (file != nullptr) continue;
         if (!is_there(directory_ / name))
             return fail(ErrorKind::not_found, "{}: missing, but {} promises tensor '{}' in it",
@@ -205,28 +214,29 @@ Expected<void> Checkpoint::open_shards() {
     return {};
 }
 
-Expected<const SafetensorsFile*> Checkpoint::open_file(const std::string& name) {
-    ESPALIER_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::open(directory_ / name));
-    files_.push_back(std::make_unique<SafetensorsFile>(std::move(file)));
+Expected<const TensorFile*> Checkpoint::open_file(const std::string& name) {
+    ESPALIER_ASSIGN_OR_RETURN(TensorFile file, open_safetensors(directory_ / name));
+    files_.push_back(std::make_unique<TensorFile>(std::move(file)));
     return files_.back().get();
 }
 
-Expected<void> Checkpoint::add_all(SafetensorsFile file) {
-    files_.push_back(std::make_unique<SafetensorsFile>(std::move(file)));
-    const SafetensorsFile* kept = files_.back().get();
+Expected<void> Checkpoint::add_all(TensorFile file) {
+    files_.push_back(std::make_unique<TensorFile>(std::move(file)));
+    const TensorFile* kept = files_.back().get();
     for (const auto& [tensor, entry] : kept->tensors())
         ESPALIER_RETURN_IF_ERROR(add(tensor, kept, &entry));
     return {};
 }
 
-Expected<void> Checkpoint::add(std::string_view tensor, const SafetensorsFile* file,
+Expected<void> Checkpoint::add(std::string_view tensor, const TensorFile* file,
                                const TensorEntry* entry) {
     const std::string_view prefix = config_.tensor_prefix();
     if (tensor.starts_with(prefix)) {
         const auto [at, added] = where_.emplace(tensor.substr(prefix.size()), Place{file, entry});
         if (added) return {};
-        return fail(ErrorKind::invalid, "tensor '{}' is in {} and in {}, and {} promises neither",
-                    tensor, at->second.file->name(), file->name(), kIndexFile);
+        return fail(ErrorKind::invalid, "tensor '{}' is in {} and in {}{}", tensor,
+                    at->second.file->name(), file->name(),
+                    is_gguf() ? "" : fmt::format(", and {} promises neither", kIndexFile));
     }
     for (LeftOut& part : left_out_) {
         if (!tensor.starts_with(part.prefix)) continue;
@@ -246,8 +256,17 @@ bool Checkpoint::has(std::string_view name) const { return where_.find(name) != 
 std::optional<Tensor> Checkpoint::stored(std::string_view name) const {
     const auto found = where_.find(name);
     if (found == where_.end()) return std::nullopt;
-    const auto& [file, entry] = found->second;
-    return Tensor{std::string(name), file, entry->type, entry->shape, file->bytes_of(*entry)};
+    return tensor_at(name, found->second);
+}
+
+Tensor Checkpoint::tensor_at(std::string_view name, const Place& place) const {
+    const TensorEntry& entry = *place.entry;
+    return {.name = std::string(name),
+            .file = place.file,
+            .type = entry.type,
+            .block = entry.block,
+            .shape = entry.shape,
+            .bytes = place.file->bytes_of(entry)};
 }
 
 Expected<Tensor> Checkpoint::find(std::string_view name, std::initializer_list<std::int64_t> shape,
@@ -263,12 +282,16 @@ Expected<Tensor> Checkpoint::find(std::string_view name, std::initializer_list<s
                     fmt::join(shape, ", "));
     if (std::find(types.begin(), types.end(), entry->type) == types.end()) {
         std::vector<std::string_view> expected;
-        for (const StoredType type : types) expected.push_back(name_of(type));
+        for (const StoredType type : types)
+            if (type != StoredType::blocks) expected.push_back(name_of(type));
+        if (is_gguf())
+            for (const BlockFacts& facts : std::span(kBlocks).subspan(1))
+                expected.push_back(facts.name);
         return fail(ErrorKind::unsupported, "{}: tensor '{}{}' has dtype {}, expected {}",
                     file->name(), config_.tensor_prefix(), name, entry->type_name(),
                     fmt::join(expected, " or "));
     }
-    return Tensor{std::string(name), file, entry->type, entry->shape, file->bytes_of(*entry)};
+    return tensor_at(name, found->second);
 }
 
 std::vector<std::string> Checkpoint::names() const {
@@ -281,6 +304,21 @@ std::vector<std::string> Checkpoint::names() const {
 std::uint64_t Checkpoint::total_bytes() const {
     std::uint64_t bytes = 0;
     for (const auto& [name, place] : where_) bytes += place.entry->end - place.entry->begin;
+    return bytes;
+}
+
+std::uint64_t Checkpoint::loaded_bytes() const {
+    std::uint64_t bytes = 0;
+    for (const auto& [name, place] : where_) {
+        const TensorEntry& entry = *place.entry;
+        const BlockFacts& facts = facts_of(entry.block);
+        const std::uint64_t stored = entry.end - entry.begin;
+        bytes += entry.type != StoredType::blocks
+                     ? stored
+                     : static_cast<std::uint64_t>(static_cast<double>(stored) *
+                                                  facts.format.bits_per_weight() * facts.weights /
+                                                  (8.0 * facts.bytes));
+    }
     return bytes;
 }
 

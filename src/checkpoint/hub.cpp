@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <system_error>
 
+#include "base/gguf.hpp"
 #include "base/mapped_file.hpp"
 #include "checkpoint/model_config.hpp"
 #include "checkpoint/plain_name.hpp"
@@ -95,9 +96,12 @@ Expected<fs::path> resolve_model_path(std::string_view model) {
     const fs::path path(model);
     if (has_directory(path)) return path;
     std::error_code error;
+    if (is_gguf_name(model) && fs::is_regular_file(path, error)) return path;
     if (fs::exists(path, error))
         return fail(ErrorKind::invalid,
-                    "{}: a file; a model is a directory with config.json and *.safetensors", model);
+                    "{}: a file; a model is a directory with config.json and *.safetensors, or a "
+                    ".gguf file",
+                    model);
     if (const fs::path target = fs::read_symlink(path, error); !error)
         return fail(ErrorKind::not_found, "{}: a link to {}, which is not there", model,
                     target.string());

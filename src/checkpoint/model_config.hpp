@@ -124,7 +124,8 @@ Expected<ModelConfig> parse_model_config(std::string_view json_text, std::string
 Expected<GenerationDefaults> parse_generation_config(std::string_view json_text,
                                                      std::string_view name);
 
-// A directory as it is, or ORG/NAME[@REVISION] in the local hub cache (HF_HUB_CACHE, HF_HOME,
+// A directory or a GGUF file as it is, or ORG/NAME[@REVISION] in the local hub cache (HF_HUB_CACHE,
+// HF_HOME,
 // ~/.cache); no network.
 Expected<std::filesystem::path> resolve_model_path(std::string_view model);
 

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "base/content_hash.hpp"
+#include "base/gguf.hpp"
 #include "base/mapped_file.hpp"
 #include "checkpoint/tensor_hash.hpp"
 
@@ -16,6 +17,20 @@ constexpr std::size_t kStrideBytes = std::size_t{1} << 18;
 constexpr std::size_t kPieceBytes = std::size_t{1} << 12;
 constexpr const char* kFiles[] = {"config.json", "tokenizer_config.json", "tokenizer.json",
                                   "tiktoken.model"};
+
+// Metadata whose keys begin so.
+Expected<void> add_metadata(ContentHash& hash, const std::filesystem::path& path,
+                            std::string_view prefix) {
+    ESPALIER_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::open(path));
+    ESPALIER_ASSIGN_OR_RETURN(const GgufHeader header,
+                              parse_gguf(file.bytes(), path.filename().string()));
+    for (const auto& [key, value] : header.values) {
+        if (!key.starts_with(prefix)) continue;
+        hash.add(key);
+        hash.add(value.bytes);
+    }
+    return {};
+}
 
 // A file that is not there counts by its name.
 Expected<void> add_files(ContentHash& hash, const std::filesystem::path& directory,
@@ -41,7 +56,9 @@ void add_content(ContentHash& hash, std::span<const std::byte> bytes) {
 
 Expected<std::string> model_hash(const Checkpoint& checkpoint) {
     ContentHash hash;
-    ESPALIER_RETURN_IF_ERROR(add_files(hash, checkpoint.directory(), kFiles));
+    const auto& place = checkpoint.directory();
+    ESPALIER_RETURN_IF_ERROR(checkpoint.is_gguf() ? add_metadata(hash, place, "")
+                                                  : add_files(hash, place, kFiles));
     for (const auto& file : checkpoint.files()) {
         hash.add(file->name());
         for (const auto& [name, entry] : file->tensors()) {
@@ -54,7 +71,9 @@ Expected<std::string> model_hash(const Checkpoint& checkpoint) {
 
 Expected<std::string> tokenizer_hash(const std::filesystem::path& directory) {
     ContentHash hash;
-    ESPALIER_RETURN_IF_ERROR(add_files(hash, directory, std::span(kFiles).subspan(1)));
+    ESPALIER_RETURN_IF_ERROR(is_gguf_name(directory.native())
+                                 ? add_metadata(hash, directory, "tokenizer.")
+                                 : add_files(hash, directory, std::span(kFiles).subspan(1)));
     return hash.text();
 }
 

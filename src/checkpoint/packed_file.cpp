@@ -8,6 +8,8 @@
 
 #include "base/check.hpp"
 #include "base/content_hash.hpp"
+#include "base/gguf.hpp"
+#include "checkpoint/safetensors.hpp"
 #include "checkpoint/tensor_hash.hpp"
 
 namespace espalier::checkpoint {
@@ -89,12 +91,14 @@ std::string weights_fingerprint(const Checkpoint& checkpoint) {
 }
 
 fs::path packed_path(const fs::path& directory, std::string_view layout) {
+    if (is_gguf_name(directory.native()))
+        return fmt::format("{}.packed-{}.espalier", directory.string(), layout);
     return directory / fmt::format("packed-{}.espalier", layout);
 }
 
 Expected<PackedFile> PackedFile::open(const fs::path& path, const PackedIdentity& wanted) {
     PackedFile packed;
-    ESPALIER_ASSIGN_OR_RETURN(packed.file_, SafetensorsFile::open(path));
+    ESPALIER_ASSIGN_OR_RETURN(packed.file_, open_safetensors(path));
     const TensorEntries& entries = packed.file_.tensors();
     const auto identity = entries.find(kIdentity);
     if (identity == entries.end() || identity->second.end - identity->second.begin != kAlignment)

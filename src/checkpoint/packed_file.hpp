@@ -16,8 +16,8 @@
 
 #include "base/error.hpp"
 #include "checkpoint/checkpoint.hpp"
-#include "checkpoint/safetensors.hpp"
 #include "checkpoint/safetensors_writer.hpp"
+#include "checkpoint/tensor_file.hpp"
 
 namespace espalier::checkpoint {
 
@@ -33,7 +33,8 @@ struct PackedIdentity {
     std::string source;  // weights_fingerprint
 };
 
-// "packed-panels.espalier", in the model's directory.
+// "packed-panels.espalier" in the model's directory, "FILE.gguf.packed-panels.espalier" beside a
+// GGUF file.
 std::filesystem::path packed_path(const std::filesystem::path& directory, std::string_view layout);
 
 class PackedFile {
@@ -49,7 +50,7 @@ class PackedFile {
     const MappedFile& file() const { return file_.file(); }
 
   private:
-    SafetensorsFile file_;
+    TensorFile file_;
 };
 
 // Sections are listed first, then written in the same order.

@@ -35,7 +35,7 @@ Expected<float> positive_scalar(const Checkpoint& checkpoint, const Tensor& tens
     const std::string_view prefix = checkpoint.config().tensor_prefix();
     if (tensor.type != StoredType::f32 || tensor.bytes.size() != sizeof(float))
         return fail(ErrorKind::invalid, "{}: tensor '{}{}' is {} [{}], expected one F32 number",
-                    tensor.file->name(), prefix, tensor.name, name_of(tensor.type),
+                    tensor.file->name(), prefix, tensor.name, tensor.type_name(),
                     fmt::join(tensor.shape, ", "));
     float value = 0.0f;
     std::memcpy(&value, tensor.bytes.data(), sizeof(value));
@@ -81,7 +81,12 @@ class MatrixReader {
         ESPALIER_ASSIGN_OR_RETURN(
             stored.weights, checkpoint_.find(name_ + ".weight", {n_, k_},
                                              {StoredType::bf16, StoredType::e4m3, StoredType::f32,
-                                              StoredType::f16}));
+                                              StoredType::f16, StoredType::blocks}));
+        stored.block = stored.weights.block;
+        if (stored.block != BlockCode::none) {
+            stored.format = facts_of(stored.block).format;
+            return stored;
+        }
         stored.format = plain_format(stored.weights.type);
         if (!stored.format.scaled()) return stored;
         ESPALIER_ASSIGN_OR_RETURN(stored.scales, beside(stored.weights, "weight_scale_inv",
@@ -255,6 +260,23 @@ std::span<const std::string_view> tensors_of(const Checkpoint& checkpoint, std::
 Expected<StoredWeight> find_weight(const Checkpoint& checkpoint, const std::string& name,
                                    std::int64_t n, std::int64_t k) {
     return MatrixReader(checkpoint, name, n, k).read();
+}
+
+Expected<std::optional<KvHalves>> find_kv_halves(const Checkpoint& checkpoint,
+                                                 const std::string& attention) {
+    const std::string key = attention + "k_b_proj", value = attention + "v_b_proj";
+    if (has_matrix(checkpoint, attention + "kv_b_proj") ||
+        (!has_matrix(checkpoint, key) && !has_matrix(checkpoint, value)))
+        return std::nullopt;
+    const ModelConfig& config = checkpoint.config();
+    const std::int64_t heads = config.num_attention_heads;
+    KvHalves halves;
+    ESPALIER_ASSIGN_OR_RETURN(halves.key, find_weight(checkpoint, key, heads * config.kv_lora_rank,
+                                                      config.qk_nope_head_dim));
+    ESPALIER_ASSIGN_OR_RETURN(
+        halves.value,
+        find_weight(checkpoint, value, heads * config.v_head_dim, config.kv_lora_rank));
+    return halves;
 }
 
 bool is_kv_scale(std::string_view name) {

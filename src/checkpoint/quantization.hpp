@@ -26,6 +26,7 @@ Expected<void> read_modelopt_file(std::string_view json_text, std::string_view n
 struct StoredWeight {
     Tensor weights = {};
     WeightFormat format = {};
+    BlockCode block = BlockCode::none;  // of GGUF: `format` is what blocks are unpacked to
     std::optional<Tensor> scales = {};  // [groups of n, groups of k]; not necessarily aligned
     std::int64_t row_stride = 0;        // weights between stored rows
     float tensor_scale = 1.0f;          // where the format has one
@@ -38,6 +39,16 @@ Expected<StoredWeight> find_weight(const Checkpoint& checkpoint, const std::stri
                                    std::int64_t n, std::int64_t k);
 
 // `none`: as the type of ".weight" says.
+// The halves of kv_b where they are stored apart (GGUF): of each head k_b [latent, nope], which is
+// the transpose of its rows in kv_b, and v_b [value, latent]. attention:
+// "model.layers.N.self_attn.".
+struct KvHalves {
+    StoredWeight key;    // [heads · latent, nope]
+    StoredWeight value;  // [heads · value, latent]
+};
+Expected<std::optional<KvHalves>> find_kv_halves(const Checkpoint& checkpoint,
+                                                 const std::string& attention);
+
 QuantizedLayout stored_as(const Checkpoint& checkpoint, std::string_view name);
 bool has_matrix(const Checkpoint& checkpoint, std::string_view name);
 // Suffixes of the tensors that may belong to this matrix in the layout it is stored in. input_scale

@@ -103,21 +103,19 @@ Expected<TensorEntries> parse_safetensors_header(std::span<const std::byte> head
     return entries;
 }
 
-Expected<SafetensorsFile> SafetensorsFile::open(const std::filesystem::path& path) {
+Expected<TensorFile> open_safetensors(const std::filesystem::path& path) {
     ESPALIER_ASSIGN_OR_RETURN(MappedFile file, MappedFile::open(path));
-    return read(std::move(file));
+    return read_safetensors(std::move(file));
 }
 
-Expected<SafetensorsFile> SafetensorsFile::read(MappedFile file) {
-    SafetensorsFile result;
-    result.file_ = std::move(file);
-    ESPALIER_ASSIGN_OR_RETURN(
-        result.tensors_,
-        parse_safetensors_header(result.file_.bytes(), result.file_.size(), result.name()));
-    return result;
+Expected<TensorFile> read_safetensors(MappedFile file) {
+    const std::string name = file.path().filename().string();
+    ESPALIER_ASSIGN_OR_RETURN(TensorEntries tensors,
+                              parse_safetensors_header(file.bytes(), file.size(), name));
+    return TensorFile(std::move(file), std::move(tensors));
 }
 
-std::span<const std::byte> SafetensorsFile::bytes_of(const TensorEntry& entry) const {
+std::span<const std::byte> TensorFile::bytes_of(const TensorEntry& entry) const {
     CHECK(entry.begin <= entry.end && entry.end <= file_.size(), "bytes {} to {} of {} in {}",
           entry.begin, entry.end, file_.size(), file_.path().string());
     return file_.bytes().subspan(static_cast<std::size_t>(entry.begin),

@@ -39,6 +39,7 @@ class TensorCheck {
         present.wrapper = Wrapper::none;
         present.quantization = {};  // the list's own names; how each is stored its tensors say
         specs_ = list_tensors(present, {.dtype = DType::bf16, .repeat_mtp_embeddings = true});
+        split_kv_b();
         for (const TensorSpec& spec : specs_) role_of_.emplace(spec.name, spec.role);
     }
 
@@ -64,8 +65,9 @@ class TensorCheck {
             list += fmt::format("{}'{}{}'", i == 0 ? "" : ", ", config_.tensor_prefix(), unread[i]);
         if (unread.size() > shown) list += fmt::format(" and {} more", unread.size() - shown);
         return fail(ErrorKind::unsupported,
-                    "{}: {} tensor(s) that are no part of the model config.json describes: {}",
-                    checkpoint_.stored(unread.front())->file->name(), unread.size(), list);
+                    "{}: {} tensor(s) that are no part of the model {} describes: {}",
+                    checkpoint_.stored(unread.front())->file->name(), unread.size(),
+                    checkpoint_.is_gguf() ? "its metadata" : "config.json", list);
     }
 
     // Products of BF16, F8_E4M3 and quantized weights read bf16 activations, those of F32 and F16
@@ -83,13 +85,28 @@ class TensorCheck {
                             "{}: tensor '{}{}' is {} but '{}{}' is {}: BF16, F8_E4M3 and quantized "
                             "weights do not mix with F32 and F16 ones",
                             tensor->file->name(), config_.tensor_prefix(), tensor->name,
-                            name_of(tensor->type), config_.tensor_prefix(), first->name,
-                            name_of(first->type));
+                            tensor->type_name(), config_.tensor_prefix(), first->name,
+                            first->type_name());
         }
         return {};
     }
 
   private:
+    // Halves take the joined matrix's place in layers that have them.
+    void split_kv_b() {
+        constexpr std::string_view kJoined = "kv_b_proj.weight";
+        std::vector<TensorSpec> halves;
+        for (TensorSpec& spec : specs_) {
+            if (!spec.name.ends_with(kJoined) || checkpoint_.has(spec.name)) continue;
+            const std::string attention = spec.name.substr(0, spec.name.size() - kJoined.size());
+            if (!checkpoint_.has(attention + "k_b_proj.weight")) continue;
+            spec.name = attention + "k_b_proj.weight";
+            halves.push_back(spec);
+            halves.back().name = attention + "v_b_proj.weight";
+        }
+        specs_.insert(specs_.end(), halves.begin(), halves.end());
+    }
+
     static bool reads_f32(const Tensor& tensor) {
         return tensor.type == StoredType::f32 || tensor.type == StoredType::f16;
     }

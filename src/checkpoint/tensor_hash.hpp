@@ -4,7 +4,7 @@
 #pragma once
 
 #include "base/content_hash.hpp"
-#include "checkpoint/safetensors.hpp"
+#include "checkpoint/tensor_file.hpp"
 
 namespace espalier::checkpoint {
 

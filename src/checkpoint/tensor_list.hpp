@@ -10,7 +10,7 @@
 
 #include "checkpoint/eagle3_config.hpp"
 #include "checkpoint/model_config.hpp"
-#include "checkpoint/safetensors.hpp"
+#include "checkpoint/tensor_file.hpp"
 
 namespace espalier::checkpoint {
 

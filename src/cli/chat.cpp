@@ -195,9 +195,10 @@ Run add_chat(CLI::App& app) {
     CLI::App* command =
         app.add_subcommand("chat", "Talk with a model, or with a running server, in the terminal");
     command->footer("With --url the flags of the engine are the server's, and count for nothing.");
-    command->add_option("model", options->model,
-                        "Model directory or ORG/NAME in the local hub cache; with --url, its name "
-                        "there (the server's first if not given)");
+    command->add_option(
+        "model", options->model,
+        "Model directory, GGUF file or ORG/NAME in the local hub cache; with --url, its name "
+        "there (the server's first if not given)");
     command->add_option("--url", options->url,
                         "An OpenAI-compatible server, as http://127.0.0.1:8000");
     command->add_option("--api-key", options->api_key, "Sent as a bearer token")

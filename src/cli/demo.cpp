@@ -276,7 +276,8 @@ Run add_demo(CLI::App& app) {
     CLI::App* command = app.add_subcommand(
         "demo", "Continue the same texts without and with speculation, and compare");
     command
-        ->add_option("model", options->model, "Model directory or ORG/NAME in the local hub cache")
+        ->add_option("model", options->model,
+                     "Model directory, GGUF file or ORG/NAME in the local hub cache")
         ->required();
     command->add_option("--draft", options->draft,
                         "EAGLE3 draft for the model: directory or ORG/NAME in the local hub cache");

@@ -171,7 +171,8 @@ Run add_eval(CLI::App& app) {
     CLI::App* command = app.add_subcommand(
         "eval", "Say how well a model predicts a text, and how far it is from another one");
     command
-        ->add_option("model", options->model, "Model directory or ORG/NAME in the local hub cache")
+        ->add_option("model", options->model,
+                     "Model directory, GGUF file or ORG/NAME in the local hub cache")
         ->required();
     command->add_option("--text", options->text, "File with the text")->required();
     command->add_option("--against", options->against,

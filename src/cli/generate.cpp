@@ -370,7 +370,8 @@ Run add_generate(CLI::App& app) {
     const auto options = std::make_shared<GenerateOptions>();
     CLI::App* command = app.add_subcommand("generate", "Continue a text");
     command
-        ->add_option("model", options->model, "Model directory or ORG/NAME in the local hub cache")
+        ->add_option("model", options->model,
+                     "Model directory, GGUF file or ORG/NAME in the local hub cache")
         ->required();
     CLI::Option* prompt = command->add_option("prompt,-p,--prompt", options->prompt,
                                               "Text to continue; standard input if not given");

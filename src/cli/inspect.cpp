@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -88,6 +89,43 @@ nlohmann::ordered_json left_out_json(const std::vector<checkpoint::LeftOut>& par
     return list;
 }
 
+// Tensors and their bytes by the format that they are stored in, most bytes first.
+struct FormatShare {
+    std::string_view format;
+    std::int64_t tensors = 0;
+    std::uint64_t bytes = 0;
+};
+std::vector<FormatShare> formats_of(const checkpoint::Checkpoint& opened) {
+    std::vector<FormatShare> shares;
+    for (const std::string& name : opened.names()) {
+        const checkpoint::Tensor tensor = *opened.stored(name);
+        auto share = std::ranges::find(shares, tensor.type_name(), &FormatShare::format);
+        if (share == shares.end())
+            share = shares.insert(shares.end(), FormatShare{.format = tensor.type_name()});
+        ++share->tensors;
+        share->bytes += tensor.bytes.size();
+    }
+    std::ranges::sort(shares, std::greater(), &FormatShare::bytes);
+    return shares;
+}
+
+std::string formats_text(const checkpoint::Checkpoint& opened) {
+    std::string text;
+    for (const FormatShare& share : formats_of(opened))
+        fmt::format_to(std::back_inserter(text), "{}{} ({} tensor{}, {})", text.empty() ? "" : ", ",
+                       share.format, share.tensors, share.tensors == 1 ? "" : "s",
+                       bytes_text(static_cast<double>(share.bytes)));
+    return text;
+}
+
+nlohmann::ordered_json formats_json(const checkpoint::Checkpoint& opened) {
+    auto list = nlohmann::ordered_json::array();
+    for (const FormatShare& share : formats_of(opened))
+        list.push_back(
+            {{"format", share.format}, {"tensors", share.tensors}, {"bytes", share.bytes}});
+    return list;
+}
+
 std::string fits_text(const ModelFacts& model, double memory) {
     const bool all = model.weight_bytes <= 0.9 * memory;
     const bool fixed = model.weight_bytes - model.expert_bytes <= 0.9 * memory;
@@ -117,10 +155,16 @@ Expected<model::StepFormats> step_formats(const checkpoint::Checkpoint& opened) 
     ESPALIER_ASSIGN_OR_RETURN(formats.attention,
                               format_of(opened, layer + "self_attn.o_proj", c.hidden_size,
                                         c.num_attention_heads * c.v_head_dim));
-    ESPALIER_ASSIGN_OR_RETURN(
-        formats.kv_b,
-        format_of(opened, layer + "self_attn.kv_b_proj",
-                  c.num_attention_heads * (c.qk_nope_head_dim + c.v_head_dim), c.kv_lora_rank));
+    ESPALIER_ASSIGN_OR_RETURN(const auto halves,
+                              checkpoint::find_kv_halves(opened, layer + "self_attn."));
+    if (halves) {
+        formats.kv_b = halves->key.format;
+    } else {
+        ESPALIER_ASSIGN_OR_RETURN(
+            formats.kv_b,
+            format_of(opened, layer + "self_attn.kv_b_proj",
+                      c.num_attention_heads * (c.qk_nope_head_dim + c.v_head_dim), c.kv_lora_rank));
+    }
     // Groups along one axis become bf16 at load.
     if (formats.kv_b.scaled() && formats.kv_b.group_n == 1) formats.kv_b = {WeightCode::bf16};
     ESPALIER_ASSIGN_OR_RETURN(
@@ -137,7 +181,7 @@ Expected<ModelFacts> model_facts(const checkpoint::Checkpoint& opened, double kv
     const checkpoint::ModelConfig& c = opened.config();
     ESPALIER_ASSIGN_OR_RETURN(const model::StepFormats formats, step_formats(opened));
     ModelFacts facts;
-    facts.weight_bytes = static_cast<double>(opened.total_bytes());
+    facts.weight_bytes = static_cast<double>(opened.loaded_bytes());
     facts.expert_bytes = static_cast<double>(model::expert_bytes(opened));
     facts.step_bytes = model::step_cost(c, formats, {}).weight_bytes;
     checkpoint::ModelConfig without = c;
@@ -220,7 +264,8 @@ nlohmann::ordered_json report_json(const checkpoint::Checkpoint& opened, const I
             {"heads", c.num_attention_heads},
             {"vocabulary", c.vocab_size},
             {"context", c.max_position_embeddings},
-            {"weight_dtype", checkpoint::name_of(found.projection.weights.type)},
+            {"weight_dtype", found.projection.weights.type_name()},
+            {"formats", formats_json(opened)},
             {"parameters", found.parameters.total},
             {"active_parameters", found.parameters.active},
             {"mtp_parameters", found.parameters.mtp},
@@ -262,7 +307,8 @@ void print_report(const checkpoint::Checkpoint& opened, const Inspection& found)
                                    count_text(static_cast<double>(found.parameters.active))));
     line("weights", fmt::format("{} in {} file{}, {}", bytes_text(found.model.weight_bytes),
                                 opened.files().size(), opened.files().size() == 1 ? "" : "s",
-                                checkpoint::name_of(found.projection.weights.type)));
+                                found.projection.weights.type_name()));
+    if (opened.is_gguf()) line("formats", formats_text(opened));
     line("KV cache",
          fmt::format("{} per token ({})", bytes_text(found.model.kv_bytes), found.kv_formats));
     if (!found.kv_scales.empty()) {
@@ -298,7 +344,8 @@ Run add_inspect(CLI::App& app) {
     CLI::App* command =
         app.add_subcommand("inspect", "Say what a checkpoint is and whether it fits this machine");
     command
-        ->add_option("model", options->model, "Model directory or ORG/NAME in the local hub cache")
+        ->add_option("model", options->model,
+                     "Model directory, GGUF file or ORG/NAME in the local hub cache")
         ->required();
     command->add_flag("--hash", options->hash,
                       "Also the model's hash, for which 1.6 % of the weights are read");

@@ -43,7 +43,8 @@ Run add_pack(CLI::App& app) {
         "Write a model's weights beside it in the layout of the CPU's kernels, which later "
         "starts map instead of packing");
     command
-        ->add_option("model", options->model, "Model directory or ORG/NAME in the local hub cache")
+        ->add_option("model", options->model,
+                     "Model directory, GGUF file or ORG/NAME in the local hub cache")
         ->required();
     add_threads_flag(*command, options->threads);
     return [options] { return write_packed(options->model, options->threads); };

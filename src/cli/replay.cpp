@@ -102,9 +102,9 @@ Run add_replay(CLI::App& app) {
     CLI::App* command = app.add_subcommand(
         "replay", "Run a trace again, held to every token; or draw it as a timeline");
     command->add_option("file", options->file, "A trace, as --trace writes it")->required();
-    CLI::Option* model = command->add_option(
-        "model", options->model,
-        "Model directory or ORG/NAME in the local hub cache; the trace's own if not given");
+    CLI::Option* model = command->add_option("model", options->model,
+                                             "Model directory, GGUF file or ORG/NAME in the local "
+                                             "hub cache; the trace's own if not given");
     CLI::Option* threads =
         command->add_option("--threads", options->threads, "0: OMP_NUM_THREADS or one per core");
     threads->capture_default_str();

@@ -166,7 +166,8 @@ Run add_selftest_lossless(CLI::App& selftest) {
     CLI::App* command = selftest.add_subcommand(
         "lossless", "Hold the engine to each request run alone, on random workloads");
     command
-        ->add_option("model", options->model, "Model directory or ORG/NAME in the local hub cache")
+        ->add_option("model", options->model,
+                     "Model directory, GGUF file or ORG/NAME in the local hub cache")
         ->required();
     command
         ->add_option("--seconds", options->seconds,

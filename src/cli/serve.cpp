@@ -275,7 +275,7 @@ Run add_serve(CLI::App& app) {
         "--config\n(max-model-len = 4096); docs/flags.md lists them, docs/server.md tells the "
         "rest.");
     command->add_option("model,--model", options->model,
-                        "Model directory or ORG/NAME in the local hub cache");
+                        "Model directory, GGUF file or ORG/NAME in the local hub cache");
     server::ServerOptions::flags(ServerFlags{*command}, options->server);
     options->engine.add_speculate_to(*command);
     options->engine.engine.sizes.step_tokens = kStepTokens;

@@ -89,7 +89,8 @@ Expected<checkpoint::SyntheticModel> named_model(const std::string& preset,
 
 void BenchedModel::add_to(CLI::App& command) {
     CLI::Option_group* which = command.add_option_group("model", "What is timed");
-    which->add_option("model", name, "Model directory or ORG/NAME in the local hub cache");
+    which->add_option("model", name,
+                      "Model directory, GGUF file or ORG/NAME in the local hub cache");
     CLI::Option* preset = which
                               ->add_option("--synthetic", synthetic,
                                            "A preset of make-model instead, made for this run "

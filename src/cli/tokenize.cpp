@@ -66,7 +66,8 @@ Run add_tokenize(CLI::App& app) {
     CLI::App* command =
         app.add_subcommand("tokenize", "Show the tokens of a text, or the text of tokens");
     command
-        ->add_option("model", options->model, "Model directory or ORG/NAME in the local hub cache")
+        ->add_option("model", options->model,
+                     "Model directory, GGUF file or ORG/NAME in the local hub cache")
         ->required();
     CLI::Option* prompt =
         command->add_option("-p,--prompt", options->text, "Text; standard input if not given");

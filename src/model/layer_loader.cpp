@@ -2,7 +2,6 @@
 // Which tensors make a decoder layer, by the names DeepSeek publishes. One function per block.
 #include "model/layer_loader.hpp"
 
-#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -15,20 +14,18 @@ using linalg::WeightSource;
 namespace {
 
 // kv_b holds, head after head, rows that make k_nope and rows that make v.
-Expected<void> load_kv_b(WeightReader& reader, const std::string& name, const ModelConfig& config,
-                         AttentionWeights& to) {
+Expected<void> load_kv_b(WeightReader& reader, const std::string& attention,
+                         const ModelConfig& config, AttentionWeights& to) {
+    const std::string name = attention + "kv_b_proj";
     const auto [nope, value_rows] = config.head_dims();
     const std::int64_t head_rows = nope + value_rows;
     const std::int64_t heads = config.num_attention_heads;
-    const std::int64_t cut = std::gcd(nope, value_rows);
     const std::int64_t latent = config.key_dims().latent;
-    ESPALIER_ASSIGN_OR_RETURN(const WeightFormat format,
-                              reader.format_for_both_axes(name, heads * head_rows, latent, cut));
+    ESPALIER_ASSIGN_OR_RETURN(const WeightFormat format, reader.kv_b_format(attention));
     std::optional<StoredMatrix> stored;  // read when a part of it is to be packed
     const auto kv_b = [&]() -> Expected<const StoredMatrix*> {
         if (!stored) {
-            ESPALIER_ASSIGN_OR_RETURN(
-                stored, reader.stored_for_both_axes(name, heads * head_rows, latent, cut));
+            ESPALIER_ASSIGN_OR_RETURN(stored, reader.kv_b(attention));
         }
         return &*stored;
     };
@@ -53,7 +50,7 @@ Expected<void> load_kv_b(WeightReader& reader, const std::string& name, const Mo
     } else {
         ESPALIER_ASSIGN_OR_RETURN(to.up_key, part(":up_key", 0, nope, false));
     }
-    if (stored) reader.release(stored->stored.weights);
+    if (stored) reader.release(*stored);
     return {};
 }
 
@@ -78,7 +75,7 @@ Expected<AttentionWeights> load_attention(WeightReader& reader, const ModelConfi
                               reader.matrix(name + "kv_a_proj_with_mqa", keys.key(), input_width));
     ESPALIER_ASSIGN_OR_RETURN(to.kv_a_norm,
                               reader.vector(name + "kv_a_layernorm.weight", keys.latent));
-    ESPALIER_RETURN_IF_ERROR(load_kv_b(reader, name + "kv_b_proj", config, to));
+    ESPALIER_RETURN_IF_ERROR(load_kv_b(reader, name, config, to));
     ESPALIER_ASSIGN_OR_RETURN(
         to.o, reader.matrix(name + "o_proj", config.hidden_size, heads * config.v_head_dim));
     ESPALIER_ASSIGN_OR_RETURN(const std::optional<float> scale, reader.kv_scale(name));

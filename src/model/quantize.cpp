@@ -51,6 +51,10 @@ class Quantizer {
         : source_(source), directory_(std::move(directory)), pool_(pool), options_(options) {}
 
     Expected<void> run() {
+        if (source_.is_gguf())
+            return fail(ErrorKind::unsupported,
+                        "{}: a GGUF file; quantize reads safetensors checkpoints",
+                        source_.directory().string());
         ESPALIER_RETURN_IF_ERROR(checkpoint::check_tensors(source_));
         ESPALIER_RETURN_IF_ERROR(list());
         split();
@@ -221,10 +225,10 @@ class Quantizer {
         }
         ESPALIER_ASSIGN_OR_RETURN(checkpoint::StoredWeight stored,
                                   checkpoint::find_weight(source_, piece.name, piece.n, piece.k));
-        StoredMatrix matrix{std::move(stored), piece.n, piece.k, {}};
+        StoredMatrix matrix{.stored = std::move(stored), .n = piece.n, .k = piece.k};
         if (piece.kind == Piece::Kind::widened) {
             matrix.widen();
-            return file.write(matrix.widened.data(), matrix.widened.size() * sizeof(Bf16));
+            return file.write(matrix.made.data(), matrix.made.size());
         }
         const auto rounded = linalg::RoundedWeight::round(pool_, matrix.whole(), options_.code);
         if (!rounded)

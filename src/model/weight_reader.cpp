@@ -2,12 +2,15 @@
 #include "model/weight_reader.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <span>
 #include <thread>
 #include <utility>
 
+#include "base/at.hpp"
 #include "base/element.hpp"
 #include "linalg/round_weights.hpp"
+#include "linalg/unpacked_blocks.hpp"
 #include "ops/layer_program.hpp"
 
 namespace espalier::model {
@@ -29,7 +32,17 @@ DType dtype_of(StoredType type) {
     CHECK(false, "{} is no element", checkpoint::name_of(type));
 }
 
+// What a norm, a router or an embedding may be stored as.
+constexpr std::initializer_list<StoredType> kNumbers = {StoredType::bf16, StoredType::f32,
+                                                        StoredType::f16, StoredType::blocks};
+
 std::vector<float> widen(const checkpoint::Tensor& tensor) {
+    if (const BlockFacts& facts = facts_of(tensor.block); tensor.block != BlockCode::none) {
+        std::vector<float> values(tensor.bytes.size() / static_cast<std::size_t>(facts.bytes) *
+                                  static_cast<std::size_t>(facts.weights));
+        widen_blocks(tensor.block, tensor.bytes.data(), std::ssize(values), values.data());
+        return values;
+    }
     const DType dtype = dtype_of(tensor.type);
     std::vector<float> values(tensor.bytes.size() / bytes_of(dtype));
     for (std::size_t i = 0; i < values.size(); ++i)
@@ -41,21 +54,21 @@ std::vector<float> widen(const checkpoint::Tensor& tensor) {
 
 linalg::WeightSource StoredMatrix::rows(std::int64_t first, std::int64_t count,
                                         bool transposed) const {
-    const WeightFormat format =
-        widened.empty() ? stored.format : WeightFormat{.code = WeightCode::bf16};
+    CHECK(!made.empty() || stored.block == BlockCode::none, "'{}' lies in blocks of {}",
+          stored.weights.name, facts_of(stored.block).name);
     linalg::WeightSource source;
-    source.format = format;
+    source.format = format();
     source.n = transposed ? k : count;
     source.k = transposed ? count : k;
     source.transposed = transposed;
     if (transposed) std::swap(source.format.group_n, source.format.group_k);
-    if (!widened.empty()) {
+    if (!made.empty()) {
         source.row_stride = k;
-        source.data = reinterpret_cast<const std::byte*>(widened.data() + first * k);
+        source.data = made.data() + format().bytes(first * k);
         return source;
     }
     source.row_stride = stored.row_stride;
-    source.data = stored.weights.bytes.data() + format.bytes(first * stored.row_stride);
+    source.data = stored.weights.bytes.data() + stored.format.bytes(first * stored.row_stride);
     source.tensor_scale = stored.tensor_scale;
     source.offset_codes = stored.offset_codes;
     if (stored.scales) {
@@ -67,16 +80,53 @@ linalg::WeightSource StoredMatrix::rows(std::int64_t first, std::int64_t count,
 }
 
 void StoredMatrix::widen() {
-    std::vector<Bf16> values(static_cast<std::size_t>(n * k));
+    std::vector<std::byte> values(static_cast<std::size_t>(n * k) * sizeof(Bf16));
     std::vector<float> row(static_cast<std::size_t>(k));
-    const linalg::WeightSource source = whole();
+    const linalg::WeightSource source =
+        stored.block == BlockCode::none ? whole() : linalg::WeightSource();
+    const BlockFacts& facts = facts_of(stored.block);
     for (std::int64_t output = 0; output < n; ++output) {
-        linalg::widen_output(source, output, row.data());
-        std::transform(row.begin(), row.end(), values.begin() + output * k,
-                       [](float value) { return to_bf16(value); });
+        if (stored.block == BlockCode::none)
+            linalg::widen_output(source, output, row.data());
+        else
+            widen_blocks(stored.block,
+                         stored.weights.bytes.data() + output * (k / facts.weights) * facts.bytes,
+                         k, row.data());
+        for (std::int64_t i = 0; i < k; ++i)
+            store_element(values.data(), DType::bf16, output * k + i, at(row, i));
     }
-    widened = std::move(values);
+    made = std::move(values);
+    made_code = WeightCode::bf16;
 }
+
+namespace {
+
+// kv_b of its halves: numbers of one plain type keep it, others become bf16.
+StoredMatrix join_halves(checkpoint::KvHalves halves, const checkpoint::ModelConfig& config) {
+    const std::int64_t heads = config.num_attention_heads, latent = config.kv_lora_rank;
+    const auto [nope, value_rows] = config.head_dims();
+    const std::int64_t head_rows = nope + value_rows;
+    const StoredType type = halves.key.weights.type;
+    const bool plain = type != StoredType::blocks && type == halves.value.weights.type;
+    const DType dtype = plain ? dtype_of(type) : DType::bf16;
+    StoredMatrix joined{.stored = std::move(halves.key),
+                        .n = heads * head_rows,
+                        .k = latent,
+                        .other_half = std::move(halves.value.weights)};
+    joined.made_code = plain ? joined.stored.format.code : WeightCode::bf16;
+    joined.made.resize(static_cast<std::size_t>(joined.n * latent) * bytes_of(dtype));
+    const std::vector<float> key = widen(joined.stored.weights), value = widen(*joined.other_half);
+    for (std::int64_t head = 0; head < heads; ++head)
+        for (std::int64_t row = 0; row < head_rows; ++row)
+            for (std::int64_t column = 0; column < latent; ++column)
+                store_element(joined.made.data(), dtype, (head * head_rows + row) * latent + column,
+                              row < nope
+                                  ? at(key, (head * latent + column) * nope + row)
+                                  : at(value, (head * value_rows + row - nope) * latent + column));
+    return joined;
+}
+
+}  // namespace
 
 WeightReader::WeightReader(const checkpoint::Checkpoint& checkpoint, Device& device,
                            const ops::Backend& backend, const Progress& progress,
@@ -86,10 +136,13 @@ WeightReader::WeightReader(const checkpoint::Checkpoint& checkpoint, Device& dev
       backend_(backend),
       progress_(progress),
       ways_(ways),
-      total_(checkpoint.total_bytes()) {
-    if (ways_.rounding)
+      total_(checkpoint.total_bytes()) {}
+
+ThreadPool& WeightReader::pool() {
+    if (pool_ == nullptr)
         pool_ = std::make_unique<ThreadPool>(
             static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 64u)));
+    return *pool_;
 }
 
 void WeightReader::release(const checkpoint::Tensor& tensor) {
@@ -98,29 +151,53 @@ void WeightReader::release(const checkpoint::Tensor& tensor) {
     if (progress_) progress_(std::min(done_, total_), total_);
 }
 
+void WeightReader::release(const StoredMatrix& matrix) {
+    release(matrix.stored.weights);
+    if (matrix.other_half) release(*matrix.other_half);
+}
+
 Expected<StoredMatrix> WeightReader::stored(const std::string& name, std::int64_t n,
                                             std::int64_t k) const {
     ESPALIER_ASSIGN_OR_RETURN(checkpoint::StoredWeight found,
                               checkpoint::find_weight(checkpoint_, name, n, k));
-    return StoredMatrix{std::move(found), n, k, {}};
+    return StoredMatrix{.stored = std::move(found), .n = n, .k = k};
 }
 
-Expected<StoredMatrix> WeightReader::stored_for_both_axes(const std::string& name, std::int64_t n,
-                                                          std::int64_t k, std::int64_t cut) const {
-    ESPALIER_ASSIGN_OR_RETURN(StoredMatrix matrix, stored(name, n, k));
-    if (widens(matrix.stored.format, cut)) matrix.widen();
+Expected<StoredMatrix> WeightReader::kv_b(const std::string& name) const {
+    const checkpoint::ModelConfig& config = checkpoint_.config();
+    ESPALIER_ASSIGN_OR_RETURN(std::optional<checkpoint::KvHalves> halves,
+                              checkpoint::find_kv_halves(checkpoint_, name));
+    if (halves) return join_halves(std::move(*halves), config);
+    ESPALIER_ASSIGN_OR_RETURN(
+        StoredMatrix matrix,
+        stored(name + "kv_b_proj",
+               config.num_attention_heads * (config.qk_nope_head_dim + config.v_head_dim),
+               config.kv_lora_rank));
+    if (widens_kv_b(matrix.stored.format)) matrix.widen();
     return matrix;
 }
 
-bool WeightReader::widens(const WeightFormat& format, std::int64_t cut) const {
-    return format.scaled() &&
-           (format.group_n == 1 || cut % format.group_n != 0 || ways_.rounding.has_value());
+bool WeightReader::widens_kv_b(const WeightFormat& format) const {
+    const auto [nope, value] = checkpoint_.config().head_dims();
+    return format.scaled() && (format.group_n == 1 || std::gcd(nope, value) % format.group_n != 0 ||
+                               ways_.rounding.has_value());
 }
 
-Expected<WeightFormat> WeightReader::format_for_both_axes(const std::string& name, std::int64_t n,
-                                                          std::int64_t k, std::int64_t cut) const {
-    ESPALIER_ASSIGN_OR_RETURN(const StoredMatrix matrix, stored(name, n, k));
-    if (widens(matrix.stored.format, cut)) return WeightFormat{.code = WeightCode::bf16};
+Expected<WeightFormat> WeightReader::kv_b_format(const std::string& name) const {
+    const checkpoint::ModelConfig& config = checkpoint_.config();
+    ESPALIER_ASSIGN_OR_RETURN(const std::optional<checkpoint::KvHalves> halves,
+                              checkpoint::find_kv_halves(checkpoint_, name));
+    if (halves) {
+        const bool plain =
+            !halves->key.format.scaled() && halves->key.format == halves->value.format;
+        return plain ? halves->key.format : WeightFormat{.code = WeightCode::bf16};
+    }
+    ESPALIER_ASSIGN_OR_RETURN(
+        const StoredMatrix matrix,
+        stored(name + "kv_b_proj",
+               config.num_attention_heads * (config.qk_nope_head_dim + config.v_head_dim),
+               config.kv_lora_rank));
+    if (widens_kv_b(matrix.stored.format)) return WeightFormat{.code = WeightCode::bf16};
     return linalg::packed_format(matrix.stored.format);
 }
 
@@ -149,8 +226,8 @@ bool WeightReader::joins_up_projections() const {
 
 Expected<Weight> WeightReader::up_projection(const StoredMatrix& matrix, std::int64_t heads) {
     const WeightFormat bf16{.code = WeightCode::bf16};
-    const bool is_bf16 = matrix.stored.format == bf16 && matrix.stored.row_stride == matrix.k;
-    if (!is_bf16 && matrix.widened.empty()) {
+    const bool dense = !matrix.made.empty() || matrix.stored.row_stride == matrix.k;
+    if (matrix.format() != bf16 || !dense) {
         StoredMatrix wide = matrix;
         wide.widen();
         return up_projection(wide, heads);
@@ -168,20 +245,38 @@ Expected<std::vector<std::vector<StoredMatrix>>> WeightReader::stored_stack(
         }
         const checkpoint::StoredWeight& first = matrices.front().front().stored;
         for (const StoredMatrix& matrix : matrices[i])
-            if (matrix.stored.format != first.format)
+            if (matrix.stored.format != first.format ||
+                (matrix.stored.block == BlockCode::none) != (first.block == BlockCode::none))
                 return fail(ErrorKind::unsupported,
                             "{} is {} but {}, which is computed with it, is {}",
-                            matrix.stored.weights.name, name_of(matrix.stored.format.code),
-                            first.weights.name, name_of(first.format.code));
+                            matrix.stored.weights.name, matrix.stored.weights.type_name(),
+                            first.weights.name, first.weights.type_name());
     }
     return matrices;
 }
 
 Expected<Weight> WeightReader::pack_stored(const std::vector<std::vector<StoredMatrix>>& matrices,
                                            Join join) {
+    if (matrices.front().front().stored.block != BlockCode::none)
+        return pack_blocks(matrices, join);
     std::vector<std::vector<linalg::WeightSource>> sources(matrices.size());
     for (std::size_t i = 0; i < matrices.size(); ++i)
         for (const StoredMatrix& matrix : matrices[i]) sources[i].push_back(matrix.whole());
+    return pack(sources, join);
+}
+
+// Codes and scales of one stack lie beside what is packed until it is; never those of two.
+Expected<Weight> WeightReader::pack_blocks(const std::vector<std::vector<StoredMatrix>>& matrices,
+                                           Join join) {
+    std::vector<std::vector<linalg::UnpackedBlocks>> unpacked(matrices.size());
+    std::vector<std::vector<linalg::WeightSource>> sources(matrices.size());
+    for (std::size_t i = 0; i < matrices.size(); ++i)
+        for (const StoredMatrix& matrix : matrices[i]) {
+            unpacked[i].push_back(linalg::UnpackedBlocks::unpack(pool(), matrix.stored.block,
+                                                                 matrix.stored.weights.bytes.data(),
+                                                                 matrix.n, matrix.k));
+            sources[i].push_back(unpacked[i].back().source());
+        }
     return pack(sources, join);
 }
 
@@ -198,7 +293,7 @@ Expected<Weight> WeightReader::pack_rounded(const std::vector<std::vector<Stored
         for (const StoredMatrix& matrix : matrices[i]) {
             ESPALIER_ASSIGN_OR_RETURN(
                 linalg::RoundedWeight weight,
-                linalg::RoundedWeight::round(*pool_, matrix.whole(), *ways_.rounding));
+                linalg::RoundedWeight::round(pool(), matrix.whole(), *ways_.rounding));
             rounded[i].push_back(std::move(weight));
         }
     for (std::size_t i = 0; i < matrices.size(); ++i)
@@ -237,7 +332,7 @@ Expected<Weight> WeightReader::read_stack(const std::vector<std::vector<Part>>& 
         if (!packed && packed.error().field.empty())
             return named(packed.error(), matrices, rounded);
         for (const auto& group : matrices)
-            for (const StoredMatrix& matrix : group) release(matrix.stored.weights);
+            for (const StoredMatrix& matrix : group) release(matrix);
         return packed;
     });
 }
@@ -257,18 +352,16 @@ Expected<Weight> WeightReader::matrix(const std::string& name, std::int64_t n, s
 }
 
 Expected<DeviceVector> WeightReader::vector(const std::string& name, std::int64_t n) {
-    ESPALIER_ASSIGN_OR_RETURN(
-        const checkpoint::Tensor tensor,
-        checkpoint_.find(name, {n}, {StoredType::bf16, StoredType::f32, StoredType::f16}));
+    ESPALIER_ASSIGN_OR_RETURN(const checkpoint::Tensor tensor,
+                              checkpoint_.find(name, {n}, kNumbers));
     const std::vector<float> values = widen(tensor);
     release(tensor);
     return DeviceVector::upload(device_, values);
 }
 
 Expected<Weight> WeightReader::widened(const std::string& name, std::int64_t n, std::int64_t k) {
-    ESPALIER_ASSIGN_OR_RETURN(
-        const checkpoint::Tensor tensor,
-        checkpoint_.find(name, {n, k}, {StoredType::bf16, StoredType::f32, StoredType::f16}));
+    ESPALIER_ASSIGN_OR_RETURN(const checkpoint::Tensor tensor,
+                              checkpoint_.find(name, {n, k}, kNumbers));
     const linalg::WeightView shape{.format = {.code = WeightCode::f32}, .count = 1, .n = n, .k = k};
     return shelved(name, shape, [&]() -> Expected<Weight> {
         const std::vector<float> values = widen(tensor);
@@ -286,16 +379,26 @@ Expected<Weight> WeightReader::widened(const std::string& name, std::int64_t n, 
 
 Expected<Embedding> WeightReader::embedding(const std::string& name, std::int64_t vocabulary,
                                             std::int64_t hidden) {
-    ESPALIER_ASSIGN_OR_RETURN(
-        const checkpoint::Tensor tensor,
-        checkpoint_.find(name, {vocabulary, hidden},
-                         {StoredType::bf16, StoredType::f32, StoredType::f16}));
+    ESPALIER_ASSIGN_OR_RETURN(const checkpoint::Tensor tensor,
+                              checkpoint_.find(name, {vocabulary, hidden}, kNumbers));
     Embedding embedding;
     ops::EmbeddingTable& table = embedding.table;
-    table.dtype = dtype_of(tensor.type);
     table.vocabulary = vocabulary;
     table.hidden = hidden;
     table.data = tensor.bytes.data();
+    if (tensor.block != BlockCode::none && device_.reads_host_memory()) {
+        table.block = tensor.block;
+        return embedding;
+    }
+    if (tensor.block != BlockCode::none) {  // a GPU has no kernel for blocks: the same numbers
+        const std::vector<float> values = widen(tensor);
+        ESPALIER_ASSIGN_OR_RETURN(embedding.copy, device_.allocate(values.size() * sizeof(float)));
+        ESPALIER_RETURN_IF_ERROR(device_.upload(device_.stream(), embedding.copy.data(),
+                                                values.data(), values.size() * sizeof(float)));
+        table.data = embedding.copy.data();
+        return embedding;
+    }
+    table.dtype = dtype_of(tensor.type);
     const bool aligned = reinterpret_cast<std::uintptr_t>(table.data) % bytes_of(table.dtype) == 0;
     if (aligned && device_.reads_host_memory()) return embedding;
     ESPALIER_ASSIGN_OR_RETURN(embedding.copy, device_.allocate(tensor.bytes.size()));

@@ -27,12 +27,18 @@ struct StoredMatrix {
     checkpoint::StoredWeight stored;
     std::int64_t n = 0;
     std::int64_t k = 0;
-    std::vector<Bf16> widened;  // [n, k] in place of what is stored, if not empty
+    std::optional<checkpoint::Tensor> other_half = {};  // kv_b's, where it is stored in halves
+    std::vector<std::byte> made = {};  // [n, k] numbers in place of what is stored, if not empty
+    WeightCode made_code = WeightCode::bf16;
 
-    // Stored rows [first, first + rows), as they lie or transposed.
+    // As it is packed.
+    WeightFormat format() const {
+        return made.empty() ? stored.format : WeightFormat{.code = made_code};
+    }
+    // Stored rows [first, first + rows), as they lie or transposed; not of blocks.
     linalg::WeightSource rows(std::int64_t first, std::int64_t rows, bool transposed = false) const;
     linalg::WeightSource whole() const { return rows(0, n); }
-    // Fills `widened`, each number rounded once.
+    // Fills `made` with bf16, each number rounded once.
     void widen();
 };
 
@@ -50,15 +56,13 @@ class WeightReader {
 
     // `name` without ".weight"; [n, k].
     Expected<StoredMatrix> stored(const std::string& name, std::int64_t n, std::int64_t k) const;
-    // A matrix that products read along both axes, in pieces of a multiple of `cut` rows. It is
-    // rounded to bf16 where its scales are for groups along one axis, where pieces would not begin
-    // at a block of scales (FP8 heads of 192 + 256 rows in blocks of 128), and where
-    // LoadOptions::rounding replaces FP8.
-    Expected<StoredMatrix> stored_for_both_axes(const std::string& name, std::int64_t n,
-                                                std::int64_t k, std::int64_t cut) const;
-    // The format in which stored_for_both_axes() is packed.
-    Expected<WeightFormat> format_for_both_axes(const std::string& name, std::int64_t n,
-                                                std::int64_t k, std::int64_t cut) const;
+    // kv_b of the attention `name` (with its last dot), [heads · (nope + value), latent], which
+    // products read along both axes. It is rounded to bf16 where its scales are for groups along
+    // one axis, where a head's pieces would not begin at a block of scales (FP8 heads of 192 + 256
+    // rows in blocks of 128), and where LoadOptions::rounding replaces FP8.
+    Expected<StoredMatrix> kv_b(const std::string& name) const;
+    // The format in which kv_b() is packed.
+    Expected<WeightFormat> kv_b_format(const std::string& name) const;
     // The weight of that name on the shelf, or else what `make` packs. shape: packed format, count,
     // n, k.
     Expected<Weight> shelved(const std::string& name, const linalg::WeightView& shape,
@@ -97,6 +101,7 @@ class WeightReader {
     std::uint64_t packed_bytes() const { return packed_bytes_; }
     // A stored tensor has been read: count its bytes and let its pages go.
     void release(const checkpoint::Tensor& tensor);
+    void release(const StoredMatrix& matrix);
     bool has(const std::string& name) const { return checkpoint_.has(name); }
     bool has_matrix(const std::string& name) const {
         return checkpoint::has_matrix(checkpoint_, name);
@@ -106,12 +111,14 @@ class WeightReader {
     // Every matrix of the stack, all of one format.
     Expected<std::vector<std::vector<StoredMatrix>>> stored_stack(
         const std::vector<std::vector<Part>>& parts, std::int64_t k) const;
-    bool widens(const WeightFormat& format, std::int64_t cut) const;
+    bool widens_kv_b(const WeightFormat& format) const;
+    ThreadPool& pool();
     Expected<Weight> read_stack(const std::vector<std::vector<Part>>& parts, std::int64_t k,
                                 Join join, bool rounded);
     Expected<Weight> pack_rounded(const std::vector<std::vector<StoredMatrix>>& matrices,
                                   Join join);
     Expected<Weight> pack_stored(const std::vector<std::vector<StoredMatrix>>& matrices, Join join);
+    Expected<Weight> pack_blocks(const std::vector<std::vector<StoredMatrix>>& matrices, Join join);
     tl::unexpected<Error> named(const Error& error,
                                 const std::vector<std::vector<StoredMatrix>>& matrices,
                                 bool rounded);
@@ -121,7 +128,7 @@ class WeightReader {
     const ops::Backend& backend_;
     const Progress& progress_;
     ReadWays ways_;
-    std::unique_ptr<ThreadPool> pool_;  // of rounding
+    std::unique_ptr<ThreadPool> pool_;  // of rounding and of unpacking blocks
     std::uint64_t done_ = 0;
     std::uint64_t total_ = 0;
     std::uint64_t packed_bytes_ = 0;

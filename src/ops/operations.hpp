@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <string>
 
+#include "base/block_format.hpp"
 #include "base/error.hpp"
 #include "base/matrix.hpp"
 #include "base/op_context.hpp"
@@ -26,10 +27,12 @@ namespace espalier::ops {
 using linalg::Store;
 using linalg::WeightView;
 
-// Rows of an embedding as the checkpoint holds them: [vocabulary, hidden] f32, f16 or bf16.
+// Rows of an embedding as the checkpoint holds them: [vocabulary, hidden] f32, f16, bf16, or on a
+// CPU blocks.
 struct EmbeddingTable {
     const std::byte* data = nullptr;  // of the device
     DType dtype = DType::f32;
+    BlockCode block = BlockCode::none;  // otherwise in place of dtype
     std::int64_t vocabulary = 0;
     std::int64_t hidden = 0;
 };

@@ -155,6 +155,12 @@ class ReferenceBackend final : public Backend {
         for (std::int64_t t = 0; t < out.rows; ++t) {
             CHECK(tokens[t] >= 0 && tokens[t] < table.vocabulary, "token {} of {}", tokens[t],
                   table.vocabulary);
+            if (const BlockFacts& block = facts_of(table.block); table.block != BlockCode::none) {
+                const std::int64_t row_bytes = table.hidden / block.weights * block.bytes;
+                widen_blocks(table.block, table.data + tokens[t] * row_bytes, out.cols,
+                             out.row<float>(t));
+                continue;
+            }
             for (std::int64_t d = 0; d < out.cols; ++d)
                 out.row<float>(t)[d] = table_value(table, tokens[t] * table.hidden + d);
         }

@@ -129,7 +129,7 @@ Expected<SizeFacts> size_facts(const ModelFiles& files, const DrafterChoice& dra
     const cache::KvLayout layout =
         layout_with(model::kv_layout(config, options.kv_format.value_or(own)), drafters, files);
     std::uint64_t weights = options.rounding ? model::rounded_bytes(config, *options.rounding)
-                                             : files.checkpoint->total_bytes();
+                                             : files.checkpoint->loaded_bytes();
     if (drafters.eagle3) weights += files.draft->total_bytes();
     if (options.mmap_experts) weights = in_memory_of(*files.checkpoint, weights);
     SizeFacts facts{.context = config.max_position_embeddings,

@@ -232,18 +232,5 @@ TEST_F(CheckpointTest, NestedModelsDropPrefixAndVision) {
     expect_error(open(), {"'surprise.w'", "language_model.", "vision_tower."});
 }
 
-TEST(CheckpointGguf, IsRefusedWithTheWayOut) {
-    const TemporaryDirectory directory;
-    write_file(directory.path() / "model-Q4_K_M.gguf", "GGUF");
-    const std::string way_out = "espalier quantize";
-    expect_error(Checkpoint::open((directory.path() / "model-Q4_K_M.gguf").string()),
-                 {"model-Q4_K_M.gguf: GGUF files are not read", way_out});
-    expect_error(Checkpoint::open(directory.path().string()),
-                 {"model-Q4_K_M.gguf: GGUF files are not read", way_out});
-    write_file(directory.path() / "config.json",
-               config_json_of(synthetic_preset("tiny-v3")->config, DType::bf16));
-    expect_error(Checkpoint::open(directory.path().string()), {"GGUF files are not read", way_out});
-}
-
 }  // namespace
 }  // namespace espalier::checkpoint

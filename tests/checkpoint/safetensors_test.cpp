@@ -185,12 +185,12 @@ TEST(Safetensors, UnknownTypesAreKeptUntilUsed) {
 TEST(Safetensors, OpensAFileAndHandsOutItsBytes) {
     const TemporaryDirectory directory;
     write_file(directory.path() / "model.safetensors", safetensors(kSmall, 31));
-    const auto file = SafetensorsFile::open(directory.path() / "model.safetensors");
+    const auto file = open_safetensors(directory.path() / "model.safetensors");
     ASSERT_TRUE(file) << file.error().message;
     const auto bytes = file->bytes_of(file->tensors().find("b")->second);
     EXPECT_EQ(bytes.size(), 5u);
     EXPECT_EQ(bytes[0], std::byte{1});
-    expect_error(SafetensorsFile::open(directory.path() / "absent.safetensors"),
+    expect_error(open_safetensors(directory.path() / "absent.safetensors"),
                  {"absent.safetensors"});
 }
 

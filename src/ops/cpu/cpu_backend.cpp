@@ -51,12 +51,19 @@ class CpuBackend final : public Backend {
                const Matrix& out) const override {
         check_f32(out, "embeddings");
         check_size(out.cols, table.hidden, "embedding width");
-        const auto row_bytes = table.hidden * static_cast<std::int64_t>(bytes_of(table.dtype));
+        const BlockFacts& block = facts_of(table.block);
+        const bool blocks = table.block != BlockCode::none;
+        const std::int64_t row_bytes =
+            blocks ? table.hidden / block.weights * std::int64_t{block.bytes}
+                   : table.hidden * static_cast<std::int64_t>(bytes_of(table.dtype));
         for_rows(pool_of(context), out.rows, out.cols, [&](std::int64_t t) {
             CHECK(tokens[t] >= 0 && tokens[t] < table.vocabulary, "token {} of {}", tokens[t],
                   table.vocabulary);
-            kernels_.load(table.data + tokens[t] * row_bytes, out.cols, table.dtype,
-                          out.row<float>(t));
+            const std::byte* row = table.data + tokens[t] * row_bytes;
+            if (blocks)
+                widen_blocks(table.block, row, out.cols, out.row<float>(t));
+            else
+                kernels_.load(row, out.cols, table.dtype, out.row<float>(t));
         });
     }
 

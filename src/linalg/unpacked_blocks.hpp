@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Blocks of a GGUF tensor as codes and scales apart, as a backend packs them: the numbers of
+// base/block_format.hpp, not one of them rounded.
+#pragma once
+
+#include <vector>
+
+#include "base/block_format.hpp"
+#include "base/thread_pool.hpp"
+#include "linalg/weight.hpp"
+
+namespace espalier::linalg {
+
+class UnpackedBlocks {
+  public:
+    // blocks: of [n, k], row after row; k is a multiple of a block's weights.
+    static UnpackedBlocks unpack(ThreadPool& pool, BlockCode code, const std::byte* blocks,
+                                 std::int64_t n, std::int64_t k);
+
+    WeightSource source() const;
+
+  private:
+    WeightFormat format_;
+    std::int64_t n_ = 0, k_ = 0;
+    std::vector<std::byte> codes_;
+    std::vector<float> scales_;  // [n, groups]
+};
+
+}  // namespace espalier::linalg
