@@ -2,6 +2,7 @@
 #include "engine/speculation.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "base/check.hpp"
@@ -67,6 +68,20 @@ std::vector<std::string> Speculation::failures() const {
     std::vector<std::string> failures;
     for (const Source& source : sources_) failures.push_back(source.failure);
     return failures;
+}
+
+void Speculation::describe(StepReport& report) const {
+    for (std::size_t i = 0; i < sources_.size(); ++i) {
+        const Source& source = sources_[i];
+        const auto way =
+            source.passes() ? speculate::DraftingWay::passes : speculate::DraftingWay::free;
+        const std::int64_t pause = decoding_rows_ > 0 ? rate_.pause(decoding_rows_, way) : 0;
+        report.suspended_steps[i] = source.works() ? pause : 0;
+        report.drafter_states[i] = !source.works()         ? DrafterState::failed
+                                   : pause > 0             ? DrafterState::slower
+                                   : !source.watch.awake() ? DrafterState::left_behind
+                                                           : DrafterState::drafting;
+    }
 }
 
 bool Speculation::shown_to(const Slot& state, const Source& source) {
@@ -172,16 +187,34 @@ void Speculation::learn(RequestSlot request, std::span<const std::int32_t> drawn
     if (!state.proposed) return;
     state.proposed = false;
     const auto shown = state.candidates.observe(drawn, table_, state.bias);
-    for (std::size_t i = 0; i < sources_.size(); ++i)
+    for (std::size_t i = 0; i < sources_.size(); ++i) {
         if (sources_[i].passes())
             coupling_.observe(static_cast<DrafterId>(i), state.temperature, state.coupled[i],
                               shown[i].places, shown[i].hits);
+        else
+            note_free(shown[i]);
+    }
+}
+
+// Of the last ~32 places.
+void Speculation::note_free(const speculate::Candidates::Shown& shown) {
+    const double kept = std::pow(1 - 1.0 / 32, static_cast<double>(shown.places));
+    free_places_ = free_places_ * kept + static_cast<double>(shown.places);
+    free_hits_ = free_hits_ * kept + static_cast<double>(shown.hits);
+}
+
+void Speculation::learn_calls(bool disturbed) {
+    for (Source& source : sources_) {
+        if (source.call && !(disturbed && source.time.known()))
+            source.time.observe(source.call->levels, source.call->tokens, source.call->seconds);
+        source.call.reset();
+    }
 }
 
 // While the first steps are being watched, a new size is fitted with those before it; more of a
-// size that is known corrects what was fitted.
-void Speculation::learn_time(const speculate::StepSample& sample) {
-    if (settings_.grant != NodeGrant::measured || sources_.empty()) return;
+// size that is known corrects what was fitted. Returns whether the step was disturbed.
+bool Speculation::learn_time(const speculate::StepSample& sample) {
+    if (settings_.grant != NodeGrant::measured || sources_.empty()) return false;
     const auto alike =
         std::count_if(first_samples_.begin(), first_samples_.end(),
                       [&](const auto& one) { return one.size.tokens == sample.size.tokens; });
@@ -189,22 +222,33 @@ void Speculation::learn_time(const speculate::StepSample& sample) {
         first_samples_.push_back(sample);
         if (const auto fitted = speculate::StepTime::fit(first_samples_)) {
             time_ = *fitted;
-            return;
+            return false;
         }
         first_samples_.pop_back();  // no measurement: the clock stood still
     }
-    if (time_) time_->observe(sample);
+    return time_ && time_->observe(sample);
+}
+
+// Steps that were disturbed say nothing of what drafts bring, nor do those that a request
+// prescribes its drafts in.
+bool Speculation::learn(const Step& step) {
+    // Without what drafters take: what is left grows with rows and tokens, on the host too.
+    const bool disturbed =
+        learn_time({.size = step.size, .seconds = step.seconds - step.drafting - upkeep_.reading});
+    learn_calls(disturbed);
+    resting_seconds_ -= step.seconds;
+    const bool measured = settings_.grant == NodeGrant::measured && decoding_rows_ > 0;
+    if (measured && !starting() && !disturbed && !prescribes_) learn_rate(step);
+    return disturbed;
 }
 
 // With many short texts hardly a step is without prompts, so their part is taken out by the model
 // of a step, whose error must stay small beside the rest: no more than three fifths may be theirs.
-void Speculation::learn(const Step& step) {
-    // Without what drafters take: what is left grows with rows and tokens, on the host too.
-    learn_time({.size = step.size, .seconds = step.seconds - step.drafting - upkeep_.reading});
-    resting_seconds_ -= step.seconds;
-    if (settings_.grant != NodeGrant::measured || decoding_rows_ == 0 || starting()) return;
+void Speculation::learn_rate(const Step& step) {
     watch(step.seconds);
     speculate::MeasuredRate::Upkeep upkeep = upkeep_;
+    // Where drafters without passes only look, no way needs what they take.
+    if (looks_) upkeep.reading = 0;
     for (const Source& source : sources_) upkeep.look_on += source.look_on;
     double prompt_seconds = 0;
     if (step.prompts > 0 && time_) {

@@ -22,6 +22,7 @@
 #include "accept/request_progress.hpp"
 #include "accept/sampling_parameters.hpp"
 #include "engine/clock.hpp"
+#include "engine/step_report.hpp"
 #include "engine/tree_script.hpp"
 #include "speculate/budget.hpp"
 #include "speculate/coupling.hpp"
@@ -136,11 +137,14 @@ class Speculation {
         double seconds = 0;
         double drafting = 0;  // of these
     };
-    void learn(const Step& step);
+    // Returns whether it took far longer than such steps do, so that nothing was learnt from it.
+    bool learn(const Step& step);
 
     // In the order of their ids: what they are called, and why they were given up; empty: works.
     std::vector<std::string> names() const;
     std::vector<std::string> failures() const;
+    // For the report of a step.
+    void describe(StepReport& report) const;
 
   private:
     struct Source {
@@ -148,7 +152,14 @@ class Speculation {
         std::string name, failure;
         speculate::DraftTime time;
         speculate::Watch watch;
-        double look_on = 0;     // seconds, in the last step
+        double look_on = 0;  // seconds, in the last step
+        // The call of the last choice, until its step shows that it was not disturbed.
+        struct Call {
+            std::int32_t levels = 0;
+            std::int64_t tokens = 0;
+            double seconds = 0;
+        };
+        std::optional<Call> call;
         std::int64_t able = 0;  // rows of the last plan that it may be asked for
         bool works() const { return drafter != nullptr; }
         bool passes() const { return works() && drafter->needs().passes; }
@@ -189,7 +200,11 @@ class Speculation {
     void open_ways(std::span<const DraftRow> rows);
     void choose_roots(std::span<const DraftRow> rows, const speculate::StepLoad& load);
     void start_choice(std::span<const DraftRow> rows);
-    void learn_time(const speculate::StepSample& sample);
+    bool learn_time(const speculate::StepSample& sample);
+    void learn_calls(bool disturbed);
+    void learn_rate(const Step& step);
+    bool may_look(std::span<const DraftRow> rows) const;
+    void note_free(const speculate::Candidates::Shown& shown);
     void note_way(bool learns);
     void note_granted(std::span<const DraftRow> rows, std::span<const std::int32_t> drafts);
     bool coupled(speculate::DrafterId id, float temperature);
@@ -218,6 +233,10 @@ class Speculation {
     speculate::DraftingWay way_ = speculate::DraftingWay::passes;  // the most that this step may do
     bool reads_ = true;                           // drafters without passes are shown every token
     bool free_open_ = true;                       // these are not suspended
+    bool looks_ = false;                          // these are, and are asked to be compared alone
+    double free_places_ = 0, free_hits_ = 0;      // of late: where these proposed, and were right
+    double free_seconds_ = 0;                     // that they take for one row of a step
+    bool prescribes_ = false;                     // some row of the last choice
     bool asks_free_ = true;                       // in this step, and where no row prescribes it
     std::optional<speculate::DraftingWay> went_;  // what it is measured as; none: it learns
     std::int64_t decoding_rows_ = 0;              // of the last choice

@@ -43,6 +43,28 @@ Proposal legal_part(const Proposal& proposal, accept::Constraint& constraint) {
     return kept;
 }
 
+// The nodes of a proposal that a text can reach: none below a token that ends the output.
+void remove_below_ends(Proposal& proposal, const accept::OutputRules& rules) {
+    const speculate::Tree& tree = proposal.tree;
+    std::array<bool, kMaxNodes> beyond = {};
+    bool any = false;
+    for (std::int32_t node = 1; node < tree.size(); ++node) {
+        const std::int32_t parent = tree.parent(node);
+        at(beyond, node) =
+            at(beyond, parent) || (parent > 0 && rules.ends_output(tree.token(parent)));
+        any = any || at(beyond, node);
+    }
+    if (!any) return;
+    Proposal kept(proposal.drafter, tree.token(0));
+    kept.coupled = proposal.coupled;
+    std::array<std::int32_t, kMaxNodes> place = {};
+    for (std::int32_t node = 1; node < tree.size(); ++node)
+        if (!at(beyond, node))
+            at(place, node) =
+                kept.add(at(place, tree.parent(node)), tree.token(node), at(proposal.score, node));
+    proposal = kept;
+}
+
 double keys_of(const SpeculationSettings& settings, const DraftRow& row) {
     return settings.key_cost * static_cast<double>(row.tokens.size());
 }
@@ -51,7 +73,7 @@ double keys_of(const SpeculationSettings& settings, const DraftRow& row) {
 
 bool Speculation::may_draft(const DraftRow& row) const {
     const Slot& state = slot(row.request);
-    if (way_ == DraftingWay::none && row.prescribed == nullptr) return false;
+    if (way_ == DraftingWay::none && !looks_ && row.prescribed == nullptr) return false;
     return state.drafts && row.max_drafts > 0;
 }
 
@@ -67,10 +89,13 @@ bool Speculation::coupled(DrafterId id, float temperature) {
     return coupling_.choose(id, temperature);
 }
 
-// While costs are unknown, and where everything is granted, no way is closed.
+// While costs are unknown, and where everything is granted, no way is closed. A step of which every
+// row prescribes its drafts is none of a way's.
 DraftingWay Speculation::way_of(std::span<const DraftRow> rows) {
     if (settings_.grant != NodeGrant::measured || rows.empty() || starting())
         return DraftingWay::passes;
+    if (std::ranges::all_of(rows, [](const DraftRow& row) { return row.prescribed != nullptr; }))
+        return DraftingWay::none;
     const auto count = static_cast<std::int64_t>(rows.size());
     speculate::MeasuredRate::Drafters there;
     there.free = has_free();
@@ -88,12 +113,30 @@ bool Speculation::can_ask(const Source& source, const DraftRow& row) const {
     return source.watch.awake() && source.drafter->follows(row.request, std::ssize(row.tokens) - 1);
 }
 
-// What drafters may do in this step.
+// Drafters without passes that are suspended are compared with what is drawn all the same, where
+// that takes less than a hundredth of the time: so it is known when texts come that they are right
+// about.
+bool Speculation::may_look(std::span<const DraftRow> rows) const {
+    constexpr double kShare = 0.01;
+    const auto count = static_cast<double>(rows.size());
+    return time_ && has_free() &&
+           free_seconds_ * count <
+               kShare * time_->seconds({.rows = std::ssize(rows), .tokens = std::ssize(rows)});
+}
+
+// What drafters may do in this step. Drafters without passes that are right more than half of the
+// time are suspended for 64 steps at most: what is measured may be wrong, and it costs little.
 void Speculation::open_ways(std::span<const DraftRow> rows) {
+    constexpr std::int64_t kLongest = 64;
+    const bool measured = settings_.grant == NodeGrant::measured && !rows.empty();
+    prescribes_ =
+        std::ranges::any_of(rows, [](const DraftRow& row) { return row.prescribed != nullptr; });
+    if (measured && free_hits_ > 0.5 * free_places_)
+        rate_.hasten(std::ssize(rows), DraftingWay::free, kLongest);
     way_ = way_of(rows);
-    free_open_ = rows.empty() || settings_.grant != NodeGrant::measured ||
-                 !rate_.suspended(std::ssize(rows), DraftingWay::free);
-    reads_ = free_open_ || prescribing_ > 0;
+    free_open_ = !measured || !rate_.suspended(std::ssize(rows), DraftingWay::free);
+    looks_ = !free_open_ && may_look(rows);
+    reads_ = free_open_ || looks_ || prescribing_ > 0;
     asks_free_ = false;
     free_rows_ = 0;
     rests_ = settings_.grant == NodeGrant::measured && way_ == DraftingWay::passes &&
@@ -128,8 +171,9 @@ void Speculation::start_choice(std::span<const DraftRow> rows) {
         state.candidates.reset(row.tokens.back());
         state.temperature = row.sampling != nullptr ? row.sampling->draw().temperature : 0.0f;
     }
-    asks_free_ = way_ != DraftingWay::none && free_open_ && 2 * read >= drafting;
-    free_rows_ = asks_free_ && has_free() ? read : 0;
+    const bool looks = looks_ && way_ == DraftingWay::none;
+    asks_free_ = ((way_ != DraftingWay::none && free_open_) || looks) && 2 * read >= drafting;
+    free_rows_ = asks_free_ && has_free() && !looks ? read : 0;
 }
 
 // A request whose shape is to be planned, with what is proposed for it already.
@@ -273,6 +317,7 @@ double Speculation::merge(Source& source, double seconds) {
         Slot& state = slot(call.request);
         if (call.constraint != nullptr && call.proposal->tree.size() > 1)
             *call.proposal = legal_part(*call.proposal, *call.constraint);
+        if (call.progress != nullptr) remove_below_ends(*call.proposal, call.progress->rules());
         // A request that prescribes a width gets it: a chain where it is 1.
         if (source.passes() && state.prescribed)
             *call.proposal = speculate::narrowed(*call.proposal, call.shape.width);
@@ -296,7 +341,7 @@ double Speculation::merge(Source& source, double seconds) {
     if (source.passes()) {
         // By the levels that were asked for, as it is planned: a GPU runs all of them, wherever the
         // trees have ended.
-        source.time.observe(asked, computed, seconds);
+        source.call = {asked, computed, seconds};
         draft_levels_ += levels;
     }
     return seconds;
@@ -312,10 +357,11 @@ void Speculation::choose(std::span<const DraftRow> rows, speculate::StepLoad loa
     went_.reset();
     planned_rows_ = 0;
     upkeep_ = {};
+    learn_calls(false);
     decoding_rows_ = static_cast<std::int64_t>(rows.size());
     if (settings_.script != nullptr) return follow_script(rows, load, drafts);
     open_ways(rows);
-    if (sources_.empty() || (way_ == DraftingWay::none && prescribing_ == 0))
+    if (sources_.empty() || (way_ == DraftingWay::none && prescribing_ == 0 && !looks_))
         return choose_roots(rows, load);
     start_choice(rows);
     load.prompt_seconds = prompt_seconds(rows, load.size);
@@ -327,13 +373,19 @@ void Speculation::choose(std::span<const DraftRow> rows, speculate::StepLoad loa
             upkeep_.look_on = static_cast<double>(end - begin) * 1e-9;
             if (way_ == DraftingWay::passes && !rests_) note_planning(upkeep_.look_on);
         }
+        double seconds = 0;
         for (std::size_t i = 0; i < sources_.size(); ++i)
             if (sources_[i].works() && sources_[i].passes() == passes)
-                load.draft_seconds += propose(static_cast<DrafterId>(i), rows);
+                seconds += propose(static_cast<DrafterId>(i), rows);
+        load.draft_seconds += seconds;
+        if (!passes && asks_free_ && !rows.empty())
+            free_seconds_ = seconds / static_cast<double>(rows.size());
     }
     offer(rows);
     grant_prescribed(rows, load, drafts);
-    if (settings_.grant == NodeGrant::measured)
+    if (looks_ && way_ == DraftingWay::none)
+        note_way(false);
+    else if (settings_.grant == NodeGrant::measured)
         grant_measured(load, drafts);
     else
         grant_everything(load, drafts);

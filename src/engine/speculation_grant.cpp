@@ -65,7 +65,7 @@ void Speculation::note_granted(std::span<const DraftRow> rows,
 // is open to few of the texts says nothing of it.
 void Speculation::note_way(bool learns) {
     const bool planned = way_ == DraftingWay::passes;  // otherwise the planner was not asked
-    if (learns || (planned && planner_.learns())) return;
+    if (prescribes_ || learns || (planned && planner_.learns())) return;
     if (planned && planner_.pays() && 2 * planned_rows_ >= decoding_rows_)
         went_ = DraftingWay::passes;
     else

@@ -81,6 +81,9 @@ const Metric kMetrics[] = {
      [](Status s) { return seconds(s.sums.steps.drafting); }},
     {"draft_levels_total", Kind::counter, "Passes of draft models",
      [](Status s) { return number(s.sums.steps.draft_levels); }},
+    {"disturbed_steps_total", Kind::counter,
+     "Steps that took far longer than such steps do, from which speculation learns nothing",
+     [](Status s) { return number(s.sums.steps.disturbed); }},
 };
 
 // Positions that any tree has reached so far.
@@ -105,6 +108,17 @@ const MetricFamily kFamilies[] = {
      [](Status s) { return s.drafters.size(); },
      [](Status s, std::size_t i) { return s.drafters[i]; },
      [](Status s, std::size_t i) { return number(s.sums.steps.accepted_from[i]); }},
+    {"drafter_suspended", Kind::gauge,
+     "Why a drafter is not asked: 0, it is; 1, steps with it gave fewer tokens per second; 2, a "
+     "draft model that gained less than it takes to keep it up to date; 3, it failed",
+     "drafter", [](Status s) { return s.drafters.size(); },
+     [](Status s, std::size_t i) { return s.drafters[i]; },
+     [](Status s, std::size_t i) { return static_cast<double>(s.report.drafter_states[i]); }},
+    {"drafter_suspended_steps", Kind::gauge,
+     "Steps until a drafter that gave fewer tokens per second is asked again", "drafter",
+     [](Status s) { return s.drafters.size(); },
+     [](Status s, std::size_t i) { return s.drafters[i]; },
+     [](Status s, std::size_t i) { return number(s.report.suspended_steps[i]); }},
 };
 
 }  // namespace
@@ -113,6 +127,13 @@ void EndCounts::add(const accept::Finish& finish, Interruption interruption, std
     finished[static_cast<std::size_t>(finish.reason)] += choices;
     if (finish.reason == FinishReason::interrupted)
         interrupted[static_cast<std::size_t>(interruption)] += choices;
+}
+
+std::vector<std::string_view> drafter_states(const EngineStatus& status) {
+    std::vector<std::string_view> states;
+    for (std::size_t i = 0; i < status.drafters.size(); ++i)
+        states.push_back(kDrafterStates[static_cast<std::size_t>(status.report.drafter_states[i])]);
+    return states;
 }
 
 std::span<const Metric> engine_metrics() { return kMetrics; }

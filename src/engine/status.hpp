@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/receiver.hpp"
@@ -63,6 +64,9 @@ struct EngineStatus {
     StepReport report;  // of the last step
     EngineTotals sums;
 };
+
+// Whether each drafter is asked, and why not: one of kDrafterStates.
+std::vector<std::string_view> drafter_states(const EngineStatus& status);
 
 struct Metric {
     enum class Kind : std::uint8_t { gauge, counter };

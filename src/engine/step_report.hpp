@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "base/draft_origin.hpp"
 #include "base/limits.hpp"
@@ -34,6 +35,16 @@ enum class Phase : std::uint8_t {
     emit,
 };
 inline constexpr std::size_t kPhases = 12;
+
+// Why a drafter is not asked.
+enum class DrafterState : std::uint8_t {
+    drafting,     // it is
+    slower,       // steps with it gave fewer tokens per second than steps without it
+    left_behind,  // a draft model that gained less than it takes to keep it up to date
+    failed,
+};
+inline constexpr std::array<std::string_view, 4> kDrafterStates = {"drafting", "slower",
+                                                                   "left_behind", "failed"};
 
 // Steps that computed no prompt: what decoding takes and yields by itself.
 struct DecodeCounts {
@@ -68,6 +79,7 @@ struct StepCounts {
     std::int64_t committed = 0;     // output tokens
     std::int64_t failed = 0;        // requests
     std::int64_t draft_levels = 0;  // passes of draft models
+    std::int64_t disturbed = 0;     // steps that took far longer than such steps do
     // Nanoseconds.
     schedule::Time whole = 0;
     schedule::Time planning = 0;  // offers, drafts and the plan
@@ -87,6 +99,7 @@ struct StepCounts {
         committed += other.committed;
         failed += other.failed;
         draft_levels += other.draft_levels;
+        disturbed += other.disturbed;
         whole += other.whole;
         planning += other.planning;
         model += other.model;
@@ -112,6 +125,9 @@ struct StepReport : StepCounts {
     schedule::Time begin = 0;  // on the engine's clock; all expires that was due by then
     // Nanoseconds of each phase.
     std::array<schedule::Time, kPhases> phases = {};
+    // By drafter, and the steps until one that is `slower` is asked again.
+    std::array<DrafterState, kMaxDrafters> drafter_states = {};
+    std::array<std::int64_t, kMaxDrafters> suspended_steps = {};
     schedule::Time spent(Phase phase) const { return phases[static_cast<std::size_t>(phase)]; }
     // The device itself failed, in these words: no step may follow. Empty: it did not.
     std::string device_failure;

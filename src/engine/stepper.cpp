@@ -218,11 +218,16 @@ void Stepper::run_plan(StepReport& report, StepTimer& timer) {
     report.whole = timer.lap(Phase::emit) - report.begin;
     const std::int64_t prompts = report.tokens.prompt_absorbed + report.tokens.prompt_decompressed;
     if (!result_.recorded)
-        speculation_.learn({.size = step_size(report),
-                            .prompts = prompts,
-                            .tokens = static_cast<double>(report.tokens.roots + report.accepted),
-                            .seconds = static_cast<double>(report.whole) * 1e-9,
-                            .drafting = static_cast<double>(report.drafting) * 1e-9});
+        report.disturbed +=
+            speculation_.learn(
+                {.size = step_size(report),
+                 .prompts = prompts,
+                 .tokens = static_cast<double>(report.tokens.roots + report.accepted),
+                 .seconds = static_cast<double>(report.whole) * 1e-9,
+                 .drafting = static_cast<double>(report.drafting) * 1e-9})
+                ? 1
+                : 0;
+    speculation_.describe(report);
     if (prompts > 0) return;
     report.decode = {.steps = 1,
                      .requests = report.requests,

@@ -231,6 +231,9 @@ void Generation::begin(Prepared& prepared) {
          .model = model_->name(),
          .drafters = request.speculation_report ? model_->engine().status().drafters
                                                 : std::vector<std::string>{},
+         .drafter_states = request.speculation_report
+                               ? engine::drafter_states(model_->engine().status())
+                               : std::vector<std::string_view>{},
          .parser = prepared.plan.parser,
          .tokenizer = model_->tokenizer(),
          .prompts = std::move(prepared.prompts)});

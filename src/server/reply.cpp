@@ -111,7 +111,8 @@ void Reply::add_speculation(Choice& choice, bool with_totals, OrderedJson& told)
     choice.trees.clear();
     OrderedJson report = {{"tokens", std::exchange(choice.sources, OrderedJson::array())},
                           {"trees", std::move(trees)}};
-    if (with_totals) report.update(speculation_totals(choice.usage, options_.drafters));
+    if (with_totals)
+        report.update(speculation_totals(choice.usage, options_.drafters, options_.drafter_states));
     told["speculation"] = std::move(report);
 }
 

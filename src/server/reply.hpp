@@ -28,8 +28,9 @@ struct ReplyOptions {
     bool echo = false;
     bool speculation = false;  // what drafts did is told, under these names
     std::vector<std::string> drafters = {};
-    output::ParserOptions parser = {};  // of chats: what their texts are made of
-    std::int32_t choices = 1;           // per prompt
+    std::vector<std::string_view> drafter_states = {};  // when the request began
+    output::ParserOptions parser = {};                  // of chats: what their texts are made of
+    std::int32_t choices = 1;                           // per prompt
     std::uint64_t seed = 0;
 };
 

@@ -58,8 +58,8 @@ OrderedJson tree_report(const engine::VerifiedTree& tree, const text::Tokenizer&
             {"path", tree.path}};
 }
 
-OrderedJson speculation_totals(const accept::Usage& usage,
-                               const std::vector<std::string>& drafters) {
+OrderedJson speculation_totals(const accept::Usage& usage, const std::vector<std::string>& drafters,
+                               const std::vector<std::string_view>& states) {
     OrderedJson depths = OrderedJson::array();
     std::size_t deepest = 0;
     for (std::size_t depth = 1; depth < usage.accepted_at_depth.size(); ++depth)
@@ -67,9 +67,11 @@ OrderedJson speculation_totals(const accept::Usage& usage,
     for (std::size_t depth = 1; depth <= deepest; ++depth)
         depths.push_back(usage.accepted_at_depth[depth]);
     OrderedJson by_drafter = OrderedJson::object();
-    for (std::size_t i = 0; i < drafters.size() && i < usage.drafted_from.size(); ++i)
-        by_drafter[drafters[i]] = {{"drafted", usage.drafted_from[i]},
-                                   {"accepted", usage.accepted_from[i]}};
+    for (std::size_t i = 0; i < drafters.size() && i < usage.drafted_from.size(); ++i) {
+        OrderedJson& one = by_drafter[drafters[i]];
+        one = {{"drafted", usage.drafted_from[i]}, {"accepted", usage.accepted_from[i]}};
+        if (i < states.size()) one["state"] = states[i];
+    }
     return {{"steps", usage.steps},
             {"drafted", usage.drafted},
             {"accepted", usage.accepted},

@@ -32,7 +32,8 @@ OrderedJson tree_report(const engine::VerifiedTree& tree, const text::Tokenizer&
                         const std::vector<std::string>& drafters);
 
 // {"steps", "drafted", "accepted", "accepted_at_depth": [depth 1, 2, …], "drafters": {name: …}}
-OrderedJson speculation_totals(const accept::Usage& usage,
-                               const std::vector<std::string>& drafters);
+// states: of the drafters (engine::kDrafterStates).
+OrderedJson speculation_totals(const accept::Usage& usage, const std::vector<std::string>& drafters,
+                               const std::vector<std::string_view>& states);
 
 }  // namespace espalier::server

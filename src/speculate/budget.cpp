@@ -161,7 +161,11 @@ GrantedNodes NodeBudget::probe(const StepTime& time, const StepLoad& load,
     const double seconds =
         seconds_with(time, load, drafts, static_cast<double>(drafts) * offers[surest].keys);
     off_.wait(nothing.seconds);
-    if (!off_.spend(seconds - nothing.seconds)) return nothing;
+    const bool doubted = off_.steps() >= kDoubtedSteps && offers[surest].survival[0] > kLikely;
+    if (doubted)
+        off_.reset();
+    else if (!off_.spend(seconds - nothing.seconds))
+        return nothing;
     granted[surest] = static_cast<std::int32_t>(drafts);
     GrantedNodes probe = {.drafts = drafts,
                           .expected_tokens = load.expected_tokens,
@@ -172,14 +176,31 @@ GrantedNodes NodeBudget::probe(const StepTime& time, const StepLoad& load,
     return probe;
 }
 
+// Whether further drafts are to be tried: some that are likely have not been granted for long.
+bool NodeBudget::doubts(std::span<const OfferedDrafts> offers,
+                        std::span<const std::int32_t> granted) {
+    bool likely = false;
+    for (std::size_t i = 0; i < offers.size(); ++i) {
+        const auto next = static_cast<std::size_t>(granted[i]);
+        likely = likely || (next < offers[i].survival.size() && offers[i].survival[next] > kLikely);
+    }
+    if (!likely || ++doubted_steps_ < kDoubtedSteps) return false;
+    doubted_steps_ = 0;
+    return true;
+}
+
 GrantedNodes NodeBudget::grant(const StepTime& time, const StepLoad& load,
                                std::span<const OfferedDrafts> offers,
                                std::span<std::int32_t> granted) {
     CHECK(load.max_drafts >= 0 && load.expected_tokens >= 0, "room for {} drafts beside {} tokens",
           load.max_drafts, load.expected_tokens);
-    const GrantedNodes paying = best(time, load, offers, granted);
+    GrantedNodes paying = best(time, load, offers, granted);
     if (paying.drafts == 0) return probe(time, load, offers, granted);
     off_.reset();
+    if (!doubts(offers, granted)) return paying;
+    const std::int64_t more = 2 * paying.drafts + kProbeDrafts;
+    paying.drafts = grant_surest(std::min(more, load.max_drafts), offers, granted);
+    paying.probe = true;
     return paying;
 }
 

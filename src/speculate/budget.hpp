@@ -51,8 +51,9 @@ class ProbeSavings {
   public:
     static constexpr double kShare = 0.005;
     static constexpr std::int64_t kSteps = 16;
-    void wait(double step_seconds);  // a step without a probe
-    bool spend(double seconds);      // true: a probe that costs this may run now
+    void wait(double step_seconds);                // a step without a probe
+    bool spend(double seconds);                    // true: a probe that costs this may run now
+    std::int64_t steps() const { return steps_; }  // since the last one
     void reset() { *this = {}; }
 
   private:
@@ -64,6 +65,10 @@ class NodeBudget {
   public:
     // While nothing pays, a probe verifies this many nodes of one request (ProbeSavings).
     static constexpr std::int64_t kProbeDrafts = 3;
+    // Drafts that are right more than half of the time and are not granted are tried every
+    // kDoubtedSteps, whatever they are believed to cost: that may be what is wrong.
+    static constexpr std::int64_t kDoubtedSteps = 32;
+    static constexpr double kLikely = 0.5;
 
     // granted[i]: how many of offers[i] to verify, without the root.
     GrantedNodes grant(const StepTime& time, const StepLoad& load,
@@ -86,6 +91,7 @@ class NodeBudget {
     double surest_left() const;
     GrantedNodes best(const StepTime& time, const StepLoad& load,
                       std::span<const OfferedDrafts> offers, std::span<std::int32_t> granted);
+    bool doubts(std::span<const OfferedDrafts> offers, std::span<const std::int32_t> granted);
     GrantedNodes probe(const StepTime& time, const StepLoad& load,
                        std::span<const OfferedDrafts> offers, std::span<std::int32_t> granted);
 
@@ -94,6 +100,7 @@ class NodeBudget {
     double token_seconds_ = 1;         // by which worth is reckoned
     double key_seconds_ = 0;
     ProbeSavings off_;
+    std::int64_t doubted_steps_ = 0;  // since the last trial, that left likely drafts out
 };
 
 }  // namespace espalier::speculate

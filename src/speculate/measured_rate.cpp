@@ -56,6 +56,12 @@ std::int64_t MeasuredRate::pause(std::int64_t rows, DraftingWay way) const {
     return std::max<std::int64_t>(left, 0);
 }
 
+void MeasuredRate::hasten(std::int64_t rows, DraftingWay way, std::int64_t steps) {
+    Rows& like = rows_[index_of(rows)];
+    std::int64_t& resumes = like.ways[static_cast<std::size_t>(way)].resumes;
+    resumes = std::min(resumes, like.steps + steps);
+}
+
 double MeasuredRate::saved_by_passes(std::int64_t rows) const {
     const Rows& like = rows_[index_of(rows)];
     const Way& passes = like.ways[kPasses];

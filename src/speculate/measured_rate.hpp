@@ -49,6 +49,8 @@ class MeasuredRate {
     DraftingWay next(std::int64_t rows, const Drafters& drafters);
     // Whether this way is suspended for steps of `rows` rows.
     bool suspended(std::int64_t rows, DraftingWay way) const { return pause(rows, way) > 0; }
+    // Where the way is suspended for longer than this many steps, it is for these alone.
+    void hasten(std::int64_t rows, DraftingWay way, std::int64_t steps);
     // For how many more such steps it is suspended.
     std::int64_t pause(std::int64_t rows, DraftingWay way) const;
     // The share of the time that draft models save in steps of `rows` rows, all their costs

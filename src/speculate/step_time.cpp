@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <vector>
 
 #include "base/check.hpp"
@@ -188,6 +189,8 @@ Fit fit_not_negative(std::span<const StepSample> samples, double typical_seconds
 constexpr std::int64_t kPromptTokens = 64;
 constexpr double kPromptSlack = 0.8;
 
+constexpr double kNearKeys = 0.8;  // texts grow from sample to sample
+
 // Pool adjacent violators: the nearest curve that does not decrease, in squares weighted by what
 // was seen at each knot, so that a place that was measured is not bent towards one that was not.
 template <typename Curve>
@@ -217,6 +220,16 @@ Curve not_decreasing(const Curve& raw, const Curve& samples) {
     return curve;
 }
 
+// Whether a sample took far longer than one of more work, which proves that it was disturbed.
+bool outdone(const StepSample& sample, std::span<const StepSample> samples) {
+    constexpr double kFar = 1.6;  // times
+    return std::ranges::any_of(samples, [&](const StepSample& other) {
+        return other.size.rows >= sample.size.rows && other.size.tokens >= sample.size.tokens &&
+               other.size.keys >= kNearKeys * sample.size.keys &&
+               sample.seconds > kFar * other.seconds;
+    });
+}
+
 }  // namespace
 
 Expected<StepTime> StepTime::fit(std::span<const StepSample> samples) {
@@ -229,8 +242,11 @@ Expected<StepTime> StepTime::fit(std::span<const StepSample> samples) {
                         s.size.rows, s.size.tokens, s.size.keys, s.seconds);
         seconds.push_back(s.seconds);
     }
+    std::vector<StepSample> kept;
+    std::ranges::copy_if(samples, std::back_inserter(kept),
+                         [&](const StepSample& s) { return !outdone(s, samples); });
     const double typical = median(seconds);
-    const Fit fit = fit_not_negative(samples, typical);
+    const Fit fit = fit_not_negative(kept, typical);
     StepTime time;
     // A step below a thousandth of the typical time is an artefact of extrapolation.
     time.least_ = typical * 1e-3;
@@ -238,7 +254,7 @@ Expected<StepTime> StepTime::fit(std::span<const StepSample> samples) {
     time.per_row_ = std::max(0.0, fit.x[kRow]);
     time.per_key_ = std::max(0.0, fit.x[kKey]);
     time.scatter_ = fit.scatter;
-    for (const StepSample& s : samples) time.visit(s);
+    for (const StepSample& s : kept) time.visit(s);
     time.curve_ = not_decreasing(time.raw_, time.samples_);
     return time;
 }
@@ -266,21 +282,45 @@ void StepTime::visit(const StepSample& sample) {
     prompt_token_ = prompt_token_ == 0 ? token : std::min(prompt_token_, token);
 }
 
-void StepTime::observe(const StepSample& sample) {
+// Whether a step says nothing of its size. Where steps are slow for long, they are believed.
+bool StepTime::disturbed(double ratio, bool known) {
+    constexpr double kSlow = 2;  // times the prediction
+    constexpr std::int64_t kLasting = 48,
+                           kBelieved = 16;  // slow steps beyond the others; fine ones
+    if (believed_steps_ > 0) {
+        if (ratio < kSlow) --believed_steps_;
+        return false;
+    }
+    if (ratio < kSlow) {
+        if (known) slow_steps_ = std::max<std::int64_t>(slow_steps_ - 2, 0);
+        return false;
+    }
+    if (!known && slow_steps_ == 0) return false;
+    if (++slow_steps_ < kLasting) return true;
+    slow_steps_ = 0;
+    believed_steps_ = kBelieved;
+    return true;
+}
+
+bool StepTime::observe(const StepSample& sample) {
     constexpr double kScaleRate = 0.05, kPlaceRate = 0.1, kScatterRate = 0.05;
     constexpr double kWild = 4;   // times the usual scatter: no step says more than this
     constexpr double kKnown = 4;  // samples at a place, from which on that holds
     constexpr double kNew = 10;   // before: the estimate may have been a guess
-    if (!usable(sample)) return;
+    // Of the prediction: the estimate was wrong, by no more than this at a time.
+    constexpr double kFast = 0.5, kFastest = 0.25;
+    if (!usable(sample)) return false;
     const Segment segment = segment_of(sample.size.tokens);
     const double share = std::min(segment.share, 1.0);
     const double seen = (1 - share) * samples_[segment.left] + share * samples_[segment.left + 1];
     const bool known = seen >= kKnown;
     const double predicted = seconds(sample.size);
+    if (disturbed(sample.seconds / predicted, known)) return true;
     const double error = sample.seconds / predicted - 1;
-    const double most = known ? kWild * scatter_ : kNew;
-    const double bounded = std::clamp(error, -most, most);
-    if (known) {
+    const bool wrong = error < kFast - 1;
+    const double most = known && !wrong ? kWild * scatter_ : kNew;
+    const double bounded = std::clamp(error, known ? std::max(-most, kFastest - 1) : -most, most);
+    if (known && !wrong) {
         scatter_ += kScatterRate * (std::abs(bounded) - scatter_);
         scatter_ = std::clamp(scatter_, kLeastScatter, 0.2);  // 0.2: a knot moves by 8 % at most
     }
@@ -288,7 +328,7 @@ void StepTime::observe(const StepSample& sample) {
     // Curve and keys share the correction as they share the time. What rows were believed to cost
     // stays, so the curve takes their part: added, not multiplied, as rows may have had it all.
     const double of_keys = std::min(scale_ * per_key_ * sample.size.keys / predicted, 1.0);
-    const double place_rate = known ? kPlaceRate : 1 / (1 + seen);
+    const double place_rate = wrong ? 1 : known ? kPlaceRate : 1 / (1 + seen);
     const double correction = place_rate * (1 - of_keys) * bounded * predicted / scale_;
     // No lower than where rows have it all: from further down it would not come back, since a
     // prediction is never below least_, and keys would then be blamed for more than the whole step.
@@ -300,6 +340,7 @@ void StepTime::observe(const StepSample& sample) {
     if (known) scale_ *= 1 + kScaleRate * bounded;
     visit(sample);
     curve_ = not_decreasing(raw_, samples_);
+    return sample.seconds > 2 * predicted;
 }
 
 }  // namespace espalier::speculate

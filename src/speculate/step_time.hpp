@@ -14,6 +14,11 @@
 // eight texts, at 0.37 of plain decoding's rate, were seen for as long as the run lasted.) Two
 // things prevent it: no token is computed faster than in the fastest prompt, and where no step has
 // been of late, the first one there is believed and says nothing of the scale.
+//
+// An estimate that is too high is not visited, so nothing would correct it. A machine's neighbours
+// make steps longer, never shorter: a step that takes twice what its size is known to take teaches
+// nothing (until 48 of them outnumber the others: the machine has become slower as a whole), and
+// one that takes half of it is believed at once.
 #pragma once
 
 #include <array>
@@ -57,14 +62,16 @@ class StepTime {
     // At a place with few samples the curve takes the mean of these and the scale stays. Elsewhere
     // one wild step moves the estimate by at most a few times the usual scatter; a lasting change
     // is followed within about fifty steps. A sample that is not positive carries no information
-    // and changes nothing.
-    void observe(const StepSample& sample);
+    // and changes nothing. Returns whether the step was disturbed: it took twice what was predicted
+    // at a place that is known, or beside such steps.
+    bool observe(const StepSample& sample);
 
   private:
     using Curve = std::array<double, kKnots.size()>;
     StepTime() = default;
 
     void visit(const StepSample& sample);
+    bool disturbed(double ratio, bool known);
 
     Curve raw_ = {};    // as fitted and corrected, seconds at scale 1
     Curve curve_ = {};  // nearest not decreasing curve
@@ -76,6 +83,8 @@ class StepTime {
     Curve samples_ = {};     // seen near each knot, of late
     // Seconds at scale 1 of a token of the fastest prompt; 0: none was seen.
     double prompt_token_ = 0;
+    std::int64_t slow_steps_ = 0;      // disturbed ones of late, less the others
+    std::int64_t believed_steps_ = 0;  // fine ones to come, until which slow ones are believed
 };
 
 }  // namespace espalier::speculate

@@ -150,6 +150,29 @@ TEST(AutoSpeculation, FindsWhatPaysThoughMeasuredTimesAreOff) {
         }
 }
 
+// Chats of a server that has just started, on a machine of whose steps a fifth take five times as
+// long, in bursts; every second chat prescribes its drafts. Texts that repeat, which come next,
+// take 400 steps each without drafts.
+TEST(AutoSpeculation, NoDisturbedOrPrescribedStepCondemnsDrafting) {
+    const SimulatedDrafter free{
+        .passes = false, .right = 0.9, .spread = 0.05, .right_in_chats = 0.3};
+    const SimulatedDrafter model{.right = 0.75, .right_in_chats = 0.6};
+    for (const std::int64_t length : {0, 3, 12, 40}) {
+        std::vector<std::int64_t> steps;
+        SimulatedMachine machine = kMachines[2];
+        machine.noise = 0.1;
+        machine.burst_steps = length;
+        machine.bursts = length > 0 ? 0.25 / static_cast<double>(length) : 0;
+        for (machine.seed = 1; machine.seed <= 20; ++machine.seed)
+            for (const std::int64_t one : simulate(machine, {free, model}, SimulatedChats{}))
+                steps.push_back(one);
+        std::ranges::sort(steps);
+        EXPECT_LE(steps[steps.size() / 2], 100) << fmt::format("bursts of {}", length);
+        EXPECT_LE(steps.back(), 200)
+            << fmt::format("bursts of {}: {}", length, fmt::join(steps, " "));
+    }
+}
+
 // A cache that holds little more than the requests under way, and twenty prompts that come again
 // and again: windows for drafts that nobody drafts would displace them.
 TEST(AutoSpeculation, ComputesNoMorePromptsWhereDraftModelsAreLeftBehind) {

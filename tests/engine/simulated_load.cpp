@@ -1,241 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/simulated_load.hpp"
 
-#include <algorithm>
 #include <memory>
-#include <stdexcept>
 
-#include "base/cpu_device.hpp"
 #include "base/random.hpp"
-#include "batch/captured_steps.hpp"
-#include "batch/device_batch.hpp"
-#include "draft/followed.hpp"
-#include "engine/stepper.hpp"
-#include "engine/tiny_target.hpp"
 
 namespace espalier::engine {
 namespace {
-
-constexpr std::int64_t kVocabulary = 512;
-constexpr std::int64_t kStepTokens = 2048;
-
-std::uint64_t mix(std::uint64_t x) {
-    x = (x ^ (x >> 33)) * 0xff51afd7ed558ccdu;
-    x = (x ^ (x >> 33)) * 0xc4ceb9fe1a85ec53u;
-    return x ^ (x >> 33);
-}
-
-// What follows a token in the text that begins on this page.
-std::int32_t next_token(std::int32_t page, std::int64_t position, std::int32_t token) {
-    const auto key = (static_cast<std::uint64_t>(page) << 40) ^
-                     (static_cast<std::uint64_t>(position) << 16) ^
-                     static_cast<std::uint64_t>(token);
-    return 2 + static_cast<std::int32_t>(mix(key) % (kVocabulary - 2));
-}
-
-class SimulatedClock {
-  public:
-    explicit SimulatedClock(const SimulatedMachine& machine)
-        : machine_(machine), random_(machine.seed) {}
-
-    schedule::Time now = 0;
-    // How long something takes that should take this long.
-    schedule::Time taken(double microseconds) {
-        if (machine_.noise > 0) microseconds *= 1 + machine_.noise * (2 * random_.unit() - 1);
-        if (machine_.outliers > 0 && random_.chance(machine_.outliers)) microseconds *= 5;
-        return static_cast<schedule::Time>(microseconds * 1000);
-    }
-    void pass(double microseconds) { now += taken(microseconds); }
-
-  private:
-    const SimulatedMachine& machine_;
-    Random random_;
-};
-
-class SimulatedTarget final : public Target {
-  public:
-    SimulatedTarget(SimulatedClock& clock, const SimulatedMachine& machine, std::int64_t page_count)
-        : clock_(clock),
-          machine_(machine),
-          info_{
-              .vocabulary = kVocabulary,
-              .eos_token_ids = {1},
-              .limits = {.max_tokens = kStepTokens, .max_gather = kStepTokens, .max_kv_len = 4096},
-              .kv_layout = cache::make_layout(1, mla::KvFormat::bf16),
-              .page_count = page_count} {}
-
-    const TargetInfo& info() const override { return info_; }
-    Expected<void> reserve(const StepRoom&) override { return {}; }
-    Expected<void> run(const batch::HostBatch& host, const ops::SamplingBatchBuilder*) override {
-        const std::int64_t bucket =
-            machine_.graphs ? batch::token_bucket(host.capacity.tokens()) : 0;
-        const std::int64_t tokens = bucket > 0 ? bucket : host.capacity.tokens();
-        clock_.pass(machine_.per_row * static_cast<double>(host.capacity.table_rows));
-        done_ = clock_.now + clock_.taken(machine_.step_time(tokens));
-        if (!machine_.beside) clock_.now = done_;
-        ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView batch,
-                                  batch_.upload(device_.stream(), host));
-        nonfinite_.assign(static_cast<std::size_t>(batch.cap_tokens), 0);
-        draws_.clear();
-        for (std::int64_t g = 0; g < batch.cap_gather; ++g) {
-            const std::int32_t token = batch.gather[g];
-            const bool absorbed = token < batch.cap_absorbed;
-            const mla::RaggedRows& rows = absorbed ? batch.absorbed : batch.decompressed;
-            const std::int32_t row = batch.row_of[token];
-            const std::int32_t page =
-                rows.block_table[mla::table_of(rows, row) * rows.block_stride];
-            draws_.push_back({next_token(page, batch.position[token], batch.tokens[token]), -1.0f,
-                              ops::DrawFlag::fine});
-        }
-        return {};
-    }
-    Expected<StepResult> wait() override {
-        clock_.now = std::max(clock_.now, done_);
-        return StepResult{.draws = draws_, .alternatives = {}, .nonfinite = nonfinite_};
-    }
-    Expected<void> compact(std::span<const std::int64_t>, std::span<const std::int64_t>) override {
-        return {};
-    }
-
-  private:
-    SimulatedClock& clock_;
-    schedule::Time done_ = 0;
-    const SimulatedMachine& machine_;
-    TargetInfo info_;
-    CpuDevice device_{1};
-    batch::DeviceBatch batch_{device_};
-    std::vector<ops::Draw> draws_;
-    std::vector<std::uint8_t> nonfinite_;
-};
-
-class SimulatedSource final : public speculate::Drafter {
-  public:
-    SimulatedSource(SimulatedClock& clock, const SimulatedMachine& machine,
-                    const SimulatedDrafter& habits, std::uint64_t id, std::int64_t& looked_on,
-                    std::int64_t pages)
-        : clock_(clock),
-          machine_(machine),
-          habits_(habits),
-          id_(id),
-          looked_on_(looked_on),
-          followed_(pages) {}
-
-    speculate::DrafterNeeds needs() const override {
-        return {.hidden_states = habits_.passes,
-                .draft_cache = habits_.passes,
-                .passes = habits_.passes};
-    }
-    void begin(RequestSlot request, std::span<const std::int32_t> prompt, std::int64_t) override {
-        followed_.begin(request);
-        const double wide = 2 * unit(mix(static_cast<std::uint64_t>(prompt[0]) * 512 +
-                                         static_cast<std::uint64_t>(prompt[1]))) -
-                            1;
-        right_.grown_to(request) =
-            habits_.right > 0 ? std::clamp(habits_.right + wide * habits_.spread, 0.0, 0.98) : 0;
-    }
-    void end(RequestSlot) override {}
-    void commit(std::span<const speculate::Commitment> commitments) override {
-        for (const speculate::Commitment& one : commitments)
-            if (!habits_.passes)
-                clock_.pass(machine_.free_token * static_cast<double>(one.tokens.size()));
-    }
-    Expected<void> extend(std::span<const speculate::Extension> extensions) override {
-        std::size_t tokens = 0;
-        for (const speculate::Extension& one : extensions) {
-            tokens += one.tokens.size();
-            followed_.add(one);
-        }
-        clock_.pass(machine_.look_on + machine_.look_token * static_cast<double>(tokens));
-        ++looked_on_;
-        return {};
-    }
-    void preempted(RequestSlot request) override { followed_.begin(request); }
-    void forget() override { followed_.forget(); }
-    bool follows(RequestSlot request, std::int64_t root_position) const override {
-        return !habits_.passes || followed_.whole(request, root_position);
-    }
-    Expected<void> propose(std::span<const speculate::DraftCall> calls) override {
-        std::int32_t levels = 0;
-        std::int64_t computed = 0;
-        for (const speculate::DraftCall& call : calls) {
-            computed += grow(call);
-            levels = std::max(levels, call.shape.depth);
-        }
-        clock_.pass(habits_.passes ? machine_.draft_call + machine_.draft_level * levels +
-                                         machine_.draft_token * static_cast<double>(computed)
-                                   : machine_.free_row * static_cast<double>(calls.size()));
-        return {};
-    }
-
-  private:
-    static double unit(std::uint64_t bits) {
-        return static_cast<double>(bits >> 11) / static_cast<double>(std::uint64_t{1} << 53);
-    }
-    // Texts repeat themselves for a stretch, or do not.
-    bool has_match(std::int32_t page, std::int64_t position) const {
-        constexpr std::int64_t kStretch = 12;
-        const auto place = (static_cast<std::uint64_t>(page) << 32) +
-                           static_cast<std::uint64_t>(position / kStretch) * 8 + id_;
-        return unit(mix(place)) < habits_.offers;
-    }
-    // A tree of two choices a node, grown from the best `width` of each level. Returns how many
-    // nodes its passes computed.
-    std::int64_t grow(const speculate::DraftCall& call) const {
-        struct Node {
-            std::int32_t index, token;
-            bool right;
-        };
-        const std::int32_t page = call.block_table.empty() ? 0 : call.block_table[0];
-        const double right = right_[call.request];
-        std::vector<Node> frontier = {{0, call.proposal->tree.token(0), true}};
-        std::int64_t computed = 0;
-        const std::int32_t depth = std::min(call.shape.depth, habits_.passes ? 16 : 12);
-        for (std::int32_t level = 0; level < depth && !frontier.empty(); ++level) {
-            const std::int64_t position = call.root_position + level;
-            std::vector<Node> next;
-            for (const Node& node : frontier) {
-                ++computed;
-                const std::int32_t truth = next_token(page, position, node.token);
-                const auto key = static_cast<std::uint64_t>(next_token(
-                    page, position + 7919 + static_cast<std::int64_t>(id_) * 104729, node.token));
-                const std::uint64_t bits = mix(key * 977 + static_cast<std::uint64_t>(position) +
-                                               (static_cast<std::uint64_t>(page) << 32) + id_);
-                const bool offers = has_match(page, position);
-                if (level == 0 && !offers) return computed;
-                const bool first = node.right && offers && unit(mix(bits + 1)) < right;
-                const bool second = node.right && !first &&
-                                    unit(mix(bits + 2)) < habits_.second * std::min(1.0, 2 * right);
-                const auto wrong = [&](int salt) {
-                    return 2 + (truth - 2 + salt) % static_cast<std::int32_t>(kVocabulary - 2);
-                };
-                const double sure = unit(mix(bits + 3));
-                const double score = first ? 0.45 + 0.5 * sure : 0.3 + 0.5 * sure;
-                const auto add = [&](bool is, int salt, double of) {
-                    if (call.proposal->tree.size() >= call.shape.nodes) return;
-                    const std::int32_t token = is ? truth : wrong(salt);
-                    const std::int32_t index =
-                        call.proposal->add(node.index, token, static_cast<float>(of));
-                    next.push_back({index, token, is});
-                };
-                add(first, 1, score);
-                if (habits_.passes) add(second, 2, (1 - score) * 0.6);
-            }
-            if (!habits_.passes || std::ssize(next) > call.shape.width)
-                next.resize(std::min<std::size_t>(
-                    next.size(), habits_.passes ? static_cast<std::size_t>(call.shape.width) : 1));
-            frontier = std::move(next);
-        }
-        return computed;
-    }
-
-    SimulatedClock& clock_;
-    const SimulatedMachine& machine_;
-    SimulatedDrafter habits_;
-    std::uint64_t id_;
-    std::int64_t& looked_on_;
-    IndexedVector<RequestSlot, double> right_;
-    draft::Followed followed_;
-};
 
 class EndCounter final : public Receiver {
   public:
@@ -246,13 +17,24 @@ class EndCounter final : public Receiver {
     std::int64_t& ended_;
 };
 
+struct StepsOfRequest final : Receiver {
+    void receive(const Update& update) override { steps = update.usage.steps; }
+    std::int64_t steps = 0;
+};
+
+void prescribe_tree(Request& request) {
+    request.draft_depth = 4;
+    request.draft_width = 3;
+}
+
 Request request_of(const SimulatedLoad& load, Random& random, bool speculate) {
     Request request;
     request.prompt.resize(static_cast<std::size_t>(load.prompt));
     Random repeated(
         static_cast<std::uint64_t>(load.prompts > 0 ? random.between(1, load.prompts) : 0));
     Random& source = load.prompts > 0 ? repeated : random;
-    for (std::int32_t& token : request.prompt) token = source.between(2, kVocabulary - 1);
+    for (std::int32_t& token : request.prompt)
+        token = source.between(2, SimulatedServer::kVocabulary - 1);
     const auto length = static_cast<std::int32_t>(load.output);
     request.output.max_tokens =
         load.spread_lengths ? random.between(length / 4, 7 * length / 4) : length;
@@ -261,52 +43,20 @@ Request request_of(const SimulatedLoad& load, Random& random, bool speculate) {
     request.logprobs = false;
     request.speculate = speculate;
     request.draft_depth = load.depth;
+    if (load.prescribed > 0 && random.chance(load.prescribed)) prescribe_tree(request);
     return request;
 }
 
 }  // namespace
 
-double SimulatedMachine::step_time(std::int64_t tokens) const {
-    std::size_t right = 1;
-    while (right + 1 < step.size() && step[right].first < tokens) ++right;
-    const auto& [left_tokens, left_time] = step[right - 1];
-    const auto& [right_tokens, right_time] = step[right];
-    const double share =
-        static_cast<double>(tokens - left_tokens) / static_cast<double>(right_tokens - left_tokens);
-    return left_time + share * (right_time - left_time);
-}
-
 SimulatedResult simulate(const SimulatedMachine& machine,
                          const std::vector<SimulatedDrafter>& drafters, const SimulatedLoad& load) {
-    SimulatedClock clock(machine);
-    const schedule::Time& now = clock.now;
-    std::int64_t looked_on = 0, ended = 0, submitted = 0;
-    StepperSettings settings;
-    settings.schedule.max_rows = static_cast<std::int32_t>(load.clients);
-    settings.schedule.max_model_len = 1024;
-    settings.schedule.page_count = load.clients * load.pages + 1;
-    settings.schedule.max_step_tokens = kStepTokens;
-    settings.schedule.max_step_gather = kStepTokens;
-    settings.schedule.reserve_windows = true;
-    StepperParts parts{
-        std::make_unique<SimulatedTarget>(clock, machine, settings.schedule.page_count),
-        *tiny_target(Family::v2).tokenizer,
-        {},
-        [&clock] { return clock.now; }};
-    for (std::size_t i = 0; i < drafters.size(); ++i)
-        parts.drafters.push_back(std::make_unique<SimulatedSource>(
-            clock, machine, drafters[i], i + 1, looked_on, settings.schedule.page_count));
-    auto made = Stepper::create(std::move(parts), settings);
-    if (!made) throw std::runtime_error(made.error().message);
-    Stepper& stepper = **made;
-
+    SimulatedServer server(machine, drafters, load.clients, load.pages);
+    std::int64_t ended = 0, submitted = 0;
     Random random(static_cast<std::uint64_t>(load.clients));
     const auto receiver = std::make_shared<EndCounter>(ended);
     const auto submit = [&] {
-        auto checked = check_request(request_of(load, random, !drafters.empty()),
-                                     stepper.request_limits(), *tiny_target(Family::v2).tokenizer);
-        if (!checked) throw std::runtime_error(checked.error().message);
-        stepper.submit(std::move(*checked), receiver, now);
+        server.submit(request_of(load, random, !drafters.empty()), receiver);
         ++submitted;
     };
     for (std::int64_t i = 0; i < load.clients; ++i) submit();
@@ -316,11 +66,11 @@ SimulatedResult simulate(const SimulatedMachine& machine,
     std::int64_t tokens = 0, steps = 0, rows = 0;
     while (tokens < load.steps * load.clients) {
         ended = 0;
-        const StepReport report = stepper.step();
+        const StepReport report = server.step();
         for (; ended > 0; --ended) submit();
         tokens += report.committed;
         if (half_time == 0 && 2 * tokens >= load.steps * load.clients) {
-            half_time = now;
+            half_time = server.now();
             half_tokens = tokens;
         }
         rows += report.tokens.roots;
@@ -334,16 +84,40 @@ SimulatedResult simulate(const SimulatedMachine& machine,
         result.prompt_tokens += static_cast<double>(prompts);
     }
     const auto step_count = static_cast<double>(steps);
-    result.tokens_per_second = static_cast<double>(tokens) / (static_cast<double>(now) * 1e-9);
-    result.later =
-        static_cast<double>(tokens - half_tokens) / (static_cast<double>(now - half_time) * 1e-9);
+    result.tokens_per_second =
+        static_cast<double>(tokens) / (static_cast<double>(server.now()) * 1e-9);
+    result.later = static_cast<double>(tokens - half_tokens) /
+                   (static_cast<double>(server.now() - half_time) * 1e-9);
     result.accepted /= static_cast<double>(rows);
     result.drafts /= static_cast<double>(rows);
     result.levels /= step_count;
     result.with_prompts /= step_count;
     result.prompt_tokens /= static_cast<double>(submitted);
-    result.looked_on = static_cast<double>(looked_on) / step_count;
+    result.looked_on = static_cast<double>(server.looked_on()) / step_count;
     return result;
+}
+
+std::vector<std::int64_t> simulate(const SimulatedMachine& machine,
+                                   const std::vector<SimulatedDrafter>& drafters,
+                                   const SimulatedChats& chats) {
+    SimulatedServer server(machine, drafters, 1, 24);
+    Random random(machine.seed);
+    const SimulatedLoad chat{.prompt = 30, .output = chats.chat_tokens};
+    const SimulatedLoad repeating{.prompt = 60, .output = chats.tokens};
+    std::vector<std::int64_t> steps;
+    for (std::int64_t i = 0; i < chats.chats + chats.requests; ++i) {
+        const bool chats_now = i < chats.chats;
+        Request request = request_of(chats_now ? chat : repeating, random, true);
+        if (chats_now) {
+            request.prompt[0] = request.prompt[1] = SimulatedServer::kChat;
+            if (random.chance(chats.prescribed)) prescribe_tree(request);
+        }
+        const auto receiver = std::make_shared<StepsOfRequest>();
+        server.submit(std::move(request), receiver);
+        while (!server.idle()) server.step();
+        if (!chats_now) steps.push_back(receiver->steps);
+    }
+    return steps;
 }
 
 }  // namespace espalier::engine

@@ -345,6 +345,20 @@ TEST(Speculation, OneRequestsPrescriptionLeavesTheOthersToWhatPays) {
             ASSERT_EQ(recorder->choice(0).output.tokens[i].token, text[40 + i]);
 }
 
+TEST(Speculation, NothingBelowATokenThatEndsTheOutputIsVerified) {
+    Machine machine(kStep / 50, NodeGrant::everything);
+    Request request = request_of(40);
+    const Tokens text = machine.chain(request);
+    std::int32_t wrong = 2;  // what the drafter proposes, again and again
+    while (std::ranges::find(text, wrong) != text.end()) ++wrong;
+    request.output.stop_token_ids = {wrong};
+    machine.start(text, {{.right = false}});
+    const RunReport run = machine.run(request, text);
+    EXPECT_TRUE(run.right);
+    EXPECT_GT(run.drafts, 0);
+    for (const std::int64_t drafts : run.drafts_of_step) EXPECT_LE(drafts, 1);
+}
+
 // ---- where accepted tokens came from
 // -------------------------------------------------------------
 

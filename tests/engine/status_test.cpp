@@ -60,6 +60,8 @@ TEST(EngineStatus, FamiliesHaveOneNumberForEachLabel) {
     status.sums.steps.accepted_from = {3, 2};
     status.sums.steps.accepted_at_depth[1] = 4;
     status.sums.steps.accepted_at_depth[2] = 1;
+    status.report.drafter_states = {DrafterState::drafting, DrafterState::slower};
+    status.report.suspended_steps = {0, 128};
     std::vector<std::string> lines;
     for (const MetricFamily& family : engine_metric_families())
         for (std::size_t i = 0; i < family.size(status); ++i)
@@ -71,7 +73,11 @@ TEST(EngineStatus, FamiliesHaveOneNumberForEachLabel) {
                                                "drafts_verified_by_drafter_total{drafter=ngram} 9",
                                                "drafts_verified_by_drafter_total{drafter=mtp} 4",
                                                "drafts_accepted_by_drafter_total{drafter=ngram} 3",
-                                               "drafts_accepted_by_drafter_total{drafter=mtp} 2"}));
+                                               "drafts_accepted_by_drafter_total{drafter=mtp} 2",
+                                               "drafter_suspended{drafter=ngram} 0",
+                                               "drafter_suspended{drafter=mtp} 1",
+                                               "drafter_suspended_steps{drafter=ngram} 0",
+                                               "drafter_suspended_steps{drafter=mtp} 128"}));
 }
 
 TEST(EngineStatus, MetricsReadTheStatus) {

@@ -261,6 +261,7 @@ TEST(Reply, AReportTellsWhoEachPieceOfTextCameFrom) {
             ReplyOptions wanted = options(api, stream);
             wanted.speculation = true;
             wanted.drafters = {"ngram", "mtp"};
+            wanted.drafter_states = {"drafting", "slower"};
             Reply reply(wanted, tokenizer(), std::vector<EchoedPrompt>(1));
             std::string out;
             engine::ChoiceUpdate first = update({"aéb"});  // four bytes, one token each
@@ -297,7 +298,8 @@ TEST(Reply, AReportTellsWhoEachPieceOfTextCameFrom) {
                                               "path":[0,1]}])"));
             EXPECT_EQ(totals["steps"], 3);
             EXPECT_EQ(totals["accepted_at_depth"], Json({2, 1}));
-            EXPECT_EQ(totals["drafters"]["mtp"], Json({{"drafted", 4}, {"accepted", 3}}));
+            EXPECT_EQ(totals["drafters"]["mtp"],
+                      Json({{"drafted", 4}, {"accepted", 3}, {"state", "slower"}}));
         }
 }
 

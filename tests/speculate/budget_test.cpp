@@ -257,7 +257,7 @@ TEST(NodeBudget, IsDeterministicAndFairAmongEquals) {
 TEST(NodeBudget, TurnsItselfOffProbesCheaplyAndComesBack) {
     // A token costs as much as the step before it: drafts cannot pay.
     const StepTime dear = time_of([](double t) { return t; });
-    const Offers offers(2, std::vector<double>{0.8, 0.7, 0.6, 0.5});
+    const Offers offers(2, std::vector<double>{0.5, 0.5, 0.4, 0.4});
     const StepLoad load = load_of(offers);
     NodeBudget budget;
     double spent = 0, total = 0;
@@ -279,6 +279,26 @@ TEST(NodeBudget, TurnsItselfOffProbesCheaplyAndComesBack) {
     const Outcome on = ask(budget, free, load, offers);
     EXPECT_FALSE(on.grant.probe);
     EXPECT_EQ(on.grant.drafts, 8);
+}
+
+// What a step costs may be wrong where none has been for long.
+TEST(NodeBudget, LikelyDraftsAreTriedWhateverTheySeemToCost) {
+    const auto count_trials = [](const StepTime& time, double survival) {
+        const Offers offers(1, std::vector<double>(12, survival));
+        NodeBudget budget;
+        int trials = 0;
+        for (int i = 0; i < 480; ++i) {
+            const Outcome outcome = ask(budget, time, load_of(offers), offers);
+            trials += outcome.grant.probe ? 1 : 0;
+        }
+        return trials;
+    };
+    const StepTime dear = time_of([](double t) { return t; });
+    EXPECT_EQ(count_trials(dear, 0.6), 15);
+    EXPECT_LT(count_trials(dear, 0.4), 4);
+    // One draft pays, and the second is believed to cost ten steps.
+    const StepTime steep = time_of([](double t) { return t < 3 ? 1.0 : 10.0; });
+    EXPECT_EQ(count_trials(steep, 0.6), 15);
 }
 
 TEST(NodeBudget, WithNothingOfferedThereIsNothingToProbe) {

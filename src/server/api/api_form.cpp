@@ -30,6 +30,7 @@ std::unique_ptr<ReplyWriter> make_openai_reply(ReplyParts parts) {
                                                 .echo = request.echo,
                                                 .speculation = request.speculation_report,
                                                 .drafters = std::move(parts.drafters),
+                                                .drafter_states = std::move(parts.drafter_states),
                                                 .parser = std::move(parts.parser),
                                                 .choices = request.engine.choices,
                                                 .seed = request.engine.sampling.seed},

@@ -23,6 +23,7 @@ struct ReplyParts {
     std::int64_t created = 0;
     std::string model;
     std::vector<std::string> drafters;
+    std::vector<std::string_view> drafter_states;
     output::ParserOptions parser;
     const text::Tokenizer& tokenizer;  // outlives the writer
     std::vector<EchoedPrompt> prompts;
