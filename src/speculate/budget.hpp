@@ -67,7 +67,7 @@ class NodeBudget {
     static constexpr std::int64_t kProbeDrafts = 3;
     // Drafts that are right more than half of the time and are not granted are tried every
     // kDoubtedSteps, whatever they are believed to cost: that may be what is wrong.
-    static constexpr std::int64_t kDoubtedSteps = 32;
+    static constexpr std::int64_t kDoubtedSteps = 24;
     static constexpr double kLikely = 0.5;
 
     // granted[i]: how many of offers[i] to verify, without the root.

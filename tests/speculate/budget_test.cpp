@@ -294,11 +294,11 @@ TEST(NodeBudget, LikelyDraftsAreTriedWhateverTheySeemToCost) {
         return trials;
     };
     const StepTime dear = time_of([](double t) { return t; });
-    EXPECT_EQ(count_trials(dear, 0.6), 15);
+    EXPECT_EQ(count_trials(dear, 0.6), 20);
     EXPECT_LT(count_trials(dear, 0.4), 4);
     // One draft pays, and the second is believed to cost ten steps.
     const StepTime steep = time_of([](double t) { return t < 3 ? 1.0 : 10.0; });
-    EXPECT_EQ(count_trials(steep, 0.6), 15);
+    EXPECT_EQ(count_trials(steep, 0.6), 20);
 }
 
 TEST(NodeBudget, WithNothingOfferedThereIsNothingToProbe) {
