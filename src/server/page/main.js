@@ -30,6 +30,7 @@ const is_narrow = () => matchMedia("(max-width: 820px)").matches;
 function open_panel(id, open) {
   element(id).hidden = !open;
   element(`show-${id}`).setAttribute("aria-expanded", String(open));
+  if (open && id === "drawer") hint_at_width(element("trees"));
   if (open && is_narrow()) element(id).querySelector("button, textarea, input")?.focus();
   if (!open && document.activeElement === document.body) element(`show-${id}`).focus();
   remember();
