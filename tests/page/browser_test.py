@@ -205,6 +205,7 @@ def try_all(browser, address, pictures):
     looks_at_the_comparison(browser)
     can_be_used_everywhere(browser)
     fits_a_phone(browser)
+    markdown.does_without_libraries(browser, address)
     leave_page(browser)
 
 

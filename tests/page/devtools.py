@@ -93,12 +93,16 @@ class Browser:
                 raise TimeoutError(f"{what}: not within {self.timeout_seconds} s")
             time.sleep(0.05)
 
-    def call(self, method, **parameters):
+    def send(self, method, **parameters):
         self.last_id += 1
         self.socket.send(json.dumps({"id": self.last_id, "method": method, "params": parameters}))
+        return self.last_id
+
+    def call(self, method, **parameters):
+        asked = self.send(method, **parameters)
         while True:
             message = json.loads(self.socket.receive())
-            if message.get("id") == self.last_id:
+            if message.get("id") == asked:
                 if "error" in message:
                     raise RuntimeError(f"{method}: {message['error']}")
                 return message["result"]
@@ -108,6 +112,9 @@ class Browser:
         method, parameters = message.get("method"), message.get("params", {})
         if method == "Network.requestWillBeSent":
             self.requests.append(parameters["request"]["url"])
+        elif method == "Fetch.requestPaused":
+            self.send("Fetch.fulfillRequest", requestId=parameters["requestId"], responseCode=200, body=base64.b64encode(self.instead.encode()).decode(),
+                      responseHeaders=[{"name": "Content-Type", "value": "text/html; charset=utf-8"}])
         elif method == "Runtime.exceptionThrown":
             self.errors.append(parameters["exceptionDetails"].get("exception", {}).get("description", "exception"))
         elif method == "Log.entryAdded" and parameters["entry"]["level"] == "error":
@@ -129,6 +136,14 @@ class Browser:
         text = {"text": "\r"} if key == "Enter" else {}
         self.call("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", key=key, code=key, windowsVirtualKeyCode=code, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key, code=key, windowsVirtualKeyCode=code)
+
+    def put_in_place(self, url, page):
+        """This page instead of the server's, until the next call with an empty one."""
+        self.instead = page
+        if page:
+            self.call("Fetch.enable", patterns=[{"urlPattern": url}])
+        else:
+            self.call("Fetch.disable")
 
     def choose_file(self, selector, path):
         found = self.call("Runtime.evaluate", expression=f"document.querySelector({json.dumps(selector)})")["result"]["objectId"]
