@@ -5,6 +5,12 @@
 
 namespace espalier {
 
+bool Ranges::holds(const MemoryRange& range) const {
+    return std::any_of(begin(), end(), [&](const MemoryRange& one) {
+        return one.slots == range.slots && one.begin <= range.begin && range.end <= one.end;
+    });
+}
+
 bool Ranges::meet(const Ranges& others) const {
     return std::any_of(begin(), end(), [&](const MemoryRange& one) {
         return std::any_of(others.begin(), others.end(),
@@ -32,9 +38,9 @@ LaunchGrant StreamOrder::launch(LaunchNeeds needs) {
     grant.holds_next = written(needs.holds_back);
     // What is done early is done beside all that may still run: it neither reads what they write
     // nor writes what they touch.
-    grant.early = needs.early && !grant.holds_next && !written(needs.reads) &&
-                  !written(needs.writes) && !read(needs.writes);
     grant.ahead = !needs.ahead.empty() && !written(needs.ahead);
+    grant.early = needs.early && !grant.holds_next && !written(needs.ahead) &&
+                  !written(needs.reads) && !written(needs.writes) && !read(needs.writes);
     const Release release = grant.holds_next ? Release::behind_wait
                             : grant.early    ? needs.release_early
                             : grant.ahead    ? needs.release_ahead
@@ -47,7 +53,9 @@ LaunchGrant StreamOrder::launch(LaunchNeeds needs) {
 
 void StreamOrder::append(const LaunchNeeds& needs) {
     if (count_ == kMostRunning) forget();
-    log_[count_++] = {needs.reads, needs.writes};
+    Entry& entry = log_[count_++];
+    entry = {needs.reads, needs.writes};
+    entry.reads.add(needs.ahead);
 }
 
 void StreamOrder::forget() {

@@ -51,7 +51,7 @@ inline MemoryRange range_of(const Matrix& m) {
     return {m.data, m.data + ((m.rows - 1) * m.stride + m.cols) * bytes};
 }
 
-// A few ranges, empty ones left out.
+// A few ranges; one that is empty, or lies in another one, is left out.
 class Ranges {
   public:
     Ranges() = default;
@@ -59,7 +59,7 @@ class Ranges {
         for (const MemoryRange& range : ranges) add(range);
     }
     void add(const MemoryRange& range) {
-        if (range.empty()) return;
+        if (range.empty() || holds(range)) return;
         CHECK(count_ < kMost, "a launch that touches more than {} ranges", kMost);
         list_[count_++] = range;
     }
@@ -78,6 +78,8 @@ class Ranges {
     bool meet(const Ranges& others) const;
 
   private:
+    bool holds(const MemoryRange& range) const;
+
     static constexpr std::size_t kMost = 16;
     std::array<MemoryRange, kMost> list_{};
     std::size_t count_ = 0;
@@ -95,7 +97,7 @@ struct LaunchNeeds {
     const char* name = "";
     Ranges reads{};   // and does not write
     Ranges writes{};  // and may read
-    // Of the reads, what the kernel can do before it waits: nothing but `ahead`, or all it does.
+    // Before its wait, if it may: reads besides those above; or all that it does.
     Ranges ahead{};
     bool early = false;
     // What an operation behind reads ahead: where an older launch may still write there, this one
@@ -121,7 +123,7 @@ class OrderWatch {
   public:
     virtual ~OrderWatch() = default;
     virtual void declared(LaunchNeeds& needs) = 0;
-    virtual void granted(const LaunchNeeds& needs, LaunchGrant& grant) = 0;
+    virtual void granted(const LaunchNeeds& needs, const LaunchGrant& grant) = 0;
 };
 
 class StreamOrder {

@@ -20,10 +20,10 @@ bool is_expert(const Product& p) { return p.indptr != nullptr; }
 
 MemoryRange routing_of(const Product& p) { return range_of(p.indptr, std::int64_t{p.groups} + 1); }
 
-Ranges rows_and_routing(const Product& p) {
+Ranges rows_and_sources(const Product& p) {
     const std::int64_t matrices = is_expert(p) ? 1 : p.groups;
     return {rows_of(p.x, p.x_rows, p.x_stride, (matrices - 1) * p.x_step + p.k, input_bytes(p)),
-            range_of(p.source, p.rows), routing_of(p)};
+            range_of(p.source, p.rows)};
 }
 
 // By which queries are rotated.
@@ -31,8 +31,9 @@ MemoryRange angles_of(const Problem& p) {
     return rows_of(p.query.cos_sin, p.rows, p.query.cos_sin_stride, 64, 4);
 }
 
-Ranges inputs_of(const Problem& p) {
-    Ranges inputs = rows_and_routing(p);
+Ranges inputs_of(const Problem& p, const MemoryRange& routing) {
+    Ranges inputs = rows_and_sources(p);
+    inputs.add(routing);
     inputs.add(rows_of(p.lead.x, p.lead.rows, p.lead.x_stride, p.lead.k, input_bytes(p)));
     inputs.add(angles_of(p));
     return inputs;
@@ -63,7 +64,7 @@ Ranges outputs_of(const Problem& p) {
 // it reads is early. A dense one asks for weights and lets the next kernel be set up at once.
 LaunchNeeds many_needs(const Problem& p, const Wishes& wishes) {
     return {.name = is_expert(p) ? "an expert product" : "a product",
-            .reads = inputs_of(p),
+            .reads = inputs_of(p, routing_of(p)),
             .writes = outputs_of(p),
             .early = wishes.early,
             .holds_back = wishes.holds_back,
@@ -75,7 +76,10 @@ LaunchNeeds many_needs(const Problem& p, const Wishes& wishes) {
 // for the down product of one token). One that leads lets the next start behind its wait.
 LaunchNeeds few_needs(const Problem& p, const Wishes& wishes) {
     LaunchNeeds needs = many_needs(p, wishes);
-    if (is_expert(p) && p.source == nullptr) needs.ahead = {routing_of(p)};
+    if (is_expert(p) && p.source == nullptr) {
+        needs.reads = inputs_of(p, {});
+        needs.ahead = {routing_of(p)};
+    }
     return needs;
 }
 
@@ -88,8 +92,10 @@ std::int64_t arranged_room(const Problem& p) {
 }
 
 LaunchNeeds arranging(const Product& p, const MemoryRange& arranged) {
+    Ranges reads = rows_and_sources(p);
+    reads.add(routing_of(p));
     return {.name = "arranging x",
-            .reads = rows_and_routing(p),
+            .reads = reads,
             .writes = {arranged},
             .release = Release::behind_wait};
 }

@@ -85,14 +85,13 @@ LaunchNeeds dense_index_needs(const AbsorbedCall& call, const MemoryRange& index
 // wait. A dense mask is looked through by a launch in front of the call's own.
 LaunchNeeds absorbed_needs(const AbsorbedCall& call, const AbsorbedPlaces& places) {
     LaunchNeeds needs{.name = "absorbed attention",
-                      .reads = arrays_of(call.rows),
                       .release = Release::behind_wait,
                       .release_ahead = Release::at_once};
-    needs.reads.add(places.plan);
-    if (call.history_stands && call.invariant && !has_dense_mask(call.rows)) {
-        needs.ahead = needs.reads;
-        needs.ahead.add(pages_of(call.kv, Slots::history));
-    }
+    const bool asks = call.history_stands && call.invariant && !has_dense_mask(call.rows);
+    Ranges& first = asks ? needs.ahead : needs.reads;
+    first = arrays_of(call.rows);
+    first.add(places.plan);
+    if (asks) first.add(pages_of(call.kv, Slots::history));
     needs.reads.add({tokens_of(call.q, call.rows, call.heads * kKey, call.q_dtype),
                      pages_of(call.kv, Slots::all), places.dense});
     needs.writes = {tokens_of(call.out, call.rows, call.heads * kLatent, call.out_dtype),

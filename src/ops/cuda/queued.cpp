@@ -55,8 +55,7 @@ void queue_combine_add_norm(OpContext& context, const ExpertRows& experts, const
                       range_of(experts.plan.pair_of, choices)};
     LaunchNeeds needs =
         adding("combine_add_norm", {range_of(experts.rows), range_of(shared)}, residual, norm);
-    needs.reads.add(plan);
-    if (residual.rows <= kFewTokens) needs.ahead = plan;
+    (residual.rows <= kFewTokens ? needs.ahead : needs.reads).add(plan);
     const LaunchGrant grant = context.order.launch(needs);
     combine_add_norm(context.stream, experts.rows, experts.top_k, experts.plan, shared, residual,
                      norm, grant);

@@ -12,6 +12,7 @@
 
 #include "ops/cuda/gpu.hpp"
 #include "ops/cuda/joined.hpp"
+#include "ops/cuda/undeclared.hpp"
 #include "ops/layer_program.hpp"
 #include "ops/support.hpp"
 
@@ -87,8 +88,17 @@ struct Step {
         LayerProgram(*gpu.backend).add(gpu.context, {.segments = {part, 1}}, sum, {norm, &router});
     }
 
+    // All that launches write, and what they only read.
+    std::vector<MemoryRange> memory() {
+        const auto of = [](auto& values) {
+            return range_of(values.data(), std::ssize(values.values()));
+        };
+        return {of(partial), of(residual), of(exact),  of(logits), of(weight),  of(out),
+                of(row_of),  of(expert),   of(indptr), of(source), of(pair_of), of(arrived)};
+    }
+
     // Whether an operation behind may read the norm before the last kernel has ended.
-    bool lets_its_norm_be_read(Gpu& gpu, Layer& layer) const {
+    bool lets_its_norm_be_read(Gpu& gpu, Layer& layer) {
         const LaunchNeeds needs{
             .name = "behind", .reads = {range_of(out.matrix(rows_, layer.cols))}, .early = true};
         return gpu.context.order.launch(needs).early;
@@ -211,6 +221,18 @@ TEST(GpuNormRoute, AddsScoresInOrder) {
         apart.run(gpu, layer, true);
         together.run(gpu, layer, false);
         together.expect_same(apart, fmt::format("seed {}", seed));
+    }
+}
+
+TEST(GpuNormRoute, WritesWhatItDeclares) {
+    Gpu gpu;
+    for (const std::int64_t tokens : {1, 5, 9, 16, 40, 300}) {
+        Layer layer(gpu, 60, kShapes[0]);
+        Step step(gpu, layer, tokens, 61,
+                  std::vector<std::int32_t>(static_cast<std::size_t>(tokens), 0));
+        UndeclaredWrites watch(gpu, step.memory());
+        step.run(gpu, layer, false);
+        watch.compare();
     }
 }
 
