@@ -17,30 +17,11 @@
 #include "base/thread_pool.hpp"
 #include "checkpoint/quantization.hpp"
 #include "linalg/weight.hpp"
+#include "model/stored_matrix.hpp"
 #include "model/weights.hpp"
 #include "ops/ops.hpp"
 
 namespace espalier::model {
-
-// A matrix [n, k] still in the mapped file.
-struct StoredMatrix {
-    checkpoint::StoredWeight stored;
-    std::int64_t n = 0;
-    std::int64_t k = 0;
-    std::optional<checkpoint::Tensor> other_half = {};  // kv_b's, where it is stored in halves
-    std::vector<std::byte> made = {};  // [n, k] numbers in place of what is stored, if not empty
-    WeightCode made_code = WeightCode::bf16;
-
-    // As it is packed.
-    WeightFormat format() const {
-        return made.empty() ? stored.format : WeightFormat{.code = made_code};
-    }
-    // Stored rows [first, first + rows), as they lie or transposed; not of blocks.
-    linalg::WeightSource rows(std::int64_t first, std::int64_t rows, bool transposed = false) const;
-    linalg::WeightSource whole() const { return rows(0, n); }
-    // Fills `made` with bf16, each number rounded once.
-    void widen();
-};
 
 // The parts of LoadOptions that decide how weights are read; borrowed.
 struct ReadWays {

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/stored_matrix.hpp"
+
+#include <utility>
+
+#include "base/at.hpp"
+#include "base/check.hpp"
+#include "base/element.hpp"
+#include "linalg/round_weights.hpp"
+
+namespace espalier::model {
+
+using checkpoint::StoredType;
+
+DType dtype_of(StoredType type) {
+    switch (type) {
+        case StoredType::f32:
+            return DType::f32;
+        case StoredType::f16:
+            return DType::f16;
+        case StoredType::bf16:
+            return DType::bf16;
+        default:
+            break;
+    }
+    CHECK(false, "{} is no element", checkpoint::name_of(type));
+}
+
+std::vector<float> widen(const checkpoint::Tensor& tensor) {
+    if (const BlockFacts& facts = facts_of(tensor.block); tensor.block != BlockCode::none) {
+        std::vector<float> values(tensor.bytes.size() / static_cast<std::size_t>(facts.bytes) *
+                                  static_cast<std::size_t>(facts.weights));
+        widen_blocks(tensor.block, tensor.bytes.data(), std::ssize(values), values.data());
+        return values;
+    }
+    const DType dtype = dtype_of(tensor.type);
+    std::vector<float> values(tensor.bytes.size() / bytes_of(dtype));
+    for (std::size_t i = 0; i < values.size(); ++i)
+        values[i] = load_element(tensor.bytes.data(), dtype, static_cast<std::int64_t>(i));
+    return values;
+}
+
+linalg::WeightSource StoredMatrix::rows(std::int64_t first, std::int64_t count,
+                                        bool transposed) const {
+    CHECK(!made.empty() || stored.block == BlockCode::none, "'{}' lies in blocks of {}",
+          stored.weights.name, facts_of(stored.block).name);
+    linalg::WeightSource source;
+    source.format = format();
+    source.n = transposed ? k : count;
+    source.k = transposed ? count : k;
+    source.transposed = transposed;
+    if (transposed) std::swap(source.format.group_n, source.format.group_k);
+    if (!made.empty()) {
+        source.row_stride = k;
+        source.data = made.data() + format().bytes(first * k);
+        return source;
+    }
+    source.row_stride = stored.row_stride;
+    source.data = stored.weights.bytes.data() + stored.format.bytes(first * stored.row_stride);
+    source.tensor_scale = stored.tensor_scale;
+    source.offset_codes = stored.offset_codes;
+    if (stored.scales) {
+        source.scales = stored.scales->bytes.data();
+        source.scale_stride = stored.scales->shape[1];
+        source.first_row = first;
+    }
+    return source;
+}
+
+void StoredMatrix::widen() {
+    std::vector<std::byte> values(static_cast<std::size_t>(n * k) * sizeof(Bf16));
+    std::vector<float> row(static_cast<std::size_t>(k));
+    const linalg::WeightSource source =
+        stored.block == BlockCode::none ? whole() : linalg::WeightSource();
+    const BlockFacts& facts = facts_of(stored.block);
+    for (std::int64_t output = 0; output < n; ++output) {
+        if (stored.block == BlockCode::none)
+            linalg::widen_output(source, output, row.data());
+        else
+            widen_blocks(stored.block,
+                         stored.weights.bytes.data() + output * (k / facts.weights) * facts.bytes,
+                         k, row.data());
+        for (std::int64_t i = 0; i < k; ++i)
+            store_element(values.data(), DType::bf16, output * k + i, at(row, i));
+    }
+    made = std::move(values);
+    made_code = WeightCode::bf16;
+}
+
+StoredMatrix join_halves(checkpoint::KvHalves halves, const checkpoint::ModelConfig& config) {
+    const std::int64_t heads = config.num_attention_heads, latent = config.kv_lora_rank;
+    const auto [nope, value_rows] = config.head_dims();
+    const std::int64_t head_rows = nope + value_rows;
+    const StoredType type = halves.key.weights.type;
+    const bool plain = type != StoredType::blocks && type == halves.value.weights.type;
+    const DType dtype = plain ? dtype_of(type) : DType::bf16;
+    StoredMatrix joined{.stored = std::move(halves.key),
+                        .n = heads * head_rows,
+                        .k = latent,
+                        .other_half = std::move(halves.value.weights)};
+    joined.made_code = plain ? joined.stored.format.code : WeightCode::bf16;
+    joined.made.resize(static_cast<std::size_t>(joined.n * latent) * bytes_of(dtype));
+    const std::vector<float> key = widen(joined.stored.weights), value = widen(*joined.other_half);
+    for (std::int64_t head = 0; head < heads; ++head)
+        for (std::int64_t row = 0; row < head_rows; ++row)
+            for (std::int64_t column = 0; column < latent; ++column)
+                store_element(joined.made.data(), dtype, (head * head_rows + row) * latent + column,
+                              row < nope
+                                  ? at(key, (head * latent + column) * nope + row)
+                                  : at(value, (head * value_rows + row - nope) * latent + column));
+    return joined;
+}
+
+}  // namespace espalier::model
