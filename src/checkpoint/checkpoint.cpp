@@ -309,17 +309,16 @@ std::uint64_t Checkpoint::total_bytes() const {
 
 std::uint64_t Checkpoint::loaded_bytes() const {
     std::uint64_t bytes = 0;
-    for (const auto& [name, place] : where_) {
-        const TensorEntry& entry = *place.entry;
-        const BlockFacts& facts = facts_of(entry.block);
-        const std::uint64_t stored = entry.end - entry.begin;
-        bytes += entry.type != StoredType::blocks
-                     ? stored
-                     : static_cast<std::uint64_t>(static_cast<double>(stored) *
-                                                  facts.format.bits_per_weight() * facts.weights /
-                                                  (8.0 * facts.bytes));
-    }
+    for (const auto& [name, place] : where_) bytes += tensor_at(name, place).loaded_bytes();
     return bytes;
+}
+
+std::uint64_t Tensor::loaded_bytes() const {
+    if (type != StoredType::blocks) return bytes.size();
+    const BlockFacts& facts = facts_of(block);
+    return static_cast<std::uint64_t>(static_cast<double>(bytes.size()) *
+                                      facts.format.bits_per_weight() * facts.weights /
+                                      (8.0 * facts.bytes));
 }
 
 }  // namespace espalier::checkpoint

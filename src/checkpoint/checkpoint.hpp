@@ -35,6 +35,8 @@ struct Tensor {
     std::string_view type_name() const {
         return type == StoredType::blocks ? facts_of(block).name : name_of(type);
     }
+    // About what it takes once packed: blocks become codes and scales.
+    std::uint64_t loaded_bytes() const;
 };
 
 // Tensors of a model that also sees which are not read, by the first letters of their names.

@@ -305,9 +305,10 @@ void print_report(const checkpoint::Checkpoint& opened, const Inspection& found)
     line("parameters", fmt::format("{}, {} active per token",
                                    count_text(static_cast<double>(found.parameters.total)),
                                    count_text(static_cast<double>(found.parameters.active))));
-    line("weights", fmt::format("{} in {} file{}, {}", bytes_text(found.model.weight_bytes),
-                                opened.files().size(), opened.files().size() == 1 ? "" : "s",
-                                found.projection.weights.type_name()));
+    line("weights",
+         fmt::format("{} in {} file{}, {}", bytes_text(static_cast<double>(opened.total_bytes())),
+                     opened.files().size(), opened.files().size() == 1 ? "" : "s",
+                     found.projection.weights.type_name()));
     if (opened.is_gguf()) line("formats", formats_text(opened));
     line("KV cache",
          fmt::format("{} per token ({})", bytes_text(found.model.kv_bytes), found.kv_formats));

@@ -82,7 +82,7 @@ std::uint64_t expert_bytes(const checkpoint::Checkpoint& checkpoint) {
     std::uint64_t bytes = 0;
     for (const std::string& name : checkpoint.names())
         if (name.find(".mlp.experts.") != std::string::npos)
-            bytes += checkpoint.stored(name)->bytes.size();
+            bytes += checkpoint.stored(name)->loaded_bytes();
     return bytes;
 }
 
