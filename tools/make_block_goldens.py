@@ -13,7 +13,8 @@ import gguf
 import numpy as np
 from gguf import quants
 
-FORMATS = {"Q8_0": [0], "Q4_0": [0], "Q5_0": [0], "IQ4_NL": [0], "IQ4_XS": [0], "Q6_K": [208]}
+FORMATS = {"Q8_0": [0], "Q4_0": [0], "Q5_0": [0], "IQ4_NL": [0], "IQ4_XS": [0], "Q6_K": [208],
+           "Q4_K": [0, 2], "Q5_K": [0, 2]}
 
 
 def main():

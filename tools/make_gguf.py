@@ -160,7 +160,8 @@ def write_gguf(path, config, tokenizer, tensors, options):
     limit = -(-len(tensors) // parts) if parts > 1 else 0
     writer = gguf.GGUFWriter(path, "deepseek2", split_max_tensors=limit)
     add_config(writer, config)
-    add_tokenizer(writer, tokenizer, config["vocab_size"], options.pre)
+    if tokenizer is not None:
+        add_tokenizer(writer, tokenizer, config["vocab_size"], options.pre)
     blocks = {}
     for name, data in tensors.items():
         kind = type_of(name, data, options)

@@ -82,6 +82,43 @@ void unpack_q6_k(const std::byte* block, BlockNumbers& to) {
             d * static_cast<float>(static_cast<std::int8_t>(block[kScales + group]));
 }
 
+// d, the minima's factor, six bits of scale and of minimum for eight groups in twelve bytes. Of the
+// last four groups the high two bits are those of the bytes of the first four.
+void scales_and_minima(const std::byte* block, BlockNumbers& to) {
+    const float d = half_at(block), factor = half_at(block + 2);
+    const std::byte* packed = block + 4;
+    for (int group = 0; group < 8; ++group) {
+        const int low = byte_at(packed, group % 4), middle = byte_at(packed, group % 4 + 4);
+        const int last = byte_at(packed, group % 4 + 8);
+        const int scale = group < 4 ? low & 0x3f : (last & 0xf) | (low >> 6) << 4;
+        const int minimum = group < 4 ? middle & 0x3f : last >> 4 | (middle >> 6) << 4;
+        to.scales[static_cast<std::size_t>(group)] = d * static_cast<float>(scale);
+        to.zeros[static_cast<std::size_t>(group)] = -(factor * static_cast<float>(minimum));
+    }
+}
+
+// 32 bytes hold two groups: the first in their low halves.
+int half_code(const std::byte* codes, int weight) {
+    return byte_at(codes, weight / 64 * 32 + weight % 32) >> (4 * (weight / 32 % 2)) & 0xf;
+}
+
+void unpack_q4_k(const std::byte* block, BlockNumbers& to) {
+    scales_and_minima(block, to);
+    for (int weight = 0; weight < 256; ++weight)
+        to.codes[static_cast<std::size_t>(weight)] =
+            static_cast<std::int8_t>(half_code(block + 16, weight));
+}
+
+// As Q4_K, with a fifth bit: bit g of byte j is that of weight j of group g.
+void unpack_q5_k(const std::byte* block, BlockNumbers& to) {
+    scales_and_minima(block, to);
+    for (int weight = 0; weight < 256; ++weight) {
+        const int fifth = byte_at(block, 16 + weight % 32) >> (weight / 32) & 1;
+        to.codes[static_cast<std::size_t>(weight)] =
+            static_cast<std::int8_t>(half_code(block + 48, weight) | fifth << 4);
+    }
+}
+
 }  // namespace
 
 BlockCode block_of(std::string_view name) {
@@ -104,6 +141,10 @@ void unpack_block(BlockCode code, const std::byte* block, BlockNumbers& to) {
             return unpack_iq4_xs(block, to);
         case BlockCode::q6_k:
             return unpack_q6_k(block, to);
+        case BlockCode::q4_k:
+            return unpack_q4_k(block, to);
+        case BlockCode::q5_k:
+            return unpack_q5_k(block, to);
         case BlockCode::none:
             break;
     }
@@ -117,9 +158,12 @@ void widen_blocks(BlockCode code, const std::byte* blocks, std::int64_t weights,
     BlockNumbers numbers;
     for (std::int64_t first = 0; first < weights; first += facts.weights, blocks += facts.bytes) {
         unpack_block(code, blocks, numbers);
-        for (std::int32_t j = 0; j < facts.weights; ++j)
-            to[first + j] = static_cast<float>(numbers.codes[static_cast<std::size_t>(j)]) *
-                            numbers.scales[static_cast<std::size_t>(j / facts.format.group_k)];
+        for (std::int32_t j = 0; j < facts.weights; ++j) {
+            const auto group = static_cast<std::size_t>(j / facts.format.group_k);
+            const float scaled = static_cast<float>(numbers.codes[static_cast<std::size_t>(j)]) *
+                                 numbers.scales[group];
+            to[first + j] = facts.format.zero_points ? scaled + numbers.zeros[group] : scaled;
+        }
     }
 }
 

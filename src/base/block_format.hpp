@@ -14,7 +14,7 @@
 
 namespace espalier {
 
-enum class BlockCode : std::uint8_t { none, q8_0, q4_0, q5_0, iq4_nl, iq4_xs, q6_k };
+enum class BlockCode : std::uint8_t { none, q8_0, q4_0, q5_0, iq4_nl, iq4_xs, q6_k, q4_k, q5_k };
 
 struct BlockFacts {
     std::string_view name;
@@ -22,6 +22,11 @@ struct BlockFacts {
     std::int32_t bytes = 0;
     WeightFormat format = {};  // of the codes and scales that a block is unpacked to
 };
+
+constexpr WeightFormat with_zero_points(WeightFormat format) {
+    format.zero_points = true;
+    return format;
+}
 
 inline constexpr std::int32_t kMostBlockWeights = 256;
 inline constexpr std::int32_t kMostBlockGroups = 16;
@@ -35,6 +40,9 @@ inline constexpr std::array kBlocks = {
     BlockFacts{"IQ4_NL", 32, 18, grouped(WeightCode::int8, 32, ScaleType::f32)},
     BlockFacts{"IQ4_XS", 256, 136, grouped(WeightCode::int8, 32, ScaleType::f32)},
     BlockFacts{"Q6_K", 256, 210, grouped(WeightCode::int8, 16, ScaleType::f32)},
+    // Codes from zero, and a minimum for each group.
+    BlockFacts{"Q4_K", 256, 144, with_zero_points(grouped(WeightCode::int4, 32, ScaleType::f32))},
+    BlockFacts{"Q5_K", 256, 176, with_zero_points(grouped(WeightCode::int8, 32, ScaleType::f32))},
 };
 
 constexpr const BlockFacts& facts_of(BlockCode code) {
@@ -43,10 +51,12 @@ constexpr const BlockFacts& facts_of(BlockCode code) {
 // `none` where no block format is called so.
 BlockCode block_of(std::string_view name);
 
-// One block: a code for each weight, a scale and a zero point for each group of them.
+// One block: a code for each weight, a scale and, where the format has them, a zero point for each
+// group of them. A weight is code · scale + zero point.
 struct BlockNumbers {
     std::array<std::int8_t, kMostBlockWeights> codes;
     std::array<float, kMostBlockGroups> scales;
+    std::array<float, kMostBlockGroups> zeros;
 };
 void unpack_block(BlockCode code, const std::byte* block, BlockNumbers& to);
 

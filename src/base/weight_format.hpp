@@ -61,7 +61,7 @@ struct WeightFormat {
     std::int32_t group_k = 0;
     ScaleType scale = ScaleType::none;
     bool tensor_scale = false;  // a second scale for the whole matrix
-    bool zero_points = false;   // one per group
+    bool zero_points = false;   // one per group, of the scale's type: code · scale + zero point
 
     constexpr bool operator==(const WeightFormat&) const = default;
     constexpr bool scaled() const { return scale != ScaleType::none; }
@@ -74,7 +74,7 @@ struct WeightFormat {
     constexpr double bits_per_weight() const {
         const int bits = facts_of(code).bits;
         if (!scaled()) return bits;
-        return bits + 8.0 * static_cast<double>(bytes_of(dtype_of(scale))) /
+        return bits + (zero_points ? 16.0 : 8.0) * static_cast<double>(bytes_of(dtype_of(scale))) /
                           (static_cast<double>(group_n) * static_cast<double>(group_k));
     }
 };

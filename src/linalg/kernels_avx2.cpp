@@ -34,6 +34,7 @@ struct Avx2Acc {
     static constexpr int kAccumulators = 6;
 
     static Acc zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+    static Acc broadcast(float value) { return {_mm256_set1_ps(value), _mm256_set1_ps(value)}; }
     static Acc load(const float* from) {
         return {_mm256_loadu_ps(from), _mm256_loadu_ps(from + 8)};
     }

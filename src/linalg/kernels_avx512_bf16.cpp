@@ -32,6 +32,7 @@ struct DotAcc {
     static constexpr int kAccumulators = 24;
 
     static Acc zero() { return _mm512_setzero_ps(); }
+    static Acc broadcast(float value) { return _mm512_set1_ps(value); }
     static Acc load(const float* from) { return _mm512_loadu_ps(from); }
     static void store(float* to, Acc acc) { _mm512_storeu_ps(to, acc); }
     static Acc load_scales(const std::byte* from, bool bf16) {

@@ -28,6 +28,11 @@ struct PlainAcc {
     static constexpr int kAccumulators = 4;
 
     static Acc zero() { return Acc{}; }
+    static Acc broadcast(float value) {
+        Acc acc;
+        for (float& lane : acc.value) lane = value;
+        return acc;
+    }
     static Acc load(const float* from) {
         Acc acc;
         std::memcpy(acc.value, from, sizeof(acc.value));

@@ -52,8 +52,11 @@ struct TileCall {
     std::int64_t scale_stride = 0;  // bytes between panels
     std::int64_t group = 0;         // k that share a scale
     bool bf16_scales = false;       // otherwise f32
-    float* acc = nullptr;           // [panels][rows][16]
-    bool first = false;             // chains begin at zero; otherwise they go on from acc
+    // With zero points, which lie behind a group's scales: for each row and group of this call the
+    // sum of its x, [rows][groups]. Null: without.
+    const float* x_sums = nullptr;
+    float* acc = nullptr;  // [panels][rows][16]
+    bool first = false;    // chains begin at zero; otherwise they go on from acc
 };
 
 using TileKernel = void (*)(const TileCall& call);

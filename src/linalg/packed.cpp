@@ -20,9 +20,13 @@ bool pack_scales(const PackedView& shape, const PanelRun& run, std::byte* scales
     for (std::int64_t group = 0; group < shape.scale_groups(); ++group)
         for (std::int64_t lane = 0; lane < run.lanes; ++lane) {
             const float scale = scale_of(*run.source, run.first_n + lane, group);
+            const std::int64_t at = group * shape.group_numbers() * kPanel + run.lane + lane;
             finite = finite && std::isfinite(scale);
-            store_element(scales, dtype_of(shape.format.scale), group * kPanel + run.lane + lane,
-                          scale);
+            store_element(scales, dtype_of(shape.format.scale), at, scale);
+            if (!shape.format.zero_points) continue;
+            const float zero = zero_of(*run.source, run.first_n + lane, group);
+            finite = finite && std::isfinite(zero);
+            store_element(scales, DType::f32, at + kPanel, zero);
         }
     return finite;
 }
@@ -63,7 +67,7 @@ Expected<WeightView> panels_shape(const WeightView& shape) {
 }
 
 Expected<Weight> pack_panels(CpuDevice& device, WeightStack stack) {
-    ESPALIER_ASSIGN_OR_RETURN(const WeightView common, common_shape(stack));
+    ESPALIER_ASSIGN_OR_RETURN(const WeightView common, common_shape(stack, ZeroPoints::taken));
     ESPALIER_ASSIGN_OR_RETURN(const WeightView shape, panels_shape(common));
     const PackedView view(shape);
     ESPALIER_ASSIGN_OR_RETURN(

@@ -9,7 +9,8 @@
 //   4-bit codes (int4, e2m1)   [panel][k/8][16] words of eight codes: k 0, 2, 4, 6 in the low half,
 //   k 1, 3, 5, 7 in the high one, so that one shift brings a pair to the bottom of both halves; k
 //   is padded to eight
-// Scales are f32 or bf16 [panel][groups of k][16]: one per output and group.
+// Scales are f32 or bf16 [panel][groups of k][16]: one per output and group. With zero points they
+// are f32 [panel][groups of k][2][16]: the scales, then the zero points.
 // `count` matrices of one shape lie one after another (heads, experts).
 #pragma once
 

@@ -82,6 +82,9 @@ struct Scratch {
     alignas(64) std::byte tile[kTileBytes + kMaxTileRows * 64];
     alignas(64) float acc[kAccFloats];
     alignas(64) float widened[kDepthUnit * kPanel];  // one panel
+    // Of weights with zero points: a row's sums of x for each group, two bytes of a tile for each x
+    // at least.
+    float x_sums[kTileBytes / 2 / kLeastScaleGroup];
 };
 
 // Of some k, with the padding behind the last of all.
@@ -89,9 +92,36 @@ std::int64_t padded_depth(const PackedView& w, Piece k) {
     return (k.end == w.k ? w.k_padded() : k.end) - k.begin;
 }
 
-// Rows [rows.begin, rows.end) of x, k [begin, begin + depth), into the tile.
+// The sum of x over each group of some k, one chain for each row and group. Eight groups run side
+// by side, since the next x of one waits for the sum before it.
+void sum_groups(const Job& job, const Unit& unit, Piece rows, Piece k, float* sums) {
+    constexpr std::int64_t kAtOnce = 8;
+    const std::int64_t group = job.w.format.group_k, groups = ceil_div(k.end - k.begin, group);
+    for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+        const std::int64_t source = job.source_row == nullptr ? row : job.source_row[row];
+        const Bf16* x = job.x.row<Bf16>(source) + unit.matrix * job.x_step + k.begin;
+        float* of_row = sums + (row - rows.begin) * groups;
+        std::int64_t first = 0;
+        for (; (first + kAtOnce) * group <= k.end - k.begin; first += kAtOnce) {
+            float side[kAtOnce] = {};
+            for (std::int64_t i = 0; i < group; ++i)
+                for (std::int64_t at = 0; at < kAtOnce; ++at)
+                    side[at] += to_float(x[(first + at) * group + i]);
+            std::copy(side, side + kAtOnce, of_row + first);
+        }
+        for (; first < groups; ++first) {
+            const std::int64_t end = std::min(k.end - k.begin, (first + 1) * group);
+            float sum = 0.0f;
+            for (std::int64_t i = first * group; i < end; ++i) sum += to_float(x[i]);
+            of_row[first] = sum;
+        }
+    }
+}
+
+// Rows [rows.begin, rows.end) of x, k [begin, begin + depth), into the tile; with zero points their
+// sums too.
 void fill_tile(const Job& job, const Unit& unit, Piece rows, Piece k, std::int64_t stride,
-               std::byte* tile) {
+               std::byte* tile, float* x_sums) {
     const auto element = static_cast<std::int64_t>(bytes_of(job.x.dtype));
     const std::int64_t padded = padded_depth(job.w, k);
     for (std::int64_t row = rows.begin; row < rows.end; ++row) {
@@ -100,6 +130,7 @@ void fill_tile(const Job& job, const Unit& unit, Piece rows, Piece k, std::int64
         job.kernels.fill_row(job.x.data + at * element, k.end - k.begin, padded,
                              tile + (row - rows.begin) * stride);
     }
+    if (job.w.format.zero_points) sum_groups(job, unit, rows, k, x_sums);
 }
 
 // Where the sums of some rows of a unit are: [panels][rows][16] for each tile of rows.
@@ -122,6 +153,7 @@ TileCall call_of(const PackedView& matrix, const Unit& unit, Piece rows, Piece p
         call.group = matrix.format.group_k;
         call.bf16_scales = matrix.format.scale == ScaleType::bf16;
         call.scale_stride = matrix.panel_scale_bytes();
+        if (matrix.format.zero_points) call.x_sums = scratch.x_sums;
         call.scales = matrix.scales + panels.begin * call.scale_stride +
                       k.begin / call.group * matrix.group_scale_bytes();
     }
@@ -166,7 +198,7 @@ void multiply(const Job& job, const PackedView& matrix, const Unit& unit, const 
             const Piece rows = tiles.at(tile);
             const auto height = static_cast<int>(rows.end - rows.begin);
             fill_tile(job, unit, rows, k, tile_stride(height, job.kernels.bytes_per_k),
-                      scratch.tile);
+                      scratch.tile, scratch.x_sums);
             const TileCall call = call_of(matrix, unit, rows, unit.panels, k, scratch);
             job.kernels.tile[static_cast<std::size_t>(height)](call);
         }
@@ -181,13 +213,15 @@ void multiply_widened(const Job& job, const PackedView& matrix, const Unit& unit
     const Piece all{tiles.at(some.begin).begin, tiles.at(some.end - 1).end};
     for (std::int64_t begin = 0; begin < matrix.k; begin += kDepthUnit) {
         const Piece k{begin, std::min(matrix.k, begin + kDepthUnit)};
-        fill_tile(job, unit, all, k, kWidenedTileStride, scratch.tile);
+        fill_tile(job, unit, all, k, kWidenedTileStride, scratch.tile, scratch.x_sums);
+        const std::int64_t groups = ceil_div(k.end - k.begin, matrix.format.group_k);
         for (std::int64_t panel = unit.panels.begin; panel < unit.panels.end; ++panel) {
             for (std::int64_t tile = some.begin; tile < some.end; ++tile) {
                 const Piece rows = tiles.at(tile);
                 TileCall call = call_of(matrix, unit, rows, {panel, panel + 1}, k, scratch);
                 if (tile == some.begin) kernels.widen(call.w, call.depth, scratch.widened);
                 call.x = scratch.tile + (rows.begin - all.begin) * kWidenedTileStride;
+                if (call.x_sums != nullptr) call.x_sums += (rows.begin - all.begin) * groups;
                 call.w = reinterpret_cast<const std::byte*>(scratch.widened);
                 kernels.tile[static_cast<std::size_t>(rows.end - rows.begin)](call);
             }
@@ -269,6 +303,9 @@ Products::Products(CpuVariant variant) : variant_(variant) { microkernels_of(var
 Expected<void> Products::check_format(const WeightFormat& format) const {
     const int least = microkernels_of(variant_).of(format.code).least_group;
     const WeightFormat packed = packed_format(format);
+    if (format.zero_points && format.code != WeightCode::int4 && format.code != WeightCode::int8)
+        return fail(ErrorKind::unsupported, "{} weights with zero points: products take {} and {}",
+                    name_of(format.code), name_of(WeightCode::int4), name_of(WeightCode::int8));
     // A group is a piece of a tile's depth, and whole steps of every kernel.
     const bool fits = packed.scaled()
                           ? least > 0 && packed.group_k >= least && packed.group_k % least == 0 &&

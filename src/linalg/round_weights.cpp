@@ -140,13 +140,14 @@ void widen_output(const WeightSource& source, std::int64_t n, float* to) {
     const std::int64_t step = packed.scaled() ? packed.group_k : source.k;
     for (std::int64_t first = 0; first < source.k; first += step) {
         const float scale = packed.scaled() ? scale_of(source, n, first / step) : 1.0f;
+        const float zero = packed.zero_points ? zero_of(source, n, first / step) : 0.0f;
         for (std::int64_t k = first; k < std::min(source.k, first + step); ++k) {
             const std::int64_t at =
                 source.transposed ? k * source.row_stride + n : n * source.row_stride + k;
             float code = e4m3 ? kE4m3Values[std::to_integer<std::size_t>(source.data[at])]
                               : load_weight(source.data, source.format.code, at);
             if (wraps) code += code < 0 ? offset : -offset;
-            to[k] = code * scale;
+            to[k] = packed.zero_points ? code * scale + zero : code * scale;
         }
     }
 }

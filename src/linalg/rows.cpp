@@ -28,7 +28,7 @@ void copy_output(const WeightSource& source, std::int64_t n, std::byte* to) {
 }  // namespace
 
 Expected<Weight> pack_rows(Device& device, WeightStack stack) {
-    ESPALIER_ASSIGN_OR_RETURN(WeightView shape, common_shape(stack));
+    ESPALIER_ASSIGN_OR_RETURN(WeightView shape, common_shape(stack, ZeroPoints::taken));
     shape.layout = WeightLayout::rows;
     ESPALIER_ASSIGN_OR_RETURN(const std::int64_t weights, checked_product(shape.n, shape.k));
     ESPALIER_RETURN_IF_ERROR(checked_product(weights, facts_of(shape.format.code).bits));
@@ -51,9 +51,12 @@ Expected<Weight> pack_rows(Device& device, WeightStack stack) {
             for (std::int64_t n = 0; n < source.n; ++n) {
                 copy_output(source, n, row);
                 row += shape.format.bytes(shape.k);
-                for (std::int64_t group = 0; group < shape.scale_groups(); ++group)
-                    store_element(row_scales.data(), dtype_of(shape.format.scale), scale++,
-                                  scale_of(source, n, group));
+                for (std::int64_t group = 0; group < shape.scale_groups(); ++group) {
+                    const DType type = dtype_of(shape.format.scale);
+                    store_element(row_scales.data(), type, scale++, scale_of(source, n, group));
+                    if (shape.format.zero_points)
+                        store_element(row_scales.data(), type, scale++, zero_of(source, n, group));
+                }
             }
         const auto place = static_cast<std::int64_t>(index);
         ESPALIER_RETURN_IF_ERROR(device.upload(

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // WeightLayout::rows: weights as a checkpoint has them, [count][n][k] without gaps, and scales
-// [count][n][groups of k]. For any device: rows are made on the host and uploaded.
+// [count][n][groups of k], with zero points [count][n][groups of k][2]. For any device: rows are
+// made on the host and uploaded.
 #pragma once
 
 #include "base/device.hpp"

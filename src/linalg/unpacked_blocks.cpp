@@ -3,23 +3,31 @@
 
 #include <algorithm>
 
+#include "base/at.hpp"
 #include "base/check.hpp"
 
 namespace espalier::linalg {
 namespace {
 
+bool has_nibbles(const WeightFormat& format) { return facts_of(format.code).bits == 4; }
+
+// What is taken off a code.
+int offset_of(const WeightFormat& format) {
+    return format.zero_points && has_nibbles(format) ? 8 : 0;
+}
+
 // Codes of one block, two to a byte where they have four bits.
 void store_codes(const BlockNumbers& numbers, const BlockFacts& facts, std::byte* to) {
-    const bool nibbles = facts_of(facts.format.code).bits == 4;
+    const bool nibbles = has_nibbles(facts.format);
+    const int offset = offset_of(facts.format);
     for (std::int32_t j = 0; j < facts.weights; j += nibbles ? 2 : 1) {
         const auto code = [&](std::int32_t at) {
-            return static_cast<unsigned>(
-                static_cast<std::uint8_t>(numbers.codes[static_cast<std::size_t>(at)]));
+            return static_cast<unsigned>(numbers.codes[static_cast<std::size_t>(at)] - offset);
         };
         if (nibbles)
             to[j / 2] = static_cast<std::byte>((code(j) & 0xfu) | (code(j + 1) & 0xfu) << 4);
         else
-            to[j] = static_cast<std::byte>(code(j));
+            to[j] = static_cast<std::byte>(code(j) & 0xffu);
     }
 }
 
@@ -39,6 +47,8 @@ UnpackedBlocks UnpackedBlocks::unpack(ThreadPool& pool, BlockCode code, const st
     result.k_ = k;
     result.codes_.resize(static_cast<std::size_t>(n * per_row * code_bytes));
     result.scales_.resize(static_cast<std::size_t>(n * per_row * groups));
+    if (facts.format.zero_points) result.zeros_.resize(result.scales_.size());
+    const auto offset = static_cast<float>(offset_of(facts.format));
     constexpr std::int64_t kBlocksPerTask = 4096;
     const std::int64_t all = n * per_row;
     pool.run((all + kBlocksPerTask - 1) / kBlocksPerTask, [&](std::int64_t task, int) {
@@ -48,6 +58,10 @@ UnpackedBlocks UnpackedBlocks::unpack(ThreadPool& pool, BlockCode code, const st
             unpack_block(code, blocks + block * facts.bytes, numbers);
             store_codes(numbers, facts, result.codes_.data() + block * code_bytes);
             std::copy_n(numbers.scales.begin(), groups, result.scales_.begin() + block * groups);
+            if (!facts.format.zero_points) continue;
+            for (std::int64_t group = 0; group < groups; ++group)
+                at(result.zeros_, block * groups + group) =
+                    at(numbers.zeros, group) + offset * at(numbers.scales, group);
         }
     });
     return result;
@@ -60,7 +74,8 @@ WeightSource UnpackedBlocks::source() const {
             .k = k_,
             .row_stride = k_,
             .scales = reinterpret_cast<const std::byte*>(scales_.data()),
-            .scale_stride = k_ / format_.group_k};
+            .scale_stride = k_ / format_.group_k,
+            .zeros = reinterpret_cast<const std::byte*>(zeros_.data())};
 }
 
 }  // namespace espalier::linalg

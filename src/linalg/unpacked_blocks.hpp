@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks of a GGUF tensor as codes and scales apart, as a backend packs them: the numbers of
-// base/block_format.hpp, not one of them rounded.
+// Blocks of a GGUF tensor as codes, scales and zero points apart, as a backend packs them: the
+// numbers of base/block_format.hpp. Four-bit codes from zero become two's complement, so their zero
+// point is 8 · scale more: exact where scale and minimum lie within 2⁶ of each other, elsewhere
+// rounded to f32.
 #pragma once
 
 #include <vector>
@@ -23,7 +25,7 @@ class UnpackedBlocks {
     WeightFormat format_;
     std::int64_t n_ = 0, k_ = 0;
     std::vector<std::byte> codes_;
-    std::vector<float> scales_;  // [n, groups]
+    std::vector<float> scales_, zeros_;  // [n, groups]; without zero points none of them
 };
 
 }  // namespace espalier::linalg

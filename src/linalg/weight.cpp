@@ -12,6 +12,10 @@ Expected<void> check_scales(const WeightSource& source) {
     if (source.scales == nullptr)
         return fail(ErrorKind::invalid, "{} weights [{}, {}] without scales", name_of(format.code),
                     source.n, source.k);
+    if (format.zero_points && (source.zeros == nullptr || format.scale != ScaleType::f32))
+        return fail(ErrorKind::invalid,
+                    "{} weights [{}, {}] without zero points, or with scales that are not f32",
+                    name_of(format.code), source.n, source.k);
     if (source.first_row < 0 || source.first_col < 0)
         return fail(ErrorKind::invalid, "{} weights begin at row {}, column {} of their scales",
                     name_of(format.code), source.first_row, source.first_col);
@@ -42,9 +46,6 @@ Expected<void> check_source(const WeightSource& source) {
                     source.k);
     if (source.data == nullptr)
         return fail(ErrorKind::invalid, "weights [{}, {}] without data", source.n, source.k);
-    if (source.format.zero_points)
-        return fail(ErrorKind::unsupported, "{} weights with zero points",
-                    name_of(source.format.code));
     const std::int64_t stored_cols = source.transposed ? source.n : source.k;
     const int bits = facts_of(source.format.code).bits;
     if (bits < 8 && (source.transposed || source.row_stride % 2 != 0 || source.k % 2 != 0))
@@ -76,18 +77,31 @@ GridOrigin grid_origin(const WeightSource& source) {
                              : GridOrigin{.n = source.first_row, .k = source.first_col};
 }
 
-float scale_of(const WeightSource& source, std::int64_t n, std::int64_t group) {
+namespace {
+
+// Place in the grid.
+std::int64_t group_at(const WeightSource& source, std::int64_t n, std::int64_t group) {
     const GridOrigin origin = grid_origin(source);
     const std::int64_t k = group * packed_format(source.format).group_k;
     const std::int64_t k_block = (origin.k + k) / source.format.group_k;
     const std::int64_t n_block = (origin.n + n) / source.format.group_n;
-    const std::int64_t at = source.transposed ? k_block * source.scale_stride + n_block
-                                              : n_block * source.scale_stride + k_block;
+    return source.transposed ? k_block * source.scale_stride + n_block
+                             : n_block * source.scale_stride + k_block;
+}
+
+}  // namespace
+
+float zero_of(const WeightSource& source, std::int64_t n, std::int64_t group) {
+    return load_element(source.zeros, DType::f32, group_at(source, n, group));
+}
+
+float scale_of(const WeightSource& source, std::int64_t n, std::int64_t group) {
+    const std::int64_t at = group_at(source, n, group);
     const float scale = load_element(source.scales, dtype_of(source.format.scale), at);
     return source.format.tensor_scale ? scale * source.tensor_scale : scale;
 }
 
-Expected<WeightView> common_shape(WeightStack stack) {
+Expected<WeightView> common_shape(WeightStack stack, ZeroPoints zero_points) {
     if (stack.empty() || stack[0].empty()) return fail(ErrorKind::invalid, "nothing to pack");
     WeightView shape;
     shape.count = static_cast<std::int64_t>(stack.size());
@@ -98,6 +112,9 @@ Expected<WeightView> common_shape(WeightStack stack) {
         std::int64_t n = 0;
         for (const WeightSource& source : stack[index]) {
             ESPALIER_RETURN_IF_ERROR(check_source(source));
+            if (source.format.zero_points && zero_points == ZeroPoints::refused)
+                return fail(ErrorKind::unsupported, "{} weights with zero points",
+                            name_of(source.format.code));
             if (source.k != shape.k)
                 return fail(ErrorKind::invalid, "joined weights disagree: {} inputs and {}",
                             shape.k, source.k);

@@ -35,6 +35,9 @@ struct WeightSource {
     std::int64_t first_col = 0;
     float tensor_scale =
         1.0f;  // where the format has one: every scale is times this, rounded to f32
+    // Formats with zero points: f32, in the grid of the scales, which are f32 too. A weight is
+    // code · scale + zero point.
+    const std::byte* zeros = nullptr;
     // Integer codes plus half their range, as compressed-tensors packs them: packing takes it off.
     bool offset_codes = false;
 };
@@ -79,9 +82,11 @@ struct WeightView {
     const std::byte* data = nullptr;
     const std::byte* scales = nullptr;  // scaled formats only
 
-    // Bytes of one scale.
+    // Numbers that a group of an output has: a scale, and behind it a zero point.
+    std::int64_t group_numbers() const { return format.zero_points ? 2 : 1; }
+    // Their bytes.
     std::int64_t scale_width() const {
-        return static_cast<std::int64_t>(bytes_of(dtype_of(format.scale)));
+        return group_numbers() * static_cast<std::int64_t>(bytes_of(dtype_of(format.scale)));
     }
     std::int64_t scale_groups() const {
         return format.scaled() ? (k + format.group_k - 1) / format.group_k : 0;
@@ -123,15 +128,18 @@ class Weight {
 inline constexpr std::int32_t kLongestGroup = 128;
 constexpr WeightFormat packed_format(WeightFormat format) {
     if (!format.scaled()) return format;
-    if (format.scale != ScaleType::bf16 || format.tensor_scale) format.scale = ScaleType::f32;
+    if (format.scale != ScaleType::bf16 || format.tensor_scale || format.zero_points)
+        format.scale = ScaleType::f32;
     if (format.group_k > kLongestGroup) format.group_k = kLongestGroup;
     format.tensor_scale = false;
     return format;
 }
 
 // Packed format and shape that all matrices of the stack share, with every source checked. Sizes
-// are multiplied as 64-bit with overflow checks.
-Expected<WeightView> common_shape(WeightStack stack);
+// are multiplied as 64-bit with overflow checks. Zero points are refused where the layout has no
+// place for them.
+enum class ZeroPoints : std::uint8_t { refused, taken };
+Expected<WeightView> common_shape(WeightStack stack, ZeroPoints zero_points = ZeroPoints::refused);
 Expected<std::int64_t> checked_product(std::int64_t a, std::int64_t b);
 
 // Where a source's outputs and inputs begin in its grid of scales.
@@ -142,5 +150,7 @@ struct GridOrigin {
 GridOrigin grid_origin(const WeightSource& source);
 // The scale of output n and of group `group` of the inputs as packed_format has them.
 float scale_of(const WeightSource& source, std::int64_t n, std::int64_t group);
+// Likewise of a format with zero points.
+float zero_of(const WeightSource& source, std::int64_t n, std::int64_t group);
 
 }  // namespace espalier::linalg

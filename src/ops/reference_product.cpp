@@ -22,12 +22,16 @@ float chain(const std::vector<float>& x, const std::vector<float>& weights, cons
     const std::int64_t group = w.format.scaled() ? w.format.group_k : w.k;
     float total = 0.0f;
     for (std::int64_t first = 0; first < w.k; first += group) {
-        float sum = 0.0f;
-        for (std::int64_t k = first; k < std::min(w.k, first + group); ++k)
+        float sum = 0.0f, sum_of_x = 0.0f;
+        for (std::int64_t k = first; k < std::min(w.k, first + group); ++k) {
             sum += x[static_cast<std::size_t>(k)] * weights[static_cast<std::size_t>(k)];
+            sum_of_x += x[static_cast<std::size_t>(k)];
+        }
         if (!w.format.scaled()) return sum;
-        total += sum * load_element(w.scales, dtype_of(w.format.scale),
-                                    n * w.scale_groups() + first / group);
+        const std::int64_t at = (n * w.scale_groups() + first / group) * w.group_numbers();
+        const DType type = dtype_of(w.format.scale);
+        if (w.format.zero_points) total += sum_of_x * load_element(w.scales, type, at + 1);
+        total += sum * load_element(w.scales, type, at);
     }
     return total;
 }

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/block_format.hpp"
 #include "linalg/weight.hpp"
 
 namespace espalier::linalg {
@@ -29,6 +30,19 @@ inline constexpr GroupedKind kGroupedKinds[] = {
     {"int4_256", grouped(WeightCode::int4, 256, ScaleType::f32), false},
     {"nvfp4", kNvfp4, false},
 };
+
+// Of the CPU's backends alone.
+inline constexpr GroupedKind kZeroPointKinds[] = {
+    {"int8_zero", with_zero_points(grouped(WeightCode::int8, 32, ScaleType::f32)), false},
+    {"int4_zero", with_zero_points(grouped(WeightCode::int4, 32, ScaleType::f32)), true},
+    {"int4_zero_128", with_zero_points(grouped(WeightCode::int4, 128, ScaleType::f32)), false},
+};
+
+inline std::vector<GroupedKind> cpu_kinds() {
+    std::vector<GroupedKind> all(std::begin(kGroupedKinds), std::end(kGroupedKinds));
+    all.insert(all.end(), std::begin(kZeroPointKinds), std::end(kZeroPointKinds));
+    return all;
+}
 
 // [n, k] with rows padded to eight weights and an odd byte before the first.
 class GroupedTensor {
@@ -53,6 +67,9 @@ class GroupedTensor {
             store_element(scale_bytes_.data(), type, i, sign * scale(engine));
             scales_.push_back(load_element(scale_bytes_.data(), type, i) * tensor_scale_);
         }
+        if (!kind.format.zero_points) return;
+        std::uniform_real_distribution<float> zero(-2.0f, 2.0f);
+        for (std::int64_t i = 0; i < n * groups_; ++i) zeros_.push_back(zero(engine));
     }
 
     // code: in two's complement, of all 16 or 256.
@@ -83,6 +100,12 @@ class GroupedTensor {
     float scale(std::int64_t row, std::int64_t col) const {
         return scales_[static_cast<std::size_t>(row * groups_ + col / kind_.format.group_k)];
     }
+    // 0 where the format has none.
+    float zero(std::int64_t row, std::int64_t col) const {
+        if (zeros_.empty()) return 0.0f;
+        return zeros_[static_cast<std::size_t>(row * groups_ + col / kind_.format.group_k)];
+    }
+    std::vector<float>& zeros() { return zeros_; }
     std::vector<std::byte>& scale_bytes() { return scale_bytes_; }
 
     // Rows [first, first + count).
@@ -97,6 +120,7 @@ class GroupedTensor {
         source.scale_stride = groups_;
         source.first_row = first;
         source.tensor_scale = tensor_scale_;
+        if (!zeros_.empty()) source.zeros = reinterpret_cast<const std::byte*>(zeros_.data());
         source.offset_codes = kind_.offset_codes;
         return source;
     }
@@ -108,7 +132,7 @@ class GroupedTensor {
     std::int64_t groups_ = 0;
     float tensor_scale_ = 1.0f;
     std::vector<std::byte> bytes_, scale_bytes_;
-    std::vector<float> numbers_, scales_;
+    std::vector<float> numbers_, scales_, zeros_;
 };
 
 }  // namespace espalier::linalg

@@ -22,12 +22,20 @@ struct Case {
 std::vector<Case> cases() {
     std::vector<Case> all;
     for (const CpuVariant variant : variants_here())
-        for (const GroupedKind& kind : kGroupedKinds) all.push_back({variant, kind});
+        for (const GroupedKind& kind : cpu_kinds()) all.push_back({variant, kind});
     return all;
 }
 
 class Grouped : public testing::TestWithParam<Case> {
   protected:
+    // A weight as a product with a single 1 has it: the portable variant rounds code · scale, the
+    // others the sum with the zero point alone.
+    float number(const GroupedTensor& w, std::int64_t n, std::int64_t k) const {
+        const float code = w.code(n, k), scale = w.scale(n, k), zero = w.zero(n, k);
+        if (!kind_.format.zero_points) return code * scale;
+        return GetParam().variant == CpuVariant::portable ? code * scale + zero
+                                                          : std::fma(code, scale, zero);
+    }
     GroupedKind kind_ = GetParam().kind;
     Products products_{GetParam().variant};
     CpuDevice one_{1}, two_{2}, three_{3};
@@ -56,10 +64,12 @@ TEST_P(Grouped, IsWithinTheDerivedBoundOfTheOracle) {
                 for (std::int64_t i = 0; i < k; ++i) {
                     const double term =
                         double{x.value(row, i)} * w.code(out, i) * double{w.scale(out, i)};
-                    want += term;
-                    size += std::abs(term);
+                    const double shift = double{x.value(row, i)} * double{w.zero(out, i)};
+                    want += term + shift;
+                    size += std::abs(term) + std::abs(shift);
                 }
-                // Two roundings for each k and each group (of 16 at least), one of the store.
+                // Two roundings for each k and each group (of 16 at least; with zero points, which
+                // have two more, of 32 at least), one of the store.
                 const double roundings = 2.0 * static_cast<double>(k + (k + 15) / 16) + 2;
                 ASSERT_LE(std::abs(want - y.value(row, out)), 1.01 * roundings * 0x1p-24 * size)
                     << "row " << row << " output " << out;
@@ -84,6 +94,21 @@ TEST_P(Grouped, RowsDoNotSeeEachOther) {
                           y.matrix());
         for (std::int64_t row = 0; row < rows; ++row)
             ASSERT_TRUE(same_row(y, row, alone, first + row, kN)) << row << " of " << rows;
+    }
+}
+
+// The largest chunk of a prompt, and the rows before and behind each height of a tile.
+TEST_P(Grouped, RowsOfALongPromptDoNotSeeEachOther) {
+    constexpr std::int64_t kMostRows = 16384, kN = 18, kK = 136;
+    const GroupedTensor w(kind_, kN, kK, 1);
+    const Weight packed = pack_or_die(one_, w.view());
+    Activations x = Activations::random(DType::bf16, kMostRows, kK, kK, 2);
+    Activations all(DType::f32, kMostRows, kN, kN);
+    products_.product(three_.pool(), x.matrix(), packed.view(), all.matrix());
+    for (std::int64_t row = 0; row < kMostRows; row += 1 + row % 97) {
+        Activations alone(DType::f32, 1, kN, kN);
+        products_.product(one_.pool(), x.matrix().slice(row, 1), packed.view(), alone.matrix());
+        ASSERT_TRUE(same_row(all, row, alone, 0, kN)) << row;
     }
 }
 
@@ -129,14 +154,14 @@ TEST_P(Grouped, WidensEveryCodeExactly) {
         products_.product(one_.pool(), x.matrix(), packed.view(), y.matrix());
         for (std::int64_t n = 0; n < codes; ++n)
             for (std::int64_t row = 0; row < rows; ++row)
-                ASSERT_EQ(y.value(row, n), w.code(n, row % k) * w.scale(n, row % k))
+                ASSERT_EQ(y.value(row, n), number(w, n, row % k))
                     << "output " << n << " row " << row;
     }
 }
 
 TEST(GroupedPacking, BothLayoutsHoldTheSameNumbersAndPaddingIsZero) {
     CpuDevice device(2);
-    for (const GroupedKind& kind : kGroupedKinds)
+    for (const GroupedKind& kind : cpu_kinds())
         for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{1, 2},
                                    {16, 8},
                                    {17, 30},
@@ -153,11 +178,14 @@ TEST(GroupedPacking, BothLayoutsHoldTheSameNumbersAndPaddingIsZero) {
             for (std::int64_t out = 0; out < n; ++out) {
                 widen_output(source, out, widened.data());
                 for (std::int64_t i = 0; i < k; ++i) {
-                    const double want = double{w.code(out, i)} * double{w.scale(out, i)};
+                    const double want =
+                        double{w.code(out, i)} * double{w.scale(out, i)} + double{w.zero(out, i)};
                     ASSERT_EQ(weight_at(panels.view(), 0, out, i), want) << out << " " << i;
                     ASSERT_EQ(weight_at(rows->view(), 0, out, i), want) << out << " " << i;
                     ASSERT_EQ(widened[static_cast<std::size_t>(i)],
-                              w.code(out, i) * w.scale(out, i));
+                              kind.format.zero_points
+                                  ? w.code(out, i) * w.scale(out, i) + w.zero(out, i)
+                                  : w.code(out, i) * w.scale(out, i));
                 }
             }
             const PackedView view(panels.view());
@@ -194,7 +222,8 @@ TEST(GroupedPacking, RefusesWhatItCannotHold) {
     EXPECT_EQ(error_of(bad), "int4 weights stored by inputs");
     bad = w.view();
     bad.format.zero_points = true;
-    EXPECT_EQ(error_of(bad), "int4 weights with zero points");
+    EXPECT_EQ(error_of(bad),
+              "int4 weights [20, 64] without zero points, or with scales that are not f32");
     bad = w.view();
     bad.format.group_k = 200;
     EXPECT_EQ(error_of(bad),
@@ -213,6 +242,17 @@ TEST(GroupedPacking, RefusesWhatItCannotHold) {
     EXPECT_FALSE(Products(CpuVariant::portable)
                      .check_format(grouped(WeightCode::int4, 48, ScaleType::bf16)));
     EXPECT_FALSE(Products(CpuVariant::portable).check_format({.code = WeightCode::int8}));
+    EXPECT_FALSE(Products(CpuVariant::portable).check_format(with_zero_points(kNvfp4)));
+    GroupedTensor zeros(kZeroPointKinds[0], 20, 64, 1);
+    const WeightSource source = zeros.view();
+    const std::span<const WeightSource> one(&source, 1);
+    EXPECT_EQ(error_of(source), "");
+    const auto elsewhere = common_shape(WeightStack(&one, 1));  // a layout without a place for them
+    ASSERT_FALSE(elsewhere);
+    EXPECT_EQ(elsewhere.error().message, "int8 weights with zero points");
+    zeros.zeros()[39] = std::nanf("");
+    EXPECT_EQ(error_of(zeros.view()),
+              "int8 weights [20, 64] with a scale that is no finite number");
 }
 
 }  // namespace

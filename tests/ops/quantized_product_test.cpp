@@ -16,7 +16,7 @@ TEST(QuantizedProducts, PortableHasTheReferencesBits) {
     OpContext context{device, arena};
     const auto reference = make_reference_backend(),
                portable = make_cpu_backend(CpuVariant::portable);
-    for (const linalg::GroupedKind& kind : linalg::kGroupedKinds)
+    for (const linalg::GroupedKind& kind : linalg::cpu_kinds())
         for (const auto& [rows, n, k] :
              {std::array<std::int64_t, 3>{1, 17, 64}, {6, 40, 130}, {30, 33, 512}, {3, 20, 1002}}) {
             SCOPED_TRACE(fmt::format("{} {} × {} × {}", kind.name, rows, n, k));
