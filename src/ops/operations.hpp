@@ -32,9 +32,9 @@ using linalg::WeightView;
 struct EmbeddingTable {
     const std::byte* data = nullptr;  // of the device
     DType dtype = DType::f32;
-    BlockCode block = BlockCode::none;  // otherwise in place of dtype
     std::int64_t vocabulary = 0;
     std::int64_t hidden = 0;
+    BlockCode block = BlockCode::none;  // where there is one, in place of dtype
 };
 
 // Rows that are copied: arrays of the device, [count].
