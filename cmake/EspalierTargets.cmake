@@ -86,6 +86,7 @@ function(espalier_test name)
         set(prefix TEST_PREFIX ${ARG_LABEL}/)
         set(timeout 3600)
     endif()
+    # What programs keep for their next start goes here and not to the user's cache.
     gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 ${prefix}
-        PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${timeout})
+        PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${timeout} ENVIRONMENT XDG_CACHE_HOME=${CMAKE_BINARY_DIR}/cache)
 endfunction()

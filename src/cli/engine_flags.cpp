@@ -68,6 +68,20 @@ void EngineFlags::add_speculate_to(CLI::App& command) {
         ->capture_default_str();
 }
 
+void EngineFlags::add_speculation_memory_to(CLI::App& command) {
+    engine.speculation_memory = runtime::SpeculationMemory::default_directory().string();
+    command
+        .add_option_function<std::string>(
+            "--speculation-memory",
+            [this](const std::string& text) {
+                engine.speculation_memory = text == "off" ? "" : text;
+            },
+            "Directory that keeps how often drafts were right and what steps took, for the next "
+            "start: numbers, no text. off: none is kept. Default: espalier/speculation in the "
+            "user's cache directory")
+        ->check(not_empty());
+}
+
 void EngineFlags::add_to(CLI::App& command, const Defaults& defaults) {
     const auto number = [&](const char* name, std::int64_t& value, const std::string& help) {
         command.add_option(name, value, help)->capture_default_str();

@@ -24,6 +24,8 @@ struct EngineFlags {
     // All but --speculate, which bench takes as a list to compare.
     void add_to(CLI::App& command, const Defaults& defaults);
     void add_speculate_to(CLI::App& command);
+    // A bench has none: its engines start cold.
+    void add_speculation_memory_to(CLI::App& command);
 
     static constexpr const char* kSpeculateHelp =
         "Drafts: ngram (what followed the same tokens before in the text), mtp (the model's own "

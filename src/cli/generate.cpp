@@ -352,6 +352,7 @@ Expected<void> run(const GenerateOptions& options) {
     ESPALIER_ASSIGN_OR_RETURN(
         runtime::RunningEngine running,
         runtime::RunningEngine::start(files, loaded, sizes, options.engine.engine));
+    if (!running.note().empty()) fmt::print(stderr, "espalier: {}\n", running.note());
     ESPALIER_ASSIGN_OR_RETURN(const Generated result, generate(options, running.engine(), request));
     ESPALIER_RETURN_IF_ERROR(stop_engine(running));
     for (const Choice& choice : result.choices)
@@ -379,6 +380,7 @@ Run add_generate(CLI::App& app) {
     options->grammar.add_to(*command);
     command->add_flag("--special", options->special, "Recognise special tokens in the prompt");
     options->engine.add_speculate_to(*command);
+    options->engine.add_speculation_memory_to(*command);
     options->engine.add_to(
         *command, {.rows = "0: one for each choice", .pages = "0: what the request needs"});
     CLI::Option* json =

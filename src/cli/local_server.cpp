@@ -27,6 +27,7 @@ LocalServer::LocalServer()
 LocalServer::~LocalServer() {
     if (server_) server_->shut_down();
     server_.reset();
+    if (runtime_) static_cast<void>(runtime_->stop());  // keeps what speculation has learnt
     runtime_.reset();
     if (log_file_ != nullptr) std::fclose(log_file_);
 }

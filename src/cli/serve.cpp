@@ -122,6 +122,7 @@ class Loader {
         opened_ = true;
         for (const std::string& note : runtime_->files().notes()) log.warning(note);
         if (const auto note = runtime::note_on_cache(runtime_->loaded())) log.warning(*note);
+        if (!runtime_->note().empty()) log.warning(runtime_->note());
         ESPALIER_RETURN_IF_ERROR(server.serve(*runtime_));
         log.info(fmt::format(
             "{} is ready after {:.2f} s", options.model,
@@ -278,6 +279,7 @@ Run add_serve(CLI::App& app) {
                         "Model directory, GGUF file or ORG/NAME in the local hub cache");
     server::ServerOptions::flags(ServerFlags{*command}, options->server);
     options->engine.add_speculate_to(*command);
+    options->engine.add_speculation_memory_to(*command);
     options->engine.engine.sizes.step_tokens = kStepTokens;
     options->engine.add_to(*command, {.rows = "0: 32",
                                       .pages = "0: the longest sequence for every row, or what "

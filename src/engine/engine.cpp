@@ -4,6 +4,8 @@
 #include <exception>
 #include <utility>
 
+#include "base/check.hpp"
+
 namespace espalier::engine {
 namespace {
 
@@ -56,6 +58,11 @@ void Engine::stop() {
     inbox_->start_stopping();
     const std::lock_guard lock(joining_);
     if (thread_.joinable()) thread_.join();
+}
+
+speculate::Memory Engine::memory() const {
+    CHECK(!thread_.joinable(), "what speculation has learnt is asked for while the engine runs");
+    return stepper_->speculation().memory();
 }
 
 // Whatever is thrown here is an error of the program. The requests end, the process goes on, and

@@ -61,6 +61,8 @@ class Engine {
     void stop();
 
     EngineStatus status() const { return inbox_->status(); }
+    // What speculation has learnt. Only after stop().
+    speculate::Memory memory() const;
     // The engine's clock, which deadlines, times and the heartbeat are on.
     schedule::Time now() const { return clock_(); }
     const RequestLimits& request_limits() const { return limits_; }

@@ -53,6 +53,28 @@ void Speculation::set_step_time(const speculate::StepTime& time) {
     first_grants_ = kFirstDrafts.size();
 }
 
+void Speculation::remember(const speculate::Memory& memory) {
+    for (std::size_t i = 0; i < sources_.size(); ++i)
+        for (const speculate::DrafterMemory& drafter : memory.drafters) {
+            if (drafter.name != sources_[i].name) continue;
+            table_.restore(static_cast<DrafterId>(i), drafter.acceptance);
+            sources_[i].time.restore(drafter.calls);
+        }
+    rate_.restore(memory.rates);
+    if (const auto time = speculate::StepTime::restore(memory.step_time)) set_step_time(*time);
+}
+
+speculate::Memory Speculation::memory() const {
+    speculate::Memory memory;
+    for (std::size_t i = 0; i < sources_.size(); ++i)
+        memory.drafters.push_back({.name = sources_[i].name,
+                                   .acceptance = table_.save(static_cast<DrafterId>(i)),
+                                   .calls = sources_[i].time.save()});
+    memory.rates = rate_.save();
+    if (time_ && !starting()) memory.step_time = time_->save();
+    return memory;
+}
+
 void Speculation::give_up(Source& source, const Error& error) {
     source.failure = error.message.empty() ? "failed without a word" : error.message;
     source.drafter.reset();

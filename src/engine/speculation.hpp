@@ -28,6 +28,7 @@
 #include "speculate/coupling.hpp"
 #include "speculate/drafter.hpp"
 #include "speculate/measured_rate.hpp"
+#include "speculate/memory.hpp"
 #include "speculate/merge.hpp"
 #include "speculate/planner.hpp"
 #include "speculate/step_time.hpp"
@@ -88,6 +89,11 @@ class Speculation {
 
     // In place of what the first steps would show.
     void set_step_time(const speculate::StepTime& time);
+
+    // Before the first step: what is known of drafters of these names, and of steps. Numbers that
+    // are none of an estimator's are left out.
+    void remember(const speculate::Memory& memory);
+    speculate::Memory memory() const;
 
     // Every request begins and ends. One that does not draft is shown only to drafters that keep
     // KV for each page of the cache. For one that prescribes its drafts these are kept up to date.

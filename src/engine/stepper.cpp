@@ -62,6 +62,7 @@ Expected<std::unique_ptr<Stepper>> Stepper::create(StepperParts parts,
         {.batch = step_capacity(settings.schedule), .draws = sampling, .taps = parts.taps}));
     std::unique_ptr<Stepper> stepper(
         new Stepper(std::move(parts), settings, std::move(scheduler), std::move(draws)));
+    stepper->speculation_.remember(settings.memory);
     if (settings.step_time) stepper->speculation_.set_step_time(*settings.step_time);
     return stepper;
 }

@@ -40,6 +40,7 @@ struct StepperSettings {
     Coupling coupling = Coupling::measured;
     // For the grant `measured`; none: learnt from the first steps.
     std::optional<speculate::StepTime> step_time;
+    speculate::Memory memory = {};  // what speculation knows at its start
 };
 
 // The target and the drafters are the stepper's own; the others are borrowed and must outlive it.

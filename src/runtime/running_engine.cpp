@@ -47,6 +47,25 @@ Expected<trace::Header> trace_header(const ModelFiles& files, const LoadedModel&
     return header;
 }
 
+// The model by its name: its hash would read 10 GB of a large one, and a memory of another model
+// costs speed alone.
+Expected<SpeculationMemory> memory_for(const ModelFiles& files, const LoadedModel& loaded,
+                                       const EngineOptions& options,
+                                       const DrafterChoice& drafters) {
+    SpeculationMemory::Key key{
+        .model = files.checkpoint->directory().filename().string(),
+        .draft = files.draft == nullptr ? "" : files.draft->directory().filename().string(),
+        .drafters = drafters.names(),
+        .machine = machine_name(),
+        .threads = loaded.device->workers()};
+    ESPALIER_ASSIGN_OR_RETURN(key.identity, identity_without_model(*files.checkpoint,
+                                                                   {.device = loaded.device->kind(),
+                                                                    .kv_format = loaded.kv_format,
+                                                                    .rounding = loaded.rounding},
+                                                                   options.prefill_segment));
+    return SpeculationMemory(options.speculation_memory, key);
+}
+
 }  // namespace
 
 Expected<RunningEngine> RunningEngine::start(const ModelFiles& files, LoadedModel& loaded,
@@ -57,6 +76,13 @@ Expected<RunningEngine> RunningEngine::start(const ModelFiles& files, LoadedMode
     ESPALIER_ASSIGN_OR_RETURN(const DrafterChoice drafters,
                               choose_drafters(options.speculate, files));
     engine::StepperSettings settings = settings_for(sizes, options, drafters);
+    if (!options.speculation_memory.empty() && drafters.any()) {
+        ESPALIER_ASSIGN_OR_RETURN(running.memory_, memory_for(files, loaded, options, drafters));
+        if (auto memory = running.memory_->load())
+            settings.memory = std::move(*memory);
+        else
+            running.note_ = memory.error().message + "; speculation learns anew";
+    }
     if (!options.trace.empty()) {
         ESPALIER_ASSIGN_OR_RETURN(const trace::Header header,
                                   trace_header(files, loaded, settings, drafters));
@@ -89,6 +115,8 @@ std::optional<trace::WriterStatus> RunningEngine::trace_status() const {
 
 Expected<std::optional<trace::End>> RunningEngine::stop() {
     engine_->stop();
+    // A cache that cannot be written is no failure of what was asked for.
+    if (memory_) static_cast<void>(memory_->save(engine_->memory()));
     if (!recorder_) return std::nullopt;
     ESPALIER_ASSIGN_OR_RETURN(const trace::End end, recorder_->finish());
     return end;

@@ -18,6 +18,7 @@
 #include "runtime/loaded_model.hpp"
 #include "runtime/model_files.hpp"
 #include "runtime/sizes.hpp"
+#include "runtime/speculation_memory.hpp"
 
 namespace espalier::runtime {
 
@@ -36,6 +37,8 @@ struct EngineOptions {
     std::optional<std::uint64_t> hash_seed;
     // On a GPU: every step operation by operation instead of as a captured graph. For debugging.
     bool enforce_eager = false;
+    // A directory where what speculation learns is kept; empty: none, every start learns anew.
+    std::string speculation_memory;
     std::string trace;  // a file for every step (docs/trace.md); empty: none
 };
 
@@ -45,13 +48,18 @@ class RunningEngine {
     static Expected<RunningEngine> start(const ModelFiles& files, LoadedModel& loaded,
                                          const EngineSizes& sizes, const EngineOptions& options);
     engine::Engine& engine() { return *engine_; }
+    // A sentence for a log where what speculation had learnt could not be read; empty: it could.
+    const std::string& note() const { return note_; }
     // How the trace goes; none: no trace. From any thread, until stop().
     std::optional<trace::WriterStatus> trace_status() const;
-    // Stops the engine and ends its trace: what the trace's last line says; none: no trace.
+    // Stops the engine, keeps what speculation has learnt where that can be written, and ends the
+    // trace: what the trace's last line says; none: no trace.
     Expected<std::optional<trace::End>> stop();
 
   private:
     std::shared_ptr<const text::Tokenizer> tokenizer_;
+    std::optional<SpeculationMemory> memory_;
+    std::string note_;
     // These outlive the engine.
     std::unique_ptr<replay::Recorder> recorder_;
     std::unique_ptr<model::TapMemory> taps_;

@@ -31,6 +31,7 @@ class Runtime {
     const ModelFiles& files() const { return files_; }
     const LoadedModel& loaded() const { return loaded_; }
     engine::Engine& engine() { return running_.engine(); }
+    const std::string& note() const { return running_.note(); }
     // See RunningEngine.
     std::optional<trace::WriterStatus> trace_status() const { return running_.trace_status(); }
     Expected<std::optional<trace::End>> stop() { return running_.stop(); }

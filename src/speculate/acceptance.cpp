@@ -92,6 +92,47 @@ void AcceptanceTable::fade(DrafterId drafter) {
     }
 }
 
+template <typename Visitor, typename Self>
+void AcceptanceTable::visit_counters(Visitor&& visit, Self& self, DrafterId drafter) {
+    for (const bool coupled : {false, true}) {
+        for (auto& buckets : self.pools_.at(row(drafter, coupled)))
+            for (auto& one : buckets) visit(one);
+        for (auto& ranks : self.places_.at(row(drafter, coupled)))
+            for (auto& buckets : ranks)
+                for (auto& one : buckets) visit(one);
+    }
+    visit(self.novel_.at(drafter));
+}
+
+Numbers AcceptanceTable::save(DrafterId drafter) const {
+    Numbers numbers;
+    visit_counters(
+        [&](const Counter& one) {
+            numbers.push_back(one.tried);
+            numbers.push_back(one.accepted);
+        },
+        *this, drafter);
+    return numbers;
+}
+
+bool AcceptanceTable::restore(DrafterId drafter, std::span<const double> numbers) {
+    std::size_t counters = 0;
+    visit_counters([&](const Counter&) { ++counters; }, *this, drafter);
+    if (numbers.size() != 2 * counters || !are_plausible(numbers)) return false;
+    for (std::size_t i = 0; i < numbers.size(); i += 2)
+        if (numbers[i + 1] > numbers[i]) return false;
+    std::size_t at = 0;
+    visit_counters(
+        [&](Counter& one) {
+            const double tried = numbers[at], accepted = numbers[at + 1];
+            const double kept = tried > kRemembered ? kRemembered / tried : 1;
+            one = {.tried = kept * tried, .accepted = kept * accepted};
+            at += 2;
+        },
+        *this, drafter);
+    return true;
+}
+
 double RequestBias::factor(DrafterId drafter) const {
     const Sum& sum = sums_.at(drafter);
     return std::min(kLargest, (sum.accepted + kWeight) / (sum.expected + kWeight));

@@ -10,8 +10,10 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 
 #include "speculate/drafter.hpp"
+#include "speculate/memory.hpp"
 
 namespace espalier::speculate {
 
@@ -57,6 +59,12 @@ class AcceptanceTable {
     // some thirty probes tell whether it has become right.
     void fade(DrafterId drafter);
 
+    // A drafter's counters. Restored ones count as kRemembered observations at most, so that a
+    // text of a few hundred tokens corrects them. False, and nothing restored: no such counters.
+    static constexpr double kRemembered = 24;
+    Numbers save(DrafterId drafter) const;
+    bool restore(DrafterId drafter, std::span<const double> numbers);
+
   private:
     friend class AcceptanceInspection;  // tests count observations
 
@@ -70,6 +78,9 @@ class AcceptanceTable {
     };
     using PerBucket = std::array<Counter, kMarginBuckets>;
     using PerRank = std::array<PerBucket, kRankClasses>;
+
+    template <typename Visitor, typename Self>
+    static void visit_counters(Visitor&& visit, Self& self, DrafterId drafter);
 
     // By drafter; coupled ones after all plain ones.
     static std::size_t row(DrafterId drafter, bool coupled) {

@@ -22,6 +22,29 @@ void DraftTime::observe(std::int32_t levels, std::int64_t tokens, double seconds
     fit();
 }
 
+Numbers DraftTime::save() const {
+    Numbers numbers;
+    for (const Call& call : calls_)
+        for (const double number : {call.levels, call.tokens, call.seconds})
+            numbers.push_back(number);
+    return numbers;
+}
+
+bool DraftTime::restore(std::span<const double> numbers) {
+    constexpr double kMost = 1e6;  // levels, tokens, seconds
+    if (numbers.size() % 3 != 0 || numbers.size() > 3 * kMostCalls) return false;
+    const auto is_possible = [&](std::size_t i) {
+        return i % 3 == 2 ? numbers[i] > 0 && numbers[i] <= kMost
+                          : numbers[i] >= 1 && numbers[i] <= kMost;  // false for NaN
+    };
+    for (std::size_t i = 0; i < numbers.size(); ++i)
+        if (!is_possible(i)) return false;
+    for (std::size_t i = 0; i < numbers.size(); i += 3)
+        observe(static_cast<std::int32_t>(numbers[i]), static_cast<std::int64_t>(numbers[i + 1]),
+                numbers[i + 2]);
+    return true;
+}
+
 // In place of the oldest of its kind, or of all.
 void DraftTime::keep(const Call& call) {
     const auto alike = [&](const Call& one) { return one.kind == call.kind; };

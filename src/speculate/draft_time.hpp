@@ -13,7 +13,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
+
+#include "speculate/memory.hpp"
 
 namespace espalier::speculate {
 
@@ -30,6 +33,9 @@ class DraftTime {
     double per_level() const { return costs_.level; }
     double per_token() const { return costs_.token; }
     void observe(std::int32_t levels, std::int64_t tokens, double seconds);
+    // Levels, tokens and seconds of the calls that are kept. False, and nothing restored: no calls.
+    Numbers save() const;
+    bool restore(std::span<const double> numbers);
 
   private:
     // Calls are kept by about how many tokens a level has, a few of each kind, so that those for

@@ -56,6 +56,40 @@ std::int64_t MeasuredRate::pause(std::int64_t rows, DraftingWay way) const {
     return std::max<std::int64_t>(left, 0);
 }
 
+Numbers MeasuredRate::save() const {
+    Numbers numbers;
+    for (const Rows& rows : rows_)
+        for (const Way& way : rows.ways)
+            for (const double sum :
+                 {way.steps, way.tokens, way.seconds, way.tokens2, way.both, way.seconds2})
+                numbers.push_back(sum);
+    return numbers;
+}
+
+bool MeasuredRate::restore(std::span<const double> numbers) {
+    constexpr std::size_t kSums = 6;
+    if (numbers.size() != kRowClasses * kWays * kSums || !are_plausible(numbers)) return false;
+    for (std::size_t i = 0; i < numbers.size(); i += kSums)
+        if (numbers[i] > 0 && !(numbers[i + 1] > 0 && numbers[i + 2] > 0)) return false;
+    std::size_t at = 0;
+    for (Rows& rows : rows_)
+        for (Way& way : rows.ways) {
+            const double steps = numbers[at];
+            const double kept = steps > kRemembered ? kRemembered / steps : 1;
+            if (steps >= kLeastSimpler) {
+                const auto sum = [&](std::size_t i) { return kept * numbers[at + i]; };
+                way.steps = sum(0);
+                way.tokens = sum(1);
+                way.seconds = sum(2);
+                way.tokens2 = sum(3);
+                way.both = sum(4);
+                way.seconds2 = sum(5);
+            }
+            at += kSums;
+        }
+    return true;
+}
+
 void MeasuredRate::hasten(std::int64_t rows, DraftingWay way, std::int64_t steps) {
     Rows& like = rows_[index_of(rows)];
     std::int64_t& resumes = like.ways[static_cast<std::size_t>(way)].resumes;

@@ -23,6 +23,9 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
+
+#include "speculate/memory.hpp"
 
 namespace espalier::speculate {
 
@@ -68,6 +71,11 @@ class MeasuredRate {
         Upkeep upkeep = {};
     };
     void observe(std::int64_t rows, const Step& step);
+    // Sums of tokens and seconds by rows and way; no pause. Restored ones count as kRemembered
+    // steps at most. False, and nothing restored: no such sums.
+    static constexpr double kRemembered = 12;
+    Numbers save() const;
+    bool restore(std::span<const double> numbers);
     // Counts the upkeep of a step that is not observed otherwise.
     void owe(std::int64_t rows, const Upkeep& upkeep);
 

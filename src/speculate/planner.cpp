@@ -253,6 +253,7 @@ void DraftPlanner::ask(const PlanQuestion& q, DrafterId drafter, const DraftShap
 // them must do: the others would take as long as several steps.
 bool DraftPlanner::plan_first(const PlanQuestion& q, DrafterId drafter) {
     std::size_t& calls = first_calls_.at(drafter);
+    if (calls == 0 && q.times[drafter]->known()) calls = kFirstShapes.size();  // remembered
     if (calls == kFirstShapes.size()) return false;
     if (q.load.size.tokens - std::ssize(q.rows) > kLongPrompts) return true;
     const DraftShape shape = kFirstShapes[calls];

@@ -259,6 +259,35 @@ Expected<StepTime> StepTime::fit(std::span<const StepSample> samples) {
     return time;
 }
 
+Numbers StepTime::save() const {
+    Numbers numbers(raw_.begin(), raw_.end());
+    numbers.insert(numbers.end(), samples_.begin(), samples_.end());
+    for (const double number : {per_row_, per_key_, least_, scale_, scatter_})
+        numbers.push_back(number);
+    return numbers;
+}
+
+std::optional<StepTime> StepTime::restore(std::span<const double> numbers) {
+    if (numbers.size() != 2 * kCount + 5 || !are_plausible(numbers)) return std::nullopt;
+    StepTime time;
+    const auto rest = numbers.subspan(2 * kCount);
+    const double scale = rest[3], least = rest[2] * scale;
+    constexpr double kShortest = 1e-9, kLongest = 1e5;  // seconds
+    if (!(least >= kShortest && scale > 0)) return std::nullopt;
+    for (std::size_t k = 0; k < kCount; ++k) {
+        time.raw_[k] = std::max(numbers[k] * scale, least);
+        time.samples_[k] = std::min(numbers[kCount + k], 1.0);
+        if (time.raw_[k] > kLongest) return std::nullopt;
+    }
+    time.per_row_ = rest[0] * scale;
+    time.per_key_ = rest[1] * scale;
+    time.least_ = least;
+    time.scatter_ = std::clamp(rest[4], kLeastScatter, 0.2);
+    if (std::max(time.per_row_, time.per_key_) > kLongest) return std::nullopt;
+    time.curve_ = not_decreasing(time.raw_, time.samples_);
+    return time;
+}
+
 double StepTime::seconds(const StepSize& size) const {
     CHECK(size.rows >= 0 && size.tokens >= 0 && size.keys >= 0, "{} rows, {} tokens, {} keys",
           size.rows, size.tokens, size.keys);

@@ -23,9 +23,11 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "base/error.hpp"
+#include "speculate/memory.hpp"
 
 namespace espalier::speculate {
 
@@ -54,6 +56,11 @@ class StepTime {
     // slope of the whole curve says, as far as the samples do not. Refuses samples that are not
     // positive, and an empty list.
     static Expected<StepTime> fit(std::span<const StepSample> samples);
+
+    // The curve and the costs beside it. Nothing: the numbers are of no curve. A restored curve
+    // counts as one sample at each place that was known, so that the first steps correct it.
+    Numbers save() const;
+    static std::optional<StepTime> restore(std::span<const double> numbers);
 
     // Positive, and not decreasing in rows, tokens or keys.
     double seconds(const StepSize& size) const;

@@ -173,6 +173,45 @@ TEST(AutoSpeculation, NoDisturbedOrPrescribedStepCondemnsDrafting) {
     }
 }
 
+// Fresh servers with a request of 120 tokens, against the best chain that could have been asked for
+// by name.
+TEST(AutoSpeculation, ASecondStartIsWarm) {
+    for (const SimulatedMachine& machine : {kMachines[0], kMachines[2]}) {
+        const SimulatedDrafter free{.passes = false, .right = 0.6, .offers = 0.5};
+        const SimulatedDrafter one{.right = 0.7}, two{.right = 0.8};
+        const double off = simulate_starts(machine, {}, 120, 0);
+        double best = off;
+        for (const std::int32_t depth : {2, 3, 4, 5, 6})
+            best = std::min(best, simulate_starts(machine, {two}, 120, depth));
+        SimulatedMachine earlier = machine;
+        earlier.seed = 100;  // other texts
+        speculate::Memory learnt, learnt_again;
+        const double cold = simulate_starts(machine, {free, one, two}, 120, 0);
+        simulate_starts(earlier, {free, one, two}, 120, 0, {}, &learnt);
+        const double warm = simulate_starts(machine, {free, one, two}, 120, 0, learnt);
+        simulate_starts(earlier, {free, one, two}, 120, 0, learnt, &learnt_again);
+        const double third = simulate_starts(machine, {free, one, two}, 120, 0, learnt_again);
+        const auto where =
+            fmt::format("{}: off {:.4f}, best {:.4f}, cold {:.4f}, warm {:.4f}, {:.4f}",
+                        machine.name, off, best, cold, warm, third);
+        EXPECT_LT(0.95 * warm, best) << where;
+        EXPECT_LT(0.95 * third, best) << where;
+        EXPECT_LT(warm, 0.97 * cold) << where;
+    }
+}
+
+// What was learnt of drafts that are always right, of drafts that never are.
+TEST(AutoSpeculation, AWrongMemoryCostsLittle) {
+    for (const SimulatedMachine& machine : {kMachines[0], kMachines[2]}) {
+        const SimulatedDrafter right{.right = 0.9, .spread = 0.05}, wrong{.right = 0};
+        speculate::Memory learnt;
+        simulate_starts(machine, {right, right}, 400, 0, {}, &learnt);
+        const double off = simulate_starts(machine, {}, 400, 0);
+        const double warm = simulate_starts(machine, {wrong, wrong}, 400, 0, learnt);
+        EXPECT_LT(warm, 1.05 * off) << fmt::format("{}: {:.4f} of {:.4f}", machine.name, warm, off);
+    }
+}
+
 // A cache that holds little more than the requests under way, and twenty prompts that come again
 // and again: windows for drafts that nobody drafts would displace them.
 TEST(AutoSpeculation, ComputesNoMorePromptsWhereDraftModelsAreLeftBehind) {

@@ -12,7 +12,10 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
+#include "base/random.hpp"
 #include "engine/harness.hpp"
 #include "engine/tiny_target.hpp"
 #include "lossless/check.hpp"
@@ -88,6 +91,47 @@ TEST(Lossless, AnFp8CacheToo) {
         ASSERT_TRUE(verdict->differences.empty())
             << fmt::format("{}", fmt::join(verdict->differences, "\n"));
     }
+}
+
+// Speculation that starts from what it has learnt elsewhere, or from numbers that make no sense.
+TEST(Lossless, WhateverSpeculationRemembersToo) {
+    const auto steps = speculate::StepTime::fit(
+        std::vector<speculate::StepSample>{{{1, 1, 0}, 1e-3}, {{1, 8, 0}, 2e-3}});
+    ASSERT_TRUE(steps);
+    const Subject subject = engine::tiny_target(engine::Family::v3).target();
+    std::int64_t accepted = 0;
+    for (std::uint64_t seed = kFirstSeed; seed < kFirstSeed + kWorkloads / 4; ++seed) {
+        Random random(seed);
+        const bool sensible = seed % 2 == 0;
+        const auto any = [&] {
+            return sensible ? 20 * random.unit() : std::pow(10.0, -9 + 14 * random.unit());
+        };
+        Workload work = random_workload(seed, subject);
+        work.settings.grant = engine::NodeGrant::measured;
+        speculate::Memory& memory = work.settings.memory;
+        for (const char* name : {"random", "ngram", "mtp", "eagle3", "grammar"}) {
+            speculate::DrafterMemory drafter{name, speculate::AcceptanceTable().save(0), {}};
+            for (std::size_t i = 0; i < drafter.acceptance.size(); i += 2) {
+                drafter.acceptance[i] = any();
+                drafter.acceptance[i + 1] = random.unit() * drafter.acceptance[i];
+            }
+            for (int call = 0; call < 4; ++call)
+                for (const double number : {1.0 + random.between(0, 7), 8.0, 1e-3 * any()})
+                    drafter.calls.push_back(number);
+            memory.drafters.push_back(std::move(drafter));
+        }
+        memory.step_time = steps->save();
+        memory.rates = speculate::MeasuredRate().save();
+        for (double& number : memory.rates) number = any();
+        if (!sensible)
+            for (double& number : memory.step_time) number *= any();
+        const auto verdict = check_workload(work, subject);
+        ASSERT_TRUE(verdict) << verdict.error().message;
+        ASSERT_TRUE(verdict->differences.empty())
+            << fmt::format("{}", fmt::join(verdict->differences, "\n"));
+        accepted += verdict->coverage.accepted;
+    }
+    EXPECT_GT(accepted, 0);
 }
 
 // And with weights of four bits.

@@ -120,4 +120,24 @@ std::vector<std::int64_t> simulate(const SimulatedMachine& machine,
     return steps;
 }
 
+double simulate_starts(const SimulatedMachine& machine,
+                       const std::vector<SimulatedDrafter>& drafters, std::int64_t tokens,
+                       std::int32_t depth, const speculate::Memory& known,
+                       speculate::Memory* learnt) {
+    double seconds = 0;
+    for (std::uint64_t start = 0; start < 8; ++start) {
+        SimulatedMachine one = machine;
+        one.seed = machine.seed + start;
+        SimulatedServer server(one, drafters, 1, 24, known);
+        Random random(one.seed);
+        const SimulatedLoad load{.prompt = 30, .output = tokens, .depth = depth};
+        const auto receiver = std::make_shared<StepsOfRequest>();
+        server.submit(request_of(load, random, !drafters.empty()), receiver);
+        while (!server.idle()) server.step();
+        seconds += static_cast<double>(server.now()) * 1e-9;
+        if (start == 0 && learnt != nullptr) *learnt = server.speculation().memory();
+    }
+    return seconds;
+}
+
 }  // namespace espalier::engine

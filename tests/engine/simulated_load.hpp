@@ -45,6 +45,13 @@ struct SimulatedChats {
     std::int64_t requests = 5, tokens = 400;
     double prescribed = 0.5;  // share of the chats
 };
+// Seconds of eight servers that have just started, each with one client's request of this many
+// tokens. learnt: what they start from, and, if wanted, what the first of them learns.
+double simulate_starts(const SimulatedMachine& machine,
+                       const std::vector<SimulatedDrafter>& drafters, std::int64_t tokens,
+                       std::int32_t depth, const speculate::Memory& known = {},
+                       speculate::Memory* learnt = nullptr);
+
 // The steps that each of the requests behind the chats took.
 std::vector<std::int64_t> simulate(const SimulatedMachine& machine,
                                    const std::vector<SimulatedDrafter>& drafters,

@@ -95,9 +95,11 @@ class SimulatedSource final : public speculate::Drafter {
           machine_(machine),
           habits_(habits),
           id_(id),
+          name_("drafter " + std::to_string(id)),
           looked_on_(looked_on),
           followed_(pages) {}
 
+    std::string_view name() const override { return name_; }
     speculate::DrafterNeeds needs() const override {
         return {.hidden_states = habits_.passes,
                 .draft_cache = habits_.passes,
@@ -214,6 +216,7 @@ class SimulatedSource final : public speculate::Drafter {
     const SimulatedMachine& machine_;
     SimulatedDrafter habits_;
     std::uint64_t id_;
+    std::string name_;
     std::int64_t& looked_on_;
     IndexedVector<RequestSlot, double> right_;
     draft::Followed followed_;
@@ -247,9 +250,10 @@ void SimulatedClock::begin_step() {
 
 SimulatedServer::SimulatedServer(const SimulatedMachine& machine,
                                  const std::vector<SimulatedDrafter>& drafters, std::int64_t rows,
-                                 std::int64_t pages)
+                                 std::int64_t pages, const speculate::Memory& memory)
     : machine_(machine), clock_(machine_) {
     StepperSettings settings;
+    settings.memory = memory;
     settings.schedule.max_rows = static_cast<std::int32_t>(rows);
     settings.schedule.max_model_len = 1024;
     settings.schedule.page_count = rows * pages + 1;

@@ -77,7 +77,7 @@ class SimulatedServer {
     static constexpr std::int32_t kVocabulary = 512;
 
     SimulatedServer(const SimulatedMachine& machine, const std::vector<SimulatedDrafter>& drafters,
-                    std::int64_t rows, std::int64_t pages);
+                    std::int64_t rows, std::int64_t pages, const speculate::Memory& memory = {});
     void submit(Request request, std::shared_ptr<Receiver> receiver);
     StepReport step() { return stepper_->step(); }
     bool idle() const { return stepper_->idle(); }
