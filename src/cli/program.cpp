@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -11,6 +12,7 @@
 
 #include "cli/command.hpp"
 #include "cli/flag_names.hpp"
+#include "cli/nearest.hpp"
 #include "espalier/version.hpp"
 
 namespace espalier::cli {
@@ -25,6 +27,24 @@ int report(const std::string& message) {
 const CLI::App& given_command(const CLI::App& app) {
     const auto given = app.get_subcommands();
     return given.empty() ? app : given_command(*given.front());
+}
+
+// What a word that was not expected probably means; empty: no flag or command is near it.
+std::string advice(const CLI::App& app, int argc, char** argv) {
+    const CLI::App& command = given_command(app);
+    std::vector<std::string> known;
+    for (const CLI::Option* option : command.get_options())
+        for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+    for (const CLI::App* inner : command.get_subcommands([](const CLI::App*) { return true; }))
+        known.push_back(inner->get_name());
+    for (int i = 1; i < argc; ++i) {
+        const std::string_view whole = argv[i];
+        const std::string_view word = whole.substr(0, whole.find('='));
+        if (std::ranges::find(known, word) != known.end()) continue;
+        if (const std::string meant = near_slip(word, known); !meant.empty())
+            return fmt::format("'{}': did you mean {}?", word, meant);
+    }
+    return {};
 }
 
 int run(int argc, char** argv) {
@@ -48,7 +68,10 @@ int run(int argc, char** argv) {
     try {
         app.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
-        return app.exit(error) == 0 ? 0 : 2;
+        if (app.exit(error) == 0) return 0;
+        if (const std::string meant = advice(app, argc, argv); !meant.empty())
+            fmt::print(stderr, "{}\n", meant);
+        return 2;
     }
     const auto chosen = app.get_subcommands({});
     for (std::size_t i = 0; i < commands.size(); ++i) {

@@ -9,12 +9,12 @@
 #include <cctype>
 #include <cstdlib>
 #include <fstream>
-#include <numeric>
 #include <sstream>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "cli/nearest.hpp"
 #include "cli/settings_file.hpp"
 
 namespace espalier::cli {
@@ -30,20 +30,6 @@ bool is_setting(const std::string& key) {
     return !key.empty() && std::ranges::find(kNoSettings, key) == std::end(kNoSettings);
 }
 
-// Levenshtein's.
-std::size_t distance(std::string_view a, std::string_view b) {
-    std::vector<std::size_t> row(b.size() + 1);
-    std::iota(row.begin(), row.end(), std::size_t{0});
-    for (std::size_t i = 1; i <= a.size(); ++i) {
-        std::size_t diagonal = std::exchange(row[0], i);
-        for (std::size_t j = 1; j <= b.size(); ++j) {
-            const std::size_t change = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-            diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, change}));
-        }
-    }
-    return row.back();
-}
-
 std::vector<CLI::Option*> settable(CLI::App& command) {
     return command.get_options(
         [](const CLI::Option* option) { return is_setting(key_of(*option)); });
@@ -55,12 +41,10 @@ CLI::Option* find(CLI::App& command, const std::string& key) {
     return nullptr;
 }
 
-std::string nearest(CLI::App& command, const std::string& key) {
-    std::string best;
-    for (const CLI::Option* option : settable(command))
-        if (best.empty() || distance(key, key_of(*option)) < distance(key, best))
-            best = key_of(*option);
-    return best;
+std::vector<std::string> keys_of(CLI::App& command) {
+    std::vector<std::string> keys;
+    for (const CLI::Option* option : settable(command)) keys.push_back(key_of(*option));
+    return keys;
 }
 
 bool takes_several(const CLI::Option& option) { return option.get_items_expected_max() > 1; }
@@ -129,7 +113,7 @@ Expected<void> apply_file(CLI::App& command, const std::string& config, Sources&
         CLI::Option* option = find(command, setting.key);
         if (option == nullptr)
             return fail(ErrorKind::invalid, "{}:{}: there is no {}; did you mean {}?", config,
-                        setting.line, setting.key, nearest(command, setting.key));
+                        setting.line, setting.key, nearest(setting.key, keys_of(command)));
         if (setting.values.size() != 1 && !takes_several(*option))
             return fail(ErrorKind::invalid, "{}:{}: {} takes one value, not {}", config,
                         setting.line, setting.key, setting.values.size());

@@ -249,6 +249,20 @@ TEST(Cli, BenchMlaComparesWithPeers) {
         << open_quote.output;
 }
 
+TEST(Cli, ASlipGetsAdvice) {
+    const auto said = [](const std::string& line) {
+        const BinaryResult result = run_binary(line);
+        EXPECT_EQ(result.status, 2) << line;
+        return result.output;
+    };
+    for (const auto& [line, meant] : std::vector<std::pair<std::string, std::string>>{
+             {"genrate x", "'genrate': did you mean generate?"},
+             {"bench egnine", "'egnine': did you mean engine?"},
+             {"generate --max-tokns=3 x", "'--max-tokns': did you mean --max-tokens?"}})
+        EXPECT_NE(said(line).find(meant), std::string::npos) << line << ": " << said(line);
+    EXPECT_EQ(said("--nothing-like-it").find("did you mean"), std::string::npos);
+}
+
 TEST(Cli, RefusalsSaySoAndExitAccordingly) {
     struct Refusal {
         std::string arguments;
