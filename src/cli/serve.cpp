@@ -2,6 +2,7 @@
 // espalier serve: an OpenAI-compatible server. The main thread waits for signals and for the model;
 // a thread of its own loads that, so that probes are answered meanwhile.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/signalfd.h>
@@ -78,11 +79,14 @@ class Descriptor {
     int number_;
 };
 
-sigset_t ending_signals() {
+// Those that end the server, and SIGHUP where there is something to read again; where there is
+// nothing it ends the process, as a terminal that closes means it to.
+sigset_t awaited_signals(bool reloads) {
     sigset_t signals;
     sigemptyset(&signals);
     sigaddset(&signals, SIGTERM);
     sigaddset(&signals, SIGINT);
+    if (reloads) sigaddset(&signals, SIGHUP);
     return signals;
 }
 
@@ -141,38 +145,52 @@ void announce(const ServeOptions& options, const server::Server& server, server:
     const bool is_v6 = options.server.host.find(':') != std::string::npos;
     log.info(fmt::format("listening on http://{}{}{}:{}", is_v6 ? "[" : "", options.server.host,
                          is_v6 ? "]" : "", server.port()));
+    if (const auto port = server.monitor_port())
+        log.info(
+            fmt::format("metrics and probes at {} port {}", options.server.monitor_host, *port));
     const bool is_local = options.server.host.starts_with("127.") ||
                           options.server.host == "localhost" || options.server.host == "::1";
-    if (!is_local && options.server.api_key.empty())
+    if (!is_local && options.server.api_key.empty() && options.server.api_key_file.empty())
         log.warning("other machines can reach this server, and it asks for no --api-key");
 }
 
-// True: a signal came; false: the model is loaded, or could not be, or (milliseconds ≥ 0) the time
-// is over.
-bool wait_for_signal(int signals, int loaded, int milliseconds) {
+enum class Wake { none, end, reload };
+
+// none: the model is loaded, or could not be, or (milliseconds ≥ 0) the time is over.
+Wake wait_for_signal(int signals, int loaded, int milliseconds) {
     pollfd waiting[] = {{signals, POLLIN, 0}, {loaded, POLLIN, 0}};
     while (::poll(waiting, loaded < 0 ? 1 : 2, milliseconds) < 0) {
     }
-    if ((waiting[0].revents & POLLIN) == 0) return false;
+    if ((waiting[0].revents & POLLIN) == 0) return Wake::none;
     signalfd_siginfo taken{};  // what is not read stays pending, and would count as the second
-    return ::read(signals, &taken, sizeof taken) > 0;
+    if (::read(signals, &taken, sizeof taken) <= 0) return Wake::none;
+    return taken.ssi_signo == SIGHUP ? Wake::reload : Wake::end;
+}
+
+// Until one that ends the server comes, or nothing more is to be waited for.
+Wake wait_for_end(int signals, int loaded, int milliseconds, server::Server& server) {
+    Wake wake = wait_for_signal(signals, loaded, milliseconds);
+    for (; wake == Wake::reload; wake = wait_for_signal(signals, loaded, milliseconds))
+        server.reload();
+    return wake;
 }
 
 // Streams outlive nothing here: the server goes before the runtime, the loader holds both back.
 Expected<void> run_server(const ServeOptions& options, const std::vector<std::string>& ignored) {
-    const sigset_t signals = ending_signals();
+    const sigset_t signals = awaited_signals(!options.server.api_key_file.empty());
     pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // in every thread from here on
     std::signal(SIGPIPE, SIG_IGN);                  // a log without a reader is no reason to end
     const Descriptor arrived(signalfd(-1, &signals, SFD_CLOEXEC));
     server::raise_file_limit();
-    server::Log log(options.server.log_format == "json" ? server::Log::Format::json
-                                                        : server::Log::Format::text);
+    server::Log log(
+        options.server.log_format == "json" ? server::Log::Format::json : server::Log::Format::text,
+        stderr, server::level_of(options.server.log_level));
     for (const std::string& what : ignored)
         log.warning(fmt::format("environment: {} and was ignored", what));
     ESPALIER_ASSIGN_OR_RETURN(const auto server, server::Server::start(options.server, log));
     announce(options, *server, log);
     Loader loader(options, *server, log);
-    bool stopped = wait_for_signal(arrived.number(), loader.done(), -1);
+    bool stopped = wait_for_end(arrived.number(), loader.done(), -1, *server) == Wake::end;
     if (stopped && !loader.opened()) {
         log.info("stopped while loading");
         std::_Exit(0);  // no request is being answered, and reading weights cannot be interrupted
@@ -182,13 +200,14 @@ Expected<void> run_server(const ServeOptions& options, const std::vector<std::st
     engine::Engine& engine = loader.runtime()->engine();
     bool failed = false;
     while (!stopped && !failed) {
-        stopped = wait_for_signal(arrived.number(), -1, kLookAfterEngine);
+        stopped = wait_for_end(arrived.number(), -1, kLookAfterEngine, *server) == Wake::end;
         failed = engine.status().state == engine::EngineState::failed;
     }
     if (failed) log.error(fmt::format("the engine failed: {}", engine.status().failure));
     notify_service_manager("STOPPING=1");
     // A second signal ends the process at once, as it would by itself.
-    pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+    const sigset_t ending = awaited_signals(false);
+    pthread_sigmask(SIG_UNBLOCK, &ending, nullptr);
     log.info(fmt::format("shutting down: requests have {} seconds to finish",
                          options.server.drain_seconds));
     const bool finished = server->shut_down();
@@ -213,6 +232,8 @@ Expected<void> explain(const ServeOptions& options, const CLI::App& command,
     ESPALIER_ASSIGN_OR_RETURN(const int threads,
                               runtime::thread_count(options.engine.load.threads));
     ESPALIER_RETURN_IF_ERROR(server::check_options(options.server));
+    ESPALIER_ASSIGN_OR_RETURN(const server::ChatForms chats,
+                              server::chat_forms(files, options.server));
     fmt::print("{}", explain_settings(command, sources));
     const auto bytes = [](std::int64_t count) { return bytes_text(static_cast<double>(count)); };
     const std::string what_holds =
@@ -234,12 +255,25 @@ Expected<void> explain(const ServeOptions& options, const CLI::App& command,
         "and prompts\n"
         "  cache           {} pages of 64 tokens, {} ({})\n"
         "  queue           {} requests, {} tokens of prompts; more are answered with 429\n"
-        "  threads         {} for the model, {} for requests, one for connections\n",
+        "  threads         {} for the model, {} for requests, one for connections\n"
+        "  drafts          {}\n"
+        "  chats           {}\n"
+        "  tool calls      {}\n"
+        "  reasoning       {}\n"
+        "  grammars        {} of compiled ones and {} of masks are kept at most\n",
         options.server.served_model_name.empty() ? server::default_model_name(options.model)
                                                  : options.server.served_model_name.front(),
         sizes.max_model_len, facts.context, sizes.max_rows, sizes.max_step_tokens,
         sizes.page_count - 1, bytes(sizes.page_count * facts.page_bytes), what_holds,
-        sizes.max_waiting, sizes.max_waiting_tokens, threads, options.server.workers);
+        sizes.max_waiting, sizes.max_waiting_tokens, threads, options.server.workers,
+        drafters.any() ? fmt::format("{}", fmt::join(drafters.names(), ", ")) : "none",
+        chats.chat_template,
+        chats.formats.tools == nullptr ? "none, or of a form that is not known here"
+                                       : chats.formats.tools->name,
+        chats.formats.reasoning == nullptr ? "none, or of a form that is not known here"
+                                           : chats.formats.reasoning->name,
+        bytes(static_cast<std::int64_t>(grammar::CompilerLimits().cache_bytes)),
+        bytes(static_cast<std::int64_t>(grammar::CompilerLimits().mask_bytes)));
     ESPALIER_ASSIGN_OR_RETURN(const TextIdentity identity,
                               runtime::text_identity(*files.checkpoint, options.engine.load,
                                                      options.engine.engine.prefill_segment));

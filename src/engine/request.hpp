@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "accept/constraint.hpp"
@@ -54,6 +55,9 @@ struct Request {
     // Where the reasoning before the answer ends, and how long it may be; none: all is answer. The
     // grammar begins behind it. Usage::reasoning_tokens counts it.
     std::optional<accept::ReasoningRule> reasoning;
+
+    // What its sender calls it, for traces: a name and a W3C traceparent; empty: none.
+    std::string request_id, traceparent;
 
     bool is_constrained() const { return grammar != nullptr || reasoning.has_value(); }
 };

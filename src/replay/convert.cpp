@@ -63,10 +63,11 @@ void each_request_field(Traced& traced, Ours& request, Copy copy) {
     [[maybe_unused]] auto& [number, traced_choices, time, traced_priority, traced_deadline,
                             traced_salt, traced_speculate, traced_depth, traced_width, traced_nodes,
                             traced_logprobs, traced_prompt, traced_forced, traced_sampling,
-                            traced_output, traced_grammar, traced_reasoning] = traced;
+                            traced_output, traced_grammar, traced_reasoning, traced_id,
+                            traced_parent] = traced;
     [[maybe_unused]] auto& [prompt, sampling, output, choices, priority, deadline, salt, speculate,
                             depth, width, nodes, report_trees, logprobs, forced, grammar,
-                            reasoning] = request;
+                            reasoning, request_id, traceparent] = request;
     copy(traced_choices, choices);
     copy(traced_priority, priority);
     copy(traced_deadline, deadline);
@@ -80,6 +81,8 @@ void each_request_field(Traced& traced, Ours& request, Copy copy) {
     copy(traced_forced, forced);
     copy(traced_sampling, sampling);
     copy(traced_reasoning, reasoning);
+    copy(traced_id, request_id);
+    copy(traced_parent, traceparent);
 }
 
 struct ToTrace {
@@ -97,6 +100,10 @@ struct ToTrace {
         traced.reset();
         if (drafts > 0) traced = drafts;
     }
+    void operator()(std::optional<std::string>& traced, const std::string& name) const {
+        traced.reset();
+        if (!name.empty()) traced = name;
+    }
     void operator()(std::string& traced, grammar::Kind kind) const { traced = grammar::name(kind); }
 };
 
@@ -110,6 +117,9 @@ struct FromTrace {
     }
     void operator()(const std::optional<std::int32_t>& traced, std::int32_t& drafts) const {
         drafts = traced.value_or(0);
+    }
+    void operator()(const std::optional<std::string>& traced, std::string& name) const {
+        name = traced.value_or("");
     }
     // Set before, where the name is known.
     void operator()(const std::string&, grammar::Kind&) const {}

@@ -7,6 +7,7 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 #include <utility>
+#include <vector>
 
 #include "espalier/version.hpp"
 #include "server/api/count_tokens.hpp"
@@ -43,6 +44,35 @@ std::string percent_decoded(std::string_view text) {
 
 ApiError no_route(const HttpRequest& head) {
     return {.status = 404, .message = head.path + ": no such path", .code = "not_found"};
+}
+
+ApiError key_is_busy(const ApiKey& key) {
+    return {.status = 429,
+            .message = fmt::format("this API key may have {} requests at a time", key.max_requests),
+            .type = "rate_limit_error",
+            .code = "rate_limit_exceeded",
+            .retry_after_seconds = 1};
+}
+
+// The fields of an access log's line; a path is cut where it is longer than any of ours.
+std::vector<Log::Field> log_fields(const Access& access) {
+    constexpr std::size_t kMaxPathBytes = 256;
+    std::vector<Log::Field> fields = {{"client", access.client},
+                                      {"method", access.method},
+                                      {"path", access.path.substr(0, kMaxPathBytes)},
+                                      {"status", std::to_string(access.status), true},
+                                      {"bytes", std::to_string(access.bytes), true},
+                                      {"seconds", fmt::format("{:.6f}", access.seconds), true},
+                                      {"request_id", access.request_id}};
+    if (!access.key.empty()) fields.push_back({"key", access.key});
+    if (!access.traceparent.empty()) {
+        fields.push_back({"trace_id", access.traceparent.substr(3, 32)});
+        fields.push_back({"parent_id", access.traceparent.substr(36, 16)});
+    }
+    for (const auto& [name, tokens] : {std::pair("prompt_tokens", access.prompt_tokens),
+                                       std::pair("output_tokens", access.output_tokens)})
+        if (tokens) fields.push_back({name, std::to_string(*tokens), true});
+    return fields;
 }
 
 template <Expected<std::string> (*make_body)(const ServedModel&, const std::string&)>
@@ -128,6 +158,23 @@ void App::watch_trace() {
     log_.error(fmt::format("the trace ends here: {}", trace->failure));
 }
 
+Expected<void> App::load_keys() {
+    if (options_.api_key_file.empty()) return {};
+    ESPALIER_RETURN_IF_ERROR(guard_.load_keys(options_.api_key_file));
+    log_.info(fmt::format("{} API keys, with those of {}", guard_.keys(), options_.api_key_file));
+    return {};
+}
+
+// Requests of probes and of the page, which come by the thousand, only where all is wanted.
+void App::finished(const Access& access) {
+    if (options_.access_log == "off") return;
+    const Route* route = find_route("GET", access.path);
+    const bool is_quiet = route != nullptr && access.status < 400 &&
+                          (route->is_open || route->answer == &App::metrics);
+    const Log::Level level = is_quiet ? Log::Level::debug : Log::Level::info;
+    if (log_.writes(level)) log_.write(level, "request", log_fields(access));
+}
+
 void App::failed(const char* what) {
     log_.error(fmt::format("an exception on the I/O thread: {}", what));
 }
@@ -144,9 +191,16 @@ const App::Route* App::route_of(const HttpRequest& head) {
     if (head.method == "HEAD") return find_route("GET", head.path);
     if (head.method != "OPTIONS") return find_route(head.method, head.path);
     const Route* route = find_route("GET", head.path);
-    const bool is_probe =
-        route != nullptr && (route->answer == &App::health || route->answer == &App::live);
-    return is_probe ? route : nullptr;
+    return route != nullptr && is_probe(*route) ? route : nullptr;
+}
+
+bool App::is_probe(const Route& route) {
+    return route.answer == &App::health || route.answer == &App::live;
+}
+
+bool App::is_offered(const Route& route, const HttpRequest& head) const {
+    if (head.is_monitor) return is_probe(route) || route.answer == &App::metrics;
+    return options_.monitor_port < 0 || route.answer != &App::metrics;
 }
 
 std::optional<ApiError> App::unready() const {
@@ -200,8 +254,10 @@ HttpResponse App::wrong_method(const HttpRequest& head) {
 std::optional<HttpResponse> App::check_head(const HttpRequest& head) {
     if (auto answer = preflight(head)) return answer;
     const Route* route = route_of(head);
-    const bool is_open = route != nullptr ? route->is_open : head.method == "OPTIONS";
+    const bool is_open =
+        head.is_monitor || (route != nullptr ? route->is_open : head.method == "OPTIONS");
     if (const auto error = guard_.check(head, is_open)) return counted(*error, head.path);
+    if (route != nullptr && !is_offered(*route, head)) return counted(no_route(head), head.path);
     if (route == nullptr) return wrong_method(head);
     if (route->needs_model)
         if (const auto error = unready()) return counted(*error, head.path);
@@ -214,6 +270,7 @@ void App::handle(HttpRequest request, std::shared_ptr<Exchange> exchange) {
     if (route->needs_model)
         if (const auto error = unready())
             return send(exchange, error_response(*error, request.path));
+    if (const auto key = guard_.key_of(request)) exchange->access().key = key->name;
     (this->*route->answer)(request, exchange);
 }
 
@@ -308,8 +365,11 @@ void App::messages(HttpRequest& request, const std::shared_ptr<Exchange>& exchan
 }
 
 void App::generate(Api api, HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {
+    const auto key = guard_.key_of(request);
+    if (key && !has_room(*key)) return send(exchange, error_response(key_is_busy(*key), request.path));
     const auto generation = std::make_shared<Generation>(
-        *context_, model_, api, guard_.tenant(request), exchange, [this](const Generation* over) {
+        *context_, model_, api, Caller{key, request.request_id, request.traceparent}, exchange,
+        [this](const Generation* over) {
             active_.erase(over);
             if (draining_ && active_.empty() && idle_) idle_();
         });

@@ -41,7 +41,10 @@ class App final : public HttpHandler {
     bool allows_origin(const std::string& origin) const override {
         return !origin.empty() && guard_.allows_origin(origin);
     }
+    void finished(const Access& access) override;
     void failed(const char* what) override;
+    // Reads the file of keys, if there is one, again; an error leaves those of before.
+    Expected<void> load_keys();
     // Waits for jobs that workers have begun.
     void stop_workers() { workers_.stop(); }
 
@@ -54,6 +57,7 @@ class App final : public HttpHandler {
         void (App::*answer)(HttpRequest&, const std::shared_ptr<Exchange>&);
     };
     static const Route kRoutes[];
+    static bool is_probe(const Route& route);
     static const Route* find_route(std::string_view method, std::string_view path);
     // HEAD goes where GET goes; the session keeps the body. So does OPTIONS of a probe, which is
     // what load balancers ask by.
@@ -78,6 +82,8 @@ class App final : public HttpHandler {
     using Work = std::function<HttpResponse(const ServedModel&, const std::string& body)>;
     void run_work(HttpRequest& request, const std::shared_ptr<Exchange>& exchange, Work work);
     std::optional<HttpResponse> preflight(const HttpRequest& head);
+    // Of the port that the request came to: monitors have one of their own, or none.
+    bool is_offered(const Route& route, const HttpRequest& head) const;
     HttpResponse wrong_method(const HttpRequest& head);
     std::optional<ApiError> unready() const;
     void send(const std::shared_ptr<Exchange>& exchange, const HttpResponse& response);

@@ -43,12 +43,13 @@ std::optional<ApiError> check_model(const ServedModel& model, const GenerationRe
 }
 
 Generation::Generation(const GenerationContext& context, std::shared_ptr<const ServedModel> model,
-                       Api api, std::size_t tenant, std::shared_ptr<Exchange> exchange,
+                       Api api, Caller caller, std::shared_ptr<Exchange> exchange,
                        std::function<void(const Generation*)> done)
     : context_(context),
       model_(std::move(model)),
       form_(form_of(api)),
-      tenant_(tenant),
+      caller_(std::move(caller)),
+      hold_(caller_.key),
       exchange_(std::move(exchange)),
       done_(std::move(done)) {}
 
@@ -187,12 +188,28 @@ Expected<void> Generation::submit(Prepared& prepared) {
     request.reasoning = prepared.plan.reasoning;
     if (prepared.plan.keeps_special_tokens) request.output.skip_special_tokens = false;
     if (!parsed.seed_given) request.sampling.seed = random_bits() >> (64 - kDrawnSeedBits);
-    request.salt = model_->salt_of(tenant_, parsed.cache_salt);
+    request.salt = model_->salt_of(caller_.key ? caller_.key->tenant : 0, parsed.cache_salt);
+    request.request_id = caller_.request_id;
+    request.traceparent = caller_.traceparent;
     if (context_.request_time.count() > 0)
         request.deadline = model_->engine().now() + context_.request_time.count();
+    ESPALIER_RETURN_IF_ERROR(hold_tokens(prepared));
+    for (const EchoedPrompt& prompt : prepared.prompts)
+        prepared.prompt_tokens += std::ssize(prompt.tokens);
     for (std::size_t i = 0; i < prepared.prompts.size(); ++i)
         ESPALIER_RETURN_IF_ERROR(submit_prompt(prepared, i));
     return {};
+}
+
+Expected<void> Generation::hold_tokens(const Prepared& prepared) {
+    const engine::Request& request = prepared.request.engine;
+    std::int64_t tokens = 0;
+    for (const EchoedPrompt& prompt : prepared.prompts) {
+        const std::int64_t length = std::ssize(prompt.tokens);
+        const std::int64_t room = std::max<std::int64_t>(model_->max_model_len() - length, 0);
+        tokens += length + request.choices * std::min(request.output.max_tokens, room);
+    }
+    return hold_.add_tokens(tokens);
 }
 
 Expected<void> Generation::submit_prompt(Prepared& prepared, std::size_t prompt) {
@@ -220,6 +237,7 @@ void Generation::begin(Prepared& prepared) {
     if (prepared.error) return fail(*prepared.error, {});
     const GenerationRequest& request = prepared.request;
     stream_ = request.stream;
+    prompt_tokens_ = prepared.prompt_tokens;
     shape_ = {.choices = request.engine.choices, .max_tokens = request.max_tokens.value_or(0)};
     seen_.assign(prepared.streams.size() * static_cast<std::size_t>(request.engine.choices),
                  {Clock::now()});
@@ -318,6 +336,13 @@ void Generation::closed() {
 }
 
 void Generation::over() {
+    if (reply_) {
+        Access& access = exchange_->access();
+        access.prompt_tokens = prompt_tokens_;
+        access.output_tokens = 0;
+        for (const Seen& seen : seen_) *access.output_tokens += seen.tokens;
+    }
+    hold_.release();
     exchange_.reset();
     streams_.clear();
     if (const auto done = std::exchange(done_, nullptr)) done(this);

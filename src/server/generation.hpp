@@ -16,6 +16,7 @@
 #include "engine/engine.hpp"
 #include "server/api/api_form.hpp"
 #include "server/http.hpp"
+#include "server/keys.hpp"
 #include "server/log.hpp"
 #include "server/metrics.hpp"
 #include "server/output_plan.hpp"
@@ -40,12 +41,18 @@ void warn_of_unknown_fields(const GenerationRequest& request, Log& log);
 // 404: the request names a model that is not here.
 std::optional<ApiError> check_model(const ServedModel& model, const GenerationRequest& request);
 
+// Who asks, and by what name the exchange is known.
+struct Caller {
+    std::shared_ptr<const ApiKey> key = {};  // null: none was needed
+    std::string request_id = {}, traceparent = {};
+};
+
 class Generation final : public ExchangeListener, public std::enable_shared_from_this<Generation> {
   public:
     using Clock = std::chrono::steady_clock;
     // done is called once, when the exchange is over.
     Generation(const GenerationContext& context, std::shared_ptr<const ServedModel> model, Api api,
-               std::size_t tenant, std::shared_ptr<Exchange> exchange,
+               Caller caller, std::shared_ptr<Exchange> exchange,
                std::function<void(const Generation*)> done);
 
     void start(std::string body);
@@ -64,6 +71,7 @@ class Generation final : public ExchangeListener, public std::enable_shared_from
         OutputPlan plan;
         std::vector<EchoedPrompt> prompts;
         std::vector<engine::Stream> streams;
+        std::int64_t prompt_tokens = 0;  // of all prompts
     };
     // Runs the step unless one before it was refused; what it throws is an error of the server.
     void attempt(Prepared& prepared, const std::function<Expected<void>()>& step);
@@ -73,6 +81,8 @@ class Generation final : public ExchangeListener, public std::enable_shared_from
     bool fits(Prepared& prepared, TokenCount tokens, const std::string& field) const;
     void compile(std::shared_ptr<Prepared> prepared);
     void submit_all(std::shared_ptr<Prepared> prepared);
+    // What the request may use of its key's tokens.
+    Expected<void> hold_tokens(const Prepared& prepared);
     void hand_over(std::shared_ptr<Prepared> prepared);
     std::function<void()> wake_up();
     Expected<void> submit(Prepared& prepared);
@@ -89,7 +99,8 @@ class Generation final : public ExchangeListener, public std::enable_shared_from
     const GenerationContext& context_;
     const std::shared_ptr<const ServedModel> model_;
     const ApiForm& form_;
-    const std::size_t tenant_;
+    const Caller caller_;
+    KeyHold hold_;
     std::shared_ptr<Exchange> exchange_;
     std::function<void(const Generation*)> done_;
     std::vector<engine::Stream> streams_;  // by prompt
@@ -104,6 +115,7 @@ class Generation final : public ExchangeListener, public std::enable_shared_from
         bool ended = false;
     };
     std::vector<Seen> seen_;
+    std::int64_t prompt_tokens_ = 0;
     Clock::time_point last_write_;
 };
 

@@ -60,26 +60,13 @@ ApiError forbidden(std::string message) {
 
 }  // namespace
 
-bool equal_in_constant_time(std::string_view secret, std::string_view given) {
-    // The given one is walked in full, whatever its first bytes are.
-    unsigned difference = secret.size() == given.size() ? 0u : 1u;
-    for (std::size_t i = 0; i < given.size(); ++i) {
-        const char mine = secret.empty() ? '\0' : secret[i % secret.size()];
-        difference |= static_cast<unsigned char>(mine) ^ static_cast<unsigned char>(given[i]);
-    }
-    return difference == 0 && !secret.empty();
-}
-
-std::size_t Guard::tenant(const HttpRequest& head) const {
-    std::size_t found = 0;
-    for (const std::string_view given : {bearer_of(head), std::string_view(head.x_api_key)})
-        for (std::size_t i = 0; i < rules_.api_keys.size(); ++i)
-            if (equal_in_constant_time(rules_.api_keys[i], given)) found = i + 1;
-    return found;
+std::shared_ptr<const ApiKey> Guard::key_of(const HttpRequest& head) const {
+    const auto key = keys_.find(bearer_of(head));
+    return key ? key : keys_.find(head.x_api_key);
 }
 
 bool Guard::allows_host(std::string_view host) const {
-    if (!rules_.api_keys.empty()) return true;  // a page elsewhere does not know the key
+    if (!keys_.empty()) return true;  // a page elsewhere does not know the key
     const std::string name = name_of_host(host);
     return is_address(name) || name == "localhost" || name.ends_with(".localhost") ||
            has(rules_.allowed_hosts, name);
@@ -105,7 +92,7 @@ std::optional<ApiError> Guard::check(const HttpRequest& head, bool is_open) cons
                              " is another page's; start the server with --allowed-origin " +
                              head.origin);
     }
-    if (!is_open && !rules_.api_keys.empty() && tenant(head) == 0)
+    if (!is_open && !keys_.empty() && !key_of(head))
         return ApiError{.status = 401,
                         .message = head.authorization.empty() && head.x_api_key.empty()
                                        ? "this server wants an API key: Authorization: Bearer …, "

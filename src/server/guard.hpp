@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -15,11 +16,9 @@
 
 #include "server/api_error.hpp"
 #include "server/http.hpp"
+#include "server/keys.hpp"
 
 namespace espalier::server {
-
-// Takes a time that depends on the lengths alone.
-bool equal_in_constant_time(std::string_view secret, std::string_view given);
 
 class Guard {
   public:
@@ -28,12 +27,15 @@ class Guard {
         std::vector<std::string> allowed_hosts;    // "*": all
         std::vector<std::string> allowed_origins;  // "https://chat.example.org"; "*": all
     };
-    explicit Guard(Rules rules) : rules_(std::move(rules)) {}
+    explicit Guard(Rules rules) : rules_(std::move(rules)), keys_(rules_.api_keys) {}
 
+    // See KeyRing.
+    Expected<void> load_keys(const std::string& file) { return keys_.load(file); }
+    std::size_t keys() const { return keys_.size(); }
     // is_open: of a route that needs no key. None: come in.
     std::optional<ApiError> check(const HttpRequest& head, bool is_open) const;
-    // Which key it was, from 1; 0: none was needed.
-    std::size_t tenant(const HttpRequest& head) const;
+    // The key that the request has; null: none was needed.
+    std::shared_ptr<const ApiKey> key_of(const HttpRequest& head) const;
     // A page at this origin may read the answers.
     bool allows_origin(std::string_view origin) const;
 
@@ -41,6 +43,7 @@ class Guard {
     bool allows_host(std::string_view host) const;
 
     Rules rules_;
+    KeyRing keys_;
 };
 
 }  // namespace espalier::server

@@ -24,7 +24,22 @@ struct HttpRequest {
     bool is_http_1_0 = false;
     // Headers that the server reads; empty: absent.
     std::string host, origin, content_type, content_encoding, authorization, x_api_key;
+    // Of the exchange: the client's X-Request-Id or one that is made; the client's W3C traceparent,
+    // empty if it is none.
+    std::string request_id, traceparent;
+    bool is_monitor = false;  // came to the port of probes
     std::string body;
+};
+
+// One exchange as a log tells it.
+struct Access {
+    std::string client = {}, method = {}, path = {}, request_id = {}, traceparent = {};
+    int status = 0;          // 499: the client went before its answer had left
+    std::int64_t bytes = 0;  // of the answer, its head included
+    double seconds = 0;      // from its head's arrival
+    // Filled by who answers.
+    std::string key = {};
+    std::optional<std::int64_t> prompt_tokens = {}, output_tokens = {};
 };
 
 struct HttpResponse {
@@ -57,6 +72,7 @@ class Exchange {
     // Something written has not left yet. Writers wait for written(), so that a slow client's text
     // stays where it is bounded.
     virtual bool writing() const = 0;
+    virtual Access& access() = 0;
     // The request's body is no longer held: its bytes count as free for other bodies.
     virtual void release_body() = 0;
 };
@@ -71,6 +87,8 @@ class HttpHandler {
     virtual HttpResponse refusal(int status, const std::string& message) = 0;
     // Answers say that a page of this origin may read them.
     virtual bool allows_origin(const std::string& origin) const = 0;
+    // An exchange is over.
+    virtual void finished(const Access& access) = 0;
     // Something threw on the I/O thread, which goes on.
     virtual void failed(const char* what) = 0;
 };
@@ -94,6 +112,9 @@ class HttpServer {
                                                         HttpHandler& handler);
     virtual ~HttpServer() = default;
     virtual std::uint16_t port() const = 0;
+    // Before run(): requests to this address too, marked is_monitor. Returns its port.
+    virtual Expected<std::uint16_t> listen_for_monitors(const std::string& host,
+                                                        std::uint16_t port) = 0;
     // The calling thread becomes the I/O thread, until stop().
     virtual void run() = 0;
     // Any thread: runs the call on the I/O thread.

@@ -25,11 +25,23 @@ constexpr std::chrono::milliseconds kTimeCheck{250};
 class Loop final : public HttpServer {
   public:
     Loop(const HttpLimits& limits, HttpHandler& handler)
-        : room_(std::make_shared<SessionRoom>(SessionRoom{limits, handler})) {}
+        : room_(std::make_shared<SessionRoom>(SessionRoom{limits, handler})) {
+        every(kTimeCheck, [this] { check_times(); });
+    }
     ~Loop() override { stop(); }
 
-    Expected<void> bind(const std::string& host, std::uint16_t port);
+    Expected<std::uint16_t> bind(const std::string& host, std::uint16_t port, bool is_monitor);
     std::uint16_t port() const override { return port_; }
+    void set_port(std::uint16_t port) { port_ = port; }
+    Expected<std::uint16_t> listen_for_monitors(const std::string& host,
+                                                std::uint16_t port) override {
+        auto bound = bind(host, port, true);
+        if (!bound && bound.error().field == "host")
+            return tl::unexpected<Error>(with_field(std::move(bound.error()), "monitor_host"));
+        if (!bound)
+            return tl::unexpected<Error>(with_field(std::move(bound.error()), "monitor_port"));
+        return bound;
+    }
     void run() override;
     void post(std::function<void()> call) override { asio::post(context_, std::move(call)); }
     void every(std::chrono::milliseconds interval, std::function<void()> call) override;
@@ -49,23 +61,27 @@ class Loop final : public HttpServer {
         std::function<void()> call;
     };
 
-    void accept();
-    void on_accepted(Failure failure, tcp::socket socket);
+    struct Acceptor {
+        tcp::acceptor socket;
+        bool is_monitor;
+        bool again = false;  // to be tried at the next look at the times
+    };
+    void accept(Acceptor& acceptor);
+    void on_accepted(Acceptor& acceptor, Failure failure, tcp::socket socket);
     void check_times();
     void repeat(Repeated& repeated);
 
     asio::io_context context_{1};
     asio::executor_work_guard<asio::io_context::executor_type> work_{context_.get_executor()};
-    tcp::acceptor acceptor_{context_};
+    std::list<Acceptor> acceptors_;
     std::shared_ptr<SessionRoom> room_;
     std::vector<std::weak_ptr<Session>> sessions_;
     std::list<Repeated> repeated_;
     std::uint16_t port_ = 0;
-    bool accepting_ = false;
-    bool accept_again_ = false;
+    bool accepting_ = true;
 };
 
-Expected<void> Loop::bind(const std::string& host, std::uint16_t port) {
+Expected<std::uint16_t> Loop::bind(const std::string& host, std::uint16_t port, bool is_monitor) {
     Failure failure;
     tcp::resolver resolver(context_);
     const auto found =
@@ -74,18 +90,17 @@ Expected<void> Loop::bind(const std::string& host, std::uint16_t port) {
     if (failure || found.empty())
         return fail_field(ErrorKind::invalid, "host", "{}: {}", host, failure.message());
     const tcp::endpoint endpoint = *found.begin();
-    acceptor_.open(endpoint.protocol(), failure);
-    if (!failure) acceptor_.set_option(tcp::acceptor::reuse_address(true), failure);
-    if (!failure) acceptor_.bind(endpoint, failure);
-    if (!failure) acceptor_.listen(asio::socket_base::max_listen_connections, failure);
+    tcp::acceptor socket(context_);
+    socket.open(endpoint.protocol(), failure);
+    if (!failure) socket.set_option(tcp::acceptor::reuse_address(true), failure);
+    if (!failure) socket.bind(endpoint, failure);
+    if (!failure) socket.listen(asio::socket_base::max_listen_connections, failure);
     if (failure)
         return fail_field(ErrorKind::io, "port", "{}: cannot listen on {} ({})", port, host,
                           failure.message());
-    port_ = acceptor_.local_endpoint().port();
-    accepting_ = true;
-    accept();
-    every(kTimeCheck, [this] { check_times(); });
-    return {};
+    const std::uint16_t bound = socket.local_endpoint().port();
+    accept(acceptors_.emplace_back(Acceptor{std::move(socket), is_monitor}));
+    return bound;
 }
 
 // An exception is one connection's trouble (out of memory, mostly), not the others'.
@@ -100,29 +115,31 @@ void Loop::run() {
     }
 }
 
-void Loop::accept() {
-    acceptor_.async_accept(
-        [this](Failure failure, tcp::socket socket) { on_accepted(failure, std::move(socket)); });
+void Loop::accept(Acceptor& acceptor) {
+    acceptor.socket.async_accept([this, &acceptor](Failure failure, tcp::socket socket) {
+        on_accepted(acceptor, failure, std::move(socket));
+    });
 }
 
-void Loop::on_accepted(Failure failure, tcp::socket socket) {
+void Loop::on_accepted(Acceptor& acceptor, Failure failure, tcp::socket socket) {
     if (!accepting_) return;
     if (failure) {  // out of descriptors, mostly: the next look at the times tries again
-        accept_again_ = true;
+        acceptor.again = true;
         return;
     }
     const bool full = room_->connections >= room_->limits.max_connections;
-    const auto session = std::make_shared<Session>(std::move(socket), room_);
+    const auto session = std::make_shared<Session>(std::move(socket), room_, acceptor.is_monitor);
     sessions_.push_back(session);
     if (full)
         session->refuse();
     else
         session->start();
-    accept();
+    accept(acceptor);
 }
 
 void Loop::check_times() {
-    if (accepting_ && std::exchange(accept_again_, false)) accept();
+    for (Acceptor& acceptor : acceptors_)
+        if (accepting_ && std::exchange(acceptor.again, false)) accept(acceptor);
     const auto now = Session::Clock::now();
     std::erase_if(sessions_, [](const auto& session) { return session.expired(); });
     for (std::size_t i = 0; i < sessions_.size(); ++i)
@@ -146,7 +163,7 @@ void Loop::repeat(Repeated& repeated) {
 void Loop::stop() {
     accepting_ = false;
     Failure ignored;
-    acceptor_.close(ignored);
+    for (Acceptor& acceptor : acceptors_) acceptor.socket.close(ignored);
     for (const auto& weak : std::exchange(sessions_, {}))
         if (const auto session = weak.lock()) session->close();
     work_.reset();
@@ -160,7 +177,8 @@ Expected<std::shared_ptr<HttpServer>> HttpServer::listen(const std::string& host
                                                          const HttpLimits& limits,
                                                          HttpHandler& handler) {
     auto loop = std::make_shared<Loop>(limits, handler);
-    ESPALIER_RETURN_IF_ERROR(loop->bind(host, port));
+    ESPALIER_ASSIGN_OR_RETURN(const std::uint16_t bound, loop->bind(host, port, false));
+    loop->set_port(bound);
     return loop;
 }
 

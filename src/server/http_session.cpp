@@ -8,6 +8,7 @@
 #include <boost/beast/core/bind_handler.hpp>
 #include <boost/beast/http/read.hpp>
 #include <boost/beast/http/status.hpp>
+#include <random>
 #include <utility>
 
 namespace espalier::server {
@@ -48,27 +49,49 @@ void split_absolute_target(HttpRequest& request) {
     }
 }
 
-HttpRequest request_of(const http::request<http::string_body>& message) {
-    HttpRequest request;
-    request.method = text_of(message.method_string());
-    request.path = text_of(message.target());
-    request.path = request.path.substr(0, request.path.find('?'));
-    request.is_http_1_0 = message.version() < 11;
-    request.host = text_of(message[http::field::host]);
-    split_absolute_target(request);
-    request.content_encoding = text_of(message[http::field::content_encoding]);
-    request.origin = text_of(message[http::field::origin]);
-    request.content_type = text_of(message[http::field::content_type]);
-    request.authorization = text_of(message[http::field::authorization]);
-    request.x_api_key = text_of(message[kApiKeyHeader]);
-    return request;
+// 1 to 128 of visible ASCII: no header, log or trace can mean something else by it.
+bool is_request_id(std::string_view id) {
+    return !id.empty() && id.size() <= 128 &&
+           std::ranges::all_of(id, [](char c) { return c > 0x20 && c < 0x7f; });
+}
+
+std::string new_request_id() {
+    thread_local std::mt19937_64 bits(std::random_device{}());
+    return fmt::format("{:016x}{:016x}", bits(), bits());
+}
+
+// version-trace-parent-flags in lower-case hex, neither id all zeros (w3.org/TR/trace-context);
+// later versions may go on behind it.
+bool is_traceparent(std::string_view text) {
+    constexpr std::string_view kForm = "00-00000000000000000000000000000000-0000000000000000-00";
+    if (text.size() < kForm.size() || text.size() > 128 || text.starts_with("ff")) return false;
+    for (std::size_t i = 0; i < kForm.size(); ++i) {
+        const bool is_hex =
+            (text[i] >= '0' && text[i] <= '9') || (text[i] >= 'a' && text[i] <= 'f');
+        if (kForm[i] == '-' ? text[i] != '-' : !is_hex) return false;
+    }
+    if (text.substr(3, 32) == kForm.substr(3, 32) || text.substr(36, 16) == kForm.substr(36, 16))
+        return false;
+    if (text.size() == kForm.size()) return true;
+    return !text.starts_with("00") && text[kForm.size()] == '-' && is_request_id(text);
+}
+
+// A header that stands once, and is of this form; otherwise nothing.
+template <typename Check>
+std::string header_if(const http::request<http::string_body>& message, const char* name,
+                      Check is_fit) {
+    const std::string value = message.count(name) == 1 ? text_of(message[name]) : std::string();
+    return is_fit(value) ? value : std::string();
 }
 
 }  // namespace
 
-Session::Session(asio::ip::tcp::socket socket, std::shared_ptr<SessionRoom> room)
-    : socket_(std::move(socket)), room_(std::move(room)) {
+Session::Session(asio::ip::tcp::socket socket, std::shared_ptr<SessionRoom> room, bool is_monitor)
+    : socket_(std::move(socket)), room_(std::move(room)), is_monitor_(is_monitor) {
     ++room_->connections;
+    boost::system::error_code failure;
+    const auto peer = socket_.remote_endpoint(failure);
+    if (!failure) access_.client = peer.address().to_string();
 }
 
 Session::~Session() {
@@ -92,6 +115,16 @@ void Session::close() {
     socket_.shutdown(asio::ip::tcp::socket::shutdown_both, ignored);
     socket_.close(ignored);
     if (const auto listener = std::exchange(listener_, nullptr)) listener->closed();
+    if (began_ != Clock::time_point::max()) access_.status = 499;
+    told();
+}
+
+// Once for each exchange.
+void Session::told() {
+    const Clock::time_point began = std::exchange(began_, Clock::time_point::max());
+    if (began == Clock::time_point::max()) return;
+    access_.seconds = std::chrono::duration<double>(Clock::now() - began).count();
+    room_->handler.finished(access_);
 }
 
 void Session::check_time(Clock::time_point now) {
@@ -109,6 +142,7 @@ void Session::next_request() {
     state_ = State::waiting;
     parser_.reset();
     release_body();
+    access_ = {.client = std::move(access_.client)};
     streaming_ = finished_ = head_only_ = false;
     wait_until(room_->limits.idle_timeout);
     if (watching_) {
@@ -151,6 +185,26 @@ void Session::read_head() {
         [self = shared_from_this()](Error error, std::size_t) { self->on_head(error); });
 }
 
+HttpRequest Session::request() const {
+    const auto& message = parser_->get();
+    HttpRequest request;
+    request.method = text_of(message.method_string());
+    request.path = text_of(message.target());
+    request.path = request.path.substr(0, request.path.find('?'));
+    request.is_http_1_0 = message.version() < 11;
+    request.host = text_of(message[http::field::host]);
+    split_absolute_target(request);
+    request.origin = text_of(message[http::field::origin]);
+    request.content_type = text_of(message[http::field::content_type]);
+    request.content_encoding = text_of(message[http::field::content_encoding]);
+    request.authorization = text_of(message[http::field::authorization]);
+    request.x_api_key = text_of(message[kApiKeyHeader]);
+    request.request_id = access_.request_id;
+    request.traceparent = access_.traceparent;
+    request.is_monitor = is_monitor_;
+    return request;
+}
+
 // False: the request was refused meanwhile.
 bool Session::still_reading() {
     parsing_ = false;
@@ -160,14 +214,20 @@ bool Session::still_reading() {
 
 void Session::on_head(Error error) {
     if (!still_reading()) return;
+    began_ = Clock::now();
     if (error) return on_read_error(error);
     wait_until(room_->limits.read_timeout);
     keep_alive_ = parser_->keep_alive();
     head_only_ = parser_->get().method() == http::verb::head;
+    access_.request_id = header_if(parser_->get(), "X-Request-Id", is_request_id);
+    access_.traceparent = header_if(parser_->get(), "traceparent", is_traceparent);
+    if (access_.request_id.empty()) access_.request_id = new_request_id();
+    const HttpRequest head = request();
+    access_.method = head.method;
+    access_.path = head.path;
     if (repeats_header(parser_->get()))
         return refuse_request(
             room_->handler.refusal(400, "a header that may stand once stands twice"));
-    const HttpRequest head = request_of(parser_->get());
     allowed_origin_ = room_->handler.allows_origin(head.origin) ? head.origin : std::string();
     if (auto refused = room_->handler.check_head(head)) return refuse_request(*refused);
     if (!admit_body()) return;
@@ -221,7 +281,7 @@ void Session::read_body() {
 void Session::on_body(Error error) {
     if (!still_reading()) return;
     if (error) return on_read_error(error);
-    HttpRequest request = request_of(parser_->get());
+    HttpRequest request = this->request();
     request.body = std::move(parser_->get().body());
     state_ = State::answering;
     chunked_ = parser_->get().version() >= 11;
@@ -243,6 +303,7 @@ void Session::on_read_error(Error error) {
     if (error.category() == http::make_error_code(http::error::bad_method).category() &&
         error != http::error::end_of_stream && error != http::error::partial_message)
         return refuse_request(handler.refusal(400, "not HTTP: " + error.message()));
+    if (access_.method.empty()) began_ = Clock::time_point::max();
     close();
 }
 
@@ -251,6 +312,7 @@ void Session::refuse_request(const HttpResponse& response) {
     if (state_ == State::closing) return;
     keep_alive_ = false;
     state_ = State::answering;
+    if (began_ == Clock::time_point::max()) began_ = Clock::now();
     respond(response);
 }
 
@@ -260,15 +322,21 @@ void Session::listen(std::shared_ptr<ExchangeListener> listener) {
     listener_ = std::move(listener);
 }
 
-std::string Session::head_of(const HttpResponse& response, bool stream) const {
+std::string Session::head_of(const HttpResponse& response, bool stream) {
+    access_.status = response.status;
+    if (access_.request_id.empty()) access_.request_id = new_request_id();
     const auto status = http::int_to_status(static_cast<unsigned>(response.status));
-    std::string head =
-        fmt::format("HTTP/1.1 {} {}\r\nServer: espalier\r\nContent-Type: {}\r\n", response.status,
-                    text_of(http::obsolete_reason(status)), response.content_type);
+    std::string head = fmt::format(
+        "HTTP/1.1 {} {}\r\nServer: espalier\r\nContent-Type: {}\r\nX-Request-Id: {}\r\n",
+        response.status, text_of(http::obsolete_reason(status)), response.content_type,
+        access_.request_id);
     for (const auto& [name, value] : response.headers)
         head += fmt::format("{}: {}\r\n", name, value);
     if (!allowed_origin_.empty())
-        head += fmt::format("Access-Control-Allow-Origin: {}\r\nVary: Origin\r\n", allowed_origin_);
+        head += fmt::format(
+            "Access-Control-Allow-Origin: {}\r\nAccess-Control-Expose-Headers: X-Request-Id\r\n"
+            "Vary: Origin\r\n",
+            allowed_origin_);
     if (!stream)
         head += fmt::format("Content-Length: {}\r\n", response.body.size());
     else if (chunked_)
@@ -309,6 +377,7 @@ void Session::send(std::string bytes) {
     if (writing_) return;
     writing_ = true;
     sending_ = std::exchange(queued_, {});
+    access_.bytes += static_cast<std::int64_t>(sending_.size());
     wait_until(room_->limits.write_timeout);
     asio::async_write(
         socket_, asio::buffer(sending_),
@@ -330,6 +399,7 @@ void Session::on_idle() {
         return;
     }
     listener_.reset();
+    told();
     if (keep_alive_) return next_request();
     linger();
 }

@@ -30,7 +30,8 @@ struct SessionRoom {
 class Session final : public Exchange, public std::enable_shared_from_this<Session> {
   public:
     using Clock = std::chrono::steady_clock;
-    Session(boost::asio::ip::tcp::socket socket, std::shared_ptr<SessionRoom> room);
+    Session(boost::asio::ip::tcp::socket socket, std::shared_ptr<SessionRoom> room,
+            bool is_monitor);
     ~Session() override;
 
     void start();
@@ -48,6 +49,7 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
     void write(std::string data) override;
     void finish() override;
     bool writing() const override { return writing_; }
+    Access& access() override { return access_; }
     void release_body() override;
 
   private:
@@ -62,12 +64,14 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
     void read_head();
     bool still_reading();
     void on_head(Error error);
+    HttpRequest request() const;
+    void told();
     bool admit_body();
     void read_body();
     void on_body(Error error);
     void refuse_request(const HttpResponse& response);
     void on_read_error(Error error);
-    std::string head_of(const HttpResponse& response, bool stream) const;
+    std::string head_of(const HttpResponse& response, bool stream);
     void send(std::string bytes);
     void on_sent(Error error);
     void on_idle();
@@ -88,7 +92,10 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
     bool finished_ = false;    // the answer is complete, once all has left
     bool keep_alive_ = false;  // after this answer
     bool chunked_ = false;
-    bool head_only_ = false;      // HEAD: the answer's body stays here
+    bool head_only_ = false;  // HEAD: the answer's body stays here
+    const bool is_monitor_;
+    Access access_;
+    Clock::time_point began_ = Clock::time_point::max();  // the head's arrival; max: told, or none
     std::string allowed_origin_;  // of the request, if a page there may read the answer
     std::string sending_, queued_;
     std::int64_t reserved_bytes_ = 0;

@@ -26,6 +26,9 @@ struct ServerOptions {
     std::string host = "127.0.0.1";
     std::int64_t port = 8000;
     std::vector<std::string> api_key;
+    std::string api_key_file;
+    std::string monitor_host = "127.0.0.1";
+    std::int64_t monitor_port = -1;
     std::vector<std::string> served_model_name;
     std::vector<std::string> allowed_host, allowed_origin;
     std::string chat_template;  // a file
@@ -45,6 +48,8 @@ struct ServerOptions {
     std::int64_t workers = 2;
     std::string metrics_names = "both";
     std::string log_format = "text";
+    std::string log_level = "info";
+    std::string access_log = "on";
 
     // visit(flag, value) for each.
     template <typename Visitor, typename Self>
@@ -65,6 +70,17 @@ void ServerOptions::flags(Visitor&& visit, Self& self) {
                .help = "Clients must send it as a Bearer token; may be repeated, and prompts of "
                        "different keys never share cached pages"},
           self.api_key);
+    visit(Flag{.name = "api_key_file",
+               .help = "File of more keys, with names and limits, read again on SIGHUP: a line "
+                       "NAME KEY [requests=N] [tokens=N] for each"},
+          self.api_key_file);
+    visit(Flag{.name = "monitor_host", .help = "Address of --monitor-port"}, self.monitor_host);
+    visit(Flag{.name = "monitor_port",
+               .help = "Another port for /metrics and the probes, without a key; /metrics is then "
+                       "there alone. 0: any free one; -1: none",
+               .least = -1,
+               .most = 65535},
+          self.monitor_port);
     visit(Flag{.name = "served_model_name",
                .help = "Name in requests and answers, the directory's own if not given; may be "
                        "repeated, the first is the one in answers"},
@@ -162,6 +178,14 @@ void ServerOptions::flags(Visitor&& visit, Self& self) {
           self.metrics_names);
     visit(Flag{.name = "log_format", .help = "Lines on standard error", .one_of = {"text", "json"}},
           self.log_format);
+    visit(Flag{.name = "log_level",
+               .help = "Lines below it are not written; debug: requests of probes too",
+               .one_of = {"debug", "info", "warning", "error"}},
+          self.log_level);
+    visit(Flag{.name = "access_log",
+               .help = "A line for every request: on or off",
+               .one_of = {"on", "off"}},
+          self.access_log);
 }
 
 }  // namespace espalier::server

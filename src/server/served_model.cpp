@@ -71,7 +71,6 @@ std::string default_model_name(const std::string& model) {
     return path.filename().string();
 }
 
-// From the file that --chat-template names, or the model's own.
 Expected<std::optional<ServedModel::ChatTemplate>> ServedModel::open_template(
     const runtime::ModelFiles& files, const std::string& path) {
     const text::Tokenizer& tokenizer = *files.tokenizer;
@@ -92,6 +91,21 @@ Expected<std::optional<ServedModel::ChatTemplate>> ServedModel::open_template(
     if (tokenizer.eos())
         compiled->define("eos_token", std::string(tokenizer.token_bytes(*tokenizer.eos())));
     return std::optional<ChatTemplate>({std::move(*source), std::move(*compiled)});
+}
+
+Expected<ChatForms> chat_forms(const runtime::ModelFiles& files, const ServerOptions& options) {
+    ESPALIER_ASSIGN_OR_RETURN(const auto opened,
+                              ServedModel::open_template(files, options.chat_template));
+    ChatForms forms;
+    forms.chat_template = !opened ? "refused: the model has no template"
+                          : options.chat_template.empty()
+                              ? "the model's own template"
+                              : "the template in " + options.chat_template;
+    ESPALIER_ASSIGN_OR_RETURN(
+        forms.formats,
+        output::formats_of(options.tool_format, options.reasoning_format,
+                           opened ? opened->source : std::string(), *files.tokenizer));
+    return forms;
 }
 
 Expected<std::shared_ptr<const ServedModel>> ServedModel::make(runtime::Runtime& runtime,

@@ -25,8 +25,24 @@ namespace espalier::server {
 // A directory's own name, or ORG/NAME as it is.
 std::string default_model_name(const std::string& model);
 
+// How chats are written and read, as it is chosen for the model.
+struct ChatForms {
+    std::string chat_template;  // where it is from
+    output::Formats formats;
+};
+Expected<ChatForms> chat_forms(const runtime::ModelFiles& files, const ServerOptions& options);
+
 class ServedModel {
   public:
+    // A template with its source, which shows what it reads.
+    struct ChatTemplate {
+        std::string source;
+        chat::Template compiled;
+    };
+    // Of the file, or the model's own where there is no path; none: it has none.
+    static Expected<std::optional<ChatTemplate>> open_template(const runtime::ModelFiles& files,
+                                                               const std::string& path);
+
     // The runtime outlives it.
     static Expected<std::shared_ptr<const ServedModel>> make(runtime::Runtime& runtime,
                                                              const ServerOptions& options);
@@ -86,13 +102,6 @@ class ServedModel {
                 grammar::Compiler::Done done) const;
     void refuse_tools(const GrammarField& wanted, const ToolRequest& tools, std::size_t next,
                       Error whole, grammar::Compiler::Done done) const;
-    // A template with its source, which shows what it reads.
-    struct ChatTemplate {
-        std::string source;
-        chat::Template compiled;
-    };
-    static Expected<std::optional<ChatTemplate>> open_template(const runtime::ModelFiles& files,
-                                                               const std::string& path);
     struct Parts {
         std::vector<std::string> names;
         ModelFacts facts;

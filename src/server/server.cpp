@@ -37,6 +37,13 @@ Expected<std::unique_ptr<Server>> Server::start(const ServerOptions& options, Lo
     ESPALIER_ASSIGN_OR_RETURN(
         server->http_, HttpServer::listen(options.host, static_cast<std::uint16_t>(options.port),
                                           limits, server->app_));
+    if (options.monitor_port >= 0) {
+        ESPALIER_ASSIGN_OR_RETURN(
+            server->monitor_port_,
+            server->http_->listen_for_monitors(options.monitor_host,
+                                               static_cast<std::uint16_t>(options.monitor_port)));
+    }
+    ESPALIER_RETURN_IF_ERROR(server->app_.load_keys());
     server->app_.attach(server->http_);
     server->http_->every(kLineInterval, [self = server.get()] { self->log_throughput(); });
     server->http_->every(1s, [self = server.get()] {
@@ -45,6 +52,13 @@ Expected<std::unique_ptr<Server>> Server::start(const ServerOptions& options, Lo
     });
     server->io_ = std::thread([self = server.get()] { self->http_->run(); });
     return server;
+}
+
+void Server::reload() {
+    http_->post([this] {
+        if (const auto read = app_.load_keys(); !read)
+            log_.error("nothing was read again: " + read.error().message);
+    });
 }
 
 Server::~Server() {

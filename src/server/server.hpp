@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "base/error.hpp"
@@ -29,6 +30,10 @@ class Server {
     Server& operator=(const Server&) = delete;
 
     std::uint16_t port() const { return http_->port(); }
+    // Of --monitor-port; none: there is none.
+    std::optional<std::uint16_t> monitor_port() const { return monitor_port_; }
+    // Reads again what operators change while it runs: the file of keys. Any thread.
+    void reload();
     // The model is there. The runtime outlives the server, or shut_down() comes first.
     Expected<void> serve(runtime::Runtime& runtime);
     // Takes nothing new, lets what runs finish for up to the options' drain_seconds, ends the rest
@@ -46,6 +51,7 @@ class Server {
     Log& log_;
     App app_;
     std::shared_ptr<HttpServer> http_;
+    std::optional<std::uint16_t> monitor_port_;
     ThroughputLine throughput_;
     std::shared_ptr<const ServedModel> model_;
     std::mutex mutex_;

@@ -63,10 +63,11 @@ class Timeline {
     Expected<void> event(const Submission& submission) {
         for (std::int32_t choice = 0; choice < submission.choices; ++choice) {
             const std::int64_t request = submission.request + choice;
-            request_edge('b', request, submission.time,
-                         fmt::format(R"("prompt_tokens":{},"max_tokens":{},"priority":{})",
-                                     submission.prompt.size(), submission.output.max_tokens,
-                                     submission.priority));
+            request_edge(
+                'b', request, submission.time,
+                fmt::format(R"("prompt_tokens":{},"max_tokens":{},"priority":{},"id":{})",
+                            submission.prompt.size(), submission.output.max_tokens,
+                            submission.priority, quoted(submission.request_id.value_or(""))));
             open_.emplace(request, submission.time);
         }
         return flush();

@@ -192,9 +192,12 @@ struct Submission {
     accept::OutputOptions output;
     std::optional<Grammar> grammar;
     std::optional<accept::ReasoningRule> reasoning;
+    std::optional<std::string> request_id, traceparent;
     template <typename Visitor, typename Self>
     static void fields(Visitor& visit, Self& self) {
         visit.integer("request", self.request, 0, kMaxNumber);
+        visit.maybe_text("request_id", self.request_id);
+        visit.maybe_text("traceparent", self.traceparent);
         visit.integer("choices", self.choices, 1, 1024);
         visit.integer("time", self.time, -kMaxTime, kMaxTime);
         visit.integer("priority", self.priority, -kMaxToken - 1, kMaxToken);

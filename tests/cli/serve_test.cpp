@@ -165,6 +165,80 @@ TEST(Trace, AFullDiskIsALineInTheLogAndACounter) {
     EXPECT_EQ(log.find("the trace ends here"), log.rfind("the trace ends here"));
 }
 
+// SIGHUP reads the file of keys again; without one it ends the process, as a terminal means it to.
+TEST(Signals, HangUpReadsTheKeysAgain) {
+    const TemporaryDirectory directory;
+    const std::string file = (directory.path() / "keys").string();
+    std::ofstream(file) << "alice sk-alice-1\n";
+    Process process({"--api-key-file", file, "--drain-seconds", "100"});
+    const std::uint16_t port = process.port();
+    const auto status = [&](const std::string& key) {
+        Client client(port);
+        return client.get("/v1/models", "Authorization: Bearer " + key + "\r\n").status;
+    };
+    EXPECT_EQ(status("sk-alice-1"), 200);
+    std::ofstream(file) << "alice sk-alice-2\nbob sk-bob\n";
+    process.signal(SIGHUP);
+    ASSERT_TRUE(process.says("2 API keys")) << process.log();
+    EXPECT_EQ(status("sk-alice-1"), 401);
+    EXPECT_EQ(status("sk-alice-2"), 200);
+    std::ofstream(file) << std::string("\0\xff broken", 9);
+    process.signal(SIGHUP);
+    ASSERT_TRUE(process.says("nothing was read again")) << process.log();
+    EXPECT_EQ(status("sk-alice-2"), 200);
+    // Also while it drains.
+    Client client(port);
+    client.send(
+        request_text("POST", "/v1/completions", streamed(600), "Authorization: Bearer sk-bob\r\n"));
+    ASSERT_TRUE(client.receive_until("data: "));
+    process.signal(SIGTERM);
+    ASSERT_TRUE(process.says("shutting down"));
+    process.signal(SIGHUP);
+    EXPECT_TRUE(client.receive_until("data: [DONE]\n\n"));
+    EXPECT_EQ(process.wait(), 0);
+    EXPECT_EQ(process.log().find("sk-"), std::string::npos);
+
+    Process plain({});
+    plain.port();
+    plain.signal(SIGHUP);
+    EXPECT_EQ(plain.wait(), -SIGHUP);
+}
+
+TEST(Trace, NamesRequestsAsTheirSendersDo) {
+    const TemporaryDirectory directory;
+    const std::string file = (directory.path() / "trace.jsonl").string();
+    const std::string parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    Process process({"--trace", file, "--log-format", "json", "--log-level", "debug"});
+    Client client(process.port());
+    const std::string body = Json{{"prompt", "abc"}, {"max_tokens", 3}}.dump();
+    EXPECT_EQ(
+        client.post("/v1/completions", body, "X-Request-Id: r-1\r\ntraceparent: " + parent + "\r\n")
+            .status,
+        200);
+    EXPECT_EQ(client.get("/health").status, 200);
+    process.signal(SIGTERM);
+    EXPECT_EQ(process.wait(), 0);
+    std::stringstream trace;
+    trace << std::ifstream(file).rdbuf();
+    EXPECT_NE(trace.str().find(R"("request_id":"r-1","traceparent":")" + parent), std::string::npos)
+        << trace.str().substr(0, 3000);
+    bool probe = false, request = false;
+    std::istringstream lines(process.log());
+    for (std::string line; std::getline(lines, line);) {
+        const Json json = Json::parse(line);
+        if (json["message"] != "request") continue;
+        probe = probe || (json["path"] == "/health" && json["level"] == "debug");
+        if (json["path"] != "/v1/completions") continue;
+        request = true;
+        EXPECT_EQ(json["status"], 200);
+        EXPECT_EQ(json["request_id"], "r-1");
+        EXPECT_EQ(json["trace_id"], "4bf92f3577b34da6a3ce929d0e0e4736");
+        EXPECT_EQ(json["output_tokens"], 3);
+        EXPECT_GT(json["seconds"], 0);
+    }
+    EXPECT_TRUE(probe && request) << process.log();
+}
+
 TEST(Start, AToolFormatThatTheTokenizerDoesNotKnowIsToldInTheLog) {
     Process process({"--tool-format", "kimi_k2"});
     process.port();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Small parts: errors, the log, options, workers.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <nlohmann/json.hpp>
@@ -33,6 +34,47 @@ TEST(Log, ALineIsALineWhateverItHolds) {
               "1970-01-01T00:00:00Z info    a\\x0ab\\x1b[1m");
     EXPECT_EQ(Log::line(Log::Format::json, Log::Level::warning, "a\n\"b\"", 86400),
               R"({"time":"1970-01-02T00:00:00Z","level":"warning","message":"a\n\"b\""})");
+}
+
+TEST(Log, FactsStandBesideTheMessage) {
+    const std::vector<Log::Field> fields = {{"path", "/a\nb\""}, {"status", "200", true}};
+    EXPECT_EQ(Log::line(Log::Format::text, Log::Level::debug, "request", 0, fields),
+              "1970-01-01T00:00:00Z debug   request path=/a\\x0ab\" status=200");
+    EXPECT_EQ(
+        Log::line(Log::Format::json, Log::Level::error, "request", 0, fields),
+        R"({"time":"1970-01-01T00:00:00Z","level":"error","message":"request","path":"/a\nb\"","status":200})");
+}
+
+TEST(Log, LinesBelowTheLevelAreNotWritten) {
+    std::FILE* file = std::tmpfile();
+    Log log(Log::Format::text, file, level_of("warning"));
+    log.info("no");
+    log.warning("yes");
+    log.error("yes");
+    EXPECT_EQ(std::ftell(file), 2 * std::ssize("1970-01-01T00:00:00Z warning yes"));
+    std::fclose(file);
+    EXPECT_EQ(level_of("debug"), Log::Level::debug);
+    EXPECT_EQ(level_of("error"), Log::Level::error);
+}
+
+// Who writes a log is the thread of all connections: a reader that sleeps must not hold it up.
+TEST(Log, APipeThatIsNotReadLosesLinesAndSaysSo) {
+    int ends[2];
+    ASSERT_EQ(pipe(ends), 0);
+    std::FILE* out = fdopen(ends[1], "w");
+    Log log(Log::Format::text, out);
+    for (int i = 0; i < 5000; ++i) log.info(std::string(100, 'x'));
+    std::string text(1 << 20, '\0');
+    const auto before = ::read(ends[0], text.data(), text.size());
+    ASSERT_GT(before, 0);
+    log.info("after");
+    const auto bytes = ::read(ends[0], text.data(), text.size());
+    ASSERT_GT(bytes, 0);
+    text.resize(static_cast<std::size_t>(bytes));
+    EXPECT_NE(text.find("lines were lost: the log was not read"), std::string::npos) << text;
+    EXPECT_TRUE(text.ends_with("info    after\n")) << text;
+    std::fclose(out);
+    ::close(ends[0]);
 }
 
 TEST(Log, WarningsThatClientsCauseAreBounded) {

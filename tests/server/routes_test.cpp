@@ -78,7 +78,7 @@ std::string raw(RunningServer& server, const std::string& bytes) {
 
 TEST(Routes, HeadIsGetWithoutItsBody) {
     RunningServer server;
-    const std::string kEnd = "Host: localhost\r\nConnection: close\r\n\r\n";
+    const std::string kEnd = "Host: localhost\r\nX-Request-Id: r\r\nConnection: close\r\n\r\n";
     for (const char* path : {"/health", "/", "/v1/models", "/nowhere"}) {
         const std::string get = raw(server, "GET " + std::string(path) + " HTTP/1.1\r\n" + kEnd);
         const std::string head = raw(server, "HEAD " + std::string(path) + " HTTP/1.1\r\n" + kEnd);

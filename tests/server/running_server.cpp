@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/running_server.hpp"
 
+#include <unistd.h>
+
+#include <array>
 #include <chrono>
 #include <fstream>
 #include <stdexcept>
@@ -103,10 +106,12 @@ bool RunningServer::becomes_idle() {
 }
 
 std::string RunningServer::log_text() {
+    // The server goes on writing at its own place in the file.
     std::string text;
-    std::rewind(log_file);
-    for (int c = std::fgetc(log_file); c != EOF; c = std::fgetc(log_file))
-        text += static_cast<char>(c);
+    std::array<char, 4096> bytes{};
+    for (ssize_t count = 0; (count = pread(fileno(log_file), bytes.data(), bytes.size(),
+                                           static_cast<off_t>(text.size()))) > 0;)
+        text.append(bytes.data(), static_cast<std::size_t>(count));
     return text;
 }
 
