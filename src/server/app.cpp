@@ -136,7 +136,8 @@ void App::attach(std::shared_ptr<HttpServer> http) {
                           log_,
                           time,
                           {.functions = options_.max_tools, .bytes = options_.max_tools_bytes},
-                          options_.billing_header == "drop"});
+                          options_.billing_header == "drop",
+                          options_.json_whitespace == "least"});
 }
 
 void App::start_draining(std::function<void()> idle) {
@@ -366,7 +367,8 @@ void App::messages(HttpRequest& request, const std::shared_ptr<Exchange>& exchan
 
 void App::generate(Api api, HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {
     const auto key = guard_.key_of(request);
-    if (key && !has_room(*key)) return send(exchange, error_response(key_is_busy(*key), request.path));
+    if (key && !has_room(*key))
+        return send(exchange, error_response(key_is_busy(*key), request.path));
     const auto generation = std::make_shared<Generation>(
         *context_, model_, api, Caller{key, request.request_id, request.traceparent}, exchange,
         [this](const Generation* over) {

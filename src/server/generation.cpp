@@ -87,6 +87,10 @@ void Generation::attempt(Prepared& prepared, const std::function<Expected<void>(
 // The compiler's thread only hands over. It holds on to nothing that a client who goes gives up.
 void Generation::compile(std::shared_ptr<Prepared> prepared) {
     Prepared& all = *prepared;
+    if (context_.least_whitespace) {
+        all.plan.grammar->specification.any_whitespace = false;
+        if (all.plan.grammar->otherwise) all.plan.grammar->otherwise->any_whitespace = false;
+    }
     model_->compile(
         *all.plan.grammar, all.request.chat.tools,
         [weak = weak_from_this(), made = std::move(prepared)](grammar::Compiled grammar) mutable {

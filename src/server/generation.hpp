@@ -34,6 +34,7 @@ struct GenerationContext {
     std::chrono::nanoseconds request_time{0};  // 0: as long as it takes
     ToolLimits tools = {};
     bool drops_billing_header = true;  // of /v1/messages
+    bool least_whitespace = false;     // in structured JSON
 };
 
 // Each unknown field is logged, once per server.

@@ -34,6 +34,7 @@ struct ServerOptions {
     std::string chat_template;  // a file
     std::string tool_format = "auto", reasoning_format = "auto";
     std::string billing_header = "drop";
+    std::string json_whitespace = "any";
     std::int64_t max_tools = 128;
     std::int64_t max_tools_bytes = 1 << 20;
     std::int64_t max_connections = 4096;
@@ -112,6 +113,11 @@ void ServerOptions::flags(Visitor&& visit, Self& self) {
                        "prefix",
                .one_of = {"drop", "keep"}},
           self.billing_header);
+    visit(Flag{.name = "json_whitespace",
+               .help = "White space between the parts of structured JSON: any (as the model "
+                       "likes), or least (one way to write a value, of fewer tokens)",
+               .one_of = {"any", "least"}},
+          self.json_whitespace);
     visit(Flag{.name = "max_tools",
                .help = "Functions that a request may declare",
                .least = 0,

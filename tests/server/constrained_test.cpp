@@ -3,6 +3,7 @@
 // so whatever is valid in its answers is the grammar's doing.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <regex>
 
 #include "server/running_server.hpp"
@@ -290,6 +291,31 @@ TEST(Constrained, AGrammarWithoutAnEndIsRefusedBeforeAnythingRuns) {
                                     {"structured_outputs", {{"grammar", endless}}}});
         EXPECT_EQ(refused.status, 400) << refused.body;
         EXPECT_EQ(refused.param(), "structured_outputs.grammar");
+    }
+}
+
+TEST(Constrained, WhiteSpaceMayBeLeast) {
+    ServerOptions options = test_options();
+    options.json_whitespace = "least";
+    RunningServer tight({.server = options, .model = tool_model()});
+    const Json body = {{"prompt", "x"}, {"max_tokens", 500}, {"temperature", 1.0}, {"seed", 3}};
+    for (const Json& asked :
+         {Json{{"json_schema", kSchema}}, Json{{"structured_outputs", {{"json", kSchema}}}}}) {
+        Json all = body;
+        all.update(asked);
+        const Json answer = tight.client().post("/v1/completions", all).json();
+        const std::string text = answer["choices"][0]["text"];
+        expect_valid(Json::parse(text));
+        // As Python's json.dumps writes it.
+        std::string spaced;
+        for (const char c : Json::parse(text).dump()) {
+            spaced += c;
+            if (c == ':' || c == ',') spaced += ' ';
+        }
+        std::string sorted_text = text, sorted_spaced = spaced;
+        std::ranges::sort(sorted_text);
+        std::ranges::sort(sorted_spaced);
+        EXPECT_EQ(sorted_text, sorted_spaced) << text;  // the order of keys is the schema's
     }
 }
 
