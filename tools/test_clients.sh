@@ -19,5 +19,6 @@ if ! cmp -s tests/clients/package-lock.json "$modules/package-lock.json"; then
     mv "$modules.new" "$modules"
 fi
 "$environment/bin/python3" tests/clients/openai_client_test.py "$1" "$2"
+"$environment/bin/python3" tests/clients/openai_responses_test.py "$1" "$2"
 "$environment/bin/python3" tests/clients/anthropic_client_test.py "$1" "$2"
 "$environment/bin/node" tests/clients/openai_client_test.mjs "$1" "$2" "$modules"

@@ -43,6 +43,10 @@ std::string percent_decoded(std::string_view text) {
 }
 
 ApiError no_route(const HttpRequest& head) {
+    if (head.path.starts_with("/v1/responses/"))
+        return {.status = 404,
+                .message = head.path + ": this server keeps no responses",
+                .code = "not_found"};
     return {.status = 404, .message = head.path + ": no such path", .code = "not_found"};
 }
 
@@ -113,6 +117,7 @@ const App::Route App::kRoutes[] = {
     {"GET", "/v1/models/*", false, true, &App::one_model},
     {"POST", "/v1/completions", false, true, &App::completions},
     {"POST", "/v1/chat/completions", false, true, &App::chat},
+    {"POST", "/v1/responses", false, true, &App::responses},
     {"POST", "/v1/messages", false, true, &App::messages},
     {"POST", "/v1/messages/count_tokens", false, true, &App::count_tokens},
     {"POST", "/apply-template", false, true, &App::apply_template},
@@ -363,6 +368,10 @@ void App::chat(HttpRequest& request, const std::shared_ptr<Exchange>& exchange) 
 
 void App::messages(HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {
     generate(Api::messages, request, exchange);
+}
+
+void App::responses(HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {
+    generate(Api::responses, request, exchange);
 }
 
 void App::generate(Api api, HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {

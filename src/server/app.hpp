@@ -73,6 +73,7 @@ class App final : public HttpHandler {
     void completions(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
     void chat(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
     void messages(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
+    void responses(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
     void count_tokens(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
     void apply_template(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
     void tokenize(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);

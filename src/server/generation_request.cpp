@@ -258,6 +258,17 @@ void read_stream(Fields& fields, GenerationRequest& request) {
     for (std::string& name : inner.unknown()) request.unknown.push_back(std::move(name));
 }
 
+// No text depends on any of it.
+void read_speculation(Fields& fields, GenerationRequest& request) {
+    engine::Request& engine = request.engine;
+    fields.read("speculate", engine.speculate);
+    fields.read("draft_depth", engine.draft_depth, 0, kMaxDrafts);
+    fields.read("draft_width", engine.draft_width, 0, kMaxDrafts);
+    fields.read("draft_nodes", engine.draft_nodes, 0, kMaxDrafts);
+}
+
+}  // namespace
+
 // vLLM's name, and a plainer one.
 void read_reasoning_budget(Fields& fields, GenerationRequest& request) {
     for (const char* name : {"thinking_token_budget", "max_reasoning_tokens"}) {
@@ -272,17 +283,6 @@ void read_reasoning_budget(Fields& fields, GenerationRequest& request) {
         request.reasoning_budget_field = name;
     }
 }
-
-// No text depends on any of it.
-void read_speculation(Fields& fields, GenerationRequest& request) {
-    engine::Request& engine = request.engine;
-    fields.read("speculate", engine.speculate);
-    fields.read("draft_depth", engine.draft_depth, 0, kMaxDrafts);
-    fields.read("draft_width", engine.draft_width, 0, kMaxDrafts);
-    fields.read("draft_nodes", engine.draft_nodes, 0, kMaxDrafts);
-}
-
-}  // namespace
 
 void read_engine_fields(Fields& fields, GenerationRequest& request,
                         const checkpoint::GenerationDefaults& defaults) {
@@ -327,6 +327,16 @@ Expected<GenerationRequest> parse_generation_request(
     ESPALIER_RETURN_IF_ERROR(fields.result());
     for (std::string& name : fields.unknown()) request.unknown.push_back(std::move(name));
     return request;
+}
+
+Error named_as_in_tools(Error error, Api api) {
+    constexpr std::string_view kOfChats = ".function.parameters";
+    const std::size_t place = error.field.find(kOfChats);
+    if (api == Api::chat || place == std::string::npos || !error.field.starts_with("tools["))
+        return error;
+    std::string field = error.field;
+    field.replace(place, kOfChats.size(), api == Api::messages ? ".input_schema" : ".parameters");
+    return with_field(std::move(error), std::move(field));
 }
 
 Error named_as_in_request(Error error, const GenerationRequest& request) {

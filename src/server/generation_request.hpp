@@ -20,11 +20,14 @@
 
 namespace espalier::server {
 
-enum class Api { completions, chat, messages };
+enum class Api { completions, chat, messages, responses };
 // The prompt is a chat, through the model's template.
 constexpr bool is_chat(Api api) { return api != Api::completions; }
 // Names that APIs have for the same field.
-constexpr const char* prompt_field(Api api) { return is_chat(api) ? "messages" : "prompt"; }
+constexpr const char* prompt_field(Api api) {
+    if (api == Api::responses) return "input";
+    return is_chat(api) ? "messages" : "prompt";
+}
 constexpr const char* stop_field(Api api) {
     return api == Api::messages ? "stop_sequences" : "stop";
 }
@@ -62,6 +65,7 @@ struct GenerationRequest {
     bool logprobs = false;
     std::optional<std::int64_t> max_tokens;
     const char* max_tokens_field = "max_tokens";
+    nlohmann::ordered_json repeated;   // of /v1/responses: what its answer repeats
     std::vector<std::string> unknown;  // fields that mean nothing here or at OpenAI
 };
 
@@ -76,6 +80,9 @@ struct RequestDefaults {
 void read_engine_fields(Fields& fields, GenerationRequest& request,
                         const checkpoint::GenerationDefaults& defaults);
 
+// How long the reasoning before an answer may be.
+void read_reasoning_budget(Fields& fields, GenerationRequest& request);
+
 // ordered: parse_ordered()'s of the same body.
 Expected<GenerationRequest> parse_generation_request(
     const nlohmann::json& body, const nlohmann::ordered_json& ordered, Api api,
@@ -83,5 +90,7 @@ Expected<GenerationRequest> parse_generation_request(
 
 // An error of check_request by the name that the request's own field has.
 Error named_as_in_request(Error error, const GenerationRequest& request);
+// The schema of a tool's arguments, of which chats say function.parameters, likewise.
+Error named_as_in_tools(Error error, Api api);
 
 }  // namespace espalier::server

@@ -3,9 +3,7 @@
 /v1/messages as coding agents use it. `make test-clients` runs it.
 """
 
-import json
 import pathlib
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,6 +15,7 @@ import pydantic
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
 from serving import Server  # noqa: E402
+from reasoning_model import with_reasoning_markers  # noqa: E402
 
 BINARY, MODEL = sys.argv[1], sys.argv[2]
 KEY = "sk-ant-test"
@@ -152,19 +151,8 @@ class AnthropicClient(unittest.TestCase):
             self.assertEqual(stream.get_final_message().parsed_output, made.parsed_output)
 
     def test_thinking(self):
-        with tempfile.TemporaryDirectory() as folder:
-            model = pathlib.Path(folder) / self.model
-            shutil.copytree(MODEL, model)
-            tokenizer = json.loads((model / "tokenizer.json").read_text())
-            vocabulary = tokenizer["model"]["vocab"]
-            for marker in ("<think>", "</think>"):  # in place of the rarest tokens
-                token = max(vocabulary, key=vocabulary.get)
-                tokenizer["added_tokens"].append({
-                    "id": vocabulary.pop(token), "content": marker, "single_word": False, "lstrip": False,
-                    "rstrip": False, "normalized": False, "special": False})
-                tokenizer["model"]["merges"].pop()
-            (model / "tokenizer.json").write_text(json.dumps(tokenizer))
-            server = Server(BINARY, str(model), "--reasoning-format", "deepseek_r1")
+        with with_reasoning_markers(MODEL) as model:
+            server = Server(BINARY, model, "--reasoning-format", "deepseek_r1")
             try:
                 self.think(anthropic.Anthropic(base_url=server.root, api_key="none", max_retries=0))
             finally:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as a body of /v1/messages and count_tokens: refused with a message, or accepted as a
-// request whose numbers are in range and whose chat templates can read.
+// Any bytes as a body of /v1/messages, count_tokens and /v1/responses: refused with a message, or
+// accepted as a request whose numbers are in range and whose chat templates can read.
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -8,6 +8,7 @@
 
 #include "fuzz/require.hpp"
 #include "server/api/messages_request.hpp"
+#include "server/api/responses_request.hpp"
 #include "server/body.hpp"
 
 namespace {
@@ -20,7 +21,8 @@ void check_chat(const server::GenerationRequest& request) {
         require(message["role"].is_string());
         require(message["content"].is_string() ||
                 (message["content"].is_null() && message.contains("tool_calls")));
-        if (!message.contains("tool_calls")) continue;
+        // /v1/messages makes them of an object; elsewhere they are the client's own text.
+        if (request.api != server::Api::messages || !message.contains("tool_calls")) continue;
         for (const auto& call : message["tool_calls"])
             require(nlohmann::json::accept(
                 call["function"]["arguments"].get_ref<const std::string&>()));
@@ -57,5 +59,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         }
         check(server::parse_count_request(*body, *ordered, {.generation = {}}));
     }
+    if (const auto ordered = server::parse_ordered(text, *body, server::kResponsesOrdered))
+        check(server::parse_responses_request(*body, *ordered, {.generation = {}}));
     return 0;
 }

@@ -71,6 +71,29 @@ std::string messages_text(RunningServer& server, const Chat& chat, bool stream) 
     return text;
 }
 
+std::string responses_text(RunningServer& server, const Chat& chat, bool stream) {
+    Json body = chat.sampling;
+    body.update({{"instructions", chat.system},
+                 {"input", chat.user},
+                 {"max_output_tokens", chat.max_tokens},
+                 {"stream", stream}});
+    const Answer answer = server.client().post("/v1/responses", body);
+    EXPECT_EQ(answer.status, 200) << answer.body;
+    std::string text;
+    if (!stream) {
+        const Json response = answer.json();
+        for (const Json& item : response["output"])
+            text += item["content"][0]["text"].get<std::string>();
+        return text;
+    }
+    for (const std::string& data : answer.events()) {
+        const Json event = Json::parse(data);
+        if (event["type"] == "response.output_text.delta")
+            text += event["delta"].get<std::string>();
+    }
+    return text;
+}
+
 // As `espalier generate` has it: the rendered prompt's tokens, straight to an engine.
 std::string engine_text(RunningServer& plain, const Chat& chat) {
     const Json prompt = {{"messages",
@@ -102,6 +125,7 @@ TEST(Apis, EveryOneHasTheEnginesText) {
         for (const bool stream : {false, true}) {
             EXPECT_EQ(chat_text(server, chat, stream), expected) << number;
             EXPECT_EQ(messages_text(server, chat, stream), expected) << number;
+            EXPECT_EQ(responses_text(server, chat, stream), expected) << number;
         }
     }
 }

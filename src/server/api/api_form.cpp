@@ -5,6 +5,8 @@
 
 #include "server/api/messages_reply.hpp"
 #include "server/api/messages_request.hpp"
+#include "server/api/responses_reply.hpp"
+#include "server/api/responses_request.hpp"
 #include "server/body.hpp"
 
 namespace espalier::server {
@@ -58,12 +60,32 @@ std::unique_ptr<ReplyWriter> make_messages_reply(ReplyParts parts) {
                        .omits_thinking = request.omits_reasoning});
 }
 
+Expected<GenerationRequest> parse_responses(std::string_view body,
+                                            const RequestDefaults& defaults) {
+    ESPALIER_ASSIGN_OR_RETURN(const nlohmann::json json, parse_body(body));
+    ESPALIER_ASSIGN_OR_RETURN(const nlohmann::ordered_json ordered,
+                              parse_ordered(body, json, kResponsesOrdered));
+    return parse_responses_request(json, ordered, defaults);
+}
+
+std::unique_ptr<ReplyWriter> make_responses_reply(ReplyParts parts) {
+    return std::make_unique<ResponsesReply>(PartsReplyOptions{.id = "resp_" + parts.id_digits,
+                                                              .call_prefix = "call_",
+                                                              .created = parts.created,
+                                                              .model = std::move(parts.model),
+                                                              .stream = parts.request.stream,
+                                                              .parser = std::move(parts.parser)},
+                                            parts.request.repeated);
+}
+
 constexpr ApiForm kOpenAiCompletions = {parse_openai<Api::completions>, make_openai_reply,
                                         error_response, context_length_exceeded};
 constexpr ApiForm kOpenAiChat = {parse_openai<Api::chat>, make_openai_reply, error_response,
                                  context_length_exceeded};
 constexpr ApiForm kMessages = {parse_messages, make_messages_reply, messages_error_response,
                                messages_too_long};
+constexpr ApiForm kResponses = {parse_responses, make_responses_reply, error_response,
+                                context_length_exceeded};
 
 }  // namespace
 
@@ -75,6 +97,8 @@ const ApiForm& form_of(Api api) {
             return kOpenAiChat;
         case Api::messages:
             return kMessages;
+        case Api::responses:
+            return kResponses;
     }
     return kOpenAiChat;
 }

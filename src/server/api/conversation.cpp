@@ -33,12 +33,14 @@ std::string spaced_json(const OrderedJson& value) {
 }
 
 Json& Conversation::turn_of(const char* role) {
-    if (messages_.empty() || messages_.back()["role"] != role)
+    if (!turn_is_open_ || messages_.back()["role"] != role)
         messages_.push_back({{"role", role}, {"content", nullptr}});
+    turn_is_open_ = true;
     return messages_.back();
 }
 
 void Conversation::system(const std::string& text) {
+    end_turn();
     messages_.push_back({{"role", "system"}, {"content", text}});
 }
 
@@ -67,7 +69,12 @@ void Conversation::call(const std::string& id, const std::string& name,
 }
 
 void Conversation::tool_result(const std::string& id, const std::string& text) {
+    end_turn();
     messages_.push_back({{"role", "tool"}, {"tool_call_id", id}, {"content", text}});
+}
+
+bool Conversation::ends_with_assistant() const {
+    return !messages_.empty() && messages_.back()["role"] == "assistant";
 }
 
 // Templates ask of a message with calls whether its content is none; of others it is a text.

@@ -19,7 +19,9 @@ class Conversation {
     void call(const std::string& id, const std::string& name, const std::string& arguments);
     void tool_result(const std::string& id, const std::string& text);
 
-    bool empty() const { return messages_.empty(); }
+    // What follows is another turn, whatever its role.
+    void end_turn() { turn_is_open_ = false; }
+    bool ends_with_assistant() const;
     // The chat; what an assistant's turn lacks is filled in.
     nlohmann::json take();
 
@@ -27,6 +29,7 @@ class Conversation {
     // The last message if it has this role, or a new one.
     nlohmann::json& turn_of(const char* role);
 
+    bool turn_is_open_ = false;
     nlohmann::json messages_ = nlohmann::json::array();
 };
 

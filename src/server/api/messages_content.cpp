@@ -35,7 +35,7 @@ class ContentReader {
             const OrderedJson ordered = ordered_field(ordered_, "messages");
             for (std::size_t i = 0; i < given->size() && fields_.ok(); ++i)
                 read_message((*given)[i], ordered[i], fmt::format("messages[{}]", i));
-            if (fields_.ok() && (*given).back()["role"] == "assistant")
+            if (fields_.ok() && chat_.ends_with_assistant())
                 fields_.fail_at(fmt::format("messages[{}]", given->size() - 1),
                                 "the last message is the assistant's; continuing it (prefill) is "
                                 "not supported by this server",
