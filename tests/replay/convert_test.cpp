@@ -47,6 +47,9 @@ class FieldChanger {
     void text(std::string_view name, std::string& value, std::int64_t = 0) {
         if (here(name)) value = value == "regex" ? "ebnf" : "regex";  // kinds of grammars
     }
+    void maybe_text(std::string_view name, std::optional<std::string>& value) {
+        if (here(name)) value = value ? *value + "x" : "named";
+    }
     void texts(std::string_view name, std::vector<std::string>& values, std::int64_t,
                std::int64_t = 0) {
         if (here(name)) values.emplace_back("more");
