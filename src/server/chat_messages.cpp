@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/json.hpp"
+#include "server/final_message.hpp"
 
 namespace espalier::server {
 namespace {
@@ -166,6 +167,18 @@ Json read_messages(Fields& fields) {
     return messages;
 }
 
+void read_continuation(Fields& fields, ChatInput& chat) {
+    const bool prompt_given = fields.has("add_generation_prompt");
+    fields.read("add_generation_prompt", chat.add_generation_prompt);
+    fields.read("continue_final_message", chat.continues_final);
+    if (!chat.continues_final || !fields.ok()) return;
+    if (prompt_given && chat.add_generation_prompt)
+        return fields.fail_at("continue_final_message", "goes with no add_generation_prompt");
+    chat.add_generation_prompt = false;
+    if (const auto can = check_continued(chat.messages); !can)
+        fields.fail_at("continue_final_message", can.error().message, can.error().kind);
+}
+
 }  // namespace
 
 ChatInput read_chat(Fields& fields, const nlohmann::ordered_json& ordered) {
@@ -173,7 +186,7 @@ ChatInput read_chat(Fields& fields, const nlohmann::ordered_json& ordered) {
     chat.messages = read_messages(fields);
     chat.tools = read_tools(fields, ordered);
     fields.read("reasoning_effort", chat.reasoning_effort);
-    fields.read("add_generation_prompt", chat.add_generation_prompt);
+    read_continuation(fields, chat);
     const Json* arguments = fields.find("chat_template_kwargs");
     if (arguments == nullptr) return chat;
     if (!arguments->is_object()) {

@@ -16,6 +16,7 @@ struct ChatInput {
     nlohmann::json messages;                              // objects of role, content, perhaps more
     nlohmann::json arguments = nlohmann::json::object();  // chat_template_kwargs
     bool add_generation_prompt = true;
+    bool continues_final = false;  // the last message, which check_continued() has passed
     ToolRequest tools;
     std::string reasoning_effort;  // empty: not said
 };

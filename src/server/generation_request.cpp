@@ -17,15 +17,14 @@ using Json = nlohmann::json;
 
 // Not built: refused, so that no client takes free text for a checked form.
 constexpr const char* kRefused[] = {
-    "functions",       "function_call",          "guided_json",     "guided_regex",
-    "guided_choice",   "guided_grammar",         "grammar",         "prediction",
-    "audio",           "web_search_options",     "suffix",          "prompt_embeds",
-    "use_beam_search", "continue_final_message", "prompt_logprobs",
+    "functions",      "function_call", "guided_json",     "guided_regex",    "guided_choice",
+    "guided_grammar", "grammar",       "prediction",      "audio",           "web_search_options",
+    "suffix",         "prompt_embeds", "use_beam_search", "prompt_logprobs",
 };
 
 // Of chats alone.
 constexpr const char* kOfChats[] = {"tools", "tool_choice", "thinking_token_budget",
-                                    "max_reasoning_tokens"};
+                                    "max_reasoning_tokens", "continue_final_message"};
 
 // OpenAI's, and without a meaning here.
 constexpr const char* kIgnored[] = {
@@ -330,12 +329,12 @@ Expected<GenerationRequest> parse_generation_request(
 }
 
 Error named_as_in_tools(Error error, Api api) {
-    constexpr std::string_view kOfChats = ".function.parameters";
-    const std::size_t place = error.field.find(kOfChats);
+    constexpr std::string_view kChatsName = ".function.parameters";
+    const std::size_t place = error.field.find(kChatsName);
     if (api == Api::chat || place == std::string::npos || !error.field.starts_with("tools["))
         return error;
     std::string field = error.field;
-    field.replace(place, kOfChats.size(), api == Api::messages ? ".input_schema" : ".parameters");
+    field.replace(place, kChatsName.size(), api == Api::messages ? ".input_schema" : ".parameters");
     return with_field(std::move(error), std::move(field));
 }
 

@@ -80,7 +80,9 @@ Expected<void> plan_reasoning(const GenerationRequest& request,
         return fail_field(ErrorKind::unsupported, request.reasoning_budget_field,
                           "this model has no reasoning that is known here; --reasoning-format "
                           "names a form");
-    if (format == nullptr || !reasoning_is_open(*format, rendered)) return {};
+    // A message that is continued has its text begun, behind its reasoning.
+    if (format == nullptr || request.chat.continues_final || !reasoning_is_open(*format, rendered))
+        return {};
     plan.parser.reasoning = format;
     plan.parser.reasoning_open = true;
     accept::ReasoningRule rule;

@@ -15,6 +15,7 @@
 #include "checkpoint/quantization.hpp"
 #include "runtime/grammars.hpp"
 #include "runtime/identity.hpp"
+#include "server/final_message.hpp"
 
 namespace espalier::server {
 namespace {
@@ -226,6 +227,7 @@ Expected<chat::Rendered> ServedModel::render(const ChatInput& chat) const {
     auto rendered = template_->compiled.render(context);
     if (!rendered)
         return fail_field(ErrorKind::invalid, "messages", "{}", rendered.error().message);
+    if (chat.continues_final) return cut_behind_final_message(std::move(*rendered), chat.messages);
     return rendered;
 }
 

@@ -106,6 +106,22 @@ class AnthropicClient(unittest.TestCase):
         usage = self.create().usage
         self.assertEqual(counted.input_tokens, usage.input_tokens + usage.cache_read_input_tokens)
 
+    def test_a_last_message_of_the_assistant_is_continued(self):
+        begun = [*MESSAGES, {"role": "assistant", "content": "for i in"}]
+        message = self.create(messages=begun)
+        chat = {"messages": [{"role": "system", "content": SYSTEM}, *begun], "continue_final_message": True}
+        prompt = self.client.post("/apply-template", cast_to=object, body=chat)["prompt"]
+        self.assertTrue(prompt.endswith("for i in"), prompt)
+        tokens = self.client.post("/tokenize", cast_to=object, body=chat)["tokens"]
+        same = {"max_tokens": 24, "seed": 3, "temperature": 0.8}
+        raw = self.client.post("/v1/completions", cast_to=object, body=same | {"prompt": tokens})
+        self.assertEqual(message.content[0].text, raw["choices"][0]["text"])
+        continued = self.client.post("/v1/chat/completions", cast_to=object, body=same | chat)
+        self.assertEqual(continued["choices"][0]["message"]["content"], message.content[0].text)
+        self.assertNotEqual(message.content, self.create().content)
+        counted = self.client.messages.count_tokens(model=self.model, system=SYSTEM, messages=begun)
+        self.assertEqual(counted.input_tokens, len(tokens))
+
     def test_stop_sequences(self):
         text = self.create().content[0].text
         stop = text[len(text) // 2:len(text) // 2 + 2]

@@ -196,9 +196,29 @@ TEST(MessagesRequest, FaultsAreNamed) {
     EXPECT_EQ(messages_of(R"([{"role": "assistant", "content": [
                   {"type": "tool_use", "id": "i", "name": "f", "input": "{}"}]}])"),
               "messages[0].content[0].input");
-    EXPECT_EQ(messages_of(R"([{"role": "user", "content": "a"},
-                              {"role": "assistant", "content": "b"}])"),
-              "messages[1]");
+    EXPECT_EQ(messages_of(R"([{"role": "user", "content": "a"}, {"role": "assistant", "content": [
+                  {"type": "tool_use", "id": "i", "name": "f", "input": {}}]}])"),
+              "messages");
+}
+
+TEST(MessagesRequest, ALastMessageOfTheAssistantIsContinued) {
+    const auto parsed_of = [](const std::string& last) {
+        return parse_text(R"({"max_tokens": 9, "messages": [{"role": "user", "content": "a"},
+                              {"role": "assistant", "content": )" +
+                          last + "}]}");
+    };
+    const auto parsed = parsed_of(R"("The best is (")");
+    ASSERT_TRUE(parsed) << parsed.error().message;
+    EXPECT_TRUE(parsed->chat.continues_final);
+    EXPECT_FALSE(parsed->chat.add_generation_prompt);
+    EXPECT_EQ(parsed->chat.messages.size(), 2u);
+    for (const char* nothing : {R"("")", "[]"}) {
+        const auto empty = parsed_of(nothing);
+        ASSERT_TRUE(empty);
+        EXPECT_FALSE(empty->chat.continues_final);
+        EXPECT_EQ(empty->chat.messages.size(), 1u);
+    }
+    EXPECT_FALSE(parsed_of(R"("  ")"));
 }
 
 TEST(MessagesRequest, CountingWantsNoOutput) {

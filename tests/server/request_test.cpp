@@ -258,8 +258,9 @@ TEST(GenerationRequest, NumbersOutOfRangeAreNamed) {
 }
 
 TEST(GenerationRequest, WhatIsNotBuiltIsRefusedByName) {
-    for (const char* name : {"tools", "tool_choice", "thinking_token_budget", "functions",
-                             "guided_json", "grammar", "suffix", "prediction", "prompt_logprobs"})
+    for (const char* name :
+         {"tools", "tool_choice", "thinking_token_budget", "functions", "guided_json", "grammar",
+          "suffix", "prediction", "prompt_logprobs", "continue_final_message"})
         EXPECT_EQ(fault(completion({{name, {{"x", 1}}}})), name);
     EXPECT_EQ(fault(completion({{"stream_options", {{"include_usage", true}}}})), "stream_options");
     EXPECT_EQ(parse(completion({{"frobnicate", 1}, {"user", "u"}}))->unknown,

@@ -10,6 +10,7 @@
 #include "server/api/billing_header.hpp"
 #include "server/api/conversation.hpp"
 #include "server/body.hpp"
+#include "server/final_message.hpp"
 
 namespace espalier::server {
 namespace {
@@ -22,7 +23,7 @@ class ContentReader {
     ContentReader(Fields& fields, const OrderedJson& ordered, bool drops_billing_header)
         : fields_(fields), ordered_(ordered), drops_billing_header_(drops_billing_header) {}
 
-    Json read() {
+    void read(ChatInput& chat) {
         read_system();
         const Json* given = fields_.find("messages");
         if (given == nullptr) {
@@ -35,18 +36,28 @@ class ContentReader {
             const OrderedJson ordered = ordered_field(ordered_, "messages");
             for (std::size_t i = 0; i < given->size() && fields_.ok(); ++i)
                 read_message((*given)[i], ordered[i], fmt::format("messages[{}]", i));
-            if (fields_.ok() && chat_.ends_with_assistant())
-                fields_.fail_at(fmt::format("messages[{}]", given->size() - 1),
-                                "the last message is the assistant's; continuing it (prefill) is "
-                                "not supported by this server",
-                                ErrorKind::unsupported);
         }
-        return chat_.take();
+        chat.messages = chat_.take();
+        if (fields_.ok()) read_prefill(chat);
     }
 
   private:
     void fail(const std::string& path, std::string sentence, ErrorKind kind = ErrorKind::invalid) {
         fields_.fail_at(path, std::move(sentence), kind);
+    }
+
+    // A last message of the assistant without anything in it is as good as none.
+    void read_prefill(ChatInput& chat) {
+        if (chat.messages.back()["role"] != "assistant") return;
+        if (chat.messages.back() == Json({{"role", "assistant"}, {"content", ""}})) {
+            chat.messages.erase(chat.messages.size() - 1);
+            if (chat.messages.empty()) fail("messages", "have nothing to answer");
+            return;
+        }
+        if (const auto can = check_continued(chat.messages); !can)
+            return fail("messages", can.error().message, can.error().kind);
+        chat.continues_final = true;
+        chat.add_generation_prompt = false;
     }
 
     // A string, or blocks of type text, which are joined by line ends. Nothing: a fault.
@@ -190,8 +201,9 @@ class ContentReader {
 
 }  // namespace
 
-Json read_messages_content(Fields& fields, const OrderedJson& ordered, bool drops_billing_header) {
-    return ContentReader(fields, ordered, drops_billing_header).read();
+void read_messages_content(Fields& fields, const OrderedJson& ordered, bool drops_billing_header,
+                           ChatInput& chat) {
+    ContentReader(fields, ordered, drops_billing_header).read(chat);
 }
 
 }  // namespace espalier::server

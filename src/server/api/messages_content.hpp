@@ -5,13 +5,14 @@
 
 #include <nlohmann/json.hpp>
 
+#include "server/chat_messages.hpp"
 #include "server/fields.hpp"
 
 namespace espalier::server {
 
-// Faults are kept in `fields`. ordered: parse_ordered()'s. drops_billing_header: see
-// billing_header.hpp.
-nlohmann::json read_messages_content(Fields& fields, const nlohmann::ordered_json& ordered,
-                                     bool drops_billing_header);
+// The messages of `chat`, and whether the last one, an assistant's, is to be continued. Faults are
+// kept in `fields`. ordered: parse_ordered()'s. drops_billing_header: see billing_header.hpp.
+void read_messages_content(Fields& fields, const nlohmann::ordered_json& ordered,
+                           bool drops_billing_header, ChatInput& chat);
 
 }  // namespace espalier::server

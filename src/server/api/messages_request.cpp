@@ -156,7 +156,7 @@ void read_messages_prompt(Fields& fields, const OrderedJson& ordered,
         if (const Json* value = fields.find(name); value != nullptr && !value->empty())
             fields.fail_at(name, "is not supported by this server", ErrorKind::unsupported);
     fields.read("model", request.model);
-    request.chat.messages = read_messages_content(fields, ordered, defaults.drops_billing_header);
+    read_messages_content(fields, ordered, defaults.drops_billing_header, request.chat);
     request.chat.tools = read_messages_tools(fields, ordered);
     read_thinking(fields, request);
     read_output_config(fields, ordered, request);
