@@ -51,6 +51,8 @@ struct SampleParameters {
 inline Submission sample_submission() {
     Submission submission;
     submission.request = 4;
+    submission.request_id = "their-4";
+    submission.traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     submission.choices = 2;
     submission.time = 500;
     submission.priority = -3;
