@@ -66,8 +66,8 @@ void each_request_field(Traced& traced, Ours& request, Copy copy) {
                             traced_output, traced_grammar, traced_reasoning, traced_id,
                             traced_parent] = traced;
     [[maybe_unused]] auto& [prompt, sampling, output, choices, priority, deadline, salt, speculate,
-                            depth, width, nodes, report_trees, logprobs, forced, grammar,
-                            reasoning, request_id, traceparent] = request;
+                            depth, width, nodes, report_trees, logprobs, forced, grammar, reasoning,
+                            request_id, traceparent] = request;
     copy(traced_choices, choices);
     copy(traced_priority, priority);
     copy(traced_deadline, deadline);

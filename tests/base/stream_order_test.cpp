@@ -77,10 +77,8 @@ TEST(StreamOrder, HoldsBackWhatIsStillWritten) {
 // What an early launch waits for at its own end it does not wait for at its beginning: launches in
 // front of it may run beside the one behind it.
 TEST(StreamOrder, GrantsSayWhenTheNextStarts) {
-    const LaunchNeeds experts{.name = "experts",
-                              .reads = {part(0, 8)},
-                              .early = true,
-                              .release = Release::behind_wait};
+    const LaunchNeeds experts{
+        .name = "experts", .reads = {part(0, 8)}, .early = true, .release = Release::behind_wait};
     StreamOrder order = settled();
     order.launch(writes(part(16, 24)));
     EXPECT_TRUE(order.launch(experts).early);

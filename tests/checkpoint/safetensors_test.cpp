@@ -190,8 +190,7 @@ TEST(Safetensors, OpensAFileAndHandsOutItsBytes) {
     const auto bytes = file->bytes_of(file->tensors().find("b")->second);
     EXPECT_EQ(bytes.size(), 5u);
     EXPECT_EQ(bytes[0], std::byte{1});
-    expect_error(open_safetensors(directory.path() / "absent.safetensors"),
-                 {"absent.safetensors"});
+    expect_error(open_safetensors(directory.path() / "absent.safetensors"), {"absent.safetensors"});
 }
 
 }  // namespace
