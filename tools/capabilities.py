@@ -4,7 +4,7 @@
 
 capabilities.py page                               writes docs/capabilities.md
 capabilities.py page --check                       says whether it is what it would write
-capabilities.py test BINARY [--device cuda]        holds every pair with that device (all others: on the CPU) to its answer:
+capabilities.py test BINARY MAKE_GGUF [--device cuda]  holds every pair with that device (all others: on the CPU) to its answer:
                                                    `yes` by one lossless workload on a tiny model, a refusal by its sentence
 """
 import argparse
@@ -32,7 +32,9 @@ def capabilities():
 
 
 def goes_in_pairs(a, b):
-    """Alternatives of one kind exclude each other; drafters do not."""
+    """Alternatives exclude each other: those of one kind, but not drafters; a GGUF file and formats of safetensors."""
+    if {a["kind"], b["kind"]} == {"weights", "gguf"}:
+        return False
     return a["kind"] != b["kind"] or a["kind"] == "drafts"
 
 
@@ -87,18 +89,25 @@ def write_page(named, found):
 class Models:
     """Tiny models by how they are made, each made once."""
 
-    def __init__(self, binary, folder):
-        self.binary, self.folder, self.made = binary, folder, {}
+    def __init__(self, binary, make_gguf, folder):
+        self.binary, self.make_gguf, self.folder, self.made = binary, make_gguf, folder, {}
 
     def path(self, pair):
         making = [row["model"] for row in pair]
         packed = "pack" in making
         flags = [word for row in making if row.startswith("--") for word in row.split()]
-        key = tuple(flags) + (packed,)
+        block = next((row.split()[1] for row in making if row.startswith("gguf ")), None)
+        key = tuple(flags) + (packed, block)
         if key not in self.made:
             path = os.path.join(self.folder, str(len(self.made)))
             preset = [] if "--preset" in flags else ["--preset", "tiny-v3"]
+            if block:
+                preset += ["--dtype", "bf16"]
             run([self.binary, "make-model", *preset, *flags, "--out", path, "--eagle3", path + "-draft"], check=True)
+            if block:
+                run([self.make_gguf, path, path + ".gguf", block], check=True)
+                os.rename(path + "-draft", path + ".gguf-draft")
+                path += ".gguf"
             if packed:
                 run([self.binary, "pack", path], check=True)
             self.made[key] = path
@@ -134,10 +143,10 @@ def fault(binary, model, pair, answer):
     return None if refused else f"status {result.returncode}, expected: {answer}\n{result.stdout}"
 
 
-def test(binary, device, named, found):
+def test(binary, make_gguf, device, named, found):
     pairs = [(pair, answer) for pair, answer in found.items() if ("cuda" in pair) == (device == "cuda")]
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(2) as pool:
-        models = Models(binary, folder)
+        models = Models(binary, make_gguf, folder)
         jobs = []
         for (a, b), answer in pairs:
             rows_of_pair = named[a], named[b]
@@ -157,12 +166,13 @@ def main():
     page.add_argument("--check", action="store_true")
     pairs = commands.add_parser("test")
     pairs.add_argument("binary")
+    pairs.add_argument("make_gguf")
     pairs.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     options = parser.parse_args()
     named = capabilities()
     found = answers(named)
     if options.command == "test":
-        return test(options.binary, options.device, named, found)
+        return test(options.binary, options.make_gguf, options.device, named, found)
     text = write_page(named, found)
     if not options.check:
         PAGE.write_text(text, encoding="utf-8")

@@ -9,6 +9,7 @@
 #include <random>
 
 #include "base/mapped_file.hpp"
+#include "support/gguf_tokenizer.hpp"
 #include "support/gguf_writer.hpp"
 #include "support/paths.hpp"
 #include "text/byte_level.hpp"
@@ -18,8 +19,6 @@
 namespace espalier::text {
 namespace {
 
-using Json = nlohmann::json;
-
 Expected<Tokenizer> load(const GgufWriter& file) {
     const std::string bytes = file.bytes();
     ESPALIER_ASSIGN_OR_RETURN(const GgufHeader header,
@@ -27,45 +26,10 @@ Expected<Tokenizer> load(const GgufWriter& file) {
     return Tokenizer::from_gguf(header, "m.gguf");
 }
 
-struct Parts {
-    std::string model = "gpt2", pre;
-    std::vector<std::string> tokens, merges;
-    std::vector<std::int32_t> kinds;
-
-    void put(std::size_t id, std::string token, std::int32_t kind) {
-        while (tokens.size() <= id) {
-            tokens.push_back(fmt::format("[PAD{}]", tokens.size()));
-            kinds.push_back(5);
-        }
-        tokens[id] = std::move(token);
-        kinds[id] = kind;
-    }
-    GgufWriter file() const {
-        GgufWriter file;
-        file.text("tokenizer.ggml.model", model);
-        file.text("tokenizer.ggml.pre", pre);
-        file.texts("tokenizer.ggml.tokens", tokens);
-        file.i32s("tokenizer.ggml.token_type", kinds);
-        file.texts("tokenizer.ggml.merges", merges);
-        return file;
-    }
-};
+using Parts = GgufTokenizer;
 
 Parts parts_of_json(const std::string& folder, const std::string& pre) {
-    const auto text = read_text_file(kGoldenData / folder / "tokenizer.json", 1 << 24);
-    const Json json = Json::parse(text.value());
-    Parts parts;
-    parts.pre = pre;
-    for (const auto& [token, id] : json["model"]["vocab"].items())
-        parts.put(id.get<std::size_t>(), token, 1);
-    for (const Json& token : json["added_tokens"])
-        parts.put(token["id"].get<std::size_t>(), token["content"].get<std::string>(),
-                  token["special"].get<bool>() ? 3 : 4);
-    for (const Json& merge : json["model"]["merges"])
-        parts.merges.push_back(merge.is_string() ? merge.get<std::string>()
-                                                 : merge[0].get<std::string>() + " " +
-                                                       merge[1].get<std::string>());
-    return parts;
+    return gguf_tokenizer(kGoldenData / folder / "tokenizer.json", pre);
 }
 
 // Kimi's ranks are ids. Its merges are made from them, so that the list stays empty.
