@@ -122,12 +122,13 @@ install:
 	@$(MAKE) --no-print-directory build TESTS=OFF
 	cmake --install build/cpu --prefix $(PREFIX)
 
-## make format     clang-format every source file; make format-check only says which differ
+## make format     clang-format every source file; make format-check only says which differ, and which comments lack their subject
 SOURCES = git ls-files '*.cpp' '*.hpp' '*.h' '*.c' '*.cu' '*.cuh'
 format:
 	$(SOURCES) | xargs clang-format-14 -i
 format-check:
 	$(SOURCES) | xargs clang-format-14 --dry-run -Werror
+	python3 tools/comment_subjects.py --most 60
 
 clean:
 	rm -rf build

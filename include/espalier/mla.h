@@ -121,7 +121,7 @@ typedef struct espalier_mla_rows {
     int32_t first_slot;    // 0 or 1: (global) slots below it do not exist, keys count from it
 } espalier_mla_rows;
 
-// What a row counts towards total_splits, whatever its mask. Invariant attention on CUDA takes
+// A row's share of total_splits, whatever its mask. Invariant attention on CUDA takes
 // 1,088 bytes of workspace per split and head (heads in sixteens), and not more than 256 MB, plan
 // included, for rows of up to 900,000 slots: calls with more splits are several launches. A call
 // whose rows have more splits than it said is refused on the CPU, while CUDA, which cannot look,
@@ -176,7 +176,7 @@ espalier_mla_status espalier_mla_absorbed(espalier_mla_context* context,
                                           const espalier_mla_absorbed_call* call, void* workspace,
                                           uint64_t workspace_bytes, void* stream);
 
-// Who computes what depends on the rows' lengths and masks alone, so the layers of a step can share
+// The division of work depends on the rows' lengths and masks alone, so the layers of a step share
 // one plan instead of each making its own. Put plan_bytes of the device's memory, aligned like a
 // workspace, into call->plan of every layer, and let espalier_mla_plan fill it from any of these
 // calls once the step's arrays hold what they will. Calls with this plan must agree in rows and the

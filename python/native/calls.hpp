@@ -22,7 +22,7 @@ struct Types {
 extern Types types;
 
 inline constexpr double kUnsetScale = std::numeric_limits<double>::quiet_NaN();
-// Of the softmax; the caller must name it.
+// The softmax's scale; the caller must name it.
 float softmax_scale(double value);
 std::int32_t dtype_of(const Array& array);  // ESPALIER_MLA_F32 …
 inline void* stream_of(unsigned long long stream) { return reinterpret_cast<void*>(stream); }

@@ -83,7 +83,7 @@ void run_unlocked(Call call) {
     if (status != ESPALIER_MLA_OK) throw Refused{status, espalier_mla_last_error()};
 }
 
-// As PyArg_ParseTupleAndKeywords, with `names` ending in null.
+// PyArg_ParseTupleAndKeywords with `names` ending in null.
 template <typename... Targets>
 void parse(PyObject* arguments, PyObject* keywords, const char* format, const char* const* names,
            Targets*... targets) {

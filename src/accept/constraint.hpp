@@ -29,7 +29,7 @@ namespace espalier::accept {
 
 class Constraint {
   public:
-    // What may be drawn at a place.
+    // Tokens that may be drawn at a place.
     enum class Legal : std::uint8_t {
         anything,
         no_eos,   // anything but the ids of eos()
@@ -46,13 +46,13 @@ class Constraint {
     [[nodiscard]] bool descend(TokenId token);
     void ascend();  // takes the last one back
 
-    // Where it stands now:
+    // The place's state now:
     Legal legal() const;
     void fill_mask(std::span<std::uint32_t> words);  // where legal() is masked
     std::span<const std::int32_t> eos() const { return eos_; }
     bool reasoning() const { return place_.reasoning; }
     std::int64_t reasoning_tokens() const { return place_.reasoning_tokens; }
-    // What every continuation begins with: tokens (an end marker that is due), then text.
+    // The beginning of every continuation: tokens (an end marker that is due), then text.
     struct Forced {
         std::optional<TokenId> token;
         std::string text;

@@ -10,12 +10,12 @@
 
 namespace espalier::accept {
 
-// What fields() lists is read within these; checks at the edge are far narrower.
+// Limits within which fields() reads what it lists; checks at the edge are far narrower.
 inline constexpr std::int64_t kMaxListed = std::int64_t{1} << 53;
 inline constexpr std::int64_t kMaxListedIds = std::int64_t{1} << 16;
 inline constexpr std::int64_t kMaxListedId = (std::int64_t{1} << 31) - 1;
 
-// As a request or a checkpoint states it; names are those of the fields users write.
+// Output options as a request or a checkpoint states them, under the names that users write.
 struct OutputOptions {
     std::vector<std::int32_t> eos_token_ids;  // of the checkpoint
     bool ignore_eos = false;

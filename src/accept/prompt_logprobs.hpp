@@ -22,7 +22,7 @@ class PromptLogprobs {
     // last position speaks of the first token of the output.
     std::span<const std::int32_t> wanted(std::int64_t first, std::int64_t count) const;
 
-    // What was computed for wanted(first, count): its logprobs and, per token, top_count
+    // Results computed for wanted(first, count): its logprobs and, per token, top_count
     // alternatives. A prompt that is computed again after a preemption repeats what is known, bit
     // for bit, and repeated positions are passed over. A gap is a programmer error: a request that
     // wants its prompt's logprobs cannot skip positions by a prefix hit.

@@ -69,7 +69,7 @@ struct CommittedToken {
     }
 };
 
-// What a client may see now. Calls append; the owner clears it and so keeps its memory.
+// Output that a client may see now. Calls append; the owner clears it and so keeps its memory.
 struct Emission {
     std::string text;  // valid UTF-8
     std::vector<CommittedToken> tokens;
@@ -122,7 +122,7 @@ class RequestProgress {
     void count_step(std::int32_t drafted, std::int32_t accepted);
     // One draft of that tree and who proposed it.
     void count_origin(const DraftOrigin& origin, bool accepted);
-    // How many of the committed tokens are reasoning (constraint.hpp).
+    // Number of committed tokens that are reasoning (constraint.hpp).
     void count_reasoning(std::int64_t tokens) { usage_.reasoning_tokens = tokens; }
 
     const std::optional<Finish>& finish() const { return finish_; }

@@ -18,10 +18,10 @@ struct Parameter {
     double least = 0.0;
     double most = std::numeric_limits<double>::infinity();
     bool above_least = false;
-    // Where requests mostly are: random workloads draw from here.
+    // Range of most requests' values: random workloads draw from here.
     double usual_least = 0.0;
     double usual_most = 0.0;
-    // Where a request says nothing, its checkpoint or chance decides, not the default here.
+    // A request that says nothing leaves it to its checkpoint or chance, not to the default here.
     bool decided_elsewhere = false;
 };
 

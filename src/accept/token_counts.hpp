@@ -40,7 +40,7 @@ class TokenCounts {
 
   private:
     std::size_t entry(std::int32_t token);  // its index, added if it is new
-    // Where the token's entry is named in table_, or the free place where it would be.
+    // Index in table_ of the token's entry, or of the free place where it would be.
     std::size_t place_of(std::int32_t token) const;
     void grow();
 

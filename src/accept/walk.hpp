@@ -59,7 +59,7 @@ class NodeList {
 // the root.
 NodeList path_tokens(const TreeView& tree, std::int32_t node);
 
-// What the step computed for each node.
+// Results of the step for each node.
 struct NodeDraws {
     std::span<const ops::Draw> draws;   // [nodes]
     std::span<const TokenLogprob> top;  // [nodes, top_logprobs]

@@ -9,7 +9,7 @@
 namespace espalier {
 namespace {
 
-// What the sixteen codes of IQ4_NL and IQ4_XS stand for.
+// Values of the sixteen codes of IQ4_NL and IQ4_XS.
 constexpr std::array<std::int8_t, 16> kUneven = {-127, -104, -83, -65, -49, -35, -22, -10,
                                                  1,    13,   25,  38,  53,  69,  89,  113};
 
@@ -109,7 +109,7 @@ void unpack_q4_k(const std::byte* block, BlockNumbers& to) {
             static_cast<std::int8_t>(half_code(block + 16, weight));
 }
 
-// As Q4_K, with a fifth bit: bit g of byte j is that of weight j of group g.
+// Q4_K's layout with a fifth bit: bit g of byte j is that of weight j of group g.
 void unpack_q5_k(const std::byte* block, BlockNumbers& to) {
     scales_and_minima(block, to);
     for (int weight = 0; weight < 256; ++weight) {

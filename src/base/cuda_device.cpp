@@ -50,7 +50,7 @@ class CudaGraph final : public RecordedWork {
         ESPALIER_RETURN_IF_ERROR(checked(made, "instantiating the graph"));
         ESPALIER_RETURN_IF_ERROR(wait_for(stream_));
         cudaMemGetInfo(&after, &total);
-        // What others on the GPU took meanwhile is not the graph's.
+        // Memory that others on the GPU took meanwhile is not the graph's.
         bytes_ = std::min(before > after ? before - after : 0, nodes * kMostNodeBytes);
         return {};
     }
@@ -74,7 +74,7 @@ class CudaGraph final : public RecordedWork {
     }
 
   private:
-    // Of a kernel: all of Sapling's recordings together take 4 MB.
+    // Bytes of one kernel's node: all of Sapling's recordings together take 4 MB.
     static constexpr std::size_t kMostNodeBytes = std::size_t{64} << 10;
 
     cudaStream_t stream_;

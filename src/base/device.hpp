@@ -66,9 +66,9 @@ class Device {
 
     virtual std::string_view name() const = 0;
     virtual DeviceKind kind() const = 0;
-    // Whether operations can read memory of the host in place: a mapped file, for one.
+    // True if operations can read memory of the host in place: a mapped file, for one.
     virtual bool reads_host_memory() const = 0;
-    // How many workers share an operation; scratch that each of them needs is sized by it.
+    // Number of workers that share an operation; scratch that each of them needs is sized by it.
     virtual int workers() const = 0;
     // The order in which work goes unless a caller has one of its own.
     virtual Stream stream() const = 0;

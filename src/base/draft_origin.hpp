@@ -11,7 +11,7 @@ namespace espalier {
 inline constexpr std::int32_t kMaxDrafters = 4;  // of an engine; a drafter's id is below this
 
 struct DraftOrigin {
-    std::uint8_t drafters = 0;  // bit d: drafter d proposed it; 0: nobody did
+    std::uint8_t drafters = 0;  // bit d: drafter d proposed it; 0: none did
     std::uint8_t drafter = 0;   // the one it is counted to: the surest of them, as measured
     std::uint8_t depth = 0;     // below the root, from 1
     std::uint8_t rank = 0;      // among that drafter's own choices at the place; 0: the first

@@ -23,7 +23,7 @@ enum class ErrorKind {
 struct Error {
     ErrorKind kind = ErrorKind::invalid;
     std::string message;
-    // Of a request or a configuration: the field at fault, as its writer names it ("temperature",
+    // The field of a request or a configuration at fault, as its writer names it ("temperature",
     // "stop[2]"); the message begins with it and a colon. Empty: no single field is at fault.
     std::string field = {};
 };

@@ -7,7 +7,7 @@
 FMT_BEGIN_NAMESPACE
 namespace detail {
 
-// What fmt's headers declare `extern template` or use without a definition.
+// Templates that fmt's headers declare `extern` or use without a definition.
 template FMT_API auto dragonbox::to_decimal(float x) noexcept -> dragonbox::decimal_fp<float>;
 template FMT_API auto dragonbox::to_decimal(double x) noexcept -> dragonbox::decimal_fp<double>;
 template FMT_API auto thousands_sep_impl(locale_ref) -> thousands_sep_result<char>;

@@ -72,7 +72,7 @@ Expected<MappedFile> MappedFile::open(const std::filesystem::path& path) {
 
 MappedFile MappedFile::over(std::filesystem::path path, std::span<const std::byte> bytes,
                             std::shared_ptr<void> owner) {
-    CHECK(owner != nullptr, "{}: memory that nobody keeps", path.string());
+    CHECK(owner != nullptr, "{}: memory without an owner", path.string());
     MappedFile file;
     file.path_ = std::move(path);
     file.data_ = bytes.data();

@@ -11,7 +11,7 @@ struct SchedulingRules {
     // Below about 170 queries up-projecting the history costs more than the decompressed form
     // saves, so prompts advance by this much, or by what is left of them.
     std::int64_t prompt_quantum = 512;
-    // Of cache::decompressed_below: 64, or 256 to run a trace of an older version again. 0:
+    // Segment of cache::decompressed_below: 64, or 256 to run a trace of an older version again. 0:
     // everything is absorbed. Nothing else, because the form decides the bits.
     std::int64_t prefill_segment = 64;
     // Off: no request finds what another left (choices of one request still share their prompt).

@@ -36,7 +36,7 @@ LaunchGrant StreamOrder::launch(LaunchNeeds needs) {
     if (watch_ != nullptr) watch_->declared(needs);
     LaunchGrant grant;
     grant.holds_next = written(needs.holds_back);
-    // What is done early is done beside all that may still run: it neither reads what they write
+    // Early work runs beside all that may still run: it neither reads what they write
     // nor writes what they touch.
     grant.ahead = !needs.ahead.empty() && !written(needs.ahead);
     grant.early = needs.early && !grant.holds_next && !written(needs.ahead) &&

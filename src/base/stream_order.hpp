@@ -91,7 +91,7 @@ enum class Release : std::uint8_t {
     behind_wait,  // when all in front of it has ended; or, of an ordinary launch, when itself has
 };
 
-// What one launch touches, as the operation that makes it knows. Weights, which no launch writes,
+// Memory that one launch touches, as its operation knows it. Weights, which no launch writes,
 // are not listed.
 struct LaunchNeeds {
     const char* name = "";
@@ -100,16 +100,16 @@ struct LaunchNeeds {
     // Before its wait, if it may: reads besides those above; or all that it does.
     Ranges ahead{};
     bool early = false;
-    // What an operation behind reads ahead: where an older launch may still write there, this one
+    // Ranges that an operation behind reads ahead: where an older launch may still write, this
     // lets none start before that has ended.
     Ranges holds_back{};
     Release release = Release::at_once;
-    // Where the kernel was granted less than it asked for.
+    // Release of a kernel that was granted less than it asked for.
     Release release_early = Release::at_once;  // with all early
     Release release_ahead = Release::at_once;
 };
 
-// What a launch may do, and must; a kernel's parameter.
+// Freedoms and duties of a launch; a kernel's parameter.
 struct LaunchGrant {
     bool early = false;       // it need not wait before its own end
     bool ahead = false;       // likewise before it reads what it wanted ahead
@@ -143,7 +143,7 @@ class StreamOrder {
     struct Entry {
         Ranges reads, writes;
     };
-    // Of launches that may still run when the next one starts.
+    // Launches that may still run when the next one starts.
     std::span<const Entry> running() const { return {log_.data(), count_}; }
     bool written(const Ranges& ranges) const;
     bool read(const Ranges& ranges) const;

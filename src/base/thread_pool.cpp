@@ -35,7 +35,7 @@ struct ThreadPool::State {
     std::int64_t tasks = 0;
     alignas(64) std::atomic<std::uint64_t> generation{0};  // one more per run
     alignas(64) std::atomic<std::int64_t> next{0};
-    // How many workers are inside the run, plus kClosed while there is none to join. The caller
+    // Number of workers inside the run, plus kClosed while there is none to join. The caller
     // waits for those inside only: a worker that the system keeps off its core costs its help, not
     // its time.
     alignas(64) std::atomic<std::int64_t> inside{kClosed};

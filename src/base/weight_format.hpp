@@ -17,7 +17,7 @@ namespace espalier {
 
 enum class WeightCode : std::uint8_t { f32, f16, bf16, e4m3, int8, int4, e2m1 };
 
-// What follows from the code alone.
+// Facts that follow from the code alone.
 struct CodeFacts {
     std::string_view name;
     int bits = 0;              // of one weight

@@ -34,7 +34,7 @@ struct RowSpec {
     std::int32_t later_slots = 0;
 };
 
-// What a row of the block tables must hold when the step runs.
+// Content that a row of the block tables must have when the step runs.
 struct BlockTableRow {
     std::int32_t row = 0;
     std::span<const std::int32_t> pages;
@@ -60,13 +60,13 @@ class BatchBuilder {
     // The row's arrays must outlive finish(). An error names what does not fit: pages too few,
     // words missing, more tokens than the largest batch has …
     Expected<void> add(const RowSpec& row);
-    // What the rows so far need; splits as in the largest batch.
+    // Capacity that the rows so far need; splits as in the largest batch.
     const StepCapacity& need() const { return need_; }
     // Capacities equal to the counts.
     HostBatch finish() { return lay_out(need_); }
     // Padded to these capacities; an error when the rows need more.
     Expected<HostBatch> finish(const StepCapacity& capacity);
-    // Where the tokens of row i (in order of add) begin in the batch; known after finish().
+    // Index in the batch of the first token of row i (in order of add); known after finish().
     std::int64_t first_token(std::size_t row) const;
 
   private:

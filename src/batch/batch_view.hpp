@@ -33,7 +33,7 @@ struct BatchView {
     const std::int32_t* gather = nullptr;  // [G] tokens whose logits are wanted; -1: pad
 };
 
-// Where the arrays of a batch lie in its one piece of memory: a function of the capacity alone.
+// Offsets of a batch's arrays in its one piece of memory: a function of the capacity alone.
 // Offsets are in bytes, each a multiple of 64.
 struct BatchLayout {
     struct Rows {

@@ -22,7 +22,7 @@ class BlockTables {
 
     // Row `row` begins with these pages from now on; what lies behind them is never read.
     void set(std::int32_t row, std::span<const std::int32_t> pages);
-    // What must be uploaded: ascending, disjoint. Each copy costs about as much as 64 KiB do, so
+    // Ranges to upload: ascending, disjoint. Each copy costs about as much as 64 KiB do, so
     // ranges that lie nearer are one, with what is unchanged between them.
     std::span<const Range> changes();
     // The device has everything now.

@@ -15,7 +15,7 @@ namespace {
 constexpr std::array<std::int64_t, 25> kBuckets = {
     1,   2,   4,   8,   16,  24,  32,  48,   64,   96,   128,  192, kCommonTokens,
     320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048};
-// Of decompressed tokens, which come in multiples of a page.
+// Buckets of decompressed tokens, which come in multiples of a page.
 constexpr std::array<std::int64_t, 10> kPromptBuckets = {64,  128, 192,  256,  384,
                                                          512, 768, 1024, 1536, 2048};
 constexpr std::int64_t kLeastBesidePrompts = 16;  // absorbed tokens, so that there are few pairs
@@ -36,7 +36,7 @@ std::int64_t logits_rows(const StepCapacity& need, std::int64_t absorbed) {
 
 std::int32_t as_int(std::int64_t value) { return static_cast<std::int32_t>(value); }
 
-// Of a capacity whose decompressed tokens are padded already.
+// Rows of a capacity whose decompressed tokens are padded already.
 void pad_prompt_rows(const StepCapacity& need, const StepCapacity& most, StepCapacity& capacity) {
     const auto slots =
         static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint32_t>(need.max_kv_len)));

@@ -16,10 +16,10 @@
 
 namespace espalier::batch {
 
-// Batches of up to so many tokens come in few sizes and often, whatever the model.
+// Up to this many tokens, batches come in few sizes and often, whatever the model.
 inline constexpr std::int64_t kCommonTokens = 256;
 
-// Whether steps are recorded, and with how much memory of the device.
+// Switch and memory limit for recording steps.
 struct CaptureOptions {
     bool capture = false;  // false: every step is queued operation by operation
     std::size_t byte_limit = std::size_t{1} << 30;
@@ -43,11 +43,11 @@ std::int64_t token_bucket(std::int64_t tokens);
 // Those up to the one that holds `most`, or to the last; none for 0.
 std::span<const std::int64_t> token_buckets_to(std::int64_t most);
 
-// As many splits as attention computes by one launch, where `most` is what a step of an engine has
+// Number of splits that attention does in one launch, where `most` is what a step of an engine has
 // (2^17 partial results: 16 launches); 0: these are not counted. A launch that rows leave nothing
 // to do costs 1.5 to 2 µs, in each layer.
 std::int64_t few_splits(const StepCapacity& most);
-// What a batch of this need is padded to, as far as `most` goes:
+// Capacity that a batch of this need is padded to, as far as `most` goes:
 // - absorbed tokens alone: to their bucket, with as many rows and, up to kCommonTokens, rows of
 //   logits; all else as in `most`, so that the tokens tell two such batches apart, and whether all
 //   rows have one: attention has a faster kernel for short rows, if it knows of no others. And
@@ -58,7 +58,7 @@ std::int64_t few_splits(const StepCapacity& most);
 // A need that is not recorded stays itself. most_tokens: of CaptureOptions.
 StepCapacity captured_capacity(const StepCapacity& need, const StepCapacity& most,
                                std::int64_t most_tokens);
-// Whether a batch was padded so.
+// True if a batch was padded so.
 bool is_captured(const StepCapacity& capacity, const StepCapacity& most, std::int64_t most_tokens);
 // Tells captured capacities of one `most` apart; positive.
 std::int64_t capacity_key(const StepCapacity& captured, const StepCapacity& most);

@@ -51,7 +51,7 @@ struct KvLayout {
     std::size_t index_of(std::string_view name, Plane::Of model, std::int64_t layer) const;
     // The planes of one layer alone, as they are.
     KvLayout layer(Plane::Of model, std::int64_t layer) const;
-    // What a text is a function of: each format of the target's planes once. "bf16"; of planes that
+    // Formats that decide a text: each of the target's planes once. "bf16"; of planes that
     // are no latents with their name, "bf16, index_keys fp8_token".
     std::string formats() const;
 };

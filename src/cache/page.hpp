@@ -12,7 +12,7 @@ using PageId = std::int32_t;  // good for every layer; 32 bits because block tab
 inline constexpr std::int32_t kPageTokens = 64;
 inline constexpr PageId kNullPage = 0;  // fills block tables; never written, never owned
 
-// How a token's attention is computed, which decides the bits of the layers above it.
+// Way in which a token's attention is computed; it decides the bits of the layers above.
 enum class Form : std::uint8_t { absorbed, decompressed };
 
 // Prompts of up to this many tokens are absorbed: too few queries to pay for up-projecting keys.
@@ -51,7 +51,7 @@ constexpr std::int64_t matchable_pages(std::int64_t tokens) {
     return tokens <= 0 ? 0 : (tokens - 1) / kPageTokens;
 }
 
-// What decides the bits of a sequence's pages besides its tokens.
+// Key of everything that decides the bits of a sequence's pages besides its tokens.
 struct SequenceKey {
     std::uint64_t salt = 0;               // tenant, adapter …: other salts never meet
     std::int64_t decompressed_below = 0;  // F, a multiple of 64: no page has two forms

@@ -73,7 +73,7 @@ class PagePool {
     // pages are undefined.
     [[nodiscard]] bool reserve(std::int64_t count, std::vector<OwnedPage>& pages);
 
-    // How many pages of the prompt could be shared now, at most ⌊(tokens−1)/64⌋. Changes nothing.
+    // Number of the prompt's pages that could be shared now, at most ⌊(tokens−1)/64⌋. Reads only.
     std::int64_t find_prefix(const SequenceKey& key, std::span<const std::int32_t> tokens) const;
 
     // Appends the found pages that follow those in `pages` (a published beginning of this

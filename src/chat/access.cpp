@@ -15,7 +15,7 @@ Value missing(const Value& object, std::string_view name) {
     return Value::undefined(fmt::format("'{}' has no attribute '{}'", object.type_name(), name));
 }
 
-// What jinja2 would find on the Python object itself. Methods are no values here.
+// Attribute that jinja2 would find on the Python object itself. Methods are no values here.
 Value own_attribute(const Value& object, std::string_view name) {
     if (name.starts_with("__"))
         fail_template(ErrorKind::unsupported, "'{}' would be an internal of the interpreter", name);

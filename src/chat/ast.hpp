@@ -109,7 +109,7 @@ struct ScopedBlock {
     std::vector<std::string> unset = {};  // names that begin undefined here (scope_analysis.hpp)
 };
 
-// What `set` and `for` assign to: names, or attributes of namespaces.
+// Targets that `set` and `for` assign to: names, or attributes of namespaces.
 struct Target {
     struct Place {
         std::string name;

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kMaxDepth = 64;
 
-// Where in the request a value lies, for messages: "messages[3].content".
+// Place of a value in the request, for messages: "messages[3].content".
 struct Path {
     const Path* parent = nullptr;
     std::string_view key = {};

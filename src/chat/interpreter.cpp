@@ -93,7 +93,7 @@ Interpreter::Flow Interpreter::run_node(const For& node) {
     return execute(node.otherwise);
 }
 
-// Whether a turn came to its end: otherwise jinja2 renders the loop's `else`, also after a first
+// True if a turn came to its end: otherwise jinja2 renders the loop's `else`, also after a first
 // turn that was left by break or continue.
 bool Interpreter::run_turns(const For& node, const std::vector<Value>& items) {
     Loop loop{.items = &items};

@@ -93,7 +93,7 @@ class Lexer {
         return at < rest_.size() && (rest_[at] == '-' || rest_[at] == '+') ? rest_[at] : '\0';
     }
 
-    // What stays of the text before a tag: `-` takes all white space, and lstrip_blocks takes that
+    // Part of the text before a tag that stays: `-` takes all white space, lstrip_blocks takes that
     // of the tag's own line unless the sign is `+`.
     std::string_view cut_before_tag(std::string_view text, char sign, bool lstrip) const {
         if (sign == '-') return without_trailing_space(text);

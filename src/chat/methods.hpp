@@ -9,7 +9,7 @@
 
 namespace espalier::chat {
 
-// Whether Python's type has a method of that name, supported here or not: jinja2 finds it before a
+// True if Python's type has a method of that name, supported here or not: jinja2 finds it before a
 // key of that name.
 bool is_method(const Value& object, std::string_view name);
 Value call_method(const Value& object, std::string_view name, const CallArguments& arguments,

@@ -138,7 +138,7 @@ const Value* Namespace::find(std::string_view name) const {
 }
 
 void Namespace::set(std::string_view name, Value value) {
-    // As transformers has it: such names could be internals of its interpreter.
+    // Transformers' rule: such names could be internals of its interpreter.
     if (name.starts_with('_'))
         fail_template(ErrorKind::invalid, "a namespace cannot hold '{}', which begins with '_'",
                       name);

@@ -68,7 +68,7 @@ class Value {
     bool is_undefined() const { return std::holds_alternative<Undefined>(data_); }
     bool is_none() const { return std::holds_alternative<None>(data_); }
 
-    // How deep lists and dicts are nested in it, which bounds every recursion over a value.
+    // Depth of the lists and dicts nested in it, which bounds every recursion over a value.
     std::int64_t depth() const;
     // "str object", "dict object", "None": as jinja2 names it in messages.
     std::string type_name() const;
@@ -118,7 +118,7 @@ enum class Order { less, less_equal, greater, greater_equal };
 bool ordered(const Value& left, Order order, const Value& right, Budget& budget);
 // `element in container`
 bool contains(const Value& container, const Value& element, Budget& budget);
-// What a for loop goes through. Dicts give their keys, texts their characters.
+// Items that a for loop goes through. Dicts give their keys, texts their characters.
 std::vector<Value> elements(const Value& value, Budget& budget);
 std::size_t length(const Value& value);
 

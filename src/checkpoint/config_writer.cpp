@@ -37,7 +37,7 @@ Json rope_scaling_json(const std::optional<YarnScaling>& yarn) {
             {"type", "yarn"}};
 }
 
-// What read_quantization makes `how` of; activations are not quantized.
+// JSON from which read_quantization makes `how`; activations are not quantized.
 Json quantization_json(const Quantization& how) {
     if (how.layout == QuantizedLayout::nvfp4)
         return {{"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}, {"group_size", how.group}};
@@ -78,7 +78,7 @@ std::string quantized_config_json(std::string_view config_text, const Quantizati
 
 namespace {
 
-// What every layer's configuration has.
+// Fields that every layer's configuration has.
 Json common_json(const ModelConfig& config, DType dtype) {
     Json json;
     json["attention_bias"] = config.attention_bias;

@@ -235,7 +235,7 @@ std::int64_t gating_of(Metadata& data, std::int64_t blocks, const Json& json) {
     return (blocks == 47 || blocks == 48) && json["vocab_size"] == 154880 ? 2 : 1;
 }
 
-// What published V2 code calls greedy or group_limited_greedy, and V3 noaux_tc.
+// Routing that published V2 code calls greedy or group_limited_greedy, and V3 noaux_tc.
 void add_experts(Metadata& data, std::int64_t blocks, Json& json) {
     const std::int64_t experts = data.integer("expert_count").value_or(0);
     if (experts == 0) {

@@ -25,7 +25,7 @@ constexpr std::int64_t kMaxExperts = 4096;
 constexpr std::int64_t kMaxPositions = 1 << 30;
 constexpr double kAboveZero = 1e-6;
 
-// What a configuration class takes for a field that is not there.
+// Values that a configuration class takes for fields that are not there.
 struct Defaults {
     std::int64_t q_lora_rank = 1536;
     HeadDims head_dims = {};
@@ -308,7 +308,7 @@ Expected<ModelConfig> parse_model_config(std::string_view json_text, std::string
     ESPALIER_RETURN_IF_ERROR(fields.status());
     if (family.text == &document) return config;
 
-    // What a wrapper says for the whole model.
+    // Fields that a wrapper gives for the whole model.
     ConfigFields outer(document, std::string(name));
     read_quantization(outer, config);
     ModelConfig ids;

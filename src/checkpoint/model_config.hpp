@@ -37,7 +37,7 @@ struct YarnScaling {
     bool operator==(const YarnScaling&) const = default;
 };
 
-// How quantized matrices lie in the files (checkpoint/quantization.hpp reads them), as config.json
+// Layout of quantized matrices in files (checkpoint/quantization.hpp reads them), as config.json
 // announces it. Which matrices these are the tensors themselves say.
 enum class QuantizedLayout : std::uint8_t {
     none,

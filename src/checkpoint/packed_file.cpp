@@ -47,7 +47,7 @@ std::string_view line_of(std::string_view text, std::string_view key) {
     return {};
 }
 
-// What differs, most telling first.
+// Differences, most telling first.
 tl::unexpected<Error> refuse(const fs::path& path, std::string_view found,
                              const PackedIdentity& wanted) {
     constexpr const char* kAgain = "write it again with: espalier pack";

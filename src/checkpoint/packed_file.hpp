@@ -26,7 +26,7 @@ namespace espalier::checkpoint {
 // model and another rounding of it, not a few changed numbers.
 std::string weights_fingerprint(const Checkpoint& checkpoint);
 
-// What a packed file is for.
+// Identity of the checkpoint and machine that a packed file is for.
 struct PackedIdentity {
     std::string layout;  // of the backend, "panels"
     int version = 0;     // of the layout

@@ -60,7 +60,7 @@ std::span<const std::string_view> tensors_of(const Checkpoint& checkpoint, std::
 // cache stores values within the keys.
 Expected<std::optional<float>> kv_scale_of(const Checkpoint& checkpoint,
                                            const std::string& attention);
-// Whether `name`, what follows "self_attn.", is one of its tensors.
+// True if `name`, the part behind "self_attn.", is one of its tensors.
 bool is_kv_scale(std::string_view name);
 
 }  // namespace espalier::checkpoint

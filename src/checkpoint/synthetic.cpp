@@ -31,7 +31,7 @@ std::vector<Shard> split_into_shards(std::vector<TensorSpec> tensors, std::uint6
     }
     for (std::size_t i = 0; i < shards.size(); ++i) {
         shards[i].file = shard_name(i, shards.size());
-        // As the reference writes them: wide elements first, which keeps every tensor aligned.
+        // The reference's order: wide elements first, which keeps every tensor aligned.
         std::stable_sort(
             shards[i].tensors.begin(), shards[i].tensors.end(),
             [](const auto& a, const auto& b) { return bytes_of(a.type) > bytes_of(b.type); });
@@ -117,7 +117,7 @@ Expected<TokenizerFiles> tokenizer_files(const SyntheticModel& model) {
     return files;
 }
 
-// What a model's directory holds beside its tensors.
+// Files of a model's directory beside its tensors.
 class TextFiles {
   public:
     // A configuration that could not be read back is refused before a byte is written.

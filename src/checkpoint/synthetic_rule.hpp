@@ -35,7 +35,7 @@ constexpr Element synthetic_code(std::uint64_t start, std::uint64_t index) {
     return static_cast<Element>(synthetic_bits(start, index) >> (64 - 8 * sizeof(Element)));
 }
 
-// Whether a tensor's values come from the functions above. The few that do not (shapes, a draft's
+// True if a tensor's values come from the functions above. The few that do not (shapes, a draft's
 // vocabulary) have rules of their own.
 bool is_random(const TensorSpec& spec);
 std::uint64_t synthetic_start(const TensorSpec& spec, std::uint64_t seed);

@@ -36,7 +36,7 @@ enum class StoredType : std::uint8_t {
     blocks,  // TensorEntry::block
     other,   // a name this build does not know: refused when the tensor is asked for, not before
 };
-// As the format spells it: "F32", "BF16", "F8_E4M3", …
+// Name in the format's spelling: "F32", "BF16", "F8_E4M3", …
 std::string_view name_of(StoredType type);
 // Bytes of one element; 0 for `blocks` and `other`.
 std::uint64_t bytes_of(StoredType type);

@@ -46,7 +46,7 @@ struct Peaks {
     double flops_per_second = 0;
 };
 
-// What one H200 gives to a kernel that does nothing else.
+// Peaks that one H200 gives to a kernel that does nothing else.
 Peaks hopper_peaks(mla::KvFormat format) {
     const bool fp8 = format == mla::KvFormat::fp8_tensor || format == mla::KvFormat::fp8_token;
     return {4.45e12, fp8 ? 1500e12 : 790e12};

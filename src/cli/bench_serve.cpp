@@ -128,7 +128,7 @@ load::RunResult run_with_progress(client::HttpClient& client, const load::LoadOp
     });
 }
 
-// What the reader of the block must know besides.
+// Notes that a reader of the block must know besides.
 void print_notes(const load::Report& report) {
     fmt::print(stderr, "{}", printable(load::failures_text(report)));
     const load::Figures figures = load::figures_of(report.records, report.goodput);

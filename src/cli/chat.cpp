@@ -54,7 +54,7 @@ struct SamplingParameterFlags {
     void operator()(const accept::Parameter&, std::vector<accept::SamplingOptions::Bias>&) const {}
 };
 
-// What was given goes into requests; the rest is the server's to decide.
+// Parameters that were given go into requests; the rest is the server's to decide.
 struct GivenParameters {
     const std::map<std::string, CLI::Option*>& flags;
     Json& body;

@@ -42,7 +42,7 @@ struct Opening {
     engine::Request request;
 };
 
-// What one way of running took.
+// Cost and text of one way of running.
 struct Way {
     std::vector<std::vector<std::int32_t>> outputs;  // tokens of each opening
     double seconds = 0;                              // from first tokens to last

@@ -18,7 +18,7 @@ std::vector<std::string> split(std::string_view text, char separator) {
     return parts;
 }
 
-// What stands before the mark; the rest goes on after it. Without the mark everything, and no rest.
+// Text before the mark; the rest goes on after it. Without the mark everything, and no rest.
 std::string_view take_until(std::string_view& rest, char mark) {
     const std::size_t end = rest.find(mark);
     const std::string_view part = rest.substr(0, end);

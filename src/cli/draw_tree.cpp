@@ -41,7 +41,7 @@ std::optional<DrawnTree> verified(const trace::Step& step, const trace::Tree& tr
     return drawn;
 }
 
-// How much there is to see in a tree.
+// Score of a tree by how much there is to see in it.
 double interest(const DrawnTree& tree) {
     if (tree.tokens.size() > 20) return 0;
     double branches = 0;

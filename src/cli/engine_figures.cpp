@@ -12,12 +12,12 @@ double ratio(double part, double whole) { return whole > 0 ? part / whole : 0.0;
 double per_step(const LoadResult& r, std::int64_t count) {
     return ratio(number(count), number(r.status.steps));
 }
-// Of the time in which the engine had a request, in percent.
+// Percentage of the time in which the engine had a request.
 double share(const LoadResult& r, schedule::Time time) {
     return 100 * ratio(number(time), number(r.status.sums.busy));
 }
 const schedule::StepTokens& tokens(const LoadResult& r) { return r.status.totals.tokens; }
-// Of steps that computed no prompt.
+// Steps that computed no prompt.
 const engine::DecodeCounts& decode(const LoadResult& r) { return r.status.sums.steps.decode; }
 double per_decode_step(const LoadResult& r, std::int64_t count) {
     return ratio(number(count), number(decode(r).steps));

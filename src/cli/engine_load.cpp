@@ -38,7 +38,7 @@ Expected<std::string> read_file(const std::string& path) {
     return std::string(std::istreambuf_iterator<char>(in), {});
 }
 
-// Where prompts come from: a file's tokens from random places on, or random tokens.
+// Source of prompts: a file's tokens from random places on, or random tokens.
 class PromptSource {
   public:
     static Expected<PromptSource> open(const LoadOptions& options, const text::Tokenizer& tokenizer,
@@ -127,7 +127,7 @@ Expected<std::vector<engine::Request>> read_requests(const LoadOptions& options,
     return requests;
 }
 
-// What the engine's thread wakes the clients' with; it may outlive them by one call.
+// Signal by which the engine's thread wakes the clients'; it may outlive them by one call.
 class WakeUp {
   public:
     void signal() {

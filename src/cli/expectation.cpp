@@ -30,7 +30,7 @@ Expectation expect(const ModelFacts& model, const MachineFacts& machine) {
     }
     double seconds = machine.memory_rate > 0 ? model.step_bytes / machine.memory_rate : 0;
     if (model.weight_bytes > budget) {
-        // As runtime::size_facts deals out what is left.
+        // The same deal as runtime::size_facts makes of what is left.
         const double left = budget - fixed;
         expected.bound = Expectation::Bound::disk;
         expected.experts_in_memory = std::min(1.0, 0.75 * left / model.expert_bytes);

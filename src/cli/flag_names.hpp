@@ -14,7 +14,7 @@ namespace espalier::cli {
 // below 0, 2^64): CLI11 alone reads these as octal, wraps or cuts them.
 void require_decimal_integers(CLI::App& app);
 
-// Of a flag whose empty text would be taken for a flag that was not given.
+// Validator of a flag whose empty text would be taken for a flag that was not given.
 CLI::Validator not_empty();
 
 // "temperature: 3, not within 0…2" becomes "--temperature: 3, …" if the command has that flag.

@@ -68,7 +68,7 @@ std::string architecture_text(const checkpoint::ModelConfig& c) {
     return fmt::format("{} ({})", known, checkpoint::name_of(c.architecture));
 }
 
-// What the files hold of a model's eyes; a list of the prefixes that are there.
+// The files' parts for a model's eyes; a list of the prefixes that are there.
 std::string left_out_text(const std::vector<checkpoint::LeftOut>& parts) {
     std::string text;
     for (const checkpoint::LeftOut& part : parts) {
@@ -144,7 +144,7 @@ Expected<WeightFormat> format_of(const checkpoint::Checkpoint& opened, const std
     return found.format;
 }
 
-// How the matrices that a step reads are stored, by one of each kind.
+// Formats of the matrices that a step reads, by one of each kind.
 Expected<model::StepFormats> step_formats(const checkpoint::Checkpoint& opened) {
     const checkpoint::ModelConfig& c = opened.config();
     const std::int64_t last = c.num_hidden_layers - 1;

@@ -38,7 +38,7 @@ std::string utf8_of(std::u32string_view points) {
 
 bool is_space(char32_t point) { return point == ' ' || point == '\n' || point == '\t'; }
 
-// As a line shows it: line ends and tabs take one column.
+// Character as a line shows it: line ends and tabs take one column.
 char32_t picture_of(char32_t point) {
     if (point == '\n') return kLineEndPicture;
     return point == '\t' ? U' ' : point;
@@ -220,7 +220,7 @@ void LineEditor::erase(std::size_t from, std::size_t to) {
     cursor_ = from;
 }
 
-// What was changed in a line stays changed until the line is accepted.
+// Changes of a line stay until the line is accepted.
 void LineEditor::recall(std::size_t place) {
     lines_[line_] = text_;
     line_ = place;

@@ -13,7 +13,7 @@ namespace espalier::cli {
 
 class LineEditor {
   public:
-    // What Up and Down go through, the oldest first.
+    // Lines that Up and Down go through, the oldest first.
     explicit LineEditor(std::vector<std::string> history = {});
 
     enum class Event {

@@ -26,7 +26,7 @@ class RawTerminal {
         raw.c_lflag &= ~static_cast<tcflag_t>(ECHO | ICANON | IEXTEN | ISIG);
         raw.c_cc[VMIN] = 1;
         raw.c_cc[VTIME] = 0;
-        // What was typed during the last answer is still there to be read.
+        // Text typed during the last answer is still there to be read.
         changed_ = tcsetattr(STDIN_FILENO, TCSADRAIN, &raw) == 0;
         std::fputs("\x1b[?2004h", stdout);
     }

@@ -25,7 +25,7 @@ class Problem {
                                     const MlaShape& shape, const MlaTimingOptions& options);
     const mla::AbsorbedCall& call(std::size_t index) const { return calls_[index]; }
     std::size_t calls() const { return calls_.size(); }
-    // Whether the device needs a plan, which is still to be filled.
+    // True if the device needs a plan, which is still to be filled.
     bool planned() const { return calls_.front().plan != nullptr; }
     const mla::Capacities& capacities() const { return capacities_; }
 

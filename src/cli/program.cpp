@@ -29,7 +29,7 @@ const CLI::App& given_command(const CLI::App& app) {
     return given.empty() ? app : given_command(*given.front());
 }
 
-// What a word that was not expected probably means; empty: no flag or command is near it.
+// Advice for a word that was not expected; empty: no flag or command is near it.
 std::string advice(const CLI::App& app, int argc, char** argv) {
     const CLI::App& command = given_command(app);
     std::vector<std::string> known;

@@ -4,7 +4,7 @@
 
 namespace espalier::cli {
 
-// What main() returns.
+// The result of main().
 int run_program(int argc, char** argv);
 
 }  // namespace espalier::cli

@@ -14,7 +14,7 @@
 
 namespace espalier::cli {
 
-// What a request prescribes for its drafts: --draft-depth, --draft-width, --draft-nodes.
+// Flags that prescribe a request's drafts: --draft-depth, --draft-width, --draft-nodes.
 void add_draft_flags(CLI::App& command, engine::Request& request);
 
 struct SamplingFlags {

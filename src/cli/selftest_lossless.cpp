@@ -99,7 +99,7 @@ Table table_of(const Findings& findings) {
     return table;
 }
 
-// What an engine with the model's own drafters is made of.
+// Parts of an engine with the model's own drafters.
 Expected<lossless::Subject::Parts> parts_with(const runtime::DrafterChoice& drafters,
                                               runtime::LoadedModel& loaded,
                                               const EngineSizes& sizes,

@@ -16,7 +16,7 @@ namespace espalier::cli {
 std::string key_of(const CLI::Option& option);
 std::string environment_name(const std::string& key);
 
-// Where each option's value comes from: "command line", "environment", "file" or "default".
+// Source of each option's value: "command line", "environment", "file" or "default".
 using Sources = std::map<std::string, std::string>;  // by key
 
 // After parsing. config: the file's name; empty: none. A key that the command does not have is an

@@ -22,7 +22,7 @@ CLI::Validator preset_name();
 Expected<checkpoint::SyntheticModel> named_model(const std::string& preset,
                                                  const std::string& dtype);
 
-// What bench times: a model of the user's, or a preset that is made for this run alone.
+// Model that bench times: the user's, or a preset that is made for this run alone.
 struct BenchedModel {
     std::string name;       // of a directory or ORG/NAME
     std::string synthetic;  // a preset instead

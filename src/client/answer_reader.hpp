@@ -14,7 +14,7 @@
 
 namespace espalier::client {
 
-// As the server counts; absent where it does not.
+// The server's counts; absent where it does not give them.
 struct AnswerUsage {
     std::optional<std::int64_t> prompt_tokens = {};
     std::optional<std::int64_t> completion_tokens = {};

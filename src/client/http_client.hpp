@@ -30,7 +30,7 @@ struct Call {
     std::string body = {};  // JSON
 };
 
-// Of received bytes: progress restarts the call's timeout, waiting does not, enough ends the call.
+// Verdict on received bytes: progress restarts the call's timeout, waiting does not.
 enum class Verdict { progress, waiting, enough };
 
 // Hears of one call, on the thread that runs the client.

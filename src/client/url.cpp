@@ -11,7 +11,7 @@ namespace {
 constexpr std::string_view kScheme = "http://";
 constexpr std::string_view kVersion = "/v1";
 
-// What may stand in a request line and in a header as it is.
+// Characters that may stand in a request line and in a header unchanged.
 bool is_plain(std::string_view text) {
     return std::ranges::all_of(text, [](char c) { return c > ' ' && c < '\x7f' && c != '@'; });
 }

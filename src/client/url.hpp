@@ -13,7 +13,7 @@ struct Url {
     std::string host;  // a name or an address; of IPv6 without brackets
     std::string port;
     std::string path;  // before /v1/…; no slash at its end
-    // As the Host header has it.
+    // The Host header's form.
     std::string authority() const;
 };
 

@@ -78,7 +78,7 @@ class Batch {
         return image_.block_table.data() + image_.table_row[row] * view_.block_stride;
     }
 
-    // Of the pool: where key c of the row lies.
+    // Slot of the pool in which key c of the row lies.
     std::int64_t slot(std::size_t row, std::int64_t c) const;
 
     int heads() const { return heads_; }

@@ -17,7 +17,7 @@ RunOptions invariant_options(Trial& trial) {
     return options;
 }
 
-// What no bits may depend on.
+// Machine facts that no bits may depend on.
 void vary_machine(Trial& trial, RunOptions& options) {
     options.workers = trial.random.between(1, 3);
     options.multiprocessors = trial.any_multiprocessors();
@@ -65,7 +65,7 @@ std::vector<Row> one_by_one(const Row& tree, int heads) {
     return rows;
 }
 
-// As many tokens as the budget of scores allows, at most `most`; at least one.
+// Number of tokens that the budget of scores allows, at most `most`; at least one.
 int affordable_tokens(Trial& trial, int heads, int keys, int budget, int most) {
     return trial.random.between(1, std::clamp(budget / (heads * (keys + 1)), 1, most));
 }
@@ -273,7 +273,7 @@ void check_path_invariant(Trial& trial) {
                               alone[static_cast<std::size_t>(token)].keys);
 }
 
-// Where the length of splits changes with the number of visible keys, a row's tokens fall on both
+// Splits change their length with the number of visible keys, and a row's tokens fall on both
 // sides: a prompt's tail whole and in chunks, and a tree against its tokens' paths alone.
 void check_split_thresholds(Trial& trial) {
     const int rule = trial.random.between(0, kSplitRules - 2);

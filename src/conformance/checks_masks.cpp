@@ -52,7 +52,7 @@ void expect_nothing_where_nothing_is(Trial& trial, const Batch& batch, const Run
     }
 }
 
-// What append can write at most: the end of fp16, of bf16 and f32.
+// Largest magnitude that append can write: the end of fp16, of bf16 and f32.
 float largest_stored(KvFormat format) { return format == KvFormat::fp16 ? 65504.0f : 3.38e38f; }
 
 struct HiddenKeys {

@@ -28,7 +28,7 @@ class Device {
 
     const std::string& name() const { return name_; }
     const mla::Kernels& kernels() const { return *kernels_; }
-    // Whether arrays of a call are host memory, which kernels may look at before they run.
+    // True if arrays of a call are host memory, which kernels may look at before they run.
     bool is_host() const { return base_->reads_host_memory(); }
 
     // 64-byte aligned. Nothing for 0 bytes.

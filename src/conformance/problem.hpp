@@ -73,7 +73,7 @@ std::vector<Row> hostile_rows(Random& random, int heads, std::int64_t budget,
 // Offsets that a dense row may carry by mistake: negative, past the mask, at both ends of 64 bits.
 std::int64_t malformed_offset(Random& random);
 
-// Whether token i of the row sees its key c, outside context parallel and malformed masks.
+// True if token i of the row sees its key c, outside context parallel and malformed masks.
 bool sees(const Row& row, int i, int c);
 
 // The causal row of one token over exactly the keys that token i of `row` sees, in order.

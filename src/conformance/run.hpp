@@ -64,7 +64,7 @@ class PlacedBatch {
         custom_mask_, custom_mask_offset_, global_kv_len_;
 };
 
-// Where a call writes.
+// Destination of a call's writes.
 class PlacedOutput {
   public:
     static Expected<PlacedOutput> place(Device& device, std::int64_t tokens, int heads,

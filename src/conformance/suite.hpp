@@ -18,7 +18,7 @@ inline constexpr mla::KvFormat kFormats[] = {mla::KvFormat::bf16, mla::KvFormat:
                                              mla::KvFormat::f32, mla::KvFormat::fp8_tensor,
                                              mla::KvFormat::fp8_token};
 
-// What a device says it takes of one cache format, found by asking its kernels.
+// Dtypes and masks that a device says it takes of one cache format, found by asking its kernels.
 struct Support {
     mla::KvFormat format = mla::KvFormat::bf16;
     std::vector<DType> queries;         // of the absorbed entry; empty: it does not take the format
@@ -27,7 +27,7 @@ struct Support {
     std::vector<std::string> refusals;  // in the kernels' own words
 };
 Support ask(Device& device, mla::KvFormat format);
-// Whether ask() would find any query dtype; much quicker.
+// True if ask() would find any query dtype; much quicker.
 bool takes(Device& device, mla::KvFormat format);
 // The query dtypes that the contract allows over a format.
 std::vector<DType> legal_queries(mla::KvFormat format);
@@ -57,7 +57,7 @@ struct Check {
 std::span<const Check> all_checks();
 const Check* find_check(std::string_view name);  // null: no such check
 
-// Whether the device takes what the check needs.
+// True if the device takes what the check needs.
 bool applies(const Check& check, const Support& support);
 
 // One slice: some cases of the check, all from this seed. `oracle_device` is where the oracle runs.

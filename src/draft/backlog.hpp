@@ -6,7 +6,7 @@
 // The state that a token's KV is made from is that of the token before it: of the entry before, or,
 // for the first entry of a request, what was kept with the page of the token before it (the page's
 // tail state; kept for the last token that was written to the page, so for a full page for its last
-// slot, whoever wrote it).
+// slot, by any request).
 //
 // Entries are dropped when their request ends or is preempted: its pages may be another's then.
 #pragma once
@@ -43,11 +43,11 @@ class Backlog {
     std::int64_t size() const { return std::ssize(entries_); }
     std::int64_t capacity() const { return capacity_; }
     std::span<const Entry> entries() const { return entries_; }
-    // Whether an entry is its page's last slot: it must be written before the page is published.
+    // True if an entry is its page's last slot: it must be written before the page is published.
     bool completes_page() const { return completes_page_; }
     // The request's last entry, if its token stands at this position; -1 otherwise.
     std::int32_t last_row(RequestSlot request, std::int64_t position) const;
-    // Whether this entry's state becomes its page's tail state: no later slot of it is here.
+    // True if this entry's state becomes its page's tail state: no later slot of it is here.
     bool keeps_state(std::size_t row) const;
 
   private:

@@ -2,7 +2,7 @@
 // ModelDrafter::propose: one pass per level over the frontiers of all requests, as a recording
 // where passes are recorded. A level's plan of attention is made in its pass, from its own rows.
 // The host lays the first level; all others are laid on the device from what the one before found,
-// and where passes are recorded nobody waits in between, but for every second level.
+// and where passes are recorded the host waits for none, but for every second level.
 #include <algorithm>
 #include <utility>
 
@@ -139,7 +139,7 @@ Expected<ModelDrafter::Level> ModelDrafter::run_roots(std::span<const DraftCall>
     return level;
 }
 
-// What the first calls need, so that none of them has a recording to make: by these it is learnt
+// Recordings that the first calls need, made before them: by those calls it is learnt
 // what drafts cost, and 128 greedy texts never asked a draft model again whose first two calls took
 // 2.4 and 1.3 ms instead of 0.3. Chains, plain and coupled; trees come later.
 Expected<void> ModelDrafter::capture_ahead() {
@@ -185,7 +185,7 @@ Expected<void> ModelDrafter::run_level(const Level& roots, const TreeGrowth::Siz
     return queue_pass(level);
 }
 
-// Where the arrays of such a level are.
+// Arrays of such a level.
 void ModelDrafter::lay_level(batch::StepCapacity capacity, const batch::BatchView& roots,
                              Level& level) {
     capacity.table_rows = roots.absorbed.table_rows;

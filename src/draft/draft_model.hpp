@@ -17,7 +17,7 @@
 
 namespace espalier::draft {
 
-// What a draft model runs on; borrowed.
+// Device, backend and cache that a draft model runs on; borrowed.
 struct Machine {
     Device& device;
     const ops::Backend& backend;
@@ -43,7 +43,7 @@ struct TokenView {
     const std::int64_t* slot = nullptr;  // of the pool; -1: not written
 };
 
-// What the passes of a draft model take of its device beside weights and cache: activations and
+// Device memory of a draft model's passes beside weights and cache: activations and
 // workspace, and about as much as its drafter keeps besides (taps, states, draws).
 std::size_t draft_memory_bytes(const NetworkShape& shape, const ops::Backend& backend,
                                const mla::Kernels& kernels, int workers, const PassLimits& limits);

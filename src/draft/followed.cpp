@@ -20,7 +20,7 @@ bool Followed::whole(RequestSlot request, std::int64_t position) const {
     return texts_.has(request) && texts_[request].whole && texts_[request].end == position;
 }
 
-// Whether all slots before the extension were seen, whoever wrote them.
+// True if all slots before the extension were seen, whichever request wrote them.
 bool Followed::pages_whole(const speculate::Extension& extension) const {
     for (std::int64_t first = 0; first < extension.first_position; first += kPageTokens) {
         const auto page = static_cast<std::size_t>(

@@ -27,13 +27,13 @@ class LevelDraws {
     void begin(std::int64_t nodes);
     // serial: a number that no other request ever has.
     void add(const speculate::DraftCall& call, std::int64_t serial);
-    // Whether the request's children are chosen and scored with the target's noise.
+    // True if the request's children are chosen and scored with the target's noise.
     static bool coupled(const speculate::DraftCall& call);
-    // How many levels of its tree the request's bans hold for.
+    // Number of levels of its tree for which the request's bans hold.
     static std::int32_t banned_levels(const speculate::DraftCall& call);
     Expected<ops::SamplingBatch> upload(Stream stream);
 
-    // How children of a level's nodes are searched for; part of a recording's key.
+    // Way in which children of a level's nodes are searched for; part of a recording's key.
     struct Search {
         std::int32_t width = 1;  // of each node
         bool coupled = false;    // some are chosen and scored with noise
@@ -44,7 +44,7 @@ class LevelDraws {
     // Queues the search for children over these logits.
     void find(DraftModel& model, const Matrix& logits, const ops::SamplingBatch& batch,
               const Search& search);
-    // Where that search leaves the children.
+    // Children that the search found.
     ops::FoundChildren found(const Search& search);
 
     // The draws of a level of `nodes` nodes whose batch the device lays itself.

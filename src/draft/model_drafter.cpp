@@ -138,7 +138,7 @@ void ModelDrafter::begin(RequestSlot request, std::span<const TokenId>, std::int
     followed_.begin(request);
 }
 
-// What waits would be written later to pages that may be others' by then.
+// Waiting entries would be written later to pages that may be others' by then.
 void ModelDrafter::forget() {
     backlog_.clear();
     followed_.forget();

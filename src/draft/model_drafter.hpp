@@ -4,7 +4,7 @@
 //
 //   extend()   notes the committed tokens and copies their taps: their KV half is computed with
 //   that
-//              of many others, at the latest when a page is complete or when somebody drafts.
+//              of many others, at the latest when a page is complete or when the model drafts.
 //   propose()  one pass per level over the frontiers of all requests. The first runs the roots, and
 //              the KV half of all that wait goes with it: the same weights are read once. Trees
 //              grow on the device (tree_growth.hpp); where passes are recorded, all of them are
@@ -32,7 +32,7 @@
 
 namespace espalier::draft {
 
-// Where a drafter keeps what belongs to pages.
+// A drafter's memory for what belongs to pages.
 struct DraftCache {
     cache::KvStorage& storage;  // outlives the drafter
     std::int64_t layer = 0;     // of its draft layers

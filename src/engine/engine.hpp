@@ -61,7 +61,7 @@ class Engine {
     void stop();
 
     EngineStatus status() const { return inbox_->status(); }
-    // What speculation has learnt. Only after stop().
+    // Numbers that speculation has learnt. Only after stop().
     speculate::Memory memory() const;
     // The engine's clock, which deadlines, times and the heartbeat are on.
     schedule::Time now() const { return clock_(); }
@@ -79,7 +79,7 @@ class Engine {
     const RequestLimits limits_;
     Clock clock_;
     std::shared_ptr<Inbox> inbox_;
-    // Of the thread, once it runs.
+    // Owned by the thread, once it runs.
     std::unique_ptr<Stepper> stepper_;
     Inbox::Taken taken_;
     std::mutex joining_;

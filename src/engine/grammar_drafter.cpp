@@ -33,7 +33,7 @@ void GrammarDrafter::commit(std::span<const speculate::Commitment> commitments) 
             tails_[one.request].push(token);
 }
 
-// As the tokenizer cuts the tail and the text together, where it cuts the tail as it stands;
+// Tokens as the tokenizer cuts the tail and the text together, if it cuts the tail as it stands;
 // otherwise as it cuts the text alone.
 std::vector<TokenId> GrammarDrafter::tokens_after(std::span<const TokenId> tail,
                                                   std::string_view text) const {

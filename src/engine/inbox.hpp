@@ -74,7 +74,7 @@ class Inbox {
     std::condition_variable idle_;  // for those who drain
     std::vector<Incoming> requests_;
     std::vector<std::shared_ptr<Mailbox>> cancelled_;
-    // Of requests that the scheduler does not count yet; they may have been taken.
+    // Tokens of requests that the scheduler does not count yet; they may have been taken.
     std::int64_t tokens_ = 0;
     bool stop_ = false;
     bool idle_now_ = true;

@@ -21,7 +21,7 @@
 
 namespace espalier::engine {
 
-// What the choices of a request have in common.
+// State that the choices of a request have in common.
 struct RequestGroup {
     explicit RequestGroup(accept::SamplingParameters parameters)
         : sampling(std::move(parameters)) {}
@@ -42,7 +42,7 @@ struct LiveRequest {
     LiveRequest(schedule::RequestId request_id, std::int32_t which,
                 std::shared_ptr<RequestGroup> common, accept::RequestProgress start)
         : id(request_id), choice(which), group(std::move(common)), progress(std::move(start)) {
-        // What one step can bring; text is mostly shorter.
+        // Sized for what one step can bring; text is mostly shorter.
         const auto top = static_cast<std::size_t>(progress.rules().options().top_logprobs);
         emission.tokens.reserve(kMaxNodes);
         emission.top.reserve(kMaxNodes * top);

@@ -22,7 +22,7 @@
 
 namespace espalier::engine {
 
-// What a reader gets of one choice: all that is new since it last asked.
+// A reader's view of one choice: all that is new since it last asked.
 struct ChoiceUpdate {
     accept::Emission emission;
     std::vector<VerifiedTree> trees;  // under report_trees; the last kReportedTrees

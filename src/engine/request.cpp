@@ -61,7 +61,7 @@ Expected<void> check_reasoning(const accept::ReasoningRule& rule, const Request&
     return {};
 }
 
-// What no token may be that a mask asks for: the output would end there.
+// Check that a mask asks for no token that ends the output.
 Expected<void> check_markers(const accept::ReasoningRule& rule, const accept::OutputRules& rules) {
     for (const std::int32_t token : rule.end_token_ids)
         if (rules.ends_output(token))
@@ -97,7 +97,7 @@ Expected<void> check_grammar(const Request& request, const accept::OutputRules& 
     return {};
 }
 
-// What the request prescribes for its drafts, if anything.
+// Drafts that the request prescribes, if any.
 Expected<std::optional<speculate::DraftShape>> check_drafts(const Request& request) {
     struct Field {
         const char* name;

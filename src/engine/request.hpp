@@ -48,21 +48,21 @@ struct Request {
     // logprobs: to score a known text, or to measure on one. Its end is max_tokens, unless it meets
     // a stop condition before. Goes with no min_tokens, which would ban some of them.
     std::vector<std::int32_t> forced_output;
-    // What the answer must be, compiled before it is submitted; null: anything. It alone says where
+    // Form of the answer, compiled before it is submitted; null: anything. It alone says where
     // the text may end, so it goes with neither ignore_eos nor min_tokens nor forced_output. A stop
     // string or stop token of the request still cuts the text where it is met.
     std::shared_ptr<const grammar::CompiledGrammar> grammar;
-    // Where the reasoning before the answer ends, and how long it may be; none: all is answer. The
+    // End and length limit of the reasoning before the answer; none: all is answer. The
     // grammar begins behind it. Usage::reasoning_tokens counts it.
     std::optional<accept::ReasoningRule> reasoning;
 
-    // What its sender calls it, for traces: a name and a W3C traceparent; empty: none.
+    // Names that its sender gives it, for traces: a name and a W3C traceparent; empty: none.
     std::string request_id, traceparent;
 
     bool is_constrained() const { return grammar != nullptr || reasoning.has_value(); }
 };
 
-// What requests are held against: the engine's sizes, and the model's ids.
+// Limits that requests are held against: the engine's sizes, and the model's ids.
 struct RequestLimits {
     std::int64_t vocabulary = 0;
     EngineSizes sizes;

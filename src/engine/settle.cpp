@@ -118,7 +118,7 @@ void Stepper::settle_prompt(PlanIndex index, LiveRequest& request, bool flagged)
     if (part.bad || flagged) return fail_request(index, request, accept::FinishReason::bad_numbers);
     std::optional<accept::PromptLogprobs>& known = request.group->prompt_logprobs;
     if (!known || part.logprobs.empty()) return;
-    // What a preempted request computes again beyond its prompt is output, and known.
+    // Tokens that a preempted request computes again beyond its prompt are output, and known.
     const std::int64_t last = scheduler_->prompt_tokens(request.id.slot) - 1;
     const auto count = static_cast<std::size_t>(std::clamp<std::int64_t>(
         last - part.first_position, 0, static_cast<std::int64_t>(part.logprobs.size())));

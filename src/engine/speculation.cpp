@@ -218,7 +218,7 @@ void Speculation::learn(RequestSlot request, std::span<const std::int32_t> drawn
     }
 }
 
-// Of the last ~32 places.
+// Average over the last ~32 places.
 void Speculation::note_free(const speculate::Candidates::Shown& shown) {
     const double kept = std::pow(1 - 1.0 / 32, static_cast<double>(shown.places));
     free_places_ = free_places_ * kept + static_cast<double>(shown.places);
@@ -269,7 +269,7 @@ bool Speculation::learn(const Step& step) {
 void Speculation::learn_rate(const Step& step) {
     watch(step.seconds);
     speculate::MeasuredRate::Upkeep upkeep = upkeep_;
-    // Where drafters without passes only look, no way needs what they take.
+    // Drafters without passes that only look take time from no way.
     if (looks_) upkeep.reading = 0;
     for (const Source& source : sources_) upkeep.look_on += source.look_on;
     double prompt_seconds = 0;
@@ -286,7 +286,7 @@ void Speculation::learn_rate(const Step& step) {
                                    .upkeep = upkeep});
 }
 
-// What draft models save in a step of so many seconds, by measured rates, over what the plan
+// Ratio of what draft models save in a step of `seconds`, by measured rates, to what the plan
 // predicts that they do; 1 where that is not known to be more. Beside n-grams a plan predicts
 // too little: with 128 simulated texts 5 % where 15 % came of it, and the model was left behind.
 double Speculation::measured_to_predicted(double seconds) const {

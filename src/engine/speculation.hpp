@@ -41,7 +41,7 @@ enum class NodeGrant : std::uint8_t {
     everything,  // whatever is proposed and fits: for tests, and to measure acceptance
 };
 
-// How drafts of a request with a temperature are drawn (DraftCall::coupled).
+// Way of drawing drafts of a request with a temperature (DraftCall::coupled).
 enum class Coupling : std::uint8_t {
     measured,  // the way that is right more often (speculate::CouplingPolicy)
     plain,     // these two to measure one way
@@ -68,7 +68,7 @@ struct DraftRow {
     const accept::RequestProgress* progress = nullptr;
     accept::Constraint* constraint = nullptr;  // what may be drawn; null: anything
     std::int32_t choice = 0;
-    // What the request prescribes: drafted and verified whatever it costs. None: what pays.
+    // Shape that the request prescribes: drafted and verified whatever it costs. None: what pays.
     const speculate::DraftShape* prescribed = nullptr;
 };
 
@@ -78,7 +78,7 @@ class Speculation {
     // for them), the rest step by step; until it has read all, it is not asked.
     static constexpr std::int64_t kReadTokens = 4096;
 
-    // How many drafts the first steps verify that could draft: plain steps between them tell what a
+    // Numbers of drafts verified in the first steps that could draft: plain steps tell what a
     // draft adds.
     static constexpr std::array<std::int64_t, 12> kFirstDrafts = {0,  3, 0, 7,  1, 0,
                                                                   15, 3, 0, 31, 7, 1};
@@ -113,10 +113,10 @@ class Speculation {
     bool reads() const { return reads_ && !sources_.empty(); }  // anything now
     void read(std::span<const Text> texts);
     // The rest of long prompts, and texts of before these drafters were asked again: as many tokens
-    // as this. To be called where it keeps nobody waiting.
+    // as this. To be called where no reader waits for it.
     void catch_up(std::span<const Text> texts, std::int64_t tokens);
 
-    // Whether the next choice may ask a drafter that writes KV while it drafts: where all of them
+    // True if the next choice may ask a drafter that writes KV while it drafts: where all of them
     // are left behind, none does.
     bool may_write_kv() const;
     // Asks the drafters, and sets how many drafts each row verifies. load: the step without any.
@@ -125,7 +125,7 @@ class Speculation {
     // The root and the drafts that were ranked for the request, of which it verifies the first.
     // Good until the next choice or request, as is the next.
     const speculate::Tree& tree(RequestSlot request) const { return slot(request).ranked.tree; }
-    // Who proposed the first of them: [1 + drafts], the root's first.
+    // First proposer of each of them: [1 + drafts], the root's first.
     std::span<const DraftOrigin> origins(RequestSlot request, std::int32_t drafts) const;
     // Levels that drafters with passes ran for the last choice.
     std::int64_t draft_levels() const { return draft_levels_; }
@@ -133,9 +133,9 @@ class Speculation {
     // After the target's pass: hidden states that drafters may take (drafter.hpp).
     bool wants_hidden_states() const;
     void extend(std::span<const speculate::Extension> extensions);
-    // What the target drew below the root that choose() was last called with.
+    // Tokens that the target drew below the root that choose() was last called with.
     void learn(RequestSlot request, std::span<const std::int32_t> drawn);
-    // What a step came to, all costs counted.
+    // Outcome of a step, all costs counted.
     struct Step {
         speculate::StepSize size = {};
         std::int64_t prompts = 0;  // tokens of them
@@ -248,7 +248,7 @@ class Speculation {
     std::int64_t decoding_rows_ = 0;              // of the last choice
     std::int64_t free_rows_ = 0;                  // of these, drafters without passes are asked for
     std::int64_t planned_rows_ = 0;               // of these, some draft model may
-    double resting_seconds_ = 0;                  // until the next plan: the last asked nobody
+    double resting_seconds_ = 0;                  // until the next plan: the last asked no drafter
     bool rests_ = false;                          // this step
     speculate::MeasuredRate::Upkeep upkeep_;      // of the last step; looking on: planning alone
     std::int64_t prescribing_ = 0;                // requests under way

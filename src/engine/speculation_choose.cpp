@@ -18,7 +18,7 @@ using speculate::Proposal;
 
 namespace {
 
-// What is proposed for nothing counts as there, for a plan, from this survival on.
+// Survival from which a draft that is proposed for nothing counts as there, for a plan.
 constexpr double kThere = 0.2;
 
 DraftShape within(const DraftShape& shape, std::int32_t max_drafts) {
@@ -124,7 +124,7 @@ bool Speculation::may_look(std::span<const DraftRow> rows) const {
                kShare * time_->seconds({.rows = std::ssize(rows), .tokens = std::ssize(rows)});
 }
 
-// What drafters may do in this step. Drafters without passes that are right more than half of the
+// Ways that drafters may go in this step. Those without passes that are right more than half of the
 // time are suspended for 64 steps at most: what is measured may be wrong, and it costs little.
 void Speculation::open_ways(std::span<const DraftRow> rows) {
     constexpr std::int64_t kLongest = 64;
@@ -196,7 +196,7 @@ speculate::PlanRow Speculation::plan_row(const DraftRow& row) const {
     return planned;
 }
 
-// A plan that asks nobody is not made again until planning takes a hundredth of the time: with 128
+// A plan without drafters is not made again until planning takes a hundredth of the time: with 128
 // texts it takes 50 to 100 µs of a step of 0.9 ms on an H200, and says the same for many steps.
 void Speculation::note_planning(double seconds) {
     constexpr double kShare = 0.01;
@@ -393,7 +393,7 @@ void Speculation::choose(std::span<const DraftRow> rows, speculate::StepLoad loa
     for (std::size_t i = 0; i < rows.size(); ++i) drafts[i] += prescribed_[i];
 }
 
-// Of a step without drafts.
+// Seconds of a step without drafts.
 double Speculation::prompt_seconds(std::span<const DraftRow> rows,
                                    const speculate::StepSize& size) const {
     const auto count = static_cast<std::int64_t>(rows.size());

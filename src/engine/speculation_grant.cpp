@@ -8,7 +8,7 @@ namespace espalier::engine {
 
 using speculate::DraftingWay;
 
-// What requests prescribe comes first, and is part of the step that the others are weighed in.
+// Prescribed drafts come first, and are part of the step that the others are weighed in.
 void Speculation::grant_prescribed(std::span<const DraftRow> rows, speculate::StepLoad& load,
                                    std::span<std::int32_t> drafts) {
     prescribed_.assign(drafts.size(), 0);
@@ -60,7 +60,7 @@ void Speculation::note_granted(std::span<const DraftRow> rows,
     }
 }
 
-// What the step's rate is measured as: draft models where they were asked because that pays, else
+// Way under which the step's rate is booked: draft models where they were asked as that pays, else
 // what was asked, whatever came of it; nothing where a part of it is there to learn. A way that
 // is open to few of the texts says nothing of it.
 void Speculation::note_way(bool learns) {

@@ -44,7 +44,7 @@ struct EngineTotals {
     schedule::Time busy = 0;
     std::int64_t refused = 0;  // choices that the queue had no room for
     EndCounts ends;
-    // Of requests: output tokens are these and the accepted drafts.
+    // Steps counted by request: output tokens are these and the accepted drafts.
     std::int64_t drawing_steps() const { return steps.committed - steps.accepted; }
 };
 
@@ -65,7 +65,7 @@ struct EngineStatus {
     EngineTotals sums;
 };
 
-// Whether each drafter is asked, and why not: one of kDrafterStates.
+// State of each drafter (asked, or why not): one of kDrafterStates.
 std::vector<std::string_view> drafter_states(const EngineStatus& status);
 
 struct Metric {

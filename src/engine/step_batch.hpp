@@ -32,7 +32,7 @@ class StepBatch {
     Expected<batch::HostBatch> build(const schedule::Plan& plan, const Speculation& speculation,
                                      const Target& target);
 
-    // What the request verifies: its tree, or just the last token of its chunk.
+    // Nodes that the request verifies: its tree, or just the last token of its chunk.
     const speculate::Tree& tree(PlanIndex request) const { return trees_[request]; }
     accept::TreeView tree_view(PlanIndex request) const {
         const speculate::Tree& tree = trees_[request];
@@ -50,7 +50,7 @@ class StepBatch {
     batch::BatchBuilder builder_;
     TableRows table_rows_;
     IndexedVector<PlanIndex, speculate::Tree> trees_;
-    // As many of each as its tree has nodes.
+    // Origins of the nodes of each request's tree.
     IndexedVector<PlanIndex, std::array<DraftOrigin, kMaxNodes>> origins_;
 };
 

@@ -17,7 +17,7 @@ ops::SamplingCapacity StepDraws::capacity(const schedule::SchedulerOptions& opti
             .vocabulary = vocabulary,
             .max_context = options.max_model_len,
             .biases = accept::kMaxLogitBiases,
-            // What ends the output: eos and stop tokens, and stop strings that are special tokens.
+            // Tokens that end the output: eos, stop tokens, stop strings that are special tokens.
             .banned = 2 * accept::kMaxStopTokens + accept::kMaxStopStrings,
             // Every node may have a mask of its own. What no grammar fills is never touched: 2,048
             // nodes of 129,280 tokens are 33 MB at most, of the host and of the device.

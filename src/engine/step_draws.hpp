@@ -24,7 +24,7 @@ namespace espalier::engine {
 
 class StepDraws {
   public:
-    // What any step of these may ask for.
+    // Capacity for all that any step of these may ask for.
     static ops::SamplingCapacity capacity(const schedule::SchedulerOptions& options,
                                           std::int64_t vocabulary);
     // builder: of that capacity.
@@ -41,7 +41,7 @@ class StepDraws {
     const ops::SamplingBatchBuilder& finish();
     void take(const StepResult& result);  // borrowed until the next step
 
-    // What the request drew at its nodes; flagged_nodes is left to the caller.
+    // Tokens that the request drew at its nodes; flagged_nodes is left to the caller.
     accept::NodeDraws nodes_of(PlanIndex request) const;
     // The logprobs of its prompt's tokens first_position + 1 …, computed in this step.
     struct PromptPart {
@@ -62,14 +62,14 @@ class StepDraws {
         std::int64_t first_position = 0;
     };
 
-    // What a request's constraint says of one of its nodes.
+    // A request's constraint at one of its nodes.
     struct NodeRule {
         std::int32_t allowed = -1;  // its mask, as NodeRequest names it
         ops::ListRange banned{};    // beside the mask; empty: none
     };
 
     std::span<const NodeRule> rules_of(const LiveRequest& live, const accept::TreeView& tree);
-    // What the nodes of a request have in common.
+    // Parameters that the nodes of a request have in common.
     ops::NodeRequest common(const LiveRequest& live);
     void add_prompt_token(std::int32_t wanted, std::int32_t top_count, Share& share);
     void add_node(const LiveRequest& live, ops::NodeRequest node, const NodeRule& rule,

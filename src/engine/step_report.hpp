@@ -71,7 +71,7 @@ struct DecodeCounts {
     }
 };
 
-// What can be summed over steps: of one step here, of all in EngineTotals (engine/status.hpp).
+// Counts that can be summed over steps: of one here, of all in EngineTotals (engine/status.hpp).
 struct StepCounts {
     std::int64_t requests = 0;
     std::int64_t accepted = 0;      // drafts

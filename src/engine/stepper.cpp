@@ -188,7 +188,7 @@ void Stepper::run_plan(StepReport& report, StepTimer& timer) {
 
     outcomes_.values().assign(plan_->requests.size(), {});
     Expected<void> ran = run_model(timer);
-    // Where nothing ran.
+    // Nothing ran in this branch.
     deliver();
     start_drafting();
     if (ran) ran = move_paths();

@@ -123,7 +123,7 @@ class Stepper {
 
     std::vector<schedule::RequestId> undelivered_;  // of the last step: what it brought them
 
-    // Of the step under way; memory is kept.
+    // State of the current step; memory is kept.
     const schedule::Plan* plan_ = nullptr;
     StepBatch batch_;
     StepDraws draws_;

@@ -61,10 +61,10 @@ class Target {
     virtual const TargetInfo& info() const = 0;
     // Takes the memory of any step within the room, once, before the first run().
     virtual Expected<void> reserve(const StepRoom& room) = 0;
-    // What a batch that needs this much should be padded to.
+    // Capacity to which a batch that needs this much should be padded.
     virtual batch::StepCapacity padded(const batch::StepCapacity& need) const { return need; }
 
-    // Whether run() of such a batch only plays a recording. Otherwise queueing it operation by
+    // True if run() of such a batch only plays a recording. Otherwise queueing it operation by
     // operation takes the host a while.
     virtual bool is_recorded(const batch::StepCapacity&) const { return false; }
 

@@ -14,7 +14,7 @@ class TreeScript {
     // Null: the root alone. One that does not fit the offer or begins with another root counts as
     // the root alone: scripts may come from files.
     virtual const speculate::Tree* tree(RequestSlot request) = 0;
-    // Whether the step's windows are reserved (schedule::Windows), as they were when it was
+    // True if the step's windows are reserved (schedule::Windows), as they were when it was
     // recorded: that decides which pages are evicted.
     virtual bool reserves_windows() const { return true; }
 };

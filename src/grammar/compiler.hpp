@@ -40,7 +40,7 @@ class CompiledGrammar {
 
 using Compiled = Expected<std::shared_ptr<const CompiledGrammar>>;
 
-// What a request may ask for. docs/grammars.md has the reasons for the numbers.
+// Limits of what a request may ask for. docs/grammars.md has the reasons for the numbers.
 struct CompilerLimits {
     std::size_t cache_bytes = std::size_t{256} << 20;  // of compiled grammars kept for later
     std::size_t mask_bytes = std::size_t{64} << 20;    // of masks, likewise

@@ -43,7 +43,7 @@ class Matcher {
     bool may_end() const;   // the text so far is whole; never once finished
     bool finished() const;  // the last accepted token is a stop token
 
-    // What every continuation begins with, as far as it is easily seen; empty where it may end. The
+    // Beginning of every continuation, as far as it is easily seen; empty where it may end. The
     // text to tokenise for drafts: nothing but speed may rest on it.
     std::string forced_text();
 

@@ -15,7 +15,7 @@ void unite(std::vector<std::size_t>& into, const std::vector<std::size_t>& other
     into = std::move(all);
 }
 
-// Where a set of positions begins or ends a range, ascending: between two of these bounds all
+// Bounds where a set of positions begins or ends a range, ascending: between two of these all
 // characters lead to the same positions.
 std::vector<std::uint32_t> bounds_of(const std::vector<CodePointSet>& sets) {
     std::vector<std::uint32_t> bounds;

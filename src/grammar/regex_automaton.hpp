@@ -36,7 +36,7 @@ class RegexAutomaton {
     // None: more than kMostPairs once repetitions are written out.
     static std::optional<RegexAutomaton> of(const RegexNode& node);
 
-    // Whether some text can be read in two ways: it leads to two characters of the expression at
+    // True if some text can be read in two ways: it leads to two characters of the expression at
     // once, or to one of them by two ways, as in (a*)*.
     bool is_ambiguous() const;
     // The deterministic automaton. None: more than most_states, or more work than kMostLooks.

@@ -58,7 +58,7 @@ class SchemaRewriter {
 
     // The types that a schema names, or those that its keywords speak of; empty: any.
     Expected<std::vector<std::string>> types(const Json& from, const std::string& place);
-    // Whether no value is valid under two of the schemas.
+    // True if no value is valid under two of the schemas.
     bool disjoint(const Json& list) const;
     const Json* resolved(const Json& from) const;
     const Json* definition(const std::string& pointer) const;

@@ -42,7 +42,7 @@ class Vocabulary {
     std::span<const TokenId> stop() const;   // ascending, each once
     std::span<const TokenId> added() const;  // likewise
     bool is_stop(TokenId token) const;
-    // What the token adds to a text under a grammar: empty for stop, added and unknown ids.
+    // Bytes that the token adds to a text under a grammar: empty for stop, added and unknown ids.
     std::string_view bytes(TokenId token) const;
 
   private:

@@ -136,7 +136,7 @@ struct Avx2E4m3 : Avx2Pair {
     }
 };
 
-// What Avx2E4m3 unpacks, unpacked before.
+// Weights that Avx2E4m3 unpacks, unpacked before.
 struct Avx2WidenedE4m3 : Avx2F32 {
     static constexpr int kLeastGroup = Avx2E4m3::kLeastGroup;
     static constexpr std::int64_t kTileStride = kWidenedTileStride;
@@ -194,7 +194,7 @@ struct Avx2Nibbles : Avx2Pair {
     }
 };
 
-// What these unpack, unpacked before.
+// Weights that these unpack, unpacked before.
 struct Avx2Widened : Avx2F32 {
     static constexpr int kLeastGroup = kLeastScaleGroup;
     static constexpr std::int64_t kTileStride = kWidenedTileStride;

@@ -89,7 +89,7 @@ constexpr WideningTable make_integer_table() {
 }
 constexpr WideningTable kIntegers = make_integer_table();
 
-// As E4m3Lookup, of magnitudes. The permutes look at seven bits of them and take 128 for 0, so that
+// E4m3Lookup of magnitudes. The permutes look at seven bits of them and take 128 for 0, so that
 // is what stands there; a code of 0 is masked instead, in the high byte alone: both have 0 in the
 // low one.
 struct Int8Lookup {

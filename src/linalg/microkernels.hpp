@@ -47,7 +47,7 @@ struct TileCall {
     std::int64_t panel_stride = 0;  // bytes
     std::int64_t panels = 0;
     std::int64_t depth = 0;  // k of this call, ≤ tile_depth; padded to pairs where the weights are
-    // Where there are: the first panel's at this call's first group, [groups][16].
+    // Scales if there are any: the first panel's at this call's first group, [groups][16].
     const std::byte* scales = nullptr;
     std::int64_t scale_stride = 0;  // bytes between panels
     std::int64_t group = 0;         // k that share a scale

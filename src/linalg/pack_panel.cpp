@@ -67,7 +67,7 @@ void pack_rows(const PanelRun& run, std::int64_t units, Unit* panel) {
                 std::memcpy(panel + (unit + i) * kPanel + run.lane + lane, &block.rows[i], 16);
         }
     }
-    // What is left: a few lanes of all units, and a few units of all lanes.
+    // The rest: a few lanes of all units, and a few units of all lanes.
     const std::int64_t whole_lanes = whole_units > 0 ? lane : 0;
     for (std::int64_t rest = 0; rest < run.lanes; ++rest) {
         const std::byte* row = first + rest * row_bytes;

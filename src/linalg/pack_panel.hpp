@@ -16,7 +16,7 @@ struct PanelRun {
 
 // All k of the run; padding is left alone.
 void pack_panel_run(const PanelRun& run, std::byte* panel);
-// Whether one of its weights is e4m3's NaN, which products do not widen.
+// True if one of its weights is e4m3's NaN, which products do not widen.
 bool holds_nan_code(const PanelRun& run);
 
 }  // namespace espalier::linalg

@@ -14,7 +14,7 @@ namespace {
 
 using Sources = std::span<const WeightSource>;
 
-// Whether all of them are finite.
+// True if all of them are finite.
 bool pack_scales(const PackedView& shape, const PanelRun& run, std::byte* scales) {
     bool finite = true;
     for (std::int64_t group = 0; group < shape.scale_groups(); ++group)

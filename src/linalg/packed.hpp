@@ -26,7 +26,7 @@ inline constexpr std::int64_t kPanel = 16;  // outputs per panel
 // Version of the layout in packed files: counts up whenever a weight's place changes.
 inline constexpr int kPanelsVersion = 1;
 
-// Whether the weights of inputs k and k + 1 lie side by side, as bf16 products read them.
+// True if the weights of inputs k and k + 1 lie side by side, as bf16 products read them.
 constexpr bool paired(WeightCode code) { return facts_of(code).input == DType::bf16; }
 
 // k is padded to a multiple of this.
@@ -35,7 +35,7 @@ constexpr std::int64_t k_unit(WeightCode code) {
     return paired(code) ? 2 : 1;
 }
 
-// Where in a panel the weight of one of its outputs and input k lies, in weights.
+// Index in a panel of the weight of one of its outputs and input k, in weights.
 constexpr std::int64_t place_in_panel(WeightCode code, std::int64_t k, std::int64_t lane) {
     if (facts_of(code).bits == 4) return (k / 8 * kPanel + lane) * 8 + k % 2 * 4 + k % 8 / 2;
     return paired(code) ? (k / 2 * kPanel + lane) * 2 + k % 2 : k * kPanel + lane;

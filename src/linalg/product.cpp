@@ -82,12 +82,12 @@ struct Scratch {
     alignas(64) std::byte tile[kTileBytes + kMaxTileRows * 64];
     alignas(64) float acc[kAccFloats];
     alignas(64) float widened[kDepthUnit * kPanel];  // one panel
-    // Of weights with zero points: a row's sums of x for each group, two bytes of a tile for each x
+    // Sums of x of weights with zero points: a row's for each group, two bytes of a tile for each x
     // at least.
     float x_sums[kTileBytes / 2 / kLeastScaleGroup];
 };
 
-// Of some k, with the padding behind the last of all.
+// Depth of some k, with the padding behind the last of all.
 std::int64_t padded_depth(const PackedView& w, Piece k) {
     return (k.end == w.k ? w.k_padded() : k.end) - k.begin;
 }
@@ -133,7 +133,7 @@ void fill_tile(const Job& job, const Unit& unit, Piece rows, Piece k, std::int64
     if (job.w.format.zero_points) sum_groups(job, unit, rows, k, x_sums);
 }
 
-// Where the sums of some rows of a unit are: [panels][rows][16] for each tile of rows.
+// Sums of some rows of a unit: [panels][rows][16] for each tile of rows.
 float* sums_of(const Unit& unit, Piece rows, Scratch& scratch) {
     return scratch.acc +
            (rows.begin - unit.rows.begin) * (unit.panels.end - unit.panels.begin) * kPanel;

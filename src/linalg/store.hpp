@@ -3,7 +3,7 @@
 
 namespace espalier::linalg {
 
-// What a product does with y.
+// Way in which a product stores y.
 enum class Store {
     assign,      // y = x · Wᵀ, rounded once to y's dtype (f32, bf16 or f16)
     accumulate,  // y += x · Wᵀ; y is f32

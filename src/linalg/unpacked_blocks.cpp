@@ -11,7 +11,7 @@ namespace {
 
 bool has_nibbles(const WeightFormat& format) { return facts_of(format.code).bits == 4; }
 
-// What is taken off a code.
+// Offset that is taken off a code.
 int offset_of(const WeightFormat& format) {
     return format.zero_points && has_nibbles(format) ? 8 : 0;
 }

@@ -122,7 +122,7 @@ class Weight {
     WeightView view_;
 };
 
-// What weights stored in this format are packed as. Products know scales of bf16 and f32, one for
+// Format in which stored weights are packed. Products know scales of bf16 and f32, one for
 // an output and up to kLongestGroup inputs: others become f32, with the matrix's own scale in them,
 // and one for more inputs (a whole row's) is repeated.
 inline constexpr std::int32_t kLongestGroup = 128;
@@ -142,7 +142,7 @@ enum class ZeroPoints : std::uint8_t { refused, taken };
 Expected<WeightView> common_shape(WeightStack stack, ZeroPoints zero_points = ZeroPoints::refused);
 Expected<std::int64_t> checked_product(std::int64_t a, std::int64_t b);
 
-// Where a source's outputs and inputs begin in its grid of scales.
+// First output and input of a source in its grid of scales.
 struct GridOrigin {
     std::int64_t n = 0;
     std::int64_t k = 0;

@@ -13,7 +13,7 @@
 
 namespace espalier::load {
 
-// What a request must keep to count for goodput, in milliseconds.
+// Limits that a request must keep to count for goodput, in milliseconds.
 struct Goodput {
     std::optional<double> ttft = {}, tpot = {}, e2el = {};
     bool asked() const { return ttft || tpot || e2el; }

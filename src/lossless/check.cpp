@@ -38,7 +38,7 @@ bool same_token(const accept::CommittedToken& a, const accept::CommittedToken& b
            std::bit_cast<std::uint32_t>(a.logprob) == std::bit_cast<std::uint32_t>(b.logprob);
 }
 
-// What a request has emitted when it is interrupted after `count` tokens.
+// Output that a request has emitted when it is interrupted after `count` tokens.
 Output cut_short(const Output& whole, std::int64_t count, const engine::CheckedRequest& checked,
                  const text::Tokenizer& tokenizer) {
     accept::RequestProgress progress(checked.rules, tokenizer, checked.request.prompt);
@@ -200,7 +200,7 @@ class Check {
         return {};
     }
 
-    // Of the first `committed` tokens of a run alone.
+    // Count over the first `committed` tokens of a run alone.
     static std::int64_t reasoning_tokens(const Output& plain, std::int64_t committed) {
         return std::min(plain.reasoning_tokens, committed);
     }

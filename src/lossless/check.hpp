@@ -15,7 +15,7 @@
 
 namespace espalier::lossless {
 
-// What workloads exercised, so that an engine cannot pass by doing nothing.
+// Features that workloads exercised, so that an engine cannot pass by doing nothing.
 struct Coverage {
     std::int64_t requests = 0;  // choices
     std::int64_t steps = 0;

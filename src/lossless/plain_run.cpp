@@ -71,7 +71,7 @@ class PlainSampler {
     ops::SamplingMemory memory_;
 };
 
-// Where a text stands, by all of its tokens.
+// State of a text after all of its tokens.
 struct PlainPlace {
     bool reasoning = false;
     std::int64_t reasoning_tokens = 0;
@@ -149,7 +149,7 @@ class PlainRun {
         return {};
     }
 
-    // What its reasoning and its grammar leave of the vocabulary.
+    // Part of the vocabulary that its reasoning and its grammar leave.
     Expected<void> constrain(ops::SamplingBatchBuilder& builder, ops::NodeRequest& node) const {
         const engine::Request& request = checked_.request;
         const PlainPlace place = place_of(request.reasoning, committed_);
@@ -185,7 +185,7 @@ class PlainRun {
             node.wanted = forced[static_cast<std::size_t>(progress_.usage().completion_tokens)];
         node.biases = builder.add_biases(checked_.sampling.logit_bias());
         node.banned = builder.add_banned(progress_.banned_at(0));
-        // As a whole each time: nothing is followed step by step.
+        // All counts each time: nothing is followed step by step.
         if (checked_.sampling.counts_tokens())
             node.committed =
                 builder.add_counts(draws_++, {.entries = progress_.committed_counts().entries});

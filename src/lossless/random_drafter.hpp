@@ -19,7 +19,7 @@ struct RandomDrafterOptions {
     double out_of_vocabulary = 0;    // chance of a proposal that must be refused
     // Known continuations score below their wrong siblings, so they are never the first branch.
     bool truth_last = false;
-    // As a drafter with layers does: its windows must be reserved, and its shape is planned.
+    // A drafter with layers: its windows must be reserved, and its shape is planned.
     bool model_like = false;
     std::int64_t call_nanoseconds = 0;  // that a call takes, on the workload's clock
 };

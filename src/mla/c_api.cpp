@@ -75,7 +75,7 @@ Expected<void> check_context(const espalier_mla_context* context) {
     return {};
 }
 
-// What an arena of whole 64-byte lines must hold.
+// Bytes that an arena of whole 64-byte lines must hold.
 std::size_t scratch_of(const espalier_mla_context& context, const Capacities& most) {
     return (context.kernels->scratch_bytes(most) + 63) / 64 * 64;
 }

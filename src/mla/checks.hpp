@@ -9,7 +9,7 @@
 
 namespace espalier::mla {
 
-// What CUDA wants of the first page, the page stride, q and out: they are read 16 bytes at a time.
+// Alignment that CUDA needs of pages, page stride, q and out: they are read 16 bytes at a time.
 inline constexpr std::int64_t kCudaAlignment = 16;
 
 Expected<void> check_absorbed_arrays(const AbsorbedCall& call);

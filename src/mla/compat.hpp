@@ -27,7 +27,7 @@ struct CompatCall {
     AbsorbedCall attention;  // everything but its rows
 };
 
-// Where the rows are built; arrays of the computing device.
+// Memory where the rows are built; arrays of the computing device.
 struct CompatRows {
     std::int32_t* q_indptr;         // [batch + 1]
     std::int32_t* kv_len;           // [batch]

@@ -115,7 +115,7 @@ struct Capacities {
 
 Capacities capacities_of(const AbsorbedCall& call);
 
-// What a device offers. Each call first checks its words (combination of formats, heads, shapes)
+// Calls that a device offers. Each first checks its words (combination of formats, heads, shapes)
 // and returns an error that names what it cannot do; nothing is silently ignored.
 class Kernels {
   public:
@@ -127,7 +127,7 @@ class Kernels {
     virtual Expected<void> decompressed(OpContext& context, const DecompressedCall& call) const = 0;
     virtual Expected<void> append(OpContext& context, const AppendCall& call) const = 0;
     virtual Expected<void> compact(OpContext& context, const CompactCall& call) const = 0;
-    // Whether attention over such keys and heads is possible here; each call checks it again.
+    // True if attention over such keys and heads is possible here; each call checks it again.
     virtual Expected<void> check_dims(const KeyDims&, const HeadDims&) const { return {}; }
     // Arena bytes that any call within these capacities may take.
     virtual std::size_t scratch_bytes(const Capacities& most) const = 0;

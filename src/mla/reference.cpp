@@ -17,7 +17,7 @@ namespace {
 
 constexpr double kNothing = -std::numeric_limits<double>::infinity();
 
-// Whether token i of row b sees key c: first_slot and the contract's four lines, in signed 64-bit
+// True if token i of row b sees key c: first_slot and the contract's four lines, in signed 64-bit
 // arithmetic.
 bool visible(const RaggedRows& rows, std::int32_t b, std::int64_t i, std::int64_t c) {
     const std::int64_t n = rows.q_indptr[b + 1] - rows.q_indptr[b];
@@ -83,7 +83,7 @@ std::vector<double> read_keys(const RaggedRows& rows, std::int32_t b, const KvPa
     return keys;
 }
 
-// Where a call's outputs go; both entries write the same way.
+// Destination of a call's outputs; both entries write the same way.
 struct Output {
     std::byte* out;
     DType dtype;

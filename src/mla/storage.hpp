@@ -15,7 +15,7 @@ constexpr std::int64_t pool_slot(const std::int32_t* pages, std::int32_t page_to
     return static_cast<std::int64_t>(pages[slot / page_tokens]) * page_tokens + slot % page_tokens;
 }
 
-// Where a part of a slot begins.
+// First byte of a part of a slot.
 inline std::byte* part_bytes(const KvPages& kv, const SlotPart& part, std::int64_t slot) {
     return kv.data + slot / kv.page_tokens * kv.page_stride + part.first +
            slot % kv.page_tokens * part.bytes;

@@ -36,7 +36,7 @@ inline constexpr int kMostSlotParts = 3;
 struct SlotParts {
     SlotPart part[kMostSlotParts];
 };
-// How slots lie in a page: of most formats in one part, latent then rope; of fp8_token in three
+// Layout of slots in a page: of most formats in one part, latent then rope; of fp8_token in three
 // (latent e4m3, rope bf16, the token's scale f32).
 constexpr SlotParts slot_parts(KvFormat format, const KeyDims& dims, std::int64_t page_tokens) {
     switch (format) {
@@ -106,7 +106,7 @@ struct RaggedRows {
     std::int32_t first_slot = 0;
 };
 
-// How many of this rank's slots lie below first_slot.
+// Number of this rank's slots below first_slot.
 constexpr std::int32_t first_local_slot(const RaggedRows& rows) {
     return rows.dcp_rank < rows.first_slot ? 1 : 0;
 }
@@ -154,7 +154,7 @@ constexpr std::int64_t most_splits(std::int64_t keys) {
     return most;
 }
 
-// What a row counts towards RaggedRows::total_splits, whatever its mask.
+// A row's share of RaggedRows::total_splits, whatever its mask.
 constexpr std::int64_t row_splits(std::int64_t q_len, std::int64_t kv_len) {
     return q_len * most_splits(kv_len);
 }

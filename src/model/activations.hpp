@@ -19,7 +19,7 @@ struct Activations {
     Matrix residual;  // [T, hidden] f32
     Matrix sums;      // [T, hidden] f32: of o or a dense down, the terms about to be added to it
     Matrix normed;    // [T, hidden] act
-    // What attention projects: the layer's normed input, in the place of `normed` unless it is
+    // Input of attention's products: the layer's normed input, in place of `normed` unless it is
     // wider.
     Matrix attention_input;  // [T, input width] act
     Matrix normed_exact;     // [T, hidden] f32, for the router

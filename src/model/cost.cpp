@@ -82,7 +82,7 @@ ParameterCount count_parameters(const ModelConfig& c) {
 
 namespace {
 
-// Of what a layer reads whatever the router says; the router itself is f32.
+// Bytes that a layer reads whatever the router says; the router itself is f32.
 double fixed_bytes(const ModelConfig& c, const LayerParameters& p, const StepFormats& formats) {
     const std::int64_t attention = attention_parameters(c) - kv_b_parameters(c);
     const std::int64_t feed_forward = p.fixed - p.router - attention_parameters(c);

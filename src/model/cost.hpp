@@ -19,7 +19,7 @@ struct ParameterCount {
 };
 ParameterCount count_parameters(const checkpoint::ModelConfig& config);
 
-// What one forward pass of a StepShape costs. Every sequence has the same number of tokens and
+// Cost of one forward pass of a StepShape. Every sequence has the same number of tokens and
 // `depth` cached tokens of its own before them.
 struct StepCost {
     double weight_bytes = 0;  // routed experts in expectation, when tokens choose independently
@@ -33,7 +33,7 @@ struct StepShape {
     std::int64_t gathered = 1;
     std::int64_t sequences = 1;  // of all tokens; more than one: none is decompressed
 };
-// How the matrices that a step reads are stored.
+// Formats of the matrices that a step reads.
 struct StepFormats {
     WeightFormat attention;  // but for kv_b
     WeightFormat kv_b;
@@ -46,7 +46,7 @@ StepCost step_cost(const checkpoint::ModelConfig& config, const StepFormats& for
 // Bytes of all weights, MTP included, with projections rounded at load (LoadOptions::rounding).
 std::uint64_t rounded_bytes(const checkpoint::ModelConfig& config, WeightCode code);
 
-// What one more visible key costs a query, in units of the operations of a token that sees none:
+// Cost of one more visible key to a query, in units of the operations of a token that sees none:
 // how much dearer a long context makes a step that is bound by arithmetic. The cost of projecting
 // decompressed keys is left out.
 struct PairCost {

@@ -178,7 +178,7 @@ void DecoderLayer::mlp(const batch::BatchView& batch, const ops::Terms& attentio
     program_.add(context_, terms, residual, after);
 }
 
-// Of the residual with attention in it.
+// Norm of the residual with attention in it.
 ops::RowNorm DecoderLayer::post_attention_norm(std::int64_t tokens) const {
     return {weights_.post_attention_norm.data(), rule_.epsilon, a_.normed.slice(0, tokens),
             weights_.moe ? a_.normed_exact.slice(0, tokens) : Matrix{}};

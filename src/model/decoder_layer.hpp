@@ -21,7 +21,7 @@
 
 namespace espalier::model {
 
-// What the layers of one model have in common.
+// Parameters that the layers of one model have in common.
 struct DecoderRule {
     explicit DecoderRule(const checkpoint::ModelConfig& config);
 
@@ -34,7 +34,7 @@ struct DecoderRule {
     std::int32_t first_slot = 0;  // of its KV, as in mla::RaggedRows
 };
 
-// What a pass runs on. All borrowed.
+// Device parts that a pass runs on. All borrowed.
 struct DecoderParts {
     const DecoderRule& rule;
     const ops::Backend& backend;

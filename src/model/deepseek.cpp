@@ -12,7 +12,7 @@
 namespace espalier::model {
 namespace {
 
-// What the operations can hold, refused here with both numbers rather than found out in a step.
+// Limits of the operations, refused here with both numbers rather than found out in a step.
 Expected<void> check_operations_hold(const checkpoint::ModelConfig& config) {
     const auto at_most = [](std::string_view what, std::int64_t value,
                             std::int64_t limit) -> Expected<void> {
@@ -159,7 +159,7 @@ Matrix DeepseekModel::State::logits_of(const batch::BatchView& batch) {
 
 namespace {
 
-// Of the products whose inputs are the widest: down of a dense layer or a shared expert, the
+// Scratch of the products with the widest inputs: down of a dense layer or a shared expert, the
 // experts' down, the attention's output. (Gated products use the memory of what they do not store.)
 std::size_t product_scratch(const checkpoint::ModelConfig& c, const ops::Backend& backend,
                             std::int64_t tokens) {

@@ -36,7 +36,7 @@ struct ModelSettings {
     std::optional<mla::KvFormat> kv_format = {};
 };
 
-// What a model of these limits takes of its device beside weights and cache.
+// Device memory of a model of these limits beside weights and cache.
 struct StepMemory {
     std::size_t activations = 0;
     std::size_t scratch = 0;         // of one operation

@@ -29,7 +29,7 @@ Expected<void> load_kv_b(WeightReader& reader, const std::string& attention,
         }
         return &*stored;
     };
-    // Of every head rows [first, first + rows), as they lie or transposed.
+    // Rows [first, first + rows) of every head, as they lie or transposed.
     const auto part = [&](const char* suffix, std::int64_t first, std::int64_t rows,
                           bool transposed) {
         linalg::WeightView shape{.format = format, .count = heads, .n = rows, .k = latent};

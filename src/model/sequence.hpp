@@ -14,7 +14,7 @@
 
 namespace espalier::model {
 
-// What feeding tokens gave.
+// Results of feeding tokens.
 struct Fed {
     Matrix logits;           // [logits asked for, V] f32; as in ForwardResult
     bool nonfinite = false;  // a token's numbers were not finite: its chunk does not count
@@ -42,7 +42,7 @@ class Sequence {
     // Moves the end: tokens after it are forgotten, slots before it are taken as written (a
     // benchmark fills them).
     void set_length(std::int64_t length) { length_ = length; }
-    // Where a position's latent lies in the storage.
+    // Slot of a position's latent in the storage.
     std::int64_t slot_of(std::int64_t position) const;
     std::span<const std::int32_t> block_table() const { return block_table_; }
     cache::KvStorage& storage() { return storage_; }

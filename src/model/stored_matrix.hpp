@@ -21,7 +21,7 @@ struct StoredMatrix {
     std::vector<std::byte> made = {};  // [n, k] numbers in place of what is stored, if not empty
     WeightCode made_code = WeightCode::bf16;
 
-    // As it is packed.
+    // Format in which it is packed.
     WeightFormat format() const {
         return made.empty() ? stored.format : WeightFormat{.code = made_code};
     }

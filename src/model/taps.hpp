@@ -15,7 +15,7 @@
 
 namespace espalier::model {
 
-// Where a pass over T tokens writes, in the memory of the model's device: the first T rows of each
+// Memory that a pass over T tokens fills, on the model's device: the first T rows of each
 // matrix, f32, one row per token of the batch in its order. Pad tokens' rows mean nothing.
 struct Taps {
     std::span<const std::int32_t> layers;  // ascending; num_hidden_layers: behind the last layer

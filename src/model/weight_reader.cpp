@@ -16,7 +16,7 @@ namespace {
 
 using checkpoint::StoredType;
 
-// What a norm, a router or an embedding may be stored as.
+// Types in which a norm, a router or an embedding may be stored.
 constexpr std::initializer_list<StoredType> kNumbers = {StoredType::bf16, StoredType::f32,
                                                         StoredType::f16, StoredType::blocks};
 

@@ -66,13 +66,13 @@ class WeightReader {
     Expected<Weight> up_projection(const StoredMatrix& matrix, std::int64_t heads);
     // Widened to f32; [n].
     Expected<DeviceVector> vector(const std::string& name, std::int64_t n);
-    // Where the device reads it: in the mapped file, or in memory of its own.
+    // Embedding where the device reads it: in the mapped file, or in memory of its own.
     Expected<Embedding> embedding(const std::string& name, std::int64_t vocabulary,
                                   std::int64_t hidden);
     // The router is computed in f32 whatever its stored dtype: [n, k] widened.
     Expected<Weight> widened(const std::string& name, std::int64_t n, std::int64_t k);
 
-    // Of the attention `name`, with its last dot.
+    // Scale of the attention `name`, with its last dot.
     Expected<std::optional<float>> kv_scale(const std::string& name) const {
         return checkpoint::kv_scale_of(checkpoint_, name);
     }

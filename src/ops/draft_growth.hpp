@@ -38,7 +38,7 @@ namespace espalier::ops {
 // fifth of a step, and it would bring a fiftieth of a token.
 inline constexpr double kLeastPath = 0.02;
 
-// How the tree of one request may grow. A request without a row in the first batch has depth 0.
+// Limits of one request's growing tree. A request without a row in the first batch has depth 0.
 struct GrowthRule {
     std::int32_t depth = 0;     // levels below the root: passes
     std::int32_t width = 0;     // of a frontier
@@ -53,7 +53,7 @@ struct GrowthRule {
     std::int32_t banned_levels = 0;  // its bans hold for nodes of a smaller depth
 };
 
-// How far a tree has grown; the defaults are the root alone. With depth 0 the frontier is empty.
+// Extent of a grown tree; the defaults are the root alone. With depth 0 the frontier is empty.
 struct GrowthState {
     std::int32_t nodes = 1;     // root included
     std::int32_t places = 1;    // that are used
@@ -79,7 +79,7 @@ struct DraftedNode {
     float score = 0;
 };
 
-// What the host uploads, in one piece: the head, then `trees` GrowthTrees.
+// Head of what the host uploads in one piece; behind it `trees` GrowthTrees.
 struct GrowthHead {
     SamplingBatch roots;     // the draws of the first batch
     std::int64_t trees = 0;  // there are
@@ -98,7 +98,7 @@ struct DraftGrowth {
     DraftedNode* drafted = nullptr;  // [capacity, kMaxDrafts]: a tree's nodes without the root
 };
 
-// What draft_children found for the last batch, [rows, width] each; null: not searched for.
+// Children that draft_children found for the last batch, [rows, width] each; null: not searched.
 struct FoundChildren {
     const DraftChild* plain = nullptr;
     const DraftChild* coupled = nullptr;

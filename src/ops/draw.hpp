@@ -21,7 +21,7 @@ ESPALIER_FORCE_INLINE std::uint64_t weight_of(double d) {
     return __builtin_bit_cast(std::uint64_t, shifted) - __builtin_bit_cast(std::uint64_t, 0x1p52);
 }
 
-// Where a logit lies below the maximum, in 2048 buckets of 1/64 in scaled units: monotone, and
+// Number of buckets for a logit's distance below the maximum, 1/64 scaled unit each: monotone, and
 // beyond 32 units (where weights are zero) everything shares the last one.
 inline constexpr std::int32_t kBuckets = 2048;
 inline constexpr float kBucketsPerUnit = 64.0f;

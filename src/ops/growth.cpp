@@ -39,7 +39,7 @@ GrowingNode root_of(const GrowthRule& rule) {
     return root;
 }
 
-// What was found below a node, with its scores.
+// Children found below a node, with their scores.
 void add_children(std::span<const DraftChild> found, bool coupled, const GrowingNode& parent,
                   std::int32_t index, std::vector<GrowingNode>& candidates) {
     const auto none = std::find_if(found.begin(), found.end(),

@@ -24,13 +24,13 @@ struct Scaling {
     double maximum;
 };
 
-// Where buckets begin and how many there are per unit of raw logit.
+// Beginning of the buckets and their number per unit of raw logit.
 struct BucketScale {
     float maximum;
     float per_unit;
 };
 
-// As in DrawParameters.
+// The penalties of DrawParameters.
 struct Penalties {
     float repetition;
     float frequency;

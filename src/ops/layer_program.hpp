@@ -96,9 +96,9 @@ class LayerProgram {
     explicit LayerProgram(const Operations& operations) : operations_(operations) {}
     virtual ~LayerProgram() = default;
 
-    // As Operations::pack, for gated products: a matrix joins the gate's rows and the up rows.
+    // Operations::pack for gated products: a matrix joins the gate's rows and the up rows.
     virtual Expected<linalg::Weight> pack_gated(Device& device, linalg::WeightStack stack) const;
-    // Whether decompressed attention reads both up-projections as one weight, which
+    // True if decompressed attention reads both up-projections as one weight, which
     // pack_up_projection() makes. Otherwise each is packed like any other.
     virtual bool joins_up_projections() const { return false; }
     // A stack of `heads` matrices that lie one after another in `rows`, bf16: of every head the key

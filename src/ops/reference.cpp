@@ -127,7 +127,7 @@ void route_token(const float* logits, const float* bias, const RouterRule& rule,
     }
 }
 
-// What the terms add to column d of token t.
+// Sum of the terms for column d of token t.
 double sum_terms(const Terms& terms, const Matrix& residual, std::int64_t t, std::int64_t d) {
     const auto& [experts, segments] = terms;
     double sum = 0.0, total = 0.0;

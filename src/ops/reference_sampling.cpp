@@ -65,7 +65,7 @@ float kept_finite(float logit) {
                       std::numeric_limits<float>::max());
 }
 
-// What penalties count of every token: the committed entries, then those of the node's path.
+// Counts of every token that penalties see: the committed entries, then those of the node's path.
 std::vector<TokenCount> counts_by_token(const SamplingNode& node, std::int64_t vocabulary) {
     std::vector<TokenCount> counts(static_cast<std::size_t>(vocabulary));
     for (const TokenCount& count : node.committed)

@@ -38,7 +38,7 @@ struct RouterRule {
     float scaling = 1.0f;         // weights multiplied at last
 };
 
-// Where each (token, choice) pair goes when pairs are sorted by expert, tokens ascending inside an
+// Place of each (token, choice) pair when pairs are sorted by expert, tokens ascending inside an
 // expert.
 struct ExpertPlan {
     std::int32_t* expert;  // [T, top_k] ids, each token's ascending (they are summed in this order)

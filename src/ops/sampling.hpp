@@ -56,7 +56,7 @@ struct LogitBias {
     bool operator==(const LogitBias&) const = default;
 };
 
-// How often a token occurs in a request's output, and whether it occurs in the prompt.
+// Number of times a token occurs in a request's output, and whether it occurs in the prompt.
 struct TokenCount {
     std::int32_t token = 0;
     std::int32_t in_output = 0;

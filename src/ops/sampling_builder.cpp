@@ -117,7 +117,7 @@ void SamplingBatchBuilder::check_counts(std::span<const TokenCount> counts) cons
     for (const TokenCount& count : counts) check_token(count.token, capacity_.vocabulary, "counts");
 }
 
-// Where the request's counts are, or where they will be: in the place that was longest unused.
+// Slot of the request's counts, or the one where they will be: the place that was longest unused.
 std::size_t SamplingBatchBuilder::slot_of(std::int64_t request) {
     std::size_t oldest = 0;
     for (std::size_t i = 0; i < slots_.size(); ++i) {

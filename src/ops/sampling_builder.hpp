@@ -40,7 +40,7 @@ struct CountLoad {
     std::span<const TokenCount> entries;  // borrowed from the request
 };
 
-// What one node asks for. Ranges come from the builder, and nodes may share them.
+// Request of one node. Ranges come from the builder, and nodes may share them.
 struct NodeRequest {
     DrawParameters parameters{};
     std::int32_t position = 0;

@@ -58,7 +58,7 @@ struct ReasoningFormat {
 std::span<const ToolFormat> tool_formats();
 std::span<const ReasoningFormat> reasoning_formats();
 
-// What --tool-format and --reasoning-format may say: auto, none and the formats' names.
+// Words that --tool-format and --reasoning-format take: auto, none and the formats' names.
 std::vector<std::string> tool_format_names();
 std::vector<std::string> reasoning_format_names();
 

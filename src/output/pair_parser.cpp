@@ -82,7 +82,7 @@ bool Parser::scan_pairs(bool is_last, std::vector<Event>& out) {
     return true;
 }
 
-// What the value is: an object or a list by its first byte, a scalar when it is whole, a string
+// Kind of the value: an object or a list by its first byte, a scalar when it is whole, a string
 // otherwise; the parameter's schema permitting.
 bool Parser::scan_value(bool is_last, std::vector<Event>& out) {
     const std::string_view marker = options_.tools->pairs.value_end;
@@ -117,7 +117,7 @@ bool Parser::scan_value(bool is_last, std::vector<Event>& out) {
     return true;
 }
 
-// Where the value ends in what is held, or how much of it is value whatever comes.
+// End of the value in what is held, or the number of bytes that are value whatever comes.
 std::size_t Parser::value_end(bool is_last, bool& found) {
     const std::string_view marker = options_.tools->pairs.value_end, held = held_;
     found = false;

@@ -103,7 +103,7 @@ class Parser {
     State around_ = State::content;  // of a section: what its text is if it is none
     std::string held_;
     std::size_t calls_ = 0;
-    // Where in the JSON of a call's arguments the text is.
+    // Depth in the JSON of a call's arguments at the text.
     std::int64_t depth_ = 0;
     bool in_string_ = false, escaped_ = false;
     // The call whose pairs are being read, and how many were.

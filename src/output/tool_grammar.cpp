@@ -126,7 +126,7 @@ class Builder {
     const std::vector<std::string_view> markers_;
 };
 
-// What a specification asks for, as a part of a structural tag.
+// Specification's demand as a part of a structural tag.
 Expected<Json> as_format(const grammar::Specification& text) {
     using grammar::Kind;
     switch (text.kind) {

@@ -27,7 +27,7 @@ struct Function {
 struct CallRules {
     bool required = false;  // at least one call, and nothing else. false: text, perhaps calls
     bool parallel = true;   // false: at most one call
-    // Where calls are not required: what a text without calls must be; none: anything.
+    // Form of a text without calls, where calls are not required; none: anything.
     std::optional<grammar::Specification> text = {};
 };
 

@@ -95,7 +95,7 @@ struct ToTrace {
         traced.reset();
         if (deadline <= trace::kMaxTime) traced = deadline;
     }
-    // Of prescribed drafts; 0: none are.
+    // Number of prescribed drafts; 0: none are.
     void operator()(std::optional<std::int32_t>& traced, std::int32_t drafts) const {
         traced.reset();
         if (drafts > 0) traced = drafts;

@@ -124,7 +124,7 @@ class Replayer final : public EventMaker, public engine::TreeScript {
         stepper_->step();
         trees_.clear();
         made_.times = traced.times;  // those are this run's own
-        // Who proposed a node is the recorded run's word: here trees are prescribed.
+        // The proposer of a node is the recorded run's word: here trees are prescribed.
         for (std::size_t i = 0; i < made_.trees.size() && i < traced.trees.size(); ++i) {
             made_.trees[i].drafters = traced.trees[i].drafters;
             made_.trees[i].from = traced.trees[i].from;

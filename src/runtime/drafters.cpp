@@ -122,7 +122,7 @@ batch::CaptureOptions capture_on(const LoadedModel& loaded, bool enforce_eager) 
             .most_tokens = captured_tokens(loaded.checkpoint->config())};
 }
 
-// What a level of drafts may have of them, where a step's are bounded.
+// Splits that a level of drafts may have, where a step's are bounded.
 std::int64_t draft_splits(const EngineSizes& sizes) {
     if (sizes.max_step_splits == 0) return 0;
     return std::min(sizes.max_step_splits,

@@ -50,7 +50,7 @@ class RunningEngine {
     engine::Engine& engine() { return *engine_; }
     // A sentence for a log where what speculation had learnt could not be read; empty: it could.
     const std::string& note() const { return note_; }
-    // How the trace goes; none: no trace. From any thread, until stop().
+    // State of the trace; none: no trace. From any thread, until stop().
     std::optional<trace::WriterStatus> trace_status() const;
     // Stops the engine, keeps what speculation has learnt where that can be written, and ends the
     // trace: what the trace's last line says; none: no trace.

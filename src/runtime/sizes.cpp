@@ -48,10 +48,10 @@ Expected<void> check_options(const SizeOptions& options, const SizeFacts& facts)
 
 std::string gigabytes(double bytes) { return fmt::format("{:.2f} GB", bytes / 1e9); }
 
-// What there is for weights, pages and all else that an engine takes.
+// Bytes for weights, pages and all else that an engine takes.
 double budget_of(const SizeOptions& options, const SizeFacts& facts) {
     const auto memory = static_cast<double>(facts.memory_bytes);
-    // Of the CPU's a tenth is left to the system and to activations.
+    // A tenth of the CPU's memory is left to the system and to activations.
     if (facts.gpu_bytes == 0) return 0.9 * memory;
     return memory - (1 - options.gpu_memory_utilization) * static_cast<double>(facts.gpu_bytes);
 }
@@ -96,7 +96,7 @@ std::int64_t splits_for(const SizeFacts& facts, const EngineSizes& sizes) {
                              mla::row_splits(sizes.max_step_tokens, sizes.max_model_len)));
 }
 
-// Of weights whose experts stay on disk: those that must be in memory, and of what they leave three
+// Bytes in memory of weights with experts on disk: those that must be, and of what they leave three
 // quarters for experts that the system keeps there; the cache gets no more than the rest.
 std::uint64_t in_memory_of(const checkpoint::Checkpoint& checkpoint, std::uint64_t weights) {
     const std::uint64_t experts = std::min(weights, model::expert_bytes(checkpoint));

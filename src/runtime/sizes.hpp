@@ -43,7 +43,7 @@ struct SizeOptions {
     double gpu_memory_utilization = 0.9;
 };
 
-// What the sizes depend on besides: the model and the machine.
+// Facts that the sizes depend on besides: the model and the machine.
 struct SizeFacts {
     std::int64_t context = 0;       // max_position_embeddings
     std::int64_t weight_bytes = 0;  // all of them stay in memory

@@ -20,7 +20,7 @@ class SpeculationMemory {
     static constexpr std::int64_t kMostBytes = 1 << 20;  // of a file
     static constexpr std::size_t kMostFiles = 64;        // of a directory: the oldest ones go
 
-    // What the numbers depend on.
+    // Key of the numbers.
     struct Key {
         TextIdentity identity = {};
         std::string model = {}, draft = {};  // names

@@ -79,14 +79,14 @@ struct PlannedRow {
     std::int64_t gather_count() const { return gather == Gather::none ? 0 : q_len - gather_first; }
 };
 
-// What a planned request computes.
+// Kind of work of a planned request.
 enum class Work : std::uint8_t {
     decode,      // a running request's root, with or without drafts
     chunk,       // a part inside its prompt
     last_chunk,  // the part that ends with the last committed token
 };
 
-// What a step does for one request: one row, or two adjacent ones (the decompressed and the
+// Share of one request in a step: one row, or two adjacent ones (the decompressed and the
 // absorbed part of one chunk).
 struct PlannedRequest {
     RequestId id;
@@ -135,7 +135,7 @@ struct Plan {
 
 // For one planned request. Its accepted path must lie in consecutive slots (compacted) by now.
 struct Outcome {
-    // What the walk drew, in order: at least one token when it draws and the request goes
+    // Tokens that the walk drew, in order: at least one when it draws and the request goes
     // on, none for a chunk inside a prompt.
     std::span<const std::int32_t> committed;
     enum class End : std::uint8_t {

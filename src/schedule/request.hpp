@@ -27,7 +27,7 @@ constexpr std::int64_t written_slots(std::int64_t prompt_tokens, std::int64_t ma
     return max_tokens > 0 ? prompt_tokens + max_tokens - 1 : prompt_tokens;
 }
 
-// What a caller submits. Its tokens are checked against the vocabulary at the edge, not here.
+// Request as submitted. Its tokens are checked against the vocabulary at the edge, not here.
 struct Request {
     std::vector<std::int32_t> prompt;  // at least one token
     // Prompt and output together must fit max_model_len (the edge clamps, and says so, when a

@@ -74,12 +74,12 @@ class Scheduler {
     // wholly written, gives back what is not needed, ends what is over.
     void advance(std::span<const Outcome> outcomes, Time now);
 
-    // Who has ended since forget_ended(), in order. Their slots are used again only after that, so
+    // Requests ended since forget_ended(), in order. Their slots are used again only after that, so
     // it is called, once the list is read, before the next submit.
     std::span<const Ended> ended() const { return ended_; }
     void forget_ended();
 
-    // Of a request that has not ended. Tokens: prompt and committed output; the span is good until
+    // Tokens of a request that has not ended: prompt and committed output; the span is good until
     // the request's next advance.
     std::span<const std::int32_t> tokens(RequestSlot slot) const;
     std::int64_t prompt_tokens(RequestSlot slot) const;
@@ -188,7 +188,7 @@ class Scheduler {
     std::vector<Ended> ended_;
     Totals totals_;
 
-    // Of the plan that is being made, or runs.
+    // Stage of the plan that is being made, or runs.
     Stage stage_ = Stage::idle;
     Room left_;
     std::int64_t passed_choices_ = 0;  // wait for a sibling's prompt and keep a row for then

@@ -60,7 +60,7 @@ void Scheduler::grant(Job& job, const Grant& whole) {
     job.grant = whole;
 }
 
-// Where splits are not bounded nothing takes any.
+// Unbounded splits count as none.
 std::int64_t Scheduler::splits_of_row(std::int64_t q_len, std::int64_t kv_len) const {
     return options_.max_step_splits == 0 || q_len == 0 ? 0 : options_.row_splits(q_len, kv_len);
 }
@@ -148,7 +148,7 @@ std::int64_t Scheduler::drafts_within_splits(const Job& job, std::int64_t most) 
 
 // ---- second half --------------------------------------------------------------------------------
 
-// What an offer reserved and the engine does not use is given back before prompts get the rest.
+// Reservations of an offer that the engine does not use are given back before prompts get the rest.
 // Offers look at each request's splits alone: where all together want more, the last are cut.
 void Scheduler::grant_drafts(std::span<const std::int32_t> drafts) {
     CHECK(drafts.size() == offer_rows_.size(), "{} numbers of drafts for {} offers", drafts.size(),

@@ -83,7 +83,7 @@ class App final : public HttpHandler {
     using Work = std::function<HttpResponse(const ServedModel&, const std::string& body)>;
     void run_work(HttpRequest& request, const std::shared_ptr<Exchange>& exchange, Work work);
     std::optional<HttpResponse> preflight(const HttpRequest& head);
-    // Of the port that the request came to: monitors have one of their own, or none.
+    // True if the request's port offers the route: monitors have a port of their own, or none.
     bool is_offered(const Route& route, const HttpRequest& head) const;
     HttpResponse wrong_method(const HttpRequest& head);
     std::optional<ApiError> unready() const;

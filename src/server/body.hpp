@@ -18,7 +18,7 @@ inline constexpr std::size_t kMaxOrderedKeys = 4096;
 
 Expected<nlohmann::json> parse_body(std::string_view body);
 
-// Of chats and completions: schemas, whose order models follow, and tools, which templates print.
+// Fields whose order counts: schemas, which models follow, and tools, which templates print.
 inline constexpr const char* kOrdered[] = {"tools", "response_format", "structured_outputs",
                                            "json_schema"};
 

@@ -11,7 +11,7 @@
 
 namespace espalier::server {
 
-// Whether the last of these messages can be continued: it is an assistant's, has a text and no
+// Check that the last of these messages can be continued: it is an assistant's, has a text and no
 // calls. Otherwise a sentence that says why not.
 Expected<void> check_continued(const nlohmann::json& messages);
 

@@ -321,7 +321,7 @@ void Generation::succeed(std::string out) {
     over();
 }
 
-// Where a stream has begun, its status is out already: the error is its last event.
+// A stream that has begun has sent its status: the error is its last event.
 void Generation::fail(const ApiError& error, std::string out) {
     context_.metrics.count_response(error.status);
     if (stream_) {

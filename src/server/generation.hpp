@@ -25,7 +25,7 @@
 
 namespace espalier::server {
 
-// What generations share; outlives them.
+// Context that generations share; outlives them.
 struct GenerationContext {
     std::shared_ptr<HttpServer> http;
     Workers& workers;
@@ -42,7 +42,7 @@ void warn_of_unknown_fields(const GenerationRequest& request, Log& log);
 // 404: the request names a model that is not here.
 std::optional<ApiError> check_model(const ServedModel& model, const GenerationRequest& request);
 
-// Who asks, and by what name the exchange is known.
+// The asking key, and the exchange's name.
 struct Caller {
     std::shared_ptr<const ApiKey> key = {};  // null: none was needed
     std::string request_id = {}, traceparent = {};
@@ -65,7 +65,7 @@ class Generation final : public ExchangeListener, public std::enable_shared_from
     void closed() override;
 
   private:
-    // What a worker makes of a body.
+    // Result of a worker for a body.
     struct Prepared {
         std::optional<ApiError> error;
         GenerationRequest request;
@@ -82,7 +82,7 @@ class Generation final : public ExchangeListener, public std::enable_shared_from
     bool fits(Prepared& prepared, TokenCount tokens, const std::string& field) const;
     void compile(std::shared_ptr<Prepared> prepared);
     void submit_all(std::shared_ptr<Prepared> prepared);
-    // What the request may use of its key's tokens.
+    // Reserves the tokens that the request may use of its key's.
     Expected<void> hold_tokens(const Prepared& prepared);
     void hand_over(std::shared_ptr<Prepared> prepared);
     std::function<void()> wake_up();

@@ -22,7 +22,7 @@ constexpr const char* kRefused[] = {
     "suffix",         "prompt_embeds", "use_beam_search", "prompt_logprobs",
 };
 
-// Of chats alone.
+// Fields of chats alone.
 constexpr const char* kOfChats[] = {"tools", "tool_choice", "thinking_token_budget",
                                     "max_reasoning_tokens", "continue_final_message"};
 

@@ -61,7 +61,7 @@ struct GenerationRequest {
     bool include_usage = false;
     bool echo = false;
     bool speculation_report = false;  // the answer tells what drafts did for it
-    // As the client wrote them, for answers and for the names in errors.
+    // Settings as the client wrote them, for answers and for the names in errors.
     bool logprobs = false;
     std::optional<std::int64_t> max_tokens;
     const char* max_tokens_field = "max_tokens";
@@ -69,7 +69,7 @@ struct GenerationRequest {
     std::vector<std::string> unknown;  // fields that mean nothing here or at OpenAI
 };
 
-// What a server gives to every request.
+// Defaults that a server gives to every request.
 struct RequestDefaults {
     const checkpoint::GenerationDefaults& generation;
     bool drops_billing_header = true;  // of /v1/messages: api/billing_header.hpp
@@ -80,7 +80,7 @@ struct RequestDefaults {
 void read_engine_fields(Fields& fields, GenerationRequest& request,
                         const checkpoint::GenerationDefaults& defaults);
 
-// How long the reasoning before an answer may be.
+// Length limit of the reasoning before an answer.
 void read_reasoning_budget(Fields& fields, GenerationRequest& request);
 
 // ordered: parse_ordered()'s of the same body.

@@ -16,7 +16,7 @@ namespace espalier::server {
 struct GrammarField {
     grammar::Specification specification;
     std::string field;  // where the request says it, for errors
-    // What is held where a grammar cannot hold the specification and the request does not insist.
+    // Specification held where a grammar cannot hold the first and the request does not insist.
     std::optional<grammar::Specification> otherwise = {};
     // Appended to errors: how a request says that it does not insist.
     std::string advice = {};

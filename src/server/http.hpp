@@ -24,7 +24,7 @@ struct HttpRequest {
     bool is_http_1_0 = false;
     // Headers that the server reads; empty: absent.
     std::string host, origin, content_type, content_encoding, authorization, x_api_key;
-    // Of the exchange: the client's X-Request-Id or one that is made; the client's W3C traceparent,
+    // Names of the exchange: the client's X-Request-Id or a made one; the client's W3C traceparent,
     // empty if it is none.
     std::string request_id, traceparent;
     bool is_monitor = false;  // came to the port of probes

@@ -19,7 +19,7 @@ namespace beast = boost::beast;
 namespace http = boost::beast::http;
 
 constexpr std::size_t kReadBytes = 4096;
-// What a client may send ahead while it is being answered.
+// Limit of what a client may send ahead while it is being answered.
 constexpr std::size_t kMaxPipelinedBytes = 64 << 10;
 constexpr std::chrono::milliseconds kLingerTime{1000};
 constexpr const char* kApiKeyHeader = "x-api-key";  // Anthropic's clients
@@ -146,7 +146,7 @@ void Session::next_request() {
     streaming_ = finished_ = head_only_ = false;
     wait_until(room_->limits.idle_timeout);
     if (watching_) {
-        // What came ahead is in the buffer; the read under way must end before the parser's begins.
+        // Bytes that came ahead are in the buffer; the read under way must end before the parser's.
         if (buffer_.size() > 0) socket_.cancel();
         return;
     }

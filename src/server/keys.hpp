@@ -17,7 +17,7 @@
 
 namespace espalier::server {
 
-// Of a key's requests that are being answered. Any thread.
+// Counts of a key's requests that are being answered. Any thread.
 struct KeyUse {
     std::atomic<std::int64_t> requests = 0;
     std::atomic<std::int64_t> tokens = 0;  // of prompts and of the outputs they may have
@@ -61,7 +61,7 @@ class KeyRing {
     std::map<std::string, Known> known_;  // by name, also of keys that are gone
 };
 
-// What one request holds of its key's limits, until release() or its end. A null key has none. Any
+// One request's share of its key's limits, until release() or its end. A null key has none. Any
 // thread.
 class KeyHold {
   public:

@@ -51,7 +51,7 @@ class Log {
     std::set<std::string> said_;
 };
 
-// Of the words debug, info, warning and error.
+// Level for one of the words debug, info, warning and error.
 Log::Level level_of(std::string_view word);
 
 }  // namespace espalier::server

@@ -51,7 +51,7 @@ struct ExpertBytes {
     std::int64_t in_memory = 0;  // of these, when the router chose
 };
 
-// What stays as it is while a model is served.
+// Facts that stay as they are while a model is served.
 struct ModelFacts {
     std::string name;  // in answers
     std::string architecture;
@@ -61,7 +61,7 @@ struct ModelFacts {
     std::int64_t page_tokens = 0, pages = 0;  // of the cache
 };
 
-// What neither an engine nor a request tells.
+// Facts that neither an engine nor a request tells.
 struct ServerFacts {
     std::int64_t connections = 0;
     std::optional<ModelFacts> model = {};                  // none: it is not loaded yet
@@ -73,7 +73,7 @@ struct ServerFacts {
 
 // Names that are told: with the prefix espalier:, those that vLLM has too with vllm:, or both.
 enum class MetricsNames { espalier, vllm, both };
-// Of the words espalier, vllm and both.
+// Names for one of the words espalier, vllm and both.
 MetricsNames metrics_names_of(std::string_view word);
 
 class Metrics {

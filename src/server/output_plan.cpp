@@ -87,7 +87,7 @@ Expected<void> plan_reasoning(const GenerationRequest& request,
     plan.parser.reasoning_open = true;
     accept::ReasoningRule rule;
     rule.end_token_ids = {*tokenizer.id_of(format->end)};
-    // Where a grammar follows, it has the first marker of the calls itself.
+    // A grammar that follows has the first marker of the calls itself.
     if (format->ended_by_calls && plan.parser.tools != nullptr && !plan.grammar)
         if (const auto id = tokenizer.id_of(plan.parser.tools->opening()))
             rule.end_token_ids.push_back(*id);

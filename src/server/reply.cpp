@@ -102,7 +102,7 @@ void Reply::add_choice(std::size_t index, const engine::ChoiceUpdate& update, st
     event(std::move(last), out);
 }
 
-// What is new; with the output's end its totals too.
+// New figures of speculation; with the output's end its totals too.
 void Reply::add_speculation(Choice& choice, bool with_totals, OrderedJson& told) const {
     if (!options_.speculation) return;
     OrderedJson trees = OrderedJson::array();
@@ -157,7 +157,7 @@ void Reply::add_logprobs(std::size_t prompt, Choice& choice, const accept::Emiss
     }
 }
 
-// Of tokens since the last time; null: there are none, or none are wanted.
+// Logprobs of tokens since the last time; null: there are none, or none are wanted.
 OrderedJson Reply::take_logprobs(Choice& choice) {
     if (!options_.logprobs) return nullptr;
     if (!chat()) return choice.lists.empty() ? OrderedJson() : choice.lists.take();

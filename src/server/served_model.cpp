@@ -195,7 +195,7 @@ Expected<EchoedPrompt> ServedModel::encode(const PromptInput& input, bool add_fi
     return prompt;
 }
 
-// What the template reads. A request may ask for reasoning by either name; it goes by the one that
+// Context for the template. A request may ask for reasoning by either name; it goes by the one that
 // the template has.
 nlohmann::ordered_json ServedModel::context_of(const ChatInput& chat) const {
     nlohmann::ordered_json context = chat.arguments;

@@ -25,7 +25,7 @@ namespace espalier::server {
 // A directory's own name, or ORG/NAME as it is.
 std::string default_model_name(const std::string& model);
 
-// How chats are written and read, as it is chosen for the model.
+// Forms in which chats are written and read, as chosen for the model.
 struct ChatForms {
     std::string chat_template;  // where it is from
     output::Formats formats;
@@ -39,7 +39,7 @@ class ServedModel {
         std::string source;
         chat::Template compiled;
     };
-    // Of the file, or the model's own where there is no path; none: it has none.
+    // Template of the file, or the model's own where there is no path; none: it has none.
     static Expected<std::optional<ChatTemplate>> open_template(const runtime::ModelFiles& files,
                                                                const std::string& path);
 
@@ -52,7 +52,7 @@ class ServedModel {
     // True of an empty name: a request without one means the only model there is.
     bool is_called(std::string_view name) const;
     std::int64_t created() const { return created_; }
-    // What runs, for /v1/models, /metrics and the page.
+    // Facts of what runs, for /v1/models, /metrics and the page.
     const ModelFacts& facts() const { return facts_; }
     engine::Engine& engine() const { return engine_; }
     grammar::CompilerStatus grammar_status() const { return compiler_->status(); }
@@ -79,9 +79,9 @@ class ServedModel {
     // A text alone. What cannot fit the context is refused before it is read.
     Expected<std::vector<std::int32_t>> encode_text(std::string_view text, bool add_first,
                                                     const std::string& field) const;
-    // How it writes reasoning and calls.
+    // Formats in which it writes reasoning and calls.
     const output::Formats& formats() const { return formats_; }
-    // As grammar::Compiler::compile; where `wanted` does not insist, what it says otherwise. A
+    // grammar::Compiler::compile; where `wanted` does not insist, what it says otherwise. A
     // refusal names the field, and of tools the function. done keeps both alive.
     void compile(const GrammarField& wanted, const ToolRequest& tools,
                  grammar::Compiler::Done done) const;

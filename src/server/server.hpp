@@ -30,7 +30,7 @@ class Server {
     Server& operator=(const Server&) = delete;
 
     std::uint16_t port() const { return http_->port(); }
-    // Of --monitor-port; none: there is none.
+    // Port of --monitor-port; none: there is none.
     std::optional<std::uint16_t> monitor_port() const { return monitor_port_; }
     // Reads again what operators change while it runs: the file of keys. Any thread.
     void reload();
@@ -61,7 +61,7 @@ class Server {
     std::thread io_;
 };
 
-// As many open files as the system lets this process have: every connection is one.
+// Raises the limit of open files as far as the system lets it: every connection is one.
 void raise_file_limit();
 
 }  // namespace espalier::server

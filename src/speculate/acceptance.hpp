@@ -21,7 +21,7 @@ constexpr std::int32_t kDepthClasses = 16;  // depths from 16 on share one
 constexpr std::int32_t kRankClasses = 4;    // ranks from 3 on share one
 constexpr std::int32_t kMarginBuckets = 5;
 
-// Where a proposed node stands. rank: its place among its siblings by score, from 0. margin: how
+// Place of a proposed node. rank: its place among its siblings by score, from 0. margin: how
 // far its score lies above the best other sibling's (rank 0; with no sibling, above 0) or below it.
 struct Place {
     DrafterId drafter = 0;
@@ -92,7 +92,7 @@ class AcceptanceTable {
     std::array<Counter, kMaxDrafters> novel_;
 };
 
-// How one request differs from the table, per drafter: accepted over expected, with decay. Quoting
+// Difference of a request from the table, per drafter: accepted over expected, with decay. Quoting
 // and code editing sit above 1, text without repeats goes towards 0 within a dozen tokens, whatever
 // other requests do.
 class RequestBias {

@@ -18,7 +18,7 @@ double seconds_with(const StepTime& time, const StepLoad& load, std::int64_t dra
            load.draft_seconds - load.prompt_seconds;
 }
 
-// Whether some n in (drafts, most] could reach `rate` if every further node survived like the
+// True if some n in (drafts, most] could reach `rate` if every further node survived like the
 // surest and saw no key. Both tokens and time are linear in n between knots then, so their ratio is
 // monotone there and only knots and the end need to be asked.
 bool may_reach(const StepTime& time, const StepLoad& load, std::int64_t drafts, double keys,
@@ -176,7 +176,7 @@ GrantedNodes NodeBudget::probe(const StepTime& time, const StepLoad& load,
     return probe;
 }
 
-// Whether further drafts are to be tried: some that are likely have not been granted for long.
+// True if further drafts are to be tried: some that are likely have not been granted for long.
 bool NodeBudget::doubts(std::span<const OfferedDrafts> offers,
                         std::span<const std::int32_t> granted) {
     bool likely = false;

@@ -45,7 +45,7 @@ struct GrantedNodes {
     bool probe = false;  // granted to learn, not because it pays
 };
 
-// How much one part of speculation may spend on probes while it is off: at most kShare of the time,
+// Allowance of one part of speculation for probes while it is off: at most kShare of the time,
 // and at most one step in kSteps.
 class ProbeSavings {
   public:

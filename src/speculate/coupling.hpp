@@ -20,13 +20,13 @@ class CouplingPolicy {
     static constexpr float kFirstCoupled = 0.6f;
     static constexpr std::int64_t kOtherEvery = 32;
 
-    // Whether the next call is coupled. Never for greedy requests, which have no noise to share.
+    // True if the next call is coupled. Never for greedy requests, which have no noise to share.
     bool choose(DrafterId drafter, float temperature);
     // Reports a call: at how many places the drafter had proposals and the target drew (places),
     // and how often the drawn token was among them (hits).
     void observe(DrafterId drafter, float temperature, bool coupled, std::int64_t places,
                  std::int64_t hits);
-    // Whether coupled calls have had the higher share of hits.
+    // True if coupled calls have had the higher share of hits.
     bool prefers_coupled(DrafterId drafter, float temperature) const;
 
   private:

@@ -55,7 +55,7 @@ void DraftTime::keep(const Call& call) {
     calls_.push_back(call);
 }
 
-// Of each call relative to what it took, so that one which took ten times as long as it should
+// Error of each call relative to its time, so that one which took ten times as long as it should
 // counts as one that is off by nine tenths. What is put down to tokens counts too: with two or
 // three calls it would explain their noise.
 double DraftTime::error(const Costs& costs) const {

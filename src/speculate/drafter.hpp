@@ -104,7 +104,7 @@ struct Commitment {
     std::span<const TokenId> tokens;
 };
 
-// How deep and how wide a drafter is to draft for one request.
+// Depth and width to which a drafter is to draft for one request.
 struct DraftShape {
     std::int32_t depth = kMaxDrafts;  // levels below the root: passes of a draft model
     std::int32_t width = kMaxDrafts;  // nodes of one level
@@ -119,7 +119,7 @@ struct DraftCall {
     std::span<const std::int32_t> block_table = {};
     const accept::SamplingParameters* sampling = nullptr;
     const accept::RequestProgress* progress = nullptr;
-    // What may be drawn at the root; null: anything. A drafter that advances it must bring it back.
+    // Constraint at the root; null: none. A drafter that advances it must bring it back.
     // Illegal nodes of a proposal, and all below them, are removed before it counts.
     accept::Constraint* constraint = nullptr;
     std::int32_t choice = 0;  // of the request's parallel answers
@@ -158,7 +158,7 @@ class Drafter {
     virtual Expected<void> extend(std::span<const Extension> extensions) = 0;
     // extend() will not be called for some time; the drafter misses what is committed until then.
     virtual void forget() {}
-    // Whether the drafter has seen what it needs to draft below the root at this position.
+    // True if the drafter has seen what it needs to draft below the root at this position.
     virtual bool follows(RequestSlot, std::int64_t /*root_position*/) const { return true; }
     // May come late in steps that ask only drafters with passes: one of these that needs it returns
     // false from follows() until it has come.

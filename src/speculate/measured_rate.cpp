@@ -110,7 +110,7 @@ bool MeasuredRate::surely_better(const Way& way, const Way& simpler) {
     return way.rate() > simpler.rate() * (1 + kSure * std::hypot(way.error(), simpler.error()));
 }
 
-// What is suspended with twice or half as many rows is so here too, until its time is over.
+// A suspension with twice or half as many rows holds here too, until its time is over.
 void MeasuredRate::take_over(std::size_t index) {
     constexpr std::int64_t kKnown = 32;  // steps
     for (const std::size_t other : {index + 1, index - 1}) {
@@ -167,7 +167,7 @@ void MeasuredRate::observe(std::int64_t rows, const Step& step) {
         judge(rows_[index_of(rows)], static_cast<std::size_t>(step.way));
 }
 
-// What draft models took in steps that went without them. Each passes step bears that of two
+// Time that draft models took in steps that went without them. Each passes step bears that of two
 // others: one in eight goes each simpler way. What was spent before the first of them, until texts
 // had been followed from their beginnings, is no part of its rate (charged to nine steps it would
 // condemn every trial but the first), but of what the trial costs.
@@ -187,7 +187,7 @@ const MeasuredRate::Way* MeasuredRate::best_below(const Rows& rows, std::size_t 
     return best;
 }
 
-// What is owed is a trial's loss too, also where it never comes to draft: nobody's text was
+// Debts are a trial's loss too, also where it never comes to draft: no request's text was
 // followed from its beginning.
 void MeasuredRate::owe(std::int64_t rows, const Upkeep& upkeep) {
     constexpr double kMost = 12;  // steps

@@ -29,7 +29,7 @@
 
 namespace espalier::speculate {
 
-// What a step does beside plain decoding; each way includes the ones before it.
+// Work of a step beside plain decoding; each way includes the ones before it.
 enum class DraftingWay : std::uint8_t {
     none,
     free,    // drafters that cost nothing
@@ -38,7 +38,7 @@ enum class DraftingWay : std::uint8_t {
 
 class MeasuredRate {
   public:
-    // Every so many steps one goes a simpler way than the best, because the simpler way's rate
+    // Every few steps one goes a simpler way than the best, because the simpler way's rate
     // would otherwise stay what it was at the beginning.
     static constexpr std::int64_t kSimplerEvery = 32;
     // The same interval while it is not certain which of the two ways is faster.
@@ -50,9 +50,9 @@ class MeasuredRate {
         bool free = false, passes = false;
     };
     DraftingWay next(std::int64_t rows, const Drafters& drafters);
-    // Whether this way is suspended for steps of `rows` rows.
+    // True if this way is suspended for steps of `rows` rows.
     bool suspended(std::int64_t rows, DraftingWay way) const { return pause(rows, way) > 0; }
-    // Where the way is suspended for longer than this many steps, it is for these alone.
+    // A way that is suspended for longer than this many steps is so for these alone.
     void hasten(std::int64_t rows, DraftingWay way, std::int64_t steps);
     // For how many more such steps it is suspended.
     std::int64_t pause(std::int64_t rows, DraftingWay way) const;

@@ -19,7 +19,7 @@ constexpr std::int32_t kEdgesRead = 64;
 constexpr int kContexts = 3;
 constexpr std::size_t kMostChildren = 16;
 
-// How much a match of `length` tokens leaves for "something else", in occurrences: a single
+// Number of occurrences that a match of `length` tokens leaves for "something else": a single
 // occurrence of 2 matched tokens is trusted with 1/2, of 8 with 4/5, of 32 with 16/17.
 float escape_count(std::int32_t length) { return 2.0f / static_cast<float>(length); }
 
@@ -71,7 +71,7 @@ std::size_t continuations(const SuffixAutomaton& automaton, State context, std::
         for (std::int32_t e = automaton.first_edge(context); e != kNone && edges < kEdgesRead;
              e = automaton.edge(e).next, ++edges) {
             const SuffixAutomaton::Edge& edge = automaton.edge(e);
-            // What a longer context has offered is excluded here, as in PPM.
+            // Continuations that a longer context has offered are excluded here, as in PPM.
             if (holds(out.first(found), edge.token)) continue;
             const auto count = static_cast<float>(automaton.count(edge.target));
             total += count;

@@ -94,7 +94,7 @@ const ExpectedTree& DraftPlanner::tree(const PlanQuestion& q, DrafterId drafter,
     return cached.tree;
 }
 
-// What there is without any of the drafters in question.
+// State without any of the drafters in question.
 void DraftPlanner::start(const PlanQuestion& q) {
     without_.outlook = {.tokens = q.load.expected_tokens, .draft_seconds = q.load.draft_seconds};
     without_.reach.clear();
@@ -200,7 +200,7 @@ void DraftPlanner::add(const PlanQuestion& q, DrafterId drafter, const Standing&
         if (trial_.outlook.drafts > first && trial_.outlook.rate > out.outlook.rate)
             std::swap(trial_, out);
     };
-    // What a node costs depends on how many there are, least so where many rows share a step: there
+    // The cost of a node depends on their number, least so where many rows share a step: there
     // one guess is as good as four, and planning for 32 rows takes less than half the time.
     constexpr std::int64_t kFewRows = 8;
     if (rows > kFewRows)

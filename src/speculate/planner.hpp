@@ -68,14 +68,14 @@ class DraftPlanner {
     const DraftShape& shape(DrafterId drafter, std::size_t row) const {
         return shapes_.at(drafter)[row];
     }
-    // Whether the plan asks the drafter in order to learn, not because it pays.
+    // True if the plan asks the drafter in order to learn, not because it pays.
     bool probes(DrafterId drafter) const { return probes_.at(drafter); }
     // Predicted seconds that asking the drafter saves over computing the same tokens without it; 0
     // unless it is asked because it pays.
     double saves(DrafterId drafter) const { return saves_.at(drafter); }
-    // Whether the plan asks any drafter in order to learn.
+    // True if the plan asks any drafter in order to learn.
     bool learns() const { return learns_; }
-    // Whether the plan asks any drafter because it pays.
+    // True if the plan asks any drafter because it pays.
     bool pays() const { return pays_; }
 
   private:
@@ -93,7 +93,7 @@ class DraftPlanner {
         std::vector<Reach> reach;
         std::vector<std::int32_t> drafts;
     };
-    // What asking a drafter brings one row.
+    // Gain of one row from asking a drafter.
     struct Gain {
         double value = 0;  // tokens, less what they cost
         double tokens = 0;
@@ -102,7 +102,7 @@ class DraftPlanner {
         std::int8_t width = 0;      // index in ExpectedTree::kWidths
         std::int8_t depth = 0;      // 0: it is not asked
     };
-    // What asking one more drafter brings all rows.
+    // Gain of all rows from asking one more drafter.
     struct Addition {
         Outlook outlook;
         std::vector<Gain> rows;

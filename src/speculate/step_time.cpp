@@ -220,7 +220,7 @@ Curve not_decreasing(const Curve& raw, const Curve& samples) {
     return curve;
 }
 
-// Whether a sample took far longer than one of more work, which proves that it was disturbed.
+// True if a sample took far longer than one of more work, which proves that it was disturbed.
 bool outdone(const StepSample& sample, std::span<const StepSample> samples) {
     constexpr double kFar = 1.6;  // times
     return std::ranges::any_of(samples, [&](const StepSample& other) {
@@ -311,7 +311,7 @@ void StepTime::visit(const StepSample& sample) {
     prompt_token_ = prompt_token_ == 0 ? token : std::min(prompt_token_, token);
 }
 
-// Whether a step says nothing of its size. Where steps are slow for long, they are believed.
+// True if a step says nothing of its size. Where steps are slow for long, they are believed.
 bool StepTime::disturbed(double ratio, bool known) {
     constexpr double kSlow = 2;  // times the prediction
     constexpr std::int64_t kLasting = 48,
@@ -336,7 +336,7 @@ bool StepTime::observe(const StepSample& sample) {
     constexpr double kWild = 4;   // times the usual scatter: no step says more than this
     constexpr double kKnown = 4;  // samples at a place, from which on that holds
     constexpr double kNew = 10;   // before: the estimate may have been a guess
-    // Of the prediction: the estimate was wrong, by no more than this at a time.
+    // Share of the prediction: the estimate was wrong, by no more than this at a time.
     constexpr double kFast = 0.5, kFastest = 0.25;
     if (!usable(sample)) return false;
     const Segment segment = segment_of(sample.size.tokens);

@@ -47,9 +47,9 @@ class SuffixAutomaton {
     State link(State state) const { return at(state).link; }
     // Length of the longest string of the state.
     std::int32_t length(State state) const { return at(state).length; }
-    // How often the state's strings occur (at least, where longer than kCountedLength), ≥ 1.
+    // Occurrences of the state's strings (at least, where longer than kCountedLength), ≥ 1.
     std::int32_t count(State state) const;
-    // Where the state goes with this token, or kNone: the string followed by it never occurred.
+    // State behind this one and the token, or kNone: the string followed by it never occurred.
     State follow(State state, TokenId token) const;
     // Newest edge first: for (e = first_edge(s); e != kNone; e = edge(e).next) …
     std::int32_t first_edge(State state) const { return at(state).first_edge; }

@@ -24,7 +24,7 @@ class Tree {
     explicit Tree(TokenId root) { reset(root); }
     // The first `nodes` nodes of the other. Always connected, because parents come first.
     Tree(const Tree& other, std::int32_t nodes);
-    // What lies behind the last node is not copied: most trees are small, and a step copies
+    // Memory behind the last node is not copied: most trees are small, and a step copies
     // hundreds.
     Tree(const Tree& other) { *this = other; }
     Tree& operator=(const Tree& other) { return assign(other, other.size_); }

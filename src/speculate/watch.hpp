@@ -28,7 +28,7 @@ class Watch {
     bool awake() const { return awake_; }
     // Keeps the model up to date again, whatever that costs.
     void wake();
-    // Whether it should be asked even if it does not pay: it missed texts, its figures are old.
+    // True if it should be asked even if it does not pay: it missed texts, its figures are old.
     bool wants_probe() const { return awake_ && wanted_probes_ > 0; }
 
   private:

@@ -14,7 +14,7 @@ namespace espalier::text {
 
 struct SplitStep {
     Regex regex;
-    // What lies between matches: a piece of its own (tokenizers' "Isolated"), or dropped (how
+    // Text between matches: a piece of its own (tokenizers' "Isolated"), or dropped (how
     // tiktoken finds words).
     bool keep_between = true;
     // Matches the text as it is, not with stand-ins.

@@ -92,7 +92,7 @@ Expected<Regex> Regex::compile(std::string_view pattern, RegexDialect dialect,
     if (matches_empty != 0)
         return fail(ErrorKind::unsupported, "{}: the pattern '{}' can match the empty string", name,
                     pattern);
-    // Where the system forbids run-time code, PCRE2 interprets instead: slower, the same matches.
+    // A system that forbids run-time code makes PCRE2 interpret instead: slower, the same matches.
     pcre2_jit_compile(code->compiled.get(), PCRE2_JIT_COMPLETE);
     return Regex(std::move(code));
 }

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kMaxTextBytes = 256u << 20;
 
-// Where Kimi's encode() ends the chunk that begins at text[0].
+// End of the chunk that begins at text[0] in Kimi's encode().
 std::size_t published_cut(std::string_view text, const PublishedCuts& cuts,
                           std::size_t& taken_of_text) {
     std::size_t run = 0;

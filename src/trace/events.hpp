@@ -83,7 +83,7 @@ struct Model {
     bool operator==(const Model&) const = default;
 };
 
-// What schedule::SchedulerOptions is made of, and how drafts are granted.
+// Parts of schedule::SchedulerOptions, and how drafts are granted.
 struct Settings : EngineSizes, SchedulingRules {
     Grant grant = Grant::measured;
     std::vector<std::string> drafters;

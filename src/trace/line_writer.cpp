@@ -25,7 +25,7 @@ class LineWriter {
         key(name);
         number(value);
     }
-    // What is not finite has no place in JSON, and no request: it would be refused when read.
+    // Numbers that are not finite have no place in JSON: a reader would refuse them.
     void real(std::string_view name, float value) {
         key(name);
         if (std::isfinite(value))

@@ -17,7 +17,7 @@ namespace espalier::trace {
 // A prompt of a million tokens takes 8 MB.
 inline constexpr std::int64_t kMaxLineBytes = std::int64_t{1} << 25;
 
-// How a trace came to its end.
+// End of a trace.
 enum class Ending : std::uint8_t {
     finished,
     overflow,  // its end line says that the disk was too slow
@@ -35,7 +35,7 @@ class Reader {
     Expected<std::optional<Event>> next();
     Ending ending() const { return ending_; }
 
-    // Of what was read last: "run.jsonl, line 7". Lines count from 1, the header's.
+    // Place of what was read last: "run.jsonl, line 7". Lines count from 1, the header's.
     std::string place() const;
 
   private:

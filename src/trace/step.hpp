@@ -6,7 +6,7 @@
 
 namespace espalier::trace {
 
-// What is verified: a request's next q_len tokens in one form.
+// Tokens that are verified: a request's next q_len in one form.
 struct Row {
     std::int64_t request = 0;
     std::int64_t first_position = 0;
@@ -142,7 +142,7 @@ struct Step {
     static constexpr std::string_view kKind = "step";
     std::int64_t number = 0;
     std::int64_t begin = 0;
-    // Where the settings reserve windows: not in this step. Not in traces of before draft models
+    // Windows that the settings reserve: not in this step. Not in traces of before draft models
     // that are left behind gave theirs up.
     bool unreserved = false;
     std::vector<Row> rows;

@@ -31,7 +31,7 @@ struct PlainDraw {
 using Target = std::function<PlainDraw(std::span<const std::int32_t> output,
                                        std::span<const std::int32_t> banned, const PlainCounts&)>;
 
-// What one draw brought.
+// Result of one draw.
 struct PlainStep {
     std::string text;                    // a client sees this now
     std::vector<CommittedToken> tokens;  // and these

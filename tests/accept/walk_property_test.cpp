@@ -195,7 +195,7 @@ class Walked {
                           truth_.tokens.begin() + static_cast<std::ptrdiff_t>(drawn_));
     }
 
-    // What the sampler would give at each node; garbage where nobody comes by.
+    // Tokens that the sampler would give at each node; garbage where the walk does not pass.
     void sample(const Tree& tree) {
         draws_.clear();
         top_.clear();

@@ -62,7 +62,7 @@ TEST(Gguf, ReadsValuesAndPlacesOfBothVersions) {
     }
 }
 
-// What a writer had in decimals comes back, although it is stored as f32.
+// A writer's decimals come back, although they are stored as f32.
 TEST(Gguf, NumbersAreTheDecimalsThatWereWritten) {
     GgufWriter file;
     for (const float number : {1.8f, 0.0707f, 1e-6f, 2.5f, 10000.0f, 0.1f})

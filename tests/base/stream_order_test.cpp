@@ -74,7 +74,7 @@ TEST(StreamOrder, HoldsBackWhatIsStillWritten) {
     EXPECT_TRUE(order.launch(holds).holds_next);
 }
 
-// What an early launch waits for at its own end it does not wait for at its beginning: launches in
+// An early launch waits at its own end for what it did not wait for at its beginning: launches in
 // front of it may run beside the one behind it.
 TEST(StreamOrder, GrantsSayWhenTheNextStarts) {
     const LaunchNeeds experts{

@@ -43,7 +43,7 @@ class PageModel {
         return counts;
     }
 
-    // Whether a reservation succeeds; makes the evictions it needs.
+    // True if a reservation succeeds; makes the evictions it needs.
     bool reserve(std::int64_t count) {
         if (count > counts().available()) return false;
         while (static_cast<std::int64_t>(free_.size()) < count) evict();

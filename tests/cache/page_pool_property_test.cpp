@@ -19,7 +19,7 @@ std::uint64_t nearly_constant_hash(std::uint64_t, const PageKey& key) {
     return static_cast<std::uint64_t>(key.tokens[0] & 1);
 }
 
-// What the KV of a position depends on: salt, the forms and the tokens up to it.
+// Value that the KV of a position depends on: salt, the forms and the tokens up to it.
 std::uint64_t latent(const SequenceKey& key, const std::vector<std::int32_t>& tokens,
                      std::int64_t position) {
     std::uint64_t state = key.salt + 1;
@@ -244,7 +244,7 @@ class World {
             Request{PageTable(pool_, request->table.key()), request->tokens, 0, {}, 0}));
     }
 
-    // What the slot holds; no page that others may read is written.
+    // Value in the slot; no page that others may read is written.
     std::uint64_t& slot_to_write(const PageTable& table, std::int64_t slot) {
         EXPECT_GE(slot, table.published_pages() * kPageTokens);
         const PageId page = table.block_table()[static_cast<std::size_t>(slot / kPageTokens)];

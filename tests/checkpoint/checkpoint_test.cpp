@@ -142,7 +142,7 @@ TEST_F(CheckpointTest, OtherWeightsAreNamedAndNotOpened) {
     expect_error(open(), {"both", "model.safetensors.index.json"});
 }
 
-// What an interrupted download leaves: names whose content never came.
+// Names whose content never came, as an interrupted download leaves them.
 TEST_F(CheckpointTest, LinksThatPointNowhereAreNamed) {
     const auto link = [&](const char* name) {
         fs::remove(directory_.path() / name);

@@ -24,7 +24,7 @@ Expected<ModelConfig> config_of(const GgufWriter& file) {
     return read_gguf_config(header, /*has_head=*/true, "m.gguf");
 }
 
-// What the keys of a GGUF file do not say.
+// Fields that the keys of a GGUF file do not say.
 ModelConfig told_by_gguf(ModelConfig config) {
     config.eos_token_ids = {};
     config.bos_token_id = {};

@@ -198,7 +198,7 @@ TEST(ModelConfig, GlmFlash) {
     EXPECT_EQ(published_name(config), "GLM-4.7-Flash");
 }
 
-// As transformers 5 writes it: rope_parameters, the kinds of layers, nothing that has its default.
+// Transformers 5's form: rope_parameters, the kinds of layers, nothing that has its default.
 TEST(ModelConfig, AbsentFieldsOfGlmTakeItsClassDefaults) {
     const std::string start = R"({"architectures": ["Glm4MoeLiteForCausalLM"],
         "model_type": "glm4_moe_lite", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 3,
@@ -353,7 +353,7 @@ TEST(GenerationConfig, ReadsWhatIsThere) {
     EXPECT_EQ(*parse_generation_config("{}", "g.json"), GenerationDefaults{});
 }
 
-// As transformers: do_sample decides whether there is a temperature at all.
+// Transformers' rule: do_sample decides whether there is a temperature at all.
 TEST(GenerationConfig, SamplesOnlyWhereTheFileSaysSo) {
     const auto parsed = [](const char* text) { return *parse_generation_config(text, "g.json"); };
     EXPECT_EQ(parsed(R"({"do_sample": true})").temperature, 1.0);

@@ -157,7 +157,7 @@ TEST(Safetensors, RepeatedNamesAreRefused) {
     expect_error(parse_header(R"({"__metadata__":{},"__metadata__":{}})", 0), {"listed twice"});
 }
 
-// As the reference: a map of strings, or null.
+// The reference's rule: a map of strings, or null.
 TEST(Safetensors, MetadataIsAMapOfStrings) {
     EXPECT_TRUE(parse_header(R"({"__metadata__":{"format":"pt","shape":"x","dtype":""}})", 0));
     EXPECT_TRUE(parse_header(R"({"__metadata__":null})", 0));

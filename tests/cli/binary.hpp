@@ -14,7 +14,7 @@ struct BinaryResult {
     std::string output;  // standard output and error
 };
 BinaryResult run_binary(const std::string& arguments, const std::string& redirect = "2>&1");
-// What it prints to standard output, which is JSON; it is expected to succeed.
+// Standard output of the command, which is JSON; it is expected to succeed.
 nlohmann::json json_of(const std::string& arguments);
 
 }  // namespace espalier::test

@@ -93,7 +93,7 @@ TEST(Cli, PackedWeightsGiveTheSameText) {
     EXPECT_NE(damaged.output.find("packed-panels.espalier"), std::string::npos) << damaged.output;
 }
 
-// What quantize writes is what --weights makes at load; eval sees how far both are from the model.
+// Models from quantize are those of --weights at load; eval sees how far both are from the model.
 TEST(Cli, QuantizedModelsAreTheSameFromFilesAndAtLoad) {
     const TemporaryDirectory directory;
     const std::string out = (directory.path() / "int4").string();

@@ -32,7 +32,7 @@ TEST(Cli, TheTextIsAFunctionOfPromptSeedAndParametersAlone) {
     EXPECT_NE(json_of(common + "--seed 12")["tokens"], first["tokens"]);
 }
 
-// As transformers reads it; flags win.
+// Transformers' reading; flags win.
 TEST(Cli, GenerationConfigStandsForFlagsThatAreNotGiven) {
     const TemporaryDirectory directory;
     const std::string model = (directory.path() / "tiny").string();
@@ -83,7 +83,7 @@ TEST(Cli, DraftsChangeTheSpeedAndNothingElse) {
         EXPECT_EQ(drafted["accepted_from"]["ngram"], drafted["accepted_tokens"]);
         EXPECT_GE(drafted["drafts"].size(), drafted["accepted_tokens"].get<std::size_t>());
     }
-    // How many drafts are verified depends on measured times, unless all are.
+    // The number of verified drafts depends on measured times, unless all are.
     const auto greedy = json_of(common + "--temperature 0 --grant everything");
     EXPECT_GT(greedy["acceptance_length"].get<double>(), 0.5) << greedy;
     EXPECT_EQ(greedy["logprobs"].size(), 60u);

@@ -17,7 +17,7 @@ TEST(Url, HasHostPortAndPath) {
     EXPECT_EQ(read("http://host"), "host 80 '' host:80");
     EXPECT_EQ(read("http://host:81/prefix/"), "host 81 '/prefix' host:81");
     EXPECT_EQ(read("http://[::1]:9/"), "::1 9 '' [::1]:9");
-    // As OpenAI's clients are told it.
+    // OpenAI's clients are told it so.
     EXPECT_EQ(read("http://host:81/v1"), "host 81 '' host:81");
     EXPECT_EQ(read("http://host:81/a/v1/"), "host 81 '/a' host:81");
 }

@@ -181,7 +181,7 @@ TEST(ModelDrafter, KeepsToItsBudgetOfPartialResults) {
     }
 }
 
-// What the draft layers and the tail states hold for a request that runs: by position.
+// Content of the draft layers and the tail states for a request that runs: by position.
 struct DraftKv {
     std::vector<std::string> slots;  // of all draft layers, from the first that they have
     std::vector<std::string> tails;  // of full pages

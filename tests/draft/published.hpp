@@ -82,7 +82,7 @@ inline void rotate(std::span<double> x, std::int64_t position, double theta) {
     }
 }
 
-// What a token leaves for later ones: of all heads the keys' nope half and the values, and the rope
+// A token's values for later ones: of all heads the keys' nope half and the values, and the rope
 // columns that heads share.
 struct Key {
     Row heads;  // [heads, nope + value]

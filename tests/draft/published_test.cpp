@@ -34,7 +34,7 @@ checkpoint::SyntheticModel preset() {
     return made;
 }
 
-// What the target said of a token, and what the definition makes of it; by the text up to the token
+// The target's state of a token, and the definition's result for it; by the text up to the token
 // and including it.
 struct Known {
     Row state;

@@ -25,7 +25,7 @@ const std::vector<std::int64_t> kClients = {1, 32};
 const std::vector<std::int64_t> kClients = {1, 8, 32, 128};
 #endif
 
-// As measured: Sapling and V2-Lite's dimensions on an H200, Sapling on two cores.
+// Measured machines: Sapling and V2-Lite's dimensions on an H200, Sapling on two cores.
 const std::vector<SimulatedMachine> kMachines = {
     {.name = "Sapling, H200",
      .step = {{1, 385},
@@ -92,12 +92,12 @@ Comparison compare(const SimulatedMachine& machine, const SimulatedLoad& load, d
         prescribed.depth = depth;
         return simulate(machine, {drafter}, prescribed).tokens_per_second / off.tokens_per_second;
     };
-    // Where next to nothing is right, none is the best.
+    // Drafts that are hardly ever right: none is the best.
     const double best = right < 0.5 ? 1 : std::max({fixed(free, 0), fixed(two, 2), fixed(two, 5)});
     return {all.tokens_per_second / off.tokens_per_second, all.later / off.later, best};
 }
 
-// What a cold start costs is in the first bound: the first calls of every drafter, and the steps
+// The first bound contains a cold start: the first calls of every drafter, and the steps
 // until it is known that they do not pay.
 TEST(AutoSpeculation, CostsLittleWhereNothingIsGainedAndGainsWhatAFixedChoiceGains) {
     bool odd = false;
@@ -200,7 +200,7 @@ TEST(AutoSpeculation, ASecondStartIsWarm) {
     }
 }
 
-// What was learnt of drafts that are always right, of drafts that never are.
+// Memories of drafts that are always right, of drafts that never are.
 TEST(AutoSpeculation, AWrongMemoryCostsLittle) {
     for (const SimulatedMachine& machine : {kMachines[0], kMachines[2]}) {
         const SimulatedDrafter right{.right = 0.9, .spread = 0.05}, wrong{.right = 0};

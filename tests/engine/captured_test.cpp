@@ -66,7 +66,7 @@ struct Row {
     std::vector<std::int32_t> tokens, depth;
     std::vector<std::uint64_t> words;  // trees
     std::int32_t gather = 0;
-    // Of each gathered token's draw.
+    // Parameters of each gathered token's draw.
     ops::DrawParameters parameters{};
     std::vector<ops::LogitBias> biases;
     std::vector<std::int32_t> banned;
@@ -125,7 +125,7 @@ class RandomSteps {
         choose_draw(row);
         return row;
     }
-    // What comes behind it in the same step is its absorbed rest.
+    // The absorbed rest comes behind it in the same step.
     Row prompt(std::int32_t sequence) {
         std::int64_t& length = lengths_[static_cast<std::size_t>(sequence)];
         Row row;
@@ -182,7 +182,7 @@ class Runner {
     ModelTarget& target() { return *target_; }
     std::int64_t prompts() const { return prompts_; }  // steps with decompressed rows, recorded
 
-    // As if there were so many tokens of each form at least, where it has any. What was drawn, and
+    // Capacities of at least this many tokens of each form, where it has any. What was drawn, and
     // the flags of the step's tokens.
     struct Result {
         std::vector<ops::Draw> draws;

@@ -163,7 +163,7 @@ TEST(Engine, StopEndsEverythingAtOnceAndStreamsMayOutliveIt) {
     }
 }
 
-// Whoever was let in hears of an end, at whatever moment of its way the engine stops.
+// Every reader that was let in hears of an end, at whatever moment of its way the engine stops.
 TEST(Engine, EveryStreamEndsWhereverItWasWhenTheEngineStopped) {
     for (int round = 0; round < 8; ++round) {
         const auto engine = make_engine();

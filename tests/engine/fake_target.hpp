@@ -24,13 +24,13 @@ class FakeTarget final : public Target {
 
     FakeTarget(std::int64_t vocabulary, const model::ModelLimits& limits, std::int64_t page_count);
 
-    // What it draws after these tokens; `banned` are never drawn, nor what a mask of words lacks
+    // Token that it draws after these; `banned` are never drawn, nor what a mask of words lacks
     // (null: none); -1: nothing is left.
     std::int32_t next_token(std::span<const std::int32_t> prefix,
                             std::span<const std::int32_t> banned = {},
                             const std::uint32_t* allowed = nullptr) const;
 
-    // What the last step asked of its draws, in the order of the gathered tokens. The prefix is
+    // Draws that the last step asked for, in the order of the gathered tokens. The prefix is
     // what attention sees.
     struct AskedNode {
         std::vector<std::int32_t> prefix;
@@ -56,7 +56,7 @@ class FakeTarget final : public Target {
     bool recorded = true;
     // Called at the beginning of run() and of wait().
     std::function<void()> at_run, at_wait;
-    // What it says of every step.
+    // Times that it states for every step.
     DeviceTimes times;
     // Tokens whose numbers are not finite.
     std::int32_t poison = -1;

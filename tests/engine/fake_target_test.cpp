@@ -245,7 +245,7 @@ TEST(FakeTarget, TimesDoNotDependOnWhenUpdatesGoOut) {
     EXPECT_EQ(times[0].ended, times[1].ended);
 }
 
-// What a step brought goes out with whatever ends the request before the next one.
+// Tokens of a step go out with whatever ends the request before the next one.
 TEST(FakeTarget, AnEndBetweenTwoStepsTakesWhatWasNotDelivered) {
     const auto check = [](const auto& end) {
         Fake fake;

@@ -101,7 +101,7 @@ TEST_F(GrammarMasks, OfTreesBehindPromptChunksAreThoseOfAFreshMatcherAtEveryNode
     for (std::int32_t late = 30; late < 36; ++late)
         requests.emplace(late, request(late, 400, 12, late % 2 == 0 ? &kObject : nullptr));
 
-    // What each gives alone, so that the drafter can be right on later branches.
+    // Texts that each gives alone, so that the drafter can be right on later branches.
     std::vector<std::vector<std::int32_t>> texts;
     const text::Tokenizer& tokenizer = *tiny_target(Family::v2).tokenizer;
     const auto fake = [] {
@@ -208,7 +208,7 @@ TEST_F(GrammarMasks, FollowTheReasoningOfEachPath) {
               kMarker);
 }
 
-// What a grammar forces comes as a chain of its own drafter, in a tenth of the steps.
+// Forced text comes as a chain of the grammar's own drafter, in a tenth of the steps.
 TEST_F(GrammarMasks, ForcedTextIsDraftedAndAccepted) {
     const Specification fixed{.kind = Kind::json_schema,
                               .text = R"({"const":"the whole of this text is known beforehand"})",

@@ -62,7 +62,7 @@ inline StepperSettings roomy_settings() {
     return settings;
 }
 
-// What such a stepper holds requests against.
+// Limits that such a stepper holds requests against.
 inline RequestLimits roomy_limits() {
     return {
         .vocabulary = kTinyVocabulary, .sizes = roomy_settings().schedule, .eos_token_ids = {1}};

@@ -176,7 +176,7 @@ TEST(Lossless, PromptsOfOneTextWhoseFormsChangeElsewhereToo) {
     }
 }
 
-// What a request has that does not name the parameter.
+// Value of a request that does not name the parameter.
 template <typename T>
 std::remove_cvref_t<T> default_of(const accept::Parameter& wanted) {
     std::remove_cvref_t<T> found{};

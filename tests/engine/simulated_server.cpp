@@ -21,7 +21,7 @@ std::uint64_t mix(std::uint64_t x) {
     return x ^ (x >> 33);
 }
 
-// What follows a token in the text that begins on this page.
+// Token behind a token in the text that begins on this page.
 std::int32_t next_token(std::int32_t page, std::int64_t position, std::int32_t token) {
     const auto key = (static_cast<std::uint64_t>(page) << 40) ^
                      (static_cast<std::uint64_t>(position) << 16) ^

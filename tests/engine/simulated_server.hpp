@@ -30,7 +30,7 @@ struct SimulatedMachine {
     double look_on = 0, look_token = 0;
     // A drafter without a model: each row that it is asked for, each token that it reads.
     double free_row = 0, free_token = 0;
-    // What every time is off, evenly up to this share of it either way; and the chance of one that
+    // Error of every time, evenly up to this share of it either way; and the chance of one that
     // is five times as long, as by an interrupt.
     double noise = 0, outliers = 0;
     // The chance that a step begins a burst, as by a neighbour who takes the machine: for this many
@@ -59,7 +59,7 @@ class SimulatedClock {
         : machine_(machine), random_(machine.seed), bursts_(machine.seed + 1) {}
 
     schedule::Time now = 0;
-    // How long something takes that should take this long.
+    // Simulated duration of something that should take this long.
     schedule::Time taken(double microseconds);
     void pass(double microseconds) { now += taken(microseconds); }
     void begin_step();

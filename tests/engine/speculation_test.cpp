@@ -62,7 +62,7 @@ class TimedTarget final : public Target {
     bool recorded_ = false;
 };
 
-// What a drafter of this file was asked for.
+// Calls that a drafter of this file got.
 struct Seen {
     std::vector<speculate::DraftShape> shapes;
     std::vector<std::int64_t> roots;

@@ -5,7 +5,7 @@
 
 namespace espalier::test {
 
-// What must hold of any input; a fuzzer takes the abort for a finding.
+// Condition that must hold of any input; a fuzzer takes the abort for a finding.
 inline void require(bool condition) {
     if (!condition) std::abort();
 }

@@ -72,7 +72,7 @@ TEST(Compiler, WaitsNoLongerThanItsLimit) {
     EXPECT_GE(compiler.status().overran, 1);
 }
 
-// What is refused depends on the specification and the vocabulary alone: the same work each time.
+// Refusals depend on the specification and the vocabulary alone: the same work each time.
 TEST(Compiler, RefusesByWorkNotByTime) {
     const Specification one = schema(
         R"({"type":"object","properties":{"a":{"type":"string"},"b":{"type":"string","pattern":"(.)*[^a-z]c"}}})");
@@ -157,7 +157,7 @@ TEST(Compiler, TellsManyThatWaitWithoutAThreadForEach) {
         EXPECT_EQ(*all[i], *all[i + 30]);
     }
     EXPECT_EQ(compiler.status().compiled, 30);
-    // What is known or refused at once is told before the call returns.
+    // Answers that are known or refused at once are told before the call returns.
     compiler.compile(schema(R"({"const":7})"), answers.next());
     compiler.compile(schema(R"({"type":"string","maxLength":100000000})"), answers.next());
     EXPECT_EQ(answers.told(), 62);
@@ -242,7 +242,7 @@ TEST(Compiler, RefusesBombsByTheirLimit) {
     }
 }
 
-// What is within the limits is compiled or refused, whatever it is; none of it may crash or throw.
+// Specifications within the limits are compiled or refused, whatever they are; none may crash.
 TEST(Compiler, SurvivesWhatIsJustWithinTheLimits) {
     Compiler compiler(kSmall.make());
     const std::vector<Specification> hard = {

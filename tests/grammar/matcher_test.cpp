@@ -86,7 +86,7 @@ std::vector<Specification> specifications() {
     return all;
 }
 
-// What a matcher says of its place.
+// View of a matcher's place.
 struct View {
     explicit View(Matcher& matcher)
         : mask(test::mask_of(matcher)),

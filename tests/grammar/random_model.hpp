@@ -31,7 +31,7 @@ inline std::vector<TokenId> legal_tokens(grammar::Matcher& matcher) {
     return legal;
 }
 
-// How much a token brings a JSON text towards its end.
+// Number of steps that a token brings a JSON text towards its end.
 inline int closing(const grammar::Vocabulary& vocabulary, TokenId token) {
     if (vocabulary.is_stop(token)) return 5;
     const std::string_view bytes = vocabulary.bytes(token);

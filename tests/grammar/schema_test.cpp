@@ -135,7 +135,7 @@ TEST(Schema, DatesAreThoseThatEveryReaderTakes) {
         EXPECT_FALSE(date.full_match(bad)) << bad;
 }
 
-// Whether a text of these bytes may end.
+// True if a text of these bytes may end.
 bool taken(const std::string& schema, const std::string& text) {
     const auto compiled = compiler().compile({.kind = Kind::json_schema, .text = schema});
     Matcher matcher(compiled.value());

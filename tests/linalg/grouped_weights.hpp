@@ -31,7 +31,7 @@ inline constexpr GroupedKind kGroupedKinds[] = {
     {"nvfp4", kNvfp4, false},
 };
 
-// Of the CPU's backends alone.
+// Kinds of the CPU's backends alone.
 inline constexpr GroupedKind kZeroPointKinds[] = {
     {"int8_zero", with_zero_points(grouped(WeightCode::int8, 32, ScaleType::f32)), false},
     {"int4_zero", with_zero_points(grouped(WeightCode::int4, 32, ScaleType::f32)), true},

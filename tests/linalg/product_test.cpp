@@ -73,7 +73,7 @@ void expect_product(CpuVariant variant, DType dtype, const Shape& shape, DType y
                                  store_bound(y_dtype, std::max(std::abs(want), std::abs(got)));
             ASSERT_LE(std::abs(want - got), bound) << "row " << row << " output " << n;
         }
-        // What lies between the rows is nobody's: still the bytes put there.
+        // Bytes between the rows belong to no row: still the bytes put there.
         ASSERT_TRUE(same_row(y, row, before, row, shape.y_extra, shape.n, shape.n));
     }
 }

@@ -79,7 +79,7 @@ double extreme_of(const std::vector<double>& group) {
 
 double stored_scale(double scale) { return to_float(to_bf16(static_cast<float>(scale))); }
 
-// How far f32 may be off when it sums a group's squares: a difference by two roundings of at most
+// Bound of f32's error when it sums a group's squares: a difference by two roundings of at most
 // twice the extreme, each term and each addition by one, what underflows by the least subnormal.
 double slack(double error, double extreme) {
     const double off = 4 * 0x1p-24 * std::abs(extreme);

@@ -106,7 +106,7 @@ TEST(Prompts, AreIdsOfTheirRange) {
     EXPECT_EQ(*seen.rbegin(), 119);
 }
 
-// What two prompts have in common, a prefix cache or an n-gram drafter would find.
+// Common parts of two prompts would be found by a prefix cache or an n-gram drafter.
 TEST(Prompts, HaveNothingInCommon) {
     const LoadOptions options{.input_tokens = 200, .vocabulary = 1 << 24};
     std::set<int> seen;
@@ -169,7 +169,7 @@ TEST(Speculation, IsReadFromMetricsOfAnyPrefix) {
     std::string other = kMetrics;
     for (std::size_t at; (at = other.find("vllm:")) != std::string::npos;)
         other.replace(at, 5, "espalier:");
-    // Of a server that tells the same twice, once counts.
+    // A server that tells the same twice counts once.
     for (const std::string& text : {kMetrics, other, other + kMetrics}) {
         const auto counts = speculation_of_metrics(text);
         ASSERT_TRUE(counts);

@@ -75,7 +75,7 @@ TEST_P(MlaConformance, DecompressedNothingAndGarbage) { holds("prompt-garbage");
 TEST_P(MlaConformance, AppendEqualsTheOracle) { holds("append"); }
 TEST_P(MlaConformance, CompactEqualsTheOracle) { holds("compact"); }
 
-// What is refused runs no check above, so what must be taken is said here.
+// Refused formats run no check above, so the ones that must be taken are named here.
 TEST(MlaFormats, TheOracleTakesAllOfThem) {
     const auto oracle = make_oracle_device(Allocation::exact);
     for (const mla::KvFormat format : kFormats) {

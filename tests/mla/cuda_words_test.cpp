@@ -100,7 +100,7 @@ TEST(MlaWords, CudaNamesItsLimits) {
     EXPECT_NE(odd.error().message.find("out lies 2 bytes behind"), std::string::npos);
 }
 
-// What is counted are the tokens of a call, not rows that are all as long as the longest.
+// Tokens of a call are counted, not rows that are all as long as the longest.
 TEST(MlaWords, CudaCountsTilesByTokens) {
     AbsorbedCall call = device_call();
     call.invariant = true;

@@ -38,7 +38,7 @@ std::vector<std::byte> stored(const std::vector<float>& values, DType dtype) {
     return bytes;
 }
 
-// What attention gives, as f32.
+// Results of attention, as f32.
 struct Result {
     std::vector<float> out, lse;
 };

@@ -46,7 +46,7 @@ class DamagedSidecars : public testing::TestWithParam<Layout> {
         write_model(model, path());
     }
     fs::path path() const { return directory_.path() / "model"; }
-    // What loading says; empty: the model ran.
+    // Message of loading; empty: the model ran.
     std::string message() const {
         try {
             (void)logits_of_eight(path());

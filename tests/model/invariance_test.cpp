@@ -31,7 +31,7 @@ struct Case {
     checkpoint::Quantization quantization = {};
 };
 
-// How a case stands in the names of tests.
+// Name of a case in the names of tests.
 void PrintTo(const Case& chosen, std::ostream* out) {
     *out << chosen.preset << " " << name_of(chosen.dtype);
     if (chosen.kv_format) *out << " " << mla::name_of(*chosen.kv_format);

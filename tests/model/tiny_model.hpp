@@ -36,7 +36,7 @@ inline constexpr batch::StepCapacity kTestCapacity{.absorbed_tokens = 256,
                                                    .table_rows = 16,
                                                    .block_stride = 8};
 
-// What a model runs on.
+// Machine that a model runs on.
 struct Machine {
     std::unique_ptr<Device> device;
     std::unique_ptr<ops::Backend> backend;

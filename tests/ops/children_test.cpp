@@ -99,7 +99,7 @@ TEST_P(Children, EqualThePlainVersionOnLargeVocabularies) {
     compare_cases(GetParam(), 120, 2, 500, 50000);
 }
 
-// Where scores are so large that noise is rounded away, ids decide, and under a map the lower id
+// Ids decide where scores are so large that noise is rounded away, and under a map the lower id
 // may come later: at every size of the logits from 2⁰ to 2⁶⁰.
 TEST_P(Children, TiesByRoundingGoToTheLowerTargetId) {
     Sampler sampler(GetParam(), 1);

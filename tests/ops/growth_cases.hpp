@@ -20,7 +20,7 @@ inline constexpr std::int64_t kTestPage = 16;
 inline constexpr std::int64_t kTestStride = 12;
 inline constexpr std::int64_t kTestVocabulary = 50;
 
-// What is asked of some requests, and how they draw.
+// Requests' limits, and how they draw.
 struct GrowthCase {
     std::vector<GrowthTree> trees;
     std::vector<std::int32_t> block_tables;  // [trees, kTestStride]
@@ -150,7 +150,7 @@ class GrowthRun {
         const FrontierDraws draws{memory_.view_beside(array_memory_.data(), nodes, kTestVocabulary),
                                   changed()};
         backend_.lay_frontiers(context_, growth_, batch, draws);
-        // Of a buffer the bytes that were asked for: a device may give more.
+        // Bytes of a buffer that were asked for: a device may give more.
         Laid laid{download<std::byte>(batch_memory_.data(), batch_bytes_),
                   download<std::byte>(array_memory_.data(), array_bytes_),
                   {}};

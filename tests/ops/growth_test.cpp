@@ -50,7 +50,7 @@ class SlowTree {
             frontier_.push_back(index);
         }
     }
-    // As DraftedNode has them.
+    // Nodes in DraftedNode's form.
     std::vector<DraftedNode> drafted() {
         std::vector<std::int32_t> place(nodes_.size(), -1);
         place[0] = 0;

@@ -42,7 +42,7 @@ std::map<std::string, Folders> table() {
     return rows;
 }
 
-// What the sources of each folder include.
+// Folders that the sources of each folder include.
 std::map<std::string, Folders> included() {
     const fs::path source = kRoot / "src";
     const std::regex include("^\\s*#\\s*include\\s+\"([a-z_]+)/[^\"]+\"");

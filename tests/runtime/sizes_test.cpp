@@ -83,7 +83,7 @@ TEST(Sizes, BoundTheSplitsOfAStepOnAGpu) {
     EXPECT_EQ(sizes_of({}, gpu).max_step_splits, 2 * mla::row_splits(1, gpu.context));
 }
 
-// Of 4 GB, half a gigabyte is another's: what this one may have is a part of the whole less that.
+// Half a gigabyte of 4 is another's: this engine's share is a part of the whole less that.
 TEST(Sizes, GiveTheCacheWhatAGpuHasLeft) {
     SizeFacts gpu = facts();
     gpu.gpu_bytes = 4'000'000'000;

@@ -16,7 +16,7 @@ class SchedulerInspection {
     static std::int64_t preemptions(const Scheduler& scheduler, RequestSlot slot) {
         return scheduler.live_job(slot).preemptions;
     }
-    // Of max_tokens.
+    // Rest of max_tokens.
     static std::int64_t tokens_left(const Scheduler& scheduler, RequestSlot slot) {
         const Job& job = scheduler.live_job(slot);
         return job.max_length - job.length();
@@ -26,7 +26,7 @@ class SchedulerInspection {
     }
 };
 
-// What the engine's edge and its queue ask before they submit: does the request fit alone, and is
+// Questions of the engine's edge and queue before they submit: does the request fit alone, and is
 // there room for it now?
 inline bool edge_takes(const Scheduler& scheduler, const Request& request) {
     const SchedulerOptions& options = scheduler.options();

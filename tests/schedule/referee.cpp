@@ -59,7 +59,7 @@ std::vector<RequestId> Referee::submit(const Request& request) {
     return ids;
 }
 
-// As first in order a request is never preempted, and each step gives it a chunk or a token.
+// A request that is first in order is never preempted, and each step gives it a chunk or a token.
 // Choices may also wait for one sibling that computes the same prompt.
 std::int64_t Referee::work_bound(const Book& book) const {
     const SchedulerOptions& options = scheduler_.options();

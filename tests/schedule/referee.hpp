@@ -18,7 +18,7 @@
 
 namespace espalier::schedule {
 
-// How the engine behaves: chances per request and step.
+// Habits of the engine: chances per request and step.
 struct EngineHabits {
     double draft = 0.5;    // it wants drafts
     double finish = 0.02;  // a stop condition, besides max_tokens

@@ -96,7 +96,7 @@ void Referee::check_budget(const Plan& plan) const {
           plan.tokens.total());
 }
 
-// Who lost its pages came, in order, behind everybody who kept them.
+// Requests that lost their pages came, in order, behind all that kept them.
 void Referee::check_preempted() const {
     for (const std::int64_t victim : resident_before_) {
         const Book& book = books_.at(victim);
@@ -235,7 +235,7 @@ bool Referee::sibling_leads(const Book& book) const {
     return false;
 }
 
-// Nobody gets a row while somebody before it in order waits for more than a sibling. Of the running
+// No request gets a row while one before it in order waits for more than a sibling. Of the running
 // requests one may be left out whose splits are not there, half of them being the first prompt's;
 // for want of a page only the last in order.
 void Referee::check_order() const {
@@ -264,7 +264,7 @@ void Referee::check_order() const {
     }
 }
 
-// Whoever is first in order gets something in every step, or a sibling computes its prompt.
+// The first request in order gets something in every step, or a sibling computes its prompt.
 void Referee::check_progress(const Plan& plan) const {
     if (head_ < 0 || live_.count(books_.at(head_).order()) == 0) return;
     const Book& head = books_.at(head_);

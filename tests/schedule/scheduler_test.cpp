@@ -205,7 +205,7 @@ TEST(Scheduler, EverythingIsAbsorbedWithoutASegment) {
     EXPECT_EQ(plan.rows[0].q_len, 1000);
 }
 
-// Of three running requests the least urgent makes way, then the youngest. Before that, the last in
+// The least urgent of three running requests makes way, then the youngest. Before that, the last in
 // order only stands still: it keeps its pages until one before it needs them.
 TEST(Scheduler, PreemptsTheLowestPriorityThenTheYoungest) {
     SchedulerOptions options = small_options();
@@ -337,7 +337,7 @@ TEST(Scheduler, ReservesWindowsInOrderAndGivesBackTheRest) {
     scheduler->audit();
 }
 
-// Where nobody writes, an offer of the same size takes nothing, and cached pages stay.
+// An offer of the same size takes nothing if none is written, and cached pages stay.
 TEST(Scheduler, EvictsNoCachedPageForAWindowThatNobodyWrites) {
     SchedulerOptions options = small_options();
     options.page_count = 1 + 3;

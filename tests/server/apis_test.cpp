@@ -94,7 +94,7 @@ std::string responses_text(RunningServer& server, const Chat& chat, bool stream)
     return text;
 }
 
-// As `espalier generate` has it: the rendered prompt's tokens, straight to an engine.
+// The way of `espalier generate`: the rendered prompt's tokens, straight to an engine.
 std::string engine_text(RunningServer& plain, const Chat& chat) {
     const Json prompt = {{"messages",
                           {{{"role", "system"}, {"content", chat.system}},

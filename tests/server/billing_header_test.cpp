@@ -20,7 +20,7 @@ using Json = nlohmann::json;
 constexpr const char* kLine =
     "x-anthropic-billing-header: cc_version=2.1.117.48f; cc_entrypoint=cli; cch=71fea;";
 
-// What billing_header_bytes says, by another reader of the same form.
+// Result of billing_header_bytes by another reader of the same form.
 std::size_t bytes_by_regex(const std::string& text) {
     static const std::regex form(
         "x-anthropic-billing-header:( *[A-Za-z0-9_-]+=[!-:<-~]*;)+ *\\r?(\\n|$)",
@@ -100,7 +100,7 @@ TEST(BillingHeader, OfAnyPromptOnlyTheHeaderIsLeftOut) {
         if (i % 10 > 0) continue;
         EXPECT_EQ(kept_system(prompt, true), prompt.substr(bytes));
         EXPECT_EQ(kept_system(prompt, false), prompt);
-        // As blocks: joined by line ends, wherever they are cut.
+        // Blocks: joined by line ends, wherever they are cut.
         const std::string more = random_prompt(random);
         const Json blocks = {{{"type", "text"}, {"text", prompt}},
                              {{"type", "text"}, {"text", more}}};

@@ -21,7 +21,7 @@ struct Answer {
     // error.param of the body.
     std::string param() const;
     std::string message() const { return json()["error"]["message"].get<std::string>(); }
-    // What follows "data: ", in order, [DONE] too.
+    // Texts behind "data: ", in order, [DONE] too.
     std::vector<std::string> events() const;
 };
 
@@ -45,7 +45,7 @@ class Client {
     // Nothing more is sent; what comes can still be read.
     void end_sending();
     void close();
-    // As a process that is killed with bytes unread does.
+    // Ends the connection as a process that is killed with bytes unread does.
     void reset();
 
     Answer get(const std::string& path, const std::string& headers = {});

@@ -256,7 +256,7 @@ TEST(Constrained, AFunctionInsistsOnItsSchemaOnlyWhereItSaysStrict) {
     EXPECT_EQ(refused.param(), "tools[0].function.parameters");
     EXPECT_NE(refused.message().find("'uniqueItems'"), std::string::npos) << refused.body;
     EXPECT_NE(refused.message().find("\"strict\": false"), std::string::npos) << refused.body;
-    // What a grammar can hold is held, whether it was asked for or not.
+    // A grammar holds what it can, whether it was asked for or not.
     Json held = tools();
     for (Json& one : held) one["function"].erase("strict");
     const Json made =
@@ -306,7 +306,7 @@ TEST(Constrained, WhiteSpaceMayBeLeast) {
         const Json answer = tight.client().post("/v1/completions", all).json();
         const std::string text = answer["choices"][0]["text"];
         expect_valid(Json::parse(text));
-        // As Python's json.dumps writes it.
+        // Python's json.dumps writes it so.
         std::string spaced;
         for (const char c : Json::parse(text).dump()) {
             spaced += c;

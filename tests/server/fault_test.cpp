@@ -30,7 +30,7 @@ constexpr int kMegabytes = 24;  // more than the 16 that a body may have
 constexpr const char* kHead =
     "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
 
-// Of every type, and of numbers the ones that are too small, too large and no integer.
+// Values of every type, and of numbers the ones that are too small, too large and no integer.
 const std::vector<Json>& wrong_values() {
     static const std::vector<Json> values = {nullptr,
                                              true,
@@ -172,7 +172,7 @@ void send_garbage(Client client, Random& random, Holders&) {
     client.receive();
 }
 
-// What follows a request is looked at only when that is answered.
+// Bytes behind a request are looked at only when that is answered.
 void send_garbage_behind(Client client, Random& random, Holders&) {
     client.send(request_text("GET", "/health") + garbage(random));
     EXPECT_EQ(client.receive().status, 200);

@@ -219,7 +219,7 @@ TEST(HostileGrammar, AChoiceOfAFunctionThatIsNotThereIsNamed) {
     EXPECT_EQ(post({{"tools", one_tool("save")}, {"tool_choice", "sometimes"}}).status, 400);
 }
 
-// What is streamed of calls, put together, is what comes in one piece: at temperature 2, cut by
+// Streamed calls, put together, are what comes in one piece: at temperature 2, cut by
 // max_tokens at every place of a call.
 TEST(HostileGrammar, CallsCutAnywhereAreStreamedAsTheyAreAnswered) {
     const auto joined = [](const std::vector<std::string>& events) {

@@ -120,7 +120,7 @@ Json accumulated(const std::vector<Json>& events) {
     return message;
 }
 
-// As one object, and as streams of several cuts.
+// Answer as one object, and as streams of several cuts.
 Json answer(Run run) {
     const Json whole = Json::parse(reply_bytes(false, run));
     for (const std::size_t size : {std::size_t{1}, std::size_t{5}, std::size_t{1000}}) {

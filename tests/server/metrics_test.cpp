@@ -42,7 +42,7 @@ TEST(Histogram, CountsWhatIsAtABoundBelowIt) {
               "h_sum{a=\"b\"} 21\nh_count{a=\"b\"} 8\n");
 }
 
-// As Prometheus reads it: each family once, HELP and TYPE before its samples, names and labels of
+// Prometheus' reading: each family once, HELP and TYPE before its samples, names and labels of
 // the allowed form, counters ending in _total.
 TEST(Metrics, TheTextIsWellFormedAndEveryFamilyIsThereOnce) {
     Metrics metrics;
@@ -77,7 +77,7 @@ TEST(Metrics, TheTextIsWellFormedAndEveryFamilyIsThereOnce) {
         ASSERT_TRUE(types.contains(name)) << line;
         EXPECT_EQ(types[name] == "counter", name.ends_with("_total")) << name;
     }
-    // What vLLM's stock board asks for.
+    // Families that vLLM's stock board asks for.
     for (const char* name :
          {"num_requests_running", "num_requests_waiting", "kv_cache_usage_perc",
           "prompt_tokens_total", "generation_tokens_total", "prefix_cache_queries_total",
@@ -143,7 +143,7 @@ TEST(Metrics, NamesAreOursVllmsOrBoth) {
     for (const std::string& name : rest) EXPECT_FALSE(vllms.contains(name)) << name;
     rest.insert(vllms.begin(), vllms.end());
     EXPECT_EQ(rest, all);
-    // What the Gateway API's inference extension, llm-d and Dynamo read.
+    // Lines that the Gateway API's inference extension, llm-d and Dynamo read.
     for (const char* line :
          {"vllm:num_requests_waiting{model_name=\"\",engine=\"0\"} 0\n",
           "vllm:num_requests_running{model_name=\"\",engine=\"0\"} 0\n",

@@ -65,7 +65,7 @@ TEST(OutputPlan, AGrammarHoldsWhatTheRequestInsistsOn) {
     EXPECT_EQ(plan(text, known)->grammar->field, "regex");
 }
 
-// What the schema says of values goes to the parser; what a grammar of pairs cannot hold is refused
+// Values' types of the schema go to the parser; what a grammar of pairs cannot hold is refused
 // where one is needed, and only there.
 TEST(OutputPlan, PairsAreReadByTheirSchemas) {
     const output::Formats known = formats("glm47");

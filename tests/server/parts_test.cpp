@@ -57,7 +57,7 @@ TEST(Log, LinesBelowTheLevelAreNotWritten) {
     EXPECT_EQ(level_of("error"), Log::Level::error);
 }
 
-// Who writes a log is the thread of all connections: a reader that sleeps must not hold it up.
+// The writer of a log is the thread of all connections: a reader that sleeps must not hold it up.
 TEST(Log, APipeThatIsNotReadLosesLinesAndSaysSo) {
     int ends[2];
     ASSERT_EQ(pipe(ends), 0);

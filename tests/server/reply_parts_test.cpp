@@ -90,7 +90,7 @@ Json streamed(const std::string& bytes) {
     return message;
 }
 
-// As one object, and as streams of several cuts.
+// Answer as one object, and as streams of several cuts.
 Json answer(std::string_view tools, std::string_view reasoning, const std::string& text,
             FinishReason finish = FinishReason::eos) {
     const Json whole = Json::parse(reply_bytes(options(false, tools, reasoning), text, 7, finish));

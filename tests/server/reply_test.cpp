@@ -148,7 +148,7 @@ TEST(Reply, WholeAnswersHoldWhatStreamsAddUpTo) {
                       updates({update({"llo", FinishReason::stop_string}, 2), update({"", {}}, 3)}),
                       out);
             EXPECT_FALSE(reply.complete());
-            // What has ended comes again with the others' updates, and counts once.
+            // Ended choices come again with the others' updates, and count once.
             reply.add(0,
                       updates({update({"", FinishReason::stop_string}, 5),
                                update({"ld", FinishReason::length}, 3)}),

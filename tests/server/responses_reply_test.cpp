@@ -87,7 +87,7 @@ void expect_consistent(const std::vector<Json>& events, const Json& whole) {
     EXPECT_EQ(items, whole["output"].size());
 }
 
-// As one object, and as streams of several cuts.
+// Answer as one object, and as streams of several cuts.
 Json answer(const std::string& text, FinishReason finish = FinishReason::eos) {
     const Json whole = Json::parse(reply_bytes(false, text, 7, finish));
     for (const std::size_t size : {std::size_t{1}, std::size_t{5}, std::size_t{1000}})

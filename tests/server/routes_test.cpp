@@ -93,7 +93,7 @@ TEST(Routes, HeadIsGetWithoutItsBody) {
         raw(server, "HEAD /v1/completions HTTP/1.1\r\n" + kEnd).starts_with("HTTP/1.1 405"));
 }
 
-// As HAProxy's httpchk, old tools and proxies write requests.
+// Requests in the form of HAProxy's httpchk, old tools and proxies.
 TEST(Routes, ChecksOfLoadBalancersAreAnswered) {
     RunningServer server;
     for (const char* line : {"GET /health", "OPTIONS /health", "HEAD /livez"})
@@ -194,7 +194,7 @@ TEST(Routes, PromptsChoicesAndStops) {
     }
 }
 
-// As evaluation harnesses score a text.
+// Evaluation harnesses score a text so.
 TEST(Routes, EchoWithLogprobsAndNoTokensScoresAPrompt) {
     RunningServer server;
     Client client = server.client();
@@ -245,7 +245,7 @@ TEST(Chat, IsTheCompletionOfItsTemplate) {
     const Json raw = client.post("/v1/completions", body).json();
     EXPECT_EQ(raw["choices"][0]["text"], json["choices"][0]["message"]["content"]);
     EXPECT_EQ(raw["usage"]["prompt_tokens"], json["usage"]["prompt_tokens"]);
-    // What a message says is text: its special token takes as many tokens as its bytes do.
+    // A message's content is text: its special token takes as many tokens as its bytes do.
     const Json rendered = client.post("/apply-template", chat_request()).json();
     EXPECT_TRUE(
         rendered["prompt"].get<std::string>().ends_with("[user]hello <｜User｜>[assistant]"))
@@ -359,7 +359,7 @@ TEST(Routes, APromptThatIsTooLongIsToldAsOpenAiTellsIt) {
     EXPECT_EQ(told(chats, chat_request(),
                    {{"messages", {{{"role", "user"}, {"content", std::string(20'000, '!')}}}}}),
               "messages");
-    // What fits is taken.
+    // Messages that fit are taken.
     Json fits = completion;
     fits.update({{"prompt", std::vector<int>(8191, 7)}, {"max_tokens", 1}});
     EXPECT_EQ(server.client().post(completions, fits).status, 200);

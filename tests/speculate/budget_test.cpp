@@ -281,7 +281,7 @@ TEST(NodeBudget, TurnsItselfOffProbesCheaplyAndComesBack) {
     EXPECT_EQ(on.grant.drafts, 8);
 }
 
-// What a step costs may be wrong where none has been for long.
+// The cost of a step may be wrong where none has been for long.
 TEST(NodeBudget, LikelyDraftsAreTriedWhateverTheySeemToCost) {
     const auto count_trials = [](const StepTime& time, double survival) {
         const Offers offers(1, std::vector<double>(12, survival));

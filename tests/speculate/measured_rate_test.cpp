@@ -99,7 +99,7 @@ TEST(MeasuredRate, OtherBatchesAreTheirOwnMatter) {
     EXPECT_GT(run(rate, {.tokens = {1, 1, 2}}, 100, 1).steps[2], 80);
 }
 
-// What is known of 128 rows holds with one of them in its prompt, and of half as many it does not.
+// Knowledge of 128 rows holds with one of them in its prompt, and of half as many it does not.
 TEST(MeasuredRate, ClientsOfAPowerOfTwoAreInOneClassWithFewerOfThem) {
     MeasuredRate rate;
     run(rate, {.tokens = {1, 1, 0.5}}, 100, 128);

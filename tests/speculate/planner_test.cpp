@@ -198,7 +198,7 @@ TEST(Planner, StaysWithinWhatARequestMayVerify) {
     planning.ask({});
 }
 
-// What is there already (an n-gram that repeats the text) is not drafted again.
+// Drafts that are there already (an n-gram that repeats the text) are not made again.
 TEST(Planner, DoesNotPayForWhatIsThereAlready) {
     Planning planning(1e-4, {{.first = 0.8, .level_seconds = 1e-3}});
     for (int i = 0; i < 200; ++i) planning.table.observe_novelty(0, i % 10 == 0);

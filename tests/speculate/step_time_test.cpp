@@ -132,7 +132,7 @@ TEST(StepTime, NoTokenIsFasterThanInAPrompt) {
             << tokens;
 }
 
-// Where no step has been, the first is believed, and it is no sign of a machine that is slower.
+// The first step of a new place is believed, and it is no sign of a machine that is slower.
 TEST(StepTime, ANewPlaceTakesWhatItMeasures) {
     std::vector<StepSample> samples;
     for (int i = 0; i < 4; ++i)
@@ -144,7 +144,7 @@ TEST(StepTime, ANewPlaceTakesWhatItMeasures) {
     ASSERT_LT(time->seconds({.rows = 8, .tokens = 192}), 0.02);
     for (int i = 0; i < 2; ++i)
         time->observe({.size = {.rows = 8, .tokens = 192}, .seconds = 0.090});
-    // What lies beyond still looks flat, and shares what was measured.
+    // Sizes beyond still look flat, and share what was measured.
     EXPECT_GT(time->seconds({.rows = 8, .tokens = 192}), 0.07);
     EXPECT_NEAR(time->seconds({.rows = 8, .tokens = 8}) / small, 1, 0.01);
 }

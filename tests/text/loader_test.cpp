@@ -231,7 +231,7 @@ TEST(Load, AnEmptyFileIsRefusedByName) {
         << result.error().message;
 }
 
-// What an interrupted download leaves is not an absent file either.
+// A link whose content never came is not an absent file either.
 TEST(Load, ALinkThatPointsNowhereIsRefusedByName) {
     for (const char* name : {"tokenizer_config.json", "tokenizer.json", "chat_template.jinja"}) {
         TemporaryDirectory directory;

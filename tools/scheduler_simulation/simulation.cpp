@@ -121,7 +121,7 @@ class Simulation {
         }
     }
 
-    // As first in order a request gets a chunk or a token in each step and is never preempted, so
+    // The first request in order gets a chunk or a token in each step and is never preempted, so
     // it needs at most `work` steps; choices may wait for a sibling that computes the same prompt.
     // Whoever is first when a step is planned is an elder one, or arrived later at a higher
     // priority: the sum over these bounds the wait.

@@ -13,7 +13,7 @@ Expected<DeviceFacts> facts_of_gpu(int ordinal);
 // of its GPU.
 const DeviceFacts& facts_of(Stream stream);
 
-// What facts_of says of a device's stream while the device lives.
+// Entry that facts_of finds for a device's stream while the device lives.
 class StreamFacts {
   public:
     StreamFacts(Stream stream, const DeviceFacts& facts);

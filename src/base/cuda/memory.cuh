@@ -71,7 +71,7 @@ __device__ __forceinline__ std::uint32_t load_acquire(const std::uint32_t* from)
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
     return value;
 }
-// 16 bytes at once, whoever reads them meanwhile; the store stays in the L2 while others go.
+// 16 bytes at once, also while others read; the store stays in the L2 while others go.
 __device__ __forceinline__ void store_to_stay(uint4* to, uint4 value) {
     asm volatile(
         "{ .reg .b64 low, high; .reg .b128 all;\n"

@@ -30,7 +30,7 @@ __device__ __forceinline__ void store_matrices(std::uint32_t address, std::uint3
                  "r"(a), "r"(b), "r"(c), "r"(d)
                  : "memory");
 }
-// As the function above, with each matrix transposed.
+// The function above with each matrix transposed.
 __device__ __forceinline__ void store_transposed(std::uint32_t address, std::uint32_t a,
                                                  std::uint32_t b, std::uint32_t c,
                                                  std::uint32_t d) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random weights made on the GPU, in managed memory: whoever reads them, the GPU's packing or the
+// Random weights made on the GPU, in managed memory: any reader, the GPU's packing or the
 // host, finds them where a mapped file would have them.
 #include <cuda_runtime_api.h>
 

@@ -60,7 +60,7 @@ __device__ __forceinline__ uint4 widen_int4(std::uint32_t w) {
     return make_uint4(wide(w), wide(w >> 4), wide(w >> 8), wide(w >> 12));
 }
 
-// What e2m1 codes are multiplied by: an e4m3 scale (without sign) times 2^118, in both halves. A
+// Multiplier of e2m1 codes: an e4m3 scale (without sign) times 2^118, in both halves. A
 // code's bits, moved to where bf16 has them, stand for 2^-126 of its number, so that the product is
 // 2^-8 of code times scale: six significant bits, exact.
 __device__ __forceinline__ std::uint32_t e2m1_multiplier(std::uint32_t scale) {
@@ -77,7 +77,7 @@ __device__ __forceinline__ uint4 widen_e2m1(std::uint32_t w, const std::uint32_t
                       multiply_bf16x2(last, multiplier[1]));
 }
 
-// What a lane has of pair 0 or 1 of the steps of half a chunk, as it lies in shared memory: two
+// A lane's part of pair 0 or 1 of the steps of half a chunk, as it lies in shared memory: two
 // steps' left operands are widened from it.
 template <WeightCode kCode>
 struct PackedPair {

@@ -10,7 +10,7 @@
 
 namespace espalier::linalg::cuda {
 
-// What indices are divided by: a division takes 100 cycles or more, and several lie between two
+// Divisor of indices, prepared: a division takes 100 cycles or more, and several lie between two
 // items.
 struct Divisor {
     std::int32_t value = 1;
@@ -36,7 +36,7 @@ struct FewParams {
     int row_tiles = 0;      // of a group's outputs, those of a second product included
     int ring = 0;           // units (of each row tile) in a warp's ring
     int token_tiles = 0;    // what the list of an expert product's tiles has room for
-    // Of the dense product in front:
+    // Divisors of the dense product in front:
     Divisor lead_row_blocks;
     int lead_row_tiles = 0;
     int lead_items = 0;
@@ -59,7 +59,7 @@ struct FewConfig {
     static constexpr int kUnit = few_unit(kCode, kRowTiles);  // chunks of a ring's place
     static constexpr bool kKeepX = kSegment > 0;
     static constexpr bool kChunkOfX = !kKeepX && kTokenTiles <= 2;  // asked for at once
-    // Whether a warp that has stored its part of an item waits for the others only before it puts
+    // True if a warp that has stored its part of an item waits for the others only before it puts
     // sums again. Where a multiprocessor has one block nothing else runs meanwhile (v3 gate_up, 14
     // warps, 32 tokens: 1,170 µs, not 1,197; INT8 1,459, not 1,536; INT4 1,074, not 1,042).
     static constexpr bool kLeavesEarly = kCode != WeightCode::int4;

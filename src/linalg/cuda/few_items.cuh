@@ -28,7 +28,7 @@ class FewItems {
         lead_begin_ = share.first;
         lead_end_ = end_ = share.count;
     }
-    // Of so many tiles of tokens. Who has one more of the first product's items is the last to have
+    // Items of token_tiles tiles. A block with one more of the first items is the last to have
     // one more of these.
     __device__ void take_own(int token_tiles) {
         const int block = static_cast<int>(blockIdx.x);
@@ -49,7 +49,7 @@ class FewItems {
 
     // --- what one is ----------------------------------------------------------------------------
     __device__ bool leads(int item) const { return C::kLeading && item < lead_end_; }
-    // Of tokens; those of the product in front are told from the others by their sign.
+    // Tile of tokens of an item; those of the product in front are told by their sign.
     __device__ int token_tile(int item) const {
         return leads(item) ? ~params_.lead_row_blocks.quotient(place(item))
                            : params_.row_blocks.quotient(place(item));
@@ -87,7 +87,7 @@ class FewItems {
                        item, r, static_cast<std::int64_t>(chunks(item)) * chunk_bytes) +
                static_cast<std::int64_t>(first_chunk(item)) * chunk_bytes;
     }
-    // Its scales, so many for each chunk.
+    // Its scales, chunk_scales for each chunk.
     __device__ const float* scales_of(int item, int group, int r, int chunk_scales) const {
         return of_tile(p_.lead.scales, p_.scales + group * p_.matrix_scales, p_.second.scales, item,
                        r, static_cast<std::int64_t>(chunks(item)) * chunk_scales) +
@@ -106,7 +106,7 @@ class FewItems {
     }
     __device__ static int warp_id() { return static_cast<int>(threadIdx.x) / 32; }
     __device__ int place(int item) const { return item + (leads(item) ? lead_begin_ : own_begin_); }
-    // Of the product in front, of the first or of the second.
+    // Value of the product in front, of the first or of the second.
     template <typename T>
     __device__ const T* of_tile(const T* lead, const T* first, const T* second, int item, int r,
                                 std::int64_t step) const {

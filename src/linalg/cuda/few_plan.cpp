@@ -15,7 +15,7 @@ std::int64_t usual_tokens(const Problem& p) {
     return std::min<std::int64_t>(p.x_rows, usual);
 }
 
-// How much of the time every block has work.
+// Share of the time in which every block has work.
 double balance(std::int64_t items, std::int64_t blocks) {
     return static_cast<double>(items) / static_cast<double>(divide_up(items, blocks) * blocks);
 }
@@ -126,7 +126,7 @@ FewPlan plan_within(const Problem& p, const DeviceFacts& facts, int most_tokens,
         kernel.row_tiles = 1;
     kernel.row_tiles = std::min(kernel.row_tiles, most_rows);
     plan.kernel = keeping_x(p.code, kernel, equal_chunks(segments, p.k));
-    // Of a small product most of what a block can have: 160 KB of 227.
+    // Limit of a small product: most of what a block can have, 160 KB of 227.
     const int most = static_cast<int>(facts.block_shared_bytes / 227 * 160);
     plan.ring =
         small ? units_in(p, plan, std::min(24576, most / warps)) : ring_of(p, plan, facts, warps);

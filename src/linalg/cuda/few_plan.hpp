@@ -12,7 +12,7 @@
 
 namespace espalier::linalg::cuda {
 
-// How a kernel reads x, and whether a dense product is in front.
+// Way in which a kernel reads x, and whether a dense product is in front.
 enum class FewInput : std::uint8_t {
     single,   // an element at a time
     vector,   // 16 bytes at a time
@@ -53,7 +53,7 @@ constexpr FewKernels few_kernels(WeightCode code) {
         table.add({vector, 1, 1, segment});
         table.add({vector, 1, 2, segment});
         if (four_bits) table.add({vector, 1, 4, segment});
-        // Of codes two chunks of two tiles are more than registers hold.
+        // Codes in two chunks of two tiles are more than registers hold.
         if (codes && segment == 2) continue;
         table.add({vector, 2, 1, segment});
         table.add({vector, 2, 2, segment});
@@ -100,7 +100,7 @@ constexpr std::size_t few_sum_bytes(const FewKernel& kernel, int warps) {
 constexpr std::size_t few_barrier_bytes(int warps, int ring) {
     return (static_cast<std::size_t>(warps) * static_cast<std::size_t>(ring) * 8 + 127) / 128 * 128;
 }
-// Of a block: sums, barriers, the warps' rings of chunks, the list of experts' tiles.
+// Shared memory of a block: sums, barriers, the warps' rings of chunks, the list of experts' tiles.
 constexpr std::size_t few_shared_bytes(WeightCode code, const FewKernel& kernel, int warps,
                                        int ring, int chunk_bytes, int listed_tiles) {
     return few_sum_bytes(kernel, warps) + few_barrier_bytes(warps, ring) +

@@ -63,7 +63,7 @@ class FewSums {
   private:
     static constexpr int kOutputs = 16 * C::kRowTiles;  // of a warp
 
-    // Where the segments' sums of the block's output n are.
+    // Segments' sums of the block's output n.
     __device__ const float* sums_of(int n, int token) const {
         return sums_ +
                (n / kOutputs * params_.segments.count * C::kTokens + token) * C::kSumStride +
@@ -92,7 +92,7 @@ class FewSums {
         }
     }
 
-    // Of 16 outputs, eight are the gate's and eight are up's.
+    // Eight of 16 outputs are the gate's and eight are up's.
     __device__ void store_gated(const FewItems<C>& items, int item, const TokenTile& tile) const {
         const int columns = kOutputs / 2 << params_.row_warps_log;
         const int first = items.row_block(item) * columns;

@@ -23,7 +23,7 @@
 
 namespace espalier::linalg::cuda {
 
-// Where a block's parts of shared memory begin: sums, barriers of rings, rings, tiles of tokens.
+// Offsets of a block's parts of shared memory: sums, barriers of rings, rings, tiles of tokens.
 template <class C>
 struct FewPlaces {
     int chunk_bytes;
@@ -69,7 +69,7 @@ class FewTokens {
         if (known && !settled) wait_for_previous_kernel();
         if (!early) let_next_kernel_start();
         multiply_items();
-        // Who waits for this kernel waits for those in front of it, too.
+        // A kernel that waits for this one also waits for all earlier ones.
         if (settled) wait_for_previous_kernel();
     }
 
@@ -166,7 +166,7 @@ class FewTokens {
                 for (int t = 0; t < C::kTokenTiles; ++t) load_chunk(t, c, kept_[c][t]);
         }
     }
-    // Of the item at work.
+    // First chunk of the item at work.
     __device__ int entered_chunk() const {
         return C::kSegment > 0 ? segment_ * C::kSegment : first_chunk_;
     }
@@ -274,7 +274,7 @@ class FewTokens {
         ring_.free_unit(items_);
     }
 
-    // What inputs that share a scale sum to enters the segment's sum. scale: of outputs g and g
+    // The sum over inputs that share a scale enters the segment's sum. scale: of outputs g and g
     // + 8.
     __device__ static void add_scaled(float (&to)[4], float2 scale, const float (&sum)[4]) {
         to[0] = fmaf(scale.x, sum[0], to[0]);

@@ -39,7 +39,7 @@ void launch_few(Stream stream, const Problem& p, const LaunchGrant& grant, const
     CHECK(items < std::int64_t{1} << 30, "{} tokens of {} × {} outputs", p.rows, p.groups, p.n);
     LaunchShape shape{
         .threads = warps * 32, .shared_bytes = shared_bytes(p, plan), .limit = SharedLimit::whole};
-    // As many blocks as run at once, with equal shares of the items: their rings never run dry
+    // The number of blocks that run at once, with equal shares of items: their rings never run dry
     // between two.
     const std::int64_t blocks = std::min(
         items, std::int64_t{resident_blocks(few_tokens_kernel<C>, shape)} * facts.multiprocessors);

@@ -61,7 +61,7 @@ constexpr bool in_groups(WeightCode code) {
 constexpr bool in_blocks(WeightCode code) {
     return code == WeightCode::e4m3 || code == WeightCode::e2m1;
 }
-// Of 16 outputs and 64 inputs.
+// Bytes of 16 outputs and 64 inputs.
 constexpr int code_bytes(WeightCode code) { return 16 * 64 * facts_of(code).bits / 8; }
 constexpr int most_scale_bytes(WeightCode code) {
     return in_groups(code) ? 2 * 16 * 4 : code == WeightCode::e2m1 ? 4 * 16 : 0;

@@ -32,7 +32,7 @@ double few_microseconds(const Problem& p, const DeviceFacts& facts) {
     return std::max(read * slower, static_cast<double>(rounds) * round);
 }
 
-// Many: rounds of tiles of 128 outputs by so many tokens.
+// Many: rounds of tiles of 128 outputs by `tokens` tokens.
 struct ManyTile {
     int tokens = 0;
     int blocks = 1;      // that share it
@@ -55,7 +55,7 @@ double many_microseconds(const Problem& p, const ManyTile& tile, const DeviceFac
     return 1.0 + std::max(work, 1.07 * read);
 }
 
-// Whether tiles of 256 tokens, which two blocks share, are faster than those of 128. Experts: where
+// True if tiles of 256 tokens, which two blocks share, are faster than those of 128. Experts: where
 // most have two of these (v2 gate_up, 2,048 tokens: 492 µs, not 529; 8,192: 1,709, not 1,667).
 bool shares_tiles(const Problem& p, const DeviceFacts& facts) {
     if (p.indptr != nullptr) return p.rows > 144 * p.groups && p.rows <= 256 * p.groups;

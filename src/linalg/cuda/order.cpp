@@ -7,7 +7,7 @@
 namespace espalier::linalg::cuda {
 namespace {
 
-// Of rows of elements.
+// Memory of rows of elements.
 MemoryRange rows_of(const void* data, std::int64_t rows, std::int64_t stride, std::int64_t cols,
                     std::int64_t bytes) {
     if (data == nullptr || rows == 0 || cols == 0) return {};

@@ -14,7 +14,7 @@ LaunchNeeds few_needs(const Problem& p, const Wishes& wishes);
 LaunchNeeds many_needs(const Problem& p, const Wishes& wishes);
 LaunchNeeds plain_needs(const Problem& p, const Wishes& wishes);
 
-// Of scratch memory that x takes, arranged.
+// Scratch memory that x takes, arranged.
 std::int64_t arranged_room(const Problem& p);
 // x to `arranged`, then the product of that.
 LaunchNeeds arranging(const Product& p, const MemoryRange& arranged);

@@ -204,7 +204,7 @@ class Packer {
             source.k, pitch / static_cast<std::int64_t>(sizeof(T)));
     }
 
-    // Stored rows of so many bytes; without gaps in one piece, which is the fast way from pageable
+    // Stored rows of `width` bytes; without gaps in one piece, which is the fast way from pageable
     // memory (base/cuda_staging.hpp).
     Expected<void> copy(const WeightSource& source, std::byte* to, std::int64_t pitch,
                         std::int64_t height, std::int64_t width) {
@@ -250,7 +250,7 @@ class Packer {
             dealt.push_back(joined[static_cast<std::size_t>(gated_row(place, shape_.n))]);
         return dealt;
     }
-    // Whether every eight outputs share their scales.
+    // True if every eight outputs share their scales.
     bool eight_share(const std::vector<SourceRow>& rows) const {
         const auto block = [&](const SourceRow& row) {
             if (shape_.format.code == WeightCode::e2m1) return std::int64_t{0};

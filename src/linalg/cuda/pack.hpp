@@ -19,13 +19,13 @@ struct RowMatrix {
     std::int64_t groups = 0;  // of inputs that share a scale
     WeightFormat format = {};
     bool gated = false;
-    // What follows from the format, for the device: lay_out_fragments sets it.
+    // Facts that follow from the format, for the device: lay_out_fragments sets them.
     int half_bytes = 0;
     int code_bytes = 0;
     int groups_of_half = 0;
 };
 
-// What packing may meet on the device, or'd into a flag.
+// Faults that packing may meet on the device, or'd into a flag.
 enum Fault : int { kNanCode = 1, kBadScale = 2 };
 
 void lay_out_fragments(cudaStream_t stream, RowMatrix from, std::byte* to, int* faults);
@@ -45,7 +45,7 @@ struct StoredScales {
 void lay_out_scales(cudaStream_t stream, const StoredScales& from, ScaleType packed,
                     std::int64_t groups, std::byte* to, int* faults);
 
-// Flips bits of so many bytes.
+// Flips bits of `count` bytes.
 void flip_bits(cudaStream_t stream, std::byte* bytes, std::int64_t count, std::uint8_t mask);
 
 // --- launching ----------------------------------------------------------------------------------

@@ -5,7 +5,7 @@
 namespace espalier::linalg::cuda {
 namespace {
 
-// Where an item of so many per half chunk lies.
+// Place of an item, of `count` per half chunk.
 struct HalfPlace {
     std::int64_t half;   // of all: [n / 16][k / 128][2]
     std::int64_t tile;   // of 16 outputs

@@ -22,7 +22,7 @@ struct SecondProduct {
     std::int32_t n = 0;  // 0: there is none
 };
 
-// Where a product's outputs are every head's query, `width` columns and then 64 to be rotated: the
+// Destination of a product whose outputs are queries, `width` columns and then 64 to rotate: the
 // first go to the same columns of `act`, the others to columns [h·rope_step, +64) of `rope`, both
 // bf16; of rows from `apart` on to the same columns of `act`, too.
 struct QueryStore {
@@ -51,7 +51,7 @@ struct LeadingProduct {
     std::int32_t rows = 0;
 };
 
-// What a kernel reads of a weight besides its shape: one launch serves weights of one format.
+// Format that a kernel reads of a weight besides its shape: one launch serves one format.
 struct Format {
     WeightCode code = WeightCode::f32;
     std::int32_t half_bytes = 0;     // half a chunk of 16 outputs, its scales included
@@ -116,7 +116,7 @@ struct Problem : Product {
     LeadingProduct lead{};
 };
 
-// Of a tile in the list that kernels make of experts' tokens (work.cuh).
+// Bytes of a tile in the list that kernels make of experts' tokens (work.cuh).
 inline constexpr int kTokenTileBytes = 12;
 
 // Tiles of `tokens` tokens that the rows of y can make at most.

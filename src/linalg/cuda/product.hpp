@@ -38,7 +38,7 @@ struct Scratch {
     std::byte* data = nullptr;
     std::size_t bytes = 0;
 };
-// Of a product of `rows` rows of y.
+// Scratch of a product of `rows` rows of y.
 std::size_t scratch_bytes(std::int64_t rows, std::int64_t k);
 
 // y [T, n] from x [T, k]; w is one matrix.
@@ -50,7 +50,7 @@ struct Second {
     WeightView w{};
     Matrix y{};  // f32
 };
-// Where a product's outputs are queries, heads of `width` columns and then 64 to be rotated
+// Destination of outputs that are queries, heads of `width` columns and then 64 to be rotated
 // (cos_sin: [T, 64] f32, pairs): the first go to the same columns of act, the others to columns
 // [h·rope_step, +64) of rope, both bf16; y is not written. Rows beyond those of rope have all
 // columns in act.
@@ -93,7 +93,7 @@ bool joint_expert_product(const Queue& queue, const Dense& lead, const Matrix& x
                           const std::int32_t* source_token, const std::int32_t* indptr,
                           const WeightView& w, const Matrix& y);
 
-// As product and expert_product, over gated_fragments: y [·, n / 2] = silu(gate) · up, with the
+// Gated product and expert_product, over gated_fragments: y [·, n / 2] = silu(gate) · up, with the
 // bits of these operations one after another (base/portable_math.hpp) over f32 sums.
 void gated_product(const Queue& queue, const Matrix& x, const WeightView& w, const Matrix& y,
                    const Wishes& wishes = {}, Scratch scratch = {});

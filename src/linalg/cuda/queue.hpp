@@ -26,7 +26,7 @@ class Queue {
     StreamOrder* order_;
 };
 
-// What a product may have beside its neighbours in the order, if that allows it.
+// Wishes of a product to run beside its neighbours in the order, if that allows it.
 struct Wishes {
     bool early = false;   // to run beside the launch in front, whose results it does not read
     Ranges holds_back{};  // what an operation behind reads early (LaunchNeeds)

@@ -69,7 +69,7 @@ __device__ inline TokenTile dense_tile(const Problem& p, int tokens, int index) 
     return {index / tiles, first, min(tokens, p.rows - first)};
 }
 
-// What a gated product makes of two sums.
+// Output of a gated product for two sums.
 __device__ __forceinline__ float gated(float gate, float up) { return portable_silu(gate) * up; }
 
 // Output n of row `row`.

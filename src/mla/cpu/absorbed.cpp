@@ -57,7 +57,7 @@ class Absorbed {
     }
     const RaggedRows& rows() const { return plan_.call.rows; }
 
-    // As many units to a block as leave every worker two tasks; then counts blocks and work.
+    // The number of units in a block leaves every worker two tasks; then counts blocks and work.
     void choose_block() {
         for (block_rows_ = kBlockRows;; block_rows_ /= 2) {
             blocks_ = work_ = longest_ = 0;

@@ -87,7 +87,7 @@ void BlockFold::fold_split(std::int64_t split, std::int64_t stride, float* state
         if (fresh_[unit]) reset_state(state_at(states, unit), kLatent);
 }
 
-// How many of a shared tile's keys packed row `row` of the block sees.
+// Number of keys of a shared tile that packed row `row` of the block sees.
 std::int64_t BlockFold::seen_by(int row, std::int64_t first) const {
     const std::int64_t tile = plan_.kernels.absorbed_tile;
     if (!block_.row.all_straight()) return tile;

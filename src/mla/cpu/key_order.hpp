@@ -11,7 +11,7 @@
 
 namespace espalier::mla::cpu {
 
-// Where the search for a dense row's keys stands: slot `slot` comes after `logical` visible ones.
+// State of the search for a dense row's keys: slot `slot` comes after `logical` visible ones.
 struct SlotCursor {
     std::int64_t logical = 0;
     std::int64_t slot = 0;

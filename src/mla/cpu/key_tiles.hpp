@@ -15,7 +15,7 @@ namespace espalier::mla::cpu {
 
 std::int64_t element_bytes(const TileKernels& kernels);
 
-// How a (query, cache) pair meets the kernels. bf16 kernels multiply e4m3 codes and apply scales
+// Use of a (query, cache) pair by the kernels. bf16 kernels multiply e4m3 codes and apply scales
 // afterwards, exactly once: one scale for all to the scores and the finished rows, a token's own to
 // its scores and probabilities. f32 kernels get keys that are scaled already.
 struct Elements {
@@ -49,11 +49,11 @@ class KeySource {
     // Any slots, count ≤ 16.
     const std::byte* gathered(const std::int32_t* slots, std::int64_t count, std::byte* copy,
                               float* scales) const;
-    // What to fetch (KeyTile::ahead) before 16 straight keys are needed. Scales, one line, are
+    // Lines to fetch (KeyTile::ahead) before 16 straight keys are needed. Scales, one line, are
     // fetched here.
     void lines(std::int64_t first, const std::byte*& keys, const std::byte*& rope) const;
     int line_step() const;
-    // Whether 16 straight keys lie in one page: always, if the row begins at slot 0.
+    // True if 16 straight keys lie in one page: always, if the row begins at slot 0.
     bool in_one_page(std::int64_t first) const { return in_page(first) >= kGroupKeys; }
     // 16 straight keys of one page for the kernels to widen into `to`, and their scales.
     Widening widening(std::int64_t first, std::byte* to, float* scales) const;
@@ -88,7 +88,7 @@ constexpr std::int64_t query_block_bytes(std::int64_t columns) { return columns 
 
 void reset_state(const LaneState& state, std::int64_t columns);
 
-// Where finished rows go; `packed` is token · heads + head.
+// Destination of finished rows; `packed` is token · heads + head.
 struct OutputRows {
     std::byte* out = nullptr;
     DType dtype = DType::bf16;

@@ -10,7 +10,7 @@ namespace espalier::mla::cpu {
 
 inline constexpr std::int64_t kUpScaleGroup = 128;  // inputs that share a scale, in bf16 kernels
 
-// Whether these kernels multiply latents of their elements by such weights without rounding either
+// True if these kernels multiply latents of their elements by such weights without rounding either
 // first. bf16 kernels take bf16 and e4m3 weights; f32 kernels take all.
 bool multiplies(const TileKernels& kernels, const WeightFormat& format);
 

@@ -58,7 +58,7 @@ class CudaKernels final : public Kernels {
         return check_compiled_dims(keys, heads);
     }
 
-    // What the absorbed entry's own plan takes is part of it.
+    // Scratch; that of the absorbed entry's own plan is part of it.
     std::size_t scratch_bytes(const Capacities& most) const override {
         const std::size_t absorbed = cuda::absorbed_scratch(most, facts_);
         return most.decompressed ? std::max(absorbed, cuda::decompressed_scratch(most)) : absorbed;

@@ -29,7 +29,7 @@ Ranges arrays_of(const RaggedRows& rows) {
             range_of(rows.global_kv_len, rows.dcp_world > 1 ? rows.rows : 0)};
 }
 
-// Of all tokens of a call.
+// Memory of all tokens of a call.
 MemoryRange tokens_of(const std::byte* data, const RaggedRows& rows, std::int64_t columns,
                       DType dtype) {
     return range_of(data, data == nullptr ? 0
@@ -80,7 +80,7 @@ LaunchNeeds dense_index_needs(const AbsorbedCall& call, const MemoryRange& index
             .release = Release::behind_wait};
 }
 
-// Where no slot of the history is new, the copying warp may ask for its first keys ahead: all but
+// A history without new slots lets the copying warp ask for its first keys ahead: all but
 // the rows' own slots, by the plan and the rows' arrays. Queries come, and results go, behind the
 // wait. A dense mask is looked through by a launch in front of the call's own.
 LaunchNeeds absorbed_needs(const AbsorbedCall& call, const AbsorbedPlaces& places) {

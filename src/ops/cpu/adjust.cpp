@@ -66,7 +66,7 @@ class Adjustment {
     }
 
   private:
-    // Where the token's logit is, or -1.
+    // Index of the token's logit, or -1.
     std::int32_t place_of(std::int32_t token) const {
         return vocabulary_.draft_of != nullptr ? vocabulary_.draft_of[token] : token;
     }

@@ -83,7 +83,7 @@ class ChildSearch {
             const std::int64_t block_end = std::min(at + kScan, end);
             const float most = node_.kernels.scan(node_.logits + at, block_end - at).maximum;
             if (most == -kInfinity || !reaches(most, best)) continue;
-            // Where scores are so large that noise is rounded away, equal ones are decided by ids:
+            // Scores so large that noise is rounded away tie, and equal ones are decided by ids:
             // the margin below knows nothing of them.
             if (noisy_ && best.full() && std::abs(best.least()) < 0x1p29) {
                 offer_survivors(at, block_end, best);
@@ -93,7 +93,7 @@ class ChildSearch {
         }
     }
 
-    // Whether a token with this logit may enter, whatever its noise.
+    // True if a token with this logit may enter, whatever its noise.
     bool reaches(float logit, const BestScores& best) const {
         return scaled(logit, node_.scaling.inverse) + (noisy_ ? kMostNoise : 0.0) >= best.least();
     }

@@ -25,7 +25,7 @@ struct Prefix {
 };
 
 Prefix everything();  // every logit above -inf
-// What lies no further below the maximum than `least`, a scaled distance ≤ 0.
+// Tokens that lie no further below the maximum than `least`, a scaled distance ≤ 0.
 Prefix distance_prefix(const NodeView& node, double least);
 // The first k of `within`.
 Prefix top_k_prefix(const NodeView& node, const Prefix& within, std::int64_t k);

@@ -28,7 +28,7 @@ __device__ T block_join(T value, T* shared, const Join& join) {
     return value;
 }
 
-// What block_sum makes of its warps' sums, by one thread.
+// Sum of block_sum's warps' sums, by one thread.
 template <int kWarps>
 __device__ __forceinline__ float sum_of_warps(const float (&by_warp)[kWarps]) {
     float sum[kWarps];

@@ -165,7 +165,7 @@ class CudaBackend final : public Backend {
         context.order.forget();
         return context.stream;
     }
-    // Of the nodes that are drawn at a time, whole cache lines each.
+    // Elements of the nodes that are drawn at a time, whole cache lines each.
     static std::int64_t scratch_elements(std::int64_t nodes, std::int64_t vocabulary) {
         return std::min(nodes, cuda::kNodesAtOnce) * cuda::row_stride(vocabulary);
     }

@@ -87,7 +87,7 @@ __global__ void split_fours_kernel(Matrix q, std::int32_t heads, std::int32_t wi
     });
 }
 
-// Whether four columns from a multiple of four on can be read or written at once.
+// True if four columns from a multiple of four on can be read or written at once.
 bool in_fours(const Matrix& matrix) {
     const auto bytes = static_cast<std::uintptr_t>(4 * bytes_of(matrix.dtype));
     return matrix.stride % 4 == 0 && reinterpret_cast<std::uintptr_t>(matrix.data) % bytes == 0;

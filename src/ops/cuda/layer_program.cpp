@@ -70,7 +70,7 @@ Expected<linalg::Weight> CudaProgram::pack_gated(Device& device, linalg::WeightS
     return linalg::cuda::pack_gated(device, stack);
 }
 
-// What comes behind may read anything early.
+// Operations behind may read anything early.
 Expected<void> CudaProgram::write_keys(OpContext& context, const mla::Kernels&, const Matrix& input,
                                        const KeysCall& keys) const {
     context.order.forget();

@@ -151,7 +151,7 @@ __device__ inline float value_of(std::uint32_t key) {
     return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : 0u - key);
 }
 
-// Where a logit stands in the descending order: its key, then the lower index.
+// Rank of a logit in the descending order: its key, then the lower index.
 __device__ inline std::uint64_t place_of(std::uint32_t key, std::uint32_t index) {
     return std::uint64_t{key} << 32 | (0xffffffffu - index);
 }

@@ -7,7 +7,7 @@
 // with the router's rows of its few experts, in the order of linalg/cuda/plain.cu: the bits are
 // those of the three. The rows and the norm's weight are on their way before the kernel in front
 // has ended. Then blocks count their arrivals, and the last one routes all tokens: no block waits
-// for another. It also writes the residual, which nobody reads any more by then.
+// for another. It also writes the residual, which no kernel reads any more by then.
 #include <algorithm>
 
 #include "base/cuda/kernel_order.cuh"
@@ -24,7 +24,7 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kMostBlocks = 128;
 constexpr std::int64_t kMostTokens = 8;
 constexpr std::int32_t kMostExperts = 512;
-// Of all tokens: every block adds them. With more, a norm apart and router_route are faster
+// Limit for all tokens: every block adds them. With more, a norm apart and router_route are faster
 // (v2-lite, eight tokens, 64 KB: a step of 5.22 ms, not 5.30; four, 32 KB: 3.72 and 3.73).
 constexpr std::int64_t kMostRowBytes = 60 * 1024;
 
@@ -72,7 +72,7 @@ __device__ void add_rows(const NormRouteCall& call, int count, float* sums) {
     }
 }
 
-// Of every row, block_sum's tree of the squares of 32 chains for each warp; chain i takes columns
+// Sums of a row: block_sum's tree of the squares of 32 chains for each warp; chain i takes columns
 // i, i + 256, …. The eight sums are factor_of's. kTokens are added at once.
 template <int kTokens>
 __device__ void sum_squares(const float* sums, int tokens, int cols,
@@ -98,7 +98,7 @@ __device__ void sum_squares(const float* sums, int tokens, int cols,
     }
 }
 
-// What the row is multiplied with.
+// Factor of the row.
 __device__ float factor_of(const float (&warp_sums)[kWarps], int cols, float epsilon) {
     return 1.0f / sqrtf(sum_of_warps(warp_sums) / static_cast<float>(cols) + epsilon);
 }

@@ -20,7 +20,7 @@ struct Prefix {
 };
 __device__ inline Prefix everything() { return {minus_infinity(), -1}; }  // above -inf
 
-// Where a prefix must end: with its k-th token, or when it has reached top_p of `whole`.
+// End of a prefix: with its k-th token, or when it has reached top_p of `whole`.
 struct Limit {
     bool weighted;
     std::uint64_t count;
@@ -144,7 +144,7 @@ __device__ inline Prefix shortest(const Row& row, const Prefix& within, const Li
     return {least, nth_tie(row, least, low, memory)};
 }
 
-// What lies no further below the maximum than `least`, a scaled distance ≤ 0.
+// Tokens that lie no further below the maximum than `least`, a scaled distance ≤ 0.
 __device__ inline Prefix distance_prefix(const Row& row, double least) {
     std::uint32_t low = key_of(-__FLT_MAX__), high = key_of(row.maximum);
     while (low < high) {

@@ -14,7 +14,7 @@ LaunchNeeds adding(const char* name, const Ranges& terms, const Matrix& residual
     return needs;
 }
 
-// What route touches, whichever kernel it is a part of. Logits are there or made by the same
+// Memory that route touches, whichever kernel it is a part of. Logits are there or made by the same
 // kernel.
 void add_route(LaunchNeeds& needs, const RouterCall& router, std::uint32_t* arrived) {
     const std::int64_t tokens = router.logits.rows;
@@ -44,7 +44,7 @@ void queue_reduce_add_norm(OpContext& context, const Matrix& partial, const Matr
     reduce_add_norm(context.stream, partial, residual, norm);
 }
 
-// Of few tokens the plan is read ahead: an expert product in front lets no kernel start before the
+// The plan of few tokens is read ahead: an expert product in front lets no kernel start before the
 // routing has ended.
 void queue_combine_add_norm(OpContext& context, const ExpertRows& experts, const Matrix& shared,
                             const Matrix& residual, const RowNorm& norm) {

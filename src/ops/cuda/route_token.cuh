@@ -55,7 +55,7 @@ __device__ void for_lanes(std::int32_t count, const Body& body) {
     __syncwarp();
 }
 
-// Whether candidate a comes before b.
+// True if candidate a comes before b.
 __device__ inline bool beats(float a, int a_index, float b, int b_index) {
     return a > b || (a == b && a_index < b_index);
 }
@@ -146,7 +146,7 @@ class TokenRouter {
         for (int j = 0; j < kPer; ++j)
             if (const int e = lane_id() * per_ + j; j < per_ && e < rule_.experts) use(j, e);
     }
-    // As each(), not unrolled: for values in memory, not in registers.
+    // The loop of each(), not unrolled: for values in memory, not in registers.
     template <typename Use>
     __device__ void each_in_turn(const Use& use) const {
         const int begin = lane_id() * per_, end = min(begin + per_, rule_.experts);

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// What is added to columns d, d + 256, … (those below cols). Ascending expert ids, the shared
+// Terms added to columns d, d + 256, … (those below cols). Ascending expert ids, the shared
 // expert last.
 template <int kColumns>
 __device__ void find_sums(const Addends& add, const Choices& choices, std::int64_t t,

@@ -78,7 +78,7 @@ __device__ void draw_among(const Row& row, const Node& node, const Prefix& kept,
     if (threadIdx.x % 32 == 0) *in_block(&memory.best[blocks.rank][threadIdx.x / 32], 0) = best;
 }
 
-// What min-p, top-k and top-p leave of the row, by one block.
+// Part of the row that min-p, top-k and top-p leave, by one block.
 __device__ Prefix filter(const Row& row, const Node& node, SampleMemory& memory) {
     Prefix kept = everything();
     if (node.min_p > 0.0f) kept = distance_prefix(row, min_p_distance(node.min_p));

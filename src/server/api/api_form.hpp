@@ -16,7 +16,7 @@
 
 namespace espalier::server {
 
-// What a writer is made of.
+// Parts that a writer is made of.
 struct ReplyParts {
     const GenerationRequest& request;
     std::string id_digits;

@@ -19,7 +19,7 @@ class Conversation {
     void call(const std::string& id, const std::string& name, const std::string& arguments);
     void tool_result(const std::string& id, const std::string& text);
 
-    // What follows is another turn, whatever its role.
+    // The next message is another turn, whatever its role.
     void end_turn() { turn_is_open_ = false; }
     bool ends_with_assistant() const;
     // The chat; what an assistant's turn lacks is filled in.
@@ -33,7 +33,7 @@ class Conversation {
     nlohmann::json messages_ = nlohmann::json::array();
 };
 
-// As Python's json.dumps writes it and most templates do: the arguments of an earlier call, whose
+// JSON as Python's json.dumps and most templates write it: the arguments of an earlier call, whose
 // text a client no longer has.
 std::string spaced_json(const nlohmann::ordered_json& value);
 

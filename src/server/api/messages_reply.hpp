@@ -11,7 +11,7 @@
 
 namespace espalier::server {
 
-// What the request says about its answer.
+// Parts of the request that shape its answer.
 struct MessagesAnswer {
     std::vector<std::string> stop_sequences;
     std::int64_t max_tokens = 0;

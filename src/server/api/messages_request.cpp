@@ -24,7 +24,7 @@ constexpr const char* kMessagesIgnored[] = {
     "diagnostics", "user_profile_id", "workspace_id",  "context_management", "betas",
 };
 
-// What runs at Anthropic: refused, so that no client waits for it.
+// Fields of what runs at Anthropic: refused, so that no client waits for it.
 constexpr const char* kMessagesRefused[] = {"container", "mcp_servers"};
 
 constexpr std::int64_t kMessagesMost = std::numeric_limits<std::int32_t>::max();
@@ -147,7 +147,7 @@ void read_output_config(Fields& fields, const OrderedJson& ordered, GenerationRe
     read_messages_format(fields, "output_format", ordered, request);
 }
 
-// What the prompt is made of.
+// Fields that the prompt is made of.
 void read_messages_prompt(Fields& fields, const OrderedJson& ordered,
                           const RequestDefaults& defaults, GenerationRequest& request) {
     request.api = Api::messages;

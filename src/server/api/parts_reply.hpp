@@ -39,7 +39,7 @@ class PartsReply : public ReplyWriter {
         std::string id = {}, name = {};  // of a call
     };
 
-    // Of a stream: the first update is there, so the prompt's usage is known.
+    // A stream's beginning: the first update is there, so the prompt's usage is known.
     virtual void opened(std::string& out) { (void)out; }
     virtual void part_began(std::string& out) = 0;                          // parts_.back()
     virtual void part_grew(const std::string& text, std::string& out) = 0;  // likewise

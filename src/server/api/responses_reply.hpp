@@ -24,13 +24,13 @@ class ResponsesReply final : public PartsReply {
     void part_ended(std::string& out) override;
 
     void event(const char* type, nlohmann::ordered_json body, std::string& out);
-    // Of the item that is open, with item_id and output_index; has_content: content_index too.
+    // Event of the open item, with item_id and output_index; has_content: content_index too.
     void item_event(const char* type, nlohmann::ordered_json body, bool has_content,
                     std::string& out);
     void response_event(const char* type, const char* status, std::string& out);
     nlohmann::ordered_json response(const char* status) const;
     nlohmann::ordered_json item(std::size_t index, const char* status) const;
-    // As it is in the events of its beginning.
+    // Item as it is in the events of its beginning.
     nlohmann::ordered_json empty_item(std::size_t index) const;
     std::string item_id(std::size_t index) const;
     nlohmann::ordered_json usage() const;

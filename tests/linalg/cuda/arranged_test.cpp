@@ -140,7 +140,7 @@ TEST_P(CudaArrangedExperts, ExpertsOfAnyNumberOfTokens) {
     for (const auto& [hidden, width] : kLayers) expect_experts(routing, kTokens, hidden, width);
 }
 
-// What a gated product rounds to bf16 comes from approximations wherever they decide it.
+// Values that a gated product rounds to bf16 come from approximations wherever they decide it.
 TEST_F(CudaArranged, EveryGateGivesTheBitsOfThePlainWay) {
     for (const bool mixed : {false, true}) {
         unsigned long long found = 0;

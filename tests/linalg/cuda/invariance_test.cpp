@@ -78,7 +78,7 @@ class CudaInvariance : public testing::TestWithParam<Case> {
         EXPECT_EQ(differ, 0) << "of " << kRounds * kLaunches << " launches, " << rows << " rows";
     }
 
-    // Of a product of so many rows; NaN in every element.
+    // Scratch of a product of this many rows; NaN in every element.
     cuda::Scratch scratch(std::int64_t rows) {
         const std::size_t bytes = cuda::scratch_bytes(rows, k_);
         if (scratch_.bytes() < bytes) scratch_ = gpu_->allocate(bytes).value();
@@ -199,7 +199,7 @@ TEST_P(CudaInvariance, EveryLaunchGivesTheSameBits) {
     const Weight few = pack_on(*gpu_, matrices_of(tensor, count, n_));
     const Weight many = pack_on(*gpu_, matrices_of(tensor, experts, n_));
     for (const std::int64_t tokens : {6, 64, 2048}) {
-        // Of many outputs few tokens alone: there a block has many items, one after the other.
+        // Few tokens alone have many outputs: there a block has many items, one after the other.
         if (n_ > 1000 && tokens > 6) continue;
         const Routing routing(tokens, experts, top_k, 1);
         const DeviceInts indptr(*gpu_, routing.indptr), source(*gpu_, routing.source);

@@ -55,7 +55,7 @@ class CudaJointExperts : public testing::TestWithParam<Layer> {
     const Weight down_ = pack_on(*gpu_, matrices_of(down_rows_, kExperts, layer_.hidden));
 };
 
-// What a layer's products leave behind, NaN where nothing was written.
+// Results that a layer's products leave behind, NaN where nothing was written.
 struct Results {
     Activations shared_gated, gated, shared_out, out;
     DeviceActivations on_shared_gated, on_gated, on_shared_out, on_out;

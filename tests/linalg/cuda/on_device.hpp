@@ -105,7 +105,7 @@ inline Weight pack_on(Device& device, const std::vector<WeightSource>& matrices)
     return std::move(packed.value());
 }
 
-// What checkpoints hold: elements (e4m3 in blocks), or codes with scales by groups.
+// Kinds of weights in checkpoints: elements (e4m3 in blocks), or codes with scales by groups.
 struct WeightKind {
     DType dtype = DType::f32;
     const GroupedKind* codes = nullptr;

@@ -82,7 +82,7 @@ class CudaProduct : public testing::TestWithParam<WeightKind> {
                                      store_bound(y_dtype, std::max(std::abs(want), std::abs(got)));
                 ASSERT_LE(std::abs(want - got), bound) << "row " << row << " output " << n;
             }
-            // What lies between the rows is nobody's: still the bytes put there.
+            // Bytes between the rows belong to no row: still the bytes put there.
             ASSERT_TRUE(same_row(y, row, before, row, shape.y_extra, shape.n, shape.n));
         }
     }

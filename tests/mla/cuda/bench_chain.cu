@@ -187,7 +187,7 @@ class Bench {
 
     enum class Between { nothing, call, settled_call, plan };
 
-    // Of one turn of the chain.
+    // Seconds of one turn of the chain.
     double seconds(const Shape& shape, Between between) {
         Capacities most;
         most.heads = shape.heads;

@@ -53,7 +53,7 @@ struct Layer {
     bool biased;
 };
 
-// What the operation reads and writes.
+// Arrays that the operation reads and writes.
 struct Step {
     Step(Gpu& gpu, const Layer& layer, std::int64_t tokens, std::uint32_t seed,
          std::vector<std::int32_t> rows)
@@ -97,7 +97,7 @@ struct Step {
                 of(row_of),  of(expert),   of(indptr), of(source), of(pair_of), of(arrived)};
     }
 
-    // Whether an operation behind may read the norm before the last kernel has ended.
+    // True if an operation behind may read the norm before the last kernel has ended.
     bool lets_its_norm_be_read(Gpu& gpu, Layer& layer) {
         const LaunchNeeds needs{
             .name = "behind", .reads = {range_of(out.matrix(rows_, layer.cols))}, .early = true};

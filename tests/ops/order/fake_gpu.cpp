@@ -27,7 +27,7 @@ Release release_of(const LaunchNeeds& needs, const LaunchGrant& grant) {
     return grant.early ? needs.release_early : grant.ahead ? needs.release_ahead : needs.release;
 }
 
-// How many launches have ended when launch i starts, by what the kernels themselves do; the first
+// Launches that have ended when launch i starts, by what the kernels themselves do; the first
 // stands for all that is older than the recording.
 std::vector<std::size_t> ended_before(const std::vector<Kernel>& kernels) {
     std::vector<std::size_t> ended(kernels.size() + 1, 0);

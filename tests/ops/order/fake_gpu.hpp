@@ -46,7 +46,7 @@ struct Kernel {
     LaunchGrant grant{};
 };
 
-// What the host code did, launch by launch.
+// The host code's launches, one by one.
 class Recording final : public OrderWatch {
   public:
     struct Launch {
@@ -68,7 +68,7 @@ class Recording final : public OrderWatch {
     }
 };
 
-// Where the doubles put their kernels' models; one at a time.
+// Recording in which the doubles put their kernels' models; one at a time.
 Recording& recording();
 void record_into(Recording* recording);
 

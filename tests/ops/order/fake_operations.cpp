@@ -124,7 +124,7 @@ void route(Stream, const Matrix& logits, const float* bias, const RouterRule& ru
         {.name = "route", .body = [=] { route_rows(logits, bias, rule, row_of, plan, arrived); }});
 }
 
-// As the kernels': tokens, choices and columns that they have room for.
+// Limits of the kernels: tokens, choices and columns that they have room for.
 bool norm_route(Stream, const Matrix& partial, const Matrix& residual, const RowNorm& norm,
                 const RouterCall& router, std::uint32_t* arrived) {
     if (residual.rows > 8 || residual.rows * router.rule.top_k > 256 ||

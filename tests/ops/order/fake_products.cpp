@@ -35,7 +35,7 @@ void put(std::byte* data, DType type, std::int64_t at, float value, bool adds) {
     }
 }
 
-// What a row is multiplied with.
+// Factor of a row.
 struct Side {
     const std::byte* weights;
     std::int64_t n, k;
@@ -123,7 +123,7 @@ void multiply(const Problem& p, Routing routing) {
     });
 }
 
-// As few_tokens.cuh, many_tokens.cuh and plain.cu let the next kernel start.
+// Moment at which few_tokens.cuh, many_tokens.cuh and plain.cu let the next kernel start.
 Kernel kernel_of(const Problem& p, const LaunchGrant& grant) {
     const bool experts = p.indptr != nullptr;
     const bool at_once = !grant.holds_next && (!experts || grant.early) && p.lead.rows == 0;

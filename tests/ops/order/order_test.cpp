@@ -99,7 +99,7 @@ TEST(Order, StepsTouchWhatTheyDeclareAndHaveTheirBitsInTheWorstOrder) {
     }
 }
 
-// What verify() says in a process of its own, which may break.
+// Verdict of verify() in a process of its own, which may break.
 bool is_seen(Recording& recording) {
     const pid_t child = fork();
     if (child == 0) {
@@ -159,7 +159,7 @@ std::vector<Inversion> inversions_of(const LaunchNeeds& needs, const LaunchGrant
     return all;
 }
 
-// Of a step with many tokens what small ones have is not inverted again.
+// Declarations of a step with many tokens that small ones have are not inverted again.
 bool is_inverted(const Step& step, const LaunchNeeds& needs) {
     return step.shape.tokens < 100 ||
            std::string_view(needs.name).find("arrang") != std::string_view::npos;

@@ -31,7 +31,7 @@ inline void run_each_once(Layer& layer) {
     layer.run_apart();
 }
 
-// Of published models, without their numbers.
+// Steps of published models, without their numbers.
 inline std::vector<Step> published_steps() {
     const std::pair<const char*, Shape> models[] = {{"V2-Lite",
                                                      {.hidden = 2048,

@@ -18,7 +18,7 @@ __device__ __forceinline__ unsigned cluster_blocks() {
     asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
     return blocks;
 }
-// What a block wrote before arrive_in_cluster() is visible to every block after wait_for_cluster().
+// Writes of a block before arrive_in_cluster() are visible to all blocks after wait_for_cluster().
 // Blocks that have exited are not waited for.
 __device__ __forceinline__ void arrive_in_cluster() {
     asm volatile("barrier.cluster.arrive.release;" ::: "memory");

@@ -88,7 +88,7 @@ enum class Element { bf16, f16 };
     ESPALIER_SUMS_8(d, i), ESPALIER_SUMS_8(d, i + 8), ESPALIER_SUMS_8(d, i + 16), \
         ESPALIER_SUMS_8(d, i + 24)
 
-// Of n columns there are sums d[0 … n / 2).
+// Places of the sums d[0 … n / 2) of n columns.
 #define ESPALIER_PLACES_8 "{%0, %1, %2, %3, %4, %5, %6, %7"
 #define ESPALIER_PLACES_16 ESPALIER_PLACES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define ESPALIER_PLACES_24 ESPALIER_PLACES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"

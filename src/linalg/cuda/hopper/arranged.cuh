@@ -63,7 +63,7 @@ class ArrangedMultiplier {
     }
 
     // All columns, whichever the tile has: others are never stored. Without a tile the numbers are
-    // what was left there, and nobody waits for them.
+    // what was left there, and no warp waits for them.
     __device__ void lead_item(bool there) {
 #pragma unroll
         for (int stage = 0; stage < kLead; ++stage, cursor_.advance(params_)) {

@@ -111,7 +111,7 @@ class CodesMultiplier {
         if constexpr (kTokens > kHeldTokens) synchronize_warpgroup(group_);
     }
 
-    // Where the thread's totals i … i + 3 are that registers do not have.
+    // The thread's totals i … i + 3 that registers do not have.
     __device__ float4& total_at(int i) const {
         return arranged_memory->sums[group_].totals[(i - kHeldTokens / 2) / 4][threadIdx.x % 128];
     }
@@ -173,7 +173,7 @@ class CodesMultiplier {
                static_cast<std::uint32_t>(C::kHalves * shared_.half_input_bytes(params_) +
                                           (warp_tile() * C::kHalves + half) * p_.half_bytes);
     }
-    // Of the cursor's stage.
+    // Pair of the cursor's stage.
     __device__ void load_pair(PackedPair<C::kCode>& packed, int pair) {
         packed.load(half_chunk(cursor_.slot, pair / 2), pair % 2, lane());
     }
@@ -186,7 +186,7 @@ class CodesMultiplier {
                       p_.scale_outputs +
                   (p_.scale_outputs != 2 ? lane() / 4 : 0);
     }
-    // Of outputs g and g + 8, in the next chunk.
+    // Scales of outputs g and g + 8, in the next chunk.
     __device__ float2 next_scales() {
         const float2 scale = {__ldg(scales_), __ldg(scales_ + (p_.scale_outputs != 2 ? 8 : 1))};
         scales_ += p_.scale_outputs;

@@ -7,7 +7,7 @@
 
 namespace espalier::linalg::cuda {
 
-// Where the product behind a gated one has its x arranged: the gated one puts it there itself.
+// Arranged x of the product behind a gated one: the gated one writes it there itself.
 struct ArrangedY {
     std::byte* data = nullptr;  // behind the header; null: y is a matrix
     int* next = nullptr;        // the header
@@ -19,7 +19,7 @@ struct ArrangedParams {
     Problem problem;
     Segments segments;
     const std::byte* arranged = nullptr;
-    int* next = nullptr;   // tile that nobody has begun
+    int* next = nullptr;   // first tile that no block has begun
     int row_blocks = 0;    // of both products, where there is a second
     int first_blocks = 0;  // of the first
     int tile_tokens = 0;

@@ -25,7 +25,7 @@ int tile_tokens_of(const Problem& p, const DeviceFacts& facts) {
     return tokens;
 }
 
-// Whether four columns of a query can be stored at once wherever they go, and 16 are all of one
+// True if four columns of a query can be stored at once wherever they go, and 16 are all of one
 // kind.
 bool stores_fours(const QueryStore& to) {
     const auto fours = [](const void* pointer, std::int64_t stride) {
@@ -53,7 +53,7 @@ ArrangedPlan arranged_plan(const Problem& p, const DeviceFacts& facts) {
     ArrangedPlan plan;
     plan.tile_tokens = tile_tokens_of(p, facts);
     plan.stage_bytes = arranged_stage_bytes(p.code, plan.tile_tokens, p.half_bytes);
-    // Of the list of experts' tiles; stages are what shared memory has beside it.
+    // Bytes of the list of experts' tiles; stages are what shared memory has beside it.
     const std::size_t listed =
         p.indptr == nullptr
             ? 0

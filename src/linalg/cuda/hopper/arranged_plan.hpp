@@ -19,7 +19,7 @@ namespace espalier::linalg::cuda {
 inline constexpr std::size_t kArrangedHeader = 128;
 inline constexpr int kArrangedTokens = 192;
 
-// Of a tile. Codes have three sums per output, not two; at 128 INT8's do not fit in registers.
+// Most tokens of a tile. Codes have three sums per output; at 128 INT8's do not fit in registers.
 constexpr int most_arranged_tokens(WeightCode code) {
     return code == WeightCode::bf16 ? kArrangedTokens : code == WeightCode::int8 ? 96 : 128;
 }
@@ -63,7 +63,7 @@ struct ArrangedPlan {
 };
 ArrangedPlan arranged_plan(const Problem& p, const DeviceFacts& facts);
 
-// Whether arranging pays: enough tokens, enough scratch memory.
+// True if arranging pays: enough tokens, enough scratch memory.
 bool arranges(const Problem& p, const Scratch& scratch, const DeviceFacts& facts);
 // A gated product and the product of what it gives, which goes to `between` as it is arranged there
 // and nowhere else: gated.y is not written. For experts both have the rows of one routing.

@@ -21,7 +21,7 @@ struct ArrangedConfig {
     static constexpr int kTokens = most_arranged_tokens(kCode);
     static constexpr int kHalves = stage_halves(kCode);
     static constexpr int kThreads = kArrangedThreads;
-    // Of 168 at entry: three warpgroups share 504.
+    // The producer's registers, of 168 at entry: three warpgroups share 504.
     static constexpr int kProducerRegisters = 24;
     static constexpr int kMultiplierRegisters = 240;
 };
@@ -64,18 +64,18 @@ struct ArrangedShared {
                    : Rows{true, block - params.first_blocks, params.problem.second.n};
     }
 
-    // Of bf16 both are constants, since the multiplier has no register to spare.
+    // Constants for bf16, since the multiplier has no register to spare.
     __device__ static int slots(const ArrangedParams& params) {
         return C::kCodes ? params.slots : kBf16Slots;
     }
     __device__ static int stage_bytes(const ArrangedParams& params) {
         return C::kCodes ? params.stage_bytes : arranged_stage_bytes(C::kCode, C::kTokens, 0);
     }
-    // Of 64 inputs, in a stage.
+    // Bytes of 64 inputs in a stage.
     __device__ static int half_input_bytes(const ArrangedParams& params) {
         return (C::kCodes ? params.tile_tokens : C::kTokens) * 128;
     }
-    // Of 16 outputs, in a stage.
+    // Bytes of 16 outputs in a stage.
     __device__ static int tile_bytes(const ArrangedParams& params) {
         return C::kCodes ? C::kHalves * params.problem.half_bytes
                          : C::kHalves * code_bytes(C::kCode);
@@ -162,7 +162,7 @@ __device__ void bring_stages(const ArrangedParams& params, const ArrangedShared<
     arrive(shared.full(cursor.slot));
 }
 
-// Of a warpgroup, whose first output is `first`: sums 4j + 2h + i of a lane are those of token 8j +
+// Sums of a warpgroup whose first output is `first`: sums 4j + 2h + i of a lane are token 8j +
 // 2t + i and output g + 8h of the warp's 16.
 template <int kTokens, int kSums>
 __device__ __forceinline__ void store_arranged_item(const float (&sums)[kSums],

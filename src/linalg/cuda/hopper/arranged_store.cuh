@@ -59,7 +59,7 @@ __device__ __forceinline__ void store_four(const Problem& p, const TokenTile& ti
         if (2 * (column + i) < p.n) store(p, tile.group, row, column + i, value[i]);
 }
 
-// Of a lane's four columns, from the warp's sums of 16 tokens.
+// Gated values of a lane's four columns, from the warp's sums of 16 tokens.
 __device__ __forceinline__ void gate_four(const float* from, float (&value)[4]) {
     float gate[4], up[4];
 #pragma unroll
@@ -114,7 +114,7 @@ class QueryWords {
 
     __device__ bool rotated() const { return column_ >= to_.width; }
 
-    // Of the lane's two columns in both halves, tokens 8 · eight …
+    // Angles of the lane's two columns in both halves, tokens 8 · eight …
     __device__ Angles angles(int eight) const {
         const int row = min(row_ + eight * 8, end_ - 1);
         const float* from =
@@ -240,7 +240,7 @@ __device__ __forceinline__ bool turn_piece(const float (&sums)[kSums], int piece
     return sure;
 }
 
-// Of 64 columns of y, a stage, this is warpgroup `half`.
+// Warpgroup `half`'s share of 64 columns of y, a stage.
 template <int kTokens, int kSums>
 __device__ __forceinline__ void store_gated_arranged(const float (&sums)[kSums], const Problem& p,
                                                      const ArrangedY& y, const TokenTile& tile,

@@ -71,7 +71,7 @@ class Producer {
   private:
     static constexpr int kTiles = C::kOutputs / 16 / C::kStageWarps;  // of outputs, a warp's
 
-    // Whether this is the first of the warp's stages of an item.
+    // True if this is the first of the warp's stages of an item.
     __device__ static bool enters(const ItemStage& at, int last_item) {
         return C::kStageStep == 1 ? at.stage == 0 : at.item != last_item;
     }
@@ -81,7 +81,7 @@ class Producer {
         const TokenTile tile = shared_.tile(p_, loaded_.item / params_.row_blocks);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            // Tokens that do not exist are the last one again: nobody stores them.
+            // Tokens that do not exist are the last one again, and are not stored.
             const int own = shared_.rank * C::kTokens + part_ * 32 + i * 4 + token_;
             const int place = tile.first + min(own, tile.count - 1);
             const int row = p_.source != nullptr ? p_.source[place] : place;

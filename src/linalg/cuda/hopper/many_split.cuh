@@ -10,7 +10,7 @@
 
 namespace espalier::linalg::cuda {
 
-// Where a lane's four sums of eight tokens are, of the block's segment `place`: the last one's lie
+// Address of a lane's four sums of eight tokens, of the block's segment `place`: the last one's lie
 // where stages did.
 template <class C>
 __device__ __forceinline__ std::uint32_t split_sums(const ManyShared<C>& shared, int own, int place,

@@ -10,7 +10,7 @@
 
 namespace espalier::linalg::cuda {
 
-// Where y of a product is, its type apart.
+// Address of y of a product, its type apart.
 struct ManyPlace {
     std::int64_t stride = 0;
     std::int64_t offset = 0;  // of the group's columns
@@ -32,7 +32,7 @@ __device__ __forceinline__ void store_all(const float (&sums)[kSums], const Toke
                 put(y + i % 2 * place.stride + i / 2 * 8, sums[4 * eight + i]);
 }
 
-// Of a tile of 16 outputs, eight are the gate's and eight are up's: a lane has both.
+// Eight of a tile's 16 outputs are the gate's and eight are up's: a lane has both.
 template <int kTokens, int kSums>
 __device__ __forceinline__ void store_gated(const float (&sums)[kSums], const Problem& p,
                                             const TokenTile& tile, int column) {

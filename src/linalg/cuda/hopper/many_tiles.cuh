@@ -37,12 +37,12 @@ struct ManyConfig {
     static constexpr int kStageWarps = kTokens / 32;
     static constexpr int kStageStep = 4 / kStageWarps;
     static constexpr int kInputBytes = kTokens * 128;  // 64 inputs
-    // Of 16 outputs in a stage, at most; stages begin where a swizzle does.
+    // Bytes of 16 outputs in a stage, at most; stages begin where a swizzle does.
     static constexpr int kWeightBytes = code_bytes(kCode) + most_scale_bytes(kCode);
     static constexpr int kStageBytes =
         (kInputBytes + kOutputs / 16 * kWeightBytes + 1023) / 1024 * 1024;
     static constexpr int kSumBytes = kOutputs * kTokens * 4;  // of a segment
-    // What sums before the last segment's take: one total of codes, or those of each segment.
+    // Bytes of the sums before the last segment's: one total of codes, or those of each segment.
     static constexpr int kTotalBytes = kSplit   ? (kMostSplitSegments - 1) * kSumBytes
                                        : kCodes ? kSumBytes
                                                 : 0;
@@ -52,7 +52,7 @@ struct ManyConfig {
                                    : kTokens == 64  ? (kCodes ? 10 : 8)
                                                     : 10;
     static constexpr int kThreads = 384;
-    // Of 168 at entry: three warpgroups share 504.
+    // The producer's registers, of 168 at entry: three warpgroups share 504.
     static constexpr int kProducerRegisters = kTokens == 128 ? 136 : 160;
     static constexpr int kMultiplierRegisters = kTokens == 128 ? 184 : 168;
     static constexpr int kBarrierBytes = (2 * kStages * 8 + 127) / 128 * 128;
@@ -63,7 +63,7 @@ struct ManyConfig {
     }
 };
 
-// Where a block's stages and barriers are, and which tiles it has.
+// Addresses of a block's stages and barriers, and its tiles.
 template <class C>
 struct ManyShared {
     std::uint32_t stages;

@@ -326,9 +326,9 @@ __global__ void __launch_bounds__(C::kThreads, 1)
             merge_segments(params, shared);
         }
     }
-    // Nobody writes here any more, or reads.
+    // No block writes here any more, or reads.
     if constexpr (C::kCluster > 1 || C::kSplit) synchronize_cluster();
-    // Who waits for this kernel waits for those in front of it, too.
+    // A kernel that waits for this one also waits for all earlier ones.
     if (settled) wait_for_previous_kernel();
 }
 

@@ -60,7 +60,7 @@ Expected<void> encode_maps(AbsorbedParams& p) {
 // --- the partition ------------------------------------------------------------------------------
 int ceil_divide(std::int64_t a, std::int64_t b) { return static_cast<int>((a + b - 1) / b); }
 
-// What one call may have at most; sizes are asked for before a call is refused, so they stop here.
+// Limits of one call; sizes are asked for before a call is refused, so they stop here.
 constexpr std::int64_t kMostSlots = std::int64_t{1} << 26;  // partial results, invariant
 
 // Rows of one launch. Flexible: narrow ones fit one block of packed rows, wide ones take several
@@ -80,7 +80,7 @@ std::vector<Class> classes(const Capacities& capacities, int block_rows) {
     return all;
 }
 
-// How many partial results of block_rows packed rows a launch of the flexible partition may write.
+// Most partial results of block_rows packed rows that a flexible launch may write.
 std::int64_t flexible_slots(const Class& rows, int processors, int block_rows) {
     const std::int64_t blocks = ceil_divide(rows.most_packed, block_rows);
     const std::int64_t lanes = std::min<std::int64_t>(blocks, processors);
@@ -115,7 +115,7 @@ std::size_t invariant_partial_bytes(std::int64_t slots) {
     return aligned(slots * kStripChunks * kChunkBytes) + aligned(slots * kStripScales * 8);
 }
 
-// What of a call's slots there is room for at once, and how they are dealt to launches for that.
+// Part of a call's slots for which there is room at once, and how these are dealt to launches.
 // Slots of blocks that begin in a launch's share may reach beyond it, by less than a block's.
 struct Room {
     Launches launches;

@@ -123,7 +123,7 @@ struct alignas(16) MergeRow {
     std::int32_t unused[2] = {};
 };
 
-// How many partial results of a block of packed rows are there, call after call: all of them
+// Number of partial results of a block of packed rows that are there, call after call: all of them
 // together count kAllArrived, whatever their number, so that no kernel has to reset it. A part that
 // waits looks before its own arrive, and again until the bits above have changed.
 using Counter = std::uint32_t;

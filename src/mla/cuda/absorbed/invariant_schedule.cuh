@@ -37,7 +37,7 @@ __device__ inline long long all_keys(const AbsorbedParams& p, int row, const Row
     return p.rows.dcp_world == 1 ? shape.keys : p.rows.global_kv_len[row];
 }
 
-// How many keys token i of a full or causal row sees.
+// Number of keys that token i of a full or causal row sees.
 __device__ inline int straight_keys(const AbsorbedParams& p, int row, const RowShape& shape,
                                     int i) {
     if (shape.mask == MaskKind::full) return shape.keys;
@@ -221,7 +221,7 @@ __device__ inline void take_splits(Item& item, int first, int end, int tiles, in
     item.tile_end = max(min(end * tiles, reach), item.tile_begin);
     item.flags = kStarts | kEnds;
 }
-// Where the results of an item go whose last split is `end` - 1.
+// First slot for the results of an item whose last split is `end` - 1.
 __device__ inline int first_slot(const Item& item, int end) {
     return item.splits == 1 ? -1 : item.base + (end - item.run) * strips_of(item);
 }

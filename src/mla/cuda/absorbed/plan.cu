@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kPlanThreads)
 
 // --- invariant ----------------------------------------------------------------------------------
 
-// What rows add up to: one row, a lane's, or all of the call's.
+// Total work of rows: one row, a lane's, or all of the call's.
 struct Work {
     long long line = 0;
     long long slots = 0;
@@ -71,7 +71,7 @@ struct LaunchOfSeveral {
     }
 
   private:
-    // How many of the group's blocks begin less than `slots` behind it.
+    // Number of the group's blocks that begin less than `slots` behind it.
     __device__ static int blocks_below(const Group& group, int block_shift, long long slots) {
         const int blocks = group_blocks(group, block_shift);
         if (slots <= 0) return 0;
@@ -277,7 +277,7 @@ __device__ PartPlan plan_invariant_part(const AbsorbedParams& p, const Partition
     }
     share.item =
         block_item(p, share.row, shape, group, share.block, partition.block_shift, share.slot);
-    // Where keys lie in one piece, the item says it all: no warp waits for memory twice.
+    // Keys in one piece are all named by the item: no warp waits for memory twice.
     share.even = group.history < 0 && group.alone < 0;
     share.item.split_tiles = group.tiles;
     share.item.tile_begin = share.split * group.tiles;
@@ -333,7 +333,7 @@ __global__ void __launch_bounds__(kPlanThreads)
 
 // --- several launches ---------------------------------------------------------------------------
 
-// As few launches as will do for what rows have, not for what they may have, and as many slots in
+// The fewest launches that do for what rows have, not for what they may have, and as many slots in
 // each: those behind have nothing to do. A power of two: where blocks are one too, 128 of 132
 // multiprocessors then have pieces of the same length. What the last has no room for is left out
 // (has_room).
@@ -361,7 +361,7 @@ __global__ void __launch_bounds__(kPlanThreads)
     Partition whole;
     whole.block_shift = p.block_shift;
     const long long slots_of_lane = rows.work(p, whole, OnlyLaunch{}, 0).slots;
-    // Where they are more than 31 bits hold, there is no partition, and nothing is computed.
+    // More slots than 31 bits hold leave no partition, and nothing is computed.
     const int slots = static_cast<int>(min(sum_of_lanes(slots_of_lane), 0x7fffffffll));
     int through = static_cast<int>(slots_of_lane);
 #pragma unroll

@@ -46,7 +46,7 @@ __device__ inline RowShape row_shape(const AbsorbedParams& p, int row) {
 
 __device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// How many last slots a tree row's words speak of.
+// Number of last slots that a tree row's words speak of.
 __device__ inline int tail_slots(const AbsorbedParams& p, int row, int tokens) {
     const int tail = p.rows.tail_len == nullptr ? tokens : p.rows.tail_len[row];
     return min(max(tail, 0), static_cast<int>(kMaxTail));
@@ -97,7 +97,7 @@ __device__ inline Item row_item(const AbsorbedParams& p, int row, const RowShape
     return item;
 }
 
-// How many leading keys every column of the item sees.
+// Number of leading keys that every column of the item sees.
 __device__ inline int free_keys(const AbsorbedParams& p, const Item& item, const RowShape& shape) {
     switch (shape.mask) {
         case MaskKind::full:
@@ -236,7 +236,7 @@ __device__ inline PartPlan plan_part(const AbsorbedParams& p, const Partition& p
     }
 }
 
-// What the merge needs to know of a row; zero tokens if there is nothing to merge.
+// Facts of a row that the merge needs; zero tokens if there is nothing to merge.
 __device__ inline MergeRow merge_row(const AbsorbedParams& p, const Partition& partition,
                                      const RowShape& shape, int start, int cost) {
     MergeRow merge;

@@ -15,7 +15,7 @@ namespace {
 
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-// Where the slot's latent, rope and (fp8_token) scale lie.
+// Addresses of the slot's latent, rope and (fp8_token) scale.
 struct SlotPlaces {
     std::byte* latent;
     std::byte* rope;
@@ -144,7 +144,7 @@ __device__ float block_sum(float value, float* by_warp) {
     return value;
 }
 
-// What the columns of a row are multiplied with. squares: this thread's.
+// Factor of the columns of a row. squares: this thread's.
 __device__ float norm_factor(float squares, std::int64_t cols, float epsilon, float* by_warp) {
     const float mean = __fdiv_rn(block_sum(squares, by_warp), static_cast<float>(cols));
     return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, epsilon)));
@@ -242,7 +242,7 @@ constexpr int kUnitBytes = 16;
 constexpr int kUnitsPerBlock = 2;
 constexpr int kCompactThreads = kMovesPerRound * kUnitsPerBlock;
 
-// What one block owns of every slot: up to 32 bytes of one part, or a word of it.
+// One block's part of every slot: up to 32 bytes of one part, or a word of it.
 struct Slice {
     SlotPart part;
     std::int64_t offset;  // in the slot's part

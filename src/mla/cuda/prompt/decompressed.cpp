@@ -25,7 +25,7 @@ std::int64_t key_stride(std::int32_t max_kv_len, const HeadDims& dims) {
     return padded_keys(std::max(max_kv_len, 1), prompt_tile(dims));
 }
 
-// What a call is cut into, a function of capacities alone.
+// Parts into which a call is cut, a function of capacities alone.
 struct Groups {
     std::int64_t key_stride = 0;
     std::int32_t rows = 0;   // of a group

@@ -65,7 +65,7 @@ struct DecompressedConfig {
     static_assert(kSharedBytes <= 227 * 1024, "more than a block of Hopper has");
 };
 
-// Where one key of a tile lies; a key that no token of the block sees has no address, and is zeros.
+// Address of one key of a tile; a key that no token of the block sees has no address, and is zeros.
 struct KeyPlace {
     const std::byte* latent;
     const std::byte* rope;

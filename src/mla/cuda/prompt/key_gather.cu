@@ -17,7 +17,7 @@ constexpr int kBlockKeys = 32;
 constexpr int kLatentChunks = static_cast<int>(kLatent) / 8;  // of eight columns
 constexpr int kChunks = static_cast<int>(kKey) / 8;
 
-// Where a key's latent, rope and scale lie; null where there is no such page.
+// Addresses of a key's latent, rope and scale; null where there is no such page.
 struct SlotPlace {
     const std::byte* latent = nullptr;
     const std::byte* rope = nullptr;

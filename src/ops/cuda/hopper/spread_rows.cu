@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kMostThreads)
     if (norm.exact.data != nullptr) store_four(row_of(norm.exact, t) + d, held);
 }
 
-// Whether four columns from a multiple of four on can be read or written at once.
+// True if four columns from a multiple of four on can be read or written at once.
 bool in_fours(const Matrix& matrix) {
     const auto bytes = static_cast<std::uintptr_t>(4 * bytes_of(matrix.dtype));
     return matrix.stride % 4 == 0 && reinterpret_cast<std::uintptr_t>(matrix.data) % bytes == 0;

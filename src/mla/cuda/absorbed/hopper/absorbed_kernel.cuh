@@ -187,13 +187,13 @@ __device__ inline std::uint64_t ones(long long count) {
     return count >= kTileKeys ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1;
 }
 
-// What the one token of a row sees: all keys of its item, which were gathered where they do not lie
+// Keys that a row's one token sees: all keys of its item, which were gathered where they do not lie
 // in one piece. A dense mask that the call does not have hides all.
 __device__ inline std::uint64_t keys_of_one_token(const Item& item, int tile) {
     return item.mask == static_cast<int>(MaskKind::dense) ? 0 : ones(item.keys - tile * kTileKeys);
 }
 
-// What one packed row sees: docs/mla_contract.md, word for word, in 64-bit arithmetic.
+// Mask of one packed row: docs/mla_contract.md, word for word, in 64-bit arithmetic.
 class RowMask {
   public:
     // `seen`: by an item with kOwnKeys, which says how many keys each of its tokens sees.
@@ -254,13 +254,13 @@ class RowMask {
     std::uint64_t word_ = 0;  // from there on, by bit; 0: none
 };
 
-// What an item says by flags where the partition is invariant, and always where it is not.
+// Facts that an item states by flags where the partition is invariant, and always where it is not.
 template <bool kInvariant>
 __device__ __forceinline__ bool item_says(const Item& item, int flag) {
     return !kInvariant || (item.flags & flag) != 0;
 }
 
-// Whether an item's tiles may have been gathered, for which products wait by a fence.
+// True if an item's tiles may have been gathered, for which products wait by a fence.
 template <bool kInvariant>
 __device__ __forceinline__ bool may_gather(const AbsorbedParams& p, const Item& item) {
     return p.rows.first_slot != 0 || (kInvariant && item.gathered >= 0);

@@ -55,7 +55,7 @@ class ItemFeeder {
         if (lane_ == 0) place.last = 1;
         announce();
     }
-    // Where the next item is fetched from.
+    // Source of the next item.
     __device__ void place(const Item& item) {
         keys_.begin(item);
         write_down(item);
@@ -75,7 +75,7 @@ class ItemFeeder {
         const int tile_end = item.tile_end;
         if (tile_begin == tile_end || (kInvariant && (item.flags & kMerges) != 0))
             return announce();
-        // Where the wait for the previous kernel is over, and where the item is announced.
+        // Tile at which the wait for the previous kernel is over, and where the item is announced.
         const int wait_at = kInvariant && early_ ? settled_tiles(item) : tile_begin;
         const int tell_at = max(wait_at, tile_begin + 1);
         bool asked = T::kFp8 || (kInvariant && (item.flags & kNewQuery) == 0);
@@ -184,7 +184,7 @@ class Copier {
     }
 
   private:
-    // What falls to this thread block of one row: blocks of packed rows by a run of tiles.
+    // This thread block's share of one row: blocks of packed rows by a run of tiles.
     struct Share {
         RowShape shape;
         int unit = 0, end = 0, step = 1;

@@ -240,7 +240,7 @@ class Fp8OutputHalf {
         }
     };
 
-    // As store_rounded, with all rows looked at together: one after another, each with its own
+    // Results of store_rounded, all rows looked at together: one after another, each with its own
     // shuffles, 32 of them take 7,000 cycles.
     __device__ void store_together(const Item& item, int first_slot, const RowFinal& own,
                                    const float (&sums)[kProducts][kSums]) {

@@ -29,7 +29,7 @@ namespace espalier::mla::cuda {
 // Which of eight keys stands at place g of a product.
 __device__ __forceinline__ int key_at(int g) { return g ^ (g & 1) << 2; }
 
-// Where a thread has eight values, each of another column, and so have the eight lanes with the
+// Fold over lanes: a thread has eight values of eight columns, and so have the eight lanes with the
 // same lane % 4: combined over these, every lane ends up with one column's, in 7 shuffles instead
 // of 24. (What wants shared memory waits for the products of other warps.) Sums are taken in the
 // order of a butterfly's steps 4, 8 and 16.
@@ -94,7 +94,7 @@ class Fp8Scorer {
     }
 
   private:
-    // What a thread knows of its two keys.
+    // Scales of a thread's two keys.
     struct Scales {
         float sigma[2], log_sigma[2], inverse[2];
     };

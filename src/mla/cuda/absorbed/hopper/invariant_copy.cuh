@@ -212,7 +212,7 @@ class InvariantCopier {
         ++split_;
     }
 
-    // Of the item whose splits, if they end here, were those before split_.
+    // Flags of the item whose splits, if they end here, were those before split_.
     __device__ void set_flags(Item& item) {
         item.flags |= flags();
         if (item.tile_begin < item.tile_end && !query_there_) {

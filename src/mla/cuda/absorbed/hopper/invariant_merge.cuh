@@ -21,7 +21,7 @@ namespace espalier::mla::cuda {
 
 inline constexpr int kOutputWarps = kOutputThreads / 32;
 
-// Where groups wait for each other: in shared memory, word by word for all lanes of a warp. Maxima,
+// Meeting place of groups in shared memory, word by word for all lanes of a warp. Maxima,
 // sums, then the columns in pairs.
 template <bool kFp8>
 class GroupPlaces {

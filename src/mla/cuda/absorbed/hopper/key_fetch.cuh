@@ -43,7 +43,7 @@ class KeyFetcher {
     }
 
     __device__ void ask(const Item& item, int tile) {
-        // What can be known before a place is free: a place that waits is bandwidth lost.
+        // Facts known before a place is free: a place that waits is bandwidth lost.
         const bool moved = p_.rows.first_slot != 0;
         const bool own = item.gathered >= 0 && !in_history(tile);
         const bool gather = moved || own;
@@ -104,7 +104,7 @@ class KeyFetcher {
         }
         return (left_[0] | left_[1]) == 0;
     }
-    // How many keys each token of the block sees of this item.
+    // Number of keys of this item that each token of the block sees.
     __device__ void tell_seen(std::int32_t (&seen)[T::kRows]) const {
         seen[lane_] = seen_[0];
         if (T::kRows > 32) seen[(lane_ + 32) % T::kRows] = seen_[1];
@@ -289,7 +289,7 @@ class KeyFetcher {
     static constexpr int kRowsAtOnce = 32 / kLanesOfRow;
     static constexpr int kWideBlocks = T::kFp8 ? 4 : 9;  // of 128 bytes
 
-    // Where this lane's 16 bytes of a row lie in the first block.
+    // Address of this lane's 16 bytes of a row in the first block.
     __device__ std::byte* place(int row) const {
         return shared_.keys[stage_.index] + row * 128 + ((lane_ % kLanesOfRow ^ (row & 7)) << 4);
     }
@@ -347,7 +347,7 @@ class KeyFetcher {
     int tail_ = 0;
     long long all_ = 0;            // keys over all ranks
     std::uint64_t tail_word_ = 0;  // of the token that is gathered, from the history's end
-    // Of a block's tokens: the first; two words per lane; which are left, and what they see.
+    // A block's tokens: the first; two words per lane; which are left, and what they see.
     int first_ = 0;
     std::uint64_t word_[2] = {};
     unsigned left_[2] = {};

@@ -20,7 +20,7 @@ namespace espalier::mla::cuda {
 inline constexpr int kMergeThreads = kOutputThreads;
 inline constexpr int kMergeWarps = kMergeThreads / 32;
 
-// Where the partial results of one packed row lie, as rows among all rows of partial results.
+// Indices of one packed row's partial results among all rows of partial results.
 template <int kRows>
 struct Partials {
     int splits = 0;
@@ -45,7 +45,7 @@ struct Partials {
     __device__ int place(int s) const { return s == 0 ? first : base + s * stride; }
 };
 
-// How a warp lies over strips: groups of lanes, four columns to a lane. A number, not a type: one
+// Layout of a warp over strips: groups of lanes, four columns to a lane. A number, not a type: one
 // copy of the code is enough to be kept near.
 struct StripShape {
     int shift;  // 2^this lanes to a group: 32 or 8. (Divisions took most of the merge's time.)
@@ -59,7 +59,7 @@ struct StripShape {
     __device__ int column() const { return (static_cast<int>(threadIdx.x) & (lanes() - 1)) * 4; }
 };
 
-// Where splits wait for their turn: their columns, and before them their log-sum-exps.
+// Places where splits wait for their turn: their columns, and before them their log-sum-exps.
 inline constexpr int kMergePlaces = 1088;  // of 32 columns: 140 KB
 struct MergePlaces {
     float lse[kMergePlaces];

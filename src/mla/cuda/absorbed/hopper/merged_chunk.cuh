@@ -9,7 +9,7 @@
 
 namespace espalier::mla::cuda {
 
-// What a lane has of a chunk, in two parts of four words (two columns each): 16 columns of a row
+// A lane's part of a chunk, in two parts of four words (two columns each): 16 columns of a row
 // or, over FP8 codes, eight of two rows. With kParts = 1 a warp has half of a chunk's rows, and a
 // lane one part of what the lane `lane` of a whole chunk has.
 template <bool kFp8_, int kParts_ = 2>
@@ -38,7 +38,7 @@ struct ChunkLane {
         if constexpr (kFp8) return chunk / 2 * 64 + lane / 4 * 8 + word * 2;
         return chunk / 2 * 64 + ((first_part + part) * 4 + word) * 8 + lane % 4 * 2;
     }
-    // Whether this lane is the first of the lanes that hold the same rows.
+    // True if this lane is the first of the lanes that hold the same rows.
     __device__ bool first_of_row() const {
         return kFp8 ? lane < 4 : lane % 4 == 0 && (kParts == 2 || first_part == 0);
     }
@@ -135,7 +135,7 @@ class QuadMerge {
             asm volatile("" : "+l"(chunk), "+l"(row));
         }
     }
-    // Whether all partial results were there; their place is then cleared for the next call.
+    // True if all partial results were there; their place is then cleared for the next call.
     __device__ bool there() const {
         bool all = true;
 #pragma unroll

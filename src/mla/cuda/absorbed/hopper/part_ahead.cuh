@@ -27,7 +27,7 @@ class PartAhead {
         const int mine = first_page_ + lane;
         page_ = mine <= (slots_ - 1) >> p.page_shift ? table_[mine] : 0;
     }
-    // Of the item.
+    // Word of the item's plan.
     template <PlanWord kWord>
     __device__ int field() const {
         return __shfl_sync(~0u, word_, kItemWord + static_cast<int>(kWord));

@@ -25,7 +25,7 @@ inline constexpr float kIntegers = 8388608.0f + 32768.0f;
 struct RowScale {
     float scale = 1.0f;    // makes integers of sums: brings the largest below 2^15 - 1/2
     float inverse = 1.0f;  // and makes numbers of integers: a power of two
-    // Of sums that are to be multiplied with `factor`. The power of two and the factor together are
+    // Scale of sums to be multiplied with `factor`. The power of two and the factor together are
     // a finite number, also where all sums are zero.
     __device__ RowScale(float largest_sum, float factor) {
         const float largest = largest_sum * factor;
@@ -45,7 +45,7 @@ struct RowScale {
     }
 };
 
-// As integers.
+// Two integers of a word.
 __device__ __forceinline__ float2 unpacked(std::uint32_t word) {
     return {__uint_as_float(__byte_perm(word, 0x4b000000u, 0x7410)) - kIntegers,
             __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7432)) - kIntegers};
@@ -64,7 +64,7 @@ class PartialPlace {
     }
     // This lane's first 16 bytes; the others lie 32 further on.
     __device__ uint4* chunk(int chunk) const { return chunks_ + chunk * (kChunkBytes / 16); }
-    // Of 64 columns, of which there are eight groups.
+    // Row of 64 columns, of which there are eight groups.
     __device__ float2* row(int group, int row) const { return rows_ + group * kStripRows + row; }
 
   private:
@@ -78,7 +78,7 @@ __device__ __forceinline__ void store_codes(uint4* to, uint4 codes) {
     store_to_stay(to, codes);
 }
 
-// Of an item's block, what others have counted before this thread block counts its own. One thread,
+// Count of an item's block by others, before this thread block counts its own. One thread,
 // where a split begins: it has nothing else to do before the keys are there. (At the last item of a
 // tree's split, whose keys are soon there, it would be waited for.)
 template <typename Shared>

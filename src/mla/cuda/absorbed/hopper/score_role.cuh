@@ -2,7 +2,7 @@
 // The scoring warpgroup: S = Q·Kᵀ for 64 packed rows and a tile of 64 keys, the mask, and the
 // running softmax. A warp owns 16 rows, a thread rows g and g + 8 of them and keys 8j + 2c, 8j + 2c
 // + 1 (lane = 4g + c), so that a row's maximum never leaves its warp. Up to 32 rows are spread:
-// eight to a warp, row g of each thread; its other half computes what nobody reads.
+// eight to a warp, row g of each thread; its other half computes unread numbers.
 #pragma once
 
 #include "base/cuda/hopper/barrier.cuh"

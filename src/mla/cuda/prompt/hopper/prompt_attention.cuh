@@ -222,7 +222,7 @@ class PromptAttender {
             for (int i = 0; i < 64; ++i) out[piece][i] = 0.0f;
         if (tiles > 0) fold(tiles, whole, out);
         if (tiles == 0) arrive_as_warp(&shared_.query_free);
-        // What the other warpgroup sees alone.
+        // Keys that the other warpgroup alone sees.
         for (int tile = tiles; tile < item.tiles; ++tile) {
             take_turn();
             pass_turn();

@@ -158,7 +158,7 @@ class Multiplier {
                                 p_.scale == nullptr ? p_.unit : p_.scale[key + 8]};
         if (issues()) wait_for_store_sources();
         named_barrier(1 + group_, 128);  // the last tile has left
-        // Of the four matrices of eight rows and columns, this lane's row.
+        // This lane's row of the four matrices of eight rows and columns.
         const int row = warp_ * 16 + lane_ / 8 % 2 * 8 + lane_ % 8;
 #pragma unroll
         for (int pair = 0; pair < 16; ++pair) {
