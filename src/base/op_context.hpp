@@ -13,6 +13,10 @@
 
 namespace espalier {
 
+namespace parallel {
+class Ranks;
+}
+
 // Scratch memory, planned at start and handed out by bumping a pointer; a Mark gives it back in one
 // go.
 class Arena {
@@ -52,7 +56,8 @@ struct OpContext {
     Device& device;
     Arena& arena;  // scratch that lives no longer than the operation, in the device's memory
     Stream stream = device.stream();
-    StreamOrder order{};  // of the launches that this context makes
+    StreamOrder order{};               // of the launches that this context makes
+    parallel::Ranks* ranks = nullptr;  // that hold parts of the model; null: this one has it whole
 
     // Returns after all work of the stream.
     Expected<void> synchronize() {
