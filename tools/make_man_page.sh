@@ -5,7 +5,7 @@ set -euo pipefail
 espalier=$1
 # A help text as it is: no line of it is a request to roff, and no hyphen becomes another sign.
 verbatim() { sed -e 's/\\/\\e/g' -e 's/-/\\-/g' -e "s/^\([.']\)/\\\\\&\1/"; }
-commands() { "$espalier" "$@" --help | sed -n '/^Subcommands:/,$s/^  \([a-z-]*\)  .*/\1/p'; }
+commands() { "$espalier" "$@" --help | sed -n '/^Options:/,$s/^  \([a-z][a-z-]*\)  .*/\1/p'; }
 section() {
     printf '.SH "%s"\n.nf\n' "$(printf 'espalier %s' "$*" | tr '[:lower:]' '[:upper:]')"
     "$espalier" "$@" --help | verbatim

@@ -47,23 +47,45 @@ std::string advice(const CLI::App& app, int argc, char** argv) {
     return {};
 }
 
+// A sub-command, under the heading of the help that says what one wants to do with it.
+struct Command {
+    const char* group;
+    Run (*add)(CLI::App&);
+};
+
+constexpr Command kCommands[] = {
+    {"Run a model", add_generate},
+#ifdef ESPALIER_SERVER
+    {"Run a model", add_chat},           {"Run a model", add_serve},
+#endif
+    {"Run a model", add_demo},           {"Look into a model", add_inspect},
+    {"Look into a model", add_tokenize}, {"Look into a model", add_eval},
+    {"Write a model", add_quantize},     {"Write a model", add_pack},
+    {"Write a model", add_make_model},   {"Check and measure", add_selftest},
+    {"Check and measure", add_bench},    {"Check and measure", add_replay},
+};
+
+constexpr const char* kExamples = R"(Examples:
+  espalier generate models/sapling "def add(a, b):"     continue a text
+  espalier serve ORG/NAME --port 8000                   OpenAI-compatible, with a page in the browser
+  espalier inspect FILE.gguf                            what it is, whether it fits, how fast it can be
+
+espalier COMMAND --help lists a command's flags.)";
+
 int run(int argc, char** argv) {
     CLI::App app(
-        "Runs MLA models (DeepSeek-V2/V3, Kimi K2) with speculative trees. Sub-commands have a "
-        "--help "
-        "of their own.",
+        "Runs and serves MLA models (DeepSeek, Kimi, GLM) with speculative trees: the same text, "
+        "sooner.",
         "espalier");
     app.set_version_flag("--version", "espalier " ESPALIER_VERSION);
     app.require_subcommand(1);
     app.failure_message(CLI::FailureMessage::simple);
-    std::vector<Run> commands = {add_generate(app),   add_inspect(app),  add_tokenize(app),
-                                 add_make_model(app), add_selftest(app), add_bench(app),
-                                 add_replay(app),     add_demo(app),     add_quantize(app),
-                                 add_pack(app),       add_eval(app)};
-#ifdef ESPALIER_SERVER
-    commands.push_back(add_serve(app));
-    commands.push_back(add_chat(app));
-#endif
+    std::vector<Run> commands;
+    for (const Command& command : kCommands) {
+        commands.push_back(command.add(app));
+        app.get_subcommands({}).back()->group(command.group);
+    }
+    app.footer(kExamples);  // after the commands, which would inherit it
     require_decimal_integers(app);
     try {
         app.parse(argc, argv);
