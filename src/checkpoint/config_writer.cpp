@@ -37,10 +37,13 @@ Json rope_scaling_json(const std::optional<YarnScaling>& yarn) {
             {"type", "yarn"}};
 }
 
-// JSON from which read_quantization makes `how`; activations are not quantized.
-Json quantization_json(const Quantization& how) {
-    if (how.layout == QuantizedLayout::nvfp4)
-        return {{"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}, {"group_size", how.group}};
+const char* format_word(QuantizedLayout layout) {
+    if (layout == QuantizedLayout::int8) return "int-quantized";
+    return layout == QuantizedLayout::packed_nvfp4 ? "nvfp4-pack-quantized" : "pack-quantized";
+}
+
+// One of config_groups.
+Json group_json(const Quantization& how, Json targets) {
     const bool nvfp4 = how.layout == QuantizedLayout::packed_nvfp4;
     const Json weights = {{"num_bits", how.bits},
                           {"type", nvfp4 ? "float" : "int"},
@@ -51,19 +54,46 @@ Json quantization_json(const Quantization& how) {
                           {"group_size", how.group > 0 ? Json(how.group) : Json(nullptr)},
                           {"dynamic", false},
                           {"actorder", nullptr}};
-    const char* format = how.layout == QuantizedLayout::int8 ? "int-quantized"
-                         : nvfp4                             ? "nvfp4-pack-quantized"
-                                                             : "pack-quantized";
+    return {{"targets", std::move(targets)}, {"weights", weights}};
+}
+
+// JSON from which read_quantization makes `how` and `head`; activations are not quantized.
+Json quantization_json(const Quantization& how, const std::optional<Quantization>& head = {}) {
+    if (how.layout == QuantizedLayout::nvfp4)
+        return {{"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}, {"group_size", how.group}};
+    Json groups = {{"group_0", group_json(how, Json::array({"Linear"}))}};
+    Json ignored = Json::array({"re:.*kv_b_proj$", "re:.*mlp\\.gate$"});
+    const char* format = format_word(how.layout);
+    if (head) {
+        groups["group_1"] =
+            group_json(*head, Json::array({"re:.*lm_head$", "re:.*shared_head\\.head$"}));
+        if (head->layout != how.layout) {
+            groups["group_0"]["format"] = format;
+            groups["group_1"]["format"] = format_word(head->layout);
+            format = "mixed-precision";
+        }
+    } else {
+        ignored.insert(ignored.begin(), "lm_head");
+    }
     return {{"quant_method", "compressed-tensors"},
             {"format", format},
             {"quantization_status", "compressed"},
-            {"config_groups", {{"group_0", {{"targets", {"Linear"}}, {"weights", weights}}}}},
-            {"ignore", {"lm_head", "re:.*kv_b_proj$", "re:.*mlp\\.gate$"}}};
+            {"config_groups", std::move(groups)},
+            {"ignore", std::move(ignored)}};
+}
+
+// A head that is quantized is no longer its embedding.
+void untie(Json& json) {
+    json["tie_word_embeddings"] = false;
+    for (const WrapperWords& wrapper : kWrappers)
+        if (const auto text = json.find(wrapper.text_key); text != json.end() && text->is_object())
+            (*text)["tie_word_embeddings"] = false;
 }
 
 }  // namespace
 
-std::string quantized_config_json(std::string_view config_text, const Quantization& how) {
+std::string quantized_config_json(std::string_view config_text, const Quantization& how,
+                                  const std::optional<Quantization>& head) {
     Json json = Json::parse(config_text);
     const auto take_out = [](Json& object) {
         for (const char* key : {"quantization_config", "compression_config"}) object.erase(key);
@@ -72,7 +102,8 @@ std::string quantized_config_json(std::string_view config_text, const Quantizati
     for (const WrapperWords& wrapper : kWrappers)
         if (const auto text = json.find(wrapper.text_key); text != json.end() && text->is_object())
             take_out(*text);
-    json["quantization_config"] = quantization_json(how);
+    json["quantization_config"] = quantization_json(how, head);
+    if (head) untie(json);
     return json.dump(2) + "\n";
 }
 

@@ -55,6 +55,8 @@ struct Quantization {
 
     bool operator==(const Quantization&) const = default;
 };
+// True for the matrices of heads: lm_head and shared_head.head, without ".weight".
+bool names_head(std::string_view matrix);
 
 struct ModelConfig {
     Architecture architecture = Architecture::deepseek_v3;
@@ -88,8 +90,14 @@ struct ModelConfig {
     std::optional<YarnScaling> yarn;
     std::int64_t max_position_embeddings = 0;
     bool tie_word_embeddings = false;
-    std::optional<std::int64_t> fp8_block;    // 128 when quantization_config is FP8 block-wise
-    Quantization quantization;                // other kinds
+    std::optional<std::int64_t> fp8_block;  // 128 when quantization_config is FP8 block-wise
+    Quantization quantization;              // other kinds
+    // Of heads, where config.json describes them apart; otherwise they may be stored as the others.
+    std::optional<Quantization> head_quantization = {};
+    // How the quantized ones among these are stored. matrix: without ".weight".
+    const Quantization& quantization_of(std::string_view matrix) const {
+        return head_quantization && names_head(matrix) ? *head_quantization : quantization;
+    }
     std::vector<std::int32_t> eos_token_ids;  // config.json, then generation_config.json
     std::optional<std::int32_t> bos_token_id;
 

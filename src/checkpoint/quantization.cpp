@@ -59,7 +59,7 @@ class MatrixReader {
         : checkpoint_(checkpoint), name_(name), n_(n), k_(k) {}
 
     Expected<StoredWeight> read() {
-        const Quantization& scheme = checkpoint_.config().quantization;
+        const Quantization& scheme = checkpoint_.config().quantization_of(name_);
         switch (stored_as(checkpoint_, name_)) {
             case QuantizedLayout::packed_integers:
                 return packed_integers(scheme);
@@ -208,8 +208,12 @@ class MatrixReader {
 
 }  // namespace
 
+bool names_head(std::string_view matrix) {
+    return matrix.ends_with("lm_head") || matrix.ends_with("shared_head.head");
+}
+
 QuantizedLayout stored_as(const Checkpoint& checkpoint, std::string_view name) {
-    const QuantizedLayout announced = checkpoint.config().quantization.layout;
+    const QuantizedLayout announced = checkpoint.config().quantization_of(name).layout;
     const std::optional<Tensor> weight = checkpoint.stored(fmt::format("{}.weight", name));
     switch (announced) {
         case QuantizedLayout::packed_integers:

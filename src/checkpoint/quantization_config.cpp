@@ -4,6 +4,7 @@
 // hf_quant_config.json.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/json.hpp"
@@ -73,17 +74,66 @@ Quantization read_weights(ConfigFields& weights, QuantizedLayout layout) {
     return found;
 }
 
+constexpr std::string_view kMixed = "mixed-precision";  // every group says its own format
+
+QuantizedLayout read_format(ConfigFields& fields, const std::string& format) {
+    if (format == "pack-quantized") return QuantizedLayout::packed_integers;
+    if (format == "int-quantized" || format == "naive-quantized") return QuantizedLayout::int8;
+    if (format == "nvfp4-pack-quantized") return QuantizedLayout::packed_nvfp4;
+    fields.refuse(ErrorKind::unsupported,
+                  "format '{}' is not supported; supported are 'pack-quantized', "
+                  "'int-quantized', 'naive-quantized' and 'nvfp4-pack-quantized'",
+                  format);
+    return QuantizedLayout::none;
+}
+
+// True for a list of nothing but heads, plain or as patterns: "lm_head", "re:.*lm_head$".
+bool targets_heads(const nlohmann::json& group) {
+    const auto targets = group.find("targets");
+    if (targets == group.end() || !targets->is_array() || targets->empty()) return false;
+    return std::ranges::all_of(*targets, [](const nlohmann::json& target) {
+        if (!target.is_string()) return false;
+        std::string name = target.get<std::string>();
+        if (name.starts_with("re:")) {
+            if (name.ends_with('$')) name.pop_back();
+            std::erase(name, '\\');
+        }
+        return names_head(name);
+    });
+}
+
+// One group; a second one of the same matrices says the same.
+void read_group(ConfigFields& fields, const std::string& name, const nlohmann::json& group,
+                const std::string& format, ModelConfig& config) {
+    ConfigFields scheme(group, fmt::format("{}: config_groups: {}", fields.place(), name));
+    const std::string own = scheme.text("format", format);
+    const QuantizedLayout layout = read_format(scheme, format == kMixed ? own : format);
+    const nlohmann::json* object = scheme.object("weights");
+    if (object == nullptr) scheme.refuse(ErrorKind::not_found, "weights is missing");
+    fields.absorb(scheme);
+    if (!fields.ok()) return;
+    ConfigFields weights(*object, fmt::format("{}: weights", scheme.place()));
+    const Quantization found = read_weights(weights, layout);
+    fields.absorb(weights);
+    if (targets_heads(group)) {
+        if (config.head_quantization && found != *config.head_quantization)
+            fields.refuse(ErrorKind::unsupported,
+                          "config_groups: '{}' stores heads otherwise than another group", name);
+        config.head_quantization = found;
+        return;
+    }
+    if (config.quantization.layout != QuantizedLayout::none && found != config.quantization)
+        fields.refuse(ErrorKind::unsupported,
+                      "config_groups: '{}' stores weights otherwise than another group; one "
+                      "kind is supported, and another one of heads",
+                      name);
+    config.quantization = found;
+}
+
 void read_compressed_tensors(ConfigFields& fields, ModelConfig& config) {
     const std::string format = fields.text("format", "");
-    QuantizedLayout layout = QuantizedLayout::none;
-    if (format == "pack-quantized") layout = QuantizedLayout::packed_integers;
-    if (format == "int-quantized" || format == "naive-quantized") layout = QuantizedLayout::int8;
-    if (format == "nvfp4-pack-quantized") layout = QuantizedLayout::packed_nvfp4;
-    if (layout == QuantizedLayout::none)
-        return fields.refuse(ErrorKind::unsupported,
-                             "format '{}' is not supported; supported are 'pack-quantized', "
-                             "'int-quantized', 'naive-quantized' and 'nvfp4-pack-quantized'",
-                             format);
+    if (format != kMixed) read_format(fields, format);
+    if (!fields.ok()) return;
     if (const std::string status = fields.text("quantization_status", "compressed");
         status != "compressed")
         fields.refuse(ErrorKind::unsupported,
@@ -97,20 +147,8 @@ void read_compressed_tensors(ConfigFields& fields, ModelConfig& config) {
         return fields.refuse(ErrorKind::invalid, "config_groups has {} groups, expected 1 to {}",
                              groups == nullptr ? 0 : groups->size(), kMaxGroups);
     for (const auto& [name, group] : groups->items()) {
-        ConfigFields scheme(group, fmt::format("{}: config_groups: {}", fields.place(), name));
-        const nlohmann::json* object = scheme.object("weights");
-        if (object == nullptr) scheme.refuse(ErrorKind::not_found, "weights is missing");
-        fields.absorb(scheme);
+        read_group(fields, name, group, format, config);
         if (!fields.ok()) return;
-        ConfigFields weights(*object, fmt::format("{}: weights", scheme.place()));
-        const Quantization found = read_weights(weights, layout);
-        fields.absorb(weights);
-        if (config.quantization.layout != QuantizedLayout::none && found != config.quantization)
-            fields.refuse(ErrorKind::unsupported,
-                          "config_groups: '{}' stores weights otherwise than another group; one "
-                          "kind is supported",
-                          name);
-        config.quantization = found;
     }
 }
 

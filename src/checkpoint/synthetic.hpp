@@ -86,7 +86,8 @@ std::string eagle3_config_json_of(const Eagle3Config& config, DType dtype);
 std::string config_json_of(const ModelConfig& config, DType dtype);
 std::string generation_config_json_of(const ModelConfig& config);
 // A config.json that was accepted, with this description of its weights in place of its own.
-std::string quantized_config_json(std::string_view config_text, const Quantization& how);
+std::string quantized_config_json(std::string_view config_text, const Quantization& how,
+                                  const std::optional<Quantization>& head = {});
 
 // A byte-level BPE in the form of DeepSeek's tokenizer.json: special tokens 0–4, the 256 bytes,
 // then merges of lowercase letters up to vocab_size (at least 261), so that every id below 457,913

@@ -38,6 +38,17 @@ void add_weights_flag(CLI::App& command, std::optional<WeightCode>& rounding) {
         ->default_str("own");
 }
 
+void add_head_flag(CLI::App& command, std::optional<WeightCode>& rounding) {
+    command
+        .add_option_function<std::string>(
+            "--head",
+            [&rounding](const std::string& name) { rounding = runtime::parse_head_rounding(name); },
+            "Head in memory: own (as the checkpoint has it), int8 (a BF16 or F8_E4M3 one rounded "
+            "in groups of 32; an embedding tied to it stays) or auto, which is own")
+        ->check(CLI::IsMember({"auto", "own", "int8"}))
+        ->default_str("auto");
+}
+
 void add_mmap_experts_flag(CLI::App& command, bool& mmap_experts) {
     command.add_flag("--mmap-experts", mmap_experts,
                      "Routed experts stay on disk, mapped from the file that espalier pack wrote; "
@@ -137,6 +148,7 @@ void EngineFlags::add_to(CLI::App& command, const Defaults& defaults) {
                     "prompts")
         ->check(not_empty());
     add_weights_flag(command, load.rounding);
+    add_head_flag(command, load.head_rounding);
     add_mmap_experts_flag(command, load.mmap_experts);
     add_enforce_eager_flag(command, engine.enforce_eager);
     add_kv_format_flag(command, load.kv_format);

@@ -19,6 +19,7 @@ struct QuantizeOptions {
     std::string model;
     std::string out;
     std::string weights = "int4";
+    std::string head = "auto";
     bool packed = false;
     int threads = 0;
 };
@@ -33,6 +34,7 @@ Expected<void> run(const QuantizeOptions& options) {
         ESPALIER_RETURN_IF_ERROR(model::quantize(
             source, options.out, pool,
             {.code = runtime::parse_rounding(options.weights).value_or(WeightCode::int4),
+             .head_int8 = runtime::parse_head_rounding(options.head).has_value(),
              .progress = [&](std::uint64_t done, std::uint64_t total) {
                  bar.update(done, total);
              }}));
@@ -65,6 +67,13 @@ Run add_quantize(CLI::App& app) {
         ->add_option("--weights", options->weights,
                      "int8 or int4, in groups of 32 (embedding, head, router and kv_b are kept)")
         ->check(CLI::IsMember({"int8", "int4"}))
+        ->capture_default_str();
+    command
+        ->add_option(
+            "--head", options->head,
+            "Head: own (kept), int8 (rounded in groups of 32; an embedding tied to it stays, "
+            "so that the files hold both) or auto, which is own")
+        ->check(CLI::IsMember({"auto", "own", "int8"}))
         ->capture_default_str();
     command->add_flag("--packed", options->packed,
                       "Also write them in the layout of the CPU's kernels, as espalier pack does");

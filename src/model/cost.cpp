@@ -141,15 +141,21 @@ StepCost step_cost(const ModelConfig& c, const StepFormats& formats, const StepS
     return cost;
 }
 
-std::uint64_t rounded_bytes(const ModelConfig& config, WeightCode code) {
+std::uint64_t rounded_bytes(const ModelConfig& config, WeightCode code, bool head_int8) {
     ModelConfig plain = config;
     plain.quantization = {};
-    const double bits = grouped(code, linalg::kRoundedGroup, ScaleType::bf16).bits_per_weight();
+    const auto bits_in = [](WeightCode of) {
+        return grouped(of, linalg::kRoundedGroup, ScaleType::bf16).bits_per_weight();
+    };
+    const double bits = bits_in(code), head_bits = head_int8 ? bits_in(WeightCode::int8) : 16;
     double bytes = 0;
     for (const checkpoint::TensorSpec& spec : checkpoint::list_tensors(plain, {})) {
         const bool kept = spec.role != checkpoint::TensorRole::projection ||
                           spec.name.ends_with("kv_b_proj.weight");
-        bytes += static_cast<double>(spec.elements()) * (kept ? 2.0 : bits / 8);
+        const double of_one = spec.role == checkpoint::TensorRole::head ? head_bits
+                              : kept                                    ? 16
+                                                                        : bits;
+        bytes += static_cast<double>(spec.elements()) * of_one / 8;
     }
     return static_cast<std::uint64_t>(bytes);
 }

@@ -43,8 +43,10 @@ struct StepFormats {
 StepCost step_cost(const checkpoint::ModelConfig& config, const StepFormats& formats,
                    const StepShape& shape);
 
-// Bytes of all weights, MTP included, with projections rounded at load (LoadOptions::rounding).
-std::uint64_t rounded_bytes(const checkpoint::ModelConfig& config, WeightCode code);
+// Bytes of all weights, MTP included, with projections rounded at load (LoadOptions::rounding) and
+// heads rounded to int8 or kept.
+std::uint64_t rounded_bytes(const checkpoint::ModelConfig& config, WeightCode code,
+                            bool head_int8 = false);
 
 // Cost of one more visible key to a query, in units of the operations of a token that sees none:
 // how much dearer a long context makes a step that is bound by arithmetic. The cost of projecting

@@ -30,7 +30,8 @@ constexpr const char* kMarker = "quantize.txt";                // what is being 
 // One tensor or matrix of the source, and the tensors it becomes, one after another.
 struct Piece {
     enum class Kind { copied, rounded, widened } kind = Kind::copied;
-    std::string name = {};  // of the tensor, or of the matrix without ".weight"
+    WeightCode code = WeightCode::int4;  // of what is rounded
+    std::string name = {};               // of the tensor, or of the matrix without ".weight"
     std::int64_t n = 0, k = 0;
     std::vector<TensorSpec> becomes = {};
     std::uint64_t source_bytes = 0;
@@ -72,18 +73,23 @@ class Quantizer {
             const std::string config,
             read_text_file(source_.directory() / "config.json", kMaxTextBytes));
         ESPALIER_RETURN_IF_ERROR(
-            put("config.json", checkpoint::quantized_config_json(config, scheme())));
+            put("config.json",
+                checkpoint::quantized_config_json(config, scheme(options_.code), head_scheme())));
         std::error_code ignored;
         fs::remove(directory_ / kMarker, ignored);
         return {};
     }
 
   private:
-    checkpoint::Quantization scheme() const {
+    static checkpoint::Quantization scheme(WeightCode code) {
         using checkpoint::QuantizedLayout;
-        const bool four = options_.code == WeightCode::int4;
+        const bool four = code == WeightCode::int4;
         return {four ? QuantizedLayout::packed_integers : QuantizedLayout::int8, four ? 4 : 8,
                 linalg::kRoundedGroup};
+    }
+    std::optional<checkpoint::Quantization> head_scheme() const {
+        if (!options_.head_int8) return std::nullopt;
+        return scheme(WeightCode::int8);
     }
 
     // Every tensor of the source once: projections as matrices, the others as they are.
@@ -103,49 +109,94 @@ class Quantizer {
             for (const std::string_view part : checkpoint::tensors_of(source_, matrix))
                 done.insert(fmt::format("{}.{}", matrix, part));
         }
+        if (options_.head_int8) ESPALIER_RETURN_IF_ERROR(add_heads(config, done));
         for (const std::string& name : source_.names())
             if (!done.contains(name)) add_copy(name);
         return {};
     }
 
-    Expected<void> add_matrix(const std::string& name, std::int64_t n, std::int64_t k) {
-        ESPALIER_ASSIGN_OR_RETURN(const checkpoint::StoredWeight stored,
+    // A head that is tied becomes a matrix of its own; files may repeat the embedding under its
+    // name.
+    Expected<void> add_heads(const checkpoint::ModelConfig& config, std::set<std::string>& done) {
+        const std::int64_t n = config.vocab_size, k = config.hidden_size;
+        const auto add = [&](const std::string& from, const std::string& as) -> Expected<void> {
+            ESPALIER_ASSIGN_OR_RETURN(const checkpoint::StoredWeight stored, roundable(from, n, k));
+            add_rounded(from, as, stored, WeightCode::int8);
+            for (const std::string_view part : checkpoint::tensors_of(source_, as))
+                done.insert(fmt::format("{}.{}", as, part));
+            return {};
+        };
+        ESPALIER_RETURN_IF_ERROR(
+            add(config.tie_word_embeddings ? "model.embed_tokens" : "lm_head", "lm_head"));
+        for (std::int64_t mtp = 0; mtp < config.num_nextn_predict_layers; ++mtp) {
+            const std::string head =
+                fmt::format("model.layers.{}.shared_head.head", config.num_hidden_layers + mtp);
+            if (checkpoint::has_matrix(source_, head)) ESPALIER_RETURN_IF_ERROR(add(head, head));
+        }
+        return {};
+    }
+
+    // A matrix whose weights may be rounded.
+    Expected<checkpoint::StoredWeight> roundable(const std::string& name, std::int64_t n,
+                                                 std::int64_t k) {
+        ESPALIER_ASSIGN_OR_RETURN(checkpoint::StoredWeight stored,
                                   checkpoint::find_weight(source_, name, n, k));
         const WeightCode code = stored.format.code;
         if (code != WeightCode::bf16 && code != WeightCode::e4m3)
             return fail(ErrorKind::unsupported,
                         "{}: '{}' is {}: BF16 and F8_E4M3 weights are rounded",
                         source_.directory().string(), name, name_of(code));
-        if (name.ends_with("kv_b_proj") && code == WeightCode::bf16) {
+        return stored;
+    }
+
+    Expected<void> add_matrix(const std::string& name, std::int64_t n, std::int64_t k) {
+        ESPALIER_ASSIGN_OR_RETURN(const checkpoint::StoredWeight stored, roundable(name, n, k));
+        if (!name.ends_with("kv_b_proj")) {
+            add_rounded(name, name, stored, options_.code);
+        } else if (stored.format.code == WeightCode::bf16) {
             add_copy(name + ".weight");
-            return {};
-        }
-        const std::string full = fmt::format("{}{}", source_.config().tensor_prefix(), name);
-        Piece piece{.name = name, .n = n, .k = k, .source_bytes = stored.weights.bytes.size()};
-        if (name.ends_with("kv_b_proj")) {
-            piece.kind = Piece::Kind::widened;
-            piece.becomes = {spec_of(full + ".weight", StoredType::bf16, {n, k})};
         } else {
-            piece.kind = Piece::Kind::rounded;
-            const std::int64_t groups = (k + linalg::kRoundedGroup - 1) / linalg::kRoundedGroup;
-            TensorSpec scales = spec_of(full + ".weight_scale", StoredType::bf16, {n, groups});
-            if (options_.code == WeightCode::int4)
-                piece.becomes = {
-                    spec_of(full + ".weight_packed", StoredType::i32, {n, (k + 7) / 8}),
-                    std::move(scales), spec_of(full + ".weight_shape", StoredType::i32, {2})};
-            else
-                piece.becomes = {spec_of(full + ".weight", StoredType::i8, {n, k}),
-                                 std::move(scales)};
+            pieces_.push_back(
+                {.kind = Piece::Kind::widened,
+                 .name = name,
+                 .n = n,
+                 .k = k,
+                 .becomes = {spec_of(full(name) + ".weight", StoredType::bf16, {n, k})},
+                 .source_bytes = stored.weights.bytes.size()});
         }
-        pieces_.push_back(std::move(piece));
         return {};
+    }
+
+    // as: the matrix's name in the files that are written.
+    void add_rounded(const std::string& name, const std::string& as,
+                     const checkpoint::StoredWeight& stored, WeightCode code) {
+        const std::int64_t n = stored.weights.shape[0], k = stored.weights.shape[1];
+        Piece piece{.kind = Piece::Kind::rounded,
+                    .code = code,
+                    .name = name,
+                    .n = n,
+                    .k = k,
+                    .source_bytes = stored.weights.bytes.size()};
+        const std::int64_t groups = (k + linalg::kRoundedGroup - 1) / linalg::kRoundedGroup;
+        TensorSpec scales = spec_of(full(as) + ".weight_scale", StoredType::bf16, {n, groups});
+        if (code == WeightCode::int4)
+            piece.becomes = {
+                spec_of(full(as) + ".weight_packed", StoredType::i32, {n, (k + 7) / 8}),
+                std::move(scales), spec_of(full(as) + ".weight_shape", StoredType::i32, {2})};
+        else
+            piece.becomes = {spec_of(full(as) + ".weight", StoredType::i8, {n, k}),
+                             std::move(scales)};
+        pieces_.push_back(std::move(piece));
+    }
+
+    std::string full(const std::string& name) const {
+        return fmt::format("{}{}", source_.config().tensor_prefix(), name);
     }
 
     void add_copy(const std::string& name) {
         const checkpoint::Tensor tensor = *source_.stored(name);
         Piece piece{.name = name, .source_bytes = tensor.bytes.size()};
-        piece.becomes = {spec_of(fmt::format("{}{}", source_.config().tensor_prefix(), name),
-                                 tensor.type, tensor.shape)};
+        piece.becomes = {spec_of(full(name), tensor.type, tensor.shape)};
         pieces_.push_back(std::move(piece));
     }
 
@@ -177,7 +228,8 @@ class Quantizer {
             return fail(ErrorKind::io, "{}: cannot make it: {}", directory_.string(),
                         error.message());
         const std::string mark = fmt::format(
-            "{} of {}, {} bytes in {} files\n", name_of(options_.code),
+            "{}{} of {}, {} bytes in {} files\n", name_of(options_.code),
+            options_.head_int8 ? " and an int8 head" : "",
             fs::weakly_canonical(source_.directory(), error).string(), total_, heads_.size());
         if (!fs::exists(directory_ / kMarker)) {
             if (!fs::is_empty(directory_, error) || error)
@@ -230,14 +282,14 @@ class Quantizer {
             matrix.widen();
             return file.write(matrix.made.data(), matrix.made.size());
         }
-        const auto rounded = linalg::RoundedWeight::round(pool_, matrix.whole(), options_.code);
+        const auto rounded = linalg::RoundedWeight::round(pool_, matrix.whole(), piece.code);
         if (!rounded)
             return fail(rounded.error().kind, "{}: '{}': {}", source_.directory().string(),
                         piece.name, rounded.error().message);
         matrix.stored.weights.file->file().done_with(matrix.stored.weights.bytes);
         ESPALIER_RETURN_IF_ERROR(file.write(rounded->codes().data(), rounded->codes().size()));
         ESPALIER_RETURN_IF_ERROR(file.write(rounded->scales().data(), rounded->scales().size()));
-        if (options_.code != WeightCode::int4) return {};
+        if (piece.code != WeightCode::int4) return {};
         const std::array<std::int32_t, 2> shape = {static_cast<std::int32_t>(piece.n),
                                                    static_cast<std::int32_t>(piece.k)};
         return file.write(shape.data(), sizeof(shape));

@@ -14,6 +14,7 @@ namespace espalier::model {
 
 struct QuantizeOptions {
     WeightCode code = WeightCode::int4;  // or int8
+    bool head_int8 = false;              // the heads too, as int8; an embedding that is tied stays
     std::uint64_t shard_limit_bytes = std::uint64_t{4} << 30;
     Progress progress = {};  // in bytes of the source
 };

@@ -175,19 +175,19 @@ Expected<Weight> WeightReader::pack_blocks(const std::vector<std::vector<StoredM
 }
 
 Expected<Weight> WeightReader::pack_rounded(const std::vector<std::vector<StoredMatrix>>& matrices,
-                                            Join join) {
+                                            Join join, const Rounding& rounding) {
     const WeightCode code = matrices.front().front().stored.format.code;
     if (code != WeightCode::bf16 && code != WeightCode::e4m3)
-        return fail_field(ErrorKind::unsupported, "weights",
+        return fail_field(ErrorKind::unsupported, rounding.option,
                           "{}, but the checkpoint's are {}: BF16 and F8_E4M3 ones are rounded",
-                          name_of(*ways_.rounding), name_of(code));
+                          name_of(rounding.code), name_of(code));
     std::vector<std::vector<linalg::RoundedWeight>> rounded(matrices.size());
     std::vector<std::vector<linalg::WeightSource>> sources(matrices.size());
     for (std::size_t i = 0; i < matrices.size(); ++i)
         for (const StoredMatrix& matrix : matrices[i]) {
             ESPALIER_ASSIGN_OR_RETURN(
                 linalg::RoundedWeight weight,
-                linalg::RoundedWeight::round(pool(), matrix.whole(), *ways_.rounding));
+                linalg::RoundedWeight::round(pool(), matrix.whole(), rounding.code));
             rounded[i].push_back(std::move(weight));
         }
     for (std::size_t i = 0; i < matrices.size(); ++i)
@@ -200,10 +200,11 @@ Expected<Weight> WeightReader::pack_rounded(const std::vector<std::vector<Stored
 // alone.
 tl::unexpected<Error> WeightReader::named(const Error& error,
                                           const std::vector<std::vector<StoredMatrix>>& matrices,
-                                          bool rounded) {
+                                          const std::optional<Rounding>& rounding) {
     const auto fails = [&](const StoredMatrix& matrix) {
         const std::vector<std::vector<StoredMatrix>> alone{{matrix}};
-        return !(rounded ? pack_rounded(alone, Join::rows) : pack_stored(alone, Join::rows));
+        return !(rounding ? pack_rounded(alone, Join::rows, *rounding)
+                          : pack_stored(alone, Join::rows));
     };
     for (const auto& group : matrices)
         for (const StoredMatrix& matrix : group)
@@ -212,33 +213,43 @@ tl::unexpected<Error> WeightReader::named(const Error& error,
     return fail(error.kind, "{}: {}", matrices.front().front().stored.weights.name, error.message);
 }
 
-// Known to the shelf by its first part's name, with whose format all others agree.
+// Known to the shelf by its first part's name, with whose format all others agree. What is rounded
+// lies in no file.
 Expected<Weight> WeightReader::read_stack(const std::vector<std::vector<Part>>& parts,
-                                          std::int64_t k, Join join, bool rounded) {
+                                          std::int64_t k, Join join,
+                                          const std::optional<Rounding>& rounding) {
     const Part& first = parts.front().front();
     ESPALIER_ASSIGN_OR_RETURN(const StoredMatrix known, stored(first.name, first.n, k));
     linalg::WeightView shape{
         .format = linalg::packed_format(known.stored.format), .count = std::ssize(parts), .k = k};
     for (const Part& part : parts.front()) shape.n += part.n;
-    return shelved(first.name, shape, [&]() -> Expected<Weight> {
+    const auto make = [&]() -> Expected<Weight> {
         ESPALIER_ASSIGN_OR_RETURN(const auto matrices, stored_stack(parts, k));
-        auto packed = rounded ? pack_rounded(matrices, join) : pack_stored(matrices, join);
+        auto packed =
+            rounding ? pack_rounded(matrices, join, *rounding) : pack_stored(matrices, join);
         if (!packed && packed.error().field.empty())
-            return named(packed.error(), matrices, rounded);
+            return named(packed.error(), matrices, rounding);
         for (const auto& group : matrices)
             for (const StoredMatrix& matrix : group) release(matrix);
         return packed;
-    });
+    };
+    if (!rounding) return shelved(first.name, shape, make);
+    ESPALIER_ASSIGN_OR_RETURN(Weight made, make());
+    packed_bytes_ += made.bytes();
+    return made;
 }
 
 Expected<Weight> WeightReader::stack(const std::vector<std::vector<Part>>& parts, std::int64_t k,
                                      Join join) {
-    return read_stack(parts, k, join, ways_.rounding.has_value());
+    std::optional<Rounding> rounding;
+    if (ways_.rounding) rounding = {*ways_.rounding, "weights"};
+    return read_stack(parts, k, join, rounding);
 }
 
-Expected<Weight> WeightReader::kept_matrix(const std::string& name, std::int64_t n,
-                                           std::int64_t k) {
-    return read_stack({std::vector<Part>{{name, n}}}, k, Join::rows, false);
+Expected<Weight> WeightReader::head(const std::string& name, std::int64_t n, std::int64_t k) {
+    std::optional<Rounding> rounding;
+    if (ways_.head_rounding) rounding = {*ways_.head_rounding, "head"};
+    return read_stack({std::vector<Part>{{name, n}}}, k, Join::rows, rounding);
 }
 
 Expected<Weight> WeightReader::matrix(const std::string& name, std::int64_t n, std::int64_t k) {

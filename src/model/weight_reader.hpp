@@ -26,6 +26,7 @@ namespace espalier::model {
 // The parts of LoadOptions that decide how weights are read; borrowed.
 struct ReadWays {
     std::optional<WeightCode> rounding = {};
+    std::optional<WeightCode> head_rounding = {};
     WeightShelf* shelf = nullptr;
     ExpertReads* expert_reads = nullptr;
 };
@@ -49,8 +50,8 @@ class WeightReader {
     Expected<Weight> shelved(const std::string& name, const linalg::WeightView& shape,
                              const std::function<Expected<Weight>()>& make);
     Expected<Weight> matrix(const std::string& name, std::int64_t n, std::int64_t k);
-    // A matrix that LoadOptions::rounding leaves as it is: a head.
-    Expected<Weight> kept_matrix(const std::string& name, std::int64_t n, std::int64_t k);
+    // The target's or an MTP layer's.
+    Expected<Weight> head(const std::string& name, std::int64_t n, std::int64_t k);
     struct Part {
         std::string name;
         std::int64_t n;
@@ -89,20 +90,25 @@ class WeightReader {
     }
 
   private:
+    // The code that weights become at load, and the option that asks for it.
+    struct Rounding {
+        WeightCode code;
+        const char* option;
+    };
     // Every matrix of the stack, all of one format.
     Expected<std::vector<std::vector<StoredMatrix>>> stored_stack(
         const std::vector<std::vector<Part>>& parts, std::int64_t k) const;
     bool widens_kv_b(const WeightFormat& format) const;
     ThreadPool& pool();
     Expected<Weight> read_stack(const std::vector<std::vector<Part>>& parts, std::int64_t k,
-                                Join join, bool rounded);
-    Expected<Weight> pack_rounded(const std::vector<std::vector<StoredMatrix>>& matrices,
-                                  Join join);
+                                Join join, const std::optional<Rounding>& rounding);
+    Expected<Weight> pack_rounded(const std::vector<std::vector<StoredMatrix>>& matrices, Join join,
+                                  const Rounding& rounding);
     Expected<Weight> pack_stored(const std::vector<std::vector<StoredMatrix>>& matrices, Join join);
     Expected<Weight> pack_blocks(const std::vector<std::vector<StoredMatrix>>& matrices, Join join);
     tl::unexpected<Error> named(const Error& error,
                                 const std::vector<std::vector<StoredMatrix>>& matrices,
-                                bool rounded);
+                                const std::optional<Rounding>& rounding);
 
     const checkpoint::Checkpoint& checkpoint_;
     Device& device_;

@@ -30,7 +30,7 @@ Expected<MtpWeights> load_mtp(WeightReader& reader, const ModelConfig& config, s
     }
     if (reader.has_matrix(name + "shared_head.head")) {
         ESPALIER_ASSIGN_OR_RETURN(
-            to.head, reader.kept_matrix(name + "shared_head.head", config.vocab_size, hidden));
+            to.head, reader.head(name + "shared_head.head", config.vocab_size, hidden));
     }
     return to;
 }
@@ -47,7 +47,10 @@ Expected<Weights> Weights::load(std::shared_ptr<const checkpoint::Checkpoint> ch
     Weights weights;
     if (options.mmap_experts) weights.expert_reads = std::make_shared<ExpertReads>();
     WeightReader reader(*checkpoint, device, backend, options.progress,
-                        {options.rounding, options.shelf.get(), weights.expert_reads.get()});
+                        {.rounding = options.rounding,
+                         .head_rounding = options.head_rounding,
+                         .shelf = options.shelf.get(),
+                         .expert_reads = weights.expert_reads.get()});
     ESPALIER_ASSIGN_OR_RETURN(
         weights.embedding,
         reader.embedding("model.embed_tokens.weight", config.vocab_size, config.hidden_size));
@@ -59,7 +62,7 @@ Expected<Weights> Weights::load(std::shared_ptr<const checkpoint::Checkpoint> ch
                               reader.vector("model.norm.weight", config.hidden_size));
     const std::string head = config.tie_word_embeddings ? "model.embed_tokens" : "lm_head";
     ESPALIER_ASSIGN_OR_RETURN(weights.head,
-                              reader.kept_matrix(head, config.vocab_size, config.hidden_size));
+                              reader.head(head, config.vocab_size, config.hidden_size));
     for (std::int64_t mtp = 0; options.mtp && mtp < config.num_nextn_predict_layers; ++mtp) {
         // Published checkpoints may announce MTP layers and leave their tensors out (Kimi K2 does).
         const std::int64_t layer = config.num_hidden_layers + mtp;

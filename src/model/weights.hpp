@@ -98,11 +98,14 @@ using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
 
 struct LoadOptions {
     bool mtp = false;  // the checkpoint's multi-token-prediction layers, for a drafter
-    // Projections become int8 or int4 in groups of 32 inputs; embedding, head, router, norms and
-    // kv_b, which is read along both axes, keep their numbers (FP8 of kv_b rounded to bf16).
+    // Projections become int8 or int4 in groups of 32 inputs; embedding, router, norms and kv_b,
+    // which is read along both axes, keep their numbers (FP8 of kv_b rounded to bf16).
     std::optional<WeightCode> rounding = {};
-    // Weights are taken from it, or left there; not with rounding, nor on a device that cannot read
-    // the host's memory. Null: everything is packed.
+    // The head becomes int8 likewise, and those of MTP layers; an embedding that is tied to it
+    // keeps its numbers.
+    std::optional<WeightCode> head_rounding = {};
+    // Weights are taken from it, or left there, but for a rounded head; not with rounding, nor on a
+    // device that cannot read the host's memory. Null: everything is packed.
     std::shared_ptr<WeightShelf> shelf = {};
     bool mmap_experts = false;  // routed experts of a packed file are read ahead as steps need them
     Progress progress = {};

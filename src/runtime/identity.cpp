@@ -25,7 +25,7 @@ Expected<TextIdentity> identity_without_model(const checkpoint::Checkpoint& chec
                               checkpoint::tokenizer_hash(checkpoint.directory()));
     identity.weights = options.rounding ? name_of(*options.rounding) : kOwn;
     identity.activations = kOwn;
-    identity.head = kOwn;
+    identity.head = options.head_rounding ? name_of(*options.head_rounding) : kOwn;
     ESPALIER_ASSIGN_OR_RETURN(const mla::KvFormat own, kv_format_of(checkpoint));
     identity.kv_format =
         model::kv_layout(checkpoint.config(), options.kv_format.value_or(own)).formats();
@@ -51,7 +51,8 @@ Expected<TextIdentity> text_identity(const checkpoint::Checkpoint& checkpoint,
 
 LoadOptions load_options_of(const TextIdentity& identity) {
     return {.kv_format = parse_kv_format(identity.kv_format),
-            .rounding = parse_rounding(identity.weights)};
+            .rounding = parse_rounding(identity.weights),
+            .head_rounding = parse_head_rounding(identity.head)};
 }
 
 }  // namespace espalier::runtime

@@ -12,7 +12,7 @@
 
 namespace espalier::runtime {
 
-// Reads device, kv_format and rounding of the options.
+// Reads device, kv_format and roundings of the options.
 Expected<TextIdentity> text_identity(const checkpoint::Checkpoint& checkpoint,
                                      const LoadOptions& options, std::int64_t prefill_segment);
 

@@ -104,6 +104,18 @@ std::optional<WeightCode> parse_rounding(std::string_view name) {
     return std::nullopt;
 }
 
+std::optional<WeightCode> parse_head_rounding(std::string_view name) {
+    if (name == name_of(WeightCode::int8)) return WeightCode::int8;
+    return std::nullopt;
+}
+
+LoadOptions LoadedModel::identity_options() const {
+    return {.device = device->kind(),
+            .kv_format = kv_format,
+            .rounding = rounding,
+            .head_rounding = head_rounding};
+}
+
 std::optional<std::string> note_on_cache(const LoadedModel& loaded) {
     if (loaded.kv_format != mla::KvFormat::fp8_tensor) return std::nullopt;
     for (const model::LayerWeights& layer : loaded.model->weights().layers)
@@ -137,6 +149,7 @@ Expected<LoadedModel> LoadedModel::load(std::shared_ptr<const checkpoint::Checkp
     loaded.checkpoint = std::move(checkpoint);
     loaded.kv_format = options.kv_format;
     loaded.rounding = options.rounding;
+    loaded.head_rounding = options.head_rounding;
     ESPALIER_RETURN_IF_ERROR(options.device == DeviceKind::cuda ? take_gpu(options, loaded)
                                                                 : take_cpu(options, loaded));
     const checkpoint::ModelConfig& config = loaded.checkpoint->config();
@@ -151,6 +164,7 @@ Expected<LoadedModel> LoadedModel::load(std::shared_ptr<const checkpoint::Checkp
         for_what(model::Weights::load(loaded.checkpoint, *loaded.device, *loaded.backend,
                                       {.mtp = options.mtp,
                                        .rounding = options.rounding,
+                                       .head_rounding = options.head_rounding,
                                        .shelf = packed,
                                        .mmap_experts = options.mmap_experts,
                                        .progress = options.progress}),

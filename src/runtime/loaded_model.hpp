@@ -30,6 +30,7 @@ struct LoadOptions {
     // Format of the cache (model::ModelSettings). None: the activations' own type.
     std::optional<mla::KvFormat> kv_format = {};
     std::optional<WeightCode> rounding = {};  // see model::LoadOptions; not of a draft of its own
+    std::optional<WeightCode> head_rounding = {};  // likewise
     // Routed experts stay on disk, in the packed file beside the model; of the CPU.
     bool mmap_experts = false;
     bool mtp = false;  // the model's multi-token-prediction layer too
@@ -46,6 +47,7 @@ struct LoadedModel {
     std::shared_ptr<const draft::Eagle3Weights> eagle3;  // null: not asked for
     std::optional<mla::KvFormat> kv_format;              // where it was asked for
     std::optional<WeightCode> rounding;                  // likewise
+    std::optional<WeightCode> head_rounding;             // likewise
     double load_seconds = 0;
     std::uint64_t packed_bytes = 0;  // of weights packed while loading; 0: a packed file was mapped
     std::shared_ptr<const model::ExpertReads> expert_reads;  // with LoadOptions::mmap_experts
@@ -53,6 +55,9 @@ struct LoadedModel {
     // sizes: of the largest step that the model is to hold.
     static Expected<LoadedModel> load(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
                                       const EngineSizes& sizes, const LoadOptions& options);
+
+    // The options that the model's texts are a function of.
+    LoadOptions identity_options() const;
 };
 
 // A sentence for a log where the cache is fp8_tensor and the checkpoint has no scales for it.
@@ -63,6 +68,10 @@ std::optional<mla::KvFormat> parse_kv_format(std::string_view name);
 
 // "int8" or "int4"; none for another name, as "own".
 std::optional<WeightCode> parse_rounding(std::string_view name);
+
+// "int8"; none for another name, as "own" and "auto", which keeps the checkpoint's head
+// (docs/quantization.md).
+std::optional<WeightCode> parse_head_rounding(std::string_view name);
 
 // "cpu" or "cuda".
 std::optional<DeviceKind> parse_device(std::string_view name);

@@ -37,11 +37,9 @@ Expected<trace::Header> trace_header(const ModelFiles& files, const LoadedModel&
     trace::Header header;
     header.version = ESPALIER_VERSION;
     header.model = {.name = files.checkpoint->directory().filename().string(), .path = files.name};
-    ESPALIER_ASSIGN_OR_RETURN(header.identity, text_identity(*files.checkpoint,
-                                                             {.device = loaded.device->kind(),
-                                                              .kv_format = loaded.kv_format,
-                                                              .rounding = loaded.rounding},
-                                                             settings.schedule.prefill_segment));
+    ESPALIER_ASSIGN_OR_RETURN(header.identity,
+                              text_identity(*files.checkpoint, loaded.identity_options(),
+                                            settings.schedule.prefill_segment));
     header.threads = loaded.device->workers();
     header.settings = replay::settings_of(settings, drafters.names());
     return header;
@@ -58,11 +56,9 @@ Expected<SpeculationMemory> memory_for(const ModelFiles& files, const LoadedMode
         .drafters = drafters.names(),
         .machine = machine_name(),
         .threads = loaded.device->workers()};
-    ESPALIER_ASSIGN_OR_RETURN(key.identity, identity_without_model(*files.checkpoint,
-                                                                   {.device = loaded.device->kind(),
-                                                                    .kv_format = loaded.kv_format,
-                                                                    .rounding = loaded.rounding},
-                                                                   options.prefill_segment));
+    ESPALIER_ASSIGN_OR_RETURN(key.identity,
+                              identity_without_model(*files.checkpoint, loaded.identity_options(),
+                                                     options.prefill_segment));
     return SpeculationMemory(options.speculation_memory, key);
 }
 

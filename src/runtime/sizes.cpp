@@ -128,8 +128,10 @@ Expected<SizeFacts> size_facts(const ModelFiles& files, const DrafterChoice& dra
     ESPALIER_ASSIGN_OR_RETURN(const mla::KvFormat own, kv_format_of(*files.checkpoint));
     const cache::KvLayout layout =
         layout_with(model::kv_layout(config, options.kv_format.value_or(own)), drafters, files);
-    std::uint64_t weights = options.rounding ? model::rounded_bytes(config, *options.rounding)
-                                             : files.checkpoint->loaded_bytes();
+    std::uint64_t weights =
+        options.rounding
+            ? model::rounded_bytes(config, *options.rounding, options.head_rounding.has_value())
+            : files.checkpoint->loaded_bytes();
     if (drafters.eagle3) weights += files.draft->total_bytes();
     if (options.mmap_experts) weights = in_memory_of(*files.checkpoint, weights);
     SizeFacts facts{.context = config.max_position_embeddings,

@@ -37,11 +37,9 @@ tl::unexpected<Error> refused(const Error& error, const std::string& field,
 Expected<ModelFacts> facts_of(const runtime::LoadedModel& loaded, const EngineSizes& sizes) {
     const checkpoint::Checkpoint& checkpoint = *loaded.checkpoint;
     const checkpoint::ModelConfig& config = checkpoint.config();
-    const runtime::LoadOptions as_loaded{.device = loaded.device->kind(),
-                                         .kv_format = loaded.kv_format,
-                                         .rounding = loaded.rounding};
-    ESPALIER_ASSIGN_OR_RETURN(const TextIdentity identity,
-                              runtime::identity_without_model(checkpoint, as_loaded, 0));
+    ESPALIER_ASSIGN_OR_RETURN(
+        const TextIdentity identity,
+        runtime::identity_without_model(checkpoint, loaded.identity_options(), 0));
     const auto projection =
         checkpoint::find_weight(checkpoint, "model.layers.0.self_attn.o_proj", config.hidden_size,
                                 config.num_attention_heads * config.v_head_dim);

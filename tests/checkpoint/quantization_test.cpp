@@ -230,6 +230,37 @@ TEST(QuantizationConfig, RefusesWhatIsStoredOtherwise) {
     expect_words_refused("strategy", "group", {"strategy is 'group'", "'tensor_group'"}, kPackedNv);
 }
 
+// Heads of their own kind, in a group of their own: as it is written, so it is read.
+TEST(QuantizationConfig, HeadsMayBeStoredOtherwise) {
+    const SyntheticModel model = *synthetic_preset("tiny-v3");
+    const std::string plain = config_json_of(model.config, DType::bf16);
+    const Quantization head{QuantizedLayout::int8, 8, 32};
+    for (const Quantization& how : {kInt4, head}) {
+        const std::string text = quantized_config_json(plain, how, head);
+        const auto config = parse_model_config(text, "config.json");
+        ASSERT_TRUE(config) << config.error().message;
+        EXPECT_EQ(config->quantization, how);
+        EXPECT_EQ(config->quantization_of("model.layers.0.self_attn.o_proj"), how);
+        EXPECT_EQ(config->quantization_of("lm_head"), head);
+        EXPECT_EQ(config->quantization_of("model.layers.2.shared_head.head"), head);
+        EXPECT_FALSE(config->tie_word_embeddings);
+    }
+    json mixed = json::parse(quantized_config_json(plain, kInt4, head));
+    json& groups = mixed["quantization_config"]["config_groups"];
+    groups["group_1"]["targets"] = {"re:.*lm_head", "re:.*down_proj"};
+    expect_error(parse_model_config(mixed.dump(), "config.json"),
+                 {"'group_1'", "another one of heads"});
+    groups["group_1"]["targets"] = {"lm_head"};
+    EXPECT_TRUE(parse_model_config(mixed.dump(), "config.json"));
+    groups["group_2"] = groups["group_1"];
+    groups["group_2"]["weights"]["group_size"] = 64;
+    expect_error(parse_model_config(mixed.dump(), "config.json"),
+                 {"'group_2'", "stores heads otherwise"});
+    groups.erase("group_2");
+    groups["group_1"]["format"] = "dense";
+    expect_error(parse_model_config(mixed.dump(), "config.json"), {"group_1", "format 'dense'"});
+}
+
 TEST(QuantizationConfig, RefusesOtherWords) {
     SyntheticModel model = *synthetic_preset("tiny-v3");
     model.config.quantization = kInt4;

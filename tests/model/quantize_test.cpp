@@ -30,11 +30,13 @@ std::map<std::string, std::string> files_of(const fs::path& directory) {
 
 class QuantizeTest : public testing::Test {
   protected:
-    fs::path write(DType dtype, checkpoint::Wrapper wrapper = checkpoint::Wrapper::none) {
+    fs::path write(DType dtype, checkpoint::Wrapper wrapper = checkpoint::Wrapper::none,
+                   bool tied = false) {
         auto model = checkpoint::synthetic_preset("tiny-v3").value();
         model.config.num_hidden_layers = 2;
         model.config.num_attention_heads = 2;
         model.dtype = dtype;
+        model.config.tie_word_embeddings = tied;
         model.config.wrapper = wrapper;
         if (wrapper != checkpoint::Wrapper::none)
             model.config.architecture = checkpoint::Architecture::kimi_k2;
@@ -70,6 +72,32 @@ TEST_F(QuantizeTest, FilesGiveTheBitsOfRoundingAtLoad) {
             const std::vector<float> at_load = logits_of_eight(source, {.rounding = code});
             ASSERT_EQ(std::memcmp(from_files.data(), at_load.data(), at_load.size() * 4), 0);
             EXPECT_NE(logits_of_eight(source), at_load);
+        }
+}
+
+// A tied embedding keeps its numbers: rounding it twice would be seen in the first layer.
+TEST_F(QuantizeTest, HeadsBecomeInt8InFilesAsAtLoad) {
+    for (const bool tied : {false, true})
+        for (const WeightCode code : {WeightCode::int8, WeightCode::int4}) {
+            SCOPED_TRACE(fmt::format("{}, tied: {}", name_of(code), tied));
+            const fs::path source = write(DType::bf16, checkpoint::Wrapper::none, tied);
+            const fs::path out = fresh();
+            const auto made = run(source, out, {.code = code, .head_int8 = true});
+            ASSERT_TRUE(made) << made.error().message;
+            const auto opened = checkpoint::Checkpoint::open(out.string());
+            ASSERT_TRUE(opened) << opened.error().message;
+            EXPECT_FALSE(opened->config().tie_word_embeddings);
+            EXPECT_EQ(opened->stored("lm_head.weight")->type, checkpoint::StoredType::i8);
+            EXPECT_EQ(opened->stored("model.embed_tokens.weight")->bytes.size(),
+                      checkpoint::Checkpoint::open(source.string())
+                          ->stored("model.embed_tokens.weight")
+                          ->bytes.size());
+            const std::vector<float> from_files = logits_of_eight(out);
+            const LoadOptions options{.rounding = code, .head_rounding = WeightCode::int8};
+            EXPECT_EQ(from_files, logits_of_eight(source, options));
+            EXPECT_NE(from_files, logits_of_eight(source, {.rounding = code}));
+            EXPECT_NE(logits_of_eight(source),
+                      logits_of_eight(source, {.head_rounding = WeightCode::int8}));
         }
 }
 
@@ -110,6 +138,7 @@ TEST_F(QuantizeTest, RefusesWhatItCannotRound) {
     EXPECT_NE(made.error().message.find("is f32: BF16 and F8_E4M3"), std::string::npos);
     EXPECT_FALSE(fs::exists(out));
     EXPECT_THROW(logits_of_eight(wide, {.rounding = WeightCode::int4}), std::runtime_error);
+    EXPECT_THROW(logits_of_eight(wide, {.head_rounding = WeightCode::int8}), std::runtime_error);
     const fs::path source = write(DType::bf16);
     ASSERT_TRUE(run(source, out, {}));
     made = run(out, fresh(), {});
