@@ -12,7 +12,7 @@ set -euo pipefail
 
 run_packages=(
     g++ cmake ninja-build make git ca-certificates python3-pip
-    libfmt-dev libexpected-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libboost1.81-dev
+    libfmt-dev libexpected-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libboost1.81-dev libssl-dev
 )
 test_packages=(libgtest-dev ccache clang-14 clang-format-14 libclang-rt-14-dev python3)
 gpu_packages=(libgtest-dev python3)

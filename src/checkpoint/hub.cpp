@@ -7,6 +7,7 @@
 
 #include "base/gguf.hpp"
 #include "base/mapped_file.hpp"
+#include "checkpoint/hub_cache.hpp"
 #include "checkpoint/model_config.hpp"
 #include "checkpoint/plain_name.hpp"
 
@@ -15,45 +16,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct RepositoryName {
-    std::string organisation, name, revision;  // revision empty: main
-};
-
-std::optional<RepositoryName> repository_name(std::string_view model) {
-    const std::size_t at = model.find('@');
-    const std::string_view repository = model.substr(0, at);
-    const std::size_t slash = repository.find('/');
-    if (slash == std::string_view::npos) return std::nullopt;
-    RepositoryName result{std::string(repository.substr(0, slash)),
-                          std::string(repository.substr(slash + 1)), ""};
-    if (!is_plain_name(result.organisation) || !is_plain_name(result.name)) return std::nullopt;
-    if (at == std::string_view::npos) return result;
-    result.revision = model.substr(at + 1);
-    // A revision may have parts (pr/1), each of them a plain name.
-    std::string_view rest = result.revision;
-    for (;;) {
-        const std::size_t end = rest.find('/');
-        if (!is_plain_name(rest.substr(0, end))) return std::nullopt;
-        if (end == std::string_view::npos) return result;
-        rest.remove_prefix(end + 1);
-    }
-}
-
 std::optional<fs::path> environment_path(const char* variable) {
     const char* value = std::getenv(variable);
     if (value == nullptr || *value == '\0') return std::nullopt;
     return fs::path(value);
-}
-
-Expected<fs::path> hub_cache() {
-    for (const char* variable : {"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"})
-        if (const auto path = environment_path(variable)) return *path;
-    if (const auto home = environment_path("HF_HOME")) return *home / "hub";
-    if (const auto cache = environment_path("XDG_CACHE_HOME"))
-        return *cache / "huggingface" / "hub";
-    if (const auto home = environment_path("HOME")) return *home / ".cache" / "huggingface" / "hub";
-    return fail(ErrorKind::not_found,
-                "no hub cache: none of HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME and HOME is set");
 }
 
 bool has_directory(const fs::path& path) {
@@ -63,10 +29,9 @@ bool has_directory(const fs::path& path) {
 
 Expected<fs::path> find_snapshot(const RepositoryName& wanted, std::string_view model) {
     ESPALIER_ASSIGN_OR_RETURN(const fs::path cache, hub_cache());
-    const fs::path repository =
-        cache / fmt::format("models--{}--{}", wanted.organisation, wanted.name);
+    const fs::path repository = cache / wanted.folder();
     const std::string advice =
-        fmt::format("download it first (for example `hf download {}/{}`) or give a directory",
+        fmt::format("download it first (`espalier pull {}/{}`) or give a directory",
                     wanted.organisation, wanted.name);
     if (!has_directory(repository))
         return fail(ErrorKind::not_found,
@@ -91,6 +56,37 @@ Expected<fs::path> find_snapshot(const RepositoryName& wanted, std::string_view 
 }
 
 }  // namespace
+
+std::optional<RepositoryName> repository_name(std::string_view model) {
+    const std::size_t at = model.find('@');
+    const std::string_view repository = model.substr(0, at);
+    const std::size_t slash = repository.find('/');
+    if (slash == std::string_view::npos) return std::nullopt;
+    RepositoryName result{std::string(repository.substr(0, slash)),
+                          std::string(repository.substr(slash + 1)), ""};
+    if (!is_plain_name(result.organisation) || !is_plain_name(result.name)) return std::nullopt;
+    if (at == std::string_view::npos) return result;
+    result.revision = model.substr(at + 1);
+    // A revision may have parts (pr/1), each of them a plain name.
+    std::string_view rest = result.revision;
+    for (;;) {
+        const std::size_t end = rest.find('/');
+        if (!is_plain_name(rest.substr(0, end))) return std::nullopt;
+        if (end == std::string_view::npos) return result;
+        rest.remove_prefix(end + 1);
+    }
+}
+
+Expected<fs::path> hub_cache() {
+    for (const char* variable : {"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"})
+        if (const auto path = environment_path(variable)) return *path;
+    if (const auto home = environment_path("HF_HOME")) return *home / "hub";
+    if (const auto cache = environment_path("XDG_CACHE_HOME"))
+        return *cache / "huggingface" / "hub";
+    if (const auto home = environment_path("HOME")) return *home / ".cache" / "huggingface" / "hub";
+    return fail(ErrorKind::not_found,
+                "no hub cache: none of HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME and HOME is set");
+}
 
 Expected<fs::path> resolve_model_path(std::string_view model) {
     const fs::path path(model);

@@ -197,7 +197,8 @@ Run add_chat(CLI::App& app) {
     command->footer("With --url the flags of the engine are the server's, and count for nothing.");
     command->add_option(
         "model", options->model,
-        "Model directory, GGUF file or ORG/NAME in the local hub cache; with --url, its name "
+        "Model directory, GGUF file, or ORG/NAME, which is fetched where the hub cache has it not; "
+        "with --url, its name "
         "there (the server's first if not given)");
     command->add_option("--url", options->url,
                         "An OpenAI-compatible server, as http://127.0.0.1:8000");

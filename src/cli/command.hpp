@@ -24,6 +24,7 @@ Run add_replay(CLI::App& app);
 Run add_serve(CLI::App& app);
 Run add_demo(CLI::App& app);
 Run add_chat(CLI::App& app);
+Run add_pull(CLI::App& app);
 Run add_quantize(CLI::App& app);
 Run add_pack(CLI::App& app);
 Run add_eval(CLI::App& app);

@@ -6,6 +6,8 @@
 #include <random>
 #include <utility>
 
+#include "cli/pull.hpp"
+
 namespace espalier::cli {
 namespace {
 
@@ -35,8 +37,10 @@ LocalServer::~LocalServer() {
 Expected<std::unique_ptr<LocalServer>> LocalServer::open(const std::string& model,
                                                          const EngineFlags& flags,
                                                          const std::string& chat_template) {
+    ESPALIER_ASSIGN_OR_RETURN(const std::string found, fetched_model(model));
+    ESPALIER_ASSIGN_OR_RETURN(const std::string draft, fetched_model(flags.draft));
     runtime::RuntimeOptions wanted{
-        .model = model, .draft = flags.draft, .load = flags.load, .engine = flags.engine};
+        .model = found, .draft = draft, .load = flags.load, .engine = flags.engine};
     if (wanted.engine.sizes.rows == 0) wanted.engine.sizes.rows = 1;
     std::unique_ptr<LocalServer> local(new LocalServer);
     {

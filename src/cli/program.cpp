@@ -56,13 +56,22 @@ struct Command {
 constexpr Command kCommands[] = {
     {"Run a model", add_generate},
 #ifdef ESPALIER_SERVER
-    {"Run a model", add_chat},           {"Run a model", add_serve},
+    {"Run a model", add_chat},
+    {"Run a model", add_serve},
 #endif
-    {"Run a model", add_demo},           {"Look into a model", add_inspect},
-    {"Look into a model", add_tokenize}, {"Look into a model", add_eval},
-    {"Write a model", add_quantize},     {"Write a model", add_pack},
-    {"Write a model", add_make_model},   {"Check and measure", add_selftest},
-    {"Check and measure", add_bench},    {"Check and measure", add_replay},
+    {"Run a model", add_demo},
+    {"Look into a model", add_inspect},
+    {"Look into a model", add_tokenize},
+    {"Look into a model", add_eval},
+#ifdef ESPALIER_SERVER
+    {"Get or write a model", add_pull},
+#endif
+    {"Get or write a model", add_quantize},
+    {"Get or write a model", add_pack},
+    {"Get or write a model", add_make_model},
+    {"Check and measure", add_selftest},
+    {"Check and measure", add_bench},
+    {"Check and measure", add_replay},
 };
 
 constexpr const char* kExamples = R"(Examples:

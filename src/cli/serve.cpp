@@ -19,6 +19,7 @@
 #include "cli/command.hpp"
 #include "cli/engine_flags.hpp"
 #include "cli/identity_text.hpp"
+#include "cli/pull.hpp"
 #include "cli/service_manager.hpp"
 #include "cli/settings.hpp"
 #include "runtime/identity.hpp"
@@ -113,8 +114,10 @@ class Loader {
   private:
     Expected<void> load(const ServeOptions& options, server::Server& server, server::Log& log) {
         const auto start = std::chrono::steady_clock::now();
-        runtime::RuntimeOptions wanted{.model = options.model,
-                                       .draft = options.engine.draft,
+        ESPALIER_ASSIGN_OR_RETURN(const std::string model, fetched_model(options.model));
+        ESPALIER_ASSIGN_OR_RETURN(const std::string draft, fetched_model(options.engine.draft));
+        runtime::RuntimeOptions wanted{.model = model,
+                                       .draft = draft,
                                        .load = options.engine.load,
                                        .engine = options.engine.engine};
         ProgressBar bar("loading");
@@ -143,8 +146,9 @@ class Loader {
 
 void announce(const ServeOptions& options, const server::Server& server, server::Log& log) {
     const bool is_v6 = options.server.host.find(':') != std::string::npos;
-    log.info(fmt::format("listening on http://{}{}{}:{}", is_v6 ? "[" : "", options.server.host,
-                         is_v6 ? "]" : "", server.port()));
+    log.info(fmt::format("listening on {}://{}{}{}:{}",
+                         options.server.tls_cert.empty() ? "http" : "https", is_v6 ? "[" : "",
+                         options.server.host, is_v6 ? "]" : "", server.port()));
     if (const auto port = server.monitor_port())
         log.info(
             fmt::format("metrics and probes at {} port {}", options.server.monitor_host, *port));
@@ -177,7 +181,8 @@ Wake wait_for_end(int signals, int loaded, int milliseconds, server::Server& ser
 
 // Streams outlive nothing here: the server goes before the runtime, the loader holds both back.
 Expected<void> run_server(const ServeOptions& options, const std::vector<std::string>& ignored) {
-    const sigset_t signals = awaited_signals(!options.server.api_key_file.empty());
+    const sigset_t signals =
+        awaited_signals(!options.server.api_key_file.empty() || !options.server.tls_cert.empty());
     pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // in every thread from here on
     std::signal(SIGPIPE, SIG_IGN);                  // a log without a reader is no reason to end
     const Descriptor arrived(signalfd(-1, &signals, SFD_CLOEXEC));
@@ -309,8 +314,10 @@ Run add_serve(CLI::App& app) {
         "Every flag can also be set by the environment (ESPALIER_MAX_MODEL_LEN) and in the file of "
         "--config\n(max-model-len = 4096); docs/flags.md lists them, docs/server.md tells the "
         "rest.");
-    command->add_option("model,--model", options->model,
-                        "Model directory, GGUF file or ORG/NAME in the local hub cache");
+    command->add_option(
+        "model,--model", options->model,
+        "Model directory, GGUF file, or ORG/NAME[@REVISION], which is fetched where the "
+        "hub cache has it not (espalier pull)");
     server::ServerOptions::flags(ServerFlags{*command}, options->server);
     options->engine.add_speculate_to(*command);
     options->engine.add_speculation_memory_to(*command);

@@ -9,6 +9,9 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/signal_set.hpp>
+#ifdef ESPALIER_TLS
+#include <boost/asio/ssl/stream.hpp>
+#endif
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
@@ -25,6 +28,7 @@
 
 #include "client/answer_reader.hpp"
 #include "espalier/version.hpp"
+#include "tls/context.hpp"
 
 namespace espalier::client {
 namespace {
@@ -42,13 +46,31 @@ auto into(Code& code) { return asio::redirect_error(asio::use_awaitable, code); 
 
 // A call under way.
 struct Running {
-    Running(asio::io_context& context, std::string text, std::shared_ptr<CallListener> hears)
-        : stream(context), request(std::move(text)), listener(std::move(hears)) {}
+    Running(asio::io_context& context, std::string text, const Call& call,
+            std::shared_ptr<CallListener> hears)
+        : stream(context),
+          request(std::move(text)),
+          is_head(call.method == "HEAD"),
+          any_length(call.any_length),
+          listener(std::move(hears)) {}
     beast::tcp_stream stream;
     std::string request;
+    bool is_head, any_length;
     std::shared_ptr<CallListener> listener;
     std::optional<Failure> ended;  // from this side
 };
+
+Headers headers_of(const http::response_header<>& head) {
+    Headers headers;
+    for (const auto& field : head) {
+        std::string name(field.name_string());
+        std::ranges::transform(name, name.begin(), [](char c) {
+            return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+        });
+        headers.emplace_back(std::move(name), std::string(field.value()));
+    }
+    return headers;
+}
 
 class BeastClient final : public HttpClient {
   public:
@@ -66,8 +88,12 @@ class BeastClient final : public HttpClient {
 
   private:
     asio::awaitable<std::optional<Failure>> exchange(Running& call);
+    // Stream: the call's own, or TLS around it.
+    template <typename Stream>
+    asio::awaitable<std::optional<Failure>> transfer(Running& call, Stream& stream);
+    template <typename Stream>
     asio::awaitable<std::optional<Failure>> read_body(
-        Running& call, beast::flat_buffer& buffer,
+        Running& call, Stream& stream, beast::flat_buffer& buffer,
         http::response_parser<http::buffer_body>& parser);
     void allow_more_time(Running& call);
     Failure failure_of(const Running& call, Code code, bool connected) const;
@@ -77,10 +103,14 @@ class BeastClient final : public HttpClient {
     const Clock::time_point start_ = Clock::now();
     asio::io_context context_{1};
     tcp::resolver::results_type endpoints_;
+    tls::Context tls_;  // null: plain
     std::set<std::shared_ptr<Running>> running_;
 };
 
 Expected<void> BeastClient::resolve() {
+    if (address_.url.secure) {
+        ESPALIER_ASSIGN_OR_RETURN(tls_, tls::client_context());
+    }
     Code failure;
     tcp::resolver resolver(context_);
     endpoints_ = resolver.resolve(address_.url.host, address_.url.port,
@@ -97,6 +127,7 @@ std::string BeastClient::request_text(const Call& call) const {
                     call.method, address_.url.path, call.path, address_.url.authority());
     if (!address_.api_key.empty())
         text += fmt::format("Authorization: Bearer {}\r\n", address_.api_key);
+    for (const auto& [name, value] : call.headers) text += fmt::format("{}: {}\r\n", name, value);
     if (call.method == "POST")
         text += fmt::format("Content-Type: application/json\r\nContent-Length: {}\r\n",
                             call.body.size());
@@ -105,7 +136,7 @@ std::string BeastClient::request_text(const Call& call) const {
 
 void BeastClient::start(Call call, std::shared_ptr<CallListener> listener) {
     const auto running =
-        std::make_shared<Running>(context_, request_text(call), std::move(listener));
+        std::make_shared<Running>(context_, request_text(call), call, std::move(listener));
     running_.insert(running);
     asio::co_spawn(context_, exchange(*running),
                    [this, running](std::exception_ptr thrown, std::optional<Failure> failure) {
@@ -171,23 +202,49 @@ asio::awaitable<std::optional<Failure>> BeastClient::exchange(Running& call) {
     co_await call.stream.async_connect(endpoints_, into(code));
     if (code) co_return failure_of(call, code, false);
     call.stream.socket().set_option(tcp::no_delay(true), code);
+    if (!tls_) co_return co_await transfer(call, call.stream);
+#ifdef ESPALIER_TLS
+    const auto session = tls::new_client_session(tls_, address_.url.host);
+    if (!session) co_return Failure{FailureKind::connect, session.error().message};
+    asio::ssl::stream<beast::tcp_stream&> stream(call.stream, *session);
     allow_more_time(call);
-    co_await asio::async_write(call.stream, asio::buffer(call.request), into(code));
+    co_await stream.async_handshake(asio::ssl::stream_base::client, into(code));
+    if (code) {
+        const std::string distrust = tls::distrust(stream.native_handle());
+        if (call.ended || distrust.empty()) co_return failure_of(call, code, false);
+        co_return Failure{FailureKind::connect,
+                          fmt::format("{}: its certificate is not believed: {}",
+                                      address_.url.authority(), distrust)};
+    }
+    co_return co_await transfer(call, stream);
+#endif
+}
+
+template <typename Stream>
+asio::awaitable<std::optional<Failure>> BeastClient::transfer(Running& call, Stream& stream) {
+    Code code;
+    allow_more_time(call);
+    co_await asio::async_write(stream, asio::buffer(call.request), into(code));
     // A server may refuse a body without reading it: its answer is there all the same.
     if (code && code != asio::error::broken_pipe && code != asio::error::connection_reset)
         co_return failure_of(call, code, true);
     beast::flat_buffer buffer;
     http::response_parser<http::buffer_body> parser;
     parser.header_limit(kMaxHeadBytes);
-    parser.body_limit(kMaxBodyBytes);
-    co_await http::async_read_header(call.stream, buffer, parser, into(code));
+    parser.body_limit(call.any_length ? boost::none
+                                      : boost::optional<std::uint64_t>(kMaxBodyBytes));
+    parser.skip(call.is_head);
+    co_await http::async_read_header(stream, buffer, parser, into(code));
     if (code) co_return failure_of(call, code, true);
     call.listener->on_status(static_cast<int>(parser.get().result_int()));
-    co_return co_await read_body(call, buffer, parser);
+    call.listener->on_headers(headers_of(parser.get()));
+    co_return co_await read_body(call, stream, buffer, parser);
 }
 
+template <typename Stream>
 asio::awaitable<std::optional<Failure>> BeastClient::read_body(
-    Running& call, beast::flat_buffer& buffer, http::response_parser<http::buffer_body>& parser) {
+    Running& call, Stream& stream, beast::flat_buffer& buffer,
+    http::response_parser<http::buffer_body>& parser) {
     Code code;
     std::array<char, kReadBytes> bytes;
     while (!parser.is_done()) {
@@ -195,7 +252,7 @@ asio::awaitable<std::optional<Failure>> BeastClient::read_body(
         body.data = bytes.data();
         body.size = bytes.size();
         body.more = true;
-        co_await http::async_read_some(call.stream, buffer, parser, into(code));
+        co_await http::async_read_some(stream, buffer, parser, into(code));
         if (code && code != http::error::need_buffer) co_return failure_of(call, code, true);
         const std::string_view came(bytes.data(), bytes.size() - body.size);
         const Verdict verdict = came.empty() ? Verdict::waiting : call.listener->on_bytes(came);

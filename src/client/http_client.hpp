@@ -10,6 +10,8 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "base/error.hpp"
 #include "client/failure.hpp"
@@ -24,10 +26,14 @@ struct ServerAddress {
     double timeout_seconds = 600;
 };
 
+using Headers = std::vector<std::pair<std::string, std::string>>;
+
 struct Call {
     std::string method = "GET";
-    std::string path = {};  // behind the url's
-    std::string body = {};  // JSON
+    std::string path = {};    // behind the url's
+    std::string body = {};    // JSON
+    Headers headers = {};     // of the request, beside those that every call has
+    bool any_length = false;  // the answer may be longer than kMaxBodyBytes
 };
 
 // Verdict on received bytes: progress restarts the call's timeout, waiting does not.
@@ -38,6 +44,8 @@ class CallListener {
   public:
     virtual ~CallListener() = default;
     virtual void on_status(int status) = 0;
+    // Behind the status: names in lower case.
+    virtual void on_headers(const Headers&) {}
     // enough: the connection is closed, and the call has ended well.
     virtual Verdict on_bytes(std::string_view bytes) = 0;
     // Once, the last call: the whole answer came, or why it did not.
@@ -46,7 +54,8 @@ class CallListener {
 
 class HttpClient {
   public:
-    // Resolves the server's name; nothing is sent.
+    // Resolves the server's name; nothing is sent. https: the server's certificate must be for its
+    // name and believed by the system.
     static Expected<std::unique_ptr<HttpClient>> open(const ServerAddress& address);
     virtual ~HttpClient() = default;
 

@@ -181,6 +181,11 @@ void App::finished(const Access& access) {
     if (log_.writes(level)) log_.write(level, "request", log_fields(access));
 }
 
+void App::handshake_failed(const std::string& client, const std::string& reason) {
+    if (log_.writes(Log::Level::debug))
+        log_.write(Log::Level::debug, "no TLS", {{"client", client}, {"reason", reason}});
+}
+
 void App::failed(const char* what) {
     log_.error(fmt::format("an exception on the I/O thread: {}", what));
 }

@@ -42,6 +42,7 @@ class App final : public HttpHandler {
         return !origin.empty() && guard_.allows_origin(origin);
     }
     void finished(const Access& access) override;
+    void handshake_failed(const std::string& client, const std::string& reason) override;
     void failed(const char* what) override;
     // Reads the file of keys, if there is one, again; an error leaves those of before.
     Expected<void> load_keys();

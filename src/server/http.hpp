@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "tls/context.hpp"
 
 namespace espalier::server {
 
@@ -89,6 +90,8 @@ class HttpHandler {
     virtual bool allows_origin(const std::string& origin) const = 0;
     // An exchange is over.
     virtual void finished(const Access& access) = 0;
+    // A connection ended before it had agreed on TLS.
+    virtual void handshake_failed(const std::string& client, const std::string& reason) = 0;
     // Something threw on the I/O thread, which goes on.
     virtual void failed(const char* what) = 0;
 };
@@ -99,8 +102,8 @@ struct HttpLimits {
     std::int64_t max_body_bytes = 16 << 20;
     // Sum over all bodies that are being read or held at one time.
     std::int64_t max_bodies_bytes = 256 << 20;
-    std::chrono::milliseconds idle_timeout{75'000};   // until a request's head is there
-    std::chrono::milliseconds read_timeout{30'000};   // from there to its body's end
+    std::chrono::milliseconds idle_timeout{75'000};  // until a request's head is there
+    std::chrono::milliseconds read_timeout{30'000};  // from there to its body's end; of a handshake
     std::chrono::milliseconds write_timeout{30'000};  // for what was written to leave
 };
 
@@ -115,6 +118,9 @@ class HttpServer {
     // Before run(): requests to this address too, marked is_monitor. Returns its port.
     virtual Expected<std::uint16_t> listen_for_monitors(const std::string& host,
                                                         std::uint16_t port) = 0;
+    // The I/O thread, or before run(): connections that come from now on speak TLS, but for those
+    // of monitors. What is connected stays as it is.
+    virtual void use_tls(tls::Context context) = 0;
     // The calling thread becomes the I/O thread, until stop().
     virtual void run() = 0;
     // Any thread: runs the call on the I/O thread.

@@ -42,6 +42,7 @@ class Loop final : public HttpServer {
             return tl::unexpected<Error>(with_field(std::move(bound.error()), "monitor_port"));
         return bound;
     }
+    void use_tls(tls::Context context) override { tls_ = std::move(context); }
     void run() override;
     void post(std::function<void()> call) override { asio::post(context_, std::move(call)); }
     void every(std::chrono::milliseconds interval, std::function<void()> call) override;
@@ -74,6 +75,7 @@ class Loop final : public HttpServer {
     asio::io_context context_{1};
     asio::executor_work_guard<asio::io_context::executor_type> work_{context_.get_executor()};
     std::list<Acceptor> acceptors_;
+    tls::Context tls_;
     std::shared_ptr<SessionRoom> room_;
     std::vector<std::weak_ptr<Session>> sessions_;
     std::list<Repeated> repeated_;
@@ -128,7 +130,8 @@ void Loop::on_accepted(Acceptor& acceptor, Failure failure, tcp::socket socket) 
         return;
     }
     const bool full = room_->connections >= room_->limits.max_connections;
-    const auto session = std::make_shared<Session>(std::move(socket), room_, acceptor.is_monitor);
+    const auto session = std::make_shared<Session>(
+        std::move(socket), acceptor.is_monitor ? nullptr : tls_, room_, acceptor.is_monitor);
     sessions_.push_back(session);
     if (full)
         session->refuse();

@@ -8,8 +8,9 @@
 #include <boost/beast/core/bind_handler.hpp>
 #include <boost/beast/http/read.hpp>
 #include <boost/beast/http/status.hpp>
-#include <random>
 #include <utility>
+
+#include "server/request_names.hpp"
 
 namespace espalier::server {
 namespace {
@@ -49,33 +50,6 @@ void split_absolute_target(HttpRequest& request) {
     }
 }
 
-// 1 to 128 of visible ASCII: no header, log or trace can mean something else by it.
-bool is_request_id(std::string_view id) {
-    return !id.empty() && id.size() <= 128 &&
-           std::ranges::all_of(id, [](char c) { return c > 0x20 && c < 0x7f; });
-}
-
-std::string new_request_id() {
-    thread_local std::mt19937_64 bits(std::random_device{}());
-    return fmt::format("{:016x}{:016x}", bits(), bits());
-}
-
-// version-trace-parent-flags in lower-case hex, neither id all zeros (w3.org/TR/trace-context);
-// later versions may go on behind it.
-bool is_traceparent(std::string_view text) {
-    constexpr std::string_view kForm = "00-00000000000000000000000000000000-0000000000000000-00";
-    if (text.size() < kForm.size() || text.size() > 128 || text.starts_with("ff")) return false;
-    for (std::size_t i = 0; i < kForm.size(); ++i) {
-        const bool is_hex =
-            (text[i] >= '0' && text[i] <= '9') || (text[i] >= 'a' && text[i] <= 'f');
-        if (kForm[i] == '-' ? text[i] != '-' : !is_hex) return false;
-    }
-    if (text.substr(3, 32) == kForm.substr(3, 32) || text.substr(36, 16) == kForm.substr(36, 16))
-        return false;
-    if (text.size() == kForm.size()) return true;
-    return !text.starts_with("00") && text[kForm.size()] == '-' && is_request_id(text);
-}
-
 // A header that stands once, and is of this form; otherwise nothing.
 template <typename Check>
 std::string header_if(const http::request<http::string_body>& message, const char* name,
@@ -86,11 +60,12 @@ std::string header_if(const http::request<http::string_body>& message, const cha
 
 }  // namespace
 
-Session::Session(asio::ip::tcp::socket socket, std::shared_ptr<SessionRoom> room, bool is_monitor)
-    : socket_(std::move(socket)), room_(std::move(room)), is_monitor_(is_monitor) {
+Session::Session(asio::ip::tcp::socket socket, const tls::Context& tls,
+                 std::shared_ptr<SessionRoom> room, bool is_monitor)
+    : connection_(std::move(socket), tls), room_(std::move(room)), is_monitor_(is_monitor) {
     ++room_->connections;
     boost::system::error_code failure;
-    const auto peer = socket_.remote_endpoint(failure);
+    const auto peer = connection_.socket().remote_endpoint(failure);
     if (!failure) access_.client = peer.address().to_string();
 }
 
@@ -101,19 +76,47 @@ Session::~Session() {
 
 void Session::start() {
     boost::system::error_code ignored;
-    socket_.set_option(asio::ip::tcp::no_delay(true), ignored);
-    next_request();
+    connection_.socket().set_option(asio::ip::tcp::no_delay(true), ignored);
+    if (!connection_.has_tls()) return next_request();
+    state_ = State::greeting;
+    wait_until(room_->limits.read_timeout);
+    connection_.wait_readable(
+        [self = shared_from_this()](Error error) { self->on_first_byte(error); });
 }
 
-void Session::refuse() { refuse_request(room_->handler.refusal(503, "too many connections")); }
+// A handshake begins with the byte 22, a request with the capital letter of its method.
+void Session::on_first_byte(Error error) {
+    if (state_ == State::closing) return;
+    const int first = error ? -1 : connection_.first_byte();
+    if (first < 0) return close();
+    if (first >= 'A' && first <= 'Z') {
+        connection_.drop_tls();
+        return refuse_request(
+            room_->handler.refusal(400, "this port speaks TLS: the address begins with https://"));
+    }
+    connection_.handshake(
+        [self = shared_from_this()](Error failure) { self->on_handshake(failure); });
+}
+
+void Session::on_handshake(Error error) {
+    if (state_ == State::closing) return;
+    if (!error) return next_request();
+    room_->handler.handshake_failed(access_.client, error.message());
+    close();
+}
+
+void Session::refuse() {
+    if (connection_.has_tls()) return close();
+    refuse_request(room_->handler.refusal(503, "too many connections"));
+}
 
 void Session::close() {
     if (state_ == State::closing) return;
     state_ = State::closing;
     expires_ = Clock::time_point::max();
     boost::system::error_code ignored;
-    socket_.shutdown(asio::ip::tcp::socket::shutdown_both, ignored);
-    socket_.close(ignored);
+    connection_.socket().shutdown(asio::ip::tcp::socket::shutdown_both, ignored);
+    connection_.socket().close(ignored);
     if (const auto listener = std::exchange(listener_, nullptr)) listener->closed();
     if (began_ != Clock::time_point::max()) access_.status = 499;
     told();
@@ -147,7 +150,7 @@ void Session::next_request() {
     wait_until(room_->limits.idle_timeout);
     if (watching_) {
         // Bytes that came ahead are in the buffer; the read under way must end before the parser's.
-        if (buffer_.size() > 0) socket_.cancel();
+        if (buffer_.size() > 0) connection_.socket().cancel();
         return;
     }
     if (buffer_.size() > 0)
@@ -158,8 +161,9 @@ void Session::next_request() {
 
 void Session::watch() {
     watching_ = true;
-    socket_.async_read_some(buffer_.prepare(kReadBytes),
-                            beast::bind_front_handler(&Session::on_watched, shared_from_this()));
+    connection_.async_read_some(
+        buffer_.prepare(kReadBytes),
+        beast::bind_front_handler(&Session::on_watched, shared_from_this()));
 }
 
 void Session::on_watched(Error error, std::size_t bytes) {
@@ -181,7 +185,7 @@ void Session::read_head() {
     parser_->header_limit(static_cast<std::uint32_t>(room_->limits.max_header_bytes));
     parser_->body_limit(static_cast<std::uint64_t>(room_->limits.max_body_bytes));
     http::async_read_header(
-        socket_, buffer_, *parser_,
+        connection_, buffer_, *parser_,
         [self = shared_from_this()](Error error, std::size_t) { self->on_head(error); });
 }
 
@@ -234,7 +238,7 @@ void Session::on_head(Error error) {
     const bool expects = beast::iequals(parser_->get()[http::field::expect], "100-continue");
     if (!expects || parser_->is_done()) return read_body();
     parsing_ = true;
-    asio::async_write(socket_, asio::buffer(kContinue),
+    asio::async_write(connection_, asio::buffer(kContinue),
                       [self = shared_from_this()](Error failure, std::size_t) {
                           if (!self->still_reading()) return;
                           if (failure) return self->close();
@@ -274,7 +278,7 @@ void Session::read_body() {
     if (parser_->is_done()) return on_body({});
     parsing_ = true;
     http::async_read(
-        socket_, buffer_, *parser_,
+        connection_, buffer_, *parser_,
         [self = shared_from_this()](Error error, std::size_t) { self->on_body(error); });
 }
 
@@ -380,7 +384,7 @@ void Session::send(std::string bytes) {
     access_.bytes += static_cast<std::int64_t>(sending_.size());
     wait_until(room_->limits.write_timeout);
     asio::async_write(
-        socket_, asio::buffer(sending_),
+        connection_, asio::buffer(sending_),
         [self = shared_from_this()](Error error, std::size_t) { self->on_sent(error); });
 }
 
@@ -407,9 +411,8 @@ void Session::on_idle() {
 // The client gets what is on its way before it sees the end: closing with its bytes unread would
 // reset the connection and take the answer along.
 void Session::linger() {
-    boost::system::error_code ignored;
-    socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
     state_ = State::lingering;
+    connection_.end_sending(shared_from_this());
     wait_until(kLingerTime);
     if (!watching_ && !parsing_) watch();
 }

@@ -4,8 +4,6 @@
 // two files of Beast. Everything happens on the I/O thread.
 #pragma once
 
-#include <boost/asio/io_context.hpp>
-#include <boost/asio/ip/tcp.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
@@ -15,6 +13,7 @@
 #include <optional>
 #include <string>
 
+#include "server/connection.hpp"
 #include "server/http.hpp"
 
 namespace espalier::server {
@@ -30,12 +29,14 @@ struct SessionRoom {
 class Session final : public Exchange, public std::enable_shared_from_this<Session> {
   public:
     using Clock = std::chrono::steady_clock;
-    Session(boost::asio::ip::tcp::socket socket, std::shared_ptr<SessionRoom> room,
-            bool is_monitor);
+    // tls: null for a connection without it.
+    Session(boost::asio::ip::tcp::socket socket, const tls::Context& tls,
+            std::shared_ptr<SessionRoom> room, bool is_monitor);
     ~Session() override;
 
     void start();
-    // Answers 503 and closes: there are too many connections.
+    // Answers 503 and closes: there are too many connections. With TLS it closes, as an answer
+    // would cost a handshake.
     void refuse();
     void close();
     // Closes if it has waited for too long.
@@ -55,9 +56,12 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
   private:
     using Parser = boost::beast::http::request_parser<boost::beast::http::string_body>;
     using Error = boost::system::error_code;
+    // greeting: TLS is being agreed on.
     // lingering: the answer has left, and what still comes is thrown away until the client closes.
-    enum class State { waiting, reading, answering, lingering, closing };
+    enum class State { greeting, waiting, reading, answering, lingering, closing };
 
+    void on_first_byte(Error error);
+    void on_handshake(Error error);
     void next_request();
     void watch();
     void on_watched(Error error, std::size_t bytes);
@@ -78,7 +82,7 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
     void linger();
     void wait_until(std::chrono::milliseconds timeout) { expires_ = Clock::now() + timeout; }
 
-    boost::asio::ip::tcp::socket socket_;
+    Connection connection_;
     std::shared_ptr<SessionRoom> room_;
     boost::beast::flat_buffer buffer_;
     std::optional<Parser> parser_;

@@ -35,7 +35,13 @@ struct Check {
 Expected<void> check_options(const ServerOptions& options) {
     Check check;
     ServerOptions::flags(check, options);
-    return check.result;
+    ESPALIER_RETURN_IF_ERROR(check.result);
+    if (options.tls_cert.empty() != options.tls_key.empty()) {
+        const bool has_key = options.tls_cert.empty();
+        return fail_field(ErrorKind::invalid, has_key ? "tls_key" : "tls_cert", "given without {}",
+                          has_key ? "its certificate" : "its private key");
+    }
+    return {};
 }
 
 }  // namespace espalier::server

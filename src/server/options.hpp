@@ -27,6 +27,7 @@ struct ServerOptions {
     std::int64_t port = 8000;
     std::vector<std::string> api_key;
     std::string api_key_file;
+    std::string tls_cert, tls_key;  // files
     std::string monitor_host = "127.0.0.1";
     std::int64_t monitor_port = -1;
     std::vector<std::string> served_model_name;
@@ -75,10 +76,16 @@ void ServerOptions::flags(Visitor&& visit, Self& self) {
                .help = "File of more keys, with names and limits, read again on SIGHUP: a line "
                        "NAME KEY [requests=N] [tokens=N] for each"},
           self.api_key_file);
+    visit(Flag{.name = "tls_cert",
+               .help = "File with the certificate in PEM, those between it and a root behind it: "
+                       "the server speaks https; read again on SIGHUP"},
+          self.tls_cert);
+    visit(Flag{.name = "tls_key", .help = "File with its private key in PEM, without a password"},
+          self.tls_key);
     visit(Flag{.name = "monitor_host", .help = "Address of --monitor-port"}, self.monitor_host);
     visit(Flag{.name = "monitor_port",
-               .help = "Another port for /metrics and the probes, without a key; /metrics is then "
-                       "there alone. 0: any free one; -1: none",
+               .help = "Another port for /metrics and the probes, without a key and without TLS; "
+                       "/metrics is then there alone. 0: any free one; -1: none",
                .least = -1,
                .most = 65535},
           self.monitor_port);
@@ -149,7 +156,7 @@ void ServerOptions::flags(Visitor&& visit, Self& self) {
                .most = 86400},
           self.idle_seconds);
     visit(Flag{.name = "read_seconds",
-               .help = "A request's body must be there by then",
+               .help = "A request's body, and a TLS handshake, must be there by then",
                .least = 0.1,
                .most = 86400},
           self.read_seconds);

@@ -37,6 +37,7 @@ Expected<std::unique_ptr<Server>> Server::start(const ServerOptions& options, Lo
     ESPALIER_ASSIGN_OR_RETURN(
         server->http_, HttpServer::listen(options.host, static_cast<std::uint16_t>(options.port),
                                           limits, server->app_));
+    ESPALIER_RETURN_IF_ERROR(server->load_tls());
     if (options.monitor_port >= 0) {
         ESPALIER_ASSIGN_OR_RETURN(
             server->monitor_port_,
@@ -56,9 +57,19 @@ Expected<std::unique_ptr<Server>> Server::start(const ServerOptions& options, Lo
 
 void Server::reload() {
     http_->post([this] {
-        if (const auto read = app_.load_keys(); !read)
-            log_.error("nothing was read again: " + read.error().message);
+        for (const auto& read : {app_.load_keys(), load_tls()})
+            if (!read) log_.error("not read again: " + read.error().message);
     });
+}
+
+Expected<void> Server::load_tls() {
+    if (options_.tls_cert.empty()) return {};
+    ESPALIER_ASSIGN_OR_RETURN(const tls::Context context,
+                              tls::server_context(options_.tls_cert, options_.tls_key));
+    if (const auto warning = tls::certificate_warning(context)) log_.warning(*warning);
+    http_->use_tls(context);
+    log_.info(fmt::format("TLS with the certificate of {}", options_.tls_cert));
+    return {};
 }
 
 Server::~Server() {

@@ -32,7 +32,8 @@ class Server {
     std::uint16_t port() const { return http_->port(); }
     // Port of --monitor-port; none: there is none.
     std::optional<std::uint16_t> monitor_port() const { return monitor_port_; }
-    // Reads again what operators change while it runs: the file of keys. Any thread.
+    // Reads again what operators change while it runs: the file of keys, certificate and key of
+    // TLS. What is wrong in one of them leaves that as it was. Any thread.
     void reload();
     // The model is there. The runtime outlives the server, or shut_down() comes first.
     Expected<void> serve(runtime::Runtime& runtime);
@@ -43,6 +44,8 @@ class Server {
   private:
     Server(const ServerOptions& options, Log& log)
         : options_(options), log_(log), app_(options, log) {}
+    // Certificate and key as the files are now.
+    Expected<void> load_tls();
     void log_throughput();
     void flush();
     bool wait_until_idle(std::chrono::duration<double> timeout);

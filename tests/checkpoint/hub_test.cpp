@@ -94,7 +94,7 @@ TEST_F(HubTest, TheCacheIsLookedForWhereTheReferenceLooks) {
 TEST_F(HubTest, ErrorsSayWhatWasLookedForAndWhatToDo) {
     expect_error(resolve_model_path(kModel),
                  {kModel, (directory_.path() / "hub").string(),
-                  "models--deepseek-ai--DeepSeek-V2-Lite", "hf download"});
+                  "models--deepseek-ai--DeepSeek-V2-Lite", "espalier pull"});
     const fs::path repository = add(directory_.path() / "hub");
     expect_error(resolve_model_path(std::string(kModel) + "@v9"),
                  {"'v9'", (repository / "refs" / "v9").string(),

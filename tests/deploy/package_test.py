@@ -63,6 +63,8 @@ class Package(unittest.TestCase):
 
     def test_the_tarball(self):
         with FreshRoot() as root:
+            root.run("apt-get", "update", "-qq")
+            root.run("apt-get", "install", "-y", "-qq", "--no-install-recommends", "libssl3", environment={"DEBIAN_FRONTEND": "noninteractive"})
             subprocess.run(["tar", "-C", root.path / "opt", "-xzf", only("espalier-*.tar.gz")], check=True)
             prefix = f"/opt/{only('espalier-*.tar.gz').name.removesuffix('.tar.gz')}"
             self.use(root, f"{prefix}/bin/espalier")
@@ -72,7 +74,7 @@ class Package(unittest.TestCase):
     def test_dependencies_are_named(self):
         control = subprocess.run(["dpkg-deb", "--field", only("espalier_*.deb"), "Depends"], capture_output=True, text=True,
                                  check=True).stdout
-        for library in ("libc6 (>= ", "libstdc++6 (>= "):
+        for library in ("libc6 (>= ", "libssl3 (>= ", "libstdc++6 (>= "):
             self.assertIn(library, control)
 
 

@@ -79,6 +79,37 @@ class Links(unittest.TestCase):
         self.assertEqual(missing, [], "\n" + "\n".join(missing))
 
 
+def foreign_addresses(text):
+    """Hosts that text names as addresses, but for those that stand for any: example names, this machine, names of formats."""
+    for host in re.findall(r"https?://([A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+)", text):
+        if not re.search(r"(^|\.)(example|invalid|localhost)(\.(com|org|net))?$|^[\d.]+$|^www\.w3\.org$|^[a-z]\.[a-z]$", host):
+            yield host
+
+
+class Addresses(unittest.TestCase):
+    KNOWN = {"src/hub/endpoint.hpp": ["huggingface.co"], "LICENSE": ["www.apache.org"] * 2,
+             "deploy/debian/copyright": ["www.debian.org"], "tests/server/guard_test.cpp": ["chat.example.evil"]}
+
+    def test_the_tree_names_the_default_hub_once_and_nothing_else(self):
+        """Whatever is fetched goes by a package's name. Documents may cite; prompts and goldens are texts."""
+        found = {}
+        for folder in (".", "src", "include", "cmake", "tools", "tests", "python", "deploy", "examples", "third_party", ".ci"):
+            paths = (ROOT / folder).glob("*") if folder == "." else (ROOT / folder).rglob("*")
+            for path in paths:
+                name = str(path.relative_to(ROOT))
+                if not path.is_file() or path.suffix in (".md", ".patch", ".lock") or "/data/" in name or "/corpus/" in name \
+                        or "goldens" in name or "__pycache__" in name or path.name == "package-lock.json":
+                    continue
+                text = path.read_bytes().decode(errors="replace")
+                if hosts := list(foreign_addresses(text)):
+                    found[name] = hosts
+        self.assertEqual(found, self.KNOWN)
+
+    def test_finder_sees_addresses(self):
+        text = "https:" + "//github.test/x http://127.0.0.1:1 https://chat.example/ http://www.w3.org/2000/svg 'https://a.b' https://x.example.org"
+        self.assertEqual(list(foreign_addresses(text)), ["github.test"])
+
+
 class History(unittest.TestCase):
     def test_an_entry_of_the_changelog_has_two_lines_at_most(self):
         text = (ROOT / "CHANGELOG.md").read_text()

@@ -4,12 +4,17 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#ifdef ESPALIER_TLS
+#include <openssl/ssl.h>
+#include <openssl/x509.h>
+#endif
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <csignal>
 #include <stdexcept>
 #include <utility>
 
@@ -57,11 +62,61 @@ Client::Client(std::uint16_t port) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) 
 }
 
 Client::Client(Client&& other) noexcept
-    : socket_(std::exchange(other.socket_, -1)), pending_(std::move(other.pending_)) {}
+    : socket_(std::exchange(other.socket_, -1)),
+      tls_(std::move(other.tls_)),
+      pending_(std::move(other.pending_)) {}
+
+namespace {
+
+#ifdef ESPALIER_TLS
+ssize_t tls_write(ssl_st* tls, std::string_view bytes) {
+    return SSL_write(tls, bytes.data(), static_cast<int>(bytes.size()));
+}
+ssize_t tls_read(ssl_st* tls, char* bytes, std::size_t size) {
+    return SSL_read(tls, bytes, static_cast<int>(size));
+}
+#else
+ssize_t tls_write(ssl_st*, std::string_view) { return -1; }
+ssize_t tls_read(ssl_st*, char*, std::size_t) { return -1; }
+#endif
+
+}  // namespace
+
+#ifdef ESPALIER_TLS
+Client Client::secure(std::uint16_t port, int min_version, int max_version) {
+    std::signal(SIGPIPE, SIG_IGN);  // OpenSSL writes without MSG_NOSIGNAL
+    Client client(port);
+    const std::unique_ptr<SSL_CTX, void (*)(SSL_CTX*)> context(SSL_CTX_new(TLS_client_method()),
+                                                               SSL_CTX_free);
+    SSL_CTX_set_security_level(context.get(), 0);  // old versions are the server's to refuse
+    SSL_CTX_set_min_proto_version(context.get(), min_version);
+    SSL_CTX_set_max_proto_version(context.get(), max_version);
+    client.tls_.reset(SSL_new(context.get()), SSL_free);
+    SSL_set_fd(client.tls_.get(), client.socket_);
+    if (SSL_connect(client.tls_.get()) != 1) client.close();
+    return client;
+}
+
+std::string Client::certificate_name() const {
+    if (!tls_) return {};
+    char name[256] = {};
+    const std::unique_ptr<X509, void (*)(X509*)> shown(SSL_get1_peer_certificate(tls_.get()),
+                                                       X509_free);
+    if (shown)
+        X509_NAME_get_text_by_NID(X509_get_subject_name(shown.get()), NID_commonName, name,
+                                  sizeof name);
+    return name;
+}
+
+std::string Client::tls_version() const {
+    return tls_ && socket_ >= 0 ? SSL_get_version(tls_.get()) : std::string();
+}
+#endif
 
 void Client::end_sending() { ::shutdown(socket_, SHUT_WR); }
 
 void Client::close() {
+    tls_.reset();
     if (socket_ >= 0) ::close(std::exchange(socket_, -1));
 }
 
@@ -73,7 +128,8 @@ void Client::reset() {
 
 bool Client::send(std::string_view bytes) {
     while (!bytes.empty()) {
-        const ssize_t count = ::send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+        const ssize_t count = tls_ ? tls_write(tls_.get(), bytes)
+                                   : ::send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
         if (count <= 0) return false;
         bytes.remove_prefix(static_cast<std::size_t>(count));
     }
@@ -83,7 +139,8 @@ bool Client::send(std::string_view bytes) {
 std::string Client::receive_some() {
     if (!pending_.empty()) return std::exchange(pending_, {});
     std::array<char, 65536> bytes{};
-    const ssize_t count = ::recv(socket_, bytes.data(), bytes.size(), 0);
+    const ssize_t count = tls_ ? tls_read(tls_.get(), bytes.data(), bytes.size())
+                               : ::recv(socket_, bytes.data(), bytes.size(), 0);
     return count <= 0 ? std::string() : std::string(bytes.data(), static_cast<std::size_t>(count));
 }
 

@@ -4,11 +4,14 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+struct ssl_st;
 
 namespace espalier::server::test {
 
@@ -28,6 +31,9 @@ struct Answer {
 class Client {
   public:
     explicit Client(std::uint16_t port);
+    // With TLS, believing any certificate. min and max: protocol versions of OpenSSL; 0: any.
+    // status 0 of answers, and false of send(), where no TLS was agreed on.
+    static Client secure(std::uint16_t port, int min_version = 0, int max_version = 0);
     ~Client() { close(); }
     Client(Client&& other) noexcept;
     Client(const Client&) = delete;
@@ -54,8 +60,13 @@ class Client {
         return post(path, body.dump());
     }
 
+    // Name in the server's certificate, and the version of TLS; empty: none.
+    std::string certificate_name() const;
+    std::string tls_version() const;
+
   private:
     int socket_ = -1;
+    std::shared_ptr<ssl_st> tls_;
     std::string pending_;
 };
 

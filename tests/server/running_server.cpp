@@ -81,7 +81,8 @@ RunningServer::RunningServer(const Setup& setup)
     runtime = std::make_unique<runtime::Runtime>(std::move(*opened));
     const auto served = server->serve(*runtime);
     if (!served) throw std::runtime_error(served.error().message);
-    while (client().get("/health").status != 200) std::this_thread::sleep_for(1ms);
+    const std::uint16_t probes = server->monitor_port().value_or(port());
+    while (Client(probes).get("/health").status != 200) std::this_thread::sleep_for(1ms);
 }
 
 RunningServer::~RunningServer() {

@@ -39,6 +39,7 @@ class RunningServer {
 
     std::uint16_t port() const { return server->port(); }
     Client client() const { return Client(port()); }
+    Client secure_client() const { return Client::secure(port()); }
     engine::Engine& engine() { return runtime->engine(); }
     engine::EngineStatus status() { return engine().status(); }
     // Waits until the engine's status is so; false: it never is.
