@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "base/cpu_device.hpp"
 #include "base/error.hpp"
@@ -67,5 +68,20 @@ Expected<WeightView> panels_shape(const WeightView& shape);
 
 // Packs on the device's pool, into its memory. Joined sources keep each its own scales.
 Expected<Weight> pack_panels(CpuDevice& device, WeightStack stack);
+
+// Part of a stack of matrices: some of them, of each the same runs of rows, one behind the other,
+// and the same run of inputs.
+struct StackPart {
+    std::vector<std::int64_t> matrices;
+    std::vector<Part> rows;
+    Part inputs;
+
+    // Format, count, n and k of the part.
+    WeightView shape(const WeightView& whole) const;
+};
+// True if the part's panels are panels of the whole, or runs of their inputs.
+bool in_panels(const WeightView& whole, const StackPart& part);
+// A copy of the part, which alone is read.
+Expected<Weight> copy_panels(Device& device, const WeightView& whole, const StackPart& part);
 
 }  // namespace espalier::linalg

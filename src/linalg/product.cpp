@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cuts products into tasks. All three kinds of product become a list of segments (a matrix and the
 // output rows that use it); a segment is cut into units of (chunk of panels) × (block of rows), and
-// a task is a few units. No cut changes bits: a unit carries every chain from the first k to the
-// last, and sums that pause between two blocks of k pause in f32, which is what they are.
+// a task is a few units. No cut changes bits: a unit carries every chain from the first k of a
+// segment of the inputs to the last, and sums that pause between two blocks of k pause in f32,
+// which is what they are.
 #include "linalg/product.hpp"
 
 #include <algorithm>
@@ -42,6 +43,7 @@ struct Job {
     std::int64_t x_step = 0, y_step = 0;  // columns per matrix of the stack
     const std::int32_t* source_row = nullptr;
     Store store = Store::assign;
+    bool apart = false;      // sums of segments are not added: each has rows of its own
     std::int64_t chunk = 1;  // panels per unit
 };
 
@@ -57,6 +59,8 @@ struct Unit {
     std::int64_t matrix;
     Piece rows;    // of y
     Piece panels;  // of the matrix
+    Piece k = {};  // of the segment that is being computed
+    std::int32_t segment = 0;
 };
 
 Unit unit_at(const Job& job, std::span<const Segment> segments, std::int64_t index) {
@@ -159,19 +163,23 @@ TileCall call_of(const PackedView& matrix, const Unit& unit, Piece rows, Piece p
     }
     call.acc = sums_of(unit, rows, scratch) +
                (panels.begin - unit.panels.begin) * (rows.end - rows.begin) * kPanel;
-    call.first = k.begin == 0;
+    call.first = k.begin == unit.k.begin;
     return call;
 }
 
+// A segment's sums behind those of the segments before it are added to these.
 void store_tile(const Job& job, const Unit& unit, Piece rows, const float* acc) {
+    const Store store = unit.segment == 0 || job.apart ? job.store : Store::accumulate;
+    const std::int64_t first_row = job.apart ? unit.segment * job.x.rows : 0;
     const std::int64_t count = rows.end - rows.begin;
     const std::int64_t first_column = unit.panels.begin * kPanel;
     const std::int64_t columns = std::min(job.w.n, unit.panels.end * kPanel) - first_column;
     const auto element = static_cast<std::int64_t>(bytes_of(job.y.dtype));
     for (std::int64_t row = rows.begin; row < rows.end; ++row) {
-        const std::int64_t at = row * job.y.stride + unit.matrix * job.y_step + first_column;
+        const std::int64_t at =
+            (first_row + row) * job.y.stride + unit.matrix * job.y_step + first_column;
         job.microkernels.store_row(acc + (row - rows.begin) * kPanel, count * kPanel, columns,
-                                   job.y.data + at * element, job.y.dtype, job.store);
+                                   job.y.data + at * element, job.y.dtype, store);
     }
 }
 
@@ -192,8 +200,8 @@ struct Tiles {
 void multiply(const Job& job, const PackedView& matrix, const Unit& unit, const Tiles& tiles,
               Scratch& scratch) {
     const std::int64_t depth = tile_depth(tiles.tallest(), job.kernels.bytes_per_k);
-    for (std::int64_t begin = 0; begin < matrix.k; begin += depth) {
-        const Piece k{begin, std::min(matrix.k, begin + depth)};
+    for (std::int64_t begin = unit.k.begin; begin < unit.k.end; begin += depth) {
+        const Piece k{begin, std::min(unit.k.end, begin + depth)};
         for (std::int64_t tile = 0; tile < tiles.count; ++tile) {
             const Piece rows = tiles.at(tile);
             const auto height = static_cast<int>(rows.end - rows.begin);
@@ -211,8 +219,8 @@ void multiply_widened(const Job& job, const PackedView& matrix, const Unit& unit
                       const Tiles& tiles, Piece some, Scratch& scratch) {
     const WidenedKernels& kernels = job.kernels.widened;
     const Piece all{tiles.at(some.begin).begin, tiles.at(some.end - 1).end};
-    for (std::int64_t begin = 0; begin < matrix.k; begin += kDepthUnit) {
-        const Piece k{begin, std::min(matrix.k, begin + kDepthUnit)};
+    for (std::int64_t begin = unit.k.begin; begin < unit.k.end; begin += kDepthUnit) {
+        const Piece k{begin, std::min(unit.k.end, begin + kDepthUnit)};
         fill_tile(job, unit, all, k, kWidenedTileStride, scratch.tile, scratch.x_sums);
         const std::int64_t groups = ceil_div(k.end - k.begin, matrix.format.group_k);
         for (std::int64_t panel = unit.panels.begin; panel < unit.panels.end; ++panel) {
@@ -229,12 +237,11 @@ void multiply_widened(const Job& job, const PackedView& matrix, const Unit& unit
     }
 }
 
-void run_unit(const Job& job, const Unit& unit, Scratch& scratch) {
-    const PackedView matrix = job.w.at(unit.matrix);
-    const std::int64_t rows = unit.rows.end - unit.rows.begin;
-    const Tiles tiles{unit.rows, ceil_div(rows, job.kernels.max_rows)};
+// One segment of a unit.
+void run_segment(const Job& job, const PackedView& matrix, const Unit& unit, const Tiles& tiles,
+                 Scratch& scratch) {
     const int from = job.kernels.widened.from_rows;
-    if (from == 0 || rows < from) {
+    if (from == 0 || unit.rows.end - unit.rows.begin < from) {
         multiply(job, matrix, unit, tiles, scratch);
     } else {
         const std::int64_t at_once = kWidenedRows / tiles.tallest();
@@ -244,6 +251,17 @@ void run_unit(const Job& job, const Unit& unit, Scratch& scratch) {
     }
     for (std::int64_t tile = 0; tile < tiles.count; ++tile)
         store_tile(job, unit, tiles.at(tile), sums_of(unit, tiles.at(tile), scratch));
+}
+
+void run_unit(const Job& job, Unit unit, Scratch& scratch) {
+    const PackedView matrix = job.w.at(unit.matrix);
+    const Tiles tiles{unit.rows, ceil_div(unit.rows.end - unit.rows.begin, job.kernels.max_rows)};
+    const InputSegments& cut = matrix.segments;
+    for (unit.segment = 0; unit.segment < cut.count; ++unit.segment) {
+        const std::int64_t begin = unit.segment * cut.inputs;
+        unit.k = {begin, cut.count == 1 ? matrix.k : std::min(matrix.k, begin + cut.inputs)};
+        run_segment(job, matrix, unit, tiles, scratch);
+    }
 }
 
 // Panels per unit: bounded by the running sums, by the bytes a task should read, and by sharing
@@ -294,6 +312,9 @@ void check_types(const Matrix& x, const WeightView& w, const Matrix& y, Store st
     CHECK(y.dtype != DType::e4m3, "a product cannot be stored as e4m3");
     CHECK(store == Store::assign || y.dtype == DType::f32, "sums accumulate in f32, not {}",
           name_of(y.dtype));
+    CHECK(w.segments.count == 1 || (store == Store::assign && y.dtype == DType::f32),
+          "{} segments are added to nothing else and in f32, not in {}", w.segments.count,
+          name_of(y.dtype));
 }
 
 }  // namespace
@@ -328,6 +349,20 @@ void Products::product(ThreadPool& pool, const Matrix& x, const WeightView& w, c
     const Microkernels& microkernels = microkernels_of(variant_);
     Job job{microkernels, microkernels.of(w.format.code), x, y, PackedView(w)};
     job.store = store;
+    Segment all{0, 0, x.rows};
+    run_segments(pool, job, std::span(&all, 1));
+}
+
+void Products::segment_sums(ThreadPool& pool, const Matrix& x, const WeightView& w,
+                            const Matrix& sums) const {
+    CHECK(
+        w.count == 1 && x.cols == w.k && sums.cols == w.n && sums.rows == w.segments.count * x.rows,
+        "x [{}, {}], W {} × [{}, {}] in {} segments, sums [{}, {}]", x.rows, x.cols, w.count, w.n,
+        w.k, w.segments.count, sums.rows, sums.cols);
+    check_types(x, w, sums, Store::assign);
+    const Microkernels& microkernels = microkernels_of(variant_);
+    Job job{microkernels, microkernels.of(w.format.code), x, sums, PackedView(w)};
+    job.apart = true;
     Segment all{0, 0, x.rows};
     run_segments(pool, job, std::span(&all, 1));
 }

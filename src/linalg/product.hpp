@@ -6,7 +6,9 @@
 //   bf16 weights       x bf16; pairs of k into one f32 accumulator
 //   e4m3 weights       x bf16; weights widened to bf16 exactly, one such chain per 128-wide block
 //                      of k, then total += chain · scale, blocks ascending
-// Equality of bits holds within one CpuVariant. Weights are laid out as panels (linalg/packed.hpp).
+// Weights that are cut into segments (o and down) have such a chain for each, and the segments'
+// sums are added in ascending order. Equality of bits holds within one CpuVariant. Weights are laid
+// out as panels (linalg/packed.hpp).
 #pragma once
 
 #include <cstdint>
@@ -29,6 +31,11 @@ class Products {
     // y [rows, n] from x [rows, k]; w is one matrix.
     void product(ThreadPool& pool, const Matrix& x, const WeightView& w, const Matrix& y,
                  Store store = Store::assign) const;
+
+    // The same without the last sum: sums [segments · rows, n] f32, of segment s and row r at
+    // s · rows + r.
+    void segment_sums(ThreadPool& pool, const Matrix& x, const WeightView& w,
+                      const Matrix& sums) const;
 
     // For every stack index s (a head): y[s·y_step …] from x[s·x_step …]; steps are columns.
     // x [rows, ≥ (count-1)·x_step + k], y [rows, ≥ (count-1)·y_step + n].

@@ -12,6 +12,7 @@
 #include "base/check.hpp"
 #include "base/error.hpp"
 #include "base/weight_format.hpp"
+#include "linalg/segments.hpp"
 
 namespace espalier::linalg {
 
@@ -81,6 +82,7 @@ struct WeightView {
     std::int64_t scale_bytes = 0;   // from one matrix's scales to the next one's
     const std::byte* data = nullptr;
     const std::byte* scales = nullptr;  // scaled formats only
+    InputSegments segments{};           // of one chain each, on a CPU; a GPU has them by shape
 
     // Numbers that a group of an output has: a scale, and behind it a zero point.
     std::int64_t group_numbers() const { return format.zero_points ? 2 : 1; }
@@ -114,6 +116,14 @@ class Weight {
     }
 
     const WeightView& view() const { return view_; }
+    // Borders are multiples of kChunkInputs, so that no layout and no group of scales crosses them.
+    void cut(const InputSegments& segments) {
+        CHECK(segments.count <= 1 || (segments.inputs % kChunkInputs == 0 &&
+                                      (segments.count - 1) * segments.inputs < view_.k &&
+                                      view_.k <= segments.count * segments.inputs),
+              "{} inputs in {} segments of {}", view_.k, segments.count, segments.inputs);
+        view_.segments = segments;
+    }
     std::size_t bytes() const { return data_.bytes() + scales_.bytes(); }
 
   private:

@@ -92,6 +92,11 @@ class IsolatedBackend final : public ops::Backend {
         const Operation open(device_, "product", x, w, y);
         inner_->product(context, x, w, y, store);
     }
+    void segment_sums(OpContext& context, const Matrix& x, const linalg::WeightView& w,
+                      const Matrix& sums) const override {
+        const Operation open(device_, "segment_sums", x, w, sums);
+        inner_->segment_sums(context, x, w, sums);
+    }
     void stacked_product(OpContext& context, const Matrix& x, std::int64_t x_step,
                          const linalg::WeightView& w, const Matrix& y,
                          std::int64_t y_step) const override {

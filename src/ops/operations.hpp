@@ -68,6 +68,11 @@ class Operations {
     // y [T, n] = x [T, k] · Wᵀ.
     virtual void product(OpContext& context, const Matrix& x, const WeightView& w, const Matrix& y,
                          Store store) const = 0;
+    // The same for a weight cut into segments, without their last sum: sums [segments · T, n] f32,
+    // of segment s and row t at s · T + t. For backends whose ranks exchange terms (terms.hpp).
+    virtual void segment_sums(OpContext&, const Matrix&, const WeightView&, const Matrix&) const {
+        CHECK(false, "{} keeps no segments apart", name());
+    }
     // Per head h: y columns [h·y_step, +n) from x columns [h·x_step, +k) with matrix h.
     virtual void stacked_product(OpContext& context, const Matrix& x, std::int64_t x_step,
                                  const WeightView& w, const Matrix& y,

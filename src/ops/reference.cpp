@@ -189,6 +189,10 @@ class ReferenceBackend final : public Backend {
         check_size(x.rows, y.rows, "rows of a product");
         reference_product(x, w, y, store);
     }
+    void segment_sums(OpContext&, const Matrix& x, const WeightView& w,
+                      const Matrix& sums) const override {
+        reference_segment_sums(x, w, sums);
+    }
     void stacked_product(OpContext&, const Matrix& x, std::int64_t x_step, const WeightView& w,
                          const Matrix& y, std::int64_t y_step) const override {
         for (std::int64_t head = 0; head < w.count; ++head)

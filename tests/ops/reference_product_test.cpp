@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <tuple>
+
 #include "linalg/packed.hpp"
 #include "linalg/product.hpp"
 #include "linalg/random_weights.hpp"
@@ -62,6 +64,34 @@ TEST_P(Layouts, MultiplyToTheSameBits) {
         products.product(device.pool(), x.matrix(), panels.view(), wanted.matrix(),
                          Store::accumulate);
         EXPECT_EQ(got.bytes(), wanted.bytes()) << n << " × " << k << ", accumulated";
+    }
+}
+
+// Weights cut into segments, as one rank adds them and as ranks exchange them.
+TEST_P(Layouts, AddSegmentsInOneOrder) {
+    CpuDevice device(2);
+    const linalg::Products products(CpuVariant::portable);
+    for (const auto& [n, k, each] :
+         {std::tuple<std::int64_t, std::int64_t, std::int64_t>{5, 256, 128},
+          {33, 1025, 128},
+          {17, 1025, 384}}) {
+        const StoredTensor stored(GetParam(), n, k, 3, 1);
+        const WeightSource source = stored.view();
+        const std::span<const WeightSource> one(&source, 1);
+        linalg::Weight rows = linalg::pack_rows(device, {&one, 1}).value();
+        linalg::Weight panels = linalg::pack_panels(device, {&one, 1}).value();
+        const auto count = static_cast<std::int32_t>((k + each - 1) / each);
+        rows.cut({count, 0, count, each});
+        panels.cut({count, 0, count, each});
+        Activations x = Activations::random(source.format.input(), 7, k, k + 3, 4);
+        Activations got(DType::f32, 7, n, n + 1), wanted(DType::f32, 7, n, n + 1);
+        ops::reference_product(x.matrix(), rows.view(), got.matrix(), Store::assign);
+        products.product(device.pool(), x.matrix(), panels.view(), wanted.matrix());
+        EXPECT_EQ(got.bytes(), wanted.bytes()) << n << " × " << k << " by " << each;
+        Activations apart(DType::f32, 7 * count, n, n + 1), sums(DType::f32, 7 * count, n, n + 1);
+        ops::reference_segment_sums(x.matrix(), rows.view(), apart.matrix());
+        products.segment_sums(device.pool(), x.matrix(), panels.view(), sums.matrix());
+        EXPECT_EQ(apart.bytes(), sums.bytes()) << n << " × " << k << " by " << each << ", apart";
     }
 }
 

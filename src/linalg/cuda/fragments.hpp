@@ -29,27 +29,19 @@
 //
 // f32, f16: rows [n][k], k padded to a multiple of four with zeros.
 //
-// k is also cut into segments, a function of the shape alone: each is one chain of sums, and the
-// segments' sums are added in ascending order, whichever kernel computes them.
+// k is also cut into segments, a function of the shape alone (linalg/segments.hpp).
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
+#include "linalg/segments.hpp"
 #include "linalg/weight.hpp"
 
 namespace espalier::linalg::cuda {
 
-inline constexpr std::int64_t kTileOutputs = 16;
-inline constexpr std::int64_t kChunkInputs = 128;
-inline constexpr int kMostSegments = 16;
-inline constexpr int kMostSegmentChunks = 32;
 inline constexpr int kMostSplitSegments = 4;  // that a block of a cluster has, of many tokens
 inline constexpr std::int64_t kMostInputs = kMostSegments * kMostSegmentChunks * kChunkInputs;
 
-constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-constexpr std::int64_t tiles_of(std::int64_t n) { return divide_up(n, kTileOutputs); }
-constexpr std::int64_t chunks_of(std::int64_t k) { return divide_up(k, kChunkInputs); }
 constexpr bool in_fragments(WeightCode code) { return facts_of(code).input == DType::bf16; }
 constexpr std::int64_t padded_row(std::int64_t k) { return divide_up(k, 4) * 4; }
 
@@ -79,25 +71,6 @@ constexpr int half_bytes(const WeightFormat& packed) {
 // Row `output` of gated_fragments in the matrix that joins gate and up.
 constexpr std::int64_t gated_row(std::int64_t output, std::int64_t n) {
     return output % 16 / 8 * (n / 2) + output / 16 * 8 + output % 8;
-}
-
-struct Segments {
-    int count = 0;
-    int chunks = 0;  // of each; the last may have fewer
-};
-
-// One warp per segment reads a row of chunks: eight are enough to keep memory busy; a long row of a
-// weight with few outputs is cut finer (V3's q_a, 1536 × 7168: 14 segments beat 8 by 20 %). Up to
-// 22 chunks have two a segment: V2-Lite's shared expert (k = 2816) has as many segments as the
-// experts (1408), with which it shares a launch.
-constexpr Segments segments_of(std::int64_t n, std::int64_t k) {
-    const std::int64_t chunks = chunks_of(k);
-    if (chunks <= 11) return {static_cast<int>(chunks), 1};
-    if (chunks <= 22) return {static_cast<int>(divide_up(chunks, 2)), 2};
-    const std::int64_t wanted = tiles_of(n) < 264 && chunks >= 32 ? kMostSegments : 8;
-    const std::int64_t most = std::max(wanted, divide_up(chunks, kMostSegmentChunks));
-    const std::int64_t each = divide_up(chunks, most);
-    return {static_cast<int>(divide_up(chunks, each)), static_cast<int>(each)};
 }
 
 // The codes of outputs g and g + 8 in 16 bits: the first as S...EEEEMMM...., the second in the

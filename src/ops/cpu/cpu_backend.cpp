@@ -91,6 +91,10 @@ class CpuBackend final : public Backend {
                  Store store) const override {
         products_.product(pool_of(context), x, w, y, store);
     }
+    void segment_sums(OpContext& context, const Matrix& x, const WeightView& w,
+                      const Matrix& sums) const override {
+        products_.segment_sums(pool_of(context), x, w, sums);
+    }
     void stacked_product(OpContext& context, const Matrix& x, std::int64_t x_step,
                          const WeightView& w, const Matrix& y, std::int64_t y_step) const override {
         products_.stacked(pool_of(context), x, x_step, w, y, y_step);
