@@ -12,6 +12,11 @@
 
 namespace espalier {
 
+// Versions of the order in which a backend's products add: the bits of all variants. CPU 2: o and
+// down have a chain for each segment of their inputs (linalg/segments.hpp).
+inline constexpr std::int32_t kCpuProductsVersion = 2;
+inline constexpr std::int32_t kCudaProductsVersion = 1;
+
 // An empty text is a value that is not known; it is not compared.
 struct TextIdentity {
     std::string tokenizer;    // hash of its files, 16 hex digits
@@ -24,13 +29,14 @@ struct TextIdentity {
     std::string backend;  // cpu, cuda
     std::string family;   // of the device: cpu, hopper
     std::string variant;  // of the kernels: portable, avx2, avx512, avx512_bf16, sm_90a
+    std::int32_t products_version = 0;
     std::int32_t sampling_version = 0;
 
     // Visitors are those of trace/events.hpp. A field that is not listed does not compile.
     template <typename Visitor, typename Self>
     static void fields(Visitor& visit, Self& self) {
         auto& [tokenizer, model, weights, activations, head, kv_format, prefill_segment, backend,
-               family, variant, sampling_version] = self;
+               family, variant, products_version, sampling_version] = self;
         visit.text("tokenizer", tokenizer);
         visit.text("model", model);
         visit.text("weights", weights);
@@ -41,6 +47,7 @@ struct TextIdentity {
         visit.text("backend", backend);
         visit.text("family", family);
         visit.text("variant", variant);
+        visit.integer("products_version", products_version, 0, (std::int64_t{1} << 31) - 1);
         visit.integer("sampling_version", sampling_version, 0, (std::int64_t{1} << 31) - 1);
     }
     bool operator==(const TextIdentity&) const = default;

@@ -6,6 +6,7 @@
 
 #include "base/for_what.hpp"
 #include "base/limits.hpp"
+#include "ops/rank_terms.hpp"
 
 namespace espalier::draft {
 namespace {
@@ -13,11 +14,12 @@ namespace {
 model::Activations::Sizes sizes_of(const NetworkShape& shape, const PassLimits& limits) {
     return {.tokens = std::max(limits.tokens, limits.nodes),
             .gather = limits.nodes,
-            .attention_input = shape.attention_input};
+            .attention_input = shape.attention_input,
+            .shard = shape.shard};
 }
 
 mla::Capacities attention_of(const NetworkShape& shape, int workers, const PassLimits& limits) {
-    return {.heads = static_cast<std::int32_t>(shape.config.num_attention_heads),
+    return {.heads = static_cast<std::int32_t>(model::heads_of(shape.config, shape.shard)),
             .head_dims = shape.config.head_dims(),
             .rows = limits.rows,
             .tokens = limits.nodes,
@@ -32,8 +34,9 @@ std::size_t scratch_bytes(const NetworkShape& shape, const ops::Backend& backend
                           const mla::Kernels& kernels, int workers, const PassLimits& limits) {
     const model::Activations::Sizes sizes = sizes_of(shape, limits);
     return std::max(
-        backend.scratch_bytes(sizes.tokens, sizes.gather, shape.config.vocab_size, workers),
-        kernels.scratch_bytes(attention_of(shape, workers, limits)));
+        {backend.scratch_bytes(sizes.tokens, sizes.gather, shape.config.vocab_size, workers),
+         model::exchange_scratch(shape.config, shape.shard),
+         kernels.scratch_bytes(attention_of(shape, workers, limits))});
 }
 
 }  // namespace
@@ -79,7 +82,7 @@ DraftModel::DraftModel(std::unique_ptr<Network> network, const Machine& machine,
     : network_(std::move(network)),
       backend_(machine.backend),
       kernels_(machine.kernels),
-      rule_(network_->shape().config),
+      rule_(network_->shape().config, network_->shape().shard),
       activations_arena_(std::move(activations)),
       scratch_(std::move(scratch)),
       attention_plan_(std::move(plan)),
@@ -87,6 +90,7 @@ DraftModel::DraftModel(std::unique_ptr<Network> network, const Machine& machine,
                                   network_->shape().act, sizes_of(network_->shape(), limits))),
       context_{machine.device, scratch_} {
     rule_.first_slot = kFirstSlot;
+    if (!network_->shape().shard.whole()) context_.ranks = machine.ranks;
     a_.attention_plan = attention_plan_.data();
 }
 
@@ -140,8 +144,10 @@ Matrix DraftModel::leave(const batch::BatchView& batch, const Matrix& after) {
     network_->leave(parts(), after);
     const std::int64_t vocabulary = network_->shape().vocabulary;
     const Matrix logits{a_.logits.data, DType::f32, batch.cap_tokens, vocabulary, vocabulary};
-    backend_.product(context_, a_.gathered_act.slice(0, batch.cap_tokens), network_->head(), logits,
-                     ops::Store::assign);
+    Matrix here = a_.logits_here;
+    if (here.data != nullptr) here = here.slice(0, batch.cap_tokens);
+    ops::dealt_product(backend_, context_, a_.gathered_act.slice(0, batch.cap_tokens),
+                       network_->head(), here, logits);
     return logits;
 }
 

@@ -22,7 +22,8 @@ struct Machine {
     Device& device;
     const ops::Backend& backend;
     const mla::Kernels& kernels;
-    batch::CaptureOptions capture{};  // of each draft model
+    batch::CaptureOptions capture{};   // of each draft model
+    parallel::Ranks* ranks = nullptr;  // as model::ModelSettings
 };
 
 struct PassLimits {

@@ -17,7 +17,8 @@ class Mtp final : public Network {
                  .taps = config.hidden_size,
                  .state = config.hidden_size,
                  .attention_input = config.hidden_size,
-                 .vocabulary = config.vocab_size} {}
+                 .vocabulary = config.vocab_size,
+                 .shard = target.shard} {}
 
     std::string_view name() const override { return "mtp"; }
     const NetworkShape& shape() const override { return shape_; }

@@ -32,6 +32,7 @@ struct NetworkShape {
     std::int64_t state = 0;            // columns of a state
     std::int64_t attention_input = 0;  // columns that attention projects
     std::int64_t vocabulary = 0;       // of its head
+    model::Shard shard = {};           // whose weights it has: the target's, or whole
 };
 
 class Network {

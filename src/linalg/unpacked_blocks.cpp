@@ -34,17 +34,20 @@ void store_codes(const BlockNumbers& numbers, const BlockFacts& facts, std::byte
 }  // namespace
 
 UnpackedBlocks UnpackedBlocks::unpack(ThreadPool& pool, BlockCode code, const std::byte* blocks,
-                                      std::int64_t n, std::int64_t k) {
+                                      std::int64_t n, std::int64_t k, const Part& some) {
     const BlockFacts& facts = facts_of(code);
     CHECK(facts.weights > 0 && k % facts.weights == 0, "{} inputs in blocks of {}", k,
           facts.weights);
-    const std::int64_t per_row = k / facts.weights;
+    const std::int64_t row_blocks = k / facts.weights;
+    const std::int64_t first = some.first / facts.weights;
+    const std::int64_t per_row = divide_up(some.first + some.count, facts.weights) - first;
     const std::int64_t groups = facts.weights / facts.format.group_k;  // of a block
     const std::int64_t code_bytes = facts.format.bytes(facts.weights);
     UnpackedBlocks result;
     result.format_ = facts.format;
     result.n_ = n;
-    result.k_ = k;
+    result.k_ = per_row * facts.weights;
+    result.some_ = {some.first - first * facts.weights, some.count};
     result.codes_.resize(static_cast<std::size_t>(n * per_row * code_bytes));
     result.scales_.resize(static_cast<std::size_t>(n * per_row * groups));
     if (facts.format.zero_points) result.zeros_.resize(result.scales_.size());
@@ -55,7 +58,8 @@ UnpackedBlocks UnpackedBlocks::unpack(ThreadPool& pool, BlockCode code, const st
         BlockNumbers numbers;
         const std::int64_t end = std::min(all, (task + 1) * kBlocksPerTask);
         for (std::int64_t block = task * kBlocksPerTask; block < end; ++block) {
-            unpack_block(code, blocks + block * facts.bytes, numbers);
+            const std::int64_t from = block / per_row * row_blocks + first + block % per_row;
+            unpack_block(code, blocks + from * facts.bytes, numbers);
             store_codes(numbers, facts, result.codes_.data() + block * code_bytes);
             std::copy_n(numbers.scales.begin(), groups, result.scales_.begin() + block * groups);
             if (!facts.format.zero_points) continue;
@@ -68,13 +72,14 @@ UnpackedBlocks UnpackedBlocks::unpack(ThreadPool& pool, BlockCode code, const st
 }
 
 WeightSource UnpackedBlocks::source() const {
-    return {.data = codes_.data(),
+    return {.data = codes_.data() + format_.bytes(some_.first),
             .format = format_,
             .n = n_,
-            .k = k_,
+            .k = some_.count,
             .row_stride = k_,
             .scales = reinterpret_cast<const std::byte*>(scales_.data()),
             .scale_stride = k_ / format_.group_k,
+            .first_col = some_.first,
             .zeros = reinterpret_cast<const std::byte*>(zeros_.data())};
 }
 

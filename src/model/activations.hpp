@@ -9,16 +9,20 @@
 #include "base/matrix.hpp"
 #include "base/op_context.hpp"
 #include "checkpoint/model_config.hpp"
+#include "model/shard_plan.hpp"
 #include "ops/ops.hpp"
 
 namespace espalier::model {
 
-// Matrices have the rows of the largest batch (T tokens, G gathered); a step works on slices of
-// them. "act" is bf16 for bf16 and FP8 weights, f32 otherwise.
+// Heads (H) and widths are those of this rank. Matrices have the rows of the largest batch (T
+// tokens, G gathered); a step works on slices of them. "act" is bf16 for bf16 and FP8 weights, f32
+// otherwise.
 struct Activations {
     Matrix residual;  // [T, hidden] f32
-    Matrix sums;      // [T, hidden] f32: of o or a dense down, the terms about to be added to it
-    Matrix normed;    // [T, hidden] act
+    // f32, of o or a dense down, the terms about to be added to it: [T, hidden], on ranks [segments
+    // here · T, hidden]
+    Matrix sums;
+    Matrix normed;  // [T, hidden] act
     // Input of attention's products: the layer's normed input, in place of `normed` unless it is
     // wider.
     Matrix attention_input;  // [T, input width] act
@@ -34,9 +38,10 @@ struct Activations {
     Matrix key_rope;         // [T, 64] f32
     Matrix out_latent;       // [T, H·512] act
     Matrix out;              // [T, H·value] act
+    Matrix all_out;          // [T, H·value of all ranks] act, where o reads others' heads
     Matrix gate_up;          // [T, 2·width] f32: dense layers and shared experts
     Matrix gated;            // [T, width] act
-    Matrix shared_out;       // [T, hidden] f32
+    Matrix shared_out;       // [T, hidden] f32, on ranks [segments here · T, hidden]
     Matrix router_logits;    // [T, experts] f32
     ops::ExpertPlan plan{};
     Matrix pair_gate_up;                // [T·top_k, 2·I] f32
@@ -45,6 +50,7 @@ struct Activations {
     Matrix gathered;                    // [G, hidden] f32
     Matrix gathered_act;                // [G, hidden] act
     Matrix logits;                      // [G, vocabulary] f32
+    Matrix logits_here;                 // [G, rows of the head here] f32, on ranks
     std::uint8_t* nonfinite = nullptr;  // [T]: 1 where any layer's cache entry was flushed
     // The step's plan of absorbed attention, which its layers share (mla::AbsorbedCall); null: each
     // makes its own, or none is needed. Not taken here.
@@ -57,6 +63,7 @@ struct Activations {
         std::int64_t tokens = 0;           // T
         std::int64_t gather = 0;           // G
         std::int64_t attention_input = 0;  // width; 0: hidden
+        Shard shard = {};                  // whose weights they are for
     };
     // Takes everything from the arena; plan_bytes() says how much that is.
     static Activations take(Arena& arena, const checkpoint::ModelConfig& config, DType act,

@@ -2,6 +2,7 @@
 #include "model/decoder_layer.hpp"
 
 #include "model/rope_scaling.hpp"
+#include "ops/rank_terms.hpp"
 
 namespace espalier::model {
 namespace {
@@ -37,8 +38,8 @@ ops::RouterRule router_rule(const checkpoint::ModelConfig& config) {
 
 }  // namespace
 
-DecoderRule::DecoderRule(const checkpoint::ModelConfig& config)
-    : heads(static_cast<std::int32_t>(config.num_attention_heads)),
+DecoderRule::DecoderRule(const checkpoint::ModelConfig& config, const Shard& shard)
+    : heads(static_cast<std::int32_t>(heads_of(config, shard))),
       head_dims(config.head_dims()),
       epsilon(static_cast<float>(config.rms_norm_eps)),
       softmax_scale(model::softmax_scale(config)),
@@ -121,7 +122,8 @@ ops::AttentionCall DecoderLayer::attention_call(const batch::BatchView& batch,
                             .decompressed = decompressed_call(batch, kv),
                             .out = a_.out.slice(0, tokens),
                             .o = w.o.view(),
-                            .sums = a_.sums.slice(0, tokens)};
+                            .sums = sums_of(w.o, tokens, a_.sums)};
+    if (a_.all_out.data != nullptr) call.all_out = a_.all_out.slice(0, tokens);
     if (!w.q_a_norm.empty())
         call.low_rank = {w.q_a.view(),
                          a_.q_a.slice(0, tokens),
@@ -169,7 +171,7 @@ void DecoderLayer::mlp(const batch::BatchView& batch, const ops::Terms& attentio
     } else {
         program_.add(context_, attention, residual, {.norm = post_attention_norm(tokens)});
         terms = program_.feed_forward(context_, a_.normed.slice(0, tokens),
-                                      network(*weights_.dense, a_.sums.slice(0, tokens)));
+                                      network(*weights_.dense, tokens, a_.sums));
     }
     ops::AfterTerms after;
     if (next != nullptr)
@@ -185,13 +187,20 @@ ops::RowNorm DecoderLayer::post_attention_norm(std::int64_t tokens) const {
 }
 
 // A dense layer or a shared expert in the activations that both have in common.
-ops::FeedForward DecoderLayer::network(const FeedForwardWeights& weights, const Matrix& out) const {
+ops::FeedForward DecoderLayer::network(const FeedForwardWeights& weights, std::int64_t tokens,
+                                       const Matrix& sums) const {
     const std::int64_t width = weights.down.view().k;
     return {weights.gate_up.view(),
             weights.down.view(),
-            {a_.gate_up.data, a_.gate_up.dtype, out.rows, 2 * width, 2 * width},
-            {a_.gated.data, a_.gated.dtype, out.rows, width, width},
-            out};
+            {a_.gate_up.data, a_.gate_up.dtype, tokens, 2 * width, 2 * width},
+            {a_.gated.data, a_.gated.dtype, tokens, width, width},
+            sums_of(weights.down, tokens, sums)};
+}
+
+// Rows for the result of a product whose inputs are cut, or on ranks for each segment here.
+Matrix DecoderLayer::sums_of(const Weight& w, std::int64_t tokens, const Matrix& room) const {
+    const std::int64_t apart = ops::ranks_of(context_) == nullptr ? 1 : w.view().segments.count;
+    return room.slice(0, tokens * apart);
 }
 
 // residual += attention; the experts' terms from its norm.
@@ -205,7 +214,8 @@ ops::Terms DecoderLayer::mixture_of_experts(const batch::BatchView& batch,
                                  .bias = moe.bias.empty() ? nullptr : moe.bias.data(),
                                  .rule = rule_.router,
                                  .row_of = batch.row_of,
-                                 .plan = a_.plan};
+                                 .plan = a_.plan,
+                                 .deal = moe.deal.get()};
     program_.add(context_, attention, a_.residual.slice(0, tokens),
                  {.norm = post_attention_norm(tokens), .router = &router});
     if (moe.mapped) moe.mapped->read_ahead(a_.plan.indptr);
@@ -213,7 +223,7 @@ ops::Terms DecoderLayer::mixture_of_experts(const batch::BatchView& batch,
         context_, a_.normed.slice(0, tokens), router,
         {moe.gate_up.view(), moe.down.view(), a_.pair_gate_up.slice(0, pairs),
          a_.pair_gated.slice(0, pairs), a_.pair_out.slice(0, pairs)},
-        moe.shared ? network(*moe.shared, a_.shared_out.slice(0, tokens)) : ops::FeedForward{});
+        moe.shared ? network(*moe.shared, tokens, a_.shared_out) : ops::FeedForward{});
 }
 
 }  // namespace espalier::model

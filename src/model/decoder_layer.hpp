@@ -23,9 +23,9 @@ namespace espalier::model {
 
 // Parameters that the layers of one model have in common.
 struct DecoderRule {
-    explicit DecoderRule(const checkpoint::ModelConfig& config);
+    explicit DecoderRule(const checkpoint::ModelConfig& config, const Shard& shard = {});
 
-    std::int32_t heads = 0;
+    std::int32_t heads = 0;  // of this rank
     HeadDims head_dims;
     float epsilon = 0.0f;        // of the norms before attention and MLP, and of the final one
     float softmax_scale = 0.0f;  // YaRN applied
@@ -81,7 +81,9 @@ class DecoderLayer {
     mla::AbsorbedCall absorbed_call(const batch::BatchView& batch, const mla::KvPages& kv) const;
     mla::DecompressedCall decompressed_call(const batch::BatchView& batch,
                                             const mla::KvPages& kv) const;
-    ops::FeedForward network(const FeedForwardWeights& weights, const Matrix& out) const;
+    ops::FeedForward network(const FeedForwardWeights& weights, std::int64_t tokens,
+                             const Matrix& sums) const;
+    Matrix sums_of(const Weight& w, std::int64_t tokens, const Matrix& room) const;
     ops::RowNorm post_attention_norm(std::int64_t tokens) const;
     void mlp(const batch::BatchView& batch, const ops::Terms& attention,
              const LayerWeights* next) const;

@@ -8,6 +8,8 @@
 #include "model/activations.hpp"
 #include "model/decoder_layer.hpp"
 #include "model/kv_layout.hpp"
+#include "ops/rank_terms.hpp"
+#include "parallel/ranks.hpp"
 
 namespace espalier::model {
 namespace {
@@ -63,21 +65,23 @@ struct DeepseekModel::State {
 
     State(const checkpoint::ModelConfig& config_in, Weights weights_in,
           const ops::Backend& backend_in, const mla::Kernels& kernels_in, Device& device,
-          const ModelLimits& limits_in, mla::KvFormat format, Buffer activations,
-          Buffer scratch_memory, Buffer plan)
+          const ModelLimits& limits_in, mla::KvFormat format, parallel::Ranks* ranks,
+          Buffer activations, Buffer scratch_memory, Buffer plan)
         : config(config_in),
           weights(std::move(weights_in)),
           backend(backend_in),
           kernels(kernels_in),
           limits(limits_in),
           kv_layout(model::kv_layout(config, format)),
-          rule(config),
+          rule(config, weights.shard),
           activations_arena(std::move(activations)),
           scratch(std::move(scratch_memory)),
           attention_plan(std::move(plan)),
-          a(Activations::take(activations_arena, config, weights.format.input(),
-                              {.tokens = limits.max_tokens, .gather = limits.max_gather})),
+          a(Activations::take(
+              activations_arena, config, weights.format.input(),
+              {.tokens = limits.max_tokens, .gather = limits.max_gather, .shard = weights.shard})),
           context{device, scratch} {
+        context.ranks = ranks;
         a.attention_plan = attention_plan.data();
     }
 
@@ -153,7 +157,9 @@ Matrix DeepseekModel::State::logits_of(const batch::BatchView& batch) {
     const Matrix logits = a.logits.slice(0, batch.cap_gather);
     backend.gather_rows(context, a.residual.slice(0, batch.cap_tokens), batch.gather, gathered);
     backend.rms_norm(context, gathered, weights.final_norm.data(), rule.epsilon, gathered_act, {});
-    backend.product(context, gathered_act, weights.head.view(), logits, ops::Store::assign);
+    Matrix here = a.logits_here;
+    if (here.data != nullptr) here = here.slice(0, batch.cap_gather);
+    ops::dealt_product(backend, context, gathered_act, weights.head.view(), here, logits);
     return logits;
 }
 
@@ -175,9 +181,9 @@ std::size_t product_scratch(const checkpoint::ModelConfig& c, const ops::Backend
 
 StepMemory step_memory(const checkpoint::ModelConfig& config, DType act,
                        const ops::Backend& backend, const mla::Kernels& kernels, int workers,
-                       const ModelLimits& limits) {
+                       const ModelLimits& limits, const Shard& shard) {
     const ModelLimits bounded = with_defaults(limits, config);
-    const mla::Capacities attention{.heads = static_cast<std::int32_t>(config.num_attention_heads),
+    const mla::Capacities attention{.heads = static_cast<std::int32_t>(heads_of(config, shard)),
                                     .head_dims = config.head_dims(),
                                     .rows = bounded.max_rows,
                                     .tokens = bounded.max_tokens,
@@ -185,13 +191,15 @@ StepMemory step_memory(const checkpoint::ModelConfig& config, DType act,
                                     .max_kv_len = static_cast<std::int32_t>(bounded.max_kv_len),
                                     .total_splits = bounded.max_splits,
                                     .workers = workers};
-    return {.activations = Activations::plan_bytes(
-                config, act, {.tokens = bounded.max_tokens, .gather = bounded.max_gather}),
-            .scratch = std::max({backend.scratch_bytes(bounded.max_tokens, bounded.max_gather,
-                                                       config.vocab_size, workers),
-                                 product_scratch(config, backend, bounded.max_tokens),
-                                 kernels.scratch_bytes(attention)}),
-            .attention_plan = kernels.plan_bytes(attention)};
+    return {
+        .activations = Activations::plan_bytes(
+            config, act,
+            {.tokens = bounded.max_tokens, .gather = bounded.max_gather, .shard = shard}),
+        .scratch = std::max({backend.scratch_bytes(bounded.max_tokens, bounded.max_gather,
+                                                   config.vocab_size, workers),
+                             product_scratch(config, backend, bounded.max_tokens),
+                             exchange_scratch(config, shard), kernels.scratch_bytes(attention)}),
+        .attention_plan = kernels.plan_bytes(attention)};
 }
 
 Expected<DeepseekModel> DeepseekModel::create(const checkpoint::ModelConfig& config,
@@ -202,16 +210,22 @@ Expected<DeepseekModel> DeepseekModel::create(const checkpoint::ModelConfig& con
     const ModelLimits bounded = with_defaults(settings.limits, config);
     const DType act = weights.format.input();
     ESPALIER_ASSIGN_OR_RETURN(const mla::KvFormat format, kv_format_for(act, settings.kv_format));
-    const StepMemory bytes = step_memory(config, act, backend, kernels, device.workers(), bounded);
+    const int ranks = settings.ranks == nullptr ? 1 : settings.ranks->count();
+    if (weights.shard.count != ranks || (ranks > 1 && weights.shard.rank != settings.ranks->rank()))
+        return fail(ErrorKind::invalid, "the weights of rank {} of {} on rank {} of {}",
+                    weights.shard.rank, weights.shard.count,
+                    settings.ranks == nullptr ? 0 : settings.ranks->rank(), ranks);
+    const StepMemory bytes =
+        step_memory(config, act, backend, kernels, device.workers(), bounded, weights.shard);
     ESPALIER_ASSIGN_OR_RETURN(Buffer activations, for_what(device.allocate(bytes.activations),
                                                            "the activations of a step"));
     ESPALIER_ASSIGN_OR_RETURN(Buffer scratch,
                               for_what(device.allocate(bytes.scratch), "the workspace of a step"));
     ESPALIER_ASSIGN_OR_RETURN(
         Buffer plan, for_what(device.allocate(bytes.attention_plan), "the plan of attention"));
-    return DeepseekModel(std::make_unique<State>(config, std::move(weights), backend, kernels,
-                                                 device, bounded, format, std::move(activations),
-                                                 std::move(scratch), std::move(plan)));
+    return DeepseekModel(std::make_unique<State>(
+        config, std::move(weights), backend, kernels, device, bounded, format, settings.ranks,
+        std::move(activations), std::move(scratch), std::move(plan)));
 }
 
 DeepseekModel::DeepseekModel(std::unique_ptr<State> state) : state_(std::move(state)) {}

@@ -34,6 +34,9 @@ struct ModelSettings {
     // Format of the cache. None: f32 for f32 and f16 checkpoints, bf16 for all others, which may
     // also have fp8_token (512 e4m3 with a scale per slot, the rotary part bf16) and fp8_tensor.
     std::optional<mla::KvFormat> kv_format = {};
+    // Ranks that have the other parts of the model, as many as its weights' shard says; they
+    // outlive it. Null: the weights are whole.
+    parallel::Ranks* ranks = nullptr;
 };
 
 // Device memory of a model of these limits beside weights and cache.
@@ -47,7 +50,7 @@ struct StepMemory {
 // act: the type of the products' inputs.
 StepMemory step_memory(const checkpoint::ModelConfig& config, DType act,
                        const ops::Backend& backend, const mla::Kernels& kernels, int workers,
-                       const ModelLimits& limits);
+                       const ModelLimits& limits, const Shard& shard = {});
 
 // Views into the model's own memory on its device, valid until the next forward.
 struct ForwardResult {

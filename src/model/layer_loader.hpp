@@ -13,15 +13,17 @@
 
 namespace espalier::model {
 
-// input_width: columns of what queries and keys are projected from.
+// The part of a shard each. input_width: columns of what queries and keys are projected from.
 Expected<AttentionWeights> load_attention(WeightReader& reader,
                                           const checkpoint::ModelConfig& config,
-                                          const std::string& name, std::int64_t input_width);
+                                          const std::string& name, std::int64_t input_width,
+                                          const Shard& shard = {});
 Expected<FeedForwardWeights> load_feed_forward(WeightReader& reader,
                                                const checkpoint::ModelConfig& config,
-                                               const std::string& name, std::int64_t width);
+                                               const std::string& name, std::int64_t width,
+                                               const Shard& shard = {});
 // "model.layers.{layer}.", dense or of experts as the config has it.
 Expected<LayerWeights> load_layer(WeightReader& reader, const checkpoint::ModelConfig& config,
-                                  std::int64_t layer);
+                                  std::int64_t layer, const Shard& shard);
 
 }  // namespace espalier::model

@@ -96,6 +96,15 @@ Expected<std::optional<Weight>> PackedWeights::take(const std::string& name,
     return Weight(borrowed(data), borrowed(scales), view);
 }
 
+Expected<std::optional<Weight>> PackedWeights::take_part(Device& device, const std::string& name,
+                                                         const WeightView& whole,
+                                                         const linalg::StackPart& part) {
+    if (!linalg::in_panels(whole, part)) return std::nullopt;
+    ESPALIER_ASSIGN_OR_RETURN(const std::optional<Weight> found, take(name, whole));
+    ESPALIER_ASSIGN_OR_RETURN(Weight copied, linalg::copy_panels(device, found->view(), part));
+    return copied;
+}
+
 Expected<Weight> PackedWeights::keep(const std::string& name, Weight) {
     CHECK(false, "'{}' was packed beside a packed file", name);
 }

@@ -27,6 +27,10 @@ class PackedWeights : public WeightShelf {
 
     Expected<std::optional<Weight>> take(const std::string& name,
                                          const linalg::WeightView& shape) override;
+    // A copy in the device's memory; where a part does not begin and end with panels, nothing.
+    Expected<std::optional<Weight>> take_part(Device& device, const std::string& name,
+                                              const linalg::WeightView& whole,
+                                              const linalg::StackPart& part) override;
     Expected<Weight> keep(const std::string& name, Weight packed) override;
 
     std::uint64_t file_bytes() const { return file_.file().size(); }

@@ -50,24 +50,41 @@ linalg::WeightSource StoredMatrix::rows(std::int64_t first, std::int64_t count,
     source.k = transposed ? count : k;
     source.transposed = transposed;
     if (transposed) std::swap(source.format.group_n, source.format.group_k);
+    const std::int64_t row = first_row + first;
     if (!made.empty()) {
-        source.row_stride = k;
-        source.data = made.data() + format().bytes(first * k);
+        source.row_stride = stored_columns();
+        source.data = made.data() + format().bytes(row * stored_columns() + first_col);
         return source;
     }
     source.row_stride = stored.row_stride;
-    source.data = stored.weights.bytes.data() + stored.format.bytes(first * stored.row_stride);
+    source.data =
+        stored.weights.bytes.data() + stored.format.bytes(row * stored.row_stride + first_col);
     source.tensor_scale = stored.tensor_scale;
     source.offset_codes = stored.offset_codes;
     if (stored.scales) {
         source.scales = stored.scales->bytes.data();
         source.scale_stride = stored.scales->shape[1];
-        source.first_row = first;
+        source.first_row = row;
+        source.first_col = first_col;
     }
     return source;
 }
 
+StoredMatrix StoredMatrix::part(const linalg::Part& rows, const linalg::Part& inputs) const {
+    CHECK(rows.first + rows.count <= n && inputs.first + inputs.count <= k,
+          "{} rows from {}, {} columns from {} of '{}' [{}, {}]", rows.count, rows.first,
+          inputs.count, inputs.first, stored.weights.name, n, k);
+    StoredMatrix some = *this;
+    some.columns = stored_columns();
+    some.first_row += rows.first;
+    some.first_col += inputs.first;
+    some.n = rows.count;
+    some.k = inputs.count;
+    return some;
+}
+
 void StoredMatrix::widen() {
+    CHECK(first_col == 0 && k == stored_columns(), "columns of '{}' widened", stored.weights.name);
     std::vector<std::byte> values(static_cast<std::size_t>(n * k) * sizeof(Bf16));
     std::vector<float> row(static_cast<std::size_t>(k));
     const linalg::WeightSource source =
@@ -78,13 +95,15 @@ void StoredMatrix::widen() {
             linalg::widen_output(source, output, row.data());
         else
             widen_blocks(stored.block,
-                         stored.weights.bytes.data() + output * (k / facts.weights) * facts.bytes,
+                         stored.weights.bytes.data() +
+                             (first_row + output) * (k / facts.weights) * facts.bytes,
                          k, row.data());
         for (std::int64_t i = 0; i < k; ++i)
             store_element(values.data(), DType::bf16, output * k + i, at(row, i));
     }
     made = std::move(values);
     made_code = WeightCode::bf16;
+    first_row = 0;
 }
 
 StoredMatrix join_halves(checkpoint::KvHalves halves, const checkpoint::ModelConfig& config) {

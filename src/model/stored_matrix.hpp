@@ -12,7 +12,7 @@
 
 namespace espalier::model {
 
-// A matrix [n, k] still in the mapped file.
+// A matrix [n, k], or a part of one, still in the mapped file.
 struct StoredMatrix {
     checkpoint::StoredWeight stored;
     std::int64_t n = 0;
@@ -20,6 +20,10 @@ struct StoredMatrix {
     std::optional<checkpoint::Tensor> other_half = {};  // kv_b's, where it is stored in halves
     std::vector<std::byte> made = {};  // [n, k] numbers in place of what is stored, if not empty
     WeightCode made_code = WeightCode::bf16;
+    // Of a part: where it begins in what is stored, or made, and the columns of that.
+    std::int64_t first_row = 0;
+    std::int64_t first_col = 0;
+    std::int64_t columns = 0;  // 0: k
 
     // Format in which it is packed.
     WeightFormat format() const {
@@ -28,6 +32,9 @@ struct StoredMatrix {
     // Stored rows [first, first + rows), as they lie or transposed; not of blocks.
     linalg::WeightSource rows(std::int64_t first, std::int64_t rows, bool transposed = false) const;
     linalg::WeightSource whole() const { return rows(0, n); }
+    // The part of these rows and columns. Its numbers alone are read when it is packed.
+    StoredMatrix part(const linalg::Part& rows, const linalg::Part& columns) const;
+    std::int64_t stored_columns() const { return columns == 0 ? k : columns; }
     // Fills `made` with bf16, each number rounded once.
     void widen();
 };

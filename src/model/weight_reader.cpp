@@ -57,16 +57,18 @@ Expected<StoredMatrix> WeightReader::stored(const std::string& name, std::int64_
     return StoredMatrix{.stored = std::move(found), .n = n, .k = k};
 }
 
-Expected<StoredMatrix> WeightReader::kv_b(const std::string& name) const {
+Expected<StoredMatrix> WeightReader::kv_b(const std::string& name, const linalg::Part& rows) const {
     const checkpoint::ModelConfig& config = checkpoint_.config();
     ESPALIER_ASSIGN_OR_RETURN(std::optional<checkpoint::KvHalves> halves,
                               checkpoint::find_kv_halves(checkpoint_, name));
-    if (halves) return join_halves(std::move(*halves), config);
+    const linalg::Part all{0, config.kv_lora_rank};
+    if (halves) return join_halves(std::move(*halves), config).part(rows, all);
     ESPALIER_ASSIGN_OR_RETURN(
-        StoredMatrix matrix,
+        const StoredMatrix whole,
         stored(name + "kv_b_proj",
                config.num_attention_heads * (config.qk_nope_head_dim + config.v_head_dim),
                config.kv_lora_rank));
+    StoredMatrix matrix = whole.part(rows, all);
     if (widens_kv_b(matrix.stored.format)) matrix.widen();
     return matrix;
 }
@@ -107,6 +109,21 @@ Expected<Weight> WeightReader::shelved(const std::string& name, const linalg::We
     return ways_.shelf->keep(name, std::move(made));
 }
 
+Expected<Weight> WeightReader::shelved_part(const std::string& name,
+                                            const linalg::WeightView& whole,
+                                            const linalg::StackPart& part,
+                                            const std::function<Expected<Weight>()>& make) {
+    std::optional<Weight> found;
+    if (ways_.shelf != nullptr) {
+        ESPALIER_ASSIGN_OR_RETURN(found, ways_.shelf->take_part(device_, name, whole, part));
+    }
+    if (!found) {
+        ESPALIER_ASSIGN_OR_RETURN(found, make());
+    }
+    packed_bytes_ += found->bytes();
+    return std::move(*found);
+}
+
 Expected<Weight> WeightReader::pack(const std::vector<std::vector<linalg::WeightSource>>& stack,
                                     Join join) {
     const std::vector<std::span<const linalg::WeightSource>> views(stack.begin(), stack.end());
@@ -130,12 +147,17 @@ Expected<Weight> WeightReader::up_projection(const StoredMatrix& matrix, std::in
 }
 
 Expected<std::vector<std::vector<StoredMatrix>>> WeightReader::stored_stack(
-    const std::vector<std::vector<Part>>& parts, std::int64_t k) const {
-    std::vector<std::vector<StoredMatrix>> matrices(parts.size());
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-        for (const Part& part : parts[i]) {
-            ESPALIER_ASSIGN_OR_RETURN(StoredMatrix matrix, stored(part.name, part.n, k));
-            matrices[i].push_back(std::move(matrix));
+    const std::vector<std::vector<Part>>& parts, std::int64_t k, const Selection& selection) const {
+    const std::size_t count = selection.matrices ? selection.matrices->size() : parts.size();
+    const linalg::Part inputs = selection.inputs.value_or(linalg::Part{0, k});
+    std::vector<std::vector<StoredMatrix>> matrices(count);
+    for (std::size_t i = 0; i < count; ++i) {
+        const std::size_t from =
+            selection.matrices ? static_cast<std::size_t>((*selection.matrices)[i]) : i;
+        for (const Part& part : parts[from]) {
+            ESPALIER_ASSIGN_OR_RETURN(const StoredMatrix matrix, stored(part.name, part.n, k));
+            matrices[i].push_back(
+                matrix.part(selection.rows.value_or(linalg::Part{0, part.n}), inputs));
         }
         const checkpoint::StoredWeight& first = matrices.front().front().stored;
         for (const StoredMatrix& matrix : matrices[i])
@@ -166,9 +188,13 @@ Expected<Weight> WeightReader::pack_blocks(const std::vector<std::vector<StoredM
     std::vector<std::vector<linalg::WeightSource>> sources(matrices.size());
     for (std::size_t i = 0; i < matrices.size(); ++i)
         for (const StoredMatrix& matrix : matrices[i]) {
-            unpacked[i].push_back(linalg::UnpackedBlocks::unpack(pool(), matrix.stored.block,
-                                                                 matrix.stored.weights.bytes.data(),
-                                                                 matrix.n, matrix.k));
+            const BlockFacts& facts = facts_of(matrix.stored.block);
+            const std::int64_t columns = matrix.stored_columns();
+            const std::byte* first = matrix.stored.weights.bytes.data() +
+                                     matrix.first_row * (columns / facts.weights) * facts.bytes;
+            unpacked[i].push_back(linalg::UnpackedBlocks::unpack(pool(), matrix.stored.block, first,
+                                                                 matrix.n, columns,
+                                                                 {matrix.first_col, matrix.k}));
             sources[i].push_back(unpacked[i].back().source());
         }
     return pack(sources, join);
@@ -213,10 +239,40 @@ tl::unexpected<Error> WeightReader::named(const Error& error,
     return fail(error.kind, "{}: {}", matrices.front().front().stored.weights.name, error.message);
 }
 
+namespace {
+
+using Parts = std::vector<std::vector<WeightReader::Part>>;
+
+linalg::StackPart part_of(const Parts& parts, std::int64_t k,
+                          const WeightReader::Selection& selection) {
+    linalg::StackPart part{
+        .matrices = {}, .rows = {}, .inputs = selection.inputs.value_or(linalg::Part{0, k})};
+    if (selection.matrices) {
+        part.matrices = *selection.matrices;
+    } else {
+        part.matrices.resize(parts.size());
+        std::iota(part.matrices.begin(), part.matrices.end(), std::int64_t{0});
+    }
+    std::int64_t first = 0;
+    for (const WeightReader::Part& joined : parts.front()) {
+        linalg::Part rows = selection.rows.value_or(linalg::Part{0, joined.n});
+        rows.first += first;
+        part.rows.push_back(rows);
+        first += joined.n;
+    }
+    return part;
+}
+
+bool is_all(const WeightReader::Selection& selection) {
+    return !selection.matrices && !selection.rows && !selection.inputs;
+}
+
+}  // namespace
+
 // Known to the shelf by its first part's name, with whose format all others agree. What is rounded
 // lies in no file.
-Expected<Weight> WeightReader::read_stack(const std::vector<std::vector<Part>>& parts,
-                                          std::int64_t k, Join join,
+Expected<Weight> WeightReader::read_stack(const Parts& parts, std::int64_t k, Join join,
+                                          const Selection& selection,
                                           const std::optional<Rounding>& rounding) {
     const Part& first = parts.front().front();
     ESPALIER_ASSIGN_OR_RETURN(const StoredMatrix known, stored(first.name, first.n, k));
@@ -224,7 +280,7 @@ Expected<Weight> WeightReader::read_stack(const std::vector<std::vector<Part>>& 
         .format = linalg::packed_format(known.stored.format), .count = std::ssize(parts), .k = k};
     for (const Part& part : parts.front()) shape.n += part.n;
     const auto make = [&]() -> Expected<Weight> {
-        ESPALIER_ASSIGN_OR_RETURN(const auto matrices, stored_stack(parts, k));
+        ESPALIER_ASSIGN_OR_RETURN(const auto matrices, stored_stack(parts, k, selection));
         auto packed =
             rounding ? pack_rounded(matrices, join, *rounding) : pack_stored(matrices, join);
         if (!packed && packed.error().field.empty())
@@ -233,23 +289,48 @@ Expected<Weight> WeightReader::read_stack(const std::vector<std::vector<Part>>& 
             for (const StoredMatrix& matrix : group) release(matrix);
         return packed;
     };
-    if (!rounding) return shelved(first.name, shape, make);
-    ESPALIER_ASSIGN_OR_RETURN(Weight made, make());
-    packed_bytes_ += made.bytes();
-    return made;
+    const linalg::StackPart part = part_of(parts, k, selection);
+    const linalg::WeightView here = part.shape(shape);
+    if (here.count == 0 || here.n == 0 || here.k == 0) return Weight(Buffer(), Buffer(), here);
+    if (rounding) {
+        ESPALIER_ASSIGN_OR_RETURN(Weight made, make());
+        packed_bytes_ += made.bytes();
+        return made;
+    }
+    return is_all(selection) ? shelved(first.name, shape, make)
+                             : shelved_part(first.name, shape, part, make);
 }
 
-Expected<Weight> WeightReader::stack(const std::vector<std::vector<Part>>& parts, std::int64_t k,
-                                     Join join) {
+Expected<Weight> WeightReader::stack(const Parts& parts, std::int64_t k, Join join,
+                                     const Selection& selection) {
     std::optional<Rounding> rounding;
     if (ways_.rounding) rounding = {*ways_.rounding, "weights"};
-    return read_stack(parts, k, join, rounding);
+    return read_stack(parts, k, join, selection, rounding);
 }
 
-Expected<Weight> WeightReader::head(const std::string& name, std::int64_t n, std::int64_t k) {
+Expected<Weight> WeightReader::head(const std::string& name, std::int64_t n, std::int64_t k,
+                                    const linalg::Part& rows) {
     std::optional<Rounding> rounding;
     if (ways_.head_rounding) rounding = {*ways_.head_rounding, "head"};
-    return read_stack({std::vector<Part>{{name, n}}}, k, Join::rows, rounding);
+    Selection selection;
+    if (rows.count != n) selection.rows = rows;
+    return read_stack({std::vector<Part>{{name, n}}}, k, Join::rows, selection, rounding);
+}
+
+Expected<Weight> WeightReader::rows_of(const std::string& name, std::int64_t n, std::int64_t k,
+                                       const linalg::Part& rows) {
+    Selection selection;
+    if (rows.count != n) selection.rows = rows;
+    return stack({{{name, n}}}, k, Join::rows, selection);
+}
+
+Expected<Weight> WeightReader::segments_of(const std::string& name, std::int64_t n, std::int64_t k,
+                                           const linalg::InputSegments& segments) {
+    Selection selection;
+    if (segments.count != segments.whole) selection.inputs = linalg::inputs_of(segments, k);
+    ESPALIER_ASSIGN_OR_RETURN(Weight made, stack({{{name, n}}}, k, Join::rows, selection));
+    made.cut(segments);
+    return made;
 }
 
 Expected<Weight> WeightReader::matrix(const std::string& name, std::int64_t n, std::int64_t k) {

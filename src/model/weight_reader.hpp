@@ -38,28 +38,45 @@ class WeightReader {
 
     // `name` without ".weight"; [n, k].
     Expected<StoredMatrix> stored(const std::string& name, std::int64_t n, std::int64_t k) const;
-    // kv_b of the attention `name` (with its last dot), [heads · (nope + value), latent], which
-    // products read along both axes. It is rounded to bf16 where its scales are for groups along
-    // one axis, where a head's pieces would not begin at a block of scales (FP8 heads of 192 + 256
-    // rows in blocks of 128), and where LoadOptions::rounding replaces FP8.
-    Expected<StoredMatrix> kv_b(const std::string& name) const;
+    // Rows of kv_b of the attention `name` (with its last dot), [heads · (nope + value), latent],
+    // which products read along both axes. It is rounded to bf16 where its scales are for groups
+    // along one axis, where a head's pieces would not begin at a block of scales (FP8 heads of 192
+    // + 256 rows in blocks of 128), and where LoadOptions::rounding replaces FP8.
+    Expected<StoredMatrix> kv_b(const std::string& name, const linalg::Part& rows) const;
     // The format in which kv_b() is packed.
     Expected<WeightFormat> kv_b_format(const std::string& name) const;
     // The weight of that name on the shelf, or else what `make` packs. shape: packed format, count,
     // n, k.
     Expected<Weight> shelved(const std::string& name, const linalg::WeightView& shape,
                              const std::function<Expected<Weight>()>& make);
+    // The same for a part of it, which `make` packs.
+    Expected<Weight> shelved_part(const std::string& name, const linalg::WeightView& whole,
+                                  const linalg::StackPart& part,
+                                  const std::function<Expected<Weight>()>& make);
     Expected<Weight> matrix(const std::string& name, std::int64_t n, std::int64_t k);
-    // The target's or an MTP layer's.
-    Expected<Weight> head(const std::string& name, std::int64_t n, std::int64_t k);
+    // Rows of the target's or an MTP layer's.
+    Expected<Weight> head(const std::string& name, std::int64_t n, std::int64_t k,
+                          const linalg::Part& rows);
     struct Part {
         std::string name;
         std::int64_t n;
     };
+    // Part of a stack that is read; none: all matrices, rows of each Part, inputs.
+    struct Selection {
+        std::optional<std::vector<std::int64_t>> matrices;
+        std::optional<linalg::Part> rows;
+        std::optional<linalg::Part> inputs;
+    };
     enum class Join : std::uint8_t { rows, gated };  // gated: gate and up of a gated product
-    // A stack (experts): matrix i joins `parts[i]`, of one k, along n.
+    // A stack (experts): matrix i joins `parts[i]`, of one k, along n. Where nothing is selected, a
+    // weight without data whose view has the format and shape.
     Expected<Weight> stack(const std::vector<std::vector<Part>>& parts, std::int64_t k,
-                           Join join = Join::rows);
+                           Join join = Join::rows, const Selection& selection = {});
+    // Rows of a matrix, or the inputs of some of its segments.
+    Expected<Weight> rows_of(const std::string& name, std::int64_t n, std::int64_t k,
+                             const linalg::Part& rows);
+    Expected<Weight> segments_of(const std::string& name, std::int64_t n, std::int64_t k,
+                                 const linalg::InputSegments& segments);
     // Packs matrices as they are, whatever LoadOptions::rounding says.
     Expected<Weight> pack(const std::vector<std::vector<linalg::WeightSource>>& stack,
                           Join join = Join::rows);
@@ -97,11 +114,13 @@ class WeightReader {
     };
     // Every matrix of the stack, all of one format.
     Expected<std::vector<std::vector<StoredMatrix>>> stored_stack(
-        const std::vector<std::vector<Part>>& parts, std::int64_t k) const;
+        const std::vector<std::vector<Part>>& parts, std::int64_t k,
+        const Selection& selection) const;
     bool widens_kv_b(const WeightFormat& format) const;
     ThreadPool& pool();
     Expected<Weight> read_stack(const std::vector<std::vector<Part>>& parts, std::int64_t k,
-                                Join join, const std::optional<Rounding>& rounding);
+                                Join join, const Selection& selection,
+                                const std::optional<Rounding>& rounding);
     Expected<Weight> pack_rounded(const std::vector<std::vector<StoredMatrix>>& matrices, Join join,
                                   const Rounding& rounding);
     Expected<Weight> pack_stored(const std::vector<std::vector<StoredMatrix>>& matrices, Join join);

@@ -6,8 +6,9 @@
 #include <optional>
 #include <string>
 
+#include "base/device.hpp"
 #include "base/error.hpp"
-#include "linalg/weight.hpp"
+#include "linalg/packed.hpp"
 
 namespace espalier::model {
 
@@ -18,6 +19,13 @@ class WeightShelf {
     // shape: format as packed, count, n and k. Nothing: the weight is to be packed and kept.
     virtual Expected<std::optional<linalg::Weight>> take(const std::string& name,
                                                          const linalg::WeightView& shape) = 0;
+    // A part of the weight of that name and shape. One that is listed has the part's shape, and
+    // nothing that is written has parts.
+    virtual Expected<std::optional<linalg::Weight>> take_part(Device&, const std::string& name,
+                                                              const linalg::WeightView& whole,
+                                                              const linalg::StackPart& part) {
+        return take(name, part.shape(whole));
+    }
     virtual Expected<linalg::Weight> keep(const std::string& name, linalg::Weight packed) = 0;
 };
 

@@ -16,6 +16,7 @@
 #include "mla/types.hpp"
 #include "model/cost.hpp"
 #include "model/mapped_experts.hpp"
+#include "model/shard_plan.hpp"
 #include "model/weight_shelf.hpp"
 #include "ops/ops.hpp"
 
@@ -71,6 +72,8 @@ struct MoeWeights {
     Weight down;        // stack of experts: [hidden, I]
     std::optional<FeedForwardWeights> shared;
     std::optional<MappedExperts> mapped = {};  // gate_up and down are read ahead from disk
+    // On ranks the stacks have the experts that are here, ascending.
+    std::shared_ptr<const ops::ExpertDeal> deal = {};
 };
 
 struct LayerWeights {
@@ -108,6 +111,7 @@ struct LoadOptions {
     // device that cannot read the host's memory. Null: everything is packed.
     std::shared_ptr<WeightShelf> shelf = {};
     bool mmap_experts = false;  // routed experts of a packed file are read ahead as steps need them
+    Shard shard = {};           // the part that is loaded
     Progress progress = {};
 };
 
@@ -118,6 +122,7 @@ struct Weights {
     Weight head;  // packed from embed_tokens when tied
     std::vector<MtpWeights> mtp;
     WeightFormat format;             // of o_proj: its input() is the activation dtype of all
+    Shard shard;                     // the part of the model that these are
     std::uint64_t packed_bytes = 0;  // packed while loading; what was mapped is not
     std::shared_ptr<ExpertReads> expert_reads;  // with LoadOptions::mmap_experts
 

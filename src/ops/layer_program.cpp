@@ -2,6 +2,8 @@
 // The layer program as the operations that it is made of.
 #include "ops/layer_program.hpp"
 
+#include "ops/rank_terms.hpp"
+
 namespace espalier::ops {
 namespace {
 
@@ -75,8 +77,23 @@ Expected<Terms> LayerProgram::attend(OpContext& context, const mla::Kernels& ker
     }
     if (absorbed < call.out.rows)
         ESPALIER_RETURN_IF_ERROR(kernels.decompressed(context, call.decompressed));
-    operations().product(context, call.out, call.o, call.sums, Store::assign);
-    return Terms{.segments = {call.sums, 1}};
+    Matrix out = call.out;
+    if (call.all_out.data != nullptr) {
+        gather_columns(context, call.out, call.all_out);
+        out = call.all_out.columns(call.o.segments.first * call.o.segments.inputs, call.o.k);
+    }
+    return Terms{.segments = sums_of(context, out, call.o, call.sums)};
+}
+
+// The terms of a product whose inputs are cut into segments.
+SegmentSums LayerProgram::sums_of(OpContext& context, const Matrix& x, const WeightView& w,
+                                  const Matrix& sums) const {
+    if (ranks_of(context) == nullptr) {
+        operations().product(context, x, w, sums, Store::assign);
+        return {.sums = sums, .count = 1};
+    }
+    if (w.segments.count > 0) operations().segment_sums(context, x, w, sums);
+    return {.sums = sums, .count = w.segments.count, .whole = w.segments.whole};
 }
 
 Expected<Terms> LayerProgram::write_keys_and_attend(OpContext& context, const mla::Kernels& kernels,
@@ -88,10 +105,11 @@ Expected<Terms> LayerProgram::write_keys_and_attend(OpContext& context, const ml
 
 Terms LayerProgram::feed_forward(OpContext& context, const Matrix& x,
                                  const FeedForward& network) const {
-    operations().product(context, x, network.gate_up, network.gate_up_room, Store::assign);
-    operations().swiglu(context, network.gate_up_room, network.gated);
-    operations().product(context, network.gated, network.down, network.out, Store::assign);
-    return {.segments = {network.out, 1}};
+    if (network.gate_up.n > 0) {
+        operations().product(context, x, network.gate_up, network.gate_up_room, Store::assign);
+        operations().swiglu(context, network.gate_up_room, network.gated);
+    }
+    return {.segments = sums_of(context, network.gated, network.down, network.out)};
 }
 
 Terms LayerProgram::experts(OpContext& context, const Matrix& x, const RouterCall& router,
@@ -99,6 +117,7 @@ Terms LayerProgram::experts(OpContext& context, const Matrix& x, const RouterCal
     Terms terms{.experts = {experts.out, router.rule.top_k, router.plan}};
     if (shared.out.data != nullptr) terms.segments = feed_forward(context, x, shared).segments;
     const ExpertPlan& plan = router.plan;
+    if (router.deal != nullptr) return dealt_experts(context, x, router, experts, terms);
     operations().expert_product(context, x, plan.source_token, plan.indptr, experts.gate_up,
                                 experts.gate_up_room);
     operations().swiglu(context, experts.gate_up_room, experts.gated);
@@ -107,16 +126,38 @@ Terms LayerProgram::experts(OpContext& context, const Matrix& x, const RouterCal
     return terms;
 }
 
+// Pairs of this rank's experts, at their places among all.
+Terms LayerProgram::dealt_experts(OpContext& context, const Matrix& x, const RouterCall& router,
+                                  const FeedForward& experts, Terms terms) const {
+    const ExpertPlan& plan = router.plan;
+    const auto rank = static_cast<std::size_t>(rank_of(context));
+    const std::int32_t* indptr = plan.indptr + router.deal->first[rank];
+    const std::int64_t first = indptr[0], pairs = indptr[experts.gate_up.count] - first;
+    terms.experts.deal = router.deal;
+    if (pairs == 0) return terms;
+    operations().expert_product(context, x, plan.source_token, indptr, experts.gate_up,
+                                experts.gate_up_room);
+    operations().swiglu(context, experts.gate_up_room.slice(first, pairs),
+                        experts.gated.slice(first, pairs));
+    operations().expert_product(context, experts.gated, nullptr, indptr, experts.down, experts.out);
+    return terms;
+}
+
 void LayerProgram::add(OpContext& context, const Terms& terms, const Matrix& residual,
                        const AfterTerms& after) const {
     const auto& [norm, router] = after;
-    operations().add_terms(context, terms, residual);
+    if (ranks_of(context) != nullptr)
+        add_rank_terms(operations(), context, terms, residual);
+    else
+        operations().add_terms(context, terms, residual);
     if (norm.weight == nullptr) return;
     operations().rms_norm(context, residual, norm.weight, norm.epsilon, norm.out, norm.exact);
     if (router == nullptr) return;
     operations().product(context, norm.exact, router->w, router->logits, Store::assign);
     operations().route(context, router->logits, router->bias, router->rule, router->row_of,
                        router->plan);
+    if (router->deal != nullptr)
+        deal_pairs(*router->deal, router->rule, residual.rows, router->plan);
 }
 
 }  // namespace espalier::ops

@@ -22,7 +22,8 @@ struct RowNorm {
 
 // One feed-forward network, or a stack of them. gate_up comes from pack_gated(); gate_up_room is
 // scratch for [rows, 2·I] f32, gated [rows, I] the input of the down product, out [rows, D] f32 its
-// result.
+// result. On ranks a network has the rows of gate and up that the down product's segments here read
+// (none: no data), and out is [segments · rows, D].
 struct FeedForward {
     WeightView gate_up{};
     WeightView down{};
@@ -40,6 +41,7 @@ struct RouterCall {
     RouterRule rule;
     const std::int32_t* row_of = nullptr;
     ExpertPlan plan{};
+    const ExpertDeal* deal = nullptr;  // of the plan and of the experts' stacks; null: not dealt
 };
 
 // Reads the residual once terms are added: a norm, and a router behind it (which reads norm.exact).
@@ -80,7 +82,10 @@ struct AttentionCall {
     mla::DecompressedCall decompressed;
     Matrix out;  // [T, H·value] act
     WeightView o{};
-    Matrix sums;  // [T, D] f32: of o
+    Matrix sums;  // [T, D] f32: of o; on ranks [segments · T, D]
+    // On ranks whose heads are not the inputs of o's segments here: room for every head's output,
+    // [T, H·value of all ranks] act.
+    Matrix all_out{};
 
     std::int32_t heads() const { return absorbed.heads; }
     const KeyDims& key_dims() const { return absorbed.kv.dims; }
@@ -91,6 +96,8 @@ struct AttentionCall {
     }
 };
 
+// On ranks (OpContext::ranks) terms are what this rank has computed, and add() exchanges them first
+// (rank_terms.hpp).
 class LayerProgram {
   public:
     explicit LayerProgram(const Operations& operations) : operations_(operations) {}
@@ -132,6 +139,11 @@ class LayerProgram {
     const Operations& operations() const { return operations_; }
 
   private:
+    Terms dealt_experts(OpContext& context, const Matrix& x, const RouterCall& router,
+                        const FeedForward& experts, Terms terms) const;
+    SegmentSums sums_of(OpContext& context, const Matrix& x, const WeightView& w,
+                        const Matrix& sums) const;
+
     const Operations& operations_;
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 namespace espalier::ops {
 
@@ -46,6 +47,14 @@ struct ExpertPlan {
     std::int32_t* indptr;  // [experts + 1]: pairs of expert e are indptr[e] … indptr[e+1]-1
     std::int32_t* source_token;  // [T · top_k]: pair → token
     std::int32_t* pair_of;       // [T, top_k]: (token, choice) → pair, or -1 for pads
+};
+
+// Whole experts dealt to ranks. Experts have a place each, by rank and then by id; on ranks a
+// plan's pairs are sorted by place, so that a rank's pairs are one run, and indptr goes by place.
+// Bits do not depend on it: a token's outputs are summed by ascending id wherever their rows lie.
+struct ExpertDeal {
+    std::vector<std::int32_t> place;  // [experts]
+    std::vector<std::int32_t> first;  // [ranks + 1]: rank r has places first[r] … first[r+1]-1
 };
 
 }  // namespace espalier::ops

@@ -21,7 +21,10 @@ namespace espalier::ops {
 // Sums of one product whose inputs are cut into segments.
 struct SegmentSums {
     Matrix sums;             // [count · T, D] f32: row s·T + t is token t's sum of segment s
-    std::int32_t count = 0;  // 0: there is no such product
+    std::int32_t count = 0;  // 0: there is no such product, or on ranks no segment of it here
+    // Segments of the whole product on all ranks, of which linalg::part_of says whose they are; 0:
+    // `count`, all here.
+    std::int32_t whole = 0;
 };
 
 // Outputs of experts. A token's i-th choice is expert e = plan.expert[t, i]; its output is row
@@ -32,6 +35,8 @@ struct ExpertRows {
     ExpertPlan plan{};       // expert, weight, pair_of
     const std::int32_t* owner = nullptr;  // [experts]; null: one owner has all
     std::int64_t owner_rows = 0;          // rows of an owner, with `owner`
+    // Rows lie by place and each rank has computed its own; null: all are computed.
+    const ExpertDeal* deal = nullptr;
 };
 
 struct Terms {

@@ -37,6 +37,7 @@ Expected<TextIdentity> identity_without_model(const checkpoint::Checkpoint& chec
         ESPALIER_ASSIGN_OR_RETURN(const CpuVariant variant, chosen_cpu_variant());
         identity.variant = name_of(variant);
     }
+    identity.products_version = cpu ? kCpuProductsVersion : kCudaProductsVersion;
     identity.sampling_version = ops::kSamplingVersion;
     return identity;
 }

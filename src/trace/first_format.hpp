@@ -58,6 +58,7 @@ struct HeaderOfFormat1 {
                          .backend = gpu ? "cuda" : "cpu",
                          .family = gpu ? "hopper" : "cpu",
                          .variant = gpu ? "sm_90a" : variant,
+                         .products_version = 1,
                          .sampling_version = sampling_version};
         made.threads = threads;
         made.settings = settings;

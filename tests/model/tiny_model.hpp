@@ -70,7 +70,7 @@ class RunningModel {
         : RunningModel(directory, cpu_machine(threads, variant), max_gather, kv_format) {}
     RunningModel(const std::filesystem::path& directory, Machine machine, std::int64_t max_gather,
                  std::optional<mla::KvFormat> kv_format = std::nullopt,
-                 const LoadOptions& options = {})
+                 const LoadOptions& options = {}, parallel::Ranks* ranks = nullptr)
         : machine_(std::move(machine)) {
         auto opened = checkpoint::Checkpoint::open(directory.string());
         if (!opened) throw std::runtime_error(opened.error().message);
@@ -79,9 +79,9 @@ class RunningModel {
         if (!weights) throw std::runtime_error(weights.error().message);
         ModelLimits limits;
         limits.max_gather = max_gather;
-        auto made = DeepseekModel::create(checkpoint->config(), std::move(*weights),
-                                          *machine_.backend, *machine_.kernels, *machine_.device,
-                                          {.limits = limits, .kv_format = kv_format});
+        auto made = DeepseekModel::create(
+            checkpoint->config(), std::move(*weights), *machine_.backend, *machine_.kernels,
+            *machine_.device, {.limits = limits, .kv_format = kv_format, .ranks = ranks});
         if (!made) throw std::runtime_error(made.error().message);
         model_ = std::make_unique<DeepseekModel>(std::move(*made));
     }

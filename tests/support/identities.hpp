@@ -21,6 +21,7 @@ inline TextIdentity sample_identity() {
             .backend = "cpu",
             .family = "cpu",
             .variant = "avx2",
+            .products_version = 2,
             .sampling_version = 1};
 }
 

@@ -123,6 +123,7 @@ TEST(TraceLine, TheFirstFormatsHeaderIsRead) {
                              .backend = "cpu",
                              .family = "cpu",
                              .variant = "avx2",
+                             .products_version = 1,
                              .sampling_version = 1};
     EXPECT_EQ(read("avx2", ""), expected);
     expected.weights = "int4";
