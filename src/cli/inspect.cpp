@@ -21,6 +21,7 @@
 #include "cli/command.hpp"
 #include "cli/expectation.hpp"
 #include "cli/identity_text.hpp"
+#include "cli/inspect_ranks.hpp"
 #include "cli/terminal.hpp"
 #include "linalg/machine_peaks.hpp"
 #include "model/cost.hpp"
@@ -37,6 +38,7 @@ struct InspectOptions {
     std::string model;
     bool json = false;
     bool hash = false;
+    int ranks = 1;
 };
 
 std::string attention_text(const checkpoint::ModelConfig& c) {
@@ -221,6 +223,7 @@ struct Inspection {
     ModelFacts model;
     MachineFacts machine;
     Expectation expected;
+    std::optional<RankFacts> ranks = {};  // with --tp
 };
 
 Expected<Inspection> inspect(const checkpoint::Checkpoint& opened, bool hash) {
@@ -319,6 +322,7 @@ void print_report(const checkpoint::Checkpoint& opened, const Inspection& found)
     }
     line("kernels", std::string(name_of(best_cpu_variant())));
     line("fits here", fits_text(found.model, found.machine.memory_bytes));
+    if (found.ranks) line("ranks", ranks_text(*found.ranks));
     line("speed here", speed_text(found.expected, found.model, found.machine));
     if (const std::string text = left_out_text(opened.left_out()); !text.empty())
         line("left out", text);
@@ -328,13 +332,24 @@ void print_report(const checkpoint::Checkpoint& opened, const Inspection& found)
 }
 
 Expected<void> run(const InspectOptions& options) {
-    ESPALIER_ASSIGN_OR_RETURN(const checkpoint::Checkpoint opened,
+    ESPALIER_ASSIGN_OR_RETURN(checkpoint::Checkpoint checkpoint,
                               checkpoint::Checkpoint::open(options.model));
-    ESPALIER_ASSIGN_OR_RETURN(const Inspection found, inspect(opened, options.hash));
-    if (options.json)
-        fmt::print("{}\n", report_json(opened, found).dump(2));
-    else
-        print_report(opened, found);
+    const auto opened = std::make_shared<const checkpoint::Checkpoint>(std::move(checkpoint));
+    ESPALIER_RETURN_IF_ERROR(
+        model::check_shard(opened->config(), {.rank = 0, .count = options.ranks}));
+    ESPALIER_ASSIGN_OR_RETURN(Inspection found, inspect(*opened, options.hash));
+    if (options.ranks > 1) {
+        ESPALIER_ASSIGN_OR_RETURN(
+            found.ranks,
+            rank_facts(opened, options.ranks, found.model.kv_bytes, found.machine.memory_bytes));
+    }
+    if (!options.json) {
+        print_report(*opened, found);
+        return {};
+    }
+    nlohmann::ordered_json report = report_json(*opened, found);
+    if (found.ranks) report["tensor_parallel"] = ranks_json(*found.ranks);
+    fmt::print("{}\n", report.dump(2));
     return {};
 }
 
@@ -351,6 +366,10 @@ Run add_inspect(CLI::App& app) {
     command->add_flag("--hash", options->hash,
                       "Also the model's hash, for which 1.6 % of the weights are read");
     command->add_flag("--json", options->json, "One JSON object");
+    command
+        ->add_option("--tensor-parallel-size,--tp", options->ranks,
+                     "Also what each of this many ranks would hold")
+        ->capture_default_str();
     return [options] { return run(*options); };
 }
 
