@@ -36,7 +36,7 @@ Expected<void> ModelDrafter::propose(std::span<const DraftCall> calls) {
     start(calls);
     if (growth_.most(0).nodes == 0) return {};
     ESPALIER_ASSIGN_OR_RETURN(const Level roots, run_roots(calls));
-    const Stream stream = model_->context().stream;
+    const Stream stream = model().context().stream;
     for (std::int32_t level = 1;; ++level) {
         TreeGrowth::Size size = growth_.most(level);
         if (size.nodes > 0 && (!captures() || level % kUnseenLevels == 0)) {
@@ -116,9 +116,9 @@ Expected<ModelDrafter::Level> ModelDrafter::lay_roots(std::span<const DraftCall>
     }
     const batch::StepCapacity& need = builder_.need();
     ESPALIER_ASSIGN_OR_RETURN(const batch::HostBatch batch, builder_.finish(padded(need)));
-    const Stream stream = model_->context().stream;
-    Level level{.first = true};
-    ESPALIER_ASSIGN_OR_RETURN(level.batch, batch_.upload(stream, batch));
+    const Stream stream = model().context().stream;
+    Level level{.host = batch, .first = true};
+    ESPALIER_ASSIGN_OR_RETURN(level.batch, passes_->upload_roots(batch));
     draws_.begin(level.batch.cap_tokens);
     for (const DraftCall* call : roots_) draws_.add(*call, serials_[call->request]);
     level.search = draws_.search(captures() ? recorded_width(width) : width);
@@ -130,11 +130,12 @@ Expected<ModelDrafter::Level> ModelDrafter::lay_roots(std::span<const DraftCall>
 Expected<ModelDrafter::Level> ModelDrafter::run_roots(std::span<const DraftCall> calls) {
     if (growth_.most(0).nodes + backlog_.size() > limits_.tokens) ESPALIER_RETURN_IF_ERROR(flush());
     ESPALIER_RETURN_IF_ERROR(poison());
-    if (steps_.options().poison) ESPALIER_RETURN_IF_ERROR(growth_.poison(model_->context().stream));
+    if (steps_.options().poison) ESPALIER_RETURN_IF_ERROR(growth_.poison(model().context().stream));
     ESPALIER_ASSIGN_OR_RETURN(const Level level, lay_roots(calls));
-    ESPALIER_RETURN_IF_ERROR(growth_.upload(model_->context().stream, level.draws.batch));
+    ESPALIER_RETURN_IF_ERROR(growth_.upload(model().context().stream, level.draws.batch));
     // The level's tokens are the first of the half, pads included.
     ESPALIER_RETURN_IF_ERROR(write_kv_half(level.batch.cap_tokens));
+    if (echo_ != nullptr) echo_->roots(level.host);
     ESPALIER_RETURN_IF_ERROR(queue_pass(level));
     return level;
 }
@@ -150,12 +151,12 @@ Expected<void> ModelDrafter::capture_ahead() {
             ESPALIER_RETURN_IF_ERROR(capture_levels(
                 static_cast<std::int32_t>(std::min(bucket, most)),
                 {.width = recorded_width(kChildren), .coupled = coupled, .plain = !coupled}));
-    return model_->context().device.synchronize(model_->context().stream);
+    return model().context().device.synchronize(model().context().stream);
 }
 
 // The KV half, a first level and a later one, of pads alone: they have no page and write no slot.
 Expected<void> ModelDrafter::capture_levels(std::int32_t nodes, const LevelDraws::Search& search) {
-    const Stream stream = model_->context().stream;
+    const Stream stream = model().context().stream;
     builder_.clear();
     roots_.clear();
     growth_.begin();
@@ -163,7 +164,7 @@ Expected<void> ModelDrafter::capture_levels(std::int32_t nodes, const LevelDraws
     ESPALIER_ASSIGN_OR_RETURN(const batch::HostBatch pads,
                               builder_.finish(padded({.absorbed_tokens = nodes, .max_q_len = 1})));
     Level first{.search = search, .first = true};
-    ESPALIER_ASSIGN_OR_RETURN(first.batch, batch_.upload(stream, pads));
+    ESPALIER_ASSIGN_OR_RETURN(first.batch, passes_->upload_roots(pads));
     draws_.begin(first.batch.cap_tokens);
     ESPALIER_ASSIGN_OR_RETURN(first.draws.batch, draws_.upload(stream));
     ESPALIER_RETURN_IF_ERROR(growth_.upload(stream, first.draws.batch));
@@ -188,11 +189,11 @@ Expected<void> ModelDrafter::run_level(const Level& roots, const TreeGrowth::Siz
 // Arrays of such a level.
 void ModelDrafter::lay_level(batch::StepCapacity capacity, const batch::BatchView& roots,
                              Level& level) {
-    capacity.table_rows = roots.absorbed.table_rows;
-    capacity.block_stride = roots.absorbed.block_stride;
-    std::byte* const base = level_memory_.data();
+    capacity = passes_->level_capacity(capacity, roots);
+    std::byte* const base = passes_->level_memory();
     const batch::BatchLayout layout(capacity);
     const auto ints = [base](std::size_t at) { return reinterpret_cast<std::int32_t*>(base + at); };
+    level.capacity = capacity;
     level.batch = batch::view_batch(capacity, base, roots.absorbed.block_table);
     level.draws = draws_.frontier(capacity.absorbed_tokens);
     level.frontier = {.capacity = capacity.absorbed_tokens,
@@ -202,7 +203,7 @@ void ModelDrafter::lay_level(batch::StepCapacity capacity, const batch::BatchVie
                       .slot = reinterpret_cast<std::int64_t*>(base + layout.slot),
                       .row_of = ints(layout.row_of),
                       .words = reinterpret_cast<std::uint64_t*>(base + layout.words),
-                      .parent_row = parent_memory_.as<std::int32_t>(),
+                      .parent_row = passes_->parents(),
                       .q_indptr = ints(layout.absorbed.q_indptr),
                       .kv_len = ints(layout.absorbed.kv_len),
                       .tail_len = ints(layout.absorbed.tail_len),
@@ -216,22 +217,27 @@ void ModelDrafter::lay_level(batch::StepCapacity capacity, const batch::BatchVie
 }
 
 Expected<void> ModelDrafter::run_pass(const Level& level) {
-    const batch::BatchView& batch = level.batch;
-    const ops::Backend& backend = model_->backend();
-    OpContext& context = model_->context();
-    const std::int64_t nodes = batch.cap_tokens;
-    const Matrix after = after_.slice(0, nodes), before = before_.slice(0, nodes);
+    const ops::Backend& backend = model().backend();
+    OpContext& context = model().context();
     Matrix logits;
     if (level.first) {
-        ESPALIER_ASSIGN_OR_RETURN(logits, model_->logits(batch, kv(), after));
+        ESPALIER_ASSIGN_OR_RETURN(logits, passes_->run_roots(level.batch));
     } else {
         backend.lay_frontiers(context, growth_.view(), level.frontier, level.draws);
-        backend.gather_rows(context, after_, level.frontier.parent_row, before);
-        ESPALIER_ASSIGN_OR_RETURN(logits, model_->write_kv_and_logits(batch, before, kv(), after));
+        if (echo_ != nullptr) tell_level(level);
+        ESPALIER_ASSIGN_OR_RETURN(logits, passes_->run_level(level.batch));
     }
-    draws_.find(*model_, logits, level.draws.batch, level.search);
+    draws_.find(model(), logits, level.draws.batch, level.search);
     backend.grow_trees(context, growth_.view(), draws_.found(level.search));
     return {};
+}
+
+// Where several ranks hold the model nothing is recorded, and a CPU's memory is the host's: what
+// was laid can be read here.
+void ModelDrafter::tell_level(const Level& level) {
+    const auto bytes = batch::BatchLayout(level.capacity).bytes;
+    echo_->level(level.capacity, {passes_->level_memory(), bytes},
+                 {passes_->parents(), static_cast<std::size_t>(level.batch.cap_tokens)});
 }
 
 Expected<void> ModelDrafter::queue_pass(const Level& level) {
@@ -254,13 +260,9 @@ Expected<void> ModelDrafter::queue(std::int64_t key, std::int64_t tokens, Device
 
 Expected<void> ModelDrafter::poison() {
     if (!steps_.options().poison) return {};
-    OpContext& context = model_->context();
-    ESPALIER_RETURN_IF_ERROR(model_->poison());
-    ESPALIER_RETURN_IF_ERROR(draws_.poison(context.device, context.stream));
-    for (Buffer* memory : {&level_memory_, &parent_memory_})
-        ESPALIER_RETURN_IF_ERROR(
-            context.device.fill(context.stream, memory->data(), std::byte{0xFF}, memory->bytes()));
-    return {};
+    ESPALIER_RETURN_IF_ERROR(passes_->poison());
+    OpContext& context = model().context();
+    return draws_.poison(context.device, context.stream);
 }
 
 }  // namespace espalier::draft

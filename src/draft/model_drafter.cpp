@@ -2,7 +2,6 @@
 #include "draft/model_drafter.hpp"
 
 #include <algorithm>
-#include <array>
 #include <numeric>
 #include <utility>
 
@@ -13,125 +12,38 @@ namespace espalier::draft {
 using cache::kPageTokens;
 using speculate::DraftCall;
 
-// The arrays of a KV half in one piece of memory: one upload. By token, the last two by entry of
-// the backlog, of which there are no more.
-struct ModelDrafter::TokenArrays {
-    std::int64_t* slot = nullptr;
-    std::int32_t* tokens = nullptr;
-    std::int32_t* position = nullptr;
-    std::int32_t* before = nullptr;      // row of the states; -1: zeros, or a page's tail state
-    std::int32_t* tail_page = nullptr;   // whose tail state comes before it; -1: none
-    std::int32_t* tail_token = nullptr;  // the token itself
-    std::int32_t* kept_entry = nullptr;  // whose state its page keeps; -1: none
-    std::int32_t* kept_page = nullptr;
-
-    TokenArrays(std::byte* base, std::int64_t count)
-        : slot(reinterpret_cast<std::int64_t*>(base)),
-          tokens(reinterpret_cast<std::int32_t*>(slot + count)),
-          position(tokens + count),
-          before(position + count),
-          tail_page(before + count),
-          tail_token(tail_page + count),
-          kept_entry(tail_token + count),
-          kept_page(kept_entry + count) {}
-    static std::size_t bytes(std::int64_t count) {
-        return static_cast<std::size_t>(count) * (sizeof(std::int64_t) + 7 * sizeof(std::int32_t));
-    }
-};
-
 Expected<std::unique_ptr<ModelDrafter>> ModelDrafter::create(
     std::unique_ptr<Network> network, const Machine& machine, const PassLimits& limits,
-    const DraftCache& cache, const model::Taps& taps, std::int64_t vocabulary) {
-    CHECK(limits.nodes >= limits.rows, "{} nodes of a level for {} requests", limits.nodes,
-          limits.rows);
-    ESPALIER_ASSIGN_OR_RETURN(auto model, DraftModel::create(std::move(network), machine, limits));
+    const DraftCache& cache, const model::Taps& taps, std::int64_t vocabulary, PassEcho* echo) {
+    ESPALIER_ASSIGN_OR_RETURN(
+        auto passes, DraftPasses::create(std::move(network), machine, limits, cache, taps));
     ESPALIER_ASSIGN_OR_RETURN(LevelDraws draws,
                               LevelDraws::create(machine.device, limits, vocabulary));
     ESPALIER_ASSIGN_OR_RETURN(TreeGrowth growth, TreeGrowth::create(machine.device, limits.rows));
     std::unique_ptr<ModelDrafter> drafter(new ModelDrafter(
-        std::move(model), machine, limits, cache, taps, std::move(draws), std::move(growth)));
-    ESPALIER_RETURN_IF_ERROR(drafter->allocate(limits));
-    ESPALIER_RETURN_IF_ERROR(drafter->warm_up());
+        std::move(passes), machine, cache, std::move(draws), std::move(growth), echo));
     if (drafter->captures()) ESPALIER_RETURN_IF_ERROR(drafter->capture_ahead());
     return drafter;
 }
 
-// A pass over a page that is thrown away. Memory that nothing has touched yet would make the first
-// call hundreds of times as long as the others, and calls are planned by what they take.
-Expected<void> ModelDrafter::warm_up() {
-    OpContext& context = model_->context();
-    const cache::KvLayout layout =
-        cache_.storage.layout().layer(cache::Plane::Of::draft, cache_.layer);
-    ESPALIER_ASSIGN_OR_RETURN(cache::KvStorage storage,
-                              cache::KvStorage::create(context.device, layout, 2));
-    const mla::KvPages kv = storage.draft(cache_.layer);
-    const std::array<TokenId, 1> token = {0};
-    const std::array<std::int32_t, 1> pages = {cache::kNullPage + 1};
-    batch::RowSpec row;
-    row.tokens = token;
-    row.block_table = pages;
-    row.first_slot = kFirstSlot;
-    ESPALIER_RETURN_IF_ERROR(builder_.add(row));
-    ESPALIER_ASSIGN_OR_RETURN(const batch::BatchView batch,
-                              batch_.upload(context.stream, builder_.finish()));
-    model_->combine(log_.slice(0, 1), states_.slice(0, 1));
-    ESPALIER_RETURN_IF_ERROR(
-        model_->write_kv({1, batch.tokens, batch.position, batch.slot}, before_.slice(0, 1), kv));
-    ESPALIER_RETURN_IF_ERROR(model_->logits(batch, kv, after_.slice(0, 1)));
-    return context.device.synchronize(context.stream);
-}
-
-ModelDrafter::ModelDrafter(std::unique_ptr<DraftModel> model, const Machine& machine,
-                           const PassLimits& limits, const DraftCache& cache,
-                           const model::Taps& taps, LevelDraws draws, TreeGrowth growth)
-    : model_(std::move(model)),
-      cache_(cache),
-      tap_sources_(model_->network().tap_sources(taps)),
-      limits_(limits),
+ModelDrafter::ModelDrafter(std::unique_ptr<DraftPasses> passes, const Machine& machine,
+                           const DraftCache& cache, LevelDraws draws, TreeGrowth growth,
+                           PassEcho* echo)
+    : passes_(std::move(passes)),
+      echo_(echo),
+      limits_(passes_->limits()),
       draws_(std::move(draws)),
       growth_(std::move(growth)),
-      backlog_(limits.tokens),
+      backlog_(limits_.tokens),
       followed_(cache.storage.page_count()),
-      batch_(machine.device, machine.capture.poison),
       steps_(machine.device, machine.capture),
-      most_({.absorbed_tokens = limits.nodes,
-             .absorbed_rows = limits.rows,
-             .max_q_len = kMaxNodes,
-             .max_kv_len = static_cast<std::int32_t>(limits.max_kv_len),
-             .table_rows = limits.rows,
-             .block_stride = cache::pages_for(limits.max_kv_len),
-             .total_splits = limits.max_splits}),
+      most_(passes_->most()),
       builder_(most_),
-      arrays_(TokenArrays::bytes(std::max(limits.tokens, limits.nodes))) {
-    roots_.reserve(static_cast<std::size_t>(limits.rows));
-    tokens_.reserve(static_cast<std::size_t>(limits.rows));
+      arrays_(TokenArrays::bytes(std::max(limits_.tokens, limits_.nodes))) {
+    CHECK(echo == nullptr || !machine.capture.capture, "passes of several ranks that are recorded");
+    roots_.reserve(static_cast<std::size_t>(limits_.rows));
+    tokens_.reserve(static_cast<std::size_t>(limits_.rows));
 }
-
-Expected<void> ModelDrafter::allocate(const PassLimits& limits) {
-    const NetworkShape& shape = model_->network().shape();
-    Device& device = model_->context().device;
-    const auto matrix = [&](Buffer& memory, Matrix& to, std::int64_t rows,
-                            std::int64_t cols) -> Expected<void> {
-        ESPALIER_ASSIGN_OR_RETURN(
-            memory, device.allocate(static_cast<std::size_t>(rows * cols) * sizeof(float)));
-        to = Matrix::of(memory.as<float>(), rows, cols);
-        return {};
-    };
-    ESPALIER_RETURN_IF_ERROR(matrix(log_memory_, log_, limits.tokens, shape.taps));
-    ESPALIER_RETURN_IF_ERROR(matrix(state_memory_, states_, limits.tokens, shape.state));
-    ESPALIER_RETURN_IF_ERROR(
-        matrix(before_memory_, before_, std::max(limits.tokens, limits.nodes), shape.state));
-    ESPALIER_RETURN_IF_ERROR(matrix(after_memory_, after_, limits.nodes, shape.state));
-    const std::int64_t longest = std::max(limits.tokens, limits.nodes);
-    ESPALIER_ASSIGN_OR_RETURN(array_memory_, device.allocate(TokenArrays::bytes(longest)));
-    ESPALIER_ASSIGN_OR_RETURN(level_memory_, device.allocate(batch::BatchLayout(most_).bytes));
-    ESPALIER_ASSIGN_OR_RETURN(
-        parent_memory_,
-        device.allocate(static_cast<std::size_t>(limits.nodes) * sizeof(std::int32_t)));
-    return {};
-}
-
-Matrix ModelDrafter::tails() const { return cache_.storage.tail_states(cache_.layer); }
 
 void ModelDrafter::begin(RequestSlot request, std::span<const TokenId>, std::int64_t) {
     serials_.grown_to(request) = next_serial_++;
@@ -154,7 +66,6 @@ Expected<void> ModelDrafter::extend(std::span<const speculate::Extension> extens
 }
 
 Expected<void> ModelDrafter::log_taps(std::span<const speculate::Extension> extensions) {
-    OpContext& context = model_->context();
     const std::int64_t first = backlog_.size();
     auto* rows = reinterpret_cast<std::int32_t*>(arrays_.data());
     std::int64_t count = 0;
@@ -167,16 +78,9 @@ Expected<void> ModelDrafter::log_taps(std::span<const speculate::Extension> exte
     CHECK(first + count == backlog_.size(), "{} taps for {} tokens", count,
           backlog_.size() - first);
     if (count == 0) return {};
-    ESPALIER_RETURN_IF_ERROR(
-        context.device.upload(context.stream, array_memory_.data(), rows,
-                              static_cast<std::size_t>(count) * sizeof(std::int32_t)));
-    std::int64_t column = 0;
-    for (const Matrix& source : tap_sources_) {
-        model_->backend().gather_rows(context, source, array_memory_.as<std::int32_t>(),
-                                      log_.slice(first, count).columns(column, source.cols));
-        column += source.cols;
-    }
-    return {};
+    const std::span<const std::int32_t> logged(rows, static_cast<std::size_t>(count));
+    if (echo_ != nullptr) echo_->log_taps(first, logged);
+    return passes_->log_taps(first, logged);
 }
 
 Expected<void> ModelDrafter::flush() {
@@ -237,7 +141,6 @@ void ModelDrafter::lay_tails(const TokenArrays& arrays, std::int64_t tokens,
 }
 
 Expected<void> ModelDrafter::write_kv_half(std::int64_t least) {
-    OpContext& context = model_->context();
     std::int64_t waiting = backlog_.size();
     std::int64_t tokens = std::max(std::ssize(roots_) + waiting, least);
     const std::int64_t bucket = captures() ? batch::token_bucket(tokens) : 0;
@@ -247,32 +150,17 @@ Expected<void> ModelDrafter::write_kv_half(std::int64_t least) {
     const TokenArrays host(arrays_.data(), tokens);
     lay_out(host, tokens);
     lay_tails(host, tokens, waiting);
-    ESPALIER_RETURN_IF_ERROR(context.device.upload(context.stream, array_memory_.data(),
-                                                   arrays_.data(), TokenArrays::bytes(tokens)));
+    const auto arrays = std::span<const std::byte>(arrays_).first(TokenArrays::bytes(tokens));
+    if (echo_ != nullptr) echo_->kv_half(tokens, waiting, arrays);
+    ESPALIER_RETURN_IF_ERROR(passes_->upload_kv_half(arrays));
     if (recorded) {
         // A level's key is positive.
-        ESPALIER_RETURN_IF_ERROR(
-            queue(-tokens, tokens, [this, tokens] { return run_kv_half(tokens, tokens); }));
+        ESPALIER_RETURN_IF_ERROR(queue(
+            -tokens, tokens, [this, tokens] { return passes_->run_kv_half(tokens, tokens); }));
     } else {
-        ESPALIER_RETURN_IF_ERROR(run_kv_half(tokens, waiting));
+        ESPALIER_RETURN_IF_ERROR(passes_->run_kv_half(tokens, waiting));
     }
     backlog_.clear();
-    return {};
-}
-
-// before_: from the states of the backlog, or from what was kept with pages.
-Expected<void> ModelDrafter::run_kv_half(std::int64_t tokens, std::int64_t waiting) {
-    const TokenArrays device(array_memory_.data(), tokens);
-    const ops::Backend& backend = model_->backend();
-    OpContext& context = model_->context();
-    const Matrix before = before_.slice(0, tokens);
-    Matrix states = after_;  // where no entry waits every index is -1: nothing is read
-    if (waiting > 0) states = model_->combine(log_.slice(0, waiting), states_.slice(0, waiting));
-    backend.gather_rows(context, states, device.before, before);
-    backend.copy_rows(context, tails(), {device.tail_page, device.tail_token, tokens}, before);
-    ESPALIER_RETURN_IF_ERROR(
-        model_->write_kv({tokens, device.tokens, device.position, device.slot}, before, kv()));
-    backend.copy_rows(context, states, {device.kept_entry, device.kept_page, waiting}, tails());
     return {};
 }
 

@@ -16,14 +16,12 @@
 #include <span>
 #include <vector>
 
-#include "base/buffer.hpp"
 #include "base/error.hpp"
 #include "batch/batch_builder.hpp"
 #include "batch/captured_steps.hpp"
-#include "batch/device_batch.hpp"
 #include "cache/kv_storage.hpp"
 #include "draft/backlog.hpp"
-#include "draft/draft_model.hpp"
+#include "draft/draft_passes.hpp"
 #include "draft/followed.hpp"
 #include "draft/level_draws.hpp"
 #include "draft/tree_growth.hpp"
@@ -32,21 +30,16 @@
 
 namespace espalier::draft {
 
-// A drafter's memory for what belongs to pages.
-struct DraftCache {
-    cache::KvStorage& storage;  // outlives the drafter
-    std::int64_t layer = 0;     // of its draft layers
-};
-
 class ModelDrafter final : public speculate::Drafter {
   public:
     // taps: of the target that the engine runs; their memory outlives the drafter. vocabulary: the
-    // target's.
+    // target's. echo: the other ranks, where they hold parts of the model; null: none do.
     static Expected<std::unique_ptr<ModelDrafter>> create(
         std::unique_ptr<Network> network, const Machine& machine, const PassLimits& limits,
-        const DraftCache& cache, const model::Taps& taps, std::int64_t vocabulary);
+        const DraftCache& cache, const model::Taps& taps, std::int64_t vocabulary,
+        PassEcho* echo = nullptr);
 
-    std::string_view name() const override { return model_->network().name(); }
+    std::string_view name() const override { return model().network().name(); }
     speculate::DrafterNeeds needs() const override {
         return {.hidden_states = true, .draft_cache = true, .passes = true};
     }
@@ -72,15 +65,11 @@ class ModelDrafter final : public speculate::Drafter {
     // Most of a node's children that are looked at: rank 8 is right in one step of a hundred.
     static constexpr std::int32_t kChildren = 8;
 
-    ModelDrafter(std::unique_ptr<DraftModel> model, const Machine& machine,
-                 const PassLimits& limits, const DraftCache& cache, const model::Taps& taps,
-                 LevelDraws draws, TreeGrowth growth);
-    Expected<void> allocate(const PassLimits& limits);
-    Expected<void> warm_up();
+    ModelDrafter(std::unique_ptr<DraftPasses> passes, const Machine& machine,
+                 const DraftCache& cache, LevelDraws draws, TreeGrowth growth, PassEcho* echo);
     Expected<void> capture_ahead();
     Expected<void> capture_levels(std::int32_t nodes, const LevelDraws::Search& search);
 
-    struct TokenArrays;
     Expected<void> log_taps(std::span<const speculate::Extension> extensions);
     void start(std::span<const speculate::DraftCall> calls);
     // Computes and stores the draft KV of roots_ and of the whole backlog in one pass, padded to
@@ -88,11 +77,12 @@ class ModelDrafter final : public speculate::Drafter {
     Expected<void> write_kv_half(std::int64_t least);
     void lay_out(const TokenArrays& arrays, std::int64_t tokens) const;
     void lay_tails(const TokenArrays& arrays, std::int64_t tokens, std::int64_t waiting) const;
-    Expected<void> run_kv_half(std::int64_t tokens, std::int64_t waiting);
     // One level of all trees. Its batch is uploaded by the host (the first level, whose KV is
     // already written) or laid from the frontiers on the device; then come the layer, the search
     // for children and the growth of the trees. A recording holds all of it.
     struct Level {
+        batch::HostBatch host{};         // of the first level
+        batch::StepCapacity capacity{};  // of a later one
         batch::BatchView batch{};
         ops::FrontierBatch frontier{};
         ops::FrontierDraws draws{};
@@ -104,17 +94,17 @@ class ModelDrafter final : public speculate::Drafter {
     Expected<void> run_level(const Level& roots, const TreeGrowth::Size& size);
     void lay_level(batch::StepCapacity capacity, const batch::BatchView& roots, Level& level);
     Expected<void> run_pass(const Level& level);
+    void tell_level(const Level& level);
     Expected<void> queue_pass(const Level& level);
     Expected<void> queue(std::int64_t key, std::int64_t tokens, Device::Work work);
     batch::StepCapacity padded(batch::StepCapacity need) const;
     Expected<void> poison();
     bool captures() const { return steps_.options().capture; }
-    mla::KvPages kv() { return cache_.storage.draft(cache_.layer); }
-    Matrix tails() const;
+    DraftModel& model() { return passes_->model(); }
+    const DraftModel& model() const { return passes_->model(); }
 
-    std::unique_ptr<DraftModel> model_;
-    DraftCache cache_;
-    std::vector<Matrix> tap_sources_;
+    std::unique_ptr<DraftPasses> passes_;
+    PassEcho* echo_;
     PassLimits limits_;
     LevelDraws draws_;
     TreeGrowth growth_;
@@ -123,14 +113,6 @@ class ModelDrafter final : public speculate::Drafter {
     IndexedVector<RequestSlot, std::int64_t> serials_;
     std::int64_t next_serial_ = 0;
 
-    // Device memory.
-    Buffer log_memory_, state_memory_, before_memory_, after_memory_, array_memory_;
-    Buffer level_memory_, parent_memory_;  // of a level that is laid there
-    Matrix log_;                           // [tokens, taps]: by entry of the backlog
-    Matrix states_;  // [tokens, state]: of the same, where they are not the taps
-    Matrix before_;  // [tokens, state]: what a pass reads
-    Matrix after_;   // [nodes, state]: what the last level left
-    batch::DeviceBatch batch_;
     batch::CapturedSteps steps_;
 
     // Host memory, reused from call to call.
