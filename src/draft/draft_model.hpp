@@ -22,8 +22,9 @@ struct Machine {
     Device& device;
     const ops::Backend& backend;
     const mla::Kernels& kernels;
-    batch::CaptureOptions capture{};   // of each draft model
-    parallel::Ranks* ranks = nullptr;  // as model::ModelSettings
+    batch::CaptureOptions capture{};  // of each draft model
+    // Ranks that have the other parts of the target, and of its own layers; null: it is whole.
+    parallel::Ranks* ranks = nullptr;
 };
 
 struct PassLimits {

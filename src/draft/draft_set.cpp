@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "base/check.hpp"
 #include "draft/eagle3.hpp"
 #include "draft/mtp.hpp"
 
@@ -47,17 +48,30 @@ Expected<model::TapMemory> DraftSet::make_taps(std::int64_t max_tokens) const {
 Expected<std::vector<std::unique_ptr<ModelDrafter>>> DraftSet::make(const Machine& machine,
                                                                     const PassLimits& limits,
                                                                     cache::KvStorage& storage,
-                                                                    const model::Taps& taps) const {
+                                                                    const model::Taps& taps,
+                                                                    PassEcho* echo) const {
     std::vector<std::unique_ptr<ModelDrafter>> drafters;
     DraftCache cache{storage};
     for (auto& network : networks()) {
+        const bool of_target = mtp && cache.layer == 0;
+        Machine here = machine;
+        if (!of_target) here.ranks = nullptr;
         ESPALIER_ASSIGN_OR_RETURN(
-            auto drafter, ModelDrafter::create(std::move(network), machine, limits, cache, taps,
-                                               target.config().vocab_size));
+            auto drafter,
+            ModelDrafter::create(std::move(network), here, limits, cache, taps,
+                                 target.config().vocab_size, of_target ? echo : nullptr));
         drafters.push_back(std::move(drafter));
         ++cache.layer;
     }
     return drafters;
+}
+
+Expected<std::unique_ptr<DraftPasses>> DraftSet::make_passes(const Machine& machine,
+                                                             const PassLimits& limits,
+                                                             cache::KvStorage& storage,
+                                                             const model::Taps& taps) const {
+    CHECK(mtp && eagle3 == nullptr, "passes of the target's own layer alone");
+    return DraftPasses::create(std::move(networks().front()), machine, limits, {storage}, taps);
 }
 
 }  // namespace espalier::draft

@@ -32,11 +32,19 @@ struct DraftSet {
 
     cache::KvLayout layout() const;
     Expected<model::TapMemory> make_taps(std::int64_t max_tokens) const;
-    // MTP first. storage: of layout(); it and the taps outlive the drafters.
+    // MTP first. storage: of layout(); it and the taps outlive the drafters. echo: told of the
+    // passes of the target's own layers, where several ranks hold them; a draft of its own is whole
+    // on the first rank.
     Expected<std::vector<std::unique_ptr<ModelDrafter>>> make(const Machine& machine,
                                                               const PassLimits& limits,
                                                               cache::KvStorage& storage,
-                                                              const model::Taps& taps) const;
+                                                              const model::Taps& taps,
+                                                              PassEcho* echo = nullptr) const;
+    // Passes of the target's own layer, for a rank that another one leads; without an EAGLE3 draft.
+    Expected<std::unique_ptr<DraftPasses>> make_passes(const Machine& machine,
+                                                       const PassLimits& limits,
+                                                       cache::KvStorage& storage,
+                                                       const model::Taps& taps) const;
 
   private:
     std::vector<std::unique_ptr<Network>> networks() const;

@@ -91,7 +91,12 @@ void Engine::loop() {
             return end_all(EngineState::stopped, Interruption::stopped, "the engine was stopped");
         admit();
         inbox_->report(taken_, began, stepper_->scheduler(), stepper_->ends());
-        if (stepper_->idle()) continue;
+        if (stepper_->idle()) {
+            if (const auto beat = stepper_->beat(); !beat)
+                return end_all(EngineState::failed, Interruption::step_failed,
+                               beat.error().message);
+            continue;
+        }
         const StepReport step = stepper_->step();
         inbox_->report(step, began, clock_(), stepper_->scheduler(), stepper_->ends());
         if (!step.device_failure.empty())

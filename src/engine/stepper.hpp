@@ -72,6 +72,8 @@ class Stepper {
     // where queueing takes a while.
     StepReport step();
     bool idle() const { return scheduler_->idle(); }
+    // Once a second while idle; see Target.
+    Expected<void> beat() { return parts_.target->beat(); }
     // Ends every request where it stands. No other call may follow.
     void abandon(Interruption why, const std::string& message);
 

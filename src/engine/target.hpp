@@ -80,6 +80,9 @@ class Target {
     // (mla::CompactCall), before anything that runs later.
     virtual Expected<void> compact(std::span<const std::int64_t> source,
                                    std::span<const std::int64_t> destination) = 0;
+
+    // Called once a second while nothing runs; an error: the device has failed meanwhile.
+    virtual Expected<void> beat() { return {}; }
 };
 
 }  // namespace espalier::engine

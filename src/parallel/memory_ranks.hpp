@@ -28,9 +28,8 @@ class MemoryRanks final : public Ranks {
     std::vector<std::vector<std::byte>> gather(std::span<const std::byte> mine, int root,
                                                std::size_t most) override;
     void barrier() override;
+    void set_timeout(std::chrono::seconds timeout) override { timeout_ = timeout; }
     void leave(const std::string& reason) noexcept override;
-
-    void set_timeout(std::chrono::seconds timeout) { timeout_ = timeout; }
 
   private:
     std::byte* begin(Exchange exchange, std::size_t round);

@@ -8,6 +8,7 @@
 // is elsewhere throws RankLost here and on every other rank, now and from every later call.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -51,6 +52,9 @@ class Ranks {
     virtual std::vector<std::vector<std::byte>> gather(std::span<const std::byte> mine, int root,
                                                        std::size_t most) = 0;
     virtual void barrier() = 0;
+
+    // A rank that has not come to an exchange for so long is lost; 0: never.
+    virtual void set_timeout(std::chrono::seconds timeout) = 0;
 
     // This rank goes no further: the others' calls throw RankLost with this rank and reason.
     virtual void leave(const std::string& reason) noexcept = 0;
