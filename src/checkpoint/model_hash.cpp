@@ -52,9 +52,8 @@ void add_content(ContentHash& hash, std::span<const std::byte> bytes) {
     hash.add(bytes.last(kPieceBytes));
 }
 
-}  // namespace
-
-Expected<std::string> model_hash(const Checkpoint& checkpoint) {
+template <typename AddContent>
+Expected<std::string> hash_with(const Checkpoint& checkpoint, const AddContent& add_bytes) {
     ContentHash hash;
     const auto& place = checkpoint.directory();
     ESPALIER_RETURN_IF_ERROR(checkpoint.is_gguf() ? add_metadata(hash, place, "")
@@ -63,10 +62,25 @@ Expected<std::string> model_hash(const Checkpoint& checkpoint) {
         hash.add(file->name());
         for (const auto& [name, entry] : file->tensors()) {
             add_entry(hash, name, entry);
-            add_content(hash, file->bytes_of(entry));
+            add_bytes(hash, file->bytes_of(entry));
         }
     }
     return hash.text();
+}
+
+}  // namespace
+
+Expected<std::string> model_hash(const Checkpoint& checkpoint) {
+    return hash_with(checkpoint, add_content);
+}
+
+Expected<std::string> header_hash(const Checkpoint& checkpoint) {
+    static constexpr std::size_t kSample = 64;
+    return hash_with(checkpoint, [](ContentHash& hash, std::span<const std::byte> bytes) {
+        const std::size_t taken = std::min(kSample, bytes.size());
+        hash.word(bytes.size());
+        hash.add(bytes.subspan((bytes.size() - taken) / 2, taken));
+    });
 }
 
 Expected<std::string> tokenizer_hash(const std::filesystem::path& directory) {

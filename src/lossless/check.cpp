@@ -118,6 +118,8 @@ class Check {
         Subject::Parts made;
         if (work_.own_drafters) {
             ESPALIER_ASSIGN_OR_RETURN(made, subject_.make_parts(work_.settings.schedule));
+        } else if (subject_.make_target) {
+            ESPALIER_ASSIGN_OR_RETURN(made.target, subject_.make_target(work_.settings.schedule));
         } else {
             ESPALIER_ASSIGN_OR_RETURN(
                 made.target, engine::ModelTarget::create(subject_.model, limits_.sizes.page_count,

@@ -44,6 +44,10 @@ struct Subject {
         std::vector<std::unique_ptr<speculate::Drafter>> drafters;
     };
     std::function<Expected<Parts>(const schedule::SchedulerOptions&)> make_parts = {};
+    // Another target for engines without drafters of their own: one whose model lies on several
+    // ranks, where `model` is whole. Null: a target of the model itself.
+    std::function<Expected<std::unique_ptr<engine::Target>>(const schedule::SchedulerOptions&)>
+        make_target = {};
     batch::CaptureOptions capture = {};     // of the engines' steps
     grammar::Compiler* compiler = nullptr;  // for requests with grammars; null: there are none
 

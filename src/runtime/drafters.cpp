@@ -129,22 +129,28 @@ std::int64_t draft_splits(const EngineSizes& sizes) {
                     mla::row_splits(sizes.max_step_gather, sizes.max_model_len));
 }
 
+draft::Machine draft_machine(const LoadedModel& loaded, const batch::CaptureOptions& capture) {
+    return {*loaded.device, *loaded.backend, *loaded.kernels, capture};
+}
+
+draft::PassLimits draft_limits(const EngineSizes& sizes) {
+    return {.tokens = sizes.max_step_tokens,
+            .nodes = sizes.max_step_gather,
+            .rows = sizes.max_rows,
+            .max_kv_len = sizes.max_model_len,
+            .max_splits = draft_splits(sizes)};
+}
+
 Expected<std::vector<std::unique_ptr<speculate::Drafter>>> make_drafters(
     const LoadedModel& loaded, const DrafterChoice& drafters, const EngineSizes& sizes,
     cache::KvStorage& storage, const model::Taps& taps, const batch::CaptureOptions& capture,
-    const text::Tokenizer& tokenizer) {
+    const text::Tokenizer& tokenizer, draft::PassEcho* echo) {
     std::vector<std::unique_ptr<speculate::Drafter>> made;
     if (drafters.ngram)
         made.push_back(std::make_unique<speculate::NgramDrafter>(speculate::NgramLimits{}));
-    ESPALIER_ASSIGN_OR_RETURN(auto models,
-                              draft_set(loaded, drafters)
-                                  .make({*loaded.device, *loaded.backend, *loaded.kernels, capture},
-                                        {.tokens = sizes.max_step_tokens,
-                                         .nodes = sizes.max_step_gather,
-                                         .rows = sizes.max_rows,
-                                         .max_kv_len = sizes.max_model_len,
-                                         .max_splits = draft_splits(sizes)},
-                                        storage, taps));
+    ESPALIER_ASSIGN_OR_RETURN(auto models, draft_set(loaded, drafters)
+                                               .make(draft_machine(loaded, capture),
+                                                     draft_limits(sizes), storage, taps, echo));
     for (auto& drafter : models) made.push_back(std::move(drafter));
     if (drafters.grammar) made.push_back(std::make_unique<engine::GrammarDrafter>(tokenizer));
     return made;

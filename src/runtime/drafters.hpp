@@ -58,11 +58,15 @@ batch::CaptureOptions capture_on(const LoadedModel& loaded, bool enforce_eager);
 // The partial results of attention that a level of drafts may have; 0: not bounded.
 std::int64_t draft_splits(const EngineSizes& sizes);
 
-// In the order of names(). storage: of the set's layout; it, the taps and the tokenizer outlive the
-// drafters.
+// Device and limits of draft models.
+draft::Machine draft_machine(const LoadedModel& loaded, const batch::CaptureOptions& capture);
+draft::PassLimits draft_limits(const EngineSizes& sizes);
+
+// In the order of names(). storage: of the set's layout; it, the taps, the tokenizer and `echo`
+// (see draft::DraftSet) outlive the drafters.
 Expected<std::vector<std::unique_ptr<speculate::Drafter>>> make_drafters(
     const LoadedModel& loaded, const DrafterChoice& drafters, const EngineSizes& sizes,
     cache::KvStorage& storage, const model::Taps& taps, const batch::CaptureOptions& capture,
-    const text::Tokenizer& tokenizer);
+    const text::Tokenizer& tokenizer, draft::PassEcho* echo = nullptr);
 
 }  // namespace espalier::runtime

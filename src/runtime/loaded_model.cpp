@@ -14,6 +14,7 @@
 #include "base/mapping_guard.hpp"
 #include "model/packed_weights.hpp"
 #include "ops/cuda_backend.hpp"
+#include "runtime/rank_leader.hpp"
 #include "runtime/sizes.hpp"
 
 namespace espalier::runtime {
@@ -143,8 +144,35 @@ Expected<int> thread_count(int wanted) {
         std::clamp(std::thread::hardware_concurrency(), 1u, static_cast<unsigned>(kMaxThreads)));
 }
 
+// The other ranks read their weights at the same time.
 Expected<LoadedModel> LoadedModel::load(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
                                         const EngineSizes& sizes, const LoadOptions& options) {
+    if (options.channel == nullptr) return load_here(std::move(checkpoint), sizes, options);
+    if (options.device != DeviceKind::cpu)
+        return fail_field(ErrorKind::unsupported, "tensor_parallel_size",
+                          "{}, but the model runs on a GPU: several ranks are for the CPU",
+                          options.channel->ranks().count());
+    return without_loss([&]() -> Expected<LoadedModel> {
+        RankModel model = rank_model(*checkpoint, options);
+        model.sizes = sizes;
+        open_on_ranks(*options.channel, model);
+        auto on_ranks = std::make_shared<OpenOnRanks>(*options.channel);
+        Expected<LoadedModel> loaded = load_here(std::move(checkpoint), sizes, options);
+        Expected<RankFacts> facts;
+        if (loaded) facts = rank_facts(*loaded, sizes);
+        const Expected<void> opened = check_opened(*options.channel, facts ? *facts : RankFacts{});
+        if (!loaded) return loaded;
+        if (!facts) return tl::unexpected<Error>(facts.error());
+        if (!opened) return tl::unexpected<Error>(opened.error());
+        loaded->channel = options.channel;
+        loaded->on_ranks = std::move(on_ranks);
+        return loaded;
+    });
+}
+
+Expected<LoadedModel> LoadedModel::load_here(
+    std::shared_ptr<const checkpoint::Checkpoint> checkpoint, const EngineSizes& sizes,
+    const LoadOptions& options) {
     LoadedModel loaded;
     loaded.checkpoint = std::move(checkpoint);
     loaded.kv_format = options.kv_format;

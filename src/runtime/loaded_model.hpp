@@ -19,6 +19,10 @@
 #include "model/deepseek.hpp"
 #include "ops/ops.hpp"
 
+namespace espalier::engine {
+class RankChannel;
+}
+
 namespace espalier::runtime {
 
 // Told how many bytes of weights are in place, of how many. Called on the loading thread.
@@ -35,6 +39,9 @@ struct LoadOptions {
     bool mmap_experts = false;
     bool mtp = false;  // the model's multi-token-prediction layer too
     std::shared_ptr<const checkpoint::Checkpoint> draft = {};  // and this EAGLE3 draft
+    // Channel of the first of several ranks to the others, which open the model as well; outlives
+    // the model. Null: there is one rank, or another leads.
+    engine::RankChannel* channel = nullptr;
     Progress progress = {};
 };
 
@@ -51,6 +58,8 @@ struct LoadedModel {
     double load_seconds = 0;
     std::uint64_t packed_bytes = 0;  // of weights packed while loading; 0: a packed file was mapped
     std::shared_ptr<const model::ExpertReads> expert_reads;  // with LoadOptions::mmap_experts
+    engine::RankChannel* channel = nullptr;                  // as in the options
+    std::shared_ptr<void> on_ranks;                          // the others' part of it
 
     // sizes: of the largest step that the model is to hold.
     static Expected<LoadedModel> load(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
@@ -58,6 +67,10 @@ struct LoadedModel {
 
     // The options that the model's texts are a function of.
     LoadOptions identity_options() const;
+
+  private:
+    static Expected<LoadedModel> load_here(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
+                                           const EngineSizes& sizes, const LoadOptions& options);
 };
 
 // A sentence for a log where the cache is fp8_tensor and the checkpoint has no scales for it.

@@ -4,10 +4,9 @@
 #include <random>
 #include <utility>
 
-#include "base/for_what.hpp"
-#include "engine/model_target.hpp"
 #include "espalier/version.hpp"
 #include "replay/convert.hpp"
+#include "runtime/engine_parts.hpp"
 #include "runtime/identity.hpp"
 
 namespace espalier::runtime {
@@ -85,20 +84,13 @@ Expected<RunningEngine> RunningEngine::start(const ModelFiles& files, LoadedMode
         ESPALIER_ASSIGN_OR_RETURN(running.recorder_, replay::Recorder::open(options.trace, header));
     }
     const batch::CaptureOptions capture = capture_on(loaded, options.enforce_eager);
-    const draft::DraftSet models = draft_set(loaded, drafters);
     ESPALIER_ASSIGN_OR_RETURN(
-        auto target,
-        engine::ModelTarget::create(*loaded.model, models.layout(), sizes.page_count, capture));
-    ESPALIER_ASSIGN_OR_RETURN(
-        model::TapMemory taps,
-        for_what(models.make_taps(sizes.max_step_tokens), "hidden states for draft models"));
-    running.taps_ = std::make_unique<model::TapMemory>(std::move(taps));
-    cache::KvStorage& storage = target->storage();
-    engine::StepperParts parts{std::move(target), *running.tokenizer_, {}, engine::steady_clock()};
+        EngineParts made, make_engine_parts(loaded, drafters, sizes, capture, *running.tokenizer_));
+    running.taps_ = std::move(made.taps);
+    running.ranks_ = std::move(made.ranks);
+    engine::StepperParts parts{std::move(made.target), *running.tokenizer_,
+                               std::move(made.drafters), engine::steady_clock()};
     parts.taps = running.taps_->taps();
-    ESPALIER_ASSIGN_OR_RETURN(parts.drafters,
-                              make_drafters(loaded, drafters, sizes, storage, running.taps_->taps(),
-                                            capture, *running.tokenizer_));
     parts.observer = running.recorder_.get();
     ESPALIER_ASSIGN_OR_RETURN(running.engine_, engine::Engine::create(std::move(parts), settings));
     return running;

@@ -62,7 +62,8 @@ class RunningEngine {
     std::string note_;
     // These outlive the engine.
     std::unique_ptr<replay::Recorder> recorder_;
-    std::unique_ptr<model::TapMemory> taps_;
+    std::shared_ptr<model::TapMemory> taps_;
+    std::shared_ptr<void> ranks_;
     std::unique_ptr<engine::Engine> engine_;
 };
 

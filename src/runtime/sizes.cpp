@@ -13,6 +13,7 @@
 #include "model/kv_layout.hpp"
 #include "model/mapped_experts.hpp"
 #include "runtime/memory_limit.hpp"
+#include "runtime/rank_leader.hpp"
 #include "runtime/working_memory.hpp"
 #include "schedule/scheduler.hpp"
 
@@ -138,6 +139,13 @@ Expected<SizeFacts> size_facts(const ModelFiles& files, const DrafterChoice& dra
                     .weight_bytes = static_cast<std::int64_t>(weights),
                     .page_bytes = layout.bytes_per_page(),
                     .memory_bytes = memory_bytes()};
+    if (options.channel != nullptr) {
+        LoadOptions asked = options;
+        asked.mtp = drafters.mtp;
+        ESPALIER_RETURN_IF_ERROR(without_loss([&] {
+            return measure_ranks(*options.channel, rank_model(*files.checkpoint, asked), facts);
+        }));
+    }
     if (options.device == DeviceKind::cpu) return facts;
     ESPALIER_ASSIGN_OR_RETURN(const CudaMemory memory, cuda_memory());
     facts.memory_bytes = memory.free;
@@ -158,7 +166,9 @@ Expected<EngineSizes> derive_sizes(const SizeOptions& options, const SizeFacts& 
     sizes.max_step_gather = std::max(rows, std::min(kStepGather, rows * kMaxNodes));
     sizes.max_waiting = static_cast<std::int32_t>(std::max(options.max_waiting, rows));
     sizes.max_step_splits = splits_for(facts, sizes);
-    ESPALIER_ASSIGN_OR_RETURN(const std::int64_t pages, pages_for(options, facts, sizes));
+    auto room = pages_for(options, facts, sizes);
+    if (!room && !facts.rank.empty()) room.error().message += fmt::format(" ({})", facts.rank);
+    ESPALIER_ASSIGN_OR_RETURN(const std::int64_t pages, std::move(room));
     sizes.page_count = 1 + pages;
     return sizes;
 }

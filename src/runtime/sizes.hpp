@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
 
 #include "base/engine_sizes.hpp"
 #include "base/error.hpp"
@@ -56,13 +57,16 @@ struct SizeFacts {
     // Bytes that an engine of these sizes takes of a GPU beside weights and pages; null: too few to
     // count.
     std::function<std::int64_t(const EngineSizes&)> working_bytes = {};
+    // Rank with the least room of several, whose numbers these are; empty: there is one.
+    std::string rank = {};
 };
 
 // The format of the model's cache where none is asked for: the activations' own.
 Expected<mla::KvFormat> kv_format_of(const checkpoint::Checkpoint& checkpoint);
 // The memory that this process may use: the machine's, or its control group's limit.
 std::int64_t memory_bytes();
-// Device and format of the cache: as the options have them.
+// Device and format of the cache: as the options have them. With a channel the other ranks are
+// asked, too.
 Expected<SizeFacts> size_facts(const ModelFiles& files, const DrafterChoice& drafters,
                                const LoadOptions& options = {});
 
