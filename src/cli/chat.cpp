@@ -163,14 +163,16 @@ Expected<void> check_template(client::HttpClient& client, const std::string& mod
     return {};
 }
 
-Expected<void> run(const ChatOptions& options) {
+Expected<void> run(ChatOptions& options) {
     if (options.model.empty() && options.url.empty())
         return fail(ErrorKind::invalid,
                     "with whom? espalier chat MODEL, or --url http://127.0.0.1:8000");
     ESPALIER_ASSIGN_OR_RETURN(ChatHistory history, ChatHistory::open(options.history));
     client::ServerAddress address{.url = {}, .api_key = options.api_key};
+    std::unique_ptr<RankWorld> ranks;
     std::unique_ptr<LocalServer> local;
     if (options.url.empty()) {
+        ESPALIER_ASSIGN_OR_RETURN(ranks, options.engine.start_ranks());
         ESPALIER_ASSIGN_OR_RETURN(
             local, LocalServer::open(options.model, options.engine, options.chat_template));
         address = local->address();

@@ -28,6 +28,7 @@ Run add_pull(CLI::App& app);
 Run add_quantize(CLI::App& app);
 Run add_pack(CLI::App& app);
 Run add_eval(CLI::App& app);
+Run add_follow_rank(CLI::App& app);
 Run add_selftest_lossless(CLI::App& selftest);
 // Sub-commands of bench.
 Run add_bench_model(CLI::App& bench);

@@ -154,6 +154,7 @@ void EngineFlags::add_to(CLI::App& command, const Defaults& defaults) {
     add_kv_format_flag(command, load.kv_format);
     add_device_flag(command, load.device);
     add_threads_flag(command, load.threads);
+    ranks.add_to(command);
 }
 
 Expected<runtime::LoadedModel> load_model(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,

@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <string>
 
+#include "cli/rank_world.hpp"
 #include "cli/terminal.hpp"
 #include "runtime/runtime.hpp"
 
@@ -14,6 +15,7 @@ namespace espalier::cli {
 struct EngineFlags {
     runtime::EngineOptions engine;
     runtime::LoadOptions load;
+    RankFlags ranks;
     std::string draft;  // an EAGLE3 draft: a directory or ORG/NAME
 
     // Texts for the help: how a command chooses rows and pages that are not given.
@@ -24,6 +26,8 @@ struct EngineFlags {
     // All but --speculate, which bench takes as a list to compare.
     void add_to(CLI::App& command, const Defaults& defaults);
     void add_speculate_to(CLI::App& command);
+    // Starts the ranks that were asked for; see RankWorld::start.
+    Expected<std::unique_ptr<RankWorld>> start_ranks() { return RankWorld::start(ranks, load); }
     // A bench has none: its engines start cold.
     void add_speculation_memory_to(CLI::App& command);
 

@@ -324,7 +324,11 @@ void report(const GenerateOptions& options, const runtime::LoadedModel& loaded,
                drafts, experts_text(loaded), reason_of(result.choices[0]), seed);
 }
 
-Expected<void> run(const GenerateOptions& options) {
+Expected<void> run(GenerateOptions& options) {
+    if (!options.logits.empty() && options.engine.ranks.count > 1)
+        return fail_field(ErrorKind::unsupported, "tensor_parallel_size",
+                          "{}, but --logits writes those of one rank", options.engine.ranks.count);
+    ESPALIER_ASSIGN_OR_RETURN(const auto ranks, options.engine.start_ranks());
     ESPALIER_ASSIGN_OR_RETURN(const runtime::ModelFiles files,
                               runtime::ModelFiles::open(options.model, options.engine.draft));
     ESPALIER_ASSIGN_OR_RETURN(engine::Request request,

@@ -94,6 +94,7 @@ int run(int argc, char** argv) {
         commands.push_back(command.add(app));
         app.get_subcommands({}).back()->group(command.group);
     }
+    commands.push_back(add_follow_rank(app));  // not in the help
     app.footer(kExamples);  // after the commands, which would inherit it
     require_decimal_integers(app);
     try {

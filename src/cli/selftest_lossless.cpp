@@ -11,9 +11,10 @@
 
 #include "cli/command.hpp"
 #include "cli/engine_flags.hpp"
+#include "cli/rank_world.hpp"
 #include "cli/terminal.hpp"
-#include "engine/model_target.hpp"
 #include "lossless/check.hpp"
+#include "runtime/engine_parts.hpp"
 #include "text/tokenizer.hpp"
 
 namespace espalier::cli {
@@ -26,6 +27,7 @@ struct SelftestLosslessOptions {
     double seconds = 10;
     std::uint64_t seed = 1;
     runtime::LoadOptions load;
+    RankFlags ranks;
     std::string draft;
     std::vector<std::string> speculate = {"off"};
     bool enforce_eager = false;
@@ -105,23 +107,31 @@ Expected<lossless::Subject::Parts> parts_with(const runtime::DrafterChoice& draf
                                               const EngineSizes& sizes,
                                               const batch::CaptureOptions& capture,
                                               const text::Tokenizer& tokenizer) {
-    const draft::DraftSet models = runtime::draft_set(loaded, drafters);
-    lossless::Subject::Parts parts;
-    ESPALIER_ASSIGN_OR_RETURN(model::TapMemory memory, models.make_taps(sizes.max_step_tokens));
-    const auto taps = std::make_shared<model::TapMemory>(std::move(memory));
-    parts.taps = taps->taps();
-    parts.memory = taps;
     ESPALIER_ASSIGN_OR_RETURN(
-        auto target,
-        engine::ModelTarget::create(*loaded.model, models.layout(), sizes.page_count, capture));
-    ESPALIER_ASSIGN_OR_RETURN(parts.drafters,
-                              runtime::make_drafters(loaded, drafters, sizes, target->storage(),
-                                                     parts.taps, capture, tokenizer));
-    parts.target = std::move(target);
+        runtime::EngineParts made,
+        runtime::make_engine_parts(loaded, drafters, sizes, capture, tokenizer));
+    lossless::Subject::Parts parts;
+    parts.taps = made.taps->taps();
+    parts.target = std::move(made.target);
+    parts.drafters = std::move(made.drafters);
+    parts.memory = std::make_shared<runtime::EngineParts>(std::move(made));
     return parts;
 }
 
-Expected<void> run(const SelftestLosslessOptions& options) {
+// With several ranks the plain run is on a model that this process has whole.
+Expected<std::optional<runtime::LoadedModel>> load_reference(const SelftestLosslessOptions& options,
+                                                             const runtime::ModelFiles& files,
+                                                             const EngineSizes& sizes) {
+    if (options.load.channel == nullptr) return std::nullopt;
+    runtime::LoadOptions alone = options.load;
+    alone.channel = nullptr;
+    ESPALIER_ASSIGN_OR_RETURN(runtime::LoadedModel loaded,
+                              load_model(files.checkpoint, sizes, alone));
+    return loaded;
+}
+
+Expected<void> run(SelftestLosslessOptions& options) {
+    ESPALIER_ASSIGN_OR_RETURN(const auto ranks, RankWorld::start(options.ranks, options.load));
     ESPALIER_ASSIGN_OR_RETURN(const runtime::ModelFiles files,
                               runtime::ModelFiles::open(options.model, options.draft));
     ESPALIER_ASSIGN_OR_RETURN(runtime::DrafterChoice drafters,
@@ -134,7 +144,8 @@ Expected<void> run(const SelftestLosslessOptions& options) {
     ESPALIER_ASSIGN_OR_RETURN(
         runtime::LoadedModel loaded,
         load_model(files.checkpoint, sizes, runtime::with_drafters(options.load, drafters, files)));
-    lossless::Subject target{*loaded.model, *files.tokenizer};
+    ESPALIER_ASSIGN_OR_RETURN(const auto reference, load_reference(options, files, sizes));
+    lossless::Subject target{reference ? *reference->model : *loaded.model, *files.tokenizer};
     target.capture = runtime::capture_on(loaded, options.enforce_eager);
     target.capture.ahead = 0;  // an engine for each workload: what it does not need is not recorded
     target.capture.sightings = 1;  // and what it does need may come twice only
@@ -143,12 +154,22 @@ Expected<void> run(const SelftestLosslessOptions& options) {
         target.make_parts = [&](const schedule::SchedulerOptions& of) {
             return parts_with(drafters, loaded, of, target.capture, *files.tokenizer);
         };
+    if (reference)
+        target.make_target =
+            [&](const schedule::SchedulerOptions& of) -> Expected<std::unique_ptr<engine::Target>> {
+            ESPALIER_ASSIGN_OR_RETURN(
+                auto parts, runtime::make_engine_parts(loaded, runtime::DrafterChoice{}, of,
+                                                       target.capture, *files.tokenizer));
+            return std::move(parts.target);
+        };
     ESPALIER_RETURN_IF_ERROR(lossless::check_subject(target));
     const Findings findings = run_workloads(options, target);
-    fmt::print("{}\n{} on {}, {} threads: {:.0f} s, workloads {} to {}.\n",
+    const std::string of_ranks =
+        reference ? fmt::format("{} ranks with ", options.ranks.count) : std::string();
+    fmt::print("{}\n{} on {}, {}{} threads: {:.0f} s, workloads {} to {}.\n",
                table_of(findings).text(TableFormat::markdown), options.model,
-               loaded.backend->name(), loaded.device->workers(), findings.seconds, options.seed,
-               options.seed + static_cast<std::uint64_t>(findings.workloads - 1));
+               loaded.backend->name(), of_ranks, loaded.device->workers(), findings.seconds,
+               options.seed, options.seed + static_cast<std::uint64_t>(findings.workloads - 1));
     if (findings.failed == 0) {
         fmt::print("Every request gave the bits it gives alone, without drafts, cache or batch.\n");
         return {};
@@ -194,6 +215,7 @@ Run add_selftest_lossless(CLI::App& selftest) {
     add_kv_format_flag(*command, options->load.kv_format);
     add_device_flag(*command, options->load.device);
     add_threads_flag(*command, options->load.threads);
+    options->ranks.add_to(*command);
     return [options] { return run(*options); };
 }
 

@@ -301,6 +301,7 @@ Expected<void> run(ServeOptions& options, CLI::App& command) {
     if (options.model.empty())
         return fail(ErrorKind::invalid,
                     "which model? espalier serve MODEL, ESPALIER_MODEL or model = … in --config");
+    ESPALIER_ASSIGN_OR_RETURN(const auto ranks, options.engine.start_ranks());
     if (options.explain) return explain(options, command, sources);
     return run_server(options, ignored);
 }
