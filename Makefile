@@ -5,7 +5,7 @@ DEMO_DRAFT ?= models/sapling-eagle3
 # Configures, builds and tests a workflow of CMakePresets.json.
 WORKFLOW = CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) CTEST_PARALLEL_LEVEL=$(JOBS) cmake --workflow --preset
 
-.PHONY: help demo serve test test-page test-long test-clients test-deploy python test-python package test-package test-image build asan tsan fuzz cuda gpu-build gpu-test install format format-check clean
+.PHONY: help demo serve test test-page test-long test-clients test-deploy python test-python package test-package test-image build asan tsan fuzz fuzz-http cuda gpu-build gpu-test install format format-check clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -99,6 +99,11 @@ FUZZ_SECONDS ?= 20
 fuzz:
 	cmake --preset fuzz && cmake --build --preset fuzz -j $(JOBS)
 	tools/fuzz.sh build/fuzz $(FUZZ_SECONDS)
+
+## make fuzz-http  a running server by its own /openapi.json for FUZZ_SECONDS, with FUZZ_SEED if one is given
+fuzz-http:
+	@$(MAKE) --no-print-directory build TARGETS=espalier
+	python3 tests/fuzz/http/run.py build/cpu/espalier $(DEMO_MODEL) --seconds $(FUZZ_SECONDS) $(if $(FUZZ_SEED),--seed $(FUZZ_SEED))
 
 ## make cuda       install what building needs but nvcc, build build/cuda/espalier
 NEEDS_NVCC = command -v nvcc > /dev/null || { echo "make $@: nvcc is not on the PATH; install the CUDA toolkit (13.0 or newer)" >&2; exit 1; }

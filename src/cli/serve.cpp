@@ -224,6 +224,41 @@ Expected<void> run_server(const ServeOptions& options, const std::vector<std::st
     return {};
 }
 
+std::string drafts_text(const runtime::DrafterChoice& drafters, const runtime::ModelFiles& files) {
+    const std::vector<std::string> others = runtime::left_out(drafters, files);
+    return fmt::format("{}{}{}",
+                       drafters.any() ? fmt::to_string(fmt::join(drafters.names(), ", ")) : "none",
+                       others.empty() ? "" : "; without ", fmt::join(others, ", "));
+}
+
+std::string grant_text(const runtime::EngineOptions& engine,
+                       const runtime::DrafterChoice& drafters) {
+    if (!drafters.any()) return "no drafts";
+    return engine.grant == engine::NodeGrant::measured ? "as many drafts a step as are measured to pay"
+                                      : "every draft that fits a step, whether or not it pays";
+}
+
+std::string memory_text(const runtime::EngineOptions& engine,
+                        const runtime::DrafterChoice& drafters) {
+    if (!drafters.any() || engine.speculation_memory.empty())
+        return "nothing is kept of what drafts gain";
+    return fmt::format("what drafts gained here, in {}", engine.speculation_memory);
+}
+
+// A form of calls or reasoning; null: none was found.
+template <typename Form>
+std::string form_text(const Form* form, const std::string& asked, const char* flag) {
+    const bool is_automatic = asked == "auto";
+    if (form != nullptr)
+        return fmt::format("{}{}", form->name,
+                           is_automatic ? ", by the model's template and tokenizer" : "");
+    if (!is_automatic) return "none, as asked for";
+    return fmt::format(
+        "none: the template and the tokenizer have the markers of no form that is known ({} names "
+        "one)",
+        flag);
+}
+
 Expected<void> explain(const ServeOptions& options, const CLI::App& command,
                        const Sources& sources) {
     ESPALIER_ASSIGN_OR_RETURN(const runtime::ModelFiles files,
@@ -262,6 +297,8 @@ Expected<void> explain(const ServeOptions& options, const CLI::App& command,
         "  queue           {} requests, {} tokens of prompts; more are answered with 429\n"
         "  threads         {} for the model, {} for requests, one for connections\n"
         "  drafts          {}\n"
+        "  grant           {}\n"
+        "  learnt before   {}\n"
         "  chats           {}\n"
         "  tool calls      {}\n"
         "  reasoning       {}\n"
@@ -271,12 +308,10 @@ Expected<void> explain(const ServeOptions& options, const CLI::App& command,
         sizes.max_model_len, facts.context, sizes.max_rows, sizes.max_step_tokens,
         sizes.page_count - 1, bytes(sizes.page_count * facts.page_bytes), what_holds,
         sizes.max_waiting, sizes.max_waiting_tokens, threads, options.server.workers,
-        drafters.any() ? fmt::format("{}", fmt::join(drafters.names(), ", ")) : "none",
-        chats.chat_template,
-        chats.formats.tools == nullptr ? "none, or of a form that is not known here"
-                                       : chats.formats.tools->name,
-        chats.formats.reasoning == nullptr ? "none, or of a form that is not known here"
-                                           : chats.formats.reasoning->name,
+        drafts_text(drafters, files), grant_text(options.engine.engine, drafters),
+        memory_text(options.engine.engine, drafters), chats.chat_template,
+        form_text(chats.formats.tools, options.server.tool_format, "--tool-format"),
+        form_text(chats.formats.reasoning, options.server.reasoning_format, "--reasoning-format"),
         bytes(static_cast<std::int64_t>(grammar::CompilerLimits().cache_bytes)),
         bytes(static_cast<std::int64_t>(grammar::CompilerLimits().mask_bytes)));
     ESPALIER_ASSIGN_OR_RETURN(const TextIdentity identity,

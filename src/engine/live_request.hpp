@@ -31,7 +31,7 @@ struct RequestGroup {
     std::optional<speculate::DraftShape> drafts;  // prescribed
     bool report_trees = false;
     bool logprobs = true;
-    std::vector<std::int32_t> forced_output;  // see Request
+    std::vector<std::int32_t> forced_output, expected_output;  // see Request
     std::int64_t max_tokens = 0;
     std::optional<accept::PromptLogprobs> prompt_logprobs;
     bool prompt_logprobs_sent = false;

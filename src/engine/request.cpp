@@ -132,6 +132,7 @@ Expected<CheckedRequest> check_request(Request request, const RequestLimits& lim
     ESPALIER_RETURN_IF_ERROR(check_prompt(request, limits));
     ESPALIER_RETURN_IF_ERROR(check_choices(request, limits));
     ESPALIER_ASSIGN_OR_RETURN(const auto drafts, check_drafts(request));
+    ESPALIER_RETURN_IF_ERROR(check_tokens("expected_output", request.expected_output, limits));
     if (request.reasoning)
         ESPALIER_RETURN_IF_ERROR(check_reasoning(*request.reasoning, request, limits));
     ESPALIER_ASSIGN_OR_RETURN(

@@ -48,6 +48,8 @@ struct Request {
     // logprobs: to score a known text, or to measure on one. Its end is max_tokens, unless it meets
     // a stop condition before. Goes with no min_tokens, which would ban some of them.
     std::vector<std::int32_t> forced_output;
+    // Expected output, for drafters that read texts (speculate::Drafter::expect); empty: none is.
+    std::vector<std::int32_t> expected_output;
     // Form of the answer, compiled before it is submitted; null: anything. It alone says where
     // the text may end, so it goes with neither ignore_eos nor min_tokens nor forced_output. A stop
     // string or stop token of the request still cuts the text where it is met.

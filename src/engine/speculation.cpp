@@ -111,7 +111,8 @@ bool Speculation::shown_to(const Slot& state, const Source& source) {
 }
 
 void Speculation::begin(RequestSlot request, std::span<const std::int32_t> prompt,
-                        std::int64_t max_tokens, Drafts drafts) {
+                        std::int64_t max_tokens, Drafts drafts,
+                        std::span<const std::int32_t> expected_output) {
     Slot& state = slots_.grown_to(request);
     CHECK(!state.open, "request slot {} begins twice", request.value());
     state.open = true;
@@ -124,12 +125,15 @@ void Speculation::begin(RequestSlot request, std::span<const std::int32_t> promp
     state.bias = {};
     for (Source& source : sources_)
         if (state.needs_watch && !source.watch.awake()) source.watch.wake();
-    const bool reads = reads_ || prescribing_ > 0;
+    const bool expects = state.drafts && !expected_output.empty();
+    const bool reads = reads_ || prescribing_ > 0 || expects;
     const std::size_t first = reads ? std::min<std::size_t>(prompt.size(), kReadTokens) : 0;
     state.read = static_cast<std::int64_t>(first);
-    for (Source& source : sources_)
-        if (shown_to(state, source))
-            source.drafter->begin(request, prompt.first(first), max_tokens);
+    for (Source& source : sources_) {
+        if (!shown_to(state, source)) continue;
+        if (expects) source.drafter->expect(request, prompt, expected_output);
+        source.drafter->begin(request, prompt.first(first), max_tokens);
+    }
 }
 
 void Speculation::end(RequestSlot request) {

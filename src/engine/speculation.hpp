@@ -98,8 +98,9 @@ class Speculation {
     // Every request begins and ends. One that does not draft is shown only to drafters that keep
     // KV for each page of the cache. For one that prescribes its drafts these are kept up to date.
     enum class Drafts : std::uint8_t { none, what_pays, prescribed };
+    // expected_output: see Request.
     void begin(RequestSlot request, std::span<const std::int32_t> prompt, std::int64_t max_tokens,
-               Drafts drafts);
+               Drafts drafts, std::span<const std::int32_t> expected_output = {});
     void end(RequestSlot request);
     // Before drafters are asked the next time. The request has begun.
     void preempted(RequestSlot request);

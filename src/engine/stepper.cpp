@@ -111,6 +111,7 @@ std::vector<schedule::RequestId> Stepper::submit(CheckedRequest checked,
     group->report_trees = request.report_trees;
     group->logprobs = request.logprobs;
     group->forced_output = request.forced_output;
+    group->expected_output = request.expected_output;
     group->max_tokens = output.max_tokens;
     group->receiver = std::move(receiver);
     if (output.prompt_top_logprobs)
@@ -314,7 +315,7 @@ void Stepper::start_drafting() {
                             : request.group->drafts   ? Speculation::Drafts::prescribed
                                                       : Speculation::Drafts::what_pays;
         speculation_.begin(planned.id.slot, scheduler_->tokens(planned.id.slot).first(prompt),
-                           request.group->max_tokens, drafts);
+                           request.group->max_tokens, drafts, request.group->expected_output);
     }
 }
 

@@ -51,6 +51,7 @@ class Generator {
         choose_drafters();
         if (grammars_) choose_grammar_drafter();
         prescribe_drafts();
+        expect_outputs();
         return work_;
     }
 
@@ -291,6 +292,19 @@ class Generator {
             if (random.chance(0.7)) one.request.draft_depth = random.between(1, 8);
             if (random.chance(0.5)) one.request.draft_width = random.between(1, 6);
             if (random.chance(0.3)) one.request.draft_nodes = random.between(1, 63);
+        }
+    }
+
+    // A fifth expects an output: some of its prompt again, which is mostly wrong.
+    void expect_outputs() {
+        Random random(work_.settings.schedule.hash_seed + 2);
+        for (WorkloadRequest& one : work_.requests) {
+            if (!random.chance(0.2)) continue;
+            const std::vector<std::int32_t>& prompt = one.request.prompt;
+            const int length = static_cast<int>(prompt.size());
+            const int begin = random.between(0, length - 1);
+            one.request.expected_output.assign(prompt.begin() + begin,
+                                               prompt.begin() + random.between(begin, length));
         }
     }
 

@@ -57,7 +57,8 @@ void each_grammar_field(Traced& traced, Ours& specification, Copy copy) {
 }
 
 // Beside the number and the time that a submission has, what it was checked to (its output), and
-// its grammar, which a request has compiled. Trees are reported to clients, not to traces.
+// its grammar, which a request has compiled. Trees are reported to clients, not to traces, and what
+// came of an expected output stands in a trace's own trees.
 template <typename Traced, typename Ours, typename Copy>
 void each_request_field(Traced& traced, Ours& request, Copy copy) {
     [[maybe_unused]] auto& [number, traced_choices, time, traced_priority, traced_deadline,
@@ -66,8 +67,8 @@ void each_request_field(Traced& traced, Ours& request, Copy copy) {
                             traced_output, traced_grammar, traced_reasoning, traced_id,
                             traced_parent] = traced;
     [[maybe_unused]] auto& [prompt, sampling, output, choices, priority, deadline, salt, speculate,
-                            depth, width, nodes, report_trees, logprobs, forced, grammar, reasoning,
-                            request_id, traceparent] = request;
+                            depth, width, nodes, report_trees, logprobs, forced, expected, grammar,
+                            reasoning, request_id, traceparent] = request;
     copy(traced_choices, choices);
     copy(traced_priority, priority);
     copy(traced_deadline, deadline);

@@ -83,6 +83,21 @@ Expected<DrafterChoice> choose_drafters(const std::vector<std::string>& wanted,
     return chosen;
 }
 
+std::vector<std::string> left_out(const DrafterChoice& chosen, const ModelFiles& files) {
+    const auto told = [](const char* name, bool is_possible, const char* lacks) {
+        return fmt::format("{} ({})", name, is_possible ? "not asked for" : lacks);
+    };
+    std::vector<std::string> others;
+    if (!chosen.ngram) others.push_back(told("ngram", true, ""));
+    if (!chosen.mtp)
+        others.push_back(told("mtp", has_mtp(*files.checkpoint), "the model has no such layer"));
+    if (!chosen.eagle3)
+        others.push_back(told("eagle3", files.draft != nullptr, "no draft is named by --draft"));
+    if (!chosen.grammar)
+        others.push_back(told("grammar", grammar::available(), "this build has no grammars"));
+    return others;
+}
+
 LoadOptions with_drafters(LoadOptions options, const DrafterChoice& drafters,
                           const ModelFiles& files) {
     options.mtp = drafters.mtp;

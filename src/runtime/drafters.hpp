@@ -41,6 +41,9 @@ struct DrafterChoice {
 Expected<DrafterChoice> choose_drafters(const std::vector<std::string>& wanted,
                                         const ModelFiles& files);
 
+// The drafters that were not chosen, each with what it would take.
+std::vector<std::string> left_out(const DrafterChoice& chosen, const ModelFiles& files);
+
 // Adds what the drafters need to the options of loading.
 LoadOptions with_drafters(LoadOptions options, const DrafterChoice& drafters,
                           const ModelFiles& files);

@@ -44,11 +44,12 @@ ApiError api_error(const Error& error) {
     return made;
 }
 
+// LiteLLM looks for the first of these words, LangChain for the last.
 ApiError context_length_exceeded(TokenCount tokens, std::int64_t limit, const std::string& field) {
     return {.message = fmt::format(
                 "This model's maximum context length is {} tokens. However, your {} resulted in "
-                "{}{} tokens, and an answer has one more at least. Please reduce the length of the "
-                "{}.",
+                "{}{} tokens, and an answer has one more at least: the prompt is too long. Please "
+                "reduce the length of the {}.",
                 limit, field, tokens.is_bound ? "at least " : "", tokens.number, field),
             .param = field,
             .code = "context_length_exceeded"};

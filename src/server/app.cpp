@@ -11,6 +11,7 @@
 
 #include "espalier/version.hpp"
 #include "server/api/count_tokens.hpp"
+#include "server/openapi.hpp"
 #include "server/page.hpp"
 #include "server/token_routes.hpp"
 
@@ -106,23 +107,32 @@ OrderedJson model_json(const ServedModel& model, const std::string& name) {
 }  // namespace
 
 const App::Route App::kRoutes[] = {
-    {"GET", "/", true, false, &App::page},
-    {"GET", "/health", true, false, &App::health},
-    {"GET", "/v1/health", true, false, &App::health},
-    {"GET", "/ping", true, false, &App::health},
-    {"GET", "/livez", true, false, &App::live},
-    {"GET", "/version", false, false, &App::version},
-    {"GET", "/metrics", false, false, &App::metrics},
-    {"GET", "/v1/models", false, true, &App::models},
-    {"GET", "/v1/models/*", false, true, &App::one_model},
-    {"POST", "/v1/completions", false, true, &App::completions},
-    {"POST", "/v1/chat/completions", false, true, &App::chat},
-    {"POST", "/v1/responses", false, true, &App::responses},
-    {"POST", "/v1/messages", false, true, &App::messages},
-    {"POST", "/v1/messages/count_tokens", false, true, &App::count_tokens},
-    {"POST", "/apply-template", false, true, &App::apply_template},
-    {"POST", "/tokenize", false, true, &App::tokenize},
-    {"POST", "/detokenize", false, true, &App::detokenize},
+    {"GET", "/", true, false, &App::page, "The page"},
+    {"GET", "/health", true, false, &App::health, "Readiness"},
+    {"GET", "/v1/health", true, false, &App::health, "Readiness"},
+    {"GET", "/ping", true, false, &App::health, "Readiness"},
+    {"GET", "/livez", true, false, &App::live, "Liveness"},
+    {"GET", "/version", false, false, &App::version, "The version"},
+    {"GET", "/openapi.json", false, false, &App::openapi, "This description"},
+    {"GET", "/metrics", false, false, &App::metrics, "Metrics as Prometheus' text"},
+    {"GET", "/v1/models", false, true, &App::models, "The models"},
+    {"GET", "/v1/models/*", false, true, &App::one_model, "One model"},
+    {"POST", "/v1/completions", false, true, &App::completions, "Continue texts",
+     form_of(Api::completions).describe},
+    {"POST", "/v1/chat/completions", false, true, &App::chat, "Answer a chat",
+     form_of(Api::chat).describe},
+    {"POST", "/v1/responses", false, true, &App::responses, "Answer items, as OpenAI's newer API",
+     form_of(Api::responses).describe},
+    {"POST", "/v1/messages", false, true, &App::messages, "Answer messages, as Anthropic's API",
+     form_of(Api::messages).describe},
+    {"POST", "/v1/messages/count_tokens", false, true, &App::count_tokens,
+     "Count the tokens of messages", describe_count_tokens},
+    {"POST", "/apply-template", false, true, &App::apply_template, "Render a chat",
+     describe_apply_template},
+    {"POST", "/tokenize", false, true, &App::tokenize, "The tokens of a text or a chat",
+     describe_tokenize},
+    {"POST", "/detokenize", false, true, &App::detokenize, "The text of tokens",
+     describe_detokenize},
 };
 
 App::App(const ServerOptions& options, Log& log)
@@ -225,10 +235,10 @@ HttpResponse App::counted(const ApiError& error, std::string_view path) {
     return error_response(error, path);
 }
 
-HttpResponse App::refusal(int status, const std::string& message) {
+HttpResponse App::refusal(int status, const std::string& message, const std::string& path) {
     ApiError error{.status = status, .message = message};
     if (status == 503) error = unavailable(message);
-    return counted(error, {});
+    return counted(error, path);
 }
 
 // A browser asks first, without a key, whether a page may.
@@ -322,6 +332,13 @@ void App::page(HttpRequest&, const std::shared_ptr<Exchange>& exchange) {
                     .headers = {{"Cache-Control", "no-cache"},
                                 {"X-Frame-Options", "DENY"},
                                 {"X-Content-Type-Options", "nosniff"}}});
+}
+
+void App::openapi(HttpRequest&, const std::shared_ptr<Exchange>& exchange) {
+    std::vector<DescribedRoute> routes;
+    for (const Route& route : kRoutes)
+        routes.push_back({route.method, route.path, route.summary, route.is_open, route.describe});
+    send(exchange, {.body = openapi_json(routes)});
 }
 
 void App::version(HttpRequest&, const std::shared_ptr<Exchange>& exchange) {

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -37,7 +38,7 @@ class App final : public HttpHandler {
 
     std::optional<HttpResponse> check_head(const HttpRequest& head) override;
     void handle(HttpRequest request, std::shared_ptr<Exchange> exchange) override;
-    HttpResponse refusal(int status, const std::string& message) override;
+    HttpResponse refusal(int status, const std::string& message, const std::string& path) override;
     bool allows_origin(const std::string& origin) const override {
         return !origin.empty() && guard_.allows_origin(origin);
     }
@@ -56,6 +57,8 @@ class App final : public HttpHandler {
         bool is_open;      // needs no key
         bool needs_model;  // 503 until it is there
         void (App::*answer)(HttpRequest&, const std::shared_ptr<Exchange>&);
+        const char* summary;
+        void (*describe)(nlohmann::json& schema) = nullptr;  // the body
     };
     static const Route kRoutes[];
     static bool is_probe(const Route& route);
@@ -67,6 +70,7 @@ class App final : public HttpHandler {
     void health(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
     void live(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
     void page(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
+    void openapi(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
     void version(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
     void models(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
     void one_model(HttpRequest& request, const std::shared_ptr<Exchange>& exchange);

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "base/json.hpp"
 #include "server/final_message.hpp"
@@ -24,39 +25,6 @@ constexpr std::string_view kServersOwn[] = {"messages",      "add_generation_pro
                                             "chat_template", "tools",
                                             "documents",     "tokenize",
                                             "strftime_now"};
-
-// A string, or parts of type text, which are joined by line ends.
-std::optional<std::string> text_of(const Json& content, Fields& fields, const std::string& path) {
-    if (content.is_string()) return content.get<std::string>();
-    if (!content.is_array() || content.empty()) {
-        fields.fail_at(path, fmt::format("a string or a list of parts is expected, not {}",
-                                         content.empty() ? "nothing" : json_kind(content)));
-        return std::nullopt;
-    }
-    std::string text;
-    for (std::size_t i = 0; i < content.size(); ++i) {
-        const Json& part = content[i];
-        const std::string place = fmt::format("{}[{}]", path, i);
-        if (part.is_object() && part.contains("type") && part["type"].is_string() &&
-            part["type"] != "text") {
-            fields.fail_at(place,
-                           fmt::format("a part of type '{}': this model takes text alone, no "
-                                       "images, sound or files",
-                                       part["type"].get<std::string>().substr(0, 40)),
-                           ErrorKind::unsupported);
-            return std::nullopt;
-        }
-        if (!part.is_object() || part.value("type", Json()) != "text" ||
-            !part.value("text", Json()).is_string()) {
-            fields.fail_at(place, "a part {\"type\": \"text\", \"text\": …} is expected",
-                           ErrorKind::unsupported);
-            return std::nullopt;
-        }
-        if (i > 0) text += '\n';
-        text += part["text"].get_ref<const std::string&>();
-    }
-    return text;
-}
 
 // One call of an assistant's message, of an earlier answer.
 void read_call(const Json& given, const std::string& path, Fields& fields, Json& calls) {
@@ -135,7 +103,7 @@ std::optional<Json> one_message(const Json& given, Fields& fields, const std::st
     if (role == "assistant" && !calls && content.is_null()) {
         message["content"] = "";
     } else if (!calls || !(content.is_null() || content == "")) {
-        const auto text = text_of(content, fields, path + ".content");
+        const auto text = text_of_content(content, fields, path + ".content");
         if (!text) return std::nullopt;
         message["content"] = *text;
     }
@@ -149,12 +117,49 @@ std::optional<Json> one_message(const Json& given, Fields& fields, const std::st
     return message;
 }
 
+Json call_schema() {
+    const Json text = {{"type", "string"}};
+    const Json function = {{"type", "object"},
+                           {"properties", {{"name", text}, {"arguments", text}}},
+                           {"required", {"name", "arguments"}}};
+    return {
+        {"type", "object"},
+        {"properties", {{"id", text}, {"type", {{"enum", {"function"}}}}, {"function", function}}},
+        {"required", {"id", "function"}}};
+}
+
+// One schema for each kind of message: what must be there differs.
+Json message_schema(const std::vector<std::string>& roles, const std::vector<std::string>& required,
+                    Json more = Json::object()) {
+    more["role"] = {{"enum", roles}};
+    more["name"] = {{"type", "string"}};
+    if (!more.contains("content")) more["content"] = content_schema();
+    return {{"type", "object"}, {"properties", std::move(more)}, {"required", required}};
+}
+
+void describe_messages(Fields& fields) {
+    const Json text = {{"type", "string"}};
+    Json maybe = content_schema();
+    maybe["anyOf"].push_back({{"type", "null"}});
+    const Json assistant = {{"content", maybe},
+                            {"reasoning", text},
+                            {"reasoning_content", text},
+                            {"tool_calls", {{"type", "array"}, {"items", call_schema()}}}};
+    const Json message = {{"anyOf",
+                           {message_schema({"system", "developer", "user"}, {"role", "content"}),
+                            message_schema({"assistant"}, {"role"}, assistant),
+                            message_schema({"tool"}, {"role", "content", "tool_call_id"},
+                                           {{"tool_call_id", text}})}}};
+    fields.describe("messages", {{"type", "array"}, {"items", message}, {"minItems", 1}});
+}
+
 Json read_messages(Fields& fields) {
+    fields.require("messages");
+    if (fields.describes()) describe_messages(fields);
     const Json* given = fields.find("messages");
     Json messages = Json::array();
-    if (given == nullptr) {
-        fields.fail_at("messages", "is missing");
-    } else if (!given->is_array() || given->empty()) {
+    if (given == nullptr) return messages;
+    if (!given->is_array() || given->empty()) {
         fields.fail_at("messages", fmt::format("a list of messages is expected, not {}",
                                                given->empty() ? "nothing" : json_kind(*given)));
     } else {
@@ -181,12 +186,55 @@ void read_continuation(Fields& fields, ChatInput& chat) {
 
 }  // namespace
 
+Json content_schema() {
+    const Json part = {
+        {"type", "object"},
+        {"properties", {{"type", {{"enum", {"text"}}}}, {"text", {{"type", "string"}}}}},
+        {"required", {"type", "text"}}};
+    return {
+        {"anyOf", {{{"type", "string"}}, {{"type", "array"}, {"items", part}, {"minItems", 1}}}}};
+}
+
+std::optional<std::string> text_of_content(const Json& content, Fields& fields,
+                                           const std::string& path) {
+    if (content.is_string()) return content.get<std::string>();
+    if (!content.is_array() || content.empty()) {
+        fields.fail_at(path, fmt::format("a string or a list of parts is expected, not {}",
+                                         content.empty() ? "nothing" : json_kind(content)));
+        return std::nullopt;
+    }
+    std::string text;
+    for (std::size_t i = 0; i < content.size(); ++i) {
+        const Json& part = content[i];
+        const std::string place = fmt::format("{}[{}]", path, i);
+        if (part.is_object() && part.contains("type") && part["type"].is_string() &&
+            part["type"] != "text") {
+            fields.fail_at(place,
+                           fmt::format("a part of type '{}': this model takes text alone, no "
+                                       "images, sound or files",
+                                       part["type"].get<std::string>().substr(0, 40)),
+                           ErrorKind::unsupported);
+            return std::nullopt;
+        }
+        if (!part.is_object() || part.value("type", Json()) != "text" ||
+            !part.value("text", Json()).is_string()) {
+            fields.fail_at(place, "a part {\"type\": \"text\", \"text\": …} is expected",
+                           ErrorKind::unsupported);
+            return std::nullopt;
+        }
+        if (i > 0) text += '\n';
+        text += part["text"].get_ref<const std::string&>();
+    }
+    return text;
+}
+
 ChatInput read_chat(Fields& fields, const nlohmann::ordered_json& ordered) {
     ChatInput chat;
     chat.messages = read_messages(fields);
     chat.tools = read_tools(fields, ordered);
     fields.read("reasoning_effort", chat.reasoning_effort);
     read_continuation(fields, chat);
+    if (fields.describes()) fields.describe("chat_template_kwargs", {{"type", "object"}});
     const Json* arguments = fields.find("chat_template_kwargs");
     if (arguments == nullptr) return chat;
     if (!arguments->is_object()) {

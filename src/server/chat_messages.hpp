@@ -5,6 +5,8 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
 
 #include "server/fields.hpp"
 #include "server/tool_fields.hpp"
@@ -20,6 +22,13 @@ struct ChatInput {
     ToolRequest tools;
     std::string reasoning_effort;  // empty: not said
 };
+
+// What text_of_content() takes, as JSON Schema.
+nlohmann::json content_schema();
+// A string, or parts of type text, which are joined by line ends. Nothing: a fault at this path,
+// kept in `fields`.
+std::optional<std::string> text_of_content(const nlohmann::json& content, Fields& fields,
+                                           const std::string& path);
 
 // Faults are kept in `fields`. ordered: parse_ordered()'s.
 ChatInput read_chat(Fields& fields, const nlohmann::ordered_json& ordered);

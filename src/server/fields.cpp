@@ -1,14 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/fields.hpp"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
 #include <cmath>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 namespace espalier::server {
 
 using Json = nlohmann::json;
+
+namespace {
+
+constexpr std::int64_t kMostTokenId = std::numeric_limits<std::int32_t>::max();
+
+}  // namespace
 
 const char* json_kind(const Json& value) {
     if (value.is_null()) return "null";
@@ -33,11 +41,30 @@ std::optional<std::int64_t> as_integer(const Json& value) {
     return static_cast<std::int64_t>(number);
 }
 
-Fields::Fields(const Json& object, std::string path) : object_(object), path_(std::move(path)) {
+Fields::Fields(const Json& object, std::string path) : object_(&object), path_(std::move(path)) {
     if (!object.is_object())
         error_ = fail_field(ErrorKind::invalid, path_, "an object is expected, not {}",
                             json_kind(object))
                      .value();
+}
+
+Fields Fields::describing(Json& schema) {
+    static const Json kNothing = Json::object();
+    schema["type"] = "object";
+    Fields fields(kNothing);
+    fields.schema_ = &schema;
+    return fields;
+}
+
+Json* Fields::property(const char* name) {
+    return describes() ? &(*schema_)["properties"][name] : nullptr;
+}
+
+void Fields::describe(const char* name, Json detail) {
+    Json* schema = property(name);
+    if (schema == nullptr) return;
+    if (schema->is_null()) *schema = Json::object();
+    schema->update(detail);
 }
 
 std::string Fields::path_of(std::string_view name) const {
@@ -45,7 +72,7 @@ std::string Fields::path_of(std::string_view name) const {
 }
 
 void Fields::fail_at(const std::string& name, std::string sentence, ErrorKind kind) {
-    if (!error_) error_ = fail_field(kind, path_of(name), "{}", sentence).value();
+    if (!error_ && !describes()) error_ = fail_field(kind, path_of(name), "{}", sentence).value();
 }
 
 void Fields::adopt(const Fields& inner) {
@@ -55,15 +82,55 @@ void Fields::adopt(const Fields& inner) {
 const Json* Fields::find(const char* name) {
     asked_.insert(name);
     if (error_) return nullptr;
-    const auto found = object_.find(name);
-    return found == object_.end() || found->is_null() ? nullptr : &*found;
+    if (describes()) describe(name, Json::object());
+    const auto found = object_->find(name);
+    return found == object_->end() || found->is_null() ? nullptr : &*found;
+}
+
+void Fields::require(const char* name) {
+    if (has(name)) return;
+    if (describes())
+        (*schema_)["required"].push_back(name);
+    else
+        fail_at(name, "is missing");
 }
 
 void Fields::ignore(std::span<const char* const> names) {
     asked_.insert(names.begin(), names.end());
+    if (!describes()) return;
+    for (const char* name : names)
+        if (property(name)->is_null()) *property(name) = {{"description", "Accepted and ignored."}};
+}
+
+std::optional<Fields> Fields::object(const char* name) {
+    if (describes()) {
+        find(name);
+        return describing(*property(name));
+    }
+    const Json* found = find(name);
+    if (found == nullptr) return std::nullopt;
+    return Fields(*found, path_of(name));
+}
+
+void Fields::each(const char* name, const std::function<void(Fields&, std::size_t)>& read) {
+    if (describes()) {
+        describe(name, {{"type", "array"}});
+        Fields entry = describing((*property(name))["items"]);
+        return read(entry, 0);
+    }
+    const Json* found = find(name);
+    if (found == nullptr) return;
+    if (!found->is_array())
+        return fail_at(name, fmt::format("a list is expected, not {}", json_kind(*found)));
+    for (std::size_t i = 0; i < found->size() && ok(); ++i) {
+        Fields entry((*found)[i], fmt::format("{}[{}]", path_of(name), i));
+        read(entry, i);
+        adopt(entry);
+    }
 }
 
 void Fields::read(const char* name, bool& value) {
+    if (describes()) describe(name, {{"type", "boolean"}});
     const Json* found = find(name);
     if (found == nullptr) return;
     if (!found->is_boolean())
@@ -72,6 +139,7 @@ void Fields::read(const char* name, bool& value) {
 }
 
 void Fields::read(const char* name, std::string& value) {
+    if (describes()) describe(name, {{"type", "string"}});
     const Json* found = find(name);
     if (found == nullptr) return;
     if (!found->is_string())
@@ -79,7 +147,21 @@ void Fields::read(const char* name, std::string& value) {
     value = found->get<std::string>();
 }
 
+void Fields::read_word(const char* name, std::string& value, std::span<const char* const> words,
+                       ErrorKind other) {
+    if (describes())
+        describe(name, {{"enum", Json(std::vector<std::string>(words.begin(), words.end()))}});
+    if (!has(name)) return;
+    read(name, value);
+    if (std::ranges::find(words, value) == words.end())
+        fail_at(name,
+                words.size() == 1 ? fmt::format("only {} is supported", words.front())
+                                  : fmt::format("one of {} is expected", fmt::join(words, ", ")),
+                other);
+}
+
 void Fields::read(const char* name, float& value) {
+    if (describes()) describe(name, {{"type", "number"}});
     const Json* found = find(name);
     if (found == nullptr) return;
     if (!found->is_number())
@@ -92,6 +174,7 @@ void Fields::read(const char* name, float& value) {
 
 template <typename Number>
 void Fields::read_integer(const char* name, Number& value, std::int64_t least, std::int64_t most) {
+    if (describes()) describe(name, {{"type", "integer"}, {"minimum", least}, {"maximum", most}});
     const Json* found = find(name);
     if (found == nullptr) return;
     if (!found->is_number())
@@ -112,6 +195,10 @@ void Fields::read(const char* name, std::int32_t& value, std::int32_t least, std
 }
 
 void Fields::read(const char* name, std::vector<std::int32_t>& value, std::size_t most) {
+    if (describes())
+        describe(name, {{"type", "array"},
+                        {"items", {{"type", "integer"}, {"minimum", 0}, {"maximum", kMostTokenId}}},
+                        {"maxItems", most}});
     const Json* found = find(name);
     if (found == nullptr) return;
     if (!found->is_array())
@@ -122,7 +209,7 @@ void Fields::read(const char* name, std::vector<std::int32_t>& value, std::size_
     numbers.reserve(found->size());
     for (const Json& entry : *found) {
         const std::optional<std::int64_t> number = as_integer(entry);
-        if (!number || *number < 0 || *number > std::numeric_limits<std::int32_t>::max())
+        if (!number || *number < 0 || *number > kMostTokenId)
             return fail_at(fmt::format("{}[{}]", name, numbers.size()),
                            fmt::format("a token id is expected, not {}", json_kind(entry)));
         numbers.push_back(static_cast<std::int32_t>(*number));
@@ -131,6 +218,11 @@ void Fields::read(const char* name, std::vector<std::int32_t>& value, std::size_
 }
 
 void Fields::read_strings(const char* name, std::vector<std::string>& value, std::size_t most) {
+    if (describes())
+        describe(name,
+                 {{"anyOf",
+                   {{{"type", "string"}},
+                    {{"type", "array"}, {"items", {{"type", "string"}}}, {"maxItems", most}}}}});
     const Json* found = find(name);
     if (found == nullptr) return;
     if (found->is_string()) {
@@ -159,8 +251,8 @@ Expected<void> Fields::result() const {
 
 std::vector<std::string> Fields::unknown() const {
     std::vector<std::string> names;
-    if (!object_.is_object()) return names;
-    for (const auto& [name, value] : object_.items())
+    if (!object_->is_object()) return names;
+    for (const auto& [name, value] : object_->items())
         if (!asked_.contains(name)) names.push_back(path_of(name));
     return names;
 }

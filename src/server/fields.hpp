@@ -2,10 +2,14 @@
 // Reads the fields of a JSON object into typed values, each range-checked here and nowhere else. A
 // field that is absent or null leaves its value as it is. The first field at fault is kept, by its
 // path in the request ("messages[2].content"); reads after it do nothing, so a caller asks once.
+//
+// The same readers describe what they read: run over Fields::describing(), which has no field, they
+// leave a JSON Schema of names, types and ranges. /openapi.json is made of these.
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
+#include <functional>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <span>
@@ -27,6 +31,9 @@ class Fields {
   public:
     // path: of the object in the request; empty for the body.
     explicit Fields(const nlohmann::json& object, std::string path = {});
+    // An object without fields; what is asked of it is added to the schema, which outlives it.
+    static Fields describing(nlohmann::json& schema);
+    bool describes() const { return schema_ != nullptr; }
 
     void read(const char* name, bool& value);
     void read(const char* name, std::string& value);
@@ -41,6 +48,18 @@ class Fields {
     // The field as it is; null: absent or null.
     const nlohmann::json* find(const char* name);
     bool has(const char* name) { return find(name) != nullptr; }
+    // It is a fault if the field is missing.
+    void require(const char* name);
+    // One of these words. Another one is a fault of the kind `other`.
+    void read_word(const char* name, std::string& value, std::span<const char* const> words,
+                   ErrorKind other = ErrorKind::invalid);
+    // The object in this field, whose first fault the caller adopts; nothing: absent or null.
+    std::optional<Fields> object(const char* name);
+    // read(entry, index) for each object of the list in this field.
+    void each(const char* name, const std::function<void(Fields&, std::size_t)>& read);
+    // A detail of the field's schema that no reader above states. For one of several types these
+    // are all of it.
+    void describe(const char* name, nlohmann::json detail);
     // Known, and without a meaning here.
     void ignore(std::span<const char* const> names);
     void fail_at(const std::string& name, std::string sentence,
@@ -56,11 +75,14 @@ class Fields {
     std::vector<std::string> unknown() const;
 
   private:
+    // The field's schema; null: nothing is described.
+    nlohmann::json* property(const char* name);
     template <typename Number>
     void read_integer(const char* name, Number& value, std::int64_t least, std::int64_t most);
 
-    const nlohmann::json& object_;
+    const nlohmann::json* object_;
     std::string path_;
+    nlohmann::json* schema_ = nullptr;
     std::set<std::string, std::less<>> asked_;
     std::optional<Error> error_;
 };

@@ -132,7 +132,11 @@ Expected<void> Generation::prepare(const std::string& body, Prepared& prepared) 
 }
 
 Expected<void> Generation::encode_prompts(Prepared& prepared) {
-    const GenerationRequest& parsed = prepared.request;
+    GenerationRequest& parsed = prepared.request;
+    if (!parsed.prediction.empty()) {
+        ESPALIER_ASSIGN_OR_RETURN(parsed.engine.expected_output,
+                                  model_->encode_expected(parsed.prediction, "prediction.content"));
+    }
     if (is_chat(parsed.api)) {
         ESPALIER_ASSIGN_OR_RETURN(const chat::Rendered rendered, model_->render(parsed.chat));
         if (!fits(prepared, TokenCount{model_->least_tokens(rendered.text), true},
@@ -229,7 +233,8 @@ Expected<void> Generation::submit_prompt(Prepared& prepared, std::size_t prompt)
         return tl::unexpected<Error>(std::move(error));
     }
     prepared.streams.push_back(std::move(*stream));
-    if (!prepared.request.echo) encoded = {};
+    const GenerationRequest& asked = prepared.request;
+    if (!asked.echo && !asked.token_ids && !asked.prompt_logprobs) encoded = {};
     return {};
 }
 

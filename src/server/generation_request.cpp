@@ -3,7 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <limits>
 #include <string_view>
 #include <utility>
@@ -17,9 +19,9 @@ using Json = nlohmann::json;
 
 // Not built: refused, so that no client takes free text for a checked form.
 constexpr const char* kRefused[] = {
-    "functions",      "function_call", "guided_json",     "guided_regex",    "guided_choice",
-    "guided_grammar", "grammar",       "prediction",      "audio",           "web_search_options",
-    "suffix",         "prompt_embeds", "use_beam_search", "prompt_logprobs",
+    "functions",          "function_call",  "guided_json",   "guided_regex",
+    "guided_choice",      "guided_grammar", "grammar",       "audio",
+    "web_search_options", "suffix",         "prompt_embeds", "use_beam_search",
 };
 
 // Fields of chats alone.
@@ -50,7 +52,9 @@ bool says_nothing(const Json& value) {
 // −1 where a client has no number to give.
 bool says_none(const Json& value) { return as_integer(value) == -1; }
 
+// What is refused is in no description of the body.
 void refuse_unbuilt(Fields& fields, Api api) {
+    if (fields.describes()) return;
     if (api == Api::completions)
         for (const char* name : kOfChats)
             if (const Json* value = fields.find(name); value != nullptr && !says_nothing(*value))
@@ -69,12 +73,25 @@ struct SamplingReader {
 
     void operator()(const accept::Parameter& parameter, float& value) const {
         fields.read(parameter.name, value);
+        if (fields.describes()) describe(parameter);
     }
     void operator()(const accept::Parameter& parameter, std::int64_t& value) const {
         fields.read(parameter.name, value, -1, std::numeric_limits<std::int32_t>::max());
     }
+    void describe(const accept::Parameter& parameter) const {
+        fields.describe(parameter.name,
+                        {{parameter.above_least ? "exclusiveMinimum" : "minimum", parameter.least},
+                         {"description", parameter.help}});
+        if (std::isfinite(parameter.most))
+            fields.describe(parameter.name, {{"maximum", parameter.most}});
+    }
     // The seed; −1 says none, as vLLM and llama-server have it.
     void operator()(const accept::Parameter& parameter, std::uint64_t& value) const {
+        if (fields.describes())
+            fields.describe(parameter.name,
+                            {{"type", "integer"},
+                             {"minimum", -1},
+                             {"maximum", std::numeric_limits<std::uint64_t>::max()}});
         const Json* found = fields.find(parameter.name);
         if (found == nullptr || says_none(*found)) return;
         const std::optional<std::int64_t> integer = as_integer(*found);
@@ -89,6 +106,11 @@ struct SamplingReader {
     }
     void operator()(const accept::Parameter& parameter,
                     std::vector<accept::SamplingOptions::Bias>& value) const {
+        if (fields.describes())
+            fields.describe(parameter.name, {{"type", "object"},
+                                             {"propertyNames", {{"pattern", "^[0-9]+$"}}},
+                                             {"additionalProperties", {{"type", "number"}}},
+                                             {"maxProperties", accept::kMaxLogitBiases}});
         const Json* found = fields.find(parameter.name);
         if (found == nullptr) return;
         if (!found->is_object())
@@ -138,15 +160,30 @@ std::optional<PromptInput> one_prompt(const Json& value) {
     return tokens;
 }
 
+Json prompt_schema() {
+    const Json text = {{"type", "string"}};
+    const Json tokens = {{"type", "array"},
+                         {"items",
+                          {{"type", "integer"},
+                           {"minimum", 0},
+                           {"maximum", std::numeric_limits<std::int32_t>::max()}}}};
+    const auto several = [](const Json& one) -> Json {
+        return {{"type", "array"},
+                {"items", one},
+                {"minItems", 1},
+                {"maxItems", kMaxChoicesPerRequest}};
+    };
+    return {{"anyOf", {text, tokens, several(text), several(tokens)}}};
+}
+
 // A string, tokens, or a list of either.
 std::vector<PromptInput> read_prompts(Fields& fields) {
     constexpr const char* kForms =
         "a string, a list of token ids or a list of these is expected, not {}";
+    fields.require("prompt");
+    if (fields.describes()) fields.describe("prompt", prompt_schema());
     const Json* value = fields.find("prompt");
-    if (value == nullptr) {
-        fields.fail_at("prompt", "is missing");
-        return {};
-    }
+    if (value == nullptr) return {};
     const bool several = value->is_array() && !value->empty() &&
                          (value->front().is_string() || value->front().is_array());
     if (!several) {
@@ -183,6 +220,8 @@ void read_max_tokens(Fields& fields, GenerationRequest& request) {
     std::int64_t most = request.api == Api::chat ? kMost : kCompletionTokens;
     // The newer name counts where both are given; −1 is all the room there is.
     for (const char* name : {"max_tokens", "max_completion_tokens"}) {
+        if (fields.describes())
+            fields.describe(name, {{"type", "integer"}, {"minimum", -1}, {"maximum", kMost}});
         const Json* given = fields.find(name);
         if (given == nullptr) continue;
         most = kMost;
@@ -209,12 +248,40 @@ void read_completion_logprobs(Fields& fields, GenerationRequest& request) {
     fields.read("echo", request.echo);
     request.logprobs = fields.has("logprobs");
     fields.read("logprobs", output.top_logprobs, 0, accept::kMaxTopLogprobs);
-    if (request.echo && request.logprobs) output.prompt_top_logprobs = output.top_logprobs;
-    if (request.max_tokens != 0) return;
-    if (!request.echo)
-        return fields.fail_at(request.max_tokens_field, "0, at least 1 (or 0 with echo)");
-    // Nothing is drawn; the engine takes that where the prompt's logprobs are wanted.
-    output.prompt_top_logprobs = output.top_logprobs;
+    if (request.max_tokens == 0 && !request.echo && !request.prompt_logprobs)
+        return fields.fail_at(request.max_tokens_field,
+                              "0, at least 1 (or 0 with echo or prompt_logprobs)");
+    // Nothing is drawn for 0; the engine takes that where the prompt's logprobs are wanted.
+    if (request.max_tokens == 0 || (request.echo && request.logprobs))
+        output.prompt_top_logprobs =
+            std::max(output.top_logprobs, output.prompt_top_logprobs.value_or(0));
+}
+
+// vLLM's: a whole answer has them, no stream.
+void read_prompt_logprobs(Fields& fields, GenerationRequest& request) {
+    const bool given = fields.has("prompt_logprobs");
+    std::int32_t count = 0;
+    fields.read("prompt_logprobs", count, 0, accept::kMaxTopLogprobs);
+    if (!given) return;
+    request.prompt_logprobs = request.engine.output.prompt_top_logprobs = count;
+    if (request.stream) fields.fail_at("prompt_logprobs", "goes with no \"stream\": true");
+}
+
+// OpenAI's: {"type": "content", "content": a text or parts of one}.
+void read_prediction(Fields& fields, GenerationRequest& request) {
+    auto inner = fields.object("prediction");
+    if (!inner) return;
+    constexpr const char* kTypes[] = {"content"};
+    std::string type;
+    inner->require("type");
+    inner->read_word("type", type, kTypes, ErrorKind::unsupported);
+    inner->require("content");
+    if (inner->describes()) inner->describe("content", content_schema());
+    const Json* content = inner->find("content");
+    fields.adopt(*inner);
+    if (content == nullptr) return;
+    if (auto text = text_of_content(*content, fields, "prediction.content"))
+        request.prediction = std::move(*text);
 }
 
 void read_chat_logprobs(Fields& fields, GenerationRequest& request) {
@@ -245,16 +312,14 @@ void read_choices(Fields& fields, GenerationRequest& request) {
 
 void read_stream(Fields& fields, GenerationRequest& request) {
     fields.read("stream", request.stream);
-    const Json* options = fields.find("stream_options");
-    if (options == nullptr) return;
-    if (!request.stream) return fields.fail_at("stream_options", "wants \"stream\": true");
-    Fields inner(*options, "stream_options");
-    inner.read("include_usage", request.include_usage);
+    auto options = fields.object("stream_options");
+    if (!options) return;
+    if (!request.stream) fields.fail_at("stream_options", "wants \"stream\": true");
+    options->read("include_usage", request.include_usage);
     constexpr const char* kMeaningless[] = {"include_obfuscation", "continuous_usage_stats"};
-    inner.ignore(kMeaningless);
-    if (const auto result = inner.result(); !result)
-        fields.fail_at("stream_options", result.error().message);
-    for (std::string& name : inner.unknown()) request.unknown.push_back(std::move(name));
+    options->ignore(kMeaningless);
+    fields.adopt(*options);
+    for (std::string& name : options->unknown()) request.unknown.push_back(std::move(name));
 }
 
 // No text depends on any of it.
@@ -271,7 +336,7 @@ void read_speculation(Fields& fields, GenerationRequest& request) {
 // vLLM's name, and a plainer one.
 void read_reasoning_budget(Fields& fields, GenerationRequest& request) {
     for (const char* name : {"thinking_token_budget", "max_reasoning_tokens"}) {
-        if (!fields.has(name)) continue;
+        if (!fields.has(name) && !fields.describes()) continue;
         std::int64_t value = 0;
         fields.read(name, value, 0, std::numeric_limits<std::int32_t>::max());
         if (request.reasoning_budget && *request.reasoning_budget != value)
@@ -295,14 +360,12 @@ void read_engine_fields(Fields& fields, GenerationRequest& request,
     fields.read("cache_salt", request.cache_salt);
 }
 
-Expected<GenerationRequest> parse_generation_request(
-    const Json& body, const nlohmann::ordered_json& ordered, Api api,
-    const checkpoint::GenerationDefaults& defaults) {
+Expected<GenerationRequest> read_generation_request(Fields& fields,
+                                                    const nlohmann::ordered_json& ordered, Api api,
+                                                    const RequestDefaults& defaults) {
     GenerationRequest request;
     request.api = api;
-    Fields fields(body);
     refuse_unbuilt(fields, api);
-    fields.ignore(kIgnored);
     fields.read("model", request.model);
     if (api == Api::chat)
         request.chat = read_chat(fields, ordered);
@@ -310,22 +373,33 @@ Expected<GenerationRequest> parse_generation_request(
         read_completion_prompts(fields, request);
     request.grammar = read_grammar(fields, ordered);
     if (api == Api::chat) read_reasoning_budget(fields, request);
-    read_engine_fields(fields, request, defaults);
+    read_engine_fields(fields, request, defaults.generation);
     read_max_tokens(fields, request);
     fields.read_strings("stop", request.engine.output.stop,
                         static_cast<std::size_t>(accept::kMaxStopStrings));
+    read_stream(fields, request);
+    read_prompt_logprobs(fields, request);
     if (api == Api::chat)
         read_chat_logprobs(fields, request);
     else
         read_completion_logprobs(fields, request);
     request.engine.logprobs = request.logprobs;
     read_choices(fields, request);
-    read_stream(fields, request);
+    read_prediction(fields, request);
+    fields.read("return_token_ids", request.token_ids);
     fields.read("speculation_report", request.speculation_report);
     request.engine.report_trees = request.speculation_report;
+    fields.ignore(kIgnored);
     ESPALIER_RETURN_IF_ERROR(fields.result());
     for (std::string& name : fields.unknown()) request.unknown.push_back(std::move(name));
     return request;
+}
+
+Expected<GenerationRequest> parse_generation_request(
+    const Json& body, const nlohmann::ordered_json& ordered, Api api,
+    const checkpoint::GenerationDefaults& defaults) {
+    Fields fields(body);
+    return read_generation_request(fields, ordered, api, {.generation = defaults});
 }
 
 Error named_as_in_tools(Error error, Api api) {

@@ -60,7 +60,10 @@ struct GenerationRequest {
     bool stream = false;
     bool include_usage = false;
     bool echo = false;
-    bool speculation_report = false;  // the answer tells what drafts did for it
+    bool speculation_report = false;              // the answer tells what drafts did for it
+    bool token_ids = false;                       // the answer has the tokens of prompt and output
+    std::string prediction;                       // the text that the client expects; empty: none
+    std::optional<std::int32_t> prompt_logprobs;  // alternatives told with each of the prompt's
     // Settings as the client wrote them, for answers and for the names in errors.
     bool logprobs = false;
     std::optional<std::int64_t> max_tokens;
@@ -84,6 +87,9 @@ void read_engine_fields(Fields& fields, GenerationRequest& request,
 void read_reasoning_budget(Fields& fields, GenerationRequest& request);
 
 // ordered: parse_ordered()'s of the same body.
+Expected<GenerationRequest> read_generation_request(Fields& fields,
+                                                    const nlohmann::ordered_json& ordered, Api api,
+                                                    const RequestDefaults& defaults);
 Expected<GenerationRequest> parse_generation_request(
     const nlohmann::json& body, const nlohmann::ordered_json& ordered, Api api,
     const checkpoint::GenerationDefaults& defaults);

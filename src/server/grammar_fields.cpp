@@ -25,7 +25,7 @@ class GrammarReader {
         read_structured_outputs();
         read_text(fields_, "regex", Kind::regex);
         read_text(fields_, "ebnf", Kind::ebnf);
-        if (const Json* schema = fields_.find("json_schema"))
+        if (const Json* schema = find_schema(fields_, "json_schema"))
             read_schema(fields_, "json_schema", *schema, ordered_field(ordered_, "json_schema"));
         return std::move(found_);
     }
@@ -41,9 +41,15 @@ class GrammarReader {
 
     void read_text(Fields& fields, const char* name, Kind kind) {
         std::string text;
-        if (!fields.has(name)) return;
         fields.read(name, text);
+        if (!fields.has(name)) return;
         add(fields, name, {.kind = kind, .text = std::move(text)});
+    }
+
+    // A schema where one may stand as it is or as a text.
+    static const Json* find_schema(Fields& fields, const char* name) {
+        if (fields.describes()) fields.describe(name, {{"type", {"object", "string", "boolean"}}});
+        return fields.find(name);
     }
 
     // A schema, as it is or as a text; `ordered`: the same with the order of its keys.
@@ -61,41 +67,39 @@ class GrammarReader {
 
     // OpenAI's: text, json_object, json_schema; structural_tag is vLLM's and SGLang's.
     void read_response_format() {
-        const Json* given = fields_.find("response_format");
-        if (given == nullptr) return;
+        auto given = fields_.object("response_format");
+        if (!given) return;
+        constexpr const char* kTypes[] = {"text", "json_object", "json_schema", "structural_tag"};
         const OrderedJson ordered = ordered_field(ordered_, "response_format");
-        Fields inner(*given, "response_format");
+        Fields& inner = *given;
         std::string type;
-        if (!inner.has("type")) inner.fail_at("type", "is missing");
-        inner.read("type", type);
+        inner.require("type");
+        inner.read_word("type", type, kTypes, ErrorKind::unsupported);
+        if (inner.describes()) read_named_schema(inner, ordered);
         if (type == "json_object")
             add(inner, "type", {.kind = Kind::json_object});
         else if (type == "json_schema")
             read_named_schema(inner, ordered);
         else if (type == "structural_tag")
             add(inner, "type", {.kind = Kind::structural_tag, .text = ordered.dump()});
-        else if (type != "text")
-            inner.fail_at("type",
-                          "one of text, json_object, json_schema, structural_tag is expected",
-                          ErrorKind::unsupported);
         fields_.adopt(inner);
     }
 
     void read_named_schema(Fields& format, const OrderedJson& ordered) {
-        const Json* given = format.find("json_schema");
-        if (given == nullptr) return format.fail_at("json_schema", "is missing");
-        Fields inner(*given, format.path_of("json_schema"));
+        if (!format.describes()) format.require("json_schema");
+        auto given = format.object("json_schema");
+        if (!given) return;
+        Fields& inner = *given;
         std::string name, description;
         bool strict = true;
-        if (!inner.has("name")) inner.fail_at("name", "is missing");
+        inner.require("name");
         inner.read("name", name);
         inner.read("description", description);
         inner.read("strict", strict);
         const bool had = found_.has_value();
-        if (const Json* schema = inner.find("schema"))
+        inner.require("schema");
+        if (const Json* schema = find_schema(inner, "schema"))
             read_schema(inner, "schema", *schema, ordered["json_schema"]["schema"], strict);
-        else
-            inner.fail_at("schema", "is missing");
         if (found_ && !had) {
             if (strict)
                 found_->advice = R"("strict": false holds the answer to some JSON instead)";
@@ -106,18 +110,18 @@ class GrammarReader {
     }
 
     void read_structured_outputs() {
-        const Json* given = fields_.find("structured_outputs");
-        if (given == nullptr) return;
+        auto given = fields_.object("structured_outputs");
+        if (!given) return;
         const OrderedJson ordered = ordered_field(ordered_, "structured_outputs");
-        Fields inner(*given, "structured_outputs");
+        Fields& inner = *given;
         const bool had = found_.has_value();
         bool tight = false, no_more_properties = true, any_object = false;
         inner.read("disable_any_whitespace", tight);
         inner.read("disable_additional_properties", no_more_properties);
-        if (inner.has("whitespace_pattern"))
+        if (!inner.describes() && inner.has("whitespace_pattern"))
             inner.fail_at("whitespace_pattern", "is not supported by this server",
                           ErrorKind::unsupported);
-        if (const Json* schema = inner.find("json"))
+        if (const Json* schema = find_schema(inner, "json"))
             read_schema(inner, "json", *schema, ordered["json"], no_more_properties, !tight);
         inner.read("json_object", any_object);
         if (any_object)
@@ -125,6 +129,7 @@ class GrammarReader {
         read_text(inner, "regex", Kind::regex);
         read_text(inner, "grammar", Kind::ebnf);
         read_choice(inner);
+        if (inner.describes()) inner.describe("structural_tag", {{"type", {"object", "string"}}});
         if (const Json* tag = inner.find("structural_tag"))
             read_tag(inner, *tag, ordered["structural_tag"]);
         if (inner.ok() && !had && !found_)
@@ -135,6 +140,9 @@ class GrammarReader {
     }
 
     void read_choice(Fields& fields) {
+        if (fields.describes())
+            fields.describe("choice",
+                            {{"type", "array"}, {"items", {{"type", "string"}}}, {"minItems", 1}});
         const Json* given = fields.find("choice");
         if (given == nullptr) return;
         if (!given->is_array() || given->empty())

@@ -85,7 +85,8 @@ class HttpHandler {
     virtual std::optional<HttpResponse> check_head(const HttpRequest& head) = 0;
     virtual void handle(HttpRequest request, std::shared_ptr<Exchange> exchange) = 0;
     // For errors of HTTP itself: 400, 408, 413, 431, 503.
-    virtual HttpResponse refusal(int status, const std::string& message) = 0;
+    virtual HttpResponse refusal(int status, const std::string& message,
+                                 const std::string& path) = 0;
     // Answers say that a page of this origin may read them.
     virtual bool allows_origin(const std::string& origin) const = 0;
     // An exchange is over.

@@ -92,7 +92,7 @@ void Session::on_first_byte(Error error) {
     if (first >= 'A' && first <= 'Z') {
         connection_.drop_tls();
         return refuse_request(
-            room_->handler.refusal(400, "this port speaks TLS: the address begins with https://"));
+            refusal(400, "this port speaks TLS: the address begins with https://"));
     }
     connection_.handshake(
         [self = shared_from_this()](Error failure) { self->on_handshake(failure); });
@@ -107,7 +107,7 @@ void Session::on_handshake(Error error) {
 
 void Session::refuse() {
     if (connection_.has_tls()) return close();
-    refuse_request(room_->handler.refusal(503, "too many connections"));
+    refuse_request(refusal(503, "too many connections"));
 }
 
 void Session::close() {
@@ -134,7 +134,7 @@ void Session::check_time(Clock::time_point now) {
     if (now < expires_) return;
     // A request that came half is told; what waits for a first byte or a slow reader is not.
     if (state_ == State::reading && !writing_)
-        refuse_request(room_->handler.refusal(408, "the request did not come within the time"));
+        refuse_request(refusal(408, "the request did not come within the time"));
     else
         close();
 }
@@ -230,8 +230,7 @@ void Session::on_head(Error error) {
     access_.method = head.method;
     access_.path = head.path;
     if (repeats_header(parser_->get()))
-        return refuse_request(
-            room_->handler.refusal(400, "a header that may stand once stands twice"));
+        return refuse_request(refusal(400, "a header that may stand once stands twice"));
     allowed_origin_ = room_->handler.allows_origin(head.origin) ? head.origin : std::string();
     if (auto refused = room_->handler.check_head(head)) return refuse_request(*refused);
     if (!admit_body()) return;
@@ -258,13 +257,12 @@ bool Session::admit_body() {
     else if (parser_->chunked())
         bytes = limits.max_body_bytes;
     if (bytes > limits.max_body_bytes) {
-        refuse_request(
-            room_->handler.refusal(413, fmt::format("the body has {} bytes; at most {} are taken",
-                                                    *length, limits.max_body_bytes)));
+        refuse_request(refusal(413, fmt::format("the body has {} bytes; at most {} are taken",
+                                                *length, limits.max_body_bytes)));
         return false;
     }
     if (room_->body_bytes + bytes > limits.max_bodies_bytes) {
-        refuse_request(room_->handler.refusal(503, "too many large requests at a time"));
+        refuse_request(refusal(503, "too many large requests at a time"));
         return false;
     }
     reserved_bytes_ = bytes;
@@ -297,18 +295,24 @@ void Session::on_body(Error error) {
 
 void Session::on_read_error(Error error) {
     const HttpLimits& limits = room_->limits;
-    HttpHandler& handler = room_->handler;
     if (error == http::error::header_limit)
-        return refuse_request(handler.refusal(
-            431, fmt::format("the head has more than {} bytes", limits.max_header_bytes)));
+        return refuse_request(
+            refusal(431, fmt::format("the head has more than {} bytes", limits.max_header_bytes)));
     if (error == http::error::body_limit)
-        return refuse_request(handler.refusal(
-            413, fmt::format("the body has more than {} bytes", limits.max_body_bytes)));
+        return refuse_request(
+            refusal(413, fmt::format("the body has more than {} bytes", limits.max_body_bytes)));
     if (error.category() == http::make_error_code(http::error::bad_method).category() &&
         error != http::error::end_of_stream && error != http::error::partial_message)
-        return refuse_request(handler.refusal(400, "not HTTP: " + error.message()));
+        return refuse_request(refusal(400, "not HTTP: " + error.message()));
     if (access_.method.empty()) began_ = Clock::time_point::max();
     close();
+}
+
+// A head that is at fault may have named its path before.
+HttpResponse Session::refusal(int status, const std::string& message) const {
+    std::string path = access_.path;
+    if (path.empty() && parser_) path = std::string(parser_->get().target());
+    return room_->handler.refusal(status, message, path);
 }
 
 // The rest of the request stays unread, so the connection ends with the answer.

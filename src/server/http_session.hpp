@@ -73,6 +73,7 @@ class Session final : public Exchange, public std::enable_shared_from_this<Sessi
     bool admit_body();
     void read_body();
     void on_body(Error error);
+    HttpResponse refusal(int status, const std::string& message) const;
     void refuse_request(const HttpResponse& response);
     void on_read_error(Error error);
     std::string head_of(const HttpResponse& response, bool stream);

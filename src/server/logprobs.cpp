@@ -68,6 +68,30 @@ OrderedJson CompletionLogprobs::take() {
             {"text_offset", taken(offsets_)}};
 }
 
+OrderedJson prompt_logprobs(const text::Tokenizer& tokenizer, std::span<const std::int32_t> tokens,
+                            const accept::PromptLogprobs& known, std::int32_t top) {
+    const auto all = static_cast<std::size_t>(known.top_count());
+    const std::size_t count = std::min(all, static_cast<std::size_t>(top));
+    const auto entry = [&](std::int32_t token, float logprob, OrderedJson rank) -> OrderedJson {
+        return {{"logprob", finite(logprob)},
+                {"rank", std::move(rank)},
+                {"decoded_token", token_text(tokenizer, token)}};
+    };
+    OrderedJson list = OrderedJson::array();
+    list.push_back(nullptr);
+    for (std::size_t i = 1; i < tokens.size() && i <= known.logprobs().size(); ++i) {
+        const auto others = known.tops().subspan((i - 1) * all, count);
+        OrderedJson one = OrderedJson::object();
+        one[std::to_string(tokens[i])] = entry(tokens[i], known.logprobs()[i - 1], nullptr);
+        for (std::size_t rank = 0; rank < others.size(); ++rank)
+            if (others[rank].token >= 0)
+                one[std::to_string(others[rank].token)] =
+                    entry(others[rank].token, others[rank].logprob, rank + 1);
+        list.push_back(std::move(one));
+    }
+    return list;
+}
+
 OrderedJson chat_logprob(const text::Tokenizer& tokenizer, const ScoredToken& scored) {
     OrderedJson object =
         token_object(tokenizer, scored.token, scored.logprob.value_or(kLeastLogprob));

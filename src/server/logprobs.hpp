@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "accept/prompt_logprobs.hpp"
 #include "accept/request_progress.hpp"
 #include "text/tokenizer.hpp"
 
@@ -50,6 +51,11 @@ class CompletionLogprobs {
     OrderedJson tokens_ = OrderedJson::array(), logprobs_ = OrderedJson::array(),
                 tops_ = OrderedJson::array(), offsets_ = OrderedJson::array();
 };
+
+// vLLM's form for a prompt: of each token an object of {"logprob", "rank", "decoded_token"} by id,
+// its own and `top` alternatives; null of the first token. A rank beyond the alternatives is null.
+OrderedJson prompt_logprobs(const text::Tokenizer& tokenizer, std::span<const std::int32_t> tokens,
+                            const accept::PromptLogprobs& known, std::int32_t top);
 
 OrderedJson chat_logprob(const text::Tokenizer& tokenizer, const ScoredToken& scored);
 

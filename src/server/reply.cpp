@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "server/speculation_report.hpp"
@@ -70,6 +71,9 @@ void Reply::add_choice(std::size_t index, const engine::ChoiceUpdate& update, st
     text += emission.text;
     if (keeps_text() && !choice.parser) choice.text += emission.text;
     if (options_.logprobs) add_logprobs(prompt, choice, emission);
+    if (options_.token_ids)
+        for (const accept::CommittedToken& token : emission.tokens)
+            choice.tokens.push_back(token.token);
     if (options_.speculation) {
         for (OrderedJson& source :
              text_sources(emission.text, choice.output_bytes, emission.tokens, options_.drafters))
@@ -99,6 +103,7 @@ void Reply::add_choice(std::size_t index, const engine::ChoiceUpdate& update, st
                         {"logprobs", nullptr},
                         {"finish_reason", choice.finish}};
     add_speculation(choice, true, last);
+    add_tokens(index, last);
     event(std::move(last), out);
 }
 
@@ -123,7 +128,8 @@ void Reply::echo_prompt(std::size_t prompt, Choice& choice, std::string& text) {
     if (keeps_text()) choice.text = echoed.text;
     const auto& known = prompt_logprobs_[prompt];
     if (!options_.logprobs || !known) return;
-    const auto count = static_cast<std::size_t>(known->top_count());
+    const auto all = static_cast<std::size_t>(known->top_count());
+    const auto count = std::min(all, static_cast<std::size_t>(options_.top_logprobs));
     std::int64_t bytes = 0;
     for (std::size_t i = 0; i < echoed.tokens.size(); ++i) {
         ScoredToken scored{.token = echoed.tokens[i],
@@ -131,7 +137,7 @@ void Reply::echo_prompt(std::size_t prompt, Choice& choice, std::string& text) {
                            .text_offset = choice.points.upto(choice.text, bytes)};
         if (i > 0) {
             scored.logprob = known->logprobs()[i - 1];
-            scored.top = known->tops().subspan((i - 1) * count, count);
+            scored.top = known->tops().subspan((i - 1) * all, count);
         }
         choice.lists.add(tokenizer_, scored);
         if (i >= static_cast<std::size_t>(echoed.added))
@@ -264,8 +270,9 @@ OrderedJson Reply::envelope(const char* object) const {
             {"model", options_.model}};
 }
 
-void Reply::event(OrderedJson choice, std::string& out) const {
+void Reply::event(OrderedJson choice, std::string& out) {
     OrderedJson chunk = envelope(chat() ? "chat.completion.chunk" : "text_completion");
+    if (chat() && !std::exchange(choices_.front().prompt_told, true)) add_prompt(0, chunk);
     chunk["choices"] = OrderedJson::array({std::move(choice)});
     if (options_.include_usage) chunk["usage"] = nullptr;
     out += sse_event(dump(chunk));
@@ -280,7 +287,25 @@ void Reply::choice_event(std::size_t index, OrderedJson choice, const char* fini
     made["logprobs"] = take_logprobs(told);
     made["finish_reason"] = text_or_null(finish);
     add_speculation(told, finish != nullptr, made);
+    add_tokens(index, made);
     event(std::move(made), out);
+}
+
+void Reply::add_tokens(std::size_t index, OrderedJson& told) {
+    Choice& choice = choices_[index];
+    if (!chat() && !std::exchange(choice.prompt_told, true))
+        add_prompt(index / static_cast<std::size_t>(options_.choices), told);
+    if (options_.token_ids)
+        told["token_ids"] = std::exchange(choice.tokens, std::vector<std::int32_t>());
+}
+
+void Reply::add_prompt(std::size_t prompt, OrderedJson& told) const {
+    const std::vector<std::int32_t>& tokens = prompts_[prompt].tokens;
+    if (options_.token_ids) told["prompt_token_ids"] = tokens;
+    const auto& known = prompt_logprobs_[prompt];
+    if (options_.prompt_logprobs && known)
+        told["prompt_logprobs"] =
+            prompt_logprobs(tokenizer_, tokens, *known, *options_.prompt_logprobs);
 }
 
 void Reply::tell_role(std::size_t index, std::string& out) {
@@ -330,8 +355,10 @@ std::string Reply::whole() {
         one["logprobs"] = take_logprobs(choice);
         one["finish_reason"] = text_or_null(choice.finish);
         add_speculation(choice, true, one);
+        add_tokens(index, one);
         list.push_back(std::move(one));
     }
+    if (chat()) add_prompt(0, object);
     object["choices"] = std::move(list);
     object["usage"] = usage();
     object["seed"] = options_.seed;

@@ -26,7 +26,10 @@ struct ReplyOptions {
     bool include_usage = false;
     bool logprobs = false;
     bool echo = false;
-    bool speculation = false;  // what drafts did is told, under these names
+    bool token_ids = false;                       // of prompt and output, vLLM's return_token_ids
+    std::int32_t top_logprobs = 0;                // alternatives of an echoed prompt's tokens
+    std::optional<std::int32_t> prompt_logprobs;  // the same in vLLM's form; none: not wanted
+    bool speculation = false;                     // what drafts did is told, under these names
     std::vector<std::string> drafters = {};
     std::vector<std::string_view> drafter_states = {};  // when the request began
     output::ParserOptions parser = {};                  // of chats: what their texts are made of
@@ -34,7 +37,7 @@ struct ReplyOptions {
     std::uint64_t seed = 0;
 };
 
-// A prompt as it was sent, for echo and for its logprobs.
+// A prompt as it was sent, for echo, its tokens and its logprobs.
 struct EchoedPrompt {
     std::vector<std::int32_t> tokens;
     std::string text;
@@ -43,7 +46,8 @@ struct EchoedPrompt {
 
 class Reply final : public ReplyWriter {
   public:
-    // The tokenizer outlives the reply. prompts: as many as were sent; filled in only with echo.
+    // The tokenizer outlives the reply. prompts: as many as were sent; filled in only where the
+    // answer tells of them.
     Reply(ReplyOptions options, const text::Tokenizer& tokenizer,
           std::vector<EchoedPrompt> prompts);
 
@@ -68,11 +72,13 @@ class Reply final : public ReplyWriter {
         CodePointCounter points;
         CompletionLogprobs lists;
         OrderedJson chat_logprobs = OrderedJson::array();
+        std::vector<std::int32_t> tokens;            // that were not told yet
         OrderedJson sources = OrderedJson::array();  // of text that was not told yet
         std::vector<engine::VerifiedTree> trees;     // of steps that were not told yet
         std::int64_t output_bytes = 0;               // of text so far, without an echoed prompt
         bool role_told = false;
         bool echoed = false;
+        bool prompt_told = false;  // its tokens
         bool ended = false;
         const char* finish = nullptr;
         accept::Usage usage;
@@ -86,8 +92,12 @@ class Reply final : public ReplyWriter {
     void add_choice(std::size_t index, const engine::ChoiceUpdate& update, std::string& out);
     OrderedJson take_logprobs(Choice& choice);
     void add_speculation(Choice& choice, bool with_totals, OrderedJson& told) const;
+    // Tokens of a choice since the last time, and what is told of its prompt: with completions in
+    // the choice, in chats beside them.
+    void add_tokens(std::size_t index, OrderedJson& told);
+    void add_prompt(std::size_t prompt, OrderedJson& told) const;
     OrderedJson envelope(const char* object) const;
-    void event(OrderedJson choice, std::string& out) const;
+    void event(OrderedJson choice, std::string& out);
     // A chat's stream names the role with a choice's first output and not before: load clients take
     // the first event for the first token.
     void tell_role(std::size_t index, std::string& out);

@@ -176,6 +176,14 @@ Expected<std::vector<std::int32_t>> ServedModel::encode_text(std::string_view te
     return tokens;
 }
 
+Expected<std::vector<std::int32_t>> ServedModel::encode_expected(std::string_view text,
+                                                                 const std::string& field) const {
+    ESPALIER_RETURN_IF_ERROR(check_bytes(text, field));
+    auto tokens = tokenizer().encode(text, text::SpecialTokens::as_text);
+    if (!tokens) return tl::unexpected<Error>(with_field(std::move(tokens.error()), field));
+    return tokens;
+}
+
 Expected<EchoedPrompt> ServedModel::encode(const PromptInput& input, bool add_first,
                                            const std::string& field) const {
     EchoedPrompt prompt;

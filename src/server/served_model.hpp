@@ -79,6 +79,9 @@ class ServedModel {
     // A text alone. What cannot fit the context is refused before it is read.
     Expected<std::vector<std::int32_t>> encode_text(std::string_view text, bool add_first,
                                                     const std::string& field) const;
+    // A text that is no prompt: special tokens in it are text.
+    Expected<std::vector<std::int32_t>> encode_expected(std::string_view text,
+                                                        const std::string& field) const;
     // Formats in which it writes reasoning and calls.
     const output::Formats& formats() const { return formats_; }
     // grammar::Compiler::compile; where `wanted` does not insist, what it says otherwise. A

@@ -2,6 +2,7 @@
 // POST /tokenize, /apply-template and /detokenize: a body in, the answer's body out. Any thread.
 #pragma once
 
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "base/error.hpp"
@@ -15,5 +16,10 @@ Expected<std::string> tokenize_body(const ServedModel& model, const std::string&
 Expected<std::string> apply_template_body(const ServedModel& model, const std::string& body);
 // {"tokens"}
 Expected<std::string> detokenize_body(const ServedModel& model, const std::string& body);
+
+// Their bodies as JSON Schema.
+void describe_tokenize(nlohmann::json& schema);
+void describe_apply_template(nlohmann::json& schema);
+void describe_detokenize(nlohmann::json& schema);
 
 }  // namespace espalier::server

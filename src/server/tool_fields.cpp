@@ -16,6 +16,8 @@ using Json = nlohmann::json;
 using OrderedJson = nlohmann::ordered_json;
 using Choice = ToolRequest::Choice;
 
+constexpr const char* kFunctionTypes[] = {"function"};
+
 // Names stand between markers in texts and grammars, so they have no character that either knows.
 bool is_name(std::string_view name) {
     const auto may_stand = [](char c) {
@@ -26,36 +28,18 @@ bool is_name(std::string_view name) {
            std::ranges::all_of(name, may_stand);
 }
 
-void read_function(const Json& given, const OrderedJson& ordered, const std::string& path,
-                   Fields& fields, ToolRequest& tools) {
-    Fields tool(given, path);
+void read_function(Fields& tool, const OrderedJson& ordered, ToolRequest& tools) {
     std::string type;
-    if (!tool.has("type")) tool.fail_at("type", "is missing");
-    tool.read("type", type);
-    if (type != "function")
-        tool.fail_at("type", "only function is supported", ErrorKind::unsupported);
-    const Json* inner = tool.find("function");
-    if (inner == nullptr) tool.fail_at("function", "is missing");
-    fields.adopt(tool);
-    if (!tool.ok()) return;
-    Fields function(*inner, tool.path_of("function"));
+    tool.require("type");
+    tool.read_word("type", type, kFunctionTypes, ErrorKind::unsupported);
+    tool.require("function");
+    auto function = tool.object("function");
+    if (!function) return;
     output::Function made;
-    std::string description;
-    bool strict = false;
-    if (!function.has("name")) function.fail_at("name", "is missing");
-    function.read("name", made.name);
-    function.read("description", description);
-    if (function.has("strict")) {
-        function.read("strict", strict);
-        made.strict = strict;
-    }
-    check_function_name(function, made.name, tools);
-    const Json* parameters = function.find("parameters");
-    if (parameters != nullptr && !parameters->is_object())
-        function.fail_at("parameters",
-                         fmt::format("a JSON Schema is expected, not {}", json_kind(*parameters)));
-    fields.adopt(function);
-    if (!function.ok()) return;
+    read_signature(*function, "parameters", tools, made);
+    const Json* parameters = function->find("parameters");
+    tool.adopt(*function);
+    if (!tool.ok() || tool.describes()) return;
     // Templates put these together without asking whether they are there.
     OrderedJson declared = ordered;
     OrderedJson& body = declared["function"];
@@ -69,7 +53,19 @@ void read_function(const Json& given, const OrderedJson& ordered, const std::str
     tools.functions.push_back(std::move(made));
 }
 
+Json choice_schema() {
+    const Json named = {{"type", "object"},
+                        {"properties", {{"name", {{"type", "string"}}}}},
+                        {"required", {"name"}}};
+    const Json function = {
+        {"type", "object"},
+        {"properties", {{"type", {{"enum", {"function"}}}}, {"function", named}}},
+        {"required", {"type", "function"}}};
+    return {{"anyOf", {{{"enum", {"auto", "none", "required"}}}, function}}};
+}
+
 void read_choice(Fields& fields, ToolRequest& tools) {
+    if (fields.describes()) fields.describe("tool_choice", choice_schema());
     const Json* given = fields.find("tool_choice");
     if (given == nullptr) return;
     if (given->is_string()) {
@@ -105,6 +101,27 @@ void read_choice(Fields& fields, ToolRequest& tools) {
 
 }  // namespace
 
+void read_signature(Fields& function, const char* schema_name, const ToolRequest& tools,
+                    output::Function& made) {
+    std::string description;
+    bool strict = false;
+    function.require("name");
+    function.read("name", made.name);
+    function.read("description", description);
+    function.read("strict", strict);
+    if (function.has("strict")) made.strict = strict;
+    if (!function.describes()) check_function_name(function, made.name, tools);
+    if (function.describes()) {
+        function.describe("name",
+                          {{"pattern", "^[A-Za-z0-9_.-]+$"}, {"maxLength", output::kMaxNameBytes}});
+        function.describe(schema_name, {{"type", "object"}});
+    }
+    const Json* schema = function.find(schema_name);
+    if (schema != nullptr && !schema->is_object())
+        function.fail_at(schema_name,
+                         fmt::format("a JSON Schema is expected, not {}", json_kind(*schema)));
+}
+
 void check_function_name(Fields& function, const std::string& name, const ToolRequest& tools) {
     if (function.ok() && !is_name(name))
         function.fail_at("name", fmt::format("1 to {} of letters, digits, '_', '-' and '.' are "
@@ -117,17 +134,21 @@ void check_function_name(Fields& function, const std::string& name, const ToolRe
 ToolRequest read_tools(Fields& fields, const OrderedJson& ordered) {
     ToolRequest tools;
     fields.read("parallel_tool_calls", tools.parallel);
-    if (const Json* given = fields.find("tools"); given != nullptr && !given->is_array()) {
-        fields.fail_at("tools", fmt::format("a list is expected, not {}", json_kind(*given)));
-    } else if (given != nullptr && !given->empty()) {
-        const OrderedJson declared = ordered_field(ordered, "tools");
-        tools.declared = OrderedJson::array();
-        tools.bytes = static_cast<std::int64_t>(given->dump().size());
-        for (std::size_t i = 0; i < given->size() && fields.ok(); ++i)
-            read_function((*given)[i], declared[i], fmt::format("tools[{}]", i), fields, tools);
-    }
+    read_declarations(fields, ordered, tools, read_function);
     if (fields.ok()) read_choice(fields, tools);
     return tools;
+}
+
+void read_declarations(Fields& fields, const OrderedJson& ordered, ToolRequest& tools,
+                       DeclarationReader read) {
+    OrderedJson declared = ordered_field(ordered, "tools");
+    if (declared.is_null()) declared = OrderedJson::array({nullptr});
+    const Json* given = fields.find("tools");
+    if (given != nullptr && given->is_array() && !given->empty()) {
+        tools.declared = OrderedJson::array();
+        tools.bytes = static_cast<std::int64_t>(given->dump().size());
+    }
+    fields.each("tools", [&](Fields& tool, std::size_t i) { read(tool, declared[i], tools); });
 }
 
 Expected<void> check_tools(const ToolRequest& tools, const ToolLimits& limits) {

@@ -33,6 +33,17 @@ struct ToolRequest {
 // Faults are kept in `fields`. ordered: see Body.
 ToolRequest read_tools(Fields& fields, const nlohmann::ordered_json& ordered);
 
+// One declared tool; ordered: the same.
+using DeclarationReader = void (*)(Fields& tool, const nlohmann::ordered_json& ordered,
+                                   ToolRequest& tools);
+// The list `tools`, one by one.
+void read_declarations(Fields& fields, const nlohmann::ordered_json& ordered, ToolRequest& tools,
+                       DeclarationReader read);
+// Name, description, strict and the schema of a function's arguments, which has another name in
+// each API.
+void read_signature(Fields& function, const char* schema_name, const ToolRequest& tools,
+                    output::Function& made);
+
 // A name that markers and grammars can stand around, and that no function before has. Its fault is
 // kept in `function`.
 void check_function_name(Fields& function, const std::string& name, const ToolRequest& tools);

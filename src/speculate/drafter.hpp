@@ -144,6 +144,10 @@ class Drafter {
     // In reports, metrics and traces.
     virtual std::string_view name() const { return "draft"; }
     virtual DrafterNeeds needs() const = 0;
+    // The output that a request's sender expects behind this prompt, perhaps wrongly. Comes before
+    // begin() or not at all.
+    virtual void expect(RequestSlot /*request*/, std::span<const TokenId> /*prompt*/,
+                        std::span<const TokenId> /*output*/) {}
     // A request enters with its prompt, which counts as committed; slots are used again after
     // end(). A long prompt may come in pieces instead, the first here and the others through
     // commit() beside its prefill chunks: reading 100k tokens at once takes the n-gram drafter up

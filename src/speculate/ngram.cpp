@@ -18,6 +18,9 @@ constexpr std::int32_t kEdgesRead = 64;
 // Contexts tried one below the other. The fourth enters with a few percent at most.
 constexpr int kContexts = 3;
 constexpr std::size_t kMostChildren = 16;
+// Tokens of a prompt's end that an expected output stands behind: a match of so many is trusted
+// with 32/33.
+constexpr std::size_t kExpectedBehind = 64;
 
 // Number of occurrences that a match of `length` tokens leaves for "something else": a single
 // occurrence of 2 matched tokens is trusted with 1/2, of 8 with 4/5, of 32 with 16/17.
@@ -157,13 +160,24 @@ NgramHistory& NgramDrafter::history(RequestSlot request) {
     return *histories_[request];
 }
 
+void NgramDrafter::expect(RequestSlot request, std::span<const TokenId> prompt,
+                          std::span<const TokenId> output) {
+    const auto read = std::min(output.size(), static_cast<std::size_t>(limits_.expected));
+    std::unique_ptr<NgramHistory>& made = histories_.grown_to(request);
+    made = std::make_unique<NgramHistory>(limits_,
+                                          static_cast<std::int64_t>(prompt.size() + 2 * read));
+    for (const TokenId token : prompt.last(std::min(prompt.size(), kExpectedBehind)))
+        made->append(token);
+    for (const TokenId token : output.first(read)) made->append(token);
+}
+
 void NgramDrafter::begin(RequestSlot request, std::span<const TokenId> prompt,
                          std::int64_t max_tokens) {
     std::unique_ptr<NgramHistory>& made = histories_.grown_to(request);
     const auto expected = static_cast<std::int64_t>(prompt.size()) +
                           std::min<std::int64_t>(std::max<std::int64_t>(max_tokens, 0),
                                                  4096);  // longer outputs are rare: let them grow
-    made = std::make_unique<NgramHistory>(limits_, expected);
+    if (made == nullptr) made = std::make_unique<NgramHistory>(limits_, expected);
     for (const TokenId token : prompt) made->append(token);
 }
 

@@ -23,6 +23,7 @@ struct NgramLimits {
     // 1.5 · history · 192 bytes (36 MiB at the default), half of that for ordinary text of that
     // length; a shorter request pays for its own tokens only.
     std::int64_t history = 131072;
+    std::int64_t expected = 16384;  // tokens of an expected output that are read, in 8 ms at most
 };
 
 // One request's history.
@@ -69,6 +70,10 @@ class NgramDrafter final : public Drafter {
 
     std::string_view name() const override { return "ngram"; }
     DrafterNeeds needs() const override { return {}; }
+    // The history begins with the prompt's end and the expected output, as if it had come so once
+    // before: the prompt's own end is a repeat then, and so is all that comes as expected.
+    void expect(RequestSlot request, std::span<const TokenId> prompt,
+                std::span<const TokenId> output) override;
     void begin(RequestSlot request, std::span<const TokenId> prompt,
                std::int64_t max_tokens) override;
     void end(RequestSlot request) override;

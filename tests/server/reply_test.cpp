@@ -222,6 +222,7 @@ TEST(Reply, CompletionLogprobsCountCodePoints) {
 TEST(Reply, AnEchoedPromptComesFirstWithItsLogprobs) {
     ReplyOptions wanted = options(Api::completions, false);
     wanted.logprobs = wanted.echo = true;
+    wanted.top_logprobs = 1;
     const std::vector<std::int32_t> tokens = {0, token_of('h'), token_of('i')};
     accept::PromptLogprobs known(tokens, 1);
     const float logprobs[] = {-1.0f, -2.0f};
@@ -240,6 +241,60 @@ TEST(Reply, AnEchoedPromptComesFirstWithItsLogprobs) {
     EXPECT_EQ(choice["logprobs"]["text_offset"], Json({0, 0, 1, 2}));
     EXPECT_TRUE(choice["logprobs"]["top_logprobs"][0].is_null());
     EXPECT_EQ(choice["logprobs"]["top_logprobs"][1].size(), 2u);
+}
+
+TEST(Reply, TokensAndLogprobsOfThePromptAreTold) {
+    const std::vector<std::int32_t> tokens = {0, token_of('h'), token_of('i')};
+    accept::PromptLogprobs known(tokens, 2);
+    const float logprobs[] = {-1.0f, -2.0f};
+    const accept::TokenLogprob tops[] = {
+        {token_of('q'), -0.1f}, {token_of('r'), -0.2f}, {token_of('i'), -2.0f}, {-1, 0.0f}};
+    known.add(0, logprobs, tops);
+    const auto told = [&](Api api, bool stream) {
+        ReplyOptions wanted = options(api, stream);
+        wanted.token_ids = true;
+        wanted.prompt_logprobs = 1;
+        Reply reply(wanted, tokenizer(), {{.tokens = tokens, .text = "hi", .added = 1}});
+        std::string out;
+        engine::Updates first = updates({update({"!"})});
+        first.prompt_logprobs = known;
+        reply.add(0, first, out);
+        reply.add(0, updates({update({"?", FinishReason::length})}), out);
+        reply.end(out);
+        return out;
+    };
+    const Json completion = Json::parse(told(Api::completions, false))["choices"][0];
+    EXPECT_EQ(completion["prompt_token_ids"], Json(tokens));
+    EXPECT_EQ(completion["token_ids"], Json({token_of('!'), token_of('?')}));
+    const Json list = completion["prompt_logprobs"];
+    ASSERT_EQ(list.size(), 3u);
+    EXPECT_TRUE(list[0].is_null());
+    const Json own = list[1][std::to_string(token_of('h'))];
+    EXPECT_EQ(own, Json({{"logprob", -1.0}, {"rank", nullptr}, {"decoded_token", "h"}}));
+    EXPECT_EQ(list[1].size(), 2u);
+    EXPECT_EQ(list[1][std::to_string(token_of('q'))]["rank"], 1);
+    EXPECT_EQ(list[2].size(), 1u);
+    EXPECT_EQ(list[2][std::to_string(token_of('i'))]["rank"], 1);
+    const Json chat = Json::parse(told(Api::chat, false));
+    EXPECT_EQ(chat["prompt_token_ids"], Json(tokens));
+    EXPECT_EQ(chat["prompt_logprobs"], list);
+    EXPECT_EQ(chat["choices"][0]["token_ids"], completion["token_ids"]);
+    EXPECT_FALSE(chat["choices"][0].contains("prompt_token_ids"));
+    for (const Api api : {Api::completions, Api::chat}) {
+        Json ids = Json::array();
+        int prompts = 0;
+        for (const Json& event : events(told(api, true))) {
+            if (event == "[DONE]") continue;
+            for (const Json& id : event["choices"][0].value("token_ids", Json::array()))
+                ids.push_back(id);
+            prompts += event.contains("prompt_token_ids") ||
+                               event["choices"][0].contains("prompt_token_ids")
+                           ? 1
+                           : 0;
+        }
+        EXPECT_EQ(ids, completion["token_ids"]);
+        EXPECT_EQ(prompts, 1);
+    }
 }
 
 TEST(Reply, ChatLogprobsAreObjects) {

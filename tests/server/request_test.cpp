@@ -258,13 +258,47 @@ TEST(GenerationRequest, NumbersOutOfRangeAreNamed) {
 }
 
 TEST(GenerationRequest, WhatIsNotBuiltIsRefusedByName) {
-    for (const char* name :
-         {"tools", "tool_choice", "thinking_token_budget", "functions", "guided_json", "grammar",
-          "suffix", "prediction", "prompt_logprobs", "continue_final_message"})
+    for (const char* name : {"tools", "tool_choice", "thinking_token_budget", "functions",
+                             "guided_json", "grammar", "suffix", "continue_final_message"})
         EXPECT_EQ(fault(completion({{name, {{"x", 1}}}})), name);
     EXPECT_EQ(fault(completion({{"stream_options", {{"include_usage", true}}}})), "stream_options");
     EXPECT_EQ(parse(completion({{"frobnicate", 1}, {"user", "u"}}))->unknown,
               (std::vector<std::string>{"frobnicate"}));
+}
+
+TEST(GenerationRequest, APredictionIsATextOrPartsOfOne) {
+    const auto predicted = [](const Json& content) {
+        return chat({{"prediction", {{"type", "content"}, {"content", content}}}});
+    };
+    EXPECT_EQ(parse(predicted("x = 1"), Api::chat)->prediction, "x = 1");
+    EXPECT_EQ(
+        parse(predicted({{{"type", "text"}, {"text", "x"}}, {{"type", "text"}, {"text", "y"}}}),
+              Api::chat)
+            ->prediction,
+        "x\ny");
+    EXPECT_EQ(parse(chat({{"prediction", nullptr}}), Api::chat)->prediction, "");
+    EXPECT_EQ(fault(predicted(7), Api::chat), "prediction.content");
+    EXPECT_EQ(fault(predicted({{{"type", "image_url"}}}), Api::chat), "prediction.content[0]");
+    EXPECT_EQ(fault(chat({{"prediction", "x"}}), Api::chat), "prediction");
+    EXPECT_EQ(fault(chat({{"prediction", {{"type", "content"}}}}), Api::chat),
+              "prediction.content");
+    EXPECT_EQ(fault(chat({{"prediction", {{"type", "tokens"}, {"content", "x"}}}}), Api::chat),
+              "prediction.type");
+}
+
+TEST(GenerationRequest, LogprobsOfThePromptGoWithNoStream) {
+    const auto parsed = parse(completion({{"prompt_logprobs", 3}}));
+    EXPECT_EQ(parsed->prompt_logprobs, 3);
+    EXPECT_EQ(parsed->engine.output.prompt_top_logprobs, 3);
+    const auto both = parse(completion({{"prompt_logprobs", 1}, {"echo", true}, {"logprobs", 4}}));
+    EXPECT_EQ(both->prompt_logprobs, 1);
+    EXPECT_EQ(both->engine.output.prompt_top_logprobs, 4);
+    const auto scored = parse(completion({{"prompt_logprobs", 0}, {"max_tokens", 0}}));
+    ASSERT_TRUE(scored);
+    EXPECT_EQ(scored->engine.output.prompt_top_logprobs, 0);
+    EXPECT_EQ(fault(completion({{"prompt_logprobs", 21}})), "prompt_logprobs");
+    EXPECT_EQ(fault(completion({{"prompt_logprobs", -1}})), "prompt_logprobs");
+    EXPECT_EQ(fault(completion({{"prompt_logprobs", 1}, {"stream", true}})), "prompt_logprobs");
 }
 
 TEST(GenerationRequest, NoTokensAreTakenWithEchoAlone) {

@@ -302,7 +302,7 @@ TEST(Chat, FaultsAreNamed) {
               "messages");
     EXPECT_EQ(fault({{"max_completion_tokens", 0}}), "max_completion_tokens");
     EXPECT_EQ(fault({{"logprobs", true}, {"top_logprobs", 21}}), "top_logprobs");
-    EXPECT_EQ(fault({{"prompt_logprobs", 3}}), "prompt_logprobs");
+    EXPECT_EQ(fault({{"prompt_logprobs", 3}, {"stream", true}}), "prompt_logprobs");
     Json body = chat_request();
     body["chat_template_kwargs"] = {{"mood", "glad"}};
     body["add_generation_prompt"] = false;

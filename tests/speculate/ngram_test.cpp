@@ -280,5 +280,47 @@ TEST(NgramDrafter, KeepsRequestsApartAndSlotsReusable) {
     EXPECT_EQ(drafter.bytes(), 0);
 }
 
+// An expected output is drafted from its first token on, and again behind what was not expected.
+TEST(NgramDrafter, DraftsAnExpectedOutput) {
+    for (std::uint64_t seed = 0; seed < 40; ++seed) {
+        Random random(seed);
+        const auto fresh = [&](int least, int most) {
+            Text text;
+            for (int i = random.between(least, most); i > 0; --i)
+                text.push_back(random.between(100, 100'000));
+            return text;
+        };
+        const Text prompt = fresh(2, 5000), expected = fresh(6, 60);
+        NgramDrafter drafter(NgramLimits{});
+        const RequestSlot slot(1);
+        drafter.expect(slot, prompt, expected);
+        const auto first =
+            static_cast<std::size_t>(random.between(0, static_cast<std::int32_t>(prompt.size())));
+        drafter.begin(slot, std::span(prompt).first(first), 100);
+        const Commitment rest{slot, std::span(prompt).subspan(first)};
+        drafter.commit({&rest, 1});
+        const auto next = [&](TokenId root) {
+            Proposal proposal(2, root);
+            const DraftCall call{.request = slot, .root_position = 5, .proposal = &proposal};
+            EXPECT_TRUE(drafter.propose({&call, 1}));
+            return proposal;
+        };
+        Proposal at_first = next(prompt.back());
+        std::int32_t node = 0;
+        for (std::size_t i = 0; i < 6; ++i) {
+            node = at_first.tree.child(node, expected[i]);
+            ASSERT_NE(node, kNoNode) << "seed " << seed << ", token " << i;
+        }
+        const Text other = {7, expected[3], expected[4]};  // one that was not expected before
+        const Commitment came{slot, other};
+        drafter.commit({&came, 1});
+        EXPECT_NE(next(expected[4]).tree.child(0, expected[5]), kNoNode) << "seed " << seed;
+        drafter.end(slot);
+        drafter.begin(slot, Text{1, 2}, 10);
+        EXPECT_EQ(next(2).tree.size(), 1);  // nothing is left of it
+        drafter.end(slot);
+    }
+}
+
 }  // namespace
 }  // namespace espalier::speculate

@@ -19,6 +19,21 @@ Expected<GenerationRequest> parse_openai(std::string_view body, const RequestDef
     return parse_generation_request(json, ordered, api, defaults.generation);
 }
 
+using BodyReader = Expected<GenerationRequest> (*)(Fields&, const nlohmann::ordered_json&,
+                                                   const RequestDefaults&);
+
+template <BodyReader read>
+void describe_body(nlohmann::json& schema) {
+    Fields fields = Fields::describing(schema);
+    [[maybe_unused]] const auto nothing = read(fields, {}, {.generation = {}});
+}
+
+template <Api api>
+Expected<GenerationRequest> read_openai(Fields& fields, const nlohmann::ordered_json& ordered,
+                                        const RequestDefaults& defaults) {
+    return read_generation_request(fields, ordered, api, defaults);
+}
+
 std::unique_ptr<ReplyWriter> make_openai_reply(ReplyParts parts) {
     const GenerationRequest& request = parts.request;
     const char* kind = request.api == Api::chat ? "chatcmpl-" : "cmpl-";
@@ -30,6 +45,9 @@ std::unique_ptr<ReplyWriter> make_openai_reply(ReplyParts parts) {
                                                 .include_usage = request.include_usage,
                                                 .logprobs = request.logprobs,
                                                 .echo = request.echo,
+                                                .token_ids = request.token_ids,
+                                                .top_logprobs = request.engine.output.top_logprobs,
+                                                .prompt_logprobs = request.prompt_logprobs,
                                                 .speculation = request.speculation_report,
                                                 .drafters = std::move(parts.drafters),
                                                 .drafter_states = std::move(parts.drafter_states),
@@ -78,14 +96,15 @@ std::unique_ptr<ReplyWriter> make_responses_reply(ReplyParts parts) {
                                             parts.request.repeated);
 }
 
-constexpr ApiForm kOpenAiCompletions = {parse_openai<Api::completions>, make_openai_reply,
-                                        error_response, context_length_exceeded};
-constexpr ApiForm kOpenAiChat = {parse_openai<Api::chat>, make_openai_reply, error_response,
-                                 context_length_exceeded};
-constexpr ApiForm kMessages = {parse_messages, make_messages_reply, messages_error_response,
-                               messages_too_long};
-constexpr ApiForm kResponses = {parse_responses, make_responses_reply, error_response,
-                                context_length_exceeded};
+constexpr ApiForm kOpenAiCompletions = {parse_openai<Api::completions>,
+                                        describe_body<read_openai<Api::completions>>,
+                                        make_openai_reply, error_response, context_length_exceeded};
+constexpr ApiForm kOpenAiChat = {parse_openai<Api::chat>, describe_body<read_openai<Api::chat>>,
+                                 make_openai_reply, error_response, context_length_exceeded};
+constexpr ApiForm kMessages = {parse_messages, describe_body<read_messages_request>,
+                               make_messages_reply, messages_error_response, messages_too_long};
+constexpr ApiForm kResponses = {parse_responses, describe_body<read_responses_request>,
+                                make_responses_reply, error_response, context_length_exceeded};
 
 }  // namespace
 

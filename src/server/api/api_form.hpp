@@ -31,6 +31,8 @@ struct ReplyParts {
 
 struct ApiForm {
     Expected<GenerationRequest> (*parse)(std::string_view body, const RequestDefaults& defaults);
+    // The body as JSON Schema: what parse reads, in its types and ranges.
+    void (*describe)(nlohmann::json& schema);
     std::unique_ptr<ReplyWriter> (*make_reply)(ReplyParts parts);
     HttpResponse (*error)(const ApiError& error);
     // The prompt has more tokens than limit, in words by which this API's clients know.

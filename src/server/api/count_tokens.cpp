@@ -27,6 +27,11 @@ Expected<std::string> counted_tokens(const ServedModel& model, const GenerationR
 
 }  // namespace
 
+void describe_count_tokens(nlohmann::json& schema) {
+    Fields fields = Fields::describing(schema);
+    [[maybe_unused]] const auto nothing = read_count_request(fields, {}, {.generation = {}});
+}
+
 HttpResponse count_tokens(const ServedModel& model, const std::string& body,
                           const GenerationContext& context) {
     const auto request = parse_count(body, {.generation = model.defaults(),

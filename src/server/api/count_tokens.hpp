@@ -13,4 +13,7 @@ namespace espalier::server {
 HttpResponse count_tokens(const ServedModel& model, const std::string& body,
                           const GenerationContext& context);
 
+// Its body as JSON Schema.
+void describe_count_tokens(nlohmann::json& schema);
+
 }  // namespace espalier::server

@@ -14,19 +14,10 @@ void add_function(Fields& tool, const OrderedJson& ordered, const char* schema_n
                   ToolRequest& tools) {
     output::Function made;
     std::string description;
-    if (!tool.has("name")) tool.fail_at("name", "is missing");
-    tool.read("name", made.name);
+    read_signature(tool, schema_name, tools, made);
     tool.read("description", description);
-    if (bool strict = false; tool.has("strict")) {
-        tool.read("strict", strict);
-        made.strict = strict;
-    }
-    check_function_name(tool, made.name, tools);
     const nlohmann::json* schema = tool.find(schema_name);
-    if (schema != nullptr && !schema->is_object())
-        tool.fail_at(schema_name,
-                     fmt::format("a JSON Schema is expected, not {}", json_kind(*schema)));
-    if (!tool.ok()) return;
+    if (!tool.ok() || tool.describes()) return;
     if (schema != nullptr) made.parameters = ordered[schema_name];
     tools.declared.push_back(
         {{"type", "function"},
@@ -42,7 +33,7 @@ void add_function(Fields& tool, const OrderedJson& ordered, const char* schema_n
 
 void choose_function(Fields& choice, const char* name_field, ToolRequest& tools) {
     std::string name;
-    if (!choice.has(name_field)) choice.fail_at(name_field, "is missing");
+    choice.require(name_field);
     choice.read(name_field, name);
     const auto found = std::ranges::find(tools.functions, name, &output::Function::name);
     if (found == tools.functions.end())

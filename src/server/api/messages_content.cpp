@@ -6,6 +6,8 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "server/api/billing_header.hpp"
 #include "server/api/conversation.hpp"
@@ -25,10 +27,11 @@ class ContentReader {
 
     void read(ChatInput& chat) {
         read_system();
+        fields_.require("messages");
+        if (fields_.describes()) return describe();
         const Json* given = fields_.find("messages");
-        if (given == nullptr) {
-            fields_.fail_at("messages", "is missing");
-        } else if (!given->is_array() || given->empty()) {
+        if (given == nullptr) return;
+        if (!given->is_array() || given->empty()) {
             fields_.fail_at("messages",
                             fmt::format("a list of messages is expected, not {}",
                                         given->empty() ? "nothing" : json_kind(*given)));
@@ -42,6 +45,34 @@ class ContentReader {
     }
 
   private:
+    void describe() {
+        const Json text = {{"type", "string"}};
+        const auto block = [&](const char* type, Json properties, std::vector<std::string> needed) {
+            properties["type"] = {{"enum", {type}}};
+            needed.emplace_back("type");
+            return Json{
+                {"type", "object"}, {"properties", std::move(properties)}, {"required", needed}};
+        };
+        const auto list = [&](std::vector<Json> blocks) -> Json {
+            const Json items = {{"anyOf", std::move(blocks)}};
+            return {{"anyOf", {text, {{"type", "array"}, {"items", items}}}}};
+        };
+        const Json said = block("text", {{"text", text}}, {"text"});
+        const Json content =
+            list({said, block("thinking", {{"thinking", text}}, {"thinking"}),
+                  block("tool_use", {{"id", text}, {"name", text}, {"input", {{"type", "object"}}}},
+                        {"id", "name", "input"}),
+                  block("tool_result", {{"tool_use_id", text}, {"content", list({said})}},
+                        {"tool_use_id"})});
+        const Json message = {
+            {"type", "object"},
+            {"properties",
+             {{"role", {{"enum", {"user", "assistant", "system"}}}}, {"content", content}}},
+            {"required", {"role", "content"}}};
+        fields_.describe("system", list({said}));
+        fields_.describe("messages", {{"type", "array"}, {"items", message}, {"minItems", 1}});
+    }
+
     void fail(const std::string& path, std::string sentence, ErrorKind kind = ErrorKind::invalid) {
         fields_.fail_at(path, std::move(sentence), kind);
     }

@@ -15,11 +15,17 @@ namespace espalier::server {
 inline constexpr const char* kMessagesOrdered[] = {"messages", "tools", "output_config",
                                                    "output_format"};
 
+Expected<GenerationRequest> read_messages_request(Fields& fields,
+                                                  const nlohmann::ordered_json& ordered,
+                                                  const RequestDefaults& defaults);
 Expected<GenerationRequest> parse_messages_request(const nlohmann::json& body,
                                                    const nlohmann::ordered_json& ordered,
                                                    const RequestDefaults& defaults);
 
 // The same without what is of the output: no max_tokens is wanted.
+Expected<GenerationRequest> read_count_request(Fields& fields,
+                                               const nlohmann::ordered_json& ordered,
+                                               const RequestDefaults& defaults);
 Expected<GenerationRequest> parse_count_request(const nlohmann::json& body,
                                                 const nlohmann::ordered_json& ordered,
                                                 const RequestDefaults& defaults);

@@ -8,6 +8,8 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "server/api/conversation.hpp"
 
@@ -19,6 +21,43 @@ using Json = nlohmann::json;
 constexpr const char* kMessageParts[] = {"input_text", "output_text"};
 constexpr const char* kReasoningParts[] = {"reasoning_text"};
 
+// Items of these types alone; what else they have is not read.
+Json input_schema() {
+    const Json text = {{"type", "string"}};
+    const auto words = [](const std::vector<std::string>& list) -> Json {
+        return {{"enum", list}};
+    };
+    const auto object = [](Json properties, std::vector<std::string> required) -> Json {
+        return {{"type", "object"},
+                {"properties", std::move(properties)},
+                {"required", std::move(required)}};
+    };
+    const auto parts = [&](std::span<const char* const> types) -> Json {
+        const Json part = object({{"type", words({types.begin(), types.end()})}, {"text", text}},
+                                 {"type", "text"});
+        return {{"anyOf", {text, {{"type", "array"}, {"items", part}}}}};
+    };
+    const Json message = object({{"type", words({"message"})},
+                                 {"role", words({"user", "assistant", "system", "developer"})},
+                                 {"content", parts(kMessageParts)}},
+                                {"role", "content"});
+    const Json call = object({{"type", words({"function_call"})},
+                              {"call_id", text},
+                              {"name", text},
+                              {"arguments", text}},
+                             {"type", "call_id", "name", "arguments"});
+    const Json output = object({{"type", words({"function_call_output"})},
+                                {"call_id", text},
+                                {"output", parts(kMessageParts)}},
+                               {"type", "call_id", "output"});
+    const Json reasoning =
+        object({{"type", words({"reasoning"})}, {"content", parts(kReasoningParts)}}, {"type"});
+    const Json items = {{"type", "array"},
+                        {"items", {{"anyOf", {message, call, output, reasoning}}}},
+                        {"minItems", 1}};
+    return {{"anyOf", {text, items}}};
+}
+
 class InputReader {
   public:
     explicit InputReader(Fields& fields) : fields_(fields) {}
@@ -27,10 +66,11 @@ class InputReader {
         std::string instructions;
         fields_.read("instructions", instructions);
         if (!instructions.empty()) chat_.system(instructions);
+        fields_.require("input");
+        if (fields_.describes()) fields_.describe("input", input_schema());
         const Json* given = fields_.find("input");
-        if (given == nullptr) {
-            fields_.fail_at("input", "is missing");
-        } else if (given->is_string()) {
+        if (given == nullptr) return chat_.take();
+        if (given->is_string()) {
             chat_.user(given->get<std::string>());
         } else if (!given->is_array() || given->empty()) {
             fields_.fail_at("input", fmt::format("a string or a list of items is expected, not {}",
@@ -104,14 +144,14 @@ class InputReader {
                  std::ranges::find(types, std::string_view(type)) == types.end())
             part.fail_at("type", fmt::format("'{}' is not supported here", type.substr(0, 80)),
                          ErrorKind::unsupported);
-        if (!part.has(name)) part.fail_at(name, "is missing");
+        part.require(name);
         part.read(name, text);
         return text;
     }
 
     void read_message(Fields& item) {
         std::string role;
-        if (!item.has("role")) item.fail_at("role", "is missing");
+        item.require("role");
         item.read("role", role);
         const auto text = text_of_parts(item, "content", kMessageParts);
         if (!text) return;
@@ -127,8 +167,7 @@ class InputReader {
 
     void read_call(Fields& item) {
         std::string id, name, arguments;
-        for (const char* field : {"call_id", "name", "arguments"})
-            if (!item.has(field)) item.fail_at(field, "is missing");
+        for (const char* field : {"call_id", "name", "arguments"}) item.require(field);
         item.read("call_id", id);
         item.read("name", name);
         item.read("arguments", arguments);
@@ -137,7 +176,7 @@ class InputReader {
 
     void read_output(Fields& item) {
         std::string id;
-        if (!item.has("call_id")) item.fail_at("call_id", "is missing");
+        item.require("call_id");
         item.read("call_id", id);
         if (const auto text = text_of_parts(item, "output", kMessageParts))
             chat_.tool_result(id, *text);

@@ -50,7 +50,9 @@ constexpr Refusal kResponsesRefused[] = {
     {"top_logprobs", "is not supported by this server; /v1/chat/completions has logprobs"},
 };
 
+// What is refused is in no description of the body.
 void refuse_responses_fields(Fields& fields) {
+    if (fields.describes()) return;
     for (const Refusal& refusal : kResponsesRefused)
         if (const Json* value = fields.find(refusal.name);
             value != nullptr && *value != false && *value != 0 && *value != "")
@@ -64,34 +66,40 @@ void refuse_responses_fields(Fields& fields) {
                        ErrorKind::unsupported);
 }
 
+void refuse_hosted_tool(Fields& fields, const std::string& type) {
+    if (type != "function")
+        fields.fail_at("type",
+                       fmt::format("'{}' is not supported by this server; only function is",
+                                   type.substr(0, 80)),
+                       ErrorKind::unsupported);
+}
+
+void read_responses_tool(Fields& tool, const OrderedJson& ordered, ToolRequest& tools) {
+    std::string type;
+    tool.require("type");
+    tool.read("type", type);
+    refuse_hosted_tool(tool, type);
+    if (tool.describes()) tool.describe("type", {{"enum", {"function"}}});
+    if (tool.ok()) add_function(tool, ordered, "parameters", tools);
+}
+
 ToolRequest read_responses_tools(Fields& fields, const OrderedJson& ordered) {
     ToolRequest tools;
     fields.read("parallel_tool_calls", tools.parallel);
-    const Json* given = fields.find("tools");
-    if (given != nullptr && !given->is_array()) {
-        fields.fail_at("tools", fmt::format("a list is expected, not {}", json_kind(*given)));
-    } else if (given != nullptr && !given->empty()) {
-        const OrderedJson declared = ordered_field(ordered, "tools");
-        tools.declared = OrderedJson::array();
-        tools.bytes = static_cast<std::int64_t>(given->dump().size());
-        for (std::size_t i = 0; i < given->size() && fields.ok(); ++i) {
-            Fields tool((*given)[i], fmt::format("tools[{}]", i));
-            std::string type;
-            if (!tool.has("type")) tool.fail_at("type", "is missing");
-            tool.read("type", type);
-            if (type != "function")
-                tool.fail_at("type",
-                             fmt::format("'{}' is not supported by this server; only function is",
-                                         type.substr(0, 80)),
-                             ErrorKind::unsupported);
-            if (tool.ok()) add_function(tool, declared[i], "parameters", tools);
-            fields.adopt(tool);
-        }
-    }
+    read_declarations(fields, ordered, tools, read_responses_tool);
     return tools;
 }
 
+Json responses_choice_schema() {
+    const Json function = {
+        {"type", "object"},
+        {"properties", {{"type", {{"enum", {"function"}}}}, {"name", {{"type", "string"}}}}},
+        {"required", {"type", "name"}}};
+    return {{"anyOf", {{{"enum", {"auto", "none", "required"}}}, function}}};
+}
+
 void read_responses_choice(Fields& fields, ToolRequest& tools) {
+    if (fields.describes()) fields.describe("tool_choice", responses_choice_schema());
     const Json* given = fields.find("tool_choice");
     if (given == nullptr) return;
     if (*given == "none") {
@@ -102,11 +110,7 @@ void read_responses_choice(Fields& fields, ToolRequest& tools) {
         Fields choice(*given, "tool_choice");
         std::string type;
         choice.read("type", type);
-        if (type != "function")
-            choice.fail_at("type",
-                           fmt::format("'{}' is not supported by this server; only function is",
-                                       type.substr(0, 80)),
-                           ErrorKind::unsupported);
+        refuse_hosted_tool(choice, type);
         choose_function(choice, "name", tools);
         fields.adopt(choice);
     } else if (*given != "auto") {
@@ -118,14 +122,15 @@ void read_responses_choice(Fields& fields, ToolRequest& tools) {
 void read_responses_schema(Fields& format, const OrderedJson& ordered, GenerationRequest& request) {
     std::string name, description;
     bool strict = true;
-    if (!format.has("name")) format.fail_at("name", "is missing");
+    if (!format.describes()) format.require("name");
     format.read("name", name);
     format.read("description", description);
     format.read("strict", strict);
+    if (format.describes()) return format.describe("schema", {{"type", "object"}});
+    format.require("schema");
     const Json* schema = format.find("schema");
-    if (schema == nullptr)
-        format.fail_at("schema", "is missing");
-    else if (!schema->is_object())
+    if (schema == nullptr) return;
+    if (!schema->is_object())
         format.fail_at("schema",
                        fmt::format("a JSON Schema is expected, not {}", json_kind(*schema)));
     else
@@ -136,38 +141,33 @@ void read_responses_schema(Fields& format, const OrderedJson& ordered, Generatio
 }
 
 void read_responses_text(Fields& fields, const OrderedJson& ordered, GenerationRequest& request) {
-    const Json* given = fields.find("text");
-    if (given == nullptr) return;
-    Fields text(*given, "text");
+    auto text = fields.object("text");
+    if (!text) return;
     constexpr const char* kMeaningless[] = {"verbosity"};
-    text.ignore(kMeaningless);
-    if (const Json* inner = text.find("format")) {
-        Fields format(*inner, "text.format");
+    constexpr const char* kTypes[] = {"text", "json_object", "json_schema"};
+    text->ignore(kMeaningless);
+    if (auto format = text->object("format")) {
         std::string type;
-        if (!format.has("type")) format.fail_at("type", "is missing");
-        format.read("type", type);
+        format->require("type");
+        format->read_word("type", type, kTypes, ErrorKind::unsupported);
         if (type == "json_object")
             request.grammar =
                 GrammarField{{.kind = grammar::Kind::json_object}, "text.format.type"};
-        else if (type == "json_schema")
-            read_responses_schema(format, ordered_field(ordered, "text")["format"], request);
-        else if (type != "text")
-            format.fail_at("type", "one of text, json_object, json_schema is expected",
-                           ErrorKind::unsupported);
-        text.adopt(format);
+        else if (type == "json_schema" || format->describes())
+            read_responses_schema(*format, ordered_field(ordered, "text")["format"], request);
+        text->adopt(*format);
     }
-    fields.adopt(text);
+    fields.adopt(*text);
 }
 
 // An effort asks for reasoning where the template asks whether there is to be some.
 void read_responses_reasoning(Fields& fields, GenerationRequest& request) {
-    const Json* given = fields.find("reasoning");
-    if (given == nullptr) return;
-    Fields reasoning(*given, "reasoning");
-    reasoning.read("effort", request.chat.reasoning_effort);
+    auto reasoning = fields.object("reasoning");
+    if (!reasoning) return;
+    reasoning->read("effort", request.chat.reasoning_effort);
     if (!request.chat.reasoning_effort.empty())
         request.chat.arguments["thinking"] = request.chat.reasoning_effort != "none";
-    fields.adopt(reasoning);
+    fields.adopt(*reasoning);
 }
 
 // The field as the request has it, or what stands for it there.
@@ -206,14 +206,14 @@ OrderedJson repeated_fields(const Json& body, const OrderedJson& ordered,
 
 }  // namespace
 
-Expected<GenerationRequest> parse_responses_request(const Json& body, const OrderedJson& ordered,
-                                                    const RequestDefaults& defaults) {
+Expected<GenerationRequest> read_responses_request(Fields& fields, const OrderedJson& ordered,
+                                                   const RequestDefaults& defaults) {
     GenerationRequest request;
     request.api = Api::responses;
-    Fields fields(body);
     refuse_responses_fields(fields);
     fields.ignore(kResponsesIgnored);
     fields.read("model", request.model);
+    if (fields.describes()) fields.describe("metadata", {{"type", "object"}});
     if (const Json* metadata = fields.find("metadata");
         metadata != nullptr && !metadata->is_object())
         fields.fail_at("metadata",
@@ -233,8 +233,16 @@ Expected<GenerationRequest> parse_responses_request(const Json& body, const Orde
     read_reasoning_budget(fields, request);
     request.engine.logprobs = false;
     ESPALIER_RETURN_IF_ERROR(fields.result());
-    request.repeated = repeated_fields(body, ordered, request);
     request.unknown = fields.unknown();
+    return request;
+}
+
+Expected<GenerationRequest> parse_responses_request(const Json& body, const OrderedJson& ordered,
+                                                    const RequestDefaults& defaults) {
+    Fields fields(body);
+    ESPALIER_ASSIGN_OR_RETURN(GenerationRequest request,
+                              read_responses_request(fields, ordered, defaults));
+    request.repeated = repeated_fields(body, ordered, request);
     return request;
 }
 

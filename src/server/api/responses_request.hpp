@@ -12,6 +12,10 @@ namespace espalier::server {
 // The fields whose order of keys has a meaning (parse_ordered).
 inline constexpr const char* kResponsesOrdered[] = {"tools", "text", "tool_choice"};
 
+// Without what an answer repeats of its request.
+Expected<GenerationRequest> read_responses_request(Fields& fields,
+                                                   const nlohmann::ordered_json& ordered,
+                                                   const RequestDefaults& defaults);
 Expected<GenerationRequest> parse_responses_request(const nlohmann::json& body,
                                                     const nlohmann::ordered_json& ordered,
                                                     const RequestDefaults& defaults);
