@@ -12,14 +12,14 @@ set -euo pipefail
 
 run_packages=(
     g++ cmake ninja-build make git ca-certificates python3-pip
-    libfmt-dev libexpected-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libboost1.81-dev libssl-dev
+    libfmt-dev libexpected-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libboost1.81-dev libssl-dev libzmq3-dev
 )
 test_packages=(libgtest-dev ccache clang-14 clang-format-14 libclang-rt-14-dev python3)
 gpu_packages=(libgtest-dev python3)
 page_packages=(chromium fonts-dejavu-core python3)
 long_packages=(python3-venv)
 package_packages=(dpkg-dev)
-clients_packages=(python3-venv)
+clients_packages=(python3-venv libzmq5)
 python_packages=(python3-dev python3-venv)
 deploy_packages=(dpkg-dev python3-venv systemd strace mmdebstrap)
 # npm brings the page's libraries: into what is shipped, and where the page is tested.

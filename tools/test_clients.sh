@@ -24,6 +24,7 @@ fi
 "$environment/bin/python3" tests/clients/openai_client_test.py "$1" "$2"
 "$environment/bin/python3" tests/clients/openai_responses_test.py "$1" "$2"
 "$environment/bin/python3" tests/clients/anthropic_client_test.py "$1" "$2"
+"$environment/bin/python3" tests/clients/kv_events_test.py "$1" "$2"
 "$environment/bin/node" tests/clients/openai_client_test.mjs "$1" "$2" "$modules"
 "$agents/bin/python3" tests/clients/agents_test.py "$1" "$2"
 "$agents/bin/python3" tests/clients/load_client_test.py "$1" "$2" "$load_client"

@@ -46,6 +46,7 @@ class PageLedger {
     PageCounts counts() const;
     std::int64_t handles() const { return handles_; }  // references held from outside
     const PrefixIndex& index() const { return index_; }
+    void listen(PageEvents* events) { index_.listen(events); }
     // The pool is gone but handles are left: the last one to be released deletes the ledger.
     void abandon() { abandoned_ = true; }
     bool ownerless() const { return abandoned_ && handles_ == 0; }

@@ -60,6 +60,7 @@ PagePool::~PagePool() noexcept(false) {
     const std::int64_t leaked = ledger_->handles();
     const bool may_throw = std::uncaught_exceptions() == 0;
     if (leaked > 0) {
+        ledger_->listen(nullptr);
         ledger_->abandon();
         if (may_throw) CHECK(leaked == 0, "{} page handles outlive their pool", leaked);
         return;

@@ -91,6 +91,8 @@ class PagePool {
                          std::int64_t written_len, std::vector<SharedPage>& published,
                          std::vector<OwnedPage>& owned);
 
+    // See PrefixIndex.
+    void listen(PageEvents* events) { ledger_->listen(events); }
     PageCounts counts() const { return ledger_->counts(); }
     std::int64_t handles() const { return ledger_->handles(); }
     void audit() const { ledger_->audit(); }  // see PageLedger; O(pages), for tests and shutdown

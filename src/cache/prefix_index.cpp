@@ -67,6 +67,11 @@ PageId PrefixIndex::insert(PageId page, const PageKey& key) {
     bucket(hash) = page;
     if (key.parent != kNullPage) ++record(key.parent).children;
     ++size_;
+    if (events_ != nullptr) {
+        StoredPage stored{.hash = hash, .parent_hash = {}, .salt = key.salt, .tokens = key.tokens};
+        if (key.parent != kNullPage) stored.parent_hash = record(key.parent).hash;
+        events_->stored(stored);
+    }
     return page;
 }
 
@@ -80,6 +85,7 @@ void PrefixIndex::erase(PageId page) {
     if (entry.parent != kNullPage) --record(entry.parent).children;
     entry.listed = false;
     --size_;
+    if (events_ != nullptr) events_->removed(entry.hash, entry.salt);
 }
 
 bool PrefixIndex::holds(PageId page, PageTokens tokens) const {

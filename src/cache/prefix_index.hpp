@@ -14,6 +14,7 @@
 
 #include "base/at.hpp"
 #include "cache/page.hpp"
+#include "cache/page_events.hpp"
 
 namespace espalier::cache {
 
@@ -43,6 +44,9 @@ class PrefixIndex {
     PageId insert(PageId page, const PageKey& key);
     // The page must be listed and have no listed children.
     void erase(PageId page);
+
+    // Hears of every page that is listed or erased from now on; outlives the index. Null: no one.
+    void listen(PageEvents* events) { events_ = events; }
 
     bool contains(PageId page) const { return record(page).listed; }
     bool holds(PageId page, PageTokens tokens) const;  // listed, with these tokens
@@ -74,6 +78,7 @@ class PrefixIndex {
     std::uint64_t seed_;
     PrefixHash hash_;
     std::int64_t size_ = 0;
+    PageEvents* events_ = nullptr;
 };
 
 }  // namespace espalier::cache

@@ -120,6 +120,7 @@ class Loader {
                                        .draft = draft,
                                        .load = options.engine.load,
                                        .engine = options.engine.engine};
+        wanted.engine.page_events = server.kv_events();
         ProgressBar bar("loading");
         wanted.load.progress = [&](std::uint64_t done, std::uint64_t total) {
             bar.update(done, total);
@@ -152,6 +153,10 @@ void announce(const ServeOptions& options, const server::Server& server, server:
     if (const auto port = server.monitor_port())
         log.info(
             fmt::format("metrics and probes at {} port {}", options.server.monitor_host, *port));
+    if (const auto& events = server.kv_events())
+        log.info(fmt::format("KV events at {}{}{}; they contain prompts", events->endpoint(),
+                             events->replay_endpoint().empty() ? "" : ", replays at ",
+                             events->replay_endpoint()));
     const bool is_local = options.server.host.starts_with("127.") ||
                           options.server.host == "localhost" || options.server.host == "::1";
     if (!is_local && options.server.api_key.empty() && options.server.api_key_file.empty())

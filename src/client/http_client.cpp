@@ -217,6 +217,8 @@ asio::awaitable<std::optional<Failure>> BeastClient::exchange(Running& call) {
                                       address_.url.authority(), distrust)};
     }
     co_return co_await transfer(call, stream);
+#else
+    co_return Failure{FailureKind::connect, "this build has no TLS"};
 #endif
 }
 

@@ -25,6 +25,7 @@
 #include "hub/download.hpp"
 #include "hub/fetcher.hpp"
 #include "hub/needed_files.hpp"
+#include "tls/digest.hpp"
 
 namespace espalier::hub {
 namespace {
@@ -369,6 +370,10 @@ std::optional<WantedModel> wanted_model(std::string_view model) {
 }
 
 Expected<Pulled> pull(const WantedModel& wanted, const PullOptions& options) {
+    if (!tls::has_digests())
+        return fail(ErrorKind::unsupported,
+                    "{}: this build fetches nothing (libssl-dev was not there)",
+                    repository_text(wanted.repository));
     if (is_offline())
         return fail(ErrorKind::unsupported, "{}: HF_HUB_OFFLINE forbids to fetch it",
                     repository_text(wanted.repository));

@@ -25,6 +25,7 @@ engine::StepperSettings settings_for(const EngineSizes& sizes, const EngineOptio
     settings.schedule.reuse_generated = options.reuse_generated;
     settings.schedule.hash_seed = options.hash_seed ? *options.hash_seed : random_bits();
     settings.schedule.reserve_windows = drafters.runs_models();
+    settings.schedule.page_events = options.page_events;
     settings.grant = options.grant;
     settings.coupling = options.coupling;
     return settings;

@@ -40,6 +40,7 @@ struct EngineOptions {
     // A directory where what speculation learns is kept; empty: none, every start learns anew.
     std::string speculation_memory;
     std::string trace;  // a file for every step (docs/trace.md); empty: none
+    std::shared_ptr<cache::PageEvents> page_events;  // hears of the prefix index; null: no one
 };
 
 class RunningEngine {

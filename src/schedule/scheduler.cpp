@@ -59,6 +59,7 @@ Expected<std::unique_ptr<Scheduler>> Scheduler::create(const SchedulerOptions& o
 // All memory that plans need is taken here; a request's own comes with it at submit.
 Scheduler::Scheduler(const SchedulerOptions& options)
     : options_(options), pool_(options.page_count, options.hash_seed) {
+    pool_.listen(options_.page_events.get());
     const auto max_rows = static_cast<std::size_t>(options.max_rows);
     const auto slots = static_cast<std::size_t>(options.request_slots());
     jobs_.values().resize(slots);

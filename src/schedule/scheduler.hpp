@@ -38,6 +38,7 @@ using RowSplits = std::function<std::int64_t(std::int64_t q_len, std::int64_t kv
 // The sizes of the engine, and how its scheduler is to work.
 struct SchedulerOptions : EngineSizes, SchedulingRules {
     RowSplits row_splits;  // with max_step_splits; the engine's is mla::row_splits
+    std::shared_ptr<cache::PageEvents> page_events;  // hears of the prefix index; null: no one
 
     // Slots of requests are below this.
     std::int32_t request_slots() const { return max_rows + max_waiting; }

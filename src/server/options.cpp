@@ -41,6 +41,14 @@ Expected<void> check_options(const ServerOptions& options) {
         return fail_field(ErrorKind::invalid, has_key ? "tls_key" : "tls_cert", "given without {}",
                           has_key ? "its certificate" : "its private key");
     }
+    const std::string& without = !options.kv_events_replay_endpoint.empty()
+                                     ? options.kv_events_replay_endpoint
+                                     : options.kv_events_topic;
+    if (options.kv_events_endpoint.empty() && !without.empty())
+        return fail_field(ErrorKind::invalid,
+                          options.kv_events_replay_endpoint.empty() ? "kv_events_topic"
+                                                                    : "kv_events_replay_endpoint",
+                          "{}: given without kv_events_endpoint", without);
     return {};
 }
 

@@ -48,6 +48,7 @@ struct ServerOptions {
     double drain_seconds = 30;
     double heartbeat_seconds = 120;
     std::int64_t workers = 2;
+    std::string kv_events_endpoint, kv_events_replay_endpoint, kv_events_topic;
     std::string metrics_names = "both";
     std::string log_format = "text";
     std::string log_level = "info";
@@ -189,6 +190,15 @@ void ServerOptions::flags(Visitor&& visit, Self& self) {
                .help = "Names in /metrics: our own, vLLM's for what it has too, or both",
                .one_of = {"espalier", "vllm", "both"}},
           self.metrics_names);
+    visit(Flag{.name = "kv_events_endpoint",
+               .help = "Address of ZeroMQ, as tcp://*:5557, at which routers hear which pages the "
+                       "prefix cache holds, with their tokens: what is said there is of prompts"},
+          self.kv_events_endpoint);
+    visit(Flag{.name = "kv_events_replay_endpoint",
+               .help = "Another, as tcp://*:5558, at which they ask for what they missed"},
+          self.kv_events_replay_endpoint);
+    visit(Flag{.name = "kv_events_topic", .help = "What its messages begin with"},
+          self.kv_events_topic);
     visit(Flag{.name = "log_format", .help = "Lines on standard error", .one_of = {"text", "json"}},
           self.log_format);
     visit(Flag{.name = "log_level",

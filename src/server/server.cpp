@@ -44,6 +44,14 @@ Expected<std::unique_ptr<Server>> Server::start(const ServerOptions& options, Lo
             server->http_->listen_for_monitors(options.monitor_host,
                                                static_cast<std::uint16_t>(options.monitor_port)));
     }
+    if (!options.kv_events_endpoint.empty()) {
+        ESPALIER_ASSIGN_OR_RETURN(
+            server->kv_events_,
+            KvEvents::start({.endpoint = options.kv_events_endpoint,
+                             .replay_endpoint = options.kv_events_replay_endpoint,
+                             .topic = options.kv_events_topic},
+                            log));
+    }
     ESPALIER_RETURN_IF_ERROR(server->app_.load_keys());
     server->app_.attach(server->http_);
     server->http_->every(kLineInterval, [self = server.get()] { self->log_throughput(); });

@@ -15,6 +15,7 @@
 #include "runtime/runtime.hpp"
 #include "server/app.hpp"
 #include "server/http.hpp"
+#include "server/kv_events.hpp"
 #include "server/log.hpp"
 #include "server/options.hpp"
 #include "server/throughput_line.hpp"
@@ -32,6 +33,8 @@ class Server {
     std::uint16_t port() const { return http_->port(); }
     // Port of --monitor-port; none: there is none.
     std::optional<std::uint16_t> monitor_port() const { return monitor_port_; }
+    // Publisher of the prefix cache, for the engine's options; null: none was asked for.
+    const std::shared_ptr<KvEvents>& kv_events() const { return kv_events_; }
     // Reads again what operators change while it runs: the file of keys, certificate and key of
     // TLS. What is wrong in one of them leaves that as it was. Any thread.
     void reload();
@@ -55,6 +58,7 @@ class Server {
     App app_;
     std::shared_ptr<HttpServer> http_;
     std::optional<std::uint16_t> monitor_port_;
+    std::shared_ptr<KvEvents> kv_events_;
     ThroughputLine throughput_;
     std::shared_ptr<const ServedModel> model_;
     std::mutex mutex_;

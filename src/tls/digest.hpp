@@ -10,6 +10,8 @@
 
 namespace espalier::tls {
 
+// False: everything here is refused.
+bool has_digests();
 // 64 hex digits.
 Expected<std::string> sha256_of_file(const std::filesystem::path& file);
 // 40 hex digits of "blob SIZE\0" and the file.

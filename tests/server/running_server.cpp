@@ -76,6 +76,7 @@ RunningServer::RunningServer(const Setup& setup)
     options.load.threads = 1;
     options.engine.sizes = setup.sizes;
     options.engine.speculate = setup.speculate;
+    options.engine.page_events = server->kv_events();
     auto opened = runtime::Runtime::open(options);
     if (!opened) throw std::runtime_error(opened.error().message);
     runtime = std::make_unique<runtime::Runtime>(std::move(*opened));
