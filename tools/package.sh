@@ -20,7 +20,7 @@ install_files() {
     local share=$1$2/share
     install -Dm644 deploy/espalier.service "$1$2/lib/systemd/system/espalier.service"
     install -Dm644 -t "$share/doc/espalier" README.md docs/server.md docs/flags.md docs/deploy.md
-    install -Dm644 -t "$share/doc/espalier/examples" deploy/prometheus.yml deploy/alerts.yml deploy/grafana.json deploy/kubernetes.yaml
+    install -Dm644 -t "$share/doc/espalier/examples" deploy/prometheus.yml deploy/alerts.yml deploy/grafana.json deploy/kubernetes.yaml deploy/haproxy.cfg
     install -d "$share/man/man1"
     tools/make_man_page.sh "$build/espalier" | gzip -9n > "$share/man/man1/espalier.1.gz"
 }
