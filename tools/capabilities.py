@@ -86,6 +86,11 @@ def write_page(named, found):
 # The test.
 
 
+def made_otherwise(row, pair):
+    """A mode of activations brings coded weights of its own, where the other capability brings none."""
+    return row["kind"] == "activations" and any(other["kind"] in ("weights", "gguf", "rounding") for other in pair)
+
+
 class Models:
     """Tiny models by how they are made, each made once."""
 
@@ -93,7 +98,7 @@ class Models:
         self.binary, self.make_gguf, self.folder, self.made = binary, make_gguf, folder, {}
 
     def path(self, pair):
-        making = [row["model"] for row in pair]
+        making = [row["model"] for row in pair if not made_otherwise(row, pair)]
         packed = "pack" in making
         flags = [word for row in making if row.startswith("--") for word in row.split()]
         block = next((row.split()[1] for row in making if row.startswith("gguf ")), None)

@@ -46,6 +46,14 @@ CpuVariant best_cpu_variant() {
     return CpuVariant::portable;
 }
 
+bool has_avx512_vnni() {
+#if defined(__x86_64__)
+    return best_cpu_variant() >= CpuVariant::avx512 && __builtin_cpu_supports("avx512vnni");
+#else
+    return false;
+#endif
+}
+
 Expected<CpuVariant> chosen_cpu_variant() {
     const char* wanted = std::getenv("ESPALIER_CPU_VARIANT");
     const CpuVariant best = best_cpu_variant();

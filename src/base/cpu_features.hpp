@@ -18,4 +18,7 @@ std::string_view name_of(CpuVariant variant);
 CpuVariant best_cpu_variant();
 Expected<CpuVariant> chosen_cpu_variant();
 
+// True if integer products may use it; it changes no bits, so it makes no variant.
+bool has_avx512_vnni();
+
 }  // namespace espalier

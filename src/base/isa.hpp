@@ -19,5 +19,6 @@
 
 #define ESPALIER_ISA_AVX2 "avx2,fma,f16c"
 #define ESPALIER_ISA_AVX512 "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq"
+#define ESPALIER_ISA_AVX512_VNNI "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"
 #define ESPALIER_ISA_AVX512_BF16 \
     "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi"

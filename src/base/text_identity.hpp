@@ -22,7 +22,7 @@ struct TextIdentity {
     std::string tokenizer;    // hash of its files, 16 hex digits
     std::string model;        // hash of configuration, tokenizer and tensors, likewise
     std::string weights;      // own: as the checkpoint has them; int8, int4: rounded at load
-    std::string activations;  // own: as the weights' format says
+    std::string activations;  // own: as the weights' format says; int8 (base/number_mode.hpp)
     std::string head;         // own; int8: rounded at load
     std::string kv_format;    // f32, bf16, fp8_token, fp8_tensor
     std::int64_t prefill_segment = 0;

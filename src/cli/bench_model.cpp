@@ -256,6 +256,7 @@ Run add_bench_model(CLI::App& bench) {
         ->capture_default_str();
     add_weights_flag(*command, options->load.rounding);
     add_head_flag(*command, options->load.head_rounding);
+    add_activations_flag(*command, options->load.activations);
     add_mmap_experts_flag(*command, options->load.mmap_experts);
     add_device_flag(*command, options->load.device);
     add_threads_flag(*command, options->load.threads);

@@ -49,6 +49,16 @@ void add_head_flag(CLI::App& command, std::optional<WeightCode>& rounding) {
         ->default_str("auto");
 }
 
+void add_activations_flag(CLI::App& command, std::optional<NumberMode>& mode) {
+    command
+        .add_option_function<std::string>(
+            "--activations", [&mode](const std::string& name) { mode = parse_number_mode(name); },
+            "Inputs of products with INT8 and INT4 weights: own (bf16), int8 (rounded by blocks of "
+            "32, on the CPU), fp8 (no device yet) or auto: int8 where the device has it")
+        ->check(CLI::IsMember({"auto", "own", "int8", "fp8"}))
+        ->default_str("auto");
+}
+
 void add_mmap_experts_flag(CLI::App& command, bool& mmap_experts) {
     command.add_flag("--mmap-experts", mmap_experts,
                      "Routed experts stay on disk, mapped from the file that espalier pack wrote; "
@@ -149,6 +159,7 @@ void EngineFlags::add_to(CLI::App& command, const Defaults& defaults) {
         ->check(not_empty());
     add_weights_flag(command, load.rounding);
     add_head_flag(command, load.head_rounding);
+    add_activations_flag(command, load.activations);
     add_mmap_experts_flag(command, load.mmap_experts);
     add_enforce_eager_flag(command, engine.enforce_eager);
     add_kv_format_flag(command, load.kv_format);

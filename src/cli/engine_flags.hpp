@@ -41,6 +41,7 @@ void add_threads_flag(CLI::App& command, int& threads);
 void add_device_flag(CLI::App& command, DeviceKind& device);
 void add_weights_flag(CLI::App& command, std::optional<WeightCode>& rounding);
 void add_head_flag(CLI::App& command, std::optional<WeightCode>& rounding);
+void add_activations_flag(CLI::App& command, std::optional<NumberMode>& mode);
 void add_mmap_experts_flag(CLI::App& command, bool& mmap_experts);
 void add_enforce_eager_flag(CLI::App& command, bool& enforce_eager);
 void add_kv_format_flag(CLI::App& command, std::optional<mla::KvFormat>& format);

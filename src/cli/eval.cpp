@@ -139,6 +139,7 @@ Expected<void> run(const EvalOptions& options) {
         runtime::LoadOptions own = options.load;
         own.rounding.reset();
         own.head_rounding.reset();
+        own.activations = NumberMode::own;
         ESPALIER_ASSIGN_OR_RETURN(against, Reader::open(other, options.window, own));
         ESPALIER_ASSIGN_OR_RETURN(const std::vector<std::int32_t> same,
                                   other.encode_prompt(text, text::SpecialTokens::as_text));
@@ -188,6 +189,7 @@ Run add_eval(CLI::App& app) {
     command->add_flag("--json", options->json, "One JSON object");
     add_weights_flag(*command, options->load.rounding);
     add_head_flag(*command, options->load.head_rounding);
+    add_activations_flag(*command, options->load.activations);
     add_kv_format_flag(*command, options->load.kv_format);
     add_device_flag(*command, options->load.device);
     add_threads_flag(*command, options->load.threads);

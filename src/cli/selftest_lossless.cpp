@@ -208,6 +208,7 @@ Run add_selftest_lossless(CLI::App& selftest) {
         ->capture_default_str();
     add_weights_flag(*command, options->load.rounding);
     add_head_flag(*command, options->load.head_rounding);
+    add_activations_flag(*command, options->load.activations);
     add_mmap_experts_flag(*command, options->load.mmap_experts);
     command->add_flag("--poison-pads", options->poison_pads,
                       "Before each step, fill everything that it may not read with 0xFF");

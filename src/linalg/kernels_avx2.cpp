@@ -309,6 +309,7 @@ Microkernels make_table() {
         widening_kernels<Avx2Nibbles<WeightCode::int4>, Avx2Widened>(fill_widened);
     kernels.of(WeightCode::e2m1) =
         widening_kernels<Avx2Nibbles<WeightCode::e2m1>, Avx2Widened>(fill_widened);
+    take_avx2_integers(kernels);
     kernels.store_row = store_row;
     kernels.read_all = read_all;
     kernels.spin_bf16 = spin;

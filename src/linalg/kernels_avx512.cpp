@@ -223,6 +223,7 @@ Microkernels make_table() {
     kernels.of(WeightCode::int8) = kernels_for<Avx512Int8>(fill_widened);
     kernels.of(WeightCode::int4) = kernels_for<Avx512Nibbles<WeightCode::int4>>(fill_widened);
     kernels.of(WeightCode::e2m1) = kernels_for<Avx512Nibbles<WeightCode::e2m1>>(fill_widened);
+    has_avx512_vnni() ? take_avx512_integers(kernels) : take_avx2_integers(kernels);
     kernels.store_row = store_row;
     kernels.read_all = read_all;
     kernels.spin_bf16 = spin;

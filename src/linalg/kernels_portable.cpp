@@ -201,6 +201,7 @@ const Microkernels& portable_microkernels() {
             kernels_for<PlainPair<std::int8_t, kLeastScaleGroup>>(fill_widened);
         kernels.of(WeightCode::int4) = kernels_for<PlainNibbles<WeightCode::int4>>(fill_widened);
         kernels.of(WeightCode::e2m1) = kernels_for<PlainNibbles<WeightCode::e2m1>>(fill_widened);
+        take_portable_integers(kernels);
         kernels.store_row = store_row;
         kernels.read_all = read_all;
         kernels.spin_bf16 = spin;

@@ -52,8 +52,9 @@ struct TileCall {
     std::int64_t scale_stride = 0;  // bytes between panels
     std::int64_t group = 0;         // k that share a scale
     bool bf16_scales = false;       // otherwise f32
-    // With zero points, which lie behind a group's scales: for each row and group of this call the
-    // sum of its x, [rows][groups]. Null: without.
+    bool zero_points = false;       // which lie behind a group's scales
+    // With zero points, unless x is rounded: for each row and group of this call the sum of its x,
+    // [rows][groups].
     const float* x_sums = nullptr;
     float* acc = nullptr;  // [panels][rows][16]
     bool first = false;    // chains begin at zero; otherwise they go on from acc
@@ -77,8 +78,9 @@ struct WidenedKernels {
 
 struct WeightKernels {
     int max_rows = 0;
-    int bytes_per_k = 0;  // of a tile row
-    int least_group = 0;  // k that share a scale at least; 0: weights without scales
+    int bytes_per_k = 0;    // of a tile row
+    int least_group = 0;    // k that share a scale at least; 0: weights without scales
+    bool rounds_x = false;  // a tile has RoundedBlocks instead of k
     FillRow fill_row = nullptr;
     TileKernels tile{};
     WidenedKernels widened;
@@ -86,6 +88,8 @@ struct WeightKernels {
 
 struct Microkernels {
     std::array<WeightKernels, kCodes.size()> by_code{};
+    // Of inputs rounded to int8 (linalg/rounded_inputs.hpp).
+    std::array<WeightKernels, kCodes.size()> integers{};
     // y[0 … columns) in y_dtype from panels acc[panel · acc_stride …][16].
     void (*store_row)(const float* acc, std::int64_t acc_stride, std::int64_t columns, std::byte* y,
                       DType y_dtype, Store store) = nullptr;
@@ -100,12 +104,21 @@ struct Microkernels {
     const WeightKernels& of(WeightCode code) const {
         return by_code[static_cast<std::size_t>(code)];
     }
+    WeightKernels& integers_of(WeightCode code) { return integers[static_cast<std::size_t>(code)]; }
+    const WeightKernels& of(const WeightView& w) const {
+        return w.inputs == NumberMode::int8 ? integers[static_cast<std::size_t>(w.format.code)]
+                                            : of(w.format.code);
+    }
 };
 
 const Microkernels& portable_microkernels();
 const Microkernels& avx2_microkernels();
 const Microkernels& avx512_microkernels();
 const Microkernels& avx512_bf16_microkernels();
+// Fill Microkernels::integers. Sums are exact, so that a variant may take another one's.
+void take_portable_integers(Microkernels& kernels);
+void take_avx2_integers(Microkernels& kernels);
+void take_avx512_integers(Microkernels& kernels);  // with VNNI
 // The table of a variant; variants this build does not have fall back to the portable one.
 const Microkernels& microkernels_of(CpuVariant variant);
 

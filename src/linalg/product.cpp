@@ -134,7 +134,7 @@ void fill_tile(const Job& job, const Unit& unit, Piece rows, Piece k, std::int64
         job.kernels.fill_row(job.x.data + at * element, k.end - k.begin, padded,
                              tile + (row - rows.begin) * stride);
     }
-    if (job.w.format.zero_points) sum_groups(job, unit, rows, k, x_sums);
+    if (job.w.format.zero_points && !job.kernels.rounds_x) sum_groups(job, unit, rows, k, x_sums);
 }
 
 // Sums of some rows of a unit: [panels][rows][16] for each tile of rows.
@@ -157,7 +157,8 @@ TileCall call_of(const PackedView& matrix, const Unit& unit, Piece rows, Piece p
         call.group = matrix.format.group_k;
         call.bf16_scales = matrix.format.scale == ScaleType::bf16;
         call.scale_stride = matrix.panel_scale_bytes();
-        if (matrix.format.zero_points) call.x_sums = scratch.x_sums;
+        call.zero_points = matrix.format.zero_points;
+        call.x_sums = scratch.x_sums;
         call.scales = matrix.scales + panels.begin * call.scale_stride +
                       k.begin / call.group * matrix.group_scale_bytes();
     }
@@ -229,7 +230,7 @@ void multiply_widened(const Job& job, const PackedView& matrix, const Unit& unit
                 TileCall call = call_of(matrix, unit, rows, {panel, panel + 1}, k, scratch);
                 if (tile == some.begin) kernels.widen(call.w, call.depth, scratch.widened);
                 call.x = scratch.tile + (rows.begin - all.begin) * kWidenedTileStride;
-                if (call.x_sums != nullptr) call.x_sums += (rows.begin - all.begin) * groups;
+                call.x_sums += (rows.begin - all.begin) * groups;
                 call.w = reinterpret_cast<const std::byte*>(scratch.widened);
                 kernels.tile[static_cast<std::size_t>(rows.end - rows.begin)](call);
             }
@@ -309,6 +310,9 @@ void run_segments(ThreadPool& pool, Job& job, std::span<Segment> segments) {
 void check_types(const Matrix& x, const WeightView& w, const Matrix& y, Store store) {
     CHECK(x.dtype == w.format.input(), "{} weights take x in {}, not {}", name_of(w.format.code),
           name_of(w.format.input()), name_of(x.dtype));
+    CHECK(w.inputs == NumberMode::own ||
+              (w.inputs == NumberMode::int8 && takes_number_mode(w.format.code)),
+          "{} weights with inputs in {}", name_of(w.format.code), name_of(w.inputs));
     CHECK(y.dtype != DType::e4m3, "a product cannot be stored as e4m3");
     CHECK(store == Store::assign || y.dtype == DType::f32, "sums accumulate in f32, not {}",
           name_of(y.dtype));
@@ -347,7 +351,7 @@ void Products::product(ThreadPool& pool, const Matrix& x, const WeightView& w, c
           y.cols);
     check_types(x, w, y, store);
     const Microkernels& microkernels = microkernels_of(variant_);
-    Job job{microkernels, microkernels.of(w.format.code), x, y, PackedView(w)};
+    Job job{microkernels, microkernels.of(w), x, y, PackedView(w)};
     job.store = store;
     Segment all{0, 0, x.rows};
     run_segments(pool, job, std::span(&all, 1));
@@ -361,7 +365,7 @@ void Products::segment_sums(ThreadPool& pool, const Matrix& x, const WeightView&
         w.k, w.segments.count, sums.rows, sums.cols);
     check_types(x, w, sums, Store::assign);
     const Microkernels& microkernels = microkernels_of(variant_);
-    Job job{microkernels, microkernels.of(w.format.code), x, sums, PackedView(w)};
+    Job job{microkernels, microkernels.of(w), x, sums, PackedView(w)};
     job.apart = true;
     Segment all{0, 0, x.rows};
     run_segments(pool, job, std::span(&all, 1));
@@ -375,7 +379,7 @@ void Products::stacked(ThreadPool& pool, const Matrix& x, std::int64_t x_step, c
           w.n, w.k, y.rows, y.cols, y_step);
     check_types(x, w, y, Store::assign);
     const Microkernels& microkernels = microkernels_of(variant_);
-    Job job{microkernels, microkernels.of(w.format.code), x, y, PackedView(w), x_step, y_step};
+    Job job{microkernels, microkernels.of(w), x, y, PackedView(w), x_step, y_step};
     std::array<Segment, kSegments> segments;
     for (std::int64_t first = 0; first < w.count; first += std::int64_t{kSegments}) {
         const auto count =
@@ -395,7 +399,7 @@ void Products::grouped(ThreadPool& pool, const Matrix& x, const std::int32_t* so
           y.rows);
     check_types(x, w, y, Store::assign);
     const Microkernels& microkernels = microkernels_of(variant_);
-    Job job{microkernels, microkernels.of(w.format.code), x, y, PackedView(w)};
+    Job job{microkernels, microkernels.of(w), x, y, PackedView(w)};
     job.source_row = source_row;
     std::array<Segment, kSegments> segments;
     std::size_t filled = 0;

@@ -11,6 +11,7 @@
 #include "base/buffer.hpp"
 #include "base/check.hpp"
 #include "base/error.hpp"
+#include "base/number_mode.hpp"
 #include "base/weight_format.hpp"
 #include "linalg/segments.hpp"
 
@@ -81,8 +82,9 @@ struct WeightView {
     std::int64_t matrix_bytes = 0;  // from one matrix to the next
     std::int64_t scale_bytes = 0;   // from one matrix's scales to the next one's
     const std::byte* data = nullptr;
-    const std::byte* scales = nullptr;  // scaled formats only
-    InputSegments segments{};           // of one chain each, on a CPU; a GPU has them by shape
+    const std::byte* scales = nullptr;    // scaled formats only
+    InputSegments segments{};             // of one chain each, on a CPU; a GPU has them by shape
+    NumberMode inputs = NumberMode::own;  // as which products read x
 
     // Numbers that a group of an output has: a scale, and behind it a zero point.
     std::int64_t group_numbers() const { return format.zero_points ? 2 : 1; }
@@ -125,6 +127,10 @@ class Weight {
         view_.segments = segments;
     }
     std::size_t bytes() const { return data_.bytes() + scales_.bytes(); }
+    // Products read x so, where the format takes a number mode.
+    void read_inputs_as(NumberMode mode) {
+        if (takes_number_mode(view_.format.code)) view_.inputs = mode;
+    }
 
   private:
     Buffer data_;

@@ -292,13 +292,13 @@ Expected<Weight> WeightReader::read_stack(const Parts& parts, std::int64_t k, Jo
     const linalg::StackPart part = part_of(parts, k, selection);
     const linalg::WeightView here = part.shape(shape);
     if (here.count == 0 || here.n == 0 || here.k == 0) return Weight(Buffer(), Buffer(), here);
-    if (rounding) {
-        ESPALIER_ASSIGN_OR_RETURN(Weight made, make());
-        packed_bytes_ += made.bytes();
-        return made;
-    }
-    return is_all(selection) ? shelved(first.name, shape, make)
-                             : shelved_part(first.name, shape, part, make);
+    Expected<Weight> read = rounding            ? make()
+                            : is_all(selection) ? shelved(first.name, shape, make)
+                                                : shelved_part(first.name, shape, part, make);
+    if (!read) return read;
+    if (rounding) packed_bytes_ += read->bytes();
+    read->read_inputs_as(ways_.activations);
+    return read;
 }
 
 Expected<Weight> WeightReader::stack(const Parts& parts, std::int64_t k, Join join,

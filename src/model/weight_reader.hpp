@@ -27,6 +27,7 @@ namespace espalier::model {
 struct ReadWays {
     std::optional<WeightCode> rounding = {};
     std::optional<WeightCode> head_rounding = {};
+    NumberMode activations = NumberMode::own;
     WeightShelf* shelf = nullptr;
     ExpertReads* expert_reads = nullptr;
 };
@@ -77,6 +78,8 @@ class WeightReader {
                              const linalg::Part& rows);
     Expected<Weight> segments_of(const std::string& name, std::int64_t n, std::int64_t k,
                                  const linalg::InputSegments& segments);
+    // Products with what is read from here on, of drafts, read the inputs that its format names.
+    void keep_activations() { ways_.activations = NumberMode::own; }
     // Packs matrices as they are, whatever LoadOptions::rounding says.
     Expected<Weight> pack(const std::vector<std::vector<linalg::WeightSource>>& stack,
                           Join join = Join::rows);

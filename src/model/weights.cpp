@@ -73,6 +73,7 @@ Expected<Weights> Weights::load(std::shared_ptr<const checkpoint::Checkpoint> ch
     WeightReader reader(*checkpoint, device, backend, options.progress,
                         {.rounding = options.rounding,
                          .head_rounding = options.head_rounding,
+                         .activations = options.activations,
                          .shelf = options.shelf.get(),
                          .expert_reads = weights.expert_reads.get()});
     ESPALIER_ASSIGN_OR_RETURN(
@@ -89,6 +90,7 @@ Expected<Weights> Weights::load(std::shared_ptr<const checkpoint::Checkpoint> ch
     ESPALIER_ASSIGN_OR_RETURN(weights.head,
                               reader.head(head, config.vocab_size, config.hidden_size,
                                           head_rows(config.vocab_size, options.shard)));
+    reader.keep_activations();
     for (std::int64_t mtp = 0; options.mtp && mtp < config.num_nextn_predict_layers; ++mtp) {
         // Published checkpoints may announce MTP layers and leave their tensors out (Kimi K2 does).
         const std::int64_t layer = config.num_hidden_layers + mtp;

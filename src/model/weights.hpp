@@ -107,6 +107,8 @@ struct LoadOptions {
     // The head becomes int8 likewise, and those of MTP layers; an embedding that is tied to it
     // keeps its numbers.
     std::optional<WeightCode> head_rounding = {};
+    // As which products with INT8 and INT4 codes read their inputs; MTP layers keep their own.
+    NumberMode activations = NumberMode::own;
     // Weights are taken from it, or left there, but for a rounded head; not with rounding, nor on a
     // device that cannot read the host's memory. Null: everything is packed.
     std::shared_ptr<WeightShelf> shelf = {};

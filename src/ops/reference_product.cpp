@@ -41,6 +41,7 @@ template <typename StoreSum>
 void for_sums(const Matrix& x, const WeightView& w, StoreSum&& store) {
     CHECK(w.layout == linalg::WeightLayout::rows, "weights laid out as {}, wanted are {}",
           name_of(w.layout), name_of(linalg::WeightLayout::rows));
+    CHECK(w.inputs == NumberMode::own, "inputs in {}", name_of(w.inputs));
     CHECK(x.dtype == w.format.input(), "{} weights take x in {}, not {}", name_of(w.format.code),
           name_of(w.format.input()), name_of(x.dtype));
     std::vector<std::vector<float>> inputs;

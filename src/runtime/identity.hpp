@@ -12,7 +12,7 @@
 
 namespace espalier::runtime {
 
-// Reads device, kv_format and roundings of the options.
+// Reads device, kv_format, roundings and activations of the options.
 Expected<TextIdentity> text_identity(const checkpoint::Checkpoint& checkpoint,
                                      const LoadOptions& options, std::int64_t prefill_segment);
 
@@ -20,6 +20,13 @@ Expected<TextIdentity> text_identity(const checkpoint::Checkpoint& checkpoint,
 Expected<TextIdentity> identity_without_model(const checkpoint::Checkpoint& checkpoint,
                                               const LoadOptions& options,
                                               std::int64_t prefill_segment);
+
+std::string_view family_of(DeviceKind device);
+
+// The number mode of activations that these options mean for this model. Its weights are those of
+// the last layer's o, gate and down: codes, if any of them has codes.
+Expected<NumberMode> number_mode_of(const checkpoint::Checkpoint& checkpoint,
+                                    const LoadOptions& options);
 
 // The options of loading that the identity's numbers ask for, on the CPU. A word that this build
 // does not know becomes `own`: text_identity() of these options then differs.

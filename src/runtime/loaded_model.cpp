@@ -14,6 +14,7 @@
 #include "base/mapping_guard.hpp"
 #include "model/packed_weights.hpp"
 #include "ops/cuda_backend.hpp"
+#include "runtime/identity.hpp"
 #include "runtime/rank_leader.hpp"
 #include "runtime/sizes.hpp"
 
@@ -114,7 +115,8 @@ LoadOptions LoadedModel::identity_options() const {
     return {.device = device->kind(),
             .kv_format = kv_format,
             .rounding = rounding,
-            .head_rounding = head_rounding};
+            .head_rounding = head_rounding,
+            .activations = activations};
 }
 
 std::optional<std::string> note_on_cache(const LoadedModel& loaded) {
@@ -178,6 +180,7 @@ Expected<LoadedModel> LoadedModel::load_here(
     loaded.kv_format = options.kv_format;
     loaded.rounding = options.rounding;
     loaded.head_rounding = options.head_rounding;
+    ESPALIER_ASSIGN_OR_RETURN(loaded.activations, number_mode_of(*loaded.checkpoint, options));
     ESPALIER_RETURN_IF_ERROR(options.device == DeviceKind::cuda ? take_gpu(options, loaded)
                                                                 : take_cpu(options, loaded));
     const checkpoint::ModelConfig& config = loaded.checkpoint->config();
@@ -193,6 +196,7 @@ Expected<LoadedModel> LoadedModel::load_here(
                                       {.mtp = options.mtp,
                                        .rounding = options.rounding,
                                        .head_rounding = options.head_rounding,
+                                       .activations = loaded.activations,
                                        .shelf = packed,
                                        .mmap_experts = options.mmap_experts,
                                        .progress = options.progress}),

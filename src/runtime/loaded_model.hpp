@@ -35,6 +35,8 @@ struct LoadOptions {
     std::optional<mla::KvFormat> kv_format = {};
     std::optional<WeightCode> rounding = {};  // see model::LoadOptions; not of a draft of its own
     std::optional<WeightCode> head_rounding = {};  // likewise
+    // As which products with coded weights read their inputs (base/number_mode.hpp). None: auto.
+    std::optional<NumberMode> activations = {};
     // Routed experts stay on disk, in the packed file beside the model; of the CPU.
     bool mmap_experts = false;
     bool mtp = false;  // the model's multi-token-prediction layer too
@@ -55,6 +57,7 @@ struct LoadedModel {
     std::optional<mla::KvFormat> kv_format;              // where it was asked for
     std::optional<WeightCode> rounding;                  // likewise
     std::optional<WeightCode> head_rounding;             // likewise
+    NumberMode activations = NumberMode::own;
     double load_seconds = 0;
     std::uint64_t packed_bytes = 0;  // of weights packed while loading; 0: a packed file was mapped
     std::shared_ptr<const model::ExpertReads> expert_reads;  // with LoadOptions::mmap_experts
@@ -65,7 +68,7 @@ struct LoadedModel {
     static Expected<LoadedModel> load(std::shared_ptr<const checkpoint::Checkpoint> checkpoint,
                                       const EngineSizes& sizes, const LoadOptions& options);
 
-    // The options that the model's texts are a function of.
+    // The options that the model's texts are a function of, nothing left to auto.
     LoadOptions identity_options() const;
 
   private:

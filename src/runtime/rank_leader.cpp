@@ -26,6 +26,7 @@ RankModel rank_model(const checkpoint::Checkpoint& checkpoint, const LoadOptions
             .kv_format = options.kv_format,
             .rounding = options.rounding,
             .head_rounding = options.head_rounding,
+            .activations = options.activations,
             .mmap_experts = options.mmap_experts,
             .mtp = options.mtp};
 }

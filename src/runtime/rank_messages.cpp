@@ -85,6 +85,7 @@ LoadOptions RankModel::load_options() const {
             .kv_format = kv_format,
             .rounding = rounding,
             .head_rounding = head_rounding,
+            .activations = activations,
             .mmap_experts = mmap_experts,
             .mtp = mtp};
 }
@@ -95,6 +96,7 @@ void write(FlatWriter& writer, const RankModel& model) {
     writer.text(model.kv_format ? mla::name_of(*model.kv_format) : "");
     writer.text(model.rounding ? name_of(*model.rounding) : "");
     writer.text(model.head_rounding ? name_of(*model.head_rounding) : "");
+    writer.text(model.activations ? name_of(*model.activations) : "");
     writer.number(static_cast<std::uint8_t>(model.mmap_experts));
     writer.number(static_cast<std::uint8_t>(model.mtp));
     write_sizes(writer, model.sizes);
@@ -105,9 +107,11 @@ Expected<RankModel> read_rank_model(FlatReader& reader) {
     model.path = reader.text();
     model.threads = reader.number<std::int32_t>();
     const std::string kv_format = reader.text(), rounding = reader.text(), head = reader.text();
+    const std::string activations = reader.text();
     model.kv_format = parse_kv_format(kv_format);
     model.rounding = parse_rounding(rounding);
     model.head_rounding = parse_head_rounding(head);
+    model.activations = parse_number_mode(activations);
     model.mmap_experts = reader.flag();
     model.mtp = reader.flag();
     ESPALIER_ASSIGN_OR_RETURN(model.sizes, read_sizes(reader));
@@ -118,6 +122,8 @@ Expected<RankModel> read_rank_model(FlatReader& reader) {
         return fail(ErrorKind::invalid, "a cache of unknown numbers");
     if ((!rounding.empty() && !model.rounding) || (!head.empty() && !model.head_rounding))
         return fail(ErrorKind::invalid, "weights of unknown numbers");
+    if (!activations.empty() && !model.activations)
+        return fail(ErrorKind::invalid, "activations of unknown numbers");
     return model;
 }
 

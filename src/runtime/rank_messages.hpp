@@ -21,6 +21,7 @@ struct RankModel {
     int threads = 0;
     std::optional<mla::KvFormat> kv_format = {};
     std::optional<WeightCode> rounding = {}, head_rounding = {};
+    std::optional<NumberMode> activations = {};
     bool mmap_experts = false;
     bool mtp = false;
     EngineSizes sizes = {};  // with `open`

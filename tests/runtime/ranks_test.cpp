@@ -327,6 +327,7 @@ TEST(Ranks, ARankWithLessMemoryDecidesThePages) {
 TEST(Ranks, HostileMessagesAreRefused) {
     RankModel model{.path = "/m", .threads = 2, .rounding = WeightCode::int4};
     model.head_rounding = WeightCode::int8;
+    model.activations = NumberMode::int8;
     model.mtp = true;
     const std::vector<std::byte> good = written(model);
     FlatReader whole(good);
