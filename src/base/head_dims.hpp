@@ -28,11 +28,21 @@ struct HeadDims {
     constexpr bool operator==(const HeadDims&) const = default;
 };
 
-// DeepSeek, Kimi · GLM-4.7-Flash. A row more is a row more in the CPU's table of tile folds
-// (mla/cpu/tile_kernels.hpp); the absorbed form takes any.
-inline constexpr HeadDims kHeadDims[] = {{128, 128}, {192, 256}};
+// Keys and heads that the CPU's kernels are compiled for, in any combination: DeepSeek, Kimi and
+// GLM · Mistral Small 4; DeepSeek, Kimi · GLM-4.7-Flash · Mistral Small 4 · GigaChat3. A row more
+// is a row more in the tables of tile folds (mla/cpu/tile_kernels.hpp); the oracle takes any.
+// CUDA's kernels are compiled for the first ones (mla/checks.hpp).
+inline constexpr KeyDims kKeyDims[] = {{512, 64}, {256, 64}};
+inline constexpr HeadDims kHeadDims[] = {{128, 128}, {192, 256}, {64, 128}, {128, 192}};
+inline constexpr std::size_t kKeyDimsCount = sizeof(kKeyDims) / sizeof(kKeyDims[0]);
 inline constexpr std::size_t kHeadDimsCount = sizeof(kHeadDims) / sizeof(kHeadDims[0]);
 
+// The index in kKeyDims; kKeyDimsCount: none.
+constexpr std::size_t index_of(const KeyDims& dims) {
+    std::size_t index = 0;
+    while (index < kKeyDimsCount && !(kKeyDims[index] == dims)) ++index;
+    return index;
+}
 // The index in kHeadDims; kHeadDimsCount: none.
 constexpr std::size_t index_of(const HeadDims& dims) {
     std::size_t index = 0;

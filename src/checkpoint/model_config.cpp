@@ -113,12 +113,15 @@ void read_attention(ConfigFields& fields, ModelConfig& config) {
         fields.refuse(ErrorKind::unsupported,
                       "qk_rope_head_dim is {}, the attention library supports only {}",
                       config.qk_rope_head_dim, KeyDims{}.rope);
-    if (index_of(config.head_dims()) == kHeadDimsCount)
+    if (index_of(config.head_dims()) == kHeadDimsCount) {
+        std::vector<std::string> possible;
+        for (const HeadDims& dims : kHeadDims)
+            possible.push_back(fmt::format("{} and {}", dims.nope, dims.value));
         fields.refuse(ErrorKind::unsupported,
                       "qk_nope_head_dim is {} and v_head_dim is {}, the attention library supports "
-                      "{} and {}, or {} and {}",
-                      config.qk_nope_head_dim, config.v_head_dim, kHeadDims[0].nope,
-                      kHeadDims[0].value, kHeadDims[1].nope, kHeadDims[1].value);
+                      "{}",
+                      config.qk_nope_head_dim, config.v_head_dim, fmt::join(possible, ", or "));
+    }
     config.attention_bias = fields.boolean("attention_bias", false);
     for (const char* key : {"attention_bias", "mlp_bias"})
         if (fields.boolean(key, false))

@@ -31,12 +31,13 @@ struct SelftestOptions {
     std::string variant;
     std::string format;
     std::string check;
+    std::int64_t latent = 0;  // 0: every width
     double seconds = 10;
     std::uint64_t seed = 1;
     bool exact = false;
 };
 
-// One device with one format, and what its checks have shown so far.
+// One device with one format and width of keys, and what its checks have shown so far.
 struct Subject {
     suite::Device* device = nullptr;
     std::string flags;  // that choose the device
@@ -74,26 +75,29 @@ Expected<std::vector<std::unique_ptr<suite::Device>>> open_devices(const Selftes
     return devices;
 }
 
-// Asks every device about every format, and says what is refused.
+// Asks every device about every format and width, and says what is refused.
 std::vector<Subject> find_subjects(const SelftestOptions& options,
                                    const std::vector<std::unique_ptr<suite::Device>>& devices) {
     std::vector<Subject> subjects;
     std::map<std::string, std::set<std::string>> refusals;  // sentence → devices
-    for (const auto& device : devices) {
-        for (const mla::KvFormat format : suite::kFormats) {
-            if (!options.format.empty() && name_of(format) != options.format) continue;
-            Subject subject;
-            subject.device = device.get();
-            subject.flags = options.device == "cuda" ? "--device cuda"
-                                                     : "--device cpu --variant " + device->name();
-            subject.support = suite::ask(*device, format);
-            for (const std::string& refusal : subject.support.refusals)
-                refusals[refusal].insert(device->name());
-            subject.outcomes.resize(suite::all_checks().size());
-            if (!subject.support.queries.empty() || subject.support.storage)
-                subjects.push_back(std::move(subject));
-        }
-    }
+    const auto ask = [&](suite::Device& device, mla::KvFormat format, const KeyDims& dims) {
+        Subject subject;
+        subject.device = &device;
+        subject.flags =
+            options.device == "cuda" ? "--device cuda" : "--device cpu --variant " + device.name();
+        subject.support = suite::ask(device, format, dims);
+        for (const std::string& refusal : subject.support.refusals)
+            refusals[refusal].insert(device.name());
+        subject.outcomes.resize(suite::all_checks().size());
+        if (!subject.support.queries.empty() || subject.support.storage)
+            subjects.push_back(std::move(subject));
+    };
+    for (const auto& device : devices)
+        for (const KeyDims& dims : kKeyDims)
+            for (const mla::KvFormat format : suite::kFormats)
+                if ((options.latent == 0 || dims.latent == options.latent) &&
+                    (options.format.empty() || name_of(format) == options.format))
+                    ask(*device, format, dims);
     for (const auto& [refusal, names] : refusals)
         fmt::print("refused by {}: {}\n", fmt::join(names, ", "), refusal);
     return subjects;
@@ -124,9 +128,10 @@ Progress run_slices(const SelftestOptions& options, std::vector<Subject>& subjec
                 if (!options.check.empty() && check.name != options.check) continue;
                 if (!suite::applies(check, subject.support)) continue;
                 if (progress.slices > 0 && elapsed() > options.seconds) break;
-                status.update("{:.0f} s, seed {}, {} {}: {} · {} cases, {} failures", elapsed(),
+                status.update("{:.0f} s, seed {}, {} {} {}: {} · {} cases, {} failures", elapsed(),
                               seed, subject.device->name(), name_of(subject.support.format),
-                              check.title, progress.cases, progress.failures);
+                              subject.support.dims.latent, check.title, progress.cases,
+                              progress.failures);
                 const suite::Outcome outcome =
                     suite::run_check(check, *subject.device, subject.support, oracle, seed);
                 progress.cases += outcome.cases;
@@ -151,17 +156,21 @@ std::string cell(const suite::Outcome& outcome) {
     return text;
 }
 
-// Guarantees down, formats across.
-Table device_table(const suite::Device& device, const std::vector<Subject>& subjects) {
+// Guarantees down, formats across; empty if the device has no such keys.
+Table device_table(const suite::Device& device, const KeyDims& dims,
+                   const std::vector<Subject>& subjects) {
+    const auto belongs = [&](const Subject& subject) {
+        return subject.device == &device && subject.support.dims == dims;
+    };
     Table table;
-    table.columns = {device.name()};
+    table.columns = {fmt::format("{}, keys of {} + {}", device.name(), dims.latent, dims.rope)};
     for (const Subject& subject : subjects)
-        if (subject.device == &device) table.columns.emplace_back(name_of(subject.support.format));
+        if (belongs(subject)) table.columns.emplace_back(name_of(subject.support.format));
     for (std::size_t i = 0; i < suite::all_checks().size(); ++i) {
         std::vector<std::string> row = {std::string(suite::all_checks()[i].title)};
         bool ran = false;
         for (const Subject& subject : subjects) {
-            if (subject.device != &device) continue;
+            if (!belongs(subject)) continue;
             row.push_back(cell(subject.outcomes[i]));
             ran = ran || subject.outcomes[i].cases > 0;
         }
@@ -177,10 +186,11 @@ void print_failures(const SelftestOptions& options, const std::vector<Subject>& 
             if (outcome.failures == 0) continue;
             const suite::Check& check = suite::all_checks()[i];
             fmt::print(
-                "FAILED {} {}: {}\n  {}\n  espalier selftest {} --format {} --check {} --seed {} "
-                "--seconds 0{}\n",
-                subject.device->name(), name_of(subject.support.format), check.title,
-                outcome.first_failure, subject.flags, name_of(subject.support.format), check.name,
+                "FAILED {} {} {}: {}\n  {}\n  espalier selftest {} --format {} --latent {} --check "
+                "{} --seed {} --seconds 0{}\n",
+                subject.device->name(), name_of(subject.support.format),
+                subject.support.dims.latent, check.title, outcome.first_failure, subject.flags,
+                name_of(subject.support.format), subject.support.dims.latent, check.name,
                 outcome.failing_seed, options.exact ? " --exact-allocations" : "");
         }
 }
@@ -194,7 +204,9 @@ Expected<void> run(const SelftestOptions& options) {
     CpuDevice oracle(threads);
     const Progress progress = run_slices(options, subjects, oracle);
     for (const auto& device : devices)
-        fmt::print("\n{}", device_table(*device, subjects).text(TableFormat::markdown));
+        for (const KeyDims& dims : kKeyDims)
+            if (const Table table = device_table(*device, dims, subjects); !table.rows.empty())
+                fmt::print("\n{}", table.text(TableFormat::markdown));
     fmt::print(
         "\nCases per guarantee and cache format; in brackets the largest error as a share of its "
         "limit.\n{} cases in {:.0f} s, seeds {} to {}.\n",
@@ -226,6 +238,8 @@ Run add_selftest(CLI::App& app) {
     command->add_option("--device", options->device, "Where the kernels run")
         ->check(CLI::IsMember({"cpu", "cuda"}))
         ->capture_default_str();
+    std::vector<std::int64_t> latents;
+    for (const KeyDims& dims : kKeyDims) latents.push_back(dims.latent);
     command
         ->add_option(
             "--seconds", options->seconds,
@@ -236,6 +250,10 @@ Run add_selftest(CLI::App& app) {
         ->capture_default_str();
     command->add_option("--format", options->format, "One cache format only")
         ->check(CLI::IsMember(formats));
+    command
+        ->add_option("--latent", options->latent,
+                     "Keys of this many latent columns only; of every width otherwise")
+        ->check(CLI::IsMember(latents));
     command
         ->add_option("--variant", options->variant,
                      "One CPU variant only; all that this machine has otherwise")

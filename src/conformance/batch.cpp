@@ -81,11 +81,12 @@ Batch::Batch(KvFormat format, int heads, const std::vector<Row>& rows, const Lay
              std::int64_t columns)
     : layout_(layout),
       heads_(heads),
-      columns_(columns),
+      columns_(columns == kKey ? layout.dims.key() : columns),
       query_dtype_(layout.query.value_or(usual_query(format))) {
     kv_.format = format;
     kv_.page_tokens = layout.page_tokens;
-    kv_.page_stride = page_stride_bytes(format, layout.page_tokens);
+    kv_.dims = layout.dims;
+    kv_.page_stride = page_stride_bytes(format, layout.page_tokens, layout.dims);
     view_.dcp_world = layout.dcp_world;
     view_.dcp_rank = layout.dcp_rank;
     view_.first_slot = layout.first_slot;
@@ -199,12 +200,23 @@ void Batch::lay_rows(const std::vector<Row>& rows) {
     if (!layout_.tight) view_.total_splits = 0;
 }
 
+void Batch::add_query(const Row& row, std::vector<float>& query) const {
+    if (std::ssize(row.query) == row.tokens * heads_ * columns_) {
+        query.insert(query.end(), row.query.begin(), row.query.end());
+        return;
+    }
+    for (auto at = row.query.begin(); at != row.query.end(); at += kKey) {
+        query.insert(query.end(), at, at + layout_.dims.latent);
+        query.insert(query.end(), at + kLatent, at + kKey);
+    }
+}
+
 // e4m3 queries use the whole range of the format.
 void Batch::lay_queries(const std::vector<Row>& rows) {
     const auto padding = static_cast<std::size_t>(heads_ * columns_);
     const float poison = std::bit_cast<float>(layout_.poison);
     std::vector<float> query(static_cast<std::size_t>(layout_.leading_tokens) * padding, poison);
-    for (const Row& row : rows) query.insert(query.end(), row.query.begin(), row.query.end());
+    for (const Row& row : rows) add_query(row, query);
     const int end =
         std::max(image_.q_indptr.back() + layout_.padding_tokens, layout_.reserve.tokens);
     query.resize(static_cast<std::size_t>(end) * padding, poison);

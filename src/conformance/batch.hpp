@@ -31,7 +31,10 @@ struct Reserve {
     std::int64_t total_splits = 0;
 };
 
+// Rows have the columns of the widest keys, 512 + 64. A batch of narrower ones leaves the last
+// latent columns out, of keys and of the queries of the absorbed entry.
 struct Layout {
+    KeyDims dims = {};
     int page_tokens = 64;
     std::uint64_t seed = 1;      // of the shuffled pages
     std::uint32_t poison = ~0u;  // fills every byte that no kernel may read
@@ -65,6 +68,7 @@ struct BatchImage {
 
 class Batch {
   public:
+    // columns: those of a query as the rows have them.
     Batch(mla::KvFormat format, int heads, const std::vector<Row>& rows, const Layout& layout,
           std::int64_t columns = mla::kKey);
     Batch(const Batch&) = delete;
@@ -82,7 +86,6 @@ class Batch {
     std::int64_t slot(std::size_t row, std::int64_t c) const;
 
     int heads() const { return heads_; }
-    std::int64_t columns() const { return columns_; }
     DType query_dtype() const { return query_dtype_; }
     float query_scale() const { return query_scale_; }
     std::int64_t first_token(std::size_t row) const { return image_.q_indptr[row]; }
@@ -99,12 +102,13 @@ class Batch {
     int slots(const Row& row) const { return row.keys + mla::first_local_slot(view_); }
     void lay_rows(const std::vector<Row>& rows);
     void lay_queries(const std::vector<Row>& rows);
+    void add_query(const Row& row, std::vector<float>& query) const;
     void add_reserve();
     void point_view();
 
     Layout layout_;
     int heads_;
-    std::int64_t columns_;
+    std::int64_t columns_;  // of a query in memory
     DType query_dtype_;
     float query_scale_ = 1.0f;
     mla::KvPages kv_;

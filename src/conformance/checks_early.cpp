@@ -113,7 +113,8 @@ void check_settled_history(Trial& trial) {
     std::vector<AbsorbedCall> calls;
     for (int layer = 0; layer < kLayers; ++layer) {
         auto output = trial.keep(
-            PlacedOutput::place(device, batch.tokens(), heads, kLatent, options), "placing");
+            PlacedOutput::place(device, batch.tokens(), heads, trial.dims().latent, options),
+            "placing");
         if (!output) return;
         outputs.push_back(std::move(*output));
         calls.push_back(absorbed_call(*placed, batch, outputs.back(), options));

@@ -70,7 +70,8 @@ void check_graph_safe(Trial& trial) {
     const Batch& first = *steps.front();
     auto placed = trial.keep(PlacedBatch::place(device, first), "placing");
     auto output =
-        trial.keep(PlacedOutput::place(device, first.tokens(), heads, kLatent, options), "placing");
+        trial.keep(PlacedOutput::place(device, first.tokens(), heads, trial.dims().latent, options),
+                   "placing");
     if (!placed || !output) return;
     const AbsorbedCall call = absorbed_call(*placed, first, *output, options);
     const auto recorded = trial.keep(

@@ -106,7 +106,8 @@ void check_shared_plan(Trial& trial) {
         const Capacities most = capacities_of(batch, options);
         const auto placed = trial.keep(PlacedBatch::place(device, batch), "placing");
         auto output = trial.keep(
-            PlacedOutput::place(device, batch.tokens(), heads, kLatent, options), "placing");
+            PlacedOutput::place(device, batch.tokens(), heads, trial.dims().latent, options),
+            "placing");
         auto memory = trial.keep(device.allocate(kernels.plan_bytes(most)), "placing");
         if (!expected || !placed || !output || !memory) return;
         AbsorbedCall call = absorbed_call(*placed, batch, *output, options);

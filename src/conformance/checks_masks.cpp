@@ -153,7 +153,8 @@ void check_sibling_branches(Trial& trial) {
     Device& device = trial.device();
     auto placed = trial.keep(PlacedBatch::place(device, batch), "placing");
     auto output =
-        trial.keep(PlacedOutput::place(device, batch.tokens(), heads, kLatent, options), "placing");
+        trial.keep(PlacedOutput::place(device, batch.tokens(), heads, trial.dims().latent, options),
+                   "placing");
     auto rows_memory = trial.keep(device.allocate(sick.size() * 4), "placing");
     auto slot_memory = trial.keep(device.allocate(slots.size() * 8), "placing");
     if (!placed || !output || !rows_memory || !slot_memory) return;
@@ -210,7 +211,7 @@ void check_bounds(Trial& trial) {
                        accuracy_limits(trial.format(), Spread::normal, options.out_dtype, 10),
                        "malformed offsets; " + describe(batch, options), layout.leading_tokens);
     for (std::int64_t token = 0; token < layout.leading_tokens; ++token)
-        trial.expect(std::isnan(result->row(token, heads - 1)[kLatent - 1]) &&
+        trial.expect(std::isnan(result->row(token, heads - 1)[trial.dims().latent - 1]) &&
                          std::isnan(result->lse_of(token, 0)),
                      "token {} before q_indptr[0] = {} was written", token, layout.leading_tokens);
 }
@@ -239,7 +240,8 @@ void check_tables_by_slot(Trial& trial) {
     auto memory = trial.keep(device.allocate(tables.size() * 4), "placing");
     auto placed = trial.keep(PlacedBatch::place(device, batch), "placing");
     auto output =
-        trial.keep(PlacedOutput::place(device, batch.tokens(), heads, kLatent, options), "placing");
+        trial.keep(PlacedOutput::place(device, batch.tokens(), heads, trial.dims().latent, options),
+                   "placing");
     if (!memory || !placed || !output ||
         !trial.done(device.upload(memory->data(), tables.data(), memory->bytes()), "upload"))
         return;
@@ -271,12 +273,13 @@ void check_large_cache(Trial& trial) {
                       {make_row(trial.random, MaskKind::causal, heads, 3, 150)}, layout);
     const auto expected = trial.run(batch, options);
     const std::int64_t stride = batch.kv().page_stride;
-    const std::int64_t pages = (std::int64_t{1} << 31) / (64 * kKey) + 64;
+    const std::int64_t pages = (std::int64_t{1} << 31) / (64 * trial.dims().key()) + 64;
     auto memory = trial.keep(device.allocate(static_cast<std::size_t>(pages * stride), Fill::none),
                              "a cache above 2^31 elements");
     auto placed = trial.keep(PlacedBatch::place(device, batch), "placing");
     auto output =
-        trial.keep(PlacedOutput::place(device, batch.tokens(), heads, kLatent, options), "placing");
+        trial.keep(PlacedOutput::place(device, batch.tokens(), heads, trial.dims().latent, options),
+                   "placing");
     auto table = trial.keep(device.allocate(3 * sizeof(std::int32_t)), "placing");
     if (!expected || !memory || !placed || !output || !table) return;
     std::int32_t far[3];

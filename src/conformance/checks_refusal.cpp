@@ -29,7 +29,7 @@ constexpr std::int32_t kNegativeLength[] = {-4, 20, 20};
 
 // The batch: rows of 2, 3 and 1 tokens (causal, tree, dense) over 70, 20 and 20 keys, pages of 64.
 std::vector<Refusal> refusals(const KvPages& kv) {
-    const std::int64_t page = page_stride_bytes(kv.format, 64);
+    const std::int64_t page = page_stride_bytes(kv.format, 64, kv.dims);
     return {
         {"no heads", false, [](AbsorbedCall& c) { c.heads = 0; }, "0 heads"},
         {"many heads", false, [](AbsorbedCall& c) { c.heads = 129; }, "129 heads"},
@@ -131,7 +131,8 @@ void check_no_silent_no_op(Trial& trial) {
     const Batch batch(trial.format(), heads, three_rows(trial.random, heads), layout);
     auto placed = trial.keep(PlacedBatch::place(device, batch), "placing");
     auto output =
-        trial.keep(PlacedOutput::place(device, batch.tokens(), heads, kLatent, options), "placing");
+        trial.keep(PlacedOutput::place(device, batch.tokens(), heads, trial.dims().latent, options),
+                   "placing");
     if (!placed || !output) return;
     for (const Refusal& refusal : refusals(batch.kv())) {
         if (refusal.host_only && !device.is_host()) continue;

@@ -26,7 +26,8 @@ std::optional<Pool> make_pool(Trial& trial) {
     Pool pool;
     pool.host.format = trial.format();
     pool.host.page_tokens = trial.random.one_of(kPageTokens);
-    pool.host.page_stride = page_stride_bytes(trial.format(), pool.host.page_tokens);
+    pool.host.dims = trial.dims();
+    pool.host.page_stride = page_stride_bytes(trial.format(), pool.host.page_tokens, trial.dims());
     pool.host.page_count = 3;
     pool.host.scale = 0.5f;
     pool.bytes.resize(static_cast<std::size_t>(3 * pool.host.page_stride));
@@ -108,7 +109,7 @@ void check_append_arrays(Trial& trial) {
         for (std::int64_t& slot : slots)
             if (trial.random.chance(0.1)) slot = -trial.random.between(1, 9);
         // Latent and rope side by side in longer rows, as a projection leaves them.
-        const std::int64_t stride = kKey + 4 * trial.random.between(0, 8);
+        const std::int64_t stride = trial.dims().key() + 4 * trial.random.between(0, 8);
         const std::vector<float> values = hostile_values(trial.random, tokens, stride);
         // Flags of an earlier layer stay.
         std::vector<std::uint8_t> flags(slots.size());
@@ -117,7 +118,7 @@ void check_append_arrays(Trial& trial) {
         AppendCall call;
         call.tokens = tokens;
         call.latent = values.data();
-        call.rope = values.data() + kLatent;
+        call.rope = values.data() + trial.dims().latent;
         call.latent_stride = call.rope_stride = stride;
         call.slot = slots.data();
         call.kv = pool->host;
@@ -132,7 +133,7 @@ void check_append_arrays(Trial& trial) {
         if (!device_values || !device_slots || !device_flags) return;
         const bool want_flags = round != 3;
         call.latent = device_values->as<float>();
-        call.rope = call.latent + kLatent;
+        call.rope = call.latent + trial.dims().latent;
         call.slot = device_slots->as<std::int64_t>();
         call.kv = pool->device;
         call.nonfinite = want_flags ? device_flags->as<std::uint8_t>() : nullptr;

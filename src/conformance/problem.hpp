@@ -23,7 +23,7 @@ struct Row {
     int tail = 0;                      // tree rows
     std::int64_t global_keys = 0;      // context parallel
     std::vector<float> query;          // [tokens, heads, columns]
-    std::vector<float> key;            // [keys, 576]
+    std::vector<float> key;            // [keys, 576]: a batch of narrower keys stores some of them
     std::vector<std::uint64_t> words;  // [tokens]
     std::vector<std::uint8_t> dense;   // [tokens, keys]
     bool malformed = false;            // dense: use mask_offset as it is

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "conformance/prompt.hpp"
 
+#include <cmath>
+
 #include "linalg/weight_at.hpp"
 
 namespace espalier::conformance {
@@ -28,31 +30,35 @@ DType element_of(WeightCode code) {
 
 }  // namespace
 
-UpWeights::UpWeights(Random& random, WeightCode code, int heads, std::int64_t outputs) {
+UpWeights::UpWeights(Random& random, WeightCode code, int heads, std::int64_t outputs,
+                     std::int64_t latent) {
     const bool scaled = code == WeightCode::e4m3;
     view_.format = scaled ? kFp8Blocks : WeightFormat{.code = code};
     view_.layout = linalg::WeightLayout::panels;
     view_.count = heads;
     view_.n = outputs;
-    view_.k = kLatent;
-    view_.matrix_bytes = view_.format.bytes(outputs * kLatent);
+    view_.k = latent;
+    view_.matrix_bytes = view_.format.bytes(outputs * latent);
     view_.scale_bytes = outputs * view_.scale_groups() * 4;
-    std::vector<float> packed(static_cast<std::size_t>(heads * outputs * kLatent));
+    std::vector<float> packed(static_cast<std::size_t>(heads * outputs * latent));
     // Outputs of a latent row have variance 1; e4m3 keeps that in its scales.
-    for (float& x : packed) x = random.normal() * (scaled ? 60.0f : 0.0442f);
+    const float size = 1.0f / std::sqrt(static_cast<float>(latent));
+    for (float& x : packed) x = random.normal() * (scaled ? 60.0f : size);
     data_ = narrowed(packed, element_of(code));
-    scales_.resize(static_cast<std::size_t>(heads * outputs * 4));
+    scales_.resize(static_cast<std::size_t>(heads * outputs * (latent / 128)));
     for (float& scale : scales_)
-        scale = 0.0442f / 60.0f * static_cast<float>(random.between(1, 3)) / 2.0f;
+        scale = size / 60.0f * static_cast<float>(random.between(1, 3)) / 2.0f;
     view_.data = data_.data();
     view_.scales = scaled ? reinterpret_cast<const std::byte*>(scales_.data()) : nullptr;
 }
 
-Prompt::Prompt(Random& random, WeightCode weights, int heads, const HeadDims& dims)
+Prompt::Prompt(Random& random, WeightCode weights, int heads, const HeadDims& dims,
+               const KeyDims& keys)
     : heads_(heads),
       dims_(dims),
-      up_key_(random, weights, heads, dims.nope),
-      up_value_(random, weights, heads, dims.value) {}
+      keys_(keys),
+      up_key_(random, weights, heads, dims.nope, keys.latent),
+      up_value_(random, weights, heads, dims.value, keys.latent) {}
 
 Row Prompt::row(Random& random, int tokens, int keys) const {
     return make_row(random, MaskKind::causal, heads_, tokens, keys, Spread::normal,
@@ -73,14 +79,14 @@ DecompressedCall Prompt::call(const Batch& batch, const RunOptions& options) con
     return call;
 }
 
-// [heads, key rows then value rows, 512]
+// [heads, key rows then value rows, latent]
 std::vector<Bf16> Prompt::plain_rows() const {
     std::vector<Bf16> rows;
-    rows.reserve(static_cast<std::size_t>(heads_ * (dims_.nope + dims_.value) * kLatent));
+    rows.reserve(static_cast<std::size_t>(heads_ * dims_.outputs() * keys_.latent));
     for (std::int64_t head = 0; head < heads_; ++head)
         for (const UpWeights* half : {&up_key_, &up_value_})
             for (std::int64_t output = 0; output < half->view().n; ++output)
-                for (std::int64_t input = 0; input < kLatent; ++input)
+                for (std::int64_t input = 0; input < keys_.latent; ++input)
                     rows.push_back(to_bf16(
                         static_cast<float>(linalg::weight_at(half->view(), head, output, input))));
     return rows;
@@ -106,10 +112,10 @@ Expected<Result> Prompt::run(Device& device, KvFormat format, const std::vector<
         ESPALIER_RETURN_IF_ERROR(device.upload(weights.data(), plain.data(), weights.bytes()));
         for (linalg::WeightView* half : {&placed_call.up_key, &placed_call.up_value}) {
             half->layout = linalg::WeightLayout::rows;
-            half->matrix_bytes = (dims_.nope + dims_.value) * kLatent * 2;
+            half->matrix_bytes = dims_.outputs() * keys_.latent * 2;
             half->data = weights.data();
         }
-        placed_call.up_value.data += dims_.nope * kLatent * 2;
+        placed_call.up_value.data += dims_.nope * keys_.latent * 2;
     }
     Capacities most = batch.capacities(options.workers, false);
     most.head_dims = dims_;
@@ -140,10 +146,11 @@ WeightCode usual_weights(const Device& device, KvFormat format) {
     return device.is_host() && format == KvFormat::f32 ? WeightCode::f32 : WeightCode::bf16;
 }
 
-Expected<void> ask_decompressed(Device& device, KvFormat format, DType query) {
+Expected<void> ask_decompressed(Device& device, KvFormat format, const KeyDims& dims, DType query) {
     Random random(1);
-    const Prompt prompt(random, usual_weights(device, format), 1);
+    const Prompt prompt(random, usual_weights(device, format), 1, {}, dims);
     Layout layout;
+    layout.dims = dims;
     layout.page_tokens = 16;
     layout.query = query;
     const Expected<Result> result =

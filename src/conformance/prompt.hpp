@@ -11,7 +11,8 @@ namespace espalier::conformance {
 // which.
 class UpWeights {
   public:
-    UpWeights(Random& random, WeightCode code, int heads, std::int64_t outputs);
+    UpWeights(Random& random, WeightCode code, int heads, std::int64_t outputs,
+              std::int64_t latent);
     const linalg::WeightView& view() const { return view_; }
 
   private:
@@ -22,7 +23,8 @@ class UpWeights {
 
 class Prompt {
   public:
-    Prompt(Random& random, WeightCode weights, int heads, const HeadDims& dims = {});
+    Prompt(Random& random, WeightCode weights, int heads, const HeadDims& dims = {},
+           const KeyDims& keys = {});
 
     int heads() const { return heads_; }
     const HeadDims& dims() const { return dims_; }
@@ -39,6 +41,7 @@ class Prompt {
 
     int heads_;
     HeadDims dims_;
+    KeyDims keys_;
     UpWeights up_key_;
     UpWeights up_value_;
 };
@@ -47,6 +50,7 @@ class Prompt {
 WeightCode usual_weights(const Device& device, mla::KvFormat format);
 
 // The smallest call there is: whether the device takes the format.
-Expected<void> ask_decompressed(Device& device, mla::KvFormat format, DType query);
+Expected<void> ask_decompressed(Device& device, mla::KvFormat format, const KeyDims& dims,
+                                DType query);
 
 }  // namespace espalier::conformance

@@ -111,9 +111,9 @@ AbsorbedCall absorbed_call(const PlacedBatch& placed, const Batch& batch, Placed
 
 Expected<Result> run_absorbed(Device& device, const Batch& batch, const RunOptions& options) {
     ESPALIER_ASSIGN_OR_RETURN(const PlacedBatch placed, PlacedBatch::place(device, batch));
-    ESPALIER_ASSIGN_OR_RETURN(
-        PlacedOutput output,
-        PlacedOutput::place(device, batch.tokens(), batch.heads(), kLatent, options));
+    ESPALIER_ASSIGN_OR_RETURN(PlacedOutput output,
+                              PlacedOutput::place(device, batch.tokens(), batch.heads(),
+                                                  batch.kv().dims.latent, options));
     const AbsorbedCall call = absorbed_call(placed, batch, output, options);
     ESPALIER_RETURN_IF_ERROR(
         device.run(options.workers, device.kernels().scratch_bytes(capacities_of(batch, options)),
@@ -125,9 +125,10 @@ Expected<Result> run_absorbed(Device& device, const Batch& batch, const RunOptio
 // padding; the last view has all of it.
 Expected<Result> oracle_absorbed(CpuDevice& host, const Batch& batch, float scale) {
     const auto oracle = make_reference_kernels();
-    Result result{kLatent, batch.heads(), {}, {}};
+    const std::int64_t columns = batch.kv().dims.latent;
+    Result result{columns, batch.heads(), {}, {}};
     const auto packed = static_cast<std::size_t>(batch.tokens() * batch.heads());
-    result.out.assign(packed * kLatent, 0.0f);
+    result.out.assign(packed * static_cast<std::size_t>(columns), 0.0f);
     result.lse.assign(packed, 0.0f);
     std::mutex guard;
     std::optional<Error> failure;

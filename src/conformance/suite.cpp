@@ -52,9 +52,10 @@ constexpr std::array kChecks = {
 };
 
 // One token over one key: the smallest call there is.
-Expected<void> ask_absorbed(Device& device, KvFormat format, DType query) {
+Expected<void> ask_absorbed(Device& device, KvFormat format, const KeyDims& dims, DType query) {
     Random random(1);
     Layout layout;
+    layout.dims = dims;
     layout.page_tokens = 16;
     layout.query = query;
     const Batch batch(format, 1, {make_row(random, MaskKind::causal, 1, 1, 1)}, layout);
@@ -63,11 +64,12 @@ Expected<void> ask_absorbed(Device& device, KvFormat format, DType query) {
     return {};
 }
 
-Expected<void> ask_storage(Device& device, KvFormat format) {
+Expected<void> ask_storage(Device& device, KvFormat format, const KeyDims& dims) {
     KvPages kv;
     kv.format = format;
     kv.page_tokens = 16;
-    kv.page_stride = page_stride_bytes(format, 16);
+    kv.dims = dims;
+    kv.page_stride = page_stride_bytes(format, 16, dims);
     return device.run(1, 0, [&](OpContext& context) -> Expected<void> {
         ESPALIER_RETURN_IF_ERROR(device.kernels().append(context, {.kv = kv}));
         return device.kernels().compact(context, {.kv = kv});
@@ -92,9 +94,10 @@ std::vector<DType> legal_queries(KvFormat format) {
     return {};
 }
 
-Support ask(Device& device, KvFormat format) {
+Support ask(Device& device, KvFormat format, const KeyDims& dims) {
     Support support;
     support.format = format;
+    support.dims = dims;
     // Any other error is no refusal: the checks will run into it and say so.
     const auto accepted = [&](const Expected<void>& answer) {
         if (answer || answer.error().kind != ErrorKind::unsupported) return true;
@@ -102,18 +105,18 @@ Support ask(Device& device, KvFormat format) {
         return false;
     };
     for (const DType query : legal_queries(format)) {
-        if (accepted(ask_absorbed(device, format, query))) support.queries.push_back(query);
-        if (query != DType::e4m3 && accepted(ask_decompressed(device, format, query)))
+        if (accepted(ask_absorbed(device, format, dims, query))) support.queries.push_back(query);
+        if (query != DType::e4m3 && accepted(ask_decompressed(device, format, dims, query)))
             support.prompt_queries.push_back(query);
     }
-    support.storage = accepted(ask_storage(device, format));
+    support.storage = accepted(ask_storage(device, format, dims));
     return support;
 }
 
-bool takes(Device& device, KvFormat format) {
+bool takes(Device& device, KvFormat format, const KeyDims& dims) {
     const std::vector<DType> queries = legal_queries(format);
     return std::any_of(queries.begin(), queries.end(), [&](DType query) {
-        return ask_absorbed(device, format, query).has_value();
+        return ask_absorbed(device, format, dims, query).has_value();
     });
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The conformance suite of docs/mla_contract.md: every guarantee and the accuracy as a named check
-// that runs on any device with any cache format it takes. A check is a function of (device, format,
-// seed): the same seed repeats a failure.
+// that runs on any device with any cache format and width of keys it takes. A check is a function
+// of (device, format, width, seed): the same seed repeats a failure.
 #pragma once
 
 #include <cstdint>
@@ -18,17 +18,19 @@ inline constexpr mla::KvFormat kFormats[] = {mla::KvFormat::bf16, mla::KvFormat:
                                              mla::KvFormat::f32, mla::KvFormat::fp8_tensor,
                                              mla::KvFormat::fp8_token};
 
-// Dtypes and masks that a device says it takes of one cache format, found by asking its kernels.
+// Dtypes and masks that a device says it takes of one cache format with keys of one width, found by
+// asking its kernels.
 struct Support {
     mla::KvFormat format = mla::KvFormat::bf16;
+    KeyDims dims = {};
     std::vector<DType> queries;         // of the absorbed entry; empty: it does not take the format
     std::vector<DType> prompt_queries;  // of the decompressed entry
     bool storage = false;               // append and compact
     std::vector<std::string> refusals;  // in the kernels' own words
 };
-Support ask(Device& device, mla::KvFormat format);
+Support ask(Device& device, mla::KvFormat format, const KeyDims& dims = {});
 // True if ask() would find any query dtype; much quicker.
-bool takes(Device& device, mla::KvFormat format);
+bool takes(Device& device, mla::KvFormat format, const KeyDims& dims = {});
 // The query dtypes that the contract allows over a format.
 std::vector<DType> legal_queries(mla::KvFormat format);
 

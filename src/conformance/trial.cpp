@@ -9,6 +9,7 @@ using namespace mla;
 
 Layout Trial::any_layout() {
     Layout layout;
+    layout.dims = support_.dims;
     layout.page_tokens = random.one_of(kPageTokens);
     layout.seed = random.bits();
     layout.by_slot = random.chance(0.5);
@@ -79,10 +80,11 @@ void Trial::failed(const Error& error, std::string_view what) {
 
 std::string describe(const Batch& batch, const RunOptions& options) {
     return fmt::format(
-        "{} heads, {} rows, {} queries, pages of {} from slot {}, {} output{}, {} bytes",
-        batch.heads(), batch.view().rows, name_of(batch.query_dtype()), batch.kv().page_tokens,
-        batch.view().first_slot, name_of(options.out_dtype), options.invariant ? ", invariant" : "",
-        options.partial_bytes);
+        "{} heads, keys of {} + {}, {} rows, {} queries, pages of {} from slot {}, {} output{}, {} "
+        "bytes",
+        batch.heads(), batch.kv().dims.latent, batch.kv().dims.rope, batch.view().rows,
+        name_of(batch.query_dtype()), batch.kv().page_tokens, batch.view().first_slot,
+        name_of(options.out_dtype), options.invariant ? ", invariant" : "", options.partial_bytes);
 }
 
 }  // namespace espalier::conformance

@@ -26,6 +26,7 @@ class Trial {
 
     Device& device() { return device_; }
     mla::KvFormat format() const { return support_.format; }
+    const KeyDims& dims() const { return support_.dims; }
     const Support& support() const { return support_; }
     CpuDevice& oracle_device() { return oracle_device_; }
 

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "mla/checks.hpp"
 
+#include <algorithm>
+#include <string>
+#include <utility>
+
 #include "mla/storage.hpp"
 
 namespace espalier::mla {
@@ -184,6 +188,17 @@ Expected<void> check_up_weights(const linalg::WeightView& weights, std::string_v
     return {};
 }
 
+// "512 and 64", or "512 and 64, or 256 and 64,".
+template <typename Dims, typename Pair>
+std::string alternatives(std::span<const Dims> compiled, Pair pair) {
+    std::string text;
+    for (const Dims& dims : compiled) {
+        const auto [first, second] = pair(dims);
+        text += fmt::format("{}{} and {}", text.empty() ? "" : ", or ", first, second);
+    }
+    return compiled.size() > 1 ? text + "," : text;
+}
+
 Expected<void> check_slot(const KvPages& kv, std::int64_t slot, std::string_view what,
                           std::int64_t index) {
     const std::int64_t slots = kv.page_count * kv.page_tokens;
@@ -284,21 +299,25 @@ Expected<void> check_compact_arrays(const CompactCall& call) {
     return {};
 }
 
-Expected<void> check_compiled_dims(const KeyDims& keys) {
-    if (keys == KeyDims{kLatent, kRope}) return {};
+Expected<void> check_compiled_dims(const CompiledDims& compiled, const KeyDims& keys) {
+    if (std::ranges::count(compiled.keys, keys) > 0) return {};
     return fail(ErrorKind::unsupported,
-                "attention over keys of {} latent and {} rotated columns: {} and {} are possible",
-                keys.latent, keys.rope, kLatent, kRope);
+                "attention over keys of {} latent and {} rotated columns: {} are possible",
+                keys.latent, keys.rope, alternatives(compiled.keys, [](const KeyDims& dims) {
+                    return std::pair(dims.latent, dims.rope);
+                }));
 }
 
-Expected<void> check_compiled_dims(const KeyDims& keys, const HeadDims& heads) {
-    ESPALIER_RETURN_IF_ERROR(check_compiled_dims(keys));
-    if (index_of(heads) != kHeadDimsCount) return {};
+Expected<void> check_compiled_dims(const CompiledDims& compiled, const KeyDims& keys,
+                                   const HeadDims& heads) {
+    ESPALIER_RETURN_IF_ERROR(check_compiled_dims(compiled, keys));
+    if (std::ranges::count(compiled.heads, heads) > 0) return {};
     return fail(ErrorKind::unsupported,
-                "decompressed attention of heads with {} nope and {} value columns: {} and {}, or "
-                "{} and {}, are possible",
-                heads.nope, heads.value, kHeadDims[0].nope, kHeadDims[0].value, kHeadDims[1].nope,
-                kHeadDims[1].value);
+                "decompressed attention of heads with {} nope and {} value columns: {} are "
+                "possible",
+                heads.nope, heads.value, alternatives(compiled.heads, [](const HeadDims& dims) {
+                    return std::pair(dims.nope, dims.value);
+                }));
 }
 
 Expected<void> check_cuda_pages(const KvPages& kv) {

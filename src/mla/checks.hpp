@@ -5,6 +5,8 @@
 // and only the CPU looks into them (block-table entries included).
 #pragma once
 
+#include <span>
+
 #include "mla/contract.hpp"
 
 namespace espalier::mla {
@@ -22,9 +24,18 @@ Expected<void> check_append_arguments(const AppendCall& call);
 Expected<void> check_compact_arrays(const CompactCall& call);
 Expected<void> check_compact_arguments(const CompactCall& call);
 
-// Widths that the CPU's and CUDA's kernels are compiled for; the oracle takes any.
-Expected<void> check_compiled_dims(const KeyDims& keys, const HeadDims& heads);
-Expected<void> check_compiled_dims(const KeyDims& keys);  // of calls that know no heads
+// Widths that a device's kernels are compiled for, in any combination; the oracle takes any.
+struct CompiledDims {
+    std::span<const KeyDims> keys;
+    std::span<const HeadDims> heads;
+};
+inline constexpr CompiledDims kCpuDims{kKeyDims, kHeadDims};
+inline constexpr CompiledDims kCudaDims{std::span(kKeyDims).first(1),
+                                        std::span(kHeadDims).first(2)};
+Expected<void> check_compiled_dims(const CompiledDims& compiled, const KeyDims& keys,
+                                   const HeadDims& heads);
+// Of calls that know no heads.
+Expected<void> check_compiled_dims(const CompiledDims& compiled, const KeyDims& keys);
 
 // CUDA's own limits, on top of the arguments: no f32 caches, and alignment.
 Expected<void> check_cuda_pages(const KvPages& kv);

@@ -14,8 +14,9 @@
 
 namespace espalier::mla {
 
-// Entry 1. q [token_end, H, latent + rope], out [token_end, H, latent] of kv.dims, 576 and 512 in
-// all kernels but the oracle; lse [token_end, H] natural log, or null.
+// Entry 1. q [token_end, H, latent + rope], out [token_end, H, latent] of kv.dims: those of
+// kKeyDims on the CPU, 512 + 64 on CUDA, any for the oracle; lse [token_end, H] natural log, or
+// null.
 struct AbsorbedCall {
     RaggedRows rows;
     std::int32_t heads = 0;
@@ -48,10 +49,11 @@ struct AbsorbedCall {
 };
 
 // Entry 2: prompt segments, causal rows only. q [token_end, H, nope + rope], out [token_end, H,
-// value], of head_dims(): 128 and 128, or 192 and 256 (on CUDA with bf16 queries); the oracle takes
-// any. K_nope = latent · up_key[h]ᵀ and V = latent · up_value[h]ᵀ, f32 sums rounded to bf16 (f32
-// stays f32); tiles of keys from slot 0, folded in order. A row with another mask is refused on the
-// CPU; on CUDA, where the host cannot see masks, it gives NaN.
+// value], of head_dims(): 128 and 128, 192 and 256 (on CUDA with bf16 queries) or, on the CPU,
+// any of kHeadDims; the oracle takes any. K_nope = latent · up_key[h]ᵀ and V = latent ·
+// up_value[h]ᵀ, f32 sums rounded to bf16 (f32 stays f32); tiles of keys from slot 0, folded in
+// order. A row with another mask is refused on the CPU; on CUDA, where the host cannot see masks,
+// it gives NaN.
 struct DecompressedCall {
     RaggedRows rows;
     std::int32_t heads = 0;

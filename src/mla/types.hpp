@@ -12,8 +12,8 @@
 
 namespace espalier::mla {
 
-// The widths that the CPU's and CUDA's kernels are compiled for, and all that the C API takes. A
-// call has its own (KvPages::dims); the oracle takes any.
+// The usual widths: all that CUDA's kernels are compiled for and the C API takes. A call has its
+// own (KvPages::dims); the CPU takes those of kKeyDims, the oracle any.
 inline constexpr std::int64_t kLatent = KeyDims{}.latent;  // 512
 inline constexpr std::int64_t kRope = KeyDims{}.rope;      // 64
 inline constexpr std::int64_t kKey = KeyDims{}.key();      // 576 columns of a cached slot

@@ -34,15 +34,16 @@ struct AttentionWeights {
     Weight q_a;             // [q_lora, hidden]; empty without q_lora
     DeviceVector q_a_norm;  // [q_lora]; empty without q_lora
     Weight q;               // [H·(nope + 64), q_lora] q_b_proj, or [H·(nope + 64), hidden] q_proj
-    Weight kv_a;            // [576, hidden] kv_a_proj_with_mqa
-    DeviceVector kv_a_norm;  // [512]
+    Weight kv_a;            // [latent + 64, hidden] kv_a_proj_with_mqa
+    DeviceVector kv_a_norm;  // [latent]
     // kv_b is kept for each form the way it is read: its key part twice (0.08 % of DeepSeek-V3's
     // weights, 1.4 % of those that one token uses), where the backend joins up-projections its
     // value part too.
-    Weight absorb_key;  // stack of H: [512, nope], kv_b's key part transposed: q_nope → latent
-    Weight up_key;  // stack of H: [nope, 512], kv_b's key part: latent → k_nope; empty where joined
-    Weight up_value;  // stack of H: [value, 512], kv_b's value part: latent → v
-    Weight up_rows;   // joined, stack of H: [nope + value, 512] bf16 rows: up_key, then up_value
+    Weight absorb_key;  // stack of H: [latent, nope], kv_b's key part transposed: q_nope → latent
+    Weight
+        up_key;  // stack of H: [nope, latent], kv_b's key part: latent → k_nope; empty where joined
+    Weight up_value;  // stack of H: [value, latent], kv_b's value part: latent → v
+    Weight up_rows;   // joined, stack of H: [nope + value, latent] bf16 rows: up_key, then up_value
     Weight o;         // [hidden, H·value]
     float kv_scale = 1.0f;  // of an fp8_tensor cache: the checkpoint's, where it has one
 

@@ -109,8 +109,8 @@ TEST(ConfigRefusal, QuantisationsByName) {
 TEST(ConfigRefusal, ShapesTheAttentionLibraryDoesNotHave) {
     expect_refused_with("kv_lora_rank", 0, {"kv_lora_rank is 0"});
     expect_refused_with("qk_rope_head_dim", 32, {"qk_rope_head_dim is 32", "64"});
-    expect_refused_with("qk_nope_head_dim", 64, {"qk_nope_head_dim is 64", "128"});
-    expect_refused_with("v_head_dim", 192, {"v_head_dim is 192", "128"});
+    expect_refused_with("qk_nope_head_dim", 96, {"qk_nope_head_dim is 96", "128"});
+    expect_refused_with("v_head_dim", 160, {"v_head_dim is 160", "128 and 192"});
     // Each alone is known, the pair is not.
     expect_refused_with("v_head_dim", 256, {"qk_nope_head_dim is 128 and v_head_dim is 256"});
     expect_refused_with("qk_nope_head_dim", 128,

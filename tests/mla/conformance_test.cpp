@@ -11,12 +11,12 @@ class MlaConformance : public testing::TestWithParam<Implementation> {
     void holds(std::string_view name) {
         const Check* check = find_check(name);
         ASSERT_NE(check, nullptr) << name;
-        const Support support = ask(*device_, GetParam().format);
+        const Support support = ask(*device_, GetParam().format, GetParam().dims);
         if (applies(*check, support)) holds(*check, support);
     }
     // The same for each of several query types alone, which one slice may not draw.
     void holds_for_every_query(std::string_view name) {
-        Support support = ask(*device_, GetParam().format);
+        Support support = ask(*device_, GetParam().format, GetParam().dims);
         const std::vector<DType> queries = support.queries;
         if (queries.size() < 2) return;
         for (const DType query : queries) {
@@ -88,12 +88,13 @@ TEST(MlaFormats, TheOracleTakesAllOfThem) {
 TEST(MlaFormats, EveryCpuVariantTakesAllOfThem) {
     for (const CpuVariant variant : cpu_variants()) {
         const auto device = make_cpu_device(variant, Allocation::exact);
-        for (const mla::KvFormat format : kFormats) {
-            const Support support = ask(*device, format);
-            EXPECT_EQ(support.queries, legal_queries(format)) << name_of(format);
-            for (const std::string& refusal : support.refusals)
-                ADD_FAILURE() << name_of(variant) << " refuses " << refusal;
-        }
+        for (const mla::KvFormat format : kFormats)
+            for (const KeyDims& dims : kKeyDims) {
+                const Support support = ask(*device, format, dims);
+                EXPECT_EQ(support.queries, legal_queries(format)) << name_of(format);
+                for (const std::string& refusal : support.refusals)
+                    ADD_FAILURE() << name_of(variant) << " refuses " << refusal;
+            }
     }
 }
 

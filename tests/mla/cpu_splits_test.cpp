@@ -10,7 +10,7 @@ namespace {
 class MlaSplits : public testing::TestWithParam<Implementation> {
   protected:
     Result run(const std::vector<Row>& rows, int workers) {
-        const Batch batch(GetParam().format, 3, rows, {});
+        const Batch batch(GetParam().format, 3, rows, {.dims = GetParam().dims});
         Expected<Result> result = run_absorbed(*device_, batch, {.workers = workers});
         EXPECT_TRUE(result) << (result ? "" : result.error().message);
         return result ? *result : Result{};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The implementations under test: the oracle and every CPU variant of this machine, with each cache
-// format they say they take.
+// format and width of keys they say they take.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,6 +16,7 @@ namespace espalier::conformance {
 struct Implementation {
     std::optional<CpuVariant> variant;  // none: the oracle
     mla::KvFormat format = mla::KvFormat::bf16;
+    KeyDims dims = {};
 
     // Exact memory, so that AddressSanitizer sees the first byte outside an array.
     std::unique_ptr<Device> make() const {
@@ -24,15 +25,17 @@ struct Implementation {
     }
     std::string name() const {
         return std::string(variant ? name_of(*variant) : "oracle") + "_" +
-               std::string(name_of(format));
+               std::string(name_of(format)) +
+               (dims == KeyDims{} ? "" : "_" + std::to_string(dims.latent));
     }
 };
 
 inline std::vector<Implementation> formats_of(std::optional<CpuVariant> variant) {
     std::vector<Implementation> result;
     const auto device = Implementation{variant}.make();
-    for (const mla::KvFormat format : kFormats)
-        if (takes(*device, format)) result.push_back({variant, format});
+    for (const KeyDims& dims : kKeyDims)
+        for (const mla::KvFormat format : kFormats)
+            if (takes(*device, format, dims)) result.push_back({variant, format, dims});
     return result;
 }
 
@@ -69,6 +72,12 @@ inline const std::vector<Implementation>& all_implementations() {
         return found;
     }();
     return result;
+}
+
+// Those of 512 + 64 columns, for what does not depend on widths or brings others.
+inline std::vector<Implementation> usual_widths(std::vector<Implementation> of) {
+    std::erase_if(of, [](const Implementation& one) { return one.dims != KeyDims{}; });
+    return of;
 }
 
 inline std::string implementation_name(const testing::TestParamInfo<Implementation>& info) {

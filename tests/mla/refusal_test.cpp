@@ -2,6 +2,7 @@
 // Guarantee 7 beyond the absorbed entry (whose refusals are part of the conformance suite): what
 // the other entries do not take is an error that names it.
 #include "conformance/batch.hpp"
+#include "mla/checks.hpp"
 #include "mla/implementation.hpp"
 
 namespace espalier::conformance {
@@ -83,20 +84,29 @@ TEST_F(MlaRefusal, KernelsNameTheWidthsTheyAreMadeFor) {
         }
         EXPECT_TRUE(make_reference_kernels()->check_dims(keys, heads));
     };
-    for (const HeadDims& heads : kHeadDims)
-        EXPECT_TRUE(make_cpu_kernels(best_cpu_variant())->check_dims({}, heads));
-    expect_refused({256, 64}, {},
-                   "attention over keys of 256 latent and 64 rotated columns: 512 and 64 are "
-                   "possible");
-    expect_refused({512, 32}, {},
-                   "attention over keys of 512 latent and 32 rotated columns: 512 and 64 are "
-                   "possible");
+    for (const KeyDims& keys : kKeyDims)
+        for (const HeadDims& heads : kHeadDims)
+            EXPECT_TRUE(make_cpu_kernels(best_cpu_variant())->check_dims(keys, heads));
+    expect_refused({256, 32}, {},
+                   "attention over keys of 256 latent and 32 rotated columns: 512 and 64, or 256 "
+                   "and 64, are possible");
     expect_refused({}, {128, 64},
                    "decompressed attention of heads with 128 nope and 64 value columns: 128 and "
-                   "128, or 192 and 256, are possible");
+                   "128, or 192 and 256, or 64 and 128, or 128 and 192, are possible");
     expect_refused({}, {128, 256},  // each known, not as a pair
                    "decompressed attention of heads with 128 nope and 256 value columns: 128 and "
-                   "128, or 192 and 256, are possible");
+                   "128, or 192 and 256, or 64 and 128, or 128 and 192, are possible");
+    // A GPU has the first ones of both, and says so of the keys first.
+    const auto refused_by_cuda = [](const KeyDims& keys, const HeadDims& heads) {
+        const Expected<void> done = check_compiled_dims(kCudaDims, keys, heads);
+        return done ? std::string("taken") : done.error().message;
+    };
+    EXPECT_EQ(refused_by_cuda({}, kHeadDims[1]), "taken");
+    EXPECT_EQ(refused_by_cuda({256, 64}, {64, 128}),
+              "attention over keys of 256 latent and 64 rotated columns: 512 and 64 are possible");
+    EXPECT_EQ(refused_by_cuda({}, {64, 128}),
+              "decompressed attention of heads with 64 nope and 128 value columns: 128 and 128, or "
+              "192 and 256, are possible");
 }
 
 TEST_F(MlaRefusal, SlotsOutsideThePool) {

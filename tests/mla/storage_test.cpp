@@ -55,7 +55,7 @@ class MlaStorage : public testing::TestWithParam<Implementation> {
     KvPages kv;
     std::unique_ptr<Device> device = GetParam().make();
 };
-INSTANTIATE_TEST_SUITE_P(All, MlaStorage, testing::ValuesIn(all_implementations()),
+INSTANTIATE_TEST_SUITE_P(All, MlaStorage, testing::ValuesIn(usual_widths(all_implementations())),
                          implementation_name);
 
 // Half a unit in the last place of each format, relative; e4m3 also has a smallest step (times its

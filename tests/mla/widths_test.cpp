@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys of other widths than 512 + 64: the oracle takes them, and what is stored and moved does. A
-// problem of 256 + 64 is one of 512 + 64 whose other columns are zero, which adds nothing to any
-// sum: every number must be the same, bit for bit.
+// Keys of 256 + 64 columns in every implementation. Such a problem is one of 512 + 64 whose other
+// columns are zero, which adds nothing to any sum: every number must be the same, bit for bit.
 #include <cstring>
 
 #include "base/element.hpp"
 #include "base/random.hpp"
+#include "linalg/packed.hpp"
 #include "mla/implementation.hpp"
 #include "mla/storage.hpp"
 
@@ -15,7 +15,7 @@ namespace {
 using namespace mla;
 
 constexpr KeyDims kNarrow{256, 64};
-constexpr HeadDims kHead{64, 128};  // of no kernel
+constexpr HeadDims kHead{64, 128};
 constexpr std::int64_t kPages = 4, kTokens = 16, kLength = 41, kQueries = 3, kHeads = 2;
 constexpr float kScale = 0.09f;
 
@@ -46,7 +46,11 @@ struct Result {
 // One sequence in the pages of one width.
 class Problem {
   public:
-    Problem(KvFormat format, const KeyDims& dims) : memory_(size(format, dims), std::byte{0x5a}) {
+    Problem(const Implementation& of, const KeyDims& dims)
+        : kernels(of.variant ? make_cpu_kernels(*of.variant) : make_reference_kernels()),
+          panels_(of.variant),
+          memory_(size(of.format, dims), std::byte{0x5a}) {
+        const KvFormat format = of.format;
         kv.data = memory_.data();
         kv.format = format;
         kv.page_tokens = kTokens;
@@ -75,11 +79,11 @@ class Problem {
         call.latent_stride = call.rope_stride = kv.dims.key();
         call.slot = slots_.data();
         call.kv = kv;
-        ASSERT_TRUE(oracle->append(context_, call));
+        ASSERT_TRUE(kernels->append(context_, call));
     }
     void compact(const std::vector<std::int64_t>& source, const std::vector<std::int64_t>& to) {
         const CompactCall call{std::ssize(source), source.data(), to.data(), kv};
-        ASSERT_TRUE(oracle->compact(context_, call));
+        ASSERT_TRUE(kernels->compact(context_, call));
     }
     std::vector<double> slot(std::int64_t index) const {
         std::vector<double> columns(static_cast<std::size_t>(kv.dims.key()));
@@ -100,14 +104,15 @@ class Problem {
         call.out = reinterpret_cast<std::byte*>(result.out.data());
         call.out_dtype = DType::f32;
         call.lse = result.lse.data();
-        const Expected<void> done = oracle->absorbed(context_, call);
+        const Expected<void> done = kernels->absorbed(context_, call);
         EXPECT_TRUE(done) << done.error().message;
         return result;
     }
     // up: [heads, nope + value, latent]
     Result decompressed(const std::vector<float>& queries, DType dtype,
                         const std::vector<float>& up) {
-        const std::vector<std::byte> q = stored(queries, dtype), w = stored(up, DType::bf16);
+        const std::vector<std::byte> q = stored(queries, dtype);
+        const std::vector<std::byte> w = stored(panels_ ? in_panels(up) : up, DType::bf16);
         Result result{std::vector<float>(kQueries * kHeads * kHead.value),
                       std::vector<float>(kQueries * kHeads)};
         DecompressedCall call;
@@ -116,13 +121,14 @@ class Problem {
         call.q = q.data();
         call.q_dtype = dtype;
         call.kv = kv;
-        call.up_key = {.format = {.code = WeightCode::bf16},
-                       .layout = linalg::WeightLayout::rows,
-                       .count = kHeads,
-                       .n = kHead.nope,
-                       .k = kv.dims.latent,
-                       .matrix_bytes = kHead.outputs() * kv.dims.latent * 2,
-                       .data = w.data()};
+        call.up_key = {
+            .format = {.code = WeightCode::bf16},
+            .layout = panels_ ? linalg::WeightLayout::panels : linalg::WeightLayout::rows,
+            .count = kHeads,
+            .n = kHead.nope,
+            .k = kv.dims.latent,
+            .matrix_bytes = kHead.outputs() * kv.dims.latent * 2,
+            .data = w.data()};
         call.up_value = call.up_key;
         call.up_value.n = kHead.value;
         call.up_value.data += kHead.nope * kv.dims.latent * 2;
@@ -130,19 +136,33 @@ class Problem {
         call.out = reinterpret_cast<std::byte*>(result.out.data());
         call.out_dtype = DType::f32;
         call.lse = result.lse.data();
-        const Expected<void> done = oracle->decompressed(context_, call);
+        const Expected<void> done = kernels->decompressed(context_, call);
         EXPECT_TRUE(done) << done.error().message;
         return result;
     }
 
     KvPages kv;
-    std::unique_ptr<Kernels> oracle = make_reference_kernels();
+    std::unique_ptr<Kernels> kernels;
 
   private:
+    // [heads, nope + value, latent] in the panels that the CPU reads; both halves are whole panels.
+    std::vector<float> in_panels(const std::vector<float>& rows) const {
+        const std::int64_t latent = kv.dims.latent;
+        std::vector<float> packed(rows.size());
+        for (std::int64_t at = 0; at < std::ssize(rows); ++at) {
+            const std::int64_t row = at / latent;
+            const std::int64_t first = row / linalg::kPanel * linalg::kPanel * latent;
+            const std::int64_t place =
+                linalg::place_in_panel(WeightCode::bf16, at % latent, row % linalg::kPanel);
+            packed[static_cast<std::size_t>(first + place)] = rows[static_cast<std::size_t>(at)];
+        }
+        return packed;
+    }
     static std::size_t size(KvFormat format, const KeyDims& dims) {
         return static_cast<std::size_t>(kPages * page_stride_bytes(format, kTokens, dims));
     }
 
+    bool panels_;
     std::vector<std::byte> memory_;
     std::vector<std::int64_t> slots_;
     RaggedRows rows_;
@@ -150,7 +170,13 @@ class Problem {
     const std::int32_t length_ = kLength;
     const MaskKind mask_ = MaskKind::causal;
     CpuDevice device_{1};
-    Arena arena_{Buffer()};
+    const Capacities most_{.heads = kHeads,
+                           .head_dims = kHead,
+                           .rows = 1,
+                           .tokens = kQueries,
+                           .max_q_len = kQueries,
+                           .max_kv_len = kLength};
+    Arena arena_{*device_.allocate(kernels->scratch_bytes(most_))};
     OpContext context_{device_, arena_};
 };
 
@@ -160,11 +186,11 @@ std::vector<float> normal(Random& random, std::int64_t count) {
     return values;
 }
 
-class MlaWidths : public testing::TestWithParam<KvFormat> {
+class MlaWidths : public testing::TestWithParam<Implementation> {
   protected:
     DType query() const {
-        if (GetParam() == KvFormat::f32) return DType::f32;
-        return GetParam() == KvFormat::fp16 ? DType::f16 : DType::bf16;
+        if (GetParam().format == KvFormat::f32) return DType::f32;
+        return GetParam().format == KvFormat::fp16 ? DType::f16 : DType::bf16;
     }
     void SetUp() override {
         narrow.append(keys);
@@ -175,8 +201,8 @@ class MlaWidths : public testing::TestWithParam<KvFormat> {
     std::vector<float> keys = normal(random, kLength* kNarrow.key());
     Problem narrow{GetParam(), kNarrow}, wide{GetParam(), KeyDims{}};
 };
-INSTANTIATE_TEST_SUITE_P(All, MlaWidths, testing::ValuesIn(kFormats),
-                         [](const auto& one) { return std::string(name_of(one.param)); });
+INSTANTIATE_TEST_SUITE_P(All, MlaWidths, testing::ValuesIn(usual_widths(all_implementations())),
+                         implementation_name);
 
 TEST_P(MlaWidths, SlotsHoldTheSameNumbersAlsoWhenTheyMove) {
     const std::vector<std::int64_t> source = {49, 50, 3}, destination = {48, 49, 50};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model whose latents have 256 columns, through the reference's operations and attention. Its
-// twin has 512, of which the last 256 are made zero by its weights, and runs on the CPU's kernels:
-// both compute the same numbers, but for rounding.
+// A model whose latents have 256 columns, through the reference's operations and attention and on
+// the CPU's kernels. Its twin has 512, of which the last 256 are made zero by its weights, and runs
+// on the CPU's kernels: all compute the same numbers, but for rounding.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -102,8 +102,14 @@ std::vector<float> last_logits(RunningModel& model, const std::vector<std::int32
     return copy_logits(fed->logits);
 }
 
-TEST_F(Widths, ANarrowModelOfTheReferenceComputesWhatItsWideTwinDoes) {
-    RunningModel small(narrow, reference_machine(), 64);
+class NarrowModel : public Widths, public testing::WithParamInterface<bool> {};
+INSTANTIATE_TEST_SUITE_P(Both, NarrowModel, testing::Values(true, false), [](const auto& one) {
+    return std::string(one.param ? "Reference" : "Cpu");
+});
+
+TEST_P(NarrowModel, ComputesWhatItsWideTwinDoes) {
+    RunningModel small(narrow,
+                       GetParam() ? reference_machine() : cpu_machine(2, best_cpu_variant()), 64);
     RunningModel twin(wide, 2, best_cpu_variant());
     EXPECT_EQ(small->kv_layout().planes[0].columns, (KeyDims{kNarrow, 64}));
     EXPECT_EQ(small->kv_layout().bytes_per_token(), 2 * (kNarrow + 64) * 4);
@@ -125,14 +131,21 @@ TEST_F(Widths, ANarrowModelOfTheReferenceComputesWhatItsWideTwinDoes) {
     }
 }
 
-TEST_F(Widths, KernelsOfOneWidthNameWhatTheyDoNotHave) {
-    RunningModel model(narrow, 2, best_cpu_variant());
+TEST(Widths384, KernelsNameWhatTheyDoNotHave) {
+    const TemporaryDirectory directory;
+    auto preset = checkpoint::synthetic_preset("tiny-v3");
+    ASSERT_TRUE(preset);
+    preset->config.kv_lora_rank = 384;
+    write_model(*preset, directory.path());
+    RunningModel model(directory.path(), 2, best_cpu_variant());
     auto sequence = Sequence::create(*model, 8, 8);
     ASSERT_TRUE(sequence);
     const auto fed = sequence->feed(*model, std::vector<std::int32_t>{1, 2}, 1);
     ASSERT_FALSE(fed);
-    EXPECT_EQ(fed.error().message,
-              "attention over keys of 256 latent and 64 rotated columns: 512 and 64 are possible");
+    EXPECT_EQ(
+        fed.error().message,
+        "attention over keys of 384 latent and 64 rotated columns: 512 and 64, or 256 and 64, "
+        "are possible");
 }
 
 TEST_F(Widths, ACacheOfOtherColumnsIsRefused) {

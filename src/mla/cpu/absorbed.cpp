@@ -14,7 +14,6 @@ namespace {
 constexpr int kWaveSplits = 4;  // splits per worker between two merges when workers share blocks
 constexpr int kMergeLanes = 4;  // per task: few rows leave few units, and all workers should merge
 constexpr int kMergeTasks = kLanes / kMergeLanes;
-constexpr std::int64_t kBlockStates = kBlockUnits * kStateFloats;
 
 // A block's splits that fall into one wave of split tasks.
 struct Share {
@@ -27,13 +26,16 @@ struct Share {
 class Absorbed {
   public:
     Absorbed(OpContext& context, const TileKernels& kernels, const AbsorbedCall& call)
-        : context_(context), plan_(kernels, call), workers_(context.device.workers()) {
+        : context_(context),
+          plan_(kernels, call),
+          block_states_(kBlockUnits * plan_.state_floats),
+          workers_(context.device.workers()) {
         choose_block();
-        const std::int64_t bytes = BlockScratch::bytes(kernels);
+        const std::int64_t bytes = BlockScratch::bytes(kernels, plan_.dims);
         std::byte* memory = context.arena.take<std::byte>(bytes * workers_);
         scratch_ = context.arena.take<BlockScratch>(workers_);
         for (int worker = 0; worker < workers_; ++worker)
-            new (scratch_ + worker) BlockScratch(kernels, memory + worker * bytes);
+            new (scratch_ + worker) BlockScratch(kernels, plan_.dims, memory + worker * bytes);
     }
 
     void run() {
@@ -45,15 +47,17 @@ class Absorbed {
             run_splits();
     }
 
-    static std::int64_t scratch_bytes(const TileKernels& kernels, int workers) {
-        return (BlockScratch::bytes(kernels) + std::int64_t{sizeof(BlockScratch)}) * workers +
-               wave_floats(workers) * 4 + kWaveSplits * workers * std::int64_t{sizeof(Share)} +
-               4 * 64;
+    static std::int64_t scratch_bytes(const TileKernels& kernels, const KeyDims& dims,
+                                      int workers) {
+        const std::int64_t block_states = kBlockUnits * state_floats_of(dims);
+        return (BlockScratch::bytes(kernels, dims) + std::int64_t{sizeof(BlockScratch)}) * workers +
+               wave_floats(block_states, workers) * 4 +
+               kWaveSplits * workers * std::int64_t{sizeof(Share)} + 4 * 64;
     }
 
   private:
-    static std::int64_t wave_floats(int workers) {
-        return (kWaveSplits * workers + 1) * kBlockStates;
+    static std::int64_t wave_floats(std::int64_t block_states, int workers) {
+        return (kWaveSplits * workers + 1) * block_states;
     }
     const RaggedRows& rows() const { return plan_.call.rows; }
 
@@ -103,8 +107,7 @@ class Absorbed {
             for (std::int64_t split = 1; split < block.splits; ++split) {
                 fold.fold_split(split, 1, mine.part);
                 for (int unit = 0; unit < block.units(); ++unit)
-                    plan_.kernels.merge(state_at(mine.part, unit), state_at(mine.total, unit),
-                                        kLatent, 0, kLanes);
+                    merge(mine.part, mine.total, unit, 0, kLanes);
             }
             for (int unit = 0; unit < block.units(); ++unit)
                 finish_lanes(plan_, block, mine.total, unit, 0, kLanes);
@@ -114,7 +117,7 @@ class Absorbed {
     // All splits of all blocks in order, some per worker at a time; after each wave its blocks
     // merge. A block that the wave leaves unfinished is carried over, and there is at most one.
     void run_splits() {
-        float* states = context_.arena.take<float>(wave_floats(workers_));
+        float* states = context_.arena.take<float>(wave_floats(block_states_, workers_));
         Share* shares = context_.arena.take<Share>(kWaveSplits * workers_);
         std::int32_t row_index = 0;
         std::int64_t block_index = 0;
@@ -148,13 +151,13 @@ class Absorbed {
     }
 
     void run_wave(const Share* shares, std::int64_t count, std::int64_t used, float* states) {
-        float* carry = states + kWaveSplits * workers_ * kBlockStates;
+        float* carry = states + kWaveSplits * workers_ * block_states_;
         pool_of(context_).run(used, [&](std::int64_t task, int worker) {
             std::int64_t at = 0;
             while (at + 1 < count && shares[at + 1].first_state <= task) ++at;
             const std::int64_t split = shares[at].first_split + task - shares[at].first_state;
             BlockFold(plan_, shares[at].block, scratch_[worker])
-                .fold_split(split, workers_, states + task * kBlockStates);
+                .fold_split(split, workers_, states + task * block_states_);
         });
         pool_of(context_).run(count * kBlockUnits * kMergeTasks, [&](std::int64_t task, int) {
             const Share& share = shares[task / (kBlockUnits * kMergeTasks)];
@@ -164,23 +167,29 @@ class Absorbed {
         });
         const Share& last = shares[count - 1];
         if (last.last_split < last.block.splits && last.first_split == 0)
-            std::copy_n(states + last.first_state * kBlockStates, kBlockStates, carry);
+            std::copy_n(states + last.first_state * block_states_, block_states_, carry);
     }
 
     void merge_lanes(const Share& share, int unit, int first, float* states, float* carry) const {
-        float* const own = states + share.first_state * kBlockStates;
+        float* const own = states + share.first_state * block_states_;
         const bool continues = share.first_split > 0;
         float* const total = continues ? carry : own;
         const std::int64_t parts = share.last_split - share.first_split;
         for (std::int64_t i = continues ? 0 : 1; i < parts; ++i)
-            plan_.kernels.merge(state_at(own + i * kBlockStates, unit), state_at(total, unit),
-                                kLatent, first, first + kMergeLanes);
+            merge(own + i * block_states_, total, unit, first, first + kMergeLanes);
         if (share.last_split == share.block.splits)
             finish_lanes(plan_, share.block, total, unit, first, first + kMergeLanes);
     }
 
+    // Lanes [first, last) of a unit of one block's states into those of another.
+    void merge(float* part, float* total, int unit, int first, int last) const {
+        plan_.kernels.merge(plan_.state_at(part, unit), plan_.state_at(total, unit),
+                            static_cast<int>(plan_.dims.latent), first, last);
+    }
+
     OpContext& context_;
     AbsorbedPlan plan_;
+    std::int64_t block_states_;  // floats of a block's states
     int workers_;
     BlockScratch* scratch_ = nullptr;
     std::int64_t block_rows_ = 0;
@@ -193,7 +202,7 @@ class Absorbed {
 
 void absorbed(OpContext& context, const TileKernels& kernels, const AbsorbedCall& call) {
     const Arena::Mark mark(context.arena);
-    const OutputRows output{call.out, call.out_dtype, call.lse, kLatent};
+    const OutputRows output{call.out, call.out_dtype, call.lse, call.kv.dims.latent};
     for (std::int64_t packed = call.rows.q_indptr[call.rows.rows] * std::int64_t{call.heads};
          packed < call.rows.token_end * call.heads; ++packed)
         output.nothing(packed);
@@ -201,7 +210,10 @@ void absorbed(OpContext& context, const TileKernels& kernels, const AbsorbedCall
 }
 
 std::int64_t absorbed_scratch(const TileKernels& kernels, int workers) {
-    return Absorbed::scratch_bytes(kernels, workers);
+    std::int64_t most = 0;
+    for (const KeyDims& dims : kKeyDims)
+        most = std::max(most, Absorbed::scratch_bytes(kernels, dims, workers));
+    return most;
 }
 
 }  // namespace espalier::mla::cpu

@@ -7,11 +7,12 @@
 namespace espalier::mla::cpu {
 namespace {
 
-constexpr std::int64_t kQueryBytes = query_block_bytes(kKey);
-constexpr std::int64_t kStatesBytes = kBlockUnits * kStateFloats * 4;
+constexpr std::int64_t states_bytes(const KeyDims& dims) {
+    return kBlockUnits * state_floats_of(dims) * 4;
+}
 
-std::int64_t tile_bytes(const TileKernels& kernels) {
-    return kernels.absorbed_tile * kKey * element_bytes(kernels);
+std::int64_t tile_bytes(const TileKernels& kernels, const KeyDims& dims) {
+    return kernels.absorbed_tile * dims.key() * element_bytes(kernels);
 }
 
 }  // namespace
@@ -19,35 +20,41 @@ std::int64_t tile_bytes(const TileKernels& kernels) {
 AbsorbedPlan::AbsorbedPlan(const TileKernels& kernels_, const AbsorbedCall& call_)
     : kernels(kernels_),
       call(call_),
+      dims(call.kv.dims),
+      fold(kernels.absorbed[index_of(dims)]),
+      state_floats(state_floats_of(dims)),
+      query_bytes(query_block_bytes(dims.key())),
       elements(elements_of(kernels, call.kv.format, call.kv.scale, call.q_dtype)),
-      scores(
-          plan_scores(kKey / 2, 0, elements.token_scales ? kLatent / 2 : 0, elements.query_terms)),
-      output{call.out, call.out_dtype, call.lse, kLatent, elements.key_scale} {
+      scores(plan_scores(static_cast<int>(dims.key() / 2), 0,
+                         elements.token_scales ? static_cast<int>(dims.latent / 2) : 0,
+                         elements.query_terms)),
+      output{call.out, call.out_dtype, call.lse, dims.latent, elements.key_scale} {
     const double query_scale =
         call.q_dtype == DType::e4m3 ? static_cast<double>(call.q_scale) : 1.0;
     score_scale = static_cast<float>(static_cast<double>(call.scale) *
                                      static_cast<double>(elements.key_scale) * query_scale);
 }
 
-BlockScratch::BlockScratch(const TileKernels& kernels, std::byte* memory)
+BlockScratch::BlockScratch(const TileKernels& kernels, const KeyDims& dims, std::byte* memory)
     : packed(-1), buffer(0), ready_first(-1), ready_groups(0) {
     const auto take = [&memory](std::int64_t bytes) {
         return std::exchange(memory, memory + bytes);
     };
     tile = reinterpret_cast<TileScratch*>(take(sizeof(TileScratch)));
-    queries = take(kBlockUnits * kQueryBytes);
+    queries = take(kBlockUnits * query_block_bytes(dims.key()));
     for (int i = 0; i < 2; ++i) {
-        keys[i] = take(tile_bytes(kernels));
+        keys[i] = take(tile_bytes(kernels, dims));
         scales[i] = reinterpret_cast<float*>(take(kMaxTileKeys * 4));
     }
-    part = reinterpret_cast<float*>(take(kStatesBytes));
-    total = reinterpret_cast<float*>(take(kStatesBytes));
+    part = reinterpret_cast<float*>(take(states_bytes(dims)));
+    total = reinterpret_cast<float*>(take(states_bytes(dims)));
 }
 
-std::int64_t BlockScratch::bytes(const TileKernels& kernels) {
-    static_assert(kQueryBytes % 64 == 0 && kStatesBytes % 64 == 0);
-    return static_cast<std::int64_t>(sizeof(TileScratch)) + kBlockUnits * kQueryBytes +
-           2 * (tile_bytes(kernels) + kMaxTileKeys * 4) + 2 * kStatesBytes;
+std::int64_t BlockScratch::bytes(const TileKernels& kernels, const KeyDims& dims) {
+    static_assert(query_block_bytes(1) % 64 == 0 && kLanes * 4 % 64 == 0);
+    return static_cast<std::int64_t>(sizeof(TileScratch)) +
+           kBlockUnits * query_block_bytes(dims.key()) +
+           2 * (tile_bytes(kernels, dims) + kMaxTileKeys * 4) + 2 * states_bytes(dims);
 }
 
 BlockFold::BlockFold(const AbsorbedPlan& plan, const Block& block, BlockScratch& mine)
@@ -61,11 +68,12 @@ BlockFold::BlockFold(const AbsorbedPlan& plan, const Block& block, BlockScratch&
     if (mine_.packed == packed) return;
     mine_.packed = packed;
     mine_.ready_first = -1;
-    const auto row_bytes = kKey * static_cast<std::int64_t>(bytes_of(plan_.call.q_dtype));
+    const std::int64_t columns = plan_.dims.key();
+    const auto row_bytes = columns * static_cast<std::int64_t>(bytes_of(plan_.call.q_dtype));
     for (int unit = 0; unit < block_.units(); ++unit)
         pack_queries(plan_.kernels, plan_.call.q + (packed + unit * kLanes) * row_bytes,
-                     plan_.call.q_dtype, kKey, kKey, block_.lanes(unit),
-                     mine_.queries + unit * kQueryBytes);
+                     plan_.call.q_dtype, columns, columns, block_.lanes(unit),
+                     mine_.queries + unit * plan_.query_bytes);
 }
 
 void BlockFold::fold_split(std::int64_t split, std::int64_t stride, float* states) {
@@ -84,7 +92,7 @@ void BlockFold::fold_split(std::int64_t split, std::int64_t stride, float* state
             fold_private(token, first, states);
     }
     for (int unit = 0; unit < block_.units(); ++unit)
-        if (fresh_[unit]) reset_state(state_at(states, unit), kLatent);
+        if (fresh_[unit]) reset_state(plan_.state_at(states, unit), plan_.dims.latent);
 }
 
 // Number of keys of a shared tile that packed row `row` of the block sees.
@@ -200,7 +208,8 @@ KeyTile BlockFold::empty_tile() const {
     return tile;
 }
 std::byte* BlockFold::copy_of(int group, int buffer) const {
-    return mine_.keys[buffer] + group * kGroupKeys * kKey * element_bytes(plan_.kernels);
+    return mine_.keys[buffer] +
+           group * kGroupKeys * plan_.dims.key() * element_bytes(plan_.kernels);
 }
 float* BlockFold::scales_of(int group, int buffer) const {
     return mine_.scales[buffer] + group * kGroupKeys;
@@ -209,12 +218,12 @@ float* BlockFold::scales_of(int group, int buffer) const {
 // A state begins with the first tile folded into it. Where that writes all of `out`, zeroing it
 // first would only wait for 32 KB of lines that another core merged last.
 void BlockFold::fold(KeyTile& tile, int unit, float* states) {
-    const LaneState state = state_at(states, unit);
+    const LaneState state = plan_.state_at(states, unit);
     tile.fresh = fresh_[unit] && plan_.kernels.bf16_elements && tile.lanes > kLanes / 2;
-    if (fresh_[unit]) reset_state(state, tile.fresh ? 0 : kLatent);
+    if (fresh_[unit]) reset_state(state, tile.fresh ? 0 : plan_.dims.latent);
     fresh_[unit] = false;
-    plan_.kernels.absorbed({mine_.queries + unit * kQueryBytes, plan_.score_scale, &plan_.scores},
-                           tile, *mine_.tile, state);
+    plan_.fold({mine_.queries + unit * plan_.query_bytes, plan_.score_scale, &plan_.scores}, tile,
+               *mine_.tile, state);
 }
 
 void finish_lanes(const AbsorbedPlan& plan, const Block& block, float* states, int unit, int first,
@@ -222,7 +231,7 @@ void finish_lanes(const AbsorbedPlan& plan, const Block& block, float* states, i
     const std::int64_t packed =
         block.row.first_token * plan.call.heads + block.first + unit * kLanes;
     for (int lane = first; lane < std::min(last, block.lanes(unit)); ++lane)
-        plan.output.finish(plan.kernels, state_at(states, unit), lane, packed + lane);
+        plan.output.finish(plan.kernels, plan.state_at(states, unit), lane, packed + lane);
 }
 
 }  // namespace espalier::mla::cpu

@@ -8,12 +8,11 @@
 
 namespace espalier::mla::cpu {
 
-// 4: states (263 KB), queries and a tile of keys (147 KB each) stay in a second-level cache of 1
-// MB, while 64 rows share what it takes to bring a key there.
+// 4: states (263 KB), queries and a tile of keys (147 KB each) of 512 + 64 columns stay in a
+// second-level cache of 1 MB, while 64 rows share what it takes to bring a key there.
 inline constexpr int kBlockUnits = 4;
 inline constexpr int kBlockRows = kBlockUnits * kLanes;
 inline constexpr std::int64_t kSplitKeys = 512;
-inline constexpr std::int64_t kStateFloats = kLanes * (kLatent + 2);
 
 struct Block {
     RowView row;
@@ -25,27 +24,33 @@ struct Block {
     int lanes(int unit) const { return rows - unit * kLanes < kLanes ? rows % kLanes : kLanes; }
 };
 
-inline LaneState state_at(float* states, int unit) {
-    float* at = states + unit * kStateFloats;
-    return {at, at + kLanes, at + 2 * kLanes};
-}
-
 // State that all workers of one call share.
 struct AbsorbedPlan {
     AbsorbedPlan(const TileKernels& kernels, const AbsorbedCall& call);
 
+    LaneState state_at(float* states, int unit) const {
+        float* at = states + unit * state_floats;
+        return {at, at + kLanes, at + 2 * kLanes};
+    }
+
     const TileKernels& kernels;
     const AbsorbedCall& call;
+    KeyDims dims;
+    TileFold fold;
+    std::int64_t state_floats;  // of a unit
+    std::int64_t query_bytes;   // likewise
     Elements elements;
     ScorePlan scores;
     float score_scale;
     OutputRows output;
 };
 
+constexpr std::int64_t state_floats_of(const KeyDims& dims) { return kLanes * (dims.latent + 2); }
+
 // Scratch memory of one worker, reused from block to block.
 struct BlockScratch {
     TileScratch* tile;
-    std::byte* queries;   // [unit][576][16]
+    std::byte* queries;   // [unit][key][16]
     std::byte* keys[2];   // a tile of copied keys, and the next one in the making
     float* scales[2];     // their scales
     float* part;          // states [unit], for the caller
@@ -56,8 +61,8 @@ struct BlockScratch {
     std::int64_t ready_first;
     int ready_groups;
 
-    BlockScratch(const TileKernels& kernels, std::byte* memory);
-    static std::int64_t bytes(const TileKernels& kernels);
+    BlockScratch(const TileKernels& kernels, const KeyDims& dims, std::byte* memory);
+    static std::int64_t bytes(const TileKernels& kernels, const KeyDims& dims);
 };
 
 class BlockFold {

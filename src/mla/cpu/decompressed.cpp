@@ -20,7 +20,7 @@ LaneState state_at(float* memory) { return {memory, memory + kLanes, memory + 2 
 
 // Byte sizes of a worker's parts, one after another.
 struct WorkerLayout {
-    std::int64_t latents;        // copied groups of a block, [256][576]
+    std::int64_t latents;        // copied groups of a block, [256][latent + 64]
     std::int64_t scales;         // their scales, [256]
     std::int64_t keys;           // [256][nope + 64]
     std::int64_t values;         // [256][value]
@@ -30,14 +30,15 @@ struct WorkerLayout {
     std::int64_t state;          // per 16 tokens
     std::int64_t total;
 
-    WorkerLayout(const TileKernels& kernels, const HeadDims& dims, std::int64_t units) {
+    WorkerLayout(const TileKernels& kernels, const KeyDims& key_dims, const HeadDims& dims,
+                 std::int64_t units) {
         const std::int64_t element = element_bytes(kernels);
-        latents = kBlockKeys * kKey * element;
+        latents = kBlockKeys * key_dims.key() * element;
         scales = kBlockKeys * 4;
         keys = kBlockKeys * (dims.nope + kRope) * element;
         values = kBlockKeys * dims.value * element;
-        key_weights = dims.nope * kLatent * element;
-        value_weights = dims.value * kLatent * element;
+        key_weights = dims.nope * key_dims.latent * element;
+        value_weights = dims.value * key_dims.latent * element;
         query = query_block_bytes(dims.nope + kRope);
         state = kLanes * (dims.value + 2) * 4;
         total = static_cast<std::int64_t>(sizeof(TileScratch)) + latents + scales + keys + values +
@@ -86,6 +87,7 @@ class Decompressed {
           nope_(call.head_dims().nope),
           query_(nope_ + kRope),
           fold_(kernels.decompressed[index_of(call.head_dims())]),
+          up_project_(kernels.up_project[index_of(call.kv.dims)]),
           elements_(elements_of(kernels, call.kv.format, call.kv.scale, call.q_dtype)),
           rope_scaled_(kernels.bf16_elements && call.kv.format == KvFormat::fp8_tensor),
           scores_(plan_scores(static_cast<int>(query_ / 2), static_cast<int>(nope_ / 2),
@@ -133,6 +135,7 @@ class Decompressed {
     void project_block(std::int64_t first, std::int64_t count, const UpWeights& up_key,
                        const UpWeights& up_value) const {
         const std::int64_t element = element_bytes(kernels_);
+        const KeyDims& dims = call_.kv.dims;
         const KeySource source(kernels_, elements_, call_.kv, row_);
         const bool scaled = elements_.token_scales || rope_scaled_;
         const std::byte* latents[kMaxGroups];
@@ -140,19 +143,20 @@ class Decompressed {
         for (std::int64_t key = 0; key < count; key += kGroupKeys, ++groups)
             latents[groups] =
                 source.straight(first + key, std::min<std::int64_t>(kGroupKeys, count - key),
-                                mine_.latents + key * kKey * element, mine_.scales + key);
+                                mine_.latents + key * dims.key() * element, mine_.scales + key);
         if (rope_scaled_) std::fill_n(mine_.scales, kBlockKeys, elements_.key_scale);
         const float* scales = scaled ? mine_.scales : nullptr;
-        kernels_.up_project(latents, groups, up_key, scales, mine_.keys, query_);
-        kernels_.up_project(latents, groups, up_value, scales, mine_.values, value_);
+        up_project_(latents, groups, up_key, scales, mine_.keys, query_);
+        up_project_(latents, groups, up_value, scales, mine_.values, value_);
         if (!kernels_.bf16_elements && call_.kv.format != KvFormat::f32) {
             round_to_bf16(reinterpret_cast<float*>(mine_.keys), groups * kGroupKeys * query_);
             round_to_bf16(reinterpret_cast<float*>(mine_.values), groups * kGroupKeys * value_);
         }
         for (std::int64_t key = 0; key < groups * kGroupKeys; ++key)
-            std::memcpy(mine_.keys + (key * query_ + nope_) * element,
-                        latents[key / kGroupKeys] + (key % kGroupKeys * kKey + kLatent) * element,
-                        static_cast<std::size_t>(kRope * element));
+            std::memcpy(
+                mine_.keys + (key * query_ + nope_) * element,
+                latents[key / kGroupKeys] + (key % kGroupKeys * dims.key() + dims.latent) * element,
+                static_cast<std::size_t>(kRope * element));
     }
 
     // The rope columns are overwritten afterwards, so rounding them here does no harm.
@@ -191,6 +195,7 @@ class Decompressed {
     std::int64_t nope_;
     std::int64_t query_;
     TileFold fold_;
+    UpProject up_project_;
     Elements elements_;
     bool rope_scaled_;  // keys are K_nope and V as they are, and codes of rope times one scale
     ScorePlan scores_;
@@ -210,7 +215,7 @@ void decompressed(OpContext& context, const TileKernels& kernels, const Decompre
     for (std::int32_t b = 0; b < call.rows.rows; ++b)
         units = std::max(units, units_of(call.rows.q_indptr[b + 1] - call.rows.q_indptr[b]));
     if (units == 0) return;
-    const WorkerLayout layout(kernels, dims, units);
+    const WorkerLayout layout(kernels, call.kv.dims, dims, units);
     std::byte* memory = context.arena.take<std::byte>(layout.total * context.device.workers());
     pool_of(context).run(
         std::int64_t{call.rows.rows} * call.heads, [&](std::int64_t task, int index) {
@@ -222,7 +227,11 @@ void decompressed(OpContext& context, const TileKernels& kernels, const Decompre
 }
 
 std::int64_t decompressed_scratch(const TileKernels& kernels, const Capacities& most) {
-    return WorkerLayout(kernels, most.head_dims, units_of(most.tokens)).total * most.workers + 64;
+    std::int64_t bytes = 0;
+    for (const KeyDims& dims : kKeyDims)
+        bytes = std::max(bytes,
+                         WorkerLayout(kernels, dims, most.head_dims, units_of(most.tokens)).total);
+    return bytes * most.workers + 64;
 }
 
 }  // namespace espalier::mla::cpu

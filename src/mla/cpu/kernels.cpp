@@ -17,7 +17,7 @@ class CpuKernels final : public Kernels {
         : f32_(f32), bf16_(bf16) {}
 
     Expected<void> absorbed(OpContext& context, const AbsorbedCall& call) const override {
-        ESPALIER_RETURN_IF_ERROR(check_compiled_dims(call.kv.dims));
+        ESPALIER_RETURN_IF_ERROR(check_compiled_dims(kCpuDims, call.kv.dims));
         ESPALIER_RETURN_IF_ERROR(check_absorbed_arrays(call));
         cpu::absorbed(context, dots(call.kv.format) ? bf16_ : f32_, call);
         return {};
@@ -25,7 +25,7 @@ class CpuKernels final : public Kernels {
 
     Expected<void> decompressed(OpContext& context, const DecompressedCall& call) const override {
         ESPALIER_RETURN_IF_ERROR(check_decompressed_arrays(call));
-        ESPALIER_RETURN_IF_ERROR(check_compiled_dims(call.kv.dims, call.head_dims()));
+        ESPALIER_RETURN_IF_ERROR(check_compiled_dims(kCpuDims, call.kv.dims, call.head_dims()));
         for (const linalg::WeightView& half : {call.up_key, call.up_value})
             if (half.layout != linalg::WeightLayout::panels)
                 return fail(ErrorKind::unsupported,
@@ -58,7 +58,7 @@ class CpuKernels final : public Kernels {
     }
 
     Expected<void> check_dims(const KeyDims& keys, const HeadDims& heads) const override {
-        return check_compiled_dims(keys, heads);
+        return check_compiled_dims(kCpuDims, keys, heads);
     }
 
     std::size_t scratch_bytes(const Capacities& most) const override {

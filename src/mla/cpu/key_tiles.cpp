@@ -91,14 +91,15 @@ void KeySource::copy_token_keys(std::int64_t slot, std::int64_t count, std::byte
                                 float* scales) const {
     const TokenPlanes planes = token_planes(kv_, slot);
     const std::int64_t element = element_bytes(kernels_);
-    for (std::int64_t i = 0; i < count; ++i, to += kKey * element) {
+    const std::int64_t latent = kv_.dims.latent;
+    for (std::int64_t i = 0; i < count; ++i, to += (latent + kRope) * element) {
         std::memcpy(scales + i, planes.scale + i * 4, 4);
-        kernels_.widen_e4m3(planes.latent + i * kLatent, scales[i], to, kLatent);
+        kernels_.widen_e4m3(planes.latent + i * latent, scales[i], to, latent);
         const std::byte* rope = planes.rope + i * kRope * 2;
         if (kernels_.bf16_elements)
-            std::memcpy(to + kLatent * element, rope, kRope * 2);
+            std::memcpy(to + latent * element, rope, kRope * 2);
         else
-            kernels_.widen_bf16(rope, reinterpret_cast<float*>(to + kLatent * element), kRope);
+            kernels_.widen_bf16(rope, reinterpret_cast<float*>(to + latent * element), kRope);
     }
 }
 
@@ -106,23 +107,24 @@ void KeySource::copy_keys(std::int64_t slot, std::int64_t count, std::byte* to,
                           float* scales) const {
     if (kv_.format == KvFormat::fp8_token) return copy_token_keys(slot, count, to, scales);
     const std::byte* from = slot_bytes(kv_, slot);
+    const std::int64_t columns = count * kv_.dims.key();
     switch (kv_.format) {
         case KvFormat::bf16:
             if (kernels_.bf16_elements) break;
-            return kernels_.widen_bf16(from, reinterpret_cast<float*>(to), count * kKey);
+            return kernels_.widen_bf16(from, reinterpret_cast<float*>(to), columns);
         case KvFormat::fp16:
-            return kernels_.widen_fp16(from, reinterpret_cast<float*>(to), count * kKey);
+            return kernels_.widen_fp16(from, reinterpret_cast<float*>(to), columns);
         case KvFormat::fp8_tensor:
-            return kernels_.widen_e4m3(from, kv_.scale, to, count * kKey);
+            return kernels_.widen_e4m3(from, kv_.scale, to, columns);
         case KvFormat::f32:
         case KvFormat::fp8_token:
             break;
     }
-    std::memcpy(to, from, static_cast<std::size_t>(count * kKey * element_bytes(kernels_)));
+    std::memcpy(to, from, static_cast<std::size_t>(columns * element_bytes(kernels_)));
 }
 
 void KeySource::clear_keys(std::int64_t from, std::byte* copy, float* scales) const {
-    const std::int64_t key_bytes = kKey * element_bytes(kernels_);
+    const std::int64_t key_bytes = kv_.dims.key() * element_bytes(kernels_);
     std::memset(copy + from * key_bytes, 0,
                 static_cast<std::size_t>((kGroupKeys - from) * key_bytes));
     std::fill(scales + from, scales + kGroupKeys, 0.0f);
@@ -136,15 +138,16 @@ const std::byte* KeySource::straight(std::int64_t first, std::int64_t count, std
     copy_keys(slot, here, copy, scales);
     if (here < count)
         copy_keys(straight_slot(first + here), count - here,
-                  copy + here * kKey * element_bytes(kernels_), scales + here);
+                  copy + here * kv_.dims.key() * element_bytes(kernels_), scales + here);
     clear_keys(count, copy, scales);
     return copy;
 }
 
 const std::byte* KeySource::gathered(const std::int32_t* slots, std::int64_t count, std::byte* copy,
                                      float* scales) const {
+    const std::int64_t key_bytes = kv_.dims.key() * element_bytes(kernels_);
     for (std::int64_t i = 0; i < count; ++i)
-        copy_keys(slot_of(slots[i]), 1, copy + i * kKey * element_bytes(kernels_), scales + i);
+        copy_keys(slot_of(slots[i]), 1, copy + i * key_bytes, scales + i);
     clear_keys(count, copy, scales);
     return copy;
 }

@@ -31,7 +31,7 @@ Elements elements_of(const TileKernels& kernels, KvFormat format, float kv_scale
 // own scale (none: pairs = 0).
 ScorePlan plan_scores(int row_pairs, int first, int pairs, int query_terms);
 
-// A row's cache as groups of 16 keys of 576 elements.
+// A row's cache as groups of 16 keys, rows of all their columns.
 class KeySource {
   public:
     KeySource(const TileKernels& kernels, const Elements& elements, const KvPages& kv,

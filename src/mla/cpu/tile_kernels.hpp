@@ -20,12 +20,12 @@ inline constexpr int kGroupKeys =
 inline constexpr int kMaxGroups = 16;
 inline constexpr int kMaxTileKeys = kGroupKeys * kMaxGroups;
 
-// 16 keys of an e4m3 cache on their way to bf16: 576 codes each, or 512 and 64 columns of bf16 rope
-// that lie apart (null: they do not).
+// 16 keys of an e4m3 cache on their way to bf16: codes of all columns, or of the latent ones beside
+// 64 columns of bf16 rope that lie apart (null: they do not).
 struct Widening {
     const std::byte* codes;
     const std::byte* rope;
-    std::byte* to;  // [16][576]
+    std::byte* to;  // [16][latent + 64]
 };
 
 // Keys in logical order. Lane r sees the first visible[r] keys of the tile; a hidden key adds
@@ -92,26 +92,27 @@ struct TileScratch {
     alignas(64) std::uint32_t pairs[kMaxTileKeys / 2 * kLanes];  // bf16 probabilities of two keys
 };
 
-// One head's matrix W [16 · count, 512] in the panels of linalg/packed.hpp.
+// One head's matrix W [16 · count, latent] in the panels of linalg/packed.hpp.
 struct UpWeights {
     const std::byte* panels;
     int count;            // of panels
-    const float* scales;  // [panel][4][16] per 128-wide block of k, or null: bf16 kernels only
+    const float* scales;  // [panel][latent / 128][16], or null: bf16 kernels only
 };
 
 using TileFold = void (*)(const LaneQuery& query, const KeyTile& tile, TileScratch& scratch,
                           const LaneState& state);
+// out[key][0 … 16 · count - 1], out_stride elements apart, from groups of 16 latents (rows of whole
+// keys), times key_scale [groups][16] unless null (bf16 kernels only).
+using UpProject = void (*)(const std::byte* const* latents, int groups, const UpWeights& weights,
+                           const float* key_scale, std::byte* out, std::int64_t out_stride);
 
 struct TileKernels {
     bool bf16_elements;  // keys, values and queries are bf16 (pairs into dot products), otherwise
                          // f32
     int absorbed_tile;   // keys per tile of the absorbed entry: a function of (H, dtype) alone
-    TileFold absorbed;   // keys [576] with the values as their first 512 columns
+    TileFold absorbed[kKeyDimsCount];  // keys of kKeyDims, whose latent columns are the values too
     TileFold decompressed[kHeadDimsCount];  // keys [nope + 64], values [value] of kHeadDims
-    // out[key][0 … 16 · count - 1], out_stride elements apart, from groups of 16 latents (rows of
-    // 576 elements), times key_scale [groups][16] unless null (bf16 kernels only).
-    void (*up_project)(const std::byte* const* latents, int groups, const UpWeights& weights,
-                       const float* key_scale, std::byte* out, std::int64_t out_stride);
+    UpProject up_project[kKeyDimsCount];
     // Merges lanes [first, last) of `part`, each of `columns` columns, into `total`.
     void (*merge)(const LaneState& part, const LaneState& total, int columns, int first, int last);
     // One lane's row of `out` times `factor`, in column order, rounded once to f32, bf16 or f16.

@@ -27,11 +27,11 @@ namespace {
 
 // One panel of 16 outputs for 16 latents: 32 dot products of pairs per 64 columns and latent. With
 // scales, each 128-wide block of k has its own chain: total += chain · scale.
-template <bool kScaled>
+template <int kLatent, bool kScaled>
 inline void project_panel(const std::uint32_t* latents, const std::uint32_t* panel,
                           const float* scales, __m512* total) {
-    constexpr int kRowPairs = 288;
-    constexpr int kPairs = 256;
+    constexpr int kRowPairs = kLatent / 2 + 32;
+    constexpr int kPairs = kLatent / 2;
     constexpr int kBlock = kScaled ? 64 : kPairs;
     __m512 sum[kGroupKeys];
 #pragma GCC unroll 16
@@ -59,10 +59,11 @@ inline void project_panel(const std::uint32_t* latents, const std::uint32_t* pan
     }
 }
 
+template <int kLatent>
 void up_project_bf16(const std::byte* const* latents, int groups, const UpWeights& weights,
                      const float* key_scale, std::byte* out, std::int64_t out_stride) {
-    constexpr int kPanelPairs = 256 * kLanes;
-    constexpr int kScaleBlocks = 4;
+    constexpr int kPanelPairs = kLatent / 2 * kLanes;
+    constexpr int kScaleBlocks = kLatent / 128;
     for (int group = 0; group < groups; ++group) {
         const auto* x = reinterpret_cast<const std::uint32_t*>(latents[group]);
         for (int panel = 0; panel < weights.count; ++panel) {
@@ -70,9 +71,10 @@ void up_project_bf16(const std::byte* const* latents, int groups, const UpWeight
                 reinterpret_cast<const std::uint32_t*>(weights.panels) + panel * kPanelPairs;
             __m512 total[kGroupKeys];
             if (weights.scales == nullptr)
-                project_panel<false>(x, w, nullptr, total);
+                project_panel<kLatent, false>(x, w, nullptr, total);
             else
-                project_panel<true>(x, w, weights.scales + panel * kScaleBlocks * kLanes, total);
+                project_panel<kLatent, true>(x, w, weights.scales + panel * kScaleBlocks * kLanes,
+                                             total);
             if (key_scale != nullptr) {
 #pragma GCC unroll 16
                 for (int i = 0; i < kGroupKeys; ++i)
@@ -99,9 +101,10 @@ void widen_e4m3(const std::byte* from, float, std::byte* to, std::int64_t count)
 constinit const TileKernels kAvx512Bf16Tiles = {
     .bf16_elements = true,
     .absorbed_tile = 128,
-    .absorbed = fold_bf16<576, 512, 576>,
-    .decompressed = {fold_bf16<192, 128, 128>, fold_bf16<256, 256, 256>},
-    .up_project = up_project_bf16,
+    .absorbed = {fold_bf16<576, 512, 576>, fold_bf16<320, 256, 320>},
+    .decompressed = {fold_bf16<192, 128, 128>, fold_bf16<256, 256, 256>, fold_bf16<128, 128, 128>,
+                     fold_bf16<192, 192, 192>},
+    .up_project = {up_project_bf16<512>, up_project_bf16<256>},
     .merge = merge_states<Vector>,
     .store_row = store_row_bf16,
     .widen_bf16 = nullptr,

@@ -7,8 +7,6 @@
 namespace espalier::mla::cpu {
 namespace {
 
-constexpr std::int64_t kInputs = 512;
-
 // Codes of one byte whose numbers are all bf16 numbers.
 template <WeightCode kCode>
 void widen_to_bf16([[maybe_unused]] const std::byte* from, [[maybe_unused]] std::int64_t count,
@@ -33,24 +31,24 @@ void widen_to_bf16([[maybe_unused]] const std::byte* from, [[maybe_unused]] std:
 // To f32 panels [k][16], times their scales.
 template <WeightCode kCode>
 void widen_to_f32(const std::byte* from, const float* scales, std::int64_t group,
-                  std::int64_t panels, std::byte* to) {
+                  std::int64_t panels, std::int64_t inputs, std::byte* to) {
     auto* out = reinterpret_cast<float*>(to);
     for (std::int64_t panel = 0; panel < panels; ++panel)
-        for (std::int64_t k = 0; k < kInputs; ++k)
+        for (std::int64_t k = 0; k < inputs; ++k)
             for (std::int64_t lane = 0; lane < kLanes; ++lane) {
                 const std::int64_t inside = linalg::place_in_panel(kCode, k, lane);
-                const float value = load_weight(from, kCode, panel * kInputs * kLanes + inside);
-                out[(panel * kInputs + k) * kLanes + lane] =
+                const float value = load_weight(from, kCode, panel * inputs * kLanes + inside);
+                out[(panel * inputs + k) * kLanes + lane] =
                     scales == nullptr
                         ? value
-                        : value * scales[(panel * (kInputs / group) + k / group) * kLanes + lane];
+                        : value * scales[(panel * (inputs / group) + k / group) * kLanes + lane];
             }
 }
 
 struct Wideners {
     void (*to_bf16)(const std::byte* from, std::int64_t count, std::byte* to);
     void (*to_f32)(const std::byte* from, const float* scales, std::int64_t group,
-                   std::int64_t panels, std::byte* to);
+                   std::int64_t panels, std::int64_t inputs, std::byte* to);
 };
 
 template <std::size_t... kCode>
@@ -76,10 +74,11 @@ UpWeights prepare_up_weights(const TileKernels& kernels, const linalg::WeightVie
     if (code == (kernels.bf16_elements ? WeightCode::bf16 : WeightCode::f32))
         return {matrix.data, panels, nullptr};
     if (kernels.bf16_elements) {
-        wideners.to_bf16(matrix.data, weights.n * kInputs, scratch);
+        wideners.to_bf16(matrix.data, weights.n * weights.k, scratch);
         return {scratch, panels, matrix.f32_scales()};
     }
-    wideners.to_f32(matrix.data, matrix.f32_scales(), matrix.format.group_k, panels, scratch);
+    wideners.to_f32(matrix.data, matrix.f32_scales(), matrix.format.group_k, panels, weights.k,
+                    scratch);
     return {scratch, panels, nullptr};
 }
 

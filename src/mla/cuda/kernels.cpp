@@ -32,7 +32,7 @@ class CudaKernels final : public Kernels {
 
     Expected<void> decompressed(OpContext& context, const DecompressedCall& call) const override {
         ESPALIER_RETURN_IF_ERROR(check_decompressed_arguments(call));
-        ESPALIER_RETURN_IF_ERROR(check_compiled_dims(call.kv.dims, call.head_dims()));
+        ESPALIER_RETURN_IF_ERROR(check_compiled_dims(kCudaDims, call.kv.dims, call.head_dims()));
         ESPALIER_RETURN_IF_ERROR(check_cuda_pages(call.kv));
         ESPALIER_RETURN_IF_ERROR(check_cuda_address(call.q, "q"));
         ESPALIER_RETURN_IF_ERROR(check_cuda_address(call.out, "out"));
@@ -42,7 +42,7 @@ class CudaKernels final : public Kernels {
 
     Expected<void> append(OpContext& context, const AppendCall& call) const override {
         ESPALIER_RETURN_IF_ERROR(check_append_arguments(call));
-        ESPALIER_RETURN_IF_ERROR(check_compiled_dims(call.kv.dims));
+        ESPALIER_RETURN_IF_ERROR(check_compiled_dims(kCudaDims, call.kv.dims));
         ESPALIER_RETURN_IF_ERROR(check_cuda_pages(call.kv));
         return cuda::append(context, call);
     }
@@ -55,7 +55,7 @@ class CudaKernels final : public Kernels {
     }
 
     Expected<void> check_dims(const KeyDims& keys, const HeadDims& heads) const override {
-        return check_compiled_dims(keys, heads);
+        return check_compiled_dims(kCudaDims, keys, heads);
     }
 
     // Scratch; that of the absorbed entry's own plan is part of it.
@@ -90,7 +90,7 @@ class CudaKernels final : public Kernels {
     }
     static Expected<void> check_arguments(const AbsorbedCall& call) {
         ESPALIER_RETURN_IF_ERROR(check_absorbed_arguments(call));
-        ESPALIER_RETURN_IF_ERROR(check_compiled_dims(call.kv.dims));
+        ESPALIER_RETURN_IF_ERROR(check_compiled_dims(kCudaDims, call.kv.dims));
         ESPALIER_RETURN_IF_ERROR(check_cuda_pages(call.kv));
         ESPALIER_RETURN_IF_ERROR(check_cuda_address(call.q, "q"));
         ESPALIER_RETURN_IF_ERROR(check_cuda_address(call.out, "out"));
@@ -106,7 +106,7 @@ Expected<void> append_raw(OpContext& context, const AppendCall& call, const RawK
     AppendCall known = call;  // what the kernel makes itself counts as there
     known.latent = known.rope = keys.kv_a;
     ESPALIER_RETURN_IF_ERROR(check_append_arguments(known));
-    ESPALIER_RETURN_IF_ERROR(check_compiled_dims(call.kv.dims));
+    ESPALIER_RETURN_IF_ERROR(check_compiled_dims(kCudaDims, call.kv.dims));
     ESPALIER_RETURN_IF_ERROR(check_cuda_pages(call.kv));
     const BesideNorm& beside = keys.beside;
     if (beside.x.data != nullptr)
